@@ -1,0 +1,117 @@
+package collective
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// DType is the type of the elements that a collective moves.
+type DType = tensor.DType
+
+// Op is the operation of a collective call (MPI's and NCCL's names).
+type Op uint8
+
+// The operations.
+const (
+	AllReduce Op = iota + 1 // every rank gets the reduction of all ranks' vectors
+	Broadcast               // every rank gets the root's vector
+	Barrier                 // no rank leaves before every rank has entered
+)
+
+// String returns the operation's name in lower case with underscores, as TensorFlow writes it: "all_reduce".
+func (o Op) String() string {
+	switch o {
+	case AllReduce:
+		return "all_reduce"
+	case Broadcast:
+		return "broadcast"
+	case Barrier:
+		return "barrier"
+	}
+	return fmt.Sprintf("Op(%d)", uint8(o))
+}
+
+// ReduceOp says how elements are combined (TensorFlow's tf.distribute.ReduceOp, and MPI's other usual ones).
+type ReduceOp uint8
+
+// The reductions. Mean is the sum along the tree, then one true division by the number of ranks.
+const (
+	Sum ReduceOp = iota
+	Mean
+	Min
+	Max
+	Prod
+)
+
+// String returns the reduction's name in upper case, as TensorFlow prints it: "SUM".
+func (r ReduceOp) String() string {
+	names := [...]string{"SUM", "MEAN", "MIN", "MAX", "PROD"}
+	if int(r) < len(names) {
+		return names[r]
+	}
+	return fmt.Sprintf("ReduceOp(%d)", uint8(r))
+}
+
+// ParseReduceOp returns the reduction of that name, in any case.
+func ParseReduceOp(name string) (ReduceOp, error) {
+	for r := Sum; r <= Prod; r++ {
+		if strings.EqualFold(name, r.String()) {
+			return r, nil
+		}
+	}
+	return 0, fmt.Errorf("collective: %q is no reduction: want SUM, MEAN, MIN, MAX or PROD", name)
+}
+
+// Order says whether a reduction must keep the canonical tree.
+type Order uint8
+
+// The orders. The zero value inherits: the communicator's configuration, then Canonical.
+const (
+	OrderInherit Order = iota
+	Canonical          // along one tree over the ranks: the same bits whatever the algorithm and the placement
+	Any                // any order that is fixed per plan: the same bits only for the same plan
+)
+
+// Accumulate says in which type partial sums of half-width numbers travel.
+type Accumulate uint8
+
+// The accumulation types. The zero value inherits: the communicator's configuration, then AccumulateDType.
+const (
+	AccumulateInherit Accumulate = iota
+	AccumulateDType              // every partial sum is rounded to the dtype
+	AccumulateFloat32            // partial sums of float16 and bfloat16 stay float32; one rounding at the end
+)
+
+// Options tune one call; a zero field inherits from the communicator's [Config]. They must be equal on all ranks,
+// Timeout excepted.
+type Options struct {
+	Timeout    time.Duration // how long the call may wait for its peers; negative: for ever; default 10 minutes
+	Order      Order
+	Accumulate Accumulate
+	Algorithm  string // name of a row of [Algorithms]; default: the chooser's
+}
+
+// Manifest describes the tensor behind a call's bytes, for error messages and for the check that all ranks mean the
+// same one. It must not change while the call runs.
+type Manifest struct {
+	Name  string // the tensor's name, or empty
+	Shape []int  // its shape; nil: a vector of the call's count
+}
+
+// Call is one rank's part in a collective operation. Src and Dst belong to the library until the call has returned
+// (Do) or was awaited (Start); they may be the same memory, or disjoint, but must not overlap otherwise. After an
+// error the contents of Dst are undefined, and Src is intact unless it is Dst.
+type Call struct {
+	Op       Op
+	Reduce   ReduceOp      // for reductions
+	Type     DType         // of the elements
+	Src      tensor.Memory // what this rank gives
+	Dst      tensor.Memory // where this rank's result goes
+	Counts   []int         // elements by rank, for operations whose counts may differ; else nil: Src.Bytes / Type.Bytes()
+	Root     int           // for rooted operations
+	Manifest *Manifest     // nil: nothing is known of the tensor
+	Options  *Options      // nil: everything inherited
+}

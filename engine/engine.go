@@ -1,0 +1,129 @@
+// Package engine is the contract between Lockstep and whatever computes: an [Engine] offers devices and compiles a
+// [Model] into a [Program], whose gradients and apply steps the strategies run on every replica and join by
+// collectives. The one implementation here is engine/gomlx.
+//
+// The package knows no network and no strategy. "Replica" below means a local slot 0…n-1 that the strategy has given a
+// device; a program keeps the variables of each.
+package engine
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Engine is an instance of a compute backend with the devices it drives.
+type Engine interface {
+	// Name returns the backend's short name: "go", "xla".
+	Name() string
+	// Description says in one line what computes, with versions: for the first lines of a run.
+	Description() string
+	// Devices lists what it computes on. A backend with one CPU may be given as several logical CPU devices.
+	Devices() []Device
+	// Close frees the backend. Programs must be closed before.
+	Close() error
+}
+
+// Device is one device of an engine.
+type Device struct {
+	Kind  string // "CPU", "GPU", "TPU"
+	Index int    // among the devices of its kind
+}
+
+// Model is what an engine can compile. A user makes one with the engine's own package (gomlx.Model).
+type Model interface {
+	// Compile makes the programs for e, once for all replicas. Errors of the user's model function (panics included)
+	// are returned.
+	Compile(ctx context.Context, e Engine, spec Spec) (Program, error)
+}
+
+// Spec is what a program is compiled for.
+type Spec struct {
+	Rows    int       // examples of one replica's batch, padding included
+	Inputs  []Feature // one row of each input
+	Labels  []Feature // one row of each label
+	Devices []Device  // of each local replica
+	Seed    int64     // of the initial values
+}
+
+// Feature is the type of one row of an input or a label.
+type Feature struct {
+	DType tensor.DType
+	Shape []int // without the batch dimension
+}
+
+// Batch is one replica's padded share of a global batch: every tensor has Spec.Rows rows. Rows of weight 0 are padding.
+// It belongs to the caller, who leaves it alone until the call returns.
+type Batch struct {
+	Inputs  []*tensor.Tensor
+	Labels  []*tensor.Tensor
+	Weights []float32
+}
+
+// Gradients is what one replica's gradients step gives. Its tensors are views of the backend's memory, valid until
+// that replica's next Gradients, Commit or Discard.
+type Gradients struct {
+	Tensors []*tensor.Tensor // by the order of Program.Parameters
+	Loss    float64          // this replica's share of the global mean loss: the sum over replicas is the loss
+	Metrics []float64        // weighted sums over this replica's examples, by the order of Program.Metrics
+}
+
+// Role says what a variable is for, and so how its replicas' values relate.
+type Role uint8
+
+// The roles.
+const (
+	Parameter Role = iota // trained; mirrored
+	Slot                  // optimizer's state; mirrored
+	Average               // changed by the gradients program (moving averages): sync-on-read, mean over replicas
+)
+
+// Variable describes one variable of a program.
+type Variable struct {
+	Name  string // path in the model; unique
+	Role  Role
+	DType tensor.DType
+	Shape []int
+}
+
+// Program is a compiled model with the state of every local replica. Methods that name a replica may be called at the
+// same time for different replicas, not for one. A step is Gradients, the reduction of Gradients.Tensors into Inputs,
+// Apply, then Commit on all replicas or, if anything failed on any, Discard on all: until Commit every variable keeps
+// its old value.
+type Program interface {
+	// Parameters lists the trained variables, sorted by name: the order of gradients.
+	Parameters() []Variable
+	// Variables lists all variables, sorted by role, then by name.
+	Variables() []Variable
+	// Metrics lists the names of the metrics ("accuracy").
+	Metrics() []string
+	// Packs returns how many parts Apply is compiled in, at least 1, and Pack the part that a parameter belongs to.
+	Packs() int
+	Pack(parameter int) int
+
+	// Gradients computes the replica's gradients of the loss: the sum over its examples of weight times loss, divided
+	// by weightSum, the sum of the weights of the whole global batch. rng is the random state of this replica and step.
+	Gradients(ctx context.Context, replica int, b Batch, weightSum float64, rng [3]uint64) (Gradients, error)
+	// Inputs returns apply's input buffers of one pack, where the reduced gradients must be written: one per parameter
+	// of the pack, by the order of Parameters. The same memory every step.
+	Inputs(replica, pack int) []tensor.Memory
+	// Apply computes new values of the pack's parameters and slots from Inputs, without showing them.
+	Apply(ctx context.Context, replica, pack int) error
+	// Commit shows the new values: of Apply, and of the averages that Gradients changed.
+	Commit(replica int)
+	// Discard forgets what Gradients and Apply computed.
+	Discard(replica int)
+
+	// Evaluate returns the replica's share of loss and metrics of a batch, as Gradients does, in inference mode. It
+	// changes nothing.
+	Evaluate(ctx context.Context, replica int, b Batch, weightSum float64) (loss float64, metrics []float64, err error)
+	// Predict returns the model's outputs for the batch's inputs, Spec.Rows rows each, as new host tensors.
+	Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error)
+
+	// Read returns a copy of a variable's value on a replica, by the index in Variables.
+	Read(replica, variable int) (*tensor.Tensor, error)
+	// Write sets a variable's value on a replica. The value is copied.
+	Write(replica, variable int, value *tensor.Tensor) error
+	// Close frees programs and state.
+	Close() error
+}

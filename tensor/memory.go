@@ -1,0 +1,75 @@
+package tensor
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// MemoryKind says where a [Memory] lies.
+type MemoryKind uint8
+
+// The kinds of memory.
+const (
+	Host   MemoryKind = iota // ordinary memory of this process
+	Shared                   // memory mapped by several processes of this host
+	Device                   // an accelerator's memory: Ptr cannot be dereferenced
+)
+
+// String returns "host", "shared" or "device".
+func (k MemoryKind) String() string {
+	switch k {
+	case Host:
+		return "host"
+	case Shared:
+		return "shared"
+	case Device:
+		return "device"
+	}
+	return fmt.Sprintf("MemoryKind(%d)", uint8(k))
+}
+
+// Owner keeps a [Memory] alive: whoever uses the memory beyond the call it was given to retains it first and
+// releases it afterwards. The memory of the Go heap needs none.
+type Owner interface {
+	Retain()
+	Release()
+}
+
+// Memory is a region of bytes that somebody else may own. It is a plain value; copying it copies no bytes and
+// retains nothing. The zero value is an empty region.
+type Memory struct {
+	Ptr    unsafe.Pointer // first byte; nil only if Bytes is 0
+	Bytes  int            // length in bytes
+	Kind   MemoryKind     // where it lies
+	Device int            // index of the device it belongs to, among devices of its kind
+	Owner  Owner          // nil: the garbage collector keeps it
+}
+
+// Slice returns the bytes [lo, hi) of m. It panics if they are not inside m.
+func (m Memory) Slice(lo, hi int) Memory {
+	if lo < 0 || hi < lo || hi > m.Bytes {
+		panic(fmt.Sprintf("tensor: Slice(%d, %d) of a memory of %d bytes", lo, hi, m.Bytes))
+	}
+	if m.Ptr != nil {
+		m.Ptr = unsafe.Add(m.Ptr, lo)
+	}
+	m.Bytes = hi - lo
+	return m
+}
+
+// HostBytes returns the bytes of m as a slice that shares its memory. It panics for device memory.
+func (m Memory) HostBytes() []byte {
+	if m.Kind == Device {
+		panic("tensor: HostBytes of device memory")
+	}
+	return unsafe.Slice((*byte)(m.Ptr), m.Bytes)
+}
+
+// HostMemory returns the memory of the elements of s; it shares them.
+func HostMemory[T Element](s []T) Memory {
+	var zero T
+	if len(s) == 0 {
+		return Memory{}
+	}
+	return Memory{Ptr: unsafe.Pointer(unsafe.SliceData(s)), Bytes: len(s) * int(unsafe.Sizeof(zero))}
+}

@@ -1,0 +1,362 @@
+// Package tensor holds what every other package of Lockstep passes around: dense tensors over memory that may
+// belong to somebody else, sparse [IndexedSlices], and nests of them.
+//
+// A [Tensor] is an element type, a shape and a [Memory], in row-major order. It is a value to read: who changes
+// the memory of a tensor that others hold has to agree with them, so the library itself never does.
+// Nothing here computes: sums live in internal/kernel, models in an engine.
+package tensor
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+)
+
+// Element lists the Go types that a tensor's elements can have. bool, F16 and BF16 stand for their dtypes.
+type Element interface {
+	bool | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | F16 | BF16 | float32 | float64
+}
+
+// Tensor is a dense, row-major array. Make one with [New], [From], [Scalar], [Strings] or [Wrap]. A Tensor is
+// immutable by agreement; see the package documentation.
+type Tensor struct {
+	dtype   DType
+	shape   []int
+	mem     Memory
+	strings []string // the elements if dtype is String
+}
+
+// New returns a tensor of zeros (empty strings, false). It panics if dtype is invalid or a dimension negative.
+func New(dtype DType, shape ...int) *Tensor {
+	n := count(shape)
+	t := &Tensor{dtype: dtype, shape: slices.Clone(shape)}
+	switch {
+	case !dtype.Valid():
+		panic(fmt.Sprintf("tensor: New of dtype %v", dtype))
+	case dtype == String:
+		t.strings = make([]string, n)
+	case n > 0:
+		// uint64 elements align the memory to 8 bytes, which every dtype accepts.
+		words := make([]uint64, (n*dtype.Bytes()+7)/8)
+		t.mem = Memory{Ptr: unsafe.Pointer(unsafe.SliceData(words)), Bytes: n * dtype.Bytes()}
+	}
+	return t
+}
+
+// From returns a tensor with a copy of data. Without a shape it has one dimension. It panics if the shape does
+// not hold len(data) elements.
+func From[T Element](data []T, shape ...int) *Tensor {
+	return Of(slices.Clone(data), shape...)
+}
+
+// Of returns a tensor that shares the memory of data, which the caller must not change any more. Without a shape
+// it has one dimension. It panics if the shape does not hold len(data) elements.
+func Of[T Element](data []T, shape ...int) *Tensor {
+	if len(shape) == 0 {
+		shape = []int{len(data)}
+	}
+	if n := count(shape); n != len(data) {
+		panic(fmt.Sprintf("tensor: %d elements given for shape %v, which holds %d", len(data), shape, n))
+	}
+	return &Tensor{dtype: DTypeOf[T](), shape: slices.Clone(shape), mem: HostMemory(data)}
+}
+
+// Scalar returns a tensor of rank 0.
+func Scalar[T Element](x T) *Tensor {
+	return &Tensor{dtype: DTypeOf[T](), shape: []int{}, mem: HostMemory([]T{x})}
+}
+
+// Strings returns a tensor of strings. Without a shape it has one dimension.
+func Strings(data []string, shape ...int) *Tensor {
+	if shape == nil {
+		shape = []int{len(data)}
+	}
+	if n := count(shape); n != len(data) {
+		panic(fmt.Sprintf("tensor: %d elements given for shape %v, which holds %d", len(data), shape, n))
+	}
+	return &Tensor{dtype: String, shape: slices.Clone(shape), strings: slices.Clone(data)}
+}
+
+// Wrap returns a tensor over mem, which it shares and does not retain. It panics if mem does not hold exactly the
+// elements of the shape.
+func Wrap(mem Memory, dtype DType, shape ...int) *Tensor {
+	if n := count(shape) * dtype.Bytes(); !dtype.Valid() || dtype == String || n != mem.Bytes {
+		panic(fmt.Sprintf("tensor: Wrap of %d bytes as %v%v, which takes %d", mem.Bytes, dtype, shape, n))
+	}
+	return &Tensor{dtype: dtype, shape: slices.Clone(shape), mem: mem}
+}
+
+// DTypeOf returns the dtype whose elements have Go type T.
+func DTypeOf[T Element]() DType {
+	var zero T
+	switch any(zero).(type) {
+	case bool:
+		return Bool
+	case int8:
+		return Int8
+	case int16:
+		return Int16
+	case int32:
+		return Int32
+	case int64:
+		return Int64
+	case uint8:
+		return Uint8
+	case uint16:
+		return Uint16
+	case uint32:
+		return Uint32
+	case uint64:
+		return Uint64
+	case F16:
+		return Float16
+	case BF16:
+		return BFloat16
+	case float32:
+		return Float32
+	}
+	return Float64
+}
+
+// DType returns the type of the elements.
+func (t *Tensor) DType() DType { return t.dtype }
+
+// Shape returns the dimensions; the caller must not change them. A scalar has none.
+func (t *Tensor) Shape() []int { return t.shape }
+
+// Rank returns the number of dimensions.
+func (t *Tensor) Rank() int { return len(t.shape) }
+
+// Len returns the number of elements, 1 for a scalar.
+func (t *Tensor) Len() int { return count(t.shape) }
+
+// Memory returns the elements' memory, shared; it is empty for strings.
+func (t *Tensor) Memory() Memory { return t.mem }
+
+// StringData returns the elements of a String tensor, shared, and nil for any other.
+func (t *Tensor) StringData() []string { return t.strings }
+
+// Data returns the elements as a slice that shares the tensor's memory. It panics if T is not the element type or
+// the memory is a device's.
+func Data[T Element](t *Tensor) []T {
+	if want := DTypeOf[T](); want != t.dtype {
+		panic(fmt.Sprintf("tensor: Data[%v] of a %v tensor", want, t.dtype))
+	}
+	if t.mem.Kind == Device {
+		panic("tensor: Data of device memory")
+	}
+	return unsafe.Slice((*T)(t.mem.Ptr), t.Len())
+}
+
+// Rows returns the rows [lo, hi) of the first dimension; it shares the memory. It panics if t is a scalar or the
+// rows are not inside it.
+func (t *Tensor) Rows(lo, hi int) *Tensor {
+	if len(t.shape) == 0 || lo < 0 || hi < lo || hi > t.shape[0] {
+		panic(fmt.Sprintf("tensor: Rows(%d, %d) of shape %v", lo, hi, t.shape))
+	}
+	shape := slices.Clone(t.shape)
+	shape[0] = hi - lo
+	row := count(t.shape[1:])
+	out := &Tensor{dtype: t.dtype, shape: shape}
+	if t.dtype == String {
+		out.strings = t.strings[lo*row : hi*row]
+		return out
+	}
+	out.mem = t.mem.Slice(lo*row*t.dtype.Bytes(), hi*row*t.dtype.Bytes())
+	return out
+}
+
+// Reshape returns a tensor of another shape that shares the memory. It panics if the shape holds another number of
+// elements.
+func (t *Tensor) Reshape(shape ...int) *Tensor {
+	if count(shape) != t.Len() {
+		panic(fmt.Sprintf("tensor: Reshape of %v to %v", t.shape, shape))
+	}
+	out := *t
+	out.shape = slices.Clone(shape)
+	return &out
+}
+
+// OnDevice returns a tensor that shares the memory and says that it belongs to device index i of its kind: logical
+// CPU devices share the host's memory, so moving between them copies nothing.
+func (t *Tensor) OnDevice(i int) *Tensor {
+	out := *t
+	out.mem.Device = i
+	return &out
+}
+
+// Clone returns a tensor with a copy of the elements in the Go heap, on the same device index. It panics for device
+// memory.
+func (t *Tensor) Clone() *Tensor {
+	out := New(t.dtype, t.shape...)
+	out.mem.Device = t.mem.Device
+	if t.dtype == String {
+		copy(out.strings, t.strings)
+	} else if t.mem.Bytes > 0 {
+		copy(out.mem.HostBytes(), t.mem.HostBytes())
+	}
+	return out
+}
+
+// SameShape reports whether t and u have the same dimensions.
+func (t *Tensor) SameShape(u *Tensor) bool { return slices.Equal(t.shape, u.shape) }
+
+// Equal reports whether t and u have the same dtype, shape and bits (so a NaN equals itself, and 0 is not -0).
+func (t *Tensor) Equal(u *Tensor) bool {
+	if t.dtype != u.dtype || !t.SameShape(u) {
+		return false
+	}
+	if t.dtype == String {
+		return slices.Equal(t.strings, u.strings)
+	}
+	return bytes.Equal(t.mem.HostBytes(), u.mem.HostBytes())
+}
+
+// Float64s returns the elements converted to float64 (bool as 0 and 1). It panics for strings.
+func (t *Tensor) Float64s() []float64 {
+	out := make([]float64, t.Len())
+	for i := range out {
+		out[i] = t.float64At(i)
+	}
+	return out
+}
+
+func (t *Tensor) float64At(i int) float64 {
+	switch t.dtype {
+	case Bool:
+		if Data[bool](t)[i] {
+			return 1
+		}
+		return 0
+	case Int8:
+		return float64(Data[int8](t)[i])
+	case Int16:
+		return float64(Data[int16](t)[i])
+	case Int32:
+		return float64(Data[int32](t)[i])
+	case Int64:
+		return float64(Data[int64](t)[i])
+	case Uint8:
+		return float64(Data[uint8](t)[i])
+	case Uint16:
+		return float64(Data[uint16](t)[i])
+	case Uint32:
+		return float64(Data[uint32](t)[i])
+	case Uint64:
+		return float64(Data[uint64](t)[i])
+	case Float16:
+		return float64(Data[F16](t)[i].Float32())
+	case BFloat16:
+		return float64(Data[BF16](t)[i].Float32())
+	case Float32:
+		return float64(Data[float32](t)[i])
+	case Float64:
+		return Data[float64](t)[i]
+	}
+	panic(fmt.Sprintf("tensor: a %v has no number", t.dtype))
+}
+
+// String prints the tensor as TensorFlow does: tf.Tensor([1. 2.], shape=(2,), dtype=float32). Long tensors are
+// shortened.
+func (t *Tensor) String() string {
+	return fmt.Sprintf("tf.Tensor(%s, shape=%s, dtype=%v)", t.Format(), FormatShape(t.shape), t.dtype)
+}
+
+// Format prints the elements as NumPy does: [[1. 2.] [3. 4.]], on one line. At most 3 elements at each end of a
+// dimension of more than 6 are shown.
+func (t *Tensor) Format() string {
+	var b strings.Builder
+	t.format(&b, 0, 0)
+	return b.String()
+}
+
+func (t *Tensor) format(b *strings.Builder, dim, at int) {
+	if dim == len(t.shape) {
+		b.WriteString(t.formatAt(at))
+		return
+	}
+	stride := count(t.shape[dim+1:])
+	b.WriteByte('[')
+	n := t.shape[dim]
+	for i := 0; i < n; i++ {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		if n > 6 && i == 3 {
+			b.WriteString("...")
+			i = n - 4
+			continue
+		}
+		t.format(b, dim+1, at+i*stride)
+	}
+	b.WriteByte(']')
+}
+
+func (t *Tensor) formatAt(i int) string {
+	switch {
+	case t.mem.Kind == Device:
+		return "?"
+	case t.dtype == String:
+		return "b" + strconv.Quote(t.strings[i])
+	case t.dtype == Bool:
+		if t.float64At(i) != 0 {
+			return "True"
+		}
+		return "False"
+	case t.dtype == Int64:
+		return strconv.FormatInt(Data[int64](t)[i], 10)
+	case t.dtype == Uint64:
+		return strconv.FormatUint(Data[uint64](t)[i], 10)
+	case t.dtype.IsInteger():
+		return strconv.FormatFloat(t.float64At(i), 'f', -1, 64)
+	}
+	bits := 32
+	if t.dtype == Float64 {
+		bits = 64
+	}
+	s := strconv.FormatFloat(t.float64At(i), 'g', -1, bits)
+	switch s {
+	case "NaN":
+		return "nan"
+	case "+Inf":
+		return "inf"
+	case "-Inf":
+		return "-inf"
+	}
+	if !strings.ContainsAny(s, ".e") {
+		s += "."
+	}
+	return s
+}
+
+// FormatShape prints a shape as Python prints a tuple: (), (3,), (2, 3).
+func FormatShape(shape []int) string {
+	var b strings.Builder
+	b.WriteByte('(')
+	for i, d := range shape {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(strconv.Itoa(d))
+	}
+	if len(shape) == 1 {
+		b.WriteByte(',')
+	}
+	b.WriteByte(')')
+	return b.String()
+}
+
+// count returns the number of elements of a shape and panics if a dimension is negative.
+func count(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		if d < 0 {
+			panic(fmt.Sprintf("tensor: negative dimension in shape %v", shape))
+		}
+		n *= d
+	}
+	return n
+}
