@@ -1,0 +1,105 @@
+package layers
+
+import (
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/lockstep-ml/lockstep"
+
+// mayImport lists, for every package of the module (a trailing /... covers what lies below), the packages of the module
+// that it may import. It is ARCHITECTURE.md's picture of the rooms in a form that a test can hold.
+var mayImport = []struct {
+	pkg     string
+	imports []string
+}{
+	{"tensor", nil},
+	{"internal/kernel/...", []string{"tensor"}},
+	{"internal/stacks", nil},
+	{"internal/layers", []string{"..."}},
+	{"transport/...", []string{"tensor", "transport/..."}},
+	{"collective/...", []string{"tensor", "internal/kernel", "transport/...", "collective"}},
+	{"internal/ledger", []string{"tensor", "collective", "internal/stacks"}},
+	{"engine", []string{"tensor"}},
+	{"engine/enginetest", []string{"tensor", "engine"}},
+	{"engine/gomlx/...", []string{"tensor", "engine", "engine/gomlx/..."}},
+	{"data/...", []string{"tensor", "data/..."}},
+	{"distribute", []string{"tensor", "collective", "transport/mem", "internal/ledger", "engine", "data", "internal/kernel"}},
+	{"train/...", []string{"tensor", "engine", "data/...", "distribute", "train/..."}},
+	{"cmd/...", []string{"..."}},
+	{"examples/...", []string{"..."}},
+}
+
+// reachesGoMLX lists the packages that may depend on GoMLX, at any depth.
+var reachesGoMLX = []string{"engine/gomlx/...", "cmd/...", "examples/..."}
+
+func TestImportsGoOneWay(t *testing.T) {
+	for _, p := range list(t, "{{.ImportPath}}|{{join .Imports \" \"}}", "./...") {
+		name := strings.TrimPrefix(strings.TrimPrefix(p.path, module), "/")
+		i := slices.IndexFunc(mayImport, func(r struct {
+			pkg     string
+			imports []string
+		}) bool {
+			return covers(r.pkg, name)
+		})
+		if i < 0 {
+			t.Errorf("package %s is in no row of mayImport: say there, and in ARCHITECTURE.md, where it stands", name)
+			continue
+		}
+		for _, imp := range p.others {
+			if rest, inside := strings.CutPrefix(imp, module+"/"); inside && !slices.ContainsFunc(mayImport[i].imports, func(r string) bool { return covers(r, rest) }) {
+				t.Errorf("package %s imports %s; it may import only %v", name, rest, mayImport[i].imports)
+			}
+		}
+	}
+}
+
+func TestOnlyTheEngineReachesGoMLX(t *testing.T) {
+	for _, p := range list(t, "{{.ImportPath}}|{{join .Deps \" \"}}", "./...") {
+		name := strings.TrimPrefix(strings.TrimPrefix(p.path, module), "/")
+		if slices.ContainsFunc(reachesGoMLX, func(r string) bool { return covers(r, name) }) {
+			continue
+		}
+		for _, dep := range p.others {
+			if strings.HasPrefix(dep, "github.com/gomlx/") {
+				t.Errorf("package %s depends on %s; only %v may", name, dep, reachesGoMLX)
+				break
+			}
+		}
+	}
+}
+
+// covers reports whether name is the package of the pattern, or lies below a pattern that ends in "...".
+func covers(pattern, name string) bool {
+	if dir, below := strings.CutSuffix(pattern, "..."); below {
+		return name == path.Clean(dir) || strings.HasPrefix(name, dir)
+	}
+	return pattern == name
+}
+
+type listed struct {
+	path   string
+	others []string
+}
+
+func list(t *testing.T, format string, patterns ...string) []listed {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-f", format}, patterns...)...)
+	cmd.Dir = "../.."
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", cmd, err)
+	}
+	var rows []listed
+	for line := range strings.Lines(string(out)) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), "|")
+		rows = append(rows, listed{name, strings.Fields(rest)})
+	}
+	if len(rows) == 0 {
+		t.Fatalf("%v listed no package", cmd)
+	}
+	return rows
+}
