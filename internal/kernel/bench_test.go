@@ -1,0 +1,86 @@
+package kernel
+
+import (
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Every benchmark reports the bytes of one vector as its rate; "moved" counts what is read and written.
+
+func BenchmarkCopy(b *testing.B) {
+	for _, bytes := range []int{4 << 10, 256 << 10, 4 << 20} {
+		b.Run(size(bytes), func(b *testing.B) {
+			dst, src := vectors(1, bytes)[0], vectors(1, bytes)[0]
+			b.SetBytes(int64(bytes))
+			for b.Loop() {
+				move(dst, src, bytes)
+			}
+			moved(b, 2*bytes)
+		})
+	}
+}
+
+func BenchmarkReduce(b *testing.B) {
+	for _, t := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Int8, tensor.Int32} {
+		for _, op := range []Op{Sum, Max} {
+			for _, bytes := range []int{4 << 10, 256 << 10, 4 << 20} {
+				b.Run(fmt.Sprintf("%v/%v/%s", t, op, size(bytes)), func(b *testing.B) {
+					v := vectors(3, bytes)
+					b.SetBytes(int64(bytes))
+					for b.Loop() {
+						Reduce(op, t, v[0], v[1], v[2], bytes/t.Bytes())
+					}
+					moved(b, 3*bytes)
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkTree reads n sources and writes n destinations, as a rank does with its slice in memory.
+func BenchmarkTree(b *testing.B) {
+	for _, tree := range []Tree{
+		{Type: tensor.Float32},
+		{Type: tensor.Float32, Divide: 2},
+		{Type: tensor.Float32, Divide: 3},
+		{Type: tensor.BFloat16},
+		{Type: tensor.BFloat16, Float32: true},
+		{Type: tensor.Float16},
+	} {
+		for _, n := range []int{2, 3, 4, 5, 8, 16} {
+			for _, bytes := range []int{64 << 10, 2 << 20} {
+				name := fmt.Sprintf("%v/wide=%v/divide=%d/ranks=%d/%s", tree.Type, tree.Float32, tree.Divide, n, size(bytes))
+				b.Run(name, func(b *testing.B) {
+					src, dst, scratch := vectors(n, bytes), vectors(n, bytes), NewScratch(n)
+					b.SetBytes(int64(bytes))
+					for b.Loop() {
+						tree.Reduce(scratch, dst, src, 0, bytes/tree.Type.Bytes())
+					}
+					moved(b, 2*n*bytes)
+				})
+			}
+		}
+	}
+}
+
+func moved(b *testing.B, bytes int) {
+	b.ReportMetric(float64(bytes)*float64(b.N)/float64(b.Elapsed().Nanoseconds()), "movedGB/s")
+}
+
+func size(bytes int) string {
+	if bytes < 1<<20 {
+		return fmt.Sprintf("%dKiB", bytes>>10)
+	}
+	return fmt.Sprintf("%dMiB", bytes>>20)
+}
+
+func vectors(n, bytes int) []unsafe.Pointer {
+	out := make([]unsafe.Pointer, n)
+	for i := range out {
+		out[i] = unsafe.Pointer(unsafe.SliceData(make([]uint64, (bytes+7)/8)))
+	}
+	return out
+}

@@ -1,0 +1,110 @@
+// Package kernel holds the innermost loops of every reduction: combine vectors element by element, combine many of
+// them along the canonical tree, divide by a count, and convert between widths.
+//
+// Memory is given as pointers and counts of elements. Any start address is allowed, aligned or not, and any count, 0
+// included. A destination may be the same memory as a source (the same start), but must not overlap one otherwise.
+// Nothing here allocates, blocks or looks at a clock.
+//
+// # What an element becomes
+//
+// Sum and Prod of integers wrap around, as Go's do. float16 and bfloat16 are widened to float32, combined, and rounded
+// to nearest even. Min and Max follow IEEE 754-2019's minimum and maximum, as Go's built-ins do: a NaN on either side
+// gives a NaN, and -0 is less than +0. Which payload a NaN has that came out of two NaNs is not promised; all other
+// bits are, and they are the same in every implementation of a loop.
+//
+// # How loops are chosen
+//
+// One table by operation and element type ([Op], tensor.DType) holds the loops; everything else in the package is
+// written over that table. The loops in loops.go and half.go are the reference that any other implementation has to
+// equal bit for bit.
+package kernel
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Op is how two elements are combined. A mean is a Sum and a division ([Tree.Divide], [Scale]).
+type Op uint8
+
+// The operations.
+const (
+	Sum Op = iota
+	Prod
+	Min
+	Max
+	opCount
+)
+
+// String returns the operation's name in lower case: "sum".
+func (op Op) String() string {
+	names := [...]string{"sum", "prod", "min", "max"}
+	if int(op) < len(names) {
+		return names[op]
+	}
+	return fmt.Sprintf("Op(%d)", uint8(op))
+}
+
+// Reduce sets dst[i] = a[i] ⊕ b[i] for the n elements of each. It panics if t is not numeric.
+func Reduce(op Op, t tensor.DType, dst, a, b unsafe.Pointer, n int) {
+	pick(op, t).two(dst, a, b, n)
+}
+
+// Scale sets dst[i] = src[i] / divisor, truly divided and rounded once (half-width numbers in float32). It panics if t
+// is no floating-point type: what the mean of integers is, is the caller's matter.
+func Scale(t tensor.DType, dst, src unsafe.Pointer, n, divisor int) {
+	switch t {
+	case tensor.Float32:
+		divide[float32](dst, src, n, divisor)
+	case tensor.Float64:
+		divide[float64](dst, src, n, divisor)
+	case tensor.Float16, tensor.BFloat16:
+		divideHalf(t, dst, src, n, divisor)
+	default:
+		panic(fmt.Sprintf("kernel: Scale of %v", t))
+	}
+}
+
+// Convert sets dst[i] = src[i], converted from one type to another: the same type, float16 or bfloat16 to float32
+// (exact), or float32 to float16 or bfloat16 (to nearest even). It panics for any other pair.
+func Convert(to, from tensor.DType, dst, src unsafe.Pointer, n int) {
+	switch {
+	case to == from && to.Bytes() > 0:
+		move(dst, src, n*to.Bytes())
+	case to == tensor.Float32 && from == tensor.Float16:
+		widenF16(dst, src, n)
+	case to == tensor.Float32 && from == tensor.BFloat16:
+		widenBF16(dst, src, n)
+	case to == tensor.Float16 && from == tensor.Float32:
+		narrowF16(dst, src, n)
+	case to == tensor.BFloat16 && from == tensor.Float32:
+		narrowBF16(dst, src, n)
+	default:
+		panic(fmt.Sprintf("kernel: Convert from %v to %v", from, to))
+	}
+}
+
+// loops are the ways of combining one type of element by one operation. Each sets n elements of dst, which may be any
+// of the sources.
+type loops struct {
+	two   func(dst, a, b unsafe.Pointer, n int)       // a ⊕ b
+	three func(dst, a, b, c unsafe.Pointer, n int)    // (a ⊕ b) ⊕ c
+	four  func(dst, a, b, c, d unsafe.Pointer, n int) // (a ⊕ b) ⊕ (c ⊕ d)
+}
+
+// pick returns the loops of one operation and type.
+func pick(op Op, t tensor.DType) *loops {
+	if op >= opCount || !t.IsNumeric() {
+		panic(fmt.Sprintf("kernel: no %v of %v", op, t))
+	}
+	return &table[op][t]
+}
+
+// move copies bytes; dst and src are the same memory or disjoint.
+func move(dst, src unsafe.Pointer, bytes int) {
+	if dst != src {
+		copy(unsafe.Slice((*byte)(dst), bytes), unsafe.Slice((*byte)(src), bytes))
+	}
+}
