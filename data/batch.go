@@ -1,0 +1,143 @@
+package data
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// batches is Batch.
+type batches struct {
+	src  Pipeline
+	n    int
+	full bool
+}
+
+// Len implements [Dataset].
+func (b *batches) Len() int {
+	n := b.src.Len()
+	switch {
+	case n < 0:
+		return -1
+	case b.full:
+		return n / b.n
+	}
+	return (n + b.n - 1) / b.n
+}
+
+// Iter implements [Dataset].
+func (b *batches) Iter(ctx context.Context) iter.Seq2[Element, error] {
+	if v, ok := b.src.ds.(*view); ok {
+		if t, ok := v.base.(*table); ok {
+			return b.gather(ctx, v, t)
+		}
+	}
+	return b.stack(ctx)
+}
+
+// gather makes batches of rows in memory by their indices, without making elements first.
+func (b *batches) gather(ctx context.Context, v *view, t *table) iter.Seq2[Element, error] {
+	return func(yield func(Element, error) bool) {
+		order := v.order(Epoch(ctx))
+		for len(order) > 0 && (len(order) >= b.n || !b.full) {
+			if ctx.Err() != nil {
+				yield(nil, context.Cause(ctx))
+				return
+			}
+			n := min(b.n, len(order))
+			if !yield(t.gather(order[:n]), nil) {
+				return
+			}
+			order = order[n:]
+		}
+	}
+}
+
+// stack makes batches of elements.
+func (b *batches) stack(ctx context.Context) iter.Seq2[Element, error] {
+	return func(yield func(Element, error) bool) {
+		var s stacker
+		at := 0 // of the element in the dataset, for messages
+		for e, err := range b.src.Iter(ctx) {
+			if err == nil {
+				err = s.add(e, at, b.n)
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			at++
+			if s.rows == b.n && !yield(s.take(), nil) {
+				return
+			}
+		}
+		if s.rows > 0 && !b.full {
+			yield(s.take(), nil)
+		}
+	}
+}
+
+// stacker joins elements along a new first dimension.
+type stacker struct {
+	like Element // the first element
+	out  []*tensor.Tensor
+	rows int
+	in   []*tensor.Tensor // scratch
+}
+
+// add copies e, number at of its dataset, into the batch, which is to have n rows.
+func (s *stacker) add(e Element, at, n int) error {
+	var err error
+	if s.in, err = leaves(s.in[:0], e); err != nil {
+		return err
+	}
+	if s.rows == 0 {
+		if len(s.in) == 0 {
+			return fmt.Errorf("data: Batch: element %d holds no tensor", at)
+		}
+		s.like, s.out = e, make([]*tensor.Tensor, len(s.in))
+		for k, t := range s.in {
+			s.out[k] = tensor.New(t.DType(), append([]int{n}, t.Shape()...)...)
+		}
+	} else if !sameStructure(s.like, e) {
+		return fmt.Errorf("data: Batch: element %d is a %T of another structure than element %d, a %T", at, e, at-s.rows, s.like)
+	}
+	for k, t := range s.in {
+		out := s.out[k]
+		if out.DType() != t.DType() || !sameShape(out.Shape()[1:], t.Shape()) {
+			return fmt.Errorf("data: Batch: tensor %d of element %d is %v%s, of element %d %v%s: they must agree", k, at,
+				t.DType(), tensor.FormatShape(t.Shape()), at-s.rows, out.DType(), tensor.FormatShape(out.Shape()[1:]))
+		}
+		if t.DType() == tensor.String {
+			copy(out.StringData()[s.rows*t.Len():], t.StringData())
+		} else {
+			copy(out.Memory().HostBytes()[s.rows*t.Memory().Bytes:], t.Memory().HostBytes())
+		}
+	}
+	s.rows++
+	return nil
+}
+
+// take returns the batch and forgets it.
+func (s *stacker) take() Element {
+	for k, t := range s.out {
+		s.out[k] = t.Rows(0, s.rows)
+	}
+	e := rebuild(s.like, s.out)
+	*s = stacker{in: s.in}
+	return e
+}
+
+func sameShape(a, b []int) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,215 @@
+package data
+
+import (
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Frame is a table of numbers with named columns: what a CSV file holds.
+type Frame struct {
+	Names  []string
+	Values *tensor.Tensor // float64, [rows, columns]
+}
+
+// CSV says how a CSV file is written. The zero value: fields separated by commas, names in the first line.
+type CSV struct {
+	Comma    byte // between fields; 0: ','
+	NoHeader bool // the first line holds numbers already; columns are named "0", "1", …
+}
+
+// LoadCSV reads a CSV file of numbers, gzipped or not. Every line has as many fields as the first; blank lines are left
+// out, spaces around fields ignored, and fields may be quoted, but not reach over lines. A field that is no number gives a
+// *[FormatError] with its line and offset, as does a missing header.
+func LoadCSV(name string, c CSV) (*Frame, error) {
+	s, err := openSource(name, "CSV")
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return c.read(s)
+}
+
+// ReadCSV is [LoadCSV] for a reader, which it reads to its end.
+func ReadCSV(r io.Reader, c CSV) (*Frame, error) {
+	s, err := newSource(r, "", "CSV")
+	if err != nil {
+		return nil, err
+	}
+	return c.read(s)
+}
+
+func (c CSV) read(s *source) (*Frame, error) {
+	if c.Comma == 0 {
+		c.Comma = ','
+	}
+	var names []string
+	var values []float64
+	var fields [][]byte
+	for number := 1; ; number++ {
+		start := s.offset
+		line, err := s.line(number)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if number == 1 {
+			line = bytes.TrimPrefix(line, []byte("\ufeff"))
+		}
+		if len(bytes.TrimSpace(line)) == 0 {
+			continue
+		}
+		if fields, err = c.fields(fields[:0], line); err != nil {
+			return nil, s.wrongLine(number, start, err)
+		}
+		if names == nil {
+			if names, err = c.names(fields); err != nil {
+				return nil, s.wrongLine(number, start, err)
+			}
+			if !c.NoHeader {
+				continue
+			}
+		}
+		if len(fields) != len(names) {
+			return nil, s.wrongLine(number, start, fmt.Errorf("%d fields, where the first line has %d", len(fields), len(names)))
+		}
+		for i, f := range fields {
+			x, err := strconv.ParseFloat(string(f), 64)
+			if err != nil {
+				return nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("column %q: %q is no number", names[i], clip(f)))
+			}
+			values = append(values, x)
+		}
+	}
+	if names == nil {
+		return nil, s.wrong(s.offset, errors.New("the file is empty: a line with the columns' names expected"))
+	}
+	return &Frame{names, tensor.Of(values, len(values)/len(names), len(names))}, nil
+}
+
+// fields appends the fields of a line, which they share unless it has quotes.
+func (c CSV) fields(dst [][]byte, line []byte) ([][]byte, error) {
+	if bytes.IndexByte(line, '"') >= 0 {
+		r := csv.NewReader(bytes.NewReader(line))
+		r.Comma, r.TrimLeadingSpace = rune(c.Comma), true
+		record, err := r.Read()
+		if err != nil {
+			return nil, fmt.Errorf("quotes that do not match, or a field over several lines: %w", err)
+		}
+		for _, f := range record {
+			dst = append(dst, []byte(strings.TrimSpace(f)))
+		}
+		return dst, nil
+	}
+	for {
+		i := bytes.IndexByte(line, c.Comma)
+		if i < 0 {
+			return append(dst, bytes.TrimSpace(line)), nil
+		}
+		dst = append(dst, bytes.TrimSpace(line[:i]))
+		line = line[i+1:]
+	}
+}
+
+// names returns the columns' names that the first line gives.
+func (c CSV) names(fields [][]byte) ([]string, error) {
+	names := make([]string, len(fields))
+	numbers := 0
+	for i, f := range fields {
+		names[i] = string(f)
+		if c.NoHeader {
+			names[i] = strconv.Itoa(i)
+		} else if _, err := strconv.ParseFloat(names[i], 64); err == nil {
+			numbers++
+		}
+	}
+	if numbers == len(names) {
+		return nil, errors.New("only numbers: the columns' names expected (set NoHeader for a file without them)")
+	}
+	for i, name := range names {
+		if at := slices.Index(names, name); at < i {
+			return nil, fmt.Errorf("columns %d and %d are both named %q", at+1, i+1, clip([]byte(name)))
+		}
+	}
+	return names, nil
+}
+
+// offsetIn returns where f begins in line, or 0 if it does not lie in it.
+func offsetIn(line, f []byte) int64 {
+	if at := cap(line) - cap(f); len(f) > 0 && at >= 0 && at < len(line) && &line[at] == &f[0] {
+		return int64(at)
+	}
+	return 0
+}
+
+// clip shortens what a message quotes.
+func clip(b []byte) string {
+	if len(b) > 40 {
+		return string(b[:40]) + "…"
+	}
+	return string(b)
+}
+
+// Rows returns the number of rows.
+func (f *Frame) Rows() int { return f.Values.Shape()[0] }
+
+// Floats returns the named columns as a float32 tensor [rows, len(names)], rounded; all of them if none is named.
+func (f *Frame) Floats(names ...string) (*tensor.Tensor, error) {
+	if len(names) == 0 {
+		names = f.Names
+	}
+	columns, err := f.columns(names)
+	if err != nil {
+		return nil, err
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	out := make([]float32, 0, f.Rows()*len(columns))
+	for row := range f.Rows() {
+		for _, c := range columns {
+			out = append(out, float32(values[row*width+c]))
+		}
+	}
+	return tensor.Of(out, f.Rows(), len(columns)), nil
+}
+
+// Ints returns a column of whole numbers as an int32 tensor [rows]: labels, mostly.
+func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
+	columns, err := f.columns([]string{name})
+	if err != nil {
+		return nil, err
+	}
+	values, width := tensor.Data[float64](f.Values), len(f.Names)
+	out := make([]int32, f.Rows())
+	for row := range out {
+		x := values[row*width+columns[0]]
+		out[row] = int32(x)
+		if float64(out[row]) != x {
+			return nil, fmt.Errorf("data: column %q, row %d: %v is no int32", name, row, x)
+		}
+	}
+	return tensor.Of(out), nil
+}
+
+// Without returns the names of all columns except those given: the inputs, when the labels are known.
+func (f *Frame) Without(names ...string) []string {
+	return slices.DeleteFunc(slices.Clone(f.Names), func(n string) bool { return slices.Contains(names, n) })
+}
+
+func (f *Frame) columns(names []string) ([]int, error) {
+	columns := make([]int, len(names))
+	for i, name := range names {
+		if columns[i] = slices.Index(f.Names, name); columns[i] < 0 {
+			return nil, fmt.Errorf("data: no column %q: there are %q", name, f.Names)
+		}
+	}
+	return columns, nil
+}

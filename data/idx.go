@@ -1,0 +1,157 @@
+package data
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// The IDX format, of MNIST (http://yann.lecun.com/exdb/mnist): two zero bytes, the type's code, the number of
+// dimensions, the dimensions as big-endian uint32, and the elements, big-endian, in row-major order.
+var idxTypes = map[byte]tensor.DType{
+	0x08: tensor.Uint8,
+	0x09: tensor.Int8,
+	0x0b: tensor.Int16,
+	0x0c: tensor.Int32,
+	0x0d: tensor.Float32,
+	0x0e: tensor.Float64,
+}
+
+// LoadIDX reads an IDX file, gzipped or not: the format of MNIST, Fashion-MNIST, EMNIST and others. A file that is
+// truncated, too long or no IDX file gives a *[FormatError].
+func LoadIDX(name string) (*tensor.Tensor, error) {
+	s, err := openSource(name, "IDX")
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return readIDX(s)
+}
+
+// ReadIDX is [LoadIDX] for a reader, which it reads to its end.
+func ReadIDX(r io.Reader) (*tensor.Tensor, error) {
+	s, err := newSource(r, "", "IDX")
+	if err != nil {
+		return nil, err
+	}
+	return readIDX(s)
+}
+
+func readIDX(s *source) (*tensor.Tensor, error) {
+	var head [4]byte
+	if err := s.full(head[:], "a magic number"); err != nil {
+		return nil, err
+	}
+	dtype, ok := idxTypes[head[2]]
+	if head[0] != 0 || head[1] != 0 || !ok {
+		return nil, s.wrong(0, fmt.Errorf("magic number 0x%08x is not IDX's: want 0x0000TTNN with type TT one of 08, 09, 0b, 0c, 0d, 0e",
+			binary.BigEndian.Uint32(head[:])))
+	}
+	if head[3] == 0 {
+		return nil, s.wrong(3, fmt.Errorf("no dimensions: want at least 1"))
+	}
+	shape := make([]int, head[3])
+	bytes := int64(dtype.Bytes())
+	for i := range shape {
+		at := s.offset
+		var dim [4]byte
+		if err := s.full(dim[:], fmt.Sprintf("dimension %d of %d", i+1, len(shape))); err != nil {
+			return nil, err
+		}
+		d := binary.BigEndian.Uint32(dim[:])
+		shape[i] = int(d)
+		if bytes, ok = times(bytes, int64(d)); !ok {
+			return nil, s.wrong(at, fmt.Errorf("dimensions %v… of %v are more bytes than can be addressed", shape[:i+1], dtype))
+		}
+	}
+	b, err := s.bytes(bytes, fmt.Sprintf("elements of a %v tensor of shape %v", dtype, shape))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.end(fmt.Sprintf("the elements of shape %v", shape)); err != nil {
+		return nil, err
+	}
+	return decode(b, binary.BigEndian, dtype, shape), nil
+}
+
+// WriteIDX writes t as an IDX file. It panics if the format has no such type (uint8, int8, int16, int32, float32 and
+// float64 it has), no dimension or more than 255, or one beyond 2³²-1.
+func WriteIDX(w io.Writer, t *tensor.Tensor) error {
+	var code byte
+	for c, d := range idxTypes {
+		if d == t.DType() {
+			code = c
+		}
+	}
+	if code == 0 || t.Rank() == 0 || t.Rank() > 255 {
+		panic(fmt.Sprintf("data: WriteIDX of %v%s", t.DType(), tensor.FormatShape(t.Shape())))
+	}
+	out := []byte{0, 0, code, byte(t.Rank())}
+	for _, d := range t.Shape() {
+		if int64(d) > math.MaxUint32 {
+			panic(fmt.Sprintf("data: WriteIDX of shape %v", t.Shape()))
+		}
+		out = binary.BigEndian.AppendUint32(out, uint32(d))
+	}
+	_, err := w.Write(encode(out, t, binary.BigEndian))
+	return err
+}
+
+// times multiplies sizes; it is false if the product is no int.
+func times(a, b int64) (int64, bool) {
+	if a != 0 && b > math.MaxInt/a {
+		return 0, false
+	}
+	return a * b, true
+}
+
+// decode makes a tensor of elements in the given byte order. It may share b.
+func decode(b []byte, order binary.ByteOrder, dtype tensor.DType, shape []int) *tensor.Tensor {
+	if dtype == tensor.Uint8 && len(shape) > 0 {
+		return tensor.Of(b, shape...)
+	}
+	t := tensor.New(dtype, shape...)
+	out := t.Memory().HostBytes()
+	switch dtype.Bytes() {
+	case 1:
+		copy(out, b)
+	case 2:
+		for i := 0; i < len(b); i += 2 {
+			binary.NativeEndian.PutUint16(out[i:], order.Uint16(b[i:]))
+		}
+	case 4:
+		for i := 0; i < len(b); i += 4 {
+			binary.NativeEndian.PutUint32(out[i:], order.Uint32(b[i:]))
+		}
+	case 8:
+		for i := 0; i < len(b); i += 8 {
+			binary.NativeEndian.PutUint64(out[i:], order.Uint64(b[i:]))
+		}
+	}
+	return t
+}
+
+// encode appends the elements of t in the given byte order.
+func encode(dst []byte, t *tensor.Tensor, order binary.AppendByteOrder) []byte {
+	in := t.Memory().HostBytes()
+	switch t.DType().Bytes() {
+	case 1:
+		dst = append(dst, in...)
+	case 2:
+		for i := 0; i < len(in); i += 2 {
+			dst = order.AppendUint16(dst, binary.NativeEndian.Uint16(in[i:]))
+		}
+	case 4:
+		for i := 0; i < len(in); i += 4 {
+			dst = order.AppendUint32(dst, binary.NativeEndian.Uint32(in[i:]))
+		}
+	case 8:
+		for i := 0; i < len(in); i += 8 {
+			dst = order.AppendUint64(dst, binary.NativeEndian.Uint64(in[i:]))
+		}
+	}
+	return dst
+}

@@ -1,0 +1,92 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"iter"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// lineBytesMax bounds a line: a file without line ends is not read into memory whole.
+const lineBytesMax = 16 << 20
+
+// line reads the next line, without its end ("\n" or "\r\n"), valid until the next read. At the end of the file it returns
+// io.EOF. number is the line's, from 1, for messages.
+func (s *source) line(number int) ([]byte, error) {
+	var long []byte // the beginning of a line that the reader's buffer does not hold
+	for {
+		part, err := s.r.ReadSlice('\n')
+		if len(long)+len(part) > lineBytesMax {
+			return nil, s.wrongLine(number, s.offset, fmt.Errorf("a line of more than %d bytes", lineBytesMax))
+		}
+		if err == bufio.ErrBufferFull {
+			long = append(long, part...)
+			continue
+		}
+		if long != nil {
+			part = append(long, part...)
+		}
+		switch {
+		case err == io.EOF && len(part) == 0:
+			return nil, io.EOF
+		case err != nil && err != io.EOF:
+			return nil, s.wrongLine(number, s.offset+int64(len(part)), s.explain(err))
+		}
+		s.offset += int64(len(part))
+		return bytes.TrimSuffix(bytes.TrimSuffix(part, []byte("\n")), []byte("\r")), nil
+	}
+}
+
+func (s *source) wrongLine(line int, offset int64, err error) error {
+	return &FormatError{File: s.name, Format: s.format, Line: line, Offset: offset, Packed: s.packed, Err: err}
+}
+
+// Lines makes a pipeline of the lines of text files, one after the other, gzipped or not: each a string scalar without
+// its line end. The files are opened as they are read.
+func Lines(names ...string) Pipeline {
+	return fromFiles("text", names, func(s *source, yield func(Element, error) bool) bool {
+		for number := 1; ; number++ {
+			line, err := s.line(number)
+			if err == io.EOF {
+				return true
+			}
+			if err != nil {
+				yield(nil, err)
+				return false
+			}
+			if !yield(stringScalar(string(line)), nil) {
+				return false
+			}
+		}
+	})
+}
+
+// fromFiles makes a pipeline of files: read yields what one holds and reports whether to go on to the next.
+func fromFiles(format string, names []string, read func(s *source, yield func(Element, error) bool) bool) Pipeline {
+	one := func(name string, yield func(Element, error) bool) bool {
+		s, err := openSource(name, format)
+		if err != nil {
+			yield(nil, err)
+			return false
+		}
+		defer s.Close()
+		return read(s, yield)
+	}
+	return FromSeq(-1, func(context.Context) iter.Seq2[Element, error] {
+		return func(yield func(Element, error) bool) {
+			for _, name := range names {
+				if !one(name, yield) {
+					return
+				}
+			}
+		}
+	})
+}
+
+func stringScalar(s string) *tensor.Tensor {
+	return tensor.Strings([]string{s}, []int{}...)
+}

@@ -1,0 +1,160 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// FormatError says that a file is not what it should be.
+type FormatError struct {
+	File   string // as it was opened; empty if the reader has no name
+	Format string // "IDX", "CSV", …
+	Line   int    // of a text file, from 1; 0: none
+	Offset int64  // of the byte that is wrong or missing, in the uncompressed contents
+	Packed bool   // the file is compressed
+	Err    error  // what is wrong, and what was expected
+}
+
+// Error implements error.
+func (e *FormatError) Error() string {
+	s := "data: "
+	if e.File != "" {
+		s += e.File + ": "
+	}
+	s += e.Format + ": "
+	if e.Line > 0 {
+		s += fmt.Sprintf("line %d, ", e.Line)
+	}
+	s += fmt.Sprintf("offset %d", e.Offset)
+	if e.Packed {
+		s += " of the uncompressed contents"
+	}
+	return s + ": " + e.Err.Error()
+}
+
+// Unwrap returns what is wrong.
+func (e *FormatError) Unwrap() error { return e.Err }
+
+// source reads a file, or any reader, uncompresses it if it begins as gzip does, and counts.
+type source struct {
+	name   string
+	format string
+	r      *bufio.Reader
+	offset int64 // of the next byte, uncompressed
+	packed bool
+	file   io.Closer
+}
+
+// openSource opens the file of that name, which Close closes.
+func openSource(name, format string) (*source, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("data: %w", err)
+	}
+	s, err := newSource(f, name, format)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	s.file = f
+	return s, nil
+}
+
+// newSource reads r; name may be empty.
+func newSource(r io.Reader, name, format string) (*source, error) {
+	s := &source{name: name, format: format, r: bufio.NewReaderSize(r, 1<<16)}
+	magic, err := s.r.Peek(2)
+	if err != nil && err != io.EOF {
+		return nil, s.wrong(0, err)
+	}
+	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		return s, nil
+	}
+	s.packed = true
+	z, err := gzip.NewReader(s.r)
+	if err != nil {
+		return nil, s.wrong(0, s.explain(err))
+	}
+	s.r = bufio.NewReaderSize(z, 1<<16)
+	return s, nil
+}
+
+// Close closes the file.
+func (s *source) Close() {
+	if s.file != nil {
+		s.file.Close()
+	}
+}
+
+// wrong returns a FormatError about the byte at offset.
+func (s *source) wrong(offset int64, err error) error {
+	return &FormatError{File: s.name, Format: s.format, Offset: offset, Packed: s.packed, Err: err}
+}
+
+// explain says what an error of the reader below means.
+func (s *source) explain(err error) error {
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF) && s.packed:
+		return errors.New("the gzip stream ends too early: the file is truncated")
+	case errors.Is(err, gzip.ErrChecksum):
+		return fmt.Errorf("the contents do not match their checksum: the file is corrupt: %w", err)
+	}
+	return err
+}
+
+// full reads len(b) bytes, which are what.
+func (s *source) full(b []byte, what string) error {
+	n, err := io.ReadFull(s.r, b)
+	at := s.offset
+	s.offset += int64(n)
+	switch {
+	case err == nil:
+		return nil
+	case err == io.EOF || err == io.ErrUnexpectedEOF && !s.packed:
+		return s.wrong(at, fmt.Errorf("%s expected, %d bytes; the file ends after %d", what, len(b), n))
+	}
+	return s.wrong(s.offset, s.explain(err))
+}
+
+// firstRead is how much memory a reader takes on a header's word alone.
+const firstRead = 1 << 20
+
+// bytes reads n bytes, which are what. It takes memory as the bytes arrive: at most twice what came so far, so that no
+// header makes it take more than the file is worth.
+func (s *source) bytes(n int64, what string) ([]byte, error) {
+	start := s.offset
+	b := make([]byte, 0, min(n, firstRead))
+	for int64(len(b)) < n {
+		if len(b) == cap(b) {
+			grown := make([]byte, len(b), min(n, 2*int64(cap(b))))
+			copy(grown, b)
+			b = grown
+		}
+		m, err := io.ReadFull(s.r, b[len(b):cap(b)])
+		b = b[:len(b)+m]
+		s.offset += int64(m)
+		switch {
+		case err == io.EOF || err == io.ErrUnexpectedEOF && !s.packed:
+			return nil, s.wrong(start, fmt.Errorf("%s expected, %d bytes; the file ends after %d of them", what, n, len(b)))
+		case err != nil:
+			return nil, s.wrong(s.offset, s.explain(err))
+		}
+	}
+	return b, nil
+}
+
+// end checks that nothing follows; for a compressed file that includes its checksum.
+func (s *source) end(after string) error {
+	switch _, err := s.r.ReadByte(); {
+	case err == io.EOF:
+		return nil
+	case err != nil:
+		return s.wrong(s.offset, s.explain(err))
+	}
+	return s.wrong(s.offset, fmt.Errorf("end of file expected after %s, more bytes found", after))
+}
