@@ -76,6 +76,7 @@ const (
 	Parameter Role = iota // trained; mirrored
 	Slot                  // optimizer's state; mirrored
 	Average               // changed by the gradients program (moving averages): sync-on-read, mean over replicas
+	Frozen                // neither trained nor changed by a step; mirrored
 )
 
 // Variable describes one variable of a program.

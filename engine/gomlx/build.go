@@ -1,0 +1,553 @@
+package gomlx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train"
+
+	"github.com/lockstep-ml/lockstep/engine"
+)
+
+// compile builds every program of m, draws the initial values, and gives each replica its copy.
+func compile(ctx context.Context, m *Model, b *backend, spec engine.Spec) (*program, error) {
+	bl, err := newBuilder(m, b, spec)
+	if err != nil {
+		return nil, err
+	}
+	p, err := bl.build(ctx)
+	if err != nil {
+		for _, x := range bl.graphs {
+			x.close()
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// builder builds the graphs of a model over one store, which names the variables and holds no values.
+type builder struct {
+	m              *Model
+	b              *backend
+	spec           engine.Spec
+	store          *model.Store
+	inputs, labels []shapes.Shape
+	graphs         []*executable // all that were made, for cleaning up
+
+	lossType dtypes.DType // known once the training graph is built
+	trained  []*model.Variable
+	changed  []*model.Variable // by the gradients program, trained ones and random state excluded
+	hooks    map[string]any    // per-step updates that layers have registered
+}
+
+func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
+	bl := &builder{m: m, b: b, spec: spec, store: model.NewStore()}
+	bl.store.SetParam(model.ParamInitialSeed, spec.Seed) // int64: another type is taken for 0
+	for name, value := range m.Params {
+		bl.store.SetParam(name, value)
+	}
+	for _, list := range []struct {
+		what     string
+		features []engine.Feature
+		shapes   *[]shapes.Shape
+	}{{"input", spec.Inputs, &bl.inputs}, {"label", spec.Labels, &bl.labels}} {
+		for i, f := range list.features {
+			s, err := batchShape(f, spec.Rows)
+			if err != nil {
+				return nil, fmt.Errorf("%s %d: %w", list.what, i, err)
+			}
+			*list.shapes = append(*list.shapes, s)
+		}
+	}
+	return bl, nil
+}
+
+// build makes the graphs in the order in which GoMLX's trainer would create the variables: the model's, then the
+// optimizer's. Initial values depend on that order.
+func (bl *builder) build(ctx context.Context) (*program, error) {
+	gradients, err := bl.training()
+	if err != nil {
+		return nil, err
+	}
+	packs, packOf, err := bl.applying()
+	if err != nil {
+		return nil, err
+	}
+	evaluate, err := bl.evaluation()
+	if err != nil {
+		return nil, err
+	}
+	predict, err := bl.prediction()
+	if err != nil {
+		return nil, err
+	}
+
+	p := &program{
+		backend: bl.b, spec: bl.spec, lossType: bl.lossType, packOf: packOf,
+		gradients: gradients, packs: packs, evaluate: evaluate, predict: predict,
+	}
+	for _, x := range bl.m.Metrics {
+		p.metrics = append(p.metrics, x.Name)
+	}
+	if p.variables, err = bl.variables(); err != nil {
+		return nil, err
+	}
+	index := map[string]int{}
+	for i, v := range p.variables {
+		index[v.Name] = i
+	}
+	for _, x := range bl.graphs {
+		if err := x.bind(index); err != nil {
+			return nil, err
+		}
+	}
+	// XLA takes its time: what every step needs is compiled now, the rest when it is first used.
+	for _, x := range append([]*executable{gradients}, packs...) {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("gomlx: compile: %w", context.Cause(ctx))
+		}
+		if err := x.compile(); err != nil {
+			return nil, err
+		}
+	}
+	initial, err := initialValues(bl.store, p.variables)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.open(initial, bl.inputs, bl.labels); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// training builds the gradients program: weights of the examples, weight sum of the global batch and the batch to loss
+// and metrics, gradients in the order of names, and what the model function changed.
+func (bl *builder) training() (*executable, error) {
+	x := bl.newExecutable("gradients")
+	err := catch("build the gradients program", func() error {
+		g, batch := bl.begin(x, true)
+		stats, objective, err := bl.objective(g, batch)
+		if err != nil {
+			return err
+		}
+		for v := range bl.store.IterVariables() {
+			if v.Path() == rngPath || !v.InUseByGraph(g) {
+				continue
+			}
+			trained, changed := v.Trainable && v.DType().IsFloat(), v.ChangedInGraph(g)
+			switch {
+			case trained && changed:
+				return fmt.Errorf("the model function gives trainable variable %s a new value; only the optimizer may: "+
+					"make it SetTrainable(false) to have it averaged over the replicas", v.Path())
+			case trained:
+				bl.trained = append(bl.trained, v)
+			case changed:
+				bl.changed = append(bl.changed, v)
+			}
+		}
+		if len(bl.trained) == 0 {
+			return errors.New("the model has no trainable variable")
+		}
+		sort.Slice(bl.trained, func(i, j int) bool { return bl.trained[i].Path() < bl.trained[j].Path() })
+		weights := make([]*graph.Node, len(bl.trained))
+		for i, v := range bl.trained {
+			weights[i] = v.NodeValue(g)
+		}
+		x.outputs = append([]*graph.Node{stats}, graph.Gradient(objective, weights...)...)
+		for _, v := range bl.changed {
+			x.outputs = append(x.outputs, v.NodeValue(g))
+			x.changes = append(x.changes, v.Path())
+		}
+		bl.hooks = map[string]any{}
+		for h := range bl.store.IterGraphParams(g) {
+			if h.Key == train.TrainerPerStepUpdateGraphFnParamKey {
+				bl.hooks[model.JoinPath(h.Scope, h.Key)] = h.Value
+			}
+		}
+		return nil
+	})
+	return x, err
+}
+
+// applying builds one program per pack: reduced gradients to new values of parameters and optimizer's state.
+func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
+	n := max(1, bl.m.Packs)
+	if len(bl.hooks) > 0 {
+		n = 1 // they may look at any weight
+	}
+	packOf, n = split(bl.trained, n)
+	for k := range n {
+		x := bl.newExecutable(fmt.Sprintf("apply %d of %d", k+1, n))
+		err := catch(fmt.Sprintf("build the apply program with %T", bl.m.Optimizer), func() error {
+			g := x.g
+			model.SetStore(g, bl.store)
+			bl.store.SetTraining(g, true)
+			// The optimizer pairs gradients with the trainable variables in use, in order of creation.
+			byPath := map[string]*graph.Node{}
+			for i, v := range bl.trained {
+				if packOf[i] == k {
+					byPath[v.Path()] = graph.Parameter(g, argName(gradientArg, i), v.Shape())
+					v.NodeValue(g)
+				}
+			}
+			var ordered []*graph.Node
+			for v := range bl.store.IterVariables() {
+				if node := byPath[v.Path()]; node != nil {
+					ordered = append(ordered, node)
+				}
+			}
+			bl.m.Optimizer.(train.OptimizeWithGradients).UpdateGraphWithGradients(bl.store.RootScope(), ordered, bl.lossType)
+			for path, hook := range bl.hooks {
+				model.SetGraphParam(g, path, hook)
+			}
+			train.ExecPerStepUpdateGraphFn(g)
+			for v := range bl.store.IterVariables() {
+				if v.InUseByGraph(g) && v.ChangedInGraph(g) {
+					x.outputs = append(x.outputs, v.NodeValue(g))
+					x.changes = append(x.changes, v.Path())
+				}
+			}
+			if len(x.outputs) == 0 {
+				return errors.New("the optimizer changes no variable")
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		packs = append(packs, x)
+	}
+	lastOnly(packs)
+	return packs, packOf, nil
+}
+
+// evaluation builds the program for loss and metrics in inference mode.
+func (bl *builder) evaluation() (*executable, error) {
+	x := bl.newExecutable("evaluate")
+	err := catch("build the evaluate program", func() error {
+		g, batch := bl.begin(x, false)
+		stats, _, err := bl.objective(g, batch)
+		x.outputs = []*graph.Node{stats}
+		return err
+	})
+	return x, err
+}
+
+// prediction builds the program for the model's outputs in inference mode.
+func (bl *builder) prediction() (*executable, error) {
+	x := bl.newExecutable("predict")
+	err := catch("build the predict program", func() error {
+		g := x.g
+		model.SetStore(g, bl.store)
+		bl.store.SetTraining(g, false)
+		var err error
+		x.outputs, err = bl.forward(parameters(g, inputArg, bl.inputs))
+		return err
+	})
+	return x, err
+}
+
+// batchNodes are the nodes of one batch.
+type batchNodes struct {
+	inputs, labels []*graph.Node
+	weights        *graph.Node
+}
+
+// begin prepares a graph that takes a whole batch.
+func (bl *builder) begin(x *executable, training bool) (*graph.Graph, batchNodes) {
+	g := x.g
+	model.SetStore(g, bl.store)
+	bl.store.SetTraining(g, training)
+	return g, batchNodes{
+		inputs:  parameters(g, inputArg, bl.inputs),
+		labels:  parameters(g, labelArg, bl.labels),
+		weights: graph.Parameter(g, argName(weightsArg, 0), shapes.Make(dtypes.Float32, bl.spec.Rows)),
+	}
+}
+
+// forward calls the model function and checks what it returns.
+func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
+	out := bl.m.Forward(bl.store.RootScope(), inputs)
+	if len(out) == 0 {
+		return nil, errors.New("the model function returned no prediction")
+	}
+	for i, n := range out {
+		if n == nil {
+			return nil, fmt.Errorf("the model function returned nil as prediction %d", i)
+		}
+		if n.Rank() == 0 || n.Shape().Dim(0) != bl.spec.Rows {
+			return nil, fmt.Errorf("the model function returned a prediction of shape %s: want %d rows, one per example", n.Shape(), bl.spec.Rows)
+		}
+	}
+	return out, nil
+}
+
+// objective builds loss and metrics. stats is a vector of the loss and then the metrics; objective is the loss, what
+// gradients are taken of.
+//
+// With W the weight sum of the global batch, a replica's loss is the sum of its examples' weight times loss, divided
+// by W, and its share of the regularisation is its share of W: summed over replicas both come out once.
+func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective *graph.Node, err error) {
+	predictions, err := bl.forward(batch.inputs)
+	if err != nil {
+		return nil, nil, err
+	}
+	each, err := bl.perExample("Model.Loss", bl.m.Loss, batch.labels, predictions)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !each.DType().IsFloat() {
+		return nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
+	}
+	bl.lossType = each.DType()
+	if train.GetMainLoss(g) != nil {
+		return nil, nil, errors.New("the model function calls train.AddMainLoss, whose mean is not weighted by example: put the loss into " +
+			"Model.Loss, or call train.AddRegularizationLoss for a term that does not depend on the examples")
+	}
+	weights := graph.ConvertDType(batch.weights, bl.lossType)
+	sum := graph.Parameter(g, argName(weightSumArg, 0), shapes.Make(bl.lossType))
+	objective = graph.Div(graph.ReduceAllSum(graph.Mul(each, weights)), sum)
+	if r := train.GetRegularizationLoss(g); r != nil {
+		share := graph.Div(graph.ReduceAllSum(weights), sum)
+		objective = graph.Add(objective, graph.Mul(graph.ConvertDType(r, bl.lossType), share))
+	}
+	list := []*graph.Node{objective}
+	for _, m := range bl.m.Metrics {
+		x, err := bl.perExample("metric "+m.Name, m.PerExample, batch.labels, predictions)
+		if err != nil {
+			return nil, nil, err
+		}
+		list = append(list, graph.ReduceAllSum(graph.Mul(graph.ConvertDType(x, bl.lossType), weights)))
+	}
+	for i, n := range list {
+		list[i] = graph.Reshape(n, 1)
+	}
+	if stats = list[0]; len(list) > 1 {
+		stats = graph.Concatenate(list, 0)
+	}
+	return graph.StopGradient(stats), objective, nil
+}
+
+// perExample calls a loss or a metric and checks that it gives one number per example.
+func (bl *builder) perExample(what string, f Loss, labels, predictions []*graph.Node) (*graph.Node, error) {
+	x := f(labels, predictions)
+	if x == nil || x.Rank() != 1 || x.Shape().Dim(0) != bl.spec.Rows {
+		got := "nil"
+		if x != nil {
+			got = x.Shape().String()
+		}
+		return nil, fmt.Errorf("%s gives %s: want one number per example, shape (%d)", what, got, bl.spec.Rows)
+	}
+	return x, nil
+}
+
+// variables lists every variable that a program uses, by role and name. The random state is none: it is an input.
+func (bl *builder) variables() ([]variable, error) {
+	role := map[string]engine.Role{}
+	for _, v := range bl.trained {
+		role[v.Path()] = engine.Parameter
+	}
+	for _, v := range bl.changed {
+		role[v.Path()] = engine.Average
+	}
+	var list []variable
+	for v := range bl.store.IterVariables() {
+		path := v.Path()
+		if path == rngPath || !slices.ContainsFunc(bl.graphs, func(x *executable) bool { return v.InUseByGraph(x.g) }) {
+			continue
+		}
+		r, known := role[path]
+		if !known {
+			r = engine.Frozen
+			for _, x := range bl.graphs {
+				if slices.Contains(x.changes, path) || (x.applies() && v.InUseByGraph(x.g)) {
+					r = engine.Slot
+				}
+			}
+		}
+		d, err := fromGoMLX(v.DType())
+		if err != nil {
+			return nil, fmt.Errorf("%w (variable %s)", err, path)
+		}
+		list = append(list, variable{
+			Variable: engine.Variable{Name: path, Role: r, DType: d, Shape: slices.Clone(v.Shape().Dimensions)},
+			shape:    v.Shape(),
+		})
+	}
+	slices.SortFunc(list, func(a, b variable) int {
+		if a.Role != b.Role {
+			return int(a.Role) - int(b.Role)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return list, nil
+}
+
+// newExecutable makes an executable with an empty graph.
+func (bl *builder) newExecutable(name string) *executable {
+	x := &executable{name: name, g: graph.NewGraph(bl.b.Backend, "lockstep: "+name)}
+	bl.graphs = append(bl.graphs, x)
+	return x
+}
+
+// split gives each parameter its pack: packs are runs of neighbours with about the same number of bytes. There are at
+// most as many packs as parameters.
+func split(parameters []*model.Variable, packs int) (packOf []int, n int) {
+	total := 0
+	for _, v := range parameters {
+		total += int(v.Shape().ByteSize())
+	}
+	packs = min(packs, len(parameters))
+	packOf = make([]int, len(parameters))
+	bytes, k, members := 0, 0, 0
+	for i, v := range parameters {
+		left := len(parameters) - i
+		full := members > 0 && (bytes >= total*(k+1)/packs || left <= packs-1-k)
+		if full && k < packs-1 {
+			k, members = k+1, 0
+		}
+		packOf[i] = k
+		members++
+		bytes += int(v.Shape().ByteSize())
+	}
+	return packOf, k + 1
+}
+
+// lastOnly marks what several packs change (step counters), so that the last one's output counts.
+func lastOnly(packs []*executable) {
+	last := map[string]int{}
+	for k, x := range packs {
+		for _, path := range x.changes {
+			last[path] = k
+		}
+	}
+	for k, x := range packs {
+		x.dropped = make([]bool, len(x.changes))
+		for i, path := range x.changes {
+			x.dropped[i] = last[path] != k
+		}
+	}
+}
+
+// rngPath is the name of the variable that GoMLX keeps random state in.
+const rngPath = "/" + model.RNGStateVariableName
+
+// argKind says where an argument of a program comes from.
+type argKind uint8
+
+const (
+	variableArg argKind = iota
+	inputArg
+	labelArg
+	weightsArg
+	weightSumArg
+	gradientArg
+	rngArg
+)
+
+// argPrefix begins the name of a graph's parameter that is no variable. A variable's begins with a slash.
+var argPrefix = map[argKind]string{inputArg: "#input", labelArg: "#label", weightsArg: "#weights", weightSumArg: "#weightSum", gradientArg: "#gradient"}
+
+// argName names the parameter of a graph; index counts among its kind.
+func argName(k argKind, index int) string { return fmt.Sprintf("%s/%d", argPrefix[k], index) }
+
+// parameters declares one parameter per shape.
+func parameters(g *graph.Graph, k argKind, list []shapes.Shape) []*graph.Node {
+	nodes := make([]*graph.Node, len(list))
+	for i, s := range list {
+		nodes[i] = graph.Parameter(g, argName(k, i), s)
+	}
+	return nodes
+}
+
+// argument is one argument of a program.
+type argument struct {
+	kind  argKind
+	index int
+}
+
+// executable is a graph with what its parameters and outputs mean. It is compiled once, when it is first needed, and
+// then run by any replica at any time.
+type executable struct {
+	name    string
+	g       *graph.Graph
+	args    []argument // by the graph's parameters
+	changes []string   // variables whose new values are the last outputs, in this order
+	changed []int      // the same by index
+	dropped []bool     // by changes: a later pack gives the value that counts; nil: none
+
+	mu       sync.Mutex
+	outputs  []*graph.Node
+	compiled bool
+}
+
+// applies reports whether this is an apply program.
+func (x *executable) applies() bool { return x.dropped != nil }
+
+// bind finds out what each parameter of the graph stands for.
+func (x *executable) bind(variables map[string]int) error {
+	x.args = make([]argument, x.g.NumParameters())
+	for h := range x.args {
+		name := x.g.GetParameterByHandle(graph.ParameterHandle(h)).GetParameterName()
+		a, err := bindOne(name, variables)
+		if err != nil {
+			return fmt.Errorf("gomlx: the %s program: %w", x.name, err)
+		}
+		x.args[h] = a
+	}
+	for _, path := range x.changes {
+		x.changed = append(x.changed, variables[path])
+	}
+	return nil
+}
+
+func bindOne(name string, variables map[string]int) (argument, error) {
+	if name == rngPath {
+		return argument{kind: rngArg}, nil
+	}
+	if i, ok := variables[name]; ok {
+		return argument{kind: variableArg, index: i}, nil
+	}
+	for kind, prefix := range argPrefix {
+		var i int
+		if n, err := fmt.Sscanf(name, prefix+"/%d", &i); err == nil && n == 1 {
+			return argument{kind: kind, index: i}, nil
+		}
+	}
+	return argument{}, fmt.Errorf("parameter %q is neither a variable nor part of the batch: a model function must not call graph.Parameter", name)
+}
+
+// compile compiles the graph unless that was done.
+func (x *executable) compile() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.compiled {
+		return nil
+	}
+	err := catch("compile the "+x.name+" program", func() error { return x.g.Compile(x.outputs...) })
+	if err != nil {
+		if _, ok := err.(*ModelError); !ok {
+			err = &ModelError{Doing: "compile the " + x.name + " program", Cause: err}
+		}
+		return err
+	}
+	x.compiled = true
+	return nil
+}
+
+func (x *executable) close() {
+	if x.g != nil {
+		x.g.Finalize()
+		x.g = nil
+	}
+}

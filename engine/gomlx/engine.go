@@ -1,0 +1,150 @@
+package gomlx
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/gobackend"
+
+	"github.com/lockstep-ml/lockstep/engine"
+)
+
+// Versions of the modules that compute, as they are pinned in go.mod.
+const (
+	gomlxVersion   = "v0.28.1"
+	computeVersion = "v0.1.3"
+	goXLAVersion   = "v0.4.2"
+)
+
+// PluginEnv names the environment variable with the path of the PJRT plugin for [OpenXLA]. An explicit
+// [XLAOptions.Plugin] wins over it.
+const PluginEnv = "LOCKSTEP_XLA_PLUGIN"
+
+// Names lists the engines that [Open] knows.
+var Names = []string{"go", "xla"}
+
+// Options configures [Open]. The zero value is right for most.
+type Options struct {
+	Devices int    // logical CPU devices to offer; 0: one per core (GOMAXPROCS)
+	Plugin  string // xla: path of the PJRT plugin; empty: $LOCKSTEP_XLA_PLUGIN
+}
+
+// Open opens an engine by its name, one of [Names].
+func Open(name string, o Options) (engine.Engine, error) {
+	switch name {
+	case "go":
+		return OpenGo(GoOptions{LogicalCPUs: o.Devices})
+	case "xla":
+		return OpenXLA(XLAOptions{Plugin: o.Plugin, Devices: o.Devices})
+	}
+	return nil, fmt.Errorf("gomlx: no engine is called %q: want one of %s", name, strings.Join(Names, ", "))
+}
+
+// GoOptions configures [OpenGo]. The zero value works.
+type GoOptions struct {
+	LogicalCPUs int // devices to offer; 0: one per core (GOMAXPROCS)
+}
+
+// OpenGo opens GoMLX's pure-Go backend: no cgo, nothing to install. It has one CPU, offered as several logical devices
+// so that each can carry a replica. A build with GOEXPERIMENT=simd multiplies matrices several times faster, with
+// other bits in the last places.
+func OpenGo(o GoOptions) (engine.Engine, error) {
+	n, err := deviceCount(o.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	b, err := gobackend.New("")
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: open the Go backend: %w", err)
+	}
+	return &backend{
+		Backend:     b,
+		name:        "go",
+		description: fmt.Sprintf("GoMLX %s, pure Go backend (compute %s, %s, %s)", gomlxVersion, computeVersion, simd(), runtime.Version()),
+		kind:        "CPU",
+		devices:     n,
+		recycles:    true,
+	}, nil
+}
+
+// XLAOptions configures [OpenXLA]. The zero value works if LOCKSTEP_XLA_PLUGIN is set.
+type XLAOptions struct {
+	Plugin  string // absolute path of the PJRT plugin (a .so file); empty: $LOCKSTEP_XLA_PLUGIN
+	Devices int    // CPU plugins: devices to offer; 0: one per core (GOMAXPROCS)
+
+	// staged makes the engine copy between host and device memory as it must for accelerators, although the device
+	// is a CPU: tests only.
+	staged bool
+}
+
+// plugin returns the path of the plugin, or an error that says what to set.
+func (o XLAOptions) plugin() (string, error) {
+	path, from := o.Plugin, "XLAOptions.Plugin"
+	if path == "" {
+		path, from = os.Getenv(PluginEnv), "$"+PluginEnv
+	}
+	switch {
+	case path == "":
+		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, such as pjrt_c_api_cpu_plugin.so", PluginEnv)
+	case !strings.HasPrefix(path, "/"):
+		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is no absolute path", path, from)
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("gomlx: the PJRT plugin of %s: %w", from, err)
+	}
+	return path, nil
+}
+
+// backend is a compute backend seen as an engine.
+type backend struct {
+	compute.Backend
+	name        string
+	description string
+	kind        string // of its devices
+	devices     int
+	physical    bool // device i is the backend's device i; otherwise all are its device 0
+	recycles    bool // donated buffers go back to a pool that the next outputs come from
+}
+
+func (b *backend) Name() string        { return b.name }
+func (b *backend) Description() string { return b.description }
+func (b *backend) String() string      { return b.description }
+
+func (b *backend) Devices() []engine.Device {
+	list := make([]engine.Device, b.devices)
+	for i := range list {
+		list[i] = engine.Device{Kind: b.kind, Index: i}
+	}
+	return list
+}
+
+func (b *backend) Close() error {
+	b.Finalize()
+	return nil
+}
+
+// deviceNum returns the backend's number of a device.
+func (b *backend) deviceNum(d engine.Device) (compute.DeviceNum, error) {
+	if !slices.Contains(b.Devices(), d) {
+		return 0, fmt.Errorf("gomlx: engine %s has no device %s:%d: it has %d of kind %s", b.name, d.Kind, d.Index, b.devices, b.kind)
+	}
+	if !b.physical {
+		return 0, nil
+	}
+	return compute.DeviceNum(d.Index), nil
+}
+
+// deviceCount returns the number of devices asked for, by default one per core.
+func deviceCount(n int) (int, error) {
+	switch {
+	case n < 0:
+		return 0, fmt.Errorf("gomlx: %d devices asked for: want 1 or more, or 0 for one per core", n)
+	case n == 0:
+		return runtime.GOMAXPROCS(0), nil
+	}
+	return n, nil
+}

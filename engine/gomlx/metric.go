@@ -1,0 +1,47 @@
+package gomlx
+
+import (
+	"github.com/gomlx/compute/dtypes"
+	. "github.com/gomlx/gomlx/core/graph"
+)
+
+// Metric is a number per example whose weighted mean over all examples is reported.
+type Metric struct {
+	Name       string // as it is shown: "accuracy"
+	PerExample func(labels, predictions []*Node) *Node
+}
+
+// SparseCategoricalAccuracy is 1 where the largest logit is that of the integer label. It is called "accuracy".
+func SparseCategoricalAccuracy() Metric {
+	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*Node) *Node {
+		label, logits := pair("SparseCategoricalAccuracy", labels, predictions)
+		label = sparseLabels("SparseCategoricalAccuracy", label, logits)
+		return hits(ArgMax(logits, -1, dtypes.Int32), ConvertDType(label, dtypes.Int32), logits.DType())
+	}}
+}
+
+// CategoricalAccuracy is 1 where the largest logit is that of the most probable label. It is called "accuracy".
+func CategoricalAccuracy() Metric {
+	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*Node) *Node {
+		label, logits := pair("CategoricalAccuracy", labels, predictions)
+		label = alike("CategoricalAccuracy", label, logits)
+		return hits(ArgMax(logits, -1, dtypes.Int32), ArgMax(label, -1, dtypes.Int32), logits.DType())
+	}}
+}
+
+// BinaryAccuracyLogits is 1 where the logit is positive and the label above one half, or neither. It is called
+// "accuracy".
+func BinaryAccuracyLogits() Metric {
+	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*Node) *Node {
+		label, logits := pair("BinaryAccuracyLogits", labels, predictions)
+		label = alike("BinaryAccuracyLogits", label, logits)
+		said := ConvertDType(GreaterThan(logits, ScalarZero(logits.Graph(), logits.DType())), dtypes.Int32)
+		is := ConvertDType(GreaterThan(label, Scalar(label.Graph(), label.DType(), 0.5)), dtypes.Int32)
+		return hits(said, is, logits.DType())
+	}}
+}
+
+// hits returns per example the share of elements where a equals b.
+func hits(a, b *Node, dtype dtypes.DType) *Node {
+	return perExample(ConvertDType(Equal(a, b), dtype))
+}

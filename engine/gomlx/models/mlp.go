@@ -1,0 +1,44 @@
+// Package models has the models that Lockstep's command, examples and measurements train: ordinary GoMLX model
+// functions for [gomlx.Model].
+package models
+
+import (
+	"fmt"
+
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/layers"
+	"github.com/gomlx/gomlx/ml/layers/activation"
+	"github.com/gomlx/gomlx/ml/model"
+)
+
+// MLP is a multi-layer perceptron: the input is flattened, each hidden layer is dense with a ReLU, and the last one
+// gives the logits.
+type MLP struct {
+	Hidden  []int // widths of the hidden layers; nil: 512, 512
+	Classes int   // number of logits; 0: 10
+}
+
+// Forward is the model function.
+func (m MLP) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
+	hidden, classes := m.Hidden, m.Classes
+	if hidden == nil {
+		hidden = []int{512, 512}
+	}
+	if classes == 0 {
+		classes = 10
+	}
+	x := flatten(inputs[0])
+	for i, width := range hidden {
+		x = activation.Relu(layers.Dense(s.In("hidden_%d", i), x, true, width))
+	}
+	return []*graph.Node{layers.Dense(s.In("readout"), x, true, classes)}
+}
+
+// flatten gives each row one dimension.
+func flatten(x *graph.Node) *graph.Node {
+	if x.Rank() == 0 {
+		panic(fmt.Errorf("models: an input of shape %s has no rows", x.Shape()))
+	}
+	rows := x.Shape().Dim(0)
+	return graph.Reshape(x, rows, x.Shape().Size()/rows)
+}

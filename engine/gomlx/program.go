@@ -1,0 +1,597 @@
+package gomlx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// variable is a variable of the program with its shape in GoMLX's terms.
+type variable struct {
+	engine.Variable
+	shape shapes.Shape
+}
+
+// program implements [engine.Program].
+type program struct {
+	backend   *backend
+	spec      engine.Spec
+	lossType  dtypes.DType
+	metrics   []string
+	variables []variable // parameters first
+	packOf    []int      // by parameter
+
+	gradients, evaluate, predict *executable
+	packs                        []*executable
+
+	replicas         []*replica
+	oldGradients     *recycler // of a replica's gradients
+	oldValues        *recycler // of the values that a step replaces
+	replaced         []int     // the variables that a step replaces, for oldValues
+	parametersByPack [][]int
+}
+
+var _ engine.Program = (*program)(nil)
+
+// open makes the replicas, all with the same initial values.
+func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) error {
+	var gradients, values []shapes.Shape
+	for i := range p.packOf {
+		gradients = append(gradients, p.variables[i].shape)
+	}
+	p.replaced = p.replacedByStep()
+	for _, i := range p.replaced {
+		values = append(values, p.variables[i].shape)
+	}
+	var err error
+	if p.oldGradients, err = newRecycler(p.backend, gradients); err != nil {
+		return err
+	}
+	if p.oldValues, err = newRecycler(p.backend, values); err != nil {
+		return err
+	}
+	p.parametersByPack = make([][]int, len(p.packs))
+	for i, k := range p.packOf {
+		p.parametersByPack[k] = append(p.parametersByPack[k], i)
+	}
+	for i, d := range p.spec.Devices {
+		r, err := newReplica(p, i, d, inputs, labels)
+		p.replicas = append(p.replicas, r)
+		if err != nil {
+			return err
+		}
+		for v, value := range initial {
+			if err := p.Write(i, v, value); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// replacedByStep lists the variables with a new value after every step.
+func (p *program) replacedByStep() []int {
+	seen := make([]bool, len(p.variables))
+	for _, x := range append([]*executable{p.gradients}, p.packs...) {
+		for _, v := range x.changed {
+			seen[v] = true
+		}
+	}
+	var list []int
+	for v, yes := range seen {
+		if yes {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// Parameters implements [engine.Program].
+func (p *program) Parameters() []engine.Variable { return p.describe(len(p.packOf)) }
+
+// Variables implements [engine.Program].
+func (p *program) Variables() []engine.Variable { return p.describe(len(p.variables)) }
+
+func (p *program) describe(n int) []engine.Variable {
+	list := make([]engine.Variable, n)
+	for i := range list {
+		list[i] = p.variables[i].Variable
+	}
+	return list
+}
+
+// Metrics implements [engine.Program].
+func (p *program) Metrics() []string { return p.metrics }
+
+// Packs implements [engine.Program].
+func (p *program) Packs() int { return len(p.packs) }
+
+// Pack implements [engine.Program].
+func (p *program) Pack(parameter int) int { return p.packOf[parameter] }
+
+// Gradients implements [engine.Program].
+func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error) {
+	r, err := p.replica(replica)
+	if err != nil {
+		return engine.Gradients{}, err
+	}
+	r.discard() // what a caller left who neither committed nor discarded
+	if err := r.feed(b, weightSum); err != nil {
+		return engine.Gradients{}, err
+	}
+	copy(tensor.Data[uint64](r.rngTensor), rng[:])
+	out, err := r.run(ctx, p.gradients)
+	if err != nil {
+		return engine.Gradients{}, err
+	}
+	n := len(p.packOf)
+	r.gradients = append(r.gradients[:0], out[1:1+n]...)
+	for i, v := range p.gradients.changed {
+		r.aside[v] = out[1+n+i]
+	}
+	loss, metrics, err := r.stats(out[0])
+	if err != nil {
+		return engine.Gradients{}, err
+	}
+	views, err := r.views()
+	if err != nil {
+		return engine.Gradients{}, err
+	}
+	return engine.Gradients{Tensors: views, Loss: loss, Metrics: metrics}, nil
+}
+
+// Inputs implements [engine.Program].
+func (p *program) Inputs(replica, pack int) []tensor.Memory {
+	r := p.replicas[replica]
+	list := make([]tensor.Memory, len(p.parametersByPack[pack]))
+	for i, v := range p.parametersByPack[pack] {
+		list[i] = r.reduced[v].mem
+	}
+	return list
+}
+
+// Apply implements [engine.Program].
+func (p *program) Apply(ctx context.Context, replica, pack int) error {
+	r, err := p.replica(replica)
+	if err != nil {
+		return err
+	}
+	if pack < 0 || pack >= len(p.packs) {
+		return fmt.Errorf("gomlx: no pack %d: the program has %d", pack, len(p.packs))
+	}
+	x := p.packs[pack]
+	out, err := r.run(ctx, x)
+	if err != nil {
+		return err
+	}
+	for i, v := range x.changed {
+		if x.dropped[i] {
+			release(out[i])
+			continue
+		}
+		release(r.applied[v]) // of a pack applied twice
+		r.applied[v] = out[i]
+	}
+	return nil
+}
+
+// Commit implements [engine.Program].
+func (p *program) Commit(replica int) { p.replicas[replica].commit() }
+
+// Discard implements [engine.Program].
+func (p *program) Discard(replica int) { p.replicas[replica].discard() }
+
+// Evaluate implements [engine.Program].
+func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64, error) {
+	r, err := p.replica(replica)
+	if err != nil {
+		return 0, nil, err
+	}
+	if err := r.feed(b, weightSum); err != nil {
+		return 0, nil, err
+	}
+	r.fixedRandom()
+	out, err := r.run(ctx, p.evaluate)
+	if err != nil {
+		return 0, nil, err
+	}
+	return r.stats(out[0])
+}
+
+// Predict implements [engine.Program].
+func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	r, err := p.replica(replica)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.copyIn("input", r.inputs, p.spec.Inputs, inputs); err != nil {
+		return nil, err
+	}
+	r.fixedRandom()
+	out, err := r.run(ctx, p.predict)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]*tensor.Tensor, len(out))
+	for i, b := range out {
+		if err == nil {
+			list[i], err = toHost(b)
+		}
+		release(b)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// Read implements [engine.Program].
+func (p *program) Read(replica, variable int) (*tensor.Tensor, error) {
+	r, err := p.replica(replica)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.checkVariable(variable); err != nil {
+		return nil, err
+	}
+	return toHost(r.values[variable])
+}
+
+// Write implements [engine.Program].
+func (p *program) Write(replica, variable int, value *tensor.Tensor) error {
+	r, err := p.replica(replica)
+	if err != nil {
+		return err
+	}
+	if err := p.checkVariable(variable); err != nil {
+		return err
+	}
+	v := p.variables[variable]
+	if err := sameType(value, v.DType, v.Shape); err != nil {
+		return fmt.Errorf("gomlx: write variable %s: %w", v.Name, err)
+	}
+	b, err := p.backend.BufferFromFlatData(r.device, flatOf(value.Memory(), v.shape.DType, value.Len()), v.shape)
+	if err != nil {
+		return fmt.Errorf("gomlx: write variable %s of replica %d: %w", v.Name, replica, err)
+	}
+	release(r.values[variable])
+	r.values[variable] = b
+	return nil
+}
+
+// Close implements [engine.Program]. No call may be under way.
+func (p *program) Close() error {
+	for _, r := range p.replicas {
+		r.close()
+	}
+	p.replicas = nil
+	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, p.packs...) {
+		x.close()
+	}
+	p.oldGradients.close()
+	p.oldValues.close()
+	p.oldGradients, p.oldValues = nil, nil
+	return nil
+}
+
+func (p *program) replica(i int) (*replica, error) {
+	if p.replicas == nil {
+		return nil, errors.New("gomlx: the program is closed")
+	}
+	if i < 0 || i >= len(p.replicas) {
+		return nil, fmt.Errorf("gomlx: no replica %d: the program has %d", i, len(p.replicas))
+	}
+	return p.replicas[i], nil
+}
+
+func (p *program) checkVariable(i int) error {
+	if i < 0 || i >= len(p.variables) {
+		return fmt.Errorf("gomlx: no variable %d: the program has %d", i, len(p.variables))
+	}
+	return nil
+}
+
+// replica is the state of one replica and the buffers it is fed through.
+type replica struct {
+	p      *program
+	index  int
+	device compute.DeviceNum
+
+	inputs, labels          []*cell
+	weights, weightSum, rng *cell
+	rngTensor               *tensor.Tensor // views of the cells' memory
+	weightSumTensor         *tensor.Tensor
+	reduced                 []*cell // by parameter: apply's gradients
+
+	values    []compute.Buffer // by variable: what everybody sees
+	aside     []compute.Buffer // by variable: new values of the gradients program; nil if none
+	applied   []compute.Buffer // by variable: new values of the apply programs; nil if none
+	gradients []compute.Buffer // by parameter: of the last gradients program
+
+	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
+	args   []compute.Buffer // scratch
+	old    []compute.Buffer // scratch
+}
+
+func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.Shape) (*replica, error) {
+	n := len(p.variables)
+	r := &replica{
+		p: p, index: index,
+		values: make([]compute.Buffer, n), aside: make([]compute.Buffer, n), applied: make([]compute.Buffer, n),
+	}
+	var err error
+	if r.device, err = p.backend.deviceNum(d); err != nil {
+		return r, err
+	}
+	newCells := func(list []shapes.Shape) (cells []*cell) {
+		for _, s := range list {
+			var c *cell
+			if err == nil {
+				if c, err = newCell(p.backend, r.device, s); err == nil {
+					cells = append(cells, c)
+				}
+			}
+		}
+		return cells
+	}
+	r.inputs, r.labels = newCells(inputs), newCells(labels)
+	others := newCells([]shapes.Shape{shapes.Make(dtypes.Float32, p.spec.Rows), shapes.Make(p.lossType), graph.RNGStateShape})
+	for i := range p.packOf {
+		r.reduced = append(r.reduced, newCells([]shapes.Shape{p.variables[i].shape})...)
+	}
+	if err != nil {
+		for _, c := range others {
+			c.close()
+		}
+		return r, err
+	}
+	r.weights, r.weightSum, r.rng = others[0], others[1], others[2]
+	r.rngTensor = tensor.Wrap(r.rng.mem, tensor.Uint64, 3)
+	d2, err := fromGoMLX(p.lossType)
+	if err != nil {
+		return r, err
+	}
+	r.weightSumTensor = tensor.Wrap(r.weightSum.mem, d2)
+	if !p.backend.HasSharedBuffers() {
+		for i := range p.packOf {
+			v := p.variables[i]
+			r.staged = append(r.staged, tensor.New(v.DType, v.Shape...))
+		}
+	}
+	return r, nil
+}
+
+// feed copies a batch into the input buffers.
+func (r *replica) feed(b engine.Batch, weightSum float64) error {
+	if err := r.copyIn("input", r.inputs, r.p.spec.Inputs, b.Inputs); err != nil {
+		return err
+	}
+	if err := r.copyIn("label", r.labels, r.p.spec.Labels, b.Labels); err != nil {
+		return err
+	}
+	if len(b.Weights) != r.p.spec.Rows {
+		return fmt.Errorf("gomlx: %d weights for replica %d: want one per row, %d", len(b.Weights), r.index, r.p.spec.Rows)
+	}
+	if !(weightSum > 0) {
+		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no mean and is to be skipped", weightSum)
+	}
+	copy(r.weights.mem.HostBytes(), tensor.HostMemory(b.Weights).HostBytes())
+	setScalar(r.weightSumTensor, weightSum)
+	return nil
+}
+
+// copyIn copies tensors into the cells of their kind.
+func (r *replica) copyIn(what string, cells []*cell, features []engine.Feature, list []*tensor.Tensor) error {
+	if len(list) != len(cells) {
+		return fmt.Errorf("gomlx: %d %ss for replica %d: want %d", len(list), what, r.index, len(cells))
+	}
+	for i, t := range list {
+		f := features[i]
+		if err := sameRows(t, f.DType, r.p.spec.Rows, f.Shape); err != nil {
+			return fmt.Errorf("gomlx: %s %d of replica %d: %w", what, i, r.index, err)
+		}
+		copy(cells[i].mem.HostBytes(), t.Memory().HostBytes())
+	}
+	return nil
+}
+
+// fixedRandom sets the random state for programs in inference mode, which must give the same every time.
+func (r *replica) fixedRandom() {
+	copy(tensor.Data[uint64](r.rngTensor), []uint64{uint64(r.p.spec.Seed), 0, 0})
+}
+
+// run runs a program on the replica's device with its current values and what its input buffers hold. Values that the
+// gradients program has changed in this step are already seen by the apply programs, as they are in GoMLX's trainer,
+// where both are one: a learning-rate schedule in the model function relies on it.
+func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer, err error) {
+	doing := fmt.Sprintf("the %s program of replica %d", x.name, r.index)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("gomlx: %s: %w", doing, context.Cause(ctx))
+	}
+	if err := x.compile(); err != nil {
+		return nil, err
+	}
+	r.args = r.args[:0]
+	for _, a := range x.args {
+		b, err := r.argument(a, x.applies())
+		if err != nil {
+			return nil, fmt.Errorf("gomlx: arguments of %s: %w", doing, err)
+		}
+		r.args = append(r.args, b)
+	}
+	err = catch("run "+doing, func() error {
+		out, err = x.g.Executable().Execute(r.args, nil, r.device)
+		return err
+	})
+	if err != nil {
+		if _, ok := err.(*ModelError); !ok {
+			err = &ModelError{Doing: "run " + doing, Cause: err}
+		}
+		return nil, err
+	}
+	return out, nil
+}
+
+func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
+	switch a.kind {
+	case inputArg:
+		return r.inputs[a.index].load()
+	case labelArg:
+		return r.labels[a.index].load()
+	case weightsArg:
+		return r.weights.load()
+	case weightSumArg:
+		return r.weightSum.load()
+	case rngArg:
+		return r.rng.load()
+	case gradientArg:
+		return r.reduced[a.index].load()
+	}
+	if applying && r.aside[a.index] != nil {
+		return r.aside[a.index], nil
+	}
+	return r.values[a.index], nil
+}
+
+// stats reads the vector of loss and metrics, and frees it.
+func (r *replica) stats(b compute.Buffer) (loss float64, metrics []float64, err error) {
+	t, err := toHost(b)
+	release(b)
+	if err != nil {
+		return 0, nil, err
+	}
+	list := t.Float64s()
+	return list[0], list[1:], nil
+}
+
+// views returns the gradients where the backend left them.
+func (r *replica) views() ([]*tensor.Tensor, error) {
+	list := make([]*tensor.Tensor, len(r.gradients))
+	for i, b := range r.gradients {
+		v := r.p.variables[i]
+		if r.staged != nil {
+			if err := b.ToFlatData(flatOf(r.staged[i].Memory(), v.shape.DType, r.staged[i].Len())); err != nil {
+				return nil, fmt.Errorf("gomlx: fetch the gradient of %s: %w", v.Name, err)
+			}
+			list[i] = r.staged[i]
+			continue
+		}
+		flat, err := b.Data()
+		if err != nil {
+			return nil, fmt.Errorf("gomlx: see the gradient of %s: %w", v.Name, err)
+		}
+		list[i] = tensor.Wrap(memoryOf(flat, v.shape, int(r.device)), v.DType, v.Shape...)
+	}
+	return list, nil
+}
+
+// commit shows the values set aside and frees those they replace.
+func (r *replica) commit() {
+	r.old = r.old[:0]
+	for _, v := range r.p.replaced {
+		next := r.applied[v]
+		if next == nil {
+			next = r.aside[v]
+		} else {
+			release(r.aside[v])
+		}
+		r.aside[v], r.applied[v] = nil, nil
+		if next == nil {
+			continue
+		}
+		r.old = append(r.old, r.values[v])
+		r.values[v] = next
+	}
+	r.p.oldValues.free(r.old)
+	r.p.oldGradients.free(r.gradients)
+	r.gradients = r.gradients[:0]
+}
+
+// discard frees what was computed and not committed.
+func (r *replica) discard() {
+	for _, v := range r.p.replaced {
+		release(r.aside[v])
+		release(r.applied[v])
+		r.aside[v], r.applied[v] = nil, nil
+	}
+	r.p.oldGradients.free(r.gradients)
+	r.gradients = r.gradients[:0]
+}
+
+func (r *replica) close() {
+	r.discard()
+	for _, b := range r.values {
+		release(b)
+	}
+	for _, list := range [][]*cell{r.inputs, r.labels, r.reduced, {r.weights, r.weightSum, r.rng}} {
+		for _, c := range list {
+			c.close()
+		}
+	}
+}
+
+// toHost returns a copy of a buffer as a tensor.
+func toHost(b compute.Buffer) (*tensor.Tensor, error) {
+	shape, err := b.Shape()
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: shape of a result: %w", err)
+	}
+	d, err := fromGoMLX(shape.DType)
+	if err != nil {
+		return nil, err
+	}
+	t := tensor.New(d, shape.Dimensions...)
+	if err := b.ToFlatData(flatOf(t.Memory(), shape.DType, t.Len())); err != nil {
+		return nil, fmt.Errorf("gomlx: fetch a result: %w", err)
+	}
+	return t, nil
+}
+
+// sameType checks a tensor's dtype and shape.
+func sameType(t *tensor.Tensor, d tensor.DType, shape []int) error {
+	if t == nil {
+		return fmt.Errorf("nil tensor: want %v %s", d, tensor.FormatShape(shape))
+	}
+	same := t.DType() == d && len(t.Shape()) == len(shape)
+	for i := 0; same && i < len(shape); i++ {
+		same = t.Shape()[i] == shape[i]
+	}
+	if !same {
+		return fmt.Errorf("%v %s: want %v %s", t.DType(), tensor.FormatShape(t.Shape()), d, tensor.FormatShape(shape))
+	}
+	return nil
+}
+
+// sameRows checks the dtype and shape of rows rows of a feature.
+func sameRows(t *tensor.Tensor, d tensor.DType, rows int, shape []int) error {
+	same := t != nil && t.DType() == d && len(t.Shape()) == len(shape)+1 && t.Shape()[0] == rows
+	for i := 0; same && i < len(shape); i++ {
+		same = t.Shape()[i+1] == shape[i]
+	}
+	if same {
+		return nil
+	}
+	return sameType(t, d, append([]int{rows}, shape...))
+}
+
+// setScalar stores x in a tensor of rank 0 and a floating-point type.
+func setScalar(t *tensor.Tensor, x float64) {
+	switch t.DType() {
+	case tensor.Float32:
+		tensor.Data[float32](t)[0] = float32(x)
+	case tensor.Float64:
+		tensor.Data[float64](t)[0] = x
+	case tensor.Float16:
+		tensor.Data[tensor.F16](t)[0] = tensor.F16From(float32(x))
+	case tensor.BFloat16:
+		tensor.Data[tensor.BF16](t)[0] = tensor.BF16From(float32(x))
+	}
+}

@@ -1,0 +1,67 @@
+package gomlx
+
+import (
+	"fmt"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+)
+
+// recycler gives the memory of a set of buffers back to the backend's pool. The Go backend takes outputs from a pool
+// but leaves finalized ones to the garbage collector; every collection then empties the pool too, so that a step
+// allocates all its intermediate values anew. Donated arguments do go back into the pool: so the recycler is a program
+// that ignores its arguments, which are all donated.
+type recycler struct {
+	g      *graph.Graph
+	shapes []shapes.Shape
+	donate []bool
+}
+
+// newRecycler returns nil if the backend does not gain from one.
+func newRecycler(b *backend, list []shapes.Shape) (*recycler, error) {
+	if !b.recycles || len(list) == 0 {
+		return nil, nil
+	}
+	r := &recycler{g: graph.NewGraph(b.Backend, "lockstep: recycle"), shapes: list, donate: make([]bool, len(list))}
+	for i, s := range list {
+		graph.Parameter(r.g, fmt.Sprintf("#%d", i), s)
+		r.donate[i] = true
+	}
+	if err := r.g.Compile(graph.ScalarZero(r.g, dtypes.Int32)); err != nil {
+		r.g.Finalize()
+		return nil, fmt.Errorf("gomlx: compile the recycle program: %w", err)
+	}
+	return r, nil
+}
+
+// free frees the buffers, of the shapes given to newRecycler or nil, and sets them to nil.
+func (r *recycler) free(list []compute.Buffer) {
+	if r != nil && complete(list, len(r.shapes)) {
+		if out, err := r.g.Executable().Execute(list, r.donate, 0); err == nil {
+			release(out[0])
+			clear(list)
+			return
+		}
+	}
+	for _, b := range list {
+		release(b)
+	}
+	clear(list)
+}
+
+func (r *recycler) close() {
+	if r != nil {
+		r.g.Finalize()
+	}
+}
+
+func complete(list []compute.Buffer, n int) bool {
+	for _, b := range list {
+		if b == nil {
+			return false
+		}
+	}
+	return len(list) == n
+}

@@ -1,0 +1,6 @@
+//go:build !goexperiment.simd
+
+package gomlx
+
+// simd says how the Go backend's kernels were built.
+func simd() string { return "no simd" }

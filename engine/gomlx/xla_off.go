@@ -1,0 +1,16 @@
+//go:build !(xla && cgo)
+
+package gomlx
+
+import (
+	"errors"
+
+	"github.com/lockstep-ml/lockstep/engine"
+)
+
+// OpenXLA opens XLA through a PJRT plugin. This build has no XLA: it needs cgo and the build tag xla, and OpenXLA
+// returns an error that says so.
+func OpenXLA(XLAOptions) (engine.Engine, error) {
+	return nil, errors.New("gomlx: this program was built without XLA: build it with CGO_ENABLED=1 and -tags xla, and set $" + PluginEnv +
+		" (or XLAOptions.Plugin) to the absolute path of a PJRT plugin")
+}

@@ -1,0 +1,61 @@
+//go:build xla && cgo
+
+package gomlx
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/gomlx/go-xla/compute/xla"
+	"github.com/gomlx/go-xla/pjrt"
+
+	"github.com/lockstep-ml/lockstep/engine"
+)
+
+// OpenXLA opens XLA through a PJRT plugin, given by its absolute path. It never downloads one. A CPU plugin offers as
+// many devices as asked for; its own threads use all cores whatever their number. An accelerator's plugin offers the
+// devices it finds.
+func OpenXLA(o XLAOptions) (engine.Engine, error) {
+	path, err := o.plugin()
+	if err != nil {
+		return nil, err
+	}
+	n, err := deviceCount(o.Devices)
+	if err != nil {
+		return nil, err
+	}
+	xla.EnableAutoInstall(false)
+	kind, config, options := pluginKind(path), path, pjrt.NamedValuesMap{}
+	if kind == "CPU" {
+		options["cpu_device_count"] = int64(n) // another integer type is refused
+		config += ",shared_buffers"
+		if o.staged {
+			config = path + ",noshared_buffers"
+		}
+	}
+	b, err := xla.NewWithOptions(config, options)
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: open the PJRT plugin %s: %w", path, err)
+	}
+	return &backend{
+		Backend:     b,
+		name:        "xla",
+		description: fmt.Sprintf("GoMLX %s, XLA (go-xla %s, plugin %s)", gomlxVersion, goXLAVersion, filepath.Base(path)),
+		kind:        kind,
+		devices:     b.NumDevices(),
+		physical:    true,
+	}, nil
+}
+
+// pluginKind tells a plugin's kind of device from its file name, which is all there is to see before it is loaded.
+func pluginKind(path string) string {
+	name := strings.ToLower(filepath.Base(path))
+	switch {
+	case pjrt.IsCUDAName(name), strings.Contains(name, "rocm"), strings.Contains(name, "gpu"):
+		return "GPU"
+	case strings.Contains(name, "tpu"):
+		return "TPU"
+	}
+	return "CPU"
+}
