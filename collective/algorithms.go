@@ -1,0 +1,18 @@
+package collective
+
+// Algorithms is the table of all algorithms, in the order in which the chooser prefers them where their costs are equal.
+// It must not be changed. docs/algorithms.md explains each row.
+var Algorithms = []Algorithm{
+	direct,
+	recursiveDoubling,
+}
+
+// FindAlgorithm returns the row of that name.
+func FindAlgorithm(name string) (Algorithm, bool) {
+	for _, a := range Algorithms {
+		if a.Name == name {
+			return a, true
+		}
+	}
+	return Algorithm{}, false
+}

@@ -1,0 +1,245 @@
+package collective
+
+import (
+	"iter"
+	"math/bits"
+	"time"
+)
+
+// recursiveDoubling exchanges whole vectors by frames, in as few steps as there can be for short ones. It works over any
+// transport and for any size, and no step relies on buffering.
+//
+// All-reduce, in a power of two: in round k a rank exchanges what it holds with the rank whose number differs in bit
+// k, and both combine, the lower's operand on the left. After round k every rank holds the sum of its block of 2^(k+1)
+// ranks, which is a node of the canonical tree; after the last round, the whole.
+//
+// In other sizes the blocks at the right end are incomplete. Call the ranks from n - n mod 2^k on the tail of round
+// k. It is never folded into the others first, since that would be another tree; it joins at its own level:
+//   - If bit k of n is 0, nobody stands beside the tail in this round. The ranks of the tail that hold its sum pass it
+//     to as many that do not.
+//   - If bit k is 1, the complete block of 2^k ranks left of the tail joins it. As many ranks of that block as the tail
+//     has holders exchange with them, and both hold the sum of the longer tail. The others of the block keep what they
+//     hold, which is of no use any more.
+//
+// After the last round the whole is the tail, and its holders double until every rank is one.
+//
+// Broadcast is the binomial tree. Barrier is dissemination: in round k every rank tells the one 2^k above it, around
+// the end, and after the last round has heard from all.
+var recursiveDoubling = Algorithm{
+	Name:  "recursive_doubling",
+	Fits:  func(p Problem) error { return p.check() },
+	Steps: doublingSteps,
+	Cost:  doublingCost,
+}
+
+func doublingSteps(p Problem, rank int) iter.Seq[Step] {
+	switch p.Op {
+	case AllReduce:
+		return doublingAllReduce(p, rank)
+	case Broadcast:
+		return binomialBroadcast(p, rank)
+	default:
+		return disseminationBarrier(p, rank)
+	}
+}
+
+func doublingAllReduce(p Problem, rank int) iter.Seq[Step] {
+	return func(yield func(Step) bool) {
+		work := p.all(Work)
+		if !yield(duplicate(p.all(Src), work)) {
+			return
+		}
+		t := tailOf(p.Size)
+		rounds := bits.Len(uint(p.Size - 1))
+		for k := range rounds {
+			block := 1 << k
+			whole := p.Size &^ (2*block - 1) // ranks in pairs of complete blocks
+			switch {
+			case rank < whole:
+				if !yield(meet(rank, rank^block, work)) {
+					return
+				}
+			case p.Size&block != 0:
+				if peer := t.join(k, rank); peer >= 0 && !yield(meet(rank, peer, work)) {
+					return
+				}
+			default:
+				if s := t.spread(k, t.holders[k], rank, work); s.Kind != 0 && !yield(s) {
+					return
+				}
+			}
+		}
+		if p.Size&(p.Size-1) != 0 {
+			for holders := t.holders[rounds]; holders < p.Size; holders *= 2 {
+				if s := t.spread(rounds, holders, rank, work); s.Kind != 0 && !yield(s) {
+					return
+				}
+			}
+		}
+		if p.Reduce == Mean && !yield(scale(work)) {
+			return
+		}
+		yield(duplicate(work, p.all(Dst)))
+	}
+}
+
+// meet is the step in which two ranks combine what they hold; the lower rank's part is the left operand.
+func meet(rank, peer int, s Span) Step {
+	side := Right
+	if peer < rank {
+		side = Left
+	}
+	return Step{Kind: Exchange, To: peer, From: peer, Out: s, In: s, Side: side}
+}
+
+// tail follows the incomplete blocks at the right end through the rounds. The tail of round k is what remains of the
+// ranks when those in complete blocks of 2^k are taken away: the last size mod 2^k. Its ranks have places, an order in
+// which those that hold the tail's sum come first. It costs no memory per rank: places follow from the bits of size.
+type tail struct {
+	size    int
+	holders [bits.UintSize + 1]int // by round: how many of the tail's ranks hold its sum before the round
+}
+
+func tailOf(size int) tail {
+	t := tail{size: size}
+	for k := range bits.Len(uint(size)) {
+		length, holders := t.length(k), t.holders[k]
+		switch {
+		case size>>k&1 == 0:
+			t.holders[k+1] = min(length, 2*holders)
+		case length == 0:
+			t.holders[k+1] = 1 << k
+		default:
+			t.holders[k+1] = 2 * holders
+		}
+	}
+	return t
+}
+
+// length returns how many ranks the tail of round k has.
+func (t *tail) length(k int) int { return t.size & (1<<k - 1) }
+
+// join returns the peer of a rank in the round in which the block left of the tail joins it, or -1: the block's first
+// ranks meet the tail's holders.
+func (t *tail) join(k, rank int) int {
+	first := t.size - t.length(k+1)
+	if rank < t.size-t.length(k) {
+		if place := rank - first; place < t.holders[k] {
+			return t.rank(k, place)
+		}
+	} else if place := t.place(k, rank); place < t.holders[k] {
+		return first + place
+	}
+	return -1
+}
+
+// spread returns the step in which the first holders of the tail of round k pass its sum to as many others, or no step
+// if the rank has no part in it.
+func (t *tail) spread(k, holders, rank int, s Span) Step {
+	switch place := t.place(k, rank); {
+	case place < holders && holders+place < t.length(k):
+		return send(t.rank(k, holders+place), s)
+	case place >= holders && place < 2*holders:
+		return receive(t.rank(k, place-holders), s)
+	}
+	return Step{}
+}
+
+// place returns the place of a rank among the tail of round k, to which it must belong. When a block joined a tail of h
+// holders, the order became: h of the block, the h holders, the rest of the block, the rest of the tail.
+func (t *tail) place(k, rank int) int {
+	place := -1 // not yet in the tail
+	for j := range k {
+		block, holders := 1<<j, t.holders[j]
+		if t.size&block == 0 {
+			continue
+		}
+		first := t.size - t.length(j+1)
+		switch {
+		case place < 0 && rank < first: // joins later
+		case place < 0 && (rank-first < holders || t.length(j) == 0):
+			place = rank - first
+		case place < 0:
+			place = rank - first + holders
+		case place < holders:
+			place += holders
+		default:
+			place += block
+		}
+	}
+	return place
+}
+
+// rank returns which rank has a place among the tail of round k; it undoes place.
+func (t *tail) rank(k, place int) int {
+	for j := k - 1; ; j-- {
+		block, holders := 1<<j, t.holders[j]
+		if t.size&block == 0 {
+			continue
+		}
+		first := t.size - t.length(j+1)
+		switch {
+		case t.length(j) == 0 || place < holders:
+			return first + place
+		case place < 2*holders:
+			place -= holders
+		case place < holders+block:
+			return first + place - holders
+		default:
+			place -= block
+		}
+	}
+}
+
+// binomialBroadcast numbers the ranks from the root on. A rank receives from the one whose number lacks its lowest bit,
+// then sends to those that lie a smaller power of two above it, the farthest first: it has the largest tree below it.
+func binomialBroadcast(p Problem, rank int) iter.Seq[Step] {
+	return func(yield func(Step) bool) {
+		number := (rank - p.Root + p.Size) % p.Size
+		have, reach := p.all(Src), 1<<bits.Len(uint(p.Size-1))
+		if number > 0 {
+			have, reach = p.all(Dst), number&-number
+			if !yield(receive((rank-reach+p.Size)%p.Size, have)) {
+				return
+			}
+		}
+		for reach /= 2; reach > 0; reach /= 2 {
+			if number+reach < p.Size && !yield(send((rank+reach)%p.Size, have)) {
+				return
+			}
+		}
+		if number == 0 {
+			yield(duplicate(have, p.all(Dst)))
+		}
+	}
+}
+
+func disseminationBarrier(p Problem, rank int) iter.Seq[Step] {
+	return func(yield func(Step) bool) {
+		for reach := 1; reach < p.Size; reach *= 2 {
+			to, from := (rank+reach)%p.Size, (rank-reach+p.Size)%p.Size
+			if !yield(Step{Kind: Exchange, To: to, From: from}) {
+				return
+			}
+		}
+	}
+}
+
+// doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to combine them.
+func doublingCost(p Problem, l Links) time.Duration {
+	rounds := bits.Len(uint(p.Size - 1))
+	switch p.Op {
+	case Barrier:
+		return time.Duration(rounds) * l.frame(0)
+	case Broadcast:
+		return time.Duration(rounds) * l.frame(p.Count)
+	}
+	spreads := 0
+	if p.Size&(p.Size-1) != 0 {
+		t := tailOf(p.Size)
+		for holders := t.holders[rounds]; holders < p.Size; holders *= 2 {
+			spreads++
+		}
+	}
+	return time.Duration(rounds+spreads)*l.frame(p.Count) + time.Duration(rounds)*l.combining(2*p.Count)
+}
