@@ -14,8 +14,10 @@ type Communicator interface {
 	Rank() int
 	// Size returns the number of members.
 	Size() int
-	// Do carries out the call and returns when this rank's result is in Dst and no peer reads or writes this rank's
-	// memory any more. It returns a *[Error].
+	// Do carries out the call, behind those already started, and returns when this rank's result is in Dst and no peer
+	// reads or writes this rank's memory any more. Its error is, or wraps, a *[Error]; it is the same for all ranks of the
+	// process. Where all ranks reach each other's memory, a call fails on all ranks or on none; and once all have
+	// entered it, the end of ctx does not stop it any more.
 	Do(ctx context.Context, call *Call) error
 	// Start queues the call behind those already started and returns at once. The call, and the memory that it
 	// names, belong to the library until the handle's Wait has returned.
@@ -29,13 +31,18 @@ type Communicator interface {
 	Err() error
 	// Properties says what this communicator promises.
 	Properties() Properties
-	// Close ends the communicator and frees what it holds. Waiting and later calls return [ErrClosed].
+	// Pending returns how many started calls were not awaited yet.
+	Pending() int
+	// Close ends the communicator and frees what it holds, once its calls have ended. Waiting and later calls of this rank
+	// return [ErrClosed]; peers that need this rank get [ErrPeerLost]. It may be called at any time, by any goroutine,
+	// and again. Started calls that were not awaited are an error.
 	Close() error
 }
 
 // Handle is a started call.
 type Handle interface {
-	// Wait returns when the call is over. It may be called once. Ending ctx aborts the communicator.
+	// Wait returns when the call is over, with its error. It must be called, once. The end of ctx aborts the
+	// communicator; Wait still returns only when the library is done with the call's memory.
 	Wait(ctx context.Context) error
 }
 
@@ -46,8 +53,11 @@ type Group interface {
 	Local() []Communicator
 	// DoAll carries out one call per local rank, by the order of Local, at the same time.
 	DoAll(ctx context.Context, calls []Call) error
-	// Rebuild closes the group, poisoned or not, and makes a new one of the same ranks, at the next epoch.
+	// Rebuild closes the group, poisoned or not, and makes a new one of the same ranks, at the next epoch. Every process
+	// of the job must call it.
 	Rebuild(ctx context.Context) (Group, error)
+	// Close closes the communicators of all local ranks.
+	Close() error
 }
 
 // Properties is what a communicator promises.
@@ -58,19 +68,34 @@ type Properties struct {
 }
 
 // Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see internal/ledger).
-// All methods are called on the goroutine that makes the call.
+// Enter, Park, Unpark and Leave of a rank are called on the goroutine that makes the call or awaits it, never on one of
+// the library's own.
+//
+// The proof rests on this: a call that all ranks have entered ends without any further help of theirs.
 type Monitor interface {
-	// Enter says that rank begins call number seq (from 0). It is on the hot path: no allocation, no lock.
+	// Enter says that rank begins call number seq (from 0), before any peer can see it. It is on the hot path: no
+	// allocation, no lock, no blocking. [Group.DoAll] enters the calls of all local ranks before it waits.
 	Enter(rank int, seq uint64, call *Call)
-	// Park says that rank's goroutine is about to block until its peers arrive. An error means that they never will:
-	// the call fails with it. The monitor may also abort the communicator from inside Park.
-	Park(rank int) error
-	// Unpark says that rank's goroutine runs again.
+	// Park says that rank's goroutine is about to block until its peers have entered call seq. An error means that they
+	// never will: the communicator fails with exactly that error. The monitor may also abort any communicator from
+	// inside Park.
+	Park(rank int, seq uint64) error
+	// Unpark says that rank's goroutine runs again, after a Park that returned nil.
 	Unpark(rank int)
-	// Leave says that rank's call is over, with the error that it will return.
-	Leave(rank int, err error)
-	// Explain is called once, by the first rank that finds a failure (a mismatch, the end of a context, a deadline), before
-	// any other rank is told: it returns the error that every rank will get. The monitor may look at what all ranks
-	// do, and wraps err.
+	// Leave says that call seq of rank is over, with the error that it returns. It may block while a report is made.
+	Leave(rank int, seq uint64, err error)
+	// Explain is called once, by the first rank that finds a failure (a mismatch, a wrong call, the end of a context, a
+	// deadline), before any other rank is told: it returns the error that every rank will get. The monitor may look at
+	// what all ranks do, and wraps err. Abort and Close are not explained.
 	Explain(rank int, err error) error
+}
+
+// SplitMonitor is a Monitor that can watch the communicators which [Communicator.Split] makes. Without it they are not
+// watched.
+type SplitMonitor interface {
+	Monitor
+	// Split returns the monitor of a new communicator. It is called once for each, on any local rank's goroutine. ranks[i]
+	// is the number in the parent of the new communicator's rank i; abort aborts the new one; release is called when all its local ranks
+	// have closed it.
+	Split(name string, ranks []int, abort func(cause error)) (m Monitor, release func())
 }

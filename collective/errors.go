@@ -1,9 +1,14 @@
 package collective
 
-import "errors"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
 
 // The kinds of failure. An error returned by this package matches one of them with errors.Is; a deadline also matches
-// context.DeadlineExceeded.
+// context.DeadlineExceeded, the end of a context also its cause and context.Canceled.
 var (
 	ErrTimeout  = errors.New("deadline exceeded")           // a peer did not come in time
 	ErrPeerLost = errors.New("peer lost")                   // a peer's process or goroutine is gone
@@ -12,5 +17,107 @@ var (
 	ErrInvalid  = errors.New("invalid argument")            // the call is wrong by itself
 	ErrClosed   = errors.New("communicator closed")         // used after Close
 	ErrBusy     = errors.New("concurrent call on one rank") // a second goroutine used a communicator that is in a call
-	ErrAborted  = errors.New("aborted")                     // Abort without a cause
+	ErrAborted  = errors.New("aborted")                     // Abort, or the end of a context
 )
+
+// Error is a failure of a communicator: which rank found it, in which call, and what it was.
+type Error struct {
+	Kind  error  // one of the kinds above
+	Comm  string // the communicator's name
+	Rank  int    // the rank that found it, or -1
+	Op    Op     // the call it was in; 0: in none
+	Seq   uint64 // number of the call, from 0
+	Name  string // name of the call's tensor
+	Peers []int  // the other ranks concerned: those that are missing, lost or differ
+	Err   error  // what happened; may be nil
+}
+
+// Error says it in one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "collective: communicator %q", e.Comm)
+	if e.Rank >= 0 {
+		fmt.Fprintf(&b, ", rank %d", e.Rank)
+	}
+	if e.Op != 0 {
+		fmt.Fprintf(&b, ", call %d, %v", e.Seq, e.Op)
+	}
+	if e.Name != "" {
+		fmt.Fprintf(&b, " of %q", e.Name)
+	}
+	fmt.Fprintf(&b, ": %v", e.Kind)
+	if e.Err != nil {
+		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	return b.String()
+}
+
+// Unwrap returns the kind, the cause, and for a deadline context.DeadlineExceeded.
+func (e *Error) Unwrap() []error {
+	out := []error{e.Kind}
+	if e.Err != nil {
+		out = append(out, e.Err)
+	}
+	if e.Kind == ErrTimeout {
+		out = append(out, context.DeadlineExceeded)
+	}
+	return out
+}
+
+// Timeout reports whether the failure was a deadline, as net.Error does.
+func (e *Error) Timeout() bool { return e.Kind == ErrTimeout }
+
+// ended is the end of a context: it matches both the context's error and its cause.
+type ended struct{ err, cause error }
+
+func endOf(ctx context.Context) *ended { return &ended{ctx.Err(), context.Cause(ctx)} }
+
+func (e *ended) Error() string {
+	if e.cause == nil || errors.Is(e.err, e.cause) {
+		return e.err.Error()
+	}
+	return e.err.Error() + ": " + e.cause.Error()
+}
+
+func (e *ended) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.err}
+	}
+	return []error{e.err, e.cause}
+}
+
+// kind returns the kind of failure that the end of the context is.
+func (e *ended) kind() error {
+	if errors.Is(e.err, context.DeadlineExceeded) {
+		return ErrTimeout
+	}
+	return ErrAborted
+}
+
+// ranksText writes a sorted list of ranks: "rank 1", "ranks 0-2, 5".
+func ranksText(ranks []int) string {
+	if len(ranks) == 1 {
+		return fmt.Sprintf("rank %d", ranks[0])
+	}
+	var b strings.Builder
+	b.WriteString("ranks ")
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		switch j - i {
+		case 0:
+			fmt.Fprintf(&b, "%d", ranks[i])
+		case 1:
+			fmt.Fprintf(&b, "%d, %d", ranks[i], ranks[j])
+		default:
+			fmt.Fprintf(&b, "%d-%d", ranks[i], ranks[j])
+		}
+		i = j + 1
+	}
+	return b.String()
+}

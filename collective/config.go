@@ -1,0 +1,97 @@
+package collective
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Config sets up a communicator. The zero value works. All fields but Timeout, Stall, Monitor and Logger must be equal on
+// all ranks.
+type Config struct {
+	// Name of the communicator in errors and logs. Default "world".
+	Name string
+	// Epoch is the membership of the job. Calls of different epochs never meet.
+	Epoch uint32
+	// Timeout bounds how long one call waits for its peers. Default 10 minutes; negative: for ever, which is said once in the log.
+	Timeout time.Duration
+	// Stall is how long a call waits before that is logged, once, with who waits for whom. Default 30 seconds; negative: never.
+	Stall time.Duration
+	// Order and Accumulate are the defaults of the calls' [Options]. Default Canonical and AccumulateDType.
+	Order      Order
+	Accumulate Accumulate
+	// Algorithm names the row of [Algorithms] that carries out every call that names none itself. Default: the chooser decides.
+	Algorithm string
+	// Monitor watches the calls. Default none.
+	Monitor Monitor
+	// Logger gets the warnings. Default slog.Default().
+	Logger *slog.Logger
+}
+
+const (
+	defaultTimeout = 10 * time.Minute
+	defaultStall   = 30 * time.Second
+)
+
+// filled returns c with its defaults, or what is wrong with it.
+func (c Config) filled() (Config, error) {
+	if c.Name == "" {
+		c.Name = "world"
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Stall == 0 {
+		c.Stall = defaultStall
+	}
+	if c.Order == OrderInherit {
+		c.Order = Canonical
+	}
+	if c.Accumulate == AccumulateInherit {
+		c.Accumulate = AccumulateDType
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	o := Options{Order: c.Order, Accumulate: c.Accumulate, Algorithm: c.Algorithm}
+	if err := o.check(); err != nil {
+		return c, fmt.Errorf("collective: configuration of %q: %w", c.Name, err)
+	}
+	return c, nil
+}
+
+// check returns what is wrong with the options by themselves.
+func (o *Options) check() error {
+	if o.Order > Any {
+		return fmt.Errorf("Order %d is none: want Canonical or Any", o.Order)
+	}
+	if o.Accumulate > AccumulateFloat32 {
+		return fmt.Errorf("Accumulate %d is none: want AccumulateDType or AccumulateFloat32", o.Accumulate)
+	}
+	if o.Algorithm != "" {
+		if _, ok := FindAlgorithm(o.Algorithm); !ok {
+			return fmt.Errorf("no algorithm %q: want %s", o.Algorithm, algorithmNames())
+		}
+	}
+	return nil
+}
+
+// of returns the options of one call: its own, then the communicator's.
+func (c *Config) of(call *Call) Options {
+	o := Options{Timeout: c.Timeout, Order: c.Order, Accumulate: c.Accumulate, Algorithm: c.Algorithm}
+	if p := call.Options; p != nil {
+		if p.Timeout != 0 {
+			o.Timeout = p.Timeout
+		}
+		if p.Order != OrderInherit {
+			o.Order = p.Order
+		}
+		if p.Accumulate != AccumulateInherit {
+			o.Accumulate = p.Accumulate
+		}
+		if p.Algorithm != "" {
+			o.Algorithm = p.Algorithm
+		}
+	}
+	return o
+}
