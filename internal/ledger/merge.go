@@ -1,0 +1,227 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/stacks"
+)
+
+// rendezvous is where the replicas of a run meet for merge calls. To the search it is one more communicator.
+type rendezvous struct {
+	monitor *Monitor
+	seats   []seat
+
+	// Guarded by the ledger's lock.
+	arrived   int
+	executing bool // a merge function runs
+	executor  int  // the replica on whose goroutine it runs
+
+	// The result of the last merge function. Written before the waiting replicas are woken, and not again before all
+	// of them have come back for the next one.
+	value any
+	err   error
+}
+
+// seat is one replica's place in the rendezvous. Channel and timer are made on first use, in the goroutine that uses
+// them, so that under testing/synctest they belong to its bubble.
+type seat struct {
+	woken chan struct{} // gets a token when the result is there
+	timer *time.Timer
+}
+
+func (m *rendezvous) init(r *Run) {
+	members := make([]int, len(r.replicas))
+	for i := range members {
+		members[i] = i
+	}
+	m.monitor = newMonitor(r.ledger, "the merge calls", members, nil)
+	m.monitor.isMerge = true
+	m.seats = make([]seat, len(r.replicas))
+	for i := range m.seats {
+		m.seats[i].woken = make(chan struct{}, 1)
+	}
+}
+
+// Merge is one replica's part in a merge call: it waits until all replicas have come, the last one's goroutine runs f
+// for all of them, and all return f's value and error. Only that one f runs, so all replicas must give the same.
+// While it runs, no goroutine of another replica is outside Merge.
+//
+// timeout bounds the wait including f's run; zero means the ledger's [Config.Timeout], negative none. The wait also ends
+// when ctx does, and when the run fails; each of these is a failure of the run. So is a panic or runtime.Goexit of f,
+// while an error of f's is handed to all replicas and is no failure by itself.
+func (r *Run) Merge(ctx context.Context, replica int, timeout time.Duration, f func() (any, error)) (any, error) {
+	if err := r.Acquire(replica); err != nil {
+		return nil, err
+	}
+	defer r.Release(replica)
+	m := &r.merge
+	seq := m.monitor.slots[replica].entered.Load()
+	m.monitor.Enter(replica, seq, nil)
+	defer m.monitor.Leave(replica, seq, nil)
+	if ctx.Err() != nil {
+		return nil, m.explain(r, replica, seq, context.Cause(ctx), 0)
+	}
+	last, failure := r.arrive(replica, seq)
+	switch {
+	case failure != nil:
+		return nil, failure
+	case last:
+		return m.execute(r, replica, seq, f)
+	}
+	defer r.replicas[replica].parked.Store(false)
+	return m.await(ctx, r, replica, seq, orDefault(timeout, r.ledger.cfg.Timeout))
+}
+
+// arrive counts the replica in, and parks it unless it is the last.
+func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
+	l, m := r.ledger, &r.merge
+	l.mu.Lock()
+	if failure := r.failure.Load(); failure != nil {
+		l.mu.Unlock()
+		return false, failure
+	}
+	m.arrived++
+	if m.arrived == len(r.replicas) {
+		m.arrived, m.executing, m.executor = 0, true, replica
+		l.mu.Unlock()
+		return true, nil
+	}
+	stuck := r.parkLocked(replica, waiting{m.monitor, seq})
+	l.mu.Unlock()
+	if stuck != nil {
+		r.replicas[replica].parked.Store(false)
+		r.spread(stuck)
+		return false, stuck
+	}
+	return false, nil
+}
+
+// execute runs f and wakes the others.
+func (m *rendezvous) execute(r *Run, replica int, seq uint64, f func() (any, error)) (value any, err error) {
+	normal := false
+	defer func() {
+		if normal {
+			return
+		}
+		// A panic becomes the failure of all; after runtime.Goexit this goroutine is on its way out.
+		panicked := recover()
+		kind := faultMergeGone
+		if panicked != nil {
+			kind = faultMergePanicked
+		}
+		value, err = nil, r.fail(fault{
+			kind: kind, replica: replica, monitor: m.monitor, seq: seq,
+			cause: panicCause(panicked), value: panicked, stack: userPart(firstStack(debug.Stack())),
+		})
+	}()
+	value, err = f()
+	normal = true
+
+	l := r.ledger
+	l.mu.Lock()
+	if failure := r.failure.Load(); failure != nil {
+		l.mu.Unlock()
+		return nil, failure
+	}
+	m.value, m.err = value, err
+	m.executing = false
+	l.mu.Unlock()
+	for other := range m.seats {
+		if other != replica {
+			m.seats[other].woken <- struct{}{}
+		}
+	}
+	return value, err
+}
+
+// await blocks until the result is there or the run has failed.
+func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64, timeout time.Duration) (any, error) {
+	var (
+		seat    = &m.seats[replica]
+		stall   = r.ledger.cfg.Stall
+		stalled = stall <= 0 || timeout > 0 && timeout <= stall // nothing to log any more
+		start   = time.Now()
+		expired <-chan time.Time
+	)
+	arm := func() {
+		d := timeout - time.Since(start)
+		if !stalled {
+			d = stall
+		} else if timeout <= 0 {
+			return
+		}
+		if seat.timer == nil {
+			seat.timer = time.NewTimer(d)
+		} else {
+			seat.timer.Reset(d)
+		}
+		expired = seat.timer.C
+	}
+	arm()
+	defer func() {
+		if seat.timer != nil {
+			seat.timer.Stop()
+		}
+	}()
+	for {
+		select {
+		case <-seat.woken:
+			return m.value, m.err
+		case <-r.failed:
+			return nil, r.Err()
+		case <-ctx.Done():
+			return nil, m.explain(r, replica, seq, context.Cause(ctx), 0)
+		case <-expired:
+			if stalled {
+				return nil, m.explain(r, replica, seq, collective.ErrTimeout, timeout)
+			}
+			stalled = true
+			m.logStall(r, replica, seq, stall)
+			expired = nil
+			arm()
+		}
+	}
+}
+
+// explain makes what ended a wait the failure of the run.
+func (m *rendezvous) explain(r *Run, replica int, seq uint64, cause error, waited time.Duration) error {
+	return r.fail(fault{
+		kind: faultFound, replica: replica, monitor: m.monitor, seq: seq, cause: cause, waited: waited,
+	})
+}
+
+// logStall says once what a merge call has been waiting for.
+func (m *rendezvous) logStall(r *Run, replica int, seq uint64, waited time.Duration) {
+	l := r.ledger
+	l.mu.Lock()
+	var absent []string
+	for other := range r.replicas {
+		if m.monitor.slots[other].entered.Load() <= seq {
+			absent = append(absent, l.name(other))
+		}
+	}
+	executing, executor := m.executing, m.executor
+	l.mu.Unlock()
+	call := fmt.Sprintf("merge_call #%d", seq)
+	if executing {
+		l.logger().Warn("merge function still runs", slog.String("call", call), slog.Duration("waited", waited),
+			slog.String("waiting", l.name(replica)), slog.String("runs on", l.name(executor)))
+		return
+	}
+	l.logger().Warn("merge call stalls", slog.String("call", call), slog.Duration("waited", waited),
+		slog.String("waiting", l.name(replica)), slog.Any("missing", absent))
+}
+
+// firstStack reads the text of one goroutine's stack.
+func firstStack(text []byte) []stacks.Frame {
+	all := stacks.Parse(string(text))
+	if len(all) == 0 {
+		return nil
+	}
+	return all[0].Frames
+}

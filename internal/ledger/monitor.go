@@ -1,0 +1,193 @@
+package ledger
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// Monitor watches the calls of one communicator's local ranks; it implements [collective.Monitor]. Each rank's
+// methods are called by one goroutine at a time.
+type Monitor struct {
+	ledger   *Ledger
+	name     string
+	members  []int // replica by rank, -1: in another process
+	ranks    []int // rank by replica, -1: not a member
+	abort    func(error)
+	slots    []slot
+	isMerge  bool // the rendezvous of merge calls, which is in no list
+	released bool // guarded by the ledger's lock
+}
+
+// inflight is how many calls of one rank can be described in a report. A rank that has started more is watched just as
+// well, but the oldest go without a name.
+const inflight = 8
+
+// slot is what one rank has done. It is written by the rank's calls and read by everybody.
+type slot struct {
+	entered atomic.Uint64 // number of the last call entered, plus 1
+	left    atomic.Uint64 // number of the last call left, plus 1
+	calls   [inflight]atomic.Pointer[collective.Call]
+	parked  *replica // whose mark Unpark clears; used by the goroutine that parks only
+
+	_ [64]byte // the next rank's counts are on another cache line
+}
+
+func newMonitor(l *Ledger, name string, members []int, abort func(error)) *Monitor {
+	m := &Monitor{ledger: l, name: name, members: members, abort: abort, slots: make([]slot, len(members))}
+	m.ranks = slices.Repeat([]int{-1}, l.Replicas())
+	for rank, replica := range members {
+		if replica >= 0 {
+			m.ranks[replica] = rank
+		}
+	}
+	return m
+}
+
+// Enter says that rank begins call number seq. It takes no lock and allocates nothing.
+func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
+	s := &m.slots[rank]
+	s.calls[seq%inflight].Store(call)
+	s.entered.Store(seq + 1)
+}
+
+// Leave says that rank's call number seq is over, with the error that it will return. It takes no lock, except that it
+// waits for a report that is being made: the caller's next act may be to change the call that the report reads.
+//
+// (Leave clears the call and then looks at the flag; a report sets the flag and then looks for calls. So either the
+// report finds no call, or Leave sees the flag and waits.)
+func (m *Monitor) Leave(rank int, seq uint64, _ error) {
+	s := &m.slots[rank]
+	s.calls[seq%inflight].Store(nil)
+	s.left.Store(seq + 1)
+	if m.ledger.reporting.Load() {
+		m.ledger.mu.Lock()
+		m.ledger.mu.Unlock() //nolint:staticcheck // only the wait matters
+	}
+}
+
+// Park says that the goroutine of rank's replica is about to block until the other members have entered call number
+// seq. If they never will, the run has failed; then Park has aborted all communicators, and returns the failure.
+func (m *Monitor) Park(rank int, seq uint64) error {
+	l := m.ledger
+	s := &m.slots[rank]
+	s.parked = nil
+	r := l.current.Load()
+	replica := m.members[rank]
+	if r == nil || replica < 0 {
+		return nil
+	}
+	l.mu.Lock()
+	failure := r.failure.Load()
+	spread := false
+	switch me := &r.replicas[replica]; {
+	case failure != nil || r.merge.executing || me.state != Running:
+		// A goroutine acts for all ranks, or one of an earlier run is still at it: its wait is not the replica's.
+		l.mu.Unlock()
+		return errorOrNil(failure)
+	case me.parked.Load():
+		failure = r.failLocked(fault{kind: faultBusy, replica: replica, cause: collective.ErrBusy})
+		spread = true
+	default:
+		s.parked = me
+		failure = r.parkLocked(replica, waiting{m, seq})
+		spread = failure != nil
+	}
+	l.mu.Unlock()
+	if spread {
+		r.spread(failure)
+	}
+	return errorOrNil(failure)
+}
+
+// parkLocked marks the replica as parked and searches for a reason why its wait cannot end. The caller holds the
+// lock, and calls spread if the run has failed.
+func (r *Run) parkLocked(replica int, w waiting) *StepError {
+	me := &r.replicas[replica]
+	me.wait = w
+	me.parked.Store(true)
+	chain := r.ledger.search.from(r, replica)
+	if chain == nil {
+		return nil
+	}
+	return r.failLocked(fault{kind: faultStuck, replica: replica, chain: chain})
+}
+
+// Unpark says that rank's goroutine runs again. It takes no lock.
+func (m *Monitor) Unpark(rank int) {
+	if me := m.slots[rank].parked; me != nil {
+		me.parked.Store(false)
+		m.slots[rank].parked = nil
+	}
+}
+
+// Explain makes err, which rank found first, the failure of the run, and returns it: an *[StepError] that wraps err and
+// says what every replica does. If the run has failed already, it returns that failure. Outside a run it
+// returns the report alone.
+func (m *Monitor) Explain(rank int, err error) error {
+	f := fault{kind: faultFound, replica: m.members[rank], monitor: m, seq: m.slots[rank].last(), cause: err}
+	if r := m.ledger.current.Load(); r != nil {
+		if failure := r.failure.Load(); failure != nil {
+			return failure
+		}
+		return r.fail(f)
+	}
+	return m.ledger.idleReport(f)
+}
+
+// Split returns a monitor for a communicator that was split off m's; ranks[i] is the rank in m of its rank i. The
+// caller calls release when the communicator is closed, after which the monitor is not asked any more.
+func (m *Monitor) Split(name string, ranks []int, abort func(error)) (split collective.Monitor, release func()) {
+	members := make([]int, len(ranks))
+	for i, rank := range ranks {
+		members[i] = m.members[rank]
+	}
+	child := m.ledger.Monitor(name, members, abort)
+	return child, child.Release
+}
+
+// Release takes the monitor out of the ledger: its communicator is closed.
+func (m *Monitor) Release() {
+	l := m.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.monitors = slices.DeleteFunc(l.monitors, func(other *Monitor) bool { return other == m })
+}
+
+// rank returns the replica's rank in m's communicator, or -1.
+func (m *Monitor) rank(replica int) int { return m.ranks[replica] }
+
+// reset forgets the counts: the communicator that comes counts from 0.
+func (m *Monitor) reset() {
+	for i := range m.slots {
+		s := &m.slots[i]
+		s.entered.Store(0)
+		s.left.Store(0)
+		for j := range s.calls {
+			s.calls[j].Store(nil)
+		}
+	}
+}
+
+// open returns the oldest call that was entered and not left.
+func (s *slot) open() (seq uint64, open bool) {
+	left, entered := s.left.Load(), s.entered.Load()
+	return left, left < entered
+}
+
+// last returns the oldest open call, or the last one entered.
+func (s *slot) last() uint64 {
+	seq, open := s.open()
+	if !open && seq > 0 {
+		seq--
+	}
+	return seq
+}
+
+func errorOrNil(e *StepError) error {
+	if e == nil {
+		return nil
+	}
+	return e
+}

@@ -1,0 +1,342 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/stacks"
+)
+
+// fault is a failure as it was found, before its report is made.
+type fault struct {
+	kind    faultKind
+	replica int // who failed, waits, or found it; -1: nobody
+	cause   error
+	chain   []hop          // of faultStuck
+	monitor *Monitor       // where, if the fault is about one call
+	seq     uint64         // of that call
+	waited  time.Duration  // before a deadline, if known
+	value   any            // of a panic in a merge function
+	stack   []stacks.Frame // of one
+}
+
+type faultKind uint8
+
+const (
+	faultStuck         faultKind = iota // waits that cannot end
+	faultReturned                       // a replica returned an error
+	faultPanicked                       // a replica panicked
+	faultGone                           // a replica called runtime.Goexit
+	faultOpenCall                       // a replica returned in the middle of a call
+	faultBusy                           // two calls at once on one replica
+	faultFound                          // the collective layer or a merge call found cause
+	faultMergePanicked                  // a merge function panicked
+	faultMergeGone                      // a merge function called runtime.Goexit
+	faultGiven                          // Run.Fail
+)
+
+// report makes the error of a fault. The caller holds the ledger's lock.
+func (r *Run) report(f fault) *StepError {
+	l := r.ledger
+	l.reporting.Store(true)
+	defer l.reporting.Store(false)
+	v := newView(r)
+	e := &StepError{Cause: f.cause, Replicas: make([]ReplicaReport, len(r.replicas))}
+	for i := range e.Replicas {
+		r.describe(&e.Replicas[i], i, v, f)
+	}
+	e.Reason, e.kinds = r.reason(f, e.Replicas, v)
+	return e
+}
+
+// idleReport makes the error of a fault that was found outside a run.
+func (l *Ledger) idleReport(f fault) *StepError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return newRun(context.Background(), l, nil).report(f)
+}
+
+// nested returns the error of a run inside this one, on behalf of the replica or, if that is -1, of whoever it is.
+func (r *Run) nested(replica int) error {
+	if replica < 0 {
+		replica = r.replicaHere()
+	}
+	who := "a replica"
+	if replica >= 0 {
+		who = r.ledger.name(replica)
+	}
+	self := stacks.Self()
+	at := ""
+	if site := siteOf(&self); site != (Frame{}) {
+		at = " at " + site.String()
+	}
+	return fmt.Errorf("%s calls Run%s inside a Run of the same strategy, which waits for its end: "+
+		"call it after that Run, or make the computation part of it (%w: %w)", who, at, ErrNested, collective.ErrInvalid)
+}
+
+// describe fills in what one replica does.
+func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
+	them := &r.replicas[replica]
+	out.Replica, out.Device, out.State = replica, r.ledger.cfg.Devices[replica], them.state
+	out.Err, out.Panic, out.Stack = them.err, them.value, them.stack
+	out.Calls = r.callsLeft(replica)
+	if them.state.Ended() {
+		out.showStack = them.state.died()
+		if them.state == Returned {
+			out.Site = stepSite(r.step)
+		} else if len(out.Stack) > 0 {
+			out.Site = firstUser(out.Stack)
+		}
+		return
+	}
+	if f.replica == replica && (f.kind == faultMergePanicked || f.kind == faultMergeGone) {
+		out.State, out.Panic, out.Stack, out.showStack = Gone, f.value, f.stack, true
+		if f.kind == faultMergePanicked {
+			out.State = Panicked
+		}
+		out.Call, out.Site = describe(f.monitor, f.seq, nil), firstUser(out.Stack)
+		return
+	}
+	call, isMerge := r.callOf(replica, f)
+	out.Call = call
+	if call != nil {
+		out.State = Waiting
+		if isMerge {
+			out.State = Merging
+			out.executes = r.merge.executing && r.merge.executor == replica
+		}
+	}
+	g := v.goroutine(replica, call != nil && !out.executes, f)
+	if g != nil {
+		out.Goroutine, out.Block = g.ID, g.State
+		out.Other = g.ID != them.goroutine.Load()
+		out.Site = siteOf(g)
+		out.Stack = userPart(g.Frames)
+	}
+	out.showStack = out.State == Running && f.wantsStacks() || out.executes
+}
+
+// wantsStacks reports whether what the replicas that are in no call do can be the reason of the fault.
+func (f fault) wantsStacks() bool {
+	switch f.kind {
+	case faultFound:
+		return !errors.Is(f.cause, collective.ErrMismatch)
+	case faultGiven, faultBusy:
+		return true
+	}
+	return false
+}
+
+// callOf returns the call that a replica is in: the one that it is parked in, else any that it has entered and not
+// left.
+func (r *Run) callOf(replica int, f fault) (call *CallReport, isMerge bool) {
+	them := &r.replicas[replica]
+	if them.parked.Load() && !r.merge.executing {
+		return them.wait.call(replica), them.wait.monitor.isMerge
+	}
+	if f.replica == replica && f.monitor != nil && !f.monitor.isMerge {
+		w := waiting{f.monitor, f.seq}
+		return w.call(replica), false
+	}
+	if seq, open := r.merge.monitor.slots[replica].open(); open {
+		return describe(r.merge.monitor, seq, nil), true
+	}
+	if m, seq, open := r.openCall(replica); open {
+		w := waiting{m, seq}
+		return w.call(replica), false
+	}
+	return nil, false
+}
+
+// call describes the replica's call in w.
+func (w waiting) call(replica int) *CallReport {
+	rank := w.monitor.rank(replica)
+	if rank < 0 {
+		return describe(w.monitor, w.seq, nil)
+	}
+	s := &w.monitor.slots[rank]
+	if left, entered := s.left.Load(), s.entered.Load(); w.seq < left || w.seq >= entered || entered-w.seq > inflight {
+		return describe(w.monitor, w.seq, nil)
+	}
+	return describe(w.monitor, w.seq, s.calls[w.seq%inflight].Load())
+}
+
+// callsLeft returns how many calls a replica has finished.
+func (r *Run) callsLeft(replica int) uint64 {
+	n := r.merge.monitor.slots[replica].left.Load()
+	for _, m := range r.ledger.monitors {
+		if rank := m.rank(replica); rank >= 0 {
+			n += m.slots[rank].left.Load()
+		}
+	}
+	return n
+}
+
+// reason returns the sentence and the kinds of a fault.
+func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []error) {
+	name := r.ledger.name
+	switch f.kind {
+	case faultStuck:
+		return r.reasonStuck(f.chain)
+	case faultReturned:
+		return fmt.Sprintf("%s returned an error: %s", name(f.replica), firstLine(f.cause.Error())), nil
+	case faultPanicked:
+		value := r.replicas[f.replica].value
+		return fmt.Sprintf("%s panicked: %s", name(f.replica), firstLine(fmt.Sprint(value))), []error{collective.ErrPeerLost}
+	case faultGone:
+		return name(f.replica) + " called runtime.Goexit", []error{collective.ErrPeerLost}
+	case faultMergePanicked:
+		return fmt.Sprintf("the merge function of merge_call #%d panicked on %s: %s",
+			f.seq, name(f.replica), firstLine(fmt.Sprint(f.value))), []error{collective.ErrPeerLost}
+	case faultMergeGone:
+		return fmt.Sprintf("the merge function of merge_call #%d called runtime.Goexit on %s",
+			f.seq, name(f.replica)), []error{collective.ErrPeerLost}
+	case faultOpenCall:
+		w := waiting{f.monitor, f.seq}
+		return fmt.Sprintf("%s returned while its call %s was under way: a started call must be awaited, and one "+
+			"that another goroutine makes must end, before the function returns", name(f.replica), w.call(f.replica)), nil
+	case faultBusy:
+		return r.reasonBusy(f, replicas, v), nil
+	case faultFound:
+		return r.reasonFound(f, replicas)
+	}
+	return firstLine(f.cause.Error()), nil
+}
+
+func (r *Run) reasonStuck(chain []hop) (string, []error) {
+	name := r.ledger.name
+	last := chain[len(chain)-1]
+	before := chain[len(chain)-2]
+	if them := &r.replicas[last.replica]; them.state.Ended() {
+		return fmt.Sprintf("%s returned, but %s waits for it in %s", name(last.replica), name(before.replica),
+			before.wait.call(before.replica).brief()), []error{collective.ErrDesync}
+	}
+	for chain[0].replica != last.replica {
+		chain = chain[1:]
+	}
+	chain = chain[:len(chain)-1]
+	merges := 0
+	waits := make([]string, len(chain))
+	for i, h := range chain {
+		if h.wait.monitor.isMerge {
+			merges++
+		}
+		next := chain[(i+1)%len(chain)].replica
+		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), next, h.wait.call(h.replica).brief())
+	}
+	kinds := []error{collective.ErrDesync}
+	if merges > 0 {
+		kinds = append(kinds, collective.ErrMismatch)
+	}
+	return "the replicas wait for each other: " + strings.Join(waits, ", "), kinds
+}
+
+func (r *Run) reasonBusy(f fault, replicas []ReplicaReport, v *view) string {
+	them := &replicas[f.replica]
+	second := "another"
+	if v.self != nil {
+		if site := siteOf(v.self); site != (Frame{}) {
+			second = "another at " + site.String()
+		}
+	}
+	switch {
+	case r.replicas[f.replica].state.Ended():
+		return fmt.Sprintf("a call for %s, which has returned: %s", r.ledger.name(f.replica), second)
+	case r.merge.executing && them.State == Merging:
+		return fmt.Sprintf("a call of %s during its %s: inside a merge function only cross-replica calls can be made; "+
+			"it was made at %s", r.ledger.name(f.replica), them.Call.brief(), strings.TrimPrefix(second, "another at "))
+	case them.Call == nil:
+		return fmt.Sprintf("two goroutines make calls for %s at the same time: %s", r.ledger.name(f.replica), second)
+	}
+	return fmt.Sprintf("two goroutines make calls for %s at the same time: one is in %s%s, %s",
+		r.ledger.name(f.replica), them.Call.brief(), them.place(" at "), second)
+}
+
+func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
+	if f.replica < 0 {
+		return f.cause.Error(), nil
+	}
+	name, w := r.ledger.name, waiting{f.monitor, f.seq}
+	switch {
+	case errors.Is(f.cause, collective.ErrMismatch):
+		if other, differs := r.differing(f); differs {
+			return fmt.Sprintf("the calls differ: %s makes %s, %s makes %s", name(f.replica), w.call(f.replica),
+				name(other), w.call(other)), nil
+		}
+	case errors.Is(f.cause, collective.ErrTimeout):
+		waited := ""
+		if f.waited > 0 {
+			waited = " " + f.waited.String()
+		}
+		return fmt.Sprintf("deadline exceeded: %s waited%s in %s%s", name(f.replica), waited,
+				w.call(f.replica).brief(), r.absent(f, replicas)),
+			[]error{collective.ErrTimeout, context.DeadlineExceeded}
+	case errors.Is(f.cause, context.Canceled), errors.Is(f.cause, context.DeadlineExceeded):
+		return fmt.Sprintf("%s while %s waited in %s%s", firstLine(f.cause.Error()), name(f.replica),
+			w.call(f.replica).brief(), r.absent(f, replicas)), nil
+	}
+	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), firstLine(f.cause.Error())), nil
+}
+
+// differing returns a replica whose call of the same number reads differently from that of the one that found it.
+func (r *Run) differing(f fault) (replica int, differs bool) {
+	w := waiting{f.monitor, f.seq}
+	mine := w.call(f.replica).String()
+	for rank, other := range f.monitor.members {
+		if other < 0 || f.monitor.slots[rank].entered.Load() <= f.seq {
+			continue
+		}
+		if theirs := w.call(other); theirs.Op != "call" && theirs.String() != mine {
+			return other, true
+		}
+	}
+	return 0, false
+}
+
+// absent says who has not come to the call of a fault, and why if that is known.
+func (r *Run) absent(f fault, replicas []ReplicaReport) string {
+	var absent []int
+	for rank, other := range f.monitor.members {
+		if other >= 0 && f.monitor.slots[rank].entered.Load() <= f.seq {
+			absent = append(absent, other)
+		}
+	}
+	switch len(absent) {
+	case 0:
+		if f.monitor.isMerge && r.merge.executing {
+			return ", whose merge function still runs"
+		}
+		return ""
+	case 1:
+		return fmt.Sprintf(" for %s, which %s", r.ledger.name(absent[0]), replicas[absent[0]].doing())
+	}
+	const shown = 4
+	names := make([]string, 0, shown+1)
+	for _, replica := range absent[:min(len(absent), shown)] {
+		names = append(names, r.ledger.name(replica))
+	}
+	if n := len(absent) - shown; n > 0 {
+		names = append(names, fmt.Sprintf("%d more", n))
+	}
+	return " for " + strings.Join(names, ", ")
+}
+
+// stepSite returns where the user's function was declared.
+func stepSite(step any) Frame {
+	v := reflect.ValueOf(step)
+	if v.Kind() != reflect.Func || v.IsNil() {
+		return Frame{}
+	}
+	f := runtime.FuncForPC(v.Pointer())
+	if f == nil {
+		return Frame{}
+	}
+	file, line := f.FileLine(f.Entry())
+	return Frame{Func: f.Name(), File: file, Line: line}
+}

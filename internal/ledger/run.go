@@ -1,0 +1,308 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/stacks"
+)
+
+// Run is one step of all replicas. After its first failure every method returns that failure, always the same
+// *[StepError].
+type Run struct {
+	ledger *Ledger
+	step   any
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	replicas []replica
+	merge    rendezvous
+	failure  atomic.Pointer[StepError]
+	failed   chan struct{} // closed when failure is set
+	ended    chan struct{} // closed when the last replica has ended
+
+	// Guarded by the ledger's lock.
+	running int // replicas that have not ended
+}
+
+// replica is what the ledger knows of one replica in one run.
+type replica struct {
+	goroutine atomic.Uint64 // the goroutine that is inside Do
+	busy      atomic.Bool   // between Acquire and Release
+	parked    atomic.Bool   // its goroutine blocks in wait; set under the ledger's lock, cleared without
+
+	// Guarded by the ledger's lock.
+	wait  waiting // meaningful while parked
+	state State   // Idle, Running, or how it ended
+	err   error   // what it returned
+	value any     // of the panic
+	stack []stacks.Frame
+
+	_ [64]byte // the next replica's marks are on another cache line
+}
+
+// waiting names a call that a replica is parked in.
+type waiting struct {
+	monitor *Monitor
+	seq     uint64
+}
+
+type runKey struct{}
+
+func newRun(ctx context.Context, l *Ledger, step any) *Run {
+	r := &Run{
+		ledger:   l,
+		step:     step,
+		replicas: make([]replica, l.Replicas()),
+		failed:   make(chan struct{}),
+		ended:    make(chan struct{}),
+		running:  l.Replicas(),
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	r.ctx, r.cancel = context.WithValue(ctx, runKey{}, r), cancel
+	r.merge.init(r)
+	return r
+}
+
+// Context returns the context of the run, derived from the one that Begin got. The first failure cancels it with the
+// *[StepError] as its cause; so does the end of [Run.Wait], with [context.Canceled].
+func (r *Run) Context() context.Context { return r.ctx }
+
+// Do runs f as a replica's part of the step on the calling goroutine, and tells the ledger how it ended. It must be
+// called exactly once per replica and run. A panic in f is caught; runtime.Goexit goes on after it is noted. If f
+// returns an error, panics or exits, the run has failed: that is the failure that every replica gets, unless another
+// came first. Do returns the run's failure so far, or nil.
+func (r *Run) Do(replica int, f func(ctx context.Context) error) (failure error) {
+	me := &r.replicas[replica]
+	me.goroutine.Store(stacks.ID())
+	r.start(replica)
+	normal := false
+	defer func() {
+		if normal {
+			return
+		}
+		state := Gone
+		value := recover()
+		if value != nil {
+			state = Panicked
+		}
+		// The deferred call stands on top of the panicking frames, so its stack has them.
+		r.end(replica, ending{state: state, value: value, stack: userPart(firstStack(debug.Stack()))})
+		failure = r.Err()
+	}()
+	err := f(r.ctx)
+	normal = true
+	r.end(replica, ending{state: Returned, err: err})
+	return r.Err()
+}
+
+// Acquire says that a goroutine begins a call on behalf of a replica. If the replica is in another call, from
+// another goroutine or from inside its own merge function, the run fails with [collective.ErrBusy]; the report
+// shows both. Every nil Acquire is followed by a Release.
+func (r *Run) Acquire(replica int) error {
+	if failure := r.failure.Load(); failure != nil {
+		return failure
+	}
+	if r.replicas[replica].busy.CompareAndSwap(false, true) {
+		return nil
+	}
+	return r.fail(fault{kind: faultBusy, replica: replica, cause: collective.ErrBusy})
+}
+
+// Release says that the call is over.
+func (r *Run) Release(replica int) { r.replicas[replica].busy.Store(false) }
+
+// Fail makes err the failure of the run, unless it has one. It returns the run's failure.
+func (r *Run) Fail(err error) error {
+	if failure := r.failure.Load(); failure != nil {
+		return failure
+	}
+	return r.fail(fault{kind: faultGiven, replica: -1, cause: err})
+}
+
+// Err returns the failure of the run, a *[StepError], or nil.
+func (r *Run) Err() error {
+	if failure := r.failure.Load(); failure != nil {
+		return failure
+	}
+	return nil
+}
+
+// Wait waits until every replica has ended, closes the run, and returns its failure or nil. After a failure it gives the
+// replicas [Config.Grace] to end. One that is then still blocked outside the library, which the failure shows with
+// its stack, is left behind: whatever it calls later returns the run's failure, and abandoned names it.
+//
+// After Wait the next run may begin. If this one failed, all communicators are poisoned and must be rebuilt before.
+func (r *Run) Wait() (abandoned []int, err error) {
+	select {
+	case <-r.ended:
+	case <-r.failed:
+		abandoned = r.waitGrace()
+	}
+	err = r.Err()
+	r.cancel(nil)
+	l := r.ledger
+	l.mu.Lock()
+	l.current.Store(nil)
+	l.mu.Unlock()
+	<-l.turn
+	return abandoned, err
+}
+
+// waitGrace waits for the replicas of a failed run and returns those that did not end.
+func (r *Run) waitGrace() (abandoned []int) {
+	var expired <-chan time.Time
+	if grace := r.ledger.cfg.Grace; grace > 0 {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		expired = timer.C
+	}
+	select {
+	case <-r.ended:
+	case <-expired:
+		r.ledger.mu.Lock()
+		defer r.ledger.mu.Unlock()
+		for i := range r.replicas {
+			if !r.replicas[i].state.Ended() {
+				abandoned = append(abandoned, i)
+			}
+		}
+	}
+	return abandoned
+}
+
+func (r *Run) start(replica int) {
+	l := r.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.replicas[replica].state != Idle {
+		panic(fmt.Sprintf("ledger: Do of replica %d twice in one run", replica))
+	}
+	r.replicas[replica].state = Running
+}
+
+// ending is how a replica ended.
+type ending struct {
+	state State
+	err   error
+	value any
+	stack []stacks.Frame
+}
+
+// end notes the end of a replica and looks for what it means for the others.
+func (r *Run) end(replica int, e ending) {
+	l := r.ledger
+	l.mu.Lock()
+	me := &r.replicas[replica]
+	me.state, me.err, me.value, me.stack = e.state, e.err, e.value, e.stack
+	failure := r.failure.Load()
+	spread := false
+	if failure == nil {
+		if f, bad := r.judgeEnd(replica, e); bad {
+			failure = r.failLocked(f)
+			spread = true
+		}
+	}
+	r.running--
+	last := r.running == 0
+	l.mu.Unlock()
+	if spread {
+		r.spread(failure)
+	}
+	if last {
+		close(r.ended)
+	}
+}
+
+// judgeEnd says whether the end of a replica is a failure. The caller holds the lock.
+func (r *Run) judgeEnd(replica int, e ending) (fault, bool) {
+	switch {
+	case e.state == Panicked:
+		return fault{kind: faultPanicked, replica: replica, cause: panicCause(e.value)}, true
+	case e.state == Gone:
+		return fault{kind: faultGone, replica: replica}, true
+	case e.err != nil:
+		return fault{kind: faultReturned, replica: replica, cause: e.err}, true
+	}
+	if m, seq, open := r.openCall(replica); open {
+		return fault{kind: faultOpenCall, replica: replica, monitor: m, seq: seq, cause: collective.ErrInvalid}, true
+	}
+	for other := range r.replicas {
+		if chain := r.ledger.search.from(r, other); chain != nil {
+			return fault{kind: faultStuck, replica: other, chain: chain}, true
+		}
+	}
+	return fault{}, false
+}
+
+// panicCause returns the value of a panic as an error to match with errors.Is, if it is one.
+func panicCause(value any) error {
+	err, _ := value.(error)
+	return err
+}
+
+// openCall returns a call that a replica has entered and not left.
+func (r *Run) openCall(replica int) (m *Monitor, seq uint64, open bool) {
+	for _, m := range r.ledger.monitors {
+		if rank := m.rank(replica); rank >= 0 {
+			if seq, open := m.slots[rank].open(); open {
+				return m, seq, true
+			}
+		}
+	}
+	return nil, 0, false
+}
+
+// fail makes f the failure of the run, unless it has one, and tells everybody. The caller does not hold the lock.
+func (r *Run) fail(f fault) *StepError {
+	r.ledger.mu.Lock()
+	failure := r.failure.Load()
+	spread := failure == nil
+	if spread {
+		failure = r.failLocked(f)
+	}
+	r.ledger.mu.Unlock()
+	if spread {
+		r.spread(failure)
+	}
+	return failure
+}
+
+// failLocked makes f the failure of the run, which has none yet. The caller holds the lock, and calls spread after
+// it has given it up.
+func (r *Run) failLocked(f fault) *StepError {
+	failure := r.report(f)
+	r.failure.Store(failure)
+	r.ledger.dirty = true
+	close(r.failed)
+	return failure
+}
+
+// spread ends every wait of the run: those for merge calls have seen the failed channel, those of communicators are
+// aborted, and the user's own code may watch its context.
+func (r *Run) spread(failure *StepError) {
+	r.cancel(failure)
+	l := r.ledger
+	l.mu.Lock()
+	aborts := make([]func(error), 0, len(l.monitors))
+	for _, m := range l.monitors {
+		if m.abort != nil {
+			aborts = append(aborts, m.abort)
+		}
+	}
+	l.mu.Unlock()
+	for _, abort := range aborts {
+		abort(failure)
+	}
+}
+
+// isFailure reports whether err is, or wraps, the failure.
+func isFailure(err error, failure *StepError) bool {
+	var e *StepError
+	return failure != nil && errors.As(err, &e) && e == failure
+}

@@ -1,0 +1,76 @@
+package ledger
+
+// searcher walks the graph of waiting; see the package documentation. Its slices are scratch, guarded by the ledger's
+// lock.
+type searcher struct {
+	seen []mark
+	path []hop
+}
+
+type mark uint8
+
+const (
+	unseen mark = iota
+	onPath
+	free // it runs, or it waits for such as run
+)
+
+// hop is one edge of the graph: the replica waits in a call for the replica of the next hop. The last hop of a chain
+// names a replica that has ended (its wait is zero), or one that is earlier in the chain (a circle).
+type hop struct {
+	replica int
+	wait    waiting
+}
+
+// from returns a chain of waits that starts at the replica and cannot end, or nil. The caller holds the lock.
+func (s *searcher) from(r *Run, replica int) []hop {
+	if !r.blocked(replica) {
+		return nil
+	}
+	if len(s.seen) != len(r.replicas) {
+		s.seen = make([]mark, len(r.replicas))
+	}
+	clear(s.seen)
+	s.path = s.path[:0]
+	if !s.visit(r, replica) {
+		return nil
+	}
+	return append([]hop(nil), s.path...)
+}
+
+// visit reports whether the replica, which is blocked, can never go on; then the path shows why.
+func (s *searcher) visit(r *Run, replica int) bool {
+	w := r.replicas[replica].wait
+	s.seen[replica] = onPath
+	s.path = append(s.path, hop{replica, w})
+	for rank, other := range w.monitor.members {
+		if other < 0 || other == replica {
+			continue
+		}
+		them, slot := &r.replicas[other], &w.monitor.slots[rank]
+		if slot.entered.Load() > w.seq {
+			// It has come. It helps to complete the call, unless it died inside it.
+			if them.state.died() && slot.left.Load() <= w.seq {
+				s.path = append(s.path, hop{replica: other})
+				return true
+			}
+			continue
+		}
+		switch {
+		case them.state.Ended() || s.seen[other] == onPath:
+			s.path = append(s.path, hop{replica: other})
+			return true
+		case s.seen[other] == unseen && r.blocked(other) && s.visit(r, other):
+			return true
+		}
+	}
+	s.seen[replica] = free
+	s.path = s.path[:len(s.path)-1]
+	return false
+}
+
+// blocked reports whether a replica is parked in a call, completable or not. A replica whose merge function runs is not.
+func (r *Run) blocked(replica int) bool {
+	them := &r.replicas[replica]
+	return !r.merge.executing && !them.state.Ended() && them.parked.Load()
+}

@@ -1,0 +1,187 @@
+package ledger
+
+import (
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/lockstep-ml/lockstep/internal/stacks"
+)
+
+// view finds the replicas' goroutines in one snapshot of all.
+type view struct {
+	run      *Run
+	self     *stacks.Goroutine // the one that found the failure
+	byID     map[uint64]*stacks.Goroutine
+	children map[uint64][]*stacks.Goroutine
+}
+
+func newView(r *Run) *view {
+	all, _ := stacks.Snapshot()
+	v := &view{run: r, byID: make(map[uint64]*stacks.Goroutine), children: make(map[uint64][]*stacks.Goroutine)}
+	for i := range all {
+		g := &all[i]
+		v.byID[g.ID] = g
+		v.children[g.Creator] = append(v.children[g.Creator], g)
+	}
+	if len(all) > 0 {
+		v.self = &all[0]
+	}
+	return v
+}
+
+// goroutine returns the goroutine that acts for a replica: if it is in a call, the one that made it, which may be one
+// that the replica's own goroutine started, directly or not. It returns nil if there is none.
+func (v *view) goroutine(replica int, inCall bool, f fault) *stacks.Goroutine {
+	id := v.run.replicas[replica].goroutine.Load()
+	own := v.byID[id]
+	if id == 0 || !inCall {
+		return own
+	}
+	if f.kind == faultFound && f.replica == replica && v.self != nil && siteOf(v.self) != (Frame{}) {
+		return v.self
+	}
+	second := f.kind == faultBusy && f.replica == replica // then self made the other call
+	seen := map[uint64]bool{id: true}
+	for i := range v.run.replicas {
+		seen[v.run.replicas[i].goroutine.Load()] = true
+	}
+	for queue := []uint64{id}; len(queue) > 0; queue = queue[1:] {
+		g := v.byID[queue[0]]
+		if g != nil && !(second && g == v.self) && inLibrary(g) {
+			return g
+		}
+		for _, child := range v.children[queue[0]] {
+			if !seen[child.ID] {
+				seen[child.ID] = true
+				queue = append(queue, child.ID)
+			}
+		}
+	}
+	return own
+}
+
+// inLibrary reports whether the innermost call that is not the standard library's is Lockstep's.
+func inLibrary(g *stacks.Goroutine) bool {
+	for _, f := range g.Frames {
+		if !isStandard(f) {
+			return isLibrary(f)
+		}
+	}
+	return false
+}
+
+// siteOf returns the innermost frame of the user's, or else the innermost one outside the layers that every call goes
+// through.
+func siteOf(g *stacks.Goroutine) Frame {
+	site := firstUser(g.Frames)
+	if site != (Frame{}) {
+		return site
+	}
+	for _, f := range g.Frames {
+		if isLibrary(f) && !isCore(f) {
+			return f
+		}
+	}
+	return Frame{}
+}
+
+// firstUser returns the innermost frame of the user's.
+func firstUser(frames []stacks.Frame) Frame {
+	for _, f := range frames {
+		if !isStandard(f) && !isLibrary(f) {
+			return f
+		}
+	}
+	return Frame{}
+}
+
+// userPart cuts off what is not the user's at both ends of a stack: the panic or exit that a deferred call looks back
+// on and the library's calls at the top, the library's and the goroutine's start at the foot. What is not the
+// user's in between stays, and so does what the user's code blocks in. A stack without any of the user's calls stays whole.
+func userPart(frames []stacks.Frame) []stacks.Frame {
+	for i, f := range frames {
+		if f.Func == "panic" || f.Func == "runtime.Goexit" {
+			frames = frames[i+1:]
+			break
+		}
+	}
+	for len(frames) > 0 && strings.HasPrefix(frames[0].Func, "runtime.") {
+		frames = frames[1:]
+	}
+	foot := len(frames)
+	for i, f := range frames {
+		if f.Func == packagePath()+".(*Run).Do" {
+			foot = i
+			break
+		}
+	}
+	for foot > 0 && isLibrary(frames[foot-1]) {
+		foot--
+	}
+	top := 0
+	for i := range foot {
+		if isLibrary(frames[i]) {
+			top = i + 1
+		} else if !isStandard(frames[i]) {
+			break
+		}
+	}
+	if top >= foot {
+		return frames
+	}
+	return frames[top:foot]
+}
+
+// isLibrary reports whether a frame is of Lockstep itself: its module's packages, except commands, examples and
+// tests, which are users like any other.
+func isLibrary(f stacks.Frame) bool {
+	rest, ok := strings.CutPrefix(f.Func, modulePath()+"/")
+	if !ok || strings.HasSuffix(f.File, "_test.go") {
+		return false
+	}
+	return !strings.HasPrefix(rest, "cmd/") && !strings.HasPrefix(rest, "examples/")
+}
+
+// isCore reports whether a library frame is of the layers that every call goes through.
+func isCore(f stacks.Frame) bool {
+	rest := strings.TrimPrefix(f.Func, modulePath()+"/")
+	for _, room := range []string{"internal/", "collective.", "collective/", "transport/", "distribute."} {
+		if strings.HasPrefix(rest, room) {
+			return true
+		}
+	}
+	return false
+}
+
+// isStandard reports whether a frame is of Go's standard library.
+func isStandard(f stacks.Frame) bool {
+	if root := standardRoot(); root != "" {
+		return strings.HasPrefix(f.File, root)
+	}
+	// Built with -trimpath: standard packages are those whose path starts with a word without a dot.
+	first, _, _ := strings.Cut(f.Func, "/")
+	if !strings.Contains(f.Func, "/") {
+		first, _, _ = strings.Cut(f.Func, ".")
+	}
+	return first != "main" && !strings.Contains(first, ".")
+}
+
+// packagePath is the path of this package, modulePath that of the module, standardRoot the folder of the standard
+// library's files, or empty if the program was built without it.
+var (
+	packagePath = sync.OnceValue(func() string { return reflect.TypeFor[Run]().PkgPath() })
+
+	modulePath = sync.OnceValue(func() string { return strings.TrimSuffix(packagePath(), "/internal/ledger") })
+
+	standardRoot = sync.OnceValue(func() string {
+		f := runtime.FuncForPC(reflect.ValueOf(strings.Cut).Pointer())
+		file, _ := f.FileLine(f.Entry())
+		root, ok := strings.CutSuffix(file, "strings/strings.go")
+		if !ok {
+			return ""
+		}
+		return root
+	})
+)

@@ -1,0 +1,104 @@
+// Package stacks reads what the runtime prints about goroutines: who they are, what they wait for and where in the
+// code they are. It is used on failure only, where the cost of stopping the world does not matter; nothing here
+// belongs on a hot path, with the exception of [ID], which costs a few microseconds.
+//
+// The text is that of [runtime.Stack], of [runtime/debug.Stack] and of a crash. Reading it never fails: what is not
+// understood is left out, so a change of the format costs detail in an error message and nothing else.
+package stacks
+
+import (
+	"runtime"
+	"strconv"
+	"strings"
+)
+
+// BytesMax bounds the text that [Snapshot] asks the runtime for.
+const BytesMax = 64 << 20
+
+// Goroutine is one goroutine at one moment.
+type Goroutine struct {
+	ID        uint64  // 0 if unknown
+	State     string  // "running", "chan receive", "select", "sync.Mutex.Lock", "sleep", …
+	Minutes   int     // for how long it has been blocked, in whole minutes
+	Bubble    int     // number of the synctest bubble that it is in, or 0
+	Frames    []Frame // innermost call first
+	Elided    int     // frames that the runtime left out in the middle; -1: some, unknown how many
+	CreatedBy Frame   // the go statement that started it; zero for the main goroutine
+	Creator   uint64  // the goroutine that started it, or 0 if unknown
+}
+
+// Frame is one function call on a stack.
+type Frame struct {
+	Func string // with its package path: "example.com/pkg.(*T).Method.func1"; type arguments are "[...]"
+	File string // as the compiler saw it: absolute, or starting with the module's path if built with -trimpath
+	Line int    // 0 if unknown
+}
+
+// String returns the place as "file:line (function)".
+func (f Frame) String() string {
+	if f.File == "" {
+		return f.Func
+	}
+	return f.File + ":" + strconv.Itoa(f.Line) + " (" + f.Name() + ")"
+}
+
+// Name returns the function with the last element of its package's path only: "pkg.(*T).Method.func1".
+func (f Frame) Name() string {
+	return f.Func[pathEnd(f.Func):]
+}
+
+// Package returns the path of the function's package.
+func (f Frame) Package() string {
+	at := pathEnd(f.Func)
+	if dot := strings.IndexByte(f.Func[at:], '.'); dot >= 0 {
+		return f.Func[:at+dot]
+	}
+	return ""
+}
+
+// pathEnd returns where the last element of the package path begins in a function's name. A receiver or type argument
+// may hold slashes of its own, so only what comes before the first bracket counts.
+func pathEnd(name string) int {
+	path := name
+	if i := strings.IndexAny(path, "([{"); i >= 0 {
+		path = path[:i]
+	}
+	return strings.LastIndexByte(path, '/') + 1
+}
+
+// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax]
+// the last ones are missing and whole is false.
+func Snapshot() (all []Goroutine, whole bool) {
+	for size := 64 << 10; ; size *= 4 {
+		size = min(size, BytesMax)
+		buf := make([]byte, size)
+		n := runtime.Stack(buf, true)
+		if n < size || size == BytesMax {
+			return Parse(string(buf[:n])), n < size
+		}
+	}
+}
+
+// ID returns the number of the calling goroutine, 0 if the runtime does not tell. It is meant to be called once in
+// the life of a goroutine, near the foot of its stack, where it is cheapest.
+func ID() uint64 {
+	var buf [64]byte
+	text := string(buf[:runtime.Stack(buf[:], false)])
+	id, _, _ := number(strings.TrimPrefix(text, "goroutine "))
+	return id
+}
+
+// Self returns the calling goroutine.
+func Self() Goroutine {
+	for size := 4 << 10; ; size *= 4 {
+		buf := make([]byte, size)
+		n := runtime.Stack(buf, false)
+		if n < size || size >= BytesMax {
+			all := Parse(string(buf[:n]))
+			if len(all) == 0 {
+				return Goroutine{}
+			}
+			return all[0]
+		}
+	}
+}
