@@ -1,0 +1,379 @@
+package collective
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestAlgorithmsProven proves every row of the table for every problem that it fits.
+func TestAlgorithmsProven(t *testing.T) {
+	sizes := []int{100, 128, 255, 256}
+	if testing.Short() {
+		sizes = nil
+	}
+	for n := 1; n <= 64; n++ {
+		sizes = append(sizes, n)
+	}
+	for _, a := range Algorithms {
+		t.Run(a.Name, func(t *testing.T) {
+			t.Parallel()
+			for _, n := range sizes {
+				for p := range problems(n) {
+					if err := Check(a, p); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// problems are the problems of one size: all operations, all roots where they are few, and counts that do not divide.
+func problems(n int) iter.Seq[Problem] {
+	return func(yield func(Problem) bool) {
+		counts := []int{0, 1, n - 1, n, 2*n + 1, 64*n - 1, 64 * n, 64*n + 1, 100_003}
+		roots := []int{0, n / 2, n - 1}
+		if n > 64 {
+			counts = []int{0, 1, n - 1, 64*n + 1}
+		}
+		if n <= 17 {
+			roots = roots[:0]
+			for r := range n {
+				roots = append(roots, r)
+			}
+		}
+		slices.Sort(counts)
+		for _, count := range slices.Compact(counts) {
+			for _, p := range []Problem{
+				{Op: AllReduce, Size: n, Count: count},
+				{Op: AllReduce, Size: n, Count: count, Reduce: Mean, Order: Canonical},
+				{Op: AllReduce, Size: n, Count: count, Reduce: Max, Order: Any},
+			} {
+				if !yield(p) {
+					return
+				}
+			}
+			for _, root := range slices.Compact(roots) {
+				if !yield(Problem{Op: Broadcast, Size: n, Count: count, Root: root}) {
+					return
+				}
+			}
+		}
+		yield(Problem{Op: Barrier, Size: n})
+	}
+}
+
+// TestPlansArePure takes each plan twice, and once in part.
+func TestPlansArePure(t *testing.T) {
+	for _, a := range Algorithms {
+		for n := 1; n <= 9; n++ {
+			for p := range problems(n) {
+				for rank := range n {
+					whole := slices.Collect(a.Steps(p, rank))
+					for i := range whole {
+						var part []Step
+						for s := range a.Steps(p, rank) {
+							part = append(part, s)
+							if len(part) == i+1 {
+								break
+							}
+						}
+						if !slices.Equal(part, whole[:i+1]) {
+							t.Fatalf("%s, %v, rank %d: first %d steps are %v, then %v", a.Name, p, rank, i+1, whole[:i+1], part)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestCheckRefuses breaks right plans in one place each; the checker has to say which and why.
+func TestCheckRefuses(t *testing.T) {
+	reduce := Problem{Op: AllReduce, Size: 4, Count: 256}
+	five := Problem{Op: AllReduce, Size: 5, Count: 10}
+	broadcast := Problem{Op: Broadcast, Size: 4, Count: 10, Root: 1}
+	for _, c := range []struct {
+		name    string
+		of      Algorithm
+		problem Problem
+		broken  map[int]func(plan []Step) []Step // by rank; -1: every rank
+		rank    int
+		index   int
+		reason  string
+	}{
+		{
+			"dropped send", recursiveDoubling, broadcast,
+			on(1, func(plan []Step) []Step { return slices.Delete(plan, 0, 1) }),
+			3, 0, "waits for ever to receive 10 elements from rank 1, which has ended",
+		},
+		{
+			"dropped receive", recursiveDoubling, broadcast,
+			on(0, func([]Step) []Step { return nil }),
+			3, 1, "waits for ever to send 10 elements to rank 0, which has ended",
+		},
+		{
+			"swapped sides", recursiveDoubling, reduce,
+			map[int]func([]Step) []Step{0: at(1, func(s *Step) { s.Side = Left }), 1: at(1, func(s *Step) { s.Side = Right })},
+			0, 4, "ends with another tree: ((1+0)+(2+3)), want ((0+1)+(2+3))",
+		},
+		{
+			"one side", recursiveDoubling, reduce,
+			on(3, at(2, func(s *Step) { s.Side = Right })),
+			3, 4, "ends with another tree: ((2+3)+(0+1)), want ((0+1)+(2+3))",
+		},
+		{
+			"wrong tree", recursiveDoubling, reduce,
+			on(-1, func(plan []Step) []Step { plan[1], plan[2] = plan[2], plan[1]; return plan }),
+			0, 4, "ends with another tree: ((0+2)+(1+3)), want ((0+1)+(2+3))",
+		},
+		{
+			"folded first", Algorithm{Steps: foldFirst}, five, nil,
+			0, 6, "ends with another tree: (((0+4)+1)+(2+3)), want (((0+1)+(2+3))+4)",
+		},
+		{
+			"contribution twice", recursiveDoubling, reduce,
+			on(-1, func(plan []Step) []Step { return slices.Insert(plan, 2, plan[1]) }),
+			0, 5, "ends with the contribution of rank 0 2 times",
+		},
+		{
+			"contribution lost", recursiveDoubling, reduce,
+			on(-1, at(1, func(s *Step) { s.Side = Replace; s.In.Buffer = Dst })),
+			0, 4, "ends without the contribution of rank 1",
+		},
+		{
+			"deadlock of orders", Algorithm{Steps: roundTable}, Problem{Op: Barrier, Size: 3}, nil,
+			0, 0, "waits for ever to receive 0 elements from rank 1, which is at step 0 (exchange nothing with 2, mine left)",
+		},
+		{
+			"sends that need buffers", Algorithm{Steps: sendThenReceive}, Problem{Op: Barrier, Size: 3}, nil,
+			0, 0, "waits for ever to send 0 elements to rank 1, which is at step 0",
+		},
+		{
+			"another length", recursiveDoubling, broadcast,
+			on(3, at(0, func(s *Step) { s.In.Hi = 9 })),
+			3, 0, "rank 1 sends src[0:10)",
+		},
+		{
+			"another place", recursiveDoubling, broadcast,
+			on(1, at(2, func(s *Step) { s.Out.Lo++; s.Out.Hi = 10 })),
+			1, 2, "moves elements to other places",
+		},
+		{
+			"sends what nobody wrote", recursiveDoubling, broadcast,
+			on(1, at(0, func(s *Step) { s.Out.Buffer = Dst })),
+			1, 0, "reads what nobody wrote",
+		},
+		{
+			"receives over what it sends", recursiveDoubling, reduce,
+			on(0, at(1, func(s *Step) { s.Side = Replace })),
+			0, 1, "receives over what it sends",
+		},
+		{
+			"no peer", recursiveDoubling, reduce,
+			on(0, at(1, func(s *Step) { s.To = 4 })),
+			0, 1, "no peer to meet",
+		},
+		{
+			"over the end", recursiveDoubling, reduce,
+			on(2, at(0, func(s *Step) { s.In.Hi++; s.Out.Hi++ })),
+			2, 0, "no span of 256 elements",
+		},
+		{
+			"no division", recursiveDoubling, Problem{Op: AllReduce, Reduce: Mean, Size: 4, Count: 7},
+			on(1, func(plan []Step) []Step { return slices.Delete(plan, 3, 4) }),
+			1, 4, "ends with another tree: ((0+1)+(2+3)), want ((0+1)+(2+3))/n",
+		},
+		{
+			"no result", recursiveDoubling, reduce,
+			on(2, func(plan []Step) []Step { return plan[:3] }),
+			2, 3, "ends with what nobody wrote",
+		},
+		{
+			"wrong root", recursiveDoubling, broadcast,
+			on(1, at(2, func(s *Step) { s.In.Hi, s.Out.Hi = 9, 9 })),
+			1, 3, "ends with what nobody wrote",
+		},
+		{
+			"missing first await", direct, reduce,
+			on(1, func(plan []Step) []Step { return slices.Delete(plan, 1, 2) }),
+			1, 1, "reads memory of rank 0, of which it does not know that it has entered",
+		},
+		{
+			"missing last await", direct, reduce,
+			on(2, func(plan []Step) []Step { return plan[:4] }),
+			2, 4, "leaves while rank 0 may still use this memory",
+		},
+		{
+			"missing signal", direct, reduce,
+			on(3, func(plan []Step) []Step { return slices.Delete(plan, 3, 4) }),
+			0, 4, "waits for ever for mark 1 of rank 3, which is at step 3 (await 1)",
+		},
+		{
+			"signal after await", direct, reduce,
+			on(3, func(plan []Step) []Step { plan[0], plan[1] = plan[1], plan[0]; return plan }),
+			0, 1, "waits for ever for mark 0 of rank 3, which is at step 0 (await 0)",
+		},
+		{
+			"signal too early", direct, reduce,
+			on(3, func(plan []Step) []Step { plan[2], plan[3] = plan[3], plan[2]; return plan }),
+			0, 5, "leaves while rank 3 may still use this memory",
+		},
+		{
+			"mark twice", direct, reduce,
+			on(0, at(3, func(s *Step) { s.Mark = 0 })),
+			0, 3, "raises mark 0 twice",
+		},
+		{
+			"mark out of order", direct, reduce,
+			on(0, func(plan []Step) []Step { plan[0], plan[3] = plan[3], plan[0]; return plan }),
+			0, 0, "raises mark 1 before mark 0",
+		},
+		{
+			"slice of another", direct, reduce,
+			on(1, at(2, func(s *Step) { s.In.Lo, s.Out.Lo = 0, 0 })),
+			1, 2, "writes memory of rank 0 that rank 0 writes at the same time",
+		},
+		{
+			"slice of nobody", direct, reduce,
+			on(2, at(2, func(s *Step) { s.In.Lo, s.Out.Lo = 130, 130 })),
+			0, 5, "ends with what nobody wrote",
+		},
+		{
+			"combines from destinations", direct, reduce,
+			on(2, at(2, func(s *Step) { s.In.Buffer = Dst })),
+			2, 2, "reads what nobody wrote",
+		},
+		{
+			"result in the source", direct, reduce,
+			on(2, at(2, func(s *Step) { s.Out.Buffer = Src })),
+			2, 2, "overwrites the source of rank 0",
+		},
+		{
+			"wrong only in place", Algorithm{Steps: shareThenPull}, Problem{Op: Broadcast, Size: 2, Count: 4, Root: 0}, nil,
+			1, 4, "reads memory of rank 0 that rank 0 writes at the same time",
+		},
+		{
+			"pulls from nobody", direct, broadcast,
+			on(2, at(2, func(s *Step) { s.From = -1 })),
+			2, 2, "no peer to read from",
+		},
+		{
+			"pulls from the wrong rank", direct, broadcast,
+			on(2, at(2, func(s *Step) { s.From = 0 })),
+			2, 5, "ends with 0, want 1",
+		},
+		{
+			"barrier that lets go too soon", recursiveDoubling, Problem{Op: Barrier, Size: 4},
+			on(-1, func(plan []Step) []Step { return plan[:1] }),
+			0, 1, "leaves without knowing that rank 1 has entered",
+		},
+		{
+			"no step", direct, reduce,
+			on(0, at(0, func(s *Step) { s.Kind = 99 })),
+			0, 0, "no kind of step",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := Algorithm{Name: "broken", Fits: func(Problem) error { return nil }}
+			a.Steps = func(p Problem, rank int) iter.Seq[Step] {
+				plan := slices.Collect(c.of.Steps(p, rank))
+				for _, r := range []int{rank, -1} {
+					if f := c.broken[r]; f != nil {
+						plan = f(plan)
+					}
+				}
+				return slices.Values(plan)
+			}
+			err := Check(a, c.problem)
+			var f *Fault
+			if !errors.As(err, &f) {
+				t.Fatalf("Check = %v, want a Fault", err)
+			}
+			if f.Rank != c.rank || f.Index != c.index || !strings.Contains(f.Reason, c.reason) {
+				t.Errorf("got rank %d, step %d: %s\nwant rank %d, step %d: %s\n%v", f.Rank, f.Index, f.Reason, c.rank, c.index, c.reason, err)
+			}
+		})
+	}
+}
+
+func on(rank int, f func([]Step) []Step) map[int]func([]Step) []Step {
+	return map[int]func([]Step) []Step{rank: f}
+}
+
+func at(index int, f func(*Step)) func([]Step) []Step {
+	return func(plan []Step) []Step {
+		f(&plan[index])
+		return plan
+	}
+}
+
+// foldFirst is the usual way with sizes that are no power of two: rank 4 joins rank 0 first, then the others double.
+func foldFirst(p Problem, rank int) iter.Seq[Step] {
+	work := p.all(Work)
+	plan := []Step{duplicate(p.all(Src), work)}
+	switch rank {
+	case 4:
+		plan = append(plan, send(0, work), receive(0, work))
+	case 0:
+		fold := receive(4, work)
+		fold.Side = Right
+		plan = append(plan, fold, meet(0, 1, work), meet(0, 2, work), send(4, work))
+	default:
+		plan = append(plan, meet(rank, rank^1, work), meet(rank, rank^2, work))
+	}
+	return slices.Values(append(plan, duplicate(work, p.all(Dst))))
+}
+
+// roundTable has each of three ranks meet its right neighbour first, and so nobody.
+func roundTable(_ Problem, rank int) iter.Seq[Step] {
+	right, left := (rank+1)%3, (rank+2)%3
+	return slices.Values([]Step{meet(rank, right, Span{}), meet(rank, left, Span{})})
+}
+
+func sendThenReceive(p Problem, rank int) iter.Seq[Step] {
+	return slices.Values([]Step{
+		send((rank+1)%p.Size, p.all(Src)),
+		receive((rank+p.Size-1)%p.Size, p.all(Dst)),
+	})
+}
+
+// shareThenPull broadcasts from rank 0 by way of its destination, which it fills twice: right, unless the destination is
+// also the source.
+func shareThenPull(p Problem, rank int) iter.Seq[Step] {
+	plan := []Step{signal(0), await(0)}
+	if rank == 0 {
+		plan = append(plan, duplicate(p.all(Src), p.all(Work)), signal(1), await(1), duplicate(p.all(Work), p.all(Dst)), signal(2))
+	} else {
+		plan = append(plan, signal(1), await(1), pull(0, p.all(Src), p.all(Dst)), signal(2))
+	}
+	return slices.Values(append(plan, await(2)))
+}
+
+func TestCheckSaysWhyNot(t *testing.T) {
+	away := make([]Place, 3)
+	away[2].Worker = 1
+	for _, c := range []struct {
+		a    Algorithm
+		p    Problem
+		want string
+	}{
+		{direct, Problem{Op: AllReduce, Size: 3, Places: away}, "direct needs every rank in one process: rank 2 is in worker 1"},
+		{recursiveDoubling, Problem{Op: 77, Size: 3}, "no plan for Op(77)"},
+		{recursiveDoubling, Problem{Op: AllReduce}, "0 ranks"},
+		{direct, Problem{Op: AllReduce, Size: 2, Count: -1}, "-1 elements"},
+		{direct, Problem{Op: Broadcast, Size: 2, Root: 2}, "root 2 of 2 ranks"},
+		{direct, Problem{Op: Broadcast, Size: 2, Places: away}, "3 places for 2 ranks"},
+		{direct, Problem{Op: AllReduce, Size: 2, Counts: []int{1, 2}}, "counts by rank"},
+	} {
+		t.Run(fmt.Sprintf("%s/%s", c.a.Name, c.want), func(t *testing.T) {
+			if err := Check(c.a, c.p); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("Check = %v, want %q", err, c.want)
+			}
+		})
+	}
+}

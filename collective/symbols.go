@@ -1,0 +1,135 @@
+package collective
+
+import (
+	"strconv"
+	"strings"
+)
+
+// term is a symbolic value of the checker: equal values are equal terms. 0 is the value of what was never written.
+type term int32
+
+// terms makes and keeps symbolic values. The zero value is ready.
+type terms struct {
+	of    []symbol // by term; of[0] is unused
+	index map[symbol]term
+}
+
+// symbol is how a value came about: a rank's contribution (kind leafSymbol, left its rank), the combination of two
+// values, or a value divided by the number of ranks.
+type symbol struct {
+	kind        symbolKind
+	left, right term
+}
+
+type symbolKind uint8
+
+const (
+	leafSymbol symbolKind = iota + 1
+	nodeSymbol
+	dividedSymbol
+)
+
+func (t *terms) leaf(rank int) term         { return t.make(symbol{kind: leafSymbol, left: term(rank)}) }
+func (t *terms) node(left, right term) term { return t.make(symbol{nodeSymbol, left, right}) }
+func (t *terms) divided(sum term) term      { return t.make(symbol{kind: dividedSymbol, left: sum}) }
+
+func (t *terms) make(s symbol) term {
+	if v, ok := t.index[s]; ok {
+		return v
+	}
+	if t.index == nil {
+		t.index, t.of = map[symbol]term{}, make([]symbol, 1)
+	}
+	v := term(len(t.of))
+	t.of = append(t.of, s)
+	t.index[s] = v
+	return v
+}
+
+// count adds how often each rank contributed to a value.
+func (t *terms) count(v term, by []int) {
+	switch s := t.of[v]; s.kind {
+	case leafSymbol:
+		by[s.left]++
+	case nodeSymbol:
+		t.count(s.left, by)
+		t.count(s.right, by)
+	case dividedSymbol:
+		t.count(s.left, by)
+	}
+}
+
+// divisions returns how often a value was divided as a whole, or -1 if a part of it was.
+func (t *terms) divisions(v term) int {
+	n := 0
+	for ; t.of[v].kind == dividedSymbol; v = t.of[v].left {
+		n++
+	}
+	if t.divides(v) {
+		return -1
+	}
+	return n
+}
+
+func (t *terms) divides(v term) bool {
+	switch s := t.of[v]; s.kind {
+	case nodeSymbol:
+		return t.divides(s.left) || t.divides(s.right)
+	case dividedSymbol:
+		return true
+	}
+	return false
+}
+
+// format prints a value by the ranks that contributed: ((0+1)+2)/n.
+func (t *terms) format(v term) string {
+	var b strings.Builder
+	t.print(&b, v)
+	if text := b.String(); len(text) <= formatMax {
+		return text
+	}
+	return b.String()[:formatMax] + "…"
+}
+
+const formatMax = 600
+
+func (t *terms) print(b *strings.Builder, v term) {
+	if b.Len() > formatMax {
+		return
+	}
+	if v == 0 {
+		b.WriteByte('?')
+		return
+	}
+	switch s := t.of[v]; s.kind {
+	case leafSymbol:
+		b.WriteString(strconv.Itoa(int(s.left)))
+	case nodeSymbol:
+		b.WriteByte('(')
+		t.print(b, s.left)
+		b.WriteByte('+')
+		t.print(b, s.right)
+		b.WriteByte(')')
+	case dividedSymbol:
+		t.print(b, s.left)
+		b.WriteString("/n")
+	}
+}
+
+// clock is a vector clock: what a rank knows of how far each rank has come.
+type clock []int32
+
+// event is a moment of one rank.
+type event struct {
+	rank int
+	at   int32
+}
+
+// after reports whether e is known to lie in the past.
+func (c clock) after(e event) bool { return c[e.rank] >= e.at }
+
+func (c clock) join(other clock) {
+	for i, at := range other {
+		c[i] = max(c[i], at)
+	}
+}

@@ -1,0 +1,14 @@
+package collective
+
+import "math/bits"
+
+// canonical folds the values of ranks [lo, lo+n), one at least, along the canonical tree: level by level neighbours 2j
+// and 2j+1 are combined, the lower always the left operand, and an odd one out passes up unchanged. Seen from the top,
+// the first 2^k ranks stand on the left, where 2^k is the largest power of two below n.
+func canonical[V any](lo, n int, leaf func(rank int) V, node func(left, right V) V) V {
+	if n == 1 {
+		return leaf(lo)
+	}
+	left := 1 << (bits.Len(uint(n-1)) - 1)
+	return node(canonical(lo, left, leaf, node), canonical(lo+left, n-left, leaf, node))
+}
