@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -114,4 +115,83 @@ type Call struct {
 	Root     int           // for rooted operations
 	Manifest *Manifest     // nil: nothing is known of the tensor
 	Options  *Options      // nil: everything inherited
+}
+
+// name returns the name of the call's tensor, or nothing.
+func (c *Call) name() string {
+	if c.Manifest == nil {
+		return ""
+	}
+	return c.Manifest.Name
+}
+
+// check returns the number of elements, or what is wrong with the call by itself.
+func (c *Call) check(rank, size int, o *Options) (count int, err error) {
+	if err := o.check(); err != nil {
+		return 0, err
+	}
+	if c.Counts != nil {
+		return 0, fmt.Errorf("Counts given for %v, which has one count", c.Op)
+	}
+	switch c.Op {
+	case AllReduce:
+		if !c.Type.IsNumeric() {
+			return 0, fmt.Errorf("a reduction of %v: want a numeric dtype", c.Type)
+		}
+		if c.Reduce > Prod {
+			return 0, fmt.Errorf("%v is no reduction", c.Reduce)
+		}
+		if c.Reduce == Mean && !c.Type.IsFloat() {
+			return 0, fmt.Errorf("MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
+		}
+	case Broadcast:
+		if c.Type.Bytes() == 0 {
+			return 0, fmt.Errorf("a broadcast of %v, whose elements have no fixed size", c.Type)
+		}
+		if c.Root < 0 || c.Root >= size {
+			return 0, fmt.Errorf("Root %d of %d ranks", c.Root, size)
+		}
+	case Barrier:
+		return 0, nil
+	default:
+		return 0, fmt.Errorf("%v is no operation", c.Op)
+	}
+	return c.checkMemory(c.Op == AllReduce || rank == c.Root)
+}
+
+// checkMemory does so for the memory; Src counts only if this rank gives something.
+func (c *Call) checkMemory(gives bool) (count int, err error) {
+	element := c.Type.Bytes()
+	count = c.Dst.Bytes / element
+	switch {
+	case gives && c.Src.Kind == tensor.Device || c.Dst.Kind == tensor.Device:
+		return 0, fmt.Errorf("memory of a device (Src %v, Dst %v): it must be readable by the processor", c.Src.Kind, c.Dst.Kind)
+	case gives && c.Src.Bytes != c.Dst.Bytes:
+		return 0, fmt.Errorf("Src has %d bytes and Dst %d: want as many", c.Src.Bytes, c.Dst.Bytes)
+	case c.Dst.Bytes%element != 0:
+		return 0, fmt.Errorf("Dst has %d bytes, which are no whole number of %v elements", c.Dst.Bytes, c.Type)
+	case c.Dst.Bytes > 0 && c.Dst.Ptr == nil || gives && c.Src.Bytes > 0 && c.Src.Ptr == nil:
+		return 0, errors.New("a memory with bytes but without a pointer")
+	case gives && overlap(c.Src, c.Dst):
+		return 0, errors.New("Src and Dst overlap: want the same memory, or disjoint ones")
+	}
+	if m := c.Manifest; m != nil && m.Shape != nil {
+		n := 1
+		for _, d := range m.Shape {
+			n *= d
+		}
+		if n != count {
+			return 0, fmt.Errorf("shape %v of %q holds %d elements, Dst %d", m.Shape, m.Name, n, count)
+		}
+	}
+	return count, nil
+}
+
+// overlap reports whether two memories share bytes without being the same.
+func overlap(a, b tensor.Memory) bool {
+	lo, hi := uintptr(a.Ptr), uintptr(b.Ptr)
+	if lo == hi || a.Bytes == 0 || b.Bytes == 0 {
+		return false
+	}
+	return lo < hi+uintptr(b.Bytes) && hi < lo+uintptr(a.Bytes)
 }

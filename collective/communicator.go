@@ -1,0 +1,237 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// member is one rank's communicator over a transport.
+//
+// Calls have numbers, given when they start, and are carried out one at a time in that order: by the caller itself if it
+// is a Do, by the member's worker goroutine if it is a Start or part of a DoAll. turn is the number of the call that may run.
+type member struct {
+	team   *team
+	end    transport.Endpoint
+	marker transport.Marker // end, if it reaches all peers by memory
+	rank   int
+	local  int           // number among the team's local ranks
+	gone   chan struct{} // closed when the member is closed and no call runs any more
+	mine   chan struct{} // one token: it is the waiting Do's turn
+	work   chan struct{} // one token: the worker has something to do
+
+	executor // used by whoever's turn it is
+
+	pending atomic.Int64 // started calls that were not awaited
+
+	mu       sync.Mutex
+	next     uint64 // number of the next call
+	turn     uint64
+	blocked  bool   // a Do or DoAll is in progress, or waits for its turn
+	direct   bool   // it is a Do
+	doing    uint64 // its number
+	queue    []*handle
+	working  bool // the worker runs
+	closing  bool
+	left     bool // gone is closed
+	workers  sync.WaitGroup
+	splits   uint64 // so far; see Split
+	closeErr error
+	closed   chan struct{} // closed when Close is done
+	all      handle        // for DoAll
+}
+
+var _ Communicator = (*member)(nil)
+
+func newMember(t *team, end transport.Endpoint) *member {
+	m := &member{
+		team:   t,
+		end:    end,
+		rank:   end.Rank(),
+		gone:   make(chan struct{}),
+		closed: make(chan struct{}),
+		mine:   make(chan struct{}, 1),
+		work:   make(chan struct{}, 1),
+	}
+	m.all = handle{m: m, done: make(chan struct{}, 1)}
+	m.executor.open(m)
+	return m
+}
+
+func (m *member) Rank() int { return m.rank }
+
+func (m *member) Size() int { return m.team.size }
+
+func (m *member) Err() error { return m.team.cause() }
+
+func (m *member) Pending() int { return int(m.pending.Load()) }
+
+func (m *member) Properties() Properties {
+	return Properties{
+		Canonical: m.team.cfg.Order == Canonical,
+		Epoch:     m.team.cfg.Epoch,
+		Transport: m.end.Transport(),
+	}
+}
+
+func (m *member) String() string {
+	return fmt.Sprintf("communicator %q, rank %d of %d", m.team.cfg.Name, m.rank, m.team.size)
+}
+
+func (m *member) Do(ctx context.Context, call *Call) error {
+	seq, ready, err := m.enter(call, blocking)
+	if err != nil {
+		return err
+	}
+	if !ready {
+		m.awaitTurn(ctx, seq)
+	}
+	err = m.execute(ctx, call, seq, true)
+	m.finish(true)
+	if m.team.monitor != nil {
+		m.team.monitor.Leave(m.rank, seq, err)
+	}
+	return err
+}
+
+// manner is how a call is made.
+type manner uint8
+
+const (
+	started  manner = iota // Start
+	blocking               // Do
+	acting                 // DoAll
+)
+
+// enter gives a call its number and says whether it is its turn.
+func (m *member) enter(call *Call, how manner) (seq uint64, ready bool, err error) {
+	m.mu.Lock()
+	if m.closing {
+		m.mu.Unlock()
+		return 0, false, m.errClosed()
+	}
+	if how != started && m.blocked {
+		doing := m.doing
+		m.mu.Unlock()
+		err := &Error{Kind: ErrBusy, Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: doing, Name: call.name(),
+			Err: fmt.Errorf("this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing)}
+		return 0, false, m.team.fail(err, m.rank)
+	}
+	seq = m.next
+	m.next++
+	ready = m.turn == seq
+	if how != started {
+		m.blocked, m.doing, m.direct = true, seq, how == blocking
+	}
+	m.mu.Unlock()
+	if m.team.monitor != nil {
+		m.team.monitor.Enter(m.rank, seq, call)
+	}
+	return seq, ready, nil
+}
+
+// awaitTurn waits for the calls that were started before. They end without this goroutine's help, if need be because the
+// end of ctx fails the communicator.
+func (m *member) awaitTurn(ctx context.Context, seq uint64) {
+	if monitor := m.team.monitor; monitor != nil {
+		if err := monitor.Park(m.rank, seq); err != nil {
+			m.team.abort(asError(m, err))
+			<-m.mine
+			return
+		}
+		defer monitor.Unpark(m.rank)
+	}
+	select {
+	case <-m.mine:
+	case <-ctx.Done():
+		end := endOf(ctx)
+		m.team.fail(&Error{Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Seq: seq,
+			Err: fmt.Errorf("waiting for the calls started before: %w", end)}, m.rank)
+		<-m.mine
+	}
+}
+
+// finish passes the turn on.
+func (m *member) finish(blocked bool) {
+	m.mu.Lock()
+	if blocked {
+		m.blocked = false
+	}
+	m.turn++
+	switch {
+	case m.blocked && m.direct && m.doing == m.turn:
+		m.mine <- struct{}{}
+	case len(m.queue) > 0 && m.queue[0].seq == m.turn:
+		wake(m.work)
+	}
+	m.leaveLocked()
+	m.mu.Unlock()
+}
+
+// leaveLocked closes gone when nothing runs any more.
+func (m *member) leaveLocked() {
+	if m.closing && m.turn == m.next && !m.left {
+		m.left = true
+		close(m.gone)
+	}
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (m *member) Abort(cause error) {
+	err := &Error{Kind: ErrAborted, Comm: m.team.cfg.Name, Rank: m.rank, Err: cause}
+	if cause == nil {
+		m.team.abort(err)
+		return
+	}
+	m.team.abort(asError(m, cause))
+}
+
+// asError returns err if it is a *Error or wraps one, else an *Error of kind ErrAborted around it.
+func asError(m *member, err error) error {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	return &Error{Kind: ErrAborted, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
+}
+
+func (m *member) errClosed() error {
+	return &Error{Kind: ErrClosed, Comm: m.team.cfg.Name, Rank: m.rank}
+}
+
+func (m *member) Close() error {
+	m.mu.Lock()
+	if m.closing {
+		m.mu.Unlock()
+		<-m.closed
+		return m.closeErr
+	}
+	m.closing = true
+	busy := m.turn != m.next
+	m.leaveLocked()
+	wake(m.work)
+	m.mu.Unlock()
+	if busy {
+		m.team.abort(m.errClosed())
+	}
+	<-m.gone
+	m.workers.Wait()
+	err := m.end.Close()
+	m.team.leave()
+	if n := m.Pending(); n > 0 {
+		err = errors.Join(err, &Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
+			Err: fmt.Errorf("%d started calls were not awaited", n)})
+	}
+	m.closeErr = err
+	close(m.closed)
+	return err
+}

@@ -1,0 +1,126 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// group is the local ranks of one communicator.
+type group struct {
+	team    *team
+	members []*member
+	locals  []Communicator
+}
+
+var _ Group = (*group)(nil)
+
+// Open makes a communicator over the group that the endpoints belong to, which are those of this process's ranks. It
+// takes them over: they are closed with the communicators. Every process of the group calls it, with configurations
+// that agree; it does not wait for the others.
+func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
+	cfg, err := cfg.filled()
+	if err != nil {
+		return nil, err
+	}
+	if len(endpoints) == 0 {
+		return nil, errors.New("collective: Open without an endpoint")
+	}
+	size := endpoints[0].Size()
+	taken := make([]bool, size)
+	for i, e := range endpoints {
+		switch {
+		case e.Size() != size:
+			return nil, fmt.Errorf("collective: endpoint %d is of a group of %d ranks, endpoint 0 of %d", i, e.Size(), size)
+		case taken[e.Rank()]:
+			return nil, fmt.Errorf("collective: two endpoints of rank %d", e.Rank())
+		}
+		taken[e.Rank()] = true
+	}
+	if cfg.Timeout < 0 {
+		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
+	}
+	t := newTeam(cfg, hashString(hashSeed, cfg.Name), size, len(endpoints))
+	g := &group{team: t}
+	for _, e := range endpoints {
+		m := t.join(e)
+		g.members = append(g.members, m)
+		g.locals = append(g.locals, m)
+	}
+	return g, nil
+}
+
+func (g *group) Local() []Communicator { return g.locals }
+
+func (g *group) DoAll(ctx context.Context, calls []Call) error {
+	if len(calls) != len(g.members) {
+		return g.team.fail(&Error{Kind: ErrInvalid, Comm: g.team.cfg.Name, Rank: -1,
+			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members))}, g.members[0].rank)
+	}
+	var err error
+	entered := 0
+	for i, m := range g.members {
+		seq, _, e := m.enter(&calls[i], acting)
+		if e != nil {
+			g.team.abort(e) // the calls entered so far cannot be completed
+			err = e
+			break
+		}
+		h := &m.all
+		h.ctx, h.call, h.seq, h.all = ctx, &calls[i], seq, true
+		entered++
+	}
+	for _, m := range g.members[:entered] {
+		m.enqueue(&m.all)
+	}
+	for _, m := range g.members[:entered] {
+		h := &m.all
+		<-h.done
+		if h.err != nil && err == nil {
+			err = h.err
+		}
+		if g.team.monitor != nil {
+			g.team.monitor.Leave(m.rank, h.seq, h.err)
+		}
+		h.ctx, h.call = nil, nil
+	}
+	return err
+}
+
+func (g *group) Rebuild(ctx context.Context) (Group, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("collective: rebuilding %q: %w", g.team.cfg.Name, context.Cause(ctx))
+	}
+	cfg := g.team.cfg
+	cfg.Epoch++
+	ranks := make([]int, g.team.size)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	var ends []transport.Endpoint
+	for _, m := range g.members {
+		s, ok := m.end.(transport.Splitter)
+		if !ok {
+			return nil, fmt.Errorf("collective: rebuilding %q: transport %s cannot make a new group of the same ranks", cfg.Name, m.end.Transport())
+		}
+		end, err := s.Split(mix(g.team.id, uint64(cfg.Epoch)|1<<63), ranks)
+		if err != nil {
+			return nil, fmt.Errorf("collective: rebuilding %q: %w", cfg.Name, err)
+		}
+		ends = append(ends, end)
+	}
+	if err := g.Close(); err != nil {
+		cfg.Logger.Warn("collective: closing a group to rebuild it", "communicator", cfg.Name, "error", err)
+	}
+	return Open(ends, cfg)
+}
+
+func (g *group) Close() error {
+	var errs []error
+	for _, m := range g.members {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}

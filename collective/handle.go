@@ -1,0 +1,112 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+)
+
+// handle is a call that the member's worker carries out.
+type handle struct {
+	m      *member
+	ctx    context.Context
+	call   *Call
+	seq    uint64
+	err    error         // once done has its token
+	done   chan struct{} // one token: the call is over
+	waited atomic.Bool
+	all    bool // part of a DoAll
+}
+
+var _ Handle = (*handle)(nil)
+
+func (m *member) Start(ctx context.Context, call *Call) (Handle, error) {
+	h := &handle{m: m, ctx: ctx, call: call, done: make(chan struct{}, 1)}
+	seq, _, err := m.enter(call, started)
+	if err != nil {
+		return nil, err
+	}
+	h.seq = seq
+	m.pending.Add(1)
+	m.enqueue(h)
+	return h, nil
+}
+
+// enqueue gives an entered call to the worker.
+func (m *member) enqueue(h *handle) {
+	m.mu.Lock()
+	m.queue = append(m.queue, h)
+	if !m.working {
+		m.working = true
+		m.workers.Go(m.serve)
+	}
+	m.mu.Unlock()
+	wake(m.work)
+}
+
+// serve is the worker: it carries out the queued calls until Close.
+func (m *member) serve() {
+	for {
+		m.mu.Lock()
+		var h *handle
+		if len(m.queue) > 0 && m.queue[0].seq == m.turn {
+			h = m.queue[0]
+			n := copy(m.queue, m.queue[1:])
+			m.queue[n] = nil
+			m.queue = m.queue[:n]
+		}
+		end := m.closing && m.turn == m.next
+		m.mu.Unlock()
+		switch {
+		case h != nil:
+			h.err = m.execute(h.ctx, h.call, h.seq, false)
+			m.finish(h.all)
+			h.done <- struct{}{}
+		case end:
+			return
+		default:
+			select {
+			case <-m.work:
+			case <-m.gone:
+			}
+		}
+	}
+}
+
+func (h *handle) Wait(ctx context.Context) error {
+	m := h.m
+	if h.waited.Swap(true) {
+		return &Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Seq: h.seq, Err: errors.New("the handle was awaited before")}
+	}
+	select {
+	case <-h.done:
+	default:
+		h.block(ctx)
+	}
+	m.pending.Add(-1)
+	if m.team.monitor != nil {
+		m.team.monitor.Leave(m.rank, h.seq, h.err)
+	}
+	return h.err
+}
+
+func (h *handle) block(ctx context.Context) {
+	m := h.m
+	if monitor := m.team.monitor; monitor != nil {
+		if err := monitor.Park(m.rank, h.seq); err != nil {
+			m.team.abort(asError(m, err))
+			<-h.done
+			return
+		}
+		defer monitor.Unpark(m.rank)
+	}
+	select {
+	case <-h.done:
+	case <-ctx.Done():
+		end := endOf(ctx)
+		m.team.fail(&Error{Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: h.call.Op, Seq: h.seq, Name: h.call.name(),
+			Err: fmt.Errorf("waiting for a started call: %w", end)}, m.rank)
+		<-h.done
+	}
+}

@@ -1,0 +1,77 @@
+package collective
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// Split gathers every rank's color and key in one all-reduce (each rank adds its two numbers to zeros), so every rank
+// knows all groups. A group's id follows from the parent's, from how many splits there were, and from the color.
+func (m *member) Split(ctx context.Context, color, key int) (Communicator, error) {
+	splitter, ok := m.end.(transport.Splitter)
+	if !ok {
+		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
+			Err: fmt.Errorf("transport %s cannot split a group", m.end.Transport())}, m.rank)
+	}
+	all := make([]int64, 2*m.team.size)
+	all[2*m.rank], all[2*m.rank+1] = int64(color), int64(key)
+	mem := tensor.HostMemory(all)
+	call := &Call{Op: AllReduce, Reduce: Sum, Type: tensor.Int64, Src: mem, Dst: mem, Manifest: &Manifest{Name: "split"}}
+	if err := m.Do(ctx, call); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.splits++
+	nth := m.splits
+	m.mu.Unlock()
+	if color < 0 {
+		return nil, nil
+	}
+	ranks := groupOf(all, color)
+	id := mix(mix(mix(m.team.id, uint64(m.team.cfg.Epoch)), nth), uint64(color))
+	end, err := splitter.Split(id, ranks)
+	if err != nil {
+		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)
+	}
+	return m.team.split(id, fmt.Sprintf("%s/%d.%d", m.team.cfg.Name, nth, color), ranks).join(end), nil
+}
+
+// groupOf returns the ranks of a color, by key, then by rank.
+func groupOf(all []int64, color int) []int {
+	var ranks []int
+	for r := range len(all) / 2 {
+		if all[2*r] == int64(color) {
+			ranks = append(ranks, r)
+		}
+	}
+	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	return ranks
+}
+
+// split returns the team of a communicator that is split off under id, which the first local rank to come makes.
+func (t *team) split(id uint64, name string, ranks []int) *team {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.splits[id]; s != nil {
+		return s
+	}
+	cfg := t.cfg
+	cfg.Name, cfg.Monitor = name, nil
+	local := 0
+	for _, m := range t.members {
+		if slices.Contains(ranks, m.rank) {
+			local++
+		}
+	}
+	s := newTeam(cfg, id, len(ranks), local)
+	if m, ok := t.monitor.(SplitMonitor); ok {
+		s.monitor, s.release = m.Split(name, ranks, s.abort)
+	}
+	t.splits[id] = s
+	return s
+}

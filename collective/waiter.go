@@ -1,0 +1,139 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// waiter is the context that a rank gives to its transport: it blocks on the transport's behalf, until the caller's
+// context, the deadline or the team's failure ends the wait. It has one timer for all calls, set only when a wait blocks,
+// and starts no goroutine.
+type waiter struct {
+	m    *member
+	ctx  context.Context // the caller's
+	call *Call
+	seq  uint64
+
+	// firm says that all ranks have entered the call: nothing ends a wait then but what it waits for, which comes without
+	// anybody's help.
+	firm bool
+	// user says that the goroutine is the one that called, so the monitor is told when it blocks.
+	user bool
+
+	timeout time.Duration // of the call; negative: none
+	timer   *time.Timer
+	since   time.Time // when the call blocked first; zero: it has not
+	stalled bool      // the call's stall was logged
+	mark    int       // that the wait is for, or -1
+	to      int       // of the exchange that waits, or -1
+	from    int
+}
+
+var _ transport.Parker = (*waiter)(nil)
+
+func (w *waiter) Deadline() (time.Time, bool) { return w.ctx.Deadline() }
+func (w *waiter) Done() <-chan struct{}       { return w.ctx.Done() }
+func (w *waiter) Err() error                  { return w.ctx.Err() }
+func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
+
+// begin prepares for a call.
+func (w *waiter) begin(ctx context.Context, call *Call, seq uint64, user bool) {
+	w.ctx, w.call, w.seq, w.user = ctx, call, seq, user
+	w.firm, w.stalled, w.since = false, false, time.Time{}
+	w.mark, w.to, w.from = -1, -1, -1
+}
+
+// verdict is an error that the monitor returned: the communicator fails with it as it is.
+type verdict struct{ err error }
+
+func (v *verdict) Error() string { return v.err.Error() }
+
+// errFailed says that the team has failed, or is about to.
+var errFailed = errors.New("collective: the communicator has failed")
+
+// Park implements [transport.Parker].
+func (w *waiter) Park(ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	default:
+	}
+	var done, failed <-chan struct{}
+	if !w.firm {
+		done, failed = w.ctx.Done(), w.m.team.done
+		if err := w.m.early(); err != nil {
+			return err
+		}
+		if monitor := w.m.team.monitor; monitor != nil && w.user {
+			if err := monitor.Park(w.m.rank, w.seq); err != nil {
+				return &verdict{err}
+			}
+			defer monitor.Unpark(w.m.rank)
+		}
+	}
+	w.arm()
+	defer w.timer.Stop()
+	for {
+		select {
+		case <-ready:
+			return nil
+		case <-done:
+			end := endOf(w.ctx)
+			return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.why(), end))
+		case <-failed:
+			return errFailed
+		case <-w.timer.C:
+			if err := w.ring(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// never is when a timer that is not needed rings.
+const never = 1000 * time.Hour
+
+// arm sets the timer to what comes next: the stall report or the deadline.
+func (w *waiter) arm() {
+	now := time.Now()
+	if w.since.IsZero() {
+		w.since = now
+	}
+	next := never
+	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled {
+		next = w.since.Add(stall).Sub(now)
+	}
+	if w.timeout >= 0 && !w.firm {
+		next = min(next, w.since.Add(w.timeout).Sub(now))
+	}
+	if w.timer == nil {
+		w.timer = time.NewTimer(next)
+	} else {
+		w.timer.Reset(next)
+	}
+}
+
+// ring handles the timer: it reports the stall, or returns the error of the deadline.
+func (w *waiter) ring() error {
+	waited := time.Since(w.since)
+	if w.timeout >= 0 && !w.firm && waited >= w.timeout {
+		return w.m.failure(ErrTimeout, errors.New(w.why()))
+	}
+	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {
+		w.stalled = true
+		w.m.team.cfg.Logger.Warn("collective: a call is stalled", "communicator", w.m.team.cfg.Name, "rank", w.m.rank,
+			"call", w.seq, "operation", describe(&w.m.header, &w.m.labels[w.seq&1]), "waited", waited, "waits_for", ranksText(w.m.missing()))
+	}
+	w.arm()
+	return nil
+}
+
+// why says what the wait was for: "rank 0 waited 10m0s for ranks 1, 2 in all_reduce …".
+func (w *waiter) why() string {
+	waited := time.Since(w.since).Round(time.Microsecond)
+	return fmt.Sprintf("rank %d waited %v for %s in %s", w.m.rank, waited, ranksText(w.m.missing()), describe(&w.m.header, &w.m.labels[w.seq&1]))
+}
