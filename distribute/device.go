@@ -1,0 +1,215 @@
+package distribute
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Device names a device as TensorFlow does. Make one with [ParseDevice] or [CanonicalDevice].
+type Device struct {
+	Job     string // "" if not given
+	Replica int    // -1 if not given
+	Task    int    // -1 if not given
+	Kind    string // "CPU", "GPU", "TPU"; "" if not given
+	Index   int    // among the devices of its kind; -1 if not given
+}
+
+// localCPU fills what a device string leaves open.
+var localCPU = Device{Job: "localhost", Kind: "CPU"}
+
+// ParseDevice parses a device string: a short form such as "CPU:0", "/gpu:1" or "cpu", or any part of the full
+// "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index open.
+func ParseDevice(s string) (Device, error) {
+	d := Device{Replica: -1, Task: -1, Index: -1}
+	bad := func(format string, args ...any) (Device, error) {
+		return Device{}, errorf("ParseDevice", ErrInvalid, format, args...)
+	}
+	for _, part := range strings.Split(s, "/") {
+		fields := strings.Split(part, ":")
+		key := fields[0]
+		switch {
+		case part == "":
+		case key == "job" && len(fields) == 2 && fields[1] != "":
+			d.Job = fields[1]
+		case (key == "replica" || key == "task") && len(fields) == 2:
+			n, err := parseIndex(fields[1])
+			if err != nil {
+				return bad("%s in the device spec '%s': %w", key, s, err)
+			}
+			if key == "replica" {
+				d.Replica = n
+			} else {
+				d.Task = n
+			}
+		case key == "device" && len(fields) == 3, isDeviceKind(key) && len(fields) <= 2:
+			if d.Kind != "" {
+				return bad("multiple device types are not allowed while parsing the device spec: '%s'", s)
+			}
+			if key == "device" {
+				fields = fields[1:]
+			}
+			if !isDeviceKind(fields[0]) {
+				return bad("unknown device type '%s' in the device spec '%s': want CPU, GPU or TPU", fields[0], s)
+			}
+			d.Kind = strings.ToUpper(fields[0])
+			if len(fields) == 2 {
+				n, err := parseIndex(fields[1])
+				if err != nil {
+					return bad("device index in the device spec '%s': %w", s, err)
+				}
+				d.Index = n
+			}
+		default:
+			return bad("unknown attribute '%s' is encountered while parsing the device spec: '%s'. Want a form such as CPU:0, /gpu:1 or /job:localhost/replica:0/task:0/device:CPU:0", key, s)
+		}
+	}
+	return d, nil
+}
+
+// CanonicalDevice parses s and fills what it leaves open from defaults, device strings too, in their order, and then
+// from /job:localhost/replica:0/task:0/device:CPU:0.
+func CanonicalDevice(s string, defaults ...string) (Device, error) {
+	d, err := ParseDevice(s)
+	if err != nil {
+		return Device{}, err
+	}
+	for _, def := range defaults {
+		f, err := ParseDevice(def)
+		if err != nil {
+			return Device{}, err
+		}
+		d = d.fill(f)
+	}
+	return d.fill(localCPU), nil
+}
+
+// String returns the parts that are given, in TensorFlow's full form.
+func (d Device) String() string {
+	var b strings.Builder
+	if d.Job != "" {
+		b.WriteString("/job:" + d.Job)
+	}
+	if d.Replica >= 0 {
+		b.WriteString("/replica:" + strconv.Itoa(d.Replica))
+	}
+	if d.Task >= 0 {
+		b.WriteString("/task:" + strconv.Itoa(d.Task))
+	}
+	if d.Kind != "" {
+		b.WriteString("/device:" + d.Kind + ":")
+		if d.Index >= 0 {
+			b.WriteString(strconv.Itoa(d.Index))
+		} else {
+			b.WriteByte('*')
+		}
+	}
+	return b.String()
+}
+
+// Short returns the kind and the index: "CPU:0".
+func (d Device) Short() string { return fmt.Sprintf("%s:%d", d.Kind, max(d.Index, 0)) }
+
+// local reports whether the device belongs to this process.
+func (d Device) local() bool { return d.Job == "localhost" && d.Task == 0 }
+
+func (d Device) fill(f Device) Device {
+	if d.Job == "" {
+		d.Job = f.Job
+	}
+	if d.Replica < 0 {
+		d.Replica = f.Replica
+	}
+	if d.Task < 0 {
+		d.Task = f.Task
+	}
+	if d.Kind == "" {
+		d.Kind = f.Kind
+	}
+	if d.Index < 0 {
+		d.Index = f.Index
+	}
+	return d
+}
+
+func parseIndex(s string) (int, error) {
+	if s == "*" {
+		return -1, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 0 || strings.HasPrefix(s, "+") {
+		return 0, fmt.Errorf("'%s' is no index", s)
+	}
+	return n, nil
+}
+
+func isDeviceKind(s string) bool {
+	return strings.EqualFold(s, "CPU") || strings.EqualFold(s, "GPU") || strings.EqualFold(s, "TPU")
+}
+
+// canonicalDevices parses a strategy's list of devices: all of them known, local and different.
+func canonicalDevices(op string, names []string, known []engine.Device) ([]Device, error) {
+	if len(names) == 0 {
+		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)", joinDevices(known))
+	}
+	devices := make([]Device, len(names))
+	for i, name := range names {
+		d, err := CanonicalDevice(name)
+		if err != nil {
+			return nil, errorf(op, ErrInvalid, "device %d: %w", i, err)
+		}
+		if !d.local() {
+			return nil, errorf(op, ErrInvalid, "device %v belongs to another worker: in-graph multi-worker training with MirroredStrategy is not supported", d)
+		}
+		for _, other := range devices[:i] {
+			if other == d {
+				return nil, errorf(op, ErrInvalid, "no duplicates allowed in the list of devices: %v is given twice in %q", d, names)
+			}
+		}
+		if !isKnown(d, known) {
+			return nil, errorf(op, ErrInvalid, "there is no device %s; there are %s. More logical CPU devices are had by LogicalCPUs", d.Short(), joinDevices(known))
+		}
+		devices[i] = d
+	}
+	return devices, nil
+}
+
+func isKnown(d Device, known []engine.Device) bool {
+	for _, k := range known {
+		if strings.EqualFold(k.Kind, d.Kind) && k.Index == d.Index {
+			return true
+		}
+	}
+	return false
+}
+
+func joinDevices(devices []engine.Device) string {
+	if len(devices) > 8 {
+		first, last := devices[0], devices[len(devices)-1]
+		return fmt.Sprintf("%s:%d … %s:%d", first.Kind, first.Index, last.Kind, last.Index)
+	}
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = fmt.Sprintf("%s:%d", d.Kind, d.Index)
+	}
+	return strings.Join(names, ", ")
+}
+
+// DeviceOf returns the device that a leaf value lives on, or false for a host number.
+func DeviceOf(v Value) (Device, bool) {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		d := localCPU
+		if v.Memory().Kind == tensor.Device {
+			d.Kind = "GPU"
+		}
+		d.Index = v.Memory().Device
+		return d, true
+	case *tensor.IndexedSlices:
+		return DeviceOf(v.Values)
+	}
+	return Device{}, false
+}

@@ -1,0 +1,39 @@
+// Package distribute is tf.distribute in Go: strategies that run a step of training on several replicas in lock-step, and
+// the values, variables and reductions that go with it.
+//
+// A [Strategy] says how training is spread. [NewMirroredStrategy] keeps one replica on each of several devices of this
+// process; [NewOneDeviceStrategy] has a single one. [Run] calls a step function once per replica, each on its own
+// goroutine, all at the same time:
+//
+//	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
+//	…
+//	defer s.Close()
+//	losses, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+//		return r.AllReduce(ctx, distribute.Sum, args[0])
+//	}, batch)
+//
+// # Contexts
+//
+// Code runs in one of two contexts. A step function is in replica context: it runs once per replica and gets a
+// [*Replica]. A merge function ([Replica.MergeCall]), an update function and everything outside of Run are in
+// cross-replica context: they run once for all replicas. Functions of the one kind do not compile where the other is
+// needed as far as types can tell; the rest is an error that matches [ErrContext].
+//
+// # Values
+//
+// A [Value] is a nest (see package tensor) whose leaves are tensors, [tensor.IndexedSlices], host numbers, and the
+// distributed values [*PerReplica], one component per replica, and [*Mirrored], the same on every replica. A [*Variable]
+// is mirrored (kept equal by its updates) or sync-on-read (one value per replica, aggregated when it is read in
+// cross-replica context).
+//
+// # Failure
+//
+// No call can hang. When a replica returns early, panics, makes another call than its peers, or blocks for ever, every
+// replica and the caller of Run get the same error, which lists what each replica was doing and where. Variables then
+// keep the values that they had before the Run, and the strategy can run again.
+//
+// # What is not here
+//
+// CentralStorage and multi-worker strategies, gathers, and the gradients of collectives. Logical CPU devices differ from
+// TensorFlow, which has one unless told otherwise: here there is one per core.
+package distribute

@@ -1,0 +1,113 @@
+package distribute
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+)
+
+// CrossReplica is the cross-replica context: code that has it runs once for all replicas. A merge function gets one, and
+// [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
+type CrossReplica struct {
+	strategy *Strategy
+	merge    bool        // a merge function's
+	over     atomic.Bool // the merge function has returned
+}
+
+// Strategy returns the strategy that the context belongs to.
+func (c *CrossReplica) Strategy() *Strategy { return c.strategy }
+
+// Cross returns the strategy's cross-replica context, for variables' operations outside of steps. It is an error inside
+// a step; using the context while a Run is in progress is one too.
+func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
+	if err := s.requireCross(ctx, "Cross"); err != nil {
+		return nil, err
+	}
+	return &CrossReplica{strategy: s}, nil
+}
+
+// valid reports an error if the context is used where it does not hold.
+func (c *CrossReplica) valid(op string) error {
+	switch {
+	case c.over.Load():
+		return errorf(op, ErrContext, "the *CrossReplica of a merge function was used after the function had returned")
+	case !c.merge && c.strategy.running.Load():
+		return errorf(op, ErrContext, "a Run is in progress; need its replica context: give the operation the step's *Replica, or use Replica.MergeCall")
+	}
+	return nil
+}
+
+// MergeCall waits until all replicas have called it, then runs f once for all of them, in cross-replica context, and
+// returns its result on every replica: a distributed value's own component, anything else as it is. f gets the
+// replicas' arguments regrouped, so that a tensor of each becomes a [*PerReplica]. The function of replica 0 is used,
+// and the context that it is given ends with the Run.
+//
+// An error of f is returned on every replica.
+func (r *Replica) MergeCall(ctx context.Context, f func(context.Context, *CrossReplica, ...Value) (Value, error), args ...Value) (Value, error) {
+	const name = "MergeCall"
+	run, err := r.inRun(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	s := r.strategy
+	r.mergeFunc, r.mergeArgs = f, args
+	begin := r.stats.arrive(r)
+	out, err := run.Merge(ctx, r.id, s.options.Timeout, func() (any, error) { return s.mergeAll(ctx) })
+	r.mergeFunc, r.mergeArgs = nil, nil
+	if err != nil {
+		return nil, err
+	}
+	r.stats.leave(r, begin)
+	return SelectReplica(r.id, out)
+}
+
+// mergeAll runs the merge function that all replicas have come for. It is called by the last of them.
+func (s *Strategy) mergeAll(ctx context.Context) (Value, error) {
+	n := len(s.replicas[0].mergeArgs)
+	perArg := make([][]Value, n)
+	for _, r := range s.replicas {
+		if len(r.mergeArgs) != n {
+			return nil, errorf("MergeCall", ErrMismatch, "replica %d gave %d arguments, replica 0 %d", r.id, len(r.mergeArgs), n)
+		}
+		for i, arg := range r.mergeArgs {
+			perArg[i] = append(perArg[i], arg)
+		}
+	}
+	args := make([]Value, n)
+	for i := range args {
+		var err error
+		if args[i], err = regroup(fmt.Sprintf("MergeCall: argument %d", i), perArg[i], false); err != nil {
+			return nil, err
+		}
+	}
+	c := &CrossReplica{strategy: s, merge: true}
+	defer c.over.Store(true)
+	return s.replicas[0].mergeFunc(&stepContext{ctx, &frame{strategy: s, update: -1}}, c, args...)
+}
+
+// ReduceTo is [Strategy.ReduceTo].
+func (c *CrossReplica) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
+	if err := c.valid("ReduceTo"); err != nil {
+		return nil, err
+	}
+	return c.strategy.ReduceTo(ctx, op, v, to, opts...)
+}
+
+// BatchReduceTo is [Strategy.BatchReduceTo].
+func (c *CrossReplica) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+	if err := c.valid("BatchReduceTo"); err != nil {
+		return nil, err
+	}
+	return c.strategy.BatchReduceTo(ctx, op, batch, opts...)
+}
+
+// Reduce is [Strategy.Reduce].
+func (c *CrossReplica) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
+	if err := c.valid("Reduce"); err != nil {
+		return nil, err
+	}
+	return c.strategy.Reduce(ctx, op, v, opts)
+}
+
+// LocalResults is [Strategy.LocalResults].
+func (c *CrossReplica) LocalResults(v Value) []Value { return c.strategy.LocalResults(v) }

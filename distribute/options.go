@@ -1,0 +1,136 @@
+package distribute
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// ReduceOp says how the replicas' values are combined: [Sum] or [Mean].
+type ReduceOp = collective.ReduceOp
+
+// The reductions of tf.distribute. Mean is the sum, then a true division by the number of replicas: int32 and int64 give
+// float64, smaller integers float32.
+const (
+	Sum  = collective.Sum
+	Mean = collective.Mean
+)
+
+// ParseReduceOp returns the reduction of that name, SUM or MEAN in any case.
+func ParseReduceOp(name string) (ReduceOp, error) {
+	for _, op := range []ReduceOp{Sum, Mean} {
+		if strings.EqualFold(name, op.String()) {
+			return op, nil
+		}
+	}
+	return 0, errorf("ParseReduceOp", ErrInvalid, "'%s' is not a valid ReduceOp: want SUM or MEAN", name)
+}
+
+// Implementation chooses who carries out collectives.
+type Implementation uint8
+
+// The implementations. As in TensorFlow Ring means the library's own collectives, whatever their algorithm; there is no
+// other one for CPUs. NCCL needs GPUs, and is refused where there are none.
+const (
+	ImplementationAuto Implementation = iota
+	ImplementationRing
+	ImplementationNCCL
+)
+
+// String returns TensorFlow's name: "AUTO", "RING", "NCCL".
+func (i Implementation) String() string {
+	switch i {
+	case ImplementationAuto:
+		return "AUTO"
+	case ImplementationRing:
+		return "RING"
+	case ImplementationNCCL:
+		return "NCCL"
+	}
+	return fmt.Sprintf("Implementation(%d)", uint8(i))
+}
+
+// ParseImplementation returns the implementation of that name, in any case.
+func ParseImplementation(name string) (Implementation, error) {
+	for i := ImplementationAuto; i <= ImplementationNCCL; i++ {
+		if strings.EqualFold(name, i.String()) {
+			return i, nil
+		}
+	}
+	return 0, errorf("ParseImplementation", ErrInvalid, "'%s' is not a valid CommunicationImplementation: want AUTO, RING or NCCL", name)
+}
+
+// Options tune reductions (TensorFlow's CommunicationOptions). A zero field inherits: a call's from its strategy's, the
+// strategy's from the defaults.
+type Options struct {
+	// BytesPerPack bounds the tensors of one call that travel as one; 0: all of them. It changes no result.
+	BytesPerPack int
+	// Timeout is how long a call may wait for the other replicas. Default 10 minutes; negative: for ever.
+	Timeout time.Duration
+	// Implementation chooses who carries out the collectives; default AUTO.
+	Implementation Implementation
+	// Order says whether sums keep the canonical tree; default Canonical.
+	Order collective.Order
+	// Accumulate says in which type partial sums of float16 and bfloat16 travel; default AccumulateDType.
+	Accumulate collective.Accumulate
+}
+
+// defaultTimeout bounds every wait unless the options say otherwise.
+const defaultTimeout = 10 * time.Minute
+
+// Merge returns o with the fields that are set in over taking its place.
+func (o Options) Merge(over Options) Options {
+	if over.BytesPerPack != 0 {
+		o.BytesPerPack = over.BytesPerPack
+	}
+	if over.Timeout != 0 {
+		o.Timeout = over.Timeout
+	}
+	if over.Implementation != ImplementationAuto {
+		o.Implementation = over.Implementation
+	}
+	if over.Order != collective.OrderInherit {
+		o.Order = over.Order
+	}
+	if over.Accumulate != collective.AccumulateInherit {
+		o.Accumulate = over.Accumulate
+	}
+	return o
+}
+
+// Validate reports what is wrong with the options.
+func (o Options) Validate() error {
+	switch {
+	case o.BytesPerPack < 0:
+		return errorf("Options", ErrInvalid, "argument BytesPerPack must be >=0, received %d", o.BytesPerPack)
+	case o.Implementation > ImplementationNCCL:
+		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING or NCCL", o.Implementation)
+	case o.Order > collective.Any:
+		return errorf("Options", ErrInvalid, "Order(%d) is none of Canonical and Any", o.Order)
+	case o.Accumulate > collective.AccumulateFloat32:
+		return errorf("Options", ErrInvalid, "Accumulate(%d) is none of AccumulateDType and AccumulateFloat32", o.Accumulate)
+	}
+	return nil
+}
+
+// over merges a call's options over these and validates the outcome.
+func (o Options) over(call []Options) (Options, error) {
+	for _, c := range call {
+		o = o.Merge(c)
+	}
+	return o, o.Validate()
+}
+
+func (o Options) collective() collective.Options {
+	return collective.Options{Timeout: o.Timeout, Order: o.Order, Accumulate: o.Accumulate}
+}
+
+// checkReduceOp refuses the reductions that tf.distribute does not have.
+func checkReduceOp(op string, r ReduceOp) error {
+	if r != Sum && r != Mean {
+		return errorf(op, ErrInvalid, "'%v' is not a valid ReduceOp: want SUM or MEAN", r)
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package distribute
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// ReduceOptions tune [Strategy.Reduce].
+type ReduceOptions struct {
+	// Axis lists the dimensions that each replica's value is reduced over first, negative ones counted from the end; their
+	// lengths may differ between the replicas. Nil: none. An empty, non-nil Axis reduces over no dimension either,
+	// but counts every replica's value once in a mean, as TensorFlow's axis=() does.
+	Axis []int
+	Options
+}
+
+// Reduce combines the components of v and returns the result as one host value. Without an axis, the components are
+// added (and divided by their number), leaf by leaf for a nest. With one, each component is summed over it first; a mean
+// is then the sum of all elements divided by their number over all replicas, so that shares of different lengths count
+// by their elements, not by their replica.
+//
+// A value that is not distributed is the same on all replicas: its mean is itself; its sum is an error without an axis,
+// and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error.
+func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
+	const name = "Reduce"
+	o, err := s.enterCross(ctx, name, op, []Options{opts.Options})
+	if err != nil {
+		return nil, err
+	}
+	host := []Device{localCPU}
+	if opts.Axis == nil {
+		return s.reduceToHost(ctx, name, op, v, host, o)
+	}
+	n := len(s.devices)
+	sums := make([]Value, n)
+	count := 0
+	for i := range sums {
+		mine, err := SelectReplica(i, v)
+		if err != nil {
+			return nil, errorf(name, ErrInvalid, "%w", err)
+		}
+		if op == Mean && tensor.IsNest(mine) {
+			return nil, errorf(name, ErrInvalid, "the mean over an axis needs a tensor on each replica, not a nest: reduce its leaves one by one")
+		}
+		t, err := stack(mine)
+		if err != nil {
+			return nil, errorf(name, ErrInvalid, "replica %d: %w", i, err)
+		}
+		sum, elements, err := sumAxes(name, t, opts.Axis)
+		if err != nil {
+			return nil, err
+		}
+		sums[i] = sum
+		count += elements
+	}
+	total := sums[0]
+	if n > 1 {
+		if total, err = s.reduceToHost(ctx, name, Sum, NewPerReplica(sums...), host, o); err != nil {
+			return nil, err
+		}
+	}
+	if op == Mean {
+		return divide(total.(*tensor.Tensor), count), nil
+	}
+	return total, nil
+}
+
+func (s *Strategy) reduceToHost(ctx context.Context, name string, op ReduceOp, v Value, host []Device, o Options) (Value, error) {
+	out, err := s.reduceTo(ctx, name, op, v, host, o)
+	if err != nil {
+		return nil, err
+	}
+	return s.LocalResults(out)[0], nil
+}
+
+// ReduceTo combines the components of v and puts the result on the destination's devices: a tensor on one, a
+// [*Mirrored] on several. Values that are not distributed, and mirrored ones, are as in [Strategy.Reduce].
+// With [NewOneDeviceStrategy] the value comes back unchanged.
+func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
+	const name = "ReduceTo"
+	o, err := s.enterCross(ctx, name, op, opts)
+	if err != nil {
+		return nil, err
+	}
+	devices, err := to.destination(name)
+	if err != nil {
+		return nil, err
+	}
+	return s.reduceTo(ctx, name, op, v, devices, o)
+}
+
+// ValueTo is a value and where its reduction goes.
+type ValueTo struct {
+	Value Value
+	To    Destination
+}
+
+// BatchReduceTo is [Strategy.ReduceTo] of several values at once, which may travel together. The results come in the
+// order of the batch.
+func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+	const name = "BatchReduceTo"
+	o, err := s.enterCross(ctx, name, op, opts)
+	if err != nil || len(batch) == 0 {
+		return nil, err
+	}
+	out := make([]Value, len(batch))
+	if s.oneDevice {
+		for i, b := range batch {
+			out[i] = b.Value
+		}
+		return out, nil
+	}
+	reductions := make([]Reduction, len(batch))
+	first := make([]any, len(batch))
+	for i, b := range batch {
+		if reductions[i].Value, err = perReplica(b.Value); err != nil {
+			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
+		}
+		if reductions[i].To, err = b.To.destination(name); err != nil {
+			return nil, err
+		}
+		first[i] = reductions[i].Value.values[0]
+	}
+	if err := s.checkBatch(name, first); err != nil {
+		return nil, err
+	}
+	return s.batchOps(reductions).BatchReduce(ctx, op, reductions, o)
+}
+
+// enterCross checks what every reduction in cross-replica context needs.
+func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opts []Options) (Options, error) {
+	if err := s.requireCross(ctx, name); err != nil {
+		return Options{}, err
+	}
+	if err := checkReduceOp(name, op); err != nil {
+		return Options{}, err
+	}
+	if err := s.requireOpen(name); err != nil {
+		return Options{}, err
+	}
+	return s.options.over(opts)
+}
+
+// reduceTo reduces a nest leaf by leaf.
+func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options) (Value, error) {
+	if s.oneDevice {
+		return v, nil
+	}
+	if m, ok := mirroredValue(v); ok {
+		if op == Mean {
+			return m, nil
+		}
+		return nil, errorf(name, ErrInvalid, "the sum of a mirrored value over the replicas is not defined: it is the same on all of them. Its mean is the value itself")
+	}
+	return tensor.Map(v, func(leaf any) (any, error) {
+		switch d := leaf.(type) {
+		case *Variable:
+			return s.reduceLeaf(ctx, name, op, d.perReplica(), to, o)
+		case distributed:
+			return s.reduceLeaf(ctx, name, op, &PerReplica{components{d.Values()}}, to, o)
+		}
+		return s.reduceSame(name, op, leaf, to)
+	})
+}
+
+// reduceLeaf reduces the components of one value, which may be nests themselves.
+func (s *Strategy) reduceLeaf(ctx context.Context, name string, op ReduceOp, p *PerReplica, to []Device, o Options) (Value, error) {
+	if len(p.values) == 0 {
+		return nil, errorf(name, ErrInvalid, "per-replica value must be non-empty")
+	}
+	return tensor.Zip(func(_ string, leaves []any) (any, error) {
+		batch := []Reduction{{Value: &PerReplica{components{leaves}}, To: to}}
+		out, err := s.reduceOps(batch[0]).BatchReduce(ctx, op, batch, o)
+		if err != nil {
+			return nil, err
+		}
+		return out[0], nil
+	}, nil, p.values...)
+}
+
+// reduceSame reduces a value that is not distributed, so that it is the same on all replicas.
+func (s *Strategy) reduceSame(name string, op ReduceOp, v Value, to []Device) (Value, error) {
+	switch {
+	case isHostZero(v), op == Mean:
+		return v, nil
+	case len(s.devices) != 1:
+		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: it is the same on all replicas. Want a value of each replica, such as Run returns", v, op)
+	}
+	leaf, err := operand(v)
+	if err != nil {
+		return nil, errorf(name, ErrInvalid, "%w", err)
+	}
+	return place(leaf, to), nil
+}
+
+// mirroredValue returns the value that stands for a mirrored value's mean: the value itself, or a variable's.
+func mirroredValue(v Value) (Value, bool) {
+	switch v := v.(type) {
+	case *Mirrored:
+		return v, true
+	case *Variable:
+		if v.sync == OnWrite {
+			return v.mirrored(), true
+		}
+	}
+	return nil, false
+}
+
+// perReplica returns a value of a batch with its components: a tensor alone has one.
+func perReplica(v Value) (*PerReplica, error) {
+	switch v := v.(type) {
+	case *PerReplica:
+		if len(v.values) > 0 {
+			return v, nil
+		}
+		return nil, errorf("PerReplica", ErrInvalid, "per-replica value must be non-empty")
+	case *Variable:
+		return v.perReplica(), nil
+	case *Mirrored:
+		return &PerReplica{v.components}, nil
+	}
+	leaf, err := operand(v)
+	if err != nil {
+		return nil, err
+	}
+	return NewPerReplica(leaf), nil
+}
+
+// checkBatch refuses batches that TensorFlow refuses: int32 tensors live on the host there, and each takes a reduction of
+// its own.
+func (s *Strategy) checkBatch(name string, leaves []any) error {
+	int32s := 0
+	for _, leaf := range leaves {
+		if dtypeOf(leaf) == tensor.Int32 {
+			int32s++
+		}
+	}
+	if int32s > 0 && len(leaves) > 1 && !s.oneDevice {
+		return errorf(name, ErrInvalid, "inputs to batch_reduce_to must be either all on the host or all on the compute devices: int32 tensors count as host values, one batch each. Reduce them one by one, or as int64 or float32")
+	}
+	return nil
+}

@@ -1,0 +1,261 @@
+package distribute
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Replica is one copy of the model on one device, as the step function sees it while it runs (TensorFlow's
+// ReplicaContext). It must be used by one goroutine at a time and not after the Run.
+//
+// Every replica must make the same calls in the same order; where they do not, all of them get an error.
+type Replica struct {
+	strategy *Strategy
+	id       int
+	device   Device
+	frame    frame
+	run      atomic.Pointer[ledger.Run] // the Run in progress, or nil
+	left     atomic.Bool                // a failed Run left it behind: its goroutine did not end
+	stats    replicaStats
+
+	// Of the call in progress.
+	call     collective.Call
+	manifest collective.Manifest
+	options  collective.Options
+
+	// Of the merge call in progress; read by the replica that executes it.
+	mergeFunc func(context.Context, *CrossReplica, ...Value) (Value, error)
+	mergeArgs []Value
+	variables map[string]int // created in this Run, by name
+}
+
+func newReplica(s *Strategy, id int, d Device) *Replica {
+	r := &Replica{strategy: s, id: id, device: d}
+	r.frame = frame{strategy: s, replica: r, update: -1}
+	r.call.Manifest, r.call.Options = &r.manifest, &r.options
+	return r
+}
+
+// ID returns the replica's number, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
+func (r *Replica) ID() int { return r.id }
+
+// NumReplicas returns the number of replicas in the step.
+func (r *Replica) NumReplicas() int { return len(r.strategy.devices) }
+
+// Device returns the replica's device in TensorFlow's full form.
+func (r *Replica) Device() string { return r.device.String() }
+
+// Strategy returns the strategy that the replica belongs to.
+func (r *Replica) Strategy() *Strategy { return r.strategy }
+
+// AllReduce combines the replicas' values and gives every replica the result. v is a nest, of the same structure on all
+// replicas, of tensors of the same dtype and shape, IndexedSlices (whose rows are concatenated in the order of the
+// replicas), variables (the replica's own component) and host numbers. The result has the same structure; the mean of
+// integers is a float (see [Mean]). A batch with int32 tensors must have nothing else in it and one of them only, as in
+// TensorFlow, which keeps int32 on the host.
+func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...Options) (Value, error) {
+	const name = "AllReduce"
+	run, o, err := r.enter(ctx, name, op, opts)
+	if err != nil {
+		return nil, err
+	}
+	leaves := tensor.Flatten(v)
+	dense := true
+	for i, leaf := range leaves {
+		if leaves[i], err = r.operand(leaf); err != nil {
+			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
+		}
+		_, isTensor := leaves[i].(*tensor.Tensor)
+		dense = dense && isTensor
+	}
+	if err := r.strategy.checkBatch(name, leaves); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(leaves) == 0 || len(r.strategy.devices) == 1:
+		return tensor.Pack(v, leaves)
+	case !dense || r.strategy.ops != nil:
+		out, err := r.MergeCall(ctx, func(ctx context.Context, c *CrossReplica, leaves ...Value) (Value, error) {
+			batch := make([]Reduction, len(leaves))
+			for i, leaf := range leaves {
+				p, ok := leaf.(*PerReplica)
+				if !ok { // the very same object on all replicas
+					p = NewPerReplica(repeat(leaf, len(r.strategy.devices))...)
+				}
+				batch[i] = Reduction{Value: p, To: r.strategy.devices}
+			}
+			out, err := r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
+			return out, err
+		}, leaves...)
+		if err != nil {
+			return nil, err
+		}
+		return tensor.Pack(v, out.([]Value))
+	}
+	return r.allReduceDense(ctx, run, op, v, leaves, o)
+}
+
+// allReduceDense reduces tensors, each by one collective call between the replicas.
+func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, v Value, leaves []any, o Options) (Value, error) {
+	if err := run.Acquire(r.id); err != nil {
+		return nil, err
+	}
+	defer run.Release(r.id)
+	out := make([]any, len(leaves))
+	begin := r.stats.arrive(r)
+	for i, leaf := range leaves {
+		t := leaf.(*tensor.Tensor)
+		if !t.DType().IsNumeric() {
+			return nil, badDType("AllReduce", t.DType())
+		}
+		sum := tensor.New(t.DType(), t.Shape()...).OnDevice(r.device.Index)
+		direct := op
+		if op == Mean && !t.DType().IsFloat() {
+			direct = Sum // the quotient has another type
+		}
+		if err := r.do(ctx, run, direct, sum, t, "", o); err != nil {
+			return nil, err
+		}
+		if direct != op {
+			sum = divide(sum, len(r.strategy.devices)).OnDevice(r.device.Index)
+		}
+		out[i] = sum
+	}
+	r.stats.leave(r, begin)
+	return tensor.Pack(v, out)
+}
+
+// AllReduceInto combines the replicas' tensors src[i] into dst[i], reading and writing them where they lie, without a copy
+// and without allocating: what training does with gradients. dst[i] must have the dtype and as many elements as src[i]
+// and be the same memory or apart from it; names, if not nil, says in errors which tensor is meant. After an error
+// the contents of dst are undefined. The memory belongs to the library until the call returns.
+//
+// The mean of integers has no place in a dst of their type and is an error.
+func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) error {
+	const name = "AllReduceInto"
+	run, o, err := r.enter(ctx, name, op, opts)
+	if err != nil {
+		return err
+	}
+	if len(dst) != len(src) || names != nil && len(names) != len(src) {
+		return errorf(name, ErrInvalid, "%d destinations and %d names given for %d tensors", len(dst), len(names), len(src))
+	}
+	for i, t := range src {
+		switch d := dst[i]; {
+		case d.DType() != t.DType() || d.Len() != t.Len():
+			return errorf(name, ErrInvalid, "destination %d is %v%s, its source %v%s", i, d.DType(), tensor.FormatShape(d.Shape()), t.DType(), tensor.FormatShape(t.Shape()))
+		case !t.DType().IsNumeric():
+			return badDType(name, t.DType())
+		case op == Mean && !t.DType().IsFloat():
+			return errorf(name, ErrInvalid, "the mean of %v is no %v: use AllReduce, which returns a float", t.DType(), t.DType())
+		}
+	}
+	if err := run.Acquire(r.id); err != nil {
+		return err
+	}
+	if len(r.strategy.devices) > 1 && r.strategy.ops != nil {
+		run.Release(r.id) // AllReduce takes it itself
+		return r.allReduceIntoByOps(ctx, op, dst, src, o)
+	}
+	defer run.Release(r.id)
+	begin := r.stats.arrive(r)
+	for i, t := range src {
+		if len(r.strategy.devices) == 1 {
+			copyMemory(dst[i].Memory(), t.Memory())
+			continue
+		}
+		named := ""
+		if names != nil {
+			named = names[i]
+		}
+		if err := r.do(ctx, run, op, dst[i], t, named, o); err != nil {
+			return err
+		}
+	}
+	r.stats.leave(r, begin)
+	return nil
+}
+
+// allReduceIntoByOps reduces by the user's CrossDeviceOps, which return new tensors, and copies these.
+func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, o Options) error {
+	values := make([]any, len(src))
+	for i, t := range src {
+		values[i] = t
+	}
+	out, err := r.AllReduce(ctx, op, values, o)
+	if err != nil {
+		return err
+	}
+	for i, v := range out.([]any) {
+		t, ok := v.(*tensor.Tensor)
+		if !ok || t.DType() != dst[i].DType() || t.Len() != dst[i].Len() {
+			return errorf("AllReduceInto", ErrInvalid, "%v gave %v for a tensor of %v%s", r.strategy.ops, v, dst[i].DType(), tensor.FormatShape(dst[i].Shape()))
+		}
+		copyMemory(dst[i].Memory(), t.Memory())
+	}
+	return nil
+}
+
+// do makes one collective call of this replica, which has been acquired.
+func (r *Replica) do(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src *tensor.Tensor, name string, o Options) error {
+	r.manifest.Name, r.manifest.Shape = name, src.Shape()
+	r.options = o.collective()
+	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
+	r.call.Src, r.call.Dst = src.Memory(), dst.Memory()
+	if err := r.strategy.group.comms[r.id].Do(ctx, &r.call); err != nil {
+		return run.Fail(err)
+	}
+	return nil
+}
+
+// enter checks what every call in replica context needs.
+func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Options) (*ledger.Run, Options, error) {
+	if err := checkReduceOp(name, op); err != nil {
+		return nil, Options{}, err
+	}
+	o, err := r.strategy.options.over(opts)
+	if err != nil {
+		return nil, Options{}, err
+	}
+	run, err := r.inRun(ctx, name)
+	return run, o, err
+}
+
+// inRun returns the Run in progress. ctx must be of this replica's step, or of no strategy at all.
+func (r *Replica) inRun(ctx context.Context, name string) (*ledger.Run, error) {
+	run := r.run.Load()
+	switch f := frameOf(ctx); {
+	case run == nil || r.left.Load():
+		return nil, errorf(name, ErrContext, "replica %d is used outside of the Run that it belongs to; need to be inside the step function of distribute.Run", r.id)
+	case f == nil || f.replica == r:
+		return run, nil
+	case f.strategy != r.strategy:
+		return nil, errorf(name, ErrContext, "mixing different strategies: %v is not %v", f.strategy, r.strategy)
+	case f.replica != nil:
+		return nil, errorf(name, ErrContext, "mismatching replica: replica %d was used in the step of replica %d", r.id, f.replica.id)
+	}
+	return nil, errorf(name, ErrContext, "need to be inside the step function of distribute.Run: replica %d was used in a merge or update function, whose *CrossReplica acts for all replicas", r.id)
+}
+
+// operand returns a leaf of AllReduce as a tensor or IndexedSlices.
+func (r *Replica) operand(leaf any) (any, error) {
+	switch leaf := leaf.(type) {
+	case *tensor.Tensor, *tensor.IndexedSlices:
+		return leaf, nil
+	case *Variable:
+		return leaf.Read(r)
+	}
+	return hostTensor(leaf)
+}
+
+func repeat(v Value, n int) []Value {
+	out := make([]Value, n)
+	for i := range out {
+		out[i] = v
+	}
+	return out
+}

@@ -1,0 +1,176 @@
+package distribute
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/internal/ledger"
+)
+
+// Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results regrouped
+// (see [Regroup]). Distributed values among the arguments, at any depth, are replaced by the replica's own component;
+// other values are given to every replica as they are.
+//
+// Runs of one strategy come one after the other. A Run inside a step or a merge function of the same strategy is an
+// error. If a replica returns an error, panics or calls runtime.Goexit, or if ctx ends, the contexts and the waiting
+// calls of the others end with that cause, variables keep the values that they had before the Run, and Run returns a
+// *[StepError], as all replicas' calls did. The strategy can run again.
+//
+// step is given a context that ends with the Run, and a replica that must not be used after it.
+func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value) (Value, error) {
+	if err := s.requireCross(ctx, "Run"); err != nil {
+		return nil, err
+	}
+	results := make([]Value, len(s.devices))
+	err := s.run(ctx, step, func(ctx context.Context, r *Replica) error {
+		mine := args
+		if hasDistributed(args) {
+			mine = make([]Value, len(args))
+			for i, arg := range args {
+				var err error
+				if mine[i], err = SelectReplica(r.id, arg); err != nil {
+					return errorf("Run", ErrInvalid, "argument %d: %w", i, err)
+				}
+			}
+		}
+		out, err := step(ctx, r, mine...)
+		results[r.id] = out
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return regroup("Run", results, false)
+}
+
+// RunTyped is [Run] without nests: replica i gets in[i] and its result is the i-th of the returned slice. A nil in gives
+// every replica the zero value.
+func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in []I) ([]O, error) {
+	if err := s.requireCross(ctx, "RunTyped"); err != nil {
+		return nil, err
+	}
+	if in != nil && len(in) != len(s.devices) {
+		return nil, errorf("RunTyped", ErrInvalid, "%d inputs given for %d replicas: want one each, or nil", len(in), len(s.devices))
+	}
+	out := make([]O, len(s.devices))
+	err := s.run(ctx, step, func(ctx context.Context, r *Replica) error {
+		var mine I
+		if in != nil {
+			mine = in[r.id]
+		}
+		result, err := step(ctx, r, mine)
+		out[r.id] = result
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// run calls body for every replica at the same time and settles the outcome. step is the user's function behind body.
+func (s *Strategy) run(ctx context.Context, step any, body func(context.Context, *Replica) error) error {
+	if err := s.requireOpen("Run"); err != nil {
+		return err
+	}
+	run, err := s.ledger.Begin(ctx, step)
+	if err != nil {
+		return err
+	}
+	s.turn <- struct{}{} // the Run before may still be settling its outcome
+	defer func() { <-s.turn }()
+	s.runs++
+	s.running.Store(true)
+	start := s.stats.now()
+	j := job{run: run, body: body}
+	for i, w := range s.workers {
+		s.replicas[i].run.Store(run)
+		w.jobs <- j
+	}
+	_, err = run.Wait()
+	s.running.Store(false)
+	s.stats.ended(start, s.replicas)
+	return s.settle(ctx, run, err)
+}
+
+// settle makes a Run's writes final or takes them back and, after a failure, makes the strategy able to run again.
+func (s *Strategy) settle(ctx context.Context, run *ledger.Run, err error) error {
+	if err == nil {
+		for _, r := range s.replicas {
+			r.run.Store(nil)
+		}
+		s.undo.clear()
+		return nil
+	}
+	s.undo.restore()
+	// The replicas' goroutines may be blocked in the user's code for ever: they and their Replicas are left behind.
+	s.dismiss()
+	if s.group != nil {
+		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {
+			s.closed.Store(true)
+			s.logger.Error("lockstep: the strategy cannot go on after a failed step", "strategy", s.String(), "error", e)
+		}
+	}
+	if !s.closed.Load() {
+		s.staff()
+	}
+	return err
+}
+
+// job is one Run as a worker sees it.
+type job struct {
+	run  *ledger.Run
+	body func(context.Context, *Replica) error
+}
+
+// worker is the goroutine of one replica. It lives as long as the strategy, so that a Run starts no goroutine; a failed
+// Run, or a step that calls runtime.Goexit, costs it its place.
+type worker struct {
+	jobs chan job
+	done chan struct{} // closed when the goroutine has ended
+}
+
+// staff makes new replicas and starts a worker for each.
+func (s *Strategy) staff() {
+	s.replicas = make([]*Replica, len(s.devices))
+	s.workers = make([]*worker, len(s.devices))
+	for i, d := range s.devices {
+		s.replicas[i] = newReplica(s, i, d)
+		s.workers[i] = &worker{jobs: make(chan job, 1), done: make(chan struct{})}
+		go s.workers[i].work(s.replicas[i])
+	}
+}
+
+// dismiss lets every worker end when it is done.
+func (s *Strategy) dismiss() {
+	for i, w := range s.workers {
+		s.replicas[i].left.Store(true)
+		close(w.jobs)
+	}
+	s.workers = nil
+}
+
+func (w *worker) work(r *Replica) {
+	defer close(w.done)
+	for j := range w.jobs {
+		_ = j.run.Do(r.id, func(ctx context.Context) error {
+			start := r.strategy.stats.now()
+			sc := &stepContext{ctx, &r.frame}
+			err := j.body(sc, r)
+			r.stats.step(r, start, r.strategy.stats.now())
+			return err
+		})
+	}
+}
+
+// stepContext is a step's context: its Run's, with the frame of its replica.
+type stepContext struct {
+	context.Context
+	frame *frame
+}
+
+func (c *stepContext) Value(key any) any {
+	if key == (frameKey{}) {
+		return c.frame
+	}
+	return c.Context.Value(key)
+}

@@ -1,0 +1,274 @@
+package distribute
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/internal/ledger"
+)
+
+// Strategy says how training is spread over devices. Its methods may be called from any goroutine; Runs of one strategy
+// come one after the other. Close it when it is not needed any more.
+type Strategy struct {
+	name          string
+	oneDevice     bool
+	devices       []Device
+	engine        engine.Engine
+	engineDevices []engine.Device
+	options       Options
+	stall         time.Duration
+	logger        *slog.Logger
+	ops           CrossDeviceOps // given by the user, or nil
+	collective    *CollectiveAllReduce
+	ledger        *ledger.Ledger
+	closed        atomic.Bool
+	running       atomic.Bool // a Run is in progress
+
+	// turn is held from the start of a Run until its outcome is settled, after the ledger's own turn.
+	turn     chan struct{}
+	replicas []*Replica
+	group    *replicaGroup // nil with one replica
+	workers  []*worker
+	runs     uint64 // number of Runs begun
+	undo     undoLog
+	stats    runStats
+
+	mu    sync.Mutex
+	names map[string]int // variables created, by name
+}
+
+// MirroredConfig describes a mirrored strategy. The zero value is one replica per logical CPU device.
+type MirroredConfig struct {
+	// Devices lists the replicas' devices, by replica id: "CPU:0", "/gpu:1", or full names. They must be there and differ.
+	// Nil: all accelerators that the engine reports or, if it has none, all logical CPU devices.
+	Devices []string
+	// Engine computes and says which devices there are. Nil: there are only logical CPU devices, and values are host tensors.
+	Engine engine.Engine
+	// LogicalCPUs is the number of logical CPU devices. Default: as many as the engine reports, and without an engine one
+	// per core (GOMAXPROCS). TensorFlow's default is a single one.
+	LogicalCPUs int
+	// CrossDeviceOps carries out reductions. Default: the library's collectives ([CollectiveAllReduce]).
+	CrossDeviceOps CrossDeviceOps
+	// Options are the defaults of every reduction's options.
+	Options Options
+	// Stall is how long a call waits for its peers before that is logged, once. Default 30 seconds; negative: never.
+	Stall time.Duration
+	// Logger gets stall reports and warnings. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// NewMirroredStrategy returns a strategy with a replica on each of several devices of this process, which keeps its
+// variables equal on all of them (TensorFlow's MirroredStrategy).
+func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
+	const op = "NewMirroredStrategy"
+	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	names := cfg.Devices
+	if names == nil {
+		names = defaultDevices(known)
+	}
+	devices, err := canonicalDevices(op, names, known)
+	if err != nil {
+		return nil, err
+	}
+	s := &Strategy{
+		name: "MirroredStrategy", devices: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
+	}
+	return s, s.open(op)
+}
+
+// OneDeviceConfig describes a strategy of one device. The zero value is CPU:0.
+type OneDeviceConfig struct {
+	// Device is the device; default the first accelerator that the engine reports, else "CPU:0".
+	Device string
+	// Engine computes and says which devices there are. Nil: there are only logical CPU devices, and values are host tensors.
+	Engine engine.Engine
+	// LogicalCPUs is the number of logical CPU devices, as in [MirroredConfig].
+	LogicalCPUs int
+	// Options are accepted as by every strategy; with one replica nothing waits.
+	Options Options
+	// Logger gets warnings. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// NewOneDeviceStrategy returns a strategy with one replica on one device, whose values are never wrapped
+// (TensorFlow's OneDeviceStrategy): to try a program that is written for several.
+func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
+	const op = "NewOneDeviceStrategy"
+	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	name := cfg.Device
+	if name == "" {
+		name = defaultDevices(known)[0]
+	}
+	devices, err := canonicalDevices(op, []string{name}, known)
+	if err != nil {
+		return nil, err
+	}
+	s := &Strategy{
+		name: "OneDeviceStrategy", oneDevice: true, devices: devices, engine: cfg.Engine,
+		options: cfg.Options, logger: cfg.Logger,
+	}
+	return s, s.open(op)
+}
+
+// open fills the defaults and starts what the strategy owns.
+func (s *Strategy) open(op string) error {
+	if err := s.options.Validate(); err != nil {
+		return err
+	}
+	if s.options.Implementation == ImplementationNCCL {
+		return errorf(op, ErrUnsupported, "NCCL needs GPUs and its library; want AUTO or RING")
+	}
+	if s.options.Timeout == 0 {
+		s.options.Timeout = defaultTimeout
+	}
+	if s.logger == nil {
+		s.logger = slog.Default()
+	}
+	s.turn = make(chan struct{}, 1)
+	s.names = map[string]int{}
+	for _, d := range s.devices {
+		s.engineDevices = append(s.engineDevices, engine.Device{Kind: d.Kind, Index: d.Index})
+	}
+	short := make([]string, len(s.devices))
+	for i, d := range s.devices {
+		short[i] = d.Short()
+	}
+	s.ledger = ledger.New(ledger.Config{Devices: short, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
+	s.collective = &CollectiveAllReduce{devices: s.devices, options: s.options, logger: s.logger}
+	if len(s.devices) > 1 {
+		group, err := openReplicaGroup(s)
+		if err != nil {
+			return errorf(op, nil, "%w", err)
+		}
+		s.group = group
+	}
+	s.stats.open(len(s.devices))
+	s.staff()
+	return nil
+}
+
+// NumReplicasInSync returns the number of replicas over which a step's gradients are reduced.
+func (s *Strategy) NumReplicasInSync() int { return len(s.devices) }
+
+// Devices returns the replicas' devices by replica id, in TensorFlow's full form.
+func (s *Strategy) Devices() []string {
+	names := make([]string, len(s.devices))
+	for i, d := range s.devices {
+		names[i] = d.String()
+	}
+	return names
+}
+
+// EngineDevices returns the replicas' devices by replica id, as the engine names them.
+func (s *Strategy) EngineDevices() []engine.Device {
+	return append([]engine.Device(nil), s.engineDevices...)
+}
+
+// Engine returns the engine that the strategy was made with, or nil.
+func (s *Strategy) Engine() engine.Engine { return s.engine }
+
+// Options returns the defaults of every reduction's options.
+func (s *Strategy) Options() Options { return s.options }
+
+// String returns the kind of strategy and its devices: "MirroredStrategy(CPU:0, CPU:1)".
+func (s *Strategy) String() string {
+	short := make([]string, len(s.devices))
+	for i, d := range s.devices {
+		short[i] = d.Short()
+	}
+	return fmt.Sprintf("%s(%s)", s.name, strings.Join(short, ", "))
+}
+
+// Close waits for the Run in progress and frees what the strategy holds. Later Runs return [ErrClosed]. It does not close
+// the engine.
+func (s *Strategy) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.turn <- struct{}{}
+	s.dismiss()
+	var err error
+	if s.group != nil {
+		err = s.group.close()
+	}
+	if e := s.collective.Close(); err == nil {
+		err = e
+	}
+	<-s.turn
+	if err != nil {
+		return errorf("Close", nil, "%w", err)
+	}
+	return nil
+}
+
+// knownDevices lists the devices that a strategy can have: the logical CPUs first, then what else the engine reports.
+func knownDevices(op string, e engine.Engine, cpus int) ([]engine.Device, error) {
+	var others []engine.Device
+	engineCPUs := 0
+	if e != nil {
+		for _, d := range e.Devices() {
+			if strings.EqualFold(d.Kind, "CPU") {
+				engineCPUs++
+			} else {
+				others = append(others, d)
+			}
+		}
+	}
+	switch {
+	case cpus < 0:
+		return nil, errorf(op, ErrInvalid, "LogicalCPUs is %d; want at least 1, or 0 for the default", cpus)
+	case e != nil && cpus > engineCPUs:
+		return nil, errorf(op, ErrInvalid, "LogicalCPUs is %d but the engine %s was opened with %d CPU devices", cpus, e.Name(), engineCPUs)
+	case cpus == 0 && e != nil:
+		cpus = engineCPUs
+	case cpus == 0:
+		cpus = runtime.GOMAXPROCS(0)
+	}
+	known := make([]engine.Device, cpus, cpus+len(others))
+	for i := range known {
+		known[i] = engine.Device{Kind: "CPU", Index: i}
+	}
+	known = append(known, others...)
+	if len(known) == 0 {
+		return nil, errorf(op, ErrInvalid, "the engine %s reports no device", e.Name())
+	}
+	return known, nil
+}
+
+// defaultDevices returns all accelerators or, if there are none, all logical CPU devices.
+func defaultDevices(known []engine.Device) []string {
+	var cpus, others []string
+	for _, d := range known {
+		name := fmt.Sprintf("%s:%d", d.Kind, d.Index)
+		if d.Kind == "CPU" {
+			cpus = append(cpus, name)
+		} else {
+			others = append(others, name)
+		}
+	}
+	if len(others) > 0 {
+		return others
+	}
+	return cpus
+}
+
+// requireOpen reports an error after Close.
+func (s *Strategy) requireOpen(op string) error {
+	if s.closed.Load() {
+		return errorf(op, ErrClosed, "the strategy was closed")
+	}
+	return nil
+}

@@ -1,0 +1,200 @@
+package distribute
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Value is a nest of *tensor.Tensor, *tensor.IndexedSlices, [*PerReplica], [*Mirrored], [*Variable], host numbers and
+// anything else that a step function takes or returns.
+type Value = any
+
+// PerReplica is a value with one component per replica, by replica id: what a step function returns, what a distributed
+// dataset yields. A step function that is given one gets its own replica's component.
+type PerReplica struct{ components }
+
+// Mirrored is a value that is the same on every replica.
+type Mirrored struct{ components }
+
+// NewPerReplica makes a value of one component per replica, by replica id.
+func NewPerReplica(values ...Value) *PerReplica { return &PerReplica{components{values}} }
+
+// NewMirrored makes a mirrored value of the components on each replica. That they are equal is the caller's word.
+func NewMirrored(values ...Value) *Mirrored { return &Mirrored{components{values}} }
+
+// String prints the components as TensorFlow does.
+func (p *PerReplica) String() string { return p.format("PerReplica") }
+
+// String prints the components as TensorFlow does.
+func (m *Mirrored) String() string { return m.format("Mirrored") }
+
+type components struct{ values []Value }
+
+// Values returns the components by replica; the caller must not change them.
+func (c *components) Values() []Value { return c.values }
+
+// Len returns the number of components.
+func (c *components) Len() int { return len(c.values) }
+
+// At returns the component of a replica. It panics if there is none.
+func (c *components) At(replica int) Value { return c.values[replica] }
+
+func (c *components) format(name string) string {
+	lines := make([]string, len(c.values))
+	for i, v := range c.values {
+		lines[i] = fmt.Sprintf("  %d: %v", i, v)
+	}
+	return name + ":{\n" + strings.Join(lines, ",\n") + "\n}"
+}
+
+// distributed is implemented by the values that a step function gets its own component of. A variable is none: it is
+// given to the step whole.
+type distributed interface {
+	Values() []Value
+	isDistributed()
+}
+
+func (*components) isDistributed() {}
+
+// Regroup makes one nest of the nests that the replicas returned, by replica: each leaf becomes a [*PerReplica], except
+// that a leaf which is the very same (one pointer, or equal host values) on all replicas stays itself, and that the
+// components of one variable become the variable. A typed container that cannot hold distributed values, such as a
+// []*tensor.Tensor or a struct with a *tensor.Tensor field, becomes a PerReplica as a whole. Nests whose structures
+// differ are an error.
+func Regroup(perReplica []Value) (Value, error) { return regroup("Regroup", perReplica, false) }
+
+func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
+	if len(perReplica) == 1 && !alwaysWrap {
+		return perReplica[0], nil
+	}
+	return regroupAs(op, perReplica, func(leaves []any) Value {
+		if !alwaysWrap && sameLeaf(leaves) {
+			return leaves[0]
+		}
+		return &PerReplica{components{leaves}}
+	})
+}
+
+// regroupAs makes one nest of several, whose leaves are made by wrap.
+func regroupAs(op string, perReplica []Value, wrap func(leaves []any) Value) (Value, error) {
+	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) { return wrap(leaves), nil }, isWhole, perReplica...)
+	if err != nil {
+		if se, ok := errors.AsType[*tensor.StructureError](err); ok {
+			return nil, errorf(op, ErrMismatch, "replica %d gave another structure than replica 0: %w", se.Nest, err)
+		}
+		return nil, errorf(op, ErrInvalid, "%w", err)
+	}
+	return out, nil
+}
+
+// SelectReplica returns the nest with every distributed value replaced by its component of the replica.
+func SelectReplica(replica int, v Value) (Value, error) {
+	if !hasDistributed(v) {
+		return v, nil
+	}
+	return tensor.Map(v, func(leaf any) (any, error) {
+		d, ok := leaf.(distributed)
+		if !ok {
+			return leaf, nil
+		}
+		if values := d.Values(); replica >= 0 && replica < len(values) {
+			return values[replica], nil
+		}
+		return nil, errorf("SelectReplica", ErrInvalid, "there is no replica %d: the value has %d components", replica, len(d.Values()))
+	})
+}
+
+// LocalResults returns the components of v on this process, by replica: those of a distributed value, one nest per
+// replica for a nest, and v alone for anything else. With [NewOneDeviceStrategy] it is always v alone.
+func (s *Strategy) LocalResults(v Value) []Value {
+	variable, isVariable := v.(*Variable)
+	switch d, ok := v.(distributed); {
+	case s.oneDevice:
+		return []Value{v}
+	case isVariable:
+		return variable.Values()
+	case ok:
+		return d.Values()
+	case !tensor.IsNest(v):
+		return []Value{v}
+	}
+	out := make([]Value, len(s.replicas))
+	for i := range out {
+		nest, err := SelectReplica(i, v)
+		if err != nil {
+			return []Value{v} // a value of another strategy: it has no component for each of ours
+		}
+		out[i] = nest
+	}
+	return out
+}
+
+// hasDistributed reports whether a nest has a distributed leaf; it spares the copy of nests that have none.
+func hasDistributed(v Value) bool {
+	switch v := v.(type) {
+	case nil, *tensor.Tensor, *tensor.IndexedSlices:
+		return false
+	case distributed:
+		return true
+	case []any:
+		for _, x := range v {
+			if hasDistributed(x) {
+				return true
+			}
+		}
+		return false
+	}
+	if !tensor.IsNest(v) || isWhole(v) {
+		return false
+	}
+	for _, leaf := range tensor.Flatten(v) {
+		if _, ok := leaf.(distributed); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// sameLeaf reports whether a leaf is the very same on all replicas.
+func sameLeaf(leaves []any) bool {
+	first := leaves[0]
+	if first != nil && !reflect.TypeOf(first).Comparable() {
+		return false
+	}
+	for _, l := range leaves[1:] {
+		if l != nil && !reflect.TypeOf(l).Comparable() || l != first {
+			return false
+		}
+	}
+	return true
+}
+
+// isWhole reports whether a container cannot hold distributed values where its leaves are.
+func isWhole(container any) bool {
+	switch container.(type) {
+	case []any, tensor.Tuple, map[string]any:
+		return false
+	}
+	return !holdsAny(reflect.TypeOf(container))
+}
+
+func holdsAny(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Interface:
+		return t.NumMethod() == 0
+	case reflect.Slice, reflect.Map:
+		return holdsAny(t.Elem())
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if f := t.Field(i); f.IsExported() && !holdsAny(f.Type) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
+}
