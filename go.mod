@@ -20,4 +20,5 @@ require (
 	golang.org/x/term v0.47.0 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 	k8s.io/klog/v2 v2.140.0 // indirect
+	pgregory.net/rapid v1.3.0 // indirect
 )
