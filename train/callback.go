@@ -1,0 +1,56 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// ErrStop is what a callback returns to end training after the current step. It is no failure: Fit returns the history
+// without an error, with History.Stopped set.
+var ErrStop = errors.New("train: stopped by a callback")
+
+// Callback is called by [Trainer.Fit] between steps, on Fit's goroutine. Functions may be nil. An error other than [ErrStop]
+// ends Fit with that error.
+type Callback struct {
+	OnTrainBegin func(ctx context.Context) error
+	OnEpochBegin func(ctx context.Context, e EpochBegin) error
+	OnStepEnd    func(ctx context.Context, s Step) error
+	OnEpochEnd   func(ctx context.Context, e Epoch) error         // after validation
+	OnTrainEnd   func(ctx context.Context, h *History, err error) // always called, with what Fit will return
+}
+
+// EpochBegin describes an epoch that is about to begin.
+type EpochBegin struct {
+	Epoch  int // from 0
+	Epochs int // at which Fit ends
+	Steps  int // that the epoch will have, or -1 if that is not known
+}
+
+// Step describes a step that was just made.
+type Step struct {
+	EpochBegin
+
+	Step     int           // of this epoch, from 1
+	Examples int           // in the step's batch
+	Loss     float64       // of the step's batch
+	Skipped  bool          // the weights of the batch added up to 0: no variable changed, and Loss is 0
+	Duration time.Duration // of the step, with the wait for its batch
+
+	mean *mean
+}
+
+// Mean returns loss and metrics over the examples of the epoch so far.
+func (s Step) Mean() Result { return s.mean.result() }
+
+// fire calls one function of every callback, so that all see every event. It returns the first error that is not ErrStop, else
+// ErrStop if any callback returned it.
+func fire(callbacks []Callback, call func(Callback) error) error {
+	var first error
+	for _, c := range callbacks {
+		if err := call(c); err != nil && (first == nil || errors.Is(first, ErrStop)) {
+			first = err
+		}
+	}
+	return first
+}

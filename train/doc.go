@@ -1,0 +1,33 @@
+// Package train is Keras' fit, evaluate and predict over any strategy.
+//
+// A [Trainer] joins a strategy (how many replicas, on which devices) with a model (what they compute). It cuts every global
+// batch into one share per replica, runs the replicas' gradients in parallel, reduces them, applies the sum on every
+// replica, and combines loss and metrics by example, so that the numbers mean the same on one replica and on eight:
+//
+//	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: eng})
+//	t, err := train.New(ctx, s, model, train.Config{Inputs: inputs, Labels: labels, GlobalBatch: 128})
+//	history, err := t.Fit(ctx, batches, train.FitConfig{Epochs: 10, Callbacks: []train.Callback{
+//		train.NewProgress(train.ProgressConfig{Out: os.Stdout}),
+//	}})
+//	result, err := t.Evaluate(ctx, testBatches)
+//
+// # Batches
+//
+// Datasets yield global batches ([data.Batch]) of at most Config.GlobalBatch examples. With n replicas, replica i gets the
+// examples [i*per, (i+1)*per), per = ceil(GlobalBatch/n). A batch may hold fewer examples, and then the last replicas get
+// fewer or none: they compute on padding of weight 0. The loss of a batch is the mean over its examples, by weight, whatever the
+// replicas hold of it; a batch whose weights add up to 0 makes no step.
+//
+// # Steps
+//
+// A step happens or does not. New values become visible on all replicas after every replica has computed and reduced
+// everything; if anything fails on any replica, or the context ends, every variable keeps its old value on every replica.
+//
+// # Equal bits
+//
+// Weights depend on the seed, the data, the number of replicas and the engine's build, and on nothing else: the same command
+// twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order and differs in the last digits.
+//
+// The package does not say how a model computes (package engine), nor how replicas meet (packages distribute and
+// collective).
+package train

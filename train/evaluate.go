@@ -1,0 +1,116 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It changes
+// no variable.
+func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
+	m := newMean(t.metrics)
+	err := t.each(ctx, ds, true, func(g *globalBatch) error {
+		if g.weightSum > 0 {
+			if err := t.evaluate(ctx, g); err != nil {
+				return err
+			}
+		}
+		m.add(g, t)
+		return nil
+	})
+	if err != nil {
+		return Result{}, fmt.Errorf("train: evaluate: %w", err)
+	}
+	return m.result(), nil
+}
+
+func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
+	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		var loss float64
+		var sums []float64 // of a replica without examples: zeros
+		if id := r.ID(); g.rows[id] > 0 {
+			var err error
+			if loss, sums, err = t.program.Evaluate(ctx, id, g.shares[id], g.weightSum); err != nil {
+				return err
+			}
+		} else {
+			sums = make([]float64, len(t.metrics))
+		}
+		return t.reduceScalars(ctx, r, loss, sums)
+	})
+}
+
+// Predict returns the model's outputs for all examples of ds, in their order: one tensor per output, the examples along its
+// first dimension. Labels and weights are not looked at.
+func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tensor, error) {
+	var pieces [][]*tensor.Tensor // by batch and replica, then by output
+	err := t.each(ctx, ds, false, func(g *globalBatch) error {
+		outputs := make([][]*tensor.Tensor, len(t.parts))
+		err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) (err error) {
+			if id := r.ID(); g.rows[id] > 0 {
+				outputs[id], err = t.program.Predict(ctx, id, g.shares[id].Inputs)
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for replica, out := range outputs {
+			var piece []*tensor.Tensor
+			for _, o := range out {
+				piece = append(piece, o.Rows(0, g.rows[replica]))
+			}
+			if piece != nil {
+				pieces = append(pieces, piece)
+			}
+		}
+		return nil
+	})
+	if err == nil && len(pieces) == 0 {
+		err = errors.New("the dataset has no examples")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("train: predict: %w", err)
+	}
+	out := make([]*tensor.Tensor, len(pieces[0]))
+	for i := range out {
+		out[i] = join(pieces, i)
+	}
+	return out, nil
+}
+
+// each calls f for every global batch of ds.
+func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func(*globalBatch) error) error {
+	feed := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
+	defer feed.close()
+	for {
+		g, err := feed.next(ctx)
+		if g == nil || err != nil {
+			return err
+		}
+		if err := f(g); err != nil {
+			return err
+		}
+		feed.release(g)
+	}
+}
+
+// join puts output i of all pieces one below the other.
+func join(pieces [][]*tensor.Tensor, i int) *tensor.Tensor {
+	rows := 0
+	for _, p := range pieces {
+		rows += p[i].Shape()[0]
+	}
+	first := pieces[0][i]
+	out := tensor.New(first.DType(), append([]int{rows}, first.Shape()[1:]...)...)
+	to := out.Memory().HostBytes()
+	for _, p := range pieces {
+		to = to[copy(to, p[i].Memory().HostBytes()):]
+	}
+	return out
+}

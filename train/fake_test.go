@@ -1,0 +1,296 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// fakeEngine computes on logical CPUs. Its models are linear regressions in plain Go.
+type fakeEngine struct{ devices int }
+
+func (fakeEngine) Name() string        { return "fake" }
+func (fakeEngine) Description() string { return "linear regression in plain Go" }
+func (fakeEngine) Close() error        { return nil }
+func (e fakeEngine) Devices() (out []engine.Device) {
+	for i := range e.devices {
+		out = append(out, engine.Device{Kind: "CPU", Index: i})
+	}
+	return out
+}
+
+// fakeModel is y = x·weights + bias for x of two numbers, mean squared error, and SGD with momentum. It notes the mean of the
+// inputs it saw as a sync-on-read average, and counts predictions within 1/2 of the label. All numbers are float64.
+type fakeModel struct {
+	rate float64
+	fail func(phase string, replica int) error // may panic; nil: nothing fails
+}
+
+// The fake's variables, as a program must list them: by role, then by name.
+var fakeVariables = []engine.Variable{
+	{Name: "bias", Role: engine.Parameter, DType: tensor.Float64, Shape: []int{}},
+	{Name: "weights", Role: engine.Parameter, DType: tensor.Float64, Shape: []int{2}},
+	{Name: "momentum/bias", Role: engine.Slot, DType: tensor.Float64, Shape: []int{}},
+	{Name: "momentum/weights", Role: engine.Slot, DType: tensor.Float64, Shape: []int{2}},
+	{Name: "seen", Role: engine.Average, DType: tensor.Float64, Shape: []int{}},
+}
+
+func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec) (engine.Program, error) {
+	if err := m.failed("compile", 0); err != nil {
+		return nil, err
+	}
+	p := &fakeProgram{model: m, rows: spec.Rows}
+	for range spec.Devices {
+		r := &fakeReplica{now: newFakeValues(), next: newFakeValues()}
+		r.now[1][0] = float64(spec.Seed)
+		for k := range 2 {
+			r.gradients[k] = make([]float64, 1+k)
+			r.inputs[k] = make([]float64, 1+k)
+		}
+		p.replicas = append(p.replicas, r)
+	}
+	return p, nil
+}
+
+func (m fakeModel) failed(phase string, replica int) error {
+	if m.fail == nil {
+		return nil
+	}
+	return m.fail(phase, replica)
+}
+
+type fakeValues [][]float64
+
+func newFakeValues() (out fakeValues) {
+	for _, v := range fakeVariables {
+		out = append(out, make([]float64, tensor.New(v.DType, v.Shape...).Len()))
+	}
+	return out
+}
+
+type fakeReplica struct {
+	now, next         fakeValues
+	gradients, inputs [2][]float64 // by parameter
+	phase             string       // what was called last
+}
+
+type fakeProgram struct {
+	model    fakeModel
+	rows     int
+	replicas []*fakeReplica
+
+	mu     sync.Mutex
+	states map[[3]uint64]string // random states that were used, and by whom
+	closed bool
+}
+
+func (p *fakeProgram) Parameters() []engine.Variable { return fakeVariables[:2] }
+func (p *fakeProgram) Variables() []engine.Variable  { return fakeVariables }
+func (p *fakeProgram) Metrics() []string             { return []string{"near"} }
+func (p *fakeProgram) Packs() int                    { return 2 }
+func (p *fakeProgram) Pack(parameter int) int        { return 1 - parameter }
+func (p *fakeProgram) Close() error                  { p.closed = true; return nil }
+
+// forward returns loss and metric sums, and calls back with each row's weighted derivative.
+func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64, row func(x []float64, w, d float64)) (loss float64, near float64) {
+	if len(b.Weights) != p.rows || b.Inputs[0].Shape()[0] != p.rows || b.Labels[0].Shape()[0] != p.rows {
+		panic("a share has another number of rows than the program was compiled for")
+	}
+	x, y := tensor.Data[float64](b.Inputs[0]), tensor.Data[float64](b.Labels[0])
+	for i, w := range b.Weights {
+		in := x[2*i : 2*i+2]
+		d := predict(r, in) - y[i]
+		loss += float64(w) * d * d / weightSum
+		if math.Abs(d) <= 0.5 {
+			near += float64(w)
+		}
+		row(in, float64(w), 2*d*float64(w)/weightSum)
+	}
+	return loss, near
+}
+
+func predict(r *fakeReplica, x []float64) float64 {
+	return x[0]*r.now[1][0] + x[1]*r.now[1][1] + r.now[0][0]
+}
+
+func (p *fakeProgram) Gradients(_ context.Context, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error) {
+	r := p.replicas[replica]
+	p.note(replica, rng)
+	if err := p.model.failed("gradients", replica); err != nil {
+		return engine.Gradients{}, err
+	}
+	for i := range r.now {
+		copy(r.next[i], r.now[i])
+	}
+	clear(r.gradients[0])
+	clear(r.gradients[1])
+	loss, near := p.forward(r, b, weightSum, func(x []float64, w, d float64) {
+		r.gradients[0][0] += d
+		r.gradients[1][0] += d * x[0]
+		r.gradients[1][1] += d * x[1]
+		r.next[4][0] += w * x[0]
+	})
+	r.phase = "gradients"
+	return engine.Gradients{
+		Tensors: []*tensor.Tensor{tensor.Of(r.gradients[0], []int{}...).Reshape(), tensor.Of(r.gradients[1], 2)},
+		Loss:    loss,
+		Metrics: []float64{near},
+	}, nil
+}
+
+func (p *fakeProgram) note(replica int, rng [3]uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.states == nil {
+		p.states = map[[3]uint64]string{}
+	}
+	p.states[rng] += fmt.Sprintf("%d ", replica)
+}
+
+func (p *fakeProgram) Inputs(replica, pack int) []tensor.Memory {
+	return []tensor.Memory{tensor.HostMemory(p.replicas[replica].inputs[1-pack])}
+}
+
+func (p *fakeProgram) Apply(_ context.Context, replica, pack int) error {
+	if err := p.model.failed(fmt.Sprintf("apply %d", pack), replica); err != nil {
+		return err
+	}
+	r, parameter := p.replicas[replica], 1-pack
+	for i, g := range r.inputs[parameter] {
+		m := 0.5*r.now[2+parameter][i] + g
+		r.next[2+parameter][i] = m
+		r.next[parameter][i] = r.now[parameter][i] - p.model.rate*m
+	}
+	r.phase = "apply"
+	return nil
+}
+
+func (p *fakeProgram) Commit(replica int) {
+	r := p.replicas[replica]
+	if r.phase == "gradients" {
+		panic("Commit without Apply")
+	}
+	for i := range r.now {
+		copy(r.now[i], r.next[i])
+	}
+	r.phase = ""
+}
+
+func (p *fakeProgram) Discard(replica int) {
+	r := p.replicas[replica]
+	for i := range r.now {
+		copy(r.next[i], r.now[i])
+	}
+	r.phase = ""
+}
+
+func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64, error) {
+	if err := p.model.failed("evaluate", replica); err != nil {
+		return 0, nil, err
+	}
+	loss, near := p.forward(p.replicas[replica], b, weightSum, func([]float64, float64, float64) {})
+	return loss, []float64{near}, nil
+}
+
+func (p *fakeProgram) Predict(_ context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	if err := p.model.failed("predict", replica); err != nil {
+		return nil, err
+	}
+	x := tensor.Data[float64](inputs[0])
+	out := make([]float64, p.rows)
+	for i := range out {
+		out[i] = predict(p.replicas[replica], x[2*i:2*i+2])
+	}
+	return []*tensor.Tensor{tensor.Of(out, p.rows, 1), tensor.From(x, p.rows, 2)}, nil
+}
+
+func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
+	if err := p.model.failed("read", replica); err != nil {
+		return nil, err
+	}
+	return tensor.From(p.replicas[replica].now[variable], len(p.replicas[replica].now[variable])).Reshape(fakeVariables[variable].Shape...), nil
+}
+
+func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
+	copy(p.replicas[replica].now[variable], tensor.Data[float64](value))
+	return nil
+}
+
+// fakeConfig is for a fakeModel.
+func fakeConfig(globalBatch int) Config {
+	return Config{
+		Inputs:      []engine.Feature{{DType: tensor.Float64, Shape: []int{2}}},
+		Labels:      []engine.Feature{{DType: tensor.Float64, Shape: []int{}}},
+		GlobalBatch: globalBatch,
+		Seed:        3,
+	}
+}
+
+// newFake returns a trainer of a fakeModel over so many replicas, and its program.
+func newFake(t testing.TB, replicas, globalBatch int, m fakeModel) (*Trainer, *fakeProgram) {
+	t.Helper()
+	if m.rate == 0 {
+		m.rate = 1.0 / 64
+	}
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{replicas}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trainer, err := New(t.Context(), s, m, fakeConfig(globalBatch))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(trainer.Close(), s.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return trainer, trainer.program.(*fakeProgram)
+}
+
+// lineExamples returns n examples of y = 2*x0 - x1 + 1.
+func lineExamples(n int) data.Batch {
+	x, y := make([]float64, 2*n), make([]float64, n)
+	for i := range n {
+		x[2*i], x[2*i+1] = float64(i%7-3), float64(i*i%5-2)
+		y[i] = 2*x[2*i] - x[2*i+1] + 1
+	}
+	return data.Batch{Inputs: []*tensor.Tensor{tensor.Of(x, n, 2)}, Labels: []*tensor.Tensor{tensor.Of(y, n)}}
+}
+
+// sizes returns a dataset of the examples of b, cut into batches of the sizes given.
+func sizes(b data.Batch, rows ...int) data.Dataset {
+	var out []data.Batch
+	lo := 0
+	for _, n := range rows {
+		c := data.Batch{Inputs: []*tensor.Tensor{b.Inputs[0].Rows(lo, lo+n)}, Labels: []*tensor.Tensor{b.Labels[0].Rows(lo, lo+n)}}
+		if b.Weights != nil {
+			c.Weights = b.Weights.Rows(lo, lo+n)
+		}
+		out = append(out, c)
+		lo += n
+	}
+	return batches(out...)
+}
+
+// snapshot returns the values of all variables, by replica.
+func (p *fakeProgram) snapshot() []fakeValues {
+	var out []fakeValues
+	for _, r := range p.replicas {
+		var values fakeValues
+		for _, v := range r.now {
+			values = append(values, slices.Clone(v))
+		}
+		out = append(out, values)
+	}
+	return out
+}

@@ -1,0 +1,263 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime/debug"
+	"slices"
+	"sync"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// feeder reads a dataset in the background: while the replicas compute on one global batch, it copies the next one into
+// the padded tensors of another, which are used again and again.
+type feeder struct {
+	ready  chan *globalBatch // closed at the end, or after err was set
+	free   chan *globalBatch
+	err    error // why ready was closed; nil: the dataset ended
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// feederDepth is how many global batches there are: one that is computed on, one that waits, one that is being filled.
+const feederDepth = 3
+
+// feedConfig says how a dataset is read.
+type feedConfig struct {
+	epoch  int  // of the first pass; the next ones count on
+	repeat bool // start again at the dataset's end
+	limit  int  // batches at most; negative: no limit
+	labels bool // false: the batches' labels are not looked at
+}
+
+// feed starts reading ds. The caller must close the feeder.
+func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) *feeder {
+	ctx, cancel := context.WithCancel(ctx)
+	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), cancel: cancel}
+	for range feederDepth {
+		f.free <- t.newGlobalBatch(cfg.labels)
+	}
+	f.done.Go(func() {
+		defer close(f.ready)
+		f.err = errors.New("the dataset called runtime.Goexit") // unless read returns or panics
+		defer func() {
+			if v := recover(); v != nil {
+				f.err = fmt.Errorf("the dataset panicked: %v\n\n%s", v, debug.Stack())
+			}
+		}()
+		f.err = f.read(ctx, ds, cfg)
+	})
+	return f
+}
+
+// next returns the next global batch, or nil at the end. The caller hands it back with release.
+func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
+	select {
+	case g, ok := <-f.ready:
+		if !ok {
+			return nil, f.err
+		}
+		return g, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (f *feeder) release(g *globalBatch) { f.free <- g }
+
+// close stops reading and waits until the dataset is no longer touched.
+func (f *feeder) close() {
+	f.cancel()
+	f.done.Wait()
+}
+
+func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) error {
+	sent := 0
+	for pass := cfg.epoch; sent != cfg.limit; pass++ {
+		before := sent
+		for element, err := range ds.Iter(data.WithEpoch(ctx, pass)) {
+			if err != nil {
+				return err
+			}
+			if err := f.send(ctx, element); err != nil {
+				return fmt.Errorf("batch %d of the dataset: %w", sent-before, err)
+			}
+			if sent++; sent == cfg.limit {
+				return nil
+			}
+		}
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if sent == before {
+			return errors.New("the dataset is empty")
+		}
+		if !cfg.repeat {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (f *feeder) send(ctx context.Context, element data.Element) error {
+	b, ok := element.(data.Batch)
+	if !ok {
+		return fmt.Errorf("it is a %T: want a data.Batch", element)
+	}
+	select {
+	case g := <-f.free:
+		if err := g.fill(b); err != nil {
+			return err
+		}
+		select {
+		case f.ready <- g:
+			return nil
+		case <-ctx.Done():
+		}
+	case <-ctx.Done():
+	}
+	return context.Cause(ctx)
+}
+
+// globalBatch is one global batch, cut into a padded share for each replica.
+type globalBatch struct {
+	config    *Config
+	labels    bool
+	per       int            // rows of a share
+	shares    []engine.Batch // by replica
+	rows      []int          // examples by replica; the rest of a share is padding
+	examples  int            // of all replicas
+	weightSum float64        // of all examples
+}
+
+func (t *Trainer) newGlobalBatch(labels bool) *globalBatch {
+	n := len(t.parts)
+	g := &globalBatch{config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n)}
+	for range n {
+		share := engine.Batch{Inputs: newRows(t.config.Inputs, g.per), Weights: make([]float32, g.per)}
+		if labels {
+			share.Labels = newRows(t.config.Labels, g.per)
+		}
+		g.shares = append(g.shares, share)
+	}
+	return g
+}
+
+func newRows(features []engine.Feature, rows int) []*tensor.Tensor {
+	var out []*tensor.Tensor
+	for _, f := range features {
+		out = append(out, tensor.New(f.DType, append([]int{rows}, f.Shape...)...))
+	}
+	return out
+}
+
+// fill copies b into the shares. Padding is a copy of the batch's first example with weight 0: a model that cannot take zeros
+// (it divides by a norm, say) would make a NaN of them, which no weight takes away again.
+func (g *globalBatch) fill(b data.Batch) error {
+	if err := g.check(b); err != nil {
+		return err
+	}
+	g.examples = b.Rows()
+	g.weightSum = 0
+	for replica := range g.shares {
+		share := &g.shares[replica]
+		lo := min(replica*g.per, g.examples)
+		hi := min(lo+g.per, g.examples)
+		g.rows[replica] = hi - lo
+		for i, dst := range share.Inputs {
+			copyRows(dst, b.Inputs[i], lo, hi)
+		}
+		for i, dst := range share.Labels {
+			copyRows(dst, b.Labels[i], lo, hi)
+		}
+		clear(share.Weights)
+		for i := range hi - lo {
+			share.Weights[i] = 1
+			if b.Weights != nil {
+				share.Weights[i] = tensor.Data[float32](b.Weights)[lo+i]
+			}
+			g.weightSum += float64(share.Weights[i])
+		}
+	}
+	return nil
+}
+
+// copyRows copies the rows [lo, hi) of src to the start of dst, and src's first row to the rest of dst.
+func copyRows(dst, src *tensor.Tensor, lo, hi int) {
+	to, from := dst.Memory().HostBytes(), src.Memory().HostBytes()
+	if src.Len() == 0 { // no examples, or examples without elements
+		clear(to)
+		return
+	}
+	row := len(from) / src.Shape()[0]
+	for at := copy(to, from[lo*row:hi*row]); at < len(to); {
+		at += copy(to[at:], from[:row])
+	}
+}
+
+func (g *globalBatch) check(b data.Batch) error {
+	if len(b.Inputs) != len(g.config.Inputs) {
+		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.config.Inputs))
+	}
+	if len(b.Inputs[0].Shape()) == 0 {
+		return errors.New("input 0 is a scalar: want a first dimension that counts examples")
+	}
+	rows := b.Rows()
+	if rows > g.config.GlobalBatch {
+		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", rows, g.config.GlobalBatch)
+	}
+	if err := checkFeatures("input", b.Inputs, g.config.Inputs, rows); err != nil {
+		return err
+	}
+	if g.labels {
+		if len(b.Labels) != len(g.config.Labels) {
+			return fmt.Errorf("it has %d labels: want %d", len(b.Labels), len(g.config.Labels))
+		}
+		if err := checkFeatures("label", b.Labels, g.config.Labels, rows); err != nil {
+			return err
+		}
+	}
+	return checkWeights(b.Weights, rows)
+}
+
+func checkFeatures(kind string, tensors []*tensor.Tensor, features []engine.Feature, rows int) error {
+	for i, f := range features {
+		if err := fits(tensors[i], f.DType, append([]int{rows}, f.Shape...)); err != nil {
+			return fmt.Errorf("%s %d: %w", kind, i, err)
+		}
+	}
+	return nil
+}
+
+func checkWeights(weights *tensor.Tensor, rows int) error {
+	if weights == nil {
+		return nil
+	}
+	if err := fits(weights, tensor.Float32, []int{rows}); err != nil {
+		return fmt.Errorf("weights: %w", err)
+	}
+	for i, w := range tensor.Data[float32](weights) {
+		if !(w >= 0) || math.IsInf(float64(w), 1) {
+			return fmt.Errorf("weight %d is %v: want a finite number, not negative", i, w)
+		}
+	}
+	return nil
+}
+
+// fits returns an error unless t is a host tensor of that type and shape.
+func fits(t *tensor.Tensor, dtype tensor.DType, shape []int) error {
+	switch {
+	case t == nil:
+		return fmt.Errorf("missing: want %v%s", dtype, tensor.FormatShape(shape))
+	case t.DType() != dtype || !slices.Equal(t.Shape(), shape):
+		return fmt.Errorf("got %v%s, want %v%s", t.DType(), tensor.FormatShape(t.Shape()), dtype, tensor.FormatShape(shape))
+	case t.Memory().Kind == tensor.Device:
+		return errors.New("it lies in device memory: want host memory")
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/data"
+)
+
+// FitConfig says how long [Trainer.Fit] trains. The zero value makes one epoch.
+type FitConfig struct {
+	// Epochs is the epoch to end at, counted from 0; default InitialEpoch + 1.
+	Epochs int
+	// InitialEpoch is the epoch to begin with, for training that goes on.
+	InitialEpoch int
+	// StepsPerEpoch ends an epoch after so many steps; the next one goes on where it stopped, and reads the dataset again
+	// when that ends. Default: an epoch is the dataset, once.
+	StepsPerEpoch int
+	// Steps ends training after so many steps in all, also inside an epoch. Default: no limit.
+	Steps int
+	// Validation is evaluated after every epoch, if it is not nil. (data.Pipeline.Split holds a part of the training data.)
+	Validation data.Dataset
+	// Callbacks are called in their order.
+	Callbacks []Callback
+}
+
+// Fit trains on ds, which yields global batches: every [data.Batch] has at most Config.GlobalBatch examples. Epoch e reads ds under
+// data.WithEpoch(ctx, e), so that a shuffled pipeline has its order of that epoch.
+//
+// On an error, or the end of ctx, the history holds what was done until then, and all variables have their values of after
+// the last whole step. Fit ends with [Trainer.CheckMirrored].
+func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
+	if cfg.Epochs == 0 {
+		cfg.Epochs = cfg.InitialEpoch + 1
+	}
+	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}}
+	err := cfg.validate()
+	if err == nil {
+		err = f.run(ctx)
+	}
+	if errors.Is(err, ErrStop) {
+		f.history.Stopped, err = true, nil
+	}
+	f.history.Speed = f.speed.result(len(t.parts))
+	if err == nil {
+		err = t.CheckMirrored()
+	}
+	for _, c := range cfg.Callbacks {
+		if c.OnTrainEnd != nil {
+			c.OnTrainEnd(ctx, f.history, err)
+		}
+	}
+	return f.history, err
+}
+
+func (c *FitConfig) validate() error {
+	switch {
+	case c.InitialEpoch < 0 || c.Epochs < c.InitialEpoch:
+		return fmt.Errorf("train: FitConfig asks for the epochs from %d up to %d: want 0 <= InitialEpoch <= Epochs", c.InitialEpoch, c.Epochs)
+	case c.StepsPerEpoch < 0:
+		return fmt.Errorf("train: FitConfig.StepsPerEpoch is %d: want at least 1, or 0 for the whole dataset", c.StepsPerEpoch)
+	case c.Steps < 0:
+		return fmt.Errorf("train: FitConfig.Steps is %d: want at least 1, or 0 for no limit", c.Steps)
+	}
+	return nil
+}
+
+// fit is one call of Fit.
+type fit struct {
+	t       *Trainer
+	ds      data.Dataset
+	cfg     FitConfig
+	history *History
+	speed   stopwatch
+}
+
+func (f *fit) run(ctx context.Context) error {
+	err := fire(f.cfg.Callbacks, func(c Callback) error {
+		if c.OnTrainBegin == nil {
+			return nil
+		}
+		return c.OnTrainBegin(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	var stream *feeder // with StepsPerEpoch: one for all epochs
+	if n := f.cfg.StepsPerEpoch; n > 0 {
+		limit := n * (f.cfg.Epochs - f.cfg.InitialEpoch)
+		if f.cfg.Steps > 0 {
+			limit = min(limit, f.cfg.Steps)
+		}
+		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: f.cfg.InitialEpoch, repeat: true, limit: limit, labels: true})
+		defer stream.close()
+	}
+	for e := f.cfg.InitialEpoch; e < f.cfg.Epochs && f.left() != 0; e++ {
+		if err := f.epoch(ctx, e, stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// left returns how many steps the limit allows; negative: there is none.
+func (f *fit) left() int {
+	if f.cfg.Steps == 0 {
+		return -1
+	}
+	return f.cfg.Steps - f.history.Steps
+}
+
+func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
+	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch}
+	if stream == nil {
+		begin.Steps = f.ds.Len()
+		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: number, limit: f.left(), labels: true})
+		defer stream.close()
+	}
+	if left := f.left(); left >= 0 && (begin.Steps < 0 || left < begin.Steps) {
+		begin.Steps = left
+	}
+	err := fire(f.cfg.Callbacks, func(c Callback) error {
+		if c.OnEpochBegin == nil {
+			return nil
+		}
+		return c.OnEpochBegin(ctx, begin)
+	})
+	if err != nil {
+		return err
+	}
+	mean := newMean(f.t.metrics)
+	f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
+	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
+	err = f.steps(ctx, begin, stream, epoch, mean)
+	epoch.Result = mean.result()
+	if err != nil && !errors.Is(err, ErrStop) {
+		return err
+	}
+	if f.cfg.Validation != nil && err == nil {
+		result, err := f.t.Evaluate(ctx, f.cfg.Validation)
+		if err != nil {
+			return fmt.Errorf("train: epoch %d, validation: %w", number, err)
+		}
+		epoch.Validation = &result
+	}
+	return errors.Join(err, fire(f.cfg.Callbacks, func(c Callback) error {
+		if c.OnEpochEnd == nil {
+			return nil
+		}
+		return c.OnEpochEnd(ctx, *epoch)
+	}))
+}
+
+// steps makes the steps of one epoch.
+func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch, mean *mean) error {
+	for step := 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
+		before := f.t.strategy.Stats()
+		start := time.Now()
+		g, err := stream.next(ctx)
+		if err != nil {
+			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch, step, err)
+		}
+		if g == nil {
+			return nil
+		}
+		if g.weightSum > 0 {
+			if err := f.t.step(ctx, g); err != nil {
+				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch, step, err)
+			}
+		} else {
+			f.history.Skipped++
+		}
+		info := Step{EpochBegin: begin, Step: step, Examples: g.examples, Skipped: g.weightSum == 0, Duration: time.Since(start), mean: mean}
+		if !info.Skipped {
+			info.Loss, _ = f.t.scalars()
+		}
+		mean.add(g, f.t)
+		stream.release(g)
+		f.speed.add(info, before, f.t.strategy.Stats())
+		f.history.Steps++
+		epoch.Steps = step
+		epoch.Duration += info.Duration
+		err = fire(f.cfg.Callbacks, func(c Callback) error {
+			if c.OnStepEnd == nil {
+				return nil
+			}
+			return c.OnStepEnd(ctx, info)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+package train
+
+import (
+	"maps"
+	"slices"
+)
+
+// Result is loss and metrics over examples, combined over all replicas by example and weight.
+type Result struct {
+	Loss     float64            `json:"loss"` // mean; NaN over no examples
+	Metrics  map[string]float64 `json:"metrics"`
+	Examples int64              `json:"examples"`
+}
+
+// names returns the metrics' names, sorted.
+func (r Result) names() []string { return slices.Sorted(maps.Keys(r.Metrics)) }
+
+// mean adds up loss and metrics over batches. All sums are float64, on the host: a mean of batches' means would count the
+// examples of a short batch for more than others.
+type mean struct {
+	names    []string
+	loss     float64
+	sums     []float64
+	weight   float64
+	examples int64
+}
+
+func newMean(names []string) *mean { return &mean{names: names, sums: make([]float64, len(names))} }
+
+// add adds the batch that t's replicas have just computed.
+func (m *mean) add(g *globalBatch, t *Trainer) {
+	m.examples += int64(g.examples)
+	if g.weightSum == 0 {
+		return
+	}
+	loss, sums := t.scalars()
+	m.loss += loss * g.weightSum
+	for i, s := range sums {
+		m.sums[i] += s
+	}
+	m.weight += g.weightSum
+}
+
+func (m *mean) result() Result {
+	r := Result{Loss: m.loss / m.weight, Metrics: make(map[string]float64, len(m.names)), Examples: m.examples}
+	for i, name := range m.names {
+		r.Metrics[name] = m.sums[i] / m.weight
+	}
+	return r
+}

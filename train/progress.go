@@ -1,0 +1,185 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// ProgressMode says how [NewProgress] shows progress.
+type ProgressMode uint8
+
+// The modes.
+const (
+	ProgressPlain ProgressMode = iota // a line per epoch, and one every ten seconds within it: for files and pipes
+	ProgressBar                       // one line per epoch that is drawn again and again, as Keras': for terminals
+)
+
+// ProgressConfig says how progress is shown.
+type ProgressConfig struct {
+	Out   io.Writer
+	Mode  ProgressMode
+	Unit  string     // what examples are called: "images"; default "examples"
+	Width func() int // columns of the terminal now; nil: 80
+}
+
+const (
+	redrawEvery = 100 * time.Millisecond // ProgressBar
+	lineEvery   = 10 * time.Second       // ProgressPlain, within an epoch
+	barWidth    = 24
+)
+
+// NewProgress returns a callback that shows each epoch's steps, time, examples per second, loss and metrics.
+func NewProgress(cfg ProgressConfig) Callback {
+	if cfg.Unit == "" {
+		cfg.Unit = "examples"
+	}
+	if cfg.Width == nil {
+		cfg.Width = func() int { return 80 }
+	}
+	p := &progress{cfg: cfg}
+	return Callback{
+		OnEpochBegin: func(_ context.Context, e EpochBegin) error { p.begin(e); return nil },
+		OnStepEnd:    func(_ context.Context, s Step) error { p.step(s); return nil },
+		OnEpochEnd:   func(_ context.Context, e Epoch) error { p.end(e); return nil },
+		OnTrainEnd:   func(context.Context, *History, error) { p.close() },
+	}
+}
+
+// progress shows one Fit.
+type progress struct {
+	cfg      ProgressConfig
+	epoch    EpochBegin
+	shown    time.Time     // when the last line was written
+	duration time.Duration // of the epoch's steps
+	open     bool          // the cursor stands behind an unfinished line
+}
+
+func (p *progress) begin(e EpochBegin) {
+	p.epoch, p.duration, p.shown = e, 0, time.Now()
+	if p.cfg.Mode == ProgressBar {
+		fmt.Fprintf(p.cfg.Out, "Epoch %d/%d\n", e.Epoch+1, e.Epochs)
+		p.shown = time.Time{} // the first step is shown at once
+	}
+}
+
+func (p *progress) step(s Step) {
+	p.duration += s.Duration
+	every := lineEvery
+	if p.cfg.Mode == ProgressBar {
+		every = redrawEvery
+	}
+	now := time.Now()
+	if now.Sub(p.shown) < every {
+		return
+	}
+	p.shown = now
+	r := s.Mean()
+	if p.cfg.Mode == ProgressPlain {
+		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps), p.rate(s.Step, r), numbers(r, "", " ", ", "))
+		return
+	}
+	left := ""
+	if s.Steps > 0 {
+		left = ", " + short(p.duration/time.Duration(s.Step)*time.Duration(s.Steps-s.Step)) + " left"
+	}
+	p.draw(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+numbers(r, "", ": ", " - "))
+	p.open = true
+}
+
+func (p *progress) end(e Epoch) {
+	r, val := e.Result, ""
+	if p.cfg.Mode == ProgressPlain {
+		if e.Validation != nil {
+			val = ", " + numbers(*e.Validation, "val_", " ", ", ")
+		}
+		fmt.Fprintf(p.cfg.Out, "epoch %d/%d: %s in %s, %s, %s%s\n", e.Epoch+1, p.epoch.Epochs, plural(e.Steps, "step"), short(e.Duration), p.rate(e.Steps, r), numbers(r, "", " ", ", "), val)
+		return
+	}
+	if e.Validation != nil {
+		val = " - " + numbers(*e.Validation, "val_", ": ", " - ")
+	}
+	p.draw(e.Steps, e.Steps, short(e.Duration)+", "+p.rate(e.Steps, r)+" - "+numbers(r, "", ": ", " - ")+val)
+	p.open = true
+	p.close()
+}
+
+// close ends a line that an error, or the end of training, left open.
+func (p *progress) close() {
+	if p.open {
+		fmt.Fprintln(p.cfg.Out)
+	}
+	p.open = false
+}
+
+// draw draws the line anew: its count, a bar, and text. What does not fit is left out: first the bar, then the text's end.
+func (p *progress) draw(step, steps int, text string) {
+	head := count(step, steps)
+	width := p.cfg.Width() - 1 // a full last column would wrap
+	line := head + " " + text
+	if steps > 0 {
+		if full := head + " " + bar(step, steps) + " " + text; utf8.RuneCountInString(full) <= width {
+			line = full
+		}
+	}
+	if utf8.RuneCountInString(line) > width {
+		line = string([]rune(line)[:max(width-1, 0)]) + "…"
+	}
+	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", line)
+}
+
+func (p *progress) rate(steps int, r Result) string {
+	if steps == 0 || p.duration <= 0 {
+		return "no step yet"
+	}
+	return fmt.Sprintf("%s/step, %.0f %s/s", short(p.duration/time.Duration(steps)), float64(r.Examples)/p.duration.Seconds(), p.cfg.Unit)
+}
+
+func bar(step, steps int) string {
+	n := min(step*barWidth/steps, barWidth)
+	return strings.Repeat("━", n) + strings.Repeat("─", barWidth-n)
+}
+
+func count(step, steps int) string {
+	if steps < 0 {
+		return fmt.Sprint(step)
+	}
+	total := fmt.Sprint(steps)
+	return fmt.Sprintf("%*d/%s", len(total), step, total)
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return "1 " + word
+	}
+	return fmt.Sprintf("%d %ss", n, word)
+}
+
+// numbers prints loss and metrics: prefix before each name, is between name and number, and sep between two of them.
+func numbers(r Result, prefix, is, sep string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%sloss%s%.4f", prefix, is, r.Loss)
+	for _, name := range r.names() {
+		fmt.Fprintf(&b, "%s%s%s%s%.4f", sep, prefix, name, is, r.Metrics[name])
+	}
+	return b.String()
+}
+
+// short prints a duration with two or three digits: 830µs, 12ms, 4.1s, 2m05s.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%dµs", d.Microseconds())
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1fms", d.Seconds()*1e3)
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	}
+	d = d.Round(time.Second)
+	return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+}

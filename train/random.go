@@ -1,0 +1,20 @@
+package train
+
+// randomState returns the state that a replica's random numbers start from in one step. It depends on the three numbers only,
+// so a replica's dropout masks are the same wherever and however often the step is computed, and differ between replicas and
+// steps.
+func randomState(seed, step int64, replica int) [3]uint64 {
+	h := mix(uint64(seed))
+	h = mix(h ^ uint64(step))
+	h = mix(h ^ uint64(replica))
+	return [3]uint64{mix(h + 1), mix(h + 2), mix(h + 3)}
+}
+
+// mix is one step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): a bijection in
+// which every bit of x changes about half of the bits of the result.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

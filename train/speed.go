@@ -1,0 +1,59 @@
+package train
+
+import (
+	"time"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+)
+
+// Speed is measured over the steps after the first of a Fit, which warms everything up (over that one if there is no other).
+// Its time is the steps' own, with the wait for their batches, without validation and callbacks.
+type Speed struct {
+	Steps             int           `json:"steps"`
+	Examples          int64         `json:"examples"`
+	Duration          time.Duration `json:"nanoseconds"`
+	ExamplesPerSecond float64       `json:"examples_per_second"`
+	ReduceShare       float64       `json:"reduce_share"` // of the replicas' time, spent in moving and adding
+	WaitShare         float64       `json:"wait_share"`   // of the replicas' time, spent in waiting for other replicas
+}
+
+// stopwatch adds up steps for a Speed.
+type stopwatch struct {
+	first, rest lap
+}
+
+type lap struct {
+	steps        int
+	examples     int64
+	duration     time.Duration
+	reduce, wait time.Duration // of all replicas
+}
+
+func (w *stopwatch) add(s Step, before, after distribute.Stats) {
+	l := &w.rest
+	if w.first.steps == 0 {
+		l = &w.first
+	}
+	l.steps++
+	l.examples += int64(s.Examples)
+	l.duration += s.Duration
+	for i := range after.Replicas {
+		l.reduce += after.Replicas[i].Reduce - before.Replicas[i].Reduce
+		l.wait += after.Replicas[i].Wait - before.Replicas[i].Wait
+	}
+}
+
+func (w *stopwatch) result(replicas int) Speed {
+	l := w.rest
+	if l.steps == 0 {
+		l = w.first
+	}
+	s := Speed{Steps: l.steps, Examples: l.examples, Duration: l.duration}
+	if l.duration > 0 {
+		total := float64(l.duration) * float64(replicas)
+		s.ExamplesPerSecond = float64(l.examples) / l.duration.Seconds()
+		s.ReduceShare = float64(l.reduce) / total
+		s.WaitShare = float64(l.wait) / total
+	}
+	return s
+}

@@ -1,0 +1,187 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// scalarName is what errors call the vector of loss and metrics.
+var scalarNames = []string{"loss and metrics"}
+
+// step makes one training step: gradients, their sum over replicas, apply, and then the new values on all replicas or on none.
+func (t *Trainer) step(ctx context.Context, g *globalBatch) error {
+	return t.transact(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		if err := t.reduceGradients(ctx, r, g); err != nil {
+			return err
+		}
+		return t.apply(ctx, r.ID())
+	})
+}
+
+// transact runs f on every replica, then commits on all or, if any failed, discards on all.
+func (t *Trainer) transact(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
+	if err := t.run(ctx, f); err != nil {
+		t.discard()
+		return err
+	}
+	for replica := range t.parts {
+		t.program.Commit(replica)
+	}
+	t.committed++
+	return nil
+}
+
+func (t *Trainer) discard() {
+	for replica := range t.parts {
+		t.program.Discard(replica)
+	}
+}
+
+// run runs f on every replica, and returns when no replica is inside f any more. After a failure distribute.Run waits for the
+// others only so long; f, which calls nothing but the engine and the reductions, always ends, and until it has, nobody may
+// touch the engine's variables.
+func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
+	var inside door
+	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+		if !inside.enter() {
+			return nil, errOver
+		}
+		defer inside.leave()
+		return nil, f(ctx, r)
+	})
+	inside.closeAndWait()
+	return err
+}
+
+// errOver is what a replica returns that comes to a step only after the others have failed. Nobody sees it: the first failure is the
+// Run's.
+var errOver = errors.New("train: the step is over")
+
+// door counts who is inside until it is closed.
+type door struct {
+	mu     sync.Mutex
+	closed bool
+
+	inside sync.WaitGroup
+}
+
+func (d *door) enter() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.closed {
+		d.inside.Add(1)
+	}
+	return !d.closed
+}
+
+func (d *door) leave() { d.inside.Done() }
+
+func (d *door) closeAndWait() {
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
+	d.inside.Wait()
+}
+
+// reduceGradients leaves the sum of all replicas' gradients in the replica's apply inputs, and the sums of loss and metrics in
+// its part.
+func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
+	id, p := r.ID(), &t.parts[r.ID()]
+	rng := randomState(t.config.Seed, t.committed, id)
+	out, err := t.program.Gradients(ctx, id, g.shares[id], g.weightSum, rng)
+	if err != nil {
+		return fmt.Errorf("gradients: %w", err)
+	}
+	for k, pack := range t.packs {
+		for i, parameter := range pack.parameters {
+			p.gradients[k][i] = out.Tensors[parameter]
+		}
+		if err := r.AllReduceInto(ctx, distribute.Sum, p.inputs[k], p.gradients[k], pack.names); err != nil {
+			return err
+		}
+	}
+	return t.reduceScalars(ctx, r, out.Loss, out.Metrics)
+}
+
+func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, loss float64, metrics []float64) error {
+	p := &t.parts[r.ID()]
+	local := tensor.Data[float64](p.local[0])
+	local[0] = loss
+	copy(local[1:], metrics)
+	return r.AllReduceInto(ctx, distribute.Sum, p.global, p.local, scalarNames)
+}
+
+// scalars returns the loss and the sums of metrics over all replicas, of the last step. They are overwritten by the next.
+func (t *Trainer) scalars() (loss float64, sums []float64) {
+	s := tensor.Data[float64](t.parts[0].global[0])
+	return s[0], s[1:]
+}
+
+func (t *Trainer) apply(ctx context.Context, replica int) error {
+	for k := range t.packs {
+		if err := t.program.Apply(ctx, replica, k); err != nil {
+			return fmt.Errorf("apply: %w", err)
+		}
+	}
+	return nil
+}
+
+// Gradients returns the gradients of b's mean loss, reduced over all replicas, by the order of [Trainer.Parameters], and loss and
+// metrics. It changes no variable: with [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip,
+// accumulate or record gradients in between. The tensors belong to the caller. A batch whose weights add up to 0 is an error.
+func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor, Result, error) {
+	g := t.newGlobalBatch(true)
+	if err := g.fill(b); err != nil {
+		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
+	}
+	if g.weightSum == 0 {
+		return nil, Result{}, fmt.Errorf("train: gradients: the weights of the batch's %d examples add up to 0", g.examples)
+	}
+	defer t.discard()
+	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error { return t.reduceGradients(ctx, r, g) })
+	if err != nil {
+		return nil, Result{}, fmt.Errorf("train: %w", err)
+	}
+	out := make([]*tensor.Tensor, len(t.Parameters()))
+	for k, pack := range t.packs {
+		for i, parameter := range pack.parameters {
+			out[parameter] = t.parts[0].inputs[k][i].Clone()
+		}
+	}
+	m := newMean(t.metrics)
+	m.add(g, t)
+	return out, m.result(), nil
+}
+
+// ApplyGradients makes the optimizer's step on every replica from gradients that are already reduced over replicas, one per
+// parameter by the order of [Trainer.Parameters] (Keras' apply_gradients without aggregation). On error no variable has
+// changed.
+func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor) error {
+	parameters := t.Parameters()
+	if len(gradients) != len(parameters) {
+		return fmt.Errorf("train: apply gradients: %d gradients given for %d parameters", len(gradients), len(parameters))
+	}
+	for i, v := range parameters {
+		if err := fits(gradients[i], v.DType, v.Shape); err != nil {
+			return fmt.Errorf("train: apply gradients: gradient of %s: %w", v.Name, err)
+		}
+	}
+	err := t.transact(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		for k, pack := range t.packs {
+			for i, parameter := range pack.parameters {
+				copy(t.parts[r.ID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
+			}
+		}
+		return t.apply(ctx, r.ID())
+	})
+	if err != nil {
+		return fmt.Errorf("train: apply gradients: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,147 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Config says what a model is trained on.
+type Config struct {
+	Inputs      []engine.Feature // one example of each input; at least one
+	Labels      []engine.Feature // one example of each label
+	GlobalBatch int              // the most examples of one step, over all replicas; at least 1
+	Seed        int64            // of the initial values and of the replicas' random numbers
+}
+
+// Trainer trains one model over one strategy. One goroutine at a time may use it; callbacks of [Trainer.Fit] may use it too,
+// but must not call Fit.
+type Trainer struct {
+	strategy  *distribute.Strategy
+	program   engine.Program
+	config    Config
+	parts     []part // by replica
+	packs     []pack
+	metrics   []string
+	variables []engine.Variable
+	committed int64 // steps whose values are visible
+}
+
+// pack is a group of parameters that is reduced and applied at once.
+type pack struct {
+	parameters []int // indices, rising
+	names      []string
+}
+
+// part is what a replica keeps from step to step.
+type part struct {
+	inputs    [][]*tensor.Tensor // by pack: apply's input buffers
+	gradients [][]*tensor.Tensor // by pack: of the current step
+	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics
+	global    []*tensor.Tensor   // the same, over all replicas
+}
+
+// New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer.
+func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if s.Engine() == nil {
+		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
+	}
+	n := s.NumReplicasInSync()
+	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
+		Rows:    ceilDiv(cfg.GlobalBatch, n),
+		Inputs:  cfg.Inputs,
+		Labels:  cfg.Labels,
+		Devices: s.EngineDevices(),
+		Seed:    cfg.Seed,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("train: compiling the model: %w", err)
+	}
+	if err := checkVariables(program.Variables()); err != nil {
+		program.Close()
+		return nil, err
+	}
+	t := &Trainer{strategy: s, program: program, config: cfg, metrics: program.Metrics(), variables: program.Variables()}
+	t.packs = packsOf(program)
+	for replica := range n {
+		t.parts = append(t.parts, t.newPart(replica))
+	}
+	return t, nil
+}
+
+// Close frees the program and its variables.
+func (t *Trainer) Close() error { return t.program.Close() }
+
+// Strategy returns the strategy that the trainer runs on.
+func (t *Trainer) Strategy() *distribute.Strategy { return t.strategy }
+
+// Parameters lists the trained variables, by name: the order of gradients. The caller must not change it.
+func (t *Trainer) Parameters() []engine.Variable { return t.program.Parameters() }
+
+// Metrics lists the names of the model's metrics. The caller must not change it.
+func (t *Trainer) Metrics() []string { return t.metrics }
+
+// Steps returns how many steps were made: by Fit, and by ApplyGradients.
+func (t *Trainer) Steps() int64 { return t.committed }
+
+func (c *Config) validate() error {
+	switch {
+	case c.GlobalBatch < 1:
+		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
+	case len(c.Inputs) == 0:
+		return errors.New("train: Config.Inputs is empty: want the type and shape of one example of each input")
+	}
+	for _, f := range slices.Concat(c.Inputs, c.Labels) {
+		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {
+			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension", f.DType, tensor.FormatShape(f.Shape))
+		}
+	}
+	return nil
+}
+
+// checkVariables refuses what has no mean.
+func checkVariables(variables []engine.Variable) error {
+	for _, v := range variables {
+		if v.Role == engine.Average && !v.DType.IsFloat() {
+			return fmt.Errorf("train: the model changes the variable %s of type %v in its forward pass, and replicas' values of it can only be combined by their mean: want a floating-point type", v.Name, v.DType)
+		}
+	}
+	return nil
+}
+
+func packsOf(p engine.Program) []pack {
+	packs := make([]pack, p.Packs())
+	for i, v := range p.Parameters() {
+		k := p.Pack(i)
+		packs[k].parameters = append(packs[k].parameters, i)
+		packs[k].names = append(packs[k].names, v.Name)
+	}
+	return packs
+}
+
+func (t *Trainer) newPart(replica int) part {
+	var p part
+	parameters := t.program.Parameters()
+	for k, pack := range t.packs {
+		var inputs []*tensor.Tensor
+		for i, mem := range t.program.Inputs(replica, k) {
+			v := parameters[pack.parameters[i]]
+			inputs = append(inputs, tensor.Wrap(mem, v.DType, v.Shape...))
+		}
+		p.inputs = append(p.inputs, inputs)
+		p.gradients = append(p.gradients, make([]*tensor.Tensor, len(inputs)))
+	}
+	p.local = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics))}
+	p.global = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics))}
+	return p
+}
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }

@@ -1,0 +1,181 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Weight is the value of one variable.
+type Weight struct {
+	Name  string
+	Value *tensor.Tensor
+}
+
+// Weights returns the model's weights, sorted by name: parameters, and averages combined over replicas by their mean, as TensorFlow
+// saves sync-on-read variables. The optimizer's slots are left out. The tensors are copies.
+func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
+	var out []Weight
+	for i, v := range t.variables {
+		var value *tensor.Tensor
+		var err error
+		switch v.Role {
+		case engine.Parameter:
+			value, err = t.program.Read(0, i)
+		case engine.Average:
+			value, err = t.readMean(ctx, i)
+		default:
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
+		}
+		out = append(out, Weight{v.Name, value})
+	}
+	slices.SortFunc(out, func(a, b Weight) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, error) {
+	values := make([]distribute.Value, len(t.parts))
+	for replica := range values {
+		value, err := t.program.Read(replica, variable)
+		if err != nil {
+			return nil, fmt.Errorf("on replica %d: %w", replica, err)
+		}
+		values[replica] = value
+	}
+	if len(values) == 1 {
+		return values[0].(*tensor.Tensor), nil
+	}
+	mean, err := t.strategy.Reduce(ctx, distribute.Mean, distribute.NewPerReplica(values...), distribute.ReduceOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return mean.(*tensor.Tensor), nil
+}
+
+// SetWeights sets variables on every replica to the values given, as [Trainer.Weights] returned them. Every parameter and
+// average must be there once, and nothing else; the optimizer's slots keep their values. On error nothing was changed, unless
+// the engine itself failed.
+func (t *Trainer) SetWeights(weights []Weight) error {
+	byName := make(map[string]*tensor.Tensor, len(weights))
+	for _, w := range weights {
+		if byName[w.Name] != nil {
+			return fmt.Errorf("train: set weights: %s is there twice", w.Name)
+		}
+		byName[w.Name] = w.Value
+	}
+	values := make([]*tensor.Tensor, len(t.variables))
+	for i, v := range t.variables {
+		if v.Role == engine.Slot {
+			continue
+		}
+		value, ok := byName[v.Name]
+		if !ok {
+			return fmt.Errorf("train: set weights: %s is missing", v.Name)
+		}
+		if err := fits(value, v.DType, v.Shape); err != nil {
+			return fmt.Errorf("train: set weights: %s: %w", v.Name, err)
+		}
+		values[i] = value
+		delete(byName, v.Name)
+	}
+	for name := range byName {
+		return fmt.Errorf("train: set weights: the model has no variable %s", name)
+	}
+	for i, value := range values {
+		for replica := range t.parts {
+			if value == nil {
+				continue
+			}
+			if err := t.program.Write(replica, i, value); err != nil {
+				return fmt.Errorf("train: set weights: %s on replica %d: %w", t.variables[i].Name, replica, err)
+			}
+		}
+	}
+	return nil
+}
+
+// WeightsHash returns the SHA-256 of what [Trainer.Weights] returns, in hexadecimal: over each weight's name, dtype, shape and
+// bits, by name.
+func (t *Trainer) WeightsHash(ctx context.Context) (string, error) {
+	weights, err := t.Weights(ctx)
+	if err != nil {
+		return "", err
+	}
+	return HashWeights(weights), nil
+}
+
+// HashWeights is [Trainer.WeightsHash] of weights that are sorted by name.
+func HashWeights(weights []Weight) string {
+	h := sha256.New()
+	var frame []byte // lengths before contents, so that no two lists of weights give the same bytes
+	for _, w := range weights {
+		bits := w.Value.Memory().HostBytes()
+		frame = binary.LittleEndian.AppendUint64(frame[:0], uint64(len(w.Name)))
+		frame = append(frame, w.Name...)
+		dtype := w.Value.DType().String()
+		frame = binary.LittleEndian.AppendUint64(frame, uint64(len(dtype)))
+		frame = append(frame, dtype...)
+		frame = binary.LittleEndian.AppendUint64(frame, uint64(w.Value.Rank()))
+		for _, d := range w.Value.Shape() {
+			frame = binary.LittleEndian.AppendUint64(frame, uint64(d))
+		}
+		h.Write(frame)
+		h.Write(bits)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// CheckMirrored returns an error if a parameter or a slot of the optimizer has not the same bits on every replica. It can only
+// come to that if something writes to the variables past the trainer, or the engine does not repeat itself.
+func (t *Trainer) CheckMirrored() error {
+	for i, v := range t.variables {
+		if v.Role == engine.Average {
+			continue
+		}
+		first, err := t.program.Read(0, i)
+		if err != nil {
+			return fmt.Errorf("train: reading %s on replica 0: %w", v.Name, err)
+		}
+		var differ []string
+		for replica := 1; replica < len(t.parts); replica++ {
+			value, err := t.program.Read(replica, i)
+			if err != nil {
+				return fmt.Errorf("train: reading %s on replica %d: %w", v.Name, replica, err)
+			}
+			if !value.Equal(first) {
+				differ = append(differ, fmt.Sprintf("replica %d at %s", replica, firstDifference(first, value)))
+			}
+		}
+		if differ != nil {
+			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all replicas: against replica 0, %s", v.Name, strings.Join(differ, "; "))
+		}
+	}
+	return nil
+}
+
+// firstDifference says which element of b differs from a.
+func firstDifference(a, b *tensor.Tensor) string {
+	if a.DType() != b.DType() || !a.SameShape(b) {
+		return fmt.Sprintf("type and shape (%v%s, %v%s)", a.DType(), tensor.FormatShape(a.Shape()), b.DType(), tensor.FormatShape(b.Shape()))
+	}
+	x, y, n := a.Memory().HostBytes(), b.Memory().HostBytes(), a.DType().Bytes()
+	for i := 0; i < len(x); i += n {
+		if string(x[i:i+n]) != string(y[i:i+n]) {
+			p, q := a.Reshape(a.Len()).Rows(i/n, i/n+1), b.Reshape(b.Len()).Rows(i/n, i/n+1)
+			return fmt.Sprintf("element %d of %d (%s, %s)", i/n, a.Len(), p.Format(), q.Format())
+		}
+	}
+	return "no element"
+}
