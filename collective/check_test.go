@@ -258,6 +258,10 @@ func TestCheckRefuses(t *testing.T) {
 			1, 4, "reads memory of rank 0 that rank 0 writes at the same time",
 		},
 		{
+			"wrong only in place, seen from the writer", Algorithm{Steps: shareThenPull}, Problem{Op: Broadcast, Size: 2, Count: 4, Root: 1}, nil,
+			1, 5, "writes memory of rank 1 that rank 0 reads at the same time",
+		},
+		{
 			"pulls from nobody", direct, broadcast,
 			on(2, at(2, func(s *Step) { s.From = -1 })),
 			2, 2, "no peer to read from",
@@ -342,14 +346,14 @@ func sendThenReceive(p Problem, rank int) iter.Seq[Step] {
 	})
 }
 
-// shareThenPull broadcasts from rank 0 by way of its destination, which it fills twice: right, unless the destination is
-// also the source.
+// shareThenPull broadcasts between two ranks; the root fills its own destination while the other pulls from the source:
+// right, unless they are the same memory.
 func shareThenPull(p Problem, rank int) iter.Seq[Step] {
 	plan := []Step{signal(0), await(0)}
-	if rank == 0 {
+	if rank == p.Root {
 		plan = append(plan, duplicate(p.all(Src), p.all(Work)), signal(1), await(1), duplicate(p.all(Work), p.all(Dst)), signal(2))
 	} else {
-		plan = append(plan, signal(1), await(1), pull(0, p.all(Src), p.all(Dst)), signal(2))
+		plan = append(plan, signal(1), await(1), pull(p.Root, p.all(Src), p.all(Dst)), signal(2))
 	}
 	return slices.Values(append(plan, await(2)))
 }
