@@ -84,3 +84,27 @@ func vectors(n, bytes int) []unsafe.Pointer {
 	}
 	return out
 }
+
+func BenchmarkConvert(b *testing.B) {
+	for _, half := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
+		for _, c := range []struct{ to, from tensor.DType }{{tensor.Float32, half}, {half, tensor.Float32}} {
+			b.Run(fmt.Sprintf("%v_to_%v", c.from, c.to), func(b *testing.B) {
+				const n = 16 << 10
+				v := vectors(2, 4*n)
+				if c.to == half {
+					for i := range n {
+						*one[float32](v[1], i) = float32(i%1000) / 977
+					}
+				} else {
+					for i := range n {
+						*one[uint16](v[1], i) = uint16(0x3000 + i%0xfff)
+					}
+				}
+				b.SetBytes(2 * n)
+				for b.Loop() {
+					Convert(c.to, c.from, v[0], v[1], n)
+				}
+			})
+		}
+	}
+}

@@ -9,7 +9,7 @@ import (
 
 // blockBytes is how much of each vector is combined at a time, so that partial sums, and the result while it is copied
 // to the other destinations, stay in the first-level cache.
-const blockBytes = 4096
+const blockBytes = 8192
 
 // Tree combines vectors along the canonical tree: level by level neighbours 2j and 2j+1 are combined, the lower always
 // the left operand; an odd one out passes up unchanged. Put the other way round: the tree of n vectors is the tree of
