@@ -78,7 +78,10 @@ func (x *executor) execute(ctx context.Context, call *Call, seq uint64, user boo
 	}
 	x.wait.timeout = opts.Timeout
 	x.header = fingerprint(m.team, seq, call, count, &opts)
-	switch err := x.run(call, count, &opts, steps); {
+	err = x.run(call, count, &opts, steps)
+	clear(x.src)
+	clear(x.dst)
+	switch {
 	case err == nil:
 		return nil
 	case err == errFailed:
@@ -187,11 +190,6 @@ func (m *member) missing() []int {
 // ranks agree on the outcome.
 func (x *executor) run(call *Call, count int, o *Options, steps []Step) error {
 	m := x.m
-	select {
-	case down := <-m.end.Down():
-		return &down
-	default:
-	}
 	w := work{x: x, call: call, count: count, acc: call.Type, mean: call.Op == AllReduce && call.Reduce == Mean}
 	if o.Accumulate == AccumulateFloat32 && call.Op == AllReduce && call.Type.Bytes() == 2 && call.Type.IsFloat() {
 		w.acc = tensor.Float32
@@ -223,6 +221,11 @@ func (x *executor) run(call *Call, count int, o *Options, steps []Step) error {
 // meet enters a call in memory and returns when all ranks have entered it and their calls agree.
 func (x *executor) meet(call *Call, inMemory bool) error {
 	m := x.m
+	select {
+	case down := <-m.end.Down():
+		return &down // it cannot have entered this call
+	default:
+	}
 	l := &x.labels[x.header.Seq&1]
 	slot := transport.Slot{Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo}
 	if inMemory {
