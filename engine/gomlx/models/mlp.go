@@ -6,10 +6,13 @@ import (
 	"fmt"
 
 	"github.com/gomlx/gomlx/core/graph"
-	"github.com/gomlx/gomlx/ml/layers"
-	"github.com/gomlx/gomlx/ml/layers/activation"
 	"github.com/gomlx/gomlx/ml/model"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
+
+// Forward is the type of a model function.
+type Forward = func(s *model.Scope, inputs []*graph.Node) []*graph.Node
 
 // MLP is a multi-layer perceptron: the input is flattened, each hidden layer is dense with a ReLU, and the last one
 // gives the logits.
@@ -29,9 +32,9 @@ func (m MLP) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	}
 	x := flatten(inputs[0])
 	for i, width := range hidden {
-		x = activation.Relu(layers.Dense(s.In("hidden_%d", i), x, true, width))
+		x = layer.DenseRelu(s.In("hidden_%d", i), x, width)
 	}
-	return []*graph.Node{layers.Dense(s.In("readout"), x, true, classes)}
+	return []*graph.Node{layer.Dense(s.In("readout"), x, classes)}
 }
 
 // flatten gives each row one dimension.

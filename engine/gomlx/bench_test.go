@@ -1,0 +1,140 @@
+package gomlx_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// BenchmarkStep measures whole training steps with SGD, reduction by a plain loop included, in images per second.
+func BenchmarkStep(b *testing.B) {
+	for _, name := range gomlx.Names {
+		for _, m := range []struct {
+			name    string
+			shape   []int
+			forward models.Forward
+		}{
+			{"mlp", []int{28, 28, 1}, models.MLP{}.Forward},
+			{"cnn", []int{28, 28, 1}, models.CNN{}.Forward},
+			{"digits", []int{8, 8, 1}, models.CNN{Filters: []int{16, 32}, Same: true, Dense: 64}.Forward},
+		} {
+			for _, replicas := range []int{1, 2} {
+				for _, rows := range []int{64, 256} {
+					b.Run(fmt.Sprintf("%s/%s/replicas=%d/rows=%d", name, m.name, replicas, rows), func(b *testing.B) {
+						if name == "xla" && os.Getenv(gomlx.PluginEnv) == "" {
+							b.Skip("no XLA: $" + gomlx.PluginEnv + " is not set")
+						}
+						e, err := gomlx.Open(name, gomlx.Options{Devices: replicas})
+						if err != nil {
+							b.Skip(err)
+						}
+						defer e.Close()
+						benchmarkStep(b, e, m.forward, m.shape, rows)
+					})
+				}
+			}
+		}
+	}
+}
+
+func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape []int, rows int) {
+	ctx := context.Background()
+	m := &gomlx.Model{
+		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
+		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.01),
+	}
+	p, err := m.Compile(ctx, e, engine.Spec{
+		Rows: rows, Devices: e.Devices(), Seed: 1,
+		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: shape}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	n := len(e.Devices())
+	r := rand.New(rand.NewPCG(1, 2))
+	batches := make([]engine.Batch, n)
+	for i := range batches {
+		x := tensor.New(tensor.Float32, append([]int{rows}, shape...)...)
+		for j := range tensor.Data[float32](x) {
+			tensor.Data[float32](x)[j] = r.Float32()
+		}
+		y := tensor.New(tensor.Int32, rows)
+		w := make([]float32, rows)
+		for j := range w {
+			tensor.Data[int32](y)[j], w[j] = r.Int32N(10), 1
+		}
+		batches[i] = engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w}
+	}
+	gradients := make([]engine.Gradients, n)
+	each := func(f func(i int) error) {
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				if err := f(i); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	step := func() {
+		each(func(i int) (err error) {
+			gradients[i], err = p.Gradients(ctx, i, batches[i], float64(n*rows), [3]uint64{1, 2, uint64(i)})
+			return err
+		})
+		each(func(i int) error {
+			for j, in := range p.Inputs(i, 0) {
+				dst := tensor.Data[float32](tensor.Wrap(in, tensor.Float32, gradients[0].Tensors[j].Shape()...))
+				copy(dst, tensor.Data[float32](gradients[0].Tensors[j]))
+				for k := 1; k < n; k++ {
+					for l, x := range tensor.Data[float32](gradients[k].Tensors[j]) {
+						dst[l] += x
+					}
+				}
+			}
+			return nil
+		})
+		each(func(i int) error { return p.Apply(ctx, i, 0) })
+		for i := range n {
+			p.Commit(i)
+		}
+	}
+	for range 3 {
+		step()
+	}
+	var before, after runtime.MemStats
+	cpu := cpuTime()
+	runtime.ReadMemStats(&before)
+	for b.Loop() {
+		step()
+	}
+	cpu = cpuTime() - cpu
+	runtime.ReadMemStats(&after)
+	b.ReportMetric(float64(b.N*n*rows)/b.Elapsed().Seconds(), "images/s")
+	b.ReportMetric(float64(cpu.Microseconds())/float64(b.N*n*rows), "cpu-µs/image")
+	b.ReportMetric(float64(after.NumGC-before.NumGC)/float64(b.N), "gc/step")
+	b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/float64(b.N)/1024, "KiB/step")
+}
+
+// cpuTime returns the processor time that this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,132 @@
+// Package layer has GoMLX layers whose gradients suit the pure-Go backend. They are drop-in replacements: the same
+// variables under the same names, the same mathematics, and graphs that XLA compiles as well as it does GoMLX's own.
+//
+// The Go backend multiplies matrices with vector instructions but moves and compares elements one by one, so that the
+// gradients which GoMLX derives spend most of their time there: the gradient of a matrix product transposes both
+// operands and the result, the gradient of a maximum takes a sign, and a convolution is a scalar loop. Here the
+// gradients are written by hand, from matrix products and block copies.
+package layer
+
+import (
+	"fmt"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	. "github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/layers/regularizer"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/nn"
+)
+
+// Dense is layers.Dense with a bias: from x of shape (rows, features) to (rows, width). Its variables are
+// "dense/weights" and "dense/biases", and the hyperparameters for regularisation apply to the weights.
+func Dense(s *model.Scope, x *Node, width int) *Node { return dense(s, x, width, false) }
+
+// DenseRelu is Dense followed by a ReLU.
+func DenseRelu(s *model.Scope, x *Node, width int) *Node { return dense(s, x, width, true) }
+
+func dense(s *model.Scope, x *Node, width int, relu bool) *Node {
+	if x.Rank() != 2 {
+		panic(fmt.Errorf("layer.Dense takes shape (rows, features), not %s", x.Shape()))
+	}
+	s = s.In("dense")
+	g, features := x.Graph(), x.Shape().Dim(-1)
+	weights := s.VariableWithShape("weights", shapes.Make(x.DType(), features, width))
+	if r := regularizer.FromScope(s); r != nil {
+		r(g, weights)
+	}
+	biases := s.VariableWithShape("biases", shapes.Make(x.DType(), width))
+	return linear(x, weights.NodeValue(g), biases.NodeValue(g), relu)
+}
+
+// linear is x·w + b for x of shape (rows, in) and w of shape (in, out), with a ReLU if asked for.
+func linear(x, w, b *Node, relu bool) *Node {
+	if !onGoBackend(x.Graph()) {
+		y := nn.Dense(x, w, b, compute.DenseLayoutInputOutputs)
+		if relu {
+			y = Relu(y)
+		}
+		return y
+	}
+	return withGradient([]*Node{x, w, b}, func(in []*Node) *Node {
+		y := nn.Dense(in[0], in[1], in[2], compute.DenseLayoutInputOutputs)
+		if relu {
+			y = Max(y, ScalarZero(y.Graph(), y.DType()))
+		}
+		return y
+	}, func(in []*Node, y, v *Node) []*Node {
+		if relu {
+			v = positive(y, v)
+		}
+		return []*Node{
+			dot(v, 1, in[1], 1), // v·wᵀ: no transpose is needed
+			weightGradient(in[0], v),
+			columnSums(v),
+		}
+	})
+}
+
+// weightGradient is xᵀ·v, of shape (in, out), for x of shape (rows, in) and v of shape (rows, out). The backend's matrix
+// product wants the left operand's contracted axis last: either x is transposed, or v and then the result, whichever
+// moves fewer elements.
+func weightGradient(x, v *Node) *Node {
+	rows, in, out := x.Shape().Dim(0), x.Shape().Dim(1), v.Shape().Dim(1)
+	if rows*in <= rows*out+in*out {
+		return dot(Transpose(x, 0, 1), 1, v, 0)
+	}
+	return Transpose(dot(Transpose(v, 0, 1), 1, x, 0), 0, 1)
+}
+
+// columnSums adds up the rows of v, of shape (rows, columns), as a matrix product.
+func columnSums(v *Node) *Node {
+	ones := Ones(v.Graph(), shapes.Make(v.DType(), 1, v.Shape().Dim(0)))
+	return Reshape(dot(ones, 1, v, 0), v.Shape().Dim(1))
+}
+
+// dot contracts an axis of each of two matrices.
+func dot(a *Node, axisA int, b *Node, axisB int) *Node {
+	return DotGeneral(a, []int{axisA}, nil, b, []int{axisB}, nil)
+}
+
+// positive is v where y > 0, and 0 elsewhere: the gradient of a ReLU whose output is y.
+func positive(y, v *Node) *Node {
+	return Mul(v, number(GreaterThan(y, ScalarZero(y.Graph(), y.DType())), v.DType()))
+}
+
+// number is 1 where the condition holds, and 0 elsewhere. The Go backend branches on every element of a condition, to
+// convert it as well as in Where, but not on those of integers.
+func number(condition *Node, dtype dtypes.DType) *Node {
+	if onGoBackend(condition.Graph()) {
+		condition = Bitcast(condition, dtypes.Uint8)
+	}
+	return ConvertDType(condition, dtype)
+}
+
+// Relu is max(x, 0).
+func Relu(x *Node) *Node {
+	return withGradient([]*Node{x}, func(in []*Node) *Node {
+		return Max(in[0], ScalarZero(x.Graph(), x.DType()))
+	}, func(_ []*Node, y, v *Node) []*Node {
+		return []*Node{positive(y, v)}
+	})
+}
+
+// withGradient returns forward(inputs), whose gradients with respect to the inputs are what gradient returns for the
+// output y and its adjoint v.
+//
+// GoMLX lets only an identity have a gradient of its own. So the output passes through one that computes the
+// gradients, and each input through one that puts them in place of those that GoMLX has derived, which are then dead
+// code. GoMLX visits nodes from the last to the first, so the output's comes before the inputs'.
+func withGradient(inputs []*Node, forward func(in []*Node) *Node, gradient func(in []*Node, y, v *Node) []*Node) *Node {
+	var gradients []*Node
+	in := make([]*Node, len(inputs))
+	for i, x := range inputs {
+		in[i] = IdentityWithCustomGradient(x, func(_, _ *Node) *Node { return gradients[i] })
+	}
+	y := forward(in)
+	return IdentityWithCustomGradient(y, func(y, v *Node) *Node {
+		gradients = gradient(inputs, y, v)
+		return v
+	})
+}

@@ -1,0 +1,49 @@
+package models
+
+import (
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
+)
+
+// CNN is a convolutional network for images of shape (rows, height, width, channels): stages of one convolution with a
+// ReLU and a max-pool of 2 by 2, then a dense layer with a ReLU, and one that gives the logits.
+type CNN struct {
+	Filters []int // filters of each stage; nil: 32, 64
+	Kernel  int   // size of the kernels; 0: 3
+	Same    bool  // pad, so that a convolution keeps the size of the images
+	Dense   int   // width of the dense layer; 0: 128
+	Classes int   // number of logits; 0: 10
+}
+
+// Forward is the model function.
+func (m CNN) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
+	filters, kernel, width, classes := m.Filters, orDefault(m.Kernel, 3), orDefault(m.Dense, 128), orDefault(m.Classes, 10)
+	if filters == nil {
+		filters = []int{32, 64}
+	}
+	x := inputs[0]
+	for i, n := range filters {
+		// ReLU and maximum commute; after the pool there is a quarter left to compare.
+		x = layer.Relu(layer.MaxPool2D(cropToEven(layer.Conv2D(s.In("stage_%d", i), x, n, kernel, m.Same))))
+	}
+	x = layer.DenseRelu(s.In("hidden"), flatten(x), width)
+	return []*graph.Node{layer.Dense(s.In("readout"), x, classes)}
+}
+
+// cropToEven leaves out the last row and column of pixels of an odd size, which no window of the pool holds.
+func cropToEven(x *graph.Node) *graph.Node {
+	h, w := x.Shape().Dim(1)/2*2, x.Shape().Dim(2)/2*2
+	if h == x.Shape().Dim(1) && w == x.Shape().Dim(2) {
+		return x
+	}
+	return graph.Slice(x, graph.AxisRange(), graph.AxisRange(0, h), graph.AxisRange(0, w), graph.AxisRange())
+}
+
+func orDefault(n, otherwise int) int {
+	if n == 0 {
+		return otherwise
+	}
+	return n
+}
