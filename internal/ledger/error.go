@@ -36,7 +36,7 @@ type ReplicaReport struct {
 	// Call is the call that the replica was in, if State is Waiting or Merging (or the replica died in a merge function);
 	// else nil.
 	Call *CallReport
-	// Calls is how many collective and merge calls the replica had finished in all, in this run and before.
+	// Calls is how many collective and merge calls the replica had finished in this run.
 	Calls uint64
 	// Err is what the replica returned, Panic what it panicked with.
 	Err   error
@@ -46,7 +46,7 @@ type ReplicaReport struct {
 	Site Frame
 	// Goroutine is the number of the goroutine that made the call or runs, 0 if unknown; Other is true if it is not the
 	// one that the strategy started for the replica, but one that the user's code started. Block is what the runtime says
-	// that it is doing, such as "chan receive".
+	// that it is doing, such as "chan receive, 5 minutes".
 	Goroutine uint64
 	Other     bool
 	Block     string
@@ -54,6 +54,7 @@ type ReplicaReport struct {
 	Stack []Frame
 
 	executes  bool // it runs the merge function of Call
+	complete  bool // all have come to Call
 	showStack bool
 }
 
@@ -156,7 +157,11 @@ func (r *ReplicaReport) doing() string {
 		if r.Other {
 			by = fmt.Sprintf(", called by goroutine %d at ", r.Goroutine)
 		}
-		return "waits in " + r.Call.String() + r.place(by)
+		verb := "waits in "
+		if r.complete {
+			verb = "completes "
+		}
+		return verb + r.Call.String() + r.place(by)
 	case Returned:
 		what := "returned"
 		if r.Err != nil {

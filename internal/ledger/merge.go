@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -14,6 +15,7 @@ import (
 // rendezvous is where the replicas of a run meet for merge calls. To the search it is one more communicator.
 type rendezvous struct {
 	monitor *Monitor
+	call    collective.Call // stands for every merge call
 	seats   []seat
 
 	// Guarded by the ledger's lock.
@@ -61,10 +63,10 @@ func (r *Run) Merge(ctx context.Context, replica int, timeout time.Duration, f f
 	defer r.Release(replica)
 	m := &r.merge
 	seq := m.monitor.slots[replica].entered.Load()
-	m.monitor.Enter(replica, seq, nil)
+	m.monitor.Enter(replica, seq, &m.call)
 	defer m.monitor.Leave(replica, seq, nil)
 	if ctx.Err() != nil {
-		return nil, m.explain(r, replica, seq, context.Cause(ctx), 0)
+		return nil, m.explain(r, replica, seq, endOf(ctx), 0)
 	}
 	last, failure := r.arrive(replica, seq)
 	switch {
@@ -175,7 +177,7 @@ func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64,
 		case <-r.failed:
 			return nil, r.Err()
 		case <-ctx.Done():
-			return nil, m.explain(r, replica, seq, context.Cause(ctx), 0)
+			return nil, m.explain(r, replica, seq, endOf(ctx), 0)
 		case <-expired:
 			if stalled {
 				return nil, m.explain(r, replica, seq, collective.ErrTimeout, timeout)
@@ -186,6 +188,15 @@ func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64,
 			arm()
 		}
 	}
+}
+
+// endOf returns an error that matches both the context's error and its cause.
+func endOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // explain makes what ended a wait the failure of the run.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"errors"
 	"slices"
 	"sync/atomic"
 
@@ -10,14 +11,13 @@ import (
 // Monitor watches the calls of one communicator's local ranks; it implements [collective.Monitor]. Each rank's
 // methods are called by one goroutine at a time.
 type Monitor struct {
-	ledger   *Ledger
-	name     string
-	members  []int // replica by rank, -1: in another process
-	ranks    []int // rank by replica, -1: not a member
-	abort    func(error)
-	slots    []slot
-	isMerge  bool // the rendezvous of merge calls, which is in no list
-	released bool // guarded by the ledger's lock
+	ledger  *Ledger
+	name    string
+	members []int // replica by rank, -1: in another process
+	ranks   []int // rank by replica, -1: not a member
+	abort   func(error)
+	slots   []slot
+	isMerge bool // the rendezvous of merge calls, which is in no list
 }
 
 // inflight is how many calls of one rank can be described in a report. A rank that has started more is watched just as
@@ -26,10 +26,10 @@ const inflight = 8
 
 // slot is what one rank has done. It is written by the rank's calls and read by everybody.
 type slot struct {
-	entered atomic.Uint64 // number of the last call entered, plus 1
-	left    atomic.Uint64 // number of the last call left, plus 1
-	calls   [inflight]atomic.Pointer[collective.Call]
-	parked  *replica // whose mark Unpark clears; used by the goroutine that parks only
+	entered atomic.Uint64                             // how many calls it has entered, in the order of their numbers
+	left    atomic.Uint64                             // how many of these are over, in any order
+	calls   [inflight]atomic.Pointer[collective.Call] // by number, those entered last; nil once over
+	parked  atomic.Pointer[replica]                   // whose mark Unpark clears
 
 	_ [64]byte // the next rank's counts are on another cache line
 }
@@ -60,7 +60,7 @@ func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
 func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	s := &m.slots[rank]
 	s.calls[seq%inflight].Store(nil)
-	s.left.Store(seq + 1)
+	s.left.Add(1)
 	if m.ledger.reporting.Load() {
 		m.ledger.mu.Lock()
 		m.ledger.mu.Unlock() //nolint:staticcheck // only the wait matters
@@ -72,7 +72,7 @@ func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 func (m *Monitor) Park(rank int, seq uint64) error {
 	l := m.ledger
 	s := &m.slots[rank]
-	s.parked = nil
+	s.parked.Store(nil)
 	r := l.current.Load()
 	replica := m.members[rank]
 	if r == nil || replica < 0 {
@@ -90,7 +90,7 @@ func (m *Monitor) Park(rank int, seq uint64) error {
 		failure = r.failLocked(fault{kind: faultBusy, replica: replica, cause: collective.ErrBusy})
 		spread = true
 	default:
-		s.parked = me
+		s.parked.Store(me)
 		failure = r.parkLocked(replica, waiting{m, seq})
 		spread = failure != nil
 	}
@@ -116,9 +116,8 @@ func (r *Run) parkLocked(replica int, w waiting) *StepError {
 
 // Unpark says that rank's goroutine runs again. It takes no lock.
 func (m *Monitor) Unpark(rank int) {
-	if me := m.slots[rank].parked; me != nil {
+	if me := m.slots[rank].parked.Swap(nil); me != nil {
 		me.parked.Store(false)
-		m.slots[rank].parked = nil
 	}
 }
 
@@ -127,6 +126,9 @@ func (m *Monitor) Unpark(rank int) {
 // returns the report alone.
 func (m *Monitor) Explain(rank int, err error) error {
 	f := fault{kind: faultFound, replica: m.members[rank], monitor: m, seq: m.slots[rank].last(), cause: err}
+	if errors.Is(err, collective.ErrBusy) && f.replica >= 0 {
+		f.kind = faultBusy
+	}
 	if r := m.ledger.current.Load(); r != nil {
 		if failure := r.failure.Load(); failure != nil {
 			return failure
@@ -158,31 +160,43 @@ func (m *Monitor) Release() {
 // rank returns the replica's rank in m's communicator, or -1.
 func (m *Monitor) rank(replica int) int { return m.ranks[replica] }
 
-// reset forgets the counts: the communicator that comes counts from 0.
+// reset forgets what was entered: the communicator that comes counts from 0. It is called while no call is in flight, so a
+// communicator that counts on loses nothing either: only calls that are entered from now on matter.
 func (m *Monitor) reset() {
 	for i := range m.slots {
 		s := &m.slots[i]
 		s.entered.Store(0)
-		s.left.Store(0)
 		for j := range s.calls {
 			s.calls[j].Store(nil)
 		}
 	}
 }
 
-// open returns the oldest call that was entered and not left.
+// open returns the oldest call that was entered and is not over, of those entered last.
 func (s *slot) open() (seq uint64, open bool) {
-	left, entered := s.left.Load(), s.entered.Load()
-	return left, left < entered
+	entered := s.entered.Load()
+	for seq := entered - min(entered, inflight); seq < entered; seq++ {
+		if s.calls[seq%inflight].Load() != nil {
+			return seq, true
+		}
+	}
+	return 0, false
 }
 
 // last returns the oldest open call, or the last one entered.
 func (s *slot) last() uint64 {
-	seq, open := s.open()
-	if !open && seq > 0 {
-		seq--
+	if seq, open := s.open(); open {
+		return seq
 	}
-	return seq
+	return max(s.entered.Load(), 1) - 1
+}
+
+// call returns call number seq, or nil if it is over, or too many were entered after it.
+func (s *slot) call(seq uint64) *collective.Call {
+	if entered := s.entered.Load(); seq >= entered || entered-seq > inflight {
+		return nil
+	}
+	return s.calls[seq%inflight].Load()
 }
 
 func errorOrNil(e *StepError) error {

@@ -59,6 +59,7 @@ func (r *Run) report(f fault) *StepError {
 func (l *Ledger) idleReport(f fault) *StepError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.dirty = true
 	return newRun(context.Background(), l, nil).report(f)
 }
 
@@ -85,7 +86,7 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	them := &r.replicas[replica]
 	out.Replica, out.Device, out.State = replica, r.ledger.cfg.Devices[replica], them.state
 	out.Err, out.Panic, out.Stack = them.err, them.value, them.stack
-	out.Calls = r.callsLeft(replica)
+	out.Calls = r.callsLeft(replica) - them.before
 	if them.state.Ended() {
 		out.showStack = them.state.died()
 		if them.state == Returned {
@@ -103,11 +104,12 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 		out.Call, out.Site = describe(f.monitor, f.seq, nil), firstUser(out.Stack)
 		return
 	}
-	call, isMerge := r.callOf(replica, f)
+	w, call := r.callOf(replica, f)
 	out.Call = call
 	if call != nil {
 		out.State = Waiting
-		if isMerge {
+		out.complete = w.complete()
+		if w.monitor.isMerge {
 			out.State = Merging
 			out.executes = r.merge.executing && r.merge.executor == replica
 		}
@@ -115,6 +117,9 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	g := v.goroutine(replica, call != nil && !out.executes, f)
 	if g != nil {
 		out.Goroutine, out.Block = g.ID, g.State
+		if g.Minutes > 0 {
+			out.Block += fmt.Sprintf(", %d minutes", g.Minutes)
+		}
 		out.Other = g.ID != them.goroutine.Load()
 		out.Site = siteOf(g)
 		out.Stack = userPart(g.Frames)
@@ -134,24 +139,34 @@ func (f fault) wantsStacks() bool {
 }
 
 // callOf returns the call that a replica is in: the one that it is parked in, else any that it has entered and not
-// left.
-func (r *Run) callOf(replica int, f fault) (call *CallReport, isMerge bool) {
+// left. The report is nil if it is in none.
+func (r *Run) callOf(replica int, f fault) (waiting, *CallReport) {
 	them := &r.replicas[replica]
-	if them.parked.Load() && !r.merge.executing {
-		return them.wait.call(replica), them.wait.monitor.isMerge
+	w, found := them.wait, them.parked.Load() && !r.merge.executing
+	if !found && f.replica == replica && f.monitor != nil && !f.monitor.isMerge {
+		w, found = waiting{f.monitor, f.seq}, true
 	}
-	if f.replica == replica && f.monitor != nil && !f.monitor.isMerge {
-		w := waiting{f.monitor, f.seq}
-		return w.call(replica), false
+	if !found {
+		w.monitor = r.merge.monitor
+		w.seq, found = w.monitor.slots[replica].open()
 	}
-	if seq, open := r.merge.monitor.slots[replica].open(); open {
-		return describe(r.merge.monitor, seq, nil), true
+	if !found {
+		w.monitor, w.seq, found = r.openCall(replica)
 	}
-	if m, seq, open := r.openCall(replica); open {
-		w := waiting{m, seq}
-		return w.call(replica), false
+	if !found {
+		return w, nil
 	}
-	return nil, false
+	return w, w.call(replica)
+}
+
+// complete reports whether all local members have entered the call.
+func (w waiting) complete() bool {
+	for rank, replica := range w.monitor.members {
+		if replica < 0 || w.monitor.slots[rank].entered.Load() <= w.seq {
+			return false
+		}
+	}
+	return true
 }
 
 // call describes the replica's call in w.
@@ -160,14 +175,10 @@ func (w waiting) call(replica int) *CallReport {
 	if rank < 0 {
 		return describe(w.monitor, w.seq, nil)
 	}
-	s := &w.monitor.slots[rank]
-	if left, entered := s.left.Load(), s.entered.Load(); w.seq < left || w.seq >= entered || entered-w.seq > inflight {
-		return describe(w.monitor, w.seq, nil)
-	}
-	return describe(w.monitor, w.seq, s.calls[w.seq%inflight].Load())
+	return describe(w.monitor, w.seq, w.monitor.slots[rank].call(w.seq))
 }
 
-// callsLeft returns how many calls a replica has finished.
+// callsLeft returns how many calls a replica has finished. The caller holds the lock.
 func (r *Run) callsLeft(replica int) uint64 {
 	n := r.merge.monitor.slots[replica].left.Load()
 	for _, m := range r.ledger.monitors {
@@ -238,24 +249,24 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 }
 
 func (r *Run) reasonBusy(f fault, replicas []ReplicaReport, v *view) string {
-	them := &replicas[f.replica]
-	second := "another"
+	them, name := &replicas[f.replica], r.ledger.name(f.replica)
+	second := "another goroutine"
 	if v.self != nil {
 		if site := siteOf(v.self); site != (Frame{}) {
-			second = "another at " + site.String()
+			second = site.String()
 		}
 	}
 	switch {
 	case r.replicas[f.replica].state.Ended():
-		return fmt.Sprintf("a call for %s, which has returned: %s", r.ledger.name(f.replica), second)
+		return fmt.Sprintf("a goroutine makes a call for %s, which has returned, at %s", name, second)
 	case r.merge.executing && them.State == Merging:
-		return fmt.Sprintf("a call of %s during its %s: inside a merge function only cross-replica calls can be made; "+
-			"it was made at %s", r.ledger.name(f.replica), them.Call.brief(), strings.TrimPrefix(second, "another at "))
+		return fmt.Sprintf("%s makes a call at %s while it is in %s: a merge function makes the calls of "+
+			"cross-replica context only", name, second, them.Call.brief())
 	case them.Call == nil:
-		return fmt.Sprintf("two goroutines make calls for %s at the same time: %s", r.ledger.name(f.replica), second)
+		return fmt.Sprintf("two goroutines make calls for %s at the same time, one of them at %s", name, second)
 	}
-	return fmt.Sprintf("two goroutines make calls for %s at the same time: one is in %s%s, %s",
-		r.ledger.name(f.replica), them.Call.brief(), them.place(" at "), second)
+	return fmt.Sprintf("two goroutines make calls for %s at the same time: one is in %s%s, another comes at %s",
+		name, them.Call.brief(), them.place(" at "), second)
 }
 
 func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
@@ -278,10 +289,36 @@ func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 				w.call(f.replica).brief(), r.absent(f, replicas)),
 			[]error{collective.ErrTimeout, context.DeadlineExceeded}
 	case errors.Is(f.cause, context.Canceled), errors.Is(f.cause, context.DeadlineExceeded):
-		return fmt.Sprintf("%s while %s waited in %s%s", firstLine(f.cause.Error()), name(f.replica),
+		return fmt.Sprintf("%s: %s waited in %s%s", rootText(f.cause), name(f.replica),
 			w.call(f.replica).brief(), r.absent(f, replicas)), nil
 	}
-	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), firstLine(f.cause.Error())), nil
+	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), detail(f.cause)), nil
+}
+
+// rootText returns the text of the innermost error of a chain, without what those around it say of the call.
+func rootText(err error) string {
+	for {
+		inner := errors.Unwrap(err)
+		if e, ok := err.(*collective.Error); ok {
+			inner = e.Err
+		}
+		if inner == nil {
+			return firstLine(err.Error())
+		}
+		err = inner
+	}
+}
+
+// detail returns the text of an error without what the report says of the call anyway.
+func detail(err error) string {
+	e, ok := err.(*collective.Error)
+	switch {
+	case !ok:
+		return firstLine(err.Error())
+	case e.Err == nil:
+		return e.Kind.Error()
+	}
+	return firstLine(fmt.Sprintf("%v: %v", e.Kind, e.Err))
 }
 
 // differing returns a replica whose call of the same number reads differently from that of the one that found it.

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync/atomic"
@@ -24,14 +23,18 @@ type Run struct {
 	merge    rendezvous
 	failure  atomic.Pointer[StepError]
 	failed   chan struct{} // closed when failure is set
+	told     chan struct{} // closed when, after that, all communicators have been aborted
 	ended    chan struct{} // closed when the last replica has ended
 
 	// Guarded by the ledger's lock.
-	running int // replicas that have not ended
+	running int  // replicas that have not ended
+	over    bool // Wait returns: what fails now concerns nobody else
+	aborts  []func(error)
 }
 
 // replica is what the ledger knows of one replica in one run.
 type replica struct {
+	before    uint64        // calls that it had finished when the run began
 	goroutine atomic.Uint64 // the goroutine that is inside Do
 	busy      atomic.Bool   // between Acquire and Release
 	parked    atomic.Bool   // its goroutine blocks in wait; set under the ledger's lock, cleared without
@@ -54,18 +57,23 @@ type waiting struct {
 
 type runKey struct{}
 
+// newRun returns a run that has not begun. The caller holds the lock.
 func newRun(ctx context.Context, l *Ledger, step any) *Run {
 	r := &Run{
 		ledger:   l,
 		step:     step,
 		replicas: make([]replica, l.Replicas()),
 		failed:   make(chan struct{}),
+		told:     make(chan struct{}),
 		ended:    make(chan struct{}),
 		running:  l.Replicas(),
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	r.ctx, r.cancel = context.WithValue(ctx, runKey{}, r), cancel
 	r.merge.init(r)
+	for i := range r.replicas {
+		r.replicas[i].before = r.callsLeft(i)
+	}
 	return r
 }
 
@@ -144,11 +152,18 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	case <-r.failed:
 		abandoned = r.waitGrace()
 	}
-	err = r.Err()
-	r.cancel(nil)
 	l := r.ledger
 	l.mu.Lock()
+	r.over = true
+	err = r.Err()
+	l.mu.Unlock()
+	if err != nil {
+		<-r.told // nothing may abort the communicators that take the place of the old ones
+	}
+	r.cancel(nil)
+	l.mu.Lock()
 	l.current.Store(nil)
+	l.resetLocked()
 	l.mu.Unlock()
 	<-l.turn
 	return abandoned, err
@@ -200,6 +215,7 @@ func (r *Run) end(replica int, e ending) {
 	l.mu.Lock()
 	me := &r.replicas[replica]
 	me.state, me.err, me.value, me.stack = e.state, e.err, e.value, e.stack
+	me.busy.Store(true) // no call may begin any more
 	failure := r.failure.Load()
 	spread := false
 	if failure == nil {
@@ -278,31 +294,24 @@ func (r *Run) fail(f fault) *StepError {
 func (r *Run) failLocked(f fault) *StepError {
 	failure := r.report(f)
 	r.failure.Store(failure)
-	r.ledger.dirty = true
 	close(r.failed)
+	if !r.over {
+		r.ledger.dirty = true
+		for _, m := range r.ledger.monitors {
+			if m.abort != nil {
+				r.aborts = append(r.aborts, m.abort)
+			}
+		}
+	}
 	return failure
 }
 
 // spread ends every wait of the run: those for merge calls have seen the failed channel, those of communicators are
-// aborted, and the user's own code may watch its context.
+// aborted, and the user's own code may watch its context. It is called once, without the lock.
 func (r *Run) spread(failure *StepError) {
 	r.cancel(failure)
-	l := r.ledger
-	l.mu.Lock()
-	aborts := make([]func(error), 0, len(l.monitors))
-	for _, m := range l.monitors {
-		if m.abort != nil {
-			aborts = append(aborts, m.abort)
-		}
-	}
-	l.mu.Unlock()
-	for _, abort := range aborts {
+	for _, abort := range r.aborts {
 		abort(failure)
 	}
-}
-
-// isFailure reports whether err is, or wraps, the failure.
-func isFailure(err error, failure *StepError) bool {
-	var e *StepError
-	return failure != nil && errors.As(err, &e) && e == failure
+	close(r.told)
 }

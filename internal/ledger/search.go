@@ -47,17 +47,11 @@ func (s *searcher) visit(r *Run, replica int) bool {
 		if other < 0 || other == replica {
 			continue
 		}
-		them, slot := &r.replicas[other], &w.monitor.slots[rank]
-		if slot.entered.Load() > w.seq {
-			// It has come. It helps to complete the call, unless it died inside it.
-			if them.state.died() && slot.left.Load() <= w.seq {
-				s.path = append(s.path, hop{replica: other})
-				return true
-			}
-			continue
+		if w.monitor.slots[rank].entered.Load() > w.seq {
+			continue // it has come
 		}
 		switch {
-		case them.state.Ended() || s.seen[other] == onPath:
+		case r.replicas[other].state.Ended() || s.seen[other] == onPath:
 			s.path = append(s.path, hop{replica: other})
 			return true
 		case s.seen[other] == unseen && r.blocked(other) && s.visit(r, other):

@@ -18,7 +18,7 @@ type view struct {
 }
 
 func newView(r *Run) *view {
-	all, _ := stacks.Snapshot()
+	all := stacks.Snapshot()
 	v := &view{run: r, byID: make(map[uint64]*stacks.Goroutine), children: make(map[uint64][]*stacks.Goroutine)}
 	for i := range all {
 		g := &all[i]

@@ -1,6 +1,7 @@
 package stacks
 
 import (
+	"math"
 	"strconv"
 	"strings"
 )
@@ -40,8 +41,6 @@ func (p *parser) line(line string) {
 			p.at.File, p.at.Line = place(line[1:])
 		}
 		p.at = nil
-	case strings.HasPrefix(line, "..."):
-		p.elided(line)
 	default:
 		p.call(line)
 	}
@@ -65,10 +64,7 @@ func header(line string) (Goroutine, bool) {
 		case i == 0:
 			part = strings.TrimSuffix(part, " (scan)")
 			g.State = strings.TrimSuffix(part, " (durable)")
-		case strings.HasPrefix(part, "synctest bubble "):
-			n, _, _ := number(strings.TrimPrefix(part, "synctest bubble "))
-			g.Bubble = int(n)
-		case isNumber && strings.HasPrefix(unit, " minute"):
+		case isNumber && strings.HasPrefix(unit, " minute") && minutes <= math.MaxInt32:
 			g.Minutes = int(minutes)
 		}
 	}
@@ -86,29 +82,13 @@ func (p *parser) call(line string) {
 		return
 	}
 	p.at = nil
-	// Arguments hold no round brackets, a receiver's type may.
+	// Arguments hold no round brackets, a receiver's type may. "...23 frames elided..." is no call.
 	open := strings.LastIndexByte(line, '(')
 	if open <= 0 || !strings.HasSuffix(line, ")") {
 		return
 	}
 	g.Frames = append(g.Frames, Frame{Func: line[:open]})
 	p.at = &g.Frames[len(g.Frames)-1]
-}
-
-// elided reads "...additional frames elided..." and "...23 frames elided...".
-func (p *parser) elided(line string) {
-	p.at = nil
-	g := &p.all[len(p.all)-1]
-	if !strings.HasSuffix(line, "frames elided...") {
-		return
-	}
-	n, _, ok := number(strings.TrimPrefix(line, "..."))
-	switch {
-	case !ok || g.Elided < 0:
-		g.Elided = -1
-	case n < 1<<31 && g.Elided < 1<<31:
-		g.Elided += int(n)
-	}
 }
 
 // place reads "/path/file.go:12 +0x1d fp=0x.. sp=0x.. pc=0x..". The path may hold blanks and colons.

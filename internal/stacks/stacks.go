@@ -20,9 +20,7 @@ type Goroutine struct {
 	ID        uint64  // 0 if unknown
 	State     string  // "running", "chan receive", "select", "sync.Mutex.Lock", "sleep", …
 	Minutes   int     // for how long it has been blocked, in whole minutes
-	Bubble    int     // number of the synctest bubble that it is in, or 0
-	Frames    []Frame // innermost call first
-	Elided    int     // frames that the runtime left out in the middle; -1: some, unknown how many
+	Frames    []Frame // innermost call first; of a very deep stack the runtime leaves out the middle
 	CreatedBy Frame   // the go statement that started it; zero for the main goroutine
 	Creator   uint64  // the goroutine that started it, or 0 if unknown
 }
@@ -47,15 +45,6 @@ func (f Frame) Name() string {
 	return f.Func[pathEnd(f.Func):]
 }
 
-// Package returns the path of the function's package.
-func (f Frame) Package() string {
-	at := pathEnd(f.Func)
-	if dot := strings.IndexByte(f.Func[at:], '.'); dot >= 0 {
-		return f.Func[:at+dot]
-	}
-	return ""
-}
-
 // pathEnd returns where the last element of the package path begins in a function's name. A receiver or type argument
 // may hold slashes of its own, so only what comes before the first bracket counts.
 func pathEnd(name string) int {
@@ -66,15 +55,15 @@ func pathEnd(name string) int {
 	return strings.LastIndexByte(path, '/') + 1
 }
 
-// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax]
-// the last ones are missing and whole is false.
-func Snapshot() (all []Goroutine, whole bool) {
+// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax],
+// the last ones are missing.
+func Snapshot() []Goroutine {
 	for size := 64 << 10; ; size *= 4 {
 		size = min(size, BytesMax)
 		buf := make([]byte, size)
 		n := runtime.Stack(buf, true)
 		if n < size || size == BytesMax {
-			return Parse(string(buf[:n])), n < size
+			return Parse(string(buf[:n]))
 		}
 	}
 }
