@@ -267,7 +267,7 @@ func (c *CollectiveAllReduce) Close() error {
 	}
 	group := c.group
 	c.group = nil
-	return closeAll(group.Local())
+	return group.Close()
 }
 
 // BatchReduce implements [CrossDeviceOps]. Values that have not one component per device, and IndexedSlices, are

@@ -2,7 +2,6 @@ package distribute
 
 import (
 	"context"
-	"errors"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/transport/mem"
@@ -45,12 +44,4 @@ func (g *replicaGroup) rebuild(ctx context.Context) error {
 	return nil
 }
 
-func (g *replicaGroup) close() error { return closeAll(g.comms) }
-
-func closeAll(comms []collective.Communicator) error {
-	var errs []error
-	for _, c := range comms {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
-}
+func (g *replicaGroup) close() error { return g.group.Close() }

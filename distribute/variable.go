@@ -19,6 +19,7 @@ const (
 	Auto Synchronization = iota
 	OnWrite
 	OnRead
+	SynchronizeNone // only where there is one device
 )
 
 // String returns TensorFlow's name: "ON_WRITE".
@@ -30,6 +31,8 @@ func (s Synchronization) String() string {
 		return "ON_WRITE"
 	case OnRead:
 		return "ON_READ"
+	case SynchronizeNone:
+		return "NONE"
 	}
 	return fmt.Sprintf("Synchronization(%d)", uint8(s))
 }
@@ -151,7 +154,9 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 		cfg.Name = "Variable"
 	}
 	switch {
-	case cfg.Synchronization > OnRead:
+	case cfg.Synchronization == SynchronizeNone && !s.oneDevice:
+		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the synchronization for variable: %s", s, cfg.Name)
+	case cfg.Synchronization > SynchronizeNone:
 		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization, cfg.Name)
 	case cfg.Aggregation > AggregateFirst:
 		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation, cfg.Name)

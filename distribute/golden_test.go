@@ -1,0 +1,367 @@
+package distribute_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+)
+
+// goldenCase is one question that TensorFlow was asked, with its answer.
+type goldenCase struct {
+	ID       string
+	Op       string
+	Strategy map[string]any
+	Replicas int
+	Inputs   map[string]any
+	Options  map[string]any
+	Expect   any
+}
+
+// goldenOps lists the operations that the runner knows. Each asks the library what the case asked TensorFlow and
+// returns the fields of the answer, as Go values that [matchAnswer] can compare.
+var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
+	"reduce":               goldenReduce,
+	"reduce_to":            goldenReduceTo,
+	"batch_reduce_to":      goldenBatchReduceTo,
+	"all_reduce":           goldenAllReduce,
+	"broadcast":            goldenBroadcast,
+	"run":                  goldenRunStep,
+	"local_results":        goldenLocalResults,
+	"values_from_function": goldenValuesFromFunction,
+	"regroup":              goldenRegroup,
+	"select_replica":       goldenSelectReplica,
+	"train_loop":           goldenTrainLoop,
+	"canonicalize_device":  goldenCanonicalizeDevice,
+	"var_create":           goldenVarCreate,
+}
+
+// goldenLater lists the operations that are not there yet, which are skipped. A case of an operation that is in neither
+// list is a failure.
+var goldenLater = map[string]string{
+	"all_gather":                  "gathers",
+	"gather":                      "gathers",
+	"all_gather_gradient":         "gradients of collectives",
+	"all_reduce_gradient":         "gradients of collectives",
+	"all_reduce_packs":            "packs in flight",
+	"group_by_size":               "packs in flight",
+	"concat_split_pack":           "packs in flight",
+	"cross_device_reduce":         "CrossDeviceOps called directly",
+	"cross_device_batch_reduce":   "CrossDeviceOps called directly",
+	"cross_device_ctor":           "CrossDeviceOps called directly",
+	"select_cross_device_ops":     "CrossDeviceOps called directly",
+	"collective_timeout":          "CrossDeviceOps called directly",
+	"collective_keys":             "CrossDeviceOps called directly",
+	"communication_options":       "hints",
+	"var_program":                 "scatter, save and restore of variables",
+	"context_query":               "the default strategy",
+	"scenario":                    "the default strategy",
+	"distribute_dataset":          "auto-sharding policies",
+	"distribute_dataset_worker":   "auto-sharding policies",
+	"datasets_from_function":      "datasets from functions",
+	"input_context":               "datasets from functions",
+	"batch_sizes_for_worker":      "several workers",
+	"dist_dataset_reduce":         "auto-sharding policies",
+	"mirrored_init":               "several workers",
+	"device_list":                 "several workers",
+	"cluster_spec_to_device_list": "several workers",
+	"tfconfig_resolver":           "cluster resolvers",
+	"slurm_resolver":              "cluster resolvers",
+	"slurm_expand_hostlist":       "cluster resolvers",
+	"slurm_expand_tasks_per_node": "cluster resolvers",
+	"simple_resolver":             "cluster resolvers",
+	"union_resolver":              "cluster resolvers",
+	"multi_worker_util":           "cluster resolvers",
+	"multi_worker":                "several workers",
+	"mwms_init":                   "several workers",
+}
+
+// goldenLaterStrategies lists the strategies that are not there yet. Operations that belong to no strategy have "Default".
+var goldenLaterStrategies = map[string]string{
+	"CentralStorageStrategy":      "CentralStorageStrategy",
+	"MultiWorkerMirroredStrategy": "MultiWorkerMirroredStrategy",
+}
+
+// goldenNoStrategy lists the operations that need none.
+var goldenNoStrategy = map[string]bool{"broadcast": true, "regroup": true, "canonicalize_device": true}
+
+// goldenExceptions lists the answers of TensorFlow's that are not ours, with the reason. Where TensorFlow refuses or errs
+// and the library is right, the sum is held against a plain one.
+var goldenExceptions = []struct {
+	name, reason string
+	applies      func(c *goldenCase, expect map[string]any) bool
+	check        func(g *goldenRun, answer map[string]any, err error) error
+}{
+	{
+		"hierarchical-odd", "TensorFlow's HierarchicalCopyAllReduce leaves out the last of an odd number of devices",
+		func(c *goldenCase, _ map[string]any) bool {
+			return opsType(c) == "HierarchicalCopyAllReduce" && c.Replicas%2 == 1 && c.Replicas > 1 &&
+				(c.Op == "all_reduce" || c.Op == "batch_reduce_to")
+		},
+		checkPlainSum,
+	},
+	{
+		"collective-dtypes", "TensorFlow's collective kernels lack the small and the unsigned integers",
+		func(c *goldenCase, expect map[string]any) bool {
+			message, _ := expect["error_message"].(string)
+			_, rest, found := strings.Cut(message, "Value for attr 'T' of ")
+			name, _, _ := strings.Cut(rest, " ")
+			return found && c.Op == "all_reduce" && strings.Contains(name, "int")
+		},
+		checkPlainSum,
+	},
+	{
+		"graph-pack", "TensorFlow packs tensors of different dtypes into one in graph mode, and fails",
+		func(c *goldenCase, expect map[string]any) bool {
+			message, _ := expect["error_message"].(string)
+			return c.Options["in_function"] == true && strings.Contains(message, "that don't all match")
+		},
+		checkPlainSum,
+	},
+	{
+		"host-zero", "TensorFlow crashes on the host number 0, whose sum is 0",
+		func(c *goldenCase, expect map[string]any) bool {
+			message, _ := expect["error_message"].(string)
+			return strings.Contains(message, "has no attribute 'shape'") && isScalarZero(c.Inputs["value"])
+		},
+		func(g *goldenRun, answer map[string]any, err error) error {
+			if err != nil {
+				return err
+			}
+			return match("value", json.Number("0"), answer["value"], exact)
+		},
+	},
+}
+
+// goldenExceptionsMax is the share of the cases that may be exceptions.
+const goldenExceptionsMax = 0.03
+
+func TestGolden(t *testing.T) {
+	file := os.Getenv("LOCKSTEP_GOLDEN")
+	if file == "" {
+		file = "testdata/golden.json"
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases, err := parseGolden(text)
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	exceptions := 0
+	for _, c := range cases {
+		t.Run(c.ID, func(t *testing.T) {
+			if testGoldenCase(t, c) {
+				exceptions++
+			}
+		})
+	}
+	if limit := int(goldenExceptionsMax*float64(len(cases))) + 1; exceptions > limit {
+		t.Errorf("%d of %d cases are exceptions: want at most %d", exceptions, len(cases), limit)
+	}
+}
+
+// parseGolden reads a file of cases.
+func parseGolden(text []byte) ([]*goldenCase, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	var cases []*goldenCase
+	if err := d.Decode(&cases); err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, c := range cases {
+		switch {
+		case c == nil || c.ID == "" || c.Op == "":
+			return nil, errors.New("a case without id or op")
+		case seen[c.ID]:
+			return nil, fmt.Errorf("two cases %s", c.ID)
+		}
+		seen[c.ID] = true
+	}
+	return cases, nil
+}
+
+// testGoldenCase asks the library and compares, and reports whether the case is an exception.
+func testGoldenCase(t *testing.T, c *goldenCase) (exception bool) {
+	do, known := goldenOps[c.Op]
+	if !known {
+		if why, later := goldenLater[c.Op]; later {
+			t.Skipf("%s comes with %s", c.Op, why)
+		}
+		t.Fatalf("the runner does not know the operation %q", c.Op)
+	}
+	kind, _ := c.Strategy["type"].(string)
+	if why, later := goldenLaterStrategies[kind]; later {
+		t.Skipf("%s comes with %s", c.Op, why)
+	}
+	if kind == "Default" && !goldenNoStrategy[c.Op] {
+		t.Skipf("%s comes with the default strategy", c.Op)
+	}
+	g := &goldenRun{T: t, c: c}
+	answer, err := do(g)
+	expect, ok := c.Expect.(map[string]any)
+	if !ok {
+		t.Fatalf("expect is a %T", c.Expect)
+	}
+	for _, e := range goldenExceptions {
+		if e.applies(c, expect) {
+			if err := e.check(g, answer, err); err != nil {
+				t.Fatalf("exception %s (%s): %v", e.name, e.reason, err)
+			}
+			t.Logf("exception %s: %s", e.name, e.reason)
+			return true
+		}
+	}
+	if err := matchAnswer(expect, answer, err, g.tolerance()); err != nil {
+		t.Fatal(err)
+	}
+	return false
+}
+
+// matchAnswer compares an answer with TensorFlow's.
+func matchAnswer(expect, answer map[string]any, err error, tol tolerance) error {
+	if want, isError := expect["error_type"].(string); isError {
+		message, _ := expect["error_message"].(string)
+		return matchError(want, message, answer, err)
+	}
+	if err != nil {
+		return fmt.Errorf("got the error: %w", err)
+	}
+	for field, want := range expect {
+		if field == "tolerance" {
+			continue
+		}
+		got, ok := answer[field]
+		if !ok {
+			return fmt.Errorf("the answer has no field %s", field)
+		}
+		if err := match(field, want, got, tol); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errNotInGo marks what a case asks and Go's types rule out: it does not compile.
+var errNotInGo = errors.New("does not compile in Go")
+
+// errorKinds says which kinds of ours stand for TensorFlow's exceptions. Those that come from unguarded Python stand for
+// any error.
+var errorKinds = map[string][]error{
+	"ValueError":            {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
+	"TypeError":             {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
+	"InvalidArgumentError":  {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
+	"KeyError":              {distribute.ErrInvalid},
+	"RuntimeError":          {distribute.ErrContext, distribute.ErrDesync, distribute.ErrMismatch, distribute.ErrInvalid},
+	"NotImplementedError":   {distribute.ErrUnsupported},
+	"DeadlineExceededError": {distribute.ErrTimeout},
+	"AssertionError":        nil,
+	"AttributeError":        nil,
+	"IndexError":            nil,
+}
+
+// keyPhrases lists what is essential in TensorFlow's messages, in lower case, and what stands for it in ours if that is
+// something else.
+var keyPhrases = []struct{ tf, ours string }{
+	{"cannot be reduced with the given reduce op", ""},
+	{"is not in the list of allowed values", ""},
+	{"must have the same size and shape", ""},
+	{"shape mismatch in the collective instance", "the calls differ"},
+	{"was expected to be a", ""},
+	{"invalid reduction dimension", ""},
+	{"duplicate dimension", ""},
+	{"is not a valid reduceop", ""},
+	{"destinations can not be empty", ""},
+	{"destinations must be one of a", ""},
+	{"must be either all on the host or all on the compute devices", ""},
+	{"requires being in cross-replica context", ""},
+	{"mixing different tf.distribute.strategy objects", "mixing different strategies"},
+	{"must be >=0, received", ""},
+	{"is not a valid communicationimplementation", ""},
+	{"`none` variable synchronization mode is not supported", "none variable synchronization mode is not supported"},
+	{"invalid variable synchronization mode", ""},
+	{"invalid variable aggregation mode", ""},
+	{"with aggregation=mean and a non-floating dtype is not supported", ""},
+	{"unknown attribute", ""},
+	{"no duplicates allowed", ""},
+}
+
+// matchError compares an error with TensorFlow's: its kind, and what is essential in its message.
+func matchError(want, message string, answer map[string]any, err error) error {
+	if err == nil {
+		return fmt.Errorf("got %v, want a %s: %s", answer, want, message)
+	}
+	kinds, known := errorKinds[want]
+	if !known {
+		return fmt.Errorf("the runner does not know the exception %s: %s", want, message)
+	}
+	if kinds == nil {
+		return nil
+	}
+	ok := false
+	for _, k := range kinds {
+		ok = ok || errors.Is(err, k)
+	}
+	if !ok {
+		return fmt.Errorf("got an error of another kind than %s: %w", want, err)
+	}
+	if errors.Is(err, errNotInGo) {
+		return nil
+	}
+	text := strings.ToLower(err.Error())
+	for _, p := range keyPhrases {
+		if !strings.Contains(strings.ToLower(message), p.tf) {
+			continue
+		}
+		ours := p.ours
+		if ours == "" {
+			ours = p.tf
+		}
+		if !strings.Contains(text, ours) {
+			return fmt.Errorf("got the error %q, which does not say %q as TensorFlow's does: %s", err, ours, message)
+		}
+	}
+	return nil
+}
+
+// tolerance says how close numbers must be.
+type tolerance struct {
+	exact bool
+	float float64 // relative, of float32; 0: the schema's
+}
+
+var exact = tolerance{exact: true}
+
+// tolerance returns what the schema asks for: sums of two and copies are exact.
+func (g *goldenRun) tolerance() tolerance {
+	op, _ := g.c.Options["reduce_op"].(string)
+	fn, _ := g.c.Options["fn"].(string)
+	tol := tolerance{exact: g.c.Replicas <= 2 && !strings.EqualFold(strings.TrimPrefix(op, "$"), distribute.Mean.String())}
+	if fn == "mean_loss" || fn == "sum_args" {
+		tol.exact = false
+	}
+	if g.c.Op == "train_loop" {
+		tol = tolerance{float: 1e-5}
+	}
+	return tol
+}
+
+func opsType(c *goldenCase) string {
+	ops, _ := c.Strategy["cross_device_ops"].(map[string]any)
+	kind, _ := ops["type"].(string)
+	return kind
+}
+
+func isScalarZero(v any) bool {
+	m, _ := v.(map[string]any)
+	n, _ := m["value"].(json.Number)
+	f, err := n.Float64()
+	return m["kind"] == "scalar" && err == nil && f == 0
+}
