@@ -50,10 +50,13 @@ func (m Memory) Slice(lo, hi int) Memory {
 	if lo < 0 || hi < lo || hi > m.Bytes {
 		panic(fmt.Sprintf("tensor: Slice(%d, %d) of a memory of %d bytes", lo, hi, m.Bytes))
 	}
-	if m.Ptr != nil {
+	m.Bytes = hi - lo
+	switch {
+	case lo == hi:
+		m.Ptr = nil // one past the end may be another's memory
+	case m.Ptr != nil:
 		m.Ptr = unsafe.Add(m.Ptr, lo)
 	}
-	m.Bytes = hi - lo
 	return m
 }
 

@@ -9,9 +9,8 @@ package tensor
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
-	"strconv"
-	"strings"
 	"unsafe"
 )
 
@@ -29,7 +28,8 @@ type Tensor struct {
 	strings []string // the elements if dtype is String
 }
 
-// New returns a tensor of zeros (empty strings, false). It panics if dtype is invalid or a dimension negative.
+// New returns a tensor of zeros (empty strings, false). It panics if dtype is invalid, a dimension negative, or the
+// size no int.
 func New(dtype DType, shape ...int) *Tensor {
 	n := count(shape)
 	t := &Tensor{dtype: dtype, shape: slices.Clone(shape)}
@@ -40,8 +40,9 @@ func New(dtype DType, shape ...int) *Tensor {
 		t.strings = make([]string, n)
 	case n > 0:
 		// uint64 elements align the memory to 8 bytes, which every dtype accepts.
-		words := make([]uint64, (n*dtype.Bytes()+7)/8)
-		t.mem = Memory{Ptr: unsafe.Pointer(unsafe.SliceData(words)), Bytes: n * dtype.Bytes()}
+		bytes := size(dtype, n)
+		words := make([]uint64, (bytes+7)/8)
+		t.mem = Memory{Ptr: unsafe.Pointer(unsafe.SliceData(words)), Bytes: bytes}
 	}
 	return t
 }
@@ -83,7 +84,10 @@ func Strings(data []string, shape ...int) *Tensor {
 // Wrap returns a tensor over mem, which it shares and does not retain. It panics if mem does not hold exactly the
 // elements of the shape.
 func Wrap(mem Memory, dtype DType, shape ...int) *Tensor {
-	if n := count(shape) * dtype.Bytes(); !dtype.Valid() || dtype == String || n != mem.Bytes {
+	if !dtype.Valid() || dtype == String {
+		panic(fmt.Sprintf("tensor: Wrap of memory as %v", dtype))
+	}
+	if n := size(dtype, count(shape)); n != mem.Bytes {
 		panic(fmt.Sprintf("tensor: Wrap of %d bytes as %v%v, which takes %d", mem.Bytes, dtype, shape, n))
 	}
 	return &Tensor{dtype: dtype, shape: slices.Clone(shape), mem: mem}
@@ -259,104 +263,32 @@ func (t *Tensor) float64At(i int) float64 {
 	panic(fmt.Sprintf("tensor: a %v has no number", t.dtype))
 }
 
-// String prints the tensor as TensorFlow does: tf.Tensor([1. 2.], shape=(2,), dtype=float32). Long tensors are
-// shortened.
-func (t *Tensor) String() string {
-	return fmt.Sprintf("tf.Tensor(%s, shape=%s, dtype=%v)", t.Format(), FormatShape(t.shape), t.dtype)
-}
-
-// Format prints the elements as NumPy does: [[1. 2.] [3. 4.]], on one line. At most 3 elements at each end of a
-// dimension of more than 6 are shown.
-func (t *Tensor) Format() string {
-	var b strings.Builder
-	t.format(&b, 0, 0)
-	return b.String()
-}
-
-func (t *Tensor) format(b *strings.Builder, dim, at int) {
-	if dim == len(t.shape) {
-		b.WriteString(t.formatAt(at))
-		return
-	}
-	stride := count(t.shape[dim+1:])
-	b.WriteByte('[')
-	n := t.shape[dim]
-	for i := 0; i < n; i++ {
-		if i > 0 {
-			b.WriteByte(' ')
-		}
-		if n > 6 && i == 3 {
-			b.WriteString("...")
-			i = n - 4
-			continue
-		}
-		t.format(b, dim+1, at+i*stride)
-	}
-	b.WriteByte(']')
-}
-
-func (t *Tensor) formatAt(i int) string {
-	switch {
-	case t.mem.Kind == Device:
-		return "?"
-	case t.dtype == String:
-		return "b" + strconv.Quote(t.strings[i])
-	case t.dtype == Bool:
-		if t.float64At(i) != 0 {
-			return "True"
-		}
-		return "False"
-	case t.dtype == Int64:
-		return strconv.FormatInt(Data[int64](t)[i], 10)
-	case t.dtype == Uint64:
-		return strconv.FormatUint(Data[uint64](t)[i], 10)
-	case t.dtype.IsInteger():
-		return strconv.FormatFloat(t.float64At(i), 'f', -1, 64)
-	}
-	bits := 32
-	if t.dtype == Float64 {
-		bits = 64
-	}
-	s := strconv.FormatFloat(t.float64At(i), 'g', -1, bits)
-	switch s {
-	case "NaN":
-		return "nan"
-	case "+Inf":
-		return "inf"
-	case "-Inf":
-		return "-inf"
-	}
-	if !strings.ContainsAny(s, ".e") {
-		s += "."
-	}
-	return s
-}
-
-// FormatShape prints a shape as Python prints a tuple: (), (3,), (2, 3).
-func FormatShape(shape []int) string {
-	var b strings.Builder
-	b.WriteByte('(')
-	for i, d := range shape {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(strconv.Itoa(d))
-	}
-	if len(shape) == 1 {
-		b.WriteByte(',')
-	}
-	b.WriteByte(')')
-	return b.String()
-}
-
-// count returns the number of elements of a shape and panics if a dimension is negative.
+// count returns the number of elements of a shape. It panics if a dimension is negative, or if the product of those that
+// are not 0 is no int.
 func count(shape []int) int {
-	n := 1
+	n, empty := 1, false
 	for _, d := range shape {
-		if d < 0 {
+		switch {
+		case d < 0:
 			panic(fmt.Sprintf("tensor: negative dimension in shape %v", shape))
+		case d == 0:
+			empty = true
+		case n > math.MaxInt/d:
+			panic(fmt.Sprintf("tensor: shape %v holds more elements than can be addressed", shape))
+		default:
+			n *= d
 		}
-		n *= d
+	}
+	if empty {
+		return 0
 	}
 	return n
+}
+
+// size returns the number of bytes of n elements. It panics if that is no int.
+func size(dtype DType, n int) int {
+	if b := dtype.Bytes(); b > 0 && n > (math.MaxInt-7)/b {
+		panic(fmt.Sprintf("tensor: %d elements of %v are more bytes than can be addressed", n, dtype))
+	}
+	return n * dtype.Bytes()
 }
