@@ -29,6 +29,7 @@ type executor struct {
 	sent   []uint32 // frames by receiver, since the beginning
 	got    []uint32 // frames by sender
 
+	behind   []int // early: the ranks that have not entered
 	scratch  *kernel.Scratch
 	src, dst []unsafe.Pointer // Combine: the sources by rank, the distinct destinations
 	stage    buffer           // the result, where Dst may be shared by ranks that exchange messages
@@ -278,7 +279,8 @@ func (m *member) early() error {
 	if m.marker == nil || m.wait.mark != 0 || m.wait.to >= 0 || m.wait.from >= 0 {
 		return nil
 	}
-	behind := m.marker.Behind(0, nil)
+	m.behind = m.marker.Behind(0, m.behind[:0])
+	behind := m.behind
 	for peer := range m.team.size {
 		if !slices.Contains(behind, peer) && m.marker.Peer(peer).Header != m.header {
 			return m.mismatch(func(r int) bool { return !slices.Contains(behind, r) })
