@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -101,12 +102,12 @@ func (s *stacker) add(e Element, at, n int) error {
 		for k, t := range s.in {
 			s.out[k] = tensor.New(t.DType(), append([]int{n}, t.Shape()...)...)
 		}
-	} else if !sameStructure(s.like, e) {
-		return fmt.Errorf("data: Batch: element %d is a %T of another structure than element %d, a %T", at, e, at-s.rows, s.like)
+	} else if err := checkStructure(s.like, e); err != nil {
+		return fmt.Errorf("data: Batch: element %d, a %T, has another structure than element %d, a %T: %w", at, e, at-s.rows, s.like, err)
 	}
 	for k, t := range s.in {
 		out := s.out[k]
-		if out.DType() != t.DType() || !sameShape(out.Shape()[1:], t.Shape()) {
+		if out.DType() != t.DType() || !slices.Equal(out.Shape()[1:], t.Shape()) {
 			return fmt.Errorf("data: Batch: tensor %d of element %d is %v%s, of element %d %v%s: they must agree", k, at,
 				t.DType(), tensor.FormatShape(t.Shape()), at-s.rows, out.DType(), tensor.FormatShape(out.Shape()[1:]))
 		}
@@ -128,16 +129,4 @@ func (s *stacker) take() Element {
 	e := rebuild(s.like, s.out)
 	*s = stacker{in: s.in}
 	return e
-}
-
-func sameShape(a, b []int) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }

@@ -39,8 +39,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Element is what a dataset yields: a *tensor.Tensor, a [Batch], or a []any, []*tensor.Tensor or map[string]any of
-// elements. After Batch every tensor's first dimension counts examples.
+// Element is what a dataset yields: a nest of *tensor.Tensor, such as a [Batch], a map[string]*tensor.Tensor, or a struct
+// of one's own with tensors in its exported fields. A nil tensor is an optional field not used. After Batch every
+// tensor's first dimension counts examples.
 type Element = any
 
 // Dataset is a sequence of elements that can be read several times, also at the same time.

@@ -2,106 +2,87 @@ package data
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// leaves appends the tensors of e to dst: maps by key, a Batch as inputs, labels, weights.
+// leaves appends the tensors of e to dst, in the order of a nest. A nil *tensor.Tensor is none: an optional field that is
+// not used.
 func leaves(dst []*tensor.Tensor, e Element) ([]*tensor.Tensor, error) {
-	var err error
-	switch e := e.(type) {
+	switch e := e.(type) { // what most datasets are made of, without reflection
 	case *tensor.Tensor:
 		if e == nil {
-			return dst, fmt.Errorf("data: a nil *tensor.Tensor in an element")
+			return dst, nil
 		}
 		return append(dst, e), nil
 	case Batch:
-		dst = append(append(dst, e.Inputs...), e.Labels...)
-		if e.Weights != nil {
-			dst = append(dst, e.Weights)
-		}
-		if slices.Contains(dst, nil) {
-			return dst, fmt.Errorf("data: a nil *tensor.Tensor in a data.Batch")
-		}
-		return dst, nil
-	case []*tensor.Tensor:
-		if slices.Contains(e, nil) {
-			return dst, fmt.Errorf("data: a nil *tensor.Tensor in an element")
-		}
-		return append(dst, e...), nil
-	case []any:
-		for _, x := range e {
-			if dst, err = leaves(dst, x); err != nil {
-				return dst, err
-			}
-		}
-		return dst, nil
-	case map[string]any:
-		for _, k := range slices.Sorted(maps.Keys(e)) {
-			if dst, err = leaves(dst, e[k]); err != nil {
-				return dst, err
+		for _, ts := range [...][]*tensor.Tensor{e.Inputs, e.Labels, {e.Weights}} {
+			for _, t := range ts {
+				if t != nil {
+					dst = append(dst, t)
+				}
 			}
 		}
 		return dst, nil
 	}
-	return dst, fmt.Errorf("data: an element of type %T: want *tensor.Tensor, data.Batch, or a []any, []*tensor.Tensor or map[string]any of them", e)
+	for _, leaf := range tensor.Flatten(e) {
+		t, ok := leaf.(*tensor.Tensor)
+		if !ok {
+			return dst, fmt.Errorf("data: an element of type %T holds a %T: want *tensor.Tensor, data.Batch, or a nest of tensors", e, leaf)
+		}
+		if t != nil {
+			dst = append(dst, t)
+		}
+	}
+	return dst, nil
 }
 
-// rebuild returns an element of the structure of like whose tensors are ts, by the order of leaves. ts has exactly as
-// many as like.
+// rebuild returns an element of the structure of like, whose leaves are tensors, with the tensors ts in their places.
 func rebuild(like Element, ts []*tensor.Tensor) Element {
-	e, _ := rebuildPart(like, ts)
-	return e
-}
-
-func rebuildPart(like Element, ts []*tensor.Tensor) (Element, []*tensor.Tensor) {
+	next := func(old *tensor.Tensor) *tensor.Tensor {
+		if old == nil {
+			return nil
+		}
+		t := ts[0]
+		ts = ts[1:]
+		return t
+	}
 	switch like := like.(type) {
+	case *tensor.Tensor:
+		return next(like)
 	case Batch:
-		var b Batch
-		b.Inputs, ts = slices.Clone(ts[:len(like.Inputs)]), ts[len(like.Inputs):]
-		b.Labels, ts = slices.Clone(ts[:len(like.Labels)]), ts[len(like.Labels):]
-		if like.Weights != nil {
-			b.Weights, ts = ts[0], ts[1:]
+		out := Batch{Inputs: slices.Clone(like.Inputs), Labels: slices.Clone(like.Labels)}
+		for i, t := range like.Inputs {
+			out.Inputs[i] = next(t)
 		}
-		return b, ts
-	case []*tensor.Tensor:
-		return slices.Clone(ts[:len(like)]), ts[len(like):]
-	case []any:
-		out := make([]any, len(like))
-		for i := range like {
-			out[i], ts = rebuildPart(like[i], ts)
+		for i, t := range like.Labels {
+			out.Labels[i] = next(t)
 		}
-		return out, ts
-	case map[string]any:
-		out := make(map[string]any, len(like))
-		for _, k := range slices.Sorted(maps.Keys(like)) {
-			out[k], ts = rebuildPart(like[k], ts)
-		}
-		return out, ts
+		out.Weights = next(like.Weights)
+		return out
 	}
-	return ts[0], ts[1:]
+	out, err := tensor.Map(like, func(leaf any) (any, error) { return next(leaf.(*tensor.Tensor)), nil })
+	if err != nil { // a tensor fits where a tensor was
+		panic(fmt.Sprintf("data: %T: %v", like, err))
+	}
+	return out
 }
 
-// sameStructure reports whether a and b nest their tensors alike.
-func sameStructure(a, b Element) bool {
-	switch a := a.(type) {
-	case *tensor.Tensor:
-		_, ok := b.(*tensor.Tensor)
-		return ok
-	case Batch:
-		b, ok := b.(Batch)
-		return ok && len(a.Inputs) == len(b.Inputs) && len(a.Labels) == len(b.Labels) && (a.Weights == nil) == (b.Weights == nil)
-	case []*tensor.Tensor:
-		b, ok := b.([]*tensor.Tensor)
-		return ok && len(a) == len(b)
-	case []any:
-		b, ok := b.([]any)
-		return ok && slices.EqualFunc(a, b, sameStructure)
-	case map[string]any:
-		b, ok := b.(map[string]any)
-		return ok && maps.EqualFunc(a, b, sameStructure)
+// checkStructure returns an error if b nests its tensors otherwise than a does.
+func checkStructure(a, b Element) error {
+	if _, ok := a.(*tensor.Tensor); ok {
+		if _, ok = b.(*tensor.Tensor); ok {
+			return nil
+		}
 	}
-	return false
+	_, err := tensor.Zip(func(path string, pair []any) (any, error) {
+		t, _ := pair[0].(*tensor.Tensor)
+		u, _ := pair[1].(*tensor.Tensor)
+		if (t == nil) != (u == nil) {
+			return nil, fmt.Errorf("%s is a tensor in one of them only", path)
+		}
+		return nil, nil
+	}, nil, a, b)
+	return err
 }

@@ -1,0 +1,90 @@
+package data
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+)
+
+// The framing of TFRecord files (tensorflow/core/lib/io/record_writer.h), all little-endian: uint64 length, uint32 masked
+// CRC-32C of those 8 bytes, the record, uint32 masked CRC-32C of the record.
+const (
+	recordHeadBytes = 12
+	recordFootBytes = 4
+)
+
+// recordBytesMax bounds a record: TensorFlow's own records are protocol buffers, which end at 2 GiB.
+const recordBytesMax = math.MaxInt32
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// maskedCRC is the checksum of b as TensorFlow writes it: rotated and moved, so that a checksum of data that holds
+// checksums stays a good one.
+func maskedCRC(b []byte) uint32 {
+	crc := crc32.Checksum(b, castagnoli)
+	return (crc>>15 | crc<<17) + 0xa282ead8
+}
+
+// AppendTFRecord appends record to dst as a TFRecord file frames it.
+func AppendTFRecord(dst, record []byte) []byte {
+	at := len(dst)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(len(record)))
+	dst = binary.LittleEndian.AppendUint32(dst, maskedCRC(dst[at:]))
+	dst = append(dst, record...)
+	return binary.LittleEndian.AppendUint32(dst, maskedCRC(record))
+}
+
+// TFRecords makes a pipeline of the records of TFRecord files, one after the other, gzipped or not: each a string scalar,
+// whose meaning (mostly a tf.train.Example) is left to Map. The files are opened as they are read. Both checksums of every
+// record are checked: a damaged or truncated file gives a *[FormatError].
+func TFRecords(names ...string) Pipeline {
+	return fromFiles("TFRecord", names, func(s *source, yield func(Element, error) bool) bool {
+		for {
+			record, err := s.record()
+			if err == io.EOF {
+				return true
+			}
+			if err != nil {
+				yield(nil, err)
+				return false
+			}
+			if !yield(stringScalar(string(record)), nil) {
+				return false
+			}
+		}
+	})
+}
+
+// record reads the next record. At the end of the file it returns io.EOF.
+func (s *source) record() ([]byte, error) {
+	start := s.offset
+	if _, err := s.r.Peek(1); err == io.EOF {
+		return nil, io.EOF
+	}
+	var head [recordHeadBytes]byte
+	if err := s.full(head[:], "a record's length and its checksum"); err != nil {
+		return nil, err
+	}
+	if got, want := maskedCRC(head[:8]), binary.LittleEndian.Uint32(head[8:]); got != want {
+		return nil, s.wrong(start, fmt.Errorf("the length of the record has checksum %08x, the file says %08x: corrupt, or no TFRecord file", got, want))
+	}
+	n := binary.LittleEndian.Uint64(head[:])
+	if n > recordBytesMax {
+		return nil, s.wrong(start, fmt.Errorf("a record of %d bytes: at most %d expected", n, recordBytesMax))
+	}
+	record, err := s.bytes(int64(n), "a record")
+	if err != nil {
+		return nil, err
+	}
+	var foot [recordFootBytes]byte
+	at := s.offset
+	if err := s.full(foot[:], "a record's checksum"); err != nil {
+		return nil, err
+	}
+	if got, want := maskedCRC(record), binary.LittleEndian.Uint32(foot[:]); got != want {
+		return nil, s.wrong(at, fmt.Errorf("the record of %d bytes has checksum %08x, the file says %08x: corrupt", n, got, want))
+	}
+	return record, nil
+}
