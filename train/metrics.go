@@ -7,9 +7,9 @@ import (
 
 // Result is loss and metrics over examples, combined over all replicas by example and weight.
 type Result struct {
-	Loss     float64            `json:"loss"` // mean; NaN over no examples
-	Metrics  map[string]float64 `json:"metrics"`
-	Examples int64              `json:"examples"`
+	Loss     float64 // mean; NaN over no examples
+	Metrics  map[string]float64
+	Examples int64
 }
 
 // names returns the metrics' names, sorted.

@@ -9,12 +9,12 @@ import (
 // Speed is measured over the steps after the first of a Fit, which warms everything up (over that one if there is no other).
 // Its time is the steps' own, with the wait for their batches, without validation and callbacks.
 type Speed struct {
-	Steps             int           `json:"steps"`
-	Examples          int64         `json:"examples"`
-	Duration          time.Duration `json:"nanoseconds"`
-	ExamplesPerSecond float64       `json:"examples_per_second"`
-	ReduceShare       float64       `json:"reduce_share"` // of the replicas' time, spent in moving and adding
-	WaitShare         float64       `json:"wait_share"`   // of the replicas' time, spent in waiting for other replicas
+	Steps             int
+	Examples          int64
+	Duration          time.Duration
+	ExamplesPerSecond float64
+	ReduceShare       float64 // of the replicas' time, spent in moving and adding
+	WaitShare         float64 // of the replicas' time, spent in waiting for other replicas
 }
 
 // stopwatch adds up steps for a Speed.

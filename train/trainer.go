@@ -65,10 +65,6 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	if err != nil {
 		return nil, fmt.Errorf("train: compiling the model: %w", err)
 	}
-	if err := checkVariables(program.Variables()); err != nil {
-		program.Close()
-		return nil, err
-	}
 	t := &Trainer{strategy: s, program: program, config: cfg, metrics: program.Metrics(), variables: program.Variables()}
 	t.packs = packsOf(program)
 	for replica := range n {
@@ -102,16 +98,6 @@ func (c *Config) validate() error {
 	for _, f := range slices.Concat(c.Inputs, c.Labels) {
 		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {
 			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension", f.DType, tensor.FormatShape(f.Shape))
-		}
-	}
-	return nil
-}
-
-// checkVariables refuses what has no mean.
-func checkVariables(variables []engine.Variable) error {
-	for _, v := range variables {
-		if v.Role == engine.Average && !v.DType.IsFloat() {
-			return fmt.Errorf("train: the model changes the variable %s of type %v in its forward pass, and replicas' values of it can only be combined by their mean: want a floating-point type", v.Name, v.DType)
 		}
 	}
 	return nil

@@ -21,20 +21,20 @@ type Weight struct {
 	Value *tensor.Tensor
 }
 
-// Weights returns the model's weights, sorted by name: parameters, and averages combined over replicas by their mean, as TensorFlow
-// saves sync-on-read variables. The optimizer's slots are left out. The tensors are copies.
+// Weights returns the model's weights, sorted by name: all variables but the optimizer's slots. Averages are combined over replicas
+// by their mean, as TensorFlow saves sync-on-read variables. The tensors are copies.
 func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 	var out []Weight
 	for i, v := range t.variables {
 		var value *tensor.Tensor
 		var err error
-		switch v.Role {
-		case engine.Parameter:
-			value, err = t.program.Read(0, i)
-		case engine.Average:
-			value, err = t.readMean(ctx, i)
-		default:
+		switch {
+		case v.Role == engine.Slot:
 			continue
+		case v.Role == engine.Average && v.DType.IsFloat():
+			value, err = t.readMean(ctx, i)
+		default: // an average that is no float is a counter, which every replica counts alike
+			value, err = t.program.Read(0, i)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
@@ -64,8 +64,8 @@ func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, e
 	return mean.(*tensor.Tensor), nil
 }
 
-// SetWeights sets variables on every replica to the values given, as [Trainer.Weights] returned them. Every parameter and
-// average must be there once, and nothing else; the optimizer's slots keep their values. On error nothing was changed, unless
+// SetWeights sets variables on every replica to the values given, as [Trainer.Weights] returned them. Every variable but
+// the optimizer's slots, which keep their values, must be there once, and nothing else. On error nothing was changed, unless
 // the engine itself failed.
 func (t *Trainer) SetWeights(weights []Weight) error {
 	byName := make(map[string]*tensor.Tensor, len(weights))

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// benchTrainFlags are the flags of lockstep bench train.
+type benchTrainFlags struct {
+	model, engine, plugin, format string
+	replicas, globalBatch         int
+}
+
+// How training is measured, as the other libraries' scripts do it: one round to warm up, then the median of the others.
+const (
+	benchRounds       = 7
+	benchSteps        = 20 // of a round
+	benchLearningRate = 0.01
+)
+
+var benchShape = []int{28, 28, 1} // MNIST's
+
+func newBenchTrain() *cobra.Command {
+	var o benchTrainFlags
+	cmd := &cobra.Command{
+		Use:   "train",
+		Short: "Measure training steps in images per second",
+		Long: fmt.Sprintf(`Train measures whole training steps (SGD) on random images of MNIST's shape that
+are in memory already: %d steps to warm up, then the median of %d rounds of %d
+steps:
+
+  lockstep model=mlp replicas=2 global_batch=128 images/s=12345`, benchSteps, benchRounds, benchSteps),
+		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
+  lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
+			return runBenchTrain(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.model, "model", "mlp", "model: "+names(modelsByName))
+	f.IntVar(&o.replicas, "replicas", runtime.GOMAXPROCS(0), "number of replicas")
+	f.IntVar(&o.globalBatch, "global-batch", 128, "examples of a step, over all replicas")
+	f.StringVar(&o.engine, "engine", "go", "what computes: "+oneOf(gomlx.Names))
+	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
+	f.StringVar(&o.format, "format", "plain", "plain: one line for other programs; table")
+	return cmd
+}
+
+func (o *benchTrainFlags) check() error {
+	switch {
+	case modelsByName[o.model] == nil:
+		return usagef("--model %s: want %s", o.model, oneOf(sorted(modelsByName)))
+	case o.replicas < 1:
+		return usagef("--replicas %d: want at least 1", o.replicas)
+	case o.globalBatch < 1:
+		return usagef("--global-batch %d: want at least 1", o.globalBatch)
+	case !slices.Contains(gomlx.Names, o.engine):
+		return usagef("--engine %s: want %s", o.engine, oneOf(gomlx.Names))
+	case o.engine != "xla" && o.plugin != "":
+		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
+	case o.format != "plain" && o.format != "table":
+		return usagef("--format %s: want plain or table", o.format)
+	}
+	return nil
+}
+
+func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags) (err error) {
+	tuneGC()
+	in := catchInterrupts(ctx)
+	defer in.close()
+	const classes = 10
+	m := newClassifier(o.model, benchShape, classes, optimizers["sgd"].make(benchLearningRate))
+	m.Metrics = nil
+	s, err := openSession(in, sessionConfig{
+		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas, globalBatch: o.globalBatch, seed: 1, shape: benchShape,
+	}, m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	var rates []float64
+	var start time.Time
+	history, err := s.trainer.Fit(ctx, data.FromTensors(randomImages(o.globalBatch, classes)).Batch(o.globalBatch), train.FitConfig{
+		Epochs: 1 + benchRounds, StepsPerEpoch: benchSteps,
+		Callbacks: []train.Callback{in.callback(), {
+			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
+			OnEpochEnd: func(_ context.Context, e train.Epoch) error {
+				if e.Epoch > 0 {
+					rates = append(rates, float64(e.Examples)/time.Since(start).Seconds())
+				}
+				return nil
+			},
+		}},
+	})
+	switch {
+	case err != nil:
+		return err
+	case history.Stopped:
+		return errInterrupted
+	}
+	slices.Sort(rates)
+	rate := rates[len(rates)/2]
+	if o.format == "plain" {
+		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f\n", o.model, o.replicas, o.globalBatch, rate)
+		return err
+	}
+	_, err = fmt.Fprintf(out, `model         %s
+strategy      %v
+global batch  %d
+engine        %s; %s
+images/s      %.0f (%.0f to %.0f)
+reducing      %.1f %% of a step
+waiting       %.1f %% of a step, for other replicas
+`, o.model, s.strategy, o.globalBatch, s.engine.Description(), instructions(), rate, rates[0], rates[len(rates)-1],
+		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare)
+	return err
+}
+
+// randomImages returns n images of noise with random labels.
+func randomImages(n, classes int) data.Batch {
+	r := rand.New(rand.NewPCG(1, 2))
+	images := tensor.New(tensor.Float32, append([]int{n}, benchShape...)...)
+	for i, pixels := 0, tensor.Data[float32](images); i < len(pixels); i++ {
+		pixels[i] = float32(r.NormFloat64())
+	}
+	labels := tensor.New(tensor.Int32, n)
+	for i, label := 0, tensor.Data[int32](labels); i < len(label); i++ {
+		label[i] = r.Int32N(int32(classes))
+	}
+	return data.Batch{Inputs: []*tensor.Tensor{images}, Labels: []*tensor.Tensor{labels}}
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bufio"
+	"math"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/cpu"
+)
+
+// instructions names the vector instructions that the processor has and whether this build uses them.
+func instructions() string {
+	var has string
+	switch {
+	case runtime.GOARCH == "arm64":
+		has = "NEON"
+	case cpu.X86.HasAVX512F:
+		has = "AVX-512"
+	case cpu.X86.HasAVX2:
+		has = "AVX2"
+	default:
+		has = "no AVX2"
+	}
+	if withSIMD {
+		return "simd (" + has + ")"
+	}
+	return "without simd (the processor has " + has + ")"
+}
+
+// simdHint is what to say to somebody whose build is several times slower than it need be, or empty.
+func simdHint(engine string) string {
+	if withSIMD || engine != "go" || runtime.GOARCH != "amd64" || !cpu.X86.HasAVX2 {
+		return ""
+	}
+	return "built without simd: put GOEXPERIMENT=simd before go run or go build, and it runs several times faster"
+}
+
+const (
+	gcPercent      = 400
+	memoryShare    = 2       // at most 1/memoryShare of the machine's memory
+	memoryFallback = 4 << 30 // bytes, where the machine does not say
+)
+
+// tuneGC makes the garbage collector run less often, because the outputs of every step are garbage by the next. The memory
+// limit keeps that from being dear on a small machine. GOGC and GOMEMLIMIT win.
+func tuneGC() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		limit := int64(memoryFallback)
+		if total := memoryBytes(); total > 0 {
+			limit = total / memoryShare
+		}
+		debug.SetMemoryLimit(limit)
+	}
+}
+
+// memoryBytes returns the memory that this process may use, or 0 if nobody says.
+func memoryBytes() int64 {
+	least := int64(math.MaxInt64)
+	if text, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
+			least = n
+		}
+	}
+	if f, err := os.Open("/proc/meminfo"); err == nil {
+		defer f.Close()
+		for s := bufio.NewScanner(f); s.Scan(); {
+			fields := strings.Fields(s.Text()) // MemTotal: 16384 kB
+			if len(fields) >= 2 && fields[0] == "MemTotal:" {
+				if kb, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
+					least = min(least, kb<<10)
+				}
+			}
+		}
+	}
+	if least == math.MaxInt64 {
+		return 0
+	}
+	return least
+}

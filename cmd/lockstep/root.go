@@ -1,0 +1,71 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitError       = 1   // something went wrong
+	exitUsage       = 2   // the command line is wrong
+	exitInterrupted = 130 // Ctrl-C or SIGTERM, as shells say it
+)
+
+// run runs the command line and returns the exit code.
+func run(args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	began := false // an error before a command begins is one of the command line
+	root.PersistentPreRun = func(*cobra.Command, []string) { began = true }
+	cmd, err := root.ExecuteC()
+	var usage *usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errInterrupted):
+		return exitInterrupted
+	case began && !errors.As(err, &usage):
+		fmt.Fprintf(os.Stderr, "lockstep: %v\n", err)
+		return exitError
+	}
+	fmt.Fprintf(os.Stderr, "lockstep: %v\nRun '%s --help' for usage.\n", err, cmd.CommandPath())
+	return exitUsage
+}
+
+// errInterrupted is returned by a command that the user has stopped, after it has said so.
+var errInterrupted = errors.New("interrupted")
+
+// usageError is a mistake in the command line that only the command itself can see.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "lockstep",
+		Short: "Synchronous data-parallel training",
+		Long: `Lockstep trains one model on several replicas, which meet after every step in
+a sum of their gradients.
+
+Exit codes: 0 done, 1 an error, 2 a mistake in the command line, 130 stopped by
+Ctrl-C.`,
+		Example: `  lockstep train
+  lockstep train --data mnist --data-dir DIR --model mlp --epochs 3
+  lockstep bench allreduce --ranks 2`,
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetErrPrefix("lockstep:")
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newTrain(), newBench(), newVersion())
+	return root
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// summary is what --summary writes. Fields may be added.
+type summary struct {
+	Version         string   `json:"version"`
+	Data            string   `json:"data"`
+	Model           string   `json:"model"`
+	Engine          string   `json:"engine"`
+	SIMD            bool     `json:"simd"`
+	Strategy        string   `json:"strategy"`
+	Devices         []string `json:"devices"`
+	Replicas        int      `json:"replicas"`
+	GlobalBatch     int      `json:"global_batch"`
+	Optimizer       string   `json:"optimizer"`
+	LearningRate    float64  `json:"learning_rate"`
+	Seed            int64    `json:"seed"`
+	Epochs          int      `json:"epochs"` // begun
+	Steps           int      `json:"steps"`
+	Interrupted     bool     `json:"interrupted"`
+	TrainLoss       number   `json:"train_loss"` // of the last epoch
+	TrainAccuracy   number   `json:"train_accuracy"`
+	TestAccuracy    number   `json:"test_accuracy"` // null: interrupted
+	TestLoss        number   `json:"test_loss"`
+	ImagesPerSecond number   `json:"images_per_second"`
+	ReduceShare     number   `json:"reduce_share"`
+	WaitShare       number   `json:"wait_share"`
+	Seconds         number   `json:"seconds"` // of training, without validation and evaluation
+	WeightsHash     string   `json:"weights_hash"`
+}
+
+// number is a float64 that JSON can hold: null stands for what is not finite.
+type number float64
+
+// MarshalJSON implements json.Marshaler.
+func (n number) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(float64(n)) || math.IsInf(float64(n), 0) {
+		return []byte("null"), nil
+	}
+	return strconv.AppendFloat(nil, float64(n), 'g', -1, 64), nil
+}
+
+func (r *trainRun) summarise() summary {
+	s := summary{
+		Version: version(), Data: r.data, Model: r.model, Engine: r.session.engine.Name(), SIMD: withSIMD,
+		Strategy: r.trainFlags.strategy, Devices: r.session.strategy.Devices(), Replicas: r.session.strategy.NumReplicasInSync(),
+		GlobalBatch: r.batch, Optimizer: r.optimizer, LearningRate: r.learningRate, Seed: r.seed,
+		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.in.asked.Load(),
+		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()), TestLoss: number(math.NaN()),
+		ImagesPerSecond: number(r.history.Speed.ExamplesPerSecond),
+		ReduceShare:     number(r.history.Speed.ReduceShare), WaitShare: number(r.history.Speed.WaitShare),
+		Seconds: number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights),
+	}
+	if n := len(r.history.Epochs); n > 0 {
+		last := r.history.Epochs[n-1]
+		s.TrainLoss, s.TrainAccuracy = number(last.Loss), number(last.Metrics["accuracy"])
+	}
+	if r.test != nil {
+		s.TestLoss, s.TestAccuracy = number(r.test.Loss), number(r.test.Metrics["accuracy"])
+	}
+	return s
+}
+
+// write writes what --summary and --out ask for.
+func (r *trainRun) write() error {
+	if r.summary != "" {
+		if err := r.writeJSON("summary", r.summary, r.summarise()); err != nil {
+			return err
+		}
+	}
+	if dir := r.trainFlags.out; dir != "" {
+		if err := r.writeWeights(filepath.Join(dir, "weights.safetensors")); err != nil {
+			return err
+		}
+		if err := r.writeJSON("history", filepath.Join(dir, "history.json"), historyTable(r.history)); err != nil {
+			return err
+		}
+		if err := r.writeJSON("summary", filepath.Join(dir, "summary.json"), r.summarise()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *trainRun) writeWeights(file string) error {
+	tensors := make([]checkpoint.Tensor, len(r.weights))
+	for i, w := range r.weights {
+		tensors[i] = checkpoint.Tensor(w)
+	}
+	metadata := map[string]string{"program": "lockstep " + version(), "model": r.model, "data": r.data}
+	if err := checkpoint.Save(file, tensors, metadata); err != nil {
+		return fmt.Errorf("writing weights: %w", err)
+	}
+	r.written = append(r.written, [2]string{"weights", file})
+	return nil
+}
+
+func (r *trainRun) writeJSON(what, file string, v any) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err == nil {
+		err = os.WriteFile(file, append(text, '\n'), 0o666)
+	}
+	if err != nil {
+		return fmt.Errorf("writing the %s: %w", what, err)
+	}
+	r.written = append(r.written, [2]string{what, file})
+	return nil
+}
+
+// historyTable returns a history as Keras' History.history: a list per loss and metric, an element per epoch.
+func historyTable(h *train.History) map[string][]number {
+	table := map[string][]number{}
+	add := func(prefix string, r train.Result) {
+		table[prefix+"loss"] = append(table[prefix+"loss"], number(r.Loss))
+		for name, x := range r.Metrics {
+			table[prefix+name] = append(table[prefix+name], number(x))
+		}
+	}
+	for _, e := range h.Epochs {
+		table["epoch"] = append(table["epoch"], number(e.Epoch))
+		table["seconds"] = append(table["seconds"], number(e.Duration.Seconds()))
+		add("", e.Result)
+		if e.Validation != nil {
+			add("val_", *e.Validation)
+		}
+	}
+	return table
+}

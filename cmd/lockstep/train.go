@@ -1,0 +1,207 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+)
+
+// trainFlags are the flags of lockstep train.
+type trainFlags struct {
+	data, dataDir                string
+	shift                        int
+	validationSplit              float64
+	model, weights               string
+	strategy                     string
+	replicas                     int
+	devices                      []string
+	globalBatch, batchPerReplica int
+	epochs, steps                int
+	optimizer                    string
+	learningRate                 float64
+	seed                         int64
+	engine, plugin               string
+	progress, summary, out       string
+}
+
+func newTrain() *cobra.Command {
+	var o trainFlags
+	cmd := &cobra.Command{
+		Use:   "train",
+		Short: "Train a digit classifier on several replicas",
+		Long: `Train trains a model on several replicas of this machine, in lock-step: every
+step cuts a global batch into one share per replica, sums the replicas'
+gradients, and updates all replicas alike.
+
+Without flags it trains a small CNN on the handwritten digits that are built
+into the program, with one replica per core. Batches that do not divide by the
+replicas, and a last batch that is not full, are all right: loss and metrics
+are means over examples. The same command and seed give the same weights, bit
+for bit; another number of replicas adds in another order and differs in the
+last digits.
+
+Ctrl-C finishes the step, writes what there is, and exits with code 130; a
+second one stops at once.`,
+		Example: `  lockstep train
+  lockstep train --replicas 1 --epochs 3 --summary summary.json
+  lockstep train --data mnist --data-dir DIR --model mlp --epochs 3 --out run1
+  lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd --learning-rate 0.1
+  lockstep train --weights run1/weights.safetensors --epochs 0`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.complete(cmd.Flags().Changed); err != nil {
+				return err
+			}
+			return runTrain(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.data, "data", "digits", "data set: "+names(dataSets)+" (digits is built in)")
+	f.StringVar(&o.dataDir, "data-dir", "", "folder of the data set's IDX files, gzipped or not (mnist)")
+	f.IntVar(&o.shift, "shift", 0, "move training images by up to so many pixels, anew each time (default 1 for digits, 0 for mnist)")
+	f.Float64Var(&o.validationSplit, "validation-split", 0, "part of the training data to hold back and evaluate after each epoch, from 0 to 1")
+	f.StringVar(&o.model, "model", "cnn", "model: "+names(modelsByName))
+	f.StringVar(&o.weights, "weights", "", "safetensors `file` of weights to start from")
+	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), one-device")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per accelerator or, without any, per core)")
+	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas instead of a number, such as CPU:0,CPU:1")
+	f.IntVar(&o.globalBatch, "global-batch", 0, fmt.Sprintf("examples of a step, over all replicas (default %d)", defaultGlobalBatch))
+	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples of a step on each replica, instead of --global-batch")
+	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default by data set, or what --steps needs)")
+	f.IntVar(&o.steps, "steps", 0, "stop after so many steps (default no limit)")
+	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
+	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
+	f.Int64Var(&o.seed, "seed", 1, "of initial weights, shuffling and shifts")
+	f.StringVar(&o.engine, "engine", "go", "what computes: "+strings.Join(gomlx.Names, ", "))
+	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
+	f.StringVar(&o.progress, "progress", "auto", "how progress is shown: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
+	f.StringVar(&o.summary, "summary", "", "write the run's numbers to this `file`, as JSON")
+	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder`")
+	return cmd
+}
+
+// defaultGlobalBatch suits the sizes of the data sets here.
+const defaultGlobalBatch = 128
+
+// complete checks the flags against one another and fills in the defaults that depend on others.
+func (o *trainFlags) complete(given func(flag string) bool) error {
+	if err := o.check(given); err != nil {
+		return err
+	}
+	set := dataSets[o.data]
+	if !given("shift") {
+		o.shift = set.shift
+	}
+	if !given("learning-rate") {
+		o.learningRate = optimizers[o.optimizer].rate
+	}
+	switch {
+	case given("epochs"):
+	case o.steps > 0:
+		o.epochs = -1 // as many as the steps need
+	default:
+		o.epochs = set.epochs
+	}
+	if o.batchPerReplica == 0 && o.globalBatch == 0 {
+		o.globalBatch = defaultGlobalBatch
+	}
+	return nil
+}
+
+func (o *trainFlags) check(given func(flag string) bool) error {
+	for _, c := range []struct {
+		flag, value string
+		allowed     []string
+	}{
+		{"data", o.data, sorted(dataSets)},
+		{"model", o.model, sorted(modelsByName)},
+		{"strategy", o.strategy, []string{"mirrored", "one-device"}},
+		{"optimizer", o.optimizer, sorted(optimizers)},
+		{"engine", o.engine, gomlx.Names},
+		{"progress", o.progress, progressModes},
+	} {
+		if !slices.Contains(c.allowed, c.value) {
+			return usagef("--%s %s: want %s", c.flag, c.value, oneOf(c.allowed))
+		}
+	}
+	for _, c := range []struct {
+		flag  string
+		value int
+		least int
+	}{
+		{"replicas", o.replicas, 1},
+		{"global-batch", o.globalBatch, 1},
+		{"batch-per-replica", o.batchPerReplica, 1},
+		{"epochs", o.epochs, 0},
+		{"steps", o.steps, 1},
+		{"shift", o.shift, 0},
+	} {
+		if given(c.flag) && c.value < c.least {
+			return usagef("--%s %d: want at least %d", c.flag, c.value, c.least)
+		}
+	}
+	switch {
+	case given("learning-rate") && !(o.learningRate > 0):
+		return usagef("--learning-rate %v: want a positive number", o.learningRate)
+	case !(o.validationSplit >= 0 && o.validationSplit < 1):
+		return usagef("--validation-split %v: want at least 0 and less than 1", o.validationSplit)
+	case given("global-batch") && given("batch-per-replica"):
+		return usagef("--global-batch and --batch-per-replica exclude each other: the global batch is the batch per replica times the number of replicas; give one of them")
+	case dataSets[o.data].needsDir && o.dataDir == "":
+		return usagef("--data %s needs --data-dir, the folder of its IDX files", o.data)
+	case !dataSets[o.data].needsDir && given("data-dir"):
+		return usagef("--data-dir is for --data mnist: %s is built into the program", o.data)
+	case o.engine != "xla" && given("xla-plugin"):
+		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
+	}
+	return o.checkDevices(given)
+}
+
+func (o *trainFlags) checkDevices(given func(flag string) bool) error {
+	switch {
+	case given("replicas") && given("devices"):
+		return usagef("--replicas and --devices exclude each other: every device listed gets one replica; give one of them")
+	case given("devices") && len(o.devices) == 0:
+		return usagef("--devices is empty: want a list such as CPU:0,CPU:1")
+	case o.strategy == "one-device" && o.replicas > 1:
+		return usagef("--strategy one-device has 1 replica, not %d: leave --replicas out, or take --strategy mirrored", o.replicas)
+	case o.strategy == "one-device" && len(o.devices) > 1:
+		return usagef("--strategy one-device takes one device, not %d: want one in --devices, or --strategy mirrored", len(o.devices))
+	}
+	for _, name := range o.devices {
+		if _, err := distribute.ParseDevice(name); err != nil {
+			return usagef("--devices %s: %v", name, err)
+		}
+	}
+	return nil
+}
+
+// logicalCPUs returns how many CPU devices the replicas need.
+func (o *trainFlags) logicalCPUs() int {
+	n := o.replicas
+	for _, name := range o.devices {
+		if d, err := distribute.ParseDevice(name); err == nil {
+			n = max(n, d.Index+1)
+		}
+	}
+	switch {
+	case n > 0:
+		return n
+	case o.strategy == "one-device":
+		return 1
+	}
+	return runtime.GOMAXPROCS(0)
+}
+
+// oneOf joins alternatives: a, b or c.
+func oneOf(list []string) string {
+	last := len(list) - 1
+	return strings.Join(list[:last], ", ") + " or " + list[last]
+}

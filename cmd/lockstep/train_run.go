@@ -1,0 +1,285 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+var progressModes = []string{"auto", "bar", "plain", "none"}
+
+// trainRun is one run of lockstep train.
+type trainRun struct {
+	trainFlags
+	*session
+
+	out     io.Writer
+	in      *interrupter
+	set     *data.Set
+	batch   int // global
+	started time.Time
+	history *train.History
+	test    *train.Result // nil: not made
+	weights []train.Weight
+	written [][2]string // what, and where
+}
+
+func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
+	tuneGC()
+	r := &trainRun{trainFlags: o, out: out, in: catchInterrupts(ctx)}
+	defer r.in.close()
+	if err := r.open(); err != nil {
+		return r.unlessInterrupted(err)
+	}
+	defer func() { err = errors.Join(err, r.session.close()) }()
+	r.announce()
+	if err := r.fit(ctx); err != nil {
+		return err
+	}
+	if err := r.evaluate(); err != nil {
+		return err
+	}
+	if r.weights, err = r.trainer.Weights(ctx); err != nil {
+		return err
+	}
+	if err := r.write(); err != nil {
+		return err
+	}
+	if err := r.report(); err != nil {
+		return err
+	}
+	return r.unlessInterrupted(nil)
+}
+
+// unlessInterrupted returns err, or errInterrupted if the user has asked to stop.
+func (r *trainRun) unlessInterrupted(err error) error {
+	if r.in.asked.Load() {
+		return errInterrupted
+	}
+	return err
+}
+
+// open makes everything that can fail before training begins, places for results included.
+func (r *trainRun) open() (err error) {
+	if r.trainFlags.out != "" {
+		if err := os.MkdirAll(r.trainFlags.out, 0o777); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+	}
+	if r.summary != "" {
+		if info, err := os.Stat(filepath.Dir(r.summary)); err != nil || !info.IsDir() {
+			return fmt.Errorf("--summary %s: there is no folder %s", r.summary, filepath.Dir(r.summary))
+		}
+	}
+	if r.set, err = dataSets[r.data].load(r.dataDir); err != nil {
+		return err
+	}
+	m := newClassifier(r.model, r.set.Shape, r.set.Classes, optimizers[r.optimizer].make(r.learningRate))
+	r.session, err = openSession(r.in, sessionConfig{
+		engine: r.trainFlags.engine, plugin: r.plugin,
+		oneDevice: r.trainFlags.strategy == "one-device", replicas: r.replicas, devices: r.devices, logicalCPUs: r.logicalCPUs(),
+		globalBatch: r.globalBatch, batchPerReplica: r.batchPerReplica, seed: r.seed, shape: r.set.Shape,
+	}, m)
+	if err != nil {
+		return err
+	}
+	r.batch = r.globalBatch
+	if r.batchPerReplica > 0 {
+		r.batch = r.batchPerReplica * r.session.strategy.NumReplicasInSync()
+	}
+	if r.trainFlags.weights != "" {
+		if err := r.loadWeights(); err != nil {
+			return errors.Join(err, r.session.close())
+		}
+	}
+	return nil
+}
+
+func (r *trainRun) loadWeights() error {
+	file := r.trainFlags.weights
+	tensors, _, err := checkpoint.Load(file)
+	if err != nil {
+		return fmt.Errorf("--weights: %w", err)
+	}
+	weights := make([]train.Weight, len(tensors))
+	for i, t := range tensors {
+		weights[i] = train.Weight(t)
+	}
+	if err := r.trainer.SetWeights(weights); err != nil {
+		return fmt.Errorf("--weights %s: %w", file, err)
+	}
+	return nil
+}
+
+// announce says what the run will do.
+func (r *trainRun) announce() {
+	replicas := r.session.strategy.NumReplicasInSync()
+	parameters := 0
+	for _, v := range r.trainer.Parameters() {
+		parameters += tensor.New(v.DType, v.Shape...).Len()
+	}
+	from := ""
+	if r.trainFlags.weights != "" {
+		from = ", starting from " + r.trainFlags.weights
+	}
+	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
+	row := func(what, format string, args ...any) { fmt.Fprintf(w, what+"\t"+format+"\n", args...) }
+	row("data", "%s: %s training and %s test images of %dx%dx%d%s", r.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2], r.preparation())
+	row("model", "%s, %s parameters%s", r.model, grouped(parameters), from)
+	row("strategy", "%v, %s", r.session.strategy, count(replicas, "replica"))
+	row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
+	row("optimizer", "%s, learning rate %v, seed %d, %s", r.optimizer, r.learningRate, r.seed, r.length())
+	row("engine", "%s; %s", r.session.engine.Description(), instructions())
+	if hint := simdHint(r.trainFlags.engine); hint != "" {
+		row("hint", "%s", hint)
+	}
+	w.Flush()
+	fmt.Fprintln(r.out)
+}
+
+// preparation says what is done with the training images.
+func (r *trainRun) preparation() string {
+	text := ""
+	if r.shift > 0 {
+		text = fmt.Sprintf(", training images moved by up to %s", count(r.shift, "pixel"))
+	}
+	if r.validationSplit > 0 {
+		text += fmt.Sprintf(", %v of them held for validation", r.validationSplit)
+	}
+	return text
+}
+
+func (r *trainRun) length() string {
+	switch {
+	case r.epochs < 0:
+		return count(r.steps, "step")
+	case r.steps > 0:
+		return fmt.Sprintf("%s or %s", count(r.epochs, "epoch"), count(r.steps, "step"))
+	}
+	return count(r.epochs, "epoch")
+}
+
+func (r *trainRun) fit(ctx context.Context) error {
+	kept := r.set.Train
+	cfg := train.FitConfig{Epochs: r.epochs, Steps: r.steps, Callbacks: []train.Callback{r.in.callback()}}
+	if r.validationSplit > 0 {
+		var held data.Pipeline
+		if kept, held = kept.Split(r.validationSplit, r.seed); held.Len() > 0 {
+			cfg.Validation = held.Batch(r.batch)
+		}
+	}
+	batches := kept.Shuffle(r.seed).Batch(r.batch)
+	if r.shift > 0 {
+		batches = batches.MapRandom(r.seed, data.RandomShift(r.shift))
+	}
+	if r.epochs < 0 {
+		cfg.Epochs = (r.steps + batches.Len() - 1) / max(batches.Len(), 1)
+	}
+	if p, ok := r.showProgress(); ok {
+		cfg.Callbacks = append(cfg.Callbacks, train.NewProgress(p))
+	}
+	r.started = time.Now()
+	r.history = &train.History{}
+	if r.epochs == 0 {
+		return nil
+	}
+	var err error
+	r.history, err = r.trainer.Fit(ctx, batches, cfg)
+	return err
+}
+
+func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
+	cfg := train.ProgressConfig{Out: r.out, Unit: "images"}
+	f, isFile := r.out.(*os.File)
+	terminal := isFile && term.IsTerminal(int(f.Fd()))
+	if r.progress == "bar" || r.progress == "auto" && terminal {
+		cfg.Mode = train.ProgressBar
+	}
+	if terminal {
+		cfg.Width = func() int {
+			if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+				return width
+			}
+			return 80
+		}
+	}
+	return cfg, r.progress != "none"
+}
+
+// evaluate takes the test set's loss and accuracy. Who has pressed Ctrl-C does not wait for them.
+func (r *trainRun) evaluate() error {
+	if r.in.asked.Load() {
+		return nil
+	}
+	result, err := r.trainer.Evaluate(r.in, r.set.Test.Batch(r.batch))
+	switch {
+	case err == nil:
+		r.test = &result
+	case r.in.asked.Load():
+		return nil
+	}
+	return err
+}
+
+// report prints the table at the end.
+func (r *trainRun) report() error {
+	fmt.Fprintln(r.out)
+	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
+	row := func(what, format string, args ...any) { fmt.Fprintf(w, what+"\t"+format+"\n", args...) }
+	if r.test != nil {
+		row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
+		row("test loss", "%.4f", r.test.Loss)
+	} else {
+		row("test accuracy", "not taken: interrupted")
+	}
+	if speed := r.history.Speed; speed.Steps > 0 {
+		row("images/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
+		row("reducing", "%.1f %% of a step", 100*speed.ReduceShare)
+		row("waiting", "%.1f %% of a step, for other replicas", 100*speed.WaitShare)
+	}
+	row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
+	row("weights hash", "%s", train.HashWeights(r.weights))
+	for _, what := range r.written {
+		row(what[0], "%s", what[1])
+	}
+	return w.Flush()
+}
+
+// trainingTime is the time of all epochs, without validation.
+func (r *trainRun) trainingTime() (sum time.Duration) {
+	for _, e := range r.history.Epochs {
+		sum += e.Duration
+	}
+	return sum
+}
+
+// count prints a number with its noun: 1 step, 1,200 steps.
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return grouped(n) + " " + noun + "s"
+}
+
+// grouped prints a number with commas: 1,234,567.
+func grouped(n int) string {
+	s := strconv.Itoa(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/data/digits"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// dataSet is a data set that can be trained on, with what is right for it by default.
+type dataSet struct {
+	load     func(dir string) (*data.Set, error)
+	needsDir bool
+	epochs   int
+	shift    int // pixels
+}
+
+var dataSets = map[string]dataSet{
+	"digits": {load: func(string) (*data.Set, error) { return digits.Load() }, epochs: 20, shift: 1},
+	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3},
+}
+
+// modelsByName makes a model function for images of a shape.
+var modelsByName = map[string]func(shape []int, classes int) models.Forward{
+	"mlp": func(_ []int, classes int) models.Forward { return models.MLP{Classes: classes}.Forward },
+	"cnn": func(shape []int, classes int) models.Forward {
+		if shape[0] < 16 { // too small for two stages without padding
+			return models.CNN{Filters: []int{16, 32}, Same: true, Dense: 64, Classes: classes}.Forward
+		}
+		return models.CNN{Classes: classes}.Forward
+	},
+}
+
+// optimizerMaker makes an optimizer with a learning rate.
+type optimizerMaker struct {
+	rate float64 // by default
+	make func(rate float64) optimizer.Interface
+}
+
+var optimizers = map[string]optimizerMaker{
+	"sgd": {0.1, func(rate float64) optimizer.Interface {
+		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(rate).Done()
+	}},
+	"adam":   {0.001, func(rate float64) optimizer.Interface { return optimizer.Adam().LearningRate(rate).Done() }},
+	"adamax": {0.001, func(rate float64) optimizer.Interface { return optimizer.Adam().Adamax().LearningRate(rate).Done() }},
+	"adamw": {0.001, func(rate float64) optimizer.Interface {
+		return optimizer.Adam().WeightDecay(0.004).LearningRate(rate).Done()
+	}},
+	"rmsprop": {0.001, func(rate float64) optimizer.Interface { return optimizer.RMSProp().LearningRate(rate).Done() }},
+}
+
+// newClassifier returns the model of a name for images of a shape.
+func newClassifier(name string, shape []int, classes int, opt optimizer.Interface) *gomlx.Model {
+	return &gomlx.Model{
+		Forward:   modelsByName[name](shape, classes),
+		Loss:      gomlx.SparseCategoricalCrossEntropyLogits,
+		Optimizer: opt,
+		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
+	}
+}
+
+// classifierFeatures returns one row of a classifier's input and label.
+func classifierFeatures(shape []int) (inputs, labels []engine.Feature) {
+	return []engine.Feature{{DType: tensor.Float32, Shape: shape}}, []engine.Feature{{DType: tensor.Int32}}
+}
+
+func sorted[T any](table map[string]T) []string { return slices.Sorted(maps.Keys(table)) }
+
+func names[T any](table map[string]T) string { return strings.Join(sorted(table), ", ") }
+
+// learningRates lists the optimizers' default learning rates.
+func learningRates() string {
+	var list []string
+	for _, name := range sorted(optimizers) {
+		list = append(list, fmt.Sprintf("%s %v", name, optimizers[name].rate))
+	}
+	return strings.Join(list, ", ")
+}
