@@ -3,6 +3,7 @@ package distribute
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 )
 
@@ -50,10 +51,18 @@ func (r *Replica) MergeCall(ctx context.Context, f func(context.Context, *CrossR
 		return nil, err
 	}
 	s := r.strategy
-	r.mergeFunc, r.mergeArgs = f, args
+	call := &mergeCall{f, args}
+	for !r.merging.CompareAndSwap(nil, call) {
+		// Another goroutine is in a merge call of this replica, or about to enter one: let the ledger say so.
+		if err := run.Acquire(r.id); err != nil {
+			return nil, err
+		}
+		run.Release(r.id)
+		runtime.Gosched()
+	}
+	defer r.merging.Store(nil)
 	begin := r.stats.arrive(r)
 	out, err := run.Merge(ctx, r.id, s.options.Timeout, func() (any, error) { return s.mergeAll(ctx) })
-	r.mergeFunc, r.mergeArgs = nil, nil
 	if err != nil {
 		return nil, err
 	}
@@ -61,15 +70,23 @@ func (r *Replica) MergeCall(ctx context.Context, f func(context.Context, *CrossR
 	return SelectReplica(r.id, out)
 }
 
+// mergeCall is what one replica brings to a merge call.
+type mergeCall struct {
+	f    func(context.Context, *CrossReplica, ...Value) (Value, error)
+	args []Value
+}
+
 // mergeAll runs the merge function that all replicas have come for. It is called by the last of them.
 func (s *Strategy) mergeAll(ctx context.Context) (Value, error) {
-	n := len(s.replicas[0].mergeArgs)
+	first := s.replicas[0].merging.Load()
+	n := len(first.args)
 	perArg := make([][]Value, n)
 	for _, r := range s.replicas {
-		if len(r.mergeArgs) != n {
-			return nil, errorf("MergeCall", ErrMismatch, "replica %d gave %d arguments, replica 0 %d", r.id, len(r.mergeArgs), n)
+		call := r.merging.Load()
+		if len(call.args) != n {
+			return nil, errorf("MergeCall", ErrMismatch, "replica %d gave %d arguments, replica 0 %d", r.id, len(call.args), n)
 		}
-		for i, arg := range r.mergeArgs {
+		for i, arg := range call.args {
 			perArg[i] = append(perArg[i], arg)
 		}
 	}
@@ -82,7 +99,7 @@ func (s *Strategy) mergeAll(ctx context.Context) (Value, error) {
 	}
 	c := &CrossReplica{strategy: s, merge: true}
 	defer c.over.Store(true)
-	return s.replicas[0].mergeFunc(&stepContext{ctx, &frame{strategy: s, update: -1}}, c, args...)
+	return first.f(&stepContext{ctx, &frame{strategy: s, update: -1}}, c, args...)
 }
 
 // ReduceTo is [Strategy.ReduceTo].

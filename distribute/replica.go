@@ -27,10 +27,7 @@ type Replica struct {
 	manifest collective.Manifest
 	options  collective.Options
 
-	// Of the merge call in progress; read by the replica that executes it.
-	mergeFunc func(context.Context, *CrossReplica, ...Value) (Value, error)
-	mergeArgs []Value
-	variables map[string]int // created in this Run, by name
+	merging atomic.Pointer[mergeCall] // the merge call in progress; read by the replica that executes it
 }
 
 func newReplica(s *Strategy, id int, d Device) *Replica {

@@ -2,6 +2,7 @@ package distribute
 
 import (
 	"context"
+	"errors"
 
 	"github.com/lockstep-ml/lockstep/internal/ledger"
 )
@@ -17,7 +18,7 @@ import (
 //
 // step is given a context that ends with the Run, and a replica that must not be used after it.
 func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value) (Value, error) {
-	if err := s.requireCross(ctx, "Run"); err != nil {
+	if err := s.requireNoStep(ctx, "Run"); err != nil {
 		return nil, err
 	}
 	results := make([]Value, len(s.devices))
@@ -45,7 +46,7 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 // RunTyped is [Run] without nests: replica i gets in[i] and its result is the i-th of the returned slice. A nil in gives
 // every replica the zero value.
 func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in []I) ([]O, error) {
-	if err := s.requireCross(ctx, "RunTyped"); err != nil {
+	if err := s.requireNoStep(ctx, "RunTyped"); err != nil {
 		return nil, err
 	}
 	if in != nil && len(in) != len(s.devices) {
@@ -67,14 +68,25 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 	return out, nil
 }
 
+// requireNoStep reports an error if ctx is that of a step: Runs do not nest.
+func (s *Strategy) requireNoStep(ctx context.Context, op string) error {
+	if f := frameOf(ctx); f != nil && f.replica != nil {
+		return errorf(op, ErrContext, "called inside a step function, on replica %d of %v: Run requires being in cross-replica context, and Runs do not nest. Call it after that Run, or make the computation part of it", f.replica.id, f.strategy)
+	}
+	return s.requireCross(ctx, op)
+}
+
 // run calls body for every replica at the same time and settles the outcome. step is the user's function behind body.
 func (s *Strategy) run(ctx context.Context, step any, body func(context.Context, *Replica) error) error {
 	if err := s.requireOpen("Run"); err != nil {
 		return err
 	}
 	run, err := s.ledger.Begin(ctx, step)
-	if err != nil {
-		return err
+	switch {
+	case errors.Is(err, ledger.ErrNested):
+		return errorf("Run", ErrContext, "%w", err)
+	case err != nil:
+		return errorf("Run", nil, "%w", err)
 	}
 	s.turn <- struct{}{} // the Run before may still be settling its outcome
 	defer func() { <-s.turn }()

@@ -72,7 +72,7 @@ func (s *runStats) ended(start int64, replicas []*Replica) {
 }
 
 // replicaStats is what a replica needs to count its times.
-type replicaStats struct{ calls uint64 }
+type replicaStats struct{ calls atomic.Uint64 }
 
 // step counts the time of a step function.
 func (p *replicaStats) step(r *Replica, start, end int64) {
@@ -84,7 +84,7 @@ func (p *replicaStats) step(r *Replica, start, end int64) {
 // arrive notes that the replica comes to a call that all of them make, and returns when.
 func (p *replicaStats) arrive(r *Replica) int64 {
 	now := r.strategy.stats.now()
-	r.strategy.stats.replicas[r.id].arrived[p.calls%2].Store(now)
+	r.strategy.stats.replicas[r.id].arrived[p.calls.Load()%2].Store(now)
 	return now
 }
 
@@ -93,9 +93,9 @@ func (p *replicaStats) leave(r *Replica, begin int64) {
 	s := &r.strategy.stats
 	last := begin
 	for i := range s.replicas {
-		last = max(last, s.replicas[i].arrived[p.calls%2].Load())
+		last = max(last, s.replicas[i].arrived[p.calls.Load()%2].Load())
 	}
-	p.calls++
+	p.calls.Add(1)
 	c := &s.replicas[r.id]
 	c.waitTime.Add(last - begin)
 	c.reduceTime.Add(s.now() - last)

@@ -1,0 +1,388 @@
+package distribute_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// step is what one replica does in a failing Run.
+type step func(ctx context.Context, r *distribute.Replica) error
+
+func sum(ctx context.Context, r *distribute.Replica, name string, shape ...int) error {
+	t := tensor.New(tensor.Float32, shape...)
+	return r.AllReduceInto(ctx, distribute.Sum, []*tensor.Tensor{tensor.New(tensor.Float32, shape...)}, []*tensor.Tensor{t}, []string{name})
+}
+
+func merge(ctx context.Context, r *distribute.Replica) error {
+	_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+		return nil, nil
+	})
+	return err
+}
+
+var errStep = errors.New("the step's own error")
+
+// failures lists the ways in which a step goes wrong on its last replica, while the others wait for it.
+var failures = []struct {
+	name   string
+	others step // nil: they reduce
+	last   step
+	kind   error
+	says   []string
+	sites  int // how many places in this file the error must name at least
+}{
+	{
+		name: "early return",
+		last: func(context.Context, *distribute.Replica) error { return nil },
+		kind: distribute.ErrDesync, says: []string{"returned", "all_reduce", "gradient"}, sites: 1,
+	},
+	{
+		name: "error",
+		last: func(context.Context, *distribute.Replica) error { return errStep },
+		kind: errStep, says: []string{"the step's own error"}, sites: 1,
+	},
+	{
+		name: "panic",
+		last: func(context.Context, *distribute.Replica) error { panic(errStep) },
+		kind: errStep, says: []string{"panic", "the step's own error", "failure_test.go"}, sites: 2,
+	},
+	{
+		name: "Goexit",
+		last: func(context.Context, *distribute.Replica) error { runtime.Goexit(); return nil },
+		says: []string{"Goexit"}, sites: 2,
+	},
+	{
+		name: "other shape",
+		last: func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 3) },
+		kind: distribute.ErrMismatch, says: []string{"(3,)", "(2,)"}, sites: 1,
+	},
+	{
+		name: "other order",
+		others: func(ctx context.Context, r *distribute.Replica) error {
+			if err := sum(ctx, r, "a", 2); err != nil {
+				return err
+			}
+			return sum(ctx, r, "b", 2)
+		},
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			if err := sum(ctx, r, "b", 2); err != nil {
+				return err
+			}
+			return sum(ctx, r, "a", 2)
+		},
+		kind: distribute.ErrMismatch, says: []string{`"a"`, `"b"`}, sites: 1,
+	},
+	{
+		name: "another reduction",
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			t := []*tensor.Tensor{tensor.New(tensor.Float32, 2)}
+			return r.AllReduceInto(ctx, distribute.Mean, t, t, []string{"gradient"})
+		},
+		kind: distribute.ErrMismatch, says: []string{"SUM", "MEAN"}, sites: 2,
+	},
+	{
+		name: "a merge call against a reduction",
+		last: merge,
+		kind: distribute.ErrDesync, says: []string{"merge", "all_reduce"}, sites: 2,
+	},
+	{
+		name:   "fewer merge calls",
+		others: merge,
+		last:   func(context.Context, *distribute.Replica) error { return nil },
+		kind:   distribute.ErrDesync, says: []string{"merge", "returned"}, sites: 1,
+	},
+	{
+		name: "nested Run",
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := distribute.Run(ctx, r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+			return err
+		},
+		kind: distribute.ErrContext, says: []string{"Runs do not nest"}, sites: 1,
+	},
+	{
+		name: "nested Run that hides its context",
+		last: func(_ context.Context, r *distribute.Replica) error {
+			_, err := distribute.Run(context.Background(), r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+			return err
+		},
+		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
+	},
+	{
+		name: "Run inside a merge function",
+		others: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				return distribute.Run(ctx, c.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+			})
+			return err
+		},
+		last: merge,
+		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
+	},
+	{
+		name: "a merge function that panics",
+		others: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+				panic(errStep)
+			})
+			return err
+		},
+		last: merge,
+		kind: errStep, says: []string{"merge", "panic"}, sites: 2,
+	},
+	{
+		name: "two goroutines on one replica",
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			var wait sync.WaitGroup
+			errs := make([]error, 2)
+			for i := range errs {
+				wait.Go(func() { errs[i] = merge(ctx, r) })
+			}
+			wait.Wait()
+			return errors.Join(errs...)
+		},
+		others: func(ctx context.Context, _ *distribute.Replica) error { <-ctx.Done(); return context.Cause(ctx) },
+		kind:   distribute.ErrBusy, says: []string{"replica"}, sites: 1,
+	},
+}
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+func TestFailuresAreFoundAtOnce(t *testing.T) {
+	for _, n := range []int{2, 8} {
+		for _, f := range failures {
+			t.Run(fmt.Sprintf("%s/replicas=%d", f.name, n), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := mirrored(t, n, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+					start := time.Now()
+					others := f.others
+					if others == nil {
+						others = func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 2) }
+					}
+					seen := make([]error, n)
+					_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+						do := others
+						if r.ID() == n-1 {
+							do = f.last
+						}
+						seen[r.ID()] = do(ctx, r)
+						return struct{}{}, seen[r.ID()]
+					}, nil)
+					if passed := time.Since(start); passed != 0 {
+						t.Errorf("it took %v of virtual time, want none", passed)
+					}
+					checkStepError(t, err, f.kind, f.says, f.sites, n)
+					for i, e := range seen[:n-1] {
+						if e != nil && !errors.Is(e, err) && !errors.Is(err, e) {
+							t.Errorf("replica %d got another error than Run's caller: %v", i, e)
+						}
+					}
+					checkRunsAgain(t, s)
+				})
+			})
+		}
+	}
+}
+
+// checkStepError holds a Run's error against what it must say.
+func checkStepError(t *testing.T, err, kind error, says []string, sites, n int) {
+	t.Helper()
+	var step *distribute.StepError
+	if !errors.As(err, &step) {
+		t.Fatalf("got %v (%T), want a *StepError", err, err)
+	}
+	if kind != nil && !errors.Is(err, kind) {
+		t.Errorf("the error does not match %v: %v", kind, err)
+	}
+	text := err.Error()
+	for _, s := range says {
+		if !strings.Contains(text, s) {
+			t.Errorf("the error does not say %q:\n%s", s, text)
+		}
+	}
+	for i := range n {
+		if want := fmt.Sprintf("replica %d (CPU:%d)", i, i); !strings.Contains(text, want) {
+			t.Errorf("the error does not name %s:\n%s", want, text)
+		}
+	}
+	found := map[string]bool{}
+	for _, site := range regexp.MustCompile(`failure_test\.go:\d+`).FindAllString(text, -1) {
+		found[site] = true
+	}
+	if len(found) < sites {
+		t.Errorf("the error names %d places of the test, want at least %d:\n%s", len(found), sites, text)
+	}
+}
+
+// checkRunsAgain holds that a strategy works after a failed Run.
+func checkRunsAgain(t *testing.T, s *distribute.Strategy) {
+	t.Helper()
+	n := s.NumReplicasInSync()
+	out, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (float32, error) {
+		v, err := r.AllReduce(ctx, distribute.Sum, float32(1))
+		if err != nil {
+			return 0, err
+		}
+		return tensor.Data[float32](v.(*tensor.Tensor))[0], merge(ctx, r)
+	}, nil)
+	if err != nil {
+		t.Fatalf("the next Run: %v", err)
+	}
+	for i, got := range out {
+		if got != float32(n) {
+			t.Errorf("the next Run: replica %d got %v, want %d", i, got, n)
+		}
+	}
+}
+
+func TestBlockedReplicaIsFoundByTheDeadline(t *testing.T) {
+	for _, n := range []int{2, 8} {
+		for name, wait := range map[string]step{
+			"reduction": func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 2) },
+			"merge":     merge,
+		} {
+			t.Run(fmt.Sprintf("%s/replicas=%d", name, n), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					const timeout = 42 * time.Second
+					s := mirrored(t, n, func(cfg *distribute.MirroredConfig) { cfg.Logger, cfg.Options.Timeout = quiet, timeout })
+					stuck := make(chan struct{})
+					defer close(stuck)
+					start := time.Now()
+					_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+						if r.ID() == n-1 {
+							<-stuck // a channel of the user's
+							return struct{}{}, nil
+						}
+						return struct{}{}, wait(ctx, r)
+					}, nil)
+					if passed := time.Since(start); passed < timeout || passed > timeout+time.Minute {
+						t.Errorf("it took %v, want the timeout %v and a little grace", passed, timeout)
+					}
+					checkStepError(t, err, distribute.ErrTimeout, []string{"chan receive", "failure_test.go"}, 2, n)
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("the error does not match context.DeadlineExceeded: %v", err)
+					}
+					checkRunsAgain(t, s)
+				})
+			})
+		}
+	}
+}
+
+func TestCancellationEndsEveryWait(t *testing.T) {
+	for name, wait := range map[string]step{
+		"reduction": func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 2) },
+		"merge":     merge,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+				ctx, cancel := context.WithCancelCause(t.Context())
+				time.AfterFunc(time.Second, func() { cancel(errStep) })
+				start := time.Now()
+				_, err := distribute.RunTyped(ctx, s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+					if r.ID() == 1 {
+						<-ctx.Done()
+						return struct{}{}, context.Cause(ctx)
+					}
+					return struct{}{}, wait(ctx, r)
+				}, nil)
+				if passed := time.Since(start); passed != time.Second {
+					t.Errorf("it took %v, want 1s", passed)
+				}
+				if !errors.Is(err, errStep) {
+					t.Errorf("got %v, want the context's cause", err)
+				}
+				checkRunsAgain(t, s)
+			})
+		})
+	}
+}
+
+func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
+	s := mirrored(t, 2)
+	var mu sync.Mutex
+	inside, most := 0, 0
+	var wait sync.WaitGroup
+	for range 8 {
+		wait.Go(func() {
+			for range 20 {
+				_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+					if r.ID() == 0 {
+						mu.Lock()
+						inside++
+						most = max(most, inside)
+						mu.Unlock()
+					}
+					err := sum(ctx, r, "x", 1)
+					if r.ID() == 0 {
+						mu.Lock()
+						inside--
+						mu.Unlock()
+					}
+					return struct{}{}, err
+				}, nil)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	if most != 1 {
+		t.Errorf("%d Runs were in progress at once, want 1", most)
+	}
+}
+
+func TestClosedStrategy(t *testing.T) {
+	s := mirrored(t, 2)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := distribute.Run(t.Context(), s, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+	if !errors.Is(err, distribute.ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+	_, err = s.Reduce(t.Context(), distribute.Sum, distribute.NewPerReplica(1.0, 2.0), distribute.ReduceOptions{})
+	if !errors.Is(err, distribute.ErrClosed) {
+		t.Errorf("Reduce: got %v, want ErrClosed", err)
+	}
+}
+
+func TestReplicaOutsideItsRun(t *testing.T) {
+	s := mirrored(t, 2)
+	replicas := make([]*distribute.Replica, 2)
+	_, err := distribute.RunTyped(t.Context(), s, func(_ context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+		replicas[r.ID()] = r
+		return struct{}{}, nil
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := replicas[0].AllReduce(t.Context(), distribute.Sum, 1.0); !errors.Is(err, distribute.ErrContext) {
+		t.Errorf("after the Run: got %v, want ErrContext", err)
+	}
+	_, err = distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+		_, err := replicas[1-r.ID()].AllReduce(ctx, distribute.Sum, 1.0)
+		return struct{}{}, err
+	}, nil)
+	if !errors.Is(err, distribute.ErrContext) || !strings.Contains(err.Error(), "mismatching replica") {
+		t.Errorf("another replica's: got %v, want ErrContext", err)
+	}
+}
