@@ -16,7 +16,8 @@
 //
 // One table by operation and element type ([Op], tensor.DType) holds the loops; everything else in the package is
 // written over that table. The loops in loops.go and half.go are the reference that any other implementation has to
-// equal bit for bit.
+// equal bit for bit. On amd64 processors with AVX2 assembly replaces the most used ones (fast_amd64.go); it is written by
+// the program in _gen. The build tag noasm leaves it out.
 package kernel
 
 import (

@@ -243,14 +243,15 @@ func TestReduce(t *testing.T) {
 	}
 }
 
-// checkReduce reduces a and b into dst, into a and into b.
+// checkReduce reduces a and b into dst, into a and into b; and by the generic loop, whichever the table has.
 func checkReduce(t *testing.T, op Op, a, b, dst vector) {
 	t.Helper()
-	x, y := a.clone(), b.clone()
+	x, y, plain := a.clone(), b.clone(), a.clone()
+	genericLoops(op)[a.t].two(plain.pointer(), a.pointer(), b.pointer(), a.n)
 	Reduce(op, a.t, dst.pointer(), a.pointer(), b.pointer(), a.n)
 	Reduce(op, a.t, x.pointer(), x.pointer(), b.pointer(), a.n)
 	Reduce(op, a.t, y.pointer(), a.pointer(), y.pointer(), a.n)
-	for into, got := range map[string]vector{"apart": dst, "into a": x, "into b": y} {
+	for into, got := range map[string]vector{"apart": dst, "into a": x, "into b": y, "generic": plain} {
 		for i := range a.n {
 			if want := slowReduce(op, a.t, a.get(i), b.get(i)); !same(a.t, got.get(i), want) {
 				t.Fatalf("%v of %v %s, element %d of %d: %#x and %#x give %#x, want %#x", op, a.t, into, i, a.n, a.get(i), b.get(i), got.get(i), want)
@@ -260,6 +261,42 @@ func checkReduce(t *testing.T, op Op, a, b, dst vector) {
 	}
 	a.intact(t, "a")
 	b.intact(t, "b")
+}
+
+// TestFastest holds the loops of the table over two, three and four sources against the generic ones.
+func TestFastest(t *testing.T) {
+	for _, op := range ops {
+		for _, dtype := range numeric() {
+			t.Run(fmt.Sprintf("%v/%v", op, dtype), func(t *testing.T) {
+				r := rand.New(rand.NewPCG(uint64(op), uint64(dtype)))
+				fast, plain := pick(op, dtype), genericLoops(op)[dtype]
+				for _, n := range counts {
+					var v [6]vector
+					for i := range v {
+						v[i] = newVector(dtype, n, r.IntN(40))
+						v[i].fill(r)
+					}
+					got, want := v[4], v[5]
+					p := pointers(v[:])
+					for sources, run := range map[int]func(l *loops, dst unsafe.Pointer){
+						2: func(l *loops, dst unsafe.Pointer) { l.two(dst, p[0], p[1], n) },
+						3: func(l *loops, dst unsafe.Pointer) { l.three(dst, p[0], p[1], p[2], n) },
+						4: func(l *loops, dst unsafe.Pointer) { l.four(dst, p[0], p[1], p[2], p[3], n) },
+					} {
+						run(fast, p[4])
+						run(&plain, p[5])
+						for i := range n {
+							if !same(dtype, got.get(i), want.get(i)) {
+								t.Fatalf("%d sources, element %d of %d: %#x, by the generic loop %#x", sources, i, n, got.get(i), want.get(i))
+							}
+						}
+						got.intact(t, "fast")
+						want.intact(t, "generic")
+					}
+				}
+			})
+		}
+	}
 }
 
 func FuzzReduce(f *testing.F) {

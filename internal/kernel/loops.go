@@ -7,14 +7,16 @@ import (
 )
 
 // table holds the loops by operation and element type; types that are not numeric have none. It is never changed.
-var table = [opCount][tensor.String]loops{
-	Sum:  tableOf(Sum),
-	Prod: tableOf(Prod),
-	Min:  tableOf(Min),
-	Max:  tableOf(Max),
-}
+var table = fastest(loopTable{
+	Sum:  genericLoops(Sum),
+	Prod: genericLoops(Prod),
+	Min:  genericLoops(Min),
+	Max:  genericLoops(Max),
+})
 
-func tableOf(op Op) [tensor.String]loops {
+type loopTable [opCount][tensor.String]loops
+
+func genericLoops(op Op) [tensor.String]loops {
 	return [tensor.String]loops{
 		tensor.Int8:     loopsOf[int8](op),
 		tensor.Int16:    loopsOf[int16](op),
@@ -281,22 +283,10 @@ func max4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 // same way and gives the same bits, many times faster.
 func divide[T float32 | float64](dst, src unsafe.Pointer, n, divisor int) {
 	d := T(divisor)
-	i := 0
-	if divisor&(divisor-1) == 0 {
-		for inverse := 1 / d; i+lanes <= n; i += lanes {
-			r, x := at[T](dst, i), at[T](src, i)
-			for j := range r {
-				r[j] = x[j] * inverse
-			}
-		}
-	}
-	for ; i+lanes <= n; i += lanes {
-		r, x := at[T](dst, i), at[T](src, i)
-		for j := range r {
-			r[j] = x[j] / d
-		}
-	}
-	for ; i < n; i++ {
+	for i := divideFast(int(unsafe.Sizeof(d)), dst, src, n, divisor); i < n; i++ {
 		*one[T](dst, i) = *one[T](src, i) / d
 	}
 }
+
+// powerOfTwo reports whether n, positive, is one.
+func powerOfTwo(n int) bool { return n&(n-1) == 0 }
