@@ -42,7 +42,8 @@ func TestImportsGoOneWay(t *testing.T) {
 		i := slices.IndexFunc(mayImport, func(r struct {
 			pkg     string
 			imports []string
-		}) bool {
+		},
+		) bool {
 			return covers(r.pkg, name)
 		})
 		if i < 0 {

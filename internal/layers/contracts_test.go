@@ -1,0 +1,87 @@
+package layers
+
+import (
+	"context"
+	"iter"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// The contracts between the rooms. They are tested by compiling: what stands here may grow, but not change its shape.
+var (
+	_ = tensor.Memory{Ptr: unsafe.Pointer(nil), Bytes: 0, Kind: tensor.Host, Device: 0, Owner: tensor.Owner(nil)}
+	_ = [...]tensor.MemoryKind{tensor.Host, tensor.Shared, tensor.Device}
+	_ interface {
+		Retain()
+		Release()
+	} = tensor.Owner(nil)
+
+	_ = collective.Call{
+		Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: tensor.Memory{}, Dst: tensor.Memory{},
+		Counts: []int(nil), Root: 0, Manifest: (*collective.Manifest)(nil), Options: (*collective.Options)(nil),
+	}
+	_ interface {
+		Rank() int
+		Size() int
+		Do(context.Context, *collective.Call) error
+		Start(context.Context, *collective.Call) (collective.Handle, error)
+		Split(ctx context.Context, color, key int) (collective.Communicator, error)
+		Abort(error)
+		Err() error
+		Properties() collective.Properties
+		Close() error
+	} = collective.Communicator(nil)
+	_ interface {
+		Local() []collective.Communicator
+		DoAll(context.Context, []collective.Call) error
+		Rebuild(context.Context) (collective.Group, error)
+	} = collective.Group(nil)
+	_ = collective.Algorithm{
+		Name:  "",
+		Fits:  (func(collective.Problem) error)(nil),
+		Steps: (func(p collective.Problem, rank int) iter.Seq[collective.Step])(nil),
+		Cost:  (func(collective.Problem, collective.Links) time.Duration)(nil),
+	}
+
+	_ interface {
+		Reach(peer int) transport.Reach
+		Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error
+		Publish(transport.Slot)
+		Peer(int) *transport.Slot
+		Inspect(func(peer int, h transport.Header) error)
+		Down() <-chan transport.PeerDown
+		Retire(tensor.Memory)
+		Close() error
+	} = transport.Endpoint(nil)
+	_ = [...]transport.Reach{transport.Memory, transport.Messages}
+
+	_ func(context.Context, *distribute.Strategy, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error), ...distribute.Value) (distribute.Value, error)     = distribute.Run
+	_ func(context.Context, *distribute.Strategy, func(context.Context, *distribute.Replica, int) (string, error), []int) ([]string, error)                                                     = distribute.RunTyped[int, string]
+	_ func(*distribute.Replica, context.Context, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error), ...distribute.Value) (distribute.Value, error) = (*distribute.Replica).MergeCall
+	_ func(v *distribute.Variable, in distribute.Context, x distribute.Value) error                                                                                                             = (*distribute.Variable).Assign
+	_                                                                                                                                                                                           = [...]distribute.Context{(*distribute.Replica)(nil), (*distribute.CrossReplica)(nil)}
+	_                                                                                                                                                                                           = distribute.Options{
+		BytesPerPack: 0, Timeout: time.Duration(0), Implementation: distribute.ImplementationAuto,
+		Order: collective.Canonical, Accumulate: collective.AccumulateDType,
+	}
+
+	_ interface {
+		Gradients(ctx context.Context, device int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error)
+		Inputs(device, pack int) []tensor.Memory
+		Apply(ctx context.Context, device, pack int) error
+		Commit(device int)
+		Discard(device int)
+	} = engine.Program(nil)
+
+	_ interface {
+		Iter(context.Context) iter.Seq2[data.Element, error]
+		Len() int
+	} = data.Dataset(nil)
+)
