@@ -1,0 +1,1001 @@
+// Package enginetest holds what every implementation of package engine must do, as tests. An engine's own tests call
+// [Run] with a way to open it and the models that the tests train, written with that engine's means.
+package enginetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// The models' inputs are float32 rows of Features numbers, their labels int32 scalars below Classes.
+const (
+	Features = 6
+	Classes  = 4
+)
+
+// Config says what to test, and with which models. All models are classifiers with softmax cross entropy as loss and
+// one metric, "accuracy". They train with Adam or another optimizer that has slots.
+type Config struct {
+	// Open opens an engine with at least n devices.
+	Open func(n int) (engine.Engine, error)
+
+	// Plain has at least four parameters, no randomness and no regularisation; its apply step is compiled in the given
+	// number of packs.
+	Plain func(packs int) engine.Model
+	// Random drops activations at random in training.
+	Random func() engine.Model
+	// Averaging has a moving average that inference uses.
+	Averaging func() engine.Model
+	// Regularised adds a penalty on its weights to the loss.
+	Regularised func() engine.Model
+	// Panicking panics with the word "deliberate" while it is built.
+	Panicking func() engine.Model
+}
+
+// Run tests an engine.
+func Run(t *testing.T, c Config) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, Config)
+	}{
+		{"devices", testDevices},
+		{"variables", testVariables},
+		{"initial values", testInitialValues},
+		{"read and write", testReadWrite},
+		{"gradients by differences", testDifferences},
+		{"gradients of parts", testParts},
+		{"padding rows do not matter", testPadding},
+		{"weights count as copies", testWeights},
+		{"commit shows, discard forgets", testCommit},
+		{"a failed step changes nothing", testFailedStep},
+		{"packs give the same bits", testPacks},
+		{"apply without gradients", testApplyAlone},
+		{"input buffers stay", testInputsStay},
+		{"random state", testRandom},
+		{"moving averages", testAverages},
+		{"regularisation counts once", testRegularisation},
+		{"evaluate and predict", testEvaluate},
+		{"wrong arguments", testWrongArguments},
+		{"a model that panics", testPanic},
+		{"replicas at the same time", testConcurrent},
+		{"closed", testClosed},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, c) })
+	}
+}
+
+func testDevices(t *testing.T, c Config) {
+	e := open(t, c, 2)
+	if e.Name() == "" || e.Description() == "" || strings.Contains(e.Description(), "\n") {
+		t.Errorf("name %q, description %q: want one line each", e.Name(), e.Description())
+	}
+	d := e.Devices()
+	if len(d) < 2 {
+		t.Fatalf("%d devices, want at least 2", len(d))
+	}
+	for i, x := range d {
+		if x.Kind == "" || slices.Index(d, x) != i {
+			t.Errorf("device %d is %+v: want a kind, and no device twice in %v", i, x, d)
+		}
+	}
+	s := spec(e, 1, 4)
+	s.Devices[0].Index = 1000
+	if p, err := c.Plain(1).Compile(t.Context(), e, s); err == nil {
+		p.Close()
+		t.Error("compiled for a device that is not there")
+	}
+}
+
+func testVariables(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(3), 1, 4)
+	parameters, all := p.Parameters(), p.Variables()
+	if len(parameters) < 4 || len(all) <= len(parameters) {
+		t.Fatalf("%d parameters of %d variables: want at least 4, and slots", len(parameters), len(all))
+	}
+	if !slices.IsSortedFunc(all, func(a, b engine.Variable) int {
+		if a.Role != b.Role {
+			return int(a.Role) - int(b.Role)
+		}
+		return strings.Compare(a.Name, b.Name)
+	}) {
+		t.Errorf("variables are not sorted by role and name: %v", all)
+	}
+	names := map[string]bool{}
+	for i, v := range all {
+		if names[v.Name] || v.Name == "" {
+			t.Errorf("name %q is empty or used twice", v.Name)
+		}
+		names[v.Name] = true
+		if isParameter := i < len(parameters); isParameter != (v.Role == engine.Parameter) {
+			t.Errorf("variable %d of %d parameters has role %d", i, len(parameters), v.Role)
+		} else if isParameter && fmt.Sprint(parameters[i]) != fmt.Sprint(v) {
+			t.Errorf("parameter %d is %v, variable %d is %v", i, parameters[i], i, v)
+		}
+	}
+	if p.Packs() != 3 {
+		t.Errorf("%d packs, want 3", p.Packs())
+	}
+	in := make([][]tensor.Memory, p.Packs())
+	for k := range in {
+		in[k] = p.Inputs(0, k)
+	}
+	for i, v := range parameters {
+		k := p.Pack(i)
+		if k < 0 || k >= len(in) || len(in[k]) == 0 {
+			t.Fatalf("parameter %d is in pack %d, which is missing or too short", i, k)
+		}
+		if want := tensor.New(v.DType, v.Shape...).Memory().Bytes; in[k][0].Bytes != want {
+			t.Errorf("input of %s has %d bytes, want %d", v.Name, in[k][0].Bytes, want)
+		}
+		in[k] = in[k][1:]
+	}
+	for k, rest := range in {
+		if len(rest) > 0 {
+			t.Errorf("pack %d has %d inputs without a parameter", k, len(rest))
+		}
+	}
+	if got := p.Metrics(); !slices.Equal(got, []string{"accuracy"}) {
+		t.Errorf("metrics %v, want [accuracy]", got)
+	}
+}
+
+func testInitialValues(t *testing.T, c Config) {
+	e := open(t, c, 2)
+	values := func(seed int64) [][]*tensor.Tensor {
+		s := spec(e, 2, 4)
+		s.Seed = seed
+		p := mustCompile(t, c.Plain(1), e, s)
+		return [][]*tensor.Tensor{read(t, p, 0), read(t, p, 1)}
+	}
+	a, b, other := values(7), values(7), values(8)
+	sameBits(t, "replica 1 against replica 0", a[1], a[0])
+	sameBits(t, "a second program of the same seed", b[0], a[0])
+	if equal(a[0], other[0]) {
+		t.Error("another seed gives the same initial values")
+	}
+}
+
+func testReadWrite(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(1), 2, 4)
+	before := read(t, p, 1)
+	for i, v := range p.Variables() {
+		x := tensor.New(v.DType, v.Shape...)
+		for j := range x.Memory().HostBytes() {
+			x.Memory().HostBytes()[j] = byte(i + 3*j)
+		}
+		want := x.Clone()
+		if err := p.Write(0, i, x); err != nil {
+			t.Fatal(err)
+		}
+		clear(x.Memory().HostBytes()) // the value was copied
+		got, err := p.Read(0, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !got.Equal(want) {
+			t.Errorf("%s: read %v after writing %v", v.Name, got, want)
+		}
+		clear(got.Memory().HostBytes()) // and is copied again
+		if again, err := p.Read(0, i); err != nil || !again.Equal(want) {
+			t.Errorf("%s: changing what Read returned changed the variable, or %v", v.Name, err)
+		}
+	}
+	sameBits(t, "replica 1 after writing to replica 0", read(t, p, 1), before)
+	v := p.Parameters()[0]
+	for name, err := range map[string]error{
+		"another shape":  p.Write(0, 0, tensor.New(v.DType, append(slices.Clone(v.Shape), 2)...)),
+		"another dtype":  p.Write(0, 0, tensor.New(tensor.Int8, v.Shape...)),
+		"nil":            p.Write(0, 0, nil),
+		"no such one":    p.Write(0, len(p.Variables()), tensor.New(v.DType, v.Shape...)),
+		"no replica":     p.Write(2, 0, tensor.New(v.DType, v.Shape...)),
+		"read no such":   second(p.Read(0, -1)),
+		"read no replic": second(p.Read(-1, 0)),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// testDifferences holds gradients against the slope of the loss that Evaluate gives.
+func testDifferences(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(1), 1, 8)
+	b := batch(1, 8)
+	g := gradients(t, p, 0, b, 8)
+	loss := func() float64 {
+		l, _, err := p.Evaluate(t.Context(), 0, b, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	if l := loss(); math.Abs(l-g.Loss) > 1e-5 {
+		t.Errorf("loss %v in training, %v in evaluation of a model without randomness", g.Loss, l)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	const h = 1e-2
+	for i, v := range p.Parameters() {
+		x, err := p.Read(0, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			j := r.IntN(x.Len())
+			at := func(d float32) float64 {
+				y := x.Clone()
+				tensor.Data[float32](y)[j] += d
+				if err := p.Write(0, i, y); err != nil {
+					t.Fatal(err)
+				}
+				return loss()
+			}
+			slope := (at(h) - at(-h)) / (2 * h)
+			got := float64(tensor.Data[float32](g.Tensors[i])[j])
+			if math.Abs(slope-got) > 2e-3+2e-2*math.Abs(slope) {
+				t.Errorf("gradient of %s at %d is %v, the loss's slope %v", v.Name, j, got, slope)
+			}
+		}
+		if err := p.Write(0, i, x); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// testParts holds that the parts of a global batch add up to the whole, however it is split.
+func testParts(t *testing.T, c Config) {
+	const rows = 12
+	whole := compile(t, c, c.Plain(1), 1, rows)
+	b := batch(2, rows)
+	want := gradients(t, whole, 0, b, rows)
+	wantTensors := cloneAll(want.Tensors)
+	for _, n := range []int{2, 3, 5} {
+		p := compile(t, c, c.Plain(1), n, 8)
+		sum := make([]*tensor.Tensor, len(wantTensors))
+		var loss, accuracy float64
+		for i := range n {
+			g := gradients(t, p, i, part(b, n, i, 8), rows)
+			loss, accuracy = loss+g.Loss, accuracy+g.Metrics[0]
+			addAll(sum, g.Tensors)
+		}
+		for i, s := range sum {
+			if d := distance(s, wantTensors[i]); d > 1e-5 {
+				t.Errorf("%d parts: gradient of %s differs by %g", n, p.Parameters()[i].Name, d)
+			}
+		}
+		if math.Abs(loss-want.Loss) > 1e-5 || accuracy != want.Metrics[0] {
+			t.Errorf("%d parts: loss %v, accuracy %v; whole: %v, %v", n, loss, accuracy, want.Loss, want.Metrics[0])
+		}
+	}
+}
+
+func testPadding(t *testing.T, c Config) {
+	const rows, used = 8, 5
+	p := compile(t, c, c.Plain(1), 1, rows)
+	b := batch(3, rows)
+	for i := used; i < rows; i++ {
+		b.Weights[i] = 0
+	}
+	g := gradients(t, p, 0, b, used)
+	want, wantLoss, wantMetric := cloneAll(g.Tensors), g.Loss, g.Metrics[0]
+	other := batch(4, rows)
+	for i := range used * Features {
+		tensor.Data[float32](other.Inputs[0])[i] = tensor.Data[float32](b.Inputs[0])[i]
+	}
+	for i := range used {
+		tensor.Data[int32](other.Labels[0])[i] = tensor.Data[int32](b.Labels[0])[i]
+	}
+	copy(other.Weights, b.Weights)
+	g = gradients(t, p, 0, other, used)
+	sameBits(t, "gradients with other padding", g.Tensors, want)
+	if g.Loss != wantLoss || g.Metrics[0] != wantMetric {
+		t.Errorf("loss %v, metric %v with other padding: want %v, %v", g.Loss, g.Metrics[0], wantLoss, wantMetric)
+	}
+	clear(other.Weights)
+	g = gradients(t, p, 0, other, used)
+	for i, x := range g.Tensors {
+		for _, v := range x.Float64s() {
+			if v != 0 {
+				t.Fatalf("gradient of %s is not zero for a replica without examples", p.Parameters()[i].Name)
+			}
+		}
+	}
+	if g.Loss != 0 || g.Metrics[0] != 0 {
+		t.Errorf("loss %v, metric %v of a replica without examples: want 0", g.Loss, g.Metrics[0])
+	}
+}
+
+func testWeights(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(1), 1, 4)
+	weighted := batch(5, 4)
+	copy(weighted.Weights, []float32{2, 1, 1, 0})
+	g := gradients(t, p, 0, weighted, 4)
+	want, wantLoss, wantMetric := cloneAll(g.Tensors), g.Loss, g.Metrics[0]
+	copied := batch(5, 4)
+	x, y := tensor.Data[float32](copied.Inputs[0]), tensor.Data[int32](copied.Labels[0])
+	copy(x[3*Features:], x[:Features])
+	y[3] = y[0]
+	g = gradients(t, p, 0, copied, 4)
+	for i := range want {
+		if d := distance(g.Tensors[i], want[i]); d > 1e-6 {
+			t.Errorf("gradient of %s: weight 2 and the row twice differ by %g", p.Parameters()[i].Name, d)
+		}
+	}
+	if math.Abs(g.Loss-wantLoss) > 1e-6 || g.Metrics[0] != wantMetric {
+		t.Errorf("loss and metric %v, %v with weight 2; %v, %v with the row twice", wantLoss, wantMetric, g.Loss, g.Metrics[0])
+	}
+}
+
+func testCommit(t *testing.T, c Config) {
+	for _, model := range []struct {
+		name string
+		m    engine.Model
+	}{{"plain", c.Plain(2)}, {"averaging", c.Averaging()}} {
+		t.Run(model.name, func(t *testing.T) {
+			p := compile(t, c, model.m, 2, 4)
+			b := batch(6, 4)
+			start := read(t, p, 0)
+			run := func() {
+				g := gradients(t, p, 0, b, 4)
+				feed(t, p, 0, g.Tensors)
+				apply(t, p, 0)
+				sameBits(t, "before the commit", read(t, p, 0), start)
+			}
+			run()
+			p.Discard(0)
+			sameBits(t, "after the discard", read(t, p, 0), start)
+			run()
+			p.Commit(0)
+			first := read(t, p, 0)
+			for i, v := range p.Variables() {
+				changes := v.Role == engine.Parameter || v.Role == engine.Average
+				if changes && first[i].Equal(start[i]) {
+					t.Errorf("%s is the same after a step", v.Name)
+				}
+				if v.Role == engine.Frozen && !first[i].Equal(start[i]) {
+					t.Errorf("%s is frozen and has changed", v.Name)
+				}
+			}
+			sameBits(t, "the other replica", read(t, p, 1), start)
+			p.Discard(0)
+			p.Commit(0)
+			sameBits(t, "after a discard and a commit of nothing", read(t, p, 0), first)
+
+			// The same step on the other replica, after one that was discarded, gives the same bits.
+			g := gradients(t, p, 1, batch(60, 4), 4)
+			feed(t, p, 1, g.Tensors)
+			apply(t, p, 1)
+			p.Discard(1)
+			step(t, p, 1, b, 4)
+			sameBits(t, "the other replica after the same step", read(t, p, 1), first)
+		})
+	}
+}
+
+func testFailedStep(t *testing.T, c Config) {
+	p := compile(t, c, c.Averaging(), 1, 4)
+	step(t, p, 0, batch(7, 4), 4)
+	start := read(t, p, 0)
+	reason := errors.New("a peer is gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	g := gradients(t, p, 0, batch(8, 4), 4)
+	feed(t, p, 0, g.Tensors)
+	cancel(reason)
+	if err := p.Apply(ctx, 0, 0); !errors.Is(err, reason) {
+		t.Errorf("apply with a cancelled context: %v, want its cause", err)
+	}
+	p.Discard(0)
+	sameBits(t, "after a failed apply", read(t, p, 0), start)
+	if _, err := p.Gradients(ctx, 0, batch(8, 4), 4, [3]uint64{}); !errors.Is(err, reason) {
+		t.Errorf("gradients with a cancelled context: %v, want its cause", err)
+	}
+	p.Discard(0)
+	sameBits(t, "after failed gradients", read(t, p, 0), start)
+	if _, _, err := p.Evaluate(ctx, 0, batch(8, 4), 4); !errors.Is(err, reason) {
+		t.Errorf("evaluate with a cancelled context: %v, want its cause", err)
+	}
+	if _, err := p.Predict(ctx, 0, batch(8, 4).Inputs); !errors.Is(err, reason) {
+		t.Errorf("predict with a cancelled context: %v, want its cause", err)
+	}
+
+	// And the program is as good as new.
+	q := compile(t, c, c.Averaging(), 1, 4)
+	step(t, q, 0, batch(7, 4), 4)
+	for _, x := range []engine.Program{p, q} {
+		step(t, x, 0, batch(8, 4), 4)
+	}
+	sameBits(t, "the next step after a failed one", read(t, p, 0), read(t, q, 0))
+}
+
+func testPacks(t *testing.T, c Config) {
+	var want []*tensor.Tensor
+	for _, packs := range []int{1, 2, 3} {
+		p := compile(t, c, c.Plain(packs), 1, 4)
+		if p.Packs() != packs {
+			t.Fatalf("%d packs, want %d", p.Packs(), packs)
+		}
+		for i := range 5 {
+			step(t, p, 0, batch(uint64(10+i), 4), 4)
+		}
+		got := read(t, p, 0)
+		if packs == 1 {
+			want = got
+			continue
+		}
+		sameBits(t, fmt.Sprintf("after 5 steps in %d packs", packs), got, want)
+	}
+}
+
+// testApplyAlone holds that gradients from elsewhere can be applied.
+func testApplyAlone(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(1), 2, 4)
+	g := gradients(t, p, 0, batch(9, 4), 4)
+	own := cloneAll(g.Tensors)
+	feed(t, p, 0, own)
+	apply(t, p, 0)
+	p.Commit(0)
+	feed(t, p, 1, own)
+	apply(t, p, 1)
+	p.Commit(1)
+	sameBits(t, "applied without a gradients step", read(t, p, 1), read(t, p, 0))
+	if err := p.Apply(t.Context(), 0, 1); err == nil {
+		t.Error("applied a pack that is not there")
+	}
+}
+
+func testInputsStay(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(2), 2, 4)
+	at := func() (list []string) {
+		for r := range 2 {
+			for k := range p.Packs() {
+				for _, m := range p.Inputs(r, k) {
+					list = append(list, fmt.Sprintf("%p+%d", m.Ptr, m.Bytes))
+				}
+			}
+		}
+		return list
+	}
+	before := at()
+	step(t, p, 0, batch(1, 4), 4)
+	if after := at(); !slices.Equal(before, after) {
+		t.Errorf("input buffers moved from %v to %v", before, after)
+	}
+	sorted := slices.Compact(slices.Sorted(slices.Values(before)))
+	if len(sorted) != len(before) {
+		t.Errorf("two inputs share their memory: %v", before)
+	}
+}
+
+func testRandom(t *testing.T, c Config) {
+	p := compile(t, c, c.Random(), 2, 16)
+	b := batch(11, 16)
+	loss := func(replica int, rng [3]uint64) float64 {
+		g, err := p.Gradients(t.Context(), replica, b, 16, rng)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Discard(replica)
+		return g.Loss
+	}
+	one, two := [3]uint64{1, 2, 3}, [3]uint64{4, 5, 6}
+	if a, b := loss(0, one), loss(0, one); a != b {
+		t.Errorf("the same random state gives losses %v and %v", a, b)
+	}
+	if a, b := loss(0, one), loss(0, two); a == b {
+		t.Errorf("two random states give the same loss %v", a)
+	}
+	if a, b := loss(0, one), loss(1, one); a != b {
+		t.Errorf("the same random state gives losses %v and %v on two replicas", a, b)
+	}
+	eval := func() float64 {
+		l, _, err := p.Evaluate(t.Context(), 0, b, 16)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	before := eval()
+	loss(0, two)
+	if after := eval(); after != before {
+		t.Errorf("evaluation depends on the random state: %v and %v", before, after)
+	}
+	for _, v := range p.Variables() {
+		if strings.Contains(strings.ToLower(v.Name), "rng") {
+			t.Errorf("the random state is a variable: %s", v.Name)
+		}
+	}
+}
+
+func testAverages(t *testing.T, c Config) {
+	p := compile(t, c, c.Averaging(), 2, 4)
+	var averages []int
+	for i, v := range p.Variables() {
+		if v.Role == engine.Average {
+			averages = append(averages, i)
+		}
+	}
+	if len(averages) == 0 {
+		t.Fatal("the averaging model has no variable of role Average")
+	}
+	// Replicas see other examples, so their averages differ; parameters get the same gradients and do not.
+	var sum []*tensor.Tensor
+	g0 := gradients(t, p, 0, batch(12, 4), 8)
+	sum = make([]*tensor.Tensor, len(g0.Tensors))
+	addAll(sum, g0.Tensors)
+	addAll(sum, gradients(t, p, 1, batch(13, 4), 8).Tensors)
+	for r := range 2 {
+		feed(t, p, r, sum)
+		apply(t, p, r)
+		p.Commit(r)
+	}
+	a, b := read(t, p, 0), read(t, p, 1)
+	differ := false
+	for i, v := range p.Variables() {
+		same := a[i].Equal(b[i])
+		if v.Role == engine.Average {
+			differ = differ || !same
+		} else if !same {
+			t.Errorf("%s differs between replicas", v.Name)
+		}
+	}
+	if !differ {
+		t.Error("replicas with other examples have the same averages")
+	}
+	before, _, err := p.Evaluate(t.Context(), 0, batch(14, 4), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range averages {
+		if err := p.Write(0, i, b[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after, _, err := p.Evaluate(t.Context(), 0, batch(14, 4), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before == after {
+		t.Error("inference does not depend on the averages")
+	}
+}
+
+func testRegularisation(t *testing.T, c Config) {
+	const rows = 7
+	b := batch(15, rows)
+	whole := compile(t, c, c.Regularised(), 1, rows)
+	want := gradients(t, whole, 0, b, rows)
+	plain := compile(t, c, c.Plain(1), 1, rows)
+	if without := gradients(t, plain, 0, b, rows); without.Loss >= want.Loss {
+		t.Errorf("loss %v with a penalty, %v without", want.Loss, without.Loss)
+	}
+	p := compile(t, c, c.Regularised(), 3, 4)
+	var loss float64
+	sum := make([]*tensor.Tensor, len(want.Tensors))
+	for i := range 3 { // 4, 3 and no examples
+		g := gradients(t, p, i, part(b, 2, i, 4), rows)
+		loss += g.Loss
+		addAll(sum, g.Tensors)
+	}
+	if math.Abs(loss-want.Loss) > 1e-5 {
+		t.Errorf("losses of 3 replicas add up to %v, one replica has %v", loss, want.Loss)
+	}
+	for i := range sum {
+		if d := distance(sum[i], want.Tensors[i]); d > 1e-5 {
+			t.Errorf("gradient of %s differs by %g", p.Parameters()[i].Name, d)
+		}
+	}
+}
+
+func testEvaluate(t *testing.T, c Config) {
+	for _, model := range []struct {
+		name string
+		m    engine.Model
+	}{{"plain", c.Plain(1)}, {"random", c.Random()}, {"averaging", c.Averaging()}} {
+		t.Run(model.name, func(t *testing.T) {
+			p := compile(t, c, model.m, 2, 8)
+			step(t, p, 0, batch(16, 8), 8)
+			start := read(t, p, 0)
+			b := batch(17, 8)
+			loss, metrics, err := p.Evaluate(t.Context(), 0, b, 8)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := p.Predict(t.Context(), 0, b.Inputs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sameBits(t, "after evaluating and predicting", read(t, p, 0), start)
+			if len(out) != 1 || !slices.Equal(out[0].Shape(), []int{8, Classes}) {
+				t.Fatalf("predicted %v, want one tensor of shape (8, %d)", out, Classes)
+			}
+			wantLoss, wantHits := softmaxLoss(out[0], b.Labels[0])
+			if math.Abs(loss-wantLoss) > 1e-4 || metrics[0] != wantHits {
+				t.Errorf("loss %v, hits %v; from the predictions: %v, %v", loss, metrics[0], wantLoss, wantHits)
+			}
+			again, err := p.Predict(t.Context(), 0, b.Inputs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sameBits(t, "a second prediction", again, out)
+		})
+	}
+}
+
+func testWrongArguments(t *testing.T, c Config) {
+	p := compile(t, c, c.Plain(1), 1, 4)
+	start := read(t, p, 0)
+	good := func() engine.Batch { return batch(18, 4) }
+	for name, change := range map[string]func(b *engine.Batch){
+		"no inputs":       func(b *engine.Batch) { b.Inputs = nil },
+		"nil input":       func(b *engine.Batch) { b.Inputs = []*tensor.Tensor{nil} },
+		"too many inputs": func(b *engine.Batch) { b.Inputs = append(b.Inputs, b.Inputs[0]) },
+		"too few rows":    func(b *engine.Batch) { b.Inputs = []*tensor.Tensor{b.Inputs[0].Rows(0, 3)} },
+		"input dtype":     func(b *engine.Batch) { b.Inputs = []*tensor.Tensor{tensor.New(tensor.Float64, 4, Features)} },
+		"input rank":      func(b *engine.Batch) { b.Inputs = []*tensor.Tensor{tensor.New(tensor.Float32, 4*Features)} },
+		"input width":     func(b *engine.Batch) { b.Inputs = []*tensor.Tensor{tensor.New(tensor.Float32, 4, Features+1)} },
+		"no labels":       func(b *engine.Batch) { b.Labels = nil },
+		"label dtype":     func(b *engine.Batch) { b.Labels = []*tensor.Tensor{tensor.New(tensor.Int64, 4)} },
+		"few weights":     func(b *engine.Batch) { b.Weights = b.Weights[:3] },
+	} {
+		b := good()
+		change(&b)
+		if _, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{}); err == nil {
+			t.Errorf("gradients, %s: no error", name)
+		}
+		if _, _, err := p.Evaluate(t.Context(), 0, b, 4); err == nil {
+			t.Errorf("evaluate, %s: no error", name)
+		}
+		if strings.Contains(name, "input") {
+			if _, err := p.Predict(t.Context(), 0, b.Inputs); err == nil {
+				t.Errorf("predict, %s: no error", name)
+			}
+		}
+	}
+	for _, sum := range []float64{0, -1, math.NaN()} {
+		if _, err := p.Gradients(t.Context(), 0, good(), sum, [3]uint64{}); err == nil {
+			t.Errorf("weight sum %v: no error", sum)
+		}
+	}
+	for _, replica := range []int{-1, 1} {
+		if _, err := p.Gradients(t.Context(), replica, good(), 4, [3]uint64{}); err == nil {
+			t.Errorf("replica %d of 1: no error", replica)
+		}
+		if err := p.Apply(t.Context(), replica, 0); err == nil {
+			t.Errorf("apply on replica %d of 1: no error", replica)
+		}
+	}
+	sameBits(t, "after wrong arguments", read(t, p, 0), start)
+	step(t, p, 0, good(), 4)
+
+	e := open(t, c, 1)
+	for name, change := range map[string]func(s *engine.Spec){
+		"no rows":      func(s *engine.Spec) { s.Rows = 0 },
+		"no inputs":    func(s *engine.Spec) { s.Inputs = nil },
+		"no devices":   func(s *engine.Spec) { s.Devices = nil },
+		"strings":      func(s *engine.Spec) { s.Inputs[0].DType = tensor.String },
+		"no label":     func(s *engine.Spec) { s.Labels = nil },
+		"empty inputs": func(s *engine.Spec) { s.Inputs[0].Shape = []int{0} },
+	} {
+		s := spec(e, 1, 4)
+		change(&s)
+		if p, err := c.Plain(1).Compile(t.Context(), e, s); err == nil {
+			p.Close()
+			t.Errorf("compiled a spec with %s", name)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if p, err := c.Plain(1).Compile(ctx, e, spec(e, 1, 4)); !errors.Is(err, context.Canceled) {
+		t.Errorf("compile with a cancelled context: %v", err)
+		if err == nil {
+			p.Close()
+		}
+	}
+}
+
+func testPanic(t *testing.T, c Config) {
+	e := open(t, c, 1)
+	p, err := c.Panicking().Compile(t.Context(), e, spec(e, 1, 4))
+	if err == nil {
+		p.Close()
+		t.Fatal("a model that panics compiled")
+	}
+	if !strings.Contains(err.Error(), "deliberate") {
+		t.Errorf("error %q does not say what the model said", err)
+	}
+	compiled := mustCompile(t, c.Plain(1), e, spec(e, 1, 4))
+	step(t, compiled, 0, batch(1, 4), 4)
+}
+
+// testConcurrent holds that replicas at the same time give the bits that they give one after the other.
+func testConcurrent(t *testing.T, c Config) {
+	const n, steps = 3, 20
+	train := func(each func(f func(r int))) [][]*tensor.Tensor {
+		p := compile(t, c, c.Averaging(), n, 4)
+		g := make([]engine.Gradients, n)
+		for s := range steps {
+			each(func(r int) {
+				var err error
+				g[r], err = p.Gradients(t.Context(), r, batch(uint64(100*s+r), 4), 4*n, [3]uint64{uint64(s), uint64(r), 1})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			if t.Failed() {
+				t.FailNow()
+			}
+			sum := make([]*tensor.Tensor, len(g[0].Tensors))
+			for r := range n {
+				addAll(sum, g[r].Tensors)
+			}
+			each(func(r int) {
+				feed(t, p, r, sum)
+				for k := range p.Packs() {
+					if err := p.Apply(t.Context(), r, k); err != nil {
+						t.Error(err)
+					}
+				}
+				p.Commit(r)
+				if _, _, err := p.Evaluate(t.Context(), r, batch(1, 4), 4); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		var all [][]*tensor.Tensor
+		for r := range n {
+			all = append(all, read(t, p, r))
+		}
+		return all
+	}
+	one := train(func(f func(r int)) {
+		for r := range n {
+			f(r)
+		}
+	})
+	together := train(func(f func(r int)) {
+		var wg sync.WaitGroup
+		for r := range n {
+			wg.Go(func() { f(r) })
+		}
+		wg.Wait()
+	})
+	for r := range n {
+		sameBits(t, fmt.Sprintf("replica %d at the same time as others", r), together[r], one[r])
+	}
+}
+
+func testClosed(t *testing.T, c Config) {
+	e := open(t, c, 1)
+	p, err := c.Plain(1).Compile(t.Context(), e, spec(e, 1, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Gradients(t.Context(), 0, batch(1, 4), 4, [3]uint64{}); err == nil {
+		t.Error("gradients of a closed program: no error")
+	}
+	if _, err := p.Read(0, 0); err == nil {
+		t.Error("read from a closed program: no error")
+	}
+	if err := p.Close(); err != nil {
+		t.Errorf("closed twice: %v", err)
+	}
+}
+
+// open opens an engine for the test.
+func open(t *testing.T, c Config, n int) engine.Engine {
+	t.Helper()
+	e, err := c.Open(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// spec is a spec of n replicas on the engine's first devices.
+func spec(e engine.Engine, n, rows int) engine.Spec {
+	return engine.Spec{
+		Rows: rows, Seed: 42, Devices: slices.Clone(e.Devices()[:n]),
+		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{Features}}},
+		Labels: []engine.Feature{{DType: tensor.Int32}},
+	}
+}
+
+// compile opens an engine and compiles a model for n replicas.
+func compile(t *testing.T, c Config, m engine.Model, n, rows int) engine.Program {
+	t.Helper()
+	e := open(t, c, n)
+	return mustCompile(t, m, e, spec(e, n, rows))
+}
+
+func mustCompile(t *testing.T, m engine.Model, e engine.Engine, s engine.Spec) engine.Program {
+	t.Helper()
+	p, err := m.Compile(t.Context(), e, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// batch makes a batch of random rows, all of weight 1.
+func batch(seed uint64, rows int) engine.Batch {
+	r := rand.New(rand.NewPCG(seed, 0))
+	x, y := tensor.New(tensor.Float32, rows, Features), tensor.New(tensor.Int32, rows)
+	for i := range tensor.Data[float32](x) {
+		tensor.Data[float32](x)[i] = float32(r.NormFloat64())
+	}
+	for i := range tensor.Data[int32](y) {
+		tensor.Data[int32](y)[i] = r.Int32N(Classes)
+	}
+	w := make([]float32, rows)
+	for i := range w {
+		w[i] = 1
+	}
+	return engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w}
+}
+
+// part is share i of n of a batch, padded to rows rows.
+func part(b engine.Batch, n, i, rows int) engine.Batch {
+	all := len(b.Weights)
+	per := (all + n - 1) / n
+	lo, hi := min(all, i*per), min(all, (i+1)*per)
+	pad := func(t *tensor.Tensor) *tensor.Tensor {
+		out := tensor.New(t.DType(), append([]int{rows}, t.Shape()[1:]...)...)
+		copy(out.Memory().HostBytes(), t.Rows(lo, hi).Memory().HostBytes())
+		return out
+	}
+	w := make([]float32, rows)
+	copy(w, b.Weights[lo:hi])
+	return engine.Batch{Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w}
+}
+
+func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) engine.Gradients {
+	t.Helper()
+	g, err := p.Gradients(t.Context(), replica, b, weightSum, [3]uint64{1, 2, 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.Tensors) != len(p.Parameters()) || len(g.Metrics) != len(p.Metrics()) {
+		t.Fatalf("%d gradients, %d metrics: want %d, %d", len(g.Tensors), len(g.Metrics), len(p.Parameters()), len(p.Metrics()))
+	}
+	for i, v := range p.Parameters() {
+		if g.Tensors[i].DType() != v.DType || !slices.Equal(g.Tensors[i].Shape(), v.Shape) {
+			t.Fatalf("gradient of %s is %v %v", v.Name, g.Tensors[i].DType(), g.Tensors[i].Shape())
+		}
+	}
+	return g
+}
+
+// feed writes gradients into apply's input buffers.
+func feed(t *testing.T, p engine.Program, replica int, list []*tensor.Tensor) {
+	t.Helper()
+	next := make([]int, p.Packs())
+	for i, x := range list {
+		k := p.Pack(i)
+		copy(p.Inputs(replica, k)[next[k]].HostBytes(), x.Memory().HostBytes())
+		next[k]++
+	}
+}
+
+func apply(t *testing.T, p engine.Program, replica int) {
+	t.Helper()
+	for k := range p.Packs() {
+		if err := p.Apply(t.Context(), replica, k); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// step trains a replica alone.
+func step(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) {
+	t.Helper()
+	feed(t, p, replica, gradients(t, p, replica, b, weightSum).Tensors)
+	apply(t, p, replica)
+	p.Commit(replica)
+}
+
+// read returns all variables of a replica.
+func read(t *testing.T, p engine.Program, replica int) []*tensor.Tensor {
+	t.Helper()
+	list := make([]*tensor.Tensor, len(p.Variables()))
+	for i := range list {
+		var err error
+		if list[i], err = p.Read(replica, i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return list
+}
+
+func cloneAll(list []*tensor.Tensor) []*tensor.Tensor {
+	out := make([]*tensor.Tensor, len(list))
+	for i, t := range list {
+		out[i] = t.Clone()
+	}
+	return out
+}
+
+// addAll adds float32 tensors to sum, where nil stands for zeros.
+func addAll(sum, list []*tensor.Tensor) {
+	for i, t := range list {
+		if sum[i] == nil {
+			sum[i] = t.Clone()
+			continue
+		}
+		for j, x := range tensor.Data[float32](t) {
+			tensor.Data[float32](sum[i])[j] += x
+		}
+	}
+}
+
+// distance is the largest difference of two elements.
+func distance(a, b *tensor.Tensor) float64 {
+	d := 0.0
+	for i, x := range a.Float64s() {
+		d = math.Max(d, math.Abs(x-b.Float64s()[i]))
+	}
+	return d
+}
+
+func equal(a, b []*tensor.Tensor) bool {
+	return slices.EqualFunc(a, b, func(x, y *tensor.Tensor) bool {
+		return x.SameShape(y) && bytes.Equal(x.Memory().HostBytes(), y.Memory().HostBytes())
+	})
+}
+
+func sameBits(t *testing.T, what string, got, want []*tensor.Tensor) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d tensors, want %d", what, len(got), len(want))
+	}
+	for i := range got {
+		if !got[i].Equal(want[i]) {
+			t.Errorf("%s: tensor %d is %v, want %v", what, i, got[i], want[i])
+		}
+	}
+}
+
+// softmaxLoss is the mean cross entropy of logits, and the number of hits.
+func softmaxLoss(logits, labels *tensor.Tensor) (loss, hits float64) {
+	rows := logits.Shape()[0]
+	x, y := logits.Float64s(), tensor.Data[int32](labels)
+	for i := range rows {
+		row := x[i*Classes : (i+1)*Classes]
+		sum, best := 0.0, 0
+		for j, v := range row {
+			sum += math.Exp(v)
+			if v > row[best] {
+				best = j
+			}
+		}
+		loss += math.Log(sum) - row[y[i]]
+		if best == int(y[i]) {
+			hits++
+		}
+	}
+	return loss / float64(rows), hits
+}
+
+func second[T any](_ T, err error) error { return err }
