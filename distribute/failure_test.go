@@ -111,7 +111,9 @@ var failures = []struct {
 	{
 		name: "nested Run",
 		last: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := distribute.Run(ctx, r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+			_, err := distribute.Run(ctx, r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+				return nil, nil
+			})
 			return err
 		},
 		kind: distribute.ErrContext, says: []string{"Runs do not nest"}, sites: 1,
@@ -119,7 +121,9 @@ var failures = []struct {
 	{
 		name: "nested Run that hides its context",
 		last: func(_ context.Context, r *distribute.Replica) error {
-			_, err := distribute.Run(context.Background(), r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+			_, err := distribute.Run(context.Background(), r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+				return nil, nil
+			})
 			return err
 		},
 		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
@@ -128,7 +132,9 @@ var failures = []struct {
 		name: "Run inside a merge function",
 		others: func(ctx context.Context, r *distribute.Replica) error {
 			_, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-				return distribute.Run(ctx, c.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+				return distribute.Run(ctx, c.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+					return nil, nil
+				})
 			})
 			return err
 		},
@@ -355,7 +361,9 @@ func TestClosedStrategy(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, err := distribute.Run(t.Context(), s, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+	_, err := distribute.Run(t.Context(), s, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+		return nil, nil
+	})
 	if !errors.Is(err, distribute.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}

@@ -3,6 +3,7 @@ package distribute
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/internal/ledger"
 )
@@ -90,6 +91,9 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	}
 	s.turn <- struct{}{} // the Run before may still be settling its outcome
 	defer func() { <-s.turn }()
+	if err := s.requireOpen("Run"); err != nil {
+		return s.decline(run, err) // closed while this Run waited
+	}
 	s.runs++
 	s.running.Store(true)
 	start := s.stats.now()
@@ -98,14 +102,24 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 		s.replicas[i].run.Store(run)
 		w.jobs <- j
 	}
-	_, err = run.Wait()
+	abandoned, err := run.Wait()
 	s.running.Store(false)
 	s.stats.ended(start, s.replicas)
-	return s.settle(ctx, run, err)
+	return s.settle(ctx, abandoned, err)
 }
 
-// settle makes a Run's writes final or takes them back and, after a failure, makes the strategy able to run again.
-func (s *Strategy) settle(ctx context.Context, run *ledger.Run, err error) error {
+// decline ends a Run that must not take place.
+func (s *Strategy) decline(run *ledger.Run, why error) error {
+	for i := range s.devices {
+		_ = run.Do(i, func(context.Context) error { return nil })
+	}
+	_, _ = run.Wait()
+	return why
+}
+
+// settle makes a Run's writes final or takes them back and, after a failure, makes the strategy able to run again. The
+// abandoned replicas' goroutines are blocked in the user's code; they and their Replicas are left behind.
+func (s *Strategy) settle(ctx context.Context, abandoned []int, err error) error {
 	if err == nil {
 		for _, r := range s.replicas {
 			r.run.Store(nil)
@@ -114,8 +128,7 @@ func (s *Strategy) settle(ctx context.Context, run *ledger.Run, err error) error
 		return nil
 	}
 	s.undo.restore()
-	// The replicas' goroutines may be blocked in the user's code for ever: they and their Replicas are left behind.
-	s.dismiss()
+	s.dismiss(abandoned)
 	if s.group != nil {
 		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {
 			s.closed.Store(true)
@@ -152,11 +165,16 @@ func (s *Strategy) staff() {
 	}
 }
 
-// dismiss lets every worker end when it is done.
-func (s *Strategy) dismiss() {
+// dismiss lets every worker end when it is done, and waits for those that are not abandoned.
+func (s *Strategy) dismiss(abandoned []int) {
 	for i, w := range s.workers {
 		s.replicas[i].left.Store(true)
 		close(w.jobs)
+	}
+	for i, w := range s.workers {
+		if !slices.Contains(abandoned, i) {
+			<-w.done
+		}
 	}
 	s.workers = nil
 }

@@ -51,7 +51,9 @@ func BenchmarkMergeCall(b *testing.B) {
 	b.ReportAllocs()
 	_, err := distribute.RunTyped(b.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
 		for range b.N {
-			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) { return nil, nil })
+			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+				return nil, nil
+			})
 			if err != nil {
 				return struct{}{}, err
 			}

@@ -199,7 +199,7 @@ func (s *Strategy) Close() error {
 		return nil
 	}
 	s.turn <- struct{}{}
-	s.dismiss()
+	s.dismiss(nil)
 	var err error
 	if s.group != nil {
 		err = s.group.close()

@@ -34,20 +34,14 @@ func Map(nest any, f func(leaf any) (any, error)) (any, error) {
 
 // Pack returns a nest of the structure of like with the given leaves, in order. Their number must be right.
 func Pack(like any, leaves []any) (any, error) {
+	if n := len(Flatten(like)); n != len(leaves) {
+		return nil, fmt.Errorf("tensor: %d leaves given for a nest that has %d", len(leaves), n)
+	}
 	next := 0
-	out, err := Map(like, func(any) (any, error) {
-		if next++; next > len(leaves) {
-			return nil, nil
-		}
+	return Map(like, func(any) (any, error) {
+		next++
 		return leaves[next-1], nil
 	})
-	if err == nil && next != len(leaves) {
-		err = fmt.Errorf("tensor: %d leaves given for a nest that has %d", len(leaves), next)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 // Zip walks several nests of one structure together and returns a nest in which f's result stands for each tuple of
