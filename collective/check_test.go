@@ -132,7 +132,9 @@ func TestCheckRefuses(t *testing.T) {
 			0, 4, "ends with another tree: ((0+2)+(1+3)), want ((0+1)+(2+3))",
 		},
 		{
-			"folded first", Algorithm{Steps: foldFirst}, five, nil,
+			"folded first",
+			Algorithm{Steps: foldFirst},
+			five, nil,
 			0, 6, "ends with another tree: (((0+4)+1)+(2+3)), want (((0+1)+(2+3))+4)",
 		},
 		{
@@ -146,11 +148,17 @@ func TestCheckRefuses(t *testing.T) {
 			0, 4, "ends without the contribution of rank 1",
 		},
 		{
-			"deadlock of orders", Algorithm{Steps: roundTable}, Problem{Op: Barrier, Size: 3}, nil,
+			"deadlock of orders",
+			Algorithm{Steps: roundTable},
+			Problem{Op: Barrier, Size: 3},
+			nil,
 			0, 0, "waits for ever to receive 0 elements from rank 1, which is at step 0 (exchange nothing with 2, mine left)",
 		},
 		{
-			"sends that need buffers", Algorithm{Steps: sendThenReceive}, Problem{Op: Barrier, Size: 3}, nil,
+			"sends that need buffers",
+			Algorithm{Steps: sendThenReceive},
+			Problem{Op: Barrier, Size: 3},
+			nil,
 			0, 0, "waits for ever to send 0 elements to rank 1, which is at step 0",
 		},
 		{
@@ -184,7 +192,8 @@ func TestCheckRefuses(t *testing.T) {
 			2, 0, "no span of 256 elements",
 		},
 		{
-			"no division", recursiveDoubling, Problem{Op: AllReduce, Reduce: Mean, Size: 4, Count: 7},
+			"no division", recursiveDoubling,
+			Problem{Op: AllReduce, Reduce: Mean, Size: 4, Count: 7},
 			on(1, func(plan []Step) []Step { return slices.Delete(plan, 3, 4) }),
 			1, 4, "ends with another tree: ((0+1)+(2+3)), want ((0+1)+(2+3))/n",
 		},
@@ -254,11 +263,17 @@ func TestCheckRefuses(t *testing.T) {
 			2, 2, "overwrites the source of rank 0",
 		},
 		{
-			"wrong only in place", Algorithm{Steps: shareThenPull}, Problem{Op: Broadcast, Size: 2, Count: 4, Root: 0}, nil,
+			"wrong only in place",
+			Algorithm{Steps: shareThenPull},
+			Problem{Op: Broadcast, Size: 2, Count: 4, Root: 0},
+			nil,
 			1, 4, "reads memory of rank 0 that rank 0 writes at the same time",
 		},
 		{
-			"wrong only in place, seen from the writer", Algorithm{Steps: shareThenPull}, Problem{Op: Broadcast, Size: 2, Count: 4, Root: 1}, nil,
+			"wrong only in place, seen from the writer",
+			Algorithm{Steps: shareThenPull},
+			Problem{Op: Broadcast, Size: 2, Count: 4, Root: 1},
+			nil,
 			1, 5, "writes memory of rank 1 that rank 0 reads at the same time",
 		},
 		{
@@ -272,7 +287,8 @@ func TestCheckRefuses(t *testing.T) {
 			2, 5, "ends with 0, want 1",
 		},
 		{
-			"barrier that lets go too soon", recursiveDoubling, Problem{Op: Barrier, Size: 4},
+			"barrier that lets go too soon", recursiveDoubling,
+			Problem{Op: Barrier, Size: 4},
 			on(-1, func(plan []Step) []Step { return plan[:1] }),
 			0, 1, "leaves without knowing that rank 1 has entered",
 		},
