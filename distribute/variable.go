@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -272,20 +273,21 @@ func (v *Variable) String() string {
 func numpy(t *tensor.Tensor) string {
 	s := t.Format()
 	if t.Rank() == 0 {
-		if strings.HasSuffix(s, ".") {
-			s += "0"
-		}
 		return s
 	}
-	s = "array(" + strings.ReplaceAll(s, " ", ", ")
+	dtype := fmt.Sprintf(", dtype=%v", t.DType())
 	switch t.DType() {
 	case tensor.Bool, tensor.Int64, tensor.Float64: // NumPy's defaults
-		return s + ")"
+		dtype = ""
 	case tensor.String:
-		return s + ", dtype=object)"
+		dtype = ", dtype=object"
 	}
-	return s + fmt.Sprintf(", dtype=%v)", t.DType())
+	s = separators.ReplaceAllString(s, "$1,$2")
+	return "array(" + strings.ReplaceAll(s, "\n", "\n"+strings.Repeat(" ", len("array("))) + dtype + ")"
 }
+
+// separators finds the end of an element or a row that another one follows. (Spaces inside of strings pass for such.)
+var separators = regexp.MustCompile(`([^\s\[])(\s+)`)
 
 func (v *Variable) destination(string) ([]Device, error) { return v.strategy.devices, nil }
 
