@@ -54,18 +54,16 @@ func readIDX(s *source) (*tensor.Tensor, error) {
 		return nil, s.wrong(3, fmt.Errorf("no dimensions: want at least 1"))
 	}
 	shape := make([]int, head[3])
-	bytes := int64(dtype.Bytes())
 	for i := range shape {
-		at := s.offset
 		var dim [4]byte
 		if err := s.full(dim[:], fmt.Sprintf("dimension %d of %d", i+1, len(shape))); err != nil {
 			return nil, err
 		}
-		d := binary.BigEndian.Uint32(dim[:])
-		shape[i] = int(d)
-		if bytes, ok = times(bytes, int64(d)); !ok {
-			return nil, s.wrong(at, fmt.Errorf("dimensions %v… of %v are more bytes than can be addressed", shape[:i+1], dtype))
-		}
+		shape[i] = int(binary.BigEndian.Uint32(dim[:]))
+	}
+	bytes, ok := sizeOf(dtype, shape)
+	if !ok {
+		return nil, s.wrong(4, fmt.Errorf("shape %v of %v is more bytes than can be addressed", shape, dtype))
 	}
 	b, err := s.bytes(bytes, fmt.Sprintf("elements of a %v tensor of shape %v", dtype, shape))
 	if err != nil {
@@ -100,12 +98,23 @@ func WriteIDX(w io.Writer, t *tensor.Tensor) error {
 	return err
 }
 
-// times multiplies sizes; it is false if the product is no int.
-func times(a, b int64) (int64, bool) {
-	if a != 0 && b > math.MaxInt/a {
-		return 0, false
+// sizeOf returns the bytes of a tensor, or false if tensor.New would refuse the shape.
+func sizeOf(dtype tensor.DType, shape []int) (int64, bool) {
+	n, empty := dtype.Bytes(), false
+	for _, d := range shape {
+		switch {
+		case d == 0:
+			empty = true
+		case d < 0 || n > (math.MaxInt-7)/d:
+			return 0, false
+		default:
+			n *= d
+		}
 	}
-	return a * b, true
+	if empty {
+		return 0, true
+	}
+	return int64(n), true
 }
 
 // decode makes a tensor of elements in the given byte order. It may share b.

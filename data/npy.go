@@ -62,20 +62,20 @@ func readNPY(s *source) (*tensor.Tensor, error) {
 	if !bytes.HasPrefix(start[:], npyMagic) {
 		return nil, s.wrong(0, fmt.Errorf("%q expected, found %q", npyMagic, start[:6]))
 	}
-	var size [4]byte
+	var length [4]byte
 	switch start[6] {
 	case 1:
-		if err := s.full(size[:2], "the header's length"); err != nil {
+		if err := s.full(length[:2], "the header's length"); err != nil {
 			return nil, err
 		}
 	case 2, 3:
-		if err := s.full(size[:], "the header's length"); err != nil {
+		if err := s.full(length[:], "the header's length"); err != nil {
 			return nil, err
 		}
 	default:
 		return nil, s.wrong(6, fmt.Errorf("version %d.%d: want 1, 2 or 3", start[6], start[7]))
 	}
-	n, at := binary.LittleEndian.Uint32(size[:]), s.offset
+	n, at := binary.LittleEndian.Uint32(length[:]), s.offset
 	if n > npyHeaderBytesMax {
 		return nil, s.wrong(8, fmt.Errorf("a header of %d bytes: want at most %d", n, npyHeaderBytesMax))
 	}
@@ -88,15 +88,12 @@ func readNPY(s *source) (*tensor.Tensor, error) {
 	if err != nil {
 		return nil, s.wrong(at+int64(p.at), err)
 	}
-	bytes := int64(h.dtype.Bytes())
-	for _, d := range h.shape {
-		var ok bool
-		if bytes, ok = times(bytes, int64(d)); !ok {
-			return nil, s.wrong(at, fmt.Errorf("shape %v of %v is more bytes than can be addressed", h.shape, h.dtype))
-		}
+	size, ok := sizeOf(h.dtype, h.shape)
+	if !ok {
+		return nil, s.wrong(at, fmt.Errorf("shape %v of %v is more bytes than can be addressed", h.shape, h.dtype))
 	}
 	at = s.offset
-	b, err := s.bytes(bytes, fmt.Sprintf("elements of a %v array of shape %v", h.dtype, h.shape))
+	b, err := s.bytes(size, fmt.Sprintf("elements of a %v array of shape %v", h.dtype, h.shape))
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +171,7 @@ func (p *npyParser) header() (h npyHeader, err error) {
 }
 
 func (p *npyParser) descr() (tensor.DType, binary.ByteOrder, error) {
+	p.skip()
 	at := p.at
 	s, err := p.quoted()
 	if err != nil {

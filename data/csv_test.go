@@ -1,0 +1,211 @@
+package data_test
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+func TestCSV(t *testing.T) {
+	tests := []struct {
+		name  string
+		csv   data.CSV
+		file  string
+		names []string
+		want  []float64
+	}{
+		{"plain", data.CSV{}, "a,b\n1,2\n3,4\n", []string{"a", "b"}, []float64{1, 2, 3, 4}},
+		{"no line end at the end", data.CSV{}, "a,b\n1,2", []string{"a", "b"}, []float64{1, 2}},
+		{"Windows", data.CSV{}, "\ufeffa,b\r\n1,2\r\n", []string{"a", "b"}, []float64{1, 2}},
+		{"spaces and blank lines", data.CSV{}, "\n a , b\n\n 1 ,\t2\n  \n", []string{"a", "b"}, []float64{1, 2}},
+		{"quotes", data.CSV{}, "\"a, first\", \"say \"\"b\"\"\"\n\"1\",2\n", []string{"a, first", `say "b"`}, []float64{1, 2}},
+		{"semicolons", data.CSV{Comma: ';'}, "a;b\n1;2\n", []string{"a", "b"}, []float64{1, 2}},
+		{"no header", data.CSV{NoHeader: true}, "1,2\n3,4\n", []string{"0", "1"}, []float64{1, 2, 3, 4}},
+		{"only a header", data.CSV{}, "a,b\n", []string{"a", "b"}, []float64{}},
+		{"numbers", data.CSV{}, "a\n-1.5e3\n+7\n.5\n", []string{"a"}, []float64{-1500, 7, .5}},
+		{"some names are numbers", data.CSV{}, "1,b\n1,2\n", []string{"1", "b"}, []float64{1, 2}},
+	}
+	for _, c := range tests {
+		t.Run(c.name, func(t *testing.T) {
+			for _, file := range [][]byte{[]byte(c.file), zipped([]byte(c.file))} {
+				got, err := data.ReadCSV(bytes.NewReader(file), c.csv)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(got.Names, c.names) || !slices.Equal(tensor.Data[float64](got.Values), c.want) || got.Rows() != len(c.want)/len(c.names) {
+					t.Errorf("got %q, %v", got.Names, got.Values)
+				}
+			}
+		})
+	}
+}
+
+func TestCSVErrors(t *testing.T) {
+	tests := []struct {
+		name   string
+		csv    data.CSV
+		file   string
+		offset int64
+		want   string
+	}{
+		{"empty", data.CSV{}, "", 0, "CSV: offset 0: the file is empty: a line with the columns' names expected"},
+		{"blank", data.CSV{}, "\n \n", 3, "the file is empty"},
+		{"no header", data.CSV{}, "1,2\n3,4\n", 0, "line 1, offset 0: only numbers: the columns' names expected (set NoHeader for a file without them)"},
+		{"no number", data.CSV{}, "a,b\n1,2\n3, four\n", 11, `line 3, offset 11: column "b": "four" is no number`},
+		{"missing value", data.CSV{}, "a,b\n1,\n", 4, `line 2, offset 4: column "b": "" is no number`},
+		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is no number`},
+		{"fewer fields", data.CSV{}, "a,b\n1,2\n3\n", 8, "line 3, offset 8: 1 fields, where the first line has 2"},
+		{"more fields", data.CSV{}, "a,b\n1,2,3\n", 4, "3 fields, where the first line has 2"},
+		{"names twice", data.CSV{}, "a,b,a\n", 0, `columns 1 and 3 are both named "a"`},
+		{"quote open", data.CSV{}, "a,b\n1,\"2\n", 4, "quotes that do not match, or a field over several lines"},
+		{"long field", data.CSV{}, "a\n" + strings.Repeat("x", 100) + "\n", 2, strings.Repeat("x", 40) + "…\" is no number"},
+		{"no line ends", data.CSV{}, "a\n" + strings.Repeat("1", 17<<20), 2, "a line of more than 16777216 bytes"},
+	}
+	for _, c := range tests {
+		t.Run(c.name, func(t *testing.T) {
+			name := writeFile(t, "a.csv", []byte(c.file))
+			_, err := data.LoadCSV(name, c.csv)
+			checkFormatError(t, err, c.offset, c.want, name)
+		})
+	}
+	t.Run("gzip cut", func(t *testing.T) {
+		file := zipped([]byte("a,b\n" + strings.Repeat("1,2\n", 100)))
+		_, err := data.ReadCSV(bytes.NewReader(file[:len(file)-9]), data.CSV{})
+		checkFormatError(t, err, 404, "of the uncompressed contents: the gzip stream ends too early")
+	})
+}
+
+func TestFrame(t *testing.T) {
+	f, err := data.ReadCSV(strings.NewReader("x,y,label\n1,0.1,3\n2,0.2,4\n"), data.CSV{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inputs, err := f.Floats(f.Without("label")...)
+	if want := tensor.From([]float32{1, 0.1, 2, 0.2}, 2, 2); err != nil || !inputs.Equal(want) {
+		t.Errorf("got %v, %v", inputs, err)
+	}
+	if got, err := f.Floats("label", "x"); err != nil || !got.Equal(tensor.From([]float32{3, 1, 4, 2}, 2, 2)) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := f.Floats(); err != nil || !slices.Equal(got.Shape(), []int{2, 3}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := f.Ints("label"); err != nil || !got.Equal(tensor.From([]int32{3, 4})) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for want, err := range map[string]error{
+		`data: column "y", row 0: 0.1 is no int32`:         second(f.Ints("y")),
+		`data: no column "z": there are ["x" "y" "label"]`: second(f.Ints("z")),
+		`data: no column "": there are ["x" "y" "label"]`:  second(f.Floats("x", "")),
+	} {
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestCSVRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		width := rapid.IntRange(1, 4).Draw(t, "columns")
+		rows := rapid.IntRange(0, 5).Draw(t, "rows")
+		want := make([]float64, 0, rows*width)
+		var file strings.Builder
+		for i := range width {
+			fmt.Fprintf(&file, "%sc%d", strings.Repeat(",", min(i, 1)), i)
+		}
+		for range rows {
+			file.WriteString("\n")
+			for i := range width {
+				x := rapid.Float64().Draw(t, "x")
+				want = append(want, x)
+				file.WriteString(strings.Repeat(",", min(i, 1)) + strconv.FormatFloat(x, 'g', -1, 64))
+			}
+		}
+		got, err := data.ReadCSV(strings.NewReader(file.String()), data.CSV{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !got.Values.Equal(tensor.From(want, rows, width)) {
+			t.Fatalf("got %v, want %v", got.Values, want)
+		}
+	})
+}
+
+func FuzzCSV(f *testing.F) {
+	for _, s := range []string{"a,b\n1,2\n", "\ufeffa\r\n1\r\n", "\"a\",\"b\"\"\"\n1,\"2\"", "1,2\n", "a\nnan\ninf\n0x1p-2\n", ",\n,"} {
+		f.Add([]byte(s), byte(','), false)
+	}
+	f.Add([]byte("1;2\n"), byte(';'), true)
+	f.Add(zipped([]byte("a\n1\n")), byte(0), false)
+	f.Fuzz(func(t *testing.T, file []byte, comma byte, noHeader bool) {
+		frame, err := data.ReadCSV(bytes.NewReader(file), data.CSV{Comma: comma, NoHeader: noHeader})
+		if !decoded(t, err) {
+			return
+		}
+		if !slices.Equal(frame.Values.Shape(), []int{frame.Rows(), len(frame.Names)}) || len(frame.Names) == 0 {
+			t.Errorf("%q became %v of %q", file, frame.Values, frame.Names)
+		}
+		for _, x := range tensor.Data[float64](frame.Values) {
+			if !math.IsNaN(x) && !math.IsInf(x, 0) && !bytes.ContainsAny(file, "0123456789") && !bytes.HasPrefix(file, []byte{0x1f, 0x8b}) {
+				t.Errorf("%q holds no number, but gave %v", file, x)
+			}
+		}
+	})
+}
+
+func TestLines(t *testing.T) {
+	long := strings.Repeat("x", 200_000) // longer than any buffer
+	name := writeFile(t, "a.txt", []byte("one\n\ntwo\r\n"+long+"\nlast"))
+	packed := writeFile(t, "b.txt.gz", zipped([]byte("three\n")))
+	p := data.Lines(name, packed)
+	if got := strings1(t, p); !slices.Equal(got, []string{"one", "", "two", long, "last", "three"}) || p.Len() != -1 {
+		t.Errorf("got %.300q", got)
+	}
+	if got := strings1(t, p.Take(1)); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("got %q", got)
+	}
+	n, err := firstError(t.Context(), data.Lines(name, name+"-missing"))
+	if n != 5 || err == nil || !strings.Contains(err.Error(), name+"-missing") {
+		t.Errorf("%d lines, then %v", n, err)
+	}
+	n, err = firstError(t.Context(), data.Lines(writeFile(t, "c", []byte("one\n"+strings.Repeat("x", 17<<20)))))
+	if n != 1 {
+		t.Errorf("%d lines, want 1", n)
+	}
+	checkFormatError(t, err, 4, "line 2, offset 4: a line of more than 16777216 bytes")
+}
+
+func FuzzLines(f *testing.F) {
+	f.Add([]byte("one\ntwo"))
+	f.Add([]byte("\r\n\n\r"))
+	f.Add(zipped([]byte("one\n")))
+	f.Fuzz(func(t *testing.T, file []byte) {
+		name := writeFile(t, "r", file)
+		if bytes.HasPrefix(file, []byte{0x1f, 0x8b}) {
+			_, err := firstError(t.Context(), data.Lines(name))
+			decoded(t, err)
+			return
+		}
+		want := strings.Split(strings.TrimSuffix(string(file), "\n"), "\n")
+		if len(file) == 0 {
+			want = nil
+		}
+		for i := range want {
+			want[i] = strings.TrimSuffix(want[i], "\r")
+		}
+		if got := strings1(t, data.Lines(name)); !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+}
