@@ -1,0 +1,5 @@
+//go:build race
+
+package distribute_test
+
+const raceEnabled = true

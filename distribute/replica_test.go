@@ -1,0 +1,163 @@
+package distribute_test
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+func TestAllReduceIntoDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	const runs = 100
+	for _, n := range []int{1, 2} {
+		s := mirrored(t, n)
+		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+			src := []*tensor.Tensor{tensor.New(tensor.Float32, 1000), tensor.New(tensor.Float64, 3)}
+			dst := []*tensor.Tensor{tensor.New(tensor.Float32, 1000), tensor.New(tensor.Float64, 3)}
+			names := []string{"kernel", "bias"}
+			var err error
+			reduce := func() {
+				if e := r.AllReduceInto(ctx, distribute.Mean, dst, src, names); e != nil {
+					err = e
+				}
+			}
+			if r.ID() != 0 { // testing.AllocsPerRun counts the whole process: one of them measures
+				for range runs + 1 {
+					reduce()
+				}
+				return err
+			}
+			if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
+				t.Errorf("%d replicas: %v allocations a call, want none", n, allocs)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAllReduceIntoErrors(t *testing.T) {
+	s := mirrored(t, 2)
+	f32, f64, ints, text := tensor.New(tensor.Float32, 2), tensor.New(tensor.Float64, 2), tensor.New(tensor.Int32, 2), tensor.New(tensor.String, 2)
+	for _, c := range []struct {
+		name     string
+		op       distribute.ReduceOp
+		dst, src []*tensor.Tensor
+		names    []string
+		says     string
+	}{
+		{"lengths", distribute.Sum, []*tensor.Tensor{f32}, []*tensor.Tensor{f32, f32}, nil, "1 destinations and 0 names given for 2 tensors"},
+		{"names", distribute.Sum, []*tensor.Tensor{f32}, []*tensor.Tensor{f32}, []string{"a", "b"}, "2 names given for 1 tensors"},
+		{"dtype", distribute.Sum, []*tensor.Tensor{f64}, []*tensor.Tensor{f32}, nil, "destination 0 is float64(2,), its source float32(2,)"},
+		{"mean of integers", distribute.Mean, []*tensor.Tensor{ints}, []*tensor.Tensor{ints}, nil, "use AllReduce, which returns a float"},
+		{"strings", distribute.Sum, []*tensor.Tensor{text}, []*tensor.Tensor{text}, nil, "string is not in the list of allowed values"},
+	} {
+		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+			err := r.AllReduceInto(ctx, c.op, c.dst, c.src, c.names)
+			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: got %v, want ErrInvalid saying %q", c.name, err, c.says)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+func TestStructsAndMapsInAllReduce(t *testing.T) {
+	type grads struct {
+		Kernel *tensor.Tensor
+		Slots  map[string]*tensor.Tensor
+		step   int
+	}
+	s := mirrored(t, 2)
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		x := tensor.Scalar(float32(r.ID() + 1))
+		v, err := r.AllReduce(ctx, distribute.Sum, grads{Kernel: x, Slots: map[string]*tensor.Tensor{"m": x}, step: 7})
+		if err != nil {
+			return err
+		}
+		got := v.(grads)
+		if got.Kernel.Float64s()[0] != 3 || got.Slots["m"].Float64s()[0] != 3 || got.step != 7 {
+			t.Errorf("got %+v", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConcurrentMergeCallsInOrder(t *testing.T) {
+	s := mirrored(t, 4)
+	var log []int
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		for k := range 100 {
+			out, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+				log = append(log, k)
+				return args[0], nil
+			}, r.ID()*1000+k)
+			if err != nil {
+				return err
+			}
+			if out != r.ID()*1000+k {
+				t.Errorf("replica %d got %v back, want its own argument %d", r.ID(), out, r.ID()*1000+k)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range log {
+		if i != k {
+			t.Fatalf("merge function %d ran as number %d", k, i)
+		}
+	}
+	if len(log) != 100 {
+		t.Errorf("%d merge functions ran, want 100", len(log))
+	}
+}
+
+func TestStatsAddUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mirrored(t, 2)
+		for range 3 {
+			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+				if r.ID() == 1 {
+					time.Sleep(5 * time.Millisecond)
+				}
+				if err := sum(ctx, r, "x", 1000); err != nil {
+					return err
+				}
+				if r.ID() == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := s.Stats()
+		want := distribute.Stats{Runs: 3, Elapsed: 18 * time.Millisecond, Replicas: []distribute.ReplicaStats{
+			{Step: 18 * time.Millisecond, Wait: 15 * time.Millisecond},
+			{Step: 15 * time.Millisecond, Wait: 3 * time.Millisecond},
+		}}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	})
+}
