@@ -159,7 +159,7 @@ func (r *ReplicaReport) doing() string {
 		}
 		verb := "waits in "
 		if r.complete {
-			verb = "completes "
+			verb = "is in "
 		}
 		return verb + r.Call.String() + r.place(by)
 	case Returned:

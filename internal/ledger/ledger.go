@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
@@ -163,5 +162,3 @@ func (r *Run) replicaHere() int {
 	}
 	return -1
 }
-
-var _ collective.Monitor = (*Monitor)(nil)

@@ -20,6 +20,8 @@ type Monitor struct {
 	isMerge bool // the rendezvous of merge calls, which is in no list
 }
 
+var _ collective.SplitMonitor = (*Monitor)(nil)
+
 // inflight is how many calls of one rank can be described in a report. A rank that has started more is watched just as
 // well, but the oldest go without a name.
 const inflight = 8

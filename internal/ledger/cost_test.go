@@ -1,0 +1,223 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/internal/ledger"
+)
+
+func devices(n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprintf("CPU:%d", i)
+	}
+	return out
+}
+
+// inRun calls f on replica 0's goroutine while the others wait for its end outside of every call.
+func inRun(tb testing.TB, l *ledger.Ledger, f func(run *ledger.Run)) {
+	tb.Helper()
+	run, err := l.Begin(context.Background(), nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	done := make(chan struct{})
+	for i := range l.Replicas() {
+		go run.Do(i, func(context.Context) error {
+			if i == 0 {
+				f(run)
+				close(done)
+			}
+			<-done
+			return nil
+		})
+	}
+	if _, err := run.Wait(); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	l := ledger.New(ledger.Config{Devices: devices(2)})
+	m := l.Monitor("a", nil, nil)
+	call := vector("w", 3)
+	seq := uint64(0)
+	inRun(t, l, func(run *ledger.Run) {
+		tests := map[string]func(){
+			"acquire": func() {
+				if err := run.Acquire(0); err != nil {
+					t.Error(err)
+				}
+				run.Release(0)
+			},
+			"enter and leave": func() {
+				m.Enter(0, seq, call)
+				m.Leave(0, seq, nil)
+				seq++
+			},
+			"park and unpark": func() {
+				m.Enter(0, seq, call)
+				if err := m.Park(0, seq); err != nil {
+					t.Error(err)
+				}
+				m.Unpark(0)
+				m.Leave(0, seq, nil)
+				seq++
+			},
+		}
+		for name, f := range tests {
+			if n := testing.AllocsPerRun(100, f); n != 0 {
+				t.Errorf("%s allocates %v times", name, n)
+			}
+		}
+	})
+}
+
+func TestMergeDoesNotAllocate(t *testing.T) {
+	l := ledger.New(ledger.Config{Devices: devices(2)})
+	run, err := l.Begin(context.Background(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rounds = 100
+	f := func() (any, error) { return nil, nil }
+	for i := range 2 {
+		go run.Do(i, func(ctx context.Context) error {
+			merge := func() {
+				if _, err := run.Merge(ctx, i, 0, f); err != nil {
+					t.Error(err)
+				}
+			}
+			// AllocsPerRun counts what all goroutines allocate, and calls its function once more, first.
+			if i == 0 {
+				if n := testing.AllocsPerRun(rounds, merge); n != 0 {
+					t.Errorf("a merge allocates %v times", n)
+				}
+				return nil
+			}
+			for range rounds + 1 {
+				merge()
+			}
+			return nil
+		})
+	}
+	if _, err := run.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkEnterLeave(b *testing.B) {
+	l := ledger.New(ledger.Config{Devices: devices(2)})
+	m := l.Monitor("a", nil, nil)
+	call := vector("w", 3)
+	inRun(b, l, func(*ledger.Run) {
+		seq := uint64(0)
+		for b.Loop() {
+			m.Enter(0, seq, call)
+			m.Leave(0, seq, nil)
+			seq++
+		}
+	})
+}
+
+func BenchmarkParkUnpark(b *testing.B) {
+	for _, n := range []int{2, 8, 64} {
+		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
+			l := ledger.New(ledger.Config{Devices: devices(n)})
+			m := l.Monitor("a", nil, nil)
+			m.Enter(0, 0, vector("w", 3))
+			inRun(b, l, func(*ledger.Run) {
+				for b.Loop() {
+					if err := m.Park(0, 0); err != nil {
+						b.Error(err)
+					}
+					m.Unpark(0)
+				}
+				m.Leave(0, 0, nil)
+			})
+		})
+	}
+}
+
+func BenchmarkMerge(b *testing.B) {
+	for _, n := range []int{2, 8} {
+		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
+			b.ReportAllocs()
+			l := ledger.New(ledger.Config{Devices: devices(n)})
+			run, err := l.Begin(context.Background(), nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			f := func() (any, error) { return nil, nil }
+			for i := range n {
+				go run.Do(i, func(ctx context.Context) error {
+					for range b.N {
+						if _, err := run.Merge(ctx, i, 0, f); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			}
+			if _, err := run.Wait(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+// BenchmarkRun is a run in which the replicas do nothing, on goroutines that stay.
+func BenchmarkRun(b *testing.B) {
+	b.ReportAllocs()
+	const n = 2
+	l := ledger.New(ledger.Config{Devices: devices(n)})
+	nothing := func(context.Context) error { return nil }
+	var runs [n]chan *ledger.Run
+	var wg sync.WaitGroup
+	for i := range runs {
+		runs[i] = make(chan *ledger.Run)
+		wg.Go(func() {
+			for run := range runs[i] {
+				_ = run.Do(i, nothing)
+			}
+		})
+	}
+	for b.Loop() {
+		run, err := l.Begin(context.Background(), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for i := range runs {
+			runs[i] <- run
+		}
+		if _, err := run.Wait(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for i := range runs {
+		close(runs[i])
+	}
+	wg.Wait()
+}
+
+// BenchmarkReport is what a failure costs: a snapshot of all goroutines, of which there are many here, and its reading.
+func BenchmarkReport(b *testing.B) {
+	stop := make(chan struct{})
+	defer close(stop)
+	for range 1000 {
+		go func() { <-stop }()
+	}
+	l := ledger.New(ledger.Config{Devices: devices(2)})
+	m := l.Monitor("a", nil, nil)
+	mine := errors.New("mine")
+	for b.Loop() {
+		if err := m.Explain(0, mine); !strings.Contains(err.Error(), "mine") {
+			b.Fatal(err)
+		}
+	}
+}
