@@ -51,7 +51,7 @@ func TestStrategyDevices(t *testing.T) {
 		{name: "another worker's", cfg: distribute.MirroredConfig{Devices: []string{"/job:worker/task:1/device:CPU:0"}}, says: "belongs to another worker"},
 		{name: "more CPUs than the engine has", cfg: distribute.MirroredConfig{Engine: gpus, LogicalCPUs: 2}, says: "opened with 1 CPU devices"},
 		{name: "negative", cfg: distribute.MirroredConfig{LogicalCPUs: -1}, says: "LogicalCPUs is -1"},
-		{name: "NCCL", cfg: distribute.MirroredConfig{Options: distribute.Options{Implementation: distribute.ImplementationNCCL}}, says: "NCCL needs GPUs"},
+		{name: "packs", cfg: distribute.MirroredConfig{Options: distribute.Options{BytesPerPack: -2}}, says: "must be >=0, received -2"},
 	} {
 		s, err := distribute.NewMirroredStrategy(c.cfg)
 		if c.says != "" {

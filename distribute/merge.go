@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
+	"time"
 )
 
 // CrossReplica is the cross-replica context: code that has it runs once for all replicas. A merge function gets one, and
@@ -44,8 +45,14 @@ func (c *CrossReplica) valid(op string) error {
 // and the context that it is given ends with the Run.
 //
 // An error of f is returned on every replica.
-func (r *Replica) MergeCall(ctx context.Context, f func(context.Context, *CrossReplica, ...Value) (Value, error), args ...Value) (Value, error) {
-	const name = "MergeCall"
+func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Value, error) {
+	return r.mergeCall(ctx, "MergeCall", r.strategy.options.Timeout, f, args)
+}
+
+// MergeFunc is a function that runs once for all replicas.
+type MergeFunc = func(context.Context, *CrossReplica, ...Value) (Value, error)
+
+func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Duration, f MergeFunc, args []Value) (Value, error) {
 	run, err := r.inRun(ctx, name)
 	if err != nil {
 		return nil, err
@@ -62,7 +69,7 @@ func (r *Replica) MergeCall(ctx context.Context, f func(context.Context, *CrossR
 	}
 	defer r.merging.Store(nil)
 	begin := r.stats.arrive(r)
-	out, err := run.Merge(ctx, r.id, s.options.Timeout, func() (any, error) { return s.mergeAll(ctx) })
+	out, err := run.Merge(ctx, r.id, timeout, func() (any, error) { return s.mergeAll(ctx) })
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +79,7 @@ func (r *Replica) MergeCall(ctx context.Context, f func(context.Context, *CrossR
 
 // mergeCall is what one replica brings to a merge call.
 type mergeCall struct {
-	f    func(context.Context, *CrossReplica, ...Value) (Value, error)
+	f    MergeFunc
 	args []Value
 }
 

@@ -32,7 +32,7 @@ func ParseReduceOp(name string) (ReduceOp, error) {
 type Implementation uint8
 
 // The implementations. As in TensorFlow Ring means the library's own collectives, whatever their algorithm; there is no
-// other one for CPUs. NCCL needs GPUs, and is refused where there are none.
+// other one here. A wish for NCCL, which needs GPUs, is met by the same, with a warning in the log.
 const (
 	ImplementationAuto Implementation = iota
 	ImplementationRing

@@ -139,7 +139,11 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 	if err := s.requireOpen(name); err != nil {
 		return Options{}, err
 	}
-	return s.options.over(opts)
+	o, err := s.options.over(opts)
+	if err == nil {
+		s.noteNCCL(o)
+	}
+	return o, err
 }
 
 // reduceTo reduces a nest leaf by leaf.

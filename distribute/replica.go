@@ -76,7 +76,7 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	case len(leaves) == 0 || len(r.strategy.devices) == 1:
 		return tensor.Pack(v, leaves)
 	case !dense || r.strategy.ops != nil:
-		out, err := r.MergeCall(ctx, func(ctx context.Context, c *CrossReplica, leaves ...Value) (Value, error) {
+		out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, leaves ...Value) (Value, error) {
 			batch := make([]Reduction, len(leaves))
 			for i, leaf := range leaves {
 				p, ok := leaf.(*PerReplica)
@@ -85,9 +85,8 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 				}
 				batch[i] = Reduction{Value: p, To: r.strategy.devices}
 			}
-			out, err := r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
-			return out, err
-		}, leaves...)
+			return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
+		}, leaves)
 		if err != nil {
 			return nil, err
 		}
@@ -218,6 +217,7 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 	if err != nil {
 		return nil, Options{}, err
 	}
+	r.strategy.noteNCCL(o)
 	run, err := r.inRun(ctx, name)
 	return run, o, err
 }

@@ -98,8 +98,10 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	s.running.Store(true)
 	start := s.stats.now()
 	j := job{run: run, body: body}
-	for i, w := range s.workers {
-		s.replicas[i].run.Store(run)
+	for _, r := range s.replicas {
+		r.run.Store(run)
+	}
+	for _, w := range s.workers {
 		w.jobs <- j
 	}
 	abandoned, err := run.Wait()

@@ -39,6 +39,8 @@ type Strategy struct {
 	undo     undoLog
 	stats    runStats
 
+	nccl sync.Once // the warning
+
 	mu    sync.Mutex
 	names map[string]int // variables created, by name
 }
@@ -128,9 +130,6 @@ func (s *Strategy) open(op string) error {
 	if err := s.options.Validate(); err != nil {
 		return err
 	}
-	if s.options.Implementation == ImplementationNCCL {
-		return errorf(op, ErrUnsupported, "NCCL needs GPUs and its library; want AUTO or RING")
-	}
 	if s.options.Timeout == 0 {
 		s.options.Timeout = defaultTimeout
 	}
@@ -155,9 +154,19 @@ func (s *Strategy) open(op string) error {
 		}
 		s.group = group
 	}
+	s.noteNCCL(s.options)
 	s.stats.open(len(s.devices))
 	s.staff()
 	return nil
+}
+
+// noteNCCL logs once that a wish for NCCL cannot be met.
+func (s *Strategy) noteNCCL(o Options) {
+	if o.Implementation == ImplementationNCCL {
+		s.nccl.Do(func() {
+			s.logger.Warn("distribute: NCCL is not available; the library's own collectives reduce instead", "strategy", s.String())
+		})
+	}
 }
 
 // NumReplicasInSync returns the number of replicas over which a step's gradients are reduced.

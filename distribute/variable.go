@@ -146,6 +146,24 @@ func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variabl
 	return out.(*created).v, nil
 }
 
+// LazyVariable makes a variable on its first use inside a step and keeps it for the Runs that follow, as TensorFlow's
+// functions do with variables that they create. The zero value is ready to use; one belongs to one strategy.
+type LazyVariable struct{ made atomic.Pointer[Variable] }
+
+// Get returns the variable. The first Run in which it is called makes it, by [Replica.NewVariable]: all replicas have to
+// call it then.
+func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) (*Variable, error) {
+	if v := l.made.Load(); v != nil {
+		return v, v.mine("LazyVariable", r.strategy)
+	}
+	// No replica can see the variable before all of them have come here, for NewVariable waits for all.
+	v, err := r.NewVariable(ctx, cfg)
+	if err == nil {
+		l.made.Store(v)
+	}
+	return v, err
+}
+
 // created carries a variable out of a merge call as it is, where a variable itself would be split.
 type created struct{ v *Variable }
 

@@ -225,6 +225,36 @@ func TestVariableMadeInStep(t *testing.T) {
 	}
 }
 
+func TestLazyVariableIsMadeOnce(t *testing.T) {
+	s := mirrored(t, 4)
+	var lazy distribute.LazyVariable
+	inits := 0
+	for run := range 3 {
+		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+			v, err := lazy.Get(ctx, r, distribute.VariableConfig{Aggregation: distribute.AggregateMean, Init: func(context.Context) (distribute.Value, error) {
+				inits++
+				return 1.0, nil
+			}})
+			if err != nil {
+				return err
+			}
+			if err := v.AssignAdd(r, tensor.Scalar(float32(1))); err != nil {
+				return err
+			}
+			if own, err := v.Read(r); err != nil || own.Float64s()[0] != float64(run+2) {
+				t.Errorf("Run %d, replica %d reads %v, %v, want %d", run, r.ID(), own, err, run+2)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if inits != 1 {
+		t.Errorf("the initial value was made %d times, want once", inits)
+	}
+}
+
 func TestVariableContexts(t *testing.T) {
 	s, other := mirrored(t, 2), mirrored(t, 2)
 	v := variable(t, other, distribute.OnWrite, distribute.AggregateSum)
