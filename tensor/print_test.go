@@ -128,8 +128,10 @@ func TestString(t *testing.T) {
 		{"bool", tensor.Scalar(true).String(), "tf.Tensor(True, shape=(), dtype=bool)"},
 		{"string", tensor.Strings([]string{"a"}, []int{}...).String(), "tf.Tensor(b'a', shape=(), dtype=string)"},
 		{"device", tensor.Wrap(device, tensor.Float32, 2).String(), "tf.Tensor([? ?], shape=(2,), dtype=float32)"},
-		{"slices", (&tensor.IndexedSlices{Values: tensor.From([]float32{1}, 1, 1), Indices: tensor.From([]int32{3})}).String(),
-			"IndexedSlices(indices=tf.Tensor([3], shape=(1,), dtype=int32), values=tf.Tensor([[1.]], shape=(1, 1), dtype=float32), dense_shape=None)"},
+		{
+			"slices", (&tensor.IndexedSlices{Values: tensor.From([]float32{1}, 1, 1), Indices: tensor.From([]int32{3})}).String(),
+			"IndexedSlices(indices=tf.Tensor([3], shape=(1,), dtype=int32), values=tf.Tensor([[1.]], shape=(1, 1), dtype=float32), dense_shape=None)",
+		},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
