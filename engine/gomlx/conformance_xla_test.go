@@ -4,6 +4,8 @@ package gomlx_test
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/engine"
@@ -20,6 +22,28 @@ func TestConformanceXLA(t *testing.T) {
 func TestConformanceStaged(t *testing.T) {
 	needXLA(t)
 	enginetest.Run(t, conformance(func(n int) (engine.Engine, error) { return gomlx.OpenXLA(gomlx.Staged(gomlx.XLAOptions{Devices: n})) }))
+}
+
+const builtWithXLA = true
+
+func TestOpenXLAErrors(t *testing.T) {
+	t.Setenv(gomlx.PluginEnv, "")
+	for _, test := range []struct{ name, plugin, want string }{
+		{"not set", "", gomlx.PluginEnv},
+		{"relative", "plugin.so", "absolute"},
+		{"missing", filepath.Join(t.TempDir(), "plugin.so"), "no such file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e, err := gomlx.OpenXLA(gomlx.XLAOptions{Plugin: test.plugin})
+			if err == nil {
+				e.Close()
+				t.Fatal("opened")
+			}
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %q does not mention %q", err, test.want)
+			}
+		})
+	}
 }
 
 func needXLA(t *testing.T) {

@@ -2,6 +2,7 @@ package models
 
 import (
 	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/layers"
 	"github.com/gomlx/gomlx/ml/model"
 
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
@@ -15,6 +16,9 @@ type CNN struct {
 	Same    bool  // pad, so that a convolution keeps the size of the images
 	Dense   int   // width of the dense layer; 0: 128
 	Classes int   // number of logits; 0: 10
+
+	// Dropout is the share of the dense layer's values that are dropped at random in training.
+	Dropout float64
 }
 
 // Forward is the model function.
@@ -29,6 +33,7 @@ func (m CNN) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 		x = layer.Relu(layer.MaxPool2D(cropToEven(layer.Conv2D(s.In("stage_%d", i), x, n, kernel, m.Same))))
 	}
 	x = layer.DenseRelu(s.In("hidden"), flatten(x), width)
+	x = layers.DropoutStatic(s, x, m.Dropout)
 	return []*graph.Node{layer.Dense(s.In("readout"), x, classes)}
 }
 

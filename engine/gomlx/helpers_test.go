@@ -1,0 +1,188 @@
+package gomlx_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/gomlx/gomlx/core/tensors"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// eachEngine runs a test on the Go engine, and on XLA where this build has it and the plugin is set.
+func eachEngine(t *testing.T, devices int, f func(t *testing.T, e engine.Engine)) {
+	t.Helper()
+	for _, name := range gomlx.Names {
+		t.Run(name, func(t *testing.T) {
+			if name == "xla" && (!builtWithXLA || os.Getenv(gomlx.PluginEnv) == "") {
+				t.Skipf("no XLA: built with it: %v, $%s is %q", builtWithXLA, gomlx.PluginEnv, os.Getenv(gomlx.PluginEnv))
+			}
+			f(t, openEngine(t, name, devices))
+		})
+	}
+}
+
+func openEngine(t *testing.T, name string, devices int) engine.Engine {
+	t.Helper()
+	e, err := gomlx.Open(name, gomlx.Options{Devices: devices})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func compile(t *testing.T, m engine.Model, e engine.Engine, s engine.Spec) engine.Program {
+	t.Helper()
+	p, err := m.Compile(t.Context(), e, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// features is a spec of one replica for rows of float32 numbers and integer labels.
+func features(e engine.Engine, rows int, shape ...int) engine.Spec {
+	return engine.Spec{
+		Rows: rows, Seed: 1, Devices: e.Devices()[:1],
+		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: shape}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+	}
+}
+
+func randomBatch(seed uint64, rows, features, classes int) engine.Batch {
+	r := rand.New(rand.NewPCG(seed, 1))
+	x, y := tensor.New(tensor.Float32, rows, features), tensor.New(tensor.Int32, rows)
+	for i := range tensor.Data[float32](x) {
+		tensor.Data[float32](x)[i] = float32(r.NormFloat64())
+	}
+	for i := range tensor.Data[int32](y) {
+		tensor.Data[int32](y)[i] = r.Int32N(int32(classes))
+	}
+	return engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: ones(rows)}
+}
+
+func ones(n int) []float32 {
+	w := make([]float32, n)
+	for i := range w {
+		w[i] = 1
+	}
+	return w
+}
+
+// share gives rows [lo, hi) of a batch to n replicas of per rows each, padded with weight 0.
+func share(b engine.Batch, lo, hi, per, n int) []engine.Batch {
+	list := make([]engine.Batch, n)
+	for i := range list {
+		from, to := min(hi, lo+i*per), min(hi, lo+(i+1)*per)
+		pad := func(t *tensor.Tensor) *tensor.Tensor {
+			out := tensor.New(t.DType(), append([]int{per}, t.Shape()[1:]...)...)
+			copy(out.Memory().HostBytes(), t.Rows(from, to).Memory().HostBytes())
+			return out
+		}
+		w := make([]float32, per)
+		copy(w, ones(to-from))
+		list[i] = engine.Batch{Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w}
+	}
+	return list
+}
+
+// trainStep runs one step on all replicas at the same time; the gradients are added up in the order of replicas.
+func trainStep(t testing.TB, p engine.Program, batches []engine.Batch, weightSum float64) float64 {
+	t.Helper()
+	g := make([]engine.Gradients, len(batches))
+	each := func(f func(r int) error) {
+		var wg sync.WaitGroup
+		for r := range batches {
+			wg.Go(func() {
+				if err := f(r); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	each(func(r int) (err error) {
+		g[r], err = p.Gradients(t.Context(), r, batches[r], weightSum, [3]uint64{1, uint64(r), 3})
+		return err
+	})
+	each(func(r int) error {
+		for k := range p.Packs() {
+			in, next := p.Inputs(r, k), 0
+			for i := range p.Parameters() {
+				if p.Pack(i) != k {
+					continue
+				}
+				dst := tensor.Data[float32](tensor.Wrap(in[next], tensor.Float32, g[0].Tensors[i].Shape()...))
+				next++
+				copy(dst, tensor.Data[float32](g[0].Tensors[i]))
+				for _, other := range g[1:] {
+					for j, x := range tensor.Data[float32](other.Tensors[i]) {
+						dst[j] += x
+					}
+				}
+			}
+			if err := p.Apply(t.Context(), r, k); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	loss := 0.0
+	for r := range batches {
+		loss += g[r].Loss
+		p.Commit(r)
+	}
+	return loss
+}
+
+func readVariable(t testing.TB, p engine.Program, replica, i int) *tensor.Tensor {
+	t.Helper()
+	x, err := p.Read(replica, i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// variable finds a variable by its name.
+func variable(t testing.TB, p engine.Program, name string) int {
+	t.Helper()
+	for i, v := range p.Variables() {
+		if v.Name == name {
+			return i
+		}
+	}
+	t.Fatalf("no variable %s in %v", name, p.Variables())
+	return -1
+}
+
+// toGoMLX copies a tensor into one of GoMLX's.
+func toGoMLX(t *testing.T, x *tensor.Tensor) *tensors.Tensor {
+	t.Helper()
+	switch x.DType() {
+	case tensor.Float32:
+		return tensors.FromFlatDataAndDimensions(tensor.Data[float32](x), x.Shape()...)
+	case tensor.Int32:
+		return tensors.FromFlatDataAndDimensions(tensor.Data[int32](x), x.Shape()...)
+	case tensor.Int64:
+		return tensors.FromFlatDataAndDimensions(tensor.Data[int64](x), x.Shape()...)
+	}
+	t.Fatalf("no test needs a %v of GoMLX's", x.DType())
+	return nil
+}

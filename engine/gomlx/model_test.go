@@ -1,0 +1,442 @@
+package gomlx_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/layers"
+	"github.com/gomlx/gomlx/ml/layers/norm"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/model/initializer"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// dense is a model of one dense layer, around which tests put what they are about.
+func dense(around func(s *model.Scope, x *graph.Node) *graph.Node) *gomlx.Model {
+	return &gomlx.Model{
+		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			x := in[0]
+			if around != nil {
+				x = around(s, x)
+			}
+			return []*graph.Node{layers.Dense(s, x, true, 3)}
+		},
+		Loss:      gomlx.SparseCategoricalCrossEntropyLogits,
+		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1),
+	}
+}
+
+// onlyLoss is an optimizer that cannot take gradients from elsewhere.
+type onlyLoss struct{ optimizer.Interface }
+
+func (onlyLoss) UpdateGraph(*model.Scope, *graph.Graph, *graph.Node) {}
+func (onlyLoss) Clear(*model.Scope) error                            { return nil }
+
+func TestCompileErrors(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	for _, test := range []struct {
+		name   string
+		change func(m *gomlx.Model)
+		want   string
+	}{
+		{"no model function", func(m *gomlx.Model) { m.Forward = nil }, "Forward is nil"},
+		{"no loss", func(m *gomlx.Model) { m.Loss = nil }, "Loss is nil"},
+		{"no optimizer", func(m *gomlx.Model) { m.Optimizer = nil }, "Optimizer is nil"},
+		{"optimizer without gradients", func(m *gomlx.Model) { m.Optimizer = onlyLoss{} }, "gomlx_test.onlyLoss"},
+		{"negative packs", func(m *gomlx.Model) { m.Packs = -1 }, "Packs is -1"},
+		{"nameless metric", func(m *gomlx.Model) { m.Metrics = []gomlx.Metric{{}} }, "Metrics[0]"},
+		{"metric twice", func(m *gomlx.Model) {
+			m.Metrics = []gomlx.Metric{gomlx.SparseCategoricalAccuracy(), gomlx.CategoricalAccuracy()}
+		}, `"accuracy"`},
+		{"no prediction", func(m *gomlx.Model) {
+			m.Forward = func(*model.Scope, []*graph.Node) []*graph.Node { return nil }
+		}, "no prediction"},
+		{"nil prediction", func(m *gomlx.Model) {
+			m.Forward = func(*model.Scope, []*graph.Node) []*graph.Node { return []*graph.Node{nil} }
+		}, "nil as prediction 0"},
+		{"other rows", func(m *gomlx.Model) {
+			m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+				return []*graph.Node{graph.ReduceAllSum(layers.Dense(s, in[0], true, 3))}
+			}
+		}, "4 rows"},
+		{"nothing trained", func(m *gomlx.Model) {
+			m.Forward = func(_ *model.Scope, in []*graph.Node) []*graph.Node { return in }
+		}, "no trainable variable"},
+		{"loss with a mean", func(m *gomlx.Model) {
+			m.Loss = func(_, p []*graph.Node) *graph.Node { return graph.ReduceAllMean(p[0]) }
+		}, "one number per example"},
+		{"integer loss", func(m *gomlx.Model) {
+			m.Loss = func(l, _ []*graph.Node) *graph.Node { return l[0] }
+		}, "floating-point"},
+		{"metric of no shape", func(m *gomlx.Model) {
+			m.Metrics = []gomlx.Metric{{Name: "odd", PerExample: func(_, p []*graph.Node) *graph.Node { return p[0] }}}
+		}, "metric odd"},
+		{"main loss of its own", func(m *gomlx.Model) {
+			*m = *dense(func(_ *model.Scope, x *graph.Node) *graph.Node {
+				train.AddMainLoss(graph.ReduceAllMean(x))
+				return x
+			})
+		}, "AddMainLoss"},
+		{"trained variable changed", func(m *gomlx.Model) {
+			*m = *dense(func(s *model.Scope, x *graph.Node) *graph.Node {
+				v := s.VariableWithShape("own", shapes.Make(dtypes.Float32))
+				v.SetNodeValue(graph.OnePlus(v.NodeValue(x.Graph())))
+				return graph.Add(x, v.NodeValue(x.Graph()))
+			})
+		}, "/own"},
+		{"parameter of its own", func(m *gomlx.Model) {
+			*m = *dense(func(_ *model.Scope, x *graph.Node) *graph.Node {
+				return graph.Add(x, graph.Parameter(x.Graph(), "mine", shapes.Make(dtypes.Float32)))
+			})
+		}, `"mine"`},
+		{"batch norm of the backend", func(m *gomlx.Model) {
+			*m = *dense(func(s *model.Scope, x *graph.Node) *graph.Node { return norm.BatchNorm(s.In("norm"), x, -1).Done() })
+		}, "not implemented"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m := dense(nil)
+			test.change(m)
+			p, err := m.Compile(t.Context(), e, features(e, 4, 5))
+			if err == nil {
+				p.Close()
+				t.Fatal("compiled")
+			}
+			if !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %q does not mention %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestCompileForAnotherEngine(t *testing.T) {
+	var e engine.Engine = otherEngine{}
+	if _, err := dense(nil).Compile(t.Context(), e, engine.Spec{}); err == nil || !strings.Contains(err.Error(), "otherEngine") {
+		t.Errorf("error %v does not name the engine", err)
+	}
+}
+
+type otherEngine struct{ engine.Engine }
+
+func TestOpenByName(t *testing.T) {
+	if _, err := gomlx.Open("torch", gomlx.Options{}); err == nil || !strings.Contains(err.Error(), "go, xla") {
+		t.Errorf("error %v does not list the engines", err)
+	}
+	if _, err := gomlx.Open("go", gomlx.Options{Devices: -1}); err == nil {
+		t.Error("opened an engine with -1 devices")
+	}
+	e := openEngine(t, "go", 0)
+	if got, want := len(e.Devices()), runtime.GOMAXPROCS(0); got != want {
+		t.Errorf("%d devices by default, want one per core, %d", got, want)
+	}
+}
+
+// TestErrorsSayWhere holds that a mistake in a model function is reported with its file and line, whoever notices it.
+func TestErrorsSayWhere(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	var line int
+	here := func() { _, _, line, _ = runtime.Caller(1) }
+	for _, test := range []struct {
+		name  string
+		layer func(s *model.Scope, x *graph.Node) *graph.Node
+	}{
+		{"GoMLX's panic", func(_ *model.Scope, x *graph.Node) *graph.Node {
+			here()
+			return graph.Concatenate([]*graph.Node{x, graph.Ones(x.Graph(), shapes.Make(dtypes.Float64, 2))}, 0)
+		}},
+		{"own panic", func(*model.Scope, *graph.Node) *graph.Node {
+			here()
+			panic("oh")
+		}},
+		{"nil pointer", func(_ *model.Scope, _ *graph.Node) *graph.Node {
+			var n []*graph.Node
+			here()
+			return n[3]
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := dense(test.layer).Compile(t.Context(), e, features(e, 4, 5))
+			var at *gomlx.ModelError
+			if !errors.As(err, &at) {
+				t.Fatalf("error %v is no ModelError", err)
+			}
+			if filepath.Base(at.File) != "model_test.go" || at.Line != line+1 {
+				t.Errorf("at %s:%d, want model_test.go:%d: %v", at.File, at.Line, line+1, err)
+			}
+			if at.Cause == nil || at.Unwrap() != at.Cause || !strings.Contains(err.Error(), "model_test.go") {
+				t.Errorf("error %q", err)
+			}
+		})
+	}
+}
+
+// TestInitialValuesAreTheHosts holds that engines start from the same bits, also with initialisers of the user's.
+func TestInitialValuesAreTheHosts(t *testing.T) {
+	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
+		x = layers.Dense(s.In("glorot").WithInitializer(initializer.GlorotUniformFn(s)), x, true, 7)
+		own := func(g *graph.Graph, shape shapes.Shape) *graph.Node {
+			return graph.MulScalar(graph.Sin(s.RandomNormal(g, shape)), 0.1)
+		}
+		return layers.Dense(s.In("own").WithInitializer(own), x, true, 7)
+	})
+	var want []*tensor.Tensor
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		p := compile(t, m, e, features(e, 4, 5))
+		var got []*tensor.Tensor
+		for i, v := range p.Variables() {
+			x := readVariable(t, p, 0, i)
+			got = append(got, x)
+			if strings.HasSuffix(v.Name, "weights") && slices.Max(x.Float64s()) == slices.Min(x.Float64s()) {
+				t.Errorf("%s is constant", v.Name)
+			}
+		}
+		if want == nil {
+			want = got
+			return
+		}
+		for i, v := range p.Variables() {
+			if !got[i].Equal(want[i]) {
+				t.Errorf("%s differs between the engines", v.Name)
+			}
+		}
+	})
+}
+
+// TestRolesOfVariables puts one variable of each kind into a model.
+func TestRolesOfVariables(t *testing.T) {
+	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
+		g := x.Graph()
+		scale := s.VariableWithValue("scale", float32(2)).SetTrainable(false) // never changes
+		x = graph.Mul(x, scale.NodeValue(g))
+		count := s.VariableWithValue("count", int64(0)) // an integer is no parameter, whatever it says
+		if s.IsTraining(g) {
+			count.SetNodeValue(graph.OnePlus(count.NodeValue(g)))
+			x = layers.DropoutStatic(s, x, 0.5)
+			s.Store().GetVariable("/" + model.RNGStateVariableName).SetTrainable(true) // as after GoMLX's checkpoints
+		}
+		return graph.Add(x, graph.MulScalar(graph.ConvertDType(count.NodeValue(g), dtypes.Float32), 0))
+	})
+	m.Optimizer = optimizer.Adam().Done()
+	e := openEngine(t, "go", 1)
+	p := compile(t, m, e, features(e, 4, 5))
+	want := map[string]engine.Role{
+		"/dense/weights": engine.Parameter, "/dense/biases": engine.Parameter,
+		"/AdamOptimizer/dense/weights_1st_moment": engine.Slot, "/AdamOptimizer/dense/weights_2nd_moment": engine.Slot,
+		"/AdamOptimizer/dense/biases_1st_moment": engine.Slot, "/AdamOptimizer/dense/biases_2nd_moment": engine.Slot,
+		"/AdamOptimizer/step": engine.Slot, "/global_step": engine.Slot, "/optimizers/learning_rate": engine.Slot,
+		"/count": engine.Average, "/scale": engine.Frozen,
+	}
+	for _, v := range p.Variables() {
+		role, ok := want[v.Name]
+		if !ok || role != v.Role {
+			t.Errorf("%s has role %d, want %d", v.Name, v.Role, role)
+		}
+		delete(want, v.Name)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+	for range 3 {
+		trainStep(t, p, []engine.Batch{randomBatch(1, 4, 5, 3)}, 4)
+	}
+	if got := tensor.Data[int64](readVariable(t, p, 0, variable(t, p, "/count")))[0]; got != 3 {
+		t.Errorf("the model's counter is %d after 3 steps", got)
+	}
+	if got := tensor.Data[int64](readVariable(t, p, 0, variable(t, p, "/global_step")))[0]; got != 3 {
+		t.Errorf("the step is %d after 3 steps", got)
+	}
+}
+
+// TestLearningRateCanBeWritten holds that the learning rate is a variable that the next step reads.
+func TestLearningRateCanBeWritten(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	p := compile(t, dense(nil), e, features(e, 4, 5))
+	if err := p.Write(0, variable(t, p, "/optimizers/learning_rate"), tensor.Scalar(float32(0))); err != nil {
+		t.Fatal(err)
+	}
+	before := readVariable(t, p, 0, 0)
+	trainStep(t, p, []engine.Batch{randomBatch(1, 4, 5, 3)}, 4)
+	if !readVariable(t, p, 0, 0).Equal(before) {
+		t.Error("a step with learning rate 0 changed the parameters")
+	}
+}
+
+// TestSGDDecays documents that GoMLX's SGD divides its learning rate by the square root of the step by default.
+func TestSGDDecays(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	moves := func(o optimizer.Interface) (list []float64) {
+		m := dense(nil)
+		m.Optimizer = o
+		p := compile(t, m, e, features(e, 4, 5))
+		b := randomBatch(1, 4, 5, 3)
+		start := readVariable(t, p, 0, 0)
+		for range 4 {
+			if err := p.Write(0, 0, start); err != nil { // the same gradients each time
+				t.Fatal(err)
+			}
+			if err := p.Write(0, 1, tensor.New(tensor.Float32, 5, 3)); err != nil {
+				t.Fatal(err)
+			}
+			trainStep(t, p, []engine.Batch{b}, 4)
+			list = append(list, math.Abs(readVariable(t, p, 0, 0).Float64s()[0]-start.Float64s()[0]))
+		}
+		return list
+	}
+	decayed := moves(optimizer.StochasticGradientDescent().WithLearningRate(0.1))
+	constant := moves(optimizer.StochasticGradientDescent().WithLearningRate(0.1).WithDecay(false))
+	if r := decayed[3] / decayed[0]; math.Abs(r-0.5) > 1e-3 {
+		t.Errorf("step 4 is %v of step 1 by default, want 1/sqrt(4)", r)
+	}
+	if r := constant[3] / constant[0]; math.Abs(r-1) > 1e-3 {
+		t.Errorf("step 4 is %v of step 1 without decay, want 1", r)
+	}
+}
+
+// TestHooksMakeOnePack holds that per-step updates of layers run in one apply program, after the optimizer.
+func TestHooksMakeOnePack(t *testing.T) {
+	m := dense(nil)
+	m.Params = map[string]any{"l1_regularization": 10.0}
+	m.Packs = 2
+	e := openEngine(t, "go", 1)
+	p := compile(t, m, e, features(e, 4, 5))
+	if p.Packs() != 1 {
+		t.Errorf("%d packs, want 1", p.Packs())
+	}
+	trainStep(t, p, []engine.Batch{randomBatch(1, 4, 5, 3)}, 4)
+	for _, x := range readVariable(t, p, 0, variable(t, p, "/dense/weights")).Float64s() {
+		if x != 0 {
+			t.Fatalf("a weight of %v is left by an L1 penalty that makes all smaller ones 0", x)
+		}
+	}
+}
+
+// TestParamsInScopes holds that a hyperparameter with a path applies to that scope only.
+func TestParamsInScopes(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	loss := func(params map[string]any) float64 {
+		m := dense(func(s *model.Scope, x *graph.Node) *graph.Node { return layers.Dense(s.In("first"), x, true, 4) })
+		m.Params = params
+		p := compile(t, m, e, features(e, 4, 5))
+		l, _, err := p.Evaluate(t.Context(), 0, randomBatch(1, 4, 5, 3), 4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	none, one := loss(nil), loss(map[string]any{"/first/l2_regularization": 0.1})
+	both := loss(map[string]any{"l2_regularization": 0.1})
+	if !(none < one && one < both) {
+		t.Errorf("loss %v without a penalty, %v with one on the first layer, %v on both", none, one, both)
+	}
+}
+
+// TestDiscardAfterAFailureInside injects failures where a step can fail, and wants the old values.
+func TestDiscardAfterAFailureInside(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	p := compile(t, dense(nil), e, features(e, 4, 5))
+	b := randomBatch(1, 4, 5, 3)
+	trainStep(t, p, []engine.Batch{b}, 4)
+	start := readVariable(t, p, 0, 0)
+	for name, fail := range map[string]func(ctx context.Context, cancel func()) error{
+		"before gradients": func(ctx context.Context, cancel func()) error {
+			cancel()
+			_, err := p.Gradients(ctx, 0, b, 4, [3]uint64{})
+			return err
+		},
+		"before apply": func(ctx context.Context, cancel func()) error {
+			if _, err := p.Gradients(ctx, 0, b, 4, [3]uint64{}); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			return p.Apply(ctx, 0, 0)
+		},
+		"after apply, elsewhere": func(ctx context.Context, _ func()) error {
+			if _, err := p.Gradients(ctx, 0, b, 4, [3]uint64{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(ctx, 0, 0); err != nil {
+				t.Fatal(err)
+			}
+			return errors.New("another replica failed")
+		},
+		"wrong batch": func(ctx context.Context, _ func()) error {
+			_, err := p.Gradients(ctx, 0, randomBatch(1, 3, 5, 3), 4, [3]uint64{})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := fail(ctx, cancel); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		p.Discard(0)
+		if !readVariable(t, p, 0, 0).Equal(start) {
+			t.Errorf("%s: the failed step has left its traces", name)
+		}
+		cancel()
+	}
+	trainStep(t, p, []engine.Batch{b}, 4)
+	if readVariable(t, p, 0, 0).Equal(start) {
+		t.Error("the step after the failures changed nothing")
+	}
+}
+
+// TestStepsLeaveNoGarbage holds that the memory of outputs is used again: GoMLX's trainer leaves all of it to the
+// garbage collector.
+func TestStepsLeaveNoGarbage(t *testing.T) {
+	if raceEnabled {
+		t.Skip("sync.Pool drops items at random under the race detector")
+	}
+	const width = 400
+	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node { return layers.Dense(s.In("big"), x, true, width) })
+	e := openEngine(t, "go", 1)
+	p := compile(t, m, e, features(e, 8, width))
+	b := []engine.Batch{randomBatch(1, 8, width, 3)}
+	for range 5 {
+		trainStep(t, p, b, 8)
+	}
+	const steps = 50
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range steps {
+		trainStep(t, p, b, 8)
+	}
+	runtime.ReadMemStats(&after)
+	if perStep, parameters := (after.TotalAlloc-before.TotalAlloc)/steps, uint64(4*width*width); perStep > parameters {
+		t.Errorf("%d bytes allocated per step: the gradients and new values of %d bytes of parameters are not used again", perStep, parameters)
+	}
+}
+
+// TestNothingOnStandardOutput holds that the engine leaves standard output to the program.
+func TestNothingOnStandardOutput(t *testing.T) {
+	old := os.Stdout
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Stdout = w
+	func() {
+		defer func() { os.Stdout = old }()
+		e := openEngine(t, "go", 2)
+		p := compile(t, dense(nil), e, features(e, 4, 5))
+		trainStep(t, p, []engine.Batch{randomBatch(1, 4, 5, 3)}, 4)
+	}()
+	w.Close()
+	if out, err := io.ReadAll(r); err != nil || len(out) > 0 {
+		t.Errorf("printed %q, %v", out, err)
+	}
+}

@@ -1,0 +1,62 @@
+package models_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+func TestModels(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		forward    models.Forward
+		shape      []int
+		parameters int // those of the same network elsewhere
+		outputs    int
+	}{
+		{"mlp", models.MLP{}.Forward, []int{28, 28, 1}, 669706, 10},
+		{"mlp of flat rows", models.MLP{}.Forward, []int{784}, 669706, 10},
+		{"small mlp", models.MLP{Hidden: []int{32}, Classes: 4}.Forward, []int{8, 8, 1}, 64*32 + 32 + 32*4 + 4, 4},
+		{"linear", models.MLP{Hidden: []int{}, Classes: 4}.Forward, []int{5}, 24, 4},
+		{"cnn", models.CNN{}.Forward, []int{28, 28, 1}, 225034, 10},
+		{"cnn of odd images", models.CNN{Same: true, Classes: 2, Dropout: 0.5}.Forward, []int{9, 7, 3}, 32*28 + 64*289 + 128*(2*64+1) + 2*129, 2},
+		{"cnn that pads", models.CNN{Same: true}.Forward, []int{8, 8, 1}, 32*10 + 64*289 + 128*(256+1) + 10*129, 10},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			m := &gomlx.Model{Forward: test.forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.Adam().Done()}
+			p, err := m.Compile(t.Context(), e, engine.Spec{
+				Rows: 2, Seed: 1, Devices: e.Devices(),
+				Inputs: []engine.Feature{{DType: tensor.Float32, Shape: test.shape}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			n := 0
+			for _, v := range p.Parameters() {
+				n += tensor.New(v.DType, v.Shape...).Len()
+			}
+			if n != test.parameters {
+				t.Errorf("%d parameters, want %d", n, test.parameters)
+			}
+			out, err := p.Predict(t.Context(), 0, []*tensor.Tensor{tensor.New(tensor.Float32, append([]int{2}, test.shape...)...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(out) != 1 || !slices.Equal(out[0].Shape(), []int{2, test.outputs}) {
+				t.Errorf("predicted %v, want one tensor of shape (2, %d)", out, test.outputs)
+			}
+		})
+	}
+}
