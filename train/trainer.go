@@ -82,6 +82,9 @@ func (t *Trainer) Strategy() *distribute.Strategy { return t.strategy }
 // Parameters lists the trained variables, by name: the order of gradients. The caller must not change it.
 func (t *Trainer) Parameters() []engine.Variable { return t.program.Parameters() }
 
+// Variables lists all variables, the optimizer's included, by role, then by name. The caller must not change it.
+func (t *Trainer) Variables() []engine.Variable { return t.variables }
+
 // Metrics lists the names of the model's metrics. The caller must not change it.
 func (t *Trainer) Metrics() []string { return t.metrics }
 

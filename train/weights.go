@@ -106,6 +106,24 @@ func (t *Trainer) SetWeights(weights []Weight) error {
 	return nil
 }
 
+// SetVariable sets one variable, of any role, on every replica: the optimizer's learning rate, say, which is a slot. A callback may
+// do it between steps.
+func (t *Trainer) SetVariable(name string, value *tensor.Tensor) error {
+	i := slices.IndexFunc(t.variables, func(v engine.Variable) bool { return v.Name == name })
+	if i < 0 {
+		return fmt.Errorf("train: set variable: the model has no variable %s", name)
+	}
+	if err := fits(value, t.variables[i].DType, t.variables[i].Shape); err != nil {
+		return fmt.Errorf("train: set variable: %s: %w", name, err)
+	}
+	for replica := range t.parts {
+		if err := t.program.Write(replica, i, value); err != nil {
+			return fmt.Errorf("train: set variable: %s on replica %d: %w", name, replica, err)
+		}
+	}
+	return nil
+}
+
 // WeightsHash returns the SHA-256 of what [Trainer.Weights] returns, in hexadecimal: over each weight's name, dtype, shape and
 // bits, by name.
 func (t *Trainer) WeightsHash(ctx context.Context) (string, error) {

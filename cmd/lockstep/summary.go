@@ -25,6 +25,7 @@ type summary struct {
 	GlobalBatch     int      `json:"global_batch"`
 	Optimizer       string   `json:"optimizer"`
 	LearningRate    float64  `json:"learning_rate"`
+	Schedule        string   `json:"schedule"`
 	Seed            int64    `json:"seed"`
 	Epochs          int      `json:"epochs"` // begun
 	Steps           int      `json:"steps"`
@@ -53,9 +54,9 @@ func (n number) MarshalJSON() ([]byte, error) {
 
 func (r *trainRun) summarise() summary {
 	s := summary{
-		Version: version(), Data: r.data, Model: r.model, Engine: r.session.engine.Name(), SIMD: withSIMD,
-		Strategy: r.trainFlags.strategy, Devices: r.session.strategy.Devices(), Replicas: r.session.strategy.NumReplicasInSync(),
-		GlobalBatch: r.batch, Optimizer: r.optimizer, LearningRate: r.learningRate, Seed: r.seed,
+		Version: version(), Data: r.flags.data, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
+		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(),
+		GlobalBatch: r.batch, Optimizer: r.flags.optimizer, LearningRate: r.flags.learningRate, Schedule: r.flags.schedule, Seed: r.flags.seed,
 		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.in.asked.Load(),
 		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()), TestLoss: number(math.NaN()),
 		ImagesPerSecond: number(r.history.Speed.ExamplesPerSecond),
@@ -74,12 +75,12 @@ func (r *trainRun) summarise() summary {
 
 // write writes what --summary and --out ask for.
 func (r *trainRun) write() error {
-	if r.summary != "" {
-		if err := r.writeJSON("summary", r.summary, r.summarise()); err != nil {
+	if r.flags.summary != "" {
+		if err := r.writeJSON("summary", r.flags.summary, r.summarise()); err != nil {
 			return err
 		}
 	}
-	if dir := r.trainFlags.out; dir != "" {
+	if dir := r.flags.out; dir != "" {
 		if err := r.writeWeights(filepath.Join(dir, "weights.safetensors")); err != nil {
 			return err
 		}
@@ -98,7 +99,7 @@ func (r *trainRun) writeWeights(file string) error {
 	for i, w := range r.weights {
 		tensors[i] = checkpoint.Tensor(w)
 	}
-	metadata := map[string]string{"program": "lockstep " + version(), "model": r.model, "data": r.data}
+	metadata := map[string]string{"program": "lockstep " + version(), "model": r.flags.model, "data": r.flags.data}
 	if err := checkpoint.Save(file, tensors, metadata); err != nil {
 		return fmt.Errorf("writing weights: %w", err)
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,6 +24,7 @@ type trainFlags struct {
 	epochs, steps                int
 	optimizer                    string
 	learningRate                 float64
+	schedule                     string
 	seed                         int64
 	engine, plugin               string
 	progress, summary, out       string
@@ -72,12 +72,13 @@ second one stops at once.`,
 	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), one-device")
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per accelerator or, without any, per core)")
 	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas instead of a number, such as CPU:0,CPU:1")
-	f.IntVar(&o.globalBatch, "global-batch", 0, fmt.Sprintf("examples of a step, over all replicas (default %d)", defaultGlobalBatch))
+	f.IntVar(&o.globalBatch, "global-batch", 0, "examples of a step, over all replicas (default 64 for digits, 128 for mnist)")
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples of a step on each replica, instead of --global-batch")
 	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default by data set, or what --steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after so many steps (default no limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
+	f.StringVar(&o.schedule, "schedule", "cosine", "how the learning rate changes from epoch to epoch: cosine (falls to 0), constant")
 	f.Int64Var(&o.seed, "seed", 1, "of initial weights, shuffling and shifts")
 	f.StringVar(&o.engine, "engine", "go", "what computes: "+strings.Join(gomlx.Names, ", "))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
@@ -86,9 +87,6 @@ second one stops at once.`,
 	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder`")
 	return cmd
 }
-
-// defaultGlobalBatch suits the sizes of the data sets here.
-const defaultGlobalBatch = 128
 
 // complete checks the flags against one another and fills in the defaults that depend on others.
 func (o *trainFlags) complete(given func(flag string) bool) error {
@@ -110,7 +108,7 @@ func (o *trainFlags) complete(given func(flag string) bool) error {
 		o.epochs = set.epochs
 	}
 	if o.batchPerReplica == 0 && o.globalBatch == 0 {
-		o.globalBatch = defaultGlobalBatch
+		o.globalBatch = set.batch
 	}
 	return nil
 }
@@ -124,6 +122,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"model", o.model, sorted(modelsByName)},
 		{"strategy", o.strategy, []string{"mirrored", "one-device"}},
 		{"optimizer", o.optimizer, sorted(optimizers)},
+		{"schedule", o.schedule, []string{"cosine", "constant"}},
 		{"engine", o.engine, gomlx.Names},
 		{"progress", o.progress, progressModes},
 	} {

@@ -24,9 +24,9 @@ var progressModes = []string{"auto", "bar", "plain", "none"}
 
 // trainRun is one run of lockstep train.
 type trainRun struct {
-	trainFlags
 	*session
 
+	flags   trainFlags
 	out     io.Writer
 	in      *interrupter
 	set     *data.Set
@@ -40,7 +40,7 @@ type trainRun struct {
 
 func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 	tuneGC()
-	r := &trainRun{trainFlags: o, out: out, in: catchInterrupts(ctx)}
+	r := &trainRun{flags: o, out: out, in: catchInterrupts(ctx)}
 	defer r.in.close()
 	if err := r.open(); err != nil {
 		return r.unlessInterrupted(err)
@@ -75,33 +75,33 @@ func (r *trainRun) unlessInterrupted(err error) error {
 
 // open makes everything that can fail before training begins, places for results included.
 func (r *trainRun) open() (err error) {
-	if r.trainFlags.out != "" {
-		if err := os.MkdirAll(r.trainFlags.out, 0o777); err != nil {
+	if r.flags.out != "" {
+		if err := os.MkdirAll(r.flags.out, 0o777); err != nil {
 			return fmt.Errorf("--out: %w", err)
 		}
 	}
-	if r.summary != "" {
-		if info, err := os.Stat(filepath.Dir(r.summary)); err != nil || !info.IsDir() {
-			return fmt.Errorf("--summary %s: there is no folder %s", r.summary, filepath.Dir(r.summary))
+	if r.flags.summary != "" {
+		if info, err := os.Stat(filepath.Dir(r.flags.summary)); err != nil || !info.IsDir() {
+			return fmt.Errorf("--summary %s: there is no folder %s", r.flags.summary, filepath.Dir(r.flags.summary))
 		}
 	}
-	if r.set, err = dataSets[r.data].load(r.dataDir); err != nil {
+	if r.set, err = dataSets[r.flags.data].load(r.flags.dataDir); err != nil {
 		return err
 	}
-	m := newClassifier(r.model, r.set.Shape, r.set.Classes, optimizers[r.optimizer].make(r.learningRate))
+	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
 	r.session, err = openSession(r.in, sessionConfig{
-		engine: r.trainFlags.engine, plugin: r.plugin,
-		oneDevice: r.trainFlags.strategy == "one-device", replicas: r.replicas, devices: r.devices, logicalCPUs: r.logicalCPUs(),
-		globalBatch: r.globalBatch, batchPerReplica: r.batchPerReplica, seed: r.seed, shape: r.set.Shape,
+		engine: r.flags.engine, plugin: r.flags.plugin,
+		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices, logicalCPUs: r.flags.logicalCPUs(),
+		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed, shape: r.set.Shape,
 	}, m)
 	if err != nil {
 		return err
 	}
-	r.batch = r.globalBatch
-	if r.batchPerReplica > 0 {
-		r.batch = r.batchPerReplica * r.session.strategy.NumReplicasInSync()
+	r.batch = r.flags.globalBatch
+	if r.flags.batchPerReplica > 0 {
+		r.batch = r.flags.batchPerReplica * r.strategy.NumReplicasInSync()
 	}
-	if r.trainFlags.weights != "" {
+	if r.flags.weights != "" {
 		if err := r.loadWeights(); err != nil {
 			return errors.Join(err, r.session.close())
 		}
@@ -110,7 +110,7 @@ func (r *trainRun) open() (err error) {
 }
 
 func (r *trainRun) loadWeights() error {
-	file := r.trainFlags.weights
+	file := r.flags.weights
 	tensors, _, err := checkpoint.Load(file)
 	if err != nil {
 		return fmt.Errorf("--weights: %w", err)
@@ -127,24 +127,24 @@ func (r *trainRun) loadWeights() error {
 
 // announce says what the run will do.
 func (r *trainRun) announce() {
-	replicas := r.session.strategy.NumReplicasInSync()
+	replicas := r.strategy.NumReplicasInSync()
 	parameters := 0
 	for _, v := range r.trainer.Parameters() {
 		parameters += tensor.New(v.DType, v.Shape...).Len()
 	}
 	from := ""
-	if r.trainFlags.weights != "" {
-		from = ", starting from " + r.trainFlags.weights
+	if r.flags.weights != "" {
+		from = ", starting from " + r.flags.weights
 	}
 	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
 	row := func(what, format string, args ...any) { fmt.Fprintf(w, what+"\t"+format+"\n", args...) }
-	row("data", "%s: %s training and %s test images of %dx%dx%d%s", r.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2], r.preparation())
-	row("model", "%s, %s parameters%s", r.model, grouped(parameters), from)
-	row("strategy", "%v, %s", r.session.strategy, count(replicas, "replica"))
+	row("data", "%s: %s training and %s test images of %dx%dx%d%s", r.flags.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2], r.preparation())
+	row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
+	row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
 	row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
-	row("optimizer", "%s, learning rate %v, seed %d, %s", r.optimizer, r.learningRate, r.seed, r.length())
-	row("engine", "%s; %s", r.session.engine.Description(), instructions())
-	if hint := simdHint(r.trainFlags.engine); hint != "" {
+	row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
+	row("engine", "%s; %s", r.engine.Description(), instructions())
+	if hint := simdHint(r.flags.engine); hint != "" {
 		row("hint", "%s", hint)
 	}
 	w.Flush()
@@ -154,47 +154,50 @@ func (r *trainRun) announce() {
 // preparation says what is done with the training images.
 func (r *trainRun) preparation() string {
 	text := ""
-	if r.shift > 0 {
-		text = fmt.Sprintf(", training images moved by up to %s", count(r.shift, "pixel"))
+	if r.flags.shift > 0 {
+		text = fmt.Sprintf(", training images moved by up to %s", count(r.flags.shift, "pixel"))
 	}
-	if r.validationSplit > 0 {
-		text += fmt.Sprintf(", %v of them held for validation", r.validationSplit)
+	if r.flags.validationSplit > 0 {
+		text += fmt.Sprintf(", %v of them held for validation", r.flags.validationSplit)
 	}
 	return text
 }
 
 func (r *trainRun) length() string {
 	switch {
-	case r.epochs < 0:
-		return count(r.steps, "step")
-	case r.steps > 0:
-		return fmt.Sprintf("%s or %s", count(r.epochs, "epoch"), count(r.steps, "step"))
+	case r.flags.epochs < 0:
+		return count(r.flags.steps, "step")
+	case r.flags.steps > 0:
+		return fmt.Sprintf("%s or %s", count(r.flags.epochs, "epoch"), count(r.flags.steps, "step"))
 	}
-	return count(r.epochs, "epoch")
+	return count(r.flags.epochs, "epoch")
 }
 
 func (r *trainRun) fit(ctx context.Context) error {
 	kept := r.set.Train
-	cfg := train.FitConfig{Epochs: r.epochs, Steps: r.steps, Callbacks: []train.Callback{r.in.callback()}}
-	if r.validationSplit > 0 {
+	cfg := train.FitConfig{Epochs: r.flags.epochs, Steps: r.flags.steps, Callbacks: []train.Callback{r.in.callback()}}
+	if r.flags.validationSplit > 0 {
 		var held data.Pipeline
-		if kept, held = kept.Split(r.validationSplit, r.seed); held.Len() > 0 {
+		if kept, held = kept.Split(r.flags.validationSplit, r.flags.seed); held.Len() > 0 {
 			cfg.Validation = held.Batch(r.batch)
 		}
 	}
-	batches := kept.Shuffle(r.seed).Batch(r.batch)
-	if r.shift > 0 {
-		batches = batches.MapRandom(r.seed, data.RandomShift(r.shift))
+	batches := kept.Shuffle(r.flags.seed).Batch(r.batch)
+	if r.flags.shift > 0 {
+		batches = batches.MapRandom(r.flags.seed, data.RandomShift(r.flags.shift))
 	}
-	if r.epochs < 0 {
-		cfg.Epochs = (r.steps + batches.Len() - 1) / max(batches.Len(), 1)
+	if r.flags.epochs < 0 {
+		cfg.Epochs = (r.flags.steps + batches.Len() - 1) / max(batches.Len(), 1)
+	}
+	if r.flags.schedule == "cosine" {
+		cfg.Callbacks = append(cfg.Callbacks, r.cosine(cfg.Epochs))
 	}
 	if p, ok := r.showProgress(); ok {
 		cfg.Callbacks = append(cfg.Callbacks, train.NewProgress(p))
 	}
 	r.started = time.Now()
 	r.history = &train.History{}
-	if r.epochs == 0 {
+	if r.flags.epochs == 0 {
 		return nil
 	}
 	var err error
@@ -202,11 +205,23 @@ func (r *trainRun) fit(ctx context.Context) error {
 	return err
 }
 
+// learningRateVariable is where GoMLX's optimizers keep their learning rate.
+const learningRateVariable = "/optimizers/learning_rate"
+
+// cosine lets the learning rate fall along half a cosine, from its start in the first epoch towards 0 after the last (Loshchilov
+// and Hutter, SGDR, 2016, without restarts).
+func (r *trainRun) cosine(epochs int) train.Callback {
+	return train.Callback{OnEpochBegin: func(_ context.Context, e train.EpochBegin) error {
+		rate := r.flags.learningRate * (1 + math.Cos(math.Pi*float64(e.Epoch)/float64(epochs))) / 2
+		return r.trainer.SetVariable(learningRateVariable, tensor.Scalar(float32(rate)))
+	}}
+}
+
 func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 	cfg := train.ProgressConfig{Out: r.out, Unit: "images"}
 	f, isFile := r.out.(*os.File)
 	terminal := isFile && term.IsTerminal(int(f.Fd()))
-	if r.progress == "bar" || r.progress == "auto" && terminal {
+	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal {
 		cfg.Mode = train.ProgressBar
 	}
 	if terminal {
@@ -217,7 +232,7 @@ func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 			return 80
 		}
 	}
-	return cfg, r.progress != "none"
+	return cfg, r.flags.progress != "none"
 }
 
 // evaluate takes the test set's loss and accuracy. Who has pressed Ctrl-C does not wait for them.

@@ -21,22 +21,21 @@ type dataSet struct {
 	load     func(dir string) (*data.Set, error)
 	needsDir bool
 	epochs   int
+	batch    int // global
 	shift    int // pixels
 }
 
 var dataSets = map[string]dataSet{
-	"digits": {load: func(string) (*data.Set, error) { return digits.Load() }, epochs: 20, shift: 1},
-	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3},
+	"digits": {load: func(string) (*data.Set, error) { return digits.Load() }, epochs: 25, batch: 64, shift: 1},
+	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3, batch: 128},
 }
 
 // modelsByName makes a model function for images of a shape.
 var modelsByName = map[string]func(shape []int, classes int) models.Forward{
 	"mlp": func(_ []int, classes int) models.Forward { return models.MLP{Classes: classes}.Forward },
 	"cnn": func(shape []int, classes int) models.Forward {
-		if shape[0] < 16 { // too small for two stages without padding
-			return models.CNN{Filters: []int{16, 32}, Same: true, Dense: 64, Classes: classes}.Forward
-		}
-		return models.CNN{Classes: classes}.Forward
+		small := shape[0] < 16 // two stages without padding would leave nothing
+		return models.CNN{Same: small, Classes: classes}.Forward
 	},
 }
 
@@ -50,7 +49,7 @@ var optimizers = map[string]optimizerMaker{
 	"sgd": {0.1, func(rate float64) optimizer.Interface {
 		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(rate).Done()
 	}},
-	"adam":   {0.001, func(rate float64) optimizer.Interface { return optimizer.Adam().LearningRate(rate).Done() }},
+	"adam":   {0.003, func(rate float64) optimizer.Interface { return optimizer.Adam().LearningRate(rate).Done() }},
 	"adamax": {0.001, func(rate float64) optimizer.Interface { return optimizer.Adam().Adamax().LearningRate(rate).Done() }},
 	"adamw": {0.001, func(rate float64) optimizer.Interface {
 		return optimizer.Adam().WeightDecay(0.004).LearningRate(rate).Done()
