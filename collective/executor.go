@@ -77,6 +77,10 @@ func (x *executor) execute(ctx context.Context, call *Call, seq uint64, user boo
 	if err != nil {
 		return m.team.fail(m.failure(ErrInvalid, err), m.rank)
 	}
+	if ctx.Err() != nil {
+		end := endOf(ctx)
+		return m.team.fail(m.failure(end.kind(), fmt.Errorf("before the call began: %w", end)), m.rank)
+	}
 	x.wait.timeout = opts.Timeout
 	x.header = fingerprint(m.team, seq, call, count, &opts)
 	err = x.run(call, count, &opts, steps)
@@ -273,10 +277,14 @@ func (x *executor) await(mark int) error {
 	}
 }
 
-// early holds the slots of the peers that have entered the current call against this rank's, so that a mismatch is found
-// without those that have not. It is called before a wait blocks.
+// early holds the calls of the peers that have entered the current call against this rank's, so that a mismatch is found
+// without those that have not: their slots, or where there are none what local peers have blocked in. It is called before
+// a wait blocks.
 func (m *member) early() error {
-	if m.marker == nil || m.wait.mark != 0 || m.wait.to >= 0 || m.wait.from >= 0 {
+	if m.marker == nil {
+		return m.team.meet(m)
+	}
+	if m.wait.mark != 0 {
 		return nil
 	}
 	m.behind = m.marker.Behind(0, m.behind[:0])

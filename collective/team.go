@@ -28,6 +28,14 @@ type team struct {
 	closed  int       // how many of them are
 	splits  map[uint64]*team
 	written []writing // by local rank: what was written last to memory that ranks may share
+	blocked []blocked // by local rank: the call that it blocked in last
+}
+
+// blocked is a call in which a rank has blocked.
+type blocked struct {
+	rank   int // -1: in none so far
+	header transport.Header
+	label  label
 }
 
 // writing is a result of call seq that lies at dst already.
@@ -98,6 +106,7 @@ func (t *team) join(end transport.Endpoint) *member {
 	m.local = len(t.members)
 	t.members = append(t.members, m)
 	t.written = append(t.written, writing{seq: ^uint64(0)})
+	t.blocked = append(t.blocked, blocked{rank: -1})
 	return m
 }
 
@@ -110,6 +119,24 @@ func (t *team) leave() {
 	if last && t.release != nil {
 		t.release()
 	}
+}
+
+// meet notes the call in which a local rank blocks, and returns how it differs from one with the same number in which
+// another local rank has blocked. Ranks that exchange messages could otherwise wait for each other without a frame ever
+// crossing.
+func (t *team) meet(m *member) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	own := &t.blocked[m.local]
+	l := &m.labels[m.header.Seq&1]
+	own.rank, own.header = m.rank, m.header
+	own.label = label{l.name, append(own.label.shape[:0], l.shape...), l.algo}
+	for i := range t.blocked {
+		if other := &t.blocked[i]; other.rank >= 0 && other.header.Seq == own.header.Seq && other.header != own.header {
+			return m.mismatched(other.rank, &other.header, &other.label)
+		}
+	}
+	return nil
 }
 
 // writeOnce calls write unless a local rank has written the result of call seq to dst already: ranks may share a

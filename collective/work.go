@@ -206,7 +206,6 @@ func (w *work) exchange(s *Step) error {
 	if size == 0 { // a barrier moves nothing
 		size = 1
 	}
-	x.wait.to, x.wait.from = s.To, s.From
 	for lo, segment := 0, segmentBytes/size; lo < length || lo == 0; lo += segment {
 		n := min(segment, length-lo)
 		if m.marker == nil && m.team.fate.Load() != sound {
@@ -226,11 +225,9 @@ func (w *work) exchange(s *Step) error {
 				buf = bytesAt(x.received.of(segmentBytes), 0, n*size)
 			}
 		}
+		x.wait.to, x.wait.from = s.To, s.From
 		if err := m.end.Exchange(&x.wait, s.To, frame, s.From, buf); err != nil {
 			return err
-		}
-		if s.From >= 0 {
-			x.got[s.From]++
 		}
 		if s.From >= 0 && s.Side != Replace && n > 0 {
 			op, own, other := kernelOp(w.call.Reduce), advance(in, lo*size), unsafe.Pointer(&buf[0])
@@ -252,13 +249,25 @@ func (w *work) exchange(s *Step) error {
 func (x *executor) judge(peer int, h transport.Header) error {
 	own := x.header
 	own.Frame = x.got[peer]
-	if h == own {
+	m := x.m
+	if h == own && peer == m.wait.from {
+		x.got[peer]++
+		m.wait.from = -1 // it is here
 		return nil
 	}
-	m := x.m
-	mine, theirs := &x.labels[own.Seq&1], m.team.label(peer, h.Seq)
+	if h == own || peer != m.wait.from && h.Seq > own.Seq && h.Comm == own.Comm && h.Epoch == own.Epoch {
+		return nil // of this call, or of a later one that this rank has yet to come to
+	}
+	return m.mismatched(peer, &h, m.team.label(peer, h.Seq))
+}
+
+// mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known.
+func (m *member) mismatched(peer int, h *transport.Header, theirs *label) error {
+	own := m.header
+	own.Frame = m.got[peer]
+	mine := &m.labels[own.Seq&1]
 	err := m.failure(ErrMismatch, fmt.Errorf("rank %d calls %s, rank %d calls %s: %s",
-		peer, describe(&h, theirs), m.rank, describe(&own, mine), differ(&own, &h, mine, theirs)))
+		peer, describe(h, theirs), m.rank, describe(&own, mine), differ(&own, h, mine, theirs)))
 	err.Peers = []int{peer}
 	return err
 }

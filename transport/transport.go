@@ -117,7 +117,9 @@ type Endpoint interface {
 	// that half. Nothing is buffered: it returns when the receiver has the whole frame and in is filled.
 	//
 	// The arriving frame's header goes to the function given to Inspect before its data is touched; that function's error
-	// refuses the frame and is returned. A frame that does not fill in exactly is refused with ErrSize.
+	// refuses the frame and is returned. So do the headers of frames that other peers offer meanwhile, before a wait blocks:
+	// two ranks that send to each other while neither receives are found out. A frame that does not fill in exactly is
+	// refused with ErrSize.
 	//
 	// When Exchange returns, with an error or without, nobody reads out.Data or writes in any more: a frame that was
 	// offered is taken back, or its copy is awaited. After an error in is undefined, and the group is good for nothing
@@ -129,7 +131,9 @@ type Endpoint interface {
 	// Peer returns what the peer published for the call that this rank published last. It may be read after mark 0 of
 	// that call was awaited, until this rank's next Publish; nil if the peer's memory is not reached.
 	Peer(peer int) *Slot
-	// Inspect sets the function that judges every header that arrives. It must be called before the first Exchange.
+	// Inspect sets the function that judges every header that arrives: that of a frame that is received once, just before
+	// its data, those of others that wait any number of times. It is called on the goroutine that is in Exchange, and must
+	// be set before the first.
 	Inspect(judge func(peer int, h Header) error)
 	// Down delivers the ranks that have left the group, each once. It is never closed.
 	Down() <-chan PeerDown

@@ -179,6 +179,7 @@ type event struct {
 	target uint64
 	mark   int
 	peer   int  // the rank needed, or -1: all that have not raised the mark
+	from   int  // of the exchange that waits: the rank whose frame will be judged when it is received, or -1
 	firm   bool // nothing but the event ends the wait
 }
 
@@ -211,6 +212,9 @@ func (e *endpoint) wait(ctx context.Context, v event) error {
 	for {
 		e.parked.Store(true)
 		err := e.verdict(&v)
+		if err == nil && v.pipe != nil && !v.firm {
+			err = e.unexpected(v.from)
+		}
 		if err == nil && !v.happened() {
 			if err = transport.Park(ctx, e.wake); err == nil {
 				continue

@@ -32,7 +32,7 @@ func (p *piper) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 //
 //	idle → offered (sender) → claimed (receiver) → copied (receiver) → idle (sender)
 //	       offered → idle    (sender: the frame is taken back)
-//	       claimed → offered (receiver: the frame is refused)
+//	       claimed → offered (receiver: the frame is refused, or not yet its turn)
 //
 // Leaving offered is a compare-and-swap, since both ends may try; all other states have one owner.
 type pipe struct {
@@ -78,7 +78,7 @@ func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, fr
 func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 	p := e.hub.pipe(from, e.rank)
 	for {
-		if err := e.wait(ctx, event{pipe: p, state: offered, peer: from}); err != nil {
+		if err := e.wait(ctx, event{pipe: p, state: offered, peer: from, from: from}); err != nil {
 			return err
 		}
 		if p.state.CompareAndSwap(offered, claimed) {
@@ -102,11 +102,31 @@ func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 	return err
 }
 
+// unexpected has the frames judged that peers other than from offer while this rank waits for something else.
+func (e *endpoint) unexpected(from int) error {
+	if e.judge == nil {
+		return nil
+	}
+	for peer := range e.hub.n {
+		p := e.hub.pipe(peer, e.rank)
+		if peer == from || !p.state.CompareAndSwap(offered, claimed) {
+			continue
+		}
+		err := e.judge(peer, p.frame.Header)
+		p.state.Store(offered)
+		e.hub.ends[peer].unpark()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // sent waits until the receiver has copied the frame offered to it; if the wait is ended, it takes the frame back, or
 // awaits its copy.
 func (e *endpoint) sent(ctx context.Context, to int) error {
 	p := e.hub.pipe(e.rank, to)
-	err := e.wait(ctx, event{pipe: p, state: copied, peer: to})
+	err := e.wait(ctx, event{pipe: p, state: copied, peer: to, from: -1})
 	if err == nil {
 		p.state.Store(idle)
 		return nil
