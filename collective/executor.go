@@ -199,13 +199,13 @@ func (x *executor) run(call *Call, count int, o *Options, steps []Step) error {
 	if o.Accumulate == AccumulateFloat32 && call.Op == AllReduce && call.Type.Bytes() == 2 && call.Type.IsFloat() {
 		w.acc = tensor.Float32
 	}
-	inMemory := len(steps) > 0 && steps[0].Kind == Signal
+	w.inMemory = len(steps) > 0 && steps[0].Kind == Signal
 	if m.marker != nil {
-		if err := x.meet(call, inMemory); err != nil {
+		if err := x.meet(call, w.inMemory); err != nil {
 			return err
 		}
 	}
-	if !inMemory {
+	if !w.inMemory {
 		w.assign()
 	}
 	for i := range steps {
@@ -213,7 +213,7 @@ func (x *executor) run(call *Call, count int, o *Options, steps []Step) error {
 			return err
 		}
 	}
-	if inMemory {
+	if w.inMemory {
 		if m.team.torn.Load() {
 			return errFailed
 		}

@@ -16,8 +16,10 @@ type work struct {
 	count int
 	acc   DType // of the elements of Work
 	mean  bool
-	dst   unsafe.Pointer // where Dst lies, or the stage in its place
-	acct  unsafe.Pointer // where Work lies
+
+	inMemory bool           // the plan works in the peers' memory
+	dst      unsafe.Pointer // else: where Dst lies, or the stage in its place
+	work     unsafe.Pointer // and where Work lies
 }
 
 // assign finds the places of Dst and Work for a plan that exchanges frames. Dst is written only at the end if other local
@@ -32,9 +34,9 @@ func (w *work) assign() {
 			m.team.writeOnce(m.local, w.x.header.Seq, w.call.Dst.Ptr, nil)
 		}
 	}
-	w.acct = w.dst
+	w.work = w.dst
 	if w.acc != w.call.Type {
-		w.acct = w.x.wide.of(w.count * w.acc.Bytes())
+		w.work = w.x.wide.of(w.count * w.acc.Bytes())
 	}
 }
 
@@ -52,7 +54,7 @@ func (w *work) deliver() {
 
 // place returns where the first element of a span lies, and its type.
 func (w *work) place(s Span) (unsafe.Pointer, DType) {
-	base, t := w.acct, w.acc
+	base, t := w.work, w.acc
 	switch s.Buffer {
 	case Src:
 		base, t = w.call.Src.Ptr, w.call.Type
@@ -155,7 +157,7 @@ func (w *work) move(dst, src unsafe.Pointer, at, lo, hi int) {
 
 // copy copies within the rank. Of the ranks that share a destination in memory the lowest writes it, as in pull.
 func (w *work) copy(s *Step) {
-	if w.dst == nil && w.acct == nil { // a plan in memory
+	if w.inMemory {
 		m := w.x.m
 		for r := range m.rank {
 			if m.marker.Peer(r).Dst.Ptr == w.call.Dst.Ptr {
