@@ -1,0 +1,100 @@
+package collective_test
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// TestNoAllocation: a call like an earlier one allocates nothing on any rank, and starts no goroutine. AllocsPerRun counts
+// the whole process.
+func TestNoAllocation(t *testing.T) {
+	calls := map[string]func() *collective.Call{
+		"small all_reduce": func() *collective.Call {
+			return named(sum(make([]float32, 1), make([]float32, 1)), "layers/0/kernel", 1)
+		},
+		"all_reduce of several segments": func() *collective.Call { return sum(make([]float32, 200_000), make([]float32, 200_000)) },
+		"mean in place with wide sums": func() *collective.Call {
+			x := tensor.New(tensor.BFloat16, 1001).Memory()
+			return &collective.Call{Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.BFloat16, Src: x, Dst: x,
+				Options: &collective.Options{Accumulate: collective.AccumulateFloat32}}
+		},
+		"broadcast": func() *collective.Call {
+			x := tensor.New(tensor.Float32, 1001).Memory()
+			return &collective.Call{Op: collective.Broadcast, Type: tensor.Float32, Src: x, Dst: x, Root: 1}
+		},
+		"barrier": barrier,
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			eachMode(t, func(t *testing.T, m mode) {
+				for _, n := range []int{2, 5} { // more ranks than cores block
+					g := m.opened(t, n, collective.Config{})
+					const warm, runs = 20, 100
+					var wg sync.WaitGroup
+					for _, c := range g.Local()[1:] {
+						own := call()
+						wg.Go(func() {
+							for range warm + runs + 1 {
+								if err := c.Do(background, own); err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+					own, first := call(), g.Local()[0]
+					for range warm {
+						if err := first.Do(background, own); err != nil {
+							t.Error(err)
+						}
+					}
+					before := runtime.NumGoroutine()
+					allocs := testing.AllocsPerRun(runs, func() {
+						if err := first.Do(background, own); err != nil {
+							t.Error(err)
+						}
+					})
+					if after := runtime.NumGoroutine(); after > before {
+						t.Errorf("%d ranks: %d goroutines became %d", n, before, after)
+					}
+					if allocs >= 1 {
+						t.Errorf("%d ranks: %v allocations per call, want none", n, allocs)
+					}
+					wg.Wait()
+				}
+			})
+		})
+	}
+}
+
+func BenchmarkAllReduce(b *testing.B) {
+	for _, m := range modes {
+		for _, n := range []int{2, 4} {
+			for _, size := range []int{4, 1 << 10, 64 << 10, 1 << 20, 16 << 20} {
+				b.Run(fmt.Sprintf("%s/ranks=%d/bytes=%d", m.name, n, size), func(b *testing.B) {
+					g := m.open(b, n, collective.Config{})
+					defer shut(b, g)
+					b.SetBytes(int64(size))
+					b.ReportAllocs()
+					var wg sync.WaitGroup
+					for _, c := range g.Local() {
+						call := sum(make([]float32, size/4), make([]float32, size/4))
+						wg.Go(func() {
+							for range b.N {
+								if err := c.Do(background, call); err != nil {
+									b.Error(err)
+									return
+								}
+							}
+						})
+					}
+					wg.Wait()
+				})
+			}
+		}
+	}
+}
