@@ -2,7 +2,6 @@ package gomlx
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -85,24 +84,6 @@ type XLAOptions struct {
 	// staged makes the engine copy between host and device memory as it must for accelerators, although the device
 	// is a CPU: tests only.
 	staged bool
-}
-
-// plugin returns the path of the plugin, or an error that says what to set.
-func (o XLAOptions) plugin() (string, error) {
-	path, from := o.Plugin, "XLAOptions.Plugin"
-	if path == "" {
-		path, from = os.Getenv(PluginEnv), "$"+PluginEnv
-	}
-	switch {
-	case path == "":
-		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, such as pjrt_c_api_cpu_plugin.so", PluginEnv)
-	case !strings.HasPrefix(path, "/"):
-		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is no absolute path", path, from)
-	}
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("gomlx: the PJRT plugin of %s: %w", from, err)
-	}
-	return path, nil
 }
 
 // backend is a compute backend seen as an engine.

@@ -3,7 +3,7 @@ package gomlx
 import (
 	"fmt"
 
-	. "github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/graph"
 )
 
 // Loss builds the loss of every example: from labels and predictions of shape (rows, …) one number each, shape (rows).
@@ -11,53 +11,53 @@ import (
 // and do not fit; those below are their counterparts.
 //
 // Like all graph-building functions a Loss reports a mistake by a panic, which Compile returns as an error.
-type Loss func(labels, predictions []*Node) *Node
+type Loss func(labels, predictions []*graph.Node) *graph.Node
 
 // SparseCategoricalCrossEntropyLogits is the cross entropy between integer labels, of shape (rows) or (rows, 1), and
 // logits of shape (rows, classes). With more dimensions between rows and classes, an example's loss is the mean over
 // them.
-func SparseCategoricalCrossEntropyLogits(labels, predictions []*Node) *Node {
+func SparseCategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("SparseCategoricalCrossEntropyLogits", labels, predictions)
 	label = sparseLabels("SparseCategoricalCrossEntropyLogits", label, logits)
 	classes := logits.Shape().Dim(-1)
-	return crossEntropy(OneHot(label, classes, logits.DType()), logits)
+	return crossEntropy(graph.OneHot(label, classes, logits.DType()), logits)
 }
 
 // CategoricalCrossEntropyLogits is the cross entropy between labels that are probabilities and logits, both of shape
 // (rows, …, classes).
-func CategoricalCrossEntropyLogits(labels, predictions []*Node) *Node {
+func CategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("CategoricalCrossEntropyLogits", labels, predictions)
 	return crossEntropy(alike("CategoricalCrossEntropyLogits", label, logits), logits)
 }
 
 // BinaryCrossEntropyLogits is the cross entropy between labels from 0 to 1 and logits of the same shape.
-func BinaryCrossEntropyLogits(labels, predictions []*Node) *Node {
+func BinaryCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("BinaryCrossEntropyLogits", labels, predictions)
 	label = alike("BinaryCrossEntropyLogits", label, logits)
 	// max(z, 0) - z y + log(1 + exp(-|z|)): no exponential that overflows.
-	z := Sub(MaxScalar(logits, 0), Mul(logits, label))
-	return perExample(Add(z, Log1P(Exp(Neg(Abs(logits))))))
+	z := graph.Sub(graph.MaxScalar(logits, 0), graph.Mul(logits, label))
+	return perExample(graph.Add(z, graph.Log1P(graph.Exp(graph.Neg(graph.Abs(logits))))))
 }
 
 // MeanSquaredError is the mean of the squared differences over an example's elements.
-func MeanSquaredError(labels, predictions []*Node) *Node {
+func MeanSquaredError(labels, predictions []*graph.Node) *graph.Node {
 	label, prediction := pair("MeanSquaredError", labels, predictions)
-	return perExample(Square(Sub(alike("MeanSquaredError", label, prediction), prediction)))
+	return perExample(graph.Square(graph.Sub(alike("MeanSquaredError", label, prediction), prediction)))
 }
 
 // MeanAbsoluteError is the mean of the absolute differences over an example's elements.
-func MeanAbsoluteError(labels, predictions []*Node) *Node {
+func MeanAbsoluteError(labels, predictions []*graph.Node) *graph.Node {
 	label, prediction := pair("MeanAbsoluteError", labels, predictions)
-	return perExample(Abs(Sub(alike("MeanAbsoluteError", label, prediction), prediction)))
+	return perExample(graph.Abs(graph.Sub(alike("MeanAbsoluteError", label, prediction), prediction)))
 }
 
 // crossEntropy expects probabilities and logits of one shape.
-func crossEntropy(labels, logits *Node) *Node {
-	return perExample(ReduceSum(Neg(Mul(labels, LogSoftmax(logits))), -1))
+func crossEntropy(labels, logits *graph.Node) *graph.Node {
+	return perExample(graph.ReduceSum(graph.Neg(graph.Mul(labels, graph.LogSoftmax(logits))), -1))
 }
 
 // perExample averages over all dimensions but the first.
-func perExample(x *Node) *Node {
+func perExample(x *graph.Node) *graph.Node {
 	if x.Rank() == 1 {
 		return x
 	}
@@ -65,11 +65,11 @@ func perExample(x *Node) *Node {
 	for axis := 1; axis < x.Rank(); axis++ {
 		axes = append(axes, axis)
 	}
-	return ReduceMean(x, axes...)
+	return graph.ReduceMean(x, axes...)
 }
 
 // pair returns the only label and the first prediction.
-func pair(what string, labels, predictions []*Node) (label, prediction *Node) {
+func pair(what string, labels, predictions []*graph.Node) (label, prediction *graph.Node) {
 	if len(labels) != 1 {
 		panic(fmt.Errorf("%s takes 1 label, the batch has %d", what, len(labels)))
 	}
@@ -77,7 +77,7 @@ func pair(what string, labels, predictions []*Node) (label, prediction *Node) {
 }
 
 // sparseLabels returns integer labels of logits without a last dimension of 1.
-func sparseLabels(what string, label, logits *Node) *Node {
+func sparseLabels(what string, label, logits *graph.Node) *graph.Node {
 	if !label.DType().IsInt() {
 		panic(fmt.Errorf("%s takes integer labels, not %s", what, label.DType()))
 	}
@@ -87,7 +87,7 @@ func sparseLabels(what string, label, logits *Node) *Node {
 	}
 	want := dims[:len(dims)-1]
 	if label.Rank() == len(dims) && label.Shape().Dim(-1) == 1 {
-		label = Reshape(label, label.Shape().Dimensions[:len(dims)-1]...)
+		label = graph.Reshape(label, label.Shape().Dimensions[:len(dims)-1]...)
 	}
 	if label.Rank() != len(want) || label.Shape().Size() != logits.Shape().Size()/dims[len(dims)-1] {
 		panic(fmt.Errorf("%s takes labels of shape %v for logits of shape %s, not %s", what, want, logits.Shape(), label.Shape()))
@@ -96,13 +96,13 @@ func sparseLabels(what string, label, logits *Node) *Node {
 }
 
 // alike returns the label in the dtype of a prediction of the same shape. A last dimension of 1 may be missing.
-func alike(what string, label, prediction *Node) *Node {
+func alike(what string, label, prediction *graph.Node) *graph.Node {
 	dims := prediction.Shape().Dimensions
 	if n := len(dims); label.Rank() == n-1 && dims[n-1] == 1 {
-		label = InsertAxes(label, -1)
+		label = graph.InsertAxes(label, -1)
 	}
 	if !label.Shape().EqualDimensions(prediction.Shape()) {
 		panic(fmt.Errorf("%s takes labels and predictions of one shape, not %s and %s", what, label.Shape(), prediction.Shape()))
 	}
-	return ConvertDType(label, prediction.DType())
+	return graph.ConvertDType(label, prediction.DType())
 }

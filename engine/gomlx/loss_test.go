@@ -78,33 +78,48 @@ func TestLossesAndMetrics(t *testing.T) {
 		{"sparse, bytes", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(), []int{4}, []int{1}, tensor.Uint8, sparse(4)},
 		{"sparse, sequences", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(), []int{3, 4}, []int{3}, tensor.Int32, sparse(4)},
 		{
-			"categorical", gomlx.CategoricalCrossEntropyLogits, gomlx.CategoricalAccuracy(), []int{4}, []int{4}, tensor.Float32,
+			"categorical", gomlx.CategoricalCrossEntropyLogits, gomlx.CategoricalAccuracy(),
+			[]int{4},
+			[]int{4},
+			tensor.Float32,
 			func(y, z []float64) (float64, float64) {
 				return 4 * mean(4, func(i int) float64 { return -y[i] * logSoftmax(z, i) }), number(best(y) == best(z))
 			},
 		},
 		{
-			"binary", gomlx.BinaryCrossEntropyLogits, gomlx.BinaryAccuracyLogits(), []int{1}, nil, tensor.Float32,
+			"binary", gomlx.BinaryCrossEntropyLogits, gomlx.BinaryAccuracyLogits(),
+			[]int{1},
+			nil, tensor.Float32,
 			func(y, z []float64) (float64, float64) {
 				p := sigmoid(z[0])
 				return -y[0]*math.Log(p) - (1-y[0])*math.Log(1-p), number((z[0] > 0) == (y[0] > 0.5))
 			},
 		},
 		{
-			"several binary", gomlx.BinaryCrossEntropyLogits, gomlx.BinaryAccuracyLogits(), []int{3}, []int{3}, tensor.Float32,
+			"several binary", gomlx.BinaryCrossEntropyLogits, gomlx.BinaryAccuracyLogits(),
+			[]int{3},
+			[]int{3},
+			tensor.Float32,
 			func(y, z []float64) (float64, float64) {
 				return mean(3, func(i int) float64 { return -y[i]*math.Log(sigmoid(z[i])) - (1-y[i])*math.Log(1-sigmoid(z[i])) }),
 					mean(3, func(i int) float64 { return number((z[i] > 0) == (y[i] > 0.5)) })
 			},
 		},
 		{
-			"squared error", gomlx.MeanSquaredError, gomlx.Metric{Name: "mae", PerExample: gomlx.MeanAbsoluteError}, []int{2, 3}, []int{2, 3}, tensor.Float32,
+			"squared error", gomlx.MeanSquaredError,
+			gomlx.Metric{Name: "mae", PerExample: gomlx.MeanAbsoluteError},
+			[]int{2, 3},
+			[]int{2, 3},
+			tensor.Float32,
 			func(y, z []float64) (float64, float64) {
 				return mean(6, func(i int) float64 { return (y[i] - z[i]) * (y[i] - z[i]) }), mean(6, func(i int) float64 { return math.Abs(y[i] - z[i]) })
 			},
 		},
 		{
-			"absolute error", gomlx.MeanAbsoluteError, gomlx.Metric{Name: "mse", PerExample: gomlx.MeanSquaredError}, []int{1}, nil, tensor.Float32,
+			"absolute error", gomlx.MeanAbsoluteError,
+			gomlx.Metric{Name: "mse", PerExample: gomlx.MeanSquaredError},
+			[]int{1},
+			nil, tensor.Float32,
 			func(y, z []float64) (float64, float64) { return math.Abs(y[0] - z[0]), (y[0] - z[0]) * (y[0] - z[0]) },
 		},
 	} {

@@ -2,46 +2,46 @@ package gomlx
 
 import (
 	"github.com/gomlx/compute/dtypes"
-	. "github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/graph"
 )
 
 // Metric is a number per example whose weighted mean over all examples is reported.
 type Metric struct {
 	Name       string // as it is shown: "accuracy"
-	PerExample func(labels, predictions []*Node) *Node
+	PerExample func(labels, predictions []*graph.Node) *graph.Node
 }
 
 // SparseCategoricalAccuracy is 1 where the largest logit is that of the integer label. It is called "accuracy".
 func SparseCategoricalAccuracy() Metric {
-	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*Node) *Node {
+	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("SparseCategoricalAccuracy", labels, predictions)
 		label = sparseLabels("SparseCategoricalAccuracy", label, logits)
-		return hits(ArgMax(logits, -1, dtypes.Int32), ConvertDType(label, dtypes.Int32), logits.DType())
+		return hits(graph.ArgMax(logits, -1, dtypes.Int32), graph.ConvertDType(label, dtypes.Int32), logits.DType())
 	}}
 }
 
 // CategoricalAccuracy is 1 where the largest logit is that of the most probable label. It is called "accuracy".
 func CategoricalAccuracy() Metric {
-	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*Node) *Node {
+	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("CategoricalAccuracy", labels, predictions)
 		label = alike("CategoricalAccuracy", label, logits)
-		return hits(ArgMax(logits, -1, dtypes.Int32), ArgMax(label, -1, dtypes.Int32), logits.DType())
+		return hits(graph.ArgMax(logits, -1, dtypes.Int32), graph.ArgMax(label, -1, dtypes.Int32), logits.DType())
 	}}
 }
 
 // BinaryAccuracyLogits is 1 where the logit is positive and the label above one half, or neither. It is called
 // "accuracy".
 func BinaryAccuracyLogits() Metric {
-	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*Node) *Node {
+	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("BinaryAccuracyLogits", labels, predictions)
 		label = alike("BinaryAccuracyLogits", label, logits)
-		said := ConvertDType(GreaterThan(logits, ScalarZero(logits.Graph(), logits.DType())), dtypes.Int32)
-		is := ConvertDType(GreaterThan(label, Scalar(label.Graph(), label.DType(), 0.5)), dtypes.Int32)
+		said := graph.ConvertDType(graph.GreaterThan(logits, graph.ScalarZero(logits.Graph(), logits.DType())), dtypes.Int32)
+		is := graph.ConvertDType(graph.GreaterThan(label, graph.Scalar(label.Graph(), label.DType(), 0.5)), dtypes.Int32)
 		return hits(said, is, logits.DType())
 	}}
 }
 
 // hits returns per example the share of elements where a equals b.
-func hits(a, b *Node, dtype dtypes.DType) *Node {
-	return perExample(ConvertDType(Equal(a, b), dtype))
+func hits(a, b *graph.Node, dtype dtypes.DType) *graph.Node {
+	return perExample(graph.ConvertDType(graph.Equal(a, b), dtype))
 }

@@ -4,6 +4,7 @@ package gomlx
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -46,6 +47,24 @@ func OpenXLA(o XLAOptions) (engine.Engine, error) {
 		devices:     b.NumDevices(),
 		physical:    true,
 	}, nil
+}
+
+// plugin returns the path of the plugin, or an error that says what to set.
+func (o XLAOptions) plugin() (string, error) {
+	path, from := o.Plugin, "XLAOptions.Plugin"
+	if path == "" {
+		path, from = os.Getenv(PluginEnv), "$"+PluginEnv
+	}
+	switch {
+	case path == "":
+		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, such as pjrt_c_api_cpu_plugin.so", PluginEnv)
+	case !strings.HasPrefix(path, "/"):
+		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is no absolute path", path, from)
+	}
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("gomlx: the PJRT plugin of %s: %w", from, err)
+	}
+	return path, nil
 }
 
 // pluginKind tells a plugin's kind of device from its file name, which is all there is to see before it is loaded.

@@ -13,7 +13,7 @@ import (
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
-	. "github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/nn"
@@ -21,12 +21,12 @@ import (
 
 // Dense is layers.Dense with a bias: from x of shape (rows, features) to (rows, width). Its variables are
 // "dense/weights" and "dense/biases", and the hyperparameters for regularisation apply to the weights.
-func Dense(s *model.Scope, x *Node, width int) *Node { return dense(s, x, width, false) }
+func Dense(s *model.Scope, x *graph.Node, width int) *graph.Node { return dense(s, x, width, false) }
 
 // DenseRelu is Dense followed by a ReLU.
-func DenseRelu(s *model.Scope, x *Node, width int) *Node { return dense(s, x, width, true) }
+func DenseRelu(s *model.Scope, x *graph.Node, width int) *graph.Node { return dense(s, x, width, true) }
 
-func dense(s *model.Scope, x *Node, width int, relu bool) *Node {
+func dense(s *model.Scope, x *graph.Node, width int, relu bool) *graph.Node {
 	if x.Rank() != 2 {
 		panic(fmt.Errorf("layer.Dense takes shape (rows, features), not %s", x.Shape()))
 	}
@@ -41,7 +41,7 @@ func dense(s *model.Scope, x *Node, width int, relu bool) *Node {
 }
 
 // linear is x·w + b for x of shape (rows, in) and w of shape (in, out), with a ReLU if asked for.
-func linear(x, w, b *Node, relu bool) *Node {
+func linear(x, w, b *graph.Node, relu bool) *graph.Node {
 	if !onGoBackend(x.Graph()) {
 		y := nn.Dense(x, w, b, compute.DenseLayoutInputOutputs)
 		if relu {
@@ -49,17 +49,17 @@ func linear(x, w, b *Node, relu bool) *Node {
 		}
 		return y
 	}
-	return withGradient([]*Node{x, w, b}, func(in []*Node) *Node {
+	return withGradient([]*graph.Node{x, w, b}, func(in []*graph.Node) *graph.Node {
 		y := nn.Dense(in[0], in[1], in[2], compute.DenseLayoutInputOutputs)
 		if relu {
-			y = Max(y, ScalarZero(y.Graph(), y.DType()))
+			y = graph.Max(y, graph.ScalarZero(y.Graph(), y.DType()))
 		}
 		return y
-	}, func(in []*Node, y, v *Node) []*Node {
+	}, func(in []*graph.Node, y, v *graph.Node) []*graph.Node {
 		if relu {
 			v = positive(y, v)
 		}
-		return []*Node{
+		return []*graph.Node{
 			dot(v, 1, in[1], 1), // v·wᵀ: no transpose is needed
 			weightGradient(in[0], v),
 			columnSums(v),
@@ -70,45 +70,45 @@ func linear(x, w, b *Node, relu bool) *Node {
 // weightGradient is xᵀ·v, of shape (in, out), for x of shape (rows, in) and v of shape (rows, out). The backend's matrix
 // product wants the left operand's contracted axis last: either x is transposed, or v and then the result, whichever
 // moves fewer elements.
-func weightGradient(x, v *Node) *Node {
+func weightGradient(x, v *graph.Node) *graph.Node {
 	rows, in, out := x.Shape().Dim(0), x.Shape().Dim(1), v.Shape().Dim(1)
 	if rows*in <= rows*out+in*out {
-		return dot(Transpose(x, 0, 1), 1, v, 0)
+		return dot(graph.Transpose(x, 0, 1), 1, v, 0)
 	}
-	return Transpose(dot(Transpose(v, 0, 1), 1, x, 0), 0, 1)
+	return graph.Transpose(dot(graph.Transpose(v, 0, 1), 1, x, 0), 0, 1)
 }
 
 // columnSums adds up the rows of v, of shape (rows, columns), as a matrix product.
-func columnSums(v *Node) *Node {
-	ones := Ones(v.Graph(), shapes.Make(v.DType(), 1, v.Shape().Dim(0)))
-	return Reshape(dot(ones, 1, v, 0), v.Shape().Dim(1))
+func columnSums(v *graph.Node) *graph.Node {
+	ones := graph.Ones(v.Graph(), shapes.Make(v.DType(), 1, v.Shape().Dim(0)))
+	return graph.Reshape(dot(ones, 1, v, 0), v.Shape().Dim(1))
 }
 
 // dot contracts an axis of each of two matrices.
-func dot(a *Node, axisA int, b *Node, axisB int) *Node {
-	return DotGeneral(a, []int{axisA}, nil, b, []int{axisB}, nil)
+func dot(a *graph.Node, axisA int, b *graph.Node, axisB int) *graph.Node {
+	return graph.DotGeneral(a, []int{axisA}, nil, b, []int{axisB}, nil)
 }
 
 // positive is v where y > 0, and 0 elsewhere: the gradient of a ReLU whose output is y.
-func positive(y, v *Node) *Node {
-	return Mul(v, number(GreaterThan(y, ScalarZero(y.Graph(), y.DType())), v.DType()))
+func positive(y, v *graph.Node) *graph.Node {
+	return graph.Mul(v, number(graph.GreaterThan(y, graph.ScalarZero(y.Graph(), y.DType())), v.DType()))
 }
 
 // number is 1 where the condition holds, and 0 elsewhere. The Go backend branches on every element of a condition, to
 // convert it as well as in Where, but not on those of integers.
-func number(condition *Node, dtype dtypes.DType) *Node {
+func number(condition *graph.Node, dtype dtypes.DType) *graph.Node {
 	if onGoBackend(condition.Graph()) {
-		condition = Bitcast(condition, dtypes.Uint8)
+		condition = graph.Bitcast(condition, dtypes.Uint8)
 	}
-	return ConvertDType(condition, dtype)
+	return graph.ConvertDType(condition, dtype)
 }
 
 // Relu is max(x, 0).
-func Relu(x *Node) *Node {
-	return withGradient([]*Node{x}, func(in []*Node) *Node {
-		return Max(in[0], ScalarZero(x.Graph(), x.DType()))
-	}, func(_ []*Node, y, v *Node) []*Node {
-		return []*Node{positive(y, v)}
+func Relu(x *graph.Node) *graph.Node {
+	return withGradient([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
+		return graph.Max(in[0], graph.ScalarZero(x.Graph(), x.DType()))
+	}, func(_ []*graph.Node, y, v *graph.Node) []*graph.Node {
+		return []*graph.Node{positive(y, v)}
 	})
 }
 
@@ -118,14 +118,14 @@ func Relu(x *Node) *Node {
 // GoMLX lets only an identity have a gradient of its own. So the output passes through one that computes the
 // gradients, and each input through one that puts them in place of those that GoMLX has derived, which are then dead
 // code. GoMLX visits nodes from the last to the first, so the output's comes before the inputs'.
-func withGradient(inputs []*Node, forward func(in []*Node) *Node, gradient func(in []*Node, y, v *Node) []*Node) *Node {
-	var gradients []*Node
-	in := make([]*Node, len(inputs))
+func withGradient(inputs []*graph.Node, forward func(in []*graph.Node) *graph.Node, gradient func(in []*graph.Node, y, v *graph.Node) []*graph.Node) *graph.Node {
+	var gradients []*graph.Node
+	in := make([]*graph.Node, len(inputs))
 	for i, x := range inputs {
-		in[i] = IdentityWithCustomGradient(x, func(_, _ *Node) *Node { return gradients[i] })
+		in[i] = graph.IdentityWithCustomGradient(x, func(_, _ *graph.Node) *graph.Node { return gradients[i] })
 	}
 	y := forward(in)
-	return IdentityWithCustomGradient(y, func(y, v *Node) *Node {
+	return graph.IdentityWithCustomGradient(y, func(y, v *graph.Node) *graph.Node {
 		gradients = gradient(inputs, y, v)
 		return v
 	})

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/gomlx/compute/gobackend"
-	. "github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/core/tensors"
 	"github.com/gomlx/gomlx/ml/layers"
 	"github.com/gomlx/gomlx/ml/layers/activation"
@@ -22,89 +22,104 @@ func TestLikeGoMLX(t *testing.T) {
 	for _, test := range []struct {
 		name         string
 		shape        []int
-		ours, theirs func(s *model.Scope, x *Node) *Node
+		ours, theirs func(s *model.Scope, x *graph.Node) *graph.Node
 	}{
 		{
-			"dense", []int{5, 7},
-			func(s *model.Scope, x *Node) *Node { return layer.Dense(s, x, 4) },
-			func(s *model.Scope, x *Node) *Node { return layers.Dense(s, x, true, 4) },
+			"dense",
+			[]int{5, 7},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Dense(s, x, 4) },
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layers.Dense(s, x, true, 4) },
 		},
 		{
-			"dense, few rows", []int{2, 40},
-			func(s *model.Scope, x *Node) *Node { return layer.Dense(s, x, 30) },
-			func(s *model.Scope, x *Node) *Node { return layers.Dense(s, x, true, 30) },
+			"dense, few rows",
+			[]int{2, 40},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Dense(s, x, 30) },
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layers.Dense(s, x, true, 30) },
 		},
 		{
-			"dense, many rows, narrow output", []int{300, 40},
-			func(s *model.Scope, x *Node) *Node { return layer.Dense(s, x, 3) },
-			func(s *model.Scope, x *Node) *Node { return layers.Dense(s, x, true, 3) },
+			"dense, many rows, narrow output",
+			[]int{300, 40},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Dense(s, x, 3) },
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layers.Dense(s, x, true, 3) },
 		},
 		{
-			"dense with relu", []int{6, 9},
-			func(s *model.Scope, x *Node) *Node { return layer.DenseRelu(s, x, 8) },
-			func(s *model.Scope, x *Node) *Node { return activation.Relu(layers.Dense(s, x, true, 8)) },
+			"dense with relu",
+			[]int{6, 9},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.DenseRelu(s, x, 8) },
+			func(s *model.Scope, x *graph.Node) *graph.Node { return activation.Relu(layers.Dense(s, x, true, 8)) },
 		},
 		{
-			"two dense in a row", []int{6, 9},
-			func(s *model.Scope, x *Node) *Node {
+			"two dense in a row",
+			[]int{6, 9},
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layer.Dense(s.In("b"), layer.DenseRelu(s.In("a"), x, 8), 3)
 			},
-			func(s *model.Scope, x *Node) *Node {
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layers.Dense(s.In("b"), activation.Relu(layers.Dense(s.In("a"), x, true, 8)), true, 3)
 			},
 		},
 		{
-			"one dense used twice", []int{6, 5},
-			func(s *model.Scope, x *Node) *Node {
+			"one dense used twice",
+			[]int{6, 5},
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layer.Dense(s.At("a"), layer.DenseRelu(s.At("a"), x, 5), 5)
 			},
-			func(s *model.Scope, x *Node) *Node {
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layers.Dense(s.At("a"), activation.Relu(layers.Dense(s.At("a"), x, true, 5)), true, 5)
 			},
 		},
 		{
-			"relu", []int{6, 9},
-			func(_ *model.Scope, x *Node) *Node { return layer.Relu(x) },
-			func(_ *model.Scope, x *Node) *Node { return activation.Relu(x) },
+			"relu",
+			[]int{6, 9},
+			func(_ *model.Scope, x *graph.Node) *graph.Node { return layer.Relu(x) },
+			func(_ *model.Scope, x *graph.Node) *graph.Node { return activation.Relu(x) },
 		},
 		{
-			"convolution", []int{3, 6, 7, 2},
-			func(s *model.Scope, x *Node) *Node { return layer.Conv2D(s, x, 4, 3, false) },
-			func(s *model.Scope, x *Node) *Node {
+			"convolution",
+			[]int{3, 6, 7, 2},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Conv2D(s, x, 4, 3, false) },
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layers.Convolution(s, x).Channels(4).KernelSize(3).NoPadding().Done()
 			},
 		},
 		{
-			"convolution that pads", []int{3, 4, 5, 2},
-			func(s *model.Scope, x *Node) *Node { return layer.Conv2D(s, x, 4, 3, true) },
-			func(s *model.Scope, x *Node) *Node {
+			"convolution that pads",
+			[]int{3, 4, 5, 2},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Conv2D(s, x, 4, 3, true) },
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layers.Convolution(s, x).Channels(4).KernelSize(3).PadSame().Done()
 			},
 		},
 		{
-			"convolution of 5 that pads", []int{2, 5, 6, 1},
-			func(s *model.Scope, x *Node) *Node { return layer.Conv2D(s, x, 3, 5, true) },
-			func(s *model.Scope, x *Node) *Node {
+			"convolution of 5 that pads",
+			[]int{2, 5, 6, 1},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Conv2D(s, x, 3, 5, true) },
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layers.Convolution(s, x).Channels(3).KernelSize(5).PadSame().Done()
 			},
 		},
 		{
-			"convolution of 1", []int{2, 3, 3, 3},
-			func(s *model.Scope, x *Node) *Node { return layer.Conv2D(s, x, 2, 1, true) },
-			func(s *model.Scope, x *Node) *Node { return layers.Convolution(s, x).Channels(2).KernelSize(1).Done() },
+			"convolution of 1",
+			[]int{2, 3, 3, 3},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Conv2D(s, x, 2, 1, true) },
+			func(s *model.Scope, x *graph.Node) *graph.Node {
+				return layers.Convolution(s, x).Channels(2).KernelSize(1).Done()
+			},
 		},
 		{
-			"max-pool", []int{2, 4, 6, 3},
-			func(_ *model.Scope, x *Node) *Node { return layer.MaxPool2D(x) },
-			func(_ *model.Scope, x *Node) *Node { return MaxPool(x).Window(2).Done() },
+			"max-pool",
+			[]int{2, 4, 6, 3},
+			func(_ *model.Scope, x *graph.Node) *graph.Node { return layer.MaxPool2D(x) },
+			func(_ *model.Scope, x *graph.Node) *graph.Node { return graph.MaxPool(x).Window(2).Done() },
 		},
 		{
-			"a stage", []int{2, 8, 8, 1},
-			func(s *model.Scope, x *Node) *Node {
+			"a stage",
+			[]int{2, 8, 8, 1},
+			func(s *model.Scope, x *graph.Node) *graph.Node {
 				return layer.Relu(layer.MaxPool2D(layer.Conv2D(s, x, 3, 3, true)))
 			},
-			func(s *model.Scope, x *Node) *Node {
-				return MaxPool(activation.Relu(layers.Convolution(s, x).Channels(3).KernelSize(3).PadSame().Done())).Window(2).Done()
+			func(s *model.Scope, x *graph.Node) *graph.Node {
+				return graph.MaxPool(activation.Relu(layers.Convolution(s, x).Channels(3).KernelSize(3).PadSame().Done())).Window(2).Done()
 			},
 		},
 	} {
@@ -132,7 +147,7 @@ func TestLikeGoMLX(t *testing.T) {
 
 // run builds a layer, and returns its output and gradients by name. Variables take the given values; those missing are
 // drawn and added.
-func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f func(s *model.Scope, x *Node) *Node) map[string]*tensors.Tensor {
+func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f func(s *model.Scope, x *graph.Node) *graph.Node) map[string]*tensors.Tensor {
 	t.Helper()
 	b, err := gobackend.New("")
 	if err != nil {
@@ -140,12 +155,12 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f f
 	}
 	defer b.Finalize()
 	store := model.NewStore()
-	g := NewGraph(b, t.Name())
+	g := graph.NewGraph(b, t.Name())
 	model.SetStore(g, store)
-	in := Parameter(g, "x", x.Shape())
+	in := graph.Parameter(g, "x", x.Shape())
 	y := f(store.RootScope(), in)
-	weights := Const(g, random(2, y.Shape().Dimensions...))
-	names, nodes := []string{"input"}, []*Node{in}
+	weights := graph.Const(g, random(2, y.Shape().Dimensions...))
+	names, nodes := []string{"input"}, []*graph.Node{in}
 	args := []any{x}
 	for v := range store.IterVariables() {
 		if values[v.Path()] == nil {
@@ -153,7 +168,7 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f f
 		}
 	}
 	for h := 1; h < g.NumParameters(); h++ {
-		path := g.GetParameterByHandle(ParameterHandle(h)).GetParameterName()
+		path := g.GetParameterByHandle(graph.ParameterHandle(h)).GetParameterName()
 		names, nodes = append(names, path), append(nodes, store.GetVariable(path).NodeValue(g))
 		v, err := values[path].LocalClone()
 		if err != nil {
@@ -161,8 +176,8 @@ func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f f
 		}
 		args = append(args, v)
 	}
-	gradients := Gradient(ReduceAllSum(Mul(y, weights)), nodes...)
-	if err := g.Compile(append([]*Node{y}, gradients...)...); err != nil {
+	gradients := graph.Gradient(graph.ReduceAllSum(graph.Mul(y, weights)), nodes...)
+	if err := g.Compile(append([]*graph.Node{y}, gradients...)...); err != nil {
 		t.Fatal(err)
 	}
 	args[0], err = x.LocalClone()
@@ -189,7 +204,7 @@ func TestMaxPoolTies(t *testing.T) {
 		1, 1, 0, 3,
 		1, 1, 3, 0,
 	}, 1, 2, 4, 1)
-	got := run(t, map[string]*tensors.Tensor{}, x, func(_ *model.Scope, x *Node) *Node { return layer.MaxPool2D(x) })["gradient of input"]
+	got := run(t, map[string]*tensors.Tensor{}, x, func(_ *model.Scope, x *graph.Node) *graph.Node { return layer.MaxPool2D(x) })["gradient of input"]
 	v := tensors.MustCopyFlatData[float32](random(2, 1, 1, 2, 1))
 	want := []float32{v[0], 0, 0, v[1], 0, 0, 0, 0}
 	if g := tensors.MustCopyFlatData[float32](got); fmt.Sprint(g) != fmt.Sprint(want) {
@@ -203,13 +218,13 @@ func TestMisusePanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Finalize()
-	for name, f := range map[string]func(s *model.Scope, x *Node){
-		"dense of images":       func(s *model.Scope, x *Node) { layer.Dense(s, x, 3) },
-		"convolution of rows":   func(s *model.Scope, x *Node) { layer.Conv2D(s, Reshape(x, 2, -1), 3, 3, false) },
-		"kernel too large":      func(s *model.Scope, x *Node) { layer.Conv2D(s, x, 3, 7, false) },
-		"even kernel that pads": func(s *model.Scope, x *Node) { layer.Conv2D(s, x, 3, 2, true) },
-		"kernel of 0":           func(s *model.Scope, x *Node) { layer.Conv2D(s, x, 3, 0, false) },
-		"pool of odd images":    func(_ *model.Scope, x *Node) { layer.MaxPool2D(x) },
+	for name, f := range map[string]func(s *model.Scope, x *graph.Node){
+		"dense of images":       func(s *model.Scope, x *graph.Node) { layer.Dense(s, x, 3) },
+		"convolution of rows":   func(s *model.Scope, x *graph.Node) { layer.Conv2D(s, graph.Reshape(x, 2, -1), 3, 3, false) },
+		"kernel too large":      func(s *model.Scope, x *graph.Node) { layer.Conv2D(s, x, 3, 7, false) },
+		"even kernel that pads": func(s *model.Scope, x *graph.Node) { layer.Conv2D(s, x, 3, 2, true) },
+		"kernel of 0":           func(s *model.Scope, x *graph.Node) { layer.Conv2D(s, x, 3, 0, false) },
+		"pool of odd images":    func(_ *model.Scope, x *graph.Node) { layer.MaxPool2D(x) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -217,7 +232,7 @@ func TestMisusePanics(t *testing.T) {
 					t.Errorf("recovered %v, want an error", err)
 				}
 			}()
-			f(model.NewStore().RootScope(), Zeros(NewGraph(b, name), random(1, 2, 5, 5, 1).Shape()))
+			f(model.NewStore().RootScope(), graph.Zeros(graph.NewGraph(b, name), random(1, 2, 5, 5, 1).Shape()))
 		})
 	}
 }
