@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/bits"
 	"os"
 	"path/filepath"
@@ -286,7 +287,7 @@ func sizeOf(shape []int64, dtype tensor.DType) (uint64, error) {
 			continue
 		}
 		hi, lo := bits.Mul64(n, uint64(d))
-		if hi != 0 || lo > 1<<62 {
+		if hi != 0 || lo > math.MaxInt {
 			return 0, fmt.Errorf("shape %v is too large", shape)
 		}
 		n = lo

@@ -1,0 +1,199 @@
+package train_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/data/digits"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// newGoMLX returns a trainer of a small MLP for the digits, on the pure-Go engine.
+func newGoMLX(t *testing.T, replicas, globalBatch int, seed int64, opt optimizer.Interface) *train.Trainer {
+	t.Helper()
+	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: replicas})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: e})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &gomlx.Model{
+		Forward: models.MLP{Hidden: []int{64}}.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
+		Optimizer: opt, Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
+	}
+	trainer, err := train.New(t.Context(), s, m, train.Config{
+		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+		GlobalBatch: globalBatch, Seed: seed,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, close := range []func() error{trainer.Close, s.Close, e.Close} {
+			if err := close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return trainer
+}
+
+func sgd() optimizer.Interface {
+	return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1)
+}
+
+func loadDigits(t *testing.T) *data.Set {
+	t.Helper()
+	set, err := digits.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// TestReplicasAgree trains 30 steps of 100 examples, the last of them partial, on 1, 2 and 3 replicas: the same sums in
+// another order.
+func TestReplicasAgree(t *testing.T) {
+	batches := loadDigits(t).Train.Take(2950).Shuffle(1).Batch(100)
+	if batches.Len() != 30 {
+		t.Fatalf("%d steps", batches.Len())
+	}
+	var first []train.Weight
+	for replicas := 1; replicas <= 3; replicas++ {
+		trainer := newGoMLX(t, replicas, 100, 1, sgd())
+		h, err := trainer.Fit(t.Context(), batches, train.FitConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		weights, err := trainer.Weights(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = weights
+		}
+		largest := 0.0
+		for i, w := range weights {
+			a, b := tensor.Data[float32](first[i].Value), tensor.Data[float32](w.Value)
+			for j := range a {
+				largest = max(largest, math.Abs(float64(a[j])-float64(b[j])))
+			}
+		}
+		t.Logf("%d replicas: loss %v, largest difference of a weight %.2g", replicas, h.Epochs[0].Loss, largest)
+		if h.Steps != 30 || h.Epochs[0].Examples != 2950 {
+			t.Errorf("%d replicas: %d steps, %d examples", replicas, h.Steps, h.Epochs[0].Examples)
+		}
+		if !(largest <= 1e-5) {
+			t.Errorf("%d replicas: a weight differs by %v from 1 replica's", replicas, largest)
+		}
+	}
+}
+
+// TestFitLearns trains with more replicas than cores, a partial last batch, and Adam.
+func TestFitLearns(t *testing.T) {
+	set := loadDigits(t)
+	trainer := newGoMLX(t, 3, 64, 1, optimizer.Adam().LearningRate(0.003).Done())
+	h, err := trainer.Fit(t.Context(), set.Train.Shuffle(1).Batch(64), train.FitConfig{Epochs: 4, Validation: set.Test.Batch(64)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range h.Epochs {
+		t.Logf("epoch %d: loss %.4f, accuracy %.4f, on the test images %.4f", e.Epoch, e.Loss, e.Metrics["accuracy"], e.Validation.Metrics["accuracy"])
+	}
+	result, err := trainer.Evaluate(t.Context(), set.Test.Batch(50)) // other sizes, the same examples
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := h.Epochs[3].Validation
+	if math.Abs(result.Loss-last.Loss) > 1e-6 || result.Metrics["accuracy"] != last.Metrics["accuracy"] || result.Examples != 1797 {
+		t.Errorf("evaluated in batches of 50: %+v, of 64: %+v", result, *last)
+	}
+	if result.Metrics["accuracy"] < 0.9 {
+		t.Errorf("test accuracy %v after 4 epochs, want 0.9", result.Metrics["accuracy"])
+	}
+	outputs, err := trainer.Predict(t.Context(), set.Test.Batch(64))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tensor.FormatShape(outputs[0].Shape()); got != "(1797, 10)" {
+		t.Errorf("predictions of shape %s", got)
+	}
+}
+
+// TestAccumulate makes one step of two halves of a batch, in a loop of one's own.
+func TestAccumulate(t *testing.T) {
+	all := loadDigits(t).Train
+	whole, halves := newGoMLX(t, 2, 64, 1, sgd()), newGoMLX(t, 2, 32, 1, sgd())
+	if _, err := whole.Fit(t.Context(), all.Take(64).Batch(64), train.FitConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	var sum []*tensor.Tensor
+	for e, err := range all.Take(64).Batch(32).Iter(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		gradients, _, err := halves.Gradients(t.Context(), e.(data.Batch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum == nil {
+			sum = make([]*tensor.Tensor, len(gradients))
+			for i, g := range gradients {
+				sum[i] = tensor.New(g.DType(), g.Shape()...)
+			}
+		}
+		for i, g := range gradients {
+			for j, x := range tensor.Data[float32](g) {
+				tensor.Data[float32](sum[i])[j] += x / 2
+			}
+		}
+	}
+	if err := halves.ApplyGradients(t.Context(), sum); err != nil {
+		t.Fatal(err)
+	}
+	a, err := whole.Weights(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := halves.Weights(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range a {
+		for j, x := range tensor.Data[float32](a[i].Value) {
+			if y := tensor.Data[float32](b[i].Value)[j]; math.Abs(float64(x-y)) > 1e-6 {
+				t.Fatalf("%s, element %d: %v of one batch, %v of two halves", a[i].Name, j, x, y)
+			}
+		}
+	}
+}
+
+// TestSeeds: the same seed gives the same bits, another one others.
+func TestSeeds(t *testing.T) {
+	hashes := map[string]string{}
+	for run, seed := range []int64{1, 1, 2} {
+		trainer := newGoMLX(t, 2, 50, seed, sgd())
+		if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Batch(50), train.FitConfig{Steps: 10, Epochs: 1}); err != nil {
+			t.Fatal(err)
+		}
+		hash, err := trainer.WeightsHash(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		hashes[hash] += fmt.Sprintf("run %d with seed %d; ", run, seed)
+	}
+	if len(hashes) != 2 {
+		t.Errorf("got %v, want one hash for each seed", hashes)
+	}
+}

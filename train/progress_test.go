@@ -1,0 +1,120 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+)
+
+// replay plays two epochs of steps that take half a second each to a progress callback.
+func replay(t *testing.T, cfg ProgressConfig, steps, known int) string {
+	var out strings.Builder
+	cfg.Out = &out
+	synctest.Test(t, func(t *testing.T) {
+		c := NewProgress(cfg)
+		ctx := t.Context()
+		for epoch := range 2 {
+			begin := EpochBegin{Epoch: epoch, Epochs: 2, Steps: known}
+			check(t, c.OnEpochBegin(ctx, begin))
+			m := &mean{names: []string{"accuracy"}, sums: []float64{0}}
+			for step := 1; step <= steps; step++ {
+				time.Sleep(500 * time.Millisecond)
+				m.loss, m.weight, m.examples, m.sums[0] = float64(64*step)/4, float64(64*step), int64(64*step), float64(48*step)
+				check(t, c.OnStepEnd(ctx, Step{EpochBegin: begin, Step: step, Examples: 64, Duration: 500 * time.Millisecond, mean: m}))
+			}
+			e := Epoch{Result: m.result(), Epoch: epoch, Steps: steps, Duration: time.Duration(steps) * 500 * time.Millisecond}
+			if epoch == 1 {
+				e.Validation = &Result{Loss: 0.5, Metrics: map[string]float64{"accuracy": 0.625}}
+			}
+			check(t, c.OnEpochEnd(ctx, e))
+		}
+		c.OnTrainEnd(ctx, nil, nil)
+	})
+	return out.String()
+}
+
+func check(t *testing.T, err error) {
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestProgressPlain(t *testing.T) {
+	got := replay(t, ProgressConfig{Unit: "images"}, 30, 30)
+	want := `epoch 1/2, step 20/30: 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500
+epoch 1/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500
+epoch 2/2, step 20/30: 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500
+epoch 2/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500, val_loss 0.5000, val_accuracy 0.6250
+`
+	if got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestProgressBar(t *testing.T) {
+	got := replay(t, ProgressConfig{Unit: "images", Width: func() int { return 120 }}, 2, 4)
+	if strings.Contains(got, "\r") {
+		t.Errorf("plain progress returns to the line's start: %q", got)
+	}
+	got = replay(t, ProgressConfig{Mode: ProgressBar, Unit: "images", Width: func() int { return 120 }}, 2, 4)
+	want := "Epoch 1/2\n" +
+		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 1.5s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
+		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
+		"\r2/2 ━━━━━━━━━━━━━━━━━━━━━━━━ 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500\x1b[K\n" +
+		"Epoch 2/2\n" +
+		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 1.5s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
+		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
+		"\r2/2 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500 - val_loss: 0.5000 - val_accuracy: 0.6250\x1b[K\n"
+	if got != want {
+		t.Errorf("got\n%q\nwant\n%q", got, want)
+	}
+}
+
+// TestProgressFits: no line of the bar reaches a terminal's last column, whatever its width, nor shows a bar of unknown length.
+func TestProgressFits(t *testing.T) {
+	for width := 1; width < 130; width++ {
+		for _, line := range strings.FieldsFunc(replay(t, ProgressConfig{Mode: ProgressBar, Width: func() int { return width }}, 3, -1), func(r rune) bool { return r == '\r' || r == '\n' }) {
+			line = strings.TrimSuffix(line, "\x1b[K")
+			if n := utf8.RuneCountInString(line); n >= max(width, 2) && !strings.HasPrefix(line, "Epoch ") {
+				t.Fatalf("width %d: %d columns: %q", width, n, line)
+			}
+		}
+	}
+}
+
+func TestProgressEndsOpenLine(t *testing.T) {
+	var out strings.Builder
+	c := NewProgress(ProgressConfig{Out: &out, Mode: ProgressBar})
+	trainer, _ := newFake(t, 1, 4, fakeModel{fail: func(at string, _ int) error {
+		if at == "gradients" && strings.Contains(out.String(), "1/2") {
+			return errors.New("no")
+		}
+		return nil
+	}})
+	if _, err := trainer.Fit(context.Background(), sizes(lineExamples(8), 4, 4), FitConfig{Callbacks: []Callback{c}}); err == nil {
+		t.Fatal("no error")
+	}
+	if !strings.HasSuffix(out.String(), "\x1b[K\n") {
+		t.Errorf("the line was left open: %q", out.String())
+	}
+}
+
+func TestShort(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0:                       "0µs",
+		830 * time.Microsecond:  "830µs",
+		1500 * time.Microsecond: "1.5ms",
+		12 * time.Millisecond:   "12ms",
+		4100 * time.Millisecond: "4.1s",
+		125 * time.Second:       "2m05s",
+		3601 * time.Second:      "60m01s",
+	} {
+		if got := short(d); got != want {
+			t.Errorf("%d ns: got %s, want %s", d, got, want)
+		}
+	}
+}
