@@ -268,11 +268,24 @@ func (bl *builder) begin(x *executable, training bool) (*graph.Graph, batchNodes
 	g := x.g
 	model.SetStore(g, bl.store)
 	bl.store.SetTraining(g, training)
-	return g, batchNodes{
+	n := batchNodes{
 		inputs:  parameters(g, inputArg, bl.inputs),
 		labels:  parameters(g, labelArg, bl.labels),
 		weights: graph.Parameter(g, argName(weightsArg, 0), shapes.Make(dtypes.Float32, bl.spec.Rows)),
 	}
+	g.AttachState(weightsKey{}, n.weights)
+	return g, n
+}
+
+// weightsKey is where a graph keeps the weights of its examples.
+type weightsKey struct{}
+
+// ExampleWeights returns the weights of the examples in the graph that is being built, float32 of shape (rows), for
+// layers that look at several examples at once: rows of weight 0 are padding. It is nil in prediction, where there are
+// no weights.
+func ExampleWeights(g *graph.Graph) *graph.Node {
+	n, _ := g.State(weightsKey{}).(*graph.Node)
+	return n
 }
 
 // forward calls the model function and checks what it returns.

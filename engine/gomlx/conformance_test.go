@@ -6,7 +6,6 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/layers"
 	"github.com/gomlx/gomlx/ml/layers/activation"
-	"github.com/gomlx/gomlx/ml/layers/norm"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 	"go.uber.org/goleak"
@@ -14,6 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/enginetest"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -50,7 +50,7 @@ func conformance(open func(n int) (engine.Engine, error)) enginetest.Config {
 		},
 		Averaging: func() engine.Model {
 			return classifier(func(s *model.Scope, x *graph.Node) *graph.Node {
-				return norm.BatchNorm(s.In("norm"), x, -1).UseBackendInference(false).Done()
+				return layer.BatchNorm(s.In("norm"), x)
 			})
 		},
 		Regularised: func() engine.Model {

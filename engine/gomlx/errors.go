@@ -45,8 +45,8 @@ func catch(doing string, f func() error) (err error) {
 	return f()
 }
 
-// userFrame returns the innermost frame that is neither Go's, GoMLX's nor this package's. Called while a panic
-// unwinds, it sees the frames that panicked.
+// userFrame returns the innermost frame below catch that is neither Go's, GoMLX's nor this package's: none if the
+// panic did not pass through the user's code. Called while a panic unwinds, it sees the frames that panicked.
 func userFrame() (file string, line int) {
 	pcs := make([]uintptr, 256)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
@@ -55,17 +55,17 @@ func userFrame() (file string, line int) {
 		if f.File != "" && isUser(f) {
 			return f.File, f.Line
 		}
-		if !more {
+		if !more || f.Function == foreign[0]+"catch" {
 			return "", 0
 		}
 	}
 }
 
-// foreign lists the prefixes of functions that are not the user's.
+// foreign lists the prefixes of functions that are not the user's, this package first.
 var foreign = []string{
-	"runtime.", "reflect.", "testing.", "internal/", "slices.", "sync.",
-	"github.com/gomlx/", "github.com/pkg/errors",
 	"github.com/lockstep-ml/lockstep/engine/gomlx.",
+	"github.com/gomlx/", "github.com/pkg/errors",
+	"runtime.", "reflect.", "internal/", "slices.", "sync.",
 }
 
 func isUser(f runtime.Frame) bool {

@@ -185,6 +185,20 @@ func TestErrorsSayWhere(t *testing.T) {
 	}
 }
 
+// TestErrorsOutsideTheUsersCode holds that no place is named where the user's code did not panic.
+func TestErrorsOutsideTheUsersCode(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	m := dense(nil)
+	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node { // GoMLX has no gradient for Rsqrt
+		return []*graph.Node{graph.Rsqrt(graph.OnePlus(graph.Square(layers.Dense(s, in[0], true, 3))))}
+	}
+	_, err := m.Compile(t.Context(), e, features(e, 4, 5))
+	var at *gomlx.ModelError
+	if !errors.As(err, &at) || at.File != "" || !strings.Contains(err.Error(), "Rsqrt") {
+		t.Errorf("error %v: want one that mentions Rsqrt and no file", err)
+	}
+}
+
 // TestInitialValuesAreTheHosts holds that engines start from the same bits, also with initialisers of the user's.
 func TestInitialValuesAreTheHosts(t *testing.T) {
 	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
@@ -259,6 +273,24 @@ func TestRolesOfVariables(t *testing.T) {
 	}
 	if got := tensor.Data[int64](readVariable(t, p, 0, variable(t, p, "/global_step")))[0]; got != 3 {
 		t.Errorf("the step is %d after 3 steps", got)
+	}
+}
+
+// TestMisusePanics holds that methods without an error refuse replicas that are not there by a panic that says so.
+func TestMisusePanics(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	p := compile(t, dense(nil), e, features(e, 4, 5))
+	for name, f := range map[string]func(){
+		"commit": func() { p.Commit(1) }, "discard": func() { p.Discard(-1) }, "inputs": func() { p.Inputs(1, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if s, ok := recover().(string); !ok || !strings.HasPrefix(s, "gomlx: no replica") {
+					t.Errorf("recovered %q", s)
+				}
+			}()
+			f()
+		})
 	}
 }
 

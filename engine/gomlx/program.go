@@ -150,7 +150,7 @@ func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, we
 
 // Inputs implements [engine.Program].
 func (p *program) Inputs(replica, pack int) []tensor.Memory {
-	r := p.replicas[replica]
+	r := p.mustReplica(replica)
 	list := make([]tensor.Memory, len(p.parametersByPack[pack]))
 	for i, v := range p.parametersByPack[pack] {
 		list[i] = r.reduced[v].mem
@@ -184,10 +184,10 @@ func (p *program) Apply(ctx context.Context, replica, pack int) error {
 }
 
 // Commit implements [engine.Program].
-func (p *program) Commit(replica int) { p.replicas[replica].commit() }
+func (p *program) Commit(replica int) { p.mustReplica(replica).commit() }
 
 // Discard implements [engine.Program].
-func (p *program) Discard(replica int) { p.replicas[replica].discard() }
+func (p *program) Discard(replica int) { p.mustReplica(replica).discard() }
 
 // Evaluate implements [engine.Program].
 func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64, error) {
@@ -290,6 +290,15 @@ func (p *program) replica(i int) (*replica, error) {
 		return nil, fmt.Errorf("gomlx: no replica %d: the program has %d", i, len(p.replicas))
 	}
 	return p.replicas[i], nil
+}
+
+// mustReplica is for methods that return no error: another number than a replica's is a mistake of the caller.
+func (p *program) mustReplica(i int) *replica {
+	r, err := p.replica(i)
+	if err != nil {
+		panic(err.Error())
+	}
+	return r
 }
 
 func (p *program) checkVariable(i int) error {
