@@ -17,7 +17,7 @@ func TestNoAllocation(t *testing.T) {
 		"small all_reduce": func() *collective.Call {
 			return named(sum(make([]float32, 1), make([]float32, 1)), "layers/0/kernel", 1)
 		},
-		"all_reduce of several segments": func() *collective.Call { return sum(make([]float32, 200_000), make([]float32, 200_000)) },
+		"all_reduce of several segments": func() *collective.Call { return sum(make([]float32, 70_000), make([]float32, 70_000)) },
 		"mean in place with wide sums": func() *collective.Call {
 			x := tensor.New(tensor.BFloat16, 1001).Memory()
 			return &collective.Call{Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.BFloat16, Src: x, Dst: x,
@@ -34,7 +34,7 @@ func TestNoAllocation(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
 				for _, n := range []int{2, 5} { // more ranks than cores block
 					g := m.opened(t, n, collective.Config{})
-					const warm, runs = 20, 100
+					const warm, runs = 10, 50
 					var wg sync.WaitGroup
 					for _, c := range g.Local()[1:] {
 						own := call()
