@@ -47,6 +47,9 @@ steps:
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !cmd.Flags().Changed("replicas") {
+				o.replicas = runtime.GOMAXPROCS(0)
+			}
 			if err := o.check(); err != nil {
 				return err
 			}
@@ -56,7 +59,7 @@ steps:
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.model, "model", "mlp", "model: "+names(modelsByName))
-	f.IntVar(&o.replicas, "replicas", runtime.GOMAXPROCS(0), "number of replicas")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples of a step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "what computes: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")

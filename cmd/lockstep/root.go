@@ -59,7 +59,6 @@ Ctrl-C.`,
 		Example: `  lockstep train
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3
   lockstep bench allreduce --ranks 2`,
-		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

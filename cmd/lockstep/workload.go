@@ -51,7 +51,7 @@ var optimizers = map[string]optimizerMaker{
 	}},
 	"adam":   {0.003, func(rate float64) optimizer.Interface { return optimizer.Adam().LearningRate(rate).Done() }},
 	"adamax": {0.001, func(rate float64) optimizer.Interface { return optimizer.Adam().Adamax().LearningRate(rate).Done() }},
-	"adamw": {0.001, func(rate float64) optimizer.Interface {
+	"adamw": {0.003, func(rate float64) optimizer.Interface {
 		return optimizer.Adam().WeightDecay(0.004).LearningRate(rate).Done()
 	}},
 	"rmsprop": {0.001, func(rate float64) optimizer.Interface { return optimizer.RMSProp().LearningRate(rate).Done() }},

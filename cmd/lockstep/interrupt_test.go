@@ -1,0 +1,146 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// lockstepProcess returns the command as a process of its own. It is killed with the test.
+func lockstepProcess(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	return cmd
+}
+
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	return -1
+}
+
+// TestInterrupt: Ctrl-C ends an endless run after its step, and what was trained until then is written.
+func TestInterrupt(t *testing.T) {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		t.Run(sig.String(), func(t *testing.T) {
+			dir := t.TempDir()
+			cmd := lockstepProcess(t, "train", "--model", "mlp", "--epochs", "1000000", "--progress", "plain", "--out", dir)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var lines []string
+			for s := bufio.NewScanner(stdout); s.Scan(); {
+				lines = append(lines, s.Text())
+				if strings.HasPrefix(s.Text(), "epoch 1/1000000") {
+					if err := cmd.Process.Signal(sig); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if code := exitCode(cmd.Wait()); code != 130 {
+				t.Errorf("exit code %d, want 130", code)
+			}
+			out := strings.Join(lines, "\n")
+			if !strings.Contains(stderr.String(), "stopping after this step") || !strings.Contains(out, "not taken: interrupted") {
+				t.Errorf("standard output:\n%s\nstandard error:\n%s", out, stderr.String())
+			}
+			var s struct {
+				Interrupted  bool
+				Steps        int
+				TestAccuracy *float64 `json:"test_accuracy"`
+				WeightsHash  string   `json:"weights_hash"`
+			}
+			text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal(text, &s); err != nil {
+				t.Fatal(err)
+			}
+			if !s.Interrupted || s.Steps < 1 || s.TestAccuracy != nil || len(s.WeightsHash) != 64 {
+				t.Errorf("summary: %s", text)
+			}
+			weights, _, err := checkpoint.Load(filepath.Join(dir, "weights.safetensors"))
+			if err != nil || len(weights) != 6 {
+				t.Errorf("%d weights, error %v", len(weights), err)
+			}
+		})
+	}
+}
+
+// TestSecondInterrupt: the second Ctrl-C ends a process that cannot react to the first, because it waits for data that never
+// come.
+func TestSecondInterrupt(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "train-images-idx3-ubyte")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := lockstepProcess(t, "train", "--data", "mnist", "--data-dir", dir, "--out", filepath.Join(dir, "out"))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens when the process reads, so it catches signals by now
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for i := range 2 {
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 { // some time, so that the two signals do not become one
+			select {
+			case err := <-done:
+				t.Fatalf("one signal ended it: %v", err)
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}
+	select {
+	case err := <-done:
+		if code := exitCode(err); code != 130 {
+			t.Errorf("exit code %d, want 130", code)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "out", "summary.json")); err == nil {
+			t.Error("a summary was written")
+		}
+	case <-time.After(time.Minute):
+		t.Error("two signals did not end it")
+	}
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// asCommand makes the test binary be lockstep, for tests that start it as a process of its own.
+const asCommand = "LOCKSTEP_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	testscript.Main(m, map[string]func(){"lockstep": main})
+}
+
+// TestScripts runs testdata/script: one file per story.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		UpdateScripts:       os.Getenv("LOCKSTEP_UPDATE") != "",
+		RequireUniqueNames:  true,
+		RequireExplicitExec: true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"usage":     exits(exitUsage),
+			"fails":     exits(exitError),
+			"samefield": sameField,
+		},
+	})
+}
+
+// exits returns a script command that runs another one and wants an exit code, and nothing on standard output but the start.
+func exits(code int) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, _ bool, args []string) {
+		err := ts.Exec(args[0], args[1:]...)
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != code {
+			ts.Fatalf("%v: got %v, want exit code %d", args, err, code)
+		}
+	}
+}
+
+// sameField is a script command: samefield A.json B.json FIELD.
+func sameField(ts *testscript.TestScript, _ bool, args []string) {
+	var values [2]string
+	for i := range values {
+		var fields map[string]any
+		ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[i])), &fields))
+		if fields[args[2]] == nil {
+			ts.Fatalf("%s has no field %s", args[i], args[2])
+		}
+		values[i] = fmt.Sprint(fields[args[2]])
+	}
+	if values[0] != values[1] {
+		ts.Fatalf("%s: %s in %s, %s in %s", args[2], values[0], args[0], values[1], args[1])
+	}
+}

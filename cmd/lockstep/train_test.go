@@ -1,0 +1,110 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// trainOnce runs lockstep train and returns its summary and weights.
+func trainOnce(t *testing.T, args ...string) (summary map[string]any, weights []checkpoint.Tensor) {
+	t.Helper()
+	dir := t.TempDir()
+	root := newRoot()
+	var out strings.Builder
+	root.SetOut(&out)
+	root.SetArgs(append([]string{"train", "--progress", "none", "--out", dir}, args...))
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &summary); err != nil {
+		t.Fatal(err)
+	}
+	if weights, _, err = checkpoint.Load(filepath.Join(dir, "weights.safetensors")); err != nil {
+		t.Fatal(err)
+	}
+	return summary, weights
+}
+
+func TestSummary(t *testing.T) {
+	s, _ := trainOnce(t, "--replicas", "2", "--steps", "2")
+	for _, field := range []string{
+		"data", "model", "strategy", "replicas", "global_batch", "epochs", "steps", "test_accuracy", "test_loss",
+		"images_per_second", "reduce_share", "wait_share", "seconds", "weights_hash",
+	} {
+		if s[field] == nil {
+			t.Errorf("the summary has no %s: %v", field, s)
+		}
+	}
+	if s["data"] != "digits" || s["model"] != "cnn" || s["strategy"] != "mirrored" || s["replicas"] != 2.0 || s["global_batch"] != 64.0 || s["steps"] != 2.0 {
+		t.Errorf("the summary says %v", s)
+	}
+	for _, share := range []string{"reduce_share", "wait_share"} {
+		if x := s[share].(float64); x < 0 || x > 1 {
+			t.Errorf("%s is %v", share, x)
+		}
+	}
+}
+
+// TestSeedDecides: one command and seed give one hash, another seed another.
+func TestSeedDecides(t *testing.T) {
+	hash := func(seed string) any {
+		s, _ := trainOnce(t, "--model", "cnn", "--replicas", "2", "--steps", "5", "--seed", seed)
+		return s["weights_hash"]
+	}
+	first := hash("1")
+	if again := hash("1"); again != first {
+		t.Errorf("seed 1 gave %v, then %v", first, again)
+	}
+	if other := hash("2"); other == first {
+		t.Errorf("seeds 1 and 2 both gave %v", first)
+	}
+}
+
+// TestReplicasGiveTheSameWeights: 30 steps of 100 examples on 1, 2 and 3 replicas differ in rounding only.
+func TestReplicasGiveTheSameWeights(t *testing.T) {
+	var first []checkpoint.Tensor
+	for _, replicas := range []string{"1", "2", "3"} {
+		_, weights := trainOnce(t, "--model", "mlp", "--replicas", replicas, "--global-batch", "100", "--optimizer", "sgd", "--steps", "30")
+		if first == nil {
+			first = weights
+		}
+		largest := 0.0
+		for i, w := range weights {
+			a, b := tensor.Data[float32](first[i].Value), tensor.Data[float32](w.Value)
+			for j := range a {
+				largest = max(largest, math.Abs(float64(a[j])-float64(b[j])))
+			}
+		}
+		t.Logf("%s replicas: largest difference %.2g", replicas, largest)
+		if !(largest <= 1e-5) {
+			t.Errorf("%s replicas: a weight differs by %v from 1 replica's", replicas, largest)
+		}
+	}
+}
+
+// TestNumbers: JSON has no NaN, and a run may diverge.
+func TestNumbers(t *testing.T) {
+	text, err := json.Marshal([]number{1.5, number(math.NaN()), number(math.Inf(-1)), 1e-9, 5000000})
+	if err != nil || string(text) != "[1.5,null,null,1e-09,5e+06]" {
+		t.Errorf("got %s, %v", text, err)
+	}
+}
+
+func TestGrouped(t *testing.T) {
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -999: "-999", -1000: "-1,000"} {
+		if got := grouped(n); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
+	}
+}
