@@ -97,7 +97,12 @@ func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.resetLocked()
+	if l.dirty {
+		l.dirty = false
+		for _, m := range l.monitors {
+			m.reset()
+		}
+	}
 	r := newRun(ctx, l, step)
 	l.current.Store(r)
 	return r, nil
@@ -122,18 +127,6 @@ func (l *Ledger) Monitor(name string, members []int, abort func(error)) *Monitor
 	defer l.mu.Unlock()
 	l.monitors = append(l.monitors, m)
 	return m
-}
-
-// resetLocked makes the monitors ready for the communicators that take the place of those that a failure has poisoned.
-// The caller holds the lock.
-func (l *Ledger) resetLocked() {
-	if !l.dirty {
-		return
-	}
-	l.dirty = false
-	for _, m := range l.monitors {
-		m.reset()
-	}
 }
 
 // Replicas returns the number of local replicas.

@@ -72,6 +72,19 @@ func TestMergeActsForAll(t *testing.T) {
 						if err := w.groups[name].DoAll(ctx, calls); err != nil {
 							return nil, err
 						}
+						// And as one that uses the ranks by themselves would.
+						errs := make(chan error, n)
+						for i, comm := range w.groups[name].Local() {
+							go func() {
+								time.Sleep(time.Duration(i) * time.Second)
+								errs <- comm.Do(ctx, &calls[i])
+							}()
+						}
+						for range n {
+							if err := <-errs; err != nil {
+								return nil, err
+							}
+						}
 					}
 					return nil, nil
 				})
@@ -135,7 +148,8 @@ func TestMergeNeedsEnded(t *testing.T) {
 					}
 					synctest.Wait() // replica 1 has ended
 				}
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+				// A context of its own does not keep a replica from hearing of the failure.
+				_, err := r.run.Merge(context.WithoutCancel(ctx), r.id, 0, func() (any, error) { return nil, nil })
 				return err
 			})
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -232,6 +233,13 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 		chain = chain[1:]
 	}
 	chain = chain[:len(chain)-1]
+	lowest := 0
+	for i := range chain {
+		if chain[i].replica < chain[lowest].replica {
+			lowest = i
+		}
+	}
+	chain = slices.Concat(chain[lowest:], chain[:lowest])
 	merges := 0
 	waits := make([]string, len(chain))
 	for i, h := range chain {

@@ -163,7 +163,6 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	r.cancel(nil)
 	l.mu.Lock()
 	l.current.Store(nil)
-	l.resetLocked()
 	l.mu.Unlock()
 	<-l.turn
 	return abandoned, err

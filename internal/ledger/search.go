@@ -63,8 +63,8 @@ func (s *searcher) visit(r *Run, replica int) bool {
 	return false
 }
 
-// blocked reports whether a replica is parked in a call, completable or not. A replica whose merge function runs is not.
+// blocked reports whether a replica is parked in a call, completable or not.
 func (r *Run) blocked(replica int) bool {
 	them := &r.replicas[replica]
-	return !r.merge.executing && !them.state.Ended() && them.parked.Load()
+	return !them.state.Ended() && them.parked.Load()
 }
