@@ -131,7 +131,7 @@ func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 		return 0, err
 	}
 	if c.Counts != nil {
-		return 0, fmt.Errorf("Counts given for %v, which has one count", c.Op)
+		return 0, fmt.Errorf("field Counts is set for %v, which has one count", c.Op)
 	}
 	switch c.Op {
 	case AllReduce:
@@ -142,14 +142,14 @@ func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 			return 0, fmt.Errorf("%v is no reduction", c.Reduce)
 		}
 		if c.Reduce == Mean && !c.Type.IsFloat() {
-			return 0, fmt.Errorf("MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
+			return 0, fmt.Errorf("a MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
 		}
 	case Broadcast:
 		if c.Type.Bytes() == 0 {
 			return 0, fmt.Errorf("a broadcast of %v, whose elements have no fixed size", c.Type)
 		}
 		if c.Root < 0 || c.Root >= size {
-			return 0, fmt.Errorf("Root %d of %d ranks", c.Root, size)
+			return 0, fmt.Errorf("root %d of %d ranks", c.Root, size)
 		}
 	case Barrier:
 		return 0, nil
@@ -167,13 +167,13 @@ func (c *Call) checkMemory(gives bool) (count int, err error) {
 	case gives && c.Src.Kind == tensor.Device || c.Dst.Kind == tensor.Device:
 		return 0, fmt.Errorf("memory of a device (Src %v, Dst %v): it must be readable by the processor", c.Src.Kind, c.Dst.Kind)
 	case gives && c.Src.Bytes != c.Dst.Bytes:
-		return 0, fmt.Errorf("Src has %d bytes and Dst %d: want as many", c.Src.Bytes, c.Dst.Bytes)
+		return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", c.Src.Bytes, c.Dst.Bytes)
 	case c.Dst.Bytes%element != 0:
-		return 0, fmt.Errorf("Dst has %d bytes, which are no whole number of %v elements", c.Dst.Bytes, c.Type)
+		return 0, fmt.Errorf("%d bytes in Dst, which are no whole number of %v elements", c.Dst.Bytes, c.Type)
 	case c.Dst.Bytes > 0 && c.Dst.Ptr == nil || gives && c.Src.Bytes > 0 && c.Src.Ptr == nil:
 		return 0, errors.New("a memory with bytes but without a pointer")
 	case gives && overlap(c.Src, c.Dst):
-		return 0, errors.New("Src and Dst overlap: want the same memory, or disjoint ones")
+		return 0, errors.New("memories Src and Dst overlap: want the same, or disjoint ones")
 	}
 	if m := c.Manifest; m != nil && m.Shape != nil {
 		n := 1

@@ -117,8 +117,10 @@ func (m *member) enter(call *Call, how manner) (seq uint64, ready bool, err erro
 	if how != started && m.blocked {
 		doing := m.doing
 		m.mu.Unlock()
-		err := &Error{Kind: ErrBusy, Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: doing, Name: call.name(),
-			Err: fmt.Errorf("this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing)}
+		err := &Error{
+			Kind: ErrBusy, Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: doing, Name: call.name(),
+			Err: fmt.Errorf("this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing),
+		}
 		return 0, false, m.team.fail(err, m.rank)
 	}
 	seq = m.next
@@ -149,8 +151,10 @@ func (m *member) awaitTurn(ctx context.Context, seq uint64) {
 	case <-m.mine:
 	case <-ctx.Done():
 		end := endOf(ctx)
-		m.team.fail(&Error{Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Seq: seq,
-			Err: fmt.Errorf("waiting for the calls started before: %w", end)}, m.rank)
+		m.team.fail(&Error{
+			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Seq: seq,
+			Err: fmt.Errorf("waiting for the calls started before: %w", end),
+		}, m.rank)
 		<-m.mine
 	}
 }
@@ -228,8 +232,10 @@ func (m *member) Close() error {
 	err := m.end.Close()
 	m.team.leave()
 	if n := m.Pending(); n > 0 {
-		err = errors.Join(err, &Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
-			Err: fmt.Errorf("%d started calls were not awaited", n)})
+		err = errors.Join(err, &Error{
+			Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
+			Err: fmt.Errorf("%d started calls were not awaited", n),
+		})
 	}
 	m.closeErr = err
 	close(m.closed)

@@ -63,10 +63,10 @@ func (c Config) filled() (Config, error) {
 // check returns what is wrong with the options by themselves.
 func (o *Options) check() error {
 	if o.Order > Any {
-		return fmt.Errorf("Order %d is none: want Canonical or Any", o.Order)
+		return fmt.Errorf("order %d is none: want Canonical or Any", o.Order)
 	}
 	if o.Accumulate > AccumulateFloat32 {
-		return fmt.Errorf("Accumulate %d is none: want AccumulateDType or AccumulateFloat32", o.Accumulate)
+		return fmt.Errorf("accumulation type %d is none: want AccumulateDType or AccumulateFloat32", o.Accumulate)
 	}
 	if o.Algorithm != "" {
 		if _, ok := FindAlgorithm(o.Algorithm); !ok {

@@ -168,8 +168,10 @@ func (x *executor) fail(err error) error {
 
 // failure returns an error of the current call.
 func (m *member) failure(kind, err error) *Error {
-	return &Error{Kind: kind, Comm: m.team.cfg.Name, Rank: m.rank, Op: m.wait.call.Op, Seq: m.wait.seq,
-		Name: m.wait.call.name(), Peers: m.missing(), Err: err}
+	return &Error{
+		Kind: kind, Comm: m.team.cfg.Name, Rank: m.rank, Op: m.wait.call.Op, Seq: m.wait.seq,
+		Name: m.wait.call.name(), Peers: m.missing(), Err: err,
+	}
 }
 
 // missing returns the ranks that the current wait is for.

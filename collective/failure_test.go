@@ -15,6 +15,8 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // same fails the test unless all errors are of that kind and the very same error.
@@ -78,32 +80,56 @@ func TestMismatch(t *testing.T) {
 		odd, rest func() *collective.Call
 		says      []string
 	}{
-		{"operation", func() *collective.Call { return cast(0) }, func() *collective.Call { return f32("w", 3) },
-			[]string{`calls broadcast float32 [3] from rank 0`, `all_reduce SUM float32 [3] of "w"`, "the operations differ"}},
-		{"barrier", barrier, func() *collective.Call { return f32("w", 3) },
-			[]string{`calls barrier`, `all_reduce SUM float32 [3] of "w"`, "the operations differ"}},
-		{"reduction", func() *collective.Call { return all(collective.Max, tensor.Float32, "w", 3) }, func() *collective.Call { return f32("w", 3) },
-			[]string{`all_reduce MAX float32 [3] of "w"`, "the reductions differ"}},
-		{"dtype", func() *collective.Call { return all(collective.Sum, tensor.Int32, "w", 3) }, func() *collective.Call { return f32("w", 3) },
-			[]string{`all_reduce SUM int32 [3] of "w"`, `all_reduce SUM float32 [3] of "w"`, "the dtypes differ"}},
-		{"count", func() *collective.Call { return f32("w", 3) }, func() *collective.Call { return f32("w", 2) },
-			[]string{`all_reduce SUM float32 [3] of "w"`, `all_reduce SUM float32 [2] of "w"`, "the shapes differ"}},
-		{"shape of equal count", func() *collective.Call { return f32("w", 2, 3) }, func() *collective.Call { return f32("w", 3, 2) },
-			[]string{`[2 3] of "w"`, `[3 2] of "w"`, "the shapes differ"}},
-		{"name", func() *collective.Call { return f32("w", 3) }, func() *collective.Call { return f32("b", 3) },
-			[]string{`of "w"`, `of "b"`, "the names differ"}},
-		{"name against none", func() *collective.Call { return unnamed(3) }, func() *collective.Call { return f32("b", 3) },
-			[]string{`of "b"`, "the names differ"}},
-		{"count without names", func() *collective.Call { return unnamed(3) }, func() *collective.Call { return unnamed(4) },
-			[]string{"all_reduce SUM float32 [3]", "all_reduce SUM float32 [4]", "the counts differ"}},
-		{"root", func() *collective.Call { return cast(1) }, func() *collective.Call { return cast(0) },
-			[]string{"from rank 1", "from rank 0", "the roots differ"}},
-		{"accumulation", func() *collective.Call {
-			return with(all(collective.Sum, tensor.BFloat16, "w", 3), collective.Options{Accumulate: collective.AccumulateFloat32})
-		}, func() *collective.Call { return all(collective.Sum, tensor.BFloat16, "w", 3) },
-			[]string{"the accumulation types differ"}},
-		{"order", func() *collective.Call { return with(f32("w", 3), collective.Options{Order: collective.Any}) }, func() *collective.Call { return f32("w", 3) },
-			[]string{"the orders of reduction differ"}},
+		{
+			"operation", func() *collective.Call { return cast(0) }, func() *collective.Call { return f32("w", 3) },
+			[]string{`calls broadcast float32 [3] from rank 0`, `all_reduce SUM float32 [3] of "w"`, "the operations differ"},
+		},
+		{
+			"barrier", barrier, func() *collective.Call { return f32("w", 3) },
+			[]string{`calls barrier`, `all_reduce SUM float32 [3] of "w"`, "the operations differ"},
+		},
+		{
+			"reduction", func() *collective.Call { return all(collective.Max, tensor.Float32, "w", 3) }, func() *collective.Call { return f32("w", 3) },
+			[]string{`all_reduce MAX float32 [3] of "w"`, "the reductions differ"},
+		},
+		{
+			"dtype", func() *collective.Call { return all(collective.Sum, tensor.Int32, "w", 3) }, func() *collective.Call { return f32("w", 3) },
+			[]string{`all_reduce SUM int32 [3] of "w"`, `all_reduce SUM float32 [3] of "w"`, "the dtypes differ"},
+		},
+		{
+			"count", func() *collective.Call { return f32("w", 3) }, func() *collective.Call { return f32("w", 2) },
+			[]string{`all_reduce SUM float32 [3] of "w"`, `all_reduce SUM float32 [2] of "w"`, "the shapes differ"},
+		},
+		{
+			"shape of equal count", func() *collective.Call { return f32("w", 2, 3) }, func() *collective.Call { return f32("w", 3, 2) },
+			[]string{`[2 3] of "w"`, `[3 2] of "w"`, "the shapes differ"},
+		},
+		{
+			"name", func() *collective.Call { return f32("w", 3) }, func() *collective.Call { return f32("b", 3) },
+			[]string{`of "w"`, `of "b"`, "the names differ"},
+		},
+		{
+			"name against none", func() *collective.Call { return unnamed(3) }, func() *collective.Call { return f32("b", 3) },
+			[]string{`of "b"`, "the names differ"},
+		},
+		{
+			"count without names", func() *collective.Call { return unnamed(3) }, func() *collective.Call { return unnamed(4) },
+			[]string{"all_reduce SUM float32 [3]", "all_reduce SUM float32 [4]", "the counts differ"},
+		},
+		{
+			"root", func() *collective.Call { return cast(1) }, func() *collective.Call { return cast(0) },
+			[]string{"from rank 1", "from rank 0", "the roots differ"},
+		},
+		{
+			"accumulation", func() *collective.Call {
+				return with(all(collective.Sum, tensor.BFloat16, "w", 3), collective.Options{Accumulate: collective.AccumulateFloat32})
+			}, func() *collective.Call { return all(collective.Sum, tensor.BFloat16, "w", 3) },
+			[]string{"the accumulation types differ"},
+		},
+		{
+			"order", func() *collective.Call { return with(f32("w", 3), collective.Options{Order: collective.Any}) }, func() *collective.Call { return f32("w", 3) },
+			[]string{"the orders of reduction differ"},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
@@ -354,17 +380,17 @@ func TestInvalidCalls(t *testing.T) {
 		{"no reduction", func(c *collective.Call) { c.Reduce = 99 }, "ReduceOp(99) is no reduction"},
 		{"bool", func(c *collective.Call) { c.Type = tensor.Bool }, "a reduction of bool: want a numeric dtype"},
 		{"string", func(c *collective.Call) { c.Op, c.Type = collective.Broadcast, tensor.String }, "a broadcast of string"},
-		{"sizes", func(c *collective.Call) { c.Src = mem.Slice(0, 16) }, "Src has 16 bytes and Dst 32"},
+		{"sizes", func(c *collective.Call) { c.Src = mem.Slice(0, 16) }, "16 bytes in Src and 32 in Dst"},
 		{"part of an element", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 15), mem.Slice(0, 15) }, "no whole number of float32"},
 		{"overlap", func(c *collective.Call) { c.Src, c.Dst = mem.Slice(0, 16), mem.Slice(8, 24) }, "Src and Dst overlap"},
 		{"device", func(c *collective.Call) { c.Src.Kind = tensor.Device }, "memory of a device"},
 		{"nowhere", func(c *collective.Call) { c.Src = tensor.Memory{Bytes: 32} }, "without a pointer"},
-		{"root", func(c *collective.Call) { c.Op, c.Root = collective.Broadcast, 2 }, "Root 2 of 2 ranks"},
-		{"counts", func(c *collective.Call) { c.Counts = []int{4, 4} }, "Counts given for all_reduce"},
+		{"root", func(c *collective.Call) { c.Op, c.Root = collective.Broadcast, 2 }, "root 2 of 2 ranks"},
+		{"counts", func(c *collective.Call) { c.Counts = []int{4, 4} }, "field Counts is set for all_reduce"},
 		{"shape", func(c *collective.Call) { c.Manifest = &collective.Manifest{Name: "w", Shape: []int{3, 3}} }, `shape [3 3] of "w" holds 9 elements, Dst 8`},
 		{"algorithm", func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "magic"} }, `no algorithm "magic": want "direct" or`},
-		{"order", func(c *collective.Call) { c.Options = &collective.Options{Order: 9} }, "Order 9 is none"},
-		{"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} }, "Accumulate 9 is none"},
+		{"order", func(c *collective.Call) { c.Options = &collective.Options{Order: 9} }, "order 9 is none"},
+		{"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} }, "accumulation type 9 is none"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
@@ -461,6 +487,73 @@ func TestClose(t *testing.T) {
 			}
 		})
 	})
+}
+
+// seam is an endpoint that lets something happen when a call has just started on its rank.
+type seam struct {
+	transport.Marker
+	started func()
+}
+
+func (s seam) Await(ctx context.Context, mark int) error {
+	err := s.Marker.Await(ctx, mark)
+	if mark == 0 && err == nil {
+		s.started()
+	}
+	return err
+}
+
+// TestAbortAfterTheStart: a call that all have entered stops between segments on the ranks that see the abort in time, and
+// fails on all, also on those that had done their part before.
+func TestAbortAfterTheStart(t *testing.T) {
+	for _, op := range []collective.Op{collective.AllReduce, collective.Broadcast} {
+		t.Run(op.String(), func(t *testing.T) {
+			ends := mem.New(3)
+			var g collective.Group
+			cause := errors.New("enough")
+			ends[2] = seam{ends[2].(transport.Marker), func() { g.Local()[2].Abort(cause) }}
+			g, err := collective.Open(ends, collective.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer shut(t, g)
+			errs := each(g, func(c collective.Communicator) error {
+				src, dst := make([]float32, 1000), make([]float32, 1000)
+				call := sum(src, dst)
+				call.Op = op
+				return c.Do(background, call)
+			})
+			same(t, errs, cause)
+			poisoned(t, g, errs)
+		})
+	}
+}
+
+// TestCancelAfterTheStart: the end of a context does not stop a call that all have entered.
+func TestCancelAfterTheStart(t *testing.T) {
+	for _, algorithm := range []string{"direct", "recursive_doubling"} {
+		ctx, cancel := context.WithCancel(background)
+		defer cancel()
+		ends := mem.New(2)
+		for i := range ends {
+			ends[i] = seam{ends[i].(transport.Marker), cancel}
+		}
+		g, err := collective.Open(ends, collective.Config{Algorithm: algorithm})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer shut(t, g)
+		mustEach(t, g, func(c collective.Communicator) error {
+			x := []float32{1}
+			if err := c.Do(ctx, sum(x, x)); err != nil {
+				return err
+			}
+			if x[0] != 2 || ctx.Err() == nil {
+				return fmt.Errorf("the sum is %v, want 2; the context's error %v", x[0], ctx.Err())
+			}
+			return nil
+		})
+	}
 }
 
 // TestFailuresAtAnyMoment lets ranks sum with pauses while something goes wrong at some moment. Whatever happens: no rank

@@ -56,8 +56,10 @@ func (g *group) Local() []Communicator { return g.locals }
 
 func (g *group) DoAll(ctx context.Context, calls []Call) error {
 	if len(calls) != len(g.members) {
-		return g.team.fail(&Error{Kind: ErrInvalid, Comm: g.team.cfg.Name, Rank: -1,
-			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members))}, g.members[0].rank)
+		return g.team.fail(&Error{
+			Kind: ErrInvalid, Comm: g.team.cfg.Name, Rank: -1,
+			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members)),
+		}, g.members[0].rank)
 	}
 	var err error
 	entered := 0

@@ -105,8 +105,10 @@ func (h *handle) block(ctx context.Context) {
 	case <-h.done:
 	case <-ctx.Done():
 		end := endOf(ctx)
-		m.team.fail(&Error{Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: h.call.Op, Seq: h.seq, Name: h.call.name(),
-			Err: fmt.Errorf("waiting for a started call: %w", end)}, m.rank)
+		m.team.fail(&Error{
+			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: h.call.Op, Seq: h.seq, Name: h.call.name(),
+			Err: fmt.Errorf("waiting for a started call: %w", end),
+		}, m.rank)
 		<-h.done
 	}
 }

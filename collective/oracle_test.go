@@ -337,8 +337,10 @@ func TestMeanOfIntegers(t *testing.T) {
 	g := modes[0].opened(t, 2, collective.Config{})
 	x := []int32{1, 2}
 	errs := each(g, func(c collective.Communicator) error {
-		return c.Do(background, &collective.Call{Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.Int32,
-			Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x)})
+		return c.Do(background, &collective.Call{
+			Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.Int32,
+			Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x),
+		})
 	})
 	for _, err := range errs {
 		if !errors.Is(err, collective.ErrInvalid) {

@@ -20,8 +20,10 @@ func TestNoAllocation(t *testing.T) {
 		"all_reduce of several segments": func() *collective.Call { return sum(make([]float32, 70_000), make([]float32, 70_000)) },
 		"mean in place with wide sums": func() *collective.Call {
 			x := tensor.New(tensor.BFloat16, 1001).Memory()
-			return &collective.Call{Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.BFloat16, Src: x, Dst: x,
-				Options: &collective.Options{Accumulate: collective.AccumulateFloat32}}
+			return &collective.Call{
+				Op: collective.AllReduce, Reduce: collective.Mean, Type: tensor.BFloat16, Src: x, Dst: x,
+				Options: &collective.Options{Accumulate: collective.AccumulateFloat32},
+			}
 		},
 		"broadcast": func() *collective.Call {
 			x := tensor.New(tensor.Float32, 1001).Memory()

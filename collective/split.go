@@ -15,8 +15,10 @@ import (
 func (m *member) Split(ctx context.Context, color, key int) (Communicator, error) {
 	splitter, ok := m.end.(transport.Splitter)
 	if !ok {
-		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
-			Err: fmt.Errorf("transport %s cannot split a group", m.end.Transport())}, m.rank)
+		return nil, m.team.fail(&Error{
+			Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
+			Err: fmt.Errorf("transport %s cannot split a group", m.end.Transport()),
+		}, m.rank)
 	}
 	all := make([]int64, 2*m.team.size)
 	all[2*m.rank], all[2*m.rank+1] = int64(color), int64(key)
