@@ -61,7 +61,11 @@ func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, e
 	if err != nil {
 		return nil, err
 	}
-	return mean.(*tensor.Tensor), nil
+	out, ok := mean.(*tensor.Tensor)
+	if !ok {
+		return nil, fmt.Errorf("its mean is a %T, want a tensor", mean)
+	}
+	return out, nil
 }
 
 // SetWeights sets variables on every replica to the values given, as [Trainer.Weights] returned them. Every variable but
