@@ -78,10 +78,6 @@ func (m *member) Properties() Properties {
 	}
 }
 
-func (m *member) String() string {
-	return fmt.Sprintf("communicator %q, rank %d of %d", m.team.cfg.Name, m.rank, m.team.size)
-}
-
 func (m *member) Do(ctx context.Context, call *Call) error {
 	seq, ready, err := m.enter(call, blocking)
 	if err != nil {

@@ -89,7 +89,7 @@ func (x *executor) execute(ctx context.Context, call *Call, seq uint64, user boo
 	switch {
 	case err == nil:
 		return nil
-	case err == errFailed:
+	case errors.Is(err, errFailed):
 		<-m.team.done
 		return m.team.err
 	default:
@@ -250,29 +250,24 @@ func (x *executor) meet(call *Call, inMemory bool) error {
 
 func (x *executor) signal(mark int) error {
 	if x.m.marker.Signal(mark) != nil {
-		return errFailed // a peer has withdrawn, or the team has failed: either way its cause is on its way
+		return errFailed // as in await
 	}
 	return nil
 }
 
+// await waits for a mark. The wait for mark 0 can be ended, and then one atomic in the transport decides: either this rank
+// withdraws and the call never starts, or it has started, whatever ended the wait, and goes on.
 func (x *executor) await(mark int) error {
 	x.wait.mark = mark
 	for {
 		err := x.m.marker.Await(&x.wait, mark)
-		if err == nil {
-			x.wait.firm = true
-			x.wait.mark = -1
+		switch {
+		case err == nil:
+			x.wait.firm, x.wait.mark = true, -1
 			return nil
-		}
-		if mark == 0 && (errors.Is(err, transport.ErrInterrupted) || err == errFailed) {
-			// Interrupted before the start. If errFailed came from the team while all ranks arrived, the call has started.
-			if err == errFailed && !x.m.marker.Withdraw() {
-				x.wait.firm = true
-				continue
-			}
-			return errFailed
-		}
-		if mark == 0 && x.m.marker.Withdraw() {
+		case errors.Is(err, transport.ErrInterrupted):
+			return errFailed // a peer has withdrawn, or the team has failed: either way its cause is on its way
+		case mark > 0 || x.m.marker.Withdraw():
 			return err
 		}
 		x.wait.firm = true

@@ -59,9 +59,19 @@ func groupOf(all []int64, color int) []int {
 func (t *team) split(id uint64, name string, ranks []int) *team {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.splits[id]; s != nil {
-		return s
+	s := t.splits[id]
+	if s == nil {
+		s = t.child(id, name, ranks)
+		t.splits[id] = s
 	}
+	if s.taken++; s.taken == s.local {
+		delete(t.splits, id)
+	}
+	return s
+}
+
+// child makes the team of the given ranks of t, whose mu is held.
+func (t *team) child(id uint64, name string, ranks []int) *team {
 	cfg := t.cfg
 	cfg.Name, cfg.Monitor = name, nil
 	local := 0
@@ -74,6 +84,5 @@ func (t *team) split(id uint64, name string, ranks []int) *team {
 	if m, ok := t.monitor.(SplitMonitor); ok {
 		s.monitor, s.release = m.Split(name, ranks, s.abort)
 	}
-	t.splits[id] = s
 	return s
 }

@@ -24,11 +24,12 @@ type team struct {
 	torn atomic.Bool   // a rank left out part of a call that all had entered
 
 	mu      sync.Mutex
-	members []*member // local ones, as they join
-	closed  int       // how many of them are
-	splits  map[uint64]*team
-	written []writing // by local rank: what was written last to memory that ranks may share
-	blocked []blocked // by local rank: the call that it blocked in last
+	members []*member        // local ones, as they join
+	closed  int              // how many of them are
+	splits  map[uint64]*team // being split off: not all local ranks have come yet
+	taken   int              // of a team that is split off: how many have; guarded by its parent's mu
+	written []writing        // by local rank: what was written last to memory that ranks may share
+	blocked []blocked        // by local rank: the call that it blocked in last
 }
 
 // blocked is a call in which a rank has blocked.

@@ -128,8 +128,10 @@ func measure(ctx context.Context, c collective.Communicator, bytes, calls int, n
 	for i := range src {
 		src[i] = float32(c.Rank() + 1)
 	}
-	sum := &collective.Call{Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32,
-		Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dst)}
+	sum := &collective.Call{
+		Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32,
+		Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dst),
+	}
 	barrier := &collective.Call{Op: collective.Barrier}
 	for range calls / 4 {
 		if err := c.Do(ctx, sum); err != nil {

@@ -2,7 +2,6 @@ package mem
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -116,6 +115,3 @@ func (e *endpoint) interrupt() {
 		e.hub.ends[i].unpark()
 	}
 }
-
-// String names the end in messages: "mem rank 1 of 4".
-func (e *endpoint) String() string { return fmt.Sprintf("mem rank %d of %d", e.rank, e.hub.n) }
