@@ -20,8 +20,8 @@ type Config struct {
 	Timeout time.Duration
 	// Stall is how long a merge call waits before it says so in the log, once. Default 30 seconds; negative: never.
 	Stall time.Duration
-	// Grace is how long [Run.Wait] lets the replicas end after the run has failed, before it leaves those behind that
-	// are blocked outside the library. Default 10 seconds; negative: it waits for ever.
+	// Grace is how long [Run.Wait] lets the replicas end after the run has failed or its context has ended, before it
+	// leaves those behind that are blocked outside the library. Default 10 seconds; negative: it waits for ever.
 	Grace time.Duration
 	// Logger gets the stall reports. Default: slog.Default().
 	Logger *slog.Logger
@@ -129,10 +129,16 @@ func (l *Ledger) Monitor(name string, members []int, abort func(error)) *Monitor
 	return m
 }
 
+// awaitReport waits until the report that is being made has been.
+func (l *Ledger) awaitReport() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+}
+
 // Replicas returns the number of local replicas.
 func (l *Ledger) Replicas() int { return len(l.cfg.Devices) }
 
-// device returns a replica as reports name it: "replica 1 (CPU:1)".
+// name returns a replica as reports name it: "replica 1 (CPU:1)".
 func (l *Ledger) name(replica int) string {
 	return fmt.Sprintf("replica %d (%s)", replica, l.cfg.Devices[replica])
 }

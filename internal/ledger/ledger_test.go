@@ -622,6 +622,36 @@ func TestCancel(t *testing.T) {
 	})
 }
 
+// Nobody waits in a call here: the end of the context alone ends the run, and says where the replica is.
+func TestCancelWhileBlockedOutside(t *testing.T) {
+	bubble(t, func(t *testing.T, n int) {
+		w := newWorld(t, n, ledger.Config{Grace: 3 * time.Second}, "a")
+		defer w.close()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(5*time.Second, cancel)
+		never := make(chan int)
+		start := time.Now()
+		_, abandoned, err := w.run(ctx, func(ctx context.Context, r replica) error {
+			if r.id == 1 {
+				<-never
+			}
+			return nil
+		})
+		want{
+			is:     []error{context.Canceled},
+			reason: []string{"context canceled, but replica 1 (CPU:1) did not end: it is blocked at ", "ledger_test.go:", "[chan receive]"},
+			lines:  map[int][]string{1: {"[chan receive]\n      "}},
+			took:   8 * time.Second,
+		}.check(t, nil, err, time.Since(start))
+		if !slices.Equal(abandoned, []int{1}) {
+			t.Errorf("replicas %v were left behind, want 1", abandoned)
+		}
+		w.rebuild()
+		w.works()
+		close(never)
+	})
+}
+
 func TestNested(t *testing.T) {
 	tests := []struct {
 		name string
@@ -765,16 +795,16 @@ func TestTwoGoroutines(t *testing.T) {
 			w := newWorld(t, n, ledger.Config{}, "a")
 			defer w.close()
 			_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
+				call := func() error {
+					if err := r.run.Acquire(r.id); err != nil {
+						return err
+					}
+					defer r.run.Release(r.id)
+					return r.comm("a").Do(ctx, vector("grads", 3))
+				}
 				for range 3 {
 					result := make(chan error)
-					go func() {
-						if err := r.run.Acquire(r.id); err != nil {
-							result <- err
-							return
-						}
-						defer r.run.Release(r.id)
-						result <- r.comm("a").Do(ctx, vector("grads", 3))
-					}()
+					go func() { result <- call() }()
 					if err := <-result; err != nil {
 						return err
 					}

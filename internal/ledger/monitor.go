@@ -50,8 +50,8 @@ func newMonitor(l *Ledger, name string, members []int, abort func(error)) *Monit
 // Enter says that rank begins call number seq. It takes no lock and allocates nothing.
 func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
 	s := &m.slots[rank]
-	s.calls[seq%inflight].Store(call)
 	s.entered.Store(seq + 1)
+	s.calls[seq%inflight].Store(call)
 }
 
 // Leave says that rank's call number seq is over, with the error that it will return. It takes no lock, except that it
@@ -64,8 +64,7 @@ func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	s.calls[seq%inflight].Store(nil)
 	s.left.Add(1)
 	if m.ledger.reporting.Load() {
-		m.ledger.mu.Lock()
-		m.ledger.mu.Unlock() //nolint:staticcheck // only the wait matters
+		m.ledger.awaitReport()
 	}
 }
 
@@ -178,7 +177,7 @@ func (m *Monitor) reset() {
 func (s *slot) open() (seq uint64, open bool) {
 	entered := s.entered.Load()
 	for seq := entered - min(entered, inflight); seq < entered; seq++ {
-		if s.calls[seq%inflight].Load() != nil {
+		if s.call(seq) != nil {
 			return seq, true
 		}
 	}
@@ -193,12 +192,14 @@ func (s *slot) last() uint64 {
 	return max(s.entered.Load(), 1) - 1
 }
 
-// call returns call number seq, or nil if it is over, or too many were entered after it.
+// call returns call number seq, or nil if it is over, or too many were entered after it. (Enter counts a call before it
+// notes it, so if the place has gone to a later call by the time of the first look, the second look sees that.)
 func (s *slot) call(seq uint64) *collective.Call {
+	call := s.calls[seq%inflight].Load()
 	if entered := s.entered.Load(); seq >= entered || entered-seq > inflight {
 		return nil
 	}
-	return s.calls[seq%inflight].Load()
+	return call
 }
 
 func errorOrNil(e *StepError) error {

@@ -187,7 +187,7 @@ func foresee(p program) verdict {
 }
 
 // play carries a program out on a ledger.
-func play(t *testing.T, p program) (each []error, err error, took time.Duration) {
+func play(t *testing.T, p program) (took time.Duration, each []error, err error) {
 	w := newWorld(t, len(p.moves), ledger.Config{Timeout: -1})
 	rank := make([]map[int]collective.Communicator, len(p.rooms)) // by room, then replica
 	for r, members := range p.rooms {
@@ -228,7 +228,7 @@ func play(t *testing.T, p program) (each []error, err error, took time.Duration)
 		}
 		return nil
 	})
-	return each, err, time.Since(start)
+	return time.Since(start), each, err
 }
 
 // What the ledger says of a random program is what a slow search over its whole course says: whether it fails, with
@@ -243,7 +243,7 @@ func TestRandomPrograms(t *testing.T) {
 			err  error
 			took time.Duration
 		)
-		synctest.Test(t, func(t *testing.T) { each, err, took = play(t, p) })
+		synctest.Test(t, func(t *testing.T) { took, each, err = play(t, p) })
 		if want.ok {
 			right++
 			if err != nil || took != want.at {

@@ -39,6 +39,7 @@ const (
 	faultFound                          // the collective layer or a merge call found cause
 	faultMergePanicked                  // a merge function panicked
 	faultMergeGone                      // a merge function called runtime.Goexit
+	faultLeft                           // the context has ended, and a replica did not
 	faultGiven                          // Run.Fail
 )
 
@@ -133,7 +134,7 @@ func (f fault) wantsStacks() bool {
 	switch f.kind {
 	case faultFound:
 		return !errors.Is(f.cause, collective.ErrMismatch)
-	case faultGiven, faultBusy:
+	case faultGiven, faultBusy, faultLeft:
 		return true
 	}
 	return false
@@ -215,6 +216,8 @@ func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []erro
 			"that another goroutine makes must end, before the function returns", name(f.replica), w.call(f.replica)), nil
 	case faultBusy:
 		return r.reasonBusy(f, replicas, v), nil
+	case faultLeft:
+		return fmt.Sprintf("%s, but %s did not end: it %s", rootText(f.cause), name(f.replica), replicas[f.replica].doing()), nil
 	case faultFound:
 		return r.reasonFound(f, replicas)
 	}

@@ -66,6 +66,10 @@ func TestReportBesideCalls(t *testing.T) {
 			}
 		}
 	}()
+	defer func() {
+		close(stop)
+		<-done
+	}()
 	seen := 0
 	for i := 0; i < 200 || seen == 0 && i < 100_000; i++ {
 		var failure *ledger.StepError
@@ -79,8 +83,6 @@ func TestReportBesideCalls(t *testing.T) {
 			}
 		}
 	}
-	close(stop)
-	<-done
 	if seen == 0 {
 		t.Error("no report saw a call in flight")
 	}
@@ -157,8 +159,10 @@ func waitFor(ctx context.Context, lock chan int) error {
 	}
 }
 
-var numbers = regexp.MustCompile(`(goroutine |\.go:)[0-9]+`)
-var folders = regexp.MustCompile(`\S*/([a-z_]+\.go:)`)
+var (
+	numbers = regexp.MustCompile(`(goroutine |\.go:)[0-9]+`)
+	folders = regexp.MustCompile(`\S*/([a-z_]+\.go:)`)
+)
 
 // anonymous returns an error's text without what differs from one machine or build to the next.
 func anonymous(err error) string {

@@ -141,16 +141,19 @@ func (r *Run) Err() error {
 	return nil
 }
 
-// Wait waits until every replica has ended, closes the run, and returns its failure or nil. After a failure it gives the
-// replicas [Config.Grace] to end. One that is then still blocked outside the library, which the failure shows with
-// its stack, is left behind: whatever it calls later returns the run's failure, and abandoned names it.
+// Wait waits until every replica has ended, closes the run, and returns its failure or nil. After a failure, or the end
+// of the context, it gives the replicas [Config.Grace] to end. One that is then still blocked outside the library,
+// which the failure shows with its stack, is left behind: whatever it calls later returns the run's failure, and
+// abandoned names it.
 //
 // After Wait the next run may begin. If this one failed, all communicators are poisoned and must be rebuilt before.
 func (r *Run) Wait() (abandoned []int, err error) {
 	select {
 	case <-r.ended:
-	case <-r.failed:
-		abandoned = r.waitGrace()
+	case <-r.ctx.Done(): // after a failure, too
+		if abandoned = r.waitGrace(); len(abandoned) > 0 && r.Err() == nil {
+			r.fail(fault{kind: faultLeft, replica: abandoned[0], cause: endOf(r.ctx)})
+		}
 	}
 	l := r.ledger
 	l.mu.Lock()
@@ -168,7 +171,7 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	return abandoned, err
 }
 
-// waitGrace waits for the replicas of a failed run and returns those that did not end.
+// waitGrace waits for the replicas of a run that is to end, and returns those that did not.
 func (r *Run) waitGrace() (abandoned []int) {
 	var expired <-chan time.Time
 	if grace := r.ledger.cfg.Grace; grace > 0 {
