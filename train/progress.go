@@ -84,9 +84,13 @@ func (p *progress) step(s Step) {
 	}
 	left := ""
 	if s.Steps > 0 {
-		left = ", " + short(p.duration/time.Duration(s.Step)*time.Duration(s.Steps-s.Step)) + " left"
+		left = ", " + short((p.duration / time.Duration(s.Step) * time.Duration(s.Steps-s.Step)).Round(time.Second)) + " left"
 	}
-	p.draw(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+numbers(r, "", ": ", " - "))
+	line := p.line(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+numbers(r, "", ": ", " - "))
+	if width := p.cfg.Width() - 1; utf8.RuneCountInString(line) > width { // a line that wraps cannot be drawn again
+		line = string([]rune(line)[:max(width-1, 0)]) + "…"
+	}
+	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", line)
 	p.open = true
 }
 
@@ -102,9 +106,9 @@ func (p *progress) end(e Epoch) {
 	if e.Validation != nil {
 		val = " - " + numbers(*e.Validation, "val_", ": ", " - ")
 	}
-	p.draw(e.Steps, e.Steps, short(e.Duration)+", "+p.rate(e.Steps, r)+" - "+numbers(r, "", ": ", " - ")+val)
-	p.open = true
-	p.close()
+	line := p.line(e.Steps, e.Steps, short(e.Duration)+", "+p.rate(e.Steps, r)+" - "+numbers(r, "", ": ", " - ")+val)
+	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K\n", line)
+	p.open = false
 }
 
 // close ends a line that an error, or the end of training, left open.
@@ -115,20 +119,13 @@ func (p *progress) close() {
 	p.open = false
 }
 
-// draw draws the line anew: its count, a bar, and text. What does not fit is left out: first the bar, then the text's end.
-func (p *progress) draw(step, steps int, text string) {
-	head := count(step, steps)
-	width := p.cfg.Width() - 1 // a full last column would wrap
-	line := head + " " + text
-	if steps > 0 {
-		if full := head + " " + bar(step, steps) + " " + text; utf8.RuneCountInString(full) <= width {
-			line = full
-		}
+// line returns the count of steps, a bar if it fits, and text.
+func (p *progress) line(step, steps int, text string) string {
+	head := count(step, steps) + " "
+	if full := head + bar(step, steps) + " " + text; steps > 0 && utf8.RuneCountInString(full) < p.cfg.Width() {
+		return full
 	}
-	if utf8.RuneCountInString(line) > width {
-		line = string([]rune(line)[:max(width-1, 0)]) + "…"
-	}
-	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", line)
+	return head + text
 }
 
 func (p *progress) rate(steps int, r Result) string {
@@ -139,7 +136,7 @@ func (p *progress) rate(steps int, r Result) string {
 }
 
 func bar(step, steps int) string {
-	n := min(step*barWidth/steps, barWidth)
+	n := min(step*barWidth/max(steps, 1), barWidth)
 	return strings.Repeat("━", n) + strings.Repeat("─", barWidth-n)
 }
 
@@ -171,6 +168,8 @@ func numbers(r Result, prefix, is, sep string) string {
 // short prints a duration with two or three digits: 830µs, 12ms, 4.1s, 2m05s.
 func short(d time.Duration) string {
 	switch {
+	case d == 0:
+		return "0s"
 	case d < time.Millisecond:
 		return fmt.Sprintf("%dµs", d.Microseconds())
 	case d < 10*time.Millisecond:

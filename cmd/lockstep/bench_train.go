@@ -128,11 +128,12 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags) (err e
 	_, err = fmt.Fprintf(out, `model         %s
 strategy      %v
 global batch  %d
-engine        %s; %s
+engine        %s
+machine       %s, %s/%s, %s
 images/s      %.0f (%.0f to %.0f)
 reducing      %.1f %% of a step
 waiting       %.1f %% of a step, for other replicas
-`, o.model, s.strategy, o.globalBatch, s.engine.Description(), instructions(), rate, rates[0], rates[len(rates)-1],
+`, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare)
 	return err
 }

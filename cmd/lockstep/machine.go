@@ -12,23 +12,19 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// instructions names the vector instructions that the processor has and whether this build uses them.
-func instructions() string {
-	var has string
+// vectors names the processor's vector instructions.
+func vectors() string {
 	switch {
 	case runtime.GOARCH == "arm64":
-		has = "NEON"
+		return "NEON"
+	case runtime.GOARCH != "amd64":
+		return "no vector instructions that are known here"
 	case cpu.X86.HasAVX512F:
-		has = "AVX-512"
+		return "AVX-512"
 	case cpu.X86.HasAVX2:
-		has = "AVX2"
-	default:
-		has = "no AVX2"
+		return "AVX2"
 	}
-	if withSIMD {
-		return "simd (" + has + ")"
-	}
-	return "without simd (the processor has " + has + ")"
+	return "no AVX2"
 }
 
 // simdHint is what to say to somebody whose build is several times slower than it need be, or empty.

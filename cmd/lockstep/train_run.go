@@ -8,7 +8,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -138,12 +140,16 @@ func (r *trainRun) announce() {
 	}
 	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
 	row := func(what, format string, args ...any) { fmt.Fprintf(w, what+"\t"+format+"\n", args...) }
-	row("data", "%s: %s training and %s test images of %dx%dx%d%s", r.flags.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2], r.preparation())
+	row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2])
+	if text := r.preparation(); text != "" {
+		row("training", "%s", text)
+	}
 	row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
 	row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
 	row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
 	row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
-	row("engine", "%s; %s", r.engine.Description(), instructions())
+	row("engine", "%s", r.engine.Description())
+	row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
 	if hint := simdHint(r.flags.engine); hint != "" {
 		row("hint", "%s", hint)
 	}
@@ -153,14 +159,14 @@ func (r *trainRun) announce() {
 
 // preparation says what is done with the training images.
 func (r *trainRun) preparation() string {
-	text := ""
+	var list []string
 	if r.flags.shift > 0 {
-		text = fmt.Sprintf(", training images moved by up to %s", count(r.flags.shift, "pixel"))
+		list = append(list, fmt.Sprintf("images moved by up to %s", count(r.flags.shift, "pixel")))
 	}
 	if r.flags.validationSplit > 0 {
-		text += fmt.Sprintf(", %v of them held for validation", r.flags.validationSplit)
+		list = append(list, fmt.Sprintf("%.4g %% of them held back for validation", 100*r.flags.validationSplit))
 	}
-	return text
+	return strings.Join(list, ", ")
 }
 
 func (r *trainRun) length() string {

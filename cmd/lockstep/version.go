@@ -12,10 +12,15 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version and how the program was built",
-		Long:  `Version prints the program's version, the Go release and the instruction sets it was built for.`,
-		Args:  cobra.NoArgs,
+		Long: `Version prints the program's version, the Go release it was built with, for
+which machine, and whether the Go engine uses vector instructions (simd).`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "lockstep %s %s %s/%s %s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, instructions())
+			simd := "without simd"
+			if withSIMD {
+				simd = "with simd"
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "lockstep %s %s %s/%s, built %s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, simd)
 			return err
 		},
 	}
