@@ -14,6 +14,13 @@ import (
 // ErrNested is matched by the error of a run that was begun inside a replica of another run of the same strategy.
 var ErrNested = errors.New("run inside a run of the same strategy")
 
+// nestedError is the error of a run inside a run.
+type nestedError string
+
+func (e nestedError) Error() string { return string(e) }
+
+func (nestedError) Unwrap() []error { return []error{ErrNested, collective.ErrInvalid} }
+
 // StepError says why a step failed on all replicas. Its text is one sentence with the cause, then what each replica
 // was doing at that moment, one after the other. It matches, with errors.Is and errors.As, the kinds of failure of package
 // collective and the error behind it: what a replica returned or panicked with, or a *[collective.Error].
@@ -55,6 +62,7 @@ type ReplicaReport struct {
 
 	executes  bool // it runs the merge function of Call
 	complete  bool // all have come to Call
+	cause     bool // Err is the cause of the failure
 	showStack bool
 }
 
@@ -164,7 +172,10 @@ func (r *ReplicaReport) doing() string {
 		return verb + r.Call.String() + r.place(by)
 	case Returned:
 		what := "returned"
-		if r.Err != nil {
+		switch {
+		case r.cause:
+			what = "returned that error"
+		case r.Err != nil:
 			what = "returned an error (" + firstLine(r.Err.Error()) + ")"
 		}
 		return fmt.Sprintf("%s after %s%s", what, plural(r.Calls, "call"), r.place(" from the function at "))

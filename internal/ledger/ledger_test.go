@@ -313,7 +313,7 @@ func TestEarlyReturn(t *testing.T) {
 				is:     []error{mine},
 				not:    []error{collective.ErrDesync, collective.ErrPeerLost},
 				reason: []string{"replica 1 (CPU:1) returned an error: no data left"},
-				lines:  map[int][]string{1: {"returned an error (no data left) after 0 calls"}},
+				lines:  map[int][]string{1: {"returned that error after 0 calls from the function at "}},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					return mine
@@ -837,6 +837,29 @@ func TestTwoGoroutines(t *testing.T) {
 			})
 			r := &failure.Replicas[0]
 			if !r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != site || !strings.Contains(r.String(), "called by goroutine ") {
+				t.Errorf("replica 0 is reported at %v, want %s: %s", r.Site, site, r)
+			}
+		})
+	})
+	t.Run("the go statement is shown when a goroutine is all the library's", func(t *testing.T) {
+		bubble(t, func(t *testing.T, n int) {
+			var site string
+			failure := fails(t, n, ledger.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
+				switch r.id {
+				case 0:
+					comm, call := r.comm("a"), vector("grads", 3)
+					site = next()
+					go comm.Do(ctx, call)
+					<-ctx.Done()
+					return context.Cause(ctx)
+				case 1:
+					synctest.Wait()
+					return nil
+				}
+				<-ctx.Done()
+				return context.Cause(ctx)
+			})
+			if r := &failure.Replicas[0]; !r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != site {
 				t.Errorf("replica 0 is reported at %v, want %s: %s", r.Site, site, r)
 			}
 		})

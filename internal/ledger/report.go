@@ -79,8 +79,8 @@ func (r *Run) nested(replica int) error {
 	if site := siteOf(&self); site != (Frame{}) {
 		at = " at " + site.String()
 	}
-	return fmt.Errorf("%s calls Run%s inside a Run of the same strategy, which waits for its end: "+
-		"call it after that Run, or make the computation part of it (%w: %w)", who, at, ErrNested, collective.ErrInvalid)
+	return nestedError(fmt.Sprintf("%s calls Run%s inside a Run of the same strategy, for whose end it would wait: "+
+		"call it after that Run, or make the computation part of it", who, at))
 }
 
 // describe fills in what one replica does.
@@ -91,6 +91,7 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	out.Calls = r.callsLeft(replica) - them.before
 	if them.state.Ended() {
 		out.showStack = them.state.died()
+		out.cause = f.kind == faultReturned && f.replica == replica
 		if them.state == Returned {
 			out.Site = stepSite(r.step)
 		} else if len(out.Stack) > 0 {

@@ -72,11 +72,14 @@ func inLibrary(g *stacks.Goroutine) bool {
 	return false
 }
 
-// siteOf returns the innermost frame of the user's, or else the innermost one outside the layers that every call goes
-// through.
+// siteOf returns the innermost frame of the user's. If there is none, it is the user's go statement that started the
+// goroutine in the library, as in go replica.AllReduce(…), or else the innermost frame outside the layers that every
+// call goes through.
 func siteOf(g *stacks.Goroutine) Frame {
-	site := firstUser(g.Frames)
-	if site != (Frame{}) {
+	if site := firstUser(g.Frames); site != (Frame{}) {
+		return site
+	}
+	if site := firstUser([]stacks.Frame{g.CreatedBy}); site != (Frame{}) {
 		return site
 	}
 	for _, f := range g.Frames {
@@ -147,7 +150,7 @@ func isLibrary(f stacks.Frame) bool {
 // isCore reports whether a library frame is of the layers that every call goes through.
 func isCore(f stacks.Frame) bool {
 	rest := strings.TrimPrefix(f.Func, modulePath()+"/")
-	for _, room := range []string{"internal/", "collective.", "collective/", "transport/", "distribute."} {
+	for _, room := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute."} {
 		if strings.HasPrefix(rest, room) {
 			return true
 		}
