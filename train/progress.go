@@ -106,7 +106,7 @@ func (p *progress) end(e Epoch) {
 	if e.Validation != nil {
 		val = " - " + numbers(*e.Validation, "val_", ": ", " - ")
 	}
-	line := p.line(e.Steps, e.Steps, short(e.Duration)+", "+p.rate(e.Steps, r)+" - "+numbers(r, "", ": ", " - ")+val)
+	line := p.line(e.Steps, max(e.Steps, p.epoch.Steps), short(e.Duration)+", "+p.rate(e.Steps, r)+" - "+numbers(r, "", ": ", " - ")+val)
 	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K\n", line)
 	p.open = false
 }

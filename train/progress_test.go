@@ -64,11 +64,11 @@ func TestProgressBar(t *testing.T) {
 	want := "Epoch 1/2\n" +
 		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
 		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/2 ━━━━━━━━━━━━━━━━━━━━━━━━ 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500\x1b[K\n" +
+		"\r2/4 ━━━━━━━━━━━━──────────── 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500\x1b[K\n" +
 		"Epoch 2/2\n" +
 		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
 		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/2 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500 - val_loss: 0.5000 - val_accuracy: 0.6250\x1b[K\n"
+		"\r2/4 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500 - val_loss: 0.5000 - val_accuracy: 0.6250\x1b[K\n"
 	if got != want {
 		t.Errorf("got\n%q\nwant\n%q", got, want)
 	}

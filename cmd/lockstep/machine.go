@@ -32,7 +32,7 @@ func simdHint(engine string) string {
 	if withSIMD || engine != "go" || runtime.GOARCH != "amd64" || !cpu.X86.HasAVX2 {
 		return ""
 	}
-	return "built without simd: put GOEXPERIMENT=simd before go run or go build, and it runs several times faster"
+	return "GOEXPERIMENT=simd before go run or go build makes it several times faster"
 }
 
 const (
