@@ -301,9 +301,9 @@ func stack(v Value) (*tensor.Tensor, error) {
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 && (t.DType() != parts[0].DType() || !t.SameShape(parts[0])) {
+		if i > 0 && (t.DType() != parts[0].DType() || !slices.Equal(t.Shape(), parts[0].Shape()[1:])) {
 			return nil, fmt.Errorf("item %d of the list is %v%s, item 0 %v%s: only values of one dtype and shape make one tensor",
-				i, t.DType(), tensor.FormatShape(t.Shape()), parts[0].DType(), tensor.FormatShape(parts[0].Shape()))
+				i, t.DType(), tensor.FormatShape(t.Shape()), parts[0].DType(), tensor.FormatShape(parts[0].Shape()[1:]))
 		}
 		parts[i] = t.Reshape(append([]int{1}, t.Shape()...)...)
 	}

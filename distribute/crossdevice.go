@@ -333,6 +333,11 @@ func reduceEach(name string, op ReduceOp, batch []Reduction, add func(i int, ts 
 			if err != nil {
 				return nil, errorf(name, ErrInvalid, "%w", err)
 			}
+			if op == Mean && !isOn(leaf, b.To) {
+				if leaf, err = meanOf(name, leaf, 1); err != nil {
+					return nil, err
+				}
+			}
 			out[i] = place(leaf, b.To)
 		case dense:
 			sum, err := add(i, ts)
@@ -348,13 +353,36 @@ func reduceEach(name string, op ReduceOp, batch []Reduction, add func(i int, ts 
 			if err != nil {
 				return nil, err
 			}
+			leaf := Value(slices)
 			if op == Mean {
-				slices.Values = divide(slices.Values, n)
+				if leaf, err = meanOf(name, slices, n); err != nil {
+					return nil, err
+				}
 			}
-			out[i] = place(slices, b.To)
+			out[i] = place(leaf, b.To)
 		}
 	}
 	return out, nil
+}
+
+// meanOf returns the sum of n components divided by their number.
+func meanOf(name string, sum Value, n int) (Value, error) {
+	if d := dtypeOf(sum); !d.IsNumeric() {
+		return nil, badDType(name, d)
+	}
+	if s, ok := sum.(*tensor.IndexedSlices); ok {
+		mean := *s
+		mean.Values = divide(s.Values, n)
+		return &mean, nil
+	}
+	return divide(sum.(*tensor.Tensor), n), nil
+}
+
+// isOn reports whether a value is where its reduction goes, and nowhere else. A single component that is there stays as it
+// is, also as the mean of an integer; TensorFlow has it so.
+func isOn(v Value, to []Device) bool {
+	d, ok := DeviceOf(v)
+	return ok && len(to) == 1 && d.Kind == to[0].Kind && d.Index == to[0].Index
 }
 
 // addTree returns the sum of tensors of one dtype and shape along the canonical tree.

@@ -19,6 +19,9 @@ func (a At) destination(op string) ([]Device, error) {
 	if err != nil {
 		return nil, errorf(op, ErrInvalid, "destination: %w", err)
 	}
+	if !d.local() {
+		return nil, errorf(op, ErrInvalid, "destination %v belongs to another worker: want a device of this process", d)
+	}
 	return []Device{d}, nil
 }
 

@@ -5,7 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -75,6 +76,13 @@ func crossDeviceOps(spec map[string]any) (distribute.CrossDeviceOps, error) {
 			packs, _ = strconv.Atoi(n.String())
 		}
 		return distribute.NewHierarchicalCopyAllReduce(packs)
+	case "NcclAllReduce":
+		if n, ok := spec["num_packs"].(json.Number); ok && strings.HasPrefix(n.String(), "-") {
+			return nil, errNotInGo
+		}
+		return nil, nil // the library's own collectives stand for it
+	case "CollectiveAllReduce":
+		return distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{Devices: []string{"CPU:0"}})
 	default:
 		return nil, fmt.Errorf("unknown cross_device_ops %v", kind)
 	}
@@ -98,11 +106,14 @@ func (g *goldenRun) axis() ([]int, error) {
 	case json.Number:
 		items = []any{a}
 	case map[string]any:
-		tuple, ok := a["tuple"].([]any)
-		if !ok {
+		var ok bool
+		if items, ok = a["tuple"].([]any); ok {
+			break
+		}
+		// TensorFlow refuses a list only where it keeps the compiled reduction by its axis.
+		if items, ok = a["list"].([]any); !ok || g.c.Options["in_function"] != true {
 			return nil, fmt.Errorf("axis %v: %w", a, errNotInGo)
 		}
-		items = tuple
 	default:
 		return nil, fmt.Errorf("axis %v: %w", a, errNotInGo)
 	}
@@ -222,6 +233,10 @@ func goldenReduce(g *goldenRun) (map[string]any, error) {
 		ctx = s.Scope(ctx)
 	}
 	out, err := s.Reduce(ctx, op, v, distribute.ReduceOptions{Axis: axis})
+	if err != nil {
+		return nil, err
+	}
+	out, err = g.returned(out)
 	return map[string]any{"value": out}, err
 }
 
@@ -318,7 +333,7 @@ func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	values, err := g.inputs("per_replica", true)
+	_, values, err := g.perReplicaArg() // TensorFlow was given them as one argument, so their structures are the same
 	if err != nil {
 		return nil, err
 	}
@@ -345,72 +360,183 @@ func goldenBroadcast(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": out, "devices": devicesOf(out)}, err
 }
 
-// runFunctions are the step functions that cases name.
-var runFunctions = map[string]func(r *distribute.Replica, args []any) (distribute.Value, error){
-	"identity": func(_ *distribute.Replica, args []any) (distribute.Value, error) { return args[0], nil },
-	"times_two": func(_ *distribute.Replica, args []any) (distribute.Value, error) {
-		return mapNumbers(args[0], func(x float64) float64 { return 2 * x })
-	},
-	"add_replica_id": func(r *distribute.Replica, args []any) (distribute.Value, error) {
-		return mapNumbers(args[0], func(x float64) float64 { return x + float64(r.ID()) })
-	},
-	"sum_args": func(_ *distribute.Replica, args []any) (distribute.Value, error) {
-		first := args[0].(*tensor.Tensor)
-		out := tensor.New(first.DType(), first.Shape()...)
-		for i := range out.Len() {
-			sum := 0.0
-			for _, a := range args {
-				sum += a.(*tensor.Tensor).Float64s()[i]
+// runFunctions are the step functions that cases name, with the names of their parameters; nil: any number of any name.
+var runFunctions = map[string]struct {
+	params []string
+	call   func(ctx context.Context, r *distribute.Replica, args []any) (distribute.Value, error)
+}{
+	"identity": {[]string{"x"}, func(_ context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
+		return args[0], nil
+	}},
+	"times_two": {[]string{"x"}, func(ctx context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
+		return tensor.Map(args[0], func(leaf any) (any, error) {
+			switch x := leaf.(type) {
+			case int:
+				return 2 * x, nil
+			case float64:
+				return 2 * x, nil
+			case *tensor.Tensor:
+				if x.DType() == tensor.Bool {
+					return x, nil // the product of bools is their conjunction, and 2 is true
+				}
+				return addAll(ctx, x, x)
 			}
-			setNumber(out, i, sum)
-		}
-		return out, nil
-	},
-	"mean_loss": func(_ *distribute.Replica, args []any) (distribute.Value, error) {
-		t := args[0].(*tensor.Tensor)
+			return nil, fmt.Errorf("two times %v: %w", leaf, distribute.ErrInvalid)
+		})
+	}},
+	"add_replica_id": {[]string{"x"}, func(ctx context.Context, r *distribute.Replica, args []any) (distribute.Value, error) {
+		return tensor.Map(args[0], func(leaf any) (any, error) {
+			x, ok := leaf.(*tensor.Tensor)
+			if !ok {
+				return nil, fmt.Errorf("%v and a replica id: %w", leaf, distribute.ErrInvalid)
+			}
+			if !x.DType().IsNumeric() {
+				return addAll(ctx, x, x) // which says why not
+			}
+			ids := tensor.New(x.DType(), x.Shape()...)
+			for i := range ids.Len() {
+				setNumber(ids, i, float64(r.ID()))
+			}
+			return addAll(ctx, x, ids)
+		})
+	}},
+	"sum_args": {nil, func(ctx context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
+		return addAll(ctx, args...)
+	}},
+	"mean_loss": {[]string{"x"}, func(ctx context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
+		return meanOf(ctx, args[0])
+	}},
+	"swap": {[]string{"a", "b"}, func(_ context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
+		return tensor.Tuple{args[1], args[0]}, nil
+	}},
+	"dict_out": {[]string{"x"}, func(_ context.Context, r *distribute.Replica, args []any) (distribute.Value, error) {
+		return map[string]any{"in": args[0], "id": tensor.Scalar(int32(r.ID()))}, nil
+	}},
+}
+
+// addAll adds tensors of one dtype and shape; host numbers count as tensors.
+func addAll(ctx context.Context, values ...any) (distribute.Value, error) {
+	return distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum, distribute.NewPerReplica(values...), distribute.At("CPU:0"))
+}
+
+// meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: that of integers is cut off,
+// and the sum of int32 wraps around.
+func meanOf(ctx context.Context, v distribute.Value) (distribute.Value, error) {
+	t, ok := v.(*tensor.Tensor)
+	if !ok {
+		return nil, fmt.Errorf("the mean of %v: %w", v, distribute.ErrInvalid)
+	}
+	if !t.DType().IsNumeric() {
+		return addAll(ctx, t, t) // which says why not
+	}
+	out := tensor.New(t.DType())
+	if t.DType().IsFloat() {
 		sum := 0.0
 		for _, x := range t.Float64s() {
 			sum += x
 		}
-		out := tensor.New(t.DType())
 		setNumber(out, 0, sum/float64(t.Len()))
 		return out, nil
-	},
-	"swap": func(_ *distribute.Replica, args []any) (distribute.Value, error) {
-		return tensor.Tuple{args[1], args[0]}, nil
-	},
-	"dict_out": func(r *distribute.Replica, args []any) (distribute.Value, error) {
-		return map[string]any{"in": args[0], "id": tensor.Scalar(int32(r.ID()))}, nil
-	},
+	}
+	if t.Len() == 0 {
+		return out, nil
+	}
+	var sum int64
+	for i := range t.Len() {
+		sum += integerAt(t, i)
+	}
+	switch n := int64(t.Len()); t.DType() {
+	case tensor.Uint64:
+		tensor.Data[uint64](out)[0] = uint64(sum) / uint64(n)
+		return out, nil
+	case tensor.Int32:
+		sum = int64(int32(sum)) / n
+	default:
+		sum /= n
+	}
+	return out, setElement(out, 0, json.Number(strconv.FormatInt(sum, 10)))
 }
 
-// mapNumbers applies f to every number of a nest, host numbers and tensors alike.
-func mapNumbers(v distribute.Value, f func(float64) float64) (distribute.Value, error) {
+// integerAt returns an element of a tensor of integers.
+func integerAt(t *tensor.Tensor, i int) int64 {
+	switch t.DType() {
+	case tensor.Int64:
+		return tensor.Data[int64](t)[i]
+	case tensor.Uint64:
+		return int64(tensor.Data[uint64](t)[i])
+	}
+	return int64(t.Float64s()[i])
+}
+
+// returned gives a result as the case has it: a function that TensorFlow compiled returns host numbers as tensors.
+func (g *goldenRun) returned(v distribute.Value) (distribute.Value, error) {
+	if g.c.Options["in_function"] != true {
+		return v, nil
+	}
 	return tensor.Map(v, func(leaf any) (any, error) {
-		switch leaf := leaf.(type) {
-		case int:
-			return int(f(float64(leaf))), nil
-		case float64:
-			return f(leaf), nil
-		case *tensor.Tensor:
-			out := tensor.New(leaf.DType(), leaf.Shape()...)
-			for i, x := range leaf.Float64s() {
-				setNumber(out, i, f(x))
+		switch x := leaf.(type) {
+		case *distribute.PerReplica:
+			components := slices.Clone(x.Values())
+			for i, c := range components {
+				var err error
+				if components[i], err = g.returned(c); err != nil {
+					return nil, err
+				}
 			}
-			return out, nil
-		}
-		return nil, fmt.Errorf("no number: %v", leaf)
-	})
-}
-
-// copied returns a nest with copies of its tensors: a function that TensorFlow compiled returns new ones always.
-func copied(v distribute.Value) (distribute.Value, error) {
-	return tensor.Map(v, func(leaf any) (any, error) {
-		if t, ok := leaf.(*tensor.Tensor); ok {
-			return t.Clone(), nil
+			return distribute.NewPerReplica(components...), nil
+		case int:
+			return tensor.Scalar(int32(x)), nil
+		case float64:
+			return tensor.Scalar(float32(x)), nil
 		}
 		return leaf, nil
 	})
+}
+
+// mapNumbers applies f to every number of the tensors in a nest.
+func mapNumbers(v distribute.Value, f func(float64) float64) (distribute.Value, error) {
+	return tensor.Map(v, func(leaf any) (any, error) {
+		t, ok := leaf.(*tensor.Tensor)
+		if !ok {
+			return nil, fmt.Errorf("no tensor: %v", leaf)
+		}
+		out := tensor.New(t.DType(), t.Shape()...)
+		for i, x := range t.Float64s() {
+			setNumber(out, i, f(x))
+		}
+		return out, nil
+	})
+}
+
+// arguments returns the case's arguments in the order of the parameters, and an error where they do not fit.
+func (g *goldenRun) arguments(params []string) ([]any, error) {
+	args := []any{}
+	if g.c.Inputs["args"] != nil {
+		var err error
+		if args, err = g.inputs("args", false); err != nil {
+			return nil, err
+		}
+	}
+	named, _ := g.c.Inputs["kwargs"].(map[string]any)
+	if params == nil {
+		params = slices.Sorted(maps.Keys(named))
+	} else if len(args)+len(named) != len(params) {
+		return nil, fmt.Errorf("%d arguments for %v: %w", len(args)+len(named), params, errNotInGo)
+	} else {
+		params = params[len(args):]
+	}
+	for _, name := range params {
+		arg, ok := named[name]
+		if !ok {
+			return nil, fmt.Errorf("no argument %s: %w", name, errNotInGo)
+		}
+		v, err := decodeValue(arg, g.devices)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, v)
+	}
+	return args, nil
 }
 
 func goldenRunStep(g *goldenRun) (map[string]any, error) {
@@ -423,33 +549,17 @@ func goldenRunStep(g *goldenRun) (map[string]any, error) {
 	if !ok {
 		return nil, fmt.Errorf("unknown fn %q", name)
 	}
-	args := []any{}
-	if g.c.Inputs["args"] != nil {
-		if args, err = g.inputs("args", false); err != nil {
-			return nil, err
-		}
+	args, err := g.arguments(f.params)
+	if err != nil {
+		return nil, err
 	}
-	named, _ := g.c.Inputs["kwargs"].(map[string]any)
-	var names []string
-	for k := range named {
-		names = append(names, k)
-	}
-	sort.Strings(names)
-	for _, k := range names {
-		v, err := decodeValue(named[k], g.devices)
-		if err != nil {
-			return nil, err
-		}
-		args = append(args, v)
-	}
-	out, err := distribute.Run(g.Context(), s, func(_ context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-		v, err := f(r, args)
-		if err == nil && g.c.Options["in_function"] == true {
-			return copied(v)
-		}
-		return v, err
+	out, err := distribute.Run(g.Context(), s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+		return f.call(ctx, r, args)
 	}, args...)
 	if err != nil {
+		return nil, err
+	}
+	if out, err = g.returned(out); err != nil {
 		return nil, err
 	}
 	return map[string]any{"value": out, "local_results": s.LocalResults(out)}, nil
@@ -709,7 +819,7 @@ func goldenVarCreate(g *goldenRun) (map[string]any, error) {
 	}}, nil
 }
 
-// checkPlainSum holds the answer to all_reduce or batch_reduce_to against a plain sum of the inputs.
+// checkPlainSum holds the answer to a reduction against a plain sum of the inputs.
 func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -718,37 +828,13 @@ func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
 	}
-	var replicas, results []any // nests
-	if g.c.Op == "all_reduce" {
-		if replicas, err = g.inputs("per_replica", true); err != nil {
-			return err
-		}
-		results = answer["per_replica"].([]any)
-	} else {
-		values, err := g.inputs("values", false)
-		if err != nil {
-			return err
-		}
-		for i := range g.devices {
-			mine, err := distribute.SelectReplica(i, values)
-			if err != nil {
-				return err
-			}
-			replicas = append(replicas, mine)
-			got := make([]any, len(values))
-			for j, v := range answer["values"].([]any) {
-				if list, ok := v.([]any); ok {
-					got[j] = list[i]
-				} else if got[j], err = distribute.SelectReplica(i, v); err != nil {
-					return err
-				}
-			}
-			results = append(results, got)
-		}
+	replicas, results, err := g.reduction(answer)
+	if err != nil {
+		return err
 	}
 	for i, result := range results {
 		_, err := tensor.Zip(func(path string, leaves []any) (any, error) {
-			return nil, plainSum(fmt.Sprintf("replica %d%s", i, path), op, leaves[0], leaves[1:])
+			return nil, plainSum(fmt.Sprintf("result %d%s", i, path), op, leaves[0], leaves[1:])
 		}, nil, append([]any{result}, replicas...)...)
 		if err != nil {
 			return err
@@ -757,21 +843,98 @@ func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-func plainSum(path string, op distribute.ReduceOp, got any, inputs []any) error {
-	result, ok := got.(*tensor.Tensor)
-	if !ok {
-		return fmt.Errorf("%s: got %v, want a tensor", path, got)
+// reduction returns what the replicas had, one nest each, and the nests that the reduction made of them.
+func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, err error) {
+	var in, out any
+	switch g.c.Op {
+	case "all_reduce":
+		replicas, err = g.inputs("per_replica", true)
+		results, _ = answer["per_replica"].([]any)
+		return replicas, results, err
+	case "batch_reduce_to":
+		in, err = g.inputs("values", false)
+		batch, _ := answer["values"].([]any)
+		for i, v := range batch {
+			if components, ok := v.([]any); ok { // inside of a function
+				batch[i] = distribute.NewPerReplica(components...)
+			}
+		}
+		out = batch
+	default:
+		in, err = g.input("value")
+		out = answer["value"]
 	}
-	sum := make([]float64, result.Len())
+	for i := range g.devices {
+		mine, e := distribute.SelectReplica(i, in)
+		err = errors.Join(err, e)
+		replicas = append(replicas, mine)
+	}
+	result, e := distribute.SelectReplica(0, out)
+	return replicas, []any{result}, errors.Join(err, e)
+}
+
+// plainSum holds one leaf of a reduction against a plain sum in float64. The sum of IndexedSlices is all their rows; where
+// only some of the inputs are IndexedSlices, they count as the dense tensors that they stand for.
+func plainSum(path string, op distribute.ReduceOp, got any, inputs []any) error {
+	if slices, ok := got.(*tensor.IndexedSlices); ok {
+		return plainRows(path, op, slices, inputs)
+	}
+	result, err := plainNumbers(got)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	sum := make([]float64, len(result))
 	for _, in := range inputs {
-		for i, x := range in.(*tensor.Tensor).Float64s() {
+		xs, err := plainNumbers(in)
+		if err != nil || len(xs) != len(sum) {
+			return fmt.Errorf("%s: got %v of %v: %w", path, got, in, err)
+		}
+		for i, x := range xs {
 			sum[i] += x
 		}
 	}
-	for i, x := range result.Float64s() {
+	return plainMatch(path, op, result, sum, len(inputs))
+}
+
+func plainNumbers(v any) ([]float64, error) {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		return v.Float64s(), nil
+	case *tensor.IndexedSlices:
+		t, err := distribute.Densify(v)
+		if err != nil {
+			return nil, err
+		}
+		return t.Float64s(), nil
+	}
+	x, ok := hostNumber(v)
+	if !ok {
+		return nil, fmt.Errorf("%v is no number", v)
+	}
+	return []float64{x}, nil
+}
+
+func plainRows(path string, op distribute.ReduceOp, got *tensor.IndexedSlices, inputs []any) error {
+	var rows, indices []float64
+	for _, in := range inputs {
+		s, ok := in.(*tensor.IndexedSlices)
+		if !ok {
+			return fmt.Errorf("%s: got %v of %v", path, got, in)
+		}
+		rows, indices = append(rows, s.Values.Float64s()...), append(indices, s.Indices.Float64s()...)
+	}
+	return errors.Join(plainMatch(path+".values", op, got.Values.Float64s(), rows, len(inputs)),
+		plainMatch(path+".indices", distribute.Sum, got.Indices.Float64s(), indices, 1))
+}
+
+func plainMatch(path string, op distribute.ReduceOp, got, sum []float64, n int) error {
+	if len(got) != len(sum) {
+		return fmt.Errorf("%s: got %d elements, want %d", path, len(got), len(sum))
+	}
+	for i, x := range got {
 		want := sum[i]
 		if op == distribute.Mean {
-			want /= float64(len(inputs))
+			want /= float64(n)
 		}
 		if !near(want, x, 1e-2, tolerance{}) {
 			return fmt.Errorf("%s: element %d is %v, want %v", path, i, x, want)

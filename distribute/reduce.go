@@ -40,9 +40,6 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "%w", err)
 		}
-		if op == Mean && tensor.IsNest(mine) {
-			return nil, errorf(name, ErrInvalid, "the mean over an axis needs a tensor on each replica, not a nest: reduce its leaves one by one")
-		}
 		t, err := stack(mine)
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "replica %d: %w", i, err)
@@ -50,6 +47,9 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 		sum, elements, err := sumAxes(name, t, opts.Axis)
 		if err != nil {
 			return nil, err
+		}
+		if op == Mean && tensor.IsNest(mine) {
+			return nil, errorf(name, ErrInvalid, "the mean over an axis needs a tensor on each replica, not a nest: reduce its leaves one by one")
 		}
 		sums[i] = sum
 		count += elements

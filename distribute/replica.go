@@ -2,6 +2,7 @@ package distribute
 
 import (
 	"context"
+	"strings"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -60,7 +61,7 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	if err != nil {
 		return nil, err
 	}
-	leaves := tensor.Flatten(v)
+	leaves, names := named(v)
 	dense := true
 	for i, leaf := range leaves {
 		if leaves[i], err = r.operand(leaf); err != nil {
@@ -76,7 +77,12 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	case len(leaves) == 0 || len(r.strategy.devices) == 1:
 		return tensor.Pack(v, leaves)
 	case !dense || r.strategy.ops != nil:
-		out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, leaves ...Value) (Value, error) {
+		structure := strings.Join(names, " ")
+		out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+			leaves := args[:len(args)-1]
+			if p, ok := args[len(leaves)].(*PerReplica); ok {
+				return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
+			}
 			batch := make([]Reduction, len(leaves))
 			for i, leaf := range leaves {
 				p, ok := leaf.(*PerReplica)
@@ -86,17 +92,26 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 				batch[i] = Reduction{Value: p, To: r.strategy.devices}
 			}
 			return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
-		}, leaves)
+		}, append(leaves, structure))
 		if err != nil {
 			return nil, err
 		}
 		return tensor.Pack(v, out.([]Value))
 	}
-	return r.allReduceDense(ctx, run, op, v, leaves, o)
+	return r.allReduceDense(ctx, run, op, v, leaves, names, o)
+}
+
+// named returns the leaves of a nest, and where in it they are: what must be the same on all replicas.
+func named(v Value) (leaves []any, names []string) {
+	_, _ = tensor.Zip(func(path string, leaf []any) (any, error) {
+		leaves, names = append(leaves, leaf[0]), append(names, path)
+		return leaf[0], nil
+	}, nil, v)
+	return leaves, names
 }
 
 // allReduceDense reduces tensors, each by one collective call between the replicas.
-func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, v Value, leaves []any, o Options) (Value, error) {
+func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, v Value, leaves []any, names []string, o Options) (Value, error) {
 	if err := run.Acquire(r.id); err != nil {
 		return nil, err
 	}
@@ -113,7 +128,7 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 		if op == Mean && !t.DType().IsFloat() {
 			direct = Sum // the quotient has another type
 		}
-		if err := r.do(ctx, run, direct, sum, t, "", o); err != nil {
+		if err := r.do(ctx, run, direct, sum, t, names[i], o); err != nil {
 			return nil, err
 		}
 		if direct != op {
