@@ -29,8 +29,9 @@ type FitConfig struct {
 // Fit trains on ds, which yields global batches: every [data.Batch] has at most Config.GlobalBatch examples. Epoch e reads ds under
 // data.WithEpoch(ctx, e), so that a shuffled pipeline has its order of that epoch.
 //
-// On an error, or the end of ctx, the history holds what was done until then, and all variables have their values of after
-// the last whole step. Fit ends with [Trainer.CheckMirrored].
+// On an error (which counts epochs and steps from 1, as the progress line does), or at the end of ctx, the history holds what
+// was done until then, and all variables have their values of after the last whole step. Fit ends with
+// [Trainer.CheckMirrored].
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
@@ -141,7 +142,7 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 	if f.cfg.Validation != nil && err == nil {
 		result, err := f.t.Evaluate(ctx, f.cfg.Validation)
 		if err != nil {
-			return fmt.Errorf("train: epoch %d, validation: %w", number, err)
+			return fmt.Errorf("train: epoch %d, validation: %w", number+1, err)
 		}
 		epoch.Validation = &result
 	}
@@ -160,14 +161,14 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		start := time.Now()
 		g, err := stream.next(ctx)
 		if err != nil {
-			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch, step, err)
+			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 		}
 		if g == nil {
 			return nil
 		}
 		if g.weightSum > 0 {
 			if err := f.t.step(ctx, g); err != nil {
-				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch, step, err)
+				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 			}
 		} else {
 			f.history.Skipped++

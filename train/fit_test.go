@@ -162,7 +162,7 @@ func TestEndOfContext(t *testing.T) {
 				t.Errorf("replica %d has the bias %v, want %v of after two steps", replica, v[0][0], o.bias)
 			}
 		}
-		if last := events[len(events)-1]; !strings.HasPrefix(last, "done: 2 steps, stopped false, error train: epoch 2, step 1: ") {
+		if last := events[len(events)-1]; !strings.HasPrefix(last, "done: 2 steps, stopped false, error train: epoch 3, step 1: ") {
 			t.Errorf("OnTrainEnd saw %q", last)
 		}
 	}

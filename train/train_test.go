@@ -161,7 +161,7 @@ func TestFailedStepChangesNothing(t *testing.T) {
 					before, steps := p.snapshot(), trainer.Steps()
 					armed = true
 					_, err := trainer.Fit(t.Context(), batches(all), FitConfig{})
-					if err == nil || !strings.Contains(err.Error(), "epoch 0, step 1") {
+					if err == nil || !strings.Contains(err.Error(), "epoch 1, step 1") {
 						t.Fatalf("got %v, want an error that names epoch and step", err)
 					}
 					if how == "error" && !errors.Is(err, cause) {

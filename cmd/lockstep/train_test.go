@@ -73,9 +73,13 @@ func TestSeedDecides(t *testing.T) {
 
 // TestReplicasGiveTheSameWeights: 30 steps of 100 examples on 1, 2 and 3 replicas differ in rounding only.
 func TestReplicasGiveTheSameWeights(t *testing.T) {
+	steps := "30"
+	if testing.Short() {
+		steps = "5"
+	}
 	var first []checkpoint.Tensor
 	for _, replicas := range []string{"1", "2", "3"} {
-		_, weights := trainOnce(t, "--model", "mlp", "--replicas", replicas, "--global-batch", "100", "--optimizer", "sgd", "--steps", "30")
+		_, weights := trainOnce(t, "--model", "mlp", "--replicas", replicas, "--global-batch", "100", "--optimizer", "sgd", "--steps", steps)
 		if first == nil {
 			first = weights
 		}
