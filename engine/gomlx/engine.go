@@ -56,24 +56,29 @@ func OpenGo(o GoOptions) (engine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	alone, err := gobackend.New("")
+	b, err := newGoBackend()
 	if err != nil {
-		return nil, fmt.Errorf("gomlx: open the Go backend: %w", err)
-	}
-	many, err := gobackend.New("ops_sequential")
-	if err != nil {
-		alone.Finalize()
-		return nil, fmt.Errorf("gomlx: open the Go backend: %w", err)
+		return nil, err
 	}
 	return &backend{
-		Backend:     alone,
-		many:        many,
+		Backend:     b,
 		name:        "go",
 		description: fmt.Sprintf("GoMLX %s, pure Go backend (compute %s, %s, %s)", gomlxVersion, computeVersion, simd(), runtime.Version()),
 		kind:        "CPU",
 		devices:     n,
 		recycles:    true,
 	}, nil
+}
+
+// newGoBackend makes a Go backend that runs the operations of a program one after the other, each on as many cores as are
+// free. By default a program that runs alone starts all operations that are ready, as workers of one pool; when they are
+// matrix products, which ask the same pool for workers, and fill it, all wait for ever.
+func newGoBackend() (compute.Backend, error) {
+	b, err := gobackend.New("ops_sequential")
+	if err != nil {
+		return nil, fmt.Errorf("gomlx: open the Go backend: %w", err)
+	}
+	return b, nil
 }
 
 // XLAOptions configures [OpenXLA]. The zero value works if LOCKSTEP_XLA_PLUGIN is set.
@@ -93,9 +98,8 @@ type backend struct {
 	description string
 	kind        string // of its devices
 	devices     int
-	physical    bool            // device i is the backend's device i; otherwise all are its device 0
-	many        compute.Backend // for programs of several replicas; nil: the same
-	recycles    bool            // donated buffers go back to a pool that the next outputs come from
+	physical    bool // device i is the backend's device i; otherwise all are its device 0
+	recycles    bool // donated buffers go back to a pool that the next outputs come from
 }
 
 func (b *backend) Name() string        { return b.name }
@@ -111,22 +115,8 @@ func (b *backend) Devices() []engine.Device {
 }
 
 func (b *backend) Close() error {
-	if b.many != nil {
-		b.many.Finalize()
-	}
 	b.Finalize()
 	return nil
-}
-
-// forReplicas returns the backend for a program of n replicas. A lone one spreads its operations over the cores; of
-// several, each keeps to its own, instead of the first to start in each step taking the others' too.
-func (b *backend) forReplicas(n int) *backend {
-	if n == 1 || b.many == nil {
-		return b
-	}
-	other := *b
-	other.Backend = b.many
-	return &other
 }
 
 // deviceNum returns the backend's number of a device.

@@ -3,7 +3,6 @@ package gomlx
 import (
 	"fmt"
 
-	"github.com/gomlx/compute/gobackend"
 	"github.com/gomlx/gomlx/ml/model"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -12,9 +11,9 @@ import (
 // initialValues draws the values of all variables on the host, with a Go backend of its own: the backends draw other
 // numbers from one seed, and every engine must start alike. Initialisers of the user's run there too.
 func initialValues(store *model.Store, variables []variable) ([]*tensor.Tensor, error) {
-	host, err := gobackend.New("")
+	host, err := newGoBackend()
 	if err != nil {
-		return nil, fmt.Errorf("gomlx: open the Go backend for initial values: %w", err)
+		return nil, err
 	}
 	defer host.Finalize()
 	err = catch("draw the initial values", func() error { return store.InitializeVariables(host, nil) })

@@ -52,7 +52,7 @@ func (m *Model) Compile(ctx context.Context, e engine.Engine, spec engine.Spec) 
 	if err := m.validate(spec); err != nil {
 		return nil, err
 	}
-	return compile(ctx, m, b.forReplicas(len(spec.Devices)), spec)
+	return compile(ctx, m, b, spec)
 }
 
 func (m *Model) validate(spec engine.Spec) error {

@@ -453,6 +453,36 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	}
 }
 
+// TestManyProductsAtOnce runs more matrix products that do not depend on one another than the Go backend has workers.
+// In its default mode they wait for one another for ever.
+func TestManyProductsAtOnce(t *testing.T) {
+	const rows, width = 512, 128
+	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
+		var sum *graph.Node
+		for i := range 4*runtime.GOMAXPROCS(0) + 4 {
+			y := layers.Dense(s.In("branch_%d", i), x, true, width)
+			if sum == nil {
+				sum = y
+			} else {
+				sum = graph.Add(sum, y)
+			}
+		}
+		return sum
+	})
+	e := openEngine(t, "go", 2)
+	s := features(e, rows, width)
+	s.Devices = e.Devices()
+	p := compile(t, m, e, s)
+	b := randomBatch(1, rows, width, 3)
+	for range 5 {
+		trainStep(t, p, []engine.Batch{b, b}, 2*rows)
+	}
+	alone := compile(t, m, e, features(e, rows, width))
+	for range 5 {
+		trainStep(t, alone, []engine.Batch{b}, rows)
+	}
+}
+
 // TestNothingOnStandardOutput holds that the engine leaves standard output to the program.
 func TestNothingOnStandardOutput(t *testing.T) {
 	old := os.Stdout

@@ -65,11 +65,11 @@ func convolve(x, kernel, bias *graph.Node, size, border int) *graph.Node {
 		return graph.Reshape(y, rows, height, width, filters)
 	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
 		v = graph.Reshape(v, windows, filters)
+		place := placeGradients(v, in[1], channels, filters)
 		var sum *graph.Node
 		for i := range size {
 			for j := range size {
-				k := graph.Reshape(graph.Slice(in[1], graph.AxisElem(i), graph.AxisElem(j), graph.AxisRange(), graph.AxisRange()), channels, filters)
-				part := pad(graph.Reshape(dot(v, 1, k, 1), rows, height, width, channels), i, size-1-i, j, size-1-j)
+				part := pad(graph.Reshape(place(i, j), rows, height, width, channels), i, size-1-i, j, size-1-j)
 				if sum == nil {
 					sum = part
 				} else {
@@ -88,6 +88,27 @@ func convolve(x, kernel, bias *graph.Node, size, border int) *graph.Node {
 		}
 	})
 }
+
+// placeGradients returns, for each place in the window, the gradient with respect to the pixels there: v, of shape
+// (windows, filters), times the kernel at that place. If those products are too small for the backend's fast matrix
+// kernel, they are slices of one large product.
+func placeGradients(v, kernel *graph.Node, channels, filters int) func(i, j int) *graph.Node {
+	if v.Shape().Dim(0)*channels*filters >= largeProduct {
+		return func(i, j int) *graph.Node {
+			k := graph.Slice(kernel, graph.AxisElem(i), graph.AxisElem(j), graph.AxisRange(), graph.AxisRange())
+			return dot(v, 1, graph.Reshape(k, channels, filters), 1)
+		}
+	}
+	size := kernel.Shape().Dim(0)
+	all := dot(v, 1, graph.Reshape(kernel, size*size*channels, filters), 1)
+	return func(i, j int) *graph.Node {
+		at := (i*size + j) * channels
+		return graph.Slice(all, graph.AxisRange(), graph.AxisRange(at, at+channels))
+	}
+}
+
+// largeProduct is the number of multiplications from which the backend takes its fast matrix kernel.
+const largeProduct = 4 << 20
 
 // MaxPool2D is the maximum over windows of 2 by 2, which must fit. Where several elements are the largest, the first
 // gets the gradient.

@@ -99,6 +99,14 @@ func TestLikeGoMLX(t *testing.T) {
 			},
 		},
 		{
+			"large convolution",
+			[]int{70, 18, 18, 8},
+			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Conv2D(s, x, 32, 3, false) },
+			func(s *model.Scope, x *graph.Node) *graph.Node {
+				return layers.Convolution(s, x).Channels(32).KernelSize(3).NoPadding().Done()
+			},
+		},
+		{
 			"convolution of 1",
 			[]int{2, 3, 3, 3},
 			func(s *model.Scope, x *graph.Node) *graph.Node { return layer.Conv2D(s, x, 2, 1, true) },
@@ -149,7 +157,7 @@ func TestLikeGoMLX(t *testing.T) {
 // drawn and added.
 func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f func(s *model.Scope, x *graph.Node) *graph.Node) map[string]*tensors.Tensor {
 	t.Helper()
-	b, err := gobackend.New("")
+	b, err := gobackend.New("ops_sequential")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +221,7 @@ func TestMaxPoolTies(t *testing.T) {
 }
 
 func TestMisusePanics(t *testing.T) {
-	b, err := gobackend.New("")
+	b, err := gobackend.New("ops_sequential")
 	if err != nil {
 		t.Fatal(err)
 	}
