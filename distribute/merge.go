@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/ledger"
 )
 
 // CrossReplica is the cross-replica context: code that has it runs once for all replicas. A merge function gets one, and
@@ -46,8 +48,11 @@ func (c *CrossReplica) valid(op string) error {
 //
 // An error of f is returned on every replica.
 func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Value, error) {
-	return r.mergeCall(ctx, "MergeCall", r.strategy.options.Timeout, f, args)
+	return r.mergeCall(ctx, mergeCallName, r.strategy.options.Timeout, f, args)
 }
+
+// mergeCallName is the operation of the merge calls that users make.
+const mergeCallName = "MergeCall"
 
 // MergeFunc is a function that runs once for all replicas.
 type MergeFunc = func(context.Context, *CrossReplica, ...Value) (Value, error)
@@ -58,7 +63,10 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 		return nil, err
 	}
 	s := r.strategy
-	call := &mergeCall{f, args}
+	if f == nil {
+		return nil, errorf(name, ErrInvalid, "the merge function is nil")
+	}
+	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {
 		// Another goroutine is in a merge call of this replica, or about to enter one: let the ledger say so.
 		if err := run.Acquire(r.id); err != nil {
@@ -69,7 +77,11 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	}
 	defer r.merging.Store(nil)
 	begin := r.stats.arrive(r)
-	out, err := run.Merge(ctx, r.id, timeout, func() (any, error) { return s.mergeAll(ctx) })
+	purpose := ""
+	if name != mergeCallName {
+		purpose = name
+	}
+	out, err := run.Merge(ctx, r.id, purpose, timeout, func() (any, error) { return s.mergeAll(ctx, run) })
 	if err != nil {
 		return nil, err
 	}
@@ -79,19 +91,23 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 
 // mergeCall is what one replica brings to a merge call.
 type mergeCall struct {
+	name string // of the operation that is made of the merge call
 	f    MergeFunc
 	args []Value
 }
 
 // mergeAll runs the merge function that all replicas have come for. It is called by the last of them.
-func (s *Strategy) mergeAll(ctx context.Context) (Value, error) {
+func (s *Strategy) mergeAll(ctx context.Context, run *ledger.Run) (Value, error) {
 	first := s.replicas[0].merging.Load()
 	n := len(first.args)
 	perArg := make([][]Value, n)
 	for _, r := range s.replicas {
 		call := r.merging.Load()
+		if call.name != first.name {
+			return nil, run.Fail(errorf("MergeCall", ErrMismatch, "replica %d comes for %s, replica 0 for %s", r.id, call.name, first.name))
+		}
 		if len(call.args) != n {
-			return nil, errorf("MergeCall", ErrMismatch, "replica %d gave %d arguments, replica 0 %d", r.id, len(call.args), n)
+			return nil, run.Fail(errorf(first.name, ErrMismatch, "replica %d gives %d arguments, replica 0 %d", r.id, len(call.args), n))
 		}
 		for i, arg := range call.args {
 			perArg[i] = append(perArg[i], arg)
@@ -100,8 +116,8 @@ func (s *Strategy) mergeAll(ctx context.Context) (Value, error) {
 	args := make([]Value, n)
 	for i := range args {
 		var err error
-		if args[i], err = regroup(fmt.Sprintf("MergeCall: argument %d", i), perArg[i], false); err != nil {
-			return nil, err
+		if args[i], err = regroup(fmt.Sprintf("%s: argument %d", first.name, i), perArg[i], false); err != nil {
+			return nil, run.Fail(err)
 		}
 	}
 	c := &CrossReplica{strategy: s, merge: true}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
 // Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results regrouped
@@ -97,7 +98,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	s.runs++
 	s.running.Store(true)
 	start := s.stats.now()
-	j := job{run: run, body: body}
+	j := job{run: run, body: body, contexts: make([]stepContext, len(s.workers))}
 	for _, r := range s.replicas {
 		r.run.Store(run)
 	}
@@ -113,7 +114,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 // decline ends a Run that must not take place.
 func (s *Strategy) decline(run *ledger.Run, why error) error {
 	for i := range s.devices {
-		_ = run.Do(i, func(context.Context) error { return nil })
+		_ = run.Do(i, 0, func(context.Context) error { return nil })
 	}
 	_, _ = run.Wait()
 	return why
@@ -145,15 +146,18 @@ func (s *Strategy) settle(ctx context.Context, abandoned []int, err error) error
 
 // job is one Run as a worker sees it.
 type job struct {
-	run  *ledger.Run
-	body func(context.Context, *Replica) error
+	run      *ledger.Run
+	body     func(context.Context, *Replica) error
+	contexts []stepContext // one per replica, to be filled in by its worker
 }
 
 // worker is the goroutine of one replica. It lives as long as the strategy, so that a Run starts no goroutine; a failed
 // Run, or a step that calls runtime.Goexit, costs it its place.
 type worker struct {
-	jobs chan job
-	done chan struct{} // closed when the goroutine has ended
+	replica *Replica
+	jobs    chan job
+	current job           // the one that step carries out
+	done    chan struct{} // closed when the goroutine has ended
 }
 
 // staff makes new replicas and starts a worker for each.
@@ -162,8 +166,8 @@ func (s *Strategy) staff() {
 	s.workers = make([]*worker, len(s.devices))
 	for i, d := range s.devices {
 		s.replicas[i] = newReplica(s, i, d)
-		s.workers[i] = &worker{jobs: make(chan job, 1), done: make(chan struct{})}
-		go s.workers[i].work(s.replicas[i])
+		s.workers[i] = &worker{replica: s.replicas[i], jobs: make(chan job, 1), done: make(chan struct{})}
+		go s.workers[i].work()
 	}
 }
 
@@ -181,17 +185,24 @@ func (s *Strategy) dismiss(abandoned []int) {
 	s.workers = nil
 }
 
-func (w *worker) work(r *Replica) {
+func (w *worker) work() {
 	defer close(w.done)
-	for j := range w.jobs {
-		_ = j.run.Do(r.id, func(ctx context.Context) error {
-			start := r.strategy.stats.now()
-			sc := &stepContext{ctx, &r.frame}
-			err := j.body(sc, r)
-			r.stats.step(r, start, r.strategy.stats.now())
-			return err
-		})
+	goroutine, step := stacks.ID(), w.step
+	for w.current = range w.jobs {
+		_ = w.current.run.Do(w.replica.id, goroutine, step)
 	}
+}
+
+// step is the replica's part of the current Run.
+func (w *worker) step(ctx context.Context) error {
+	r, j := w.replica, w.current
+	w.current = job{}
+	start := r.strategy.stats.now()
+	own := &j.contexts[r.id]
+	*own = stepContext{ctx, &r.frame}
+	err := j.body(own, r)
+	r.stats.step(r, start, r.strategy.stats.now())
+	return err
 }
 
 // stepContext is a step's context: its Run's, with the frame of its replica.

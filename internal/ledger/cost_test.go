@@ -28,7 +28,7 @@ func inRun(tb testing.TB, l *ledger.Ledger, f func(run *ledger.Run)) {
 	}
 	done := make(chan struct{})
 	for i := range l.Replicas() {
-		go run.Do(i, func(context.Context) error {
+		go run.Do(i, 0, func(context.Context) error {
 			if i == 0 {
 				f(run)
 				close(done)
@@ -87,9 +87,9 @@ func TestMergeDoesNotAllocate(t *testing.T) {
 	const rounds = 100
 	f := func() (any, error) { return nil, nil }
 	for i := range 2 {
-		go run.Do(i, func(ctx context.Context) error {
+		go run.Do(i, 0, func(ctx context.Context) error {
 			merge := func() {
-				if _, err := run.Merge(ctx, i, 0, f); err != nil {
+				if _, err := run.Merge(ctx, i, "", 0, f); err != nil {
 					t.Error(err)
 				}
 			}
@@ -155,9 +155,9 @@ func BenchmarkMerge(b *testing.B) {
 			}
 			f := func() (any, error) { return nil, nil }
 			for i := range n {
-				go run.Do(i, func(ctx context.Context) error {
+				go run.Do(i, 0, func(ctx context.Context) error {
 					for range b.N {
-						if _, err := run.Merge(ctx, i, 0, f); err != nil {
+						if _, err := run.Merge(ctx, i, "", 0, f); err != nil {
 							return err
 						}
 					}
@@ -183,7 +183,7 @@ func BenchmarkRun(b *testing.B) {
 		runs[i] = make(chan *ledger.Run)
 		wg.Go(func() {
 			for run := range runs[i] {
-				_ = run.Do(i, nothing)
+				_ = run.Do(i, 0, nothing)
 			}
 		})
 	}

@@ -60,9 +60,11 @@ type ReplicaReport struct {
 	// Stack is the user's part of that goroutine's stack, innermost call first.
 	Stack []Frame
 
-	executes  bool // it runs the merge function of Call
-	complete  bool // all have come to Call
-	cause     bool // Err is the cause of the failure
+	text      string  // of Err or Panic
+	callers   []Frame // the user's that called Site, of a call
+	executes  bool    // it runs the merge function of Call
+	complete  bool    // all have come to Call
+	cause     bool    // Err or Panic is the cause of the failure
 	showStack bool
 }
 
@@ -71,11 +73,11 @@ type Frame = stacks.Frame
 
 // CallReport describes a call.
 type CallReport struct {
-	Communicator string // its name; empty for merge calls
+	Communicator string // its name; empty for merge calls, and for the communicator between a strategy's replicas
 	Op           string // "all_reduce", …, "merge_call"
 	Reduce       string // "SUM", …; empty if the operation is no reduction
 	Seq          uint64 // number of the call on this communicator, from 0
-	Name         string // of the tensor, or empty
+	Name         string // of the tensor, or what a merge call is for; or empty
 	DType        tensor.DType
 	Shape        []int
 	Root         int // of a broadcast
@@ -137,20 +139,40 @@ func (r *ReplicaReport) String() string {
 	return b.String()
 }
 
-// framesShown is how many frames of a stack the text of a report has; the struct has all.
-const framesShown = 16
+// How much the text of a report shows; the struct has all.
+const (
+	framesShown = 16 // of a stack
+	framesFoot  = 3  // of these, from its foot
+	linesShown  = 12 // of the rest of an error's or a panic's text
+)
 
 func (r *ReplicaReport) write(b *strings.Builder) {
 	fmt.Fprintf(b, "replica %d (%s) %s", r.Replica, r.Device, r.doing())
-	if !r.showStack || len(r.Stack) == 0 {
-		return
+	if _, rest, more := strings.Cut(strings.TrimSpace(r.text), "\n"); more {
+		lines := strings.Split(rest, "\n")
+		for _, line := range lines[:min(len(lines), linesShown)] {
+			b.WriteString("\n      | " + strings.TrimRight(line, " \t\r"))
+		}
+		if n := len(lines) - linesShown; n > 0 {
+			fmt.Fprintf(b, "\n      | … %d more lines", n)
+		}
 	}
-	for _, frame := range r.Stack[:min(len(r.Stack), framesShown)] {
-		b.WriteString("\n      ")
-		b.WriteString(frame.String())
+	if !r.showStack || len(r.Stack) == 1 && r.Stack[0] == r.Site && !r.State.died() {
+		return // there is nothing that the line above does not say
 	}
-	if n := len(r.Stack) - framesShown; n > 0 {
-		fmt.Fprintf(b, "\n      … %d more", n)
+	// Of a deep recursion both ends tell more than the middle.
+	head, foot := r.Stack, []Frame(nil)
+	if len(head) > framesShown {
+		head, foot = head[:framesShown-framesFoot], head[len(head)-framesFoot:]
+	}
+	for _, frame := range head {
+		b.WriteString("\n      " + frame.String())
+	}
+	if len(foot) > 0 {
+		fmt.Fprintf(b, "\n      … %d more", len(r.Stack)-framesShown)
+	}
+	for _, frame := range foot {
+		b.WriteString("\n      " + frame.String())
 	}
 }
 
@@ -169,18 +191,22 @@ func (r *ReplicaReport) doing() string {
 		if r.complete {
 			verb = "is in "
 		}
-		return verb + r.Call.String() + r.place(by)
+		at := r.place(by)
+		for _, f := range r.callers {
+			at += ", from " + f.String()
+		}
+		return verb + r.Call.String() + at
 	case Returned:
 		what := "returned"
 		switch {
 		case r.cause:
 			what = "returned that error"
 		case r.Err != nil:
-			what = "returned an error (" + firstLine(r.Err.Error()) + ")"
+			what = "returned an error (" + firstLine(r.text) + ")"
 		}
 		return fmt.Sprintf("%s after %s%s", what, plural(r.Calls, "call"), r.place(" from the function at "))
 	case Panicked:
-		return "panicked" + r.inMerge() + ": " + firstLine(fmt.Sprint(r.Panic))
+		return "panicked" + r.inMerge() + ": " + firstLine(r.text)
 	case Gone:
 		return "called runtime.Goexit" + r.inMerge()
 	case Running:
@@ -226,7 +252,11 @@ func (c *CallReport) String() string {
 		b.WriteString(" " + c.Reduce)
 	}
 	b.WriteString(" #" + strconv.FormatUint(c.Seq, 10))
-	if c.Name != "" {
+	switch {
+	case c.Name == "":
+	case c.Op == mergeOp:
+		b.WriteString(" for " + c.Name)
+	default:
 		b.WriteString(" " + strconv.Quote(c.Name))
 	}
 	if c.DType.Valid() {
@@ -247,16 +277,27 @@ func (c *CallReport) String() string {
 // brief describes the call by operation and number.
 func (c *CallReport) brief() string {
 	short := CallReport{Op: c.Op, Reduce: c.Reduce, Seq: c.Seq, Communicator: c.Communicator}
+	if c.Op == mergeOp {
+		short.Name = c.Name
+	}
 	return short.String()
 }
+
+// Names that are no operation of package collective.
+const (
+	mergeOp   = "merge_call"
+	unknownOp = "call" // one whose description is gone
+)
 
 // describe returns the report of a call; call is nil if it is not known any more.
 func describe(m *Monitor, seq uint64, call *collective.Call) *CallReport {
 	switch {
+	case m.isMerge && call == nil:
+		return &CallReport{Op: mergeOp, Seq: seq}
 	case m.isMerge:
-		return &CallReport{Op: "merge_call", Seq: seq}
+		return &CallReport{Op: mergeOp, Seq: seq, Name: call.Manifest.Name}
 	case call == nil:
-		return &CallReport{Op: "call", Seq: seq, Communicator: m.name}
+		return &CallReport{Op: unknownOp, Seq: seq, Communicator: m.name}
 	}
 	c := &CallReport{Communicator: m.name, Op: call.Op.String(), Seq: seq, DType: call.Type, Root: call.Root}
 	if call.Op == collective.AllReduce {
@@ -273,8 +314,17 @@ func describe(m *Monitor, seq uint64, call *collective.Call) *CallReport {
 }
 
 func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return strings.TrimRight(line, "\r")
+}
+
+// text returns how an error or the value of a panic reads, whatever its methods do.
+func text(v any) string {
+	s := fmt.Sprint(v) // unlike Error, it survives a method that panics
+	if s == "<nil>" && v != nil {
+		return fmt.Sprintf("a nil %T in an interface, which is not nil itself: return nil instead", v)
+	}
+	return s
 }
 
 func plural(n uint64, what string) string {

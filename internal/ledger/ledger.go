@@ -44,8 +44,9 @@ type Ledger struct {
 
 	mu       sync.Mutex
 	monitors []*Monitor
-	dirty    bool     // a run failed since the monitors' counts were last reset
-	search   searcher // scratch
+	merge    *rendezvous // of the next run; a failed one leaves its own behind
+	dirty    bool        // a run failed since the monitors' counts were last reset
+	search   searcher    // scratch
 }
 
 // New returns a ledger for len(cfg.Devices) replicas, all of them idle. It panics if there is none.
@@ -56,7 +57,9 @@ func New(cfg Config) *Ledger {
 	cfg.Timeout = orDefault(cfg.Timeout, timeoutDefault)
 	cfg.Stall = orDefault(cfg.Stall, stallDefault)
 	cfg.Grace = orDefault(cfg.Grace, graceDefault)
-	return &Ledger{cfg: cfg, turn: make(chan struct{}, 1)}
+	l := &Ledger{cfg: cfg, turn: make(chan struct{}, 1)}
+	l.merge = newRendezvous(l)
+	return l
 }
 
 // orDefault returns d, the default if d is zero, and 0 (none) if d is negative.
@@ -99,6 +102,7 @@ func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 	defer l.mu.Unlock()
 	if l.dirty {
 		l.dirty = false
+		l.merge = newRendezvous(l)
 		for _, m := range l.monitors {
 			m.reset()
 		}
@@ -116,17 +120,22 @@ func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 // When a run has failed all its communicators are aborted. A monitor may then be used again for the communicator that
 // takes the old one's place, whose calls count from 0 again.
 func (l *Ledger) Monitor(name string, members []int, abort func(error)) *Monitor {
-	if members == nil {
-		members = make([]int, l.Replicas())
-		for i := range members {
-			members[i] = i
-		}
-	}
 	m := newMonitor(l, name, members, abort)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.monitors = append(l.monitors, m)
 	return m
+}
+
+// Here returns the replica of the run in progress on whose behalf the calling goroutine runs: its own goroutine, or one
+// that this one started.
+func (l *Ledger) Here() (replica int, inside bool) {
+	r := l.current.Load()
+	if r == nil {
+		return 0, false
+	}
+	replica = r.replicaHere()
+	return replica, replica >= 0
 }
 
 // awaitReport waits until the report that is being made has been.

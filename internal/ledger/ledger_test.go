@@ -94,7 +94,7 @@ func (w *world) run(ctx context.Context, step func(ctx context.Context, r replic
 	var wg sync.WaitGroup
 	for i := range w.n {
 		wg.Go(func() {
-			each[i] = run.Do(i, func(ctx context.Context) error { return step(ctx, replica{w, i, run}) })
+			each[i] = run.Do(i, 0, func(ctx context.Context) error { return step(ctx, replica{w, i, run}) })
 		})
 	}
 	abandoned, err = run.Wait()
@@ -219,7 +219,7 @@ func (w *world) works() {
 					return err
 				}
 			}
-			v, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return "merged", nil })
+			v, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return "merged", nil })
 			if v != "merged" || err != nil {
 				return fmt.Errorf("Merge returned %v, %w", v, err)
 			}
@@ -604,7 +604,7 @@ func TestCancel(t *testing.T) {
 					return context.Cause(ctx)
 				}
 				if merge {
-					_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+					_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 					return err
 				}
 				return r.comm("a").Do(ctx, vector("grads", 3))
@@ -921,7 +921,7 @@ func TestStartedCalls(t *testing.T) {
 					}
 					handles = append(handles, h)
 				}
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+				_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 				for i := range handles {
 					at := i
 					if (r.id+round)%2 == 1 {

@@ -12,10 +12,10 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// rendezvous is where the replicas of a run meet for merge calls. To the search it is one more communicator.
+// rendezvous is where the replicas meet for merge calls, run after run until one fails. To the search it is one more
+// communicator.
 type rendezvous struct {
 	monitor *Monitor
-	call    collective.Call // stands for every merge call
 	seats   []seat
 
 	// Guarded by the ledger's lock.
@@ -29,41 +29,41 @@ type rendezvous struct {
 	err   error
 }
 
-// seat is one replica's place in the rendezvous. Channel and timer are made on first use, in the goroutine that uses
-// them, so that under testing/synctest they belong to its bubble.
+// seat is one replica's place in the rendezvous.
 type seat struct {
-	woken chan struct{} // gets a token when the result is there
-	timer *time.Timer
+	call     collective.Call // stands for the merge call in reports
+	manifest collective.Manifest
+	woken    chan struct{} // gets a token when the result is there
+	timer    *time.Timer   // made on first use
 }
 
-func (m *rendezvous) init(r *Run) {
-	members := make([]int, len(r.replicas))
-	for i := range members {
-		members[i] = i
-	}
-	m.monitor = newMonitor(r.ledger, "the merge calls", members, nil)
+func newRendezvous(l *Ledger) *rendezvous {
+	m := &rendezvous{monitor: newMonitor(l, "", nil, nil), seats: make([]seat, l.Replicas())}
 	m.monitor.isMerge = true
-	m.seats = make([]seat, len(r.replicas))
 	for i := range m.seats {
-		m.seats[i].woken = make(chan struct{}, 1)
+		s := &m.seats[i]
+		s.call.Manifest, s.woken = &s.manifest, make(chan struct{}, 1)
 	}
+	return m
 }
 
 // Merge is one replica's part in a merge call: it waits until all replicas have come, the last one's goroutine runs f
 // for all of them, and all return f's value and error. Only that one f runs, so all replicas must give the same.
-// While it runs, no goroutine of another replica is outside Merge.
+// While it runs, no goroutine of another replica is outside Merge. purpose says in reports what the merge call is for; it
+// may be empty.
 //
 // timeout bounds the wait including f's run; zero means the ledger's [Config.Timeout], negative none. The wait also ends
 // when ctx does, and when the run fails; each of these is a failure of the run. So is a panic or runtime.Goexit of f,
 // while an error of f's is handed to all replicas and is no failure by itself.
-func (r *Run) Merge(ctx context.Context, replica int, timeout time.Duration, f func() (any, error)) (any, error) {
+func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout time.Duration, f func() (any, error)) (any, error) {
 	if err := r.Acquire(replica); err != nil {
 		return nil, err
 	}
 	defer r.Release(replica)
-	m := &r.merge
+	m := r.merge
 	seq := m.monitor.slots[replica].entered.Load()
-	m.monitor.Enter(replica, seq, &m.call)
+	m.seats[replica].manifest.Name = purpose
+	m.monitor.Enter(replica, seq, &m.seats[replica].call)
 	defer m.monitor.Leave(replica, seq, nil)
 	if ctx.Err() != nil {
 		return nil, m.explain(r, replica, seq, endOf(ctx), 0)
@@ -81,7 +81,7 @@ func (r *Run) Merge(ctx context.Context, replica int, timeout time.Duration, f f
 
 // arrive counts the replica in, and parks it unless it is the last.
 func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
-	l, m := r.ledger, &r.merge
+	l, m := r.ledger, r.merge
 	l.mu.Lock()
 	if failure := r.failure.Load(); failure != nil {
 		l.mu.Unlock()
@@ -118,7 +118,7 @@ func (m *rendezvous) execute(r *Run, replica int, seq uint64, f func() (any, err
 		}
 		value, err = nil, r.fail(fault{
 			kind: kind, replica: replica, monitor: m.monitor, seq: seq,
-			cause: panicCause(panicked), value: panicked, stack: userPart(firstStack(debug.Stack())),
+			cause: panicCause(panicked), value: panicked, stack: userPart(firstStack(debug.Stack()), true),
 		})
 	}()
 	value, err = f()
@@ -174,10 +174,10 @@ func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64,
 		select {
 		case <-seat.woken:
 			return m.value, m.err
-		case <-r.failed:
-			return nil, r.Err()
 		case <-ctx.Done():
 			return nil, m.explain(r, replica, seq, endOf(ctx), 0)
+		case <-r.ctx.Done(): // also when the run fails, which is then what explain returns
+			return nil, m.explain(r, replica, seq, endOf(&r.ctx), 0)
 		case <-expired:
 			if stalled {
 				return nil, m.explain(r, replica, seq, collective.ErrTimeout, timeout)
@@ -218,7 +218,7 @@ func (m *rendezvous) logStall(r *Run, replica int, seq uint64, waited time.Durat
 	}
 	executing, executor := m.executing, m.executor
 	l.mu.Unlock()
-	call := fmt.Sprintf("merge_call #%d", seq)
+	call := waiting{m.monitor, seq}.call(replica).brief()
 	if executing {
 		l.logger().Warn("merge function still runs", slog.String("call", call), slog.Duration("waited", waited),
 			slog.String("waiting", l.name(replica)), slog.String("runs on", l.name(executor)))

@@ -25,7 +25,7 @@ func TestMerge(t *testing.T) {
 		_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
 			for round := range 50 {
 				inside.Add(1)
-				v, err := r.run.Merge(ctx, r.id, 0, func() (any, error) {
+				v, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) {
 					if got := inside.Load(); got != int32(n) {
 						return nil, fmt.Errorf("%d replicas had come", got)
 					}
@@ -63,7 +63,7 @@ func TestMergeActsForAll(t *testing.T) {
 		defer w.close()
 		_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
 			for range 10 {
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) {
+				_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) {
 					for _, name := range []string{"b", "a"} {
 						calls := make([]collective.Call, n)
 						for i := range calls {
@@ -117,7 +117,7 @@ func TestMergeAgainstReduce(t *testing.T) {
 			case 0:
 				return r.comm("a").Do(ctx, vector("w", 2))
 			case 1:
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+				_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 				return err
 			}
 			<-ctx.Done() // the others compute
@@ -149,7 +149,7 @@ func TestMergeNeedsEnded(t *testing.T) {
 					synctest.Wait() // replica 1 has ended
 				}
 				// A context of its own does not keep a replica from hearing of the failure.
-				_, err := r.run.Merge(context.WithoutCancel(ctx), r.id, 0, func() (any, error) { return nil, nil })
+				_, err := r.run.Merge(context.WithoutCancel(ctx), r.id, "", 0, func() (any, error) { return nil, nil })
 				return err
 			})
 		}
@@ -163,7 +163,7 @@ func TestMergeFunctionPanics(t *testing.T) {
 			is:     []error{collective.ErrPeerLost, value},
 			reason: []string{"the merge function of merge_call #0 panicked on replica ", ": bad 3"},
 		}, func(ctx context.Context, r replica) error {
-			_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) {
+			_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) {
 				explode(value)
 				return nil, nil
 			})
@@ -183,7 +183,7 @@ func TestMergeFunctionExits(t *testing.T) {
 		defer w.close()
 		start := time.Now()
 		_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
-			_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) {
+			_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) {
 				runtime.Goexit()
 				return nil, nil
 			})
@@ -203,7 +203,7 @@ func TestMergeFunctionMakesReplicaCall(t *testing.T) {
 			is:     []error{collective.ErrBusy},
 			reason: []string{"makes a call at ", "while it is in merge_call #0: a merge function makes the calls of cross-replica context only"},
 		}, func(ctx context.Context, r replica) error {
-			_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, r.run.Acquire((r.id + 1) % n) })
+			_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, r.run.Acquire((r.id + 1) % n) })
 			return err
 		})
 	})
@@ -227,7 +227,7 @@ func TestMergeTimeout(t *testing.T) {
 			default:
 				timeout = -1
 			}
-			_, err := r.run.Merge(ctx, r.id, timeout, func() (any, error) { return nil, nil })
+			_, err := r.run.Merge(ctx, r.id, "", timeout, func() (any, error) { return nil, nil })
 			return err
 		})
 	})
@@ -238,7 +238,7 @@ func TestMergeTimeout(t *testing.T) {
 				reason: []string{"waited 1m0s in merge_call #0, whose merge function still runs"},
 				took:   time.Minute,
 			}, func(ctx context.Context, r replica) error {
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) {
+				_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) {
 					<-ctx.Done()
 					return nil, nil
 				})
@@ -257,7 +257,7 @@ func TestMergeStallReport(t *testing.T) {
 				if r.id == 0 {
 					time.Sleep(time.Minute)
 				}
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) {
+				_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) {
 					time.Sleep(3 * time.Second)
 					return nil, nil
 				})
@@ -282,14 +282,14 @@ func TestMergeStallReport(t *testing.T) {
 func TestMergeEndedContext(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		why := errors.New("stop")
-		fails(t, n, ledger.Config{}, want{is: []error{why, context.Canceled}, reason: []string{"replica 1 (CPU:1) waited in merge_call #0"}},
+		fails(t, n, ledger.Config{}, want{is: []error{why, context.Canceled}, reason: []string{"replica 1 (CPU:1) gave up in merge_call #0"}},
 			func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					var cancel context.CancelCauseFunc
 					ctx, cancel = context.WithCancelCause(ctx)
 					cancel(why)
 				}
-				_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+				_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 				return err
 			})
 	})

@@ -36,7 +36,14 @@ type slot struct {
 	_ [64]byte // the next rank's counts are on another cache line
 }
 
+// newMonitor returns a monitor; nil members means that rank i is replica i.
 func newMonitor(l *Ledger, name string, members []int, abort func(error)) *Monitor {
+	if members == nil {
+		members = make([]int, l.Replicas())
+		for i := range members {
+			members[i] = i
+		}
+	}
 	m := &Monitor{ledger: l, name: name, members: members, abort: abort, slots: make([]slot, len(members))}
 	m.ranks = slices.Repeat([]int{-1}, l.Replicas())
 	for rank, replica := range members {

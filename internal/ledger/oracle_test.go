@@ -218,7 +218,7 @@ func play(t *testing.T, p program) (took time.Duration, each []error, err error)
 			}
 			var err error
 			if m.room == len(p.rooms) {
-				_, err = r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+				_, err = r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 			} else {
 				err = rank[m.room][r.id].Do(ctx, vector("w", m.size))
 			}

@@ -25,6 +25,22 @@ type fault struct {
 	waited  time.Duration  // before a deadline, if known
 	value   any            // of a panic in a merge function
 	stack   []stacks.Frame // of one
+	text    string         // of the cause or the value, made before the lock was taken
+}
+
+// say returns the text of what is behind a fault. It calls methods of the user's, so the caller does not hold the lock.
+func (f fault) say() string {
+	switch {
+	case f.kind == faultMergePanicked:
+		return text(f.value)
+	case f.cause == nil:
+		return ""
+	case f.kind == faultFound && ofContext(f.cause), f.kind == faultLeft:
+		return text(root(f.cause))
+	case f.kind == faultFound:
+		return detail(f.cause)
+	}
+	return text(f.cause)
 }
 
 type faultKind uint8
@@ -87,7 +103,7 @@ func (r *Run) nested(replica int) error {
 func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	them := &r.replicas[replica]
 	out.Replica, out.Device, out.State = replica, r.ledger.cfg.Devices[replica], them.state
-	out.Err, out.Panic, out.Stack = them.err, them.value, them.stack
+	out.Err, out.Panic, out.text, out.Stack = them.err, them.value, them.text, them.stack
 	out.Calls = r.callsLeft(replica) - them.before
 	if them.state.Ended() {
 		out.showStack = them.state.died()
@@ -100,11 +116,11 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 		return
 	}
 	if f.replica == replica && (f.kind == faultMergePanicked || f.kind == faultMergeGone) {
-		out.State, out.Panic, out.Stack, out.showStack = Gone, f.value, f.stack, true
+		out.State, out.Panic, out.text, out.Stack, out.showStack = Gone, f.value, f.text, f.stack, true
 		if f.kind == faultMergePanicked {
 			out.State = Panicked
 		}
-		out.Call, out.Site = describe(f.monitor, f.seq, nil), firstUser(out.Stack)
+		out.Call, out.Site = waiting{f.monitor, f.seq}.call(replica), firstUser(out.Stack)
 		return
 	}
 	w, call := r.callOf(replica, f)
@@ -125,7 +141,12 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 		}
 		out.Other = g.ID != them.goroutine.Load()
 		out.Site = siteOf(g)
-		out.Stack = userPart(g.Frames)
+		out.Stack = userPart(g.Frames, false)
+		if call != nil {
+			out.callers = callers(out.Stack, out.Site)
+		} else if inLibrary(g) {
+			out.Block = "" // it is on its way into a call or out of one
+		}
 	}
 	out.showStack = out.State == Running && f.wantsStacks() || out.executes
 }
@@ -199,18 +220,17 @@ func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []erro
 	case faultStuck:
 		return r.reasonStuck(f.chain)
 	case faultReturned:
-		return fmt.Sprintf("%s returned an error: %s", name(f.replica), firstLine(f.cause.Error())), nil
+		return fmt.Sprintf("%s returned an error: %s", name(f.replica), firstLine(f.text)), nil
 	case faultPanicked:
-		value := r.replicas[f.replica].value
-		return fmt.Sprintf("%s panicked: %s", name(f.replica), firstLine(fmt.Sprint(value))), []error{collective.ErrPeerLost}
+		return fmt.Sprintf("%s panicked: %s", name(f.replica), firstLine(f.text)), []error{collective.ErrPeerLost}
 	case faultGone:
 		return name(f.replica) + " called runtime.Goexit", []error{collective.ErrPeerLost}
 	case faultMergePanicked:
-		return fmt.Sprintf("the merge function of merge_call #%d panicked on %s: %s",
-			f.seq, name(f.replica), firstLine(fmt.Sprint(f.value))), []error{collective.ErrPeerLost}
+		return fmt.Sprintf("the merge function of %s panicked on %s: %s",
+			waiting{f.monitor, f.seq}.call(f.replica).brief(), name(f.replica), firstLine(f.text)), []error{collective.ErrPeerLost}
 	case faultMergeGone:
-		return fmt.Sprintf("the merge function of merge_call #%d called runtime.Goexit on %s",
-			f.seq, name(f.replica)), []error{collective.ErrPeerLost}
+		return fmt.Sprintf("the merge function of %s called runtime.Goexit on %s",
+			waiting{f.monitor, f.seq}.call(f.replica).brief(), name(f.replica)), []error{collective.ErrPeerLost}
 	case faultOpenCall:
 		w := waiting{f.monitor, f.seq}
 		return fmt.Sprintf("%s returned while its call %s was under way: a started call must be awaited, and one "+
@@ -218,11 +238,11 @@ func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []erro
 	case faultBusy:
 		return r.reasonBusy(f, replicas, v), nil
 	case faultLeft:
-		return fmt.Sprintf("%s, but %s did not end: it %s", rootText(f.cause), name(f.replica), replicas[f.replica].doing()), nil
+		return fmt.Sprintf("%s, but %s did not end: it %s", firstLine(f.text), name(f.replica), replicas[f.replica].doing()), nil
 	case faultFound:
 		return r.reasonFound(f, replicas)
 	}
-	return firstLine(f.cause.Error()), nil
+	return firstLine(f.text), nil
 }
 
 func (r *Run) reasonStuck(chain []hop) (string, []error) {
@@ -283,39 +303,63 @@ func (r *Run) reasonBusy(f fault, replicas []ReplicaReport, v *view) string {
 
 func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 	if f.replica < 0 {
-		return f.cause.Error(), nil
+		return f.text, nil
 	}
 	name, w := r.ledger.name, waiting{f.monitor, f.seq}
 	switch {
 	case errors.Is(f.cause, collective.ErrMismatch):
-		if other, differs := r.differing(f); differs {
-			return fmt.Sprintf("the calls differ: %s makes %s, %s makes %s", name(f.replica), w.call(f.replica),
-				name(other), w.call(other)), nil
+		if differing := r.differing(f); differing != "" {
+			return "the calls differ: " + differing, nil
 		}
+	case ofContext(f.cause):
+		var kinds []error
+		if errors.Is(f.cause, context.DeadlineExceeded) {
+			kinds = []error{collective.ErrTimeout, context.DeadlineExceeded}
+		}
+		absent := r.absent(f, replicas)
+		if strings.HasPrefix(absent, " for ") {
+			absent = ", waiting" + absent
+		}
+		return fmt.Sprintf("%s: %s gave up in %s%s", firstLine(f.text), name(f.replica), w.call(f.replica).brief(), absent), kinds
 	case errors.Is(f.cause, collective.ErrTimeout):
-		waited := ""
-		if f.waited > 0 {
-			waited = " " + f.waited.String()
-		}
-		return fmt.Sprintf("deadline exceeded: %s waited%s in %s%s", name(f.replica), waited,
+		return fmt.Sprintf("deadline exceeded: %s waited%s in %s%s", name(f.replica), f.timeout(),
 				w.call(f.replica).brief(), r.absent(f, replicas)),
 			[]error{collective.ErrTimeout, context.DeadlineExceeded}
-	case errors.Is(f.cause, context.Canceled), errors.Is(f.cause, context.DeadlineExceeded):
-		return fmt.Sprintf("%s: %s waited in %s%s", rootText(f.cause), name(f.replica),
-			w.call(f.replica).brief(), r.absent(f, replicas)), nil
 	}
-	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), detail(f.cause)), nil
+	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), f.text), nil
 }
 
-// rootText returns the text of the innermost error of a chain, without what those around it say of the call.
-func rootText(err error) string {
+// timeout returns how long the call of a fault waited until its deadline, with a blank before it, or nothing.
+func (f fault) timeout() string {
+	d := f.waited
+	if d == 0 {
+		if call := f.monitor.slots[f.monitor.rank(f.replica)].call(f.seq); call != nil && call.Options != nil {
+			d = call.Options.Timeout
+		}
+	}
+	if d <= 0 {
+		return ""
+	}
+	return " " + d.String()
+}
+
+// ofContext reports whether an error that the collective layer or a merge call found is the end of a context.
+func ofContext(err error) bool {
+	if e, ok := err.(*collective.Error); ok {
+		err = e.Err // its kind says DeadlineExceeded of every deadline
+	}
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// root returns the innermost error of a chain, without those that say of the call what the report says anyway.
+func root(err error) error {
 	for {
 		inner := errors.Unwrap(err)
 		if e, ok := err.(*collective.Error); ok {
 			inner = e.Err
 		}
 		if inner == nil {
-			return firstLine(err.Error())
+			return err
 		}
 		err = inner
 	}
@@ -326,26 +370,59 @@ func detail(err error) string {
 	e, ok := err.(*collective.Error)
 	switch {
 	case !ok:
-		return firstLine(err.Error())
+		return firstLine(text(err))
 	case e.Err == nil:
 		return e.Kind.Error()
 	}
-	return firstLine(fmt.Sprintf("%v: %v", e.Kind, e.Err))
+	return firstLine(e.Kind.Error() + ": " + text(e.Err))
 }
 
-// differing returns a replica whose call of the same number reads differently from that of the one that found it.
-func (r *Run) differing(f fault) (replica int, differs bool) {
+// differing says which replicas make which call, the call of fewest first: it is the likely culprit's. It returns nothing
+// if the calls read the same.
+func (r *Run) differing(f fault) string {
 	w := waiting{f.monitor, f.seq}
-	mine := w.call(f.replica).String()
-	for rank, other := range f.monitor.members {
-		if other < 0 || f.monitor.slots[rank].entered.Load() <= f.seq {
+	var calls []string
+	makers := map[string][]int{}
+	for rank, replica := range f.monitor.members {
+		if replica < 0 || f.monitor.slots[rank].entered.Load() <= f.seq {
 			continue
 		}
-		if theirs := w.call(other); theirs.Op != "call" && theirs.String() != mine {
-			return other, true
+		call := w.call(replica)
+		if call.Op == unknownOp {
+			continue
 		}
+		text := call.String()
+		if makers[text] == nil {
+			calls = append(calls, text)
+		}
+		makers[text] = append(makers[text], replica)
 	}
-	return 0, false
+	if len(calls) < 2 {
+		return ""
+	}
+	slices.SortStableFunc(calls, func(a, b string) int { return len(makers[a]) - len(makers[b]) })
+	for i, text := range calls {
+		who := makers[text]
+		verb := " makes "
+		if len(who) > 1 {
+			verb = " make "
+		}
+		calls[i] = r.names(who) + verb + text
+	}
+	return strings.Join(calls, ", ")
+}
+
+// names lists replicas, the first few by name.
+func (r *Run) names(replicas []int) string {
+	const shown = 4
+	names := make([]string, 0, shown)
+	for _, replica := range replicas[:min(len(replicas), shown)] {
+		names = append(names, r.ledger.name(replica))
+	}
+	if n := len(replicas) - shown; n > 0 {
+		return strings.Join(names, ", ") + fmt.Sprintf(" and %d more", n)
+	}
+	return strings.Join(names, ", ")
 }
 
 // absent says who has not come to the call of a fault, and why if that is known.
@@ -365,15 +442,7 @@ func (r *Run) absent(f fault, replicas []ReplicaReport) string {
 	case 1:
 		return fmt.Sprintf(" for %s, which %s", r.ledger.name(absent[0]), replicas[absent[0]].doing())
 	}
-	const shown = 4
-	names := make([]string, 0, shown+1)
-	for _, replica := range absent[:min(len(absent), shown)] {
-		names = append(names, r.ledger.name(replica))
-	}
-	if n := len(absent) - shown; n > 0 {
-		names = append(names, fmt.Sprintf("%d more", n))
-	}
-	return " for " + strings.Join(names, ", ")
+	return " for " + r.names(absent)
 }
 
 // stepSite returns where the user's function was declared.

@@ -107,15 +107,15 @@ func TestReportText(t *testing.T) {
 				return waitFor(ctx, lock)
 			}
 			time.Sleep(50 * time.Second)
-			_, err := r.run.Merge(ctx, r.id, 0, func() (any, error) { return nil, nil })
+			_, err := r.run.Merge(ctx, r.id, "", 0, func() (any, error) { return nil, nil })
 			return err
 		})
 		// Replica 3 comes to its merge call before the deadline, which ends it all.
 		const want = `the replicas wait for each other: replica 0 (CPU:0) waits for replica 3 in all_reduce SUM #0 on a, replica 3 (CPU:3) waits for replica 0 in merge_call #0
-  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.1)
+  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.1), from ledger_test.go:N (ledger_test.(*world).run.func1.1)
   replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called by goroutine N at report_test.go:N (ledger_test.TestReportText.func1.1.1)
   replica 2 (CPU:2) is blocked at report_test.go:N (ledger_test.waitFor) [select]
-  replica 3 (CPU:3) waits in merge_call #0, called at report_test.go:N (ledger_test.TestReportText.func1.1)`
+  replica 3 (CPU:3) waits in merge_call #0, called at report_test.go:N (ledger_test.TestReportText.func1.1), from ledger_test.go:N (ledger_test.(*world).run.func1.1)`
 		if got := anonymous(err); got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
 		}
@@ -134,8 +134,8 @@ func TestReportText(t *testing.T) {
 			return r.comm("a").Do(ctx, vector("dense/kernel", 6))
 		})
 		const late = `deadline exceeded: replica 0 (CPU:0) waited in all_reduce SUM #0 on a for replica 2 (CPU:2), replica 3 (CPU:3)
-  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.2)
-  replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.2)
+  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.2), from ledger_test.go:N (ledger_test.(*world).run.func1.1)
+  replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.2), from ledger_test.go:N (ledger_test.(*world).run.func1.1)
   replica 2 (CPU:2) is blocked at report_test.go:N (ledger_test.waitFor) [select]
       report_test.go:N (ledger_test.waitFor)
       report_test.go:N (ledger_test.TestReportText.func1.2)

@@ -16,19 +16,18 @@ import (
 type Run struct {
 	ledger *Ledger
 	step   any
-	ctx    context.Context
+	ctx    runContext
 	cancel context.CancelCauseFunc
 
 	replicas []replica
-	merge    rendezvous
+	merge    *rendezvous
 	failure  atomic.Pointer[StepError]
-	failed   chan struct{} // closed when failure is set
-	told     chan struct{} // closed when, after that, all communicators have been aborted
 	ended    chan struct{} // closed when the last replica has ended
 
 	// Guarded by the ledger's lock.
-	running int  // replicas that have not ended
-	over    bool // Wait returns: what fails now concerns nobody else
+	told    chan struct{} // made with failure; closed when, after that, all communicators have been aborted
+	running int           // replicas that have not ended
+	over    bool          // Wait returns: what fails now concerns nobody else
 	aborts  []func(error)
 }
 
@@ -44,6 +43,7 @@ type replica struct {
 	state State   // Idle, Running, or how it ended
 	err   error   // what it returned
 	value any     // of the panic
+	text  string  // of one of these
 	stack []stacks.Frame
 
 	_ [64]byte // the next replica's marks are on another cache line
@@ -55,7 +55,20 @@ type waiting struct {
 	seq     uint64
 }
 
+// runContext is the context of a run: it leads to the run, and ends with its first failure.
+type runContext struct {
+	context.Context
+	run *Run
+}
+
 type runKey struct{}
+
+func (c *runContext) Value(key any) any {
+	if key == (runKey{}) {
+		return c.run
+	}
+	return c.Context.Value(key)
+}
 
 // newRun returns a run that has not begun. The caller holds the lock.
 func newRun(ctx context.Context, l *Ledger, step any) *Run {
@@ -63,14 +76,12 @@ func newRun(ctx context.Context, l *Ledger, step any) *Run {
 		ledger:   l,
 		step:     step,
 		replicas: make([]replica, l.Replicas()),
-		failed:   make(chan struct{}),
-		told:     make(chan struct{}),
+		merge:    l.merge,
 		ended:    make(chan struct{}),
 		running:  l.Replicas(),
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	r.ctx, r.cancel = context.WithValue(ctx, runKey{}, r), cancel
-	r.merge.init(r)
+	r.ctx.Context, r.cancel = context.WithCancelCause(ctx)
+	r.ctx.run = r
 	for i := range r.replicas {
 		r.replicas[i].before = r.callsLeft(i)
 	}
@@ -79,15 +90,21 @@ func newRun(ctx context.Context, l *Ledger, step any) *Run {
 
 // Context returns the context of the run, derived from the one that Begin got. The first failure cancels it with the
 // *[StepError] as its cause; so does the end of [Run.Wait], with [context.Canceled].
-func (r *Run) Context() context.Context { return r.ctx }
+func (r *Run) Context() context.Context { return &r.ctx }
 
 // Do runs f as a replica's part of the step on the calling goroutine, and tells the ledger how it ended. It must be
 // called exactly once per replica and run. A panic in f is caught; runtime.Goexit goes on after it is noted. If f
 // returns an error, panics or exits, the run has failed: that is the failure that every replica gets, unless another
 // came first. Do returns the run's failure so far, or nil.
-func (r *Run) Do(replica int, f func(ctx context.Context) error) (failure error) {
+//
+// goroutine is the calling goroutine's number, which [stacks.ID] tells at a price: a goroutine that takes part in many runs
+// asks once. Do asks if it is 0.
+func (r *Run) Do(replica int, goroutine uint64, f func(ctx context.Context) error) (failure error) {
 	me := &r.replicas[replica]
-	me.goroutine.Store(stacks.ID())
+	if goroutine == 0 {
+		goroutine = stacks.ID()
+	}
+	me.goroutine.Store(goroutine)
 	r.start(replica)
 	normal := false
 	defer func() {
@@ -100,10 +117,10 @@ func (r *Run) Do(replica int, f func(ctx context.Context) error) (failure error)
 			state = Panicked
 		}
 		// The deferred call stands on top of the panicking frames, so its stack has them.
-		r.end(replica, ending{state: state, value: value, stack: userPart(firstStack(debug.Stack()))})
+		r.end(replica, ending{state: state, value: value, stack: userPart(firstStack(debug.Stack()), true)})
 		failure = r.Err()
 	}()
-	err := f(r.ctx)
+	err := f(&r.ctx)
 	normal = true
 	r.end(replica, ending{state: Returned, err: err})
 	return r.Err()
@@ -152,21 +169,22 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	case <-r.ended:
 	case <-r.ctx.Done(): // after a failure, too
 		if abandoned = r.waitGrace(); len(abandoned) > 0 && r.Err() == nil {
-			r.fail(fault{kind: faultLeft, replica: abandoned[0], cause: endOf(r.ctx)})
+			r.fail(fault{kind: faultLeft, replica: abandoned[0], cause: endOf(&r.ctx)})
 		}
 	}
 	l := r.ledger
 	l.mu.Lock()
 	r.over = true
 	err = r.Err()
+	told := r.told
 	l.mu.Unlock()
 	if err != nil {
-		<-r.told // nothing may abort the communicators that take the place of the old ones
+		<-told // nothing may abort the communicators that take the place of the old ones
+	} else {
+		r.merge.value, r.merge.err = nil, nil
 	}
 	r.cancel(nil)
-	l.mu.Lock()
 	l.current.Store(nil)
-	l.mu.Unlock()
 	<-l.turn
 	return abandoned, err
 }
@@ -208,15 +226,23 @@ type ending struct {
 	state State
 	err   error
 	value any
+	text  string // of err or value
 	stack []stacks.Frame
 }
 
 // end notes the end of a replica and looks for what it means for the others.
 func (r *Run) end(replica int, e ending) {
+	// The user's methods are called before the lock is taken: they may do anything.
+	switch {
+	case e.state == Panicked:
+		e.text = text(e.value)
+	case e.err != nil:
+		e.text = text(e.err)
+	}
 	l := r.ledger
 	l.mu.Lock()
 	me := &r.replicas[replica]
-	me.state, me.err, me.value, me.stack = e.state, e.err, e.value, e.stack
+	me.state, me.err, me.value, me.text, me.stack = e.state, e.err, e.value, e.text, e.stack
 	me.busy.Store(true) // no call may begin any more
 	failure := r.failure.Load()
 	spread := false
@@ -241,11 +267,11 @@ func (r *Run) end(replica int, e ending) {
 func (r *Run) judgeEnd(replica int, e ending) (fault, bool) {
 	switch {
 	case e.state == Panicked:
-		return fault{kind: faultPanicked, replica: replica, cause: panicCause(e.value)}, true
+		return fault{kind: faultPanicked, replica: replica, cause: panicCause(e.value), text: e.text}, true
 	case e.state == Gone:
 		return fault{kind: faultGone, replica: replica}, true
 	case e.err != nil:
-		return fault{kind: faultReturned, replica: replica, cause: e.err}, true
+		return fault{kind: faultReturned, replica: replica, cause: e.err, text: e.text}, true
 	}
 	if m, seq, open := r.openCall(replica); open {
 		return fault{kind: faultOpenCall, replica: replica, monitor: m, seq: seq, cause: collective.ErrInvalid}, true
@@ -278,6 +304,7 @@ func (r *Run) openCall(replica int) (m *Monitor, seq uint64, open bool) {
 
 // fail makes f the failure of the run, unless it has one, and tells everybody. The caller does not hold the lock.
 func (r *Run) fail(f fault) *StepError {
+	f.text = f.say()
 	r.ledger.mu.Lock()
 	failure := r.failure.Load()
 	spread := failure == nil
@@ -295,8 +322,8 @@ func (r *Run) fail(f fault) *StepError {
 // it has given it up.
 func (r *Run) failLocked(f fault) *StepError {
 	failure := r.report(f)
+	r.told = make(chan struct{})
 	r.failure.Store(failure)
-	close(r.failed)
 	if !r.over {
 		r.ledger.dirty = true
 		for _, m := range r.ledger.monitors {
@@ -308,8 +335,8 @@ func (r *Run) failLocked(f fault) *StepError {
 	return failure
 }
 
-// spread ends every wait of the run: those for merge calls have seen the failed channel, those of communicators are
-// aborted, and the user's own code may watch its context. It is called once, without the lock.
+// spread ends every wait of the run: those for merge calls, and the user's own code, watch its context, those of
+// communicators are aborted. It is called once, without the lock.
 func (r *Run) spread(failure *StepError) {
 	r.cancel(failure)
 	for _, abort := range r.aborts {

@@ -3,6 +3,7 @@ package ledger
 import (
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -100,10 +101,27 @@ func firstUser(frames []stacks.Frame) Frame {
 	return Frame{}
 }
 
-// userPart cuts off what is not the user's at both ends of a stack: the panic or exit that a deferred call looks back
-// on and the library's calls at the top, the library's and the goroutine's start at the foot. What is not the
-// user's in between stays, and so does what the user's code blocks in. A stack without any of the user's calls stays whole.
-func userPart(frames []stacks.Frame) []stacks.Frame {
+// callers returns the next user's frames that led to a call's site: a helper's caller tells more than the helper.
+func callers(frames []stacks.Frame, site Frame) []Frame {
+	const shown = 2
+	var out []Frame
+	seen := false
+	for _, f := range frames {
+		switch {
+		case f == site:
+			seen = true
+		case seen && len(out) < shown && !isStandard(f) && !isLibrary(f):
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// userPart cuts off what is not the user's at both ends of a stack: the runtime's calls and, unless it died there, the
+// library's at the top, of the standard library's all but the one that the user made, and at the foot what called the
+// user's function. What is not the user's in between stays, except for the layers that every call goes through. A stack
+// without any of the user's calls stays whole.
+func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 	for i, f := range frames {
 		if f.Func == "panic" || f.Func == "runtime.Goexit" {
 			frames = frames[i+1:]
@@ -123,18 +141,22 @@ func userPart(frames []stacks.Frame) []stacks.Frame {
 	for foot > 0 && isLibrary(frames[foot-1]) {
 		foot--
 	}
-	top := 0
-	for i := range foot {
-		if isLibrary(frames[i]) {
-			top = i + 1
-		} else if !isStandard(frames[i]) {
-			break
-		}
-	}
-	if top >= foot {
+	first := slices.IndexFunc(frames[:foot], func(f stacks.Frame) bool { return !isStandard(f) && !isLibrary(f) })
+	if first < 0 {
 		return frames
 	}
-	return frames[top:foot]
+	out := make([]stacks.Frame, 0, foot)
+	if died {
+		out = append(out, frames[:first]...)
+	} else if first > 0 && isStandard(frames[first-1]) {
+		out = append(out, frames[first-1])
+	}
+	for _, f := range frames[first:foot] {
+		if !isLibrary(f) || !isCore(f) {
+			out = append(out, f)
+		}
+	}
+	return out
 }
 
 // isLibrary reports whether a frame is of Lockstep itself: its module's packages, except commands, examples and
