@@ -14,7 +14,7 @@ type Device struct {
 	Job     string // "" if not given
 	Replica int    // -1 if not given
 	Task    int    // -1 if not given
-	Kind    string // "CPU", "GPU", "TPU"; "" if not given
+	Kind    string // "CPU", "GPU", "TPU" or another that an engine has; "" if not given
 	Index   int    // among the devices of its kind; -1 if not given
 }
 
@@ -22,7 +22,8 @@ type Device struct {
 var localCPU = Device{Job: "localhost", Kind: "CPU"}
 
 // ParseDevice parses a device string: a short form such as "CPU:0", "/gpu:1" or "cpu", or any part of the full
-// "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index open.
+// "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index open. The short form has CPU, GPU and TPU; other kinds
+// of device need the full "/device:KIND:0".
 func ParseDevice(s string) (Device, error) {
 	d := Device{Replica: -1, Task: -1, Index: -1}
 	bad := func(format string, args ...any) (Device, error) {
@@ -52,8 +53,8 @@ func ParseDevice(s string) (Device, error) {
 			if key == "device" {
 				fields = fields[1:]
 			}
-			if !isDeviceKind(fields[0]) {
-				return bad("unknown device type '%s' in the device spec '%s': want CPU, GPU or TPU", fields[0], s)
+			if !isIdentifier(fields[0]) {
+				return bad("'%s' in the device spec '%s' is no type of device: want a name such as CPU, GPU or TPU", fields[0], s)
 			}
 			d.Kind = strings.ToUpper(fields[0])
 			if len(fields) == 2 {
@@ -146,8 +147,20 @@ func parseIndex(s string) (int, error) {
 	return n, nil
 }
 
+// isDeviceKind reports whether a short form may begin so.
 func isDeviceKind(s string) bool {
 	return strings.EqualFold(s, "CPU") || strings.EqualFold(s, "GPU") || strings.EqualFold(s, "TPU")
+}
+
+// isIdentifier reports whether s is a letter, followed by letters, digits and underscores.
+func isIdentifier(s string) bool {
+	for i, r := range s {
+		letter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+		if !letter && (i == 0 || r != '_' && (r < '0' || r > '9')) {
+			return false
+		}
+	}
+	return s != ""
 }
 
 // canonicalDevices parses a strategy's list of devices: all of them known, local and different.

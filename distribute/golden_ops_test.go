@@ -310,16 +310,6 @@ func goldenBatchReduceTo(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"values": out}, err
 }
 
-// perReplicaArg returns the replicas' values as one argument of Run.
-func (g *goldenRun) perReplicaArg() (distribute.Value, []any, error) {
-	values, err := g.inputs("per_replica", true)
-	if err != nil {
-		return nil, nil, err
-	}
-	arg, err := distribute.Regroup(values)
-	return arg, values, err
-}
-
 func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 	s, err := g.strategy()
 	if err != nil {
@@ -333,9 +323,12 @@ func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, values, err := g.perReplicaArg() // TensorFlow was given them as one argument, so their structures are the same
+	values, err := g.inputs("per_replica", true)
 	if err != nil {
 		return nil, err
+	}
+	if _, err := distribute.Regroup(values); err != nil {
+		return nil, err // TensorFlow was given one argument, of one structure
 	}
 	out, err := distribute.RunTyped(g.Context(), s, func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
 		return r.AllReduce(ctx, op, v, o)
@@ -377,7 +370,7 @@ var runFunctions = map[string]struct {
 				return 2 * x, nil
 			case *tensor.Tensor:
 				if x.DType() == tensor.Bool {
-					return x, nil // the product of bools is their conjunction, and 2 is true
+					return x.Clone(), nil // the product of bools is their conjunction, and 2 is true
 				}
 				return addAll(ctx, x, x)
 			}
@@ -613,9 +606,21 @@ func goldenValuesFromFunction(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": out, "local_results": s.LocalResults(out)}, nil
 }
 
+// goldenRegroup regroups as TensorFlow was asked to: leaves are wrapped also where they are the same on all replicas.
 func goldenRegroup(g *goldenRun) (map[string]any, error) {
-	arg, _, err := g.perReplicaArg()
-	return map[string]any{"value": arg}, err
+	values, err := g.inputs("per_replica", true)
+	if err != nil {
+		return nil, err
+	}
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: len(values)})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	out, err := s.DistributeValuesFromFunction(g.Context(), func(c distribute.ValueContext) (distribute.Value, error) {
+		return values[c.ReplicaID], nil
+	})
+	return map[string]any{"value": out}, err
 }
 
 func goldenSelectReplica(g *goldenRun) (map[string]any, error) {
@@ -722,31 +727,28 @@ func goldenTrainLoop(g *goldenRun) (map[string]any, error) {
 			losses = append(losses, loss)
 		}
 	}
-	return map[string]any{"losses": losses, "w": s.LocalResults(w)}, nil
+	return map[string]any{"losses": losses, "w": w.Values()}, nil
 }
 
-// linearLoss returns sum((x*w - y)^2)/batch and its gradient with respect to w.
+// linearLoss returns sum((x*w - y)^2)/batch and its gradient with respect to w, rounded at each step as TensorFlow's are.
 func linearLoss(w, x, y *tensor.Tensor, batch int) (loss, gradient *tensor.Tensor) {
-	ws, xs, ys := w.Float64s(), x.Float64s(), y.Float64s()
-	sum, grad := 0.0, make([]float64, len(ws))
-	for i, want := range ys {
+	ws, xs := tensor.Data[float32](w), tensor.Data[float32](x)
+	gradient = tensor.New(tensor.Float32, len(ws))
+	g := tensor.Data[float32](gradient)
+	sum, n := float32(0), float32(batch)
+	for i, want := range tensor.Data[float32](y) {
 		row := xs[i*len(ws) : (i+1)*len(ws)]
-		err := -want
+		predicted := float32(0)
 		for j, v := range row {
-			err += v * ws[j]
+			predicted += v * ws[j]
 		}
+		err := predicted - want
 		sum += err * err
 		for j, v := range row {
-			grad[j] += 2 * err * v / float64(batch)
+			g[j] += v * (2 * err / n)
 		}
 	}
-	gradient = tensor.New(w.DType(), w.Shape()...)
-	for j, v := range grad {
-		setNumber(gradient, j, v)
-	}
-	loss = tensor.New(w.DType())
-	setNumber(loss, 0, sum/float64(batch))
-	return loss, gradient
+	return tensor.Scalar(sum / n), gradient
 }
 
 // parseEnum finds a constant by its name.

@@ -208,6 +208,47 @@ func TestReduceOverAxes(t *testing.T) {
 	})
 }
 
+func TestReduceListOverAxis(t *testing.T) {
+	s := mirrored(t, 2)
+	a := distribute.NewPerReplica(tensor.From([]float32{1, 2}), tensor.From([]float32{3, 4}))
+	b := distribute.NewPerReplica(tensor.From([]float32{10, 20}), tensor.From([]float32{30, 40}))
+	out, err := s.Reduce(t.Context(), distribute.Sum, []any{a, b}, distribute.ReduceOptions{Axis: []int{0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := tensor.From([]float32{44, 66}); !out.(*tensor.Tensor).Equal(want) {
+		t.Errorf("got %v, want %v", out, want)
+	}
+	short := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{1}))
+	_, err = s.Reduce(t.Context(), distribute.Sum, []any{a, short}, distribute.ReduceOptions{Axis: []int{0}})
+	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "item 1 of the list is float32(1,), item 0 float32(2,)") {
+		t.Errorf("got %v, want ErrInvalid that says which item differs", err)
+	}
+}
+
+func TestMeanOfOneComponent(t *testing.T) {
+	v := distribute.NewPerReplica(tensor.From([]int32{3}))
+	for _, c := range []struct {
+		to   distribute.At
+		want *tensor.Tensor
+	}{
+		{"CPU:0", tensor.From([]int32{3})}, // stays where and as it is
+		{"CPU:1", tensor.From([]float64{3})},
+	} {
+		out, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, v, c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !out.(*tensor.Tensor).Equal(c.want) {
+			t.Errorf("to %s: got %v, want %v", c.to, out, c.want)
+		}
+	}
+	_, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, distribute.NewPerReplica(true), distribute.At("CPU:1"))
+	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "bool is not in the list of allowed values") {
+		t.Errorf("a bool: got %v", err)
+	}
+}
+
 func TestReduceErrors(t *testing.T) {
 	s, other := mirrored(t, 2), mirrored(t, 2)
 	ctx := t.Context()
@@ -243,6 +284,9 @@ func TestReduceErrors(t *testing.T) {
 	}
 	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("")); err == nil || !strings.Contains(err.Error(), "destinations can not be empty") {
 		t.Errorf("no destination: got %v", err)
+	}
+	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("/job:worker/task:1/cpu:0")); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "belongs to another worker") {
+		t.Errorf("another worker's destination: got %v", err)
 	}
 	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.Like(3)); err == nil || !strings.Contains(err.Error(), "destinations must be one of a") {
 		t.Errorf("a number as destination: got %v", err)

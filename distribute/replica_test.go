@@ -100,6 +100,30 @@ func TestStructsAndMapsInAllReduce(t *testing.T) {
 	}
 }
 
+func TestNestsThatDifferInAllReduce(t *testing.T) {
+	x := tensor.From([]float32{1, 2})
+	one := func(key string) any { return map[string]*tensor.Tensor{key: x} }
+	for _, c := range []struct {
+		name string
+		ops  distribute.CrossDeviceOps
+		nest func(id int) any
+	}{
+		{"keys", nil, func(id int) any { return one([]string{"a", "b"}[id]) }},
+		{"depth", nil, func(id int) any { return []any{x, []any{x}}[id] }},
+		{"keys, the user's operations", distribute.ReductionToOneDevice{}, func(id int) any { return one([]string{"a", "b"}[id]) }},
+		{"depth, the user's operations", distribute.ReductionToOneDevice{}, func(id int) any { return []any{x, []any{x}}[id] }},
+	} {
+		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = c.ops })
+		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.AllReduce(ctx, distribute.Sum, c.nest(r.ID()))
+			return err
+		})
+		if !errors.Is(err, distribute.ErrMismatch) || !strings.Contains(err.Error(), "differ") {
+			t.Errorf("%s: got %v, want ErrMismatch", c.name, err)
+		}
+	}
+}
+
 func TestConcurrentMergeCallsInOrder(t *testing.T) {
 	s := mirrored(t, 4)
 	var log []int

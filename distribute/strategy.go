@@ -261,7 +261,7 @@ func knownDevices(op string, e engine.Engine, cpus int) ([]engine.Device, error)
 func defaultDevices(known []engine.Device) []string {
 	var cpus, others []string
 	for _, d := range known {
-		name := fmt.Sprintf("%s:%d", d.Kind, d.Index)
+		name := fmt.Sprintf("/device:%s:%d", d.Kind, d.Index)
 		if d.Kind == "CPU" {
 			cpus = append(cpus, name)
 		} else {
