@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -27,7 +28,7 @@ call on rank 0 for each size:
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case bench.Transports[o.Transport] == nil:
-				return usagef("--transport %s: there is no such transport here: want one of %s", o.Transport, transports)
+				return fmt.Errorf("--transport %s: there is no such transport yet: want one of %s", o.Transport, transports)
 			case o.Ranks < 1:
 				return usagef("--ranks %d: want at least 1", o.Ranks)
 			case o.Format != "plain" && o.Format != "table":
