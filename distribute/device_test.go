@@ -45,7 +45,7 @@ func TestStrategyDevices(t *testing.T) {
 		{name: "an engine without accelerators", cfg: distribute.MirroredConfig{Engine: gpus[:1]}, want: full("CPU:0")},
 		{name: "short forms", cfg: distribute.MirroredConfig{LogicalCPUs: 5, Devices: []string{"cpu:1", "/cpu:2", "/device:CPU:3", "CPU:0", "/job:localhost/replica:0/task:0/device:CPU:4"}}, want: full("CPU:1", "CPU:2", "CPU:3", "CPU:0", "CPU:4")},
 		{name: "a CPU and a GPU", cfg: distribute.MirroredConfig{Engine: gpus, Devices: []string{"/gpu:1", "cpu"}}, want: full("GPU:1", "CPU:0")},
-		{name: "empty", cfg: distribute.MirroredConfig{Devices: []string{}}, says: "the list of devices is empty"},
+		{name: "empty", cfg: distribute.MirroredConfig{LogicalCPUs: 1, Devices: []string{}}, want: "/job:localhost/replica:0/task:0/device:CPU:0"},
 		{name: "twice", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:1", "/device:cpu:1"}}, says: "no duplicates allowed"},
 		{name: "unknown index", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:2"}}, says: "there is no device CPU:2; there are CPU:0, CPU:1"},
 		{name: "unknown kind", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"GPU:0"}}, says: "there is no device GPU:0"},

@@ -15,8 +15,11 @@ var (
 	ErrMismatch    = collective.ErrMismatch // the replicas' values or calls differ where they must not
 	ErrTimeout     = collective.ErrTimeout  // a replica did not come in time
 	ErrDesync      = collective.ErrDesync   // the replicas' calls can never meet
+	ErrPeerLost    = collective.ErrPeerLost // a replica panicked or called runtime.Goexit
 	ErrBusy        = collective.ErrBusy     // two goroutines used one replica at the same time
+	ErrAborted     = collective.ErrAborted  // a call was given up, with its context for one
 	ErrClosed      = collective.ErrClosed   // used after Close
+	ErrNested      = ledger.ErrNested       // a Run inside a Run of the same strategy; it matches ErrContext, too
 	ErrContext     = errors.New("wrong context")
 	ErrUnsupported = errors.ErrUnsupported
 )
@@ -26,10 +29,27 @@ type Error struct {
 	Op   string // what was called: "Reduce"
 	Kind error  // one of the kinds above, or nil where Err says it all
 	Err  error  // what was wrong and what would be right
+	At   string // the user's code that called Op on a replica, as "file:line (function)"; else empty
 }
 
 // Error returns the operation and what was wrong.
-func (e *Error) Error() string { return "distribute: " + e.Op + ": " + e.Err.Error() }
+func (e *Error) Error() string {
+	if e.At != "" {
+		return "distribute: " + e.Op + " at " + e.At + ": " + e.Err.Error()
+	}
+	return "distribute: " + e.Op + ": " + e.Err.Error()
+}
+
+// located adds the place of the user's call to an error that was made for it: when a step has returned the error, its
+// stack is gone.
+func located(err error) error {
+	if e, ok := err.(*Error); ok && e.At == "" {
+		if at := ledger.Site(); at != (ledger.Frame{}) {
+			e.At = at.String()
+		}
+	}
+	return err
+}
 
 // Unwrap returns the kind and the cause.
 func (e *Error) Unwrap() []error {

@@ -37,6 +37,16 @@ func merge(ctx context.Context, r *distribute.Replica) error {
 	return err
 }
 
+func sumNest(ctx context.Context, r *distribute.Replica, key string) error {
+	_, err := r.AllReduce(ctx, distribute.Sum, map[string]any{key: float32(1)})
+	return err
+}
+
+// nilError is an error that cannot print itself when it is nil or empty.
+type nilError struct{ why *string }
+
+func (e *nilError) Error() string { return *e.why }
+
 var errStep = errors.New("the step's own error")
 
 // failures lists the ways in which a step goes wrong on its last replica, while the others wait for it.
@@ -59,6 +69,29 @@ var failures = []struct {
 		kind: errStep, says: []string{"the step's own error"}, sites: 1,
 	},
 	{
+		name: "an error of several lines",
+		last: func(context.Context, *distribute.Replica) error { return errors.Join(errStep, errors.New("and another")) },
+		kind: errStep, says: []string{") returned an error: the step's own error\n", "\n      | and another"}, sites: 1,
+	},
+	{
+		name: "an error that is a nil pointer",
+		last: func(context.Context, *distribute.Replica) error { return (*nilError)(nil) },
+		says: []string{"a nil *distribute_test.nilError in an interface, which is not nil itself"}, sites: 1,
+	},
+	{
+		name: "a panic whose text panics",
+		last: func(context.Context, *distribute.Replica) error { panic(&nilError{}) },
+		kind: distribute.ErrPeerLost, says: []string{"panicked: %!v(PANIC=Error method: "}, sites: 1,
+	},
+	{
+		name: "a bad argument",
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.AllReduce(ctx, distribute.Sum, []any{float32(1), "two"})
+			return err
+		},
+		kind: distribute.ErrInvalid, says: []string{"distribute: AllReduce at ", "string"}, sites: 2,
+	},
+	{
 		name: "panic",
 		last: func(context.Context, *distribute.Replica) error { panic(errStep) },
 		kind: errStep, says: []string{"panic", "the step's own error", "failure_test.go"}, sites: 2,
@@ -72,6 +105,12 @@ var failures = []struct {
 		name: "other shape",
 		last: func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 3) },
 		kind: distribute.ErrMismatch, says: []string{"(3,)", "(2,)"}, sites: 1,
+	},
+	{
+		name:   "another nest",
+		others: func(ctx context.Context, r *distribute.Replica) error { return sumNest(ctx, r, "weights") },
+		last:   func(ctx context.Context, r *distribute.Replica) error { return sumNest(ctx, r, "biases") },
+		kind:   distribute.ErrMismatch, says: []string{"the calls differ: ", "weights", "biases"}, sites: 2,
 	},
 	{
 		name: "other order",
@@ -103,6 +142,55 @@ var failures = []struct {
 		kind: distribute.ErrDesync, says: []string{"merge", "all_reduce"}, sites: 2,
 	},
 	{
+		name: "a merge call against another operation's",
+		last: merge,
+		others: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.AllReduce(ctx, distribute.Sum, &tensor.IndexedSlices{Values: tensor.New(tensor.Float32, 1, 2), Indices: tensor.New(tensor.Int64, 1)})
+			return err
+		},
+		kind: distribute.ErrMismatch, says: []string{"comes for MergeCall, replica 0 for AllReduce", "merge_call #0 for AllReduce"}, sites: 2,
+	},
+	{
+		name: "merge calls with other arguments",
+		last: merge,
+		others: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+				return nil, nil
+			}, float32(1))
+			return err
+		},
+		kind: distribute.ErrMismatch, says: []string{"gives 0 arguments, replica 0 1"}, sites: 2,
+	},
+	{
+		name: "no merge function",
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.MergeCall(ctx, nil)
+			return err
+		},
+		kind: distribute.ErrInvalid, says: []string{"the merge function is nil"}, sites: 2,
+	},
+	{
+		name: "Close",
+		last: func(_ context.Context, r *distribute.Replica) error { return r.Strategy().Close() },
+		kind: distribute.ErrContext, says: []string{"distribute: Close at ", "for whose end it would wait"}, sites: 2,
+	},
+	{
+		name: "Close inside a merge function",
+		others: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				return nil, c.Strategy().Close()
+			})
+			return err
+		},
+		last: func(ctx context.Context, r *distribute.Replica) error {
+			_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				return nil, c.Strategy().Close()
+			})
+			return err
+		},
+		kind: distribute.ErrContext, says: []string{"for whose end it would wait"}, sites: 1,
+	},
+	{
 		name:   "fewer merge calls",
 		others: merge,
 		last:   func(context.Context, *distribute.Replica) error { return nil },
@@ -116,7 +204,7 @@ var failures = []struct {
 			})
 			return err
 		},
-		kind: distribute.ErrContext, says: []string{"Runs do not nest"}, sites: 1,
+		kind: distribute.ErrContext, says: []string{"Runs do not nest", "distribute: Run at "}, sites: 2,
 	},
 	{
 		name: "nested Run that hides its context",
@@ -353,6 +441,52 @@ func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
 	wait.Wait()
 	if most != 1 {
 		t.Errorf("%d Runs were in progress at once, want 1", most)
+	}
+}
+
+// The replica whose call differs from all others is named first.
+func TestTheOddOneIsNamedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mirrored(t, 5, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+		_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+			if r.ID() == 3 {
+				synctest.Wait() // all others wait for it
+				return struct{}{}, sum(ctx, r, "gradient", 7)
+			}
+			return struct{}{}, sum(ctx, r, "gradient", 2)
+		}, nil)
+		const want = `the calls differ: replica 3 (CPU:3) makes all_reduce SUM #0 "gradient" float32 (7,), ` +
+			`replica 0 (CPU:0), replica 1 (CPU:1), replica 2 (CPU:2), replica 4 (CPU:4) make all_reduce SUM #0 "gradient" float32 (2,)` + "\n"
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("got %v, want it to begin with %s", err, want)
+		}
+	})
+}
+
+func TestNestedRun(t *testing.T) {
+	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+	step := func(context.Context, *distribute.Replica, struct{}) (struct{}, error) { return struct{}{}, nil }
+	for name, outer := range map[string]func(context.Context) context.Context{
+		"its context": func(ctx context.Context) context.Context { return ctx },
+		"another":     func(context.Context) context.Context { return t.Context() },
+	} {
+		_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, _ *distribute.Replica, _ struct{}) (struct{}, error) {
+			_, err := distribute.RunTyped(outer(ctx), s, step, nil)
+			return struct{}{}, err
+		}, nil)
+		if !errors.Is(err, distribute.ErrNested) || !errors.Is(err, distribute.ErrContext) {
+			t.Errorf("%s: got %v, want ErrNested and ErrContext", name, err)
+		}
+	}
+}
+
+func TestNoStep(t *testing.T) {
+	s := mirrored(t, 2)
+	if _, err := distribute.Run(t.Context(), s, nil); !errors.Is(err, distribute.ErrInvalid) {
+		t.Errorf("Run: got %v, want ErrInvalid", err)
+	}
+	if _, err := distribute.RunTyped[int, int](t.Context(), s, nil, nil); !errors.Is(err, distribute.ErrInvalid) {
+		t.Errorf("RunTyped: got %v, want ErrInvalid", err)
 	}
 }
 

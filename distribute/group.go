@@ -15,7 +15,7 @@ type replicaGroup struct {
 
 func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
 	g := &replicaGroup{}
-	monitor := s.ledger.Monitor("replicas", nil, g.abort)
+	monitor := s.ledger.Monitor("", nil, g.abort) // no name: reports need none to tell it from others
 	group, err := collective.Open(mem.New(len(s.devices)), collective.Config{
 		Timeout: s.options.Timeout, Stall: s.stall, Order: s.options.Order, Accumulate: s.options.Accumulate,
 		Monitor: monitor, Logger: s.logger, Name: "replicas",

@@ -60,11 +60,11 @@ type MergeFunc = func(context.Context, *CrossReplica, ...Value) (Value, error)
 func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Duration, f MergeFunc, args []Value) (Value, error) {
 	run, err := r.inRun(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, located(err)
 	}
 	s := r.strategy
 	if f == nil {
-		return nil, errorf(name, ErrInvalid, "the merge function is nil")
+		return nil, located(errorf(name, ErrInvalid, "the merge function is nil"))
 	}
 	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {

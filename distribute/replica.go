@@ -2,6 +2,7 @@ package distribute
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 
@@ -59,19 +60,19 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	const name = "AllReduce"
 	run, o, err := r.enter(ctx, name, op, opts)
 	if err != nil {
-		return nil, err
+		return nil, located(err)
 	}
 	leaves, names := named(v)
 	dense := true
 	for i, leaf := range leaves {
 		if leaves[i], err = r.operand(leaf); err != nil {
-			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
+			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
 		}
 		_, isTensor := leaves[i].(*tensor.Tensor)
 		dense = dense && isTensor
 	}
 	if err := r.strategy.checkBatch(name, leaves); err != nil {
-		return nil, err
+		return nil, located(err)
 	}
 	switch {
 	case len(leaves) == 0 || len(r.strategy.devices) == 1:
@@ -116,13 +117,15 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 		return nil, err
 	}
 	defer run.Release(r.id)
+	for _, leaf := range leaves {
+		if t := leaf.(*tensor.Tensor).DType(); !t.IsNumeric() {
+			return nil, located(badDType("AllReduce", t))
+		}
+	}
 	out := make([]any, len(leaves))
 	begin := r.stats.arrive(r)
 	for i, leaf := range leaves {
 		t := leaf.(*tensor.Tensor)
-		if !t.DType().IsNumeric() {
-			return nil, badDType("AllReduce", t.DType())
-		}
 		sum := tensor.New(t.DType(), t.Shape()...).OnDevice(r.device.Index)
 		direct := op
 		if op == Mean && !t.DType().IsFloat() {
@@ -149,21 +152,11 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) error {
 	const name = "AllReduceInto"
 	run, o, err := r.enter(ctx, name, op, opts)
+	if err == nil {
+		err = checkInto(name, op, dst, src, names)
+	}
 	if err != nil {
-		return err
-	}
-	if len(dst) != len(src) || names != nil && len(names) != len(src) {
-		return errorf(name, ErrInvalid, "%d destinations and %d names given for %d tensors", len(dst), len(names), len(src))
-	}
-	for i, t := range src {
-		switch d := dst[i]; {
-		case d.DType() != t.DType() || d.Len() != t.Len():
-			return errorf(name, ErrInvalid, "destination %d is %v%s, its source %v%s", i, d.DType(), tensor.FormatShape(d.Shape()), t.DType(), tensor.FormatShape(t.Shape()))
-		case !t.DType().IsNumeric():
-			return badDType(name, t.DType())
-		case op == Mean && !t.DType().IsFloat():
-			return errorf(name, ErrInvalid, "the mean of %v is no %v: use AllReduce, which returns a float", t.DType(), t.DType())
-		}
+		return located(err)
 	}
 	if err := run.Acquire(r.id); err != nil {
 		return err
@@ -173,6 +166,9 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 		return r.allReduceIntoByOps(ctx, op, dst, src, o)
 	}
 	defer run.Release(r.id)
+	if len(src) == 0 {
+		return nil // no replica waits for another
+	}
 	begin := r.stats.arrive(r)
 	for i, t := range src {
 		if len(r.strategy.devices) == 1 {
@@ -189,6 +185,39 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 	}
 	r.stats.leave(r, begin)
 	return nil
+}
+
+// checkInto reports what is wrong with the tensors of AllReduceInto.
+func checkInto(op string, reduce ReduceOp, dst, src []*tensor.Tensor, names []string) error {
+	if len(dst) != len(src) || names != nil && len(names) != len(src) {
+		return errorf(op, ErrInvalid, "%d destinations and %d names given for %d tensors", len(dst), len(names), len(src))
+	}
+	for i, t := range src {
+		name := ""
+		if names != nil {
+			name = names[i]
+		}
+		switch d := dst[i]; {
+		case t == nil || d == nil:
+			return errorf(op, ErrInvalid, "%s: the tensor or its destination is nil", leafName(i, name))
+		case d.DType() != t.DType() || d.Len() != t.Len():
+			return errorf(op, ErrInvalid, "%s: the destination is %v %s, the source %v %s: want one dtype and as many elements",
+				leafName(i, name), d.DType(), tensor.FormatShape(d.Shape()), t.DType(), tensor.FormatShape(t.Shape()))
+		case !t.DType().IsNumeric():
+			return badDType(op, t.DType())
+		case reduce == Mean && !t.DType().IsFloat():
+			return errorf(op, ErrInvalid, "%s: the mean of %v is no %v: use AllReduce, which returns a float", leafName(i, name), t.DType(), t.DType())
+		}
+	}
+	return nil
+}
+
+// leafName names a tensor of a call in errors.
+func leafName(i int, name string) string {
+	if name == "" {
+		return fmt.Sprintf("value %d", i)
+	}
+	return fmt.Sprintf("value %d (%s)", i, name)
 }
 
 // allReduceIntoByOps reduces by the user's CrossDeviceOps, which return new tensors, and copies these.

@@ -59,7 +59,8 @@ func TestAllReduceIntoErrors(t *testing.T) {
 	}{
 		{"lengths", distribute.Sum, []*tensor.Tensor{f32}, []*tensor.Tensor{f32, f32}, nil, "1 destinations and 0 names given for 2 tensors"},
 		{"names", distribute.Sum, []*tensor.Tensor{f32}, []*tensor.Tensor{f32}, []string{"a", "b"}, "2 names given for 1 tensors"},
-		{"dtype", distribute.Sum, []*tensor.Tensor{f64}, []*tensor.Tensor{f32}, nil, "destination 0 is float64(2,), its source float32(2,)"},
+		{"dtype", distribute.Sum, []*tensor.Tensor{f64}, []*tensor.Tensor{f32}, nil, "value 0: the destination is float64 (2,), the source float32 (2,)"},
+		{"nil", distribute.Sum, []*tensor.Tensor{nil}, []*tensor.Tensor{f32}, []string{"kernel"}, "value 0 (kernel): the tensor or its destination is nil"},
 		{"mean of integers", distribute.Mean, []*tensor.Tensor{ints}, []*tensor.Tensor{ints}, nil, "use AllReduce, which returns a float"},
 		{"strings", distribute.Sum, []*tensor.Tensor{text}, []*tensor.Tensor{text}, nil, "string is not in the list of allowed values"},
 	} {

@@ -3,6 +3,7 @@ package distribute
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/internal/ledger"
@@ -24,6 +25,9 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 		return nil, err
 	}
 	results := make([]Value, len(s.devices))
+	if step == nil {
+		return nil, errorf("Run", ErrInvalid, "the step function is nil")
+	}
 	err := s.run(ctx, step, func(ctx context.Context, r *Replica) error {
 		mine := args
 		if hasDistributed(args) {
@@ -54,6 +58,9 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 	if in != nil && len(in) != len(s.devices) {
 		return nil, errorf("RunTyped", ErrInvalid, "%d inputs given for %d replicas: want one each, or nil", len(in), len(s.devices))
 	}
+	if step == nil {
+		return nil, errorf("RunTyped", ErrInvalid, "the step function is nil")
+	}
 	out := make([]O, len(s.devices))
 	err := s.run(ctx, step, func(ctx context.Context, r *Replica) error {
 		var mine I
@@ -73,10 +80,19 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 // requireNoStep reports an error if ctx is that of a step: Runs do not nest.
 func (s *Strategy) requireNoStep(ctx context.Context, op string) error {
 	if f := frameOf(ctx); f != nil && f.replica != nil {
-		return errorf(op, ErrContext, "called inside a step function, on replica %d of %v: Run requires being in cross-replica context, and Runs do not nest. Call it after that Run, or make the computation part of it", f.replica.id, f.strategy)
+		return located(errorf(op, ErrContext, "%w", &nested{f.replica}))
 	}
 	return s.requireCross(ctx, op)
 }
+
+// nested is the reason why a Run must not begin in a step.
+type nested struct{ replica *Replica }
+
+func (e *nested) Error() string {
+	return fmt.Sprintf("called inside a step function, on replica %d of %v: Run requires being in cross-replica context, and Runs do not nest. Call it after that Run, or make the computation part of it", e.replica.id, e.replica.strategy)
+}
+
+func (*nested) Unwrap() error { return ErrNested }
 
 // run calls body for every replica at the same time and settles the outcome. step is the user's function behind body.
 func (s *Strategy) run(ctx context.Context, step any, body func(context.Context, *Replica) error) error {

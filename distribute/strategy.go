@@ -48,7 +48,7 @@ type Strategy struct {
 // MirroredConfig describes a mirrored strategy. The zero value is one replica per logical CPU device.
 type MirroredConfig struct {
 	// Devices lists the replicas' devices, by replica id: "CPU:0", "/gpu:1", or full names. They must be there and differ.
-	// Nil: all accelerators that the engine reports or, if it has none, all logical CPU devices.
+	// None: all accelerators that the engine reports or, if it has none, all logical CPU devices.
 	Devices []string
 	// Engine computes and says which devices there are. Nil: there are only logical CPU devices, and values are host tensors.
 	Engine engine.Engine
@@ -74,7 +74,7 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 		return nil, err
 	}
 	names := cfg.Devices
-	if names == nil {
+	if len(names) == 0 {
 		names = defaultDevices(known)
 	}
 	devices, err := canonicalDevices(op, names, known)
@@ -85,7 +85,7 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 		name: "MirroredStrategy", devices: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
-	return s, s.open(op)
+	return s.open(op)
 }
 
 // OneDeviceConfig describes a strategy of one device. The zero value is CPU:0.
@@ -122,13 +122,13 @@ func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 		name: "OneDeviceStrategy", oneDevice: true, devices: devices, engine: cfg.Engine,
 		options: cfg.Options, logger: cfg.Logger,
 	}
-	return s, s.open(op)
+	return s.open(op)
 }
 
 // open fills the defaults and starts what the strategy owns.
-func (s *Strategy) open(op string) error {
+func (s *Strategy) open(op string) (*Strategy, error) {
 	if err := s.options.Validate(); err != nil {
-		return err
+		return nil, err
 	}
 	if s.options.Timeout == 0 {
 		s.options.Timeout = defaultTimeout
@@ -150,14 +150,14 @@ func (s *Strategy) open(op string) error {
 	if len(s.devices) > 1 {
 		group, err := openReplicaGroup(s)
 		if err != nil {
-			return errorf(op, nil, "%w", err)
+			return nil, errorf(op, nil, "%w", err)
 		}
 		s.group = group
 	}
 	s.noteNCCL(s.options)
 	s.stats.open(len(s.devices))
 	s.staff()
-	return nil
+	return s, nil
 }
 
 // noteNCCL logs once that a wish for NCCL cannot be met.
@@ -201,9 +201,12 @@ func (s *Strategy) String() string {
 	return fmt.Sprintf("%s(%s)", s.name, strings.Join(short, ", "))
 }
 
-// Close waits for the Run in progress and frees what the strategy holds. Later Runs return [ErrClosed]. It does not close
-// the engine.
+// Close waits for the Run in progress and frees what the strategy holds. Later Runs return [ErrClosed], a second
+// Close nil. Inside a step, which it would wait for, it is an error. It does not close the engine.
 func (s *Strategy) Close() error {
+	if replica, inside := s.ledger.Here(); inside {
+		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v, for whose end it would wait: call it after the Run", replica, s))
+	}
 	if s.closed.Swap(true) {
 		return nil
 	}

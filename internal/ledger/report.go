@@ -90,9 +90,8 @@ func (r *Run) nested(replica int) error {
 	if replica >= 0 {
 		who = r.ledger.name(replica)
 	}
-	self := stacks.Self()
 	at := ""
-	if site := siteOf(&self); site != (Frame{}) {
+	if site := Site(); site != (Frame{}) {
 		at = " at " + site.String()
 	}
 	return nestedError(fmt.Sprintf("%s calls Run%s inside a Run of the same strategy, for whose end it would wait: "+

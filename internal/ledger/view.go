@@ -101,9 +101,15 @@ func firstUser(frames []stacks.Frame) Frame {
 	return Frame{}
 }
 
+// Site returns the place in the user's code from where the calling goroutine has come into the library; zero if unknown.
+func Site() Frame {
+	self := stacks.Self()
+	return siteOf(&self)
+}
+
 // callers returns the next user's frames that led to a call's site: a helper's caller tells more than the helper.
 func callers(frames []stacks.Frame, site Frame) []Frame {
-	const shown = 2
+	const shown = 1
 	var out []Frame
 	seen := false
 	for _, f := range frames {
