@@ -19,21 +19,6 @@ func sumF32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
 //go:noescape
 func sumF32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
 
-// sumF64x2 sets dst[i] = a[i] + b[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func sumF64x2(dst *byte, a *byte, b *byte, bytes int)
-
-// sumF64x3 sets dst[i] = (a[i] + b[i]) + c[i] for so many bytes, a multiple of 32.
-//
-//go:noescape
-func sumF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
-
-// sumF64x4 sets dst[i] = (a[i] + b[i]) + (c[i] + d[i]) for so many bytes, a multiple of 32.
-//
-//go:noescape
-func sumF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
-
 // prodF32x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
 //
 //go:noescape
@@ -49,6 +34,51 @@ func prodF32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
 //go:noescape
 func prodF32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
 
+// minF32x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minF32x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minF32x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxF32x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxF32x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxF32x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// sumF64x2 sets dst[i] = a[i] + b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumF64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// sumF64x3 sets dst[i] = (a[i] + b[i]) + c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// sumF64x4 sets dst[i] = (a[i] + b[i]) + (c[i] + d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
 // prodF64x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
 //
 //go:noescape
@@ -63,6 +93,156 @@ func prodF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
 //
 //go:noescape
 func prodF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minF64x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minF64x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minF64x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxF64x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxF64x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxF64x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// sumF16x2 sets dst[i] = a[i] + b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// sumF16x3 sets dst[i] = (a[i] + b[i]) + c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// sumF16x4 sets dst[i] = (a[i] + b[i]) + (c[i] + d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// prodF16x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// prodF16x3 sets dst[i] = (a[i] * b[i]) * c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// prodF16x4 sets dst[i] = (a[i] * b[i]) * (c[i] * d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minF16x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minF16x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minF16x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxF16x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxF16x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxF16x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// sumBF16x2 sets dst[i] = a[i] + b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumBF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// sumBF16x3 sets dst[i] = (a[i] + b[i]) + c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// sumBF16x4 sets dst[i] = (a[i] + b[i]) + (c[i] + d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func sumBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// prodBF16x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodBF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// prodBF16x3 sets dst[i] = (a[i] * b[i]) * c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// prodBF16x4 sets dst[i] = (a[i] * b[i]) * (c[i] * d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minBF16x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minBF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minBF16x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minBF16x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxBF16x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxBF16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxBF16x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxBF16x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
 
 // sumI8x2 sets dst[i] = a[i] + b[i] for so many bytes, a multiple of 32.
 //
@@ -123,6 +303,26 @@ func sumI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
 //
 //go:noescape
 func sumI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// widenBF16 sets dst[i] = float32 of src[i], which is BF16, for so many bytes of half-width elements, a multiple of 32.
+//
+//go:noescape
+func widenBF16(dst *byte, src *byte, bytes int)
+
+// narrowBF16 sets dst[i] = BF16 of src[i], which is float32, rounded to nearest even, for so many bytes of half-width elements, a multiple of 32.
+//
+//go:noescape
+func narrowBF16(dst *byte, src *byte, bytes int)
+
+// widenF16 sets dst[i] = float32 of src[i], which is F16, for so many bytes of half-width elements, a multiple of 32.
+//
+//go:noescape
+func widenF16(dst *byte, src *byte, bytes int)
+
+// narrowF16 sets dst[i] = F16 of src[i], which is float32, rounded to nearest even, for so many bytes of half-width elements, a multiple of 32.
+//
+//go:noescape
+func narrowF16(dst *byte, src *byte, bytes int)
 
 // mulF32 sets dst[i] = src[i] * by for so many bytes, a multiple of 32.
 //

@@ -153,155 +153,6 @@ done:
 	VZEROUPPER
 	RET
 
-// func sumF64x2(dst *byte, a *byte, b *byte, bytes int)
-// Requires: AVX
-TEXT ·sumF64x2(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ bytes+24(FP), BX
-	XORQ SI, SI
-
-wide:
-	CMPQ    BX, $0x80
-	JLT     narrow
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS 32(CX)(SI*1), Y1
-	VMOVUPS 64(CX)(SI*1), Y2
-	VMOVUPS 96(CX)(SI*1), Y3
-	VADDPD  (DX)(SI*1), Y0, Y0
-	VADDPD  32(DX)(SI*1), Y1, Y1
-	VADDPD  64(DX)(SI*1), Y2, Y2
-	VADDPD  96(DX)(SI*1), Y3, Y3
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS Y1, 32(AX)(SI*1)
-	VMOVUPS Y2, 64(AX)(SI*1)
-	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
-	JMP     wide
-
-narrow:
-	CMPQ    BX, $0x20
-	JLT     done
-	VMOVUPS (CX)(SI*1), Y0
-	VADDPD  (DX)(SI*1), Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
-	JMP     narrow
-
-done:
-	VZEROUPPER
-	RET
-
-// func sumF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
-// Requires: AVX
-TEXT ·sumF64x3(SB), NOSPLIT, $0-40
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ bytes+32(FP), SI
-	XORQ DI, DI
-
-wide:
-	CMPQ    SI, $0x80
-	JLT     narrow
-	VMOVUPS (CX)(DI*1), Y0
-	VMOVUPS 32(CX)(DI*1), Y1
-	VMOVUPS 64(CX)(DI*1), Y2
-	VMOVUPS 96(CX)(DI*1), Y3
-	VADDPD  (DX)(DI*1), Y0, Y0
-	VADDPD  32(DX)(DI*1), Y1, Y1
-	VADDPD  64(DX)(DI*1), Y2, Y2
-	VADDPD  96(DX)(DI*1), Y3, Y3
-	VADDPD  (BX)(DI*1), Y0, Y0
-	VADDPD  32(BX)(DI*1), Y1, Y1
-	VADDPD  64(BX)(DI*1), Y2, Y2
-	VADDPD  96(BX)(DI*1), Y3, Y3
-	VMOVUPS Y0, (AX)(DI*1)
-	VMOVUPS Y1, 32(AX)(DI*1)
-	VMOVUPS Y2, 64(AX)(DI*1)
-	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
-	JMP     wide
-
-narrow:
-	CMPQ    SI, $0x20
-	JLT     done
-	VMOVUPS (CX)(DI*1), Y0
-	VADDPD  (DX)(DI*1), Y0, Y0
-	VADDPD  (BX)(DI*1), Y0, Y0
-	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
-	JMP     narrow
-
-done:
-	VZEROUPPER
-	RET
-
-// func sumF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
-// Requires: AVX
-TEXT ·sumF64x4(SB), NOSPLIT, $0-48
-	MOVQ dst+0(FP), AX
-	MOVQ a+8(FP), CX
-	MOVQ b+16(FP), DX
-	MOVQ c+24(FP), BX
-	MOVQ d+32(FP), SI
-	MOVQ bytes+40(FP), DI
-	XORQ R8, R8
-
-wide:
-	CMPQ    DI, $0x80
-	JLT     narrow
-	VMOVUPS (CX)(R8*1), Y0
-	VMOVUPS 32(CX)(R8*1), Y1
-	VMOVUPS 64(CX)(R8*1), Y2
-	VMOVUPS 96(CX)(R8*1), Y3
-	VADDPD  (DX)(R8*1), Y0, Y0
-	VADDPD  32(DX)(R8*1), Y1, Y1
-	VADDPD  64(DX)(R8*1), Y2, Y2
-	VADDPD  96(DX)(R8*1), Y3, Y3
-	VMOVUPS (BX)(R8*1), Y4
-	VADDPD  (SI)(R8*1), Y4, Y4
-	VADDPD  Y4, Y0, Y0
-	VMOVUPS 32(BX)(R8*1), Y4
-	VADDPD  32(SI)(R8*1), Y4, Y4
-	VADDPD  Y4, Y1, Y1
-	VMOVUPS 64(BX)(R8*1), Y4
-	VADDPD  64(SI)(R8*1), Y4, Y4
-	VADDPD  Y4, Y2, Y2
-	VMOVUPS 96(BX)(R8*1), Y4
-	VADDPD  96(SI)(R8*1), Y4, Y4
-	VADDPD  Y4, Y3, Y3
-	VMOVUPS Y0, (AX)(R8*1)
-	VMOVUPS Y1, 32(AX)(R8*1)
-	VMOVUPS Y2, 64(AX)(R8*1)
-	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
-	JMP     wide
-
-narrow:
-	CMPQ    DI, $0x20
-	JLT     done
-	VMOVUPS (CX)(R8*1), Y0
-	VADDPD  (DX)(R8*1), Y0, Y0
-	VMOVUPS (BX)(R8*1), Y1
-	VADDPD  (SI)(R8*1), Y1, Y1
-	VADDPD  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
-	JMP     narrow
-
-done:
-	VZEROUPPER
-	RET
-
 // func prodF32x2(dst *byte, a *byte, b *byte, bytes int)
 // Requires: AVX
 TEXT ·prodF32x2(SB), NOSPLIT, $0-32
@@ -442,6 +293,803 @@ narrow:
 	VMOVUPS (BX)(R8*1), Y1
 	VMULPS  (SI)(R8*1), Y1, Y1
 	VMULPS  Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x20, R8
+	SUBQ    $0x20, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·minF32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VMINPS    Y4, Y0, Y5
+	VMINPS    Y0, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VMINPS    Y4, Y1, Y5
+	VMINPS    Y1, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VMINPS    Y4, Y2, Y5
+	VMINPS    Y2, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VMINPS    Y4, Y3, Y5
+	VMINPS    Y3, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x80, SI
+	SUBQ      $0x80, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VMINPS    Y1, Y0, Y2
+	VMINPS    Y0, Y1, Y3
+	VORPS     Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX
+TEXT ·minF32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VMINPS    Y4, Y0, Y5
+	VMINPS    Y0, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VMINPS    Y4, Y1, Y5
+	VMINPS    Y1, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VMINPS    Y4, Y2, Y5
+	VMINPS    Y2, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VMINPS    Y4, Y3, Y5
+	VMINPS    Y3, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VMINPS    Y4, Y0, Y5
+	VMINPS    Y0, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VMINPS    Y4, Y1, Y5
+	VMINPS    Y1, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VMINPS    Y4, Y2, Y5
+	VMINPS    Y2, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VMINPS    Y4, Y3, Y5
+	VMINPS    Y3, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x80, DI
+	SUBQ      $0x80, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VMINPS    Y1, Y0, Y2
+	VMINPS    Y0, Y1, Y3
+	VORPS     Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VMINPS    Y1, Y0, Y2
+	VMINPS    Y0, Y1, Y3
+	VORPS     Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX
+TEXT ·minF32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VMINPS    Y4, Y0, Y5
+	VMINPS    Y0, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VMINPS    Y4, Y1, Y5
+	VMINPS    Y1, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VMINPS    Y4, Y2, Y5
+	VMINPS    Y2, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VMINPS    Y4, Y3, Y5
+	VMINPS    Y3, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y7
+	VORPS     Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMINPS    Y4, Y0, Y5
+	VMINPS    Y0, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y7
+	VORPS     Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMINPS    Y4, Y1, Y5
+	VMINPS    Y1, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y7
+	VORPS     Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMINPS    Y4, Y2, Y5
+	VMINPS    Y2, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y7
+	VORPS     Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMINPS    Y4, Y3, Y5
+	VMINPS    Y3, Y4, Y6
+	VORPS     Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x80, R8
+	SUBQ      $0x80, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VMINPS    Y1, Y0, Y2
+	VMINPS    Y0, Y1, Y3
+	VORPS     Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VMINPS    Y2, Y1, Y3
+	VMINPS    Y1, Y2, Y4
+	VORPS     Y3, Y4, Y3
+	VADDPS    Y2, Y1, Y4
+	VCMPPS    $0x03, Y2, Y1, Y1
+	VBLENDVPS Y1, Y4, Y3, Y1
+	VMINPS    Y1, Y0, Y2
+	VMINPS    Y0, Y1, Y3
+	VORPS     Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·maxF32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VMAXPS    Y4, Y0, Y5
+	VMAXPS    Y0, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VMAXPS    Y4, Y1, Y5
+	VMAXPS    Y1, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VMAXPS    Y4, Y2, Y5
+	VMAXPS    Y2, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VMAXPS    Y4, Y3, Y5
+	VMAXPS    Y3, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x80, SI
+	SUBQ      $0x80, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VMAXPS    Y1, Y0, Y2
+	VMAXPS    Y0, Y1, Y3
+	VANDPS    Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX
+TEXT ·maxF32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VMAXPS    Y4, Y0, Y5
+	VMAXPS    Y0, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VMAXPS    Y4, Y1, Y5
+	VMAXPS    Y1, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VMAXPS    Y4, Y2, Y5
+	VMAXPS    Y2, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VMAXPS    Y4, Y3, Y5
+	VMAXPS    Y3, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VMAXPS    Y4, Y0, Y5
+	VMAXPS    Y0, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VMAXPS    Y4, Y1, Y5
+	VMAXPS    Y1, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VMAXPS    Y4, Y2, Y5
+	VMAXPS    Y2, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VMAXPS    Y4, Y3, Y5
+	VMAXPS    Y3, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x80, DI
+	SUBQ      $0x80, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VMAXPS    Y1, Y0, Y2
+	VMAXPS    Y0, Y1, Y3
+	VANDPS    Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VMAXPS    Y1, Y0, Y2
+	VMAXPS    Y0, Y1, Y3
+	VANDPS    Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX
+TEXT ·maxF32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VMAXPS    Y4, Y0, Y5
+	VMAXPS    Y0, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VMAXPS    Y4, Y1, Y5
+	VMAXPS    Y1, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VMAXPS    Y4, Y2, Y5
+	VMAXPS    Y2, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VMAXPS    Y4, Y3, Y5
+	VMAXPS    Y3, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y7
+	VANDPS    Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMAXPS    Y4, Y0, Y5
+	VMAXPS    Y0, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y0, Y6
+	VCMPPS    $0x03, Y4, Y0, Y0
+	VBLENDVPS Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y7
+	VANDPS    Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMAXPS    Y4, Y1, Y5
+	VMAXPS    Y1, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y1, Y6
+	VCMPPS    $0x03, Y4, Y1, Y1
+	VBLENDVPS Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y7
+	VANDPS    Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMAXPS    Y4, Y2, Y5
+	VMAXPS    Y2, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y2, Y6
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y7
+	VANDPS    Y6, Y7, Y6
+	VADDPS    Y5, Y4, Y7
+	VCMPPS    $0x03, Y5, Y4, Y4
+	VBLENDVPS Y4, Y7, Y6, Y4
+	VMAXPS    Y4, Y3, Y5
+	VMAXPS    Y3, Y4, Y6
+	VANDPS    Y5, Y6, Y5
+	VADDPS    Y4, Y3, Y6
+	VCMPPS    $0x03, Y4, Y3, Y3
+	VBLENDVPS Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x80, R8
+	SUBQ      $0x80, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VMAXPS    Y1, Y0, Y2
+	VMAXPS    Y0, Y1, Y3
+	VANDPS    Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VMAXPS    Y2, Y1, Y3
+	VMAXPS    Y1, Y2, Y4
+	VANDPS    Y3, Y4, Y3
+	VADDPS    Y2, Y1, Y4
+	VCMPPS    $0x03, Y2, Y1, Y1
+	VBLENDVPS Y1, Y4, Y3, Y1
+	VMAXPS    Y1, Y0, Y2
+	VMAXPS    Y0, Y1, Y3
+	VANDPS    Y2, Y3, Y2
+	VADDPS    Y1, Y0, Y3
+	VCMPPS    $0x03, Y1, Y0, Y0
+	VBLENDVPS Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x80
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VADDPD  (DX)(SI*1), Y0, Y0
+	VADDPD  32(DX)(SI*1), Y1, Y1
+	VADDPD  64(DX)(SI*1), Y2, Y2
+	VADDPD  96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x80, SI
+	SUBQ    $0x80, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x20
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VADDPD  (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x20, SI
+	SUBQ    $0x20, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x80
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VADDPD  (DX)(DI*1), Y0, Y0
+	VADDPD  32(DX)(DI*1), Y1, Y1
+	VADDPD  64(DX)(DI*1), Y2, Y2
+	VADDPD  96(DX)(DI*1), Y3, Y3
+	VADDPD  (BX)(DI*1), Y0, Y0
+	VADDPD  32(BX)(DI*1), Y1, Y1
+	VADDPD  64(BX)(DI*1), Y2, Y2
+	VADDPD  96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x80, DI
+	SUBQ    $0x80, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x20
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VADDPD  (DX)(DI*1), Y0, Y0
+	VADDPD  (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x20, DI
+	SUBQ    $0x20, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX
+TEXT ·sumF64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x80
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VADDPD  (DX)(R8*1), Y0, Y0
+	VADDPD  32(DX)(R8*1), Y1, Y1
+	VADDPD  64(DX)(R8*1), Y2, Y2
+	VADDPD  96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VADDPD  (SI)(R8*1), Y4, Y4
+	VADDPD  Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VADDPD  32(SI)(R8*1), Y4, Y4
+	VADDPD  Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VADDPD  64(SI)(R8*1), Y4, Y4
+	VADDPD  Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VADDPD  96(SI)(R8*1), Y4, Y4
+	VADDPD  Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x80, R8
+	SUBQ    $0x80, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x20
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VADDPD  (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VADDPD  (SI)(R8*1), Y1, Y1
+	VADDPD  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
 	ADDQ    $0x20, R8
 	SUBQ    $0x20, DI
@@ -595,6 +1243,2250 @@ narrow:
 	ADDQ    $0x20, R8
 	SUBQ    $0x20, DI
 	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·minF64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VMINPD    Y4, Y0, Y5
+	VMINPD    Y0, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VMINPD    Y4, Y1, Y5
+	VMINPD    Y1, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VMINPD    Y4, Y2, Y5
+	VMINPD    Y2, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VMINPD    Y4, Y3, Y5
+	VMINPD    Y3, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x80, SI
+	SUBQ      $0x80, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VMINPD    Y1, Y0, Y2
+	VMINPD    Y0, Y1, Y3
+	VORPD     Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX
+TEXT ·minF64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VMINPD    Y4, Y0, Y5
+	VMINPD    Y0, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VMINPD    Y4, Y1, Y5
+	VMINPD    Y1, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VMINPD    Y4, Y2, Y5
+	VMINPD    Y2, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VMINPD    Y4, Y3, Y5
+	VMINPD    Y3, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VMINPD    Y4, Y0, Y5
+	VMINPD    Y0, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VMINPD    Y4, Y1, Y5
+	VMINPD    Y1, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VMINPD    Y4, Y2, Y5
+	VMINPD    Y2, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VMINPD    Y4, Y3, Y5
+	VMINPD    Y3, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x80, DI
+	SUBQ      $0x80, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VMINPD    Y1, Y0, Y2
+	VMINPD    Y0, Y1, Y3
+	VORPD     Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VMINPD    Y1, Y0, Y2
+	VMINPD    Y0, Y1, Y3
+	VORPD     Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX
+TEXT ·minF64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VMINPD    Y4, Y0, Y5
+	VMINPD    Y0, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VMINPD    Y4, Y1, Y5
+	VMINPD    Y1, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VMINPD    Y4, Y2, Y5
+	VMINPD    Y2, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VMINPD    Y4, Y3, Y5
+	VMINPD    Y3, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VMINPD    Y5, Y4, Y6
+	VMINPD    Y4, Y5, Y7
+	VORPD     Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMINPD    Y4, Y0, Y5
+	VMINPD    Y0, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VMINPD    Y5, Y4, Y6
+	VMINPD    Y4, Y5, Y7
+	VORPD     Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMINPD    Y4, Y1, Y5
+	VMINPD    Y1, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VMINPD    Y5, Y4, Y6
+	VMINPD    Y4, Y5, Y7
+	VORPD     Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMINPD    Y4, Y2, Y5
+	VMINPD    Y2, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VMINPD    Y5, Y4, Y6
+	VMINPD    Y4, Y5, Y7
+	VORPD     Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMINPD    Y4, Y3, Y5
+	VMINPD    Y3, Y4, Y6
+	VORPD     Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x80, R8
+	SUBQ      $0x80, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VMINPD    Y1, Y0, Y2
+	VMINPD    Y0, Y1, Y3
+	VORPD     Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VMINPD    Y2, Y1, Y3
+	VMINPD    Y1, Y2, Y4
+	VORPD     Y3, Y4, Y3
+	VADDPD    Y2, Y1, Y4
+	VCMPPD    $0x03, Y2, Y1, Y1
+	VBLENDVPD Y1, Y4, Y3, Y1
+	VMINPD    Y1, Y0, Y2
+	VMINPD    Y0, Y1, Y3
+	VORPD     Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX
+TEXT ·maxF64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VMAXPD    Y4, Y0, Y5
+	VMAXPD    Y0, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VMAXPD    Y4, Y1, Y5
+	VMAXPD    Y1, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VMAXPD    Y4, Y2, Y5
+	VMAXPD    Y2, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VMAXPD    Y4, Y3, Y5
+	VMAXPD    Y3, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x80, SI
+	SUBQ      $0x80, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VMAXPD    Y1, Y0, Y2
+	VMAXPD    Y0, Y1, Y3
+	VANDPD    Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX
+TEXT ·maxF64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VMAXPD    Y4, Y0, Y5
+	VMAXPD    Y0, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VMAXPD    Y4, Y1, Y5
+	VMAXPD    Y1, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VMAXPD    Y4, Y2, Y5
+	VMAXPD    Y2, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VMAXPD    Y4, Y3, Y5
+	VMAXPD    Y3, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VMAXPD    Y4, Y0, Y5
+	VMAXPD    Y0, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VMAXPD    Y4, Y1, Y5
+	VMAXPD    Y1, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VMAXPD    Y4, Y2, Y5
+	VMAXPD    Y2, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VMAXPD    Y4, Y3, Y5
+	VMAXPD    Y3, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x80, DI
+	SUBQ      $0x80, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VMAXPD    Y1, Y0, Y2
+	VMAXPD    Y0, Y1, Y3
+	VANDPD    Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VMAXPD    Y1, Y0, Y2
+	VMAXPD    Y0, Y1, Y3
+	VANDPD    Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX
+TEXT ·maxF64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x80
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VMAXPD    Y4, Y0, Y5
+	VMAXPD    Y0, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VMAXPD    Y4, Y1, Y5
+	VMAXPD    Y1, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VMAXPD    Y4, Y2, Y5
+	VMAXPD    Y2, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VMAXPD    Y4, Y3, Y5
+	VMAXPD    Y3, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VMAXPD    Y5, Y4, Y6
+	VMAXPD    Y4, Y5, Y7
+	VANDPD    Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMAXPD    Y4, Y0, Y5
+	VMAXPD    Y0, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y0, Y6
+	VCMPPD    $0x03, Y4, Y0, Y0
+	VBLENDVPD Y0, Y6, Y5, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VMAXPD    Y5, Y4, Y6
+	VMAXPD    Y4, Y5, Y7
+	VANDPD    Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMAXPD    Y4, Y1, Y5
+	VMAXPD    Y1, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y1, Y6
+	VCMPPD    $0x03, Y4, Y1, Y1
+	VBLENDVPD Y1, Y6, Y5, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VMAXPD    Y5, Y4, Y6
+	VMAXPD    Y4, Y5, Y7
+	VANDPD    Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMAXPD    Y4, Y2, Y5
+	VMAXPD    Y2, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y2, Y6
+	VCMPPD    $0x03, Y4, Y2, Y2
+	VBLENDVPD Y2, Y6, Y5, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VMAXPD    Y5, Y4, Y6
+	VMAXPD    Y4, Y5, Y7
+	VANDPD    Y6, Y7, Y6
+	VADDPD    Y5, Y4, Y7
+	VCMPPD    $0x03, Y5, Y4, Y4
+	VBLENDVPD Y4, Y7, Y6, Y4
+	VMAXPD    Y4, Y3, Y5
+	VMAXPD    Y3, Y4, Y6
+	VANDPD    Y5, Y6, Y5
+	VADDPD    Y4, Y3, Y6
+	VCMPPD    $0x03, Y4, Y3, Y3
+	VBLENDVPD Y3, Y6, Y5, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x80, R8
+	SUBQ      $0x80, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VMAXPD    Y1, Y0, Y2
+	VMAXPD    Y0, Y1, Y3
+	VANDPD    Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VMAXPD    Y2, Y1, Y3
+	VMAXPD    Y1, Y2, Y4
+	VANDPD    Y3, Y4, Y3
+	VADDPD    Y2, Y1, Y4
+	VCMPPD    $0x03, Y2, Y1, Y1
+	VBLENDVPD Y1, Y4, Y3, Y1
+	VMAXPD    Y1, Y0, Y2
+	VMAXPD    Y0, Y1, Y3
+	VANDPD    Y2, Y3, Y2
+	VADDPD    Y1, Y0, Y3
+	VCMPPD    $0x03, Y1, Y0, Y0
+	VBLENDVPD Y0, Y3, Y2, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·sumF16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(SI*1), Y0
+	VCVTPH2PS 16(CX)(SI*1), Y1
+	VCVTPH2PS (DX)(SI*1), Y2
+	VCVTPH2PS 16(DX)(SI*1), Y3
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·sumF16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(DI*1), Y0
+	VCVTPH2PS 16(CX)(DI*1), Y1
+	VCVTPH2PS (DX)(DI*1), Y2
+	VCVTPH2PS 16(DX)(DI*1), Y3
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(DI*1), Y2
+	VCVTPH2PS 16(BX)(DI*1), Y3
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·sumF16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(R8*1), Y0
+	VCVTPH2PS 16(CX)(R8*1), Y1
+	VCVTPH2PS (DX)(R8*1), Y2
+	VCVTPH2PS 16(DX)(R8*1), Y3
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(R8*1), Y2
+	VCVTPH2PS 16(BX)(R8*1), Y3
+	VCVTPH2PS (SI)(R8*1), Y4
+	VCVTPH2PS 16(SI)(R8*1), Y5
+	VADDPS    Y4, Y2, Y2
+	VADDPS    Y5, Y3, Y3
+	VCVTPS2PH $0x00, Y2, X2
+	VCVTPH2PS X2, Y2
+	VCVTPS2PH $0x00, Y3, X3
+	VCVTPH2PS X3, Y3
+	VADDPS    Y2, Y0, Y0
+	VADDPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·prodF16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(SI*1), Y0
+	VCVTPH2PS 16(CX)(SI*1), Y1
+	VCVTPH2PS (DX)(SI*1), Y2
+	VCVTPH2PS 16(DX)(SI*1), Y3
+	VMULPS    Y2, Y0, Y0
+	VMULPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·prodF16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(DI*1), Y0
+	VCVTPH2PS 16(CX)(DI*1), Y1
+	VCVTPH2PS (DX)(DI*1), Y2
+	VCVTPH2PS 16(DX)(DI*1), Y3
+	VMULPS    Y2, Y0, Y0
+	VMULPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(DI*1), Y2
+	VCVTPH2PS 16(BX)(DI*1), Y3
+	VMULPS    Y2, Y0, Y0
+	VMULPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·prodF16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(R8*1), Y0
+	VCVTPH2PS 16(CX)(R8*1), Y1
+	VCVTPH2PS (DX)(R8*1), Y2
+	VCVTPH2PS 16(DX)(R8*1), Y3
+	VMULPS    Y2, Y0, Y0
+	VMULPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(R8*1), Y2
+	VCVTPH2PS 16(BX)(R8*1), Y3
+	VCVTPH2PS (SI)(R8*1), Y4
+	VCVTPH2PS 16(SI)(R8*1), Y5
+	VMULPS    Y4, Y2, Y2
+	VMULPS    Y5, Y3, Y3
+	VCVTPS2PH $0x00, Y2, X2
+	VCVTPH2PS X2, Y2
+	VCVTPS2PH $0x00, Y3, X3
+	VCVTPH2PS X3, Y3
+	VMULPS    Y2, Y0, Y0
+	VMULPS    Y3, Y1, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·minF16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(SI*1), Y0
+	VCVTPH2PS 16(CX)(SI*1), Y1
+	VCVTPH2PS (DX)(SI*1), Y2
+	VCVTPH2PS 16(DX)(SI*1), Y3
+	VMINPS    Y2, Y0, Y4
+	VMINPS    Y0, Y2, Y5
+	VORPS     Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMINPS    Y3, Y1, Y2
+	VMINPS    Y1, Y3, Y4
+	VORPS     Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·minF16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(DI*1), Y0
+	VCVTPH2PS 16(CX)(DI*1), Y1
+	VCVTPH2PS (DX)(DI*1), Y2
+	VCVTPH2PS 16(DX)(DI*1), Y3
+	VMINPS    Y2, Y0, Y4
+	VMINPS    Y0, Y2, Y5
+	VORPS     Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMINPS    Y3, Y1, Y2
+	VMINPS    Y1, Y3, Y4
+	VORPS     Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(DI*1), Y2
+	VCVTPH2PS 16(BX)(DI*1), Y3
+	VMINPS    Y2, Y0, Y4
+	VMINPS    Y0, Y2, Y5
+	VORPS     Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMINPS    Y3, Y1, Y2
+	VMINPS    Y1, Y3, Y4
+	VORPS     Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·minF16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(R8*1), Y0
+	VCVTPH2PS 16(CX)(R8*1), Y1
+	VCVTPH2PS (DX)(R8*1), Y2
+	VCVTPH2PS 16(DX)(R8*1), Y3
+	VMINPS    Y2, Y0, Y4
+	VMINPS    Y0, Y2, Y5
+	VORPS     Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMINPS    Y3, Y1, Y2
+	VMINPS    Y1, Y3, Y4
+	VORPS     Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(R8*1), Y2
+	VCVTPH2PS 16(BX)(R8*1), Y3
+	VCVTPH2PS (SI)(R8*1), Y4
+	VCVTPH2PS 16(SI)(R8*1), Y5
+	VMINPS    Y4, Y2, Y6
+	VMINPS    Y2, Y4, Y7
+	VORPS     Y6, Y7, Y6
+	VADDPS    Y4, Y2, Y7
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y7, Y6, Y2
+	VMINPS    Y5, Y3, Y4
+	VMINPS    Y3, Y5, Y6
+	VORPS     Y4, Y6, Y4
+	VADDPS    Y5, Y3, Y6
+	VCMPPS    $0x03, Y5, Y3, Y3
+	VBLENDVPS Y3, Y6, Y4, Y3
+	VCVTPS2PH $0x00, Y2, X2
+	VCVTPH2PS X2, Y2
+	VCVTPS2PH $0x00, Y3, X3
+	VCVTPH2PS X3, Y3
+	VMINPS    Y2, Y0, Y4
+	VMINPS    Y0, Y2, Y5
+	VORPS     Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMINPS    Y3, Y1, Y2
+	VMINPS    Y1, Y3, Y4
+	VORPS     Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·maxF16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+narrow:
+	CMPQ      BX, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(SI*1), Y0
+	VCVTPH2PS 16(CX)(SI*1), Y1
+	VCVTPH2PS (DX)(SI*1), Y2
+	VCVTPH2PS 16(DX)(SI*1), Y3
+	VMAXPS    Y2, Y0, Y4
+	VMAXPS    Y0, Y2, Y5
+	VANDPS    Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMAXPS    Y3, Y1, Y2
+	VMAXPS    Y1, Y3, Y4
+	VANDPS    Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
+	ADDQ      $0x20, SI
+	SUBQ      $0x20, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·maxF16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+narrow:
+	CMPQ      SI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(DI*1), Y0
+	VCVTPH2PS 16(CX)(DI*1), Y1
+	VCVTPH2PS (DX)(DI*1), Y2
+	VCVTPH2PS 16(DX)(DI*1), Y3
+	VMAXPS    Y2, Y0, Y4
+	VMAXPS    Y0, Y2, Y5
+	VANDPS    Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMAXPS    Y3, Y1, Y2
+	VMAXPS    Y1, Y3, Y4
+	VANDPS    Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(DI*1), Y2
+	VCVTPH2PS 16(BX)(DI*1), Y3
+	VMAXPS    Y2, Y0, Y4
+	VMAXPS    Y0, Y2, Y5
+	VANDPS    Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMAXPS    Y3, Y1, Y2
+	VMAXPS    Y1, Y3, Y4
+	VANDPS    Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
+	ADDQ      $0x20, DI
+	SUBQ      $0x20, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·maxF16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+narrow:
+	CMPQ      DI, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(R8*1), Y0
+	VCVTPH2PS 16(CX)(R8*1), Y1
+	VCVTPH2PS (DX)(R8*1), Y2
+	VCVTPH2PS 16(DX)(R8*1), Y3
+	VMAXPS    Y2, Y0, Y4
+	VMAXPS    Y0, Y2, Y5
+	VANDPS    Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMAXPS    Y3, Y1, Y2
+	VMAXPS    Y1, Y3, Y4
+	VANDPS    Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, X0
+	VCVTPH2PS X0, Y0
+	VCVTPS2PH $0x00, Y1, X1
+	VCVTPH2PS X1, Y1
+	VCVTPH2PS (BX)(R8*1), Y2
+	VCVTPH2PS 16(BX)(R8*1), Y3
+	VCVTPH2PS (SI)(R8*1), Y4
+	VCVTPH2PS 16(SI)(R8*1), Y5
+	VMAXPS    Y4, Y2, Y6
+	VMAXPS    Y2, Y4, Y7
+	VANDPS    Y6, Y7, Y6
+	VADDPS    Y4, Y2, Y7
+	VCMPPS    $0x03, Y4, Y2, Y2
+	VBLENDVPS Y2, Y7, Y6, Y2
+	VMAXPS    Y5, Y3, Y4
+	VMAXPS    Y3, Y5, Y6
+	VANDPS    Y4, Y6, Y4
+	VADDPS    Y5, Y3, Y6
+	VCMPPS    $0x03, Y5, Y3, Y3
+	VBLENDVPS Y3, Y6, Y4, Y3
+	VCVTPS2PH $0x00, Y2, X2
+	VCVTPH2PS X2, Y2
+	VCVTPS2PH $0x00, Y3, X3
+	VCVTPH2PS X3, Y3
+	VMAXPS    Y2, Y0, Y4
+	VMAXPS    Y0, Y2, Y5
+	VANDPS    Y4, Y5, Y4
+	VADDPS    Y2, Y0, Y5
+	VCMPPS    $0x03, Y2, Y0, Y0
+	VBLENDVPS Y0, Y5, Y4, Y0
+	VMAXPS    Y3, Y1, Y2
+	VMAXPS    Y1, Y3, Y4
+	VANDPS    Y2, Y4, Y2
+	VADDPS    Y3, Y1, Y4
+	VCMPPS    $0x03, Y3, Y1, Y1
+	VBLENDVPS Y1, Y4, Y2, Y1
+	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
+	ADDQ      $0x20, R8
+	SUBQ      $0x20, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumBF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·sumBF16x2(SB), NOSPLIT, $0-32
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     bytes+24(FP), BX
+	XORQ     SI, SI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       BX, $0x20
+	JLT        done
+	VMOVDQU    (CX)(SI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(SI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VADDPS     Y6, Y4, Y4
+	VADDPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x20, BX
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·sumBF16x3(SB), NOSPLIT, $0-40
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     bytes+32(FP), SI
+	XORQ     DI, DI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       SI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(DI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VADDPS     Y6, Y4, Y4
+	VADDPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VADDPS     Y6, Y4, Y4
+	VADDPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(DI*1)
+	ADDQ       $0x20, DI
+	SUBQ       $0x20, SI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func sumBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·sumBF16x4(SB), NOSPLIT, $0-48
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     d+32(FP), SI
+	MOVQ     bytes+40(FP), DI
+	XORQ     R8, R8
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       DI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(R8*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VADDPS     Y6, Y4, Y4
+	VADDPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMOVDQU    (SI)(R8*1), Y7
+	VPUNPCKLWD Y7, Y0, Y8
+	VPUNPCKHWD Y7, Y0, Y7
+	VADDPS     Y8, Y6, Y6
+	VADDPS     Y7, Y5, Y5
+	VPSLLD     $0x0f, Y6, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y6, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y6, Y6, Y7
+	VPOR       Y2, Y6, Y6
+	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPSRLD     $0x10, Y6, Y6
+	VPSLLD     $0x10, Y6, Y6
+	VPSLLD     $0x0f, Y5, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y5, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y5, Y5, Y7
+	VPOR       Y2, Y5, Y5
+	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPSRLD     $0x10, Y5, Y5
+	VPSLLD     $0x10, Y5, Y5
+	VADDPS     Y6, Y4, Y4
+	VADDPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(R8*1)
+	ADDQ       $0x20, R8
+	SUBQ       $0x20, DI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodBF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodBF16x2(SB), NOSPLIT, $0-32
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     bytes+24(FP), BX
+	XORQ     SI, SI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       BX, $0x20
+	JLT        done
+	VMOVDQU    (CX)(SI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(SI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMULPS     Y6, Y4, Y4
+	VMULPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x20, BX
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodBF16x3(SB), NOSPLIT, $0-40
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     bytes+32(FP), SI
+	XORQ     DI, DI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       SI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(DI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMULPS     Y6, Y4, Y4
+	VMULPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMULPS     Y6, Y4, Y4
+	VMULPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(DI*1)
+	ADDQ       $0x20, DI
+	SUBQ       $0x20, SI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodBF16x4(SB), NOSPLIT, $0-48
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     d+32(FP), SI
+	MOVQ     bytes+40(FP), DI
+	XORQ     R8, R8
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       DI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(R8*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMULPS     Y6, Y4, Y4
+	VMULPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMOVDQU    (SI)(R8*1), Y7
+	VPUNPCKLWD Y7, Y0, Y8
+	VPUNPCKHWD Y7, Y0, Y7
+	VMULPS     Y8, Y6, Y6
+	VMULPS     Y7, Y5, Y5
+	VPSLLD     $0x0f, Y6, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y6, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y6, Y6, Y7
+	VPOR       Y2, Y6, Y6
+	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPSRLD     $0x10, Y6, Y6
+	VPSLLD     $0x10, Y6, Y6
+	VPSLLD     $0x0f, Y5, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y5, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y5, Y5, Y7
+	VPOR       Y2, Y5, Y5
+	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPSRLD     $0x10, Y5, Y5
+	VPSLLD     $0x10, Y5, Y5
+	VMULPS     Y6, Y4, Y4
+	VMULPS     Y5, Y3, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(R8*1)
+	ADDQ       $0x20, R8
+	SUBQ       $0x20, DI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minBF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minBF16x2(SB), NOSPLIT, $0-32
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     bytes+24(FP), BX
+	XORQ     SI, SI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       BX, $0x20
+	JLT        done
+	VMOVDQU    (CX)(SI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(SI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMINPS     Y6, Y4, Y7
+	VMINPS     Y4, Y6, Y8
+	VORPS      Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMINPS     Y5, Y3, Y6
+	VMINPS     Y3, Y5, Y7
+	VORPS      Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x20, BX
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minBF16x3(SB), NOSPLIT, $0-40
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     bytes+32(FP), SI
+	XORQ     DI, DI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       SI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(DI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMINPS     Y6, Y4, Y7
+	VMINPS     Y4, Y6, Y8
+	VORPS      Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMINPS     Y5, Y3, Y6
+	VMINPS     Y3, Y5, Y7
+	VORPS      Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMINPS     Y6, Y4, Y7
+	VMINPS     Y4, Y6, Y8
+	VORPS      Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMINPS     Y5, Y3, Y6
+	VMINPS     Y3, Y5, Y7
+	VORPS      Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(DI*1)
+	ADDQ       $0x20, DI
+	SUBQ       $0x20, SI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minBF16x4(SB), NOSPLIT, $0-48
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     d+32(FP), SI
+	MOVQ     bytes+40(FP), DI
+	XORQ     R8, R8
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       DI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(R8*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMINPS     Y6, Y4, Y7
+	VMINPS     Y4, Y6, Y8
+	VORPS      Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMINPS     Y5, Y3, Y6
+	VMINPS     Y3, Y5, Y7
+	VORPS      Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMOVDQU    (SI)(R8*1), Y7
+	VPUNPCKLWD Y7, Y0, Y8
+	VPUNPCKHWD Y7, Y0, Y7
+	VMINPS     Y8, Y6, Y9
+	VMINPS     Y6, Y8, Y10
+	VORPS      Y9, Y10, Y9
+	VADDPS     Y8, Y6, Y10
+	VCMPPS     $0x03, Y8, Y6, Y6
+	VBLENDVPS  Y6, Y10, Y9, Y6
+	VMINPS     Y7, Y5, Y8
+	VMINPS     Y5, Y7, Y9
+	VORPS      Y8, Y9, Y8
+	VADDPS     Y7, Y5, Y9
+	VCMPPS     $0x03, Y7, Y5, Y5
+	VBLENDVPS  Y5, Y9, Y8, Y5
+	VPSLLD     $0x0f, Y6, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y6, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y6, Y6, Y7
+	VPOR       Y2, Y6, Y6
+	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPSRLD     $0x10, Y6, Y6
+	VPSLLD     $0x10, Y6, Y6
+	VPSLLD     $0x0f, Y5, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y5, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y5, Y5, Y7
+	VPOR       Y2, Y5, Y5
+	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPSRLD     $0x10, Y5, Y5
+	VPSLLD     $0x10, Y5, Y5
+	VMINPS     Y6, Y4, Y7
+	VMINPS     Y4, Y6, Y8
+	VORPS      Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMINPS     Y5, Y3, Y6
+	VMINPS     Y3, Y5, Y7
+	VORPS      Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(R8*1)
+	ADDQ       $0x20, R8
+	SUBQ       $0x20, DI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxBF16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxBF16x2(SB), NOSPLIT, $0-32
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     bytes+24(FP), BX
+	XORQ     SI, SI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       BX, $0x20
+	JLT        done
+	VMOVDQU    (CX)(SI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(SI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMAXPS     Y6, Y4, Y7
+	VMAXPS     Y4, Y6, Y8
+	VANDPS     Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMAXPS     Y5, Y3, Y6
+	VMAXPS     Y3, Y5, Y7
+	VANDPS     Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x20, BX
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxBF16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxBF16x3(SB), NOSPLIT, $0-40
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     bytes+32(FP), SI
+	XORQ     DI, DI
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       SI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(DI*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMAXPS     Y6, Y4, Y7
+	VMAXPS     Y4, Y6, Y8
+	VANDPS     Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMAXPS     Y5, Y3, Y6
+	VMAXPS     Y3, Y5, Y7
+	VANDPS     Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(DI*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMAXPS     Y6, Y4, Y7
+	VMAXPS     Y4, Y6, Y8
+	VANDPS     Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMAXPS     Y5, Y3, Y6
+	VMAXPS     Y3, Y5, Y7
+	VANDPS     Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(DI*1)
+	ADDQ       $0x20, DI
+	SUBQ       $0x20, SI
+	JMP        narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxBF16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxBF16x4(SB), NOSPLIT, $0-48
+	MOVQ     dst+0(FP), AX
+	MOVQ     a+8(FP), CX
+	MOVQ     b+16(FP), DX
+	MOVQ     c+24(FP), BX
+	MOVQ     d+32(FP), SI
+	MOVQ     bytes+40(FP), DI
+	XORQ     R8, R8
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x11, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
+
+narrow:
+	CMPQ       DI, $0x20
+	JLT        done
+	VMOVDQU    (CX)(R8*1), Y3
+	VPUNPCKLWD Y3, Y0, Y4
+	VPUNPCKHWD Y3, Y0, Y3
+	VMOVDQU    (DX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMAXPS     Y6, Y4, Y7
+	VMAXPS     Y4, Y6, Y8
+	VANDPS     Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMAXPS     Y5, Y3, Y6
+	VMAXPS     Y3, Y5, Y7
+	VANDPS     Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPSLLD     $0x10, Y3, Y3
+	VMOVDQU    (BX)(R8*1), Y5
+	VPUNPCKLWD Y5, Y0, Y6
+	VPUNPCKHWD Y5, Y0, Y5
+	VMOVDQU    (SI)(R8*1), Y7
+	VPUNPCKLWD Y7, Y0, Y8
+	VPUNPCKHWD Y7, Y0, Y7
+	VMAXPS     Y8, Y6, Y9
+	VMAXPS     Y6, Y8, Y10
+	VANDPS     Y9, Y10, Y9
+	VADDPS     Y8, Y6, Y10
+	VCMPPS     $0x03, Y8, Y6, Y6
+	VBLENDVPS  Y6, Y10, Y9, Y6
+	VMAXPS     Y7, Y5, Y8
+	VMAXPS     Y5, Y7, Y9
+	VANDPS     Y8, Y9, Y8
+	VADDPS     Y7, Y5, Y9
+	VCMPPS     $0x03, Y7, Y5, Y5
+	VBLENDVPS  Y5, Y9, Y8, Y5
+	VPSLLD     $0x0f, Y6, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y6, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y6, Y6, Y7
+	VPOR       Y2, Y6, Y6
+	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPSRLD     $0x10, Y6, Y6
+	VPSLLD     $0x10, Y6, Y6
+	VPSLLD     $0x0f, Y5, Y7
+	VPSRLD     $0x1f, Y7, Y7
+	VPADDD     Y1, Y5, Y8
+	VPADDD     Y7, Y8, Y8
+	VCMPPS     $0x03, Y5, Y5, Y7
+	VPOR       Y2, Y5, Y5
+	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPSRLD     $0x10, Y5, Y5
+	VPSLLD     $0x10, Y5, Y5
+	VMAXPS     Y6, Y4, Y7
+	VMAXPS     Y4, Y6, Y8
+	VANDPS     Y7, Y8, Y7
+	VADDPS     Y6, Y4, Y8
+	VCMPPS     $0x03, Y6, Y4, Y4
+	VBLENDVPS  Y4, Y8, Y7, Y4
+	VMAXPS     Y5, Y3, Y6
+	VMAXPS     Y3, Y5, Y7
+	VANDPS     Y6, Y7, Y6
+	VADDPS     Y5, Y3, Y7
+	VCMPPS     $0x03, Y5, Y3, Y3
+	VBLENDVPS  Y3, Y7, Y6, Y3
+	VPSLLD     $0x0f, Y4, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y4, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y4, Y4, Y5
+	VPOR       Y2, Y4, Y4
+	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPSRLD     $0x10, Y4, Y4
+	VPSLLD     $0x0f, Y3, Y5
+	VPSRLD     $0x1f, Y5, Y5
+	VPADDD     Y1, Y3, Y6
+	VPADDD     Y5, Y6, Y6
+	VCMPPS     $0x03, Y3, Y3, Y5
+	VPOR       Y2, Y3, Y3
+	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPSRLD     $0x10, Y3, Y3
+	VPACKUSDW  Y3, Y4, Y4
+	VMOVDQU    Y4, (AX)(R8*1)
+	ADDQ       $0x20, R8
+	SUBQ       $0x20, DI
+	JMP        narrow
 
 done:
 	VZEROUPPER
@@ -1191,6 +4083,123 @@ narrow:
 	ADDQ    $0x20, R8
 	SUBQ    $0x20, DI
 	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func widenBF16(dst *byte, src *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·widenBF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+narrow:
+	CMPQ      DX, $0x20
+	JLT       done
+	VPMOVZXWD (CX)(BX*1), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)(BX*2)
+	VPMOVZXWD 16(CX)(BX*1), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, 32(AX)(BX*2)
+	ADDQ      $0x20, BX
+	SUBQ      $0x20, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func narrowBF16(dst *byte, src *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·narrowBF16(SB), NOSPLIT, $0-24
+	MOVQ     dst+0(FP), AX
+	MOVQ     src+8(FP), CX
+	MOVQ     bytes+16(FP), DX
+	XORQ     BX, BX
+	VPXOR    Y0, Y0, Y0
+	VPCMPEQD Y0, Y0, Y0
+	VPSRLD   $0x11, Y0, Y0
+	VPCMPEQD Y1, Y1, Y1
+	VPSRLD   $0x1f, Y1, Y1
+	VPSLLD   $0x16, Y1, Y1
+
+narrow:
+	CMPQ      DX, $0x20
+	JLT       done
+	VMOVUPS   (CX)(BX*2), Y2
+	VMOVUPS   32(CX)(BX*2), Y3
+	VPSLLD    $0x0f, Y2, Y4
+	VPSRLD    $0x1f, Y4, Y4
+	VPADDD    Y0, Y2, Y5
+	VPADDD    Y4, Y5, Y5
+	VCMPPS    $0x03, Y2, Y2, Y4
+	VPOR      Y1, Y2, Y2
+	VBLENDVPS Y4, Y2, Y5, Y2
+	VPSRLD    $0x10, Y2, Y2
+	VPSLLD    $0x0f, Y3, Y4
+	VPSRLD    $0x1f, Y4, Y4
+	VPADDD    Y0, Y3, Y5
+	VPADDD    Y4, Y5, Y5
+	VCMPPS    $0x03, Y3, Y3, Y4
+	VPOR      Y1, Y3, Y3
+	VBLENDVPS Y4, Y3, Y5, Y3
+	VPSRLD    $0x10, Y3, Y3
+	VPACKUSDW Y3, Y2, Y2
+	VPERMQ    $0xd8, Y2, Y2
+	VMOVDQU   Y2, (AX)(BX*1)
+	ADDQ      $0x20, BX
+	SUBQ      $0x20, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func widenF16(dst *byte, src *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·widenF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+narrow:
+	CMPQ      DX, $0x20
+	JLT       done
+	VCVTPH2PS (CX)(BX*1), Y0
+	VMOVUPS   Y0, (AX)(BX*2)
+	VCVTPH2PS 16(CX)(BX*1), Y0
+	VMOVUPS   Y0, 32(AX)(BX*2)
+	ADDQ      $0x20, BX
+	SUBQ      $0x20, DX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func narrowF16(dst *byte, src *byte, bytes int)
+// Requires: AVX, F16C
+TEXT ·narrowF16(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+narrow:
+	CMPQ      DX, $0x20
+	JLT       done
+	VMOVUPS   (CX)(BX*2), Y0
+	VMOVUPS   32(CX)(BX*2), Y1
+	VCVTPS2PH $0x00, Y0, (AX)(BX*1)
+	VCVTPS2PH $0x00, Y1, 16(AX)(BX*1)
+	ADDQ      $0x20, BX
+	SUBQ      $0x20, DX
+	JMP       narrow
 
 done:
 	VZEROUPPER

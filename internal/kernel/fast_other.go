@@ -2,7 +2,11 @@
 
 package kernel
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
 
 // fastest returns the table as it is: there are no assembly loops for this machine.
 func fastest(t loopTable) loopTable { return t }
@@ -18,13 +22,19 @@ func divideFast(size int, dst, src unsafe.Pointer, n, divisor int) int {
 	return multiply(dst, src, n, 1/float64(divisor))
 }
 
+// widenFast and narrowFast convert no elements and say so.
+
+func widenFast(tensor.DType, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
+
+func narrowFast(tensor.DType, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
+
 // multiply sets dst[i] = src[i] * factor for whole turns and returns how many elements those are.
 func multiply[T float32 | float64](dst, src unsafe.Pointer, n int, factor T) int {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, x := at[T](dst, i), at[T](src, i)
 		for j := range r {
-			r[j] = x[j] * factor
+			r[j] = mul(x[j], factor)
 		}
 	}
 	return i

@@ -43,8 +43,8 @@ func half2(op Op, t tensor.DType, dst, a, b unsafe.Pointer, n int) {
 	x, y := unsafe.Pointer(&wide[0]), unsafe.Pointer(&wide[1])
 	for ; n > 0; n -= chunk {
 		m := min(n, chunk)
-		widen(t, x, a, m)
-		widen(t, y, b, m)
+		widenPlain(t, x, a, m)
+		widenPlain(t, y, b, m)
 		switch op {
 		case Sum:
 			sum2[float32](x, x, y, m)
@@ -55,7 +55,7 @@ func half2(op Op, t tensor.DType, dst, a, b unsafe.Pointer, n int) {
 		case Max:
 			max2[float32](x, x, y, m)
 		}
-		narrow(t, dst, x, m)
+		narrowPlain(t, dst, x, m)
 		dst, a, b = skip(dst, n), skip(a, n), skip(b, n)
 	}
 }
@@ -81,24 +81,40 @@ func skip(p unsafe.Pointer, left int) unsafe.Pointer {
 	return unsafe.Add(p, 2*chunk)
 }
 
+// widen sets dst[i] = float32(src[i]), narrow dst[i] = src[i] rounded to the type, by the fastest loops.
+
 func widen(t tensor.DType, dst, src unsafe.Pointer, n int) {
-	if t == tensor.BFloat16 {
-		widenBF16(dst, src, n)
-	} else {
-		widenF16(dst, src, n)
+	if m := widenFast(t, dst, src, n); m < n {
+		widenPlain(t, unsafe.Add(dst, 4*m), unsafe.Add(src, 2*m), n-m)
 	}
 }
 
 func narrow(t tensor.DType, dst, src unsafe.Pointer, n int) {
-	if t == tensor.BFloat16 {
-		narrowBF16(dst, src, n)
-	} else {
-		narrowF16(dst, src, n)
+	if m := narrowFast(t, dst, src, n); m < n {
+		narrowPlain(t, unsafe.Add(dst, 2*m), unsafe.Add(src, 4*m), n-m)
 	}
 }
 
-// widenBF16 sets dst[i] = src[i].Float32().
-func widenBF16(dst, src unsafe.Pointer, n int) {
+// widenPlain and narrowPlain are the same by the generic loops.
+
+func widenPlain(t tensor.DType, dst, src unsafe.Pointer, n int) {
+	if t == tensor.BFloat16 {
+		widenBFloat16(dst, src, n)
+	} else {
+		widenFloat16(dst, src, n)
+	}
+}
+
+func narrowPlain(t tensor.DType, dst, src unsafe.Pointer, n int) {
+	if t == tensor.BFloat16 {
+		narrowBFloat16(dst, src, n)
+	} else {
+		narrowFloat16(dst, src, n)
+	}
+}
+
+// widenBFloat16 sets dst[i] = src[i].Float32().
+func widenBFloat16(dst, src unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, x := at[uint32](dst, i), at[uint16](src, i)
@@ -116,8 +132,8 @@ func widenBF16(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-// narrowBF16 sets dst[i] = tensor.BF16From(src[i]).
-func narrowBF16(dst, src unsafe.Pointer, n int) {
+// narrowBFloat16 sets dst[i] = tensor.BF16From(src[i]).
+func narrowBFloat16(dst, src unsafe.Pointer, n int) {
 	for i := range n {
 		b := *one[uint32](src, i)
 		if b&0x7fffffff > 0x7f800000 {
@@ -128,9 +144,9 @@ func narrowBF16(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-// widenF16 sets dst[i] = src[i].Float32(). Zeros and subnormals are common among gradients, so they are handled without
+// widenFloat16 sets dst[i] = src[i].Float32(). Zeros and subnormals are common among gradients, so they are handled without
 // a branch: the fraction is put behind 2^-14, which is then taken away again.
-func widenF16(dst, src unsafe.Pointer, n int) {
+func widenFloat16(dst, src unsafe.Pointer, n int) {
 	for i := range n {
 		h := uint32(*one[uint16](src, i))
 		e := h & 0x7fff
@@ -146,8 +162,8 @@ func widenF16(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-// narrowF16 sets dst[i] = tensor.F16From(src[i]).
-func narrowF16(dst, src unsafe.Pointer, n int) {
+// narrowFloat16 sets dst[i] = tensor.F16From(src[i]).
+func narrowFloat16(dst, src unsafe.Pointer, n int) {
 	for i := range n {
 		b := *one[uint32](src, i)
 		a := b & 0x7fffffff

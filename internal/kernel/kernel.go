@@ -9,15 +9,18 @@
 //
 // Sum and Prod of integers wrap around, as Go's do. float16 and bfloat16 are widened to float32, combined, and rounded
 // to nearest even. Min and Max follow IEEE 754-2019's minimum and maximum, as Go's built-ins do: a NaN on either side
-// gives a NaN, and -0 is less than +0. Which payload a NaN has that came out of two NaNs is not promised; all other
-// bits are, and they are the same in every implementation of a loop.
+// gives a NaN, and -0 is less than +0.
+//
+// The bits of a NaN are promised too. If the left operand is a NaN, it is the result, else the right one if that is;
+// sign and payload stay, and it becomes quiet. An invalid operation (∞ - ∞, 0 · ∞) gives the quiet NaN of negative sign
+// without a payload. So an element's bits are the same in every implementation of a loop and on every processor.
 //
 // # How loops are chosen
 //
 // One table by operation and element type ([Op], tensor.DType) holds the loops; everything else in the package is
-// written over that table. The loops in loops.go and half.go are the reference that any other implementation has to
-// equal bit for bit. On amd64 processors with AVX2 assembly replaces the most used ones (fast_amd64.go); it is written by
-// the program in _gen. The build tag noasm leaves it out.
+// written over that table. The loops in loops.go and half.go, with nan.go, are the reference that any other
+// implementation has to equal bit for bit. On amd64 processors with AVX2 assembly replaces those of floating-point numbers
+// and the sums of integers (fast_amd64.go); it is written by the program in _gen. The build tag noasm leaves it out.
 package kernel
 
 import (
@@ -74,18 +77,17 @@ func Convert(to, from tensor.DType, dst, src unsafe.Pointer, n int) {
 	switch {
 	case to == from && to.Bytes() > 0:
 		move(dst, src, n*to.Bytes())
-	case to == tensor.Float32 && from == tensor.Float16:
-		widenF16(dst, src, n)
-	case to == tensor.Float32 && from == tensor.BFloat16:
-		widenBF16(dst, src, n)
-	case to == tensor.Float16 && from == tensor.Float32:
-		narrowF16(dst, src, n)
-	case to == tensor.BFloat16 && from == tensor.Float32:
-		narrowBF16(dst, src, n)
+	case to == tensor.Float32 && isHalf(from):
+		widen(from, dst, src, n)
+	case isHalf(to) && from == tensor.Float32:
+		narrow(to, dst, src, n)
 	default:
 		panic(fmt.Sprintf("kernel: Convert from %v to %v", from, to))
 	}
 }
+
+// isHalf reports whether t is float16 or bfloat16.
+func isHalf(t tensor.DType) bool { return t == tensor.Float16 || t == tensor.BFloat16 }
 
 // loops are the ways of combining one type of element by one operation. Each sets n elements of dst, which may be any
 // of the sources.

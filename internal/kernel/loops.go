@@ -67,17 +67,17 @@ func sum2[T number](dst, a, b unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x := at[T](dst, i), at[T](a, i), at[T](b, i)
-		r[0] = w[0] + x[0]
-		r[1] = w[1] + x[1]
-		r[2] = w[2] + x[2]
-		r[3] = w[3] + x[3]
-		r[4] = w[4] + x[4]
-		r[5] = w[5] + x[5]
-		r[6] = w[6] + x[6]
-		r[7] = w[7] + x[7]
+		r[0] = add(w[0], x[0])
+		r[1] = add(w[1], x[1])
+		r[2] = add(w[2], x[2])
+		r[3] = add(w[3], x[3])
+		r[4] = add(w[4], x[4])
+		r[5] = add(w[5], x[5])
+		r[6] = add(w[6], x[6])
+		r[7] = add(w[7], x[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = *one[T](a, i) + *one[T](b, i)
+		*one[T](dst, i) = add(*one[T](a, i), *one[T](b, i))
 	}
 }
 
@@ -85,17 +85,17 @@ func sum3[T number](dst, a, b, c unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i)
-		r[0] = (w[0] + x[0]) + y[0]
-		r[1] = (w[1] + x[1]) + y[1]
-		r[2] = (w[2] + x[2]) + y[2]
-		r[3] = (w[3] + x[3]) + y[3]
-		r[4] = (w[4] + x[4]) + y[4]
-		r[5] = (w[5] + x[5]) + y[5]
-		r[6] = (w[6] + x[6]) + y[6]
-		r[7] = (w[7] + x[7]) + y[7]
+		r[0] = add(add(w[0], x[0]), y[0])
+		r[1] = add(add(w[1], x[1]), y[1])
+		r[2] = add(add(w[2], x[2]), y[2])
+		r[3] = add(add(w[3], x[3]), y[3])
+		r[4] = add(add(w[4], x[4]), y[4])
+		r[5] = add(add(w[5], x[5]), y[5])
+		r[6] = add(add(w[6], x[6]), y[6])
+		r[7] = add(add(w[7], x[7]), y[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = (*one[T](a, i) + *one[T](b, i)) + *one[T](c, i)
+		*one[T](dst, i) = add(add(*one[T](a, i), *one[T](b, i)), *one[T](c, i))
 	}
 }
 
@@ -103,17 +103,17 @@ func sum4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y, z := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i), at[T](d, i)
-		r[0] = (w[0] + x[0]) + (y[0] + z[0])
-		r[1] = (w[1] + x[1]) + (y[1] + z[1])
-		r[2] = (w[2] + x[2]) + (y[2] + z[2])
-		r[3] = (w[3] + x[3]) + (y[3] + z[3])
-		r[4] = (w[4] + x[4]) + (y[4] + z[4])
-		r[5] = (w[5] + x[5]) + (y[5] + z[5])
-		r[6] = (w[6] + x[6]) + (y[6] + z[6])
-		r[7] = (w[7] + x[7]) + (y[7] + z[7])
+		r[0] = add(add(w[0], x[0]), add(y[0], z[0]))
+		r[1] = add(add(w[1], x[1]), add(y[1], z[1]))
+		r[2] = add(add(w[2], x[2]), add(y[2], z[2]))
+		r[3] = add(add(w[3], x[3]), add(y[3], z[3]))
+		r[4] = add(add(w[4], x[4]), add(y[4], z[4]))
+		r[5] = add(add(w[5], x[5]), add(y[5], z[5]))
+		r[6] = add(add(w[6], x[6]), add(y[6], z[6]))
+		r[7] = add(add(w[7], x[7]), add(y[7], z[7]))
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = (*one[T](a, i) + *one[T](b, i)) + (*one[T](c, i) + *one[T](d, i))
+		*one[T](dst, i) = add(add(*one[T](a, i), *one[T](b, i)), add(*one[T](c, i), *one[T](d, i)))
 	}
 }
 
@@ -121,17 +121,17 @@ func prod2[T number](dst, a, b unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x := at[T](dst, i), at[T](a, i), at[T](b, i)
-		r[0] = w[0] * x[0]
-		r[1] = w[1] * x[1]
-		r[2] = w[2] * x[2]
-		r[3] = w[3] * x[3]
-		r[4] = w[4] * x[4]
-		r[5] = w[5] * x[5]
-		r[6] = w[6] * x[6]
-		r[7] = w[7] * x[7]
+		r[0] = mul(w[0], x[0])
+		r[1] = mul(w[1], x[1])
+		r[2] = mul(w[2], x[2])
+		r[3] = mul(w[3], x[3])
+		r[4] = mul(w[4], x[4])
+		r[5] = mul(w[5], x[5])
+		r[6] = mul(w[6], x[6])
+		r[7] = mul(w[7], x[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = *one[T](a, i) * *one[T](b, i)
+		*one[T](dst, i) = mul(*one[T](a, i), *one[T](b, i))
 	}
 }
 
@@ -139,17 +139,17 @@ func prod3[T number](dst, a, b, c unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i)
-		r[0] = (w[0] * x[0]) * y[0]
-		r[1] = (w[1] * x[1]) * y[1]
-		r[2] = (w[2] * x[2]) * y[2]
-		r[3] = (w[3] * x[3]) * y[3]
-		r[4] = (w[4] * x[4]) * y[4]
-		r[5] = (w[5] * x[5]) * y[5]
-		r[6] = (w[6] * x[6]) * y[6]
-		r[7] = (w[7] * x[7]) * y[7]
+		r[0] = mul(mul(w[0], x[0]), y[0])
+		r[1] = mul(mul(w[1], x[1]), y[1])
+		r[2] = mul(mul(w[2], x[2]), y[2])
+		r[3] = mul(mul(w[3], x[3]), y[3])
+		r[4] = mul(mul(w[4], x[4]), y[4])
+		r[5] = mul(mul(w[5], x[5]), y[5])
+		r[6] = mul(mul(w[6], x[6]), y[6])
+		r[7] = mul(mul(w[7], x[7]), y[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = (*one[T](a, i) * *one[T](b, i)) * *one[T](c, i)
+		*one[T](dst, i) = mul(mul(*one[T](a, i), *one[T](b, i)), *one[T](c, i))
 	}
 }
 
@@ -157,17 +157,17 @@ func prod4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y, z := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i), at[T](d, i)
-		r[0] = (w[0] * x[0]) * (y[0] * z[0])
-		r[1] = (w[1] * x[1]) * (y[1] * z[1])
-		r[2] = (w[2] * x[2]) * (y[2] * z[2])
-		r[3] = (w[3] * x[3]) * (y[3] * z[3])
-		r[4] = (w[4] * x[4]) * (y[4] * z[4])
-		r[5] = (w[5] * x[5]) * (y[5] * z[5])
-		r[6] = (w[6] * x[6]) * (y[6] * z[6])
-		r[7] = (w[7] * x[7]) * (y[7] * z[7])
+		r[0] = mul(mul(w[0], x[0]), mul(y[0], z[0]))
+		r[1] = mul(mul(w[1], x[1]), mul(y[1], z[1]))
+		r[2] = mul(mul(w[2], x[2]), mul(y[2], z[2]))
+		r[3] = mul(mul(w[3], x[3]), mul(y[3], z[3]))
+		r[4] = mul(mul(w[4], x[4]), mul(y[4], z[4]))
+		r[5] = mul(mul(w[5], x[5]), mul(y[5], z[5]))
+		r[6] = mul(mul(w[6], x[6]), mul(y[6], z[6]))
+		r[7] = mul(mul(w[7], x[7]), mul(y[7], z[7]))
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = (*one[T](a, i) * *one[T](b, i)) * (*one[T](c, i) * *one[T](d, i))
+		*one[T](dst, i) = mul(mul(*one[T](a, i), *one[T](b, i)), mul(*one[T](c, i), *one[T](d, i)))
 	}
 }
 
@@ -175,17 +175,17 @@ func min2[T number](dst, a, b unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x := at[T](dst, i), at[T](a, i), at[T](b, i)
-		r[0] = min(w[0], x[0])
-		r[1] = min(w[1], x[1])
-		r[2] = min(w[2], x[2])
-		r[3] = min(w[3], x[3])
-		r[4] = min(w[4], x[4])
-		r[5] = min(w[5], x[5])
-		r[6] = min(w[6], x[6])
-		r[7] = min(w[7], x[7])
+		r[0] = minOf(w[0], x[0])
+		r[1] = minOf(w[1], x[1])
+		r[2] = minOf(w[2], x[2])
+		r[3] = minOf(w[3], x[3])
+		r[4] = minOf(w[4], x[4])
+		r[5] = minOf(w[5], x[5])
+		r[6] = minOf(w[6], x[6])
+		r[7] = minOf(w[7], x[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = min(*one[T](a, i), *one[T](b, i))
+		*one[T](dst, i) = minOf(*one[T](a, i), *one[T](b, i))
 	}
 }
 
@@ -193,17 +193,17 @@ func min3[T number](dst, a, b, c unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i)
-		r[0] = min(min(w[0], x[0]), y[0])
-		r[1] = min(min(w[1], x[1]), y[1])
-		r[2] = min(min(w[2], x[2]), y[2])
-		r[3] = min(min(w[3], x[3]), y[3])
-		r[4] = min(min(w[4], x[4]), y[4])
-		r[5] = min(min(w[5], x[5]), y[5])
-		r[6] = min(min(w[6], x[6]), y[6])
-		r[7] = min(min(w[7], x[7]), y[7])
+		r[0] = minOf(minOf(w[0], x[0]), y[0])
+		r[1] = minOf(minOf(w[1], x[1]), y[1])
+		r[2] = minOf(minOf(w[2], x[2]), y[2])
+		r[3] = minOf(minOf(w[3], x[3]), y[3])
+		r[4] = minOf(minOf(w[4], x[4]), y[4])
+		r[5] = minOf(minOf(w[5], x[5]), y[5])
+		r[6] = minOf(minOf(w[6], x[6]), y[6])
+		r[7] = minOf(minOf(w[7], x[7]), y[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = min(min(*one[T](a, i), *one[T](b, i)), *one[T](c, i))
+		*one[T](dst, i) = minOf(minOf(*one[T](a, i), *one[T](b, i)), *one[T](c, i))
 	}
 }
 
@@ -211,17 +211,17 @@ func min4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y, z := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i), at[T](d, i)
-		r[0] = min(min(w[0], x[0]), min(y[0], z[0]))
-		r[1] = min(min(w[1], x[1]), min(y[1], z[1]))
-		r[2] = min(min(w[2], x[2]), min(y[2], z[2]))
-		r[3] = min(min(w[3], x[3]), min(y[3], z[3]))
-		r[4] = min(min(w[4], x[4]), min(y[4], z[4]))
-		r[5] = min(min(w[5], x[5]), min(y[5], z[5]))
-		r[6] = min(min(w[6], x[6]), min(y[6], z[6]))
-		r[7] = min(min(w[7], x[7]), min(y[7], z[7]))
+		r[0] = minOf(minOf(w[0], x[0]), minOf(y[0], z[0]))
+		r[1] = minOf(minOf(w[1], x[1]), minOf(y[1], z[1]))
+		r[2] = minOf(minOf(w[2], x[2]), minOf(y[2], z[2]))
+		r[3] = minOf(minOf(w[3], x[3]), minOf(y[3], z[3]))
+		r[4] = minOf(minOf(w[4], x[4]), minOf(y[4], z[4]))
+		r[5] = minOf(minOf(w[5], x[5]), minOf(y[5], z[5]))
+		r[6] = minOf(minOf(w[6], x[6]), minOf(y[6], z[6]))
+		r[7] = minOf(minOf(w[7], x[7]), minOf(y[7], z[7]))
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = min(min(*one[T](a, i), *one[T](b, i)), min(*one[T](c, i), *one[T](d, i)))
+		*one[T](dst, i) = minOf(minOf(*one[T](a, i), *one[T](b, i)), minOf(*one[T](c, i), *one[T](d, i)))
 	}
 }
 
@@ -229,17 +229,17 @@ func max2[T number](dst, a, b unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x := at[T](dst, i), at[T](a, i), at[T](b, i)
-		r[0] = max(w[0], x[0])
-		r[1] = max(w[1], x[1])
-		r[2] = max(w[2], x[2])
-		r[3] = max(w[3], x[3])
-		r[4] = max(w[4], x[4])
-		r[5] = max(w[5], x[5])
-		r[6] = max(w[6], x[6])
-		r[7] = max(w[7], x[7])
+		r[0] = maxOf(w[0], x[0])
+		r[1] = maxOf(w[1], x[1])
+		r[2] = maxOf(w[2], x[2])
+		r[3] = maxOf(w[3], x[3])
+		r[4] = maxOf(w[4], x[4])
+		r[5] = maxOf(w[5], x[5])
+		r[6] = maxOf(w[6], x[6])
+		r[7] = maxOf(w[7], x[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = max(*one[T](a, i), *one[T](b, i))
+		*one[T](dst, i) = maxOf(*one[T](a, i), *one[T](b, i))
 	}
 }
 
@@ -247,17 +247,17 @@ func max3[T number](dst, a, b, c unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i)
-		r[0] = max(max(w[0], x[0]), y[0])
-		r[1] = max(max(w[1], x[1]), y[1])
-		r[2] = max(max(w[2], x[2]), y[2])
-		r[3] = max(max(w[3], x[3]), y[3])
-		r[4] = max(max(w[4], x[4]), y[4])
-		r[5] = max(max(w[5], x[5]), y[5])
-		r[6] = max(max(w[6], x[6]), y[6])
-		r[7] = max(max(w[7], x[7]), y[7])
+		r[0] = maxOf(maxOf(w[0], x[0]), y[0])
+		r[1] = maxOf(maxOf(w[1], x[1]), y[1])
+		r[2] = maxOf(maxOf(w[2], x[2]), y[2])
+		r[3] = maxOf(maxOf(w[3], x[3]), y[3])
+		r[4] = maxOf(maxOf(w[4], x[4]), y[4])
+		r[5] = maxOf(maxOf(w[5], x[5]), y[5])
+		r[6] = maxOf(maxOf(w[6], x[6]), y[6])
+		r[7] = maxOf(maxOf(w[7], x[7]), y[7])
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = max(max(*one[T](a, i), *one[T](b, i)), *one[T](c, i))
+		*one[T](dst, i) = maxOf(maxOf(*one[T](a, i), *one[T](b, i)), *one[T](c, i))
 	}
 }
 
@@ -265,17 +265,17 @@ func max4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 	i := 0
 	for ; i+lanes <= n; i += lanes {
 		r, w, x, y, z := at[T](dst, i), at[T](a, i), at[T](b, i), at[T](c, i), at[T](d, i)
-		r[0] = max(max(w[0], x[0]), max(y[0], z[0]))
-		r[1] = max(max(w[1], x[1]), max(y[1], z[1]))
-		r[2] = max(max(w[2], x[2]), max(y[2], z[2]))
-		r[3] = max(max(w[3], x[3]), max(y[3], z[3]))
-		r[4] = max(max(w[4], x[4]), max(y[4], z[4]))
-		r[5] = max(max(w[5], x[5]), max(y[5], z[5]))
-		r[6] = max(max(w[6], x[6]), max(y[6], z[6]))
-		r[7] = max(max(w[7], x[7]), max(y[7], z[7]))
+		r[0] = maxOf(maxOf(w[0], x[0]), maxOf(y[0], z[0]))
+		r[1] = maxOf(maxOf(w[1], x[1]), maxOf(y[1], z[1]))
+		r[2] = maxOf(maxOf(w[2], x[2]), maxOf(y[2], z[2]))
+		r[3] = maxOf(maxOf(w[3], x[3]), maxOf(y[3], z[3]))
+		r[4] = maxOf(maxOf(w[4], x[4]), maxOf(y[4], z[4]))
+		r[5] = maxOf(maxOf(w[5], x[5]), maxOf(y[5], z[5]))
+		r[6] = maxOf(maxOf(w[6], x[6]), maxOf(y[6], z[6]))
+		r[7] = maxOf(maxOf(w[7], x[7]), maxOf(y[7], z[7]))
 	}
 	for ; i < n; i++ {
-		*one[T](dst, i) = max(max(*one[T](a, i), *one[T](b, i)), max(*one[T](c, i), *one[T](d, i)))
+		*one[T](dst, i) = maxOf(maxOf(*one[T](a, i), *one[T](b, i)), maxOf(*one[T](c, i), *one[T](d, i)))
 	}
 }
 
@@ -284,7 +284,7 @@ func max4[T number](dst, a, b, c, d unsafe.Pointer, n int) {
 func divide[T float32 | float64](dst, src unsafe.Pointer, n, divisor int) {
 	d := T(divisor)
 	for i := divideFast(int(unsafe.Sizeof(d)), dst, src, n, divisor); i < n; i++ {
-		*one[T](dst, i) = *one[T](src, i) / d
+		*one[T](dst, i) = div(*one[T](src, i), d)
 	}
 }
 

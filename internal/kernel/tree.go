@@ -36,7 +36,7 @@ func NewScratch(n int) *Scratch {
 func (t Tree) Reduce(s *Scratch, dst, src []unsafe.Pointer, lo, hi int) {
 	size := t.Type.Bytes()
 	r := reducer{src: src, scratch: s.blocks}
-	wide := t.Float32 && size == 2 && t.Type.IsFloat()
+	wide := t.Float32 && isHalf(t.Type)
 	if wide {
 		r.loops = pick(t.Op, tensor.Float32)
 	} else {
