@@ -70,7 +70,9 @@ var failures = []struct {
 	},
 	{
 		name: "an error of several lines",
-		last: func(context.Context, *distribute.Replica) error { return errors.Join(errStep, errors.New("and another")) },
+		last: func(context.Context, *distribute.Replica) error {
+			return errors.Join(errStep, errors.New("and another"))
+		},
 		kind: errStep, says: []string{") returned an error: the step's own error\n", "\n      | and another"}, sites: 1,
 	},
 	{
@@ -508,23 +510,55 @@ func TestClosedStrategy(t *testing.T) {
 }
 
 func TestReplicaOutsideItsRun(t *testing.T) {
-	s := mirrored(t, 2)
-	replicas := make([]*distribute.Replica, 2)
-	_, err := distribute.RunTyped(t.Context(), s, func(_ context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-		replicas[r.ID()] = r
+	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+	replicas, contexts := make([]*distribute.Replica, 2), make([]context.Context, 2)
+	note := func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+		replicas[r.ID()], contexts[r.ID()] = r, ctx
 		return struct{}{}, nil
-	}, nil)
-	if err != nil {
+	}
+	if _, err := distribute.RunTyped(t.Context(), s, note, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := replicas[0].AllReduce(t.Context(), distribute.Sum, 1.0); !errors.Is(err, distribute.ErrContext) {
+	use := func(ctx context.Context) error {
+		_, err := replicas[0].AllReduce(ctx, distribute.Sum, 1.0)
+		return err
+	}
+	if err := use(t.Context()); !errors.Is(err, distribute.ErrContext) {
 		t.Errorf("after the Run: got %v, want ErrContext", err)
 	}
-	_, err = distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-		_, err := replicas[1-r.ID()].AllReduce(ctx, distribute.Sum, 1.0)
-		return struct{}{}, err
-	}, nil)
+	// What a goroutine that an earlier step has left behind does is no matter of the Runs that follow.
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		if r.ID() == 0 {
+			for _, ctx := range []context.Context{contexts[0], ctx} {
+				if err := use(ctx); !errors.Is(err, distribute.ErrContext) {
+					t.Errorf("in the next Run: got %v, want ErrContext", err)
+				}
+			}
+			if _, err := r.AllReduce(contexts[0], distribute.Sum, 1.0); !errors.Is(err, distribute.ErrContext) {
+				t.Errorf("with the context of the Run before: got %v, want ErrContext", err)
+			}
+		}
+		return sum(ctx, r, "x", 2)
+	})
+	if err != nil {
+		t.Errorf("the next Run: %v", err)
+	}
+	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		replicas[r.ID()] = r
+		if err := merge(ctx, r); err != nil || r.ID() == 0 {
+			return err
+		}
+		return use(ctx)
+	})
 	if !errors.Is(err, distribute.ErrContext) || !strings.Contains(err.Error(), "mismatching replica") {
 		t.Errorf("another replica's: got %v, want ErrContext", err)
+	}
+	// After a failed Run the failure is what they get.
+	failed := inStep(t, s, func(_ context.Context, r *distribute.Replica) error {
+		replicas[r.ID()] = r
+		return errStep
+	})
+	if err := use(t.Context()); err != failed {
+		t.Errorf("after a failed Run: got %v, want its failure", err)
 	}
 }

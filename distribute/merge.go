@@ -101,7 +101,8 @@ func (s *Strategy) mergeAll(ctx context.Context, run *ledger.Run) (Value, error)
 	first := s.replicas[0].merging.Load()
 	n := len(first.args)
 	perArg := make([][]Value, n)
-	for _, r := range s.replicas {
+	for i := range s.replicas {
+		r := &s.replicas[i]
 		call := r.merging.Load()
 		if call.name != first.name {
 			return nil, run.Fail(errorf("MergeCall", ErrMismatch, "replica %d comes for %s, replica 0 for %s", r.id, call.name, first.name))

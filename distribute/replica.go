@@ -12,17 +12,23 @@ import (
 )
 
 // Replica is one copy of the model on one device, as the step function sees it while it runs (TensorFlow's
-// ReplicaContext). It must be used by one goroutine at a time and not after the Run.
+// ReplicaContext). It must be used by one goroutine at a time and not after the Run: each Run has Replicas of its own.
 //
 // Every replica must make the same calls in the same order; where they do not, all of them get an error.
 type Replica struct {
+	*replicaState
 	strategy *Strategy
 	id       int
-	device   Device
+	device   *Device
+	run      *ledger.Run
+	over     atomic.Bool // the Run has ended
 	frame    frame
-	run      atomic.Pointer[ledger.Run] // the Run in progress, or nil
-	left     atomic.Bool                // a failed Run left it behind: its goroutine did not end
-	stats    replicaStats
+	ctx      stepContext // what the step function is given
+}
+
+// replicaState is what one Run's replica leaves to the next one's, so that calls allocate nothing.
+type replicaState struct {
+	stats replicaStats
 
 	// Of the call in progress.
 	call     collective.Call
@@ -32,11 +38,17 @@ type Replica struct {
 	merging atomic.Pointer[mergeCall] // the merge call in progress; read by the replica that executes it
 }
 
-func newReplica(s *Strategy, id int, d Device) *Replica {
-	r := &Replica{strategy: s, id: id, device: d}
-	r.frame = frame{strategy: s, replica: r, update: -1}
+func newReplicaState() *replicaState {
+	r := &replicaState{}
 	r.call.Manifest, r.call.Options = &r.manifest, &r.options
 	return r
+}
+
+// begin makes a zero Replica one of a Run.
+func (r *Replica) begin(s *Strategy, id int, run *ledger.Run, state *replicaState) {
+	r.replicaState, r.strategy, r.id, r.device, r.run = state, s, id, &s.devices[id], run
+	r.frame = frame{strategy: s, replica: r, update: -1}
+	r.ctx = stepContext{run.Context(), &r.frame}
 }
 
 // ID returns the replica's number, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
@@ -268,18 +280,31 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 
 // inRun returns the Run in progress. ctx must be of this replica's step, or of no strategy at all.
 func (r *Replica) inRun(ctx context.Context, name string) (*ledger.Run, error) {
-	run := r.run.Load()
+	if err := r.current(name); err != nil {
+		return nil, err
+	}
 	switch f := frameOf(ctx); {
-	case run == nil || r.left.Load():
-		return nil, errorf(name, ErrContext, "replica %d is used outside of the Run that it belongs to; need to be inside the step function of distribute.Run", r.id)
 	case f == nil || f.replica == r:
-		return run, nil
+		return r.run, nil
 	case f.strategy != r.strategy:
 		return nil, errorf(name, ErrContext, "mixing different strategies: %v is not %v", f.strategy, r.strategy)
+	case f.replica != nil && f.replica.id == r.id:
+		return nil, errorf(name, ErrContext, "replica %d was used with the context of another Run", r.id)
 	case f.replica != nil:
 		return nil, errorf(name, ErrContext, "mismatching replica: replica %d was used in the step of replica %d", r.id, f.replica.id)
 	}
 	return nil, errorf(name, ErrContext, "need to be inside the step function of distribute.Run: replica %d was used in a merge or update function, whose *CrossReplica acts for all replicas", r.id)
+}
+
+// current reports an error if the replica's Run is over: if it has failed, its failure.
+func (r *Replica) current(name string) error {
+	if !r.over.Load() {
+		return nil
+	}
+	if err := r.run.Err(); err != nil {
+		return err
+	}
+	return errorf(name, ErrContext, "replica %d is used outside of the Run that it belongs to; need to be inside the step function of distribute.Run", r.id)
 }
 
 // operand returns a leaf of AllReduce as a tensor or IndexedSlices.

@@ -114,16 +114,19 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	s.runs++
 	s.running.Store(true)
 	start := s.stats.now()
-	j := job{run: run, body: body, contexts: make([]stepContext, len(s.workers))}
-	for _, r := range s.replicas {
-		r.run.Store(run)
+	s.replicas = make([]Replica, len(s.devices))
+	for i, w := range s.workers {
+		s.replicas[i].begin(s, i, run, w.state)
 	}
-	for _, w := range s.workers {
-		w.jobs <- j
+	for i, w := range s.workers {
+		w.jobs <- job{&s.replicas[i], body}
 	}
 	abandoned, err := run.Wait()
+	for i := range s.replicas {
+		s.replicas[i].over.Store(true)
+	}
 	s.running.Store(false)
-	s.stats.ended(start, s.replicas)
+	s.stats.ended(start)
 	return s.settle(ctx, abandoned, err)
 }
 
@@ -137,12 +140,9 @@ func (s *Strategy) decline(run *ledger.Run, why error) error {
 }
 
 // settle makes a Run's writes final or takes them back and, after a failure, makes the strategy able to run again. The
-// abandoned replicas' goroutines are blocked in the user's code; they and their Replicas are left behind.
+// abandoned replicas' goroutines are blocked in the user's code; they and their replicas' state are left behind.
 func (s *Strategy) settle(ctx context.Context, abandoned []int, err error) error {
 	if err == nil {
-		for _, r := range s.replicas {
-			r.run.Store(nil)
-		}
 		s.undo.clear()
 		return nil
 	}
@@ -162,35 +162,31 @@ func (s *Strategy) settle(ctx context.Context, abandoned []int, err error) error
 
 // job is one Run as a worker sees it.
 type job struct {
-	run      *ledger.Run
-	body     func(context.Context, *Replica) error
-	contexts []stepContext // one per replica, to be filled in by its worker
+	replica *Replica
+	body    func(context.Context, *Replica) error
 }
 
 // worker is the goroutine of one replica. It lives as long as the strategy, so that a Run starts no goroutine; a failed
 // Run, or a step that calls runtime.Goexit, costs it its place.
 type worker struct {
-	replica *Replica
+	state   *replicaState
 	jobs    chan job
 	current job           // the one that step carries out
 	done    chan struct{} // closed when the goroutine has ended
 }
 
-// staff makes new replicas and starts a worker for each.
+// staff starts a worker for each replica.
 func (s *Strategy) staff() {
-	s.replicas = make([]*Replica, len(s.devices))
 	s.workers = make([]*worker, len(s.devices))
-	for i, d := range s.devices {
-		s.replicas[i] = newReplica(s, i, d)
-		s.workers[i] = &worker{replica: s.replicas[i], jobs: make(chan job, 1), done: make(chan struct{})}
+	for i := range s.workers {
+		s.workers[i] = &worker{state: newReplicaState(), jobs: make(chan job, 1), done: make(chan struct{})}
 		go s.workers[i].work()
 	}
 }
 
 // dismiss lets every worker end when it is done, and waits for those that are not abandoned.
 func (s *Strategy) dismiss(abandoned []int) {
-	for i, w := range s.workers {
-		s.replicas[i].left.Store(true)
+	for _, w := range s.workers {
 		close(w.jobs)
 	}
 	for i, w := range s.workers {
@@ -205,18 +201,16 @@ func (w *worker) work() {
 	defer close(w.done)
 	goroutine, step := stacks.ID(), w.step
 	for w.current = range w.jobs {
-		_ = w.current.run.Do(w.replica.id, goroutine, step)
+		_ = w.current.replica.run.Do(w.current.replica.id, goroutine, step)
 	}
 }
 
 // step is the replica's part of the current Run.
-func (w *worker) step(ctx context.Context) error {
-	r, j := w.replica, w.current
-	w.current = job{}
+func (w *worker) step(context.Context) error {
+	r, body := w.current.replica, w.current.body
+	w.current = job{} // an idle worker keeps nothing alive
 	start := r.strategy.stats.now()
-	own := &j.contexts[r.id]
-	*own = stepContext{ctx, &r.frame}
-	err := j.body(own, r)
+	err := body(&r.ctx, r)
 	r.stats.step(r, start, r.strategy.stats.now())
 	return err
 }

@@ -56,15 +56,15 @@ func (s *runStats) open(replicas int) {
 func (s *runStats) now() int64 { return int64(time.Since(s.epoch)) }
 
 // ended counts a Run and the waits for its last replica.
-func (s *runStats) ended(start int64, replicas []*Replica) {
+func (s *runStats) ended(start int64) {
 	end := s.now()
 	s.runs.Add(1)
 	s.elapsed.Add(end - start)
 	last := int64(0)
-	for i := range replicas {
+	for i := range s.replicas {
 		last = max(last, s.replicas[i].ended.Load())
 	}
-	for i := range replicas {
+	for i := range s.replicas {
 		if at := s.replicas[i].ended.Load(); at >= start {
 			s.replicas[i].waitTime.Add(last - at)
 		}

@@ -32,7 +32,7 @@ type Strategy struct {
 
 	// turn is held from the start of a Run until its outcome is settled, after the ledger's own turn.
 	turn     chan struct{}
-	replicas []*Replica
+	replicas []Replica     // of the last Run
 	group    *replicaGroup // nil with one replica
 	workers  []*worker
 	runs     uint64 // number of Runs begun

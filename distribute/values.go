@@ -122,7 +122,7 @@ func (s *Strategy) LocalResults(v Value) []Value {
 	case !tensor.IsNest(v):
 		return []Value{v}
 	}
-	out := make([]Value, len(s.replicas))
+	out := make([]Value, len(s.devices))
 	for i := range out {
 		nest, err := SelectReplica(i, v)
 		if err != nil {

@@ -126,7 +126,7 @@ func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variab
 // the same name but for a number at its end, and gets the same variable with the configuration of replica 0.
 func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	s := r.strategy
-	out, err := r.MergeCall(ctx, func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
+	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout, func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
 		all := []Value{configs[0]}
 		if p, ok := configs[0].(*PerReplica); ok {
 			all = p.values
@@ -139,7 +139,7 @@ func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variabl
 		}
 		v, err := s.newVariable(ctx, *first)
 		return &created{v}, err
-	}, &cfg)
+	}, []Value{&cfg})
 	if err != nil {
 		return nil, err
 	}
@@ -391,13 +391,13 @@ func (v *Variable) write(op string, in Context, x Value, change update) error {
 }
 
 func (v *Variable) writeReplica(op string, r *Replica, x Value, change update) error {
-	if r.run.Load() == nil || r.left.Load() {
-		return errorf(op, ErrContext, "replica %d is used outside of the Run that it belongs to", r.id)
+	if err := r.current(op); err != nil {
+		return err
 	}
 	if v.sync == OnRead || v.agg == AggregateNone || len(v.components) == 1 {
 		return v.setOne(op, r.id, x, change)
 	}
-	_, err := r.MergeCall(&stepContext{r.run.Load().Context(), &r.frame}, func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
+	_, err := r.mergeCall(&r.ctx, op, r.strategy.options.Timeout, func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
 		s, value := v.strategy, args[0]
 		var err error
 		switch v.agg {
@@ -412,7 +412,7 @@ func (v *Variable) writeReplica(op string, r *Replica, x Value, change update) e
 			return nil, err
 		}
 		return nil, v.setAll(op, value, change)
-	}, x)
+	}, []Value{x})
 	return err
 }
 
