@@ -26,6 +26,7 @@ func OpenXLA(o XLAOptions) (engine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	keepPages()
 	xla.EnableAutoInstall(false)
 	kind, config, options := pluginKind(path), path, pjrt.NamedValuesMap{}
 	if kind == "CPU" {
