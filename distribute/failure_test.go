@@ -150,7 +150,7 @@ var failures = []struct {
 			_, err := r.AllReduce(ctx, distribute.Sum, &tensor.IndexedSlices{Values: tensor.New(tensor.Float32, 1, 2), Indices: tensor.New(tensor.Int64, 1)})
 			return err
 		},
-		kind: distribute.ErrMismatch, says: []string{"comes for MergeCall, replica 0 for AllReduce", "merge_call #0 for AllReduce"}, sites: 2,
+		kind: distribute.ErrMismatch, says: []string{"the calls differ: replica ", " merge_call #0 for AllReduce", " merge_call #0, called at "}, sites: 2,
 	},
 	{
 		name: "merge calls with other arguments",

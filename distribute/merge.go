@@ -104,9 +104,6 @@ func (s *Strategy) mergeAll(ctx context.Context, run *ledger.Run) (Value, error)
 	for i := range s.replicas {
 		r := &s.replicas[i]
 		call := r.merging.Load()
-		if call.name != first.name {
-			return nil, run.Fail(errorf("MergeCall", ErrMismatch, "replica %d comes for %s, replica 0 for %s", r.id, call.name, first.name))
-		}
 		if len(call.args) != n {
 			return nil, run.Fail(errorf(first.name, ErrMismatch, "replica %d gives %d arguments, replica 0 %d", r.id, len(call.args), n))
 		}

@@ -24,6 +24,28 @@ func BenchmarkRunEmpty(b *testing.B) {
 	}
 }
 
+// BenchmarkRunAllReduce is a Run of one small reduction.
+func BenchmarkRunAllReduce(b *testing.B) {
+	for _, n := range []int{1, 2, 4} {
+		b.Run(fmt.Sprintf("replicas=%d/bytes=4", n), func(b *testing.B) {
+			s := mirrored(b, n)
+			tensors := make([][]*tensor.Tensor, n)
+			for i := range tensors {
+				tensors[i] = []*tensor.Tensor{tensor.New(tensor.Float32, 1)}
+			}
+			step := func(ctx context.Context, r *distribute.Replica, x []*tensor.Tensor) (struct{}, error) {
+				return struct{}{}, r.AllReduceInto(ctx, distribute.Sum, x, x, nil)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := distribute.RunTyped(b.Context(), s, step, tensors); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkAllReduceInto(b *testing.B) {
 	for _, size := range []int{1, 1 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("replicas=2/bytes=%d", 4*size), func(b *testing.B) {

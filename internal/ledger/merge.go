@@ -49,8 +49,8 @@ func newRendezvous(l *Ledger) *rendezvous {
 
 // Merge is one replica's part in a merge call: it waits until all replicas have come, the last one's goroutine runs f
 // for all of them, and all return f's value and error. Only that one f runs, so all replicas must give the same.
-// While it runs, no goroutine of another replica is outside Merge. purpose says in reports what the merge call is for; it
-// may be empty.
+// While it runs, no goroutine of another replica is outside Merge. purpose says what the merge call is for, in reports; it
+// may be empty. Merge calls that differ in it are a failure of the run that matches [collective.ErrMismatch].
 //
 // timeout bounds the wait including f's run; zero means the ledger's [Config.Timeout], negative none. The wait also ends
 // when ctx does, and when the run fails; each of these is a failure of the run. So is a panic or runtime.Goexit of f,
@@ -88,19 +88,33 @@ func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
 		return false, failure
 	}
 	m.arrived++
-	if m.arrived == len(r.replicas) {
+	last = m.arrived == len(r.replicas)
+	var found *StepError
+	switch {
+	case !last:
+		found = r.parkLocked(replica, waiting{m.monitor, seq})
+	case m.differ():
+		found = r.failLocked(fault{kind: faultFound, replica: replica, monitor: m.monitor, seq: seq, cause: collective.ErrMismatch})
+	default:
 		m.arrived, m.executing, m.executor = 0, true, replica
-		l.mu.Unlock()
-		return true, nil
 	}
-	stuck := r.parkLocked(replica, waiting{m.monitor, seq})
 	l.mu.Unlock()
-	if stuck != nil {
+	if found != nil {
 		r.replicas[replica].parked.Store(false)
-		r.spread(stuck)
-		return false, stuck
+		r.spread(found)
+		return false, found
 	}
-	return false, nil
+	return last, nil
+}
+
+// differ reports whether the replicas, which all have come, have come for different things.
+func (m *rendezvous) differ() bool {
+	for i := range m.seats {
+		if m.seats[i].manifest.Name != m.seats[0].manifest.Name {
+			return true
+		}
+	}
+	return false
 }
 
 // execute runs f and wakes the others.

@@ -129,6 +129,23 @@ func TestMergeAgainstReduce(t *testing.T) {
 	})
 }
 
+func TestMergePurposesDiffer(t *testing.T) {
+	bubble(t, func(t *testing.T, n int) {
+		fails(t, n, ledger.Config{}, want{
+			is:     []error{collective.ErrMismatch},
+			not:    []error{collective.ErrDesync},
+			reason: []string{"the calls differ: ", "replica 1 (CPU:1) makes merge_call #0 for saving", " merge_call #0 for loading"},
+		}, func(ctx context.Context, r replica) error {
+			purpose := "loading"
+			if r.id == 1 {
+				purpose = "saving"
+			}
+			_, err := r.run.Merge(ctx, r.id, purpose, 0, func() (any, error) { panic("they do not mean the same") })
+			return err
+		})
+	})
+}
+
 func TestMergeNeedsEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		for _, late := range []bool{false, true} {
