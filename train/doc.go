@@ -5,11 +5,16 @@
 // replica, and combines loss and metrics by example, so that the numbers mean the same on one replica and on eight:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: eng})
-//	t, err := train.New(ctx, s, model, train.Config{Inputs: inputs, Labels: labels, GlobalBatch: 128})
+//	batches := images.Shuffle(1).Batch(128)
+//	t, err := train.New(ctx, s, model, train.Config{Data: batches})
 //	history, err := t.Fit(ctx, batches, train.FitConfig{Epochs: 10, Callbacks: []train.Callback{
 //		train.NewProgress(train.ProgressConfig{Out: os.Stdout}),
 //	}})
-//	result, err := t.Evaluate(ctx, testBatches)
+//	result, err := t.Evaluate(ctx, testImages.Batch(128))
+//
+// What Keras calls model.compile and model.fit is here [New] and [Trainer.Fit]; validation_split is data.Pipeline.Split, a
+// ModelCheckpoint is a [Callback] that calls [Trainer.Weights] and package train/checkpoint, and train_on_batch is
+// [Trainer.Gradients] with [Trainer.ApplyGradients].
 //
 // # Batches
 //

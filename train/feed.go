@@ -85,7 +85,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 				return err
 			}
 			if err := f.send(ctx, element); err != nil {
-				return fmt.Errorf("batch %d of the dataset: %w", sent-before, err)
+				return fmt.Errorf("batch %d of the dataset: %w", sent-before+1, err)
 			}
 			if sent++; sent == cfg.limit {
 				return nil
@@ -105,9 +105,9 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 }
 
 func (f *feeder) send(ctx context.Context, element data.Element) error {
-	b, ok := element.(data.Batch)
-	if !ok {
-		return fmt.Errorf("it is a %T: want a data.Batch", element)
+	b, err := batchOf(element)
+	if err != nil {
+		return err
 	}
 	select {
 	case g := <-f.free:
@@ -122,6 +122,15 @@ func (f *feeder) send(ctx context.Context, element data.Element) error {
 	case <-ctx.Done():
 	}
 	return context.Cause(ctx)
+}
+
+// batchOf returns an element as the batch that it must be.
+func batchOf(element data.Element) (data.Batch, error) {
+	b, ok := element.(data.Batch)
+	if !ok {
+		return b, fmt.Errorf("it is a %T: want a data.Batch", element)
+	}
+	return b, nil
 }
 
 // globalBatch is one global batch, cut into a padded share for each replica.

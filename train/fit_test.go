@@ -193,8 +193,8 @@ func TestDatasetErrors(t *testing.T) {
 		want string
 	}{
 		{"empty", elements(), "the dataset is empty"},
-		{"no batch", elements(good.Inputs[0]), "batch 0 of the dataset: it is a *tensor.Tensor: want a data.Batch"},
-		{"too large", elements(good, lineExamples(5)), "batch 1 of the dataset: it has 5 examples: want at most the global batch of 4"},
+		{"no batch", elements(good.Inputs[0]), "batch 1 of the dataset: it is a *tensor.Tensor: want a data.Batch"},
+		{"too large", elements(good, lineExamples(5)), "batch 2 of the dataset: it has 5 examples: want at most the global batch of 4"},
 		{"other shape", elements(data.Batch{Inputs: []*tensor.Tensor{wide}, Labels: good.Labels}), "input 0: got float64(4, 3), want float64(4, 2)"},
 		{"other dtype", elements(data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4, 2)}, Labels: good.Labels}), "input 0: got float32(4, 2), want float64(4, 2)"},
 		{"inputs", elements(data.Batch{Labels: good.Labels}), "it has 0 inputs: want 1"},
@@ -232,6 +232,9 @@ func TestConfigErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer bare.Close()
+	fromData := func(ds data.Dataset) func(*Config, *fakeModel) {
+		return func(c *Config, _ *fakeModel) { *c = Config{Data: ds} }
+	}
 	refuse := errors.New("no such operation")
 	for _, c := range []struct {
 		name     string
@@ -243,6 +246,13 @@ func TestConfigErrors(t *testing.T) {
 		{"inputs", s, func(c *Config, _ *fakeModel) { c.Inputs = nil }, "Inputs is empty"},
 		{"dtype", s, func(c *Config, _ *fakeModel) { c.Inputs[0].DType = tensor.String }, "a feature of type string"},
 		{"shape", s, func(c *Config, _ *fakeModel) { c.Labels[0].Shape = []int{-1} }, "shape (-1,)"},
+		{"data and inputs", s, func(c *Config, _ *fakeModel) { c.Data = sizes(lineExamples(4), 4) }, "Data, and Inputs or Labels as well"},
+		{"empty data", s, fromData(data.Pipeline{}), "Config.Data: first batch: the dataset is empty"},
+		{"empty batch", s, fromData(sizes(lineExamples(4), 0, 4)), "first batch: it has no examples: set GlobalBatch"},
+		{"no batch", s, fromData(data.FromTensors(tensor.Of([]float64{1}))), "first batch: it is a *tensor.Tensor: want a data.Batch"},
+		{"one example", s, fromData(data.FromTensors(lineExamples(4))), "label 0 is missing or a scalar"},
+		{"no inputs", s, fromData(batches(data.Batch{Labels: []*tensor.Tensor{tensor.Of([]float64{1})}})), "it has no inputs"},
+		{"failing data", s, fromData(data.Lines("absent")), "open absent: "},
 		{"engine", bare, func(*Config, *fakeModel) {}, "the strategy has no engine"},
 		{"model", s, func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, "compiling the model: no such operation"},
 	} {
@@ -348,5 +358,32 @@ func TestSpeed(t *testing.T) {
 	want := Speed{Steps: 2, Examples: 16, Duration: 2 * time.Second, ExamplesPerSecond: 8, ReduceShare: 0.1, WaitShare: 0.1}
 	if got := w.result(2); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// TestConfigFromData: a model trained under Config.Data is the one trained under the same features and global batch.
+func TestConfigFromData(t *testing.T) {
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ds := sizes(lineExamples(11), 4, 4, 3)
+	want := fakeConfig(4)
+	for name, cfg := range map[string]Config{"batch inferred": {Data: ds}, "batch given": {Data: sizes(lineExamples(3), 3), GlobalBatch: 4}} {
+		trainer, err := New(t.Context(), s, fakeModel{rate: 0.01}, cfg)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got := trainer.config
+		if !reflect.DeepEqual([]any{got.Inputs, got.Labels, got.GlobalBatch}, []any{want.Inputs, want.Labels, want.GlobalBatch}) {
+			t.Errorf("%s: got %+v, want %+v", name, got, want)
+		}
+		if _, err := trainer.Fit(t.Context(), ds, FitConfig{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := trainer.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

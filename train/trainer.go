@@ -4,20 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
-
-// Config says what a model is trained on.
-type Config struct {
-	Inputs      []engine.Feature // one example of each input; at least one
-	Labels      []engine.Feature // one example of each label
-	GlobalBatch int              // the most examples of one step, over all replicas; at least 1
-	Seed        int64            // of the initial values and of the replicas' random numbers
-}
 
 // Trainer trains one model over one strategy. One goroutine at a time may use it; callbacks of [Trainer.Fit] may use it too,
 // but must not call Fit.
@@ -48,7 +39,7 @@ type part struct {
 
 // New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer.
 func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
-	if err := cfg.validate(); err != nil {
+	if err := cfg.complete(ctx); err != nil {
 		return nil, err
 	}
 	if s.Engine() == nil {
@@ -90,21 +81,6 @@ func (t *Trainer) Metrics() []string { return t.metrics }
 
 // Steps returns how many steps were made: by Fit, and by ApplyGradients.
 func (t *Trainer) Steps() int64 { return t.committed }
-
-func (c *Config) validate() error {
-	switch {
-	case c.GlobalBatch < 1:
-		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
-	case len(c.Inputs) == 0:
-		return errors.New("train: Config.Inputs is empty: want the type and shape of one example of each input")
-	}
-	for _, f := range slices.Concat(c.Inputs, c.Labels) {
-		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {
-			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension", f.DType, tensor.FormatShape(f.Shape))
-		}
-	}
-	return nil
-}
 
 func packsOf(p engine.Program) []pack {
 	packs := make([]pack, p.Packs())

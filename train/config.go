@@ -1,0 +1,99 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Config says what a model is trained on: either Data, or Inputs and Labels.
+type Config struct {
+	// Data yields global batches ([data.Batch]) like those that Fit will get. New reads the first one, for the types and
+	// shapes of inputs and labels.
+	Data data.Dataset
+	// Inputs and Labels are one example of each input, of which there is at least one, and of each label, in place of Data.
+	Inputs, Labels []engine.Feature
+	// GlobalBatch is the most examples of one step, over all replicas. Default: as many as the first batch of Data has.
+	GlobalBatch int
+	// Seed is that of the initial values and of the replicas' random numbers.
+	Seed int64
+}
+
+// complete takes from Data what it gives, and checks the rest.
+func (c *Config) complete(ctx context.Context) error {
+	if c.Data != nil {
+		if c.Inputs != nil || c.Labels != nil {
+			return errors.New("train: Config has Data, and Inputs or Labels as well: want one or the other")
+		}
+		if err := c.infer(ctx); err != nil {
+			return fmt.Errorf("train: Config.Data: first batch: %w", err)
+		}
+	}
+	switch {
+	case c.GlobalBatch < 1:
+		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
+	case len(c.Inputs) == 0:
+		return errors.New("train: Config.Inputs is empty: want the type and shape of one example of each input, or Data")
+	}
+	for _, f := range slices.Concat(c.Inputs, c.Labels) {
+		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {
+			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension", f.DType, tensor.FormatShape(f.Shape))
+		}
+	}
+	return nil
+}
+
+// infer sets Inputs, Labels and, if it is 0, GlobalBatch from the first batch of Data.
+func (c *Config) infer(ctx context.Context) error {
+	first, err := firstElement(ctx, c.Data)
+	if err != nil {
+		return err
+	}
+	b, err := batchOf(first)
+	if err != nil {
+		return err
+	}
+	if c.Inputs, err = featuresOf("input", b.Inputs); err != nil {
+		return err
+	}
+	if c.Labels, err = featuresOf("label", b.Labels); err != nil {
+		return err
+	}
+	if len(b.Inputs) == 0 {
+		return errors.New("it has no inputs: want at least one")
+	}
+	if c.GlobalBatch == 0 {
+		if c.GlobalBatch = b.Rows(); c.GlobalBatch == 0 {
+			return errors.New("it has no examples: set GlobalBatch")
+		}
+	}
+	return nil
+}
+
+// firstElement reads the first element of ds.
+func firstElement(ctx context.Context, ds data.Dataset) (data.Element, error) {
+	for e, err := range ds.Iter(ctx) {
+		return e, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	return nil, errors.New("the dataset is empty")
+}
+
+// featuresOf returns what one row of each tensor is.
+func featuresOf(kind string, tensors []*tensor.Tensor) ([]engine.Feature, error) {
+	var out []engine.Feature
+	for i, t := range tensors {
+		if t == nil || t.Rank() == 0 {
+			return nil, fmt.Errorf("%s %d is missing or a scalar: want a tensor whose first dimension counts examples", kind, i)
+		}
+		out = append(out, engine.Feature{DType: t.DType(), Shape: slices.Clone(t.Shape()[1:])})
+	}
+	return out, nil
+}
