@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
 func devices(n int) []string {
@@ -182,8 +183,9 @@ func BenchmarkRun(b *testing.B) {
 	for i := range runs {
 		runs[i] = make(chan *ledger.Run)
 		wg.Go(func() {
+			goroutine := stacks.ID()
 			for run := range runs[i] {
-				_ = run.Do(i, 0, nothing)
+				_ = run.Do(i, goroutine, nothing)
 			}
 		})
 	}

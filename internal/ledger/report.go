@@ -75,6 +75,7 @@ func (r *Run) report(f fault) *StepError {
 
 // idleReport makes the error of a fault that was found outside a run.
 func (l *Ledger) idleReport(f fault) *StepError {
+	f.text = f.say()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dirty = true

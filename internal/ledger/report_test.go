@@ -73,7 +73,7 @@ func TestReportBesideCalls(t *testing.T) {
 	seen := 0
 	for i := 0; i < 200 || seen == 0 && i < 100_000; i++ {
 		var failure *ledger.StepError
-		if err := m.Explain(1, errors.New("why")); !errors.As(err, &failure) {
+		if err := m.Explain(1, errors.New("why")); !errors.As(err, &failure) || !strings.HasSuffix(failure.Reason, ": why") {
 			t.Fatal(err)
 		}
 		if call := failure.Replicas[0].Call; call != nil && call.Op == "all_reduce" {
