@@ -411,6 +411,38 @@ func TestCancellationEndsEveryWait(t *testing.T) {
 	}
 }
 
+// A Run that waits for another one, or has not begun, ends with its context.
+func TestCancellationBeforeRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+		hold, released := make(chan struct{}), make(chan error)
+		go func() {
+			_, err := distribute.RunTyped(t.Context(), s, func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
+				<-hold
+				return struct{}{}, nil
+			}, nil)
+			released <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(errStep) })
+		for _, when := range []string{"while it waits", "before"} {
+			_, err := distribute.RunTyped(ctx, s, func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
+				t.Errorf("%s: the step ran", when)
+				return struct{}{}, nil
+			}, nil)
+			if !errors.Is(err, errStep) || !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: got %v, want the context's error and its cause", when, err)
+			}
+		}
+		close(hold)
+		if err := <-released; err != nil {
+			t.Errorf("the Run in progress: %v", err)
+		}
+		checkRunsAgain(t, s)
+	})
+}
+
 func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
 	s := mirrored(t, 2)
 	var mu sync.Mutex

@@ -43,3 +43,22 @@ func TestRunCallsEveryReplicaOnce(t *testing.T) {
 		}
 	}
 }
+
+// A Run allocates a few objects, the same number however many replicas there are.
+func TestRunAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	step := func(context.Context, *distribute.Replica, struct{}) (struct{}, error) { return struct{}{}, nil }
+	for _, n := range []int{1, 2, 8} {
+		s := mirrored(t, n)
+		const most = 8
+		if got := testing.AllocsPerRun(100, func() {
+			if _, err := distribute.RunTyped(t.Context(), s, step, nil); err != nil {
+				t.Error(err)
+			}
+		}); got > most {
+			t.Errorf("%d replicas: %v allocations, want at most %d", n, got, most)
+		}
+	}
+}

@@ -74,7 +74,7 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 }
 
 // Begin starts a run of all replicas, waiting for the end of the one in progress if there is one; ending ctx ends that
-// wait. step is the user's function, which reports name where a replica returned from; nil if there is none.
+// wait, and none begins with a ctx that has ended. step is the user's function, which reports name where a replica returned from; nil if there is none.
 //
 // A run begun inside a replica of a run in progress would wait for ever: it is an error that matches [ErrNested] and
 // names the replica. That is found by the context, by the goroutine, or by the goroutine that started it.
@@ -83,6 +83,9 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.ledger == l && l.current.Load() == outer {
 		return nil, outer.nested(-1)
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("ledger: before the run began: %w", endOf(ctx))
 	}
 	select {
 	case l.turn <- struct{}{}:
@@ -95,7 +98,7 @@ func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 		select {
 		case l.turn <- struct{}{}:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("ledger: waiting for the run in progress to end: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("ledger: waiting for the run in progress to end: %w", endOf(ctx))
 		}
 	}
 	l.mu.Lock()
