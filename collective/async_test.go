@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // TestStart: started calls are carried out in the order of their start, a Do behind them, and handles are awaited in any
@@ -163,6 +165,44 @@ func TestSplit(t *testing.T) {
 				}
 				return c.Do(background, barrier())
 			})
+		}
+	})
+}
+
+// noSplit is an endpoint that cannot split, and needs a minute to find out.
+type noSplit struct {
+	transport.Splitter
+	err error
+}
+
+func (e noSplit) Split(uint64, []int) (transport.Endpoint, error) {
+	time.Sleep(time.Minute)
+	return nil, e.err
+}
+
+// TestSplitHalfDone: a rank whose Split succeeded does not wait for one whose Split failed.
+func TestSplitHalfDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		cause := errors.New("no memory left")
+		ends := mem.NewPipes(3)
+		ends[2] = noSplit{ends[2].(transport.Splitter), cause}
+		g, err := collective.Open(ends, collective.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer shut(t, g)
+		errs := each(g, func(c collective.Communicator) error {
+			sub, err := c.Split(background, 0, 0)
+			if err != nil {
+				return err
+			}
+			defer sub.Close()
+			return sub.Do(background, barrier())
+		})
+		same(t, errs, cause)
+		if waited := time.Since(start); waited != time.Minute {
+			t.Errorf("it took %v, want the minute until rank 2 failed", waited)
 		}
 	})
 }

@@ -30,7 +30,8 @@
 // The same bits: a reduction adds along one tree over the ranks, level by level, neighbours 2j and 2j+1, the lower on the
 // left, an odd one out passing up. Half-width numbers are added in float32 and rounded to their type at every node, or
 // once at the end with [AccumulateFloat32]. A mean is the sum and one true division. So the result depends on the
-// ranks' vectors only, not on the algorithm, the transport, the timing, or where a rank runs.
+// ranks' vectors only, not on the algorithm, the transport, the timing, or where a rank runs. That includes the signs of
+// zeros and the bits of NaNs: of two NaNs the left one stays.
 //
 // No mistake is summed: every frame and every peer's memory comes with a header that says which call it belongs to, and
 // a rank holds it against its own call before it touches a byte. Another order, operation, reduction, dtype, count,

@@ -250,7 +250,7 @@ func (x *executor) meet(call *Call, inMemory bool) error {
 
 func (x *executor) signal(mark int) error {
 	if x.m.marker.Signal(mark) != nil {
-		return errFailed // as in await
+		return x.interrupted()
 	}
 	return nil
 }
@@ -266,12 +266,27 @@ func (x *executor) await(mark int) error {
 			x.wait.firm, x.wait.mark = true, -1
 			return nil
 		case errors.Is(err, transport.ErrInterrupted):
-			return errFailed // a peer has withdrawn, or the team has failed: either way its cause is on its way
-		case mark > 0 || x.m.marker.Withdraw():
+			return x.interrupted()
+		case mark > 0:
 			return err
 		}
+		x.m.team.leaving.Add(1)
+		if x.m.marker.Withdraw() {
+			return err
+		}
+		x.m.team.leaving.Add(-1)
 		x.wait.firm = true
 	}
+}
+
+// interrupted says why the current call can never start: a rank has withdrawn, or a team has failed. If it is this team,
+// its cause is there or on its way. Else it is another one over the same transport, whose cause is not known here.
+func (x *executor) interrupted() error {
+	t := x.m.team
+	if t.local == t.size || t.leaving.Load() > 0 || t.fate.Load() != sound {
+		return errFailed
+	}
+	return x.m.failure(ErrAborted, errors.New("a rank that another group was opened for has left the call"))
 }
 
 // early holds the calls of the peers that have entered the current call against this rank's, so that a mismatch is found

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -645,8 +646,103 @@ func fail(t *testing.T, m mode, n, count int, moment time.Duration, victim, how 
 		if how != 2 && err != errs[0] {
 			t.Errorf("rank %d failed with\n%v, rank 0 with\n%v", r, err, errs[0])
 		}
-		if m.algorithm == "direct" && completed[r] != completed[0] {
+		if m.name != "messages" && completed[r] != completed[0] {
 			t.Errorf("rank %d completed %d calls, rank 0 %d", r, completed[r], completed[0])
 		}
 	}
+}
+
+// TestGroupsOfOneRankEach: a group may be opened for each rank by itself. A failure of one reaches the others, which
+// cannot know its cause; and a call that all have entered is completed.
+func TestGroupsOfOneRankEach(t *testing.T) {
+	cause := errors.New("enough")
+	for name, test := range map[string]struct {
+		leave func(c collective.Communicator) error
+		rest  error // what the others get
+	}{
+		"abort": {func(c collective.Communicator) error {
+			c.Abort(cause)
+			return c.Err()
+		}, collective.ErrAborted},
+		"cancel": {func(c collective.Communicator) error {
+			ctx, cancel := context.WithCancelCause(background)
+			time.AfterFunc(time.Second, func() { cancel(cause) })
+			return c.Do(ctx, barrier())
+		}, collective.ErrAborted},
+		"close": {func(c collective.Communicator) error { return errors.Join(c.Close(), cause) }, collective.ErrPeerLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				groups := alone(t, mem.New(4))
+				errs := eachAlone(groups, func(c collective.Communicator) error {
+					x := []float32{1}
+					if err := c.Do(background, sum(x, x)); err != nil || x[0] != 4 {
+						return fmt.Errorf("the sum is %v, %w", x[0], err)
+					}
+					switch c.Rank() {
+					case 0:
+						time.Sleep(2 * time.Second)
+					case 1:
+						return test.leave(c)
+					}
+					return c.Do(background, barrier())
+				})
+				for rank, err := range errs {
+					want := test.rest
+					if rank == 1 {
+						want = cause
+					}
+					if !errors.Is(err, want) {
+						t.Errorf("rank %d: %v, want %v", rank, err, want)
+					}
+				}
+				if waited := time.Since(start); waited != 2*time.Second {
+					t.Errorf("it took %v, want the two seconds that rank 0 slept", waited)
+				}
+			})
+		})
+	}
+	t.Run("abort after the start", func(t *testing.T) {
+		ends := mem.New(2)
+		var groups []collective.Group
+		ends[1] = seam{ends[1].(transport.Marker), func() { groups[1].Local()[0].Abort(cause) }}
+		groups = alone(t, ends)
+		for rank, err := range eachAlone(groups, func(c collective.Communicator) error {
+			x := []float32{1}
+			if err := c.Do(background, sum(x, x)); err != nil || x[0] != 2 {
+				return fmt.Errorf("the sum is %v, %w", x[0], err)
+			}
+			return nil
+		}) {
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+	})
+}
+
+// alone opens a group for each end.
+func alone(t *testing.T, ends []transport.Endpoint) []collective.Group {
+	t.Helper()
+	groups := make([]collective.Group, len(ends))
+	for i := range ends {
+		g, err := collective.Open(ends[i:i+1], collective.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { shut(t, g) })
+		groups[i] = g
+	}
+	return groups
+}
+
+func eachAlone(groups []collective.Group, f func(c collective.Communicator) error) []error {
+	errs := make([]error, len(groups))
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		wg.Go(func() { errs[i] = f(g.Local()[0]) })
+	}
+	wg.Wait()
+	return errs
 }

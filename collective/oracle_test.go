@@ -38,16 +38,44 @@ type number interface {
 
 func combine[T number](op collective.ReduceOp) func(a, b T) T {
 	return func(a, b T) T {
+		switch {
+		case a != a:
+			return quiet(a)
+		case b != b:
+			return quiet(b)
+		}
+		var r T
 		switch op {
 		case collective.Min:
-			return min(a, b)
+			r = min(a, b)
 		case collective.Max:
-			return max(a, b)
+			r = max(a, b)
 		case collective.Prod:
-			return a * b
+			r = a * b
+		default:
+			r = a + b
 		}
-		return a + b
+		if r != r { // of an invalid operation
+			switch p := any(&r).(type) {
+			case *float32:
+				*p = math.Float32frombits(0xffc00000)
+			case *float64:
+				*p = math.Float64frombits(0xfff80000_00000000)
+			}
+		}
+		return r
 	}
+}
+
+// quiet returns a NaN with the bit set that tells quiet ones from signalling ones.
+func quiet[T number](x T) T {
+	switch p := any(&x).(type) {
+	case *float32:
+		*p = math.Float32frombits(math.Float32bits(*p) | 1<<22)
+	case *float64:
+		*p = math.Float64frombits(math.Float64bits(*p) | 1<<51)
+	}
+	return x
 }
 
 // reduced is what an all-reduce of the ranks' vectors must give, bit for bit.
@@ -91,7 +119,7 @@ func reducedAs[T number](op collective.ReduceOp, srcs [][]byte) []byte {
 			values = append(values, as[T](s)[i])
 		}
 		v := treeOf(values, combine[T](op))
-		if op == collective.Mean {
+		if op == collective.Mean && len(srcs) > 1 {
 			v /= T(len(srcs))
 		}
 		as[T](out)[i] = v
@@ -100,6 +128,9 @@ func reducedAs[T number](op collective.ReduceOp, srcs [][]byte) []byte {
 }
 
 func reducedHalf(op collective.ReduceOp, wide bool, srcs [][]byte, widen func(uint16) float32, narrow func(float32) uint16) []byte {
+	if len(srcs) == 1 && !wide {
+		return srcs[0]
+	}
 	round := func(f float32) float32 {
 		if wide {
 			return f
@@ -136,10 +167,12 @@ func aligned(n int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), n)
 }
 
-// fill writes random elements: numbers of like size, with some zeros of both signs and infinities among the floats. NaNs
-// are left out, because which payload comes out of two is not promised.
+// fill writes random elements: numbers of like size, with some zeros and infinities of both signs and NaNs of any payload
+// among the floats.
 func fill(random *rand.Rand, t tensor.DType, b []byte) {
-	special := []float64{0, math.Copysign(0, -1), math.Inf(1), 1e-40}
+	special := []float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), 1e-40}
+	nan := func() uint64 { return random.Uint64() | 0x7ff00000_7f807c00 } // in every type, or infinity
+	one := func() bool { return random.IntN(20) == 0 }
 	pick := func() float64 {
 		if random.IntN(20) == 0 {
 			return special[random.IntN(len(special))]
@@ -150,18 +183,30 @@ func fill(random *rand.Rand, t tensor.DType, b []byte) {
 	case tensor.Float32:
 		for i := range as[float32](b) {
 			as[float32](b)[i] = float32(pick())
+			if one() {
+				as[uint32](b)[i] = uint32(nan())
+			}
 		}
 	case tensor.Float64:
 		for i := range as[float64](b) {
 			as[float64](b)[i] = pick()
+			if one() {
+				as[uint64](b)[i] = nan()
+			}
 		}
 	case tensor.Float16:
 		for i := range as[uint16](b) {
 			as[uint16](b)[i] = uint16(tensor.F16From(float32(pick())))
+			if one() {
+				as[uint16](b)[i] = uint16(nan())
+			}
 		}
 	case tensor.BFloat16:
 		for i := range as[uint16](b) {
 			as[uint16](b)[i] = uint16(tensor.BF16From(float32(pick())))
+			if one() {
+				as[uint16](b)[i] = uint16(nan()) | 0x7f80
+			}
 		}
 	default:
 		for i := range b {

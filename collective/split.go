@@ -40,7 +40,12 @@ func (m *member) Split(ctx context.Context, color, key int) (Communicator, error
 	if err != nil {
 		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)
 	}
-	return m.team.split(id, fmt.Sprintf("%s/%d.%d", m.team.cfg.Name, nth, color), ranks).join(end), nil
+	part, err := m.team.split(id, fmt.Sprintf("%s/%d.%d", m.team.cfg.Name, nth, color), ranks)
+	if err != nil {
+		end.Close()
+		return nil, err
+	}
+	return part.join(end), nil
 }
 
 // groupOf returns the ranks of a color, by key, then by rank.
@@ -55,19 +60,24 @@ func groupOf(all []int64, color int) []int {
 	return ranks
 }
 
-// split returns the team of a communicator that is split off under id, which the first local rank to come makes.
-func (t *team) split(id uint64, name string, ranks []int) *team {
+// split returns the team of a communicator that is split off under id, which the first local rank to come makes. Where
+// messages are exchanged a rank may fail in a Split that has succeeded on others; so a failure of t is one of the parts that
+// not all their local ranks have come to.
+func (t *team) split(id uint64, name string, ranks []int) (*team, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.splits[id]
 	if s == nil {
+		if err := t.cause(); err != nil {
+			return nil, err
+		}
 		s = t.child(id, name, ranks)
 		t.splits[id] = s
 	}
 	if s.taken++; s.taken == s.local {
 		delete(t.splits, id)
 	}
-	return s
+	return s, nil
 }
 
 // child makes the team of the given ranks of t, whose mu is held.

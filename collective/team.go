@@ -1,6 +1,8 @@
 package collective
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -22,6 +24,8 @@ type team struct {
 	done chan struct{} // closed when the fate is failed
 	err  error         // the cause, set before done is closed
 	torn atomic.Bool   // a rank left out part of a call that all had entered
+
+	leaving atomic.Int32 // ranks that try to withdraw from a call, or have done so and will fail the team
 
 	mu      sync.Mutex
 	members []*member        // local ones, as they join
@@ -91,11 +95,15 @@ func (t *team) settle(err error) {
 	t.fate.Store(failed)
 	close(t.done)
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	for _, m := range t.members {
 		if m.marker != nil {
 			m.marker.Interrupt()
 		}
+	}
+	partial := slices.Collect(maps.Values(t.splits))
+	t.mu.Unlock()
+	for _, s := range partial {
+		s.abort(err) // a rank that failed in Split never comes to it
 	}
 }
 

@@ -99,10 +99,11 @@ func (w *work) step(s *Step) error {
 	return nil
 }
 
-// stop reports whether the communicator has failed, so that what is left of a call in memory is left out.
+// stop reports whether the communicator has failed, so that what is left of a call in memory is left out. Nothing is left
+// out if some ranks are of another team, which would not learn of it.
 func (w *work) stop() bool {
 	t := w.x.m.team
-	if t.fate.Load() == sound {
+	if t.fate.Load() == sound || t.local < t.size {
 		return false
 	}
 	t.torn.Store(true)
@@ -177,7 +178,7 @@ func (w *work) copy(s *Step) {
 }
 
 func (w *work) scale(s *Step) {
-	if !w.mean {
+	if !w.mean || w.x.m.team.size == 1 { // the tree over one rank leaves it as it is, signalling NaNs included
 		return
 	}
 	p, t := w.place(s.Out)
