@@ -286,7 +286,7 @@ func (x *executor) interrupted() error {
 	if t.local == t.size || t.leaving.Load() > 0 || t.fate.Load() != sound {
 		return errFailed
 	}
-	return x.m.failure(ErrAborted, errors.New("a rank that another group was opened for has left the call"))
+	return x.m.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
 }
 
 // early holds the calls of the peers that have entered the current call against this rank's, so that a mismatch is found
