@@ -84,7 +84,7 @@ func (m *member) Do(ctx context.Context, call *Call) error {
 		return err
 	}
 	if !ready {
-		m.awaitTurn(ctx, seq)
+		m.block(ctx, m.mine, call, seq, "the calls started before")
 	}
 	err = m.execute(ctx, call, seq, true)
 	m.finish(true)
@@ -132,26 +132,26 @@ func (m *member) enter(call *Call, how manner) (seq uint64, ready bool, err erro
 	return seq, ready, nil
 }
 
-// awaitTurn waits for the calls that were started before. They end without this goroutine's help, if need be because the
-// end of ctx fails the communicator.
-func (m *member) awaitTurn(ctx context.Context, seq uint64) {
+// block waits for the token, which comes without this goroutine's help: if need be because the end of ctx fails the
+// communicator. call and what say in the error what it waited for.
+func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, seq uint64, what string) {
 	if monitor := m.team.monitor; monitor != nil {
 		if err := monitor.Park(m.rank, seq); err != nil {
 			m.team.abort(asError(m, err))
-			<-m.mine
+			<-token
 			return
 		}
 		defer monitor.Unpark(m.rank)
 	}
 	select {
-	case <-m.mine:
+	case <-token:
 	case <-ctx.Done():
 		end := endOf(ctx)
 		m.team.fail(&Error{
-			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Seq: seq,
-			Err: fmt.Errorf("waiting for the calls started before: %w", end),
+			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: seq, Name: call.name(),
+			Err: fmt.Errorf("waiting for %s: %w", what, end),
 		}, m.rank)
-		<-m.mine
+		<-token
 	}
 }
 

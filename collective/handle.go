@@ -3,7 +3,6 @@ package collective
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 )
 
@@ -82,33 +81,11 @@ func (h *handle) Wait(ctx context.Context) error {
 	select {
 	case <-h.done:
 	default:
-		h.block(ctx)
+		m.block(ctx, h.done, h.call, h.seq, "a started call")
 	}
 	m.pending.Add(-1)
 	if m.team.monitor != nil {
 		m.team.monitor.Leave(m.rank, h.seq, h.err)
 	}
 	return h.err
-}
-
-func (h *handle) block(ctx context.Context) {
-	m := h.m
-	if monitor := m.team.monitor; monitor != nil {
-		if err := monitor.Park(m.rank, h.seq); err != nil {
-			m.team.abort(asError(m, err))
-			<-h.done
-			return
-		}
-		defer monitor.Unpark(m.rank)
-	}
-	select {
-	case <-h.done:
-	case <-ctx.Done():
-		end := endOf(ctx)
-		m.team.fail(&Error{
-			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: h.call.Op, Seq: h.seq, Name: h.call.name(),
-			Err: fmt.Errorf("waiting for a started call: %w", end),
-		}, m.rank)
-		<-h.done
-	}
 }
