@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"encoding/binary"
@@ -12,7 +11,6 @@ import (
 	"math"
 	"math/bits"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -24,32 +22,9 @@ type Tensor struct {
 	Value *tensor.Tensor // any dtype but String, in host memory
 }
 
-// Save writes tensors to the file path, as [Write] does. The file is whole or absent: it is written under another name
-// beside path, and then renamed.
-func Save(path string, tensors []Tensor, metadata map[string]string) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(f.Name())
-		}
-	}()
-	w := bufio.NewWriterSize(f, 1<<18)
-	if err := Write(w, tensors, metadata); err != nil {
-		return err
-	}
-	for _, step := range []func() error{w.Flush, func() error { return f.Chmod(0o644) }, f.Sync, f.Close} {
-		if err := step(); err != nil {
-			return fmt.Errorf("checkpoint: %w", err)
-		}
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
-	}
-	return nil
+// Save writes tensors to the file path, as [Write] does, whole or not at all ([WriteFile]).
+func Save(path string, tensors []Tensor, metadata map[string]string) error {
+	return WriteFile(path, func(w io.Writer) error { return Write(w, tensors, metadata) })
 }
 
 // Load reads the file path, as [Read] does. Errors name the file.
