@@ -48,9 +48,15 @@ func (s Step) Mean() Result { return s.mean.result() }
 func fire(callbacks []Callback, call func(Callback) error) error {
 	var first error
 	for _, c := range callbacks {
-		if err := call(c); err != nil && (first == nil || errors.Is(first, ErrStop)) {
-			first = err
-		}
+		first = graver(first, call(c))
+	}
+	return first
+}
+
+// graver returns the first of two errors, either of which may be nil; but ErrStop gives way to any other.
+func graver(first, second error) error {
+	if first == nil || second != nil && errors.Is(first, ErrStop) && !errors.Is(second, ErrStop) {
+		return second
 	}
 	return first
 }

@@ -146,7 +146,7 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 		}
 		epoch.Validation = &result
 	}
-	return errors.Join(err, fire(f.cfg.Callbacks, func(c Callback) error {
+	return graver(err, fire(f.cfg.Callbacks, func(c Callback) error {
 		if c.OnEpochEnd == nil {
 			return nil
 		}

@@ -91,12 +91,15 @@ func TestCallbacks(t *testing.T) {
 		{"failing callback", FitConfig{}, []Callback{stopAfter(1), {OnStepEnd: func(context.Context, Step) error { return errors.New("full disk") }}}, []string{
 			"train", "epoch 0/1 of 3", "step 1/3: 4 examples", "done: 1 steps, stopped false, error full disk",
 		}},
+		{"failing at the end of an epoch that was stopped", FitConfig{}, []Callback{stopAfter(1), {OnEpochEnd: func(context.Context, Epoch) error { return errors.New("full disk") }}}, []string{
+			"train", "epoch 0/1 of 3", "step 1/3: 4 examples", "end 0: 1 steps, 4 examples, validated false", "done: 1 steps, stopped false, error full disk",
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			trainer, _ := newFake(t, 2, 4, fakeModel{})
 			var events []string
 			c.cfg.Callbacks = append(c.more, recorder(&events))
-			if _, err := trainer.Fit(t.Context(), sizes(all, 4, 4, 2), c.cfg); err != nil && c.name != "failing callback" {
+			if _, err := trainer.Fit(t.Context(), sizes(all, 4, 4, 2), c.cfg); err != nil && !strings.HasPrefix(c.name, "failing") {
 				t.Fatal(err)
 			}
 			if !slices.Equal(events, c.want) {

@@ -29,7 +29,8 @@ type ProgressConfig struct {
 const (
 	redrawEvery = 100 * time.Millisecond // ProgressBar
 	lineEvery   = 10 * time.Second       // ProgressPlain, within an epoch
-	barWidth    = 24
+	barWidthMin = 6
+	barWidthMax = 24
 )
 
 // NewProgress returns a callback that shows each epoch's steps, time, examples per second, loss and metrics.
@@ -82,15 +83,13 @@ func (p *progress) step(s Step) {
 		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps), p.rate(s.Step, r), numbers(r, "", " ", ", "))
 		return
 	}
-	left := ""
+	perStep, left := short(p.duration/time.Duration(s.Step))+"/step", ""
 	if s.Steps > 0 {
 		left = ", " + short((p.duration / time.Duration(s.Step) * time.Duration(s.Steps-s.Step)).Round(time.Second)) + " left"
 	}
-	line := p.line(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+numbers(r, "", ": ", " - "))
-	if width := p.cfg.Width() - 1; utf8.RuneCountInString(line) > width { // a line that wraps cannot be drawn again
-		line = string([]rune(line)[:max(width-1, 0)]) + "…"
-	}
-	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", line)
+	nums := numbers(r, "", ": ", " - ")
+	line := p.line(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+nums, p.rate(s.Step, r)+" - "+nums, perStep+" - "+nums, nums)
+	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", clip(line, p.cfg.Width()-1)) // a line that wraps cannot be drawn again
 	p.open = true
 }
 
@@ -103,11 +102,19 @@ func (p *progress) end(e Epoch) {
 		fmt.Fprintf(p.cfg.Out, "epoch %d/%d: %s in %s, %s, %s%s\n", e.Epoch+1, p.epoch.Epochs, plural(e.Steps, "step"), short(e.Duration), p.rate(e.Steps, r), numbers(r, "", " ", ", "), val)
 		return
 	}
+	took, nums := short(e.Duration), numbers(r, "", ": ", " - ")
+	rate := took + ", " + p.rate(e.Steps, r)
+	texts := []string{rate + " - " + nums, took + " - " + nums, nums}
+	steps := max(e.Steps, p.epoch.Steps)
 	if e.Validation != nil {
-		val = " - " + numbers(*e.Validation, "val_", ": ", " - ")
+		val = numbers(*e.Validation, "val_", ": ", " - ")
+		if full := rate + " - " + nums + " - " + val; p.fits(count(e.Steps, steps) + " " + full) {
+			texts, val = []string{full}, ""
+		} else {
+			val = "\n" + strings.Repeat(" ", len(count(e.Steps, steps))) + " " + val
+		}
 	}
-	line := p.line(e.Steps, max(e.Steps, p.epoch.Steps), short(e.Duration)+", "+p.rate(e.Steps, r)+" - "+numbers(r, "", ": ", " - ")+val)
-	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K\n", line)
+	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K%s\n", p.line(e.Steps, steps, texts...), val)
 	p.open = false
 }
 
@@ -119,13 +126,32 @@ func (p *progress) close() {
 	p.open = false
 }
 
-// line returns the count of steps, a bar if it fits, and text.
-func (p *progress) line(step, steps int, text string) string {
+// line returns the count of steps, a bar, and the first of the texts that leaves room for a bar; or, if none does, no bar
+// and the first text that fits, else the last.
+func (p *progress) line(step, steps int, texts ...string) string {
 	head := count(step, steps) + " "
-	if full := head + bar(step, steps) + " " + text; steps > 0 && utf8.RuneCountInString(full) < p.cfg.Width() {
-		return full
+	for _, text := range texts {
+		room := p.cfg.Width() - 2 - utf8.RuneCountInString(head+text) // a space, and the terminal's last column
+		if steps > 0 && room >= barWidthMin {
+			return head + bar(step, steps, min(room, barWidthMax)) + " " + text
+		}
 	}
-	return head + text
+	for _, text := range texts {
+		if p.fits(head + text) {
+			return head + text
+		}
+	}
+	return head + texts[len(texts)-1]
+}
+
+func (p *progress) fits(line string) bool { return utf8.RuneCountInString(line) < p.cfg.Width() }
+
+// clip shortens a line to so many columns.
+func clip(line string, columns int) string {
+	if utf8.RuneCountInString(line) <= columns {
+		return line
+	}
+	return string([]rune(line)[:max(columns-1, 0)]) + "…"
 }
 
 func (p *progress) rate(steps int, r Result) string {
@@ -135,9 +161,9 @@ func (p *progress) rate(steps int, r Result) string {
 	return fmt.Sprintf("%s/step, %.0f %s/s", short(p.duration/time.Duration(steps)), float64(r.Examples)/p.duration.Seconds(), p.cfg.Unit)
 }
 
-func bar(step, steps int) string {
-	n := min(step*barWidth/max(steps, 1), barWidth)
-	return strings.Repeat("━", n) + strings.Repeat("─", barWidth-n)
+func bar(step, steps, width int) string {
+	n := min(step*width/steps, width)
+	return strings.Repeat("━", n) + strings.Repeat("─", width-n)
 }
 
 func count(step, steps int) string {

@@ -68,9 +68,47 @@ func TestProgressBar(t *testing.T) {
 		"Epoch 2/2\n" +
 		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
 		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/4 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500 - val_loss: 0.5000 - val_accuracy: 0.6250\x1b[K\n"
+		"\r2/4 ━━━━──── 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500 - val_loss: 0.5000 - val_accuracy: 0.6250\x1b[K\n"
 	if got != want {
 		t.Errorf("got\n%q\nwant\n%q", got, want)
+	}
+}
+
+// TestProgressBarByWidth shows what a narrow terminal leaves out: first what the bar shows as well, last loss and metrics.
+func TestProgressBarByWidth(t *testing.T) {
+	for width, want := range map[int][3]string{ // a step, and the two lines of the last epoch's end
+		80: {
+			"2/4 ━━━━━━━━──────── 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500",
+			"2/4 ━━━━━───── 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500",
+			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+		},
+		60: {
+			"2/4 ━━━━━───── 500ms/step - loss: 0.2500 - accuracy: 0.7500",
+			"2/4 ━━━━━━━━──────── 1.0s - loss: 0.2500 - accuracy: 0.7500",
+			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+		},
+		45: {
+			"2/4 ━━━━──── loss: 0.2500 - accuracy: 0.7500",
+			"2/4 ━━━━──── loss: 0.2500 - accuracy: 0.7500",
+			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+		},
+		36: {
+			"2/4 loss: 0.2500 - accuracy: 0.7500",
+			"2/4 loss: 0.2500 - accuracy: 0.7500",
+			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+		},
+		25: {
+			"2/4 loss: 0.2500 - accu…",
+			"2/4 loss: 0.2500 - accuracy: 0.7500",
+			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+		},
+	} {
+		lines := strings.FieldsFunc(replay(t, ProgressConfig{Mode: ProgressBar, Unit: "images", Width: func() int { return width }}, 2, 4), func(r rune) bool { return r == '\r' || r == '\n' })
+		for i, line := range lines[len(lines)-3:] {
+			if line = strings.TrimSuffix(line, "\x1b[K"); line != want[i] {
+				t.Errorf("%d columns: got\n%q\nwant\n%q", width, line, want[i])
+			}
+		}
 	}
 }
 
@@ -79,7 +117,7 @@ func TestProgressFits(t *testing.T) {
 	for width := 1; width < 130; width++ {
 		for _, line := range strings.FieldsFunc(replay(t, ProgressConfig{Mode: ProgressBar, Width: func() int { return width }}, 3, -1), func(r rune) bool { return r == '\r' || r == '\n' }) {
 			line = strings.TrimSuffix(line, "\x1b[K")
-			last := strings.HasPrefix(line, "3/3") // of an epoch: it may wrap, because it is not drawn again
+			last := strings.HasPrefix(line, "3/3") || strings.HasPrefix(line, "    val_loss") // of an epoch: it may wrap, because it is not drawn again
 			if n := utf8.RuneCountInString(line); n >= max(width, 2) && !last && !strings.HasPrefix(line, "Epoch ") {
 				t.Fatalf("width %d: %d columns: %q", width, n, line)
 			}
