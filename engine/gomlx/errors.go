@@ -3,11 +3,12 @@ package gomlx
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 )
 
-// ModelError is what a model function, or GoMLX on its behalf, raised while a program was built or run. GoMLX reports
-// mistakes in a model by panics; they end here.
+// ModelError is what was wrong with a model, as this package, the model function, or GoMLX on its behalf found while a
+// program was built, compiled or run. GoMLX reports mistakes in a model by panics; they end here.
 type ModelError struct {
 	Doing string // "build the gradients program", …
 	File  string // of the innermost frame of the user's code, empty if there is none
@@ -26,56 +27,76 @@ func (e *ModelError) Error() string {
 // Unwrap returns the cause.
 func (e *ModelError) Unwrap() error { return e.Cause }
 
-// catch calls f and returns what it returns; a panic inside becomes a [ModelError] with the place in the user's code
+// catch calls f and returns its error, or its panic, as a [ModelError]; that of a panic has the place in the user's code
 // that it came from.
 func catch(doing string, f func() error) (err error) {
 	defer func() {
-		r := recover()
-		if r == nil {
-			return
+		if r := recover(); r != nil {
+			err = fromPanic(doing, r)
 		}
-		cause, ok := r.(error)
-		if !ok {
-			cause = fmt.Errorf("%v", r)
-		}
-		e := &ModelError{Doing: doing, Cause: cause}
-		e.File, e.Line = userFrame()
-		err = e
 	}()
-	return f()
+	if err := f(); err != nil {
+		return &ModelError{Doing: doing, Cause: err}
+	}
+	return nil
 }
 
-// userFrame returns the innermost frame below catch that is neither Go's, GoMLX's nor this package's: none if the
-// panic did not pass through the user's code. Called while a panic unwinds, it sees the frames that panicked.
-func userFrame() (file string, line int) {
+// fromPanic returns the error for a panic with r. An accident, such as an index out of range, says nothing of what was
+// being done: if it did not happen in the user's code, the function where it did is named.
+func fromPanic(doing string, r any) *ModelError {
+	cause, ok := r.(error)
+	if !ok {
+		cause = fmt.Errorf("%v", r)
+	}
+	e := &ModelError{Doing: doing, Cause: cause}
+	var where string
+	e.File, e.Line, where = panicFrames()
+	if _, accident := r.(runtime.Error); accident && e.File == "" {
+		e.Cause = fmt.Errorf("panic in %s: %w", where, cause)
+	}
+	return e
+}
+
+// panicFrames returns the innermost frame below catch that is neither Go's, GoMLX's nor this package's, none if the panic
+// did not pass through the user's code, and the innermost function below catch that is not Go's. Called while a panic
+// unwinds, it sees the frames that panicked.
+func panicFrames() (file string, line int, function string) {
 	pcs := make([]uintptr, 256)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	panicking := false
 	for {
 		f, more := frames.Next()
+		if f.Function == "runtime.gopanic" {
+			panicking, function = true, ""
+		}
+		if panicking && function == "" && !hasPrefix(f.Function, ofGo) {
+			function = f.Function
+		}
 		if f.File != "" && isUser(f) {
-			return f.File, f.Line
+			return f.File, f.Line, function
 		}
 		if !more || f.Function == foreign[0]+"catch" {
-			return "", 0
+			return "", 0, function
 		}
 	}
 }
 
-// foreign lists the prefixes of functions that are not the user's, this package first.
+// ofGo lists the prefixes of the standard library's functions that may be on a stack that panics.
+var ofGo = []string{"runtime.", "reflect.", "internal/", "slices.", "maps.", "sort.", "strings.", "iter.", "sync.", "fmt.", "math."}
+
+// foreign lists the prefixes of other functions that are not the user's, this package first.
 var foreign = []string{
-	"github.com/lockstep-ml/lockstep/engine/gomlx.",
+	"github.com/lockstep-ml/lockstep/engine/gomlx.", "github.com/lockstep-ml/lockstep/engine/gomlx/layer.",
 	"github.com/gomlx/", "github.com/pkg/errors",
-	"runtime.", "reflect.", "internal/", "slices.", "sync.",
 }
 
 func isUser(f runtime.Frame) bool {
 	if strings.HasSuffix(f.File, "_test.go") {
 		return true
 	}
-	for _, prefix := range foreign {
-		if strings.HasPrefix(f.Function, prefix) {
-			return false
-		}
-	}
-	return true
+	return !hasPrefix(f.Function, ofGo) && !hasPrefix(f.Function, foreign)
+}
+
+func hasPrefix(s string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
 }

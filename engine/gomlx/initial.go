@@ -18,7 +18,7 @@ func initialValues(store *model.Store, variables []variable) ([]*tensor.Tensor, 
 	defer host.Finalize()
 	err = catch("draw the initial values", func() error { return store.InitializeVariables(host, nil) })
 	if err != nil {
-		return nil, fmt.Errorf("gomlx: draw the initial values: %w", err)
+		return nil, err
 	}
 	list := make([]*tensor.Tensor, len(variables))
 	for i, v := range variables {

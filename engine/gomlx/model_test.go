@@ -24,6 +24,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -159,6 +160,14 @@ func TestErrorsSayWhere(t *testing.T) {
 			here()
 			return graph.Concatenate([]*graph.Node{x, graph.Ones(x.Graph(), shapes.Make(dtypes.Float64, 2))}, 0)
 		}},
+		{"a layer's panic", func(_ *model.Scope, x *graph.Node) *graph.Node {
+			here()
+			return layer.MaxPool2D(x)
+		}},
+		{"a panic in the standard library", func(s *model.Scope, x *graph.Node) *graph.Node {
+			here()
+			return layers.Dense(s.In("%s", strings.Repeat("x", -1)), x, true, 3)
+		}},
 		{"own panic", func(*model.Scope, *graph.Node) *graph.Node {
 			here()
 			panic("oh")
@@ -196,6 +205,98 @@ func TestErrorsOutsideTheUsersCode(t *testing.T) {
 	var at *gomlx.ModelError
 	if !errors.As(err, &at) || at.File != "" || !strings.Contains(err.Error(), "Rsqrt") {
 		t.Errorf("error %v: want one that mentions Rsqrt and no file", err)
+	}
+}
+
+// TestAccidentsSayWhere holds that a panic inside the backend, which says nothing by itself, names the function, and that
+// the program can be used afterwards. XLA moves the index to the nearest row.
+func TestAccidentsSayWhere(t *testing.T) {
+	e := openEngine(t, "go", 1)
+	m := dense(nil)
+	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+		return []*graph.Node{layers.Dense(s, graph.ReduceMean(layers.Embedding(s.In("embedding"), in[0], dtypes.Float32, 7, 4), 1), true, 3)}
+	}
+	s := features(e, 4, 5)
+	s.Inputs[0].DType = tensor.Int32
+	p := compile(t, m, e, s)
+	b := randomBatch(1, 4, 5, 3)
+	b.Inputs[0] = tensor.New(tensor.Int32, 4, 5)
+	trainStep(t, p, []engine.Batch{b}, 4)
+	tensor.Data[int32](b.Inputs[0])[2] = 700
+	_, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{})
+	var at *gomlx.ModelError
+	if !errors.As(err, &at) || at.File != "" || !strings.Contains(err.Error(), "panic in github.com/gomlx/compute/") || !strings.Contains(err.Error(), "index out of range") {
+		t.Errorf("error %v: want one that names a function of the backend", err)
+	}
+	p.Discard(0)
+	tensor.Data[int32](b.Inputs[0])[2] = 6
+	trainStep(t, p, []engine.Batch{b}, 4)
+}
+
+// TestOutputsThatAreArguments has programs that return their arguments, one result twice, and constants: no result may
+// share the memory of what the next call writes.
+func TestOutputsThatAreArguments(t *testing.T) {
+	m := dense(nil)
+	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+		g, zero := in[0].Graph(), s.WithInitializer(initializer.Zero)
+		last := zero.VariableWithShape("last", in[0].Shape()).SetTrainable(false)
+		fixed := zero.VariableWithShape("fixed", shapes.Make(dtypes.Float32)).SetTrainable(false)
+		if s.IsTraining(g) {
+			last.SetNodeValue(in[0])
+			fixed.SetNodeValue(graph.Scalar(g, dtypes.Float32, 3))
+		}
+		a, b := zero.VariableWithShape("a", shapes.Make(dtypes.Float32, 3)), zero.VariableWithShape("b", shapes.Make(dtypes.Float32, 3))
+		bias := graph.ExpandLeftToRank(graph.Add(a.NodeValue(g), b.NodeValue(g)), 2) // one gradient for both
+		return []*graph.Node{graph.Add(layers.Dense(s, in[0], true, 3), bias), in[0], in[0], last.NodeValue(g)}
+	}
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		p := compile(t, m, e, features(e, 4, 5))
+		var want *tensor.Tensor
+		check := func(when string) {
+			t.Helper()
+			if got := readVariable(t, p, 0, variable(t, p, "/last")); !got.Equal(want) {
+				t.Errorf("%s: the kept input is %v, want %v", when, got, want)
+			}
+			if got := readVariable(t, p, 0, variable(t, p, "/fixed")).Float64s()[0]; got != 3 {
+				t.Errorf("%s: the constant is %v", when, got)
+			}
+			if !readVariable(t, p, 0, variable(t, p, "/a")).Equal(readVariable(t, p, 0, variable(t, p, "/b"))) {
+				t.Errorf("%s: two parameters of one gradient differ", when)
+			}
+		}
+		for step := range uint64(4) {
+			b := randomBatch(step, 4, 5, 3)
+			trainStep(t, p, []engine.Batch{b}, 4)
+			want = b.Inputs[0]
+			check("after a step")
+			other := randomBatch(100+step, 4, 5, 3)
+			if _, err := p.Gradients(t.Context(), 0, other, 4, [3]uint64{}); err != nil {
+				t.Fatal(err)
+			}
+			p.Discard(0)
+			check("after a step that was discarded")
+			out, err := p.Predict(t.Context(), 0, other.Inputs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !out[1].Equal(other.Inputs[0]) || !out[2].Equal(other.Inputs[0]) || !out[3].Equal(want) {
+				t.Errorf("predicted %v, want the input twice and what was kept", out[1:])
+			}
+			check("after a prediction")
+		}
+	})
+}
+
+// TestVersions holds that the versions that an engine's description names are those of go.mod.
+func TestVersions(t *testing.T) {
+	mod, err := os.ReadFile(filepath.Join("..", "..", "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, version := range gomlx.Versions {
+		if !strings.Contains(string(mod), path+" "+version+"\n") {
+			t.Errorf("go.mod does not require %s %s", path, version)
+		}
 	}
 }
 

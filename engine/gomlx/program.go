@@ -440,13 +440,7 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 		out, err = x.g.Executable().Execute(r.args, nil, r.device)
 		return err
 	})
-	if err != nil {
-		if _, ok := err.(*ModelError); !ok {
-			err = &ModelError{Doing: "run " + doing, Cause: err}
-		}
-		return nil, err
-	}
-	return out, nil
+	return out, err
 }
 
 func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
