@@ -322,6 +322,13 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 	if !each.DType().IsFloat() {
 		return nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
 	}
+	if each.DType() == dtypes.Float16 || each.DType() == dtypes.BFloat16 {
+		// Neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits.
+		each = graph.ConvertDType(each, dtypes.Float32)
+	}
+	if t := bl.lossType; t != dtypes.InvalidDType && t != each.DType() {
+		return nil, nil, fmt.Errorf("Model.Loss gives %s in training and %s in inference: want one type", t, each.DType())
+	}
 	bl.lossType = each.DType()
 	if train.GetMainLoss(g) != nil {
 		return nil, nil, errors.New("the model function calls train.AddMainLoss, whose mean is not weighted by example: put the loss into " +
@@ -329,7 +336,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 	}
 	weights := graph.ConvertDType(batch.weights, bl.lossType)
 	sum := graph.Parameter(g, argName(weightSumArg, 0), shapes.Make(bl.lossType))
-	objective = graph.Div(graph.ReduceAllSum(graph.Mul(each, weights)), sum)
+	objective = graph.Div(weightedSum(each, weights), sum)
 	if r := train.GetRegularizationLoss(g); r != nil {
 		share := graph.Div(graph.ReduceAllSum(weights), sum)
 		objective = graph.Add(objective, graph.Mul(graph.ConvertDType(r, bl.lossType), share))
@@ -340,7 +347,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 		if err != nil {
 			return nil, nil, err
 		}
-		list = append(list, graph.ReduceAllSum(graph.Mul(graph.ConvertDType(x, bl.lossType), weights)))
+		list = append(list, weightedSum(graph.ConvertDType(x, bl.lossType), weights))
 	}
 	for i, n := range list {
 		list[i] = graph.Reshape(n, 1)
@@ -349,6 +356,13 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 		stats = graph.Concatenate(list, 0)
 	}
 	return graph.StopGradient(stats), objective, nil
+}
+
+// weightedSum is the sum of weight times x over the examples. One of weight 0 does not count, even if its x is not
+// finite.
+func weightedSum(x, weights *graph.Node) *graph.Node {
+	zero := graph.ScalarZero(x.Graph(), x.DType())
+	return graph.ReduceAllSum(graph.Mul(graph.Where(graph.NotEqual(weights, zero), x, zero), weights))
 }
 
 // perExample calls a loss or a metric and checks that it gives one number per example.
@@ -547,11 +561,7 @@ func (x *executable) compile() error {
 	if x.compiled {
 		return nil
 	}
-	err := catch("compile the "+x.name+" program", func() error { return x.g.Compile(x.outputs...) })
-	if err != nil {
-		if _, ok := err.(*ModelError); !ok {
-			err = &ModelError{Doing: "compile the " + x.name + " program", Cause: err}
-		}
+	if err := catch("compile the "+x.name+" program", func() error { return x.g.Compile(x.outputs...) }); err != nil {
 		return err
 	}
 	x.compiled = true

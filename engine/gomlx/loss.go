@@ -2,7 +2,9 @@ package gomlx
 
 import (
 	"fmt"
+	"math"
 
+	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/gomlx/core/graph"
 )
 
@@ -15,19 +17,23 @@ type Loss func(labels, predictions []*graph.Node) *graph.Node
 
 // SparseCategoricalCrossEntropyLogits is the cross entropy between integer labels, of shape (rows) or (rows, 1), and
 // logits of shape (rows, classes). With more dimensions between rows and classes, an example's loss is the mean over
-// them.
+// them. A label that is no class makes the loss NaN, unless the example has weight 0.
 func SparseCategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("SparseCategoricalCrossEntropyLogits", labels, predictions)
 	label = sparseLabels("SparseCategoricalCrossEntropyLogits", label, logits)
-	classes := logits.Shape().Dim(-1)
-	return crossEntropy(graph.OneHot(label, classes, logits.DType()), logits)
+	g, classes, number := logits.Graph(), logits.Shape().Dim(-1), graph.ConvertDType(label, dtypes.Int64)
+	known := graph.LogicalAnd(
+		graph.GreaterOrEqual(number, graph.ScalarZero(g, dtypes.Int64)),
+		graph.LessThan(number, graph.Scalar(g, dtypes.Int64, classes)))
+	losses := crossEntropy(graph.OneHot(label, classes, logits.DType()), logits)
+	return perExample(graph.Where(known, losses, graph.Scalar(g, losses.DType(), math.NaN())))
 }
 
 // CategoricalCrossEntropyLogits is the cross entropy between labels that are probabilities and logits, both of shape
 // (rows, …, classes).
 func CategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("CategoricalCrossEntropyLogits", labels, predictions)
-	return crossEntropy(alike("CategoricalCrossEntropyLogits", label, logits), logits)
+	return perExample(crossEntropy(alike("CategoricalCrossEntropyLogits", label, logits), logits))
 }
 
 // BinaryCrossEntropyLogits is the cross entropy between labels from 0 to 1 and logits of the same shape.
@@ -51,9 +57,9 @@ func MeanAbsoluteError(labels, predictions []*graph.Node) *graph.Node {
 	return perExample(graph.Abs(graph.Sub(alike("MeanAbsoluteError", label, prediction), prediction)))
 }
 
-// crossEntropy expects probabilities and logits of one shape.
+// crossEntropy expects probabilities and logits of one shape, and gives that of each element before the last dimension.
 func crossEntropy(labels, logits *graph.Node) *graph.Node {
-	return perExample(graph.ReduceSum(graph.Neg(graph.Mul(labels, graph.LogSoftmax(logits))), -1))
+	return graph.ReduceSum(graph.Neg(graph.Mul(labels, graph.LogSoftmax(logits))), -1)
 }
 
 // perExample averages over all dimensions but the first.

@@ -6,8 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/model/initializer"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/engine"
@@ -188,6 +190,90 @@ func TestLargeLogits(t *testing.T) {
 			if math.IsNaN(g.Loss) || math.IsInf(g.Loss, 0) || math.IsNaN(g.Tensors[0].Float64s()[0]) {
 				t.Errorf("loss %v, gradient %v", g.Loss, g.Tensors[0])
 			}
+		})
+	}
+}
+
+// TestUnknownLabels holds that a label that is no class shows in the loss, and that an example of weight 0 does not count,
+// whatever its loss is.
+func TestUnknownLabels(t *testing.T) {
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		p := compile(t, asGiven(gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy()), e, features(e, 4, 3))
+		b := randomBatch(1, 4, 3, 3)
+		copy(tensor.Data[int32](b.Labels[0]), []int32{0, 1, 2, 0})
+		copy(b.Weights, []float32{1, 1, 1, 0})
+		gradients := func() (loss float64, accuracy float64, offset float64) {
+			g, err := p.Gradients(t.Context(), 0, b, 3, [3]uint64{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return g.Loss, g.Metrics[0], g.Tensors[0].Float64s()[0]
+		}
+		loss, accuracy, offset := gradients()
+		for _, label := range []int32{-1, 3, math.MaxInt32} {
+			tensor.Data[int32](b.Labels[0])[3] = label
+			if l, a, o := gradients(); l != loss || a != accuracy || o != offset {
+				t.Errorf("label %d of weight 0: loss %v, accuracy %v, gradient %v: want %v, %v, %v", label, l, a, o, loss, accuracy, offset)
+			}
+			b.Weights[3] = 1
+			if l, _, _ := gradients(); !math.IsNaN(l) {
+				t.Errorf("label %d of 3 classes: loss %v, want NaN", label, l)
+			}
+			b.Weights[3] = 0
+		}
+	})
+}
+
+// TestHalfWidth holds that a model of half width is trained by float32 sums: 301 examples are counted as such, and the
+// coefficients of Adam, which half width would round to 1, give finite steps.
+func TestHalfWidth(t *testing.T) {
+	for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
+		t.Run(dtype.String(), func(t *testing.T) {
+			eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+				const rows = 301
+				one := gomlx.Metric{Name: "one", PerExample: func(_, p []*graph.Node) *graph.Node {
+					return graph.OnesLike(graph.Reshape(p[0], rows))
+				}}
+				m := &gomlx.Model{
+					Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+						g := in[0].Graph()
+						v := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shapes.Make(in[0].DType()))
+						return []*graph.Node{graph.Add(in[0], v.NodeValue(g))}
+					},
+					Loss: gomlx.MeanSquaredError, Metrics: []gomlx.Metric{one}, Optimizer: optimizer.Adam().LearningRate(0.25).Done(),
+				}
+				s := features(e, rows, 1)
+				s.Inputs[0].DType, s.Labels = dtype, []engine.Feature{{DType: tensor.Float32, Shape: []int{1}}}
+				p := compile(t, m, e, s)
+				y := tensor.New(tensor.Float32, rows, 1)
+				for i := range rows {
+					tensor.Data[float32](y)[i] = 1
+				}
+				b := engine.Batch{Inputs: []*tensor.Tensor{tensor.New(dtype, rows, 1)}, Labels: []*tensor.Tensor{y}, Weights: ones(rows)}
+				first := math.NaN()
+				for step := range 4 {
+					g, err := p.Gradients(t.Context(), 0, b, rows, [3]uint64{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if g.Metrics[0] != rows {
+						t.Errorf("%v examples counted, want %d", g.Metrics[0], rows)
+					}
+					if step == 0 {
+						first = g.Loss
+					} else if step == 3 && !(g.Loss < first/2) {
+						t.Errorf("loss %v after 3 steps, %v at first", g.Loss, first)
+					}
+					copy(p.Inputs(0, 0)[0].HostBytes(), g.Tensors[0].Memory().HostBytes())
+					if err := p.Apply(t.Context(), 0, 0); err != nil {
+						t.Fatal(err)
+					}
+					p.Commit(0)
+				}
+				if v := p.Parameters()[0]; v.DType != dtype {
+					t.Errorf("the parameter is %v, want %v", v.DType, dtype)
+				}
+			})
 		})
 	}
 }
