@@ -408,6 +408,8 @@ func testFailedStep(t *testing.T, c Config) {
 		t.Errorf("predict with a cancelled context: %v, want its cause", err)
 	}
 
+	testOneFails(t, c)
+
 	// And the program is as good as new.
 	q := compile(t, c, c.Averaging(), 1, 4)
 	step(t, q, 0, batch(7, 4), 4)
@@ -415,6 +417,26 @@ func testFailedStep(t *testing.T, c Config) {
 		step(t, x, 0, batch(8, 4), 4)
 	}
 	sameBits(t, "the next step after a failed one", read(t, p, 0), read(t, q, 0))
+}
+
+// testOneFails lets one replica's gradients fail while another is already in apply, and wants both as they were.
+func testOneFails(t *testing.T, c Config) {
+	t.Helper()
+	p := compile(t, c, c.Averaging(), 2, 4)
+	start := [][]*tensor.Tensor{read(t, p, 0), read(t, p, 1)}
+	feed(t, p, 0, gradients(t, p, 0, batch(7, 4), 8).Tensors)
+	var applied, failed error
+	var wg sync.WaitGroup
+	wg.Go(func() { applied = p.Apply(t.Context(), 0, 0) })
+	wg.Go(func() { _, failed = p.Gradients(t.Context(), 1, batch(8, 3), 8, [3]uint64{}) })
+	wg.Wait()
+	if applied != nil || failed == nil {
+		t.Errorf("replica 0: %v, want no error; replica 1, with too few rows: %v", applied, failed)
+	}
+	for r := range start {
+		p.Discard(r)
+		sameBits(t, fmt.Sprintf("replica %d after replica 1 failed", r), read(t, p, r), start[r])
+	}
 }
 
 func testPacks(t *testing.T, c Config) {
