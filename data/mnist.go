@@ -67,11 +67,14 @@ func loadMNIST(files fs.FS, dir, prefix, kind string, rank int) (*tensor.Tensor,
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		full := path.Join(dir, name)
 		if err != nil {
-			return nil, "", fmt.Errorf("data: %w", err)
+			if e := (*fs.PathError)(nil); errors.As(err, &e) {
+				err = e.Err // whose path lacks the folder
+			}
+			return nil, "", fmt.Errorf("data: open %s: %w", full, err)
 		}
 		defer f.Close()
-		full := path.Join(dir, name)
 		s, err := newSource(f, full, "IDX")
 		if err != nil {
 			return nil, "", err

@@ -15,7 +15,7 @@ type FormatError struct {
 	File   string // as it was opened; empty if the reader has no name
 	Format string // "IDX", "CSV", …
 	Line   int    // of a text file, from 1; 0: none
-	Offset int64  // of the byte that is wrong or missing, in the uncompressed contents
+	Offset int64  // of what is wrong, or cut short by the file's end, in the uncompressed contents
 	Packed bool   // the file is compressed
 	Err    error  // what is wrong, and what was expected
 }
@@ -100,7 +100,9 @@ func (s *source) wrong(offset int64, err error) error {
 func (s *source) explain(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF) && s.packed:
-		return errors.New("the gzip stream ends too early: the file is truncated")
+		return errors.New("the gzip stream ends too early: the file is truncated, or something was added to it")
+	case errors.Is(err, gzip.ErrHeader):
+		return fmt.Errorf("a gzip header expected, or the end of the file: %w", err)
 	case errors.Is(err, gzip.ErrChecksum):
 		return fmt.Errorf("the contents do not match their checksum: the file is corrupt: %w", err)
 	}

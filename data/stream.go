@@ -108,8 +108,8 @@ func (b *buffered) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	}
 }
 
-// endlessPasses is how many passes an endless Repeat counts per epoch, to number them.
-const endlessPasses = 1 << 32
+// endlessPasses is how many passes an endless Repeat counts per epoch, to number them. It fits a 32-bit int.
+const endlessPasses = 1<<31 - 1
 
 // repeated is Repeat.
 type repeated struct {

@@ -29,8 +29,8 @@ call on rank 0 for each size:
 			switch {
 			case bench.Transports[o.Transport] == nil:
 				return fmt.Errorf("--transport %s: there is no such transport yet: want one of %s", o.Transport, transports)
-			case o.Ranks < 1:
-				return usagef("--ranks %d: want at least 1", o.Ranks)
+			case o.Ranks < 1 || o.Ranks > replicasMax:
+				return usagef("--ranks %d: want 1 to %d", o.Ranks, replicasMax)
 			case o.Format != "plain" && o.Format != "table":
 				return usagef("--format %s: want plain or table", o.Format)
 			}

@@ -71,8 +71,8 @@ func (o *benchTrainFlags) check() error {
 	switch {
 	case modelsByName[o.model] == nil:
 		return usagef("--model %s: want %s", o.model, oneOf(sorted(modelsByName)))
-	case o.replicas < 1:
-		return usagef("--replicas %d: want at least 1", o.replicas)
+	case o.replicas < 1 || o.replicas > replicasMax:
+		return usagef("--replicas %d: want 1 to %d", o.replicas, replicasMax)
 	case o.globalBatch < 1:
 		return usagef("--global-batch %d: want at least 1", o.globalBatch)
 	case !slices.Contains(gomlx.Names, o.engine):

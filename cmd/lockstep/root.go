@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -37,6 +38,9 @@ func run(args []string) int {
 	return exitUsage
 }
 
+// helpColumns is how wide help is at most.
+const helpColumns = 80
+
 // errInterrupted is returned by a command that the user has stopped, after it has said so.
 var errInterrupted = errors.New("interrupted")
 
@@ -64,6 +68,8 @@ Ctrl-C.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetErrPrefix("lockstep:")
+	root.SetFlagErrorFunc(suggestFlag)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newTrain(), newBench(), newVersion())
 	return root

@@ -2,9 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 
@@ -73,25 +74,26 @@ func (r *trainRun) summarise() summary {
 	return s
 }
 
-// write writes what --summary and --out ask for.
+// The files of --out.
+const (
+	weightsFile = "weights.safetensors"
+	historyFile = "history.json"
+	summaryFile = "summary.json"
+)
+
+// write writes what --summary and --out ask for: as much as can be written.
 func (r *trainRun) write() error {
+	var errs []error
 	if r.flags.summary != "" {
-		if err := r.writeJSON("summary", r.flags.summary, r.summarise()); err != nil {
-			return err
-		}
+		errs = append(errs, r.writeJSON("summary", r.flags.summary, r.summarise()))
 	}
 	if dir := r.flags.out; dir != "" {
-		if err := r.writeWeights(filepath.Join(dir, "weights.safetensors")); err != nil {
-			return err
-		}
-		if err := r.writeJSON("history", filepath.Join(dir, "history.json"), historyTable(r.history)); err != nil {
-			return err
-		}
-		if err := r.writeJSON("summary", filepath.Join(dir, "summary.json"), r.summarise()); err != nil {
-			return err
-		}
+		errs = append(errs,
+			r.writeWeights(filepath.Join(dir, weightsFile)),
+			r.writeJSON("history", filepath.Join(dir, historyFile), historyTable(r.history)),
+			r.writeJSON("summary", filepath.Join(dir, summaryFile), r.summarise()))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (r *trainRun) writeWeights(file string) error {
@@ -110,7 +112,10 @@ func (r *trainRun) writeWeights(file string) error {
 func (r *trainRun) writeJSON(what, file string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err == nil {
-		err = os.WriteFile(file, append(text, '\n'), 0o666)
+		err = checkpoint.WriteFile(file, func(w io.Writer) error {
+			_, err := w.Write(append(text, '\n'))
+			return err
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("writing the %s: %w", what, err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -30,6 +31,10 @@ type trainFlags struct {
 	progress, summary, out       string
 }
 
+// replicasMax bounds the logical CPUs that a slip of the finger can ask for, and so their memory: every replica holds a copy of
+// the model.
+const replicasMax = 4096
+
 func newTrain() *cobra.Command {
 	var o trainFlags
 	cmd := &cobra.Command{
@@ -51,7 +56,7 @@ second one stops at once.`,
 		Example: `  lockstep train
   lockstep train --replicas 1 --epochs 3 --summary summary.json
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3 --out run1
-  lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd --learning-rate 0.1
+  lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd
   lockstep train --weights run1/weights.safetensors --epochs 0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -74,7 +79,7 @@ second one stops at once.`,
 	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas instead of a number, such as CPU:0,CPU:1")
 	f.IntVar(&o.globalBatch, "global-batch", 0, "examples of a step, over all replicas (default 64 for digits, 128 for mnist)")
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples of a step on each replica, instead of --global-batch")
-	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default by data set, or what --steps needs)")
+	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist; or what --steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after so many steps (default no limit)")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
@@ -146,8 +151,11 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 			return usagef("--%s %d: want at least %d", c.flag, c.value, c.least)
 		}
 	}
+	if o.replicas > replicasMax {
+		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
+	}
 	switch {
-	case given("learning-rate") && !(o.learningRate > 0):
+	case given("learning-rate") && !(o.learningRate > 0 && o.learningRate <= math.MaxFloat32):
 		return usagef("--learning-rate %v: want a positive number", o.learningRate)
 	case !(o.validationSplit >= 0 && o.validationSplit < 1):
 		return usagef("--validation-split %v: want at least 0 and less than 1", o.validationSplit)
@@ -174,9 +182,16 @@ func (o *trainFlags) checkDevices(given func(flag string) bool) error {
 	case o.strategy == "one-device" && len(o.devices) > 1:
 		return usagef("--strategy one-device takes one device, not %d: want one in --devices, or --strategy mirrored", len(o.devices))
 	}
-	for _, name := range o.devices {
-		if _, err := distribute.ParseDevice(name); err != nil {
-			return usagef("--devices %s: %v", name, err)
+	for i, name := range o.devices {
+		o.devices[i] = strings.TrimSpace(name)
+		d, err := distribute.ParseDevice(o.devices[i])
+		switch {
+		case o.devices[i] == "":
+			return usagef("--devices %q: device %d of %d has no name: want a list such as CPU:0,CPU:1", strings.Join(o.devices, ","), i+1, len(o.devices))
+		case err != nil:
+			return usagef("--devices %s: %v", o.devices[i], err)
+		case d.Index >= replicasMax:
+			return usagef("--devices %s: want an index below %d", o.devices[i], replicasMax)
 		}
 	}
 	return nil

@@ -9,12 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
-
-	"golang.org/x/term"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -32,7 +28,9 @@ type trainRun struct {
 	out     io.Writer
 	in      *interrupter
 	set     *data.Set
-	batch   int // global
+	kept    data.Pipeline // of the training images
+	held    data.Pipeline // of the training images, for validation
+	batch   int           // global
 	started time.Time
 	history *train.History
 	test    *train.Result // nil: not made
@@ -48,7 +46,9 @@ func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 		return r.unlessInterrupted(err)
 	}
 	defer func() { err = errors.Join(err, r.session.close()) }()
-	r.announce()
+	if err := r.announce(); err != nil {
+		return err
+	}
 	if err := r.fit(ctx); err != nil {
 		return err
 	}
@@ -58,10 +58,7 @@ func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 	if r.weights, err = r.trainer.Weights(ctx); err != nil {
 		return err
 	}
-	if err := r.write(); err != nil {
-		return err
-	}
-	if err := r.report(); err != nil {
+	if err := errors.Join(r.write(), r.report()); err != nil { // what cannot be written can still be read
 		return err
 	}
 	return r.unlessInterrupted(nil)
@@ -77,17 +74,10 @@ func (r *trainRun) unlessInterrupted(err error) error {
 
 // open makes everything that can fail before training begins, places for results included.
 func (r *trainRun) open() (err error) {
-	if r.flags.out != "" {
-		if err := os.MkdirAll(r.flags.out, 0o777); err != nil {
-			return fmt.Errorf("--out: %w", err)
-		}
+	if err := r.openPlaces(); err != nil {
+		return err
 	}
-	if r.flags.summary != "" {
-		if info, err := os.Stat(filepath.Dir(r.flags.summary)); err != nil || !info.IsDir() {
-			return fmt.Errorf("--summary %s: there is no folder %s", r.flags.summary, filepath.Dir(r.flags.summary))
-		}
-	}
-	if r.set, err = dataSets[r.flags.data].load(r.flags.dataDir); err != nil {
+	if err := r.openData(); err != nil {
 		return err
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
@@ -111,6 +101,50 @@ func (r *trainRun) open() (err error) {
 	return nil
 }
 
+// openPlaces makes sure that what is asked for can be written.
+func (r *trainRun) openPlaces() error {
+	if dir := r.flags.out; dir != "" {
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+		for _, name := range []string{weightsFile, historyFile, summaryFile} {
+			if err := checkpoint.CheckWritable(filepath.Join(dir, name)); err != nil {
+				return fmt.Errorf("--out %s: %w", dir, err)
+			}
+		}
+	}
+	if file := r.flags.summary; file != "" {
+		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
+			return fmt.Errorf("--summary %s: there is no folder %s", file, filepath.Dir(file))
+		}
+		if err := checkpoint.CheckWritable(file); err != nil {
+			return fmt.Errorf("--summary %s: %w", file, err)
+		}
+	}
+	return nil
+}
+
+// openData loads the data set, and holds the flags against its size.
+func (r *trainRun) openData() (err error) {
+	if r.set, err = dataSets[r.flags.data].load(r.flags.dataDir); err != nil {
+		return err
+	}
+	r.kept = r.set.Train
+	n := r.kept.Len()
+	if split := r.flags.validationSplit; split > 0 {
+		r.kept, r.held = r.kept.Split(split, r.flags.seed)
+		if r.kept.Len() == 0 || r.held.Len() == 0 {
+			return usagef("--validation-split %v: of %s training images that leaves %s for training, and %s for validation", split, grouped(n), grouped(r.kept.Len()), grouped(r.held.Len()))
+		}
+	}
+	for flag, batch := range map[string]int{"global-batch": r.flags.globalBatch, "batch-per-replica": r.flags.batchPerReplica} {
+		if batch > n {
+			return usagef("--%s %d: there are %s training images, so no step could have more", flag, batch, grouped(n))
+		}
+	}
+	return nil
+}
+
 func (r *trainRun) loadWeights() error {
 	file := r.flags.weights
 	tensors, _, err := checkpoint.Load(file)
@@ -128,7 +162,7 @@ func (r *trainRun) loadWeights() error {
 }
 
 // announce says what the run will do.
-func (r *trainRun) announce() {
+func (r *trainRun) announce() error {
 	replicas := r.strategy.NumReplicasInSync()
 	parameters := 0
 	for _, v := range r.trainer.Parameters() {
@@ -138,23 +172,25 @@ func (r *trainRun) announce() {
 	if r.flags.weights != "" {
 		from = ", starting from " + r.flags.weights
 	}
-	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
-	row := func(what, format string, args ...any) { fmt.Fprintf(w, what+"\t"+format+"\n", args...) }
-	row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2])
+	var t table
+	t.row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2])
 	if text := r.preparation(); text != "" {
-		row("training", "%s", text)
+		t.row("training", "%s", text)
 	}
-	row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
-	row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
-	row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
-	row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
-	row("engine", "%s", r.engine.Description())
-	row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
+	t.row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
+	t.row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
+	t.row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
+	t.row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
+	t.row("engine", "%s", r.engine.Description())
+	t.row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
 	if hint := simdHint(r.flags.engine); hint != "" {
-		row("hint", "%s", hint)
+		t.row("hint", "%s", hint)
 	}
-	w.Flush()
-	fmt.Fprintln(r.out)
+	if err := t.print(r.out); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(r.out)
+	return err
 }
 
 // preparation says what is done with the training images.
@@ -180,15 +216,11 @@ func (r *trainRun) length() string {
 }
 
 func (r *trainRun) fit(ctx context.Context) error {
-	kept := r.set.Train
 	cfg := train.FitConfig{Epochs: r.flags.epochs, Steps: r.flags.steps, Callbacks: []train.Callback{r.in.callback()}}
 	if r.flags.validationSplit > 0 {
-		var held data.Pipeline
-		if kept, held = kept.Split(r.flags.validationSplit, r.flags.seed); held.Len() > 0 {
-			cfg.Validation = held.Batch(r.batch)
-		}
+		cfg.Validation = r.held.Batch(r.batch)
 	}
-	batches := kept.Shuffle(r.flags.seed).Batch(r.batch)
+	batches := r.kept.Shuffle(r.flags.seed).Batch(r.batch)
 	if r.flags.shift > 0 {
 		batches = batches.MapRandom(r.flags.seed, data.RandomShift(r.flags.shift))
 	}
@@ -225,18 +257,10 @@ func (r *trainRun) cosine(epochs int) train.Callback {
 
 func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 	cfg := train.ProgressConfig{Out: r.out, Unit: "images"}
-	f, isFile := r.out.(*os.File)
-	terminal := isFile && term.IsTerminal(int(f.Fd()))
-	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal {
+	var terminal bool
+	cfg.Width, terminal = terminalWidth(r.out)
+	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal && os.Getenv("TERM") != "dumb" {
 		cfg.Mode = train.ProgressBar
-	}
-	if terminal {
-		cfg.Width = func() int {
-			if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
-				return width
-			}
-			return 80
-		}
 	}
 	return cfg, r.flags.progress != "none"
 }
@@ -259,25 +283,24 @@ func (r *trainRun) evaluate() error {
 // report prints the table at the end.
 func (r *trainRun) report() error {
 	fmt.Fprintln(r.out)
-	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
-	row := func(what, format string, args ...any) { fmt.Fprintf(w, what+"\t"+format+"\n", args...) }
+	var t table
 	if r.test != nil {
-		row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
-		row("test loss", "%.4f", r.test.Loss)
+		t.row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
+		t.row("test loss", "%.4f", r.test.Loss)
 	} else {
-		row("test accuracy", "not taken: interrupted")
+		t.row("test accuracy", "not taken: interrupted")
 	}
 	if speed := r.history.Speed; speed.Steps > 0 {
-		row("images/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
-		row("reducing", "%.1f %% of a step", 100*speed.ReduceShare)
-		row("waiting", "%.1f %% of a step, for other replicas", 100*speed.WaitShare)
+		t.row("images/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
+		t.row("reducing", "%.1f %% of a step", 100*speed.ReduceShare)
+		t.row("waiting", "%.1f %% of a step, for other replicas", 100*speed.WaitShare)
 	}
-	row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
-	row("weights hash", "%s", train.HashWeights(r.weights))
+	t.row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
+	t.row("weights hash", "%s", train.HashWeights(r.weights))
 	for _, what := range r.written {
-		row(what[0], "%s", what[1])
+		t.row(what[0], "%s", what[1])
 	}
-	return w.Flush()
+	return t.print(r.out)
 }
 
 // trainingTime is the time of all epochs, without validation.
@@ -286,21 +309,4 @@ func (r *trainRun) trainingTime() (sum time.Duration) {
 		sum += e.Duration
 	}
 	return sum
-}
-
-// count prints a number with its noun: 1 step, 1,200 steps.
-func count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return grouped(n) + " " + noun + "s"
-}
-
-// grouped prints a number with commas: 1,234,567.
-func grouped(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

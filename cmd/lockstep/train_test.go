@@ -112,3 +112,36 @@ func TestGrouped(t *testing.T) {
 		}
 	}
 }
+
+func TestClosest(t *testing.T) {
+	names := []string{"epochs", "steps", "seed", "replicas", "global-batch"}
+	for word, want := range map[string]string{
+		"epoch": "epochs", "epcohs": "epochs", "step": "steps", "replica": "replicas", "globalbatch": "global-batch", "sed": "seed",
+		"colour": "", "x": "", "": "", "verbose": "",
+	} {
+		if got := closest(word, names); got != want {
+			t.Errorf("%s: got %q, want %q", word, got, want)
+		}
+	}
+}
+
+func TestWrapWords(t *testing.T) {
+	for _, c := range []struct {
+		text    string
+		columns int
+		want    string
+	}{
+		{"", 10, ""},
+		{"one two three", 20, "one two three"},
+		{"one two three", 13, "one two three"},
+		{"one two three", 12, "one two|three"},
+		{"one two three", 7, "one two|three"},
+		{"one two three", 6, "one|two|three"},
+		{"one two three", -5, "one|two|three"},
+		{"é ü ö", 3, "é ü|ö"},
+	} {
+		if got := strings.Join(wrapWords(c.text, c.columns), "|"); got != c.want {
+			t.Errorf("%q in %d columns: got %q, want %q", c.text, c.columns, got, c.want)
+		}
+	}
+}
