@@ -104,7 +104,7 @@ func (p *progress) end(e Epoch) {
 	}
 	took, nums := short(e.Duration), numbers(r, "", ": ", " - ")
 	rate := took + ", " + p.rate(e.Steps, r)
-	texts := []string{rate + " - " + nums, took + " - " + nums, nums}
+	texts := []string{rate + " - " + nums, p.rate(e.Steps, r) + " - " + nums, took + " - " + nums, nums}
 	steps := max(e.Steps, p.epoch.Steps)
 	if e.Validation != nil {
 		val = numbers(*e.Validation, "val_", ": ", " - ")
