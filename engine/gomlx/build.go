@@ -179,7 +179,8 @@ func (bl *builder) training() (*executable, error) {
 	return x, err
 }
 
-// applying builds one program per pack: reduced gradients to new values of parameters and optimizer's state.
+// applying builds one program per pack: reduced gradients to new values of parameters and optimizer's state. What counts
+// steps is part of every pack, and has the same new value in each.
 func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 	n := max(1, bl.m.Packs)
 	if len(bl.hooks) > 0 {
@@ -188,6 +189,7 @@ func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 	packOf, n = split(bl.trained, n)
 	for k := range n {
 		x := bl.newExecutable(fmt.Sprintf("apply %d of %d", k+1, n))
+		x.applies = true
 		err := catch(fmt.Sprintf("build the apply program with %T", bl.m.Optimizer), func() error {
 			g := x.g
 			model.SetStore(g, bl.store)
@@ -227,7 +229,6 @@ func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 		}
 		packs = append(packs, x)
 	}
-	lastOnly(packs)
 	return packs, packOf, nil
 }
 
@@ -397,7 +398,7 @@ func (bl *builder) variables() ([]variable, error) {
 		if !known {
 			r = engine.Frozen
 			for _, x := range bl.graphs {
-				if slices.Contains(x.changes, path) || (x.applies() && v.InUseByGraph(x.g)) {
+				if slices.Contains(x.changes, path) || (x.applies && v.InUseByGraph(x.g)) {
 					r = engine.Slot
 				}
 			}
@@ -450,22 +451,6 @@ func split(parameters []*model.Variable, packs int) (packOf []int, n int) {
 	return packOf, k + 1
 }
 
-// lastOnly marks what several packs change (step counters), so that the last one's output counts.
-func lastOnly(packs []*executable) {
-	last := map[string]int{}
-	for k, x := range packs {
-		for _, path := range x.changes {
-			last[path] = k
-		}
-	}
-	for k, x := range packs {
-		x.dropped = make([]bool, len(x.changes))
-		for i, path := range x.changes {
-			x.dropped[i] = last[path] != k
-		}
-	}
-}
-
 // rngPath is the name of the variable that GoMLX keeps random state in.
 const rngPath = "/" + model.RNGStateVariableName
 
@@ -511,15 +496,12 @@ type executable struct {
 	args    []argument // by the graph's parameters
 	changes []string   // variables whose new values are the last outputs, in this order
 	changed []int      // the same by index
-	dropped []bool     // by changes: a later pack gives the value that counts; nil: none
+	applies bool       // it is an apply program
 
 	mu       sync.Mutex
 	outputs  []*graph.Node
 	compiled bool
 }
-
-// applies reports whether this is an apply program.
-func (x *executable) applies() bool { return x.dropped != nil }
 
 // bind finds out what each parameter of the graph stands for.
 func (x *executable) bind(variables map[string]int) error {

@@ -3,6 +3,7 @@ package gomlx_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -82,6 +83,15 @@ func TestCompileErrors(t *testing.T) {
 		{"loss with a mean", func(m *gomlx.Model) {
 			m.Loss = func(_, p []*graph.Node) *graph.Node { return graph.ReduceAllMean(p[0]) }
 		}, "one number per example"},
+		{"loss of two types", func(m *gomlx.Model) {
+			m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+				x := layers.Dense(s, in[0], true, 3)
+				if s.IsTraining(x.Graph()) {
+					x = graph.ConvertDType(x, dtypes.Float64)
+				}
+				return []*graph.Node{x}
+			}
+		}, "Float64 in training and Float32 in inference"},
 		{"integer loss", func(m *gomlx.Model) {
 			m.Loss = func(l, _ []*graph.Node) *graph.Node { return l[0] }
 		}, "floating-point"},
@@ -552,6 +562,49 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	if perStep, parameters := (after.TotalAlloc-before.TotalAlloc)/steps, uint64(4*width*width); perStep > parameters {
 		t.Errorf("%d bytes allocated per step: the gradients and new values of %d bytes of parameters are not used again", perStep, parameters)
 	}
+	// A caller who computes gradients only need not discard them each time.
+	runtime.ReadMemStats(&before)
+	for range steps {
+		if _, err := p.Gradients(t.Context(), 0, b[0], 8, [3]uint64{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if perStep, parameters := (after.TotalAlloc-before.TotalAlloc)/steps, uint64(4*width*width); perStep > parameters/2 {
+		t.Errorf("%d bytes allocated for gradients of %d bytes, which the next ones replace", perStep, parameters)
+	}
+}
+
+// TestRandomInInference holds that a model that is random in inference as well is evaluated alike each time, whatever a
+// step before it drew.
+func TestRandomInInference(t *testing.T) {
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		p := compile(t, dense(func(s *model.Scope, x *graph.Node) *graph.Node {
+			return graph.Add(x, s.RandomNormal(x.Graph(), x.Shape()))
+		}), e, features(e, 4, 5))
+		b := randomBatch(1, 4, 5, 3)
+		results := func() string {
+			loss, _, err := p.Evaluate(t.Context(), 0, b, 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := p.Predict(t.Context(), 0, b.Inputs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fmt.Sprint(loss, out[0])
+		}
+		before := results()
+		for seed := range uint64(3) {
+			if _, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{seed, 7, 7}); err != nil {
+				t.Fatal(err)
+			}
+			p.Discard(0)
+			if after := results(); after != before {
+				t.Errorf("%s after other random numbers, %s before", after, before)
+			}
+		}
+	})
 }
 
 // TestManyProductsAtOnce runs more matrix products that do not depend on one another than the Go backend has workers.

@@ -173,11 +173,7 @@ func (p *program) Apply(ctx context.Context, replica, pack int) error {
 		return err
 	}
 	for i, v := range x.changed {
-		if x.dropped[i] {
-			release(out[i])
-			continue
-		}
-		release(r.applied[v]) // of a pack applied twice
+		release(r.applied[v]) // of another pack, if it counts steps, or of this one if it is applied twice
 		r.applied[v] = out[i]
 	}
 	return nil
@@ -430,7 +426,7 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 	}
 	r.args = r.args[:0]
 	for _, a := range x.args {
-		b, err := r.argument(a, x.applies())
+		b, err := r.argument(a, x.applies)
 		if err != nil {
 			return nil, fmt.Errorf("gomlx: arguments of %s: %w", doing, err)
 		}
