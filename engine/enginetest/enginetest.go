@@ -354,6 +354,8 @@ func testCommit(t *testing.T, c Config) {
 			run()
 			p.Discard(0)
 			sameBits(t, "after the discard", read(t, p, 0), start)
+			p.Commit(0)
+			sameBits(t, "after a commit of what was discarded", read(t, p, 0), start)
 			run()
 			p.Commit(0)
 			first := read(t, p, 0)
