@@ -129,7 +129,7 @@ func (p Pipeline) batch(n int, full bool) Pipeline {
 	return Pipeline{&batches{p, n, full}}
 }
 
-// Repeat reads the dataset n times, for ever if n is negative. Pass k of epoch e is read as epoch e·n+k (e·2³²+k if
+// Repeat reads the dataset n times, for ever if n is negative. Pass k of epoch e is read as epoch e·n+k (e·(2³¹-1)+k if
 // for ever), so that no order returns.
 func (p Pipeline) Repeat(n int) Pipeline { return Pipeline{&repeated{p, n}} }
 

@@ -58,8 +58,12 @@ func TestSummary(t *testing.T) {
 
 // TestSeedDecides: one command and seed give one hash, another seed another.
 func TestSeedDecides(t *testing.T) {
+	model := "cnn"
+	if testing.Short() {
+		model = "mlp"
+	}
 	hash := func(seed string) any {
-		s, _ := trainOnce(t, "--model", "cnn", "--replicas", "2", "--steps", "5", "--seed", seed)
+		s, _ := trainOnce(t, "--model", model, "--replicas", "2", "--steps", "3", "--seed", seed)
 		return s["weights_hash"]
 	}
 	first := hash("1")
