@@ -91,7 +91,7 @@ func featuresOf(kind string, tensors []*tensor.Tensor) ([]engine.Feature, error)
 	var out []engine.Feature
 	for i, t := range tensors {
 		if t == nil || t.Rank() == 0 {
-			return nil, fmt.Errorf("%s %d is missing or a scalar: want a tensor whose first dimension counts examples", kind, i)
+			return nil, fmt.Errorf("%s %d is missing or a scalar: want a first dimension that counts examples, as data.Pipeline.Batch makes it", kind, i)
 		}
 		out = append(out, engine.Feature{DType: t.DType(), Shape: slices.Clone(t.Shape()[1:])})
 	}

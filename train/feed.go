@@ -213,8 +213,8 @@ func (g *globalBatch) check(b data.Batch) error {
 	if len(b.Inputs) != len(g.config.Inputs) {
 		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.config.Inputs))
 	}
-	if len(b.Inputs[0].Shape()) == 0 {
-		return errors.New("input 0 is a scalar: want a first dimension that counts examples")
+	if b.Inputs[0] == nil || b.Inputs[0].Rank() == 0 {
+		return errors.New("input 0 is missing or a scalar: want a first dimension that counts examples, as data.Pipeline.Batch makes it")
 	}
 	rows := b.Rows()
 	if rows > g.config.GlobalBatch {
