@@ -3,77 +3,56 @@ package collective
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // DType is the type of the elements that a collective moves.
 type DType = tensor.DType
 
-// Op is the operation of a collective call (MPI's and NCCL's names).
-type Op uint8
+// Op is the operation of a collective call.
+type Op = plan.Op
 
-// The operations.
+// The operations; see package plan for what each promises.
 const (
-	AllReduce Op = iota + 1 // every rank gets the reduction of all ranks' vectors
-	Broadcast               // every rank gets the root's vector
-	Barrier                 // no rank leaves before every rank has entered
+	AllReduce     = plan.AllReduce
+	Broadcast     = plan.Broadcast
+	Barrier       = plan.Barrier
+	Reduce        = plan.Reduce
+	ReduceScatter = plan.ReduceScatter
+	AllGather     = plan.AllGather
+	Gather        = plan.Gather
+	Scatter       = plan.Scatter
+	AllToAll      = plan.AllToAll
+	Send          = plan.Send
+	Recv          = plan.Recv
 )
 
-// String returns the operation's name in lower case with underscores, as TensorFlow writes it: "all_reduce".
-func (o Op) String() string {
-	switch o {
-	case AllReduce:
-		return "all_reduce"
-	case Broadcast:
-		return "broadcast"
-	case Barrier:
-		return "barrier"
-	}
-	return fmt.Sprintf("Op(%d)", uint8(o))
-}
+// ReduceOp says how elements are combined.
+type ReduceOp = plan.ReduceOp
 
-// ReduceOp says how elements are combined (TensorFlow's tf.distribute.ReduceOp, and MPI's other usual ones).
-type ReduceOp uint8
-
-// The reductions. Mean is the sum along the tree, then one true division by the number of ranks.
+// The reductions.
 const (
-	Sum ReduceOp = iota
-	Mean
-	Min
-	Max
-	Prod
+	Sum  = plan.Sum
+	Mean = plan.Mean
+	Min  = plan.Min
+	Max  = plan.Max
+	Prod = plan.Prod
 )
-
-// String returns the reduction's name in upper case, as TensorFlow prints it: "SUM".
-func (r ReduceOp) String() string {
-	names := [...]string{"SUM", "MEAN", "MIN", "MAX", "PROD"}
-	if int(r) < len(names) {
-		return names[r]
-	}
-	return fmt.Sprintf("ReduceOp(%d)", uint8(r))
-}
 
 // ParseReduceOp returns the reduction of that name, in any case.
-func ParseReduceOp(name string) (ReduceOp, error) {
-	for r := Sum; r <= Prod; r++ {
-		if strings.EqualFold(name, r.String()) {
-			return r, nil
-		}
-	}
-	return 0, fmt.Errorf("collective: %q is no reduction: want SUM, MEAN, MIN, MAX or PROD", name)
-}
+func ParseReduceOp(name string) (ReduceOp, error) { return plan.ParseReduceOp(name) }
 
 // Order says whether a reduction must keep the canonical tree.
-type Order uint8
+type Order = plan.Order
 
-// The orders. The zero value inherits: the communicator's configuration, then Canonical.
+// The orders.
 const (
-	OrderInherit Order = iota
-	Canonical          // along one tree over the ranks: the same bits whatever the algorithm and the placement
-	Any                // any order that is fixed per plan: the same bits only for the same plan
+	OrderInherit = plan.OrderInherit
+	Canonical    = plan.Canonical
+	Any          = plan.Any
 )
 
 // Accumulate says in which type partial sums of half-width numbers travel.
@@ -92,7 +71,7 @@ type Options struct {
 	Timeout    time.Duration // how long the call may wait for its peers; negative: for ever; default 10 minutes
 	Order      Order
 	Accumulate Accumulate
-	Algorithm  string // name of a row of [Algorithms]; default: the chooser's
+	Algorithm  string // name of a row of [plan.Algorithms]; default: the chooser's
 }
 
 // Manifest describes the tensor behind a call's bytes, for error messages and for the check that all ranks mean the

@@ -4,25 +4,26 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // choose returns the algorithm for a problem: the one named, or the table's first that fits, where every rank of the
 // group can do what it needs.
-func choose(p Problem, reach transport.Reach, name string) (Algorithm, error) {
+func choose(p Problem, reach transport.Reach, name string) (plan.Algorithm, error) {
 	if name != "" {
-		a, _ := FindAlgorithm(name)
+		a, _ := plan.FindAlgorithm(name)
 		return a, fits(a, p, reach)
 	}
 	var why []string
-	for _, a := range Algorithms {
+	for _, a := range plan.Algorithms {
 		err := fits(a, p, reach)
 		if err == nil {
 			return a, nil
 		}
 		why = append(why, err.Error())
 	}
-	return Algorithm{}, fmt.Errorf("no algorithm fits: %s", strings.Join(why, "; "))
+	return plan.Algorithm{}, fmt.Errorf("no algorithm fits: %s", strings.Join(why, "; "))
 }
 
 // fits returns why a cannot solve p, or nil. An algorithm that works in memory needs every peer's.
@@ -34,7 +35,7 @@ func fits(a Algorithm, p Problem, reach transport.Reach) error {
 		return nil
 	}
 	for s := range a.Steps(p, 0) {
-		if s.Kind == Signal {
+		if s.Kind == plan.Signal {
 			return fmt.Errorf("%s: it works in the peers' memory, and not all are reached so", a.Name)
 		}
 	}
@@ -42,8 +43,8 @@ func fits(a Algorithm, p Problem, reach transport.Reach) error {
 }
 
 func algorithmNames() string {
-	names := make([]string, len(Algorithms))
-	for i, a := range Algorithms {
+	names := make([]string, len(plan.Algorithms))
+	for i, a := range plan.Algorithms {
 		names[i] = fmt.Sprintf("%q", a.Name)
 	}
 	return strings.Join(names, " or ")

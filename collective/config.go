@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
 // Config sets up a communicator. The zero value works. All fields but Timeout, Stall, Monitor and Logger must be equal on
@@ -20,7 +22,7 @@ type Config struct {
 	// Order and Accumulate are the defaults of the calls' [Options]. Default Canonical and AccumulateDType.
 	Order      Order
 	Accumulate Accumulate
-	// Algorithm names the row of [Algorithms] that carries out every call that names none itself. Default: the chooser decides.
+	// Algorithm names the row of [plan.Algorithms] that carries out every call that names none itself. Default: the chooser decides.
 	Algorithm string
 	// Monitor watches the calls. Default none.
 	Monitor Monitor
@@ -69,7 +71,7 @@ func (o *Options) check() error {
 		return fmt.Errorf("accumulation type %d is none: want AccumulateDType or AccumulateFloat32", o.Accumulate)
 	}
 	if o.Algorithm != "" {
-		if _, ok := FindAlgorithm(o.Algorithm); !ok {
+		if _, ok := plan.FindAlgorithm(o.Algorithm); !ok {
 			return fmt.Errorf("no algorithm %q: want %s", o.Algorithm, algorithmNames())
 		}
 	}

@@ -5,7 +5,7 @@
 //
 // A rank is one member; a size the number of members. A [Communicator] is one rank's view of a set of ranks, a [Group]
 // one process's view of all its ranks. A plan is the sequence of [Step]s by which one rank takes part in one collective;
-// an [Algorithm] generates plans, and the rows of [Algorithms] are all there are. A segment is how much is moved or
+// an [Algorithm] generates plans, and the rows of [plan.Algorithms] are all there are. A segment is how much is moved or
 // combined at a time.
 //
 // # Use

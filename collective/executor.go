@@ -7,6 +7,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -21,7 +22,7 @@ const segmentBytes = 256 << 10
 type executor struct {
 	m     *member
 	wait  waiter
-	plans map[planKey][]Step
+	plans map[planKey][]plan.Step
 
 	// Of the current call.
 	header transport.Header
@@ -54,7 +55,7 @@ const plansMax = 512
 func (x *executor) open(m *member) {
 	x.m = m
 	x.wait.m = m
-	x.plans = map[planKey][]Step{}
+	x.plans = map[planKey][]plan.Step{}
 	x.sent, x.got = make([]uint32, m.team.size), make([]uint32, m.team.size)
 	if marker, ok := m.end.(transport.Marker); ok {
 		m.marker = marker
@@ -98,7 +99,7 @@ func (x *executor) execute(ctx context.Context, call *Call, seq uint64, user boo
 }
 
 // prepare checks the call by itself and finds its plan.
-func (x *executor) prepare(call *Call) (count int, o Options, steps []Step, err error) {
+func (x *executor) prepare(call *Call) (count int, o Options, steps []plan.Step, err error) {
 	o = x.m.team.cfg.of(call)
 	if count, err = call.check(x.m.rank, x.m.team.size, &o); err != nil {
 		return count, o, nil, err
@@ -195,13 +196,13 @@ func (m *member) missing() []int {
 // withdraw; from then on all ranks are in the library, and the call runs to its end on each. A rank that finds the
 // communicator aborted leaves out the work that is left, and says so (torn) before it raises its last mark, so that all
 // ranks agree on the outcome.
-func (x *executor) run(call *Call, count int, o *Options, steps []Step) error {
+func (x *executor) run(call *Call, count int, o *Options, steps []plan.Step) error {
 	m := x.m
 	w := work{x: x, call: call, count: count, acc: call.Type, mean: call.Op == AllReduce && call.Reduce == Mean}
 	if o.Accumulate == AccumulateFloat32 && call.Op == AllReduce && call.Type.Bytes() == 2 && call.Type.IsFloat() {
 		w.acc = tensor.Float32
 	}
-	w.inMemory = len(steps) > 0 && steps[0].Kind == Signal
+	w.inMemory = len(steps) > 0 && steps[0].Kind == plan.Signal
 	if m.marker != nil {
 		if err := x.meet(call, w.inMemory); err != nil {
 			return err
@@ -260,7 +261,7 @@ func (x *executor) signal(mark int) error {
 func (x *executor) await(mark int) error {
 	x.wait.mark = mark
 	for {
-		err := x.m.marker.Await(&x.wait, mark)
+		err := x.m.marker.Await(&x.wait, -1, mark)
 		switch {
 		case err == nil:
 			x.wait.firm, x.wait.mark = true, -1

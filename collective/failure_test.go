@@ -496,8 +496,8 @@ type seam struct {
 	started func()
 }
 
-func (s seam) Await(ctx context.Context, mark int) error {
-	err := s.Marker.Await(ctx, mark)
+func (s seam) Await(ctx context.Context, rank, mark int) error {
+	err := s.Marker.Await(ctx, rank, mark)
 	if mark == 0 && err == nil {
 		s.started()
 	}

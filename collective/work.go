@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -53,12 +54,12 @@ func (w *work) deliver() {
 }
 
 // place returns where the first element of a span lies, and its type.
-func (w *work) place(s Span) (unsafe.Pointer, DType) {
+func (w *work) place(s plan.Span) (unsafe.Pointer, DType) {
 	base, t := w.work, w.acc
 	switch s.Buffer {
-	case Src:
+	case plan.Src:
 		base, t = w.call.Src.Ptr, w.call.Type
-	case Dst:
+	case plan.Dst:
 		base, t = w.dst, w.call.Type
 	}
 	return advance(base, s.Lo*t.Bytes()), t
@@ -72,26 +73,26 @@ func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {
 }
 
 // step carries out one step.
-func (w *work) step(s *Step) error {
+func (w *work) step(s *plan.Step) error {
 	x := w.x
 	switch s.Kind {
-	case Signal:
+	case plan.Signal:
 		if s.Mark > 0 {
 			return x.signal(s.Mark) // meet has done the first
 		}
-	case Await:
+	case plan.Await:
 		if s.Mark > 0 {
 			return x.await(s.Mark)
 		}
-	case Combine:
+	case plan.Combine:
 		w.combine(s)
-	case Pull:
+	case plan.Pull:
 		w.pull(s)
-	case Copy:
+	case plan.Copy:
 		w.copy(s)
-	case Scale:
+	case plan.Scale:
 		w.scale(s)
-	case Exchange:
+	case plan.Exchange:
 		return w.exchange(s)
 	default:
 		panic(fmt.Sprintf("collective: no step of kind %d", s.Kind))
@@ -110,7 +111,7 @@ func (w *work) stop() bool {
 	return true
 }
 
-func (w *work) combine(s *Step) {
+func (w *work) combine(s *plan.Step) {
 	x := w.x
 	x.src, x.dst = x.src[:0], x.dst[:0]
 	for r := range x.m.team.size {
@@ -131,7 +132,7 @@ func (w *work) combine(s *Step) {
 }
 
 // pull copies from a peer. Of the ranks that share a destination the lowest does it.
-func (w *work) pull(s *Step) {
+func (w *work) pull(s *plan.Step) {
 	m := w.x.m
 	own := w.call.Dst.Ptr
 	for r := range m.rank {
@@ -157,7 +158,7 @@ func (w *work) move(dst, src unsafe.Pointer, at, lo, hi int) {
 }
 
 // copy copies within the rank. Of the ranks that share a destination in memory the lowest writes it, as in pull.
-func (w *work) copy(s *Step) {
+func (w *work) copy(s *plan.Step) {
 	if w.inMemory {
 		m := w.x.m
 		for r := range m.rank {
@@ -177,7 +178,7 @@ func (w *work) copy(s *Step) {
 	}
 }
 
-func (w *work) scale(s *Step) {
+func (w *work) scale(s *plan.Step) {
 	if !w.mean || w.x.m.team.size == 1 { // the tree over one rank leaves it as it is, signalling NaNs included
 		return
 	}
@@ -196,7 +197,7 @@ func (w *work) each(n, bytes int, f func(lo, hi int)) {
 }
 
 // exchange sends a span and receives one, segment by segment. Both ends name the same elements, so they cut them alike.
-func (w *work) exchange(s *Step) error {
+func (w *work) exchange(s *plan.Step) error {
 	x := w.x
 	m := x.m
 	out, outType := w.place(s.Out)
@@ -224,7 +225,7 @@ func (w *work) exchange(s *Step) error {
 		}
 		if s.From >= 0 {
 			buf = bytesAt(in, lo*size, n*size)
-			if s.Side != Replace {
+			if s.Side != plan.Replace {
 				buf = bytesAt(x.received.of(segmentBytes), 0, n*size)
 			}
 		}
@@ -232,9 +233,9 @@ func (w *work) exchange(s *Step) error {
 		if err := m.end.Exchange(&x.wait, s.To, frame, s.From, buf); err != nil {
 			return err
 		}
-		if s.From >= 0 && s.Side != Replace && n > 0 {
+		if s.From >= 0 && s.Side != plan.Replace && n > 0 {
 			op, own, other := kernelOp(w.call.Reduce), advance(in, lo*size), unsafe.Pointer(&buf[0])
-			if s.Side == Left {
+			if s.Side == plan.Left {
 				kernel.Reduce(op, inType, own, other, own, n)
 			} else {
 				kernel.Reduce(op, inType, own, own, other, n)

@@ -3,8 +3,8 @@
 //
 // An [Endpoint] is one rank's end of a group. With every peer it can exchange frames ([Endpoint.Exchange]). Where the
 // peer's memory can be read and written too (same process, shared memory), the two also see each other's published
-// slots ([Endpoint.Publish], [Endpoint.Peer]); an endpoint that reaches all its peers so is a [Marker], whose marks order
-// the accesses. Every frame and every slot carries a [Header], which the receiver holds against its own current call
+// slots ([Endpoint.Publish], [Endpoint.Peer]). The ranks that reach each other so are a domain: those of one process, or of
+// one host. An endpoint that has such peers is a [Marker], whose marks order the accesses. Every frame and every slot carries a [Header], which the receiver holds against its own current call
 // before it touches the data.
 //
 // # Waiting
@@ -80,10 +80,10 @@ type Frame struct {
 // from mark 0 until this rank has awaited the call's last mark.
 type Slot struct {
 	Header
-	Src, Dst  tensor.Memory
-	Name      string // text behind Header.Names
-	Shape     []int  // text behind Header.Names; must not change before the next but one Publish
-	Algorithm string // text behind Header.Plan
+	Src, Dst  tensor.Memory // as this rank reaches them; Ptr is nil where it cannot
+	Name      string        // text behind Header.Names
+	Shape     []int         // text behind Header.Names; must not change before the next but one Publish
+	Algorithm string        // text behind Header.Plan
 }
 
 // PeerDown says that a rank has left the group, and why. It is also the error of a wait that needed that rank.
@@ -114,7 +114,8 @@ type Endpoint interface {
 	// Reach says how peer is reached. It is the same in both directions and never changes.
 	Reach(peer int) Reach
 	// Exchange sends out to rank to, and receives a frame from rank from into in, both at once; a negative rank leaves out
-	// that half. Nothing is buffered: it returns when the receiver has the whole frame and in is filled.
+	// that half. It returns when in is filled and out.Data may be changed. Nothing relies on buffering: a transport may hold
+	// the sender until the receiver has the whole frame.
 	//
 	// The arriving frame's header goes to the function given to Inspect before its data is touched; that function's error
 	// refuses the frame and is returned. So do the headers of frames that other peers offer meanwhile, before a wait blocks:
@@ -137,6 +138,10 @@ type Endpoint interface {
 	Inspect(judge func(peer int, h Header) error)
 	// Down delivers the ranks that have left the group, each once. It is never closed.
 	Down() <-chan PeerDown
+	// Fail tells every peer, as far as it can be reached, that this rank's group has failed, and why: a peer's waits that need
+	// this rank end with a PeerDown whose Err is a *[Failure] with that reason, at most [ReasonMax] bytes. It does not wait
+	// for the peers. Only the first call counts; it may be called at any time, by any goroutine.
+	Fail(reason []byte)
 	// Retire says that the memory, named in a frame or slot of a call that failed, is not used any more by this rank,
 	// while a peer out of reach may still do so: the transport must not map it to anything else before Close.
 	Retire(tensor.Memory)
@@ -145,34 +150,79 @@ type Endpoint interface {
 	Close() error
 }
 
-// Marker is an endpoint that reaches all its peers by memory. Marks order the accesses to it: a rank raises marks 0, 1,
-// … of the call it published, each once and in that order, and awaits those of all ranks. What a rank wrote before it
-// raised a mark is seen by every rank that awaited it.
+// ReasonMax bounds the reason of a failure, in bytes.
+const ReasonMax = 4096
+
+// Failure is why a peer's group has failed, in the peer's words. The transport does not look inside.
+type Failure struct{ Reason []byte }
+
+// Error says that it failed.
+func (f *Failure) Error() string { return "its group has failed" }
+
+// Marker is an endpoint that reaches some peers by memory: those of its domain. The domain is the same for all of them,
+// and never changes. Marks order the accesses: a rank raises marks 0, 1, 2, … of the call it published, each once and in that
+// order, and awaits those of others. What it wrote before it raised a mark is seen by every rank that awaited it. All ranks
+// of the domain raise equally many marks in a call.
 //
-// Mark 0 is special: a call starts at the moment when the last rank raises it. A rank that cannot wait any longer may
-// withdraw from a call that has not started, and then it never starts; once it has started, all ranks are in it and it
-// runs to its last mark on all of them. One atomic decides which of the two it is.
+// Mark 0 is special: a call starts, in the domain, at the moment when the domain's last rank raises it. A rank that cannot
+// wait any longer may withdraw from a call that has not started, and then it never starts; once it has started, all ranks of
+// the domain are in it. One atomic decides which of the two it is.
 type Marker interface {
 	Endpoint
-	// Signal raises this rank's mark. For mark 0 it returns ErrInterrupted, without raising it, if the group was
-	// interrupted before. Marks are below [MarksMax].
+	// Domain returns the ranks of the domain, this one among them, in order. The caller must not change it.
+	Domain() []int
+	// Reachable reports whether the ranks of the domain can reach this memory of this rank.
+	Reachable(tensor.Memory) bool
+	// Stage returns the memory that the transport keeps for a rank of the domain and that all of the domain reach, aligned to
+	// 64 bytes: its length is the same for all, and even. It may be called before the first Publish.
+	Stage(rank int) []byte
+	// Signal raises this rank's mark. For mark 0 it returns ErrInterrupted, without raising it, if the domain was
+	// interrupted before.
 	Signal(mark int) error
-	// Await blocks until every rank has raised the mark in the current call. It returns nil for a mark 0 that all ranks
-	// have raised, whatever else has happened; ErrInterrupted if the call can never start; a PeerDown if a rank that
-	// has not raised it is gone; else what ended the wait.
-	Await(ctx context.Context, mark int) error
-	// Behind appends to ranks those that have not raised the mark of the current call, and returns the result.
+	// Await blocks until the rank, or with rank -1 every rank of the domain, has raised the mark in the current call. It
+	// returns nil for a mark that has been raised, whatever else has happened; ErrInterrupted for a mark 0 if the call can
+	// never start; a PeerDown if a rank that has not raised it is gone, or has failed; else what ended the wait.
+	Await(ctx context.Context, rank, mark int) error
+	// Behind appends to ranks those of the domain that have not raised the mark of the current call, and returns the result.
 	Behind(mark int, ranks []int) []int
 	// Withdraw takes this rank out of its current call and reports true, if the call has not started: then no call of this
-	// group ever starts any more. It reports false if the call has started. Nobody is woken.
+	// domain ever starts any more. It reports false if the call has started. Nobody is woken.
 	Withdraw() bool
-	// Interrupt keeps every call from starting that has not started, and wakes all local ranks. It may be called at any
-	// time, by any goroutine.
+	// Interrupt keeps every call from starting that has not started, and wakes all ranks of the domain. It may be called at
+	// any time, by any goroutine.
 	Interrupt()
 }
 
-// MarksMax bounds the marks of one call.
-const MarksMax = 8
+// Poster is an endpoint on which the next exchange can be under way while the caller works on the data of the last.
+type Poster interface {
+	Endpoint
+	// Post begins what Exchange does, and returns without waiting for a peer. At most [PostsMax] are under way; each is
+	// ended by its Complete, in order. Until then out.Data and in belong to the transport.
+	Post(to int, out Frame, from int, in []byte) error
+	// Complete ends the oldest exchange that was posted, as Exchange returns.
+	Complete(ctx context.Context) error
+}
+
+// PostsMax is how many exchanges may be under way.
+const PostsMax = 2
+
+// Allocator is an endpoint that has memory which the ranks of its domain reach in place.
+type Allocator interface {
+	Endpoint
+	// NewBuffer returns zeroed memory of so many bytes, aligned to 64, of one reference; it is given back when the last is
+	// released, or with Close. Memory that was retired is not given out again.
+	NewBuffer(bytes int) (tensor.Memory, error)
+}
+
+// Asker is an endpoint whose peers' slots cannot be read, but that can ask for their text: only when something has failed.
+type Asker interface {
+	Endpoint
+	// Answer sets the function that gives the text behind the header of this rank's call seq, at most [ReasonMax] bytes;
+	// nil: not known any more. It is called by any goroutine, at any time. To be set before the first Exchange.
+	Answer(text func(seq uint64) []byte)
+	// Ask returns the text of the peer's call seq, or nil if none comes within a second or two.
+	Ask(peer int, seq uint64) []byte
+}
 
 // Splitter is an endpoint that can make groups of some of its ranks.
 type Splitter interface {

@@ -3,6 +3,7 @@ package mem
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -74,7 +75,13 @@ func (e *endpoint) unparkPeers() {
 	}
 }
 
-func (s *sharer) Await(ctx context.Context, mark int) error {
+func (s *sharer) Domain() []int { return s.hub.ranks }
+
+func (s *sharer) Reachable(tensor.Memory) bool { return true }
+
+func (s *sharer) Stage(rank int) []byte { return s.hub.ends[rank].stage }
+
+func (s *sharer) Await(ctx context.Context, _, mark int) error {
 	v := event{count: &s.hub.starts, target: uint64(s.hub.n) * s.uses[mark], mark: mark, peer: -1}
 	if mark > 0 {
 		v.count = &s.hub.marks[mark].Uint64

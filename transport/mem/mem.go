@@ -47,18 +47,25 @@ func NewPipes(n int) []transport.Endpoint {
 type hub struct {
 	root  *hub // the group made by New or NewPipes, which knows those split from it
 	n     int
-	spins int // looks at the condition before a wait blocks
+	spins int   // looks at the condition before a wait blocks
+	ranks []int // all of them
 	ends  []endpoint
 	pipes []pipe // by sender*n + receiver
 
 	_      [64]byte
 	starts atomic.Uint64 // mark 0: arrivals since the beginning, and stopBit
 	_      [56]byte
-	marks  [transport.MarksMax]counter // marks 1 and up: raised since the beginning
+	marks  [marksMax]counter // marks 1 and up: raised since the beginning
 
 	mu     sync.Mutex // in the root only
 	splits map[uint64]*split
 }
+
+// stageBytes is the length of a rank's stage.
+const stageBytes = 64 << 10
+
+// marksMax bounds the marks of a call.
+const marksMax = 8
 
 // stopBit in hub.starts says that no call starts any more. Arrivals are not counted once it stands, so whoever finds the
 // count of its call complete knows that all ranks find it so.
@@ -93,6 +100,8 @@ func newHub(n int, root *hub) *hub {
 	}
 	for i := range h.ends {
 		e := &h.ends[i]
+		h.ranks = append(h.ranks, i)
+		e.stage = make([]byte, stageBytes)
 		e.hub, e.rank = h, i
 		e.wake = make(chan struct{}, 1)
 		e.down = make(chan transport.PeerDown, n)
@@ -105,17 +114,18 @@ type endpoint struct {
 	// Used by the rank's goroutine only.
 	hub   *hub
 	rank  int
-	calls uint64                     // published so far
-	uses  [transport.MarksMax]uint64 // how often each mark was raised so far
+	calls uint64           // published so far
+	uses  [marksMax]uint64 // how often each mark was raised so far
 	judge func(peer int, h transport.Header) error
+	stage []byte
 	wake  chan struct{} // one token ends one wait; see wait
 	down  chan transport.PeerDown
 
 	_      [64]byte
 	parked atomic.Bool // the rank waits on wake, or is about to
 	closed atomic.Bool
-	raised [transport.MarksMax]atomic.Uint64 // the uses, for peers to read
-	slots  [2]transport.Slot                 // of the odd and the even calls
+	raised [marksMax]atomic.Uint64 // the uses, for peers to read
+	slots  [2]transport.Slot       // of the odd and the even calls
 	_      [64]byte
 }
 
@@ -132,6 +142,9 @@ func (e *endpoint) Down() <-chan transport.PeerDown { return e.down }
 // Retire has nothing to do: memory of this process stays what it is as long as somebody points to it, and no peer uses
 // it after a call.
 func (e *endpoint) Retire(tensor.Memory) {}
+
+// Fail has nothing to say: the ranks of a process share their fate in what lies above.
+func (e *endpoint) Fail([]byte) {}
 
 func (e *endpoint) Close() error {
 	if e.closed.Swap(true) {

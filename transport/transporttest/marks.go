@@ -33,7 +33,7 @@ func slotsAndMarks(g *group) {
 				g.Errorf("rank %d: entering call %d: %v", m.Rank(), seq, err)
 				return
 			}
-			if err := m.Await(ctx, 0); err != nil {
+			if err := m.Await(ctx, -1, 0); err != nil {
 				g.Errorf("rank %d: awaiting the start of call %d: %v", m.Rank(), seq, err)
 				return
 			}
@@ -48,8 +48,8 @@ func slotsAndMarks(g *group) {
 			for r := range n {
 				*(*int64)(unsafe.Add(m.Peer(r).Src.Ptr, 8*m.Rank())) = int64(seq)
 			}
-			for mark := 1; mark < transport.MarksMax; mark++ {
-				if err := errors.Join(m.Signal(mark), m.Await(ctx, mark)); err != nil {
+			for mark := 1; mark < 8; mark++ {
+				if err := errors.Join(m.Signal(mark), m.Await(ctx, -1, mark)); err != nil {
 					g.Errorf("rank %d: mark %d: %v", m.Rank(), mark, err)
 				}
 			}
@@ -74,7 +74,7 @@ func marksClose(g *group) {
 			done <- err
 			return
 		}
-		done <- markers[0].Await(ctx, 0)
+		done <- markers[0].Await(ctx, -1, 0)
 	}()
 	time.Sleep(time.Millisecond)
 	markers[last].Close()
@@ -97,7 +97,7 @@ func withdrawBefore(g *group) {
 			}
 			waiting, cancel := context.WithTimeout(ctx, time.Duration(m.Rank()*50+1)*time.Millisecond)
 			defer cancel()
-			err := m.Await(waiting, 0)
+			err := m.Await(waiting, -1, 0)
 			if m.Rank() == 0 {
 				if behind := m.Behind(0, nil); !slices.Contains(behind, n-1) || slices.Contains(behind, 0) {
 					g.Errorf("rank 0 says that ranks %v are behind", behind)
@@ -125,7 +125,7 @@ func withdrawAfter(g *group) {
 	markers := g.markers()
 	g.each(func(e transport.Endpoint) {
 		m := e.(transport.Marker)
-		if err := errors.Join(enter(m, 0, tensor.Memory{}), m.Await(ctx, 0)); err != nil {
+		if err := errors.Join(enter(m, 0, tensor.Memory{}), m.Await(ctx, -1, 0)); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
 	})
@@ -137,7 +137,7 @@ func withdrawAfter(g *group) {
 	}
 	g.each(func(e transport.Endpoint) {
 		m := e.(transport.Marker)
-		if err := errors.Join(m.Signal(1), m.Await(ctx, 1)); err != nil {
+		if err := errors.Join(m.Signal(1), m.Await(ctx, -1, 1)); err != nil {
 			g.Errorf("rank %d: mark 1 after Interrupt: %v", m.Rank(), err)
 		}
 		if err := enter(m, 1, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
@@ -165,13 +165,13 @@ func withdrawRace(g *group) {
 				}
 				waiting, cancel := context.WithTimeout(ctx, patience)
 				defer cancel()
-				err := m.Await(waiting, 0)
+				err := m.Await(waiting, -1, 0)
 				if err != nil && m.Withdraw() {
 					m.Interrupt()
 					return
 				}
 				startedBy.Add(1)
-				if err := errors.Join(m.Signal(1), m.Await(ctx, 1)); err != nil {
+				if err := errors.Join(m.Signal(1), m.Await(ctx, -1, 1)); err != nil {
 					g.Errorf("rank %d: the last mark: %v (seed %d)", m.Rank(), err, seed)
 				}
 			})
@@ -197,7 +197,7 @@ func interrupt(g *group) {
 				errs <- err
 				return
 			}
-			errs <- m.Await(ctx, 0)
+			errs <- m.Await(ctx, -1, 0)
 		}()
 	}
 	time.Sleep(time.Millisecond)
@@ -214,7 +214,7 @@ func marksNoAllocation(g *group) {
 	const runs = 200
 	call := func(m transport.Marker) {
 		m.Publish(transport.Slot{})
-		if err := errors.Join(m.Signal(0), m.Await(ctx, 0), m.Signal(1), m.Await(ctx, 1)); err != nil {
+		if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, -1, 1)); err != nil {
 			g.Error(err)
 		}
 	}

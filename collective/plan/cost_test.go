@@ -1,4 +1,4 @@
-package collective
+package plan
 
 import (
 	"slices"
@@ -9,7 +9,7 @@ import (
 // TestCost holds each cost function against a run of the plans in virtual time: never less than the slowest rank takes,
 // and at most a quarter more (a rank's part in the incomplete end may be shorter than the longest path).
 func TestCost(t *testing.T) {
-	l := Links{Latency: 10 * time.Microsecond, Bandwidth: 1e9, Combine: 8e9, ElementBytes: 4}
+	l := Links{Memory: Link{Latency: 10 * time.Microsecond}, Network: Link{10 * time.Microsecond, 1e9}, Combine: 8e9, ElementBytes: 4}
 	for _, a := range Algorithms {
 		for n := 1; n <= 33; n++ {
 			for _, p := range []Problem{
@@ -80,7 +80,7 @@ func virtualTime(t *testing.T, a Algorithm, p Problem, l Links) time.Duration {
 			case Signal:
 				marks[s.Mark] = append(marks[s.Mark], now[rank])
 			case Await:
-				now[rank] = max(now[rank], slices.Max(marks[s.Mark])+l.Latency)
+				now[rank] = max(now[rank], slices.Max(marks[s.Mark])+l.Network.Latency)
 			case Combine:
 				now[rank] += l.combining(p.Size * (s.In.Hi - s.In.Lo))
 			case Pull:

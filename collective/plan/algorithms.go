@@ -1,4 +1,4 @@
-package collective
+package plan
 
 // Algorithms is the table of all algorithms, in the order in which the chooser prefers them where their costs are equal.
 // It must not be changed. docs/algorithms.md explains each row.

@@ -1,4 +1,4 @@
-package collective
+package plan
 
 import (
 	"fmt"
@@ -38,7 +38,8 @@ func directSteps(p Problem, rank int) iter.Seq[Step] {
 		var step Step
 		switch {
 		case p.Op == AllReduce:
-			step = combine(slice(p.Count, p.Size, rank))
+			lo, hi := slice(p.Count, p.Size, rank)
+			step = combine(p.Size, lo, hi)
 		case rank == p.Root:
 			step = duplicate(p.all(Src), p.all(Dst))
 		default:
@@ -55,13 +56,13 @@ func directSteps(p Problem, rank int) iter.Seq[Step] {
 // from one. Writing is as much, and is part of the measured rate.
 func directCost(p Problem, l Links) time.Duration {
 	if p.Op == Barrier {
-		return l.Latency
+		return l.Memory.Latency
 	}
 	read := p.Count
 	if p.Op == AllReduce {
 		read = min(p.Count, (granules(p.Count)+p.Size-1)/p.Size*sliceElements) * p.Size
 	}
-	return 2*l.Latency + l.combining(read)
+	return 2*l.Memory.Latency + l.combining(read)
 }
 
 // sliceElements is the granule of slices: 64 elements are whole cache lines for every element type, so that two owners

@@ -1,4 +1,4 @@
-package collective
+package plan
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 func signal(mark int) Step { return Step{Kind: Signal, To: -1, From: -1, Mark: mark} }
 func await(mark int) Step  { return Step{Kind: Await, To: -1, From: -1, Mark: mark} }
 
-func combine(lo, hi int) Step {
-	return Step{Kind: Combine, To: -1, From: -1, In: Span{Src, lo, hi}, Out: Span{Dst, lo, hi}}
+func combine(size, lo, hi int) Step {
+	return Step{Kind: Combine, To: -1, From: -1, In: Span{Src, lo, hi}, Out: Span{Dst, lo, hi}, Ranks: Ranks{0, size}}
 }
 
 func pull(from int, in, out Span) Step {
@@ -48,7 +48,7 @@ func (p Problem) check() error {
 
 // frame is the time that one frame of so many elements takes.
 func (l Links) frame(elements int) time.Duration {
-	return l.Latency + duration(elements*l.ElementBytes, l.Bandwidth)
+	return l.Network.Latency + duration(elements*l.ElementBytes, l.Network.Bandwidth)
 }
 
 // combining is the time in which a rank reads so many elements while it reduces.
