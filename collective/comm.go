@@ -41,8 +41,8 @@ type Communicator interface {
 
 // Handle is a started call.
 type Handle interface {
-	// Wait returns when the call is over, with its error. It must be called, once. The end of ctx aborts the
-	// communicator; Wait still returns only when the library is done with the call's memory.
+	// Wait returns when the call is over, with its error. It must be called, once; the library may use the handle again
+	// for another call then. The end of ctx aborts the communicator; Wait still returns only when the library is done with the call's memory.
 	Wait(ctx context.Context) error
 }
 

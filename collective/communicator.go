@@ -35,7 +35,8 @@ type member struct {
 	direct   bool   // it is a Do
 	doing    uint64 // its number
 	queue    []*handle
-	working  bool // the worker runs
+	free     []*handle // awaited
+	working  bool      // the worker runs
 	closing  bool
 	left     bool // gone is closed
 	workers  sync.WaitGroup

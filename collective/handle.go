@@ -6,7 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// handle is a call that the member's worker carries out.
+// handle is a call that the member's worker carries out. Those of started calls are used again once they were awaited, so
+// that a loop of them allocates nothing.
 type handle struct {
 	m      *member
 	ctx    context.Context
@@ -21,15 +22,28 @@ type handle struct {
 var _ Handle = (*handle)(nil)
 
 func (m *member) Start(ctx context.Context, call *Call) (Handle, error) {
-	h := &handle{m: m, ctx: ctx, call: call, done: make(chan struct{}, 1)}
 	seq, _, err := m.enter(call, started)
 	if err != nil {
 		return nil, err
 	}
-	h.seq = seq
+	h := m.newHandle()
+	h.ctx, h.call, h.seq, h.err = ctx, call, seq, nil
+	h.waited.Store(false)
 	m.pending.Add(1)
 	m.enqueue(h)
 	return h, nil
+}
+
+// newHandle returns a handle that was awaited, or a new one.
+func (m *member) newHandle() *handle {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.free); n > 0 {
+		h := m.free[n-1]
+		m.free = m.free[:n-1]
+		return h
+	}
+	return &handle{m: m, done: make(chan struct{}, 1)}
 }
 
 // enqueue gives an entered call to the worker.
@@ -87,5 +101,10 @@ func (h *handle) Wait(ctx context.Context) error {
 	if m.team.monitor != nil {
 		m.team.monitor.Leave(m.rank, h.seq, h.err)
 	}
-	return h.err
+	err := h.err
+	h.ctx, h.call = nil, nil
+	m.mu.Lock()
+	m.free = append(m.free, h)
+	m.mu.Unlock()
+	return err
 }
