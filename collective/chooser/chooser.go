@@ -1,0 +1,158 @@
+// Package chooser says which algorithm carries out a collective. What it knows is data: a [Table] of what moving,
+// copying and combining bytes costs, of how far the cost functions are off for an algorithm, and of rules that need no
+// cost. [Default] is the built-in table; [Table.Save] and [Load] keep one measured on a machine
+// (lockstep bench --calibrate writes it).
+//
+// The choice is a pure function of the problem and the table. Ranks whose tables differ may choose differently; their
+// first frames then say that the algorithms differ.
+package chooser
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+)
+
+// Where says what a problem is carried out on.
+type Where struct {
+	Memory       string // the transport by which the ranks of a domain reach each other's memory ("mem", "shm"); empty: there is none
+	Frames       string // the transport of frames within a host: "mem", "shm", "unix", "tcp"; empty: as Memory
+	ElementBytes int    // of an element in the partial sums' type; 0: 1
+	Cores        int    // processors of this host; 0: as many as ranks
+}
+
+// Candidate is one algorithm for a problem, as [Table.Rank] judges it.
+type Candidate struct {
+	Algorithm plan.Algorithm
+	Cost      time.Duration // predicted by the algorithm's cost function
+	Factor    float64       // by which measured times differ from predicted ones, as far as the table knows
+	Rule      bool          // a rule of the table names it
+	Err       error         // why it does not fit, or nil
+}
+
+// Time is what the candidate is expected to take.
+func (c Candidate) Time() time.Duration { return time.Duration(float64(c.Cost) * c.Factor) }
+
+// Rank returns all algorithms for a problem, the best first: one that a rule of the table names; then those that fit, by
+// their time; then the others. Where times are equal the order of [plan.Algorithms] decides.
+func (t *Table) Rank(p plan.Problem, w Where) []Candidate {
+	links, over := t.links(w), w.over(p)
+	bytes := p.Count * max(1, w.ElementBytes)
+	rule := t.rule(p, w, bytes)
+	var out []Candidate
+	for _, a := range plan.Algorithms {
+		c := Candidate{Algorithm: a, Factor: 1, Err: w.fits(a, p)}
+		if c.Err == nil {
+			c.Cost = a.Cost(p, links)
+			c.Factor = t.factor(a.Name, p.Op, over, bytes)
+			c.Rule = a.Name == rule
+		}
+		out = append(out, c)
+	}
+	slices.SortStableFunc(out, func(a, b Candidate) int {
+		switch {
+		case (a.Err == nil) != (b.Err == nil):
+			return before(a.Err == nil)
+		case a.Rule != b.Rule:
+			return before(a.Rule)
+		}
+		return int(min(1, max(-1, a.Time()-b.Time())))
+	})
+	return out
+}
+
+func before(yes bool) int {
+	if yes {
+		return -1
+	}
+	return 1
+}
+
+// Choose returns the best algorithm for a problem, or why there is none.
+func (t *Table) Choose(p plan.Problem, w Where) (plan.Algorithm, error) {
+	ranked := t.Rank(p, w)
+	if best := ranked[0]; best.Err == nil {
+		return best.Algorithm, nil
+	}
+	var why []string
+	for _, c := range ranked {
+		why = append(why, fmt.Sprintf("%s: %v", c.Algorithm.Name, c.Err))
+	}
+	return plan.Algorithm{}, fmt.Errorf("collective: no algorithm fits %v: %s", p, strings.Join(why, "; "))
+}
+
+// Named returns the algorithm of that name if it can solve the problem there, else why not.
+func Named(name string, p plan.Problem, w Where) (plan.Algorithm, error) {
+	a, ok := plan.FindAlgorithm(name)
+	if !ok {
+		return a, fmt.Errorf("collective: no algorithm %q: want one of %s", name, strings.Join(Names(), ", "))
+	}
+	if err := w.fits(a, p); err != nil {
+		return a, fmt.Errorf("collective: algorithm %s: %w", name, err)
+	}
+	return a, nil
+}
+
+// Names returns the names of all algorithms.
+func Names() []string {
+	names := make([]string, len(plan.Algorithms))
+	for i, a := range plan.Algorithms {
+		names[i] = a.Name
+	}
+	return names
+}
+
+var errNoMemory = errors.New("it works in the peers' memory, and no peer's is reached")
+
+// fits returns why an algorithm cannot solve the problem there, or nil.
+func (w Where) fits(a plan.Algorithm, p plan.Problem) error {
+	if err := a.Fits(p); err != nil {
+		return err
+	}
+	if w.Memory != "" || p.Size == 1 {
+		return nil
+	}
+	for s := range a.Steps(p, 0) {
+		if s.Kind == plan.Signal {
+			return errNoMemory
+		}
+	}
+	return nil
+}
+
+// over names what a problem runs over, as the rows of the table do: the transport of the domain if there is but one, else
+// that of the frames, joined by a plus if it has both. Ranks on several hosts meet over the "network".
+func (w Where) over(p plan.Problem) string {
+	frames := w.Frames
+	if frames == "" {
+		frames = w.Memory
+	}
+	domains, hosts, shared := spread(p)
+	switch {
+	case hosts > 1:
+		frames = "network"
+	case domains == 1 && w.Memory != "":
+		return w.Memory
+	}
+	if shared && w.Memory != "" {
+		return w.Memory + "+" + frames
+	}
+	return frames
+}
+
+// spread returns how many domains and hosts the ranks are in, and whether a domain has several of them.
+func spread(p plan.Problem) (domains, hosts int, shared bool) {
+	if p.Places == nil {
+		return 1, 1, p.Size > 1
+	}
+	d, h := map[int]bool{}, map[int]bool{}
+	for _, place := range p.Places {
+		shared = shared || d[place.Domain]
+		d[place.Domain], h[place.Host] = true, true
+	}
+	return len(d), len(h), shared
+}

@@ -1,0 +1,65 @@
+package chooser
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+)
+
+// Explain writes what would be chosen for a problem, and why: every algorithm with its predicted time, the correction, and
+// where it does not fit the reason.
+func (t *Table) Explain(p plan.Problem, w Where) string {
+	ranked := t.Rank(p, w)
+	links := t.links(w)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v, %s, over %s\n", p, size(p.Count*links.ElementBytes), w.over(p))
+	fmt.Fprintf(&b, "table: %s\n", t.Machine)
+	for _, l := range []struct {
+		name string
+		link plan.Link
+	}{{"memory", links.Memory}, {"frames in a host", links.Host}, {"frames between hosts", links.Network}} {
+		if l.link.Bandwidth > 0 {
+			fmt.Fprintf(&b, "  %-21s %v, %s/s\n", l.name, l.link.Latency, size(int(l.link.Bandwidth)))
+		}
+	}
+	fmt.Fprintf(&b, "  %-21s %s/s\n  %-21s %s/s\n\n", "combining", size(int(links.Combine)), "copying", size(int(links.Copy)))
+	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\talgorithm\tpredicted\tcorrected\twhy")
+	for i, c := range ranked {
+		mark, why := " ", ""
+		switch {
+		case c.Err != nil:
+			fmt.Fprintf(table, "\t%s\t-\t-\t%v\n", c.Algorithm.Name, c.Err)
+			continue
+		case i == 0 && c.Rule:
+			mark, why = ">", "a rule of the table names it"
+		case i == 0:
+			mark, why = ">", "the shortest time"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%v\t%v\t%s\n", mark, c.Algorithm.Name, rounded(c.Cost), rounded(c.Time()), why)
+	}
+	table.Flush() // a strings.Builder takes everything
+	return b.String()
+}
+
+// rounded keeps three digits or so.
+func rounded(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for d/unit >= 1000 {
+		unit *= 10
+	}
+	return d.Round(unit)
+}
+
+// size writes bytes in binary units: "64 KiB".
+func size(bytes int) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	x, unit := float64(bytes), 0
+	for x >= 1024 && unit < len(units)-1 {
+		x, unit = x/1024, unit+1
+	}
+	return fmt.Sprintf("%.4g %s", x, units[unit])
+}

@@ -1,0 +1,290 @@
+package chooser
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+)
+
+// Table is what the chooser knows. Its text is JSON; every field has a unit in its name.
+type Table struct {
+	Version     int                  `json:"version"`                  // of this format: [Version]
+	Machine     string               `json:"machine"`                  // what it was measured on
+	Combine     float64              `json:"combine_bytes_per_second"` // read by one rank while it reduces
+	Copy        float64              `json:"copy_bytes_per_second"`    // copied by one rank
+	Pack        int                  `json:"pack_bytes"`               // tensors are packed up to this size where the user leaves it open
+	Transports  map[string]Transport `json:"transports"`               // by name; "network" is what lies between hosts
+	Corrections []Correction         `json:"corrections,omitempty"`
+	Rules       []Rule               `json:"rules,omitempty"`
+}
+
+// Version is the version of the table's format.
+const Version = 1
+
+// Transport is what a transport takes. A field that is 0 has no meaning for it.
+type Transport struct {
+	Sync  int64   `json:"sync_ns,omitempty"`                // one synchronisation of ranks in memory
+	Read  float64 `json:"read_bytes_per_second,omitempty"`  // by one rank, from another's memory
+	Frame int64   `json:"frame_ns,omitempty"`               // one frame without data
+	Send  float64 `json:"frame_bytes_per_second,omitempty"` // of one rank's frames, each way
+}
+
+// Correction says how measured times of an algorithm differ from what its cost function predicts. Between the sizes of
+// two corrections the factor is interpolated over the logarithm of the size; beyond them the last one holds.
+type Correction struct {
+	Algorithm string  `json:"algorithm"`
+	Operation string  `json:"operation"` // "all_reduce"
+	Over      string  `json:"over"`      // "mem", "shm", "tcp", "network", or two joined: "shm+network"
+	Bytes     int     `json:"bytes"`
+	Factor    float64 `json:"factor"` // measured / predicted
+}
+
+// Rule names the algorithm for some problems, whatever it is predicted to cost. The first rule that applies, and whose
+// algorithm fits, decides.
+type Rule struct {
+	Operation string `json:"operation,omitempty"` // empty: every one
+	Over      string `json:"over,omitempty"`      // empty: every one
+	RanksMin  int    `json:"ranks_min,omitempty"`
+	RanksMax  int    `json:"ranks_max,omitempty"` // 0: no limit
+	BytesMin  int    `json:"bytes_min,omitempty"`
+	BytesMax  int    `json:"bytes_max,omitempty"` // 0: no limit
+	Algorithm string `json:"algorithm"`
+}
+
+//go:embed table.json
+var builtIn []byte
+
+var parsed = sync.OnceValue(func() *Table {
+	t, err := Parse(builtIn)
+	if err != nil {
+		panic("chooser: the built-in table: " + err.Error())
+	}
+	return t
+})
+
+// Default returns the built-in table. It must not be changed.
+func Default() *Table { return parsed() }
+
+// Parse reads a table, or says what is wrong with it. What is unknown is refused, so that a slip of the pen has an effect.
+func Parse(text []byte) (*Table, error) {
+	t := &Table{}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(t); err != nil {
+		return nil, fmt.Errorf("chooser: table: %w", err)
+	}
+	if d.More() {
+		return nil, fmt.Errorf("chooser: table: text after the end of the table")
+	}
+	if err := t.check(); err != nil {
+		return nil, fmt.Errorf("chooser: table: %w", err)
+	}
+	return t, nil
+}
+
+// Load reads a table from a file of at most a megabyte.
+func Load(path string) (*Table, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	const bytesMax = 1 << 20
+	if info.Size() > bytesMax {
+		return nil, fmt.Errorf("chooser: %s: %d bytes: a table has at most %d", path, info.Size(), bytesMax)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	t, err := Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%w (in %s)", err, path)
+	}
+	return t, nil
+}
+
+// Save writes the table to a file: all of it or nothing.
+func (t *Table) Save(path string) error {
+	if err := t.check(); err != nil {
+		return fmt.Errorf("chooser: table: %w", err)
+	}
+	text, err := json.MarshalIndent(t, "", "  ")
+	if err != nil {
+		return fmt.Errorf("chooser: %w", err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".table-*")
+	if err != nil {
+		return fmt.Errorf("chooser: %w", err)
+	}
+	defer os.Remove(f.Name()) // nothing is left to remove once it is renamed
+	_, err = f.Write(append(text, '\n'))
+	if e := f.Chmod(0o644); err == nil {
+		err = e
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("chooser: writing %s: %w", path, err)
+	}
+	return nil
+}
+
+func (t *Table) check() error {
+	if t.Version != Version {
+		return fmt.Errorf("version %d: this build reads version %d", t.Version, Version)
+	}
+	if !rate(t.Combine) || !rate(t.Copy) || t.Pack < 1 {
+		return fmt.Errorf("combine_bytes_per_second, copy_bytes_per_second and pack_bytes are %v, %v and %d: want positive numbers", t.Combine, t.Copy, t.Pack)
+	}
+	for name, tr := range t.Transports {
+		if tr.Sync < 0 || tr.Frame < 0 || tr.Read != 0 && !rate(tr.Read) || tr.Send != 0 && !rate(tr.Send) {
+			return fmt.Errorf("transport %q has a negative time or rate", name)
+		}
+	}
+	if tr := t.Transports["network"]; tr.Send == 0 {
+		return fmt.Errorf(`no transport "network" with a frame_bytes_per_second: it is what lies between hosts`)
+	}
+	for i, c := range t.Corrections {
+		if err := known(c.Algorithm, c.Operation); err != nil {
+			return fmt.Errorf("correction %d: %w", i, err)
+		}
+		if c.Bytes < 0 || !rate(c.Factor) {
+			return fmt.Errorf("correction %d: %d bytes, factor %v: want a size and a positive factor", i, c.Bytes, c.Factor)
+		}
+	}
+	for i, r := range t.Rules {
+		if err := known(r.Algorithm, r.Operation); err != nil {
+			return fmt.Errorf("rule %d: %w", i, err)
+		}
+		if r.RanksMin < 0 || r.BytesMin < 0 || r.RanksMax != 0 && r.RanksMax < r.RanksMin || r.BytesMax != 0 && r.BytesMax < r.BytesMin {
+			return fmt.Errorf("rule %d: a range that holds nothing", i)
+		}
+	}
+	return nil
+}
+
+func rate(x float64) bool { return x > 0 && !math.IsInf(x, 0) }
+
+// known returns an error if there is no such algorithm or operation; an empty operation stands for all.
+func known(algorithm, operation string) error {
+	if _, ok := plan.FindAlgorithm(algorithm); !ok {
+		return fmt.Errorf("no algorithm %q: want one of %v", algorithm, Names())
+	}
+	for op := plan.AllReduce; op <= plan.Recv; op++ {
+		if op.String() == operation {
+			return nil
+		}
+	}
+	if operation == "" {
+		return nil
+	}
+	return fmt.Errorf("no operation %q", operation)
+}
+
+// links returns the table's numbers as cost functions want them. A transport that the table does not know is taken for the
+// network: the safe guess is the slow one.
+func (t *Table) links(w Where) plan.Links {
+	memory, frames := t.Transports[w.Memory], w.Frames
+	if frames == "" {
+		frames = w.Memory
+	}
+	host, ok := t.Transports[frames]
+	if !ok || host.Send == 0 {
+		host = t.Transports["network"]
+	}
+	network := t.Transports["network"]
+	return plan.Links{
+		Memory:       plan.Link{Latency: time.Duration(memory.Sync), Bandwidth: memory.Read},
+		Host:         plan.Link{Latency: time.Duration(host.Frame), Bandwidth: host.Send},
+		Network:      plan.Link{Latency: time.Duration(network.Frame), Bandwidth: network.Send},
+		Combine:      t.Combine,
+		Copy:         t.Copy,
+		Cores:        w.Cores,
+		ElementBytes: max(1, w.ElementBytes),
+	}
+}
+
+// rule returns the algorithm that the first rule names that applies and fits, or nothing.
+func (t *Table) rule(p plan.Problem, w Where, bytes int) string {
+	over := w.over(p)
+	for _, r := range t.Rules {
+		applies := (r.Operation == "" || r.Operation == p.Op.String()) && (r.Over == "" || r.Over == over) &&
+			p.Size >= r.RanksMin && (r.RanksMax == 0 || p.Size <= r.RanksMax) &&
+			bytes >= r.BytesMin && (r.BytesMax == 0 || bytes <= r.BytesMax)
+		if !applies {
+			continue
+		}
+		if a, ok := plan.FindAlgorithm(r.Algorithm); ok && w.fits(a, p) == nil {
+			return a.Name
+		}
+	}
+	return ""
+}
+
+// factor returns the correction for a size: interpolated between its neighbours, 1 if there is none.
+func (t *Table) factor(algorithm string, op plan.Op, over string, bytes int) float64 {
+	var below, above *Correction
+	for i := range t.Corrections {
+		c := &t.Corrections[i]
+		if c.Algorithm != algorithm || c.Over != over || c.Operation != op.String() {
+			continue
+		}
+		if c.Bytes <= bytes && (below == nil || c.Bytes > below.Bytes) {
+			below = c
+		}
+		if c.Bytes >= bytes && (above == nil || c.Bytes < above.Bytes) {
+			above = c
+		}
+	}
+	switch {
+	case below == nil && above == nil:
+		return 1
+	case below == nil:
+		return above.Factor
+	case above == nil || above.Bytes == below.Bytes:
+		return below.Factor
+	}
+	lo, hi, at := logOf(below.Bytes), logOf(above.Bytes), logOf(bytes)
+	return below.Factor + (above.Factor-below.Factor)*(at-lo)/(hi-lo)
+}
+
+func logOf(bytes int) float64 { return math.Log2(float64(bytes + 1)) }
+
+// PackBytes returns up to how many bytes tensors are packed together where the user leaves it open: the table's size, but
+// less if the tensors of the call are few bytes in all, so that there are packs enough for one to travel while the values
+// of the one before are put to use.
+func (t *Table) PackBytes(total int) int {
+	const packsMin = 4
+	if total < packsMin*packBytesMin {
+		return max(1, total) // one pack: its latency is all there is
+	}
+	size := 1 << bits.Len(uint(total/packsMin-1))
+	return min(t.Pack, max(packBytesMin, size))
+}
+
+// packBytesMin is the size below which packs cost more in latency than they gain.
+const packBytesMin = 64 << 10
+
+// Over returns the names that the table has numbers for, in order.
+func (t *Table) Over() []string {
+	var names []string
+	for name := range t.Transports {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
