@@ -7,7 +7,7 @@
 //
 // # Layout
 //
-// Which elements a rank gives (Src) and gets (Dst); parts are the Counts, or as even as Count is divisible:
+// Which elements a rank gives (Src) and gets (Dst); parts are the Counts, or Count / Size each, which must divide:
 //
 //	operation       Src                         Dst
 //	AllReduce       the vector                  the reduced vector
