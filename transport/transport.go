@@ -136,7 +136,8 @@ type Endpoint interface {
 	// its data, those of others that wait any number of times. It is called on the goroutine that is in Exchange, and must
 	// be set before the first.
 	Inspect(judge func(peer int, h Header) error)
-	// Down delivers the ranks that have left the group, each once. It is never closed.
+	// Down delivers the ranks that have left the group, each once: those that closed their end, are lost, or called Fail. It
+	// delivers them also to a rank that does not wait. It is never closed.
 	Down() <-chan PeerDown
 	// Fail tells every peer, as far as it can be reached, that this rank's group has failed, and why: a peer's waits that need
 	// this rank end with a PeerDown whose Err is a *[Failure] with that reason, at most [ReasonMax] bytes. It does not wait
@@ -217,12 +218,27 @@ type Allocator interface {
 // Asker is an endpoint whose peers' slots cannot be read, but that can ask for their text: only when something has failed.
 type Asker interface {
 	Endpoint
-	// Answer sets the function that gives the text behind the header of this rank's call seq, at most [ReasonMax] bytes;
-	// nil: not known any more. It is called by any goroutine, at any time. To be set before the first Exchange.
+	// Answer sets the function that gives the text behind the header of this rank's call seq, or of its latest if it does not
+	// know that one, at most [ReasonMax] bytes; nil: it has made none. It is called by any goroutine, at any time. To be set
+	// before the first Exchange.
 	Answer(text func(seq uint64) []byte)
-	// Ask returns the text of the peer's call seq, or nil if none comes within a second or two.
+	// Ask returns what the peer's function answers, or nil if no answer comes within a second or two. It is called by the
+	// goroutine that uses the endpoint, also while that waits in a [Parker], but not by the function given to Inspect.
 	Ask(peer int, seq uint64) []byte
 }
+
+// Placer is an endpoint that knows where the ranks of its group are. Without it a [Marker] whose domain is the whole group
+// is taken for one process, and of any other endpoint each rank for a host of its own.
+type Placer interface {
+	Endpoint
+	// Places returns where each rank is, by rank: the same on every rank of the group. The caller must not change it.
+	Places() []Place
+}
+
+// Place says where a rank is: in which process, with which other ranks it reaches memory (see [Marker]), and on which host.
+// Ranks of one worker are in one domain, and those of a domain on one host. The numbers tell the places of one group
+// apart, and say nothing else.
+type Place struct{ Worker, Domain, Host int }
 
 // Splitter is an endpoint that can make groups of some of its ranks.
 type Splitter interface {
