@@ -40,46 +40,47 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"train_loop":           goldenTrainLoop,
 	"canonicalize_device":  goldenCanonicalizeDevice,
 	"var_create":           goldenVarCreate,
+
+	"tfconfig_resolver":           goldenTFConfigResolver,
+	"slurm_resolver":              goldenSlurmResolver,
+	"slurm_expand_hostlist":       goldenExpandHostlist,
+	"slurm_expand_tasks_per_node": goldenExpandTasksPerNode,
+	"simple_resolver":             goldenSimpleResolver,
+	"union_resolver":              goldenUnionResolver,
+	"multi_worker_util":           goldenMultiWorkerUtil,
+	"cluster_spec_to_device_list": goldenClusterDevices,
 }
 
 // goldenLater lists the operations that are not there yet, which are skipped. A case of an operation that is in neither
 // list is a failure.
 var goldenLater = map[string]string{
-	"all_gather":                  "gathers",
-	"gather":                      "gathers",
-	"all_gather_gradient":         "gradients of collectives",
-	"all_reduce_gradient":         "gradients of collectives",
-	"all_reduce_packs":            "packs in flight",
-	"group_by_size":               "packs in flight",
-	"concat_split_pack":           "packs in flight",
-	"cross_device_reduce":         "CrossDeviceOps called directly",
-	"cross_device_batch_reduce":   "CrossDeviceOps called directly",
-	"cross_device_ctor":           "CrossDeviceOps called directly",
-	"select_cross_device_ops":     "CrossDeviceOps called directly",
-	"collective_timeout":          "CrossDeviceOps called directly",
-	"collective_keys":             "CrossDeviceOps called directly",
-	"communication_options":       "hints",
-	"var_program":                 "scatter, save and restore of variables",
-	"context_query":               "the default strategy",
-	"scenario":                    "the default strategy",
-	"distribute_dataset":          "auto-sharding policies",
-	"distribute_dataset_worker":   "auto-sharding policies",
-	"datasets_from_function":      "datasets from functions",
-	"input_context":               "datasets from functions",
-	"batch_sizes_for_worker":      "several workers",
-	"dist_dataset_reduce":         "auto-sharding policies",
-	"mirrored_init":               "several workers",
-	"device_list":                 "several workers",
-	"cluster_spec_to_device_list": "several workers",
-	"tfconfig_resolver":           "cluster resolvers",
-	"slurm_resolver":              "cluster resolvers",
-	"slurm_expand_hostlist":       "cluster resolvers",
-	"slurm_expand_tasks_per_node": "cluster resolvers",
-	"simple_resolver":             "cluster resolvers",
-	"union_resolver":              "cluster resolvers",
-	"multi_worker_util":           "cluster resolvers",
-	"multi_worker":                "several workers",
-	"mwms_init":                   "several workers",
+	"all_gather":                "gathers",
+	"gather":                    "gathers",
+	"all_gather_gradient":       "gradients of collectives",
+	"all_reduce_gradient":       "gradients of collectives",
+	"all_reduce_packs":          "packs in flight",
+	"group_by_size":             "packs in flight",
+	"concat_split_pack":         "packs in flight",
+	"cross_device_reduce":       "CrossDeviceOps called directly",
+	"cross_device_batch_reduce": "CrossDeviceOps called directly",
+	"cross_device_ctor":         "CrossDeviceOps called directly",
+	"select_cross_device_ops":   "CrossDeviceOps called directly",
+	"collective_timeout":        "CrossDeviceOps called directly",
+	"collective_keys":           "CrossDeviceOps called directly",
+	"communication_options":     "hints",
+	"var_program":               "scatter, save and restore of variables",
+	"context_query":             "the default strategy",
+	"scenario":                  "the default strategy",
+	"distribute_dataset":        "auto-sharding policies",
+	"distribute_dataset_worker": "auto-sharding policies",
+	"datasets_from_function":    "datasets from functions",
+	"input_context":             "datasets from functions",
+	"batch_sizes_for_worker":    "several workers",
+	"dist_dataset_reduce":       "auto-sharding policies",
+	"mirrored_init":             "several workers",
+	"device_list":               "several workers",
+	"multi_worker":              "several workers",
+	"mwms_init":                 "several workers",
 }
 
 // goldenLaterStrategies lists the strategies that are not there yet. Operations that belong to no strategy have "Default".
@@ -89,7 +90,11 @@ var goldenLaterStrategies = map[string]string{
 }
 
 // goldenNoStrategy lists the operations that need none.
-var goldenNoStrategy = map[string]bool{"broadcast": true, "regroup": true, "canonicalize_device": true}
+var goldenNoStrategy = map[string]bool{
+	"broadcast": true, "regroup": true, "canonicalize_device": true,
+	"tfconfig_resolver": true, "slurm_resolver": true, "slurm_expand_hostlist": true, "slurm_expand_tasks_per_node": true,
+	"simple_resolver": true, "union_resolver": true, "multi_worker_util": true, "cluster_spec_to_device_list": true,
+}
 
 // goldenExceptions lists the answers of TensorFlow's that are not ours, with the reason. Where TensorFlow refuses or errs
 // and the library is right, the sum is held against a plain one.
@@ -351,7 +356,8 @@ var errorKinds = map[string][]error{
 	"ValueError":            {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
 	"TypeError":             {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
 	"InvalidArgumentError":  {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
-	"KeyError":              {distribute.ErrInvalid},
+	"KeyError":              {distribute.ErrInvalid, errNotInGo},
+	"JSONDecodeError":       {distribute.ErrInvalid},
 	"RuntimeError":          {distribute.ErrContext, distribute.ErrDesync, distribute.ErrMismatch, distribute.ErrInvalid},
 	"InternalError":         {distribute.ErrInvalid, distribute.ErrMismatch},
 	"NotImplementedError":   {distribute.ErrUnsupported},

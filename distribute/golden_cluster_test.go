@@ -1,0 +1,344 @@
+package distribute_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/distribute"
+)
+
+// The operations of the golden cases that ask who is in the job.
+
+// clusterError makes an error of package cluster one that the runner knows.
+func clusterError(err error) error {
+	if errors.Is(err, cluster.ErrInvalid) {
+		return fmt.Errorf("%w: %w", distribute.ErrInvalid, err)
+	}
+	return err
+}
+
+// clusterSpec reads the spec of a case.
+func clusterSpec(v any) (cluster.Spec, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return cluster.ParseSpec(text)
+}
+
+// plain turns a value into what JSON makes of it, as the cases hold it.
+func plain(v any) any {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.UseNumber()
+	var out any
+	if err := d.Decode(&out); err != nil {
+		return err
+	}
+	return unnumbered(out)
+}
+
+// unnumbered makes Go numbers of JSON's.
+func unnumbered(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		n, _ := v.Int64()
+		return int(n)
+	case map[string]any:
+		for k, x := range v {
+			v[k] = unnumbered(x)
+		}
+	case []any:
+		for i, x := range v {
+			v[i] = unnumbered(x)
+		}
+	}
+	return v
+}
+
+// orNil returns nothing for the zero string, which stands for Python's None where TensorFlow has it.
+func orNil(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+func indexOrNil(i int) any {
+	if i < 0 {
+		return nil
+	}
+	return i
+}
+
+// caseTask reads a task from arguments named as TensorFlow's.
+func caseTask(args map[string]any) cluster.Task {
+	t := cluster.NoTask
+	t.Type, _ = args["task_type"].(string)
+	if n, ok := args["task_id"].(json.Number); ok {
+		i, _ := n.Int64()
+		t.Index = int(i)
+	}
+	return t
+}
+
+func options(g *goldenRun, name string) map[string]any {
+	m, _ := g.c.Options[name].(map[string]any)
+	return m
+}
+
+func text(m map[string]any, name string) string {
+	s, _ := m[name].(string)
+	return s
+}
+
+func number(m map[string]any, name string) int {
+	n, _ := m[name].(json.Number)
+	i, _ := n.Int64()
+	return int(i)
+}
+
+func numbers(v any) map[string]int {
+	m, ok := v.(map[string]any)
+	if !ok {
+		return nil
+	}
+	out := map[string]int{}
+	for k := range m {
+		out[k] = number(m, k)
+	}
+	return out
+}
+
+// simpleResolver makes the resolver of constructor arguments. Arguments that Go's types rule out are errors.
+func simpleResolver(spec any, ctor map[string]any) (*cluster.Simple, error) {
+	for _, name := range []string{"master", "environment", "rpc_layer", "task_type"} {
+		if _, isText := ctor[name].(string); ctor[name] != nil && !isText {
+			return nil, errNotInGo
+		}
+	}
+	if spec == nil {
+		return nil, errNotInGo
+	}
+	s, err := clusterSpec(spec)
+	task := caseTask(ctor)
+	return &cluster.Simple{
+		Cluster: s, MasterAddress: text(ctor, "master"), This: &task, Where: text(ctor, "environment"),
+		Layer: text(ctor, "rpc_layer"), NumAccelerators: numbers(ctor["num_accelerators"]),
+	}, err
+}
+
+// resolverFields returns what TensorFlow's resolvers say, by their names for it.
+func resolverFields(r cluster.Resolver, masterArgs map[string]any) map[string]func() (any, error) {
+	return map[string]func() (any, error){
+		"cluster_spec": func() (any, error) {
+			s, err := r.Spec()
+			return plain(s), err
+		},
+		"task_type": func() (any, error) {
+			t, err := r.Task()
+			return orNil(t.Type), err
+		},
+		"task_id": func() (any, error) {
+			t, err := r.Task()
+			return indexOrNil(t.Index), err
+		},
+		"rpc_layer": func() (any, error) {
+			l, err := r.RPCLayer()
+			return orNil(l), err
+		},
+		"environment": func() (any, error) { return r.Environment(), nil },
+		"num_accelerators": func() (any, error) {
+			n, err := r.Accelerators()
+			if n == nil {
+				n = map[string]int{}
+			}
+			return plain(n), err
+		},
+		"master": func() (any, error) { return r.Master(caseTask(masterArgs), text(masterArgs, "rpc_layer")) },
+	}
+}
+
+// allFields asks for each field; the first error is the answer.
+func allFields(fields map[string]func() (any, error)) (map[string]any, error) {
+	out := map[string]any{}
+	for name, ask := range fields {
+		v, err := ask()
+		if err != nil {
+			return nil, clusterError(err)
+		}
+		out[name] = v
+	}
+	return map[string]any{"value": out}, nil
+}
+
+// goldenTFConfigResolver asks for each field by itself: it may be an error.
+func goldenTFConfigResolver(g *goldenRun) (map[string]any, error) {
+	ctor := options(g, "ctor")
+	r := &cluster.TFConfig{Layer: text(ctor, "rpc_layer"), Where: text(ctor, "environment"), Lookup: func(string) (string, bool) {
+		s, ok := g.c.Inputs["TF_CONFIG"].(string)
+		return s, ok
+	}}
+	if task := caseTask(ctor); task != cluster.NoTask {
+		r.Overrides = &task
+	}
+	want, _ := g.c.Expect["value"].(map[string]any)
+	out := map[string]any{}
+	for name, ask := range resolverFields(r, options(g, "master_args")) {
+		v, err := ask()
+		if name == "environment" {
+			v = orNil(r.Environment())
+		}
+		if field, isMap := want[name].(map[string]any); isMap && field["error_type"] != nil {
+			if err := matchError(text(field, "error_type"), text(field, "error_message"), map[string]any{name: v}, clusterError(err)); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			v, err = field, nil // it is the error that TensorFlow answers
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, clusterError(err))
+		}
+		out[name] = v
+	}
+	return map[string]any{"value": out}, nil
+}
+
+func goldenSimpleResolver(g *goldenRun) (map[string]any, error) {
+	if raw, _ := g.c.Options["raw_spec"].(bool); raw {
+		return nil, errNotInGo // a map is no ClusterSpec
+	}
+	r, err := simpleResolver(g.c.Inputs["cluster_spec"], options(g, "ctor"))
+	if err != nil {
+		return nil, clusterError(err)
+	}
+	return allFields(resolverFields(r, options(g, "master_args")))
+}
+
+func goldenUnionResolver(g *goldenRun) (map[string]any, error) {
+	var all []cluster.Resolver
+	items, _ := g.c.Inputs["resolvers"].([]any)
+	for _, item := range items {
+		m, _ := item.(map[string]any)
+		ctor, _ := m["ctor"].(map[string]any)
+		r, err := simpleResolver(m["cluster_spec"], ctor)
+		if err != nil {
+			return nil, clusterError(err)
+		}
+		all = append(all, r)
+	}
+	u, err := cluster.NewUnion(all...)
+	if err != nil {
+		return nil, clusterError(err)
+	}
+	ctor := options(g, "ctor")
+	for name := range ctor {
+		if name != "task_type" && name != "task_id" && name != "rpc_layer" {
+			return nil, errNotInGo // a Union has no such field
+		}
+	}
+	u.This, u.Layer = caseTask(ctor), text(ctor, "rpc_layer")
+	return allFields(resolverFields(u, options(g, "master_args")))
+}
+
+func goldenSlurmResolver(g *goldenRun) (map[string]any, error) {
+	env := map[string]string{}
+	if m, ok := g.c.Inputs["env"].(map[string]any); ok {
+		for k := range m {
+			env[k] = text(m, k)
+		}
+	}
+	ctor := options(g, "ctor")
+	cfg := cluster.SlurmConfig{
+		Jobs: numbers(ctor["jobs"]), PortBase: number(ctor, "port_base"), TasksPerNode: numbers(ctor["tasks_per_node"]),
+		TasksEach: number(ctor, "tasks_per_node"), GPUsPerNode: number(ctor, "gpus_per_node"), GPUsPerTask: number(ctor, "gpus_per_task"),
+		Layer: text(ctor, "rpc_layer"),
+		Lookup: func(k string) (string, bool) {
+			v, ok := env[k]
+			return v, ok
+		},
+		Setenv: func(k, v string) error {
+			env[k] = v
+			return nil
+		},
+	}
+	if set, given := ctor["auto_set_gpu"].(bool); given {
+		cfg.LeaveGPUs = !set
+	}
+	r, err := cluster.NewSlurm(cfg)
+	if err != nil {
+		return nil, clusterError(err)
+	}
+	fields := resolverFields(r, nil)
+	delete(fields, "environment")
+	fields["cuda_visible_devices"] = func() (any, error) { return orNil(env["CUDA_VISIBLE_DEVICES"]), nil }
+	fields["master_first"] = func() (any, error) {
+		args, ok := g.c.Options["master_args"].([]any)
+		if !ok || len(args) == 0 {
+			return nil, nil
+		}
+		task := cluster.NoTask
+		task.Type, _ = args[0].(string)
+		if len(args) > 1 {
+			n, _ := args[1].(json.Number)
+			i, _ := n.Int64()
+			task.Index = int(i)
+		}
+		layer := ""
+		if len(args) > 2 {
+			layer, _ = args[2].(string)
+		}
+		return r.Master(task, layer)
+	}
+	return allFields(fields)
+}
+
+func goldenExpandHostlist(g *goldenRun) (map[string]any, error) {
+	hosts, err := cluster.ExpandHostlist(text(g.c.Inputs, "hostlist"))
+	return map[string]any{"value": plain(append([]string{}, hosts...))}, clusterError(err)
+}
+
+func goldenExpandTasksPerNode(g *goldenRun) (map[string]any, error) {
+	tasks, err := cluster.ExpandTasksPerNode(text(g.c.Inputs, "tasks_per_node"))
+	return map[string]any{"value": plain(append([]int{}, tasks...))}, clusterError(err)
+}
+
+func goldenMultiWorkerUtil(g *goldenRun) (map[string]any, error) {
+	spec, err := clusterSpec(g.c.Inputs["cluster_spec"])
+	if err != nil {
+		return nil, clusterError(err)
+	}
+	task := caseTask(g.c.Options)
+	var v any
+	switch fn := text(g.c.Options, "fn"); fn {
+	case "is_chief":
+		v, err = cluster.IsChief(spec, task)
+	case "id_in_cluster":
+		v, err = cluster.IDInCluster(spec, task)
+	case "worker_count":
+		v, err = cluster.WorkerCount(spec, task.Type)
+	case "collective_leader":
+		v, err = cluster.CollectiveLeader(spec, task)
+	case "coordination_leader":
+		v, err = cluster.CoordinationLeader(spec)
+	case "normalize":
+		v = plain(spec)
+	default:
+		return nil, fmt.Errorf("the runner does not know the function %q", fn)
+	}
+	return map[string]any{"value": v}, clusterError(err)
+}
+
+func goldenClusterDevices(g *goldenRun) (map[string]any, error) {
+	spec, err := clusterSpec(g.c.Inputs["cluster_spec"])
+	if err != nil {
+		return nil, clusterError(err)
+	}
+	devices := cluster.Devices(spec, number(g.c.Options, "num_gpus_per_worker"))
+	return map[string]any{"value": plain(append([]string{}, devices...))}, nil
+}
