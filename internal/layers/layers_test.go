@@ -31,7 +31,7 @@ var mayImport = []struct {
 	{"engine/enginetest", []string{"tensor", "engine"}},
 	{"engine/gomlx/...", []string{"tensor", "engine", "engine/gomlx/..."}},
 	{"data/...", []string{"tensor", "data/..."}},
-	{"distribute", []string{"tensor", "collective", "transport/mem", "internal/ledger", "internal/stacks", "internal/kernel", "engine", "data", "cluster"}},
+	{"distribute", []string{"tensor", "collective", "collective/packing", "transport/mem", "internal/ledger", "internal/stacks", "internal/kernel", "engine", "data", "cluster"}},
 	{"train/...", []string{"tensor", "engine", "data/...", "distribute", "train/..."}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},

@@ -1,0 +1,5 @@
+//go:build !race
+
+package packing_test
+
+const raceEnabled = false

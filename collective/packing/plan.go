@@ -1,0 +1,145 @@
+package packing
+
+import (
+	"math"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Tensor is what packs are made of.
+type Tensor struct {
+	Name  string // in errors; may be empty
+	Type  tensor.DType
+	Shape []int // nil: a vector of Count elements
+	Count int   // elements; negative: not known, which only GroupBySize accepts
+}
+
+// bytes returns the size, or -1 if it is not known.
+func (t *Tensor) bytes() int {
+	if t.Count < 0 {
+		return -1
+	}
+	return t.Count * t.Type.Bytes()
+}
+
+// OnePack is the number of bytes per pack that no tensors exceed.
+const OnePack = math.MaxInt
+
+// GroupBySize groups tensors in their order, as tf.distribute's group_by_size does, and returns their indices. A group is
+// closed once it has more than bytesPerPack bytes, so it is at least that large, the last one excepted. With 0 bytes,
+// or where a size is not known, all are one group, of none if there are none.
+func GroupBySize(tensors []Tensor, bytesPerPack int) [][]int {
+	all := make([]int, len(tensors))
+	known := true
+	for i := range tensors {
+		all[i] = i
+		known = known && tensors[i].Count >= 0
+	}
+	if bytesPerPack == 0 || !known {
+		return [][]int{all}
+	}
+	groups := [][]int{}
+	lo, last := 0, 0
+	for i := range tensors {
+		if i > lo && last > bytesPerPack {
+			groups = append(groups, all[lo:i:i])
+			lo, last = i, 0
+		}
+		last += tensors[i].bytes()
+	}
+	if lo < len(all) {
+		groups = append(groups, all[lo:])
+	}
+	return groups
+}
+
+// Pack is tensors of one dtype that are moved as one vector.
+type Pack struct {
+	Type    tensor.DType
+	Count   int   // elements
+	Tensors []int // the tensors, as numbers in the caller's list, in the order in which they lie in the vector
+}
+
+// Plan returns the packs of the tensors in the order in which they are started: the list is reversed, grouped by
+// [GroupBySize], and each group cut by dtype, in the order in which the dtypes appear. No tensors are no packs.
+func Plan(tensors []Tensor, bytesPerPack int) []Pack {
+	reversed := make([]Tensor, len(tensors))
+	for i := range tensors {
+		reversed[len(tensors)-1-i] = tensors[i]
+	}
+	var packs []Pack
+	for _, group := range GroupBySize(reversed, bytesPerPack) {
+		packs = append(packs, cutByType(group, tensors)...)
+	}
+	return packs
+}
+
+// cutByType makes one pack of each dtype in a group of the reversed list.
+func cutByType(group []int, tensors []Tensor) []Pack {
+	var packs []Pack
+	at := map[tensor.DType]int{}
+	for _, i := range group {
+		i = len(tensors) - 1 - i
+		t := &tensors[i]
+		k, seen := at[t.Type]
+		if !seen {
+			k = len(packs)
+			at[t.Type] = k
+			packs = append(packs, Pack{Type: t.Type})
+		}
+		packs[k].Tensors = append(packs[k].Tensors, i)
+		packs[k].Count += t.Count
+	}
+	return packs
+}
+
+// Costs are what the sizes of packs rest on. They must be equal on all ranks, which the measurements of different
+// machines are not by themselves. A zero field has the value of [MessageCosts].
+type Costs struct {
+	Latency        time.Duration // of one call, whatever its size
+	BytesPerSecond float64       // at which a large call reduces
+	// CopyBytesPerSecond is how fast a tensor gets into a pack and out of it again.
+	CopyBytesPerSecond float64
+}
+
+// Costs that are about right where ranks reach each other's memory, and where they exchange messages over a fast local
+// network. They only choose pack sizes, which are forgiving: twice the best size costs a tenth of what packs gain.
+var (
+	MemoryCosts  = Costs{Latency: 2 * time.Microsecond, BytesPerSecond: 10e9, CopyBytesPerSecond: 8e9}
+	MessageCosts = Costs{Latency: 30 * time.Microsecond, BytesPerSecond: 2e9, CopyBytesPerSecond: 8e9}
+)
+
+func (c Costs) filled() Costs {
+	if c.Latency <= 0 {
+		c.Latency = MessageCosts.Latency
+	}
+	if c.BytesPerSecond <= 0 {
+		c.BytesPerSecond = MessageCosts.BytesPerSecond
+	}
+	if c.CopyBytesPerSecond <= 0 {
+		c.CopyBytesPerSecond = MessageCosts.CopyBytesPerSecond
+	}
+	return c
+}
+
+// BytesPerPack returns the size of packs for tensors of so many bytes in all: never 0, and [OnePack] where packs
+// cannot gain anything.
+//
+// With k packs of b bytes, of a total of S, the step waits for k latencies L and, at the end, for the last pack's b bytes at
+// rate R: what comes after them, the application, cannot overlap. S/b·L + b/R is least at b = sqrt(S·L·R).
+func (c Costs) BytesPerPack(total int) int {
+	c = c.filled()
+	best := math.Sqrt(float64(total) * c.Latency.Seconds() * c.BytesPerSecond)
+	if best >= float64(total)/2 {
+		return OnePack
+	}
+	return int(best)
+}
+
+// aloneBytes is from how many bytes on a tensor is better off in a call of its own: copying it takes longer than the call's
+// latency.
+func (c Costs) aloneBytes() int {
+	c = c.filled()
+	return max(int(c.Latency.Seconds()*c.CopyBytesPerSecond), 1)
+}
