@@ -3,37 +3,40 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Check proves that an algorithm's plans for all ranks solve the problem together, and returns a [*Fault] where they do
 // not, or the reason why the algorithm does not fit the problem.
 //
-// It carries out the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, and combining
-// two values makes a node over them. What it proves:
-//   - Every send meets its receive over the same elements, and nobody waits for ever, although a send ends only when
-//     it is received (no buffering), and every mark that is awaited is raised.
-//   - Every rank ends with what the operation promises: the root's vector; the reduction with every rank's contribution
-//     exactly once, along exactly the canonical tree (in any tree for Order: Any), divided once for Mean; from a
-//     barrier, the knowledge that every rank has entered.
+// It carries out the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, element by element, and
+// combining two values makes a node over them. What it proves:
+//   - Every send meets its receive of the same length, and nobody waits for ever, although a send ends only when it is
+//     received (no buffering), one half of an Exchange may hold up the other, and every mark that is awaited is raised.
+//   - Every rank ends with what the operation promises, each element in its place: what a rank gave; the reduction with every
+//     rank's contribution exactly once, along exactly the canonical tree (in any tree for Order: Any), divided once for
+//     Mean, and rounded once; from a barrier, the knowledge that every rank has entered.
 //   - Two accesses to the same element of a buffer, one of them a write, are always ordered by frames or marks. That
-//     includes the caller's: nobody touches a rank's memory before it entered the call or after it left.
-//   - Nothing is read that was not written before, and a source that is not also the destination is never written.
+//     includes the caller's: nobody touches a rank's Src or Dst before it entered the call or after it left, nor Stage in
+//     the next call but one, which has the same half of it.
+//   - Nothing is read that was not written before, a source that is not also the destination is never written, and peers
+//     reach only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
 //
 // All this is proven for each way in which the buffers of a call can be the same memory.
 func Check(a Algorithm, p Problem) error {
 	if err := a.Fits(p); err != nil {
 		return err
 	}
-	plans := make([][]Step, p.Size)
-	for rank := range plans {
-		plans[rank] = slices.Collect(a.Steps(p, rank))
-	}
-	for _, m := range sharings {
-		if f := newProof(p, plans, m).run(); f != nil {
-			f.Algorithm, f.Problem, f.Sharing = a.Name, p, m.name
+	one := solve(a, p)
+	calls, names := []solved{one}, &terms{}
+	for i, s := range sharings(p, one.plans) {
+		if i == 0 && one.uses(Stage) {
+			calls = []solved{one, one, one}
+		}
+		if f := newProof(calls, s, names).run(); f != nil {
+			f.Algorithm, f.Problem, f.Sharing = a.Name, p, s.name
 			return f
 		}
+		calls = calls[:1]
 	}
 	return nil
 }
@@ -60,198 +63,186 @@ func (f *Fault) Error() string {
 		f.Algorithm, f.Problem, f.Sharing, f.Rank, where, f.Span, f.Reason)
 }
 
-// sharing maps each buffer to the memory that it is.
-type sharing struct {
-	name   string
-	memory [3]int // by Buffer
+// solved is a problem and the plans of all ranks.
+type solved struct {
+	problem Problem
+	plans   [][]Step
 }
 
-var sharings = []sharing{
-	{"src, dst and work apart", [3]int{Src: 0, Dst: 1, Work: 2}},
-	{"work in dst", [3]int{Src: 0, Dst: 1, Work: 1}},
-	{"dst in src", [3]int{Src: 0, Dst: 0, Work: 2}},
-	{"dst and work in src", [3]int{Src: 0, Dst: 0, Work: 0}},
+func solve(a Algorithm, p Problem) solved {
+	s := solved{p, make([][]Step, p.Size)}
+	for rank := range s.plans {
+		s.plans[rank] = slices.Collect(a.Steps(p, rank))
+	}
+	return s
 }
 
-// proof is one symbolic run of the plans of all ranks.
+// uses reports whether a step names elements of the buffer.
+func (s *solved) uses(b Buffer) bool {
+	for _, plan := range s.plans {
+		for i := range plan {
+			for _, span := range plan[i].spans() {
+				if span.Buffer == b && span.Lo < span.Hi {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (s *Step) spans() [4]Span { return [4]Span{s.In, s.Out, s.Own, s.Keep} }
+
+// proof is one symbolic run of the plans of all ranks, for one call or several after each other.
 type proof struct {
-	problem  Problem
+	calls    []solved
 	sharing  sharing
-	edges    []int // where cells begin; every span of the plans is a run of whole cells
 	ranks    []prover
-	terms    terms
-	want     term                             // what every rank has to end with
-	marks    [][]bool                         // by mark: which ranks raised it
-	joined   []clock                          // by mark: what whoever awaited it knows
-	progress int                              // counts everything that happened
-	watch    func(rank, index int, held term) // if not nil: told what each step left in the span that it wrote; 0: several values
+	domains  []domain
+	domainOf []int // by rank: index in domains
+	terms    *terms
+	pieces   [][]piece // of Combine, by operand: kept between steps
+	progress bool
+	wholes   []term                              // by call: the reduction of all contributions
+	watch    func(rank, index int, held []piece) // if not nil: told what each step left in the span that it wrote
 }
 
 // prover is the state of one rank.
 type prover struct {
-	plan    []Step
-	next    int // the step to take
-	memory  [3][]cell
-	now     clock
-	meeting meeting // of the Exchange at next
+	call, next int // the step to take
+	plan       []Step
+	views      [5]view // by Buffer
+	memory     [5]memory
+	now        clock
+	entries    []int32   // by call: the moment of entry
+	marks      [][]clock // by call and mark: what this rank knew when it raised it
+	meeting    meeting   // of the Exchange at next
 }
 
-// cell is a run of elements that no step tells apart.
-type cell struct {
-	holds  term
-	writer event   // the last write, or the owner's entry
-	reads  []event // since then
+// domain is ranks that reach each other's memory, and the marks that they raised.
+type domain struct {
+	ranks []int
+	marks [][]mark // by call
 }
 
-// meeting is how far a rank is with its current Exchange.
+type mark struct {
+	raised int   // by how many ranks
+	joined clock // what whoever awaited it knows
+}
+
+// meeting is how far a rank is with its current Exchange. Ranks that may hold each other up are a party; one of them, its
+// head, counts for all how many halves are without a peer.
 type meeting struct {
-	entered        bool
-	sent, received bool
-	out            []term // what Out held before the step
-	entry          clock
+	entered bool
+	out     []piece // what Out held before the step
+	entry   clock
+	head    int
+	next    int // the next one of the party, around
+	lonely  int // of the head
 }
 
-func newProof(p Problem, plans [][]Step, m sharing) *proof {
-	x := &proof{problem: p, sharing: m, edges: []int{0, p.Count}, ranks: make([]prover, p.Size)}
-	for _, plan := range plans {
-		for _, s := range plan {
-			for _, span := range []Span{s.In, s.Out} {
-				x.edges = append(x.edges, span.Lo, span.Hi)
-			}
+func newProof(calls []solved, s sharing, names *terms) *proof {
+	p := calls[0].problem
+	x := &proof{calls: calls, sharing: s, ranks: make([]prover, p.Size), domainOf: make([]int, p.Size), terms: names, pieces: make([][]piece, p.Size)}
+	for i, ranks := range p.domains() {
+		x.domains = append(x.domains, domain{ranks: ranks, marks: make([][]mark, len(calls))})
+		for _, rank := range ranks {
+			x.domainOf[rank] = i
 		}
 	}
-	slices.Sort(x.edges)
-	x.edges = slices.Compact(x.edges)
 	for rank := range x.ranks {
-		r := &x.ranks[rank]
-		r.plan, r.now = plans[rank], make(clock, p.Size)
-		r.now[rank] = 1
-		for i := range r.memory {
-			r.memory[i] = make([]cell, len(x.edges)-1)
-			for c := range r.memory[i] {
-				r.memory[i][c].writer = event{rank, 1}
-			}
-		}
-		for c := range r.memory[m.memory[Src]] {
-			r.memory[m.memory[Src]][c].holds = x.terms.leaf(rank)
-		}
-	}
-	switch p.Op {
-	case Broadcast:
-		x.want = x.terms.leaf(p.Root)
-	case AllReduce:
-		x.want = x.reduce(canonical(0, p.Size, x.terms.leaf, x.terms.node))
+		x.ranks[rank].now = make(clock, p.Size)
+		x.begin(rank, 0)
 	}
 	return x
 }
 
+func (x *proof) problem(rank int) *Problem { return &x.calls[x.ranks[rank].call].problem }
+
+// begin lets a rank enter a call, with its source in place.
+func (x *proof) begin(rank, call int) {
+	r := &x.ranks[rank]
+	p := &x.calls[call].problem
+	r.call, r.next, r.plan = call, 0, x.calls[call].plans[rank]
+	r.now[rank]++
+	r.entries, r.marks = append(r.entries, r.now[rank]), append(r.marks, nil)
+	x.layOut(rank, p)
+	src, at, _ := p.layout(rank)
+	if src > 0 {
+		v := r.views[Src]
+		m := &r.memory[v.memory]
+		first := m.cut(v.at)
+		m.put(first, m.cut(v.at+src), v.at, []piece{{src, value{x.terms.leaf(rank), at}}}, x.event(rank))
+	}
+}
+
+func (x *proof) event(rank int) event { return event{int32(rank), x.ranks[rank].now[rank]} }
+
 // run takes steps until every plan has ended, and returns the first fault.
 func (x *proof) run() *Fault {
-	for rank := range x.ranks {
-		for index, s := range x.ranks[rank].plan {
-			if reason, span := x.malformed(rank, s); reason != "" {
-				return &Fault{Rank: rank, Index: index, Step: s, Span: span, Reason: reason}
-			}
-		}
+	if f := x.malformed(); f != nil {
+		return f
 	}
-	for before := -1; before != x.progress; {
-		before = x.progress
+	for x.progress = true; x.progress; {
+		x.progress = false
 		for rank := range x.ranks {
 			if f := x.advance(rank); f != nil {
 				return f
 			}
 		}
 	}
-	if f := x.stuck(); f != nil {
-		return f
-	}
-	for rank := range x.ranks {
-		if f := x.ending(rank); f != nil {
-			return f
-		}
-	}
-	return nil
+	return x.stuck()
 }
 
 // advance takes a rank's steps until one has to wait.
 func (x *proof) advance(rank int) *Fault {
 	r := &x.ranks[rank]
-	for r.next < len(r.plan) {
-		index := r.next
-		if f := x.step(rank, r.plan[index]); f != nil || r.next == index {
+	for {
+		for r.next < len(r.plan) {
+			index, call := r.next, r.call
+			if f := x.step(rank, &r.plan[index]); f != nil || r.next == index && r.call == call {
+				return f
+			}
+		}
+		if r.call+1 > len(x.calls)-1 {
+			return nil
+		}
+		if f := x.ending(rank); f != nil {
 			return f
 		}
+		x.begin(rank, r.call+1)
+		x.progress = true
 	}
-	return nil
-}
-
-// malformed returns what is wrong with a step by itself.
-func (x *proof) malformed(rank int, s Step) (string, Span) {
-	for _, span := range []Span{s.In, s.Out} {
-		if span.Buffer > Work || span.Lo < 0 || span.Hi < span.Lo || span.Hi > x.problem.Count {
-			return fmt.Sprintf("no span of %d elements", x.problem.Count), span
-		}
-	}
-	peer := func(r int) bool { return r >= 0 && r < x.problem.Size && r != rank }
-	same := s.In.Lo == s.Out.Lo && s.In.Hi == s.Out.Hi
-	switch s.Kind {
-	case Exchange:
-		switch {
-		case s.To < 0 && s.From < 0 || s.To >= 0 && !peer(s.To) || s.From >= 0 && !peer(s.From):
-			return "no peer to meet", s.Out
-		case s.Side > Right:
-			return "no side", s.In
-		case s.To >= 0 && s.From >= 0 && x.overlap(s.In, s.Out) && !(same && s.Side != Replace):
-			return "receives over what it sends at the same time", s.In
-		}
-	case Combine, Copy:
-		if !same {
-			return fmt.Sprintf("moves elements to other places: in is %v", s.In), s.Out
-		}
-	case Pull:
-		if !same {
-			return fmt.Sprintf("moves elements to other places: in is %v", s.In), s.Out
-		}
-		if !peer(s.From) {
-			return "no peer to read from", s.In
-		}
-	case Signal, Await:
-		if s.Mark < 0 {
-			return "no mark", s.Out
-		}
-	case Scale:
-	default:
-		return "no kind of step", s.Out
-	}
-	return "", Span{}
-}
-
-func (x *proof) overlap(a, b Span) bool {
-	return x.sharing.memory[a.Buffer] == x.sharing.memory[b.Buffer] && max(a.Lo, b.Lo) < min(a.Hi, b.Hi)
 }
 
 // step takes a rank's next step if it can.
-func (x *proof) step(rank int, s Step) *Fault {
+func (x *proof) step(rank int, s *Step) *Fault {
 	r := &x.ranks[rank]
 	var f *Fault
 	switch s.Kind {
 	case Exchange:
-		return x.exchange(rank, s)
+		if r.meeting.entered {
+			return nil
+		}
+		return x.enter(rank, s)
 	case Signal:
 		f = x.signal(rank, s.Mark)
 	case Await:
-		if !x.raised(s.Mark) {
+		if !x.await(rank, s) {
 			return nil
 		}
-		r.now.join(x.joined[s.Mark])
 	case Combine:
 		f = x.combine(rank, s)
 	case Pull:
-		f = x.copy(rank, s.From, s)
+		f = x.move(rank, s.From, s.In, rank, s.Out)
+	case Push:
+		f = x.move(rank, rank, s.In, s.To, s.Out)
 	case Copy:
-		if x.sharing.memory[s.In.Buffer] != x.sharing.memory[s.Out.Buffer] {
-			f = x.copy(rank, rank, s)
+		if !x.meets(rank, s.In, s.Out) {
+			f = x.move(rank, rank, s.In, rank, s.Out)
 		}
+	case Fold:
+		f = x.fold(rank, s)
 	case Scale:
 		f = x.scale(rank, s)
 	}
@@ -265,202 +256,350 @@ func (x *proof) step(rank int, s Step) *Fault {
 func (x *proof) end(rank int) {
 	r := &x.ranks[rank]
 	if x.watch != nil {
-		x.watch(rank, r.next, x.held(rank, r.plan[r.next]))
+		x.watch(rank, r.next, x.held(rank, &r.plan[r.next]))
 	}
 	r.next++
-	r.meeting = meeting{}
-	x.progress++
+	r.meeting.entered = false
+	x.progress = true
 }
 
-// exchange lets a rank enter its Exchange, and receive if its sender stands ready.
-func (x *proof) exchange(rank int, s Step) *Fault {
+// enter lets a rank enter its Exchange, keeps what it sends as it is now, and ends the step, and those of its whole party, if no half
+// of it is without a peer any more.
+func (x *proof) enter(rank int, s *Step) *Fault {
 	r := &x.ranks[rank]
-	if !r.meeting.entered {
-		if f := x.enter(rank, s); f != nil {
-			return f
-		}
-	}
-	if !r.meeting.received {
-		q := &x.ranks[s.From]
-		if !q.meeting.entered || q.meeting.sent || q.plan[q.next].To != rank {
-			return nil
-		}
-		if f := x.receive(rank, s, q); f != nil {
-			return f
-		}
-		if q.meeting.received {
-			x.end(s.From)
-		}
-	}
-	if r.meeting.sent {
-		x.end(rank)
-	}
-	return nil
-}
-
-// enter keeps what the rank sends as it is now: what it receives in the same step comes later.
-func (x *proof) enter(rank int, s Step) *Fault {
-	r := &x.ranks[rank]
-	r.meeting = meeting{entered: true, sent: s.To < 0, received: s.From < 0, entry: slices.Clone(r.now)}
+	m := &r.meeting
+	*m = meeting{entered: true, entry: append(m.entry[:0], r.now...), out: m.out[:0], head: rank, next: rank}
 	if s.To >= 0 {
-		for c := range x.cells(s.Out) {
-			held, f := x.read(rank, rank, s.Out, c)
-			if f != nil {
-				return f
-			}
-			r.meeting.out = append(r.meeting.out, held)
+		var f *Fault
+		if m.out, f = x.read(rank, rank, s.Out, m.out); f != nil {
+			return f
 		}
+		m.lonely++
+	}
+	if s.From >= 0 {
+		m.lonely++
 	}
 	r.now[rank]++
-	x.progress++
-	return nil
+	x.progress = true
+	if s.To >= 0 {
+		if q := &x.ranks[s.To]; q.at(r.call) && q.plan[q.next].From == rank {
+			x.unite(rank, s.To)
+		}
+	}
+	if s.From >= 0 {
+		if q := &x.ranks[s.From]; q.at(r.call) && q.plan[q.next].To == rank {
+			x.unite(rank, s.From)
+		}
+	}
+	if x.ranks[x.head(rank)].meeting.lonely > 0 {
+		return nil
+	}
+	return x.exchange(rank)
 }
 
-// receive takes over what the sender q holds ready.
-func (x *proof) receive(rank int, s Step, q *prover) *Fault {
-	if out := q.plan[q.next].Out; out.Lo != s.In.Lo || out.Hi != s.In.Hi {
-		return x.fault(rank, s.In, "rank %d sends %v", s.From, out)
+// at reports whether a rank stands in an Exchange of the call.
+func (r *prover) at(call int) bool { return r.call == call && r.meeting.entered }
+
+// unite makes two parties one, of which two halves have met.
+func (x *proof) unite(a, b int) {
+	a, b = x.head(a), x.head(b)
+	m, n := &x.ranks[a].meeting, &x.ranks[b].meeting
+	if a != b {
+		n.head = a
+		m.lonely += n.lonely
+		m.next, n.next = n.next, m.next
+	}
+	m.lonely -= 2
+}
+
+func (x *proof) head(rank int) int {
+	for m := &x.ranks[rank].meeting; m.head != rank; m = &x.ranks[rank].meeting {
+		m.head = x.ranks[m.head].meeting.head
+		rank = m.head
+	}
+	return rank
+}
+
+// exchange lets all of a party receive, and ends their steps.
+func (x *proof) exchange(rank int) *Fault {
+	for member, first := rank, true; first || member != rank; member, first = x.ranks[member].meeting.next, false {
+		if f := x.receive(member, &x.ranks[member].plan[x.ranks[member].next]); f != nil {
+			return f
+		}
+	}
+	for member := rank; ; {
+		next := x.ranks[member].meeting.next
+		x.end(member)
+		if member = next; member == rank {
+			return nil
+		}
+	}
+}
+
+// receive takes over what the sender holds ready.
+func (x *proof) receive(rank int, s *Step) *Fault {
+	if s.From < 0 {
+		return nil
+	}
+	q := &x.ranks[s.From]
+	if out := q.plan[q.next].Out; out.length() != s.In.length() {
+		return x.fault(rank, s.In, "rank %d sends %d elements: %v", s.From, out.length(), out)
 	}
 	r := &x.ranks[rank]
 	r.now.join(q.meeting.entry)
-	first := x.cell(s.In.Lo)
-	for c := range x.cells(s.In) {
-		part := q.meeting.out[c-first]
-		if s.Side != Replace {
-			own, f := x.read(rank, rank, s.In, c)
-			if f != nil {
-				return f
-			}
-			if s.Side == Left {
-				part = x.terms.node(part, own)
-			} else {
-				part = x.terms.node(own, part)
-			}
+	parts := q.meeting.out
+	if s.Side != Replace {
+		own, f := x.read(rank, rank, s.In, x.pieces[0][:0])
+		if f != nil {
+			return f
 		}
-		if f := x.write(rank, rank, s.In, c, part); f != nil {
+		x.pieces[0] = own
+		if parts, f = x.pair(rank, s.Side, parts, own, s.In); f != nil {
 			return f
 		}
 	}
-	r.meeting.received, q.meeting.sent = true, true
-	x.progress++
-	return nil
+	return x.write(rank, rank, s.In, parts)
 }
 
-func (x *proof) signal(rank, mark int) *Fault {
-	for len(x.marks) <= mark {
-		x.marks = append(x.marks, make([]bool, x.problem.Size))
-		x.joined = append(x.joined, make(clock, x.problem.Size))
+// pair combines what was received, or read, with what the rank holds.
+func (x *proof) pair(rank int, side Side, other, own []piece, at Span) ([]piece, *Fault) {
+	operands := [][]piece{own, other}
+	if side == Left {
+		operands = [][]piece{other, own}
 	}
+	return x.reduced(rank, at, operands, Ranks{0, 2}, false)
+}
+
+func (x *proof) signal(rank, number int) *Fault {
 	r := &x.ranks[rank]
-	if x.marks[mark][rank] {
-		return x.fault(rank, Span{}, "raises mark %d twice", mark)
+	d := &x.domains[x.domainOf[rank]]
+	marks := &d.marks[r.call]
+	switch own := len(r.marks[r.call]); {
+	case number < own:
+		return x.fault(rank, Span{}, "raises mark %d twice", number)
+	case number > own:
+		return x.fault(rank, Span{}, "raises mark %d before mark %d", number, number-1)
+	case number == len(*marks):
+		*marks = append(*marks, mark{joined: make(clock, len(x.ranks))})
 	}
-	if mark > 0 && !x.marks[mark-1][rank] {
-		return x.fault(rank, Span{}, "raises mark %d before mark %d", mark, mark-1)
-	}
-	x.marks[mark][rank] = true
-	x.joined[mark].join(r.now)
+	m := &(*marks)[number]
+	m.raised++
+	m.joined.join(r.now)
+	r.marks[r.call] = append(r.marks[r.call], slices.Clone(r.now))
 	r.now[rank]++
 	return nil
 }
 
-func (x *proof) raised(mark int) bool {
-	return mark < len(x.marks) && !slices.Contains(x.marks[mark], false)
+// await waits for a mark of one rank or of all, and reports whether it was raised.
+func (x *proof) await(rank int, s *Step) bool {
+	r := &x.ranks[rank]
+	if s.From >= 0 {
+		raised := x.raised(s.From, r.call)
+		if s.Mark >= len(raised) {
+			return false
+		}
+		r.now.join(raised[s.Mark])
+		return true
+	}
+	d := &x.domains[x.domainOf[rank]]
+	marks := d.marks[r.call]
+	if s.Mark >= len(marks) || marks[s.Mark].raised < len(d.ranks) {
+		return false
+	}
+	r.now.join(marks[s.Mark].joined)
+	return true
 }
 
-func (x *proof) combine(rank int, s Step) *Fault {
-	operands := make([]term, x.problem.Size)
-	for c := range x.cells(s.In) {
-		for owner := range operands {
-			held, f := x.read(rank, owner, s.In, c)
-			if f != nil {
-				return f
-			}
-			operands[owner] = held
-		}
-		result := x.reduce(canonical(0, x.problem.Size, func(i int) term { return operands[i] }, x.terms.node))
-		for owner := range operands {
-			if f := x.write(rank, owner, s.Out, c, result); f != nil {
-				return f
-			}
-		}
+// raised returns the marks that a rank has raised in a call.
+func (x *proof) raised(rank, call int) []clock {
+	if r := &x.ranks[rank]; call < len(r.marks) {
+		return r.marks[call]
 	}
 	return nil
 }
 
-// reduce is what becomes of a whole sum: Mean divides it.
-func (x *proof) reduce(sum term) term {
-	if x.problem.Reduce == Mean {
-		return x.terms.divided(sum)
-	}
-	return sum
-}
-
-func (x *proof) copy(rank, from int, s Step) *Fault {
-	for c := range x.cells(s.In) {
-		held, f := x.read(rank, from, s.In, c)
-		if f == nil {
-			f = x.write(rank, rank, s.Out, c, held)
+func (x *proof) combine(rank int, s *Step) *Fault {
+	operands := x.pieces[:s.Ranks.Hi-s.Ranks.Lo]
+	for i := range operands {
+		owner, span := s.Ranks.Lo+i, s.In
+		if owner == rank && s.Own.length() > 0 {
+			span = s.Own
 		}
-		if f != nil {
+		var f *Fault
+		if operands[i], f = x.read(rank, owner, span, operands[i][:0]); f != nil {
 			return f
 		}
 	}
-	return nil
-}
-
-func (x *proof) scale(rank int, s Step) *Fault {
-	for c := range x.cells(s.Out) {
-		held, f := x.read(rank, rank, s.Out, c)
-		if f == nil {
-			f = x.write(rank, rank, s.Out, c, x.terms.divided(held))
-		}
-		if f != nil {
+	result, f := x.reduced(rank, s.In, operands, s.Ranks, s.Ranks == Ranks{0, len(x.ranks)})
+	if f != nil {
+		return f
+	}
+	for _, owner := range x.written(rank, s) {
+		if f := x.write(rank, owner, s.Out, result); f != nil {
 			return f
 		}
 	}
-	return nil
+	return x.write(rank, rank, s.Keep, result)
 }
 
-// read returns what a cell of the owner's buffer holds, to be used by rank now.
-func (x *proof) read(rank, owner int, s Span, index int) (term, *Fault) {
-	c := x.at(owner, s.Buffer, index)
-	now := x.ranks[rank].now
-	if !now.after(c.writer) {
-		return 0, x.race(rank, owner, s, "reads", "writes", c.writer)
+// written returns whom a Combine or Push writes to.
+func (x *proof) written(rank int, s *Step) []int {
+	if s.To < 0 {
+		return x.domains[x.domainOf[rank]].ranks
 	}
-	if c.holds == 0 {
-		return 0, x.fault(rank, s, "reads what nobody wrote, of rank %d", owner)
-	}
-	c.reads = append(slices.DeleteFunc(c.reads, now.after), event{rank, now[rank]})
-	return c.holds, nil
+	return []int{s.To}
 }
 
-// write sets what a cell of the owner's buffer holds, by rank now.
-func (x *proof) write(rank, owner int, s Span, index int, value term) *Fault {
-	memory := x.sharing.memory
-	if memory[s.Buffer] == memory[Src] && memory[Src] != memory[Dst] {
+// reduced combines operands, one for each of some ranks, along the tree; if they are the whole, Mean divides it.
+func (x *proof) reduced(rank int, s Span, operands [][]piece, ranks Ranks, whole bool) ([]piece, *Fault) {
+	var result []piece
+	index, taken := make([]int, len(operands)), make([]int, len(operands)) // where each operand stands
+	for done := 0; done < s.length(); {
+		length := s.length() - done
+		for i, list := range operands {
+			length = min(length, list[index[i]].length-taken[i])
+		}
+		var f *Fault
+		place := operands[0][index[0]].at + taken[0]
+		sum := canonical(0, ranks.Hi-ranks.Lo, func(i int) term {
+			p := operands[i][index[i]]
+			if at := p.at + taken[i]; at != place && f == nil {
+				f = x.fault(rank, s, "combines element %d of %s with element %d of %s",
+					place, x.terms.format(operands[0][index[0]].term), at, x.terms.format(p.term))
+			}
+			if x.terms.isRounded(p.term) && f == nil {
+				f = x.fault(rank, s, "combines %s, which was rounded", x.terms.format(p.term))
+			}
+			return p.term
+		}, x.terms.node)
+		if f != nil {
+			return nil, f
+		}
+		if whole && x.problem(rank).Reduce == Mean {
+			sum = x.terms.divided(sum)
+		}
+		result = join(result, piece{length, value{sum, place}})
+		for i := range operands {
+			if taken[i] += length; taken[i] == operands[i][index[i]].length {
+				index[i], taken[i] = index[i]+1, 0
+			}
+		}
+		done += length
+	}
+	return result, nil
+}
+
+func (x *proof) move(rank, from int, in Span, to int, out Span) *Fault {
+	parts, f := x.read(rank, from, in, x.pieces[0][:0])
+	if f != nil {
+		return f
+	}
+	x.pieces[0] = parts
+	return x.write(rank, to, out, parts)
+}
+
+func (x *proof) fold(rank int, s *Step) *Fault {
+	other, f := x.read(rank, rank, s.In, nil)
+	if f != nil {
+		return f
+	}
+	own, f := x.read(rank, rank, s.Out, nil)
+	if f != nil {
+		return f
+	}
+	parts, f := x.pair(rank, s.Side, other, own, s.Out)
+	if f != nil {
+		return f
+	}
+	return x.write(rank, rank, s.Out, parts)
+}
+
+func (x *proof) scale(rank int, s *Step) *Fault {
+	parts, f := x.read(rank, rank, s.Out, nil)
+	if f != nil {
+		return f
+	}
+	for i := range parts {
+		if x.terms.isRounded(parts[i].term) {
+			return x.fault(rank, s.Out, "divides %s, which was rounded", x.terms.format(parts[i].term))
+		}
+		parts[i].term = x.terms.divided(parts[i].term)
+	}
+	return x.write(rank, rank, s.Out, parts)
+}
+
+// read appends what a span of the owner's holds, to be used by rank now.
+func (x *proof) read(rank, owner int, s Span, into []piece) ([]piece, *Fault) {
+	if s.length() == 0 {
+		return into, nil
+	}
+	v := x.ranks[owner].views[s.Buffer]
+	m := &x.ranks[owner].memory[v.memory]
+	now, event := x.ranks[rank].now, x.event(rank)
+	first := m.cut(v.at + s.Lo)
+	last := m.cut(v.at + s.Hi)
+	for i := first; i < last; i++ {
+		c := &m.runs[i]
+		span := Span{s.Buffer, c.lo - v.at, m.end(i) - v.at}
+		if !now.after(c.writer) {
+			return nil, x.race(rank, owner, span, "reads", "writes", c.writer)
+		}
+		if c.term == 0 {
+			return nil, x.fault(rank, span, "reads what nobody wrote, of rank %d", owner)
+		}
+		c.seen(event, now)
+		into = join(into, piece{span.length(), c.value})
+	}
+	return into, nil
+}
+
+// write sets what a span of the owner's holds, by rank now.
+func (x *proof) write(rank, owner int, s Span, values []piece) *Fault {
+	if s.length() == 0 {
+		return nil
+	}
+	o := &x.ranks[owner]
+	v := o.views[s.Buffer]
+	m := &o.memory[v.memory]
+	if !o.mayWrite(v.memory, v.at+s.Lo, v.at+s.Hi) {
 		return x.fault(rank, s, "overwrites the source of rank %d", owner)
 	}
-	c := x.at(owner, s.Buffer, index)
 	now := x.ranks[rank].now
-	if !now.after(c.writer) {
-		return x.race(rank, owner, s, "writes", "writes", c.writer)
-	}
-	for _, e := range c.reads {
-		if !now.after(e) {
-			return x.race(rank, owner, s, "writes", "reads", e)
+	first := m.cut(v.at + s.Lo)
+	last := m.cut(v.at + s.Hi)
+	for i := first; i < last; i++ {
+		c := &m.runs[i]
+		span := Span{s.Buffer, c.lo - v.at, m.end(i) - v.at}
+		if !now.after(c.writer) {
+			return x.race(rank, owner, span, "writes", "writes", c.writer)
+		}
+		for _, e := range c.reads {
+			if !now.after(e) {
+				return x.race(rank, owner, span, "writes", "reads", e)
+			}
 		}
 	}
-	c.holds, c.writer, c.reads = value, event{rank, now[rank]}, c.reads[:0]
+	if (s.Buffer == Src || s.Buffer == Dst) && x.sharing.rounds {
+		values = slices.Clone(values)
+		for i := range values {
+			values[i].term = x.terms.rounded(values[i].term)
+		}
+	}
+	m.put(first, last, v.at+s.Lo, values, x.event(rank))
 	return nil
 }
 
 func (x *proof) race(rank, owner int, s Span, does, other string, e event) *Fault {
-	if e == (event{owner, 1}) && other == "writes" {
+	if int(e.rank) == owner && !x.knows(rank, owner) {
 		return x.fault(rank, s, "%s memory of rank %d, of which it does not know that it has entered", does, owner)
 	}
 	return x.fault(rank, s, "%s memory of rank %d that rank %d %s at the same time", does, owner, e.rank, other)
+}
+
+// knows reports whether a rank knows that a peer has entered its call.
+func (x *proof) knows(rank, peer int) bool {
+	r, q := &x.ranks[rank], &x.ranks[peer]
+	return r.call < len(q.entries) && r.now[peer] >= q.entries[r.call]
 }
 
 func (x *proof) fault(rank int, s Span, format string, args ...any) *Fault {
@@ -471,143 +610,27 @@ func (x *proof) fault(rank int, s Span, format string, args ...any) *Fault {
 	return f
 }
 
-// stuck returns a fault if a rank can never take its next step: one that waits for a rank whose plan has ended, if there
-// is such a rank, for there the plans came apart.
-func (x *proof) stuck() *Fault {
-	var found *Fault
-	for rank := range x.ranks {
-		r := &x.ranks[rank]
-		if r.next == len(r.plan) {
-			continue
-		}
-		s := r.plan[r.next]
-		ended := false
-		waits := func(format string, peer, arg int) string {
-			q := x.ranks[peer]
-			if q.next == len(q.plan) {
-				ended = true
-				return fmt.Sprintf(format+", which has ended", arg, peer)
-			}
-			return fmt.Sprintf(format+", which is at step %d (%v)", arg, peer, q.next, q.plan[q.next])
-		}
-		var why []string
-		span := s.Out
-		if s.Kind == Await {
-			for peer := range x.ranks {
-				if s.Mark >= len(x.marks) || !x.marks[s.Mark][peer] {
-					why = append(why, waits("for mark %d of rank %d", peer, s.Mark))
-					break
-				}
-			}
-		} else {
-			if !r.meeting.received {
-				span = s.In
-				why = append(why, waits("to receive %d elements from rank %d", s.From, s.In.Hi-s.In.Lo))
-			}
-			if !r.meeting.sent {
-				why = append(why, waits("to send %d elements to rank %d", s.To, s.Out.Hi-s.Out.Lo))
-			}
-		}
-		if found == nil || ended {
-			found = x.fault(rank, span, "waits for ever %s", strings.Join(why, ", and "))
-		}
-		if ended {
-			break
-		}
-	}
-	return found
-}
-
-// ending returns what is wrong with a rank's memory and knowledge when its plan has ended.
-func (x *proof) ending(rank int) *Fault {
-	r := &x.ranks[rank]
-	for b := Src; b <= Work; b++ {
-		for index := range r.memory[x.sharing.memory[b]] {
-			c, span := x.at(rank, b, index), Span{b, x.edges[index], x.edges[index+1]}
-			for _, e := range append(c.reads, c.writer) {
-				if !r.now.after(e) {
-					return x.fault(rank, span, "leaves while rank %d may still use this memory", e.rank)
-				}
-			}
-			if b == Dst && x.want != 0 {
-				if reason := x.wrong(c.holds); reason != "" {
-					return x.fault(rank, span, "%s", reason)
-				}
-			}
-		}
-	}
-	if x.problem.Op == Barrier {
-		for peer, at := range r.now {
-			if at == 0 {
-				return x.fault(rank, Span{}, "leaves without knowing that rank %d has entered", peer)
-			}
-		}
-	}
-	return nil
-}
-
-// wrong returns how what a destination holds differs from what it should hold.
-func (x *proof) wrong(got term) string {
-	if got == x.want {
-		return ""
-	}
-	if got == 0 {
-		return "ends with what nobody wrote"
-	}
-	if x.problem.Op == Broadcast {
-		return fmt.Sprintf("ends with %s, want %s", x.terms.format(got), x.terms.format(x.want))
-	}
-	count := make([]int, x.problem.Size)
-	x.terms.count(got, count)
-	for rank, n := range count {
-		switch {
-		case n == 0:
-			return fmt.Sprintf("ends without the contribution of rank %d: %s", rank, x.terms.format(got))
-		case n > 1:
-			return fmt.Sprintf("ends with the contribution of rank %d %d times: %s", rank, n, x.terms.format(got))
-		}
-	}
-	if x.problem.Order == Any && x.terms.divisions(got) == x.terms.divisions(x.want) {
-		return ""
-	}
-	return fmt.Sprintf("ends with another tree: %s, want %s", x.terms.format(got), x.terms.format(x.want))
-}
-
-// held returns what the span holds that a step wrote: 0 for no value, several values or no span.
-func (x *proof) held(rank int, s Step) term {
+// held returns what the span holds that a step wrote in this rank's memory.
+func (x *proof) held(rank int, s *Step) []piece {
 	span := s.Out
-	if s.Kind == Exchange {
+	switch {
+	case s.Kind == Signal, s.Kind == Await, s.Kind == Push, s.Kind == Exchange && s.From < 0:
+		return nil
+	case s.Kind == Exchange:
 		span = s.In
+	case s.Kind == Combine && s.To >= 0 && s.To != rank:
+		span = s.Keep
 	}
-	if span.Lo == span.Hi || s.Kind == Signal || s.Kind == Await || s.Kind == Exchange && s.From < 0 {
-		return 0
-	}
-	first := x.at(rank, span.Buffer, x.cell(span.Lo)).holds
-	for c := range x.cells(span) {
-		if x.at(rank, span.Buffer, c).holds != first {
-			return 0
+	v := x.ranks[rank].views[span.Buffer]
+	m := &x.ranks[rank].memory[v.memory]
+	var list []piece
+	if span.length() > 0 {
+		first := m.cut(v.at + span.Lo)
+		for i, last := first, m.cut(v.at+span.Hi); i < last; i++ {
+			list = join(list, piece{m.end(i) - m.runs[i].lo, m.runs[i].value})
 		}
 	}
-	return first
+	return list
 }
 
-func (x *proof) at(owner int, b Buffer, index int) *cell {
-	return &x.ranks[owner].memory[x.sharing.memory[b]][index]
-}
-
-// cell returns the index of the cell that begins at an element.
-func (x *proof) cell(element int) int {
-	i, _ := slices.BinarySearch(x.edges, element)
-	return i
-}
-
-// cells ranges over the indices of the cells of a span.
-func (x *proof) cells(s Span) func(func(int) bool) {
-	return func(yield func(int) bool) {
-		for c, end := x.cell(s.Lo), x.cell(s.Hi); c < end; c++ {
-			if !yield(c) {
-				return
-			}
-		}
-	}
-}
+func (s Span) length() int { return s.Hi - s.Lo }

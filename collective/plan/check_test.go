@@ -164,12 +164,12 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"another length", recursiveDoubling, broadcast,
 			on(3, at(0, func(s *Step) { s.In.Hi = 9 })),
-			3, 0, "rank 1 sends src[0:10)",
+			3, 0, "rank 1 sends 10 elements: src[0:10)",
 		},
 		{
 			"another place", recursiveDoubling, broadcast,
-			on(1, at(2, func(s *Step) { s.Out.Lo++; s.Out.Hi = 10 })),
-			1, 2, "moves elements to other places",
+			on(1, at(2, func(s *Step) { s.In.Hi--; s.Out.Lo++ })),
+			1, 3, "ends with what nobody wrote",
 		},
 		{
 			"sends what nobody wrote", recursiveDoubling, broadcast,
@@ -220,7 +220,7 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"missing signal", direct, reduce,
 			on(3, func(plan []Step) []Step { return slices.Delete(plan, 3, 4) }),
-			0, 4, "waits for ever for mark 1 of rank 3, which is at step 3 (await 1)",
+			3, 4, "raises 1 marks, rank 0 of the same domain 2",
 		},
 		{
 			"signal after await", direct, reduce,
@@ -279,12 +279,12 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"pulls from nobody", direct, broadcast,
 			on(2, at(2, func(s *Step) { s.From = -1 })),
-			2, 2, "no peer to read from",
+			2, 2, "no peer of its domain to read from",
 		},
 		{
 			"pulls from the wrong rank", direct, broadcast,
 			on(2, at(2, func(s *Step) { s.From = 0 })),
-			2, 5, "ends with 0, want 1",
+			2, 2, "no span of 0 elements",
 		},
 		{
 			"barrier that lets go too soon", recursiveDoubling,

@@ -18,7 +18,7 @@ var direct = Algorithm{
 }
 
 func directFits(p Problem) error {
-	if err := p.check(); err != nil {
+	if err := p.Validate(); err != nil {
 		return err
 	}
 	for rank, place := range p.Places {
@@ -39,7 +39,7 @@ func directSteps(p Problem, rank int) iter.Seq[Step] {
 		switch {
 		case p.Op == AllReduce:
 			lo, hi := slice(p.Count, p.Size, rank)
-			step = combine(p.Size, lo, hi)
+			step = combine(Ranks{0, p.Size}, Span{Src, lo, hi}, -1, Span{Dst, lo, hi})
 		case rank == p.Root:
 			step = duplicate(p.all(Src), p.all(Dst))
 		default:

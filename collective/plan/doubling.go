@@ -27,7 +27,7 @@ import (
 // the end, and after the last round has heard from all.
 var recursiveDoubling = Algorithm{
 	Name:  "recursive_doubling",
-	Fits:  func(p Problem) error { return p.check() },
+	Fits:  func(p Problem) error { return p.Validate() },
 	Steps: doublingSteps,
 	Cost:  doublingCost,
 }

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -13,20 +12,18 @@ func Explain(a Algorithm, p Problem) (string, error) {
 	if err := Check(a, p); err != nil {
 		return "", err
 	}
-	plans := make([][]Step, p.Size)
-	for rank := range plans {
-		plans[rank] = slices.Collect(a.Steps(p, rank))
-	}
-	x := newProof(p, plans, sharings[0])
+	one := solve(a, p)
+	x := newProof([]solved{one}, sharing{}, &terms{})
 	held := map[[2]int]string{}
-	x.watch = func(rank, index int, v term) {
-		if v != 0 {
-			held[[2]int{rank, index}] = x.terms.format(v)
+	x.watch = func(rank, index int, v []piece) {
+		if text := x.holding(rank, v); text != "" {
+			held[[2]int{rank, index}] = text
 		}
 	}
 	if f := x.run(); f != nil {
 		return "", f
 	}
+	plans := one.plans
 	width := 0
 	for _, plan := range plans {
 		for _, s := range plan {
@@ -48,19 +45,63 @@ func Explain(a Algorithm, p Problem) (string, error) {
 	return b.String(), nil
 }
 
-// String prints the problem: "all_reduce SUM of 10 elements over 4 ranks".
+// holding prints what elements hold: values that are whole vectors by themselves, else which elements of which.
+func (x *proof) holding(rank int, list []piece) string {
+	const listed = 6
+	p := x.problem(rank)
+	var b strings.Builder
+	for i, v := range list {
+		if i == listed && len(list) > listed+2 {
+			fmt.Fprintf(&b, " … %d more", len(list)-listed)
+			break
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		if v.term == 0 {
+			b.WriteByte('?')
+			continue
+		}
+		b.WriteString(x.terms.format(v.term))
+		if !p.Op.Reduces() && (v.at > 0 || v.length < p.Count) {
+			fmt.Fprintf(&b, "[%d:%d)", v.at, v.at+v.length)
+		}
+	}
+	return b.String()
+}
+
+// String prints the problem: "all_reduce SUM of 10 elements over 4 ranks, in 2 domains".
 func (p Problem) String() string {
-	switch p.Op {
-	case Barrier:
-		return fmt.Sprintf("%v of %d ranks", p.Op, p.Size)
-	case Broadcast:
-		return fmt.Sprintf("%v of %d elements from rank %d to %d ranks", p.Op, p.Count, p.Root, p.Size)
+	var b strings.Builder
+	switch {
+	case p.Op == Barrier:
+		fmt.Fprintf(&b, "%v of %d ranks", p.Op, p.Size)
+	case p.Op == Send:
+		fmt.Fprintf(&b, "%v of %d elements from rank %d to rank %d of %d", p.Op, p.Count, p.Root, p.Peer, p.Size)
+	case p.Op == Broadcast, p.Op == Scatter:
+		fmt.Fprintf(&b, "%v of %d elements from rank %d to %d ranks", p.Op, p.Count, p.Root, p.Size)
+	case p.Op == Gather:
+		fmt.Fprintf(&b, "%v of %d elements from %d ranks to rank %d", p.Op, p.Count, p.Size, p.Root)
+	case p.Op == Reduce:
+		fmt.Fprintf(&b, "%v %v of %d elements over %d ranks to rank %d", p.Op, p.Reduce, p.Count, p.Size, p.Root)
+	case p.Op.Reduces():
+		fmt.Fprintf(&b, "%v %v of %d elements over %d ranks", p.Op, p.Reduce, p.Count, p.Size)
+	default:
+		fmt.Fprintf(&b, "%v of %d elements over %d ranks", p.Op, p.Count, p.Size)
 	}
-	order := ""
-	if p.Order == Any {
-		order = " in any order"
+	if p.Counts != nil {
+		fmt.Fprintf(&b, ", parts %v", p.Counts)
 	}
-	return fmt.Sprintf("%v %v of %d elements over %d ranks%s", p.Op, p.Reduce, p.Count, p.Size, order)
+	if p.Op.Reduces() && p.Order == Any {
+		b.WriteString(" in any order")
+	}
+	if p.Places != nil {
+		fmt.Fprintf(&b, ", domains %v", p.domains())
+	}
+	if p.Private {
+		fmt.Fprintf(&b, ", private with a stage of %d", p.Stage)
+	}
+	return b.String()
 }
 
 // String prints the step: "exchange work[0:10) with 1, mine left".
@@ -68,18 +109,49 @@ func (s Step) String() string {
 	switch s.Kind {
 	case Exchange:
 		return s.exchange()
-	case Signal, Await:
-		return fmt.Sprintf("%v %d", s.Kind, s.Mark)
+	case Await:
+		if s.From >= 0 {
+			return fmt.Sprintf("await %d of %d", s.Mark, s.From)
+		}
+		return fmt.Sprintf("await %d", s.Mark)
+	case Signal:
+		return fmt.Sprintf("signal %d", s.Mark)
 	case Combine:
-		return fmt.Sprintf("combine %v of all into %v of all", s.In, s.Out)
+		return s.combine()
 	case Pull:
 		return fmt.Sprintf("pull %v of %d into %v", s.In, s.From, s.Out)
+	case Push:
+		return fmt.Sprintf("push %v into %v of %d", s.In, s.Out, s.To)
 	case Copy:
 		return fmt.Sprintf("copy %v to %v", s.In, s.Out)
+	case Fold:
+		side := "right"
+		if s.Side == Left {
+			side = "left"
+		}
+		return fmt.Sprintf("fold %v into %v on the %s", s.In, s.Out, side)
 	case Scale:
 		return fmt.Sprintf("divide %v by the size", s.Out)
 	}
 	return s.Kind.String()
+}
+
+func (s Step) combine() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "combine %v of %d-%d", s.In, s.Ranks.Lo, s.Ranks.Hi-1)
+	if s.Own.length() > 0 {
+		fmt.Fprintf(&b, " (mine: %v)", s.Own)
+	}
+	fmt.Fprintf(&b, " into %v", s.Out)
+	if s.To < 0 {
+		b.WriteString(" of all")
+	} else {
+		fmt.Fprintf(&b, " of %d", s.To)
+	}
+	if s.Keep.length() > 0 {
+		fmt.Fprintf(&b, " and %v", s.Keep)
+	}
+	return b.String()
 }
 
 func (s Step) exchange() string {
@@ -105,7 +177,10 @@ func (s Step) exchange() string {
 
 // String returns the kind's name in lower case.
 func (k StepKind) String() string {
-	names := [...]string{Exchange: "exchange", Signal: "signal", Await: "await", Combine: "combine", Pull: "pull", Copy: "copy", Scale: "scale"}
+	names := [...]string{
+		Exchange: "exchange", Signal: "signal", Await: "await", Combine: "combine", Pull: "pull",
+		Push: "push", Copy: "copy", Fold: "fold", Scale: "scale",
+	}
 	if k > 0 && int(k) < len(names) {
 		return names[k]
 	}
@@ -122,7 +197,7 @@ func (s Span) String() string {
 
 // String returns the buffer's name in lower case.
 func (b Buffer) String() string {
-	names := [...]string{"src", "dst", "work"}
+	names := [...]string{"src", "dst", "work", "scratch", "stage"}
 	if int(b) < len(names) {
 		return names[b]
 	}

@@ -1,50 +1,54 @@
 package plan
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // The steps that plans are made of.
 
 func signal(mark int) Step { return Step{Kind: Signal, To: -1, From: -1, Mark: mark} }
 func await(mark int) Step  { return Step{Kind: Await, To: -1, From: -1, Mark: mark} }
 
-func combine(size, lo, hi int) Step {
-	return Step{Kind: Combine, To: -1, From: -1, In: Span{Src, lo, hi}, Out: Span{Dst, lo, hi}, Ranks: Ranks{0, size}}
+// awaitRank waits for the mark of one rank.
+func awaitRank(rank, mark int) Step { return Step{Kind: Await, To: -1, From: rank, Mark: mark} }
+
+// combine combines what some ranks have into what rank to has, or with -1 every rank of the domain.
+func combine(r Ranks, in Span, to int, out Span) Step {
+	return Step{Kind: Combine, To: to, From: -1, In: in, Out: out, Ranks: r}
 }
 
 func pull(from int, in, out Span) Step {
 	return Step{Kind: Pull, To: -1, From: from, In: in, Out: out}
 }
 
+func push(to int, in, out Span) Step {
+	return Step{Kind: Push, To: to, From: -1, In: in, Out: out}
+}
+
 func duplicate(in, out Span) Step { return Step{Kind: Copy, To: -1, From: -1, In: in, Out: out} }
 func scale(out Span) Step         { return Step{Kind: Scale, To: -1, From: -1, Out: out} }
+
+// fold combines in into out, in standing on that side.
+func fold(in, out Span, side Side) Step {
+	return Step{Kind: Fold, To: -1, From: -1, In: in, Out: out, Side: side}
+}
 
 func send(to int, out Span) Step     { return Step{Kind: Exchange, To: to, From: -1, Out: out} }
 func receive(from int, in Span) Step { return Step{Kind: Exchange, To: -1, From: from, In: in} }
 
-// all is the whole of a buffer.
+func exchange(to int, out Span, from int, in Span) Step {
+	return Step{Kind: Exchange, To: to, From: from, Out: out, In: in}
+}
+
+// all is the whole vector in a buffer.
 func (p Problem) all(b Buffer) Span { return Span{Buffer: b, Hi: p.Count} }
 
-// check returns what makes the problem no problem.
-func (p Problem) check() error {
-	switch {
-	case p.Op < AllReduce || p.Op > Barrier:
-		return fmt.Errorf("no plan for %v", p.Op)
-	case p.Size < 1:
-		return fmt.Errorf("%d ranks", p.Size)
-	case p.Count < 0:
-		return fmt.Errorf("%d elements", p.Count)
-	case p.Counts != nil:
-		return fmt.Errorf("counts by rank given for %v, which has one count", p.Op)
-	case p.Root < 0 || p.Root >= p.Size:
-		return fmt.Errorf("root %d of %d ranks", p.Root, p.Size)
-	case p.Places != nil && len(p.Places) != p.Size:
-		return fmt.Errorf("%d places for %d ranks", len(p.Places), p.Size)
-	}
-	return nil
+// part is a rank's part of the vector in a buffer.
+func (p Problem) part(b Buffer, rank int) Span {
+	lo, hi := p.Part(rank)
+	return Span{b, lo, hi}
 }
+
+// first is the first elements of a buffer.
+func first(b Buffer, count int) Span { return Span{b, 0, count} }
 
 // frame is the time that one frame of so many elements takes.
 func (l Links) frame(elements int) time.Duration {

@@ -15,7 +15,7 @@ type terms struct {
 }
 
 // symbol is how a value came about: a rank's contribution (kind leafSymbol, left its rank), the combination of two
-// values, or a value divided by the number of ranks.
+// values, a value divided by the number of ranks, or one rounded to the type of the call.
 type symbol struct {
 	kind        symbolKind
 	left, right term
@@ -27,11 +27,22 @@ const (
 	leafSymbol symbolKind = iota + 1
 	nodeSymbol
 	dividedSymbol
+	roundedSymbol
 )
 
 func (t *terms) leaf(rank int) term         { return t.make(symbol{kind: leafSymbol, left: term(rank)}) }
 func (t *terms) node(left, right term) term { return t.make(symbol{nodeSymbol, left, right}) }
 func (t *terms) divided(sum term) term      { return t.make(symbol{kind: dividedSymbol, left: sum}) }
+
+// rounded is a value in the type of the call: contributions have it anyhow.
+func (t *terms) rounded(v term) term {
+	if k := t.of[v].kind; k == leafSymbol || k == roundedSymbol {
+		return v
+	}
+	return t.make(symbol{kind: roundedSymbol, left: v})
+}
+
+func (t *terms) isRounded(v term) bool { return t.of[v].kind == roundedSymbol }
 
 func (t *terms) make(s symbol) term {
 	if v, ok := t.index[s]; ok {
@@ -54,7 +65,7 @@ func (t *terms) count(v term, by []int) {
 	case nodeSymbol:
 		t.count(s.left, by)
 		t.count(s.right, by)
-	case dividedSymbol:
+	case dividedSymbol, roundedSymbol:
 		t.count(s.left, by)
 	}
 }
@@ -62,8 +73,10 @@ func (t *terms) count(v term, by []int) {
 // divisions returns how often a value was divided as a whole, or -1 if a part of it was.
 func (t *terms) divisions(v term) int {
 	n := 0
-	for ; t.of[v].kind == dividedSymbol; v = t.of[v].left {
-		n++
+	for ; t.of[v].kind == dividedSymbol || t.of[v].kind == roundedSymbol; v = t.of[v].left {
+		if t.of[v].kind == dividedSymbol {
+			n++
+		}
 	}
 	if t.divides(v) {
 		return -1
@@ -75,7 +88,7 @@ func (t *terms) divides(v term) bool {
 	switch s := t.of[v]; s.kind {
 	case nodeSymbol:
 		return t.divides(s.left) || t.divides(s.right)
-	case dividedSymbol:
+	case dividedSymbol, roundedSymbol:
 		return true
 	}
 	return false
@@ -113,17 +126,16 @@ func (t *terms) print(b *strings.Builder, v term) {
 	case dividedSymbol:
 		t.print(b, s.left)
 		b.WriteString("/n")
+	case roundedSymbol:
+		t.print(b, s.left)
 	}
 }
 
 // clock is a vector clock: what a rank knows of how far each rank has come.
 type clock []int32
 
-// event is a moment of one rank.
-type event struct {
-	rank int
-	at   int32
-}
+// event is a moment of one rank. The zero event is before everything.
+type event struct{ rank, at int32 }
 
 // after reports whether e is known to lie in the past.
 func (c clock) after(e event) bool { return c[e.rank] >= e.at }

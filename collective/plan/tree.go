@@ -12,3 +12,22 @@ func canonical[V any](lo, n int, leaf func(rank int) V, node func(left, right V)
 	left := 1 << (bits.Len(uint(n-1)) - 1)
 	return node(canonical(lo, left, leaf, node), canonical(lo+left, n-left, leaf, node))
 }
+
+// isNode reports whether some ranks are a node of the canonical tree over size ranks.
+func isNode(size int, r Ranks) bool {
+	lo, hi := 0, size
+	for r.Lo >= lo && r.Hi <= hi && r.Lo < r.Hi {
+		if r == (Ranks{lo, hi}) {
+			return true
+		}
+		if hi-lo == 1 {
+			break
+		}
+		if middle := lo + 1<<(bits.Len(uint(hi-lo-1))-1); r.Lo < middle {
+			hi = middle
+		} else {
+			lo = middle
+		}
+	}
+	return false
+}

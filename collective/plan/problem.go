@@ -1,0 +1,173 @@
+package plan
+
+import "fmt"
+
+// Validate returns what makes the problem no problem: a field out of its range, or fields that do not go together.
+func (p Problem) Validate() error {
+	switch {
+	case p.Op < AllReduce || p.Op > Send:
+		return fmt.Errorf("no plan for %v", p.Op)
+	case p.Size < 1:
+		return fmt.Errorf("%d ranks", p.Size)
+	case p.Count < 0:
+		return fmt.Errorf("%d elements", p.Count)
+	case p.Op == Barrier && p.Count > 0:
+		return fmt.Errorf("%d elements for a barrier, which moves none", p.Count)
+	case p.Root < 0 || p.Root >= p.Size:
+		return fmt.Errorf("root %d of %d ranks", p.Root, p.Size)
+	case p.Op == Send && (p.Peer < 0 || p.Peer >= p.Size):
+		return fmt.Errorf("peer %d of %d ranks", p.Peer, p.Size)
+	case p.Op == Send && p.Peer == p.Root:
+		return fmt.Errorf("rank %d would send to itself", p.Root)
+	case p.Stage < 0:
+		return fmt.Errorf("a stage of %d elements", p.Stage)
+	}
+	if err := p.validateParts(); err != nil {
+		return err
+	}
+	return p.validatePlaces()
+}
+
+func (p Problem) validateParts() error {
+	counted := p.Op == ReduceScatter || p.Op == AllGather || p.Op == Gather || p.Op == Scatter
+	switch {
+	case p.Counts == nil:
+		if (counted || p.Op == AllToAll) && p.Count%p.Size != 0 {
+			return fmt.Errorf("%d elements cannot be %d equal parts", p.Count, p.Size)
+		}
+		return nil
+	case !counted:
+		return fmt.Errorf("counts by rank given for %v, which has one count", p.Op)
+	case len(p.Counts) != p.Size:
+		return fmt.Errorf("%d counts for %d ranks", len(p.Counts), p.Size)
+	}
+	sum := 0
+	for rank, n := range p.Counts {
+		if n < 0 {
+			return fmt.Errorf("%d elements for rank %d", n, rank)
+		}
+		sum += n
+	}
+	if sum != p.Count {
+		return fmt.Errorf("the counts by rank are %d elements, the vector has %d", sum, p.Count)
+	}
+	return nil
+}
+
+func (p Problem) validatePlaces() error {
+	if p.Places == nil {
+		return nil
+	}
+	if len(p.Places) != p.Size {
+		return fmt.Errorf("%d places for %d ranks", len(p.Places), p.Size)
+	}
+	domains, hosts := map[int]int{}, map[int]int{}
+	for rank, at := range p.Places {
+		if d, ok := domains[at.Worker]; ok && d != at.Domain {
+			return fmt.Errorf("worker %d is in domain %d, and rank %d of it in domain %d", at.Worker, d, rank, at.Domain)
+		}
+		if h, ok := hosts[at.Domain]; ok && h != at.Host {
+			return fmt.Errorf("domain %d is on host %d, and rank %d of it on host %d", at.Domain, h, rank, at.Host)
+		}
+		domains[at.Worker], hosts[at.Domain] = at.Domain, at.Host
+	}
+	return nil
+}
+
+// Lengths returns how many elements the Src and the Dst of a rank have.
+func (p Problem) Lengths(rank int) (src, dst int) {
+	root, part := rank == p.Root, 0
+	switch p.Op {
+	case ReduceScatter, AllGather, Gather, Scatter:
+		lo, hi := p.Part(rank)
+		part = hi - lo
+	}
+	switch p.Op {
+	case AllReduce, AllToAll:
+		return p.Count, p.Count
+	case Reduce:
+		return p.Count, only(root, p.Count)
+	case Broadcast:
+		return only(root, p.Count), p.Count
+	case ReduceScatter:
+		return p.Count, part
+	case AllGather:
+		return part, p.Count
+	case Gather:
+		return part, only(root, p.Count)
+	case Scatter:
+		return only(root, p.Count), part
+	case Send:
+		return only(root, p.Count), only(rank == p.Peer, p.Count)
+	}
+	return 0, 0
+}
+
+func only(is bool, n int) int {
+	if is {
+		return n
+	}
+	return 0
+}
+
+// Part returns where a rank's part of the vector begins and ends; of an AllToAll, its block.
+func (p Problem) Part(rank int) (lo, hi int) {
+	if p.Counts == nil {
+		n := p.Count / p.Size
+		return rank * n, (rank + 1) * n
+	}
+	for _, n := range p.Counts[:rank] {
+		lo += n
+	}
+	return lo, lo + p.Counts[rank]
+}
+
+// offsets returns where each rank's part begins, and where the last one ends.
+func (p Problem) offsets() []int {
+	at := make([]int, p.Size+1)
+	for rank := range p.Size {
+		n := p.Count / p.Size
+		if p.Counts != nil {
+			n = p.Counts[rank]
+		}
+		at[rank+1] = at[rank] + n
+	}
+	return at
+}
+
+// domain returns the number of the domain that a rank is in.
+func (p Problem) domain(rank int) int {
+	if p.Places == nil {
+		return 0
+	}
+	return p.Places[rank].Domain
+}
+
+// domains returns the ranks of each domain, in order, by the order of their first ranks.
+func (p Problem) domains() [][]int {
+	var all [][]int
+	index := map[int]int{}
+	for rank := range p.Size {
+		d := p.domain(rank)
+		if _, ok := index[d]; !ok {
+			index[d] = len(all)
+			all = append(all, nil)
+		}
+		all[index[d]] = append(all[index[d]], rank)
+	}
+	return all
+}
+
+// together returns an error if the ranks are not all in one domain.
+func (p Problem) together(algorithm string) error {
+	for rank := range p.Places {
+		if p.domain(rank) != p.domain(0) {
+			return fmt.Errorf("%s needs every rank in one process, or on one host with shared memory: rank %d is in domain %d, rank 0 in domain %d",
+				algorithm, rank, p.domain(rank), p.domain(0))
+		}
+	}
+	return nil
+}
+
+// takesPart reports whether a rank calls at all: in a Send, only its two ends do.
+func (p Problem) takesPart(rank int) bool { return p.Op != Send || rank == p.Root || rank == p.Peer }
