@@ -117,14 +117,16 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 	if err != nil {
 		return located(err)
 	}
-	if err := run.Acquire(r.id); err != nil {
-		return err
+	if run != nil { // else outside of every Run, where there is one replica and nothing to wait for
+		if err := run.Acquire(r.id); err != nil {
+			return err
+		}
+		if len(r.strategy.devices) > 1 && r.strategy.ops != nil {
+			run.Release(r.id) // AllReduce takes it itself
+			return r.allReduceIntoByOps(ctx, op, dst, src, o)
+		}
+		defer run.Release(r.id)
 	}
-	if len(r.strategy.devices) > 1 && r.strategy.ops != nil {
-		run.Release(r.id) // AllReduce takes it itself
-		return r.allReduceIntoByOps(ctx, op, dst, src, o)
-	}
-	defer run.Release(r.id)
 	if len(src) == 0 {
 		return nil // no replica waits for another
 	}
@@ -205,7 +207,7 @@ func (r *Replica) do(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src
 	r.options = o.collective()
 	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
 	r.call.Src, r.call.Dst = src.Memory(), dst.Memory()
-	if err := r.strategy.group.comms[r.id].Do(ctx, &r.call); err != nil {
+	if err := r.home.group.comms[r.id].Do(ctx, &r.call); err != nil {
 		return run.Fail(err)
 	}
 	return nil

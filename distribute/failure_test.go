@@ -219,10 +219,10 @@ var failures = []struct {
 		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
 	},
 	{
-		name: "Run inside a merge function",
+		name: "Run inside a merge function without its context",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-				return distribute.Run(ctx, c.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+			_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				return distribute.Run(context.Background(), c.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
 					return nil, nil
 				})
 			})

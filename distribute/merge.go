@@ -14,6 +14,7 @@ import (
 // [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
 type CrossReplica struct {
 	strategy *Strategy
+	device   Device      // where mirrored values are read, if they are there
 	merge    bool        // a merge function's
 	over     atomic.Bool // the merge function has returned
 }
@@ -21,13 +22,13 @@ type CrossReplica struct {
 // Strategy returns the strategy that the context belongs to.
 func (c *CrossReplica) Strategy() *Strategy { return c.strategy }
 
-// Cross returns the strategy's cross-replica context, for variables' operations outside of steps. It is an error inside
-// a step; using the context while a Run is in progress is one too.
+// Cross returns the strategy's cross-replica context, for variables' operations outside of steps. Mirrored variables are
+// read on ctx's current device (see [WithDevice]) where they have a component there. It is an error inside a step; using the context while a Run is in progress is one too.
 func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
 	if err := s.requireCross(ctx, "Cross"); err != nil {
 		return nil, err
 	}
-	return &CrossReplica{strategy: s}, nil
+	return &CrossReplica{strategy: s, device: hostDevice(ctx)}, nil
 }
 
 // valid reports an error if the context is used where it does not hold.
@@ -62,9 +63,12 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	if err != nil {
 		return nil, located(err)
 	}
-	s := r.strategy
+	s := r.home
 	if f == nil {
 		return nil, located(errorf(name, ErrInvalid, "the merge function is nil"))
+	}
+	if run == nil {
+		return s.callMerge(ctx, f, args)
 	}
 	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {
@@ -118,9 +122,14 @@ func (s *Strategy) mergeAll(ctx context.Context, run *ledger.Run) (Value, error)
 			return nil, run.Fail(err)
 		}
 	}
-	c := &CrossReplica{strategy: s, merge: true}
+	return s.callMerge(ctx, first.f, args)
+}
+
+// callMerge calls a merge function in cross-replica context.
+func (s *Strategy) callMerge(ctx context.Context, f MergeFunc, args []Value) (Value, error) {
+	c := &CrossReplica{strategy: s.self, device: hostDevice(ctx), merge: true}
 	defer c.over.Store(true)
-	return first.f(&stepContext{ctx, &frame{strategy: s, update: -1}}, c, args...)
+	return f(&stepContext{ctx, &frame{strategy: s.self, merge: s, update: -1}}, c, args...)
 }
 
 // ReduceTo is [Strategy.ReduceTo].

@@ -28,7 +28,7 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 	if err != nil {
 		return nil, err
 	}
-	host := []Device{localCPU}
+	host := []Device{hostDevice(ctx)}
 	if opts.Axis == nil {
 		return s.reduceToHost(ctx, name, op, v, host, o)
 	}
@@ -151,7 +151,10 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 	if s.oneDevice {
 		return v, nil
 	}
-	if m, ok := mirroredValue(v); ok {
+	if plain, ok := v.(*Variable); ok && !s.kind.mirrors() {
+		v = plain.components[0].load() // the same for all replicas
+	}
+	if m, ok := mirroredValue(v); ok && s.kind.mirrors() {
 		if op == Mean {
 			return m, nil
 		}
@@ -231,8 +234,8 @@ func perReplica(v Value) (*PerReplica, error) {
 	return NewPerReplica(leaf), nil
 }
 
-// checkBatch refuses batches that TensorFlow refuses: int32 tensors live on the host there, and each takes a reduction of
-// its own.
+// checkBatch refuses batches that TensorFlow's MirroredStrategy refuses: int32 tensors live on the host there, and each takes
+// a reduction of its own.
 func (s *Strategy) checkBatch(name string, leaves []any) error {
 	int32s := 0
 	for _, leaf := range leaves {
@@ -240,7 +243,7 @@ func (s *Strategy) checkBatch(name string, leaves []any) error {
 			int32s++
 		}
 	}
-	if int32s > 0 && len(leaves) > 1 && !s.oneDevice {
+	if int32s > 0 && len(leaves) > 1 && s.kind == mirroredKind {
 		return errorf(name, ErrInvalid, "inputs to batch_reduce_to must be either all on the host or all on the compute devices: int32 tensors count as host values, one batch each. Reduce them one by one, or as int64 or float32")
 	}
 	return nil

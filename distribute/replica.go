@@ -15,6 +15,7 @@ import (
 type Replica struct {
 	*replicaState
 	strategy *Strategy
+	home     *Strategy // whose Run this is: strategy, or the one behind it
 	id       int
 	device   *Device
 	run      *ledger.Run
@@ -43,8 +44,8 @@ func newReplicaState() *replicaState {
 
 // begin makes a zero Replica one of a Run.
 func (r *Replica) begin(s *Strategy, id int, run *ledger.Run, state *replicaState) {
-	r.replicaState, r.strategy, r.id, r.device, r.run = state, s, id, &s.devices[id], run
-	r.frame = frame{strategy: s, replica: r, update: -1}
+	r.replicaState, r.strategy, r.home, r.id, r.device, r.run = state, s.self, s, id, &s.devices[id], run
+	r.frame = frame{strategy: s.self, replica: r, update: -1}
 	r.ctx = stepContext{run.Context(), &r.frame}
 }
 
@@ -74,12 +75,13 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 	return run, o, err
 }
 
-// inRun returns the Run in progress. ctx must be of this replica's step, or of no strategy at all.
+// inRun returns the Run in progress, nil for [Default]'s replica outside of every Run. ctx must be of this replica's step,
+// or of no strategy at all.
 func (r *Replica) inRun(ctx context.Context, name string) (*ledger.Run, error) {
 	if err := r.current(name); err != nil {
 		return nil, err
 	}
-	switch f := frameOf(ctx); {
+	switch f := innermost(ctx); {
 	case f == nil || f.replica == r:
 		return r.run, nil
 	case f.strategy != r.strategy:

@@ -14,8 +14,8 @@ import (
 // (see [Regroup]). Distributed values among the arguments, at any depth, are replaced by the replica's own component;
 // other values are given to every replica as they are.
 //
-// Runs of one strategy come one after the other. A Run inside a step or a merge function of the same strategy is an
-// error. If a replica returns an error, panics or calls runtime.Goexit, or if ctx ends, the contexts and the waiting
+// Runs of one strategy come one after the other. A Run inside a step is an error. A merge function may begin one with the
+// context that it is given: it has the same replica ids and devices, while the replicas of the Run around it wait. If a replica returns an error, panics or calls runtime.Goexit, or if ctx ends, the contexts and the waiting
 // calls of the others end with that cause, variables keep the values that they had before the Run, and Run returns a
 // *[StepError], as all replicas' calls did. The strategy can run again.
 //
@@ -28,7 +28,11 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 	if step == nil {
 		return nil, errorf("Run", ErrInvalid, "the step function is nil")
 	}
-	err := s.run(ctx, step, func(ctx context.Context, r *Replica) error {
+	host, err := s.host(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = host.run(ctx, step, func(ctx context.Context, r *Replica) error {
 		mine := args
 		if hasDistributed(args) {
 			mine = make([]Value, len(args))
@@ -61,8 +65,12 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 	if step == nil {
 		return nil, errorf("RunTyped", ErrInvalid, "the step function is nil")
 	}
+	host, err := s.host(ctx)
+	if err != nil {
+		return nil, err
+	}
 	out := make([]O, len(s.devices))
-	err := s.run(ctx, step, func(ctx context.Context, r *Replica) error {
+	err = host.run(ctx, step, func(ctx context.Context, r *Replica) error {
 		var mine I
 		if in != nil {
 			mine = in[r.id]
@@ -79,7 +87,7 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 
 // requireNoStep reports an error if ctx is that of a step: Runs do not nest.
 func (s *Strategy) requireNoStep(ctx context.Context, op string) error {
-	if f := frameOf(ctx); f != nil && f.replica != nil {
+	if f := frameOf(ctx); f != nil && f.strategy == s && f.replica != nil {
 		return located(errorf(op, ErrContext, "%w", &nested{f.replica}))
 	}
 	return s.requireCross(ctx, op)
@@ -93,6 +101,28 @@ func (e *nested) Error() string {
 }
 
 func (*nested) Unwrap() error { return ErrNested }
+
+// host returns who carries out a Run of s: s itself or, in a merge function, the strategy behind the one that merges.
+func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
+	f := innermost(ctx)
+	if f == nil || f.strategy != s || f.merge == nil {
+		return s, nil
+	}
+	outer := f.merge
+	outer.mu.Lock()
+	defer outer.mu.Unlock()
+	if outer.inner == nil {
+		inner, err := (&Strategy{
+			self: s, kind: s.kind, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine, ops: s.ops,
+			options: s.options, stall: s.stall, logger: s.logger,
+		}).open("Run")
+		if err != nil {
+			return nil, err
+		}
+		outer.inner = inner
+	}
+	return outer.inner, nil
+}
 
 // run calls body for every replica at the same time and settles the outcome. step is the user's function behind body.
 func (s *Strategy) run(ctx context.Context, step any, body func(context.Context, *Replica) error) error {
@@ -111,9 +141,12 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	if err := s.requireOpen("Run"); err != nil {
 		return s.decline(run, err) // closed while this Run waited
 	}
-	s.runs++
+	mark := s.self.undo.begin()
 	s.running.Store(true)
 	start := s.stats.now()
+	if s.workers == nil {
+		s.staff()
+	}
 	s.replicas = make([]Replica, len(s.devices))
 	for i, w := range s.workers {
 		s.replicas[i].begin(s, i, run, w.state)
@@ -127,7 +160,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	}
 	s.running.Store(false)
 	s.stats.ended(start)
-	return s.settle(ctx, abandoned, err)
+	return s.settle(ctx, mark, abandoned, err)
 }
 
 // decline ends a Run that must not take place.
@@ -141,20 +174,21 @@ func (s *Strategy) decline(run *ledger.Run, why error) error {
 
 // settle makes a Run's writes final or takes them back and, after a failure, makes the strategy able to run again. The
 // abandoned replicas' goroutines are blocked in the user's code; they and their replicas' state are left behind.
-func (s *Strategy) settle(ctx context.Context, abandoned []int, err error) error {
+func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, err error) error {
+	s.self.undo.end(mark, err)
+	if err != nil || s.kind == defaultKind {
+		s.dismiss(abandoned)
+	}
 	if err == nil {
-		s.undo.clear()
 		return nil
 	}
-	s.undo.restore()
-	s.dismiss(abandoned)
 	if s.group != nil {
 		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {
 			s.closed.Store(true)
 			s.logger.Error("lockstep: the strategy cannot go on after a failed step", "strategy", s.String(), "error", e)
 		}
 	}
-	if !s.closed.Load() {
+	if !s.closed.Load() && s.kind != defaultKind {
 		s.staff()
 	}
 	return err
@@ -209,9 +243,9 @@ func (w *worker) work() {
 func (w *worker) step(context.Context) error {
 	r, body := w.current.replica, w.current.body
 	w.current = job{} // an idle worker keeps nothing alive
-	start := r.strategy.stats.now()
+	start := r.home.stats.now()
 	err := body(&r.ctx, r)
-	r.stats.step(r, start, r.strategy.stats.now())
+	r.stats.step(r, start, r.home.stats.now())
 	return err
 }
 

@@ -76,21 +76,21 @@ type replicaStats struct{ calls atomic.Uint64 }
 
 // step counts the time of a step function.
 func (p *replicaStats) step(r *Replica, start, end int64) {
-	c := &r.strategy.stats.replicas[r.id]
+	c := &r.home.stats.replicas[r.id]
 	c.stepTime.Add(end - start)
 	c.ended.Store(end)
 }
 
 // arrive notes that the replica comes to a call that all of them make, and returns when.
 func (p *replicaStats) arrive(r *Replica) int64 {
-	now := r.strategy.stats.now()
-	r.strategy.stats.replicas[r.id].arrived[p.calls.Load()%2].Store(now)
+	now := r.home.stats.now()
+	r.home.stats.replicas[r.id].arrived[p.calls.Load()%2].Store(now)
 	return now
 }
 
 // leave counts the time of a call that began then: waiting until the last replica came, reducing from there on.
 func (p *replicaStats) leave(r *Replica, begin int64) {
-	s := &r.strategy.stats
+	s := &r.home.stats
 	last := begin
 	for i := range s.replicas {
 		last = max(last, s.replicas[i].arrived[p.calls.Load()%2].Load())

@@ -16,9 +16,11 @@ import (
 // Strategy says how training is spread over devices. Its methods may be called from any goroutine; Runs of one strategy
 // come one after the other. Close it when it is not needed any more.
 type Strategy struct {
-	name          string
-	oneDevice     bool
+	kind          strategyKind
+	oneDevice     bool // one replica, whose values are never wrapped
 	devices       []Device
+	params        []Device // where variables live
+	resolver      ClusterResolver
 	engine        engine.Engine
 	engineDevices []engine.Device
 	options       Options
@@ -30,12 +32,16 @@ type Strategy struct {
 	closed        atomic.Bool
 	running       atomic.Bool // a Run is in progress
 
+	// self is the strategy that the user made. Another one behind it, inner, has replicas of its own for the Runs that a
+	// merge function begins while those of this one wait.
+	self  *Strategy
+	inner *Strategy
+
 	// turn is held from the start of a Run until its outcome is settled, after the ledger's own turn.
 	turn     chan struct{}
 	replicas []Replica     // of the last Run
 	group    *replicaGroup // nil with one replica
 	workers  []*worker
-	runs     uint64 // number of Runs begun
 	undo     undoLog
 	stats    runStats
 
@@ -44,6 +50,25 @@ type Strategy struct {
 	mu    sync.Mutex
 	names map[string]int // variables created, by name
 }
+
+// strategyKind is one of TensorFlow's strategies.
+type strategyKind uint8
+
+const (
+	mirroredKind strategyKind = iota
+	oneDeviceKind
+	centralKind
+	multiWorkerKind
+	defaultKind
+)
+
+// String returns TensorFlow's name.
+func (k strategyKind) String() string {
+	return [...]string{"MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy", "DefaultStrategy"}[k]
+}
+
+// mirrors reports whether variables have a component on each of several replicas' devices.
+func (k strategyKind) mirrors() bool { return k == mirroredKind || k == multiWorkerKind }
 
 // MirroredConfig describes a mirrored strategy. The zero value is one replica per logical CPU device.
 type MirroredConfig struct {
@@ -82,7 +107,7 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		name: "MirroredStrategy", devices: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		kind: mirroredKind, devices: devices, params: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
@@ -119,7 +144,7 @@ func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		name: "OneDeviceStrategy", oneDevice: true, devices: devices, engine: cfg.Engine,
+		kind: oneDeviceKind, oneDevice: true, devices: devices, params: devices, engine: cfg.Engine,
 		options: cfg.Options, logger: cfg.Logger,
 	}
 	return s.open(op)
@@ -136,6 +161,9 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if s.logger == nil {
 		s.logger = slog.Default()
 	}
+	if s.self == nil {
+		s.self = s
+	}
 	s.turn = make(chan struct{}, 1)
 	s.names = map[string]int{}
 	for _, d := range s.devices {
@@ -147,7 +175,7 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	}
 	s.ledger = ledger.New(ledger.Config{Devices: short, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
 	s.collective = &CollectiveAllReduce{devices: s.devices, options: s.options, logger: s.logger}
-	if len(s.devices) > 1 {
+	if len(s.devices) > 1 && s.group == nil {
 		group, err := openReplicaGroup(s)
 		if err != nil {
 			return nil, errorf(op, nil, "%w", err)
@@ -156,7 +184,9 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	}
 	s.noteNCCL(s.options)
 	s.stats.open(len(s.devices))
-	s.staff()
+	if s.kind != defaultKind {
+		s.staff()
+	}
 	return s, nil
 }
 
@@ -173,13 +203,7 @@ func (s *Strategy) noteNCCL(o Options) {
 func (s *Strategy) NumReplicasInSync() int { return len(s.devices) }
 
 // Devices returns the replicas' devices by replica id, in TensorFlow's full form.
-func (s *Strategy) Devices() []string {
-	names := make([]string, len(s.devices))
-	for i, d := range s.devices {
-		names[i] = d.String()
-	}
-	return names
-}
+func (s *Strategy) Devices() []string { return deviceNames(s.devices) }
 
 // EngineDevices returns the replicas' devices by replica id, as the engine names them.
 func (s *Strategy) EngineDevices() []engine.Device {
@@ -198,12 +222,15 @@ func (s *Strategy) String() string {
 	for i, d := range s.devices {
 		short[i] = d.Short()
 	}
-	return fmt.Sprintf("%s(%s)", s.name, strings.Join(short, ", "))
+	return fmt.Sprintf("%v(%s)", s.kind, strings.Join(short, ", "))
 }
 
 // Close waits for the Run in progress and frees what the strategy holds. Later Runs return [ErrClosed], a second
-// Close nil. Inside a step, which it would wait for, it is an error. It does not close the engine.
+// Close nil. Closing the default strategy does nothing. Inside a step, which it would wait for, it is an error. It does not close the engine.
 func (s *Strategy) Close() error {
+	if s.kind == defaultKind && s == s.self {
+		return nil // it is the whole process' and holds nothing
+	}
 	if replica, inside := s.ledger.Here(); inside {
 		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v, for whose end it would wait: call it after the Run", replica, s))
 	}
@@ -218,6 +245,11 @@ func (s *Strategy) Close() error {
 	}
 	if e := s.collective.Close(); err == nil {
 		err = e
+	}
+	if s.inner != nil {
+		if e := s.inner.Close(); err == nil {
+			err = e
+		}
 	}
 	<-s.turn
 	if err != nil {

@@ -7,46 +7,53 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Component is a variable on one replica, as an update function sees it.
+// Component is one of a variable's components, as an update function sees it: that of a replica, or the one that all
+// replicas share.
 type Component struct {
 	variable *Variable
-	replica  int
+	index    int
 }
 
-// Variable returns the variable.
+// Variable returns the variable, TensorFlow's value container of the component.
 func (c *Component) Variable() *Variable { return c.variable }
 
-// Replica returns the replica's id.
-func (c *Component) Replica() int { return c.replica }
+// Replica returns the replica's id, 0 for the component that all replicas share.
+func (c *Component) Replica() int { return c.index }
 
 // Name returns the component's name, as TensorFlow writes it: "v/replica_1:0".
-func (c *Component) Name() string { return c.variable.ComponentName(c.replica) }
+func (c *Component) Name() string { return c.variable.ComponentName(c.index) }
 
 // Device returns the component's device in TensorFlow's full form.
-func (c *Component) Device() string { return c.variable.strategy.devices[c.replica].String() }
+func (c *Component) Device() string { return c.variable.devices[c.index].String() }
 
 // Read returns the component's value.
-func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.replica].load() }
+func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.index].load() }
 
 // Assign sets the component's value.
-func (c *Component) Assign(x Value) error { return c.variable.setOne("Assign", c.replica, x, replace) }
+func (c *Component) Assign(x Value) error { return c.variable.setOne(c.index, x, assign) }
 
 // AssignAdd adds to the component's value.
-func (c *Component) AssignAdd(x Value) error {
-	return c.variable.setOne("AssignAdd", c.replica, x, plus)
-}
+func (c *Component) AssignAdd(x Value) error { return c.variable.setOne(c.index, x, assignAdd) }
 
 // AssignSub subtracts from the component's value.
-func (c *Component) AssignSub(x Value) error {
-	return c.variable.setOne("AssignSub", c.replica, x, minus)
+func (c *Component) AssignSub(x Value) error { return c.variable.setOne(c.index, x, assignSub) }
+
+// ValueContainer returns what a value belongs to: a component's variable; any other value is its own (TensorFlow's
+// value_container).
+func ValueContainer(v Value) Value {
+	if c, ok := v.(*Component); ok {
+		return c.variable
+	}
+	return v
 }
 
-// UpdateFunc changes one component of a variable. Its args are those of Update, distributed values replaced by their
-// component of the replica.
+// UpdateFunc changes one component of a variable. Its args are those of Update, distributed values, also inside of nests,
+// replaced by their component of the replica; where all replicas share the component, by that of replica 0. What
+// TensorFlow's functions get by keyword goes into a map.
 type UpdateFunc func(ctx context.Context, c *Component, args ...Value) (Value, error)
 
 // Update calls f once for each component of v, in the order of the replicas, and returns its results as a [*Mirrored],
-// leaf by leaf for nests; with one replica they come as they are. If a call fails, every component gets its old value
+// leaf by leaf for nests; with one component they come as they are, and nil where f returns nothing. If a call fails, every component gets its old value
 // back.
 func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	results, err := s.update(ctx, v, f, args)
@@ -89,10 +96,21 @@ func (c *CrossReplica) UpdateUngrouped(ctx context.Context, v *Variable, f Updat
 	return c.strategy.UpdateUngrouped(ctx, v, f, args...)
 }
 
+// Update is [Strategy.Update] from inside a step: all replicas call it, with the same function, and it is carried out once
+// for all of them. Each gets its own part of the results.
+func (r *Replica) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
+	return r.mergeCall(ctx, "Update", r.strategy.options.Timeout, func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
+		return c.Update(ctx, v, f, args...)
+	}, args)
+}
+
 func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args []Value) ([]Value, error) {
 	const op = "Update"
-	if v == nil {
+	switch {
+	case v == nil:
 		return nil, errorf(op, ErrInvalid, "you can not update nil: it must be a Variable")
+	case f == nil:
+		return nil, errorf(op, ErrInvalid, "the update function is nil")
 	}
 	if err := errors.Join(s.requireCross(ctx, op), v.mine(op, s)); err != nil {
 		return nil, err
@@ -107,9 +125,12 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 				return nil, errorf(op, ErrInvalid, "argument %d: %w", j, err)
 			}
 		}
-		at := &stepContext{ctx, &frame{strategy: s, update: i}}
+		in := &frame{strategy: s, update: -1, at: &v.devices[i]}
+		if s.kind.mirrors() {
+			in.update = i
+		}
 		var err error
-		if results[i], err = f(at, &Component{v, i}, mine...); err != nil {
+		if results[i], err = f(&stepContext{ctx, in}, &Component{v, i}, mine...); err != nil {
 			for k, c := range v.components[:i+1] {
 				s.store(c, before[k].(*tensor.Tensor))
 			}

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -86,9 +86,14 @@ type VariableConfig struct {
 //
 // What a Run writes is final only when the whole Run has succeeded: after a failed one every component has the value
 // from before it.
+//
+// With [NewCentralStorageStrategy] a variable has one component for all replicas, on the parameter device, whatever its
+// synchronization; what replicas write is combined by the aggregation, which must be given then. With
+// [NewOneDeviceStrategy] and [Default] it is a plain one.
 type Variable struct {
 	strategy   *Strategy
 	name       string
+	devices    []Device // of the components
 	sync       Synchronization
 	agg        Aggregation
 	trainable  bool
@@ -99,19 +104,10 @@ type Variable struct {
 type component struct {
 	value atomic.Pointer[tensor.Tensor]
 
-	// The value before the Run number saved; used by the replica's goroutine, or one that acts for all.
-	before *tensor.Tensor
-	saved  uint64
+	saved uint64 // number of the last Run that wrote it; guarded by its strategy's undo log
 }
 
 func (c *component) load() *tensor.Tensor { return c.value.Load() }
-
-// update computes a component's new value from the old one and what it is given.
-type update func(old, x *tensor.Tensor) *tensor.Tensor
-
-func replace(_, x *tensor.Tensor) *tensor.Tensor { return x }
-func plus(old, x *tensor.Tensor) *tensor.Tensor  { return added(old, x) }
-func minus(old, x *tensor.Tensor) *tensor.Tensor { return added(old, negated(x)) }
 
 // NewVariable makes a variable on every replica, in cross-replica context or outside of every strategy.
 // [Replica.NewVariable] makes one inside a step.
@@ -173,7 +169,7 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 		cfg.Name = "Variable"
 	}
 	switch {
-	case cfg.Synchronization == SynchronizeNone && !s.oneDevice:
+	case cfg.Synchronization == SynchronizeNone && s.kind.mirrors():
 		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the synchronization for variable: %s", s, cfg.Name)
 	case cfg.Synchronization > SynchronizeNone:
 		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization, cfg.Name)
@@ -193,15 +189,18 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	if err != nil {
 		return nil, errorf(op, ErrInvalid, "initial value of %s: %w", cfg.Name, err)
 	}
-	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && !s.oneDevice {
+	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && s.kind.mirrors() {
 		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
 	}
-	v := &Variable{strategy: s, name: s.uniqueName(cfg.Name), sync: cfg.Synchronization, agg: cfg.Aggregation}
-	if v.sync == Auto && !s.oneDevice {
+	v := &Variable{strategy: s, name: s.uniqueName(cfg.Name), sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
+	if v.sync == Auto && s.kind.mirrors() {
 		v.sync = OnWrite
 	}
 	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
-	for _, d := range s.devices {
+	if f := frameOf(ctx); f != nil && f.colocate != nil {
+		v.devices = f.colocate.devices
+	}
+	for _, d := range v.devices {
 		c := &component{}
 		c.value.Store(value.Clone().OnDevice(d.Index))
 		v.components = append(v.components, c)
@@ -235,6 +234,48 @@ func (v *Variable) Name() string { return v.name + ":0" }
 // Strategy returns the strategy that the variable belongs to.
 func (v *Variable) Strategy() *Strategy { return v.strategy }
 
+// VariableKind says what a strategy makes of a variable.
+type VariableKind uint8
+
+// The kinds of variables.
+const (
+	PlainVariable       VariableKind = iota // one component, for one replica
+	MirroredVariable                        // a component per replica, kept equal by writes
+	SyncOnReadVariable                      // a component per replica, combined by reads
+	AggregatingVariable                     // one component for several replicas, whose writes are combined
+)
+
+// String returns the name of TensorFlow's class.
+func (k VariableKind) String() string {
+	switch k {
+	case PlainVariable:
+		return "ResourceVariable"
+	case MirroredVariable:
+		return "MirroredVariable"
+	case SyncOnReadVariable:
+		return "SyncOnReadVariable"
+	case AggregatingVariable:
+		return "AggregatingVariable"
+	}
+	return fmt.Sprintf("VariableKind(%d)", uint8(k))
+}
+
+// Kind returns what the strategy has made of the variable.
+func (v *Variable) Kind() VariableKind {
+	switch {
+	case v.strategy.kind.mirrors() && v.sync == OnRead:
+		return SyncOnReadVariable
+	case v.strategy.kind.mirrors():
+		return MirroredVariable
+	case len(v.strategy.devices) > 1:
+		return AggregatingVariable
+	}
+	return PlainVariable
+}
+
+// Devices returns the components' devices, in TensorFlow's full form.
+func (v *Variable) Devices() []string { return deviceNames(v.devices) }
+
 // Synchronization returns when the components are made one.
 func (v *Variable) Synchronization() Synchronization { return v.sync }
 
@@ -250,7 +291,7 @@ func (v *Variable) DType() tensor.DType { return v.components[0].load().DType() 
 // Shape returns the shape; the caller must not change it.
 func (v *Variable) Shape() []int { return v.components[0].load().Shape() }
 
-// Values returns the components' values by replica.
+// Values returns the components' values: by replica, or the one that all replicas share.
 func (v *Variable) Values() []Value {
 	out := make([]Value, len(v.components))
 	for i, c := range v.components {
@@ -258,6 +299,9 @@ func (v *Variable) Values() []Value {
 	}
 	return out
 }
+
+// on returns the number of the component that a replica has.
+func (v *Variable) on(replica int) int { return min(replica, len(v.components)-1) }
 
 // ComponentName returns the name of the component on a replica: "v:0", "v/replica_1:0".
 func (v *Variable) ComponentName(replica int) string {
@@ -274,17 +318,14 @@ func (v *Variable) String() string {
 		t := c.load()
 		lines[i] = fmt.Sprintf("<tf.Variable '%s' shape=%s dtype=%v, numpy=%s>", v.ComponentName(i), tensor.FormatShape(t.Shape()), t.DType(), numpy(t))
 	}
-	if v.strategy.oneDevice {
+	kind := v.Kind()
+	if kind == PlainVariable || kind == AggregatingVariable {
 		return lines[0]
-	}
-	kind := "MirroredVariable"
-	if v.sync == OnRead {
-		kind = "SyncOnReadVariable"
 	}
 	for i := range lines {
 		lines[i] = fmt.Sprintf("  %d: %s", i, lines[i])
 	}
-	return kind + ":{\n" + strings.Join(lines, ",\n") + "\n}"
+	return kind.String() + ":{\n" + strings.Join(lines, ",\n") + "\n}"
 }
 
 // numpy prints a tensor as NumPy's repr does.
@@ -307,14 +348,14 @@ func numpy(t *tensor.Tensor) string {
 // separators finds the end of an element or a row that another one follows. (Spaces inside of strings pass for such.)
 var separators = regexp.MustCompile(`([^\s\[])(\s+)`)
 
-func (v *Variable) destination(string) ([]Device, error) { return v.strategy.devices, nil }
+func (v *Variable) destination(string) ([]Device, error) { return v.devices, nil }
 
 func (v *Variable) perReplica() *PerReplica { return NewPerReplica(v.Values()...) }
 
 func (v *Variable) mirrored() *Mirrored { return NewMirrored(v.Values()...) }
 
 // Read returns the value: in replica context the replica's own, in cross-replica context that of a mirrored variable
-// on replica 0, or the aggregate of a sync-on-read one.
+// on the current device (see [Strategy.Cross]) or replica 0, or the aggregate of a sync-on-read one.
 func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 	const op = "Read"
 	switch in := in.(type) {
@@ -322,162 +363,42 @@ func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 		if err := v.mine(op, in.strategy); err != nil {
 			return nil, err
 		}
-		return v.components[in.id].load(), nil
+		return v.components[v.on(in.id)].load(), nil
 	case *CrossReplica:
 		if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
 			return nil, err
 		}
-		return v.readCross(op)
+		return v.readCross(op, in.device)
 	}
-	return nil, errorf(op, ErrContext, "no context given: want the *Replica of a step or a *CrossReplica")
+	return nil, errNoContext(op)
 }
 
-func (v *Variable) readCross(op string) (*tensor.Tensor, error) {
-	if v.sync != OnRead || v.agg == AggregateFirst || len(v.components) == 1 {
-		return v.components[0].load(), nil
+func errNoContext(op string) error {
+	return errorf(op, ErrContext, "no context given: want the *Replica of a step or a *CrossReplica")
+}
+
+// readCross returns the value in cross-replica context; a mirrored variable's on the device, if it is there.
+func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
+	if v.Kind() != SyncOnReadVariable {
+		return v.components[max(slices.Index(v.devices, at), 0)].load(), nil
 	}
 	reduce := Sum
 	switch v.agg {
+	case AggregateFirst:
+		return v.components[0].load(), nil
 	case AggregateNone:
 		return nil, errorf(op, ErrInvalid, "could not convert from `VariableAggregation.NONE`: reading the sync-on-read variable %s in cross-replica context needs an aggregation", v.Name())
 	case AggregateMean:
 		reduce = Mean
 	}
-	out, err := v.strategy.reduceLeaf(context.Background(), op, reduce, v.perReplica(), v.strategy.devices[:1], v.strategy.options)
+	if len(v.components) == 1 {
+		return v.components[0].load(), nil
+	}
+	out, err := v.strategy.reduceLeaf(context.Background(), op, reduce, v.perReplica(), v.devices[:1], v.strategy.options)
 	if err != nil {
 		return nil, err
 	}
 	return out.(*tensor.Tensor), nil
-}
-
-// Assign sets the value. In cross-replica context every component gets x, or its own component of a distributed x. In
-// replica context a mirrored variable first combines the replicas' values by its aggregation, which is a merge call
-// that all replicas must make; without an aggregation, and for sync-on-read variables, each replica sets its own
-// component.
-func (v *Variable) Assign(in Context, x Value) error {
-	return v.write("Assign", in, x, replace)
-}
-
-// AssignAdd adds to the value, as [Variable.Assign] sets it.
-func (v *Variable) AssignAdd(in Context, x Value) error {
-	return v.write("AssignAdd", in, x, plus)
-}
-
-// AssignSub subtracts from the value, as [Variable.Assign] sets it.
-func (v *Variable) AssignSub(in Context, x Value) error {
-	return v.write("AssignSub", in, x, minus)
-}
-
-func (v *Variable) write(op string, in Context, x Value, change update) error {
-	switch in := in.(type) {
-	case *Replica:
-		if err := v.mine(op, in.strategy); err != nil {
-			return err
-		}
-		return v.writeReplica(op, in, x, change)
-	case *CrossReplica:
-		if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
-			return err
-		}
-		if v.sync == OnRead && op != "Assign" && v.agg == AggregateSum {
-			return errorf(op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when aggregation is set to SUM", op)
-		}
-		if v.sync == OnRead && v.agg == AggregateSum && len(v.components) > 1 {
-			return v.setShares(op, x, change)
-		}
-		return v.setAll(op, x, change)
-	}
-	return errorf(op, ErrContext, "no context given: want the *Replica of a step or a *CrossReplica")
-}
-
-func (v *Variable) writeReplica(op string, r *Replica, x Value, change update) error {
-	if err := r.current(op); err != nil {
-		return err
-	}
-	if v.sync == OnRead || v.agg == AggregateNone || len(v.components) == 1 {
-		return v.setOne(op, r.id, x, change)
-	}
-	_, err := r.mergeCall(&r.ctx, op, r.strategy.options.Timeout, func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
-		s, value := v.strategy, args[0]
-		var err error
-		switch v.agg {
-		case AggregateFirst:
-			value, err = SelectReplica(0, value)
-		case AggregateSum:
-			value, err = s.reduceTo(ctx, op, Sum, value, s.devices, s.options)
-		case AggregateMean:
-			value, err = s.reduceTo(ctx, op, Mean, value, s.devices, s.options)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return nil, v.setAll(op, value, change)
-	}, []Value{x})
-	return err
-}
-
-// setAll changes every component by x, or by its own component of a distributed x. All are checked before any is changed.
-func (v *Variable) setAll(op string, x Value, change update) error {
-	values := make([]*tensor.Tensor, len(v.components))
-	for i := range v.components {
-		mine, err := componentOf(i, x)
-		if err != nil {
-			return errorf(op, ErrInvalid, "%w", err)
-		}
-		if values[i], err = v.fit(op, mine); err != nil {
-			return err
-		}
-	}
-	for i, c := range v.components {
-		v.strategy.store(c, change(c.load(), values[i]).OnDevice(v.strategy.devices[i].Index))
-	}
-	return nil
-}
-
-// setOne changes the component of one replica.
-func (v *Variable) setOne(op string, replica int, x Value, change update) error {
-	mine, err := componentOf(replica, x)
-	if err != nil {
-		return errorf(op, ErrInvalid, "%w", err)
-	}
-	value, err := v.fit(op, mine)
-	if err != nil {
-		return err
-	}
-	c := v.components[replica]
-	v.strategy.store(c, change(c.load(), value).OnDevice(v.strategy.devices[replica].Index))
-	return nil
-}
-
-// setShares gives every component an equal share of x, so that their sum reads as x.
-func (v *Variable) setShares(op string, x Value, change update) error {
-	value, err := v.fit(op, x)
-	if err != nil {
-		return err
-	}
-	share := divide(value, len(v.components))
-	if share.DType() != value.DType() {
-		share = converted(share, value.DType())
-	}
-	return v.setAll(op, share, change)
-}
-
-// fit returns x as a tensor of the variable's dtype and shape.
-func (v *Variable) fit(op string, x Value) (*tensor.Tensor, error) {
-	t, err := hostTensor(x)
-	if err != nil {
-		return nil, errorf(op, ErrInvalid, "variable %s: %w", v.Name(), err)
-	}
-	if _, isTensor := x.(*tensor.Tensor); !isTensor && t.DType() != v.DType() && v.DType().IsNumeric() && t.DType().IsNumeric() {
-		t = converted(t, v.DType()) // a host number takes the variable's type
-	}
-	switch {
-	case t.DType() != v.DType():
-		return nil, errorf(op, ErrInvalid, "variable %s has dtype %v, the value %v", v.Name(), v.DType(), t.DType())
-	case !t.SameShape(v.components[0].load()):
-		return nil, errorf(op, ErrInvalid, "shapes %s of the value and %s of variable %s must be equal", tensor.FormatShape(t.Shape()), tensor.FormatShape(v.Shape()), v.Name())
-	}
-	return t, nil
 }
 
 // mine reports an error if the variable belongs to another strategy.
@@ -490,48 +411,8 @@ func (v *Variable) mine(op string, s *Strategy) error {
 
 // componentOf returns a replica's part of a value: its component of a distributed value or variable, or the value.
 func componentOf(replica int, x Value) (Value, error) {
-	if src, ok := x.(*Variable); ok && replica < len(src.components) {
-		return src.components[replica].load(), nil
+	if src, ok := x.(*Variable); ok {
+		return src.components[src.on(replica)].load(), nil
 	}
 	return SelectReplica(replica, x)
-}
-
-// undoLog holds what a Run has overwritten.
-type undoLog struct {
-	mu      sync.Mutex
-	changed []*component
-}
-
-// store sets a component, keeping its old value until the Run in progress has succeeded.
-func (s *Strategy) store(c *component, t *tensor.Tensor) {
-	if s.running.Load() && c.saved != s.runs {
-		c.before, c.saved = c.load(), s.runs
-		s.undo.mu.Lock()
-		s.undo.changed = append(s.undo.changed, c)
-		s.undo.mu.Unlock()
-	}
-	c.value.Store(t)
-}
-
-// clear makes what the Run has written final.
-func (u *undoLog) clear() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for _, c := range u.changed {
-		c.before = nil
-	}
-	clear(u.changed)
-	u.changed = u.changed[:0]
-}
-
-// restore takes back what the Run has written.
-func (u *undoLog) restore() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for _, c := range u.changed {
-		c.value.Store(c.before)
-		c.before = nil
-	}
-	clear(u.changed)
-	u.changed = u.changed[:0]
 }

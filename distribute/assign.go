@@ -1,0 +1,179 @@
+package distribute
+
+import (
+	"context"
+	"errors"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// mutation is one way to write a variable.
+type mutation struct {
+	op string // as users call it: "AssignAdd"
+	// fit returns what is given as the mutation takes it, or an error if it does not suit the variable.
+	fit func(v *Variable, op string, x Value) (Value, error)
+	// apply computes a component's new value from the old one and what fit returned.
+	apply func(old *tensor.Tensor, x Value) *tensor.Tensor
+}
+
+var (
+	assign    = mutation{"Assign", (*Variable).fit, func(_ *tensor.Tensor, x Value) *tensor.Tensor { return x.(*tensor.Tensor) }}
+	assignAdd = mutation{"AssignAdd", (*Variable).fitNumber, func(old *tensor.Tensor, x Value) *tensor.Tensor { return added(old, x.(*tensor.Tensor)) }}
+	assignSub = mutation{"AssignSub", (*Variable).fitNumber, func(old *tensor.Tensor, x Value) *tensor.Tensor {
+		return added(old, negated(x.(*tensor.Tensor)))
+	}}
+)
+
+// Assign sets the value. In cross-replica context every component gets x, or its own component of a distributed x. In
+// replica context a mirrored variable first combines the replicas' values by its aggregation, which is a merge call
+// that all replicas must make; without an aggregation, and for sync-on-read variables, each replica sets its own
+// component. A variable of [NewCentralStorageStrategy] always combines.
+//
+// A sync-on-read variable that is summed gets, in cross-replica context, an equal share on each replica.
+func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
+
+// AssignAdd adds to the value, as [Variable.Assign] sets it. In cross-replica context it is an error for a sync-on-read
+// variable that is summed.
+func (v *Variable) AssignAdd(in Context, x Value) error { return v.write(in, x, assignAdd) }
+
+// AssignSub subtracts from the value, as [Variable.AssignAdd] adds to it.
+func (v *Variable) AssignSub(in Context, x Value) error { return v.write(in, x, assignSub) }
+
+func (v *Variable) write(in Context, x Value, m mutation) error {
+	switch in := in.(type) {
+	case *Replica:
+		if err := errors.Join(v.mine(m.op, in.strategy), in.current(m.op)); err != nil {
+			return err
+		}
+		return v.writeReplica(in, x, m)
+	case *CrossReplica:
+		if err := errors.Join(v.mine(m.op, in.strategy), in.valid(m.op)); err != nil {
+			return err
+		}
+		if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
+			if m.op != assign.op {
+				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when aggregation is set to SUM: its components' sum has no place to add to. Assign the sum", m.op)
+			}
+			return v.setShares(m.op, x)
+		}
+		return v.setAll(x, m)
+	}
+	return errNoContext(m.op)
+}
+
+// combines reports whether what replicas write is combined first.
+func (v *Variable) combines() bool {
+	switch v.Kind() {
+	case MirroredVariable:
+		return v.agg != AggregateNone && len(v.components) > 1
+	case AggregatingVariable:
+		return true
+	}
+	return false
+}
+
+func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
+	if !v.combines() {
+		return v.setOne(v.on(r.id), x, m)
+	}
+	if v.agg == AggregateNone {
+		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica context: give its config an Aggregation, AggregateSum for one", v.Name(), v.strategy)
+	}
+	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+		s, value := v.strategy, args[0]
+		var err error
+		switch v.agg {
+		case AggregateFirst:
+			value, err = SelectReplica(0, value)
+		case AggregateSum:
+			value, err = s.reduceTo(ctx, m.op, Sum, value, v.devices, s.options)
+		case AggregateMean:
+			value, err = s.reduceTo(ctx, m.op, Mean, value, v.devices, s.options)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return nil, v.setAll(value, m)
+	}, []Value{x})
+	return err
+}
+
+// setAll changes every component by x, or by its own component of a distributed x. All are checked before any is changed.
+func (v *Variable) setAll(x Value, m mutation) error {
+	values := make([]Value, len(v.components))
+	for i := range v.components {
+		mine, err := componentOf(i, x)
+		if err != nil {
+			return errorf(m.op, ErrInvalid, "%w", err)
+		}
+		if values[i], err = m.fit(v, m.op, mine); err != nil {
+			return err
+		}
+	}
+	for i, c := range v.components {
+		v.strategy.store(c, m.apply(c.load(), values[i]).OnDevice(v.devices[i].Index))
+	}
+	return nil
+}
+
+// setOne changes one component.
+func (v *Variable) setOne(i int, x Value, m mutation) error {
+	mine, err := componentOf(i, x)
+	if err != nil {
+		return errorf(m.op, ErrInvalid, "%w", err)
+	}
+	value, err := m.fit(v, m.op, mine)
+	if err != nil {
+		return err
+	}
+	c := v.components[i]
+	v.strategy.store(c, m.apply(c.load(), value).OnDevice(v.devices[i].Index))
+	return nil
+}
+
+// setShares gives every component an equal share of x, so that their sum reads as x. Shares of integers are cut off.
+func (v *Variable) setShares(op string, x Value) error {
+	value, err := v.fit(op, x)
+	if err != nil {
+		return err
+	}
+	return v.setAll(v.share(value.(*tensor.Tensor)), assign)
+}
+
+// share returns one component's part of a sum.
+func (v *Variable) share(sum *tensor.Tensor) *tensor.Tensor {
+	if len(v.components) == 1 || !sum.DType().IsNumeric() {
+		return sum
+	}
+	share := divide(sum, len(v.components))
+	if share.DType() != sum.DType() {
+		share = converted(share, sum.DType())
+	}
+	return share
+}
+
+// fit returns x as a tensor of the variable's dtype and shape.
+func (v *Variable) fit(op string, x Value) (Value, error) {
+	t, err := hostTensor(x)
+	if err != nil {
+		return nil, errorf(op, ErrInvalid, "variable %s: %w", v.Name(), err)
+	}
+	if _, isTensor := x.(*tensor.Tensor); !isTensor && t.DType() != v.DType() && v.DType().IsNumeric() && t.DType().IsNumeric() {
+		t = converted(t, v.DType()) // a host number takes the variable's type
+	}
+	switch {
+	case t.DType() != v.DType():
+		return nil, errorf(op, ErrInvalid, "variable %s has dtype %v, the value %v", v.Name(), v.DType(), t.DType())
+	case !t.SameShape(v.components[0].load()):
+		return nil, errorf(op, ErrInvalid, "cannot write variable %s: shape mismatch: the variable's shape is %s, the value's %s", v.Name(), tensor.FormatShape(v.Shape()), tensor.FormatShape(t.Shape()))
+	}
+	return t, nil
+}
+
+// fitNumber is fit for what only numbers can do.
+func (v *Variable) fitNumber(op string, x Value) (Value, error) {
+	if d := v.DType(); !d.IsNumeric() {
+		return nil, badDType(op, d)
+	}
+	return v.fit(op, x)
+}

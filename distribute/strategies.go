@@ -1,0 +1,185 @@
+package distribute
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/engine"
+)
+
+// CentralStorageConfig describes a strategy whose variables are kept in one place.
+type CentralStorageConfig struct {
+	// ComputeDevices lists the replicas' devices, by replica id. None: all accelerators that the engine reports or, if it has
+	// none, CPU:0.
+	ComputeDevices []string
+	// ParameterDevice is where variables live. Default: the compute device if there is only one, else CPU:0.
+	ParameterDevice string
+	// Engine, LogicalCPUs, CrossDeviceOps, Options, Stall and Logger are as in [MirroredConfig].
+	Engine         engine.Engine
+	LogicalCPUs    int
+	CrossDeviceOps CrossDeviceOps
+	Options        Options
+	Stall          time.Duration
+	Logger         *slog.Logger
+}
+
+// NewCentralStorageStrategy returns a strategy with a replica on each of several devices of this process and one copy of
+// each variable, on the parameter device (TensorFlow's CentralStorageStrategy). What replicas write is combined by the
+// variable's aggregation and written once.
+func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
+	const op = "NewCentralStorageStrategy"
+	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	names := cfg.ComputeDevices
+	if len(names) == 0 {
+		if names = defaultDevices(known); known[len(known)-1].Kind == "CPU" {
+			names = names[:1]
+		}
+	}
+	devices, err := canonicalDevices(op, names, known)
+	if err != nil {
+		return nil, err
+	}
+	params := []Device{localCPU}
+	switch {
+	case cfg.ParameterDevice != "":
+		params, err = canonicalDevices(op, []string{cfg.ParameterDevice}, known)
+	case len(devices) == 1:
+		params = devices
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &Strategy{
+		kind: centralKind, devices: devices, params: params, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
+	}
+	return s.open(op)
+}
+
+// ClusterResolver says which workers a job has and which of them this process is (TensorFlow's ClusterResolver, as far
+// as strategies need it).
+type ClusterResolver interface {
+	// Workers returns the number of workers that train together, the chief among them, and the number of this one, from 0.
+	// A process that belongs to no cluster is worker 0 of 1.
+	Workers() (count, id int, err error)
+}
+
+// MultiWorkerConfig describes a strategy over several workers. The zero value is a single worker.
+type MultiWorkerConfig struct {
+	// Devices lists this worker's devices, by replica. None: all accelerators that the engine reports or, if it has none, CPU:0
+	// alone, as in TensorFlow.
+	Devices []string
+	// Resolver says who is in the job. Nil: this process alone.
+	Resolver ClusterResolver
+	// Group is the communicators of this worker's replicas, in the order of Devices. Nil: the strategy makes its own, which a
+	// single worker can. The strategy closes it.
+	Group collective.Group
+	// Engine, LogicalCPUs, Options, Stall and Logger are as in [MirroredConfig].
+	Engine      engine.Engine
+	LogicalCPUs int
+	Options     Options
+	Stall       time.Duration
+	Logger      *slog.Logger
+}
+
+// NewMultiWorkerMirroredStrategy returns a strategy that keeps variables equal on the devices of all workers
+// (TensorFlow's MultiWorkerMirroredStrategy). A cluster of more than one worker is an error that matches
+// [ErrUnsupported].
+func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
+	const op = "NewMultiWorkerMirroredStrategy"
+	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Resolver != nil {
+		switch count, _, err := cfg.Resolver.Workers(); {
+		case err != nil:
+			return nil, errorf(op, ErrInvalid, "%w", err)
+		case count > 1:
+			return nil, errorf(op, ErrUnsupported, "the cluster has %d workers: want one", count)
+		}
+	}
+	names := cfg.Devices
+	if len(names) == 0 {
+		if names = defaultDevices(known); known[len(known)-1].Kind == "CPU" {
+			names = names[:1]
+		}
+	}
+	devices, err := canonicalDevices(op, names, known)
+	if err != nil {
+		return nil, err
+	}
+	s := &Strategy{
+		kind: multiWorkerKind, devices: devices, params: devices, engine: cfg.Engine, resolver: cfg.Resolver,
+		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
+	}
+	if g := cfg.Group; g != nil {
+		if local := g.Local(); len(local) != len(devices) || local[0].Size() != len(devices) {
+			return nil, errorf(op, ErrInvalid, "the group has %d communicators here, of %d in all, for %d devices: want one each", len(local), local[0].Size(), len(devices))
+		}
+		s.group = &replicaGroup{group: g, comms: g.Local()}
+	}
+	return s.open(op)
+}
+
+// Default returns the strategy of code that runs in no other one's scope: one replica on CPU:0, whose values are never
+// wrapped and whose variables are plain (TensorFlow's default strategy). There is one in the process; it holds nothing
+// while no Run is in progress.
+func Default() *Strategy { return defaultStrategy().strategy }
+
+// defaultStrategy makes the default strategy, and the replica that code outside of every Run is.
+var defaultStrategy = sync.OnceValue(func() *Replica {
+	s, err := (&Strategy{kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU}}).open("Default")
+	if err != nil {
+		panic(err) // there is nothing that could fail
+	}
+	r := &Replica{replicaState: newReplicaState(), strategy: s, home: s, device: &s.devices[0]}
+	r.frame = frame{strategy: s, replica: r, update: -1}
+	r.ctx = stepContext{context.Background(), &r.frame}
+	return r
+})
+
+// Properties are what TensorFlow's strategies say about themselves.
+type Properties struct {
+	ShouldCheckpoint    bool // this worker writes checkpoints
+	ShouldSaveSummary   bool // this worker writes summaries
+	ShouldInit          bool // this worker initialises variables
+	BetweenGraph        bool // each worker runs a program of its own
+	RequireStaticShapes bool // all batches must have one shape
+	InMultiWorkerMode   bool // there is more than one worker
+	NumReplicasInSync   int
+	WorkerDevices       []string // of the replicas, by replica id
+	ParameterDevices    []string // where variables live
+	InputDevice         string   // where this worker's input pipeline runs
+	DefaultDevice       string   // that a scope sets; empty: none, as with one worker
+}
+
+// Properties returns what TensorFlow's strategy of this kind says about itself (StrategyExtended's properties).
+func (s *Strategy) Properties() Properties {
+	return Properties{
+		ShouldCheckpoint: true, ShouldSaveSummary: true, ShouldInit: true,
+		BetweenGraph:      s.kind == centralKind || s.kind == multiWorkerKind,
+		NumReplicasInSync: len(s.devices), WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
+		InputDevice: localCPU.String(),
+	}
+}
+
+// ParameterDevices returns the devices on which a variable's components live, in TensorFlow's full form.
+func (s *Strategy) ParameterDevices() []string { return deviceNames(s.params) }
+
+// ClusterResolver returns the resolver that the strategy was made with, or nil.
+func (s *Strategy) ClusterResolver() ClusterResolver { return s.resolver }
+
+func deviceNames(devices []Device) []string {
+	names := make([]string, len(devices))
+	for i, d := range devices {
+		names[i] = d.String()
+	}
+	return names
+}
