@@ -3,6 +3,7 @@ package distribute
 import (
 	"context"
 	"fmt"
+	"iter"
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -15,6 +16,8 @@ import (
 // replicas), variables (the replica's own component) and host numbers. The result has the same structure; the mean of
 // integers is a float (see [Mean]). A batch with int32 tensors must have nothing else in it and one of them only, as in
 // TensorFlow, which keeps int32 on the host.
+//
+// The tensors travel in packs ([Options.BytesPerPack]), which change no bit of the result.
 func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...Options) (Value, error) {
 	const name = "AllReduce"
 	run, o, err := r.enter(ctx, name, op, opts)
@@ -37,26 +40,7 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	case len(leaves) == 0 || len(r.strategy.devices) == 1:
 		return tensor.Pack(v, leaves)
 	case !dense || r.strategy.ops != nil:
-		structure := strings.Join(names, " ")
-		out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
-			leaves := args[:len(args)-1]
-			if p, ok := args[len(leaves)].(*PerReplica); ok {
-				return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
-			}
-			batch := make([]Reduction, len(leaves))
-			for i, leaf := range leaves {
-				p, ok := leaf.(*PerReplica)
-				if !ok { // the very same object on all replicas
-					p = NewPerReplica(repeat(leaf, len(r.strategy.devices))...)
-				}
-				batch[i] = Reduction{Value: p, To: r.strategy.devices}
-			}
-			return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
-		}, append(leaves, structure))
-		if err != nil {
-			return nil, err
-		}
-		return tensor.Pack(v, out.([]Value))
+		return r.allReduceByOps(ctx, op, v, leaves, names, o)
 	}
 	return r.allReduceDense(ctx, run, op, v, leaves, names, o)
 }
@@ -70,30 +54,55 @@ func named(v Value) (leaves []any, names []string) {
 	return leaves, names
 }
 
-// allReduceDense reduces tensors, each by one collective call between the replicas.
+// allReduceByOps has one goroutine reduce for all replicas, by CrossDeviceOps.
+func (r *Replica) allReduceByOps(ctx context.Context, op ReduceOp, v Value, leaves []any, names []string, o Options) (Value, error) {
+	const name = "AllReduce"
+	out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+		leaves := args[:len(args)-1]
+		if p, ok := args[len(leaves)].(*PerReplica); ok {
+			return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
+		}
+		batch := make([]Reduction, len(leaves))
+		for i, leaf := range leaves {
+			batch[i] = Reduction{Value: r.strategy.onAll(leaf), To: r.strategy.devices}
+		}
+		return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
+	}, append(leaves, strings.Join(names, " ")))
+	if err != nil {
+		return nil, err
+	}
+	return tensor.Pack(v, out.([]Value))
+}
+
+// onAll returns an argument of a merge function with its components: the very same object on all replicas is not wrapped.
+func (s *Strategy) onAll(v Value) *PerReplica {
+	if p, ok := v.(*PerReplica); ok {
+		return p
+	}
+	return NewPerReplica(repeat(v, len(s.devices))...)
+}
+
+// allReduceDense reduces tensors by collective calls between the replicas.
 func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, v Value, leaves []any, names []string, o Options) (Value, error) {
 	if err := run.Acquire(r.id); err != nil {
 		return nil, err
 	}
 	defer run.Release(r.id)
-	for _, leaf := range leaves {
-		if t := leaf.(*tensor.Tensor).DType(); !t.IsNumeric() {
-			return nil, located(badDType("AllReduce", t))
-		}
-	}
-	out := make([]any, len(leaves))
-	begin := r.stats.arrive(r)
+	src, dst := make([]*tensor.Tensor, len(leaves)), make([]*tensor.Tensor, len(leaves))
 	for i, leaf := range leaves {
 		t := leaf.(*tensor.Tensor)
-		sum := tensor.New(t.DType(), t.Shape()...).OnDevice(r.device.Index)
-		direct := op
-		if op == Mean && !t.DType().IsFloat() {
-			direct = Sum // the quotient has another type
+		if !t.DType().IsNumeric() {
+			return nil, located(badDType("AllReduce", t.DType()))
 		}
-		if err := r.do(ctx, run, direct, sum, t, names[i], o); err != nil {
-			return nil, err
-		}
-		if direct != op {
+		src[i], dst[i] = t, tensor.New(t.DType(), t.Shape()...).OnDevice(r.device.Index)
+	}
+	begin := r.stats.arrive(r)
+	if err := r.reduceInto(ctx, run, op, dst, src, names, o); err != nil {
+		return nil, err
+	}
+	out := make([]any, len(leaves))
+	for i, sum := range dst {
+		if op == Mean && !sum.DType().IsFloat() { // it was only summed: the quotient has another type
 			sum = divide(sum, len(r.strategy.devices)).OnDevice(r.device.Index)
 		}
 		out[i] = sum
@@ -102,10 +111,11 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 	return tensor.Pack(v, out)
 }
 
-// AllReduceInto combines the replicas' tensors src[i] into dst[i], reading and writing them where they lie, without a copy
-// and without allocating: what training does with gradients. dst[i] must have the dtype and as many elements as src[i]
-// and be the same memory or apart from it; names, if not nil, says in errors which tensor is meant. After an error
-// the contents of dst are undefined. The memory belongs to the library until the call returns.
+// AllReduceInto combines the replicas' tensors src[i] into dst[i], without allocating: what training does with gradients.
+// Tensors are read and written where they lie, except that small ones travel together ([Options.BytesPerPack]). dst[i]
+// must have the dtype and as many elements as src[i] and be the same memory or apart from it; names, if not nil, says in
+// errors which tensor is meant. After an error the contents of dst are undefined. The memory belongs to the library until
+// the call returns.
 //
 // The mean of integers has no place in a dst of their type and is an error.
 func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) error {
@@ -117,35 +127,84 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 	if err != nil {
 		return located(err)
 	}
-	if run != nil { // else outside of every Run, where there is one replica and nothing to wait for
-		if err := run.Acquire(r.id); err != nil {
-			return err
-		}
-		if len(r.strategy.devices) > 1 && r.strategy.ops != nil {
-			run.Release(r.id) // AllReduce takes it itself
-			return r.allReduceIntoByOps(ctx, op, dst, src, o)
-		}
-		defer run.Release(r.id)
-	}
-	if len(src) == 0 {
+	switch {
+	case len(r.strategy.devices) == 1:
+		return copyAll(run, r.id, dst, src)
+	case r.strategy.ops != nil:
+		return r.allReduceIntoByOps(ctx, op, dst, src, o)
+	case len(src) == 0:
 		return nil // no replica waits for another
 	}
+	if err := run.Acquire(r.id); err != nil {
+		return err
+	}
+	defer run.Release(r.id)
 	begin := r.stats.arrive(r)
-	for i, t := range src {
-		if len(r.strategy.devices) == 1 {
-			copyMemory(dst[i].Memory(), t.Memory())
-			continue
-		}
-		named := ""
-		if names != nil {
-			named = names[i]
-		}
-		if err := r.do(ctx, run, op, dst[i], t, named, o); err != nil {
-			return err
-		}
+	if err := r.reduceInto(ctx, run, op, dst, src, names, o); err != nil {
+		return err
 	}
 	r.stats.leave(r, begin)
 	return nil
+}
+
+// copyAll is the reduction over one replica; run is nil outside of every Run.
+func copyAll(run *ledger.Run, replica int, dst, src []*tensor.Tensor) error {
+	if run != nil {
+		if err := run.Acquire(replica); err != nil {
+			return err
+		}
+		defer run.Release(replica)
+	}
+	for i, t := range src {
+		copyMemory(dst[i].Memory(), t.Memory())
+	}
+	return nil
+}
+
+// AllReducePacks is [Replica.AllReduceInto] for those who go on with some results while others travel. All packs are
+// started at once; the loop gets, pack by pack, the indices of the tensors whose results are there:
+//
+//	for done, err := range r.AllReducePacks(ctx, distribute.Sum, gradients, gradients, names, distribute.Options{BytesPerPack: 50 << 20}) {
+//		if err != nil {
+//			return err
+//		}
+//		for _, i := range done {
+//			… // apply gradients[i]
+//		}
+//	}
+//
+// The last tensors come first, as a backward pass finds them. A failure in any pack is yielded once and ends the loop;
+// what the step wrote to variables before is taken back, as after every failed step. A loop that is left early waits for
+// the rest.
+func (r *Replica) AllReducePacks(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) iter.Seq2[[]int, error] {
+	return func(yield func([]int, error) bool) {
+		const name = "AllReducePacks"
+		run, o, err := r.enter(ctx, name, op, opts)
+		if err == nil {
+			err = checkInto(name, op, dst, src, names)
+		}
+		switch {
+		case err != nil:
+			yield(nil, located(err))
+		case len(r.strategy.devices) == 1 || r.strategy.ops != nil:
+			if err := r.AllReduceInto(ctx, op, dst, src, names, o); err != nil {
+				yield(nil, err)
+			} else if len(src) > 0 {
+				yield(indices(len(src)), nil)
+			}
+		case len(src) > 0:
+			r.reducePacks(ctx, run, op, dst, src, names, o, yield)
+		}
+	}
+}
+
+// indices returns n-1 … 0.
+func indices(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = n - 1 - i
+	}
+	return out
 }
 
 // checkInto reports what is wrong with the tensors of AllReduceInto.
@@ -207,11 +266,14 @@ func (r *Replica) do(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src
 	r.options = o.collective()
 	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
 	r.call.Src, r.call.Dst = src.Memory(), dst.Memory()
-	if err := r.home.group.comms[r.id].Do(ctx, &r.call); err != nil {
+	if err := r.comm().Do(ctx, &r.call); err != nil {
 		return run.Fail(err)
 	}
 	return nil
 }
+
+// comm returns the replica's communicator with the others.
+func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.id] }
 
 // operand returns a leaf of AllReduce as a tensor or IndexedSlices.
 func (r *Replica) operand(leaf any) (any, error) {

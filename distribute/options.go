@@ -65,7 +65,8 @@ func ParseImplementation(name string) (Implementation, error) {
 // Options tune reductions (TensorFlow's CommunicationOptions). A zero field inherits: a call's from its strategy's, the
 // strategy's from the defaults.
 type Options struct {
-	// BytesPerPack bounds the tensors of one call that travel as one; 0: all of them. It changes no result.
+	// BytesPerPack groups the tensors of one call, the last ones first: those that travel as one are closed once they have
+	// more bytes than this. It changes no result. 0: the library chooses; [OnePack]: all tensors of a dtype are one pack.
 	BytesPerPack int
 	// Timeout is how long a call may wait for the other replicas. Default 10 minutes; negative: for ever.
 	Timeout time.Duration
@@ -76,6 +77,15 @@ type Options struct {
 	// Accumulate says in which type partial sums of float16 and bfloat16 travel; default AccumulateDType.
 	Accumulate collective.Accumulate
 }
+
+// CollectiveHints returns the options that TensorFlow's older tf.distribute.experimental.CollectiveHints describes: how
+// tensors are packed, and how long a call waits. A hint of 0 says nothing.
+func CollectiveHints(bytesPerPack int, timeout time.Duration) Options {
+	return Options{BytesPerPack: bytesPerPack, Timeout: timeout}
+}
+
+// NoTimeout as [Options.Timeout] lets a call wait for ever, which TensorFlow's timeout_seconds of 0 does.
+const NoTimeout time.Duration = -1
 
 // defaultTimeout bounds every wait unless the options say otherwise.
 const defaultTimeout = 10 * time.Minute

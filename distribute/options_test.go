@@ -26,6 +26,19 @@ func TestOptionsMerge(t *testing.T) {
 	}
 }
 
+func TestCollectiveHints(t *testing.T) {
+	if got, want := distribute.CollectiveHints(50<<20, time.Second), (distribute.Options{BytesPerPack: 50 << 20, Timeout: time.Second}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if err := distribute.CollectiveHints(-3, 0).Validate(); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "must be >=0, received -3") {
+		t.Errorf("got %v", err)
+	}
+	waits := distribute.Options{Timeout: time.Second}.Merge(distribute.CollectiveHints(0, distribute.NoTimeout))
+	if waits.Timeout != distribute.NoTimeout {
+		t.Errorf("no timeout does not replace one: %+v", waits)
+	}
+}
+
 func TestOptionsNames(t *testing.T) {
 	for name, want := range map[string]distribute.Implementation{"auto": distribute.ImplementationAuto, "Ring": distribute.ImplementationRing, "NCCL": distribute.ImplementationNCCL} {
 		if got, err := distribute.ParseImplementation(name); err != nil || got != want {

@@ -27,6 +27,7 @@ type Replica struct {
 // replicaState is what one Run's replica leaves to the next one's, so that calls allocate nothing.
 type replicaState struct {
 	stats replicaStats
+	reducers
 
 	// Of the call in progress.
 	call     collective.Call

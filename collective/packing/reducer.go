@@ -197,6 +197,9 @@ func (r *Reducer) newBuffer(bytes int) (tensor.Memory, error) {
 // Packs returns the packs in the order in which they are started and complete; the caller must not change them.
 func (r *Reducer) Packs() []Pack { return r.packs }
 
+// Busy reports whether a reduction is under way: packs were started that were not awaited.
+func (r *Reducer) Busy() bool { return r.waited < r.started }
+
 // Start begins the reduction of src[i] into dst[i], for the tensors i of the list, and returns at once. Each pair is the
 // same memory, or disjoint, and apart from that of other ranks. The memory belongs to the library until [Reducer.Wait] of its pack has returned. Every Start
 // is followed by the Wait of each pack, or by [Reducer.Finish].
@@ -215,7 +218,7 @@ func (r *Reducer) Start(ctx context.Context, dst, src []tensor.Memory) error {
 
 // begin takes the memory of a reduction.
 func (r *Reducer) begin(dst, src []tensor.Memory) error {
-	if r.waited < r.started {
+	if r.Busy() {
 		return errors.New("packing: a reduction is under way: Wait for its packs, or Finish it")
 	}
 	if len(dst) != len(r.tensors) || len(src) != len(r.tensors) {

@@ -1,0 +1,356 @@
+package distribute_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// packSizes are sizes of packs that tests range over: chosen by the library, one tensor each, a few, many, all in one.
+var packSizes = []int{0, 1, 3, 200, 10_000, distribute.OnePack}
+
+// randomTensors returns tensors of random shapes and bits, NaNs of any payload among them.
+func randomTensors(rng *rand.Rand, shapes [][]int, dtypes []tensor.DType) []*tensor.Tensor {
+	out := make([]*tensor.Tensor, len(shapes))
+	for i, shape := range shapes {
+		out[i] = tensor.New(dtypes[i%len(dtypes)], shape...)
+		bytes := out[i].Memory().HostBytes()
+		for j := range bytes {
+			bytes[j] = []byte{0, 0xff, 0x80, byte(rng.Uint32())}[rng.IntN(4)]
+		}
+	}
+	return out
+}
+
+// TestPacksGiveTheSameBits: nests of several dtypes come back the same for every size of pack, by every way to reduce them.
+func TestPacksGiveTheSameBits(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	var shapes [][]int
+	for range 17 {
+		shapes = append(shapes, []int{rng.IntN(40), 1 + rng.IntN(3)})
+	}
+	shapes = append(shapes, []int{}, []int{150, 200})
+	dtypes := []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float32, tensor.Int64, tensor.Float64, tensor.Uint8, tensor.Float16}
+	for _, n := range []int{2, 3} {
+		s := mirrored(t, n)
+		inputs := make([][]*tensor.Tensor, n)
+		for i := range inputs {
+			inputs[i] = randomTensors(rng, shapes, dtypes)
+		}
+		for _, op := range []distribute.ReduceOp{distribute.Sum, distribute.Mean} {
+			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+				mine := inputs[r.ID()]
+				nest := make([]any, len(mine))
+				alone := make([]*tensor.Tensor, len(mine)) // each by a call of its own
+				for i, x := range mine {
+					nest[i] = x
+					v, err := r.AllReduce(ctx, op, x)
+					if err != nil {
+						return err
+					}
+					alone[i] = v.(*tensor.Tensor)
+				}
+				for _, size := range packSizes {
+					o := distribute.Options{BytesPerPack: size}
+					v, err := r.AllReduce(ctx, op, nest, o)
+					if err != nil {
+						return err
+					}
+					for i, x := range v.([]any) {
+						if !x.(*tensor.Tensor).Equal(alone[i]) {
+							return fmt.Errorf("%v of tensor %d in packs of %d: %v, by itself %v", op, i, size, x, alone[i])
+						}
+					}
+					if op == distribute.Sum {
+						if err := packsLike(ctx, r, mine, alone, o); err != nil {
+							return err
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// packsLike reduces pack by pack and compares.
+func packsLike(ctx context.Context, r *distribute.Replica, src, want []*tensor.Tensor, o distribute.Options) error {
+	dst := make([]*tensor.Tensor, len(src))
+	for i, x := range src {
+		dst[i] = tensor.New(x.DType(), x.Shape()...)
+	}
+	seen := 0
+	for done, err := range r.AllReducePacks(ctx, distribute.Sum, dst, src, nil, o) {
+		if err != nil {
+			return err
+		}
+		for _, i := range done {
+			seen++
+			if !dst[i].Equal(want[i]) {
+				return fmt.Errorf("tensor %d of a loop over packs of %d: %v, by itself %v", i, o.BytesPerPack, dst[i], want[i])
+			}
+		}
+	}
+	if seen != len(src) {
+		return fmt.Errorf("a loop over packs of %d gave %d of %d tensors", o.BytesPerPack, seen, len(src))
+	}
+	return nil
+}
+
+func ones(sizes ...int) []*tensor.Tensor {
+	out := make([]*tensor.Tensor, len(sizes))
+	for i, n := range sizes {
+		out[i] = tensor.New(tensor.Float32, n)
+		for j := range n {
+			tensor.Data[float32](out[i])[j] = 1
+		}
+	}
+	return out
+}
+
+// TestPacksComeInOrder: the last tensors first, by their sizes as TensorFlow groups them; other calls may be made meanwhile.
+func TestPacksComeInOrder(t *testing.T) {
+	s := mirrored(t, 2)
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		var order [][]int
+		x := ones(2, 3, 4)
+		for done, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 16}) {
+			if err != nil {
+				return err
+			}
+			order = append(order, slices.Clone(done))
+			if err := merge(ctx, r); err != nil {
+				return err
+			}
+			if _, err := r.AllReduce(ctx, distribute.Sum, []any{float32(1), float64(2)}); err != nil {
+				return err
+			}
+		}
+		if fmt.Sprint(order) != "[[2 1] [0]]" {
+			return fmt.Errorf("the packs are %v", order)
+		}
+		if got := tensor.Data[float32](x[1]); got[0] != 2 {
+			return fmt.Errorf("got %v", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPackLoopLeftEarly: a loop that ends before its packs waits for them, and the replica goes on.
+func TestPackLoopLeftEarly(t *testing.T) {
+	s := mirrored(t, 2)
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		x := ones(5, 5, 5)
+		for _, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 1}) {
+			if err != nil {
+				return err
+			}
+			if r.ID() == 0 {
+				break
+			}
+		}
+		_, err := r.AllReduce(ctx, distribute.Sum, float32(1))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFailureBetweenPacks: a replica that ends between two packs, in whatever way, leaves the old values everywhere, also where
+// others have written what the first pack brought.
+func TestFailureBetweenPacks(t *testing.T) {
+	for name, end := range map[string]func() error{
+		"an error": func() error { return errStep },
+		"a panic":  func() error { panic(errStep) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := mirrored(t, 3, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+			var variables []*distribute.Variable
+			for range 3 {
+				variables = append(variables, variable(t, s, distribute.OnWrite, distribute.AggregateNone))
+			}
+			before := fmt.Sprint(variables)
+			written := make(chan struct{}, 2)
+			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+				x := ones(2, 2, 2)
+				for done, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 1}) {
+					if err != nil {
+						return err
+					}
+					for _, i := range done {
+						if err := variables[i].Assign(r, x[i]); err != nil {
+							return err
+						}
+					}
+					if r.ID() == 2 {
+						<-written // the others have the first pack, too
+						<-written
+						return end()
+					}
+					if done[0] == 2 {
+						written <- struct{}{}
+					} else if err := merge(ctx, r); err != nil { // wait for what replica 2 does not come to
+						return err
+					}
+				}
+				return nil
+			})
+			if !errors.Is(err, errStep) {
+				t.Fatalf("got %v, want the step's own error", err)
+			}
+			if after := fmt.Sprint(variables); after != before {
+				t.Errorf("after a failed step: %s, before it: %s", after, before)
+			}
+			checkRunsAgain(t, s)
+		})
+	}
+}
+
+// TestMismatchInPack: replicas that bring other tensors learn which.
+func TestMismatchInPack(t *testing.T) {
+	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		x := ones(4, 4, 4+r.ID())
+		return r.AllReduceInto(ctx, distribute.Sum, x, x, []string{"a", "b", "c"}, distribute.Options{BytesPerPack: distribute.OnePack})
+	})
+	if !errors.Is(err, distribute.ErrMismatch) || !containsAll(err.Error(), "c [4]", "c [5]") {
+		t.Errorf("got %v, want a mismatch that names the tensors with their shapes", err)
+	}
+}
+
+// TestConcurrentBatches: goroutines that reduce batches on one strategy, and strategies over the same devices, never
+// mix up their calls and never wait for each other for ever.
+func TestConcurrentBatches(t *testing.T) {
+	rounds := 1000
+	if testing.Short() || raceEnabled {
+		rounds = 100
+	}
+	one, other := mirrored(t, 2), mirrored(t, 2)
+	var wait sync.WaitGroup
+	for g := range 4 {
+		s := one
+		if g >= 2 {
+			s = other
+		}
+		wait.Go(func() {
+			for i := range rounds {
+				if err := batchRound(t.Context(), s, float32(g), float32(i)); err != nil {
+					t.Errorf("goroutine %d, round %d: %v", g, i, err)
+					return
+				}
+			}
+		})
+	}
+	for g := range 2 {
+		s := []*distribute.Strategy{one, other}[g]
+		wait.Go(func() { // and steps at the same time
+			for i := range rounds {
+				err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+					x := ones(3, i%7, 5)
+					return r.AllReduceInto(ctx, distribute.Sum, x, x, nil, distribute.Options{BytesPerPack: 8})
+				})
+				if err != nil {
+					t.Errorf("step %d of strategy %d: %v", i, g, err)
+					return
+				}
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// batchRound reduces a batch of three values that say whose they are, and checks the sums.
+func batchRound(ctx context.Context, s *distribute.Strategy, g, i float32) error {
+	var batch []distribute.ValueTo
+	for k := range 3 {
+		x := g*10_000 + i + float32(k)/4
+		v := distribute.NewPerReplica(tensor.From([]float32{x, -x}).OnDevice(0), tensor.From([]float32{x, x}).OnDevice(1))
+		batch = append(batch, distribute.ValueTo{Value: v, To: v})
+	}
+	out, err := s.BatchReduceTo(ctx, distribute.Sum, batch, distribute.Options{BytesPerPack: 1 + int(i)%40})
+	if err != nil {
+		return err
+	}
+	for k, v := range out {
+		x := g*10_000 + i + float32(k)/4
+		for _, c := range v.(*distribute.Mirrored).Values() {
+			if got := tensor.Data[float32](c.(*tensor.Tensor)); got[0] != 2*x || got[1] != 0 {
+				return fmt.Errorf("value %d is %v, want [%v 0]", k, got, 2*x)
+			}
+		}
+	}
+	return nil
+}
+
+func TestAllReduceInPacksDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	const runs = 50
+	s := mirrored(t, 2)
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		a, b := ones(10, 20, 30, 20_000), ones(7, 7)
+		var err error
+		reduce := func() {
+			err = errors.Join(err, r.AllReduceInto(ctx, distribute.Mean, a, a, nil), r.AllReduceInto(ctx, distribute.Mean, b, b, nil))
+		}
+		if r.ID() != 0 {
+			for range runs + 1 {
+				reduce()
+			}
+			return err
+		}
+		if allocs := testing.AllocsPerRun(runs, reduce); allocs > 0 {
+			t.Errorf("%v allocations, want none", allocs)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestManyLists: a replica that reduces more lists of tensors than it remembers gets them right all the same.
+func TestManyLists(t *testing.T) {
+	s := mirrored(t, 2)
+	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		for i := range 100 {
+			x := ones(i%40, 3, i%33)
+			if err := r.AllReduceInto(ctx, distribute.Sum, x, x, nil); err != nil {
+				return err
+			}
+			for _, v := range x {
+				for _, got := range tensor.Data[float32](v) {
+					if got != 2 {
+						return fmt.Errorf("round %d: got %v, want 2", i, got)
+					}
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func containsAll(s string, parts ...string) bool {
+	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(s, p) })
+}
