@@ -4,8 +4,8 @@
 // An [Endpoint] is one rank's end of a group. With every peer it can exchange frames ([Endpoint.Exchange]). Where the
 // peer's memory can be read and written too (same process, shared memory), the two also see each other's published
 // slots ([Endpoint.Publish], [Endpoint.Peer]). The ranks that reach each other so are a domain: those of one process, or of
-// one host. An endpoint that has such peers is a [Marker], whose marks order the accesses. Every frame and every slot carries a [Header], which the receiver holds against its own current call
-// before it touches the data.
+// one host. An endpoint that has such peers is a [Marker], whose marks order the accesses. Every frame and every slot
+// carries a [Header], which the receiver holds against its own current call before it touches the data.
 //
 // # Waiting
 //
@@ -31,6 +31,7 @@ var (
 	ErrClosed      = errors.New("transport: endpoint closed")     // used after this rank's Close
 	ErrInterrupted = errors.New("transport: group interrupted")   // Marker.Interrupt was called, or a peer withdrew
 	ErrSize        = errors.New("transport: frame of wrong size") // the frame does not fill the receiver's buffer exactly
+	ErrCorrupt     = errors.New("transport: corrupt frame")       // a frame was damaged on its way: the reason of a PeerDown of its sender
 )
 
 // Reach says how a peer is reached.
@@ -80,7 +81,7 @@ type Frame struct {
 // from mark 0 until this rank has awaited the call's last mark.
 type Slot struct {
 	Header
-	Src, Dst  tensor.Memory // as this rank reaches them; Ptr is nil where it cannot
+	Src, Dst  tensor.Memory // as this rank reaches them: of all other fields only Bytes tells; Ptr is nil where it cannot
 	Name      string        // text behind Header.Names
 	Shape     []int         // text behind Header.Names; must not change before the next but one Publish
 	Algorithm string        // text behind Header.Plan
@@ -136,18 +137,20 @@ type Endpoint interface {
 	// its data, those of others that wait any number of times. It is called on the goroutine that is in Exchange, and must
 	// be set before the first.
 	Inspect(judge func(peer int, h Header) error)
-	// Down delivers the ranks that have left the group, each once: those that closed their end, are lost, or called Fail. It
-	// delivers them also to a rank that does not wait. It is never closed.
+	// Down delivers the ranks that have left the group, each once: those that closed their end, are lost, or called Fail, with
+	// the first reason, which waits that need them end with as well. It delivers them also to a rank that does not wait. It is
+	// never closed.
 	Down() <-chan PeerDown
 	// Fail tells every peer, as far as it can be reached, that this rank's group has failed, and why: a peer's waits that need
-	// this rank end with a PeerDown whose Err is a *[Failure] with that reason, at most [ReasonMax] bytes. It does not wait
-	// for the peers. Only the first call counts; it may be called at any time, by any goroutine.
+	// this rank, now or later, end with a PeerDown whose Err is a *[Failure] with that reason, cut to [ReasonMax] bytes. It
+	// does not wait for the peers. Only the first call counts, and none after Close; it may be called at any time, by any
+	// goroutine. A rank that has failed may still be in its peers' memory, until it raises its last mark or closes.
 	Fail(reason []byte)
 	// Retire says that the memory, named in a frame or slot of a call that failed, is not used any more by this rank,
 	// while a peer out of reach may still do so: the transport must not map it to anything else before Close.
 	Retire(tensor.Memory)
-	// Close leaves the group. Peers that wait for this rank, or later need it, get a PeerDown. The caller has ended its
-	// own Exchange and Await first. Closing again does nothing.
+	// Close leaves the group. Peers that wait for this rank, or later need it, get a PeerDown. What this rank has sent before
+	// still arrives. The caller has ended its own Exchange and Await first. Closing again does nothing.
 	Close() error
 }
 
@@ -163,7 +166,8 @@ func (f *Failure) Error() string { return "its group has failed" }
 // Marker is an endpoint that reaches some peers by memory: those of its domain. The domain is the same for all of them,
 // and never changes. Marks order the accesses: a rank raises marks 0, 1, 2, … of the call it published, each once and in that
 // order, and awaits those of others. What it wrote before it raised a mark is seen by every rank that awaited it. All ranks
-// of the domain raise equally many marks in a call.
+// of the domain raise equally many marks in a call, as many as they like, and each awaits mark 0 of all others before it
+// publishes its next call.
 //
 // Mark 0 is special: a call starts, in the domain, at the moment when the domain's last rank raises it. A rank that cannot
 // wait any longer may withdraw from a call that has not started, and then it never starts; once it has started, all ranks of
@@ -198,9 +202,11 @@ type Marker interface {
 type Poster interface {
 	Endpoint
 	// Post begins what Exchange does, and returns without waiting for a peer. At most [PostsMax] are under way; each is
-	// ended by its Complete, in order. Until then out.Data and in belong to the transport.
+	// ended by its Complete, in order. Until then out.Data and in belong to the transport. Peers may meet a posted frame with an
+	// Exchange, and the other way round; Exchange itself is called only while nothing is under way.
 	Post(to int, out Frame, from int, in []byte) error
-	// Complete ends the oldest exchange that was posted, as Exchange returns.
+	// Complete ends the oldest exchange that was posted, as Exchange returns. After one that failed those posted later fail
+	// too; each still needs its Complete.
 	Complete(ctx context.Context) error
 }
 
@@ -245,7 +251,8 @@ type Splitter interface {
 	Endpoint
 	// Split returns this rank's end of a new group of the ranks listed, whose numbers there are their indices in the list.
 	// Each rank listed, this one among them, calls Split once with the same id and list; the id must not have been used
-	// for another group. It does not wait for the others. The groups are closed one by one.
+	// for another group. It does not wait for the others. The groups are closed one by one, and what happens in one (Close,
+	// Fail, Interrupt) says nothing to the others; different groups may be used at the same time.
 	Split(id uint64, ranks []int) (Endpoint, error)
 }
 

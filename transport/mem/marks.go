@@ -2,123 +2,153 @@ package mem
 
 import (
 	"context"
+	"fmt"
+	"math"
+	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// sharer is the end of a group whose ranks reach each other's memory.
+// sharer is the end of a rank that reaches the memory of others.
+//
+// Each rank counts the marks that it has raised since the beginning, in a word of its own, on a cache line of its own: that
+// word is all that others wait for. Since all ranks of the domain raise equally many marks in a call, a rank knows from its
+// own count before the call which count of another's stands for which mark.
+//
+// The word has a stop bit as well. A rank raises mark 0 by an exchange that fails if the bit stands; all other marks it raises
+// in any case. So a call starts when the last word of the domain reaches its mark 0, and it never starts once a word that
+// has not reached it is stopped: the two are exchanges on that one word, and one of them comes first. To withdraw is to stop the
+// word of one rank that is behind, to interrupt to stop all.
 type sharer struct{ *endpoint }
 
 var (
-	_ transport.Marker   = (*sharer)(nil)
-	_ transport.Splitter = (*sharer)(nil)
+	_ transport.Marker    = (*sharer)(nil)
+	_ transport.Poster    = (*sharer)(nil)
+	_ transport.Allocator = (*sharer)(nil)
+	_ transport.Placer    = (*sharer)(nil)
+	_ transport.Splitter  = (*sharer)(nil)
 )
 
-func (s *sharer) Reach(int) transport.Reach { return transport.Memory }
+// stopBit in a rank's word says that it cannot raise a mark 0 any more.
+const stopBit = 1 << 63
 
-func (s *sharer) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	e, err := s.split(id, ranks)
-	if err != nil {
-		return nil, err
-	}
-	return &sharer{endpoint: e}, nil
-}
+// count returns how many marks the rank has raised.
+func (e *endpoint) count() uint64 { return e.marks.Load() &^ stopBit }
+
+func (s *sharer) Domain() []int { return s.domain }
+
+func (s *sharer) Reachable(tensor.Memory) bool { return true }
+
+func (s *sharer) Stage(rank int) []byte { return s.hub.stage(rank) }
 
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one.
 func (s *sharer) Publish(slot transport.Slot) {
 	s.calls++
+	s.base = s.raised
 	s.slots[s.calls&1] = slot
 }
 
-func (s *sharer) Peer(peer int) *transport.Slot { return &s.hub.ends[peer].slots[s.calls&1] }
+func (s *sharer) Peer(peer int) *transport.Slot {
+	if !s.reaches(peer) {
+		return nil
+	}
+	return &s.hub.ends[peer].slots[s.calls&1]
+}
 
 func (s *sharer) Signal(mark int) error {
-	target := uint64(s.hub.n) * (s.uses[mark] + 1)
-	if mark == 0 {
-		for {
-			was := s.hub.starts.Load()
-			if was&stopBit != 0 {
-				return transport.ErrInterrupted
-			}
-			if s.hub.starts.CompareAndSwap(was, was+1) {
-				s.note(mark)
-				s.last(was+1 == target)
-				return nil
-			}
+	if s.raised != s.base+uint64(mark) {
+		panic(fmt.Sprintf("mem: mark %d is raised as number %d of its call", mark, s.raised-s.base))
+	}
+	if mark > 0 {
+		s.marks.Add(1)
+	} else if !s.begin() {
+		return transport.ErrInterrupted
+	}
+	s.raised++
+	for _, r := range s.domain {
+		peer := &s.hub.ends[r]
+		if word := peer.park.Load(); word&parkedMask == uint64(parkedOnRank+s.rank) {
+			s.rouse(peer, word)
 		}
 	}
-	s.note(mark)
-	s.last(s.hub.marks[mark].Add(1) == target)
 	return nil
 }
 
-// note counts this rank's use of the mark.
-func (s *sharer) note(mark int) {
-	s.uses[mark]++
-	s.raised[mark].Store(s.uses[mark])
-}
-
-// last wakes the waiting ranks if this one was the last to raise a mark.
-func (s *sharer) last(yes bool) {
-	if yes {
-		s.unparkPeers()
-	}
-}
-
-func (e *endpoint) unparkPeers() {
-	for i := range e.hub.ends {
-		if i != e.rank {
-			e.hub.ends[i].unpark()
+// begin raises mark 0 unless this rank is stopped.
+func (s *sharer) begin() bool {
+	for {
+		was := s.marks.Load()
+		if was&stopBit != 0 {
+			return false
+		}
+		if s.marks.CompareAndSwap(was, was+1) {
+			return true
 		}
 	}
 }
 
-func (s *sharer) Domain() []int { return s.hub.ranks }
-
-func (s *sharer) Reachable(tensor.Memory) bool { return true }
-
-func (s *sharer) Stage(rank int) []byte { return s.hub.ends[rank].stage }
-
-func (s *sharer) Await(ctx context.Context, _, mark int) error {
-	v := event{count: &s.hub.starts, target: uint64(s.hub.n) * s.uses[mark], mark: mark, peer: -1}
-	if mark > 0 {
-		v.count = &s.hub.marks[mark].Uint64
-	}
-	if v.happened() {
+func (s *sharer) Await(ctx context.Context, rank, mark int) error {
+	v := event{peer: rank, target: s.base + uint64(mark) + 1, start: mark == 0}
+	if v.happened(s.endpoint) {
 		return nil
 	}
-	return s.wait(ctx, v)
+	return s.wait(ctx, &v)
 }
 
 func (s *sharer) Behind(mark int, ranks []int) []int {
-	for i := range s.hub.ends {
-		if s.hub.ends[i].raised[mark].Load() < s.uses[mark] {
-			ranks = append(ranks, i)
+	for _, r := range s.domain {
+		if s.hub.ends[r].count() < s.base+uint64(mark)+1 {
+			ranks = append(ranks, r)
 		}
 	}
 	return ranks
 }
 
 func (s *sharer) Withdraw() bool {
-	target := uint64(s.hub.n) * s.uses[0]
+	for _, r := range s.domain {
+		if s.hub.ends[r].stopBefore(s.base + 1) {
+			return true
+		}
+	}
+	return false
+}
+
+// stopBefore stops the rank unless it has raised so many marks, and reports whether it is stopped before that.
+func (e *endpoint) stopBefore(target uint64) bool {
 	for {
-		was := s.hub.starts.Load()
+		was := e.marks.Load()
 		switch {
 		case was&^stopBit >= target:
 			return false
-		case was&stopBit != 0 || s.hub.starts.CompareAndSwap(was, was|stopBit):
+		case was&stopBit != 0 || e.marks.CompareAndSwap(was, was|stopBit):
 			return true
 		}
 	}
 }
 
-func (s *sharer) Interrupt() { s.interrupt() }
-
-func (e *endpoint) interrupt() {
-	e.hub.starts.Or(stopBit)
-	for i := range e.hub.ends {
-		e.hub.ends[i].unpark()
+func (s *sharer) Interrupt() {
+	for _, r := range s.domain {
+		s.hub.ends[r].marks.Or(stopBit)
 	}
+	for _, r := range s.domain {
+		s.hub.ends[r].unpark()
+	}
+}
+
+// bufferMax bounds buffers: no machine has more.
+const bufferMax = min(math.MaxInt-64, math.MaxInt64>>16)
+
+// NewBuffer returns memory that the garbage collector keeps: it has no owner to release it.
+func (s *sharer) NewBuffer(bytes int) (tensor.Memory, error) {
+	switch {
+	case s.closed.Load():
+		return tensor.Memory{}, transport.ErrClosed
+	case bytes < 0 || bytes > bufferMax:
+		return tensor.Memory{}, fmt.Errorf("mem: a buffer of %d bytes", bytes)
+	case bytes == 0:
+		return tensor.Memory{}, nil
+	}
+	return tensor.Memory{Ptr: unsafe.Pointer(unsafe.SliceData(aligned(bytes))), Bytes: bytes}, nil
 }

@@ -1,8 +1,9 @@
 // Package mem connects ranks that live in one process.
 //
-// [New] makes a group whose ranks reach each other's memory: slots and marks, and frames as well. [NewPipes] makes one
-// whose ranks exchange frames only: unbuffered pipes, in which the receiver copies straight from the sender's memory.
-// Pipes behave as a network does, without one.
+// [New] makes a group whose ranks reach each other's memory: slots, marks and stages, and frames as well. [NewPipes] makes
+// one whose ranks exchange frames only: unbuffered pipes, in which the receiver copies straight from the sender's memory.
+// Pipes behave as a network does, without one. [NewDomains] makes a group where some ranks reach each other's memory and
+// others not, as the processes of a job do.
 //
 // A wait spins for some microseconds if no more ranks than processors are there, yielding to other goroutines now and
 // then, and then blocks on a channel that was made with the group: a bubble of testing/synctest sees it as durably
@@ -10,52 +11,46 @@
 package mem
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// New returns the ends of a group of n ranks, by rank, that reach each other's memory; each is a [transport.Marker] and
-// a [transport.Splitter]. It panics if n is not positive.
-func New(n int) []transport.Endpoint {
-	h := newHub(n, nil)
-	out := make([]transport.Endpoint, n)
-	for i := range out {
-		out[i] = &sharer{endpoint: &h.ends[i]}
-	}
-	return out
-}
+// New returns the ends of a group of n ranks, by rank, that reach each other's memory; each is a [transport.Marker], a
+// [transport.Poster], a [transport.Allocator] and a [transport.Splitter]. It panics if n is not positive.
+func New(n int) []transport.Endpoint { return newHub(n, make([]int, n)).all() }
 
 // NewPipes returns the ends of a group of n ranks, by rank, that reach each other by messages only; each is a
-// [transport.Splitter]. It panics if n is not positive.
-func NewPipes(n int) []transport.Endpoint {
-	h := newHub(n, nil)
-	out := make([]transport.Endpoint, n)
-	for i := range out {
-		out[i] = &piper{endpoint: &h.ends[i]}
-	}
-	return out
+// [transport.Poster], a [transport.Asker] and a [transport.Splitter]. It panics if n is not positive.
+func NewPipes(n int) []transport.Endpoint { return newHub(n, nil).all() }
+
+// NewDomains returns the ends of a group of len(domains) ranks, by rank. Ranks of one domain, whose numbers are equal, reach
+// each other's memory; others by messages. Each end is what those of New and NewPipes are. It panics without ranks.
+func NewDomains(domains []int) []transport.Endpoint {
+	return newHub(len(domains), slices.Clone(domains)).all()
 }
 
 // hub is what the ranks of one group share.
 type hub struct {
-	root  *hub // the group made by New or NewPipes, which knows those split from it
-	n     int
-	spins int   // looks at the condition before a wait blocks
-	ranks []int // all of them
-	ends  []endpoint
-	pipes []pipe // by sender*n + receiver
+	root    *hub // the group made first, which knows those split from it
+	n       int
+	domains []int // by rank; nil: all by messages
+	partial bool  // some ranks reach each other by messages
+	places  []transport.Place
+	ends    []endpoint
+	pipes   []atomic.Pointer[pipe] // by sender*n + receiver; nil until it is used
 
-	_      [64]byte
-	starts atomic.Uint64 // mark 0: arrivals since the beginning, and stopBit
-	_      [56]byte
-	marks  [marksMax]counter // marks 1 and up: raised since the beginning
+	procs  atomic.Int32  // processors, as last looked at
+	blocks atomic.Uint32 // waits that have blocked
+
+	staged sync.Once
+	stages []byte // by rank
 
 	mu     sync.Mutex // in the root only
 	splits map[uint64]*split
@@ -64,18 +59,6 @@ type hub struct {
 // stageBytes is the length of a rank's stage.
 const stageBytes = 64 << 10
 
-// marksMax bounds the marks of a call.
-const marksMax = 8
-
-// stopBit in hub.starts says that no call starts any more. Arrivals are not counted once it stands, so whoever finds the
-// count of its call complete knows that all ranks find it so.
-const stopBit = 1 << 63
-
-type counter struct {
-	atomic.Uint64
-	_ [56]byte
-}
-
 // split is a group that was split off and not yet taken by all its ranks.
 type split struct {
 	hub   *hub
@@ -83,51 +66,107 @@ type split struct {
 	taken []bool
 }
 
-// spinLooks is how often a wait looks before it blocks: some 10 to 20 microseconds, about what it costs to block and to
-// be woken again.
-const spinLooks = 4000
-
-func newHub(n int, root *hub) *hub {
+func newHub(n int, domains []int) *hub {
 	if n < 1 {
 		panic(fmt.Sprintf("mem: a group of %d ranks", n))
 	}
-	h := &hub{root: root, n: n, ends: make([]endpoint, n), pipes: make([]pipe, n*n)}
-	if root == nil {
-		h.root, h.splits = h, map[uint64]*split{}
+	h := &hub{n: n, domains: domains, ends: make([]endpoint, n), pipes: make([]atomic.Pointer[pipe], n*n), splits: map[uint64]*split{}}
+	h.root = h
+	h.look()
+	members := map[int][]int{}
+	for i, d := range domains {
+		members[d] = append(members[d], i)
 	}
-	if n <= runtime.GOMAXPROCS(0) {
-		h.spins = spinLooks
-	}
+	h.partial = len(members) != 1
 	for i := range h.ends {
 		e := &h.ends[i]
-		h.ranks = append(h.ranks, i)
-		e.stage = make([]byte, stageBytes)
 		e.hub, e.rank = h, i
+		at := i
+		if domains != nil {
+			e.domain = members[domains[i]]
+			at = e.domain[0]
+		}
+		h.places = append(h.places, transport.Place{Worker: at, Domain: at, Host: at})
 		e.wake = make(chan struct{}, 1)
 		e.down = make(chan transport.PeerDown, n)
 	}
 	return h
 }
 
+// all returns the ends by rank.
+func (h *hub) all() []transport.Endpoint {
+	out := make([]transport.Endpoint, h.n)
+	for i := range out {
+		out[i] = h.ends[i].as()
+	}
+	return out
+}
+
+// look notes how many processors the ranks may use now.
+func (h *hub) look() { h.procs.Store(int32(min(runtime.GOMAXPROCS(0), runtime.NumCPU()))) }
+
+// spinning reports whether a wait spins before it blocks: with more ranks than processors it would keep the others from
+// coming. The number of processors is looked at again while a wait spins and now and then when one blocks, so that a later
+// change counts.
+func (h *hub) spinning() bool { return int32(h.n) <= h.procs.Load() }
+
 // endpoint is one rank's end.
 type endpoint struct {
 	// Used by the rank's goroutine only.
-	hub   *hub
-	rank  int
-	calls uint64           // published so far
-	uses  [marksMax]uint64 // how often each mark was raised so far
-	judge func(peer int, h transport.Header) error
-	stage []byte
-	wake  chan struct{} // one token ends one wait; see wait
-	down  chan transport.PeerDown
+	hub     *hub
+	rank    int
+	domain  []int  // the ranks whose memory this one reaches, this one among them; nil: none
+	calls   uint64 // published so far
+	raised  uint64 // marks raised so far
+	base    uint64 // of them before the current call
+	version uint64 // of park
+	under   [transport.PostsMax]exchange
+	posted  int   // how many of them are under way
+	broken  error // why the exchanges that are under way have failed
+	judge   func(peer int, h transport.Header) error
+	wake    chan struct{} // one token ends one wait; see wait
+	down    chan transport.PeerDown
 
-	_      [64]byte
-	parked atomic.Bool // the rank waits on wake, or is about to
+	_     [64]byte
+	marks atomic.Uint64 // marks raised so far, and stopBit: what peers wait for
+	_     [56]byte
+	park  atomic.Uint64 // what the rank waits for on wake, or is about to; see wait
+	need  atomic.Uint64 // the count of marks that it waits for, times two; plus 1: of all ranks of its domain
+	_     [48]byte
+
 	closed atomic.Bool
-	raised [marksMax]atomic.Uint64 // the uses, for peers to read
-	slots  [2]transport.Slot       // of the odd and the even calls
+	gone   atomic.Pointer[transport.PeerDown] // why peers cannot count on this rank any more; nil: they can
+	answer atomic.Pointer[func(seq uint64) []byte]
+	slots  [2]transport.Slot // of the odd and the even calls
 	_      [64]byte
 }
+
+// as returns the end with the methods that it can keep.
+func (e *endpoint) as() transport.Endpoint {
+	switch {
+	case e.domain == nil:
+		return &piper{e}
+	case e.hub.partial:
+		return &both{sharer{e}}
+	}
+	return &sharer{e}
+}
+
+// both is the end of a rank that reaches some peers by memory and others not.
+type both struct{ sharer }
+
+var (
+	_ transport.Marker    = (*both)(nil)
+	_ transport.Poster    = (*both)(nil)
+	_ transport.Allocator = (*both)(nil)
+	_ transport.Asker     = (*both)(nil)
+	_ transport.Placer    = (*both)(nil)
+	_ transport.Splitter  = (*both)(nil)
+)
+
+func (b *both) Answer(text func(seq uint64) []byte) { b.setAnswer(text) }
+
+func (b *both) Ask(peer int, seq uint64) []byte { return b.ask(peer, seq) }
 
 func (e *endpoint) Rank() int { return e.rank }
 
@@ -135,42 +174,90 @@ func (e *endpoint) Size() int { return e.hub.n }
 
 func (e *endpoint) Transport() string { return "mem" }
 
+func (e *endpoint) Reach(peer int) transport.Reach {
+	if e.reaches(peer) {
+		return transport.Memory
+	}
+	return transport.Messages
+}
+
+func (e *endpoint) reaches(peer int) bool {
+	d := e.hub.domains
+	return d != nil && d[peer] == d[e.rank]
+}
+
+// Places says that each domain is a process on a host of its own, and so is each rank that is in none.
+func (e *endpoint) Places() []transport.Place { return e.hub.places }
+
 func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
 
 func (e *endpoint) Down() <-chan transport.PeerDown { return e.down }
 
-// Retire has nothing to do: memory of this process stays what it is as long as somebody points to it, and no peer uses
-// it after a call.
+// Retire has nothing to do: memory of this process stays what it is as long as somebody points to it.
 func (e *endpoint) Retire(tensor.Memory) {}
 
-// Fail has nothing to say: the ranks of a process share their fate in what lies above.
-func (e *endpoint) Fail([]byte) {}
+func (e *endpoint) Fail(reason []byte) {
+	reason = slices.Clone(reason[:min(len(reason), transport.ReasonMax)])
+	e.leave(&transport.PeerDown{Rank: e.rank, Err: &transport.Failure{Reason: reason}})
+}
 
 func (e *endpoint) Close() error {
-	if e.closed.Swap(true) {
-		return nil
-	}
-	for i := range e.hub.ends {
-		if peer := &e.hub.ends[i]; peer != e {
-			peer.down <- transport.PeerDown{Rank: e.rank, Err: transport.ErrClosed}
-			peer.unpark()
-		}
+	if !e.closed.Swap(true) {
+		e.leave(&transport.PeerDown{Rank: e.rank, Err: transport.ErrClosed})
 	}
 	return nil
 }
 
-// split returns the hub of the group split off under id, and this rank's number there.
-func (e *endpoint) split(id uint64, ranks []int) (*endpoint, error) {
+// leave tells the peers that they cannot count on this rank any more, unless they know already.
+func (e *endpoint) leave(why *transport.PeerDown) {
+	if !e.gone.CompareAndSwap(nil, why) {
+		return
+	}
+	for i := range e.hub.ends {
+		if peer := &e.hub.ends[i]; peer != e {
+			peer.down <- *why // there is room for one of each rank
+			peer.unpark()
+		}
+	}
+}
+
+// lost returns the error of needing a rank that is gone, or nil.
+func (h *hub) lost(rank int) error {
+	if d := h.ends[rank].gone.Load(); d != nil {
+		return &transport.PeerDown{Rank: d.Rank, Err: d.Err}
+	}
+	return nil
+}
+
+func (e *endpoint) setAnswer(text func(seq uint64) []byte) { e.answer.Store(&text) }
+
+func (e *endpoint) ask(peer int, seq uint64) []byte {
+	p := &e.hub.ends[peer]
+	text := p.answer.Load()
+	if text == nil || *text == nil || p.closed.Load() {
+		return nil
+	}
+	answer := (*text)(seq)
+	return slices.Clone(answer[:min(len(answer), transport.ReasonMax)])
+}
+
+func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	sorted := slices.Sorted(slices.Values(ranks))
 	at := slices.Index(ranks, e.rank)
-	if at < 0 {
+	switch {
+	case at < 0:
 		return nil, fmt.Errorf("mem: rank %d is not among the ranks %v of the group", e.rank, ranks)
+	case sorted[0] < 0 || sorted[len(sorted)-1] >= e.hub.n:
+		return nil, fmt.Errorf("mem: ranks %v are not all among the %d of the group", ranks, e.hub.n)
+	case len(slices.Compact(sorted)) < len(ranks):
+		return nil, fmt.Errorf("mem: ranks %v name one twice", ranks)
 	}
 	root := e.hub.root
 	root.mu.Lock()
 	defer root.mu.Unlock()
 	s := root.splits[id]
 	if s == nil {
-		s = &split{hub: newHub(len(ranks), root), ranks: slices.Clone(ranks), taken: make([]bool, len(ranks))}
+		s = &split{hub: e.hub.part(ranks), ranks: slices.Clone(ranks), taken: make([]bool, len(ranks))}
 		root.splits[id] = s
 	}
 	if !slices.Equal(s.ranks, ranks) || s.taken[at] {
@@ -180,92 +267,31 @@ func (e *endpoint) split(id uint64, ranks []int) (*endpoint, error) {
 	if !slices.Contains(s.taken, false) {
 		delete(root.splits, id)
 	}
-	return &s.hub.ends[at], nil
+	return s.hub.ends[at].as(), nil
 }
 
-// event is what a rank waits for: a state of a pipe, or a count.
-type event struct {
-	pipe   *pipe
-	state  uint32         // of the pipe: the state to wait for
-	left   bool           // of the pipe: wait for any other state
-	count  *atomic.Uint64 // if there is no pipe: the count that shall reach target
-	target uint64
-	mark   int
-	peer   int  // the rank needed, or -1: all that have not raised the mark
-	from   int  // of the exchange that waits: the rank whose frame will be judged when it is received, or -1
-	firm   bool // nothing but the event ends the wait
+// part returns a new group of some of the ranks.
+func (h *hub) part(ranks []int) *hub {
+	var domains []int
+	if h.domains != nil {
+		for _, r := range ranks {
+			domains = append(domains, h.domains[r])
+		}
+	}
+	p := newHub(len(ranks), domains)
+	p.root = h.root
+	return p
 }
 
-func (v *event) happened() bool {
-	if v.pipe != nil {
-		return v.pipe.state.Load() == v.state != v.left
-	}
-	return v.count.Load()&^stopBit >= v.target
+// stage returns the memory that all of the domain reach, of one rank. It is made when it is needed first.
+func (h *hub) stage(rank int) []byte {
+	h.staged.Do(func() { h.stages = aligned(h.n * stageBytes) })
+	return h.stages[rank*stageBytes:][:stageBytes:stageBytes]
 }
 
-// wait blocks until v has happened, or cannot happen, or ctx ends it.
-//
-// No wake-up is lost: the waiter sets parked, then looks at the condition, then blocks on wake. The one who makes a
-// condition true does that first and then looks at parked. Both are sequentially consistent, so either the waiter sees
-// the condition, or the waker sees parked. Whoever turns parked from true to false owns the right to the one token: a
-// waker then sends it (wake has room, for there is one token per turn), the waiter itself then sends none. A waiter that
-// leaves and finds parked false already takes the token that is on its way.
-func (e *endpoint) wait(ctx context.Context, v event) error {
-	for i := range e.hub.spins {
-		if v.happened() {
-			return nil
-		}
-		if i&255 == 255 {
-			if v.count == &e.hub.starts && v.count.Load()&stopBit != 0 {
-				break
-			}
-			runtime.Gosched()
-		}
-	}
-	for {
-		e.parked.Store(true)
-		err := e.verdict(&v)
-		if err == nil && v.pipe != nil && !v.firm {
-			err = e.unexpected(v.from)
-		}
-		if err == nil && !v.happened() {
-			if err = transport.Park(ctx, e.wake); err == nil {
-				continue
-			}
-		}
-		if !e.parked.Swap(false) {
-			<-e.wake
-		}
-		if v.happened() {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// verdict returns why v cannot happen any more, or nil.
-func (e *endpoint) verdict(v *event) error {
-	if v.firm {
-		return nil
-	}
-	if v.count == &e.hub.starts && v.count.Load()&stopBit != 0 {
-		return transport.ErrInterrupted
-	}
-	for i := range e.hub.ends {
-		peer := &e.hub.ends[i]
-		needed := i == v.peer || v.peer < 0 && peer.raised[v.mark].Load() < e.uses[v.mark]
-		if needed && peer.closed.Load() {
-			return &transport.PeerDown{Rank: i, Err: transport.ErrClosed}
-		}
-	}
-	return nil
-}
-
-// unpark ends the wait of e's rank if it is in one.
-func (e *endpoint) unpark() {
-	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
-		e.wake <- struct{}{}
-	}
+// aligned returns zeroed memory that begins on a cache line.
+func aligned(bytes int) []byte {
+	b := make([]byte, bytes+63)
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & 63)
+	return b[skip:][:bytes:bytes]
 }

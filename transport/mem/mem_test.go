@@ -14,11 +14,32 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMemory(t *testing.T) {
-	transporttest.Run(t, func(_ *testing.T, n int) []transport.Endpoint { return mem.New(n) })
+	transporttest.Run(t, transporttest.Transport{Open: open(mem.New), Domain: transporttest.OneDomain})
 }
 
 func TestPipes(t *testing.T) {
-	transporttest.Run(t, func(_ *testing.T, n int) []transport.Endpoint { return mem.NewPipes(n) })
+	transporttest.Run(t, transporttest.Transport{Open: open(mem.NewPipes)})
+}
+
+func TestDomains(t *testing.T) {
+	transporttest.Run(t, transporttest.Transport{Open: open(pairs), Domain: transporttest.Pairs})
+}
+
+// TestVirtual: a bubble of testing/synctest sees all waits.
+func TestVirtual(t *testing.T) {
+	transporttest.Run(t, transporttest.Transport{Open: open(pairs), Domain: transporttest.Pairs, Virtual: true})
+}
+
+func open(ends func(n int) []transport.Endpoint) func(*testing.T, int) []transport.Endpoint {
+	return func(_ *testing.T, n int) []transport.Endpoint { return ends(n) }
+}
+
+func pairs(n int) []transport.Endpoint {
+	domains := make([]int, n)
+	for r := range domains {
+		domains[r] = transporttest.Pairs(n, r)
+	}
+	return mem.NewDomains(domains)
 }
 
 func TestNewPanics(t *testing.T) {

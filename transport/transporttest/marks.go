@@ -3,6 +3,7 @@ package transporttest
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,46 +15,76 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
+var markTests = []test{
+	{"slots and marks", []int{2, 4, 5}, marks, slotsAndMarks},
+	{"alone in a domain", []int{1}, 0, alone},
+	{"many marks", []int{2, 4, 6}, marks, manyMarks},
+	{"marks of one rank", []int{2, 4, 8}, marks, marksOfOne},
+	{"a mark that was raised", []int{2, 4}, marks, raisedMark},
+	{"marks between frames", []int{2, 4, 5}, marks, marksBetweenFrames},
+	{"marks end by closing", []int{2, 3, 4}, marks, marksClose},
+	{"marks end by failing", []int{2, 3, 4}, marks, marksFail},
+	{"marks cancelled", []int{2, 4}, marks, marksCancelled},
+	{"marks and a parker", []int{2, 4}, marks, marksParked},
+	{"withdraw before the start", []int{2, 3, 8}, marks, withdrawBefore},
+	{"withdraw after the start", []int{2, 4}, marks, withdrawAfter},
+	{"withdraw against the last arrival", []int{2, 4}, marks, withdrawRace},
+	{"withdraw while a peer lags", []int{2, 4}, marks, withdrawLag},
+	{"interrupt", []int{2, 3, 4}, marks, interrupt},
+	{"interrupt against the last arrival", []int{2, 4}, marks, interruptRace},
+	{"no allocation in memory", []int{2}, marks | frugal, marksNoAllocation},
+}
+
 // enter publishes a slot of call seq and raises mark 0.
-func enter(m transport.Marker, seq int, mem tensor.Memory) error {
-	m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: mem, Shape: []int{seq}})
+func enter(m transport.Marker, seq int, src tensor.Memory) error {
+	m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
 	return m.Signal(0)
 }
 
+// start enters a call and awaits all others.
+func start(m transport.Marker, seq int, src tensor.Memory) error {
+	if err := enter(m, seq, src); err != nil {
+		return err
+	}
+	return m.Await(ctx, -1, 0)
+}
+
+// pass raises a mark and awaits it of all.
+func pass(m transport.Marker, mark int) error {
+	return errors.Join(m.Signal(mark), m.Await(ctx, -1, mark))
+}
+
 // slotsAndMarks: what was written before a mark is seen by all that awaited it, call after call, also with calls that have
-// mark 0 only, so that a rank runs ahead of the others.
+// mark 0 only, so that a rank runs ahead of the others. All domains do so at once.
 func slotsAndMarks(g *group) {
-	markers := g.markers()
-	n := len(markers)
+	n := len(g.ends)
 	g.each(func(e transport.Endpoint) {
 		m := e.(transport.Marker)
-		own := make([]int64, n) // slot r is written by rank r
+		src := g.buffer(m, 8*n)
+		own := unsafe.Slice((*int64)(src.Ptr), n) // element r is written by rank r
 		for seq := range 300 {
-			if err := enter(m, seq, tensor.HostMemory(own)); err != nil {
-				g.Errorf("rank %d: entering call %d: %v", m.Rank(), seq, err)
+			if err := start(m, seq, src); err != nil {
+				g.Errorf("rank %d: the start of call %d: %v", m.Rank(), seq, err)
 				return
 			}
-			if err := m.Await(ctx, -1, 0); err != nil {
-				g.Errorf("rank %d: awaiting the start of call %d: %v", m.Rank(), seq, err)
-				return
-			}
-			for r := range n {
-				if slot := m.Peer(r); slot.Seq != uint64(seq) || slot.Shape[0] != seq {
-					g.Errorf("rank %d in call %d sees rank %d in call %d", m.Rank(), seq, r, slot.Seq)
+			for _, r := range m.Domain() {
+				if slot := m.Peer(r); slot.Seq != uint64(seq) || len(slot.Shape) != 1 || slot.Shape[0] != seq {
+					g.Errorf("rank %d in call %d sees rank %d in call %d, shape %v", m.Rank(), seq, r, slot.Seq, slot.Shape)
 				}
 			}
 			if seq%3 == 0 {
 				continue
 			}
-			for r := range n {
+			for _, r := range m.Domain() {
 				*(*int64)(unsafe.Add(m.Peer(r).Src.Ptr, 8*m.Rank())) = int64(seq)
 			}
-			for mark := 1; mark < 8; mark++ {
-				if err := errors.Join(m.Signal(mark), m.Await(ctx, -1, mark)); err != nil {
+			for mark := 1; mark < 4; mark++ {
+				if err := pass(m, mark); err != nil {
 					g.Errorf("rank %d: mark %d: %v", m.Rank(), mark, err)
+					return
 				}
 			}
-			for r := range n {
+			for _, r := range m.Domain() {
 				if own[r] != int64(seq) {
 					g.Errorf("rank %d does not see what rank %d wrote in call %d", m.Rank(), r, seq)
 				}
@@ -65,44 +96,251 @@ func slotsAndMarks(g *group) {
 	})
 }
 
-func marksClose(g *group) {
-	markers := g.markers()
-	last := len(markers) - 1
-	done := make(chan error, 1)
-	go func() {
-		if err := enter(markers[0], 0, tensor.Memory{}); err != nil {
-			done <- err
-			return
+// alone: a rank that is its whole domain waits for nobody.
+func alone(g *group) {
+	m, ok := g.ends[0].(transport.Marker)
+	if !ok {
+		return
+	}
+	for seq := range 3 {
+		if err := errors.Join(start(m, seq, tensor.Memory{}), pass(m, 1)); err != nil {
+			g.Errorf("call %d: %v", seq, err)
 		}
-		done <- markers[0].Await(ctx, -1, 0)
-	}()
-	time.Sleep(time.Millisecond)
-	markers[last].Close()
-	var down *transport.PeerDown
-	if err := <-done; !errors.As(err, &down) || down.Rank != last {
-		g.Errorf("waiting for a rank that closes: %v, want a PeerDown of rank %d", err, last)
+	}
+	if behind := m.Behind(1, nil); len(behind) != 0 {
+		g.Errorf("ranks %v are behind", behind)
+	}
+	if m.Withdraw() {
+		g.Error("withdrew from a call that has started")
+	}
+	m.Interrupt()
+	if err := enter(m, 3, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
+		g.Errorf("entering after Interrupt: %v, want %v", err, transport.ErrInterrupted)
+	}
+}
+
+// manyMarks: a call has as many marks as it likes, also other numbers of them in each call.
+func manyMarks(g *group) {
+	domain := g.shared()
+	together(domain, func(m transport.Marker) {
+		src := g.buffer(m, 8)
+		own := (*int64)(src.Ptr)
+		for seq, count := range []int{1, 1000, 3, 70, 1, 300} {
+			err := start(m, seq, src)
+			for mark := 1; mark < count && err == nil; mark += 2 {
+				*own = int64(mark)
+				if err = pass(m, mark); err != nil || mark+1 == count {
+					break
+				}
+				for _, p := range domain {
+					if got := *(*int64)(m.Peer(p.Rank()).Src.Ptr); got != int64(mark) {
+						g.Errorf("rank %d sees %d of rank %d after mark %d", m.Rank(), got, p.Rank(), mark)
+					}
+				}
+				err = pass(m, mark+1) // now all have read
+			}
+			if err != nil {
+				g.Errorf("rank %d, call %d of %d marks: %v", m.Rank(), seq, count, err)
+				return
+			}
+		}
+	})
+}
+
+// marksOfOne: ranks hand a number on in a random order, and each waits for the one before it only.
+func marksOfOne(g *group) {
+	domain := g.shared()
+	_, seed := seeded(g.T)
+	n := len(domain)
+	together(domain, func(m transport.Marker) {
+		random := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
+		src := g.buffer(m, 8)
+		own := (*int64)(src.Ptr)
+		me := slices.IndexFunc(domain, func(p transport.Marker) bool { return p.Rank() == m.Rank() })
+		for seq := range 200 {
+			order := random.Perm(n)
+			at := slices.Index(order, me)
+			err := start(m, seq, src)
+			sum := int64(seq)
+			if at > 0 && err == nil {
+				before := domain[order[at-1]].Rank()
+				if err = m.Await(ctx, before, 1); err == nil {
+					sum = *(*int64)(m.Peer(before).Src.Ptr)
+				}
+			}
+			*own = sum + 1
+			err = errors.Join(err, m.Signal(1))
+			if at == n-1 && *own != int64(seq+n) {
+				g.Errorf("call %d ended with %d, want %d (seed %d)", seq, *own, seq+n, seed)
+			}
+			if err = errors.Join(err, pass(m, 2)); err != nil {
+				g.Errorf("rank %d, call %d: %v (seed %d)", m.Rank(), seq, err, seed)
+				return
+			}
+		}
+	})
+}
+
+// raisedMark: a mark that was raised is awaited without an error, whatever else has happened.
+func raisedMark(g *group) {
+	domain := g.shared()
+	together(domain, func(m transport.Marker) {
+		if err := start(m, 0, tensor.Memory{}); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+		}
+	})
+	last := domain[len(domain)-1]
+	if err := last.Signal(1); err != nil {
+		g.Fatal(err)
+	}
+	last.Interrupt()
+	last.Fail([]byte("oil"))
+	last.Close()
+	result(g, "Down", domain[0].Down())
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	for _, m := range domain[:len(domain)-1] {
+		if err := errors.Join(m.Await(over, -1, 0), m.Await(over, last.Rank(), 0), m.Await(over, last.Rank(), 1)); err != nil {
+			g.Errorf("rank %d: %v for a mark that was raised", m.Rank(), err)
+		}
+	}
+}
+
+// marksBetweenFrames: in one call the ranks of a domain use marks, and frames go between them and to other domains.
+func marksBetweenFrames(g *group) {
+	g.acceptAll()
+	n := len(g.ends)
+	g.each(func(e transport.Endpoint) {
+		m := e.(transport.Marker)
+		out, in := []byte{0}, []byte{0}
+		for seq := range 100 {
+			out[0] = byte(seq + m.Rank())
+			from := (m.Rank() + n - 1) % n
+			err := errors.Join(start(m, seq, tensor.Memory{}),
+				m.Exchange(ctx, (m.Rank()+1)%n, frame(uint64(seq), out), from, in), pass(m, 1))
+			if err != nil || in[0] != byte(seq+from) {
+				g.Errorf("rank %d, call %d: got %d, %v", m.Rank(), seq, in[0], err)
+				return
+			}
+		}
+	})
+}
+
+// waits are the ways to wait for the mark of one rank.
+func waits(domain []transport.Marker, m transport.Marker, rank, mark int) error {
+	if m.Rank() == domain[0].Rank() {
+		return m.Await(ctx, -1, mark)
+	}
+	return m.Await(ctx, rank, mark)
+}
+
+// endMarks lets all but the last rank of a domain wait for the last, before the start or at mark 1, until it leaves.
+func endMarks(g *group, leave func(last transport.Marker), reason func(error) bool) {
+	for mark := range 2 {
+		g := g.again()
+		domain := g.shared()
+		last := domain[len(domain)-1]
+		callers := domain[:len(domain)-1+mark] // without the last the call never starts
+		errs := make(chan error, len(domain))
+		for _, m := range callers {
+			go func() {
+				err := enter(m, 0, tensor.Memory{})
+				if mark == 1 {
+					err = errors.Join(err, m.Await(ctx, -1, 0))
+				}
+				if m != last && err == nil {
+					err = waits(domain, m, last.Rank(), mark)
+				}
+				errs <- err
+			}()
+		}
+		if mark == 1 {
+			if err := result(g, "the last rank", errs); err != nil {
+				g.Fatalf("mark 1: %v", err)
+			}
+		}
+		time.Sleep(time.Millisecond)
+		leave(last)
+		for range domain[1:] {
+			g.isDown("waiting for a mark", result(g, "waiting for a mark", errs), last.Rank(), reason)
+		}
+		g.isDown("waiting later", waits(domain, domain[0], last.Rank(), mark), last.Rank(), reason)
+		g.close()
+	}
+}
+
+func marksClose(g *group) {
+	endMarks(g, func(last transport.Marker) { last.Close() }, closedReason)
+}
+
+func marksFail(g *group) {
+	endMarks(g, func(last transport.Marker) { last.Fail([]byte("oil")); last.Close() }, failedReason("oil"))
+}
+
+func marksCancelled(g *group) {
+	domain := g.shared()
+	cause := errors.New("enough")
+	for _, rank := range []int{-1, domain[1].Rank()} {
+		g := g.again()
+		m := g.shared()[0]
+		waiting, cancel := context.WithCancelCause(ctx)
+		time.AfterFunc(time.Millisecond, func() { cancel(cause) })
+		if err := enter(m, 0, tensor.Memory{}); err != nil {
+			g.Fatal(err)
+		}
+		if err := m.Await(waiting, rank, 0); !errors.Is(err, cause) {
+			g.Errorf("waiting for rank %d: %v, want %v", rank, err, cause)
+		}
+		g.close()
+	}
+}
+
+// marksParked: a wait goes through the context, and is woken by the rank that it is for.
+func marksParked(g *group) {
+	domain := g.shared()
+	for _, rank := range []int{-1, domain[1].Rank()} {
+		g := g.again()
+		domain := g.shared()
+		p := &parked{Context: ctx}
+		waiting := async(func() error {
+			if err := enter(domain[0], 0, tensor.Memory{}); err != nil {
+				return err
+			}
+			return domain[0].Await(p, rank, 0)
+		})
+		time.Sleep(2 * time.Millisecond)
+		for _, m := range slices.Backward(domain[1:]) {
+			if err := enter(m, 0, tensor.Memory{}); err != nil {
+				g.Fatal(err)
+			}
+		}
+		if err := result(g, "the parked rank", waiting); err != nil {
+			g.Errorf("the parked rank: %v", err)
+		}
+		g.close()
 	}
 }
 
 // withdrawBefore: a rank that leaves a call before its start ends it for all, those that wait and those that come.
 func withdrawBefore(g *group) {
-	markers := g.markers()
-	n := len(markers)
+	domain := g.shared()
+	n := len(domain)
+	first, last := domain[0], domain[n-1]
 	errs := make(chan error, n)
-	for _, m := range markers[:n-1] {
+	for i, m := range domain[:n-1] {
 		go func() {
 			if err := enter(m, 0, tensor.Memory{}); err != nil {
 				errs <- err
 				return
 			}
-			waiting, cancel := context.WithTimeout(ctx, time.Duration(m.Rank()*50+1)*time.Millisecond)
+			waiting, cancel := context.WithTimeout(ctx, time.Duration(i*50+1)*time.Millisecond)
 			defer cancel()
 			err := m.Await(waiting, -1, 0)
-			if m.Rank() == 0 {
-				if behind := m.Behind(0, nil); !slices.Contains(behind, n-1) || slices.Contains(behind, 0) {
-					g.Errorf("rank 0 says that ranks %v are behind", behind)
+			if m == first {
+				if behind := m.Behind(0, nil); !slices.Contains(behind, last.Rank()) || slices.Contains(behind, m.Rank()) {
+					g.Errorf("rank %d says that ranks %v are behind", m.Rank(), behind)
 				}
-				if !m.Withdraw() {
+				if !m.Withdraw() || !m.Withdraw() {
 					g.Error("Withdraw says that the call has started")
 				}
 				m.Interrupt()
@@ -111,34 +349,38 @@ func withdrawBefore(g *group) {
 		}()
 	}
 	for range n - 1 {
-		if err := <-errs; !errors.Is(err, transport.ErrInterrupted) && !errors.Is(err, context.DeadlineExceeded) {
+		err := result(g, "a waiting rank", errs)
+		if !errors.Is(err, transport.ErrInterrupted) && !errors.Is(err, context.DeadlineExceeded) {
 			g.Errorf("a waiting rank got %v", err)
 		}
 	}
-	if err := enter(markers[n-1], 0, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
+	if err := enter(last, 0, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
 		g.Errorf("entering after a withdrawal: %v, want %v", err, transport.ErrInterrupted)
 	}
 }
 
 // withdrawAfter: a call that has started cannot be left, and runs to its last mark even if the group is interrupted.
 func withdrawAfter(g *group) {
-	markers := g.markers()
-	g.each(func(e transport.Endpoint) {
-		m := e.(transport.Marker)
-		if err := errors.Join(enter(m, 0, tensor.Memory{}), m.Await(ctx, -1, 0)); err != nil {
+	domain := g.shared()
+	together(domain, func(m transport.Marker) {
+		if err := start(m, 0, tensor.Memory{}); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
 	})
-	for _, m := range markers {
+	for _, m := range domain {
 		if m.Withdraw() {
 			g.Errorf("rank %d withdrew from a call that has started", m.Rank())
 		}
 		m.Interrupt()
 	}
-	g.each(func(e transport.Endpoint) {
-		m := e.(transport.Marker)
-		if err := errors.Join(m.Signal(1), m.Await(ctx, -1, 1)); err != nil {
-			g.Errorf("rank %d: mark 1 after Interrupt: %v", m.Rank(), err)
+	together(domain, func(m transport.Marker) {
+		for mark := 1; mark < 5; mark++ {
+			if err := pass(m, mark); err != nil {
+				g.Errorf("rank %d: mark %d after Interrupt: %v", m.Rank(), mark, err)
+			}
+		}
+		if m.Withdraw() {
+			g.Errorf("rank %d withdrew from a call that is over", m.Rank())
 		}
 		if err := enter(m, 1, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
 			g.Errorf("rank %d: the next call after Interrupt: %v", m.Rank(), err)
@@ -146,86 +388,168 @@ func withdrawAfter(g *group) {
 	})
 }
 
-// withdrawRace: whoever tries to leave while the last ones arrive, all ranks agree whether the call has started.
+// agreement lets ranks start calls one after the other until something ends it, and holds that all of them have started the
+// same calls. leave is called on a rank whose wait for a start was ended.
+func agreement(g *group, domain []transport.Marker, patience func(rank int) time.Duration, leave func(m transport.Marker) bool) {
+	g.Helper()
+	started := make([]int, len(domain))
+	var wg sync.WaitGroup
+	for i, m := range domain {
+		wg.Go(func() {
+			waiting, cancel := context.WithTimeout(ctx, patience(m.Rank()))
+			defer cancel()
+			for seq := 0; ; seq++ {
+				g.pass()
+				if enter(m, seq, tensor.Memory{}) != nil {
+					return
+				}
+				if err := m.Await(waiting, -1, 0); err != nil && leave(m) {
+					return
+				}
+				started[i]++
+				if err := pass(m, 1); err != nil {
+					g.Errorf("rank %d: the last mark of call %d: %v", m.Rank(), seq, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if slices.Min(started) != slices.Max(started) {
+		g.Errorf("the ranks say that %v calls have started", started)
+	}
+}
+
+// withdrawRace: whoever tries to leave while the last ones arrive, all ranks agree which calls have started.
 func withdrawRace(g *group) {
-	g.markers()
 	random, seed := seeded(g.T)
-	for round := range 200 {
-		ends := g.sub(uint64(round) | 1<<50)
-		var startedBy atomic.Int32
-		var wg sync.WaitGroup
-		for _, e := range ends {
-			m := e.(transport.Marker)
-			pause := time.Duration(random.IntN(30)) * time.Microsecond
-			patience := time.Duration(random.IntN(60)) * time.Microsecond
-			wg.Go(func() {
-				time.Sleep(pause)
-				if enter(m, 0, tensor.Memory{}) != nil {
-					return
-				}
-				waiting, cancel := context.WithTimeout(ctx, patience)
-				defer cancel()
-				err := m.Await(waiting, -1, 0)
-				if err != nil && m.Withdraw() {
-					m.Interrupt()
-					return
-				}
-				startedBy.Add(1)
-				if err := errors.Join(m.Signal(1), m.Await(ctx, -1, 1)); err != nil {
-					g.Errorf("rank %d: the last mark: %v (seed %d)", m.Rank(), err, seed)
-				}
-			})
+	for range 60 {
+		g := g.again()
+		domain := g.shared()
+		patience := map[int]time.Duration{}
+		for _, m := range domain {
+			patience[m.Rank()] = time.Duration(random.IntN(300)) * time.Microsecond
 		}
-		wg.Wait()
-		if n := startedBy.Load(); n != 0 && int(n) != len(ends) {
-			g.Fatalf("%d of %d ranks say that the call has started (seed %d)", n, len(ends), seed)
-		}
-		for _, e := range ends {
-			e.Close()
+		agreement(g, domain, func(r int) time.Duration { return patience[r] }, func(m transport.Marker) bool {
+			left := m.Withdraw()
+			if left {
+				m.Interrupt()
+			}
+			return left
+		})
+		g.close()
+		if g.Failed() {
+			g.Fatalf("patience %v (seed %d)", patience, seed)
 		}
 	}
 }
 
-// interrupt: it may come from anywhere, and wakes all.
+// withdrawLag: the rank that a withdrawal waits for is still in the call before. That call it ends; the next never starts.
+func withdrawLag(g *group) {
+	domain := g.shared()
+	n := len(domain)
+	laggard := domain[n-1]
+	together(domain, func(m transport.Marker) {
+		if err := start(m, 0, tensor.Memory{}); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+		}
+	})
+	together(domain[:n-1], func(m transport.Marker) { // of mark 1 they need each other's only
+		err := m.Signal(1)
+		for _, p := range domain[:n-1] {
+			err = errors.Join(err, m.Await(ctx, p.Rank(), 1))
+		}
+		if err = errors.Join(err, enter(m, 1, tensor.Memory{})); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+		}
+	})
+	if !domain[0].Withdraw() {
+		g.Error("a call has started without its last rank")
+	}
+	if err := errors.Join(laggard.Signal(1), laggard.Await(ctx, -1, 1)); err != nil {
+		g.Errorf("the call before: %v", err)
+	}
+	if err := enter(laggard, 1, tensor.Memory{}); !errors.Is(err, transport.ErrInterrupted) {
+		g.Errorf("entering after a withdrawal: %v, want %v", err, transport.ErrInterrupted)
+	}
+	for _, m := range domain[:n-1] {
+		if !m.Withdraw() {
+			g.Errorf("rank %d could not withdraw from a call that never starts", m.Rank())
+		}
+		if err := m.Await(ctx, -1, 0); !errors.Is(err, transport.ErrInterrupted) {
+			g.Errorf("rank %d: the start after a withdrawal: %v, want %v", m.Rank(), err, transport.ErrInterrupted)
+		}
+	}
+}
+
+// interrupt: it may come from anywhere, and wakes all of the domain.
 func interrupt(g *group) {
-	markers := g.markers()
-	n := len(markers)
+	domain := g.shared()
+	n := len(domain)
 	errs := make(chan error, n)
-	for _, m := range markers[1:] {
+	for i, m := range domain[1:] {
 		go func() {
 			if err := enter(m, 0, tensor.Memory{}); err != nil {
 				errs <- err
 				return
 			}
-			errs <- m.Await(ctx, -1, 0)
+			rank := -1
+			if i%2 == 1 {
+				rank = domain[0].Rank()
+			}
+			errs <- m.Await(ctx, rank, 0)
 		}()
 	}
 	time.Sleep(time.Millisecond)
-	markers[0].Interrupt()
+	domain[0].Interrupt()
 	for range n - 1 {
-		if err := <-errs; !errors.Is(err, transport.ErrInterrupted) {
+		if err := result(g, "a waiting rank", errs); !errors.Is(err, transport.ErrInterrupted) {
 			g.Errorf("a waiting rank got %v, want %v", err, transport.ErrInterrupted)
 		}
 	}
 }
 
-func marksNoAllocation(g *group) {
-	markers := g.markers()
-	const runs = 200
-	call := func(m transport.Marker) {
-		m.Publish(transport.Slot{})
-		if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, -1, 1)); err != nil {
-			g.Error(err)
+// interruptRace: an interrupt comes from outside at any moment; all ranks agree which calls have started.
+func interruptRace(g *group) {
+	random, seed := seeded(g.T)
+	for range 60 {
+		g := g.again()
+		domain := g.shared()
+		var interrupted atomic.Int32
+		time.AfterFunc(time.Duration(random.IntN(300))*time.Microsecond, func() {
+			defer interrupted.Add(1)
+			domain[0].Interrupt()
+		})
+		agreement(g, domain, func(int) time.Duration { return time.Hour }, func(m transport.Marker) bool { return true })
+		for interrupted.Load() == 0 {
+			time.Sleep(time.Microsecond)
+		}
+		g.close()
+		if g.Failed() {
+			g.Fatalf("seed %d", seed)
 		}
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
+}
+
+func marksNoAllocation(g *group) {
+	domain := g.shared()
+	const runs = 200
+	call := func(m, peer transport.Marker) error {
+		m.Publish(transport.Slot{Header: transport.Header{Seq: 1}})
+		return errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, peer.Rank(), 1), m.Signal(2), m.Await(ctx, -1, 2))
+	}
+	peer := async(func() error {
 		for range runs + 1 {
-			call(markers[1])
+			if err := call(domain[1], domain[0]); err != nil {
+				return err
+			}
 		}
+		return nil
 	})
-	if n := testing.AllocsPerRun(runs, func() { call(markers[0]) }); n >= 1 {
+	if n := testing.AllocsPerRun(runs, func() { call(domain[0], domain[1]) }); n >= 1 {
 		g.Errorf("%v allocations per call, want 0", n)
 	}
-	wg.Wait()
+	if err := result(g, "the peer", peer); err != nil {
+		g.Error(err)
+	}
 }

@@ -3,102 +3,236 @@
 package transporttest
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Open makes a new group of n ranks and returns their ends, by rank.
-type Open func(t *testing.T, n int) []transport.Endpoint
+// Transport says how groups of a transport are made, and what is particular about it.
+type Transport struct {
+	// Open makes a new group of n ranks and returns their ends, by rank. All of them are in the test's process, also those
+	// of transports between processes. The suite closes the ends; what else must end is left to t.Cleanup.
+	Open func(t *testing.T, n int) []transport.Endpoint
+	// Domain returns the number of the domain that a rank is in. nil: the ranks reach each other by messages only.
+	Domain func(n, rank int) int
+	// Processes says that the ends stand for processes: they do not reach each other's ordinary memory.
+	Processes bool
+	// Buffers says that a send may be over before its receiver has come.
+	Buffers bool
+	// Allocates says that a call may allocate. A transport for production must not.
+	Allocates bool
+	// Virtual says that time is to be virtual: each test runs in a bubble of testing/synctest, and Open is called inside.
+	Virtual bool
+	// Large is how many bytes the largest frame has; default 5 MiB.
+	Large int
+}
 
-// Run tries everything that the contracts in package transport promise: for all transports, and for those whose
-// endpoints are a [transport.Marker] or a [transport.Splitter] what these promise.
-func Run(t *testing.T, open Open) {
-	for _, test := range tests {
+// OneDomain is the Domain of a transport all of whose ranks reach each other's memory.
+func OneDomain(n, rank int) int { return 0 }
+
+// Pairs is the Domain of a transport where ranks 0 and 1, 2 and 3, … reach each other's memory.
+func Pairs(n, rank int) int { return rank / 2 }
+
+// Run tries everything that the contracts in package transport promise: what holds for all endpoints, and for those that
+// are a [transport.Marker], [transport.Poster], [transport.Allocator], [transport.Asker] or [transport.Splitter] what these
+// promise. After each test no goroutine is left.
+func Run(t *testing.T, tr Transport) {
+	if tr.Large == 0 {
+		tr.Large = 5<<20 + 3
+	}
+	for _, test := range slices.Concat(frameTests, endTests, postTests, markTests, memoryTests, splitTests, askTests) {
 		t.Run(test.name, func(t *testing.T) {
 			for _, n := range test.sizes {
 				t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) {
-					g := &group{T: t, ends: open(t, n)}
-					if len(g.ends) != n {
-						t.Fatalf("%d endpoints, want %d", len(g.ends), n)
+					if tr.Virtual {
+						synctest.Test(t, func(t *testing.T) { tr.try(t, n, test) })
+						return
 					}
-					test.run(g)
-					for _, e := range g.ends {
-						if err := e.Close(); err != nil {
-							t.Errorf("Close of rank %d: %v", e.Rank(), err)
+					before := goleak.IgnoreCurrent()
+					t.Cleanup(func() { // after those of Open
+						if err := goleak.Find(before); err != nil && !t.Failed() {
+							t.Error(err)
 						}
-					}
+					})
+					tr.try(t, n, test)
 				})
 			}
 		})
 	}
 }
 
-var tests = []struct {
+// test is one promise, tried with groups of several sizes.
+type test struct {
 	name  string
 	sizes []int
+	needs need
 	run   func(*group)
-}{
-	{"identity", []int{1, 2, 5}, identity},
-	{"exchange", []int{2, 3, 8}, exchange},
-	{"one-sided exchange", []int{2, 4}, oneSided},
-	{"unbuffered", []int{2}, unbuffered},
-	{"inspect before data", []int{2}, inspect},
-	{"inspect what nobody awaits", []int{2, 3}, unexpected},
-	{"frame of wrong size", []int{2}, wrongSize},
-	{"cancelled receiver", []int{2}, cancelledReceiver},
-	{"cancelled sender", []int{2}, cancelledSender},
-	{"cancelled at any moment", []int{2, 4}, cancelledAnyTime},
-	{"parker", []int{2}, parker},
-	{"peer closes", []int{2, 3}, peerCloses},
-	{"own close", []int{2}, ownClose},
-	{"no allocation", []int{2}, noAllocation},
-	{"slots and marks", []int{1, 2, 5}, slotsAndMarks},
-	{"marks end by closing", []int{2, 3}, marksClose},
-	{"withdraw before the start", []int{2, 3}, withdrawBefore},
-	{"withdraw after the start", []int{2}, withdrawAfter},
-	{"withdraw against the last arrival", []int{2, 4}, withdrawRace},
-	{"interrupt", []int{2, 3}, interrupt},
-	{"no allocation in memory", []int{2}, marksNoAllocation},
-	{"split", []int{1, 4, 5}, split},
+}
+
+// need is what a test needs of the transport.
+type need uint
+
+const (
+	marks     need = 1 << iota // Markers, with two ranks in some domain
+	posts                      // Posters
+	allocator                  // Allocators, with two ranks in some domain
+	splitter                   // Splitters
+	asker                      // Askers
+	holds                      // a send is held until its receiver has come
+	frugal                     // no call allocates
+)
+
+func (tr Transport) try(t *testing.T, n int, test test) {
+	g := &group{T: t, Transport: tr, ends: tr.open(t, n)}
+	defer func() {
+		for _, e := range g.ends {
+			if err := e.Close(); err != nil {
+				t.Errorf("Close of rank %d: %v", e.Rank(), err)
+			}
+		}
+	}()
+	if lacks := g.lacks(test.needs); lacks != "" {
+		t.Skipf("not for this transport: %s", lacks)
+	}
+	test.run(g)
+}
+
+func (tr Transport) open(t *testing.T, n int) []transport.Endpoint {
+	ends := tr.Open(t, n)
+	if len(ends) != n {
+		t.Fatalf("%d endpoints, want %d", len(ends), n)
+	}
+	return ends
 }
 
 // group is the ranks under test.
 type group struct {
 	*testing.T
+	Transport
 	ends []transport.Endpoint
 }
 
-// each runs f once per rank, at the same time, and waits.
-func (g *group) each(f func(e transport.Endpoint)) {
-	var wg sync.WaitGroup
+// lacks says what the transport lacks of what a test needs, or nothing.
+func (g *group) lacks(needs need) string {
+	e := g.ends[0]
+	_, post := e.(transport.Poster)
+	_, alloc := e.(transport.Allocator)
+	_, split := e.(transport.Splitter)
+	_, ask := e.(transport.Asker)
+	for _, row := range []struct {
+		need need
+		ok   bool
+		text string
+	}{
+		{marks, g.shared() != nil, "no two ranks reach each other's memory"},
+		{posts, post, "its endpoints are no Posters"},
+		{allocator, alloc && g.shared() != nil, "its endpoints are no Allocators, or no two ranks reach each other's memory"},
+		{splitter, split, "its endpoints are no Splitters"},
+		{asker, ask, "its endpoints are no Askers"},
+		{holds, !g.Buffers, "a send may be over before its receiver has come"},
+		{frugal, !g.Allocates, "it may allocate"},
+	} {
+		if needs&row.need != 0 && !row.ok {
+			return row.text
+		}
+	}
+	return ""
+}
+
+// domains returns the Markers of each domain.
+func (g *group) domains() [][]transport.Marker {
+	if g.Domain == nil {
+		return nil
+	}
+	var out [][]transport.Marker
+	at := map[int]int{}
+	for r, e := range g.ends {
+		m, ok := e.(transport.Marker)
+		if !ok {
+			continue // identity complains
+		}
+		d := g.Domain(len(g.ends), r)
+		i, known := at[d]
+		if !known {
+			i = len(out)
+			at[d], out = i, append(out, nil)
+		}
+		out[i] = append(out[i], m)
+	}
+	return out
+}
+
+// shared returns the Markers of the largest domain, if it has two ranks.
+func (g *group) shared() []transport.Marker {
+	var best []transport.Marker
+	for _, d := range g.domains() {
+		if len(d) > max(1, len(best)) {
+			best = d
+		}
+	}
+	return best
+}
+
+// again makes another group of the same size, which is closed at the end.
+func (g *group) again() *group {
+	return &group{T: g.T, Transport: g.Transport, ends: g.open(g.T, len(g.ends))}
+}
+
+func (g *group) close() {
 	for _, e := range g.ends {
+		e.Close()
+	}
+}
+
+// each runs f once per rank, at the same time, and waits.
+func (g *group) each(f func(e transport.Endpoint)) { together(g.ends, f) }
+
+// together runs f once for each end, at the same time, and waits.
+func together[E transport.Endpoint](ends []E, f func(e E)) {
+	var wg sync.WaitGroup
+	for _, e := range ends {
 		wg.Go(func() { f(e) })
 	}
 	wg.Wait()
 }
 
-// markers returns the ends as Markers, and skips the test if they are none.
-func (g *group) markers() []transport.Marker {
-	out := make([]transport.Marker, len(g.ends))
-	for i, e := range g.ends {
-		m, ok := e.(transport.Marker)
-		if !ok {
-			g.Skip("the transport has no marks: its ranks exchange messages only")
-		}
-		out[i] = m
+// soon bounds what must happen without anybody's help. Nothing passes by waiting for it.
+const soon = 10 * time.Second
+
+// result returns what comes, and fails the test if nothing does.
+func result[V any](g *group, what string, from <-chan V) V {
+	g.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(soon):
+		g.Fatalf("%s: nothing within %v", what, soon)
 	}
+	panic("unreachable")
+}
+
+// async runs f and returns where its error will be.
+func async(f func() error) <-chan error {
+	out := make(chan error, 1)
+	go func() { out <- f() }()
 	return out
+}
+
+// pass lets a moment pass where time is virtual: there nothing else may take any.
+func (g *group) pass() {
+	if g.Virtual {
+		time.Sleep(time.Microsecond)
+	}
 }
 
 var ctx = context.Background()
@@ -107,265 +241,30 @@ func frame(seq uint64, data []byte) transport.Frame {
 	return transport.Frame{Header: transport.Header{Seq: seq, Count: uint64(len(data))}, Data: data}
 }
 
+// accept judges nothing.
+func accept(int, transport.Header) error { return nil }
+
+func (g *group) acceptAll() {
+	for _, e := range g.ends {
+		e.Inspect(accept)
+	}
+}
+
+// send and receive are the halves of an exchange.
+func send(c context.Context, e transport.Endpoint, to int, f transport.Frame) error {
+	return e.Exchange(c, to, f, -1, nil)
+}
+
+func receive(c context.Context, e transport.Endpoint, from int, in []byte) error {
+	return e.Exchange(c, -1, transport.Frame{}, from, in)
+}
+
 // pattern fills bytes that tell sender, receiver and round apart.
 func pattern(b []byte, from, to, round int) []byte {
 	for i := range b {
-		b[i] = byte(i*7 + from*31 + to*131 + round*17)
+		b[i] = byte(i*7 + i>>8*13 + from*31 + to*131 + round*17)
 	}
 	return b
-}
-
-func identity(g *group) {
-	for i, e := range g.ends {
-		if e.Rank() != i || e.Size() != len(g.ends) {
-			g.Errorf("endpoint %d says rank %d of %d, want rank %d of %d", i, e.Rank(), e.Size(), i, len(g.ends))
-		}
-		if e.Transport() == "" {
-			g.Error("Transport is empty")
-		}
-		_, marker := e.(transport.Marker)
-		for j, peer := range g.ends {
-			if i == j {
-				continue
-			}
-			reach := e.Reach(j)
-			if reach != transport.Memory && reach != transport.Messages || reach != peer.Reach(i) {
-				g.Errorf("rank %d reaches %d by %v, the other way by %v", i, j, reach, peer.Reach(i))
-			}
-			if marker && reach != transport.Memory {
-				g.Errorf("rank %d is a Marker and reaches rank %d by %v", i, j, reach)
-			}
-			if reach == transport.Messages && e.Peer(j) != nil {
-				g.Errorf("rank %d sees a slot of rank %d, which it reaches by messages", i, j)
-			}
-		}
-		e.Retire(tensor.Memory{})
-	}
-}
-
-// exchange lets every rank exchange with every distance around the ring, at many sizes.
-func exchange(g *group) {
-	n := len(g.ends)
-	sizes := []int{0, 1, 3, 64, 1000, 4096, 100_001}
-	g.each(func(e transport.Endpoint) {
-		seen := map[int]transport.Header{}
-		e.Inspect(func(peer int, h transport.Header) error { seen[peer] = later(seen[peer], h); return nil })
-		for round, size := range sizes {
-			for distance := 1; distance < n; distance++ {
-				to, from := (e.Rank()+distance)%n, (e.Rank()-distance+n)%n
-				in := make([]byte, size)
-				out := pattern(make([]byte, size), e.Rank(), to, round)
-				if err := e.Exchange(ctx, to, frame(uint64(round), out), from, in); err != nil {
-					g.Errorf("rank %d, %d bytes to %d from %d: %v", e.Rank(), size, to, from, err)
-					return
-				}
-				if want := pattern(make([]byte, size), from, e.Rank(), round); !bytes.Equal(in, want) {
-					g.Errorf("rank %d got other bytes than rank %d sent (%d bytes)", e.Rank(), from, size)
-				}
-				if h := seen[from]; h.Seq < uint64(round) || h.Seq == uint64(round) && h.Count != uint64(size) {
-					g.Errorf("rank %d saw header %+v, want call %d of %d bytes", e.Rank(), h, round, size)
-				}
-				clear(out) // nobody may read it any more: the race detector looks
-			}
-		}
-	})
-}
-
-// later returns the header of the later call: a rank may be shown frames of later calls that wait for it.
-func later(a, b transport.Header) transport.Header {
-	if b.Seq >= a.Seq {
-		return b
-	}
-	return a
-}
-
-func oneSided(g *group) {
-	n := len(g.ends)
-	g.each(func(e transport.Endpoint) {
-		e.Inspect(func(int, transport.Header) error { return nil })
-		for round := range 200 {
-			sender := round % n
-			data := make([]byte, 100)
-			var err error
-			if e.Rank() == sender {
-				for to := range n {
-					if to != sender && err == nil {
-						err = e.Exchange(ctx, to, frame(uint64(round), pattern(data, sender, to, round)), -1, nil)
-					}
-				}
-			} else {
-				err = e.Exchange(ctx, -1, transport.Frame{}, sender, data)
-				if !bytes.Equal(data, pattern(make([]byte, 100), sender, e.Rank(), round)) {
-					g.Errorf("rank %d got other bytes in round %d", e.Rank(), round)
-				}
-			}
-			if err != nil {
-				g.Errorf("rank %d, round %d: %v", e.Rank(), round, err)
-				return
-			}
-		}
-	})
-}
-
-// unbuffered: a send does not return before its receiver has come.
-func unbuffered(g *group) {
-	g.ends[1].Inspect(func(int, transport.Header) error { return nil })
-	done := make(chan error, 1)
-	go func() { done <- g.ends[0].Exchange(ctx, 1, frame(0, []byte("abc")), -1, nil) }()
-	select {
-	case err := <-done:
-		g.Fatalf("the send returned %v before anybody received", err)
-	case <-time.After(20 * time.Millisecond): // if it would return later, that would pass: never a false alarm
-	}
-	in := make([]byte, 3)
-	if err := g.ends[1].Exchange(ctx, -1, transport.Frame{}, 0, in); err != nil || string(in) != "abc" {
-		g.Errorf("received %q, %v", in, err)
-	}
-	if err := <-done; err != nil {
-		g.Errorf("the send returned %v", err)
-	}
-}
-
-// inspect: a refused frame leaves the receiver's memory alone, and the sender gets it back.
-func inspect(g *group) {
-	refusal := errors.New("not this one")
-	g.ends[1].Inspect(func(peer int, h transport.Header) error {
-		if peer != 0 || h.Seq != 7 {
-			g.Errorf("judged a frame of rank %d with header %+v", peer, h)
-		}
-		return refusal
-	})
-	sending, cancel := context.WithCancelCause(ctx)
-	done := make(chan error, 1)
-	go func() { done <- g.ends[0].Exchange(sending, 1, frame(7, []byte("abc")), -1, nil) }()
-	in := []byte("xyz")
-	if err := g.ends[1].Exchange(ctx, -1, transport.Frame{}, 0, in); !errors.Is(err, refusal) {
-		g.Errorf("the receiver got %v, want %v", err, refusal)
-	}
-	if string(in) != "xyz" {
-		g.Errorf("the receiver's memory was changed to %q", in)
-	}
-	cause := errors.New("enough")
-	cancel(cause)
-	if err := <-done; !errors.Is(err, cause) {
-		g.Errorf("the sender got %v, want %v", err, cause)
-	}
-}
-
-// unexpected: ranks that send to each other while none receives learn of each other's frames.
-func unexpected(g *group) {
-	refusal := errors.New("not now")
-	n := len(g.ends)
-	all, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var refused atomic.Int32
-	g.each(func(e transport.Endpoint) {
-		e.Inspect(func(peer int, h transport.Header) error {
-			if peer != (e.Rank()+n-1)%n || h.Seq != uint64(peer) {
-				g.Errorf("rank %d judged a frame of rank %d with header %+v", e.Rank(), peer, h)
-			}
-			return refusal
-		})
-		err := e.Exchange(all, (e.Rank()+1)%n, frame(uint64(e.Rank()), []byte("abc")), -1, nil)
-		switch {
-		case errors.Is(err, refusal):
-			refused.Add(1)
-		case !errors.Is(err, context.Canceled):
-			g.Errorf("rank %d: %v, want %v", e.Rank(), err, refusal)
-		}
-		cancel()
-	})
-	if refused.Load() == 0 {
-		g.Error("no rank was shown the frame that it did not await")
-	}
-}
-
-func wrongSize(g *group) {
-	g.ends[1].Inspect(func(int, transport.Header) error { return nil })
-	sending, cancel := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- g.ends[0].Exchange(sending, 1, frame(0, []byte("abc")), -1, nil) }()
-	if err := g.ends[1].Exchange(ctx, -1, transport.Frame{}, 0, make([]byte, 4)); !errors.Is(err, transport.ErrSize) {
-		g.Errorf("3 bytes received into 4: %v, want %v", err, transport.ErrSize)
-	}
-	cancel()
-	<-done
-}
-
-func cancelledReceiver(g *group) {
-	cause := errors.New("enough")
-	receiving, cancel := context.WithCancelCause(ctx)
-	time.AfterFunc(time.Millisecond, func() { cancel(cause) })
-	if err := g.ends[0].Exchange(receiving, -1, transport.Frame{}, 1, make([]byte, 4)); !errors.Is(err, cause) {
-		g.Errorf("got %v, want %v", err, cause)
-	}
-}
-
-func cancelledSender(g *group) {
-	cause := errors.New("enough")
-	sending, cancel := context.WithCancelCause(ctx)
-	time.AfterFunc(time.Millisecond, func() { cancel(cause) })
-	data := []byte("abcd")
-	if err := g.ends[0].Exchange(sending, 1, frame(0, data), 1, make([]byte, 4)); !errors.Is(err, cause) {
-		g.Errorf("got %v, want %v", err, cause)
-	}
-	clear(data)
-}
-
-// cancelledAnyTime cancels exchanges at random moments: whatever the outcome, nobody touches the memory afterwards, which
-// the race detector watches.
-func cancelledAnyTime(g *group) {
-	random, seed := seeded(g.T)
-	for range 20 {
-		all, cancel := context.WithCancel(ctx)
-		time.AfterFunc(time.Duration(random.IntN(300))*time.Microsecond, cancel)
-		n := len(g.ends)
-		color := uint64(random.Uint32()) | 1<<40
-		ends := g.sub(color)
-		var wg sync.WaitGroup
-		for _, e := range ends {
-			e.Inspect(func(int, transport.Header) error { return nil })
-			wg.Go(func() {
-				for round := 0; ; round++ {
-					out, in := make([]byte, 20_000), make([]byte, 20_000)
-					err := e.Exchange(all, (e.Rank()+1)%n, frame(uint64(round), out), (e.Rank()+n-1)%n, in)
-					clear(out)
-					clear(in)
-					if err != nil {
-						if !errors.Is(err, context.Canceled) {
-							g.Errorf("rank %d: %v (seed %d)", e.Rank(), err, seed)
-						}
-						return
-					}
-				}
-			})
-		}
-		wg.Wait()
-		for _, e := range ends {
-			e.Close()
-		}
-	}
-}
-
-// sub returns a fresh group of the same ranks, which the transport must be able to split off for these tests.
-func (g *group) sub(id uint64) []transport.Endpoint {
-	ranks := make([]int, len(g.ends))
-	for i := range ranks {
-		ranks[i] = i
-	}
-	out := make([]transport.Endpoint, len(g.ends))
-	for i, e := range g.ends {
-		s, ok := e.(transport.Splitter)
-		if !ok {
-			g.Skip("the transport cannot split, so no second group can be made here")
-		}
-		sub, err := s.Split(id, ranks)
-		if err != nil {
-			g.Fatalf("Split: %v", err)
-		}
-		out[i] = sub
-	}
-	return out
 }
 
 // seeded returns random numbers and their seed, which it prints if the test fails.
@@ -379,11 +278,11 @@ func seeded(t *testing.T) (*rand.Rand, uint64) {
 	return rand.New(rand.NewPCG(seed, 0)), seed
 }
 
-// parked is a context that blocks for the transport.
+// parked is a context that blocks for the transport, for ever if it need be.
 type parked struct {
 	context.Context
 	parks int
-	end   error
+	end   error // ends every wait, unless nil
 }
 
 func (p *parked) Park(ready <-chan struct{}) error {
@@ -395,138 +294,18 @@ func (p *parked) Park(ready <-chan struct{}) error {
 	return nil
 }
 
-// parker: a transport that blocks does so through its context if that can.
-func parker(g *group) {
-	g.ends[1].Inspect(func(int, transport.Header) error { return nil })
-	end := errors.New("that is all")
-	p := &parked{Context: ctx, end: end}
-	if err := g.ends[0].Exchange(p, 1, frame(0, nil), -1, nil); !errors.Is(err, end) || p.parks == 0 {
-		g.Errorf("after %d parks: %v, want %v", p.parks, err, end)
+// buffer returns zeroed memory of this rank that its domain reaches.
+func (g *group) buffer(m transport.Marker, bytes int) tensor.Memory {
+	if words := tensor.HostMemory(make([]uint64, (bytes+7)/8)).Slice(0, bytes); m.Reachable(words) {
+		return words
 	}
-	p = &parked{Context: ctx}
-	done := make(chan error, 1)
-	go func() { done <- g.ends[0].Exchange(p, 1, frame(0, []byte("abc")), -1, nil) }()
-	time.Sleep(2 * time.Millisecond)
-	in := make([]byte, 3)
-	if err := g.ends[1].Exchange(ctx, -1, transport.Frame{}, 0, in); err != nil {
-		g.Errorf("receiving from a parked sender: %v", err)
+	a, ok := m.(transport.Allocator)
+	if !ok {
+		g.Fatalf("rank %d has no memory that its domain reaches: ordinary memory is not, and it is no Allocator", m.Rank())
 	}
-	if err := <-done; err != nil {
-		g.Errorf("the parked sender got %v", err)
+	mem, err := a.NewBuffer(bytes)
+	if err != nil {
+		g.Fatalf("rank %d: NewBuffer(%d): %v", m.Rank(), bytes, err)
 	}
-}
-
-// peerCloses: whoever needs a rank that has closed is told so, waiting or coming later, and Down says it once.
-func peerCloses(g *group) {
-	last := len(g.ends) - 1
-	waiting := make(chan error, 1)
-	go func() { waiting <- g.ends[0].Exchange(ctx, -1, transport.Frame{}, last, make([]byte, 1)) }()
-	runtime.Gosched()
-	g.ends[last].Close()
-	check := func(when string, err error) {
-		g.Helper()
-		var down *transport.PeerDown
-		if !errors.As(err, &down) || down.Rank != last || !errors.Is(err, transport.ErrClosed) {
-			g.Errorf("%s: %v, want a PeerDown of rank %d", when, err, last)
-		}
-	}
-	check("waiting to receive", <-waiting)
-	check("sending later", g.ends[0].Exchange(ctx, last, frame(0, []byte("a")), -1, nil))
-	for _, e := range g.ends[:last] {
-		select {
-		case d := <-e.Down():
-			if d.Rank != last {
-				g.Errorf("rank %d was told that rank %d is down, want %d", e.Rank(), d.Rank, last)
-			}
-		case <-time.After(10 * time.Second):
-			g.Errorf("rank %d was not told in 10 s that rank %d is down", e.Rank(), last)
-		}
-		select {
-		case d := <-e.Down():
-			g.Errorf("rank %d was told of rank %d as well", e.Rank(), d.Rank)
-		default:
-		}
-	}
-}
-
-func ownClose(g *group) {
-	e := g.ends[0]
-	for range 2 {
-		if err := e.Close(); err != nil {
-			g.Errorf("Close: %v", err)
-		}
-	}
-	if err := e.Exchange(ctx, 1, frame(0, nil), -1, nil); !errors.Is(err, transport.ErrClosed) {
-		g.Errorf("Exchange after Close: %v, want %v", err, transport.ErrClosed)
-	}
-}
-
-// noAllocation: neither rank allocates in an exchange. AllocsPerRun counts the whole process, so both count.
-func noAllocation(g *group) {
-	for _, e := range g.ends {
-		e.Inspect(func(int, transport.Header) error { return nil })
-	}
-	a, b := make([]byte, 64), make([]byte, 64)
-	const runs = 200
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		in := make([]byte, 64)
-		for range runs + 1 {
-			if err := g.ends[1].Exchange(ctx, 0, frame(0, b), 0, in); err != nil {
-				g.Error(err)
-			}
-		}
-	})
-	in := make([]byte, 64)
-	if n := testing.AllocsPerRun(runs, func() { g.ends[0].Exchange(ctx, 1, frame(0, a), 1, in) }); n >= 1 {
-		g.Errorf("%v allocations per exchange, want 0", n)
-	}
-	wg.Wait()
-}
-
-// split makes groups by parity, reversed, and uses both at once with the parent.
-func split(g *group) {
-	var even, odd []int
-	for r := range g.ends {
-		if r%2 == 0 {
-			even = append([]int{r}, even...)
-		} else {
-			odd = append([]int{r}, odd...)
-		}
-	}
-	for _, e := range g.ends {
-		if _, ok := e.(transport.Splitter); !ok {
-			g.Skip("the transport cannot split")
-		}
-	}
-	g.each(func(e transport.Endpoint) {
-		ranks, id := even, uint64(1)
-		if e.Rank()%2 == 1 {
-			ranks, id = odd, 2
-		}
-		s := e.(transport.Splitter)
-		sub, err := s.Split(id, ranks)
-		if err != nil {
-			g.Errorf("rank %d: Split: %v", e.Rank(), err)
-			return
-		}
-		defer sub.Close()
-		n := len(ranks)
-		if sub.Size() != n || ranks[sub.Rank()] != e.Rank() {
-			g.Errorf("rank %d became rank %d of %d in %v", e.Rank(), sub.Rank(), sub.Size(), ranks)
-			return
-		}
-		if n > 1 {
-			sub.Inspect(func(int, transport.Header) error { return nil })
-			in := make([]byte, 8)
-			to, from := (sub.Rank()+1)%n, (sub.Rank()+n-1)%n
-			err := sub.Exchange(ctx, to, frame(0, pattern(make([]byte, 8), sub.Rank(), to, int(id))), from, in)
-			if err != nil || !bytes.Equal(in, pattern(make([]byte, 8), from, sub.Rank(), int(id))) {
-				g.Errorf("rank %d of group %d: other bytes, or %v", sub.Rank(), id, err)
-			}
-		}
-		if _, err := s.Split(99, nil); err == nil {
-			g.Error("Split into a group that the rank is not in: no error")
-		}
-	})
+	return mem
 }

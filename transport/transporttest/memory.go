@@ -1,0 +1,264 @@
+package transporttest
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+var memoryTests = []test{
+	{"stage", []int{2, 4, 5}, marks, stage},
+	{"slots", []int{2, 4}, marks, slots},
+	{"reachable", []int{2}, marks, reachable},
+	{"buffers", []int{2, 4}, allocator, buffers},
+	{"buffers given back", []int{2}, allocator, buffersGivenBack},
+	{"buffers of wrong size", []int{2}, allocator, buffersWrong},
+}
+
+// stage: every rank's stage is reached by all of its domain, and by nobody else.
+func stage(g *group) {
+	length := -1
+	for _, domain := range g.domains() {
+		for _, m := range domain {
+			for _, p := range domain {
+				s := m.Stage(p.Rank())
+				if length < 0 {
+					length = len(s)
+				}
+				if len(s) != length || length == 0 || length%2 != 0 || uintptr(unsafe.Pointer(unsafe.SliceData(s)))%64 != 0 {
+					g.Errorf("rank %d: the stage of rank %d has %d bytes at %p, want %d as all others have, an even number, and aligned to 64",
+						m.Rank(), p.Rank(), len(s), unsafe.SliceData(s), length)
+				}
+			}
+		}
+	}
+	g.each(func(e transport.Endpoint) {
+		m := e.(transport.Marker)
+		pattern(m.Stage(m.Rank()), m.Rank(), m.Rank(), 0)
+		if err := start(m, 0, tensor.Memory{}); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+			return
+		}
+		for _, r := range m.Domain() {
+			if !bytes.Equal(m.Stage(r), pattern(make([]byte, length), r, r, 0)) {
+				g.Errorf("rank %d sees other bytes in the stage of rank %d than that wrote", m.Rank(), r)
+			}
+		}
+		// Each writes a byte into all stages.
+		if err := pass(m, 1); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+			return
+		}
+		for _, r := range m.Domain() {
+			m.Stage(r)[length-1-m.Rank()] = byte(100 + m.Rank())
+		}
+		if err := pass(m, 2); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+			return
+		}
+		for _, r := range m.Domain() {
+			if got := m.Stage(m.Rank())[length-1-r]; got != byte(100+r) {
+				g.Errorf("rank %d does not find in its stage what rank %d wrote, but %d", m.Rank(), r, got)
+			}
+		}
+	})
+}
+
+// slots: all fields arrive, memory as the reader reaches it; and the slot of the call before stays readable.
+func slots(g *group) {
+	domain := g.shared()
+	together(domain, func(m transport.Marker) {
+		src, dst := g.buffer(m, 64), g.buffer(m, 32)
+		for seq := range 4 {
+			// What is not reachable has no pointer for peers, but its length.
+			ordinary := tensor.HostMemory(make([]byte, 48))
+			pattern(src.HostBytes(), m.Rank(), seq, 0)
+			own := slotOf(m.Rank(), seq)
+			own.Src, own.Dst = src, dst
+			if seq == 3 {
+				own.Dst = ordinary
+			}
+			m.Publish(own)
+			if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
+				g.Errorf("rank %d: %v", m.Rank(), err)
+				return
+			}
+			for _, r := range m.Domain() {
+				want, got := slotOf(r, seq), m.Peer(r)
+				if got.Header != want.Header || got.Name != want.Name || !slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
+					g.Errorf("rank %d sees of rank %d %+v, want %+v", m.Rank(), r, *got, want)
+				}
+				if !bytes.Equal(got.Src.HostBytes(), pattern(make([]byte, 64), r, seq, 0)) {
+					g.Errorf("rank %d reads other bytes in Src of rank %d", m.Rank(), r)
+				}
+				switch {
+				case seq < 3:
+					got.Dst.HostBytes()[m.Rank()] = byte(seq*50 + m.Rank())
+				case got.Dst.Bytes != 48 || (got.Dst.Ptr != nil) != m.Reachable(ordinary) && r != m.Rank():
+					g.Errorf("rank %d sees ordinary memory of rank %d as %+v, though Reachable says %v", m.Rank(), r, got.Dst, m.Reachable(ordinary))
+				}
+			}
+			if err := pass(m, 1); err != nil {
+				g.Errorf("rank %d: %v", m.Rank(), err)
+				return
+			}
+			for _, r := range m.Domain() {
+				if seq < 3 && dst.HostBytes()[r] != byte(seq*50+r) {
+					g.Errorf("rank %d does not find in Dst what rank %d wrote", m.Rank(), r)
+				}
+			}
+		}
+		// A slot without memory, and one that is empty in all.
+		m.Publish(transport.Slot{})
+		if err := errors.Join(m.Signal(0), m.Await(ctx, -1, 0)); err != nil {
+			g.Errorf("rank %d: %v", m.Rank(), err)
+			return
+		}
+		for _, r := range m.Domain() {
+			if s := m.Peer(r); s.Header != (transport.Header{}) || s.Name != "" || len(s.Shape) != 0 || s.Algorithm != "" || s.Src.Bytes != 0 || s.Dst.Ptr != nil {
+				g.Errorf("rank %d sees an empty slot of rank %d as %+v", m.Rank(), r, *s)
+			}
+		}
+	})
+}
+
+func slotOf(rank, seq int) transport.Slot {
+	s := transport.Slot{
+		Header: transport.Header{
+			Epoch: 1, Comm: 1 << 60, Seq: uint64(seq), Count: 1<<40 + 5, Names: 1<<63 + uint64(rank), Root: -1, Plan: 1 << 31,
+			Op: 255, Reduce: 254, Type: 253, Order: 252,
+		},
+		Name:      strings.Repeat("weights/", 1+seq*rank) + "kernel",
+		Algorithm: "recursive_doubling",
+	}
+	for d := range (seq + rank) % 5 {
+		s.Shape = append(s.Shape, 1000*d+rank)
+	}
+	return s
+}
+
+// reachable: of ordinary memory the transport says as it is; its stage and its buffers it reaches.
+func reachable(g *group) {
+	m := g.shared()[0]
+	ordinary := tensor.HostMemory(make([]byte, 64))
+	if got := m.Reachable(ordinary); got == g.Processes {
+		g.Errorf("Reachable says %v of ordinary memory", got)
+	}
+	if !m.Reachable(tensor.Memory{}) {
+		g.Error("Reachable says no of memory without bytes")
+	}
+	if a, ok := m.(transport.Allocator); ok {
+		mem, err := a.NewBuffer(1000)
+		if err != nil {
+			g.Fatal(err)
+		}
+		if !m.Reachable(mem) || !m.Reachable(mem.Slice(500, 1000)) {
+			g.Error("Reachable says no of the transport's own buffer, or of a part of it")
+		}
+	}
+}
+
+// buffers: zeroed, aligned, apart from each other, and reached by all of the domain.
+func buffers(g *group) {
+	domain := g.shared()
+	together(domain, func(m transport.Marker) {
+		var mems []tensor.Memory
+		for _, size := range []int{1, 64, 65, 4096, 100_001, 3 << 20} {
+			mem, err := m.(transport.Allocator).NewBuffer(size)
+			if err != nil {
+				g.Errorf("rank %d: NewBuffer(%d): %v", m.Rank(), size, err)
+				return
+			}
+			if mem.Bytes != size || uintptr(mem.Ptr)%64 != 0 || mem.Kind == tensor.Device {
+				g.Errorf("NewBuffer(%d) returned %+v, want memory aligned to 64", size, mem)
+			}
+			if !bytes.Equal(mem.HostBytes(), make([]byte, size)) {
+				g.Errorf("NewBuffer(%d) is not zeroed", size)
+			}
+			pattern(mem.HostBytes(), m.Rank(), size, 0)
+			mems = append(mems, mem)
+		}
+		for _, mem := range mems {
+			if !bytes.Equal(mem.HostBytes(), pattern(make([]byte, mem.Bytes), m.Rank(), mem.Bytes, 0)) {
+				g.Errorf("rank %d: a buffer of %d bytes was changed by another", m.Rank(), mem.Bytes)
+			}
+		}
+		for seq, mem := range mems {
+			if err := start(m, seq, mem.Slice(mem.Bytes/3, mem.Bytes)); err != nil {
+				g.Errorf("rank %d: %v", m.Rank(), err)
+				return
+			}
+			for _, r := range m.Domain() {
+				if want := pattern(make([]byte, mem.Bytes), r, mem.Bytes, 0)[mem.Bytes/3:]; !bytes.Equal(m.Peer(r).Src.HostBytes(), want) {
+					g.Errorf("rank %d sees other bytes in a buffer of rank %d", m.Rank(), r)
+				}
+			}
+			if err := pass(m, 1); err != nil {
+				g.Errorf("rank %d: %v", m.Rank(), err)
+				return
+			}
+			release(mem)
+		}
+	})
+}
+
+func release(mem tensor.Memory) {
+	if mem.Owner != nil {
+		mem.Owner.Release()
+	}
+}
+
+// buffersGivenBack: released memory may be given out again, zeroed; retired memory is not, as long as the group lives.
+func buffersGivenBack(g *group) {
+	a := g.shared()[0].(transport.Allocator)
+	const size = 1 << 20
+	mem, err := a.NewBuffer(size)
+	if err != nil {
+		g.Fatal(err)
+	}
+	if mem.Owner != nil { // a second reference keeps it
+		mem.Owner.Retain()
+		mem.Owner.Release()
+	}
+	pattern(mem.HostBytes(), 1, 2, 3)
+	held := unsafe.Pointer(mem.Ptr)
+	a.Retire(mem)
+	release(mem)
+	for range 100 { // more than would fit if nothing were given back
+		next, err := a.NewBuffer(size)
+		if err != nil {
+			g.Fatalf("after others were released: %v", err)
+		}
+		b := next.HostBytes()
+		if b[0] != 0 || b[size-1] != 0 || bytes.Count(b, []byte{0}) != size {
+			g.Fatal("memory given out again is not zeroed")
+		}
+		if lo := uintptr(next.Ptr); next.Owner != nil && lo < uintptr(held)+size && uintptr(held) < lo+size {
+			g.Fatal("memory that was retired was given out again")
+		}
+		pattern(b, 1, 2, 3)
+		release(next)
+	}
+}
+
+func buffersWrong(g *group) {
+	a := g.shared()[0].(transport.Allocator)
+	if _, err := a.NewBuffer(-1); err == nil {
+		g.Error("NewBuffer(-1): no error")
+	}
+	if mem, err := a.NewBuffer(0); err != nil || mem.Bytes != 0 {
+		g.Errorf("NewBuffer(0): %+v, %v", mem, err)
+	}
+	if _, err := a.NewBuffer(1 << 62); err == nil {
+		g.Error("NewBuffer of 4 EiB: no error")
+	}
+	a.Close()
+	if _, err := a.NewBuffer(64); !errors.Is(err, transport.ErrClosed) {
+		g.Errorf("NewBuffer after Close: %v, want %v", err, transport.ErrClosed)
+	}
+}
