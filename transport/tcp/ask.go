@@ -1,0 +1,56 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// askTimeout bounds the wait for an answer.
+const askTimeout = 2 * time.Second
+
+func (e *endpoint) Answer(text func(seq uint64) []byte) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.answer = text
+}
+
+// Ask sends a question by the control connection, where the peer's process answers it even if the rank is blocked.
+func (e *endpoint) Ask(rank int, seq uint64) []byte {
+	if rank < 0 || rank >= len(e.peers) || rank == e.rank || e.closed.Load() || e.peers[rank].fate.Load().gone != nil {
+		return nil
+	}
+	answer := make(chan []byte, 1)
+	e.mu.Lock()
+	e.lastTag++
+	tag := e.lastTag
+	e.asked[tag] = answer
+	e.mu.Unlock()
+	m := &message{kind: msgAsk, from: uint32(e.rank), to: uint32(rank), tag: tag, seq: seq}
+	e.group.world.say(e.group, m, e.group.proc(rank))
+	timer := time.NewTimer(askTimeout)
+	defer timer.Stop()
+	select {
+	case text := <-answer:
+		return text
+	case <-timer.C:
+		e.mu.Lock()
+		delete(e.asked, tag)
+		e.mu.Unlock()
+		return nil
+	}
+}
+
+// tell answers a question.
+func (e *endpoint) tell(m *message, proc int) {
+	e.mu.Lock()
+	answer := e.answer
+	e.mu.Unlock()
+	back := &message{kind: msgAnswer, from: uint32(e.rank), to: m.from, tag: m.tag, seq: m.seq}
+	if answer != nil {
+		back.text = answer(m.seq)
+		back.known = back.text != nil
+		back.text = back.text[:min(len(back.text), transport.ReasonMax)]
+	}
+	e.group.world.say(e.group, back, proc)
+}

@@ -1,0 +1,73 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// A frame is a head of headBytes and its data. docs/wire.md has the layout.
+const (
+	headBytes  = 80
+	frameMark  = 0x46 // "F", the first byte of every head
+	flagSummed = 1    // the head holds the data's checksum
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// head is what goes before a frame's data.
+type head struct {
+	summed bool   // sum is the data's
+	stream uint8  // of the pair
+	bytes  uint64 // of data
+	number uint64 // of the frame from its sender to its receiver in the group, from 0
+	sum    uint32 // CRC-32C of the data
+	transport.Header
+}
+
+func (h *head) encode(b *[headBytes]byte) {
+	le := binary.LittleEndian
+	clear(b[:4])
+	b[0], b[2] = frameMark, h.stream
+	if h.summed {
+		b[1] = flagSummed
+	}
+	le.PutUint32(b[4:], h.sum)
+	le.PutUint64(b[8:], h.bytes)
+	le.PutUint64(b[16:], h.number)
+	le.PutUint64(b[24:], h.Comm)
+	le.PutUint64(b[32:], h.Seq)
+	le.PutUint64(b[40:], h.Count)
+	le.PutUint64(b[48:], h.Names)
+	le.PutUint32(b[56:], h.Epoch)
+	le.PutUint32(b[60:], h.Header.Frame)
+	le.PutUint32(b[64:], uint32(h.Root))
+	le.PutUint32(b[68:], h.Plan)
+	b[72], b[73], b[74], b[75] = h.Op, h.Reduce, h.Type, h.Order
+	le.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
+}
+
+// errFrame is that what arrived is no frame of this protocol.
+var errFrame = errors.New("what arrived is no valid frame")
+
+func (h *head) decode(b *[headBytes]byte) error {
+	le := binary.LittleEndian
+	if sum := crc32.Checksum(b[:76], castagnoli); sum != le.Uint32(b[76:]) {
+		return fmt.Errorf("%w: its head has checksum %#x, and says %#x", errFrame, sum, le.Uint32(b[76:]))
+	}
+	if b[0] != frameMark || b[1]&^flagSummed != 0 || b[3] != 0 {
+		return fmt.Errorf("%w: it begins with % x", errFrame, b[:4])
+	}
+	*h = head{
+		summed: b[1]&flagSummed != 0, stream: b[2], sum: le.Uint32(b[4:]), bytes: le.Uint64(b[8:]), number: le.Uint64(b[16:]),
+		Header: transport.Header{
+			Comm: le.Uint64(b[24:]), Seq: le.Uint64(b[32:]), Count: le.Uint64(b[40:]), Names: le.Uint64(b[48:]),
+			Epoch: le.Uint32(b[56:]), Frame: le.Uint32(b[60:]), Root: int32(le.Uint32(b[64:])), Plan: le.Uint32(b[68:]),
+			Op: b[72], Reduce: b[73], Type: b[74], Order: b[75],
+		},
+	}
+	return nil
+}

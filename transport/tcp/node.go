@@ -1,0 +1,357 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Node is a process's door: the port it listens on, and the groups whose ranks live here.
+type Node struct {
+	cfg      Config
+	job      [16]byte
+	listener net.Listener
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	work     sync.WaitGroup
+	refused  [refusals]atomic.Uint64
+	logged   atomic.Int64 // when a refusal was logged last, in nanoseconds since 1970
+
+	mu      sync.Mutex
+	worlds  map[worldKey]*world
+	changed chan struct{} // closed, and replaced, when a world is added
+	latest  uint32        // epoch of the latest world
+	half    []net.Conn    // accepted, not yet greeted, the oldest first
+	closed  bool
+}
+
+// worldKey names a group that Node.Group made.
+type worldKey struct {
+	epoch uint32
+	id    uint64
+}
+
+// Listen opens a node.
+func Listen(cfg Config) (*Node, error) {
+	cfg, err := cfg.filled()
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{cfg: cfg, job: cfg.job(), listener: cfg.Listener, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
+	if n.listener == nil {
+		if n.listener, err = listen(cfg.Listen, cfg.KeepAlive); err != nil {
+			return nil, err
+		}
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.work.Go(n.accept)
+	return n, nil
+}
+
+// Addr returns the address that the node listens on, as others may dial it if that is no wildcard.
+func (n *Node) Addr() string { return n.listener.Addr().String() }
+
+// Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
+// "damaged", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". Reasons that did not occur
+// are left out.
+func (n *Node) Refused() map[string]uint64 {
+	out := map[string]uint64{}
+	for r := range n.refused {
+		if c := n.refused[r].Load(); c > 0 {
+			out[Refusal(r).String()] = c
+		}
+	}
+	return out
+}
+
+// Close closes the port and all endpoints that are open. Closing again does nothing.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	closed := n.closed
+	n.closed = true
+	worlds := n.worlds
+	n.worlds = map[worldKey]*world{}
+	n.mu.Unlock()
+	if closed {
+		return nil
+	}
+	for _, w := range worlds {
+		w.closeAll()
+	}
+	n.cancel()
+	n.listener.Close()
+	n.mu.Lock()
+	for _, c := range n.half {
+		c.Close()
+	}
+	n.mu.Unlock()
+	n.work.Wait()
+	return nil
+}
+
+// accept takes connections until Close.
+func (n *Node) accept() {
+	for {
+		c, err := n.listener.Accept()
+		if n.ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
+			return
+		}
+		if err != nil {
+			// Out of descriptors, most likely: dropping the oldest stranger may help, and time does.
+			n.dropOldest(0)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-n.ctx.Done():
+			}
+			continue
+		}
+		n.dropOldest(n.cfg.HalfOpen - 1)
+		n.mu.Lock()
+		n.half = append(n.half, c)
+		n.mu.Unlock()
+		n.work.Go(func() { n.greet(c) })
+	}
+}
+
+// dropOldest closes the oldest connections that have not greeted until at most keep are left.
+func (n *Node) dropOldest(keep int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for len(n.half) > keep {
+		n.half[0].Close()
+		n.half = n.half[1:]
+	}
+}
+
+// known takes a connection off the list of those that have not greeted. It reports false if it was dropped.
+func (n *Node) known(c net.Conn) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for i := range n.half {
+		if n.half[i] == c {
+			n.half = append(n.half[:i], n.half[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// arrival is a connection that has greeted.
+type arrival struct {
+	hello
+	conn net.Conn // tls.Conn if there is TLS
+	raw  net.Conn // the connection itself
+	shim *shim    // if there is TLS
+}
+
+// answer accepts the connection, or refuses it for err and closes it.
+func (a *arrival) answer(err error) error {
+	a.conn.SetDeadline(time.Now().Add(replyTimeout))
+	_, failed := a.conn.Write(reply(err))
+	if err != nil || failed != nil {
+		a.raw.Close()
+		return errors.Join(err, failed)
+	}
+	return a.conn.SetDeadline(time.Time{})
+}
+
+// replyTimeout bounds the time to write an answer of a hundred bytes to a fresh connection.
+const replyTimeout = 2 * time.Second
+
+// greet reads the greeting of a new connection and hands it to whom it is for.
+func (n *Node) greet(c net.Conn) {
+	defer func() { n.known(c) }()
+	deadline := time.Now().Add(n.cfg.Handshake)
+	c.SetDeadline(deadline)
+	a := &arrival{conn: c, raw: c}
+	err := n.readHello(a)
+	if err == nil {
+		err = n.route(a, deadline)
+	}
+	if err != nil {
+		n.refuse(c.RemoteAddr(), err)
+		a.answer(err)
+		c.Close()
+	}
+}
+
+func (n *Node) readHello(a *arrival) error {
+	if n.cfg.TLS != nil {
+		a.shim = &shim{Conn: a.raw}
+		a.shim.tls = tls.Server(a.shim, n.cfg.TLS)
+		a.conn = a.shim.tls
+		if err := a.shim.tls.HandshakeContext(n.ctx); err != nil {
+			return n.slowOr(refusedProof, "TLS", err)
+		}
+	}
+	b := make([]byte, helloBytes)
+	const first = len(magic) + 2 // enough to know a stranger, who may not send more
+	if _, err := io.ReadFull(a.conn, b[:first]); err != nil {
+		return n.slowOr(refusedMagic, "reading the greeting", err)
+	}
+	if string(b[:len(magic)]) != magic {
+		return a.hello.decode(nil)
+	}
+	if _, err := io.ReadFull(a.conn, b[first:]); err != nil {
+		return n.slowOr(refusedDamaged, "reading the greeting", err)
+	}
+	if err := a.hello.decode(b); err != nil {
+		return err
+	}
+	if a.job != n.job {
+		return refuse(refusedJob, "it belongs to another job than %q", n.cfg.Job)
+	}
+	if n.cfg.Authenticate != nil {
+		if err := n.cfg.Authenticate(a.conn, false, b); err != nil {
+			return n.slowOr(refusedProof, "authentication", err)
+		}
+	}
+	return nil
+}
+
+// slowOr returns the refusal of a connection for a failure, which may be that it was too slow.
+func (n *Node) slowOr(reason Refusal, doing string, err error) error {
+	var ne net.Error
+	if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, net.ErrClosed) {
+		reason = refusedSlow
+	}
+	return refuse(reason, "%s: %v", doing, err)
+}
+
+// route hands a connection to the world that its greeting names. One that is not there yet is waited for until the deadline.
+func (n *Node) route(a *arrival, deadline time.Time) error {
+	key := worldKey{a.epoch, a.world}
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	for {
+		n.mu.Lock()
+		w, changed, latest := n.worlds[key], n.changed, n.latest
+		n.mu.Unlock()
+		switch {
+		case w != nil:
+			if !n.known(a.raw) {
+				return refuse(refusedSlow, "it was dropped for newer connections")
+			}
+			a.raw.SetDeadline(time.Time{})
+			return w.welcome(a)
+		case a.epoch < latest:
+			return refuse(refusedEpoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return refuse(refusedSlow, "the group %#x of epoch %d has not begun here within %v", a.world, a.epoch, n.cfg.Handshake)
+		case <-n.ctx.Done():
+			return refuse(refusedGroup, "the process is leaving")
+		}
+	}
+}
+
+// refuse counts and logs a refusal, at most one a second: strangers must not fill the disk.
+func (n *Node) refuse(from net.Addr, err error) {
+	reason := refusedDamaged
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		reason = r.reason
+	}
+	count := n.refused[reason].Add(1)
+	now := time.Now().UnixNano()
+	last := n.logged.Load()
+	if n.ctx.Err() == nil && now-last >= int64(time.Second) && n.logged.CompareAndSwap(last, now) {
+		n.cfg.Logger.Warn("tcp: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
+	}
+}
+
+// dial makes a connection, greets, and waits for the answer until ctx ends. What can be temporary is tried again, for so
+// long.
+func (n *Node) dial(ctx context.Context, address string, h hello, patience time.Duration) (*arrival, error) {
+	pause := 5 * time.Millisecond
+	since := time.Now()
+	for {
+		a, err := n.dialOnce(ctx, address, h)
+		switch {
+		case err == nil:
+			return a, nil
+		case !temporary(err):
+			return nil, fmt.Errorf("connecting to %s: %w", address, err)
+		case patience > 0 && time.Since(since) > patience:
+			return nil, fmt.Errorf("connecting to %s, in vain for %v: %w", address, patience, err)
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, time.Second)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("connecting to %s: %w", address, errors.Join(context.Cause(ctx), err))
+		}
+	}
+}
+
+// temporary reports whether a connection that could not be made may be made later: the other end is not there yet, or had
+// too many at once.
+func temporary(err error) bool {
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		return r.reason == refusedSlow
+	}
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		return op.Op != "remote error" && op.Op != "local error" // of package tls
+	}
+	return errors.Is(err, errDial) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// errDial is that there is no connection at all.
+var errDial = errors.New("no connection")
+
+func (n *Node) dialOnce(ctx context.Context, address string, h hello) (a *arrival, err error) {
+	short, cancel := context.WithTimeout(ctx, n.cfg.Handshake)
+	defer cancel()
+	c, err := n.cfg.Dial(short, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errDial, err)
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer func() {
+		if !stop() && err == nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			c.Close()
+		}
+	}()
+	c.SetDeadline(time.Now().Add(n.cfg.Handshake))
+	a = &arrival{hello: h, conn: c, raw: c}
+	if n.cfg.TLS != nil {
+		cfg := n.cfg.TLS
+		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+			cfg = cfg.Clone()
+			cfg.ServerName, _, _ = net.SplitHostPort(address)
+		}
+		a.shim = &shim{Conn: c}
+		a.shim.tls = tls.Client(a.shim, cfg)
+		a.conn = a.shim.tls
+		if err := a.shim.tls.HandshakeContext(short); err != nil {
+			return nil, fmt.Errorf("TLS: %w", err)
+		}
+	}
+	b := h.encode()
+	if _, err := a.conn.Write(b); err != nil {
+		return nil, err
+	}
+	if n.cfg.Authenticate != nil {
+		if err := n.cfg.Authenticate(a.conn, true, b); err != nil {
+			return nil, fmt.Errorf("authentication: %w", err)
+		}
+	}
+	c.SetDeadline(time.Time{}) // the other end may be long in coming to the group
+	if err := readReply(a.conn); err != nil {
+		return nil, err
+	}
+	return a, nil
+}

@@ -1,0 +1,202 @@
+package tcp
+
+import (
+	"net"
+	"sync"
+)
+
+// pumpBytes is what a pump holds in each direction.
+const pumpBytes = 256 << 10
+
+// pump is a wire over any connection: two goroutines move the bytes, through buffers. It serves connections that are no
+// sockets, and systems where a socket cannot be used without blocking.
+type pump struct {
+	conn net.Conn
+	done sync.WaitGroup
+
+	mu      sync.Mutex
+	changed sync.Cond // of mu: anything below
+	in, out ring
+	inErr   error
+	outErr  error
+	writing int    // bytes of out that the writer has taken and not yet written
+	written uint64 // how often it has written
+	closed  bool
+}
+
+func newPump(c net.Conn) wire {
+	p := &pump{conn: c}
+	p.changed.L = &p.mu
+	p.in.b, p.out.b = make([]byte, pumpBytes), make([]byte, pumpBytes)
+	p.done.Go(p.reader)
+	p.done.Go(p.writer)
+	return p
+}
+
+func (p *pump) reader() {
+	b := make([]byte, pumpBytes/4)
+	for {
+		n, err := p.conn.Read(b)
+		p.mu.Lock()
+		for rest := b[:n]; len(rest) > 0 && !p.closed; {
+			k := p.in.put(rest)
+			rest = rest[k:]
+			p.changed.Broadcast()
+			if len(rest) > 0 {
+				p.changed.Wait()
+			}
+		}
+		if err != nil {
+			p.inErr = err
+			p.changed.Broadcast()
+		}
+		end := p.closed || err != nil
+		p.mu.Unlock()
+		if end {
+			return
+		}
+	}
+}
+
+func (p *pump) writer() {
+	b := make([]byte, pumpBytes/4)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		for p.out.n == 0 && !p.closed {
+			p.changed.Wait()
+		}
+		if p.closed {
+			return
+		}
+		p.writing = p.out.get(b)
+		p.mu.Unlock()
+		_, err := p.conn.Write(b[:p.writing])
+		p.mu.Lock()
+		p.writing = 0
+		p.written++
+		p.outErr = err
+		p.changed.Broadcast()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (p *pump) read(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := p.in.get(b)
+	switch {
+	case n > 0:
+		p.changed.Broadcast()
+		return n, nil
+	case p.inErr != nil:
+		return 0, p.inErr
+	case p.closed:
+		return 0, net.ErrClosed
+	}
+	return 0, errAgain
+}
+
+func (p *pump) write(a, b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.outErr != nil:
+		return 0, p.outErr
+	case p.closed:
+		return 0, net.ErrClosed
+	}
+	n := p.out.put(a)
+	if n == len(a) {
+		n += p.out.put(b)
+	}
+	if n == 0 {
+		return 0, errAgain
+	}
+	p.changed.Broadcast()
+	return n, nil
+}
+
+func (p *pump) flush() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.outErr != nil:
+		return p.outErr
+	case p.out.n > 0 || p.writing > 0:
+		return errAgain
+	}
+	return nil
+}
+
+func (p *pump) awaitRead() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.in.n == 0 && p.inErr == nil && !p.closed {
+		p.changed.Wait()
+	}
+}
+
+func (p *pump) awaitWrite(more func() bool) {
+	for {
+		p.mu.Lock()
+		before := p.written
+		p.mu.Unlock()
+		if more() {
+			return
+		}
+		p.mu.Lock()
+		for p.written == before && p.out.n+p.writing > 0 && p.outErr == nil && !p.closed {
+			p.changed.Wait()
+		}
+		closed := p.closed
+		p.mu.Unlock()
+		if closed {
+			return
+		}
+	}
+}
+
+func (p *pump) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.changed.Broadcast()
+	p.mu.Unlock()
+	p.conn.Close()
+}
+
+func (p *pump) join() { p.done.Wait() }
+
+// ring is a circular buffer of n bytes from at on.
+type ring struct {
+	b     []byte
+	at, n int
+}
+
+// put takes what has room.
+func (r *ring) put(p []byte) int {
+	total := 0
+	for len(p) > 0 && r.n < len(r.b) {
+		end := (r.at + r.n) % len(r.b)
+		k := copy(r.b[end:min(len(r.b), end+len(r.b)-r.n)], p)
+		p = p[k:]
+		r.n += k
+		total += k
+	}
+	return total
+}
+
+// get gives what is there.
+func (r *ring) get(p []byte) int {
+	total := 0
+	for len(p) > 0 && r.n > 0 {
+		k := copy(p, r.b[r.at:min(len(r.b), r.at+r.n)])
+		p = p[k:]
+		r.at = (r.at + k) % len(r.b)
+		r.n -= k
+		total += k
+	}
+	return total
+}

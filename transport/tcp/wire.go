@@ -1,0 +1,154 @@
+package tcp
+
+import (
+	"crypto/tls"
+	"net"
+	"sync"
+)
+
+// wire moves bytes over a connection without blocking. One goroutine at a time reads, one writes.
+type wire interface {
+	// read returns what is there, at least one byte, or errAgain; io.EOF at the end.
+	read(p []byte) (int, error)
+	// write takes some of a, then of b, at least one byte, or returns errAgain. Both may be changed afterwards.
+	write(a, b []byte) (int, error)
+	// flush moves on what write took but the kernel has not; errAgain: there is more.
+	flush() error
+	// awaitRead blocks until read may have something, or the wire is closed.
+	awaitRead()
+	// awaitWrite calls more, and again whenever the wire may take more, until it returns true or the wire is closed.
+	awaitWrite(more func() bool)
+	// close ends the connection and all waits. It does not wait for goroutines.
+	close()
+	// join waits for the goroutines of a closed wire.
+	join()
+}
+
+// again is the error of what would block. Package tls takes it for a timeout, after which one may go on.
+type again struct{}
+
+func (again) Error() string   { return "tcp: nothing can be moved now" }
+func (again) Timeout() bool   { return true }
+func (again) Temporary() bool { return true }
+
+var errAgain error = again{}
+
+// newWire returns the wire over a connection whose handshakes are done: straight to the socket where that can be done, or
+// by goroutines; through TLS if s is not nil.
+func newWire(c net.Conn, s *shim) wire {
+	w := newSocket(c)
+	if w == nil {
+		w = newPump(c)
+	}
+	if s == nil {
+		return w
+	}
+	s.base = w
+	return &tlsWire{base: w, conn: s.tls, shim: s}
+}
+
+// shim is the connection below a tls.Conn. During the handshake it passes everything on; then it goes over to the wire.
+type shim struct {
+	net.Conn
+	tls  *tls.Conn
+	base wire // nil during the handshake
+
+	mu      sync.Mutex
+	pending []byte // ciphertext that the wire has not taken, from sent on
+	sent    int
+}
+
+func (s *shim) Read(p []byte) (int, error) {
+	if s.base == nil {
+		return s.Conn.Read(p)
+	}
+	return s.base.read(p)
+}
+
+// Write never blocks: what it is given is kept. tlsWire gives little at a time.
+func (s *shim) Write(p []byte) (int, error) {
+	if s.base == nil {
+		return s.Conn.Write(p)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = append(s.pending, p...)
+	return len(p), nil
+}
+
+// flush writes what is pending.
+func (s *shim) flush() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.sent < len(s.pending) {
+		n, err := s.base.write(s.pending[s.sent:], nil)
+		s.sent += n
+		if err != nil {
+			return err
+		}
+	}
+	s.pending, s.sent = s.pending[:0], 0
+	return nil
+}
+
+// tlsWire is a wire through TLS: frames in records.
+type tlsWire struct {
+	base  wire
+	conn  *tls.Conn
+	shim  *shim
+	plain []byte
+}
+
+// recordBytes is how much is encrypted at a time: a few records.
+const recordBytes = 64 << 10
+
+func (w *tlsWire) read(p []byte) (int, error) {
+	for {
+		n, err := w.conn.Read(p)
+		if n > 0 {
+			return n, nil
+		}
+		if err != nil {
+			if _, ok := err.(again); ok {
+				err = errAgain
+			}
+			return 0, err
+		}
+	}
+}
+
+func (w *tlsWire) write(a, b []byte) (int, error) {
+	if err := w.shim.flush(); err != nil {
+		return 0, err
+	}
+	chunk := b
+	if len(a) > 0 {
+		if len(b) > smallBytes {
+			chunk = a
+		} else {
+			w.plain = append(append(w.plain[:0], a...), b...)
+			chunk = w.plain
+		}
+	}
+	chunk = chunk[:min(len(chunk), recordBytes)]
+	n, err := w.conn.Write(chunk)
+	if err != nil {
+		return n, err
+	}
+	if err := w.shim.flush(); err != nil && err != errAgain {
+		return n, err
+	}
+	return n, nil
+}
+
+func (w *tlsWire) flush() error {
+	if err := w.shim.flush(); err != nil {
+		return err
+	}
+	return w.base.flush()
+}
+
+func (w *tlsWire) awaitRead()                  { w.base.awaitRead() }
+func (w *tlsWire) awaitWrite(more func() bool) { w.base.awaitWrite(more) }
+func (w *tlsWire) close()                      { w.base.close() }
+func (w *tlsWire) join()                       { w.base.join() }

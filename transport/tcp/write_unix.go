@@ -1,0 +1,8 @@
+//go:build unix && !linux
+
+package tcp
+
+import "golang.org/x/sys/unix"
+
+// writeBoth writes of the first slice what can be written; the second is the next call's.
+func writeBoth(fd int, out *[2][]byte) (int, error) { return unix.Write(fd, out[0]) }
