@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,7 @@ var (
 	_ transport.Poster   = (*endpoint)(nil)
 	_ transport.Splitter = (*endpoint)(nil)
 	_ transport.Asker    = (*endpoint)(nil)
+	_ transport.Placer   = (*endpoint)(nil)
 )
 
 // peer is what an endpoint knows of another rank.
@@ -61,9 +63,8 @@ type peer struct {
 
 // fate is what has become of a peer. It is replaced, never changed.
 type fate struct {
-	failed *transport.Failure // its group has failed
-	gone   error              // ErrClosed, or why it is lost
-	broken bool               // a data connection ended; what that means is about to be known
+	gone   error // the first reason why it is of no use: ErrClosed, a *Failure, or that it is lost
+	broken bool  // a data connection ended; what that means is about to be known
 }
 
 func newEndpoint(g *group, rank int) *endpoint {
@@ -88,6 +89,8 @@ func (e *endpoint) Transport() string { return "tcp" }
 
 func (e *endpoint) Reach(int) transport.Reach { return transport.Messages }
 
+func (e *endpoint) Places() []transport.Place { return e.group.places }
+
 func (e *endpoint) Publish(transport.Slot) {}
 
 func (e *endpoint) Peer(int) *transport.Slot { return nil }
@@ -108,6 +111,9 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 		if r < 0 || r >= len(e.peers) {
 			return nil, fmt.Errorf("tcp: rank %d in a group of %d", r, len(e.peers))
 		}
+		if slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("tcp: rank %d twice in the group %v", r, ranks)
+		}
 		world[i] = e.group.ranks[r]
 	}
 	end, err := e.group.world.take(id, world, e.group.ranks[e.rank])
@@ -118,6 +124,9 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 }
 
 func (e *endpoint) Fail(reason []byte) {
+	if e.closed.Load() {
+		return
+	}
 	e.failed.Do(func() {
 		text := append([]byte(nil), reason[:min(len(reason), transport.ReasonMax)]...)
 		e.group.world.say(e.group, &message{kind: msgFailed, from: uint32(e.rank), text: text}, -1)
@@ -250,17 +259,9 @@ func (e *endpoint) hear(m *message, proc int) {
 	}
 	switch m.kind {
 	case msgClosed:
-		e.settle(from, func(f *fate) {
-			if f.gone == nil {
-				f.gone = transport.ErrClosed
-			}
-		})
+		e.lost(from, transport.ErrClosed)
 	case msgFailed:
-		e.settle(from, func(f *fate) {
-			if f.failed == nil {
-				f.failed = &transport.Failure{Reason: m.text}
-			}
-		})
+		e.lost(from, &transport.Failure{Reason: m.text})
 	case msgConnect:
 		if e.group.dials(e.rank, from) {
 			e.want(from)
@@ -290,6 +291,7 @@ func (e *endpoint) lose(proc int, err error) {
 	}
 }
 
+// lost says that a peer is of no use any more, unless it was known before.
 func (e *endpoint) lost(rank int, err error) {
 	e.settle(rank, func(f *fate) {
 		if f.gone == nil {
@@ -325,10 +327,13 @@ func (e *endpoint) broke(rank int, from net.Addr, err error) {
 		return
 	}
 	e.settle(rank, func(f *fate) {
-		if f.broken || f.gone != nil || e.closed.Load() {
+		if f.broken || e.closed.Load() {
 			return
 		}
 		f.broken = true
+		if f.gone != nil {
+			return
+		}
 		e.timers = append(e.timers, time.AfterFunc(brokenGrace, func() { e.lost(rank, err) }))
 	})
 }

@@ -18,6 +18,7 @@ type post struct {
 	stream   *stream // that has out; nil: it is not queued yet
 	ticket   uint64  // what stream.sent reaches when out has gone
 	judged   bool    // the head of the frame for in
+	err      error   // an earlier one failed
 }
 
 func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error {
@@ -72,26 +73,26 @@ func (e *endpoint) Complete(ctx context.Context) error {
 		return fmt.Errorf("tcp: no exchange is under way")
 	}
 	x := &e.posts[e.first]
-	err := e.wait(ctx, x)
-	if err != nil {
-		e.abandon()
-		return err
+	err := x.err
+	if err == nil {
+		if err = e.wait(ctx, x); err != nil {
+			e.abandon(err)
+		}
 	}
 	*x = post{}
 	e.first = (e.first + 1) % len(e.posts)
 	e.count--
-	return nil
+	return err
 }
 
-// abandon takes back what is under way: nobody uses the callers' memory any more.
-func (e *endpoint) abandon() {
+// abandon takes back what is under way, which fails with err: nobody uses the callers' memory any more.
+func (e *endpoint) abandon(err error) {
 	for i := range e.posts {
 		if s := e.posts[i].stream; s != nil {
 			s.takeBack()
 		}
-		e.posts[i] = post{}
+		e.posts[i] = post{err: err}
 	}
-	e.first, e.count = 0, 0
 }
 
 // queue gives the frames of posts to their connections, in order, as far as there are some.
@@ -102,6 +103,9 @@ func (e *endpoint) queue() {
 			continue
 		}
 		p := &e.peers[x.to]
+		if p.fate.Load().gone != nil {
+			return
+		}
 		if !p.up.Load() {
 			e.want(x.to)
 			return
@@ -299,8 +303,6 @@ func (e *endpoint) verdict(rank int, receiving bool) error {
 	p := &e.peers[rank]
 	f := p.fate.Load()
 	switch {
-	case f.failed != nil:
-		return &transport.PeerDown{Rank: rank, Err: f.failed}
 	case f.gone == nil:
 		return nil
 	case receiving && f.gone == transport.ErrClosed && !f.broken && (p.up.Load() || e.dialing(rank)):

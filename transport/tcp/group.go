@@ -15,6 +15,7 @@ type group struct {
 	members uint64 // hash of ranks
 	inProc  []bool // by process: some of the ranks are there
 	local   int    // ranks that are here
+	places  []transport.Place
 
 	ends  []*endpoint // taken and not closed
 	took  []bool      // by rank: its end was taken
@@ -93,8 +94,9 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 
 func (w *world) newGroup(id uint64, ranks []int) *group {
 	g := &group{world: w, id: id, ranks: slices.Clone(ranks), members: hashMembers("", ranks), inProc: make([]bool, len(w.procs)), took: make([]bool, len(ranks))}
-	for _, r := range ranks {
+	for at, r := range ranks {
 		p := w.proc[r]
+		g.places = append(g.places, transport.Place{Worker: at, Domain: at, Host: w.host[p]})
 		g.inProc[p] = true
 		if p == w.self {
 			g.local++

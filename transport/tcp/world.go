@@ -33,6 +33,7 @@ type world struct {
 	key   worldKey
 	procs []process // by lowest rank
 	proc  []int     // of each rank: index in procs
+	host  []int     // of each process: a number that tells the hosts apart
 	self  int
 	spin  bool // no more ranks than processors are on this host
 	hash  uint64
@@ -135,16 +136,30 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	if own := w.procs[w.self]; !slices.Equal(own.ranks, slices.Sorted(slices.Values(g.Local))) {
 		return nil, fmt.Errorf("tcp: local ranks %v, but ranks %v have this process's address %s", g.Local, own.ranks, own.addr)
 	}
+	w.host = hosts(w.procs)
 	w.spin = w.sharers() <= runtime.NumCPU() && len(g.Local) <= runtime.GOMAXPROCS(0)
 	return w, nil
 }
 
-// sharers returns how many ranks share this host's processors, as far as their addresses tell.
+// hosts numbers the hosts of processes, as far as their addresses tell them apart.
+func hosts(procs []process) []int {
+	out := make([]int, len(procs))
+	first := map[string]int{}
+	for i, p := range procs {
+		host, _, _ := net.SplitHostPort(p.addr)
+		if _, ok := first[host]; !ok {
+			first[host] = i
+		}
+		out[i] = first[host]
+	}
+	return out
+}
+
+// sharers returns how many ranks share this host's processors.
 func (w *world) sharers() int {
-	here, _, _ := net.SplitHostPort(w.procs[w.self].addr)
 	n := 0
-	for _, p := range w.procs {
-		if host, _, _ := net.SplitHostPort(p.addr); host == here {
+	for i, p := range w.procs {
+		if w.host[i] == w.host[w.self] {
 			n += len(p.ranks)
 		}
 	}
