@@ -7,14 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // opened makes a group of n ranks, spread over as many nodes as processes says, each set up by config.
 func opened(t testing.TB, n, processes int, config func(process int) tcp.Config) []transport.Endpoint {
