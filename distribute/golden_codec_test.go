@@ -333,6 +333,15 @@ func matchKind(path string, want map[string]any, got distribute.Value, tol toler
 			return bad()
 		}
 		return matchAll(path, want["items"], items, tol)
+	case "variable_ref": // TensorFlow gave a variable or a component of one, where a value is given here
+		if want["class"] == "component" {
+			return match(path, want["value"], got, tol)
+		}
+		v, ok := got.(*distribute.Variable)
+		if !ok {
+			return bad()
+		}
+		return matchAll(path, want["components"], v.Values(), tol)
 	case "dict":
 		items, _ := want["items"].(map[string]any)
 		return matchFields(path, items, got, tol)

@@ -29,25 +29,58 @@ type goldenRun struct {
 
 // strategy makes the case's strategy.
 func (g *goldenRun) strategy() (*distribute.Strategy, error) {
+	s, err := g.strategyOf(g.c.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range s.EngineDevices() {
+		g.devices = append(g.devices, d.Index)
+	}
+	return s, nil
+}
+
+// names returns a list of strings of a case; nil if there is none.
+func names(v any) []string {
+	list, ok := v.([]any)
+	if !ok {
+		return nil
+	}
+	out := make([]string, len(list))
+	for i, name := range list {
+		out[i] = fmt.Sprint(name)
+	}
+	return out
+}
+
+// strategyOf makes the strategy that a case describes.
+func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error) {
+	var ops distribute.CrossDeviceOps
 	var s *distribute.Strategy
 	var err error
-	switch kind := g.c.Strategy["type"]; kind {
+	if spec, ok := spec["cross_device_ops"].(map[string]any); ok {
+		if ops, err = crossDeviceOps(spec); err != nil {
+			return nil, err
+		}
+	}
+	device, _ := spec["device"].(string)
+	parameters, _ := spec["parameter_device"].(string)
+	switch kind := spec["type"]; kind {
 	case "MirroredStrategy":
-		cfg := distribute.MirroredConfig{LogicalCPUs: goldenCPUs}
-		if names, ok := g.c.Strategy["devices"].([]any); ok {
-			cfg.Devices = []string{}
-			for _, name := range names {
-				cfg.Devices = append(cfg.Devices, name.(string))
-			}
-		}
-		if spec, ok := g.c.Strategy["cross_device_ops"].(map[string]any); ok {
-			if cfg.CrossDeviceOps, err = crossDeviceOps(spec); err != nil {
-				return nil, err
-			}
-		}
-		s, err = distribute.NewMirroredStrategy(cfg)
+		s, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: names(spec["devices"]), LogicalCPUs: goldenCPUs, CrossDeviceOps: ops})
 	case "OneDeviceStrategy":
-		s, err = distribute.NewOneDeviceStrategy(distribute.OneDeviceConfig{Device: g.c.Strategy["device"].(string), LogicalCPUs: goldenCPUs})
+		s, err = distribute.NewOneDeviceStrategy(distribute.OneDeviceConfig{Device: device, LogicalCPUs: goldenCPUs})
+	case "CentralStorageStrategy":
+		s, err = distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
+			ComputeDevices: names(spec["compute_devices"]), ParameterDevice: parameters, LogicalCPUs: goldenCPUs,
+		})
+	case "MultiWorkerMirroredStrategy":
+		options, e := communication(spec["options"])
+		if e != nil {
+			return nil, e
+		}
+		s, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Devices: names(spec["devices"]), LogicalCPUs: goldenCPUs, Options: options})
+	case "Default":
+		return distribute.Default(), nil
 	default:
 		return nil, fmt.Errorf("unknown strategy %v", kind)
 	}
@@ -59,9 +92,6 @@ func (g *goldenRun) strategy() (*distribute.Strategy, error) {
 			g.Errorf("Close: %v", err)
 		}
 	})
-	for _, d := range s.EngineDevices() {
-		g.devices = append(g.devices, d.Index)
-	}
 	return s, nil
 }
 
@@ -130,8 +160,11 @@ func (g *goldenRun) axis() ([]int, error) {
 }
 
 // options returns the case's communication options.
-func (g *goldenRun) options() (distribute.Options, error) {
-	comm, _ := g.c.Options["comm"].(map[string]any)
+func (g *goldenRun) options() (distribute.Options, error) { return communication(g.c.Options["comm"]) }
+
+// communication returns the communication options that a case describes.
+func communication(v any) (distribute.Options, error) {
+	comm, _ := v.(map[string]any)
 	var o distribute.Options
 	if n, ok := comm["bytes_per_pack"].(json.Number); ok {
 		o.BytesPerPack, _ = strconv.Atoi(n.String())
@@ -796,28 +829,19 @@ func goldenVarCreate(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	class := "MirroredVariable"
-	switch {
-	case strings.HasPrefix(v.String(), "<tf.Variable"):
-		class = "ResourceVariable"
-	case strings.HasPrefix(v.String(), "SyncOnReadVariable:{"):
-		class = "SyncOnReadVariable"
-	}
-	shape, names, devices, components := []any{}, []any{}, []any{}, []any{}
+	shape, names, components := []any{}, []any{}, []any{}
 	for _, d := range v.Shape() {
 		shape = append(shape, d)
 	}
 	for i, c := range v.Values() {
 		names = append(names, v.ComponentName(i))
-		d, _ := distribute.DeviceOf(c)
-		devices = append(devices, d.Short())
 		components = append(components, c)
 	}
 	return map[string]any{"value": map[string]any{
-		"class": class, "synchronization": v.Synchronization().String(), "aggregation": v.Aggregation().String(),
+		"class": v.Kind().String(), "synchronization": v.Synchronization().String(), "aggregation": v.Aggregation().String(),
 		"trainable": v.Trainable(), "name": v.Name(), "dtype": v.DType().String(), "shape": shape,
-		"component_names": names, "component_devices": devices, "components": components,
-		"created_in_scope": v.Strategy() == s,
+		"component_names": names, "component_devices": shortDevices(v.Devices()), "components": components,
+		"created_in_scope": s.VariableCreatedInScope(v),
 	}}, nil
 }
 

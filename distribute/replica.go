@@ -57,7 +57,7 @@ func (r *Replica) ID() int { return r.id }
 func (r *Replica) NumReplicas() int { return len(r.strategy.devices) }
 
 // Device returns the replica's device in TensorFlow's full form.
-func (r *Replica) Device() string { return r.device.String() }
+func (r *Replica) Device() string { return r.strategy.deviceName(*r.device) }
 
 // Strategy returns the strategy that the replica belongs to.
 func (r *Replica) Strategy() *Strategy { return r.strategy }

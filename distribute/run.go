@@ -113,7 +113,7 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 	defer outer.mu.Unlock()
 	if outer.inner == nil {
 		inner, err := (&Strategy{
-			self: s, kind: s.kind, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine, ops: s.ops,
+			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine, ops: s.ops,
 			options: s.options, stall: s.stall, logger: s.logger,
 		}).open("Run")
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
 )
@@ -56,18 +57,10 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: centralKind, devices: devices, params: params, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		kind: centralKind, task: cluster.NoTask, devices: devices, params: params, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
-}
-
-// ClusterResolver says which workers a job has and which of them this process is (TensorFlow's ClusterResolver, as far
-// as strategies need it).
-type ClusterResolver interface {
-	// Workers returns the number of workers that train together, the chief among them, and the number of this one, from 0.
-	// A process that belongs to no cluster is worker 0 of 1.
-	Workers() (count, id int, err error)
 }
 
 // MultiWorkerConfig describes a strategy over several workers. The zero value is a single worker.
@@ -75,8 +68,8 @@ type MultiWorkerConfig struct {
 	// Devices lists this worker's devices, by replica. None: all accelerators that the engine reports or, if it has none, CPU:0
 	// alone, as in TensorFlow.
 	Devices []string
-	// Resolver says who is in the job. Nil: this process alone.
-	Resolver ClusterResolver
+	// Resolver says who is in the job. Default: [cluster.TFConfig], which without TF_CONFIG says that this process is alone.
+	Resolver cluster.Resolver
 	// Group is the communicators of this worker's replicas, in the order of Devices. Nil: the strategy makes its own, which a
 	// single worker can. The strategy closes it.
 	Group collective.Group
@@ -97,13 +90,12 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Resolver != nil {
-		switch count, _, err := cfg.Resolver.Workers(); {
-		case err != nil:
-			return nil, errorf(op, ErrInvalid, "%w", err)
-		case count > 1:
-			return nil, errorf(op, ErrUnsupported, "the cluster has %d workers: want one", count)
-		}
+	if cfg.Resolver == nil {
+		cfg.Resolver = &cluster.TFConfig{}
+	}
+	task, err := singleWorker(op, cfg.Resolver)
+	if err != nil {
+		return nil, err
 	}
 	names := cfg.Devices
 	if len(names) == 0 {
@@ -116,7 +108,7 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: multiWorkerKind, devices: devices, params: devices, engine: cfg.Engine, resolver: cfg.Resolver,
+		kind: multiWorkerKind, devices: devices, params: devices, engine: cfg.Engine, resolver: cfg.Resolver, task: task,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	if g := cfg.Group; g != nil {
@@ -128,6 +120,34 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	return s.open(op)
 }
 
+// singleWorker returns which task of the cluster this process is, if it trains alone.
+func singleWorker(op string, r cluster.Resolver) (cluster.Task, error) {
+	spec, err := r.Spec()
+	if err != nil {
+		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
+	}
+	if len(spec.Jobs()) == 0 {
+		return cluster.NoTask, nil
+	}
+	task, err := r.Task()
+	switch {
+	case err != nil:
+		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
+	case !task.Known():
+		return cluster.NoTask, errorf(op, ErrInvalid, "when a cluster spec is given, you must also specify the task's type and index: it is not known which task of the cluster this process is")
+	}
+	if _, err := cluster.IDInCluster(spec, task); err != nil {
+		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
+	}
+	switch count, err := cluster.WorkerCount(spec, task.Type); {
+	case err != nil:
+		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
+	case count > 1:
+		return cluster.NoTask, errorf(op, ErrUnsupported, "the cluster has %d workers: want one", count)
+	}
+	return task, nil
+}
+
 // Default returns the strategy of code that runs in no other one's scope: one replica on CPU:0, whose values are never
 // wrapped and whose variables are plain (TensorFlow's default strategy). There is one in the process; it holds nothing
 // while no Run is in progress.
@@ -135,7 +155,7 @@ func Default() *Strategy { return defaultStrategy().strategy }
 
 // defaultStrategy makes the default strategy, and the replica that code outside of every Run is.
 var defaultStrategy = sync.OnceValue(func() *Replica {
-	s, err := (&Strategy{kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU}}).open("Default")
+	s, err := (&Strategy{kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU}, task: cluster.NoTask}).open("Default")
 	if err != nil {
 		panic(err) // there is nothing that could fail
 	}
@@ -166,20 +186,31 @@ func (s *Strategy) Properties() Properties {
 		ShouldCheckpoint: true, ShouldSaveSummary: true, ShouldInit: true,
 		BetweenGraph:      s.kind == centralKind || s.kind == multiWorkerKind,
 		NumReplicasInSync: len(s.devices), WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
-		InputDevice: localCPU.String(),
+		InputDevice: s.deviceName(localCPU),
 	}
 }
 
 // ParameterDevices returns the devices on which a variable's components live, in TensorFlow's full form.
-func (s *Strategy) ParameterDevices() []string { return deviceNames(s.params) }
+func (s *Strategy) ParameterDevices() []string { return s.deviceNames(s.params) }
+
+// VariableCreatedInScope reports whether a variable is the strategy's (TensorFlow's variable_created_in_scope).
+func (s *Strategy) VariableCreatedInScope(v *Variable) bool { return v != nil && v.strategy == s }
 
 // ClusterResolver returns the resolver that the strategy was made with, or nil.
-func (s *Strategy) ClusterResolver() ClusterResolver { return s.resolver }
+func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
 
-func deviceNames(devices []Device) []string {
+// deviceName returns a device's full name: that of this process' task if it is one of a cluster.
+func (s *Strategy) deviceName(d Device) string {
+	if s.task.Known() {
+		d.Job, d.Task = s.task.Type, s.task.Index
+	}
+	return d.String()
+}
+
+func (s *Strategy) deviceNames(devices []Device) []string {
 	names := make([]string, len(devices))
 	for i, d := range devices {
-		names[i] = d.String()
+		names[i] = s.deviceName(d)
 	}
 	return names
 }

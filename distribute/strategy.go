@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/internal/ledger"
 )
@@ -20,7 +21,8 @@ type Strategy struct {
 	oneDevice     bool // one replica, whose values are never wrapped
 	devices       []Device
 	params        []Device // where variables live
-	resolver      ClusterResolver
+	resolver      cluster.Resolver
+	task          cluster.Task // this process, if it is one of a cluster
 	engine        engine.Engine
 	engineDevices []engine.Device
 	options       Options
@@ -102,12 +104,15 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 	if len(names) == 0 {
 		names = defaultDevices(known)
 	}
+	if _, err := IsSingleWorker(names); err != nil {
+		return nil, err
+	}
 	devices, err := canonicalDevices(op, names, known)
 	if err != nil {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: mirroredKind, devices: devices, params: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		kind: mirroredKind, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
@@ -144,7 +149,7 @@ func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: oneDeviceKind, oneDevice: true, devices: devices, params: devices, engine: cfg.Engine,
+		kind: oneDeviceKind, oneDevice: true, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine,
 		options: cfg.Options, logger: cfg.Logger,
 	}
 	return s.open(op)
@@ -203,7 +208,7 @@ func (s *Strategy) noteNCCL(o Options) {
 func (s *Strategy) NumReplicasInSync() int { return len(s.devices) }
 
 // Devices returns the replicas' devices by replica id, in TensorFlow's full form.
-func (s *Strategy) Devices() []string { return deviceNames(s.devices) }
+func (s *Strategy) Devices() []string { return s.deviceNames(s.devices) }
 
 // EngineDevices returns the replicas' devices by replica id, as the engine names them.
 func (s *Strategy) EngineDevices() []engine.Device {

@@ -24,7 +24,9 @@ func (c *Component) Replica() int { return c.index }
 func (c *Component) Name() string { return c.variable.ComponentName(c.index) }
 
 // Device returns the component's device in TensorFlow's full form.
-func (c *Component) Device() string { return c.variable.devices[c.index].String() }
+func (c *Component) Device() string {
+	return c.variable.strategy.deviceName(c.variable.devices[c.index])
+}
 
 // Read returns the component's value.
 func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.index].load() }

@@ -1,6 +1,7 @@
 package distribute
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -31,6 +32,18 @@ func (p *PerReplica) String() string { return p.format("PerReplica") }
 
 // String prints the components as TensorFlow does.
 func (m *Mirrored) String() string { return m.format("Mirrored") }
+
+// Get returns the component on ctx's current device (see [WithDevice]) or, if there is none, the first: what TensorFlow takes
+// where a mirrored value is used as a tensor in cross-replica context.
+func (m *Mirrored) Get(ctx context.Context) Value {
+	at := hostDevice(ctx)
+	for _, v := range m.values {
+		if d, ok := DeviceOf(v); ok && d == at {
+			return v
+		}
+	}
+	return m.values[0]
+}
 
 type components struct{ values []Value }
 

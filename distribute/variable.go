@@ -274,7 +274,7 @@ func (v *Variable) Kind() VariableKind {
 }
 
 // Devices returns the components' devices, in TensorFlow's full form.
-func (v *Variable) Devices() []string { return deviceNames(v.devices) }
+func (v *Variable) Devices() []string { return v.strategy.deviceNames(v.devices) }
 
 // Synchronization returns when the components are made one.
 func (v *Variable) Synchronization() Synchronization { return v.sync }

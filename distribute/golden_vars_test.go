@@ -1,0 +1,439 @@
+package distribute_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// program is a var_program case while it runs.
+type program struct {
+	*goldenRun
+	s     *distribute.Strategy
+	vars  []*distribute.Variable
+	saved []byte // the last checkpoint
+}
+
+// goldenVarProgram carries out the steps of a case one after the other; a step that fails does not end the program.
+func goldenVarProgram(g *goldenRun) (map[string]any, error) {
+	s, err := g.strategy()
+	if err != nil {
+		return nil, err
+	}
+	p := &program{goldenRun: g, s: s}
+	specs, _ := g.c.Inputs["variables"].([]any)
+	for _, spec := range specs {
+		v, err := g.variable(s, spec.(map[string]any))
+		if err != nil {
+			return nil, err
+		}
+		p.vars = append(p.vars, v)
+	}
+	steps, _ := g.c.Inputs["steps"].([]any)
+	out := []any{}
+	for _, st := range steps {
+		result, err := p.step(st.(map[string]any))
+		out = append(out, stepAnswer{result, err})
+	}
+	return map[string]any{"steps": out}, nil
+}
+
+// stepAnswer is one step's result, or its error.
+type stepAnswer struct {
+	result any
+	err    error
+}
+
+// variableMutations are the ways to write a variable that steps name.
+var variableMutations = map[string]func(*distribute.Variable, distribute.Context, distribute.Value) error{
+	"assign": (*distribute.Variable).Assign, "assign_add": (*distribute.Variable).AssignAdd, "assign_sub": (*distribute.Variable).AssignSub,
+	"scatter_add": (*distribute.Variable).ScatterAdd, "scatter_sub": (*distribute.Variable).ScatterSub,
+	"scatter_mul": (*distribute.Variable).ScatterMul, "scatter_div": (*distribute.Variable).ScatterDiv,
+	"scatter_min": (*distribute.Variable).ScatterMin, "scatter_max": (*distribute.Variable).ScatterMax,
+	"scatter_update": (*distribute.Variable).ScatterUpdate,
+}
+
+func (p *program) step(st map[string]any) (any, error) {
+	v := p.vars[0]
+	if n, ok := st["var"].(json.Number); ok {
+		i, err := n.Int64()
+		if err != nil || i < 0 || int(i) >= len(p.vars) {
+			return nil, fmt.Errorf("no variable %v", n)
+		}
+		v = p.vars[i]
+	}
+	cross, err := p.s.Cross(p.Context())
+	if err != nil {
+		return nil, err
+	}
+	do, _ := st["do"].(string)
+	if change, ok := variableMutations[do]; ok {
+		return p.mutate(st, v, cross, change)
+	}
+	inCross := st["context"] == "cross"
+	switch do {
+	case "read", "value":
+		return p.read(v, cross, inCross, func(t *tensor.Tensor) (distribute.Value, error) { return t, nil })
+	case "add_scalar":
+		x, err := decodeValue(st["value"], p.devices)
+		if err != nil {
+			return nil, err
+		}
+		return p.read(v, cross, inCross, func(t *tensor.Tensor) (distribute.Value, error) {
+			if host, ok := hostNumber(x); ok {
+				number := tensor.New(t.DType())
+				setNumber(number, 0, host)
+				x = number
+			}
+			return addAll(p.Context(), t, spread(x, t))
+		})
+	case "read_outside_scope", "read_var":
+		return v.Read(cross)
+	case "components":
+		return v.Values(), nil
+	case "reduce":
+		op, err := distribute.ParseReduceOp(st["reduce_op"].(string))
+		if err != nil {
+			return nil, err
+		}
+		return p.s.Reduce(p.s.Scope(p.Context()), op, v, distribute.ReduceOptions{})
+	case "update":
+		return p.update(st, v, cross, inCross)
+	case "save":
+		t, err := v.Saved(cross)
+		if err != nil {
+			return nil, err
+		}
+		return t, p.save(t)
+	case "save_plain":
+		x, err := decodeValue(st["value"], p.devices)
+		if err != nil {
+			return nil, err
+		}
+		plain, err := distribute.Default().NewVariable(p.Context(), distribute.VariableConfig{Initial: x})
+		if err != nil {
+			return nil, err
+		}
+		return nil, p.save(plain.Values()[0].(*tensor.Tensor))
+	case "restore":
+		t, err := p.load()
+		if err != nil {
+			return nil, err
+		}
+		if err := v.Restore(cross, t); err != nil {
+			return nil, err
+		}
+		return v.Values(), nil
+	case "restore_plain":
+		return p.restorePlain(v)
+	}
+	return nil, fmt.Errorf("the runner does not know the step %q", do)
+}
+
+// mutate writes a variable and returns what TensorFlow's methods return: the new value.
+func (p *program) mutate(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(*distribute.Variable, distribute.Context, distribute.Value) error) (any, error) {
+	values := []any{}
+	if st["values"] == nil {
+		x, err := decodeValue(st["value"], p.devices)
+		if err != nil {
+			return nil, err
+		}
+		if st["context"] == "cross" {
+			return p.mutateCross(st, v, cross, func(in distribute.Context) error { return change(v, in, x) })
+		}
+		for range p.s.NumReplicasInSync() {
+			values = append(values, x)
+		}
+	} else {
+		var err error
+		if values, err = decodeList(st["values"], p.devices, true); err != nil {
+			return nil, err
+		}
+	}
+	out, err := distribute.Run(p.Context(), p.s, func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+		if err := change(v, r, values[r.ID()]); err != nil {
+			return nil, err
+		}
+		return v.Read(r)
+	})
+	if err != nil || st["no_result"] == true {
+		return nil, err
+	}
+	return p.s.LocalResults(out), nil
+}
+
+func (p *program) mutateCross(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(distribute.Context) error) (any, error) {
+	if err := change(cross); err != nil || st["no_result"] == true && v.Aggregation() != distribute.AggregateNone {
+		return nil, err
+	}
+	if v.Kind() == distribute.MirroredVariable && len(v.Values()) > 1 {
+		return distribute.NewMirrored(v.Values()...), nil
+	}
+	return v.Read(cross) // TensorFlow reads a sync-on-read variable back, which needs an aggregation
+}
+
+// read reads a variable in either context and gives what f makes of it; in replica context on each replica.
+func (p *program) read(v *distribute.Variable, cross *distribute.CrossReplica, inCross bool, f func(*tensor.Tensor) (distribute.Value, error)) (any, error) {
+	if inCross {
+		t, err := v.Read(cross)
+		if err != nil {
+			return nil, err
+		}
+		return f(t)
+	}
+	out, err := distribute.RunTyped(p.Context(), p.s, func(_ context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+		t, err := v.Read(r)
+		if err != nil {
+			return nil, err
+		}
+		return f(t)
+	}, nil)
+	return out, err
+}
+
+// spread returns a scalar as a tensor of t's shape; anything else as it is.
+func spread(x distribute.Value, t *tensor.Tensor) distribute.Value {
+	s, ok := x.(*tensor.Tensor)
+	if !ok || s.Rank() != 0 || t.Rank() == 0 {
+		return x
+	}
+	out := tensor.New(s.DType(), t.Shape()...)
+	for i := range out.Len() {
+		setNumber(out, i, s.Float64s()[0])
+	}
+	return out
+}
+
+// updateFunctions are the functions of update that steps name.
+var updateFunctions = map[string]distribute.UpdateFunc{
+	"assign": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+		return changed(c, c.Assign(args[0]))
+	},
+	"assign_add": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+		return changed(c, c.AssignAdd(args[0]))
+	},
+	"assign_sub": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+		return changed(c, c.AssignSub(args[0]))
+	},
+	"read": func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
+		return c.Read(), nil
+	},
+	"scale_add": func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+		a, okA := oneNumber(args[0])
+		if !okA {
+			return nil, fmt.Errorf("scale_add by %v", args[0])
+		}
+		scaled, err := mapNumbers(c.Read(), func(x float64) float64 { return x * a })
+		if err != nil {
+			return nil, err
+		}
+		sum, err := addAll(ctx, scaled, spread(asTensor(args[1], c.Read().DType()), c.Read()))
+		if err != nil {
+			return nil, err
+		}
+		return changed(c, c.Assign(sum))
+	},
+	"return_list": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+		if err := c.AssignAdd(args[0]); err != nil {
+			return nil, err
+		}
+		ten, err := mapNumbers(c.Read(), func(x float64) float64 { return 10 * x })
+		return []any{c.Read(), ten}, err
+	},
+}
+
+func changed(c *distribute.Component, err error) (distribute.Value, error) {
+	if err != nil {
+		return nil, err
+	}
+	return c.Read(), nil
+}
+
+// oneNumber returns a host number or the one element of a tensor.
+func oneNumber(v distribute.Value) (float64, bool) {
+	if t, ok := v.(*tensor.Tensor); ok && t.Len() == 1 {
+		return t.Float64s()[0], true
+	}
+	return hostNumber(v)
+}
+
+// asTensor returns a host number as a tensor of the dtype, and a tensor as it is.
+func asTensor(v distribute.Value, d tensor.DType) distribute.Value {
+	x, ok := hostNumber(v)
+	if !ok {
+		return v
+	}
+	t := tensor.New(d)
+	setNumber(t, 0, x)
+	return t
+}
+
+func (p *program) update(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, inCross bool) (any, error) {
+	name, _ := st["fn"].(string)
+	f, ok := updateFunctions[name]
+	if !ok {
+		return nil, fmt.Errorf("the runner does not know the update function %q", name)
+	}
+	args := []any{}
+	if st["args"] != nil {
+		var err error
+		if args, err = decodeList(st["args"], p.devices, false); err != nil {
+			return nil, err
+		}
+	}
+	update := (*distribute.CrossReplica).Update
+	if st["group"] == false {
+		update = (*distribute.CrossReplica).UpdateUngrouped
+	}
+	if inCross {
+		out, err := update(cross, p.Context(), v, f, args...)
+		return loose(out), err
+	}
+	if st["values"] != nil {
+		values, err := decodeList(st["values"], p.devices, true)
+		if err != nil {
+			return nil, err
+		}
+		args = []any{distribute.NewPerReplica(values...)}
+		if len(values) == 1 {
+			args = values
+		}
+	}
+	op, err := distribute.ParseReduceOp(st["reduce_op"].(string))
+	if err != nil {
+		return nil, err
+	}
+	out, err := distribute.Run(p.Context(), p.s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+		return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+			for i, arg := range args {
+				var err error
+				if args[i], err = c.ReduceTo(ctx, op, arg, v); err != nil {
+					return nil, err
+				}
+			}
+			return update(c, ctx, v, f, args...)
+		}, args...)
+	}, args...)
+	if err != nil {
+		return nil, err
+	}
+	return loose(p.s.LocalResults(out)), nil
+}
+
+// loose makes lists of tuples, which TensorFlow's answers do not tell apart here.
+func loose(v any) any {
+	switch v := v.(type) {
+	case tensor.Tuple:
+		return loose([]any(v))
+	case []any:
+		out := slices.Clone(v)
+		for i, x := range out {
+			out[i] = loose(x)
+		}
+		return out
+	}
+	return v
+}
+
+// save writes a checkpoint of one variable.
+func (p *program) save(t *tensor.Tensor) error {
+	var file bytes.Buffer
+	if err := checkpoint.Write(&file, []checkpoint.Tensor{{Name: "var", Value: t}}, nil); err != nil {
+		return err
+	}
+	p.saved = file.Bytes()
+	return nil
+}
+
+var errNothingSaved = fmt.Errorf("%w: no checkpoint was saved", distribute.ErrInvalid)
+
+// load reads the last checkpoint.
+func (p *program) load() (*tensor.Tensor, error) {
+	if p.saved == nil {
+		return nil, errNothingSaved
+	}
+	tensors, _, err := checkpoint.Read(bytes.NewReader(p.saved), int64(len(p.saved)))
+	if err != nil {
+		return nil, err
+	}
+	return tensors[0].Value, nil
+}
+
+// restorePlain restores a variable of no strategy from the last checkpoint.
+func (p *program) restorePlain(v *distribute.Variable) (any, error) {
+	t, err := p.load()
+	if err != nil {
+		return nil, err
+	}
+	d := distribute.Default()
+	plain, err := d.NewVariable(p.Context(), distribute.VariableConfig{Initial: tensor.New(v.DType(), v.Shape()...)})
+	if err != nil {
+		return nil, err
+	}
+	cross, err := d.Cross(p.Context())
+	if err != nil {
+		return nil, err
+	}
+	if err := plain.Restore(cross, t); err != nil {
+		return nil, err
+	}
+	return plain.Values()[0], nil
+}
+
+// matchSteps compares the steps of a program with TensorFlow's, each of which may be an error. accident says of which of
+// TensorFlow's errors nothing follows.
+func matchSteps(want []any, got []any, tol tolerance, accident func(message string) bool) error {
+	if len(want) != len(got) {
+		return fmt.Errorf("got %d steps, want %d", len(got), len(want))
+	}
+	for i, w := range want {
+		expect, _ := w.(map[string]any)
+		step := got[i].(stepAnswer)
+		if message, _ := expect["error_message"].(string); accident(message) {
+			if step.err != nil {
+				return fmt.Errorf("step %d: %w", i, step.err)
+			}
+			continue
+		}
+		if kind, isError := expect["error_type"].(string); isError {
+			message, _ := expect["error_message"].(string)
+			if err := matchError(kind, message, map[string]any{"result": step.result}, step.err); err != nil {
+				return fmt.Errorf("step %d: %w", i, err)
+			}
+			continue
+		}
+		if step.err != nil {
+			return fmt.Errorf("step %d: got the error: %w", i, step.err)
+		}
+		if err := match(fmt.Sprintf("step %d", i), expect["result"], step.result, tol); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isHostZeroAccident reports whether TensorFlow crashed on the host number 0, whose sum over the replicas is 0.
+func isHostZeroAccident(message string) bool {
+	return strings.Contains(message, "has no attribute 'shape'")
+}
+
+// checkHostZero holds all steps of a program against TensorFlow's but those in which it crashed on a host number 0.
+func checkHostZero(g *goldenRun, answer map[string]any, err error) error {
+	if err != nil {
+		return err
+	}
+	want, _ := g.c.Expect["steps"].([]any)
+	got, ok := answer["steps"].([]any)
+	if !ok {
+		return errors.New("no steps")
+	}
+	return matchSteps(want, got, g.tolerance(), isHostZeroAccident)
+}
