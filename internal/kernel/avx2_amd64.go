@@ -304,6 +304,306 @@ func sumI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
 //go:noescape
 func sumI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
 
+// prodI8x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI8x2(dst *byte, a *byte, b *byte, bytes int)
+
+// prodI8x3 sets dst[i] = (a[i] * b[i]) * c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// prodI8x4 sets dst[i] = (a[i] * b[i]) * (c[i] * d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// prodI16x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// prodI16x3 sets dst[i] = (a[i] * b[i]) * c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// prodI16x4 sets dst[i] = (a[i] * b[i]) * (c[i] * d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// prodI32x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// prodI32x3 sets dst[i] = (a[i] * b[i]) * c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// prodI32x4 sets dst[i] = (a[i] * b[i]) * (c[i] * d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// prodI64x2 sets dst[i] = a[i] * b[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// prodI64x3 sets dst[i] = (a[i] * b[i]) * c[i] for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// prodI64x4 sets dst[i] = (a[i] * b[i]) * (c[i] * d[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func prodI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minI8x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI8x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minI8x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minI8x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxI8x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI8x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxI8x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxI8x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minU8x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU8x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minU8x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minU8x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxU8x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU8x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxU8x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxU8x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minI16x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minI16x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minI16x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxI16x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxI16x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxI16x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minU16x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minU16x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minU16x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxU16x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU16x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxU16x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxU16x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minI32x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minI32x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minI32x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxI32x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxI32x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxI32x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minU32x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minU32x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minU32x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxU32x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU32x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxU32x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxU32x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minI64x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minI64x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minI64x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxI64x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxI64x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxI64x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// minU64x2 sets dst[i] = min(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// minU64x3 sets dst[i] = min(min(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// minU64x4 sets dst[i] = min(min(a[i], b[i]), min(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func minU64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
+// maxU64x2 sets dst[i] = max(a[i], b[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU64x2(dst *byte, a *byte, b *byte, bytes int)
+
+// maxU64x3 sets dst[i] = max(max(a[i], b[i]), c[i]) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+
+// maxU64x4 sets dst[i] = max(max(a[i], b[i]), max(c[i], d[i])) for so many bytes, a multiple of 32.
+//
+//go:noescape
+func maxU64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+
 // widenBF16 sets dst[i] = float32 of src[i], which is BF16, for so many bytes of half-width elements, a multiple of 32.
 //
 //go:noescape

@@ -14,7 +14,7 @@ TEXT ·sumF32x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -28,18 +28,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VADDPS  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -57,7 +57,7 @@ TEXT ·sumF32x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -75,19 +75,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VADDPS  (DX)(DI*1), Y0, Y0
 	VADDPS  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -106,7 +106,7 @@ TEXT ·sumF32x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -132,12 +132,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VADDPS  (DX)(R8*1), Y0, Y0
@@ -145,8 +145,8 @@ narrow:
 	VADDPS  (SI)(R8*1), Y1, Y1
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -163,7 +163,7 @@ TEXT ·prodF32x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -177,18 +177,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VMULPS  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -206,7 +206,7 @@ TEXT ·prodF32x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -224,19 +224,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VMULPS  (DX)(DI*1), Y0, Y0
 	VMULPS  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -255,7 +255,7 @@ TEXT ·prodF32x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -281,12 +281,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VMULPS  (DX)(R8*1), Y0, Y0
@@ -294,8 +294,8 @@ narrow:
 	VMULPS  (SI)(R8*1), Y1, Y1
 	VMULPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -312,7 +312,7 @@ TEXT ·minF32x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ      BX, $0x80
+	CMPQ      BX, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   32(CX)(SI*1), Y1
@@ -350,12 +350,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(SI*1)
 	VMOVUPS   Y2, 64(AX)(SI*1)
 	VMOVUPS   Y3, 96(AX)(SI*1)
-	ADDQ      $0x80, SI
-	SUBQ      $0x80, BX
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
 	JMP       wide
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   (DX)(SI*1), Y1
@@ -366,8 +366,8 @@ narrow:
 	VCMPPS    $0x03, Y1, Y0, Y0
 	VBLENDVPS Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -385,7 +385,7 @@ TEXT ·minF32x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ      SI, $0x80
+	CMPQ      SI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   32(CX)(DI*1), Y1
@@ -451,12 +451,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(DI*1)
 	VMOVUPS   Y2, 64(AX)(DI*1)
 	VMOVUPS   Y3, 96(AX)(DI*1)
-	ADDQ      $0x80, DI
-	SUBQ      $0x80, SI
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
 	JMP       wide
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   (DX)(DI*1), Y1
@@ -474,8 +474,8 @@ narrow:
 	VCMPPS    $0x03, Y1, Y0, Y0
 	VBLENDVPS Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -494,7 +494,7 @@ TEXT ·minF32x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ      DI, $0x80
+	CMPQ      DI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   32(CX)(R8*1), Y1
@@ -588,12 +588,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(R8*1)
 	VMOVUPS   Y2, 64(AX)(R8*1)
 	VMOVUPS   Y3, 96(AX)(R8*1)
-	ADDQ      $0x80, R8
-	SUBQ      $0x80, DI
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
 	JMP       wide
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   (DX)(R8*1), Y1
@@ -618,8 +618,8 @@ narrow:
 	VCMPPS    $0x03, Y1, Y0, Y0
 	VBLENDVPS Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -636,7 +636,7 @@ TEXT ·maxF32x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ      BX, $0x80
+	CMPQ      BX, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   32(CX)(SI*1), Y1
@@ -674,12 +674,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(SI*1)
 	VMOVUPS   Y2, 64(AX)(SI*1)
 	VMOVUPS   Y3, 96(AX)(SI*1)
-	ADDQ      $0x80, SI
-	SUBQ      $0x80, BX
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
 	JMP       wide
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   (DX)(SI*1), Y1
@@ -690,8 +690,8 @@ narrow:
 	VCMPPS    $0x03, Y1, Y0, Y0
 	VBLENDVPS Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -709,7 +709,7 @@ TEXT ·maxF32x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ      SI, $0x80
+	CMPQ      SI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   32(CX)(DI*1), Y1
@@ -775,12 +775,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(DI*1)
 	VMOVUPS   Y2, 64(AX)(DI*1)
 	VMOVUPS   Y3, 96(AX)(DI*1)
-	ADDQ      $0x80, DI
-	SUBQ      $0x80, SI
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
 	JMP       wide
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   (DX)(DI*1), Y1
@@ -798,8 +798,8 @@ narrow:
 	VCMPPS    $0x03, Y1, Y0, Y0
 	VBLENDVPS Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -818,7 +818,7 @@ TEXT ·maxF32x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ      DI, $0x80
+	CMPQ      DI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   32(CX)(R8*1), Y1
@@ -912,12 +912,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(R8*1)
 	VMOVUPS   Y2, 64(AX)(R8*1)
 	VMOVUPS   Y3, 96(AX)(R8*1)
-	ADDQ      $0x80, R8
-	SUBQ      $0x80, DI
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
 	JMP       wide
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   (DX)(R8*1), Y1
@@ -942,8 +942,8 @@ narrow:
 	VCMPPS    $0x03, Y1, Y0, Y0
 	VBLENDVPS Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -960,7 +960,7 @@ TEXT ·sumF64x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -974,18 +974,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VADDPD  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -1003,7 +1003,7 @@ TEXT ·sumF64x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -1021,19 +1021,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VADDPD  (DX)(DI*1), Y0, Y0
 	VADDPD  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -1052,7 +1052,7 @@ TEXT ·sumF64x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -1078,12 +1078,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VADDPD  (DX)(R8*1), Y0, Y0
@@ -1091,8 +1091,8 @@ narrow:
 	VADDPD  (SI)(R8*1), Y1, Y1
 	VADDPD  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -1109,7 +1109,7 @@ TEXT ·prodF64x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -1123,18 +1123,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VMULPD  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -1152,7 +1152,7 @@ TEXT ·prodF64x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -1170,19 +1170,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VMULPD  (DX)(DI*1), Y0, Y0
 	VMULPD  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -1201,7 +1201,7 @@ TEXT ·prodF64x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -1227,12 +1227,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VMULPD  (DX)(R8*1), Y0, Y0
@@ -1240,8 +1240,8 @@ narrow:
 	VMULPD  (SI)(R8*1), Y1, Y1
 	VMULPD  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -1258,7 +1258,7 @@ TEXT ·minF64x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ      BX, $0x80
+	CMPQ      BX, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   32(CX)(SI*1), Y1
@@ -1296,12 +1296,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(SI*1)
 	VMOVUPS   Y2, 64(AX)(SI*1)
 	VMOVUPS   Y3, 96(AX)(SI*1)
-	ADDQ      $0x80, SI
-	SUBQ      $0x80, BX
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
 	JMP       wide
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   (DX)(SI*1), Y1
@@ -1312,8 +1312,8 @@ narrow:
 	VCMPPD    $0x03, Y1, Y0, Y0
 	VBLENDVPD Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -1331,7 +1331,7 @@ TEXT ·minF64x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ      SI, $0x80
+	CMPQ      SI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   32(CX)(DI*1), Y1
@@ -1397,12 +1397,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(DI*1)
 	VMOVUPS   Y2, 64(AX)(DI*1)
 	VMOVUPS   Y3, 96(AX)(DI*1)
-	ADDQ      $0x80, DI
-	SUBQ      $0x80, SI
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
 	JMP       wide
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   (DX)(DI*1), Y1
@@ -1420,8 +1420,8 @@ narrow:
 	VCMPPD    $0x03, Y1, Y0, Y0
 	VBLENDVPD Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -1440,7 +1440,7 @@ TEXT ·minF64x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ      DI, $0x80
+	CMPQ      DI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   32(CX)(R8*1), Y1
@@ -1534,12 +1534,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(R8*1)
 	VMOVUPS   Y2, 64(AX)(R8*1)
 	VMOVUPS   Y3, 96(AX)(R8*1)
-	ADDQ      $0x80, R8
-	SUBQ      $0x80, DI
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
 	JMP       wide
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   (DX)(R8*1), Y1
@@ -1564,8 +1564,8 @@ narrow:
 	VCMPPD    $0x03, Y1, Y0, Y0
 	VBLENDVPD Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -1582,7 +1582,7 @@ TEXT ·maxF64x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ      BX, $0x80
+	CMPQ      BX, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   32(CX)(SI*1), Y1
@@ -1620,12 +1620,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(SI*1)
 	VMOVUPS   Y2, 64(AX)(SI*1)
 	VMOVUPS   Y3, 96(AX)(SI*1)
-	ADDQ      $0x80, SI
-	SUBQ      $0x80, BX
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
 	JMP       wide
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(SI*1), Y0
 	VMOVUPS   (DX)(SI*1), Y1
@@ -1636,8 +1636,8 @@ narrow:
 	VCMPPD    $0x03, Y1, Y0, Y0
 	VBLENDVPD Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -1655,7 +1655,7 @@ TEXT ·maxF64x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ      SI, $0x80
+	CMPQ      SI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   32(CX)(DI*1), Y1
@@ -1721,12 +1721,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(DI*1)
 	VMOVUPS   Y2, 64(AX)(DI*1)
 	VMOVUPS   Y3, 96(AX)(DI*1)
-	ADDQ      $0x80, DI
-	SUBQ      $0x80, SI
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
 	JMP       wide
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(DI*1), Y0
 	VMOVUPS   (DX)(DI*1), Y1
@@ -1744,8 +1744,8 @@ narrow:
 	VCMPPD    $0x03, Y1, Y0, Y0
 	VBLENDVPD Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -1764,7 +1764,7 @@ TEXT ·maxF64x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ      DI, $0x80
+	CMPQ      DI, $0x00000080
 	JLT       narrow
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   32(CX)(R8*1), Y1
@@ -1858,12 +1858,12 @@ wide:
 	VMOVUPS   Y1, 32(AX)(R8*1)
 	VMOVUPS   Y2, 64(AX)(R8*1)
 	VMOVUPS   Y3, 96(AX)(R8*1)
-	ADDQ      $0x80, R8
-	SUBQ      $0x80, DI
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
 	JMP       wide
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(R8*1), Y0
 	VMOVUPS   (DX)(R8*1), Y1
@@ -1888,8 +1888,8 @@ narrow:
 	VCMPPD    $0x03, Y1, Y0, Y0
 	VBLENDVPD Y0, Y3, Y2, Y0
 	VMOVUPS   Y0, (AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -1906,7 +1906,7 @@ TEXT ·sumF16x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(SI*1), Y0
 	VCVTPH2PS 16(CX)(SI*1), Y1
@@ -1916,8 +1916,8 @@ narrow:
 	VADDPS    Y3, Y1, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -1935,7 +1935,7 @@ TEXT ·sumF16x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(DI*1), Y0
 	VCVTPH2PS 16(CX)(DI*1), Y1
@@ -1953,8 +1953,8 @@ narrow:
 	VADDPS    Y3, Y1, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -1973,7 +1973,7 @@ TEXT ·sumF16x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(R8*1), Y0
 	VCVTPH2PS 16(CX)(R8*1), Y1
@@ -1999,8 +1999,8 @@ narrow:
 	VADDPS    Y3, Y1, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -2017,7 +2017,7 @@ TEXT ·prodF16x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(SI*1), Y0
 	VCVTPH2PS 16(CX)(SI*1), Y1
@@ -2027,8 +2027,8 @@ narrow:
 	VMULPS    Y3, Y1, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -2046,7 +2046,7 @@ TEXT ·prodF16x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(DI*1), Y0
 	VCVTPH2PS 16(CX)(DI*1), Y1
@@ -2064,8 +2064,8 @@ narrow:
 	VMULPS    Y3, Y1, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -2084,7 +2084,7 @@ TEXT ·prodF16x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(R8*1), Y0
 	VCVTPH2PS 16(CX)(R8*1), Y1
@@ -2110,8 +2110,8 @@ narrow:
 	VMULPS    Y3, Y1, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -2128,7 +2128,7 @@ TEXT ·minF16x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(SI*1), Y0
 	VCVTPH2PS 16(CX)(SI*1), Y1
@@ -2148,8 +2148,8 @@ narrow:
 	VBLENDVPS Y1, Y4, Y2, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -2167,7 +2167,7 @@ TEXT ·minF16x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(DI*1), Y0
 	VCVTPH2PS 16(CX)(DI*1), Y1
@@ -2205,8 +2205,8 @@ narrow:
 	VBLENDVPS Y1, Y4, Y2, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -2225,7 +2225,7 @@ TEXT ·minF16x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(R8*1), Y0
 	VCVTPH2PS 16(CX)(R8*1), Y1
@@ -2281,8 +2281,8 @@ narrow:
 	VBLENDVPS Y1, Y4, Y2, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -2299,7 +2299,7 @@ TEXT ·maxF16x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 narrow:
-	CMPQ      BX, $0x20
+	CMPQ      BX, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(SI*1), Y0
 	VCVTPH2PS 16(CX)(SI*1), Y1
@@ -2319,8 +2319,8 @@ narrow:
 	VBLENDVPS Y1, Y4, Y2, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(SI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(SI*1)
-	ADDQ      $0x20, SI
-	SUBQ      $0x20, BX
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
 	JMP       narrow
 
 done:
@@ -2338,7 +2338,7 @@ TEXT ·maxF16x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 narrow:
-	CMPQ      SI, $0x20
+	CMPQ      SI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(DI*1), Y0
 	VCVTPH2PS 16(CX)(DI*1), Y1
@@ -2376,8 +2376,8 @@ narrow:
 	VBLENDVPS Y1, Y4, Y2, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(DI*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(DI*1)
-	ADDQ      $0x20, DI
-	SUBQ      $0x20, SI
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
 	JMP       narrow
 
 done:
@@ -2396,7 +2396,7 @@ TEXT ·maxF16x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 narrow:
-	CMPQ      DI, $0x20
+	CMPQ      DI, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(R8*1), Y0
 	VCVTPH2PS 16(CX)(R8*1), Y1
@@ -2452,8 +2452,8 @@ narrow:
 	VBLENDVPS Y1, Y4, Y2, Y1
 	VCVTPS2PH $0x00, Y0, (AX)(R8*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(R8*1)
-	ADDQ      $0x20, R8
-	SUBQ      $0x20, DI
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
 	JMP       narrow
 
 done:
@@ -2468,20 +2468,20 @@ TEXT ·sumBF16x2(SB), NOSPLIT, $0-32
 	MOVQ     b+16(FP), DX
 	MOVQ     bytes+24(FP), BX
 	XORQ     SI, SI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       BX, $0x20
+	CMPQ       BX, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(SI*1), Y3
+	VMOVUPS    (CX)(SI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(SI*1), Y5
+	VMOVUPS    (DX)(SI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VADDPS     Y6, Y4, Y4
@@ -2490,22 +2490,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(SI*1)
-	ADDQ       $0x20, SI
-	SUBQ       $0x20, BX
+	VMOVUPS    Y4, (AX)(SI*1)
+	ADDQ       $0x00000020, SI
+	SUBQ       $0x00000020, BX
 	JMP        narrow
 
 done:
@@ -2521,20 +2521,20 @@ TEXT ·sumBF16x3(SB), NOSPLIT, $0-40
 	MOVQ     c+24(FP), BX
 	MOVQ     bytes+32(FP), SI
 	XORQ     DI, DI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       SI, $0x20
+	CMPQ       SI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(DI*1), Y3
+	VMOVUPS    (CX)(DI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(DI*1), Y5
+	VMOVUPS    (DX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VADDPS     Y6, Y4, Y4
@@ -2543,21 +2543,21 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(DI*1), Y5
+	VMOVUPS    (BX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VADDPS     Y6, Y4, Y4
@@ -2566,22 +2566,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(DI*1)
-	ADDQ       $0x20, DI
-	SUBQ       $0x20, SI
+	VMOVUPS    Y4, (AX)(DI*1)
+	ADDQ       $0x00000020, DI
+	SUBQ       $0x00000020, SI
 	JMP        narrow
 
 done:
@@ -2598,20 +2598,20 @@ TEXT ·sumBF16x4(SB), NOSPLIT, $0-48
 	MOVQ     d+32(FP), SI
 	MOVQ     bytes+40(FP), DI
 	XORQ     R8, R8
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       DI, $0x20
+	CMPQ       DI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(R8*1), Y3
+	VMOVUPS    (CX)(R8*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(R8*1), Y5
+	VMOVUPS    (DX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VADDPS     Y6, Y4, Y4
@@ -2620,24 +2620,24 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(R8*1), Y5
+	VMOVUPS    (BX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
-	VMOVDQU    (SI)(R8*1), Y7
+	VMOVUPS    (SI)(R8*1), Y7
 	VPUNPCKLWD Y7, Y0, Y8
 	VPUNPCKHWD Y7, Y0, Y7
 	VADDPS     Y8, Y6, Y6
@@ -2646,18 +2646,18 @@ narrow:
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y6, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y6, Y6, Y7
-	VPOR       Y2, Y6, Y6
-	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPOR       Y2, Y6, Y7
+	VCMPPS     $0x03, Y6, Y6, Y6
+	VBLENDVPS  Y6, Y7, Y8, Y6
 	VPSRLD     $0x10, Y6, Y6
 	VPSLLD     $0x10, Y6, Y6
 	VPSLLD     $0x0f, Y5, Y7
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y5, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y5, Y5, Y7
-	VPOR       Y2, Y5, Y5
-	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPOR       Y2, Y5, Y7
+	VCMPPS     $0x03, Y5, Y5, Y5
+	VBLENDVPS  Y5, Y7, Y8, Y5
 	VPSRLD     $0x10, Y5, Y5
 	VPSLLD     $0x10, Y5, Y5
 	VADDPS     Y6, Y4, Y4
@@ -2666,22 +2666,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(R8*1)
-	ADDQ       $0x20, R8
-	SUBQ       $0x20, DI
+	VMOVUPS    Y4, (AX)(R8*1)
+	ADDQ       $0x00000020, R8
+	SUBQ       $0x00000020, DI
 	JMP        narrow
 
 done:
@@ -2696,20 +2696,20 @@ TEXT ·prodBF16x2(SB), NOSPLIT, $0-32
 	MOVQ     b+16(FP), DX
 	MOVQ     bytes+24(FP), BX
 	XORQ     SI, SI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       BX, $0x20
+	CMPQ       BX, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(SI*1), Y3
+	VMOVUPS    (CX)(SI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(SI*1), Y5
+	VMOVUPS    (DX)(SI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMULPS     Y6, Y4, Y4
@@ -2718,22 +2718,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(SI*1)
-	ADDQ       $0x20, SI
-	SUBQ       $0x20, BX
+	VMOVUPS    Y4, (AX)(SI*1)
+	ADDQ       $0x00000020, SI
+	SUBQ       $0x00000020, BX
 	JMP        narrow
 
 done:
@@ -2749,20 +2749,20 @@ TEXT ·prodBF16x3(SB), NOSPLIT, $0-40
 	MOVQ     c+24(FP), BX
 	MOVQ     bytes+32(FP), SI
 	XORQ     DI, DI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       SI, $0x20
+	CMPQ       SI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(DI*1), Y3
+	VMOVUPS    (CX)(DI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(DI*1), Y5
+	VMOVUPS    (DX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMULPS     Y6, Y4, Y4
@@ -2771,21 +2771,21 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(DI*1), Y5
+	VMOVUPS    (BX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMULPS     Y6, Y4, Y4
@@ -2794,22 +2794,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(DI*1)
-	ADDQ       $0x20, DI
-	SUBQ       $0x20, SI
+	VMOVUPS    Y4, (AX)(DI*1)
+	ADDQ       $0x00000020, DI
+	SUBQ       $0x00000020, SI
 	JMP        narrow
 
 done:
@@ -2826,20 +2826,20 @@ TEXT ·prodBF16x4(SB), NOSPLIT, $0-48
 	MOVQ     d+32(FP), SI
 	MOVQ     bytes+40(FP), DI
 	XORQ     R8, R8
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       DI, $0x20
+	CMPQ       DI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(R8*1), Y3
+	VMOVUPS    (CX)(R8*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(R8*1), Y5
+	VMOVUPS    (DX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMULPS     Y6, Y4, Y4
@@ -2848,24 +2848,24 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(R8*1), Y5
+	VMOVUPS    (BX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
-	VMOVDQU    (SI)(R8*1), Y7
+	VMOVUPS    (SI)(R8*1), Y7
 	VPUNPCKLWD Y7, Y0, Y8
 	VPUNPCKHWD Y7, Y0, Y7
 	VMULPS     Y8, Y6, Y6
@@ -2874,18 +2874,18 @@ narrow:
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y6, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y6, Y6, Y7
-	VPOR       Y2, Y6, Y6
-	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPOR       Y2, Y6, Y7
+	VCMPPS     $0x03, Y6, Y6, Y6
+	VBLENDVPS  Y6, Y7, Y8, Y6
 	VPSRLD     $0x10, Y6, Y6
 	VPSLLD     $0x10, Y6, Y6
 	VPSLLD     $0x0f, Y5, Y7
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y5, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y5, Y5, Y7
-	VPOR       Y2, Y5, Y5
-	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPOR       Y2, Y5, Y7
+	VCMPPS     $0x03, Y5, Y5, Y5
+	VBLENDVPS  Y5, Y7, Y8, Y5
 	VPSRLD     $0x10, Y5, Y5
 	VPSLLD     $0x10, Y5, Y5
 	VMULPS     Y6, Y4, Y4
@@ -2894,22 +2894,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(R8*1)
-	ADDQ       $0x20, R8
-	SUBQ       $0x20, DI
+	VMOVUPS    Y4, (AX)(R8*1)
+	ADDQ       $0x00000020, R8
+	SUBQ       $0x00000020, DI
 	JMP        narrow
 
 done:
@@ -2924,20 +2924,20 @@ TEXT ·minBF16x2(SB), NOSPLIT, $0-32
 	MOVQ     b+16(FP), DX
 	MOVQ     bytes+24(FP), BX
 	XORQ     SI, SI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       BX, $0x20
+	CMPQ       BX, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(SI*1), Y3
+	VMOVUPS    (CX)(SI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(SI*1), Y5
+	VMOVUPS    (DX)(SI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMINPS     Y6, Y4, Y7
@@ -2956,22 +2956,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(SI*1)
-	ADDQ       $0x20, SI
-	SUBQ       $0x20, BX
+	VMOVUPS    Y4, (AX)(SI*1)
+	ADDQ       $0x00000020, SI
+	SUBQ       $0x00000020, BX
 	JMP        narrow
 
 done:
@@ -2987,20 +2987,20 @@ TEXT ·minBF16x3(SB), NOSPLIT, $0-40
 	MOVQ     c+24(FP), BX
 	MOVQ     bytes+32(FP), SI
 	XORQ     DI, DI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       SI, $0x20
+	CMPQ       SI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(DI*1), Y3
+	VMOVUPS    (CX)(DI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(DI*1), Y5
+	VMOVUPS    (DX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMINPS     Y6, Y4, Y7
@@ -3019,21 +3019,21 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(DI*1), Y5
+	VMOVUPS    (BX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMINPS     Y6, Y4, Y7
@@ -3052,22 +3052,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(DI*1)
-	ADDQ       $0x20, DI
-	SUBQ       $0x20, SI
+	VMOVUPS    Y4, (AX)(DI*1)
+	ADDQ       $0x00000020, DI
+	SUBQ       $0x00000020, SI
 	JMP        narrow
 
 done:
@@ -3084,20 +3084,20 @@ TEXT ·minBF16x4(SB), NOSPLIT, $0-48
 	MOVQ     d+32(FP), SI
 	MOVQ     bytes+40(FP), DI
 	XORQ     R8, R8
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       DI, $0x20
+	CMPQ       DI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(R8*1), Y3
+	VMOVUPS    (CX)(R8*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(R8*1), Y5
+	VMOVUPS    (DX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMINPS     Y6, Y4, Y7
@@ -3116,24 +3116,24 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(R8*1), Y5
+	VMOVUPS    (BX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
-	VMOVDQU    (SI)(R8*1), Y7
+	VMOVUPS    (SI)(R8*1), Y7
 	VPUNPCKLWD Y7, Y0, Y8
 	VPUNPCKHWD Y7, Y0, Y7
 	VMINPS     Y8, Y6, Y9
@@ -3152,18 +3152,18 @@ narrow:
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y6, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y6, Y6, Y7
-	VPOR       Y2, Y6, Y6
-	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPOR       Y2, Y6, Y7
+	VCMPPS     $0x03, Y6, Y6, Y6
+	VBLENDVPS  Y6, Y7, Y8, Y6
 	VPSRLD     $0x10, Y6, Y6
 	VPSLLD     $0x10, Y6, Y6
 	VPSLLD     $0x0f, Y5, Y7
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y5, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y5, Y5, Y7
-	VPOR       Y2, Y5, Y5
-	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPOR       Y2, Y5, Y7
+	VCMPPS     $0x03, Y5, Y5, Y5
+	VBLENDVPS  Y5, Y7, Y8, Y5
 	VPSRLD     $0x10, Y5, Y5
 	VPSLLD     $0x10, Y5, Y5
 	VMINPS     Y6, Y4, Y7
@@ -3182,22 +3182,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(R8*1)
-	ADDQ       $0x20, R8
-	SUBQ       $0x20, DI
+	VMOVUPS    Y4, (AX)(R8*1)
+	ADDQ       $0x00000020, R8
+	SUBQ       $0x00000020, DI
 	JMP        narrow
 
 done:
@@ -3212,20 +3212,20 @@ TEXT ·maxBF16x2(SB), NOSPLIT, $0-32
 	MOVQ     b+16(FP), DX
 	MOVQ     bytes+24(FP), BX
 	XORQ     SI, SI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       BX, $0x20
+	CMPQ       BX, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(SI*1), Y3
+	VMOVUPS    (CX)(SI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(SI*1), Y5
+	VMOVUPS    (DX)(SI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMAXPS     Y6, Y4, Y7
@@ -3244,22 +3244,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(SI*1)
-	ADDQ       $0x20, SI
-	SUBQ       $0x20, BX
+	VMOVUPS    Y4, (AX)(SI*1)
+	ADDQ       $0x00000020, SI
+	SUBQ       $0x00000020, BX
 	JMP        narrow
 
 done:
@@ -3275,20 +3275,20 @@ TEXT ·maxBF16x3(SB), NOSPLIT, $0-40
 	MOVQ     c+24(FP), BX
 	MOVQ     bytes+32(FP), SI
 	XORQ     DI, DI
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       SI, $0x20
+	CMPQ       SI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(DI*1), Y3
+	VMOVUPS    (CX)(DI*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(DI*1), Y5
+	VMOVUPS    (DX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMAXPS     Y6, Y4, Y7
@@ -3307,21 +3307,21 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(DI*1), Y5
+	VMOVUPS    (BX)(DI*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMAXPS     Y6, Y4, Y7
@@ -3340,22 +3340,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(DI*1)
-	ADDQ       $0x20, DI
-	SUBQ       $0x20, SI
+	VMOVUPS    Y4, (AX)(DI*1)
+	ADDQ       $0x00000020, DI
+	SUBQ       $0x00000020, SI
 	JMP        narrow
 
 done:
@@ -3372,20 +3372,20 @@ TEXT ·maxBF16x4(SB), NOSPLIT, $0-48
 	MOVQ     d+32(FP), SI
 	MOVQ     bytes+40(FP), DI
 	XORQ     R8, R8
-	VPXOR    Y0, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x11, Y1, Y1
 	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
 	VPSRLD   $0x1f, Y2, Y2
 	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ       DI, $0x20
+	CMPQ       DI, $0x00000020
 	JLT        done
-	VMOVDQU    (CX)(R8*1), Y3
+	VMOVUPS    (CX)(R8*1), Y3
 	VPUNPCKLWD Y3, Y0, Y4
 	VPUNPCKHWD Y3, Y0, Y3
-	VMOVDQU    (DX)(R8*1), Y5
+	VMOVUPS    (DX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
 	VMAXPS     Y6, Y4, Y7
@@ -3404,24 +3404,24 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPSLLD     $0x10, Y3, Y3
-	VMOVDQU    (BX)(R8*1), Y5
+	VMOVUPS    (BX)(R8*1), Y5
 	VPUNPCKLWD Y5, Y0, Y6
 	VPUNPCKHWD Y5, Y0, Y5
-	VMOVDQU    (SI)(R8*1), Y7
+	VMOVUPS    (SI)(R8*1), Y7
 	VPUNPCKLWD Y7, Y0, Y8
 	VPUNPCKHWD Y7, Y0, Y7
 	VMAXPS     Y8, Y6, Y9
@@ -3440,18 +3440,18 @@ narrow:
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y6, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y6, Y6, Y7
-	VPOR       Y2, Y6, Y6
-	VBLENDVPS  Y7, Y6, Y8, Y6
+	VPOR       Y2, Y6, Y7
+	VCMPPS     $0x03, Y6, Y6, Y6
+	VBLENDVPS  Y6, Y7, Y8, Y6
 	VPSRLD     $0x10, Y6, Y6
 	VPSLLD     $0x10, Y6, Y6
 	VPSLLD     $0x0f, Y5, Y7
 	VPSRLD     $0x1f, Y7, Y7
 	VPADDD     Y1, Y5, Y8
 	VPADDD     Y7, Y8, Y8
-	VCMPPS     $0x03, Y5, Y5, Y7
-	VPOR       Y2, Y5, Y5
-	VBLENDVPS  Y7, Y5, Y8, Y5
+	VPOR       Y2, Y5, Y7
+	VCMPPS     $0x03, Y5, Y5, Y5
+	VBLENDVPS  Y5, Y7, Y8, Y5
 	VPSRLD     $0x10, Y5, Y5
 	VPSLLD     $0x10, Y5, Y5
 	VMAXPS     Y6, Y4, Y7
@@ -3470,22 +3470,22 @@ narrow:
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y4, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y4, Y4, Y5
-	VPOR       Y2, Y4, Y4
-	VBLENDVPS  Y5, Y4, Y6, Y4
+	VPOR       Y2, Y4, Y5
+	VCMPPS     $0x03, Y4, Y4, Y4
+	VBLENDVPS  Y4, Y5, Y6, Y4
 	VPSRLD     $0x10, Y4, Y4
 	VPSLLD     $0x0f, Y3, Y5
 	VPSRLD     $0x1f, Y5, Y5
 	VPADDD     Y1, Y3, Y6
 	VPADDD     Y5, Y6, Y6
-	VCMPPS     $0x03, Y3, Y3, Y5
-	VPOR       Y2, Y3, Y3
-	VBLENDVPS  Y5, Y3, Y6, Y3
+	VPOR       Y2, Y3, Y5
+	VCMPPS     $0x03, Y3, Y3, Y3
+	VBLENDVPS  Y3, Y5, Y6, Y3
 	VPSRLD     $0x10, Y3, Y3
 	VPACKUSDW  Y3, Y4, Y4
-	VMOVDQU    Y4, (AX)(R8*1)
-	ADDQ       $0x20, R8
-	SUBQ       $0x20, DI
+	VMOVUPS    Y4, (AX)(R8*1)
+	ADDQ       $0x00000020, R8
+	SUBQ       $0x00000020, DI
 	JMP        narrow
 
 done:
@@ -3502,7 +3502,7 @@ TEXT ·sumI8x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -3516,18 +3516,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VPADDB  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -3545,7 +3545,7 @@ TEXT ·sumI8x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -3563,19 +3563,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VPADDB  (DX)(DI*1), Y0, Y0
 	VPADDB  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -3594,7 +3594,7 @@ TEXT ·sumI8x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -3620,12 +3620,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VPADDB  (DX)(R8*1), Y0, Y0
@@ -3633,8 +3633,8 @@ narrow:
 	VPADDB  (SI)(R8*1), Y1, Y1
 	VPADDB  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -3651,7 +3651,7 @@ TEXT ·sumI16x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -3665,18 +3665,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VPADDW  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -3694,7 +3694,7 @@ TEXT ·sumI16x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -3712,19 +3712,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VPADDW  (DX)(DI*1), Y0, Y0
 	VPADDW  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -3743,7 +3743,7 @@ TEXT ·sumI16x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -3769,12 +3769,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VPADDW  (DX)(R8*1), Y0, Y0
@@ -3782,8 +3782,8 @@ narrow:
 	VPADDW  (SI)(R8*1), Y1, Y1
 	VPADDW  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -3800,7 +3800,7 @@ TEXT ·sumI32x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -3814,18 +3814,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VPADDD  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -3843,7 +3843,7 @@ TEXT ·sumI32x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -3861,19 +3861,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VPADDD  (DX)(DI*1), Y0, Y0
 	VPADDD  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -3892,7 +3892,7 @@ TEXT ·sumI32x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -3918,12 +3918,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VPADDD  (DX)(R8*1), Y0, Y0
@@ -3931,8 +3931,8 @@ narrow:
 	VPADDD  (SI)(R8*1), Y1, Y1
 	VPADDD  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
 
 done:
@@ -3949,7 +3949,7 @@ TEXT ·sumI64x2(SB), NOSPLIT, $0-32
 	XORQ SI, SI
 
 wide:
-	CMPQ    BX, $0x80
+	CMPQ    BX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS 32(CX)(SI*1), Y1
@@ -3963,18 +3963,18 @@ wide:
 	VMOVUPS Y1, 32(AX)(SI*1)
 	VMOVUPS Y2, 64(AX)(SI*1)
 	VMOVUPS Y3, 96(AX)(SI*1)
-	ADDQ    $0x80, SI
-	SUBQ    $0x80, BX
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
 	JMP     wide
 
 narrow:
-	CMPQ    BX, $0x20
+	CMPQ    BX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(SI*1), Y0
 	VPADDQ  (DX)(SI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x20, BX
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
 	JMP     narrow
 
 done:
@@ -3992,7 +3992,7 @@ TEXT ·sumI64x3(SB), NOSPLIT, $0-40
 	XORQ DI, DI
 
 wide:
-	CMPQ    SI, $0x80
+	CMPQ    SI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(DI*1), Y0
 	VMOVUPS 32(CX)(DI*1), Y1
@@ -4010,19 +4010,19 @@ wide:
 	VMOVUPS Y1, 32(AX)(DI*1)
 	VMOVUPS Y2, 64(AX)(DI*1)
 	VMOVUPS Y3, 96(AX)(DI*1)
-	ADDQ    $0x80, DI
-	SUBQ    $0x80, SI
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
 	JMP     wide
 
 narrow:
-	CMPQ    SI, $0x20
+	CMPQ    SI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(DI*1), Y0
 	VPADDQ  (DX)(DI*1), Y0, Y0
 	VPADDQ  (BX)(DI*1), Y0, Y0
 	VMOVUPS Y0, (AX)(DI*1)
-	ADDQ    $0x20, DI
-	SUBQ    $0x20, SI
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
 	JMP     narrow
 
 done:
@@ -4041,7 +4041,7 @@ TEXT ·sumI64x4(SB), NOSPLIT, $0-48
 	XORQ R8, R8
 
 wide:
-	CMPQ    DI, $0x80
+	CMPQ    DI, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(R8*1), Y0
 	VMOVUPS 32(CX)(R8*1), Y1
@@ -4067,12 +4067,12 @@ wide:
 	VMOVUPS Y1, 32(AX)(R8*1)
 	VMOVUPS Y2, 64(AX)(R8*1)
 	VMOVUPS Y3, 96(AX)(R8*1)
-	ADDQ    $0x80, R8
-	SUBQ    $0x80, DI
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
 	JMP     wide
 
 narrow:
-	CMPQ    DI, $0x20
+	CMPQ    DI, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(R8*1), Y0
 	VPADDQ  (DX)(R8*1), Y0, Y0
@@ -4080,9 +4080,3949 @@ narrow:
 	VPADDQ  (SI)(R8*1), Y1, Y1
 	VPADDQ  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(R8*1)
-	ADDQ    $0x20, R8
-	SUBQ    $0x20, DI
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
 	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI8x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI8x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ     BX, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(SI*1), Y0
+	VMOVUPS  32(CX)(SI*1), Y1
+	VMOVUPS  64(CX)(SI*1), Y2
+	VMOVUPS  96(CX)(SI*1), Y3
+	VMOVUPS  (DX)(SI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y0, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y6, Y0, Y0
+	VMOVUPS  32(DX)(SI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y1, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y1, Y1
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y1, Y1
+	VPSLLW   $0x08, Y1, Y1
+	VPOR     Y6, Y1, Y1
+	VMOVUPS  64(DX)(SI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y2, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y2, Y2
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y6, Y2, Y2
+	VMOVUPS  96(DX)(SI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y3, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y3, Y3
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y6, Y3, Y3
+	VMOVUPS  Y0, (AX)(SI*1)
+	VMOVUPS  Y1, 32(AX)(SI*1)
+	VMOVUPS  Y2, 64(AX)(SI*1)
+	VMOVUPS  Y3, 96(AX)(SI*1)
+	ADDQ     $0x00000080, SI
+	SUBQ     $0x00000080, BX
+	JMP      wide
+
+narrow:
+	CMPQ     BX, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(SI*1), Y0
+	VMOVUPS  (DX)(SI*1), Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLW   $0x08, Y2, Y2
+	VPMULLW  Y1, Y0, Y3
+	VPAND    Y2, Y3, Y3
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y1, Y1
+	VPMULLW  Y1, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y3, Y0, Y0
+	VMOVUPS  Y0, (AX)(SI*1)
+	ADDQ     $0x00000020, SI
+	SUBQ     $0x00000020, BX
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI8x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ     SI, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(DI*1), Y0
+	VMOVUPS  32(CX)(DI*1), Y1
+	VMOVUPS  64(CX)(DI*1), Y2
+	VMOVUPS  96(CX)(DI*1), Y3
+	VMOVUPS  (DX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y0, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y6, Y0, Y0
+	VMOVUPS  32(DX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y1, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y1, Y1
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y1, Y1
+	VPSLLW   $0x08, Y1, Y1
+	VPOR     Y6, Y1, Y1
+	VMOVUPS  64(DX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y2, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y2, Y2
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y6, Y2, Y2
+	VMOVUPS  96(DX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y3, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y3, Y3
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y6, Y3, Y3
+	VMOVUPS  (BX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y0, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y6, Y0, Y0
+	VMOVUPS  32(BX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y1, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y1, Y1
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y1, Y1
+	VPSLLW   $0x08, Y1, Y1
+	VPOR     Y6, Y1, Y1
+	VMOVUPS  64(BX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y2, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y2, Y2
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y6, Y2, Y2
+	VMOVUPS  96(BX)(DI*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y3, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y3, Y3
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y6, Y3, Y3
+	VMOVUPS  Y0, (AX)(DI*1)
+	VMOVUPS  Y1, 32(AX)(DI*1)
+	VMOVUPS  Y2, 64(AX)(DI*1)
+	VMOVUPS  Y3, 96(AX)(DI*1)
+	ADDQ     $0x00000080, DI
+	SUBQ     $0x00000080, SI
+	JMP      wide
+
+narrow:
+	CMPQ     SI, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(DI*1), Y0
+	VMOVUPS  (DX)(DI*1), Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLW   $0x08, Y2, Y2
+	VPMULLW  Y1, Y0, Y3
+	VPAND    Y2, Y3, Y3
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y1, Y1
+	VPMULLW  Y1, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y3, Y0, Y0
+	VMOVUPS  (BX)(DI*1), Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLW   $0x08, Y2, Y2
+	VPMULLW  Y1, Y0, Y3
+	VPAND    Y2, Y3, Y3
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y1, Y1
+	VPMULLW  Y1, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y3, Y0, Y0
+	VMOVUPS  Y0, (AX)(DI*1)
+	ADDQ     $0x00000020, DI
+	SUBQ     $0x00000020, SI
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI8x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ     DI, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(R8*1), Y0
+	VMOVUPS  32(CX)(R8*1), Y1
+	VMOVUPS  64(CX)(R8*1), Y2
+	VMOVUPS  96(CX)(R8*1), Y3
+	VMOVUPS  (DX)(R8*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y0, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y6, Y0, Y0
+	VMOVUPS  32(DX)(R8*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y1, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y1, Y1
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y1, Y1
+	VPSLLW   $0x08, Y1, Y1
+	VPOR     Y6, Y1, Y1
+	VMOVUPS  64(DX)(R8*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y2, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y2, Y2
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y6, Y2, Y2
+	VMOVUPS  96(DX)(R8*1), Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y3, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y3, Y3
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y6, Y3, Y3
+	VMOVUPS  (BX)(R8*1), Y4
+	VMOVUPS  (SI)(R8*1), Y5
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLW   $0x08, Y6, Y6
+	VPMULLW  Y5, Y4, Y7
+	VPAND    Y6, Y7, Y7
+	VPSRLW   $0x08, Y4, Y4
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y5, Y4, Y4
+	VPSLLW   $0x08, Y4, Y4
+	VPOR     Y7, Y4, Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y0, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y6, Y0, Y0
+	VMOVUPS  32(BX)(R8*1), Y4
+	VMOVUPS  32(SI)(R8*1), Y5
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLW   $0x08, Y6, Y6
+	VPMULLW  Y5, Y4, Y7
+	VPAND    Y6, Y7, Y7
+	VPSRLW   $0x08, Y4, Y4
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y5, Y4, Y4
+	VPSLLW   $0x08, Y4, Y4
+	VPOR     Y7, Y4, Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y1, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y1, Y1
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y1, Y1
+	VPSLLW   $0x08, Y1, Y1
+	VPOR     Y6, Y1, Y1
+	VMOVUPS  64(BX)(R8*1), Y4
+	VMOVUPS  64(SI)(R8*1), Y5
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLW   $0x08, Y6, Y6
+	VPMULLW  Y5, Y4, Y7
+	VPAND    Y6, Y7, Y7
+	VPSRLW   $0x08, Y4, Y4
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y5, Y4, Y4
+	VPSLLW   $0x08, Y4, Y4
+	VPOR     Y7, Y4, Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y2, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y2, Y2
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y2, Y2
+	VPSLLW   $0x08, Y2, Y2
+	VPOR     Y6, Y2, Y2
+	VMOVUPS  96(BX)(R8*1), Y4
+	VMOVUPS  96(SI)(R8*1), Y5
+	VPCMPEQD Y6, Y6, Y6
+	VPSRLW   $0x08, Y6, Y6
+	VPMULLW  Y5, Y4, Y7
+	VPAND    Y6, Y7, Y7
+	VPSRLW   $0x08, Y4, Y4
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y5, Y4, Y4
+	VPSLLW   $0x08, Y4, Y4
+	VPOR     Y7, Y4, Y4
+	VPCMPEQD Y5, Y5, Y5
+	VPSRLW   $0x08, Y5, Y5
+	VPMULLW  Y4, Y3, Y6
+	VPAND    Y5, Y6, Y6
+	VPSRLW   $0x08, Y3, Y3
+	VPSRLW   $0x08, Y4, Y4
+	VPMULLW  Y4, Y3, Y3
+	VPSLLW   $0x08, Y3, Y3
+	VPOR     Y6, Y3, Y3
+	VMOVUPS  Y0, (AX)(R8*1)
+	VMOVUPS  Y1, 32(AX)(R8*1)
+	VMOVUPS  Y2, 64(AX)(R8*1)
+	VMOVUPS  Y3, 96(AX)(R8*1)
+	ADDQ     $0x00000080, R8
+	SUBQ     $0x00000080, DI
+	JMP      wide
+
+narrow:
+	CMPQ     DI, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(R8*1), Y0
+	VMOVUPS  (DX)(R8*1), Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLW   $0x08, Y2, Y2
+	VPMULLW  Y1, Y0, Y3
+	VPAND    Y2, Y3, Y3
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y1, Y1
+	VPMULLW  Y1, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y3, Y0, Y0
+	VMOVUPS  (BX)(R8*1), Y1
+	VMOVUPS  (SI)(R8*1), Y2
+	VPCMPEQD Y3, Y3, Y3
+	VPSRLW   $0x08, Y3, Y3
+	VPMULLW  Y2, Y1, Y4
+	VPAND    Y3, Y4, Y4
+	VPSRLW   $0x08, Y1, Y1
+	VPSRLW   $0x08, Y2, Y2
+	VPMULLW  Y2, Y1, Y1
+	VPSLLW   $0x08, Y1, Y1
+	VPOR     Y4, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPSRLW   $0x08, Y2, Y2
+	VPMULLW  Y1, Y0, Y3
+	VPAND    Y2, Y3, Y3
+	VPSRLW   $0x08, Y0, Y0
+	VPSRLW   $0x08, Y1, Y1
+	VPMULLW  Y1, Y0, Y0
+	VPSLLW   $0x08, Y0, Y0
+	VPOR     Y3, Y0, Y0
+	VMOVUPS  Y0, (AX)(R8*1)
+	ADDQ     $0x00000020, R8
+	SUBQ     $0x00000020, DI
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMULLW (DX)(SI*1), Y0, Y0
+	VPMULLW 32(DX)(SI*1), Y1, Y1
+	VPMULLW 64(DX)(SI*1), Y2, Y2
+	VPMULLW 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMULLW (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMULLW (DX)(DI*1), Y0, Y0
+	VPMULLW 32(DX)(DI*1), Y1, Y1
+	VPMULLW 64(DX)(DI*1), Y2, Y2
+	VPMULLW 96(DX)(DI*1), Y3, Y3
+	VPMULLW (BX)(DI*1), Y0, Y0
+	VPMULLW 32(BX)(DI*1), Y1, Y1
+	VPMULLW 64(BX)(DI*1), Y2, Y2
+	VPMULLW 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMULLW (DX)(DI*1), Y0, Y0
+	VPMULLW (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMULLW (DX)(R8*1), Y0, Y0
+	VPMULLW 32(DX)(R8*1), Y1, Y1
+	VPMULLW 64(DX)(R8*1), Y2, Y2
+	VPMULLW 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMULLW (SI)(R8*1), Y4, Y4
+	VPMULLW Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMULLW 32(SI)(R8*1), Y4, Y4
+	VPMULLW Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMULLW 64(SI)(R8*1), Y4, Y4
+	VPMULLW Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMULLW 96(SI)(R8*1), Y4, Y4
+	VPMULLW Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMULLW (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMULLW (SI)(R8*1), Y1, Y1
+	VPMULLW Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMULLD (DX)(SI*1), Y0, Y0
+	VPMULLD 32(DX)(SI*1), Y1, Y1
+	VPMULLD 64(DX)(SI*1), Y2, Y2
+	VPMULLD 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMULLD (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMULLD (DX)(DI*1), Y0, Y0
+	VPMULLD 32(DX)(DI*1), Y1, Y1
+	VPMULLD 64(DX)(DI*1), Y2, Y2
+	VPMULLD 96(DX)(DI*1), Y3, Y3
+	VPMULLD (BX)(DI*1), Y0, Y0
+	VPMULLD 32(BX)(DI*1), Y1, Y1
+	VPMULLD 64(BX)(DI*1), Y2, Y2
+	VPMULLD 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMULLD (DX)(DI*1), Y0, Y0
+	VPMULLD (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMULLD (DX)(R8*1), Y0, Y0
+	VPMULLD 32(DX)(R8*1), Y1, Y1
+	VPMULLD 64(DX)(R8*1), Y2, Y2
+	VPMULLD 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMULLD (SI)(R8*1), Y4, Y4
+	VPMULLD Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMULLD 32(SI)(R8*1), Y4, Y4
+	VPMULLD Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMULLD 64(SI)(R8*1), Y4, Y4
+	VPMULLD Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMULLD 96(SI)(R8*1), Y4, Y4
+	VPMULLD Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMULLD (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMULLD (SI)(R8*1), Y1, Y1
+	VPMULLD Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ     BX, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(SI*1), Y0
+	VMOVUPS  32(CX)(SI*1), Y1
+	VMOVUPS  64(CX)(SI*1), Y2
+	VMOVUPS  96(CX)(SI*1), Y3
+	VMOVUPS  (DX)(SI*1), Y4
+	VPMULUDQ Y4, Y0, Y5
+	VPSRLQ   $0x20, Y0, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y0, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y0
+	VMOVUPS  32(DX)(SI*1), Y4
+	VPMULUDQ Y4, Y1, Y5
+	VPSRLQ   $0x20, Y1, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y1, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y1
+	VMOVUPS  64(DX)(SI*1), Y4
+	VPMULUDQ Y4, Y2, Y5
+	VPSRLQ   $0x20, Y2, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y2, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y2
+	VMOVUPS  96(DX)(SI*1), Y4
+	VPMULUDQ Y4, Y3, Y5
+	VPSRLQ   $0x20, Y3, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y3, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y3
+	VMOVUPS  Y0, (AX)(SI*1)
+	VMOVUPS  Y1, 32(AX)(SI*1)
+	VMOVUPS  Y2, 64(AX)(SI*1)
+	VMOVUPS  Y3, 96(AX)(SI*1)
+	ADDQ     $0x00000080, SI
+	SUBQ     $0x00000080, BX
+	JMP      wide
+
+narrow:
+	CMPQ     BX, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(SI*1), Y0
+	VMOVUPS  (DX)(SI*1), Y1
+	VPMULUDQ Y1, Y0, Y2
+	VPSRLQ   $0x20, Y0, Y3
+	VPMULUDQ Y1, Y3, Y3
+	VPSRLQ   $0x20, Y1, Y1
+	VPMULUDQ Y0, Y1, Y1
+	VPADDQ   Y3, Y1, Y1
+	VPSLLQ   $0x20, Y1, Y1
+	VPADDQ   Y2, Y1, Y0
+	VMOVUPS  Y0, (AX)(SI*1)
+	ADDQ     $0x00000020, SI
+	SUBQ     $0x00000020, BX
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ     SI, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(DI*1), Y0
+	VMOVUPS  32(CX)(DI*1), Y1
+	VMOVUPS  64(CX)(DI*1), Y2
+	VMOVUPS  96(CX)(DI*1), Y3
+	VMOVUPS  (DX)(DI*1), Y4
+	VPMULUDQ Y4, Y0, Y5
+	VPSRLQ   $0x20, Y0, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y0, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y0
+	VMOVUPS  32(DX)(DI*1), Y4
+	VPMULUDQ Y4, Y1, Y5
+	VPSRLQ   $0x20, Y1, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y1, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y1
+	VMOVUPS  64(DX)(DI*1), Y4
+	VPMULUDQ Y4, Y2, Y5
+	VPSRLQ   $0x20, Y2, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y2, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y2
+	VMOVUPS  96(DX)(DI*1), Y4
+	VPMULUDQ Y4, Y3, Y5
+	VPSRLQ   $0x20, Y3, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y3, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y3
+	VMOVUPS  (BX)(DI*1), Y4
+	VPMULUDQ Y4, Y0, Y5
+	VPSRLQ   $0x20, Y0, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y0, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y0
+	VMOVUPS  32(BX)(DI*1), Y4
+	VPMULUDQ Y4, Y1, Y5
+	VPSRLQ   $0x20, Y1, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y1, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y1
+	VMOVUPS  64(BX)(DI*1), Y4
+	VPMULUDQ Y4, Y2, Y5
+	VPSRLQ   $0x20, Y2, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y2, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y2
+	VMOVUPS  96(BX)(DI*1), Y4
+	VPMULUDQ Y4, Y3, Y5
+	VPSRLQ   $0x20, Y3, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y3, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y3
+	VMOVUPS  Y0, (AX)(DI*1)
+	VMOVUPS  Y1, 32(AX)(DI*1)
+	VMOVUPS  Y2, 64(AX)(DI*1)
+	VMOVUPS  Y3, 96(AX)(DI*1)
+	ADDQ     $0x00000080, DI
+	SUBQ     $0x00000080, SI
+	JMP      wide
+
+narrow:
+	CMPQ     SI, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(DI*1), Y0
+	VMOVUPS  (DX)(DI*1), Y1
+	VPMULUDQ Y1, Y0, Y2
+	VPSRLQ   $0x20, Y0, Y3
+	VPMULUDQ Y1, Y3, Y3
+	VPSRLQ   $0x20, Y1, Y1
+	VPMULUDQ Y0, Y1, Y1
+	VPADDQ   Y3, Y1, Y1
+	VPSLLQ   $0x20, Y1, Y1
+	VPADDQ   Y2, Y1, Y0
+	VMOVUPS  (BX)(DI*1), Y1
+	VPMULUDQ Y1, Y0, Y2
+	VPSRLQ   $0x20, Y0, Y3
+	VPMULUDQ Y1, Y3, Y3
+	VPSRLQ   $0x20, Y1, Y1
+	VPMULUDQ Y0, Y1, Y1
+	VPADDQ   Y3, Y1, Y1
+	VPSLLQ   $0x20, Y1, Y1
+	VPADDQ   Y2, Y1, Y0
+	VMOVUPS  Y0, (AX)(DI*1)
+	ADDQ     $0x00000020, DI
+	SUBQ     $0x00000020, SI
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func prodI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·prodI64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ     DI, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(R8*1), Y0
+	VMOVUPS  32(CX)(R8*1), Y1
+	VMOVUPS  64(CX)(R8*1), Y2
+	VMOVUPS  96(CX)(R8*1), Y3
+	VMOVUPS  (DX)(R8*1), Y4
+	VPMULUDQ Y4, Y0, Y5
+	VPSRLQ   $0x20, Y0, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y0, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y0
+	VMOVUPS  32(DX)(R8*1), Y4
+	VPMULUDQ Y4, Y1, Y5
+	VPSRLQ   $0x20, Y1, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y1, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y1
+	VMOVUPS  64(DX)(R8*1), Y4
+	VPMULUDQ Y4, Y2, Y5
+	VPSRLQ   $0x20, Y2, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y2, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y2
+	VMOVUPS  96(DX)(R8*1), Y4
+	VPMULUDQ Y4, Y3, Y5
+	VPSRLQ   $0x20, Y3, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y3, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y3
+	VMOVUPS  (BX)(R8*1), Y4
+	VMOVUPS  (SI)(R8*1), Y5
+	VPMULUDQ Y5, Y4, Y6
+	VPSRLQ   $0x20, Y4, Y7
+	VPMULUDQ Y5, Y7, Y7
+	VPSRLQ   $0x20, Y5, Y5
+	VPMULUDQ Y4, Y5, Y5
+	VPADDQ   Y7, Y5, Y5
+	VPSLLQ   $0x20, Y5, Y5
+	VPADDQ   Y6, Y5, Y4
+	VPMULUDQ Y4, Y0, Y5
+	VPSRLQ   $0x20, Y0, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y0, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y0
+	VMOVUPS  32(BX)(R8*1), Y4
+	VMOVUPS  32(SI)(R8*1), Y5
+	VPMULUDQ Y5, Y4, Y6
+	VPSRLQ   $0x20, Y4, Y7
+	VPMULUDQ Y5, Y7, Y7
+	VPSRLQ   $0x20, Y5, Y5
+	VPMULUDQ Y4, Y5, Y5
+	VPADDQ   Y7, Y5, Y5
+	VPSLLQ   $0x20, Y5, Y5
+	VPADDQ   Y6, Y5, Y4
+	VPMULUDQ Y4, Y1, Y5
+	VPSRLQ   $0x20, Y1, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y1, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y1
+	VMOVUPS  64(BX)(R8*1), Y4
+	VMOVUPS  64(SI)(R8*1), Y5
+	VPMULUDQ Y5, Y4, Y6
+	VPSRLQ   $0x20, Y4, Y7
+	VPMULUDQ Y5, Y7, Y7
+	VPSRLQ   $0x20, Y5, Y5
+	VPMULUDQ Y4, Y5, Y5
+	VPADDQ   Y7, Y5, Y5
+	VPSLLQ   $0x20, Y5, Y5
+	VPADDQ   Y6, Y5, Y4
+	VPMULUDQ Y4, Y2, Y5
+	VPSRLQ   $0x20, Y2, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y2, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y2
+	VMOVUPS  96(BX)(R8*1), Y4
+	VMOVUPS  96(SI)(R8*1), Y5
+	VPMULUDQ Y5, Y4, Y6
+	VPSRLQ   $0x20, Y4, Y7
+	VPMULUDQ Y5, Y7, Y7
+	VPSRLQ   $0x20, Y5, Y5
+	VPMULUDQ Y4, Y5, Y5
+	VPADDQ   Y7, Y5, Y5
+	VPSLLQ   $0x20, Y5, Y5
+	VPADDQ   Y6, Y5, Y4
+	VPMULUDQ Y4, Y3, Y5
+	VPSRLQ   $0x20, Y3, Y6
+	VPMULUDQ Y4, Y6, Y6
+	VPSRLQ   $0x20, Y4, Y4
+	VPMULUDQ Y3, Y4, Y4
+	VPADDQ   Y6, Y4, Y4
+	VPSLLQ   $0x20, Y4, Y4
+	VPADDQ   Y5, Y4, Y3
+	VMOVUPS  Y0, (AX)(R8*1)
+	VMOVUPS  Y1, 32(AX)(R8*1)
+	VMOVUPS  Y2, 64(AX)(R8*1)
+	VMOVUPS  Y3, 96(AX)(R8*1)
+	ADDQ     $0x00000080, R8
+	SUBQ     $0x00000080, DI
+	JMP      wide
+
+narrow:
+	CMPQ     DI, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(R8*1), Y0
+	VMOVUPS  (DX)(R8*1), Y1
+	VPMULUDQ Y1, Y0, Y2
+	VPSRLQ   $0x20, Y0, Y3
+	VPMULUDQ Y1, Y3, Y3
+	VPSRLQ   $0x20, Y1, Y1
+	VPMULUDQ Y0, Y1, Y1
+	VPADDQ   Y3, Y1, Y1
+	VPSLLQ   $0x20, Y1, Y1
+	VPADDQ   Y2, Y1, Y0
+	VMOVUPS  (BX)(R8*1), Y1
+	VMOVUPS  (SI)(R8*1), Y2
+	VPMULUDQ Y2, Y1, Y3
+	VPSRLQ   $0x20, Y1, Y4
+	VPMULUDQ Y2, Y4, Y4
+	VPSRLQ   $0x20, Y2, Y2
+	VPMULUDQ Y1, Y2, Y2
+	VPADDQ   Y4, Y2, Y2
+	VPSLLQ   $0x20, Y2, Y2
+	VPADDQ   Y3, Y2, Y1
+	VPMULUDQ Y1, Y0, Y2
+	VPSRLQ   $0x20, Y0, Y3
+	VPMULUDQ Y1, Y3, Y3
+	VPSRLQ   $0x20, Y1, Y1
+	VPMULUDQ Y0, Y1, Y1
+	VPADDQ   Y3, Y1, Y1
+	VPSLLQ   $0x20, Y1, Y1
+	VPADDQ   Y2, Y1, Y0
+	VMOVUPS  Y0, (AX)(R8*1)
+	ADDQ     $0x00000020, R8
+	SUBQ     $0x00000020, DI
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI8x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI8x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMINSB (DX)(SI*1), Y0, Y0
+	VPMINSB 32(DX)(SI*1), Y1, Y1
+	VPMINSB 64(DX)(SI*1), Y2, Y2
+	VPMINSB 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMINSB (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI8x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMINSB (DX)(DI*1), Y0, Y0
+	VPMINSB 32(DX)(DI*1), Y1, Y1
+	VPMINSB 64(DX)(DI*1), Y2, Y2
+	VPMINSB 96(DX)(DI*1), Y3, Y3
+	VPMINSB (BX)(DI*1), Y0, Y0
+	VPMINSB 32(BX)(DI*1), Y1, Y1
+	VPMINSB 64(BX)(DI*1), Y2, Y2
+	VPMINSB 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMINSB (DX)(DI*1), Y0, Y0
+	VPMINSB (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI8x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMINSB (DX)(R8*1), Y0, Y0
+	VPMINSB 32(DX)(R8*1), Y1, Y1
+	VPMINSB 64(DX)(R8*1), Y2, Y2
+	VPMINSB 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMINSB (SI)(R8*1), Y4, Y4
+	VPMINSB Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMINSB 32(SI)(R8*1), Y4, Y4
+	VPMINSB Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMINSB 64(SI)(R8*1), Y4, Y4
+	VPMINSB Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMINSB 96(SI)(R8*1), Y4, Y4
+	VPMINSB Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMINSB (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMINSB (SI)(R8*1), Y1, Y1
+	VPMINSB Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI8x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI8x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMAXSB (DX)(SI*1), Y0, Y0
+	VPMAXSB 32(DX)(SI*1), Y1, Y1
+	VPMAXSB 64(DX)(SI*1), Y2, Y2
+	VPMAXSB 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMAXSB (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI8x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMAXSB (DX)(DI*1), Y0, Y0
+	VPMAXSB 32(DX)(DI*1), Y1, Y1
+	VPMAXSB 64(DX)(DI*1), Y2, Y2
+	VPMAXSB 96(DX)(DI*1), Y3, Y3
+	VPMAXSB (BX)(DI*1), Y0, Y0
+	VPMAXSB 32(BX)(DI*1), Y1, Y1
+	VPMAXSB 64(BX)(DI*1), Y2, Y2
+	VPMAXSB 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMAXSB (DX)(DI*1), Y0, Y0
+	VPMAXSB (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI8x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMAXSB (DX)(R8*1), Y0, Y0
+	VPMAXSB 32(DX)(R8*1), Y1, Y1
+	VPMAXSB 64(DX)(R8*1), Y2, Y2
+	VPMAXSB 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMAXSB (SI)(R8*1), Y4, Y4
+	VPMAXSB Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMAXSB 32(SI)(R8*1), Y4, Y4
+	VPMAXSB Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMAXSB 64(SI)(R8*1), Y4, Y4
+	VPMAXSB Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMAXSB 96(SI)(R8*1), Y4, Y4
+	VPMAXSB Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMAXSB (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMAXSB (SI)(R8*1), Y1, Y1
+	VPMAXSB Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU8x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU8x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMINUB (DX)(SI*1), Y0, Y0
+	VPMINUB 32(DX)(SI*1), Y1, Y1
+	VPMINUB 64(DX)(SI*1), Y2, Y2
+	VPMINUB 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMINUB (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU8x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMINUB (DX)(DI*1), Y0, Y0
+	VPMINUB 32(DX)(DI*1), Y1, Y1
+	VPMINUB 64(DX)(DI*1), Y2, Y2
+	VPMINUB 96(DX)(DI*1), Y3, Y3
+	VPMINUB (BX)(DI*1), Y0, Y0
+	VPMINUB 32(BX)(DI*1), Y1, Y1
+	VPMINUB 64(BX)(DI*1), Y2, Y2
+	VPMINUB 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMINUB (DX)(DI*1), Y0, Y0
+	VPMINUB (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU8x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMINUB (DX)(R8*1), Y0, Y0
+	VPMINUB 32(DX)(R8*1), Y1, Y1
+	VPMINUB 64(DX)(R8*1), Y2, Y2
+	VPMINUB 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMINUB (SI)(R8*1), Y4, Y4
+	VPMINUB Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMINUB 32(SI)(R8*1), Y4, Y4
+	VPMINUB Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMINUB 64(SI)(R8*1), Y4, Y4
+	VPMINUB Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMINUB 96(SI)(R8*1), Y4, Y4
+	VPMINUB Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMINUB (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMINUB (SI)(R8*1), Y1, Y1
+	VPMINUB Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU8x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU8x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMAXUB (DX)(SI*1), Y0, Y0
+	VPMAXUB 32(DX)(SI*1), Y1, Y1
+	VPMAXUB 64(DX)(SI*1), Y2, Y2
+	VPMAXUB 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMAXUB (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU8x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU8x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMAXUB (DX)(DI*1), Y0, Y0
+	VPMAXUB 32(DX)(DI*1), Y1, Y1
+	VPMAXUB 64(DX)(DI*1), Y2, Y2
+	VPMAXUB 96(DX)(DI*1), Y3, Y3
+	VPMAXUB (BX)(DI*1), Y0, Y0
+	VPMAXUB 32(BX)(DI*1), Y1, Y1
+	VPMAXUB 64(BX)(DI*1), Y2, Y2
+	VPMAXUB 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMAXUB (DX)(DI*1), Y0, Y0
+	VPMAXUB (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU8x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU8x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMAXUB (DX)(R8*1), Y0, Y0
+	VPMAXUB 32(DX)(R8*1), Y1, Y1
+	VPMAXUB 64(DX)(R8*1), Y2, Y2
+	VPMAXUB 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMAXUB (SI)(R8*1), Y4, Y4
+	VPMAXUB Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMAXUB 32(SI)(R8*1), Y4, Y4
+	VPMAXUB Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMAXUB 64(SI)(R8*1), Y4, Y4
+	VPMAXUB Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMAXUB 96(SI)(R8*1), Y4, Y4
+	VPMAXUB Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMAXUB (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMAXUB (SI)(R8*1), Y1, Y1
+	VPMAXUB Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMINSW (DX)(SI*1), Y0, Y0
+	VPMINSW 32(DX)(SI*1), Y1, Y1
+	VPMINSW 64(DX)(SI*1), Y2, Y2
+	VPMINSW 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMINSW (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMINSW (DX)(DI*1), Y0, Y0
+	VPMINSW 32(DX)(DI*1), Y1, Y1
+	VPMINSW 64(DX)(DI*1), Y2, Y2
+	VPMINSW 96(DX)(DI*1), Y3, Y3
+	VPMINSW (BX)(DI*1), Y0, Y0
+	VPMINSW 32(BX)(DI*1), Y1, Y1
+	VPMINSW 64(BX)(DI*1), Y2, Y2
+	VPMINSW 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMINSW (DX)(DI*1), Y0, Y0
+	VPMINSW (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMINSW (DX)(R8*1), Y0, Y0
+	VPMINSW 32(DX)(R8*1), Y1, Y1
+	VPMINSW 64(DX)(R8*1), Y2, Y2
+	VPMINSW 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMINSW (SI)(R8*1), Y4, Y4
+	VPMINSW Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMINSW 32(SI)(R8*1), Y4, Y4
+	VPMINSW Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMINSW 64(SI)(R8*1), Y4, Y4
+	VPMINSW Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMINSW 96(SI)(R8*1), Y4, Y4
+	VPMINSW Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMINSW (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMINSW (SI)(R8*1), Y1, Y1
+	VPMINSW Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMAXSW (DX)(SI*1), Y0, Y0
+	VPMAXSW 32(DX)(SI*1), Y1, Y1
+	VPMAXSW 64(DX)(SI*1), Y2, Y2
+	VPMAXSW 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMAXSW (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMAXSW (DX)(DI*1), Y0, Y0
+	VPMAXSW 32(DX)(DI*1), Y1, Y1
+	VPMAXSW 64(DX)(DI*1), Y2, Y2
+	VPMAXSW 96(DX)(DI*1), Y3, Y3
+	VPMAXSW (BX)(DI*1), Y0, Y0
+	VPMAXSW 32(BX)(DI*1), Y1, Y1
+	VPMAXSW 64(BX)(DI*1), Y2, Y2
+	VPMAXSW 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMAXSW (DX)(DI*1), Y0, Y0
+	VPMAXSW (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMAXSW (DX)(R8*1), Y0, Y0
+	VPMAXSW 32(DX)(R8*1), Y1, Y1
+	VPMAXSW 64(DX)(R8*1), Y2, Y2
+	VPMAXSW 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMAXSW (SI)(R8*1), Y4, Y4
+	VPMAXSW Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMAXSW 32(SI)(R8*1), Y4, Y4
+	VPMAXSW Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMAXSW 64(SI)(R8*1), Y4, Y4
+	VPMAXSW Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMAXSW 96(SI)(R8*1), Y4, Y4
+	VPMAXSW Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMAXSW (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMAXSW (SI)(R8*1), Y1, Y1
+	VPMAXSW Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMINUW (DX)(SI*1), Y0, Y0
+	VPMINUW 32(DX)(SI*1), Y1, Y1
+	VPMINUW 64(DX)(SI*1), Y2, Y2
+	VPMINUW 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMINUW (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMINUW (DX)(DI*1), Y0, Y0
+	VPMINUW 32(DX)(DI*1), Y1, Y1
+	VPMINUW 64(DX)(DI*1), Y2, Y2
+	VPMINUW 96(DX)(DI*1), Y3, Y3
+	VPMINUW (BX)(DI*1), Y0, Y0
+	VPMINUW 32(BX)(DI*1), Y1, Y1
+	VPMINUW 64(BX)(DI*1), Y2, Y2
+	VPMINUW 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMINUW (DX)(DI*1), Y0, Y0
+	VPMINUW (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMINUW (DX)(R8*1), Y0, Y0
+	VPMINUW 32(DX)(R8*1), Y1, Y1
+	VPMINUW 64(DX)(R8*1), Y2, Y2
+	VPMINUW 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMINUW (SI)(R8*1), Y4, Y4
+	VPMINUW Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMINUW 32(SI)(R8*1), Y4, Y4
+	VPMINUW Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMINUW 64(SI)(R8*1), Y4, Y4
+	VPMINUW Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMINUW 96(SI)(R8*1), Y4, Y4
+	VPMINUW Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMINUW (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMINUW (SI)(R8*1), Y1, Y1
+	VPMINUW Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU16x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU16x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMAXUW (DX)(SI*1), Y0, Y0
+	VPMAXUW 32(DX)(SI*1), Y1, Y1
+	VPMAXUW 64(DX)(SI*1), Y2, Y2
+	VPMAXUW 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMAXUW (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU16x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU16x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMAXUW (DX)(DI*1), Y0, Y0
+	VPMAXUW 32(DX)(DI*1), Y1, Y1
+	VPMAXUW 64(DX)(DI*1), Y2, Y2
+	VPMAXUW 96(DX)(DI*1), Y3, Y3
+	VPMAXUW (BX)(DI*1), Y0, Y0
+	VPMAXUW 32(BX)(DI*1), Y1, Y1
+	VPMAXUW 64(BX)(DI*1), Y2, Y2
+	VPMAXUW 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMAXUW (DX)(DI*1), Y0, Y0
+	VPMAXUW (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU16x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU16x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMAXUW (DX)(R8*1), Y0, Y0
+	VPMAXUW 32(DX)(R8*1), Y1, Y1
+	VPMAXUW 64(DX)(R8*1), Y2, Y2
+	VPMAXUW 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMAXUW (SI)(R8*1), Y4, Y4
+	VPMAXUW Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMAXUW 32(SI)(R8*1), Y4, Y4
+	VPMAXUW Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMAXUW 64(SI)(R8*1), Y4, Y4
+	VPMAXUW Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMAXUW 96(SI)(R8*1), Y4, Y4
+	VPMAXUW Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMAXUW (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMAXUW (SI)(R8*1), Y1, Y1
+	VPMAXUW Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMINSD (DX)(SI*1), Y0, Y0
+	VPMINSD 32(DX)(SI*1), Y1, Y1
+	VPMINSD 64(DX)(SI*1), Y2, Y2
+	VPMINSD 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMINSD (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMINSD (DX)(DI*1), Y0, Y0
+	VPMINSD 32(DX)(DI*1), Y1, Y1
+	VPMINSD 64(DX)(DI*1), Y2, Y2
+	VPMINSD 96(DX)(DI*1), Y3, Y3
+	VPMINSD (BX)(DI*1), Y0, Y0
+	VPMINSD 32(BX)(DI*1), Y1, Y1
+	VPMINSD 64(BX)(DI*1), Y2, Y2
+	VPMINSD 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMINSD (DX)(DI*1), Y0, Y0
+	VPMINSD (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMINSD (DX)(R8*1), Y0, Y0
+	VPMINSD 32(DX)(R8*1), Y1, Y1
+	VPMINSD 64(DX)(R8*1), Y2, Y2
+	VPMINSD 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMINSD (SI)(R8*1), Y4, Y4
+	VPMINSD Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMINSD 32(SI)(R8*1), Y4, Y4
+	VPMINSD Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMINSD 64(SI)(R8*1), Y4, Y4
+	VPMINSD Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMINSD 96(SI)(R8*1), Y4, Y4
+	VPMINSD Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMINSD (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMINSD (SI)(R8*1), Y1, Y1
+	VPMINSD Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMAXSD (DX)(SI*1), Y0, Y0
+	VPMAXSD 32(DX)(SI*1), Y1, Y1
+	VPMAXSD 64(DX)(SI*1), Y2, Y2
+	VPMAXSD 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMAXSD (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMAXSD (DX)(DI*1), Y0, Y0
+	VPMAXSD 32(DX)(DI*1), Y1, Y1
+	VPMAXSD 64(DX)(DI*1), Y2, Y2
+	VPMAXSD 96(DX)(DI*1), Y3, Y3
+	VPMAXSD (BX)(DI*1), Y0, Y0
+	VPMAXSD 32(BX)(DI*1), Y1, Y1
+	VPMAXSD 64(BX)(DI*1), Y2, Y2
+	VPMAXSD 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMAXSD (DX)(DI*1), Y0, Y0
+	VPMAXSD (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMAXSD (DX)(R8*1), Y0, Y0
+	VPMAXSD 32(DX)(R8*1), Y1, Y1
+	VPMAXSD 64(DX)(R8*1), Y2, Y2
+	VPMAXSD 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMAXSD (SI)(R8*1), Y4, Y4
+	VPMAXSD Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMAXSD 32(SI)(R8*1), Y4, Y4
+	VPMAXSD Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMAXSD 64(SI)(R8*1), Y4, Y4
+	VPMAXSD Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMAXSD 96(SI)(R8*1), Y4, Y4
+	VPMAXSD Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMAXSD (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMAXSD (SI)(R8*1), Y1, Y1
+	VPMAXSD Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMINUD (DX)(SI*1), Y0, Y0
+	VPMINUD 32(DX)(SI*1), Y1, Y1
+	VPMINUD 64(DX)(SI*1), Y2, Y2
+	VPMINUD 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMINUD (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMINUD (DX)(DI*1), Y0, Y0
+	VPMINUD 32(DX)(DI*1), Y1, Y1
+	VPMINUD 64(DX)(DI*1), Y2, Y2
+	VPMINUD 96(DX)(DI*1), Y3, Y3
+	VPMINUD (BX)(DI*1), Y0, Y0
+	VPMINUD 32(BX)(DI*1), Y1, Y1
+	VPMINUD 64(BX)(DI*1), Y2, Y2
+	VPMINUD 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMINUD (DX)(DI*1), Y0, Y0
+	VPMINUD (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMINUD (DX)(R8*1), Y0, Y0
+	VPMINUD 32(DX)(R8*1), Y1, Y1
+	VPMINUD 64(DX)(R8*1), Y2, Y2
+	VPMINUD 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMINUD (SI)(R8*1), Y4, Y4
+	VPMINUD Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMINUD 32(SI)(R8*1), Y4, Y4
+	VPMINUD Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMINUD 64(SI)(R8*1), Y4, Y4
+	VPMINUD Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMINUD 96(SI)(R8*1), Y4, Y4
+	VPMINUD Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMINUD (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMINUD (SI)(R8*1), Y1, Y1
+	VPMINUD Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU32x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU32x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ    BX, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(SI*1), Y0
+	VMOVUPS 32(CX)(SI*1), Y1
+	VMOVUPS 64(CX)(SI*1), Y2
+	VMOVUPS 96(CX)(SI*1), Y3
+	VPMAXUD (DX)(SI*1), Y0, Y0
+	VPMAXUD 32(DX)(SI*1), Y1, Y1
+	VPMAXUD 64(DX)(SI*1), Y2, Y2
+	VPMAXUD 96(DX)(SI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(SI*1)
+	VMOVUPS Y1, 32(AX)(SI*1)
+	VMOVUPS Y2, 64(AX)(SI*1)
+	VMOVUPS Y3, 96(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x00000080, BX
+	JMP     wide
+
+narrow:
+	CMPQ    BX, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(SI*1), Y0
+	VPMAXUD (DX)(SI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(SI*1)
+	ADDQ    $0x00000020, SI
+	SUBQ    $0x00000020, BX
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU32x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU32x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ    SI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(DI*1), Y0
+	VMOVUPS 32(CX)(DI*1), Y1
+	VMOVUPS 64(CX)(DI*1), Y2
+	VMOVUPS 96(CX)(DI*1), Y3
+	VPMAXUD (DX)(DI*1), Y0, Y0
+	VPMAXUD 32(DX)(DI*1), Y1, Y1
+	VPMAXUD 64(DX)(DI*1), Y2, Y2
+	VPMAXUD 96(DX)(DI*1), Y3, Y3
+	VPMAXUD (BX)(DI*1), Y0, Y0
+	VPMAXUD 32(BX)(DI*1), Y1, Y1
+	VPMAXUD 64(BX)(DI*1), Y2, Y2
+	VPMAXUD 96(BX)(DI*1), Y3, Y3
+	VMOVUPS Y0, (AX)(DI*1)
+	VMOVUPS Y1, 32(AX)(DI*1)
+	VMOVUPS Y2, 64(AX)(DI*1)
+	VMOVUPS Y3, 96(AX)(DI*1)
+	ADDQ    $0x00000080, DI
+	SUBQ    $0x00000080, SI
+	JMP     wide
+
+narrow:
+	CMPQ    SI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(DI*1), Y0
+	VPMAXUD (DX)(DI*1), Y0, Y0
+	VPMAXUD (BX)(DI*1), Y0, Y0
+	VMOVUPS Y0, (AX)(DI*1)
+	ADDQ    $0x00000020, DI
+	SUBQ    $0x00000020, SI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU32x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU32x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ    DI, $0x00000080
+	JLT     narrow
+	VMOVUPS (CX)(R8*1), Y0
+	VMOVUPS 32(CX)(R8*1), Y1
+	VMOVUPS 64(CX)(R8*1), Y2
+	VMOVUPS 96(CX)(R8*1), Y3
+	VPMAXUD (DX)(R8*1), Y0, Y0
+	VPMAXUD 32(DX)(R8*1), Y1, Y1
+	VPMAXUD 64(DX)(R8*1), Y2, Y2
+	VPMAXUD 96(DX)(R8*1), Y3, Y3
+	VMOVUPS (BX)(R8*1), Y4
+	VPMAXUD (SI)(R8*1), Y4, Y4
+	VPMAXUD Y4, Y0, Y0
+	VMOVUPS 32(BX)(R8*1), Y4
+	VPMAXUD 32(SI)(R8*1), Y4, Y4
+	VPMAXUD Y4, Y1, Y1
+	VMOVUPS 64(BX)(R8*1), Y4
+	VPMAXUD 64(SI)(R8*1), Y4, Y4
+	VPMAXUD Y4, Y2, Y2
+	VMOVUPS 96(BX)(R8*1), Y4
+	VPMAXUD 96(SI)(R8*1), Y4, Y4
+	VPMAXUD Y4, Y3, Y3
+	VMOVUPS Y0, (AX)(R8*1)
+	VMOVUPS Y1, 32(AX)(R8*1)
+	VMOVUPS Y2, 64(AX)(R8*1)
+	VMOVUPS Y3, 96(AX)(R8*1)
+	ADDQ    $0x00000080, R8
+	SUBQ    $0x00000080, DI
+	JMP     wide
+
+narrow:
+	CMPQ    DI, $0x00000020
+	JLT     done
+	VMOVUPS (CX)(R8*1), Y0
+	VPMAXUD (DX)(R8*1), Y0, Y0
+	VMOVUPS (BX)(R8*1), Y1
+	VPMAXUD (SI)(R8*1), Y1, Y1
+	VPMAXUD Y1, Y0, Y0
+	VMOVUPS Y0, (AX)(R8*1)
+	ADDQ    $0x00000020, R8
+	SUBQ    $0x00000020, DI
+	JMP     narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y4, Y0, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y4, Y1, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y4, Y2, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y4, Y3, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y4, Y0, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y4, Y1, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y4, Y2, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y4, Y3, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y4, Y0, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y4, Y1, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y4, Y2, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y4, Y3, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y1, Y0, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minI64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y4, Y0, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y4, Y1, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y4, Y2, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y4, Y3, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y5, Y4, Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y4, Y0, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y5, Y4, Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y4, Y1, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y5, Y4, Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y4, Y2, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y5, Y4, Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y4, Y3, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y1, Y0, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VPCMPGTQ  Y2, Y1, Y3
+	VBLENDVPD Y3, Y2, Y1, Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y0, Y4, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y1, Y4, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y2, Y4, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y3, Y4, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y0, Y1, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y0, Y4, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y1, Y4, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y2, Y4, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y3, Y4, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y0, Y4, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y1, Y4, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y2, Y4, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y3, Y4, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y0, Y1, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y0, Y1, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxI64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxI64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y0, Y4, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y1, Y4, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y2, Y4, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y3, Y4, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y4, Y5, Y4
+	VPCMPGTQ  Y4, Y0, Y5
+	VBLENDVPD Y5, Y0, Y4, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y4, Y5, Y4
+	VPCMPGTQ  Y4, Y1, Y5
+	VBLENDVPD Y5, Y1, Y4, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y4, Y5, Y4
+	VPCMPGTQ  Y4, Y2, Y5
+	VBLENDVPD Y5, Y2, Y4, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VPCMPGTQ  Y5, Y4, Y6
+	VBLENDVPD Y6, Y4, Y5, Y4
+	VPCMPGTQ  Y4, Y3, Y5
+	VBLENDVPD Y5, Y3, Y4, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y0, Y1, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VPCMPGTQ  Y2, Y1, Y3
+	VBLENDVPD Y3, Y1, Y2, Y1
+	VPCMPGTQ  Y1, Y0, Y2
+	VBLENDVPD Y2, Y0, Y1, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y0, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y1, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y2, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y3, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y0, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y1, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y2, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y3, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y0, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y1, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y2, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y3, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y1, Y0, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func minU64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·minU64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y0, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y1, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y2, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y3, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y5, Y4, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y0, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y5, Y4, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y1, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y5, Y4, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y2, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y5, Y4, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y4, Y3, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y1, Y0, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VPCMPEQD  Y3, Y3, Y3
+	VPSLLQ    $0x3f, Y3, Y3
+	VPXOR     Y3, Y1, Y4
+	VPXOR     Y3, Y2, Y3
+	VPCMPGTQ  Y3, Y4, Y4
+	VBLENDVPD Y4, Y2, Y1, Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y1, Y0, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU64x2(dst *byte, a *byte, b *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU64x2(SB), NOSPLIT, $0-32
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ bytes+24(FP), BX
+	XORQ SI, SI
+
+wide:
+	CMPQ      BX, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   32(CX)(SI*1), Y1
+	VMOVUPS   64(CX)(SI*1), Y2
+	VMOVUPS   96(CX)(SI*1), Y3
+	VMOVUPS   (DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y0, Y4, Y0
+	VMOVUPS   32(DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y1, Y4, Y1
+	VMOVUPS   64(DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y2, Y4, Y2
+	VMOVUPS   96(DX)(SI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y3, Y4, Y3
+	VMOVUPS   Y0, (AX)(SI*1)
+	VMOVUPS   Y1, 32(AX)(SI*1)
+	VMOVUPS   Y2, 64(AX)(SI*1)
+	VMOVUPS   Y3, 96(AX)(SI*1)
+	ADDQ      $0x00000080, SI
+	SUBQ      $0x00000080, BX
+	JMP       wide
+
+narrow:
+	CMPQ      BX, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(SI*1), Y0
+	VMOVUPS   (DX)(SI*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y0, Y1, Y0
+	VMOVUPS   Y0, (AX)(SI*1)
+	ADDQ      $0x00000020, SI
+	SUBQ      $0x00000020, BX
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU64x3(dst *byte, a *byte, b *byte, c *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU64x3(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ bytes+32(FP), SI
+	XORQ DI, DI
+
+wide:
+	CMPQ      SI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   32(CX)(DI*1), Y1
+	VMOVUPS   64(CX)(DI*1), Y2
+	VMOVUPS   96(CX)(DI*1), Y3
+	VMOVUPS   (DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y0, Y4, Y0
+	VMOVUPS   32(DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y1, Y4, Y1
+	VMOVUPS   64(DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y2, Y4, Y2
+	VMOVUPS   96(DX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y3, Y4, Y3
+	VMOVUPS   (BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y0, Y4, Y0
+	VMOVUPS   32(BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y1, Y4, Y1
+	VMOVUPS   64(BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y2, Y4, Y2
+	VMOVUPS   96(BX)(DI*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y3, Y4, Y3
+	VMOVUPS   Y0, (AX)(DI*1)
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	VMOVUPS   Y2, 64(AX)(DI*1)
+	VMOVUPS   Y3, 96(AX)(DI*1)
+	ADDQ      $0x00000080, DI
+	SUBQ      $0x00000080, SI
+	JMP       wide
+
+narrow:
+	CMPQ      SI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(DI*1), Y0
+	VMOVUPS   (DX)(DI*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y0, Y1, Y0
+	VMOVUPS   (BX)(DI*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y0, Y1, Y0
+	VMOVUPS   Y0, (AX)(DI*1)
+	ADDQ      $0x00000020, DI
+	SUBQ      $0x00000020, SI
+	JMP       narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func maxU64x4(dst *byte, a *byte, b *byte, c *byte, d *byte, bytes int)
+// Requires: AVX, AVX2
+TEXT ·maxU64x4(SB), NOSPLIT, $0-48
+	MOVQ dst+0(FP), AX
+	MOVQ a+8(FP), CX
+	MOVQ b+16(FP), DX
+	MOVQ c+24(FP), BX
+	MOVQ d+32(FP), SI
+	MOVQ bytes+40(FP), DI
+	XORQ R8, R8
+
+wide:
+	CMPQ      DI, $0x00000080
+	JLT       narrow
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   32(CX)(R8*1), Y1
+	VMOVUPS   64(CX)(R8*1), Y2
+	VMOVUPS   96(CX)(R8*1), Y3
+	VMOVUPS   (DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y0, Y4, Y0
+	VMOVUPS   32(DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y1, Y4, Y1
+	VMOVUPS   64(DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y2, Y4, Y2
+	VMOVUPS   96(DX)(R8*1), Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y3, Y4, Y3
+	VMOVUPS   (BX)(R8*1), Y4
+	VMOVUPS   (SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y4, Y5, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y0, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y0, Y4, Y0
+	VMOVUPS   32(BX)(R8*1), Y4
+	VMOVUPS   32(SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y4, Y5, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y1, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y1, Y4, Y1
+	VMOVUPS   64(BX)(R8*1), Y4
+	VMOVUPS   64(SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y4, Y5, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y2, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y2, Y4, Y2
+	VMOVUPS   96(BX)(R8*1), Y4
+	VMOVUPS   96(SI)(R8*1), Y5
+	VPCMPEQD  Y6, Y6, Y6
+	VPSLLQ    $0x3f, Y6, Y6
+	VPXOR     Y6, Y4, Y7
+	VPXOR     Y6, Y5, Y6
+	VPCMPGTQ  Y6, Y7, Y7
+	VBLENDVPD Y7, Y4, Y5, Y4
+	VPCMPEQD  Y5, Y5, Y5
+	VPSLLQ    $0x3f, Y5, Y5
+	VPXOR     Y5, Y3, Y6
+	VPXOR     Y5, Y4, Y5
+	VPCMPGTQ  Y5, Y6, Y6
+	VBLENDVPD Y6, Y3, Y4, Y3
+	VMOVUPS   Y0, (AX)(R8*1)
+	VMOVUPS   Y1, 32(AX)(R8*1)
+	VMOVUPS   Y2, 64(AX)(R8*1)
+	VMOVUPS   Y3, 96(AX)(R8*1)
+	ADDQ      $0x00000080, R8
+	SUBQ      $0x00000080, DI
+	JMP       wide
+
+narrow:
+	CMPQ      DI, $0x00000020
+	JLT       done
+	VMOVUPS   (CX)(R8*1), Y0
+	VMOVUPS   (DX)(R8*1), Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y0, Y1, Y0
+	VMOVUPS   (BX)(R8*1), Y1
+	VMOVUPS   (SI)(R8*1), Y2
+	VPCMPEQD  Y3, Y3, Y3
+	VPSLLQ    $0x3f, Y3, Y3
+	VPXOR     Y3, Y1, Y4
+	VPXOR     Y3, Y2, Y3
+	VPCMPGTQ  Y3, Y4, Y4
+	VBLENDVPD Y4, Y1, Y2, Y1
+	VPCMPEQD  Y2, Y2, Y2
+	VPSLLQ    $0x3f, Y2, Y2
+	VPXOR     Y2, Y0, Y3
+	VPXOR     Y2, Y1, Y2
+	VPCMPGTQ  Y2, Y3, Y3
+	VBLENDVPD Y3, Y0, Y1, Y0
+	VMOVUPS   Y0, (AX)(R8*1)
+	ADDQ      $0x00000020, R8
+	SUBQ      $0x00000020, DI
+	JMP       narrow
 
 done:
 	VZEROUPPER
@@ -4097,7 +8037,7 @@ TEXT ·widenBF16(SB), NOSPLIT, $0-24
 	XORQ BX, BX
 
 narrow:
-	CMPQ      DX, $0x20
+	CMPQ      DX, $0x00000020
 	JLT       done
 	VPMOVZXWD (CX)(BX*1), Y0
 	VPSLLD    $0x10, Y0, Y0
@@ -4105,8 +8045,8 @@ narrow:
 	VPMOVZXWD 16(CX)(BX*1), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, 32(AX)(BX*2)
-	ADDQ      $0x20, BX
-	SUBQ      $0x20, DX
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
 	JMP       narrow
 
 done:
@@ -4120,39 +8060,39 @@ TEXT ·narrowBF16(SB), NOSPLIT, $0-24
 	MOVQ     src+8(FP), CX
 	MOVQ     bytes+16(FP), DX
 	XORQ     BX, BX
-	VPXOR    Y0, Y0, Y0
-	VPCMPEQD Y0, Y0, Y0
-	VPSRLD   $0x11, Y0, Y0
 	VPCMPEQD Y1, Y1, Y1
-	VPSRLD   $0x1f, Y1, Y1
-	VPSLLD   $0x16, Y1, Y1
+	VPCMPEQD Y2, Y2, Y2
+	VPXOR    Y0, Y0, Y0
+	VPSRLD   $0x11, Y1, Y1
+	VPSRLD   $0x1f, Y2, Y2
+	VPSLLD   $0x16, Y2, Y2
 
 narrow:
-	CMPQ      DX, $0x20
+	CMPQ      DX, $0x00000020
 	JLT       done
-	VMOVUPS   (CX)(BX*2), Y2
+	VMOVUPS   (CX)(BX*2), Y0
 	VMOVUPS   32(CX)(BX*2), Y3
-	VPSLLD    $0x0f, Y2, Y4
+	VPSLLD    $0x0f, Y0, Y4
 	VPSRLD    $0x1f, Y4, Y4
-	VPADDD    Y0, Y2, Y5
+	VPADDD    Y1, Y0, Y5
 	VPADDD    Y4, Y5, Y5
-	VCMPPS    $0x03, Y2, Y2, Y4
-	VPOR      Y1, Y2, Y2
-	VBLENDVPS Y4, Y2, Y5, Y2
-	VPSRLD    $0x10, Y2, Y2
+	VPOR      Y2, Y0, Y4
+	VCMPPS    $0x03, Y0, Y0, Y0
+	VBLENDVPS Y0, Y4, Y5, Y0
+	VPSRLD    $0x10, Y0, Y0
 	VPSLLD    $0x0f, Y3, Y4
 	VPSRLD    $0x1f, Y4, Y4
-	VPADDD    Y0, Y3, Y5
+	VPADDD    Y1, Y3, Y5
 	VPADDD    Y4, Y5, Y5
-	VCMPPS    $0x03, Y3, Y3, Y4
-	VPOR      Y1, Y3, Y3
-	VBLENDVPS Y4, Y3, Y5, Y3
+	VPOR      Y2, Y3, Y4
+	VCMPPS    $0x03, Y3, Y3, Y3
+	VBLENDVPS Y3, Y4, Y5, Y3
 	VPSRLD    $0x10, Y3, Y3
-	VPACKUSDW Y3, Y2, Y2
-	VPERMQ    $0xd8, Y2, Y2
-	VMOVDQU   Y2, (AX)(BX*1)
-	ADDQ      $0x20, BX
-	SUBQ      $0x20, DX
+	VPACKUSDW Y3, Y0, Y0
+	VPERMQ    $0xd8, Y0, Y0
+	VMOVUPS   Y0, (AX)(BX*1)
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
 	JMP       narrow
 
 done:
@@ -4168,14 +8108,14 @@ TEXT ·widenF16(SB), NOSPLIT, $0-24
 	XORQ BX, BX
 
 narrow:
-	CMPQ      DX, $0x20
+	CMPQ      DX, $0x00000020
 	JLT       done
 	VCVTPH2PS (CX)(BX*1), Y0
 	VMOVUPS   Y0, (AX)(BX*2)
 	VCVTPH2PS 16(CX)(BX*1), Y0
 	VMOVUPS   Y0, 32(AX)(BX*2)
-	ADDQ      $0x20, BX
-	SUBQ      $0x20, DX
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
 	JMP       narrow
 
 done:
@@ -4191,14 +8131,14 @@ TEXT ·narrowF16(SB), NOSPLIT, $0-24
 	XORQ BX, BX
 
 narrow:
-	CMPQ      DX, $0x20
+	CMPQ      DX, $0x00000020
 	JLT       done
 	VMOVUPS   (CX)(BX*2), Y0
 	VMOVUPS   32(CX)(BX*2), Y1
 	VCVTPS2PH $0x00, Y0, (AX)(BX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(BX*1)
-	ADDQ      $0x20, BX
-	SUBQ      $0x20, DX
+	ADDQ      $0x00000020, BX
+	SUBQ      $0x00000020, DX
 	JMP       narrow
 
 done:
@@ -4216,7 +8156,7 @@ TEXT ·mulF32(SB), NOSPLIT, $0-28
 	XORQ         BX, BX
 
 wide:
-	CMPQ    DX, $0x80
+	CMPQ    DX, $0x00000080
 	JLT     narrow
 	VMULPS  (CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, (AX)(BX*1)
@@ -4226,17 +8166,17 @@ wide:
 	VMOVUPS Y1, 64(AX)(BX*1)
 	VMULPS  96(CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x80, BX
-	SUBQ    $0x80, DX
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
 	JMP     wide
 
 narrow:
-	CMPQ    DX, $0x20
+	CMPQ    DX, $0x00000020
 	JLT     done
 	VMULPS  (CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x20, BX
-	SUBQ    $0x20, DX
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
 	JMP     narrow
 
 done:
@@ -4254,7 +8194,7 @@ TEXT ·mulF64(SB), NOSPLIT, $0-32
 	XORQ         BX, BX
 
 wide:
-	CMPQ    DX, $0x80
+	CMPQ    DX, $0x00000080
 	JLT     narrow
 	VMULPD  (CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, (AX)(BX*1)
@@ -4264,17 +8204,17 @@ wide:
 	VMOVUPS Y1, 64(AX)(BX*1)
 	VMULPD  96(CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x80, BX
-	SUBQ    $0x80, DX
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
 	JMP     wide
 
 narrow:
-	CMPQ    DX, $0x20
+	CMPQ    DX, $0x00000020
 	JLT     done
 	VMULPD  (CX)(BX*1), Y0, Y1
 	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x20, BX
-	SUBQ    $0x20, DX
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
 	JMP     narrow
 
 done:
@@ -4292,7 +8232,7 @@ TEXT ·divF32(SB), NOSPLIT, $0-28
 	XORQ         BX, BX
 
 wide:
-	CMPQ    DX, $0x80
+	CMPQ    DX, $0x00000080
 	JLT     narrow
 	VMOVUPS (CX)(BX*1), Y1
 	VDIVPS  Y0, Y1, Y1
@@ -4306,18 +8246,18 @@ wide:
 	VMOVUPS 96(CX)(BX*1), Y1
 	VDIVPS  Y0, Y1, Y1
 	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x80, BX
-	SUBQ    $0x80, DX
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
 	JMP     wide
 
 narrow:
-	CMPQ    DX, $0x20
+	CMPQ    DX, $0x00000020
 	JLT     done
 	VMOVUPS (CX)(BX*1), Y1
 	VDIVPS  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x20, BX
-	SUBQ    $0x20, DX
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
 	JMP     narrow
 
 done:
@@ -4335,7 +8275,7 @@ TEXT ·divF64(SB), NOSPLIT, $0-32
 	XORQ         BX, BX
 
 wide:
-	CMPQ    DX, $0x80
+	CMPQ    DX, $0x00000080
 	JLT     narrow
 	VMOVUPD (CX)(BX*1), Y1
 	VDIVPD  Y0, Y1, Y1
@@ -4349,18 +8289,18 @@ wide:
 	VMOVUPD 96(CX)(BX*1), Y1
 	VDIVPD  Y0, Y1, Y1
 	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x80, BX
-	SUBQ    $0x80, DX
+	ADDQ    $0x00000080, BX
+	SUBQ    $0x00000080, DX
 	JMP     wide
 
 narrow:
-	CMPQ    DX, $0x20
+	CMPQ    DX, $0x00000020
 	JLT     done
 	VMOVUPD (CX)(BX*1), Y1
 	VDIVPD  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x20, BX
-	SUBQ    $0x20, DX
+	ADDQ    $0x00000020, BX
+	SUBQ    $0x00000020, DX
 	JMP     narrow
 
 done:

@@ -2,7 +2,9 @@
 
 package kernel
 
+//go:generate sh -c "cd _gen && go run . -table ../table_amd64.go"
 //go:generate sh -c "cd _gen && go run . -out ../avx2_amd64.s -stubs ../avx2_amd64.go -pkg kernel"
+//go:generate sh -c "cd _gen && go run . -avx512 -out ../avx512_amd64.s -stubs ../avx512_amd64.go -pkg kernel"
 
 import (
 	"unsafe"
@@ -11,49 +13,56 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// Whether this processor has the instructions of the assembly loops, and those that convert float16 besides.
+// The instructions that the loops need. An operating system that does not keep the registers counts as a processor without them.
 var (
-	hasAVX2 = cpu.X86.HasAVX2
-	hasF16C = cpu.X86.HasAVX2 && cpu.X86.HasF16C
+	hasAVX2   = cpu.X86.HasAVX2
+	hasF16C   = cpu.X86.HasAVX2 && cpu.X86.HasF16C
+	hasAVX512 = hasF16C && cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL
 )
 
-// vectorBytes is what the assembly loops handle at least; the generic loops do the rest of a vector.
-const vectorBytes = 32
+// Level names the vector instructions that the loops use on this processor.
+func Level() string {
+	switch {
+	case hasAVX512:
+		return "AVX-512"
+	case hasF16C:
+		return "AVX2"
+	case hasAVX2:
+		return "AVX2 without F16C"
+	}
+	return "none"
+}
+
+// What the assembly loops handle at least; the loops below them in the table do the rest of a vector.
+const (
+	avx2Bytes   = 32
+	avx512Bytes = 64
+)
+
+// vectorLoops are the loops of one operation on types whose elements it treats alike. They handle whole vectors.
+type vectorLoops struct {
+	op    Op
+	types []tensor.DType
+	two   func(dst, a, b *byte, bytes int)
+	three func(dst, a, b, c *byte, bytes int)
+	four  func(dst, a, b, c, d *byte, bytes int)
+}
 
 // fastest returns the table with the assembly loops where there are any that this processor can run. They equal the
 // loops that they replace bit for bit.
 func fastest(t loopTable) loopTable {
-	if !hasAVX2 {
-		return t
+	if hasAVX2 {
+		t = replaced(t, avx2Loops, avx2Bytes)
 	}
-	for _, x := range []struct {
-		op    Op
-		types []tensor.DType
-		two   func(dst, a, b *byte, bytes int)
-		three func(dst, a, b, c *byte, bytes int)
-		four  func(dst, a, b, c, d *byte, bytes int)
-	}{
-		{Sum, []tensor.DType{tensor.Float32}, sumF32x2, sumF32x3, sumF32x4},
-		{Prod, []tensor.DType{tensor.Float32}, prodF32x2, prodF32x3, prodF32x4},
-		{Min, []tensor.DType{tensor.Float32}, minF32x2, minF32x3, minF32x4},
-		{Max, []tensor.DType{tensor.Float32}, maxF32x2, maxF32x3, maxF32x4},
-		{Sum, []tensor.DType{tensor.Float64}, sumF64x2, sumF64x3, sumF64x4},
-		{Prod, []tensor.DType{tensor.Float64}, prodF64x2, prodF64x3, prodF64x4},
-		{Min, []tensor.DType{tensor.Float64}, minF64x2, minF64x3, minF64x4},
-		{Max, []tensor.DType{tensor.Float64}, maxF64x2, maxF64x3, maxF64x4},
-		{Sum, []tensor.DType{tensor.Float16}, sumF16x2, sumF16x3, sumF16x4},
-		{Prod, []tensor.DType{tensor.Float16}, prodF16x2, prodF16x3, prodF16x4},
-		{Min, []tensor.DType{tensor.Float16}, minF16x2, minF16x3, minF16x4},
-		{Max, []tensor.DType{tensor.Float16}, maxF16x2, maxF16x3, maxF16x4},
-		{Sum, []tensor.DType{tensor.BFloat16}, sumBF16x2, sumBF16x3, sumBF16x4},
-		{Prod, []tensor.DType{tensor.BFloat16}, prodBF16x2, prodBF16x3, prodBF16x4},
-		{Min, []tensor.DType{tensor.BFloat16}, minBF16x2, minBF16x3, minBF16x4},
-		{Max, []tensor.DType{tensor.BFloat16}, maxBF16x2, maxBF16x3, maxBF16x4},
-		{Sum, []tensor.DType{tensor.Int8, tensor.Uint8}, sumI8x2, sumI8x3, sumI8x4},
-		{Sum, []tensor.DType{tensor.Int16, tensor.Uint16}, sumI16x2, sumI16x3, sumI16x4},
-		{Sum, []tensor.DType{tensor.Int32, tensor.Uint32}, sumI32x2, sumI32x3, sumI32x4},
-		{Sum, []tensor.DType{tensor.Int64, tensor.Uint64}, sumI64x2, sumI64x3, sumI64x4},
-	} {
+	if hasAVX512 {
+		t = replaced(t, avx512Loops, avx512Bytes)
+	}
+	return t
+}
+
+// replaced returns the table with loops over vectors of so many bytes, which leave the rest to those that they replace.
+func replaced(t loopTable, by []vectorLoops, vectorBytes int) loopTable {
+	for _, x := range by {
 		for _, dtype := range x.types {
 			if dtype == tensor.Float16 && !hasF16C {
 				continue
@@ -87,34 +96,59 @@ func fastest(t loopTable) loopTable {
 	return t
 }
 
+// scaling divides whole vectors of float32 or float64, by size, and returns how many bytes those are.
+func scaling(size int, dst, src *byte, bytes int, divisor int) int {
+	exact := powerOfTwo(divisor)
+	m := bytes &^ (avx512Bytes - 1)
+	if hasAVX512 {
+		switch {
+		case size == 4 && exact:
+			mulF32AVX512(dst, src, m, 1/float32(divisor))
+		case size == 4:
+			divF32AVX512(dst, src, m, float32(divisor))
+		case exact:
+			mulF64AVX512(dst, src, m, 1/float64(divisor))
+		default:
+			divF64AVX512(dst, src, m, float64(divisor))
+		}
+		return m
+	}
+	m = bytes &^ (avx2Bytes - 1)
+	switch {
+	case size == 4 && exact:
+		mulF32(dst, src, m, 1/float32(divisor))
+	case size == 4:
+		divF32(dst, src, m, float32(divisor))
+	case exact:
+		mulF64(dst, src, m, 1/float64(divisor))
+	default:
+		divF64(dst, src, m, float64(divisor))
+	}
+	return m
+}
+
 // divideFast divides the first elements of float32 or float64, by size, and returns how many.
 func divideFast(size int, dst, src unsafe.Pointer, n, divisor int) int {
 	if !hasAVX2 {
 		return 0
 	}
-	m, exact := n*size&^(vectorBytes-1), powerOfTwo(divisor)
-	d, s := (*byte)(dst), (*byte)(src)
-	switch {
-	case size == 4 && exact:
-		mulF32(d, s, m, 1/float32(divisor))
-	case size == 4:
-		divF32(d, s, m, float32(divisor))
-	case exact:
-		mulF64(d, s, m, 1/float64(divisor))
-	default:
-		divF64(d, s, m, float64(divisor))
-	}
-	return m / size
+	return scaling(size, (*byte)(dst), (*byte)(src), n*size, divisor) / size
 }
 
 // widenFast converts the first elements of a half-width type to float32 and returns how many.
 func widenFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
-	m := n * 2 &^ (vectorBytes - 1)
+	d, s, m := (*byte)(dst), (*byte)(src), n*2&^(avx2Bytes-1)
 	switch {
-	case t == tensor.BFloat16 && hasAVX2:
-		widenBF16((*byte)(dst), (*byte)(src), m)
-	case t == tensor.Float16 && hasF16C:
-		widenF16((*byte)(dst), (*byte)(src), m)
+	case hasAVX512 && t == tensor.BFloat16:
+		m &^= avx512Bytes - 1
+		widenBF16AVX512(d, s, m)
+	case hasAVX512 && t == tensor.Float16:
+		m &^= avx512Bytes - 1
+		widenF16AVX512(d, s, m)
+	case hasAVX2 && t == tensor.BFloat16:
+		widenBF16(d, s, m)
+	case hasF16C && t == tensor.Float16:
+		widenF16(d, s, m)
 	default:
 		return 0
 	}
@@ -123,12 +157,18 @@ func widenFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
 
 // narrowFast converts the first elements of float32 to a half-width type and returns how many.
 func narrowFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
-	m := n * 2 &^ (vectorBytes - 1)
+	d, s, m := (*byte)(dst), (*byte)(src), n*2&^(avx2Bytes-1)
 	switch {
-	case t == tensor.BFloat16 && hasAVX2:
-		narrowBF16((*byte)(dst), (*byte)(src), m)
-	case t == tensor.Float16 && hasF16C:
-		narrowF16((*byte)(dst), (*byte)(src), m)
+	case hasAVX512 && t == tensor.BFloat16:
+		m &^= avx512Bytes - 1
+		narrowBF16AVX512(d, s, m)
+	case hasAVX512 && t == tensor.Float16:
+		m &^= avx512Bytes - 1
+		narrowF16AVX512(d, s, m)
+	case hasAVX2 && t == tensor.BFloat16:
+		narrowBF16(d, s, m)
+	case hasF16C && t == tensor.Float16:
+		narrowF16(d, s, m)
 	default:
 		return 0
 	}

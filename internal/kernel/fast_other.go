@@ -8,6 +8,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
+// Level names the vector instructions that the loops use: none in this build.
+func Level() string { return "none" }
+
 // fastest returns the table as it is: there are no assembly loops for this machine.
 func fastest(t loopTable) loopTable { return t }
 

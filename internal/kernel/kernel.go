@@ -19,8 +19,8 @@
 //
 // One table by operation and element type ([Op], tensor.DType) holds the loops; everything else in the package is
 // written over that table. The loops in loops.go and half.go, with nan.go, are the reference that any other
-// implementation has to equal bit for bit. On amd64 processors with AVX2 assembly replaces those of floating-point numbers
-// and the sums of integers (fast_amd64.go); it is written by the program in _gen. The build tag noasm leaves it out.
+// implementation has to equal bit for bit. On amd64 processors with AVX2 or AVX-512 assembly replaces them
+// (fast_amd64.go); it is written by the program in _gen. The build tag noasm leaves it out.
 package kernel
 
 import (

@@ -290,13 +290,22 @@ func checkReduce(t *testing.T, op Op, a, b, dst vector) {
 	b.intact(t, "b")
 }
 
-// TestFastest holds the loops of the table over two, three and four sources against the generic ones.
+// TestFastest holds the loops of every level of instructions over two, three and four sources against the generic ones.
 func TestFastest(t *testing.T) {
+	for level, table := range levels() {
+		if testing.Short() && level != "the table" {
+			continue // what the table has is tested; a run without -short tests all
+		}
+		t.Run(level, func(t *testing.T) { testFastest(t, table) })
+	}
+}
+
+func testFastest(t *testing.T, table loopTable) {
 	for _, op := range ops {
 		for _, dtype := range numeric() {
 			t.Run(fmt.Sprintf("%v/%v", op, dtype), func(t *testing.T) {
 				r := rand.New(rand.NewPCG(uint64(op), uint64(dtype)))
-				fast, plain := pick(op, dtype), genericLoops(op)[dtype]
+				fast, plain := &table[op][dtype], genericLoops(op)[dtype]
 				for _, n := range counts {
 					var v [6]vector
 					for i := range v {

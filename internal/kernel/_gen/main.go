@@ -1,9 +1,15 @@
-// This program writes the AVX2 loops of package kernel: avx2_amd64.s, and their declarations in avx2_amd64.go. Run it with
-// go generate in internal/kernel.
+// This program writes the vector loops of package kernel, for AVX2 or with -avx512 for AVX-512, and their declarations; with
+// -table the Go table of all of them instead. Run it with go generate in internal/kernel.
 package main
 
 import (
+	"bytes"
+	"flag"
 	"fmt"
+	"go/format"
+	"log"
+	"os"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -11,6 +17,16 @@ import (
 )
 
 func main() {
+	avx512 := flag.Bool("avx512", false, "write the loops for AVX-512")
+	table := flag.String("table", "", "write the table to this file, and no loops")
+	flag.Parse()
+	if *table != "" {
+		writeTable(*table)
+		return
+	}
+	if *avx512 {
+		vectorBytes, suffix = 64, "AVX512"
+	}
 	ConstraintExpr("!noasm")
 	for _, k := range kinds {
 		reduce(k, 2)
@@ -28,12 +44,36 @@ func main() {
 	Generate()
 }
 
-// vectorBytes is how much of each source a loop handles at least.
-const vectorBytes = 32
+// vectorBytes is how much of each source a loop handles at least: a register. suffix ends the names of the functions.
+var (
+	vectorBytes = 32
+	suffix      = ""
+)
+
+// vec returns a new register, part one of half its size.
+
+func vec() reg.VecVirtual {
+	if wide() {
+		return ZMM()
+	}
+	return YMM()
+}
+
+func part() reg.VecVirtual {
+	if wide() {
+		return YMM()
+	}
+	return XMM()
+}
+
+// wide reports whether AVX-512's instructions may be used.
+func wide() bool { return vectorBytes == 64 }
 
 // kind is an operation on a type of elements.
 type kind struct {
-	name  string // of the functions: sumF32 gives sumF32x2, sumF32x3, sumF32x4
+	op    string // "sum"
+	lane  string // what ends the name: sumF32 gives sumF32x2, sumF32x3, sumF32x4
+	types string // of the elements, tensor's names
 	doc   string // of the operation in Go
 	apply func(b, a, dst Op)
 	half  half // nil: the elements fill the lanes of apply's instructions
@@ -42,26 +82,193 @@ type kind struct {
 // In a float instruction the left operand of the tree comes first: if both operands are NaNs, it is the one that stays.
 // Avo's operands are in the order of Go's assembler, so that the left one stands second.
 var kinds = []kind{
-	{"sumF32", "%s + %s", addPS, nil},
-	{"prodF32", "%s * %s", mulPS, nil},
-	{"minF32", "min(%s, %s)", minPS, nil},
-	{"maxF32", "max(%s, %s)", maxPS, nil},
-	{"sumF64", "%s + %s", addPD, nil},
-	{"prodF64", "%s * %s", mulPD, nil},
-	{"minF64", "min(%s, %s)", minPD, nil},
-	{"maxF64", "max(%s, %s)", maxPD, nil},
-	{"sumF16", "%s + %s", addPS, float16},
-	{"prodF16", "%s * %s", mulPS, float16},
-	{"minF16", "min(%s, %s)", minPS, float16},
-	{"maxF16", "max(%s, %s)", maxPS, float16},
-	{"sumBF16", "%s + %s", addPS, bfloat16},
-	{"prodBF16", "%s * %s", mulPS, bfloat16},
-	{"minBF16", "min(%s, %s)", minPS, bfloat16},
-	{"maxBF16", "max(%s, %s)", maxPS, bfloat16},
-	{"sumI8", "%s + %s", func(b, a, dst Op) { VPADDB(b, a, dst) }, nil},
-	{"sumI16", "%s + %s", func(b, a, dst Op) { VPADDW(b, a, dst) }, nil},
-	{"sumI32", "%s + %s", func(b, a, dst Op) { VPADDD(b, a, dst) }, nil},
-	{"sumI64", "%s + %s", func(b, a, dst Op) { VPADDQ(b, a, dst) }, nil},
+	{"sum", "F32", "Float32", "%s + %s", addPS, nil},
+	{"prod", "F32", "Float32", "%s * %s", mulPS, nil},
+	{"min", "F32", "Float32", "min(%s, %s)", minPS, nil},
+	{"max", "F32", "Float32", "max(%s, %s)", maxPS, nil},
+	{"sum", "F64", "Float64", "%s + %s", addPD, nil},
+	{"prod", "F64", "Float64", "%s * %s", mulPD, nil},
+	{"min", "F64", "Float64", "min(%s, %s)", minPD, nil},
+	{"max", "F64", "Float64", "max(%s, %s)", maxPD, nil},
+	{"sum", "F16", "Float16", "%s + %s", addPS, float16},
+	{"prod", "F16", "Float16", "%s * %s", mulPS, float16},
+	{"min", "F16", "Float16", "min(%s, %s)", minPS, float16},
+	{"max", "F16", "Float16", "max(%s, %s)", maxPS, float16},
+	{"sum", "BF16", "BFloat16", "%s + %s", addPS, bfloat16},
+	{"prod", "BF16", "BFloat16", "%s * %s", mulPS, bfloat16},
+	{"min", "BF16", "BFloat16", "min(%s, %s)", minPS, bfloat16},
+	{"max", "BF16", "BFloat16", "max(%s, %s)", maxPS, bfloat16},
+	{"sum", "I8", "Int8 Uint8", "%s + %s", func(b, a, dst Op) { VPADDB(b, a, dst) }, nil},
+	{"sum", "I16", "Int16 Uint16", "%s + %s", func(b, a, dst Op) { VPADDW(b, a, dst) }, nil},
+	{"sum", "I32", "Int32 Uint32", "%s + %s", func(b, a, dst Op) { VPADDD(b, a, dst) }, nil},
+	{"sum", "I64", "Int64 Uint64", "%s + %s", func(b, a, dst Op) { VPADDQ(b, a, dst) }, nil},
+	{"prod", "I8", "Int8 Uint8", "%s * %s", mulB, nil},
+	{"prod", "I16", "Int16 Uint16", "%s * %s", func(b, a, dst Op) { VPMULLW(b, a, dst) }, nil},
+	{"prod", "I32", "Int32 Uint32", "%s * %s", func(b, a, dst Op) { VPMULLD(b, a, dst) }, nil},
+	{"prod", "I64", "Int64 Uint64", "%s * %s", mulQ, nil},
+	{"min", "I8", "Int8", "min(%s, %s)", func(b, a, dst Op) { VPMINSB(b, a, dst) }, nil},
+	{"max", "I8", "Int8", "max(%s, %s)", func(b, a, dst Op) { VPMAXSB(b, a, dst) }, nil},
+	{"min", "U8", "Uint8", "min(%s, %s)", func(b, a, dst Op) { VPMINUB(b, a, dst) }, nil},
+	{"max", "U8", "Uint8", "max(%s, %s)", func(b, a, dst Op) { VPMAXUB(b, a, dst) }, nil},
+	{"min", "I16", "Int16", "min(%s, %s)", func(b, a, dst Op) { VPMINSW(b, a, dst) }, nil},
+	{"max", "I16", "Int16", "max(%s, %s)", func(b, a, dst Op) { VPMAXSW(b, a, dst) }, nil},
+	{"min", "U16", "Uint16", "min(%s, %s)", func(b, a, dst Op) { VPMINUW(b, a, dst) }, nil},
+	{"max", "U16", "Uint16", "max(%s, %s)", func(b, a, dst Op) { VPMAXUW(b, a, dst) }, nil},
+	{"min", "I32", "Int32", "min(%s, %s)", func(b, a, dst Op) { VPMINSD(b, a, dst) }, nil},
+	{"max", "I32", "Int32", "max(%s, %s)", func(b, a, dst Op) { VPMAXSD(b, a, dst) }, nil},
+	{"min", "U32", "Uint32", "min(%s, %s)", func(b, a, dst Op) { VPMINUD(b, a, dst) }, nil},
+	{"max", "U32", "Uint32", "max(%s, %s)", func(b, a, dst Op) { VPMAXUD(b, a, dst) }, nil},
+	{"min", "I64", "Int64", "min(%s, %s)", minQ, nil},
+	{"max", "I64", "Int64", "max(%s, %s)", maxQ, nil},
+	{"min", "U64", "Uint64", "min(%s, %s)", minUQ, nil},
+	{"max", "U64", "Uint64", "max(%s, %s)", maxUQ, nil},
+}
+
+// writeTable writes the Go table of the loops of both kinds of registers.
+func writeTable(path string) {
+	var b bytes.Buffer
+	b.WriteString("// Code generated by _gen. DO NOT EDIT.\n\n//go:build !noasm\n\npackage kernel\n\nimport \"github.com/lockstep-ml/lockstep/tensor\"\n")
+	for _, t := range []struct{ name, doc, suffix string }{
+		{"avx2Loops", "avx2Loops are the loops of avx2_amd64.s.", ""},
+		{"avx512Loops", "avx512Loops are those of avx512_amd64.s.", "AVX512"},
+	} {
+		fmt.Fprintf(&b, "\n// %s\nvar %s = []vectorLoops{\n", t.doc, t.name)
+		for _, k := range kinds {
+			var types []string
+			for _, name := range strings.Fields(k.types) {
+				types = append(types, "tensor."+name)
+			}
+			name := k.op + k.lane
+			fmt.Fprintf(&b, "{%s, []tensor.DType{%s}, %sx2%s, %sx3%s, %sx4%s},\n", strings.ToUpper(k.op[:1])+k.op[1:], strings.Join(types, ", "), name, t.suffix, name, t.suffix, name, t.suffix)
+		}
+		b.WriteString("}\n")
+	}
+	text, err := format.Source(b.Bytes())
+	if err == nil {
+		err = os.WriteFile(path, text, 0o644)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// ones sets all bits of a new register.
+func ones() reg.VecVirtual {
+	v := vec()
+	if wide() {
+		VPTERNLOGD(U8(0xff), v, v, v)
+	} else {
+		VPCMPEQD(v, v, v)
+	}
+	return v
+}
+
+func and(b, a, dst Op) {
+	if wide() {
+		VPANDD(b, a, dst)
+	} else {
+		VPAND(b, a, dst)
+	}
+}
+
+func or(b, a, dst Op) {
+	if wide() {
+		VPORD(b, a, dst)
+	} else {
+		VPOR(b, a, dst)
+	}
+}
+
+func xor(b, a, dst Op) {
+	if wide() {
+		VPXORD(b, a, dst)
+	} else {
+		VPXOR(b, a, dst)
+	}
+}
+
+// mulB multiplies bytes: there is an instruction for words only. The even bytes come out right in the lower half of each
+// word, the odd ones are shifted there and back.
+func mulB(b, a, dst Op) {
+	x := inRegister(b)
+	low, even, left, right := ones(), vec(), vec(), vec()
+	VPSRLW(Imm(8), low, low)
+	VPMULLW(x, a, even)
+	and(low, even, even)
+	VPSRLW(Imm(8), a, left)
+	VPSRLW(Imm(8), x, right)
+	VPMULLW(right, left, left)
+	VPSLLW(Imm(8), left, left)
+	or(even, left, dst)
+}
+
+// mulQ multiplies 64 bits: AVX2 has only the product of the lower halves, which wants the mixed ones added above.
+func mulQ(b, a, dst Op) {
+	if wide() {
+		VPMULLQ(b, a, dst)
+		return
+	}
+	x := inRegister(b)
+	low, left, right := vec(), vec(), vec()
+	VPMULUDQ(x, a, low)
+	VPSRLQ(Imm(32), a, left)
+	VPMULUDQ(x, left, left)
+	VPSRLQ(Imm(32), x, right)
+	VPMULUDQ(a, right, right)
+	VPADDQ(left, right, right)
+	VPSLLQ(Imm(32), right, right)
+	VPADDQ(low, right, dst)
+}
+
+// AVX2 has no minimum of 64 bits: it is chosen by a comparison, which is signed. Unsigned numbers compare like signed ones
+// with the highest bit turned over.
+
+func minQ(b, a, dst Op) {
+	if wide() {
+		VPMINSQ(b, a, dst)
+		return
+	}
+	x, greater := inRegister(b), vec()
+	VPCMPGTQ(x, a, greater)
+	VBLENDVPD(greater, x, a, dst)
+}
+
+func maxQ(b, a, dst Op) {
+	if wide() {
+		VPMAXSQ(b, a, dst)
+		return
+	}
+	x, greater := inRegister(b), vec()
+	VPCMPGTQ(x, a, greater)
+	VBLENDVPD(greater, a, x, dst)
+}
+
+func minUQ(b, a, dst Op) {
+	if wide() {
+		VPMINUQ(b, a, dst)
+		return
+	}
+	x := inRegister(b)
+	VBLENDVPD(aboveUQ(x, a), x, a, dst)
+}
+
+func maxUQ(b, a, dst Op) {
+	if wide() {
+		VPMAXUQ(b, a, dst)
+		return
+	}
+	x := inRegister(b)
+	VBLENDVPD(aboveUQ(x, a), a, x, dst)
+}
+
+// aboveUQ says where a > b, unsigned.
+func aboveUQ(b, a Op) reg.VecVirtual {
+	sign, left, right := ones(), vec(), vec()
+	VPSLLQ(Imm(63), sign, sign)
+	xor(sign, a, left)
+	xor(sign, b, right)
+	VPCMPGTQ(right, left, left)
+	return left
 }
 
 func addPS(b, a, dst Op) { VADDPS(b, a, dst) }
@@ -73,7 +280,7 @@ func mulPD(b, a, dst Op) { VMULPD(b, a, dst) }
 // put together, the zeros' signs come out right; a NaN is replaced by the sum, which has the bits that are promised.
 
 func minPS(b, a, dst Op) {
-	x, y, z := inRegister(b), YMM(), YMM()
+	x, y, z := inRegister(b), vec(), vec()
 	VMINPS(x, a, y)
 	VMINPS(a, x, z)
 	VORPS(y, z, y)
@@ -81,7 +288,7 @@ func minPS(b, a, dst Op) {
 }
 
 func maxPS(b, a, dst Op) {
-	x, y, z := inRegister(b), YMM(), YMM()
+	x, y, z := inRegister(b), vec(), vec()
 	VMAXPS(x, a, y)
 	VMAXPS(a, x, z)
 	VANDPS(y, z, y)
@@ -89,7 +296,7 @@ func maxPS(b, a, dst Op) {
 }
 
 func minPD(b, a, dst Op) {
-	x, y, z := inRegister(b), YMM(), YMM()
+	x, y, z := inRegister(b), vec(), vec()
 	VMINPD(x, a, y)
 	VMINPD(a, x, z)
 	VORPD(y, z, y)
@@ -97,7 +304,7 @@ func minPD(b, a, dst Op) {
 }
 
 func maxPD(b, a, dst Op) {
-	x, y, z := inRegister(b), YMM(), YMM()
+	x, y, z := inRegister(b), vec(), vec()
 	VMAXPD(x, a, y)
 	VMAXPD(a, x, z)
 	VANDPD(y, z, y)
@@ -109,24 +316,43 @@ const unordered = U8(3)
 
 // exceptNaN32 sets dst = result, but a + b where one of the two is a NaN.
 func exceptNaN32(b, a, result, dst Op) {
-	sum, mask := YMM(), YMM()
+	sum := vec()
 	VADDPS(b, a, sum)
-	VCMPPS(unordered, b, a, mask)
-	VBLENDVPS(mask, sum, result, dst)
+	whereNaN32(b, a, sum, result, dst)
 }
 
 func exceptNaN64(b, a, result, dst Op) {
-	sum, mask := YMM(), YMM()
+	sum := vec()
 	VADDPD(b, a, sum)
+	if wide() {
+		mask := K()
+		VCMPPD(unordered, b, a, mask)
+		VBLENDMPD(sum, result, mask, dst)
+		return
+	}
+	mask := vec()
 	VCMPPD(unordered, b, a, mask)
 	VBLENDVPD(mask, sum, result, dst)
+}
+
+// whereNaN32 sets dst = then where a or b is a NaN, else otherwise.
+func whereNaN32(b, a, then, otherwise, dst Op) {
+	if wide() {
+		mask := K()
+		VCMPPS(unordered, b, a, mask)
+		VBLENDMPS(then, otherwise, mask, dst)
+		return
+	}
+	mask := vec()
+	VCMPPS(unordered, b, a, mask)
+	VBLENDVPS(mask, then, otherwise, dst)
 }
 
 func inRegister(x Op) Op {
 	if _, memory := x.(Mem); !memory {
 		return x
 	}
-	v := YMM()
+	v := vec()
 	VMOVUPS(x, v)
 	return v
 }
@@ -134,7 +360,7 @@ func inRegister(x Op) Op {
 // reduce writes the loop over n sources. Turns of several vectors keep several loads under way; single ones do the rest.
 // Numbers of half width are widened, and rounded again after each operation.
 func reduce(k kind, n int) {
-	name := fmt.Sprintf("%sx%d", k.name, n)
+	name := fmt.Sprintf("%s%sx%d%s", k.op, k.lane, n, suffix)
 	names := []string{"a", "b", "c", "d"}[:n]
 	signature := "func(dst"
 	for _, s := range names {
@@ -158,7 +384,7 @@ func reduce(k kind, n int) {
 		turns(at, bytes, 4, func(vectors int) {
 			v := make([]reg.VecVirtual, vectors)
 			for i := range v {
-				v[i] = YMM()
+				v[i] = vec()
 				VMOVUPS(mem(src[0], i), v[i])
 			}
 			for i := range v {
@@ -171,7 +397,7 @@ func reduce(k kind, n int) {
 				}
 			case 4:
 				for i := range v {
-					right := YMM()
+					right := vec()
 					VMOVUPS(mem(src[2], i), right)
 					k.apply(mem(src[3], i), right, right)
 					k.apply(right, v[i], v[i])
@@ -245,7 +471,7 @@ func (ieeeHalf) name() string { return "F16" }
 func (ieeeHalf) prepare() {}
 
 func (ieeeHalf) load(m Mem) [2]reg.VecVirtual {
-	v := [2]reg.VecVirtual{YMM(), YMM()}
+	v := [2]reg.VecVirtual{vec(), vec()}
 	VCVTPH2PS(m, v[0])
 	VCVTPH2PS(m.Offset(vectorBytes/2), v[1])
 	return v
@@ -255,7 +481,7 @@ const nearestEven = U8(0)
 
 func (ieeeHalf) round(v [2]reg.VecVirtual) {
 	for i := range v {
-		x := XMM()
+		x := part()
 		VCVTPS2PH(nearestEven, v[i], x)
 		VCVTPH2PS(x, v[i])
 	}
@@ -275,18 +501,16 @@ var bfloat16 half = &upperHalf{}
 func (*upperHalf) name() string { return "BF16" }
 
 func (h *upperHalf) prepare() {
-	h.zero, h.bias, h.quiet = YMM(), YMM(), YMM()
-	VPXOR(h.zero, h.zero, h.zero)
-	VPCMPEQD(h.bias, h.bias, h.bias)
+	h.zero, h.bias, h.quiet = vec(), ones(), ones()
+	xor(h.zero, h.zero, h.zero)
 	VPSRLD(Imm(17), h.bias, h.bias) // 0x7fff
-	VPCMPEQD(h.quiet, h.quiet, h.quiet)
 	VPSRLD(Imm(31), h.quiet, h.quiet)
 	VPSLLD(Imm(22), h.quiet, h.quiet) // 0x00400000
 }
 
 func (h *upperHalf) load(m Mem) [2]reg.VecVirtual {
-	both, v := YMM(), [2]reg.VecVirtual{YMM(), YMM()}
-	VMOVDQU(m, both)
+	both, v := vec(), [2]reg.VecVirtual{vec(), vec()}
+	VMOVUPS(m, both)
 	VPUNPCKLWD(both, h.zero, v[0])
 	VPUNPCKHWD(both, h.zero, v[1])
 	return v
@@ -294,14 +518,14 @@ func (h *upperHalf) load(m Mem) [2]reg.VecVirtual {
 
 // toUpper sets v = v rounded to nearest even in the upper half; what is in the lower half does not count.
 func (h *upperHalf) toUpper(v reg.VecVirtual) {
-	even, rounded, mask := YMM(), YMM(), YMM()
+	even, rounded := vec(), vec()
 	VPSLLD(Imm(15), v, even)
 	VPSRLD(Imm(31), even, even)
 	VPADDD(h.bias, v, rounded)
 	VPADDD(even, rounded, rounded)
-	VCMPPS(unordered, v, v, mask)
-	VPOR(h.quiet, v, v)
-	VBLENDVPS(mask, v, rounded, v)
+	quiet := vec()
+	or(h.quiet, v, quiet)
+	whereNaN32(v, v, quiet, rounded, v)
 }
 
 func (h *upperHalf) round(v [2]reg.VecVirtual) {
@@ -322,7 +546,7 @@ func (h *upperHalf) pack(v [2]reg.VecVirtual) {
 
 func (h *upperHalf) store(v [2]reg.VecVirtual, m Mem) {
 	h.pack(v)
-	VMOVDQU(v[0], m)
+	VMOVUPS(v[0], m)
 }
 
 // widen writes the loop that converts to float32, narrow the one back. They count the bytes of the half-width elements.
@@ -332,7 +556,7 @@ func widen(h half) {
 	turns(at, bytes, 1, func(int) {
 		from, to := Mem{Base: src, Index: at, Scale: 1}, Mem{Base: dst, Index: at, Scale: 2}
 		for i := range 2 {
-			v := YMM()
+			v := vec()
 			if h == float16 {
 				VCVTPH2PS(from.Offset(i*vectorBytes/2), v)
 			} else {
@@ -349,14 +573,22 @@ func narrow(h half) {
 	h.prepare()
 	turns(at, bytes, 1, func(int) {
 		from, to := Mem{Base: src, Index: at, Scale: 2}, Mem{Base: dst, Index: at, Scale: 1}
-		v := [2]reg.VecVirtual{YMM(), YMM()}
+		v := [2]reg.VecVirtual{vec(), vec()}
 		for i := range v {
 			VMOVUPS(from.Offset(i*vectorBytes), v[i])
 		}
 		if b, ok := h.(*upperHalf); ok {
+			if wide() {
+				for i := range v {
+					b.toUpper(v[i])
+					VPSRLD(Imm(16), v[i], v[i])
+					VPMOVDW(v[i], to.Offset(i*vectorBytes/2))
+				}
+				return
+			}
 			b.pack(v)
 			VPERMQ(Imm(0b11011000), v[0], v[0]) // packing took turns between the lanes
-			VMOVDQU(v[0], to)
+			VMOVUPS(v[0], to)
 			return
 		}
 		h.store(v, to)
@@ -364,6 +596,7 @@ func narrow(h half) {
 }
 
 func conversion(name, doc string) (dst, src, bytes, at reg.Register) {
+	name += suffix
 	TEXT(name, NOSPLIT, "func(dst, src *byte, bytes int)")
 	Doc(fmt.Sprintf("%s sets %s for so many bytes of half-width elements, a multiple of %d.", name, doc, vectorBytes))
 	Pragma("noescape")
@@ -375,13 +608,14 @@ func conversion(name, doc string) (dst, src, bytes, at reg.Register) {
 
 // scale writes the loop that multiplies or divides every element by one number.
 func scale(name, operator string, apply func(src Op, by, dst reg.VecVirtual), size int) {
+	name += suffix
 	TEXT(name, NOSPLIT, fmt.Sprintf("func(dst, src *byte, bytes int, by float%d)", 8*size))
 	Doc(fmt.Sprintf("%s sets dst[i] = src[i] %s by for so many bytes, a multiple of %d.", name, operator, vectorBytes))
 	Pragma("noescape")
 	dst := Load(Param("dst"), GP64())
 	src := Load(Param("src"), GP64())
 	bytes := Load(Param("bytes"), GP64())
-	one, by := Load(Param("by"), XMM()).(reg.VecVirtual), YMM()
+	one, by := Load(Param("by"), XMM()).(reg.VecVirtual), vec()
 	if size == 4 {
 		VBROADCASTSS(one, by)
 	} else {
@@ -391,7 +625,7 @@ func scale(name, operator string, apply func(src Op, by, dst reg.VecVirtual), si
 	XORQ(at, at)
 	turns(at, bytes, 4, func(vectors int) {
 		for i := range vectors {
-			v := YMM()
+			v := vec()
 			apply(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, by, v)
 			VMOVUPS(v, Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
 		}
@@ -404,11 +638,11 @@ func turns(at, bytes reg.Register, many int, body func(vectors int)) {
 	MOVQ(bytes, left)
 	loop := func(name string, vectors int, then string) {
 		Label(name)
-		CMPQ(left, Imm(uint64(vectors*vectorBytes)))
+		CMPQ(left, U32(uint32(vectors*vectorBytes)))
 		JLT(LabelRef(then))
 		body(vectors)
-		ADDQ(Imm(uint64(vectors*vectorBytes)), at)
-		SUBQ(Imm(uint64(vectors*vectorBytes)), left)
+		ADDQ(U32(uint32(vectors*vectorBytes)), at)
+		SUBQ(U32(uint32(vectors*vectorBytes)), left)
 		JMP(LabelRef(name))
 	}
 	if many > 1 {
