@@ -4,6 +4,9 @@ package plan
 // It must not be changed. docs/algorithms.md explains each row.
 var Algorithms = []Algorithm{
 	direct,
+	eager,
+	staged,
+	directFrames,
 	recursiveDoubling,
 }
 

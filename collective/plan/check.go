@@ -27,12 +27,12 @@ func Check(a Algorithm, p Problem) error {
 		return err
 	}
 	one := solve(a, p)
-	calls, names := []solved{one}, &terms{}
+	calls, room := []solved{one}, &arena{}
 	for i, s := range sharings(p, one.plans) {
-		if i == 0 && one.uses(Stage) {
+		if i == 0 && p.Size <= inARow && one.uses(Stage) {
 			calls = []solved{one, one, one}
 		}
-		if f := newProof(calls, s, names).run(); f != nil {
+		if f := newProof(calls, s, room).run(); f != nil {
 			f.Algorithm, f.Problem, f.Sharing = a.Name, p, s.name
 			return f
 		}
@@ -40,6 +40,10 @@ func Check(a Algorithm, p Problem) error {
 	}
 	return nil
 }
+
+// inARow is up to how many ranks Check carries out three calls after each other. It shows what holds for all: what a rank
+// did with Stage in a call lies before its begin of the next, of which all ranks of the domain know when they end that one.
+const inARow = 9
 
 // Fault is what [Check] found wrong with a plan.
 type Fault struct {
@@ -141,9 +145,19 @@ type meeting struct {
 	lonely  int // of the head
 }
 
-func newProof(calls []solved, s sharing, names *terms) *proof {
+// arena is what proofs use one after the other.
+type arena struct {
+	terms  terms
+	ranks  []prover
+	pieces [][]piece
+}
+
+func newProof(calls []solved, s sharing, room *arena) *proof {
 	p := calls[0].problem
-	x := &proof{calls: calls, sharing: s, ranks: make([]prover, p.Size), domainOf: make([]int, p.Size), terms: names, pieces: make([][]piece, p.Size)}
+	if room.ranks == nil {
+		room.ranks, room.pieces = make([]prover, p.Size), make([][]piece, p.Size)
+	}
+	x := &proof{calls: calls, sharing: s, ranks: room.ranks, domainOf: make([]int, p.Size), terms: &room.terms, pieces: room.pieces}
 	for i, ranks := range p.domains() {
 		x.domains = append(x.domains, domain{ranks: ranks, marks: make([][]mark, len(calls))})
 		for _, rank := range ranks {
@@ -151,7 +165,8 @@ func newProof(calls []solved, s sharing, names *terms) *proof {
 		}
 	}
 	for rank := range x.ranks {
-		x.ranks[rank].now = make(clock, p.Size)
+		r := &x.ranks[rank]
+		*r = prover{memory: r.memory, now: make(clock, p.Size), meeting: meeting{out: r.meeting.out, entry: r.meeting.entry}}
 		x.begin(rank, 0)
 	}
 	return x
@@ -533,7 +548,7 @@ func (x *proof) read(rank, owner int, s Span, into []piece) ([]piece, *Fault) {
 	if s.length() == 0 {
 		return into, nil
 	}
-	v := x.ranks[owner].views[s.Buffer]
+	v := x.view(rank, owner, s.Buffer)
 	m := &x.ranks[owner].memory[v.memory]
 	now, event := x.ranks[rank].now, x.event(rank)
 	first := m.cut(v.at + s.Lo)
@@ -559,7 +574,7 @@ func (x *proof) write(rank, owner int, s Span, values []piece) *Fault {
 		return nil
 	}
 	o := &x.ranks[owner]
-	v := o.views[s.Buffer]
+	v := x.view(rank, owner, s.Buffer)
 	m := &o.memory[v.memory]
 	if !o.mayWrite(v.memory, v.at+s.Lo, v.at+s.Hi) {
 		return x.fault(rank, s, "overwrites the source of rank %d", owner)
@@ -570,13 +585,8 @@ func (x *proof) write(rank, owner int, s Span, values []piece) *Fault {
 	for i := first; i < last; i++ {
 		c := &m.runs[i]
 		span := Span{s.Buffer, c.lo - v.at, m.end(i) - v.at}
-		if !now.after(c.writer) {
-			return x.race(rank, owner, span, "writes", "writes", c.writer)
-		}
-		for _, e := range c.reads {
-			if !now.after(e) {
-				return x.race(rank, owner, span, "writes", "reads", e)
-			}
+		if does, e := c.unseen(now); does != "" {
+			return x.race(rank, owner, span, "writes", does, e)
 		}
 	}
 	if (s.Buffer == Src || s.Buffer == Dst) && x.sharing.rounds {

@@ -1,15 +1,15 @@
 package plan
 
 import (
-	"fmt"
+	"errors"
 	"iter"
 	"time"
 )
 
-// direct works where every rank can reach every other rank's memory, as between the replicas of one process. For an
-// all-reduce each rank owns a slice of the vector: it reads that slice of all n sources and writes the result to that
-// slice of all n destinations. Two synchronisations, the least traffic there can be, and the canonical tree is kept
-// because one rank sees all operands of an element at once.
+// direct works where every rank can reach every other rank's source and destination, as between the replicas of one
+// process. For a reduction each rank owns a slice of the vector: it reads that slice of all n sources and writes the
+// result to that slice of the destinations, all n of an all-reduce. Two synchronisations, the least traffic there can be, and
+// the canonical tree is kept because one rank sees all operands of an element at once.
 var direct = Algorithm{
 	Name:  "direct",
 	Fits:  directFits,
@@ -18,14 +18,11 @@ var direct = Algorithm{
 }
 
 func directFits(p Problem) error {
-	if err := p.Validate(); err != nil {
+	if err := fitsMemory("direct", p); err != nil {
 		return err
 	}
-	for rank, place := range p.Places {
-		if place.Worker != p.Places[0].Worker {
-			return fmt.Errorf("direct needs every rank in one process: rank %d is in worker %d, rank 0 in worker %d",
-				rank, place.Worker, p.Places[0].Worker)
-		}
+	if p.Private {
+		return errors.New("direct needs to reach every rank's source and destination, and some are private")
 	}
 	return nil
 }
@@ -35,34 +32,43 @@ func directSteps(p Problem, rank int) iter.Seq[Step] {
 		if !yield(signal(0)) || !yield(await(0)) || p.Op == Barrier {
 			return
 		}
-		var step Step
-		switch {
-		case p.Op == AllReduce:
-			lo, hi := slice(p.Count, p.Size, rank)
-			step = combine(Ranks{0, p.Size}, Span{Src, lo, hi}, -1, Span{Dst, lo, hi})
-		case rank == p.Root:
-			step = duplicate(p.all(Src), p.all(Dst))
-		default:
-			step = pull(p.Root, p.all(Src), p.all(Dst))
+		if directWork(p, rank, yield) && yield(signal(1)) {
+			yield(await(1))
 		}
-		if !yield(step) || !yield(signal(1)) {
-			return
-		}
-		yield(await(1))
 	}
 }
 
-// directCost: two synchronisations; the owner of the largest slice reads it from every rank, a broadcast reads the whole
-// from one. Writing is as much, and is part of the measured rate.
+// directWork is a rank's share between the synchronisations.
+func directWork(p Problem, rank int, yield func(Step) bool) bool {
+	lo, hi := slice(p.Count, p.Size, rank)
+	switch p.Op {
+	case AllReduce:
+		return yield(combine(Ranks{0, p.Size}, Span{Src, lo, hi}, -1, Span{Dst, lo, hi}))
+	case Reduce:
+		return yield(combine(Ranks{0, p.Size}, Span{Src, lo, hi}, p.Root, Span{Dst, lo, hi}))
+	case Gather:
+		in := first(Src, p.part(Src, rank).length())
+		if rank == p.Root {
+			return yield(duplicate(in, p.part(Dst, rank)))
+		}
+		return yield(push(p.Root, in, p.part(Dst, rank)))
+	}
+	return collect(p, rank, Src, yield)
+}
+
+// directCost: two synchronisations; the owner of the largest slice reads it from every rank, the others move as much as
+// one rank needs. Writing is as much, and is part of the measured rates.
 func directCost(p Problem, l Links) time.Duration {
-	if p.Op == Barrier {
-		return l.Memory.Latency
+	c := l.of(p)
+	switch p.Op {
+	case Barrier:
+		return c.syncs(1)
+	case AllReduce, Reduce:
+		return c.syncs(2) + c.combining(longestSlice(p.Count, p.Size)*p.Size)
+	case Gather:
+		return c.syncs(2) + max(c.reading(p.longestPart()), c.copying(p.longestPart()))
 	}
-	read := p.Count
-	if p.Op == AllReduce {
-		read = min(p.Count, (granules(p.Count)+p.Size-1)/p.Size*sliceElements) * p.Size
-	}
-	return 2*l.Memory.Latency + l.combining(read)
+	return c.syncs(2) + c.collecting(p)
 }
 
 // sliceElements is the granule of slices: 64 elements are whole cache lines for every element type, so that two owners
@@ -73,6 +79,11 @@ const sliceElements = 64
 func slice(count, size, rank int) (lo, hi int) {
 	edge := func(rank int) int { return min(count, granules(count)*rank/size*sliceElements) }
 	return edge(rank), edge(rank + 1)
+}
+
+// longestSlice returns how many elements the largest slice has.
+func longestSlice(count, size int) int {
+	return min(count, (granules(count)+size-1)/size*sliceElements)
 }
 
 func granules(count int) int { return (count + sliceElements - 1) / sliceElements }

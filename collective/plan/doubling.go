@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"iter"
 	"math/bits"
 	"time"
@@ -23,23 +24,45 @@ import (
 //
 // After the last round the whole is the tail, and its holders double until every rank is one.
 //
-// Broadcast is the binomial tree. Barrier is dissemination: in round k every rank tells the one 2^k above it, around
-// the end, and after the last round has heard from all.
+// Broadcast, Gather and Scatter are binomial trees; Reduce is the canonical tree itself, towards the root. AllGather is Bruck's
+// algorithm. Barrier is dissemination: in round k every rank tells the one 2^k above it, around the end, and after the last
+// round has heard from all.
 var recursiveDoubling = Algorithm{
 	Name:  "recursive_doubling",
-	Fits:  func(p Problem) error { return p.Validate() },
+	Fits:  doublingFits,
 	Steps: doublingSteps,
 	Cost:  doublingCost,
 }
 
-func doublingSteps(p Problem, rank int) iter.Seq[Step] {
+func doublingFits(p Problem) error {
+	if err := p.Validate(); err != nil {
+		return err
+	}
 	switch p.Op {
-	case AllReduce:
-		return doublingAllReduce(p, rank)
-	case Broadcast:
-		return binomialBroadcast(p, rank)
-	default:
-		return disseminationBarrier(p, rank)
+	case ReduceScatter, AllToAll, Send:
+		return fmt.Errorf("recursive_doubling has no plan for %v", p.Op)
+	}
+	return nil
+}
+
+func doublingSteps(p Problem, rank int) iter.Seq[Step] {
+	return func(yield func(Step) bool) {
+		switch p.Op {
+		case AllReduce:
+			doublingAllReduce(p, rank)(yield)
+		case Broadcast:
+			binomialBroadcast(p, rank, yield)
+		case Gather:
+			binomialGather(p, rank, yield)
+		case Scatter:
+			binomialScatter(p, rank, yield)
+		case Reduce:
+			treeReduce(p, rank, yield)
+		case AllGather:
+			bruckAllGather(p, rank, yield)
+		case Barrier:
+			disseminationBarrier(p, rank, yield)
+		}
 	}
 }
 
@@ -191,48 +214,33 @@ func (t *tail) rank(k, place int) int {
 	}
 }
 
-// binomialBroadcast numbers the ranks from the root on. A rank receives from the one whose number lacks its lowest bit,
-// then sends to those that lie a smaller power of two above it, the farthest first: it has the largest tree below it.
-func binomialBroadcast(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		number := (rank - p.Root + p.Size) % p.Size
-		have, reach := p.all(Src), 1<<bits.Len(uint(p.Size-1))
-		if number > 0 {
-			have, reach = p.all(Dst), number&-number
-			if !yield(receive((rank-reach+p.Size)%p.Size, have)) {
-				return
-			}
-		}
-		for reach /= 2; reach > 0; reach /= 2 {
-			if number+reach < p.Size && !yield(send((rank+reach)%p.Size, have)) {
-				return
-			}
-		}
-		if number == 0 {
-			yield(duplicate(have, p.all(Dst)))
+func disseminationBarrier(p Problem, rank int, yield func(Step) bool) bool {
+	for reach := 1; reach < p.Size; reach *= 2 {
+		if !yield(exchange((rank+reach)%p.Size, Span{}, (rank-reach+p.Size)%p.Size, Span{})) {
+			return false
 		}
 	}
-}
-
-func disseminationBarrier(p Problem, rank int) iter.Seq[Step] {
-	return func(yield func(Step) bool) {
-		for reach := 1; reach < p.Size; reach *= 2 {
-			to, from := (rank+reach)%p.Size, (rank-reach+p.Size)%p.Size
-			if !yield(Step{Kind: Exchange, To: to, From: from}) {
-				return
-			}
-		}
-	}
+	return true
 }
 
 // doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to combine them.
+// What is gathered or scattered doubles, or halves, from round to round.
 func doublingCost(p Problem, l Links) time.Duration {
 	rounds := bits.Len(uint(p.Size - 1))
+	c := l.of(p)
 	switch p.Op {
 	case Barrier:
-		return time.Duration(rounds) * l.frame(0)
+		return time.Duration(rounds) * c.frame(0)
 	case Broadcast:
-		return time.Duration(rounds) * l.frame(p.Count)
+		return max(time.Duration(rounds)*c.frame(p.Count), c.copying(p.Count))
+	case Reduce:
+		return c.copying(p.Count) + time.Duration(rounds)*(c.frame(p.Count)+c.combining(2*p.Count))
+	case Gather, Scatter, AllGather:
+		t := 2 * c.copying(p.Count)
+		for k := range rounds {
+			t += c.frame(min(p.Count, p.longestPart()<<k))
+		}
+		return t
 	}
 	spreads := 0
 	if p.Size&(p.Size-1) != 0 {
@@ -241,5 +249,5 @@ func doublingCost(p Problem, l Links) time.Duration {
 			spreads++
 		}
 	}
-	return time.Duration(rounds+spreads)*l.frame(p.Count) + time.Duration(rounds)*l.combining(2*p.Count)
+	return c.copying(p.Count) + time.Duration(rounds+spreads)*c.frame(p.Count) + time.Duration(rounds)*c.combining(2*p.Count)
 }

@@ -81,11 +81,9 @@ func (x *proof) ending(rank int) *Fault {
 		v := r.views[b]
 		m := &r.memory[v.memory]
 		for i := range m.runs {
-			for _, e := range append(m.runs[i].reads, m.runs[i].writer) {
-				if !r.now.after(e) {
-					span := Span{b, m.runs[i].lo - v.at, m.end(i) - v.at}
-					return x.fault(rank, span, "leaves while rank %d may still use this memory", e.rank)
-				}
+			if does, e := m.runs[i].unseen(r.now); does != "" {
+				span := Span{b, m.runs[i].lo - v.at, m.end(i) - v.at}
+				return x.fault(rank, span, "leaves while rank %d may still use this memory", e.rank)
 			}
 		}
 	}

@@ -89,11 +89,19 @@ func (x *proof) layOut(rank int, p *Problem) {
 		r.views[Work] = r.views[Dst]
 	}
 	for m, length := range lengths[:stageMemory] {
-		r.memory[m] = newMemory(length, x.event(rank))
+		r.memory[m].reset(length, x.event(rank))
 	}
 	if r.call == 0 {
-		r.memory[stageMemory] = newMemory(2*p.Stage, event{})
+		r.memory[stageMemory].reset(2*p.Stage, event{})
 	}
+}
+
+// view returns where a rank finds a buffer of the owner's, who may have gone on to another call.
+func (x *proof) view(rank, owner int, b Buffer) view {
+	if b == Stage {
+		return x.ranks[rank].views[Stage]
+	}
+	return x.ranks[owner].views[b]
 }
 
 // scratch returns how many elements of Scratch a rank's plan needs.

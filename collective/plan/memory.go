@@ -27,8 +27,9 @@ func join(list []piece, p piece) []piece {
 type run struct {
 	lo int
 	value
-	writer event   // the last write, or the owner's entry
-	reads  []event // since then
+	writer event // the last write, or the owner's entry
+	reader event // a read since then, if there is one
+	others []event
 }
 
 // memory is what one buffer of a rank lies in, or several.
@@ -37,25 +38,35 @@ type memory struct {
 	runs   []run // in order; they cover it
 }
 
-func newMemory(length int, writer event) memory {
-	m := memory{length: length}
+// reset makes it new memory of a length.
+func (m *memory) reset(length int, writer event) {
+	m.length, m.runs = length, m.runs[:0]
 	if length > 0 {
-		m.runs = []run{{writer: writer}}
+		m.runs = append(m.runs, run{writer: writer})
 	}
-	return m
 }
 
 // cut lets a run begin at an element and returns its index, or at the end how many runs there are.
 func (m *memory) cut(at int) int {
-	i, found := slices.BinarySearchFunc(m.runs, at, func(r run, at int) int { return r.lo - at })
-	if found || at == m.length {
+	if at == m.length {
+		return len(m.runs)
+	}
+	i, j := 0, len(m.runs) // the last run that begins at the element or before it
+	for j-i > 1 {
+		if middle := int(uint(i+j) >> 1); m.runs[middle].lo <= at {
+			i = middle
+		} else {
+			j = middle
+		}
+	}
+	if m.runs[i].lo == at {
 		return i
 	}
-	r := m.runs[i-1]
+	r := m.runs[i]
 	r.at += at - r.lo
-	r.lo, r.reads = at, slices.Clone(r.reads)
-	m.runs = slices.Insert(m.runs, i, r)
-	return i
+	r.lo, r.others = at, slices.Clone(r.others)
+	m.runs = slices.Insert(m.runs, i+1, r)
+	return i + 1
 }
 
 // end returns where the run of an index ends.
@@ -68,29 +79,43 @@ func (m *memory) end(i int) int {
 
 // put replaces the runs of [lo, hi), which were cut, by values of one write.
 func (m *memory) put(first, last, lo int, values []piece, writer event) {
-	if last-first == len(values) {
-		for i, p := range values {
-			r := &m.runs[first+i]
-			r.lo, r.value, r.writer, r.reads = lo, p.value, writer, r.reads[:0]
-			lo += p.length
-		}
-		return
+	if n := len(values); n <= last-first {
+		m.runs = slices.Delete(m.runs, first+n, last)
+	} else {
+		m.runs = slices.Insert(m.runs, last, make([]run, n-(last-first))...)
 	}
-	runs := make([]run, len(values))
 	for i, p := range values {
-		runs[i] = run{lo: lo, value: p.value, writer: writer}
+		m.runs[first+i] = run{lo: lo, value: p.value, writer: writer}
 		lo += p.length
 	}
-	m.runs = slices.Replace(m.runs, first, last, runs...)
 }
 
 // seen notes a read, and forgets those that its reader knows of.
 func (r *run) seen(e event, now clock) {
-	kept := r.reads[:0]
-	for _, other := range r.reads {
+	kept := r.others[:0]
+	for _, other := range r.others {
 		if !now.after(other) {
 			kept = append(kept, other)
 		}
 	}
-	r.reads = append(kept, e)
+	if !now.after(r.reader) {
+		kept = append(kept, r.reader)
+	}
+	r.reader, r.others = e, kept
+}
+
+// unseen returns an access to the run of which one who would write to it knows nothing, and what it was.
+func (r *run) unseen(now clock) (does string, e event) {
+	if !now.after(r.writer) {
+		return "writes", r.writer
+	}
+	if !now.after(r.reader) {
+		return "reads", r.reader
+	}
+	for _, e := range r.others {
+		if !now.after(e) {
+			return "reads", e
+		}
+	}
+	return "", event{}
 }

@@ -70,19 +70,6 @@ func TestTail(t *testing.T) {
 	}
 }
 
-// TestDoublingSteps holds the number of exchanges that docs/algorithms.md promises.
-func TestDoublingSteps(t *testing.T) {
-	for size, want := range map[int]int{1: 0, 2: 1, 3: 3, 4: 2, 5: 5, 6: 4, 7: 4, 8: 3, 9: 7, 12: 5, 15: 5, 16: 4, 17: 9} {
-		l := Links{Network: Link{Latency: 1}}
-		if got := recursiveDoubling.Cost(Problem{Op: AllReduce, Size: size}, l); int(got) != want {
-			t.Errorf("%d ranks take %d steps, want %d", size, got, want)
-		}
-		if got := virtualTime(t, recursiveDoubling, Problem{Op: AllReduce, Size: size}, l); int(got) != want {
-			t.Errorf("%d ranks take %d steps in virtual time, want %d", size, got, want)
-		}
-	}
-}
-
 func TestFindAlgorithm(t *testing.T) {
 	for _, a := range Algorithms {
 		if got, ok := FindAlgorithm(a.Name); !ok || got.Name != a.Name {

@@ -13,7 +13,7 @@ func Explain(a Algorithm, p Problem) (string, error) {
 		return "", err
 	}
 	one := solve(a, p)
-	x := newProof([]solved{one}, sharing{}, &terms{})
+	x := newProof([]solved{one}, sharing{}, &arena{})
 	held := map[[2]int]string{}
 	x.watch = func(rank, index int, v []piece) {
 		if text := x.holding(rank, v); text != "" {

@@ -1,7 +1,5 @@
 package plan
 
-import "time"
-
 // The steps that plans are made of.
 
 func signal(mark int) Step { return Step{Kind: Signal, To: -1, From: -1, Mark: mark} }
@@ -49,21 +47,3 @@ func (p Problem) part(b Buffer, rank int) Span {
 
 // first is the first elements of a buffer.
 func first(b Buffer, count int) Span { return Span{b, 0, count} }
-
-// frame is the time that one frame of so many elements takes.
-func (l Links) frame(elements int) time.Duration {
-	return l.Network.Latency + duration(elements*l.ElementBytes, l.Network.Bandwidth)
-}
-
-// combining is the time in which a rank reads so many elements while it reduces.
-func (l Links) combining(elements int) time.Duration {
-	return duration(elements*l.ElementBytes, l.Combine)
-}
-
-// duration is how long bytes take at a rate in bytes a second; an unknown rate (0) costs nothing.
-func duration(bytes int, rate float64) time.Duration {
-	if rate <= 0 {
-		return 0
-	}
-	return time.Duration(float64(bytes) / rate * float64(time.Second))
-}

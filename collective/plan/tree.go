@@ -31,3 +31,19 @@ func isNode(size int, r Ranks) bool {
 	}
 	return false
 }
+
+// sibling returns the node that is combined with a node of the canonical tree over size ranks, and their parent. The root
+// has none.
+func sibling(size int, node Ranks) (other, parent Ranks, ok bool) {
+	lo, hi := 0, size
+	for (Ranks{lo, hi}) != node {
+		middle := lo + 1<<(bits.Len(uint(hi-lo-1))-1)
+		parent, ok = Ranks{lo, hi}, true
+		if node.Lo < middle {
+			other, hi = Ranks{middle, hi}, middle
+		} else {
+			other, lo = Ranks{lo, middle}, middle
+		}
+	}
+	return other, parent, ok
+}

@@ -1,0 +1,142 @@
+package plan
+
+import (
+	"fmt"
+	"iter"
+	"time"
+)
+
+// eager is for short vectors in memory: every rank copies its source to its stage and says so, and as soon as all have,
+// each takes what it needs from the stages. One synchronisation is all there is, since the next call has the other half
+// of the stage. Every rank reads all that it needs by itself: for an all-reduce size times the vector, where direct shares
+// that work out.
+var eager = Algorithm{
+	Name:  "eager",
+	Fits:  eagerFits,
+	Steps: eagerSteps,
+	Cost:  eagerCost,
+}
+
+func eagerFits(p Problem) error {
+	if err := fitsMemory("eager", p); err != nil {
+		return err
+	}
+	if most := p.longestSource(); most > p.Stage {
+		return fmt.Errorf("eager needs every source to fit in the stage: %d elements, the stage has %d", most, p.Stage)
+	}
+	return nil
+}
+
+// fitsMemory returns why an algorithm for ranks of one domain cannot solve the problem.
+func fitsMemory(name string, p Problem) error {
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	if p.Op == Send && p.Size > 2 {
+		return fmt.Errorf("%s needs every rank to take part: %d others have none in a send", name, p.Size-2)
+	}
+	return p.together(name)
+}
+
+// longestSource returns how many elements the longest Src has.
+func (p Problem) longestSource() int {
+	most := p.Count
+	if p.Op == AllGather || p.Op == Gather {
+		most = p.longestPart()
+	}
+	return most
+}
+
+func (p Problem) longestPart() int {
+	if p.Counts == nil {
+		return p.Count / p.Size
+	}
+	most := 0
+	for _, n := range p.Counts {
+		most = max(most, n)
+	}
+	return most
+}
+
+func eagerSteps(p Problem, rank int) iter.Seq[Step] {
+	return func(yield func(Step) bool) {
+		if src, _ := p.Lengths(rank); src > 0 && !yield(duplicate(first(Src, src), first(Stage, src))) {
+			return
+		}
+		if yield(signal(0)) && yield(await(0)) {
+			collect(p, rank, Stage, yield)
+		}
+	}
+}
+
+// collect takes what a rank needs from a buffer of all ranks that holds what their Src holds, by itself.
+func collect(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
+	_, dst := p.Lengths(rank)
+	whole, ranks := p.all(from), Ranks{0, p.Size}
+	switch p.Op {
+	case AllReduce, Reduce:
+		return dst == 0 || yield(combine(ranks, whole, rank, p.all(Dst)))
+	case ReduceScatter:
+		return yield(combine(ranks, p.part(from, rank), rank, first(Dst, dst)))
+	case Broadcast, Send:
+		switch {
+		case dst == 0:
+			return true
+		case rank == p.Root:
+			return yield(duplicate(p.all(Src), p.all(Dst)))
+		}
+		return yield(pull(p.Root, whole, p.all(Dst)))
+	case Scatter:
+		if rank == p.Root {
+			return yield(duplicate(p.part(Src, rank), first(Dst, dst)))
+		}
+		return yield(pull(p.Root, p.part(from, rank), first(Dst, dst)))
+	case AllGather, Gather, AllToAll:
+		return dst == 0 || collectParts(p, rank, from, yield)
+	}
+	return true
+}
+
+// collectParts takes a part from every rank, its own first, then from the ranks above it, around the end: so the ranks
+// begin with different peers.
+func collectParts(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
+	at := p.offsets()
+	for k := range p.Size {
+		owner := (rank + k) % p.Size
+		in, out := Span{from, 0, at[owner+1] - at[owner]}, Span{Dst, at[owner], at[owner+1]}
+		if p.Op == AllToAll {
+			in.Lo, in.Hi = at[rank], at[rank+1]
+		}
+		s := pull(owner, in, out)
+		if owner == rank {
+			in.Buffer = Src
+			s = duplicate(in, out)
+		}
+		if !yield(s) {
+			return false
+		}
+	}
+	return true
+}
+
+// eagerCost: each rank copies its source, all synchronise once, and the one that needs most takes it by itself.
+func eagerCost(p Problem, l Links) time.Duration {
+	c := l.of(p)
+	return c.syncs(1) + c.copying(p.longestSource()) + c.collecting(p)
+}
+
+// collecting is the time that the rank takes that collects most.
+func (c costs) collecting(p Problem) time.Duration {
+	switch p.Op {
+	case AllReduce, Reduce:
+		return c.combining(p.Size * p.Count)
+	case ReduceScatter:
+		return c.combining(p.Size * p.longestPart())
+	case Scatter:
+		return max(c.reading(p.longestPart()), c.copying(p.longestPart()))
+	case AllGather, Gather, AllToAll:
+		own := p.Count / p.Size
+		return c.copying(own) + c.reading(p.Count-own)
+	}
+	return max(c.reading(p.Count), c.copying(p.Count))
+}
