@@ -27,6 +27,7 @@ type Node struct {
 	worlds  map[worldKey]*world
 	changed chan struct{} // closed, and replaced, when a world is added
 	latest  uint32        // epoch of the latest world
+	retire  bool          // Close with the last world
 	half    []net.Conn    // accepted, not yet greeted, the oldest first
 	closed  bool
 }
@@ -93,6 +94,23 @@ func (n *Node) Close() error {
 	n.mu.Unlock()
 	n.work.Wait()
 	return nil
+}
+
+// CloseWithGroups has the node close itself with the last end of its last group: at once, if it has none.
+func (n *Node) CloseWithGroups() {
+	n.mu.Lock()
+	n.retire = true
+	n.mu.Unlock()
+	n.closeIfEmpty()
+}
+
+func (n *Node) closeIfEmpty() {
+	n.mu.Lock()
+	now := n.retire && len(n.worlds) == 0
+	n.mu.Unlock()
+	if now {
+		n.Close()
+	}
 }
 
 // accept takes connections until Close.

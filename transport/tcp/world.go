@@ -412,6 +412,7 @@ func (w *world) end() {
 		delete(w.node.worlds, w.key)
 	}
 	w.node.mu.Unlock()
+	w.node.closeIfEmpty()
 }
 
 // errLost is that a process's connection ended without a word.

@@ -1,0 +1,122 @@
+package mixed
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// InProcess returns the Exchanges of n groups of ranks of one process that are to find each other as n processes do.
+func InProcess(n int) []Exchange {
+	cards := make([][]byte, n)
+	var mu sync.Mutex
+	left := n
+	all := make(chan struct{})
+	out := make([]Exchange, n)
+	for i := range out {
+		out[i] = func(ctx context.Context, mine []byte) ([][]byte, error) {
+			mu.Lock()
+			cards[i] = mine
+			if left--; left == 0 {
+				close(all)
+			}
+			mu.Unlock()
+			select {
+			case <-all:
+				return cards, nil
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+	}
+	return out
+}
+
+// Through returns an Exchange over a connection with a process that runs [Collect], such as the parent of this one: a socket
+// or a pair of pipes. A ctx that ends does not end it; closing the connection does.
+func Through(parent io.ReadWriter) Exchange {
+	return func(_ context.Context, mine []byte) ([][]byte, error) {
+		if err := writeCard(parent, mine); err != nil {
+			return nil, err
+		}
+		n, err := readLength(parent, processesMax)
+		if err != nil {
+			return nil, err
+		}
+		var all [][]byte
+		for range n {
+			c, err := readCard(parent)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, c)
+		}
+		return all, nil
+	}
+}
+
+// Collect takes one card from each child, and sends all to each. It is the other side of [Through].
+func Collect(children []io.ReadWriter) error {
+	all := make([][]byte, len(children))
+	errs := make([]error, len(children))
+	var wg sync.WaitGroup
+	for i, c := range children {
+		wg.Go(func() { all[i], errs[i] = readCard(c) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for i, c := range children {
+		wg.Go(func() {
+			errs[i] = writeLength(c, len(all))
+			for _, text := range all {
+				if errs[i] == nil {
+					errs[i] = writeCard(c, text)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// processesMax bounds how many cards a process takes.
+const processesMax = 1 << 16
+
+func writeLength(w io.Writer, n int) error {
+	_, err := w.Write(binary.LittleEndian.AppendUint32(nil, uint32(n)))
+	return err
+}
+
+func readLength(r io.Reader, most int) (int, error) {
+	var b [4]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return 0, err
+	}
+	n := binary.LittleEndian.Uint32(b[:])
+	if int64(n) > int64(most) {
+		return 0, fmt.Errorf("mixed: a card or list of length %d, want at most %d", n, most)
+	}
+	return int(n), nil
+}
+
+func writeCard(w io.Writer, text []byte) error {
+	_, err := w.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...))
+	return err
+}
+
+func readCard(r io.Reader) ([]byte, error) {
+	n, err := readLength(r, cardMax)
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(r, int64(n))) // grows with what comes, not with what is claimed
+	if err == nil && len(text) < n {
+		err = io.ErrUnexpectedEOF
+	}
+	return text, err
+}

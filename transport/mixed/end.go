@@ -1,0 +1,174 @@
+package mixed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// group is what the ends of one group know of it. It never changes.
+type group struct {
+	places  []transport.Place
+	domains map[int][]int // the ranks of each domain, in order
+	index   []int         // by rank: its number in its domain
+}
+
+func newGroup(places []transport.Place) *group {
+	g := &group{places: places, domains: map[int][]int{}, index: make([]int, len(places))}
+	for r, p := range places {
+		g.index[r] = len(g.domains[p.Domain])
+		g.domains[p.Domain] = append(g.domains[p.Domain], r)
+	}
+	return g
+}
+
+// domainEnd is what an end of a domain must be able to do.
+type domainEnd interface {
+	transport.Marker
+	transport.Allocator
+	transport.Splitter
+}
+
+// allEnd is what an end of the group of all ranks must be able to do.
+type allEnd interface {
+	transport.Poster
+	transport.Asker
+	transport.Splitter
+}
+
+// end is one rank's end. The numbers of ranks that the domain's end knows are those in the domain; here they are turned
+// into the group's, and back.
+type end struct {
+	allEnd // frames, and what becomes of the ranks
+	*group
+	domain []int
+	near   domainEnd // memory
+}
+
+var (
+	_ transport.Marker    = (*end)(nil)
+	_ transport.Poster    = (*end)(nil)
+	_ transport.Allocator = (*end)(nil)
+	_ transport.Splitter  = (*end)(nil)
+	_ transport.Asker     = (*end)(nil)
+	_ transport.Placer    = (*end)(nil)
+)
+
+func newEnd(g *group, rank int, near, far transport.Endpoint) *end {
+	return &end{allEnd: far.(allEnd), group: g, domain: g.domains[g.places[rank].Domain], near: near.(domainEnd)}
+}
+
+// Transport returns the names of both transports: "mem+tcp", "shm+tcp".
+func (e *end) Transport() string { return e.near.Transport() + "+" + e.allEnd.Transport() }
+
+func (e *end) Places() []transport.Place { return e.places }
+
+// shares reports whether a rank is in this one's domain.
+func (e *end) shares(rank int) bool { return e.places[rank].Domain == e.places[e.Rank()].Domain }
+
+func (e *end) Reach(peer int) transport.Reach {
+	if e.shares(peer) {
+		return transport.Memory
+	}
+	return transport.Messages
+}
+
+func (e *end) Fail(reason []byte) {
+	e.near.Fail(reason)
+	e.allEnd.Fail(reason)
+}
+
+func (e *end) Retire(m tensor.Memory) { e.near.Retire(m) }
+
+func (e *end) Close() error { return errors.Join(e.near.Close(), e.allEnd.Close()) }
+
+// mapped turns the ranks of a domain's error into the group's.
+func (e *end) mapped(err error) error {
+	if down := (*transport.PeerDown)(nil); errors.As(err, &down) {
+		return &transport.PeerDown{Rank: e.domain[down.Rank], Err: down.Err}
+	}
+	return err
+}
+
+func (e *end) Publish(slot transport.Slot) { e.near.Publish(slot) }
+
+func (e *end) Peer(peer int) *transport.Slot {
+	if !e.shares(peer) {
+		return nil
+	}
+	return e.near.Peer(e.index[peer])
+}
+
+func (e *end) Domain() []int { return e.domain }
+
+func (e *end) Reachable(m tensor.Memory) bool { return e.near.Reachable(m) }
+
+// stageBytes is the length of a rank's stage, whatever its domain has: it must be the same for all.
+const stageBytes = 64 << 10
+
+func (e *end) Stage(rank int) []byte {
+	s := e.near.Stage(e.index[rank])
+	return s[:min(len(s), stageBytes):min(len(s), stageBytes)]
+}
+
+func (e *end) Signal(mark int) error { return e.near.Signal(mark) }
+
+func (e *end) Await(ctx context.Context, rank, mark int) error {
+	if rank >= 0 {
+		rank = e.index[rank]
+	}
+	return e.mapped(e.near.Await(ctx, rank, mark))
+}
+
+func (e *end) Behind(mark int, ranks []int) []int {
+	at := len(ranks)
+	ranks = e.near.Behind(mark, ranks)
+	for i := at; i < len(ranks); i++ {
+		ranks[i] = e.domain[ranks[i]]
+	}
+	return ranks
+}
+
+func (e *end) Withdraw() bool { return e.near.Withdraw() }
+
+func (e *end) Interrupt() { e.near.Interrupt() }
+
+func (e *end) NewBuffer(bytes int) (tensor.Memory, error) { return e.near.NewBuffer(bytes) }
+
+// Split joins what the listed ranks have in common: their domain, if it is one, TCP if they are as many domains as ranks, or
+// both.
+func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	at := slices.Index(ranks, e.Rank())
+	if at < 0 {
+		return nil, fmt.Errorf("mixed: rank %d is not among the ranks %v of the group", e.Rank(), ranks)
+	}
+	var places []transport.Place
+	var mine []int // of the domain, by their numbers there
+	for i, r := range ranks {
+		if r < 0 || r >= len(e.places) || slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("mixed: group %v of %d ranks: want each rank at most once", ranks, len(e.places))
+		}
+		places = append(places, e.places[r])
+		if e.shares(r) {
+			mine = append(mine, e.index[r])
+		}
+	}
+	g := newGroup(places)
+	if len(g.domains) == len(ranks) && len(ranks) > 1 {
+		return e.allEnd.Split(id, ranks)
+	}
+	near, err := e.near.Split(id, mine)
+	if err != nil || len(g.domains) == 1 {
+		return near, err
+	}
+	far, err := e.allEnd.Split(id, ranks)
+	if err != nil {
+		near.Close()
+		return nil, err
+	}
+	return newEnd(g, at, near, far), nil
+}

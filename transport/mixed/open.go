@@ -1,0 +1,234 @@
+package mixed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// Exchange gives every process's card to every process: it is called once, with this process's, and returns all, this one
+// among them, in the same order everywhere.
+type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
+
+// Config says which group a process joins, and how.
+type Config struct {
+	// Ranks are this process's, in increasing order.
+	Ranks []int
+	// Size is the number of ranks of the group.
+	Size int
+	// Epoch is the membership of the job. Processes of another one are refused.
+	Epoch uint32
+	// Exchange tells the processes of each other. It is not needed, and not called, if this process has all ranks.
+	Exchange Exchange
+	// TCP sets up the connections between processes, and names the job.
+	TCP tcp.Config
+	// Advertise is the host that others dial, if it is not what TCP.Listen says: needed if that is a wildcard.
+	Advertise string
+}
+
+// card says where a process is.
+type card struct {
+	Ranks []int  `json:"ranks"`
+	Size  int    `json:"size"`
+	Epoch uint32 `json:"epoch"`
+	Job   string `json:"job"`
+	Addr  string `json:"addr"` // of its node
+	Host  string `json:"host"` // equal: memory can be shared; empty: with nobody
+}
+
+// cardMax bounds a card, in bytes.
+const cardMax = 1 << 20
+
+// Open joins the group and returns the ends of this process's ranks, in the order of Config.Ranks. It waits for the other
+// processes until ctx ends. All that it opens ends with the last of the ends, and of those split from them.
+func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if len(cfg.Ranks) == cfg.Size {
+		return mem.New(cfg.Size), nil
+	}
+	node, err := tcp.Listen(cfg.TCP)
+	if err != nil {
+		return nil, err
+	}
+	l, err := cfg.meet(ctx, node)
+	if err == nil {
+		var ends []transport.Endpoint
+		if ends, err = l.open(ctx, &cfg, node); err == nil {
+			node.CloseWithGroups()
+			return ends, nil
+		}
+	}
+	node.Close()
+	return nil, err
+}
+
+func (c *Config) check() error {
+	if c.Size < 1 || len(c.Ranks) == 0 {
+		return fmt.Errorf("mixed: ranks %v of a group of %d: want at least one", c.Ranks, c.Size)
+	}
+	for i, r := range c.Ranks {
+		if r < 0 || r >= c.Size || i > 0 && r <= c.Ranks[i-1] {
+			return fmt.Errorf("mixed: ranks %v of a group of %d: want increasing numbers from 0 to %d", c.Ranks, c.Size, c.Size-1)
+		}
+	}
+	if c.Exchange == nil && len(c.Ranks) < c.Size {
+		return errors.New("mixed: Config.Exchange is nil: the processes need a way to learn of each other")
+	}
+	return nil
+}
+
+// meet exchanges cards and returns what they say.
+func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
+	mine := card{Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr()}
+	if c.Advertise != "" {
+		_, port, err := net.SplitHostPort(mine.Addr)
+		if err != nil {
+			return nil, fmt.Errorf("mixed: own address: %w", err)
+		}
+		mine.Addr = net.JoinHostPort(c.Advertise, port)
+	}
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, fmt.Errorf("mixed: own card: %w", err)
+	}
+	all, err := c.Exchange(ctx, text)
+	if err != nil {
+		return nil, fmt.Errorf("mixed: learning of the other processes: %w", err)
+	}
+	cards := make([]card, len(all))
+	for i, text := range all {
+		if cards[i], err = parseCard(text); err != nil {
+			return nil, fmt.Errorf("mixed: card of process %d: %w", i, err)
+		}
+	}
+	return newLayout(&mine, cards)
+}
+
+// parseCard reads a card. What it says of ranks is checked by newLayout.
+func parseCard(text []byte) (card, error) {
+	var c card
+	if len(text) > cardMax {
+		return c, fmt.Errorf("%d bytes, want at most %d", len(text), cardMax)
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return c, err
+	}
+	if _, _, err := net.SplitHostPort(c.Addr); err != nil {
+		return c, err
+	}
+	return c, nil
+}
+
+// layout says where all ranks are.
+type layout struct {
+	addrs   []string // by rank
+	places  []transport.Place
+	domains [][]int // the ranks of each domain, in order
+}
+
+// newLayout reads the cards of all processes, of which mine is one.
+func newLayout(mine *card, cards []card) (*layout, error) {
+	l := &layout{addrs: make([]string, mine.Size), places: make([]transport.Place, mine.Size)}
+	domain, host := map[string]int{}, map[string]int{}
+	for p := range cards {
+		c := &cards[p]
+		switch {
+		case c.Job != mine.Job:
+			return nil, fmt.Errorf("mixed: the process at %s is of job %q, this one of job %q", c.Addr, c.Job, mine.Job)
+		case c.Epoch != mine.Epoch || c.Size != mine.Size:
+			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d", c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
+		}
+		d, h := c.Host, c.Host
+		if c.Host == "" {
+			d = "process " + c.Addr
+			h, _, _ = net.SplitHostPort(c.Addr)
+		}
+		at, ok := domain[d]
+		if !ok {
+			at = len(l.domains)
+			domain[d] = at
+			l.domains = append(l.domains, nil)
+		}
+		if _, ok := host[h]; !ok {
+			host[h] = len(host)
+		}
+		for _, r := range c.Ranks {
+			switch {
+			case r < 0 || r >= mine.Size:
+				return nil, fmt.Errorf("mixed: the process at %s says that it has rank %d of %d", c.Addr, r, mine.Size)
+			case l.addrs[r] != "":
+				return nil, fmt.Errorf("mixed: the processes at %s and %s both say that they have rank %d", l.addrs[r], c.Addr, r)
+			}
+			l.addrs[r] = c.Addr
+			l.places[r] = transport.Place{Worker: p, Domain: at, Host: host[h]}
+			l.domains[at] = append(l.domains[at], r)
+		}
+	}
+	for r, addr := range l.addrs {
+		if addr == "" {
+			return nil, fmt.Errorf("mixed: no process has rank %d of %d", r, mine.Size)
+		}
+	}
+	for _, d := range l.domains {
+		slices.Sort(d)
+	}
+	for _, r := range mine.Ranks {
+		if l.addrs[r] != mine.Addr {
+			return nil, fmt.Errorf("mixed: this process's card is not among those of all processes: rank %d is at %s", r, l.addrs[r])
+		}
+	}
+	return l, nil
+}
+
+// alone reports whether every rank is a domain of its own.
+func (l *layout) alone() bool { return len(l.domains) == len(l.addrs) }
+
+// open makes the ends of this process's ranks.
+func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []transport.Endpoint, err error) {
+	var near, far []transport.Endpoint
+	defer func() {
+		if err != nil {
+			closeAll(near)
+			closeAll(far)
+		}
+	}()
+	if !l.alone() {
+		if near, err = l.near(cfg); err != nil {
+			return nil, err
+		}
+	}
+	if len(l.domains) == 1 {
+		return near, nil
+	}
+	if far, err = node.Group(ctx, tcp.GroupConfig{Epoch: cfg.Epoch, Addrs: l.addrs, Local: cfg.Ranks}); err != nil {
+		return nil, err
+	}
+	if near == nil {
+		return far, nil
+	}
+	g := newGroup(l.places)
+	for i, r := range cfg.Ranks {
+		ends = append(ends, newEnd(g, r, near[i], far[i]))
+	}
+	return ends, nil
+}
+
+// near makes the ends of this process's ranks in their domain.
+func (l *layout) near(cfg *Config) ([]transport.Endpoint, error) {
+	return mem.New(len(cfg.Ranks)), nil
+}
+
+func closeAll(ends []transport.Endpoint) {
+	for _, e := range ends {
+		e.Close()
+	}
+}
