@@ -67,24 +67,40 @@ func Lines(names ...string) Pipeline {
 
 // fromFiles makes a pipeline of files: read yields what one holds and reports whether to go on to the next.
 func fromFiles(format string, names []string, read func(s *source, yield func(Element, error) bool) bool) Pipeline {
-	one := func(name string, yield func(Element, error) bool) bool {
-		s, err := openSource(name, format)
-		if err != nil {
-			yield(nil, err)
-			return false
-		}
-		defer s.Close()
-		return read(s, yield)
-	}
-	return FromSeq(-1, func(context.Context) iter.Seq2[Element, error] {
+	return Pipeline{&files{format, names, read}}
+}
+
+// files is the dataset of what files hold, one after the other.
+type files struct {
+	format string
+	names  []string
+	read   func(s *source, yield func(Element, error) bool) bool
+}
+
+// Len implements [Dataset].
+func (f *files) Len() int { return -1 }
+
+// Iter implements [Dataset].
+func (f *files) Iter(ctx context.Context) iter.Seq2[Element, error] {
+	return (&sequence{-1, func(context.Context) iter.Seq2[Element, error] {
 		return func(yield func(Element, error) bool) {
-			for _, name := range names {
-				if !one(name, yield) {
+			for _, name := range f.names {
+				if !f.one(name, yield) {
 					return
 				}
 			}
 		}
-	})
+	}}).Iter(ctx)
+}
+
+func (f *files) one(name string, yield func(Element, error) bool) bool {
+	s, err := openSource(name, f.format)
+	if err != nil {
+		yield(nil, err)
+		return false
+	}
+	defer s.Close()
+	return f.read(s, yield)
 }
 
 func stringScalar(s string) *tensor.Tensor {

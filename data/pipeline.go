@@ -167,6 +167,10 @@ func (p Pipeline) Shard(index, count int) Pipeline {
 	return Pipeline{&sharded{p, index, count}}
 }
 
+// ShardHint marks where a strategy may keep a worker's share of the elements, as [Pipeline.Shard] does; read as it is, the
+// pipeline has all of them (TensorFlow's shard(SHARD_HINT, SHARD_HINT)).
+func (p Pipeline) ShardHint() Pipeline { return Pipeline{&hinted{p}} }
+
 // Split divides the dataset in two, for training and for validation: held has fraction of the elements, rounded, chosen
 // at random by the seed; kept has the others. Both keep the dataset's order, and every epoch has the same two parts.
 //

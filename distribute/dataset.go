@@ -2,89 +2,391 @@ package distribute
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// DistributedDataset yields each global batch of a dataset split over the replicas.
+// DistributedDataset yields a dataset's elements, one for each replica a step.
 type DistributedDataset struct {
 	strategy *Strategy
-	source   data.Dataset
+	options  InputOptions
+	steps    int                       // of one iteration, or -1
+	sources  []data.Dataset            // one, or one for each replica
+	pieces   func(data.Dataset) pieces // nil: elements come as they are
+	pad      bool                      // a last step that has not something for every replica is filled up
 }
 
-// DistributeDataset returns a dataset whose elements are those of ds split along the first dimension of their tensors:
-// replica i gets the rows from i*ceil(n/replicas) on, ceil(n/replicas) of them or what is left, where n is the number
-// of rows of that batch. Later replicas may so get fewer rows, or a tensor with none; the step runs on every replica
-// all the same.
+// pieces are what successive replicas get of successive steps.
+type pieces = func(context.Context) iter.Seq2[Value, error]
+
+// DistributeDataset returns a dataset whose elements, global batches, are those of ds split along the first dimension of
+// their tensors. A worker alone gives replica i the rows from i*ceil(n/replicas) on, ceil(n/replicas) of them or what is
+// left, where n is the number of rows of that batch. Later replicas may so get fewer rows, or a tensor with none; the step
+// runs on every replica all the same. Several workers cut a batch in the same way over all their replicas, and take the
+// parts by turns.
 //
-// An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with [NewOneDeviceStrategy] it
-// comes as it is.
-func (s *Strategy) DistributeDataset(ds data.Dataset) (*DistributedDataset, error) {
-	if err := s.requireOpen("DistributeDataset"); err != nil {
+// With [ShardOff], [ShardFile] and [ShardHint] the parts differ by one row at most, see [BatchSizesForWorker], and go on
+// from one batch into the next. That takes a dataset of package data, which knows its batch size; another one is cut as
+// above.
+//
+// An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with [NewOneDeviceStrategy] and
+// [Default] it comes as it is.
+func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*DistributedDataset, error) {
+	const op = "DistributeDataset"
+	o, err := s.inputOptions(op, opts)
+	switch {
+	case err != nil:
+		return nil, err
+	case ds == nil:
+		return nil, errorf(op, ErrInvalid, "the dataset is nil")
+	case s.oneDevice:
+		return &DistributedDataset{strategy: s, options: o, steps: ds.Len(), sources: []data.Dataset{ds}}, nil
+	case o.ReplicationMode == PerReplicaInput:
+		return nil, errorf(op, ErrUnsupported, "PerReplicaInput is only supported in DistributeDatasetsFromFunction")
+	}
+	in := s.input(o)
+	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: true}
+	policy := o.policy(ds)
+	switch policy {
+	case ShardFile:
+		if in.NumInputPipelines == 1 {
+			break
+		}
+		if ds, err = data.ShardFiles(ds, in.InputPipelineID, in.NumInputPipelines); errors.Is(err, data.ErrNoFiles) {
+			return nil, errorf(op, ErrInvalid, "found an unshardable source dataset: %w. Use ShardData or ShardOff", err)
+		} else if err != nil {
+			return nil, errorf(op, ErrInvalid, "%w", err)
+		}
+	case ShardHint:
+		ds = data.ShardHinted(ds, in.InputPipelineID, in.NumInputPipelines)
+	}
+	d.sources = []data.Dataset{ds}
+	rows, _, known := data.BatchSize(ds)
+	switch {
+	case policy == ShardData:
+		d.steps = ds.Len()
+		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, true) }
+	case known && rows > 0:
+		sizes, err := BatchSizesForWorker(rows, in.NumInputPipelines, in.NumReplicasInSync/in.NumInputPipelines, in.InputPipelineID)
+		if err != nil {
+			return nil, err
+		}
+		d.pieces = func(ds data.Dataset) pieces { return rebatched(op, ds, sizes) }
+	default:
+		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, false) }
+	}
+	return d, nil
+}
+
+// DistributeDatasetsFromFunction returns a dataset of what f makes, whose elements are batches of one replica: they go, as
+// they are, to successive replicas (TensorFlow's distribute_datasets_from_function). f is called once, by this function,
+// or once per replica with PerReplicaInput, each replica then having a dataset of its own.
+//
+// At the end of the data, a step for which there are not enough elements gets tensors without rows for the later
+// replicas, if the dataset has batches the last of which may be smaller; of elements that are no batches or full ones
+// ([data.Pipeline.BatchFull]), and with [NewCentralStorageStrategy], they are left out.
+func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(InputContext) (data.Dataset, error), opts ...InputOptions) (*DistributedDataset, error) {
+	const op = "DistributeDatasetsFromFunction"
+	if err := s.requireCross(ctx, op); err != nil {
 		return nil, err
 	}
-	if ds == nil {
-		return nil, errorf("DistributeDataset", ErrInvalid, "the dataset is nil")
+	o, err := s.inputOptions(op, opts)
+	switch {
+	case err != nil:
+		return nil, err
+	case f == nil:
+		return nil, errorf(op, ErrInvalid, "the dataset function is nil")
+	case o.ReplicationMode == PerReplicaInput && s.kind == defaultKind:
+		o.ReplicationMode = PerWorker // one replica
+	case o.ReplicationMode == PerReplicaInput && s.kind != mirroredKind:
+		return nil, errorf(op, ErrUnsupported, "PerReplicaInput is only supported by MirroredStrategy, not by %v", s)
 	}
-	return &DistributedDataset{s, ds}, nil
+	in := s.input(o)
+	contexts := []InputContext{in}
+	if o.ReplicationMode == PerReplicaInput {
+		contexts = nil
+		for i := range s.devices {
+			contexts = append(contexts, InputContext{NumInputPipelines: len(s.devices), InputPipelineID: i, NumReplicasInSync: in.NumReplicasInSync})
+		}
+	}
+	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: s.kind != centralKind}
+	for _, c := range contexts {
+		ds, err := f(c)
+		switch {
+		case err != nil:
+			return nil, errorf(op, nil, "the dataset of %v: %w", c, err)
+		case ds == nil:
+			return nil, errorf(op, ErrInvalid, "the dataset function returned nil for %v", c)
+		}
+		if rows, full, known := data.BatchSize(ds); known && (rows == 0 || full) {
+			d.pad = false
+		}
+		d.sources = append(d.sources, ds)
+	}
+	if !s.oneDevice {
+		d.pieces = func(ds data.Dataset) pieces { return ds.Iter }
+	}
+	return d, nil
+}
+
+// inputOptions checks what every distributed dataset needs.
+func (s *Strategy) inputOptions(op string, opts []InputOptions) (InputOptions, error) {
+	if len(opts) > 1 {
+		return InputOptions{}, errorf(op, ErrInvalid, "%d options given: want one at most", len(opts))
+	}
+	if err := s.requireOpen(op); err != nil || len(opts) == 0 {
+		return InputOptions{}, err
+	}
+	return opts[0], opts[0].validate(op)
 }
 
 // Len returns the number of steps of one iteration, or -1 if that is not known.
-func (d *DistributedDataset) Len() int { return d.source.Len() }
+func (d *DistributedDataset) Len() int { return d.steps }
 
-// Iter reads the dataset from its start, one global batch a step. It yields an error at most once, as its last pair. It
-// belongs outside of steps: inside a step it yields an error that matches [ErrContext].
+// Iter reads the dataset from its start, one step's elements at a time. It yields an error at most once, as its last pair.
+// It belongs outside of steps: inside a step it yields an error that matches [ErrContext].
 func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
-	return func(yield func(Value, error) bool) {
-		const op = "DistributedDataset.Iter"
-		if err := d.strategy.requireCross(ctx, op); err != nil {
+	const op = "DistributedDataset.Iter"
+	if err := d.strategy.requireCross(ctx, op); err != nil {
+		return func(yield func(Value, error) bool) {
 			yield(nil, fmt.Errorf("%w. Take elements outside of the step and give them to Run", err))
-			return
 		}
-		for element, err := range d.source.Iter(ctx) {
-			var v Value
-			if err == nil {
-				v, err = d.strategy.split(op, element)
+	}
+	steps := d.together
+	switch {
+	case d.pieces == nil:
+		steps = d.sources[0].Iter
+	case len(d.sources) > 1:
+		steps = d.apart
+	}
+	if n := d.options.Prefetch; n > 0 {
+		steps = data.FromSeq(-1, steps).Prefetch(n).Iter
+	}
+	return steps(ctx)
+}
+
+// together gives successive pieces of one dataset to the replicas, a round of them a step.
+func (d *DistributedDataset) together(ctx context.Context) iter.Seq2[Value, error] {
+	return func(yield func(Value, error) bool) {
+		round := make([]Value, 0, len(d.strategy.devices))
+		for piece, err := range d.pieces(d.sources[0])(ctx) {
+			if err != nil {
+				yield(nil, err)
+				return
 			}
-			if !yield(v, err) || err != nil {
+			if round = append(round, piece); len(round) < cap(round) {
+				continue
+			}
+			if v, err := d.group(round); !yield(v, err) || err != nil {
+				return
+			}
+			round = round[:0]
+		}
+		if len(round) > 0 && d.pad {
+			if v, err := d.fill(round); v != nil || err != nil {
+				yield(v, err)
+			}
+		}
+	}
+}
+
+// apart gives each replica the elements of its own dataset, until all have ended.
+func (d *DistributedDataset) apart(ctx context.Context) iter.Seq2[Value, error] {
+	return func(yield func(Value, error) bool) {
+		next := make([]func() (Value, error, bool), len(d.sources))
+		for i, ds := range d.sources {
+			var stop func()
+			next[i], stop = iter.Pull2(ds.Iter(ctx))
+			defer stop()
+		}
+		for {
+			round := make([]Value, len(next))
+			some, missing := Value(nil), false
+			for i := range next {
+				v, err, ok := next[i]()
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				if round[i] = v; ok {
+					some = v
+				}
+				missing = missing || !ok
+			}
+			if some == nil || missing && !d.pad {
+				return
+			}
+			for i, v := range round {
+				if v != nil {
+					continue
+				}
+				var err error
+				if round[i], err = withoutRows(some); round[i] == nil || err != nil {
+					if err != nil {
+						yield(nil, err)
+					}
+					return
+				}
+			}
+			if v, err := d.group(round); !yield(v, err) || err != nil {
 				return
 			}
 		}
 	}
 }
 
-// split splits a global batch over the replicas.
-func (s *Strategy) split(op string, element any) (Value, error) {
-	if s.oneDevice {
-		return element, nil
-	}
-	n := len(s.devices)
-	rows, err := rowsOf(op, element)
-	if err != nil {
+// fill completes a step by pieces without rows; it returns nil if the elements have no rows that could be missing.
+func (d *DistributedDataset) fill(round []Value) (Value, error) {
+	empty, err := withoutRows(round[0])
+	if err != nil || empty == nil {
 		return nil, err
 	}
-	per := (rows + n - 1) / n
-	shares := make([]Value, n)
-	for i := range shares {
-		lo, hi := min(i*per, rows), min((i+1)*per, rows)
-		shares[i], err = tensor.Map(element, func(leaf any) (any, error) {
-			t, _ := leaf.(*tensor.Tensor)
-			if t == nil {
+	for len(round) < cap(round) {
+		round = append(round, empty)
+	}
+	return d.group(round)
+}
+
+// group makes one value of what the replicas get in a step.
+func (d *DistributedDataset) group(round []Value) (Value, error) {
+	const op = "DistributedDataset.Iter"
+	placed := make([]Value, len(round))
+	for i, piece := range round {
+		device := d.strategy.devices[i]
+		if d.options.KeepOnHost {
+			device = localCPU
+		}
+		var err error
+		if placed[i], err = tensor.Map(piece, func(leaf any) (any, error) {
+			if t, ok := leaf.(*tensor.Tensor); ok && t == nil {
 				return leaf, nil // an optional part that is not there
 			}
-			return t.Rows(lo, hi).OnDevice(s.devices[i].Index), nil
-		})
-		if err != nil {
+			return onDevice(leaf, device), nil
+		}); err != nil {
 			return nil, errorf(op, ErrInvalid, "%w", err)
 		}
 	}
-	if n == 1 {
-		return shares[0], nil
+	if len(placed) == 1 {
+		return placed[0], nil
 	}
-	return regroup(op, shares, true)
+	return regroup(op, placed, true)
+}
+
+// cutPieces cuts every element into equal parts, one for each replica of the job: the parts of one worker, or all.
+func cutPieces(op string, ds data.Dataset, in InputContext, mine bool) pieces {
+	return func(ctx context.Context) iter.Seq2[Value, error] {
+		return func(yield func(Value, error) bool) {
+			for element, err := range ds.Iter(ctx) {
+				rows := 0
+				if err == nil {
+					rows, err = rowsOf(op, element)
+				}
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				n := in.NumReplicasInSync
+				per := (rows + n - 1) / n
+				for c := range n {
+					if mine && c%in.NumInputPipelines != in.InputPipelineID {
+						continue
+					}
+					part, err := rowsBetween(element, min(c*per, rows), min((c+1)*per, rows))
+					if !yield(part, err) || err != nil {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// rebatched takes the rows of all elements one after the other and makes pieces of the sizes, over and over. The last
+// piece may be smaller.
+func rebatched(op string, ds data.Dataset, sizes []int) pieces {
+	return func(ctx context.Context) iter.Seq2[Value, error] {
+		return func(yield func(Value, error) bool) {
+			at, have := 0, 0 // in sizes; rows in parts
+			var parts []Value
+			emit := func() bool {
+				piece, err := joined(op, parts)
+				at, have, parts = (at+1)%len(sizes), 0, nil
+				return yield(piece, err) && err == nil
+			}
+			for element, err := range ds.Iter(ctx) {
+				rows := 0
+				if err == nil {
+					rows, err = rowsOf(op, element)
+				}
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				for lo := 0; lo < rows; {
+					hi := min(rows, lo+sizes[at]-have)
+					part, err := rowsBetween(element, lo, hi)
+					if err != nil {
+						yield(nil, err)
+						return
+					}
+					parts, have, lo = append(parts, part), have+hi-lo, hi
+					if have == sizes[at] && !emit() {
+						return
+					}
+				}
+			}
+			if have > 0 {
+				emit()
+			}
+		}
+	}
+}
+
+// joined concatenates the rows of elements of one structure.
+func joined(op string, parts []Value) (Value, error) {
+	if len(parts) == 1 {
+		return parts[0], nil
+	}
+	return tensor.Zip(func(path string, leaves []any) (any, error) {
+		ts := make([]*tensor.Tensor, len(leaves))
+		for i, leaf := range leaves {
+			t, _ := leaf.(*tensor.Tensor)
+			switch {
+			case t == nil && i == 0:
+				return leaf, nil // an optional part that is not there
+			case t == nil || i > 0 && (t.DType() != ts[0].DType() || !slices.Equal(t.Shape()[1:], ts[0].Shape()[1:])):
+				return nil, errorf(op, ErrMismatch, "element%s is %v, in the batch before it %v: batches must be of one dtype and their rows of one shape", path, leaf, leaves[0])
+			}
+			ts[i] = t
+		}
+		return concatRows(ts), nil
+	}, nil, parts...)
+}
+
+// rowsBetween returns the rows [lo, hi) of an element's tensors.
+func rowsBetween(element Value, lo, hi int) (Value, error) {
+	return tensor.Map(element, func(leaf any) (any, error) {
+		t, _ := leaf.(*tensor.Tensor)
+		if t == nil {
+			return leaf, nil // an optional part that is not there
+		}
+		return t.Rows(lo, hi), nil
+	})
+}
+
+// withoutRows returns an element without its rows, or nil if some of its tensors has none.
+func withoutRows(element Value) (Value, error) {
+	for _, leaf := range tensor.Flatten(element) {
+		if t, ok := leaf.(*tensor.Tensor); ok && t != nil && t.Rank() == 0 {
+			return nil, nil
+		}
+	}
+	return rowsBetween(element, 0, 0)
 }
 
 // rowsOf returns the number of examples of an element, which all its tensors must share.

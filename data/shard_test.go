@@ -1,0 +1,89 @@
+package data
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+func texts(t *testing.T, ds Dataset) []string {
+	t.Helper()
+	var out []string
+	for e, err := range ds.Iter(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, e.(*tensor.Tensor).StringData()...)
+	}
+	return out
+}
+
+func TestShardFiles(t *testing.T) {
+	dir := t.TempDir()
+	var names []string
+	for _, name := range []string{"a", "b", "c"} {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(name+"0\n"+name+"1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, file)
+	}
+	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
+	whole := Lines(names...).Map(same).Shard(0, 1).ShardHint().Batch(4).Skip(0).Take(9).Repeat(1).Prefetch(1)
+	if got := Files(whole); !slices.Equal(got, names) {
+		t.Errorf("Files: got %q, want %q", got, names)
+	}
+	for index, want := range [][]string{{"a0", "a1", "c0", "c1"}, {"b0", "b1"}} {
+		mine, err := ShardFiles(whole, index, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := texts(t, mine); !slices.Equal(got, want) {
+			t.Errorf("worker %d of 2: got %q, want %q", index, got, want)
+		}
+	}
+	if _, err := ShardFiles(whole, 0, 4); err == nil || !strings.Contains(err.Error(), "only has 3 file(s)") {
+		t.Errorf("three files for four workers: got %v", err)
+	}
+	if _, err := ShardFiles(FromTensors(tensor.From([]int32{1})).Batch(1), 0, 1); !errors.Is(err, ErrNoFiles) {
+		t.Errorf("no files: got %v", err)
+	}
+}
+
+func TestShardHint(t *testing.T) {
+	whole := FromTensors(tensor.Strings([]string{"a", "b", "c", "d", "e"}, 5)).ShardHint().Batch(2)
+	if got := texts(t, whole); len(got) != 5 {
+		t.Errorf("read as it is: got %q, want all elements", got)
+	}
+	if got := texts(t, ShardHinted(whole, 1, 2)); !slices.Equal(got, []string{"b", "d"}) {
+		t.Errorf("worker 1 of 2: got %q, want b and d", got)
+	}
+	plain := FromTensors(tensor.Strings([]string{"a", "b"}, 2)).Shard(0, 2).Batch(2)
+	if got := texts(t, ShardHinted(plain, 1, 2)); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("without a mark: got %q, want what there was", got)
+	}
+}
+
+func TestBatchSize(t *testing.T) {
+	source := FromTensors(tensor.From([]int32{1, 2, 3}))
+	for name, c := range map[string]struct {
+		ds          Dataset
+		rows        int
+		full, known bool
+	}{
+		"elements":     {source, 0, true, true},
+		"batches":      {source.Batch(2).Prefetch(1), 2, false, true},
+		"full batches": {source.Repeat(2).BatchFull(3).Take(1), 3, true, true},
+		"another's":    {Of(FromSeq(-1, source.Iter).Take(3)), 0, false, false},
+	} {
+		if rows, full, known := BatchSize(c.ds); rows != c.rows || full != c.full || known != c.known {
+			t.Errorf("%s: got %d, %t, %t, want %d, %t, %t", name, rows, full, known, c.rows, c.full, c.known)
+		}
+	}
+}
