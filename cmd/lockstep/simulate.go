@@ -1,0 +1,315 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/simulate"
+)
+
+// simulateRanksMax bounds what can be simulated in reasonable time and memory.
+const simulateRanksMax = 1 << 16
+
+// simulation is what the flags of lockstep simulate say.
+type simulation struct {
+	cluster    simulate.Cluster
+	op         string
+	algorithm  string
+	bytes      bytesValue
+	element    int
+	anyOrder   bool
+	root       int
+	memory     string
+	links      []string
+	combine    rateValue
+	copying    rateValue
+	stragglers []string
+	late       []string
+	trace      string
+	format     string
+}
+
+// simulated is one algorithm's result.
+type simulated struct {
+	Algorithm string        `json:"algorithm"`
+	Chosen    bool          `json:"chosen"`
+	Time      time.Duration `json:"time_ns"`
+	Bound     time.Duration `json:"bound_ns,omitempty"`
+	Frames    int           `json:"frames"`
+	Sent      int           `json:"busiest_card_bytes"`
+	Steps     int           `json:"steps"`
+}
+
+var simulateOps = map[string]plan.Op{
+	"allreduce": plan.AllReduce, "reduce": plan.Reduce, "reducescatter": plan.ReduceScatter, "broadcast": plan.Broadcast, "allgather": plan.AllGather,
+	"gather": plan.Gather, "scatter": plan.Scatter, "alltoall": plan.AllToAll, "barrier": plan.Barrier,
+}
+
+func newSimulate() *cobra.Command {
+	s := simulation{bytes: 100 << 20, combine: 30e9, copying: 12e9}
+	cmd := &cobra.Command{
+		Use:   "simulate",
+		Short: "Predict how long a collective takes on a cluster",
+		Long: `Simulate carries out the real plan of a collective in virtual time, on a cluster
+that the flags describe, and prints what it takes beside the bound
+
+  2(n-1)/n * S/B + latency
+
+of an all-reduce, where n is the number of hosts, S the bytes and B the bandwidth
+of a host's network card. No byte is moved.
+
+A link is a latency and a rate: inside a host, what a rank sends to or reads from
+another; outside, a frame between hosts and a card's bandwidth each way.`,
+		Example: `  lockstep simulate --ranks 1024 --hosts 128 --bytes 100MiB
+  lockstep simulate --ranks 64 --hosts 8 --algorithm all --link outside=5us,100Gbit/s
+  lockstep simulate --ranks 16 --hosts 4 --straggler 3:2.5 --trace step.json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in := catchInterrupts(cmd.Context())
+			defer in.close()
+			problem, err := s.check()
+			if err != nil {
+				return err
+			}
+			err = s.run(in, cmd.OutOrStdout(), problem)
+			if in.asked.Load() {
+				return errInterrupted
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&s.cluster.Ranks, "ranks", 64, "number of ranks")
+	f.IntVar(&s.cluster.Hosts, "hosts", 8, "number of hosts, over which the ranks are spread in order")
+	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(sortedKeys(simulateOps), ", "))
+	f.StringVar(&s.algorithm, "algorithm", "auto", "auto: the chooser's; all: each that fits; or one of "+strings.Join(chooser.Names(), ", "))
+	f.Var(&s.bytes, "bytes", "size of the whole vector")
+	f.IntVar(&s.element, "element-bytes", 4, "size of an element: 1, 2, 4 or 8")
+	f.BoolVar(&s.anyOrder, "any-order", false, "allow algorithms that do not add along the canonical tree")
+	f.IntVar(&s.root, "root", 0, "the root of a rooted operation")
+	f.StringVar(&s.memory, "memory", "private", "of a host's ranks: inplace, they reach each other's; private, only the library's own; none, they exchange frames")
+	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and outside=25us,12.5GB/s)")
+	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1, "the switch between the hosts carries 1/x of what all cards could send")
+	f.IntVar(&s.cluster.Cores, "cores", 0, "processors of a host (default: one for each of its ranks)")
+	f.Var(&s.combine, "combine", "what a rank reads while it reduces")
+	f.Var(&s.copying, "copy", "what a rank copies")
+	f.StringArrayVar(&s.stragglers, "straggler", nil, "RANK:FACTOR, a rank that computes so many times slower")
+	f.StringArrayVar(&s.late, "late", nil, "RANK:TIME, a rank that begins so long after the others")
+	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for chrome://tracing or Perfetto")
+	f.StringVar(&s.format, "format", "table", "table or json")
+	return cmd
+}
+
+// check makes the problem, or says what is wrong with the flags.
+func (s *simulation) check() (plan.Problem, error) {
+	c := &s.cluster
+	c.Inside = plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}
+	c.Outside = plan.Link{Latency: 25 * time.Microsecond, Bandwidth: 12.5e9}
+	c.Combine, c.Copy = float64(s.combine), float64(s.copying)
+	op, ok := simulateOps[s.op]
+	var none plan.Problem
+	switch {
+	case !ok:
+		return none, usagef("--op %s: want one of %s", s.op, strings.Join(sortedKeys(simulateOps), ", "))
+	case c.Ranks < 1 || c.Ranks > simulateRanksMax:
+		return none, usagef("--ranks %d: want 1 to %d", c.Ranks, simulateRanksMax)
+	case c.Hosts < 1 || c.Hosts > c.Ranks:
+		return none, usagef("--hosts %d: want 1 to %d, a host for each rank at most", c.Hosts, c.Ranks)
+	case s.root < 0 || s.root >= c.Ranks:
+		return none, usagef("--root %d: want 0 to %d", s.root, c.Ranks-1)
+	case !slices.Contains([]int{1, 2, 4, 8}, s.element):
+		return none, usagef("--element-bytes %d: want 1, 2, 4 or 8", s.element)
+	case s.format != "table" && s.format != "json":
+		return none, usagef("--format %s: want table or json", s.format)
+	case !slices.Contains([]string{"inplace", "private", "none"}, s.memory):
+		return none, usagef("--memory %s: want inplace, private or none", s.memory)
+	case s.algorithm != "auto" && s.algorithm != "all" && !slices.Contains(chooser.Names(), s.algorithm):
+		return none, usagef("--algorithm %s: want auto, all or one of %s", s.algorithm, strings.Join(chooser.Names(), ", "))
+	case s.trace != "" && s.algorithm == "all":
+		return none, usagef("--trace with --algorithm all: a trace shows one algorithm")
+	case c.Oversub < 1:
+		return none, usagef("--oversubscribe %v: want 1 or more", c.Oversub)
+	case c.Cores < 0:
+		return none, usagef("--cores %d: want 1 or more", c.Cores)
+	}
+	c.Memory, c.Private = s.memory != "none", s.memory == "private"
+	if err := s.parse(); err != nil {
+		return none, err
+	}
+	p := plan.Problem{Op: op, Count: int(s.bytes) / s.element, Root: s.root}
+	if s.anyOrder {
+		p.Order = plan.Any
+	}
+	switch op {
+	case plan.Barrier:
+		p.Count = 0
+	case plan.ReduceScatter, plan.AllGather, plan.Gather, plan.Scatter, plan.AllToAll:
+		p.Count = p.Count / c.Ranks * c.Ranks // every rank has the same part
+	}
+	return c.Problem(p, s.element), nil
+}
+
+// parse reads the flags that may be given several times.
+func (s *simulation) parse() error {
+	c := &s.cluster
+	for _, text := range s.links {
+		name, link, _ := strings.Cut(text, "=")
+		latency, rate, err := parseLink(link)
+		if err != nil {
+			return usagef("--link %s: %v", text, err)
+		}
+		switch name {
+		case "inside":
+			c.Inside = plan.Link{Latency: latency, Bandwidth: rate}
+		case "outside":
+			c.Outside = plan.Link{Latency: latency, Bandwidth: rate}
+		default:
+			return usagef("--link %s: want inside=LATENCY,RATE or outside=LATENCY,RATE", text)
+		}
+	}
+	c.Stragglers, c.Late = map[int]float64{}, map[int]time.Duration{}
+	for _, text := range s.stragglers {
+		rank, value, err := s.rankAnd(text)
+		factor, e := strconv.ParseFloat(value, 64)
+		if err != nil || e != nil || factor < 1 {
+			return usagef("--straggler %s: want RANK:FACTOR with a rank from 0 to %d and a factor of 1 or more", text, c.Ranks-1)
+		}
+		c.Stragglers[rank] = factor
+	}
+	for _, text := range s.late {
+		rank, value, err := s.rankAnd(text)
+		by, e := time.ParseDuration(value)
+		if err != nil || e != nil || by < 0 {
+			return usagef("--late %s: want RANK:TIME with a rank from 0 to %d and a time such as 5ms", text, c.Ranks-1)
+		}
+		c.Late[rank] = by
+	}
+	return nil
+}
+
+func (s *simulation) rankAnd(text string) (rank int, value string, err error) {
+	first, value, _ := strings.Cut(text, ":")
+	rank, err = strconv.Atoi(first)
+	if err == nil && (rank < 0 || rank >= s.cluster.Ranks) {
+		err = fmt.Errorf("rank %d", rank)
+	}
+	return rank, value, err
+}
+
+// run simulates what was asked for and prints it.
+func (s *simulation) run(in context.Context, w io.Writer, p plan.Problem) error {
+	ranked := s.cluster.Table().Rank(p, s.cluster.Where(s.element))
+	if ranked[0].Err != nil {
+		return fmt.Errorf("no algorithm fits: %s: %w", ranked[0].Algorithm.Name, ranked[0].Err)
+	}
+	chosen := ranked[0].Algorithm.Name
+	algorithms := []plan.Algorithm{ranked[0].Algorithm}
+	switch s.algorithm {
+	case "auto":
+	case "all":
+		algorithms = nil
+		for _, c := range ranked {
+			if c.Err == nil {
+				algorithms = append(algorithms, c.Algorithm)
+			}
+		}
+	default:
+		algorithms[0], _ = plan.FindAlgorithm(s.algorithm)
+	}
+	var trace *simulate.Trace
+	var watch func(simulate.Event)
+	if s.trace != "" {
+		f, err := os.Create(s.trace)
+		if err != nil {
+			return fmt.Errorf("--trace: %w", err)
+		}
+		defer f.Close()
+		trace = simulate.NewTrace(f)
+		watch = trace.Write
+	}
+	var results []simulated
+	for _, a := range algorithms {
+		r, err := simulate.Run(in, s.cluster, a, p, s.element, watch)
+		if err != nil {
+			return err
+		}
+		one := simulated{Algorithm: a.Name, Chosen: a.Name == chosen, Time: r.Time, Frames: r.Frames, Sent: r.Sent, Steps: r.Steps}
+		if p.Op == plan.AllReduce {
+			one.Bound = s.cluster.Bound(p.Count * s.element)
+		}
+		results = append(results, one)
+	}
+	if trace != nil {
+		if err := trace.Close(); err != nil {
+			return err
+		}
+	}
+	return s.print(w, p, results)
+}
+
+// print writes the results.
+func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) error {
+	if s.format == "json" {
+		for _, r := range results {
+			text, err := json.Marshal(r)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(w, "%s\n", text); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	c := &s.cluster
+	p.Places = nil // said below
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v, %s\n", p, formatBytes(p.Count*s.element))
+	fmt.Fprintf(&b, "%d ranks on %d hosts, memory %s\n", c.Ranks, c.Hosts, s.memory)
+	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s a card\n\n", c.Inside.Latency, formatRate(c.Inside.Bandwidth), c.Outside.Latency, formatRate(c.Outside.Bandwidth))
+	fmt.Fprintf(&b, "  %-20s %12s %12s %7s %10s %14s\n", "algorithm", "time", "bound", "share", "frames", "busiest card")
+	for _, r := range results {
+		mark, bound, share := " ", "-", "-"
+		if r.Chosen {
+			mark = ">"
+		}
+		if r.Bound > 0 {
+			bound, share = round(r.Bound).String(), fmt.Sprintf("%.0f %%", 100*float64(r.Bound)/float64(r.Time))
+		}
+		fmt.Fprintf(&b, "%s %-20s %12v %12s %7s %10d %14s\n", mark, r.Algorithm, round(r.Time), bound, share, r.Frames, formatBytes(r.Sent))
+	}
+	if s.trace != "" {
+		fmt.Fprintf(&b, "\nevery step is in %s: open it with chrome://tracing or Perfetto\n", s.trace)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// round keeps three digits or so.
+func round(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for d/unit >= 1000 {
+		unit *= 10
+	}
+	return d.Round(unit)
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

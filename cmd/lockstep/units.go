@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// bytesValue is a flag for a size: "100MiB", "4K", "1000". Decimal and binary prefixes mean what they say.
+type bytesValue int
+
+func (b *bytesValue) String() string { return formatBytes(int(*b)) }
+func (b *bytesValue) Type() string   { return "size" }
+
+func (b *bytesValue) Set(s string) error {
+	n, err := parseBytes(s)
+	*b = bytesValue(n)
+	return err
+}
+
+// units of sizes, the longest names first.
+var units = []struct {
+	name  string
+	bytes float64
+}{
+	{"KiB", 1 << 10},
+	{"MiB", 1 << 20},
+	{"GiB", 1 << 30},
+	{"TiB", 1 << 40},
+	{"kB", 1e3},
+	{"KB", 1e3},
+	{"MB", 1e6},
+	{"GB", 1e9},
+	{"TB", 1e12},
+	{"K", 1 << 10},
+	{"M", 1 << 20},
+	{"G", 1 << 30},
+	{"B", 1},
+	{"", 1},
+}
+
+// bytesMax bounds a size: what an int of 64 bits holds, with room to multiply.
+const bytesMax = 1 << 50
+
+func parseBytes(s string) (int, error) {
+	for _, u := range units {
+		number, ok := strings.CutSuffix(strings.TrimSpace(s), u.name)
+		if !ok {
+			continue
+		}
+		x, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if err != nil || x < 0 || x*u.bytes > bytesMax {
+			break
+		}
+		return int(x * u.bytes), nil
+	}
+	return 0, fmt.Errorf("%q is no size: want a number with a unit such as 64KiB, 100MB or 4096", s)
+}
+
+// formatBytes writes a size in the largest binary unit that keeps it readable.
+func formatBytes(n int) string {
+	x, unit := float64(n), 0
+	names := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for x >= 1024 && unit < len(names)-1 {
+		x, unit = x/1024, unit+1
+	}
+	return strconv.FormatFloat(x, 'g', 4, 64) + " " + names[unit]
+}
+
+// parseRate reads bytes a second: "12.5GB/s", "100Gbit/s", "3GiB/s".
+func parseRate(s string) (float64, error) {
+	text, ok := strings.CutSuffix(s, "/s")
+	if !ok {
+		return 0, fmt.Errorf("%q is no rate: want one such as 12.5GB/s or 100Gbit/s", s)
+	}
+	if bits, ok := strings.CutSuffix(text, "bit"); ok {
+		n, err := parseBytes(bits + "B")
+		if err != nil {
+			return 0, fmt.Errorf("%q is no rate: want one such as 100Gbit/s", s)
+		}
+		return float64(n) / 8, nil
+	}
+	n, err := parseBytes(text)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is no rate: want one such as 12.5GB/s or 100Gbit/s", s)
+	}
+	return float64(n), nil
+}
+
+// rateValue is a flag for a rate.
+type rateValue float64
+
+func (r *rateValue) String() string { return formatRate(float64(*r)) }
+func (r *rateValue) Type() string   { return "rate" }
+
+func (r *rateValue) Set(s string) error {
+	x, err := parseRate(s)
+	*r = rateValue(x)
+	return err
+}
+
+// formatRate writes a rate in decimal units, as [parseRate] reads it.
+func formatRate(x float64) string {
+	unit := 0
+	names := []string{"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}
+	for x >= 1000 && unit < len(names)-1 {
+		x, unit = x/1000, unit+1
+	}
+	return strconv.FormatFloat(x, 'g', 4, 64) + names[unit]
+}
+
+// parseLink reads "25us,12.5GB/s": a latency and a rate.
+func parseLink(s string) (latency time.Duration, rate float64, err error) {
+	first, second, ok := strings.Cut(s, ",")
+	if !ok {
+		return 0, 0, fmt.Errorf("%q is no link: want a latency and a rate, such as 25us,12.5GB/s", s)
+	}
+	if latency, err = time.ParseDuration(strings.TrimSpace(first)); err != nil || latency < 0 {
+		return 0, 0, fmt.Errorf("%q is no latency: want one such as 25us", first)
+	}
+	rate, err = parseRate(strings.TrimSpace(second))
+	return latency, rate, err
+}

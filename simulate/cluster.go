@@ -1,0 +1,135 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/plan"
+)
+
+// Cluster describes the machines.
+type Cluster struct {
+	Ranks      int
+	Hosts      int                   // the ranks are spread over them in order, the first hosts getting one more where it does not go up
+	Memory     bool                  // the ranks of a host reach each other's memory
+	Private    bool                  // but only memory of the library's own, so that data is copied there first
+	Inside     plan.Link             // within a host: a synchronisation or a frame, and what one rank reads or sends there
+	Outside    plan.Link             // between hosts: a frame, and a host's network card each way
+	Oversub    float64               // the switch carries 1/Oversub of what all cards could send at once; 0 or 1: all of it
+	Combine    float64               // bytes a second that one rank reads while it reduces
+	Copy       float64               // bytes a second that one rank copies
+	Cores      int                   // of a host; 0: one for each rank
+	Stragglers map[int]float64       // by rank: how many times slower it computes
+	Late       map[int]time.Duration // by rank: how long after the others it begins
+}
+
+// Places returns where the ranks are. Every rank is a process of its own; those of a host are one domain if they reach
+// each other's memory.
+func (c *Cluster) Places() []plan.Place {
+	places := make([]plan.Place, c.Ranks)
+	each, more := c.Ranks/c.Hosts, c.Ranks%c.Hosts
+	rank := 0
+	for host := range c.Hosts {
+		n := each
+		if host < more {
+			n++
+		}
+		for range n {
+			p := plan.Place{Worker: rank, Domain: rank, Host: host}
+			if c.Memory {
+				p.Domain = host
+			}
+			places[rank] = p
+			rank++
+		}
+	}
+	return places
+}
+
+// stageBytes is the stage of each rank in shared memory.
+const stageBytes = 1 << 20
+
+// Problem completes a problem for this cluster: the ranks, where they are, and what memory they have.
+func (c *Cluster) Problem(p plan.Problem, elementBytes int) plan.Problem {
+	p.Size, p.Places = c.Ranks, c.Places()
+	if c.Memory {
+		p.Private, p.Stage = c.Private, stageBytes/elementBytes
+	}
+	return p
+}
+
+// Links returns the cluster's numbers as cost functions want them.
+func (c *Cluster) Links(elementBytes int) plan.Links {
+	return plan.Links{
+		Memory: c.Inside, Host: c.Inside, Network: c.Outside,
+		Combine: c.Combine, Copy: c.Copy, Cores: c.Cores, ElementBytes: elementBytes,
+	}
+}
+
+// Table returns a table that chooses for this cluster.
+func (c *Cluster) Table() *chooser.Table {
+	inside := chooser.Transport{
+		Sync: int64(c.Inside.Latency), Read: c.Inside.Bandwidth, Frame: int64(c.Inside.Latency), Send: c.Inside.Bandwidth,
+	}
+	return &chooser.Table{
+		Version: chooser.Version, Machine: "the simulated cluster", Combine: c.Combine, Copy: c.Copy, Pack: 4 << 20,
+		Transports: map[string]chooser.Transport{
+			"inside": inside, "network": {Frame: int64(c.Outside.Latency), Send: c.Outside.Bandwidth},
+		},
+	}
+}
+
+// Where returns what the chooser has to know besides.
+func (c *Cluster) Where(elementBytes int) chooser.Where {
+	w := chooser.Where{Frames: "inside", ElementBytes: elementBytes, Cores: c.Cores}
+	if c.Memory {
+		w.Memory = "inside"
+	}
+	return w
+}
+
+// Bound returns the least time that an all-reduce of so many bytes can take, 2(n-1)/n · S/B + latency: n is the number of hosts
+// and B a card's bandwidth, or with a single host the ranks and what they read.
+func (c *Cluster) Bound(bytes int) time.Duration {
+	n, link := c.Hosts, c.Outside
+	if c.Hosts == 1 {
+		n, link = c.Ranks, c.Inside
+	}
+	if n == 1 {
+		return 0
+	}
+	carried := 2 * float64(n-1) / float64(n) * float64(bytes)
+	return link.Latency + time.Duration(carried/link.Bandwidth*float64(time.Second))
+}
+
+func (c *Cluster) check() error {
+	positive := func(xs ...float64) bool {
+		for _, x := range xs {
+			if !(x > 0) {
+				return false
+			}
+		}
+		return true
+	}
+	switch {
+	case c.Ranks < 1 || c.Hosts < 1 || c.Hosts > c.Ranks:
+		return fmt.Errorf("simulate: %d ranks on %d hosts: want at least one rank a host", c.Ranks, c.Hosts)
+	case !positive(c.Inside.Bandwidth, c.Outside.Bandwidth, c.Combine, c.Copy):
+		return errors.New("simulate: a bandwidth or a rate is not positive")
+	case c.Inside.Latency < 0 || c.Outside.Latency < 0 || c.Cores < 0 || c.Oversub < 0:
+		return errors.New("simulate: a latency, the number of cores or the oversubscription is negative")
+	}
+	for rank, factor := range c.Stragglers {
+		if rank < 0 || rank >= c.Ranks || factor < 1 {
+			return fmt.Errorf("simulate: straggler %d, %v times slower: want one of %d ranks and a factor of 1 or more", rank, factor, c.Ranks)
+		}
+	}
+	for rank, by := range c.Late {
+		if rank < 0 || rank >= c.Ranks || by < 0 {
+			return fmt.Errorf("simulate: rank %d, %v late: want one of %d ranks", rank, by, c.Ranks)
+		}
+	}
+	return nil
+}
