@@ -179,7 +179,9 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 		short[i] = d.Short()
 	}
 	s.ledger = ledger.New(ledger.Config{Devices: short, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
-	s.collective = &CollectiveAllReduce{devices: s.devices, options: s.options, logger: s.logger}
+	if err := s.selectOps(op); err != nil {
+		return nil, err
+	}
 	if len(s.devices) > 1 && s.group == nil {
 		group, err := openReplicaGroup(s)
 		if err != nil {

@@ -1,0 +1,249 @@
+package distribute
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/packing"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+// CollectiveAllReduce reduces by the library's collectives, in parallel: one rank per component. It is the default. Its
+// methods may be called at any time: one batch is reduced after the other.
+type CollectiveAllReduce struct {
+	cfg     CollectiveConfig
+	devices []Device
+	key     int // of the group
+
+	mu    sync.Mutex // one batch at a time
+	group collective.Group
+}
+
+// CollectiveConfig describes a [CollectiveAllReduce].
+type CollectiveConfig struct {
+	// Devices of the local members, in the order of their ranks.
+	Devices []string
+	// GroupSize is the number of members over all workers, a multiple of the number of devices. Default: the devices are all
+	// there are. A larger group needs Group, or nobody else ever comes, and calls end at their timeout.
+	GroupSize int
+	// Group is the communicators of the devices, which the operations close. Default: the operations open their own.
+	Group collective.Group
+	// Keys number the group and its calls, which errors and logs show. Default: keys of its own.
+	Keys    *CollectiveKeys
+	Options Options
+	Logger  *slog.Logger // default slog.Default()
+}
+
+// NewCollectiveAllReduce returns the operations for a group of devices. Close it when it is not needed any more.
+func NewCollectiveAllReduce(cfg CollectiveConfig) (*CollectiveAllReduce, error) {
+	const op = "NewCollectiveAllReduce"
+	if len(cfg.Devices) == 0 {
+		return nil, errorf(op, ErrInvalid, "the list of devices is empty")
+	}
+	if cfg.GroupSize == 0 {
+		cfg.GroupSize = len(cfg.Devices)
+	}
+	if cfg.GroupSize < 0 || cfg.GroupSize%len(cfg.Devices) != 0 {
+		return nil, errorf(op, ErrInvalid, "group_size must be divisible by the number of devices.: %d by %d", cfg.GroupSize, len(cfg.Devices))
+	}
+	if g := cfg.Group; g != nil {
+		if local := g.Local(); len(local) != len(cfg.Devices) || local[0].Size() != cfg.GroupSize {
+			return nil, errorf(op, ErrInvalid, "the group has %d communicators here, of %d in all: want %d of %d", len(local), local[0].Size(), len(cfg.Devices), cfg.GroupSize)
+		}
+	}
+	if err := cfg.Options.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Keys == nil {
+		cfg.Keys = NewCollectiveKeys(1)
+	}
+	c := &CollectiveAllReduce{cfg: cfg, group: cfg.Group}
+	for _, name := range cfg.Devices {
+		d, err := CanonicalDevice(name)
+		if err != nil {
+			return nil, err
+		}
+		c.devices = append(c.devices, d)
+	}
+	c.key = cfg.Keys.GroupKey(deviceNames(c.devices))
+	return c, nil
+}
+
+// Clone returns operations for the same devices, whose keys go on from those of c, independently (TensorFlow's deepcopy).
+// Communicators are not copied: operations over a Group of the caller's cannot be.
+func (c *CollectiveAllReduce) Clone() (*CollectiveAllReduce, error) {
+	cfg := c.cfg
+	if cfg.Group != nil {
+		return nil, errorf("Clone", ErrInvalid, "the communicators were given from outside: open a group of its own for a copy")
+	}
+	cfg.Keys = cfg.Keys.Clone()
+	return NewCollectiveAllReduce(cfg)
+}
+
+// String returns "CollectiveAllReduce".
+func (*CollectiveAllReduce) String() string { return "CollectiveAllReduce" }
+
+// GroupSize returns the number of members over all workers.
+func (c *CollectiveAllReduce) GroupSize() int { return c.cfg.GroupSize }
+
+// Close frees the communicators.
+func (c *CollectiveAllReduce) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.group == nil {
+		return nil
+	}
+	group := c.group
+	c.group = nil
+	return group.Close()
+}
+
+// BatchReduce implements [CrossDeviceOps]. The dense values travel in packs. IndexedSlices, and values that have not one
+// component per device, are reduced on the host, if there are no other workers.
+func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+	opts = c.cfg.Options.Merge(opts)
+	sums := make([]*tensor.Tensor, len(batch))
+	var tensors []packing.Tensor
+	var at []int // where in the batch each of tensors is
+	sources := make([][]*tensor.Tensor, len(batch))
+	for i, b := range batch {
+		ts, dense, err := denseOperands(c.String(), b.Value.values)
+		if err != nil {
+			return nil, err
+		}
+		switch collective := len(ts) == len(c.devices) && c.cfg.GroupSize > 1; {
+		case dense && collective:
+			if d := ts[0].DType(); !d.IsNumeric() {
+				return nil, badDType(c.String(), d)
+			}
+			sources[i] = ts
+			at = append(at, i)
+			tensors = append(tensors, packing.Tensor{Type: ts[0].DType(), Shape: ts[0].Shape(), Count: ts[0].Len()})
+		case dense && len(ts) > 1:
+			sums[i] = addTree(ts, opts.Accumulate)
+		case !dense && c.cfg.GroupSize > len(c.devices):
+			if err := c.meet(ctx, opts); err != nil {
+				return nil, err
+			}
+			return nil, errorf(c.String(), ErrUnsupported, "IndexedSlices of several workers are reduced by their replicas: use Replica.AllReduce")
+		}
+	}
+	if err := c.reducePacks(ctx, tensors, at, sources, sums, opts); err != nil {
+		return nil, err
+	}
+	return reduceEach(c.String(), op, batch, c.cfg.GroupSize/len(c.devices), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
+}
+
+// reducePacks sums tensors pack by pack.
+func (c *CollectiveAllReduce) reducePacks(ctx context.Context, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+	if len(tensors) == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.open(ctx); err != nil {
+		return err
+	}
+	size := opts.BytesPerPack
+	if size == 0 {
+		total := 0
+		for _, t := range tensors {
+			total += t.Count * t.Type.Bytes()
+		}
+		size = packing.MemoryCosts.BytesPerPack(total)
+	}
+	for _, p := range packing.Plan(tensors, size) {
+		if err := c.reducePack(ctx, p, tensors, at, sources, sums, opts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reducePack sums the tensors of one pack by one collective call. All local ranks share one destination, of which the sums
+// are parts.
+func (c *CollectiveAllReduce) reducePack(ctx context.Context, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+	sum := tensor.New(p.Type, p.Count)
+	manifest := collective.Manifest{Name: c.instance()}
+	o := opts.collective()
+	calls := make([]collective.Call, len(c.devices))
+	for rank := range calls {
+		calls[rank] = collective.Call{
+			Op: collective.AllReduce, Reduce: Sum, Type: p.Type,
+			Src: joined(p, rank, at, sources), Dst: sum.Memory(), Manifest: &manifest, Options: &o,
+		}
+	}
+	if len(p.Tensors) == 1 {
+		manifest.Shape = tensors[p.Tensors[0]].Shape
+	}
+	if err := c.group.DoAll(ctx, calls); err != nil {
+		return err
+	}
+	lo := 0
+	for _, t := range p.Tensors {
+		hi := lo + tensors[t].Count
+		sums[at[t]] = sliceOf(sum, lo, hi).Reshape(tensors[t].Shape...)
+		lo = hi
+	}
+	return nil
+}
+
+// instance names the next call of the group.
+func (c *CollectiveAllReduce) instance() string {
+	key := 0
+	for _, d := range c.devices {
+		key, _ = c.cfg.Keys.InstanceKey(c.key, d.String()) // of a group and a device that are there
+	}
+	return fmt.Sprintf("instance %d of group %d", key, c.key)
+}
+
+// joined returns what a rank gives to a pack: its tensor itself, or a copy of its tensors one behind the other.
+func joined(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) tensor.Memory {
+	if len(p.Tensors) == 1 {
+		return sources[at[p.Tensors[0]]][rank].Memory()
+	}
+	all := tensor.New(p.Type, p.Count).Memory()
+	lo := 0
+	for _, t := range p.Tensors {
+		m := sources[at[t]][rank].Memory()
+		if m.Bytes > 0 {
+			copyMemory(all.Slice(lo, lo+m.Bytes), m)
+		}
+		lo += m.Bytes
+	}
+	return all
+}
+
+// meet waits until all members of the group are there.
+func (c *CollectiveAllReduce) meet(ctx context.Context, opts Options) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.open(ctx); err != nil {
+		return err
+	}
+	o := opts.collective()
+	calls := make([]collective.Call, len(c.devices))
+	for rank := range calls {
+		calls[rank] = collective.Call{Op: collective.Barrier, Options: &o}
+	}
+	return c.group.DoAll(ctx, calls)
+}
+
+// open makes the communicators on first use, and new ones after a failure.
+func (c *CollectiveAllReduce) open(ctx context.Context) error {
+	var err error
+	switch {
+	case c.group == nil:
+		ends := mem.New(c.cfg.GroupSize)
+		c.group, err = collective.Open(ends[:len(c.devices)], collective.Config{
+			Timeout: c.cfg.Options.Timeout, Logger: c.cfg.Logger, Name: fmt.Sprintf("cross-replica group %d", c.key),
+		})
+	case c.group.Local()[0].Err() != nil:
+		c.group, err = c.group.Rebuild(context.WithoutCancel(ctx))
+	}
+	return err
+}

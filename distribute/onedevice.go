@@ -1,0 +1,35 @@
+package distribute
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// ReductionToOneDevice adds all components on one device and copies the result to the destinations. The zero value is
+// ready to use.
+type ReductionToOneDevice struct {
+	// ReduceTo is the device that adds; default the first destination. Logical CPU devices share the host's memory and
+	// cores, so there it changes nothing.
+	ReduceTo string
+	// AccumulationFn replaces the sum of dense tensors, given in the order of the replicas. Default: the sum along the
+	// canonical tree. A mean divides what it returns.
+	AccumulationFn func([]*tensor.Tensor) (*tensor.Tensor, error)
+}
+
+// String returns "ReductionToOneDevice".
+func (ReductionToOneDevice) String() string { return "ReductionToOneDevice" }
+
+// BatchReduce implements [CrossDeviceOps].
+func (r ReductionToOneDevice) BatchReduce(_ context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+	if r.ReduceTo != "" {
+		if _, err := CanonicalDevice(r.ReduceTo); err != nil {
+			return nil, errorf(r.String(), ErrInvalid, "ReduceTo: %w", err)
+		}
+	}
+	add := r.AccumulationFn
+	if add == nil {
+		add = func(ts []*tensor.Tensor) (*tensor.Tensor, error) { return addTree(ts, opts.Accumulate), nil }
+	}
+	return reduceEach(r.String(), op, batch, 1, func(_ int, ts []*tensor.Tensor) (*tensor.Tensor, error) { return add(ts) })
+}
