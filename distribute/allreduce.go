@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"strings"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/ledger"
@@ -25,21 +24,27 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 		return nil, located(err)
 	}
 	leaves, names := named(v)
-	dense := true
 	for i, leaf := range leaves {
 		if leaves[i], err = r.operand(leaf); err != nil {
 			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
 		}
-		_, isTensor := leaves[i].(*tensor.Tensor)
-		dense = dense && isTensor
+		if d := dtypeOf(leaves[i]); !d.IsNumeric() && len(r.strategy.devices) > 1 {
+			return nil, located(badDType(name, d))
+		}
 	}
 	if err := r.strategy.checkBatch(name, leaves); err != nil {
 		return nil, located(err)
 	}
-	switch {
-	case len(leaves) == 0 || len(r.strategy.devices) == 1:
+	if len(leaves) == 0 || len(r.strategy.devices) == 1 {
 		return tensor.Pack(v, leaves)
-	case !dense || r.strategy.ops != nil:
+	}
+	dense := false
+	if r.strategy.ops == nil {
+		if dense, err = r.allDense(ctx, run, leaves, names, o); err != nil {
+			return nil, err
+		}
+	}
+	if !dense {
 		return r.allReduceByOps(ctx, op, v, leaves, names, o)
 	}
 	return r.allReduceDense(ctx, run, op, v, leaves, names, o)
@@ -56,30 +61,13 @@ func named(v Value) (leaves []any, names []string) {
 
 // allReduceByOps has one goroutine reduce for all replicas, by CrossDeviceOps.
 func (r *Replica) allReduceByOps(ctx context.Context, op ReduceOp, v Value, leaves []any, names []string, o Options) (Value, error) {
-	const name = "AllReduce"
-	out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
-		leaves := args[:len(args)-1]
-		if p, ok := args[len(leaves)].(*PerReplica); ok {
-			return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
-		}
-		batch := make([]Reduction, len(leaves))
-		for i, leaf := range leaves {
-			batch[i] = Reduction{Value: r.strategy.onAll(leaf), To: r.strategy.devices}
-		}
+	out, err := r.mergeLeaves(ctx, "AllReduce", leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
 		return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
-	}, append(leaves, strings.Join(names, " ")))
+	})
 	if err != nil {
 		return nil, err
 	}
-	return tensor.Pack(v, out.([]Value))
-}
-
-// onAll returns an argument of a merge function with its components: the very same object on all replicas is not wrapped.
-func (s *Strategy) onAll(v Value) *PerReplica {
-	if p, ok := v.(*PerReplica); ok {
-		return p
-	}
-	return NewPerReplica(repeat(v, len(s.devices))...)
+	return tensor.Pack(v, out)
 }
 
 // allReduceDense reduces tensors by collective calls between the replicas.
@@ -91,9 +79,6 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 	src, dst := make([]*tensor.Tensor, len(leaves)), make([]*tensor.Tensor, len(leaves))
 	for i, leaf := range leaves {
 		t := leaf.(*tensor.Tensor)
-		if !t.DType().IsNumeric() {
-			return nil, located(badDType("AllReduce", t.DType()))
-		}
 		src[i], dst[i] = t, tensor.New(t.DType(), t.Shape()...).OnDevice(r.device.Index)
 	}
 	begin := r.stats.arrive(r)

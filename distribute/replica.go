@@ -28,6 +28,7 @@ type Replica struct {
 type replicaState struct {
 	stats replicaStats
 	reducers
+	dense knownDense
 
 	// Of the call in progress.
 	call     collective.Call

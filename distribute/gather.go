@@ -1,0 +1,282 @@
+package distribute
+
+import (
+	"context"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Gatherer is CrossDeviceOps that gather in a way of their own; others have the processor do it.
+type Gatherer interface {
+	CrossDeviceOps
+	// BatchGather concatenates the components of each value along an axis, in the order of the replicas, and returns the
+	// results in the order of the batch, each on its destination, as BatchReduce does. Components are *tensor.Tensor.
+	BatchGather(ctx context.Context, batch []Reduction, axis int, opts Options) ([]Value, error)
+}
+
+// GatherWith concatenates the components of v along an axis by ops, outside of a strategy, and puts the result on the
+// destination's devices. A tensor alone counts as a value of one component. IndexedSlices are not supported, as in
+// TensorFlow.
+func GatherWith(ctx context.Context, ops CrossDeviceOps, v Value, to Destination, axis int, opts ...Options) (Value, error) {
+	name := ops.String()
+	p, err := perReplica(v)
+	if err != nil {
+		return nil, errorf(name, ErrInvalid, "%w", err)
+	}
+	for _, c := range p.values {
+		if _, sparse := c.(*tensor.IndexedSlices); sparse {
+			return nil, errorf(name, ErrUnsupported, "gather/all_gather does not support IndexedSlices")
+		}
+	}
+	devices, err := to.destination(name)
+	if err != nil {
+		return nil, err
+	}
+	o, err := Options{}.over(opts)
+	if err != nil {
+		return nil, err
+	}
+	out, err := gatherBatch(ctx, ops, []Reduction{{p, devices}}, axis, o)
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+// Gather concatenates the replicas' components of v along an axis, negative ones counted from the end, in the order of the
+// replicas, and returns the result as one host value (TensorFlow's Strategy.gather). Their lengths along the axis may
+// differ. Components that are IndexedSlices count as the dense tensors that they stand for. A value that is not
+// distributed comes back as it is, a mirrored one as often as there are replicas. Inside of a step it is
+// [Replica.AllGather].
+func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+	const name = "Gather"
+	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s {
+		return nil, errorf(name, ErrContext, "called inside a step function; the method requires being in cross-replica context: use Replica.AllGather instead")
+	}
+	o, err := s.enterCross(ctx, name, Sum, opts)
+	if err != nil {
+		return nil, err
+	}
+	if _, sparse := v.(*tensor.IndexedSlices); sparse {
+		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: give the replicas' components, or Densify them")
+	}
+	d, ok := v.(distributed)
+	if variable, isVariable := v.(*Variable); isVariable {
+		d, ok = variable.perReplica(), true
+	}
+	if !ok || s.oneDevice {
+		return s.LocalResults(v)[0], nil
+	}
+	dense := make([]Value, len(d.Values()))
+	for i, c := range d.Values() {
+		if dense[i], err = densified(c); err != nil {
+			return nil, errorf(name, ErrInvalid, "component %d: %w", i, err)
+		}
+	}
+	batch := []Reduction{{NewPerReplica(dense...), []Device{hostDevice(ctx)}}}
+	out, err := gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+// densified returns IndexedSlices as the tensor that they stand for, and other leaves as they are.
+func densified(v Value) (Value, error) {
+	if s, ok := v.(*tensor.IndexedSlices); ok {
+		return Densify(s)
+	}
+	return v, nil
+}
+
+// Gather is [Strategy.Gather].
+func (c *CrossReplica) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+	if err := c.valid("Gather"); err != nil {
+		return nil, err
+	}
+	return c.strategy.Gather(ctx, v, axis, opts...)
+}
+
+// AllGather concatenates the replicas' tensors along an axis, negative ones counted from the end, in the order of the
+// replicas, and gives every replica the result (TensorFlow's ReplicaContext.all_gather). v is a nest, of the same structure
+// on all replicas, of tensors whose dtypes and dimensions are the same but for the lengths along the axis. The replicas may
+// share the memory of what they get. IndexedSlices are not supported, as in TensorFlow; with one replica v comes back
+// as it is.
+func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+	const name = "AllGather"
+	_, o, err := r.enter(ctx, name, Sum, opts)
+	if err != nil {
+		return nil, located(err)
+	}
+	leaves, names := named(v)
+	for i, leaf := range leaves {
+		if leaves[i], err = r.operand(leaf); err != nil {
+			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
+		}
+		if _, sparse := leaves[i].(*tensor.IndexedSlices); sparse {
+			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices", leafName(i, names[i])))
+		}
+	}
+	s := r.strategy
+	if len(leaves) == 0 || len(s.devices) == 1 {
+		return tensor.Pack(v, leaves)
+	}
+	out, err := r.mergeLeaves(ctx, name, leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
+		return gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return tensor.Pack(v, out)
+}
+
+// mergeLeaves has one goroutine act for all replicas on the leaves of their nests, which must have the same names.
+func (r *Replica) mergeLeaves(ctx context.Context, name string, leaves []any, names []string, o Options, f func(context.Context, []Reduction) ([]Value, error)) ([]Value, error) {
+	s := r.strategy
+	out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+		leaves := args[:len(args)-1]
+		if p, ok := args[len(leaves)].(*PerReplica); ok {
+			return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
+		}
+		batch := make([]Reduction, len(leaves))
+		for i, leaf := range leaves {
+			batch[i] = Reduction{Value: s.onAll(leaf), To: s.devices}
+		}
+		return f(ctx, batch)
+	}, append(leaves, strings.Join(names, " ")))
+	if err != nil {
+		return nil, err
+	}
+	return out.([]Value), nil
+}
+
+// onAll returns an argument of a merge function with its components: the very same object on all replicas is not wrapped.
+func (s *Strategy) onAll(v Value) *PerReplica {
+	if p, ok := v.(*PerReplica); ok {
+		return p
+	}
+	return NewPerReplica(repeat(v, len(s.devices))...)
+}
+
+// gatherBatch concatenates the components of each value of a batch.
+func gatherBatch(ctx context.Context, ops CrossDeviceOps, batch []Reduction, axis int, o Options) ([]Value, error) {
+	if g, ok := ops.(Gatherer); ok {
+		return g.BatchGather(ctx, batch, axis, o)
+	}
+	out := make([]Value, len(batch))
+	for i, b := range batch {
+		parts := make([]*tensor.Tensor, len(b.Value.values))
+		for j, v := range b.Value.values {
+			leaf, err := operand(v)
+			if err != nil {
+				return nil, errorf(ops.String(), ErrInvalid, "component %d: %w", j, err)
+			}
+			t, ok := leaf.(*tensor.Tensor)
+			if !ok {
+				return nil, errorf(ops.String(), ErrInvalid, "component %d is sparse: want tensors only", j)
+			}
+			parts[j] = t
+		}
+		joined := parts[0]
+		if len(parts) > 1 {
+			var err error
+			if joined, err = concat(ops.String(), parts, axis); err != nil {
+				return nil, err
+			}
+		}
+		out[i] = place(joined, b.To)
+	}
+	return out, nil
+}
+
+// concat returns tensors of any dtype one behind the other along an axis.
+func concat(op string, parts []*tensor.Tensor, axis int) (*tensor.Tensor, error) {
+	first := parts[0]
+	rank := first.Rank()
+	at := axis
+	if at < 0 {
+		at += rank
+	}
+	switch {
+	case rank == 0:
+		return nil, errorf(op, ErrInvalid, "can't concatenate scalars: want tensors of at least one dimension")
+	case at < 0 || at >= rank:
+		return nil, errorf(op, ErrInvalid, "expected concatenating dimensions in the range [%d, %d), but got %d", -rank, rank, axis)
+	}
+	length := 0
+	for i, p := range parts {
+		if err := joinable(op, first, p, i, at); err != nil {
+			return nil, err
+		}
+		length += p.Shape()[at]
+	}
+	shape := append([]int(nil), first.Shape()...)
+	shape[at] = length
+	out := tensor.New(first.DType(), shape...)
+	rows := product(shape[:at])
+	to := 0
+	for _, p := range parts {
+		copyColumns(out, p, rows, to)
+		to += product(p.Shape()[at:])
+	}
+	return out, nil
+}
+
+// joinable reports why component i cannot be put behind the first one.
+func joinable(op string, first, p *tensor.Tensor, i, axis int) error {
+	switch {
+	case p.DType() != first.DType():
+		return errorf(op, ErrMismatch, "the components differ: component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.DType(), p.DType())
+	case p.Memory().Kind == tensor.Device:
+		return errorf(op, ErrUnsupported, "component %d lies in a device's memory: read it to the host first", i)
+	case p.Rank() != first.Rank():
+		return errorf(op, ErrMismatch, "the components differ: ranks of all input tensors should match: shape[0] = %s vs. shape[%d] = %s", bracketed(first.Shape()), i, bracketed(p.Shape()))
+	}
+	for d, n := range p.Shape() {
+		if d != axis && n != first.Shape()[d] {
+			return errorf(op, ErrMismatch, "the components differ: dimension %d in both shapes must be equal: shape[0] = %s vs. shape[%d] = %s", d, bracketed(first.Shape()), i, bracketed(p.Shape()))
+		}
+	}
+	return nil
+}
+
+func product(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
+// copyColumns copies a part into the matrix of so many rows that out is, from column to on.
+func copyColumns(out, part *tensor.Tensor, rows, to int) {
+	if part.Len() == 0 {
+		return
+	}
+	width, columns := out.Len()/rows, part.Len()/rows
+	for r := range rows {
+		if out.DType() == tensor.String {
+			copy(out.StringData()[r*width+to:], part.StringData()[r*columns:(r+1)*columns])
+			continue
+		}
+		size := out.DType().Bytes()
+		copyMemory(out.Memory().Slice((r*width+to)*size, (r*width+to+columns)*size), part.Memory().Slice(r*columns*size, (r+1)*columns*size))
+	}
+}
+
+// columnsOf returns the slice [from, from+n) of t along an axis: what copyColumns has put there.
+func columnsOf(t *tensor.Tensor, axis, from, n int) *tensor.Tensor {
+	shape := append([]int(nil), t.Shape()...)
+	shape[axis] = n
+	out := tensor.New(t.DType(), shape...)
+	rows, size := product(shape[:axis]), t.DType().Bytes()
+	if out.Len() == 0 {
+		return out
+	}
+	width, columns, lo := t.Len()/rows, out.Len()/rows, from*product(shape[axis+1:])
+	for r := range rows {
+		copyMemory(out.Memory().Slice(r*columns*size, (r+1)*columns*size), t.Memory().Slice((r*width+lo)*size, (r*width+lo+columns)*size))
+	}
+	return out
+}

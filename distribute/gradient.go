@@ -1,0 +1,170 @@
+package distribute
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// AllReduceGradient returns the gradient of [Replica.AllReduce] (TensorFlow's is part of its tapes): with y = AllReduce(x)
+// on every replica, and dy the gradient of a replica's loss L with respect to its y, it is that of the sum of all replicas'
+// losses with respect to the replica's x. Every replica calls it with its own x and dy, in the order of AllReduce's
+// nest.
+//
+// For a tensor it is AllReduce(dy) by the same op: all replicas used the one sum. For IndexedSlices, of which TensorFlow
+// knows no gradient, the leaf of dy is the gradient with respect to y's values, one row per row of all replicas, and the
+// result that with respect to x's values. Where replicas mix tensors and IndexedSlices, y and its dy are dense, and the
+// gradient of a row is that of its index.
+func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Value, opts ...Options) (Value, error) {
+	const name = "AllReduceGradient"
+	run, o, err := r.enter(ctx, name, op, opts)
+	if err != nil {
+		return nil, located(err)
+	}
+	xs, names, dys, err := r.operandPairs(name, x, dy)
+	if err != nil {
+		return nil, located(err)
+	}
+	if len(xs) == 0 || len(r.strategy.devices) == 1 {
+		return tensor.Pack(x, dys)
+	}
+	rows := make([]int64, len(xs))
+	for i, leaf := range xs {
+		rows[i] = isDense
+		if s, ok := leaf.(*tensor.IndexedSlices); ok {
+			rows[i] = int64(s.Values.Shape()[0])
+		}
+	}
+	all, err := r.exchange(ctx, run, rows, "rows of "+nestText(names), o)
+	if err != nil {
+		return nil, err
+	}
+	sums, err := r.AllReduce(ctx, op, dys, o)
+	if err != nil {
+		return nil, err
+	}
+	out := sums.([]any)
+	for i, leaf := range xs {
+		s, ok := leaf.(*tensor.IndexedSlices)
+		if !ok {
+			continue
+		}
+		if out[i], err = gradientOfRows(name, s, out[i].(*tensor.Tensor), i, r.id, all); err != nil {
+			return nil, located(errorf(name, nil, "%s: %w", leafName(i, names[i]), err))
+		}
+	}
+	return tensor.Pack(x, out)
+}
+
+// isDense stands for the number of rows of a replica that has a tensor.
+const isDense = -1
+
+// gradientOfRows returns a replica's part of the reduced gradient dy of leaf i, of which it gave slices.
+func gradientOfRows(op string, s *tensor.IndexedSlices, dy *tensor.Tensor, i, replica int, rows [][]int64) (*tensor.Tensor, error) {
+	for _, of := range rows {
+		if of[i] == isDense { // so was the result
+			return rowsAt(op, dy, s.Indices)
+		}
+	}
+	return ownColumns(op, dy, 0, i, replica, rows)
+}
+
+// rowsAt returns the rows of t with the indices.
+func rowsAt(op string, t, indices *tensor.Tensor) (*tensor.Tensor, error) {
+	if t.Rank() == 0 {
+		return nil, errorf(op, ErrMismatch, "a gradient without rows for IndexedSlices")
+	}
+	rows := []*tensor.Tensor{t.Rows(0, 0)}
+	for _, at := range tensor.Data[int64](toInt64(indices)) {
+		if at < 0 || at >= int64(t.Shape()[0]) {
+			return nil, errorf(op, ErrInvalid, "index %d is outside of the %d rows", at, t.Shape()[0])
+		}
+		rows = append(rows, t.Rows(int(at), int(at)+1))
+	}
+	return concatRows(rows), nil
+}
+
+// operandPairs returns the leaves of two nests of one structure.
+func (r *Replica) operandPairs(op string, x, dy Value) (xs []any, names []string, dys []any, err error) {
+	_, err = tensor.Zip(func(path string, pair []any) (any, error) {
+		a, err := r.operand(pair[0])
+		if err != nil {
+			return nil, err
+		}
+		b, err := r.operand(pair[1])
+		if err != nil {
+			return nil, err
+		}
+		if _, dense := b.(*tensor.Tensor); !dense {
+			return nil, errorf(op, ErrInvalid, "%s: the gradient must be a tensor; of IndexedSlices, that of their values", leafName(len(xs), path))
+		}
+		xs, names, dys = append(xs, a), append(names, path), append(dys, b)
+		return nil, nil
+	}, nil, x, dy)
+	if err != nil {
+		return nil, nil, nil, errorf(op, ErrInvalid, "x and its gradient: %w", err)
+	}
+	return xs, names, dys, nil
+}
+
+// AllGatherGradient returns the gradient of [Replica.AllGather]: with y = AllGather(x, axis) on every replica, and dy the
+// gradient of a replica's loss with respect to its y, it is that of the sum of all replicas' losses with respect to the
+// replica's x: its own columns of AllReduce(SUM, dy). Every replica calls it with its own x and dy.
+func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, opts ...Options) (Value, error) {
+	const name = "AllGatherGradient"
+	run, o, err := r.enter(ctx, name, Sum, opts)
+	if err != nil {
+		return nil, located(err)
+	}
+	xs, names, dys, err := r.operandPairs(name, x, dy)
+	if err != nil {
+		return nil, located(err)
+	}
+	if len(xs) == 0 || len(r.strategy.devices) == 1 {
+		return tensor.Pack(x, dys)
+	}
+	axes, lengths := make([]int, len(xs)), make([]int64, len(xs))
+	for i, leaf := range xs {
+		t, ok := leaf.(*tensor.Tensor)
+		if !ok {
+			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices", leafName(i, names[i])))
+		}
+		if axes[i] = axis; axis < 0 {
+			axes[i] += t.Rank()
+		}
+		if axes[i] < 0 || axes[i] >= t.Rank() {
+			return nil, located(errorf(name, ErrInvalid, "%s: expected concatenating dimensions in the range [%d, %d), but got %d", leafName(i, names[i]), -t.Rank(), t.Rank(), axis))
+		}
+		lengths[i] = int64(t.Shape()[axes[i]])
+	}
+	all, err := r.exchange(ctx, run, lengths, "lengths of "+nestText(names), o)
+	if err != nil {
+		return nil, err
+	}
+	sums, err := r.AllReduce(ctx, Sum, dys, o)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]any, len(xs))
+	for i, sum := range sums.([]any) {
+		if out[i], err = ownColumns(name, sum.(*tensor.Tensor), axes[i], i, r.id, all); err != nil {
+			return nil, located(err)
+		}
+	}
+	return tensor.Pack(x, out)
+}
+
+// ownColumns returns a replica's part of what was gathered of leaf i.
+func ownColumns(op string, t *tensor.Tensor, axis, i, replica int, lengths [][]int64) (*tensor.Tensor, error) {
+	from, total := 0, 0
+	for k, l := range lengths {
+		if k < replica {
+			from += int(l[i])
+		}
+		total += int(l[i])
+	}
+	if axis >= t.Rank() || t.Shape()[axis] != total {
+		return nil, errorf(op, ErrMismatch, "a gradient of shape %s, where all replicas have %d along axis %d: want one of the result that all replicas got", bracketed(t.Shape()), total, axis)
+	}
+	return columnsOf(t, axis, from, int(lengths[replica][i])), nil
+}

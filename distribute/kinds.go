@@ -1,0 +1,102 @@
+package distribute
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// knownDense remembers which nests were tensors on all replicas: those are reduced without asking again. A replica that has
+// IndexedSlices always asks, so what all of them remember is the same.
+type knownDense map[uint64]struct{}
+
+// knownDenseMax bounds it. A program has fewer different nests; one that has more asks again now and then.
+const knownDenseMax = 4096
+
+// allDense reports whether no replica has IndexedSlices among its leaves; where some have, other ones may have tensors in
+// the same places. The replica has not been acquired.
+func (r *Replica) allDense(ctx context.Context, run *ledger.Run, leaves []any, names []string, o Options) (bool, error) {
+	sparse := make([]int64, 0, 8)
+	mine := true
+	for _, leaf := range leaves {
+		_, dense := leaf.(*tensor.Tensor)
+		mine = mine && dense
+		sparse = append(sparse, 0)
+		if !dense {
+			sparse[len(sparse)-1] = 1
+		}
+	}
+	key := nestHash(leaves, names)
+	if _, known := r.dense[key]; known && mine {
+		return true, nil
+	}
+	all, err := r.exchange(ctx, run, sparse, "which are sparse of "+nestText(names), o)
+	if err != nil {
+		return false, err
+	}
+	for _, replica := range all {
+		for _, is := range replica {
+			if is != 0 {
+				return false, nil
+			}
+		}
+	}
+	if r.dense == nil || len(r.dense) >= knownDenseMax {
+		r.dense = knownDense{}
+	}
+	r.dense[key] = struct{}{}
+	return true, nil
+}
+
+// exchange gives every replica the numbers of all: all[replica][i]. what says what they are. The replica has not been acquired.
+func (r *Replica) exchange(ctx context.Context, run *ledger.Run, mine []int64, what string, o Options) ([][]int64, error) {
+	if err := run.Acquire(r.id); err != nil {
+		return nil, err
+	}
+	defer run.Release(r.id)
+	n := len(mine)
+	t := tensor.New(tensor.Int64, r.comm().Size()*n)
+	numbers := tensor.Data[int64](t)
+	copy(numbers[r.comm().Rank()*n:], mine)
+	if err := r.do(ctx, run, Sum, t, t, what, o); err != nil {
+		return nil, err
+	}
+	all := make([][]int64, r.comm().Size())
+	for i := range all {
+		all[i] = numbers[i*n : (i+1)*n]
+	}
+	return all, nil
+}
+
+// nestHash returns a number of a nest of tensors that all replicas which have it find.
+func nestHash(leaves []any, names []string) uint64 {
+	const prime = 1099511628211 // FNV-1a's, by words
+	h := uint64(14695981039346656037)
+	add := func(x uint64) { h = (h ^ x) * prime }
+	for i, leaf := range leaves {
+		for j := range len(names[i]) {
+			add(uint64(names[i][j]))
+		}
+		add(1 << 32)
+		if t, ok := leaf.(*tensor.Tensor); ok {
+			add(uint64(t.DType()))
+			for _, d := range t.Shape() {
+				add(uint64(d))
+			}
+			add(1 << 33)
+		}
+	}
+	return h
+}
+
+// nestText names a nest's first leaves: what must be the same on all replicas, whatever kinds of values they have.
+func nestText(names []string) string {
+	const shown = 4
+	if len(names) <= shown {
+		return strings.TrimSpace("a nest " + strings.Join(names, " "))
+	}
+	return fmt.Sprintf("a nest %s and %d more", strings.Join(names[:shown], " "), len(names)-shown)
+}
