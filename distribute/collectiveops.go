@@ -62,14 +62,16 @@ func NewCollectiveAllReduce(cfg CollectiveConfig) (*CollectiveAllReduce, error) 
 		cfg.Keys = NewCollectiveKeys(1)
 	}
 	c := &CollectiveAllReduce{cfg: cfg, group: cfg.Group}
+	var names []string
 	for _, name := range cfg.Devices {
 		d, err := CanonicalDevice(name)
 		if err != nil {
 			return nil, err
 		}
 		c.devices = append(c.devices, d)
+		names = append(names, d.String())
 	}
-	c.key = cfg.Keys.GroupKey(deviceNames(c.devices))
+	c.key = cfg.Keys.GroupKey(names)
 	return c, nil
 }
 
@@ -174,7 +176,7 @@ func (c *CollectiveAllReduce) reducePack(ctx context.Context, p packing.Pack, te
 	for rank := range calls {
 		calls[rank] = collective.Call{
 			Op: collective.AllReduce, Reduce: Sum, Type: p.Type,
-			Src: joined(p, rank, at, sources), Dst: sum.Memory(), Manifest: &manifest, Options: &o,
+			Src: packSource(p, rank, at, sources), Dst: sum.Memory(), Manifest: &manifest, Options: &o,
 		}
 	}
 	if len(p.Tensors) == 1 {
@@ -201,8 +203,8 @@ func (c *CollectiveAllReduce) instance() string {
 	return fmt.Sprintf("instance %d of group %d", key, c.key)
 }
 
-// joined returns what a rank gives to a pack: its tensor itself, or a copy of its tensors one behind the other.
-func joined(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) tensor.Memory {
+// packSource returns what a rank gives to a pack: its tensor itself, or a copy of its tensors one behind the other.
+func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) tensor.Memory {
 	if len(p.Tensors) == 1 {
 		return sources[at[p.Tensors[0]]][rank].Memory()
 	}
