@@ -1,0 +1,270 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// view is a peer's slot as this rank understands it.
+type view struct {
+	transport.Slot
+	call uint64 // of this rank, in which it was read
+	text uint32 // version of the text that was read last
+}
+
+func (e *endpoint) Domain() []int { return e.g.domain }
+
+func (e *endpoint) Reachable(m tensor.Memory) bool {
+	if m.Bytes == 0 {
+		return true
+	}
+	_, ok := e.g.world.arena.offset(m)
+	return ok
+}
+
+func (e *endpoint) Stage(rank int) []byte { return e.g.stage(rank) }
+
+// Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
+// have begun the next one, and so have read the slots of this one. The text is written only if it is not there yet.
+func (e *endpoint) Publish(s transport.Slot) {
+	e.calls++
+	e.base = e.total
+	i := e.calls & 1
+	to, own := &e.mine.slots[i], &e.own[i]
+	if own.Name != s.Name || own.Algorithm != s.Algorithm || !slices.Equal(e.shapes[i], s.Shape) {
+		encodeText(&to.textBytes, s.Name, s.Algorithm, s.Shape)
+		e.shapes[i] = append(e.shapes[i][:0], s.Shape...)
+		e.version[i]++
+	}
+	*own = s
+	own.Shape = e.shapes[i]
+	to.set(&s.Header)
+	src, hasSrc := e.g.world.place(s.Src)
+	dst, hasDst := e.g.world.place(s.Dst)
+	to.text = e.version[i] << 1
+	if hasSrc || hasDst {
+		to.text |= 1
+		to.src, to.dst = src, dst
+	}
+}
+
+func (e *endpoint) Peer(peer int) *transport.Slot {
+	i := e.calls & 1
+	if peer == e.rank {
+		return &e.own[i]
+	}
+	v := &e.views[peer][i]
+	if v.call != e.calls && e.blocks[peer].slots[i].progress.Load() > e.base {
+		e.read(peer, v)
+	}
+	return &v.Slot
+}
+
+// read reads a peer's slot of this call.
+func (e *endpoint) read(peer int, v *view) {
+	s := &e.blocks[peer].slots[e.calls&1]
+	v.call = e.calls
+	s.get(&v.Header)
+	v.Src, v.Dst = tensor.Memory{}, tensor.Memory{}
+	text := s.text
+	if text&1 != 0 {
+		w := e.g.world
+		src, dst := s.src, s.dst
+		var ok bool
+		if v.Src, ok = w.memory(&src); !ok {
+			e.garbage[peer] = errPlace
+		}
+		if v.Dst, ok = w.memory(&dst); !ok {
+			e.garbage[peer] = errPlace
+		}
+	}
+	if text>>1 == v.text {
+		return
+	}
+	v.text = text >> 1
+	bytes := s.textBytes
+	name, algorithm, shape, err := decodeText(&bytes, v.Shape[:0])
+	if err != nil {
+		e.garbage[peer] = err
+	}
+	v.Name, v.Algorithm, v.Shape = e.intern(name), e.intern(algorithm), shape
+}
+
+var errPlace = errors.New("its slot claims memory outside of what it shares")
+
+// namesMax bounds the texts that a rank remembers, so that it need not allocate one that it has seen before.
+const namesMax = 1 << 12
+
+func (e *endpoint) intern(b []byte) string {
+	if s, ok := e.names[string(b)]; ok {
+		return s
+	}
+	if len(e.names) >= namesMax {
+		clear(e.names)
+	}
+	s := string(b)
+	e.names[s] = s
+	return s
+}
+
+// # When a call starts
+//
+// Each rank counts the marks that it raised, in the slot of its current call, and nobody else writes there: so the usual
+// call costs no atomic operation that two ranks contend for. That all have raised mark 0 can then be seen, but not decided
+// by one atomic; where it matters, a second step decides.
+//
+// A rank that sees that all have raised mark 0 of call c looks at head.contest (of that slot) and head.stop afterwards. If
+// neither says that c is in doubt, c has started. A rank that wants to leave c first puts c in doubt (Withdraw: contest =
+// c; Interrupt: stop), and looks at the marks afterwards. Whoever finds c in doubt proposes what it sees, "started" if all
+// marks are raised and "never" if not, to head.verdict, where the first proposal stands.
+//
+// All these words are sequentially consistent. If a rank has taken c for started without a proposal, it looked for doubts
+// after all marks were raised, and found none; so every doubt came later, and every look that follows a doubt sees all
+// marks, and proposes "started". Otherwise everybody goes by the one verdict.
+//
+// Two verdicts are kept, by slot: a rank in call c+2 knows that c+1 has started, and so that all ranks have begun c+1,
+// having seen that c has started.
+
+// The verdicts of a call c are 2c + one of these.
+const (
+	verdictStarted = iota
+	verdictNever
+)
+
+// doubted reports whether the current call may never start.
+func (e *endpoint) doubted() bool {
+	h := e.g.head
+	return h.stop.Load() != 0 || h.contest[e.calls&1].Load() == e.calls
+}
+
+// decide returns whether the current call, which is in doubt, has started; if not it never will.
+func (e *endpoint) decide() bool {
+	proposal := e.calls<<1 | verdictNever
+	if e.raised(-1, e.base+1) {
+		proposal = e.calls<<1 | verdictStarted
+	}
+	word := &e.g.head.verdict[e.calls&1]
+	for {
+		was := word.Load()
+		switch at := was >> 1; {
+		case at == e.calls:
+			return was&1 == verdictStarted
+		case at > e.calls:
+			return true
+		case word.CompareAndSwap(was, proposal):
+			return proposal&1 == verdictStarted
+		}
+	}
+}
+
+func (e *endpoint) Signal(mark int) error {
+	h := e.g.head
+	if e.total != e.base+uint64(mark) {
+		panic(fmt.Sprintf("shm: Signal(%d) after %d marks of this call", mark, e.total-e.base))
+	}
+	if mark == 0 && h.stop.Load() != 0 {
+		return transport.ErrInterrupted
+	}
+	e.total++
+	e.mine.slots[e.calls&1].progress.Store(e.total)
+	if h.parkers.Load() != 0 {
+		e.rouseReady()
+	}
+	return nil
+}
+
+// rouseReady wakes the ranks that wait for marks which this rank has raised last.
+func (e *endpoint) rouseReady() {
+	for r, b := range e.blocks {
+		if b.parked.Load() == 0 {
+			continue
+		}
+		whose, target := int(b.whose.Load()), b.target.Load()
+		if whose == e.rank && e.total >= target || whose == whoseAll && e.allAt(uint64(b.slot.Load()&1), target) {
+			e.g.wakeUp(r, b)
+		}
+	}
+}
+
+// raised reports whether the rank, or with -1 every rank, has come to this progress in the current call.
+func (e *endpoint) raised(rank int, target uint64) bool {
+	if rank >= 0 {
+		return e.blocks[rank].slots[e.calls&1].progress.Load() >= target
+	}
+	return e.allAt(e.calls&1, target)
+}
+
+func (e *endpoint) allAt(slot, target uint64) bool {
+	for _, b := range e.blocks {
+		if b.slots[slot].progress.Load() < target {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *endpoint) Await(ctx context.Context, rank, mark int) error {
+	target := e.base + uint64(mark) + 1
+	if !e.raised(rank, target) {
+		e.want = want{rank: rank, mark: mark, target: target}
+		if err := e.wait(ctx); err != nil {
+			return err
+		}
+	}
+	if mark == 0 && rank < 0 {
+		return e.begin()
+	}
+	return nil
+}
+
+// begin looks whether the call, whose mark 0 all ranks have raised, has started, and reads the slots.
+func (e *endpoint) begin() error {
+	if e.doubted() && !e.decide() {
+		return transport.ErrInterrupted
+	}
+	for peer := range e.blocks {
+		if peer == e.rank {
+			continue
+		}
+		e.Peer(peer)
+		if err := e.garbage[peer]; err != nil {
+			return &transport.PeerDown{Rank: peer, Err: err}
+		}
+	}
+	return nil
+}
+
+func (e *endpoint) Behind(mark int, ranks []int) []int {
+	for r := range e.blocks {
+		if !e.raised(r, e.base+uint64(mark)+1) {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+func (e *endpoint) Withdraw() bool {
+	h := e.g.head
+	h.contest[e.calls&1].Store(e.calls)
+	if e.decide() {
+		return false
+	}
+	h.stop.Store(1)
+	return true
+}
+
+func (e *endpoint) Interrupt() {
+	g := e.g
+	g.life.RLock()
+	defer g.life.RUnlock()
+	if g.gone {
+		return
+	}
+	g.head.stop.Store(1)
+	g.rouseAll()
+}

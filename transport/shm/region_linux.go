@@ -1,0 +1,192 @@
+package shm
+
+import (
+	"fmt"
+	"math/bits"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The control file: a table of the groups that were split off, then one region per group, that of all ranks first. A fresh
+// file reads as zeros, and zeros are the state in which every part of it begins, so nobody has to initialise anything and
+// nobody waits for somebody who does.
+//
+// A region: its head, a block per rank, the pipes by sender and receiver, and the stages by rank.
+
+// splitsMax bounds the groups that can be split off in the life of a group. Regions are not used twice: a process that was
+// stopped in one and wakes up writes into nothing that others use.
+const splitsMax = 1 << 16
+
+// tableBytes is the length of the table of groups that were split off: an entry is the group's id + 1.
+const tableBytes = 8 * splitsMax
+
+// stageBytes is the length of a rank's stage.
+const stageBytes = 4 << 20 >> (bits.UintSize % 64 / 32 * 3) // 512 KiB with 32 bits
+
+// head is the beginning of a region. See marks_linux.go for the words that decide whether a call starts.
+type head struct {
+	stop    atomic.Uint32 // no call starts any more that has not started
+	news    atomic.Uint32 // counts the changes of any rank's state
+	contest [2]atomic.Uint64
+	verdict [2]atomic.Uint64
+	list    atomic.Uint64 // hash of the list of the group's ranks
+	left    atomic.Uint32 // ranks that have closed
+	_       [64 - 52]byte
+
+	parkers atomic.Uint32 // ranks that are parked, or about to be; too high if one was killed there
+	_       [60]byte
+}
+
+// block is what a rank tells the others.
+type block struct {
+	slots [2]slot // of the even and the odd calls
+
+	parked atomic.Uint32 // the rank waits to be rung
+	_      [4]byte
+	target atomic.Uint64 // it waits for this progress …
+	whose  atomic.Int32  // … of this rank, or -1: of all; waitsFrames: for a change of a pipe
+	slot   atomic.Uint32 // … in its slot of this index
+	_      [64 - 24]byte
+
+	state     atomic.Uint32 // stateOpen and so on
+	reasonLen atomic.Uint32
+	_         [64 - 8]byte
+	reason    [reasonBytes]byte
+}
+
+// The bits of a rank's state.
+const (
+	stateOpen = 1 << iota
+	stateFailed
+	stateClosed
+)
+
+const reasonBytes = 4096
+
+// pipe carries frames from one rank to another; see frames_linux.go.
+type pipe struct {
+	state atomic.Uint64
+	header
+	length uint64        // of the frame
+	sent   atomic.Uint64 // bytes of the frame that were put into the ring
+	_      [64 - 16]byte
+	got    atomic.Uint64 // bytes of the frame that were taken out
+	_      [64 - 8]byte
+}
+
+// layout is where the parts of a region lie.
+type layout struct {
+	ranks            int
+	ring             int // bytes of a pipe's ring
+	blocks, pipes    int
+	stages, bytes    int
+	blockStep, piped int // distance from one to the next
+}
+
+const page = 4096
+
+func up(n, to int) int { return (n + to - 1) / to * to }
+
+// ringMax and ringMin bound the ring of a pipe; ringsMax the rings of a region.
+const (
+	ringMax  = 256 << 10 >> (bits.UintSize % 64 / 32 * 2)
+	ringMin  = 16 << 10
+	ringsMax = 1 << 30 >> (bits.UintSize % 64 / 32 * 5)
+)
+
+func layoutOf(ranks int) layout {
+	l := layout{ranks: ranks, ring: ringMax}
+	for l.ring > ringMin && ranks*ranks*l.ring > ringsMax {
+		l.ring /= 2
+	}
+	l.blockStep = up(int(unsafe.Sizeof(block{})), page)
+	l.piped = up(int(unsafe.Sizeof(pipe{})), 64) + l.ring
+	l.blocks = page
+	l.pipes = l.blocks + ranks*l.blockStep
+	l.stages = up(l.pipes+ranks*ranks*l.piped, page)
+	l.bytes = l.stages + ranks*stageBytes
+	return l
+}
+
+// region is a group's part of the control file, mapped.
+type region struct {
+	layout
+	mem  []byte
+	head *head
+}
+
+func mapRegion(control *os.File, offset int64, l layout) (region, error) {
+	mem, err := mapFile(control, offset, l.bytes)
+	if err != nil {
+		return region{}, err
+	}
+	return region{layout: l, mem: mem, head: (*head)(unsafe.Pointer(&mem[0]))}, nil
+}
+
+func (r *region) block(rank int) *block {
+	return (*block)(unsafe.Pointer(&r.mem[r.blocks+rank*r.blockStep]))
+}
+
+func (r *region) pipe(from, to int) (*pipe, []byte) {
+	at := r.pipes + (from*r.ranks+to)*r.piped
+	ring := at + r.piped - r.ring
+	return (*pipe)(unsafe.Pointer(&r.mem[at])), r.mem[ring : ring+r.ring : ring+r.ring]
+}
+
+func (r *region) stage(rank int) []byte {
+	at := r.stages + rank*stageBytes
+	return r.mem[at : at+stageBytes : at+stageBytes]
+}
+
+// newFile makes a sealed file of so many bytes that read as zeros and cost nothing until they are written.
+func newFile(name string, bytes int64) (*os.File, error) {
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	var limit unix.Rlimit // to go over it would be a signal
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(bytes) > limit.Cur {
+		return nil, fmt.Errorf("shm: shared memory needs a sparse file of %d bytes, files are limited to %d (ulimit -f)", bytes, limit.Cur)
+	}
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL { // before Linux 6.3
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("shm: making shared memory (memfd_create): %w", err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if err := f.Truncate(bytes); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("shm: making shared memory of %d bytes: %w", bytes, err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("shm: sealing shared memory: %w", err)
+	}
+	return f, nil
+}
+
+// seals keep the file's length: memory that vanishes under a process would kill it.
+const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// checkFile returns the length of a file that another process made, after making sure that it cannot shrink.
+func checkFile(f *os.File) (int64, error) {
+	has, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil || has&unix.F_SEAL_SHRINK == 0 {
+		return 0, fmt.Errorf("shm: the other process sent a file that is no sealed shared memory (seals %#x, %v)", has, err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("shm: shared memory of the other process: %w", err)
+	}
+	return info.Size(), nil
+}
+
+func mapFile(f *os.File, offset int64, bytes int) ([]byte, error) {
+	mem, err := unix.Mmap(int(f.Fd()), offset, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory (is there a limit on the address space, ulimit -v?): %w", bytes, err)
+	}
+	return mem, nil
+}

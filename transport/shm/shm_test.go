@@ -1,0 +1,60 @@
+package shm_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/transporttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open makes a group of n ranks, of which each call of Open, which stands for a process, has some.
+func open(t *testing.T, n, perProcess int) []transport.Endpoint {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out := make([]transport.Endpoint, n)
+	name := rand.Text()
+	var wg sync.WaitGroup
+	for lo := 0; lo < n; lo += perProcess {
+		cfg := shm.Config{Name: name, Job: t.Name(), Size: n, ArenaBytes: 64 << 20}
+		for r := lo; r < min(lo+perProcess, n); r++ {
+			cfg.Ranks = append(cfg.Ranks, r)
+		}
+		wg.Go(func() {
+			ends, err := shm.Open(ctx, cfg)
+			if err != nil {
+				t.Errorf("ranks %v: %v", cfg.Ranks, err)
+				return
+			}
+			for i, r := range cfg.Ranks {
+				out[r] = ends[i]
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return out
+}
+
+func TestConformance(t *testing.T) {
+	for _, per := range []int{1, 2, 8} {
+		t.Run(fmt.Sprintf("per process=%d", per), func(t *testing.T) {
+			transporttest.Run(t, transporttest.Transport{
+				Open:      func(t *testing.T, n int) []transport.Endpoint { return open(t, n, per) },
+				Domain:    transporttest.OneDomain,
+				Processes: true,
+			})
+		})
+	}
+}

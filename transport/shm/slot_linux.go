@@ -1,0 +1,104 @@
+package shm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// slot is a transport.Slot as it lies in shared memory. A rank has two, of its odd and its even calls. What peers look at
+// in every call is one cache line: how far the rank has come, and the header.
+type slot struct {
+	progress atomic.Uint64 // marks raised since the beginning, up to the last call of this slot
+	header
+	src, dst  place
+	_         [64 - 2*24]byte
+	textBytes [slotTextBytes]byte
+}
+
+// header is a transport.Header, and 4 bytes.
+type header struct {
+	comm, seq, count, names  uint64
+	epoch, frame             uint32
+	root                     int32
+	plan                     uint32
+	op, reduce, dtype, order uint8
+	text                     uint32 // slots: twice the version of the text, and 1 if src and dst are set
+}
+
+// place is memory as all processes understand it.
+type place struct {
+	process uint64 // number of the process in whose arena it lies, + 1; 0: it cannot be reached
+	offset  uint64
+	bytes   uint64
+}
+
+// slotTextBytes makes a slot 1 KiB long.
+const slotTextBytes = 1024 - 64 - 64
+
+// What the text of a slot can hold; what is longer is cut off, for it is only shown to people.
+const (
+	textHeader   = 4 // lengths: 2 bytes of the name, 1 of the algorithm, 1 of the shape
+	algorithmMax = 64
+	dimsMax      = 32
+	nameMax      = slotTextBytes - textHeader - algorithmMax - 8*dimsMax
+)
+
+func (s *header) set(h *transport.Header) {
+	s.comm, s.seq, s.count, s.names = h.Comm, h.Seq, h.Count, h.Names
+	s.epoch, s.frame, s.root, s.plan = h.Epoch, h.Frame, h.Root, h.Plan
+	s.op, s.reduce, s.dtype, s.order = h.Op, h.Reduce, h.Type, h.Order
+}
+
+func (s *header) get(h *transport.Header) {
+	h.Comm, h.Seq, h.Count, h.Names = s.comm, s.seq, s.count, s.names
+	h.Epoch, h.Frame, h.Root, h.Plan = s.epoch, s.frame, s.root, s.plan
+	h.Op, h.Reduce, h.Type, h.Order = s.op, s.reduce, s.dtype, s.order
+}
+
+// encodeText writes the text of a slot.
+func encodeText(b *[slotTextBytes]byte, name, algorithm string, shape []int) {
+	name, algorithm = name[:min(len(name), nameMax)], algorithm[:min(len(algorithm), algorithmMax)]
+	shape = shape[:min(len(shape), dimsMax)]
+	binary.LittleEndian.PutUint16(b[0:], uint16(len(name)))
+	b[2], b[3] = uint8(len(algorithm)), uint8(len(shape))
+	at := textHeader
+	at += copy(b[at:], name)
+	at += copy(b[at:], algorithm)
+	for _, d := range shape {
+		binary.LittleEndian.PutUint64(b[at:], uint64(d))
+		at += 8
+	}
+}
+
+// decodeText reads the text of a slot: the name and the algorithm share the memory of b, the shape is appended to shape.
+func decodeText(b *[slotTextBytes]byte, shape []int) (name, algorithm []byte, dims []int, err error) {
+	names, algorithms, count := int(binary.LittleEndian.Uint16(b[0:])), int(b[2]), int(b[3])
+	if names > nameMax || algorithms > algorithmMax || count > dimsMax {
+		return nil, nil, shape, fmt.Errorf("its slot claims a name of %d bytes, an algorithm of %d, a shape of %d dimensions", names, algorithms, count)
+	}
+	at := textHeader
+	name, at = b[at:at+names], at+names
+	algorithm, at = b[at:at+algorithms], at+algorithms
+	for range count {
+		d := int64(binary.LittleEndian.Uint64(b[at:]))
+		if d < 0 || int64(int(d)) != d {
+			return nil, nil, shape, errors.New("its slot claims a shape that cannot be")
+		}
+		shape = append(shape, int(d))
+		at += 8
+	}
+	return name, algorithm, shape, nil
+}
+
+// within reports whether the place lies in one of the arenas, given by their lengths.
+func (p *place) within(arenas []uint64) bool {
+	if p.process == 0 || p.process > uint64(len(arenas)) {
+		return false
+	}
+	length := arenas[p.process-1]
+	return p.bytes <= length && p.offset <= length-p.bytes
+}
