@@ -214,7 +214,7 @@ func (e *endpoint) exchangeVerdict() error {
 		if peer < 0 {
 			continue
 		}
-		if err := e.g.lost(peer); err != nil && !e.move() {
+		if err := e.g.lost(peer); err != nil && !e.move() && (x.from == peer || x.to == peer) {
 			return e.gone(peer, err)
 		}
 	}

@@ -253,6 +253,8 @@ func (w *world) split(e *endpoint, id uint64, ranks []int) (transport.Endpoint, 
 		}
 	} else if g, err = newGroup(w, offset, worldly); err != nil {
 		return nil, err
+	} else {
+		g.first = e.g == w.root
 	}
 	if !g.head.list.CompareAndSwap(0, hash) && g.head.list.Load() != hash || g.block(at).state.Or(stateOpen) != 0 {
 		if i < 0 {
@@ -260,7 +262,6 @@ func (w *world) split(e *endpoint, id uint64, ranks []int) (transport.Endpoint, 
 		}
 		return nil, taken
 	}
-	g.first = e.g == w.root
 	if i < 0 {
 		w.groups = append(w.groups, g)
 	}
