@@ -1,9 +1,9 @@
 // Package shm connects the processes of one host through shared memory.
 //
 // [Open] makes a group of ranks, one or several per process. On Linux all ranks of the group are one domain: each
-// endpoint is a [transport.Marker], [transport.Allocator], [transport.Splitter] and [transport.Placer]. On other systems,
-// where processes cannot hand each other memory that vanishes with them, the ranks exchange frames over unix sockets,
-// through the same [Open].
+// endpoint is a [transport.Marker], [transport.Allocator], [transport.Splitter] and [transport.Placer]. On other systems, and
+// where a sandbox forbids shared memory (memfd_create), the ranks exchange frames over unix sockets, by the protocol of
+// package tcp; [HostID] then is empty.
 //
 // # What is shared
 //

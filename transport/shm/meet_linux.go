@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -64,7 +63,6 @@ type member struct {
 const (
 	protocolName = "lockstep shm"
 	messageMax   = 64 << 10
-	nonceBytes   = 16
 	helloTime    = 5 * time.Second // for a process that has dialled
 )
 
@@ -178,22 +176,6 @@ func quoted(v any) any {
 		return fmt.Sprintf("%q", s)
 	}
 	return v
-}
-
-func nonce() []byte {
-	b := make([]byte, nonceBytes)
-	rand.Read(b)
-	return b
-}
-
-// sign proves the knowledge of the token to the side that chose the nonce.
-func (c *Config) sign(side string, nonces ...[]byte) []byte {
-	mac := hmac.New(sha256.New, c.Token)
-	io.WriteString(mac, side)
-	for _, n := range nonces {
-		mac.Write(n)
-	}
-	return mac.Sum(nil)
 }
 
 // porch is where a process that listens receives the others.

@@ -17,8 +17,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+type opener = func(context.Context, shm.Config) ([]transport.Endpoint, error)
+
 // open makes a group of n ranks, of which each call of Open, which stands for a process, has some.
-func open(t *testing.T, n, perProcess int) []transport.Endpoint {
+func open(t *testing.T, open opener, n, perProcess int) []transport.Endpoint {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	out := make([]transport.Endpoint, n)
@@ -30,7 +32,7 @@ func open(t *testing.T, n, perProcess int) []transport.Endpoint {
 			cfg.Ranks = append(cfg.Ranks, r)
 		}
 		wg.Go(func() {
-			ends, err := shm.Open(ctx, cfg)
+			ends, err := open(ctx, cfg)
 			if err != nil {
 				t.Errorf("ranks %v: %v", cfg.Ranks, err)
 				return
@@ -51,7 +53,7 @@ func TestConformance(t *testing.T) {
 	for _, per := range []int{1, 2, 8} {
 		t.Run(fmt.Sprintf("per process=%d", per), func(t *testing.T) {
 			transporttest.Run(t, transporttest.Transport{
-				Open:      func(t *testing.T, n int) []transport.Endpoint { return open(t, n, per) },
+				Open:      func(t *testing.T, n int) []transport.Endpoint { return open(t, shm.Open, n, per) },
 				Domain:    transporttest.OneDomain,
 				Processes: true,
 			})

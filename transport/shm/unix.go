@@ -1,0 +1,210 @@
+package shm
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// Without shared memory the ranks exchange frames over unix sockets, with the protocol of package tcp. Every rank listens
+// at a path of its own, in a directory that only this user can enter.
+
+// openFrames is Open where there is no shared memory.
+func openFrames(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
+	dir, err := privateDir()
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(cfg.Name))
+	at := filepath.Join(dir, hex.EncodeToString(sum[:8]))
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ends := make([]transport.Endpoint, len(cfg.Ranks))
+	var wg sync.WaitGroup
+	for i, rank := range cfg.Ranks {
+		wg.Go(func() {
+			var err error
+			if ends[i], err = openRank(ctx, &cfg, at, rank); err != nil {
+				cancel(err) // the first one counts
+			}
+		})
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		for _, e := range ends {
+			if e != nil {
+				e.Close()
+			}
+		}
+		return nil, err
+	}
+	return ends, nil
+}
+
+// openRank joins one rank. Each is its own node, also if several are in one process: the others cannot know which are.
+func openRank(ctx context.Context, cfg *Config, at string, rank int) (transport.Endpoint, error) {
+	l, err := listenUnix(at + "-" + strconv.Itoa(rank))
+	if err != nil {
+		return nil, fmt.Errorf("shm: rank %d of %q: %w", rank, cfg.Name, err)
+	}
+	node, err := tcp.Listen(tcp.Config{
+		Listener: l,
+		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", at+"-"+strings.TrimPrefix(address, unixHost+":"))
+		},
+		Job:          cfg.Job,
+		Authenticate: cfg.authenticate,
+	})
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	addrs := make([]string, cfg.Size)
+	for r := range addrs {
+		addrs[r] = unixHost + ":" + strconv.Itoa(r)
+	}
+	ends, err := node.Group(ctx, tcp.GroupConfig{ID: cfg.Group, Epoch: cfg.Epoch, Addrs: addrs, Local: []int{rank}})
+	if err != nil {
+		node.Close()
+		return nil, fmt.Errorf("shm: rank %d of %q: %w", rank, cfg.Name, err)
+	}
+	return (&door{node: node}).end(ends[0]), nil
+}
+
+// unixHost stands for this host in the addresses of the ranks.
+const unixHost = "unix"
+
+// privateDir returns the directory of this user's sockets.
+func privateDir() (string, error) {
+	dir := filepath.Join(os.TempDir(), "lockstep-"+strconv.Itoa(os.Getuid()))
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", fmt.Errorf("shm: making a directory for sockets: %w", err)
+	}
+	if err := checkPrivate(dir); err != nil {
+		return "", err
+	}
+	return dir, nil
+}
+
+// listenUnix listens at the path. A socket that a process left there which is gone is removed.
+func listenUnix(path string) (net.Listener, error) {
+	l, err := net.Listen("unix", path)
+	if err == nil {
+		return l, nil
+	}
+	if c, dialErr := net.Dial("unix", path); dialErr == nil {
+		c.Close()
+		return nil, fmt.Errorf("another process on this host has opened it: %w", err)
+	}
+	if os.Remove(path) != nil {
+		return nil, err
+	}
+	return net.Listen("unix", path)
+}
+
+// authenticate lets both ends of a connection prove that they know the token.
+func (c *Config) authenticate(conn net.Conn, dialed bool, greeting []byte) error {
+	own, theirs := nonce(), make([]byte, nonceBytes)
+	side, other := "guest", "host"
+	if !dialed {
+		side, other = other, side
+	}
+	mac := make([]byte, sha256.Size)
+	if _, err := conn.Write(own); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(conn, theirs); err != nil {
+		return err
+	}
+	if _, err := conn.Write(c.sign(side, theirs, own, greeting)); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(conn, mac); err != nil {
+		return err
+	}
+	if !hmac.Equal(mac, c.sign(other, own, theirs, greeting)) {
+		return errors.New("shm: the other process has another token")
+	}
+	return nil
+}
+
+const nonceBytes = 16
+
+func nonce() []byte {
+	b := make([]byte, nonceBytes)
+	rand.Read(b)
+	return b
+}
+
+// sign proves the knowledge of the token: it says what only who knows it can say about the nonces of both sides.
+func (c *Config) sign(side string, parts ...[]byte) []byte {
+	mac := hmac.New(sha256.New, c.Token)
+	io.WriteString(mac, side)
+	for _, p := range parts {
+		mac.Write(p)
+	}
+	return mac.Sum(nil)
+}
+
+// door is a rank's node, which is closed with the last of the rank's ends.
+type door struct {
+	node *tcp.Node
+	open atomic.Int64
+}
+
+// unixEnd is a rank's end.
+type unixEnd struct {
+	tcpEnd
+	door   *door
+	closed atomic.Bool
+}
+
+// tcpEnd is what an end of package tcp can do.
+type tcpEnd interface {
+	transport.Poster
+	transport.Splitter
+	transport.Asker
+	transport.Placer
+}
+
+func (d *door) end(e transport.Endpoint) transport.Endpoint {
+	d.open.Add(1)
+	return &unixEnd{tcpEnd: e.(tcpEnd), door: d}
+}
+
+func (e *unixEnd) Transport() string { return "unix" }
+
+func (e *unixEnd) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	sub, err := e.tcpEnd.Split(id, ranks)
+	if err != nil {
+		return nil, err
+	}
+	return e.door.end(sub), nil
+}
+
+func (e *unixEnd) Close() error {
+	if e.closed.Swap(true) {
+		return nil
+	}
+	err := e.tcpEnd.Close()
+	if e.door.open.Add(-1) == 0 {
+		err = errors.Join(err, e.door.node.Close())
+	}
+	return err
+}

@@ -1,0 +1,18 @@
+package shm_test
+
+import (
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/transporttest"
+)
+
+// TestFrames: what is done where there is no shared memory.
+func TestFrames(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	transporttest.Run(t, transporttest.Transport{
+		Open:    func(t *testing.T, n int) []transport.Endpoint { return open(t, shm.OpenFrames, n, 2) },
+		Buffers: true,
+	})
+}
