@@ -130,11 +130,8 @@ func (e *endpoint) intern(b []byte) string {
 // Two verdicts are kept, by slot: a rank in call c+2 knows that c+1 has started, and so that all ranks have begun c+1,
 // having seen that c has started.
 
-// The verdicts of a call c are 2c + one of these.
-const (
-	verdictStarted = iota
-	verdictNever
-)
+// A verdict on call c is 2c, which means that it has started, or 2c + verdictNever.
+const verdictNever = 1
 
 // doubted reports whether the current call may never start.
 func (e *endpoint) doubted() bool {
@@ -144,20 +141,20 @@ func (e *endpoint) doubted() bool {
 
 // decide returns whether the current call, which is in doubt, has started; if not it never will.
 func (e *endpoint) decide() bool {
-	proposal := e.calls<<1 | verdictNever
-	if e.raised(-1, e.base+1) {
-		proposal = e.calls<<1 | verdictStarted
+	proposal := e.calls << 1
+	if !e.raised(-1, e.base+1) {
+		proposal |= verdictNever
 	}
 	word := &e.g.head.verdict[e.calls&1]
 	for {
 		was := word.Load()
 		switch at := was >> 1; {
 		case at == e.calls:
-			return was&1 == verdictStarted
+			return was&verdictNever == 0
 		case at > e.calls:
 			return true
 		case word.CompareAndSwap(was, proposal):
-			return proposal&1 == verdictStarted
+			return proposal&verdictNever == 0
 		}
 	}
 }

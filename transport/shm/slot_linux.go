@@ -93,12 +93,3 @@ func decodeText(b *[slotTextBytes]byte, shape []int) (name, algorithm []byte, di
 	}
 	return name, algorithm, shape, nil
 }
-
-// within reports whether the place lies in one of the arenas, given by their lengths.
-func (p *place) within(arenas []uint64) bool {
-	if p.process == 0 || p.process > uint64(len(arenas)) {
-		return false
-	}
-	length := arenas[p.process-1]
-	return p.bytes <= length && p.offset <= length-p.bytes
-}
