@@ -78,20 +78,27 @@ type Options struct {
 // same one. It must not change while the call runs.
 type Manifest struct {
 	Name  string // the tensor's name, or empty
-	Shape []int  // its shape; nil: a vector of the call's count
+	Shape []int  // shape of what the rank gives, or of what it gets if it gives nothing; nil: a vector. It is compared where it is the same on all ranks
 }
 
-// Call is one rank's part in a collective operation. Src and Dst belong to the library until the call has returned
-// (Do) or was awaited (Start); they may be the same memory, or disjoint, but must not overlap otherwise. After an
-// error the contents of Dst are undefined, and Src is intact unless it is Dst.
+// Call is one rank's part in an operation. Which elements a rank gives (Src) and gets (Dst), the table of package plan
+// says; a memory that has no part in the operation on this rank is ignored. Src and Dst belong to the library until the
+// call has returned (Do) or was awaited (Start). After an error the contents of Dst are undefined, and Src is intact unless it
+// is Dst.
+//
+// Src and Dst may be disjoint, or in place as NCCL has it: the same elements of the whole vector are the same memory.
+// So they are equal for AllReduce, Broadcast and Reduce; the Src of an AllGather or Gather is the rank's part of Dst; the Dst of
+// a ReduceScatter or Scatter is the rank's part of Src. An AllToAll cannot be in place. Local ranks may share one Dst in
+// an AllReduce, a Broadcast or an AllGather.
 type Call struct {
 	Op       Op
 	Reduce   ReduceOp      // for reductions
 	Type     DType         // of the elements
 	Src      tensor.Memory // what this rank gives
 	Dst      tensor.Memory // where this rank's result goes
-	Counts   []int         // elements by rank, for operations whose counts may differ; else nil: Src.Bytes / Type.Bytes()
-	Root     int           // for rooted operations
+	Counts   []int         // ReduceScatter, AllGather, Gather, Scatter: elements of each rank's part, the same on all ranks; nil: all parts are as long
+	Root     int           // Broadcast, Reduce, Gather, Scatter: the rank with a part of its own
+	Peer     int           // Send: who gets it; Recv: who gives it
 	Manifest *Manifest     // nil: nothing is known of the tensor
 	Options  *Options      // nil: everything inherited
 }
@@ -104,73 +111,273 @@ func (c *Call) name() string {
 	return c.Manifest.Name
 }
 
-// check returns the number of elements, or what is wrong with the call by itself.
+// pairwise reports whether the call is one of two ranks, not of all.
+func (c *Call) pairwise() bool { return c.Op == Send || c.Op == Recv }
+
+// mean reports whether the call ends with a division.
+func (c *Call) mean() bool { return c.Op.Reduces() && c.Reduce == Mean }
+
+// check returns how many elements the whole vector has, or what is wrong with the call by itself.
 func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 	if err := o.check(); err != nil {
 		return 0, err
 	}
-	if c.Counts != nil {
-		return 0, fmt.Errorf("field Counts is set for %v, which has one count", c.Op)
-	}
-	switch c.Op {
-	case AllReduce:
-		if !c.Type.IsNumeric() {
-			return 0, fmt.Errorf("a reduction of %v: want a numeric dtype", c.Type)
-		}
-		if c.Reduce > Prod {
-			return 0, fmt.Errorf("%v is no reduction", c.Reduce)
-		}
-		if c.Reduce == Mean && !c.Type.IsFloat() {
-			return 0, fmt.Errorf("a MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
-		}
-	case Broadcast:
-		if c.Type.Bytes() == 0 {
-			return 0, fmt.Errorf("a broadcast of %v, whose elements have no fixed size", c.Type)
-		}
-		if c.Root < 0 || c.Root >= size {
-			return 0, fmt.Errorf("root %d of %d ranks", c.Root, size)
-		}
-	case Barrier:
-		return 0, nil
-	default:
+	if c.Op == 0 || int(c.Op) >= len(roles) {
 		return 0, fmt.Errorf("%v is no operation", c.Op)
 	}
-	return c.checkMemory(c.Op == AllReduce || rank == c.Root)
+	if c.Op == Barrier {
+		return 0, c.checkCounts(size)
+	}
+	if err := errors.Join(c.checkType(), c.checkRanks(rank, size), c.checkCounts(size)); err != nil {
+		return 0, err
+	}
+	gives, gets := c.parts(rank)
+	if err := c.checkMemory(gives, gets); err != nil {
+		return 0, err
+	}
+	if count, err = c.measure(rank, size, gives, gets); err != nil {
+		return 0, err
+	}
+	return count, c.checkShape(gives)
 }
 
-// checkMemory does so for the memory; Src counts only if this rank gives something.
-func (c *Call) checkMemory(gives bool) (count int, err error) {
-	element := c.Type.Bytes()
-	count = c.Dst.Bytes / element
-	switch {
-	case gives && c.Src.Kind == tensor.Device || c.Dst.Kind == tensor.Device:
-		return 0, fmt.Errorf("memory of a device (Src %v, Dst %v): it must be readable by the processor", c.Src.Kind, c.Dst.Kind)
-	case gives && c.Src.Bytes != c.Dst.Bytes:
-		return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", c.Src.Bytes, c.Dst.Bytes)
-	case c.Dst.Bytes%element != 0:
-		return 0, fmt.Errorf("%d bytes in Dst, which are no whole number of %v elements", c.Dst.Bytes, c.Type)
-	case c.Dst.Bytes > 0 && c.Dst.Ptr == nil || gives && c.Src.Bytes > 0 && c.Src.Ptr == nil:
-		return 0, errors.New("a memory with bytes but without a pointer")
-	case gives && overlap(c.Src, c.Dst):
-		return 0, errors.New("memories Src and Dst overlap: want the same, or disjoint ones")
+func (c *Call) checkType() error {
+	if !c.Op.Reduces() {
+		if c.Type.Bytes() == 0 {
+			return fmt.Errorf("%s %v of %v, whose elements have no fixed size", article(c.Op.String()), c.Op, c.Type)
+		}
+		return nil
 	}
-	if m := c.Manifest; m != nil && m.Shape != nil {
-		n := 1
-		for _, d := range m.Shape {
-			n *= d
+	switch {
+	case !c.Type.IsNumeric():
+		return fmt.Errorf("a reduction of %v: want a numeric dtype", c.Type)
+	case c.Reduce > Prod:
+		return fmt.Errorf("%v is no reduction", c.Reduce)
+	case c.Reduce == Mean && !c.Type.IsFloat():
+		return fmt.Errorf("a MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
+	}
+	return nil
+}
+
+func article(noun string) string {
+	if noun[0] == 'a' {
+		return "an"
+	}
+	return "a"
+}
+
+func (c *Call) checkRanks(rank, size int) error {
+	switch {
+	case c.pairwise() && (c.Peer < 0 || c.Peer >= size):
+		return fmt.Errorf("peer %d of %d ranks", c.Peer, size)
+	case c.pairwise() && c.Peer == rank:
+		return fmt.Errorf("%v of rank %d with itself", c.Op, rank)
+	case c.Op.Rooted() && !c.pairwise() && (c.Root < 0 || c.Root >= size):
+		return fmt.Errorf("root %d of %d ranks", c.Root, size)
+	}
+	return nil
+}
+
+func (c *Call) checkCounts(size int) error {
+	switch {
+	case c.Counts == nil:
+		return nil
+	case !roles[c.Op].uneven:
+		return fmt.Errorf("field Counts is set for %v, which has one count", c.Op)
+	case len(c.Counts) != size:
+		return fmt.Errorf("%d Counts for %d ranks", len(c.Counts), size)
+	}
+	for r, n := range c.Counts {
+		if n < 0 {
+			return fmt.Errorf("%d elements for rank %d in Counts", n, r)
 		}
-		if n != count {
-			return 0, fmt.Errorf("shape %v of %q holds %d elements, Dst %d", m.Shape, m.Name, n, count)
+	}
+	return nil
+}
+
+// portion is how much of the whole vector a memory of a call holds.
+type portion uint8
+
+const (
+	nothing portion = iota
+	part            // the rank's part
+	whole
+)
+
+// roles says what each rank gives and gets, by operation: the layout table of package plan.
+var roles = [...]struct {
+	rootGives, rootGets portion // of operations without a root: every rank
+	gives, gets         portion
+	uneven              bool // parts may differ in length
+	apart               bool // Src and Dst must be disjoint
+}{
+	AllReduce:     {rootGives: whole, rootGets: whole, gives: whole, gets: whole},
+	Broadcast:     {rootGives: whole, rootGets: whole, gets: whole},
+	Barrier:       {},
+	Reduce:        {rootGives: whole, rootGets: whole, gives: whole},
+	ReduceScatter: {rootGives: whole, rootGets: part, gives: whole, gets: part, uneven: true},
+	AllGather:     {rootGives: part, rootGets: whole, gives: part, gets: whole, uneven: true},
+	Gather:        {rootGives: part, rootGets: whole, gives: part, uneven: true},
+	Scatter:       {rootGives: whole, rootGets: part, gets: part, uneven: true},
+	AllToAll:      {rootGives: whole, rootGets: whole, gives: whole, gets: whole, apart: true},
+	Send:          {rootGives: whole, gives: whole},
+	Recv:          {rootGets: whole, gets: whole},
+}
+
+// parts returns what this rank gives and gets.
+func (c *Call) parts(rank int) (gives, gets portion) {
+	r := &roles[c.Op]
+	if c.Op.Rooted() && rank != c.Root {
+		return r.gives, r.gets
+	}
+	return r.rootGives, r.rootGets
+}
+
+// sides returns the memories that have a part in the call on this rank.
+func (c *Call) sides(rank int) (src, dst tensor.Memory) {
+	gives, gets := c.parts(rank)
+	if gives != nothing {
+		src = c.Src
+	}
+	if gets != nothing {
+		dst = c.Dst
+	}
+	return src, dst
+}
+
+func (c *Call) checkMemory(gives, gets portion) error {
+	for _, side := range []struct {
+		name    string
+		memory  *tensor.Memory
+		portion portion
+	}{{"Src", &c.Src, gives}, {"Dst", &c.Dst, gets}} {
+		m := side.memory
+		switch {
+		case side.portion == nothing:
+		case m.Kind == tensor.Device:
+			return fmt.Errorf("memory of a device in %s: it must be readable by the processor", side.name)
+		case m.Bytes < 0 || m.Bytes%c.Type.Bytes() != 0:
+			return fmt.Errorf("%d bytes in %s, which are no whole number of %v elements", m.Bytes, side.name, c.Type)
+		case m.Bytes > 0 && m.Ptr == nil:
+			return fmt.Errorf("%d bytes in %s without a pointer", m.Bytes, side.name)
 		}
+	}
+	return nil
+}
+
+// measure returns the elements of the whole vector, as both memories and Counts say, and holds them against each other.
+func (c *Call) measure(rank, size int, gives, gets portion) (count int, err error) {
+	src, dst := c.Src.Bytes/c.Type.Bytes(), c.Dst.Bytes/c.Type.Bytes()
+	from, to := dst, gets // what count follows from
+	if gets == nothing {
+		from, to = src, gives
+	}
+	own := from
+	switch {
+	case c.Counts != nil:
+		own = c.Counts[rank]
+		for _, n := range c.Counts {
+			if count += n; count < 0 {
+				return 0, errors.New("the Counts add up to more than an int holds")
+			}
+		}
+	case to == part:
+		count = from * size
+	default:
+		count = from
+	}
+	if c.Counts == nil && (roles[c.Op].uneven || c.Op == AllToAll) {
+		if count%size != 0 {
+			return 0, fmt.Errorf("%d elements are not divisible among %d ranks%s", count, size, c.hint())
+		}
+		own = count / size
+	}
+	for _, side := range []struct {
+		name    string
+		has     int
+		portion portion
+	}{{"Src", src, gives}, {"Dst", dst, gets}} {
+		want := count
+		if side.portion == part {
+			want = own
+		}
+		if side.portion != nothing && side.has != want {
+			if gives == whole && gets == whole {
+				return 0, fmt.Errorf("%d bytes in Src and %d in Dst: want as many", c.Src.Bytes, c.Dst.Bytes)
+			}
+			return 0, fmt.Errorf("%d elements in %s of rank %d: want %d", side.has, side.name, rank, want)
+		}
+	}
+	if gives != nothing && gets != nothing {
+		return count, c.checkPlace(rank, size, gives, gets)
 	}
 	return count, nil
 }
 
-// overlap reports whether two memories share bytes without being the same.
+func (c *Call) hint() string {
+	if roles[c.Op].uneven {
+		return "; parts of other lengths need Counts"
+	}
+	return ""
+}
+
+// checkPlace holds Src and Dst against the in-place rule.
+func (c *Call) checkPlace(rank, size int, gives, gets portion) error {
+	if !overlap(c.Src, c.Dst) {
+		return nil
+	}
+	longer, shorter := c.Src, c.Dst
+	if gives == part {
+		longer, shorter = c.Dst, c.Src
+	}
+	at := 0
+	if gives != gets {
+		lo, _ := c.part(rank, size, longer.Bytes/c.Type.Bytes())
+		at = lo * c.Type.Bytes()
+	}
+	switch {
+	case roles[c.Op].apart:
+		return fmt.Errorf("memories Src and Dst overlap: want disjoint ones, %v cannot be in place", c.Op)
+	case uintptr(shorter.Ptr) == uintptr(longer.Ptr)+uintptr(at):
+		return nil
+	case gives != gets:
+		return fmt.Errorf("memories Src and Dst overlap: want disjoint ones, or the shorter one %d bytes after the start of the other", at)
+	}
+	return errors.New("memories Src and Dst overlap: want the same, or disjoint ones")
+}
+
+// part returns which elements of count are the rank's part.
+func (c *Call) part(rank, size, count int) (lo, hi int) {
+	if c.Counts == nil {
+		return count / size * rank, count / size * (rank + 1)
+	}
+	for _, n := range c.Counts[:rank] {
+		lo += n
+	}
+	return lo, lo + c.Counts[rank]
+}
+
+func (c *Call) checkShape(gives portion) error {
+	m := c.Manifest
+	if m == nil || m.Shape == nil {
+		return nil
+	}
+	memory, name := &c.Dst, "Dst"
+	if gives != nothing {
+		memory, name = &c.Src, "Src"
+	}
+	n := 1
+	for _, d := range m.Shape {
+		n *= d
+	}
+	if count := memory.Bytes / c.Type.Bytes(); n != count {
+		return fmt.Errorf("shape %v of %q holds %d elements, %s %d", m.Shape, m.Name, n, name, count)
+	}
+	return nil
+}
+
+// overlap reports whether two memories share bytes.
 func overlap(a, b tensor.Memory) bool {
 	lo, hi := uintptr(a.Ptr), uintptr(b.Ptr)
-	if lo == hi || a.Bytes == 0 || b.Bytes == 0 {
-		return false
-	}
-	return lo < hi+uintptr(b.Bytes) && hi < lo+uintptr(a.Bytes)
+	return a.Bytes > 0 && b.Bytes > 0 && lo < hi+uintptr(b.Bytes) && hi < lo+uintptr(a.Bytes)
 }

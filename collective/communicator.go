@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -15,25 +16,29 @@ import (
 // Calls have numbers, given when they start, and are carried out one at a time in that order: by the caller itself if it
 // is a Do, by the member's worker goroutine if it is a Start or part of a DoAll. turn is the number of the call that may run.
 type member struct {
-	team   *team
-	end    transport.Endpoint
-	marker transport.Marker // end, if it reaches all peers by memory
-	rank   int
-	local  int           // number among the team's local ranks
-	gone   chan struct{} // closed when the member is closed and no call runs any more
-	mine   chan struct{} // one token: it is the waiting Do's turn
-	work   chan struct{} // one token: the worker has something to do
+	team  *team
+	end   transport.Endpoint
+	site  site
+	rank  int
+	local int           // number among the team's local ranks
+	gone  chan struct{} // closed when the member is closed and no call runs any more
+	mine  chan struct{} // one token: it is the waiting Do's turn
+	work  chan struct{} // one token: the worker has something to do
 
 	executor // used by whoever's turn it is
 
-	pending atomic.Int64 // started calls that were not awaited
+	// For the other local ranks.
+	inside  atomic.Bool       // in a call in which they may touch each other's memory; see team.depart
+	shows   [2]unsafe.Pointer // Dst of the even and the odd collectives; read once all have entered
+	pending atomic.Int64      // started calls that were not awaited
 
 	mu       sync.Mutex
-	next     uint64 // number of the next call
+	next     uint64 // number of the next call, of whatever kind
+	numbers  numbers
 	turn     uint64
 	blocked  bool   // a Do or DoAll is in progress, or waits for its turn
 	direct   bool   // it is a Do
-	doing    uint64 // its number
+	doing    uint64 // its turn
 	queue    []*handle
 	free     []*handle // awaited
 	working  bool      // the worker runs
@@ -80,19 +85,53 @@ func (m *member) Properties() Properties {
 }
 
 func (m *member) Do(ctx context.Context, call *Call) error {
-	seq, ready, err := m.enter(call, blocking)
+	t, ready, err := m.enter(call, blocking)
 	if err != nil {
 		return err
 	}
 	if !ready {
-		m.block(ctx, m.mine, call, seq, "the calls started before")
+		m.block(ctx, m.mine, call, t, "the calls started before")
 	}
-	err = m.execute(ctx, call, seq, true)
+	err = m.execute(ctx, call, t, true)
 	m.finish(true)
 	if m.team.monitor != nil {
-		m.team.monitor.Leave(m.rank, seq, err)
+		m.team.monitor.Leave(m.rank, t.turn, err)
 	}
 	return err
+}
+
+// ticket is the place of a call among those of its rank.
+type ticket struct {
+	turn uint64 // among all
+	seq  uint64 // among the collectives, or the sends to one peer, or the receives from one: what its header says
+}
+
+// numbers counts calls by kind.
+type numbers [Recv + 1]counts
+
+// counts are of one kind, by peer; of collectives there is one.
+type counts []uint64
+
+func (c counts) of(peer int) uint64 {
+	if peer < len(c) {
+		return c[peer]
+	}
+	return 0
+}
+
+func (c *counts) at(peer int) *uint64 {
+	for len(*c) <= peer {
+		*c = append(*c, 0)
+	}
+	return &(*c)[peer]
+}
+
+// of returns the count that a call is in. A call with a peer that is none counts as a collective: it fails anyway.
+func (n *numbers) of(call *Call) *uint64 {
+	if call.pairwise() && call.Peer >= 0 {
+		return n[call.Op].at(call.Peer)
+	}
+	return n[0].at(0)
 }
 
 // manner is how a call is made.
@@ -105,11 +144,11 @@ const (
 )
 
 // enter gives a call its number and says whether it is its turn.
-func (m *member) enter(call *Call, how manner) (seq uint64, ready bool, err error) {
+func (m *member) enter(call *Call, how manner) (t ticket, ready bool, err error) {
 	m.mu.Lock()
 	if m.closing {
 		m.mu.Unlock()
-		return 0, false, m.errClosed()
+		return t, false, m.errClosed()
 	}
 	if how != started && m.blocked {
 		doing := m.doing
@@ -118,26 +157,28 @@ func (m *member) enter(call *Call, how manner) (seq uint64, ready bool, err erro
 			Kind: ErrBusy, Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: doing, Name: call.name(),
 			Err: fmt.Errorf("this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing),
 		}
-		return 0, false, m.team.fail(err, m.rank)
+		return t, false, m.team.fail(err, m.rank)
 	}
-	seq = m.next
+	number := m.numbers.of(call)
+	t = ticket{turn: m.next, seq: *number}
+	*number++
 	m.next++
-	ready = m.turn == seq
+	ready = m.turn == t.turn
 	if how != started {
-		m.blocked, m.doing, m.direct = true, seq, how == blocking
+		m.blocked, m.doing, m.direct = true, t.turn, how == blocking
 	}
 	m.mu.Unlock()
 	if m.team.monitor != nil {
-		m.team.monitor.Enter(m.rank, seq, call)
+		m.team.monitor.Enter(m.rank, t.turn, call)
 	}
-	return seq, ready, nil
+	return t, ready, nil
 }
 
 // block waits for the token, which comes without this goroutine's help: if need be because the end of ctx fails the
 // communicator. call and what say in the error what it waited for.
-func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, seq uint64, what string) {
+func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
 	if monitor := m.team.monitor; monitor != nil {
-		if err := monitor.Park(m.rank, seq); err != nil {
+		if err := monitor.Park(m.rank, t.turn); err != nil {
 			m.team.abort(asError(m, err))
 			<-token
 			return
@@ -149,7 +190,7 @@ func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, s
 	case <-ctx.Done():
 		end := endOf(ctx)
 		m.team.fail(&Error{
-			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: seq, Name: call.name(),
+			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: t.seq, Name: call.name(),
 			Err: fmt.Errorf("waiting for %s: %w", what, end),
 		}, m.rank)
 		<-token
@@ -166,7 +207,7 @@ func (m *member) finish(blocked bool) {
 	switch {
 	case m.blocked && m.direct && m.doing == m.turn:
 		m.mine <- struct{}{}
-	case len(m.queue) > 0 && m.queue[0].seq == m.turn:
+	case len(m.queue) > 0 && m.queue[0].turn == m.turn:
 		wake(m.work)
 	}
 	m.leaveLocked()

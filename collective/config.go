@@ -3,13 +3,16 @@ package collective
 import (
 	"fmt"
 	"log/slog"
+	"os"
+	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
 // Config sets up a communicator. The zero value works. All fields but Timeout, Stall, Monitor and Logger must be equal on
-// all ranks.
+// all ranks; a call of ranks that choose other algorithms is a mismatch.
 type Config struct {
 	// Name of the communicator in errors and logs. Default "world".
 	Name string
@@ -22,8 +25,12 @@ type Config struct {
 	// Order and Accumulate are the defaults of the calls' [Options]. Default Canonical and AccumulateDType.
 	Order      Order
 	Accumulate Accumulate
-	// Algorithm names the row of [plan.Algorithms] that carries out every call that names none itself. Default: the chooser decides.
+	// Algorithm names the row of [plan.Algorithms] that carries out the calls that name none themselves: "row" for all calls
+	// that it can carry out, or "operation:row,operation:row", as in "all_reduce:direct". Default: the environment variable
+	// LOCKSTEP_ALGORITHM, in the same form, then the chooser decides.
 	Algorithm string
+	// Chooser is the table by which algorithms are chosen. Default [chooser.Default].
+	Chooser *chooser.Table
 	// Monitor watches the calls. Default none.
 	Monitor Monitor
 	// Logger gets the warnings. Default slog.Default().
@@ -55,11 +62,61 @@ func (c Config) filled() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	o := Options{Order: c.Order, Accumulate: c.Accumulate, Algorithm: c.Algorithm}
+	if c.Chooser == nil {
+		c.Chooser = chooser.Default()
+	}
+	source := "Algorithm"
+	if c.Algorithm == "" {
+		c.Algorithm, source = os.Getenv("LOCKSTEP_ALGORITHM"), "LOCKSTEP_ALGORITHM"
+	}
+	if _, err := parsePreference(c.Algorithm); err != nil {
+		return c, fmt.Errorf("collective: configuration of %q: %s: %w", c.Name, source, err)
+	}
+	o := Options{Order: c.Order, Accumulate: c.Accumulate}
 	if err := o.check(); err != nil {
 		return c, fmt.Errorf("collective: configuration of %q: %w", c.Name, err)
 	}
 	return c, nil
+}
+
+// preference is which rows a configuration asks for.
+type preference struct {
+	all string                // for every operation that it can carry out
+	of  [plan.Recv + 1]string // by operation: it must carry it out
+}
+
+// parsePreference reads the form of [Config.Algorithm].
+func parsePreference(text string) (preference, error) {
+	var p preference
+	if text == "" {
+		return p, nil
+	}
+	for _, entry := range strings.Split(text, ",") {
+		name, row, of := strings.Cut(strings.TrimSpace(entry), ":")
+		if !of {
+			name, row = "", name
+		}
+		if _, ok := plan.FindAlgorithm(row); !ok {
+			return p, noAlgorithm(row)
+		}
+		op := AllReduce
+		for of && op < Send && op.String() != name {
+			op++
+		}
+		switch {
+		case !of:
+			p.all = row
+		case op == Send:
+			return p, fmt.Errorf("%q is no collective operation: want one such as %q", name, AllReduce)
+		default:
+			p.of[op] = row
+		}
+	}
+	return p, nil
+}
+
+func noAlgorithm(name string) error {
+	return fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(chooser.Names(), ", "))
 }
 
 // check returns what is wrong with the options by themselves.
@@ -72,7 +129,7 @@ func (o *Options) check() error {
 	}
 	if o.Algorithm != "" {
 		if _, ok := plan.FindAlgorithm(o.Algorithm); !ok {
-			return fmt.Errorf("no algorithm %q: want %s", o.Algorithm, algorithmNames())
+			return noAlgorithm(o.Algorithm)
 		}
 	}
 	return nil
@@ -80,7 +137,7 @@ func (o *Options) check() error {
 
 // of returns the options of one call: its own, then the communicator's.
 func (c *Config) of(call *Call) Options {
-	o := Options{Timeout: c.Timeout, Order: c.Order, Accumulate: c.Accumulate, Algorithm: c.Algorithm}
+	o := Options{Timeout: c.Timeout, Order: c.Order, Accumulate: c.Accumulate}
 	if p := call.Options; p != nil {
 		if p.Timeout != 0 {
 			o.Timeout = p.Timeout

@@ -67,7 +67,7 @@ func TestDiffer(t *testing.T) {
 		"count":             {func(h *transport.Header) { h.Count++ }, known, "the counts differ"},
 		"name":              {func(h *transport.Header) { h.Names++ }, &label{name: "b", shape: []int{3}}, "the names differ"},
 		"shape":             {func(h *transport.Header) { h.Names++ }, &label{name: "w", shape: []int{4}}, "the shapes differ"},
-		"names, not known":  {func(h *transport.Header) { h.Names++ }, nil, "the names or shapes differ"},
+		"names, not known":  {func(h *transport.Header) { h.Names++ }, nil, "the names, shapes or counts by rank differ"},
 		"count, not known":  {func(h *transport.Header) { h.Names++; h.Count++ }, nil, "the counts differ"},
 		"order":             {func(h *transport.Header) { h.Order = uint8(Any) << 4 }, known, "the orders of reduction differ: any and canonical"},
 		"accumulate":        {func(h *transport.Header) { h.Order |= uint8(AccumulateFloat32) }, known, "the accumulation types differ: float32 and the dtype"},
@@ -110,17 +110,17 @@ func TestNamesHash(t *testing.T) {
 		{Name: "w", Shape: []int{3, 2}},
 		{Name: "w", Shape: []int{1, 2, 3}},
 	} {
-		h := namesHash(m, 6)
+		h := namesHash(&Call{Manifest: m}, 6, fieldShape)
 		if other, ok := seen[h]; ok {
 			t.Errorf("%+v and %+v have the hash %#x", m, other, h)
 		}
 		seen[h] = m
 	}
-	if a, b := namesHash(&Manifest{Name: "w"}, 6), namesHash(&Manifest{Name: "w", Shape: []int{6}}, 6); a != b {
+	if a, b := namesHash(&Call{Manifest: &Manifest{Name: "w"}}, 6, fieldShape), namesHash(&Call{Manifest: &Manifest{Name: "w", Shape: []int{6}}}, 6, fieldShape); a != b {
 		t.Errorf("no shape hashes to %#x, the vector that it means to %#x", a, b)
 	}
 	const want = 0x56a201b193c8d318
-	if got := namesHash(&Manifest{Name: "layers/0/kernel", Shape: []int{784, 512}}, 784*512); got != want {
+	if got := namesHash(&Call{Manifest: &Manifest{Name: "layers/0/kernel", Shape: []int{784, 512}}}, 784*512, fieldShape); got != want {
 		t.Errorf("the hash that crosses the wire changed: %#x, was %#x", got, uint64(want))
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -17,64 +17,74 @@ import (
 // has failed, and the garbage collector gets its turn even if the loops are assembly.
 const segmentBytes = 256 << 10
 
-// executor carries out one rank's plans. One goroutine at a time uses it. It keeps what calls need, so that a call like an
+// executor carries out one rank's calls. One goroutine at a time uses it. It keeps what calls need, so that a call like an
 // earlier one allocates nothing.
 type executor struct {
-	m     *member
-	wait  waiter
-	plans map[planKey][]plan.Step
+	m    *member
+	wait waiter
+
+	plans   map[planKey]*planned
+	last    *planned // of the last call, and its key
+	lastKey planKey
 
 	// Of the current call.
-	header transport.Header
-	labels [2]label // of the odd and the even calls
-	sent   []uint32 // frames by receiver, since the beginning
-	got    []uint32 // frames by sender
+	header  transport.Header
+	texts   [3]text // of the even and the odd collectives, and of calls of two ranks
+	current *text   // one of these
+	asked   bool    // peers may ask for the texts, on other goroutines
+	textMu  sync.Mutex
+	heard   []uint64 // by peer: number of the last call of which a frame came, and 1
+
+	work   work
+	half   plan.Step // of a call of two ranks
+	begun  numbers   // calls that were carried out, the current one among them
+	sent   []uint32  // frames by receiver, since the beginning
+	got    []uint32  // frames by sender
+	poster transport.Poster
+	odd    oddFrame // that judge refused
 
 	behind   []int // early: the ranks that have not entered
 	scratch  *kernel.Scratch
 	src, dst []unsafe.Pointer // Combine: the sources by rank, the distinct destinations
-	stage    buffer           // the result, where Dst may be shared by ranks that exchange messages
-	wide     buffer           // Work in float32
-	received buffer           // one segment
+	shadow   buffer           // the result, where other local ranks have the same Dst
+	own      buffer           // Work where it is not Dst
+	private  buffer           // Scratch
+	received [transport.PostsMax]buffer
+	given    [transport.PostsMax]buffer // frames of another type than their memory
+	wide     buffer                     // Combine: blocks in the type of partial sums
+	blocks   []unsafe.Pointer           // where they begin
+	sum      []unsafe.Pointer           // and the one of their sum
 }
-
-// planKey is everything that a plan depends on.
-type planKey struct {
-	algorithm string
-	op        Op
-	mean      bool
-	count     int
-	root      int
-	order     Order
-}
-
-// plansMax bounds the plans that a member remembers. A model has fewer distinct calls; one that has more pays for
-// generating plans now and then.
-const plansMax = 512
 
 func (x *executor) open(m *member) {
 	x.m = m
 	x.wait.m = m
-	x.plans = map[planKey][]plan.Step{}
+	x.plans = map[planKey]*planned{}
 	x.sent, x.got = make([]uint32, m.team.size), make([]uint32, m.team.size)
-	if marker, ok := m.end.(transport.Marker); ok {
-		m.marker = marker
-		x.src = make([]unsafe.Pointer, m.team.size)
-		x.dst = make([]unsafe.Pointer, 0, m.team.size)
-		x.scratch = kernel.NewScratch(m.team.size)
-	}
+	x.heard = make([]uint64, m.team.size)
+	m.site = findSite(m.end)
+	n := len(m.site.domain)
+	x.src = make([]unsafe.Pointer, 0, n)
+	x.dst = make([]unsafe.Pointer, 0, n)
+	x.scratch = kernel.NewScratch(n)
+	x.poster, _ = m.end.(transport.Poster)
 	m.end.Inspect(x.judge)
+	if asker, ok := m.end.(transport.Asker); ok {
+		x.asked = true
+		asker.Answer(x.answer)
+	}
 }
 
 // execute carries out a call and returns its error, which is the team's cause if it failed.
-func (x *executor) execute(ctx context.Context, call *Call, seq uint64, user bool) error {
+func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool) error {
 	m := x.m
 	if err := m.team.cause(); err != nil {
 		return err
 	}
-	x.wait.begin(ctx, call, seq, user)
-	count, opts, steps, err := x.prepare(call)
-	x.label(call, seq, count, &opts)
+	x.wait.begin(ctx, call, t, user)
+	*x.begun.of(call)++
+	opts := m.team.cfg.of(call)
+	count, p, err := x.prepare(call, &opts)
 	if err != nil {
 		return m.team.fail(m.failure(ErrInvalid, err), m.rank)
 	}
@@ -83,88 +93,78 @@ func (x *executor) execute(ctx context.Context, call *Call, seq uint64, user boo
 		return m.team.fail(m.failure(end.kind(), fmt.Errorf("before the call began: %w", end)), m.rank)
 	}
 	x.wait.timeout = opts.Timeout
-	x.header = fingerprint(m.team, seq, call, count, &opts)
-	err = x.run(call, count, &opts, steps)
-	clear(x.src)
-	clear(x.dst)
-	switch {
-	case err == nil:
+	x.note(call, t.seq, count, &opts, p)
+	if call.pairwise() {
+		err = x.pair(call, count)
+	} else {
+		err = x.run(call, count, &opts, p)
+	}
+	if err == nil {
 		return nil
-	case errors.Is(err, errFailed):
-		<-m.team.done
-		return m.team.err
-	default:
-		return x.fail(err)
 	}
+	err = x.fail(err)
+	x.quit(call)
+	return err
 }
 
-// prepare checks the call by itself and finds its plan.
-func (x *executor) prepare(call *Call) (count int, o Options, steps []plan.Step, err error) {
-	o = x.m.team.cfg.of(call)
-	if count, err = call.check(x.m.rank, x.m.team.size, &o); err != nil {
-		return count, o, nil, err
+// quit leaves a failed call: when it returns, no local rank touches this one's memory any more.
+func (x *executor) quit(call *Call) {
+	m := x.m
+	if m.site.whole {
+		return
 	}
-	key := planKey{o.Algorithm, call.Op, call.Op == AllReduce && call.Reduce == Mean, count, call.Root, o.Order}
-	if steps, ok := x.plans[key]; ok {
-		return count, o, steps, nil
-	}
-	p := Problem{Op: call.Op, Reduce: call.Reduce, Size: x.m.team.size, Count: count, Root: call.Root, Order: o.Order}
-	if call.Op != Broadcast {
-		p.Root = 0
-	}
-	reach := transport.Messages
-	if x.m.marker != nil {
-		reach = transport.Memory
-	}
-	a, err := choose(p, reach, o.Algorithm)
-	if err != nil {
-		return count, o, nil, err
-	}
-	if len(x.plans) >= plansMax {
-		clear(x.plans)
-	}
-	steps = slices.Collect(a.Steps(p, x.m.rank))
-	x.plans[key] = steps
-	return count, o, steps, nil
+	m.team.depart(m)
+	src, dst := call.sides(m.rank)
+	m.end.Retire(src)
+	m.end.Retire(dst)
 }
 
-// label remembers what the call is, for errors, here and on ranks that see its slot. There are two, as there are two slots.
-func (x *executor) label(call *Call, seq uint64, count int, o *Options) {
-	l := &x.labels[seq&1]
-	l.name, l.algo, l.shape = "", o.Algorithm, l.shape[:0]
-	if call.Manifest != nil {
-		l.name = call.Manifest.Name
-		if call.Manifest.Shape != nil {
-			l.shape = append(l.shape, call.Manifest.Shape...)
-			return
-		}
-	}
-	l.shape = append(l.shape, count)
-}
-
-// fail settles what a failed wait means for the team.
+// fail settles what a failed wait means for the team, and returns the team's cause.
 func (x *executor) fail(err error) error {
 	m := x.m
+	if errors.Is(err, errFailed) {
+		<-m.team.done
+		return m.team.err
+	}
 	if v := (*verdict)(nil); errors.As(err, &v) {
 		m.team.abort(asError(m, v.err))
 		<-m.team.done
 		return m.team.err
 	}
+	if errors.Is(err, transport.ErrInterrupted) {
+		if err = x.interrupted(); errors.Is(err, errFailed) {
+			return x.fail(err)
+		}
+	}
+	return m.team.fail(x.diagnose(err), m.rank)
+}
+
+// diagnose says what an error of the transport is.
+func (x *executor) diagnose(err error) error {
+	m := x.m
 	e := (*Error)(nil)
 	down := (*transport.PeerDown)(nil)
 	switch {
 	case errors.As(err, &e):
+		return err
+	case errors.Is(err, errOdd):
+		h := x.odd.header
+		return m.mismatched(x.odd.peer, &h, x.labelOf(x.odd.peer, &h))
 	case errors.As(err, &down):
-		e = m.failure(ErrPeerLost, err)
+		if failure := (*transport.Failure)(nil); errors.As(down.Err, &failure) {
+			if told, ok := decodeFailure(failure.Reason); ok {
+				return told
+			}
+		}
+		e = m.failure(ErrPeerLost, down)
 		e.Peers = []int{down.Rank}
+		return e
 	case errors.Is(err, transport.ErrSize):
-		e = m.failure(ErrMismatch, err)
+		return m.failure(ErrMismatch, err)
 	case errors.Is(err, transport.ErrClosed):
-		e = m.failure(ErrClosed, err)
-	default:
-		e = m.failure(ErrAborted, err)
+		return m.failure(ErrClosed, err)
 	}
-	return m.team.fail(e, m.rank)
+	return m.failure(ErrAborted, err)
 }
 
 // failure returns an error of the current call.
@@ -184,189 +184,221 @@ func (m *member) missing() []int {
 		return []int{w.to}
 	case w.from >= 0:
 		return []int{w.from}
-	case m.marker != nil && w.mark >= 0:
-		return m.marker.Behind(w.mark, nil)
+	case w.mark >= 0 && w.of >= 0:
+		return []int{w.of}
+	case w.mark >= 0:
+		return m.site.marker.Behind(w.mark, nil)
 	}
 	return nil
 }
 
 // run carries out the plan of a checked call.
 //
-// Where all peers are reached by memory, every call begins with mark 0, whatever its plan: until then a rank may
-// withdraw; from then on all ranks are in the library, and the call runs to its end on each. A rank that finds the
+// In a domain of several ranks every call begins with mark 0, whatever its plan: until then a rank may withdraw, and then
+// the call never starts. If all ranks are in one process, it runs to its end on each from then on: a rank that finds the
 // communicator aborted leaves out the work that is left, and says so (torn) before it raises its last mark, so that all
-// ranks agree on the outcome.
-func (x *executor) run(call *Call, count int, o *Options, steps []plan.Step) error {
+// ranks agree on the outcome. Otherwise every wait can end early, and a rank that leaves so waits until no local rank
+// touches its memory any more (see [team.depart]).
+func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 	m := x.m
-	w := work{x: x, call: call, count: count, acc: call.Type, mean: call.Op == AllReduce && call.Reduce == Mean}
-	if o.Accumulate == AccumulateFloat32 && call.Op == AllReduce && call.Type.Bytes() == 2 && call.Type.IsFloat() {
-		w.acc = tensor.Float32
+	if err := x.begin(); err != nil {
+		return err
 	}
-	w.inMemory = len(steps) > 0 && steps[0].Kind == plan.Signal
-	if m.marker != nil {
-		if err := x.meet(call, w.inMemory); err != nil {
-			return err
+	w := &x.work
+	*w = work{x: x, call: call, count: count, acc: partialType(call, o), wire: partialType(call, o), mean: call.mean()}
+	w.src, w.dst = call.sides(m.rank)
+	var err error
+	switch {
+	case m.site.marker != nil:
+		err = x.together(w, p, o.Algorithm)
+	default:
+		w.assign(&p.open, m.team.local > 1)
+		if err = w.steps(p.open.steps); err == nil {
+			w.deliver()
 		}
 	}
-	if !w.inMemory {
-		w.assign()
+	if err == nil {
+		x.end()
 	}
-	for i := range steps {
-		if err := w.step(&steps[i]); err != nil {
-			return err
-		}
-	}
-	if w.inMemory {
-		if m.team.torn.Load() {
+	return err
+}
+
+// begin enters a call that may touch memory of other ranks, or fails if a peer is known to be gone.
+func (x *executor) begin() error {
+	m := x.m
+	if !m.site.whole {
+		m.inside.Store(true)
+		if m.team.fate.Load() != sound { // looked at after that mark was set: see team.depart
 			return errFailed
 		}
-		return nil
+	}
+	return x.down()
+}
+
+// down looks whether a peer is gone without which the call cannot end well. One that has closed its end may have done its
+// part in a call by frames; it cannot have entered one in memory.
+func (x *executor) down() error {
+	m := x.m
+	for {
+		select {
+		case down := <-m.end.Down():
+			if !errors.Is(down.Err, transport.ErrClosed) || m.site.marker != nil && m.site.in(down.Rank) && !x.wait.call.pairwise() {
+				return lost(down)
+			}
+		default:
+			return nil
+		}
+	}
+}
+
+// lost is a peer's end as an error. (It keeps what comes from the channel off the heap as long as nothing does.)
+func lost(down transport.PeerDown) error { return &down }
+
+// end leaves a call that ended well.
+func (x *executor) end() {
+	m := x.m
+	if m.site.whole {
+		return
+	}
+	m.inside.Store(false)
+	if m.team.fate.Load() != sound {
+		m.team.departed()
+	}
+}
+
+// together carries out a plan in a domain.
+func (x *executor) together(w *work, p *planned, named string) error {
+	m := x.m
+	script := &p.open
+	slot := x.slot(w.call)
+	half := int(x.header.Seq & 1)
+	w.half = half
+	m.shows[half] = w.dst.Ptr
+	m.site.marker.Publish(slot)
+	done := 0
+	if !script.reaches { // nothing that the peers show can change the plan
+		done = script.early
+		w.assign(script, m.team.local > 1 && !script.tame)
+		if err := w.steps(script.steps[:done]); err != nil {
+			return err
+		}
+	}
+	if err := x.meet(); err != nil {
+		return err
+	}
+	shared := m.team.local > 1 && m.team.share(m, half)
+	switch {
+	case script.reaches:
+		if x.hidden() || !script.joint && x.aliased() {
+			var err error
+			if script, err = x.hide(p, named); err != nil {
+				return m.failure(ErrInvalid, err)
+			}
+			if script.early != 1 || script.steps[0].Kind != plan.Signal {
+				w.offset = 1
+			}
+		}
+		w.joint = script.joint
+		w.assign(script, shared && !script.joint)
+	case shared && script.tame:
+		w.assign(script, true)
+	}
+	if err := w.steps(script.steps[done:]); err != nil {
+		return err
+	}
+	if m.site.whole && m.team.torn.Load() {
+		return errFailed
 	}
 	w.deliver()
 	return nil
 }
 
-// meet enters a call in memory and returns when all ranks have entered it and their calls agree.
-func (x *executor) meet(call *Call, inMemory bool) error {
-	m := x.m
-	select {
-	case down := <-m.end.Down():
-		return &down // it cannot have entered this call
-	default:
+// hidden reports whether a rank of the domain has memory in the call that not all of the domain reach.
+func (x *executor) hidden() bool {
+	for _, r := range x.m.site.domain {
+		if s := x.m.site.marker.Peer(r); s.Src.Bytes > 0 && s.Src.Ptr == nil || s.Dst.Bytes > 0 && s.Dst.Ptr == nil {
+			return true
+		}
 	}
-	l := &x.labels[x.header.Seq&1]
-	slot := transport.Slot{Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo}
-	if inMemory {
-		slot.Src, slot.Dst = call.Src, call.Dst
+	return false
+}
+
+// aliased reports whether two ranks of the domain have one Dst.
+func (x *executor) aliased() bool {
+	domain, marker := x.m.site.domain, x.m.site.marker
+	for i, r := range domain {
+		dst := marker.Peer(r).Dst.Ptr
+		for _, other := range domain[:i] {
+			if dst != nil && marker.Peer(other).Dst.Ptr == dst {
+				return true
+			}
+		}
 	}
-	m.marker.Publish(slot)
+	return false
+}
+
+// meet returns when all ranks of the domain have entered the call and their calls agree.
+func (x *executor) meet() error {
 	if err := x.signal(0); err != nil {
 		return err
 	}
-	if err := x.await(0); err != nil {
+	if err := x.await(-1, 0); err != nil {
 		return err
 	}
 	return x.compare()
 }
 
-func (x *executor) signal(mark int) error {
-	if x.m.marker.Signal(mark) != nil {
-		return x.interrupted()
-	}
-	return nil
-}
+func (x *executor) signal(mark int) error { return x.m.site.marker.Signal(mark) }
 
-// await waits for a mark. The wait for mark 0 can be ended, and then one atomic in the transport decides: either this rank
-// withdraws and the call never starts, or it has started, whatever ended the wait, and goes on.
-func (x *executor) await(mark int) error {
-	x.wait.mark = mark
+// await waits for a mark of a rank, or of all. The wait for mark 0 can be ended, and then one atomic in the transport
+// decides: either this rank withdraws and the call never starts, or it has started, whatever ended the wait.
+func (x *executor) await(rank, mark int) error {
+	m := x.m
+	x.wait.mark, x.wait.of = mark, rank
 	for {
-		err := x.m.marker.Await(&x.wait, -1, mark)
+		err := m.site.marker.Await(&x.wait, rank, mark)
 		switch {
 		case err == nil:
-			x.wait.firm, x.wait.mark = true, -1
+			x.wait.firm, x.wait.mark = m.site.whole, -1
 			return nil
-		case errors.Is(err, transport.ErrInterrupted):
-			return x.interrupted()
-		case mark > 0:
+		case errors.Is(err, transport.ErrInterrupted) || mark > 0:
 			return err
 		}
-		x.m.team.leaving.Add(1)
-		if x.m.marker.Withdraw() {
+		m.team.leaving.Add(1)
+		if m.site.marker.Withdraw() {
 			return err
 		}
-		x.m.team.leaving.Add(-1)
+		m.team.leaving.Add(-1)
+		if !m.site.whole {
+			return err
+		}
 		x.wait.firm = true
 	}
 }
 
 // interrupted says why the current call can never start: a rank has withdrawn, or a team has failed. If it is this team,
-// its cause is there or on its way. Else it is another one over the same transport, whose cause is not known here.
+// its cause is there or on its way. Else it is another one over the same transport, which is telling its cause.
 func (x *executor) interrupted() error {
 	t := x.m.team
 	if t.local == t.size || t.leaving.Load() > 0 || t.fate.Load() != sound {
 		return errFailed
 	}
-	return x.m.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
-}
-
-// early holds the calls of the peers that have entered the current call against this rank's, so that a mismatch is found
-// without those that have not: their slots, or where there are none what local peers have blocked in. It is called before
-// a wait blocks.
-func (m *member) early() error {
-	if m.marker == nil {
-		return m.team.meet(m)
-	}
-	if m.wait.mark != 0 {
-		return nil
-	}
-	m.behind = m.marker.Behind(0, m.behind[:0])
-	behind := m.behind
-	for peer := range m.team.size {
-		if !slices.Contains(behind, peer) && m.marker.Peer(peer).Header != m.header {
-			return m.mismatch(func(r int) bool { return !slices.Contains(behind, r) })
+	timer := time.NewTimer(causeWait)
+	defer timer.Stop()
+	for {
+		select {
+		case down := <-x.m.end.Down():
+			if errors.Is(down.Err, transport.ErrClosed) {
+				continue
+			}
+			return lost(down)
+		case <-t.done:
+			return errFailed
+		case <-timer.C:
+			return x.m.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))
 		}
 	}
-	return nil
 }
 
-// compare holds all ranks' slots against this rank's.
-func (x *executor) compare() error {
-	for peer := range x.m.team.size {
-		if x.m.marker.Peer(peer).Header != x.header {
-			return x.m.mismatch(func(int) bool { return true })
-		}
-	}
-	return nil
-}
-
-// mismatch says which of the ranks that are here call what, from their slots: the first rank here speaks for all that
-// agree with it, then the first that does not.
-func (m *member) mismatch(here func(rank int) bool) error {
-	var calls []agreed
-	for r := range m.team.size {
-		if !here(r) {
-			continue
-		}
-		slot := m.marker.Peer(r)
-		at := slices.IndexFunc(calls, func(g agreed) bool { return g.slot.Header == slot.Header })
-		if at < 0 {
-			calls = append(calls, agreed{slot: slot})
-			at = len(calls) - 1
-		}
-		calls[at].ranks = append(calls[at].ranks, r)
-	}
-	if len(calls) < 2 {
-		return nil
-	}
-	first := calls[0]
-	var text string
-	var peers []int
-	for _, g := range calls[1:] {
-		text += g.text() + ", "
-		peers = append(peers, g.ranks...)
-	}
-	second := calls[1]
-	err := m.failure(ErrMismatch, fmt.Errorf("%s%s: %s", text, first.text(),
-		differ(&first.slot.Header, &second.slot.Header, first.label(), second.label())))
-	err.Peers = peers
-	return err
-}
-
-// agreed is the ranks that make the same call.
-type agreed struct {
-	ranks []int
-	slot  *transport.Slot
-}
-
-func (g *agreed) label() *label {
-	return &label{name: g.slot.Name, shape: g.slot.Shape, algo: g.slot.Algorithm}
-}
-
-func (g *agreed) text() string {
-	verb := "calls"
-	if len(g.ranks) > 1 {
-		verb = "call"
-	}
-	return fmt.Sprintf("%s %s %s", ranksText(g.ranks), verb, describe(&g.slot.Header, g.label()))
-}
+// causeWait is how long a rank waits to be told why a call cannot start. It is told at once, or never.
+const causeWait = time.Second

@@ -388,8 +388,8 @@ func TestInvalidCalls(t *testing.T) {
 		{"nowhere", func(c *collective.Call) { c.Src = tensor.Memory{Bytes: 32} }, "without a pointer"},
 		{"root", func(c *collective.Call) { c.Op, c.Root = collective.Broadcast, 2 }, "root 2 of 2 ranks"},
 		{"counts", func(c *collective.Call) { c.Counts = []int{4, 4} }, "field Counts is set for all_reduce"},
-		{"shape", func(c *collective.Call) { c.Manifest = &collective.Manifest{Name: "w", Shape: []int{3, 3}} }, `shape [3 3] of "w" holds 9 elements, Dst 8`},
-		{"algorithm", func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "magic"} }, `no algorithm "magic": want "direct" or`},
+		{"shape", func(c *collective.Call) { c.Manifest = &collective.Manifest{Name: "w", Shape: []int{3, 3}} }, `shape [3 3] of "w" holds 9 elements, Src 8`},
+		{"algorithm", func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "magic"} }, `no algorithm "magic": want one of direct,`},
 		{"order", func(c *collective.Call) { c.Options = &collective.Options{Order: 9} }, "order 9 is none"},
 		{"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} }, "accumulation type 9 is none"},
 	} {
@@ -416,9 +416,9 @@ func TestInvalidCalls(t *testing.T) {
 }
 
 func TestDirectNeedsMemory(t *testing.T) {
-	g := modes[2].opened(t, 2, collective.Config{Algorithm: "direct"})
+	g := modes[2].opened(t, 2, collective.Config{Algorithm: "barrier:direct"})
 	errs := each(g, func(c collective.Communicator) error { return c.Do(background, barrier()) })
-	same(t, errs, collective.ErrInvalid, "direct: it works in the peers' memory, and not all are reached so")
+	same(t, errs, collective.ErrInvalid, "algorithm direct: ")
 }
 
 // TestBusy: two goroutines on one communicator.
@@ -694,8 +694,8 @@ func TestGroupsOfOneRankEach(t *testing.T) {
 						t.Errorf("rank %d: %v, want %v", rank, err, want)
 					}
 				}
-				if waited := time.Since(start); waited != 2*time.Second {
-					t.Errorf("it took %v, want the two seconds that rank 0 slept", waited)
+				if waited := time.Since(start); waited > 3*time.Second {
+					t.Errorf("it took %v, want the two seconds that rank 0 slept and at most one until it is told why", waited)
 				}
 			})
 		})

@@ -10,39 +10,75 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Every frame and slot carries a header that says which call it belongs to; the receiver holds it against its own. All
-// fields must agree for all operations of this package: the number of the call, the operation, the reduction, the
-// dtype, the root, the count, names and shapes, the order with the accumulation type, and the algorithm. A field
-// without meaning for an operation is 0 in its headers.
+// Every frame and slot carries a header that says which call it belongs to; the receiver holds it against its own.
 
-// fingerprint returns the header of a checked call.
-func fingerprint(t *team, seq uint64, call *Call, count int, o *Options) transport.Header {
-	h := transport.Header{
-		Epoch: t.cfg.Epoch,
-		Comm:  t.id,
-		Seq:   seq,
-		Op:    uint8(call.Op),
-		Names: namesHash(call.Manifest, count),
-		Plan:  uint32(hashString(hashSeed, o.Algorithm)),
+// field is a part of a call that all ranks must agree on.
+type field uint16
+
+const (
+	fieldReduce field = 1 << iota
+	fieldType
+	fieldRoot
+	fieldCount  // elements of the whole vector
+	fieldCounts // of each rank, if they are given
+	fieldName
+	fieldShape // of the ranks' tensors
+	fieldOrder // of the reduction, and its accumulation type
+	fieldAlgorithm
+)
+
+// agreed says which fields must agree, by operation. A field that need not, or has no meaning, is 0 in the headers. The
+// epoch, the communicator, the number of the call and the operation always must (Send and Recv are one operation to each
+// other). What a rank's own memory holds is not among them: the count of the whole vector and the Counts are. Shapes are
+// compared where every rank gives, or gets, a tensor of the same one.
+var agreed = [...]field{
+	AllReduce:     fieldReduce | fieldType | fieldCount | fieldName | fieldShape | fieldOrder | fieldAlgorithm,
+	Broadcast:     fieldType | fieldRoot | fieldCount | fieldName | fieldShape | fieldAlgorithm,
+	Barrier:       fieldName | fieldAlgorithm,
+	Reduce:        fieldReduce | fieldType | fieldRoot | fieldCount | fieldName | fieldShape | fieldOrder | fieldAlgorithm,
+	ReduceScatter: fieldReduce | fieldType | fieldCount | fieldCounts | fieldName | fieldOrder | fieldAlgorithm,
+	AllGather:     fieldType | fieldCount | fieldCounts | fieldName | fieldAlgorithm,
+	Gather:        fieldType | fieldRoot | fieldCount | fieldCounts | fieldName | fieldAlgorithm,
+	Scatter:       fieldType | fieldRoot | fieldCount | fieldCounts | fieldName | fieldAlgorithm,
+	AllToAll:      fieldType | fieldCount | fieldName | fieldShape | fieldAlgorithm,
+	Send:          fieldType | fieldCount | fieldName | fieldShape,
+	Recv:          fieldType | fieldCount | fieldName | fieldShape,
+}
+
+// fingerprint returns the header of a checked call that a row of the table carries out.
+func fingerprint(t *team, seq uint64, call *Call, count int, o *Options, row uint32) transport.Header {
+	must := agreed[call.Op]
+	h := transport.Header{Epoch: t.cfg.Epoch, Comm: t.id, Seq: seq, Op: uint8(call.Op), Names: namesHash(call, count, must)}
+	if call.Op == Recv {
+		h.Op = uint8(Send)
 	}
-	switch call.Op {
-	case AllReduce:
+	if must&fieldReduce != 0 {
 		h.Reduce = uint8(call.Reduce) + 1
-		h.Order = uint8(o.Order)<<4 | uint8(o.Accumulate)
-	case Broadcast:
-		h.Root = int32(call.Root)
-	case Barrier:
-		return h
 	}
-	h.Count = uint64(count)
-	h.Type = uint8(call.Type)
+	if must&fieldType != 0 {
+		h.Type = uint8(call.Type)
+	}
+	if must&fieldRoot != 0 {
+		h.Root = int32(call.Root)
+	}
+	if must&fieldCount != 0 {
+		h.Count = uint64(count)
+	}
+	if must&fieldOrder != 0 {
+		h.Order = uint8(o.Order)<<4 | uint8(o.Accumulate)
+	}
+	if must&fieldAlgorithm != 0 {
+		h.Plan = row
+	}
 	return h
 }
 
 // label is what a call's header stands for, to say it in an error.
 type label struct {
+	op    Op // Send and Recv: which of the two
+	peer  int
 	name  string
-	shape []int
+	shape []int // where fieldCounts must agree: the counts by rank, or nil
 	algo  string
 }
 
@@ -66,12 +102,14 @@ func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
 		return "the roots differ"
 	case own.Names != other.Names && otherLabel != nil && ownLabel.name != otherLabel.name:
 		return "the names differ"
+	case own.Names != other.Names && otherLabel != nil && countsByRank(Op(own.Op)):
+		return "the counts by rank differ"
 	case own.Names != other.Names && otherLabel != nil:
 		return "the shapes differ"
 	case own.Count != other.Count:
 		return "the counts differ"
 	case own.Names != other.Names:
-		return "the names or shapes differ"
+		return "the names, shapes or counts by rank differ"
 	case own.Order>>4 != other.Order>>4:
 		return "the orders of reduction differ: " + orderText(other) + " and " + orderText(own)
 	case own.Order != other.Order:
@@ -87,26 +125,43 @@ func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
 // describe writes a call as errors show it: all_reduce SUM float32 [3] of "w".
 func describe(h *transport.Header, l *label) string {
 	var b strings.Builder
-	b.WriteString(Op(h.Op).String())
+	op := Op(h.Op)
+	if l != nil && l.op != 0 {
+		op = l.op
+	}
+	b.WriteString(op.String())
 	if h.Reduce != 0 {
 		fmt.Fprintf(&b, " %v", ReduceOp(h.Reduce-1))
 	}
 	if h.Type != 0 {
 		fmt.Fprintf(&b, " %v", tensor.DType(h.Type))
-		if l != nil && l.shape != nil {
+		if l != nil && l.shape != nil && !countsByRank(op) {
 			fmt.Fprintf(&b, " %v", l.shape)
 		} else {
 			fmt.Fprintf(&b, " [%d]", h.Count)
 		}
 	}
+	if l != nil && len(l.shape) > 0 && countsByRank(op) {
+		fmt.Fprintf(&b, " in parts of %v", l.shape)
+	}
 	if l != nil && l.name != "" {
 		fmt.Fprintf(&b, " of %q", l.name)
 	}
-	if Op(h.Op) == Broadcast {
+	switch {
+	case op == Broadcast || op == Scatter:
 		fmt.Fprintf(&b, " from rank %d", h.Root)
+	case op == Reduce || op == Gather:
+		fmt.Fprintf(&b, " to rank %d", h.Root)
+	case op == Send && l != nil && l.op != 0:
+		fmt.Fprintf(&b, " to rank %d", l.peer)
+	case op == Recv && l != nil:
+		fmt.Fprintf(&b, " from rank %d", l.peer)
 	}
 	return b.String()
 }
+
+// countsByRank reports whether a call's label has the counts by rank in the place of a shape.
+func countsByRank(op Op) bool { return int(op) < len(agreed) && agreed[op]&fieldCounts != 0 }
 
 func orderText(h *transport.Header) string {
 	if Order(h.Order>>4) == Any {
@@ -122,18 +177,30 @@ func accumulateText(h *transport.Header) string {
 	return "the dtype"
 }
 
-// namesHash returns the hash of the name and the shape of a call's tensor; a nil shape is a vector of count elements.
-func namesHash(m *Manifest, count int) uint64 {
-	if m == nil {
-		return 0
+// namesHash returns the hash of the name and the shape of a call's tensor, and of its counts by rank. A nil shape is a
+// vector.
+func namesHash(call *Call, count int, must field) uint64 {
+	var h uint64
+	if m := call.Manifest; m != nil {
+		h = hashString(hashSeed, m.Name)
+		switch {
+		case must&fieldShape == 0:
+		case m.Shape == nil:
+			h = mix(mix(h, 1), uint64(count))
+		default:
+			h = hashInts(h, m.Shape)
+		}
 	}
-	h := hashString(hashSeed, m.Name)
-	if m.Shape == nil {
-		return mix(mix(h, 1), uint64(count))
+	if must&fieldCounts != 0 && call.Counts != nil {
+		h = hashInts(h+1, call.Counts)
 	}
-	h = mix(h, uint64(len(m.Shape)))
-	for _, d := range m.Shape {
-		h = mix(h, uint64(d))
+	return h
+}
+
+func hashInts(h uint64, ns []int) uint64 {
+	h = mix(h, uint64(len(ns)))
+	for _, n := range ns {
+		h = mix(h, uint64(n))
 	}
 	return h
 }

@@ -64,14 +64,14 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 	var err error
 	entered := 0
 	for i, m := range g.members {
-		seq, _, e := m.enter(&calls[i], acting)
+		t, _, e := m.enter(&calls[i], acting)
 		if e != nil {
 			g.team.abort(e) // the calls entered so far cannot be completed
 			err = e
 			break
 		}
 		h := &m.all
-		h.ctx, h.call, h.seq, h.all = ctx, &calls[i], seq, true
+		h.ctx, h.call, h.ticket, h.all = ctx, &calls[i], t, true
 		entered++
 	}
 	for _, m := range g.members[:entered] {
@@ -84,7 +84,7 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 			err = h.err
 		}
 		if g.team.monitor != nil {
-			g.team.monitor.Leave(m.rank, h.seq, h.err)
+			g.team.monitor.Leave(m.rank, h.turn, h.err)
 		}
 		h.ctx, h.call = nil, nil
 	}

@@ -9,10 +9,10 @@ import (
 // handle is a call that the member's worker carries out. Those of started calls are used again once they were awaited, so
 // that a loop of them allocates nothing.
 type handle struct {
-	m      *member
-	ctx    context.Context
-	call   *Call
-	seq    uint64
+	m    *member
+	ctx  context.Context
+	call *Call
+	ticket
 	err    error         // once done has its token
 	done   chan struct{} // one token: the call is over
 	waited atomic.Bool
@@ -22,12 +22,12 @@ type handle struct {
 var _ Handle = (*handle)(nil)
 
 func (m *member) Start(ctx context.Context, call *Call) (Handle, error) {
-	seq, _, err := m.enter(call, started)
+	t, _, err := m.enter(call, started)
 	if err != nil {
 		return nil, err
 	}
 	h := m.newHandle()
-	h.ctx, h.call, h.seq, h.err = ctx, call, seq, nil
+	h.ctx, h.call, h.ticket, h.err = ctx, call, t, nil
 	h.waited.Store(false)
 	m.pending.Add(1)
 	m.enqueue(h)
@@ -63,7 +63,7 @@ func (m *member) serve() {
 	for {
 		m.mu.Lock()
 		var h *handle
-		if len(m.queue) > 0 && m.queue[0].seq == m.turn {
+		if len(m.queue) > 0 && m.queue[0].turn == m.turn {
 			h = m.queue[0]
 			n := copy(m.queue, m.queue[1:])
 			m.queue[n] = nil
@@ -73,7 +73,7 @@ func (m *member) serve() {
 		m.mu.Unlock()
 		switch {
 		case h != nil:
-			h.err = m.execute(h.ctx, h.call, h.seq, false)
+			h.err = m.execute(h.ctx, h.call, h.ticket, false)
 			m.finish(h.all)
 			h.done <- struct{}{}
 		case end:
@@ -95,11 +95,11 @@ func (h *handle) Wait(ctx context.Context) error {
 	select {
 	case <-h.done:
 	default:
-		m.block(ctx, h.done, h.call, h.seq, "a started call")
+		m.block(ctx, h.done, h.call, h.ticket, "a started call")
 	}
 	m.pending.Add(-1)
 	if m.team.monitor != nil {
-		m.team.monitor.Leave(m.rank, h.seq, h.err)
+		m.team.monitor.Leave(m.rank, h.turn, h.err)
 	}
 	err := h.err
 	h.ctx, h.call = nil, nil

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -14,6 +15,7 @@ import (
 // any of them becomes the cause that all of them return.
 type team struct {
 	cfg     Config
+	prefer  preference
 	id      uint64 // in headers; the same on all ranks
 	size    int
 	local   int // number of local ranks
@@ -28,6 +30,7 @@ type team struct {
 	leaving atomic.Int32 // ranks that try to withdraw from a call, or have done so and will fail the team
 
 	mu      sync.Mutex
+	left    sync.Cond        // signalled when a rank has left a call of a failed team
 	members []*member        // local ones, as they join
 	closed  int              // how many of them are
 	splits  map[uint64]*team // being split off: not all local ranks have come yet
@@ -36,7 +39,7 @@ type team struct {
 	blocked []blocked        // by local rank: the call that it blocked in last
 }
 
-// blocked is a call in which a rank has blocked.
+// blocked is a call in which a rank has blocked last, and may still be.
 type blocked struct {
 	rank   int // -1: in none so far
 	header transport.Header
@@ -56,7 +59,10 @@ const (
 )
 
 func newTeam(cfg Config, id uint64, size, local int) *team {
-	return &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), splits: map[uint64]*team{}}
+	t := &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), splits: map[uint64]*team{}}
+	t.prefer, _ = parsePreference(cfg.Algorithm) // which was checked
+	t.left.L = &t.mu
+	return t
 }
 
 // cause returns the cause of the failure, or nil if there is none, or not yet.
@@ -95,16 +101,60 @@ func (t *team) settle(err error) {
 	t.fate.Store(failed)
 	close(t.done)
 	t.mu.Lock()
-	for _, m := range t.members {
-		if m.marker != nil {
-			m.marker.Interrupt()
-		}
-	}
+	members := slices.Clone(t.members)
 	partial := slices.Collect(maps.Values(t.splits))
 	t.mu.Unlock()
+	for _, m := range members {
+		m.spread(err)
+	}
 	for _, s := range partial {
 		s.abort(err) // a rank that failed in Split never comes to it
 	}
+}
+
+// spread tells the peers of a local rank why its team has failed, and keeps calls of its domain from starting.
+func (m *member) spread(err error) {
+	if m.team.local < m.team.size {
+		m.end.Fail(encodeFailure(err, m))
+	}
+	if m.site.marker != nil {
+		m.site.marker.Interrupt()
+	}
+}
+
+// depart takes a rank out of a call of a failed team, and returns when no local rank is in one any more: until then they
+// may touch each other's memory. The others do not wait long, for the failure ends what they wait for. A rank looks at the
+// team's fate after it has said that it is inside, and this looks who is inside after the team has failed, so nobody comes in
+// unseen.
+func (t *team) depart(m *member) {
+	m.inside.Store(false)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.left.Broadcast()
+	for slices.ContainsFunc(t.members, func(m *member) bool { return m.inside.Load() }) {
+		t.left.Wait()
+	}
+}
+
+// departed tells those that depart that a rank has left a call that ended well.
+func (t *team) departed() {
+	t.mu.Lock()
+	t.left.Broadcast()
+	t.mu.Unlock()
+}
+
+// share reports whether another local rank of the call has this one's Dst. All have entered the call.
+func (t *team) share(m *member, half int) bool {
+	own := m.shows[half]
+	if own == nil {
+		return false
+	}
+	for _, other := range t.members {
+		if other != m && other.shows[half] == own {
+			return true
+		}
+	}
+	return false
 }
 
 // join makes the communicator of a local rank.
@@ -131,21 +181,46 @@ func (t *team) leave() {
 }
 
 // meet notes the call in which a local rank blocks, and returns how it differs from one with the same number in which
-// another local rank has blocked. Ranks that exchange messages could otherwise wait for each other without a frame ever
-// crossing.
+// another local rank has blocked, or that both wait for each other. Ranks that exchange messages could otherwise wait for each other
+// without a frame ever crossing.
 func (t *team) meet(m *member) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	own := &t.blocked[m.local]
-	l := &m.labels[m.header.Seq&1]
+	l := &m.current.label
 	own.rank, own.header = m.rank, m.header
-	own.label = label{l.name, append(own.label.shape[:0], l.shape...), l.algo}
+	own.label = label{l.op, l.peer, l.name, append(own.label.shape[:0], l.shape...), l.algo}
 	for i := range t.blocked {
-		if other := &t.blocked[i]; other.rank >= 0 && other.header.Seq == own.header.Seq && other.header != own.header {
+		other := &t.blocked[i]
+		switch {
+		case other.rank < 0 || other == own:
+		case own.label.op != 0:
+			if m.deadlocked(other) {
+				err := m.failure(ErrDesync, fmt.Errorf("rank %d calls %s, rank %d calls %s: they wait for each other",
+					other.rank, describe(&other.header, &other.label), m.rank, describe(&own.header, &own.label)))
+				err.Peers = []int{other.rank}
+				return err
+			}
+		case other.label.op == 0 && other.header.Seq == own.header.Seq && other.header != own.header:
 			return m.mismatched(other.rank, &other.header, &other.label)
 		}
 	}
 	return nil
+}
+
+// deadlocked reports whether this rank, blocked in a call with a peer, waits for a peer that is still blocked in a call
+// that needs this rank's other half first. The peer is still in it if this rank has not begun that half.
+func (m *member) deadlocked(peer *blocked) bool {
+	if peer.rank != m.wait.call.Peer {
+		return false
+	}
+	switch peer.label.op {
+	case Send:
+		return peer.label.peer == m.rank && m.begun[Recv].of(peer.rank) <= peer.header.Seq
+	case Recv:
+		return peer.label.peer == m.rank && m.begun[Send].of(peer.rank) <= peer.header.Seq
+	}
+	return m.site.marker != nil && m.site.in(peer.rank) && m.begun[0].of(0) <= peer.header.Seq
 }
 
 // writeOnce calls write unless a local rank has written the result of call seq to dst already: ranks may share a
@@ -162,4 +237,22 @@ func (t *team) writeOnce(local int, seq uint64, dst unsafe.Pointer, write func()
 		write()
 	}
 	t.written[local] = writing{seq, dst}
+}
+
+// label returns what a local rank calls the call of a header, or nil if the rank is another process's, or is in another
+// call. The rank waits for its frame to be taken meanwhile, so the label stays what it is.
+func (t *team) label(rank int, h *transport.Header) *label {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, m := range t.members {
+		if m.rank != rank {
+			continue
+		}
+		for i := range m.texts {
+			if m.texts[i].header == plain(*h) {
+				return &m.texts[i].label
+			}
+		}
+	}
+	return nil
 }

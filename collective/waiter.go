@@ -16,7 +16,7 @@ type waiter struct {
 	m    *member
 	ctx  context.Context // the caller's
 	call *Call
-	seq  uint64
+	ticket
 
 	// firm says that all ranks have entered the call: nothing ends a wait then but what it waits for, which comes without
 	// anybody's help.
@@ -28,9 +28,13 @@ type waiter struct {
 	timer   *time.Timer
 	since   time.Time // when the call blocked first; zero: it has not
 	stalled bool      // the call's stall was logged
-	mark    int       // that the wait is for, or -1
-	to      int       // of the exchange that waits, or -1
+	probe   time.Time // when the peers are asked next; zero: never
+	pause   time.Duration
+	mark    int // that the wait is for, or -1
+	of      int // the rank whose mark it is, or -1 for all of the domain
+	to      int // of the exchange that waits, or -1
 	from    int
+	frames  int // that from has yet to send
 }
 
 var _ transport.Parker = (*waiter)(nil)
@@ -41,10 +45,10 @@ func (w *waiter) Err() error                  { return w.ctx.Err() }
 func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 
 // begin prepares for a call.
-func (w *waiter) begin(ctx context.Context, call *Call, seq uint64, user bool) {
-	w.ctx, w.call, w.seq, w.user = ctx, call, seq, user
+func (w *waiter) begin(ctx context.Context, call *Call, t ticket, user bool) {
+	w.ctx, w.call, w.ticket, w.user = ctx, call, t, user
 	w.firm, w.stalled, w.since = false, false, time.Time{}
-	w.mark, w.to, w.from = -1, -1, -1
+	w.mark, w.of, w.to, w.from, w.frames = -1, -1, -1, -1, 0
 }
 
 // verdict is an error that the monitor returned: the communicator fails with it as it is.
@@ -63,13 +67,14 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	default:
 	}
 	var done, failed <-chan struct{}
+	var down <-chan transport.PeerDown
 	if !w.firm {
-		done, failed = w.ctx.Done(), w.m.team.done
+		done, failed, down = w.ctx.Done(), w.m.team.done, w.m.end.Down()
 		if err := w.m.early(); err != nil {
 			return err
 		}
 		if monitor := w.m.team.monitor; monitor != nil && w.user {
-			if err := monitor.Park(w.m.rank, w.seq); err != nil {
+			if err := monitor.Park(w.m.rank, w.turn); err != nil {
 				return &verdict{err}
 			}
 			defer monitor.Unpark(w.m.rank)
@@ -86,6 +91,10 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 			return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.why(), end))
 		case <-failed:
 			return errFailed
+		case d := <-down:
+			if !errors.Is(d.Err, transport.ErrClosed) { // that may have done its part; if not, the transport ends the wait
+				return lost(d)
+			}
 		case <-w.timer.C:
 			if err := w.ring(); err != nil {
 				return err
@@ -97,11 +106,22 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 // never is when a timer that is not needed rings.
 const never = 1000 * time.Hour
 
-// arm sets the timer to what comes next: the stall report or the deadline.
+// A rank that waits for one of another process asks it what it does after probeFirst, and then again after pauses twice as long
+// each, up to probeMost: two ranks that both wait for the other are found out, though no frame crosses.
+const (
+	probeFirst = 100 * time.Millisecond
+	probeMost  = 10 * time.Second
+)
+
+// arm sets the timer to what comes next: a question to the peer, the stall report or the deadline.
 func (w *waiter) arm() {
 	now := time.Now()
 	if w.since.IsZero() {
 		w.since = now
+		w.probe = time.Time{}
+		if w.m.asked && !w.m.site.whole {
+			w.pause, w.probe = probeFirst, now.Add(probeFirst)
+		}
 	}
 	next := never
 	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled {
@@ -110,6 +130,9 @@ func (w *waiter) arm() {
 	if w.timeout >= 0 && !w.firm {
 		next = min(next, w.since.Add(w.timeout).Sub(now))
 	}
+	if !w.probe.IsZero() {
+		next = min(next, w.probe.Sub(now))
+	}
 	if w.timer == nil {
 		w.timer = time.NewTimer(next)
 	} else {
@@ -117,16 +140,24 @@ func (w *waiter) arm() {
 	}
 }
 
-// ring handles the timer: it reports the stall, or returns the error of the deadline.
+// ring handles the timer: it reports the stall, asks the peer, or returns the error of the deadline.
 func (w *waiter) ring() error {
-	waited := time.Since(w.since)
+	now := time.Now()
+	waited := now.Sub(w.since)
 	if w.timeout >= 0 && !w.firm && waited >= w.timeout {
-		return w.m.failure(ErrTimeout, errors.New(w.why()))
+		return w.m.failure(ErrTimeout, errors.New(w.why()+w.m.lastCalls()))
 	}
 	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {
 		w.stalled = true
 		w.m.team.cfg.Logger.Warn("collective: a call is stalled", "communicator", w.m.team.cfg.Name, "rank", w.m.rank,
-			"call", w.seq, "operation", describe(&w.m.header, &w.m.labels[w.seq&1]), "waited", waited, "waits_for", ranksText(w.m.missing()))
+			"call", w.seq, "operation", w.m.describe(), "waited", waited, "waits_for", ranksText(w.m.missing()))
+	}
+	if !w.probe.IsZero() && !now.Before(w.probe) {
+		if err := w.m.probe(); err != nil {
+			return err
+		}
+		w.pause = min(2*w.pause, probeMost)
+		w.probe = time.Now().Add(w.pause)
 	}
 	w.arm()
 	return nil
@@ -135,5 +166,5 @@ func (w *waiter) ring() error {
 // why says what the wait was for: "rank 0 waited 10m0s for ranks 1, 2 in all_reduce …".
 func (w *waiter) why() string {
 	waited := time.Since(w.since).Round(time.Microsecond)
-	return fmt.Sprintf("rank %d waited %v for %s in %s", w.m.rank, waited, ranksText(w.m.missing()), describe(&w.m.header, &w.m.labels[w.seq&1]))
+	return fmt.Sprintf("rank %d waited %v for %s in %s", w.m.rank, waited, ranksText(w.m.missing()), w.m.describe())
 }

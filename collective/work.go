@@ -1,12 +1,14 @@
 package collective
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -15,83 +17,150 @@ type work struct {
 	x     *executor
 	call  *Call
 	count int
-	acc   DType // of the elements of Work
+	acc   DType // of the elements of Work, Scratch and Stage
+	wire  DType // of the elements of frames
 	mean  bool
 
-	inMemory bool           // the plan works in the peers' memory
-	dst      unsafe.Pointer // else: where Dst lies, or the stage in its place
-	work     unsafe.Pointer // and where Work lies
+	src, dst tensor.Memory // that have a part in the call
+	half     int           // of the stages
+	offset   int           // of the plan's marks in the call's
+	joint    bool          // ranks may have one Dst: the lowest of them writes what is its own
+	shadowed bool          // other local ranks have the same Dst: the result lies in memory of its own until the end
+
+	to      unsafe.Pointer // where Dst lies for this rank
+	work    unsafe.Pointer // and Work
+	scratch unsafe.Pointer // and Scratch
 }
 
-// assign finds the places of Dst and Work for a plan that exchanges frames. Dst is written only at the end if other local
-// ranks may have the same: they cannot tell in advance. Work lies in Dst unless its elements are wider.
-func (w *work) assign() {
-	m := w.x.m
-	w.dst = w.call.Dst.Ptr
-	if m.team.local > 1 {
-		w.dst = w.x.stage.of(w.call.Dst.Bytes)
-		if w.call.Op == Broadcast && m.rank == w.call.Root && w.call.Src.Ptr == w.call.Dst.Ptr {
+// assign finds the places of Dst, Work and Scratch. If other local ranks may have the same Dst, it is written only at the
+// end.
+func (w *work) assign(s *script, shadowed bool) {
+	x := w.x
+	w.to, w.shadowed = w.dst.Ptr, shadowed && w.dst.Bytes > 0
+	if w.shadowed {
+		w.to = x.shadow.of(w.dst.Bytes)
+		if w.call.Op == Broadcast && x.m.rank == w.call.Root && w.src.Ptr == w.dst.Ptr {
 			// The others must not write to it: it is read until the end.
-			m.team.writeOnce(m.local, w.x.header.Seq, w.call.Dst.Ptr, nil)
+			x.m.team.writeOnce(x.m.local, x.header.Seq, w.dst.Ptr, nil)
 		}
 	}
-	w.work = w.dst
-	if w.acc != w.call.Type {
-		w.work = w.x.wide.of(w.count * w.acc.Bytes())
+	w.work = w.to
+	if s.work && (w.acc != w.call.Type || w.dst.Bytes != w.count*w.call.Type.Bytes()) {
+		w.work = x.own.of(w.count * w.acc.Bytes())
+	}
+	if s.scratch > 0 {
+		w.scratch = x.private.of(s.scratch * w.acc.Bytes())
 	}
 }
 
 // deliver brings the result to Dst if it does not lie there yet.
 func (w *work) deliver() {
-	dst := w.call.Dst
-	if w.dst == dst.Ptr || dst.Bytes == 0 {
+	if !w.shadowed {
 		return
 	}
 	m := w.x.m
-	m.team.writeOnce(m.local, w.x.header.Seq, dst.Ptr, func() {
-		copy(dst.HostBytes(), unsafe.Slice((*byte)(w.dst), dst.Bytes))
+	m.team.writeOnce(m.local, w.x.header.Seq, w.dst.Ptr, func() {
+		result := unsafe.Slice((*byte)(w.to), w.dst.Bytes)
+		if w.call.Op != AllGather {
+			copy(w.dst.HostBytes(), result)
+			return
+		}
+		// What a rank that is in place gives lies there already, and may be read until that rank leaves.
+		for r := range m.team.size {
+			lo, hi := w.call.part(r, m.team.size, w.count)
+			lo, hi = lo*w.call.Type.Bytes(), hi*w.call.Type.Bytes()
+			if to := w.dst.HostBytes()[lo:hi]; !bytes.Equal(to, result[lo:hi]) {
+				copy(to, result[lo:hi])
+			}
+		}
 	})
 }
 
-// place returns where the first element of a span lies, and its type.
+// place returns where the first element of a span of this rank lies, and its type.
 func (w *work) place(s plan.Span) (unsafe.Pointer, DType) {
 	base, t := w.work, w.acc
 	switch s.Buffer {
 	case plan.Src:
-		base, t = w.call.Src.Ptr, w.call.Type
+		base, t = w.src.Ptr, w.call.Type
 	case plan.Dst:
-		base, t = w.dst, w.call.Type
+		base, t = w.to, w.call.Type
+	case plan.Scratch:
+		base = w.scratch
+	case plan.Stage:
+		base = w.stage(w.x.m.rank)
 	}
 	return advance(base, s.Lo*t.Bytes()), t
 }
 
+// placeOf returns it for a rank of the domain.
+func (w *work) placeOf(rank int, s plan.Span) (unsafe.Pointer, DType) {
+	if rank == w.x.m.rank {
+		return w.place(s)
+	}
+	switch s.Buffer {
+	case plan.Src:
+		return advance(w.x.m.site.marker.Peer(rank).Src.Ptr, s.Lo*w.call.Type.Bytes()), w.call.Type
+	case plan.Dst:
+		return advance(w.x.m.site.marker.Peer(rank).Dst.Ptr, s.Lo*w.call.Type.Bytes()), w.call.Type
+	case plan.Stage:
+		return advance(w.stage(rank), s.Lo*w.acc.Bytes()), w.acc
+	}
+	panic(fmt.Sprintf("collective: a plan reads %v of another rank", s.Buffer))
+}
+
+// stage returns the half of a rank's stage that belongs to this call.
+func (w *work) stage(rank int) unsafe.Pointer {
+	s := &w.x.m.site
+	return advance(unsafe.Pointer(unsafe.SliceData(s.marker.Stage(rank))), w.half*len(s.marker.Stage(rank))/2)
+}
+
 func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {
-	if p == nil {
-		return nil
+	if p == nil || bytes == 0 {
+		return p
 	}
 	return unsafe.Add(p, bytes)
 }
 
-// step carries out one step.
+// steps carries out steps of the plan.
+func (w *work) steps(steps []plan.Step) error {
+	for i := range steps {
+		if err := w.step(&steps[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (w *work) step(s *plan.Step) error {
-	x := w.x
 	switch s.Kind {
 	case plan.Signal:
-		if s.Mark > 0 {
-			return x.signal(s.Mark) // meet has done the first
+		if s.Mark+w.offset > 0 && w.x.m.site.marker != nil {
+			return w.x.signal(s.Mark + w.offset) // meet has done the first
 		}
 	case plan.Await:
-		if s.Mark > 0 {
-			return x.await(s.Mark)
+		if s.Mark+w.offset > 0 && w.x.m.site.marker != nil {
+			return w.x.await(s.From, s.Mark+w.offset)
 		}
 	case plan.Combine:
-		w.combine(s)
+		return w.combine(s)
 	case plan.Pull:
-		w.pull(s)
+		from, t := w.placeOf(s.From, s.In)
+		if to, own := w.place(s.Out); !w.anothers(s.Out.Buffer) {
+			return w.move(to, own, from, t, s.In.Hi-s.In.Lo)
+		}
+	case plan.Push:
+		from, t := w.place(s.In)
+		to, other := w.placeOf(s.To, s.Out)
+		return w.move(to, other, from, t, s.In.Hi-s.In.Lo)
 	case plan.Copy:
-		w.copy(s)
+		from, t := w.place(s.In)
+		if to, own := w.place(s.Out); !w.anothers(s.Out.Buffer) {
+			return w.move(to, own, from, t, s.In.Hi-s.In.Lo)
+		}
+	case plan.Fold:
+		return w.fold(s)
 	case plan.Scale:
-		w.scale(s)
+		return w.scale(s)
 	case plan.Exchange:
 		return w.exchange(s)
 	default:
@@ -100,193 +169,366 @@ func (w *work) step(s *plan.Step) error {
 	return nil
 }
 
-// stop reports whether the communicator has failed, so that what is left of a call in memory is left out. Nothing is left
-// out if some ranks are of another team, which would not learn of it.
-func (w *work) stop() bool {
-	t := w.x.m.team
-	if t.fate.Load() == sound || t.local < t.size {
+// anothers reports whether a rank below this one has the same Dst, and so writes to it.
+func (w *work) anothers(b plan.Buffer) bool {
+	if !w.joint || b != plan.Dst {
 		return false
 	}
-	t.torn.Store(true)
-	return true
-}
-
-func (w *work) combine(s *plan.Step) {
-	x := w.x
-	x.src, x.dst = x.src[:0], x.dst[:0]
-	for r := range x.m.team.size {
-		slot := x.m.marker.Peer(r)
-		x.src = append(x.src, slot.Src.Ptr)
-		if !slices.Contains(x.dst, slot.Dst.Ptr) {
-			x.dst = append(x.dst, slot.Dst.Ptr)
-		}
-	}
-	tree := kernel.Tree{Op: kernelOp(w.call.Reduce), Type: w.call.Type, Float32: w.acc != w.call.Type}
-	if w.mean {
-		tree.Divide = x.m.team.size
-	}
-	segment := segmentBytes / w.call.Type.Bytes()
-	for lo := s.In.Lo; lo < s.In.Hi && !w.stop(); lo += segment {
-		tree.Reduce(x.scratch, x.dst, x.src, lo, min(lo+segment, s.In.Hi))
-	}
-}
-
-// pull copies from a peer. Of the ranks that share a destination the lowest does it.
-func (w *work) pull(s *plan.Step) {
 	m := w.x.m
-	own := w.call.Dst.Ptr
-	for r := range m.rank {
-		if m.marker.Peer(r).Dst.Ptr == own {
-			return
+	for _, r := range m.site.domain {
+		if r == m.rank {
+			return false
+		}
+		if m.site.marker.Peer(r).Dst.Ptr == w.dst.Ptr {
+			return true
 		}
 	}
-	from := m.marker.Peer(s.From)
-	w.move(own, from.Src.Ptr, s.Out.Lo, s.In.Lo, s.In.Hi)
+	return false
 }
 
-// move copies elements of the call's type, in segments.
-func (w *work) move(dst, src unsafe.Pointer, at, lo, hi int) {
-	size := w.call.Type.Bytes()
-	if advance(dst, at*size) == advance(src, lo*size) {
-		return
+// stop looks whether the communicator has failed. What is left of a call in which all ranks are of one process and team is
+// left out then (skip), up to its last mark; a call of several processes ends with an error. If all are in one process, but
+// not of one team, it goes on: the others would not learn of it.
+func (w *work) stop() (skip bool, err error) {
+	t := w.x.m.team
+	switch {
+	case t.fate.Load() == sound:
+		return false, nil
+	case !w.x.m.site.whole:
+		return true, errFailed
+	case t.local < t.size:
+		return false, nil
 	}
-	for n := segmentBytes / size; lo < hi && !w.stop(); {
-		n = min(n, hi-lo)
-		kernel.Convert(w.call.Type, w.call.Type, advance(dst, at*size), advance(src, lo*size), n)
-		lo, at = lo+n, at+n
-	}
+	t.torn.Store(true)
+	return true, nil
 }
 
-// copy copies within the rank. Of the ranks that share a destination in memory the lowest writes it, as in pull.
-func (w *work) copy(s *plan.Step) {
-	if w.inMemory {
-		m := w.x.m
-		for r := range m.rank {
-			if m.marker.Peer(r).Dst.Ptr == w.call.Dst.Ptr {
-				return
+// each calls f for the segments of n elements of some bytes, unless the communicator has failed.
+func (w *work) each(n, bytes int, f func(lo, hi int)) error {
+	for lo, segment := 0, segmentBytes/bytes; lo < n; lo += segment {
+		if skip, err := w.stop(); skip {
+			return err
+		}
+		f(lo, min(lo+segment, n))
+	}
+	return nil
+}
+
+// move copies elements, converting them if their types differ.
+func (w *work) move(to unsafe.Pointer, toType DType, from unsafe.Pointer, fromType DType, n int) error {
+	if to == from {
+		return nil
+	}
+	for segment := segmentBytes / max(toType.Bytes(), fromType.Bytes()); n > 0; n -= segment {
+		if skip, err := w.stop(); skip {
+			return err
+		}
+		kernel.Convert(toType, fromType, to, from, min(segment, n))
+		to, from = step(to, segment*toType.Bytes(), n > segment), step(from, segment*fromType.Bytes(), n > segment)
+	}
+	return nil
+}
+
+// step advances a pointer if there is something behind it.
+func step(p unsafe.Pointer, bytes int, more bool) unsafe.Pointer {
+	if more {
+		return unsafe.Add(p, bytes)
+	}
+	return p
+}
+
+// combine combines what some ranks of the domain hold.
+func (w *work) combine(s *plan.Step) error {
+	x := w.x
+	n := s.In.Hi - s.In.Lo
+	if n == 0 {
+		return nil
+	}
+	var in, out DType
+	x.src, x.dst = x.src[:0], x.dst[:0]
+	for r := s.Ranks.Lo; r < s.Ranks.Hi; r++ {
+		var p unsafe.Pointer
+		p, in = w.placeOf(r, s.In)
+		x.src = append(x.src, p)
+	}
+	if s.To >= 0 {
+		var p unsafe.Pointer
+		p, out = w.placeOf(s.To, s.Out)
+		x.dst = append(x.dst, p)
+	} else {
+		for _, r := range x.m.site.domain {
+			var p unsafe.Pointer
+			if p, out = w.placeOf(r, s.Out); !slices.Contains(x.dst, p) {
+				x.dst = append(x.dst, p)
 			}
 		}
-		w.move(w.call.Dst.Ptr, w.call.Src.Ptr, s.Out.Lo, s.In.Lo, s.In.Hi)
-		return
 	}
-	dst, to := w.place(s.Out)
-	src, from := w.place(s.In)
-	if n := s.In.Hi - s.In.Lo; n > 0 && dst != src {
-		w.each(n, max(to.Bytes(), from.Bytes()), func(lo, hi int) {
-			kernel.Convert(to, from, advance(dst, lo*to.Bytes()), advance(src, lo*from.Bytes()), hi-lo)
-		})
+	tree := kernel.Tree{Op: kernelOp(w.call.Reduce), Type: in}
+	if w.mean && s.Ranks.Lo == 0 && s.Ranks.Hi == x.m.team.size {
+		tree.Divide = x.m.team.size
+	}
+	var err error
+	if in == out {
+		tree.Float32 = w.acc != in
+		err = w.trees(tree, n)
+	} else {
+		tree.Type = w.acc
+		err = w.wide(tree, in, out, n)
+	}
+	clear(x.src)
+	clear(x.dst)
+	return err
+}
+
+// trees reduces n elements, segment by segment.
+func (w *work) trees(tree kernel.Tree, n int) error {
+	segment := segmentBytes / tree.Type.Bytes()
+	for lo := 0; lo < n; lo += segment {
+		if skip, err := w.stop(); skip {
+			return err
+		}
+		tree.Reduce(w.x.scratch, w.x.dst, w.x.src, lo, min(lo+segment, n))
+	}
+	return nil
+}
+
+// wideElements is how many elements of each rank are widened at a time.
+const wideElements = 1024
+
+// wide reduces n elements whose type, or that of the result, is not the type of the partial sums: block by block they are
+// widened, reduced and narrowed.
+func (w *work) wide(tree kernel.Tree, in, out DType, n int) error {
+	x := w.x
+	size := w.acc.Bytes()
+	block := wideElements * size
+	base := x.wide.of((len(x.src) + 1) * block)
+	x.blocks = x.blocks[:0]
+	for i := range x.src {
+		x.blocks = append(x.blocks, unsafe.Add(base, i*block))
+	}
+	sum := [1]unsafe.Pointer{unsafe.Add(base, len(x.src)*block)}
+	x.sum = append(x.sum[:0], sum[0])
+	for lo := 0; lo < n; lo += wideElements {
+		if lo%(segmentBytes/size) == 0 {
+			if skip, err := w.stop(); skip {
+				return err
+			}
+		}
+		count := min(wideElements, n-lo)
+		for i, p := range x.src {
+			kernel.Convert(w.acc, in, x.blocks[i], unsafe.Add(p, lo*in.Bytes()), count)
+		}
+		tree.Reduce(x.scratch, x.sum, x.blocks, 0, count)
+		for _, p := range x.dst {
+			kernel.Convert(out, w.acc, unsafe.Add(p, lo*out.Bytes()), sum[0], count)
+		}
+	}
+	return nil
+}
+
+// fold combines two spans of this rank.
+func (w *work) fold(s *plan.Step) error {
+	out, outType := w.place(s.Out)
+	in, inType := w.place(s.In)
+	return w.each(s.Out.Hi-s.Out.Lo, max(outType.Bytes(), inType.Bytes()), func(lo, hi int) {
+		other := advance(in, lo*inType.Bytes())
+		if inType != outType {
+			other = w.x.received[0].of(segmentBytes)
+			kernel.Convert(outType, inType, other, advance(in, lo*inType.Bytes()), hi-lo)
+		}
+		w.meet(s.Side, outType, advance(out, lo*outType.Bytes()), other, hi-lo)
+	})
+}
+
+// meet combines what this rank holds with another part, on the side where that stands.
+func (w *work) meet(side plan.Side, t DType, own, other unsafe.Pointer, n int) {
+	if side == plan.Left {
+		kernel.Reduce(kernelOp(w.call.Reduce), t, own, other, own, n)
+	} else {
+		kernel.Reduce(kernelOp(w.call.Reduce), t, own, own, other, n)
 	}
 }
 
-func (w *work) scale(s *plan.Step) {
+func (w *work) scale(s *plan.Step) error {
 	if !w.mean || w.x.m.team.size == 1 { // the tree over one rank leaves it as it is, signalling NaNs included
-		return
+		return nil
 	}
 	p, t := w.place(s.Out)
-	w.each(s.Out.Hi-s.Out.Lo, t.Bytes(), func(lo, hi int) {
+	return w.each(s.Out.Hi-s.Out.Lo, t.Bytes(), func(lo, hi int) {
 		at := advance(p, lo*t.Bytes())
 		kernel.Scale(t, at, at, hi-lo, w.x.m.team.size)
 	})
 }
 
-// each calls f for the segments of n elements of some bytes.
-func (w *work) each(n, bytes int, f func(lo, hi int)) {
-	for lo, segment := 0, segmentBytes/bytes; lo < n; lo += segment {
-		f(lo, min(lo+segment, n))
-	}
-}
-
-// exchange sends a span and receives one, segment by segment. Both ends name the same elements, so they cut them alike.
+// exchange is one step that sends a span and receives one, segment by segment. Both ends name as many elements, so they cut
+// them alike.
 func (w *work) exchange(s *plan.Step) error {
-	x := w.x
-	m := x.m
-	out, outType := w.place(s.Out)
-	in, inType := w.place(s.In)
-	length := s.In.Hi - s.In.Lo
-	size := inType.Bytes()
+	e := exchange{work: w, Step: s}
+	e.out, e.outType = w.place(s.Out)
+	e.in, e.inType = w.place(s.In)
+	e.length = s.In.Hi - s.In.Lo
 	if s.From < 0 {
-		length, size = s.Out.Hi-s.Out.Lo, outType.Bytes()
+		e.length = s.Out.Hi - s.Out.Lo
 	}
-	if size == 0 { // a barrier moves nothing
-		size = 1
+	e.segment = segmentBytes / max(1, w.wire.Bytes()) // a barrier moves nothing
+	w.x.wait.to, w.x.wait.from = s.To, s.From
+	var err error
+	if segments := (e.length + e.segment - 1) / e.segment; segments > 1 && w.x.poster != nil {
+		err = e.overlapped(segments)
+	} else {
+		err = e.oneByOne(max(1, segments))
 	}
-	for lo, segment := 0, segmentBytes/size; lo < length || lo == 0; lo += segment {
-		n := min(segment, length-lo)
-		if m.marker == nil && m.team.fate.Load() != sound {
-			return errFailed
-		}
-		var frame transport.Frame
-		var buf []byte
-		if s.To >= 0 {
-			frame.Header = x.header
-			frame.Frame = x.sent[s.To]
-			x.sent[s.To]++
-			frame.Data = bytesAt(out, lo*size, n*size)
-		}
-		if s.From >= 0 {
-			buf = bytesAt(in, lo*size, n*size)
-			if s.Side != plan.Replace {
-				buf = bytesAt(x.received.of(segmentBytes), 0, n*size)
-			}
-		}
-		x.wait.to, x.wait.from = s.To, s.From
-		if err := m.end.Exchange(&x.wait, s.To, frame, s.From, buf); err != nil {
-			return err
-		}
-		if s.From >= 0 && s.Side != plan.Replace && n > 0 {
-			op, own, other := kernelOp(w.call.Reduce), advance(in, lo*size), unsafe.Pointer(&buf[0])
-			if s.Side == plan.Left {
-				kernel.Reduce(op, inType, own, other, own, n)
-			} else {
-				kernel.Reduce(op, inType, own, own, other, n)
-			}
-		}
-		if length == 0 {
-			break
-		}
+	if err == nil {
+		w.x.wait.to, w.x.wait.from = -1, -1
 	}
-	x.wait.to, x.wait.from = -1, -1
-	return nil
-}
-
-// judge holds the header of a frame that arrives against the current call.
-func (x *executor) judge(peer int, h transport.Header) error {
-	own := x.header
-	own.Frame = x.got[peer]
-	m := x.m
-	if h == own && peer == m.wait.from {
-		x.got[peer]++
-		m.wait.from = -1 // it is here
-		return nil
-	}
-	if h == own || peer != m.wait.from && h.Seq > own.Seq && h.Comm == own.Comm && h.Epoch == own.Epoch {
-		return nil // of this call, or of a later one that this rank has yet to come to
-	}
-	return m.mismatched(peer, &h, m.team.label(peer, h.Seq))
-}
-
-// mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known.
-func (m *member) mismatched(peer int, h *transport.Header, theirs *label) error {
-	own := m.header
-	own.Frame = m.got[peer]
-	mine := &m.labels[own.Seq&1]
-	err := m.failure(ErrMismatch, fmt.Errorf("rank %d calls %s, rank %d calls %s: %s",
-		peer, describe(h, theirs), m.rank, describe(&own, mine), differ(&own, h, mine, theirs)))
-	err.Peers = []int{peer}
 	return err
 }
 
-// label returns what a local rank's current call is called, or nil if the rank is another process's. The rank waits for
-// its frame to be taken meanwhile, so the label stays what it is.
-func (t *team) label(rank int, seq uint64) *label {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, m := range t.members {
-		if m.rank == rank {
-			return &m.labels[seq&1]
+// exchange is such a step on its way.
+type exchange struct {
+	*work
+	*plan.Step
+	out, in         unsafe.Pointer
+	outType, inType DType
+	length, segment int // in elements
+}
+
+func (e *exchange) oneByOne(segments int) error {
+	x := e.x
+	for i := range segments {
+		if skip, err := e.stop(); skip && err != nil {
+			return err
 		}
+		frame, buf := e.offer(i, 0)
+		x.wait.from, x.wait.frames = e.From, 1
+		if err := x.m.end.Exchange(&x.wait, e.To, frame, e.From, buf); err != nil {
+			return err
+		}
+		e.take(i, buf)
 	}
 	return nil
+}
+
+// overlapped keeps two segments under way, so that one travels while the one before is combined.
+func (e *exchange) overlapped(segments int) error {
+	x := e.x
+	var bufs [transport.PostsMax][]byte
+	x.wait.frames = 0
+	for i := range segments + 1 {
+		if i < segments {
+			if skip, err := e.stop(); skip && err != nil {
+				return e.drain(i-max(0, i-1), err)
+			}
+			frame, buf := e.offer(i, i%transport.PostsMax)
+			bufs[i%transport.PostsMax] = buf
+			x.wait.from = e.From
+			x.wait.frames++
+			if err := x.poster.Post(e.To, frame, e.From, buf); err != nil {
+				return e.drain(min(i, 1), err)
+			}
+		}
+		if i == 0 {
+			continue
+		}
+		x.wait.from = e.From
+		if err := x.poster.Complete(&x.wait); err != nil {
+			return e.drain(min(1, segments-i), err)
+		}
+		e.take(i-1, bufs[(i-1)%transport.PostsMax])
+	}
+	return nil
+}
+
+// drain ends the exchanges that are still under way after one has failed: nobody may read or write their memory any
+// more. They end at once, since the endpoint has failed.
+func (e *exchange) drain(posted int, err error) error {
+	for range posted {
+		e.x.poster.Complete(endedContext{&e.x.wait})
+	}
+	return err
+}
+
+// endedContext is a wait that nobody waits for any more.
+type endedContext struct{ *waiter }
+
+// Park implements [transport.Parker].
+func (c endedContext) Park(ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	default:
+		return errFailed
+	}
+}
+
+// offer returns the frame of segment i, and where the one that comes shall go. Elements of another type than the wire's
+// are converted in buffers number b.
+func (e *exchange) offer(i, b int) (frame transport.Frame, buf []byte) {
+	x := e.x
+	lo := i * e.segment
+	n := min(e.segment, e.length-lo)
+	size := e.wire.Bytes()
+	if e.To >= 0 {
+		frame.Header = x.header
+		frame.Frame = x.sent[e.To]
+		x.sent[e.To]++
+		data := advance(e.out, lo*e.outType.Bytes())
+		if n > 0 && e.outType != e.wire {
+			data = x.given[b].of(segmentBytes)
+			kernel.Convert(e.wire, e.outType, data, advance(e.out, lo*e.outType.Bytes()), n)
+		}
+		frame.Data = bytesAt(data, 0, n*size)
+	}
+	if e.From >= 0 {
+		into := advance(e.in, lo*e.inType.Bytes())
+		if e.Side != plan.Replace || e.inType != e.wire {
+			into = x.received[b].of(segmentBytes)
+		}
+		buf = bytesAt(into, 0, n*size)
+	}
+	return frame, buf
+}
+
+// take brings segment i, which has come, to where it belongs.
+func (e *exchange) take(i int, buf []byte) {
+	if e.From < 0 || len(buf) == 0 {
+		return
+	}
+	lo := i * e.segment
+	n := len(buf) / e.wire.Bytes()
+	own, came := advance(e.in, lo*e.inType.Bytes()), unsafe.Pointer(&buf[0])
+	if own == came {
+		return
+	}
+	if e.inType != e.wire {
+		if e.Side == plan.Replace {
+			kernel.Convert(e.inType, e.wire, own, came, n)
+			return
+		}
+		narrow := e.x.wide.of(segmentBytes)
+		kernel.Convert(e.inType, e.wire, narrow, came, n)
+		came = narrow
+	}
+	e.meet(e.Side, e.inType, own, came, n)
+}
+
+// pair carries out this rank's half of a call of two ranks: one frame, in segments.
+func (x *executor) pair(call *Call, count int) error {
+	if err := x.down(); err != nil {
+		return err
+	}
+	w := &x.work
+	*w = work{x: x, call: call, count: count, acc: call.Type, wire: call.Type}
+	w.src, w.dst = call.sides(x.m.rank)
+	w.to = w.dst.Ptr
+	s := &x.half
+	*s = plan.Step{Kind: plan.Exchange, To: -1, From: -1}
+	if call.Op == Send {
+		s.To, s.Out = call.Peer, plan.Span{Buffer: plan.Src, Hi: count}
+	} else {
+		s.From, s.In = call.Peer, plan.Span{Buffer: plan.Dst, Hi: count}
+	}
+	return w.exchange(s)
 }
 
 // bytesAt returns n bytes that lie some bytes after p.

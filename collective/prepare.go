@@ -1,0 +1,258 @@
+package collective
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// planKey is what the plans of a call depend on, but for the Counts, which are in it as a hash.
+type planKey struct {
+	algorithm string
+	op        Op
+	mean      bool
+	order     Order
+	element   uint8 // bytes of a partial sum's element
+	count     int
+	root      int
+	counts    uint64
+}
+
+// planned is how a rank carries out calls of one key.
+type planned struct {
+	problem Problem
+	row     plan.Algorithm
+	hash    uint32  // of the row's name
+	open    script  // where the domain reaches all memories that the row needs
+	private *script // else; made when it is needed first
+}
+
+// script is a plan, and what the executor must know before it begins.
+type script struct {
+	steps []plan.Step
+	// early is how many steps stand before the first Await: they need to know nothing of the peers.
+	early int
+	marks int // that a rank raises
+	// reaches says that the plan touches the Src or Dst of peers.
+	reaches bool
+	// joint says that ranks which share one Dst may run it as it is: whatever is written to a Dst is final, comes from a Src,
+	// and is awaited by all.
+	joint   bool
+	tame    bool // what stands before the first Await writes to Stage only
+	work    bool // the plan uses Work
+	scratch int  // elements of Scratch that it uses
+}
+
+// plansMax bounds the plans that a member remembers. A model has fewer distinct calls; one that has more pays for
+// generating plans now and then.
+const plansMax = 512
+
+// prepare checks the call by itself and finds its plan.
+func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err error) {
+	m := x.m
+	if count, err = call.check(m.rank, m.team.size, o); err != nil || call.pairwise() {
+		return count, nil, err
+	}
+	key := planKey{
+		algorithm: o.Algorithm, op: call.Op, mean: call.mean(), order: o.Order,
+		element: uint8(partialType(call, o).Bytes()), count: count,
+	}
+	if call.Op.Rooted() {
+		key.root = call.Root
+	}
+	if call.Counts != nil {
+		key.counts = hashInts(hashSeed, call.Counts)
+	}
+	if p := x.last; p != nil && x.lastKey == key && slices.Equal(p.problem.Counts, call.Counts) {
+		return count, p, nil
+	}
+	p = x.plans[key]
+	if p == nil || !slices.Equal(p.problem.Counts, call.Counts) {
+		if p, err = x.plan(call, key, o); err != nil {
+			return count, nil, err
+		}
+		if len(x.plans) >= plansMax {
+			clear(x.plans)
+		}
+		x.plans[key] = p
+	}
+	x.last, x.lastKey = p, key
+	return count, p, nil
+}
+
+// partialType is the type of a call's partial sums.
+func partialType(call *Call, o *Options) DType {
+	if o.Accumulate == AccumulateFloat32 && call.Op.Reduces() && call.Type.IsFloat() && call.Type.Bytes() == 2 {
+		return tensor.Float32
+	}
+	return call.Type
+}
+
+// plan chooses a row for a call and makes its plan.
+func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
+	s := &x.m.site
+	p := Problem{
+		Op: call.Op, Reduce: Sum, Size: x.m.team.size, Count: key.count, Counts: slices.Clone(call.Counts), Root: key.root,
+		Places: s.places, Order: o.Order,
+	}
+	if key.mean {
+		p.Reduce = Mean
+	}
+	if key.element > 0 {
+		p.Stage = s.half / int(key.element)
+	}
+	where := s.where
+	where.ElementBytes = int(key.element)
+	// Of several domains each decides for itself whether it is private, so the row must do for both.
+	p.Private = s.spread()
+	row, err := x.m.team.choose(p, where, o.Algorithm)
+	if err != nil {
+		return nil, err
+	}
+	p.Private = false
+	return &planned{problem: p, row: row, hash: uint32(hashString(hashSeed, row.Name)), open: x.script(row, p)}, nil
+}
+
+// choose returns the row for a problem: the one that the call names, then what the configuration asks for, then the
+// chooser's.
+func (t *team) choose(p Problem, w chooser.Where, named string) (plan.Algorithm, error) {
+	if named == "" {
+		named = t.prefer.of[p.Op]
+	}
+	if named != "" {
+		return chooser.Named(named, p, w)
+	}
+	if t.prefer.all != "" {
+		if row, err := chooser.Named(t.prefer.all, p, w); err == nil {
+			return row, nil
+		}
+	}
+	return t.cfg.Chooser.Choose(p, w)
+}
+
+// hide returns the plan for a domain in which not every rank's memory is reached by all.
+func (x *executor) hide(p *planned, named string) (*script, error) {
+	if p.private != nil {
+		return p.private, nil
+	}
+	hidden, row := p.problem, p.row
+	hidden.Private = true
+	if err := row.Fits(hidden); err != nil {
+		if x.m.site.spread() {
+			return nil, fmt.Errorf("algorithm %s: %w", row.Name, err)
+		}
+		where := x.m.site.where
+		where.ElementBytes = int(x.lastKey.element)
+		if row, err = x.m.team.choose(hidden, where, named); err != nil {
+			return nil, err
+		}
+	}
+	s := x.script(row, hidden)
+	p.private = &s
+	return p.private, nil
+}
+
+// script makes a rank's plan.
+func (x *executor) script(row plan.Algorithm, p Problem) script {
+	s := script{steps: slices.Collect(row.Steps(p, x.m.rank)), joint: true, early: -1}
+	own := x.m.rank
+	for i := range s.steps {
+		step := &s.steps[i]
+		for _, span := range []plan.Span{step.In, step.Out} {
+			s.work = s.work || span.Buffer == plan.Work && span.Hi > span.Lo
+			if span.Buffer == plan.Scratch {
+				s.scratch = max(s.scratch, span.Hi)
+			}
+		}
+		in, out := shown(step.In), shown(step.Out)
+		switch step.Kind {
+		case plan.Signal:
+			s.marks = max(s.marks, step.Mark+1)
+		case plan.Await:
+			if s.early < 0 {
+				s.early = i
+			}
+		case plan.Pull:
+			s.reaches = s.reaches || in
+			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
+		case plan.Push:
+			s.reaches = s.reaches || out
+			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
+		case plan.Combine:
+			s.reaches = s.reaches || in && (step.Ranks.Lo != own || step.Ranks.Hi != own+1) || out && step.To != own
+			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst && step.To < 0
+		case plan.Copy:
+			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
+		default:
+			s.joint = false
+		}
+	}
+	end := len(s.steps) - 1
+	s.joint = s.joint && end > 0 && s.steps[end].Kind == plan.Await && s.steps[end].From < 0 && s.steps[end].Mark > 0
+	s.early = max(0, s.early)
+	s.tame = !slices.ContainsFunc(s.steps[:s.early], func(step plan.Step) bool {
+		return step.Kind != plan.Signal && step.Out.Buffer != plan.Stage
+	})
+	return s
+}
+
+// shown reports whether a span is of a call's own memory.
+func shown(s plan.Span) bool { return s.Buffer == plan.Src || s.Buffer == plan.Dst }
+
+// text is what a call is called: its header without numbers of frames, and what that stands for.
+type text struct {
+	header transport.Header
+	label  label
+}
+
+// note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. There are two texts for
+// collectives, as there are two slots, and one for calls of two ranks.
+func (x *executor) note(call *Call, seq uint64, count int, o *Options, p *planned) {
+	if x.asked { // other goroutines read it
+		x.textMu.Lock()
+		defer x.textMu.Unlock()
+	}
+	t := &x.texts[seq&1]
+	if call.pairwise() {
+		t = &x.texts[2]
+	}
+	x.current = t
+	l := &t.label
+	l.op, l.name, l.algo, l.shape = 0, "", "", l.shape[:0]
+	hash := uint32(0)
+	if call.pairwise() {
+		l.op, l.peer = call.Op, call.Peer
+	} else {
+		l.algo, hash = p.row.Name, p.hash
+	}
+	switch m := call.Manifest; {
+	case countsByRank(call.Op):
+		l.shape = append(l.shape, call.Counts...)
+	case m != nil && m.Shape != nil:
+		l.shape = append(l.shape, m.Shape...)
+	default:
+		l.shape = append(l.shape, count)
+	}
+	if call.Manifest != nil {
+		l.name = call.Manifest.Name
+	}
+	x.header = fingerprint(x.m.team, seq, call, count, o, hash)
+	t.header = x.header
+}
+
+// slot is what the peers of the domain see of a call.
+func (x *executor) slot(call *Call) transport.Slot {
+	l := &x.current.label
+	s := transport.Slot{Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo}
+	s.Src, s.Dst = call.sides(x.m.rank)
+	for _, m := range []*tensor.Memory{&s.Src, &s.Dst} {
+		if m.Bytes > 0 && !x.m.site.marker.Reachable(*m) {
+			m.Ptr = nil
+		}
+	}
+	return s
+}

@@ -1,0 +1,160 @@
+package collective
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+)
+
+// What crosses between processes when something has failed: the reason of a failure ([transport.Endpoint.Fail]), and the
+// text behind a header ([transport.Asker]). Both begin with the version of this format, 1; numbers are little-endian
+// and of fixed length, texts and lists are preceded by their length in 16 bits. What a decoder does not know it rejects.
+const wireVersion = 1
+
+// Bounds of what is sent: the rest of a longer text or list is cut off.
+const (
+	wireTextMax  = 2048
+	wireNameMax  = 256
+	wirePeersMax = 64
+	wireShapeMax = 32
+)
+
+// wireKinds are the kinds of failure by their number on the wire, from 1.
+var wireKinds = []error{ErrTimeout, ErrPeerLost, ErrMismatch, ErrDesync, ErrInvalid, ErrClosed, ErrBusy, ErrAborted}
+
+// encodeFailure writes why a communicator has failed, in at most [transport.ReasonMax] bytes.
+func encodeFailure(err error, m *member) []byte {
+	e := (*Error)(nil)
+	if !errors.As(err, &e) {
+		e = &Error{Kind: ErrAborted, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
+	}
+	kind := 0
+	for i, k := range wireKinds {
+		if e.Kind == k {
+			kind = i + 1
+		}
+	}
+	b := []byte{wireVersion, byte(kind), byte(e.Op)}
+	b = binary.LittleEndian.AppendUint32(b, uint32(e.Rank))
+	b = binary.LittleEndian.AppendUint64(b, e.Seq)
+	b = appendText(b, e.Comm, wireNameMax)
+	b = appendText(b, e.Name, wireNameMax)
+	peers := e.Peers[:min(len(e.Peers), wirePeersMax)]
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(peers)))
+	for _, p := range peers {
+		b = binary.LittleEndian.AppendUint32(b, uint32(p))
+	}
+	say := ""
+	if e.Err != nil {
+		say = e.Err.Error()
+	}
+	return appendText(b, say, wireTextMax)
+}
+
+// decodeFailure reads it. The error is of the rank that found the failure; ok is false for what is not understood.
+func decodeFailure(b []byte) (e *Error, ok bool) {
+	r := reader{b: b}
+	version, kind, op := r.byte(), int(r.byte()), Op(r.byte())
+	e = &Error{Op: op, Rank: int(int32(r.uint32())), Seq: r.uint64(), Comm: r.text(), Name: r.text()}
+	for range r.uint16() {
+		if r.bad {
+			break
+		}
+		e.Peers = append(e.Peers, int(int32(r.uint32())))
+	}
+	if say := r.text(); say != "" {
+		e.Err = errors.New(say)
+	}
+	if r.bad || len(r.b) > 0 || version != wireVersion || kind < 1 || kind > len(wireKinds) || op > Recv || e.Rank < -1 {
+		return nil, false
+	}
+	e.Kind = wireKinds[kind-1]
+	if e.Kind == ErrClosed { // to the others it is lost
+		e.Kind = ErrPeerLost
+		e.Peers = []int{e.Rank}
+	}
+	return e, true
+}
+
+// encodeAnswer writes what a call is called.
+func encodeAnswer(t *text) []byte {
+	h := &t.header
+	b := []byte{wireVersion, h.Op, h.Reduce, h.Type, h.Order, byte(t.label.op)}
+	b = binary.LittleEndian.AppendUint32(b, uint32(t.label.peer))
+	b = binary.LittleEndian.AppendUint32(b, h.Epoch)
+	b = binary.LittleEndian.AppendUint32(b, uint32(h.Root))
+	b = binary.LittleEndian.AppendUint32(b, h.Plan)
+	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names} {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	b = appendText(b, t.label.name, wireNameMax)
+	b = appendText(b, t.label.algo, wireNameMax)
+	shape := t.label.shape[:min(len(t.label.shape), wireShapeMax)]
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(shape)))
+	for _, d := range shape {
+		b = binary.LittleEndian.AppendUint64(b, uint64(d))
+	}
+	return b
+}
+
+// decodeAnswer reads it.
+func decodeAnswer(b []byte) (t text, ok bool) {
+	r := reader{b: b}
+	version := r.byte()
+	h := &t.header
+	h.Op, h.Reduce, h.Type, h.Order = r.byte(), r.byte(), r.byte(), r.byte()
+	t.label.op = Op(r.byte())
+	t.label.peer = int(int32(r.uint32()))
+	h.Epoch, h.Root, h.Plan = r.uint32(), int32(r.uint32()), r.uint32()
+	h.Comm, h.Seq, h.Count, h.Names = r.uint64(), r.uint64(), r.uint64(), r.uint64()
+	t.label.name, t.label.algo = r.text(), r.text()
+	t.label.shape = []int{}
+	for range r.uint16() {
+		if r.bad {
+			break
+		}
+		t.label.shape = append(t.label.shape, int(r.uint64()))
+	}
+	return t, !r.bad && len(r.b) == 0 && version == wireVersion && Op(h.Op) <= Recv && t.label.op <= Recv
+}
+
+// appendText appends a text, cut off between two characters.
+func appendText(b []byte, s string, most int) []byte {
+	if len(s) > most {
+		const cut = "…"
+		s = strings.ToValidUTF8(s[:most-len(cut)], "") + cut
+	}
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(s)))
+	return append(b, s...)
+}
+
+// reader takes numbers and texts off the front of what came; bad says that it was too short.
+type reader struct {
+	b   []byte
+	bad bool
+}
+
+func (r *reader) take(n int) []byte {
+	if n > len(r.b) {
+		r.bad = true
+		r.b = nil
+		return make([]byte, min(n, 8))
+	}
+	out := r.b[:n]
+	r.b = r.b[n:]
+	return out
+}
+
+func (r *reader) byte() byte     { return r.take(1)[0] }
+func (r *reader) uint16() uint16 { return binary.LittleEndian.Uint16(r.take(2)) }
+func (r *reader) uint32() uint32 { return binary.LittleEndian.Uint32(r.take(4)) }
+func (r *reader) uint64() uint64 { return binary.LittleEndian.Uint64(r.take(8)) }
+
+func (r *reader) text() string {
+	n := int(r.uint16())
+	if n > len(r.b) {
+		r.bad = true
+		return ""
+	}
+	return string(r.take(n))
+}
