@@ -40,6 +40,7 @@ type executor struct {
 	begun  numbers   // calls that were carried out, the current one among them
 	sent   []uint32  // frames by receiver, since the beginning
 	got    []uint32  // frames by sender
+	seen   bool      // the header of the next frame that is waited for
 	poster transport.Poster
 	odd    oddFrame // that judge refused
 
@@ -178,6 +179,8 @@ func (m *member) failure(kind, err error) *Error {
 // missing returns the ranks that the current wait is for.
 func (m *member) missing() []int {
 	switch w := &m.wait; {
+	case w.to >= 0 && m.seen && w.frames == 1:
+		return []int{w.to} // the other half is here
 	case w.to >= 0 && w.from >= 0 && w.to != w.from:
 		return []int{min(w.to, w.from), max(w.to, w.from)}
 	case w.to >= 0:

@@ -98,35 +98,47 @@ type oddFrame struct {
 // errOdd refuses a frame: what it is, is said once the exchange has ended, for that may take asking the peer.
 var errOdd = errors.New("collective: a frame of another call")
 
-// judge holds the header of a frame that arrives against the current call.
+// judge holds the header of a frame that arrives against the current call. It is shown the frame that is received just
+// before its data, others any number of times.
 //
 // The frames of one peer come in the order in which it sent them, so the next one of the peer that this rank waits for is
 // of this call, or the peer makes another. Those of other peers may be of later calls, or of sends that this rank has
 // yet to come to. But a peer that this rank sends to, and that sends itself, does not receive: nothing relies on buffers.
 func (x *executor) judge(peer int, h transport.Header) error {
 	own := x.header
-	own.Frame = x.got[peer]
-	m := x.m
-	w := &m.wait
-	if h == own && peer == w.from && w.frames > 0 {
-		x.got[peer]++
-		if !w.call.pairwise() {
-			x.heard[peer] = h.Seq + 1
-		}
-		if w.frames--; w.frames == 0 {
-			w.from = -1 // all are here
+	own.Frame = h.Frame
+	w := &x.wait
+	ahead := h.Frame - x.got[peer]
+	awaited := peer == w.from && w.frames > 0
+	switch {
+	case awaited && h == own && ahead <= uint32(w.frames): // one more may be there already
+		if ahead == 0 {
+			x.seen = true
+			if !w.call.pairwise() {
+				x.heard[peer] = h.Seq + 1
+			}
 		}
 		return nil
-	}
-	awaited := peer == w.from && w.frames > 0
-	answered := w.call.Op == Send && peer == w.to // by another frame than a receipt
-	if !awaited && !answered && h.Comm == own.Comm && h.Epoch == own.Epoch {
-		if h == own || Op(h.Op) == Send || w.call.pairwise() || h.Seq > own.Seq {
-			return nil
-		}
+	case awaited && (w.frames > 1 || !x.seen):
+	case h.Comm != own.Comm || h.Epoch != own.Epoch:
+	case w.call.Op == Send && peer == w.to:
+	case h == own || Op(h.Op) == Send || w.call.pairwise() || h.Seq > own.Seq:
+		return nil
 	}
 	x.odd = oddFrame{peer, h}
 	return errOdd
+}
+
+// arrived counts a frame that was received.
+func (x *executor) arrived(peer int) error {
+	w := &x.wait
+	if !x.seen {
+		return x.m.failure(ErrMismatch, fmt.Errorf("a frame of rank %d was left out: number %d did not come", peer, x.got[peer]))
+	}
+	x.seen = false
+	x.got[peer]++
+	w.frames--
+	return nil
 }
 
 // mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known. Of

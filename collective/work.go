@@ -371,7 +371,7 @@ func (w *work) exchange(s *plan.Step) error {
 		e.length = s.Out.Hi - s.Out.Lo
 	}
 	e.segment = segmentBytes / max(1, w.wire.Bytes()) // a barrier moves nothing
-	w.x.wait.to, w.x.wait.from = s.To, s.From
+	w.x.wait.to, w.x.wait.from, w.x.wait.frames, w.x.seen = s.To, s.From, 0, false
 	var err error
 	if segments := (e.length + e.segment - 1) / e.segment; segments > 1 && w.x.poster != nil {
 		err = e.overlapped(segments)
@@ -400,11 +400,13 @@ func (e *exchange) oneByOne(segments int) error {
 			return err
 		}
 		frame, buf := e.offer(i, 0)
-		x.wait.from, x.wait.frames = e.From, 1
+		x.wait.frames = 1
 		if err := x.m.end.Exchange(&x.wait, e.To, frame, e.From, buf); err != nil {
 			return err
 		}
-		e.take(i, buf)
+		if err := e.take(i, buf); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -421,7 +423,6 @@ func (e *exchange) overlapped(segments int) error {
 			}
 			frame, buf := e.offer(i, i%transport.PostsMax)
 			bufs[i%transport.PostsMax] = buf
-			x.wait.from = e.From
 			x.wait.frames++
 			if err := x.poster.Post(e.To, frame, e.From, buf); err != nil {
 				return e.drain(min(i, 1), err)
@@ -430,11 +431,13 @@ func (e *exchange) overlapped(segments int) error {
 		if i == 0 {
 			continue
 		}
-		x.wait.from = e.From
-		if err := x.poster.Complete(&x.wait); err != nil {
+		err := x.poster.Complete(&x.wait)
+		if err == nil {
+			err = e.take(i-1, bufs[(i-1)%transport.PostsMax])
+		}
+		if err != nil {
 			return e.drain(min(1, segments-i), err)
 		}
-		e.take(i-1, bufs[(i-1)%transport.PostsMax])
 	}
 	return nil
 }
@@ -490,26 +493,30 @@ func (e *exchange) offer(i, b int) (frame transport.Frame, buf []byte) {
 }
 
 // take brings segment i, which has come, to where it belongs.
-func (e *exchange) take(i int, buf []byte) {
-	if e.From < 0 || len(buf) == 0 {
-		return
+func (e *exchange) take(i int, buf []byte) error {
+	if e.From < 0 {
+		return nil
+	}
+	if err := e.x.arrived(e.From); err != nil || len(buf) == 0 {
+		return err
 	}
 	lo := i * e.segment
 	n := len(buf) / e.wire.Bytes()
 	own, came := advance(e.in, lo*e.inType.Bytes()), unsafe.Pointer(&buf[0])
 	if own == came {
-		return
+		return nil
 	}
 	if e.inType != e.wire {
 		if e.Side == plan.Replace {
 			kernel.Convert(e.inType, e.wire, own, came, n)
-			return
+			return nil
 		}
 		narrow := e.x.wide.of(segmentBytes)
 		kernel.Convert(e.inType, e.wire, narrow, came, n)
 		came = narrow
 	}
 	e.meet(e.Side, e.inType, own, came, n)
+	return nil
 }
 
 // pair carries out this rank's half of a call of two ranks: one frame, in segments.
