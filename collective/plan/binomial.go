@@ -1,6 +1,9 @@
 package plan
 
-import "math/bits"
+import (
+	"math/bits"
+	"time"
+)
 
 // Binomial trees number the ranks from the root on. The one above a rank is the one whose number lacks its lowest bit; below
 // it hang those that lie a smaller power of two above it, each with the numbers up to the next.
@@ -217,4 +220,82 @@ func bruckAllGather(p Problem, rank int, yield func(Step) bool) bool {
 	high := Span{Dst, b.offsets[rank], p.Count}
 	return yield(duplicate(first(Scratch, high.length()), high)) &&
 		(rank == 0 || yield(duplicate(Span{Scratch, high.length(), p.Count}, Span{Dst, 0, high.Lo})))
+}
+
+// below returns how many numbers hang from a number at a distance, of size numbers.
+func below(size, number, reach int) int { return min(reach, size-number-reach) }
+
+// moved returns how many elements a frame for so many ranks has.
+func (p Problem) moved(ranks int) int {
+	if p.Op == Broadcast {
+		return p.Count
+	}
+	return min(p.Count, p.longestPart()*ranks)
+}
+
+// binomialDown is the time of a binomial tree away from the root: a rank sends to those below one after the other.
+func binomialDown(p Problem, c costs) time.Duration {
+	have := make([]time.Duration, p.Size) // by number: when the rank has received
+	if p.Op == Scatter && p.Root > 0 {
+		have[0] = c.turning(p)
+	}
+	slowest := time.Duration(0)
+	for number, now := range have {
+		rank := (number + p.Root) % p.Size
+		_, reach := p.numberOf(rank)
+		for reach /= 2; reach > 0; reach /= 2 {
+			if n := below(p.Size, number, reach); n > 0 {
+				now += c.over(c.link(rank, (rank+reach)%p.Size), p.moved(n))
+				have[number+reach] = now
+			}
+		}
+		if number == 0 || p.Op == Scatter {
+			now += c.copying(p.moved(1))
+		}
+		slowest = max(slowest, now)
+	}
+	return slowest
+}
+
+// binomialUp is the time of a gather: a rank receives from those below one after the other, then is received from.
+func binomialUp(p Problem, c costs) time.Duration {
+	ready := make([]time.Duration, p.Size) // by number
+	for number := p.Size - 1; number >= 0; number-- {
+		rank := (number + p.Root) % p.Size
+		_, most := p.numberOf(rank)
+		ready[number] = c.copying(p.moved(1))
+		for reach := 1; reach < most; reach *= 2 {
+			if n := below(p.Size, number, reach); n > 0 {
+				ready[number] = max(ready[number], ready[number+reach]) + c.over(c.link(rank, (rank+reach)%p.Size), p.moved(n))
+			}
+		}
+	}
+	if p.Root > 0 {
+		ready[0] += c.turning(p)
+	}
+	return ready[0]
+}
+
+// turning is the time in which the root copies the block that goes around the end, of the ranks after the last and those
+// before.
+func (c costs) turning(p Problem) time.Duration {
+	for reach := 1; reach < p.Size; reach *= 2 {
+		if p.Root+2*reach > p.Size && p.Root+reach < p.Size {
+			return c.copying(p.moved(below(p.Size, 0, reach)))
+		}
+	}
+	return 0
+}
+
+// treeReduceCost is the time of the canonical tree, where the two ranks of a node meet as soon as both are there.
+func treeReduceCost(p Problem, c costs) time.Duration {
+	type sum struct {
+		node Ranks
+		at   time.Duration
+	}
+	leaf := func(rank int) sum { return sum{Ranks{rank, rank + 1}, c.copying(p.Count)} }
+	return canonical(0, p.Size, leaf, func(l, r sum) sum {
+		met := max(l.at, r.at) + c.over(c.link(p.keeper(l.node), p.keeper(r.node)), p.Count) + c.combining(2*p.Count)
+		return sum{Ranks{l.node.Lo, r.node.Hi}, met}
+	}).at
 }

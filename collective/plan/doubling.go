@@ -223,31 +223,40 @@ func disseminationBarrier(p Problem, rank int, yield func(Step) bool) bool {
 	return true
 }
 
-// doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to combine them.
-// What is gathered or scattered doubles, or halves, from round to round.
+// doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to combine them. What
+// is gathered or scattered doubles, or halves, from round to round.
 func doublingCost(p Problem, l Links) time.Duration {
-	rounds := bits.Len(uint(p.Size - 1))
 	c := l.of(p)
 	switch p.Op {
-	case Barrier:
-		return time.Duration(rounds) * c.frame(0)
-	case Broadcast:
-		return max(time.Duration(rounds)*c.frame(p.Count), c.copying(p.Count))
-	case Reduce:
-		return c.copying(p.Count) + time.Duration(rounds)*(c.frame(p.Count)+c.combining(2*p.Count))
-	case Gather, Scatter, AllGather:
-		t := 2 * c.copying(p.Count)
+	case AllReduce:
+		rounds := bits.Len(uint(p.Size - 1))
+		t := c.copying(p.Count) + time.Duration(rounds)*c.combining(2*p.Count)
 		for k := range rounds {
-			t += c.frame(min(p.Count, p.longestPart()<<k))
+			t += c.over(c.between(func(rank int) int { return rank ^ 1<<k }), p.Count)
+		}
+		if p.Size&(p.Size-1) != 0 {
+			tail := tailOf(p.Size)
+			for holders := tail.holders[rounds]; holders < p.Size; holders *= 2 {
+				t += c.frame(p.Count)
+			}
+		}
+		return t
+	case Reduce:
+		return treeReduceCost(p, c)
+	case Broadcast, Scatter:
+		return binomialDown(p, c)
+	case Gather:
+		return binomialUp(p, c)
+	case AllGather:
+		t := c.copying(p.longestPart()) + c.copying(p.Count)
+		for reach := 1; reach < p.Size; reach *= 2 {
+			t += c.over(c.above(reach), min(p.Count, p.longestPart()*min(reach, p.Size-reach)))
 		}
 		return t
 	}
-	spreads := 0
-	if p.Size&(p.Size-1) != 0 {
-		t := tailOf(p.Size)
-		for holders := t.holders[rounds]; holders < p.Size; holders *= 2 {
-			spreads++
-		}
+	t := time.Duration(0)
+	for reach := 1; reach < p.Size; reach *= 2 {
+		t += c.over(c.above(reach), 0)
 	}
-	return c.copying(p.Count) + time.Duration(rounds+spreads)*c.frame(p.Count) + time.Duration(rounds)*c.combining(2*p.Count)
+	return t
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"iter"
+	"math/bits"
 	"time"
 )
 
@@ -89,57 +90,89 @@ func framesReduce(p Problem, rank int, yield func(Step) bool) bool {
 }
 
 // reduceToOwners sends the slices of a rank's source to their owners, and combines in home what the others send of its own.
-// What cannot be combined yet waits in Scratch, behind home if that is there too.
+// What cannot be combined yet waits in Scratch, behind home if that is there too. A rank combines once a round at most, so that
+// nobody holds up the others for long, and the rest at the end.
 func reduceToOwners(p Problem, rank int, home Span, yield func(Step) bool) bool {
-	length := home.length()
-	own := Ranks{rank, rank + 1}
-	at := map[Ranks]Span{own: home} // where the nodes of the tree are that this rank has
-	var free []Span
-	next := 0 // where Scratch has not been used yet
+	f := folder{size: p.Size, home: home, at: map[Ranks]Span{{rank, rank + 1}: home}, yield: yield}
 	if home.Buffer == Scratch {
-		next = length
+		f.scratch = home.length()
 	}
-	if !yield(duplicate(p.ownedIn(Src, rank), home)) {
-		return false
+	return yield(duplicate(p.ownedIn(Src, rank), home)) &&
+		rounds(p, rank, func(to, from int) bool {
+			step := exchange(to, p.ownedIn(Src, to), from, Span{})
+			combined := f.receive(&step)
+			return yield(step) && (combined || f.fold())
+		}) && f.rest()
+}
+
+// folder keeps the nodes of the canonical tree that a rank has of its slice.
+type folder struct {
+	size    int
+	home    Span           // where the result has to be
+	at      map[Ranks]Span // where the nodes are
+	fresh   []Ranks        // nodes that may have a sibling
+	free    []Span         // parts of Scratch
+	scratch int            // where Scratch has not been used yet
+	yield   func(Step) bool
+}
+
+// receive sets where the step receives a rank's part: into its sibling, if that is there, and so combined segment by segment as it
+// comes, which it reports.
+func (f *folder) receive(step *Step) (combined bool) {
+	node := Ranks{step.From, step.From + 1}
+	other, parent, _ := sibling(f.size, node)
+	if there, ok := f.at[other]; ok {
+		step.In, step.Side = there, sideOf(node, other)
+		delete(f.at, other)
+		f.put(parent, there)
+		return true
 	}
-	return rounds(p, rank, func(to, from int) bool {
-		step := exchange(to, p.ownedIn(Src, to), from, Span{})
-		node := Ranks{from, from + 1}
-		other, parent, _ := sibling(p.Size, node)
-		if there, ok := at[other]; ok { // combined segment by segment as it comes
-			step.In, step.Side = there, sideOf(node, other)
-			delete(at, other)
-			node = parent
-		} else if n := len(free); n > 0 {
-			step.In, free = free[n-1], free[:n-1]
-		} else {
-			step.In = Span{Scratch, next, next + length}
-			next += length
+	if n := len(f.free); n > 0 {
+		step.In, f.free = f.free[n-1], f.free[:n-1]
+	} else {
+		step.In = Span{Scratch, f.scratch, f.scratch + f.home.length()}
+		f.scratch += f.home.length()
+	}
+	f.put(node, step.In)
+	return false
+}
+
+func (f *folder) put(node Ranks, at Span) {
+	f.at[node] = at
+	f.fresh = append(f.fresh, node)
+}
+
+// fold combines two siblings, if two are there.
+func (f *folder) fold() bool {
+	for len(f.fresh) > 0 {
+		node := f.fresh[0]
+		f.fresh = f.fresh[1:]
+		other, parent, _ := sibling(f.size, node)
+		here, have := f.at[node]
+		there, both := f.at[other]
+		if !have || !both {
+			continue
 		}
-		if !yield(step) {
+		if here == f.home {
+			node, other, here, there = other, node, there, here
+		}
+		delete(f.at, node)
+		delete(f.at, other)
+		f.free = append(f.free, here)
+		f.put(parent, there)
+		return f.home.length() == 0 || f.yield(fold(here, there, sideOf(node, other)))
+	}
+	return true
+}
+
+// rest combines what is left.
+func (f *folder) rest() bool {
+	for len(f.fresh) > 0 {
+		if !f.fold() {
 			return false
 		}
-		here := step.In
-		for {
-			other, parent, ok := sibling(p.Size, node)
-			there, have := at[other]
-			if !ok || !have {
-				break
-			}
-			in, out, side := there, here, sideOf(other, node)
-			if there == home {
-				in, out, side = here, there, sideOf(node, other)
-			}
-			if length > 0 && !yield(fold(in, out, side)) {
-				return false
-			}
-			delete(at, other)
-			free = append(free, in)
-			node, here = parent, out
-		}
-		at[node] = here
-		return true
-	})
+	}
+	return true
 }
 
 // sideOf says on which side of another node a node stands.
@@ -218,21 +251,34 @@ func framesSend(p Problem, rank int, yield func(Step) bool) bool {
 	return true
 }
 
-// framesCost: n - 1 frames of a slice, and for a reduction as many operands of it, then n - 1 frames more.
+// framesCost: n - 1 frames of a slice, and for a reduction as many operands of it and what is left to combine at the end, then
+// n - 1 frames more.
 func framesCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	others := time.Duration(p.Size - 1)
 	own := longestSlice(p.Count, p.Size)
+	if p.Op == ReduceScatter {
+		own = p.longestPart()
+	}
+	left := time.Duration(max(0, bits.Len(uint(p.Size-1))-1))
+	combining := (others + left) * c.combining(2*own)
 	switch p.Op {
 	case AllReduce, Reduce:
-		return c.copying(own) + 2*others*c.frame(own) + others*c.combining(2*own)
+		return c.copying(own) + 2*others*c.frame(own) + combining
 	case ReduceScatter:
-		own = p.longestPart()
-		return 2*c.copying(own) + others*(c.frame(own)+c.combining(2*own))
+		return 2*c.copying(own) + others*c.frame(own) + combining
 	case Broadcast:
-		return max(2*others*c.frame(own), c.copying(p.Count))
+		return 2*others*c.frame(own) + c.copying(p.Count)
+	case Gather, Scatter:
+		t := c.copying(p.longestPart())
+		for rank := range p.Size {
+			if rank != p.Root {
+				t += c.over(c.link(rank, p.Root), p.longestPart())
+			}
+		}
+		return t
 	case Send:
-		return c.frame(p.Count)
+		return c.over(c.link(p.Root, p.Peer), p.Count)
 	case Barrier:
 		return others * c.frame(0)
 	}

@@ -5,13 +5,14 @@ import "time"
 // costs is what the moves of a plan take on some links.
 type costs struct {
 	Links
+	places []Place
 	frames Link    // the slowest way between two of the ranks
 	shares float64 // by how many ranks a processor is shared, at least 1
 }
 
 // of returns what the problem's plans have to reckon with.
 func (l Links) of(p Problem) costs {
-	c := costs{Links: l, frames: l.Host, shares: 1}
+	c := costs{Links: l, places: p.Places, frames: l.Host, shares: 1}
 	most, ranks := 0, map[int]int{}
 	for _, at := range p.Places {
 		if at.Host != p.Places[0].Host {
@@ -31,6 +32,29 @@ func (l Links) of(p Problem) costs {
 
 // frame is the time that one frame of so many elements takes over the slowest link.
 func (c costs) frame(elements int) time.Duration { return c.over(c.frames, elements) }
+
+// link returns the way between two ranks by frames.
+func (c costs) link(a, b int) Link {
+	if c.places != nil && c.places[a].Host != c.places[b].Host {
+		return c.Network
+	}
+	return c.Host
+}
+
+// between returns the slowest link of a round in which every rank has the peer given, if that is a rank.
+func (c costs) between(peer func(rank int) int) Link {
+	for rank := range c.places {
+		if other := peer(rank); other >= 0 && other < len(c.places) && c.link(rank, other) == c.Network {
+			return c.Network
+		}
+	}
+	return c.Host
+}
+
+// above returns the slowest link of a round in which every rank has the peer so far above it, around the end.
+func (c costs) above(distance int) Link {
+	return c.between(func(rank int) int { return (rank + distance) % len(c.places) })
+}
 
 // over is the time that one frame takes over a link.
 func (c costs) over(l Link, elements int) time.Duration {

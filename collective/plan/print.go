@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -89,19 +90,38 @@ func (p Problem) String() string {
 	default:
 		fmt.Fprintf(&b, "%v of %d elements over %d ranks", p.Op, p.Count, p.Size)
 	}
-	if p.Counts != nil {
+	if p.Counts != nil && len(p.Counts) <= 12 {
 		fmt.Fprintf(&b, ", parts %v", p.Counts)
+	} else if p.Counts != nil {
+		fmt.Fprintf(&b, ", parts of %d to %d", slices.Min(p.Counts), slices.Max(p.Counts))
 	}
 	if p.Op.Reduces() && p.Order == Any {
 		b.WriteString(" in any order")
 	}
 	if p.Places != nil {
-		fmt.Fprintf(&b, ", domains %v", p.domains())
+		b.WriteString(", " + p.placement())
 	}
 	if p.Private {
 		fmt.Fprintf(&b, ", private with a stage of %d", p.Stage)
 	}
 	return b.String()
+}
+
+// placement prints the domains: all ranks of a few, else how many there are of which sizes.
+func (p Problem) placement() string {
+	const listed = 12
+	domains := p.domains()
+	if p.Size <= listed {
+		return fmt.Sprintf("domains %v", domains)
+	}
+	least, most := p.Size, 0
+	for _, ranks := range domains {
+		least, most = min(least, len(ranks)), max(most, len(ranks))
+	}
+	if least == most {
+		return fmt.Sprintf("%d domains of %d ranks", len(domains), least)
+	}
+	return fmt.Sprintf("%d domains of %d to %d ranks", len(domains), least, most)
 }
 
 // String prints the step: "exchange work[0:10) with 1, mine left".

@@ -270,7 +270,8 @@ func stagedCost(p Problem, l Links) time.Duration {
 	switch p.Op {
 	case AllReduce, Reduce:
 		own := min(p.Count, windows*longestSlice(length, p.Size))
-		return sync + c.syncs(min(1, windows)) + c.copying(p.Count-own) + c.combining(p.Size*own) + c.reading(p.Count-own)
+		others := p.Count - windows*(granules(length)/p.Size*sliceElements)
+		return sync + c.syncs(min(1, windows)) + c.copying(others) + c.combining(p.Size*own) + c.reading(others)
 	case ReduceScatter:
 		own := p.longestPart()
 		return sync + c.copying(p.Count-p.Count/p.Size) + c.combining(p.Size*own)
