@@ -58,7 +58,7 @@ func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error
 	var s *distribute.Strategy
 	var err error
 	if spec, ok := spec["cross_device_ops"].(map[string]any); ok {
-		if ops, err = crossDeviceOps(spec); err != nil {
+		if ops, err = g.crossDeviceOps(spec, names(g.c.Strategy["devices"])); err != nil {
 			return nil, err
 		}
 	}
@@ -93,29 +93,6 @@ func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error
 		}
 	})
 	return s, nil
-}
-
-func crossDeviceOps(spec map[string]any) (distribute.CrossDeviceOps, error) {
-	switch kind := spec["type"]; kind {
-	case "ReductionToOneDevice":
-		to, _ := spec["reduce_to_device"].(string)
-		return distribute.ReductionToOneDevice{ReduceTo: to}, nil
-	case "HierarchicalCopyAllReduce":
-		packs := 1
-		if n, ok := spec["num_packs"].(json.Number); ok {
-			packs, _ = strconv.Atoi(n.String())
-		}
-		return distribute.NewHierarchicalCopyAllReduce(packs)
-	case "NcclAllReduce":
-		if n, ok := spec["num_packs"].(json.Number); ok && strings.HasPrefix(n.String(), "-") {
-			return nil, errNotInGo
-		}
-		return nil, nil // the library's own collectives stand for it
-	case "CollectiveAllReduce":
-		return distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{Devices: []string{"CPU:0"}})
-	default:
-		return nil, fmt.Errorf("unknown cross_device_ops %v", kind)
-	}
 }
 
 // reduceOp parses the case's reduction; "$SUM" names the constant.
@@ -174,9 +151,15 @@ func communication(v any) (distribute.Options, error) {
 		if err != nil {
 			return o, err
 		}
-		o.Timeout = time.Duration(seconds * float64(time.Second))
+		if o.Timeout = time.Duration(seconds * float64(time.Second)); seconds == 0 {
+			o.Timeout = distribute.NoTimeout
+		}
 	}
-	if name, ok := comm["implementation"].(string); ok {
+	if given, ok := comm["implementation"]; ok {
+		name, isText := given.(string)
+		if !isText {
+			return o, fmt.Errorf("implementation %v: %w", given, errNotInGo)
+		}
 		var err error
 		if o.Implementation, err = distribute.ParseImplementation(name); err != nil {
 			return o, err
@@ -371,7 +354,7 @@ func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 
 func goldenBroadcast(g *goldenRun) (map[string]any, error) {
 	spec, _ := g.c.Options["cross_device_ops"].(map[string]any)
-	if _, err := crossDeviceOps(spec); err != nil {
+	if _, err := g.crossDeviceOps(spec, g.directDevices()); err != nil {
 		return nil, err
 	}
 	v, err := g.input("value")
@@ -877,7 +860,7 @@ func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, e
 		replicas, err = g.inputs("per_replica", true)
 		results, _ = answer["per_replica"].([]any)
 		return replicas, results, err
-	case "batch_reduce_to":
+	case "batch_reduce_to", "cross_device_batch_reduce":
 		in, err = g.inputs("values", false)
 		batch, _ := answer["values"].([]any)
 		for i, v := range batch {

@@ -52,6 +52,20 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"mirrored_init":             goldenMirroredInit,
 	"mwms_init":                 goldenMultiWorkerInit,
 	"device_list":               goldenDeviceList,
+	"all_gather":                goldenAllGather,
+	"gather":                    goldenGather,
+	"all_gather_gradient":       goldenAllGatherGradient,
+	"all_reduce_gradient":       goldenAllReduceGradient,
+	"all_reduce_packs":          goldenAllReducePacks,
+	"group_by_size":             goldenGroupBySize,
+	"concat_split_pack":         goldenConcatSplitPack,
+	"cross_device_reduce":       goldenCrossDeviceReduce,
+	"cross_device_batch_reduce": goldenCrossDeviceBatchReduce,
+	"cross_device_ctor":         goldenCrossDeviceConstructor,
+	"select_cross_device_ops":   goldenSelectedOps,
+	"collective_timeout":        goldenCollectiveTimeout,
+	"collective_keys":           goldenCollectiveKeys,
+	"communication_options":     goldenCommunicationOptions,
 
 	"tfconfig_resolver":           goldenTFConfigResolver,
 	"slurm_resolver":              goldenSlurmResolver,
@@ -68,20 +82,6 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 var goldenLater = map[string]string{
 	"gather_inside_run":           "gathers",
 	"all_gather_outside_strategy": "gathers",
-	"all_gather":                  "gathers",
-	"gather":                      "gathers",
-	"all_gather_gradient":         "gradients of collectives",
-	"all_reduce_gradient":         "gradients of collectives",
-	"all_reduce_packs":            "packs in flight",
-	"group_by_size":               "packs in flight",
-	"concat_split_pack":           "packs in flight",
-	"cross_device_reduce":         "CrossDeviceOps called directly",
-	"cross_device_batch_reduce":   "CrossDeviceOps called directly",
-	"cross_device_ctor":           "CrossDeviceOps called directly",
-	"select_cross_device_ops":     "CrossDeviceOps called directly",
-	"collective_timeout":          "CrossDeviceOps called directly",
-	"collective_keys":             "CrossDeviceOps called directly",
-	"communication_options":       "hints",
 	"multi_worker":                "several workers",
 }
 
@@ -271,7 +271,9 @@ func isScenario(name string) func(*goldenCase, string) bool {
 func (c *goldenCase) fails() bool { return c.Expect["error_type"] != nil }
 
 // isBatch reports whether the case's operation is one of those that reduce a batch.
-func isBatch(c *goldenCase) bool { return c.Op == "all_reduce" || c.Op == "batch_reduce_to" }
+func isBatch(c *goldenCase) bool {
+	return c.Op == "all_reduce" || c.Op == "batch_reduce_to" || strings.HasPrefix(c.Op, "cross_device_") && c.Op != "cross_device_ctor"
+}
 
 // contains reports whether a value of the kind is in a value of a case.
 func contains(v any, kind string) bool {
@@ -370,7 +372,7 @@ func testGoldenCase(t *testing.T, c *goldenCase) (exception bool) {
 		return false
 	}
 	message, _ := c.Expect["error_message"].(string)
-	for _, e := range slices.Concat(goldenLimits, goldenDefects) {
+	for _, e := range slices.Concat(goldenLimits, goldenGatherLimits, goldenDefects) {
 		if e.applies(c, message) {
 			if err := e.check(g, answer, err); err != nil {
 				t.Fatalf("exception %s (%s): %v", e.name, e.reason, err)
@@ -562,7 +564,10 @@ func (g *goldenRun) tolerance() tolerance {
 }
 
 func opsType(c *goldenCase) string {
-	ops, _ := c.Strategy["cross_device_ops"].(map[string]any)
+	ops, direct := c.Options["cross_device_ops"].(map[string]any)
+	if !direct {
+		ops, _ = c.Strategy["cross_device_ops"].(map[string]any)
+	}
 	kind, _ := ops["type"].(string)
 	return kind
 }
