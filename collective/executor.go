@@ -46,15 +46,14 @@ type executor struct {
 
 	behind   []int // early: the ranks that have not entered
 	scratch  *kernel.Scratch
-	src, dst []unsafe.Pointer // Combine: the sources by rank, the distinct destinations
+	in, out  []vector         // Combine: the sources by rank, the distinct destinations
+	src, dst []unsafe.Pointer // where they lie, or their blocks in the type of partial sums
 	shadow   buffer           // the result, where other local ranks have the same Dst
 	own      buffer           // Work where it is not Dst
 	private  buffer           // Scratch
 	received [transport.PostsMax]buffer
 	given    [transport.PostsMax]buffer // frames of another type than their memory
-	wide     buffer                     // Combine: blocks in the type of partial sums
-	blocks   []unsafe.Pointer           // where they begin
-	sum      []unsafe.Pointer           // and the one of their sum
+	wide     buffer                     // these blocks
 }
 
 func (x *executor) open(m *member) {

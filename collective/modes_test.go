@@ -28,6 +28,16 @@ var modes = []mode{
 	{"memory", "direct", mem.New},
 	{"memory with frames", "recursive_doubling", mem.New},
 	{"messages", "recursive_doubling", mem.NewPipes},
+	{"domains", "recursive_doubling", domains},
+}
+
+// domains puts every two ranks into a domain of their own, in one process: 0 with 1, 2 with 3, and so on.
+func domains(n int) []transport.Endpoint {
+	of := make([]int, n)
+	for r := range of {
+		of[r] = r / 2
+	}
+	return mem.NewDomains(of)
 }
 
 // eachMode runs a test in each mode.

@@ -162,7 +162,7 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 	own := x.m.rank
 	for i := range s.steps {
 		step := &s.steps[i]
-		for _, span := range []plan.Span{step.In, step.Out} {
+		for _, span := range [...]plan.Span{step.In, step.Out, step.Own, step.Keep} {
 			s.work = s.work || span.Buffer == plan.Work && span.Hi > span.Lo
 			if span.Buffer == plan.Scratch {
 				s.scratch = max(s.scratch, span.Hi)
@@ -184,7 +184,8 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
 		case plan.Combine:
 			s.reaches = s.reaches || in && (step.Ranks.Lo != own || step.Ranks.Hi != own+1) || out && step.To != own
-			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst && step.To < 0
+			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst && step.To < 0 &&
+				step.Own == plan.Span{} && step.Keep == plan.Span{}
 		case plan.Copy:
 			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
 		default:

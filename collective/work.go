@@ -244,50 +244,71 @@ func (w *work) combine(s *plan.Step) error {
 	if n == 0 {
 		return nil
 	}
-	var in, out DType
-	x.src, x.dst = x.src[:0], x.dst[:0]
+	x.in, x.out = x.in[:0], x.out[:0]
 	for r := s.Ranks.Lo; r < s.Ranks.Hi; r++ {
-		var p unsafe.Pointer
-		p, in = w.placeOf(r, s.In)
-		x.src = append(x.src, p)
+		p, t := w.placeOf(r, s.In)
+		if r == x.m.rank && s.Own.Hi > s.Own.Lo {
+			p, t = w.place(s.Own)
+		}
+		x.in = append(x.in, vector{p, t})
 	}
 	if s.To >= 0 {
-		var p unsafe.Pointer
-		p, out = w.placeOf(s.To, s.Out)
-		x.dst = append(x.dst, p)
+		p, t := w.placeOf(s.To, s.Out)
+		x.out = append(x.out, vector{p, t})
 	} else {
 		for _, r := range x.m.site.domain {
-			var p unsafe.Pointer
-			if p, out = w.placeOf(r, s.Out); !slices.Contains(x.dst, p) {
-				x.dst = append(x.dst, p)
+			p, t := w.placeOf(r, s.Out)
+			if v := (vector{p, t}); !slices.Contains(x.out, v) {
+				x.out = append(x.out, v)
 			}
 		}
 	}
-	tree := kernel.Tree{Op: kernelOp(w.call.Reduce), Type: in}
+	if s.Keep.Hi > s.Keep.Lo {
+		p, t := w.place(s.Keep)
+		x.out = append(x.out, vector{p, t})
+	}
+	tree := kernel.Tree{Op: kernelOp(w.call.Reduce), Type: x.in[0].t}
 	if w.mean && s.Ranks.Lo == 0 && s.Ranks.Hi == x.m.team.size {
 		tree.Divide = x.m.team.size
 	}
+	other := func(v vector) bool { return v.t != tree.Type }
 	var err error
-	if in == out {
-		tree.Float32 = w.acc != in
-		err = w.trees(tree, n)
-	} else {
+	if slices.ContainsFunc(x.in, other) || slices.ContainsFunc(x.out, other) {
 		tree.Type = w.acc
-		err = w.wide(tree, in, out, n)
+		err = w.wide(tree, n)
+	} else {
+		tree.Float32 = w.acc != tree.Type
+		err = w.trees(tree, n)
 	}
-	clear(x.src)
-	clear(x.dst)
+	clear(x.in)
+	clear(x.out)
 	return err
 }
 
-// trees reduces n elements, segment by segment.
+// vector is where elements of a type lie.
+type vector struct {
+	p unsafe.Pointer
+	t DType
+}
+
+// trees reduces n elements of one type, segment by segment.
 func (w *work) trees(tree kernel.Tree, n int) error {
+	x := w.x
+	x.src, x.dst = x.src[:0], x.dst[:0]
+	for _, v := range x.in {
+		x.src = append(x.src, v.p)
+	}
+	for _, v := range x.out {
+		x.dst = append(x.dst, v.p)
+	}
+	defer clear(x.src)
+	defer clear(x.dst)
 	segment := segmentBytes / tree.Type.Bytes()
 	for lo := 0; lo < n; lo += segment {
 		if skip, err := w.stop(); skip {
 			return err
 		}
-		tree.Reduce(w.x.scratch, w.x.dst, w.x.src, lo, min(lo+segment, n))
+		tree.Reduce(x.scratch, x.dst, x.src, lo, min(lo+segment, n))
 	}
 	return nil
 }
@@ -295,19 +316,17 @@ func (w *work) trees(tree kernel.Tree, n int) error {
 // wideElements is how many elements of each rank are widened at a time.
 const wideElements = 1024
 
-// wide reduces n elements whose type, or that of the result, is not the type of the partial sums: block by block they are
-// widened, reduced and narrowed.
-func (w *work) wide(tree kernel.Tree, in, out DType, n int) error {
+// wide reduces n elements that are not all of the type of the partial sums: block by block they are widened, reduced and
+// narrowed.
+func (w *work) wide(tree kernel.Tree, n int) error {
 	x := w.x
 	size := w.acc.Bytes()
 	block := wideElements * size
-	base := x.wide.of((len(x.src) + 1) * block)
-	x.blocks = x.blocks[:0]
-	for i := range x.src {
-		x.blocks = append(x.blocks, unsafe.Add(base, i*block))
+	base := x.wide.of((len(x.in) + 1) * block)
+	x.src, x.dst = x.src[:0], append(x.dst[:0], base)
+	for i := range x.in {
+		x.src = append(x.src, unsafe.Add(base, (i+1)*block))
 	}
-	sum := [1]unsafe.Pointer{unsafe.Add(base, len(x.src)*block)}
-	x.sum = append(x.sum[:0], sum[0])
 	for lo := 0; lo < n; lo += wideElements {
 		if lo%(segmentBytes/size) == 0 {
 			if skip, err := w.stop(); skip {
@@ -315,12 +334,12 @@ func (w *work) wide(tree kernel.Tree, in, out DType, n int) error {
 			}
 		}
 		count := min(wideElements, n-lo)
-		for i, p := range x.src {
-			kernel.Convert(w.acc, in, x.blocks[i], unsafe.Add(p, lo*in.Bytes()), count)
+		for i, v := range x.in {
+			kernel.Convert(w.acc, v.t, x.src[i], unsafe.Add(v.p, lo*v.t.Bytes()), count)
 		}
-		tree.Reduce(x.scratch, x.sum, x.blocks, 0, count)
-		for _, p := range x.dst {
-			kernel.Convert(out, w.acc, unsafe.Add(p, lo*out.Bytes()), sum[0], count)
+		tree.Reduce(x.scratch, x.dst, x.src, 0, count)
+		for _, v := range x.out {
+			kernel.Convert(v.t, w.acc, unsafe.Add(v.p, lo*v.t.Bytes()), base, count)
 		}
 	}
 	return nil
@@ -360,26 +379,28 @@ func (w *work) scale(s *plan.Step) error {
 	})
 }
 
-// exchange is one step that sends a span and receives one, segment by segment. Both ends name as many elements, so they cut
-// them alike.
+// exchange is one step that sends a span and receives one, both at once, segment by segment. The two ends of a span cut it
+// alike; an empty one is a frame as well.
 func (w *work) exchange(s *plan.Step) error {
-	e := exchange{work: w, Step: s}
+	e := exchange{work: w, Step: s, segment: segmentBytes / max(1, w.wire.Bytes())} // a barrier moves nothing
 	e.out, e.outType = w.place(s.Out)
 	e.in, e.inType = w.place(s.In)
-	e.length = s.In.Hi - s.In.Lo
-	if s.From < 0 {
-		e.length = s.Out.Hi - s.Out.Lo
+	if s.To >= 0 {
+		e.sends = max(1, (s.Out.Hi-s.Out.Lo+e.segment-1)/e.segment)
 	}
-	e.segment = segmentBytes / max(1, w.wire.Bytes()) // a barrier moves nothing
-	w.x.wait.to, w.x.wait.from, w.x.wait.frames, w.x.seen = s.To, s.From, 0, false
+	if s.From >= 0 {
+		e.gets = max(1, (s.In.Hi-s.In.Lo+e.segment-1)/e.segment)
+	}
+	x := w.x
+	x.wait.frames, x.seen = 0, false
 	var err error
-	if segments := (e.length + e.segment - 1) / e.segment; segments > 1 && w.x.poster != nil {
-		err = e.overlapped(segments)
+	if n := max(e.sends, e.gets); n > 1 && x.poster != nil {
+		err = e.overlapped(n)
 	} else {
-		err = e.oneByOne(max(1, segments))
+		err = e.oneByOne(n)
 	}
 	if err == nil {
-		w.x.wait.to, w.x.wait.from = -1, -1
+		x.wait.to, x.wait.from = -1, -1
 	}
 	return err
 }
@@ -390,7 +411,8 @@ type exchange struct {
 	*plan.Step
 	out, in         unsafe.Pointer
 	outType, inType DType
-	length, segment int // in elements
+	segment         int // elements
+	sends, gets     int // segments
 }
 
 func (e *exchange) oneByOne(segments int) error {
@@ -399,9 +421,8 @@ func (e *exchange) oneByOne(segments int) error {
 		if skip, err := e.stop(); skip && err != nil {
 			return err
 		}
-		frame, buf := e.offer(i, 0)
-		x.wait.frames = 1
-		if err := x.m.end.Exchange(&x.wait, e.To, frame, e.From, buf); err != nil {
+		to, frame, from, buf := e.offer(i, 0)
+		if err := x.m.end.Exchange(&x.wait, to, frame, from, buf); err != nil {
 			return err
 		}
 		if err := e.take(i, buf); err != nil {
@@ -415,16 +436,14 @@ func (e *exchange) oneByOne(segments int) error {
 func (e *exchange) overlapped(segments int) error {
 	x := e.x
 	var bufs [transport.PostsMax][]byte
-	x.wait.frames = 0
 	for i := range segments + 1 {
 		if i < segments {
 			if skip, err := e.stop(); skip && err != nil {
-				return e.drain(i-max(0, i-1), err)
+				return e.drain(min(i, 1), err)
 			}
-			frame, buf := e.offer(i, i%transport.PostsMax)
+			to, frame, from, buf := e.offer(i, i%transport.PostsMax)
 			bufs[i%transport.PostsMax] = buf
-			x.wait.frames++
-			if err := x.poster.Post(e.To, frame, e.From, buf); err != nil {
+			if err := x.poster.Post(to, frame, from, buf); err != nil {
 				return e.drain(min(i, 1), err)
 			}
 		}
@@ -464,37 +483,44 @@ func (c endedContext) Park(ready <-chan struct{}) error {
 	}
 }
 
-// offer returns the frame of segment i, and where the one that comes shall go. Elements of another type than the wire's
-// are converted in buffers number b.
-func (e *exchange) offer(i, b int) (frame transport.Frame, buf []byte) {
+// offer returns segment i as Exchange wants it: the frame that goes to a rank, and where the one that comes from a rank
+// shall lie. Elements of another type than the wire's are converted in buffers number b.
+func (e *exchange) offer(i, b int) (to int, frame transport.Frame, from int, buf []byte) {
 	x := e.x
+	to, from = -1, -1
 	lo := i * e.segment
-	n := min(e.segment, e.length-lo)
-	size := e.wire.Bytes()
-	if e.To >= 0 {
+	if i < e.sends {
+		to = e.To
 		frame.Header = x.header
-		frame.Frame = x.sent[e.To]
-		x.sent[e.To]++
+		frame.Frame = x.sent[to]
+		x.sent[to]++
+		n := min(e.segment, e.Out.Hi-e.Out.Lo-lo)
 		data := advance(e.out, lo*e.outType.Bytes())
 		if n > 0 && e.outType != e.wire {
 			data = x.given[b].of(segmentBytes)
 			kernel.Convert(e.wire, e.outType, data, advance(e.out, lo*e.outType.Bytes()), n)
 		}
-		frame.Data = bytesAt(data, 0, n*size)
+		frame.Data = bytesAt(data, 0, n*e.wire.Bytes())
 	}
-	if e.From >= 0 {
+	if i < e.gets {
+		from = e.From
+		x.wait.frames++
 		into := advance(e.in, lo*e.inType.Bytes())
 		if e.Side != plan.Replace || e.inType != e.wire {
 			into = x.received[b].of(segmentBytes)
 		}
-		buf = bytesAt(into, 0, n*size)
+		buf = bytesAt(into, 0, min(e.segment, e.In.Hi-e.In.Lo-lo)*e.wire.Bytes())
 	}
-	return frame, buf
+	x.wait.to, x.wait.from = e.To, -1
+	if x.wait.frames > 0 {
+		x.wait.from = e.From
+	}
+	return to, frame, from, buf
 }
 
-// take brings segment i, which has come, to where it belongs.
+// take brings segment i, if one was received, to where it belongs.
 func (e *exchange) take(i int, buf []byte) error {
-	if e.From < 0 {
+	if i >= e.gets {
 		return nil
 	}
 	if err := e.x.arrived(e.From); err != nil || len(buf) == 0 {
@@ -503,14 +529,13 @@ func (e *exchange) take(i int, buf []byte) error {
 	lo := i * e.segment
 	n := len(buf) / e.wire.Bytes()
 	own, came := advance(e.in, lo*e.inType.Bytes()), unsafe.Pointer(&buf[0])
-	if own == came {
+	switch {
+	case own == came:
 		return nil
-	}
-	if e.inType != e.wire {
-		if e.Side == plan.Replace {
-			kernel.Convert(e.inType, e.wire, own, came, n)
-			return nil
-		}
+	case e.Side == plan.Replace:
+		kernel.Convert(e.inType, e.wire, own, came, n)
+		return nil
+	case e.inType != e.wire:
 		narrow := e.x.wide.of(segmentBytes)
 		kernel.Convert(e.inType, e.wire, narrow, came, n)
 		came = narrow
