@@ -215,9 +215,7 @@ func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 		err = x.together(w, p, o.Algorithm)
 	default:
 		w.assign(&p.open, m.team.local > 1)
-		if err = w.steps(p.open.steps); err == nil {
-			w.deliver()
-		}
+		err = x.finish(w, p.open.steps)
 	}
 	if err == nil {
 		x.end()
@@ -305,10 +303,15 @@ func (x *executor) together(w *work, p *planned, named string) error {
 	case shared && script.tame:
 		w.assign(script, true)
 	}
-	if err := w.steps(script.steps[done:]); err != nil {
+	return x.finish(w, script.steps[done:])
+}
+
+// finish carries out what is left of a plan and brings the result home.
+func (x *executor) finish(w *work, steps []plan.Step) error {
+	if err := w.steps(steps); err != nil {
 		return err
 	}
-	if m.site.whole && m.team.torn.Load() {
+	if x.m.site.whole && x.m.team.torn.Load() {
 		return errFailed
 	}
 	w.deliver()
