@@ -270,10 +270,15 @@ func Park(ctx context.Context, ready <-chan struct{}) error {
 	if p, ok := ctx.(Parker); ok {
 		return p.Park(ready)
 	}
+	done := ctx.Done()
+	if done == nil {
+		<-ready
+		return nil
+	}
 	select {
 	case <-ready:
 		return nil
-	case <-ctx.Done():
+	case <-done:
 		return context.Cause(ctx)
 	}
 }

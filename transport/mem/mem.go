@@ -12,7 +12,6 @@ package mem
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,9 +45,6 @@ type hub struct {
 	ends    []endpoint
 	pipes   []atomic.Pointer[pipe] // by sender*n + receiver; nil until it is used
 
-	procs  atomic.Int32  // processors, as last looked at
-	blocks atomic.Uint32 // waits that have blocked
-
 	staged sync.Once
 	stages []byte // by rank
 
@@ -72,18 +68,21 @@ func newHub(n int, domains []int) *hub {
 	}
 	h := &hub{n: n, domains: domains, ends: make([]endpoint, n), pipes: make([]atomic.Pointer[pipe], n*n), splits: map[uint64]*split{}}
 	h.root = h
-	h.look()
 	members := map[int][]int{}
 	for i, d := range domains {
 		members[d] = append(members[d], i)
 	}
 	h.partial = len(members) != 1
+	words := (n + 63) / 64
 	for i := range h.ends {
 		e := &h.ends[i]
 		e.hub, e.rank = h, i
+		e.look()
 		at := i
 		if domains != nil {
 			e.domain = members[domains[i]]
+			e.at = slices.Index(e.domain, i)
+			e.waiters = make([]atomic.Uint64, words+16)[8:][:words] // on cache lines of their own
 			at = e.domain[0]
 		}
 		h.places = append(h.places, transport.Place{Worker: at, Domain: at, Host: at})
@@ -102,35 +101,32 @@ func (h *hub) all() []transport.Endpoint {
 	return out
 }
 
-// look notes how many processors the ranks may use now.
-func (h *hub) look() { h.procs.Store(int32(min(runtime.GOMAXPROCS(0), runtime.NumCPU()))) }
-
-// spinning reports whether a wait spins before it blocks: with more ranks than processors it would keep the others from
-// coming. The number of processors is looked at again while a wait spins and now and then when one blocks, so that a later
-// change counts.
-func (h *hub) spinning() bool { return int32(h.n) <= h.procs.Load() }
-
 // endpoint is one rank's end.
 type endpoint struct {
 	// Used by the rank's goroutine only.
 	hub     *hub
 	rank    int
 	domain  []int  // the ranks whose memory this one reaches, this one among them; nil: none
+	at      int    // where in domain this one is
 	calls   uint64 // published so far
 	raised  uint64 // marks raised so far
 	base    uint64 // of them before the current call
 	version uint64 // of park
+	procs   int    // processors, as last looked at
+	blocks  int    // waits that have blocked
 	under   [transport.PostsMax]exchange
 	posted  int   // how many of them are under way
 	broken  error // why the exchanges that are under way have failed
 	judge   func(peer int, h transport.Header) error
-	wake    chan struct{} // one token ends one wait; see wait
+	waiters []atomic.Uint64 // a bit for every rank that may be parked on this one's marks
+	granted uint64          // the version of park whose wait was woken because all is there; goes with the token
+	wake    chan struct{}   // one token ends one wait; see wait.go
 	down    chan transport.PeerDown
 
 	_     [64]byte
 	marks atomic.Uint64 // marks raised so far, and stopBit: what peers wait for
 	_     [56]byte
-	park  atomic.Uint64 // what the rank waits for on wake, or is about to; see wait
+	park  atomic.Uint64 // what the rank waits for on wake, or is about to; see wait.go
 	need  atomic.Uint64 // the count of marks that it waits for, times two; plus 1: of all ranks of its domain
 	_     [48]byte
 

@@ -152,7 +152,7 @@ func (e *endpoint) finish(ctx context.Context, x *exchange) error {
 	if x.to < 0 {
 		return nil
 	}
-	err := e.wait(ctx, &event{slot: x.slot, state: copied, peer: x.to, from: -1})
+	err := e.waitFrame(ctx, &arrival{slot: x.slot, state: copied, peer: x.to, from: -1})
 	if err == nil {
 		x.slot.state.Store(idle)
 		return nil
@@ -168,9 +168,9 @@ func (e *endpoint) receive(ctx context.Context, from int, in []byte) error {
 	p := e.hub.pipe(from, e.rank)
 	s := p.coming()
 	for {
-		v := event{slot: s, state: offered, peer: from, from: from}
-		if !v.happened(e) {
-			if err := e.wait(ctx, &v); err != nil {
+		a := arrival{slot: s, state: offered, peer: from, from: from}
+		if !a.happened() {
+			if err := e.waitFrame(ctx, &a); err != nil {
 				return err
 			}
 		}
@@ -229,7 +229,7 @@ func (e *endpoint) retract(x *exchange) bool {
 		if s.state.CompareAndSwap(copied, idle) {
 			return false
 		}
-		e.wait(context.Background(), &event{slot: s, state: claimed, left: true, firm: true}) // nothing ends it early
+		e.waitFrame(context.Background(), &arrival{slot: s, state: claimed, left: true, firm: true}) // nothing ends it early
 	}
 	e.hub.pipe(e.rank, x.to).sent--
 	return true

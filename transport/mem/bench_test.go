@@ -1,0 +1,39 @@
+package mem_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+// BenchmarkMarks times a call of two marks, which all ranks await of all: what a small all-reduce pays for its order.
+func BenchmarkMarks(b *testing.B) {
+	for _, n := range []int{2, 4, 8} {
+		b.Run(fmt.Sprintf("ranks=%d", n), func(b *testing.B) {
+			var wg sync.WaitGroup
+			for _, e := range mem.New(n) {
+				wg.Go(func() {
+					m := e.(transport.Marker)
+					ctx := context.Background()
+					for i := range b.N {
+						m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(i)}})
+						m.Signal(0)
+						m.Await(ctx, -1, 0)
+						for r := range n {
+							if m.Peer(r).Seq != uint64(i) {
+								b.Error("another call")
+							}
+						}
+						m.Signal(1)
+						m.Await(ctx, -1, 1)
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
