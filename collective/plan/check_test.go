@@ -214,6 +214,120 @@ func TestCheckRefuses(t *testing.T) {
 			on(0, at(0, func(s *Step) { s.Kind = 99 })),
 			0, 0, "no kind of step",
 		},
+		{
+			"leaves before a peer has come", eager,
+			Problem{Op: Broadcast, Size: 3, Count: 4, Stage: 4},
+			on(1, at(1, func(s *Step) { s.From = 0 })),
+			1, 3, "leaves without knowing that rank 2 has entered",
+		},
+		{
+			"reads a stage too early", eager, Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 4},
+			on(2, func(plan []Step) []Step { plan[1], plan[3] = plan[3], plan[1]; return plan }),
+			2, 1, "reads memory of rank 0, of which it does not know that it has entered",
+		},
+		{
+			"window over one that peers read", staged, Problem{Op: AllReduce, Size: 2, Count: 640, Stage: 384},
+			on(0, func(plan []Step) []Step {
+				early := plan[11]
+				return slices.Insert(slices.Delete(plan, 11, 12), 7, early)
+			}),
+			0, 7, "writes memory of rank 0 that rank 1 reads at the same time",
+		},
+		{
+			"over the stage's end", eager, Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 3}, nil,
+			0, 0, "no span of 3 elements",
+		},
+		{
+			"private source", direct, Problem{Op: AllReduce, Size: 3, Count: 4, Private: true}, nil,
+			2, 2, "src of rank 0 is private",
+		},
+		{
+			"source in another domain", direct, Problem{Op: AllReduce, Size: 2, Count: 4, Places: []Place{{}, {1, 1, 0}}}, nil,
+			0, 2, "rank 1 is of another domain",
+		},
+		{
+			"pulls from another domain", direct, Problem{Op: AllGather, Size: 2, Count: 4, Places: []Place{{}, {1, 1, 0}}}, nil,
+			0, 3, "no peer of its domain to read from",
+		},
+		{
+			"work of a peer", direct, broadcast,
+			on(2, at(2, func(s *Step) { s.In.Buffer = Work })),
+			2, 2, "work of rank 1 is its own",
+		},
+		{
+			"no node", eager, Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
+			on(0, at(3, func(s *Step) { s.Ranks = Ranks{1, 3} })),
+			0, 3, "ranks 1 to 2 are no node of the tree",
+		},
+		{
+			"part of the ranks", eager, Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
+			on(1, at(3, func(s *Step) { s.Ranks = Ranks{0, 2} })),
+			1, 4, "ends without the contribution of rank 2: (0+1)",
+		},
+		{
+			"part in the wrong place", directFrames, Problem{Op: AllGather, Size: 3, Count: 9},
+			on(2, func(plan []Step) []Step { plan[1].In, plan[2].In = plan[2].In, plan[1].In; return plan }),
+			2, 3, "ends with 1 from element 3 on, want 0",
+		},
+		{
+			"block of another", directFrames, Problem{Op: AllToAll, Size: 3, Count: 9},
+			on(1, func(plan []Step) []Step { plan[1].Out, plan[2].Out = plan[2].Out, plan[1].Out; return plan }),
+			0, 3, "ends with 1 from element 6 on, want 1",
+		},
+		{
+			"elements that do not meet", directFrames, Problem{Op: ReduceScatter, Size: 2, Count: 8},
+			on(0, at(1, func(s *Step) { s.Out = Span{Src, 3, 7} })),
+			1, 1, "combines element 3 of 0 with element 4 of 1",
+		},
+		{
+			"beyond the part in place",
+			Algorithm{Steps: reduceScatterInSource},
+			Problem{Op: ReduceScatter, Size: 2, Count: 8},
+			nil,
+			1, 1, "overwrites the source of rank 1",
+		},
+		{
+			"combines what was rounded",
+			Algorithm{Steps: roundsOnTheWay},
+			Problem{Op: AllReduce, Size: 4, Count: 8},
+			nil,
+			3, 3, "combines (0+1), which was rounded",
+		},
+		{
+			"divides what was rounded", recursiveDoubling,
+			Problem{Op: AllReduce, Reduce: Mean, Size: 2, Count: 8},
+			on(0, func(plan []Step) []Step {
+				return append(plan[:2], duplicate(plan[1].In, first(Dst, 8)), scale(first(Dst, 8)))
+			}),
+			0, 3, "divides (0+1), which was rounded",
+		},
+		{
+			"folds into itself", directFrames, Problem{Op: AllReduce, Size: 3, Count: 8},
+			on(-1, func(plan []Step) []Step { return append(plan, fold(first(Work, 2), first(Work, 2), Left)) }),
+			0, 6, "combines elements with themselves",
+		},
+		{
+			"a third rank", directFrames, Problem{Op: Send, Size: 3, Count: 8, Peer: 1},
+			on(2, func([]Step) []Step { return []Step{duplicate(first(Src, 0), first(Dst, 0))} }),
+			2, 0, "takes part in what is between two other ranks",
+		},
+		{
+			"halves that hold each other up",
+			Algorithm{Steps: heldUp},
+			Problem{Op: Barrier, Size: 3},
+			nil,
+			1, 0, "waits for ever to send 0 elements to rank 2, which is at step 0 (receive nothing from 0)",
+		},
+		{
+			"waits for the mark of a rank elsewhere", direct, Problem{Op: Barrier, Size: 2, Places: []Place{{}, {1, 1, 0}}},
+			on(0, at(1, func(s *Step) { s.From = 1 })),
+			0, 1, "no peer of its domain to wait for",
+		},
+		{
+			"keeps over what others read", staged, Problem{Op: AllReduce, Size: 2, Count: 128, Stage: 384},
+			on(1, at(3, func(s *Step) { s.Keep = s.Out })),
+			1, 3, "keeps the result where it is written anyhow",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := Algorithm{Name: "broken", Fits: func(Problem) error { return nil }}
@@ -270,6 +384,33 @@ func foldFirst(p Problem, rank int) iter.Seq[Step] {
 func roundTable(_ Problem, rank int) iter.Seq[Step] {
 	right, left := (rank+1)%3, (rank+2)%3
 	return slices.Values([]Step{meet(rank, right, Span{}), meet(rank, left, Span{})})
+}
+
+// heldUp has rank 0 send to rank 1, which at the same time sends to rank 2, which waits for rank 0 first: with frames of one
+// segment that would do.
+func heldUp(_ Problem, rank int) iter.Seq[Step] {
+	switch rank {
+	case 0:
+		return slices.Values([]Step{send(1, Span{}), send(2, Span{})})
+	case 1:
+		return slices.Values([]Step{exchange(2, Span{}, 0, Span{})})
+	}
+	return slices.Values([]Step{receive(0, Span{}), receive(1, Span{})})
+}
+
+// reduceScatterInSource meets in the whole vector, of which only a part is the destination.
+func reduceScatterInSource(p Problem, rank int) iter.Seq[Step] {
+	step := meet(rank, 1-rank, p.all(Src))
+	lo, hi := p.Part(rank)
+	return slices.Values([]Step{duplicate(p.all(Src), p.all(Work)), step, duplicate(Span{Src, lo, hi}, first(Dst, hi-lo))})
+}
+
+// roundsOnTheWay has every rank hold its first partial sum in the destination.
+func roundsOnTheWay(p Problem, rank int) iter.Seq[Step] {
+	work, dst := p.all(Work), p.all(Dst)
+	return slices.Values([]Step{
+		duplicate(p.all(Src), work), meet(rank, rank^1, work), duplicate(work, dst), meet(rank, rank^2, dst), duplicate(dst, dst),
+	})
 }
 
 func sendThenReceive(p Problem, rank int) iter.Seq[Step] {

@@ -23,10 +23,14 @@ func TestCost(t *testing.T) {
 	}
 	crowded := near
 	crowded.Cores = 2
+	sizes := []int{2, 3, 4, 5, 7, 8, 11}
+	if !testing.Short() {
+		sizes = append(sizes, 16, 17, 31, 33)
+	}
 	for _, a := range Algorithms {
 		t.Run(a.Name, func(t *testing.T) {
 			t.Parallel()
-			for _, n := range []int{2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17, 24, 31, 32, 33} {
+			for _, n := range sizes {
 				for p := range costly(n) {
 					for i, l := range []Links{near, crowded} {
 						if a.Fits(p) != nil {
