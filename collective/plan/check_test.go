@@ -221,12 +221,14 @@ func TestCheckRefuses(t *testing.T) {
 			1, 3, "leaves without knowing that rank 2 has entered",
 		},
 		{
-			"reads a stage too early", eager, Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 4},
+			"reads a stage too early", eager,
+			Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 4},
 			on(2, func(plan []Step) []Step { plan[1], plan[3] = plan[3], plan[1]; return plan }),
 			2, 1, "reads memory of rank 0, of which it does not know that it has entered",
 		},
 		{
-			"window over one that peers read", staged, Problem{Op: AllReduce, Size: 2, Count: 640, Stage: 384},
+			"window over one that peers read", staged,
+			Problem{Op: AllReduce, Size: 2, Count: 640, Stage: 384},
 			on(0, func(plan []Step) []Step {
 				early := plan[11]
 				return slices.Insert(slices.Delete(plan, 11, 12), 7, early)
@@ -234,19 +236,27 @@ func TestCheckRefuses(t *testing.T) {
 			0, 7, "writes memory of rank 0 that rank 1 reads at the same time",
 		},
 		{
-			"over the stage's end", eager, Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 3}, nil,
+			"over the stage's end", eager,
+			Problem{Op: AllReduce, Size: 3, Count: 4, Stage: 3},
+			nil,
 			0, 0, "no span of 3 elements",
 		},
 		{
-			"private source", direct, Problem{Op: AllReduce, Size: 3, Count: 4, Private: true}, nil,
+			"private source", direct,
+			Problem{Op: AllReduce, Size: 3, Count: 4, Private: true},
+			nil,
 			2, 2, "src of rank 0 is private",
 		},
 		{
-			"source in another domain", direct, Problem{Op: AllReduce, Size: 2, Count: 4, Places: []Place{{}, {1, 1, 0}}}, nil,
+			"source in another domain", direct,
+			Problem{Op: AllReduce, Size: 2, Count: 4, Places: []Place{{}, {1, 1, 0}}},
+			nil,
 			0, 2, "rank 1 is of another domain",
 		},
 		{
-			"pulls from another domain", direct, Problem{Op: AllGather, Size: 2, Count: 4, Places: []Place{{}, {1, 1, 0}}}, nil,
+			"pulls from another domain", direct,
+			Problem{Op: AllGather, Size: 2, Count: 4, Places: []Place{{}, {1, 1, 0}}},
+			nil,
 			0, 3, "no peer of its domain to read from",
 		},
 		{
@@ -255,27 +265,32 @@ func TestCheckRefuses(t *testing.T) {
 			2, 2, "work of rank 1 is its own",
 		},
 		{
-			"no node", eager, Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
+			"no node", eager,
+			Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
 			on(0, at(3, func(s *Step) { s.Ranks = Ranks{1, 3} })),
 			0, 3, "ranks 1 to 2 are no node of the tree",
 		},
 		{
-			"part of the ranks", eager, Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
+			"part of the ranks", eager,
+			Problem{Op: AllReduce, Size: 4, Count: 4, Stage: 4},
 			on(1, at(3, func(s *Step) { s.Ranks = Ranks{0, 2} })),
 			1, 4, "ends without the contribution of rank 2: (0+1)",
 		},
 		{
-			"part in the wrong place", directFrames, Problem{Op: AllGather, Size: 3, Count: 9},
+			"part in the wrong place", directFrames,
+			Problem{Op: AllGather, Size: 3, Count: 9},
 			on(2, func(plan []Step) []Step { plan[1].In, plan[2].In = plan[2].In, plan[1].In; return plan }),
 			2, 3, "ends with 1 from element 3 on, want 0",
 		},
 		{
-			"block of another", directFrames, Problem{Op: AllToAll, Size: 3, Count: 9},
+			"block of another", directFrames,
+			Problem{Op: AllToAll, Size: 3, Count: 9},
 			on(1, func(plan []Step) []Step { plan[1].Out, plan[2].Out = plan[2].Out, plan[1].Out; return plan }),
 			0, 3, "ends with 1 from element 6 on, want 1",
 		},
 		{
-			"elements that do not meet", directFrames, Problem{Op: ReduceScatter, Size: 2, Count: 8},
+			"elements that do not meet", directFrames,
+			Problem{Op: ReduceScatter, Size: 2, Count: 8},
 			on(0, at(1, func(s *Step) { s.Out = Span{Src, 3, 7} })),
 			1, 1, "combines element 3 of 0 with element 4 of 1",
 		},
@@ -302,12 +317,14 @@ func TestCheckRefuses(t *testing.T) {
 			0, 3, "divides (0+1), which was rounded",
 		},
 		{
-			"folds into itself", directFrames, Problem{Op: AllReduce, Size: 3, Count: 8},
+			"folds into itself", directFrames,
+			Problem{Op: AllReduce, Size: 3, Count: 8},
 			on(-1, func(plan []Step) []Step { return append(plan, fold(first(Work, 2), first(Work, 2), Left)) }),
 			0, 6, "combines elements with themselves",
 		},
 		{
-			"a third rank", directFrames, Problem{Op: Send, Size: 3, Count: 8, Peer: 1},
+			"a third rank", directFrames,
+			Problem{Op: Send, Size: 3, Count: 8, Peer: 1},
 			on(2, func([]Step) []Step { return []Step{duplicate(first(Src, 0), first(Dst, 0))} }),
 			2, 0, "takes part in what is between two other ranks",
 		},
@@ -319,12 +336,14 @@ func TestCheckRefuses(t *testing.T) {
 			1, 0, "waits for ever to send 0 elements to rank 2, which is at step 0 (receive nothing from 0)",
 		},
 		{
-			"waits for the mark of a rank elsewhere", direct, Problem{Op: Barrier, Size: 2, Places: []Place{{}, {1, 1, 0}}},
+			"waits for the mark of a rank elsewhere", direct,
+			Problem{Op: Barrier, Size: 2, Places: []Place{{}, {1, 1, 0}}},
 			on(0, at(1, func(s *Step) { s.From = 1 })),
 			0, 1, "no peer of its domain to wait for",
 		},
 		{
-			"keeps over what others read", staged, Problem{Op: AllReduce, Size: 2, Count: 128, Stage: 384},
+			"keeps over what others read", staged,
+			Problem{Op: AllReduce, Size: 2, Count: 128, Stage: 384},
 			on(1, at(3, func(s *Step) { s.Keep = s.Out })),
 			1, 3, "keeps the result where it is written anyhow",
 		},
@@ -433,20 +452,39 @@ func shareThenPull(p Problem, rank int) iter.Seq[Step] {
 }
 
 func TestCheckSaysWhyNot(t *testing.T) {
-	away := make([]Place, 3)
-	away[2].Worker = 1
+	away := []Place{{}, {}, {Worker: 1, Domain: 1}}
+	split := []Place{{}, {Worker: 1, Domain: 1}, {Domain: 1}}
+	torn := []Place{{}, {Worker: 1, Domain: 1}, {Worker: 2, Domain: 1, Host: 1}}
 	for _, c := range []struct {
 		a    Algorithm
 		p    Problem
 		want string
 	}{
-		{direct, Problem{Op: AllReduce, Size: 3, Places: away}, "direct needs every rank in one process: rank 2 is in worker 1"},
+		{direct, Problem{Op: AllReduce, Size: 3, Places: away}, "rank 2 is in domain 1, rank 0 in domain 0"},
+		{eager, Problem{Op: AllReduce, Size: 3, Places: away}, "eager needs every rank in one process, or on one host with shared memory"},
+		{direct, Problem{Op: AllReduce, Size: 3, Private: true}, "some are private"},
+		{direct, Problem{Op: Send, Size: 3, Peer: 1}, "1 others have none in a send"},
+		{eager, Problem{Op: AllReduce, Size: 3, Count: 11, Stage: 10}, "11 elements, the stage has 10"},
+		{eager, Problem{Op: AllGather, Size: 2, Count: 11, Counts: []int{0, 11}, Stage: 10}, "11 elements, the stage has 10"},
+		{staged, Problem{Op: AllReduce, Size: 3, Count: 11, Stage: 575}, "a stage of 576 elements at least, it has 575"},
+		{recursiveDoubling, Problem{Op: AllToAll, Size: 3}, "no plan for all_to_all"},
 		{recursiveDoubling, Problem{Op: 77, Size: 3}, "no plan for Op(77)"},
+		{recursiveDoubling, Problem{Op: Recv, Size: 3}, "no plan for recv"},
 		{recursiveDoubling, Problem{Op: AllReduce}, "0 ranks"},
 		{direct, Problem{Op: AllReduce, Size: 2, Count: -1}, "-1 elements"},
+		{direct, Problem{Op: Barrier, Size: 2, Count: 1}, "1 elements for a barrier"},
 		{direct, Problem{Op: Broadcast, Size: 2, Root: 2}, "root 2 of 2 ranks"},
+		{direct, Problem{Op: Send, Size: 2, Peer: 2}, "peer 2 of 2 ranks"},
+		{direct, Problem{Op: Send, Size: 2, Root: 1, Peer: 1}, "rank 1 would send to itself"},
+		{direct, Problem{Op: Broadcast, Size: 2, Stage: -1}, "a stage of -1 elements"},
 		{direct, Problem{Op: Broadcast, Size: 2, Places: away}, "3 places for 2 ranks"},
-		{direct, Problem{Op: AllReduce, Size: 2, Counts: []int{1, 2}}, "counts by rank"},
+		{directFrames, Problem{Op: Broadcast, Size: 3, Places: split}, "worker 0 is in domain 0, and rank 2 of it in domain 1"},
+		{directFrames, Problem{Op: Broadcast, Size: 3, Places: torn}, "domain 1 is on host 0, and rank 2 of it on host 1"},
+		{direct, Problem{Op: AllReduce, Size: 2, Counts: []int{1, 2}}, "counts by rank given for all_reduce"},
+		{direct, Problem{Op: Gather, Size: 2, Counts: []int{1, 2, 3}}, "3 counts for 2 ranks"},
+		{direct, Problem{Op: Gather, Size: 2, Count: 1, Counts: []int{2, -1}}, "-1 elements for rank 1"},
+		{direct, Problem{Op: Gather, Size: 2, Count: 4, Counts: []int{1, 2}}, "the counts by rank are 3 elements, the vector has 4"},
+		{direct, Problem{Op: AllToAll, Size: 2, Count: 3}, "3 elements cannot be 2 equal parts"},
 	} {
 		t.Run(fmt.Sprintf("%s/%s", c.a.Name, c.want), func(t *testing.T) {
 			if err := Check(c.a, c.p); err == nil || !strings.Contains(err.Error(), c.want) {

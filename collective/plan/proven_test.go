@@ -71,6 +71,41 @@ func (s *solved) framesOnly() bool {
 	return !s.uses(Stage)
 }
 
+// TestPlansArePure takes each plan twice, and once in part.
+func TestPlansArePure(t *testing.T) {
+	for _, a := range Algorithms {
+		for _, n := range []int{1, 2, 3, 5, 6, 8} {
+			for p := range operations(n) {
+				p.Stage = 192 * n
+				for _, at := range placements(n) {
+					p.Places, p.Private = at.places, at.private
+					if a.Fits(p) == nil {
+						takeInPart(t, a, p)
+					}
+				}
+			}
+		}
+	}
+}
+
+func takeInPart(t *testing.T, a Algorithm, p Problem) {
+	for rank := range p.Size {
+		whole := slices.Collect(a.Steps(p, rank))
+		for i := range whole {
+			part := make([]Step, 0, i+1)
+			for s := range a.Steps(p, rank) {
+				part = append(part, s)
+				if len(part) == i+1 {
+					break
+				}
+			}
+			if !slices.Equal(part, whole[:i+1]) {
+				t.Fatalf("%s, %v, rank %d: first %d steps are %v, then %v", a.Name, p, rank, i+1, whole[:i+1], part)
+			}
+		}
+	}
+}
+
 // sizesToProve are groups of sizes that take about as long as each other.
 func sizesToProve(largest int) [][]int {
 	var groups [][]int
