@@ -158,7 +158,9 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 	if err != nil {
 		return nil, errorf(op, ErrInvalid, "variable %s: %w", v.Name(), err)
 	}
-	if _, isTensor := x.(*tensor.Tensor); !isTensor && t.DType() != v.DType() && v.DType().IsNumeric() && t.DType().IsNumeric() {
+	_, isTensor := x.(*tensor.Tensor)
+	cut := t.DType().IsFloat() && v.DType().IsInteger() // which would lose what is after the point
+	if !isTensor && !cut && t.DType() != v.DType() && v.DType().IsNumeric() && t.DType().IsNumeric() {
 		t = converted(t, v.DType()) // a host number takes the variable's type
 	}
 	switch {

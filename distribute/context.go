@@ -150,12 +150,13 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 
 // requireCross reports an error unless ctx is in s's cross-replica context or outside of every strategy.
 func (s *Strategy) requireCross(ctx context.Context, op string) error {
+	if f := innermost(ctx); f != nil && f.err != nil {
+		return f.err
+	}
 	f := frameOf(ctx)
 	switch {
 	case f == nil:
 		return nil
-	case f.err != nil:
-		return f.err
 	case f.strategy != s && s.kind == defaultKind:
 		return errorf(op, ErrContext, "must not nest strategies: mixing different strategies, the default strategy inside %v", f.strategy)
 	case f.strategy != s:

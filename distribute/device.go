@@ -114,6 +114,9 @@ func (d Device) String() string {
 // Short returns the kind and the index: "CPU:0".
 func (d Device) Short() string { return fmt.Sprintf("%s:%d", d.Kind, max(d.Index, 0)) }
 
+// destination makes a device a [Destination], as its name is one.
+func (d Device) destination(op string) ([]Device, error) { return At(d.String()).destination(op) }
+
 // local reports whether the device belongs to this process.
 func (d Device) local() bool { return d.Job == "localhost" && d.Task == 0 }
 

@@ -37,7 +37,7 @@ type Strategy struct {
 	// self is the strategy that the user made. Another one behind it, inner, has replicas of its own for the Runs that a
 	// merge function begins while those of this one wait.
 	self  *Strategy
-	inner *Strategy
+	inner *Strategy // guarded by mu
 
 	// turn is held from the start of a Run until its outcome is settled, after the ledger's own turn.
 	turn     chan struct{}
@@ -49,8 +49,7 @@ type Strategy struct {
 
 	nccl sync.Once // the warning
 
-	mu    sync.Mutex
-	names map[string]int // variables created, by name
+	mu sync.Mutex
 }
 
 // strategyKind is one of TensorFlow's strategies.
@@ -170,7 +169,6 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 		s.self = s
 	}
 	s.turn = make(chan struct{}, 1)
-	s.names = map[string]int{}
 	for _, d := range s.devices {
 		s.engineDevices = append(s.engineDevices, engine.Device{Kind: d.Kind, Index: d.Index})
 	}

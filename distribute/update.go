@@ -66,6 +66,9 @@ func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args .
 		return results[0], nil
 	}
 	return regroupAs("Update", results, func(leaves []any) Value {
+		if whole := wholeVariable(leaves); whole != nil {
+			return whole
+		}
 		if sameLeaf(leaves) {
 			return leaves[0]
 		}

@@ -85,6 +85,9 @@ func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
 		return perReplica[0], nil
 	}
 	return regroupAs(op, perReplica, func(leaves []any) Value {
+		if v := wholeVariable(leaves); v != nil {
+			return v
+		}
 		if !alwaysWrap && sameLeaf(leaves) {
 			return leaves[0]
 		}
@@ -184,6 +187,20 @@ func sameLeaf(leaves []any) bool {
 		}
 	}
 	return true
+}
+
+// wholeVariable returns the variable whose components the leaves are, or nil.
+func wholeVariable(leaves []any) *Variable {
+	first, ok := leaves[0].(*Component)
+	if !ok || len(first.variable.components) != len(leaves) {
+		return nil
+	}
+	for i, l := range leaves {
+		if c, ok := l.(*Component); !ok || c.variable != first.variable || c.index != i {
+			return nil
+		}
+	}
+	return first.variable
 }
 
 // isWhole reports whether a container cannot hold distributed values where its leaves are.

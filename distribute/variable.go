@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -66,7 +65,7 @@ func (a Aggregation) String() string {
 
 // VariableConfig describes a variable.
 type VariableConfig struct {
-	// Name; default "Variable", and "Variable_1", … where the name is taken.
+	// Name; default "Variable". Several variables may have one name, as in TensorFlow.
 	Name string
 	// Initial is the value on every replica, a tensor or a host number. Init makes it instead, once, if Initial is nil.
 	Initial Value
@@ -192,7 +191,7 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && s.kind.mirrors() {
 		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
 	}
-	v := &Variable{strategy: s, name: s.uniqueName(cfg.Name), sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
+	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
 	if v.sync == Auto && s.kind.mirrors() {
 		v.sync = OnWrite
 	}
@@ -206,18 +205,6 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 		v.components = append(v.components, c)
 	}
 	return v, nil
-}
-
-// uniqueName returns name, or name_1, name_2, … if it is taken.
-func (s *Strategy) uniqueName(name string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.names[name]
-	s.names[name] = n + 1
-	if n == 0 || name != "Variable" {
-		return name
-	}
-	return fmt.Sprintf("%s_%d", name, n)
 }
 
 // baseName strips a number at the end: foo_1 is foo.
@@ -328,25 +315,14 @@ func (v *Variable) String() string {
 	return kind.String() + ":{\n" + strings.Join(lines, ",\n") + "\n}"
 }
 
-// numpy prints a tensor as NumPy's repr does.
+// numpy prints a tensor as TensorFlow does in a variable: on lines of its own if it takes several.
 func numpy(t *tensor.Tensor) string {
-	s := t.Format()
-	if t.Rank() == 0 {
-		return s
+	s := t.Repr()
+	if strings.Contains(s, "\n") {
+		s = "\n" + s
 	}
-	dtype := fmt.Sprintf(", dtype=%v", t.DType())
-	switch t.DType() {
-	case tensor.Bool, tensor.Int64, tensor.Float64: // NumPy's defaults
-		dtype = ""
-	case tensor.String:
-		dtype = ", dtype=object"
-	}
-	s = separators.ReplaceAllString(s, "$1,$2")
-	return "array(" + strings.ReplaceAll(s, "\n", "\n"+strings.Repeat(" ", len("array("))) + dtype + ")"
+	return s
 }
-
-// separators finds the end of an element or a row that another one follows. (Spaces inside of strings pass for such.)
-var separators = regexp.MustCompile(`([^\s\[])(\s+)`)
 
 func (v *Variable) destination(string) ([]Device, error) { return v.devices, nil }
 

@@ -304,9 +304,11 @@ func TestVariablePrints(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `MirroredVariable:{
-  0: <tf.Variable 'Variable:0' shape=(2, 2) dtype=float64, numpy=array([[ 1., 10.],
+  0: <tf.Variable 'Variable:0' shape=(2, 2) dtype=float64, numpy=
+array([[ 1., 10.],
        [ 3.,  4.]])>,
-  1: <tf.Variable 'Variable/replica_1:0' shape=(2, 2) dtype=float64, numpy=array([[ 1., 10.],
+  1: <tf.Variable 'Variable/replica_1:0' shape=(2, 2) dtype=float64, numpy=
+array([[ 1., 10.],
        [ 3.,  4.]])>
 }`
 	if v.String() != want {

@@ -35,18 +35,55 @@ func (t *Tensor) Format() string {
 	if n == 0 {
 		return "[]"
 	}
-	p := &printer{t: t, short: n > printThreshold}
-	p.each(0, 0, func(i int) { p.shown = append(p.shown, i) })
-	p.item = p.formatter()
-	return p.format(0, 0, " ", printLineBytes)
+	return newPrinter(t, " ").format(0, 0, " ", printLineBytes)
+}
+
+// Repr prints the elements as NumPy's repr does (that of 2.2): array([1., 2.], dtype=float32), and a scalar as TensorFlow shows it in a
+// variable.
+func (t *Tensor) Repr() string {
+	if len(t.shape) == 0 {
+		return t.formatScalar()
+	}
+	const array = "array("
+	s, n := array+"[]", t.Len()
+	if n > 0 {
+		s = array + newPrinter(t, ", ").format(0, 0, " "+strings.Repeat(" ", len(array)), printLineBytes-len(")"))
+	}
+	var extras []string
+	if n == 0 && len(t.shape) > 1 || n > printThreshold {
+		extras = append(extras, "shape="+FormatShape(t.shape))
+	}
+	switch {
+	case t.dtype == String:
+		extras = append(extras, "dtype=object")
+	case n == 0 || t.dtype != Bool && t.dtype != Int64 && t.dtype != Float64: // else NumPy's own choice
+		extras = append(extras, "dtype="+t.dtype.String())
+	}
+	if extras == nil {
+		return s + ")"
+	}
+	s += ","
+	extra := strings.Join(extras, ", ") + ")"
+	if len(s)-strings.LastIndexByte(s, '\n')-1+len(extra)+1 > printLineBytes {
+		return s + "\n" + strings.Repeat(" ", len(array)) + extra
+	}
+	return s + " " + extra
 }
 
 // printer is NumPy's array2string.
 type printer struct {
 	t     *Tensor
+	sep   string // between elements
 	short bool
 	shown []int // indices of the elements that are printed
 	item  func(i int) string
+}
+
+func newPrinter(t *Tensor, sep string) *printer {
+	p := &printer{t: t, sep: sep, short: t.Len() > printThreshold}
+	p.each(0, 0, func(i int) { p.shown = append(p.shown, i) })
+	p.item = p.formatter()
+	return p
 }
 
 // items calls f with the positions of a dimension of n that are shown, and a -1 where others are left out.
@@ -96,15 +133,15 @@ func (p *printer) format(dim, at int, indent string, width int) string {
 				b.WriteString(strings.TrimRight(line[len(indent):], " ") + "\n" + indent)
 				line = indent
 			}
-			line += word + " "
+			line += word + p.sep
 		})
-		b.WriteString(line[len(indent) : len(line)-1])
+		b.WriteString(line[len(indent) : len(line)-len(p.sep)])
 	} else {
 		stride := count(p.t.shape[dim+1:])
 		separator := ""
 		p.items(p.t.shape[dim], func(i int) {
 			b.WriteString(separator)
-			separator = strings.Repeat("\n", below) + indent
+			separator = strings.TrimRight(p.sep, " ") + strings.Repeat("\n", below) + indent
 			if i < 0 {
 				b.WriteString("...")
 				return

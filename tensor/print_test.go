@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestFormatNumPy holds Format against what NumPy printed (testdata/print.py).
+// TestFormatNumPy holds Format and Repr against what NumPy printed (testdata/print.py).
 func TestFormatNumPy(t *testing.T) {
 	text, err := os.ReadFile("testdata/print.json")
 	if err != nil {
@@ -23,6 +23,7 @@ func TestFormatNumPy(t *testing.T) {
 		Data  []string
 		Step  float64 // if not 0, Data has the first element of an arithmetic sequence
 		Want  string
+		Repr  string
 	}
 	if err := json.Unmarshal(text, &cases); err != nil {
 		t.Fatal(err)
@@ -42,8 +43,12 @@ func TestFormatNumPy(t *testing.T) {
 					c.Data = append(c.Data, strconv.FormatFloat(start+float64(i)*c.Step, 'f', -1, 64))
 				}
 			}
-			if got := parse(t, c.DType, c.Shape, c.Data).Format(); got != c.Want {
+			x := parse(t, c.DType, c.Shape, c.Data)
+			if got := x.Format(); got != c.Want {
 				t.Errorf("got:\n%s\nwant:\n%s", got, c.Want)
+			}
+			if got := x.Repr(); got != c.Repr && len(c.Shape) > 0 {
+				t.Errorf("repr, got:\n%s\nwant:\n%s", got, c.Repr)
 			}
 		})
 	}

@@ -25,7 +25,7 @@ def add(name, a):
         assert all(float(x) == i * step + float(flat[0]) for i, x in enumerate(flat))
     else:
         step = 0
-    cases.append({"name": name, "dtype": dtype, "shape": list(a.shape), "data": data, "step": step, "want": str(a)})
+    cases.append({"name": name, "dtype": dtype, "shape": list(a.shape), "data": data, "step": step, "want": str(a), "repr": repr(a)})
 
 
 F = ["float16", "float32", "float64"]

@@ -1,0 +1,458 @@
+package distribute_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// What TensorFlow's documents describe and no case holds.
+
+func TestDestinations(t *testing.T) {
+	s := mirrored(t, 3)
+	v := distribute.NewPerReplica(scalar(1), scalar(2), scalar(4))
+	plain, err := newVariable(t.Context(), distribute.Default(), 9, distribute.VariableConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, err := distribute.ParseDevice("CPU:2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		to   distribute.Destination
+		want string
+	}{
+		"a tensor, its device":       {distribute.Like(scalar(0).OnDevice(1)), "CPU:1"},
+		"a variable of no strategy":  {plain, "CPU:0"},
+		"the name of a device":       {distribute.At("/device:CPU:1"), "CPU:1"},
+		"a device":                   {device, "CPU:2"},
+		"a number has no device":     {distribute.Like(3), ""},
+		"a device of another worker": {distribute.At("/job:worker/task:1/device:CPU:0"), ""},
+		"what is no device":          {distribute.At("nothing"), ""},
+	} {
+		got, err := s.ReduceTo(t.Context(), distribute.Sum, v, c.to)
+		if c.want == "" {
+			if !errors.Is(err, distribute.ErrInvalid) {
+				t.Errorf("%s: got %v, %v, want ErrInvalid", name, got, err)
+			}
+			continue
+		}
+		if d, _ := distribute.DeviceOf(got); err != nil || d.Short() != c.want || !got.(*tensor.Tensor).Equal(scalar(7)) {
+			t.Errorf("%s: got %v on %v, %v, want 7 on %s", name, got, d, err, c.want)
+		}
+	}
+	if got := plain.Values()[0]; !got.(*tensor.Tensor).Equal(scalar(9)) {
+		t.Errorf("a variable that is a destination became %v", got)
+	}
+}
+
+func TestCurrentDevice(t *testing.T) {
+	at := func(names ...string) context.Context {
+		ctx := t.Context()
+		for _, name := range names {
+			d, err := distribute.ParseDevice(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx = distribute.WithDevice(ctx, d)
+		}
+		return ctx
+	}
+	for _, c := range []struct {
+		scopes     []string
+		name, want string
+	}{
+		{nil, "", "/job:localhost/replica:0/task:0/device:CPU:0"},
+		{nil, "gpu", "/job:localhost/replica:0/task:0/device:GPU:0"},
+		{[]string{"/job:worker/task:1"}, "/gpu:2", "/job:worker/replica:0/task:1/device:GPU:2"},
+		{[]string{"/job:worker/task:1/device:CPU:3"}, "", "/job:worker/replica:0/task:1/device:CPU:3"},
+		{[]string{"/job:worker/task:1", "/device:CPU:3"}, "", "/job:worker/replica:0/task:1/device:CPU:3"},
+		{[]string{"/device:CPU:3"}, "/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:1"},
+	} {
+		if got, err := distribute.ResolveDevice(at(c.scopes...), c.name); err != nil || got.String() != c.want {
+			t.Errorf("%q in %q: got %v, %v, want %s", c.name, c.scopes, got, err, c.want)
+		}
+	}
+	if _, err := distribute.ResolveDevice(at("CPU:1"), "FOO:0"); !errors.Is(err, distribute.ErrInvalid) {
+		t.Errorf("what is no device: got %v", err)
+	}
+	s := mirrored(t, 3)
+	v := distribute.NewPerReplica(scalar(1), scalar(2), scalar(4))
+	sum, err := s.Reduce(at("CPU:2"), distribute.Sum, v, distribute.ReduceOptions{})
+	if d, _ := distribute.DeviceOf(sum); err != nil || d.Short() != "CPU:2" {
+		t.Errorf("Reduce on CPU:2: got %v, %v", d, err)
+	}
+	x, err := newVariable(t.Context(), s, 0, distribute.VariableConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cross, err := s.Cross(at("CPU:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Assign(cross, v); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := x.Read(cross); err != nil || !got.Equal(scalar(2)) {
+		t.Errorf("read on CPU:1: got %v, %v, want that replica's 2", got, err)
+	}
+	if got := distribute.NewMirrored(v.Values()[0], scalar(8).OnDevice(1)).Get(at("CPU:1")); !got.(*tensor.Tensor).Equal(scalar(8)) {
+		t.Errorf("a mirrored value on CPU:1: got %v, want 8", got)
+	}
+}
+
+func TestInputDevices(t *testing.T) {
+	local, err := distribute.InputDevices([]string{"CPU:0", "gpu:1"})
+	full := []string{"/job:localhost/replica:0/task:0/device:CPU:0", "/job:localhost/replica:0/task:0/device:GPU:1"}
+	if err != nil || !slices.Equal(local.Hosts, full[:1]) || !slices.Equal(local.Devices[0], full) || local.Default != "" {
+		t.Errorf("one worker: got %+v, %v", local, err)
+	}
+	remote, err := distribute.InputDevices([]string{"/job:worker/task:3/device:GPU:0", "/job:worker/task:3/device:GPU:1"})
+	if err != nil || remote.Hosts[0] != "/job:worker/replica:0/task:3/device:CPU:0" || remote.Default != "/job:worker/replica:0/task:3" {
+		t.Errorf("one worker of a cluster: got %+v, %v", remote, err)
+	}
+	several, err := distribute.InputDevices([]string{"/job:worker/task:0/gpu:0", "/job:worker/task:0/gpu:1", "/job:chief/task:0/gpu:0"})
+	if err != nil || !slices.Equal(several.Hosts, []string{"/job:chief/task:0", "/job:worker/task:0"}) || len(several.Devices[1]) != 2 || several.Default != "/job:chief/task:0" {
+		t.Errorf("two workers: got %+v, %v", several, err)
+	}
+}
+
+func TestDevicesOfSeveralWorkers(t *testing.T) {
+	gpu := func(task string, index string) string { return "/job:worker/task:" + task + "/device:GPU:" + index }
+	for _, c := range []struct {
+		devices []string
+		says    string
+	}{
+		{[]string{gpu("0", "0"), gpu("1", "0")}, "in-graph multi-worker training"},
+		{[]string{gpu("0", "0"), "CPU:0"}, "local device should have only 'localhost'"},
+		{[]string{"/job:worker/device:GPU:0"}, "must have task specified"},
+	} {
+		_, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: c.devices})
+		if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q: got %v, want ErrInvalid that says %q", c.devices, err, c.says)
+		}
+	}
+	if _, err := distribute.GPUsPerWorker([]string{gpu("0", "0"), gpu("0", "1"), gpu("1", "0")}); err == nil || !strings.Contains(err.Error(), "same number of GPUs") {
+		t.Errorf("workers with unequal devices: got %v", err)
+	}
+	if _, err := distribute.GroupDevices([]string{"CPU:0", "CPU:1"}); !errors.Is(err, distribute.ErrInvalid) {
+		t.Errorf("the devices of one worker, by worker: got %v", err)
+	}
+}
+
+func TestHostAndDeviceBatches(t *testing.T) {
+	ints := distribute.NewPerReplica(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
+	floats := distribute.NewPerReplica(scalar(1), scalar(2))
+	batch := []distribute.ValueTo{{Value: ints, To: ints}, {Value: floats, To: floats}}
+	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer central.Close()
+	for _, s := range []*distribute.Strategy{mirrored(t, 2), central} {
+		out, err := s.BatchReduceTo(t.Context(), distribute.Sum, batch[:1])
+		if m, ok := out[0].(*distribute.Mirrored); err != nil || !ok || !m.At(0).(*tensor.Tensor).Equal(tensor.Scalar(int32(3))) {
+			t.Errorf("%v: int32 alone: got %v, %v", s, out, err)
+		}
+		if _, err := s.BatchReduceTo(t.Context(), distribute.Sum, batch); (err == nil) != (s == central) {
+			t.Errorf("%v: int32 beside float32: got %v", s, err)
+		}
+	}
+}
+
+func TestUpdateByKeyword(t *testing.T) {
+	s := mirrored(t, 2)
+	v, err := newVariable(t.Context(), s, 1, distribute.VariableConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]any{"by": distribute.NewMirrored(scalar(10), scalar(20)), "often": 2}
+	scale := func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+		by := args[0].(map[string]any)
+		for range by["often"].(int) {
+			if err := c.AssignAdd(by["by"]); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	}
+	if got, err := s.Update(t.Context(), v, scale, named); err != nil || got != nil {
+		t.Errorf("a function that returns nothing: got %v, %v", got, err)
+	}
+	if got, err := s.UpdateUngrouped(t.Context(), v, scale, named); err != nil || len(got.(tensor.Tuple)) != 2 || got.(tensor.Tuple)[1] != nil {
+		t.Errorf("ungrouped: got %v, %v, want a tuple of nothing for each component", got, err)
+	}
+	if got := v.Values(); !got[0].(*tensor.Tensor).Equal(scalar(41)) || !got[1].(*tensor.Tensor).Equal(scalar(81)) {
+		t.Errorf("got %v, want 41 and 81", got)
+	}
+	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		got, err := r.Update(ctx, v, func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+			if device, ok := distribute.UpdateDevice(ctx); !ok || device != c.Device() || device != v.Devices()[c.Replica()] {
+				t.Errorf("component %s is updated on %q", c.Name(), device)
+			}
+			return changed(c, c.Assign(args[0]))
+		}, scalar(float64(r.ID())).OnDevice(r.ID()))
+		if err == nil && !got.(*tensor.Tensor).Equal(scalar(float64(r.ID()))) {
+			t.Errorf("from replica %d: got %v", r.ID(), got)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPrintedForms(t *testing.T) {
+	s := mirrored(t, 2)
+	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer central.Close()
+	make := func(s *distribute.Strategy, cfg distribute.VariableConfig) *distribute.Variable {
+		v, err := s.NewVariable(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	matrix := tensor.From([]float32{1, -20.5, 3, 4}, 2, 2)
+	for _, c := range []struct {
+		got  any
+		want string
+	}{
+		{make(s, distribute.VariableConfig{Initial: matrix, Name: "w"}), `MirroredVariable:{
+  0: <tf.Variable 'w:0' shape=(2, 2) dtype=float32, numpy=
+array([[  1. , -20.5],
+       [  3. ,   4. ]], dtype=float32)>,
+  1: <tf.Variable 'w/replica_1:0' shape=(2, 2) dtype=float32, numpy=
+array([[  1. , -20.5],
+       [  3. ,   4. ]], dtype=float32)>
+}`},
+		{make(s, distribute.VariableConfig{Initial: tensor.From([]int64{7, 10}), Synchronization: distribute.OnRead}), `SyncOnReadVariable:{
+  0: <tf.Variable 'Variable:0' shape=(2,) dtype=int64, numpy=array([ 7, 10])>,
+  1: <tf.Variable 'Variable/replica_1:0' shape=(2,) dtype=int64, numpy=array([ 7, 10])>
+}`},
+		{make(s, distribute.VariableConfig{Initial: true}), `MirroredVariable:{
+  0: <tf.Variable 'Variable:0' shape=() dtype=bool, numpy=True>,
+  1: <tf.Variable 'Variable/replica_1:0' shape=() dtype=bool, numpy=True>
+}`},
+		{make(central, distribute.VariableConfig{Initial: tensor.From([]float64{0.5})}), `<tf.Variable 'Variable:0' shape=(1,) dtype=float64, numpy=array([0.5])>`},
+		{make(distribute.Default(), distribute.VariableConfig{Initial: 3}), `<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=3>`},
+		{distribute.NewPerReplica(matrix, 2), "PerReplica:{\n  0: tf.Tensor(\n[[  1.  -20.5]\n [  3.    4. ]], shape=(2, 2), dtype=float32),\n  1: 2\n}"},
+		{distribute.NewMirrored(scalar(1)), "Mirrored:{\n  0: tf.Tensor(1.0, shape=(), dtype=float32)\n}"},
+		{distribute.InputContext{NumInputPipelines: 2, InputPipelineID: 1, NumReplicasInSync: 4}, "tf.distribute.InputContext(input pipeline id 1, total: 2)"},
+		{distribute.ValueContext{ReplicaID: 1, NumReplicas: 2}, "tf.distribute.ValueContext(replica id 1,  total replicas in sync: 2)"},
+	} {
+		if got := strings.TrimSpace(stringOf(c.got)); got != c.want {
+			t.Errorf("got\n%s\nwant\n%s", got, c.want)
+		}
+	}
+}
+
+func stringOf(v any) string { return v.(interface{ String() string }).String() }
+
+func TestNestsThatDifferBetweenReplicas(t *testing.T) {
+	s := mirrored(t, 2)
+	nests := []distribute.Value{[]any{scalar(1)}, map[string]any{"x": scalar(1)}}
+	if _, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
+		return r.MergeCall(ctx, nothing, v)
+	}, nests); !errors.Is(err, distribute.ErrMismatch) {
+		t.Errorf("arguments of a merge call: got %v, want ErrMismatch", err)
+	}
+	if _, err := distribute.Run(t.Context(), s, func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+		return nests[r.ID()], nil
+	}); !errors.Is(err, distribute.ErrMismatch) {
+		t.Errorf("results: got %v, want ErrMismatch", err)
+	}
+}
+
+func TestVariableMadeInAFunctionUnderScope(t *testing.T) {
+	s := mirrored(t, 2)
+	layer := func(ctx context.Context) (*distribute.Variable, error) {
+		return distribute.CurrentStrategy(ctx).NewVariable(ctx, distribute.VariableConfig{Initial: 2.0})
+	}
+	v, err := layer(s.Scope(t.Context()))
+	if err != nil || !s.VariableCreatedInScope(v) || v.Kind() != distribute.MirroredVariable {
+		t.Errorf("in the scope: got %v, %v", v, err)
+	}
+	v, err = layer(t.Context())
+	if err != nil || s.VariableCreatedInScope(v) || v.Kind() != distribute.PlainVariable {
+		t.Errorf("outside of it: got %v, %v", v, err)
+	}
+	err = inStep(t, s, func(ctx context.Context, _ *distribute.Replica) error {
+		_, err := layer(ctx)
+		if !errors.Is(err, distribute.ErrContext) {
+			t.Errorf("in a step: got %v, want ErrContext, for there it is the replica's method", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSingleWorker(t *testing.T) {
+	for _, c := range []struct {
+		resolver cluster.Resolver
+		kind     error
+		device   string
+	}{
+		{&cluster.Simple{}, nil, "/job:localhost/replica:0/task:0/device:CPU:0"},
+		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}}), This: &cluster.Task{Type: "worker"}}, nil, "/job:worker/replica:0/task:0/device:CPU:0"},
+		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}})}, distribute.ErrInvalid, ""},
+		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}), This: &cluster.Task{Type: "worker"}}, distribute.ErrUnsupported, ""},
+	} {
+		s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Resolver: c.resolver, LogicalCPUs: 2})
+		if !errors.Is(err, c.kind) {
+			t.Errorf("%+v: got %v, want %v", c.resolver, err, c.kind)
+		}
+		if err != nil {
+			continue
+		}
+		defer s.Close()
+		if got := s.Devices(); len(got) != 1 || got[0] != c.device || s.ClusterResolver() != c.resolver {
+			t.Errorf("%+v: got %q, want %s", c.resolver, got, c.device)
+		}
+		v, err := newVariable(t.Context(), s, 1, distribute.VariableConfig{})
+		if err != nil || v.Devices()[0] != c.device || v.Kind() != distribute.MirroredVariable {
+			t.Errorf("a variable: got %v, %v", v, err)
+		}
+	}
+}
+
+func TestRunInsideAMerge(t *testing.T) {
+	s := mirrored(t, 3)
+	v, err := newVariable(t.Context(), s, 0, distribute.VariableConfig{Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nested := func(fail error) func(context.Context, *distribute.Replica) error {
+		return func(ctx context.Context, r *distribute.Replica) error {
+			if err := v.Assign(r, 1.0); err != nil {
+				return err
+			}
+			_, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				out, err := distribute.RunTyped(ctx, c.Strategy(), func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+					if err := v.Assign(r, 5.0); err != nil {
+						return nil, err
+					}
+					if fail != nil && r.ID() == 1 {
+						return nil, fail
+					}
+					return r.AllReduce(ctx, distribute.Sum, scalar(float64(r.ID())))
+				}, nil)
+				if err == nil && !out[2].(*tensor.Tensor).Equal(scalar(3)) {
+					t.Errorf("the sum inside: got %v, want 3", out)
+				}
+				if fail != nil {
+					if !errors.Is(err, fail) {
+						t.Errorf("the Run inside: got %v, want its failure", err)
+					}
+					if got := v.Values()[0]; !got.(*tensor.Tensor).Equal(scalar(1)) {
+						t.Errorf("after the failed Run inside the variable is %v, want the 1 from before it", got)
+					}
+					return nil, nil // the Run around it goes on
+				}
+				return nil, err
+			})
+			return err
+		}
+	}
+	for range 2 {
+		for _, fail := range []error{nil, errStep} {
+			if err := inStep(t, s, nested(fail)); err != nil {
+				t.Fatal(err)
+			}
+			want := 5.0
+			if fail != nil {
+				want = 1
+			}
+			if got := v.Values()[2]; !got.(*tensor.Tensor).Equal(scalar(want)) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		}
+	}
+	// A failure of the Run around it takes back what the one inside wrote, too.
+	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
+		if err := nested(nil)(ctx, r); err != nil {
+			return err
+		}
+		return errStep
+	})
+	if got := v.Values()[0]; !errors.Is(err, errStep) || !got.(*tensor.Tensor).Equal(scalar(1)) {
+		t.Errorf("got %v and %v, want the 1 from before", err, got)
+	}
+}
+
+func TestRebatchedRowsGoOnIntoTheNextBatch(t *testing.T) {
+	s := mirrored(t, 2)
+	source := data.FromTensors(counting(0, 3)).Batch(2).Repeat(2) // 0 1, 2, 0 1, 2
+	set, err := s.DistributeDataset(source, distribute.InputOptions{AutoShard: distribute.ShardOff})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []int64
+	for v, err := range set.Iter(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range s.LocalResults(v) {
+			if x.(*tensor.Tensor).Len() != 1 {
+				t.Errorf("a share of %v, want one row", x)
+			}
+			rows = append(rows, tensor.Data[int64](x.(*tensor.Tensor))...)
+		}
+	}
+	if !slices.Equal(rows, []int64{0, 1, 2, 0, 1, 2}) {
+		t.Errorf("got %v", rows)
+	}
+}
+
+func TestScatterErrors(t *testing.T) {
+	s := mirrored(t, 2)
+	v, err := s.NewVariable(t.Context(), distribute.VariableConfig{Initial: tensor.From([]int32{1, 2, 3, 4}, 2, 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cross, err := s.Cross(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices := func(values, indices *tensor.Tensor) *tensor.IndexedSlices {
+		return &tensor.IndexedSlices{Values: values, Indices: indices}
+	}
+	row, zero := tensor.From([]int32{1, 0}, 1, 2), tensor.From([]int64{0})
+	for name, err := range map[string]error{
+		"no slices":          v.ScatterAdd(cross, row),
+		"nothing":            v.ScatterAdd(cross, &tensor.IndexedSlices{}),
+		"another dtype":      v.ScatterAdd(cross, slices(tensor.From([]float32{1, 2}, 1, 2), zero)),
+		"rows too short":     v.ScatterAdd(cross, slices(tensor.From([]int32{1}, 1, 1), zero)),
+		"more rows":          v.ScatterAdd(cross, slices(row, tensor.From([]int64{0, 1}))),
+		"an index too large": v.ScatterAdd(cross, slices(row, tensor.From([]int64{2}))),
+		"an index below 0":   v.ScatterAdd(cross, slices(row, tensor.From([]int32{-1}))),
+		"indices of floats":  v.ScatterAdd(cross, slices(row, tensor.From([]float32{0}))),
+		"division by zero":   v.ScatterDiv(cross, slices(row, zero)),
+	} {
+		if !errors.Is(err, distribute.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+		}
+	}
+	if err := v.ScatterAdd(nil, slices(row, zero)); !errors.Is(err, distribute.ErrContext) {
+		t.Errorf("without a context: got %v", err)
+	}
+	if err := v.ScatterAdd(cross, slices(tensor.From([]int32{1, 1, 2, 2}, 2, 2), tensor.From([]int32{1, 1}))); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Values()[1]; !got.(*tensor.Tensor).Equal(tensor.From([]int32{1, 2, 6, 7}, 2, 2)) {
+		t.Errorf("two rows of one index: got %v", got)
+	}
+}
