@@ -37,6 +37,7 @@ var conformanceSections = []struct {
 
 // conformanceTests are the rows of the table that are not data.
 var conformanceTests = map[string]func(*testing.T){
+	"B24": testSelectedByTheOldRule,
 	"B35": testReduceVariableDirectly,
 	"E21": testDefaultScopeDoesNotNest,
 	"E26": testTypesOfNestsAreKept,
@@ -67,7 +68,6 @@ var conformanceNone = map[string]string{
 var conformanceElsewhere = map[string]string{
 	"B03": "func TestAccumulationFn(",
 	"B20": "func TestGather(",
-	"B24": "func TestSelectCrossDeviceOps(",
 	"B32": "func TestConcurrentBatches(",
 	"C10": "func TestSparseSumIsTheDenseSum(",
 	"C15": "func TestGatherErrors(",
@@ -133,6 +133,28 @@ func TestConformance(t *testing.T) {
 			t.Errorf("%s: there is no %s", row, conformanceElsewhere[row])
 		case !isNone && !isElsewhere:
 			t.Errorf("%s has neither cases nor a test nor a reason to have none", row)
+		}
+	}
+}
+
+func testSelectedByTheOldRule(t *testing.T) {
+	gpus := []string{"GPU:0", "GPU:1"}
+	for name, c := range map[string]struct {
+		devices []string
+		machine distribute.Machine
+		want    string
+		packs   int
+		warns   string
+	}{
+		"GPUs and NCCL":      {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce", 1, ""},
+		"GPUs without NCCL":  {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2}, "ReductionToOneDevice", 0, "NCCL is not found"},
+		"one GPU's parts":    {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 1, NCCL: true}, "ReductionToOneDevice", 0, "virtual GPUs"},
+		"a CPU beside a GPU": {[]string{"CPU:0", "GPU:0"}, distribute.Machine{Devices: []string{"CPU:0", "GPU:0"}, PhysicalGPUs: 1, NCCL: true}, "ReductionToOneDevice", 0, "non-GPU"},
+		"a GPU that hides":   {gpus, distribute.Machine{Devices: gpus[:1], PhysicalGPUs: 1, NCCL: true}, "NcclAllReduce", 1, "not visible"},
+	} {
+		got, err := distribute.SelectCrossDeviceOps(c.devices, c.machine)
+		if err != nil || got.Ops != c.want || got.Packs != c.packs || !strings.Contains(strings.Join(got.Warnings, "\n"), c.warns) || (c.warns == "") != (len(got.Warnings) == 0) {
+			t.Errorf("%s: got %+v, %v, want %s with %d packs, warned of %q", name, got, err, c.want, c.packs, c.warns)
 		}
 	}
 }

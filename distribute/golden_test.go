@@ -80,9 +80,7 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 // goldenLater lists the operations that are not there yet, which are skipped. A case of an operation that is in neither
 // list is a failure.
 var goldenLater = map[string]string{
-	"gather_inside_run":           "gathers",
-	"all_gather_outside_strategy": "gathers",
-	"multi_worker":                "several workers",
+	"multi_worker": "several workers",
 }
 
 // goldenException is an answer of TensorFlow's that is not ours, with the reason. check holds ours against what is right.
