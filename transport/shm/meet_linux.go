@@ -38,7 +38,7 @@ type hello struct {
 	Nonce    []byte
 }
 
-// answer is what it is told: why it is refused, or what proves that the other side knows the token.
+// answer is what it is told then: why it is refused, or what proves that the other side knows the token.
 type answer struct {
 	Refused string
 	Nonce   []byte
@@ -48,9 +48,10 @@ type answer struct {
 // proof is what proves that it knows the token; the file of its arena follows.
 type proof struct{ Proof []byte }
 
-// welcome says who is in the group, by number of the process. The control file follows, the arenas of all other processes,
-// and the sockets to those that do not listen.
+// welcome says why it is refused after all, or who is in the group, by number of the process. The control file follows, the
+// arenas of all other processes, and the sockets to those that do not listen.
 type welcome struct {
+	Refused   string
 	Processes []member
 	You       int
 }
@@ -198,7 +199,6 @@ type guest struct {
 	conn  *net.UnixConn
 	pid   int
 	ranks []int
-	ready bool // it has proved itself, and given its arena; guarded by the porch's mu
 	arena *os.File
 }
 
@@ -252,18 +252,13 @@ func (p *porch) receive(ctx context.Context) {
 		p.greeters.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, helloTime)
 			defer cancel()
-			release := bound(limited, conn)
-			g, err := p.greet(conn)
-			err = cmp.Or(err, release())
+			err := p.greet(limited, conn)
 			if err != nil {
 				conn.Close()
 			}
 			p.mu.Lock()
-			if err == nil {
-				g.ready = true
-			} else {
+			if err != nil {
 				p.refused = err.Error()
-				p.guests = slices.DeleteFunc(p.guests, func(other *guest) bool { return other == g })
 			}
 			p.mu.Unlock()
 			select {
@@ -275,41 +270,46 @@ func (p *porch) receive(ctx context.Context) {
 }
 
 // greet lets a process in, or refuses it and says why.
-func (p *porch) greet(conn *net.UnixConn) (*guest, error) {
+func (p *porch) greet(ctx context.Context, conn *net.UnixConn) error {
+	release := bound(ctx, conn)
 	pid, err := checkUser(conn)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var h hello
 	if err := receive(conn, &h); err != nil {
-		return nil, fmt.Errorf("process %d said no hello: %w", pid, err)
+		return fmt.Errorf("process %d said no hello: %w", pid, err)
 	}
-	refuse := func(why string) error {
+	if why := p.own.differ(&h); why != "" {
 		send(conn, answer{Refused: why})
 		return fmt.Errorf("process %d was refused: %s", pid, why)
 	}
-	if why := p.own.differ(&h); why != "" {
-		return nil, refuse(why)
-	}
-	g := &guest{conn: conn, pid: pid, ranks: h.Ranks}
-	if why := p.admit(g); why != "" {
-		return nil, refuse(why)
-	}
 	own := nonce()
 	if err := send(conn, answer{Nonce: own, Proof: p.cfg.sign("host", h.Nonce, own)}); err != nil {
-		return g, fmt.Errorf("process %d left: %w", pid, err)
+		return fmt.Errorf("process %d left: %w", pid, err)
 	}
 	var proved proof
 	if err := receive(conn, &proved); err != nil {
-		return g, fmt.Errorf("process %d has another token, or left: %w", pid, err)
+		return fmt.Errorf("process %d has another token, or left: %w", pid, err)
 	}
-	if !hmac.Equal(proved.Proof, p.cfg.sign("guest", own, h.Nonce)) {
-		return g, refuse("its token is another one")
-	}
+	g := &guest{conn: conn, pid: pid, ranks: h.Ranks}
 	if g.arena, err = receiveFile(conn); err != nil {
-		return g, fmt.Errorf("process %d: %w", pid, err)
+		return fmt.Errorf("process %d: %w", pid, err)
 	}
-	return g, nil
+	why := "its token is another one"
+	if hmac.Equal(proved.Proof, p.cfg.sign("guest", own, h.Nonce)) {
+		if err := release(); err != nil {
+			g.arena.Close()
+			return fmt.Errorf("process %d was too slow: %w", pid, err)
+		}
+		why = p.admit(g)
+	}
+	if why != "" {
+		g.arena.Close()
+		send(conn, welcome{Refused: why})
+		return fmt.Errorf("process %d was refused: %s", pid, why)
+	}
+	return nil
 }
 
 // admit notes the ranks of a process, unless they are taken.
@@ -317,7 +317,7 @@ func (p *porch) admit(g *guest) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.guests = slices.DeleteFunc(p.guests, func(other *guest) bool {
-		if !p.seated && other.ready && other.left() {
+		if !p.seated && other.left() {
 			other.conn.Close()
 			other.arena.Close()
 			return true
@@ -356,9 +356,7 @@ func (p *porch) complete() bool {
 	defer p.mu.Unlock()
 	n := len(p.cfg.Ranks)
 	for _, g := range p.guests {
-		if g.ready {
-			n += len(g.ranks)
-		}
+		n += len(g.ranks)
 	}
 	p.seated = n == p.cfg.Size
 	return p.seated
@@ -370,9 +368,7 @@ func (p *porch) missing(ctx context.Context) error {
 	defer p.mu.Unlock()
 	here := slices.Clone(p.cfg.Ranks)
 	for _, g := range p.guests {
-		if g.ready {
-			here = append(here, g.ranks...)
-		}
+		here = append(here, g.ranks...)
 	}
 	var away []int
 	for r := range p.cfg.Size {
@@ -433,7 +429,7 @@ func (w *world) seat(ctx context.Context, p *porch) error {
 		}
 	}
 	for i, g := range guests {
-		if err := w.serve(ctx, g, welcome{members, i + 1}, files[i]); err != nil {
+		if err := w.serve(ctx, g, welcome{Processes: members, You: i + 1}, files[i]); err != nil {
 			return fmt.Errorf("shm: process %d (ranks %v) left while the group was made: %w", g.pid, g.ranks, err)
 		}
 	}
@@ -459,9 +455,7 @@ func (p *porch) close() {
 	defer p.mu.Unlock()
 	for _, g := range p.guests {
 		g.conn.Close()
-		if g.arena != nil {
-			g.arena.Close()
-		}
+		g.arena.Close()
 	}
 }
 
@@ -515,7 +509,7 @@ func (w *world) enter(conn *net.UnixConn) error {
 		return fmt.Errorf("shm: process %d, which listens for %q, gave no answer: %w", pid, w.cfg.Name, err)
 	}
 	if a.Refused != "" {
-		return fmt.Errorf("shm: process %d, which listens for %q, refuses this process (ranks %v): %s", pid, w.cfg.Name, w.cfg.Ranks, a.Refused)
+		return w.refused(pid, a.Refused)
 	}
 	if len(a.Nonce) != nonceBytes || !hmac.Equal(a.Proof, w.cfg.sign("host", own.Nonce, a.Nonce)) {
 		return fmt.Errorf("shm: process %d, which listens for %q, has another token than this process", pid, w.cfg.Name)
@@ -529,11 +523,18 @@ func (w *world) enter(conn *net.UnixConn) error {
 	return w.sit(conn, pid)
 }
 
+func (w *world) refused(pid int, why string) error {
+	return fmt.Errorf("shm: process %d, which listens for %q, refuses this process (ranks %v): %s", pid, w.cfg.Name, w.cfg.Ranks, why)
+}
+
 // sit takes what seat hands over.
 func (w *world) sit(conn *net.UnixConn, pid int) error {
 	var say welcome
 	if err := receive(conn, &say); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name, err)
+	}
+	if say.Refused != "" {
+		return w.refused(pid, say.Refused)
 	}
 	if err := say.check(&w.cfg); err != nil {
 		return err

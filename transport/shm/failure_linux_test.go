@@ -1,0 +1,413 @@
+package shm_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+)
+
+func init() {
+	parts["wait"] = waitPart
+	parts["leave"] = leavePart
+	parts["open"] = openPart
+	parts["write"] = writePart
+}
+
+func (c *child) open() (transport.Marker, error) {
+	ctx, cancel := soon()
+	defer cancel()
+	ends, err := shm.Open(ctx, c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	return ends[0].(transport.Marker), nil
+}
+
+// openPart opens, and closes when it is told to.
+func openPart(c *child) error {
+	m, err := c.open()
+	if err != nil {
+		return err
+	}
+	c.say("open")
+	c.wait()
+	return m.Close()
+}
+
+// leavePart makes three calls, and ends without Close in the fourth if arg is 0, or closes.
+func leavePart(c *child) error {
+	m, err := c.open()
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		if _, err := begin(m, transport.Slot{}); err != nil {
+			return err
+		}
+	}
+	if c.arg == 0 {
+		os.Exit(0)
+	}
+	return m.Close()
+}
+
+// waitPart makes calls until it gets an error: of marks, or if arg is 1 of frames around the ring.
+func waitPart(c *child) error {
+	m, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	m.Inspect(func(int, transport.Header) error { return nil })
+	c.say("open")
+	data := make([]byte, 1<<20)
+	n := m.Size()
+	for {
+		if c.arg == 1 {
+			err = m.Exchange(background, (m.Rank()+1)%n, transport.Frame{Data: data}, (m.Rank()+n-1)%n, make([]byte, len(data)))
+		} else {
+			_, err = begin(m, transport.Slot{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// TestKilled: whoever needs a process that is killed learns it within a second, and what is left vanishes with the rest.
+func TestKilled(t *testing.T) {
+	for arg, what := range []string{"marks", "frames"} {
+		t.Run(what, func(t *testing.T) {
+			cfg := config(t, 3)
+			var children []*started
+			for r := range 3 {
+				cfg.Ranks = []int{r}
+				children = append(children, start(t, "wait", arg, cfg))
+			}
+			for _, c := range children {
+				c.says("open")
+			}
+			time.Sleep(20 * time.Millisecond) // in mid-call, most likely
+			killed := time.Now()
+			if err := children[1].cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range []int{0, 2} {
+				// With frames the rank that does not exchange with rank 1 may see that of the other survivor first.
+				line := children[r].line()
+				if !strings.Contains(line, "rank 1 is down: process ") && (what == "marks" || !strings.Contains(line, "has closed its end")) {
+					t.Errorf("rank %d says %q", r, line)
+				}
+			}
+			if took := time.Since(killed); took > time.Second {
+				t.Errorf("that took %v, want less than a second", took)
+			}
+			for _, c := range children {
+				c.cmd.Wait()
+			}
+			if n := sockets(t, cfg); n > 0 {
+				t.Errorf("%d sockets with the name of the group are still there", n)
+			}
+		})
+	}
+}
+
+// sockets returns how many sockets of this host have the name of the group.
+func sockets(t *testing.T, cfg shm.Config) int {
+	t.Helper()
+	names, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Count(names, []byte(shm.Address(cfg.Name)))
+}
+
+// TestEnds: a process that ends without Close is lost, one that closes has closed.
+func TestEnds(t *testing.T) {
+	for arg, want := range []string{"has ended", "has closed its end"} {
+		t.Run(want, func(t *testing.T) {
+			cfg := config(t, 2, 1)
+			start(t, "leave", arg, cfg)
+			cfg.Ranks = []int{0}
+			c := &child{cfg: cfg}
+			m, err := c.open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			for call := 0; ; call++ {
+				_, err = begin(m, transport.Slot{})
+				if err != nil {
+					var down *transport.PeerDown
+					if call != 3 || !errors.As(err, &down) || down.Rank != 1 || !strings.Contains(err.Error(), want) {
+						t.Errorf("call %d: %v, want a PeerDown in call 3 that says %q", call, err, want)
+					}
+					break
+				}
+			}
+			select {
+			case d := <-m.Down():
+				if d.Rank != 1 || !strings.Contains(d.Error(), want) {
+					t.Errorf("Down says %v", &d)
+				}
+			case <-time.After(time.Second):
+				t.Error("Down says nothing")
+			}
+		})
+	}
+}
+
+// writePart enters a call, says so, and when it goes on writes into all that it can reach.
+func writePart(c *child) error {
+	m, err := c.open()
+	if err != nil {
+		return err
+	}
+	if _, err := begin(m, transport.Slot{}); err != nil {
+		return err
+	}
+	c.say("in")
+	c.wait()
+	for r := range m.Size() {
+		fill(m.Stage(r), 0xee)
+		if src := m.Peer(r).Src; src.Ptr != nil {
+			fill(src.HostBytes(), 0xee)
+		}
+	}
+	_, err = begin(m, transport.Slot{})
+	return err
+}
+
+func fill(b []byte, with byte) {
+	for i := range b {
+		b[i] = with
+	}
+}
+
+// TestStopped: a process that is stopped is found by the deadline only. What it writes when it goes on is used by nobody:
+// neither the group that was made meanwhile, nor a buffer that was given out since.
+func TestStopped(t *testing.T) {
+	cfg := config(t, 2, 1)
+	sleeper := start(t, "write", 0, cfg)
+	cfg.Ranks = []int{0}
+	m, err := (&child{cfg: cfg}).open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	named := buffer(t, m, 1<<20)
+	if _, err := begin(m, transport.Slot{Src: named}); err != nil {
+		t.Fatal(err)
+	}
+	sleeper.says("in")
+	if err := sleeper.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	m.Publish(transport.Slot{})
+	if err := m.Signal(0); err != nil {
+		t.Fatal(err)
+	}
+	patience, cancel := context.WithTimeout(background, 100*time.Millisecond)
+	defer cancel()
+	if err := m.Await(patience, -1, 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("waiting for a process that is stopped: %v", err)
+	}
+	if behind := m.Behind(0, nil); !slices.Equal(behind, []int{1}) || !m.Withdraw() {
+		t.Fatalf("ranks %v are behind, or the call has started", behind)
+	}
+	m.Fail([]byte("rank 1 is stuck"))
+	m.Retire(named)
+	named.Owner.Release()
+
+	fresh := buffer(t, m, 1<<20)
+	fill(fresh.HostBytes(), 7)
+	next := config(t, 2, 0, 1)
+	next.Epoch = 4
+	ends, err := shm.Open(background, next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages := [][]byte{ends[0].(transport.Marker).Stage(0), ends[0].(transport.Marker).Stage(1)}
+	for r, s := range stages {
+		fill(s, 7)
+		defer ends[r].Close()
+	}
+
+	if err := sleeper.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	sleeper.in()
+	sleeper.says("error: ", transport.ErrInterrupted.Error())
+	for what, b := range map[string][]byte{"a new buffer": fresh.HostBytes(), "stage 0": stages[0], "stage 1": stages[1]} {
+		if i := slices.IndexFunc(b, func(x byte) bool { return x != 7 }); i >= 0 {
+			t.Errorf("the process that was stopped has written into %s of what is used now, at %d", what, i)
+		}
+	}
+	if b := named.HostBytes(); b[0] != 0xee {
+		t.Error("the process has not written into the buffer that it knew: the test tests nothing")
+	}
+}
+
+func buffer(t *testing.T, m transport.Marker, bytes int) tensor.Memory {
+	t.Helper()
+	mem, err := m.(transport.Allocator).NewBuffer(bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem
+}
+
+// TestRefused: a process that means another group is told what differs, and what both sides have.
+func TestRefused(t *testing.T) {
+	ctx, cancel := soon()
+	defer cancel()
+	right := config(t, 3)
+	right.Token = []byte("secret")
+	group := make(chan error, 2)
+	for _, ranks := range [][]int{{0}, {1, 2}} {
+		cfg := right
+		cfg.Ranks = ranks
+		go func() {
+			ends, err := shm.Open(ctx, cfg)
+			group <- err
+			<-ctx.Done()
+			for _, e := range ends {
+				e.Close()
+			}
+			group <- nil
+		}()
+	}
+	for range 2 {
+		if err := <-group; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*shm.Config)
+		want   []string
+	}{
+		{"job", func(c *shm.Config) { c.Job = "other" }, []string{"job", `"other"`, `"job"`}},
+		{"epoch", func(c *shm.Config) { c.Epoch = 2 }, []string{"epoch is 3 there, and 2 here"}},
+		{"group", func(c *shm.Config) { c.Group = 9 }, []string{"group is 0 there, and 9 here"}},
+		{"size", func(c *shm.Config) { c.Size = 5 }, []string{"size of the group is 3 there, and 5 here"}},
+		{"token", func(c *shm.Config) { c.Token = []byte("wrong") }, []string{"has another token"}},
+		{"no token", func(c *shm.Config) { c.Token = nil }, []string{"has another token"}},
+		{"started twice", func(c *shm.Config) {}, []string{fmt.Sprintf("rank 2 is taken by process %d", os.Getpid())}},
+		{"first one started twice", func(c *shm.Config) { c.Ranks = []int{0} }, []string{"another process", "rank 0"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			wrong := right
+			wrong.Ranks = []int{2}
+			test.change(&wrong)
+			ends, err := shm.Open(ctx, wrong)
+			if err == nil {
+				ends[0].Close()
+				t.Fatal("the process was let in")
+			}
+			for _, want := range append(test.want, "process ", right.Name) {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("refused with %q, want %q in it", err, want)
+				}
+			}
+		})
+	}
+	cancel()
+	<-group
+	<-group
+}
+
+// TestWaiting: the one who listens waits for the right processes, whoever else comes, and says in the end who is missing;
+// so does the one who dials.
+func TestWaiting(t *testing.T) {
+	cfg := config(t, 3)
+	host, guest, stale := cfg, cfg, cfg
+	host.Ranks, guest.Ranks, stale.Ranks, stale.Epoch = []int{0}, []int{2}, []int{1}, 2
+	ctx, cancel := context.WithCancelCause(background)
+	errs := make(chan error, 2)
+	for _, c := range []shm.Config{host, guest} {
+		go func() {
+			_, err := shm.Open(ctx, c)
+			errs <- err
+		}()
+	}
+	if _, err := shm.Open(ctx, stale); err == nil || !strings.Contains(err.Error(), "the epoch is 3 there, and 2 here") {
+		t.Errorf("a process of an old epoch: %v", err)
+	}
+	cancel(errors.New("enough"))
+	for range 2 {
+		if err := <-errs; err == nil || !strings.Contains(err.Error(), "enough") || !strings.Contains(err.Error(), cfg.Name) {
+			t.Errorf("after its context has ended: %v", err)
+		}
+	}
+	alone, stop := context.WithTimeout(background, 10*time.Millisecond)
+	defer stop()
+	if _, err := shm.Open(alone, guest); err == nil || !strings.Contains(err.Error(), "nobody listens") {
+		t.Errorf("without a process that listens: %v", err)
+	}
+}
+
+// TestGuestDies: a process that dies while others are waited for leaves its place to another.
+func TestGuestDies(t *testing.T) {
+	cfg := config(t, 3, 1)
+	first := start(t, "open", 0, cfg)
+	opened := make(chan error, 2)
+	ctx, cancel := soon()
+	defer cancel()
+	open := func(ranks ...int) {
+		cfg := cfg
+		cfg.Ranks = ranks
+		ends, err := shm.Open(ctx, cfg)
+		if err == nil {
+			ends[0].Close()
+		}
+		opened <- err
+	}
+	go open(0)
+	for sockets(t, cfg) < 2 { // the one that listens, and the one that has accepted
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond) // it has been let in, most likely; else it leaves on the way
+	first.cmd.Process.Kill()
+	first.cmd.Wait()
+	second := start(t, "open", 0, cfg)
+	go open(2)
+	second.says("open")
+	second.in()
+	for range 2 {
+		if err := <-opened; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for _, test := range []struct {
+		cfg  shm.Config
+		want string
+	}{
+		{shm.Config{Size: 1, Ranks: []int{0}}, "Name is empty"},
+		{shm.Config{Name: "a", Ranks: []int{0}}, "Size is 0"},
+		{shm.Config{Name: "a", Size: 1000, Ranks: []int{0}}, "Size is 1000"},
+		{shm.Config{Name: "a", Size: 1}, "Ranks is empty"},
+		{shm.Config{Name: "a", Size: 2, Ranks: []int{1, 0}}, "ranks [1 0] of a group of 2"},
+		{shm.Config{Name: "a", Size: 2, Ranks: []int{2}}, "ranks [2] of a group of 2"},
+		{shm.Config{Name: "a", Size: 1, Ranks: []int{0}, ArenaBytes: -1}, "ArenaBytes is -1"},
+		{shm.Config{Name: "a", Size: 1, Ranks: []int{0}, Job: strings.Repeat("j", 2000)}, "Job has 2000 bytes"},
+	} {
+		if _, err := shm.Open(background, test.cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("Open(%+v): %v, want %q", test.cfg, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package shm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// Whatever a peer writes is an error at worst.
+
+func FuzzText(f *testing.F) {
+	f.Add([]byte{3, 0, 2, 1, 'a', 'b', 'c', 'x', 'y', 7})
+	f.Add(bytes.Repeat([]byte{0xff}, slotTextBytes))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var b [slotTextBytes]byte
+		copy(b[:], data)
+		name, algorithm, shape, err := decodeText(&b, nil)
+		if err != nil {
+			return
+		}
+		var again [slotTextBytes]byte
+		encodeText(&again, string(name), string(algorithm), shape)
+		name2, algorithm2, shape2, err := decodeText(&again, nil)
+		if err != nil || !bytes.Equal(name, name2) || !bytes.Equal(algorithm, algorithm2) || !slices.Equal(shape, shape2) {
+			t.Errorf("%q, %q, %v became %q, %q, %v, %v", name, algorithm, shape, name2, algorithm2, shape2, err)
+		}
+	})
+}
+
+func TestLongText(t *testing.T) {
+	var b [slotTextBytes]byte
+	long, shape := strings.Repeat("n", 5000), make([]int, 100)
+	encodeText(&b, long, long, shape)
+	name, algorithm, dims, err := decodeText(&b, nil)
+	if err != nil || len(name) != nameMax || len(algorithm) != algorithmMax || len(dims) != dimsMax {
+		t.Errorf("%d, %d, %d of what is too long, %v; want %d, %d, %d", len(name), len(algorithm), len(dims), err, nameMax, algorithmMax, dimsMax)
+	}
+}
+
+// two opens a group of two ranks.
+func two(t testing.TB) (a, b *endpoint) {
+	ends, err := Open(context.Background(), Config{Name: t.Name(), Size: 2, Ranks: []int{0, 1}, ArenaBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ends[0].Close(); ends[1].Close() })
+	return ends[0].(*endpoint), ends[1].(*endpoint)
+}
+
+func FuzzSlot(f *testing.F) {
+	f.Add(make([]byte, 200))
+	f.Add(bytes.Repeat([]byte{1}, 200))
+	f.Add(bytes.Repeat([]byte{0xff}, int(unsafe.Sizeof(slot{}))))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		a, b := two(t)
+		a.Publish(transport.Slot{})
+		b.Publish(transport.Slot{})
+		if err := errors.Join(a.Signal(0), b.Signal(0)); err != nil {
+			t.Fatal(err)
+		}
+		raw := (*[unsafe.Sizeof(slot{})]byte)(unsafe.Pointer(&b.mine.slots[1]))
+		copy(raw[8:], data) // behind the progress
+		if err := a.Await(context.Background(), -1, 0); err != nil {
+			var down *transport.PeerDown
+			if !errors.As(err, &down) || down.Rank != 1 {
+				t.Errorf("%v, want a PeerDown of rank 1", err)
+			}
+			return
+		}
+		s := a.Peer(1)
+		for _, m := range []tensor.Memory{s.Src, s.Dst} {
+			if m.Bytes < 0 {
+				t.Errorf("memory of %d bytes", m.Bytes)
+			}
+			if m.Ptr != nil {
+				m.HostBytes()[0]++
+				m.HostBytes()[m.Bytes-1]++
+			}
+		}
+	})
+}
+
+// TestGarbageInPipes fills all that belongs to a pipe with garbage while frames are exchanged.
+func TestGarbageInPipes(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	a, _ := two(t)
+	a.Inspect(func(int, transport.Header) error { return nil })
+	data := make([]byte, 3*ringMax)
+	for range 300 {
+		done := make(chan struct{})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(random.IntN(2000))*time.Microsecond)
+		go func() {
+			defer close(done)
+			if err := a.Exchange(ctx, 1, transport.Frame{Data: data}, 1, data); err == nil {
+				t.Logf("one went through (seed %d)", seed) // that can be
+			}
+		}()
+		value := func() uint64 {
+			return []uint64{random.Uint64(), uint64(random.IntN(8)), uint64(random.IntN(1 << 20))}[random.IntN(3)]
+		}
+		for range random.IntN(20) {
+			for _, p := range []*pipe{a.outgoing[1].pipe, a.incoming[1].pipe} {
+				p.sent.Store(value())
+				p.got.Store(value())
+				p.state.Store(value())
+			}
+			time.Sleep(10 * time.Microsecond)
+		}
+		<-done
+		cancel()
+	}
+}
+
+// FuzzMessage: what comes through the socket of the set-up.
+func FuzzMessage(f *testing.F) {
+	own := Config{Job: "job", Size: 4, Ranks: []int{0}}
+	for _, m := range []any{own.hello(), answer{Nonce: nonce()}, proof{nonce()}, welcome{Processes: []member{{1, []int{0}}, {2, []int{1, 2, 3}}}, You: 1}} {
+		var b bytes.Buffer
+		text, err := json.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		b.Write([]byte{byte(len(text)), byte(len(text) >> 8), 0, 0})
+		b.Write(text)
+		f.Add(b.Bytes())
+	}
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, '{'})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		mine := own.hello()
+		var h hello
+		if receive(bytes.NewReader(data), &h) == nil && mine.differ(&h) == "" && checkRanks(h.Ranks, 4) != nil {
+			t.Errorf("%+v was taken for right", h)
+		}
+		guest := own
+		guest.Ranks = []int{1, 2, 3}
+		var w welcome
+		if receive(bytes.NewReader(data), &w) == nil && w.check(&guest) == nil && len(w.Processes) != 2 {
+			t.Errorf("%+v was taken for right", w)
+		}
+		var a answer
+		receive(bytes.NewReader(data), &a)
+	})
+}
+
+// TestWrongFile: memory that could vanish under this process is not taken.
+func TestWrongFile(t *testing.T) {
+	plain, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	if err := plain.Truncate(1 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if mem, err := mapArena(plain); err == nil || mem != nil {
+		t.Errorf("a file that can be cut was mapped: %v", err)
+	}
+}
+
+// TestArena gives out and takes back at random, and holds that no two buffers overlap, that all are zero, and that in the end
+// there is one hole.
+func TestArena(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	a, err := newArena(8 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live []tensor.Memory
+	for range 2000 {
+		if random.IntN(5) > 1 {
+			m, err := a.allocate(1 + random.IntN(1<<random.IntN(21)))
+			if err != nil {
+				if len(live) == 0 {
+					t.Fatalf("%v, though nothing is given out (seed %d)", err, seed)
+				}
+				continue
+			}
+			b := m.HostBytes()
+			if i := slices.IndexFunc(b, func(x byte) bool { return x != 0 }); i >= 0 {
+				t.Fatalf("byte %d of %d is %d (seed %d)", i, len(b), b[i], seed)
+			}
+			for i := 0; i < len(b); i += 512 {
+				b[i] = 1
+			}
+			b[len(b)-1] = 1
+			live = append(live, m)
+		} else if len(live) > 0 {
+			i := random.IntN(len(live))
+			live[i].Owner.Release()
+			live = slices.Delete(live, i, i+1)
+		}
+	}
+	for _, m := range live {
+		m.Owner.Release()
+	}
+	if len(a.free) != 1 || a.free[0] != (extent{0, 8 << 20}) {
+		t.Errorf("in the end there are the holes %v (seed %d)", a.free, seed)
+	}
+	last, err := a.allocate(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.close()
+	last.HostBytes()[99] = 1 // stays until it is released
+	last.Owner.Release()
+	if a.mem != nil {
+		t.Error("the arena is still mapped")
+	}
+}
