@@ -12,7 +12,7 @@ import (
 
 // AllReduce combines the replicas' values and gives every replica the result. v is a nest, of the same structure on all
 // replicas, of tensors of the same dtype and shape, IndexedSlices (whose rows are concatenated in the order of the
-// replicas), variables (the replica's own component) and host numbers. The result has the same structure; the mean of
+// replicas, unless [Options.Sparse] says otherwise; among tensors of other replicas they count as tensors), variables (the replica's own component) and host numbers. The result has the same structure; the mean of
 // integers is a float (see [Mean]). A batch with int32 tensors must have nothing else in it and one of them only, as in
 // TensorFlow, which keeps int32 on the host.
 //
@@ -38,16 +38,29 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	if len(leaves) == 0 || len(r.strategy.devices) == 1 {
 		return tensor.Pack(v, leaves)
 	}
-	dense := false
-	if r.strategy.ops == nil {
-		if dense, err = r.allDense(ctx, run, leaves, names, o); err != nil {
+	if r.strategy.ops != nil {
+		out, err := r.mergeLeaves(ctx, name, leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
+			return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
+		})
+		if err != nil {
 			return nil, err
 		}
+		return tensor.Pack(v, out)
 	}
-	if !dense {
-		return r.allReduceByOps(ctx, op, v, leaves, names, o)
+	sparse, err := r.whichSparse(ctx, run, leaves, names, o)
+	if err != nil {
+		return nil, err
 	}
-	return r.allReduceDense(ctx, run, op, v, leaves, names, o)
+	var out []any
+	if sparse == nil {
+		out, err = r.allReduceDense(ctx, run, op, leaves, names, o)
+	} else {
+		out, err = r.reduceSparse(ctx, run, op, leaves, names, sparse, o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return tensor.Pack(v, out)
 }
 
 // named returns the leaves of a nest, and where in it they are: what must be the same on all replicas.
@@ -59,19 +72,8 @@ func named(v Value) (leaves []any, names []string) {
 	return leaves, names
 }
 
-// allReduceByOps has one goroutine reduce for all replicas, by CrossDeviceOps.
-func (r *Replica) allReduceByOps(ctx context.Context, op ReduceOp, v Value, leaves []any, names []string, o Options) (Value, error) {
-	out, err := r.mergeLeaves(ctx, "AllReduce", leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
-		return r.strategy.batchOps(batch).BatchReduce(ctx, op, batch, o)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return tensor.Pack(v, out)
-}
-
 // allReduceDense reduces tensors by collective calls between the replicas.
-func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, v Value, leaves []any, names []string, o Options) (Value, error) {
+func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, leaves []any, names []string, o Options) ([]any, error) {
 	if err := run.Acquire(r.id); err != nil {
 		return nil, err
 	}
@@ -93,7 +95,7 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 		out[i] = sum
 	}
 	r.stats.leave(r, begin)
-	return tensor.Pack(v, out)
+	return out, nil
 }
 
 // AllReduceInto combines the replicas' tensors src[i] into dst[i], without allocating: what training does with gradients.
@@ -263,8 +265,10 @@ func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.i
 // operand returns a leaf of AllReduce as a tensor or IndexedSlices.
 func (r *Replica) operand(leaf any) (any, error) {
 	switch leaf := leaf.(type) {
-	case *tensor.Tensor, *tensor.IndexedSlices:
+	case *tensor.Tensor:
 		return leaf, nil
+	case *tensor.IndexedSlices:
+		return leaf, checkSlices(leaf)
 	case *Variable:
 		return leaf.Read(r)
 	}

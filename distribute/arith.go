@@ -15,8 +15,10 @@ import (
 // operand returns a leaf as what a reduction takes: a tensor or IndexedSlices, host numbers as TensorFlow's tensors of them.
 func operand(v Value) (Value, error) {
 	switch v := v.(type) {
-	case *tensor.Tensor, *tensor.IndexedSlices:
+	case *tensor.Tensor:
 		return v, nil
+	case *tensor.IndexedSlices:
+		return v, checkSlices(v)
 	case *Variable:
 		return v.components[0].load(), nil
 	case distributed:
@@ -366,6 +368,9 @@ func concatSlices(op string, values []Value) (*tensor.IndexedSlices, error) {
 // Densify returns the dense tensor that the slices stand for: rows of one index are added. The dense shape must be known.
 func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
 	const op = "Densify"
+	if err := checkSlices(s); err != nil {
+		return nil, errorf(op, ErrInvalid, "%w", err)
+	}
 	if s.DenseShape == nil {
 		return nil, errorf(op, ErrInvalid, "the dense shape of the IndexedSlices is not known")
 	}
@@ -384,10 +389,7 @@ func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
 		if index < 0 || index >= int64(shape[0]) {
 			return nil, errorf(op, ErrInvalid, "index %d of row %d is outside of the %d rows", index, i, shape[0])
 		}
-		row := out.Rows(int(index), int(index)+1)
-		if row.Len() > 0 {
-			kernel.Reduce(kernel.Sum, row.DType(), row.Memory().Ptr, row.Memory().Ptr, s.Values.Rows(i, i+1).Memory().Ptr, row.Len())
-		}
+		addRow(out, int(index), s.Values, i)
 	}
 	return out, nil
 }

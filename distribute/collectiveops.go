@@ -126,7 +126,7 @@ func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batc
 			at = append(at, i)
 			tensors = append(tensors, packing.Tensor{Type: ts[0].DType(), Shape: ts[0].Shape(), Count: ts[0].Len()})
 		case dense && len(ts) > 1:
-			sums[i] = addTree(ts, opts.Accumulate)
+			sums[i] = reduceTree(op, ts, opts.Accumulate)
 		case !dense && c.cfg.GroupSize > len(c.devices):
 			if err := c.meet(ctx, opts); err != nil {
 				return nil, err
@@ -134,14 +134,14 @@ func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batc
 			return nil, errorf(c.String(), ErrUnsupported, "IndexedSlices of several workers are reduced by their replicas: use Replica.AllReduce")
 		}
 	}
-	if err := c.reducePacks(ctx, tensors, at, sources, sums, opts); err != nil {
+	if err := c.reducePacks(ctx, op, tensors, at, sources, sums, opts); err != nil {
 		return nil, err
 	}
-	return reduceEach(c.String(), op, batch, c.cfg.GroupSize/len(c.devices), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
+	return reduceEach(c.String(), op, batch, opts, c.cfg.GroupSize/len(c.devices), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
 }
 
 // reducePacks sums tensors pack by pack.
-func (c *CollectiveAllReduce) reducePacks(ctx context.Context, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+func (c *CollectiveAllReduce) reducePacks(ctx context.Context, op ReduceOp, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
 	if len(tensors) == 0 {
 		return nil
 	}
@@ -159,7 +159,7 @@ func (c *CollectiveAllReduce) reducePacks(ctx context.Context, tensors []packing
 		size = packing.MemoryCosts.BytesPerPack(total)
 	}
 	for _, p := range packing.Plan(tensors, size) {
-		if err := c.reducePack(ctx, p, tensors, at, sources, sums, opts); err != nil {
+		if err := c.reducePack(ctx, op, p, tensors, at, sources, sums, opts); err != nil {
 			return err
 		}
 	}
@@ -168,14 +168,18 @@ func (c *CollectiveAllReduce) reducePacks(ctx context.Context, tensors []packing
 
 // reducePack sums the tensors of one pack by one collective call. All local ranks share one destination, of which the sums
 // are parts.
-func (c *CollectiveAllReduce) reducePack(ctx context.Context, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+func (c *CollectiveAllReduce) reducePack(ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
 	sum := tensor.New(p.Type, p.Count)
 	manifest := collective.Manifest{Name: c.instance()}
 	o := opts.collective()
+	direct := op
+	if op == Mean && !p.Type.IsFloat() {
+		direct = Sum // the quotient has another type
+	}
 	calls := make([]collective.Call, len(c.devices))
 	for rank := range calls {
 		calls[rank] = collective.Call{
-			Op: collective.AllReduce, Reduce: Sum, Type: p.Type,
+			Op: collective.AllReduce, Reduce: direct, Type: p.Type,
 			Src: packSource(p, rank, at, sources), Dst: sum.Memory(), Manifest: &manifest, Options: &o,
 		}
 	}
@@ -189,6 +193,9 @@ func (c *CollectiveAllReduce) reducePack(ctx context.Context, p packing.Pack, te
 	for _, t := range p.Tensors {
 		hi := lo + tensors[t].Count
 		sums[at[t]] = sliceOf(sum, lo, hi).Reshape(tensors[t].Shape...)
+		if direct != op {
+			sums[at[t]] = divide(sums[at[t]], c.cfg.GroupSize)
+		}
 		lo = hi
 	}
 	return nil

@@ -73,9 +73,9 @@ func Broadcast(v Value, to Destination) (Value, error) {
 	return place(leaf, devices), nil
 }
 
-// reduceEach reduces a batch value by value: dense tensors by add, which gets the index in the batch, everything else and
-// the division by the rules that all CrossDeviceOps share. workers is how many times as many members as components take part.
-func reduceEach(name string, op ReduceOp, batch []Reduction, workers int, add func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
+// reduceEach reduces a batch value by value: dense tensors by reduce, which gets the index in the batch, everything else by
+// the rules that all CrossDeviceOps share. workers is how many times as many members as components take part.
+func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, workers int, reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
 		ts, dense, err := denseOperands(name, b.Value.values)
@@ -83,24 +83,19 @@ func reduceEach(name string, op ReduceOp, batch []Reduction, workers int, add fu
 			return nil, err
 		}
 		var leaf Value
-		n := len(b.Value.values) * workers
-		switch {
+		switch n := len(b.Value.values) * workers; {
 		case n == 1:
 			if leaf, err = operand(b.Value.values[0]); err != nil {
 				err = errorf(name, ErrInvalid, "%w", err)
-			}
-			if isOn(leaf, b.To) {
-				n = 0 // also a mean stays as it is
+			} else if op == Mean && !isOn(leaf, b.To) {
+				leaf, err = meanOf(name, leaf, 1)
 			}
 		case dense:
-			if leaf, err = add(i, ts); err != nil {
+			if leaf, err = reduce(i, ts); err != nil {
 				err = errorf(name, nil, "%w", err)
 			}
 		default:
-			leaf, err = concatSlices(name, b.Value.values)
-		}
-		if err == nil && op == Mean && n > 0 {
-			leaf, err = meanOf(name, leaf, n)
+			leaf, err = reduceSlices(name, op, b.Value.values, opts)
 		}
 		if err != nil {
 			return nil, err
@@ -130,14 +125,19 @@ func isOn(v Value, to []Device) bool {
 	return ok && len(to) == 1 && d.Kind == to[0].Kind && d.Index == to[0].Index
 }
 
-// addTree returns the sum of tensors of one dtype and shape along the canonical tree.
-func addTree(ts []*tensor.Tensor, acc collective.Accumulate) *tensor.Tensor {
+// reduceTree returns the sum or the mean of tensors of one dtype and shape, along the canonical tree.
+func reduceTree(op ReduceOp, ts []*tensor.Tensor, acc collective.Accumulate) *tensor.Tensor {
 	sum := tensor.New(ts[0].DType(), ts[0].Shape()...)
-	addRange(sum, ts, 0, sum.Len(), acc == collective.AccumulateFloat32)
+	by := divisor(op, ts)
+	addRange(sum, ts, 0, sum.Len(), acc == collective.AccumulateFloat32, by)
+	if op == Mean && by == 1 {
+		return divide(sum, len(ts))
+	}
 	return sum
 }
 
-func addRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool) {
+// addRange adds elements along the tree and divides the sums; wide keeps those of half-width numbers in float32 until the end.
+func addRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool, by int) {
 	if lo >= hi {
 		return
 	}
@@ -145,6 +145,6 @@ func addRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool) {
 	for i, t := range ts {
 		src[i] = t.Memory().Ptr
 	}
-	tree := kernel.Tree{Op: kernel.Sum, Type: sum.DType(), Float32: wide}
+	tree := kernel.Tree{Op: kernel.Sum, Type: sum.DType(), Float32: wide, Divide: by}
 	tree.Reduce(kernel.NewScratch(len(ts)), []unsafe.Pointer{sum.Memory().Ptr}, src, lo, hi)
 }

@@ -147,10 +147,10 @@ var failures = []struct {
 		name: "a merge call against another operation's",
 		last: merge,
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.AllGather(ctx, tensor.New(tensor.Float32, 1, 2), 0)
+			_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: float32(1)})
 			return err
 		},
-		kind: distribute.ErrMismatch, says: []string{"the calls differ: replica ", " merge_call #0 for AllGather", " merge_call #0, called at "}, sites: 2,
+		kind: distribute.ErrMismatch, says: []string{"the calls differ: replica ", " merge_call #0 for NewVariable", " merge_call #0, called at "}, sites: 2,
 	},
 	{
 		name: "merge calls with other arguments",

@@ -98,39 +98,6 @@ func (c *CrossReplica) Gather(ctx context.Context, v Value, axis int, opts ...Op
 	return c.strategy.Gather(ctx, v, axis, opts...)
 }
 
-// AllGather concatenates the replicas' tensors along an axis, negative ones counted from the end, in the order of the
-// replicas, and gives every replica the result (TensorFlow's ReplicaContext.all_gather). v is a nest, of the same structure
-// on all replicas, of tensors whose dtypes and dimensions are the same but for the lengths along the axis. The replicas may
-// share the memory of what they get. IndexedSlices are not supported, as in TensorFlow; with one replica v comes back
-// as it is.
-func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
-	const name = "AllGather"
-	_, o, err := r.enter(ctx, name, Sum, opts)
-	if err != nil {
-		return nil, located(err)
-	}
-	leaves, names := named(v)
-	for i, leaf := range leaves {
-		if leaves[i], err = r.operand(leaf); err != nil {
-			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
-		}
-		if _, sparse := leaves[i].(*tensor.IndexedSlices); sparse {
-			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices", leafName(i, names[i])))
-		}
-	}
-	s := r.strategy
-	if len(leaves) == 0 || len(s.devices) == 1 {
-		return tensor.Pack(v, leaves)
-	}
-	out, err := r.mergeLeaves(ctx, name, leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
-		return gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return tensor.Pack(v, out)
-}
-
 // mergeLeaves has one goroutine act for all replicas on the leaves of their nests, which must have the same names.
 func (r *Replica) mergeLeaves(ctx context.Context, name string, leaves []any, names []string, o Options, f func(context.Context, []Reduction) ([]Value, error)) ([]Value, error) {
 	s := r.strategy
@@ -191,54 +158,62 @@ func gatherBatch(ctx context.Context, ops CrossDeviceOps, batch []Reduction, axi
 }
 
 // concat returns tensors of any dtype one behind the other along an axis.
-func concat(op string, parts []*tensor.Tensor, axis int) (*tensor.Tensor, error) {
-	first := parts[0]
-	rank := first.Rank()
-	at := axis
-	if at < 0 {
-		at += rank
-	}
-	switch {
-	case rank == 0:
-		return nil, errorf(op, ErrInvalid, "can't concatenate scalars: want tensors of at least one dimension")
-	case at < 0 || at >= rank:
-		return nil, errorf(op, ErrInvalid, "expected concatenating dimensions in the range [%d, %d), but got %d", -rank, rank, axis)
-	}
-	length := 0
-	for i, p := range parts {
-		if err := joinable(op, first, p, i, at); err != nil {
-			return nil, err
+func concat(op string, ts []*tensor.Tensor, axis int) (*tensor.Tensor, error) {
+	parts := make([]part, len(ts))
+	for i, t := range ts {
+		if t.Memory().Kind == tensor.Device {
+			return nil, errorf(op, ErrUnsupported, "component %d lies in a device's memory: read it to the host first", i)
 		}
-		length += p.Shape()[at]
+		parts[i] = part{t.DType(), t.Shape()}
 	}
-	shape := append([]int(nil), first.Shape()...)
-	shape[at] = length
-	out := tensor.New(first.DType(), shape...)
-	rows := product(shape[:at])
+	at, shape, err := joinedShape(op, parts, axis)
+	if err != nil {
+		return nil, err
+	}
+	out := tensor.New(parts[0].dtype, shape...)
 	to := 0
-	for _, p := range parts {
-		copyColumns(out, p, rows, to)
-		to += product(p.Shape()[at:])
+	for _, t := range ts {
+		copyColumns(out, t, product(shape[:at]), to)
+		to += product(t.Shape()[at:])
 	}
 	return out, nil
 }
 
-// joinable reports why component i cannot be put behind the first one.
-func joinable(op string, first, p *tensor.Tensor, i, axis int) error {
-	switch {
-	case p.DType() != first.DType():
-		return errorf(op, ErrMismatch, "the components differ: component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.DType(), p.DType())
-	case p.Memory().Kind == tensor.Device:
-		return errorf(op, ErrUnsupported, "component %d lies in a device's memory: read it to the host first", i)
-	case p.Rank() != first.Rank():
-		return errorf(op, ErrMismatch, "the components differ: ranks of all input tensors should match: shape[0] = %s vs. shape[%d] = %s", bracketed(first.Shape()), i, bracketed(p.Shape()))
+// part is the type and shape of what is concatenated.
+type part struct {
+	dtype tensor.DType
+	shape []int
+}
+
+// joinedShape returns the axis, counted from the front, and the shape of the concatenation.
+func joinedShape(op string, parts []part, axis int) (at int, shape []int, err error) {
+	first := parts[0]
+	rank := len(first.shape)
+	if at = axis; at < 0 {
+		at += rank
 	}
-	for d, n := range p.Shape() {
-		if d != axis && n != first.Shape()[d] {
-			return errorf(op, ErrMismatch, "the components differ: dimension %d in both shapes must be equal: shape[0] = %s vs. shape[%d] = %s", d, bracketed(first.Shape()), i, bracketed(p.Shape()))
+	shape = append([]int(nil), first.shape...)
+	for i, p := range parts {
+		switch {
+		case p.dtype != first.dtype:
+			return 0, nil, errorf(op, ErrMismatch, "the components differ: component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.dtype, p.dtype)
+		case len(p.shape) != rank:
+			return 0, nil, errorf(op, ErrMismatch, "the components differ: ranks of all input tensors should match: shape[0] = %s vs. shape[%d] = %s", bracketed(first.shape), i, bracketed(p.shape))
+		case rank == 0:
+			return 0, nil, errorf(op, ErrInvalid, "can't concatenate scalars: want tensors of at least one dimension")
+		case at < 0 || at >= rank:
+			return 0, nil, errorf(op, ErrInvalid, "expected concatenating dimensions in the range [%d, %d), but got %d", -rank, rank, axis)
+		}
+		for d, n := range p.shape {
+			if d != at && n != first.shape[d] {
+				return 0, nil, errorf(op, ErrMismatch, "the components differ: dimension %d in both shapes must be equal: shape[0] = %s vs. shape[%d] = %s", d, bracketed(first.shape), i, bracketed(p.shape))
+			}
+		}
+		if i > 0 {
+			shape[at] += p.shape[at]
 		}
 	}
-	return nil
+	return at, shape, nil
 }
 
 func product(shape []int) int {

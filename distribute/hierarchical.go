@@ -100,7 +100,7 @@ func reduceInPacks(name string, packs int, groups func([]Device) []int, op Reduc
 				return nil, err
 			}
 			sums[i] = tensor.New(ts[0].DType(), ts[0].Shape()...)
-			work = append(work, packPart{sum: sums[i], src: ts, group: groups(devices), hi: ts[0].Len()})
+			work = append(work, packPart{sum: sums[i], src: ts, group: groups(devices), hi: ts[0].Len(), by: divisor(op, ts)})
 		}
 	}
 	var wait sync.WaitGroup
@@ -112,7 +112,20 @@ func reduceInPacks(name string, packs int, groups func([]Device) []int, op Reduc
 		})
 	}
 	wait.Wait()
-	return reduceEach(name, op, batch, 1, func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
+	return reduceEach(name, op, batch, opts, 1, func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
+		if op == Mean && divisor(op, ts) == 1 {
+			return divide(sums[i], len(ts)), nil
+		}
+		return sums[i], nil
+	})
+}
+
+// divisor returns by what the sum of tensors is divided where it is made: by nothing if the quotient has another type.
+func divisor(op ReduceOp, ts []*tensor.Tensor) int {
+	if op == Mean && ts[0].DType().IsFloat() {
+		return len(ts)
+	}
+	return 1
 }
 
 // packPart is the elements [lo, hi) of one value's sum.
@@ -121,6 +134,7 @@ type packPart struct {
 	src    []*tensor.Tensor
 	group  []int // of each src
 	lo, hi int
+	by     int // divides the sum
 }
 
 // PackSizes returns the lengths of the parts into which TensorFlow's num_packs cuts the concatenation of a batch: n-1 parts
@@ -247,14 +261,18 @@ func (t *groupedTree) reduce(node [2]int) {
 	}
 	out := t.sums[node]
 	if out.DType() == leaves[0].DType() {
-		addRange(out, leaves, 0, out.Len(), t.wide)
+		by := 1
+		if node[1] == len(t.part.src) {
+			by = t.part.by
+		}
+		addRange(out, leaves, 0, out.Len(), t.wide, by)
 		return
 	}
 	for i, leaf := range leaves { // the sum stays wide: so must be what it is made of
 		leaves[i] = tensor.New(out.DType(), leaf.Len())
 		kernel.Convert(out.DType(), leaf.DType(), leaves[i].Memory().Ptr, leaf.Memory().Ptr, leaf.Len())
 	}
-	addRange(out, leaves, 0, out.Len(), false)
+	addRange(out, leaves, 0, out.Len(), false, 1)
 }
 
 // combine returns the sum of a node whose leaves are in several groups, nil if it is the root's and there is no more to add.
@@ -271,9 +289,12 @@ func (t *groupedTree) combine(lo, n int) *tensor.Tensor {
 	return left
 }
 
-// round brings the root's sum to its place.
+// round divides the root's sum and brings it to its place.
 func (t *groupedTree) round(top *tensor.Tensor) {
 	p := t.part
+	if p.by > 1 {
+		kernel.Scale(top.DType(), top.Memory().Ptr, top.Memory().Ptr, top.Len(), p.by)
+	}
 	at := unsafe.Add(p.sum.Memory().Ptr, p.lo*p.sum.DType().Bytes())
 	kernel.Convert(p.sum.DType(), top.DType(), at, top.Memory().Ptr, top.Len())
 }

@@ -16,9 +16,9 @@ type knownDense map[uint64]struct{}
 // knownDenseMax bounds it. A program has fewer different nests; one that has more asks again now and then.
 const knownDenseMax = 4096
 
-// allDense reports whether no replica has IndexedSlices among its leaves; where some have, other ones may have tensors in
-// the same places. The replica has not been acquired.
-func (r *Replica) allDense(ctx context.Context, run *ledger.Run, leaves []any, names []string, o Options) (bool, error) {
+// whichSparse returns which leaves are IndexedSlices (1) on which replica: sparse[replica][i], or nil if none is. The replica has
+// not been acquired.
+func (r *Replica) whichSparse(ctx context.Context, run *ledger.Run, leaves []any, names []string, o Options) (all [][]int64, err error) {
 	sparse := make([]int64, 0, 8)
 	mine := true
 	for _, leaf := range leaves {
@@ -31,16 +31,16 @@ func (r *Replica) allDense(ctx context.Context, run *ledger.Run, leaves []any, n
 	}
 	key := nestHash(leaves, names)
 	if _, known := r.dense[key]; known && mine {
-		return true, nil
+		return nil, nil
 	}
-	all, err := r.exchange(ctx, run, sparse, "which are sparse of "+nestText(names), o)
+	all, err = r.exchange(ctx, run, sparse, "which are sparse of "+nestText(names), o)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	for _, replica := range all {
 		for _, is := range replica {
 			if is != 0 {
-				return false, nil
+				return all, nil
 			}
 		}
 	}
@@ -48,7 +48,7 @@ func (r *Replica) allDense(ctx context.Context, run *ledger.Run, leaves []any, n
 		r.dense = knownDense{}
 	}
 	r.dense[key] = struct{}{}
-	return true, nil
+	return nil, nil
 }
 
 // exchange gives every replica the numbers of all: all[replica][i]. what says what they are. The replica has not been acquired.

@@ -2,6 +2,8 @@ package distribute
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -27,9 +29,19 @@ func (r ReductionToOneDevice) BatchReduce(_ context.Context, op ReduceOp, batch 
 			return nil, errorf(r.String(), ErrInvalid, "ReduceTo: %w", err)
 		}
 	}
-	add := r.AccumulationFn
-	if add == nil {
-		add = func(ts []*tensor.Tensor) (*tensor.Tensor, error) { return addTree(ts, opts.Accumulate), nil }
-	}
-	return reduceEach(r.String(), op, batch, 1, func(_ int, ts []*tensor.Tensor) (*tensor.Tensor, error) { return add(ts) })
+	return reduceEach(r.String(), op, batch, opts, 1, func(_ int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
+		if r.AccumulationFn == nil {
+			return reduceTree(op, ts, opts.Accumulate), nil
+		}
+		sum, err := r.AccumulationFn(ts)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("AccumulationFn: %w", err)
+		case sum == nil:
+			return nil, errors.New("AccumulationFn returned nil without an error")
+		case op == Mean:
+			sum = divide(sum, len(ts))
+		}
+		return sum, nil
+	})
 }

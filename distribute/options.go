@@ -74,6 +74,8 @@ type Options struct {
 	Implementation Implementation
 	// Order says whether sums keep the canonical tree; default Canonical.
 	Order collective.Order
+	// Sparse says how IndexedSlices are reduced; default SparseKeep.
+	Sparse Sparse
 	// Accumulate says in which type partial sums of float16 and bfloat16 travel; default AccumulateDType.
 	Accumulate collective.Accumulate
 }
@@ -104,6 +106,9 @@ func (o Options) Merge(over Options) Options {
 	if over.Order != collective.OrderInherit {
 		o.Order = over.Order
 	}
+	if over.Sparse != SparseInherit {
+		o.Sparse = over.Sparse
+	}
 	if over.Accumulate != collective.AccumulateInherit {
 		o.Accumulate = over.Accumulate
 	}
@@ -119,6 +124,8 @@ func (o Options) Validate() error {
 		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING or NCCL", o.Implementation)
 	case o.Order > collective.Any:
 		return errorf("Options", ErrInvalid, "Order(%d) is none of Canonical and Any", o.Order)
+	case o.Sparse > SparseDense:
+		return errorf("Options", ErrInvalid, "%v is no way to reduce IndexedSlices: want keep, auto, gather, reduce or dense", o.Sparse)
 	case o.Accumulate > collective.AccumulateFloat32:
 		return errorf("Options", ErrInvalid, "Accumulate(%d) is none of AccumulateDType and AccumulateFloat32", o.Accumulate)
 	}

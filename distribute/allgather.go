@@ -1,0 +1,153 @@
+package distribute
+
+import (
+	"context"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// AllGather concatenates the replicas' tensors along an axis, negative ones counted from the end, in the order of the
+// replicas, and gives every replica the result (TensorFlow's ReplicaContext.all_gather). v is a nest, of the same structure
+// on all replicas, of tensors whose dtypes and dimensions are the same but for the lengths along the axis, which the
+// replicas tell each other first. IndexedSlices are not supported, as in TensorFlow; with one replica v comes back as it is.
+func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
+	const name = "AllGather"
+	run, o, err := r.enter(ctx, name, Sum, opts)
+	if err != nil {
+		return nil, located(err)
+	}
+	leaves, names := named(v)
+	for i, leaf := range leaves {
+		if leaves[i], err = r.operand(leaf); err != nil {
+			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
+		}
+		if _, sparse := leaves[i].(*tensor.IndexedSlices); sparse {
+			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices", leafName(i, names[i])))
+		}
+	}
+	s := r.strategy
+	switch {
+	case len(leaves) == 0 || len(s.devices) == 1:
+		return tensor.Pack(v, leaves)
+	case s.ops != nil:
+		out, err := r.mergeLeaves(ctx, name, leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
+			return gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
+		})
+		if err != nil {
+			return nil, err
+		}
+		return tensor.Pack(v, out)
+	}
+	out, err := r.gatherLeaves(ctx, run, leaves, names, axis, o)
+	if err != nil {
+		return nil, located(err)
+	}
+	return tensor.Pack(v, out)
+}
+
+// partDims is how many dimensions a tensor can have on its way.
+const partDims = 30
+
+// gatherLeaves tells all replicas the shapes of each other's tensors, then gathers one after the other.
+func (r *Replica) gatherLeaves(ctx context.Context, run *ledger.Run, leaves []any, names []string, axis int, o Options) ([]any, error) {
+	const name, width = "AllGather", 2 + partDims
+	mine := make([]int64, width*len(leaves))
+	for i, leaf := range leaves {
+		t := leaf.(*tensor.Tensor)
+		if t.Rank() > partDims {
+			return nil, errorf(name, ErrUnsupported, "%s: a tensor of %d dimensions: want at most %d", leafName(i, names[i]), t.Rank(), partDims)
+		}
+		h := mine[width*i:]
+		h[0], h[1] = int64(t.DType()), int64(t.Rank())
+		for d, n := range t.Shape() {
+			h[2+d] = int64(n)
+		}
+	}
+	headers, err := r.exchange(ctx, run, mine, "shapes of "+nestText(names), o)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]any, len(leaves))
+	for i, leaf := range leaves {
+		parts := make([]part, len(headers))
+		for k, h := range headers {
+			h = h[width*i : width*(i+1)]
+			parts[k].dtype = tensor.DType(h[0])
+			for _, n := range h[2 : 2+h[1]] {
+				parts[k].shape = append(parts[k].shape, int(n))
+			}
+		}
+		at, shape, err := joinedShape(name, parts, axis)
+		if err != nil {
+			return nil, errorf(name, nil, "%s: %w", leafName(i, names[i]), err)
+		}
+		if out[i], err = r.gatherLeaf(ctx, run, leaf.(*tensor.Tensor), parts, at, shape, names[i], o); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// gatherLeaf gathers one tensor, whose parts fit each other.
+func (r *Replica) gatherLeaf(ctx context.Context, run *ledger.Run, t *tensor.Tensor, parts []part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
+	if t.DType() == tensor.String {
+		return r.gatherStrings(ctx, t, axis, name, o)
+	}
+	counts := make([]int, len(parts))
+	for k, p := range parts {
+		counts[k] = product(p.shape)
+	}
+	flat, err := r.gatherFlat(ctx, run, t, counts, name, o)
+	if err != nil {
+		return nil, err
+	}
+	if rows := product(shape[:axis]); rows != 1 && flat.Len() > 0 {
+		out, from, to := tensor.New(t.DType(), shape...), 0, 0
+		for k, p := range parts {
+			copyColumns(out, sliceOf(flat, from, from+counts[k]), rows, to)
+			from, to = from+counts[k], to+product(p.shape[axis:])
+		}
+		return out.OnDevice(r.device.Index), nil
+	}
+	return flat.Reshape(shape...), nil
+}
+
+// gatherFlat gives every replica the elements of all, one behind the other.
+func (r *Replica) gatherFlat(ctx context.Context, run *ledger.Run, t *tensor.Tensor, counts []int, name string, o Options) (*tensor.Tensor, error) {
+	total := 0
+	for _, n := range counts {
+		total += n
+	}
+	out := tensor.New(t.DType(), total).OnDevice(r.device.Index)
+	if total == 0 {
+		return out, nil
+	}
+	if err := run.Acquire(r.id); err != nil {
+		return nil, err
+	}
+	defer run.Release(r.id)
+	options := o.collective()
+	call := &collective.Call{
+		Op: collective.AllGather, Type: t.DType(), Src: t.Memory(), Dst: out.Memory(), Counts: counts,
+		Manifest: &collective.Manifest{Name: name}, Options: &options,
+	}
+	begin := r.stats.arrive(r)
+	if err := r.comm().Do(ctx, call); err != nil {
+		return nil, run.Fail(err)
+	}
+	r.stats.leave(r, begin)
+	return out, nil
+}
+
+// gatherStrings gathers what has no place in the memory that collectives know.
+func (r *Replica) gatherStrings(ctx context.Context, t *tensor.Tensor, axis int, name string, o Options) (*tensor.Tensor, error) {
+	out, err := r.mergeLeaves(ctx, "AllGather", []any{t}, []string{name}, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
+		return gatherBatch(ctx, ReductionToOneDevice{}, batch, axis, o)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out[0].(*tensor.Tensor), nil
+}
