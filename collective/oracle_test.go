@@ -227,10 +227,10 @@ const (
 	apart   layout = "apart"
 	inPlace layout = "in place"
 	shared  layout = "one destination for all"
-	mixed   layout = "rank 0's source is the destination of all"
+	crossed layout = "rank 0's source is the destination of all"
 )
 
-var layouts = []layout{apart, inPlace, shared, mixed}
+var layouts = []layout{apart, inPlace, shared, crossed}
 
 // buffers returns each rank's destination for its source.
 func (l layout) buffers(srcs [][]byte) [][]byte {
@@ -244,7 +244,7 @@ func (l layout) buffers(srcs [][]byte) [][]byte {
 			dsts[r] = srcs[r]
 		case shared:
 			dsts[r] = one
-		case mixed:
+		case crossed:
 			dsts[r] = srcs[0]
 		}
 	}
@@ -292,7 +292,7 @@ func TestAllReduceEqualsOracle(t *testing.T) {
 					if !bytes.Equal(dsts[r], want) {
 						t.Fatalf("%s: rank %d has other bits than the oracle: %s", what, r, firstDifference(dtype, dsts[r], want))
 					}
-					if l != inPlace && !(l == mixed && r == 0) && !bytes.Equal(srcs[r], before[r]) {
+					if l != inPlace && !(l == crossed && r == 0) && !bytes.Equal(srcs[r], before[r]) {
 						t.Fatalf("%s: rank %d's source was changed", what, r)
 					}
 				}

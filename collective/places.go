@@ -19,13 +19,9 @@ type site struct {
 	// its end on all.
 	whole bool
 	near  bool // all of the domain are in this process
-	half  int  // bytes of one half of a rank's stage
+	half  int  // bytes of one half of a rank's stage, the same in all domains
 	where chooser.Where
 }
-
-// halfSpread is how much of a rank's stage a call uses at most where there are several domains, whose transports may keep
-// stages of different lengths: the plan must be the same in all.
-const halfSpread = 32 << 10
 
 func findSite(end transport.Endpoint) site {
 	s := site{domain: []int{end.Rank()}}
@@ -52,9 +48,6 @@ func findSite(end transport.Endpoint) site {
 		s.places = nil
 	}
 	s.where = s.whereabouts(end, marker != nil)
-	if s.spread() {
-		s.half = halfSpread
-	}
 	if s.whole && size > 1 {
 		s.where.Cores = runtime.GOMAXPROCS(0)
 	}

@@ -1,0 +1,130 @@
+package collective_test
+
+import (
+	"context"
+	cryptorand "crypto/rand"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// place is a way to spread ranks over transports. Each group of endpoints stands for a process: it has a group of its own and
+// knows of the others only what crosses.
+type placement struct {
+	name string
+	open func(t testing.TB, n int) [][]transport.Endpoint
+}
+
+var placements = []placement{
+	{"mem", func(_ testing.TB, n int) [][]transport.Endpoint { return [][]transport.Endpoint{mem.New(n)} }},
+	{"pipes", func(_ testing.TB, n int) [][]transport.Endpoint { return [][]transport.Endpoint{mem.NewPipes(n)} }},
+	{"pipes alone", func(_ testing.TB, n int) [][]transport.Endpoint { return perProcess(mem.NewPipes(n), 1) }},
+	{"domains", func(_ testing.TB, n int) [][]transport.Endpoint { return perProcess(domains(n), 2) }},
+	{"shm alone", func(t testing.TB, n int) [][]transport.Endpoint { return openShm(t, n, 1) }},
+	{"shm of pairs", func(t testing.TB, n int) [][]transport.Endpoint { return openShm(t, n, 2) }},
+	{"tcp", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 1) }},
+	{"tcp of pairs", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 2) }},
+	{"tcp of threes", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 3) }},
+}
+
+// perProcess cuts endpoints into processes.
+func perProcess(ends []transport.Endpoint, each int) (out [][]transport.Endpoint) {
+	for lo := 0; lo < len(ends); lo += each {
+		out = append(out, ends[lo:min(lo+each, len(ends))])
+	}
+	return out
+}
+
+func openShm(t testing.TB, n, each int) [][]transport.Endpoint {
+	name := cryptorand.Text()
+	return processes(t, n, each, func(ctx context.Context, _ int, ranks []int) ([]transport.Endpoint, error) {
+		return shm.Open(ctx, shm.Config{Name: name, Job: t.Name(), Size: n, Ranks: ranks, ArenaBytes: 16 << 20})
+	})
+}
+
+func openMixed(t testing.TB, n, each int) [][]transport.Endpoint {
+	exchanges := mixed.InProcess((n + each - 1) / each)
+	return processes(t, n, each, func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error) {
+		cfg := mixed.Config{Size: n, Ranks: ranks, Exchange: exchanges[p], TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)}}
+		return mixed.Open(ctx, cfg)
+	})
+}
+
+func processes(t testing.TB, n, each int, open func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error)) [][]transport.Endpoint {
+	t.Helper()
+	out := make([][]transport.Endpoint, (n+each-1)/each)
+	ctx, cancel := context.WithTimeout(background, 30*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for p := range out {
+		var ranks []int
+		for r := p * each; r < min(n, (p+1)*each); r++ {
+			ranks = append(ranks, r)
+		}
+		wg.Go(func() {
+			ends, err := open(ctx, p, ranks)
+			if err != nil {
+				t.Errorf("process %d: %v", p, err)
+			}
+			out[p] = ends
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return out
+}
+
+// world is a communicator that lives in several processes, as it were.
+type world struct {
+	groups []collective.Group
+	comms  []collective.Communicator // by rank
+}
+
+func (p placement) world(t testing.TB, n int, cfg collective.Config) *world {
+	t.Helper()
+	w := &world{}
+	for _, ends := range p.open(t, n) {
+		g, err := collective.Open(ends, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.groups = append(w.groups, g)
+		w.comms = append(w.comms, g.Local()...)
+	}
+	return w
+}
+
+// close closes all processes at once: each waits for nobody.
+func (w *world) close(t testing.TB) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, g := range w.groups {
+		wg.Go(func() {
+			if err := g.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// each runs f once per rank, at the same time, and returns the errors by rank.
+func (w *world) each(f func(c collective.Communicator) error) []error {
+	errs := make([]error, len(w.comms))
+	var wg sync.WaitGroup
+	for i, c := range w.comms {
+		wg.Go(func() { errs[i] = f(c) })
+	}
+	wg.Wait()
+	return errs
+}
