@@ -294,9 +294,7 @@ func (x *executor) together(w *work, p *planned, named string) error {
 			if script, err = x.hide(p, named); err != nil {
 				return m.failure(ErrInvalid, err)
 			}
-			if script.early != 1 || script.steps[0].Kind != plan.Signal {
-				w.offset = 1
-			}
+			w.offset = 1 // mark 0 was for showing; what stands before the plan's first is done now
 		}
 		w.joint = script.joint
 		w.assign(script, shared && !script.joint)

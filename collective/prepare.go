@@ -36,11 +36,10 @@ type script struct {
 	steps []plan.Step
 	// early is how many steps stand before the first Await: they need to know nothing of the peers.
 	early int
-	marks int // that a rank raises
-	// reaches says that the plan touches the Src or Dst of peers.
+	// reaches says that a rank of the domain touches the Src or Dst of another.
 	reaches bool
-	// joint says that ranks which share one Dst may run it as it is: whatever is written to a Dst is final, comes from a Src,
-	// and is awaited by all.
+	// joint says that ranks of the domain which share one Dst may run it as it is: whatever is written to a Dst is final, comes
+	// from a Src, and is awaited by all.
 	joint   bool
 	tame    bool // what stands before the first Await writes to Stage only
 	work    bool // the plan uses Work
@@ -156,10 +155,13 @@ func (x *executor) hide(p *planned, named string) (*script, error) {
 	return p.private, nil
 }
 
-// script makes a rank's plan.
+// script makes this rank's plan.
 func (x *executor) script(row plan.Algorithm, p Problem) script {
-	s := script{steps: slices.Collect(row.Steps(p, x.m.rank)), joint: true, early: -1}
-	own := x.m.rank
+	s := script{steps: slices.Collect(row.Steps(p, x.m.rank)), joint: true}
+	s.early = max(0, slices.IndexFunc(s.steps, func(step plan.Step) bool { return step.Kind == plan.Await }))
+	s.tame = !slices.ContainsFunc(s.steps[:s.early], func(step plan.Step) bool {
+		return step.Kind != plan.Signal && step.Out.Buffer != plan.Stage
+	})
 	for i := range s.steps {
 		step := &s.steps[i]
 		for _, span := range [...]plan.Span{step.In, step.Out, step.Own, step.Keep} {
@@ -168,37 +170,42 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 				s.scratch = max(s.scratch, span.Hi)
 			}
 		}
+	}
+	if x.m.site.marker != nil { // the domain must agree, so it is what holds for all of it that counts
+		for _, rank := range x.m.site.domain {
+			s.look(rank, slices.Collect(row.Steps(p, rank)))
+		}
+	}
+	return s
+}
+
+// look adds what the plan of a rank of the domain is.
+func (s *script) look(rank int, steps []plan.Step) {
+	straight := func(step *plan.Step) bool {
+		return step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst && step.Own == plan.Span{} && step.Keep == plan.Span{}
+	}
+	for i := range steps {
+		step := &steps[i]
 		in, out := shown(step.In), shown(step.Out)
 		switch step.Kind {
-		case plan.Signal:
-			s.marks = max(s.marks, step.Mark+1)
-		case plan.Await:
-			if s.early < 0 {
-				s.early = i
-			}
+		case plan.Signal, plan.Await:
 		case plan.Pull:
 			s.reaches = s.reaches || in
-			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
+			s.joint = s.joint && straight(step)
 		case plan.Push:
 			s.reaches = s.reaches || out
-			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
+			s.joint = s.joint && straight(step)
 		case plan.Combine:
-			s.reaches = s.reaches || in && (step.Ranks.Lo != own || step.Ranks.Hi != own+1) || out && step.To != own
-			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst && step.To < 0 &&
-				step.Own == plan.Span{} && step.Keep == plan.Span{}
+			s.reaches = s.reaches || in && (step.Ranks.Lo != rank || step.Ranks.Hi != rank+1) || out && step.To != rank
+			s.joint = s.joint && straight(step) && step.To < 0
 		case plan.Copy:
-			s.joint = s.joint && step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst
+			s.joint = s.joint && straight(step)
 		default:
 			s.joint = false
 		}
 	}
-	end := len(s.steps) - 1
-	s.joint = s.joint && end > 0 && s.steps[end].Kind == plan.Await && s.steps[end].From < 0 && s.steps[end].Mark > 0
-	s.early = max(0, s.early)
-	s.tame = !slices.ContainsFunc(s.steps[:s.early], func(step plan.Step) bool {
-		return step.Kind != plan.Signal && step.Out.Buffer != plan.Stage
-	})
-	return s
+	end := len(steps) - 1
+	s.joint = s.joint && end > 0 && steps[end].Kind == plan.Await && steps[end].From < 0 && steps[end].Mark > 0
 }
 
 // shown reports whether a span is of a call's own memory.
