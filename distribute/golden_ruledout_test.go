@@ -8,6 +8,7 @@ import (
 	"go/token"
 	"go/types"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -49,13 +50,15 @@ var ruledOut = map[string]struct {
 	},
 }
 
+// fromSource imports packages of this module, and all that they import, from source.
+var fromSource = sync.OnceValue(func() types.Importer { return importer.ForCompiler(token.NewFileSet(), "source", nil) })
+
 // TestRuledOut compiles what [ruledOut] says does not compile.
 func TestRuledOut(t *testing.T) {
 	if testing.Short() {
 		t.Skip("type-checks the package and all that it imports from source: a few seconds")
 	}
-	fset := token.NewFileSet()
-	from := importer.ForCompiler(fset, "source", nil)
+	fset, from := token.NewFileSet(), fromSource()
 	check := func(code string) error {
 		src := fmt.Sprintf("package p\nimport (\"context\"; \"github.com/lockstep-ml/lockstep/distribute\")\nfunc f(ctx context.Context, s *distribute.Strategy, v distribute.Value) {\n%s\n}\nvar _ distribute.Value", code)
 		file, err := parser.ParseFile(fset, "p.go", src, 0)
