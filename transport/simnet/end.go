@@ -1,0 +1,366 @@
+package simnet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// end is one rank's end of a group.
+type end struct {
+	group  *group
+	net    *Net
+	rank   int
+	proc   int   // the rank in the network
+	domain []int // the ranks whose memory this one reaches, this one among them
+	judge  func(peer int, h transport.Header) error
+	wake   chan struct{} // something has changed
+	down   chan transport.PeerDown
+
+	// Used by the rank's goroutine only.
+	under  []posted
+	broken error  // why the exchanges that are under way have failed
+	calls  uint64 // published so far
+	base   uint64 // marks raised before the current call
+
+	// Guarded by net.mu.
+	sent   uint64
+	inbox  [][]*flight           // frames that have arrived, by sender
+	lost   []*transport.PeerDown // what this rank knows of its peers
+	left   bool                  // the peers were told
+	closed bool
+	answer func(seq uint64) []byte
+	raised uint64 // marks so far
+	halted bool   // it cannot raise a mark 0 any more
+	slots  [2]transport.Slot
+	stage  []byte
+}
+
+// framer is an end without memory.
+type framer struct{ *end }
+
+var (
+	_ transport.Poster   = (*framer)(nil)
+	_ transport.Asker    = (*framer)(nil)
+	_ transport.Placer   = (*framer)(nil)
+	_ transport.Splitter = (*framer)(nil)
+)
+
+func (f *framer) Publish(transport.Slot) {}
+
+func (f *framer) Peer(int) *transport.Slot { return nil }
+
+// as returns the end with the methods that it can keep.
+func (e *end) as() transport.Endpoint {
+	if e.group.memory {
+		return &sharer{e}
+	}
+	return &framer{e}
+}
+
+func (e *end) Rank() int { return e.rank }
+
+func (e *end) Size() int { return len(e.group.ends) }
+
+func (e *end) Transport() string { return "simnet" }
+
+func (e *end) Places() []transport.Place { return e.group.places }
+
+func (e *end) Reach(peer int) transport.Reach {
+	if e.reaches(peer) {
+		return transport.Memory
+	}
+	return transport.Messages
+}
+
+func (e *end) reaches(peer int) bool { return slices.Contains(e.domain, peer) }
+
+func (e *end) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
+
+func (e *end) Down() <-chan transport.PeerDown { return e.down }
+
+func (e *end) Retire(tensor.Memory) {}
+
+// notify has the rank look again at what it waits for.
+func (e *end) notify() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// alive locks the network, as soon as the process runs, and returns nil, or why the end is of no use. All calls begin with it.
+func (e *end) alive() error {
+	e.net.mu.Lock()
+	p := &e.net.procs[e.proc]
+	for p.stopped != nil {
+		again := p.stopped
+		e.net.mu.Unlock()
+		<-again
+		e.net.mu.Lock()
+	}
+	switch {
+	case p.killed:
+		return ErrKilled
+	case e.closed:
+		return transport.ErrClosed
+	}
+	return nil
+}
+
+// until blocks until ready, which is called with the network locked, returns true or an error.
+func (e *end) until(ctx context.Context, ready func() (bool, error)) error {
+	var parked error
+	for {
+		err := e.alive()
+		ok := false
+		if err == nil {
+			ok, err = ready()
+		}
+		e.net.mu.Unlock()
+		switch {
+		case ok || err != nil:
+			return err
+		case parked != nil:
+			return parked
+		}
+		parked = transport.Park(ctx, e.wake)
+	}
+}
+
+// posted is an exchange that has begun.
+type posted struct {
+	flight *flight // nil: nothing is sent
+	to     int
+	from   int // -1: nothing is received
+	in     []byte
+}
+
+func (e *end) Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error {
+	x, err := e.begin(to, out, from, in)
+	if err != nil {
+		return err
+	}
+	return e.finish(ctx, &x)
+}
+
+func (e *end) Post(to int, out transport.Frame, from int, in []byte) error {
+	if len(e.under) == transport.PostsMax {
+		panic(fmt.Sprintf("simnet: more than %d exchanges under way", transport.PostsMax))
+	}
+	if e.broken != nil {
+		return e.broken
+	}
+	x, err := e.begin(to, out, from, in)
+	if err == nil {
+		e.under = append(e.under, x)
+	}
+	return err
+}
+
+func (e *end) Complete(ctx context.Context) error {
+	if len(e.under) == 0 {
+		panic("simnet: Complete without a Post")
+	}
+	x := e.under[0]
+	e.under = slices.Delete(e.under, 0, 1)
+	if e.broken == nil {
+		e.broken = e.finish(ctx, &x)
+	}
+	return e.broken
+}
+
+func (e *end) begin(to int, out transport.Frame, from int, in []byte) (posted, error) {
+	x := posted{to: to, from: from, in: in}
+	err := e.alive()
+	defer e.net.mu.Unlock()
+	switch {
+	case err != nil || to < 0:
+		return x, err
+	case e.lost[to] != nil:
+		return x, e.lostError(to)
+	}
+	e.sent++
+	x.flight = &flight{from: e, to: e.group.ends[to], number: e.sent, header: out.Header, data: slices.Clone(out.Data)}
+	e.net.offer(x.flight)
+	return x, nil
+}
+
+// lostError returns a copy of what is known of a peer.
+func (e *end) lostError(peer int) error {
+	d := *e.lost[peer]
+	return &d
+}
+
+func (e *end) finish(ctx context.Context, x *posted) error {
+	if x.from >= 0 {
+		if err := e.receive(ctx, x.from, x.in); err != nil {
+			return err
+		}
+	}
+	if x.flight == nil {
+		return nil
+	}
+	return e.until(ctx, func() (bool, error) {
+		if x.flight.done {
+			return true, nil
+		}
+		if e.lost[x.to] != nil {
+			return false, e.lostError(x.to)
+		}
+		return false, e.unexpected(-1)
+	})
+}
+
+// receive waits for the frame that from has for this rank, has it judged, and copies it.
+func (e *end) receive(ctx context.Context, from int, in []byte) error {
+	return e.until(ctx, func() (bool, error) {
+		if len(e.inbox[from]) == 0 {
+			if e.lost[from] != nil {
+				return false, e.lostError(from)
+			}
+			return false, e.unexpected(from)
+		}
+		f := e.inbox[from][0]
+		if err := e.judged(from, f); err != nil {
+			return false, err
+		}
+		if len(f.data) != len(in) {
+			return false, fmt.Errorf("%w: %d bytes from rank %d, %d expected", transport.ErrSize, len(f.data), from, len(in))
+		}
+		copy(in, f.data)
+		e.net.receive(e, from)
+		return true, nil
+	})
+}
+
+// unexpected has the frames judged that peers other than from have for this rank.
+func (e *end) unexpected(from int) error {
+	for peer := range e.inbox {
+		if peer == from || len(e.inbox[peer]) == 0 {
+			continue
+		}
+		if err := e.judged(peer, e.inbox[peer][0]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judged has a frame judged, with the network unlocked meanwhile: frames are taken from an inbox by this rank only.
+func (e *end) judged(peer int, f *flight) error {
+	if e.judge == nil {
+		return nil
+	}
+	e.net.mu.Unlock()
+	defer e.net.mu.Lock()
+	return e.judge(peer, f.header)
+}
+
+func (e *end) Fail(reason []byte) {
+	err := e.alive()
+	defer e.net.mu.Unlock()
+	if err == nil {
+		e.leave(&transport.Failure{Reason: slices.Clone(reason[:min(len(reason), transport.ReasonMax)])})
+	}
+}
+
+func (e *end) Close() error {
+	_ = e.alive() // a rank that was killed is closed as well, and closing again does nothing
+	defer e.net.mu.Unlock()
+	if e.closed {
+		return nil
+	}
+	e.leave(transport.ErrClosed)
+	e.closed = true
+	e.net.closed(e.group)
+	return nil
+}
+
+func (e *end) Answer(text func(seq uint64) []byte) {
+	_ = e.alive()
+	defer e.net.mu.Unlock()
+	e.answer = text
+}
+
+// askMax is how long an answer is awaited.
+const askMax = time.Second
+
+func (e *end) Ask(peer int, seq uint64) []byte {
+	err := e.alive()
+	p := e.group.ends[peer]
+	wait := e.net.latency(e.proc, p.proc) + e.net.latency(p.proc, e.proc)
+	gone := err != nil || e.lost[peer] != nil
+	e.net.mu.Unlock()
+	if gone {
+		return nil
+	}
+	time.Sleep(min(wait, askMax))
+	e.net.mu.Lock()
+	text := p.answer
+	silent := p.closed || e.net.procs[p.proc].killed || e.net.procs[p.proc].stopped != nil || e.net.dead[pair(e.proc, p.proc)]
+	e.net.mu.Unlock()
+	switch {
+	case silent || wait > askMax:
+		time.Sleep(askMax - min(wait, askMax))
+		return nil
+	case text == nil:
+		return nil
+	}
+	answer := text(seq)
+	return slices.Clone(answer[:min(len(answer), transport.ReasonMax)])
+}
+
+func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	sorted := slices.Sorted(slices.Values(ranks))
+	at := slices.Index(ranks, e.rank)
+	switch {
+	case at < 0:
+		return nil, fmt.Errorf("simnet: rank %d is not among the ranks %v of the group", e.rank, ranks)
+	case sorted[0] < 0 || sorted[len(sorted)-1] >= e.Size():
+		return nil, fmt.Errorf("simnet: ranks %v are not all among the %d of the group", ranks, e.Size())
+	case len(slices.Compact(sorted)) < len(ranks):
+		return nil, fmt.Errorf("simnet: ranks %v name one twice", ranks)
+	}
+	of := make([]int, len(ranks))
+	for i, r := range ranks {
+		of[i] = e.group.ranks[r]
+	}
+	err := e.alive()
+	n := e.net
+	defer n.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	g := n.splits[id]
+	if g == nil {
+		g = n.group(of)
+		n.splits[id] = g
+		for _, part := range g.ends {
+			part.inherit()
+		}
+	}
+	if !slices.Equal(g.ranks, of) {
+		return nil, fmt.Errorf("simnet: group %#x exists already with ranks %v of the network, not %v", id, g.ranks, of)
+	}
+	if g.taken++; g.taken == len(ranks) {
+		delete(n.splits, id)
+	}
+	return g.ends[at].as(), nil
+}
+
+// inherit gives an end of a new group what is known of connections already.
+func (e *end) inherit() {
+	if e.net.procs[e.proc].killed {
+		e.leave(ErrReset)
+	}
+	for _, peer := range e.group.ends {
+		if e.net.dead[pair(e.proc, peer.proc)] {
+			e.lose(peer.rank, ErrCut)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package simnet
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// sharer is an end that reaches the memory of the ranks of its domain.
+type sharer struct{ *end }
+
+var (
+	_ transport.Marker    = (*sharer)(nil)
+	_ transport.Poster    = (*sharer)(nil)
+	_ transport.Allocator = (*sharer)(nil)
+	_ transport.Asker     = (*sharer)(nil)
+	_ transport.Placer    = (*sharer)(nil)
+	_ transport.Splitter  = (*sharer)(nil)
+)
+
+// stageBytes is the length of a rank's stage.
+const stageBytes = 64 << 10
+
+func (s *sharer) Domain() []int { return s.domain }
+
+func (s *sharer) Reachable(tensor.Memory) bool { return true }
+
+func (s *sharer) Stage(rank int) []byte { return s.group.ends[rank].stage }
+
+func (s *sharer) Publish(slot transport.Slot) {
+	s.net.mu.Lock()
+	defer s.net.mu.Unlock()
+	s.calls++
+	s.base = s.raised
+	s.slots[s.calls&1] = slot
+}
+
+func (s *sharer) Peer(peer int) *transport.Slot {
+	if !s.reaches(peer) {
+		return nil
+	}
+	return &s.group.ends[peer].slots[s.calls&1]
+}
+
+func (s *sharer) Signal(mark int) error {
+	err := s.alive()
+	defer s.net.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case s.raised != s.base+uint64(mark):
+		panic(fmt.Sprintf("simnet: mark %d is raised as number %d of its call", mark, s.raised-s.base))
+	case mark == 0 && s.halted:
+		return transport.ErrInterrupted
+	}
+	s.raised++
+	s.notifyDomain()
+	return nil
+}
+
+func (s *sharer) notifyDomain() {
+	for _, r := range s.domain {
+		s.group.ends[r].notify()
+	}
+}
+
+func (s *sharer) Await(ctx context.Context, rank, mark int) error {
+	target := s.base + uint64(mark) + 1
+	return s.until(ctx, func() (bool, error) {
+		all := true
+		var err error
+		for _, r := range s.domain {
+			switch p := s.group.ends[r]; {
+			case p.raised >= target:
+			case mark == 0 && p.halted:
+				err = transport.ErrInterrupted
+				all = all && rank >= 0 && r != rank
+			case rank < 0 || r == rank:
+				all = false
+				if s.lost[r] != nil && err == nil {
+					err = s.lostError(r)
+				}
+			}
+		}
+		if all {
+			return true, nil
+		}
+		return false, err
+	})
+}
+
+func (s *sharer) Behind(mark int, ranks []int) []int {
+	s.net.mu.Lock()
+	defer s.net.mu.Unlock()
+	for _, r := range s.domain {
+		if s.group.ends[r].raised < s.base+uint64(mark)+1 {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+func (s *sharer) Withdraw() bool {
+	s.net.mu.Lock()
+	defer s.net.mu.Unlock()
+	for _, r := range s.domain {
+		if p := s.group.ends[r]; p.raised < s.base+1 {
+			p.halted = true
+			return true
+		}
+	}
+	return false
+}
+
+func (s *sharer) Interrupt() {
+	s.net.mu.Lock()
+	defer s.net.mu.Unlock()
+	for _, r := range s.domain {
+		s.group.ends[r].halted = true
+	}
+	s.notifyDomain()
+}
+
+func (s *sharer) NewBuffer(bytes int) (tensor.Memory, error) {
+	err := s.alive()
+	s.net.mu.Unlock()
+	switch {
+	case err != nil:
+		return tensor.Memory{}, err
+	case bytes < 0 || bytes > min(math.MaxInt-64, math.MaxInt64>>16):
+		return tensor.Memory{}, fmt.Errorf("simnet: a buffer of %d bytes", bytes)
+	case bytes == 0:
+		return tensor.Memory{}, nil
+	}
+	b := make([]byte, bytes+63)
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & 63)
+	return tensor.Memory{Ptr: unsafe.Pointer(&b[skip]), Bytes: bytes}, nil
+}

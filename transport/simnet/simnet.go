@@ -1,0 +1,253 @@
+// Package simnet is a network that is not there: ranks on described hosts, whose frames take the time that they would, and to
+// which things happen at given times. All time goes through package time: inside a bubble of testing/synctest it is virtual, so
+// minutes pass in milliseconds, and a run depends only on its seed.
+//
+// # What takes time
+//
+// A frame waits until the ways that it takes are free, each way carrying one frame at a time: inside a host the sender's own,
+// between hosts the card of the sender's host, the switch, and the card of the receiver's. It occupies each for its bytes divided
+// by that way's bandwidth, and arrives a latency after it has left the slowest. Frames between two ranks keep their order. What
+// ranks ask for at one moment is ordered by their numbers, not by which goroutine came first: so a run is the same every time.
+// Memory and marks inside a domain take no time, neither does computing.
+//
+// # What can happen
+//
+// See [Fault]: a process is killed or stops, a connection is cut, frames are late, are damaged, or have a wrong header.
+package simnet
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// Why a rank is down, in its peers' errors.
+var (
+	ErrReset = errors.New("simnet: connection reset") // its process was killed
+	ErrCut   = errors.New("simnet: connection timed out")
+)
+
+// ErrKilled is what a rank itself gets from its ends once its process was killed.
+var ErrKilled = errors.New("simnet: this process was killed")
+
+// Config describes the hosts, what joins them, and what happens.
+type Config struct {
+	// Places says where each rank is. Ranks of one domain reach each other's memory, those of one worker are killed and stopped
+	// together, frames between hosts take the network.
+	Places  []transport.Place
+	Host    Link            // frames inside a host; default 1 µs and 10 GB/s
+	Network Link            // between hosts: the latency, and the bandwidth of a host's card in each direction; default 10 µs and 10 GB/s
+	Switch  float64         // bytes a second that all hosts together get through the switch; 0: as many as their cards
+	Slow    map[int]float64 // stragglers: by how much the latency and the time on the cards of a host are longer
+	Jitter  time.Duration   // a frame comes up to this much later, by Seed
+	Detect  time.Duration   // after which a cut connection is noticed; default 100 ms
+	Buffers bool            // a send is over when the frame has left the card; else when the receiver has it
+	Seed    uint64          // of jitter and damage
+	Faults  []Fault
+}
+
+// Link is a way from one rank to another.
+type Link struct {
+	Latency   time.Duration
+	Bandwidth float64 // bytes a second
+}
+
+// Uniform returns the places of ranks spread over hosts, so many on each, in order, one process each. With memory the ranks of a
+// host are one domain.
+func Uniform(hosts, each int, memory bool) []transport.Place {
+	var places []transport.Place
+	for r := range hosts * each {
+		p := transport.Place{Worker: r, Domain: r, Host: r / each}
+		if memory {
+			p.Domain = p.Host
+		}
+		places = append(places, p)
+	}
+	return places
+}
+
+// frameBytes is what a frame has besides its data.
+const frameBytes = 64
+
+// Net is the network.
+type Net struct {
+	cfg Config
+
+	mu     sync.Mutex
+	procs  []proc               // by rank
+	cards  map[int]*card        // by host
+	free   time.Time            // when the switch is
+	last   map[[2]int]time.Time // the latest arrival, by sender and receiver
+	dead   map[[2]int]bool      // connections that carry nothing any more, the lower rank first
+	next   map[[2]int]FaultKind // damage to the next frame, by sender and receiver
+	random *rand.Rand
+	root   *group
+	groups []*group          // those with open ends
+	splits map[uint64]*group // not yet taken by all their ranks
+	fresh  []*flight         // offered in this moment
+	events events
+	timer  *time.Timer
+}
+
+// proc is what a rank's process is like.
+type proc struct {
+	killed  bool
+	stopped chan struct{} // nil: it runs; closed when it runs again
+	delay   time.Duration // of all its frames
+	lane    time.Time     // when its way inside the host is free
+}
+
+// card joins a host to the network.
+type card struct{ out, in time.Time } // when it is free
+
+// New returns a network, in which the first things begin to happen now.
+func New(cfg Config) (*Net, error) {
+	if cfg.Host == (Link{}) {
+		cfg.Host = Link{Latency: time.Microsecond, Bandwidth: 10e9}
+	}
+	if cfg.Network == (Link{}) {
+		cfg.Network = Link{Latency: 10 * time.Microsecond, Bandwidth: 10e9}
+	}
+	if cfg.Detect == 0 {
+		cfg.Detect = 100 * time.Millisecond
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	n := &Net{
+		cfg: cfg, procs: make([]proc, len(cfg.Places)), cards: map[int]*card{}, last: map[[2]int]time.Time{},
+		dead: map[[2]int]bool{}, next: map[[2]int]FaultKind{}, random: rand.New(rand.NewPCG(cfg.Seed, 1)),
+		splits: map[uint64]*group{},
+	}
+	for _, p := range cfg.Places {
+		n.cards[p.Host] = &card{}
+	}
+	all := make([]int, len(cfg.Places))
+	for r := range all {
+		all[r] = r
+	}
+	n.root = n.group(all)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, f := range cfg.Faults {
+		n.at(f.At, func() { n.happen(f) })
+	}
+	return n, nil
+}
+
+func (c *Config) check() error {
+	if len(c.Places) == 0 {
+		return errors.New("simnet: no ranks: Places is empty")
+	}
+	for r, p := range c.Places {
+		for q, other := range c.Places[:r] {
+			if p.Worker == other.Worker && p.Domain != other.Domain || p.Domain == other.Domain && p.Host != other.Host {
+				return fmt.Errorf("simnet: ranks %d and %d are at %+v and %+v: a worker is in one domain, a domain on one host", q, r, other, p)
+			}
+		}
+	}
+	for _, l := range []Link{c.Host, c.Network} {
+		if l.Latency < 0 || l.Bandwidth <= 0 {
+			return fmt.Errorf("simnet: a link of %+v: want a latency, and a bandwidth of more than 0", l)
+		}
+	}
+	for _, f := range c.Faults {
+		if err := f.check(len(c.Places)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ends returns the ends of the group of all ranks, by rank.
+func (n *Net) Ends() []transport.Endpoint {
+	out := make([]transport.Endpoint, len(n.root.ends))
+	for i, e := range n.root.ends {
+		out[i] = e.as()
+	}
+	return out
+}
+
+// group is some ranks that have ends together.
+type group struct {
+	net    *Net
+	ranks  []int // of the network, by rank of the group
+	places []transport.Place
+	memory bool // some ranks reach each other's memory
+	ends   []*end
+	taken  int
+	open   int
+}
+
+func (n *Net) group(ranks []int) *group {
+	g := &group{net: n, ranks: ranks, open: len(ranks)}
+	domains := map[int][]int{}
+	for i, r := range ranks {
+		p := n.cfg.Places[r]
+		g.places = append(g.places, p)
+		domains[p.Domain] = append(domains[p.Domain], i)
+	}
+	g.memory = len(domains) < len(ranks) || len(ranks) == 1
+	for i, r := range ranks {
+		e := &end{
+			group: g, net: n, rank: i, proc: r, domain: domains[g.places[i].Domain],
+			inbox: make([][]*flight, len(ranks)), lost: make([]*transport.PeerDown, len(ranks)),
+			wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, len(ranks)),
+		}
+		if g.memory {
+			e.stage = make([]byte, stageBytes)
+		}
+		g.ends = append(g.ends, e)
+	}
+	n.groups = append(n.groups, g)
+	return g
+}
+
+// at has something done after a while; things of one moment in the order in which they were asked for. The network is locked,
+// then as now.
+func (n *Net) at(after time.Duration, do func()) {
+	n.events.push(event{at: time.Now().Add(after), do: do})
+	n.arm()
+}
+
+// arm sets the timer to the next event.
+func (n *Net) arm() {
+	if len(n.events.heap) == 0 {
+		return
+	}
+	after := time.Until(n.events.heap[0].at)
+	if n.timer == nil {
+		n.timer = time.AfterFunc(after, n.run)
+	} else {
+		n.timer.Reset(after)
+	}
+}
+
+// run does what is due.
+func (n *Net) run() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for now := time.Now(); len(n.events.heap) > 0 && !n.events.heap[0].at.After(now); {
+		n.events.pop().do()
+	}
+	n.arm()
+}
+
+// closed forgets a group all of whose ends are closed; with the last one nothing happens any more.
+func (n *Net) closed(g *group) {
+	if g.open--; g.open > 0 {
+		return
+	}
+	n.groups = slices.DeleteFunc(n.groups, func(o *group) bool { return o == g })
+	if len(n.groups) == 0 {
+		n.events.heap = nil
+		if n.timer != nil {
+			n.timer.Stop()
+		}
+	}
+}
