@@ -224,7 +224,7 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 			return err
 		}
 		e.parked.Store(true)
-		done, err := e.step(x)
+		done, err := e.exhaust(x)
 		if !done && err == nil {
 			err = e.hopeless(x)
 		}
@@ -244,10 +244,20 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 	}
 }
 
+// exhaust tries until nothing moves any more: a wire may hold what no watcher of its socket sees.
+func (e *endpoint) exhaust(x *post) (done bool, err error) {
+	for {
+		before := e.moved(x)
+		if done, err := e.step(x); done || err != nil || e.moved(x) == before {
+			return done, err
+		}
+	}
+}
+
 // spin tries for a while.
 func (e *endpoint) spin(x *post) (done bool, err error) {
 	if !e.group.world.spin {
-		return e.step(x)
+		return e.exhaust(x)
 	}
 	var since time.Time
 	var moved uint64

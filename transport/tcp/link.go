@@ -69,9 +69,6 @@ func (l *link) writeLoop() {
 			return
 		}
 		if closed {
-			if c, ok := l.a.conn.(interface{ CloseWrite() error }); ok {
-				c.CloseWrite()
-			}
 			return
 		}
 	}
@@ -83,7 +80,10 @@ func (l *link) readLoop() {
 	var err error
 	for err == nil {
 		var m message
-		if err = readMessage(in, &m); err == nil {
+		switch err = readMessage(in, &m); {
+		case err == nil && m.kind == msgBye:
+			err = io.EOF
+		case err == nil:
 			l.w.hear(&m, l.proc)
 		}
 	}
@@ -109,6 +109,7 @@ func (l *link) readLoop() {
 func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
+	l.queue = (&message{kind: msgBye}).append(l.queue)
 	select {
 	case l.kick <- struct{}{}:
 	default:

@@ -18,6 +18,7 @@ const (
 	msgConnect                        // rank from would like rank to to dial it
 	msgAsk                            // rank from asks rank to for the text of its call seq
 	msgAnswer                         // rank from answers rank to's question tag
+	msgBye                            // the process has closed all its ends; nothing follows
 	msgKinds
 )
 

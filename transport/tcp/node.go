@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type Node struct {
 	mu      sync.Mutex
 	worlds  map[worldKey]*world
 	changed chan struct{} // closed, and replaced, when a world is added
+	past    []worldKey    // of worlds that have ended, the latest pastMax
 	latest  uint32        // epoch of the latest world
 	retire  bool          // Close with the last world
 	half    []net.Conn    // accepted, not yet greeted, the oldest first
@@ -253,6 +255,7 @@ func (n *Node) route(a *arrival, deadline time.Time) error {
 	for {
 		n.mu.Lock()
 		w, changed, latest := n.worlds[key], n.changed, n.latest
+		over := slices.Contains(n.past, key)
 		n.mu.Unlock()
 		switch {
 		case w != nil:
@@ -263,6 +266,8 @@ func (n *Node) route(a *arrival, deadline time.Time) error {
 			return w.welcome(a)
 		case a.epoch < latest:
 			return refuse(refusedEpoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
+		case over:
+			return refuse(refusedGroup, "the group is closed")
 		}
 		select {
 		case <-changed:

@@ -216,8 +216,8 @@ func (s *stream) next() (bool, error) {
 	if s.hasHead {
 		return true, nil
 	}
-	if s.hi-s.lo < headBytes {
-		if err := s.fill(); err != nil || s.hi-s.lo < headBytes {
+	for s.hi-s.lo < headBytes {
+		if n, err := s.fill(); err != nil || n == 0 {
 			return false, err
 		}
 	}
@@ -234,10 +234,10 @@ func (s *stream) next() (bool, error) {
 	return true, nil
 }
 
-// fill reads what has come into the buffer.
-func (s *stream) fill() error {
+// fill reads what has come into the buffer, and returns how much.
+func (s *stream) fill() (int, error) {
 	if s.inErr != nil {
-		return s.inErr
+		return 0, s.inErr
 	}
 	if s.lo > 0 {
 		s.hi = copy(s.buf[:], s.buf[s.lo:s.hi])
@@ -245,7 +245,7 @@ func (s *stream) fill() error {
 	}
 	n, err := s.w.read(s.buf[s.hi:])
 	s.hi += n
-	return s.inEnd(err)
+	return n, s.inEnd(err)
 }
 
 // inEnd keeps the error that ends the connection's receiving half.
@@ -272,7 +272,7 @@ func (s *stream) take(in []byte) (bool, error) {
 		}
 		var err error
 		if len(rest) < smallBytes {
-			err = s.fill() // what follows this frame may come along
+			_, err = s.fill() // what follows this frame may come along
 			n := copy(rest, s.buf[s.lo:s.hi])
 			s.lo += n
 			s.filled += n

@@ -17,7 +17,7 @@ import (
 
 // GroupConfig says who is in a group.
 type GroupConfig struct {
-	// ID tells groups of one epoch apart. All processes use the same.
+	// ID tells groups of one epoch apart, also those that were closed. All processes use the same.
 	ID uint64
 	// Epoch is the membership of the job. Connections of older epochs than the node's latest group are refused.
 	Epoch uint32
@@ -79,8 +79,8 @@ func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, 
 	switch {
 	case n.closed:
 		err = transport.ErrClosed
-	case n.worlds[w.key] != nil:
-		err = fmt.Errorf("tcp: group %#x of epoch %d exists already", g.ID, g.Epoch)
+	case n.worlds[w.key] != nil || slices.Contains(n.past, w.key):
+		err = fmt.Errorf("tcp: group %#x of epoch %d exists already, or has existed", g.ID, g.Epoch)
 	default:
 		n.worlds[w.key] = w
 		n.latest = max(n.latest, g.Epoch)
@@ -410,6 +410,9 @@ func (w *world) end() {
 	w.node.mu.Lock()
 	if w.node.worlds[w.key] == w {
 		delete(w.node.worlds, w.key)
+		if w.node.past = append(w.node.past, w.key); len(w.node.past) > pastMax {
+			w.node.past = w.node.past[1:]
+		}
 	}
 	w.node.mu.Unlock()
 	w.node.closeIfEmpty()

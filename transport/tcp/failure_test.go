@@ -1,0 +1,239 @@
+//go:build unix
+
+package tcp_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+func init() {
+	// ring exchanges around the ring until an error comes, each exchange within PATIENCE milliseconds; says it, and then who
+	// is down.
+	parts["ring"] = func(c *child) {
+		node, e := c.join(tcp.Config{})
+		go func() {
+			for d := range e.Down() {
+				c.say("down %d %v", d.Rank, d.Err)
+			}
+		}()
+		n := e.Size()
+		out, in := make([]byte, 1<<20), make([]byte, 1<<20)
+		for round := 0; ; round++ {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(envInt("PATIENCE", 60_000))*time.Millisecond)
+			err := e.Exchange(ctx, (e.Rank()+1)%n, transport.Frame{Data: out}, (e.Rank()+n-1)%n, in)
+			cancel()
+			if round == 20 {
+				c.say("turning")
+			}
+			if err != nil {
+				var down *transport.PeerDown
+				switch {
+				case errors.As(err, &down):
+					c.say("lost %d %v", down.Rank, down.Err)
+				case errors.Is(err, context.DeadlineExceeded):
+					c.say("late")
+				default:
+					c.say("error %v", err)
+				}
+				break
+			}
+		}
+		c.read() // until the parent says so
+		c.check(e.Close())
+		c.check(node.Close())
+		c.say("closed")
+	}
+}
+
+// TestKill: when a process is killed in the middle, those that need it have an error within a second, and all are told.
+func TestKill(t *testing.T) {
+	all := startAll(t, 4, "ring", nil)
+	for _, p := range all {
+		p.expect("turning")
+	}
+	killed := time.Now()
+	all[2].cmd.Process.Kill()
+	for r, p := range all {
+		if r == 2 {
+			continue
+		}
+		// Rank 0 does not need rank 2: it waits for the others, which do not go on.
+		var lines []string
+		for range 2 {
+			if r == 0 && len(lines) == 1 {
+				break
+			}
+			line, err := p.out.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines = append(lines, strings.TrimSpace(line))
+		}
+		text := strings.Join(lines, "; ")
+		if !strings.Contains(text, "down 2 its process is gone") || r != 0 && !strings.Contains(text, "lost 2") {
+			t.Errorf("rank %d says %q, want that rank 2 is down", r, text)
+		}
+	}
+	t.Logf("all survivors knew after %v", time.Since(killed).Round(time.Millisecond))
+}
+
+// TestStop: a process that is stopped is found at the deadline; when it goes on it finds its peers gone.
+func TestStop(t *testing.T) {
+	all := startAll(t, 2, "ring", nil, "PATIENCE=300")
+	for _, p := range all {
+		p.expect("turning")
+	}
+	all[1].cmd.Process.Signal(syscall.SIGSTOP)
+	all[0].expect("late")
+	all[0].tell("close")
+	all[0].expect("closed")
+	all[1].cmd.Process.Signal(syscall.SIGCONT)
+	for {
+		line, err := all[1].out.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(line, "late") || strings.HasPrefix(line, "lost 0") {
+			return
+		}
+		if !strings.HasPrefix(line, "down 0") {
+			t.Fatalf("the process that was stopped says %q", line)
+		}
+	}
+}
+
+// proxy passes connections on to an address, and can cut them.
+type proxy struct {
+	net.Listener
+	to string
+
+	mu    sync.Mutex
+	conns [][2]net.Conn // by arrival
+	touch func(conn int, b []byte)
+}
+
+func newProxy(t testing.TB, to string) *proxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l, to: to}
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", p.to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			p.mu.Lock()
+			at := len(p.conns)
+			p.conns = append(p.conns, [2]net.Conn{in, out})
+			p.mu.Unlock()
+			done.Go(func() { p.pass(at, in, out, false) })
+			done.Go(func() { p.pass(at, out, in, true) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		p.cut(0)
+		done.Wait()
+	})
+	return p
+}
+
+func (p *proxy) pass(at int, to, from net.Conn, up bool) {
+	defer to.Close()
+	b := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(b)
+		p.mu.Lock()
+		if p.touch != nil && up {
+			p.touch(at, b[:n])
+		}
+		p.mu.Unlock()
+		if _, werr := to.Write(b[:n]); err != nil || werr != nil {
+			return
+		}
+	}
+}
+
+// cut ends the connections from number first on.
+func (p *proxy) cut(first int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns[min(first, len(p.conns)):] {
+		c[0].Close()
+		c[1].Close()
+	}
+}
+
+// TestCut: a connection that is cut is an error on both sides within a second, whether the processes still know each other
+// or not.
+func TestCut(t *testing.T) {
+	for _, cut := range []struct {
+		name  string
+		first int
+	}{{"all connections", 0}, {"all but the control connection", 1}} {
+		t.Run(cut.name, func(t *testing.T) {
+			var p *proxy
+			all := startAll(t, 2, "ring", func(rank int, addr string) string {
+				if rank == 1 {
+					return addr // rank 1 dials rank 0, through the proxy
+				}
+				p = newProxy(t, addr)
+				return p.Addr().String()
+			})
+			for _, c := range all {
+				c.expect("turning")
+			}
+			at := time.Now()
+			p.cut(cut.first)
+			for r, c := range all {
+				// "lost" and "down" come in either order.
+				for {
+					line, err := c.out.ReadString('\n')
+					if err != nil {
+						t.Fatal(err)
+					}
+					if strings.HasPrefix(line, "lost ") {
+						break
+					}
+					if !strings.HasPrefix(line, "down ") {
+						t.Fatalf("rank %d says %q", r, line)
+					}
+				}
+			}
+			t.Logf("both knew after %v", time.Since(at).Round(time.Millisecond))
+		})
+	}
+}
+
+// TestNobodyThere: a group whose members do not come ends with ctx, and says who is missing.
+func TestNobodyThere(t *testing.T) {
+	node, err := tcp.Listen(tcp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	_, err = node.Group(ctx, tcp.GroupConfig{Addrs: []string{"127.0.0.1:1", node.Addr()}, Local: []int{1}})
+	if err == nil || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not connected with ranks [0] at 127.0.0.1:1") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,297 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// pair makes a group of two ranks in two nodes.
+func pair(t *testing.T, cfg Config) ([2]*Node, [2]*endpoint) {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	var nodes [2]*Node
+	var ends [2]*endpoint
+	var addrs []string
+	for i := range nodes {
+		n, err := Listen(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { n.Close() })
+		nodes[i] = n
+		addrs = append(addrs, n.Addr())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() {
+			out, err := n.Group(ctx, GroupConfig{ID: 1, Epoch: 4, Addrs: addrs, Local: []int{i}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ends[i] = out[0].(*endpoint)
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return nodes, ends
+}
+
+// works exchanges a few frames.
+func works(t *testing.T, ends [2]*endpoint) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i, e := range ends {
+		wg.Go(func() {
+			for round := range 10 {
+				out, in := bytes.Repeat([]byte{byte(i + round)}, 30_000), make([]byte, 30_000)
+				if err := e.Exchange(context.Background(), 1-i, transport.Frame{Data: out}, 1-i, in); err != nil || in[0] != byte(1-i+round) {
+					t.Errorf("rank %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// stranger sends bytes to a node and returns what it answers.
+func stranger(t *testing.T, n *Node, b []byte) error {
+	t.Helper()
+	c, err := net.Dial("tcp", n.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Write(b); err != nil {
+		return err
+	}
+	return readReply(c)
+}
+
+// TestStrangers: every kind of wrong greeting is refused with its reason, and counted; the group goes on.
+func TestStrangers(t *testing.T) {
+	nodes, ends := pair(t, Config{Job: "ours"})
+	works(t, ends) // so both are connected
+	link := ends[1].group.world.greeting(0)
+	data := hello{
+		purpose: purposeStream, streams: 1, job: nodes[1].job, world: 1, members: ends[1].group.members, epoch: 4, from: 1, to: 0,
+	}
+	changed := func(h hello, change func(*hello)) []byte {
+		change(&h)
+		return h.encode()
+	}
+	otherVersion := link.encode()
+	otherVersion[8]++
+	damaged := link.encode()
+	damaged[40]++
+	for _, c := range []struct {
+		name   string
+		bytes  []byte
+		reason Refusal
+	}{
+		{"another protocol", []byte("GET / HTTP/1.1\r\nHost: here\r\n\r\n"), refusedMagic},
+		{"another version", otherVersion, refusedVersion},
+		{"damage", damaged, refusedDamaged},
+		{"impossible purpose", changed(link, func(h *hello) { h.purpose = 9 }), refusedDamaged},
+		{"stream beyond the last", changed(data, func(h *hello) { h.stream = 1 }), refusedDamaged},
+		{"another job", changed(link, func(h *hello) { h.job[3]++ }), refusedJob},
+		{"an epoch that is over", changed(link, func(h *hello) { h.epoch = 3 }), refusedEpoch},
+		{"other members", changed(link, func(h *hello) { h.members++ }), refusedGroup},
+		{"other number of streams", changed(link, func(h *hello) { h.streams = 2 }), refusedGroup},
+		{"link from a lower rank", changed(link, func(h *hello) { h.from, h.to = 0, 0 }), refusedRank},
+		{"link from a rank beyond the last", changed(link, func(h *hello) { h.from = 1 << 31 }), refusedRank},
+		{"link for another rank", changed(link, func(h *hello) { h.to = 1 }), refusedRank},
+		{"a link replayed", link.encode(), refusedDuplicate},
+		{"data for other members", changed(data, func(h *hello) { h.members++ }), refusedGroup},
+		{"data from a rank beyond the last", changed(data, func(h *hello) { h.from = 77 }), refusedRank},
+		{"data for a rank beyond the last", changed(data, func(h *hello) { h.to = 1<<32 - 1 }), refusedRank},
+		{"data from the wrong side", changed(data, func(h *hello) { h.from, h.to = 0, 1 }), refusedRank},
+		{"data replayed", data.encode(), refusedDuplicate},
+	} {
+		before := nodes[0].Refused()
+		err := stranger(t, nodes[0], c.bytes)
+		r, ok := err.(*refusal)
+		if !ok || r.reason != c.reason {
+			t.Errorf("%s: %v, want a refusal for %q", c.name, err, c.reason)
+		}
+		before[c.reason.String()]++
+		if now := nodes[0].Refused(); !maps.Equal(before, now) {
+			t.Errorf("%s: counted %v, want %v", c.name, now, before)
+		}
+	}
+	works(t, ends)
+	for _, e := range ends {
+		e.Close()
+	}
+	if err := stranger(t, nodes[0], data.encode()); err == nil {
+		t.Error("a group that is closed takes a connection")
+	}
+}
+
+// TestCrowd: connections that say nothing are bounded in number and time, keep nobody out, and cost the group nothing.
+func TestCrowd(t *testing.T) {
+	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 300 * time.Millisecond})
+	works(t, ends)
+	var conns []net.Conn
+	for i := range 200 {
+		c, err := net.Dial("tcp", nodes[0].Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if i%2 == 0 {
+			c.Write([]byte(magic)) // half a greeting
+		}
+		conns = append(conns, c)
+		nodes[0].mu.Lock()
+		half := len(nodes[0].half)
+		nodes[0].mu.Unlock()
+		if half > 16 {
+			t.Fatalf("%d connections are half open, want at most 16", half)
+		}
+	}
+	// A new group is made in the middle of it.
+	var subs [2]*endpoint
+	for i, e := range ends {
+		sub, err := e.Split(9, []int{0, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		subs[i] = sub.(*endpoint)
+	}
+	works(t, subs)
+	works(t, ends)
+	for _, c := range conns { // every one is ended by the other side
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
+			t.Fatal("a connection that says nothing is still open")
+		}
+	}
+	if got := nodes[0].Refused(); got["slow"] != 200 {
+		t.Errorf("counted %v, want 200 that were slow", got)
+	}
+}
+
+// TestEarly: connections for groups that have not begun here wait for them, also when they come with frames and messages.
+func TestEarly(t *testing.T) {
+	_, ends := pair(t, Config{})
+	one, err := ends[1].Split(5, []int{0, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := make([]byte, 3)
+	got := make(chan error, 1)
+	go func() { got <- one.Exchange(context.Background(), -1, transport.Frame{}, 0, in) }() // rank 1 dials
+	w := ends[0].group.world
+	for waiting := 0; waiting == 0; {
+		time.Sleep(time.Millisecond)
+		w.mu.Lock()
+		waiting = len(w.early)
+		w.mu.Unlock()
+	}
+	one.Fail([]byte("a reason"))
+	time.Sleep(10 * time.Millisecond)
+	zero, err := ends[0].Split(5, []int{0, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := <-zero.Down(); d.Rank != 1 || fmt.Sprint(d.Err) != (&transport.Failure{}).Error() {
+		t.Errorf("the group that came late is told of %v", &d)
+	}
+	zero.Close()
+	if err := <-got; err == nil {
+		t.Error("received from a rank that has closed without sending")
+	}
+	one.Close()
+}
+
+// TestWrongFrames: what is no frame, or not the next one, ends the connection with its sender, and says why.
+func TestWrongFrames(t *testing.T) {
+	valid := func(h head) []byte {
+		var b [headBytes]byte
+		h.encode(&b)
+		return b[:]
+	}
+	for _, c := range []struct {
+		name  string
+		bytes []byte
+		want  string
+	}{
+		{"garbage", bytes.Repeat([]byte("x"), headBytes), "what arrived is no valid frame"},
+		{"another stream", valid(head{stream: 1}), "it says stream 1"},
+		{"a frame replayed", append(valid(head{}), valid(head{})...), "number 0 came, number 1 is next"},
+		{"a frame left out", valid(head{number: 1}), "number 1 came, number 0 is next"},
+		{"data that was changed", append(valid(head{bytes: 3, summed: true, sum: 1}), "abc"...), "its data has checksum"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nodes, ends := pair(t, Config{})
+			// Rank 1 dials; it writes the wrong bytes by hand.
+			ends[1].want(0)
+			p := &ends[1].peers[0]
+			for !p.up.Load() {
+				time.Sleep(time.Millisecond)
+			}
+			if _, err := p.streams[0].w.write(c.bytes, nil); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			for range 2 {
+				size := 0
+				if bytes.HasSuffix(c.bytes, []byte("abc")) {
+					size = 3
+				}
+				if err == nil {
+					err = ends[0].Exchange(context.Background(), -1, transport.Frame{}, 1, make([]byte, size))
+				}
+			}
+			down, ok := err.(*transport.PeerDown)
+			if !ok || down.Rank != 1 || !bytes.Contains([]byte(down.Error()), []byte(c.want)) {
+				t.Errorf("got %v, want that rank 1 is down: %s", err, c.want)
+			}
+			if n := nodes[0].Refused()["frame"]; n != 1 {
+				t.Errorf("counted %d wrong frames", n)
+			}
+			for _, e := range ends {
+				e.Close()
+			}
+		})
+	}
+}
+
+// TestOversized: a frame that claims more than the receiver has room for is refused by its size; nothing is allocated for it.
+func TestOversized(t *testing.T) {
+	_, ends := pair(t, Config{})
+	ends[1].want(0)
+	p := &ends[1].peers[0]
+	for !p.up.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	var b [headBytes]byte
+	(&head{bytes: 1<<64 - 1}).encode(&b)
+	if _, err := p.streams[0].w.write(b[:], nil); err != nil {
+		t.Fatal(err)
+	}
+	err := ends[0].Exchange(context.Background(), -1, transport.Frame{}, 1, make([]byte, 3))
+	if want := "transport: frame of wrong size: 18446744073709551615 bytes from rank 1, 3 expected"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	for _, e := range ends {
+		e.Close()
+	}
+}

@@ -1,0 +1,245 @@
+package tcp_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+	"github.com/lockstep-ml/lockstep/transport/transporttest"
+)
+
+// authority makes certificates for 127.0.0.1, and configurations that want those of the same authority.
+func authority(t testing.TB) *tls.Config {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return &tls.Config{
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, RootCAs: pool, ClientCAs: pool,
+		ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS13,
+	}
+}
+
+// noSocket is a connection that is no socket: a node has to move its bytes by goroutines.
+type noSocket struct{ net.Conn }
+
+type noSockets struct{ net.Listener }
+
+func (l noSockets) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return noSocket{c}, err
+}
+
+func withoutSockets(t testing.TB, cfg tcp.Config) tcp.Config {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Listener = noSockets{l}
+	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return noSocket{c}, err
+	}
+	return cfg
+}
+
+// TestConformanceOfModes: the same by TLS, and over connections that are no sockets.
+func TestConformanceOfModes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("all ways to move bytes are tried in the long run only")
+	}
+	secure := authority(t)
+	for _, mode := range []struct {
+		name      string
+		config    func(testing.TB) tcp.Config
+		allocates bool
+	}{
+		{"TLS", func(testing.TB) tcp.Config { return tcp.Config{TLS: secure} }, true}, // package tls does
+		{"no sockets", func(t testing.TB) tcp.Config { return withoutSockets(t, tcp.Config{}) }, false},
+		{"TLS, no sockets, two streams", func(t testing.TB) tcp.Config { return withoutSockets(t, tcp.Config{TLS: secure, Streams: 2}) }, true},
+	} {
+		t.Run(mode.name, func(t *testing.T) {
+			transporttest.Run(t, transporttest.Transport{
+				Open: func(t *testing.T, n int) []transport.Endpoint {
+					return opened(t, n, 64, func(int) tcp.Config { return mode.config(t) })
+				},
+				Buffers: true, Allocates: mode.allocates, Large: 1 << 20,
+			})
+		})
+	}
+}
+
+// secret authenticates by a challenge each way: HMAC over the greeting and both nonces.
+func secret(key string) func(conn net.Conn, dialed bool, greeting []byte) error {
+	return func(conn net.Conn, dialed bool, greeting []byte) error {
+		mine, theirs, proof := make([]byte, 32), make([]byte, 32), make([]byte, 32)
+		rand.Read(mine)
+		if _, err := conn.Write(mine); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(conn, theirs); err != nil {
+			return err
+		}
+		sum := func(side byte, a, b []byte) []byte {
+			h := hmac.New(sha256.New, []byte(key))
+			h.Write(bytes.Join([][]byte{{side}, greeting, a, b}, nil))
+			return h.Sum(nil)
+		}
+		sides := map[bool]byte{true: 1, false: 2}
+		if _, err := conn.Write(sum(sides[dialed], mine, theirs)); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(conn, proof); err != nil {
+			return err
+		}
+		if !hmac.Equal(proof, sum(sides[!dialed], theirs, mine)) {
+			return errors.New("the other end does not know the secret")
+		}
+		return nil
+	}
+}
+
+// TestProof: those who cannot prove that they belong to the job are refused, and told so.
+func TestProof(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		good, evil tcp.Config
+		want       string
+	}{
+		{"secret", tcp.Config{Authenticate: secret("a")}, tcp.Config{Authenticate: secret("b")}, "does not know the secret"},
+		{"certificate", tcp.Config{TLS: authority(t)}, tcp.Config{TLS: authority(t)}, "certificate"},
+		{"plain to TLS", tcp.Config{TLS: authority(t)}, tcp.Config{Handshake: 200 * time.Millisecond}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ends := opened(t, 2, 2, func(int) tcp.Config { return c.good })
+			done := make(chan error, 2)
+			for i, e := range ends {
+				go func() {
+					done <- e.Exchange(context.Background(), 1-i, transport.Frame{Data: []byte("abc")}, 1-i, make([]byte, 3))
+				}()
+			}
+			for range ends {
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+			for _, e := range ends {
+				e.Close()
+			}
+
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			var wg sync.WaitGroup
+			var addrs []string
+			var nodes []*tcp.Node
+			for _, cfg := range []tcp.Config{c.good, c.evil} {
+				cfg.Logger = slog.New(slog.DiscardHandler)
+				n, err := tcp.Listen(cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer n.Close()
+				nodes, addrs = append(nodes, n), append(addrs, n.Addr())
+			}
+			waiting, enough := context.WithCancel(ctx)
+			wg.Go(func() {
+				if _, err := nodes[0].Group(waiting, tcp.GroupConfig{Addrs: addrs, Local: []int{0}}); err == nil {
+					t.Error("the group has taken a process that does not belong to it")
+				}
+			})
+			if c.want == "" {
+				var stop context.CancelFunc
+				ctx, stop = context.WithTimeout(ctx, 500*time.Millisecond)
+				defer stop()
+			}
+			_, err := nodes[1].Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{1}})
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the refused process got %v, want that it says %q", err, c.want)
+			}
+			enough()
+			wg.Wait()
+			if got := nodes[0].Refused(); got["proof"] == 0 {
+				t.Errorf("counted %v, want a connection without proof", got)
+			}
+		})
+	}
+}
+
+func TestListen(t *testing.T) {
+	a, err := tcp.Listen(tcp.Config{Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	_, port, _ := net.SplitHostPort(a.Addr())
+	if _, err := tcp.Listen(tcp.Config{Listen: "127.0.0.1:" + port}); err == nil {
+		t.Error("two nodes listen on one port")
+	}
+	b, err := tcp.Listen(tcp.Config{Listen: "127.0.0.1:" + port + "-65535"})
+	if err != nil {
+		t.Fatalf("no port in a range: %v", err)
+	}
+	defer b.Close()
+	for _, bad := range []string{"127.0.0.1", "127.0.0.1:x", "127.0.0.1:9-8", "127.0.0.1:0-9", "127.0.0.1:1-70000"} {
+		if n, err := tcp.Listen(tcp.Config{Listen: bad}); err == nil {
+			n.Close()
+			t.Errorf("Listen %q: no error", bad)
+		} else if !strings.Contains(err.Error(), bad) {
+			t.Errorf("Listen %q: %v does not say what was wrong", bad, err)
+		}
+	}
+}
+
+func TestGroupConfig(t *testing.T) {
+	node, err := tcp.Listen(tcp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	for _, c := range []struct {
+		cfg  tcp.GroupConfig
+		want string
+	}{
+		{tcp.GroupConfig{}, "local ranks [] in a group of 0"},
+		{tcp.GroupConfig{Addrs: []string{"x"}, Local: []int{0}}, "address of rank 0"},
+		{tcp.GroupConfig{Addrs: []string{"h:1", "h:1", "g:1"}, Local: []int{0}}, "local ranks [0], but ranks [0 1] have this process's address h:1"},
+		{tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{1}}, "local ranks [1] in a group of 1"},
+	} {
+		if _, err := node.Group(context.Background(), c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.cfg, err, c.want)
+		}
+	}
+}

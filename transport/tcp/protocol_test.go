@@ -1,0 +1,204 @@
+package tcp
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+func FuzzHead(f *testing.F) {
+	var b [headBytes]byte
+	(&head{summed: true, stream: 3, bytes: 1 << 40, number: 7, sum: 9, Header: transport.Header{Seq: 5, Root: -1, Order: 255}}).encode(&b)
+	f.Add(b[:])
+	f.Add(make([]byte, headBytes))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var b, back [headBytes]byte
+		copy(b[:], text)
+		var h head
+		if err := h.decode(&b); err != nil {
+			if !errors.Is(err, errFrame) {
+				t.Fatalf("%v is no errFrame", err)
+			}
+			// The same with the right checksum: nothing else may go wrong but what the first four bytes say.
+			binary.LittleEndian.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
+			if err := h.decode(&b); err != nil {
+				if b[0] == frameMark && b[1] <= flagSummed && b[3] == 0 {
+					t.Fatalf("a valid head is refused: %v", err)
+				}
+				return
+			}
+		}
+		if h.encode(&back); back != b {
+			t.Fatalf("% x decodes to %+v, and that encodes to % x", b, h, back)
+		}
+	})
+}
+
+func FuzzHello(f *testing.F) {
+	f.Add((&hello{purpose: purposeStream, stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).encode())
+	f.Add([]byte("GET / HTTP/1.1\r\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h hello
+		if err := h.decode(b); err != nil {
+			if r := (*refusal)(nil); !errors.As(err, &r) {
+				t.Fatalf("%v is no refusal", err)
+			}
+			return
+		}
+		var again hello
+		if err := again.decode(h.encode()); err != nil || again != h {
+			t.Fatalf("%+v comes back as %+v, %v", h, again, err)
+		}
+	})
+}
+
+func FuzzReply(f *testing.F) {
+	f.Add(reply(nil))
+	f.Add(reply(refuse(refusedJob, "it belongs to another job")))
+	f.Add(reply(refuse(refusedJob, "%s", strings.Repeat("x", 1000))))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		err := readReply(r)
+		if read := len(b) - r.Len(); read > replyBytes+replyTextMax {
+			t.Fatalf("read %d bytes", read)
+		}
+		if err == nil && (len(b) < replyBytes || b[10] != byte(accepted)) {
+			t.Fatalf("% x is taken for a welcome", b)
+		}
+	})
+}
+
+func FuzzMessage(f *testing.F) {
+	f.Add((&message{kind: msgFailed, from: 1, group: 2, text: []byte("why")}).append(nil))
+	f.Add((&message{kind: msgAnswer, known: true, tag: 4, to: 3, seq: 9}).append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for r := bytes.NewReader(b); ; {
+			at := len(b) - r.Len()
+			var m message
+			if err := readMessage(r, &m); err != nil {
+				return
+			}
+			if back := m.append(nil); !bytes.Equal(back, b[at:len(b)-r.Len()]) {
+				t.Fatalf("%+v encodes to % x, came as % x", m, back, b[at:len(b)-r.Len()])
+			}
+		}
+	})
+}
+
+// scripted is a wire from which bytes can be read, in pieces of the given sizes; 0: nothing at that moment.
+type scripted struct {
+	wire
+	b      []byte
+	pieces []byte
+}
+
+func (s *scripted) read(p []byte) (int, error) {
+	if len(s.b) == 0 {
+		return 0, io.EOF
+	}
+	n := len(s.b)
+	if len(s.pieces) > 0 {
+		n = int(s.pieces[0]) * 3
+		s.pieces = s.pieces[1:]
+	}
+	n = min(n, len(s.b), len(p))
+	if n == 0 {
+		return 0, errAgain
+	}
+	copy(p, s.b[:n])
+	s.b = s.b[n:]
+	return n, nil
+}
+
+// FuzzStream: whatever comes, in whatever pieces, the receiver hands over exactly the frames that a reader of the whole text
+// finds.
+func FuzzStream(f *testing.F) {
+	frame := func(number uint64, data []byte) []byte {
+		var b [headBytes]byte
+		(&head{bytes: uint64(len(data)), number: number, summed: true, sum: crc32.Checksum(data, castagnoli)}).encode(&b)
+		return append(b[:], data...)
+	}
+	big := make([]byte, smallBytes+5)
+	rand.Read(big)
+	two := append(frame(0, []byte("abc")), frame(1, nil)...)
+	f.Add(two, []byte{1, 0, 200, 3})
+	f.Add(append(two, frame(2, big)...), []byte{255, 255, 1})
+	f.Add(append(two, frame(2, big)[:1000]...), []byte{})
+	f.Add(append(two, "garbage that is long enough to be taken for the head of a frame, which it is not, at all"...), []byte{90})
+	f.Fuzz(func(t *testing.T, text, pieces []byte) {
+		s := &stream{w: &scripted{b: text, pieces: pieces}}
+		rest := text
+		for {
+			var want head
+			var b [headBytes]byte
+			wanted := len(rest) >= headBytes
+			if wanted {
+				copy(b[:], rest)
+				wanted = want.decode(&b) == nil && want.stream == 0 && want.bytes <= uint64(len(rest)-headBytes)
+			}
+			ok, err := until(func() (bool, error) { return s.next() })
+			if !ok {
+				if wanted {
+					t.Fatalf("a frame of %d bytes is not found: %v", want.bytes, err)
+				}
+				return
+			}
+			if s.head.bytes > uint64(len(text)) {
+				return // the rank would refuse it by its size
+			}
+			in := make([]byte, s.head.bytes)
+			ok, err = until(func() (bool, error) { return s.take(in) })
+			if wanted && want.summed && crc32.Checksum(rest[headBytes:][:want.bytes], castagnoli) != want.sum {
+				wanted = false
+			}
+			if ok != wanted {
+				t.Fatalf("frame %+v: taken is %v (%v), want %v", s.head, ok, err, wanted)
+			}
+			if !ok {
+				return
+			}
+			rest = rest[headBytes:]
+			if !bytes.Equal(in, rest[:len(in)]) {
+				t.Fatalf("other data than came")
+			}
+			rest = rest[len(in):]
+		}
+	})
+}
+
+// until repeats what has to wait.
+func until(f func() (bool, error)) (bool, error) {
+	for range 1 << 20 {
+		if ok, err := f(); ok || err != nil {
+			return ok, err
+		}
+	}
+	return false, errors.New("no end")
+}
+
+func TestRing(t *testing.T) {
+	r := ring{b: make([]byte, 7)}
+	var put, got []byte
+	next := byte(0)
+	for i := range 1000 {
+		in := make([]byte, i%11)
+		for j := range in {
+			in[j] = next + byte(j)
+		}
+		n := r.put(in)
+		next += byte(n)
+		put = append(put, in[:n]...)
+		out := make([]byte, i%5)
+		got = append(got, out[:r.get(out)]...)
+	}
+	if !bytes.HasPrefix(put, got) || len(put)-len(got) != r.n || len(got) < 1000 {
+		t.Errorf("put %d bytes, got %d, %d are left", len(put), len(got), r.n)
+	}
+}
