@@ -44,10 +44,10 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		return nil, err
 	case ds == nil:
 		return nil, errorf(op, ErrInvalid, "the dataset is nil")
+	case o.ReplicationMode == PerReplicaInput && s.kind != defaultKind:
+		return nil, errorf(op, ErrUnsupported, "PerReplicaInput is only supported in DistributeDatasetsFromFunction")
 	case s.oneDevice:
 		return &DistributedDataset{strategy: s, options: o, steps: ds.Len(), sources: []data.Dataset{ds}}, nil
-	case o.ReplicationMode == PerReplicaInput:
-		return nil, errorf(op, ErrUnsupported, "PerReplicaInput is only supported in DistributeDatasetsFromFunction")
 	}
 	in := s.input(o)
 	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: true}

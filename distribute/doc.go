@@ -2,7 +2,8 @@
 // the values, variables and reductions that go with it.
 //
 // A [Strategy] says how training is spread. [NewMirroredStrategy] keeps one replica on each of several devices of this
-// process; [NewOneDeviceStrategy] has a single one. [Run] calls a step function once per replica, each on its own
+// process; [NewOneDeviceStrategy] has a single one; [NewCentralStorageStrategy] keeps variables in one place;
+// [NewMultiWorkerMirroredStrategy] asks a cluster who trains; [Default] is what code runs in that names none. [Run] calls a step function once per replica, each on its own
 // goroutine, all at the same time:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
@@ -34,6 +35,7 @@
 //
 // # What is not here
 //
-// CentralStorage and multi-worker strategies, gathers, and the gradients of collectives. Logical CPU devices differ from
+// Training over several workers. docs/tf-distribute.md has a row for every name of tf.distribute, with what differs and why.
+// Logical CPU devices differ from
 // TensorFlow, which has one unless told otherwise: here there is one per core.
 package distribute
