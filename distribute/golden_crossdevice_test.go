@@ -89,7 +89,11 @@ func (g *goldenRun) direct() (ops distribute.CrossDeviceOps, op distribute.Reduc
 		g.devices = append(g.devices, d.Index)
 	}
 	spec, _ := g.c.Options["cross_device_ops"].(map[string]any)
-	if err == nil {
+	switch {
+	case err != nil:
+	case g.instead != nil:
+		ops, err = g.instead.make(g, g.directDevices())
+	default:
 		ops, err = g.crossDeviceOps(spec, g.directDevices())
 	}
 	if err == nil {

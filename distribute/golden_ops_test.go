@@ -25,6 +25,7 @@ type goldenRun struct {
 	*testing.T
 	c       *goldenCase
 	devices []int
+	instead *variant // nil: as the case says
 }
 
 // strategy makes the case's strategy.
@@ -57,7 +58,11 @@ func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error
 	var ops distribute.CrossDeviceOps
 	var s *distribute.Strategy
 	var err error
-	if spec, ok := spec["cross_device_ops"].(map[string]any); ok {
+	if g.instead != nil && spec["type"] == "MirroredStrategy" {
+		if ops, err = g.instead.make(g, names(spec["devices"])); err != nil {
+			return nil, err
+		}
+	} else if spec, ok := spec["cross_device_ops"].(map[string]any); ok {
 		if ops, err = g.crossDeviceOps(spec, names(g.c.Strategy["devices"])); err != nil {
 			return nil, err
 		}
@@ -137,7 +142,13 @@ func (g *goldenRun) axis() ([]int, error) {
 }
 
 // options returns the case's communication options.
-func (g *goldenRun) options() (distribute.Options, error) { return communication(g.c.Options["comm"]) }
+func (g *goldenRun) options() (distribute.Options, error) {
+	o, err := communication(g.c.Options["comm"])
+	if g.instead != nil {
+		o.BytesPerPack = g.instead.bytes
+	}
+	return o, err
+}
 
 // communication returns the communication options that a case describes.
 func communication(v any) (distribute.Options, error) {

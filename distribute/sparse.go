@@ -190,7 +190,7 @@ func (r *Replica) reduceSparse(ctx context.Context, run *ledger.Run, op ReduceOp
 			if err != nil {
 				return nil, err
 			}
-			out[i] = v
+			out[i] = onDevice(v, *r.device)
 			continue
 		}
 		t, err := densified(leaf)
