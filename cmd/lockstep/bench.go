@@ -1,16 +1,111 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/collective/bench"
+	"github.com/lockstep-ml/lockstep/collective/chooser"
+)
 
 func newBench() *cobra.Command {
+	var calibrate bool
+	var out string
+	var transports []string
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure collectives and training on this machine",
 		Long: `Bench measures this machine, in the way of other libraries' benchmarks, so that
-the numbers can stand side by side.`,
+the numbers can stand side by side.
+
+With --calibrate it measures what this machine takes to move, copy and combine
+bytes over each transport, and how far the predicted times of the algorithms are
+off, and writes a table by which algorithms are chosen. The environment variable
+LOCKSTEP_TABLE names it to programs. It takes some minutes and wants a quiet
+machine.`,
+		Example: `  lockstep bench allreduce --ranks 2
+  lockstep bench allreduce --explain
+  lockstep bench --calibrate --out table.json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !calibrate {
+				return cmd.Help()
+			}
+			return runCalibrate(cmd, transports, out)
+		},
 	}
-	cmd.AddCommand(newBenchAllReduce(), newBenchTrain())
+	f := cmd.Flags()
+	f.BoolVar(&calibrate, "calibrate", false, "measure this machine and write a table by which algorithms are chosen")
+	f.StringVar(&out, "out", "lockstep-table.json", "with --calibrate, the `file` to write")
+	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"}, "with --calibrate, the transports to measure")
+	for _, name := range sortedKeys(bench.Ops) {
+		cmd.AddCommand(newBenchCollective(name))
+	}
+	cmd.AddCommand(newBenchTrain(), newBenchWorker())
 	return cmd
+}
+
+// runCalibrate measures and writes the table.
+func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
+	for _, name := range transports {
+		if !slices.Contains([]string{"mem", "shm", "tcp"}, name) {
+			return usagef("--transports %s: want some of mem, shm, tcp", name)
+		}
+	}
+	f, err := os.CreateTemp(filepath.Dir(out), ".table-*") // before minutes of work, not after them
+	if err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	f.Close()
+	os.Remove(f.Name())
+	in := catchInterrupts(cmd.Context())
+	defer in.close()
+	w := cmd.ErrOrStderr()
+	measured, err := bench.Calibrate(in, bench.Calibration{
+		Transports: transports, Worker: benchWorker, Machine: machineName(),
+		Progress: func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) },
+	})
+	if in.asked.Load() {
+		return errInterrupted
+	}
+	if err != nil {
+		return err
+	}
+	if err := measured.Save(out); err != nil {
+		return err
+	}
+	var t table
+	t.row("combining", "%s", formatRate(measured.Combine))
+	t.row("copying", "%s", formatRate(measured.Copy))
+	for _, name := range measured.Over() {
+		t.row(name, "%s", describeTransport(measured.Transports[name]))
+	}
+	t.row("corrections", "%d", len(measured.Corrections))
+	if err := t.print(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "\nwritten to %s: set LOCKSTEP_TABLE to it, on every host of a job\n", out)
+	return err
+}
+
+func describeTransport(t chooser.Transport) string {
+	var parts []string
+	if t.Read > 0 {
+		parts = append(parts, fmt.Sprintf("synchronisation %d ns, reads %s", t.Sync, formatRate(t.Read)))
+	}
+	if t.Send > 0 {
+		parts = append(parts, fmt.Sprintf("frame %d ns, %s", t.Frame, formatRate(t.Send)))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// machineName says what machine a table was measured on.
+func machineName() string {
+	return fmt.Sprintf("%d processors, %s", runtime.NumCPU(), vectors())
 }

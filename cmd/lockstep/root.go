@@ -71,6 +71,6 @@ Ctrl-C.`,
 	root.SetFlagErrorFunc(suggestFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newBench(), newSimulate(), newVersion())
+	root.AddCommand(newTrain(), newBench(), newSimulate(), newCheck(), newVersion())
 	return root
 }

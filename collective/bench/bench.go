@@ -1,119 +1,196 @@
 // Package bench measures collectives on this machine, the way the benchmarks of other libraries do, so that the numbers
-// can stand side by side: an all-reduce (SUM) of float32 from one buffer to another, a barrier before each timed call,
-// warm-up calls first, and the median time of a call on rank 0.
+// can stand side by side: a barrier before each timed call, warm-up calls first, and the median time of a call on rank 0
+// (as nccl-tests, from which the columns are, but with a median where those have a mean). After the timed calls the result
+// is held against what it must be.
+//
+// Ranks are goroutines of this process, or processes that it starts ([Options.Processes]).
 package bench
 
 import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // Options say what is measured. The zero value is the default.
 type Options struct {
-	Transport string // "mem" (default) or "pipe": a row of [Transports]
-	Ranks     int    // default 2
-	Sizes     []int  // bytes of a call, multiples of 4; default [Sizes]
-	Algorithm string // a row of collective.Algorithms; default: the chooser's
-	Format    string // "plain" (default), one line per size for other programs to read, or "table"
-	Name      string // first word of a plain line; default "lockstep-" and the transport's name
+	Op        collective.Op       // default AllReduce; Send measures pairs of ranks, a Send on one side and a Recv on the other
+	Reduce    collective.ReduceOp // for reductions; default Sum
+	Type      collective.DType    // of the elements; default float32
+	Root      int                 // for rooted operations
+	Transport string              // a row of [Transports]; default "mem"
+	Ranks     int                 // default 2
+	Processes int                 // over which the ranks are spread; default the transport's: 1, or one a rank
+	Sizes     []int               // bytes of a call's whole vector, multiples of an element; default [Sizes]
+	Algorithm string              // a row of plan.Algorithms; default: the chooser's
+	Table     *chooser.Table      // what the chooser knows; default the built-in one
+	Buffers   string              // "shared": from the communicator, which peers reach in place; "ordinary"; default the transport's
+	Calls     int                 // timed calls of each size; default by size, 500 for small ones, 12 for the largest
+	Limit     bool                // measure what bounds the operation on this machine as well
+	Format    string              // "plain" (default), one line per size for other programs to read; "table" or "json"
+	Name      string              // first word of a plain line; default "lockstep-" and the transport's name
+
+	// Worker makes the command of a process that runs [Work]; needed for more than one process.
+	Worker WorkerCommand `json:"-"`
 }
 
 // Sizes are the sizes that are measured by default, in bytes.
 var Sizes = []int{4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}
 
-// Transports are the transports that can be measured, by name.
-var Transports = map[string]func(ranks int) []transport.Endpoint{
-	"mem":  mem.New,
-	"pipe": mem.NewPipes,
+// Ops are the operations that can be measured, by the name of their command.
+var Ops = map[string]collective.Op{
+	"allreduce":     collective.AllReduce,
+	"reduce":        collective.Reduce,
+	"reducescatter": collective.ReduceScatter,
+	"broadcast":     collective.Broadcast,
+	"allgather":     collective.AllGather,
+	"gather":        collective.Gather,
+	"scatter":       collective.Scatter,
+	"alltoall":      collective.AllToAll,
+	"barrier":       collective.Barrier,
+	"sendrecv":      collective.Send,
 }
 
 // Result is the measurement of one size.
 type Result struct {
-	Bytes  int
-	Median time.Duration // of a call on rank 0
-	Best   time.Duration
-	Calls  int
+	Op        string        `json:"op"`
+	Transport string        `json:"transport"`
+	Ranks     int           `json:"ranks"`
+	Processes int           `json:"processes"`
+	Type      string        `json:"dtype"`
+	Buffers   string        `json:"buffers"`
+	Algorithm string        `json:"algorithm"` // asked for; empty: the chooser's
+	Bytes     int           `json:"bytes"`     // of the whole vector, rounded down so that every rank has the same part
+	Median    time.Duration `json:"median_ns"` // of a call on rank 0
+	Best      time.Duration `json:"best_ns"`
+	Calls     int           `json:"calls"`
+	AlgBW     float64       `json:"algbw"` // GB/s: Bytes by Median
+	BusBW     float64       `json:"busbw"` // GB/s: what each rank's link carries at least
+	Limit     time.Duration `json:"limit_ns,omitempty"`
 }
 
-// Run measures an all-reduce of each size and prints each result to w as soon as it is there. In the plain format a line
-// is
+// Share returns how much of the limit was reached, from 0 to 1 and a little more where the limit was measured in a worse
+// moment; 0 if it was not measured.
+func (r Result) Share() float64 {
+	if r.Limit == 0 || r.Median == 0 {
+		return 0
+	}
+	return float64(r.Limit) / float64(r.Median)
+}
+
+// Run measures each size and prints each result to w as soon as it is there. In the plain format a line is
 //
 //	NAME ranks=N bytes=B us=T
+//
+// In the table time is the median, algbw the bytes by the time, and busbw what every rank's link carries at least, which
+// can be compared between numbers of ranks (nccl-tests: PERFORMANCE.md). With Limit another column says what share of the
+// limit was reached: the time in which the ranks do the same reads and writes without meeting or adding ("mem", "shm"), or
+// exchange the same bytes over bare sockets ("tcp").
 func Run(ctx context.Context, w io.Writer, opts Options) error {
 	opts, err := opts.filled()
 	if err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	if opts.Format == "table" {
-		fmt.Fprintln(table, "bytes\tcalls\tmedian us\tbest us\tGB/s\t")
+	p := newPrinter(w, opts)
+	if err := measureAll(ctx, opts, p.print); err != nil {
+		return err
 	}
-	for _, size := range opts.Sizes {
-		r, err := AllReduce(ctx, opts, size)
-		if err != nil {
-			return err
-		}
-		us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-		if opts.Format == "table" {
-			fmt.Fprintf(table, "%d\t%d\t%.1f\t%.1f\t%.2f\t\n", r.Bytes, r.Calls, us(r.Median), us(r.Best), float64(r.Bytes)/1e3/us(r.Median))
-			continue
-		}
-		if _, err := fmt.Fprintf(w, "%s ranks=%d bytes=%d us=%.1f\n", opts.Name, opts.Ranks, r.Bytes, us(r.Median)); err != nil {
-			return err
-		}
-	}
-	if opts.Format == "table" {
-		return table.Flush()
-	}
-	return nil
+	return p.close()
 }
 
-// AllReduce measures one size.
-func AllReduce(ctx context.Context, opts Options, bytes int) (Result, error) {
+// Measure is Run without printing: it returns the results.
+func Measure(ctx context.Context, opts Options) ([]Result, error) {
 	opts, err := opts.filled()
 	if err != nil {
-		return Result{}, err
+		return nil, err
 	}
-	group, err := collective.Open(Transports[opts.Transport](opts.Ranks), collective.Config{Name: "bench", Algorithm: opts.Algorithm})
-	if err != nil {
-		return Result{}, err
-	}
-	calls := callsOf(bytes)
-	times := make([]time.Duration, calls)
-	errs := make(chan error)
-	for rank, c := range group.Local() {
-		go func() {
-			errs <- measure(ctx, c, bytes, calls, func(i int, d time.Duration) {
-				if rank == 0 {
-					times[i] = d
-				}
-			})
-		}()
-	}
-	for range group.Local() {
-		if e := <-errs; e != nil && err == nil {
-			err = e
+	var out []Result
+	err = measureAll(ctx, opts, func(r Result) error {
+		out = append(out, r)
+		return nil
+	})
+	return out, err
+}
+
+// measureAll measures every size and tells each. Limits are measured before, when nothing else runs.
+func measureAll(ctx context.Context, opts Options, tell func(Result) error) error {
+	limits := map[int]time.Duration{}
+	if opts.Limit && opts.Op != collective.Barrier {
+		for _, size := range opts.Sizes {
+			bytes := opts.count(size) * opts.Type.Bytes()
+			limit, err := limitOf(opts, bytes)
+			if err != nil {
+				return err
+			}
+			limits[bytes] = limit
 		}
 	}
+	finish := func(r Result) error {
+		r.Limit = limits[r.Bytes]
+		return tell(r)
+	}
+	if Transports[opts.Transport].here == nil {
+		return spawn(ctx, opts, finish)
+	}
+	group, err := openHere(opts)
+	if err != nil {
+		return err
+	}
+	err = measureGroup(ctx, group, opts, finish)
 	if e := group.Close(); err == nil {
 		err = e
 	}
-	slices.Sort(times)
-	return Result{Bytes: bytes, Median: times[calls/2], Best: times[0], Calls: calls}, err
+	return err
 }
 
-// callsOf returns how many calls of a size are timed.
-func callsOf(bytes int) int {
+// count returns the elements of a vector of a size, rounded down so that every rank has the same part.
+func (o *Options) count(size int) int {
+	count := size / o.Type.Bytes()
+	if parted(o.Op) {
+		count = max(1, count/o.Ranks) * o.Ranks
+	}
+	return count
+}
+
+// result returns what rank 0's times say.
+func (o *Options) result(bytes int, times []time.Duration) Result {
+	slices.Sort(times)
+	r := Result{
+		Op: o.Op.String(), Transport: o.Transport, Ranks: o.Ranks, Processes: o.Processes, Type: o.Type.String(), Buffers: o.Buffers,
+		Algorithm: o.Algorithm, Bytes: bytes, Median: times[len(times)/2], Best: times[0], Calls: len(times),
+	}
+	if r.Median > 0 {
+		r.AlgBW = float64(bytes) / float64(r.Median)
+		r.BusBW = r.AlgBW * busFactor(o.Op, o.Ranks)
+	}
+	return r
+}
+
+// busFactor is how much of the vector each rank's link carries at least (nccl-tests' PERFORMANCE.md).
+func busFactor(op collective.Op, ranks int) float64 {
+	n := float64(ranks)
+	switch op {
+	case collective.AllReduce:
+		return 2 * (n - 1) / n
+	case collective.ReduceScatter, collective.AllGather, collective.AllToAll, collective.Gather, collective.Scatter:
+		return (n - 1) / n
+	}
+	return 1
+}
+
+// calls returns how many calls of a size are timed.
+func (o *Options) calls(bytes int) int {
 	switch {
+	case o.Calls > 0:
+		return o.Calls
 	case bytes >= 16<<20:
 		return 12
 	case bytes >= 1<<20:
@@ -122,43 +199,14 @@ func callsOf(bytes int) int {
 	return 500
 }
 
-// measure is one rank's part.
-func measure(ctx context.Context, c collective.Communicator, bytes, calls int, note func(int, time.Duration)) error {
-	src, dst := make([]float32, bytes/4), make([]float32, bytes/4)
-	for i := range src {
-		src[i] = float32(c.Rank() + 1)
-	}
-	sum := &collective.Call{
-		Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32,
-		Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dst),
-	}
-	barrier := &collective.Call{Op: collective.Barrier}
-	for range calls / 4 {
-		if err := c.Do(ctx, sum); err != nil {
-			return err
-		}
-	}
-	for i := range calls {
-		if err := c.Do(ctx, barrier); err != nil {
-			return err
-		}
-		start := time.Now()
-		if err := c.Do(ctx, sum); err != nil {
-			return err
-		}
-		note(i, time.Since(start))
-	}
-	want := float32(c.Size()*(c.Size()+1)) / 2
-	for i, got := range dst {
-		if got != want {
-			return fmt.Errorf("bench: rank %d has %v at element %d of %d, want %v", c.Rank(), got, i, len(dst), want)
-		}
-	}
-	return nil
-}
-
 // filled returns o with its defaults, or what is wrong with it.
 func (o Options) filled() (Options, error) {
+	if o.Op == 0 {
+		o.Op = collective.AllReduce
+	}
+	if o.Type == 0 {
+		o.Type = tensor.Float32
+	}
 	if o.Transport == "" {
 		o.Transport = "mem"
 	}
@@ -168,24 +216,67 @@ func (o Options) filled() (Options, error) {
 	if o.Sizes == nil {
 		o.Sizes = Sizes
 	}
+	if o.Op == collective.Barrier {
+		o.Sizes = []int{0}
+	}
 	if o.Format == "" {
 		o.Format = "plain"
+	}
+	t, ok := Transports[o.Transport]
+	switch {
+	case !ok:
+		return o, fmt.Errorf("bench: no transport %q: want %s", o.Transport, TransportNames())
+	case t.lack() != "":
+		return o, fmt.Errorf("bench: transport %s: %s", o.Transport, t.lack())
+	case o.Ranks < 1:
+		return o, fmt.Errorf("bench: %d ranks: want at least 1", o.Ranks)
+	case o.Op == collective.Send && o.Ranks < 2:
+		return o, fmt.Errorf("bench: %d ranks: a send needs two", o.Ranks)
+	case o.Root < 0 || o.Root >= o.Ranks:
+		return o, fmt.Errorf("bench: root %d of %d ranks", o.Root, o.Ranks)
+	case !slices.Contains([]string{"plain", "table", "json"}, o.Format):
+		return o, fmt.Errorf("bench: no format %q: want plain, table or json", o.Format)
+	case !o.Type.IsNumeric():
+		return o, fmt.Errorf("bench: elements of %v: want a numeric dtype", o.Type)
+	}
+	if o.Processes == 0 {
+		o.Processes = t.processes(o.Ranks)
+	}
+	if o.Buffers == "" {
+		o.Buffers = t.buffers
 	}
 	if o.Name == "" {
 		o.Name = "lockstep-" + o.Transport
 	}
 	switch {
-	case Transports[o.Transport] == nil:
-		return o, fmt.Errorf("bench: no transport %q: want mem or pipe", o.Transport)
-	case o.Ranks < 1:
-		return o, fmt.Errorf("bench: %d ranks: want at least 1", o.Ranks)
-	case o.Format != "plain" && o.Format != "table":
-		return o, fmt.Errorf("bench: no format %q: want plain or table", o.Format)
+	case o.Processes < 1 || o.Processes > o.Ranks:
+		return o, fmt.Errorf("bench: %d ranks over %d processes: want at least one rank a process", o.Ranks, o.Processes)
+	case o.Processes > 1 && t.here != nil:
+		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport, o.Processes)
+	case t.here == nil && o.Worker == nil:
+		return o, fmt.Errorf("bench: transport %s joins processes, and there is no command for them", o.Transport)
+	case o.Buffers != "shared" && o.Buffers != "ordinary":
+		return o, fmt.Errorf("bench: no buffers %q: want shared or ordinary", o.Buffers)
 	}
 	for _, size := range o.Sizes {
-		if size < 4 || size%4 != 0 {
-			return o, fmt.Errorf("bench: size %d: want a multiple of 4 bytes, the size of a float32", size)
+		if element := o.Type.Bytes(); size%element != 0 || size <= 0 && o.Op != collective.Barrier {
+			return o, fmt.Errorf("bench: size %d: want a multiple of %d bytes, the size of a %v", size, element, o.Type)
 		}
 	}
 	return o, nil
+}
+
+// cores returns the processors that the ranks share.
+func cores() int { return runtime.GOMAXPROCS(0) }
+
+// TransportNames returns the names of the transports that can be measured here.
+func TransportNames() string {
+	var names []string
+	for name, t := range Transports {
+		if t.lack() == "" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
 }

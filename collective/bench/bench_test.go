@@ -3,17 +3,44 @@ package bench_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/bench"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
+
+const workerVariable = "BENCH_TEST_WORKER"
+
+// TestMain runs a process of a measurement where the test started this program as one.
+func TestMain(m *testing.M) {
+	if job, ok := os.LookupEnv(workerVariable); ok {
+		if err := bench.Work(context.Background(), job, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func worker(ctx context.Context, job string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), workerVariable+"="+job)
+	return cmd
+}
 
 func TestPlain(t *testing.T) {
 	for _, transport := range []string{"mem", "pipe"} {
 		var out bytes.Buffer
-		err := bench.Run(context.Background(), &out, bench.Options{Transport: transport, Ranks: 3, Sizes: []int{4, 4096}})
+		err := bench.Run(t.Context(), &out, bench.Options{Transport: transport, Ranks: 3, Sizes: []int{4, 4096}, Calls: 5})
 		want := regexp.MustCompile(`^lockstep-` + transport + ` ranks=3 bytes=4 us=[0-9]+\.[0-9]\nlockstep-` + transport + ` ranks=3 bytes=4096 us=[0-9]+\.[0-9]\n$`)
 		if err != nil || !want.MatchString(out.String()) {
 			t.Errorf("%v, printed:\n%swant lines like %s", err, out.String(), want)
@@ -21,11 +48,75 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-func TestTable(t *testing.T) {
+// TestAll measures every operation over every transport. The measurement itself holds the results against what they must be.
+func TestAll(t *testing.T) {
+	for transport := range bench.Transports {
+		for name, op := range bench.Ops {
+			for _, dtype := range []collective.DType{tensor.Float32, tensor.BFloat16, tensor.Int8} {
+				if testing.Short() && dtype != tensor.Float32 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%s/%v", transport, name, dtype), func(t *testing.T) {
+					results, err := bench.Measure(t.Context(), bench.Options{
+						Op: op, Transport: transport, Type: dtype, Ranks: 3, Root: 1, Sizes: []int{96, 96 << 10}, Calls: 3, Worker: worker,
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					want := 2
+					if op == collective.Barrier {
+						want = 1
+					}
+					for _, r := range results {
+						if r.Median <= 0 || r.Calls != 3 || r.Ranks != 3 || r.Transport != transport {
+							t.Errorf("%+v", r)
+						}
+					}
+					if len(results) != want {
+						t.Errorf("%d results, want %d", len(results), want)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestReductions(t *testing.T) {
+	for op := collective.Sum; op <= collective.Prod; op++ {
+		if _, err := bench.Measure(t.Context(), bench.Options{Reduce: op, Ranks: 5, Sizes: []int{4000}, Calls: 1}); err != nil {
+			t.Errorf("%v: %v", op, err)
+		}
+	}
+}
+
+// TestSeveralRanksInAProcess spreads five ranks over two processes.
+func TestSeveralRanksInAProcess(t *testing.T) {
+	for _, transport := range []string{"shm", "tcp"} {
+		results, err := bench.Measure(t.Context(), bench.Options{Transport: transport, Ranks: 5, Processes: 2, Sizes: []int{40000}, Calls: 3, Worker: worker})
+		if err != nil || len(results) != 1 || results[0].Processes != 2 {
+			t.Errorf("%s: %+v, %v", transport, results, err)
+		}
+	}
+}
+
+func TestTableAndJSON(t *testing.T) {
 	var out bytes.Buffer
-	err := bench.Run(context.Background(), &out, bench.Options{Sizes: []int{1 << 20}, Format: "table", Algorithm: "recursive_doubling"})
-	if lines := strings.Split(out.String(), "\n"); err != nil || len(lines) != 3 || !strings.Contains(lines[0], "median us") || !strings.Contains(lines[1], "1048576") {
+	o := bench.Options{Op: collective.AllGather, Sizes: []int{1 << 20}, Format: "table", Limit: true, Calls: 5}
+	err := bench.Run(t.Context(), &out, o)
+	lines := strings.Split(out.String(), "\n")
+	if err != nil || len(lines) != 5 || !strings.Contains(lines[0], "all_gather of float32, 2 ranks in 1 process over mem") ||
+		!strings.Contains(lines[1], "busbw") || !strings.Contains(lines[1], "limit") || !strings.Contains(lines[3], "1048576") {
 		t.Errorf("%v, printed:\n%s", err, out.String())
+	}
+	out.Reset()
+	o.Format = "json"
+	err = bench.Run(t.Context(), &out, o)
+	var r bench.Result
+	if e := json.Unmarshal(out.Bytes(), &r); err != nil || e != nil || r.Op != "all_gather" || r.Bytes != 1<<20 || r.Limit <= 0 || r.Share() <= 0 {
+		t.Errorf("%v, %v, printed:\n%s", err, e, out.String())
+	}
+	if busbw := r.AlgBW / 2; r.BusBW < busbw*0.99 || r.BusBW > busbw*1.01 {
+		t.Errorf("busbw %v of algbw %v: an all-gather of two ranks carries half", r.BusBW, r.AlgBW)
 	}
 }
 
@@ -34,23 +125,85 @@ func TestWrongOptions(t *testing.T) {
 		opts bench.Options
 		says string
 	}{
-		{bench.Options{Transport: "pigeon"}, `no transport "pigeon": want mem or pipe`},
+		{bench.Options{Transport: "pigeon"}, `no transport "pigeon": want`},
 		{bench.Options{Ranks: -1}, "-1 ranks"},
 		{bench.Options{Sizes: []int{5}}, "size 5: want a multiple of 4"},
-		{bench.Options{Format: "poem"}, `no format "poem": want plain or table`},
+		{bench.Options{Sizes: []int{0}}, "size 0: want a multiple of 4"},
+		{bench.Options{Format: "poem"}, `no format "poem": want plain, table or json`},
 		{bench.Options{Sizes: []int{4}, Algorithm: "magic"}, `no algorithm "magic"`},
+		{bench.Options{Op: collective.Send, Ranks: 1}, "a send needs two"},
+		{bench.Options{Op: collective.Broadcast, Root: 2}, "root 2 of 2 ranks"},
+		{bench.Options{Type: tensor.Bool}, "want a numeric dtype"},
+		{bench.Options{Transport: "mem", Processes: 2}, "not 2 processes"},
+		{bench.Options{Transport: "tcp"}, "there is no command for them"},
+		{bench.Options{Transport: "tcp", Processes: 3, Worker: worker}, "at least one rank a process"},
+		{bench.Options{Buffers: "fluffy"}, `no buffers "fluffy"`},
+		{bench.Options{Reduce: collective.Mean, Type: tensor.Int32, Sizes: []int{4}}, "integers have no true mean"},
 	} {
-		var out bytes.Buffer
-		if err := bench.Run(context.Background(), &out, test.opts); err == nil || !strings.Contains(err.Error(), test.says) {
+		if _, err := bench.Measure(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%+v: %v, want %q", test.opts, err, test.says)
 		}
 	}
 }
 
+// TestWorkerFails holds that a process that cannot work is an error that says what it said, and that none is left.
+func TestWorkerFails(t *testing.T) {
+	started := []*exec.Cmd{}
+	broken := func(ctx context.Context, job string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, os.Args[0])
+		cmd.Env = append(os.Environ(), workerVariable+`={"Options":{"Ranks":2,"Processes":2,"Transport":"pigeon"}}`)
+		if len(started) == 0 {
+			cmd.Env = append(os.Environ(), workerVariable+"="+job) // it waits for the other
+		}
+		started = append(started, cmd)
+		return cmd
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := bench.Measure(ctx, bench.Options{Transport: "tcp", Sizes: []int{4}, Worker: broken})
+	if err == nil || !strings.Contains(err.Error(), `no work for process 0 of 2 with 2 ranks over "pigeon"`) {
+		t.Errorf("%v", err)
+	}
+	for _, cmd := range started {
+		if cmd.ProcessState == nil {
+			t.Errorf("process %d is left behind", cmd.Process.Pid)
+		}
+	}
+}
+
 func TestCancelled(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := bench.Run(ctx, &bytes.Buffer{}, bench.Options{Sizes: []int{4}}); err == nil {
-		t.Error("a run with a context that is over printed results")
+	for _, transport := range []string{"mem", "tcp"} {
+		if _, err := bench.Measure(ctx, bench.Options{Transport: transport, Sizes: []int{4}, Worker: worker}); err == nil {
+			t.Errorf("%s: a run with a context that is over gave results", transport)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	texts, err := bench.Explain(bench.Options{Ranks: 4, Sizes: []int{4, 4 << 20}})
+	if err != nil || len(texts) != 2 || !strings.Contains(texts[1], "4 MiB, over mem") {
+		t.Errorf("%v\n%s", err, texts)
+	}
+}
+
+func TestCalibrate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures every algorithm")
+	}
+	var said []string
+	table, err := bench.Calibrate(t.Context(), bench.Calibration{
+		Transports: []string{"mem"}, Machine: "a test", Calls: 2, Worker: worker,
+		Progress: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Save(t.TempDir() + "/table.json"); err != nil { // it checks every number
+		t.Error(err)
+	}
+	if len(table.Corrections) < 8 || table.Transports["mem"].Read <= 0 || table.Transports["mem"].Send <= 0 || len(said) < 3 {
+		t.Errorf("%+v, said %q", table, said)
 	}
 }

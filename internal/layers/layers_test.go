@@ -19,6 +19,7 @@ var mayImport = []struct {
 	{"tensor", nil},
 	{"internal/kernel/...", []string{"tensor"}},
 	{"internal/stacks", nil},
+	{"internal/foreign", nil},
 	{"internal/layers", []string{"..."}},
 	{"transport/...", []string{"tensor", "transport/..."}},
 	{"collective/plan", []string{"tensor"}},

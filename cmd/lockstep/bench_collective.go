@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/bench"
+	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// benchFlags are the flags of the commands that measure a collective.
+type benchFlags struct {
+	opts    bench.Options
+	sizes   []string
+	dtype   string
+	reduce  string
+	table   string
+	explain bool
+}
+
+// benchAbout says what each command measures.
+var benchAbout = map[string]string{
+	"allreduce":     "the reduction of all ranks' vectors, on every rank",
+	"reduce":        "the reduction of all ranks' vectors, on the root",
+	"reducescatter": "the reduction of all ranks' vectors, every rank getting its part",
+	"broadcast":     "the root's vector, on every rank",
+	"allgather":     "all ranks' parts, on every rank",
+	"gather":        "all ranks' parts, on the root",
+	"scatter":       "the root's vector, every rank getting its part",
+	"alltoall":      "a block of every rank for every rank",
+	"barrier":       "no rank leaving before every rank has entered",
+	"sendrecv":      "pairs of ranks, one sending and one receiving",
+}
+
+func newBenchCollective(name string) *cobra.Command {
+	b := benchFlags{opts: bench.Options{Op: bench.Ops[name], Worker: benchWorker}}
+	op := bench.Ops[name]
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: "Measure " + benchAbout[name],
+		Long: fmt.Sprintf(`%s measures %s, with
+a barrier before each timed call. It prints for each size the median time of a
+call on rank 0:
+
+  lockstep-mem ranks=2 bytes=1048576 us=101.3
+
+With --format table there are nccl-tests' columns too: algbw, the size by the
+time, and busbw, what every rank's link carries at least. With --limit the time
+is put beside that of the ranks doing the same reads and writes without meeting
+or adding (or exchanging the same bytes over bare sockets), measured in the same
+run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
+		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
+  lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit
+  lockstep bench %s --ranks 4 --explain`, name, name, name),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := b.check(cmd); err != nil {
+				return err
+			}
+			if b.explain {
+				return b.printChoice(cmd)
+			}
+			in := catchInterrupts(cmd.Context())
+			defer in.close()
+			err := bench.Run(in, cmd.OutOrStdout(), b.opts)
+			if in.asked.Load() {
+				return errInterrupted
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	o := &b.opts
+	f.StringVar(&o.Transport, "transport", "mem", "how the ranks reach each other: "+transportHelp())
+	f.IntVar(&o.Ranks, "ranks", 2, "number of ranks")
+	f.IntVar(&o.Processes, "processes", 0, "processes that the ranks are spread over (default: one for each rank; mem and pipe: 1)")
+	f.StringVar(&o.Algorithm, "algorithm", "", "algorithm, by name (default: the library's choice)")
+	f.StringVar(&b.table, "table", "", "`file` with what this machine takes, by which algorithms are chosen (see lockstep bench --calibrate)")
+	f.IntVar(&o.Calls, "calls", 0, "timed calls of each size (default: 500, less for large ones)")
+	f.StringVar(&o.Format, "format", "plain", "plain: one line per size for other programs; table; json")
+	f.BoolVar(&b.explain, "explain", false, "measure nothing; say which algorithm would be chosen for each size, and why")
+	f.StringVar(&o.Name, "name", "", "first word of a plain line (default: lockstep- and the transport)")
+	if op == collective.Barrier {
+		return cmd
+	}
+	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of a call's whole vector (default: 4 bytes to 64MiB)")
+	f.StringVar(&b.dtype, "dtype", "float32", "type of the elements")
+	f.StringVar(&o.Buffers, "buffers", "", "shared: memory of the communicator's, which peers reach in place; ordinary (default: shared for shm, else ordinary)")
+	f.BoolVar(&o.Limit, "limit", false, "measure what bounds it on this machine as well")
+	if op.Reduces() {
+		f.StringVar(&b.reduce, "reduce", "sum", "reduction: sum, mean, min, max or prod")
+	}
+	if op.Rooted() && op != collective.Send {
+		f.IntVar(&o.Root, "root", 0, "the root's rank")
+	}
+	return cmd
+}
+
+func transportHelp() string {
+	var parts []string
+	for _, name := range sortedKeys(bench.Transports) {
+		parts = append(parts, name+", "+bench.Transports[name].About)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// check reads the flags that are texts, and says what is wrong with any.
+func (b *benchFlags) check(cmd *cobra.Command) error {
+	o := &b.opts
+	t, ok := bench.Transports[o.Transport]
+	switch {
+	case !ok:
+		return usagef("--transport %s: there is no such transport: want one of %s", o.Transport, strings.Join(sortedKeys(bench.Transports), ", "))
+	case o.Ranks < 1 || o.Ranks > replicasMax:
+		return usagef("--ranks %d: want 1 to %d", o.Ranks, replicasMax)
+	case cmd.Flags().Changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):
+		return usagef("--processes %d: want 1 to %d, a process for each rank at most", o.Processes, o.Ranks)
+	case o.Processes > 1 && t.Goroutines():
+		return usagef("--processes %d: the transport %s joins the goroutines of one process", o.Processes, o.Transport)
+	case o.Format != "plain" && o.Format != "table" && o.Format != "json":
+		return usagef("--format %s: want plain, table or json", o.Format)
+	case o.Buffers != "" && o.Buffers != "shared" && o.Buffers != "ordinary":
+		return usagef("--buffers %s: want shared or ordinary", o.Buffers)
+	case o.Root < 0 || o.Root >= o.Ranks:
+		return usagef("--root %d: want 0 to %d", o.Root, o.Ranks-1)
+	case o.Calls < 0:
+		return usagef("--calls %d: want 1 or more", o.Calls)
+	case o.Op == collective.Send && o.Ranks < 2:
+		return usagef("--ranks %d: a send needs two ranks", o.Ranks)
+	case o.Algorithm != "" && !slices.Contains(chooser.Names(), o.Algorithm):
+		return usagef("--algorithm %s: want one of %s", o.Algorithm, strings.Join(chooser.Names(), ", "))
+	}
+	var err error
+	if b.dtype != "" {
+		if o.Type, err = tensor.ParseDType(b.dtype); err != nil || !o.Type.IsNumeric() {
+			return usagef("--dtype %s: want a numeric type such as float32, bfloat16 or int8", b.dtype)
+		}
+	}
+	if b.reduce != "" {
+		if o.Reduce, err = collective.ParseReduceOp(b.reduce); err != nil {
+			return usagef("--reduce %s: want sum, mean, min, max or prod", b.reduce)
+		}
+		if o.Reduce == collective.Mean && !o.Type.IsFloat() {
+			return usagef("--reduce mean of %s: integers have no true mean", b.dtype)
+		}
+	}
+	o.Sizes = nil
+	for _, text := range b.sizes {
+		size, err := parseBytes(text)
+		if err != nil {
+			return usagef("--sizes: %v", err)
+		}
+		if element := o.Type.Bytes(); size < element || size%element != 0 {
+			return usagef("--sizes: %d is no multiple of %d bytes, the size of a %v", size, element, o.Type)
+		}
+		o.Sizes = append(o.Sizes, size)
+	}
+	if b.table != "" {
+		if o.Table, err = chooser.Load(b.table); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printChoice says what would be chosen for each size.
+func (b *benchFlags) printChoice(cmd *cobra.Command) error {
+	texts, err := bench.Explain(b.opts)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprint(cmd.OutOrStdout(), strings.Join(texts, "\n"))
+	return err
+}
+
+// benchWorkerCommand is the hidden command that a process of a measurement runs.
+const benchWorkerCommand = "worker"
+
+// benchWorker starts this program again as one process of a measurement.
+func benchWorker(ctx context.Context, job string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	cmd := exec.CommandContext(ctx, self, "bench", benchWorkerCommand)
+	cmd.Env = append(os.Environ(), benchWorkerVariable+"="+job)
+	return cmd
+}
+
+// benchWorkerVariable is the environment variable that holds a worker's job.
+const benchWorkerVariable = "LOCKSTEP_BENCH_WORKER"
+
+func newBenchWorker() *cobra.Command {
+	return &cobra.Command{
+		Use:    benchWorkerCommand,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			job, ok := os.LookupEnv(benchWorkerVariable)
+			if !ok {
+				return usagef("lockstep bench %s is started by lockstep bench", benchWorkerCommand)
+			}
+			return bench.Work(cmd.Context(), job, os.Stdin, cmd.OutOrStdout())
+		},
+	}
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/internal/foreign"
+	"github.com/lockstep-ml/lockstep/internal/kernel"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+)
+
+// finding is one thing that this build or machine has or lacks.
+type finding struct {
+	Topic  string `json:"topic"`
+	Name   string `json:"name"`
+	Usable bool   `json:"usable"`
+	Text   string `json:"text"`
+}
+
+func newCheck() *cobra.Command {
+	var format, probe string
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Say what this build and this machine have",
+		Long: `Check says what this build and this machine have: the transports that work here,
+the vector instructions that the loops use, the libraries (MPI, NCCL) that can be
+loaded and their versions, the processors, the memory, and the limits that a job
+may meet. LOCKSTEP_MPI and LOCKSTEP_NCCL name the file of a library that is not
+where the system looks.`,
+		Example: `  lockstep check
+  lockstep check --format json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if probe != "" {
+				l, err := foreign.Find(probe)
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s\n%s\n", l.Version, l.Path)
+				return err
+			}
+			if format != "table" && format != "json" {
+				return usagef("--format %s: want table or json", format)
+			}
+			return printFindings(cmd.OutOrStdout(), format, findings(cmd.Context()))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&format, "format", "table", "table or json")
+	f.StringVar(&probe, "probe", "", "load this library and print its version")
+	if err := f.MarkHidden("probe"); err != nil {
+		panic(err) // the flag is defined above
+	}
+	return cmd
+}
+
+func printFindings(w io.Writer, format string, all []finding) error {
+	if format == "json" {
+		for _, f := range all {
+			text, err := json.Marshal(f)
+			if err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintf(w, "%s\n", text); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var t table
+	topic := ""
+	for _, f := range all {
+		if f.Topic != topic {
+			topic = f.Topic
+			t.row(topic, "")
+		}
+		mark := "yes  "
+		if !f.Usable {
+			mark = "no   "
+		}
+		t.row("  "+f.Name, "%s%s", mark, f.Text)
+	}
+	return t.print(w)
+}
+
+// findings looks at everything.
+func findings(ctx context.Context) []finding {
+	var out []finding
+	add := func(topic, name string, usable bool, format string, args ...any) {
+		out = append(out, finding{topic, name, usable, fmt.Sprintf(format, args...)})
+	}
+	add("build", "version", true, "%s, %s, %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	simd := "the Go engine computes without vector instructions; build with GOEXPERIMENT=simd for them"
+	if withSIMD {
+		simd = "the Go engine computes with vector instructions"
+	}
+	add("build", "simd", withSIMD, "%s", simd)
+	level := kernel.Level()
+	add("build", "reductions", level != "none", "vector instructions: %s (the processor has %s)", level, vectors())
+	out = append(out, transportFindings()...)
+	for _, name := range foreign.Names() {
+		l, err := probeLibrary(ctx, name)
+		if err != nil {
+			add("libraries", name, false, "%v", err)
+		} else {
+			add("libraries", name, true, "%s (%s)", l.Version, l.Path)
+		}
+	}
+	add("machine", "processors", true, "%d, of which this process uses %d at once", runtime.NumCPU(), runtime.GOMAXPROCS(0))
+	if n := memoryBytes(); n > 0 {
+		add("machine", "memory", true, "%s", formatBytes(int(n)))
+	}
+	return append(out, limitFindings()...)
+}
+
+// transportFindings tries every transport.
+func transportFindings() []finding {
+	out := []finding{{"transports", "mem", true, "goroutines of one process, through its memory"}}
+	shared := finding{Topic: "transports", Name: "shm", Usable: true, Text: "processes of this host, through shared memory"}
+	if shm.HostID() == "" {
+		shared.Usable, shared.Text = false, "this system shares no memory between processes: those of one host use sockets"
+	}
+	tcp := finding{Topic: "transports", Name: "tcp", Usable: true, Text: "processes anywhere, through sockets"}
+	if l, err := net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		tcp.Usable, tcp.Text = false, err.Error()
+	} else {
+		l.Close()
+	}
+	return append(out, shared, tcp)
+}
+
+// probeTime bounds how long a library may take to load.
+const probeTime = 20 * time.Second
+
+// probeLibrary asks for a library in a process of its own: loading one runs code that may do anything.
+func probeLibrary(ctx context.Context, name string) (foreign.Library, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	self, err := os.Executable()
+	if err != nil {
+		return foreign.Library{}, err
+	}
+	cmd := exec.CommandContext(ctx, self, "check", "--probe", name)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	stdout, err := cmd.Output()
+	if err != nil {
+		text := strings.TrimPrefix(strings.TrimSpace(stderr.String()), "lockstep: foreign: ")
+		if text == "" {
+			text = err.Error() // it was killed, say
+		}
+		if first, _, more := strings.Cut(text, "\n"); more {
+			text = first
+		}
+		return foreign.Library{}, errors.New(strings.TrimSpace(text))
+	}
+	version, path, _ := strings.Cut(strings.TrimSpace(string(stdout)), "\n")
+	return foreign.Library{Name: name, Version: version, Path: path}, nil
+}

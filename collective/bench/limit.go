@@ -1,0 +1,143 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// limitRuns is how often a limit is measured; the best counts.
+const limitRuns = 10
+
+// limitOf returns the time in which nothing could be faster on this machine: over memory, the ranks' reads and writes as
+// plain copies, at the same time, without meeting or adding; over sockets, the bytes that every rank's link must carry
+// at least, both ways at once, without headers.
+func limitOf(o Options, bytes int) (time.Duration, error) {
+	if Transports[o.Transport].join != nil && Transports[o.Transport].frames {
+		return socketLimit(o, bytes)
+	}
+	return memoryLimit(o, bytes), nil
+}
+
+// traffic is how much a rank reads and writes of a vector.
+type traffic struct{ reads, writes int }
+
+// trafficOf returns the traffic of the busiest rank, spread evenly where the operation allows it.
+func trafficOf(op collective.Op, ranks, bytes int) traffic {
+	switch op {
+	case collective.AllReduce, collective.AllGather, collective.AllToAll, collective.Broadcast, collective.Send:
+		return traffic{bytes, bytes}
+	case collective.Reduce, collective.ReduceScatter:
+		return traffic{bytes, bytes / ranks}
+	}
+	return traffic{bytes / ranks, bytes / ranks} // Gather, Scatter: each rank moves its part
+}
+
+// memoryLimit times the traffic.
+func memoryLimit(o Options, bytes int) time.Duration {
+	t := trafficOf(o.Op, o.Ranks, bytes)
+	const cached = 16 << 10 // what is read and not written goes here, which stays in the first cache
+	ranks := o.Ranks
+	if o.Op == collective.Send {
+		ranks = o.Ranks / 2
+	}
+	type memory struct{ src, dst, cache []byte }
+	all := make([]memory, ranks)
+	for i := range all {
+		all[i] = memory{make([]byte, t.reads), make([]byte, t.writes), make([]byte, cached)}
+		for _, b := range [][]byte{all[i].src, all[i].dst} {
+			for j := 0; j < len(b); j += 4096 {
+				b[j] = 1 // a page that nobody has written is not there
+			}
+		}
+	}
+	best := time.Duration(1<<63 - 1)
+	for range limitRuns {
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		took := make([]time.Duration, ranks)
+		for i := range all {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				m := &all[i]
+				<-start
+				began := time.Now()
+				n := copy(m.dst, m.src)
+				for ; n < t.reads; n += cached {
+					copy(m.cache, m.src[n:])
+				}
+				took[i] = time.Since(began)
+			}()
+		}
+		close(start)
+		wg.Wait()
+		slowest := time.Duration(0)
+		for _, d := range took {
+			slowest = max(slowest, d)
+		}
+		best = min(best, slowest)
+	}
+	return best
+}
+
+// socketLimit times a bare exchange around a ring of connections.
+func socketLimit(o Options, bytes int) (time.Duration, error) {
+	carried := int(float64(bytes) * busFactor(o.Op, o.Ranks))
+	out, in := make([]net.Conn, o.Ranks), make([]net.Conn, o.Ranks)
+	defer func() {
+		for i := range out {
+			for _, c := range []net.Conn{out[i], in[i]} {
+				if c != nil {
+					c.Close()
+				}
+			}
+		}
+	}()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("bench: %w", err)
+	}
+	defer l.Close()
+	for i := range out {
+		if out[i], err = net.Dial("tcp", l.Addr().String()); err == nil {
+			in[(i+1)%o.Ranks], err = l.Accept()
+		}
+		if err != nil {
+			return 0, fmt.Errorf("bench: %w", err)
+		}
+	}
+	given, got := make([][]byte, o.Ranks), make([][]byte, o.Ranks)
+	for i := range given {
+		given[i], got[i] = make([]byte, carried), make([]byte, carried)
+	}
+	best := time.Duration(1<<63 - 1)
+	for range limitRuns {
+		errs := make(chan error, 2*o.Ranks)
+		began := time.Now()
+		for i := range out {
+			go func() {
+				_, err := out[i].Write(given[i])
+				errs <- err
+			}()
+			go func() {
+				_, err := io.ReadFull(in[i], got[i])
+				errs <- err
+			}()
+		}
+		for range 2 * o.Ranks {
+			if e := <-errs; e != nil && err == nil {
+				err = e
+			}
+		}
+		if err != nil {
+			return 0, fmt.Errorf("bench: a bare exchange: %w", err)
+		}
+		best = min(best, time.Since(began))
+	}
+	return best, nil
+}

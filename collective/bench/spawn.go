@@ -1,0 +1,163 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+)
+
+// WorkerCommand makes the command of one process, which is to call [Work] with what follows. Its standard input and output
+// belong to the measurement.
+type WorkerCommand func(ctx context.Context, job string) *exec.Cmd
+
+// job is what a process of a measurement has to know. It travels as JSON.
+type job struct {
+	Options Options
+	Process int
+	Meeting string // a name that no other measurement on this host has
+}
+
+// ranks returns the ranks of a process: as evenly as they go, the first processes having one more.
+func (j *job) ranks() []int {
+	each, more := j.Options.Ranks/j.Options.Processes, j.Options.Ranks%j.Options.Processes
+	first := j.Process*each + min(j.Process, more)
+	if j.Process < more {
+		each++
+	}
+	ranks := make([]int, each)
+	for i := range ranks {
+		ranks[i] = first + i
+	}
+	return ranks
+}
+
+// child is a process of the measurement.
+type child struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    io.ReadCloser
+	stderr bytes.Buffer
+}
+
+func (c *child) Read(b []byte) (int, error)  { return c.out.Read(b) }
+func (c *child) Write(b []byte) (int, error) { return c.in.Write(b) }
+
+// spawn measures on several processes: it starts them, tells them of each other, and reads rank 0's results. None of them is
+// left behind.
+func spawn(ctx context.Context, opts Options, tell func(Result) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	meeting := fmt.Sprintf("bench-%d-%d", os.Getpid(), time.Now().UnixNano())
+	var children []*child
+	var links []io.ReadWriter
+	var err error
+	for i := range opts.Processes {
+		var text []byte
+		if text, err = json.Marshal(job{opts, i, meeting}); err != nil {
+			break
+		}
+		c := &child{cmd: opts.Worker(ctx, string(text))}
+		c.cmd.Stderr = &c.stderr
+		if c.in, err = c.cmd.StdinPipe(); err != nil {
+			break
+		}
+		if c.out, err = c.cmd.StdoutPipe(); err != nil {
+			break
+		}
+		if err = c.cmd.Start(); err != nil {
+			break
+		}
+		children, links = append(children, c), append(links, c)
+	}
+	if err == nil {
+		err = mixed.Collect(links)
+	}
+	if err == nil {
+		err = readResults(children[0], tell)
+	}
+	if err != nil {
+		cancel() // kills them
+	}
+	return errors.Join(waitAll(children, err)...)
+}
+
+// readResults tells what rank 0's process writes, a line of JSON a result.
+func readResults(r io.Reader, tell func(Result) error) error {
+	d := json.NewDecoder(r)
+	for {
+		var result Result
+		switch err := d.Decode(&result); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := tell(result); err != nil {
+			return err
+		}
+	}
+}
+
+// waitAll waits for the processes, and returns what they said of a failure; what went wrong here only if they said nothing.
+func waitAll(children []*child, err error) []error {
+	var errs []error
+	for i, c := range children {
+		c.in.Close()
+		e := c.cmd.Wait()
+		if e == nil {
+			continue
+		}
+		if said := strings.TrimSpace(c.stderr.String()); said != "" {
+			errs = append(errs, fmt.Errorf("bench: process %d: %s", i, said))
+		} else if err == nil {
+			err = fmt.Errorf("bench: process %d: %w", i, e)
+		}
+	}
+	if len(errs) == 0 && err != nil {
+		return []error{err}
+	}
+	return errs
+}
+
+// Work is the part of one process of a measurement. r and w are its standard input and output.
+func Work(ctx context.Context, text string, r io.Reader, w io.Writer) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return fmt.Errorf("bench: the description of the work: %w", err)
+	}
+	o := &j.Options
+	t, ok := Transports[o.Transport]
+	if !ok || t.Goroutines() || o.Processes < 1 || o.Ranks < o.Processes || j.Process < 0 || j.Process >= o.Processes {
+		return fmt.Errorf("bench: no work for process %d of %d with %d ranks over %q", j.Process, o.Processes, o.Ranks, o.Transport)
+	}
+	ends, err := t.join(ctx, &j, link{r, w})
+	if err != nil {
+		return err
+	}
+	group, err := collective.Open(ends, o.config())
+	if err != nil {
+		return err
+	}
+	out := json.NewEncoder(w)
+	err = measureGroup(ctx, group, *o, func(r Result) error { return out.Encode(r) })
+	if e := group.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// link is both directions of the connection with the parent.
+type link struct {
+	io.Reader
+	io.Writer
+}

@@ -1,0 +1,81 @@
+package bench
+
+import (
+	"context"
+	"io"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// Transport is a way to join the ranks that can be measured.
+type Transport struct {
+	About   string                               // in a few words
+	frames  bool                                 // no memory is shared between processes
+	buffers string                               // the default of Options.Buffers
+	here    func(ranks int) []transport.Endpoint // joins the ranks of this process; nil: they are processes
+	lacks   func() string                        // why it cannot be used here; nil or empty: it can
+
+	// join joins the ranks of one process with those of the others, which it meets through the parent.
+	join func(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error)
+}
+
+// processes returns how many processes ranks are spread over by default.
+func (t *Transport) processes(ranks int) int {
+	if t.here != nil {
+		return 1
+	}
+	return ranks
+}
+
+// Transports are the transports that can be measured, by name. Those of processes may have several ranks in each, which then
+// reach each other's memory.
+var Transports = map[string]*Transport{
+	"mem":  {About: "goroutines of one process that reach each other's memory", buffers: "ordinary", here: mem.New},
+	"pipe": {About: "goroutines of one process that exchange frames", frames: true, buffers: "ordinary", here: mem.NewPipes},
+	"shm":  {About: "processes that share memory", buffers: "shared", lacks: noSharedMemory, join: joinShared},
+	"tcp":  {About: "processes that exchange frames over loopback sockets", frames: true, buffers: "ordinary", join: joinTCP},
+}
+
+// Goroutines reports whether it joins goroutines of one process, and not processes.
+func (t *Transport) Goroutines() bool { return t.here != nil }
+
+// lack returns why the transport cannot be used here, or nothing.
+func (t *Transport) lack() string {
+	if t.lacks == nil {
+		return ""
+	}
+	return t.lacks()
+}
+
+func noSharedMemory() string {
+	if shm.HostID() == "" {
+		return "processes cannot share memory here"
+	}
+	return ""
+}
+
+func joinShared(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error) {
+	if _, err := mixed.Through(parent)(ctx, nil); err != nil { // the parent waits for every process
+		return nil, err
+	}
+	return shm.Open(ctx, shm.Config{Name: j.Meeting, Job: "bench", Size: j.Options.Ranks, Ranks: j.ranks()})
+}
+
+func joinTCP(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error) {
+	return mixed.Open(ctx, mixed.Config{Ranks: j.ranks(), Size: j.Options.Ranks, Exchange: mixed.Through(parent), TCP: tcp.Config{Job: "bench"}})
+}
+
+// config returns the communicator's configuration.
+func (o *Options) config() collective.Config {
+	return collective.Config{Name: "bench", Algorithm: o.Algorithm, Chooser: o.Table}
+}
+
+// openHere makes the communicators of all ranks in this process.
+func openHere(o Options) (collective.Group, error) {
+	return collective.Open(Transports[o.Transport].here(o.Ranks), o.config())
+}

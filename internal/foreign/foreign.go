@@ -1,0 +1,80 @@
+// Package foreign finds libraries of other makers that a program can use without being linked with them: MPI and NCCL. It
+// loads them by dlopen, without cgo, and asks their version.
+//
+// Loading runs code of theirs: a program that only wants to know whether they are there asks in a process of its own.
+package foreign
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Library is a library that was looked for.
+type Library struct {
+	Name    string // "MPI", "NCCL"
+	Path    string // the name or path by which it was found
+	Version string // in its own words
+}
+
+// kind is how to find a library and ask its version.
+type kind struct {
+	name     string
+	variable string   // environment variable with a path, which wins
+	files    []string // names that the system's loader is asked for
+	version  func(handle uintptr) (string, error)
+}
+
+var kinds = map[string]kind{
+	"mpi":  {"MPI", "LOCKSTEP_MPI", []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib"}, mpiVersion},
+	"nccl": {"NCCL", "LOCKSTEP_NCCL", []string{"libnccl.so.2", "libnccl.so"}, ncclVersion},
+}
+
+// Names returns the names that [Find] knows.
+func Names() []string { return []string{"mpi", "nccl"} }
+
+// Find loads the library of that name ("mpi", "nccl") and asks its version. It looks where LOCKSTEP_MPI or LOCKSTEP_NCCL
+// says, else where the system's loader looks. The library stays loaded.
+func Find(name string) (Library, error) {
+	k, ok := kinds[name]
+	if !ok {
+		return Library{}, fmt.Errorf("foreign: no library %q: want one of %s", name, strings.Join(Names(), ", "))
+	}
+	files := k.files
+	if path := os.Getenv(k.variable); path != "" {
+		files = []string{path}
+	}
+	var why []string
+	for _, file := range files {
+		handle, err := open(file)
+		if err != nil {
+			if text := err.Error(); !slices.Contains(why, text) {
+				why = append(why, text)
+			}
+			continue
+		}
+		version, err := k.version(handle)
+		if err != nil {
+			return Library{}, fmt.Errorf("foreign: %s: %w", file, err)
+		}
+		return Library{Name: k.name, Path: file, Version: version}, nil
+	}
+	return Library{}, fmt.Errorf("foreign: no %s: %s", k.name, strings.Join(why, "; "))
+}
+
+// firstLine returns the first line of a C string in a buffer.
+func firstLine(b []byte) string {
+	if end := slices.IndexFunc(b, func(c byte) bool { return c == 0 || c == '\n' }); end >= 0 {
+		b = b[:end]
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// ncclNumber writes NCCL's version number as people do: 22005 is 2.20.5, and before 2.9 2804 was 2.8.4.
+func ncclNumber(n int) string {
+	if n < 10000 {
+		return fmt.Sprintf("%d.%d.%d", n/1000, n/100%10, n%100)
+	}
+	return fmt.Sprintf("%d.%d.%d", n/10000, n/100%100, n%100)
+}
