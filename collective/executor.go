@@ -144,12 +144,14 @@ func (x *executor) diagnose(err error) error {
 	m := x.m
 	e := (*Error)(nil)
 	down := (*transport.PeerDown)(nil)
+	if told := (*departure)(nil); errors.As(err, &told) {
+		err = &told.down
+	}
 	switch {
 	case errors.As(err, &e):
 		return err
 	case errors.Is(err, errOdd):
-		h := x.odd.header
-		return m.mismatched(x.odd.peer, &h, x.labelOf(x.odd.peer, &h))
+		return x.oddity()
 	case errors.As(err, &down):
 		if failure := (*transport.Failure)(nil); errors.As(down.Err, &failure) {
 			if told, ok := decodeFailure(failure.Reason); ok {
@@ -239,20 +241,30 @@ func (x *executor) begin() error {
 // part in a call by frames; it cannot have entered one in memory.
 func (x *executor) down() error {
 	m := x.m
-	for {
+	for x.wait.told == nil {
 		select {
 		case down := <-m.end.Down():
-			if !errors.Is(down.Err, transport.ErrClosed) || m.site.marker != nil && m.site.in(down.Rank) && !x.wait.call.pairwise() {
-				return lost(down)
+			if !errors.Is(down.Err, transport.ErrClosed) || m.site.marker != nil && m.site.in(down.Rank) {
+				x.wait.told = keep(down)
 			}
+			continue
 		default:
-			return nil
 		}
+		return nil
 	}
+	if told := x.wait.told; !errors.Is(told.down.Err, transport.ErrClosed) || !x.wait.call.pairwise() {
+		return told
+	}
+	return nil
 }
 
-// lost is a peer's end as an error. (It keeps what comes from the channel off the heap as long as nothing does.)
-func lost(down transport.PeerDown) error { return &down }
+// departure is the end of a peer that ends a call, as the endpoint told of it. It is no PeerDown: a transport that stands on
+// others may map the ranks of those that pass through it.
+type departure struct{ down transport.PeerDown }
+
+func keep(down transport.PeerDown) *departure { return &departure{down} }
+
+func (d *departure) Error() string { return d.down.Error() }
 
 // end leaves a call that ended well.
 func (x *executor) end() {
@@ -386,15 +398,17 @@ func (x *executor) interrupted() error {
 	if t.local == t.size || t.leaving.Load() > 0 || t.fate.Load() != sound {
 		return errFailed
 	}
+	if told := x.wait.told; told != nil {
+		return told
+	}
 	timer := time.NewTimer(causeWait)
 	defer timer.Stop()
 	for {
 		select {
 		case down := <-x.m.end.Down():
-			if errors.Is(down.Err, transport.ErrClosed) {
-				continue
+			if !errors.Is(down.Err, transport.ErrClosed) || x.m.site.in(down.Rank) {
+				return keep(down)
 			}
-			return lost(down)
 		case <-t.done:
 			return errFailed
 		case <-timer.C:

@@ -82,9 +82,9 @@ type label struct {
 	algo  string
 }
 
-// differ says what differs between two headers of the same moment: of other, whose label may be nil if its text is not
-// known, and of own.
+// differ says what differs between two headers of the same moment, whose labels may be nil if their text is not known.
 func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
+	known := ownLabel != nil && otherLabel != nil
 	switch {
 	case own.Epoch != other.Epoch:
 		return fmt.Sprintf("the epochs differ: %d and %d", other.Epoch, own.Epoch)
@@ -100,11 +100,11 @@ func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
 		return "the dtypes differ"
 	case own.Root != other.Root:
 		return "the roots differ"
-	case own.Names != other.Names && otherLabel != nil && ownLabel.name != otherLabel.name:
+	case own.Names != other.Names && known && ownLabel.name != otherLabel.name:
 		return "the names differ"
-	case own.Names != other.Names && otherLabel != nil && countsByRank(Op(own.Op)):
+	case own.Names != other.Names && known && countsByRank(Op(own.Op)):
 		return "the counts by rank differ"
-	case own.Names != other.Names && otherLabel != nil:
+	case own.Names != other.Names && known:
 		return "the shapes differ"
 	case own.Count != other.Count:
 		return "the counts differ"
@@ -114,7 +114,7 @@ func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
 		return "the orders of reduction differ: " + orderText(other) + " and " + orderText(own)
 	case own.Order != other.Order:
 		return "the accumulation types differ: " + accumulateText(other) + " and " + accumulateText(own)
-	case own.Plan != other.Plan && otherLabel != nil:
+	case own.Plan != other.Plan && known:
 		return fmt.Sprintf("the algorithms differ: %q and %q", otherLabel.algo, ownLabel.algo)
 	case own.Plan != other.Plan:
 		return "the algorithms differ"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -141,25 +142,79 @@ func (x *executor) arrived(peer int) error {
 	return nil
 }
 
-// mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known. Of
-// two ranks both say the same.
+// oddity says what the frame is that judge refused. If it is of another collective than this rank's, the two have gone apart
+// before: then it looks for the call in which they did.
+func (x *executor) oddity() error {
+	m := x.m
+	peer, h := x.odd.peer, x.odd.header
+	if Op(h.Op) != Send && !x.wait.call.pairwise() && h.Comm == x.header.Comm && h.Epoch == x.header.Epoch {
+		before := &x.texts[(x.header.Seq+1)&1]
+		switch {
+		case h.Seq+1 == x.header.Seq && before.header.Seq == h.Seq && before.header != plain(h):
+			return m.sayMismatch(&before.header, &before.label, peer, &h, x.labelOf(peer, &h))
+		case h.Seq > x.header.Seq:
+			if theirs, ok := x.ask(peer, x.header.Seq); ok && theirs.header.Seq == x.header.Seq && theirs.header != plain(x.header) {
+				return m.sayMismatch(&x.current.header, &x.current.label, peer, &theirs.header, &theirs.label)
+			}
+		}
+	}
+	theirs := x.labelOf(peer, &h)
+	if theirs == nil && x.asked {
+		// A peer that does not answer may have failed: then it says why, and knows more.
+		if told := x.hear(100 * time.Millisecond); told != nil {
+			return x.diagnose(told)
+		}
+	}
+	return m.mismatched(peer, &h, theirs)
+}
+
+// hear waits until a peer has told that it failed, and why, or returns nil.
+func (x *executor) hear(patience time.Duration) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		select {
+		case down := <-x.m.end.Down():
+			if !errors.Is(down.Err, transport.ErrClosed) {
+				return keep(down)
+			}
+		case <-timer.C:
+			return nil
+		}
+	}
+}
+
+// ask returns what a peer of another process calls its call seq, or its latest.
+func (x *executor) ask(peer int, seq uint64) (*text, bool) {
+	asker, ok := x.m.end.(transport.Asker)
+	if !ok {
+		return nil, false
+	}
+	t, ok := decodeAnswer(asker.Ask(peer, seq))
+	return &t, ok
+}
+
+// mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known.
 func (m *member) mismatched(peer int, h *transport.Header, theirs *label) error {
 	own := m.header
 	own.Frame = m.got[peer]
+	return m.sayMismatch(&own, &m.current.label, peer, h, theirs)
+}
+
+// sayMismatch says it so that of two ranks both say the same.
+func (m *member) sayMismatch(own *transport.Header, mine *label, peer int, h *transport.Header, theirs *label) error {
 	high, low := peer, m.rank
-	highHeader, lowHeader, highLabel, lowLabel := h, &own, theirs, &m.current.label
+	highHeader, lowHeader, highLabel, lowLabel := h, own, theirs, mine
 	if high < low {
 		high, low, highHeader, lowHeader, highLabel, lowLabel = low, high, lowHeader, highHeader, lowLabel, highLabel
 	}
-	kind, how := ErrMismatch, ""
+	kind, how := ErrMismatch, differ(lowHeader, highHeader, lowLabel, highLabel)
 	if own.Op == h.Op && Op(h.Op) == Send && m.wait.call.Op == Send {
 		kind, how = ErrDesync, "both send to each other, and neither receives"
-	} else {
-		how = differ(lowHeader, highHeader, lowLabel, highLabel)
 	}
 	err := m.failure(kind, fmt.Errorf("rank %d calls %s, rank %d calls %s: %s",
 		high, describe(highHeader, highLabel), low, describe(lowHeader, lowLabel), how))
-	err.Peers = []int{peer}
+	err.Peers, err.Seq = []int{peer}, own.Seq
 	return err
 }
 
@@ -168,10 +223,8 @@ func (x *executor) labelOf(peer int, h *transport.Header) *label {
 	if l := x.m.team.label(peer, h); l != nil {
 		return l
 	}
-	if asker, ok := x.m.end.(transport.Asker); ok {
-		if t, ok := decodeAnswer(asker.Ask(peer, h.Seq)); ok && t.header == plain(*h) {
-			return &t.label
-		}
+	if t, ok := x.ask(peer, h.Seq); ok && t.header == plain(*h) {
+		return &t.label
 	}
 	return nil
 }
@@ -241,35 +294,63 @@ func (m *member) elsewhere() int {
 	return -1
 }
 
-// lastCalls says what the ranks that this one waits for did last, as far as it can be found out, beginning with a comma.
+// lastCalls says what the ranks did last that this one waits for, or that those wait for: of a rank that is in the same call it
+// goes on to the others that have not come. It begins with a comma.
 func (m *member) lastCalls() string {
-	var b strings.Builder
-	for i, r := range m.missing() {
-		if i == lastCallsMax {
+	var late, unknown strings.Builder
+	told := 0
+	asked := m.missing()
+	for r := range m.team.size {
+		if !slices.Contains(asked, r) && r != m.rank {
+			asked = append(asked, r)
+		}
+	}
+	waits := len(m.missing())
+	until := time.Now().Add(lastCallsWait)
+	for i, r := range asked {
+		if i >= waits && told > 0 && late.Len() > 0 || told == lastCallsMax || time.Now().After(until) {
 			break
 		}
-		fmt.Fprintf(&b, ", rank %d %s", r, m.lastCall(r))
+		text, known := m.lastCall(r)
+		switch {
+		case text == "":
+		case known:
+			told++
+			fmt.Fprintf(&late, ", rank %d %s", r, text)
+		case i < waits:
+			told++
+			fmt.Fprintf(&unknown, ", rank %d %s", r, text)
+		}
 	}
-	return b.String()
+	return late.String() + unknown.String()
 }
 
-// lastCallsMax bounds of how many ranks the last calls are told.
-const lastCallsMax = 4
+// Bounds of how many ranks the last calls are told, and how long they are asked for.
+const (
+	lastCallsMax  = 4
+	lastCallsWait = 3 * time.Second
+)
 
-// lastCall says what a rank did last.
-func (m *member) lastCall(rank int) string {
+// lastCall says what a rank did last, or nothing if it has come to the current call; known is false if that is a guess.
+func (m *member) lastCall(rank int) (text string, known bool) {
 	if asker, ok := m.end.(transport.Asker); ok && !m.site.in(rank) {
-		if t, ok := decodeAnswer(asker.Ask(rank, ^uint64(0))); ok {
-			return fmt.Sprintf("is in or after call %d, %s", t.header.Seq, describe(&t.header, &t.label))
+		if t, ok := decodeAnswer(asker.Ask(rank, m.header.Seq)); ok {
+			if t.header == plain(m.header) {
+				return "", true
+			}
+			return fmt.Sprintf("came last to call %d, %s", t.header.Seq, describe(&t.header, &t.label)), true
 		}
-		return "does not answer"
-	}
-	before := &m.texts[(m.header.Seq+1)&1]
-	if m.site.marker != nil && m.wait.mark == 0 && before.header.Op != 0 && before.header.Seq+1 == m.header.Seq {
-		return fmt.Sprintf("came last to call %d, %s", before.header.Seq, describe(&before.header, &before.label))
+	} else if m.site.marker != nil && m.site.in(rank) && !m.wait.call.pairwise() {
+		if !slices.Contains(m.site.marker.Behind(0, nil), rank) {
+			return "", true
+		}
+		before := &m.texts[(m.header.Seq+1)&1]
+		if before.header.Op != 0 && before.header.Seq+1 == m.header.Seq {
+			return fmt.Sprintf("came last to call %d, %s", before.header.Seq, describe(&before.header, &before.label)), true
+		}
 	}
 	if heard := m.heard[rank]; heard > 0 {
-		return fmt.Sprintf("was heard last in call %d", heard-1)
+		return fmt.Sprintf("was heard of last in call %d, and does not answer", heard-1), false
 	}
-	return "was not heard of before"
+	return "was never heard of", false
 }

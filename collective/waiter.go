@@ -35,6 +35,9 @@ type waiter struct {
 	to      int // of the exchange that waits, or -1
 	from    int
 	frames  int // that from has yet to send
+
+	// told is a departure that was told of while a rank waited. The wait may have had another end, so it is kept for later.
+	told *departure
 }
 
 var _ transport.Parker = (*waiter)(nil)
@@ -92,8 +95,12 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		case <-failed:
 			return errFailed
 		case d := <-down:
-			if !errors.Is(d.Err, transport.ErrClosed) { // that may have done its part; if not, the transport ends the wait
-				return lost(d)
+			// A rank that has closed its end may have done its part. If not, the transport ends the wait.
+			if closed := errors.Is(d.Err, transport.ErrClosed); !closed || w.m.site.in(d.Rank) {
+				w.told = keep(d)
+				if !closed {
+					return w.told
+				}
 			}
 		case <-w.timer.C:
 			if err := w.ring(); err != nil {

@@ -1,0 +1,236 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// allFail fails the test unless every rank has an error of that kind whose text has all the words.
+func allFail(t *testing.T, errs []error, kind error, words ...string) {
+	t.Helper()
+	for rank, err := range errs {
+		var e *collective.Error
+		if !errors.Is(err, kind) || !errors.As(err, &e) {
+			t.Errorf("rank %d: got %v, want a *collective.Error that is %q", rank, err, kind)
+			continue
+		}
+		for _, word := range words {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("rank %d: %q\ndoes not say %q", rank, err, word)
+			}
+		}
+	}
+}
+
+// eachPlacement runs a test in every placement, with groups that have a deadline: nothing here may wait for it.
+func eachPlacement(t *testing.T, n int, run func(t *testing.T, w *world)) {
+	for _, p := range placements {
+		t.Run(p.name, func(t *testing.T) {
+			start := time.Now()
+			w := p.world(t, n, collective.Config{Timeout: time.Minute})
+			defer w.close(t)
+			run(t, w)
+			if waited := time.Since(start); waited > 40*time.Second {
+				t.Errorf("it took %v: something waited for the deadline", waited)
+			}
+		})
+	}
+}
+
+// TestMismatchEverywhere: calls that differ are an error on every rank, wherever it is, that names the field and the odd
+// rank, with the texts behind the hashes; also if no frame crosses, because all wait to receive.
+func TestMismatchEverywhere(t *testing.T) {
+	vector := func(n int) tensor.Memory { return tensor.New(tensor.Float32, n).Memory() }
+	call := func(op collective.Op, name string) *collective.Call {
+		c := &collective.Call{Op: op, Type: tensor.Float32, Src: vector(20), Dst: vector(20), Manifest: &collective.Manifest{Name: name}}
+		if op == collective.AllGather || op == collective.Gather {
+			c.Src = vector(5)
+		}
+		return c
+	}
+	rooted := func(op collective.Op, root int) *collective.Call {
+		c := call(op, "w")
+		c.Root = root
+		return c
+	}
+	counts := func(counts ...int) *collective.Call {
+		c := call(collective.AllGather, "w")
+		c.Counts, c.Src = counts, vector(5)
+		return c
+	}
+	for _, test := range []struct {
+		name      string
+		odd, rest *collective.Call
+		says      []string
+	}{
+		{"operation", call(collective.Reduce, "w"), call(collective.AllReduce, "w"), []string{"the operations differ", "reduce SUM float32 [20]"}},
+		{"name", call(collective.AllReduce, "b"), call(collective.AllReduce, "w"), []string{"the names differ", `of "b"`, `of "w"`}},
+		{"crossed roots", rooted(collective.Broadcast, 0), rooted(collective.Broadcast, 3), []string{"the roots differ"}},
+		{"roots of a reduction", rooted(collective.Reduce, 0), rooted(collective.Reduce, 3), []string{"the roots differ"}},
+		{"counts by rank", counts(4, 6, 5, 5), counts(6, 4, 5, 5), []string{"the counts by rank differ", "in parts of [4 6 5 5]"}},
+		{"gather or all_gather", call(collective.Gather, "w"), call(collective.AllGather, "w"), []string{"the operations differ"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			const n, odd = 4, 3
+			eachPlacement(t, n, func(t *testing.T, w *world) {
+				errs := w.each(func(c collective.Communicator) error {
+					if err := c.Do(background, barrier()); err != nil {
+						return err
+					}
+					own := *test.rest
+					if c.Rank() == odd {
+						own = *test.odd
+					}
+					own.Src, own.Dst = vector(own.Src.Bytes/4), vector(own.Dst.Bytes/4)
+					if own.Op == collective.AllGather && own.Counts != nil {
+						own.Src = vector(own.Counts[c.Rank()])
+					}
+					if err := c.Do(background, &own); err != nil {
+						return err
+					}
+					// Its part may have been done before it was found out; then it is told in the next calls.
+					for range 10 {
+						if err := c.Do(background, barrier()); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				allFail(t, errs, collective.ErrMismatch, append([]string{"rank"}, test.says...)...)
+			})
+		})
+	}
+}
+
+// TestAbortEverywhere: Abort on one rank ends the calls of all, with its cause in words.
+func TestAbortEverywhere(t *testing.T) {
+	eachPlacement(t, 4, func(t *testing.T, w *world) {
+		errs := w.each(func(c collective.Communicator) error {
+			for i := 0; ; i++ {
+				if c.Rank() == 2 && i == 3 {
+					c.Abort(errors.New("the disk is full"))
+				}
+				if err := c.Do(background, barrier()); err != nil {
+					return err
+				}
+			}
+		})
+		allFail(t, errs, collective.ErrAborted, "the disk is full")
+	})
+}
+
+// TestCloseEverywhere: a rank that leaves is lost to all others, also those that do not wait for it themselves.
+func TestCloseEverywhere(t *testing.T) {
+	eachPlacement(t, 4, func(t *testing.T, w *world) {
+		errs := w.each(func(c collective.Communicator) error {
+			for i := 0; ; i++ {
+				if c.Rank() == 2 && i == 3 {
+					return c.Close()
+				}
+				if err := c.Do(background, barrier()); err != nil {
+					return err
+				}
+			}
+		})
+		if errs[2] != nil {
+			t.Errorf("Close: %v", errs[2])
+		}
+		errs[2] = errs[1]
+		allFail(t, errs, collective.ErrPeerLost, "rank 2")
+	})
+}
+
+// TestStuckEverywhere: a rank that does not come is a deadline on all others, which names it and its last call.
+func TestStuckEverywhere(t *testing.T) {
+	for _, p := range placements {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			w := p.world(t, 4, collective.Config{})
+			defer w.close(t)
+			stuck := make(chan struct{})
+			var others sync.WaitGroup
+			others.Add(3)
+			go func() { others.Wait(); close(stuck) }()
+			errs := w.each(func(c collective.Communicator) error {
+				if err := c.Do(background, named(barrier(), "before")); err != nil {
+					return err
+				}
+				if c.Rank() == 0 {
+					<-stuck
+					return c.Do(background, barrier())
+				}
+				defer others.Done()
+				call := barrier()
+				if c.Rank() == 3 {
+					call.Options = &collective.Options{Timeout: 300 * time.Millisecond}
+				}
+				return c.Do(background, call)
+			})
+			allFail(t, errs, collective.ErrTimeout, "waited ", `rank 0 came last to call 0, barrier of "before"`)
+			allFail(t, errs, context.DeadlineExceeded)
+		})
+	}
+}
+
+// TestSplitAndRebuildEverywhere: parts, and the same ranks at the next epoch, work over every transport.
+func TestSplitAndRebuildEverywhere(t *testing.T) {
+	eachPlacement(t, 5, func(t *testing.T, w *world) {
+		check := func(c collective.Communicator) error {
+			part, err := c.Split(background, c.Rank()%2, -c.Rank())
+			if err != nil {
+				return err
+			}
+			x := []float32{float32(c.Rank()), 1}
+			if err := part.Do(background, sum(x, x)); err != nil {
+				return err
+			}
+			if want := []float32{6, 4}[c.Rank()%2]; x[0] != want || x[1] != float32(part.Size()) {
+				return fmt.Errorf("the part's sum is %v, want %v", x, want)
+			}
+			return errors.Join(c.Do(background, barrier()), part.Close())
+		}
+		for rank, err := range w.each(check) {
+			if err != nil {
+				t.Fatalf("rank %d: %v", rank, err)
+			}
+		}
+		w.comms[3].Abort(errors.New("enough"))
+		next := &world{}
+		var mu sync.Mutex
+		var rebuilding sync.WaitGroup
+		next.comms = make([]collective.Communicator, len(w.comms))
+		for _, g := range w.groups {
+			rebuilding.Go(func() {
+				g, err := g.Rebuild(background)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				next.groups = append(next.groups, g)
+				for _, c := range g.Local() {
+					next.comms[c.Rank()] = c
+				}
+			})
+		}
+		rebuilding.Wait()
+		if t.Failed() {
+			return
+		}
+		w.groups = next.groups // to be closed
+		for rank, err := range next.each(check) {
+			if err != nil {
+				t.Fatalf("rank %d, rebuilt: %v", rank, err)
+			}
+		}
+	})
+}
