@@ -89,7 +89,16 @@ func (w *work) place(s plan.Span) (unsafe.Pointer, DType) {
 	case plan.Stage:
 		base = w.stage(w.x.m.rank)
 	}
-	return advance(base, s.Lo*t.Bytes()), t
+	return advance(base, offset(s, t)), t
+}
+
+// offset returns how many bytes a span lies from its buffer's start. One that is empty may stand at the buffer's end, where
+// no pointer may point: nothing is read there, and the start is as good.
+func offset(s plan.Span, t DType) int {
+	if s.Lo == s.Hi {
+		return 0
+	}
+	return s.Lo * t.Bytes()
 }
 
 // placeOf returns it for a rank of the domain.
@@ -99,11 +108,11 @@ func (w *work) placeOf(rank int, s plan.Span) (unsafe.Pointer, DType) {
 	}
 	switch s.Buffer {
 	case plan.Src:
-		return advance(w.x.m.site.marker.Peer(rank).Src.Ptr, s.Lo*w.call.Type.Bytes()), w.call.Type
+		return advance(w.x.m.site.marker.Peer(rank).Src.Ptr, offset(s, w.call.Type)), w.call.Type
 	case plan.Dst:
-		return advance(w.x.m.site.marker.Peer(rank).Dst.Ptr, s.Lo*w.call.Type.Bytes()), w.call.Type
+		return advance(w.x.m.site.marker.Peer(rank).Dst.Ptr, offset(s, w.call.Type)), w.call.Type
 	case plan.Stage:
-		return advance(w.stage(rank), s.Lo*w.acc.Bytes()), w.acc
+		return advance(w.stage(rank), offset(s, w.acc)), w.acc
 	}
 	panic(fmt.Sprintf("collective: a plan reads %v of another rank", s.Buffer))
 }
