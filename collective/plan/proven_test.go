@@ -31,9 +31,12 @@ func TestAlgorithmsProven(t *testing.T) {
 
 // prove checks an algorithm's plans for the problems of one size, in all placements.
 func prove(a Algorithm, n int) error {
+	var proven []solved // those that use frames only: they prove as much for other places, and other orders
 	for p := range operations(n) {
 		p.Stage = 192*n + 70 // three windows of 64 elements a rank
-		var proven []solved  // those that use frames only: they prove as much for other places
+		if p.Order != Any {
+			proven = proven[:0]
+		}
 		for _, at := range placements(n) {
 			p.Places, p.Private = at.places, at.private
 			if a.Fits(p) != nil {
@@ -168,13 +171,14 @@ func operations(n int) iter.Seq[Problem] {
 		ok := yield(Problem{Op: Barrier, Size: n})
 		for _, count := range countsToProve(n) {
 			ok = ok && yield(Problem{Op: AllReduce, Size: n, Count: count, Reduce: Mean}) &&
-				(n > 64 || yield(Problem{Op: AllReduce, Size: n, Count: count, Order: Any}))
+				(n > 64 || yield(Problem{Op: AllReduce, Size: n, Count: count, Reduce: Mean, Order: Any}))
 			for _, root := range rootsToProve(n) {
 				ok = ok && yield(Problem{Op: Broadcast, Size: n, Count: count, Root: root}) &&
 					yield(Problem{Op: Reduce, Size: n, Count: count, Reduce: Mean, Root: root}) &&
 					(n == 1 || yield(Problem{Op: Send, Size: n, Count: count, Root: root, Peer: (root + n/2 + n%2) % n}))
 			}
 		}
+		ok = ok && yield(Problem{Op: AllToAll, Size: n, Count: countsToProve(n)[len(countsToProve(n))-1] / n * n}) && (n > 9 || yield(Problem{Op: AllToAll, Size: n}))
 		for _, parts := range partitions(n) {
 			count := 0
 			for _, length := range parts {
@@ -183,8 +187,6 @@ func operations(n int) iter.Seq[Problem] {
 			p := Problem{Size: n, Count: count, Counts: parts}
 			if slices.Min(parts) == slices.Max(parts) {
 				p.Counts = nil
-				p.Op = AllToAll
-				ok = ok && yield(p)
 			}
 			for _, p.Op = range []Op{AllGather, ReduceScatter} {
 				ok = ok && yield(p)
@@ -204,8 +206,10 @@ func countsToProve(n int) []int {
 		counts := []int{0, 1, n - 1, 2*n + 1, 64*n + 1, 300*n + 77}
 		slices.Sort(counts)
 		return slices.Compact(counts)
-	case n <= 64:
+	case n <= 17 || n <= 64 && n%3 == 0:
 		return []int{n - 1, 300*n + 77}
+	case n <= 64:
+		return []int{300*n + 77}
 	}
 	return []int{100*n + 77}
 }
@@ -219,8 +223,10 @@ func rootsToProve(n int) []int {
 			all = append(all, r)
 		}
 		return all
+	case n <= 64 && n%2 == 0:
+		return []int{0, n / 3}
 	case n <= 64:
-		return []int{0, n / 3, n - 1}
+		return []int{n / 2, n - 1}
 	}
 	return []int{n / 3}
 }
@@ -229,13 +235,13 @@ func rootsToProve(n int) []int {
 func partitions(n int) [][]int {
 	equal, uneven := make([]int, n), make([]int, n)
 	for rank := range n {
-		equal[rank] = 100
-		if n <= 64 {
-			equal[rank] = 300
-		}
+		equal[rank] = 300
 		uneven[rank] = []int{0, 7, 200, 1, 0, 130, 64}[(rank*5+n)%7]
 	}
-	if n > 9 {
+	switch {
+	case n > 64, n > 17 && n%3 > 0:
+		return [][]int{uneven}
+	case n > 9:
 		return [][]int{equal, uneven}
 	}
 	none, single := make([]int, n), make([]int, n)
