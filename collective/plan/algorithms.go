@@ -8,6 +8,9 @@ var Algorithms = []Algorithm{
 	staged,
 	directFrames,
 	recursiveDoubling,
+	rabenseifner,
+	reduceBroadcast,
+	ring,
 }
 
 // FindAlgorithm returns the row of that name.

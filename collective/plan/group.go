@@ -1,0 +1,135 @@
+package plan
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+)
+
+// writer hands the steps of a plan over, until who takes them has enough.
+type writer struct {
+	yield func(Step) bool
+	ended bool
+}
+
+func write(plan func(w *writer)) iter.Seq[Step] {
+	return func(yield func(Step) bool) { plan(&writer{yield: yield}) }
+}
+
+func (w *writer) put(s Step) {
+	w.ended = w.ended || !w.yield(s)
+}
+
+// swap sends some spans to a rank and receives some from a rank, one by one, in as few steps as there can be.
+func (w *writer) swap(to int, out []Span, from int, in []Span) {
+	for i := range max(len(out), len(in)) {
+		s := Step{Kind: Exchange, To: -1, From: -1}
+		if i < len(out) {
+			s.To, s.Out = to, out[i]
+		}
+		if i < len(in) {
+			s.From, s.In = from, in[i]
+		}
+		w.put(s)
+	}
+}
+
+// group is ranks that exchange parts of one region, numbered from 0 to size-1. The region is cut in size parts that follow
+// each other; part i belongs to member i.
+type group struct {
+	size, self int
+	rank       func(member int) int // the rank of a member
+	buffer     Buffer
+	edge       func(part int) int // where a part begins; edge(size): where the region ends
+}
+
+// span is the parts [lo, hi).
+func (g *group) span(lo, hi int) Span { return Span{g.buffer, g.edge(lo), g.edge(hi)} }
+
+// around is n parts from one on, around the end: one span or two. Empty ones are left out, but not both.
+func (g *group) around(from, n int) []Span {
+	from %= g.size
+	if from+n <= g.size {
+		return []Span{g.span(from, from+n)}
+	}
+	a, b := g.span(from, g.size), g.span(0, from+n-g.size)
+	switch {
+	case a.length() == 0:
+		return []Span{b}
+	case b.length() == 0:
+		return []Span{a}
+	}
+	return []Span{a, b}
+}
+
+// member returns the rank of the member so many above this one, around the end.
+func (g *group) above(distance int) int { return g.rank((g.self + distance + g.size) % g.size) }
+
+// allGather brings the parts of all members, each of which has its own, to all.
+//
+// In a power of two it is recursive doubling: in round k a member exchanges the 2^k parts that it has with the member whose
+// number differs in bit k. In other sizes it is Bruck's all-gather, in as many rounds and with no byte more, in place: in
+// round k a member sends the first 2^k parts that it has, its own first, to the member 2^k below, and receives as many from
+// the one 2^k above. Where parts go around the end they are two frames.
+func (g *group) allGather(w *writer) {
+	if g.size&(g.size-1) == 0 {
+		for n := 1; n < g.size; n *= 2 {
+			mine, peer := g.self&^(n-1), g.self^n
+			theirs := peer &^ (n - 1)
+			to := g.rank(peer)
+			w.put(exchange(to, g.span(mine, mine+n), to, g.span(theirs, theirs+n)))
+		}
+		return
+	}
+	for reach := 1; reach < g.size; reach *= 2 {
+		n := min(reach, g.size-reach)
+		w.swap(g.above(-reach), g.around(g.self, n), g.above(reach), g.around(g.self+reach, n))
+	}
+}
+
+// below returns how many parts a member of the binomial tree over the members from root on is in charge of, its own the first,
+// and its number in that tree.
+func (g *group) below(root int) (number, parts int) {
+	number = (g.self - root + g.size) % g.size
+	if number == 0 {
+		return 0, g.size
+	}
+	return number, min(number&-number, g.size-number)
+}
+
+// gather brings the parts of all members to the root, along a binomial tree.
+func (g *group) gather(w *writer, root int) {
+	number, parts := g.below(root)
+	for reach := 1; reach < parts; reach *= 2 {
+		w.swap(-1, nil, g.above(reach), g.around(g.self+reach, min(reach, parts-reach)))
+	}
+	if number > 0 {
+		w.swap(g.above(-(number & -number)), g.around(g.self, parts), -1, nil)
+	}
+}
+
+// scatter is gather backwards: the root has all parts, and each member gets its own, and those that it passes on.
+func (g *group) scatter(w *writer, root int) {
+	number, parts := g.below(root)
+	if number > 0 {
+		w.swap(-1, nil, g.above(-(number & -number)), g.around(g.self, parts))
+	}
+	reach := 1
+	for 2*reach < parts {
+		reach *= 2
+	}
+	for ; reach > 0 && parts > 1; reach /= 2 {
+		w.swap(g.above(reach), g.around(g.self+reach, min(reach, parts-reach)), -1, nil)
+	}
+}
+
+// fitsOps returns why an algorithm that has plans for some operations cannot solve the problem.
+func fitsOps(name string, p Problem, ops ...Op) error {
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	if !slices.Contains(ops, p.Op) {
+		return fmt.Errorf("%s has no plan for %v", name, p.Op)
+	}
+	return nil
+}

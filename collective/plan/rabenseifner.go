@@ -1,0 +1,352 @@
+package plan
+
+import (
+	"iter"
+	"math/bits"
+	"sort"
+	"time"
+)
+
+// rabenseifner is for long vectors over frames: a reduce-scatter by recursive halving, then an all-gather by recursive doubling
+// (R. Rabenseifner, 2004), in about 2·log2(n) steps instead of the 2(n-1) of direct_frames.
+//
+// Reduce-scatter, in a power of two: in round k a rank and the one whose number differs in bit k halve what they hold. Each
+// sends the half that is the other's and combines what it gets with the half that it keeps, the lower rank's operand on the left.
+// Near ranks meet first, with the longest halves; so after round k a rank has a 2^(k+1)th of the sum of its block of 2^(k+1) ranks,
+// which is a node of the canonical tree. At the end each rank has a slice of the whole, in the order of the reversed bits of
+// its number.
+//
+// In other sizes the ranks are blocks of powers of two, the largest first, as the bits of n say. Each block reduces within
+// itself; then the smallest joins the next larger one on its left, that the next, each at its own level of the tree and as
+// its right operand. When a block joins one that is 2^g times as large, each of its ranks scatters what it has over the 2^g ranks that
+// have the same slice cut finer, by a binomial tree: first one half, then a quarter, and so on.
+//
+// Then the first block has the whole, each rank a slice. Where there is a rank 2^k above it beyond the block, it gives that rank the upper part, so
+// that all n have a part, and these go to all (allGather), or to the root, or stay where they are.
+//
+// Bytes: an all-gather moves S(n-1)/n. So does the reduce-scatter in a power of two. A block of 2^b that joins adds S/2^b
+// to the longest path, that is up to S where n is odd, and nothing much where only high bits of n are set.
+var rabenseifner = Algorithm{
+	Name: "rabenseifner",
+	Fits: func(p Problem) error {
+		return fitsOps("rabenseifner", p, AllReduce, Reduce, ReduceScatter, AllGather, Broadcast)
+	},
+	Steps: rabenseifnerSteps,
+	Cost:  rabenseifnerCost,
+}
+
+func rabenseifnerSteps(p Problem, rank int) iter.Seq[Step] {
+	return write(func(w *writer) {
+		switch p.Op {
+		case AllGather:
+			g := p.everyone(rank, Dst)
+			g.edge = p.partEdge()
+			own := g.span(rank, rank+1)
+			w.put(duplicate(first(Src, own.length()), own))
+			g.allGather(w)
+		case Broadcast:
+			g := p.everyone(rank, Dst)
+			if rank == p.Root {
+				w.put(duplicate(p.all(Src), p.all(Dst)))
+			}
+			g.scatter(w, p.Root)
+			g.allGather(w)
+		default:
+			halvingReduce(p, rank, w)
+		}
+	})
+}
+
+// everyone is all ranks with even slices of the vector.
+func (p Problem) everyone(rank int, b Buffer) group {
+	return group{
+		size: p.Size, self: rank, rank: func(member int) int { return member }, buffer: b,
+		edge: func(i int) int { lo, _ := slice(p.Count, p.Size, i); return lo },
+	}
+}
+
+// partEdge returns where the parts of the ranks begin.
+func (p Problem) partEdge() func(rank int) int {
+	if p.Counts == nil {
+		return func(rank int) int { return p.Count / p.Size * rank }
+	}
+	at := p.offsets()
+	return func(rank int) int { return at[rank] }
+}
+
+func halvingReduce(p Problem, rank int, w *writer) {
+	g := p.everyone(rank, Work)
+	h := halvingOf(g)
+	if p.Op == ReduceScatter {
+		h.edge = h.permuted(p)
+		at := p.partEdge()
+		for i := range p.Size {
+			owner := h.owner(i)
+			w.put(duplicate(Span{Src, at(owner), at(owner + 1)}, h.span(i, i+1)))
+		}
+	} else {
+		w.put(duplicate(p.all(Src), p.all(Work)))
+	}
+	h.reduceScatter(w)
+	own := h.span(h.place(rank), h.place(rank)+1)
+	if p.Reduce == Mean {
+		w.put(scale(own))
+	}
+	switch p.Op {
+	case ReduceScatter:
+		w.put(duplicate(own, first(Dst, own.length())))
+		return
+	case Reduce:
+		after := h.placed()
+		after.gather(w, h.place(p.Root))
+		if rank != p.Root {
+			return
+		}
+	default:
+		after := h.placed()
+		after.allGather(w)
+	}
+	w.put(duplicate(p.all(Work), p.all(Dst)))
+}
+
+// halving is the reduce-scatter of a group by recursive halving. The largest block of 2^levels members, from 0 on, cuts the region
+// in 2^levels slices; slice s is that of the member with the reversed bits of s. The group's parts are in that order too: slices are
+// parts, or two parts where there is a member 2^levels above the owner. The number of a part in this order is its owner's place.
+type halving struct {
+	group  // edge is by place
+	levels int
+}
+
+func halvingOf(g group) *halving {
+	return &halving{g, bits.Len(uint(g.size)) - 1}
+}
+
+// reversed returns the owner of a slice, and the slice of an owner.
+func (h *halving) reversed(s int) int {
+	return int(bits.Reverse64(uint64(s)) >> (64 - h.levels))
+}
+
+// pairs returns how many slices before slice s are two parts: those of the owners below beyond.
+func (h *halving) pairs(s int) int {
+	beyond, count, prefix := h.size-1<<h.levels, 0, 0
+	if s == 1<<h.levels {
+		return beyond
+	}
+	for j := range h.levels { // bit j of the owner is the slice's bit levels-1-j
+		if s>>(h.levels-1-j)&1 == 1 {
+			// Owners below s that agree with it before this bit and have a 0 here, where s has a 1.
+			count += max(0, (beyond-prefix+2<<j-1)>>(j+1))
+			prefix |= 1 << j
+		}
+	}
+	return count
+}
+
+// cut returns the place at which slice s begins.
+func (h *halving) cut(s int) int { return s + h.pairs(s) }
+
+// place returns the place of a member's part, and owner the member of a place.
+func (h *halving) place(member int) int {
+	if whole := 1 << h.levels; member >= whole {
+		return h.cut(h.reversed(member-whole)) + 1
+	}
+	return h.cut(h.reversed(member))
+}
+
+func (h *halving) owner(place int) int {
+	s := sort.Search(1<<h.levels, func(s int) bool { return h.cut(s+1) > place })
+	return h.reversed(s) + (place-h.cut(s))<<h.levels
+}
+
+// placed is the group with the members in the order of their places.
+func (h *halving) placed() group {
+	g := h.group
+	g.self = h.place(h.self)
+	g.rank = func(place int) int { return h.rank(h.owner(place)) }
+	return g
+}
+
+// permuted returns where the parts of a ReduceScatter begin in the order of places.
+func (h *halving) permuted(p Problem) func(place int) int {
+	at := p.partEdge()
+	edges := make([]int, h.size+1)
+	for i := range h.size {
+		owner := h.owner(i)
+		edges[i+1] = edges[i] + at(owner+1) - at(owner)
+	}
+	return func(place int) int { return edges[place] }
+}
+
+// slices is the slices [lo, hi).
+func (h *halving) slices(lo, hi int) Span { return h.span(h.cut(lo), h.cut(hi)) }
+
+// block returns the block that a member is in: its first member, and its size's logarithm.
+func (h *halving) block(member int) (first, level int) {
+	for level = h.levels; ; level-- {
+		if h.size>>level&1 == 1 {
+			if member < first+1<<level {
+				return first, level
+			}
+			first += 1 << level
+		}
+	}
+}
+
+// reduceScatter leaves each member's part of the reduction with it.
+func (h *halving) reduceScatter(w *writer) {
+	first, level := h.block(h.self)
+	lo, hi := 0, 1<<h.levels // the slices that this member still has
+	for k := range level {
+		middle := (lo + hi) / 2
+		keep, give := h.slices(lo, middle), h.slices(middle, hi)
+		side := Right
+		if h.self>>k&1 == 1 {
+			keep, give = give, keep
+			lo, side = middle, Left
+		} else {
+			hi = middle
+		}
+		peer := h.rank(h.self ^ 1<<k)
+		w.put(Step{Kind: Exchange, To: peer, From: peer, Out: give, In: keep, Side: side})
+	}
+	if rest := h.size & (1<<level - 1); rest > 0 {
+		h.takeIn(w, first, level, bits.Len(uint(rest))-1, lo, hi)
+	}
+	if level < h.levels {
+		h.join(w, first, level, lo, hi)
+	}
+	h.share(w)
+}
+
+// join scatters what a member of a smaller block has, slices [lo, hi), over the members of the next larger block whose numbers
+// in it end like its own: the upper half of what is left to the one with the next bit set, until one slice of that block is left.
+func (h *halving) join(w *writer, first, level, lo, hi int) {
+	next := level + 1
+	for h.size>>next&1 == 0 {
+		next++
+	}
+	same := first - 1<<next + (h.self - first) // the member of the larger block with this one's number
+	for k := level; k < next; k++ {
+		middle := (lo + hi) / 2
+		w.put(send(h.rank(same+1<<k), h.slices(middle, hi)))
+		hi = middle
+	}
+	w.put(send(h.rank(same), h.slices(lo, hi)))
+}
+
+// takeIn is the other end of join: a member of a larger block, which has slices [lo, hi), receives them from the right, passes on what
+// came with them for others, and combines.
+func (h *halving) takeIn(w *writer, first, level, smaller, lo, hi int) {
+	own, number := h.slices(lo, hi), h.self-first
+	// Among the members that one of the smaller block serves the numbers differ in these bits. One gets its slices, and those of all
+	// that have more bits set above its highest, from the member without its highest; the one without any, last of all, its
+	// own from the server.
+	differ := number >> smaller
+	reach := smaller + bits.Len(uint(differ))
+	lower := differ &^ (1 << bits.Len(uint(differ)) / 2)
+	ending := number & (1<<smaller - 1)
+	from := first + 1<<level + ending
+	if lower > 0 {
+		from = first + lower<<smaller + ending
+	}
+	if differ == 0 || reach == level {
+		s := receive(h.rank(from), own)
+		s.Side = Right
+		w.put(s)
+		return
+	}
+	at := func(lo, hi int) Span {
+		s := h.slices(lo, hi)
+		return Span{Scratch, s.Lo - own.Lo, s.Hi - own.Lo}
+	}
+	hi = lo + 1<<(h.levels-reach) // the own slices are the first of these: the bits above are 0 in its number
+	w.put(receive(h.rank(from), at(lo, hi)))
+	for k := reach; k < level; k++ {
+		middle := (lo + hi) / 2
+		w.put(send(h.rank(h.self+1<<k), at(middle, hi)))
+		hi = middle
+	}
+	if own.length() > 0 {
+		w.put(fold(at(lo, hi), own, Right))
+	}
+}
+
+// share gives the upper part of a slice to the member 2^levels above its owner.
+func (h *halving) share(w *writer) {
+	whole := 1 << h.levels
+	switch {
+	case h.self >= whole:
+		at := h.place(h.self)
+		w.put(receive(h.rank(h.self-whole), h.span(at, at+1)))
+	case h.self+whole < h.size:
+		at := h.place(h.self) + 1
+		w.put(send(h.rank(h.self+whole), h.span(at, at+1)))
+	}
+}
+
+// rabenseifnerCost follows the longest path: a block is ready when it has reduced within itself and the smaller ones have joined.
+func rabenseifnerCost(p Problem, l Links) time.Duration {
+	c := l.of(p)
+	part := longestSlice(p.Count, p.Size)
+	switch p.Op {
+	case AllGather:
+		return c.copying(p.longestPart()) + c.allGathering(p.Size, p.longestPart(), p.Count)
+	case Broadcast:
+		return c.copying(p.Count) + c.gathering(p.Size, part, p.Count) + c.allGathering(p.Size, part, p.Count)
+	case ReduceScatter:
+		part = p.longestPart()
+		return c.copying(p.Count+part) + c.halving(p.Size, p.Count)
+	case Reduce:
+		return c.copying(p.Count) + c.halving(p.Size, p.Count) + c.gathering(p.Size, part, p.Count)
+	}
+	return c.copying(p.Count) + c.halving(p.Size, p.Count) + c.allGathering(p.Size, part, p.Count)
+}
+
+// halving is the time of a reduce-scatter of so many elements by recursive halving.
+func (c costs) halving(size, elements int) time.Duration {
+	var ready time.Duration
+	smaller := -1
+	for level := range bits.Len(uint(size)) {
+		if size>>level&1 == 0 {
+			continue
+		}
+		var within time.Duration
+		for k := range level {
+			half := elements >> (k + 1)
+			within += c.frame(half) + c.combining(2*half)
+		}
+		ready = max(ready, within)
+		if smaller >= 0 {
+			for k := smaller; k < level; k++ {
+				ready += c.frame(elements >> (k + 1))
+			}
+			ready += c.frame(elements>>level) + c.combining(2*(elements>>level))
+		}
+		smaller = level
+	}
+	if size&(size-1) != 0 {
+		ready += c.frame(elements / size)
+	}
+	return ready
+}
+
+// allGathering is the time of an all-gather of parts of some length, and so many elements in all.
+func (c costs) allGathering(size, part, elements int) time.Duration {
+	var t time.Duration
+	for reach := 1; reach < size; reach *= 2 {
+		t += c.frame(min(elements, part*min(reach, size-reach)))
+		if size&(size-1) != 0 && reach > 1 {
+			t += c.frames.Latency // of the second frame where parts go around the end
+		}
+	}
+	return t
+}
+
+// gathering is the time of a gather, or scatter, of parts along a binomial tree.
+func (c costs) gathering(size, part, elements int) time.Duration {
+	var t time.Duration
+	for reach := 1; reach < size; reach *= 2 {
+		t += c.frame(min(elements, part*min(reach, size-reach)))
+	}
+	return t
+}

@@ -1,0 +1,56 @@
+package plan
+
+import (
+	"iter"
+	"math/bits"
+	"time"
+)
+
+// reduceBroadcast brings the reduction to rank 0 along the canonical tree, and from there to all along a binomial tree:
+// 2·log2(n) steps of the whole vector, so twice the steps of recursive_doubling where n is a power of two, and about as many
+// elsewhere. But there are 2(n-1) frames in all instead of n·log2(n): where many ranks share a link, or the processors of a
+// host, that decides. A barrier goes the same way, with empty frames.
+var reduceBroadcast = Algorithm{
+	Name:  "reduce_broadcast",
+	Fits:  func(p Problem) error { return fitsOps("reduce_broadcast", p, AllReduce, Barrier) },
+	Steps: reduceBroadcastSteps,
+	Cost:  reduceBroadcastCost,
+}
+
+func reduceBroadcastSteps(p Problem, rank int) iter.Seq[Step] {
+	p.Root = 0
+	return write(func(w *writer) {
+		number, reach := p.numberOf(rank)
+		if p.Op == Barrier {
+			for below := 1; below < reach; below *= 2 {
+				if number+below < p.Size {
+					w.put(receive(rank+below, Span{}))
+				}
+			}
+			if number > 0 {
+				w.put(send(rank-reach, Span{}))
+			}
+		} else {
+			treeReduce(p, rank, func(s Step) bool { w.put(s); return !w.ended })
+		}
+		result := p.all(Dst)
+		if number > 0 {
+			w.put(receive(rank-reach, result))
+		}
+		for reach /= 2; reach > 0; reach /= 2 {
+			if number+reach < p.Size {
+				w.put(send(rank+reach, result))
+			}
+		}
+	})
+}
+
+// reduceBroadcastCost: rank 0 receives and combines in every round up, and sends in every round down.
+func reduceBroadcastCost(p Problem, l Links) time.Duration {
+	c := l.of(p)
+	rounds := time.Duration(bits.Len(uint(p.Size - 1)))
+	if p.Op == Barrier {
+		return 2 * rounds * c.frame(0)
+	}
+	return c.copying(p.Count) + rounds*(2*c.frame(p.Count)+c.combining(2*p.Count))
+}
