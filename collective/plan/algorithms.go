@@ -9,6 +9,7 @@ var Algorithms = []Algorithm{
 	directFrames,
 	recursiveDoubling,
 	rabenseifner,
+	doubleTree,
 	reduceBroadcast,
 	ring,
 }

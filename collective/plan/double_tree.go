@@ -1,0 +1,456 @@
+package plan
+
+import (
+	"iter"
+	"math/bits"
+	"time"
+)
+
+// doubleTree sends the two halves of a vector along two trees at once, in segments, so that all ranks are busy in both
+// directions (P. Sanders, J. Speck, J. Träff, 2009, do so with trees of ranks; here the trees up are the canonical one).
+//
+// Up: each node of the canonical tree lies between two neighbours: its left operand ends with rank x-1, its right one begins
+// with rank x. No two nodes have the same x. For the first half of the vector rank x-1 combines node x, for the second half
+// rank x does. Of two nodes x and x+1, one is a pair of ranks, whose sum costs one frame, so every rank has much to do in
+// one tree only: it receives both operands of a node there, and in the other tree only its neighbour's contribution.
+//
+// Down: in-order binary trees over the ranks numbered from where the sum is; a rank that passes segments on in one is a leaf of
+// the other.
+//
+// Segments flow in a fixed rhythm. A period has five beats (of an all-reduce: three up, two down); in each a rank sends at most one
+// frame and receives at most one. Neighbours swap in the first; the frames up and down have two beats each, coloured so that
+// no rank sends twice, or receives twice, in one beat. A level of a tree lies a period behind the one below. So every beat is
+// a matching of all ranks, and nothing waits in a circle.
+var doubleTree = Algorithm{
+	Name:  "double_tree",
+	Fits:  func(p Problem) error { return fitsOps("double_tree", p, AllReduce, Reduce, Broadcast) },
+	Steps: doubleTreeSteps,
+	Cost:  doubleTreeCost,
+}
+
+func doubleTreeSteps(p Problem, rank int) iter.Seq[Step] {
+	return write(func(w *writer) {
+		d := dancer{p: p, rank: rank, own: rank % 2, result: Work}
+		d.segments, d.base = doubleTreeSegments(p)
+		if p.Op == Broadcast {
+			d.result = Dst
+			d.beats = make([]beat, 2)
+			d.down(crown{p.Size, [2]int{p.Root, p.Root}}, 0)
+			d.dance(w)
+			if rank == p.Root {
+				w.put(duplicate(p.all(Src), p.all(Dst)))
+			}
+			return
+		}
+		t := canopy{p.Size}
+		d.beats = make([]beat, 5)
+		d.up(t)
+		if p.Op == AllReduce {
+			d.down(crown{p.Size, [2]int{t.host(leftTree, t.top()), t.host(rightTree, t.top())}}, 3)
+		} else {
+			d.home(t)
+		}
+		d.contribute(w)
+		d.dance(w)
+		if p.Op == AllReduce || rank == p.Root {
+			w.put(duplicate(p.all(Work), p.all(Dst)))
+		}
+	})
+}
+
+// doubleTreeSegments returns in how many segments a half passes, and the level of the trees up.
+func doubleTreeSegments(p Problem) (segments, base int) {
+	levels := bits.Len(uint(p.Size - 1))
+	if p.Op == Broadcast {
+		return segmentsOf(p.Count/2, levels), 0
+	}
+	base = max(0, levels-1)
+	if p.Op == AllReduce {
+		levels *= 2
+	}
+	return segmentsOf(p.Count/2, levels), base
+}
+
+// dancer is a rank's part in the two trees.
+type dancer struct {
+	p        Problem
+	rank     int
+	own      int    // the tree in which its own contribution is an operand of what it combines itself
+	result   Buffer // where what it receives lies
+	segments int
+	base     int // the level of the sum
+	beats    []beat
+}
+
+// beat is what a rank does in one beat of each period: it sends, and receives, at most one segment.
+type beat struct{ out, in move }
+
+// move is a segment of a tree to a peer, or from one, in each of as many periods as there are segments, from period level on.
+type move struct {
+	on     bool
+	peer   int
+	tree   int
+	level  int
+	side   Side // in
+	source bool // out: the rank's own contribution, which lies in Src
+	whole  bool // in: completes the sum
+}
+
+// up adds the moves up the canonical tree: beat 0 to swap with a neighbour, 1 and 2 for the nodes of more levels.
+func (d *dancer) up(t canopy) {
+	if peer := d.rank ^ 1; peer < d.p.Size {
+		d.beats[0] = beat{
+			out: move{on: true, peer: peer, tree: 1 - d.own, source: true},
+			in:  move{on: true, peer: peer, tree: d.own, side: Right - Side(d.own), whole: t.hosted(d.own, d.rank) == t.top()},
+		}
+	} else {
+		d.own = rightTree // the last rank alone is a right operand
+	}
+	for tree := range 2 {
+		if x := t.hosted(tree, d.rank); t.level(x) > 0 && x > 0 {
+			d.combine(t, tree, x)
+		}
+		if a, ok := t.out(tree, d.rank); ok {
+			above := t.parent(a.child)
+			d.beats[1+colour(a, t.atSender, t.atReceiver)].out = move{
+				on: true, peer: t.host(tree, above), tree: tree, level: t.level(above), source: a.child == t.size,
+			}
+		}
+	}
+}
+
+// combine adds the moves by which a host gets the operands of a node: the first one replaces what is there, which is sent by
+// then, the second is combined with it.
+func (d *dancer) combine(t canopy, tree, x int) {
+	have := tree == d.own && x == d.p.Size-1 && d.p.Size%2 == 1 // the right operand is its own contribution
+	left, right := t.children(x)
+	var beats [2]move
+	for _, child := range []int{left, right} {
+		if a := (arc{tree, child}); t.climbs(a) {
+			side := Left
+			if child == right {
+				side = Right
+			}
+			beats[colour(a, t.atSender, t.atReceiver)] = move{on: true, peer: t.host(tree, child), tree: tree, level: t.level(x), side: side}
+		}
+	}
+	for i := range beats {
+		if m := &beats[i]; m.on {
+			if !have {
+				m.side = Replace
+			}
+			m.whole = have && x == t.top()
+			have = true
+			d.beats[1+i].in = *m
+		}
+	}
+}
+
+// down adds the moves from the roots to all, from a beat on.
+func (d *dancer) down(t crown, first int) {
+	for tree := range 2 {
+		if u := t.number(tree, d.rank); u > 0 {
+			above := t.parent(u)
+			d.beats[first+colour(arc{tree, u}, t.atSender, t.atReceiver)].in = move{
+				on: true, peer: t.rank(tree, above), tree: tree, level: d.base + t.depth(above),
+			}
+		}
+	}
+	for _, a := range t.sent(d.rank) {
+		d.beats[first+colour(a, t.atSender, t.atReceiver)].out = move{
+			on: true, peer: t.rank(a.tree, a.child), tree: a.tree, level: d.base + t.depth(t.number(a.tree, d.rank)),
+			source: d.p.Op == Broadcast && d.rank == d.p.Root,
+		}
+	}
+}
+
+// home adds the moves from where the sums are to the root of a Reduce.
+func (d *dancer) home(t canopy) {
+	for tree := range 2 {
+		host := t.host(tree, t.top())
+		if t.size == 1 || host == d.p.Root {
+			continue
+		}
+		if d.rank == host {
+			d.beats[3+tree].out = move{on: true, peer: d.p.Root, tree: tree, level: d.base}
+		}
+		if d.rank == d.p.Root {
+			d.beats[3+tree].in = move{on: true, peer: host, tree: tree, level: d.base}
+		}
+	}
+}
+
+// contribute brings the contribution to where the rank combines it.
+func (d *dancer) contribute(w *writer) {
+	if d.p.Size > 1 {
+		w.put(duplicate(d.half(Src, d.own), d.half(Work, d.own)))
+		return
+	}
+	w.put(duplicate(d.p.all(Src), d.p.all(Work)))
+	if d.p.Reduce == Mean {
+		w.put(scale(d.p.all(Work)))
+	}
+}
+
+// dance takes the beats, period after period.
+func (d *dancer) dance(w *writer) {
+	periods := 0
+	for _, b := range d.beats {
+		for _, m := range []move{b.out, b.in} {
+			if m.on {
+				periods = max(periods, m.level+d.segments)
+			}
+		}
+	}
+	for period := range periods {
+		for _, b := range d.beats {
+			s := Step{Kind: Exchange, To: -1, From: -1}
+			if i := period - b.out.level; b.out.on && i >= 0 && i < d.segments {
+				s.To, s.Out = b.out.peer, d.segment(d.result, b.out.tree, i)
+				if b.out.source {
+					s.Out.Buffer = Src
+				}
+			}
+			i := period - b.in.level
+			arrives := b.in.on && i >= 0 && i < d.segments
+			if arrives {
+				s.From, s.In, s.Side = b.in.peer, d.segment(d.result, b.in.tree, i), b.in.side
+			}
+			if s.To >= 0 || s.From >= 0 {
+				w.put(s)
+			}
+			if arrives && b.in.whole && d.p.Reduce == Mean {
+				w.put(scale(s.In))
+			}
+		}
+	}
+}
+
+// half is the half of the vector that takes a tree.
+func (d *dancer) half(b Buffer, tree int) Span {
+	lo, hi := slice(d.p.Count, 2, tree)
+	return Span{b, lo, hi}
+}
+
+// segment is one segment of a half.
+func (d *dancer) segment(b Buffer, tree, i int) Span {
+	whole := d.half(b, tree)
+	lo, hi := slice(whole.length(), d.segments, i)
+	return Span{b, whole.Lo + lo, whole.Lo + hi}
+}
+
+// The two trees, by where node x is combined: at rank x-1 or at rank x.
+const (
+	leftTree = iota
+	rightTree
+)
+
+// arc is what a tree sends from one rank to another: up, what node child of the canonical tree has, to its parent's host; down, to the
+// rank numbered child.
+type arc struct{ tree, child int }
+
+func (a arc) before(b arc) bool { return a.tree < b.tree || a.tree == b.tree && a.child < b.child }
+
+// canopy is the canonical tree over size ranks as nodes 1 to size-1: node x begins its right operand with rank x. Node size
+// stands for the last rank alone, where it is the right operand of a node of more levels.
+type canopy struct{ size int }
+
+func (t canopy) top() int { return 1 << bits.Len(uint(t.size-1)) >> 1 }
+
+// level of a node: its left operand has 2^level ranks.
+func (t canopy) level(x int) int { return bits.TrailingZeros(uint(x)) }
+
+// children returns the nodes that are a node's operands; 0: a rank.
+func (t canopy) children(x int) (left, right int) {
+	c := t.level(x)
+	if c > 0 {
+		left = x - 1<<(c-1)
+	}
+	if length := min(1<<c, t.size-x); length > 1 {
+		right = x + 1<<bits.Len(uint(length-1))>>1
+	} else if c > 0 {
+		right = t.size
+	}
+	return left, right
+}
+
+// parent returns the node that a node is an operand of, or 0 for the top.
+func (t canopy) parent(x int) int {
+	switch {
+	case x == t.size:
+		return t.size - 1
+	case x == t.top():
+		return 0
+	}
+	bit := 1 << t.level(x)
+	if up := x&^bit | bit<<1; x&(bit<<1) == 0 && up < t.size {
+		return up
+	}
+	return x &^ bit
+}
+
+// host returns the rank that combines a node.
+func (t canopy) host(tree, x int) int { return x - 1 + tree }
+
+// hosted returns the node that a rank combines, or 0.
+func (t canopy) hosted(tree, rank int) int {
+	if x := rank + 1 - tree; x > 0 && x < t.size {
+		return x
+	}
+	return 0
+}
+
+// climbs reports whether an arc up is one: from a node that is not the top to the host of a node of several levels. Node size is combined
+// by nobody; in the right tree its rank is the host of the parent.
+func (t canopy) climbs(a arc) bool {
+	if a.child == t.size {
+		return a.tree == leftTree && t.size%2 == 1 && t.size > 1
+	}
+	return a.child > 0 && a.child != t.top()
+}
+
+// out returns the arc up that a rank sends in a tree.
+func (t canopy) out(tree, rank int) (arc, bool) {
+	a := arc{tree, rank + 1 - tree}
+	return a, t.climbs(a)
+}
+
+// atSender returns the other arc up of an arc's sender, and atReceiver of its receiver.
+func (t canopy) atSender(a arc) (arc, bool) { return t.out(1-a.tree, t.host(a.tree, a.child)) }
+
+func (t canopy) atReceiver(a arc) (arc, bool) {
+	left, right := t.children(t.parent(a.child))
+	other := arc{a.tree, left}
+	if a.child == left {
+		other.child = right
+	}
+	return other, t.climbs(other)
+}
+
+// crown is the two trees down: numbers from the root, 0, on; number 1 to size-1 are an in-order tree, whose top the root sends to.
+type crown struct {
+	size  int
+	roots [2]int // the ranks that have the halves
+}
+
+// number returns a rank's number in a tree. In the second tree the numbers are shifted by one, or mirrored where that swaps odd
+// and even: odd numbers are leaves.
+func (t crown) number(tree, rank int) int {
+	u := (rank - t.roots[tree] + t.size) % t.size
+	if tree == leftTree || t.roots[0] != t.roots[1] || u == 0 {
+		return u // with roots that are neighbours the shift is there already
+	}
+	if t.size%2 == 1 {
+		return t.size - u
+	}
+	return (u+t.size-3)%(t.size-1) + 1
+}
+
+func (t crown) rank(tree, number int) int {
+	u := number
+	if tree == rightTree && t.roots[0] == t.roots[1] && number > 0 {
+		if u = t.size - number; t.size%2 == 0 {
+			u = number%(t.size-1) + 1
+		}
+	}
+	return (u + t.roots[tree]) % t.size
+}
+
+// parent returns who sends to a number above 0.
+func (t crown) parent(u int) int {
+	bit := u & -u
+	if up := u&^bit | bit<<1; u&(bit<<1) == 0 && up < t.size {
+		return up
+	}
+	return u &^ bit
+}
+
+// children returns whom a number sends to; 0: nobody.
+func (t crown) children(u int) (left, right int) {
+	if u == 0 {
+		return 1 << bits.Len(uint(t.size-1)) >> 1, 0
+	}
+	below := u & -u / 2
+	if left = u - below; below == 0 {
+		return 0, 0
+	}
+	for u+below >= t.size {
+		below /= 2
+	}
+	if below > 0 {
+		right = u + below
+	}
+	return left, right
+}
+
+// depth returns how many arcs lie between the root and a number.
+func (t crown) depth(u int) int {
+	d := 0
+	for ; u > 0; u = t.parent(u) {
+		d++
+	}
+	return d
+}
+
+// sent returns the arcs down that a rank sends, at most two in both trees together.
+func (t crown) sent(rank int) (arcs []arc) {
+	for tree := range 2 {
+		left, right := t.children(t.number(tree, rank))
+		for _, u := range []int{left, right} {
+			if u > 0 {
+				arcs = append(arcs, arc{tree, u})
+			}
+		}
+	}
+	return arcs
+}
+
+func (t crown) atSender(a arc) (arc, bool) {
+	for _, b := range t.sent(t.rank(a.tree, t.parent(a.child))) {
+		if b != a {
+			return b, true
+		}
+	}
+	return arc{}, false
+}
+
+func (t crown) atReceiver(a arc) (arc, bool) {
+	b := arc{1 - a.tree, t.number(1-a.tree, t.rank(a.tree, a.child))}
+	return b, b.child > 0
+}
+
+// colour returns 0 or 1 for an arc, such that the two arcs that a rank sends have different ones, and the two that it receives. From
+// arc to arc, over senders and receivers by turns, there is one way, which ends or closes: colours alternate along it, from
+// its lower end, or its lowest arc.
+func colour(a arc, atSender, atReceiver func(arc) (arc, bool)) int {
+	walk := func(first, second func(arc) (arc, bool)) (end arc, steps int, closed bool) {
+		lowest, at := a, 0
+		for end = a; ; steps++ {
+			next, ok := first(end)
+			switch {
+			case !ok:
+				return end, steps, false
+			case next == a:
+				return lowest, at, true
+			case next.before(lowest):
+				lowest, at = next, steps+1
+			}
+			end = next
+			first, second = second, first
+		}
+	}
+	end, steps, closed := walk(atReceiver, atSender)
+	if closed {
+		return steps % 2
+	}
+	other, more, _ := walk(atSender, atReceiver)
+	if other.before(end) {
+		steps = more
+	}
+	return steps % 2
+}
+
+// doubleTreeCost: the pipeline is filled, level by level, then a segment of each half arrives in each period.
+func doubleTreeCost(p Problem, l Links) time.Duration {
+	return 0
+}
