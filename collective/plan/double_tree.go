@@ -450,7 +450,100 @@ func colour(a arc, atSender, atReceiver func(arc) (arc, bool)) int {
 	return steps % 2
 }
 
-// doubleTreeCost: the pipeline is filled, level by level, then a segment of each half arrives in each period.
+// doubleTreeCost: the first segments go up and down; then one more of each half arrives in each period.
 func doubleTreeCost(p Problem, l Links) time.Duration {
-	return 0
+	c := l.of(p)
+	segments, _ := doubleTreeSegments(p)
+	half := longestSlice(p.Count, 2)
+	d := &dancing{costs: c, size: p.Size, length: longestSlice(half, segments), slow: make([][2]int, p.Size)}
+	more, frame := time.Duration(segments-1), c.frame(longestSlice(half, segments))
+	if p.Op == Broadcast {
+		first := d.allDown(crown{p.Size, [2]int{p.Root, p.Root}})
+		root := 2 * (1 + more) * frame // it has yet to copy
+		return max(first+frame+d.over(d.Host, d.length)+more*d.period(2), root+c.copying(p.Count))
+	}
+	t := canopy{p.Size}
+	if p.Size <= 2 { // swap, and swap back
+		return c.copying(half) + time.Duration(p.Size-1)*(1+more)*(2*frame+c.combining(2*d.length))
+	}
+	first := max(d.up(t, leftTree, t.top()), d.up(t, rightTree, t.top()))
+	if p.Op == AllReduce {
+		first += d.allDown(crown{p.Size, [2]int{t.top() - 1, t.top()}}) + 2*frame // a rank of both trees has to wait for the other
+	} else {
+		for tree := range 2 {
+			if host := t.host(tree, t.top()); host != p.Root {
+				first += d.send(host, p.Root)
+			}
+		}
+	}
+	return c.copying(half) + first + more*(d.period(5)+3*c.combining(2*d.length))
+}
+
+// dancing adds up what the frames of a period take.
+type dancing struct {
+	costs
+	size, length int
+	slow         [][2]int // by rank: how many frames it sends over the network, and receives
+}
+
+func (d *dancing) send(from, to int) time.Duration {
+	link := d.link(from, to)
+	if link != d.Host {
+		d.slow[from][0]++
+		d.slow[to][1]++
+	}
+	return d.over(link, d.length)
+}
+
+// up returns when a node of a tree has the first segment.
+func (d *dancing) up(t canopy, tree, x int) (ready time.Duration) {
+	if t.level(x) == 0 {
+		return d.send(x-tree, t.host(tree, x)) + d.combining(2*d.length)
+	}
+	left, right := t.children(x)
+	took := d.combining(2 * d.length)
+	for _, child := range []int{left, right} {
+		if child > 0 && child < d.size {
+			ready = max(ready, d.up(t, tree, child))
+		}
+		if t.climbs(arc{tree, child}) {
+			took += d.send(t.host(tree, child), t.host(tree, x))
+		}
+	}
+	return ready + took
+}
+
+// allDown returns when all have the first segments of both trees.
+func (d *dancing) allDown(t crown) (last time.Duration) {
+	for tree := range 2 {
+		last = max(last, d.down(t, tree, 0))
+	}
+	return last
+}
+
+// down returns how long all below a number wait from when it has the first segment.
+func (d *dancing) down(t crown, tree, u int) (last time.Duration) {
+	left, right := t.children(u)
+	took := time.Duration(0)
+	for _, child := range []int{left, right} {
+		if child > 0 {
+			took += d.send(t.rank(tree, u), t.rank(tree, child))
+			last = max(last, d.down(t, tree, child))
+		}
+	}
+	return took + last
+}
+
+// period returns how long a period of some beats is: the busiest rank has some over the network, where what it sends and what it
+// receives may fall together or not; and where it has others too, ranks wait for each other.
+func (d *dancing) period(beats int) time.Duration {
+	slow := 0
+	for _, n := range d.slow {
+		slow = max(slow, min(beats, (n[0]+n[1]+max(n[0], n[1])+1)/2))
+	}
+	took := time.Duration(slow)*d.over(d.Network, d.length) + time.Duration(beats-slow)*d.over(d.Host, d.length)
+	if slow > 0 && slow < beats {
+		took += took / 6
+	}
+	return took
 }

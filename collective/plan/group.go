@@ -62,15 +62,15 @@ func (g *group) around(from, n int) []Span {
 	return []Span{a, b}
 }
 
-// member returns the rank of the member so many above this one, around the end.
+// above returns the rank of the member so many above this one, around the end.
 func (g *group) above(distance int) int { return g.rank((g.self + distance + g.size) % g.size) }
 
 // allGather brings the parts of all members, each of which has its own, to all.
 //
 // In a power of two it is recursive doubling: in round k a member exchanges the 2^k parts that it has with the member whose
-// number differs in bit k. In other sizes it is Bruck's all-gather, in as many rounds and with no byte more, in place: in
-// round k a member sends the first 2^k parts that it has, its own first, to the member 2^k below, and receives as many from
-// the one 2^k above. Where parts go around the end they are two frames.
+// number differs in bit k. In other sizes it is Bruck's all-gather, with as many rounds and no byte more: in round k a member
+// sends the first 2^k parts that it has, its own first, to the member 2^k below, and receives as many from the one 2^k above.
+// They lie in Scratch in that order, so that each round is one frame, and are turned round at the end.
 func (g *group) allGather(w *writer) {
 	if g.size&(g.size-1) == 0 {
 		for n := 1; n < g.size; n *= 2 {
@@ -81,9 +81,24 @@ func (g *group) allGather(w *writer) {
 		}
 		return
 	}
+	length := func(from, n int) (sum int) {
+		for _, s := range g.around(from, n) {
+			sum += s.length()
+		}
+		return sum
+	}
+	own := g.span(g.self, g.self+1)
+	w.put(duplicate(own, first(Scratch, own.length())))
 	for reach := 1; reach < g.size; reach *= 2 {
 		n := min(reach, g.size-reach)
-		w.swap(g.above(-reach), g.around(g.self, n), g.above(reach), g.around(g.self+reach, n))
+		at := length(g.self, reach)
+		in := Span{Scratch, at, at + length(g.self+reach, n)}
+		w.put(exchange(g.above(-reach), first(Scratch, length(g.self, n)), g.above(reach), in))
+	}
+	at := own.length()
+	for _, s := range g.around(g.self+1, g.size-1) {
+		w.put(duplicate(Span{Scratch, at, at + s.length()}, s))
+		at += s.length()
 	}
 }
 

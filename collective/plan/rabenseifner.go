@@ -287,66 +287,110 @@ func (h *halving) share(w *writer) {
 // rabenseifnerCost follows the longest path: a block is ready when it has reduced within itself and the smaller ones have joined.
 func rabenseifnerCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
+	g := p.everyone(0, Work)
 	part := longestSlice(p.Count, p.Size)
 	switch p.Op {
 	case AllGather:
-		return c.copying(p.longestPart()) + c.allGathering(p.Size, p.longestPart(), p.Count)
+		return c.copying(p.longestPart()) + c.allGathering(g, p.longestPart(), p.Count)
 	case Broadcast:
-		return c.copying(p.Count) + c.gathering(p.Size, part, p.Count) + c.allGathering(p.Size, part, p.Count)
+		return c.copying(p.Count) + c.gathering(g, part, p.Count) + c.allGathering(g, part, p.Count)
+	}
+	h := halvingOf(g)
+	t := c.copying(p.Count) + c.halving(h, p.Count)
+	switch after := h.placed(); p.Op {
 	case ReduceScatter:
-		part = p.longestPart()
-		return c.copying(p.Count+part) + c.halving(p.Size, p.Count)
+		t += c.copying(p.longestPart())
 	case Reduce:
-		return c.copying(p.Count) + c.halving(p.Size, p.Count) + c.gathering(p.Size, part, p.Count)
-	}
-	return c.copying(p.Count) + c.halving(p.Size, p.Count) + c.allGathering(p.Size, part, p.Count)
-}
-
-// halving is the time of a reduce-scatter of so many elements by recursive halving.
-func (c costs) halving(size, elements int) time.Duration {
-	var ready time.Duration
-	smaller := -1
-	for level := range bits.Len(uint(size)) {
-		if size>>level&1 == 0 {
-			continue
-		}
-		var within time.Duration
-		for k := range level {
-			half := elements >> (k + 1)
-			within += c.frame(half) + c.combining(2*half)
-		}
-		ready = max(ready, within)
-		if smaller >= 0 {
-			for k := smaller; k < level; k++ {
-				ready += c.frame(elements >> (k + 1))
-			}
-			ready += c.frame(elements>>level) + c.combining(2*(elements>>level))
-		}
-		smaller = level
-	}
-	if size&(size-1) != 0 {
-		ready += c.frame(elements / size)
-	}
-	return ready
-}
-
-// allGathering is the time of an all-gather of parts of some length, and so many elements in all.
-func (c costs) allGathering(size, part, elements int) time.Duration {
-	var t time.Duration
-	for reach := 1; reach < size; reach *= 2 {
-		t += c.frame(min(elements, part*min(reach, size-reach)))
-		if size&(size-1) != 0 && reach > 1 {
-			t += c.frames.Latency // of the second frame where parts go around the end
-		}
+		t += c.gathering(after, part, p.Count)
+	default:
+		t += c.allGathering(after, part, p.Count)
 	}
 	return t
 }
 
-// gathering is the time of a gather, or scatter, of parts along a binomial tree.
-func (c costs) gathering(size, part, elements int) time.Duration {
+// slowest returns the slowest link of a round in which members have the peers given; a negative one has none.
+func (c costs) slowest(g group, peer func(member int) int) Link {
+	for i := range g.size {
+		if other := peer(i); other >= 0 && c.link(g.rank(i), g.rank(other)) == c.Network {
+			return c.Network
+		}
+	}
+	return c.Host
+}
+
+// halving is the time of a reduce-scatter of so many elements by recursive halving.
+func (c costs) halving(h *halving, elements int) time.Duration {
+	var ready time.Duration
+	smaller := -1
+	for level := range h.levels + 1 {
+		if h.size>>level&1 == 0 {
+			continue
+		}
+		block := func(member int) bool { _, l := h.block(member); return l == level }
+		var within time.Duration
+		for k := range level {
+			link := c.slowest(h.group, func(i int) int {
+				if !block(i) {
+					return -1
+				}
+				return i ^ 1<<k
+			})
+			half := elements >> (k + 1)
+			within += c.over(link, half) + c.combining(2*half)
+		}
+		ready = max(ready, within)
+		if smaller >= 0 {
+			for k := smaller; k < level; k++ {
+				ready += c.over(c.joining(h, smaller, level, k), elements>>(k+1))
+			}
+			ready += c.over(c.joining(h, smaller, level, -1), elements>>level) + c.combining(2*(elements>>level))
+		}
+		smaller = level
+	}
+	if whole := 1 << h.levels; h.size > whole {
+		ready += c.over(c.slowest(h.group, func(i int) int {
+			if i+whole < h.size {
+				return i + whole
+			}
+			return -1
+		}), elements/h.size)
+	}
+	return ready
+}
+
+// joining is the slowest link over which the members of a smaller block send to the larger one in the step for bit k, or with
+// -1 in the last.
+func (c costs) joining(h *halving, smaller, level, k int) Link {
+	return c.slowest(h.group, func(i int) int {
+		first, l := h.block(i)
+		if l != smaller {
+			return -1
+		}
+		to := first - 1<<level + (i - first)
+		if k >= 0 {
+			to += 1 << k
+		}
+		return to
+	})
+}
+
+// allGathering is the time of an all-gather of parts of some length, and so many elements in all.
+func (c costs) allGathering(g group, part, elements int) time.Duration {
+	if g.size&(g.size-1) != 0 {
+		return c.copying(part+elements) + c.gathering(g, part, elements)
+	}
 	var t time.Duration
-	for reach := 1; reach < size; reach *= 2 {
-		t += c.frame(min(elements, part*min(reach, size-reach)))
+	for n := 1; n < g.size; n *= 2 {
+		t += c.over(c.slowest(g, func(i int) int { return i ^ n }), min(elements, part*n))
+	}
+	return t
+}
+
+// gathering is the time of a gather or scatter along a binomial tree, and of Bruck's all-gather.
+func (c costs) gathering(g group, part, elements int) time.Duration {
+	var t time.Duration
+	for n := 1; n < g.size; n *= 2 {
+		t += c.over(c.slowest(g, func(i int) int { return (i + n) % g.size }), min(elements, part*min(n, g.size-n)))
 	}
 	return t
 }

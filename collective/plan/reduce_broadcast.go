@@ -2,7 +2,6 @@ package plan
 
 import (
 	"iter"
-	"math/bits"
 	"time"
 )
 
@@ -45,12 +44,11 @@ func reduceBroadcastSteps(p Problem, rank int) iter.Seq[Step] {
 	})
 }
 
-// reduceBroadcastCost: rank 0 receives and combines in every round up, and sends in every round down.
+// reduceBroadcastCost: up, then down; rank 0 has the result in its destination.
 func reduceBroadcastCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
-	rounds := time.Duration(bits.Len(uint(p.Size - 1)))
-	if p.Op == Barrier {
-		return 2 * rounds * c.frame(0)
-	}
-	return c.copying(p.Count) + rounds*(2*c.frame(p.Count)+c.combining(2*p.Count))
+	p.Root = 0
+	down := p
+	down.Op = Broadcast
+	return treeReduceCost(p, c) + binomialDown(down, c) - c.copying(p.Count)
 }

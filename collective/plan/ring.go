@@ -141,7 +141,8 @@ func ringCost(p Problem, l Links) time.Duration {
 		return c.copying(p.Count+part) + steps*(c.frame(part)+c.combining(2*part))
 	case Broadcast:
 		segments := segmentsOf(p.Count, p.Size)
-		return max(time.Duration(p.Size-2+segments)*c.frame(longestSlice(p.Count, segments)), c.copying(p.Count))
+		frame := c.frame(longestSlice(p.Count, segments))
+		return max(time.Duration(p.Size-2+segments)*frame, time.Duration(segments)*frame+c.copying(p.Count))
 	}
 	return c.copying(p.Count) + steps*(2*c.frame(part)+c.combining(2*part))
 }
