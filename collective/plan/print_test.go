@@ -51,6 +51,21 @@ func TestExplain(t *testing.T) {
 		{"recursive_doubling_scatter_6", recursiveDoubling, Problem{Op: Scatter, Size: 6, Count: 12, Root: 3}},
 		{"recursive_doubling_all_gather_5", recursiveDoubling, Problem{Op: AllGather, Size: 5, Count: 10}},
 		{"recursive_doubling_barrier_5", recursiveDoubling, Problem{Op: Barrier, Size: 5}},
+		{"rabenseifner_all_reduce_4", rabenseifner, Problem{Op: AllReduce, Size: 4, Count: 256}},
+		{"rabenseifner_all_reduce_mean_7", rabenseifner, Problem{Op: AllReduce, Reduce: Mean, Size: 7, Count: 448}},
+		{"rabenseifner_reduce_5", rabenseifner, Problem{Op: Reduce, Size: 5, Count: 320, Root: 3}},
+		{"rabenseifner_reduce_scatter_6", rabenseifner, Problem{Op: ReduceScatter, Size: 6, Count: 60}},
+		{"rabenseifner_all_gather_4", rabenseifner, Problem{Op: AllGather, Size: 4, Count: 40}},
+		{"rabenseifner_broadcast_5", rabenseifner, Problem{Op: Broadcast, Size: 5, Count: 320, Root: 2}},
+		{"double_tree_all_reduce_8", doubleTree, Problem{Op: AllReduce, Size: 8, Count: 128}},
+		{"double_tree_all_reduce_segments_5", doubleTree, Problem{Op: AllReduce, Size: 5, Count: 12800}},
+		{"double_tree_reduce_6", doubleTree, Problem{Op: Reduce, Size: 6, Count: 128, Root: 1}},
+		{"double_tree_broadcast_7", doubleTree, Problem{Op: Broadcast, Size: 7, Count: 128, Root: 2}},
+		{"ring_all_reduce_3", ring, Problem{Op: AllReduce, Size: 3, Count: 192, Order: Any}},
+		{"ring_reduce_scatter_3", ring, Problem{Op: ReduceScatter, Size: 3, Count: 9, Counts: []int{2, 3, 4}, Order: Any}},
+		{"ring_broadcast_3", ring, Problem{Op: Broadcast, Size: 3, Count: 12800, Root: 1}},
+		{"reduce_broadcast_all_reduce_6", reduceBroadcast, Problem{Op: AllReduce, Size: 6, Count: 10}},
+		{"reduce_broadcast_barrier_5", reduceBroadcast, Problem{Op: Barrier, Size: 5}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			got, err := Explain(c.of, c.problem)
