@@ -209,9 +209,11 @@ func (t *team) meet(m *member) error {
 }
 
 // deadlocked reports whether this rank, blocked in a call with a peer, waits for a peer that is still blocked in a call
-// that needs this rank's other half first. The peer is still in it if this rank has not begun that half.
+// that needs this rank's other half first. The peer is still in it if this rank has not begun that half. A Send and a Recv of the
+// two never do: they are the halves of one message, or what the Recv needs is on its way already.
 func (m *member) deadlocked(peer *blocked) bool {
-	if peer.rank != m.wait.call.Peer {
+	own := m.wait.call.Op
+	if peer.rank != m.wait.call.Peer || own == Send && peer.label.op == Recv || own == Recv && peer.label.op == Send {
 		return false
 	}
 	switch peer.label.op {

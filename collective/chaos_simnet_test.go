@@ -1,0 +1,148 @@
+package collective_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/simnet"
+)
+
+// TestChaosOnSimnet runs random programs on a simulated network, in virtual time: ranks on hosts and in processes, sums of all
+// dtypes, started calls, splits, messages, and something that goes wrong. Each rank ends right, bit for bit, or with an error
+// that says what went wrong and names whose fault it is; nobody waits for ever, and memory belongs to its rank again then.
+// With -programs 10000 it runs as many.
+func TestChaosOnSimnet(t *testing.T) {
+	chaosSeeds(t, 1000, 300, 12, func(p *chaosProgram) error {
+		var err error
+		synctest.Test(t, func(t *testing.T) { _, err = p.simulate(t) })
+		if err != nil {
+			chaosFailed(t, p, err)
+		}
+		return err
+	})
+}
+
+// TestChaosRepeats: a program ends in the same way each time, though goroutines are scheduled differently.
+func TestChaosRepeats(t *testing.T) {
+	first := rand.Uint64() >> 1
+	for i := range uint64(40) {
+		p := newChaos(first+i, 12)
+		var outcomes []string
+		for range 3 {
+			synctest.Test(t, func(t *testing.T) {
+				outcome, _ := p.simulate(t)
+				outcomes = append(outcomes, outcome)
+			})
+		}
+		if slices.ContainsFunc(outcomes, func(o string) bool { return o != outcomes[0] }) {
+			chaosFailed(t, p, fmt.Errorf("the same program ended in different ways:\n%q", outcomes))
+			return
+		}
+	}
+}
+
+// simulate runs the program in the bubble of the test, and says how it ended on each rank, and what is wrong with that.
+func (p *chaosProgram) simulate(t *testing.T) (outcome string, err error) {
+	random := rand.New(rand.NewPCG(p.seed, 4))
+	cfg := simnet.Config{Places: p.places, Buffers: random.IntN(2) == 0, Seed: p.seed, Slow: map[int]float64{random.IntN(4): 1 + 3*random.Float64()}}
+	if random.IntN(2) == 0 {
+		cfg.Jitter = time.Duration(1 + random.IntN(30_000))
+	}
+	if random.IntN(3) == 0 {
+		cfg.Switch = 5e9
+	}
+	if p.fault != nil {
+		cfg.Faults = []simnet.Fault{*p.fault}
+	}
+	net, err := simnet.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill := func(rank int) { net.Happen(simnet.Fault{Kind: simnet.Kill, Rank: rank}) }
+	hung := false
+	watchdog := time.AfterFunc(time.Hour, func() {
+		hung = true
+		for r := range p.places {
+			kill(r)
+		}
+	})
+	errs, done := p.everywhere(t, net.Ends(), func() {
+		if p.fault != nil && p.fault.Kind == simnet.Stop {
+			kill(p.fault.Rank)
+		}
+	})
+	watchdog.Stop()
+	for r, e := range errs {
+		outcome += fmt.Sprintf("rank %d: %d steps, %v\n", r, done[r], chaosKind(e))
+	}
+	if hung {
+		return outcome, fmt.Errorf("it hangs: %v steps, %w", done, errors.Join(errs...))
+	}
+	return outcome, p.judge(errs)
+}
+
+// everywhere runs the program on all processes, and calls over when all that survive have ended. It returns the error and the
+// number of steps of each rank.
+func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over func()) (errs []error, done []int) {
+	errs, done = make([]error, len(ends)), make([]int, len(ends))
+	var all, survivors sync.WaitGroup
+	var leave sync.WaitGroup
+	for _, ranks := range p.processes() {
+		var own []transport.Endpoint
+		for _, r := range ranks {
+			own = append(own, ends[r])
+		}
+		g, err := collective.Open(own, collective.Config{Timeout: 5 * time.Second, Algorithm: p.row, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lost := p.fault != nil && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) && slices.Contains(p.victims, ranks[0])
+		if !lost {
+			survivors.Add(1)
+		}
+		leave.Add(1)
+		all.Go(func() {
+			var local sync.WaitGroup
+			for i, c := range g.Local() {
+				local.Go(func() { done[ranks[i]], errs[ranks[i]] = (&chaosRank{chaosProgram: p, Communicator: c}).run() })
+			}
+			local.Wait()
+			leave.Done()
+			if !lost {
+				survivors.Done()
+			}
+			if !p.leave {
+				leave.Wait()
+			}
+			if err := g.Close(); err != nil && !lost {
+				errs[ranks[0]] = errors.Join(errs[ranks[0]], err)
+			}
+		})
+	}
+	survivors.Wait()
+	over()
+	all.Wait()
+	return errs, done
+}
+
+// chaosKind returns the kind of an error.
+func chaosKind(err error) error {
+	for _, kind := range []error{
+		errWrong, collective.ErrTimeout, collective.ErrPeerLost, collective.ErrMismatch, collective.ErrDesync, collective.ErrInvalid,
+		collective.ErrClosed, collective.ErrBusy, collective.ErrAborted,
+	} {
+		if errors.Is(err, kind) {
+			return kind
+		}
+	}
+	return err
+}
