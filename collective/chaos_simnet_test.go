@@ -21,14 +21,20 @@ import (
 // that says what went wrong and names whose fault it is; nobody waits for ever, and memory belongs to its rank again then.
 // With -programs 10000 it runs as many.
 func TestChaosOnSimnet(t *testing.T) {
+	noticed := chaosTally{}
 	chaosSeeds(t, 1000, 300, 12, func(p *chaosProgram) error {
 		var err error
-		synctest.Test(t, func(t *testing.T) { _, err = p.simulate(t) })
+		synctest.Test(t, func(t *testing.T) {
+			var errs []error
+			_, errs, err = p.simulate(t)
+			noticed.add(p, errs)
+		})
 		if err != nil {
 			chaosFailed(t, p, err)
 		}
 		return err
 	})
+	noticed.check(t)
 }
 
 // TestChaosRepeats: a program ends in the same way each time, though goroutines are scheduled differently.
@@ -39,7 +45,7 @@ func TestChaosRepeats(t *testing.T) {
 		var outcomes []string
 		for range 3 {
 			synctest.Test(t, func(t *testing.T) {
-				outcome, _ := p.simulate(t)
+				outcome, _, _ := p.simulate(t)
 				outcomes = append(outcomes, outcome)
 			})
 		}
@@ -51,7 +57,7 @@ func TestChaosRepeats(t *testing.T) {
 }
 
 // simulate runs the program in the bubble of the test, and says how it ended on each rank, and what is wrong with that.
-func (p *chaosProgram) simulate(t *testing.T) (outcome string, err error) {
+func (p *chaosProgram) simulate(t *testing.T) (outcome string, errs []error, err error) {
 	random := rand.New(rand.NewPCG(p.seed, 4))
 	cfg := simnet.Config{Places: p.places, Buffers: random.IntN(2) == 0, Seed: p.seed, Slow: map[int]float64{random.IntN(4): 1 + 3*random.Float64()}}
 	if random.IntN(2) == 0 {
@@ -85,9 +91,9 @@ func (p *chaosProgram) simulate(t *testing.T) (outcome string, err error) {
 		outcome += fmt.Sprintf("rank %d: %d steps, %v\n", r, done[r], chaosKind(e))
 	}
 	if hung {
-		return outcome, fmt.Errorf("it hangs: %v steps, %w", done, errors.Join(errs...))
+		return outcome, errs, fmt.Errorf("it hangs: %v steps, %w", done, errors.Join(errs...))
 	}
-	return outcome, p.judge(errs)
+	return outcome, errs, p.judge(errs)
 }
 
 // everywhere runs the program on all processes, and calls over when all that survive have ended. It returns the error and the

@@ -347,6 +347,29 @@ func chaosNumber(text string, n int) bool {
 	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool { return r < '0' || r > '9' }), fmt.Sprint(n))
 }
 
+// chaosTally counts, by fault, in how many programs it happened before they ended, and survivors noticed it.
+type chaosTally map[simnet.FaultKind]int
+
+func (c chaosTally) add(p *chaosProgram, errs []error) {
+	for r, err := range errs {
+		if err != nil && p.fault != nil && (!slices.Contains(p.victims, r) || p.fault.Kind >= simnet.Cut) {
+			c[p.fault.Kind]++
+			return
+		}
+	}
+}
+
+// check holds that of many programs some met each fault, and says how many.
+func (c chaosTally) check(t *testing.T) {
+	t.Helper()
+	for kind, errs := range chaosKinds {
+		if errs != nil && c[kind] == 0 && *programsFlag == 0 && !t.Failed() {
+			t.Errorf("no program met the fault %v in time", kind)
+		}
+	}
+	t.Logf("survivors had errors in %v programs", map[simnet.FaultKind]int(c))
+}
+
 // chaosSeeds calls run with as many seeds as were asked for, and stops at the first program that fails.
 func chaosSeeds(t *testing.T, some, short, ranksMax int, run func(p *chaosProgram) error) {
 	t.Helper()
