@@ -5,6 +5,7 @@ package tcp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -17,36 +18,34 @@ import (
 )
 
 func init() {
-	// ring exchanges around the ring until an error comes, each exchange within PATIENCE milliseconds; says it, and then who
-	// is down.
+	// ring exchanges around the ring until an error comes, each exchange within PATIENCE milliseconds, and says it. When any
+	// rank is down it gives up, as communicators do.
 	parts["ring"] = func(c *child) {
 		node, e := c.join(tcp.Config{})
+		all, cancel := context.WithCancelCause(context.Background())
 		go func() {
-			for d := range e.Down() {
-				c.say("down %d %v", d.Rank, d.Err)
-			}
+			d := <-e.Down()
+			cancel(&d)
 		}()
 		n := e.Size()
 		out, in := make([]byte, 1<<20), make([]byte, 1<<20)
-		for round := 0; ; round++ {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(envInt("PATIENCE", 60_000))*time.Millisecond)
-			err := e.Exchange(ctx, (e.Rank()+1)%n, transport.Frame{Data: out}, (e.Rank()+n-1)%n, in)
+		var err error
+		for round := 0; err == nil; round++ {
+			ctx, cancel := context.WithTimeout(all, time.Duration(envInt("PATIENCE", 60_000))*time.Millisecond)
+			err = e.Exchange(ctx, (e.Rank()+1)%n, transport.Frame{Data: out}, (e.Rank()+n-1)%n, in)
 			cancel()
 			if round == 20 {
 				c.say("turning")
 			}
-			if err != nil {
-				var down *transport.PeerDown
-				switch {
-				case errors.As(err, &down):
-					c.say("lost %d %v", down.Rank, down.Err)
-				case errors.Is(err, context.DeadlineExceeded):
-					c.say("late")
-				default:
-					c.say("error %v", err)
-				}
-				break
-			}
+		}
+		var down *transport.PeerDown
+		switch {
+		case errors.As(err, &down):
+			c.say("lost %d %v", down.Rank, down.Err)
+		case errors.Is(err, context.DeadlineExceeded):
+			c.say("late")
+		default:
+			c.say("error %v", err)
 		}
 		c.read() // until the parent says so
 		c.check(e.Close())
@@ -55,7 +54,7 @@ func init() {
 	}
 }
 
-// TestKill: when a process is killed in the middle, those that need it have an error within a second, and all are told.
+// TestKill: when a process is killed in the middle, all others know it within a second, and who it was.
 func TestKill(t *testing.T) {
 	all := startAll(t, 4, "ring", nil)
 	for _, p := range all {
@@ -64,24 +63,8 @@ func TestKill(t *testing.T) {
 	killed := time.Now()
 	all[2].cmd.Process.Kill()
 	for r, p := range all {
-		if r == 2 {
-			continue
-		}
-		// Rank 0 does not need rank 2: it waits for the others, which do not go on.
-		var lines []string
-		for range 2 {
-			if r == 0 && len(lines) == 1 {
-				break
-			}
-			line, err := p.out.ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines = append(lines, strings.TrimSpace(line))
-		}
-		text := strings.Join(lines, "; ")
-		if !strings.Contains(text, "down 2 its process is gone") || r != 0 && !strings.Contains(text, "lost 2") {
-			t.Errorf("rank %d says %q, want that rank 2 is down", r, text)
+		if r != 2 {
+			p.expect("lost 2 its process is gone")
 		}
 	}
 	t.Logf("all survivors knew after %v", time.Since(killed).Round(time.Millisecond))
@@ -98,17 +81,9 @@ func TestStop(t *testing.T) {
 	all[0].tell("close")
 	all[0].expect("closed")
 	all[1].cmd.Process.Signal(syscall.SIGCONT)
-	for {
-		line, err := all[1].out.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.HasPrefix(line, "late") || strings.HasPrefix(line, "lost 0") {
-			return
-		}
-		if !strings.HasPrefix(line, "down 0") {
-			t.Fatalf("the process that was stopped says %q", line)
-		}
+	line, err := all[1].out.ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "late") && !strings.HasPrefix(line, "lost 0") {
+		t.Fatalf("the process that was stopped says %q, %v", line, err)
 	}
 }
 
@@ -204,19 +179,7 @@ func TestCut(t *testing.T) {
 			at := time.Now()
 			p.cut(cut.first)
 			for r, c := range all {
-				// "lost" and "down" come in either order.
-				for {
-					line, err := c.out.ReadString('\n')
-					if err != nil {
-						t.Fatal(err)
-					}
-					if strings.HasPrefix(line, "lost ") {
-						break
-					}
-					if !strings.HasPrefix(line, "down ") {
-						t.Fatalf("rank %d says %q", r, line)
-					}
-				}
+				c.expect(fmt.Sprintf("lost %d ", 1-r))
 			}
 			t.Logf("both knew after %v", time.Since(at).Round(time.Millisecond))
 		})
