@@ -28,13 +28,13 @@ func init() {
 			cancel(&d)
 		}()
 		n := e.Size()
-		out, in := make([]byte, 1<<20), make([]byte, 1<<20)
+		out, in := make([]byte, 100_000), make([]byte, 100_000)
 		var err error
 		for round := 0; err == nil; round++ {
 			ctx, cancel := context.WithTimeout(all, time.Duration(envInt("PATIENCE", 60_000))*time.Millisecond)
 			err = e.Exchange(ctx, (e.Rank()+1)%n, transport.Frame{Data: out}, (e.Rank()+n-1)%n, in)
 			cancel()
-			if round == 20 {
+			if round == 5 {
 				c.say("turning")
 			}
 		}
