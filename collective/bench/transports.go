@@ -67,7 +67,7 @@ func joinShared(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.
 }
 
 func joinTCP(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error) {
-	return mixed.Open(ctx, mixed.Config{Ranks: j.ranks(), Size: j.Options.Ranks, Exchange: mixed.Through(parent), TCP: tcp.Config{Job: "bench"}})
+	return mixed.Open(ctx, mixed.Config{Ranks: j.ranks(), Size: j.Options.Ranks, Exchange: mixed.Through(parent), NoSharedMemory: true, TCP: tcp.Config{Job: "bench"}})
 }
 
 // config returns the communicator's configuration.

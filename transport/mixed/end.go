@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -15,6 +16,7 @@ type group struct {
 	places  []transport.Place
 	domains map[int][]int // the ranks of each domain, in order
 	index   []int         // by rank: its number in its domain
+	stage   int           // bytes of a rank's stage, the same in all domains
 }
 
 func newGroup(places []transport.Place) *group {
@@ -23,8 +25,20 @@ func newGroup(places []transport.Place) *group {
 		g.index[r] = len(g.domains[p.Domain])
 		g.domains[p.Domain] = append(g.domains[p.Domain], r)
 	}
+	g.stage = stageShared
+	for _, d := range g.domains {
+		if len(d) > 1 && !slices.ContainsFunc(d, func(r int) bool { return places[r].Worker != places[d[0]].Worker }) {
+			g.stage = stageLocal
+		}
+	}
 	return g
 }
+
+// What all packages have at least for a rank's stage: shm, and mem.
+const (
+	stageShared = 512 << 10
+	stageLocal  = 64 << 10
+)
 
 // domainEnd is what an end of a domain must be able to do.
 type domainEnd interface {
@@ -47,6 +61,7 @@ type end struct {
 	*group
 	domain []int
 	near   domainEnd // memory
+	stage  []byte    // of a rank that is a domain by itself
 }
 
 var (
@@ -59,7 +74,13 @@ var (
 )
 
 func newEnd(g *group, rank int, near, far transport.Endpoint) *end {
-	return &end{allEnd: far.(allEnd), group: g, domain: g.domains[g.places[rank].Domain], near: near.(domainEnd)}
+	e := &end{allEnd: far.(allEnd), group: g, domain: g.domains[g.places[rank].Domain], near: near.(domainEnd)}
+	if len(e.domain) == 1 {
+		e.stage = make([]byte, g.stage+64)
+		at := -int(uintptr(unsafe.Pointer(&e.stage[0]))) & 63
+		e.stage = e.stage[at:][:g.stage:g.stage]
+	}
+	return e
 }
 
 // Transport returns the names of both transports: "mem+tcp", "shm+tcp".
@@ -107,12 +128,11 @@ func (e *end) Domain() []int { return e.domain }
 
 func (e *end) Reachable(m tensor.Memory) bool { return e.near.Reachable(m) }
 
-// stageBytes is the length of a rank's stage, whatever its domain has: it must be the same for all.
-const stageBytes = 64 << 10
-
 func (e *end) Stage(rank int) []byte {
-	s := e.near.Stage(e.index[rank])
-	return s[:min(len(s), stageBytes):min(len(s), stageBytes)]
+	if e.stage != nil {
+		return e.stage
+	}
+	return e.near.Stage(e.index[rank])[:e.group.stage:e.group.stage]
 }
 
 func (e *end) Signal(mark int) error { return e.near.Signal(mark) }

@@ -1,8 +1,13 @@
 package mixed_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -11,16 +16,40 @@ import (
 
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/shm"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open makes a group of n ranks, each process of which has so many, or fewer.
-func open(t testing.TB, n, each int) []transport.Endpoint {
+// mode says how the ranks of a test's group are spread.
+type mode struct {
+	name   string
+	each   int                // ranks of a process
+	apart  func(p int) string // the host of a process; nil: no shared memory at all
+	domain func(n, rank int) int
+	reach  string // what Describe says of rank 0 and rank 3 of 5
+	where  string // what Transport says then
+}
+
+func oneHost(int) string { return "" }
+
+var modes = []mode{
+	{"processes of two ranks", 2, nil, transporttest.Pairs, "messages, by tcp", "mem+tcp"},
+	{"processes of one rank", 1, nil, nil, "messages, by tcp", "tcp"},
+	{"one process", 8, nil, transporttest.OneDomain, "memory, by mem", "mem"},
+	{"one host", 1, oneHost, transporttest.OneDomain, "memory, by shm", "shm"},
+	{"hosts of two processes", 1, func(p int) string { return string(rune('a' + p/2)) }, transporttest.Pairs, "messages, by tcp", "shm+tcp"},
+}
+
+// open makes a group of n ranks.
+func (m *mode) open(t testing.TB, n int) []transport.Endpoint {
 	t.Helper()
-	processes := (n + each - 1) / each
+	if m.apart != nil && shm.HostID() == "" {
+		t.Skip("processes cannot share memory on this system")
+	}
+	processes := (n + m.each - 1) / m.each
 	exchanges := mixed.InProcess(processes)
 	out := make([]transport.Endpoint, n)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -28,15 +57,21 @@ func open(t testing.TB, n, each int) []transport.Endpoint {
 	var wg sync.WaitGroup
 	for p := range processes {
 		wg.Go(func() {
-			cfg := mixed.Config{Size: n, Epoch: 5, Exchange: exchanges[p], TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)}}
-			for r := p * each; r < min(n, (p+1)*each); r++ {
+			cfg := mixed.Config{
+				Size: n, Epoch: 5, Exchange: exchanges[p], NoSharedMemory: m.apart == nil,
+				TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)},
+			}
+			if m.apart != nil {
+				cfg.Apart = m.apart(p)
+			}
+			for r := p * m.each; r < min(n, (p+1)*m.each); r++ {
 				cfg.Ranks = append(cfg.Ranks, r)
 			}
 			ends, err := mixed.Open(ctx, cfg)
 			if err != nil {
 				t.Errorf("process %d: %v", p, err)
 			}
-			copy(out[p*each:], ends)
+			copy(out[p*m.each:], ends)
 		})
 	}
 	wg.Wait()
@@ -47,21 +82,126 @@ func open(t testing.TB, n, each int) []transport.Endpoint {
 }
 
 func TestConformance(t *testing.T) {
-	for _, mode := range []struct {
-		name   string
-		each   int
-		domain func(n, rank int) int
-	}{
-		{"pairs", 2, transporttest.Pairs},
-		{"alone", 1, nil},
-		{"together", 8, transporttest.OneDomain},
-	} {
-		t.Run(mode.name, func(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
 			transporttest.Run(t, transporttest.Transport{
-				Open:    func(t *testing.T, n int) []transport.Endpoint { return open(t, n, mode.each) },
-				Domain:  mode.domain,
-				Buffers: true,
+				Open:      func(t *testing.T, n int) []transport.Endpoint { return m.open(t, n) },
+				Domain:    m.domain,
+				Processes: m.apart != nil,
+				Buffers:   true,
 			})
 		})
 	}
+}
+
+func TestDescribe(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			ends := m.open(t, 5)
+			text := mixed.Describe(ends[0])
+			if want := "rank 0 and rank 3: " + m.reach + "\n"; !strings.Contains(text, want) || strings.Count(text, "\n") != 4 {
+				t.Errorf("got\n%s, want four lines with %s", text, want)
+			}
+			if got := ends[0].Transport(); got != m.where {
+				t.Errorf("Transport is %q, want %q", got, m.where)
+			}
+			places := ends[0].(transport.Placer).Places()
+			for r, p := range places {
+				for s, q := range places {
+					if together := m.domain != nil && m.domain(5, r) == m.domain(5, s) || r == s; together != (p.Domain == q.Domain) {
+						t.Errorf("ranks %d and %d are at %+v and %+v", r, s, p, q)
+					}
+				}
+			}
+			for _, e := range ends {
+				e.Close()
+			}
+		})
+	}
+}
+
+// TestStages: they are equally long in all domains, whatever their kind.
+func TestStages(t *testing.T) {
+	for _, m := range modes {
+		ends := m.open(t, 5)
+		var lengths []int
+		for _, e := range ends {
+			if marker, ok := e.(transport.Marker); ok {
+				lengths = append(lengths, len(marker.Stage(e.Rank())))
+			}
+		}
+		for _, n := range lengths {
+			if n != lengths[0] || n < 64<<10 {
+				t.Errorf("%s: stages of %v bytes", m.name, lengths)
+				break
+			}
+		}
+		for _, e := range ends {
+			e.Close()
+		}
+	}
+}
+
+// TestBadCards: processes that do not fit together are told so, all of them, and nothing hangs.
+func TestBadCards(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  [2]mixed.Config
+		want string
+	}{
+		{"one rank twice", [2]mixed.Config{{Size: 3, Ranks: []int{0, 1}}, {Size: 3, Ranks: []int{1, 2}}}, "both say that they have rank 1"},
+		{"a rank of nobody", [2]mixed.Config{{Size: 3, Ranks: []int{0}}, {Size: 3, Ranks: []int{2}}}, "no process has rank 1 of 3"},
+		{"another size", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 3, Ranks: []int{1}}}, "is in epoch 0 with"},
+		{"another epoch", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, Epoch: 1}}, "is in epoch"},
+		{"another job", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, TCP: tcp.Config{Job: "x"}}}, `job "x"`},
+	} {
+		exchanges := mixed.InProcess(2)
+		var wg sync.WaitGroup
+		for p, cfg := range c.cfg {
+			cfg.Exchange = exchanges[p]
+			wg.Go(func() {
+				if _, err := mixed.Open(context.Background(), cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%s: process %d got %v, want %q", c.name, p, err, c.want)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for _, cfg := range []mixed.Config{{}, {Size: 2, Ranks: []int{1, 0}}, {Size: 2, Ranks: []int{2}}, {Size: 2, Ranks: []int{0}}} {
+		if _, err := mixed.Open(context.Background(), cfg); err == nil {
+			t.Errorf("Open with ranks %v of %d and no Exchange: no error", cfg.Ranks, cfg.Size)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := mixed.Open(ctx, mixed.Config{Size: 2, Ranks: []int{0}, Exchange: mixed.InProcess(2)[0]}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("nobody else comes: %v", err)
+	}
+}
+
+// TestCollect: children that know only their parent learn of each other.
+func TestCollect(t *testing.T) {
+	var children []io.ReadWriter
+	var wg sync.WaitGroup
+	for i := range 3 {
+		a, b := net.Pipe()
+		children = append(children, a)
+		wg.Go(func() {
+			defer b.Close()
+			all, err := mixed.Through(b)(context.Background(), bytes.Repeat([]byte{byte(i)}, i*1000))
+			if err != nil || len(all) != 3 || len(all[2]) != 2000 || len(all[0]) != 0 {
+				t.Errorf("child %d: %v", i, err)
+			}
+		})
+	}
+	if err := mixed.Collect(children); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	a, b := net.Pipe()
+	go func() { b.Write([]byte{255, 255, 255, 255}); b.Close() }()
+	if err := mixed.Collect([]io.ReadWriter{a}); err == nil || !strings.Contains(err.Error(), "want at most") {
+		t.Errorf("a card that claims 4 GiB: %v", err)
+	}
+	a.Close()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
+	"github.com/lockstep-ml/lockstep/transport/shm"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
@@ -29,6 +30,10 @@ type Config struct {
 	Exchange Exchange
 	// TCP sets up the connections between processes, and names the job.
 	TCP tcp.Config
+	// NoSharedMemory keeps this process's ranks from sharing memory with those of other processes.
+	NoSharedMemory bool
+	// Apart keeps processes apart that give different texts: they are taken for being on different hosts.
+	Apart string
 	// Advertise is the host that others dial, if it is not what TCP.Listen says: needed if that is a wildcard.
 	Advertise string
 }
@@ -41,6 +46,7 @@ type card struct {
 	Job   string `json:"job"`
 	Addr  string `json:"addr"` // of its node
 	Host  string `json:"host"` // equal: memory can be shared; empty: with nobody
+	Apart string `json:"apart,omitempty"`
 }
 
 // cardMax bounds a card, in bytes.
@@ -88,7 +94,10 @@ func (c *Config) check() error {
 
 // meet exchanges cards and returns what they say.
 func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
-	mine := card{Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr()}
+	mine := card{Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Apart: c.Apart}
+	if !c.NoSharedMemory {
+		mine.Host = shm.HostID()
+	}
 	if c.Advertise != "" {
 		_, port, err := net.SplitHostPort(mine.Addr)
 		if err != nil {
@@ -138,7 +147,8 @@ type layout struct {
 // newLayout reads the cards of all processes, of which mine is one.
 func newLayout(mine *card, cards []card) (*layout, error) {
 	l := &layout{addrs: make([]string, mine.Size), places: make([]transport.Place, mine.Size)}
-	domain, host := map[string]int{}, map[string]int{}
+	host := numbering{}
+	sharers := map[string]int{} // ranks by host
 	for p := range cards {
 		c := &cards[p]
 		switch {
@@ -147,20 +157,8 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 		case c.Epoch != mine.Epoch || c.Size != mine.Size:
 			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d", c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
 		}
-		d, h := c.Host, c.Host
-		if c.Host == "" {
-			d = "process " + c.Addr
-			h, _, _ = net.SplitHostPort(c.Addr)
-		}
-		at, ok := domain[d]
-		if !ok {
-			at = len(l.domains)
-			domain[d] = at
-			l.domains = append(l.domains, nil)
-		}
-		if _, ok := host[h]; !ok {
-			host[h] = len(host)
-		}
+		name := c.host()
+		sharers[name] += len(c.Ranks)
 		for _, r := range c.Ranks {
 			switch {
 			case r < 0 || r >= mine.Size:
@@ -169,8 +167,7 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 				return nil, fmt.Errorf("mixed: the processes at %s and %s both say that they have rank %d", l.addrs[r], c.Addr, r)
 			}
 			l.addrs[r] = c.Addr
-			l.places[r] = transport.Place{Worker: p, Domain: at, Host: host[h]}
-			l.domains[at] = append(l.domains[at], r)
+			l.places[r] = transport.Place{Worker: p, Host: host.of(name)}
 		}
 	}
 	for r, addr := range l.addrs {
@@ -178,15 +175,46 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 			return nil, fmt.Errorf("mixed: no process has rank %d of %d", r, mine.Size)
 		}
 	}
-	for _, d := range l.domains {
-		slices.Sort(d)
-	}
 	for _, r := range mine.Ranks {
 		if l.addrs[r] != mine.Addr {
 			return nil, fmt.Errorf("mixed: this process's card is not among those of all processes: rank %d is at %s", r, l.addrs[r])
 		}
 	}
+	domain := numbering{}
+	for r := range l.places {
+		p := &l.places[r]
+		c := &cards[p.Worker]
+		name := c.host()
+		if c.Host != "" && sharers[name] <= shm.SizeMax {
+			p.Domain = domain.of("host " + name)
+		} else {
+			p.Domain = domain.of("process " + c.Addr)
+		}
+	}
+	l.domains = make([][]int, len(domain))
+	for r, p := range l.places {
+		l.domains[p.Domain] = append(l.domains[p.Domain], r)
+	}
 	return l, nil
+}
+
+// host returns what tells the card's host from others.
+func (c *card) host() string {
+	if c.Host != "" {
+		return c.Host + " " + c.Apart
+	}
+	host, _, _ := net.SplitHostPort(c.Addr)
+	return host + " " + c.Apart
+}
+
+// numbering gives names numbers, from 0 on.
+type numbering map[string]int
+
+func (n numbering) of(name string) int {
+	if _, ok := n[name]; !ok {
+		n[name] = len(n)
+	}
+	return n[name]
 }
 
 // alone reports whether every rank is a domain of its own.
@@ -202,7 +230,7 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 		}
 	}()
 	if !l.alone() {
-		if near, err = l.near(cfg); err != nil {
+		if near, err = l.near(ctx, cfg); err != nil {
 			return nil, err
 		}
 	}
@@ -223,8 +251,23 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 }
 
 // near makes the ends of this process's ranks in their domain.
-func (l *layout) near(cfg *Config) ([]transport.Endpoint, error) {
-	return mem.New(len(cfg.Ranks)), nil
+func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, error) {
+	domain := l.domains[l.places[cfg.Ranks[0]].Domain]
+	if len(domain) == len(cfg.Ranks) {
+		return mem.New(len(domain)), nil
+	}
+	var mine []int
+	for _, r := range cfg.Ranks {
+		mine = append(mine, slices.Index(domain, r))
+	}
+	ends, err := shm.Open(ctx, shm.Config{
+		Name: fmt.Sprintf("%s/%d/%s", cfg.TCP.Job, cfg.Epoch, l.addrs[domain[0]]), // the address is its process's alone
+		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: len(domain), Ranks: mine,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mixed: sharing memory among ranks %v: %w", domain, err)
+	}
+	return ends, nil
 }
 
 func closeAll(ends []transport.Endpoint) {

@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 
@@ -50,8 +49,8 @@ func (h *head) encode(b *[headBytes]byte) {
 	le.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
 }
 
-// errFrame is that what arrived is no frame of this protocol.
-var errFrame = errors.New("what arrived is no valid frame")
+// errFrame is that what arrived is no frame of this protocol, or was damaged.
+var errFrame = fmt.Errorf("%w: what arrived is no valid frame", transport.ErrCorrupt)
 
 func (h *head) decode(b *[headBytes]byte) error {
 	le := binary.LittleEndian

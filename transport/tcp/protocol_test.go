@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
+	"os"
 	"strings"
 	"testing"
 
@@ -200,5 +202,26 @@ func TestRing(t *testing.T) {
 	}
 	if !bytes.HasPrefix(put, got) || len(put)-len(got) != r.n || len(got) < 1000 {
 		t.Errorf("put %d bytes, got %d, %d are left", len(put), len(got), r.n)
+	}
+}
+
+// TestPage: docs/wire.md has every reason to refuse, and the lengths, as they are.
+func TestPage(t *testing.T) {
+	text, err := os.ReadFile("../../docs/wire.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		fmt.Sprintf("# The wire format, version %d\n", Version), fmt.Sprintf("### Greeting, %d bytes\n", helloBytes),
+		fmt.Sprintf("### Answer, %d bytes and a text\n", replyBytes), fmt.Sprintf("a head of %d bytes, then the data", headBytes),
+		fmt.Sprintf("a head of %d bytes, then at most 4,096 bytes of text", messageBytes),
+	}
+	for r := accepted + 1; r < refusals; r++ {
+		want = append(want, fmt.Sprintf("\n| %d | %v | ", r, r))
+	}
+	for _, w := range want {
+		if !strings.Contains(string(text), w) {
+			t.Errorf("docs/wire.md does not have %q", w)
+		}
 	}
 }
