@@ -259,21 +259,20 @@ func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 			at[i] = 0
 		}
 	}
+	sums := out
 	if t.DType().IsFloat() {
-		sums := make([]float64, out.Len())
-		for _, x := range t.Float64s() {
-			sums[where()] += x
-			next()
-		}
-		return fromFloats(t.DType(), shape, func(i int) float64 { return sums[i] })
+		t, sums = tensor.Of(t.Float64s(), t.Shape()...), tensor.New(tensor.Float64, shape...)
 	}
 	size := t.DType().Bytes()
 	for i := range t.Len() {
-		o := unsafe.Add(out.Memory().Ptr, where()*size)
+		o := unsafe.Add(sums.Memory().Ptr, where()*size) // by the kernel, so that NaNs have the bits that they have elsewhere
 		kernel.Reduce(kernel.Sum, t.DType(), o, o, unsafe.Add(t.Memory().Ptr, i*size), 1)
 		next()
 	}
-	return out
+	if sums == out {
+		return out
+	}
+	return fromFloats(out.DType(), shape, func(i int) float64 { return tensor.Data[float64](sums)[i] })
 }
 
 // stack returns a leaf as a tensor, and a list or tuple of values of one shape as one tensor with a new first dimension.

@@ -27,6 +27,13 @@
 // is mirrored (kept equal by its updates) or sync-on-read (one value per replica, aggregated when it is read in
 // cross-replica context).
 //
+// # Reductions
+//
+// Tensors of one call travel in packs ([Options].BytesPerPack), and [Replica.AllReducePacks] yields each as it is there.
+// [CrossDeviceOps] carry out reductions across replicas; all kinds, all packs and [Replica.AllReduce] itself give the same
+// bits, the canonical tree's. [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and
+// [Replica.AllGatherGradient] carry gradients back through a collective.
+//
 // # Failure
 //
 // No call can hang. When a replica returns early, panics, makes another call than its peers, or blocks for ever, every
@@ -36,6 +43,5 @@
 // # What is not here
 //
 // Training over several workers. docs/tf-distribute.md has a row for every name of tf.distribute, with what differs and why.
-// Logical CPU devices differ from
-// TensorFlow, which has one unless told otherwise: here there is one per core.
+// Logical CPU devices differ from TensorFlow, which has one unless told otherwise: here there is one per core.
 package distribute
