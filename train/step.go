@@ -8,6 +8,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -17,11 +18,66 @@ var scalarNames = []string{"loss and metrics"}
 // step makes one training step: gradients, their sum over replicas, apply, and then the new values on all replicas or on none.
 func (t *Trainer) step(ctx context.Context, g *globalBatch) error {
 	return t.transact(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		return t.reduceAndApply(ctx, r, g)
+	})
+}
+
+// reduceAndApply applies each of the program's packs when its gradients are there, while those of later packs still travel.
+func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
+	if len(t.packs) == 1 {
 		if err := t.reduceGradients(ctx, r, g); err != nil {
 			return err
 		}
 		return t.apply(ctx, r.ID())
-	})
+	}
+	p := &t.parts[r.ID()]
+	out, err := t.gradients(ctx, r.ID(), g)
+	if err != nil {
+		return err
+	}
+	p.flatten(t.packs, out.Tensors)
+	for done, err := range r.AllReducePacks(ctx, distribute.Sum, p.flat.dst, p.flat.src, t.flatNames) {
+		if err != nil {
+			return err
+		}
+		for _, i := range done {
+			k := t.flatPacks[i]
+			if p.flat.left[k]--; p.flat.left[k] > 0 {
+				continue
+			}
+			if err := t.program.Apply(ctx, r.ID(), k); err != nil {
+				return fmt.Errorf("apply: %w", err)
+			}
+		}
+	}
+	return t.reduceScalars(ctx, r, out.Loss, out.Metrics)
+}
+
+// gradients computes the replica's share of the gradients.
+func (t *Trainer) gradients(ctx context.Context, id int, g *globalBatch) (engine.Gradients, error) {
+	out, err := t.program.Gradients(ctx, id, g.shares[id], g.weightSum, randomState(t.config.Seed, t.committed, id))
+	if err != nil {
+		return out, fmt.Errorf("gradients: %w", err)
+	}
+	return out, nil
+}
+
+// flat is a replica's gradients as one list, the program's packs one after the other.
+type flat struct {
+	dst, src []*tensor.Tensor
+	left     []int // by pack: gradients that are not reduced yet
+}
+
+func (p *part) flatten(packs []pack, gradients []*tensor.Tensor) {
+	f := &p.flat
+	f.dst, f.src, f.left = f.dst[:0], f.src[:0], f.left[:0]
+	for k, pack := range packs {
+		f.dst = append(f.dst, p.inputs[k]...)
+		for _, parameter := range pack.parameters {
+			f.src = append(f.src, gradients[parameter])
+		}
+		f.left = append(f.left, len(pack.parameters))
+	}
 }
 
 // transact runs f on every replica, then commits on all or, if any failed, discards on all.
@@ -93,10 +149,9 @@ func (d *door) closeAndWait() {
 // its part.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
 	id, p := r.ID(), &t.parts[r.ID()]
-	rng := randomState(t.config.Seed, t.committed, id)
-	out, err := t.program.Gradients(ctx, id, g.shares[id], g.weightSum, rng)
+	out, err := t.gradients(ctx, id, g)
 	if err != nil {
-		return fmt.Errorf("gradients: %w", err)
+		return err
 	}
 	for k, pack := range t.packs {
 		for i, parameter := range pack.parameters {

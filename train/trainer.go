@@ -18,6 +18,8 @@ type Trainer struct {
 	config    Config
 	parts     []part // by replica
 	packs     []pack
+	flatNames []string // of all packs' parameters, one pack after the other
+	flatPacks []int    // the pack of each
 	metrics   []string
 	variables []engine.Variable
 	committed int64 // steps whose values are visible
@@ -35,6 +37,7 @@ type part struct {
 	gradients [][]*tensor.Tensor // by pack: of the current step
 	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics
 	global    []*tensor.Tensor   // the same, over all replicas
+	flat      flat               // gradients and inputs as one list
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer.
@@ -58,6 +61,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	}
 	t := &Trainer{strategy: s, program: program, config: cfg, metrics: program.Metrics(), variables: program.Variables()}
 	t.packs = packsOf(program)
+	for k, pack := range t.packs {
+		for _, name := range pack.names {
+			t.flatNames, t.flatPacks = append(t.flatNames, name), append(t.flatPacks, k)
+		}
+	}
 	for replica := range n {
 		t.parts = append(t.parts, t.newPart(replica))
 	}

@@ -22,7 +22,7 @@ type trainFlags struct {
 	replicas                     int
 	devices                      []string
 	globalBatch, batchPerReplica int
-	epochs, steps                int
+	epochs, steps, packs         int
 	optimizer                    string
 	learningRate                 float64
 	schedule                     string
@@ -81,6 +81,7 @@ second one stops at once.`,
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples of a step on each replica, instead of --global-batch")
 	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist; or what --steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after so many steps (default no limit)")
+	f.IntVar(&o.packs, "packs", 1, "parts in which gradients travel and are applied, one while the next ones travel")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "how the learning rate changes from epoch to epoch: cosine (falls to 0), constant")
@@ -145,6 +146,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		{"batch-per-replica", o.batchPerReplica, 1},
 		{"epochs", o.epochs, 0},
 		{"steps", o.steps, 1},
+		{"packs", o.packs, 1},
 		{"shift", o.shift, 0},
 	} {
 		if given(c.flag) && c.value < c.least {

@@ -81,6 +81,7 @@ func (r *trainRun) open() (err error) {
 		return err
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
+	m.Packs = r.flags.packs
 	r.session, err = openSession(r.in, sessionConfig{
 		engine: r.flags.engine, plugin: r.flags.plugin,
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices, logicalCPUs: r.flags.logicalCPUs(),

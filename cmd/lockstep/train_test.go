@@ -75,6 +75,20 @@ func TestSeedDecides(t *testing.T) {
 	}
 }
 
+// TestPacksGiveTheSameBits: how gradients are packed changes nothing.
+func TestPacksGiveTheSameBits(t *testing.T) {
+	var first any
+	for _, packs := range []string{"1", "2", "4"} {
+		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--packs", packs)
+		if first == nil {
+			first = s["weights_hash"]
+		}
+		if got := s["weights_hash"]; got != first {
+			t.Errorf("%s packs gave %v, one gave %v", packs, got, first)
+		}
+	}
+}
+
 // TestReplicasGiveTheSameWeights: 30 steps of 100 examples on 1, 2 and 3 replicas differ in rounding only.
 func TestReplicasGiveTheSameWeights(t *testing.T) {
 	steps := "30"
