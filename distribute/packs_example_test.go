@@ -56,3 +56,46 @@ func ExampleCollectiveHints() {
 	//   1: <tf.Variable 'bias/replica_1:0' shape=(2,) dtype=float32, numpy=array([4., 2.], dtype=float32)>
 	// }
 }
+
+// Every replica gets what all of them have, though of different lengths.
+func ExampleReplica_AllGather() {
+	s := twoReplicas()
+	defer s.Close()
+
+	out, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, mine []int32) (distribute.Value, error) {
+		return r.AllGather(ctx, tensor.From(mine), 0)
+	}, [][]int32{{1, 2, 3}, {4}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(out[0])
+	fmt.Println(out[1])
+	// Output:
+	// tf.Tensor([1 2 3 4], shape=(4,), dtype=int32)
+	// tf.Tensor([1 2 3 4], shape=(4,), dtype=int32)
+}
+
+// The gradients of a look-up are rows of a table: all replicas' are kept, as in TensorFlow, or those of one index added.
+func ExampleSparse() {
+	s := twoReplicas()
+	defer s.Close()
+
+	for _, way := range []distribute.Sparse{distribute.SparseKeep, distribute.SparseAuto} {
+		out, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+			rows := &tensor.IndexedSlices{
+				Values:     tensor.From([]float32{1, 2}, 2, 1),
+				Indices:    tensor.From([]int64{7, int64(r.ID())}),
+				DenseShape: tensor.From([]int64{1000, 1}),
+			}
+			return r.AllReduce(ctx, distribute.Sum, rows, distribute.Options{Sparse: way})
+		}, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		rows := out[0].(*tensor.IndexedSlices)
+		fmt.Println(way, rows.Indices.Format(), rows.Values.Reshape(rows.Values.Len()).Format())
+	}
+	// Output:
+	// keep [7 0 7 1] [1. 2. 1. 2.]
+	// auto [0 1 7] [2. 2. 2.]
+}

@@ -2,6 +2,7 @@ package packing_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -138,7 +139,7 @@ func TestPlanOrder(t *testing.T) {
 func TestChosenSize(t *testing.T) {
 	for _, c := range []packing.Costs{packing.MemoryCosts, packing.MessageCosts, {}, {Latency: time.Second}} {
 		before := 0
-		for total := 1; total < 1<<40; total *= 4 {
+		for total := 1; total < math.MaxInt/8; total *= 4 {
 			n := c.BytesPerPack(total)
 			switch {
 			case n == packing.OnePack && before > 0:
