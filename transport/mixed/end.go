@@ -62,6 +62,21 @@ type end struct {
 	domain []int
 	near   domainEnd // memory
 	stage  []byte    // of a rank that is a domain by itself
+	wait   outer     // of the rank that waits for its domain
+}
+
+// outer is a caller's context for a wait in the domain. It marks what ends the wait from outside: such an error is the
+// caller's, and the ranks in it are not the domain's.
+type outer struct{ context.Context }
+
+type fromOutside struct{ error }
+
+// Park implements [transport.Parker].
+func (o *outer) Park(ready <-chan struct{}) error {
+	if err := transport.Park(o.Context, ready); err != nil {
+		return fromOutside{err}
+	}
+	return nil
 }
 
 var (
@@ -109,6 +124,9 @@ func (e *end) Close() error { return errors.Join(e.near.Close(), e.allEnd.Close(
 
 // mapped turns the ranks of a domain's error into the group's.
 func (e *end) mapped(err error) error {
+	if outside := (fromOutside{}); errors.As(err, &outside) {
+		return outside.error
+	}
 	if down := (*transport.PeerDown)(nil); errors.As(err, &down) {
 		return &transport.PeerDown{Rank: e.domain[down.Rank], Err: down.Err}
 	}
@@ -141,7 +159,8 @@ func (e *end) Await(ctx context.Context, rank, mark int) error {
 	if rank >= 0 {
 		rank = e.index[rank]
 	}
-	return e.mapped(e.near.Await(ctx, rank, mark))
+	e.wait.Context = ctx
+	return e.mapped(e.near.Await(&e.wait, rank, mark))
 }
 
 func (e *end) Behind(mark int, ranks []int) []int {
