@@ -425,7 +425,7 @@ func agreement(g *group, domain []transport.Marker, patience func(rank int) time
 // withdrawRace: whoever tries to leave while the last ones arrive, all ranks agree which calls have started.
 func withdrawRace(g *group) {
 	random, seed := seeded(g.T)
-	for range 60 {
+	for range 40 {
 		g := g.again()
 		domain := g.shared()
 		patience := map[int]time.Duration{}
@@ -514,7 +514,7 @@ func interrupt(g *group) {
 // interruptRace: an interrupt comes from outside at any moment; all ranks agree which calls have started.
 func interruptRace(g *group) {
 	random, seed := seeded(g.T)
-	for range 60 {
+	for range 40 {
 		g := g.again()
 		domain := g.shared()
 		var interrupted atomic.Int32

@@ -231,7 +231,7 @@ func async(f func() error) <-chan error {
 // pass lets a moment pass where time is virtual: there nothing else may take any.
 func (g *group) pass() {
 	if g.Virtual {
-		time.Sleep(time.Microsecond)
+		time.Sleep(5 * time.Microsecond)
 	}
 }
 
@@ -259,10 +259,14 @@ func receive(c context.Context, e transport.Endpoint, from int, in []byte) error
 	return e.Exchange(c, -1, transport.Frame{}, from, in)
 }
 
-// pattern fills bytes that tell sender, receiver and round apart.
+// pattern fills bytes that tell sender, receiver and round apart, and most places.
 func pattern(b []byte, from, to, round int) []byte {
-	for i := range b {
-		b[i] = byte(i*7 + i>>8*13 + from*31 + to*131 + round*17)
+	const period = 251 // no buffer's size
+	for i := range min(len(b), period) {
+		b[i] = byte(i*7 + from*31 + to*131 + round*17)
+	}
+	for n := period; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 	return b
 }

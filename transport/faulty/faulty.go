@@ -1,0 +1,338 @@
+// Package faulty wraps endpoints and has happen to them what happens in the world: calls are late, peers are lost, processes die
+// or stop, frames come damaged, twice or cut short. What happens when is drawn from a seed, call by call: the same calls meet
+// the same faults. It is for tests of what lies above a transport, over any transport; package simnet has faults at given times.
+package faulty
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// Fault is what happens in a call.
+type Fault uint8
+
+// The faults.
+const (
+	Delay    Fault = iota // the call begins up to Config.DelayMax later
+	Cut                   // the connection with the peer of the call is lost: a PeerDown with ErrCut, now and in all later calls
+	Kill                  // the rank's process dies: its end is closed, and its calls return ErrKilled
+	Stop                  // the call waits until its context ends or the end is closed
+	Corrupt               // the frame received is damaged, and its checksum says so: a PeerDown with transport.ErrCorrupt
+	Header                // the frame received has one bit of its header wrong, and no checksum says so
+	Replay                // before the frame received comes once more the one before it
+	Truncate              // the frame sent lacks its last byte
+	faults
+)
+
+// String returns the fault in lower case: "delay".
+func (f Fault) String() string {
+	names := [...]string{"delay", "cut", "kill", "stop", "corrupt", "header", "replay", "truncate"}
+	if f < faults {
+		return names[f]
+	}
+	return fmt.Sprintf("Fault(%d)", uint8(f))
+}
+
+// Why calls fail.
+var (
+	ErrCut    = errors.New("faulty: connection cut")
+	ErrKilled = errors.New("faulty: this process was killed")
+)
+
+// Config says what happens.
+type Config struct {
+	Seed     uint64
+	Rate     map[Fault]float64                    // how likely each fault is in a call that it can happen in, 0 to 1
+	DelayMax time.Duration                        // default 1 ms
+	Once     bool                                 // after the first fault that is no delay nothing happens to this rank any more
+	Note     func(rank int, call string, f Fault) // is told of each; nil: nobody is
+}
+
+// Wrap returns an endpoint that is e, and a Marker, Poster, Allocator, Asker, Placer and Splitter where e is, and to which things
+// happen: in Exchange, Post, Complete, Signal and Await. Groups split from it are wrapped as well.
+func Wrap(e transport.Endpoint, cfg Config) transport.Endpoint {
+	if cfg.DelayMax == 0 {
+		cfg.DelayMax = time.Millisecond
+	}
+	w := &end{
+		Endpoint: e, cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, uint64(e.Rank()))), closed: make(chan struct{}),
+		last: map[int]transport.Header{}, cut: map[int]bool{},
+	}
+	w.marker, _ = e.(transport.Marker)
+	w.poster, _ = e.(transport.Poster)
+	return w.as()
+}
+
+// WrapAll wraps all endpoints.
+func WrapAll(ends []transport.Endpoint, cfg Config) []transport.Endpoint {
+	out := make([]transport.Endpoint, len(ends))
+	for i, e := range ends {
+		out[i] = Wrap(e, cfg)
+	}
+	return out
+}
+
+// end is a wrapped endpoint.
+type end struct {
+	transport.Endpoint
+	cfg    Config
+	marker transport.Marker // nil if it is none
+	poster transport.Poster
+
+	// Used by the rank's goroutine only.
+	random *rand.Rand
+	judge  func(peer int, h transport.Header) error
+	last   map[int]transport.Header // received, by sender
+	cut    map[int]bool             // connections
+	over   bool                     // Once has happened
+	posted []call
+	waits  int   // the rank whose frame the current call receives, or -1
+	spoil  Fault // what happens to that frame; faults: nothing
+
+	mu     sync.Mutex
+	killed bool
+	shut   bool
+	closed chan struct{}
+}
+
+// call is an exchange, as it was asked for.
+type call struct {
+	to, from int
+	in       []byte
+	spoil    Fault
+}
+
+// draws reports whether the fault happens in this call.
+func (e *end) draws(name string, f Fault) bool {
+	rate := e.cfg.Rate[f]
+	if rate == 0 || e.over || e.random.Float64() >= rate {
+		return false
+	}
+	e.over = e.cfg.Once && f != Delay
+	if e.cfg.Note != nil {
+		e.cfg.Note(e.Rank(), name, f)
+	}
+	return true
+}
+
+// strike has happen what can in any call, and returns the error with which it ends, if it does.
+func (e *end) strike(name string, peers ...int) error {
+	if e.isKilled() {
+		return ErrKilled
+	}
+	if e.draws(name, Delay) {
+		time.Sleep(time.Duration(e.random.Int64N(int64(e.cfg.DelayMax))) + 1)
+	}
+	if e.draws(name, Kill) {
+		e.mu.Lock()
+		e.killed = true
+		e.mu.Unlock()
+		if err := e.Close(); err != nil {
+			return errors.Join(ErrKilled, err)
+		}
+		return ErrKilled
+	}
+	for _, p := range peers {
+		if p < 0 || p == e.Rank() {
+			continue
+		}
+		if e.cut[p] || e.draws(name, Cut) {
+			e.cut[p] = true
+			return &transport.PeerDown{Rank: p, Err: ErrCut}
+		}
+	}
+	return nil
+}
+
+// halt is strike for a call that waits.
+func (e *end) halt(ctx context.Context, name string, peers ...int) error {
+	if err := e.strike(name, peers...); err != nil || !e.draws(name, Stop) {
+		return err
+	}
+	if err := transport.Park(ctx, e.closed); err != nil {
+		return err
+	}
+	return transport.ErrClosed
+}
+
+func (e *end) isKilled() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.killed
+}
+
+// begin has happen what can to the frames of an exchange, and returns it as it is carried out.
+func (e *end) begin(name string, to int, out *transport.Frame, from int, in []byte) call {
+	c := call{to: to, from: from, in: in, spoil: faults}
+	if to >= 0 && len(out.Data) > 0 && e.draws(name, Truncate) {
+		out.Data = out.Data[:len(out.Data)-1]
+	}
+	if from >= 0 {
+		_, again := e.last[from]
+		switch {
+		case e.draws(name, Corrupt):
+			c.spoil = Corrupt
+		case e.draws(name, Header):
+			c.spoil = Header
+		case again && e.draws(name, Replay):
+			c.spoil = Replay
+		}
+	}
+	return c
+}
+
+// ended has happen what can to a frame that was received.
+func (e *end) ended(c *call, err error) error {
+	e.waits = -1
+	if e.isKilled() {
+		return ErrKilled
+	}
+	if err == nil && c.spoil == Corrupt {
+		if len(c.in) > 0 {
+			c.in[e.random.IntN(len(c.in))] ^= 1 << e.random.IntN(8)
+		}
+		e.cut[c.from] = true
+		return &transport.PeerDown{Rank: c.from, Err: transport.ErrCorrupt}
+	}
+	return err
+}
+
+func (e *end) Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error {
+	if err := e.halt(ctx, "Exchange", to, from); err != nil {
+		return err
+	}
+	c := e.begin("Exchange", to, &out, from, in)
+	e.waits, e.spoil = from, c.spoil
+	return e.ended(&c, e.Endpoint.Exchange(ctx, to, out, from, in))
+}
+
+func (e *end) Inspect(judge func(peer int, h transport.Header) error) {
+	e.judge = judge
+	e.Endpoint.Inspect(func(peer int, h transport.Header) error {
+		if peer == e.waits {
+			switch e.spoil {
+			case Header:
+				h = FlipBit(h, e.random)
+			case Replay:
+				if err := judge(peer, e.last[peer]); err != nil {
+					return err
+				}
+			}
+			e.last[peer] = h
+		}
+		return judge(peer, h)
+	})
+}
+
+func (e *end) Close() error {
+	e.mu.Lock()
+	if !e.shut {
+		e.shut = true
+		close(e.closed)
+	}
+	e.mu.Unlock()
+	return e.Endpoint.Close()
+}
+
+// posts are the methods of a Poster.
+type posts struct{ e *end }
+
+func (p posts) Post(to int, out transport.Frame, from int, in []byte) error {
+	if err := p.e.strike("Post", to, from); err != nil {
+		return err
+	}
+	c := p.e.begin("Post", to, &out, from, in)
+	if err := p.e.poster.Post(to, out, from, in); err != nil {
+		return err
+	}
+	p.e.posted = append(p.e.posted, c)
+	return nil
+}
+
+func (p posts) Complete(ctx context.Context) error {
+	e := p.e
+	c := e.posted[0]
+	e.posted = slices.Delete(e.posted, 0, 1)
+	struck := e.halt(ctx, "Complete", c.to, c.from)
+	e.waits, e.spoil = c.from, c.spoil
+	if struck != nil { // the memory is still the transport's
+		over, cancel := context.WithCancelCause(context.Background())
+		cancel(struck)
+		ctx = over
+	}
+	err := e.ended(&c, e.poster.Complete(ctx))
+	if struck != nil {
+		return struck
+	}
+	return err
+}
+
+// marks are the methods of a Marker.
+type marks struct{ e *end }
+
+func (m marks) Domain() []int { return m.e.marker.Domain() }
+
+func (m marks) Reachable(mem tensor.Memory) bool { return m.e.marker.Reachable(mem) }
+
+func (m marks) Stage(rank int) []byte { return m.e.marker.Stage(rank) }
+
+func (m marks) Signal(mark int) error {
+	if err := m.e.strike("Signal"); err != nil {
+		return err
+	}
+	return m.e.marker.Signal(mark)
+}
+
+func (m marks) Await(ctx context.Context, rank, mark int) error {
+	if err := m.e.halt(ctx, "Await", rank); err != nil {
+		return err
+	}
+	return m.e.marker.Await(ctx, rank, mark)
+}
+
+func (m marks) Behind(mark int, ranks []int) []int { return m.e.marker.Behind(mark, ranks) }
+
+func (m marks) Withdraw() bool { return m.e.marker.Withdraw() }
+
+func (m marks) Interrupt() { m.e.marker.Interrupt() }
+
+// buffers, texts, places and parts are those of an Allocator, an Asker, a Placer and a Splitter.
+type (
+	buffers struct{ e *end }
+	texts   struct{ e *end }
+	places  struct{ e *end }
+	parts   struct{ e *end }
+)
+
+func (b buffers) NewBuffer(bytes int) (tensor.Memory, error) {
+	return b.e.Endpoint.(transport.Allocator).NewBuffer(bytes)
+}
+
+func (t texts) Answer(text func(seq uint64) []byte) { t.e.Endpoint.(transport.Asker).Answer(text) }
+
+func (t texts) Ask(peer int, seq uint64) []byte {
+	return t.e.Endpoint.(transport.Asker).Ask(peer, seq)
+}
+
+func (p places) Places() []transport.Place { return p.e.Endpoint.(transport.Placer).Places() }
+
+func (p parts) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	if p.e.isKilled() {
+		return nil, ErrKilled
+	}
+	part, err := p.e.Endpoint.(transport.Splitter).Split(id, ranks)
+	if err != nil {
+		return nil, err
+	}
+	cfg := p.e.cfg
+	cfg.Seed ^= id
+	return Wrap(part, cfg), nil
+}
