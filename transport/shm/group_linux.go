@@ -24,7 +24,7 @@ type group struct {
 	first   bool  // it was split from the world's own group
 	domain  []int
 	places  []transport.Place
-	spins   int // looks at the condition before a wait blocks
+	looks   int // at the condition before a wait gives its processor away between looks; 0: it blocks at once
 
 	ends []atomic.Pointer[endpoint] // by rank, the local ones
 
@@ -48,8 +48,12 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		g.domain = append(g.domain, i)
 		g.places = append(g.places, transport.Place{Worker: p})
 	}
-	if w.cfg.Size <= runtime.NumCPU() && len(w.cfg.Ranks) <= runtime.GOMAXPROCS(0) {
-		g.spins = spinLooks
+	switch {
+	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0): // the peer may need this very processor, and cannot get it by a thread
+	case w.cfg.Size <= runtime.NumCPU():
+		g.looks = looksFirst
+	default:
+		g.looks = looksEach
 	}
 	return g, nil
 }

@@ -2,13 +2,42 @@ package shm
 
 import (
 	"context"
-	"runtime"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// spinLooks is how often a wait looks before it blocks.
-const spinLooks = 20000
+// A wait looks some hundred times, if the host has a processor for every rank, which takes about as long as peers that
+// compute at the same pace need to meet. Then it gives its processor to whoever needs it between looks: if that is the peer
+// that is waited for, a call takes microseconds, where spinning on would take until the end of a time slice. After some 30
+// microseconds, about what it costs to block and to be woken, it blocks. The processor is given away to other threads, not to
+// other goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of the peers.
+const (
+	looksFirst = 500  // before it gives the processor away, if there is one for every rank
+	looksEach  = 32   // then, each time
+	looksMax   = 4000 // before it blocks
+)
+
+// spin looks for a while, and reports whether what the rank waits for has happened.
+func (e *endpoint) spin() bool {
+	first := e.g.looks
+	if first == 0 {
+		return false
+	}
+	for i := range looksMax {
+		if e.happened() {
+			return true
+		}
+		if i >= first && i%looksEach == 0 {
+			if e.want.mark == 0 && e.doubted() {
+				return false
+			}
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
+	}
+	return false
+}
 
 // want is what a rank waits for: marks, or with frames set that its exchange goes on.
 type want struct {
@@ -46,16 +75,8 @@ func (e *endpoint) happened() bool {
 // the waiter looks once more when its context ends the wait. A token that comes late or twice ends a later wait early,
 // which looks and blocks again.
 func (e *endpoint) wait(ctx context.Context) error {
-	for i := range e.g.spins {
-		if e.happened() {
-			return nil
-		}
-		if i&255 == 255 {
-			if e.want.mark == 0 && e.doubted() {
-				break
-			}
-			runtime.Gosched()
-		}
+	if e.spin() {
+		return nil
 	}
 	for {
 		e.park()
