@@ -169,6 +169,49 @@ func TestWrongFile(t *testing.T) {
 	}
 }
 
+// TestParkingAllocatesNothing: neither the rank that blocks at once, nor the one that rings.
+func TestParkingAllocatesNothing(t *testing.T) {
+	cfg := Config{Name: t.Name(), Size: 2, Ranks: []int{1}, ArenaBytes: page}
+	opened := make(chan *endpoint)
+	go func() {
+		ends, err := Open(context.Background(), cfg)
+		if err != nil {
+			t.Error(err)
+			close(opened)
+			return
+		}
+		opened <- ends[0].(*endpoint)
+	}()
+	host := cfg
+	host.Ranks = []int{0}
+	ends, err := Open(context.Background(), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := ends[0].(*endpoint), <-opened
+	defer a.Close()
+	if b == nil {
+		return
+	}
+	defer b.Close()
+	a.g.looks, b.g.looks = 0, 0
+	call := func(e *endpoint) {
+		e.Publish(transport.Slot{})
+		if err := errors.Join(e.Signal(0), e.Await(context.Background(), -1, 0), e.Exchange(context.Background(), 1-e.rank, transport.Frame{}, 1-e.rank, nil)); err != nil {
+			t.Error(err)
+		}
+	}
+	const runs = 300
+	go func() {
+		for range runs + 1 {
+			call(b)
+		}
+	}()
+	if n := testing.AllocsPerRun(runs, func() { call(a) }); n >= 1 {
+		t.Errorf("%v allocations per call", n)
+	}
+}
+
 // TestArena gives out and takes back at random, and holds that no two buffers overlap, that all are zero, and that in the end
 // there is one hole.
 func TestArena(t *testing.T) {

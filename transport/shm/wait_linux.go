@@ -2,6 +2,7 @@ package shm
 
 import (
 	"context"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -10,13 +11,13 @@ import (
 
 // A wait looks some hundred times, if the host has a processor for every rank, which takes about as long as peers that
 // compute at the same pace need to meet. Then it gives its processor to whoever needs it between looks: if that is the peer
-// that is waited for, a call takes microseconds, where spinning on would take until the end of a time slice. After some 30
-// microseconds, about what it costs to block and to be woken, it blocks. The processor is given away to other threads, not to
-// other goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of the peers.
+// that is waited for, a call takes microseconds, where spinning on would take until the end of a time slice. It blocks after
+// about the time that it costs to block and to be woken. The processor is given away to other threads, not to other
+// goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of the peers.
 const (
-	looksFirst = 500  // before it gives the processor away, if there is one for every rank
-	looksEach  = 32   // then, each time
-	looksMax   = 4000 // before it blocks
+	looksFirst = 500 // before it gives the processor away, if there is one for every rank
+	looksEach  = 32  // then, each time
+	spinTime   = 50 * time.Microsecond
 )
 
 // spin looks for a while, and reports whether what the rank waits for has happened.
@@ -25,18 +26,24 @@ func (e *endpoint) spin() bool {
 	if first == 0 {
 		return false
 	}
-	for i := range looksMax {
+	var since time.Time
+	for i := 1; ; i++ {
 		if e.happened() {
 			return true
 		}
-		if i >= first && i%looksEach == 0 {
-			if e.want.mark == 0 && e.doubted() {
-				return false
-			}
-			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if i < first || i%looksEach != 0 {
+			continue
 		}
+		if e.want.mark == 0 && e.doubted() {
+			return false
+		}
+		if since.IsZero() {
+			since = time.Now()
+		} else if time.Since(since) > spinTime {
+			return false
+		}
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
-	return false
 }
 
 // want is what a rank waits for: marks, or with frames set that its exchange goes on.

@@ -100,13 +100,16 @@ func (w *world) start() ([]transport.Endpoint, error) {
 			return fail(err)
 		}
 		p.bell = func(fd uintptr) bool {
-			unix.Write(int(fd), []byte{0}) // if it is full, its reader has something to read anyway
+			unix.Write(int(fd), bell[:]) // if it is full, its reader has something to read anyway
 			return true
 		}
 		w.readers.Go(func() { w.read(p) })
 	}
 	return out, nil
 }
+
+// bell is what rings: any byte.
+var bell [1]byte
 
 // ring makes the process look at its ranks.
 func (p *process) ring() {

@@ -405,7 +405,11 @@ func agreement(g *group, domain []transport.Marker, patience func(rank int) time
 				if enter(m, seq, tensor.Memory{}) != nil {
 					return
 				}
-				if err := m.Await(waiting, -1, 0); err != nil && leave(m) {
+				err := waiting.Err() // a wait that need not block does not see it
+				if err == nil {
+					err = m.Await(waiting, -1, 0)
+				}
+				if err != nil && leave(m) {
 					return
 				}
 				started[i]++
