@@ -2,6 +2,8 @@ package collective
 
 import (
 	"context"
+
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Communicator is one rank's view of a set of ranks that take part in collectives together (MPI's communicator,
@@ -25,6 +27,11 @@ type Communicator interface {
 	// Split makes a communicator of all ranks that give the same color, ordered by key, then by rank. Every rank must
 	// call it; a negative color gets nil.
 	Split(ctx context.Context, color, key int) (Communicator, error)
+	// NewBuffer returns zeroed memory of so many bytes, aligned to 64, that the peers near this rank (of its process, and on its
+	// host if the transport shares memory between processes) reach in place: a call whose memories are such buffers copies nothing on
+	// the way. Any other memory does as well. The buffer has an owner to release it where the transport does not leave it to the
+	// garbage collector; it ends with the communicator's Close at the latest. One that took part in a failed call must not be used again.
+	NewBuffer(bytes int) (tensor.Memory, error)
 	// Abort poisons the communicator on all ranks of this process with cause. Waiting calls return it.
 	Abort(cause error)
 	// Err returns the cause that poisoned the communicator, or nil.

@@ -19,6 +19,11 @@ func (m *member) early() error {
 	if m.wait.mark != 0 {
 		return nil
 	}
+	if m.team.local > 1 { // a local rank may wait for this one in a call of two ranks
+		if err := m.team.meet(m); err != nil {
+			return err
+		}
+	}
 	m.behind = m.site.marker.Behind(0, m.behind[:0])
 	behind := m.behind
 	for _, peer := range m.site.domain {
@@ -223,7 +228,11 @@ func (x *executor) labelOf(peer int, h *transport.Header) *label {
 	if l := x.m.team.label(peer, h); l != nil {
 		return l
 	}
-	if t, ok := x.ask(peer, h.Seq); ok && t.header == plain(*h) {
+	seq := h.Seq
+	if Op(h.Op) == Send {
+		seq = ^uint64(0) // its latest
+	}
+	if t, ok := x.ask(peer, seq); ok && t.header == plain(*h) {
 		return &t.label
 	}
 	return nil
@@ -274,10 +283,7 @@ func (m *member) probe() error {
 		if theirs.label.op != Recv || !m.deadlocked(other) {
 			return nil // what it sends may have been buffered
 		}
-		err := m.failure(ErrDesync, fmt.Errorf("rank %d calls %s, rank %d calls %s: they wait for each other",
-			peer, describe(&theirs.header, &theirs.label), m.rank, m.describe()))
-		err.Peers = []int{peer}
-		return err
+		return m.sayDeadlock(other)
 	case theirs.label.op == 0 && theirs.header.Seq == own.Seq && theirs.header != own:
 		return m.mismatched(peer, &theirs.header, &theirs.label)
 	}

@@ -45,6 +45,15 @@ func eachPlacement(t *testing.T, n int, run func(t *testing.T, w *world)) {
 	}
 }
 
+// thenBarriers makes a call, and some barriers: a rank whose part was done before a mistake was found out is told in these.
+func thenBarriers(c collective.Communicator, call *collective.Call) error {
+	err := c.Do(background, call)
+	for i := 0; err == nil && i < 10; i++ {
+		err = c.Do(background, barrier())
+	}
+	return err
+}
+
 // TestMismatchEverywhere: calls that differ are an error on every rank, wherever it is, that names the field and the odd
 // rank, with the texts behind the hashes; also if no frame crosses, because all wait to receive.
 func TestMismatchEverywhere(t *testing.T) {
@@ -93,16 +102,7 @@ func TestMismatchEverywhere(t *testing.T) {
 					if own.Op == collective.AllGather && own.Counts != nil {
 						own.Src = vector(own.Counts[c.Rank()])
 					}
-					if err := c.Do(background, &own); err != nil {
-						return err
-					}
-					// Its part may have been done before it was found out; then it is told in the next calls.
-					for range 10 {
-						if err := c.Do(background, barrier()); err != nil {
-							return err
-						}
-					}
-					return nil
+					return thenBarriers(c, &own)
 				})
 				allFail(t, errs, collective.ErrMismatch, append([]string{"rank"}, test.says...)...)
 			})

@@ -194,26 +194,27 @@ func (t *team) meet(m *member) error {
 		other := &t.blocked[i]
 		switch {
 		case other.rank < 0 || other == own:
-		case own.label.op != 0:
+		case own.label.op != 0 || other.label.op != 0:
 			if m.deadlocked(other) {
-				err := m.failure(ErrDesync, fmt.Errorf("rank %d calls %s, rank %d calls %s: they wait for each other",
-					other.rank, describe(&other.header, &other.label), m.rank, describe(&own.header, &own.label)))
-				err.Peers = []int{other.rank}
-				return err
+				return m.sayDeadlock(other)
 			}
-		case other.label.op == 0 && other.header.Seq == own.header.Seq && other.header != own.header:
+		case other.header.Seq == own.header.Seq && other.header != own.header:
 			return m.mismatched(other.rank, &other.header, &other.label)
 		}
 	}
 	return nil
 }
 
-// deadlocked reports whether this rank, blocked in a call with a peer, waits for a peer that is still blocked in a call
-// that needs this rank's other half first. The peer is still in it if this rank has not begun that half. A Send and a Recv of the
-// two never do: they are the halves of one message, or what the Recv needs is on its way already.
+// deadlocked reports whether this rank, blocked in a call that needs a peer, waits for one that is still blocked in a call
+// that needs this rank's other half first. The peer is still in it if this rank has not begun that half. A Send and a Recv
+// of the two never do: they are the halves of one message, or what the Recv needs is on its way already.
 func (m *member) deadlocked(peer *blocked) bool {
-	own := m.wait.call.Op
-	if peer.rank != m.wait.call.Peer || own == Send && peer.label.op == Recv || own == Recv && peer.label.op == Send {
+	near := m.site.marker != nil && m.site.in(peer.rank) // collectives need every rank of the domain
+	own := m.wait.call
+	switch {
+	case own.pairwise() && peer.rank != own.Peer || !own.pairwise() && !near:
+		return false
+	case own.Op == Send && peer.label.op == Recv || own.Op == Recv && peer.label.op == Send:
 		return false
 	}
 	switch peer.label.op {
@@ -222,7 +223,19 @@ func (m *member) deadlocked(peer *blocked) bool {
 	case Recv:
 		return peer.label.peer == m.rank && m.begun[Send].of(peer.rank) <= peer.header.Seq
 	}
-	return m.site.marker != nil && m.site.in(peer.rank) && m.begun[0].of(0) <= peer.header.Seq
+	return near && m.begun[0].of(0) <= peer.header.Seq
+}
+
+// sayDeadlock says that this rank and a peer wait for each other.
+func (m *member) sayDeadlock(peer *blocked) error {
+	high, low := describe(&peer.header, &peer.label), m.describe()
+	first, second := peer.rank, m.rank
+	if first < second {
+		first, second, high, low = second, first, low, high
+	}
+	err := m.failure(ErrDesync, fmt.Errorf("rank %d calls %s, rank %d calls %s: they wait for each other", first, high, second, low))
+	err.Peers = []int{peer.rank}
+	return err
 }
 
 // writeOnce calls write unless a local rank has written the result of call seq to dst already: ranks may share a

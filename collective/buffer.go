@@ -1,0 +1,45 @@
+package collective
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
+	if bytes < 0 {
+		return tensor.Memory{}, m.invalidBuffer(fmt.Errorf("a buffer of %d bytes", bytes))
+	}
+	m.mu.Lock()
+	closing := m.closing
+	m.mu.Unlock()
+	if closing {
+		return tensor.Memory{}, m.errClosed()
+	}
+	allocator, ok := m.end.(transport.Allocator)
+	if !ok {
+		return tensor.HostMemory(alignedBytes(bytes)), nil
+	}
+	memory, err := allocator.NewBuffer(bytes)
+	if err != nil {
+		return tensor.Memory{}, m.invalidBuffer(err)
+	}
+	return memory, nil
+}
+
+// invalidBuffer is an error that concerns nobody else: the communicator goes on.
+func (m *member) invalidBuffer(err error) error {
+	return &Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
+}
+
+// bufferAlignment is a cache line.
+const bufferAlignment = 64
+
+// alignedBytes returns bytes of the heap that begin on a cache line.
+func alignedBytes(n int) []byte {
+	b := make([]byte, n+bufferAlignment-1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (bufferAlignment - 1)
+	return b[skip:][:n:n]
+}
