@@ -77,6 +77,7 @@ func fingerprint(t *team, seq uint64, call *Call, count int, o *Options, row uin
 type label struct {
 	op    Op // Send and Recv: which of the two
 	peer  int
+	back  uint64 // Send and Recv: how many calls of the other of the two this rank has begun with peer
 	name  string
 	shape []int // where fieldCounts must agree: the counts by rank, or nil
 	algo  string

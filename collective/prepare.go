@@ -233,7 +233,7 @@ func (x *executor) note(call *Call, seq uint64, count int, o *Options, p *planne
 	l.op, l.name, l.algo, l.shape = 0, "", "", l.shape[:0]
 	hash := uint32(0)
 	if call.pairwise() {
-		l.op, l.peer = call.Op, call.Peer
+		l.op, l.peer, l.back = call.Op, call.Peer, x.begun[opposite(call.Op)].of(call.Peer)
 	} else {
 		l.algo, hash = p.row.Name, p.hash
 	}

@@ -44,6 +44,7 @@ type blocked struct {
 	rank   int // -1: in none so far
 	header transport.Header
 	label  label
+	begun  numbers // of the rank, then
 }
 
 // writing is a result of call seq that lies at dst already.
@@ -189,7 +190,10 @@ func (t *team) meet(m *member) error {
 	own := &t.blocked[m.local]
 	l := &m.current.label
 	own.rank, own.header = m.rank, m.header
-	own.label = label{l.op, l.peer, l.name, append(own.label.shape[:0], l.shape...), l.algo}
+	own.label = label{l.op, l.peer, l.back, l.name, append(own.label.shape[:0], l.shape...), l.algo}
+	for kind := range own.begun {
+		own.begun[kind] = append(own.begun[kind][:0], m.begun[kind]...)
+	}
 	for i := range t.blocked {
 		other := &t.blocked[i]
 		switch {
@@ -205,25 +209,30 @@ func (t *team) meet(m *member) error {
 	return nil
 }
 
-// deadlocked reports whether this rank, blocked in a call that needs a peer, waits for one that is still blocked in a call
-// that needs this rank's other half first. The peer is still in it if this rank has not begun that half. A Send and a Recv
-// of the two never do: they are the halves of one message, or what the Recv needs is on its way already.
+// deadlocked reports whether this rank, blocked in a call, waits for a peer that is still blocked in a call that needs this
+// rank: neither has begun the other's half. (It may have: then what this one waits for has happened, and it has not looked yet.)
+// A Send and a Recv of the two are never so: they are the halves of one message, or what the Recv needs is on its way.
 func (m *member) deadlocked(peer *blocked) bool {
 	near := m.site.marker != nil && m.site.in(peer.rank) // collectives need every rank of the domain
 	own := m.wait.call
 	switch {
-	case own.pairwise() && peer.rank != own.Peer || !own.pairwise() && !near:
-		return false
-	case own.Op == Send && peer.label.op == Recv || own.Op == Recv && peer.label.op == Send:
-		return false
+	case own.pairwise() && peer.label.op != 0:
+		return peer.rank == own.Peer && peer.label.peer == m.rank && own.Op == peer.label.op &&
+			peer.label.back <= m.header.Seq && m.begun[opposite(own.Op)].of(peer.rank) <= peer.header.Seq
+	case own.pairwise():
+		return near && peer.rank == own.Peer && peer.begun[opposite(own.Op)].of(m.rank) <= m.header.Seq &&
+			m.begun[0].of(0) <= peer.header.Seq
 	}
-	switch peer.label.op {
-	case Send:
-		return peer.label.peer == m.rank && m.begun[Recv].of(peer.rank) <= peer.header.Seq
-	case Recv:
-		return peer.label.peer == m.rank && m.begun[Send].of(peer.rank) <= peer.header.Seq
+	return near && peer.label.op != 0 && peer.label.peer == m.rank && peer.begun[0].of(0) <= m.header.Seq &&
+		m.begun[opposite(peer.label.op)].of(peer.rank) <= peer.header.Seq
+}
+
+// opposite returns the other of Send and Recv.
+func opposite(op Op) Op {
+	if op == Send {
+		return Recv
 	}
-	return near && m.begun[0].of(0) <= peer.header.Seq
+	return Send
 }
 
 // sayDeadlock says that this rank and a peer wait for each other.

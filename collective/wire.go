@@ -84,7 +84,7 @@ func encodeAnswer(t *text) []byte {
 	b = binary.LittleEndian.AppendUint32(b, h.Epoch)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.Root))
 	b = binary.LittleEndian.AppendUint32(b, h.Plan)
-	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names} {
+	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, t.label.back} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	b = appendText(b, t.label.name, wireNameMax)
@@ -107,6 +107,7 @@ func decodeAnswer(b []byte) (t text, ok bool) {
 	t.label.peer = int(int32(r.uint32()))
 	h.Epoch, h.Root, h.Plan = r.uint32(), int32(r.uint32()), r.uint32()
 	h.Comm, h.Seq, h.Count, h.Names = r.uint64(), r.uint64(), r.uint64(), r.uint64()
+	t.label.back = r.uint64()
 	t.label.name, t.label.algo = r.text(), r.text()
 	t.label.shape = []int{}
 	for range r.uint16() {

@@ -3,6 +3,7 @@ package collective_test
 import (
 	"context"
 	cryptorand "crypto/rand"
+	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
@@ -30,9 +31,10 @@ var placements = []placement{
 	{"domains", func(_ testing.TB, n int) [][]transport.Endpoint { return perProcess(domains(n), 2) }},
 	{"shm alone", func(t testing.TB, n int) [][]transport.Endpoint { return openShm(t, n, 1) }},
 	{"shm of pairs", func(t testing.TB, n int) [][]transport.Endpoint { return openShm(t, n, 2) }},
-	{"tcp", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 1) }},
-	{"tcp of pairs", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 2) }},
-	{"tcp of threes", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 3) }},
+	{"tcp", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 1, 0) }},
+	{"tcp of pairs", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 2, 0) }},
+	{"tcp of threes", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 3, 0) }},
+	{"shm and tcp", func(t testing.TB, n int) [][]transport.Endpoint { return openMixed(t, n, 1, 2) }},
 }
 
 // perProcess cuts endpoints into processes.
@@ -50,10 +52,14 @@ func openShm(t testing.TB, n, each int) [][]transport.Endpoint {
 	})
 }
 
-func openMixed(t testing.TB, n, each int) [][]transport.Endpoint {
+// openMixed puts so many ranks into each process, and so many processes on each host, which share memory; 0: they do not.
+func openMixed(t testing.TB, n, each, host int) [][]transport.Endpoint {
 	exchanges := mixed.InProcess((n + each - 1) / each)
 	return processes(t, n, each, func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error) {
 		cfg := mixed.Config{Size: n, Ranks: ranks, Exchange: exchanges[p], TCP: tcp.Config{Job: "test", Logger: slog.New(slog.DiscardHandler)}}
+		if cfg.NoSharedMemory = host == 0; host > 0 {
+			cfg.Apart = fmt.Sprint("host ", p/host)
+		}
 		return mixed.Open(ctx, cfg)
 	})
 }
