@@ -111,7 +111,7 @@ func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over 
 		if err != nil {
 			t.Fatal(err)
 		}
-		lost := p.fault != nil && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) && slices.Contains(p.victims, ranks[0])
+		lost := p.loses(ranks[0])
 		if !lost {
 			survivors.Add(1)
 		}

@@ -300,26 +300,38 @@ var chaosKinds = map[simnet.FaultKind][]error{
 	simnet.Forge:   {collective.ErrMismatch},
 }
 
-// judge says what is wrong with how the ranks ended; killed ranks do not count.
+// judge says what is wrong with how the ranks ended.
 func (p *chaosProgram) judge(errs []error) error {
 	for r, err := range errs {
-		var kinds []error
-		if p.fault != nil {
-			if kinds = chaosKinds[p.fault.Kind]; kinds != nil && p.splits() {
-				// A rank that fails in Split itself never comes to the part: there its peers wait for it until the deadline.
-				kinds = append([]error{collective.ErrTimeout}, kinds...)
-			}
-			if slices.Contains(p.victims, r) && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) {
-				continue
-			}
+		if err := p.judgeRank(r, err); err != nil {
+			return err
 		}
-		switch {
-		case err == nil:
-		case errors.Is(err, errWrong) || !slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }):
-			return fmt.Errorf("rank %d: %w", r, err)
-		case !p.blames(err):
-			return fmt.Errorf("rank %d does not name any of ranks %v: %w", r, p.victims, err)
+	}
+	return nil
+}
+
+// loses reports whether the fault takes the rank's process away: how that ends does not count.
+func (p *chaosProgram) loses(rank int) bool {
+	return p.fault != nil && (p.fault.Kind == simnet.Kill || p.fault.Kind == simnet.Stop) && slices.Contains(p.victims, rank)
+}
+
+// judgeRank says what is wrong with how a rank ended.
+func (p *chaosProgram) judgeRank(r int, err error) error {
+	if err == nil || p.loses(r) {
+		return nil
+	}
+	var kinds []error
+	if p.fault != nil {
+		if kinds = chaosKinds[p.fault.Kind]; kinds != nil && p.splits() {
+			// A rank that fails in Split itself never comes to the part: there its peers wait for it until the deadline.
+			kinds = append([]error{collective.ErrTimeout}, kinds...)
 		}
+	}
+	switch {
+	case errors.Is(err, errWrong) || !slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }):
+		return fmt.Errorf("rank %d: %w", r, err)
+	case !p.blames(err):
+		return fmt.Errorf("rank %d does not name any of ranks %v: %w", r, p.victims, err)
 	}
 	return nil
 }
@@ -352,7 +364,7 @@ type chaosTally map[simnet.FaultKind]int
 
 func (c chaosTally) add(p *chaosProgram, errs []error) {
 	for r, err := range errs {
-		if err != nil && p.fault != nil && (!slices.Contains(p.victims, r) || p.fault.Kind >= simnet.Cut) {
+		if err != nil && p.fault != nil && !p.loses(r) {
 			c[p.fault.Kind]++
 			return
 		}

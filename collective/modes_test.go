@@ -3,6 +3,7 @@ package collective_test
 import (
 	"context"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,7 +16,13 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if program := os.Getenv(chaosChildEnv); program != "" {
+		chaosChild(program)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // mode is a way to carry out collectives: every test that makes sense in each runs in each.
 type mode struct {
