@@ -31,6 +31,9 @@ type group struct {
 	open int    // how many local ranks are not closed; guarded by world.mu
 	seen uint32 // of head.news; guarded by world.mu
 
+	asked    uint32   // of head.asked, that was looked at; guarded by world.mu
+	answered []uint64 // by rank: number of its last question that was looked at; guarded by world.mu
+
 	life sync.RWMutex // held by those that may come at any time, against the end of the mapping
 	gone bool
 }
@@ -41,7 +44,7 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &group{region: r, world: w, offset: offset, worldly: worldly, ends: make([]atomic.Pointer[endpoint], len(worldly))}
+	g := &group{region: r, world: w, offset: offset, worldly: worldly, ends: make([]atomic.Pointer[endpoint], len(worldly)), answered: make([]uint64, len(worldly))}
 	for i, rank := range worldly {
 		p := w.processOf[rank]
 		g.process = append(g.process, p)
@@ -64,7 +67,7 @@ func (g *group) join(rank int) *endpoint {
 	e := &endpoint{
 		g: g, rank: rank, mine: g.block(rank), views: make([][2]view, n), names: map[string]string{},
 		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), told: make([]bool, n), garbage: make([]error, n),
-		outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n),
+		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n),
 	}
 	for r := range n {
 		e.blocks = append(e.blocks, g.block(r))
@@ -168,6 +171,9 @@ type endpoint struct {
 	outgoing, incoming []pipeEnd // by peer
 	x                  exchange
 
+	answer atomic.Pointer[func(seq uint64) []byte]
+	reply  chan struct{} // there is an answer
+
 	wake    chan struct{}
 	waiting atomic.Bool
 	closed  atomic.Bool
@@ -181,6 +187,7 @@ var (
 	_ transport.Allocator = (*endpoint)(nil)
 	_ transport.Splitter  = (*endpoint)(nil)
 	_ transport.Placer    = (*endpoint)(nil)
+	_ transport.Asker     = (*endpoint)(nil)
 )
 
 func (e *endpoint) Rank() int                                              { return e.rank }
@@ -208,7 +215,7 @@ func (e *endpoint) Fail(reason []byte) {
 	if g.gone || e.closed.Load() || e.failed.Swap(true) {
 		return
 	}
-	n := copy(e.mine.reason[:min(reasonBytes, transport.ReasonMax)], reason)
+	n := copy(e.mine.reason[:], reason)
 	e.mine.reasonLen.Store(uint32(n))
 	e.mine.state.Or(stateFailed)
 	g.announce()

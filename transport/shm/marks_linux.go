@@ -32,6 +32,9 @@ func (e *endpoint) Stage(rank int) []byte { return e.g.stage(rank) }
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one. The text is written only if it is not there yet.
 func (e *endpoint) Publish(s transport.Slot) {
+	if e.closed.Load() {
+		return // the next Signal says so
+	}
 	e.calls++
 	e.base = e.total
 	i := e.calls & 1
@@ -160,6 +163,9 @@ func (e *endpoint) decide() bool {
 }
 
 func (e *endpoint) Signal(mark int) error {
+	if e.closed.Load() {
+		return errClosed
+	}
 	h := e.g.head
 	if e.total != e.base+uint64(mark) {
 		panic(fmt.Sprintf("shm: Signal(%d) after %d marks of this call", mark, e.total-e.base))
@@ -206,6 +212,9 @@ func (e *endpoint) allAt(slot, target uint64) bool {
 }
 
 func (e *endpoint) Await(ctx context.Context, rank, mark int) error {
+	if e.closed.Load() {
+		return errClosed
+	}
 	target := e.base + uint64(mark) + 1
 	if !e.raised(rank, target) {
 		e.want = want{rank: rank, mark: mark, target: target}

@@ -8,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // The control file: a table of the groups that were split off, then one region per group, that of all ranks first. A fresh
@@ -34,7 +36,8 @@ type head struct {
 	verdict [2]atomic.Uint64
 	list    atomic.Uint64 // hash of the list of the group's ranks
 	left    atomic.Uint32 // ranks that have closed
-	_       [64 - 52]byte
+	asked   atomic.Uint32 // counts the questions
+	_       [64 - 56]byte
 
 	parkers atomic.Uint32 // ranks that are parked, or about to be; too high if one was killed there
 	_       [60]byte
@@ -55,6 +58,8 @@ type block struct {
 	reasonLen atomic.Uint32
 	_         [64 - 8]byte
 	reason    [reasonBytes]byte
+
+	ask ask
 }
 
 // The bits of a rank's state.
@@ -64,7 +69,7 @@ const (
 	stateClosed
 )
 
-const reasonBytes = 4096
+const reasonBytes = transport.ReasonMax
 
 // pipe carries frames from one rank to another; see frames_linux.go.
 type pipe struct {

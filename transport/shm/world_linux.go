@@ -136,6 +136,7 @@ func (w *world) read(p *process) {
 			return
 		}
 		w.look()
+		w.answer()
 	}
 }
 

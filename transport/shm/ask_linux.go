@@ -1,0 +1,125 @@
+package shm
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// ask is a rank's question to another, in the block of the one who asks. The one who is asked writes the answer there too.
+// A rank has one question at a time. If an answer comes so late that there is another question, both may write: the text is
+// then wrong, which nobody computes with.
+type ask struct {
+	number atomic.Uint64 // of the question, from 1; set last
+	to     atomic.Int32
+	_      [4]byte
+	seq    atomic.Uint64
+
+	answered atomic.Uint64 // number of the question whose answer this is; set last
+	length   atomic.Uint32
+	_        [64 - 36]byte
+	text     [reasonBytes]byte
+}
+
+// askTime bounds the wait for an answer.
+const askTime = time.Second
+
+func (e *endpoint) Answer(text func(seq uint64) []byte) { e.answer.Store(&text) }
+
+// Ask writes the question and rings. The waiting of the rank, which may be in Park at this moment, has nothing to do with it.
+func (e *endpoint) Ask(peer int, seq uint64) []byte {
+	g := e.g
+	if e.closed.Load() || peer == e.rank || g.lost(peer) != nil {
+		return nil
+	}
+	if other := g.ends[peer].Load(); other != nil {
+		return other.answerTo(seq)
+	}
+	select {
+	case <-e.reply: // to a question that was given up
+	default:
+	}
+	a := &e.mine.ask
+	a.to.Store(int32(peer))
+	a.seq.Store(seq)
+	number := a.number.Add(1)
+	g.head.asked.Add(1)
+	g.world.processes[g.process[peer]].ring()
+	timer := time.NewTimer(askTime)
+	defer timer.Stop()
+	for a.answered.Load() != number {
+		select {
+		case <-e.reply:
+		case <-timer.C:
+			return nil
+		}
+	}
+	n := min(a.length.Load(), reasonBytes)
+	return slices.Clone(a.text[:n:n])
+}
+
+// answerTo returns what this rank says of its call.
+func (e *endpoint) answerTo(seq uint64) []byte {
+	text := e.answer.Load()
+	if text == nil || *text == nil {
+		return nil
+	}
+	return (*text)(seq)
+}
+
+// answer answers the questions to local ranks, and wakes those that have an answer.
+func (w *world) answer() {
+	type question struct {
+		g      *group
+		e      *endpoint // who is asked
+		from   int
+		number uint64
+	}
+	var questions []question
+	w.mu.Lock()
+	for _, g := range w.groups {
+		if now := g.head.asked.Load(); now != g.asked {
+			g.asked = now
+			for r := range g.ranks {
+				a := &g.block(r).ask
+				number, to := a.number.Load(), int(a.to.Load())
+				if number == g.answered[r] || to < 0 || to >= g.ranks {
+					continue
+				}
+				if e := g.ends[to].Load(); e != nil {
+					g.answered[r] = number
+					questions = append(questions, question{g, e, r, number})
+				}
+			}
+		}
+		for r := range g.ends {
+			if e := g.ends[r].Load(); e != nil && e.mine.ask.answered.Load() == e.mine.ask.number.Load() {
+				select {
+				case e.reply <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}
+	w.mu.Unlock()
+	for _, q := range questions {
+		q.g.reply(q.e, q.from, q.number)
+	}
+}
+
+// reply answers a question, unless it was given up for another one.
+func (g *group) reply(e *endpoint, from int, number uint64) {
+	g.life.RLock()
+	defer g.life.RUnlock()
+	if g.gone {
+		return
+	}
+	a := &g.block(from).ask
+	text := e.answerTo(a.seq.Load())
+	if a.number.Load() != number {
+		return
+	}
+	a.length.Store(uint32(copy(a.text[:], text)))
+	a.answered.Store(number)
+	g.world.processes[g.process[from]].ring()
+}
