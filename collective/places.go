@@ -23,6 +23,10 @@ type site struct {
 	where chooser.Where
 }
 
+// halfSpread is how many bytes of one half of a stage a call uses where there are several domains: as much as every transport
+// has. The plan must be the same in all, and a rank that is a domain alone has no stage to ask.
+const halfSpread = 32 << 10
+
 func findSite(end transport.Endpoint) site {
 	s := site{domain: []int{end.Rank()}}
 	size, rank := end.Size(), end.Rank()
@@ -48,6 +52,9 @@ func findSite(end transport.Endpoint) site {
 		s.places = nil
 	}
 	s.where = s.whereabouts(end, marker != nil)
+	if s.spread() {
+		s.half = halfSpread
+	}
 	if s.whole && size > 1 {
 		s.where.Cores = runtime.GOMAXPROCS(0)
 	}

@@ -10,6 +10,8 @@ var Algorithms = []Algorithm{
 	recursiveDoubling,
 	rabenseifner,
 	doubleTree,
+	hierarchical,
+	hierarchicalLong,
 	reduceBroadcast,
 	ring,
 }

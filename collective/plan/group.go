@@ -41,6 +41,8 @@ type group struct {
 	rank       func(member int) int // the rank of a member
 	buffer     Buffer
 	edge       func(part int) int // where a part begins; edge(size): where the region ends
+	scratch    int                // where Scratch is free
+	full       int                // 1 + the member that has all parts already, or 0
 }
 
 // span is the parts [lo, hi).
@@ -76,8 +78,7 @@ func (g *group) allGather(w *writer) {
 		for n := 1; n < g.size; n *= 2 {
 			mine, peer := g.self&^(n-1), g.self^n
 			theirs := peer &^ (n - 1)
-			to := g.rank(peer)
-			w.put(exchange(to, g.span(mine, mine+n), to, g.span(theirs, theirs+n)))
+			g.trade(w, peer, g.span(mine, mine+n), peer, g.span(theirs, theirs+n))
 		}
 		return
 	}
@@ -87,18 +88,45 @@ func (g *group) allGather(w *writer) {
 		}
 		return sum
 	}
-	own := g.span(g.self, g.self+1)
-	w.put(duplicate(own, first(Scratch, own.length())))
+	have := Span{Scratch, g.scratch, g.scratch}
+	bring := func(from, n int, in bool) { // copies parts between the region and behind what is in Scratch
+		for _, s := range g.around(from, n) {
+			have.Lo, have.Hi = have.Hi, have.Hi+s.length()
+			if in {
+				w.put(duplicate(s, have))
+			} else {
+				w.put(duplicate(have, s))
+			}
+		}
+	}
+	first := 1
+	if g.full == g.self+1 {
+		first = g.size / 2 // it sends no more than these
+	}
+	bring(g.self, first, true)
 	for reach := 1; reach < g.size; reach *= 2 {
 		n := min(reach, g.size-reach)
-		at := length(g.self, reach)
+		at := g.scratch + length(g.self, reach)
+		out := Span{Scratch, g.scratch, g.scratch + length(g.self, n)}
 		in := Span{Scratch, at, at + length(g.self+reach, n)}
-		w.put(exchange(g.above(-reach), first(Scratch, length(g.self, n)), g.above(reach), in))
+		g.trade(w, (g.self-reach+g.size)%g.size, out, (g.self+reach)%g.size, in)
 	}
-	at := own.length()
-	for _, s := range g.around(g.self+1, g.size-1) {
-		w.put(duplicate(Span{Scratch, at, at + s.length()}, s))
-		at += s.length()
+	if g.full != g.self+1 {
+		bring(g.self+1, g.size-1, false)
+	}
+}
+
+// trade sends to a member and receives from one, but what a member has already.
+func (g *group) trade(w *writer, to int, out Span, from int, in Span) {
+	s := exchange(g.rank(to), out, g.rank(from), in)
+	if g.full == to+1 {
+		s.To, s.Out = -1, Span{}
+	}
+	if g.full == g.self+1 {
+		s.From, s.In = -1, Span{}
+	}
+	if s.To >= 0 || s.From >= 0 {
+		w.put(s)
 	}
 }
 

@@ -47,10 +47,14 @@ func rabenseifnerSteps(p Problem, rank int) iter.Seq[Step] {
 		case Broadcast:
 			g := p.everyone(rank, Dst)
 			if rank == p.Root {
-				w.put(duplicate(p.all(Src), p.all(Dst)))
+				g.buffer = Src
 			}
 			g.scatter(w, p.Root)
+			g.full = p.Root + 1
 			g.allGather(w)
+			if rank == p.Root {
+				w.put(duplicate(p.all(Src), p.all(Dst)))
+			}
 		default:
 			halvingReduce(p, rank, w)
 		}
@@ -293,7 +297,7 @@ func rabenseifnerCost(p Problem, l Links) time.Duration {
 	case AllGather:
 		return c.copying(p.longestPart()) + c.allGathering(g, p.longestPart(), p.Count)
 	case Broadcast:
-		return c.copying(p.Count) + c.gathering(g, part, p.Count) + c.allGathering(g, part, p.Count)
+		return c.gathering(g, part, p.Count) + c.allGathering(g, part, p.Count) + c.copying(p.Count) // the root's, at the end
 	}
 	h := halvingOf(g)
 	t := c.copying(p.Count) + c.halving(h, p.Count)
