@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -28,9 +27,9 @@ type member struct {
 	executor // used by whoever's turn it is
 
 	// For the other local ranks.
-	inside  atomic.Bool       // in a call in which they may touch each other's memory; see team.depart
-	shows   [2]unsafe.Pointer // Dst of the even and the odd collectives; read once all have entered
-	pending atomic.Int64      // started calls that were not awaited
+	inside  atomic.Bool             // in a call in which they may touch each other's memory; see team.depart
+	shows   [2]atomic.Pointer[byte] // Dst of the even and the odd collectives; read once all have entered
+	pending atomic.Int64            // started calls that were not awaited
 
 	mu       sync.Mutex
 	next     uint64 // number of the next call, of whatever kind

@@ -29,11 +29,11 @@ type executor struct {
 
 	// Of the current call.
 	header  transport.Header
-	texts   [3]text // of the even and the odd collectives, and of calls of two ranks
-	current *text   // one of these
-	asked   bool    // peers may ask for the texts, on other goroutines
-	textMu  sync.Mutex
-	heard   []uint64 // by peer: number of the last call of which a frame came, and 1
+	textMu  sync.Mutex // for those that read them on other goroutines
+	texts   [3]text    // of the even and the odd collectives, and of calls of two ranks
+	current *text      // one of these
+	asked   bool       // the endpoint is an Asker
+	heard   []uint64   // by peer: number of the last call of which a frame came, and 1
 
 	work   work
 	half   plan.Step // of a call of two ranks
@@ -285,7 +285,9 @@ func (x *executor) together(w *work, p *planned, named string) error {
 	slot := x.slot(w.call)
 	half := int(x.header.Seq & 1)
 	w.half = half
-	m.shows[half] = w.dst.Ptr
+	if m.team.local > 1 {
+		m.shows[half].Store((*byte)(w.dst.Ptr))
+	}
 	m.site.marker.Publish(slot)
 	done := 0
 	if !script.reaches { // nothing that the peers show can change the plan

@@ -220,10 +220,8 @@ type text struct {
 // note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. There are two texts for
 // collectives, as there are two slots, and one for calls of two ranks.
 func (x *executor) note(call *Call, seq uint64, count int, o *Options, p *planned) {
-	if x.asked { // other goroutines read it
-		x.textMu.Lock()
-		defer x.textMu.Unlock()
-	}
+	x.textMu.Lock()
+	defer x.textMu.Unlock()
 	t := &x.texts[seq&1]
 	if call.pairwise() {
 		t = &x.texts[2]

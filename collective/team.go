@@ -29,6 +29,8 @@ type team struct {
 
 	leaving atomic.Int32 // ranks that try to withdraw from a call, or have done so and will fail the team
 
+	mates atomic.Pointer[[]*member] // members, for those that must not wait
+
 	mu      sync.Mutex
 	left    sync.Cond        // signalled when a rank has left a call of a failed team
 	members []*member        // local ones, as they join
@@ -144,14 +146,14 @@ func (t *team) departed() {
 	t.mu.Unlock()
 }
 
-// share reports whether another local rank of the call has this one's Dst. All have entered the call.
+// share reports whether another local rank of the domain has this one's Dst. All of the domain have entered the call.
 func (t *team) share(m *member, half int) bool {
-	own := m.shows[half]
+	own := m.shows[half].Load()
 	if own == nil {
 		return false
 	}
-	for _, other := range t.members {
-		if other != m && other.shows[half] == own {
+	for _, other := range *t.mates.Load() {
+		if other != m && other.shows[half].Load() == own && m.site.in(other.rank) {
 			return true
 		}
 	}
@@ -165,6 +167,8 @@ func (t *team) join(end transport.Endpoint) *member {
 	defer t.mu.Unlock()
 	m.local = len(t.members)
 	t.members = append(t.members, m)
+	mates := slices.Clone(t.members)
+	t.mates.Store(&mates)
 	t.written = append(t.written, writing{seq: ^uint64(0)})
 	t.blocked = append(t.blocked, blocked{rank: -1})
 	return m
@@ -272,9 +276,13 @@ func (t *team) label(rank int, h *transport.Header) *label {
 		if m.rank != rank {
 			continue
 		}
+		m.textMu.Lock()
+		defer m.textMu.Unlock()
 		for i := range m.texts {
 			if m.texts[i].header == plain(*h) {
-				return &m.texts[i].label
+				l := m.texts[i].label
+				l.shape = slices.Clone(l.shape)
+				return &l
 			}
 		}
 	}
