@@ -15,7 +15,7 @@ import (
 // about the time that it costs to block and to be woken. The processor is given away to other threads, not to other
 // goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of the peers.
 const (
-	looksFirst = 500 // before it gives the processor away, if there is one for every rank
+	looksFirst = 200 // before it gives the processor away, if there is one for every rank
 	looksEach  = 32  // then, each time
 	spinTime   = 50 * time.Microsecond
 )
