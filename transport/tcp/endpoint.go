@@ -300,13 +300,18 @@ func (e *endpoint) lost(rank int, err error) {
 	})
 }
 
-// settle changes what is known of a peer, tells Down if it is gone, and wakes the rank.
+// settle changes what is known of a peer, tells Down if it is gone, and wakes the rank. What is known already wakes nobody: a rank
+// that waits for others meets a broken connection each time it looks around, and would never block.
 func (e *endpoint) settle(rank int, change func(*fate)) {
 	e.mu.Lock()
 	p := &e.peers[rank]
 	was := p.fate.Load()
 	now := *was
 	change(&now)
+	if now.broken == was.broken && (now.gone == nil) == (was.gone == nil) {
+		e.mu.Unlock()
+		return
+	}
 	p.fate.Store(&now)
 	if was.gone == nil && now.gone != nil {
 		e.down <- transport.PeerDown{Rank: rank, Err: now.gone} // has room for every rank once
