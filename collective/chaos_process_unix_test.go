@@ -60,10 +60,13 @@ func (p *chaosProgram) fork(ended map[string]int) (err error) {
 		streams = append(streams, c)
 	}
 	hung := false
-	watchdog := time.AfterFunc(90*time.Second, func() {
+	watchdog := time.AfterFunc(time.Minute, func() {
 		hung = true
 		for _, c := range children {
-			c.cmd.Process.Kill()
+			c.cmd.Process.Signal(syscall.SIGQUIT) // they write where they hang, and end
+			if p.loses(c.ranks[0]) {
+				c.cmd.Process.Kill()
+			}
 		}
 	})
 	defer func() {
