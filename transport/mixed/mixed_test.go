@@ -204,3 +204,36 @@ func TestCollect(t *testing.T) {
 	}
 	a.Close()
 }
+
+// TestAddressAgain: a group that has closed its node does not stand in the way of another that gets its address.
+func TestAddressAgain(t *testing.T) {
+	if shm.HostID() == "" {
+		t.Skip("processes cannot share memory on this system")
+	}
+	l, err := net.Listen("tcp", "127.83.83.83:0") // a loopback address that nobody else uses
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	for range 2 {
+		exchanges := mixed.InProcess(2)
+		var all sync.WaitGroup
+		for p, listen := range []string{l.Addr().String(), "127.0.0.1:0"} {
+			all.Go(func() {
+				cfg := mixed.Config{
+					Ranks: []int{p}, Size: 2, Epoch: 5, Exchange: exchanges[p],
+					TCP: tcp.Config{Job: "test", Listen: listen, Logger: slog.New(slog.DiscardHandler)},
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				defer cancel()
+				ends, err := mixed.Open(ctx, cfg)
+				if err != nil {
+					t.Errorf("process %d: %v", p, err)
+					return
+				}
+				t.Cleanup(func() { ends[0].Close() }) // not before the other group is there
+			})
+		}
+		all.Wait()
+	}
+}

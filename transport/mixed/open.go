@@ -2,6 +2,7 @@ package mixed
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,8 +45,9 @@ type card struct {
 	Size  int    `json:"size"`
 	Epoch uint32 `json:"epoch"`
 	Job   string `json:"job"`
-	Addr  string `json:"addr"` // of its node
-	Host  string `json:"host"` // equal: memory can be shared; empty: with nobody
+	Addr  string `json:"addr"`  // of its node
+	Nonce string `json:"nonce"` // of this Open alone: addresses are used again
+	Host  string `json:"host"`  // equal: memory can be shared; empty: with nobody
 	Apart string `json:"apart,omitempty"`
 }
 
@@ -94,7 +96,7 @@ func (c *Config) check() error {
 
 // meet exchanges cards and returns what they say.
 func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
-	mine := card{Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Apart: c.Apart}
+	mine := card{Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Nonce: rand.Text(), Apart: c.Apart}
 	if !c.NoSharedMemory {
 		mine.Host = shm.HostID()
 	}
@@ -140,13 +142,14 @@ func parseCard(text []byte) (card, error) {
 // layout says where all ranks are.
 type layout struct {
 	addrs   []string // by rank
+	nonces  []string // by rank
 	places  []transport.Place
 	domains [][]int // the ranks of each domain, in order
 }
 
 // newLayout reads the cards of all processes, of which mine is one.
 func newLayout(mine *card, cards []card) (*layout, error) {
-	l := &layout{addrs: make([]string, mine.Size), places: make([]transport.Place, mine.Size)}
+	l := &layout{addrs: make([]string, mine.Size), nonces: make([]string, mine.Size), places: make([]transport.Place, mine.Size)}
 	host := numbering{}
 	sharers := map[string]int{} // ranks by host
 	for p := range cards {
@@ -166,7 +169,7 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 			case l.addrs[r] != "":
 				return nil, fmt.Errorf("mixed: the processes at %s and %s both say that they have rank %d", l.addrs[r], c.Addr, r)
 			}
-			l.addrs[r] = c.Addr
+			l.addrs[r], l.nonces[r] = c.Addr, c.Nonce
 			l.places[r] = transport.Place{Worker: p, Host: host.of(name)}
 		}
 	}
@@ -261,7 +264,7 @@ func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, e
 		mine = append(mine, slices.Index(domain, r))
 	}
 	ends, err := shm.Open(ctx, shm.Config{
-		Name: fmt.Sprintf("%s/%d/%s", cfg.TCP.Job, cfg.Epoch, l.addrs[domain[0]]), // the address is its process's alone
+		Name: fmt.Sprintf("%s/%d/%s", cfg.TCP.Job, cfg.Epoch, l.nonces[domain[0]]),
 		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: len(domain), Ranks: mine,
 	})
 	if err != nil {
