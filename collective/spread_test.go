@@ -165,7 +165,7 @@ func TestStuckEverywhere(t *testing.T) {
 				}
 				if c.Rank() == 0 {
 					<-stuck
-					return c.Do(background, barrier())
+					return thenBarriers(c, barrier()) // what the others sent before they gave up is enough for one
 				}
 				defer others.Done()
 				call := barrier()
