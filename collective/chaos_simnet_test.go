@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/simnet"
 )
@@ -151,4 +152,60 @@ func chaosKind(err error) error {
 		}
 	}
 	return err
+}
+
+// TestStoppedInTime: a process that stops amid an all-reduce is an error on every other rank, soon after the deadline, whichever
+// ranks they wait for; the error names one of its ranks.
+func TestStoppedInTime(t *testing.T) {
+	const deadline, grace = 2 * time.Second, 1200 * time.Millisecond
+	for _, places := range [][]transport.Place{
+		simnet.Uniform(6, 1, false),
+		simnet.Uniform(2, 3, true), // domains of three processes each
+		simnet.Uniform(1, 6, true),
+	} {
+		for _, row := range []string{"", "direct_frames", "recursive_doubling"} {
+			synctest.Test(t, func(t *testing.T) {
+				net, err := simnet.New(simnet.Config{Places: places, Faults: []simnet.Fault{{At: 300 * time.Microsecond, Kind: simnet.Stop, Rank: 2}}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var all, survivors sync.WaitGroup
+				begin := time.Now()
+				for rank, end := range net.Ends() {
+					g, err := collective.Open([]transport.Endpoint{end}, collective.Config{Timeout: deadline, Algorithm: row, Logger: slog.New(slog.DiscardHandler)})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if rank != 2 {
+						survivors.Add(1)
+					}
+					all.Go(func() {
+						defer g.Close()
+						call := &collective.Call{
+							Op: collective.AllReduce, Type: tensor.Float32,
+							Src: tensor.New(tensor.Float32, 1<<16).Memory(), Dst: tensor.New(tensor.Float32, 1<<16).Memory(),
+						}
+						var err error
+						for err == nil {
+							err = g.Local()[0].Do(background, call)
+							time.Sleep(time.Microsecond) // what costs no time here would never come to the fault
+						}
+						if rank == 2 {
+							return
+						}
+						defer survivors.Done()
+						if took := time.Since(begin); took > deadline+grace {
+							t.Errorf("%v over %q: rank %d had an error after %v: %v", places, row, rank, took, err)
+						}
+						if !errors.Is(err, collective.ErrTimeout) || !chaosNumber(err.Error(), 2) {
+							t.Errorf("%v over %q: rank %d got %v, want a deadline that names rank 2", places, row, rank, err)
+						}
+					})
+				}
+				survivors.Wait()
+				net.Happen(simnet.Fault{Kind: simnet.Kill, Rank: 2})
+				all.Wait()
+			})
+		}
+	}
 }

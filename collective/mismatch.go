@@ -270,9 +270,13 @@ func (m *member) probe() error {
 	}
 	seq := m.header.Seq
 	if m.wait.call.pairwise() {
-		seq = ^uint64(0) // its latest
+		seq = latestCall
 	}
 	theirs, ok := decodeAnswer(asker.Ask(peer, seq))
+	m.wait.silent = slices.DeleteFunc(m.wait.silent, func(r int) bool { return r == peer })
+	if !ok {
+		m.wait.silent = append(m.wait.silent, peer)
+	}
 	if !ok || theirs.header.Comm != m.header.Comm || theirs.header.Epoch != m.header.Epoch {
 		return nil
 	}
@@ -280,7 +284,7 @@ func (m *member) probe() error {
 	switch {
 	case m.wait.call.pairwise():
 		other := &blocked{rank: peer, header: theirs.header, label: theirs.label}
-		if theirs.label.op != Recv || !m.deadlocked(other) {
+		if theirs.label.op == Send || !m.deadlocked(other) {
 			return nil // what it sends may have been buffered
 		}
 		return m.sayDeadlock(other)
@@ -290,57 +294,86 @@ func (m *member) probe() error {
 	return nil
 }
 
-// elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1.
+// latestCall asks for the latest, whatever its number.
+const latestCall = ^uint64(0)
+
+// askUnlessSilent is Ask of a rank that has left no question of this call unanswered: its silence must not cost more time than
+// it did.
+func (m *member) askUnlessSilent(asker transport.Asker, rank int, seq uint64) (t text, ok bool) {
+	if slices.Contains(m.wait.silent, rank) {
+		return t, false
+	}
+	if t, ok = decodeAnswer(asker.Ask(rank, seq)); !ok {
+		m.wait.silent = append(m.wait.silent, rank)
+	}
+	return t, ok
+}
+
+// elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows calls of all ranks only.
 func (m *member) elsewhere() int {
 	for _, r := range m.missing() {
-		if !m.site.in(r) {
+		if !m.sees(r) {
 			return r
 		}
 	}
 	return -1
 }
 
+// sees reports whether this rank can look up what another does.
+func (m *member) sees(rank int) bool {
+	return m.site.in(rank) && (m.site.near || !m.wait.call.pairwise())
+}
+
 // lastCalls says what the ranks did last that this one waits for, or that those wait for: of a rank that is in the same call it
-// goes on to the others that have not come. It begins with a comma.
+// goes on to the others that have not come, and always to those that do not answer, which may be what holds up the rest. It begins
+// with a comma.
 func (m *member) lastCalls() string {
-	var late, unknown strings.Builder
+	var late, silent strings.Builder
 	told := 0
 	asked := m.missing()
+	waits := len(asked)
 	for r := range m.team.size {
 		if !slices.Contains(asked, r) && r != m.rank {
 			asked = append(asked, r)
 		}
 	}
-	waits := len(m.missing())
+	before := len(m.wait.silent)
 	until := time.Now().Add(lastCallsWait)
 	for i, r := range asked {
-		if i >= waits && told > 0 && late.Len() > 0 || told == lastCallsMax || time.Now().After(until) {
+		if told == lastCallsMax || time.Now().After(until) {
 			break
 		}
+		began := time.Now()
 		text, known := m.lastCall(r)
+		gone := !known && time.Since(began) < silence && !slices.Contains(m.wait.silent[:before], r)
 		switch {
-		case text == "":
+		case text == "" || i >= waits && (gone || known && late.Len() > 0): // one that is gone has said why
 		case known:
 			told++
 			fmt.Fprintf(&late, ", rank %d %s", r, text)
-		case i < waits:
+		default:
 			told++
-			fmt.Fprintf(&unknown, ", rank %d %s", r, text)
+			fmt.Fprintf(&silent, ", rank %d %s", r, text)
 		}
 	}
-	return late.String() + unknown.String()
+	return late.String() + silent.String()
 }
 
 // Bounds of how many ranks the last calls are told, and how long they are asked for.
 const (
 	lastCallsMax  = 4
-	lastCallsWait = 3 * time.Second
+	lastCallsWait = 500 * time.Millisecond // and the last question
+	silence       = 50 * time.Millisecond  // a question that ends sooner without an answer was none: the rank is known to be gone
 )
 
 // lastCall says what a rank did last, or nothing if it has come to the current call; known is false if that is a guess.
 func (m *member) lastCall(rank int) (text string, known bool) {
-	if asker, ok := m.end.(transport.Asker); ok && !m.site.in(rank) {
-		if t, ok := decodeAnswer(asker.Ask(rank, m.header.Seq)); ok {
+	if asker, ok := m.end.(transport.Asker); ok && !m.sees(rank) {
+		seq := m.header.Seq
+		if m.wait.call.pairwise() {
+			seq = latestCall
+		}
+		if t, ok := m.askUnlessSilent(asker, rank, seq); ok {
 			if t.header == plain(m.header) {
 				return "", true
 			}
@@ -348,6 +381,11 @@ func (m *member) lastCall(rank int) (text string, known bool) {
 		}
 	} else if m.site.marker != nil && m.site.in(rank) && !m.wait.call.pairwise() {
 		if !slices.Contains(m.site.marker.Behind(0, nil), rank) {
+			if asker, ok := m.end.(transport.Asker); ok && !m.site.near {
+				if _, ok := m.askUnlessSilent(asker, rank, m.header.Seq); !ok {
+					return "is in this call, and does not answer", false
+				}
+			}
 			return "", true
 		}
 		before := &m.texts[(m.header.Seq+1)&1]

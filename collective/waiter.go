@@ -30,9 +30,10 @@ type waiter struct {
 	stalled bool      // the call's stall was logged
 	probe   time.Time // when the peers are asked next; zero: never
 	pause   time.Duration
-	mark    int // that the wait is for, or -1
-	of      int // the rank whose mark it is, or -1 for all of the domain
-	to      int // of the exchange that waits, or -1
+	silent  []int // ranks that did not answer
+	mark    int   // that the wait is for, or -1
+	of      int   // the rank whose mark it is, or -1 for all of the domain
+	to      int   // of the exchange that waits, or -1
 	from    int
 	frames  int // that from has yet to send
 
@@ -50,7 +51,7 @@ func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 // begin prepares for a call.
 func (w *waiter) begin(ctx context.Context, call *Call, t ticket, user bool) {
 	w.ctx, w.call, w.ticket, w.user = ctx, call, t, user
-	w.firm, w.stalled, w.since = false, false, time.Time{}
+	w.firm, w.stalled, w.since, w.silent = false, false, time.Time{}, w.silent[:0]
 	w.mark, w.of, w.to, w.from, w.frames = -1, -1, -1, -1, 0
 }
 

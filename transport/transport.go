@@ -228,7 +228,7 @@ type Asker interface {
 	// know that one, at most [ReasonMax] bytes; nil: it has made none. It is called by any goroutine, at any time. To be set
 	// before the first Exchange.
 	Answer(text func(seq uint64) []byte)
-	// Ask returns what the peer's function answers, or nil if no answer comes within a second or two. It is called by the
+	// Ask returns what the peer's function answers, or nil if no answer comes within a second at most. It is called by the
 	// goroutine that uses the endpoint, also while that waits in a [Parker], but not by the function given to Inspect.
 	Ask(peer int, seq uint64) []byte
 }

@@ -288,7 +288,7 @@ func (e *end) Answer(text func(seq uint64) []byte) {
 }
 
 // askMax is how long an answer is awaited.
-const askMax = time.Second
+const askMax = 500 * time.Millisecond
 
 func (e *end) Ask(peer int, seq uint64) []byte {
 	err := e.alive()
