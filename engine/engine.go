@@ -44,7 +44,18 @@ type Spec struct {
 	Labels  []Feature // one row of each label
 	Devices []Device  // of each local replica
 	Seed    int64     // of the initial values
+
+	// Replicas is the number of replicas of the whole job, those of other processes included; 0 means len(Devices).
+	Replicas int
+	// Sum adds up tensors over all replicas, for models that do so inside of their training step; nil if the caller
+	// cannot, and then such models do not compile for more than one replica.
+	Sum SumFunc
 }
+
+// SumFunc leaves the sum of all replicas' src[i] in dst[i], which has the same type and shape and is other memory.
+// Program.Gradients calls it for its replica, with its own context; every replica comes to the same calls in the same
+// order. names says in errors which tensor is meant. An error ends Gradients.
+type SumFunc func(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error
 
 // Feature is the type of one row of an input or a label.
 type Feature struct {

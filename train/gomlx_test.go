@@ -5,6 +5,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/lockstep-ml/lockstep/data"
@@ -20,7 +22,19 @@ import (
 // newGoMLX returns a trainer of a small MLP for the digits, on the pure-Go engine.
 func newGoMLX(t *testing.T, replicas, globalBatch int, seed int64, opt optimizer.Interface) *train.Trainer {
 	t.Helper()
-	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: replicas})
+	return newTrainer(t, "go", replicas, globalBatch, seed, opt, models.MLP{Hidden: []int{64}}.Forward)
+}
+
+// newTrainer returns a trainer of a model for the digits.
+func newTrainer(t *testing.T, engineName string, replicas, globalBatch int, seed int64, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+	t.Helper()
+	return newTrainerOf(t, engineName, replicas, globalBatch, seed, func(m *gomlx.Model) engine.Model { return m }, opt, forward)
+}
+
+// newTrainerOf is newTrainer with something around the model.
+func newTrainerOf(t *testing.T, engineName string, replicas, globalBatch int, seed int64, around func(*gomlx.Model) engine.Model, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+	t.Helper()
+	e, err := gomlx.Open(engineName, gomlx.Options{Devices: replicas})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,10 +43,10 @@ func newGoMLX(t *testing.T, replicas, globalBatch int, seed int64, opt optimizer
 		t.Fatal(err)
 	}
 	m := &gomlx.Model{
-		Forward: models.MLP{Hidden: []int{64}}.Forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
+		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
 		Optimizer: opt, Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
-	trainer, err := train.New(t.Context(), s, m, train.Config{
+	trainer, err := train.New(t.Context(), s, around(m), train.Config{
 		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
 		GlobalBatch: globalBatch, Seed: seed,
 	})

@@ -31,7 +31,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 		return t.apply(ctx, r.ID())
 	}
 	p := &t.parts[r.ID()]
-	out, err := t.gradients(ctx, r.ID(), g)
+	out, err := t.gradients(ctx, r, g)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,9 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 }
 
 // gradients computes the replica's share of the gradients.
-func (t *Trainer) gradients(ctx context.Context, id int, g *globalBatch) (engine.Gradients, error) {
+func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globalBatch) (engine.Gradients, error) {
+	id := r.ID()
+	t.parts[id].replica = r // for the model's own all-reduces
 	out, err := t.program.Gradients(ctx, id, g.shares[id], g.weightSum, randomState(t.config.Seed, t.committed, id))
 	if err != nil {
 		return out, fmt.Errorf("gradients: %w", err)
@@ -148,8 +150,8 @@ func (d *door) closeAndWait() {
 // reduceGradients leaves the sum of all replicas' gradients in the replica's apply inputs, and the sums of loss and metrics in
 // its part.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
-	id, p := r.ID(), &t.parts[r.ID()]
-	out, err := t.gradients(ctx, id, g)
+	p := &t.parts[r.ID()]
+	out, err := t.gradients(ctx, r, g)
 	if err != nil {
 		return err
 	}
@@ -162,6 +164,11 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g 
 		}
 	}
 	return t.reduceScalars(ctx, r, out.Loss, out.Metrics)
+}
+
+// sum is what a model's own all-reduces call, inside of the gradients step.
+func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
+	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names)
 }
 
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, loss float64, metrics []float64) error {

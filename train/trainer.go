@@ -38,6 +38,8 @@ type part struct {
 	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics
 	global    []*tensor.Tensor   // the same, over all replicas
 	flat      flat               // gradients and inputs as one list
+
+	replica *distribute.Replica // of the step in progress
 }
 
 // New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer.
@@ -49,17 +51,21 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
 	n := s.NumReplicasInSync()
+	t := &Trainer{strategy: s, config: cfg}
 	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
 		Rows:    ceilDiv(cfg.GlobalBatch, n),
 		Inputs:  cfg.Inputs,
 		Labels:  cfg.Labels,
 		Devices: s.EngineDevices(),
 		Seed:    cfg.Seed,
+
+		Replicas: n,
+		Sum:      t.sum,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("train: compiling the model: %w", err)
 	}
-	t := &Trainer{strategy: s, program: program, config: cfg, metrics: program.Metrics(), variables: program.Variables()}
+	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
 	t.packs = packsOf(program)
 	for k, pack := range t.packs {
 		for _, name := range pack.names {

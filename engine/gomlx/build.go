@@ -134,6 +134,9 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 // and metrics, gradients in the order of names, and what the model function changed.
 func (bl *builder) training() (*executable, error) {
 	x := bl.newExecutable("gradients")
+	if bl.replicas() > 1 {
+		bl.overReplicas(x)
+	}
 	err := catch("build the gradients program", func() error {
 		g, batch := bl.begin(x, true)
 		stats, objective, err := bl.objective(g, batch)
@@ -235,6 +238,7 @@ func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 // evaluation builds the program for loss and metrics in inference mode.
 func (bl *builder) evaluation() (*executable, error) {
 	x := bl.newExecutable("evaluate")
+	bl.inference(x)
 	err := catch("build the evaluate program", func() error {
 		g, batch := bl.begin(x, false)
 		stats, _, err := bl.objective(g, batch)
@@ -247,6 +251,7 @@ func (bl *builder) evaluation() (*executable, error) {
 // prediction builds the program for the model's outputs in inference mode.
 func (bl *builder) prediction() (*executable, error) {
 	x := bl.newExecutable("predict")
+	bl.inference(x)
 	err := catch("build the predict program", func() error {
 		g := x.g
 		model.SetStore(g, bl.store)
@@ -543,7 +548,12 @@ func (x *executable) compile() error {
 	if x.compiled {
 		return nil
 	}
-	if err := catch("compile the "+x.name+" program", func() error { return x.g.Compile(x.outputs...) }); err != nil {
+	if err := catch("compile the "+x.name+" program", func() error {
+		if err := collectivesOf(x.g).misused(); err != nil {
+			return err
+		}
+		return x.g.Compile(x.outputs...)
+	}); err != nil {
 		return err
 	}
 	x.compiled = true

@@ -11,6 +11,7 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/staged"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -322,6 +323,7 @@ type replica struct {
 	gradients []compute.Buffer // by parameter: of the last gradients program
 
 	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
+	sums   []*sum           // by the all-reduces of the gradients program
 	args   []compute.Buffer // scratch
 	old    []compute.Buffer // scratch
 }
@@ -433,7 +435,11 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 		r.args = append(r.args, b)
 	}
 	err = catch("run "+doing, func() error {
-		out, err = x.g.Executable().Execute(r.args, nil, r.device)
+		if p, ok := x.g.Executable().(*staged.Program); ok {
+			out, err = r.runStaged(ctx, p)
+		} else {
+			out, err = x.g.Executable().Execute(r.args, nil, r.device)
+		}
 		return err
 	})
 	return out, err
@@ -529,6 +535,9 @@ func (r *replica) close() {
 	r.discard()
 	for _, b := range r.values {
 		release(b)
+	}
+	for _, s := range r.sums {
+		s.close()
 	}
 	for _, list := range [][]*cell{r.inputs, r.labels, r.reduced, {r.weights, r.weightSum, r.rng}} {
 		for _, c := range list {

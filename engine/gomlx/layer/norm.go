@@ -3,6 +3,7 @@ package layer
 import (
 	"fmt"
 
+	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
@@ -28,9 +29,19 @@ const (
 // Each replica normalises by its own examples, as TensorFlow's layer does unless told otherwise; the averages are
 // combined over the replicas when they are read. The variables are "batch_normalization/scale", "…/offset", "…/mean"
 // and "…/variance".
-func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
+func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return batchNorm(s, x, moments) }
+
+// SyncBatchNorm is [BatchNorm] over the examples of all replicas: n replicas normalise as one with the whole batch would,
+// which matters where a replica's share is small (Keras' BatchNormalization(synchronized=True), PyTorch's SyncBatchNorm).
+// The gradient is the true one, through the mean and variance of the global batch. Each call costs one all-reduce of
+// three numbers per channel going forward, and one going back; see [gomlx.AllReduce]. The moving averages come out equal
+// on all replicas. Variables and inference are those of BatchNorm, so a model may be trained with one and go on with the
+// other.
+func SyncBatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return batchNorm(s, x, syncMoments) }
+
+func batchNorm(s *model.Scope, x *graph.Node, moments func(x *graph.Node) (mean, variance, used *graph.Node)) *graph.Node {
 	if x.Rank() < 2 {
-		panic(fmt.Errorf("layer.BatchNorm takes shape (rows, …, channels), not %s", x.Shape()))
+		panic(fmt.Errorf("batch normalisation takes shape (rows, …, channels), not %s", x.Shape()))
 	}
 	s = s.In("batch_normalization")
 	g, channels := x.Graph(), x.Shape().Dim(-1)
@@ -59,6 +70,19 @@ func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
 
 // moments returns mean and variance of each channel over the rows whose weight is not 0, and 1, or 0 if there are none.
 func moments(x *graph.Node) (mean, variance, used *graph.Node) {
+	l := localMoments(x)
+	return l.mean, graph.Div(l.squares, l.count), l.used
+}
+
+// local is what a replica knows of its channels.
+type local struct {
+	mean    *graph.Node
+	squares *graph.Node // sum of squared distances from the mean
+	count   *graph.Node // of numbers per channel, at least 1
+	used    *graph.Node // 1, or 0 if there are no rows but of weight 0
+}
+
+func localMoments(x *graph.Node) local {
 	rows := x.Shape().Dim(0)
 	var keep *graph.Node // 1 or 0 for every row
 	if w := gomlx.ExampleWeights(x.Graph()); w != nil {
@@ -77,10 +101,37 @@ func moments(x *graph.Node) (mean, variance, used *graph.Node) {
 	dims[0] = rows
 	mask := graph.Reshape(keep, dims...)
 	count := graph.ReduceAllSum(keep)
-	used = graph.MinScalar(count, 1)
-	count = graph.MulScalar(graph.MaxScalar(count, 1), float64(x.Shape().Size()/rows/x.Shape().Dim(-1)))
-	mean = graph.Div(graph.ReduceSum(graph.Mul(x, mask), axes...), count)
-	centred := graph.Mul(graph.Sub(x, graph.ExpandLeftToRank(mean, x.Rank())), mask)
-	variance = graph.Div(graph.ReduceSum(graph.Square(centred), axes...), count)
-	return mean, variance, used
+	l := local{used: graph.MinScalar(count, 1)}
+	l.count = graph.MulScalar(graph.MaxScalar(count, 1), float64(x.Shape().Size()/rows/x.Shape().Dim(-1)))
+	l.mean = graph.Div(graph.ReduceSum(graph.Mul(x, mask), axes...), l.count)
+	centred := graph.Mul(graph.Sub(x, graph.ExpandLeftToRank(l.mean, x.Rank())), mask)
+	l.squares = graph.ReduceSum(graph.Square(centred), axes...)
+	return l
+}
+
+// syncMoments is moments over the rows of all replicas. Each replica centres its own numbers, as cancellation would
+// otherwise eat the variance of channels far from 0; what is joined, with the means' distances from each other, travels
+// as float64 for the same reason (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+// sample variances", 1979).
+func syncMoments(x *graph.Node) (mean, variance, used *graph.Node) {
+	if gomlx.Replicas(x.Graph()) == 1 {
+		return moments(x)
+	}
+	l := localMoments(x)
+	wide := func(n *graph.Node) *graph.Node { return graph.ConvertDType(n, dtypes.Float64) }
+	n := graph.Mul(wide(l.count), wide(l.used)) // 0 without rows, where count is 1 or more
+	m, squares := wide(l.mean), wide(l.squares)
+	channels := m.Shape().Dim(0)
+	sums := gomlx.AllReduce(graph.Concatenate([]*graph.Node{
+		graph.Reshape(n, 1),
+		graph.Mul(m, n),
+		graph.Add(squares, graph.Mul(graph.Square(m), n)),
+	}, 0), gomlx.Sum)
+	part := func(from, to int) *graph.Node { return graph.Slice(sums, graph.AxisRange(from, to)) }
+	total := graph.Reshape(part(0, 1))
+	used = graph.ConvertDType(graph.MinScalar(total, 1), x.DType())
+	total = graph.MaxScalar(total, 1)
+	mean = graph.Div(part(1, 1+channels), total)
+	variance = graph.Sub(graph.Div(part(1+channels, 1+2*channels), total), graph.Square(mean))
+	return graph.ConvertDType(mean, x.DType()), graph.ConvertDType(graph.MaxScalar(variance, 0), x.DType()), used
 }

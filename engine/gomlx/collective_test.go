@@ -1,0 +1,226 @@
+package gomlx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// meeting adds up for n replicas in one process, in their order.
+type meeting struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	n, here int
+	round   int
+	src     [][]*tensor.Tensor
+	names   [][]string
+	calls   []string // names of every round
+	failed  error
+}
+
+func newMeeting(n int) *meeting {
+	m := &meeting{n: n, src: make([][]*tensor.Tensor, n), names: make([][]string, n)}
+	m.changed.L = &m.mu
+	return m
+}
+
+func (m *meeting) sum(_ context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.src[replica], m.names[replica] = src, names
+	m.wait()
+	if m.failed != nil {
+		return m.failed
+	}
+	for i, d := range dst {
+		for r := range m.n {
+			if m.names[r][i] != names[i] {
+				return fmt.Errorf("replica %d sums %v, replica %d %v", r, m.names[r], replica, names)
+			}
+			add(d, m.src[r][i], r == 0)
+		}
+	}
+	if replica == 0 {
+		m.calls = append(m.calls, strings.Join(names, " "))
+	}
+	m.wait() // nobody's src changes before all have read it
+	return m.failed
+}
+
+func (m *meeting) wait() {
+	round := m.round
+	if m.here++; m.here == m.n {
+		m.here, m.round = 0, m.round+1
+		m.changed.Broadcast()
+	}
+	for m.round == round && m.failed == nil {
+		m.changed.Wait()
+	}
+}
+
+func (m *meeting) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.failed = err
+	m.changed.Broadcast()
+}
+
+func add(dst, src *tensor.Tensor, first bool) {
+	switch dst.DType() {
+	case tensor.Float32:
+		addTo(tensor.Data[float32](dst), tensor.Data[float32](src), first)
+	case tensor.Float64:
+		addTo(tensor.Data[float64](dst), tensor.Data[float64](src), first)
+	case tensor.Int32:
+		addTo(tensor.Data[int32](dst), tensor.Data[int32](src), first)
+	}
+}
+
+func addTo[T float32 | float64 | int32](dst, src []T, first bool) {
+	for i, x := range src {
+		if first {
+			dst[i] = 0
+		}
+		dst[i] += x
+	}
+}
+
+// allGradients runs the gradients program of n replicas at once, and returns loss and gradients summed over them.
+func allGradients(p engine.Program, m *meeting, batches []engine.Batch, weightSum float64) (float64, [][]float64, error) {
+	out, errs := make([]engine.Gradients, len(batches)), make([]error, len(batches))
+	var wg sync.WaitGroup
+	for r, b := range batches {
+		wg.Go(func() {
+			if out[r], errs[r] = p.Gradients(context.Background(), r, b, weightSum, [3]uint64{}); errs[r] != nil {
+				m.fail(errs[r])
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return 0, nil, err
+	}
+	loss, sums := 0.0, make([][]float64, len(out[0].Tensors))
+	for i := range sums {
+		sums[i] = make([]float64, out[0].Tensors[i].Len())
+	}
+	for _, g := range out {
+		loss += g.Loss
+		for i, x := range g.Tensors {
+			addTo(sums[i], x.Float64s(), false)
+		}
+	}
+	return loss, sums, nil
+}
+
+// entangled is a model whose every value depends on all replicas, by all-reduces behind and beside each other.
+func entangled(s *model.Scope, in []*graph.Node) []*graph.Node {
+	x := in[0]
+	g, d := x.Graph(), x.DType()
+	number := func(name string, values ...float64) *graph.Node {
+		return graph.ConvertDType(s.VariableWithValue(name, values).SetTrainable(true).NodeValue(g), d)
+	}
+	wide := func(n *graph.Node) *graph.Node { return graph.ExpandLeftToRank(n, 2) }
+	h := graph.Tanh(graph.Mul(x, wide(number("a", 0.3, -0.7, 1.1))))
+	if s.IsTraining(g) {
+		mean := gomlx.AllReduce(graph.ReduceSum(h, 0), gomlx.Mean)
+		other := gomlx.AllReduce(graph.ReduceSum(graph.Square(x), 0), gomlx.Sum) // of the same stage; no gradient reaches it
+		h = graph.Mul(h, graph.Exp(graph.Neg(wide(graph.Square(mean)))))
+		total := gomlx.AllReduce(graph.ReduceAllSum(graph.Mul(h, wide(number("b", 0.5, 0.2, -0.4)))), gomlx.Sum)
+		h = graph.Add(h, graph.Mul(graph.Sin(total), wide(graph.Tanh(other))))
+	}
+	return []*graph.Node{graph.ReduceSum(graph.Square(graph.Sub(h, wide(number("c", 0.1, 0.2, 0.3)))), 1)}
+}
+
+func entangledModel() *gomlx.Model {
+	return &gomlx.Model{
+		Forward:   entangled,
+		Loss:      func(_, predictions []*graph.Node) *graph.Node { return predictions[0] },
+		Optimizer: optimizer.StochasticGradientDescent(),
+	}
+}
+
+func entangledSpec(e engine.Engine, d tensor.DType, m *meeting) engine.Spec {
+	return engine.Spec{
+		Rows: 3, Inputs: []engine.Feature{{DType: d, Shape: []int{3}}}, Labels: []engine.Feature{{DType: d}},
+		Devices: e.Devices()[:m.n], Sum: m.sum,
+	}
+}
+
+func entangledBatches(d tensor.DType, n int) []engine.Batch {
+	rng := rand.New(rand.NewPCG(7, 7))
+	list := make([]engine.Batch, n)
+	for r := range list {
+		x, y := tensor.New(d, 3, 3), tensor.New(d, 3)
+		for i := range x.Len() {
+			v := rng.NormFloat64()
+			if d == tensor.Float32 {
+				tensor.Data[float32](x)[i] = float32(v)
+			} else {
+				tensor.Data[float64](x)[i] = v
+			}
+		}
+		list[r] = engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: ones(3)}
+	}
+	return list
+}
+
+// TestAllReduceGradient holds the gradient through all-reduces against differences of the loss.
+func TestAllReduceGradient(t *testing.T) {
+	for _, c := range []struct {
+		dtype      tensor.DType
+		step, want float64
+	}{{tensor.Float32, 1e-2, 1e-3}, {tensor.Float64, 1e-5, 1e-8}} {
+		t.Run(c.dtype.String(), func(t *testing.T) {
+			eachEngine(t, 3, func(t *testing.T, e engine.Engine) {
+				m := newMeeting(3)
+				p := compile(t, entangledModel(), e, entangledSpec(e, c.dtype, m))
+				batches := entangledBatches(c.dtype, 3)
+				_, gradients, err := allGradients(p, m, batches, 9)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want := "all_reduce_1 all_reduce_2|all_reduce_3|all_reduce_3/gradient|all_reduce_1/gradient"; strings.Join(m.calls, "|") != want {
+					t.Errorf("calls %q, want %q", m.calls, want)
+				}
+				for i, v := range p.Parameters() {
+					start := readVariable(t, p, 0, i)
+					for k := range start.Len() {
+						loss := func(by float64) float64 {
+							moved := start.Clone()
+							tensor.Data[float64](moved)[k] += by
+							for r := range batches {
+								if err := p.Write(r, i, moved); err != nil {
+									t.Fatal(err)
+								}
+							}
+							l, _, err := allGradients(p, m, batches, 9)
+							if err != nil {
+								t.Fatal(err)
+							}
+							return l
+						}
+						slope := (loss(c.step) - loss(-c.step)) / (2 * c.step)
+						loss(0)
+						if off := math.Abs(slope - gradients[i][k]); off > c.want*math.Max(1, math.Abs(slope)) {
+							t.Errorf("%s[%d]: gradient %v, slope %v, off by %v", v.Name, k, gradients[i][k], slope, off)
+						}
+					}
+				}
+			})
+		})
+	}
+}

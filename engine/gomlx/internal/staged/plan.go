@@ -1,0 +1,258 @@
+package staged
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/shapes"
+)
+
+// plan says where an operation of the main function is computed.
+type plan struct {
+	planned bool
+	level   int  // its stage: the earliest that its inputs allow; that of an all-reduce is the stage it ends
+	free    bool // it depends on constants only: computed wherever it is used
+}
+
+// assign finds the level of o and of all that it needs. Operations come in order of recording, inputs first.
+func (o *op) assign() {
+	if o.planned {
+		return
+	}
+	o.planned, o.free = true, o.kind != parameterOp
+	for _, v := range o.needs() {
+		in := v.op
+		in.assign()
+		o.free = o.free && in.free
+		level := in.level
+		if in.kind == sumOp {
+			level++
+		}
+		o.level = max(o.level, level)
+	}
+	o.free = o.free && o.kind == plainOp
+}
+
+// repeated says whether o is computed in every stage that uses it, rather than carried there.
+func (o *op) repeated() bool { return o.free || o.name == "BroadcastInDim" }
+
+// stage is one executable, and what runs after it.
+type stage struct {
+	args    []*value // parameters, sums and values of earlier stages
+	outputs []*value // operands of the all-reduces that end it, results of the program, and what later stages need
+	sums    []int    // the all-reduces that end it
+	exe     compute.Executable
+
+	operands []*value // of sums
+	last     []bool   // by argument: a value of an earlier stage that nobody needs after this one
+	dropped  []bool   // by output: nobody needs it after the all-reduces
+}
+
+// stages cuts the graph. Each stage has its outputs; arguments and operations are found when it is emitted.
+func (b *builder) stages() []*stage {
+	for _, v := range b.main.outputs {
+		v.op.assign()
+	}
+	n := 1
+	for _, s := range b.sums {
+		if s.op.planned {
+			n = max(n, s.op.level+2)
+		}
+	}
+	list := make([]*stage, n)
+	for i := range list {
+		list[i] = &stage{}
+	}
+	for i, s := range b.sums {
+		if s.op.planned {
+			st := list[s.op.level]
+			st.sums = append(st.sums, i)
+			st.operands = append(st.operands, s.op.inputs[0])
+			st.output(s.op.inputs[0])
+		}
+	}
+	for _, v := range b.main.outputs {
+		list[v.op.stageOf(n)].output(v)
+	}
+	for i := n - 1; i >= 0; i-- {
+		for _, v := range list[i].uses(i) {
+			if v.op.kind == plainOp {
+				list[v.op.level].output(v)
+			}
+			list[i].args = append(list[i].args, v)
+		}
+	}
+	return list
+}
+
+// stageOf is the stage that gives a result of the program that o computes; parameters, sums and constants are given by
+// the last of n.
+func (o *op) stageOf(n int) int {
+	if o.kind != plainOp || o.free {
+		return n - 1
+	}
+	return o.level
+}
+
+// output adds an output, once.
+func (s *stage) output(v *value) {
+	if !slices.Contains(s.outputs, v) {
+		s.outputs = append(s.outputs, v)
+	}
+}
+
+// uses lists what stage number i must be given for its outputs, in order of recording.
+func (s *stage) uses(i int) []*value {
+	seen := map[*value]bool{}
+	var list []*value
+	var visit func(v *value)
+	visit = func(v *value) {
+		if seen[v] {
+			return
+		}
+		seen[v] = true
+		if !v.op.inside(i) {
+			list = append(list, v)
+			return
+		}
+		for _, in := range v.op.needs() {
+			visit(in)
+		}
+	}
+	for _, v := range s.outputs {
+		visit(v)
+	}
+	slices.SortFunc(list, compareValues)
+	return list
+}
+
+// inside says whether stage i computes o, if it needs it.
+func (o *op) inside(i int) bool { return o.kind == plainOp && (o.level == i || o.repeated()) }
+
+func compareValues(a, b *value) int {
+	if c := cmp.Compare(a.op.index, b.op.index); c != 0 {
+		return c
+	}
+	return cmp.Compare(slices.Index(a.op.outputs, a), slices.Index(b.op.outputs, b))
+}
+
+// emission is a stage being built.
+type emission struct {
+	main   compute.Function
+	values map[*value]compute.Value
+	named  map[*function]compute.Function
+}
+
+// build compiles stage i of b's graph.
+func (s *stage) build(b *builder, i int) error {
+	to := b.recorder.Backend.Builder(fmt.Sprintf("%s, stage %d", b.name, i))
+	e := &emission{main: to.Main(), values: map[*value]compute.Value{}, named: map[*function]compute.Function{}}
+	for k, v := range s.args {
+		shape, err := b.Builder.OpShape(v.real)
+		if err != nil {
+			return err
+		}
+		if e.values[v], err = e.main.Parameter(fmt.Sprintf("#%d", k), shape, nil); err != nil {
+			return err
+		}
+	}
+	outputs := make([]compute.Value, len(s.outputs))
+	for k, v := range s.outputs {
+		if err := e.compute(v.op, to); err != nil {
+			return err
+		}
+		outputs[k] = e.values[v]
+		if slices.Contains(s.args, v) { // an output must be a buffer of its own
+			var err error
+			if outputs[k], err = e.main.Identity(outputs[k]); err != nil {
+				return err
+			}
+		}
+	}
+	if err := e.main.Return(outputs, nil); err != nil {
+		return err
+	}
+	var err error
+	s.exe, err = to.Compile()
+	return err
+}
+
+// compute adds to the stage what o needs, and o, unless its values are there.
+func (e *emission) compute(o *op, to compute.Builder) error {
+	if e.there(o) {
+		return nil
+	}
+	for _, v := range o.needs() {
+		if e.values[v] == nil {
+			if err := e.compute(v.op, to); err != nil {
+				return err
+			}
+		}
+	}
+	return e.emit(o, e.main, to)
+}
+
+// there says whether the values of o that anybody may ask for are known.
+func (e *emission) there(o *op) bool {
+	return slices.ContainsFunc(o.outputs, func(v *value) bool { return e.values[v] != nil })
+}
+
+// emit adds o to a function of the stage.
+func (e *emission) emit(o *op, f compute.Function, to compute.Builder) error {
+	in := make([]compute.Value, len(o.inputs))
+	for i, v := range o.inputs {
+		if v != nil {
+			in[i] = e.values[v]
+		}
+	}
+	functions := make([]compute.Function, len(o.functions))
+	for i, g := range o.functions {
+		var err error
+		if functions[i], err = e.function(g, to); err != nil {
+			return err
+		}
+	}
+	out, err := o.emit(f, in, functions)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.name, err)
+	}
+	for i, v := range o.outputs {
+		e.values[v] = out[i]
+	}
+	return nil
+}
+
+// function rebuilds a closure, every time, or a function with a name, once.
+func (e *emission) function(g *function, to compute.Builder) (compute.Function, error) {
+	if f := e.named[g]; f != nil {
+		return f, nil
+	}
+	var f compute.Function
+	var err error
+	if g.parent != nil {
+		f, err = e.main.Closure()
+	} else if f, err = to.NewFunction(g.name); err == nil {
+		e.named[g] = f
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range g.ops {
+		if err := e.emit(o, f, to); err != nil {
+			return nil, err
+		}
+	}
+	outputs := make([]compute.Value, len(g.outputs))
+	for i, v := range g.outputs {
+		outputs[i] = e.values[v]
+	}
+	return f, f.Return(outputs, nil)
+}
+
+// Sum describes one all-reduce of a program.
+type Sum struct {
+	Name  string
+	Shape shapes.Shape
+}

@@ -1,0 +1,213 @@
+package staged
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/shapes"
+)
+
+// Program is a graph with all-reduces, compiled. It may run several times at once.
+type Program struct {
+	stages  []*stage
+	sums    []Sum
+	results []*value
+	names   []string // of the graph's parameters
+	shapes  []shapes.Shape
+	outputs []shapes.Shape
+	slots   map[*value]int // where a run keeps an output of a stage
+}
+
+var _ compute.Executable = (*Program)(nil)
+
+func newProgram(b *builder) (*Program, error) {
+	p := &Program{results: b.main.outputs, slots: map[*value]int{}}
+	for i, v := range b.parameters {
+		shape, err := b.Builder.OpShape(v.real)
+		if err != nil {
+			return nil, err
+		}
+		p.names, p.shapes = append(p.names, fmt.Sprint(i)), append(p.shapes, shape)
+	}
+	for _, v := range b.main.outputs {
+		shape, err := b.Builder.OpShape(v.real)
+		if err != nil {
+			return nil, err
+		}
+		p.outputs = append(p.outputs, shape)
+	}
+	for _, v := range b.sums {
+		shape, err := b.Builder.OpShape(v.real)
+		if err != nil {
+			return nil, err
+		}
+		p.sums = append(p.sums, Sum{Name: v.op.name, Shape: shape})
+	}
+	p.stages = b.stages()
+	for i, s := range p.stages {
+		if err := s.build(b, i); err != nil {
+			p.Finalize()
+			return nil, fmt.Errorf("stage %d of %d: %w", i+1, len(p.stages), err)
+		}
+		for _, v := range s.outputs {
+			if _, known := p.slots[v]; !known {
+				p.slots[v] = len(p.slots)
+			}
+		}
+	}
+	p.findLastUses()
+	return p, nil
+}
+
+// findLastUses marks what nobody needs after a stage.
+func (p *Program) findLastUses() {
+	results, needed := map[*value]bool{}, map[*value]bool{}
+	for _, v := range p.results {
+		results[v] = true
+	}
+	n := len(p.stages)
+	for i, s := range slices.Backward(p.stages) {
+		for _, v := range s.outputs {
+			isResult := results[v] && v.op.stageOf(n) == i
+			s.dropped = append(s.dropped, !isResult && !(v.op.kind == plainOp && needed[v]))
+		}
+		for _, v := range s.args {
+			s.last = append(s.last, v.op.kind == plainOp && !needed[v] && !results[v])
+			needed[v] = true
+		}
+	}
+}
+
+// Stages returns the number of stages.
+func (p *Program) Stages() int { return len(p.stages) }
+
+// Sums lists the all-reduces.
+func (p *Program) Sums() []Sum { return p.sums }
+
+// Exchange adds up buffers over the replicas: buffers[i] is this replica's value of all-reduce which[i]. It returns the
+// sums, which stay its own: they must keep their values until the run is over.
+type Exchange func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error)
+
+// Run runs the program. args are the graph's parameters, as for Executable.Execute, and stay the caller's; donate says
+// whether the backend gains from being given the buffers that pass from stage to stage.
+func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange) ([]compute.Buffer, error) {
+	r := &run{p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)), device: device, donate: donate}
+	for _, s := range p.stages {
+		err := r.execute(s)
+		if err == nil {
+			err = r.exchange(s, exchange)
+		}
+		if err != nil {
+			r.release()
+			return nil, err
+		}
+	}
+	results := make([]compute.Buffer, len(p.results))
+	for i, v := range p.results {
+		slot := p.slots[v]
+		results[i], r.slots[slot] = r.slots[slot], nil
+	}
+	r.release()
+	return results, nil
+}
+
+// run is one run in progress.
+type run struct {
+	p      *Program
+	args   []compute.Buffer
+	slots  []compute.Buffer // values of stages that are still needed
+	sums   []compute.Buffer
+	device compute.DeviceNum
+	donate bool
+}
+
+// execute runs a stage.
+func (r *run) execute(s *stage) error {
+	in, donate := make([]compute.Buffer, len(s.args)), make([]bool, len(s.args))
+	for i, v := range s.args {
+		switch v.op.kind {
+		case parameterOp:
+			in[i] = r.args[v.op.parameter]
+		case sumOp:
+			in[i] = r.sums[v.op.parameter]
+		default:
+			in[i], donate[i] = r.slots[r.p.slots[v]], r.donate && s.last[i]
+		}
+	}
+	out, err := s.exe.Execute(in, donate, r.device)
+	if err != nil {
+		return err
+	}
+	for i, v := range s.args {
+		if s.last[i] {
+			slot := r.p.slots[v]
+			if donate[i] {
+				r.slots[slot] = nil
+			}
+			r.free(slot)
+		}
+	}
+	for i, v := range s.outputs {
+		r.slots[r.p.slots[v]] = out[i]
+	}
+	return nil
+}
+
+// exchange adds up the operands of the all-reduces that end a stage, and frees what was only for them.
+func (r *run) exchange(s *stage, exchange Exchange) error {
+	if len(s.sums) > 0 {
+		operands := make([]compute.Buffer, len(s.sums))
+		for i, v := range s.operands {
+			operands[i] = r.slots[r.p.slots[v]]
+		}
+		sums, err := exchange(s.sums, operands)
+		if err != nil {
+			return err
+		}
+		for i, which := range s.sums {
+			r.sums[which] = sums[i]
+		}
+	}
+	for i, v := range s.outputs {
+		if s.dropped[i] {
+			r.free(r.p.slots[v])
+		}
+	}
+	return nil
+}
+
+func (r *run) free(slot int) {
+	if b := r.slots[slot]; b != nil {
+		_ = b.Finalize() // what cannot be freed is lost with the backend
+		r.slots[slot] = nil
+	}
+}
+
+func (r *run) release() {
+	for slot := range r.slots {
+		r.free(slot)
+	}
+}
+
+// Finalize implements compute.Executable.
+func (p *Program) Finalize() {
+	for _, s := range p.stages {
+		if s.exe != nil {
+			s.exe.Finalize()
+			s.exe = nil
+		}
+	}
+}
+
+// Inputs implements compute.Executable.
+func (p *Program) Inputs() (names []string, inputShapes []shapes.Shape) { return p.names, p.shapes }
+
+// Outputs implements compute.Executable.
+func (p *Program) Outputs() []shapes.Shape { return p.outputs }
+
+// Execute implements compute.Executable, and fails: a program with all-reduces needs the other replicas.
+func (p *Program) Execute([]compute.Buffer, []bool, compute.DeviceNum) ([]compute.Buffer, error) {
+	return nil, errors.New("staged: a graph with all-reduces runs by Program.Run only")
+}

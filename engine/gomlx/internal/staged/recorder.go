@@ -1,0 +1,145 @@
+package staged
+
+import (
+	"fmt"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/shapes"
+)
+
+// Recorder is the backend of one graph. It computes nothing itself, and owns nothing.
+type Recorder struct {
+	compute.Backend
+	next string // the name of the all-reduce that the next Identity is to be; empty if it is to be one
+}
+
+// New returns a Recorder in front of b, for one graph.
+func New(b compute.Backend) *Recorder { return &Recorder{Backend: b} }
+
+// AllReduce calls identity, which must add one Identity to the graph, and makes that an all-reduce by sum, called name
+// in errors: its output is the sum of the input over the replicas. GoMLX sees an identity, and can be told its gradient.
+func (r *Recorder) AllReduce(name string, identity func()) {
+	r.next = name
+	identity()
+	r.next = ""
+}
+
+// Builder implements compute.Backend.
+func (r *Recorder) Builder(name string) compute.Builder {
+	real := r.Backend.Builder(name)
+	b := &builder{Builder: real, recorder: r, name: name}
+	b.main = &function{b: b, real: real.Main(), name: compute.MainName}
+	return b
+}
+
+// builder records what is built. What it does not override is for distribution by the backend, which is not used here.
+type builder struct {
+	compute.Builder
+	recorder   *Recorder
+	name       string
+	main       *function
+	parameters []*value
+	sums       []*value // outputs of the all-reduces
+	ops        int
+}
+
+func (b *builder) Main() compute.Function { return b.main }
+
+func (b *builder) NewFunction(name string) (compute.Function, error) {
+	real, err := b.Builder.NewFunction(name)
+	if err != nil {
+		return nil, err
+	}
+	return &function{b: b, real: real, name: name}, nil
+}
+
+func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
+	real, err := unwrap("OpShape", v)
+	if err != nil {
+		return shapes.Shape{}, err
+	}
+	return b.Builder.OpShape(real)
+}
+
+// Compile returns the backend's own executable, or a [Program] if there are all-reduces.
+func (b *builder) Compile() (compute.Executable, error) {
+	if len(b.sums) == 0 {
+		return b.Builder.Compile()
+	}
+	return newProgram(b)
+}
+
+// value is one output of an operation.
+type value struct {
+	op   *op
+	real compute.Value // in the whole graph
+}
+
+// unwrap returns the backend's value, nil for nil: some operations have optional arguments.
+func unwrap(what string, v compute.Value) (compute.Value, error) {
+	if v == nil {
+		return nil, nil
+	}
+	x, ok := v.(*value)
+	if !ok {
+		return nil, fmt.Errorf("staged: %s was given a %T, which is no value of this graph", what, v)
+	}
+	return x.real, nil
+}
+
+func unwrapAll(what string, list []compute.Value) ([]compute.Value, error) {
+	out := make([]compute.Value, len(list))
+	for i, v := range list {
+		var err error
+		if out[i], err = unwrap(what, v); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// emitter adds an operation to a function, of the whole graph or of a stage. functions are the counterparts there of the
+// functions that the operation was given.
+type emitter func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error)
+
+// op is an operation that was recorded.
+type op struct {
+	name      string
+	index     int // in order of recording
+	fn        *function
+	inputs    []*value // nil for an argument that was left out
+	functions []*function
+	outputs   []*value
+	emit      emitter
+	parameter int // if kind is parameterOp or sumOp, which
+	kind      opKind
+	plan      // of operations of the main function
+}
+
+type opKind uint8
+
+const (
+	plainOp opKind = iota
+	parameterOp
+	sumOp
+)
+
+// needs lists the values of the main function that the operation uses, itself or in its functions.
+func (o *op) needs() []*value {
+	var list []*value
+	add := func(inputs []*value) {
+		for _, v := range inputs {
+			if v != nil && v.op.fn == v.op.fn.b.main {
+				list = append(list, v)
+			}
+		}
+	}
+	add(o.inputs)
+	for _, f := range o.functions {
+		add(f.outputs)
+		for _, inner := range f.ops {
+			add(inner.needs())
+		}
+	}
+	return list
+}

@@ -1,0 +1,5 @@
+//go:build xla && cgo
+
+package train_test
+
+const builtWithXLA = true
