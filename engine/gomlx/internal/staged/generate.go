@@ -94,13 +94,10 @@ func method(out *bytes.Buffer, name string, t *ast.FuncType) {
 	for _, r := range t.Results.List {
 		results += max(1, len(r.Names))
 	}
-	get, put, returns := "", "", ""
-	switch first := typeName(t.Results.List[0].Type); {
-	case first == "[]compute.Value":
-		returns = "([]compute.Value, error)"
-	default:
-		get, put = fmt.Sprintf("first%d", results-1), fmt.Sprintf("list%d", results-1)
-		returns = "(" + strings.Repeat("compute.Value, ", results-1) + "error)"
+	returns := "(" + strings.Repeat("compute.Value, ", results-1) + "error)"
+	get, put, end := fmt.Sprintf("first%d(", results-1), fmt.Sprintf("list%d(", results-1), ")"
+	if typeName(t.Results.List[0].Type) == "[]compute.Value" {
+		get, put, end, returns = "", "", "", "([]compute.Value, error)"
 	}
 	inputs := ""
 	switch {
@@ -111,8 +108,8 @@ func method(out *bytes.Buffer, name string, t *ast.FuncType) {
 	case len(fixed) > 0:
 		inputs = ", " + strings.Join(fixed, ", ")
 	}
-	fmt.Fprintf(out, "\nfunc (f *function) %s(%s) %s {\n%sreturn %s(f.add(%q, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {\n"+
-		"return %s(to.%s(%s))\n}%s))\n}\n", name, strings.Join(params, ", "), returns, strings.Join(clones, ""), get, name, put, name, call, inputs)
+	fmt.Fprintf(out, "\nfunc (f *function) %s(%s) %s {\n%sreturn %sf.add(%q, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {\n"+
+		"return %sto.%s(%s)%s\n}%s)%s\n}\n", name, strings.Join(params, ", "), returns, strings.Join(clones, ""), get, name, put, name, call, end, inputs, end)
 }
 
 func dots(typ string) string {

@@ -651,9 +651,9 @@ func (f *function) Where(condition compute.Value, onTrue compute.Value, onFalse 
 }
 
 func (f *function) OptimizationBarrier(operands ...compute.Value) ([]compute.Value, error) {
-	return (f.add("OptimizationBarrier", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return (to.OptimizationBarrier(in[0:]...))
-	}, operands...))
+	return f.add("OptimizationBarrier", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+		return to.OptimizationBarrier(in[0:]...)
+	}, operands...)
 }
 
 func (f *function) SchedulingBarrier(operand compute.Value, dependencies ...compute.Value) (compute.Value, error) {
