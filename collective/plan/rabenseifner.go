@@ -89,7 +89,7 @@ func halvingReduce(p Problem, rank int, w *writer) {
 			w.put(duplicate(Span{Src, at(owner), at(owner + 1)}, h.span(i, i+1)))
 		}
 	} else {
-		w.put(duplicate(p.all(Src), p.all(Work)))
+		h.source = true
 	}
 	h.reduceScatter(w)
 	own := h.span(h.place(rank), h.place(rank)+1)
@@ -119,10 +119,11 @@ func halvingReduce(p Problem, rank int, w *writer) {
 type halving struct {
 	group  // edge is by place
 	levels int
+	source bool // what the members have lies in Src yet, at the same place
 }
 
 func halvingOf(g group) *halving {
-	return &halving{g, bits.Len(uint(g.size)) - 1}
+	return &halving{group: g, levels: bits.Len(uint(g.size)) - 1}
 }
 
 // reversed returns the owner of a slice, and the slice of an owner.
@@ -200,6 +201,9 @@ func (h *halving) block(member int) (first, level int) {
 func (h *halving) reduceScatter(w *writer) {
 	first, level := h.block(h.self)
 	lo, hi := 0, 1<<h.levels // the slices that this member still has
+	if h.source && h.size == 1 {
+		w.put(duplicate(h.slices(lo, hi).in(Src), h.slices(lo, hi)))
+	}
 	for k := range level {
 		middle := (lo + hi) / 2
 		keep, give := h.slices(lo, middle), h.slices(middle, hi)
@@ -209,6 +213,10 @@ func (h *halving) reduceScatter(w *writer) {
 			lo, side = middle, Left
 		} else {
 			hi = middle
+		}
+		if h.source && k == 0 {
+			w.put(duplicate(keep.in(Src), keep))
+			give = give.in(Src)
 		}
 		peer := h.rank(h.self ^ 1<<k)
 		w.put(Step{Kind: Exchange, To: peer, From: peer, Out: give, In: keep, Side: side})
@@ -230,13 +238,22 @@ func (h *halving) join(w *writer, first, level, lo, hi int) {
 		next++
 	}
 	same := first - 1<<next + (h.self - first) // the member of the larger block with this one's number
+	out := func(lo, hi int) Span {
+		if h.source && level == 0 { // it has received nothing
+			return h.slices(lo, hi).in(Src)
+		}
+		return h.slices(lo, hi)
+	}
 	for k := level; k < next; k++ {
 		middle := (lo + hi) / 2
-		w.put(send(h.rank(same+1<<k), h.slices(middle, hi)))
+		w.put(send(h.rank(same+1<<k), out(middle, hi)))
 		hi = middle
 	}
-	w.put(send(h.rank(same), h.slices(lo, hi)))
+	w.put(send(h.rank(same), out(lo, hi)))
 }
+
+// in is the same elements in another buffer.
+func (s Span) in(b Buffer) Span { return Span{b, s.Lo, s.Hi} }
 
 // takeIn is the other end of join: a member of a larger block, which has slices [lo, hi), receives them from the right, passes on what
 // came with them for others, and combines.
@@ -300,10 +317,10 @@ func rabenseifnerCost(p Problem, l Links) time.Duration {
 		return c.gathering(g, part, p.Count) + c.allGathering(g, part, p.Count) + c.copying(p.Count) // the root's, at the end
 	}
 	h := halvingOf(g)
-	t := c.copying(p.Count) + c.halving(h, p.Count)
+	t := c.copying((p.Count+1)/2) + c.halving(h, p.Count)
 	switch after := h.placed(); p.Op {
 	case ReduceScatter:
-		t += c.copying(p.longestPart())
+		t += c.copying(p.Count/2 + p.longestPart())
 	case Reduce:
 		t += c.gathering(after, part, p.Count)
 	default:

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"math"
 	"math/bits"
 	"strings"
 	"testing"
@@ -70,6 +71,17 @@ func TestRabenseifnerPath(t *testing.T) {
 		}
 		if got := int(rabenseifner.Cost(p, l)); got != want {
 			t.Errorf("%d ranks cost %d steps, want %d", size, got, want)
+		}
+	}
+}
+
+// TestRabenseifnerBytes holds how many vectors lie on the longest path, as docs/algorithms.md says.
+func TestRabenseifnerBytes(t *testing.T) {
+	const count = 64 * 64 * 33 * 7 * 5 * 9
+	for size, want := range map[int]float64{2: 1, 3: 2.7, 4: 1.5, 5: 2.8, 6: 2.3, 7: 3.1, 8: 1.8, 12: 2.2, 15: 3.3, 16: 1.9, 24: 2.1, 33: 3, 64: 2} {
+		l := Links{Host: Link{Bandwidth: 1e9}, ElementBytes: 1} // an element a nanosecond
+		if got := float64(virtualTime(t, rabenseifner, Problem{Op: AllReduce, Size: size, Count: count}, l)) / count; math.Abs(got-want) > 0.06 {
+			t.Errorf("%d ranks move %.2f vectors, want %.1f", size, got, want)
 		}
 	}
 }
