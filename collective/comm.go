@@ -80,7 +80,7 @@ type Properties struct {
 //
 // The proof rests on this: a call that all ranks have entered ends without any further help of theirs.
 type Monitor interface {
-	// Enter says that rank begins call number seq (from 0), before any peer can see it. It is on the hot path: no
+	// Enter says that rank begins collective number seq (from 0), before any peer can see it. It is on the hot path: no
 	// allocation, no lock, no blocking. [Group.DoAll] enters the calls of all local ranks before it waits.
 	Enter(rank int, seq uint64, call *Call)
 	// Park says that rank's goroutine is about to block until its peers have entered call seq. An error means that they
@@ -95,6 +95,19 @@ type Monitor interface {
 	// deadline), before any other rank is told: it returns the error that every rank will get. The monitor may look at
 	// what all ranks do, and wraps err. Abort and Close are not explained.
 	Explain(rank int, err error) error
+}
+
+// PairMonitor is a Monitor that can watch calls of two ranks, Send and Recv, as well. They have numbers of their own: seq counts
+// the sends of one rank to another, and the receives of the other from that one, each from 0; two of one number meet. Without
+// it they are not watched.
+type PairMonitor interface {
+	Monitor
+	// EnterPair is Enter of such a call.
+	EnterPair(rank int, seq uint64, call *Call)
+	// ParkPair is Park, until the peer has entered its half. Unpark ends it.
+	ParkPair(rank int, seq uint64, call *Call) error
+	// LeavePair is Leave.
+	LeavePair(rank int, seq uint64, call *Call, err error)
 }
 
 // SplitMonitor is a Monitor that can watch the communicators which [Communicator.Split] makes. Without it they are not

@@ -93,9 +93,7 @@ func (m *member) Do(ctx context.Context, call *Call) error {
 	}
 	err = m.execute(ctx, call, t, true)
 	m.finish(true)
-	if m.team.monitor != nil {
-		m.team.monitor.Leave(m.rank, t.turn, err)
-	}
+	m.watchLeave(t, call, err)
 	return err
 }
 
@@ -167,22 +165,21 @@ func (m *member) enter(call *Call, how manner) (t ticket, ready bool, err error)
 		m.blocked, m.doing, m.direct = true, t.turn, how == blocking
 	}
 	m.mu.Unlock()
-	if m.team.monitor != nil {
-		m.team.monitor.Enter(m.rank, t.turn, call)
-	}
+	m.watchEnter(t, call)
 	return t, ready, nil
 }
 
 // block waits for the token, which comes without this goroutine's help: if need be because the end of ctx fails the
 // communicator. call and what say in the error what it waited for.
 func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
-	if monitor := m.team.monitor; monitor != nil {
-		if err := monitor.Park(m.rank, t.turn); err != nil {
-			m.team.abort(asError(m, err))
-			<-token
-			return
-		}
-		defer monitor.Unpark(m.rank)
+	told, err := m.watchPark(t, call)
+	if err != nil {
+		m.team.abort(asError(m, err))
+		<-token
+		return
+	}
+	if told != nil {
+		defer told.Unpark(m.rank)
 	}
 	select {
 	case <-token:

@@ -83,9 +83,7 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 		if h.err != nil && err == nil {
 			err = h.err
 		}
-		if g.team.monitor != nil {
-			g.team.monitor.Leave(m.rank, h.turn, h.err)
-		}
+		m.watchLeave(h.ticket, h.call, h.err)
 		h.ctx, h.call = nil, nil
 	}
 	return err

@@ -98,9 +98,7 @@ func (h *handle) Wait(ctx context.Context) error {
 		m.block(ctx, h.done, h.call, h.ticket, "a started call")
 	}
 	m.pending.Add(-1)
-	if m.team.monitor != nil {
-		m.team.monitor.Leave(m.rank, h.turn, h.err)
-	}
+	m.watchLeave(h.ticket, h.call, h.err)
 	err := h.err
 	h.ctx, h.call = nil, nil
 	m.mu.Lock()

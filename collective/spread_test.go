@@ -234,3 +234,50 @@ func TestSplitAndRebuildEverywhere(t *testing.T) {
 		}
 	})
 }
+
+// TestTwoCommunicators: two goroutines of every rank each make 1,000 calls on a communicator of their own, over the same
+// endpoints, and nothing of the one gets into the other.
+func TestTwoCommunicators(t *testing.T) {
+	calls := 1000
+	if testing.Short() {
+		calls = 200 // for time: it shows the same
+	}
+	eachPlacement(t, 4, func(t *testing.T, w *world) {
+		errs := w.each(func(c collective.Communicator) error {
+			var parts [2]collective.Communicator
+			for i := range parts {
+				var err error
+				if parts[i], err = c.Split(background, 0, c.Rank()); err != nil {
+					return err
+				}
+				defer parts[i].Close()
+			}
+			results := make(chan error, 2)
+			for i, part := range parts {
+				go func() {
+					results <- func() error {
+						x := make([]float32, 3)
+						for k := range calls {
+							for j := range x {
+								x[j] = float32(i*100_000 + k)
+							}
+							if err := part.Do(background, sum(x, x)); err != nil {
+								return err
+							}
+							if want := float32(4 * (i*100_000 + k)); x[0] != want || x[2] != want {
+								return fmt.Errorf("call %d of communicator %d gave %v, want %v", k, i, x, want)
+							}
+						}
+						return nil
+					}()
+				}()
+			}
+			return errors.Join(<-results, <-results, c.Do(background, barrier()))
+		})
+		for rank, err := range errs {
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+	})
+}

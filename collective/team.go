@@ -20,7 +20,8 @@ type team struct {
 	size    int
 	local   int // number of local ranks
 	monitor Monitor
-	release func() // of a monitor that Split made, once all local ranks are closed; or nil
+	pairs   PairMonitor // the monitor, if it is one; else nil
+	release func()      // of a monitor that Split made, once all local ranks are closed; or nil
 
 	fate atomic.Uint32 // sound, failing, failed
 	done chan struct{} // closed when the fate is failed
@@ -65,6 +66,7 @@ func newTeam(cfg Config, id uint64, size, local int) *team {
 	t := &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), splits: map[uint64]*team{}}
 	t.prefer, _ = parsePreference(cfg.Algorithm) // which was checked
 	t.left.L = &t.mu
+	t.pairs, _ = t.monitor.(PairMonitor)
 	return t
 }
 

@@ -77,11 +77,14 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		if err := w.m.early(); err != nil {
 			return err
 		}
-		if monitor := w.m.team.monitor; monitor != nil && w.user {
-			if err := monitor.Park(w.m.rank, w.turn); err != nil {
+		if w.user {
+			told, err := w.m.watchPark(w.ticket, w.call)
+			if err != nil {
 				return &verdict{err}
 			}
-			defer monitor.Unpark(w.m.rank)
+			if told != nil {
+				defer told.Unpark(w.m.rank)
+			}
 		}
 	}
 	w.arm()

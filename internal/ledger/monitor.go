@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -17,7 +18,8 @@ type Monitor struct {
 	ranks   []int // rank by replica, -1: not a member
 	abort   func(error)
 	slots   []slot
-	isMerge bool // the rendezvous of merge calls, which is in no list
+	isMerge bool     // the rendezvous of merge calls, which is in no list
+	pairs   sync.Map // by [2]int of sender and receiver: the *Monitor of the calls between them
 }
 
 var _ collective.SplitMonitor = (*Monitor)(nil)
@@ -133,7 +135,8 @@ func (m *Monitor) Unpark(rank int) {
 // says what every replica does. If the run has failed already, it returns that failure. Outside a run it
 // returns the report alone.
 func (m *Monitor) Explain(rank int, err error) error {
-	f := fault{kind: faultFound, replica: m.members[rank], monitor: m, seq: m.slots[rank].last(), cause: err}
+	at, role := m.concerned(rank, err)
+	f := fault{kind: faultFound, replica: m.members[rank], monitor: at, seq: at.slots[role].last(), cause: err}
 	if errors.Is(err, collective.ErrBusy) && f.replica >= 0 {
 		f.kind = faultBusy
 	}
@@ -162,7 +165,12 @@ func (m *Monitor) Release() {
 	l := m.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.monitors = slices.DeleteFunc(l.monitors, func(other *Monitor) bool { return other == m })
+	gone := map[*Monitor]bool{m: true}
+	m.pairs.Range(func(_, p any) bool {
+		gone[p.(*Monitor)] = true
+		return true
+	})
+	l.monitors = slices.DeleteFunc(l.monitors, func(other *Monitor) bool { return gone[other] })
 }
 
 // rank returns the replica's rank in m's communicator, or -1.

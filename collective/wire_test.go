@@ -1,0 +1,157 @@
+package collective
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// TestFailureCrosses: what a rank says of its failure arrives as it was, in bounds.
+func TestFailureCrosses(t *testing.T) {
+	m := &member{team: &team{cfg: Config{Name: "world"}}, rank: 2}
+	long := strings.Repeat("ä", 5000)
+	for _, kind := range wireKinds {
+		e := &Error{Kind: kind, Comm: "world/1.0", Rank: 3, Op: AllGather, Seq: 1 << 40, Name: "w", Peers: []int{1, 7}, Err: errors.New("it broke")}
+		got, ok := decodeFailure(encodeFailure(e, m))
+		if kind == ErrClosed {
+			if !ok || got.Kind != ErrPeerLost || !reflect.DeepEqual(got.Peers, []int{3}) {
+				t.Errorf("a rank that closed came as %v, %v, want it lost", got, ok)
+			}
+			continue
+		}
+		if !ok || got.Error() != e.Error() || !reflect.DeepEqual(got.Peers, e.Peers) || !errors.Is(got, kind) {
+			t.Errorf("%v\ncame as\n%v, %v", e, got, ok)
+		}
+		e.Err, e.Name, e.Comm, e.Peers = errors.New(long), long, long, make([]int, 1000)
+		b := encodeFailure(e, m)
+		if got, ok := decodeFailure(b); len(b) > transport.ReasonMax || !ok || !strings.HasSuffix(got.Err.Error(), "ä…") {
+			t.Errorf("a long text became %d bytes, %v %v", len(b), ok, got)
+		}
+	}
+	got, ok := decodeFailure(encodeFailure(errors.New("anything"), m))
+	if !ok || got.Kind != ErrAborted || got.Rank != 2 || got.Err.Error() != "anything" {
+		t.Errorf("an error of another type came as %v, %v", got, ok)
+	}
+	for name, b := range map[string][]byte{
+		"nothing":      nil,
+		"version":      append([]byte{9}, encodeFailure(errors.New("x"), m)[1:]...),
+		"unknown kind": append([]byte{wireVersion, 99}, encodeFailure(errors.New("x"), m)[2:]...),
+		"too short":    encodeFailure(errors.New("x"), m)[:20],
+		"too long":     append(encodeFailure(errors.New("x"), m), 0),
+	} {
+		if got, ok := decodeFailure(b); ok {
+			t.Errorf("%s was taken for %v", name, got)
+		}
+	}
+}
+
+func FuzzDecodeFailure(f *testing.F) {
+	m := &member{team: &team{cfg: Config{Name: "world"}}}
+	f.Add(encodeFailure(&Error{Kind: ErrMismatch, Rank: 1, Op: Reduce, Peers: []int{3}, Err: errors.New("why")}, m))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, ok := decodeFailure(b)
+		if !ok {
+			return
+		}
+		_ = e.Error()
+		again, ok := decodeFailure(encodeFailure(e, m))
+		if !ok || len(e.Peers) <= wirePeersMax && len(e.Comm) <= wireNameMax && len(e.Name) <= wireNameMax && len(e.Error()) < wireTextMax && again.Error() != e.Error() {
+			t.Errorf("%v became %v, %v", e, again, ok)
+		}
+	})
+}
+
+func FuzzDecodeAnswer(f *testing.F) {
+	f.Add(encodeAnswer(&text{transport.Header{Op: uint8(AllReduce), Seq: 7}, label{name: "w", shape: []int{2, 3}, algo: "direct"}}))
+	f.Add([]byte{1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, ok := decodeAnswer(b)
+		if !ok {
+			return
+		}
+		_ = describe(&a.header, &a.label)
+		again, ok := decodeAnswer(encodeAnswer(&a))
+		if !ok || again.header != a.header {
+			t.Errorf("%+v became %+v, %v", a, again, ok)
+		}
+	})
+}
+
+// TestAgreed: for every operation and every part of a call, the headers of two ranks are equal exactly if the table says that
+// the part need not agree, or has no meaning.
+func TestAgreed(t *testing.T) {
+	tm := &team{id: 5}
+	o := &Options{Order: Canonical, Accumulate: AccumulateDType}
+	manifest := &Manifest{Name: "w", Shape: []int{2, 3}}
+	changes := map[field]func(c *Call, count *int, o *Options, row *uint32){
+		fieldReduce:    func(c *Call, _ *int, _ *Options, _ *uint32) { c.Reduce = Max },
+		fieldType:      func(c *Call, _ *int, _ *Options, _ *uint32) { c.Type = tensor.Int32 },
+		fieldRoot:      func(c *Call, _ *int, _ *Options, _ *uint32) { c.Root = 1 },
+		fieldCount:     func(_ *Call, count *int, _ *Options, _ *uint32) { *count = 12 },
+		fieldCounts:    func(c *Call, _ *int, _ *Options, _ *uint32) { c.Counts = []int{2, 4} },
+		fieldName:      func(c *Call, _ *int, _ *Options, _ *uint32) { c.Manifest = &Manifest{Name: "b", Shape: []int{2, 3}} },
+		fieldShape:     func(c *Call, _ *int, _ *Options, _ *uint32) { c.Manifest = &Manifest{Name: "w", Shape: []int{3, 2}} },
+		fieldOrder:     func(_ *Call, _ *int, o *Options, _ *uint32) { o.Accumulate = AccumulateFloat32 },
+		fieldAlgorithm: func(_ *Call, _ *int, _ *Options, row *uint32) { *row = 9 },
+	}
+	for op := AllReduce; op <= Recv; op++ {
+		if agreed[op] == 0 || int(op) >= len(roles) {
+			t.Errorf("%v has no row", op)
+		}
+		for f, change := range changes {
+			c := Call{Op: op, Type: tensor.Float32, Counts: []int{3, 3}, Manifest: manifest}
+			before := fingerprint(tm, 1, &c, 6, o, 8)
+			count, own, row := 6, *o, uint32(8)
+			change(&c, &count, &own, &row)
+			after := fingerprint(tm, 1, &c, count, &own, row)
+			if must := agreed[op]&f != 0; (before != after) != must {
+				t.Errorf("%v: field %b changes the header: %v, want %v", op, f, before != after, must)
+			}
+		}
+	}
+	send, receive := Call{Op: Send, Type: tensor.Float32, Peer: 1}, Call{Op: Recv, Type: tensor.Float32, Peer: 0}
+	if a, b := fingerprint(tm, 1, &send, 6, o, 0), fingerprint(tm, 1, &receive, 6, o, 0); a != b {
+		t.Errorf("the two ends of a message have the headers %+v and %+v", a, b)
+	}
+}
+
+func TestParsePreference(t *testing.T) {
+	for text, want := range map[string]preference{
+		"":       {},
+		"direct": {all: "direct"},
+		"all_reduce:direct, barrier:recursive_doubling": {of: [Recv + 1]string{AllReduce: "direct", Barrier: "recursive_doubling"}},
+		"eager,broadcast:direct":                        {all: "eager", of: [Recv + 1]string{Broadcast: "direct"}},
+	} {
+		if got, err := parsePreference(text); err != nil || got != want {
+			t.Errorf("%q: got %+v, %v, want %+v", text, got, err, want)
+		}
+	}
+	for text, says := range map[string]string{
+		"magic":            `no algorithm "magic"`,
+		"all_reduce:magic": `no algorithm "magic"`,
+		"sum:direct":       `"sum" is no collective operation`,
+		"send:direct":      `"send" is no collective operation`,
+		"direct,":          `no algorithm ""`,
+	} {
+		if _, err := parsePreference(text); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want %q", text, err, says)
+		}
+	}
+	t.Setenv("LOCKSTEP_ALGORITHM", "all_reduce:nothing")
+	if _, err := (Config{}).filled(); err == nil || !strings.Contains(err.Error(), "LOCKSTEP_ALGORITHM: no algorithm") {
+		t.Errorf("the environment's mistake: %v", err)
+	}
+	t.Setenv("LOCKSTEP_ALGORITHM", plan.Algorithms[0].Name)
+	if c, err := (Config{}).filled(); err != nil || c.Algorithm != plan.Algorithms[0].Name {
+		t.Errorf("the environment's choice: %q, %v", c.Algorithm, err)
+	}
+	if c, err := (Config{Algorithm: "recursive_doubling"}).filled(); err != nil || c.Algorithm != "recursive_doubling" {
+		t.Errorf("the program's choice: %q, %v", c.Algorithm, err)
+	}
+}
