@@ -18,8 +18,8 @@ type Communicator interface {
 	Size() int
 	// Do carries out the call, behind those already started, and returns when this rank's result is in Dst and no peer
 	// reads or writes this rank's memory any more. Its error is, or wraps, a *[Error]; it is the same for all ranks of the
-	// process. Where all ranks reach each other's memory, a call fails on all ranks or on none; and once all have
-	// entered it, the end of ctx does not stop it any more.
+	// process, and the same in words for those of others. Where all ranks are in one process and reach each other's memory, a call
+	// fails on all ranks or on none; and once all have entered it, the end of ctx does not stop it any more.
 	Do(ctx context.Context, call *Call) error
 	// Start queues the call behind those already started and returns at once. The call, and the memory that it
 	// names, belong to the library until the handle's Wait has returned.
