@@ -8,7 +8,7 @@ import (
 	"github.com/gomlx/compute"
 	"github.com/gomlx/gomlx/core/graph"
 
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/staged"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -79,7 +79,7 @@ func Replicas(g *graph.Graph) int {
 type collectives struct {
 	replicas  int
 	summable  bool             // there is a way to add up over replicas
-	recorder  *staged.Recorder // nil in inference
+	recorder  *stages.Recorder // nil in inference
 	forward   int              // all-reduces of the model function so far
 	inference bool             // the model function wants one in inference
 }
@@ -109,7 +109,7 @@ func (bl *builder) replicas() int {
 
 // overReplicas lets the graph of x have all-reduces.
 func (bl *builder) overReplicas(x *executable) {
-	r := staged.New(bl.b.Backend)
+	r := stages.New(bl.b.Backend)
 	x.g = graph.NewGraph(r, x.g.Name())
 	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas(), summable: bl.spec.Sum != nil, recorder: r})
 }
@@ -127,7 +127,7 @@ type sum struct {
 	resultAs *tensor.Tensor
 }
 
-func newSum(b *backend, device compute.DeviceNum, s staged.Sum) (*sum, error) {
+func newSum(b *backend, device compute.DeviceNum, s stages.Sum) (*sum, error) {
 	d, err := fromGoMLX(s.Shape.DType)
 	if err != nil {
 		return nil, err
@@ -161,8 +161,8 @@ func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, 
 	return tensor.Wrap(memoryOf(flat, s.result.shape, int(device)), s.resultAs.DType(), s.resultAs.Shape()...), nil
 }
 
-// runStaged runs a program with all-reduces, with r.args.
-func (r *replica) runStaged(ctx context.Context, p *staged.Program) ([]compute.Buffer, error) {
+// runStages runs a program with all-reduces, with r.args.
+func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.Buffer, error) {
 	for _, s := range p.Sums()[len(r.sums):] {
 		x, err := newSum(r.p.backend, r.device, s)
 		if err != nil {

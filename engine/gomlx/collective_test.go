@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
@@ -223,4 +225,146 @@ func TestAllReduceGradient(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAllReduceBits: the same bits in every run, and on every replica.
+func TestAllReduceBits(t *testing.T) {
+	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
+		var first string
+		for range 5 {
+			m := newMeeting(2)
+			p := compile(t, entangledModel(), e, entangledSpec(e, tensor.Float32, m))
+			loss, gradients, err := allGradients(p, m, entangledBatches(tensor.Float32, 2), 6)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(loss, gradients); first == "" {
+				first = got
+			} else if got != first {
+				t.Errorf("%s, then %s", first, got)
+			}
+		}
+	})
+}
+
+// TestAllReduceFails: an error of the sum ends Gradients with it, and the next step works.
+func TestAllReduceFails(t *testing.T) {
+	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
+		m, broken, left := newMeeting(2), errors.New("the link is down"), 0
+		spec := entangledSpec(e, tensor.Float32, m)
+		spec.Sum = func(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
+			if replica == 1 {
+				if left--; left == 0 {
+					return broken
+				}
+			}
+			return m.sum(ctx, replica, dst, src, names)
+		}
+		p := compile(t, entangledModel(), e, spec)
+		for left = range 5 {
+			m.failed, m.here = nil, 0
+			fails := left > 0
+			_, _, err := allGradients(p, m, entangledBatches(tensor.Float32, 2), 6)
+			if fails != errors.Is(err, broken) {
+				t.Errorf("error %v, want one: %v", err, fails)
+			}
+			for r := range 2 {
+				p.Discard(r)
+			}
+		}
+	})
+}
+
+// TestAllReduceMistakes: what cannot be is an error that says what would be right.
+func TestAllReduceMistakes(t *testing.T) {
+	e := openEngine(t, "go", 2)
+	with := func(f func(s *model.Scope, x *graph.Node) *graph.Node) *gomlx.Model {
+		m := entangledModel()
+		m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			x := graph.Mul(in[0], s.VariableWithValue("a", float32(2)).NodeValue(in[0].Graph()))
+			return []*graph.Node{graph.ReduceSum(f(s, x), 1)}
+		}
+		return m
+	}
+	training := func(f func(x *graph.Node) *graph.Node) *gomlx.Model {
+		return with(func(s *model.Scope, x *graph.Node) *graph.Node {
+			if s.IsTraining(x.Graph()) {
+				return f(x)
+			}
+			return x
+		})
+	}
+	twice := training(func(x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) })
+	spec := entangledSpec(e, tensor.Float32, newMeeting(2))
+	for _, c := range []struct {
+		m    *gomlx.Model
+		spec func(*engine.Spec)
+		want string
+	}{
+		{twice, func(s *engine.Spec) { s.Sum = nil }, "engine.Spec.Sum"},
+		{training(func(x *graph.Node) *graph.Node { return gomlx.AllReduce(x, 7) }), nil, "want Sum or Mean"},
+		{training(func(x *graph.Node) *graph.Node {
+			return graph.ConvertDType(gomlx.AllReduce(graph.ConvertDType(x, dtypes.Int32), gomlx.Mean), dtypes.Float32)
+		}), nil, "want a floating-point type"},
+		{training(func(x *graph.Node) *graph.Node {
+			return graph.Where(gomlx.AllReduce(graph.IsFinite(x), gomlx.Sum), x, x)
+		}), nil, "want a number"},
+	} {
+		s := spec
+		if c.spec != nil {
+			c.spec(&s)
+		}
+		if _, err := c.m.Compile(t.Context(), e, s); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("error %v, want %q", err, c.want)
+		}
+	}
+
+	// Without a sum one replica needs none, and x is what comes back.
+	alone := spec
+	alone.Sum, alone.Devices = nil, alone.Devices[:1]
+	p := compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e, alone)
+	b := entangledBatches(tensor.Float32, 1)[0]
+	if _, err := p.Gradients(t.Context(), 0, b, 3, [3]uint64{}); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := p.Evaluate(t.Context(), 0, b, 3); err != nil {
+		t.Error(err)
+	}
+
+	// In inference nobody waits.
+	p = compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e, spec)
+	if _, _, err := p.Evaluate(t.Context(), 0, b, 3); err == nil || !strings.Contains(err.Error(), "Scope.IsTraining") {
+		t.Errorf("Evaluate: %v", err)
+	}
+	if _, err := p.Predict(t.Context(), 0, b.Inputs); err == nil || !strings.Contains(err.Error(), "Scope.IsTraining") {
+		t.Errorf("Predict: %v", err)
+	}
+}
+
+// TestAllReduceIntegers adds up counts.
+func TestAllReduceIntegers(t *testing.T) {
+	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
+		counting := entangledModel()
+		counting.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			g := in[0].Graph()
+			a := s.VariableWithValue("a", float32(2)).NodeValue(g)
+			if !s.IsTraining(g) {
+				return []*graph.Node{graph.ReduceSum(graph.Mul(in[0], a), 1)}
+			}
+			rows := gomlx.AllReduce(graph.ReduceAllSum(graph.ConvertDType(gomlx.ExampleWeights(g), dtypes.Int32)), gomlx.Sum)
+			one := graph.Ones(g, shapes.Make(dtypes.Float32, 3))
+			return []*graph.Node{graph.Mul(graph.Mul(one, a), graph.ConvertDType(rows, dtypes.Float32))}
+		}
+		m := newMeeting(2)
+		p := compile(t, counting, e, entangledSpec(e, tensor.Float32, m))
+		batches := entangledBatches(tensor.Float32, 2)
+		batches[1].Weights[2] = 0
+		loss, gradients, err := allGradients(p, m, batches, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if loss != 10 || gradients[0][0] != 5 { // 2 times 5 rows, a mean over 5 rows
+			t.Errorf("loss %v, gradient %v: want 10 and 5", loss, gradients[0][0])
+		}
+	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 
 	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/staged"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -435,8 +435,8 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 		r.args = append(r.args, b)
 	}
 	err = catch("run "+doing, func() error {
-		if p, ok := x.g.Executable().(*staged.Program); ok {
-			out, err = r.runStaged(ctx, p)
+		if p, ok := x.g.Executable().(*stages.Program); ok {
+			out, err = r.runStages(ctx, p)
 		} else {
 			out, err = x.g.Executable().Execute(r.args, nil, r.device)
 		}

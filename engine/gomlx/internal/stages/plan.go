@@ -1,4 +1,4 @@
-package staged
+package stages
 
 import (
 	"cmp"

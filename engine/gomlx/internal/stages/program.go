@@ -1,4 +1,4 @@
-package staged
+package stages
 
 import (
 	"errors"
@@ -209,5 +209,5 @@ func (p *Program) Outputs() []shapes.Shape { return p.outputs }
 
 // Execute implements compute.Executable, and fails: a program with all-reduces needs the other replicas.
 func (p *Program) Execute([]compute.Buffer, []bool, compute.DeviceNum) ([]compute.Buffer, error) {
-	return nil, errors.New("staged: a graph with all-reduces runs by Program.Run only")
+	return nil, errors.New("stages: a graph with all-reduces runs by Program.Run only")
 }

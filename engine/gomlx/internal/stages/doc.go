@@ -1,4 +1,4 @@
-// Package staged runs a GoMLX graph that has all-reduces inside, on any backend, as several executables with the host's
+// Package stages runs a GoMLX graph that has all-reduces inside, on any backend, as several executables with the host's
 // collectives in between.
 //
 // A [Recorder] is a compute.Backend in front of another one. While GoMLX builds a graph, every operation goes to the
@@ -10,6 +10,6 @@
 //
 // Stages and the order of all-reduces depend on the graph alone: every replica, in every process, comes to the same
 // all-reduces in the same order.
-package staged
+package stages
 
 //go:generate go run generate.go

@@ -1,4 +1,4 @@
-package staged
+package stages
 
 import (
 	"errors"
@@ -168,7 +168,7 @@ func (f *function) withFunctions(name string, functions []compute.Function, inpu
 	for _, g := range functions {
 		r, ok := g.(*function)
 		if !ok {
-			return nil, fmt.Errorf("staged: %s was given a %T, which is no function of this graph", name, g)
+			return nil, fmt.Errorf("stages: %s was given a %T, which is no function of this graph", name, g)
 		}
 		o.functions = append(o.functions, r)
 	}

@@ -1,0 +1,271 @@
+package stages_test
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/compute/gobackend"
+	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
+)
+
+// sums adds an all-reduce, or an identity where there is no recorder.
+type sums struct {
+	r *stages.Recorder
+	n int
+}
+
+func (s *sums) of(x *graph.Node) (y *graph.Node) {
+	identity := func() {
+		y = graph.IdentityWithCustomGradient(x, func(_, v *graph.Node) *graph.Node { return s.of(v) })
+	}
+	if s.r == nil {
+		identity()
+		return y
+	}
+	s.n++
+	s.r.AllReduce(fmt.Sprint("sum ", s.n), identity)
+	return y
+}
+
+var xShape = shapes.Make(dtypes.Float32, 3, 4)
+
+// programs are graphs of two parameters, of xShape and of 4 numbers.
+var programs = map[string]struct {
+	stages int
+	build  func(s *sums, x, w *graph.Node) []*graph.Node
+}{
+	"gradient": {5, func(s *sums, x, w *graph.Node) []*graph.Node {
+		wide := func(n *graph.Node) *graph.Node { return graph.ExpandLeftToRank(n, 2) }
+		h := graph.Tanh(graph.Mul(x, wide(w)))
+		h = graph.Mul(h, graph.Exp(wide(s.of(graph.ReduceSum(h, 0)))))
+		h = graph.Sub(h, s.of(graph.ReduceAllMean(h)))
+		loss := graph.ReduceAllSum(graph.Square(h))
+		return append([]*graph.Node{loss, h}, graph.Gradient(loss, w, x)...)
+	}},
+	"none": {0, func(_ *sums, x, w *graph.Node) []*graph.Node {
+		return []*graph.Node{graph.Mul(x, graph.ExpandLeftToRank(w, 2))}
+	}},
+	"one that nobody needs": {1, func(s *sums, x, _ *graph.Node) []*graph.Node {
+		s.of(x)
+		return []*graph.Node{graph.Neg(x)}
+	}},
+	"parameters, sums and constants as results": {3, func(s *sums, x, w *graph.Node) []*graph.Node {
+		c := graph.Const(x.Graph(), []float32{1, 2, 3, 4})
+		a := s.of(w) // of a parameter
+		return []*graph.Node{x, a, s.of(a), c, s.of(c), graph.Identity(a), graph.Add(s.of(c), c), s.of(graph.Neg(c))}
+	}},
+	"a sum as it is and the value it is of": {2, func(s *sums, x, _ *graph.Node) []*graph.Node {
+		y := graph.Square(x)
+		return []*graph.Node{s.of(y), y, graph.Add(y, x)}
+	}},
+	"several of one stage": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
+		a, b := s.of(graph.Neg(x)), s.of(graph.Square(w))
+		return []*graph.Node{graph.Mul(a, graph.ExpandLeftToRank(b, 2)), s.of(graph.Neg(x))}
+	}},
+	"several outputs of an operation": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
+		state := graph.Const(x.Graph(), []uint64{1, 2, 3})
+		next, a := graph.RandomUniform(state, xShape)
+		scaled := graph.Mul(a, x)
+		b := s.of(graph.ReduceAllSum(scaled))
+		return []*graph.Node{next, graph.Mul(a, b), scaled}
+	}},
+	"closures that capture": {3, func(s *sums, x, w *graph.Node) []*graph.Node {
+		g := x.Graph()
+		total := s.of(graph.ReduceAllSum(x))
+		early := graph.Exp(w) // of the first stage, captured in the last
+		cond := graph.NewClosure(g, func(g *graph.Graph) []*graph.Node {
+			i := graph.Parameter(g, "i", shapes.Make(dtypes.Int32))
+			graph.Parameter(g, "v", w.Shape())
+			return []*graph.Node{graph.LessThan(i, graph.Const(g, int32(3)))}
+		})
+		body := graph.NewClosure(g, func(g *graph.Graph) []*graph.Node {
+			i := graph.Parameter(g, "i", shapes.Make(dtypes.Int32))
+			v := graph.Parameter(g, "v", w.Shape())
+			return []*graph.Node{graph.AddScalar(i, 1), graph.Add(graph.Mul(v, early), total)}
+		})
+		loop := graph.While(cond, body, graph.Const(g, int32(0)), w)
+		positive := graph.GreaterThan(s.of(graph.ReduceAllSum(loop[1])), graph.Const(g, float32(0)))
+		branches := graph.If(positive,
+			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Add(early, w)} }),
+			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Sub(early, w)} }))
+		return []*graph.Node{branches[0], loop[1]}
+	}},
+	"functions with a name": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
+		f := graph.NewFunction(x.Graph(), "double and square", func(g *graph.Graph) []*graph.Node {
+			v := graph.Parameter(g, "v", w.Shape())
+			return []*graph.Node{graph.MulScalar(v, 2), graph.Square(v)}
+		})
+		first := f.Call(w)
+		second := f.Call(s.of(first[1]))
+		return []*graph.Node{first[0], second[0], second[1], f.Call(second[1])[0]}
+	}},
+}
+
+func newBackend(t *testing.T) compute.Backend {
+	t.Helper()
+	b, err := gobackend.New("ops_sequential")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Finalize)
+	return b
+}
+
+// build compiles a program over b.
+func build(t *testing.T, b compute.Backend, s *sums, f func(s *sums, x, w *graph.Node) []*graph.Node) compute.Executable {
+	t.Helper()
+	g := graph.NewGraph(b, t.Name())
+	x, w := graph.Parameter(g, "x", xShape), graph.Parameter(g, "w", shapes.Make(dtypes.Float32, 4))
+	if err := g.Compile(f(s, x, w)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Finalize)
+	return g.Executable()
+}
+
+func arguments(t *testing.T, b compute.Backend) []compute.Buffer {
+	t.Helper()
+	x := make([]float32, xShape.Size())
+	for i := range x {
+		x[i] = float32(i*i%7) - 2.5
+	}
+	var list []compute.Buffer
+	for _, a := range []struct {
+		flat  []float32
+		shape shapes.Shape
+	}{{x, xShape}, {[]float32{0.5, -0.25, 0.125, 1}, shapes.Make(dtypes.Float32, 4)}} {
+		buffer, err := b.BufferFromFlatData(0, a.flat, a.shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, buffer)
+	}
+	return list
+}
+
+// copies is an exchange with no other replica.
+func copies(t *testing.T, b compute.Backend) stages.Exchange {
+	return func(_ []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
+		var list []compute.Buffer
+		for _, x := range buffers {
+			shape, err := x.Shape()
+			if err != nil {
+				return nil, err
+			}
+			c, err := b.BufferFromFlatData(0, values(t, x), shape)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, c)
+		}
+		return list, nil
+	}
+}
+
+func values(t *testing.T, b compute.Buffer) any {
+	t.Helper()
+	shape, err := b.Shape()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat := reflect.MakeSlice(reflect.SliceOf(shape.DType.GoType()), shape.Size(), shape.Size()).Interface()
+	if err := b.ToFlatData(flat); err != nil {
+		t.Fatal(err)
+	}
+	return flat
+}
+
+// TestLikeTheWholeGraph: in stages, and with sums over one replica, a graph gives the bits that it gives whole, every
+// time, and its arguments stay as they are.
+func TestLikeTheWholeGraph(t *testing.T) {
+	for name, c := range programs {
+		t.Run(name, func(t *testing.T) {
+			b := newBackend(t)
+			args := arguments(t, b)
+			var want []any
+			out, err := build(t, b, &sums{}, c.build).Execute(args, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range out {
+				want = append(want, values(t, x))
+			}
+			exe := build(t, stages.New(b), nil, func(_ *sums, x, w *graph.Node) []*graph.Node {
+				return c.build(&sums{r: x.Graph().Backend().(*stages.Recorder)}, x, w)
+			})
+			p, isStaged := exe.(*stages.Program)
+			if isStaged != (c.stages > 0) {
+				t.Fatalf("compiled as a %T", exe)
+			}
+			if isStaged && p.Stages() != c.stages {
+				t.Errorf("%d stages, want %d", p.Stages(), c.stages)
+			}
+			for _, donate := range []bool{false, true, true, false} {
+				if isStaged {
+					out, err = p.Run(args, 0, donate, copies(t, b))
+				} else {
+					out, err = exe.Execute(args, nil, 0)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, x := range out {
+					if got := values(t, x); !reflect.DeepEqual(got, want[i]) {
+						t.Errorf("result %d, donating %v: %v, want %v", i, donate, got, want[i])
+					}
+					if err := x.Finalize(); err != nil { // each is a buffer of its own
+						t.Errorf("result %d: %v", i, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestExchangeFails: the error comes out, and the program runs again.
+func TestExchangeFails(t *testing.T) {
+	b := newBackend(t)
+	r := stages.New(b)
+	p := build(t, r, &sums{r: r}, programs["gradient"].build).(*stages.Program)
+	args := arguments(t, b)
+	for at := range 4 {
+		calls, broken := 0, errors.New("the link is down")
+		_, err := p.Run(args, 0, true, func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
+			if calls++; calls > at {
+				return nil, broken
+			}
+			return copies(t, b)(which, buffers)
+		})
+		if !errors.Is(err, broken) || calls != at+1 {
+			t.Errorf("error %v after %d calls, want %v after %d", err, calls, broken, at+1)
+		}
+	}
+	if _, err := p.Run(args, 0, true, copies(t, b)); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.Execute(args, nil, 0); err == nil || !strings.Contains(err.Error(), "Program.Run") {
+		t.Errorf("Execute: %v", err)
+	}
+}
+
+// TestNotInClosures: an all-reduce whose order depends on values is an error.
+func TestNotInClosures(t *testing.T) {
+	r := stages.New(newBackend(t))
+	defer func() {
+		if err := fmt.Sprint(recover()); !strings.Contains(err, "must not be inside of a condition, a loop") {
+			t.Errorf("panic %q", err)
+		}
+	}()
+	build(t, r, &sums{r: r}, func(s *sums, x, w *graph.Node) []*graph.Node {
+		f := graph.NewClosure(x.Graph(), func(*graph.Graph) []*graph.Node { return []*graph.Node{s.of(w)} })
+		return graph.If(graph.GreaterThan(graph.ReduceAllSum(x), graph.ScalarZero(x.Graph(), dtypes.Float32)), f, f)
+	})
+}
