@@ -67,6 +67,13 @@ type Group interface {
 	Close() error
 }
 
+// Watchable is a [Group] that a [Monitor] can watch though it was made without one. Those of [Open] are.
+type Watchable interface {
+	Group
+	// Watch gives the group its monitor, which also watches what Rebuild makes of it. It is called while no call is under way.
+	Watch(m Monitor)
+}
+
 // Properties is what a communicator promises.
 type Properties struct {
 	Canonical bool // reductions keep the canonical tree unless Order: Any is asked for

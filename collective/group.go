@@ -15,7 +15,7 @@ type group struct {
 	locals  []Communicator
 }
 
-var _ Group = (*group)(nil)
+var _ Watchable = (*group)(nil)
 
 // Open makes a communicator over the group that the endpoints belong to, which are those of this process's ranks. It
 // takes them over: they are closed with the communicators. Every process of the group calls it, with configurations
@@ -53,6 +53,8 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 }
 
 func (g *group) Local() []Communicator { return g.locals }
+
+func (g *group) Watch(m Monitor) { g.team.monitor, g.team.cfg.Monitor = m, m }
 
 func (g *group) DoAll(ctx context.Context, calls []Call) error {
 	if len(calls) != len(g.members) {

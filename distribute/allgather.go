@@ -29,7 +29,7 @@ func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Opti
 	}
 	s := r.strategy
 	switch {
-	case len(leaves) == 0 || len(s.devices) == 1:
+	case len(leaves) == 0 || s.size == 1:
 		return tensor.Pack(v, leaves)
 	case s.ops != nil:
 		out, err := r.mergeLeaves(ctx, name, leaves, names, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
@@ -124,10 +124,10 @@ func (r *Replica) gatherFlat(ctx context.Context, run *ledger.Run, t *tensor.Ten
 	if total == 0 {
 		return out, nil
 	}
-	if err := run.Acquire(r.id); err != nil {
+	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}
-	defer run.Release(r.id)
+	defer run.Release(r.local)
 	options := o.collective()
 	call := &collective.Call{
 		Op: collective.AllGather, Type: t.DType(), Src: t.Memory(), Dst: out.Memory(), Counts: counts,
@@ -144,7 +144,7 @@ func (r *Replica) gatherFlat(ctx context.Context, run *ledger.Run, t *tensor.Ten
 // gatherStrings gathers what has no place in the memory that collectives know.
 func (r *Replica) gatherStrings(ctx context.Context, t *tensor.Tensor, axis int, name string, o Options) (*tensor.Tensor, error) {
 	out, err := r.mergeLeaves(ctx, "AllGather", []any{t}, []string{name}, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
-		return gatherBatch(ctx, ReductionToOneDevice{}, batch, axis, o)
+		return gatherBatch(ctx, r.strategy.collective, batch, axis, o)
 	})
 	if err != nil {
 		return nil, err

@@ -28,14 +28,14 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 		if leaves[i], err = r.operand(leaf); err != nil {
 			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
 		}
-		if d := dtypeOf(leaves[i]); !d.IsNumeric() && len(r.strategy.devices) > 1 {
+		if d := dtypeOf(leaves[i]); !d.IsNumeric() && r.strategy.size > 1 {
 			return nil, located(badDType(name, d))
 		}
 	}
 	if err := r.strategy.checkBatch(name, leaves); err != nil {
 		return nil, located(err)
 	}
-	if len(leaves) == 0 || len(r.strategy.devices) == 1 {
+	if len(leaves) == 0 || r.strategy.size == 1 {
 		return tensor.Pack(v, leaves)
 	}
 	if r.strategy.ops != nil {
@@ -74,10 +74,10 @@ func named(v Value) (leaves []any, names []string) {
 
 // allReduceDense reduces tensors by collective calls between the replicas.
 func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, leaves []any, names []string, o Options) ([]any, error) {
-	if err := run.Acquire(r.id); err != nil {
+	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}
-	defer run.Release(r.id)
+	defer run.Release(r.local)
 	src, dst := make([]*tensor.Tensor, len(leaves)), make([]*tensor.Tensor, len(leaves))
 	for i, leaf := range leaves {
 		t := leaf.(*tensor.Tensor)
@@ -90,7 +90,7 @@ func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op Reduce
 	out := make([]any, len(leaves))
 	for i, sum := range dst {
 		if op == Mean && !sum.DType().IsFloat() { // it was only summed: the quotient has another type
-			sum = divide(sum, len(r.strategy.devices)).OnDevice(r.device.Index)
+			sum = divide(sum, r.strategy.size).OnDevice(r.device.Index)
 		}
 		out[i] = sum
 	}
@@ -115,17 +115,17 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 		return located(err)
 	}
 	switch {
-	case len(r.strategy.devices) == 1:
-		return copyAll(run, r.id, dst, src)
+	case r.strategy.size == 1:
+		return copyAll(run, r.local, dst, src)
 	case r.strategy.ops != nil:
 		return r.allReduceIntoByOps(ctx, op, dst, src, o)
 	case len(src) == 0:
 		return nil // no replica waits for another
 	}
-	if err := run.Acquire(r.id); err != nil {
+	if err := run.Acquire(r.local); err != nil {
 		return err
 	}
-	defer run.Release(r.id)
+	defer run.Release(r.local)
 	begin := r.stats.arrive(r)
 	if err := r.reduceInto(ctx, run, op, dst, src, names, o); err != nil {
 		return err
@@ -173,7 +173,7 @@ func (r *Replica) AllReducePacks(ctx context.Context, op ReduceOp, dst, src []*t
 		switch {
 		case err != nil:
 			yield(nil, located(err))
-		case len(r.strategy.devices) == 1 || r.strategy.ops != nil:
+		case r.strategy.size == 1 || r.strategy.ops != nil:
 			if err := r.AllReduceInto(ctx, op, dst, src, names, o); err != nil {
 				yield(nil, err)
 			} else if len(src) > 0 {
@@ -260,7 +260,7 @@ func (r *Replica) do(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src
 }
 
 // comm returns the replica's communicator with the others.
-func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.id] }
+func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.local] }
 
 // operand returns a leaf of AllReduce as a tensor or IndexedSlices.
 func (r *Replica) operand(leaf any) (any, error) {

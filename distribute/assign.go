@@ -29,6 +29,9 @@ var (
 // that all replicas must make; without an aggregation, and for sync-on-read variables, each replica sets its own
 // component. A variable of [NewCentralStorageStrategy] always combines.
 //
+// With several workers, values are combined over all replicas of all of them, but for [AggregateFirst], which takes that of
+// each worker's own first replica; in cross-replica context every worker sets its own components.
+//
 // A sync-on-read variable that is summed gets, in cross-replica context, an equal share on each replica.
 func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
 
@@ -65,7 +68,7 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 func (v *Variable) combines() bool {
 	switch v.Kind() {
 	case MirroredVariable:
-		return v.agg != AggregateNone && len(v.components) > 1
+		return v.agg != AggregateNone && v.strategy.size > 1
 	case AggregatingVariable:
 		return true
 	}
@@ -74,13 +77,16 @@ func (v *Variable) combines() bool {
 
 func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	if !v.combines() {
-		return v.setOne(v.on(r.id), x, m)
+		return v.setOne(v.on(r.local), x, m)
 	}
 	if v.agg == AggregateNone {
 		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica context: give its config an Aggregation, AggregateSum for one", v.Name(), v.strategy)
 	}
 	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
 		s, value := v.strategy, args[0]
+		if _, same := value.(distributed); !same && s.workersInSync > 1 {
+			value = s.onAll(value)
+		}
 		var err error
 		switch v.agg {
 		case AggregateFirst:
@@ -142,10 +148,10 @@ func (v *Variable) setShares(op string, x Value) error {
 
 // share returns one component's part of a sum.
 func (v *Variable) share(sum *tensor.Tensor) *tensor.Tensor {
-	if len(v.components) == 1 || !sum.DType().IsNumeric() {
+	if v.strategy.size == 1 || !sum.DType().IsNumeric() {
 		return sum
 	}
-	share := divide(sum, len(v.components))
+	share := divide(sum, v.strategy.size)
 	if share.DType() != sum.DType() {
 		share = converted(share, sum.DType())
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -21,6 +22,9 @@ type CollectiveAllReduce struct {
 
 	mu    sync.Mutex // one batch at a time
 	group collective.Group
+
+	// shared is the communicators between the replicas of a strategy of several workers, in whose calls these take their turn; or nil.
+	shared *replicaGroup
 }
 
 // CollectiveConfig describes a [CollectiveAllReduce].
@@ -40,14 +44,17 @@ type CollectiveConfig struct {
 
 // NewCollectiveAllReduce returns the operations for a group of devices. Close it when it is not needed any more.
 func NewCollectiveAllReduce(cfg CollectiveConfig) (*CollectiveAllReduce, error) {
-	const op = "NewCollectiveAllReduce"
+	return newCollectiveAllReduce("NewCollectiveAllReduce", cfg, nil)
+}
+
+func newCollectiveAllReduce(op string, cfg CollectiveConfig, shared *replicaGroup) (*CollectiveAllReduce, error) {
 	if len(cfg.Devices) == 0 {
 		return nil, errorf(op, ErrInvalid, "the list of devices is empty")
 	}
 	if cfg.GroupSize == 0 {
 		cfg.GroupSize = len(cfg.Devices)
 	}
-	if cfg.GroupSize < 0 || cfg.GroupSize%len(cfg.Devices) != 0 {
+	if cfg.GroupSize < 0 || cfg.GroupSize%len(cfg.Devices) != 0 && shared == nil {
 		return nil, errorf(op, ErrInvalid, "group_size must be divisible by the number of devices.: %d by %d", cfg.GroupSize, len(cfg.Devices))
 	}
 	if g := cfg.Group; g != nil {
@@ -61,7 +68,7 @@ func NewCollectiveAllReduce(cfg CollectiveConfig) (*CollectiveAllReduce, error) 
 	if cfg.Keys == nil {
 		cfg.Keys = NewCollectiveKeys(1)
 	}
-	c := &CollectiveAllReduce{cfg: cfg, group: cfg.Group}
+	c := &CollectiveAllReduce{cfg: cfg, group: cfg.Group, shared: shared}
 	var names []string
 	for _, name := range cfg.Devices {
 		d, err := CanonicalDevice(name)
@@ -79,7 +86,7 @@ func NewCollectiveAllReduce(cfg CollectiveConfig) (*CollectiveAllReduce, error) 
 // Communicators are not copied: operations over a Group of the caller's cannot be.
 func (c *CollectiveAllReduce) Clone() (*CollectiveAllReduce, error) {
 	cfg := c.cfg
-	if cfg.Group != nil {
+	if cfg.Group != nil || c.shared != nil {
 		return nil, errorf("Clone", ErrInvalid, "the communicators were given from outside: open a group of its own for a copy")
 	}
 	cfg.Keys = cfg.Keys.Clone()
@@ -96,7 +103,7 @@ func (c *CollectiveAllReduce) GroupSize() int { return c.cfg.GroupSize }
 func (c *CollectiveAllReduce) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.group == nil {
+	if c.group == nil || c.shared != nil {
 		return nil
 	}
 	group := c.group
@@ -104,15 +111,22 @@ func (c *CollectiveAllReduce) Close() error {
 	return group.Close()
 }
 
-// BatchReduce implements [CrossDeviceOps]. The dense values travel in packs. IndexedSlices, and values that have not one
-// component per device, are reduced on the host, if there are no other workers.
+// BatchReduce implements [CrossDeviceOps]. The dense values travel in packs. IndexedSlices are reduced on the host, those of
+// other workers after they have been gathered; so are, if there are no other workers, values that have not one component per
+// device. What is dense on one worker must be so on all.
 func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
 	opts = c.cfg.Options.Merge(opts)
 	sums := make([]*tensor.Tensor, len(batch))
 	var tensors []packing.Tensor
 	var at []int // where in the batch each of tensors is
 	sources := make([][]*tensor.Tensor, len(batch))
+	batch = slices.Clone(batch)
 	for i, b := range batch {
+		if c.others() {
+			if err := c.checkComponents(b.Value); err != nil {
+				return nil, err
+			}
+		}
 		ts, dense, err := denseOperands(c.String(), b.Value.values)
 		if err != nil {
 			return nil, err
@@ -127,17 +141,18 @@ func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batc
 			tensors = append(tensors, packing.Tensor{Type: ts[0].DType(), Shape: ts[0].Shape(), Count: ts[0].Len()})
 		case dense && len(ts) > 1:
 			sums[i] = reduceTree(op, ts, opts.Accumulate)
-		case !dense && c.cfg.GroupSize > len(c.devices):
-			if err := c.meet(ctx, opts); err != nil {
+		case !dense && c.others():
+			all, err := c.gatherValues(ctx, fmt.Sprintf("IndexedSlices %d", i), b.Value.values, opts)
+			if err != nil {
 				return nil, err
 			}
-			return nil, errorf(c.String(), ErrUnsupported, "IndexedSlices of several workers are reduced by their replicas: use Replica.AllReduce")
+			batch[i].Value = NewPerReplica(all...)
 		}
 	}
 	if err := c.reducePacks(ctx, op, tensors, at, sources, sums, opts); err != nil {
 		return nil, err
 	}
-	return reduceEach(c.String(), op, batch, opts, c.cfg.GroupSize/len(c.devices), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
+	return reduceEach(c.String(), op, batch, opts, c.others(), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
 }
 
 // reducePacks sums tensors pack by pack.
@@ -227,25 +242,13 @@ func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) 
 	return all
 }
 
-// meet waits until all members of the group are there.
-func (c *CollectiveAllReduce) meet(ctx context.Context, opts Options) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.open(ctx); err != nil {
-		return err
-	}
-	o := opts.collective()
-	calls := make([]collective.Call, len(c.devices))
-	for rank := range calls {
-		calls[rank] = collective.Call{Op: collective.Barrier, Options: &o}
-	}
-	return c.group.DoAll(ctx, calls)
-}
-
 // open makes the communicators on first use, and new ones after a failure.
 func (c *CollectiveAllReduce) open(ctx context.Context) error {
 	var err error
 	switch {
+	case c.shared != nil:
+		err = c.shared.ready(ctx)
+		c.group = c.shared.group
 	case c.group == nil:
 		ends := mem.New(c.cfg.GroupSize)
 		c.group, err = collective.Open(ends[:len(c.devices)], collective.Config{

@@ -74,8 +74,8 @@ func Broadcast(v Value, to Destination) (Value, error) {
 }
 
 // reduceEach reduces a batch value by value: dense tensors by reduce, which gets the index in the batch, everything else by
-// the rules that all CrossDeviceOps share. workers is how many times as many members as components take part.
-func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, workers int, reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
+// the rules that all CrossDeviceOps share. others says that members of other workers take part, too.
+func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, others bool, reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
 		ts, dense, err := denseOperands(name, b.Value.values)
@@ -83,8 +83,8 @@ func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, worke
 			return nil, err
 		}
 		var leaf Value
-		switch n := len(b.Value.values) * workers; {
-		case n == 1:
+		switch {
+		case len(b.Value.values) == 1 && !others:
 			if leaf, err = operand(b.Value.values[0]); err != nil {
 				err = errorf(name, ErrInvalid, "%w", err)
 			} else if op == Mean && !isOn(leaf, b.To) {

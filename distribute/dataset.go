@@ -28,7 +28,11 @@ type pieces = func(context.Context) iter.Seq2[Value, error]
 // their tensors. A worker alone gives replica i the rows from i*ceil(n/replicas) on, ceil(n/replicas) of them or what is
 // left, where n is the number of rows of that batch. Later replicas may so get fewer rows, or a tensor with none; the step
 // runs on every replica all the same. Several workers cut a batch in the same way over all their replicas, and take the
-// parts by turns.
+// parts by turns, as in TensorFlow; if they have different numbers of replicas, replica i gets part i.
+//
+// Several workers end at the same step: when the data of all have ended. A worker whose data has ended before gets tensors
+// without rows, and zeros for scalars. They agree on that before each step, so all of them must read the same number of
+// steps; an error of one worker's dataset ends the iteration on all.
 //
 // With [ShardOff], [ShardFile] and [ShardHint] the parts differ by one row at most, see [BatchSizesForWorker], and go on
 // from one batch into the next. That takes a dataset of package data, which knows its batch size; another one is cut as
@@ -72,10 +76,7 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		d.steps = ds.Len()
 		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, true) }
 	case known && rows > 0:
-		sizes, err := BatchSizesForWorker(rows, in.NumInputPipelines, in.NumReplicasInSync/in.NumInputPipelines, in.InputPipelineID)
-		if err != nil {
-			return nil, err
-		}
+		sizes := batchSizes(rows, in.NumReplicasInSync, in.first)
 		d.pieces = func(ds data.Dataset) pieces { return rebatched(op, ds, sizes) }
 	default:
 		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, false) }
@@ -89,7 +90,8 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 //
 // At the end of the data, a step for which there are not enough elements gets tensors without rows for the later
 // replicas, if the dataset has batches the last of which may be smaller; of elements that are no batches or full ones
-// ([data.Pipeline.BatchFull]), and with [NewCentralStorageStrategy], they are left out.
+// ([data.Pipeline.BatchFull]), and with [NewCentralStorageStrategy], they are left out. Several workers end together, as with
+// [Strategy.DistributeDataset].
 func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(InputContext) (data.Dataset, error), opts ...InputOptions) (*DistributedDataset, error) {
 	const op = "DistributeDatasetsFromFunction"
 	if err := s.requireCross(ctx, op); err != nil {
@@ -107,7 +109,7 @@ func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(In
 		return nil, errorf(op, ErrUnsupported, "PerReplicaInput is only supported by MirroredStrategy, not by %v", s)
 	}
 	in := s.input(o)
-	contexts := []InputContext{in}
+	contexts := []InputContext{in.InputContext}
 	if o.ReplicationMode == PerReplicaInput {
 		contexts = nil
 		for i := range s.devices {
@@ -159,6 +161,8 @@ func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	}
 	steps := d.together
 	switch {
+	case d.strategy.workersInSync > 1:
+		return d.agreed(ctx)
 	case d.pieces == nil:
 		steps = d.sources[0].Iter
 	case len(d.sources) > 1:
@@ -173,24 +177,44 @@ func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 // together gives successive pieces of one dataset to the replicas, a round of them a step.
 func (d *DistributedDataset) together(ctx context.Context) iter.Seq2[Value, error] {
 	return func(yield func(Value, error) bool) {
-		round := make([]Value, 0, len(d.strategy.devices))
+		for v, err := range d.rounds(ctx) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if round := v.([]Value); len(round) == len(d.strategy.devices) {
+				v, err = d.group(round)
+			} else if v, err = d.fill(round); v == nil && err == nil {
+				return
+			}
+			if !yield(v, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// rounds collects successive pieces of one dataset, one for each replica of this worker: a []Value a step. The last one may have
+// fewer.
+func (d *DistributedDataset) rounds(ctx context.Context) iter.Seq2[Value, error] {
+	return func(yield func(Value, error) bool) {
+		n := len(d.strategy.devices)
+		round := make([]Value, 0, n)
 		for piece, err := range d.pieces(d.sources[0])(ctx) {
 			if err != nil {
 				yield(nil, err)
 				return
 			}
-			if round = append(round, piece); len(round) < cap(round) {
+			if round = append(round, piece); len(round) < n {
 				continue
 			}
-			if v, err := d.group(round); !yield(v, err) || err != nil {
+			if !yield(round, nil) {
 				return
 			}
-			round = round[:0]
+			round = make([]Value, 0, n)
 		}
-		if len(round) > 0 && d.pad {
-			if v, err := d.fill(round); v != nil || err != nil {
-				yield(v, err)
-			}
+		if len(round) > 0 {
+			yield(round, nil)
 		}
 	}
 }
@@ -242,11 +266,14 @@ func (d *DistributedDataset) apart(ctx context.Context) iter.Seq2[Value, error] 
 
 // fill completes a step by pieces without rows; it returns nil if the elements have no rows that could be missing.
 func (d *DistributedDataset) fill(round []Value) (Value, error) {
+	if !d.pad {
+		return nil, nil
+	}
 	empty, err := withoutRows(round[0])
 	if err != nil || empty == nil {
 		return nil, err
 	}
-	for len(round) < cap(round) {
+	for len(round) < len(d.strategy.devices) {
 		round = append(round, empty)
 	}
 	return d.group(round)
@@ -278,7 +305,7 @@ func (d *DistributedDataset) group(round []Value) (Value, error) {
 }
 
 // cutPieces cuts every element into equal parts, one for each replica of the job: the parts of one worker, or all.
-func cutPieces(op string, ds data.Dataset, in InputContext, mine bool) pieces {
+func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
 	return func(ctx context.Context) iter.Seq2[Value, error] {
 		return func(yield func(Value, error) bool) {
 			for element, err := range ds.Iter(ctx) {
@@ -293,7 +320,7 @@ func cutPieces(op string, ds data.Dataset, in InputContext, mine bool) pieces {
 				n := in.NumReplicasInSync
 				per := (rows + n - 1) / n
 				for c := range n {
-					if mine && c%in.NumInputPipelines != in.InputPipelineID {
+					if mine && !in.has(c) {
 						continue
 					}
 					part, err := rowsBetween(element, min(c*per, rows), min((c+1)*per, rows))
@@ -415,7 +442,7 @@ func rowsOf(op string, element any) (int, error) {
 
 // ValueContext says for which replica [Strategy.DistributeValuesFromFunction] wants a value.
 type ValueContext struct {
-	ReplicaID   int // TensorFlow's replica_id_in_sync_group
+	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers
 	NumReplicas int // its num_replicas_in_sync
 }
 
@@ -424,7 +451,7 @@ func (c ValueContext) String() string {
 	return fmt.Sprintf("tf.distribute.ValueContext(replica id %d,  total replicas in sync: %d)", c.ReplicaID, c.NumReplicas)
 }
 
-// DistributeValuesFromFunction calls f once per replica, in order, and returns what it gave as one nest of [*PerReplica],
+// DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns what it gave as one nest of [*PerReplica],
 // also with one replica and where all values are the same; with [NewOneDeviceStrategy] as it is.
 func (s *Strategy) DistributeValuesFromFunction(ctx context.Context, f func(ValueContext) (Value, error)) (Value, error) {
 	const op = "DistributeValuesFromFunction"
@@ -433,9 +460,9 @@ func (s *Strategy) DistributeValuesFromFunction(ctx context.Context, f func(Valu
 	}
 	values := make([]Value, len(s.devices))
 	for i := range values {
-		v, err := f(ValueContext{i, len(s.devices)})
+		v, err := f(ValueContext{s.first + i, s.size})
 		if err != nil {
-			return nil, errorf(op, nil, "replica %d: %w", i, err)
+			return nil, errorf(op, nil, "replica %d: %w", s.first+i, err)
 		}
 		values[i] = v
 	}

@@ -40,8 +40,13 @@
 // replica and the caller of Run get the same error, which lists what each replica was doing and where. Variables then
 // keep the values that they had before the Run, and the strategy can run again.
 //
-// # What is not here
+// # Several workers
 //
-// Training over several workers. docs/tf-distribute.md has a row for every name of tf.distribute, with what differs and why.
+// Every worker makes its own [NewMultiWorkerMirroredStrategy] over its part of one group of communicators, and makes the same
+// calls as the others in the same order. What replicas of one process can never do is still proven at once; between
+// processes a wait ends by the peer's closed connection or the deadline. A failure ends the step on all workers, but one whose step
+// had ended already keeps what it wrote.
+//
+// docs/tf-distribute.md has a row for every name of tf.distribute, with what differs and why.
 // Logical CPU devices differ from TensorFlow, which has one unless told otherwise: here there is one per core.
 package distribute

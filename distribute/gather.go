@@ -65,6 +65,9 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	if variable, isVariable := v.(*Variable); isVariable {
 		d, ok = variable.perReplica(), true
 	}
+	if !ok && s.workersInSync > 1 {
+		d, ok = s.onAll(v), true
+	}
 	if !ok || s.oneDevice {
 		return s.LocalResults(v)[0], nil
 	}
@@ -120,8 +123,13 @@ func (r *Replica) mergeLeaves(ctx context.Context, name string, leaves []any, na
 
 // onAll returns an argument of a merge function with its components: the very same object on all replicas is not wrapped.
 func (s *Strategy) onAll(v Value) *PerReplica {
-	if p, ok := v.(*PerReplica); ok {
-		return p
+	switch v := v.(type) {
+	case *PerReplica:
+		return v
+	case *Variable:
+		if len(v.components) == len(s.devices) {
+			return v.perReplica()
+		}
 	}
 	return NewPerReplica(repeat(v, len(s.devices))...)
 }
@@ -131,24 +139,29 @@ func gatherBatch(ctx context.Context, ops CrossDeviceOps, batch []Reduction, axi
 	if g, ok := ops.(Gatherer); ok {
 		return g.BatchGather(ctx, batch, axis, o)
 	}
+	return gatherHere(ops.String(), batch, axis)
+}
+
+// gatherHere concatenates the components of each value of a batch on the host.
+func gatherHere(name string, batch []Reduction, axis int) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
 		parts := make([]*tensor.Tensor, len(b.Value.values))
 		for j, v := range b.Value.values {
 			leaf, err := operand(v)
 			if err != nil {
-				return nil, errorf(ops.String(), ErrInvalid, "component %d: %w", j, err)
+				return nil, errorf(name, ErrInvalid, "component %d: %w", j, err)
 			}
 			t, ok := leaf.(*tensor.Tensor)
 			if !ok {
-				return nil, errorf(ops.String(), ErrInvalid, "component %d is sparse: want tensors only", j)
+				return nil, errorf(name, ErrInvalid, "component %d is sparse: want tensors only", j)
 			}
 			parts[j] = t
 		}
 		joined := parts[0]
 		if len(parts) > 1 {
 			var err error
-			if joined, err = concat(ops.String(), parts, axis); err != nil {
+			if joined, err = concat(name, parts, axis); err != nil {
 				return nil, err
 			}
 		}

@@ -272,6 +272,11 @@ func match(path string, want any, got distribute.Value, tol tolerance) error {
 		}
 		return matchAll(path, w, items, tol)
 	case map[string]any:
+		if err, failed := got.(error); failed {
+			kind, _ := w["error_type"].(string)
+			message, _ := w["error_message"].(string)
+			return matchError(kind, message, nil, err)
+		}
 		return matchKind(path, w, got, tol)
 	}
 	return fmt.Errorf("%s: cannot compare with a %T", path, want)

@@ -66,6 +66,7 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"collective_timeout":        goldenCollectiveTimeout,
 	"collective_keys":           goldenCollectiveKeys,
 	"communication_options":     goldenCommunicationOptions,
+	"multi_worker":              goldenMultiWorker,
 
 	"tfconfig_resolver":           goldenTFConfigResolver,
 	"slurm_resolver":              goldenSlurmResolver,
@@ -75,12 +76,6 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"union_resolver":              goldenUnionResolver,
 	"multi_worker_util":           goldenMultiWorkerUtil,
 	"cluster_spec_to_device_list": goldenClusterDevices,
-}
-
-// goldenLater lists the operations that are not there yet, which are skipped. A case of an operation that is in neither
-// list is a failure.
-var goldenLater = map[string]string{
-	"multi_worker": "several workers",
 }
 
 // goldenException is an answer of TensorFlow's that is not ours, with the reason. check holds ours against what is right.
@@ -368,9 +363,6 @@ const (
 func testGoldenCase(t *testing.T, c *goldenCase) exceptionKind {
 	do, known := goldenOps[c.Op]
 	if !known {
-		if why, later := goldenLater[c.Op]; later {
-			t.Skipf("%s comes with %s", c.Op, why)
-		}
 		t.Fatalf("the runner does not know the operation %q", c.Op)
 	}
 	g := &goldenRun{T: t, c: c}

@@ -413,7 +413,11 @@ func matchSteps(want []any, got []any, tol tolerance, accident func(message stri
 		if step.err != nil {
 			return fmt.Errorf("step %d: got the error: %w", i, step.err)
 		}
-		if err := match(fmt.Sprintf("step %d", i), expect["result"], step.result, tol); err != nil {
+		want, ok := expect["result"]
+		if !ok {
+			want = expect["value"]
+		}
+		if err := match(fmt.Sprintf("step %d", i), want, step.result, tol); err != nil {
 			return err
 		}
 	}

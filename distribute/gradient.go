@@ -25,7 +25,7 @@ func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Valu
 	if err != nil {
 		return nil, located(err)
 	}
-	if len(xs) == 0 || len(r.strategy.devices) == 1 {
+	if len(xs) == 0 || r.strategy.size == 1 {
 		return tensor.Pack(x, dys)
 	}
 	rows := make([]int64, len(xs))
@@ -120,7 +120,7 @@ func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, 
 	if err != nil {
 		return nil, located(err)
 	}
-	if len(xs) == 0 || len(r.strategy.devices) == 1 {
+	if len(xs) == 0 || r.strategy.size == 1 {
 		return tensor.Pack(x, dys)
 	}
 	axes, lengths := make([]int, len(xs)), make([]int64, len(xs))

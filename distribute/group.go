@@ -4,28 +4,57 @@ import (
 	"context"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/ledger"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// replicaGroup is the communicators between a strategy's replicas, watched by its ledger.
+// replicaGroup is the communicators between a strategy's replicas, of which this worker has some or all, watched by its
+// ledger.
 type replicaGroup struct {
-	group collective.Group
-	comms []collective.Communicator
+	owner   *Strategy
+	group   collective.Group
+	comms   []collective.Communicator // of this worker's replicas
+	monitor *ledger.Monitor
 }
 
 func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
-	g := &replicaGroup{}
-	monitor := s.ledger.Monitor("", nil, g.abort) // no name: reports need none to tell it from others
+	g := &replicaGroup{owner: s}
+	g.monitor = s.ledger.Monitor("", nil, g.abort) // no name: reports need none to tell it from others
 	group, err := collective.Open(mem.New(len(s.devices)), collective.Config{
 		Timeout: s.options.Timeout, Stall: s.stall, Order: s.options.Order, Accumulate: s.options.Accumulate,
-		Monitor: monitor, Logger: s.logger, Name: "replicas",
+		Monitor: g.monitor, Logger: s.logger, Name: "replicas",
 	})
 	if err != nil {
 		return nil, err
 	}
-	g.group, g.comms = group, group.Local()
+	g.set(group)
 	return g, nil
 }
+
+// adoptReplicaGroup takes over the group that the strategy was given. Its calls are watched like those of any other: that
+// replicas of this worker can never meet is proven at once, while those of other workers are waited for until the deadline.
+func adoptReplicaGroup(s *Strategy) *replicaGroup {
+	g := &replicaGroup{owner: s}
+	g.set(s.given)
+	members := make([]int, s.size)
+	for rank := range members {
+		members[rank] = -1
+	}
+	for local, c := range g.comms {
+		members[c.Rank()] = local
+	}
+	g.monitor = s.ledger.Monitor("", members, g.abort)
+	if w, ok := s.given.(collective.Watchable); ok {
+		w.Watch(g.monitor)
+	}
+	return g
+}
+
+// share lets the Runs of a strategy behind the owner use the group, while the owner's replicas wait. Its own ledger does not see
+// the calls; that one of its Runs fails ends them.
+func (g *replicaGroup) share(s *Strategy) { s.ledger.Monitor("", nil, g.abort) }
+
+func (g *replicaGroup) set(group collective.Group) { g.group, g.comms = group, group.Local() }
 
 // abort poisons the communicators of all replicas.
 func (g *replicaGroup) abort(cause error) {
@@ -34,14 +63,31 @@ func (g *replicaGroup) abort(cause error) {
 	}
 }
 
-// rebuild replaces poisoned communicators by new ones, at the next epoch.
+// rebuild replaces poisoned communicators by new ones, at the next epoch. Each failure reaches every worker once, so the
+// epochs stay the same on all of them.
 func (g *replicaGroup) rebuild(ctx context.Context) error {
+	if g.comms[0].Err() == nil {
+		return nil
+	}
 	group, err := g.group.Rebuild(ctx)
 	if err != nil {
 		return err
 	}
-	g.group, g.comms = group, group.Local()
+	g.set(group)
+	g.monitor.Reset()
 	return nil
+}
+
+// ready is called before a call for all of this worker's replicas: it replaces communicators that failed since the last
+// Run, by a call of this kind. In a Run a failure is the Run's, and stays.
+func (g *replicaGroup) ready(ctx context.Context) error {
+	if g.owner.closed.Load() {
+		return errorf("Group", ErrClosed, "the strategy was closed")
+	}
+	if g.owner.running.Load() || g.comms[0].Err() == nil {
+		return nil
+	}
+	return g.rebuild(context.WithoutCancel(ctx))
 }
 
 func (g *replicaGroup) close() error { return g.group.Close() }

@@ -112,7 +112,7 @@ func reduceInPacks(name string, packs int, groups func([]Device) []int, op Reduc
 		})
 	}
 	wait.Wait()
-	return reduceEach(name, op, batch, opts, 1, func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
+	return reduceEach(name, op, batch, opts, false, func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
 		if op == Mean && divisor(op, ts) == 1 {
 			return divide(sums[i], len(ts)), nil
 		}

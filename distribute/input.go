@@ -114,23 +114,49 @@ func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int,
 	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
 		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
 	}
-	n := workers * replicasPerWorker
+	return batchSizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
+}
+
+// batchSizes returns the sizes of n parts, beginning with those of replica first.
+func batchSizes(global, n, first int) []int {
 	sizes := make([]int, n)
 	for i := range sizes {
 		sizes[i] = global / n
-		if (i+worker*replicasPerWorker)%n < global%n {
+		if (i+first)%n < global%n {
 			sizes[i]++
 		}
 	}
-	return sizes, nil
+	return sizes
+}
+
+// inputShare is the part of the job's input that one worker reads.
+type inputShare struct {
+	InputContext
+	first, replicas int  // of the worker
+	turns           bool // parts of a batch go to the workers by turns; else to the replicas by their ids
 }
 
 // input returns the part of the job's input that the strategy's worker reads.
-func (s *Strategy) input(o InputOptions) InputContext {
+func (s *Strategy) input(o InputOptions) inputShare {
+	in := inputShare{InputContext{s.workersInSync, s.workerID, s.size}, s.first, len(s.devices), true}
 	if o.Input != nil {
-		return *o.Input
+		in.InputContext = *o.Input
+		in.replicas = in.NumReplicasInSync / in.NumInputPipelines
+		in.first = in.InputPipelineID * in.replicas
+		return in
 	}
-	return InputContext{NumInputPipelines: 1, NumReplicasInSync: len(s.devices)}
+	for _, n := range s.replicasOf {
+		in.turns = in.turns && n == len(s.devices)
+	}
+	return in
+}
+
+// has reports whether a part of a batch is the worker's.
+func (in *inputShare) has(part int) bool {
+	if in.turns {
+		return part%in.NumInputPipelines == in.InputPipelineID
+	}
+	return part >= in.first && part < in.first+in.replicas
 }
 
 // policy returns the policy that holds for a dataset.

@@ -53,10 +53,10 @@ func (r *Replica) whichSparse(ctx context.Context, run *ledger.Run, leaves []any
 
 // exchange gives every replica the numbers of all: all[replica][i]. what says what they are. The replica has not been acquired.
 func (r *Replica) exchange(ctx context.Context, run *ledger.Run, mine []int64, what string, o Options) ([][]int64, error) {
-	if err := run.Acquire(r.id); err != nil {
+	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}
-	defer run.Release(r.id)
+	defer run.Release(r.local)
 	n := len(mine)
 	t := tensor.New(tensor.Int64, r.comm().Size()*n)
 	numbers := tensor.Data[int64](t)

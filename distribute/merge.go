@@ -73,10 +73,10 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {
 		// Another goroutine is in a merge call of this replica, or about to enter one: let the ledger say so.
-		if err := run.Acquire(r.id); err != nil {
+		if err := run.Acquire(r.local); err != nil {
 			return nil, err
 		}
-		run.Release(r.id)
+		run.Release(r.local)
 		runtime.Gosched()
 	}
 	defer r.merging.Store(nil)
@@ -85,12 +85,12 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	if name != mergeCallName {
 		purpose = name
 	}
-	out, err := run.Merge(ctx, r.id, purpose, timeout, func() (any, error) { return s.mergeAll(ctx, run) })
+	out, err := run.Merge(ctx, r.local, purpose, timeout, func() (any, error) { return s.mergeAll(ctx, run) })
 	if err != nil {
 		return nil, err
 	}
 	r.stats.leave(r, begin)
-	return SelectReplica(r.id, out)
+	return SelectReplica(r.local, out)
 }
 
 // mergeCall is what one replica brings to a merge call.

@@ -29,7 +29,7 @@ func (r ReductionToOneDevice) BatchReduce(_ context.Context, op ReduceOp, batch 
 			return nil, errorf(r.String(), ErrInvalid, "ReduceTo: %w", err)
 		}
 	}
-	return reduceEach(r.String(), op, batch, opts, 1, func(_ int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
+	return reduceEach(r.String(), op, batch, opts, false, func(_ int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
 		if r.AccumulationFn == nil {
 			return reduceTree(op, ts, opts.Accumulate), nil
 		}

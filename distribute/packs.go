@@ -33,7 +33,7 @@ func (r *Replica) reduceInto(ctx context.Context, run *ledger.Run, op ReduceOp, 
 
 // reducePacks reduces tensors in packs and yields each as it completes.
 func (r *Replica) reducePacks(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options, yield func([]int, error) bool) {
-	if err := run.Acquire(r.id); err != nil {
+	if err := run.Acquire(r.local); err != nil {
 		yield(nil, err)
 		return
 	}
@@ -43,7 +43,7 @@ func (r *Replica) reducePacks(ctx context.Context, run *ledger.Run, op ReduceOp,
 		// The memories are the reduction's until it ends, and the loop may make other calls.
 		err = p.Start(ctx, slices.Clone(r.packDst), slices.Clone(r.packSrc))
 	}
-	run.Release(r.id)
+	run.Release(r.local)
 	if err != nil {
 		yield(nil, run.Fail(err))
 		return
@@ -56,12 +56,12 @@ func (r *Replica) reducePacks(ctx context.Context, run *ledger.Run, op ReduceOp,
 		}
 	}()
 	for k, pack := range p.Packs() {
-		if err := run.Acquire(r.id); err != nil {
+		if err := run.Acquire(r.local); err != nil {
 			yield(nil, err)
 			return
 		}
 		err := p.Wait(ctx, k)
-		run.Release(r.id)
+		run.Release(r.local)
 		if err != nil {
 			yield(nil, run.Fail(err))
 			return

@@ -21,7 +21,8 @@ type ReduceOptions struct {
 // by their elements, not by their replica.
 //
 // A value that is not distributed is the same on all replicas: its mean is itself; its sum is an error without an axis,
-// and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error.
+// and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error. With several
+// workers it may differ between them, and counts for every replica of its worker.
 func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
 	const name = "Reduce"
 	o, err := s.enterCross(ctx, name, op, []Options{opts.Options})
@@ -55,12 +56,15 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 		count += elements
 	}
 	total := sums[0]
-	if n > 1 {
+	if s.size > 1 {
 		if total, err = s.reduceToHost(ctx, name, Sum, NewPerReplica(sums...), host, o); err != nil {
 			return nil, err
 		}
 	}
 	if op == Mean {
+		if count, err = s.countAll(ctx, name, count, o); err != nil {
+			return nil, err
+		}
 		return divide(total.(*tensor.Tensor), count), nil
 	}
 	return total, nil
@@ -83,7 +87,7 @@ func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destin
 	if err != nil {
 		return nil, err
 	}
-	devices, err := to.destination(name)
+	devices, err := s.destination(name, to)
 	if err != nil {
 		return nil, err
 	}
@@ -114,10 +118,14 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 	reductions := make([]Reduction, len(batch))
 	first := make([]any, len(batch))
 	for i, b := range batch {
-		if reductions[i].Value, err = perReplica(b.Value); err != nil {
+		value, err := s.everywhere(name, op, b.Value)
+		if err != nil {
+			return nil, err
+		}
+		if reductions[i].Value, err = perReplica(value); err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
-		if reductions[i].To, err = b.To.destination(name); err != nil {
+		if reductions[i].To, err = s.destination(name, b.To); err != nil {
 			return nil, err
 		}
 		first[i] = reductions[i].Value.values[0]
@@ -166,6 +174,13 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 			return s.reduceLeaf(ctx, name, op, d.perReplica(), to, o)
 		case distributed:
 			return s.reduceLeaf(ctx, name, op, &PerReplica{components{d.Values()}}, to, o)
+		}
+		if s.workersInSync > 1 {
+			same, err := s.everywhere(name, op, leaf)
+			if err != nil {
+				return nil, err
+			}
+			return s.reduceLeaf(ctx, name, op, same.(*PerReplica), to, o)
 		}
 		return s.reduceSame(name, op, leaf, to)
 	})

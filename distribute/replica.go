@@ -16,7 +16,8 @@ type Replica struct {
 	*replicaState
 	strategy *Strategy
 	home     *Strategy // whose Run this is: strategy, or the one behind it
-	id       int
+	id       int       // over all workers
+	local    int       // on this one
 	device   *Device
 	run      *ledger.Run
 	over     atomic.Bool // the Run has ended
@@ -45,8 +46,9 @@ func newReplicaState() *replicaState {
 }
 
 // begin makes a zero Replica one of a Run.
-func (r *Replica) begin(s *Strategy, id int, run *ledger.Run, state *replicaState) {
-	r.replicaState, r.strategy, r.home, r.id, r.device, r.run = state, s.self, s, id, &s.devices[id], run
+func (r *Replica) begin(s *Strategy, local int, run *ledger.Run, state *replicaState) {
+	r.replicaState, r.strategy, r.home, r.device, r.run = state, s.self, s, &s.devices[local], run
+	r.id, r.local = s.first+local, local
 	r.frame = frame{strategy: s.self, replica: r, update: -1}
 	r.ctx = stepContext{run.Context(), &r.frame}
 }
@@ -54,8 +56,12 @@ func (r *Replica) begin(s *Strategy, id int, run *ledger.Run, state *replicaStat
 // ID returns the replica's number, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
 func (r *Replica) ID() int { return r.id }
 
-// NumReplicas returns the number of replicas in the step.
-func (r *Replica) NumReplicas() int { return len(r.strategy.devices) }
+// LocalID returns the replica's number among those of its worker, from 0: the index of its component in distributed values.
+// With one worker it is [Replica.ID].
+func (r *Replica) LocalID() int { return r.local }
+
+// NumReplicas returns the number of replicas in the step, of all workers.
+func (r *Replica) NumReplicas() int { return r.strategy.size }
 
 // Device returns the replica's device in TensorFlow's full form.
 func (r *Replica) Device() string { return r.strategy.deviceName(*r.device) }

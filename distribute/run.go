@@ -38,13 +38,13 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 			mine = make([]Value, len(args))
 			for i, arg := range args {
 				var err error
-				if mine[i], err = SelectReplica(r.id, arg); err != nil {
+				if mine[i], err = SelectReplica(r.local, arg); err != nil {
 					return errorf("Run", ErrInvalid, "argument %d: %w", i, err)
 				}
 			}
 		}
 		out, err := step(ctx, r, mine...)
-		results[r.id] = out
+		results[r.local] = out
 		return err
 	})
 	if err != nil {
@@ -73,10 +73,10 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 	err = host.run(ctx, step, func(ctx context.Context, r *Replica) error {
 		var mine I
 		if in != nil {
-			mine = in[r.id]
+			mine = in[r.local]
 		}
 		result, err := step(ctx, r, mine)
-		out[r.id] = result
+		out[r.local] = result
 		return err
 	})
 	if err != nil {
@@ -112,8 +112,13 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 	outer.mu.Lock()
 	defer outer.mu.Unlock()
 	if outer.inner == nil {
+		var shared *replicaGroup
+		if s.workersInSync > 1 {
+			shared = outer.group // another one between the workers would have to be agreed on
+		}
 		inner, err := (&Strategy{
 			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine, ops: s.ops,
+			size: s.size, first: s.first, workersInSync: s.workersInSync, workerID: s.workerID, chief: s.chief, group: shared,
 			options: s.options, stall: s.stall, logger: s.logger,
 		}).open("Run")
 		if err != nil {
@@ -235,7 +240,7 @@ func (w *worker) work() {
 	defer close(w.done)
 	goroutine, step := stacks.ID(), w.step
 	for w.current = range w.jobs {
-		_ = w.current.replica.run.Do(w.current.replica.id, goroutine, step)
+		_ = w.current.replica.run.Do(w.current.replica.local, goroutine, step)
 	}
 }
 

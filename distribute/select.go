@@ -111,7 +111,12 @@ func machineDevices(devices []string, m Machine) (requested, seen []Device, err 
 // selectOps finds who carries out the strategy's reductions.
 func (s *Strategy) selectOps(op string) error {
 	var err error
-	if s.collective, err = NewCollectiveAllReduce(CollectiveConfig{Devices: s.Devices(), Options: s.options, Logger: s.logger}); err != nil {
+	var shared *replicaGroup
+	if s.workersInSync > 1 {
+		shared = s.group
+	}
+	cfg := CollectiveConfig{Devices: s.Devices(), GroupSize: s.size, Options: s.options, Logger: s.logger}
+	if s.collective, err = newCollectiveAllReduce(op, cfg, shared); err != nil {
 		return errorf(op, nil, "%w", err)
 	}
 	if s.kind != mirroredKind {

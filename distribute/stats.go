@@ -76,7 +76,7 @@ type replicaStats struct{ calls atomic.Uint64 }
 
 // step counts the time of a step function.
 func (p *replicaStats) step(r *Replica, start, end int64) {
-	c := &r.home.stats.replicas[r.id]
+	c := &r.home.stats.replicas[r.local]
 	c.stepTime.Add(end - start)
 	c.ended.Store(end)
 }
@@ -84,7 +84,7 @@ func (p *replicaStats) step(r *Replica, start, end int64) {
 // arrive notes that the replica comes to a call that all of them make, and returns when.
 func (p *replicaStats) arrive(r *Replica) int64 {
 	now := r.home.stats.now()
-	r.home.stats.replicas[r.id].arrived[p.calls.Load()%2].Store(now)
+	r.home.stats.replicas[r.local].arrived[p.calls.Load()%2].Store(now)
 	return now
 }
 
@@ -96,7 +96,7 @@ func (p *replicaStats) leave(r *Replica, begin int64) {
 		last = max(last, s.replicas[i].arrived[p.calls.Load()%2].Load())
 	}
 	p.calls.Add(1)
-	c := &s.replicas[r.id]
+	c := &s.replicas[r.local]
 	c.waitTime.Add(last - begin)
 	c.reduceTime.Add(s.now() - last)
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
-	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
@@ -63,91 +62,6 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	return s.open(op)
 }
 
-// MultiWorkerConfig describes a strategy over several workers. The zero value is a single worker.
-type MultiWorkerConfig struct {
-	// Devices lists this worker's devices, by replica. None: all accelerators that the engine reports or, if it has none, CPU:0
-	// alone, as in TensorFlow.
-	Devices []string
-	// Resolver says who is in the job. Default: [cluster.TFConfig], which without TF_CONFIG says that this process is alone.
-	Resolver cluster.Resolver
-	// Group is the communicators of this worker's replicas, in the order of Devices. Nil: the strategy makes its own, which a
-	// single worker can. The strategy closes it.
-	Group collective.Group
-	// Engine, LogicalCPUs, Options, Stall and Logger are as in [MirroredConfig].
-	Engine      engine.Engine
-	LogicalCPUs int
-	Options     Options
-	Stall       time.Duration
-	Logger      *slog.Logger
-}
-
-// NewMultiWorkerMirroredStrategy returns a strategy that keeps variables equal on the devices of all workers
-// (TensorFlow's MultiWorkerMirroredStrategy). A cluster of more than one worker is an error that matches
-// [ErrUnsupported].
-func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
-	const op = "NewMultiWorkerMirroredStrategy"
-	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Resolver == nil {
-		cfg.Resolver = &cluster.TFConfig{}
-	}
-	task, err := singleWorker(op, cfg.Resolver)
-	if err != nil {
-		return nil, err
-	}
-	names := cfg.Devices
-	if len(names) == 0 {
-		if names = defaultDevices(known); known[len(known)-1].Kind == "CPU" {
-			names = names[:1]
-		}
-	}
-	devices, err := canonicalDevices(op, names, known)
-	if err != nil {
-		return nil, err
-	}
-	s := &Strategy{
-		kind: multiWorkerKind, devices: devices, params: devices, engine: cfg.Engine, resolver: cfg.Resolver, task: task,
-		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
-	}
-	if g := cfg.Group; g != nil {
-		if local := g.Local(); len(local) != len(devices) || local[0].Size() != len(devices) {
-			return nil, errorf(op, ErrInvalid, "the group has %d communicators here, of %d in all, for %d devices: want one each", len(local), local[0].Size(), len(devices))
-		}
-		s.group = &replicaGroup{group: g, comms: g.Local()}
-	}
-	return s.open(op)
-}
-
-// singleWorker returns which task of the cluster this process is, if it trains alone.
-func singleWorker(op string, r cluster.Resolver) (cluster.Task, error) {
-	spec, err := r.Spec()
-	if err != nil {
-		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
-	}
-	if len(spec.Jobs()) == 0 {
-		return cluster.NoTask, nil
-	}
-	task, err := r.Task()
-	switch {
-	case err != nil:
-		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
-	case !task.Known():
-		return cluster.NoTask, errorf(op, ErrInvalid, "when a cluster spec is given, you must also specify the task's type and index: it is not known which task of the cluster this process is")
-	}
-	if _, err := cluster.IDInCluster(spec, task); err != nil {
-		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
-	}
-	switch count, err := cluster.WorkerCount(spec, task.Type); {
-	case err != nil:
-		return cluster.NoTask, errorf(op, ErrInvalid, "%w", err)
-	case count > 1:
-		return cluster.NoTask, errorf(op, ErrUnsupported, "the cluster has %d workers: want one", count)
-	}
-	return task, nil
-}
-
 // Default returns the strategy of code that runs in no other one's scope: one replica on CPU:0, whose values are never
 // wrapped and whose variables are plain (TensorFlow's default strategy). There is one in the process; it holds nothing
 // while no Run is in progress.
@@ -174,7 +88,7 @@ type Properties struct {
 	RequireStaticShapes bool // all batches must have one shape
 	InMultiWorkerMode   bool // there is more than one worker
 	NumReplicasInSync   int
-	WorkerDevices       []string // of the replicas, by replica id
+	WorkerDevices       []string // of this worker's replicas
 	ParameterDevices    []string // where variables live
 	InputDevice         string   // where this worker's input pipeline runs
 	DefaultDevice       string   // that a scope sets; empty: none, as with one worker
@@ -182,12 +96,17 @@ type Properties struct {
 
 // Properties returns what TensorFlow's strategy of this kind says about itself (StrategyExtended's properties).
 func (s *Strategy) Properties() Properties {
-	return Properties{
-		ShouldCheckpoint: true, ShouldSaveSummary: true, ShouldInit: true,
+	p := Properties{
+		ShouldCheckpoint: s.chief, ShouldSaveSummary: s.chief, ShouldInit: true,
 		BetweenGraph:      s.kind == centralKind || s.kind == multiWorkerKind,
-		NumReplicasInSync: len(s.devices), WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
+		InMultiWorkerMode: s.workersInSync > 1,
+		NumReplicasInSync: s.size, WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
 		InputDevice: s.deviceName(localCPU),
 	}
+	if p.InMultiWorkerMode {
+		p.DefaultDevice = Device{Job: s.task.Type, Replica: 0, Task: s.task.Index, Index: -1}.String()
+	}
+	return p
 }
 
 // ParameterDevices returns the devices on which a variable's components live, in TensorFlow's full form.

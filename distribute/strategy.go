@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/internal/ledger"
 )
@@ -18,9 +19,16 @@ import (
 // come one after the other. Close it when it is not needed any more.
 type Strategy struct {
 	kind          strategyKind
-	oneDevice     bool // one replica, whose values are never wrapped
-	devices       []Device
-	params        []Device // where variables live
+	oneDevice     bool             // one replica, whose values are never wrapped
+	devices       []Device         // of this worker's replicas
+	size          int              // number of replicas, of all workers
+	first         int              // id of this worker's first replica
+	workersInSync int              // number of workers
+	workerID      int              // this one, in the order of their replicas
+	chief         bool             // this worker writes what one of them must write
+	replicasOf    []int            // by worker, if there are several
+	given         collective.Group // the communicators between the replicas, if they were given
+	params        []Device         // where variables live
 	resolver      cluster.Resolver
 	task          cluster.Task // this process, if it is one of a cluster
 	engine        engine.Engine
@@ -176,16 +184,24 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	for i, d := range s.devices {
 		short[i] = d.Short()
 	}
-	s.ledger = ledger.New(ledger.Config{Devices: short, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
-	if err := s.selectOps(op); err != nil {
-		return nil, err
+	if s.size == 0 {
+		s.size, s.workersInSync, s.chief = len(s.devices), 1, true
 	}
-	if len(s.devices) > 1 && s.group == nil {
+	s.ledger = ledger.New(ledger.Config{Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
+	switch {
+	case s.group != nil: // shared with the strategy that this one is behind
+		s.group.share(s)
+	case s.given != nil:
+		s.group = adoptReplicaGroup(s)
+	case s.size > 1:
 		group, err := openReplicaGroup(s)
 		if err != nil {
 			return nil, errorf(op, nil, "%w", err)
 		}
 		s.group = group
+	}
+	if err := s.selectOps(op); err != nil {
+		return nil, err
 	}
 	s.noteNCCL(s.options)
 	s.stats.open(len(s.devices))
@@ -205,12 +221,12 @@ func (s *Strategy) noteNCCL(o Options) {
 }
 
 // NumReplicasInSync returns the number of replicas over which a step's gradients are reduced.
-func (s *Strategy) NumReplicasInSync() int { return len(s.devices) }
+func (s *Strategy) NumReplicasInSync() int { return s.size }
 
-// Devices returns the replicas' devices by replica id, in TensorFlow's full form.
+// Devices returns the devices of this worker's replicas, in TensorFlow's full form.
 func (s *Strategy) Devices() []string { return s.deviceNames(s.devices) }
 
-// EngineDevices returns the replicas' devices by replica id, as the engine names them.
+// EngineDevices returns the devices of this worker's replicas, in their order, as the engine names them.
 func (s *Strategy) EngineDevices() []engine.Device {
 	return append([]engine.Device(nil), s.engineDevices...)
 }
@@ -245,14 +261,14 @@ func (s *Strategy) Close() error {
 	s.turn <- struct{}{}
 	s.dismiss(nil)
 	var err error
-	if s.group != nil {
-		err = s.group.close()
+	if s.inner != nil {
+		err = s.inner.Close()
 	}
 	if e := s.collective.Close(); err == nil {
 		err = e
 	}
-	if s.inner != nil {
-		if e := s.inner.Close(); err == nil {
+	if s.group != nil && s.group.owner == s {
+		if e := s.group.close(); err == nil {
 			err = e
 		}
 	}

@@ -309,7 +309,7 @@ func TestSingleWorker(t *testing.T) {
 		{&cluster.Simple{}, nil, "/job:localhost/replica:0/task:0/device:CPU:0"},
 		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}}), This: &cluster.Task{Type: "worker"}}, nil, "/job:worker/replica:0/task:0/device:CPU:0"},
 		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}})}, distribute.ErrInvalid, ""},
-		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}), This: &cluster.Task{Type: "worker"}}, distribute.ErrUnsupported, ""},
+		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}), This: &cluster.Task{Type: "worker"}}, distribute.ErrInvalid, ""},
 	} {
 		s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Resolver: c.resolver, LogicalCPUs: 2})
 		if !errors.Is(err, c.kind) {

@@ -17,7 +17,7 @@ type Component struct {
 // Variable returns the variable, TensorFlow's value container of the component.
 func (c *Component) Variable() *Variable { return c.variable }
 
-// Replica returns the replica's id, 0 for the component that all replicas share.
+// Replica returns the number of the component's replica on this worker, 0 for the component that all replicas share.
 func (c *Component) Replica() int { return c.index }
 
 // Name returns the component's name, as TensorFlow writes it: "v/replica_1:0".

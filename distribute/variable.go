@@ -45,7 +45,7 @@ const (
 	AggregateNone Aggregation = iota
 	AggregateSum
 	AggregateMean
-	AggregateFirst // replica 0's value
+	AggregateFirst // replica 0's value; with several workers, that of each worker's first replica
 )
 
 // String returns TensorFlow's name: "ONLY_FIRST_REPLICA".
@@ -108,7 +108,8 @@ type component struct {
 
 func (c *component) load() *tensor.Tensor { return c.value.Load() }
 
-// NewVariable makes a variable on every replica, in cross-replica context or outside of every strategy.
+// NewVariable makes a variable on every replica, in cross-replica context or outside of every strategy. With several workers all
+// make it, with one name, dtype and shape, and it starts on all of them with the value of replica 0.
 // [Replica.NewVariable] makes one inside a step.
 func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	if err := s.requireCross(ctx, "NewVariable"); err != nil {
@@ -198,6 +199,12 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
 	if f := frameOf(ctx); f != nil && f.colocate != nil {
 		v.devices = f.colocate.devices
+	}
+	if s.workersInSync > 1 {
+		name := fmt.Sprintf("initial value of %s (%v, %v)", v.Name(), v.sync, v.agg)
+		if value, err = s.collective.broadcast(ctx, name, value, s.options); err != nil {
+			return nil, errorf(op, nil, "%w", err)
+		}
 	}
 	for _, d := range v.devices {
 		c := &component{}
@@ -339,7 +346,7 @@ func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 		if err := v.mine(op, in.strategy); err != nil {
 			return nil, err
 		}
-		return v.components[v.on(in.id)].load(), nil
+		return v.components[v.on(in.local)].load(), nil
 	case *CrossReplica:
 		if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
 			return nil, err
@@ -367,7 +374,7 @@ func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 	case AggregateMean:
 		reduce = Mean
 	}
-	if len(v.components) == 1 {
+	if v.strategy.size == 1 {
 		return v.components[0].load(), nil
 	}
 	out, err := v.strategy.reduceLeaf(context.Background(), op, reduce, v.perReplica(), v.devices[:1], v.strategy.options)

@@ -13,9 +13,11 @@ import (
 
 // Config describes the replicas that a [Ledger] watches. A zero field has the default that it names.
 type Config struct {
-	// Devices holds the device of each local replica, by replica id: "CPU:0". Its length is the number of replicas, which
+	// Devices holds the device of each local replica, by its number here: "CPU:0". Its length is the number of replicas, which
 	// is at least 1.
 	Devices []string
+	// First is the id of the first local replica: those of other processes come before it. Reports name replicas by id.
+	First int
 	// Timeout is how long a merge call waits for the other replicas. Default 10 minutes; negative: for ever.
 	Timeout time.Duration
 	// Stall is how long a merge call waits before it says so in the log, once. Default 30 seconds; negative: never.
@@ -152,7 +154,7 @@ func (l *Ledger) Replicas() int { return len(l.cfg.Devices) }
 
 // name returns a replica as reports name it: "replica 1 (CPU:1)".
 func (l *Ledger) name(replica int) string {
-	return fmt.Sprintf("replica %d (%s)", replica, l.cfg.Devices[replica])
+	return fmt.Sprintf("replica %d (%s)", l.cfg.First+replica, l.cfg.Devices[replica])
 }
 
 func (l *Ledger) logger() *slog.Logger {

@@ -176,6 +176,14 @@ func (m *Monitor) Release() {
 // rank returns the replica's rank in m's communicator, or -1.
 func (m *Monitor) rank(replica int) int { return m.ranks[replica] }
 
+// Reset says that the monitor watches another communicator from now on, which takes the place of one that failed outside of
+// every run. It is called while no call is in flight.
+func (m *Monitor) Reset() {
+	m.ledger.mu.Lock()
+	defer m.ledger.mu.Unlock()
+	m.reset()
+}
+
 // reset forgets what was entered: the communicator that comes counts from 0. It is called while no call is in flight, so a
 // communicator that counts on loses nothing either: only calls that are entered from now on matter.
 func (m *Monitor) reset() {

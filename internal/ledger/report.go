@@ -102,7 +102,7 @@ func (r *Run) nested(replica int) error {
 // describe fills in what one replica does.
 func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	them := &r.replicas[replica]
-	out.Replica, out.Device, out.State = replica, r.ledger.cfg.Devices[replica], them.state
+	out.Replica, out.Device, out.State = r.ledger.cfg.First+replica, r.ledger.cfg.Devices[replica], them.state
 	out.Err, out.Panic, out.text, out.Stack = them.err, them.value, them.text, them.stack
 	out.Calls = r.callsLeft(replica) - them.before
 	if them.state.Ended() {
@@ -271,7 +271,7 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 			merges++
 		}
 		next := chain[(i+1)%len(chain)].replica
-		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), next, h.wait.call(h.replica).brief())
+		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.ledger.cfg.First+next, h.wait.call(h.replica).brief())
 	}
 	kinds := []error{collective.ErrDesync}
 	if merges > 0 {

@@ -1,0 +1,267 @@
+package distribute_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+// workerTimeout bounds the waits of workers for each other in tests. None of them comes near it unless something is wrong.
+const workerTimeout = 30 * time.Second
+
+// workerConfigs returns the configurations of workers in this process, with so many replicas each, whose groups exchange messages
+// as those of processes do.
+func workerConfigs(t testing.TB, replicas ...int) []distribute.MultiWorkerConfig {
+	total := 0
+	for _, n := range replicas {
+		total += n
+	}
+	return workersOf(t, mem.NewPipes(total), replicas...)
+}
+
+// workersOf is workerConfigs over the ends of one group.
+func workersOf(t testing.TB, ends []transport.Endpoint, replicas ...int) []distribute.MultiWorkerConfig {
+	t.Helper()
+	addresses := make([]string, len(replicas))
+	for w := range addresses {
+		addresses[w] = fmt.Sprintf("host%d:1", w)
+	}
+	configs := make([]distribute.MultiWorkerConfig, len(replicas))
+	for w, n := range replicas {
+		group, err := collective.Open(ends[:n], collective.Config{Timeout: workerTimeout})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = ends[n:]
+		configs[w] = distribute.MultiWorkerConfig{
+			Resolver:    &cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": addresses}), This: &cluster.Task{Type: "worker", Index: w}},
+			Group:       group,
+			LogicalCPUs: max(n, goldenCPUs), Options: distribute.Options{Timeout: workerTimeout},
+		}
+		for i := range n {
+			configs[w].Devices = append(configs[w].Devices, fmt.Sprintf("CPU:%d", i))
+		}
+	}
+	return configs
+}
+
+// onWorkers makes a strategy for each configuration and calls f with all of them at the same time, as that many processes would.
+// A worker that fails leaves the job at once, the others when all have ended.
+func onWorkers(configs []distribute.MultiWorkerConfig, f func(s *distribute.Strategy, worker int) error) []error {
+	errs := make([]error, len(configs))
+	var ended, closed sync.WaitGroup
+	ended.Add(len(configs))
+	for w, cfg := range configs {
+		closed.Go(func() {
+			left := sync.OnceFunc(ended.Done)
+			defer left()
+			s, err := distribute.NewMultiWorkerMirroredStrategy(cfg)
+			if err != nil {
+				errs[w] = errors.Join(err, cfg.Group.Close())
+				return
+			}
+			if errs[w] = f(s, w); errs[w] == nil {
+				left()
+				ended.Wait()
+			}
+			if err := s.Close(); errs[w] == nil {
+				errs[w] = err
+			}
+		})
+	}
+	closed.Wait()
+	return errs
+}
+
+// goldenMultiWorker does what a case asks on all workers of its cluster.
+func goldenMultiWorker(g *goldenRun) (map[string]any, error) {
+	replicas := make([]int, intOf(g.c.Strategy, "workers", 2))
+	for w := range replicas {
+		replicas[w] = intOf(g.c.Strategy, "devices_per_worker", 1)
+	}
+	answers := make([]any, len(replicas))
+	errs := onWorkers(workerConfigs(g, replicas...), func(s *distribute.Strategy, worker int) error {
+		var mine distribute.Value
+		if list, ok := g.c.Inputs["per_worker"].([]any); ok {
+			var err error
+			if mine, err = decodeValue(list[worker], nil); err != nil {
+				return err
+			}
+		}
+		out, err := g.onWorker(s, mine)
+		answers[worker] = stepAnswer{out, err}
+		return err
+	})
+	for w, err := range errs {
+		if answers[w] == nil || err != nil {
+			answers[w] = stepAnswer{nil, err}
+		}
+	}
+	return map[string]any{"per_worker": answers}, nil
+}
+
+// onWorker does what a case asks on one worker.
+func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any, error) {
+	ctx := g.Context()
+	axis := intOf(g.c.Options, "axis", 0)
+	each := func(f func(ctx context.Context, r *distribute.Replica) (distribute.Value, error)) (distribute.Value, error) {
+		return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return f(ctx, r)
+		})
+	}
+	own := func(context.Context, *distribute.Replica) (distribute.Value, error) {
+		return tensor.Map(mine, func(leaf any) (any, error) { // each replica's own tensors, as after tf.identity
+			if t, ok := leaf.(*tensor.Tensor); ok {
+				return t.Clone(), nil
+			}
+			return leaf, nil
+		})
+	}
+	switch action := g.c.Options["action"]; action {
+	case "reduce", "reduce_host":
+		return g.reduceOnWorker(s, mine, each, own)
+	case "all_reduce":
+		op, err := g.reduceOp()
+		if err != nil {
+			return nil, err
+		}
+		return each(func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
+			return r.AllReduce(ctx, op, mine)
+		})
+	case "gather":
+		v, err := each(own)
+		if err != nil {
+			return nil, err
+		}
+		return s.Gather(ctx, v, axis)
+	case "all_gather":
+		return each(func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
+			return r.AllGather(ctx, mine, axis)
+		})
+	case "replica_id":
+		return each(func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
+			return tensor.Scalar(int32(r.ID())), nil
+		})
+	case "values_from_function":
+		return s.DistributeValuesFromFunction(ctx, func(c distribute.ValueContext) (distribute.Value, error) {
+			return tensor.From([]int32{int32(c.ReplicaID), int32(c.NumReplicas)}), nil
+		})
+	case "var_init":
+		v, err := s.NewVariable(ctx, distribute.VariableConfig{Initial: mine})
+		if err != nil {
+			return nil, err
+		}
+		return s.LocalResults(v), nil
+	case "var_assign":
+		return g.assignOnWorker(s, mine, each)
+	case "dataset", "dataset_from_function":
+		return g.drainOnWorker(s, action == "dataset")
+	case "properties":
+		return propertiesOnWorker(s)
+	default:
+		return nil, fmt.Errorf("the runner does not know the action %v", action)
+	}
+}
+
+// eachReplica runs a function on every replica.
+type eachReplica = func(func(context.Context, *distribute.Replica) (distribute.Value, error)) (distribute.Value, error)
+
+func (g *goldenRun) reduceOnWorker(s *distribute.Strategy, mine distribute.Value, each eachReplica, own func(context.Context, *distribute.Replica) (distribute.Value, error)) (any, error) {
+	op, err := g.reduceOp()
+	if err != nil {
+		return nil, err
+	}
+	axes, err := g.axis()
+	if err != nil {
+		return nil, err
+	}
+	if g.c.Options["action"] == "reduce" {
+		if mine, err = each(own); err != nil {
+			return nil, err
+		}
+	}
+	return s.Reduce(g.Context(), op, mine, distribute.ReduceOptions{Axis: axes})
+}
+
+func (g *goldenRun) assignOnWorker(s *distribute.Strategy, mine distribute.Value, each eachReplica) (any, error) {
+	spec, _ := g.c.Options["variable"].(map[string]any)
+	v, err := g.variable(s, spec)
+	if err != nil {
+		return nil, err
+	}
+	change, ok := variableMutations[fmt.Sprint(g.c.Options["do"])]
+	if !ok {
+		return nil, fmt.Errorf("the runner does not know the step %v", g.c.Options["do"])
+	}
+	result, err := each(func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
+		if err := change(v, r, mine); err != nil {
+			return nil, err
+		}
+		return v.Read(r)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]any{"result": result, "components": v.Values()}
+	cross, err := s.Cross(g.Context())
+	if err != nil {
+		return nil, err
+	}
+	if out["cross_read"], err = v.Read(cross); err != nil {
+		out["cross_read"] = err
+	}
+	return out, nil
+}
+
+func (g *goldenRun) drainOnWorker(s *distribute.Strategy, whole bool) (any, error) {
+	o, err := g.inputOptions()
+	if err != nil {
+		return nil, err
+	}
+	if whole {
+		spec, _ := g.c.Inputs["dataset"].(map[string]any)
+		ds, err := g.dataset(spec)
+		if err != nil {
+			return nil, err
+		}
+		set, err := s.DistributeDataset(ds, o)
+		if err != nil {
+			return nil, err
+		}
+		return g.drain(s, set)
+	}
+	contexts := []any{}
+	set, err := s.DistributeDatasetsFromFunction(g.Context(), func(c distribute.InputContext) (data.Dataset, error) {
+		contexts = append(contexts, []any{c.NumInputPipelines, c.InputPipelineID, c.NumReplicasInSync})
+		return g.datasetFunction(c)
+	}, o)
+	if err != nil {
+		return nil, err
+	}
+	out, err := g.drain(s, set)
+	if err == nil {
+		out["contexts"] = contexts
+	}
+	return out, err
+}
+
+func propertiesOnWorker(s *distribute.Strategy) (any, error) {
+	p := s.Properties()
+	task, err := s.ClusterResolver().Task()
+	return map[string]any{
+		"num_replicas_in_sync": p.NumReplicasInSync, "worker_devices": anys(p.WorkerDevices), "should_checkpoint": p.ShouldCheckpoint,
+		"should_save_summary": p.ShouldSaveSummary, "experimental_should_init": p.ShouldInit, "in_multi_worker_mode": p.InMultiWorkerMode,
+		"task_type": task.Type, "task_id": task.Index,
+	}, err
+}
