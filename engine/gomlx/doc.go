@@ -22,5 +22,8 @@
 // replicas, and a step's new values stay aside until Commit. Initial values are drawn on the host by the pure-Go
 // backend whatever the engine is, so every engine starts from the same bits.
 //
+// A model function may look at all replicas: [AllReduce] is a differentiable sum or mean over them, and
+// layer.SyncBatchNorm normalises by the global batch.
+//
 // What of GoMLX behaves in a way that surprises is listed in docs/engine.md, each with what is done about it.
 package gomlx
