@@ -1,6 +1,7 @@
 package collective_test
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -98,5 +99,68 @@ func BenchmarkAllReduce(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// TestNoAllocationEverywhere: nor does it over any transport, for any operation.
+func TestNoAllocationEverywhere(t *testing.T) {
+	for _, p := range placements {
+		t.Run(p.name, func(t *testing.T) {
+			const n, runs, attempts = 4, 8, 3
+			w := p.world(t, n, collective.Config{})
+			defer w.close(t)
+			for _, op := range collectives {
+				for _, count := range []int{4, 200_000} {
+					call := func() *collective.Call {
+						c := sum(make([]float32, count), make([]float32, count))
+						if c.Op = op; op == collective.AllGather || op == collective.Gather {
+							c.Src = c.Src.Slice(0, count)
+						}
+						if op == collective.ReduceScatter || op == collective.Scatter {
+							c.Dst = c.Dst.Slice(0, count)
+						}
+						return c
+					}
+					const warm = 5
+					var wg sync.WaitGroup
+					for _, c := range w.comms[1:] {
+						own := call()
+						wg.Go(func() {
+							for i := range warm + attempts*(runs+1) {
+								err := c.Do(background, own)
+								if i == warm-1 { // nobody makes its plan later than this
+									err = errors.Join(err, c.Do(background, barrier()))
+								}
+								if err != nil {
+									t.Error(err)
+									return
+								}
+							}
+						})
+					}
+					own, first := call(), w.comms[0]
+					do := func() {
+						if err := first.Do(background, own); err != nil {
+							t.Error(err)
+						}
+					}
+					for range warm {
+						do()
+					}
+					if err := first.Do(background, barrier()); err != nil {
+						t.Error(err)
+					}
+					// A transport's buffers may still grow with what happens to pile up: not every time.
+					allocs := testing.AllocsPerRun(runs, do)
+					for range attempts - 1 {
+						allocs = min(allocs, testing.AllocsPerRun(runs, do))
+					}
+					if allocs >= 1 {
+						t.Errorf("%v of %d elements: %v allocations per call, want none", op, count, allocs)
+					}
+					wg.Wait()
+				}
+			}
+		})
 	}
 }

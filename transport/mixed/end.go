@@ -124,6 +124,9 @@ func (e *end) Close() error { return errors.Join(e.near.Close(), e.allEnd.Close(
 
 // mapped turns the ranks of a domain's error into the group's.
 func (e *end) mapped(err error) error {
+	if err == nil {
+		return nil
+	}
 	if outside := (fromOutside{}); errors.As(err, &outside) {
 		return outside.error
 	}
