@@ -134,7 +134,10 @@ func (e *endpoint) Fail(reason []byte) {
 }
 
 func (e *endpoint) Close() error {
-	if e.closed.Swap(true) {
+	e.mu.Lock()
+	again := e.closed.Swap(true) // under the mutex: want starts no dial after it
+	e.mu.Unlock()
+	if again {
 		return nil
 	}
 	e.group.world.say(e.group, &message{kind: msgClosed, from: uint32(e.rank)}, -1)
