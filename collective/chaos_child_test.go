@@ -107,8 +107,11 @@ func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error)
 		if kind, ok := chaosFaulty[p.fault.Kind]; ok {
 			ends = p.spoil(ranks, ends, kind)
 		}
-		if p.fault.Kind == simnet.Stop {
+		switch {
+		case p.fault.Kind == simnet.Stop:
 			timeout = 2 * time.Second
+		case p.splits(): // see judgeRank
+			timeout = 5 * time.Second
 		}
 	}
 	return collective.Open(ends, collective.Config{Timeout: timeout, Algorithm: p.row, Logger: quiet})

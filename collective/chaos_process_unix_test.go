@@ -22,7 +22,7 @@ import (
 // TCP, and are killed and stopped by signals. With -programs 200 it runs as many.
 func TestChaosOnProcesses(t *testing.T) {
 	ended := map[string]int{}
-	chaosSeeds(t, 20, 6, chaosRanksMax, func(p *chaosProgram) error {
+	chaosSeeds(t, 10, 4, chaosRanksMax, func(p *chaosProgram) error {
 		err := p.fork(ended)
 		if err != nil {
 			chaosFailed(t, p, err)
@@ -60,7 +60,7 @@ func (p *chaosProgram) fork(ended map[string]int) (err error) {
 		streams = append(streams, c)
 	}
 	hung := false
-	watchdog := time.AfterFunc(time.Minute, func() {
+	watchdog := time.AfterFunc(2*time.Minute, func() {
 		hung = true
 		for _, c := range children {
 			c.cmd.Process.Signal(syscall.SIGQUIT) // they write where they hang, and end
