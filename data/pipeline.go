@@ -96,6 +96,17 @@ func (p Pipeline) mapWith(f mapFunc) Pipeline {
 	return Pipeline{&mapped{p, f}}
 }
 
+// Through passes the elements through f, which may leave some out, join or divide them: what [FromSeq] is for a source.
+// f is called once per iteration. The sequence that it returns keeps to the contract of [Dataset]; in it f must look at
+// the errors of the one that it gets. The pipeline keeps knowing the files that it reads, so that workers can share it out by
+// them; it does not know its length, nor its batch size before the next Batch.
+func (p Pipeline) Through(f func(context.Context, iter.Seq2[Element, error]) iter.Seq2[Element, error]) Pipeline {
+	if f == nil {
+		panic("data: Through(nil)")
+	}
+	return Pipeline{&passed{p, f}}
+}
+
 // Shuffle puts all elements into a random order, every epoch into another one; the order depends on the seed, the epoch
 // and the number of elements only. It costs a list of indices, and needs random access: it panics without (see
 // [Pipeline.ShuffleBuffer]).

@@ -21,7 +21,8 @@ func (h *hinted) Len() int { return h.src.Len() }
 func (h *hinted) Iter(ctx context.Context) iter.Seq2[Element, error] { return h.src.Iter(ctx) }
 
 // BatchSize returns how many rows a batch of ds has: 0 if its elements are no batches. full says that every batch has as
-// many, and known is false for a dataset that package data did not make.
+// many, and known is false for a dataset that package data did not make, or that passes [Pipeline.Through] a function after
+// its last Batch.
 func BatchSize(ds Dataset) (rows int, full, known bool) {
 	for {
 		switch d := ds.(type) {
@@ -29,6 +30,8 @@ func BatchSize(ds Dataset) (rows int, full, known bool) {
 			return d.n, d.full, true
 		case *view, *files:
 			return 0, true, true
+		case *passed:
+			return 0, false, false
 		}
 		src, _, ok := upstream(ds)
 		if !ok {
@@ -119,6 +122,8 @@ func upstream(ds Dataset) (src Dataset, with func(Dataset) Dataset, ok bool) {
 		return d.src, func(src Dataset) Dataset { return &sharded{src, d.index, d.count} }, true
 	case *hinted:
 		return d.src, func(src Dataset) Dataset { return &hinted{src} }, true
+	case *passed:
+		return d.src, func(src Dataset) Dataset { return &passed{src, d.f} }, true
 	case *prefetch:
 		return d.src, func(src Dataset) Dataset { return &prefetch{src, d.n} }, true
 	}

@@ -3,6 +3,7 @@ package data
 import (
 	"context"
 	"errors"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,24 @@ func TestShardFiles(t *testing.T) {
 	}
 	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
 	whole := Lines(names...).Map(same).Shard(0, 1).ShardHint().Batch(4).Skip(0).Take(9).Repeat(1).Prefetch(1)
+	onlyOnes := func(_ context.Context, elements iter.Seq2[Element, error]) iter.Seq2[Element, error] {
+		return func(yield func(Element, error) bool) {
+			for e, err := range elements {
+				if err == nil && !strings.HasSuffix(e.(*tensor.Tensor).StringData()[0], "1") {
+					continue
+				}
+				if !yield(e, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+	if mine, err := ShardFiles(Lines(names...).Through(onlyOnes).Batch(2), 1, 2); err != nil || !slices.Equal(texts(t, mine), []string{"b1"}) {
+		t.Errorf("worker 1 of 2 through a function: got %v, %v, want b1", mine, err)
+	}
+	if rows, _, known := BatchSize(Lines(names...).Batch(3).Through(onlyOnes)); known {
+		t.Errorf("BatchSize through a function: got %d, want unknown", rows)
+	}
 	if got := Files(whole); !slices.Equal(got, names) {
 		t.Errorf("Files: got %q, want %q", got, names)
 	}

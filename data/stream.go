@@ -234,3 +234,16 @@ func (s *sharded) Iter(ctx context.Context) iter.Seq2[Element, error] {
 		}
 	}
 }
+
+// passed is the dataset of Through.
+type passed struct {
+	src Dataset
+	f   func(context.Context, iter.Seq2[Element, error]) iter.Seq2[Element, error]
+}
+
+func (p *passed) Len() int { return -1 }
+
+func (p *passed) Iter(ctx context.Context) iter.Seq2[Element, error] {
+	s := sequence{-1, func(ctx context.Context) iter.Seq2[Element, error] { return p.f(ctx, p.src.Iter(ctx)) }}
+	return s.Iter(ctx)
+}
