@@ -139,6 +139,12 @@ func (v *Variable) setOne(i int, x Value, m mutation) error {
 
 // setShares gives every component an equal share of x, so that their sum reads as x. Shares of integers are cut off.
 func (v *Variable) setShares(op string, x Value) error {
+	switch given := x.(type) {
+	case *Mirrored:
+		x = given.Values()[0] // all are the same
+	case *PerReplica:
+		return errorf(op, ErrInvalid, "variable %s is summed when it is read: in cross-replica context give the sum, one tensor, not %d values; in the step each replica assigns its own", v.Name(), len(given.Values()))
+	}
 	value, err := v.fit(op, x)
 	if err != nil {
 		return err

@@ -36,10 +36,11 @@ type pieces = func(context.Context) iter.Seq2[Value, error]
 //
 // With [ShardOff], [ShardFile] and [ShardHint] the parts differ by one row at most, see [BatchSizesForWorker], and go on
 // from one batch into the next. That takes a dataset of package data, which knows its batch size; another one is cut as
-// above.
+// above. With [NewCentralStorageStrategy] these policies leave out a last step that has not a part for every replica, as
+// TensorFlow does; [ShardAuto] and [ShardData] keep it.
 //
-// An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with [NewOneDeviceStrategy] and
-// [Default] it comes as it is.
+// An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with a single replica it comes as it
+// is, and need not be a batch.
 func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*DistributedDataset, error) {
 	const op = "DistributeDataset"
 	o, err := s.inputOptions(op, opts)
@@ -54,7 +55,7 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		return &DistributedDataset{strategy: s, options: o, steps: ds.Len(), sources: []data.Dataset{ds}}, nil
 	}
 	in := s.input(o)
-	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: true}
+	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: s.kind != centralKind}
 	policy := o.policy(ds)
 	switch policy {
 	case ShardFile:
@@ -72,6 +73,9 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 	d.sources = []data.Dataset{ds}
 	rows, _, known := data.BatchSize(ds)
 	switch {
+	case in.NumReplicasInSync == 1: // nothing to split, so that elements need no rows
+		d.steps = ds.Len()
+		d.pieces = func(ds data.Dataset) pieces { return ds.Iter }
 	case policy == ShardData:
 		d.steps = ds.Len()
 		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, true) }

@@ -47,8 +47,8 @@ func GatherWith(ctx context.Context, ops CrossDeviceOps, v Value, to Destination
 // Gather concatenates the replicas' components of v along an axis, negative ones counted from the end, in the order of the
 // replicas, and returns the result as one host value (TensorFlow's Strategy.gather). Their lengths along the axis may
 // differ. Components that are IndexedSlices count as the dense tensors that they stand for. A value that is not
-// distributed comes back as it is, a mirrored one as often as there are replicas. Inside of a step it is
-// [Replica.AllGather].
+// distributed comes back as it is, a mirrored one as often as there are replicas. Of a nest each value is gathered.
+// Inside of a step it is [Replica.AllGather].
 func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "Gather"
 	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s {
@@ -64,6 +64,9 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	d, ok := v.(distributed)
 	if variable, isVariable := v.(*Variable); isVariable {
 		d, ok = variable.perReplica(), true
+	}
+	if !ok && hasDistributed(v) { // a nest
+		return tensor.Map(v, func(leaf any) (any, error) { return s.Gather(ctx, leaf, axis, opts...) })
 	}
 	if !ok && s.workersInSync > 1 {
 		d, ok = s.onAll(v), true

@@ -342,3 +342,27 @@ func goldenClusterDevices(g *goldenRun) (map[string]any, error) {
 	devices := cluster.Devices(spec, number(g.c.Options, "num_gpus_per_worker"))
 	return map[string]any{"value": plain(append([]string{}, devices...))}, nil
 }
+
+// goldenClusterLimits lists the limits of TensorFlow's resolvers.
+var goldenClusterLimits = []goldenException{{
+	"tasks-without-gpus", "TensorFlow's Slurm resolver crashes on tasks that want no GPU",
+	func(c *goldenCase, message string) bool {
+		return c.Op == "slurm_resolver" && strings.Contains(message, "range() arg 3 must not be zero")
+	},
+	func(g *goldenRun, answer map[string]any, err error) error {
+		if err != nil {
+			return err
+		}
+		env, _ := g.c.Inputs["env"].(map[string]any)
+		value, _ := answer["value"].(map[string]any)
+		spec, _ := value["cluster_spec"].(map[string]any)
+		tasks := 0
+		for _, addresses := range spec {
+			tasks += len(addresses.([]any))
+		}
+		if fmt.Sprint(tasks) != env["SLURM_STEP_NUM_TASKS"] {
+			return fmt.Errorf("got %d tasks in %v, want %v", tasks, spec, env["SLURM_STEP_NUM_TASKS"])
+		}
+		return nil
+	},
+}}

@@ -532,6 +532,26 @@ var goldenGatherLimits = []goldenException{
 		checkPlainGather,
 	},
 	{
+		"gather-nest", "TensorFlow's gather takes a nest for one value: it fails, or gives the first replica's part",
+		func(c *goldenCase, _ string) bool {
+			value, _ := c.Inputs["value"].(map[string]any)
+			return c.Op == "gather" && (value["kind"] == "list" || value["kind"] == "tuple" || value["kind"] == "dict")
+		},
+		checkPlainGather,
+	},
+	{
+		"one-replica-gradient", "TensorFlow's collective strategies of one replica have no gradients",
+		func(c *goldenCase, message string) bool {
+			return strings.HasSuffix(c.Op, "_gradient") && c.Replicas == 1 && strings.Contains(message, "destinations can not be empty")
+		},
+		func(g *goldenRun, answer map[string]any, err error) error {
+			if err != nil {
+				return err
+			}
+			return errors.Join(match("outputs", g.c.Inputs["per_replica"], answer["outputs"], exact), match("gradients", g.c.Inputs["upstream"], answer["gradients"], exact))
+		},
+	},
+	{
 		"sparse-gradient", "TensorFlow has no gradient of a reduction of IndexedSlices",
 		func(c *goldenCase, _ string) bool {
 			return c.Op == "all_reduce_gradient" && c.Inputs["upstream"] == nil && !c.fails()
@@ -558,7 +578,13 @@ func checkPlainGather(g *goldenRun, answer map[string]any, err error) error {
 		if err != nil {
 			return err
 		}
-		parts = v.(interface{ Values() []distribute.Value }).Values()
+		for i := range g.devices {
+			part, err := distribute.SelectReplica(i, v)
+			if err != nil {
+				return err
+			}
+			parts = append(parts, part)
+		}
 		results = []any{answer["value"]}
 	} else {
 		if parts, err = g.inputs("per_replica", true); err != nil {

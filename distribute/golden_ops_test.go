@@ -173,7 +173,7 @@ func communication(v any) (distribute.Options, error) {
 		}
 		var err error
 		if o.Implementation, err = distribute.ParseImplementation(name); err != nil {
-			return o, err
+			return o, errors.Join(o.Validate(), err) // TensorFlow finds the first of them, wherever it is
 		}
 	}
 	return o, nil

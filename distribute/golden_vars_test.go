@@ -104,7 +104,11 @@ func (p *program) step(st map[string]any) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return p.s.Reduce(p.s.Scope(p.Context()), op, v, distribute.ReduceOptions{})
+		out, err := p.s.Reduce(p.s.Scope(p.Context()), op, v, distribute.ReduceOptions{})
+		if same, isVar := out.(*distribute.Variable); isVar && err == nil {
+			return same.Read(cross) // as it is now, not after the steps that follow
+		}
+		return out, err
 	case "update":
 		return p.update(st, v, cross, inCross)
 	case "save":
@@ -227,13 +231,13 @@ var updateFunctions = map[string]distribute.UpdateFunc{
 		return c.Read(), nil
 	},
 	"scale_add": func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		a, okA := oneNumber(args[0])
-		if !okA {
+		by, ok := spread(asTensor(args[0], c.Read().DType()), c.Read()).(*tensor.Tensor)
+		if !ok || by.Len() != c.Read().Len() {
 			return nil, fmt.Errorf("scale_add by %v", args[0])
 		}
-		scaled, err := mapNumbers(c.Read(), func(x float64) float64 { return x * a })
-		if err != nil {
-			return nil, err
+		scaled := tensor.New(c.Read().DType(), c.Read().Shape()...)
+		for i := range scaled.Len() {
+			setNumber(scaled, i, c.Read().Float64s()[i]*by.Float64s()[i])
 		}
 		sum, err := addAll(ctx, scaled, spread(asTensor(args[1], c.Read().DType()), c.Read()))
 		if err != nil {
@@ -255,14 +259,6 @@ func changed(c *distribute.Component, err error) (distribute.Value, error) {
 		return nil, err
 	}
 	return c.Read(), nil
-}
-
-// oneNumber returns a host number or the one element of a tensor.
-func oneNumber(v distribute.Value) (float64, bool) {
-	if t, ok := v.(*tensor.Tensor); ok && t.Len() == 1 {
-		return t.Float64s()[0], true
-	}
-	return hostNumber(v)
 }
 
 // asTensor returns a host number as a tensor of the dtype, and a tensor as it is.
