@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
@@ -94,12 +96,22 @@ func processes(t testing.TB, n, each int, open func(ctx context.Context, p int, 
 type world struct {
 	groups []collective.Group
 	comms  []collective.Communicator // by rank
+	places []plan.Place
+	where  chooser.Where
 }
 
 func (p placement) world(t testing.TB, n int, cfg collective.Config) *world {
 	t.Helper()
 	w := &world{}
 	for _, ends := range p.open(t, n) {
+		if placer, ok := ends[0].(transport.Placer); ok && w.places == nil {
+			for _, at := range placer.Places() {
+				w.places = append(w.places, plan.Place(at))
+			}
+		}
+		if _, ok := ends[0].(transport.Marker); ok {
+			w.where.Memory = "mem"
+		}
 		g, err := collective.Open(ends, cfg)
 		if err != nil {
 			t.Fatal(err)
