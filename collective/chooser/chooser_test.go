@@ -75,11 +75,12 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
-// TestMeasured holds the built-in table's choices for two ranks, at sizes where they were measured: what a cost function cannot
+// TestMeasured holds the built-in table's choices for two ranks and four, at sizes where they were measured: what a cost function cannot
 // know is what a second synchronisation takes when the peer was not quite ready.
 func TestMeasured(t *testing.T) {
 	stage := (512 << 10) / 4 // elements; of ranks that share memory
 	for _, test := range []struct {
+		ranks    int
 		bytes    int
 		over     Where
 		private  bool // memory that the peer does not reach
@@ -87,21 +88,22 @@ func TestMeasured(t *testing.T) {
 		instead  string // what is predicted to be better, or nearly as good
 		measured string // how many times as long that took
 	}{
-		{16 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "2"},
-		{1 << 20, Where{Memory: "mem", ElementBytes: 4}, false, "direct", "eager", "does not fit"},
-		{128 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "eager", "direct", "1.7"},
-		{512 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "direct", "eager", "0.9 to 1.1"},
-		{512 << 10, Where{Memory: "shm", ElementBytes: 4}, true, "eager", "staged", "1.7"},
-		{8 << 20, Where{Memory: "shm", ElementBytes: 4}, true, "staged", "eager", "does not fit"},
-		{512 << 10, Where{Frames: "tcp", ElementBytes: 4}, false, "recursive_doubling", "direct_frames", "1.1"},
-		{4 << 20, Where{Frames: "tcp", ElementBytes: 4}, false, "direct_frames", "recursive_doubling", "1.2"},
+		{2, 16 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "2"},
+		{4, 4 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "1.3"},
+		{2, 1 << 20, Where{Memory: "mem", ElementBytes: 4}, false, "direct", "eager", "does not fit"},
+		{2, 128 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "eager", "direct", "1.7"},
+		{2, 512 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "direct", "eager", "0.9 to 1.1"},
+		{2, 512 << 10, Where{Memory: "shm", ElementBytes: 4}, true, "eager", "staged", "1.7"},
+		{2, 8 << 20, Where{Memory: "shm", ElementBytes: 4}, true, "staged", "eager", "does not fit"},
+		{2, 512 << 10, Where{Frames: "tcp", ElementBytes: 4}, false, "recursive_doubling", "direct_frames", "1.1"},
+		{2, 4 << 20, Where{Frames: "tcp", ElementBytes: 4}, false, "direct_frames", "recursive_doubling", "1.2"},
 	} {
-		p := plan.Problem{Op: plan.AllReduce, Size: 2, Count: test.bytes / 4, Stage: stage, Private: test.private}
+		p := plan.Problem{Op: plan.AllReduce, Size: test.ranks, Count: test.bytes / 4, Stage: stage, Private: test.private}
 		if test.over.Memory == "mem" {
 			p.Stage = 32 << 10 / 4
 		}
 		if test.over.Memory == "" {
-			p.Places = apart(2, 2)
+			p.Places = apart(test.ranks, test.ranks)
 		}
 		if a, err := Default().Choose(p, test.over); err != nil || a.Name != test.row {
 			t.Errorf("%v, %d bytes over %+v: chose %s (%v), want %s: %s takes %s times as long", p, test.bytes, test.over, a.Name, err, test.row, test.instead, test.measured)
