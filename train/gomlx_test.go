@@ -26,13 +26,13 @@ func newGoMLX(t *testing.T, replicas, globalBatch int, seed int64, opt optimizer
 }
 
 // newTrainer returns a trainer of a model for the digits.
-func newTrainer(t *testing.T, engineName string, replicas, globalBatch int, seed int64, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+func newTrainer(t testing.TB, engineName string, replicas, globalBatch int, seed int64, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
 	t.Helper()
 	return newTrainerOf(t, engineName, replicas, globalBatch, seed, func(m *gomlx.Model) engine.Model { return m }, opt, forward)
 }
 
 // newTrainerOf is newTrainer with something around the model.
-func newTrainerOf(t *testing.T, engineName string, replicas, globalBatch int, seed int64, around func(*gomlx.Model) engine.Model, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, seed int64, around func(*gomlx.Model) engine.Model, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
 	t.Helper()
 	e, err := gomlx.Open(engineName, gomlx.Options{Devices: replicas})
 	if err != nil {
@@ -67,7 +67,7 @@ func sgd() optimizer.Interface {
 	return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1)
 }
 
-func loadDigits(t *testing.T) *data.Set {
+func loadDigits(t testing.TB) *data.Set {
 	t.Helper()
 	set, err := digits.Load()
 	if err != nil {

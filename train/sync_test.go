@@ -123,8 +123,8 @@ func apart(a, b []float64) (most float64) {
 func TestSyncBatchNorm(t *testing.T) {
 	eachEngine(t, func(t *testing.T, engineName string) {
 		replicas := []int{2, 4}
-		if engineName == "xla" {
-			replicas = []int{4} // every training compiles for seconds
+		if engineName == "xla" || testing.Short() {
+			replicas = []int{4} // XLA compiles for seconds each time
 		}
 		one := trainNormalised(t, engineName, 1, layer.SyncBatchNorm)
 		if plain := trainNormalised(t, engineName, 1, layer.BatchNorm); plain.hash != one.hash {
@@ -147,6 +147,23 @@ func TestSyncBatchNorm(t *testing.T) {
 			}
 		}
 	})
+}
+
+// BenchmarkSyncBatchNorm makes steps of 64 examples on two replicas.
+func BenchmarkSyncBatchNorm(b *testing.B) {
+	for _, l := range []struct {
+		name string
+		norm func(*model.Scope, *graph.Node) *graph.Node
+	}{{"BatchNorm", layer.BatchNorm}, {"SyncBatchNorm", layer.SyncBatchNorm}} {
+		b.Run(l.name, func(b *testing.B) {
+			trainer := newTrainer(b, "go", 2, 64, 1, sgd(), normalised(l.norm))
+			batches := loadDigits(b).Train.Take(64).Batch(64).Repeat(-1)
+			b.ResetTimer()
+			if _, err := trainer.Fit(b.Context(), batches, train.FitConfig{Steps: b.N, Epochs: 1}); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
 }
 
 // faulty is a model whose replica 1 fails at one of its all-reduces.
