@@ -265,8 +265,6 @@ func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.l
 // operand returns a leaf of AllReduce as a tensor or IndexedSlices.
 func (r *Replica) operand(leaf any) (any, error) {
 	switch leaf := leaf.(type) {
-	case *tensor.Tensor:
-		return leaf, nil
 	case *tensor.IndexedSlices:
 		return leaf, checkSlices(leaf)
 	case *Variable:

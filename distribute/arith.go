@@ -1,6 +1,7 @@
 package distribute
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -32,6 +33,9 @@ func operand(v Value) (Value, error) {
 func hostTensor(v Value) (*tensor.Tensor, error) {
 	switch v := v.(type) {
 	case *tensor.Tensor:
+		if v == nil {
+			return nil, errors.New("a nil *tensor.Tensor is no value")
+		}
 		return v, nil
 	case int:
 		if v < math.MinInt32 || v > math.MaxInt32 {

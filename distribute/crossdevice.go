@@ -40,6 +40,9 @@ func ReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, t
 
 // BatchReduceWith is [ReduceWith] of several values at once.
 func BatchReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+	if ops == nil {
+		return nil, errorf("BatchReduceWith", ErrInvalid, "the CrossDeviceOps are nil")
+	}
 	name := ops.String()
 	if err := checkReduceOp(name, op); err != nil {
 		return nil, err
@@ -52,6 +55,9 @@ func BatchReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch
 	for i, b := range batch {
 		if reductions[i].Value, err = perReplica(b.Value); err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
+		}
+		if b.To == nil {
+			return nil, errNoDestination(name)
 		}
 		if reductions[i].To, err = b.To.destination(name); err != nil {
 			return nil, err

@@ -462,6 +462,9 @@ func (s *Strategy) DistributeValuesFromFunction(ctx context.Context, f func(Valu
 	if err := s.requireCross(ctx, op); err != nil {
 		return nil, err
 	}
+	if f == nil {
+		return nil, errorf(op, ErrInvalid, "the value function is nil")
+	}
 	values := make([]Value, len(s.devices))
 	for i := range values {
 		v, err := f(ValueContext{s.first + i, s.size})

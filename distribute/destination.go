@@ -8,6 +8,10 @@ type Destination interface {
 	destination(op string) ([]Device, error)
 }
 
+func errNoDestination(op string) error {
+	return errorf(op, ErrInvalid, "destinations can not be empty: the destination is nil; want a value (Like), a variable or a device (At)")
+}
+
 // At is the destination that a device string names.
 type At string
 

@@ -223,5 +223,8 @@ func (s *Strategy) destination(op string, to Destination) ([]Device, error) {
 			to = d
 		}
 	}
+	if to == nil {
+		return nil, errNoDestination(op)
+	}
 	return to.destination(op)
 }

@@ -1,0 +1,48 @@
+package distribute_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// TestNothingGiven: where nil is given for a value, a destination or a function, an error says so and nothing panics.
+func TestNothingGiven(t *testing.T) {
+	m, ctx := mirrored(t, 2), t.Context()
+	cross, err := m.Cross(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := m.NewVariable(ctx, distribute.VariableConfig{Initial: tensor.Scalar(float32(1))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	two := distribute.NewPerReplica(tensor.Scalar(float32(1)), tensor.Scalar(float32(2)))
+	for name, f := range map[string]func() error{
+		"a tensor to assign": func() error { return v.Assign(cross, (*tensor.Tensor)(nil)) },
+		"a tensor to reduce": func() error {
+			_, err := distribute.Run(ctx, m, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+				return r.AllReduce(ctx, distribute.Sum, []any{(*tensor.Tensor)(nil)})
+			})
+			return err
+		},
+		"a function of values": func() error { _, err := m.DistributeValuesFromFunction(ctx, nil); return err },
+		"a destination":        func() error { _, err := m.ReduceTo(m.Scope(ctx), distribute.Sum, two, nil); return err },
+		"a batch's destination": func() error {
+			_, err := m.BatchReduceTo(m.Scope(ctx), distribute.Sum, []distribute.ValueTo{{Value: two}})
+			return err
+		},
+		"operations": func() error { _, err := distribute.ReduceWith(ctx, nil, distribute.Sum, two, nil); return err },
+		"a destination of operations": func() error {
+			_, err := distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum, two, nil)
+			return err
+		},
+	} {
+		if err := f(); !errors.Is(err, distribute.ErrInvalid) {
+			t.Errorf("%s: got %v, want what is nil", name, err)
+		}
+	}
+}
