@@ -174,6 +174,9 @@ func (s *Strategy) meetWorkers(op string) error {
 	return nil
 }
 
+// LocalReplicas returns which replicas this worker has: so many, with ids from first on.
+func (s *Strategy) LocalReplicas() (first, n int) { return s.first, len(s.devices) }
+
 // everywhere returns, with several workers, a value with a component for each of this worker's replicas. What is not
 // distributed has the same one for all of them, and so no sum.
 func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) {

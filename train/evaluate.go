@@ -33,9 +33,9 @@ func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
 	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		var loss float64
 		var sums []float64 // of a replica without examples: zeros
-		if id := r.ID(); g.rows[id] > 0 {
+		if local := r.LocalID(); g.rows[r.ID()] > 0 {
 			var err error
-			if loss, sums, err = t.program.Evaluate(ctx, id, g.shares[id], g.weightSum); err != nil {
+			if loss, sums, err = t.program.Evaluate(ctx, local, g.shares[local], g.weightSum); err != nil {
 				return err
 			}
 		} else {
@@ -52,13 +52,21 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	err := t.each(ctx, ds, false, func(g *globalBatch) error {
 		outputs := make([][]*tensor.Tensor, len(t.parts))
 		err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) (err error) {
-			if id := r.ID(); g.rows[id] > 0 {
-				outputs[id], err = t.program.Predict(ctx, id, g.shares[id].Inputs)
+			local, others := r.LocalID(), r.NumReplicas() > len(t.parts)
+			if g.rows[r.ID()] == 0 && !others {
+				return nil
+			}
+			if outputs[local], err = t.program.Predict(ctx, local, g.shares[local].Inputs); err == nil && others {
+				outputs[local], err = gatherOutputs(ctx, r, outputs[local], g.rows[r.ID()])
 			}
 			return err
 		})
 		if err != nil {
 			return err
+		}
+		if t.strategy.NumReplicasInSync() > len(t.parts) { // every replica has the rows of all
+			pieces = append(pieces, outputs[0])
+			return nil
 		}
 		for replica, out := range outputs {
 			var piece []*tensor.Tensor
@@ -80,6 +88,23 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	out := make([]*tensor.Tensor, len(pieces[0]))
 	for i := range out {
 		out[i] = join(pieces, i)
+	}
+	return out, nil
+}
+
+// gatherOutputs returns the first rows of all replicas' outputs, those of other workers too.
+func gatherOutputs(ctx context.Context, r *distribute.Replica, outputs []*tensor.Tensor, rows int) ([]*tensor.Tensor, error) {
+	mine := make([]any, len(outputs))
+	for i, o := range outputs {
+		mine[i] = o.Rows(0, rows)
+	}
+	all, err := r.AllGather(ctx, mine, 0)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*tensor.Tensor, len(outputs))
+	for i, o := range all.([]any) {
+		out[i] = o.(*tensor.Tensor)
 	}
 	return out, nil
 }

@@ -138,16 +138,18 @@ type globalBatch struct {
 	config    *Config
 	labels    bool
 	per       int            // rows of a share
-	shares    []engine.Batch // by replica
-	rows      []int          // examples by replica; the rest of a share is padding
+	shares    []engine.Batch // of this worker's replicas
+	first     int            // the id of the first of them
+	rows      []int          // examples by replica, of all workers; the rest of a share is padding
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
 }
 
 func (t *Trainer) newGlobalBatch(labels bool) *globalBatch {
-	n := len(t.parts)
+	n := t.strategy.NumReplicasInSync()
 	g := &globalBatch{config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n)}
-	for range n {
+	g.first, _ = t.strategy.LocalReplicas()
+	for range t.parts {
 		share := engine.Batch{Inputs: newRows(t.config.Inputs, g.per), Weights: make([]float32, g.per)}
 		if labels {
 			share.Labels = newRows(t.config.Labels, g.per)
@@ -173,11 +175,23 @@ func (g *globalBatch) fill(b data.Batch) error {
 	}
 	g.examples = b.Rows()
 	g.weightSum = 0
-	for replica := range g.shares {
-		share := &g.shares[replica]
+	weight := func(i int) float32 {
+		if b.Weights == nil {
+			return 1
+		}
+		return tensor.Data[float32](b.Weights)[i]
+	}
+	for i := range g.examples {
+		g.weightSum += float64(weight(i))
+	}
+	for replica := range g.rows {
 		lo := min(replica*g.per, g.examples)
 		hi := min(lo+g.per, g.examples)
 		g.rows[replica] = hi - lo
+		if replica < g.first || replica >= g.first+len(g.shares) {
+			continue // another worker's
+		}
+		share := &g.shares[replica-g.first]
 		for i, dst := range share.Inputs {
 			copyRows(dst, b.Inputs[i], lo, hi)
 		}
@@ -186,11 +200,7 @@ func (g *globalBatch) fill(b data.Batch) error {
 		}
 		clear(share.Weights)
 		for i := range hi - lo {
-			share.Weights[i] = 1
-			if b.Weights != nil {
-				share.Weights[i] = tensor.Data[float32](b.Weights)[lo+i]
-			}
-			g.weightSum += float64(share.Weights[i])
+			share.Weights[i] = weight(lo + i)
 		}
 	}
 	return nil

@@ -28,9 +28,9 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 		if err := t.reduceGradients(ctx, r, g); err != nil {
 			return err
 		}
-		return t.apply(ctx, r.ID())
+		return t.apply(ctx, r.LocalID())
 	}
-	p := &t.parts[r.ID()]
+	p := &t.parts[r.LocalID()]
 	out, err := t.gradients(ctx, r, g)
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 			if p.flat.left[k]--; p.flat.left[k] > 0 {
 				continue
 			}
-			if err := t.program.Apply(ctx, r.ID(), k); err != nil {
+			if err := t.program.Apply(ctx, r.LocalID(), k); err != nil {
 				return fmt.Errorf("apply: %w", err)
 			}
 		}
@@ -55,9 +55,9 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 
 // gradients computes the replica's share of the gradients.
 func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globalBatch) (engine.Gradients, error) {
-	id := r.ID()
-	t.parts[id].replica = r // for the model's own all-reduces
-	out, err := t.program.Gradients(ctx, id, g.shares[id], g.weightSum, randomState(t.config.Seed, t.committed, id))
+	local := r.LocalID()
+	t.parts[local].replica = r // for the model's own all-reduces
+	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum, randomState(t.config.Seed, t.committed, r.ID()))
 	if err != nil {
 		return out, fmt.Errorf("gradients: %w", err)
 	}
@@ -150,7 +150,7 @@ func (d *door) closeAndWait() {
 // reduceGradients leaves the sum of all replicas' gradients in the replica's apply inputs, and the sums of loss and metrics in
 // its part.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
-	p := &t.parts[r.ID()]
+	p := &t.parts[r.LocalID()]
 	out, err := t.gradients(ctx, r, g)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 }
 
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, loss float64, metrics []float64) error {
-	p := &t.parts[r.ID()]
+	p := &t.parts[r.LocalID()]
 	local := tensor.Data[float64](p.local[0])
 	local[0] = loss
 	copy(local[1:], metrics)
@@ -237,10 +237,10 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 	err := t.transact(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		for k, pack := range t.packs {
 			for i, parameter := range pack.parameters {
-				copy(t.parts[r.ID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
+				copy(t.parts[r.LocalID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
 			}
 		}
-		return t.apply(ctx, r.ID())
+		return t.apply(ctx, r.LocalID())
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

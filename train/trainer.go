@@ -72,7 +72,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 			t.flatNames, t.flatPacks = append(t.flatNames, name), append(t.flatPacks, k)
 		}
 	}
-	for replica := range n {
+	for replica := range s.EngineDevices() {
 		t.parts = append(t.parts, t.newPart(replica))
 	}
 	return t, nil

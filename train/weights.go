@@ -54,7 +54,7 @@ func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, e
 		}
 		values[replica] = value
 	}
-	if len(values) == 1 {
+	if t.strategy.NumReplicasInSync() == 1 {
 		return values[0].(*tensor.Tensor), nil
 	}
 	mean, err := t.strategy.Reduce(ctx, distribute.Mean, distribute.NewPerReplica(values...), distribute.ReduceOptions{})
