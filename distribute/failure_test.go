@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"regexp"
 	"runtime"
 	"strings"
@@ -20,7 +21,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerEnv); text != "" {
+		workerMain(text)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // step is what one replica does in a failing Run.
 type step func(ctx context.Context, r *distribute.Replica) error

@@ -11,7 +11,9 @@ import (
 func TestWireValues(t *testing.T) {
 	for _, v := range []Value{
 		nil, tensor.Scalar(float32(1.5)), tensor.New(tensor.Int8, 0, 3), tensor.Strings([]string{"a", ""}, 2, 1), tensor.From([]bool{true, false}),
-		[]any{tensor.From([]int64{1, 2}), nil}, tensor.Tuple{tensor.Scalar(uint8(7))}, map[string]any{"x": tensor.Scalar(1.0), "a": []any{}},
+		[]any{tensor.From([]int64{1, 2}), nil},
+		tensor.Tuple{tensor.Scalar(uint8(7))},
+		map[string]any{"x": tensor.Scalar(1.0), "a": []any{}},
 		&tensor.IndexedSlices{Values: tensor.From([]float64{1, 2}, 2, 1), Indices: tensor.From([]int32{3, 0})},
 		&tensor.IndexedSlices{Values: tensor.New(tensor.BFloat16, 0, 2), Indices: tensor.New(tensor.Int64, 0), DenseShape: tensor.From([]int64{4, 2})},
 	} {
@@ -33,7 +35,8 @@ func TestWireValues(t *testing.T) {
 // Whatever comes is a value, which can be sent on, or an error.
 func FuzzWireValue(f *testing.F) {
 	for _, v := range []Value{
-		tensor.Scalar(float32(1)), tensor.Strings([]string{"a"}, 1), map[string]any{"k": tensor.Tuple{tensor.New(tensor.Int64, 2)}},
+		tensor.Scalar(float32(1)), tensor.Strings([]string{"a"}, 1),
+		map[string]any{"k": tensor.Tuple{tensor.New(tensor.Int64, 2)}},
 		&tensor.IndexedSlices{Values: tensor.New(tensor.Float32, 1, 2), Indices: tensor.From([]int64{1})},
 	} {
 		text, err := encodeValue(v)

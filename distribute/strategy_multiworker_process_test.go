@@ -1,0 +1,178 @@
+package distribute_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// A test with real processes runs this test binary again, as a worker: "1 of 1,3 by tcp".
+const workerEnv = "LOCKSTEP_DISTRIBUTE_TEST_WORKER"
+
+type twoWays struct {
+	io.Reader
+	io.Writer
+}
+
+// workerMain is a worker's life: it runs jobProgram and prints what came of it.
+func workerMain(text string) {
+	result, err := workerJob(text)
+	if err != nil {
+		result = "error: " + err.Error()
+	}
+	fmt.Println(strconv.Quote(result))
+}
+
+func workerJob(text string) (string, error) {
+	var worker int
+	var layout, by string
+	if _, err := fmt.Sscanf(text, "%d of %s by %s", &worker, &layout, &by); err != nil {
+		return "", err
+	}
+	var ranks []int
+	var tasks []string
+	size := 0
+	for w, text := range strings.Split(layout, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return "", err
+		}
+		for range n {
+			if w == worker {
+				ranks = append(ranks, size)
+			}
+			size++
+		}
+		tasks = append(tasks, fmt.Sprintf("host%d:1", w))
+	}
+	ends, err := mixed.Open(context.Background(), mixed.Config{
+		Ranks: ranks, Size: size, Exchange: mixed.Through(twoWays{os.Stdin, os.Stdout}), NoSharedMemory: by == "tcp",
+		TCP: tcp.Config{Logger: slog.New(slog.DiscardHandler)},
+	})
+	if err != nil {
+		return "", err
+	}
+	group, err := collective.Open(ends, collective.Config{Timeout: workerTimeout})
+	if err != nil {
+		return "", err
+	}
+	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+		Resolver: &cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": tasks}), This: &cluster.Task{Type: "worker", Index: worker}},
+		Group:    group, LogicalCPUs: len(ranks), Devices: shortNames(len(ranks)), Options: distribute.Options{Timeout: workerTimeout},
+	})
+	if err != nil {
+		return "", errors.Join(err, group.Close())
+	}
+	result, err := jobProgram(context.Background(), s)
+	if err == nil {
+		fmt.Println(strconv.Quote(result))
+		io.Copy(io.Discard, os.Stdin) // until all workers are done
+	}
+	return "closed", errors.Join(err, s.Close())
+}
+
+func shortNames(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("CPU:%d", i)
+	}
+	return names
+}
+
+// Two processes, which share memory or not, get the bits of one process of as many replicas.
+func TestWorkerProcesses(t *testing.T) {
+	want, err := jobProgram(t.Context(), mirrored(t, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, by := range []string{"shm", "tcp"} {
+		for _, layout := range []string{"2,2", "1,3"} {
+			t.Run(by+" "+layout, func(t *testing.T) {
+				if by == "shm" && shm.HostID() == "" {
+					t.Skip("processes cannot share memory on this system")
+				}
+				for w, got := range startWorkers(t, layout, by) {
+					if got != want {
+						t.Errorf("worker %d: got\n%s\nwant\n%s", w, got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// startWorkers runs a process for each worker and returns what they print.
+func startWorkers(t *testing.T, layout, by string) (results []string) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var talks []io.ReadWriter
+	var ends []func() error
+	for w := range strings.Split(layout, ",") {
+		cmd := exec.Command(exe)
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d of %s by %s", workerEnv, w, layout, by))
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill() // it may be gone
+			_ = cmd.Wait()
+		})
+		talks = append(talks, twoWays{out, in})
+		ends = append(ends, in.Close)
+	}
+	if err := mixed.Collect(talks); err != nil {
+		t.Fatal(err)
+	}
+	lines := make([]*bufio.Reader, len(talks))
+	for w, talk := range talks {
+		lines[w] = bufio.NewReader(talk)
+		results = append(results, nextLine(t, lines[w]))
+	}
+	for w, end := range ends {
+		if err := end(); err != nil {
+			t.Error(err)
+		}
+		if last := nextLine(t, lines[w]); last != "closed" {
+			t.Errorf("worker %d ends with %s", w, last)
+		}
+	}
+	return results
+}
+
+func nextLine(t *testing.T, from *bufio.Reader) string {
+	line, err := from.ReadString('\n')
+	if err != nil {
+		t.Fatalf("a worker said %q and ended: %v", line, err)
+	}
+	text, err := strconv.Unquote(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatalf("a worker said %q: %v", line, err)
+	}
+	return text
+}
