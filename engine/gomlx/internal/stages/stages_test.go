@@ -98,6 +98,17 @@ var programs = map[string]struct {
 			graph.NewClosure(g, func(*graph.Graph) []*graph.Node { return []*graph.Node{graph.Sub(early, w)} }))
 		return []*graph.Node{branches[0], loop[1]}
 	}},
+	"sorting": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
+		total := s.of(graph.ReduceAllSum(w))
+		return []*graph.Node{graph.Sort(graph.Mul(x, total), 1, true), graph.Sort(x, 0, false)}
+	}},
+	"fused operations": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
+		g := x.Graph()
+		weights := graph.ConvertDType(graph.Const(g, [][]int32{{1, -2}, {3, 4}, {-5, 6}, {7, 0}}), dtypes.Int8)
+		scale := graph.Reshape(graph.Abs(w), 4, 1) // a value inside of a configuration, which crosses to the next stage
+		y := s.of(x)
+		return []*graph.Node{graph.BackendFusedQuantizedDense(y, weights, nil, &graph.Quantization{Scheme: compute.QuantLinear, Scale: scale, BlockAxis: 1, BlockSize: 2}, compute.ActivationNone), scale}
+	}},
 	"functions with a name": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
 		f := graph.NewFunction(x.Graph(), "double and square", func(g *graph.Graph) []*graph.Node {
 			v := graph.Parameter(g, "v", w.Shape())
