@@ -102,6 +102,9 @@ func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool)
 	if err == nil {
 		return nil
 	}
+	if x.wait.firm && m.site.whole {
+		m.team.breakOff()
+	}
 	err = x.fail(err)
 	x.quit(call)
 	return err
@@ -110,10 +113,10 @@ func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool)
 // quit leaves a failed call: when it returns, no local rank touches this one's memory any more.
 func (x *executor) quit(call *Call) {
 	m := x.m
+	m.team.depart(m)
 	if m.site.whole {
 		return
 	}
-	m.team.depart(m)
 	src, dst := call.sides(m.rank)
 	m.end.Retire(src)
 	m.end.Retire(dst)
@@ -228,11 +231,9 @@ func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 // begin enters a call that may touch memory of other ranks, or fails if a peer is known to be gone.
 func (x *executor) begin() error {
 	m := x.m
-	if !m.site.whole {
-		m.inside.Store(true)
-		if m.team.fate.Load() != sound { // looked at after that mark was set: see team.depart
-			return errFailed
-		}
+	m.inside.Store(true)
+	if m.team.fate.Load() != sound { // looked at after that mark was set: see team.depart
+		return errFailed
 	}
 	return x.down()
 }
@@ -269,9 +270,6 @@ func (d *departure) Error() string { return d.down.Error() }
 // end leaves a call that ended well.
 func (x *executor) end() {
 	m := x.m
-	if m.site.whole {
-		return
-	}
 	m.inside.Store(false)
 	if m.team.fate.Load() != sound {
 		m.team.departed()

@@ -28,6 +28,9 @@ type team struct {
 	err  error         // the cause, set before done is closed
 	torn atomic.Bool   // a rank left out part of a call that all had entered
 
+	broken   chan struct{} // closed when a rank has left a call that all had entered: no frame of it could be taken
+	breaking sync.Once
+
 	leaving atomic.Int32 // ranks that try to withdraw from a call, or have done so and will fail the team
 
 	mates atomic.Pointer[[]*member] // members, for those that must not wait
@@ -63,7 +66,7 @@ const (
 )
 
 func newTeam(cfg Config, id uint64, size, local int) *team {
-	t := &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), splits: map[uint64]*team{}}
+	t := &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), broken: make(chan struct{}), splits: map[uint64]*team{}}
 	t.prefer, _ = parsePreference(cfg.Algorithm) // which was checked
 	t.left.L = &t.mu
 	t.pairs, _ = t.monitor.(PairMonitor)
@@ -116,6 +119,9 @@ func (t *team) settle(err error) {
 		s.abort(err) // a rank that failed in Split never comes to it
 	}
 }
+
+// breakOff ends the waits of local ranks that nothing else ends, because a rank that they need leaves its call.
+func (t *team) breakOff() { t.breaking.Do(func() { close(t.broken) }) }
 
 // spread tells the peers of a local rank why its team has failed, and keeps calls of its domain from starting.
 func (m *member) spread(err error) {

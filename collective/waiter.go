@@ -70,7 +70,8 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		return nil
 	default:
 	}
-	var done, failed <-chan struct{}
+	var done <-chan struct{}
+	failed := (<-chan struct{})(w.m.team.broken)
 	var down <-chan transport.PeerDown
 	if !w.firm {
 		done, failed, down = w.ctx.Done(), w.m.team.done, w.m.end.Down()
