@@ -533,7 +533,9 @@ func TestAbortAfterTheStart(t *testing.T) {
 // garbled is an endpoint that cannot take a frame.
 type garbled struct{ transport.Marker }
 
-func (garbled) Exchange(context.Context, int, transport.Frame, int, []byte) error { return transport.ErrCorrupt }
+func (garbled) Exchange(context.Context, int, transport.Frame, int, []byte) error {
+	return transport.ErrCorrupt
+}
 
 // TestFrameLostAfterTheStart: where a frame of a call that all have entered cannot be taken, the others that need it do not wait
 // for ever.
