@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -264,4 +266,62 @@ func propertiesOnWorker(s *distribute.Strategy) (any, error) {
 		"should_save_summary": p.ShouldSaveSummary, "experimental_should_init": p.ShouldInit, "in_multi_worker_mode": p.InMultiWorkerMode,
 		"task_type": task.Type, "task_id": task.Index,
 	}, err
+}
+
+// goldenWorkerLimits lists the limits of TensorFlow's kernels that cases of several workers come to, as goldenLimits does.
+var goldenWorkerLimits = []goldenException{
+	{
+		"workers-dtypes", "TensorFlow's collective kernels lack some dtypes, and its gather axes that are counted from the end",
+		func(c *goldenCase, _ string) bool {
+			list, _ := c.Expect["per_worker"].([]any)
+			if c.Op != "multi_worker" || len(list) == 0 {
+				return false
+			}
+			for _, of := range list {
+				message, _ := of.(map[string]any)["error_message"].(string)
+				if !slices.ContainsFunc(kernelLimits, func(limit string) bool { return strings.Contains(message, limit) }) {
+					return false
+				}
+			}
+			return true
+		},
+		checkWorkersPlainly,
+	},
+}
+
+// kernelLimits are in the messages of TensorFlow's kernels that cannot do what ours can.
+var kernelLimits = []string{"Value for attr 'T' of ", "Value passed to parameter 'input' has DataType ", "Requires start <= limit"}
+
+// checkWorkersPlainly holds what every worker got against a plain sum, or against the workers' tensors one behind the other.
+func checkWorkersPlainly(g *goldenRun, answer map[string]any, err error) error {
+	inputs, e := decodeList(g.c.Inputs["per_worker"], nil, false)
+	if err = errors.Join(err, e); err != nil {
+		return err
+	}
+	for w, a := range answer["per_worker"].([]any) {
+		got := a.(stepAnswer)
+		if got.err != nil {
+			return fmt.Errorf("worker %d: %w", w, got.err)
+		}
+		switch action := g.c.Options["action"]; {
+		case action == "gather" || action == "all_gather":
+			want, err := distribute.GatherWith(g.Context(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(inputs...), distribute.At("CPU:0"), intOf(g.c.Options, "axis", 0))
+			if t, ok := got.result.(*tensor.Tensor); err != nil || !ok || !t.Equal(want.(*tensor.Tensor)) {
+				return fmt.Errorf("worker %d: got %v, want %v, %w", w, got.result, want, err)
+			}
+		case action == "all_reduce" || action == "reduce_host" || action == "reduce" && g.c.Options["axis"] == nil:
+			op, err := g.reduceOp()
+			if err != nil {
+				return err
+			}
+			if _, err := tensor.Zip(func(path string, leaves []any) (any, error) {
+				return nil, plainSum(fmt.Sprintf("worker %d%s", w, path), op, leaves[0], leaves[1:])
+			}, nil, append([]any{got.result}, inputs...)...); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("no plain answer of %v is known: got %v", action, got.result)
+		}
+	}
+	return nil
 }

@@ -430,7 +430,7 @@ func testGoldenCase(t *testing.T, c *goldenCase) exceptionKind {
 	for _, list := range []struct {
 		kind exceptionKind
 		of   []goldenException
-	}{{limit, goldenLimits}, {limit, goldenGatherLimits}, {limit, goldenInputLimits}, {limit, goldenClusterLimits}, {defect, goldenDefects}} {
+	}{{limit, goldenLimits}, {limit, goldenGatherLimits}, {limit, goldenWorkerLimits}, {limit, goldenInputLimits}, {limit, goldenClusterLimits}, {defect, goldenDefects}} {
 		for _, e := range list.of {
 			if e.applies(c, message) {
 				if err := e.check(g, answer, err); err != nil {
