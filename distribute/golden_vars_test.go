@@ -88,6 +88,7 @@ func (p *program) step(st map[string]any) (any, error) {
 			return nil, err
 		}
 		return p.read(v, cross, inCross, func(t *tensor.Tensor) (distribute.Value, error) {
+			x := x // each replica's own
 			if host, ok := hostNumber(x); ok {
 				number := tensor.New(t.DType())
 				setNumber(number, 0, host)

@@ -6,6 +6,7 @@ import (
 	"encoding/gob"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -282,7 +283,7 @@ func (w *wireValue) value(depth int) (Value, error) {
 func (w *wireValue) tensor() (Value, error) {
 	n := 1
 	for _, d := range w.Shape {
-		if d < 0 || d > 0 && n > 1<<40/d || len(w.Shape) > wireDimsMax {
+		if d < 0 || d > 0 && n > math.MaxInt/16/d || len(w.Shape) > wireDimsMax {
 			return nil, fmt.Errorf("a tensor of shape %v", w.Shape)
 		}
 		n *= d
