@@ -220,7 +220,7 @@ func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 		err = x.together(w, p, o.Algorithm)
 	default:
 		w.assign(&p.open, m.team.local > 1)
-		err = x.finish(w, p.open.steps)
+		err = x.finish(w, &p.open, 0)
 	}
 	if err == nil {
 		x.end()
@@ -313,12 +313,17 @@ func (x *executor) together(w *work, p *planned, named string) error {
 	case shared && script.tame:
 		w.assign(script, true)
 	}
-	return x.finish(w, script.steps[done:])
+	return x.finish(w, script, done)
 }
 
 // finish carries out what is left of a plan and brings the result home.
-func (x *executor) finish(w *work, steps []plan.Step) error {
-	if err := w.steps(steps); err != nil {
+func (x *executor) finish(w *work, s *script, done int) error {
+	alone := len(s.steps) - s.alone
+	if err := w.steps(s.steps[done:alone]); err != nil {
+		return err
+	}
+	w.alone = true
+	if err := w.steps(s.steps[alone:]); err != nil {
 		return err
 	}
 	if x.m.site.whole && x.m.team.torn.Load() {

@@ -521,7 +521,7 @@ func TestAbortAfterTheStart(t *testing.T) {
 			errs := each(g, func(c collective.Communicator) error {
 				src, dst := make([]float32, 1000), make([]float32, 1000)
 				call := sum(src, dst)
-				call.Op = op
+				call.Op, call.Options = op, &collective.Options{Algorithm: "direct"}
 				return c.Do(background, call)
 			})
 			same(t, errs, cause)
@@ -553,6 +553,39 @@ func TestFrameLostAfterTheStart(t *testing.T) {
 			return c.Do(background, sum(x, x))
 		}), transport.ErrCorrupt)
 	})
+}
+
+// TestAbortAfterTheLastMark: a call that needs no more marks once all have entered it ends well on all ranks, the one that
+// aborts included; the next one fails.
+func TestAbortAfterTheLastMark(t *testing.T) {
+	for range 20 {
+		ends := mem.New(3)
+		var g collective.Group
+		cause := errors.New("enough")
+		ends[2] = seam{ends[2].(transport.Marker), func() { g.Local()[2].Abort(cause) }}
+		g, err := collective.Open(ends, collective.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		errs := each(g, func(c collective.Communicator) error {
+			src, dst := []float32{1, 2}, make([]float32, 2)
+			call := sum(src, dst)
+			call.Options = &collective.Options{Algorithm: "eager"}
+			if err := c.Do(background, call); err != nil {
+				return fmt.Errorf("the call that had begun: %w", err)
+			}
+			if dst[0] != 3 || dst[1] != 6 {
+				return fmt.Errorf("got %v, want the sums 3 and 6", dst)
+			}
+			return c.Do(background, sum(src, dst))
+		})
+		for rank, err := range errs {
+			if !errors.Is(err, cause) || strings.Contains(err.Error(), "had begun") {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		}
+		shut(t, g)
+	}
 }
 
 // TestCancelAfterTheStart: the end of a context does not stop a call that all have entered.

@@ -36,6 +36,8 @@ type script struct {
 	steps []plan.Step
 	// early is how many steps stand before the first Await: they need to know nothing of the peers.
 	early int
+	// alone is how many steps stand after the last Await: no rank learns any more whether another carried them out.
+	alone int
 	// reaches says that a rank of the domain touches the Src or Dst of another.
 	reaches bool
 	// joint says that ranks of the domain which share one Dst may run it as it is: whatever is written to a Dst is final, comes
@@ -159,6 +161,11 @@ func (x *executor) hide(p *planned, named string) (*script, error) {
 func (x *executor) script(row plan.Algorithm, p Problem) script {
 	s := script{steps: slices.Collect(row.Steps(p, x.m.rank)), joint: true}
 	s.early = max(0, slices.IndexFunc(s.steps, func(step plan.Step) bool { return step.Kind == plan.Await }))
+	for i := range s.steps {
+		if s.steps[i].Kind == plan.Await {
+			s.alone = len(s.steps) - 1 - i
+		}
+	}
 	s.tame = !slices.ContainsFunc(s.steps[:s.early], func(step plan.Step) bool {
 		return step.Kind != plan.Signal && step.Out.Buffer != plan.Stage
 	})

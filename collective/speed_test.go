@@ -104,6 +104,9 @@ func BenchmarkAllReduce(b *testing.B) {
 
 // TestNoAllocationEverywhere: nor does it over any transport, for any operation.
 func TestNoAllocationEverywhere(t *testing.T) {
+	if testing.Short() {
+		t.Skip("counts what all goroutines allocate, many times: part of the run without -short")
+	}
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
 			const n, runs, attempts = 4, 8, 3

@@ -23,6 +23,7 @@ type work struct {
 
 	src, dst tensor.Memory // that have a part in the call
 	half     int           // of the stages
+	alone    bool          // past the plan's last Await: what is left is done whatever happens, as the other ranks may be done
 	offset   int           // of the plan's marks in the call's
 	joint    bool          // ranks may have one Dst: the lowest of them writes what is its own
 	shadowed bool          // other local ranks have the same Dst: the result lies in memory of its own until the end
@@ -197,7 +198,7 @@ func (w *work) anothers(b plan.Buffer) bool {
 
 // stop looks whether the communicator has failed. What is left of a call in which all ranks are of one process and team is
 // left out then (skip), up to its last mark; a call of several processes ends with an error. If all are in one process, but
-// not of one team, it goes on: the others would not learn of it.
+// not of one team, or past the last mark, it goes on: the others would not learn of it.
 func (w *work) stop() (skip bool, err error) {
 	t := w.x.m.team
 	switch {
@@ -205,7 +206,7 @@ func (w *work) stop() (skip bool, err error) {
 		return false, nil
 	case !w.x.m.site.whole:
 		return true, errFailed
-	case t.local < t.size:
+	case t.local < t.size || w.alone:
 		return false, nil
 	}
 	t.torn.Store(true)
