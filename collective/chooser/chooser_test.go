@@ -88,13 +88,15 @@ func TestMeasured(t *testing.T) {
 		instead  string // what is predicted to be better, or nearly as good
 		measured string // how many times as long that took
 	}{
-		{2, 16 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "2"},
-		{4, 4 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "1.3"},
+		{2, 1 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "1.4"},
+		{2, 16 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "direct", "eager", "3.3"},
+		{4, 4 << 10, Where{Memory: "mem", ElementBytes: 4}, false, "eager", "direct", "1.4"},
 		{2, 1 << 20, Where{Memory: "mem", ElementBytes: 4}, false, "direct", "eager", "does not fit"},
-		{2, 128 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "eager", "direct", "1.7"},
-		{2, 512 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "direct", "eager", "0.9 to 1.1"},
-		{2, 512 << 10, Where{Memory: "shm", ElementBytes: 4}, true, "eager", "staged", "1.7"},
-		{2, 8 << 20, Where{Memory: "shm", ElementBytes: 4}, true, "staged", "eager", "does not fit"},
+		{2, 4, Where{Memory: "shm", ElementBytes: 4}, false, "eager", "direct", "1.0"},
+		{2, 16 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "direct", "eager", "3.4"},
+		{2, 512 << 10, Where{Memory: "shm", ElementBytes: 4}, false, "direct", "eager", "5"},
+		{2, 64 << 10, Where{Memory: "shm", ElementBytes: 4}, true, "eager", "staged", "1.5"},
+		{2, 1 << 20, Where{Memory: "shm", ElementBytes: 4}, true, "staged", "eager", "1.5"},
 		{2, 512 << 10, Where{Frames: "tcp", ElementBytes: 4}, false, "recursive_doubling", "direct_frames", "1.1"},
 		{2, 4 << 20, Where{Frames: "tcp", ElementBytes: 4}, false, "direct_frames", "recursive_doubling", "1.2"},
 	} {
