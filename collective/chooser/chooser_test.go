@@ -155,7 +155,8 @@ func TestCorrections(t *testing.T) {
 	if got := x.factor("direct", plan.Broadcast, "mem", 1); got != 1 {
 		t.Errorf("an operation without corrections: factor %v, want 1", got)
 	}
-	// A correction changes the choice.
+	// A correction changes the choice where no rule does.
+	x.Rules = nil
 	p, w := plan.Problem{Op: plan.AllReduce, Size: 2, Count: 1 << 20}, Where{Memory: "mem", ElementBytes: 4}
 	first, _ := x.Choose(p, w)
 	x.Corrections = []Correction{{Algorithm: first.Name, Operation: "all_reduce", Over: "mem", Bytes: 1 << 22, Factor: 1e6}}
