@@ -226,7 +226,11 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 		e.parked.Store(true)
 		done, err := e.exhaust(x)
 		if !done && err == nil {
-			err = e.hopeless(x)
+			if err = e.hopeless(x); err != nil && e.written(x) {
+				if done, _ = e.exhaust(x); done {
+					err = nil
+				}
+			}
 		}
 		if !done && err == nil {
 			err = e.unexpected(x.from)
@@ -242,6 +246,19 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 		}
 		return err
 	}
+}
+
+// written waits a moment for the goroutine that writes x's frame to a peer that is gone, if there is one: the peer may have
+// taken the frame, and closed its end, before that goroutine has come to say so. It reports whether there is a frame on its
+// way.
+func (e *endpoint) written(x *post) bool {
+	if x.to < 0 || x.stream == nil {
+		return false
+	}
+	for since := time.Now(); x.stream.w.busy() && time.Since(since) < brokenGrace; {
+		time.Sleep(20 * time.Microsecond)
+	}
+	return true
 }
 
 // exhaust tries until nothing moves any more: a wire may hold what no watcher of its socket sees.
@@ -308,14 +325,14 @@ func (e *endpoint) hopeless(x *post) error {
 }
 
 // verdict returns a PeerDown if a peer is of no use any more. What one that has closed its end has sent before can still be
-// received, until its connections end.
+// received, and it may have taken what was sent to it, until its connections end.
 func (e *endpoint) verdict(rank int, receiving bool) error {
 	p := &e.peers[rank]
 	f := p.fate.Load()
 	switch {
 	case f.gone == nil:
 		return nil
-	case receiving && f.gone == transport.ErrClosed && !f.broken && (p.up.Load() || e.dialing(rank)):
+	case f.gone == transport.ErrClosed && !f.broken && (p.up.Load() || receiving && e.dialing(rank)):
 		return nil
 	}
 	return &transport.PeerDown{Rank: rank, Err: f.gone}

@@ -131,6 +131,12 @@ func (p *pump) flush() error {
 	return nil
 }
 
+func (p *pump) busy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.n+p.writing > 0 && p.outErr == nil && !p.closed
+}
+
 func (p *pump) awaitRead() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

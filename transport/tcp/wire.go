@@ -14,6 +14,8 @@ type wire interface {
 	write(a, b []byte) (int, error)
 	// flush moves on what write took but the kernel has not; errAgain: there is more.
 	flush() error
+	// busy reports whether a goroutine is writing what write took.
+	busy() bool
 	// awaitRead blocks until read may have something, or the wire is closed.
 	awaitRead()
 	// awaitWrite calls more, and again whenever the wire may take more, until it returns true or the wire is closed.
@@ -148,6 +150,7 @@ func (w *tlsWire) flush() error {
 	return w.base.flush()
 }
 
+func (w *tlsWire) busy() bool                  { return w.base.busy() }
 func (w *tlsWire) awaitRead()                  { w.base.awaitRead() }
 func (w *tlsWire) awaitWrite(more func() bool) { w.base.awaitWrite(more) }
 func (w *tlsWire) close()                      { w.base.close() }

@@ -122,6 +122,8 @@ func (s *socket) writeCall(fd uintptr) {
 
 func (s *socket) flush() error { return nil }
 
+func (s *socket) busy() bool { return false }
+
 func (s *socket) awaitRead() { s.raw.Read(s.readable) }
 
 func (s *socket) awaitWrite(more func() bool) {
