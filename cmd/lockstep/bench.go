@@ -44,7 +44,7 @@ machine.`,
 	f.BoolVar(&calibrate, "calibrate", false, "measure this machine and write a table by which algorithms are chosen")
 	f.StringVar(&out, "out", "lockstep-table.json", "with --calibrate, the `file` to write")
 	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"}, "with --calibrate, the transports to measure")
-	for _, name := range sortedKeys(bench.Ops) {
+	for _, name := range sorted(bench.Ops) {
 		cmd.AddCommand(newBenchCollective(name))
 	}
 	cmd.AddCommand(newBenchTrain(), newBenchWorker())

@@ -106,7 +106,7 @@ run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
 
 func transportHelp() string {
 	var parts []string
-	for _, name := range sortedKeys(bench.Transports) {
+	for _, name := range sorted(bench.Transports) {
 		parts = append(parts, name+", "+bench.Transports[name].About)
 	}
 	return strings.Join(parts, "; ")
@@ -118,7 +118,7 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 	t, ok := bench.Transports[o.Transport]
 	switch {
 	case !ok:
-		return usagef("--transport %s: there is no such transport: want one of %s", o.Transport, strings.Join(sortedKeys(bench.Transports), ", "))
+		return usagef("--transport %s: there is no such transport: want one of %s", o.Transport, strings.Join(sorted(bench.Transports), ", "))
 	case o.Ranks < 1 || o.Ranks > replicasMax:
 		return usagef("--ranks %d: want 1 to %d", o.Ranks, replicasMax)
 	case cmd.Flags().Changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):

@@ -92,7 +92,7 @@ another; outside, a frame between hosts and a card's bandwidth each way.`,
 	f := cmd.Flags()
 	f.IntVar(&s.cluster.Ranks, "ranks", 64, "number of ranks")
 	f.IntVar(&s.cluster.Hosts, "hosts", 8, "number of hosts, over which the ranks are spread in order")
-	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(sortedKeys(simulateOps), ", "))
+	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(sorted(simulateOps), ", "))
 	f.StringVar(&s.algorithm, "algorithm", "auto", "auto: the chooser's; all: each that fits; or one of "+strings.Join(chooser.Names(), ", "))
 	f.Var(&s.bytes, "bytes", "size of the whole vector")
 	f.IntVar(&s.element, "element-bytes", 4, "size of an element: 1, 2, 4 or 8")
@@ -121,7 +121,7 @@ func (s *simulation) check() (plan.Problem, error) {
 	var none plan.Problem
 	switch {
 	case !ok:
-		return none, usagef("--op %s: want one of %s", s.op, strings.Join(sortedKeys(simulateOps), ", "))
+		return none, usagef("--op %s: want one of %s", s.op, strings.Join(sorted(simulateOps), ", "))
 	case c.Ranks < 1 || c.Ranks > simulateRanksMax:
 		return none, usagef("--ranks %d: want 1 to %d", c.Ranks, simulateRanksMax)
 	case c.Hosts < 1 || c.Hosts > c.Ranks:
@@ -303,13 +303,4 @@ func round(d time.Duration) time.Duration {
 		unit *= 10
 	}
 	return d.Round(unit)
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

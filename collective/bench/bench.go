@@ -99,11 +99,7 @@ func Run(ctx context.Context, w io.Writer, opts Options) error {
 	if err != nil {
 		return err
 	}
-	p := newPrinter(w, opts)
-	if err := measureAll(ctx, opts, p.print); err != nil {
-		return err
-	}
-	return p.close()
+	return measureAll(ctx, opts, newPrinter(w, opts).print)
 }
 
 // Measure is Run without printing: it returns the results.

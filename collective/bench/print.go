@@ -72,8 +72,6 @@ func (p *printer) head() error {
 	return err
 }
 
-func (p *printer) close() error { return nil }
-
 func plural(one, many string, n int) string {
 	if n == 1 {
 		return one
