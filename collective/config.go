@@ -29,7 +29,8 @@ type Config struct {
 	// that it can carry out, or "operation:row,operation:row", as in "all_reduce:direct". Default: the environment variable
 	// LOCKSTEP_ALGORITHM, in the same form, then the chooser decides.
 	Algorithm string
-	// Chooser is the table by which algorithms are chosen. Default [chooser.Default].
+	// Chooser is the table by which algorithms are chosen. Default: the one that the environment variable
+	// LOCKSTEP_TABLE names, else [chooser.Default].
 	Chooser *chooser.Table
 	// Monitor watches the calls. Default none.
 	Monitor Monitor
@@ -61,6 +62,13 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if path := os.Getenv("LOCKSTEP_TABLE"); c.Chooser == nil && path != "" {
+		table, err := chooser.Load(path)
+		if err != nil {
+			return c, fmt.Errorf("collective: configuration of %q: LOCKSTEP_TABLE: %w", c.Name, err)
+		}
+		c.Chooser = table
 	}
 	if c.Chooser == nil {
 		c.Chooser = chooser.Default()
