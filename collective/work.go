@@ -196,8 +196,8 @@ func (w *work) anothers(b plan.Buffer) bool {
 	return false
 }
 
-// stop looks whether the communicator has failed. What is left of a call in which all ranks are of one process and team is
-// left out then (skip), up to its last mark; a call of several processes ends with an error. If all are in one process, but
+// stop looks whether the communicator has failed. A call that this rank has not entered yet ends with an error then. What is
+// left of a call in which all ranks are of one process and team is left out (skip), up to its last mark; a call of several processes ends with an error. If all are in one process, but
 // not of one team, or past the last mark, it goes on: the others would not learn of it.
 func (w *work) stop() (skip bool, err error) {
 	t := w.x.m.team
@@ -208,6 +208,8 @@ func (w *work) stop() (skip bool, err error) {
 		return true, errFailed
 	case t.local < t.size || w.alone:
 		return false, nil
+	case !w.x.wait.firm:
+		return true, errFailed // and nothing is torn: the others may still be in the call before
 	}
 	t.torn.Store(true)
 	return true, nil
