@@ -46,6 +46,14 @@ type Communicator interface {
 	Close() error
 }
 
+// Observable is a Communicator that says how far it has come, to any goroutine at any time. Those of [Open] are.
+type Observable interface {
+	Communicator
+	// Progress returns how many calls this rank has begun and how many of these are over and, if one is under way, the latest
+	// that it carries out, as errors write it.
+	Progress() (begun, over uint64, call string)
+}
+
 // Handle is a started call.
 type Handle interface {
 	// Wait returns when the call is over, with its error. It must be called, once; the library may use the handle again

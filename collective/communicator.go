@@ -50,7 +50,7 @@ type member struct {
 	all      handle        // for DoAll
 }
 
-var _ Communicator = (*member)(nil)
+var _ Observable = (*member)(nil)
 
 func newMember(t *team, end transport.Endpoint) *member {
 	m := &member{
@@ -74,6 +74,21 @@ func (m *member) Size() int { return m.team.size }
 func (m *member) Err() error { return m.team.cause() }
 
 func (m *member) Pending() int { return int(m.pending.Load()) }
+
+func (m *member) Progress() (begun, over uint64, call string) {
+	m.mu.Lock()
+	begun, over = m.next, m.turn
+	m.mu.Unlock()
+	if begun == over {
+		return begun, over, ""
+	}
+	m.textMu.Lock()
+	defer m.textMu.Unlock()
+	if t := m.current; t != nil {
+		call = describe(&t.header, &t.label)
+	}
+	return begun, over, call
+}
 
 func (m *member) Properties() Properties {
 	return Properties{

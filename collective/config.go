@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
-// Config sets up a communicator. The zero value works. All fields but Timeout, Stall, Monitor and Logger must be equal on
+// Config sets up a communicator. The zero value works. All fields but Timeout, Stall, Monitor, Describe and Logger must be equal on
 // all ranks; a call of ranks that choose other algorithms is a mismatch.
 type Config struct {
 	// Name of the communicator in errors and logs. Default "world".
@@ -34,6 +34,11 @@ type Config struct {
 	Chooser *chooser.Table
 	// Monitor watches the calls. Default none.
 	Monitor Monitor
+	// Describe says who the ranks are that a failure concerns, and what they were last seen doing: [Error.Who]. It is called by the
+	// first local rank that finds a failure, or is told of one, while all others here wait for it, so it must end in a few
+	// seconds whatever has happened. Its argument is the failure, in this communicator's ranks: those that it is about are
+	// Peers or, of one that another process has told of, Rank. Default none.
+	Describe func(*Error) string
 	// Logger gets the warnings. Default slog.Default().
 	Logger *slog.Logger
 }

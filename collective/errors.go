@@ -30,9 +30,10 @@ type Error struct {
 	Name  string // name of the call's tensor
 	Peers []int  // the other ranks concerned: those that are missing, lost or differ
 	Err   error  // what happened; may be nil
+	Who   string // who the ranks concerned are and what they were last seen doing ([Config.Describe]): lines, or nothing
 }
 
-// Error says it in one line.
+// Error says it in one line, and on lines of their own who the ranks concerned are, if that is known.
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "collective: communicator %q", e.Comm)
@@ -49,7 +50,41 @@ func (e *Error) Error() string {
 	if e.Err != nil {
 		fmt.Fprintf(&b, ": %v", e.Err)
 	}
+	if e.Who != "" {
+		b.WriteString("\n  " + strings.ReplaceAll(e.Who, "\n", "\n  "))
+	}
 	return b.String()
+}
+
+// tell has an error say who the ranks are that it is about, if they are not all this process's own.
+func (t *team) tell(err error) {
+	e := (*Error)(nil)
+	if t.cfg.Describe == nil || !errors.As(err, &e) {
+		return
+	}
+	who := t.cfg.Describe(e)
+	if e.Who != "" && who != "" {
+		who = e.Who + "\n" + who
+	}
+	if who != "" {
+		e.Who = who
+	}
+}
+
+// within returns the error in the words of the communicator whose ranks those of this one are.
+func (e *Error) within(ranks []int) *Error {
+	of := func(rank int) int {
+		if rank < 0 || rank >= len(ranks) {
+			return -1
+		}
+		return ranks[rank]
+	}
+	out := *e
+	out.Rank, out.Peers = of(e.Rank), make([]int, len(e.Peers))
+	for i, p := range e.Peers {
+		out.Peers[i] = of(p)
+	}
+	return &out
 }
 
 // Unwrap returns the kind, the cause, and for a deadline context.DeadlineExceeded.

@@ -84,6 +84,9 @@ func (t *team) split(id uint64, name string, ranks []int) (*team, error) {
 func (t *team) child(id uint64, name string, ranks []int) *team {
 	cfg := t.cfg
 	cfg.Name, cfg.Monitor = name, nil
+	if describe := t.cfg.Describe; describe != nil {
+		cfg.Describe = func(e *Error) string { return describe(e.within(ranks)) }
+	}
 	local := 0
 	for _, m := range t.members {
 		if slices.Contains(ranks, m.rank) {

@@ -88,6 +88,7 @@ func (t *team) fail(err error, explainer int) error {
 		<-t.done
 		return t.err
 	}
+	t.tell(err)
 	if t.monitor != nil && explainer >= 0 {
 		if explained := t.monitor.Explain(explainer, err); explained != nil {
 			err = explained

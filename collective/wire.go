@@ -7,13 +7,14 @@ import (
 )
 
 // What crosses between processes when something has failed: the reason of a failure ([transport.Endpoint.Fail]), and the
-// text behind a header ([transport.Asker]). Both begin with the version of this format, 1; numbers are little-endian
+// text behind a header ([transport.Asker]). Both begin with the version of this format, 2; numbers are little-endian
 // and of fixed length, texts and lists are preceded by their length in 16 bits. What a decoder does not know it rejects.
-const wireVersion = 1
+const wireVersion = 2
 
 // Bounds of what is sent: the rest of a longer text or list is cut off.
 const (
-	wireTextMax  = 2048
+	wireTextMax  = 1750
+	wireWhoMax   = 1500
 	wireNameMax  = 256
 	wirePeersMax = 64
 	wireShapeMax = 32
@@ -48,7 +49,8 @@ func encodeFailure(err error, m *member) []byte {
 	if e.Err != nil {
 		say = e.Err.Error()
 	}
-	return appendText(b, say, wireTextMax)
+	b = appendText(b, say, wireTextMax)
+	return appendText(b, e.Who, wireWhoMax)
 }
 
 // decodeFailure reads it. The error is of the rank that found the failure; ok is false for what is not understood.
@@ -65,6 +67,7 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 	if say := r.text(); say != "" {
 		e.Err = errors.New(say)
 	}
+	e.Who = r.text()
 	if r.bad || len(r.b) > 0 || version != wireVersion || kind < 1 || kind > len(wireKinds) || op > Recv || e.Rank < -1 {
 		return nil, false
 	}

@@ -22,7 +22,7 @@ func (e nestedError) Error() string { return string(e) }
 func (nestedError) Unwrap() []error { return []error{ErrNested, collective.ErrInvalid} }
 
 // StepError says why a step failed on all replicas. Its text is one sentence with the cause, then what each replica
-// was doing at that moment, one after the other. It matches, with errors.Is and errors.As, the kinds of failure of package
+// was doing at that moment, one after the other, then who the replicas of other workers are that the failure concerns. It matches, with errors.Is and errors.As, the kinds of failure of package
 // collective and the error behind it: what a replica returned or panicked with, or a *[collective.Error].
 type StepError struct {
 	// Reason is the first line of the text: the cause in one sentence.
@@ -120,6 +120,9 @@ func (e *StepError) Error() string {
 	for i := range e.Replicas {
 		b.WriteString("\n  ")
 		e.Replicas[i].write(&b)
+	}
+	if found := (*collective.Error)(nil); errors.As(e.Cause, &found) && found.Who != "" {
+		b.WriteString("\n  " + strings.ReplaceAll(found.Who, "\n", "\n  "))
 	}
 	return b.String()
 }

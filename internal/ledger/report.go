@@ -322,8 +322,12 @@ func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 		}
 		return fmt.Sprintf("%s: %s gave up in %s%s", firstLine(f.text), name(f.replica), w.call(f.replica).brief(), absent), kinds
 	case errors.Is(f.cause, collective.ErrTimeout):
+		absent := r.absent(f, replicas)
+		if absent == "" && slices.Contains(f.monitor.members, -1) {
+			break // it waited for a replica of another process, and the cause says for which
+		}
 		return fmt.Sprintf("deadline exceeded: %s waited%s in %s%s", name(f.replica), f.timeout(),
-				w.call(f.replica).brief(), r.absent(f, replicas)),
+				w.call(f.replica).brief(), absent),
 			[]error{collective.ErrTimeout, context.DeadlineExceeded}
 	}
 	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), f.text), nil

@@ -1,0 +1,126 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// separate opens the groups of n ranks that are processes to each other.
+func separate(t *testing.T, n int, cfg func(rank int) collective.Config) []collective.Group {
+	t.Helper()
+	groups := make([]collective.Group, n)
+	for r, ends := range openMixed(t, n, 1, 0) {
+		g, err := collective.Open(ends, cfg(r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { g.Close() })
+		groups[r] = g
+	}
+	return groups
+}
+
+// TestDescribe: the rank that finds a failure says who it is about, those that it tells get that and add who told them; the ranks of
+// a communicator that was split off are asked for by their numbers in the first.
+func TestDescribe(t *testing.T) {
+	for _, split := range []bool{false, true} {
+		t.Run(fmt.Sprintf("split %v", split), func(t *testing.T) {
+			var asked [3]atomic.Int32
+			groups := separate(t, 3, func(rank int) collective.Config {
+				return collective.Config{
+					Timeout: 200 * time.Millisecond, Stall: -1,
+					Describe: func(e *collective.Error) string {
+						asked[rank].Add(1)
+						if e.Rank == rank {
+							return fmt.Sprintf("rank %d asks who %v are", rank, e.Peers)
+						}
+						return fmt.Sprintf("rank %d was told by %d", rank, e.Rank)
+					},
+				}
+			})
+			comms := make([]collective.Communicator, 3)
+			for r, g := range groups {
+				comms[r] = g.Local()[0]
+			}
+			if split { // the last becomes the first
+				var wg sync.WaitGroup
+				for r, c := range comms {
+					wg.Go(func() {
+						part, err := c.Split(context.Background(), 0, -r)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						comms[r] = part
+						t.Cleanup(func() { part.Close() })
+					})
+				}
+				wg.Wait()
+				if t.Failed() {
+					t.FailNow()
+				}
+			}
+			// Rank 2 does not come.
+			errs := make([]error, 2)
+			var wg sync.WaitGroup
+			for r := range errs {
+				wg.Go(func() { errs[r] = comms[r].Do(context.Background(), barrier()) })
+			}
+			wg.Wait()
+			for r, err := range errs {
+				var e *collective.Error
+				if !errors.As(err, &e) || !strings.Contains(e.Who, "asks who [") || !strings.Contains(err.Error(), "\n  rank ") {
+					t.Errorf("rank %d: %v", r, err)
+					continue
+				}
+				if asked[r].Load() != 1 {
+					t.Errorf("rank %d was asked %d times", r, asked[r].Load())
+				}
+				found, _, _ := strings.Cut(e.Who, "\n")
+				if !strings.Contains(found, "2") {
+					t.Errorf("rank %d: %q does not ask for rank 2", r, found)
+				}
+			}
+		})
+	}
+}
+
+// TestProgress: anybody can see how far a rank has come, and in which call it is.
+func TestProgress(t *testing.T) {
+	groups := separate(t, 2, func(int) collective.Config { return collective.Config{Stall: -1} })
+	first, second := groups[0].Local()[0].(collective.Observable), groups[1].Local()[0]
+	if begun, over, call := first.Progress(); begun != 0 || over != 0 || call != "" {
+		t.Errorf("before the first call: %d, %d, %q", begun, over, call)
+	}
+	done := make(chan error)
+	go func() {
+		done <- first.Do(context.Background(), named(sum(make([]float32, 3), make([]float32, 3)), "w", 3))
+	}()
+	for {
+		begun, over, call := first.Progress()
+		if begun == 1 && over == 0 && strings.Contains(call, `all_reduce SUM float32 [3] of "w"`) {
+			break
+		}
+		if begun > 1 || over > 0 {
+			t.Fatalf("in the first call: %d, %d, %q", begun, over, call)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := second.Do(context.Background(), named(sum(make([]float32, 3), make([]float32, 3)), "w", 3)); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if begun, over, call := first.Progress(); begun != 1 || over != 1 || call != "" {
+		t.Errorf("after the first call: %d, %d, %q", begun, over, call)
+	}
+}
