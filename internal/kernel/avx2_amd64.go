@@ -624,6 +624,15 @@ func widenF16(dst *byte, src *byte, bytes int)
 //go:noescape
 func narrowF16(dst *byte, src *byte, bytes int)
 
+// stream copies so many bytes, a multiple of 32, past the caches to dst, which is aligned to 32.
+// Other processors see them in order only after a fence.
+//
+//go:noescape
+func stream(dst *byte, src *byte, bytes int)
+
+// fence has what was streamed seen before what is written later.
+func fence()
+
 // mulF32 sets dst[i] = src[i] * by for so many bytes, a multiple of 32.
 //
 //go:noescape

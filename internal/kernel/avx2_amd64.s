@@ -8145,6 +8145,48 @@ done:
 	VZEROUPPER
 	RET
 
+// func stream(dst *byte, src *byte, bytes int)
+// Requires: AVX
+TEXT ·stream(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+wide:
+	CMPQ     DX, $0x00000080
+	JLT      narrow
+	VMOVUPS  (CX)(BX*1), Y0
+	VMOVUPS  32(CX)(BX*1), Y1
+	VMOVUPS  64(CX)(BX*1), Y2
+	VMOVUPS  96(CX)(BX*1), Y3
+	VMOVNTPS Y0, (AX)(BX*1)
+	VMOVNTPS Y1, 32(AX)(BX*1)
+	VMOVNTPS Y2, 64(AX)(BX*1)
+	VMOVNTPS Y3, 96(AX)(BX*1)
+	ADDQ     $0x00000080, BX
+	SUBQ     $0x00000080, DX
+	JMP      wide
+
+narrow:
+	CMPQ     DX, $0x00000020
+	JLT      done
+	VMOVUPS  (CX)(BX*1), Y0
+	VMOVNTPS Y0, (AX)(BX*1)
+	ADDQ     $0x00000020, BX
+	SUBQ     $0x00000020, DX
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
+// func fence()
+// Requires: MMX+
+TEXT ·fence(SB), NOSPLIT, $0
+	SFENCE
+	RET
+
 // func mulF32(dst *byte, src *byte, bytes int, by float32)
 // Requires: AVX, AVX2, SSE
 TEXT ·mulF32(SB), NOSPLIT, $0-28

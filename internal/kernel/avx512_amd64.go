@@ -624,6 +624,12 @@ func widenF16AVX512(dst *byte, src *byte, bytes int)
 //go:noescape
 func narrowF16AVX512(dst *byte, src *byte, bytes int)
 
+// streamAVX512 copies so many bytes, a multiple of 64, past the caches to dst, which is aligned to 64.
+// Other processors see them in order only after a fence.
+//
+//go:noescape
+func streamAVX512(dst *byte, src *byte, bytes int)
+
 // mulF32AVX512 sets dst[i] = src[i] * by for so many bytes, a multiple of 64.
 //
 //go:noescape

@@ -7449,6 +7449,42 @@ done:
 	VZEROUPPER
 	RET
 
+// func streamAVX512(dst *byte, src *byte, bytes int)
+// Requires: AVX, AVX512F
+TEXT ·streamAVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ bytes+16(FP), DX
+	XORQ BX, BX
+
+wide:
+	CMPQ     DX, $0x00000100
+	JLT      narrow
+	VMOVUPS  (CX)(BX*1), Z0
+	VMOVUPS  64(CX)(BX*1), Z1
+	VMOVUPS  128(CX)(BX*1), Z2
+	VMOVUPS  192(CX)(BX*1), Z3
+	VMOVNTPS Z0, (AX)(BX*1)
+	VMOVNTPS Z1, 64(AX)(BX*1)
+	VMOVNTPS Z2, 128(AX)(BX*1)
+	VMOVNTPS Z3, 192(AX)(BX*1)
+	ADDQ     $0x00000100, BX
+	SUBQ     $0x00000100, DX
+	JMP      wide
+
+narrow:
+	CMPQ     DX, $0x00000040
+	JLT      done
+	VMOVUPS  (CX)(BX*1), Z0
+	VMOVNTPS Z0, (AX)(BX*1)
+	ADDQ     $0x00000040, BX
+	SUBQ     $0x00000040, DX
+	JMP      narrow
+
+done:
+	VZEROUPPER
+	RET
+
 // func mulF32AVX512(dst *byte, src *byte, bytes int, by float32)
 // Requires: AVX, AVX512F, SSE
 TEXT ·mulF32AVX512(SB), NOSPLIT, $0-28

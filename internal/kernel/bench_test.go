@@ -44,6 +44,7 @@ func BenchmarkReduce(b *testing.B) {
 func BenchmarkTree(b *testing.B) {
 	for _, tree := range []Tree{
 		{Type: tensor.Float32},
+		{Type: tensor.Float32, Stream: true},
 		{Type: tensor.Float32, Divide: 2},
 		{Type: tensor.Float32, Divide: 3},
 		{Type: tensor.BFloat16},
@@ -52,7 +53,7 @@ func BenchmarkTree(b *testing.B) {
 	} {
 		for _, n := range []int{2, 3, 4, 5, 8, 16} {
 			for _, bytes := range []int{64 << 10, 2 << 20} {
-				name := fmt.Sprintf("%v/wide=%v/divide=%d/ranks=%d/%s", tree.Type, tree.Float32, tree.Divide, n, size(bytes))
+				name := fmt.Sprintf("%v/wide=%v/divide=%d/stream=%v/ranks=%d/%s", tree.Type, tree.Float32, tree.Divide, tree.Stream, n, size(bytes))
 				b.Run(name, func(b *testing.B) {
 					src, dst, scratch := vectors(n, bytes), vectors(n, bytes), NewScratch(n)
 					b.SetBytes(int64(bytes))

@@ -174,3 +174,25 @@ func narrowFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
 	}
 	return m / 2
 }
+
+// streamFast copies whole vectors past the caches, to a dst that is aligned to one, and returns how many bytes those are.
+func streamFast(dst, src unsafe.Pointer, bytes int) int {
+	switch d, s := (*byte)(dst), (*byte)(src); {
+	case hasAVX512:
+		bytes &^= avx512Bytes - 1
+		streamAVX512(d, s, bytes)
+	case hasAVX2:
+		bytes &^= avx2Bytes - 1
+		stream(d, s, bytes)
+	default:
+		return 0
+	}
+	return bytes
+}
+
+// fenceFast orders what was streamed before what is written later.
+func fenceFast() {
+	if hasAVX2 {
+		fence()
+	}
+}

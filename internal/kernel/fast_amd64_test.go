@@ -29,6 +29,7 @@ func TestWithoutAVX512(t *testing.T) {
 	}
 	t.Run("scale", TestScale)
 	t.Run("convert", TestConvertAll)
+	t.Run("stream", TestStream)
 	if !testing.Short() {
 		t.Run("tree", TestTree)
 	}

@@ -31,6 +31,11 @@ func widenFast(tensor.DType, unsafe.Pointer, unsafe.Pointer, int) int { return 0
 
 func narrowFast(tensor.DType, unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
 
+// streamFast copies nothing and says so.
+func streamFast(unsafe.Pointer, unsafe.Pointer, int) int { return 0 }
+
+func fenceFast() {}
+
 // multiply sets dst[i] = src[i] * factor for whole turns and returns how many elements those are.
 func multiply[T float32 | float64](dst, src unsafe.Pointer, n int, factor T) int {
 	i := 0

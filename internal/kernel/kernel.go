@@ -111,3 +111,30 @@ func move(dst, src unsafe.Pointer, bytes int) {
 		copy(unsafe.Slice((*byte)(dst), bytes), unsafe.Slice((*byte)(src), bytes))
 	}
 }
+
+// Stream copies bytes as a conversion to the same type does, but past the caches: what is written there need not be read
+// first, and pushes nothing out of them. That is faster where the caches do not hold what is written until it is read. dst
+// and src are the same memory or disjoint.
+func Stream(dst, src unsafe.Pointer, bytes int) {
+	if dst != src {
+		past(dst, src, bytes)
+		fenceFast()
+	}
+}
+
+// streamAlignment is that of the vectors which are written past the caches: a line.
+const streamAlignment = 64
+
+// past copies bytes past the caches, but for the ends of dst that are no whole lines. A fence must follow.
+func past(dst, src unsafe.Pointer, bytes int) {
+	head := min(bytes, -int(uintptr(dst))&(streamAlignment-1))
+	move(dst, src, head)
+	if bytes -= head; bytes == 0 {
+		return
+	}
+	dst, src = unsafe.Add(dst, head), unsafe.Add(src, head)
+	done := streamFast(dst, src, bytes)
+	if bytes -= done; bytes > 0 {
+		move(unsafe.Add(dst, done), unsafe.Add(src, done), bytes)
+	}
+}

@@ -351,11 +351,18 @@ func FuzzReduce(f *testing.F) {
 func TestTree(t *testing.T) {
 	for _, dtype := range numeric() {
 		for _, op := range ops {
-			for _, tree := range []Tree{{Op: op, Type: dtype}, {Op: op, Type: dtype, Divide: 1, Float32: true}, {Op: op, Type: dtype, Divide: 3}, {Op: op, Type: dtype, Divide: 8, Float32: true}} {
+			for _, tree := range []Tree{
+				{Op: op, Type: dtype},
+				{Op: op, Type: dtype, Divide: 1, Float32: true},
+				{Op: op, Type: dtype, Divide: 3},
+				{Op: op, Type: dtype, Divide: 8, Float32: true},
+				{Op: op, Type: dtype, Stream: true},
+				{Op: op, Type: dtype, Divide: 3, Float32: true, Stream: true},
+			} {
 				if tree.Divide > 1 && !dtype.IsFloat() {
 					continue
 				}
-				t.Run(fmt.Sprintf("%v/%v/divide=%d/wide=%v", dtype, op, tree.Divide, tree.Float32), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%v/%v/divide=%d/wide=%v/stream=%v", dtype, op, tree.Divide, tree.Float32, tree.Stream), func(t *testing.T) {
 					r := rand.New(rand.NewPCG(uint64(dtype), uint64(op)))
 					for n := 1; n <= 33; n++ {
 						checkTree(t, tree, n, 1+r.IntN(40), r)
@@ -583,6 +590,26 @@ func TestFloat32Accumulation(t *testing.T) {
 	}
 }
 
+// TestStream copies past the caches from and to any address, any length.
+func TestStream(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for n := range 700 {
+		src, dst := newVector(tensor.Uint8, n, r.IntN(64)), newVector(tensor.Uint8, n, r.IntN(64))
+		src.fill(r)
+		Stream(pointers([]vector{dst})[0], pointers([]vector{src})[0], n)
+		for i := range n {
+			if got, want := dst.get(i), src.get(i); got != want {
+				t.Fatalf("byte %d of %d is %#x, want %#x", i, n, got, want)
+			}
+		}
+		dst.intact(t, "the copy")
+		Stream(pointers([]vector{dst})[0], pointers([]vector{dst})[0], n) // onto itself
+		if n > 0 && dst.get(0) != src.get(0) {
+			t.Fatalf("a copy onto itself changed it")
+		}
+	}
+}
+
 func TestNoAllocation(t *testing.T) {
 	const n, count = 11, 5000
 	scratch := NewScratch(n)
@@ -593,6 +620,8 @@ func TestNoAllocation(t *testing.T) {
 				Reduce(op, dtype, p[0], p[0], p[1], count)
 				Tree{Op: op, Type: dtype}.Reduce(scratch, p[:2], p[:n], 3, count)
 				Tree{Op: op, Type: dtype, Float32: true}.Reduce(scratch, p[:2], p[:n], 3, count)
+				Tree{Op: op, Type: dtype, Stream: true}.Reduce(scratch, p[:2], p[:n], 3, count)
+				Stream(p[0], p[1], count)
 				Convert(dtype, dtype, p[0], p[1], count)
 				if dtype.IsFloat() {
 					Scale(dtype, p[0], p[0], count, 3)

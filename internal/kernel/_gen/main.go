@@ -37,6 +37,10 @@ func main() {
 		widen(h)
 		narrow(h)
 	}
+	stream()
+	if !wide() {
+		fence()
+	}
 	scale("mulF32", "*", func(src Op, by, dst reg.VecVirtual) { VMULPS(src, by, dst) }, 4)
 	scale("mulF64", "*", func(src Op, by, dst reg.VecVirtual) { VMULPD(src, by, dst) }, 8)
 	scale("divF32", "/", func(src Op, by, dst reg.VecVirtual) { VMOVUPS(src, dst); VDIVPS(by, dst, dst) }, 4)
@@ -630,6 +634,36 @@ func scale(name, operator string, apply func(src Op, by, dst reg.VecVirtual), si
 			VMOVUPS(v, Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
 		}
 	})
+}
+
+// stream writes the loop that copies past the caches: the lines that it writes need not be read first, and what the caches
+// hold stays there.
+func stream() {
+	TEXT("stream"+suffix, NOSPLIT, "func(dst, src *byte, bytes int)")
+	Doc(fmt.Sprintf("stream%s copies so many bytes, a multiple of %d, past the caches to dst, which is aligned to %d.", suffix, vectorBytes, vectorBytes),
+		"Other processors see them in order only after a fence.")
+	Pragma("noescape")
+	dst, src, bytes := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("bytes"), GP64())
+	at := GP64()
+	XORQ(at, at)
+	turns(at, bytes, 4, func(vectors int) {
+		v := make([]reg.VecVirtual, vectors)
+		for i := range v {
+			v[i] = vec()
+			VMOVUPS(Mem{Base: src, Index: at, Scale: 1, Disp: i * vectorBytes}, v[i])
+		}
+		for i := range v {
+			VMOVNTPS(v[i], Mem{Base: dst, Index: at, Scale: 1, Disp: i * vectorBytes})
+		}
+	})
+}
+
+// fence writes the function that orders what was streamed before what is written later.
+func fence() {
+	TEXT("fence", NOSPLIT, "func()")
+	Doc("fence has what was streamed seen before what is written later.")
+	SFENCE()
+	RET()
 }
 
 // turns writes the loops around a body that handles some vectors from at on: many of them at a time, then one.
