@@ -156,16 +156,16 @@ func (w *work) step(s *plan.Step) error {
 	case plan.Pull:
 		from, t := w.placeOf(s.From, s.In)
 		if to, own := w.place(s.Out); !w.anothers(s.Out.Buffer) {
-			return w.move(to, own, from, t, s.In.Hi-s.In.Lo)
+			return w.move(s, to, own, from, t)
 		}
 	case plan.Push:
 		from, t := w.place(s.In)
 		to, other := w.placeOf(s.To, s.Out)
-		return w.move(to, other, from, t, s.In.Hi-s.In.Lo)
+		return w.move(s, to, other, from, t)
 	case plan.Copy:
 		from, t := w.place(s.In)
 		if to, own := w.place(s.Out); !w.anothers(s.Out.Buffer) {
-			return w.move(to, own, from, t, s.In.Hi-s.In.Lo)
+			return w.move(s, to, own, from, t)
 		}
 	case plan.Fold:
 		return w.fold(s)
@@ -226,16 +226,31 @@ func (w *work) each(n, bytes int, f func(lo, hi int)) error {
 	return nil
 }
 
-// move copies elements, converting them if their types differ.
-func (w *work) move(to unsafe.Pointer, toType DType, from unsafe.Pointer, fromType DType, n int) error {
+// streamBytes is how much a domain reads and writes in a call from which on results are written past the caches: the caches
+// would not hold them until they are read.
+const streamBytes = 24 << 20
+
+// large reports whether the call is one of those.
+func (w *work) large() bool {
+	return (w.src.Bytes+w.dst.Bytes)*len(w.x.m.site.domain) >= streamBytes
+}
+
+// move copies the elements of a step, converting them if their types differ.
+func (w *work) move(s *plan.Step, to unsafe.Pointer, toType DType, from unsafe.Pointer, fromType DType) error {
 	if to == from {
 		return nil
 	}
+	streams := toType == fromType && s.Out.Buffer == plan.Dst && w.large()
+	n := s.In.Hi - s.In.Lo
 	for segment := segmentBytes / max(toType.Bytes(), fromType.Bytes()); n > 0; n -= segment {
 		if skip, err := w.stop(); skip {
 			return err
 		}
-		kernel.Convert(toType, fromType, to, from, min(segment, n))
+		if streams {
+			kernel.Stream(to, from, min(segment, n)*toType.Bytes())
+		} else {
+			kernel.Convert(toType, fromType, to, from, min(segment, n))
+		}
 		to, from = step(to, segment*toType.Bytes(), n > segment), step(from, segment*fromType.Bytes(), n > segment)
 	}
 	return nil
@@ -290,6 +305,7 @@ func (w *work) combine(s *plan.Step) error {
 		err = w.wide(tree, n)
 	} else {
 		tree.Float32 = w.acc != tree.Type
+		tree.Stream = s.Out.Buffer == plan.Dst && w.large()
 		err = w.trees(tree, n)
 	}
 	clear(x.in)
