@@ -286,8 +286,10 @@ func (h *hub) stage(rank int) []byte {
 }
 
 // aligned returns zeroed memory that begins on a cache line.
-func aligned(bytes int) []byte {
-	b := make([]byte, bytes+63)
-	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & 63)
+func aligned(bytes int) []byte { return alignedTo(bytes, 64) }
+
+func alignedTo(bytes, align int) []byte {
+	b := make([]byte, bytes+align-1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (align - 1)
 	return b[skip:][:bytes:bytes]
 }

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package mem
+
+// preferHuge does nothing: this system chooses the size of pages by itself.
+func preferHuge([]byte) {}
