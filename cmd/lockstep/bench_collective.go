@@ -93,7 +93,7 @@ run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
 	}
 	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of a call's whole vector (default: 4 bytes to 64MiB)")
 	f.StringVar(&b.dtype, "dtype", "float32", "type of the elements")
-	f.StringVar(&o.Buffers, "buffers", "", "shared: memory of the communicator's, which peers reach in place; ordinary (default: shared for shm, else ordinary)")
+	f.StringVar(&o.Buffers, "buffers", "", "shared: memory of the communicator's, which peers reach in place; ordinary (default: shared for mem and shm, else ordinary)")
 	f.BoolVar(&o.Limit, "limit", false, "measure what bounds it on this machine as well")
 	if op.Reduces() {
 		f.StringVar(&b.reduce, "reduce", "sum", "reduction: sum, mean, min, max or prod")

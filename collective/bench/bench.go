@@ -116,31 +116,49 @@ func Measure(ctx context.Context, opts Options) ([]Result, error) {
 	return out, err
 }
 
-// measureAll measures every size and tells each. Limits are measured before, when nothing else runs.
+// measureAll measures every size and tells each. The limit of a size is measured just before and just after it, so that a
+// moment in which the machine is slow concerns both.
 func measureAll(ctx context.Context, opts Options, tell func(Result) error) error {
-	limits := map[int]time.Duration{}
-	if opts.Limit && opts.Op != collective.Barrier {
-		for _, size := range opts.Sizes {
-			bytes := opts.count(size) * opts.Type.Bytes()
-			limit, err := limitOf(opts, bytes)
-			if err != nil {
-				return err
-			}
-			limits[bytes] = limit
+	if !opts.Limit || opts.Op == collective.Barrier {
+		return measureSizes(ctx, opts, tell)
+	}
+	for _, size := range opts.Sizes {
+		one := opts
+		one.Sizes = []int{size}
+		bytes := opts.count(size) * opts.Type.Bytes()
+		before, err := limitOf(opts, bytes)
+		if err != nil {
+			return err
+		}
+		var result Result
+		if err := measureSizes(ctx, one, func(r Result) error {
+			result = r
+			return nil
+		}); err != nil {
+			return err
+		}
+		after, err := limitOf(opts, bytes)
+		if err != nil {
+			return err
+		}
+		result.Limit = min(before, after)
+		if err := tell(result); err != nil {
+			return err
 		}
 	}
-	finish := func(r Result) error {
-		r.Limit = limits[r.Bytes]
-		return tell(r)
-	}
+	return nil
+}
+
+// measureSizes measures every size with one group, and tells each.
+func measureSizes(ctx context.Context, opts Options, tell func(Result) error) error {
 	if Transports[opts.Transport].here == nil {
-		return spawn(ctx, opts, finish)
+		return spawn(ctx, opts, tell)
 	}
 	group, err := openHere(opts)
 	if err != nil {
 		return err
 	}
-	err = measureGroup(ctx, group, opts, finish)
+	err = measureGroup(ctx, group, opts, tell)
 	if e := group.Close(); err == nil {
 		err = e
 	}

@@ -35,7 +35,7 @@ func (t *Transport) processes(ranks int) int {
 // Transports are the transports that can be measured, by name. Those of processes may have several ranks in each, which then
 // reach each other's memory.
 var Transports = map[string]*Transport{
-	"mem":  {About: "goroutines of one process that reach each other's memory", buffers: "ordinary", here: mem.New},
+	"mem":  {About: "goroutines of one process that reach each other's memory", buffers: "shared", here: mem.New},
 	"pipe": {About: "goroutines of one process that exchange frames", frames: true, buffers: "ordinary", here: mem.NewPipes},
 	"shm":  {About: "processes that share memory", buffers: "shared", lacks: noSharedMemory, join: joinShared},
 	"tcp":  {About: "processes that exchange frames over loopback sockets", frames: true, buffers: "ordinary", join: joinTCP},
