@@ -1,0 +1,150 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+// bare carries out a collective over memory as execute does, but for what finds mistakes and stuck peers: no header is made
+// or compared, no text of the call is kept, no deadline is set. It exists to measure what these cost.
+func (x *executor) bare(call *Call, t ticket) error {
+	m := x.m
+	if err := m.team.cause(); err != nil {
+		return err
+	}
+	*x.begun.of(call)++
+	opts := m.team.cfg.of(call)
+	count, p, err := x.prepare(call, &opts)
+	if err != nil {
+		return err
+	}
+	if err := x.begin(); err != nil {
+		return err
+	}
+	x.header.Seq = t.seq
+	w, s, marker := &x.work, &p.open, m.site.marker
+	*w = work{x: x, call: call, count: count, acc: partialType(call, &opts), wire: partialType(call, &opts), mean: call.mean()}
+	w.src, w.dst = call.sides(m.rank)
+	w.half = int(t.seq & 1)
+	m.shows[w.half].Store((*byte)(w.dst.Ptr))
+	marker.Publish(transport.Slot{Src: w.src, Dst: w.dst})
+	if err := x.bareSteps(s.steps[:0], 0); err != nil {
+		return err
+	}
+	w.assign(s, m.team.share(m, w.half) && !s.joint)
+	if err := x.bareSteps(s.steps, 1); err != nil {
+		return err
+	}
+	w.deliver()
+	x.end()
+	return nil
+}
+
+// bareSteps carries out steps, behind mark 0 if offset is 0.
+func (x *executor) bareSteps(steps []plan.Step, offset int) error {
+	marker := x.m.site.marker
+	if offset == 0 {
+		if err := marker.Signal(0); err != nil {
+			return err
+		}
+		return marker.Await(context.Background(), -1, 0)
+	}
+	for i := range steps {
+		var err error
+		switch s := &steps[i]; {
+		case s.Kind == plan.Signal && s.Mark > 0:
+			err = marker.Signal(s.Mark)
+		case s.Kind == plan.Await && s.Mark > 0:
+			err = marker.Await(context.Background(), s.From, s.Mark)
+		case s.Kind != plan.Signal && s.Kind != plan.Await:
+			err = x.work.step(s)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// doBare is Do by bare.
+func (m *member) doBare(call *Call) error {
+	t, ready, err := m.enter(call, blocking)
+	if err != nil {
+		return err
+	}
+	if !ready {
+		return fmt.Errorf("call %d is not the first", t.seq)
+	}
+	err = m.bare(call, t)
+	m.finish(true)
+	m.watchLeave(t, call, err)
+	return err
+}
+
+// BenchmarkChecks measures calls with and without fingerprints and deadlines, in turns of one run: the medians of the
+// turns, their difference (cost-ns), and its part of a call (cost-%).
+func BenchmarkChecks(b *testing.B) {
+	for _, size := range []int{4, 1 << 10, 64 << 10, 256 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("bytes=%d", size), func(b *testing.B) {
+			g, err := Open(mem.New(2), Config{Algorithm: "direct"})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer g.Close()
+			calls := max(20, min(500, 4<<20/size))
+			var took [2][]float64 // with, without: ns of a call of rank 0
+			var ranks sync.WaitGroup
+			for _, c := range g.Local() {
+				m := c.(*member)
+				x := func() tensor.Memory { return tensor.New(tensor.Float32, size/4).Memory() }
+				call := &Call{
+					Op: AllReduce, Type: tensor.Float32, Src: x(), Dst: x(),
+					Manifest: &Manifest{Name: "layers/0/kernel", Shape: []int{size / 4}},
+				}
+				ranks.Go(func() {
+					for turn := range 2 * (b.N + 1) {
+						start := time.Now()
+						for range calls {
+							var err error
+							if turn%2 == 0 {
+								err = m.Do(context.Background(), call)
+							} else {
+								err = m.doBare(call)
+							}
+							if err != nil {
+								b.Error(err)
+								return
+							}
+						}
+						if m.rank == 0 && turn > 1 {
+							took[turn%2] = append(took[turn%2], float64(time.Since(start))/float64(calls))
+						}
+					}
+				})
+			}
+			ranks.Wait()
+			with, without := middle(took[0]), middle(took[1])
+			b.ReportMetric(with, "with-ns")
+			b.ReportMetric(without, "without-ns")
+			b.ReportMetric(with-without, "cost-ns")
+			b.ReportMetric(100*(with-without)/without, "cost-%")
+		})
+	}
+}
+
+func middle(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	slices.Sort(x)
+	return x[len(x)/2]
+}
