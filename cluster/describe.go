@@ -1,0 +1,132 @@
+package cluster
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Value is one thing that was read: the name of an environment variable, flag or file, and what it held.
+type Value struct{ Name, Value string }
+
+// Claim is what a source says that was not the one to be believed.
+type Claim struct {
+	Source          string
+	Worker, Workers int     // -1 and 0: it has no number for this process
+	Values          []Value // that it was read from
+	Note            string  // how it stands to the believed one
+}
+
+// hidden is printed for what must not be.
+const hidden = "(set, not shown)"
+
+var secretName = regexp.MustCompile(`(?i)secret|token|key|passw`)
+
+// String returns NAME=value. What may be a secret, by its name or as the password of an address, is not shown.
+func (v Value) String() string {
+	const bytesMax = 200
+	value := redactURL(v.Value)
+	if secretName.MatchString(v.Name) {
+		value = hidden
+	}
+	if len(value) > bytesMax {
+		value = value[:bytesMax] + "…"
+	}
+	return v.Name + "=" + visible(strings.ToValidUTF8(value, "?"))
+}
+
+// visible keeps a value on its line.
+func visible(s string) string {
+	return strings.Map(func(c rune) rune {
+		if c < ' ' || c == 0x7f {
+			return ' '
+		}
+		return c
+	}, s)
+}
+
+var userInfo = regexp.MustCompile(`://[^/@\s]*@`)
+
+// redactURL takes names and passwords out of addresses.
+func redactURL(s string) string { return userInfo.ReplaceAllString(s, "://…@") }
+
+func valuesText(values []Value) string {
+	if len(values) == 0 {
+		return "nothing"
+	}
+	var words []string
+	for _, v := range values {
+		words = append(words, v.String())
+	}
+	return strings.Join(words, " ")
+}
+
+// Describe says, in several lines, what the job is, who was believed about it, each value that was read, and what the others
+// said. Secrets are not shown.
+//
+//	worker 1 of 4, by Slurm
+//	  on this host  worker 1 of 2
+//	  job           slurm-4711.0
+//	  meets at      tcp://n01:61447, which worker 0 opens
+//	  read          SLURM_PROCID=1
+//	                SLURM_STEP_NUM_TASKS=4
+//	  also found    Kubernetes Job: is incomplete and was not asked
+func (j *Job) Describe() string {
+	var b strings.Builder
+	row := func(name, text string) {
+		fmt.Fprintf(&b, "  %-12s  %s\n", name, strings.ReplaceAll(text, "\n", "\n                "))
+	}
+	b.WriteString(j.String() + "\n")
+	if j.Source == nobody && len(j.Values) == 0 && len(j.Beside) == 0 {
+		return b.String()
+	}
+	if j.Task.Type != "" && j.Task.Type != Worker {
+		row("task", j.Task.String())
+	}
+	if j.LocalWorkers > 0 {
+		row("on this host", fmt.Sprintf("worker %d of %d", j.LocalWorker, j.LocalWorkers))
+	}
+	if j.ID != "" {
+		row("job", j.ID)
+	}
+	if j.Epoch > 0 {
+		row("restarts", fmt.Sprint(j.Epoch))
+	}
+	if text := j.meetsText(); text != "" {
+		row("meets at", text)
+	}
+	name := "read"
+	for _, v := range j.Values {
+		row(name, v.String())
+		name = ""
+	}
+	name = "also found"
+	for _, c := range j.Beside {
+		row(name, c.String())
+		if len(c.Values) > 0 {
+			row("", "  "+valuesText(c.Values))
+		}
+		name = ""
+	}
+	return b.String()
+}
+
+func (j *Job) meetsText() string {
+	switch {
+	case j.Store == "" && j.Workers == 1:
+		return ""
+	case j.Store == "":
+		return "not known: " + j.NoStore
+	case j.Hosted:
+		return redactURL(j.Store)
+	}
+	return redactURL(j.Store) + ", which worker 0 opens"
+}
+
+// String returns "Slurm: worker 0 of 2; mpirun was started inside it".
+func (c Claim) String() string {
+	if c.Workers == 0 {
+		return c.Source + ": " + c.Note
+	}
+	return fmt.Sprintf("%s: worker %d of %d; %s", c.Source, c.Worker, c.Workers, c.Note)
+}

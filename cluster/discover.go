@@ -1,0 +1,328 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Discovery says where [Discover] looks. The zero value looks at this process's environment.
+type Discovery struct {
+	// What the command line says. Workers is the number of workers, and Worker which of them this process is; Workers of 0 or
+	// less is not given, and a Worker of less than 0 leaves that to another source: then Workers only completes a source that does
+	// not tell the number. Store and ID replace what the source says, if they are not empty; a Store without a scheme is tcp.
+	Worker, Workers int
+	Store, ID       string
+
+	// Prefer names the only source to be asked ("slurm", or "Slurm"; [SourceNames] lists them; "nobody" for a process by
+	// itself). Default: LOCKSTEP_SOURCE, and without that all are asked.
+	Prefer string
+
+	Getenv   func(string) (string, bool)  // default os.LookupEnv
+	ReadFile func(string) ([]byte, error) // default os.ReadFile; /etc/hosts in a pod, and /proc/PID/stat
+	Hostname func() (string, error)       // default os.Hostname
+	PID      int                          // default os.Getpid
+	Folder   string                       // for files through which the workers of one host meet; default lockstep-UID in os.TempDir
+}
+
+func (d Discovery) withDefaults() *Discovery {
+	if d.Getenv == nil {
+		d.Getenv = os.LookupEnv
+	}
+	if d.ReadFile == nil {
+		d.ReadFile = os.ReadFile
+	}
+	if d.Hostname == nil {
+		d.Hostname = os.Hostname
+	}
+	if d.PID == 0 {
+		d.PID = os.Getpid()
+	}
+	if d.Folder == "" {
+		d.Folder = filepath.Join(os.TempDir(), fmt.Sprintf("lockstep-%d", os.Getuid()))
+	}
+	if d.Prefer == "" {
+		d.Prefer = d.env(EnvSource)
+	}
+	return &d
+}
+
+// env returns an environment variable; one that is set to nothing is not set.
+func (d *Discovery) env(name string) string {
+	value, _ := d.Getenv(name)
+	return value
+}
+
+// Discover finds out which job this process is a worker of. It asks every source it knows, in the order of [SourceNames],
+// and believes the first that has something to say. All others must agree with it on the worker's number and on the number
+// of workers, except for what the believed one was started inside of: mpirun in a Slurm allocation, lockstep run under
+// mpirun. Nothing is guessed: a source that does not tell how many workers there are has to be completed (LOCKSTEP_WORKERS),
+// and without any source the process is a job by itself.
+//
+// Errors match [ErrInvalid]. They say which variable was wrong, or what the sources disagree about, and what to do.
+func Discover(cfg Discovery) (*Job, error) {
+	d := cfg.withDefaults()
+	found, err := d.ask()
+	if err != nil {
+		return nil, err
+	}
+	job, err := d.believe(found)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.override(job); err != nil {
+		return nil, err
+	}
+	job.finish()
+	return job, nil
+}
+
+// answer is what one source had to say.
+type answer struct {
+	source *source
+	job    *Job // nil: only the hint
+	err    error
+	hint   string
+}
+
+// ask asks all sources, or the one that is preferred.
+func (d *Discovery) ask() ([]answer, error) {
+	if strings.EqualFold(d.Prefer, nobody) {
+		return nil, nil
+	}
+	if text := d.env(EnvWorkers); text != "" {
+		if n, err := strconv.Atoi(text); err != nil || n < 1 {
+			return nil, errorf("%s=%s: want a number from 1", EnvWorkers, strconv.Quote(clip(text)))
+		}
+	}
+	if d.Prefer != "" {
+		return d.askOnly()
+	}
+	var out []answer
+	for i := range sources {
+		if a := sources[i].ask(d); a != nil {
+			out = append(out, *a)
+		}
+	}
+	return out, nil
+}
+
+func (d *Discovery) askOnly() ([]answer, error) {
+	for i := range sources {
+		s := &sources[i]
+		if !strings.EqualFold(d.Prefer, s.key) && !strings.EqualFold(d.Prefer, s.name) {
+			continue
+		}
+		a := s.ask(d)
+		if a == nil || a.job == nil && a.err == nil {
+			return nil, errorf("%s was to be believed, but it says nothing here: it is known by %s", s.name, s.known)
+		}
+		return []answer{*a}, nil
+	}
+	return nil, errorf("no source is called %q: there are %s", clip(d.Prefer), strings.Join(SourceNames(), ", "))
+}
+
+// ask returns what the source says, or nil if it has no part in this process.
+func (s *source) ask(d *Discovery) *answer {
+	r := &reading{d: d, source: s.name}
+	if !s.detect(d) {
+		if s.hint == nil {
+			return nil
+		}
+		if hint := s.hint(r); hint != "" {
+			return &answer{source: s, hint: hint}
+		}
+		return nil
+	}
+	job := &Job{Source: s.name, LocalWorker: -1, Task: NoTask}
+	s.read(r, job)
+	job.Values = r.values
+	if r.err == nil {
+		r.err = job.inRange()
+	}
+	if r.err != nil {
+		return &answer{source: s, err: fmt.Errorf("%w (read by %s: %s)", r.err, s.name, valuesText(r.values))}
+	}
+	return &answer{source: s, job: job}
+}
+
+// believe makes one job of all answers.
+func (d *Discovery) believe(all []answer) (*Job, error) {
+	var won *answer
+	var job *Job
+	var hints []Claim
+	for i := range all {
+		a := &all[i]
+		switch {
+		case a.hint != "":
+			hints = append(hints, Claim{Source: a.source.name, Worker: -1, Note: a.hint})
+		case won == nil && a.err != nil:
+			return nil, a.err
+		case won == nil:
+			won, job = a, a.job
+		case a.err != nil:
+			job.Beside = append(job.Beside, Claim{Source: a.source.name, Worker: -1, Note: "is incomplete and was not asked"})
+		default:
+			claim, err := won.compare(a)
+			if err != nil {
+				return nil, err
+			}
+			job.Beside = append(job.Beside, claim)
+		}
+	}
+	if job == nil {
+		if n := d.workersGiven(); n > 1 && !strings.EqualFold(d.Prefer, nobody) {
+			return nil, errorf("there are to be %d workers, but nothing says which of them this process is: give its number (%s), or start the workers "+
+				"by lockstep run, srun, mpirun or torchrun", n, EnvWorker)
+		}
+		job = &Job{Source: nobody, Workers: 1, LocalWorker: -1, Task: NoTask}
+	} else if n := d.workersGiven(); n > 0 && n != job.Workers && job.Task.Type != Evaluator {
+		return nil, errorf("%s says that there are %d workers, but %d were given by %s or the command line: correct one of them", job.Source, job.Workers, n, EnvWorkers)
+	}
+	job.Beside = append(job.Beside, hints...)
+	return job, nil
+}
+
+// compare holds another source's answer against the believed one's, takes from it what that lacks, and says how they stand.
+func (a *answer) compare(b *answer) (Claim, error) {
+	w, o := a.job, b.job
+	claim := Claim{Source: b.source.name, Worker: o.Worker, Workers: o.Workers, Values: o.Values}
+	lone := o.Workers == 1 && b.source.depth <= insideAllocation && b.source.depth != stated
+	switch {
+	case w.Task.Type == Evaluator || o.Task.Type == Evaluator:
+		claim.Note = "an evaluator is no worker, so that they need not agree"
+	case w.Worker == o.Worker && w.Workers == o.Workers:
+		claim.Note = "agrees" + w.complete(o)
+	case a.source.depth != stated && b.source.depth != stated && a.source.depth > b.source.depth:
+		claim.Note = a.source.name + " was started inside it"
+	case lone:
+		claim.Note = "a single task, in which anything may be started"
+	default:
+		return claim, errorf("two sources disagree about this process, and neither was started inside the other:\n"+
+			"  %s: worker %d of %d  (%s)\n  %s: worker %d of %d  (%s)\n"+
+			"remove the variables of the one that is wrong, or say which to believe: %s=%s or %s=%s",
+			a.source.name, w.Worker, w.Workers, valuesText(w.Values), b.source.name, o.Worker, o.Workers, valuesText(o.Values),
+			EnvSource, a.source.key, EnvSource, b.source.key)
+	}
+	return claim, nil
+}
+
+// complete takes from an agreeing source what this one does not tell.
+func (j *Job) complete(from *Job) string {
+	var took []string
+	if j.Store == "" && from.Store != "" {
+		j.Store, j.Hosted = from.Store, from.Hosted
+		took = append(took, "where the workers meet")
+	}
+	if j.ID == "" && from.ID != "" {
+		j.ID = from.ID
+		took = append(took, "the job's name")
+	}
+	if j.LocalWorkers == 0 && from.LocalWorkers > 0 && from.LocalWorker >= 0 {
+		j.LocalWorker, j.LocalWorkers = from.LocalWorker, from.LocalWorkers
+		took = append(took, "the place on the host")
+	}
+	if len(took) == 0 {
+		return ""
+	}
+	return ", and tells " + strings.Join(took, ", ")
+}
+
+// override puts in what was given for all sources: a store, and the job's name.
+func (d *Discovery) override(j *Job) error {
+	own := j.Source == sourceLockstep
+	if store := d.env(EnvStore); store != "" && !own {
+		if err := j.meetAt(EnvStore, store); err != nil {
+			return err
+		}
+	}
+	if d.Store != "" {
+		if err := j.meetAt("the command line", d.Store); err != nil {
+			return err
+		}
+	}
+	if id := d.env(EnvJob); id != "" && !own {
+		j.ID = id
+		j.Values = append(j.Values, Value{EnvJob, id})
+	}
+	if d.ID != "" {
+		j.ID = d.ID
+		j.Values = append(j.Values, Value{"--rdzv-id", d.ID})
+	}
+	for _, name := range []string{EnvSecret, EnvSecretFile} {
+		if d.env(name) != "" {
+			j.Values = append(j.Values, Value{name, hidden})
+		}
+	}
+	return nil
+}
+
+// meetAt sets a store that was given beside the source.
+func (j *Job) meetAt(by, store string) error {
+	url, err := storeURL(store)
+	if err != nil {
+		return errorf("%s: %w", by, err)
+	}
+	if by == EnvStore {
+		j.Values = append(j.Values, Value{EnvStore, url})
+	} else {
+		j.Values = append(j.Values, Value{"--rdzv-endpoint", url})
+	}
+	j.Store, j.NoStore = url, ""
+	j.Hosted = !strings.HasPrefix(url, "tcp:") // a folder and etcd need no worker to open them
+	return nil
+}
+
+// finish looks at the whole job, and makes up a spec if the source has none.
+func (j *Job) finish() {
+	if j.Workers == 1 && j.Source != sourceLockstep && !j.storeGiven() {
+		j.Store, j.Hosted, j.NoStore = "", false, "" // nobody to meet
+	}
+	if j.Store != "" {
+		j.NoStore = ""
+	}
+	if j.Spec == nil {
+		j.Spec = Spec{}
+		if j.Workers > 1 {
+			j.makeSpec()
+		}
+	}
+}
+
+func (j *Job) storeGiven() bool {
+	for _, v := range j.Values {
+		if v.Name == EnvStore || v.Name == "--rdzv-endpoint" {
+			return true
+		}
+	}
+	return false
+}
+
+// makeSpec makes a spec of nothing but workers, of whose addresses only that of worker 0 may be known.
+func (j *Job) makeSpec() {
+	tasks := make(map[int]string, j.Workers)
+	for i := range j.Workers {
+		tasks[i] = ""
+	}
+	if address, ok := strings.CutPrefix(j.Store, "tcp://"); ok && !j.Hosted {
+		tasks[0] = address
+	}
+	j.Spec, j.Task = Spec{Worker: tasks}, Task{Type: Worker, Index: j.Worker}
+}
+
+// inRange says whether the numbers can be a job's.
+func (j *Job) inRange() error {
+	switch {
+	case j.Workers < 1 || j.Workers > hostsMax:
+		return errorf("%s says that there are %d workers: want 1 to %d", j.Source, j.Workers, hostsMax)
+	case j.Worker < 0 || j.Worker >= j.Workers:
+		return errorf("%s says that this is worker %d of %d: want 0 to %d", j.Source, j.Worker, j.Workers, j.Workers-1)
+	case j.LocalWorkers > 0 && (j.LocalWorker < 0 || j.LocalWorker >= j.LocalWorkers):
+		return errorf("%s says that this is worker %d of %d on this host: want 0 to %d", j.Source, j.LocalWorker, j.LocalWorkers, j.LocalWorkers-1)
+	case j.LocalWorkers > j.Workers:
+		return errorf("%s says that %d of %d workers are on this host", j.Source, j.LocalWorkers, j.Workers)
+	}
+	return nil
+}

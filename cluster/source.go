@@ -1,0 +1,197 @@
+package cluster
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// source is one who may tell a process about its job.
+type source struct {
+	name  string // as it is printed
+	key   string // as it is asked for
+	known string // what it is detected by, in words
+	depth int    // one of the constants below
+	// detect reports whether it has a part in this process.
+	detect func(d *Discovery) bool
+	// read fills in the job; what is wrong is left in r.err.
+	read func(r *reading, j *Job)
+	// hint, which may be nil, is asked if it was not detected, and says what the user may have overlooked.
+	hint func(r *reading) string
+}
+
+// How sources stand inside each other. One that is deeper was started inside the one that is less deep and is right where they
+// differ: mpirun in a Slurm allocation. What somebody stated is inside of nothing and has to agree with all.
+const (
+	stated           = -1   // a description: the command line, TF_CONFIG
+	hosts            = iota // who lends hosts: Kubernetes
+	allocation              // who starts a task on each: Slurm, operators on Kubernetes
+	insideAllocation        // mpirun
+	launcher                // lockstep run, torchrun, horovodrun
+)
+
+// The names of two sources that the code looks at.
+const (
+	sourceLockstep = "lockstep run"
+	nobody         = "nobody"
+)
+
+// sources lists all, the one to be believed first.
+var sources = []source{
+	flagsSource, lockstepSource, tfConfigSource, torchrunSource, envSource, horovodSource, openMPISource, pmiSource, slurmSource,
+	nodeEnvSource, petSource, jaxSource, lwsSource, awsBatchSource, jobSetSource, indexedJobSource,
+}
+
+// SourceNames lists the sources that [Discover] asks, by the names that [Discovery.Prefer] and LOCKSTEP_SOURCE take, the one that
+// is believed first in front; "nobody", which is a process by itself, is the last.
+func SourceNames() []string {
+	var names []string
+	for i := range sources {
+		names = append(names, sources[i].key)
+	}
+	return append(names, nobody)
+}
+
+// reading is one source's look at the environment. It notes all that was read.
+type reading struct {
+	d      *Discovery
+	source string
+	values []Value
+	err    error // the first
+}
+
+func (r *reading) fail(format string, args ...any) {
+	if r.err == nil {
+		r.err = errorf(format, args...)
+	}
+}
+
+func (r *reading) note(name, value string) { r.values = append(r.values, Value{name, value}) }
+
+// text returns a variable, "" if it is not set.
+func (r *reading) text(name string) string {
+	value := r.d.env(name)
+	if value != "" {
+		r.note(name, value)
+	}
+	return value
+}
+
+// number returns a variable that holds a number from 0, or -1 if it is not set or wrong.
+func (r *reading) number(name string) int {
+	value := r.text(name)
+	if value == "" {
+		return -1
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(value))
+	if err != nil || n < 0 {
+		r.fail("%s=%s: want a number from 0", name, strconv.Quote(clip(value)))
+		return -1
+	}
+	return n
+}
+
+// need returns the first of several variables that is set; one must be.
+func (r *reading) need(names ...string) int {
+	for _, name := range names {
+		if r.d.env(name) != "" {
+			return r.number(name)
+		}
+	}
+	r.fail("%s is not set", strings.Join(names, " or "))
+	return -1
+}
+
+// workers returns the number of workers from the first of several variables that is set, or else as it was given beside the
+// source: it is never guessed.
+func (r *reading) workers(names ...string) int {
+	for _, name := range names {
+		if r.d.env(name) != "" {
+			return r.number(name)
+		}
+	}
+	if n := r.d.workersGiven(); n > 0 {
+		if r.d.Workers > 0 {
+			r.note("--workers", strconv.Itoa(n))
+		} else {
+			r.note(EnvWorkers, strconv.Itoa(n))
+		}
+		return n
+	}
+	text := r.source + " does not tell how many workers there are"
+	if len(names) > 0 {
+		text = strings.Join(names, " or ") + " is not set, so that the number of workers is not known"
+	}
+	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a job by itself", text, EnvWorkers, EnvSource, nobody)
+	return -1
+}
+
+// workersGiven returns the number of workers that was given without saying which this process is; 0: none.
+func (d *Discovery) workersGiven() int {
+	if d.Workers > 0 && d.Worker < 0 {
+		return d.Workers
+	}
+	if d.env(EnvWorker) != "" {
+		return 0
+	}
+	n, _ := strconv.Atoi(d.env(EnvWorkers)) // which ask has checked
+	return n
+}
+
+// local fills in the place on the host, as far as both are told.
+func (r *reading) local(j *Job, number, count string) {
+	n, of := r.number(number), r.number(count)
+	if n >= 0 && of > 0 {
+		j.LocalWorker, j.LocalWorkers = n, of
+	}
+}
+
+// StorePort is where the workers meet if nothing names a port: that of torchrun's rendezvous.
+const StorePort = 29400
+
+// tcp returns a store's address.
+func tcp(host string, port int) string {
+	return "tcp://" + net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
+}
+
+// storeURL checks a store's address. One without a scheme is tcp, one without a port has [StorePort].
+func storeURL(text string) (string, error) {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		scheme, rest = "tcp", text
+	}
+	const want = "want tcp://HOST:PORT, file:///FOLDER or etcd://HOST:PORT,HOST:PORT/PREFIX"
+	bad := func(why string) (string, error) {
+		return "", fmt.Errorf("%s is no store: %s: %s", strconv.Quote(clip(redactURL(text))), why, want)
+	}
+	switch scheme {
+	case "tcp":
+		host, port, err := net.SplitHostPort(rest)
+		if err != nil {
+			host, port = strings.Trim(rest, "[]"), strconv.Itoa(StorePort)
+		}
+		n, err := strconv.Atoi(port)
+		if host == "" || strings.ContainsAny(host, "/?#@ ") || err != nil || n < 1 || n > 65535 {
+			return bad("host or port is wrong")
+		}
+		return tcp(host, n), nil
+	case "file":
+		if !strings.HasPrefix(rest, "/") {
+			return bad("the folder must be named from the root")
+		}
+		return "file://" + rest, nil
+	case "etcd", "etcds":
+		if strings.HasPrefix(rest, "/") || rest == "" {
+			return bad("it names no host")
+		}
+		return scheme + "://" + rest, nil
+	}
+	return bad("no store is called " + strconv.Quote(clip(scheme)))
+}
+
+// fileStore returns a folder's address.
+func fileStore(folder string) string {
+	return "file:///" + strings.TrimPrefix(filepath.ToSlash(folder), "/")
+}

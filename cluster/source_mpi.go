@@ -1,0 +1,143 @@
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// horovodSource is horovodrun, with Gloo or MPI under it.
+var horovodSource = source{
+	name: "horovodrun", key: "horovod", known: "HOROVOD_RANK", depth: launcher,
+	detect: func(d *Discovery) bool { return d.env("HOROVOD_RANK") != "" },
+	read: func(r *reading, j *Job) {
+		j.Worker, j.Workers = r.need("HOROVOD_RANK"), r.workers("HOROVOD_SIZE")
+		r.local(j, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
+		r.meetMPI(j, "", "horovodrun")
+	},
+}
+
+// openMPISource is Open MPI's mpirun, of version 4 (ORTE) and 5 (PRRTE).
+var openMPISource = source{
+	name: "Open MPI", key: "openmpi", known: "OMPI_COMM_WORLD_RANK", depth: insideAllocation,
+	detect: func(d *Discovery) bool { return d.env("OMPI_COMM_WORLD_RANK") != "" },
+	read: func(r *reading, j *Job) {
+		j.Worker, j.Workers = r.need("OMPI_COMM_WORLD_RANK"), r.workers("OMPI_COMM_WORLD_SIZE", "OMPI_WORLD_SIZE")
+		r.local(j, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+		space := r.text("PMIX_NAMESPACE")
+		if space != "" {
+			j.ID = "openmpi-" + space
+		}
+		r.meetMPI(j, space, "mpirun", "orterun", "mpiexec", "prterun", "prte", "prted", "orted")
+	},
+	hint: func(r *reading) string {
+		if role := r.d.env("K_MPI_JOB_ROLE"); role != "" {
+			return "this is the " + role + " of a Kubeflow MPIJob; the workers are what mpirun starts"
+		}
+		return ""
+	},
+}
+
+// pmiSource is MPICH's and Intel MPI's Hydra, or another launcher that speaks PMI.
+var pmiSource = source{
+	name: "MPICH (PMI)", key: "pmi", known: "PMI_RANK or PMI_ID", depth: insideAllocation,
+	detect: func(d *Discovery) bool { return d.env("PMI_RANK") != "" || d.env("PMI_ID") != "" },
+	read: func(r *reading, j *Job) {
+		j.Worker, j.Workers = r.need("PMI_RANK", "PMI_ID"), r.workers("PMI_SIZE")
+		r.local(j, "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+		id := r.text("PMI_JOBID") // Slurm's
+		if id != "" {
+			j.ID = "pmi-" + id
+		}
+		r.meetMPI(j, id, "hydra_pmi_proxy", "pmi_proxy")
+	},
+}
+
+// meetMPI finds a place to meet for a job whose launcher passes no addresses. On one host that is a folder that is named after
+// the launcher's process. In a Slurm allocation it is the allocation's first host, where mpirun puts rank 0. Else it must be said.
+func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
+	if j.LocalWorkers > 0 && j.LocalWorkers == j.Workers {
+		process, err := r.d.launcher(launchers)
+		if err != nil {
+			j.NoStore = err.Error() + ": " + sayStore
+			return
+		}
+		name := process
+		if job != "" {
+			name = job + "-" + process
+		}
+		j.Store, j.Hosted = fileStore(filepath.Join(r.d.Folder, fileName(name))), true
+		if j.ID == "" {
+			j.ID = process
+		}
+		return
+	}
+	if list, id := r.d.env("SLURM_JOB_NODELIST"), r.d.env("SLURM_JOB_ID"); list != "" && id != "" && launchers[0] != "horovodrun" {
+		r.slurmStore(j, "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "")
+		return
+	}
+	j.NoStore = "the launcher passes no addresses between hosts: " + sayStore + " (mpirun -x " + EnvStore + "=…, mpiexec -genv " + EnvStore + " …)"
+}
+
+// fileName replaces what should not stand in a file's name.
+func fileName(s string) string {
+	return strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("-._", c) {
+			return c
+		}
+		return '_'
+	}, s)
+}
+
+// launcher names the process that started the workers of this host, so that no other job has this name: its command, its
+// number, when it was started and since which start of the machine. It is the nearest ancestor with one of these commands.
+func (d *Discovery) launcher(commands []string) (string, error) {
+	boot, err := d.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("this system does not show who started the process")
+	}
+	pid := d.PID
+	for range 64 { // ancestors
+		text, err := d.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			break
+		}
+		p, ok := parseStat(text)
+		if !ok {
+			break
+		}
+		if slices.Contains(commands, p.command) {
+			id, _, _ := strings.Cut(strings.TrimSpace(string(boot)), "-")
+			return fmt.Sprintf("%s-%d-%s-%s", p.command, pid, p.started, id), nil
+		}
+		if p.parent <= 1 {
+			break
+		}
+		pid = p.parent
+	}
+	return "", fmt.Errorf("none of %s is among the processes that started this one", strings.Join(commands, ", "))
+}
+
+// process is what /proc/PID/stat says: the command, cut to 15 bytes, the parent, and the start in ticks since the machine's.
+type process struct {
+	command string
+	parent  int
+	started string
+}
+
+func parseStat(text []byte) (process, bool) {
+	open, end := bytes.IndexByte(text, '('), bytes.LastIndexByte(text, ')')
+	if open < 0 || end < open {
+		return process{}, false
+	}
+	fields := strings.Fields(string(text[end+1:]))
+	const parent, started = 1, 19 // fields 4 and 22 of proc(5), counted from the one behind the command
+	if len(fields) <= started {
+		return process{}, false
+	}
+	n, err := strconv.Atoi(fields[parent])
+	return process{command: string(text[open+1 : end]), parent: n, started: fields[started]}, err == nil
+}

@@ -1,0 +1,72 @@
+package cluster
+
+// tfConfigSource is TF_CONFIG, as far as it describes a cluster. The workers are numbered as TensorFlow does: the chief first.
+var tfConfigSource = source{
+	name: "TF_CONFIG", key: "tf_config", known: `TF_CONFIG with a "cluster"`, depth: stated,
+	detect: func(d *Discovery) bool {
+		if d.env("TF_CONFIG") == "" {
+			return false
+		}
+		spec, err := (&TFConfig{Lookup: d.Getenv}).Spec()
+		return err != nil || len(spec) > 0
+	},
+	read: func(r *reading, j *Job) {
+		r.text("TF_CONFIG")
+		c := &TFConfig{Lookup: r.d.Getenv}
+		var err error
+		if j.Spec, err = c.Spec(); err == nil {
+			j.Task, err = c.Task()
+		}
+		if err == nil {
+			err = j.fromSpec()
+		}
+		if err != nil && r.err == nil {
+			r.err = err
+		}
+	},
+}
+
+// fromSpec makes the numbers of the spec and the task.
+func (j *Job) fromSpec() error {
+	if !j.Task.Known() {
+		return errorf("TF_CONFIG has a cluster with %s, but does not say which task of it this process is: it needs \"task\": {\"type\": \"worker\", \"index\": 0}",
+			j.Spec.jobsText())
+	}
+	if err := j.Spec.check(j.Task); err != nil {
+		return err
+	}
+	switch j.Task.Type {
+	case PS:
+		return errorf("TF_CONFIG makes this process %s: parameter servers have no part in a training in lock-step; leave out the job 'ps'", j.Task)
+	case Evaluator: // evaluates beside the training, by itself
+		j.Worker, j.Workers = 0, 1
+		return nil
+	}
+	for _, job := range []string{Chief, Worker} {
+		if !j.Spec.Dense(job) {
+			return errorf("TF_CONFIG lists only the tasks %v of job '%s', so that the number of workers is not known: list all", j.Spec.Indices(job), job)
+		}
+	}
+	var err error
+	if j.Worker, err = IDInCluster(j.Spec, j.Task); err != nil {
+		return err
+	}
+	if j.Workers, err = WorkerCount(j.Spec, j.Task.Type); err != nil {
+		return err
+	}
+	if j.Workers == 1 {
+		return nil
+	}
+	first := Task{Type: Worker}
+	if j.Spec.Count(Chief) > 0 {
+		first.Type = Chief
+	}
+	address, err := j.Spec.Address(first)
+	if err != nil {
+		return err
+	}
+	if j.Store, err = storeURL(address); err != nil {
+		return errorf("TF_CONFIG: the address of %s: %w", first, err)
+	}
+	return nil
+}
