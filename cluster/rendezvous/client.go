@@ -1,0 +1,444 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	silenceClient = 15 * time.Second // a server that says nothing for so long is gone; it answers pings
+	pingEvery     = 5 * time.Second
+	dialWithin    = 10 * time.Second // for one attempt
+	dialPauseMin  = 5 * time.Millisecond
+	dialPauseMax  = time.Second
+)
+
+// client is the use of a [Server] over TCP. All calls share a connection. When it breaks, a goroutine makes another and sends
+// again what has no response yet; the server knows by the ids what it has done already.
+type client struct {
+	cfg     Config
+	address string
+	id      clientID
+	server  instance
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	work    sync.WaitGroup
+
+	mu      sync.Mutex
+	link    *link // nil: there is no connection now
+	calls   map[uint64]*call
+	changes map[uint64]struct{} // those of the calls that change something
+	next    uint64
+	wanted  chan struct{} // has room for one: there is a call and no connection
+	failed  error         // why there will be no connection any more
+}
+
+// call is a request that has no response yet.
+type call struct {
+	request
+	frames []*response
+	done   chan struct{} // closed when frames or err are there
+	err    error
+}
+
+// openTCP is the [Opener] of "tcp".
+func openTCP(ctx context.Context, url string, cfg Config) (Store, error) {
+	c := &client{
+		cfg: cfg, address: strings.TrimSuffix(strings.TrimPrefix(url, "tcp://"), "/"),
+		calls: map[uint64]*call{}, changes: map[uint64]struct{}{}, wanted: make(chan struct{}, 1),
+	}
+	if _, port, err := net.SplitHostPort(c.address); err != nil || port == "" {
+		return nil, fmt.Errorf("want tcp://host:port (%v)", err)
+	}
+	rand.Read(c.id[:])
+	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	conn, server, err := c.dial(ctx, 0)
+	if err != nil {
+		c.cancel()
+		return nil, err
+	}
+	c.server = server
+	c.work.Go(func() { c.run(conn) })
+	return c, nil
+}
+
+// Close implements [Store].
+func (c *client) Close() error {
+	c.fail(ErrClosed)
+	c.work.Wait()
+	return nil
+}
+
+// fail ends the client: calls, now and later, return err.
+func (c *client) fail(err error) {
+	c.mu.Lock()
+	if c.failed == nil || err == ErrClosed {
+		c.failed = err
+	}
+	c.mu.Unlock()
+	c.cancel()
+	c.endCalls(err)
+}
+
+// endCalls has all calls that are under way return err.
+func (c *client) endCalls(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, call := range c.calls {
+		call.err = err
+		c.end(id)
+		close(call.done)
+	}
+}
+
+// end takes a call off the list. c.mu is held.
+func (c *client) end(id uint64) {
+	delete(c.calls, id)
+	delete(c.changes, id)
+}
+
+// run keeps a connection as long as there are calls.
+func (c *client) run(conn net.Conn) {
+	for {
+		err := c.use(conn)
+		c.mu.Lock()
+		failed, waiting := c.failed, len(c.calls) > 0
+		c.mu.Unlock()
+		if failed != nil {
+			return
+		}
+		c.cfg.Logger.Debug("rendezvous: the connection to the store broke", "store", c.address, "error", err)
+		for conn = nil; conn == nil; {
+			if !waiting {
+				select {
+				case <-c.wanted:
+				case <-c.ctx.Done():
+					return
+				}
+			}
+			if conn = c.again(err); c.ctx.Err() != nil {
+				if conn != nil {
+					conn.Close()
+				}
+				return
+			}
+			waiting = false
+		}
+	}
+}
+
+// again makes another connection, or has the calls that wait for it return an error.
+func (c *client) again(broke error) net.Conn {
+	conn, server, err := c.dial(c.ctx, c.cfg.Patience)
+	switch {
+	case c.ctx.Err() != nil:
+		return conn
+	case err != nil && !temporary(err):
+		c.fail(fmt.Errorf("%w: after its connection broke (%w): %w", ErrLost, broke, err))
+	case err != nil:
+		c.endCalls(fmt.Errorf("%w: its connection broke (%w), then %w", ErrLost, broke, err))
+	case server != c.server:
+		conn.Close()
+		c.fail(fmt.Errorf("%w: another one listens at %s now; what it held is gone", ErrLost, c.address))
+	default:
+		return conn
+	}
+	return nil
+}
+
+// dial makes a connection, greets, and waits for the answer until ctx ends, or for patience if that is not 0. What can be
+// temporary is tried again, for so long.
+func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, instance, error) {
+	pause, since := dialPauseMin, time.Now()
+	for {
+		conn, server, err := c.dialOnce(ctx)
+		switch {
+		case err == nil:
+			return conn, server, nil
+		case !temporary(err):
+			return nil, server, fmt.Errorf("connecting to %s: %w", c.address, err)
+		case patience > 0 && time.Since(since) > patience:
+			return nil, server, fmt.Errorf("connecting to %s, in vain for %v: %w", c.address, patience, err)
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, dialPauseMax)
+		case <-ctx.Done():
+			return nil, server, fmt.Errorf("connecting to %s: %w (the last attempt: %w)", c.address, context.Cause(ctx), err)
+		}
+	}
+}
+
+// temporary reports whether a connection that could not be made may be made later: the server is not there yet, or had too
+// many connections at once.
+func temporary(err error) bool {
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		return r.reason == refusedSlow || r.reason == refusedCrowded
+	}
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		return op.Op != "remote error" && op.Op != "local error" // of package tls
+	}
+	return errors.Is(err, errDial) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) ||
+		errors.Is(err, context.DeadlineExceeded)
+}
+
+// errDial is that there is no connection at all.
+var errDial = errors.New("no connection")
+
+func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, err error) {
+	short, cancel := context.WithTimeout(ctx, dialWithin)
+	defer cancel()
+	raw, err := c.cfg.Dial(short, "tcp", c.address)
+	if err != nil {
+		return nil, server, fmt.Errorf("%w: %w", errDial, err)
+	}
+	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	defer func() {
+		if !stop() && err == nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			raw.Close()
+		}
+	}()
+	raw.SetDeadline(time.Now().Add(dialWithin))
+	conn = raw
+	if c.cfg.TLS != nil {
+		cfg := c.cfg.TLS
+		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+			cfg = cfg.Clone()
+			cfg.ServerName, _, _ = net.SplitHostPort(c.address)
+		}
+		t := tls.Client(raw, cfg)
+		conn = t
+		if err := t.HandshakeContext(short); err != nil {
+			return nil, server, fmt.Errorf("TLS: %w", err)
+		}
+	}
+	b := encodeGreeting(c.id)
+	if _, err := conn.Write(b); err != nil {
+		return nil, server, err
+	}
+	if c.cfg.Authenticate != nil {
+		if err := c.cfg.Authenticate(conn, true, b); err != nil {
+			return nil, server, fmt.Errorf("authentication: %w", err)
+		}
+	}
+	if server, err = readAnswer(conn); err != nil {
+		return nil, server, err
+	}
+	raw.SetDeadline(time.Time{})
+	return conn, server, nil
+}
+
+// use has the calls go over a connection until it breaks.
+func (c *client) use(conn net.Conn) error {
+	l := newLink(conn)
+	c.mu.Lock()
+	for _, id := range slices.Sorted(maps.Keys(c.calls)) {
+		call := c.calls[id]
+		call.frames = nil // of a response that was cut short
+		l.push(c.frame(call))
+	}
+	c.link = l
+	c.mu.Unlock()
+	stop := context.AfterFunc(c.ctx, l.close)
+	defer stop()
+	var writer sync.WaitGroup
+	writer.Go(l.write)
+	err := c.read(l)
+	c.mu.Lock()
+	c.link = nil
+	c.mu.Unlock()
+	l.close()
+	writer.Wait()
+	return err
+}
+
+// frame returns what writes a call's request, unless the call ends before. c.mu is held.
+func (c *client) frame(call *call) func() []byte {
+	return func() []byte {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.calls[call.id] == nil {
+			return nil
+		}
+		call.oldest = c.next
+		for id := range c.changes {
+			call.oldest = min(call.oldest, id)
+		}
+		return call.encode()
+	}
+}
+
+// read takes responses from a connection until it breaks.
+func (c *client) read(l *link) error {
+	for {
+		b, err := readFrame(l.conn)
+		if err != nil {
+			return err
+		}
+		p := &response{}
+		if err := p.decode(b); err != nil {
+			return err
+		}
+		if p.status == statusClosing {
+			c.fail(fmt.Errorf("%w: the store at %s has ended", ErrLost, c.address))
+			return nil
+		}
+		c.mu.Lock()
+		if call := c.calls[p.id]; call != nil {
+			if call.frames = append(call.frames, p); !p.more {
+				c.end(p.id)
+				close(call.done)
+			}
+		}
+		c.mu.Unlock()
+	}
+}
+
+// do makes a request and returns its response.
+func (c *client) do(ctx context.Context, q request, err error) (*response, error) {
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	call := &call{request: q, done: make(chan struct{})}
+	if err := c.begin(call); err != nil {
+		return nil, err
+	}
+	select {
+	case <-call.done:
+	case <-ctx.Done():
+		c.give(call)
+		return nil, context.Cause(ctx)
+	}
+	if call.err != nil {
+		return nil, call.err
+	}
+	return call.response()
+}
+
+// begin sends a call's request, or has a connection made for it.
+func (c *client) begin(call *call) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed != nil {
+		return c.failed
+	}
+	c.next++
+	call.id = c.next
+	c.calls[call.id] = call
+	if call.op.changes() {
+		c.changes[call.id] = struct{}{}
+	}
+	if c.link != nil {
+		c.link.push(c.frame(call))
+		return nil
+	}
+	select {
+	case c.wanted <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// give gives up a call.
+func (c *client) give(call *call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.end(call.id)
+	if c.link != nil && call.op == opChanges {
+		cancel := request{op: opCancel, id: call.id}
+		c.link.push(cancel.encode)
+	}
+}
+
+// response joins the frames of a response, and returns what its status says.
+func (c *call) response() (*response, error) {
+	all := c.frames[0]
+	for _, p := range c.frames[1:] {
+		all.entries = append(all.entries, p.entries...)
+	}
+	switch all.status {
+	case statusCompacted:
+		return nil, ErrCompacted
+	case statusFull:
+		return nil, ErrFull
+	case statusBusy:
+		return nil, fmt.Errorf("rendezvous: the store has too many calls of this process under way (%d of Changes are too many)", waitsMax)
+	}
+	return all, nil
+}
+
+// Get implements [Store].
+func (c *client) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	p, err := c.do(ctx, request{op: opGet, key: key}, CheckPrefix(key))
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case p.status == statusNo || len(p.entries) == 0:
+		return nil, 0, ErrNotFound
+	}
+	return p.entries[0].Value, p.entries[0].Revision, nil
+}
+
+// Set implements [Store].
+func (c *client) Set(ctx context.Context, key string, value []byte) error {
+	_, err := c.do(ctx, request{op: opSet, key: key, value: value}, checkPair(key, value))
+	return err
+}
+
+// Create implements [Store].
+func (c *client) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+	p, err := c.do(ctx, request{op: opCreate, key: key, value: value}, checkPair(key, value))
+	switch {
+	case err != nil:
+		return nil, false, err
+	case len(p.entries) > 0:
+		return p.entries[0].Value, false, nil
+	}
+	return nil, p.status == statusOK, nil
+}
+
+// Swap implements [Store].
+func (c *client) Swap(ctx context.Context, key string, revision uint64, value []byte) (bool, error) {
+	p, err := c.do(ctx, request{op: opSwap, key: key, revision: revision, value: value}, checkPair(key, value))
+	return err == nil && p.status == statusOK, err
+}
+
+// Delete implements [Store].
+func (c *client) Delete(ctx context.Context, key string) error {
+	_, err := c.do(ctx, request{op: opDelete, key: key}, CheckKey(key))
+	return err
+}
+
+// List implements [Store].
+func (c *client) List(ctx context.Context, prefix string) ([]Entry, uint64, error) {
+	p, err := c.do(ctx, request{op: opList, key: prefix}, CheckPrefix(prefix))
+	if err != nil {
+		return nil, 0, err
+	}
+	return p.entries, p.revision, nil
+}
+
+// Changes implements [Store].
+func (c *client) Changes(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
+	p, err := c.do(ctx, request{op: opChanges, key: prefix, revision: after}, CheckPrefix(prefix))
+	if err != nil {
+		return nil, 0, err
+	}
+	return p.entries, p.revision, nil
+}

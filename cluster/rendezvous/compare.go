@@ -1,0 +1,146 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Fact is something that must be equal on all workers: a name ("global batch", "model") and its value. Long values are better
+// given as a hash.
+type Fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// facts is what a worker gives of itself in a comparison.
+type facts struct {
+	Host  string `json:"host"`
+	PID   int    `json:"pid"`
+	Facts []Fact `json:"facts"`
+}
+
+// DifferError says in what workers differ. All workers get equal ones.
+type DifferError struct {
+	What        string // the comparison's key
+	Differences []Difference
+}
+
+// Difference is one fact and the values that it has.
+type Difference struct {
+	Name   string
+	Values []ValueOf // those of most workers first
+}
+
+// ValueOf is a value, and the workers that have it.
+type ValueOf struct {
+	Value   string
+	None    bool // they did not give this fact
+	Workers []int
+	Who     []string // "worker 3 (host a, pid 17)", by Workers
+}
+
+// Error names every fact that differs, and whose value is which.
+func (e *DifferError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "the workers do not agree in %q:", e.What)
+	for i, d := range e.Differences {
+		b.WriteString(strings.Repeat(";", min(i, 1)) + " " + d.Name + " is ")
+		for j, v := range d.Values {
+			if j > 0 {
+				b.WriteString(", but ")
+			}
+			b.WriteString(v.String())
+		}
+	}
+	return b.String()
+}
+
+// String says whose value it is: all by number, and by host and process if they are few.
+func (v *ValueOf) String() string {
+	text := fmt.Sprintf("%q", shortened(v.Value))
+	if v.None {
+		text = "not given"
+	}
+	if len(v.Who) <= 4 {
+		return text + " for " + enumerate(v.Who)
+	}
+	return text + " for " + numbers("worker", v.Workers)
+}
+
+func shortened(s string) string {
+	const most = 200
+	if len(s) > most {
+		return s[:most] + "…"
+	}
+	return s
+}
+
+// Compare holds facts of all workers against each other. If one differs, every worker gets the same *[DifferError]. It waits for all
+// workers until ctx ends; the error is then a *[WaitError]. The key names this comparison alone.
+func Compare(ctx context.Context, s Store, key string, worker, workers int, mine []Fact) error {
+	text, err := json.Marshal(facts{hostName(), os.Getpid(), mine})
+	if err != nil {
+		return fmt.Errorf("rendezvous: comparison %q: %w", key, err)
+	}
+	all, err := Exchange(ctx, s, key, worker, workers, text)
+	if err != nil {
+		return err
+	}
+	given := make([]facts, workers)
+	for w, text := range all {
+		if err := json.Unmarshal(text, &given[w]); err != nil {
+			return fmt.Errorf("rendezvous: comparison %q: worker %d gave no facts: %w", key, w, err)
+		}
+	}
+	if found := differences(given); len(found) > 0 {
+		return &DifferError{key, found}
+	}
+	return nil
+}
+
+// differences returns the facts that are not the same for all, in the order in which they were given.
+func differences(given []facts) []Difference {
+	var names []string
+	known := map[string]bool{}
+	for _, g := range given {
+		for _, f := range g.Facts {
+			if !known[f.Name] {
+				known[f.Name] = true
+				names = append(names, f.Name)
+			}
+		}
+	}
+	var out []Difference
+	for _, name := range names {
+		if d := differ(name, given); len(d.Values) > 1 {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+// differ sorts the workers by their values of a fact.
+func differ(name string, given []facts) Difference {
+	d := Difference{Name: name}
+	for w, g := range given {
+		at := slices.IndexFunc(g.Facts, func(f Fact) bool { return f.Name == name })
+		v := ValueOf{None: at < 0}
+		if at >= 0 {
+			v.Value = g.Facts[at].Value
+		}
+		i := slices.IndexFunc(d.Values, func(o ValueOf) bool { return o.Value == v.Value && o.None == v.None })
+		if i < 0 {
+			i = len(d.Values)
+			d.Values = append(d.Values, v)
+		}
+		who := Card{Role: roleDefault, Worker: w, Host: g.Host, PID: g.PID}
+		d.Values[i].Workers = append(d.Values[i].Workers, w)
+		d.Values[i].Who = append(d.Values[i].Who, who.String())
+	}
+	slices.SortStableFunc(d.Values, func(a, b ValueOf) int { return len(b.Workers) - len(a.Workers) })
+	return d
+}

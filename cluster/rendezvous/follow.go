@@ -1,0 +1,123 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// follow calls look with all entries whose keys begin with prefix, by what follows prefix: at once, and after each change,
+// until look says that it is done, or ctx ends.
+func follow(ctx context.Context, s Store, prefix string, look func(now map[string]Entry) (done bool, err error)) error {
+	for {
+		entries, revision, err := s.List(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		now := map[string]Entry{}
+		for {
+			for _, e := range entries {
+				name := strings.TrimPrefix(e.Key, prefix)
+				if now[name] = e; e.Deleted {
+					delete(now, name)
+				}
+			}
+			if done, err := look(now); done || err != nil {
+				return err
+			}
+			if entries, revision, err = s.Changes(ctx, prefix, revision); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, ErrCompacted) {
+			return err
+		}
+	}
+}
+
+// WaitError says whom a worker waited for in vain.
+type WaitError struct {
+	// What the wait was for: the key.
+	What string
+	// Missing are the workers that have not come, and Workers is how many there are.
+	Missing []int
+	Workers int
+	// Waited is how long the wait was.
+	Waited time.Duration
+	// Cause is why it ended: the context's cause, or the store's error.
+	Cause error
+}
+
+// Error says who is missing, where, and since when.
+func (e *WaitError) Error() string {
+	return fmt.Sprintf("rendezvous: %s of %d did not come to %q within %v: %v", numbers("worker", e.Missing), e.Workers, e.What,
+		e.Waited.Round(time.Millisecond), e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *WaitError) Unwrap() error { return e.Cause }
+
+// gather waits until every worker has a key "<key>/<number>", and returns what they hold, by worker.
+func gather(ctx context.Context, s Store, key string, workers int) ([][]byte, error) {
+	since := time.Now()
+	out := make([][]byte, workers)
+	missing := make([]int, 0, workers)
+	for w := range workers {
+		missing = append(missing, w)
+	}
+	err := follow(ctx, s, key+"/", func(now map[string]Entry) (bool, error) {
+		missing = slices.DeleteFunc(missing, func(w int) bool {
+			e, ok := now[strconv.Itoa(w)]
+			if ok {
+				out[w] = e.Value
+			}
+			return ok
+		})
+		return len(missing) == 0, nil
+	})
+	if err != nil {
+		return nil, &WaitError{key, missing, workers, time.Since(since), err}
+	}
+	return out, nil
+}
+
+// numbers writes increasing numbers as people do: "worker 3", "workers 0-2 and 7".
+func numbers(noun string, n []int) string {
+	var runs []string
+	for i := 0; i < len(n); {
+		j := i
+		for j+1 < len(n) && n[j+1] == n[j]+1 {
+			j++
+		}
+		switch {
+		case j == i:
+			runs = append(runs, strconv.Itoa(n[i]))
+		case j == i+1:
+			runs = append(runs, strconv.Itoa(n[i]), strconv.Itoa(n[j]))
+		default:
+			runs = append(runs, fmt.Sprintf("%d-%d", n[i], n[j]))
+		}
+		i = j + 1
+	}
+	const most = 16
+	if len(runs) > most {
+		runs = append(runs[:most], "others")
+	}
+	if len(n) == 1 {
+		return noun + " " + runs[0]
+	}
+	return noun + "s " + enumerate(runs)
+}
+
+// enumerate writes a list as people do: "a, b and c".
+func enumerate(items []string) string {
+	if len(items) < 2 {
+		return strings.Join(items, "")
+	}
+	last := len(items) - 1
+	return strings.Join(items[:last], ", ") + " and " + items[last]
+}

@@ -1,0 +1,44 @@
+package rendezvous
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+)
+
+// Leave says that a worker that has met the others is done with the store. Worker 0 waits until all others have said so, or ctx
+// ends; the error is then a *[WaitError]. So the one who serves the store leaves last.
+func Leave(ctx context.Context, s Store, card Card) error {
+	card, err := card.filled()
+	if err != nil {
+		return err
+	}
+	key := card.Key(card.Role, "left")
+	if err := s.Set(ctx, key+"/"+strconv.Itoa(card.Worker), nil); err != nil {
+		return fmt.Errorf("rendezvous: %v leaves: %w", &card, err)
+	}
+	if card.Worker > 0 {
+		return nil
+	}
+	_, err = gather(ctx, s, key, card.Workers)
+	return err
+}
+
+// Forget deletes all that a job has in the store, whatever the epoch. A store that outlives the job needs it, if the job's id is to
+// be used again. No worker may be there any more.
+func Forget(ctx context.Context, s Store, job string) error {
+	prefix := jobKey(job)
+	entries, _, err := s.List(ctx, prefix)
+	for _, e := range entries {
+		if err == nil {
+			err = s.Delete(ctx, e.Key)
+		}
+	}
+	if err == nil {
+		err = s.Delete(ctx, jobsKey+prefix[:len(prefix)-1])
+	}
+	if err != nil {
+		return fmt.Errorf("rendezvous: deleting what job %q has left: %w", job, err)
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+package rendezvous
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// link is one connection of a client. Callers leave what is to be written; a goroutine writes it, so no caller waits longer
+// than it wants for a server that does not read.
+type link struct {
+	raw  net.Conn
+	conn lively
+
+	mu     sync.Mutex
+	queue  []func() []byte // frames; nil if one is not wanted any more
+	ready  chan struct{}   // has room for one
+	closed bool
+}
+
+func newLink(conn net.Conn) *link {
+	return &link{raw: conn, conn: lively{conn, silenceClient}, ready: make(chan struct{}, 1)}
+}
+
+// push leaves a frame to be written.
+func (l *link) push(frame func() []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, frame)
+	l.wake()
+}
+
+func (l *link) wake() {
+	select {
+	case l.ready <- struct{}{}:
+	default:
+	}
+}
+
+// close ends the connection.
+func (l *link) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.raw.Close()
+	l.wake()
+}
+
+// write writes what is left in the queue, and pings, until the connection is closed or breaks.
+func (l *link) write() {
+	defer l.raw.Close()
+	ticker := time.NewTicker(pingEvery)
+	defer ticker.Stop()
+	ping := request{op: opPing}
+	for {
+		l.mu.Lock()
+		queue, closed := l.queue, l.closed
+		l.queue = nil
+		l.mu.Unlock()
+		if closed {
+			return
+		}
+		for _, frame := range queue {
+			if b := frame(); b != nil {
+				if _, err := l.conn.Write(b); err != nil {
+					return
+				}
+			}
+		}
+		select {
+		case <-l.ready:
+		case <-ticker.C:
+			if _, err := l.conn.Write(ping.encode()); err != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,359 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// MeetKind is why workers did not meet.
+type MeetKind string
+
+// The reasons.
+const (
+	// Duplicate: two processes say that they are the same worker.
+	Duplicate MeetKind = "duplicate"
+	// Stranger: a worker's number, or its number of workers, is not that of this job.
+	Stranger MeetKind = "stranger"
+	// Missing: not all workers came before one that waited had to end.
+	Missing MeetKind = "missing"
+	// Interrupted: a worker left before all had come.
+	Interrupted MeetKind = "interrupted"
+	// Over: the job is in a later epoch already.
+	Over MeetKind = "over"
+)
+
+// MeetError says why workers did not meet. All workers that were waiting for each other get the same text.
+type MeetError struct {
+	Kind MeetKind `json:"kind"`
+	// Workers are those to blame: the missing ones, the one that is there twice, …
+	Workers []int `json:"workers"`
+	// Text is the whole story.
+	Text string `json:"text"`
+	// Current is the epoch that the job is in, for [Over].
+	Current uint32 `json:"-"`
+	// Cause is why this worker's own wait ended, if it is the one that left: its context's cause.
+	Cause error `json:"-"`
+}
+
+// Error returns the text.
+func (e *MeetError) Error() string { return "rendezvous: " + e.Text }
+
+// Unwrap returns the cause: for [Missing], whoever's deadline it was, [context.DeadlineExceeded].
+func (e *MeetError) Unwrap() error {
+	if e.Kind == Missing {
+		return context.DeadlineExceeded
+	}
+	return e.Cause
+}
+
+// outcome is how a meeting ended: the first one that anybody writes down holds for all.
+type outcome struct {
+	Met   bool       `json:"met"`
+	Error *MeetError `json:"error,omitempty"`
+}
+
+const (
+	epochKey     = "epoch"          // of a job: the epoch that it is in
+	jobsKey      = "=jobs/"         // the jobs that are on the store; no escaped id begins with "="
+	outcomeKey   = "outcome"        // of a meeting
+	cardsKey     = "card/"          // of a meeting
+	leaveWithin  = 2 * time.Second  // for a worker that leaves, to say so
+	refusedSince = 10 * time.Minute // whom the store refused longer ago is not worth telling
+	namedMax     = 16               // workers that a text names with host and pid
+)
+
+// Meet makes this process known as a worker of its job, and waits until all workers are. It returns their cards, by worker.
+//
+// Whatever keeps them from meeting ends all of their waits with the same *[MeetError]: a worker that is there twice or is a stranger,
+// or one whose ctx ends before all have come, which says who is missing. Once all have met, a further process that says
+// it is one of them gets an error alone. The first worker of a later epoch ends the earlier ones: their keys are deleted, and
+// whoever still wants to meet there gets an error that says so.
+func Meet(ctx context.Context, s Store, card Card) ([]Card, error) {
+	card, err := card.filled()
+	if err != nil {
+		return nil, err
+	}
+	m := &meeting{store: s, card: card, prefix: card.Key(card.Role, "meet/"), since: time.Now()}
+	cards, err := m.meet(ctx)
+	if own := (*MeetError)(nil); err != nil && !errors.As(err, &own) {
+		err = fmt.Errorf("rendezvous: %v meets the others: %w", &card, err)
+	}
+	return cards, err
+}
+
+// meeting is one worker's view of it.
+type meeting struct {
+	store  Store
+	card   Card
+	prefix string
+	since  time.Time
+	cards  []Card // that have come so far, by worker
+}
+
+func (m *meeting) meet(ctx context.Context) ([]Card, error) {
+	if err := m.enter(ctx); err != nil {
+		return nil, err
+	}
+	out, err := m.register(ctx)
+	if err == nil && out == nil {
+		out, err = m.wait(ctx)
+	}
+	if err != nil && ctx.Err() != nil {
+		out, err = m.giveUp(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !out.Met {
+		return nil, out.Error
+	}
+	return m.cards, nil
+}
+
+// enter makes sure that the job is in the card's epoch.
+func (m *meeting) enter(ctx context.Context) error {
+	job := jobKey(m.card.Job)
+	if err := m.store.Set(ctx, jobsKey+strings.TrimSuffix(job, "/"), []byte(m.card.Job)); err != nil {
+		return err
+	}
+	mine := []byte(strconv.FormatUint(uint64(m.card.Epoch), 10))
+	for {
+		_, created, err := m.store.Create(ctx, job+epochKey, mine)
+		if created || err != nil {
+			return err
+		}
+		text, revision, err := m.store.Get(ctx, job+epochKey)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		current, err := strconv.ParseUint(string(text), 10, 32)
+		switch {
+		case err != nil:
+			return fmt.Errorf("key %q holds %.20q, want an epoch", job+epochKey, text)
+		case uint32(current) == m.card.Epoch:
+			return nil
+		case uint32(current) > m.card.Epoch:
+			return m.over(uint32(current))
+		}
+		swapped, err := m.store.Swap(ctx, job+epochKey, revision, mine)
+		if err != nil {
+			return err
+		}
+		if swapped {
+			return m.deleteEarlier(ctx)
+		}
+	}
+}
+
+// over returns the error of one who comes to an epoch that is over.
+func (m *meeting) over(current uint32) error {
+	return &MeetError{Kind: Over, Workers: []int{m.card.Worker}, Current: current, Text: fmt.Sprintf(
+		"%v comes to epoch %d of job %q, which is over: the job is in epoch %d", &m.card, m.card.Epoch, m.card.Job, current)}
+}
+
+// deleteEarlier deletes the keys of earlier epochs.
+func (m *meeting) deleteEarlier(ctx context.Context) error {
+	job := jobKey(m.card.Job)
+	entries, _, err := m.store.List(ctx, job)
+	for _, e := range entries {
+		number, _, below := strings.Cut(strings.TrimPrefix(e.Key, job), "/")
+		if epoch, wrong := strconv.ParseUint(number, 10, 32); err == nil && below && wrong == nil && uint32(epoch) < m.card.Epoch {
+			err = m.store.Delete(ctx, e.Key)
+		}
+	}
+	return err
+}
+
+// register lays down the card. It returns an outcome if it knows of one.
+func (m *meeting) register(ctx context.Context) (*outcome, error) {
+	text, err := json.Marshal(&m.card)
+	if err != nil {
+		return nil, err
+	}
+	if m.card.Worker >= m.card.Workers {
+		return m.refused(ctx, &MeetError{Kind: Stranger, Workers: []int{m.card.Worker}, Text: fmt.Sprintf(
+			"%v says that job %q has %d %ss: they would be numbered 0 to %d", &m.card, m.card.Job, m.card.Workers, m.card.Role, m.card.Workers-1)})
+	}
+	current, created, err := m.store.Create(ctx, m.prefix+cardsKey+strconv.Itoa(m.card.Worker), text)
+	if created || err != nil {
+		return nil, err
+	}
+	other, err := parseCard(current)
+	if err != nil || other.Nonce == m.card.Nonce {
+		return nil, err
+	}
+	return m.refused(ctx, &MeetError{Kind: Duplicate, Workers: []int{m.card.Worker}, Text: fmt.Sprintf(
+		"%s %d of job %q, epoch %d, is there twice: on host %s as pid %d, and on host %s as pid %d",
+		m.card.Role, m.card.Worker, m.card.Job, m.card.Epoch, other.Host, other.PID, m.card.Host, m.card.PID)})
+}
+
+// refused ends the meeting for all because of this process. If they have met already, it ends for this one alone.
+func (m *meeting) refused(ctx context.Context, why *MeetError) (*outcome, error) {
+	out, err := m.propose(ctx, why)
+	if err == nil && out.Met {
+		why.Text += "; the job has begun without this process. A job that is restarted needs a higher epoch, and on a store that outlives jobs each needs an id of its own"
+		out = &outcome{Error: why}
+	}
+	return out, err
+}
+
+// propose writes down an outcome, failure or nil for that all have met, and returns the one that holds.
+func (m *meeting) propose(ctx context.Context, failure *MeetError) (*outcome, error) {
+	out := &outcome{Met: failure == nil, Error: failure}
+	text, err := json.Marshal(out)
+	if err != nil {
+		return nil, err
+	}
+	current, created, err := m.store.Create(ctx, m.prefix+outcomeKey, text)
+	if created || err != nil {
+		return out, err
+	}
+	return parseOutcome(current)
+}
+
+func parseOutcome(text []byte) (*outcome, error) {
+	out := &outcome{}
+	if err := json.Unmarshal(text, out); err != nil || out.Met == (out.Error != nil) {
+		return nil, fmt.Errorf("an outcome that is none: %.100q (%v)", text, err)
+	}
+	return out, nil
+}
+
+// wait waits for an outcome, or finds it.
+func (m *meeting) wait(ctx context.Context) (out *outcome, err error) {
+	err = follow(ctx, m.store, m.prefix, func(now map[string]Entry) (bool, error) {
+		out, err = m.look(ctx, now)
+		return out != nil, err
+	})
+	return out, err
+}
+
+// look reads what stands in the store now, and returns the outcome if there is one.
+func (m *meeting) look(ctx context.Context, now map[string]Entry) (*outcome, error) {
+	if err := m.read(now); err != nil {
+		return nil, err
+	}
+	if e, ok := now[outcomeKey]; ok {
+		return parseOutcome(e.Value)
+	}
+	own := slices.IndexFunc(m.cards, func(c Card) bool { return c.Worker == m.card.Worker && c.Nonce == m.card.Nonce })
+	if own < 0 { // deleted: enter says by whom, if it does not return at once
+		if err := m.enter(ctx); err != nil {
+			return nil, err
+		}
+		return nil, errors.New("its card was deleted from the store by somebody")
+	}
+	for i := range m.cards {
+		if c := &m.cards[i]; c.Workers != m.card.Workers {
+			return m.propose(ctx, m.disagree(c))
+		}
+	}
+	if len(m.cards) < m.card.Workers {
+		return nil, nil
+	}
+	return m.propose(ctx, nil)
+}
+
+// read keeps the cards that have come.
+func (m *meeting) read(now map[string]Entry) error {
+	m.cards = m.cards[:0]
+	for name, e := range now {
+		if !strings.HasPrefix(name, cardsKey) {
+			continue
+		}
+		c, err := parseCard(e.Value)
+		if err != nil {
+			return fmt.Errorf("key %q: %w", e.Key, err)
+		}
+		m.cards = append(m.cards, c)
+	}
+	slices.SortFunc(m.cards, func(a, b Card) int { return a.Worker - b.Worker })
+	return nil
+}
+
+// disagree says that the workers were started with different numbers of workers.
+func (m *meeting) disagree(c *Card) *MeetError {
+	a, b := c, &m.card
+	if b.Worker < a.Worker {
+		a, b = b, a
+	}
+	return &MeetError{Kind: Stranger, Workers: []int{a.Worker, b.Worker}, Text: fmt.Sprintf(
+		"in job %q, epoch %d, %v was told of %d %ss, and %v of %d", m.card.Job, m.card.Epoch, a, a.Workers, m.card.Role, b, b.Workers)}
+}
+
+// giveUp ends the meeting for all, since this worker must leave.
+func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
+	cause := context.Cause(ctx)
+	waited := time.Since(m.since).Round(time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+	defer cancel()
+	err := &MeetError{
+		Kind: Interrupted, Workers: []int{m.card.Worker}, Cause: cause,
+		Text: fmt.Sprintf("%v left the rendezvous of job %q, epoch %d, after %v: %v", &m.card, m.card.Job, m.card.Epoch, waited, cause),
+	}
+	if errors.Is(cause, context.DeadlineExceeded) {
+		err = m.missing(ctx, waited, cause)
+	}
+	out, failed := m.propose(ctx, err)
+	if failed != nil {
+		return nil, fmt.Errorf("%w (and it could not tell the others: %w)", err, failed)
+	}
+	return out, nil
+}
+
+// missing says who has come, who has not, and what else can be known about it.
+func (m *meeting) missing(ctx context.Context, waited time.Duration, cause error) *MeetError {
+	here := map[int]bool{}
+	var came []string
+	for i := range m.cards {
+		here[m.cards[i].Worker] = true
+		came = append(came, m.cards[i].String())
+	}
+	if len(came) > namedMax {
+		came = append(came[:namedMax], fmt.Sprintf("%d others", len(came)-namedMax))
+	}
+	var missing []int
+	for w := range m.card.Workers {
+		if !here[w] {
+			missing = append(missing, w)
+		}
+	}
+	text := fmt.Sprintf("%s of job %q, epoch %d, did not come; of %d came %s; %v has waited for %v",
+		numbers(m.card.Role, missing), m.card.Job, m.card.Epoch, m.card.Workers, enumerate(came), &m.card, waited)
+	return &MeetError{Kind: Missing, Workers: missing, Text: text + m.strangers(ctx), Cause: cause}
+}
+
+// strangers says who else was at the store: connections that were refused, and other jobs.
+func (m *meeting) strangers(ctx context.Context) string {
+	text := ""
+	if b, _, err := m.store.Get(ctx, refusedKey); err == nil {
+		var r refusedReport
+		if json.Unmarshal(b, &r) == nil {
+			for _, e := range r.Last {
+				if ago := time.Since(e.Time).Round(time.Second); ago < refusedSince {
+					text += fmt.Sprintf("; the store refused a connection from %s %v ago (%s): %s", e.From, ago, e.Kind, e.Reason)
+				}
+			}
+		}
+	}
+	entries, _, err := m.store.List(ctx, jobsKey)
+	var others []string
+	for _, e := range entries {
+		if job := string(e.Value); err == nil && job != m.card.Job && len(others) < namedMax {
+			others = append(others, strconv.Quote(job))
+		}
+	}
+	if len(others) > 0 {
+		text += "; on this store there is also job " + enumerate(others)
+	}
+	return text
+}

@@ -1,0 +1,115 @@
+package rendezvous_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// card returns the card of a worker on a host of its own.
+func card(worker, workers int) rendezvous.Card {
+	return rendezvous.Card{Job: "digits", Worker: worker, Workers: workers, Host: string(rune('a' + worker)), PID: 100 + worker}
+}
+
+// met is what Meet returned to one process.
+type met struct {
+	cards []rendezvous.Card
+	err   error
+	after time.Duration
+}
+
+// meet has a process for each card meet the others, each on a store of its own, with a timeout.
+func meet(ctx context.Context, open func() rendezvous.Store, timeout time.Duration, cards ...rendezvous.Card) []met {
+	out := make([]met, len(cards))
+	var work sync.WaitGroup
+	start := time.Now()
+	for i, c := range cards {
+		work.Go(func() {
+			s := open()
+			defer s.Close()
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			out[i].cards, out[i].err = rendezvous.Meet(ctx, s, c)
+			out[i].after = time.Since(start)
+		})
+	}
+	work.Wait()
+	return out
+}
+
+// TestMeet: all that do not meet get the same error, which says who and where; and without waiting for longer than is needed.
+func TestMeet(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		cards []rendezvous.Card
+		want  []string // in every error; none: they meet
+		kind  rendezvous.MeetKind
+		after time.Duration
+	}{
+		{name: "all", cards: []rendezvous.Card{card(2, 3), card(0, 3), card(1, 3)}},
+		{name: "one", cards: []rendezvous.Card{card(0, 1)}},
+		{
+			name: "one is missing", cards: []rendezvous.Card{card(0, 3), card(2, 3)}, kind: rendezvous.Missing, after: 10 * time.Second,
+			want: []string{`worker 1 of job "digits", epoch 0, did not come; of 3 came worker 0 (host a, pid 100) and worker 2 (host c, pid 102)`, "has waited for 10s"},
+		},
+		{
+			name: "one is there twice", kind: rendezvous.Duplicate,
+			cards: []rendezvous.Card{card(0, 3), card(1, 3), {Job: "digits", Worker: 1, Workers: 3, Host: "x", PID: 7}},
+			want:  []string{`worker 1 of job "digits", epoch 0, is there twice`, "host b as pid 101", "host x as pid 7"},
+		},
+		{
+			name: "one was told of more workers", cards: []rendezvous.Card{card(0, 3), card(1, 4), card(2, 3)}, kind: rendezvous.Stranger,
+			want: []string{"worker 1 (host b, pid 101)", "of 4", "and", "of 3"},
+		},
+		{
+			name: "one has a number that is too high", cards: []rendezvous.Card{card(0, 2), card(1, 2), card(2, 2)}, kind: rendezvous.Stranger,
+			want: []string{`worker 2 (host c, pid 102) says that job "digits" has 2 workers: they would be numbered 0 to 1`},
+		},
+		{
+			name: "one is of another job", kind: rendezvous.Missing, after: 10 * time.Second,
+			cards: []rendezvous.Card{card(0, 2), {Job: "other", Worker: 1, Workers: 2, Host: "z", PID: 5}},
+			want:  []string{"did not come", "on this store there is also job"},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				memory := rendezvous.NewMemory()
+				for i, m := range meet(t.Context(), memory.Open, 10*time.Second, c.cards...) {
+					if len(c.want) == 0 {
+						if m.err != nil || len(m.cards) != len(c.cards) {
+							t.Fatalf("process %d: %v, %v", i, m.cards, m.err)
+						}
+						for w, got := range m.cards {
+							if got.Worker != w || got.Host != string(rune('a'+w)) {
+								t.Errorf("process %d: card %d is %v", i, w, &got)
+							}
+						}
+						continue
+					}
+					var e *rendezvous.MeetError
+					if !errors.As(m.err, &e) || e.Kind != c.kind || m.after != c.after {
+						// Whether those that have met before a stranger comes are told depends on who is first.
+						if c.cards[i].Worker < c.cards[i].Workers && m.err == nil && strings.Contains(c.name, "too high") {
+							continue
+						}
+						t.Fatalf("process %d after %v: %v", i, m.after, m.err)
+					}
+					for _, want := range c.want {
+						if !strings.Contains(e.Error(), want) {
+							t.Errorf("process %d: %v\nwant %q in it", i, e, want)
+						}
+					}
+					if e.Kind == rendezvous.Missing && !errors.Is(e, context.DeadlineExceeded) {
+						t.Errorf("process %d: the cause is %v", i, e.Cause)
+					}
+				}
+			})
+		})
+	}
+}

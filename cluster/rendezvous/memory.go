@@ -1,0 +1,223 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"sync"
+)
+
+// Memory is a store in this process's memory: for a job of one process, and for tests.
+type Memory struct {
+	ctx context.Context // ends when the store does, with the cause
+	end context.CancelCauseFunc
+
+	mu      sync.Mutex
+	table   table
+	waiters map[*waiter]struct{}
+}
+
+// NewMemory returns a new, empty store.
+func NewMemory() *Memory {
+	m := &Memory{table: newTable(), waiters: map[*waiter]struct{}{}}
+	m.ctx, m.end = context.WithCancelCause(context.Background())
+	return m
+}
+
+// Open returns a use of the store, which sees what others set. Its Close ends this use only.
+func (m *Memory) Open() Store {
+	l := &local{memory: m}
+	l.ctx, l.end = context.WithCancelCause(m.ctx)
+	return l
+}
+
+// waiter is someone who waits for a change of a key that begins with prefix.
+type waiter struct {
+	prefix string
+	wake   chan struct{} // has room for one
+}
+
+// change calls f with the table, and wakes those who wait for the key if f says that it changed.
+func (m *Memory) change(key string, f func(t *table) (changed bool, err error)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	changed, err := f(&m.table)
+	if changed {
+		for w := range m.waiters {
+			if strings.HasPrefix(key, w.prefix) {
+				select {
+				case w.wake <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}
+	return err
+}
+
+// wait returns the changes after a revision, when there are any.
+func (m *Memory) wait(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
+	w := &waiter{prefix: prefix, wake: make(chan struct{}, 1)}
+	m.mu.Lock()
+	m.waiters[w] = struct{}{}
+	defer func() {
+		delete(m.waiters, w)
+		m.mu.Unlock()
+	}()
+	for {
+		entries, err := m.table.changes(prefix, after)
+		if len(entries) > 0 || err != nil {
+			return entries, m.table.revision, err
+		}
+		m.mu.Unlock()
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		m.mu.Lock()
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+// The operations that change something. They keep the value.
+
+func (t *table) doSet(key string, value []byte) (bool, error) {
+	err := t.set(Entry{Key: key, Value: value})
+	return err == nil, err
+}
+
+func (t *table) doCreate(key string, value []byte) (current []byte, created bool, err error) {
+	if e, ok := t.get(key); ok {
+		return e.Value, false, nil
+	}
+	err = t.set(Entry{Key: key, Value: value})
+	return nil, err == nil, err
+}
+
+func (t *table) doSwap(key string, revision uint64, value []byte) (bool, error) {
+	if e, ok := t.get(key); !ok || e.Revision != revision {
+		return false, nil
+	}
+	return t.doSet(key, value)
+}
+
+// local is a use of a Memory.
+type local struct {
+	memory *Memory
+	ctx    context.Context // ends with Close, or with the store
+	end    context.CancelCauseFunc
+}
+
+// check returns what keeps a call from being made.
+func (l *local) check(ctx context.Context, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case l.ctx.Err() != nil:
+		return context.Cause(l.ctx)
+	}
+	return context.Cause(ctx)
+}
+
+// Get implements [Store].
+func (l *local) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	if err := l.check(ctx, CheckPrefix(key)); err != nil {
+		return nil, 0, err
+	}
+	l.memory.mu.Lock()
+	defer l.memory.mu.Unlock()
+	e, ok := l.memory.table.get(key)
+	if !ok {
+		return nil, 0, ErrNotFound
+	}
+	return bytes.Clone(e.Value), e.Revision, nil
+}
+
+// Set implements [Store].
+func (l *local) Set(ctx context.Context, key string, value []byte) error {
+	if err := l.check(ctx, checkPair(key, value)); err != nil {
+		return err
+	}
+	return l.memory.change(key, func(t *table) (bool, error) { return t.doSet(key, bytes.Clone(value)) })
+}
+
+// Create implements [Store].
+func (l *local) Create(ctx context.Context, key string, value []byte) (current []byte, created bool, err error) {
+	if err := l.check(ctx, checkPair(key, value)); err != nil {
+		return nil, false, err
+	}
+	err = l.memory.change(key, func(t *table) (bool, error) {
+		var err error
+		current, created, err = t.doCreate(key, bytes.Clone(value))
+		return created, err
+	})
+	return bytes.Clone(current), created, err
+}
+
+// Swap implements [Store].
+func (l *local) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
+	if err := l.check(ctx, checkPair(key, value)); err != nil {
+		return false, err
+	}
+	err = l.memory.change(key, func(t *table) (bool, error) {
+		var err error
+		swapped, err = t.doSwap(key, revision, bytes.Clone(value))
+		return swapped, err
+	})
+	return swapped, err
+}
+
+// Delete implements [Store].
+func (l *local) Delete(ctx context.Context, key string) error {
+	if err := l.check(ctx, CheckKey(key)); err != nil {
+		return err
+	}
+	return l.memory.change(key, func(t *table) (bool, error) { return t.remove(key), nil })
+}
+
+// List implements [Store].
+func (l *local) List(ctx context.Context, prefix string) ([]Entry, uint64, error) {
+	if err := l.check(ctx, CheckPrefix(prefix)); err != nil {
+		return nil, 0, err
+	}
+	l.memory.mu.Lock()
+	entries, revision := l.memory.table.list(prefix), l.memory.table.revision
+	l.memory.mu.Unlock()
+	return cloned(entries), revision, nil
+}
+
+// Changes implements [Store].
+func (l *local) Changes(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
+	if err := l.check(ctx, CheckPrefix(prefix)); err != nil {
+		return nil, 0, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })()
+	entries, revision, err := l.memory.wait(ctx, prefix, after)
+	return cloned(entries), revision, err
+}
+
+// Close implements [Store].
+func (l *local) Close() error {
+	l.end(ErrClosed) // which is of no effect if the store has ended
+	return nil
+}
+
+// cloned gives the values of entries to a caller.
+func cloned(entries []Entry) []Entry {
+	for i := range entries {
+		entries[i].Value = bytes.Clone(entries[i].Value)
+	}
+	return entries
+}
+
+func checkPair(key string, value []byte) error {
+	if err := CheckKey(key); err != nil {
+		return err
+	}
+	return CheckValue(key, value)
+}

@@ -1,0 +1,131 @@
+package rendezvous
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// table is what a store holds: entries, those of deleted keys among them, and the order of their changes. It knows no lock,
+// clock or wire; the stores in memory, behind a server and in a file are built on it.
+type table struct {
+	revision uint64
+	entries  map[string]Entry // of a deleted key: the deletion
+	order    []moment         // of all changes, the oldest first; those that were overtaken are taken out now and then
+	deleted  int              // how many entries are deletions
+	floor    uint64           // deletions up to this revision are forgotten
+	bytes    int              // of all keys and values, with entryBytes for each
+}
+
+// moment is a change.
+type moment struct {
+	revision uint64
+	key      string
+}
+
+const (
+	entryBytes  = 128     // what an entry costs besides its key and value
+	deletedMost = 1 << 16 // deletions that are remembered
+)
+
+func newTable() table { return table{entries: map[string]Entry{}} }
+
+// get returns the entry of a key that is there.
+func (t *table) get(key string) (Entry, bool) {
+	e, ok := t.entries[key]
+	return e, ok && !e.Deleted
+}
+
+// set makes a change: the next one, or that of the given revision, which is higher than all before. It keeps the value.
+func (t *table) set(e Entry) error {
+	old, had := t.entries[e.Key]
+	grows := cost(&e)
+	if had {
+		grows -= cost(&old)
+	}
+	if !e.Deleted && t.bytes+grows > TotalMax {
+		return ErrFull
+	}
+	if e.Revision == 0 {
+		e.Revision = t.revision + 1
+	}
+	t.revision = e.Revision
+	t.bytes += grows
+	t.deleted += count(e.Deleted) - count(had && old.Deleted)
+	t.entries[e.Key] = e
+	t.order = append(t.order, moment{e.Revision, e.Key})
+	if len(t.order) > 2*len(t.entries)+1024 {
+		t.order = slices.DeleteFunc(t.order, t.overtaken)
+	}
+	if t.deleted > deletedMost {
+		t.forget(t.deleted / 2)
+	}
+	return nil
+}
+
+// remove deletes a key. It reports whether there was one.
+func (t *table) remove(key string) bool {
+	if _, ok := t.get(key); !ok {
+		return false
+	}
+	t.set(Entry{Key: key, Deleted: true}) // a deletion always fits
+	return true
+}
+
+// forget drops the oldest n deletions.
+func (t *table) forget(n int) {
+	t.order = slices.DeleteFunc(t.order, func(m moment) bool {
+		e := t.entries[m.key]
+		if n == 0 || e.Revision != m.revision || !e.Deleted {
+			return e.Revision != m.revision
+		}
+		n--
+		t.floor = m.revision
+		t.bytes -= cost(&e)
+		t.deleted--
+		delete(t.entries, m.key)
+		return true
+	})
+}
+
+// overtaken reports that the key has a later change.
+func (t *table) overtaken(m moment) bool { return t.entries[m.key].Revision != m.revision }
+
+// list returns the entries that are there, by key.
+func (t *table) list(prefix string) []Entry {
+	var out []Entry
+	for key, e := range t.entries {
+		if !e.Deleted && strings.HasPrefix(key, prefix) {
+			out = append(out, e)
+		}
+	}
+	slices.SortFunc(out, func(a, b Entry) int { return cmp.Compare(a.Key, b.Key) })
+	return out
+}
+
+// changes returns the latest states of the keys that changed after a revision, in the order of their changes.
+func (t *table) changes(prefix string, after uint64) ([]Entry, error) {
+	if after != 0 && after < t.floor {
+		return nil, ErrCompacted
+	}
+	var out []Entry
+	for _, m := range slices.Backward(t.order) {
+		if m.revision <= after {
+			break
+		}
+		if e := t.entries[m.key]; e.Revision == m.revision && strings.HasPrefix(m.key, prefix) {
+			out = append(out, e)
+		}
+	}
+	slices.Reverse(out)
+	return out, nil
+}
+
+func cost(e *Entry) int { return len(e.Key) + len(e.Value) + entryBytes }
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,326 @@
+package rendezvous
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net"
+	"time"
+)
+
+// Version is the version of the TCP store's protocol, docs/rendezvous.md. Both ends must speak the same.
+const Version = 1
+
+const (
+	magic         = "LOCKSTOR"
+	greetingBytes = 32
+	answerBytes   = 36
+	answerTextMax = 256
+	frameMax      = 8 << 20 // bytes of a frame: a key, a value and what belongs to it; what is longer goes in several
+	chunkBytes    = 1 << 20 // a frame of entries is closed when it has more
+	requestBytes  = 28      // before the key
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// clientID names a client over all its connections; instance names a server.
+type (
+	clientID [16]byte
+	instance [16]byte
+)
+
+// encodeGreeting returns the first bytes on a connection, from the client.
+func encodeGreeting(id clientID) []byte {
+	le := binary.LittleEndian
+	b := make([]byte, 0, greetingBytes)
+	b = append(b, magic...)
+	b = le.AppendUint16(b, Version)
+	b = append(b, 0, 0)
+	b = append(b, id[:]...)
+	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// decodeGreeting looks at the magic and the version first, so that a stranger and another version are told apart from damage.
+func decodeGreeting(b []byte) (id clientID, err error) {
+	le := binary.LittleEndian
+	switch {
+	case len(b) != greetingBytes || string(b[:8]) != magic:
+		return id, refuse(refusedMagic, "the connection does not begin as one to Lockstep's store does")
+	case le.Uint16(b[8:]) != Version:
+		return id, refuse(refusedVersion, "it speaks version %d of the store's protocol, this end version %d", le.Uint16(b[8:]), Version)
+	case le.Uint16(b[10:]) != 0 || crc32.Checksum(b[:28], castagnoli) != le.Uint32(b[28:]):
+		return id, refuse(refusedDamaged, "the greeting is damaged")
+	}
+	return clientID(b[12:28]), nil
+}
+
+// Refusal says why a store refused a connection. Its text names what [Server.Refused] counts.
+type Refusal uint8
+
+// The reasons to refuse a connection, or to end one.
+const (
+	accepted       Refusal = iota
+	refusedMagic           // not this protocol
+	refusedVersion         // another version of it
+	refusedDamaged         // a greeting that is none
+	refusedProof           // TLS or Authenticate says no
+	refusedSlow            // no greeting in time, or pushed out by newer ones
+	refusedCrowded         // more connections than the server takes
+	refusedFrame           // a request in an accepted connection that is none
+	refusals
+)
+
+var refusalNames = [refusals]string{"accepted", "magic", "version", "damaged", "proof", "slow", "crowded", "frame"}
+
+// String returns the reason's name: "version", "proof".
+func (r Refusal) String() string {
+	if r < refusals {
+		return refusalNames[r]
+	}
+	return fmt.Sprintf("Refusal(%d)", uint8(r))
+}
+
+// refusal is the error of a refused connection, on both sides.
+type refusal struct {
+	reason Refusal
+	text   string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+func refuse(reason Refusal, format string, args ...any) error {
+	return &refusal{reason, fmt.Sprintf(format, args...)}
+}
+
+// encodeAnswer returns the answer to a greeting: err, or that all is well.
+func encodeAnswer(server instance, err error) []byte {
+	le := binary.LittleEndian
+	reason, text := accepted, ""
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		reason, text = r.reason, r.text[:min(len(r.text), answerTextMax)]
+	}
+	b := make([]byte, 0, answerBytes+len(text))
+	b = append(b, magic...)
+	b = le.AppendUint16(b, Version)
+	b = append(b, byte(reason), 0)
+	b = append(b, server[:]...)
+	b = le.AppendUint32(b, uint32(len(text)))
+	b = le.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return append(b, text...)
+}
+
+// readAnswer reads the answer to a greeting: a *refusal if it is one.
+func readAnswer(r io.Reader) (server instance, err error) {
+	le := binary.LittleEndian
+	b := make([]byte, answerBytes)
+	if _, err := io.ReadFull(r, b[:len(magic)]); err != nil {
+		return server, err
+	}
+	if string(b[:8]) != magic {
+		return server, refuse(refusedMagic, "what listens there is not Lockstep's store")
+	}
+	if _, err := io.ReadFull(r, b[8:]); err != nil {
+		return server, err
+	}
+	n := le.Uint32(b[28:])
+	switch {
+	case le.Uint16(b[8:]) != Version && b[10] == byte(accepted):
+		return server, refuse(refusedVersion, "it speaks version %d of the store's protocol, this end version %d", le.Uint16(b[8:]), Version)
+	case crc32.Checksum(b[:32], castagnoli) != le.Uint32(b[32:]) || n > answerTextMax || b[10] >= byte(refusals):
+		return server, refuse(refusedDamaged, "the answer to the greeting is damaged")
+	case b[10] == byte(accepted):
+		return instance(b[12:28]), nil
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return server, err
+	}
+	return server, &refusal{Refusal(b[10]), string(text)}
+}
+
+// opcode is what a request asks for.
+type opcode uint8
+
+const (
+	opGet opcode = 1 + iota
+	opSet
+	opCreate
+	opSwap
+	opDelete
+	opList
+	opChanges
+	opCancel // the request with that id is not waited for any more
+	opPing
+	opcodes
+)
+
+// changes reports whether an operation changes the store, and so must not be done twice.
+func (o opcode) changes() bool { return o >= opSet && o <= opDelete }
+
+// request is what a client asks.
+type request struct {
+	op opcode
+	id uint64 // of this client's; an operation that is asked for again, on another connection, has the same
+	// oldest is the lowest id of a change whose response the client still waits for; the server may forget those before.
+	oldest   uint64
+	revision uint64 // swap: expected; changes: after
+	key      string // or prefix
+	value    []byte
+}
+
+// encode returns the request's frame.
+func (q *request) encode() []byte {
+	le := binary.LittleEndian
+	b := make([]byte, 0, 4+requestBytes+len(q.key)+len(q.value))
+	b = le.AppendUint32(b, uint32(requestBytes+len(q.key)+len(q.value)))
+	b = append(b, byte(q.op), 0)
+	b = le.AppendUint16(b, uint16(len(q.key)))
+	b = le.AppendUint64(b, q.id)
+	b = le.AppendUint64(b, q.oldest)
+	b = le.AppendUint64(b, q.revision)
+	b = append(b, q.key...)
+	return append(b, q.value...)
+}
+
+// decode reads the frame's body. The value stays part of it. What is asked for must make sense.
+func (q *request) decode(b []byte) error {
+	le := binary.LittleEndian
+	if len(b) < requestBytes {
+		return refuse(refusedFrame, "a request of %d bytes, want at least %d", len(b), requestBytes)
+	}
+	n := int(le.Uint16(b[2:]))
+	if b[0] == 0 || opcode(b[0]) >= opcodes || b[1] != 0 || requestBytes+n > len(b) {
+		return refuse(refusedFrame, "a request of kind %d with a key of %d bytes, in %d", b[0], n, len(b))
+	}
+	*q = request{op: opcode(b[0]), id: le.Uint64(b[4:]), oldest: le.Uint64(b[12:]), revision: le.Uint64(b[20:])}
+	q.key, q.value = string(b[requestBytes:requestBytes+n]), b[requestBytes+n:]
+	if !(q.op >= opSet && q.op <= opSwap) && len(q.value) > 0 {
+		return refuse(refusedFrame, "a request of kind %d with a value", b[0])
+	}
+	err := CheckPrefix(q.key)
+	if q.op.changes() {
+		err = checkPair(q.key, q.value)
+	}
+	if err != nil {
+		return refuse(refusedFrame, "a request with a wrong key or value: %v", err)
+	}
+	return nil
+}
+
+// status is how a request ended.
+type status uint8
+
+const (
+	statusOK        status = iota
+	statusNo               // get: no such key; create, swap: not done
+	statusCompacted        // changes
+	statusFull
+	statusBusy    // too many requests under way on this connection
+	statusClosing // to no request: the server ends, what it held is gone
+	statuses
+)
+
+const responseBytes = 20
+
+// response is what a server answers: as many frames as its entries need.
+type response struct {
+	id       uint64
+	status   status
+	more     bool // another frame follows
+	revision uint64
+	entries  []Entry // get: one with the value; create: the one that is there
+}
+
+// encode returns the response's frames.
+func (p *response) encode() []byte {
+	le := binary.LittleEndian
+	var b []byte
+	for rest, first := p.entries, true; first || len(rest) > 0; first = false {
+		at := len(b)
+		b = append(b, 0, 0, 0, 0, byte(p.status), 0, 0, 0)
+		b = le.AppendUint64(b, p.id)
+		b = le.AppendUint64(b, p.revision)
+		for len(rest) > 0 && len(b)-at < chunkBytes {
+			e := &rest[0]
+			b = le.AppendUint16(b, uint16(len(e.Key)))
+			b = append(b, byte(count(e.Deleted)), 0)
+			b = le.AppendUint32(b, uint32(len(e.Value)))
+			b = le.AppendUint64(b, e.Revision)
+			b = append(b, e.Key...)
+			b = append(b, e.Value...)
+			rest = rest[1:]
+		}
+		b[at+5] = byte(count(len(rest) > 0))
+		le.PutUint32(b[at:], uint32(len(b)-at-4))
+	}
+	return b
+}
+
+// decode reads one frame's body. Values stay parts of it.
+func (p *response) decode(b []byte) error {
+	le := binary.LittleEndian
+	if len(b) < responseBytes || b[0] >= byte(statuses) || b[1] > 1 || b[2] != 0 || b[3] != 0 {
+		return errors.New("the store's response is none")
+	}
+	*p = response{status: status(b[0]), more: b[1] == 1, id: le.Uint64(b[4:]), revision: le.Uint64(b[12:])}
+	for b = b[responseBytes:]; len(b) > 0; {
+		if len(b) < 16 {
+			return errors.New("the store's response ends inside of an entry")
+		}
+		k, v := int(le.Uint16(b)), int64(le.Uint32(b[4:]))
+		if b[2] > 1 || b[3] != 0 || int64(16+k)+v > int64(len(b)) {
+			return fmt.Errorf("the store's response has an entry of %d and %d bytes, %d are left", k, v, len(b)-16)
+		}
+		end := 16 + k + int(v)
+		p.entries = append(p.entries, Entry{Key: string(b[16 : 16+k]), Value: b[16+k : end : end], Revision: le.Uint64(b[8:]), Deleted: b[2] == 1})
+		b = b[end:]
+	}
+	return nil
+}
+
+// readFrame reads a frame's body. What it claims to have is not allocated before it has come.
+func readFrame(r io.Reader) ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	n := int64(binary.LittleEndian.Uint32(head[:]))
+	if n > frameMax {
+		return nil, refuse(refusedFrame, "a frame of %d bytes, want at most %d", n, frameMax)
+	}
+	if n <= 64<<10 {
+		b := make([]byte, n)
+		_, err := io.ReadFull(r, b)
+		return b, err
+	}
+	b, err := io.ReadAll(io.LimitReader(r, n))
+	if err == nil && int64(len(b)) < n {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
+}
+
+// lively is a connection on which silence is limited: a read that gets nothing for so long fails, and so does a write that
+// cannot go on.
+type lively struct {
+	net.Conn
+	silence time.Duration
+}
+
+func (l lively) Read(b []byte) (int, error) {
+	l.SetReadDeadline(time.Now().Add(l.silence))
+	return l.Conn.Read(b)
+}
+
+// Write writes in pieces: each has its own deadline, so a slow network is not taken for a dead one.
+func (l lively) Write(b []byte) (done int, err error) {
+	for err == nil && done < len(b) {
+		var n int
+		l.SetWriteDeadline(time.Now().Add(l.silence))
+		n, err = l.Conn.Write(b[done:min(len(b), done+256<<10)])
+		done += n
+	}
+	return done, err
+}
