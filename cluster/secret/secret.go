@@ -1,3 +1,136 @@
-// Package secret makes all that the workers of a job need to know each other from one shared secret: certificates for mutual TLS,
-// the challenge of connections on one host, and tokens.
 package secret
+
+import (
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+)
+
+// Secret is a job's secret. It prints as "[secret]", wherever it stands: [Secret.Text] alone gives it away. The zero Secret
+// is none.
+type Secret struct {
+	kept *kept // a pointer, for package fmt does not ask fields for their String
+}
+
+type kept struct {
+	text string
+	root []byte // what all keys are derived from
+}
+
+const (
+	// textMin is the least length: as many letters and digits at random are more than anybody can try.
+	textMin = 16
+	textMax = 4 << 10
+	// keyBytes is the length of every key, and of a challenge.
+	keyBytes = 32
+)
+
+// howTo says where a secret comes from.
+const howTo = "make one with `openssl rand -hex 32`, and give it to every worker"
+
+// New returns a random secret of more than 256 bits.
+func New() Secret {
+	s, err := Parse(rand.Text() + rand.Text())
+	if err != nil {
+		panic(err) // both are 26 letters
+	}
+	return s
+}
+
+// Parse returns the secret with a text: at least 16 characters, of which space at the ends does not count. The text should be
+// random, for those who record a connection can try guesses against it.
+func Parse(text string) (Secret, error) {
+	text = strings.TrimSpace(text)
+	switch {
+	case text == "":
+		return Secret{}, errors.New("the secret is empty: " + howTo)
+	case len(text) < textMin:
+		return Secret{}, fmt.Errorf("the secret has %d characters, want at least %d: %s", len(text), textMin, howTo)
+	case len(text) > textMax:
+		return Secret{}, fmt.Errorf("the secret has %d bytes, want at most %d", len(text), textMax)
+	}
+	root, err := hkdf.Extract(sha256.New, []byte(text), []byte("lockstep secret 1"))
+	if err != nil {
+		return Secret{}, fmt.Errorf("secret: deriving keys: %w", err)
+	}
+	return Secret{&kept{text, root}}, nil
+}
+
+// FromEnvironment returns the secret in LOCKSTEP_SECRET, or in the file that LOCKSTEP_SECRET_FILE names, and whether there is
+// one. A variable that is empty, a file that cannot be read, and two that differ are errors. getenv and readFile are
+// [os.LookupEnv] and [os.ReadFile], or a test's.
+func FromEnvironment(getenv func(string) (string, bool), readFile func(string) ([]byte, error)) (Secret, bool, error) {
+	var direct, filed Secret
+	text, given := getenv(cluster.EnvSecret)
+	path, inFile := getenv(cluster.EnvSecretFile)
+	if given {
+		var err error
+		if direct, err = Parse(text); err != nil {
+			return Secret{}, false, fmt.Errorf("%s: %w", cluster.EnvSecret, err)
+		}
+	}
+	if inFile {
+		b, err := readFile(path)
+		if err == nil {
+			filed, err = Parse(string(b))
+		}
+		if err != nil {
+			return Secret{}, false, fmt.Errorf("%s names %q: %w", cluster.EnvSecretFile, path, err)
+		}
+	}
+	switch {
+	case given && inFile && direct.kept.text != filed.kept.text:
+		return Secret{}, false, fmt.Errorf("%s and the file %q that %s names hold different secrets: unset one of them", cluster.EnvSecret, path, cluster.EnvSecretFile)
+	case given:
+		return direct, true, nil
+	}
+	return filed, inFile, nil
+}
+
+// Given reports whether there is a secret: false for the zero Secret.
+func (s Secret) Given() bool { return s.kept != nil }
+
+// Text returns the secret itself, to be handed to another worker. It belongs in no log, argument list or message.
+func (s Secret) Text() string {
+	if s.kept == nil {
+		return ""
+	}
+	return s.kept.text
+}
+
+// String returns "[secret]", or "[no secret]".
+func (s Secret) String() string {
+	if s.kept == nil {
+		return "[no secret]"
+	}
+	return "[secret]"
+}
+
+// GoString is String, for the verb %#v.
+func (s Secret) GoString() string { return s.String() }
+
+// Token returns a key of 32 bytes for a purpose. Those of other purposes, and the secret, cannot be found out from it. It panics for the
+// zero Secret.
+func (s Secret) Token(purpose string) []byte { return s.derive("token", purpose) }
+
+// derive returns the key with a path. Other paths, however they are cut, have other keys.
+func (s Secret) derive(path ...string) []byte {
+	if s.kept == nil {
+		panic("secret: a key of the zero Secret")
+	}
+	var info []byte
+	for _, p := range path {
+		info = append(binary.BigEndian.AppendUint32(info, uint32(len(p))), p...)
+	}
+	key, err := hkdf.Expand(sha256.New, s.kept.root, string(info), keyBytes)
+	if err != nil {
+		panic(err) // only of a length that is too large
+	}
+	return key
+}

@@ -31,6 +31,9 @@ type Config struct {
 	Exchange Exchange
 	// TCP sets up the connections between processes, and names the job.
 	TCP tcp.Config
+	// Token is a secret of all processes, by which those of one host prove to each other that they belong together. Empty:
+	// none is asked for.
+	Token []byte
 	// NoSharedMemory keeps this process's ranks from sharing memory with those of other processes.
 	NoSharedMemory bool
 	// Apart keeps processes apart that give different texts: they are taken for being on different hosts.
@@ -47,7 +50,8 @@ type card struct {
 	Job   string `json:"job"`
 	Addr  string `json:"addr"`  // of its node
 	Nonce string `json:"nonce"` // of this Open alone: addresses are used again
-	Host  string `json:"host"`  // equal: memory can be shared; empty: with nobody
+	Host  string `json:"host"`  // shm.HostID: equal says that it is one host, empty that there is no telling
+	Share bool   `json:"share"` // memory, with the others there
 	Apart string `json:"apart,omitempty"`
 }
 
@@ -96,10 +100,11 @@ func (c *Config) check() error {
 
 // meet exchanges cards and returns what they say.
 func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
-	mine := card{Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Nonce: rand.Text(), Apart: c.Apart}
-	if !c.NoSharedMemory {
-		mine.Host = shm.HostID()
+	mine := card{
+		Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Nonce: rand.Text(), Apart: c.Apart,
+		Host: shm.HostID(),
 	}
+	mine.Share = !c.NoSharedMemory && mine.Host != ""
 	if c.Advertise != "" {
 		_, port, err := net.SplitHostPort(mine.Addr)
 		if err != nil {
@@ -145,6 +150,7 @@ type layout struct {
 	nonces  []string // by rank
 	places  []transport.Place
 	domains [][]int // the ranks of each domain, in order
+	host    []int   // the ranks that are said to be on this process's host, if that can be proven
 }
 
 // newLayout reads the cards of all processes, of which mine is one.
@@ -161,7 +167,9 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d", c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
 		}
 		name := c.host()
-		sharers[name] += len(c.Ranks)
+		if c.Share {
+			sharers[name] += len(c.Ranks)
+		}
 		for _, r := range c.Ranks {
 			switch {
 			case r < 0 || r >= mine.Size:
@@ -188,7 +196,10 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 		p := &l.places[r]
 		c := &cards[p.Worker]
 		name := c.host()
-		if c.Host != "" && sharers[name] <= shm.SizeMax {
+		if mine.Host != "" && name == mine.host() {
+			l.host = append(l.host, r)
+		}
+		if c.Share && c.Host != "" && sharers[name] <= shm.SizeMax {
 			p.Domain = domain.of("host " + name)
 		} else {
 			p.Domain = domain.of("process " + c.Addr)
@@ -201,7 +212,7 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 	return l, nil
 }
 
-// host returns what tells the card's host from others.
+// host returns what tells the card's host from others, if it tells the truth.
 func (c *card) host() string {
 	if c.Host != "" {
 		return c.Host + " " + c.Apart
@@ -240,7 +251,11 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 	if len(l.domains) == 1 {
 		return near, nil
 	}
-	if far, err = node.Group(ctx, tcp.GroupConfig{Epoch: cfg.Epoch, Addrs: l.addrs, Local: cfg.Ranks}); err != nil {
+	group := tcp.GroupConfig{Epoch: cfg.Epoch, Addrs: l.addrs, Local: cfg.Ranks}
+	if group.SameHost, err = l.proven(ctx, cfg); err != nil {
+		return nil, err
+	}
+	if far, err = node.Group(ctx, group); err != nil {
 		return nil, err
 	}
 	if near == nil {
@@ -255,7 +270,7 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 
 // near makes the ends of this process's ranks in their domain.
 func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, error) {
-	domain := l.domains[l.places[cfg.Ranks[0]].Domain]
+	domain := l.domain(cfg)
 	if len(domain) == len(cfg.Ranks) {
 		return mem.New(len(domain)), nil
 	}
@@ -263,14 +278,52 @@ func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, e
 	for _, r := range cfg.Ranks {
 		mine = append(mine, slices.Index(domain, r))
 	}
-	ends, err := shm.Open(ctx, shm.Config{
-		Name: fmt.Sprintf("%s/%d/%s", cfg.TCP.Job, cfg.Epoch, l.nonces[domain[0]]),
-		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: len(domain), Ranks: mine,
-	})
+	ends, err := shm.Open(ctx, l.meeting(cfg, "", domain[0], len(domain), mine))
 	if err != nil {
 		return nil, fmt.Errorf("mixed: sharing memory among ranks %v: %w", domain, err)
 	}
 	return ends, nil
+}
+
+// domain returns the ranks of this process's domain.
+func (l *layout) domain(cfg *Config) []int { return l.domains[l.places[cfg.Ranks[0]].Domain] }
+
+// meeting says how processes of this host meet, at a name that only those know who have the card of the process of first.
+func (l *layout) meeting(cfg *Config, what string, first, size int, ranks []int) shm.Config {
+	return shm.Config{
+		Name: fmt.Sprintf("%s/%d/%s%s", cfg.TCP.Job, cfg.Epoch, l.nonces[first], what),
+		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: size, Ranks: ranks, Token: cfg.Token,
+	}
+}
+
+// proven returns the ranks that are on this host for certain: their processes have met this one at a unix socket, where the
+// system says who is at the other end, and have proven that they know the token. Those who share memory have done that for
+// it; others do it now, if anything depends on it. What cards say is no proof.
+func (l *layout) proven(ctx context.Context, cfg *Config) ([]int, error) {
+	if cfg.TCP.TLS == nil || cfg.TCP.Authenticate == nil || len(l.host) == len(cfg.Ranks) {
+		return nil, nil
+	}
+	if len(l.domain(cfg)) == len(l.host) {
+		return l.host, nil
+	}
+	var workers []int
+	for _, r := range l.host {
+		if w := l.places[r].Worker; !slices.Contains(workers, w) {
+			workers = append(workers, w)
+		}
+	}
+	if len(workers) > shm.SizeMax {
+		return nil, nil
+	}
+	me := slices.Index(workers, l.places[cfg.Ranks[0]].Worker)
+	meeting := l.meeting(cfg, "/host", l.host[0], len(workers), []int{me})
+	meeting.ArenaBytes = 1 // nothing is shared
+	ends, err := shm.Open(ctx, meeting)
+	if err != nil {
+		return nil, fmt.Errorf("mixed: meeting the processes of ranks %v, which say that they are on this host: %w", l.host, err)
+	}
+	closeAll(ends)
+	return l.host, nil
 }
 
 func closeAll(ends []transport.Endpoint) {

@@ -31,12 +31,13 @@ type Config struct {
 	// Checksum adds a CRC-32C of the data to each frame. The heads always have theirs. Default: none, as TCP and TLS have
 	// their own, and on loopback it costs a third more time for large frames.
 	Checksum bool
-	// TLS encrypts all connections. It serves both sides: set Certificates, RootCAs and ClientCAs, and ClientAuth to
-	// tls.RequireAndVerifyClientCert; without ServerName the host dialed is verified. Default nil: plain.
+	// TLS encrypts all connections, but for those with [GroupConfig.SameHost]. It serves both sides: set Certificates, RootCAs
+	// and ClientCAs, and ClientAuth to tls.RequireAndVerifyClientCert; without ServerName the host dialed is verified.
+	// Package cluster/secret makes one. Default nil: plain.
 	TLS *tls.Config
 	// Authenticate, if given, lets the two ends of a new connection prove to each other that they belong together, after
-	// the greeting, which is given to it: it may read and write exactly what it needs on conn, which has a deadline. An
-	// error refuses the connection.
+	// the greeting, which is given to it: it may read and write exactly what it needs on conn, which has a deadline, and is
+	// a *tls.Conn if there is TLS. An error refuses the connection. Package cluster/secret makes one.
 	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
 	// Handshake bounds the time of a new connection until its greeting is read. Default 10 seconds.
 	Handshake time.Duration

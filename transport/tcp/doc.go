@@ -21,8 +21,8 @@
 // The wire format is in docs/wire.md. A connection must begin with a greeting of this version, job, epoch and group, from a
 // rank that has none yet; anything else is refused with a reason, counted ([Node.Refused]) and logged, and disturbs nobody.
 // Nothing that arrives makes the receiver allocate what it claims. Connections that have not greeted yet are bounded in number
-// ([Config.HalfOpen]) and time ([Config.Handshake]). With [Config.TLS] all connections are encrypted and, if it says so,
-// mutually authenticated; [Config.Authenticate] can ask for another proof.
+// ([Config.HalfOpen]) and time ([Config.Handshake]). With [Config.TLS] all connections between hosts are encrypted and, if it
+// says so, mutually authenticated; [Config.Authenticate] can ask for another proof.
 //
 // # When a peer is gone
 //

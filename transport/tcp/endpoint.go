@@ -197,7 +197,7 @@ func (e *endpoint) want(rank int) {
 func (e *endpoint) dial(rank int) {
 	w := e.group.world
 	for i := range e.peers[rank].streams {
-		a, err := w.node.dial(e.ctx, w.procs[e.group.proc(rank)].addr, hello{
+		a, err := w.node.dial(e.ctx, w.target(e.group.proc(rank)), hello{
 			purpose: purposeStream, stream: uint8(i), streams: uint8(w.node.cfg.Streams), job: w.node.job,
 			world: w.key.id, group: e.group.id, members: e.group.members, epoch: w.key.epoch, from: uint32(e.rank), to: uint32(rank),
 		}, w.node.cfg.Handshake)

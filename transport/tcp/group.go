@@ -60,11 +60,11 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 	if g.taken == g.local {
 		w.notes = slices.DeleteFunc(w.notes, func(n note) bool { return n.group == id })
 	}
-	var early []*arrival
+	early := map[*arrival]error{} // and why they are refused
 	w.early = slices.DeleteFunc(w.early, func(a *arrival) bool {
 		mine := a.group == id && int(a.to) == at
 		if mine {
-			early = append(early, a)
+			_, early[a] = g.whom(a)
 		}
 		return mine
 	})
@@ -83,8 +83,11 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 			}
 		}
 	}
-	for _, a := range early {
-		if err := e.welcome(a); err != nil {
+	for a, err := range early {
+		if err == nil {
+			err = e.welcome(a)
+		}
+		if err != nil {
 			w.node.refuse(a.raw.RemoteAddr(), err)
 			a.answer(err)
 		}
@@ -124,6 +127,9 @@ func (g *group) whom(a *arrival) (*endpoint, error) {
 		return nil, refuse(refusedGroup, "group %#x has other ranks here", a.group)
 	case int(a.from) >= n || int(a.to) >= n || a.from == a.to || g.proc(int(a.to)) != g.world.self || !g.dials(int(a.from), int(a.to)):
 		return nil, refuse(refusedRank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
+	}
+	if err := g.world.exposed(a, g.proc(int(a.from))); err != nil {
+		return nil, err
 	}
 	for _, e := range g.ends {
 		if e.rank == int(a.to) {

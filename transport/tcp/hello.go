@@ -19,6 +19,10 @@ const (
 	streamsMax    = 64
 	purposeLink   = 1 // a control connection between two processes
 	purposeStream = 2 // a data connection between two ranks
+
+	goOn         = 'A'  // after a greeting: what Config.Authenticate says follows
+	tlsHandshake = 0x16 // the first two bytes of any TLS connection
+	tlsMajor     = 0x03
 )
 
 // hello is the greeting: the first bytes on a connection, from the one who dials.
@@ -57,6 +61,8 @@ func (h *hello) encode() []byte {
 func (h *hello) decode(b []byte) error {
 	le := binary.LittleEndian
 	switch {
+	case len(b) > 1 && b[0] == tlsHandshake && b[1] == tlsMajor:
+		return refuse(refusedMagic, "the connection begins with TLS, which this end does not have")
 	case len(b) != helloBytes || string(b[:8]) != magic:
 		return refuse(refusedMagic, "the connection does not begin as Lockstep's do")
 	case le.Uint16(b[8:]) != Version:
@@ -142,6 +148,9 @@ func readReply(r io.Reader) error {
 	b := make([]byte, replyBytes, replyBytes+replyTextMax)
 	if _, err := io.ReadFull(r, b[:1]); err != nil {
 		return err // nothing came: the other end was not there yet, or is gone
+	}
+	if b[0] == goOn {
+		return refuse(refusedProof, "the other end asks for a proof that this end belongs to it, and this end has none: it has no secret")
 	}
 	if _, err := io.ReadFull(r, b[1:]); err != nil {
 		return fmt.Errorf("the answer is cut short: %w", err)

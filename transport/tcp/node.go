@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -22,7 +23,7 @@ type Node struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
 	refused  [refusals]atomic.Uint64
-	logged   atomic.Int64 // when a refusal was logged last, in nanoseconds since 1970
+	logged   [refusals]atomic.Int64 // when one was logged last, in nanoseconds since 1970
 
 	mu      sync.Mutex
 	worlds  map[worldKey]*world
@@ -30,7 +31,7 @@ type Node struct {
 	past    []worldKey    // of worlds that have ended, the latest pastMax
 	latest  uint32        // epoch of the latest world
 	retire  bool          // Close with the last world
-	half    []net.Conn    // accepted, not yet greeted, the oldest first
+	half    []net.Conn    // accepted, not yet greeted or proven, the oldest first
 	closed  bool
 }
 
@@ -127,14 +128,14 @@ func (n *Node) accept() {
 		}
 		if err != nil {
 			// Out of descriptors, most likely: dropping the oldest stranger may help, and time does.
-			n.dropOldest(0)
+			n.makeRoom(0)
 			select {
 			case <-time.After(50 * time.Millisecond):
 			case <-n.ctx.Done():
 			}
 			continue
 		}
-		n.dropOldest(n.cfg.HalfOpen - 1)
+		n.makeRoom(n.cfg.HalfOpen - 1)
 		n.mu.Lock()
 		n.half = append(n.half, c)
 		n.mu.Unlock()
@@ -142,14 +143,32 @@ func (n *Node) accept() {
 	}
 }
 
-// dropOldest closes the oldest connections that have not greeted until at most keep are left.
-func (n *Node) dropOldest(keep int) {
+// makeRoom closes connections that have not greeted until at most keep are left: each time the oldest from the address that
+// has the most, so that one stranger pushes out its own.
+func (n *Node) makeRoom(keep int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for len(n.half) > keep {
-		n.half[0].Close()
-		n.half = n.half[1:]
+	for len(n.half) > max(keep, 0) {
+		count := map[string]int{}
+		most := ""
+		for _, c := range n.half {
+			from := host(c.RemoteAddr())
+			if count[from]++; count[from] > count[most] {
+				most = from
+			}
+		}
+		i := slices.IndexFunc(n.half, func(c net.Conn) bool { return host(c.RemoteAddr()) == most })
+		n.half[i].Close()
+		n.half = slices.Delete(n.half, i, i+1)
 	}
+}
+
+// host returns an address without its port.
+func host(a net.Addr) string {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return string(t.IP)
+	}
+	return ""
 }
 
 // known takes a connection off the list of those that have not greeted. It reports false if it was dropped.
@@ -168,9 +187,10 @@ func (n *Node) known(c net.Conn) bool {
 // arrival is a connection that has greeted.
 type arrival struct {
 	hello
-	conn net.Conn // tls.Conn if there is TLS
-	raw  net.Conn // the connection itself
-	shim *shim    // if there is TLS
+	conn   net.Conn // tls.Conn if there is TLS
+	raw    net.Conn // the connection itself
+	shim   *shim    // if there is TLS
+	proven bool     // by Config.Authenticate; it is not counted as half open any more
 }
 
 // answer accepts the connection, or refuses it for err and closes it.
@@ -205,21 +225,17 @@ func (n *Node) greet(c net.Conn) {
 }
 
 func (n *Node) readHello(a *arrival) error {
-	if n.cfg.TLS != nil {
-		a.shim = &shim{Conn: a.raw}
-		a.shim.tls = tls.Server(a.shim, n.cfg.TLS)
-		a.conn = a.shim.tls
-		if err := a.shim.tls.HandshakeContext(n.ctx); err != nil {
-			return n.slowOr(refusedProof, "TLS", err)
-		}
-	}
 	b := make([]byte, helloBytes)
+	got, err := n.secure(a, b)
+	if err != nil {
+		return err
+	}
 	const first = len(magic) + 2 // enough to know a stranger, who may not send more
-	if _, err := io.ReadFull(a.conn, b[:first]); err != nil {
+	if _, err := io.ReadFull(a.conn, b[got:first]); err != nil {
 		return n.slowOr(refusedMagic, "reading the greeting", err)
 	}
 	if string(b[:len(magic)]) != magic {
-		return a.hello.decode(nil)
+		return a.hello.decode(b[:first])
 	}
 	if _, err := io.ReadFull(a.conn, b[first:]); err != nil {
 		return n.slowOr(refusedDamaged, "reading the greeting", err)
@@ -230,12 +246,65 @@ func (n *Node) readHello(a *arrival) error {
 	if a.job != n.job {
 		return refuse(refusedJob, "it belongs to another job than %q", n.cfg.Job)
 	}
+	return n.prove(a, b)
+}
+
+// secure begins TLS, if there is TLS. One that proves itself otherwise may begin with its greeting at once, whose first byte
+// no TLS connection begins with: its first byte is returned in b then.
+func (n *Node) secure(a *arrival, b []byte) (got int, err error) {
+	if n.cfg.TLS == nil {
+		return 0, nil
+	}
 	if n.cfg.Authenticate != nil {
-		if err := n.cfg.Authenticate(a.conn, false, b); err != nil {
-			return n.slowOr(refusedProof, "authentication", err)
+		if _, err := io.ReadFull(a.raw, b[:1]); err != nil {
+			return 0, n.slowOr(refusedMagic, "waiting for TLS or a greeting", err)
 		}
+		if b[0] == magic[0] {
+			return 1, nil
+		}
+		got = 1
+	}
+	a.shim = &shim{Conn: a.raw, before: b[:got:got]}
+	a.shim.tls = tls.Server(a.shim, n.cfg.TLS)
+	a.conn = a.shim.tls
+	if err := a.shim.tls.HandshakeContext(n.ctx); err != nil {
+		return 0, n.slowOr(refusedProof, "TLS", explained(err))
+	}
+	return 0, nil
+}
+
+// prove asks for the proof that the greeting is from one of the job, if there is any.
+func (n *Node) prove(a *arrival, greeting []byte) error {
+	if n.cfg.Authenticate == nil {
+		return nil
+	}
+	if _, err := a.conn.Write([]byte{goOn}); err != nil {
+		return n.slowOr(refusedProof, "asking for a proof", err)
+	}
+	if err := n.cfg.Authenticate(a.conn, false, greeting); err != nil {
+		return n.slowOr(refusedProof, "authentication", err)
+	}
+	if a.proven = n.known(a.raw); !a.proven {
+		return errPushedOut
 	}
 	return nil
+}
+
+// errPushedOut is for a connection that has greeted, but too late.
+var errPushedOut = refuse(refusedSlow, "it was dropped for newer connections")
+
+// explained adds to an error of package tls what it does not say.
+func explained(err error) error {
+	var head tls.RecordHeaderError
+	var alert tls.AlertError
+	op := (*net.OpError)(nil)
+	switch {
+	case errors.As(err, &head):
+		return fmt.Errorf("the other end does not speak TLS, as this end does: %w", err)
+	case errors.As(err, &alert) || errors.As(err, &op) && op.Op == "remote error":
+		return fmt.Errorf("the other end does not trust this end's certificate: %w", err)
+	}
+	return err
 }
 
 // slowOr returns the refusal of a connection for a failure, which may be that it was too slow.
@@ -259,8 +328,8 @@ func (n *Node) route(a *arrival, deadline time.Time) error {
 		n.mu.Unlock()
 		switch {
 		case w != nil:
-			if !n.known(a.raw) {
-				return refuse(refusedSlow, "it was dropped for newer connections")
+			if !a.proven && !n.known(a.raw) {
+				return errPushedOut
 			}
 			a.raw.SetDeadline(time.Time{})
 			return w.welcome(a)
@@ -279,7 +348,7 @@ func (n *Node) route(a *arrival, deadline time.Time) error {
 	}
 }
 
-// refuse counts and logs a refusal, at most one a second: strangers must not fill the disk.
+// refuse counts and logs a refusal, of each kind at most one a second: strangers must not fill the disk.
 func (n *Node) refuse(from net.Addr, err error) {
 	reason := refusedDamaged
 	if r := (*refusal)(nil); errors.As(err, &r) {
@@ -287,32 +356,38 @@ func (n *Node) refuse(from net.Addr, err error) {
 	}
 	count := n.refused[reason].Add(1)
 	now := time.Now().UnixNano()
-	last := n.logged.Load()
-	if n.ctx.Err() == nil && now-last >= int64(time.Second) && n.logged.CompareAndSwap(last, now) {
+	last := n.logged[reason].Load()
+	if n.ctx.Err() == nil && now-last >= int64(time.Second) && n.logged[reason].CompareAndSwap(last, now) {
 		n.cfg.Logger.Warn("tcp: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
 	}
 }
 
+// target is where a connection goes.
+type target struct {
+	addr  string
+	plain bool // without TLS: its process is known to be on this host
+}
+
 // dial makes a connection, greets, and waits for the answer until ctx ends. What can be temporary is tried again, for so
 // long.
-func (n *Node) dial(ctx context.Context, address string, h hello, patience time.Duration) (*arrival, error) {
+func (n *Node) dial(ctx context.Context, to target, h hello, patience time.Duration) (*arrival, error) {
 	pause := 5 * time.Millisecond
 	since := time.Now()
 	for {
-		a, err := n.dialOnce(ctx, address, h)
+		a, err := n.dialOnce(ctx, to, h)
 		switch {
 		case err == nil:
 			return a, nil
 		case !temporary(err):
-			return nil, fmt.Errorf("connecting to %s: %w", address, err)
+			return nil, fmt.Errorf("connecting to %s: %w", to.addr, err)
 		case patience > 0 && time.Since(since) > patience:
-			return nil, fmt.Errorf("connecting to %s, in vain for %v: %w", address, patience, err)
+			return nil, fmt.Errorf("connecting to %s, in vain for %v: %w", to.addr, patience, err)
 		}
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, time.Second)
 		case <-ctx.Done():
-			return nil, fmt.Errorf("connecting to %s: %w", address, errors.Join(context.Cause(ctx), err))
+			return nil, fmt.Errorf("connecting to %s: %w", to.addr, errors.Join(context.Cause(ctx), err))
 		}
 	}
 }
@@ -332,10 +407,10 @@ func temporary(err error) bool {
 // errDial is that there is no connection at all.
 var errDial = errors.New("no connection")
 
-func (n *Node) dialOnce(ctx context.Context, address string, h hello) (a *arrival, err error) {
+func (n *Node) dialOnce(ctx context.Context, to target, h hello) (a *arrival, err error) {
 	short, cancel := context.WithTimeout(ctx, n.cfg.Handshake)
 	defer cancel()
-	c, err := n.cfg.Dial(short, "tcp", address)
+	c, err := n.cfg.Dial(short, "tcp", to.addr)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errDial, err)
 	}
@@ -350,17 +425,9 @@ func (n *Node) dialOnce(ctx context.Context, address string, h hello) (a *arriva
 	}()
 	c.SetDeadline(time.Now().Add(n.cfg.Handshake))
 	a = &arrival{hello: h, conn: c, raw: c}
-	if n.cfg.TLS != nil {
-		cfg := n.cfg.TLS
-		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
-			cfg = cfg.Clone()
-			cfg.ServerName, _, _ = net.SplitHostPort(address)
-		}
-		a.shim = &shim{Conn: c}
-		a.shim.tls = tls.Client(a.shim, cfg)
-		a.conn = a.shim.tls
-		if err := a.shim.tls.HandshakeContext(short); err != nil {
-			return nil, fmt.Errorf("TLS: %w", err)
+	if n.cfg.TLS != nil && !to.plain {
+		if err := n.secureDialed(short, a, to.addr); err != nil {
+			return nil, fmt.Errorf("TLS: %w", explained(err))
 		}
 	}
 	b := h.encode()
@@ -368,13 +435,44 @@ func (n *Node) dialOnce(ctx context.Context, address string, h hello) (a *arriva
 		return nil, err
 	}
 	if n.cfg.Authenticate != nil {
-		if err := n.cfg.Authenticate(a.conn, true, b); err != nil {
-			return nil, fmt.Errorf("authentication: %w", err)
+		if err := n.proveDialed(a, b); err != nil {
+			return nil, err
 		}
 	}
 	c.SetDeadline(time.Time{}) // the other end may be long in coming to the group
 	if err := readReply(a.conn); err != nil {
-		return nil, err
+		return nil, explained(err)
 	}
 	return a, nil
+}
+
+// secureDialed begins TLS on a connection that this end has dialed.
+func (n *Node) secureDialed(ctx context.Context, a *arrival, address string) error {
+	cfg := n.cfg.TLS
+	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+		cfg = cfg.Clone()
+		cfg.ServerName, _, _ = net.SplitHostPort(address)
+	}
+	a.shim = &shim{Conn: a.raw}
+	a.shim.tls = tls.Client(a.shim, cfg)
+	a.conn = a.shim.tls
+	return a.shim.tls.HandshakeContext(ctx)
+}
+
+// proveDialed gives the proof that the other end asks for after the greeting, unless it refuses that.
+func (n *Node) proveDialed(a *arrival, greeting []byte) error {
+	var first [1]byte
+	if _, err := io.ReadFull(a.conn, first[:]); err != nil {
+		return explained(err)
+	}
+	if first[0] != goOn {
+		if err := readReply(io.MultiReader(bytes.NewReader(first[:]), a.conn)); err != nil {
+			return err
+		}
+		return refuse(refusedProof, "the other end asks for no proof, as this end does: it has no secret")
+	}
+	if err := n.cfg.Authenticate(a.conn, true, greeting); err != nil {
+		return fmt.Errorf("authentication: %w", err)
+	}
+	return nil
 }

@@ -25,6 +25,10 @@ type GroupConfig struct {
 	Addrs []string
 	// Local are the ranks of this process: all those that have its address.
 	Local []int
+	// SameHost are ranks whose processes are known, not only said, to be on this host. Connections with them are not
+	// encrypted although there is [Config.TLS]; [Config.Authenticate] has to be given for that. Those processes name this
+	// one's ranks, too.
+	SameHost []int
 }
 
 // world is a group that Node.Group made, with all that are split from it.
@@ -34,6 +38,7 @@ type world struct {
 	procs []process // by lowest rank
 	proc  []int     // of each rank: index in procs
 	host  []int     // of each process: a number that tells the hosts apart
+	near  []bool    // of each process: connections with it are not encrypted
 	self  int
 	spin  bool // no more ranks than processors are on this host
 	hash  uint64
@@ -136,6 +141,16 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 	if own := w.procs[w.self]; !slices.Equal(own.ranks, slices.Sorted(slices.Values(g.Local))) {
 		return nil, fmt.Errorf("tcp: local ranks %v, but ranks %v have this process's address %s", g.Local, own.ranks, own.addr)
 	}
+	w.near = make([]bool, len(w.procs))
+	for _, r := range g.SameHost {
+		switch {
+		case r < 0 || r >= len(g.Addrs):
+			return nil, fmt.Errorf("tcp: rank %d on the same host, in a group of %d", r, len(g.Addrs))
+		case n.cfg.TLS != nil && n.cfg.Authenticate == nil:
+			return nil, errors.New("tcp: ranks on the same host, but no Config.Authenticate: they could not prove anything")
+		}
+		w.near[w.proc[r]] = true
+	}
 	w.host = hosts(w.procs)
 	w.spin = w.sharers() <= runtime.NumCPU() && len(g.Local) <= runtime.GOMAXPROCS(0)
 	return w, nil
@@ -187,7 +202,7 @@ func (w *world) connect(ctx context.Context) error {
 	defer cancel(nil)
 	for p := range w.self {
 		dialing.Go(func() {
-			a, err := w.node.dial(ctx, w.procs[p].addr, w.greeting(p), 0)
+			a, err := w.node.dial(ctx, w.target(p), w.greeting(p), 0)
 			if err == nil {
 				err = w.join(a, p, nil)
 			}
@@ -204,6 +219,17 @@ func (w *world) connect(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// target is where a process is dialed.
+func (w *world) target(proc int) target { return target{w.procs[proc].addr, w.near[proc]} }
+
+// exposed returns the refusal of a connection with a process that should be encrypted, and is not.
+func (w *world) exposed(a *arrival, proc int) error {
+	if w.node.cfg.TLS == nil || a.shim != nil || w.near[proc] {
+		return nil
+	}
+	return refuse(refusedProof, "it is not encrypted, and its process is not known to be on this host")
 }
 
 // greeting returns how this process greets another one.
@@ -262,6 +288,9 @@ func (w *world) welcome(a *arrival) error {
 		return refuse(refusedGroup, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
 	case proc < 0 || proc <= w.self || int(a.to) != w.procs[w.self].ranks[0]:
 		return refuse(refusedRank, "the process of rank %d does not dial that of rank %d", a.from, a.to)
+	}
+	if err := w.exposed(a, proc); err != nil {
+		return err
 	}
 	return w.join(a, proc, func() error { return a.answer(nil) })
 }
