@@ -15,7 +15,7 @@ import (
 // Secret is a job's secret. It prints as "[secret]", wherever it stands: [Secret.Text] alone gives it away. The zero Secret
 // is none.
 type Secret struct {
-	kept *kept // a pointer, for package fmt does not ask fields for their String
+	open func() *kept // a function, for package fmt looks through pointers, and does not ask fields for their String
 }
 
 type kept struct {
@@ -59,7 +59,8 @@ func Parse(text string) (Secret, error) {
 	if err != nil {
 		return Secret{}, fmt.Errorf("secret: deriving keys: %w", err)
 	}
-	return Secret{&kept{text, root}}, nil
+	k := &kept{text, root}
+	return Secret{func() *kept { return k }}, nil
 }
 
 // FromEnvironment returns the secret in LOCKSTEP_SECRET, or in the file that LOCKSTEP_SECRET_FILE names, and whether there is
@@ -85,7 +86,7 @@ func FromEnvironment(getenv func(string) (string, bool), readFile func(string) (
 		}
 	}
 	switch {
-	case given && inFile && direct.kept.text != filed.kept.text:
+	case given && inFile && direct.Text() != filed.Text():
 		return Secret{}, false, fmt.Errorf("%s and the file %q that %s names hold different secrets: unset one of them", cluster.EnvSecret, path, cluster.EnvSecretFile)
 	case given:
 		return direct, true, nil
@@ -94,19 +95,19 @@ func FromEnvironment(getenv func(string) (string, bool), readFile func(string) (
 }
 
 // Given reports whether there is a secret: false for the zero Secret.
-func (s Secret) Given() bool { return s.kept != nil }
+func (s Secret) Given() bool { return s.open != nil }
 
 // Text returns the secret itself, to be handed to another worker. It belongs in no log, argument list or message.
 func (s Secret) Text() string {
-	if s.kept == nil {
+	if s.open == nil {
 		return ""
 	}
-	return s.kept.text
+	return s.open().text
 }
 
 // String returns "[secret]", or "[no secret]".
 func (s Secret) String() string {
-	if s.kept == nil {
+	if s.open == nil {
 		return "[no secret]"
 	}
 	return "[secret]"
@@ -121,14 +122,14 @@ func (s Secret) Token(purpose string) []byte { return s.derive("token", purpose)
 
 // derive returns the key with a path. Other paths, however they are cut, have other keys.
 func (s Secret) derive(path ...string) []byte {
-	if s.kept == nil {
+	if s.open == nil {
 		panic("secret: a key of the zero Secret")
 	}
 	var info []byte
 	for _, p := range path {
 		info = append(binary.BigEndian.AppendUint32(info, uint32(len(p))), p...)
 	}
-	key, err := hkdf.Expand(sha256.New, s.kept.root, string(info), keyBytes)
+	key, err := hkdf.Expand(sha256.New, s.open().root, string(info), keyBytes)
 	if err != nil {
 		panic(err) // only of a length that is too large
 	}

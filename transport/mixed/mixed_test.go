@@ -3,6 +3,7 @@ package mixed_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"log/slog"
@@ -141,6 +142,8 @@ func TestStages(t *testing.T) {
 	}
 }
 
+func anybody(net.Conn, bool, []byte) error { return nil }
+
 // TestBadCards: processes that do not fit together are told so, all of them, and nothing hangs.
 func TestBadCards(t *testing.T) {
 	for _, c := range []struct {
@@ -153,6 +156,8 @@ func TestBadCards(t *testing.T) {
 		{"another size", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 3, Ranks: []int{1}}}, "is in epoch 0 with"},
 		{"another epoch", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, Epoch: 1}}, "is in epoch"},
 		{"another job", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, TCP: tcp.Config{Job: "x"}}}, `job "x"`},
+		{"no secret", [2]mixed.Config{{Size: 2, Ranks: []int{0}, TCP: tcp.Config{Authenticate: anybody}}, {Size: 2, Ranks: []int{1}}}, "all need the same secret"},
+		{"plain text", [2]mixed.Config{{Size: 2, Ranks: []int{0}, TCP: tcp.Config{TLS: &tls.Config{}}}, {Size: 2, Ranks: []int{1}}}, "sends data in plain text"},
 	} {
 		exchanges := mixed.InProcess(2)
 		var wg sync.WaitGroup

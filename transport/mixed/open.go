@@ -52,6 +52,8 @@ type card struct {
 	Nonce string `json:"nonce"` // of this Open alone: addresses are used again
 	Host  string `json:"host"`  // shm.HostID: equal says that it is one host, empty that there is no telling
 	Share bool   `json:"share"` // memory, with the others there
+	TLS   bool   `json:"tls"`   // between hosts
+	Proof bool   `json:"proof"` // of new connections
 	Apart string `json:"apart,omitempty"`
 }
 
@@ -104,6 +106,7 @@ func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
 		Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Nonce: rand.Text(), Apart: c.Apart,
 		Host: shm.HostID(),
 	}
+	mine.TLS, mine.Proof = c.TCP.TLS != nil, c.TCP.Authenticate != nil
 	mine.Share = !c.NoSharedMemory && mine.Host != ""
 	if c.Advertise != "" {
 		_, port, err := net.SplitHostPort(mine.Addr)
@@ -165,6 +168,10 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 			return nil, fmt.Errorf("mixed: the process at %s is of job %q, this one of job %q", c.Addr, c.Job, mine.Job)
 		case c.Epoch != mine.Epoch || c.Size != mine.Size:
 			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d", c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
+		case c.Proof != mine.Proof:
+			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all need the same secret", c.Addr, asked(c.Proof), asked(mine.Proof))
+		case c.TLS != mine.TLS:
+			return nil, fmt.Errorf("mixed: the process at %s %s, this one %s: all must agree on that", c.Addr, encrypted(c.TLS), encrypted(mine.TLS))
 		}
 		name := c.host()
 		if c.Share {
@@ -210,6 +217,20 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 		l.domains[p.Domain] = append(l.domains[p.Domain], r)
 	}
 	return l, nil
+}
+
+func asked(proof bool) string {
+	if proof {
+		return "asks others for a proof that they have its secret"
+	}
+	return "has no secret"
+}
+
+func encrypted(tls bool) string {
+	if tls {
+		return "encrypts what goes to other hosts"
+	}
+	return "sends data in plain text"
 }
 
 // host returns what tells the card's host from others, if it tells the truth.
@@ -300,7 +321,7 @@ func (l *layout) meeting(cfg *Config, what string, first, size int, ranks []int)
 // system says who is at the other end, and have proven that they know the token. Those who share memory have done that for
 // it; others do it now, if anything depends on it. What cards say is no proof.
 func (l *layout) proven(ctx context.Context, cfg *Config) ([]int, error) {
-	if cfg.TCP.TLS == nil || cfg.TCP.Authenticate == nil || len(l.host) == len(cfg.Ranks) {
+	if cfg.TCP.TLS == nil || cfg.TCP.Authenticate == nil || len(l.host) <= len(cfg.Ranks) {
 		return nil, nil
 	}
 	if len(l.domain(cfg)) == len(l.host) {

@@ -249,32 +249,36 @@ func (n *Node) readHello(a *arrival) error {
 	return n.prove(a, b)
 }
 
-// secure begins TLS, if there is TLS. One that proves itself otherwise may begin with its greeting at once, whose first byte
-// no TLS connection begins with: its first byte is returned in b then.
+// secure begins TLS, if there is TLS, unless the connection begins with a greeting: then that one's first byte, which no TLS
+// connection begins with, is in b.
 func (n *Node) secure(a *arrival, b []byte) (got int, err error) {
 	if n.cfg.TLS == nil {
 		return 0, nil
 	}
-	if n.cfg.Authenticate != nil {
-		if _, err := io.ReadFull(a.raw, b[:1]); err != nil {
-			return 0, n.slowOr(refusedMagic, "waiting for TLS or a greeting", err)
-		}
-		if b[0] == magic[0] {
-			return 1, nil
-		}
-		got = 1
+	if _, err := io.ReadFull(a.raw, b[:1]); err != nil {
+		return 0, n.slowOr(refusedMagic, "waiting for TLS or a greeting", err)
 	}
-	a.shim = &shim{Conn: a.raw, before: b[:got:got]}
+	if b[0] == magic[0] {
+		return 1, nil
+	}
+	a.shim = &shim{Conn: a.raw, before: b[:1:1]}
 	a.shim.tls = tls.Server(a.shim, n.cfg.TLS)
 	a.conn = a.shim.tls
 	if err := a.shim.tls.HandshakeContext(n.ctx); err != nil {
-		return 0, n.slowOr(refusedProof, "TLS", explained(err))
+		reason := refusedProof
+		if head := (tls.RecordHeaderError{}); errors.As(err, &head) {
+			reason = refusedMagic
+		}
+		return 0, n.slowOr(reason, "TLS", explained(err))
 	}
 	return 0, nil
 }
 
 // prove asks for the proof that the greeting is from one of the job, if there is any.
 func (n *Node) prove(a *arrival, greeting []byte) error {
+	if n.cfg.Authenticate == nil && n.cfg.TLS != nil && a.shim == nil {
+		return errExposed
+	}
 	if n.cfg.Authenticate == nil {
 		return nil
 	}
@@ -292,6 +296,9 @@ func (n *Node) prove(a *arrival, greeting []byte) error {
 
 // errPushedOut is for a connection that has greeted, but too late.
 var errPushedOut = refuse(refusedSlow, "it was dropped for newer connections")
+
+// errExposed is for a connection that should be encrypted and is not.
+var errExposed = refuse(refusedProof, "it is not encrypted, and its process is not known to be on this host")
 
 // explained adds to an error of package tls what it does not say.
 func explained(err error) error {

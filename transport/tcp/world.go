@@ -229,7 +229,7 @@ func (w *world) exposed(a *arrival, proc int) error {
 	if w.node.cfg.TLS == nil || a.shim != nil || w.near[proc] {
 		return nil
 	}
-	return refuse(refusedProof, "it is not encrypted, and its process is not known to be on this host")
+	return errExposed
 }
 
 // greeting returns how this process greets another one.

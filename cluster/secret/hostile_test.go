@@ -1,0 +1,275 @@
+package secret_test
+
+import (
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// attack is a kind of hostile connection: what it does, until the other end has had enough or it has itself.
+type attack struct {
+	name string
+	run  func(c net.Conn, r *rand.Rand, a *attacker)
+}
+
+// attacker is what a stranger may know and have who has seen and recorded everything but the secret.
+type attacker struct {
+	tapes map[string][][]byte // by address: what workers have said on connections to it
+	wrong *tls.Config         // of another secret
+	other *tls.Config         // of another job
+
+	mu   sync.Mutex
+	held []net.Conn // that are kept open
+	kept map[net.Conn]bool
+}
+
+var attacks = []attack{
+	{"garbage", func(c net.Conn, r *rand.Rand, a *attacker) {
+		c.Write(random(r, 1+r.IntN(4000)))
+		a.linger(c)
+	}},
+	{"garbage that begins like TLS", func(c net.Conn, r *rand.Rand, a *attacker) {
+		c.Write(append([]byte{0x16, 3, 1}, random(r, 1+r.IntN(4000))...))
+		a.linger(c)
+	}},
+	{"slow", func(c net.Conn, r *rand.Rand, a *attacker) {
+		c.Write([][]byte{nil, {0x16}, {0x16, 3, 1, 2, 0, 1}, []byte("L"), []byte("LOCKSTEP")}[r.IntN(5)])
+		a.keep(c)
+	}},
+	{"oversized", func(c net.Conn, r *rand.Rand, a *attacker) {
+		// A handshake message of 16 MiB, in records of 16 KiB, or a greeting that does not end.
+		record := append([]byte{0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff}, make([]byte, 1<<14-4)...)
+		if r.IntN(2) == 0 {
+			record = append([]byte("LOCKSTEP"), make([]byte, 1<<14)...)
+		}
+		for range 64 {
+			if _, err := c.Write(record); err != nil {
+				return
+			}
+		}
+		a.linger(c)
+	}},
+	{"wrong certificate", func(c net.Conn, _ *rand.Rand, a *attacker) { handshakeAs(c, a.wrong) }},
+	{"other job", func(c net.Conn, _ *rand.Rand, a *attacker) { handshakeAs(c, a.other) }},
+	{"no certificate", func(c net.Conn, _ *rand.Rand, _ *attacker) { handshakeAs(c, &tls.Config{InsecureSkipVerify: true}) }},
+	{"replay", func(c net.Conn, r *rand.Rand, a *attacker) {
+		if all := a.tapes[c.RemoteAddr().String()]; len(all) > 0 {
+			c.Write(all[r.IntN(len(all))])
+		}
+		a.linger(c)
+	}},
+	{"a true greeting, and a guess for the proof", func(c net.Conn, r *rand.Rand, a *attacker) {
+		for _, said := range a.tapes[c.RemoteAddr().String()] {
+			if said[0] == 'L' {
+				c.Write(append(said[:80:80], random(r, 64)...))
+			}
+		}
+		a.linger(c)
+	}},
+}
+
+func random(r *rand.Rand, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return b
+}
+
+func handshakeAs(c net.Conn, cfg *tls.Config) {
+	cfg = cfg.Clone()
+	cfg.InsecureSkipVerify, cfg.VerifyConnection = true, nil // it takes everybody
+	s := tls.Client(c, cfg)
+	if s.Handshake() == nil {
+		s.Write([]byte("LOCKSTEP"))
+		io.Copy(io.Discard, s)
+	}
+}
+
+// linger waits a moment for the other end to close the connection, and keeps it open if it does not.
+func (a *attacker) linger(c net.Conn) {
+	c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		a.keep(c)
+	}
+}
+
+// keep keeps a connection open, and the latest others.
+func (a *attacker) keep(c net.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.kept[c] = true
+	if a.held = append(a.held, c); len(a.held) > heldMax {
+		a.held[0].Close()
+		delete(a.kept, a.held[0])
+		a.held = a.held[1:]
+	}
+}
+
+const heldMax = 400 // more than a node lets be
+
+func (a *attacker) release() {
+	for _, c := range a.held {
+		c.Close()
+	}
+}
+
+// TestHostile: thousands of hostile connections at a job of three processes, two of which share a host, while they reduce and
+// make new groups: the result is the same, nothing grows, and the log says who it was, in few lines.
+func TestHostile(t *testing.T) {
+	total := 10_000
+	if testing.Short() {
+		total = 1000
+		t.Logf("%d connections in the short run, instead of 10,000", total)
+	}
+	s := secret.New()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	var all []*process
+	for r, host := range []string{"a", "a", "b"} {
+		all = append(all, start(t, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
+	}
+	meet(t, all)
+	const batch = 5
+	ask(t, all, "train %d", batch)
+	steps := batch
+	before := reports(t, all)
+
+	a := newAttacker(t, s, all)
+	began := time.Now()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		a.run(t, all, total, seed)
+	}()
+	most := append([]usage{}, before...)
+	var hashes []string
+	for attacked := true; attacked; {
+		select {
+		case <-over:
+			attacked = false
+		default:
+		}
+		hashes = ask(t, all, "train %d", batch)
+		steps += batch
+		for i, u := range reports(t, all) {
+			most[i] = usage{max(most[i].Memory, u.Memory), max(most[i].Goroutines, u.Goroutines), max(most[i].Files, u.Files)}
+		}
+	}
+	a.release()
+
+	want := trained(t, 3, steps)
+	for r, got := range hashes {
+		if got != want {
+			t.Errorf("rank %d has %s after %d steps, want %s", r, got, steps, want)
+		}
+	}
+	for r := range all {
+		t.Logf("rank %d, %d steps: at first %+v, at most %+v", r, steps, before[r], most[r])
+		const half = 128 // tcp.Config.HalfOpen
+		if most[r].Memory > before[r].Memory+64<<20 || most[r].Goroutines > before[r].Goroutines+3*half || most[r].Files > before[r].Files+2*half {
+			t.Errorf("rank %d: %+v became %+v", r, before[r], most[r])
+		}
+	}
+	checkLogs(t, all, time.Since(began))
+	ask(t, all, "leave")
+}
+
+// reports returns what every worker uses.
+func reports(t *testing.T, all []*process) []usage {
+	t.Helper()
+	out := make([]usage, len(all))
+	for i, text := range ask(t, all, "report") {
+		if err := json.Unmarshal([]byte(text), &out[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+func newAttacker(t *testing.T, s secret.Secret, all []*process) *attacker {
+	t.Helper()
+	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}}
+	var err error
+	if a.wrong, err = secret.New().TLS(job, 0); err != nil {
+		t.Fatal(err)
+	}
+	if a.other, err = s.TLS("another job", 0); err != nil {
+		t.Fatal(err)
+	}
+	greetings := 0
+	for _, text := range ask(t, all, "tapes") {
+		for f := strings.Fields(text); len(f) > 1; f = f[2:] {
+			said, err := hex.DecodeString(f[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.tapes[f[0]] = append(a.tapes[f[0]], said); said[0] == 'L' {
+				greetings++
+			}
+		}
+	}
+	if len(a.tapes) != 2 || greetings == 0 {
+		t.Fatalf("tapes of %d workers with %d plain greetings, want two who are dialed, one in plain text", len(a.tapes), greetings)
+	}
+	return a
+}
+
+// run makes the connections, many at a time.
+func (a *attacker) run(t *testing.T, all []*process, total int, seed uint64) {
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for i := range next {
+				r := rand.New(rand.NewPCG(seed, uint64(i)))
+				kind := attacks[i%len(attacks)]
+				c, err := net.Dial("tcp", all[i/len(attacks)%len(all)].addr)
+				if err != nil {
+					t.Errorf("hostile connection %d (%s) finds nobody: %v", i, kind.name, err)
+					continue
+				}
+				c.SetDeadline(time.Now().Add(30 * time.Second))
+				kind.run(c, r, a)
+				a.mu.Lock()
+				if !a.kept[c] {
+					c.Close()
+				}
+				a.mu.Unlock()
+			}
+		})
+	}
+	for i := range total {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+}
+
+// checkLogs holds the workers' logs against what was done to them: of each kind of refusal a line a second.
+func checkLogs(t *testing.T, all []*process, took time.Duration) {
+	t.Helper()
+	for _, p := range all {
+		log := p.log.String()
+		for _, want := range []string{"from=127.0.0.1:", "kind=proof", "kind=slow", "kind=magic", "of_this_kind="} {
+			if !strings.Contains(log, want) {
+				t.Errorf("rank %d does not log %q", p.worker.Rank, want)
+			}
+		}
+		const kinds = 12
+		if n := strings.Count(log, "\n"); n > kinds*(1+int(took.Seconds())) {
+			t.Errorf("rank %d has logged %d lines in %v", p.worker.Rank, n, took)
+		}
+	}
+}

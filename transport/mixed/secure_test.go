@@ -1,0 +1,179 @@
+package mixed_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// taps notes the first byte of every connection, by who dials whom.
+type taps struct {
+	mu    sync.Mutex
+	of    map[string]int // process by address
+	first map[string]bool
+}
+
+func (t *taps) dial(from int) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &tap{Conn: c, taps: t, from: from, to: address}, nil
+	}
+}
+
+type tap struct {
+	net.Conn
+	taps *taps
+	from int
+	to   string
+	once sync.Once
+}
+
+func (c *tap) Write(p []byte) (int, error) {
+	c.once.Do(func() {
+		c.taps.mu.Lock()
+		defer c.taps.mu.Unlock()
+		c.taps.first[fmt.Sprintf("%d-%d %q", c.taps.of[c.to], c.from, p[:1])] = true
+	})
+	return c.Conn.Write(p)
+}
+
+// TestSecure: connections between hosts are encrypted, those on one host are not, whether memory is shared there or not.
+func TestSecure(t *testing.T) {
+	if shm.HostID() == "" {
+		t.Skip("processes cannot prove here that they are on one host")
+	}
+	s := secret.New()
+	for _, c := range []struct {
+		name   string
+		hosts  []string // of each process
+		memory []bool
+		plain  bool   // without TLS
+		want   string // who dialed whom, how: L is plain, \x16 TLS
+	}{
+		{
+			"two hosts of two",
+			[]string{"a", "a", "b", "b"},
+			[]bool{true, true, true, true},
+			false,
+			`0-1 "L", 0-2 "\x16", 0-3 "\x16", 1-2 "\x16", 1-3 "\x16", 2-3 "L"`,
+		},
+		{
+			"two hosts, no shared memory",
+			[]string{"a", "b", "a"},
+			[]bool{false, false, false},
+			false,
+			`0-1 "\x16", 0-2 "L", 1-2 "\x16"`,
+		},
+		{
+			"shared memory for some",
+			[]string{"a", "a", "a"},
+			[]bool{true, false, true},
+			false,
+			`0-1 "L", 0-2 "L", 1-2 "L"`,
+		},
+		{"plain text", []string{"a", "b"}, []bool{true, true}, true, `0-1 "L"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := len(c.hosts)
+			exchanges := mixed.InProcess(n)
+			seen := taps{of: map[string]int{}, first: map[string]bool{}}
+			ends := make([]transport.Endpoint, n)
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			var wg sync.WaitGroup
+			for p := range n {
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				seen.of[l.Addr().String()] = p
+				cfg := mixed.Config{
+					Ranks: []int{p}, Size: n, Exchange: exchanges[p], Apart: c.hosts[p], NoSharedMemory: !c.memory[p], Token: s.Token("shm"),
+					TCP: tcp.Config{Job: "test", Authenticate: s.Authenticate("test", 0), Listener: l, Dial: seen.dial(p), Logger: slog.New(slog.DiscardHandler)},
+				}
+				if !c.plain {
+					if cfg.TCP.TLS, err = s.TLS("test", 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				wg.Go(func() {
+					out, err := mixed.Open(ctx, cfg)
+					if err != nil {
+						t.Errorf("process %d: %v", p, err)
+						return
+					}
+					ends[p] = out[0]
+				})
+			}
+			wg.Wait()
+			if t.Failed() {
+				return
+			}
+			for p, e := range ends {
+				wg.Go(func() {
+					in := make([]byte, 1)
+					if err := e.Exchange(ctx, (p+1)%n, transport.Frame{Data: []byte{byte(p)}}, (p+n-1)%n, in); err != nil || int(in[0]) != (p+n-1)%n {
+						t.Errorf("rank %d: %v, %v", p, in, err)
+					}
+				})
+			}
+			wg.Wait()
+			var got []string
+			for k := range seen.first {
+				got = append(got, k)
+			}
+			slices.Sort(got)
+			if strings.Join(got, ", ") != c.want {
+				t.Errorf("connections: %s, want %s", strings.Join(got, ", "), c.want)
+			}
+			for _, e := range ends {
+				e.Close()
+			}
+		})
+	}
+}
+
+// TestToken: who says that it is on this host, and has another token, is refused, and says so; the other waits on.
+func TestToken(t *testing.T) {
+	if shm.HostID() == "" {
+		t.Skip("processes cannot share memory on this system")
+	}
+	for _, memory := range []bool{true, false} {
+		exchanges := mixed.InProcess(2)
+		var wg sync.WaitGroup
+		for p, want := range []string{"waiting for ranks [1]", "has another token than this process"} {
+			s := secret.New()
+			secure, err := s.TLS("test", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+				defer cancel()
+				_, err := mixed.Open(ctx, mixed.Config{
+					Ranks: []int{p}, Size: 2, Exchange: exchanges[p], NoSharedMemory: !memory, Token: s.Token("shm"),
+					TCP: tcp.Config{Job: "test", TLS: secure, Authenticate: s.Authenticate("test", 0), Logger: slog.New(slog.DiscardHandler)},
+				})
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("shared memory %v, process %d: %v, want %q", memory, p, err, want)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}

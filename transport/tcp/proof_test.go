@@ -1,0 +1,266 @@
+package tcp_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// lines is a log that several goroutines write.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// firsts notes what a node's dialed connections begin with, by address.
+type firsts struct {
+	mu  sync.Mutex
+	all map[string][]byte
+}
+
+func (f *firsts) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	return &first{Conn: c, to: address, all: f}, err
+}
+
+type first struct {
+	net.Conn
+	to   string
+	all  *firsts
+	once sync.Once
+}
+
+func (c *first) Write(p []byte) (int, error) {
+	c.once.Do(func() {
+		c.all.mu.Lock()
+		defer c.all.mu.Unlock()
+		c.all.all[c.to] = append(c.all.all[c.to], p[0])
+	})
+	return c.Conn.Write(p)
+}
+
+// TestSameHost: of three nodes with TLS and a proof, the two that know to be on one host do without TLS between them, and
+// the third has it with both.
+func TestSameHost(t *testing.T) {
+	seen := firsts{all: map[string][]byte{}}
+	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Dial: seen.dial, Logger: slog.New(slog.DiscardHandler)}
+	var nodes []*tcp.Node
+	var addrs []string
+	for range 3 {
+		n, err := tcp.Listen(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() {
+			g := tcp.GroupConfig{Addrs: addrs, Local: []int{i}}
+			if i != 1 {
+				g.SameHost = []int{0, 2}
+			}
+			ends, err := n.Group(ctx, g)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, e := range []transport.Endpoint{ends[0], split(t, ends[0], 3)} {
+				for step := 1; step < 3; step++ {
+					in := make([]byte, 1)
+					if err := e.Exchange(ctx, (i+step)%3, transport.Frame{Data: []byte{byte(i)}}, (i+3-step)%3, in); err != nil || int(in[0]) != (i+3-step)%3 {
+						t.Errorf("rank %d: %v, %v", i, in, err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	const secure, plain = "\x16", "L"
+	for to, want := range map[string]string{ // rank 0 is dialed by ranks 1 and 2, rank 1 by rank 2: a link, and two streams
+		addrs[0]: strings.Repeat(secure, 3) + strings.Repeat(plain, 3),
+		addrs[1]: strings.Repeat(secure, 3),
+	} {
+		got := string(seen.all[to])
+		if strings.Count(got, secure) != strings.Count(want, secure) || strings.Count(got, plain) != strings.Count(want, plain) || len(got) != len(want) {
+			t.Errorf("connections to %s begin with %q, want %q in any order", to, got, want)
+		}
+	}
+}
+
+// babble dials, and says what is no protocol's beginning.
+func babble(ctx context.Context, network, address string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err == nil {
+		_, err = c.Write([]byte("babble"))
+	}
+	return c, err
+}
+
+func split(t *testing.T, e transport.Endpoint, n int) transport.Endpoint {
+	ranks := make([]int, n)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	sub, err := e.(transport.Splitter).Split(1, ranks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sub
+}
+
+// TestRefusals: two processes that do not belong together, or were set up otherwise, both say clearly why.
+func TestRefusals(t *testing.T) {
+	secure := authority(t)
+	for _, c := range []struct {
+		name     string
+		cfg      [2]tcp.Config
+		sameHost [2][]int
+		dials    string // what rank 1 returns
+		logs     string // what the node of rank 0 logs; empty: nothing, it has not been told
+	}{
+		{
+			"another job",
+			[2]tcp.Config{{Job: "a", Authenticate: secret("a")}, {Job: "b", Authenticate: secret("a")}},
+			[2][]int{},
+			`it belongs to another job than "a"`, `it belongs to another job than \"a\"`,
+		},
+		{
+			"another secret",
+			[2]tcp.Config{{Authenticate: secret("a")}, {Authenticate: secret("b")}},
+			[2][]int{},
+			"does not know the secret", "does not know the secret",
+		},
+		{
+			"another authority",
+			[2]tcp.Config{{TLS: secure}, {TLS: authority(t)}},
+			[2][]int{},
+			"failed to verify certificate", "the other end does not trust this end's certificate",
+		},
+		{
+			"no secret to give",
+			[2]tcp.Config{{Authenticate: secret("a")}, {}},
+			[2][]int{},
+			"asks for a proof that this end belongs to it, and this end has none", "authentication",
+		},
+		{
+			"no secret to ask for",
+			[2]tcp.Config{{}, {Authenticate: secret("a")}},
+			[2][]int{},
+			"the other end asks for no proof", "",
+		},
+		{
+			"plain to TLS",
+			[2]tcp.Config{{TLS: secure}, {}},
+			[2][]int{},
+			"it is not encrypted", "it is not encrypted",
+		},
+		{
+			"garbage",
+			[2]tcp.Config{{TLS: secure}, {Dial: babble}},
+			[2][]int{},
+			"", "the other end does not speak TLS",
+		},
+		{
+			"plain and proven to TLS",
+			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {Authenticate: secret("a")}},
+			[2][]int{},
+			"it is not encrypted, and its process is not known to be on this host", "it is not encrypted",
+		},
+		{
+			"TLS to plain",
+			[2]tcp.Config{{}, {TLS: secure}},
+			[2][]int{},
+			"does not speak TLS", "begins with TLS, which this end does not have",
+		},
+		{
+			"TLS to plain and proven",
+			[2]tcp.Config{{Authenticate: secret("a")}, {TLS: secure, Authenticate: secret("a")}},
+			[2][]int{},
+			"does not speak TLS", "begins with TLS, which this end does not have",
+		},
+		{
+			"one host, by the word of one",
+			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {TLS: secure, Authenticate: secret("a")}},
+			[2][]int{nil, {0, 1}},
+			"it is not encrypted, and its process is not known to be on this host", "it is not encrypted",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var log lines
+			var nodes []*tcp.Node
+			var addrs []string
+			for i, cfg := range c.cfg {
+				cfg.Logger = slog.New(slog.DiscardHandler)
+				if i == 0 {
+					cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+				}
+				n, err := tcp.Listen(cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer n.Close()
+				nodes, addrs = append(nodes, n), append(addrs, n.Addr())
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			dialing, enough := context.WithCancel(ctx)
+			defer enough()
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer cancel()
+			wg.Go(func() { nodes[0].Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{0}, SameHost: c.sameHost[0]}) })
+			told := make(chan error, 1)
+			wg.Go(func() {
+				_, err := nodes[1].Group(dialing, tcp.GroupConfig{Addrs: addrs, Local: []int{1}, SameHost: c.sameHost[1]})
+				told <- err
+			})
+			for c.logs != "" && !strings.Contains(log.String(), c.logs) {
+				if time.Sleep(time.Millisecond); ctx.Err() != nil {
+					t.Fatalf("rank 0 logs %s, want %q", log.String(), c.logs)
+				}
+			}
+			if c.logs != "" && !strings.Contains(log.String(), "from=127.0.0.1:") {
+				t.Errorf("the address is missing in %s", log.String())
+			}
+			if c.dials == "" {
+				enough()
+			}
+			if err := <-told; err == nil || !strings.Contains(err.Error(), c.dials) {
+				t.Errorf("rank 1 got %v, want %q", err, c.dials)
+			}
+		})
+	}
+	node, err := tcp.Listen(tcp.Config{TLS: secure})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	if _, err := node.Group(context.Background(), tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{0}, SameHost: []int{0}}); err == nil || errors.Is(err, context.Canceled) {
+		t.Errorf("ranks on one host that cannot prove anything: %v", err)
+	}
+}
