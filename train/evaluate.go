@@ -11,13 +11,20 @@ import (
 )
 
 // Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It changes
-// no variable.
+// no variable. After [Trainer.Stop], on any worker, it returns [ErrStop].
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {
+		if !t.others() && t.stopping.Load() {
+			return ErrStop
+		}
 		if g.weightSum > 0 {
+			g.stop = t.wantsStop()
 			if err := t.evaluate(ctx, g); err != nil {
 				return err
+			}
+			if t.stopAgreed() {
+				return ErrStop
 			}
 		}
 		m.add(g, t)
@@ -41,7 +48,7 @@ func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
 		} else {
 			sums = make([]float64, len(t.metrics))
 		}
-		return t.reduceScalars(ctx, r, loss, sums)
+		return t.reduceScalars(ctx, r, g, loss, sums)
 	})
 }
 
@@ -115,6 +122,9 @@ func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func
 	defer feed.close()
 	for {
 		g, err := feed.next(ctx)
+		if err != nil {
+			t.tellOthers(ctx, err)
+		}
 		if g == nil || err != nil {
 			return err
 		}

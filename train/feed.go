@@ -84,7 +84,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 			if err != nil {
 				return err
 			}
-			if err := f.send(ctx, element); err != nil {
+			if err := f.send(ctx, element, place{pass, sent - before}); err != nil {
 				return fmt.Errorf("batch %d of the dataset: %w", sent-before+1, err)
 			}
 			if sent++; sent == cfg.limit {
@@ -104,7 +104,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 	return nil
 }
 
-func (f *feeder) send(ctx context.Context, element data.Element) error {
+func (f *feeder) send(ctx context.Context, element data.Element, at place) error {
 	b, err := batchOf(element)
 	if err != nil {
 		return err
@@ -114,6 +114,7 @@ func (f *feeder) send(ctx context.Context, element data.Element) error {
 		if err := g.fill(b); err != nil {
 			return err
 		}
+		g.place = at
 		select {
 		case f.ready <- g:
 			return nil
@@ -143,6 +144,8 @@ type globalBatch struct {
 	rows      []int          // examples by replica, of all workers; the rest of a share is padding
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
+	place     place          // in the dataset
+	stop      bool           // this worker wants to stop
 }
 
 func (t *Trainer) newGlobalBatch(labels bool) *globalBatch {

@@ -31,7 +31,12 @@ type FitConfig struct {
 //
 // On an error (which counts epochs and steps from 1, as the progress line does), or at the end of ctx, the history holds what
 // was done until then, and all variables have their values of after the last whole step. Fit ends with
-// [Trainer.CheckMirrored].
+// [Trainer.CheckMirrored], over all workers.
+//
+// With several workers all of them call Fit, with the same data and configuration but for the callbacks. A callback that asks to stop on
+// any of them ends training on all after the same step: the one after which it asked, as with one worker. The others learn of it from
+// the next step's reduction, and that step is taken back. If there is no next step, training has ended anyway, and History.Stopped
+// remains false. Any other error of a callback, or of the data, ends the others' Fit with an error as well.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
@@ -44,9 +49,10 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	if errors.Is(err, ErrStop) {
 		f.history.Stopped, err = true, nil
 	}
+	t.wish = false
 	f.history.Speed = f.speed.result(len(t.parts))
 	if err == nil {
-		err = t.CheckMirrored()
+		err = t.checkAll(ctx)
 	}
 	for _, c := range cfg.Callbacks {
 		if c.OnTrainEnd != nil {
@@ -78,7 +84,7 @@ type fit struct {
 }
 
 func (f *fit) run(ctx context.Context) error {
-	err := fire(f.cfg.Callbacks, func(c Callback) error {
+	err := f.fire(ctx, func(c Callback) error {
 		if c.OnTrainBegin == nil {
 			return nil
 		}
@@ -122,7 +128,7 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 	if left := f.left(); left >= 0 && (begin.Steps < 0 || left < begin.Steps) {
 		begin.Steps = left
 	}
-	err := fire(f.cfg.Callbacks, func(c Callback) error {
+	err := f.fire(ctx, func(c Callback) error {
 		if c.OnEpochBegin == nil {
 			return nil
 		}
@@ -136,17 +142,22 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
 	err = f.steps(ctx, begin, stream, epoch, mean)
 	epoch.Result = mean.result()
+	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // asked for before the epoch began, on another worker perhaps
+		f.history.Epochs = f.history.Epochs[:len(f.history.Epochs)-1]
+		return err
+	}
 	if err != nil && !errors.Is(err, ErrStop) {
 		return err
 	}
 	if f.cfg.Validation != nil && err == nil {
-		result, err := f.t.Evaluate(ctx, f.cfg.Validation)
-		if err != nil {
+		var result Result
+		if result, err = f.t.Evaluate(ctx, f.cfg.Validation); err == nil {
+			epoch.Validation = &result
+		} else if !errors.Is(err, ErrStop) {
 			return fmt.Errorf("train: epoch %d, validation: %w", number+1, err)
 		}
-		epoch.Validation = &result
 	}
-	return graver(err, fire(f.cfg.Callbacks, func(c Callback) error {
+	return graver(err, f.fire(ctx, func(c Callback) error {
 		if c.OnEpochEnd == nil {
 			return nil
 		}
@@ -161,14 +172,19 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		start := time.Now()
 		g, err := stream.next(ctx)
 		if err != nil {
+			f.t.tellOthers(ctx, err)
 			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 		}
 		if g == nil {
 			return nil
 		}
 		if g.weightSum > 0 {
-			if err := f.t.step(ctx, g); err != nil {
+			stop, err := f.t.step(ctx, g)
+			if err != nil {
 				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
+			}
+			if stop {
+				return ErrStop
 			}
 		} else {
 			f.history.Skipped++
@@ -183,7 +199,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		f.history.Steps++
 		epoch.Steps = step
 		epoch.Duration += info.Duration
-		err = fire(f.cfg.Callbacks, func(c Callback) error {
+		err = f.fire(ctx, func(c Callback) error {
 			if c.OnStepEnd == nil {
 				return nil
 			}
@@ -194,4 +210,22 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		}
 	}
 	return nil
+}
+
+// fire calls one function of every callback, and returns what ends training now. With several workers a wish to stop does not: they
+// agree on it in the next reduction.
+func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
+	err := fire(f.cfg.Callbacks, call)
+	if err == nil && f.t.stopping.Load() {
+		err = ErrStop
+	}
+	switch {
+	case err == nil || !f.t.others():
+		return err
+	case errors.Is(err, ErrStop):
+		f.t.wish = true
+		return nil
+	}
+	f.t.tellOthers(ctx, err)
+	return err
 }

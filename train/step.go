@@ -15,9 +15,11 @@ import (
 // scalarName is what errors call the vector of loss and metrics.
 var scalarNames = []string{"loss and metrics"}
 
-// step makes one training step: gradients, their sum over replicas, apply, and then the new values on all replicas or on none.
-func (t *Trainer) step(ctx context.Context, g *globalBatch) error {
-	return t.transact(ctx, func(ctx context.Context, r *distribute.Replica) error {
+// step makes one training step: gradients, their sum over replicas, apply, and then the new values on all replicas or on none. stop
+// says that a worker had asked to stop before: then it was not made, on any worker.
+func (t *Trainer) step(ctx context.Context, g *globalBatch) (stop bool, err error) {
+	g.stop = t.wantsStop()
+	return t.transact(ctx, g, func(ctx context.Context, r *distribute.Replica) error {
 		return t.reduceAndApply(ctx, r, g)
 	})
 }
@@ -50,7 +52,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 			}
 		}
 	}
-	return t.reduceScalars(ctx, r, out.Loss, out.Metrics)
+	return t.reduceScalars(ctx, r, g, out.Loss, out.Metrics)
 }
 
 // gradients computes the replica's share of the gradients.
@@ -82,17 +84,20 @@ func (p *part) flatten(packs []pack, gradients []*tensor.Tensor) {
 	}
 }
 
-// transact runs f on every replica, then commits on all or, if any failed, discards on all.
-func (t *Trainer) transact(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
-	if err := t.run(ctx, f); err != nil {
+// transact runs f on every replica, then commits on all or, if any failed or a worker had asked to stop, discards on all. g is the batch
+// whose scalars f reduces; nil: it reduces none.
+func (t *Trainer) transact(ctx context.Context, g *globalBatch, f func(context.Context, *distribute.Replica) error) (stop bool, err error) {
+	err = t.run(ctx, f)
+	stop = err == nil && g != nil && t.stopAgreed()
+	if err != nil || stop {
 		t.discard()
-		return err
+		return stop, err
 	}
 	for replica := range t.parts {
 		t.program.Commit(replica)
 	}
 	t.committed++
-	return nil
+	return false, nil
 }
 
 func (t *Trainer) discard() {
@@ -163,7 +168,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g 
 			return err
 		}
 	}
-	return t.reduceScalars(ctx, r, out.Loss, out.Metrics)
+	return t.reduceScalars(ctx, r, g, out.Loss, out.Metrics)
 }
 
 // sum is what a model's own all-reduces call, inside of the gradients step.
@@ -171,18 +176,23 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names)
 }
 
-func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, loss float64, metrics []float64) error {
+// reduceScalars sums up loss and metrics, and with them what the workers must agree on ([globalBatch.say]).
+func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64, metrics []float64) error {
 	p := &t.parts[r.LocalID()]
 	local := tensor.Data[float64](p.local[0])
 	local[0] = loss
-	copy(local[1:], metrics)
-	return r.AllReduceInto(ctx, distribute.Sum, p.global, p.local, scalarNames)
+	n := copy(local[1:], metrics)
+	g.say(local[1+n:])
+	if err := r.AllReduceInto(ctx, distribute.Sum, p.global, p.local, scalarNames); err != nil {
+		return err
+	}
+	return g.heard(tensor.Data[float64](p.global[0])[1+n:], r.NumReplicas())
 }
 
 // scalars returns the loss and the sums of metrics over all replicas, of the last step. They are overwritten by the next.
 func (t *Trainer) scalars() (loss float64, sums []float64) {
 	s := tensor.Data[float64](t.parts[0].global[0])
-	return s[0], s[1:]
+	return s[0], s[1 : 1+len(t.metrics)]
 }
 
 func (t *Trainer) apply(ctx context.Context, replica int) error {
@@ -234,7 +244,7 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 			return fmt.Errorf("train: apply gradients: gradient of %s: %w", v.Name, err)
 		}
 	}
-	err := t.transact(ctx, func(ctx context.Context, r *distribute.Replica) error {
+	_, err := t.transact(ctx, nil, func(ctx context.Context, r *distribute.Replica) error {
 		for k, pack := range t.packs {
 			for i, parameter := range pack.parameters {
 				copy(t.parts[r.LocalID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())

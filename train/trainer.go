@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Trainer trains one model over one strategy. One goroutine at a time may use it; callbacks of [Trainer.Fit] may use it too,
-// but must not call Fit.
+// Trainer trains one model over one strategy. One goroutine at a time may use it, but for [Trainer.Stop]; callbacks of [Trainer.Fit]
+// may use it too, but must not call Fit.
 type Trainer struct {
 	strategy  *distribute.Strategy
 	program   engine.Program
@@ -23,6 +24,9 @@ type Trainer struct {
 	metrics   []string
 	variables []engine.Variable
 	committed int64 // steps whose values are visible
+
+	stopping atomic.Bool // Stop was called
+	wish     bool        // a callback of the Fit in progress has asked to stop, which the other workers do not know yet
 }
 
 // pack is a group of parameters that is reduced and applied at once.
@@ -35,7 +39,7 @@ type pack struct {
 type part struct {
 	inputs    [][]*tensor.Tensor // by pack: apply's input buffers
 	gradients [][]*tensor.Tensor // by pack: of the current step
-	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics
+	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics, and what the workers agree on
 	global    []*tensor.Tensor   // the same, over all replicas
 	flat      flat               // gradients and inputs as one list
 
@@ -118,8 +122,8 @@ func (t *Trainer) newPart(replica int) part {
 		p.inputs = append(p.inputs, inputs)
 		p.gradients = append(p.gradients, make([]*tensor.Tensor, len(inputs)))
 	}
-	p.local = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics))}
-	p.global = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics))}
+	p.local = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics)+agreed)}
+	p.global = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics)+agreed)}
 	return p
 }
 

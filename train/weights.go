@@ -187,6 +187,61 @@ func (t *Trainer) CheckMirrored() error {
 	return nil
 }
 
+// checkAll is CheckMirrored over the replicas of all workers. Values do not travel for it, only their fingerprints.
+func (t *Trainer) checkAll(ctx context.Context) error {
+	if err := t.CheckMirrored(); err != nil || !t.others() {
+		if err != nil {
+			t.tellOthers(ctx, err)
+		}
+		return err
+	}
+	prints, err := t.fingerprints()
+	if err != nil {
+		t.tellOthers(ctx, err)
+		return err
+	}
+	all := make([][]int64, len(t.parts)) // by local replica: what it got of all
+	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		rows, err := r.AllGather(ctx, tensor.From(prints, 1, len(prints)), 0)
+		if err == nil {
+			all[r.LocalID()] = tensor.Data[int64](rows.(*tensor.Tensor))
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("train: comparing the workers' variables: %w", err)
+	}
+	for i, v := range t.variables {
+		if v.Role == engine.Average {
+			continue
+		}
+		var differ []string
+		for replica := range t.strategy.NumReplicasInSync() {
+			if all[0][replica*len(prints)+i] != all[0][i] {
+				differ = append(differ, fmt.Sprint(replica))
+			}
+		}
+		if differ != nil {
+			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all workers: replica 0 has other bits than replica %s", v.Name, strings.Join(differ, ", "))
+		}
+	}
+	return nil
+}
+
+// fingerprints returns the first bits of the SHA-256 of each variable on this worker's first replica.
+func (t *Trainer) fingerprints() ([]int64, error) {
+	out := make([]int64, len(t.variables))
+	for i, v := range t.variables {
+		value, err := t.program.Read(0, i)
+		if err != nil {
+			return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
+		}
+		sum := sha256.Sum256(value.Memory().HostBytes())
+		out[i] = int64(binary.LittleEndian.Uint64(sum[:]))
+	}
+	return out, nil
+}
+
 // firstDifference says which element of b differs from a.
 func firstDifference(a, b *tensor.Tensor) string {
 	if a.DType() != b.DType() || !a.SameShape(b) {

@@ -4,13 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 
-	"github.com/lockstep-ml/lockstep/cluster"
-	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // fitted returns what a training and what is done with its model give, as text.
@@ -51,45 +47,16 @@ func TestTrainOverWorkers(t *testing.T) {
 	}
 	for _, layout := range [][]int{{1, 1, 1}, {1, 2}, {2, 1}} {
 		t.Run(fmt.Sprint(layout), func(t *testing.T) {
-			ends := mem.NewPipes(3)
-			var tasks []string
-			for w := range layout {
-				tasks = append(tasks, fmt.Sprintf("host%d:1", w))
-			}
-			spec := cluster.NewSpec(map[string][]string{"worker": tasks})
-			var done, all sync.WaitGroup
-			all.Add(len(layout))
-			for w, n := range layout {
-				group, err := collective.Open(ends[:n], collective.Config{})
-				if err != nil {
-					t.Fatal(err)
+			errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+				got, err := fitted(t.Context(), s)
+				if err != nil || got != want {
+					t.Errorf("worker %d: got\n%s, %v, want\n%s", w, got, err, want)
 				}
-				ends = ends[n:]
-				done.Go(func() {
-					s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
-						Resolver: &cluster.Simple{Cluster: spec, This: &cluster.Task{Type: "worker", Index: w}},
-						Devices:  []string{"CPU:0", "CPU:1"}[:n], Group: group, Engine: fakeEngine{n},
-					})
-					if err != nil {
-						t.Error(err)
-						group.Close()
-						all.Done()
-						return
-					}
-					got, err := fitted(t.Context(), s)
-					if err != nil || got != want {
-						t.Errorf("worker %d: got\n%s, %v, want\n%s", w, got, err, want)
-					}
-					all.Done()
-					if err == nil {
-						all.Wait() // nobody leaves while others need it
-					}
-					if err := s.Close(); err != nil {
-						t.Error(err)
-					}
-				})
+				return nil
+			})
+			if err := errors.Join(errs...); err != nil {
+				t.Error(err)
 			}
-			done.Wait()
 		})
 	}
 }

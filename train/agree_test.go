@@ -1,0 +1,288 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+// overWorkers runs f on every worker at the same time. layout is how many replicas each has. It returns each one's error.
+func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strategy) error) []error {
+	t.Helper()
+	replicas := 0
+	var tasks []string
+	for w, n := range layout {
+		replicas += n
+		tasks = append(tasks, fmt.Sprintf("host%d:1", w))
+	}
+	spec := cluster.NewSpec(map[string][]string{"worker": tasks})
+	ends := mem.NewPipes(replicas)
+	errs := make([]error, len(layout))
+	var done, all sync.WaitGroup
+	all.Add(len(layout))
+	for w, n := range layout {
+		group, err := collective.Open(ends[:n], collective.Config{Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = ends[n:]
+		var devices []string
+		for i := range n {
+			devices = append(devices, fmt.Sprintf("CPU:%d", i))
+		}
+		done.Go(func() {
+			s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+				Resolver: &cluster.Simple{Cluster: spec, This: &cluster.Task{Type: "worker", Index: w}},
+				Devices:  devices, Group: group, Engine: fakeEngine{n}, Options: distribute.Options{Timeout: time.Minute},
+			})
+			if err != nil {
+				errs[w] = errors.Join(err, group.Close())
+				all.Done()
+				return
+			}
+			errs[w] = f(w, s)
+			all.Done()
+			all.Wait() // nobody leaves while others need it
+			errs[w] = errors.Join(errs[w], s.Close())
+		})
+	}
+	done.Wait()
+	return errs
+}
+
+// failer is what testing.T and rapid.T have in common.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+	Errorf(format string, args ...any)
+}
+
+// fitOver trains a fake model over workers, with callbacks of each, and returns their histories without times, their weights and errors.
+func fitOver(t failer, layout []int, seen func(worker int) data.Dataset, cfg func(worker int, trainer *Trainer) FitConfig) (histories []*History, weights []string, errs []error) {
+	t.Helper()
+	histories, weights = make([]*History, len(layout)), make([]string, len(layout))
+	errs = overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+		trainer, err := New(context.Background(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		histories[w], err = trainer.Fit(context.Background(), seen(w), cfg(w, trainer))
+		timeless(histories[w])
+		if err != nil {
+			return err
+		}
+		weights[w], err = trainer.WeightsHash(context.Background())
+		return err
+	})
+	return histories, weights, errs
+}
+
+func timeless(h *History) {
+	h.Speed = Speed{}
+	for i := range h.Epochs {
+		h.Epochs[i].Duration = 0
+	}
+}
+
+// stopAt is a callback that asks to stop at the n-th event, counted from 0.
+func stopAt(n int) Callback {
+	event := func() error {
+		n--
+		if n == -1 {
+			return ErrStop
+		}
+		return nil
+	}
+	return Callback{
+		OnTrainBegin: func(context.Context) error { return event() },
+		OnEpochBegin: func(context.Context, EpochBegin) error { return event() },
+		OnStepEnd:    func(context.Context, Step) error { return event() },
+		OnEpochEnd:   func(context.Context, Epoch) error { return event() },
+	}
+}
+
+// TestStopOverWorkers: whoever asks to stop, and when, all workers end after the step after which one worker would, with its history
+// and bits.
+func TestStopOverWorkers(t *testing.T) {
+	examples := lineExamples(16)
+	layouts := [][]int{{1, 1, 1}, {1, 2}, {2, 1}}
+	rapid.Check(t, func(rt *rapid.T) {
+		layout := rapid.SampledFrom(layouts).Draw(rt, "layout")
+		event := rapid.IntRange(0, 16).Draw(rt, "event")
+		who := rapid.SliceOfNDistinct(rapid.IntRange(0, len(layout)-1), 1, len(layout), rapid.ID).Draw(rt, "who")
+		cfg := FitConfig{Epochs: 3}
+		if rapid.Bool().Draw(rt, "validation") {
+			cfg.Validation = sizes(examples, 7, 3)
+		}
+		if rapid.Bool().Draw(rt, "steps per epoch") {
+			cfg.StepsPerEpoch = 2
+		}
+		ds := sizes(examples, 7, 7, 2)
+
+		trainer, _ := newFake(t, 3, 7, fakeModel{rate: 1.0 / 64})
+		alone := cfg
+		alone.Callbacks = []Callback{stopAt(event)}
+		want, err := trainer.Fit(t.Context(), ds, alone)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		timeless(want)
+		hash, err := trainer.WeightsHash(t.Context())
+		if err != nil {
+			rt.Fatal(err)
+		}
+
+		histories, weights, errs := fitOver(rt, layout, func(int) data.Dataset { return ds }, func(w int, _ *Trainer) FitConfig {
+			mine := cfg
+			mine.Callbacks = []Callback{{}}
+			if slices.Contains(who, w) {
+				mine.Callbacks = append(mine.Callbacks, stopAt(event))
+			}
+			return mine
+		})
+		for w, got := range histories {
+			if errs[w] != nil {
+				rt.Errorf("worker %d: %v", w, errs[w])
+				continue
+			}
+			if got.Steps == 3*got.Epochs[0].Steps { // the whole training: nobody was left to be told
+				want.Stopped = got.Stopped
+			}
+			if weights[w] != hash || !reflect.DeepEqual(got, want) {
+				rt.Errorf("worker %d has\n%+v, %s, one worker\n%+v, %s", w, got, weights[w], want, hash)
+			}
+		}
+	})
+}
+
+// TestStopFromOutside: Stop on one worker ends a Fit without end on all, after the same step, and later evaluations as well.
+func TestStopFromOutside(t *testing.T) {
+	for _, layout := range [][]int{{2}, {1, 1}, {1, 2}} {
+		steps := make([]int, len(layout))
+		errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(7))
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			var cfg FitConfig
+			if w == len(layout)-1 {
+				cfg.Callbacks = []Callback{{OnStepEnd: func(_ context.Context, s Step) error {
+					if s.Step == 5 {
+						go trainer.Stop()
+					}
+					return nil
+				}}}
+			}
+			h, err := trainer.Fit(t.Context(), data.FromTensors(lineExamples(7)).Batch(7).Repeat(-1), cfg)
+			if err != nil || !h.Stopped {
+				return fmt.Errorf("stopped: %v, error %w", h.Stopped, err)
+			}
+			steps[w] = h.Steps
+			if _, err := trainer.Evaluate(t.Context(), sizes(lineExamples(7), 7)); !errors.Is(err, ErrStop) {
+				return fmt.Errorf("evaluation ends with %w", err)
+			}
+			return nil
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("%v: %v", layout, err)
+		}
+		if steps[0] < 5 || slices.Min(steps) != slices.Max(steps) {
+			t.Errorf("%v: the workers made %v steps", layout, steps)
+		}
+	}
+}
+
+// TestFailureIsTold: what fails on one worker between steps ends Fit on all.
+func TestFailureIsTold(t *testing.T) {
+	cause := errors.New("the disk is full")
+	examples := lineExamples(16)
+	good := sizes(examples, 7, 7, 2)
+	failing := func() error { return cause }
+	for _, c := range []struct {
+		name      string
+		bad       data.Dataset // of worker 1
+		callback  Callback     // of worker 1
+		mine, has string       // in worker 1's error, and in the others'
+	}{
+		{"at the beginning", good, Callback{OnTrainBegin: func(context.Context) error { return failing() }}, cause.Error(), cause.Error()},
+		{"before an epoch", good, Callback{OnEpochBegin: func(context.Context, EpochBegin) error { return failing() }}, cause.Error(), cause.Error()},
+		{"after a step", good, Callback{OnStepEnd: func(context.Context, Step) error { return failing() }}, cause.Error(), cause.Error()},
+		{"after the last epoch", good, Callback{OnEpochEnd: func(_ context.Context, e Epoch) error {
+			if e.Epoch == 1 {
+				return cause
+			}
+			return nil
+		}}, cause.Error(), cause.Error()},
+		{"data", sizes(lineExamples(9), 7, 2), Callback{}, "the workers are at different batches: this one has batch 2 of pass 1 over its data, of 2 examples", "this one has batch 2 of pass 1 over its data, of 7 examples"},
+		{"fewer data", sizes(examples, 7, 7), Callback{}, "this one has batch 1 of pass 2", "this one has batch 3 of pass 1"},
+		{"damaged data", batches(data.Batch{}), Callback{}, "it has 0 inputs: want 1", "it has 0 inputs: want 1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, _, errs := fitOver(t, []int{1, 1, 1}, func(w int) data.Dataset {
+				if w == 1 {
+					return c.bad
+				}
+				return good
+			}, func(w int, _ *Trainer) FitConfig {
+				cfg := FitConfig{Epochs: 2}
+				if w == 1 {
+					cfg.Callbacks = []Callback{c.callback}
+				}
+				return cfg
+			})
+			for w, err := range errs {
+				want := c.has
+				if w == 1 {
+					want = c.mine
+				}
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("worker %d ends with %v, want %q", w, err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestWorkersPartWays: that the workers' variables differ is found, whichever differs.
+func TestWorkersPartWays(t *testing.T) {
+	for bad := range 3 {
+		errs := overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(7))
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			_, err = trainer.Fit(t.Context(), sizes(lineExamples(7), 7), FitConfig{Callbacks: []Callback{{OnEpochEnd: func(context.Context, Epoch) error {
+				for _, r := range trainer.program.(*fakeProgram).replicas {
+					if r.now[4][0]++; w == bad { // averages may differ
+						r.now[1][1]++
+					}
+				}
+				return nil
+			}}}})
+			return err
+		})
+		for w, err := range errs {
+			want := []string{"other bits than replica 1, 2, 3", "other bits than replica 1, 2", "other bits than replica 3"}[bad]
+			if err == nil || !strings.Contains(err.Error(), "the mirrored variable weights is no longer the same on all workers: replica 0 has "+want) {
+				t.Errorf("worker %d, while %d differs: %v", w, bad, err)
+			}
+		}
+	}
+}
