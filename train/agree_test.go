@@ -286,3 +286,115 @@ func TestWorkersPartWays(t *testing.T) {
 		}
 	}
 }
+
+// TestProgress: every phase of a step is told, by its number.
+func TestProgress(t *testing.T) {
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var told []string
+	cfg := fakeConfig(4)
+	cfg.Progress = func(step int64, phase Phase) { told = append(told, fmt.Sprintf("%d %s", step, phase)) }
+	trainer, err := New(t.Context(), s, fakeModel{}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trainer.Close()
+	ds := sizes(lineExamples(8), 4, 4)
+	if _, err := trainer.Fit(t.Context(), ds, FitConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, phase := range []Phase{PhaseBetween, PhaseBetween} { // training and its epoch begin
+		want = append(want, "1 "+phase)
+	}
+	for step := 1; step <= 2; step++ {
+		for _, phase := range []Phase{PhaseData, PhaseCompute, PhaseReduce, PhasePacks, PhaseApply, PhaseApply, PhaseReduce} {
+			want = append(want, fmt.Sprintf("%d %s", step, phase))
+		}
+		want = append(want, fmt.Sprintf("%d %s", step+1, PhaseBetween))
+	}
+	want = append(want, "3 "+PhaseData, "3 "+PhaseBetween)
+	if got := slices.CompactFunc(slices.Clone(told), func(a, b string) bool { return a == b && strings.HasSuffix(a, PhasePacks) }); !slices.Equal(got, want) {
+		t.Errorf("told\n%v\nwant\n%v", got, want)
+	}
+	told = nil
+	if _, err := trainer.Evaluate(t.Context(), sizes(lineExamples(4), 4)); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"3 data", "3 evaluate", "3 reduce", "3 data"}; !slices.Equal(told, want) {
+		t.Errorf("an evaluation told %v, want %v", told, want)
+	}
+}
+
+// TestFacts: what differs between two workers' trainers is told by its name, and nothing else.
+func TestFacts(t *testing.T) {
+	facts := func(change func(*Config, *Trainer)) map[string]string {
+		cfg := fakeConfig(6)
+		change(&cfg, nil)
+		s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		trainer, err := New(t.Context(), s, fakeModel{}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer trainer.Close()
+		change(&cfg, trainer)
+		list, err := trainer.Facts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, f := range list {
+			out[f.Name] = f.Value
+		}
+		if len(out) != len(list) {
+			t.Errorf("two facts have one name: %v", list)
+		}
+		return out
+	}
+	same := facts(func(*Config, *Trainer) {})
+	if got := same["variable weights"]; !strings.HasPrefix(got, "parameter of float64(2,), values hashed ") {
+		t.Errorf("weights: %s", got)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Config, *Trainer)
+		differ []string
+	}{
+		{"nothing", func(*Config, *Trainer) {}, nil},
+		{"an average", func(_ *Config, t *Trainer) {
+			if t != nil {
+				t.program.(*fakeProgram).replicas[0].now[4][0] = 5
+			}
+		}, nil},
+		{"seed", func(c *Config, _ *Trainer) { c.Seed++ }, []string{"seed", "variable weights"}},
+		{"global batch", func(c *Config, _ *Trainer) { c.GlobalBatch++ }, []string{"global batch"}},
+		{"momentum", func(_ *Config, t *Trainer) {
+			if t != nil {
+				t.program.(*fakeProgram).replicas[0].now[3][1] = 5
+			}
+		}, []string{"variable momentum/weights"}},
+		{"steps", func(_ *Config, t *Trainer) {
+			if t != nil {
+				t.committed = 7
+			}
+		}, []string{"steps made"}},
+	} {
+		var differ []string
+		for name, value := range facts(c.change) {
+			if same[name] != value {
+				differ = append(differ, name)
+			}
+		}
+		slices.Sort(differ)
+		if !slices.Equal(differ, c.differ) {
+			t.Errorf("%s: %v differ, want %v", c.name, differ, c.differ)
+		}
+	}
+}

@@ -22,7 +22,26 @@ type Config struct {
 	GlobalBatch int
 	// Seed is that of the initial values and of the replicas' random numbers.
 	Seed int64
+	// Progress, if not nil, is told what the trainer is about to do: in which step (the first is 1) and which phase of it. It is called
+	// several times a step, by the goroutine that does it (of several replicas the first one's), one call at a time, and must not block:
+	// a worker of a job shows by it that it is alive.
+	Progress func(step int64, phase Phase)
 }
+
+// Phase is what a trainer does.
+type Phase = string
+
+// The phases.
+const (
+	PhaseData     Phase = "data"     // waits for the next batch
+	PhaseCompute  Phase = "compute"  // gradients
+	PhaseReduce   Phase = "reduce"   // adds up over replicas, and waits for them
+	PhasePacks    Phase = "packs"    // has one pack of gradients while others travel
+	PhaseApply    Phase = "apply"    // new values, which nobody sees yet
+	PhaseBetween  Phase = "between"  // steps: callbacks
+	PhaseEvaluate Phase = "evaluate" // a batch of an evaluation
+	PhasePredict  Phase = "predict"
+)
 
 // complete takes from Data what it gives, and checks the rest.
 func (c *Config) complete(ctx context.Context) error {

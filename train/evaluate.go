@@ -38,6 +38,7 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 
 func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
 	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		t.replicaAt(r, PhaseEvaluate)
 		var loss float64
 		var sums []float64 // of a replica without examples: zeros
 		if local := r.LocalID(); g.rows[r.ID()] > 0 {
@@ -59,6 +60,7 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	err := t.each(ctx, ds, false, func(g *globalBatch) error {
 		outputs := make([][]*tensor.Tensor, len(t.parts))
 		err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) (err error) {
+			t.replicaAt(r, PhasePredict)
 			local, others := r.LocalID(), r.NumReplicas() > len(t.parts)
 			if g.rows[r.ID()] == 0 && !others {
 				return nil
@@ -121,6 +123,7 @@ func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func
 	feed := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
 	defer feed.close()
 	for {
+		t.at(PhaseData)
 		g, err := feed.next(ctx)
 		if err != nil {
 			t.tellOthers(ctx, err)

@@ -170,6 +170,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 	for step := 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
 		before := f.t.strategy.Stats()
 		start := time.Now()
+		f.t.at(PhaseData)
 		g, err := stream.next(ctx)
 		if err != nil {
 			f.t.tellOthers(ctx, err)
@@ -215,6 +216,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 // fire calls one function of every callback, and returns what ends training now. With several workers a wish to stop does not: they
 // agree on it in the next reduction.
 func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
+	f.t.at(PhaseBetween)
 	err := fire(f.cfg.Callbacks, call)
 	if err == nil && f.t.stopping.Load() {
 		err = ErrStop

@@ -30,7 +30,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 		if err := t.reduceGradients(ctx, r, g); err != nil {
 			return err
 		}
-		return t.apply(ctx, r.LocalID())
+		return t.apply(ctx, r)
 	}
 	p := &t.parts[r.LocalID()]
 	out, err := t.gradients(ctx, r, g)
@@ -38,15 +38,18 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 		return err
 	}
 	p.flatten(t.packs, out.Tensors)
+	t.replicaAt(r, PhaseReduce)
 	for done, err := range r.AllReducePacks(ctx, distribute.Sum, p.flat.dst, p.flat.src, t.flatNames) {
 		if err != nil {
 			return err
 		}
+		t.replicaAt(r, PhasePacks)
 		for _, i := range done {
 			k := t.flatPacks[i]
 			if p.flat.left[k]--; p.flat.left[k] > 0 {
 				continue
 			}
+			t.replicaAt(r, PhaseApply)
 			if err := t.program.Apply(ctx, r.LocalID(), k); err != nil {
 				return fmt.Errorf("apply: %w", err)
 			}
@@ -58,6 +61,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 // gradients computes the replica's share of the gradients.
 func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globalBatch) (engine.Gradients, error) {
 	local := r.LocalID()
+	t.replicaAt(r, PhaseCompute)
 	t.parts[local].replica = r // for the model's own all-reduces
 	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum, randomState(t.config.Seed, t.committed, r.ID()))
 	if err != nil {
@@ -160,6 +164,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g 
 	if err != nil {
 		return err
 	}
+	t.replicaAt(r, PhaseReduce)
 	for k, pack := range t.packs {
 		for i, parameter := range pack.parameters {
 			p.gradients[k][i] = out.Tensors[parameter]
@@ -178,6 +183,7 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 
 // reduceScalars sums up loss and metrics, and with them what the workers must agree on ([globalBatch.say]).
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64, metrics []float64) error {
+	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
 	local := tensor.Data[float64](p.local[0])
 	local[0] = loss
@@ -195,9 +201,10 @@ func (t *Trainer) scalars() (loss float64, sums []float64) {
 	return s[0], s[1 : 1+len(t.metrics)]
 }
 
-func (t *Trainer) apply(ctx context.Context, replica int) error {
+func (t *Trainer) apply(ctx context.Context, r *distribute.Replica) error {
+	t.replicaAt(r, PhaseApply)
 	for k := range t.packs {
-		if err := t.program.Apply(ctx, replica, k); err != nil {
+		if err := t.program.Apply(ctx, r.LocalID(), k); err != nil {
 			return fmt.Errorf("apply: %w", err)
 		}
 	}
@@ -250,7 +257,7 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 				copy(t.parts[r.LocalID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
 			}
 		}
-		return t.apply(ctx, r.LocalID())
+		return t.apply(ctx, r)
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

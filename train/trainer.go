@@ -82,6 +82,20 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	return t, nil
 }
 
+// at reports what is about to be done.
+func (t *Trainer) at(phase Phase) {
+	if t.config.Progress != nil {
+		t.config.Progress(t.committed+1, phase)
+	}
+}
+
+// replicaAt reports what a replica is about to do, if it is the one that speaks for all of this worker.
+func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
+	if r.LocalID() == 0 {
+		t.at(phase)
+	}
+}
+
 // Close frees the program and its variables.
 func (t *Trainer) Close() error { return t.program.Close() }
 
