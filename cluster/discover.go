@@ -143,7 +143,7 @@ func (s *source) ask(d *Discovery) *answer {
 		r.err = job.inRange()
 	}
 	if r.err != nil {
-		return &answer{source: s, err: fmt.Errorf("%w (read by %s: %s)", r.err, s.name, valuesText(r.values))}
+		return &answer{source: s, err: fmt.Errorf("%w\n  read by %s: %s", r.err, s.name, valuesText(r.values))}
 	}
 	return &answer{source: s, job: job}
 }

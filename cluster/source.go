@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -66,6 +67,11 @@ func (r *reading) fail(format string, args ...any) {
 	if r.err == nil {
 		r.err = errorf(format, args...)
 	}
+}
+
+// wrong is fail for an error of this package about one variable.
+func (r *reading) wrong(name string, err error) {
+	r.fail("%s: %s", name, strings.TrimPrefix(err.Error(), errorf("").Error()))
 }
 
 func (r *reading) note(name, value string) { r.values = append(r.values, Value{name, value}) }
@@ -153,7 +159,7 @@ const StorePort = 29400
 
 // tcp returns a store's address.
 func tcp(host string, port int) string {
-	return "tcp://" + net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 }
 
 // storeURL checks a store's address. One without a scheme is tcp, one without a port has [StorePort].
@@ -170,10 +176,10 @@ func storeURL(text string) (string, error) {
 	case "tcp":
 		host, port, err := net.SplitHostPort(rest)
 		if err != nil {
-			host, port = strings.Trim(rest, "[]"), strconv.Itoa(StorePort)
+			host, port = strings.TrimSuffix(strings.TrimPrefix(rest, "["), "]"), strconv.Itoa(StorePort)
 		}
 		n, err := strconv.Atoi(port)
-		if host == "" || strings.ContainsAny(host, "/?#@ ") || err != nil || n < 1 || n > 65535 {
+		if !isHost(host) || err != nil || n < 1 || n > 65535 {
 			return bad("host or port is wrong")
 		}
 		return tcp(host, n), nil
@@ -189,6 +195,15 @@ func storeURL(text string) (string, error) {
 		return scheme + "://" + rest, nil
 	}
 	return bad("no store is called " + strconv.Quote(clip(scheme)))
+}
+
+// isHost reports whether a text can be a name or an address of a host.
+func isHost(s string) bool {
+	if strings.Contains(s, ":") {
+		_, err := netip.ParseAddr(s)
+		return err == nil
+	}
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f || strings.ContainsRune(`[]/\?#@%"<>{}`, c) })
 }
 
 // fileStore returns a folder's address.

@@ -66,7 +66,7 @@ var awsBatchSource = source{
 		case j.Worker == 0:
 			host, err := r.d.Hostname()
 			if err != nil {
-				r.fail("this host's name: %w", err)
+				r.wrong("this host's name", err)
 				return
 			}
 			r.note("hostname", host)

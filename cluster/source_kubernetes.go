@@ -23,7 +23,7 @@ var indexedJobSource = source{
 func (r *reading) podStore(j *Job) {
 	pod, err := r.d.Hostname()
 	if err != nil {
-		r.fail("the pod's name: %w", err)
+		r.wrong("the pod's name", err)
 		return
 	}
 	r.note("hostname", pod)
@@ -46,7 +46,7 @@ or take what lockstep render kubernetes prints`, job)
 		return
 	}
 	r.note("/etc/hosts", pod+"."+domain)
-	j.Store = tcp(job+"-0."+domain, StorePort)
+	r.address(j, "hostname", job+"-0."+domain)
 }
 
 // podDomain finds the domain of the pod in /etc/hosts: "10.0.0.7  train-1.train.default.svc.cluster.local  train-1". "" if it
@@ -93,7 +93,7 @@ var jobSetSource = source{
 			j.NoStore = "REPLICATED_JOB_NAME is not set, so that the name of the first pod is not known: " + sayStore
 			return
 		}
-		j.Store = tcp(fmt.Sprintf("%s-%s-0-0.%s", set, replicated, set), StorePort)
+		r.address(j, "JOBSET_NAME", fmt.Sprintf("%s-%s-0-0.%s", set, replicated, set))
 	},
 }
 
@@ -117,7 +117,7 @@ func (r *reading) address(j *Job, name, text string) {
 	}
 	store, err := storeURL(text)
 	if err != nil {
-		r.fail("%s: %w", name, err)
+		r.wrong(name, err)
 		return
 	}
 	j.Store = store

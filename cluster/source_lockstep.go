@@ -30,7 +30,7 @@ var lockstepSource = source{
 		if text := r.text(EnvStore); text != "" {
 			url, err := storeURL(text)
 			if err != nil {
-				r.fail("%s: %w", EnvStore, err)
+				r.wrong(EnvStore, err)
 			}
 			j.Store, j.Hosted = url, true
 		}

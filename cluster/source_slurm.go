@@ -46,7 +46,7 @@ func (r *reading) slurmLocal(j *Job) {
 	counts, err := ExpandTasksPerNode(text)
 	switch {
 	case err != nil:
-		r.fail("SLURM_STEP_TASKS_PER_NODE: %w", err)
+		r.wrong("SLURM_STEP_TASKS_PER_NODE", err)
 	case node >= len(counts):
 		r.fail("SLURM_NODEID=%d, but SLURM_STEP_TASKS_PER_NODE=%s has %d nodes", node, clip(text), len(counts))
 	default:
@@ -65,10 +65,10 @@ func (r *reading) slurmStore(j *Job, list, job, step string) {
 	}
 	hosts, err := ExpandHostlist(names)
 	if err != nil {
-		r.fail("%s: %w", list, err)
+		r.wrong(list, err)
 		return
 	}
-	if len(hosts) == 0 || hosts[0] == "" {
+	if len(hosts) == 0 || !isHost(hosts[0]) {
 		r.fail("%s=%s names no host", list, clip(names))
 		return
 	}

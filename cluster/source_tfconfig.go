@@ -32,6 +32,11 @@ func (j *Job) fromSpec() error {
 		return errorf("TF_CONFIG has a cluster with %s, but does not say which task of it this process is: it needs \"task\": {\"type\": \"worker\", \"index\": 0}",
 			j.Spec.jobsText())
 	}
+	for _, job := range []string{Chief, Worker} {
+		if !j.Spec.Dense(job) {
+			return errorf("TF_CONFIG lists only the tasks %v of job '%s', so that the number of workers is not known: list all", j.Spec.Indices(job), job)
+		}
+	}
 	if err := j.Spec.check(j.Task); err != nil {
 		return err
 	}
@@ -41,11 +46,6 @@ func (j *Job) fromSpec() error {
 	case Evaluator: // evaluates beside the training, by itself
 		j.Worker, j.Workers = 0, 1
 		return nil
-	}
-	for _, job := range []string{Chief, Worker} {
-		if !j.Spec.Dense(job) {
-			return errorf("TF_CONFIG lists only the tasks %v of job '%s', so that the number of workers is not known: list all", j.Spec.Indices(job), job)
-		}
 	}
 	var err error
 	if j.Worker, err = IDInCluster(j.Spec, j.Task); err != nil {

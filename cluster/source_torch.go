@@ -77,7 +77,8 @@ func (r *reading) master(j *Job, host, port string, taken bool) {
 	case taken:
 		n++
 	}
-	if strings.ContainsAny(address, "/@ ?#") {
+	address = strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
+	if !isHost(address) {
 		r.fail("%s=%s: want a host", host, strconv.Quote(clip(address)))
 		return
 	}
