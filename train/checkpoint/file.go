@@ -11,7 +11,7 @@ import (
 )
 
 // WriteFile writes the file path with what write writes, whole or not at all: under another name beside path, which is then
-// synced and renamed. A symbolic link is followed; what is no regular file (a pipe, /dev/stdout) is written to as it is. An
+// synced and renamed, and the folder synced. A symbolic link is followed; what is no regular file (a pipe, /dev/stdout) is written to as it is. An
 // error of write is returned as it is.
 func WriteFile(path string, write func(w io.Writer) error) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
@@ -33,8 +33,9 @@ func WriteFile(path string, write func(w io.Writer) error) error {
 	}
 	if err != nil {
 		os.Remove(f.Name())
+		return err
 	}
-	return err
+	return syncFolder(filepath.Dir(path))
 }
 
 // fill writes f, and closes it.

@@ -1,0 +1,266 @@
+package checkpoint
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Contents is what a snapshot holds.
+type Contents struct {
+	Step    int64           // of training, for the name
+	State   json.RawMessage // what the program needs besides tensors
+	Tensors []Tensor
+}
+
+// Snapshot is one that lies on disk.
+type Snapshot struct {
+	Contents
+
+	Path    string    // of its folder
+	Written time.Time // by the writer's clock
+}
+
+// The files of a snapshot.
+const (
+	tensorsFile  = "state.safetensors"
+	manifestFile = "manifest.json"
+	sumsFile     = "SHA256SUMS" // of the others, as sha256sum writes and checks it
+)
+
+// What manifest.json says of itself. Readers refuse a higher version.
+const (
+	formatName    = "lockstep snapshot"
+	formatVersion = 1
+)
+
+// Bounds of what is read before anything is known to be ours.
+const (
+	manifestBytesMax = 256 << 20
+	sumsBytesMax     = 1 << 10
+)
+
+// manifest is the file of that name.
+type manifest struct {
+	Format  string          `json:"format"`
+	Version int             `json:"version"`
+	Step    int64           `json:"step"`
+	Written time.Time       `json:"written"`
+	Bytes   int64           `json:"bytes"` // of the tensors' file
+	State   json.RawMessage `json:"state"`
+}
+
+// name is how a snapshot's folder is called. Numbers rise from save to save in one folder, whatever happens to the step.
+type name struct {
+	number int
+	step   int64
+}
+
+const namePrefix = "snapshot-"
+
+var namePattern = regexp.MustCompile(`^` + namePrefix + `([0-9]{6,9})-step-([0-9]{1,18})$`)
+
+func (n name) String() string { return fmt.Sprintf("%s%06d-step-%d", namePrefix, n.number, n.step) }
+
+func parseName(text string) (n name, ok bool) {
+	m := namePattern.FindStringSubmatch(text)
+	if m == nil {
+		return n, false
+	}
+	n.number, _ = strconv.Atoi(m[1])
+	n.step, _ = strconv.ParseInt(m[2], 10, 64)
+	return n, n.String() == text
+}
+
+// writeSnapshot writes the files of a snapshot into the folder dir, and syncs them.
+func (d disk) writeSnapshot(dir string, c *Contents) error {
+	tensors, size, err := d.writeSummed(filepath.Join(dir, tensorsFile), func(w io.Writer) error { return Write(w, c.Tensors, nil) })
+	if err != nil {
+		return err
+	}
+	state := c.State
+	if state == nil {
+		state = json.RawMessage("null")
+	}
+	text, err := json.MarshalIndent(manifest{formatName, formatVersion, c.Step, time.Now().UTC().Truncate(time.Millisecond), size, state}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("checkpoint: the state is no JSON: %w", err)
+	}
+	said, _, err := d.writeSummed(filepath.Join(dir, manifestFile), writeAll(append(text, '\n')))
+	if err != nil {
+		return err
+	}
+	if _, _, err = d.writeSummed(filepath.Join(dir, sumsFile), writeAll(sums(said, tensors))); err != nil {
+		return err
+	}
+	return d.syncFolder(dir)
+}
+
+func writeAll(text []byte) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := w.Write(text)
+		return err
+	}
+}
+
+// writeSummed writes a new file, syncs it, and returns its SHA-256 and its size.
+func (d disk) writeSummed(path string, write func(io.Writer) error) (sum string, size int64, err error) {
+	d.does("create", path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return "", 0, wrap(err)
+	}
+	count := &summed{hash: sha256.New()}
+	err = fill(f, func(w io.Writer) error { return write(io.MultiWriter(d.watched(w, path), count)) }, func() error {
+		d.does("sync", path)
+		return f.Sync()
+	})
+	return hex.EncodeToString(count.hash.Sum(nil)), count.size, err
+}
+
+// summed notes hash and length of what is written to it.
+type summed struct {
+	hash hash.Hash
+	size int64
+}
+
+func (s *summed) Write(p []byte) (int, error) {
+	s.size += int64(len(p))
+	return s.hash.Write(p)
+}
+
+// sums is the text of SHA256SUMS.
+func sums(manifest, tensors string) []byte {
+	return fmt.Appendf(nil, "%s  %s\n%s  %s\n", manifest, manifestFile, tensors, tensorsFile)
+}
+
+// ReadSnapshot reads the snapshot in the folder path. It believes nothing that its checksums do not cover: a snapshot of which
+// one byte has changed or is missing, and what is no snapshot at all, is an error that names the file.
+func ReadSnapshot(path string) (*Snapshot, error) {
+	s, err := readSnapshot(path)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: the snapshot %s is refused: %w", path, err)
+	}
+	return s, nil
+}
+
+func readSnapshot(path string) (*Snapshot, error) {
+	switch info, err := os.Stat(path); {
+	case err != nil:
+		return nil, err
+	case !info.IsDir():
+		return nil, errors.New("it is no folder")
+	}
+	said, err := readWhole(filepath.Join(path, sumsFile), sumsBytesMax)
+	if err != nil {
+		return nil, err
+	}
+	text, err := readWhole(filepath.Join(path, manifestFile), manifestBytesMax)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(text)
+	manifestSum := hex.EncodeToString(sum[:])
+	wantManifest, wantTensors, err := parseSums(said)
+	if err != nil {
+		return nil, err
+	}
+	if manifestSum != wantManifest {
+		return nil, damaged(manifestFile, manifestSum, wantManifest)
+	}
+	var m manifest
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	err = d.Decode(&m)
+	switch {
+	case m.Format == formatName && m.Version > formatVersion:
+		return nil, fmt.Errorf("%s is of version %d; this program reads version %d and older ones", manifestFile, m.Version, formatVersion)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", manifestFile, err)
+	case m.Format != formatName || m.Version < 1 || m.Step < 0:
+		return nil, fmt.Errorf("%s says format %q, version %d, step %d: not a snapshot", manifestFile, m.Format, m.Version, m.Step)
+	}
+	if n, ok := parseName(filepath.Base(path)); ok && n.step != m.Step {
+		return nil, fmt.Errorf("%s is of step %d: it was renamed, or put together from two", manifestFile, m.Step)
+	}
+	s := &Snapshot{Contents: Contents{Step: m.Step, State: m.State}, Path: path, Written: m.Written}
+	s.Tensors, err = readTensors(filepath.Join(path, tensorsFile), m.Bytes, wantTensors)
+	return s, err
+}
+
+// readTensors reads a safetensors file if it has that size and SHA-256.
+func readTensors(path string, size int64, want string) ([]Tensor, error) {
+	f, info, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info.Size() != size {
+		return nil, fmt.Errorf("%s has %d bytes, %s says %d: truncated, or of another snapshot", tensorsFile, info.Size(), manifestFile, size)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return nil, err
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != want {
+		return nil, damaged(tensorsFile, got, want)
+	}
+	tensors, _, err := Read(f, size)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", tensorsFile, err)
+	}
+	return tensors, nil
+}
+
+func damaged(file, got, want string) error {
+	return fmt.Errorf("%s is damaged: its SHA-256 is %s, %s says %s", file, got, sumsFile, want)
+}
+
+// parseSums returns the checksums that SHA256SUMS holds, which must be just what sums would write.
+func parseSums(text []byte) (manifest, tensors string, err error) {
+	if f := strings.Fields(string(text)); len(f) == 4 {
+		manifest, tensors = f[0], f[2]
+	}
+	raw, err := hex.DecodeString(manifest + tensors)
+	if err != nil || len(raw) != 2*sha256.Size || !bytes.Equal(text, sums(manifest, tensors)) {
+		return "", "", fmt.Errorf("%s is damaged: want one SHA-256 for %s and one for %s", sumsFile, manifestFile, tensorsFile)
+	}
+	return manifest, tensors, nil
+}
+
+// readWhole reads a regular file of at most so many bytes.
+func readWhole(path string, most int64) ([]byte, error) {
+	f, info, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info.Size() > most {
+		return nil, fmt.Errorf("%s has %d bytes: want at most %d", filepath.Base(path), info.Size(), most)
+	}
+	return io.ReadAll(io.LimitReader(f, most))
+}
+
+// openRegular opens a file, but not what would make a reader wait, such as a pipe.
+func openRegular(path string) (*os.File, os.FileInfo, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("%s is no regular file", filepath.Base(path))
+	}
+	f, err := os.Open(path)
+	return f, info, err
+}
