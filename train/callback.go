@@ -17,6 +17,7 @@ type Callback struct {
 	OnEpochBegin func(ctx context.Context, e EpochBegin) error
 	OnStepEnd    func(ctx context.Context, s Step) error
 	OnEpochEnd   func(ctx context.Context, e Epoch) error         // after validation
+	OnTrainDone  func(ctx context.Context, h *History) error      // Fit is about to return without an error: the last chance to find one
 	OnTrainEnd   func(ctx context.Context, h *History, err error) // always called, with what Fit will return
 }
 
@@ -25,6 +26,10 @@ type EpochBegin struct {
 	Epoch  int // from 0
 	Epochs int // at which Fit ends
 	Steps  int // that the epoch will have, or -1 if that is not known
+
+	// Of an epoch that a snapshot was taken in, and that goes on: the steps that were made before, and their time.
+	Done    int
+	Elapsed time.Duration
 }
 
 // Step describes a step that was just made.

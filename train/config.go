@@ -41,6 +41,7 @@ const (
 	PhaseBetween  Phase = "between"  // steps: callbacks
 	PhaseEvaluate Phase = "evaluate" // a batch of an evaluation
 	PhasePredict  Phase = "predict"
+	PhaseSnapshot Phase = "snapshot" // copies the state of training
 )
 
 // complete takes from Data what it gives, and checks the rest.

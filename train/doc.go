@@ -12,9 +12,9 @@
 //	}})
 //	result, err := t.Evaluate(ctx, testImages.Batch(128))
 //
-// What Keras calls model.compile and model.fit is here [New] and [Trainer.Fit]; validation_split is data.Pipeline.Split, a
-// ModelCheckpoint is a [Callback] that calls [Trainer.Weights] and package train/checkpoint, and train_on_batch is
-// [Trainer.Gradients] with [Trainer.ApplyGradients].
+// What Keras calls model.compile and model.fit is here [New] and [Trainer.Fit]; validation_split is data.Pipeline.Split,
+// BackupAndRestore is [NewBackup], ModelCheckpoint [NewModelCheckpoint], and train_on_batch is [Trainer.Gradients] with
+// [Trainer.ApplyGradients].
 //
 // # Batches
 //
@@ -32,6 +32,11 @@
 //
 // Weights depend on the seed, the data, the number of replicas and the engine's build, and on nothing else: the same command
 // twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order and differs in the last digits.
+//
+// # Going on
+//
+// A [Snapshot] holds every replica's own bits and where Fit stands. A [Backup] writes snapshots while Fit runs, and a training that goes
+// on from one ends with the weights and the history of a training that was never disturbed.
 //
 // The package does not say how a model computes (package engine), nor how replicas meet (packages distribute and
 // collective).

@@ -30,6 +30,7 @@ const feederDepth = 3
 // feedConfig says how a dataset is read.
 type feedConfig struct {
 	epoch  int  // of the first pass; the next ones count on
+	skip   int  // batches at the start of the first pass that are left out
 	repeat bool // start again at the dataset's end
 	limit  int  // batches at most; negative: no limit
 	labels bool // false: the batches' labels are not looked at
@@ -78,14 +79,17 @@ func (f *feeder) close() {
 
 func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) error {
 	sent := 0
-	for pass := cfg.epoch; sent != cfg.limit; pass++ {
-		before := sent
+	for pass, skip := cfg.epoch, cfg.skip; sent != cfg.limit; pass, skip = pass+1, 0 {
+		batch := 0
 		for element, err := range ds.Iter(data.WithEpoch(ctx, pass)) {
 			if err != nil {
 				return err
 			}
-			if err := f.send(ctx, element, place{pass, sent - before}); err != nil {
-				return fmt.Errorf("batch %d of the dataset: %w", sent-before+1, err)
+			if batch++; batch <= skip {
+				continue
+			}
+			if err := f.send(ctx, element, place{pass, batch - 1}); err != nil {
+				return fmt.Errorf("batch %d of the dataset: %w", batch, err)
 			}
 			if sent++; sent == cfg.limit {
 				return nil
@@ -94,8 +98,11 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
-		if sent == before {
+		switch {
+		case batch == 0:
 			return errors.New("the dataset is empty")
+		case batch < skip:
+			return fmt.Errorf("the dataset has %s, but the training that goes on here had read %d: it is another dataset", plural(batch, "batch"), skip)
 		}
 		if !cfg.repeat {
 			return nil

@@ -18,7 +18,7 @@ type FitConfig struct {
 	// StepsPerEpoch ends an epoch after so many steps; the next one goes on where it stopped, and reads the dataset again
 	// when that ends. Default: an epoch is the dataset, once.
 	StepsPerEpoch int
-	// Steps ends training after so many steps in all, also inside an epoch. Default: no limit.
+	// Steps ends training after so many steps in all, also inside an epoch; those made before [Trainer.Restore] count. Default: no limit.
 	Steps int
 	// Validation is evaluated after every epoch, if it is not nil. (data.Pipeline.Split holds a part of the training data.)
 	Validation data.Dataset
@@ -37,11 +37,16 @@ type FitConfig struct {
 // any of them ends training on all after the same step: the one after which it asked, as with one worker. The others learn of it from
 // the next step's reduction, and that step is taken back. If there is no next step, training has ended anyway, and History.Stopped
 // remains false. Any other error of a callback, or of the data, ends the others' Fit with an error as well.
+//
+// After [Trainer.Restore], also in OnTrainBegin, Fit goes on where the Fit of the snapshot stood, with its history: batches that were trained
+// on are left out, and the rest comes in the same order, with the same random numbers.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
 	}
-	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}}
+	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, stand: stand{epoch: cfg.InitialEpoch, next: place{pass: cfg.InitialEpoch}}}
+	t.fitting = f
+	defer func() { t.fitting = nil }()
 	err := cfg.validate()
 	if err == nil {
 		err = f.run(ctx)
@@ -53,6 +58,9 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	f.history.Speed = f.speed.result(len(t.parts))
 	if err == nil {
 		err = t.checkAll(ctx)
+	}
+	if err == nil {
+		err = f.done(ctx)
 	}
 	for _, c := range cfg.Callbacks {
 		if c.OnTrainEnd != nil {
@@ -81,6 +89,7 @@ type fit struct {
 	cfg     FitConfig
 	history *History
 	speed   stopwatch
+	stand   stand
 }
 
 func (f *fit) run(ctx context.Context) error {
@@ -93,18 +102,24 @@ func (f *fit) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := f.goOn(); err != nil {
+		return err
+	}
 	var stream *feeder // with StepsPerEpoch: one for all epochs
 	if n := f.cfg.StepsPerEpoch; n > 0 {
-		limit := n * (f.cfg.Epochs - f.cfg.InitialEpoch)
-		if f.cfg.Steps > 0 {
-			limit = min(limit, f.cfg.Steps)
+		limit := n*(f.cfg.Epochs-f.stand.epoch) - f.stand.step
+		if left := f.left(); left >= 0 {
+			limit = min(limit, left)
 		}
-		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: f.cfg.InitialEpoch, repeat: true, limit: limit, labels: true})
+		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: f.stand.next.pass, skip: f.stand.next.batch, repeat: true, limit: max(limit, 0), labels: true})
 		defer stream.close()
 	}
-	for e := f.cfg.InitialEpoch; e < f.cfg.Epochs && f.left() != 0; e++ {
-		if err := f.epoch(ctx, e, stream); err != nil {
+	for f.stand.epoch < f.cfg.Epochs && (f.left() != 0 || f.stand.open()) {
+		if err := f.epoch(ctx, stream); err != nil {
 			return err
+		}
+		if f.stand.cut {
+			return nil
 		}
 	}
 	return nil
@@ -115,18 +130,22 @@ func (f *fit) left() int {
 	if f.cfg.Steps == 0 {
 		return -1
 	}
-	return f.cfg.Steps - f.history.Steps
+	return max(f.cfg.Steps-f.history.Steps, 0)
 }
 
-func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
-	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch}
+func (f *fit) epoch(ctx context.Context, stream *feeder) error {
+	number, done := f.stand.epoch, f.stand.step
+	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch, Done: done}
 	if stream == nil {
 		begin.Steps = f.ds.Len()
-		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: number, limit: f.left(), labels: true})
+		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true})
 		defer stream.close()
 	}
-	if left := f.left(); left >= 0 && (begin.Steps < 0 || left < begin.Steps) {
-		begin.Steps = left
+	if left := f.left(); left >= 0 && (begin.Steps < 0 || done+left < begin.Steps) {
+		begin.Steps = done + left
+	}
+	if done > 0 {
+		begin.Elapsed = f.history.Epochs[len(f.history.Epochs)-1].Duration
 	}
 	err := f.fire(ctx, func(c Callback) error {
 		if c.OnEpochBegin == nil {
@@ -137,11 +156,13 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 	if err != nil {
 		return err
 	}
-	mean := newMean(f.t.metrics)
-	f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
+	if done == 0 {
+		f.stand.mean = newMean(f.t.metrics)
+		f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
+	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
-	err = f.steps(ctx, begin, stream, epoch, mean)
-	epoch.Result = mean.result()
+	err = f.steps(ctx, begin, stream, epoch)
+	epoch.Result = f.stand.mean.result()
 	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // asked for before the epoch began, on another worker perhaps
 		f.history.Epochs = f.history.Epochs[:len(f.history.Epochs)-1]
 		return err
@@ -157,6 +178,9 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 			return fmt.Errorf("train: epoch %d, validation: %w", number+1, err)
 		}
 	}
+	if err == nil {
+		f.endEpoch()
+	}
 	return graver(err, f.fire(ctx, func(c Callback) error {
 		if c.OnEpochEnd == nil {
 			return nil
@@ -166,8 +190,9 @@ func (f *fit) epoch(ctx context.Context, number int, stream *feeder) error {
 }
 
 // steps makes the steps of one epoch.
-func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch, mean *mean) error {
-	for step := 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
+func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch) error {
+	mean := f.stand.mean
+	for step := begin.Done + 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
 		before := f.t.strategy.Stats()
 		start := time.Now()
 		f.t.at(PhaseData)
@@ -195,6 +220,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 			info.Loss, _ = f.t.scalars()
 		}
 		mean.add(g, f.t)
+		f.stand.step, f.stand.next = step, place{g.place.pass, g.place.batch + 1}
 		stream.release(g)
 		f.speed.add(info, before, f.t.strategy.Stats())
 		f.history.Steps++

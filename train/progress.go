@@ -60,7 +60,7 @@ type progress struct {
 }
 
 func (p *progress) begin(e EpochBegin) {
-	p.epoch, p.duration, p.shown = e, 0, time.Now()
+	p.epoch, p.duration, p.shown = e, e.Elapsed, time.Now()
 	if p.cfg.Mode == ProgressBar {
 		fmt.Fprintf(p.cfg.Out, "Epoch %d/%d\n", e.Epoch+1, e.Epochs)
 		p.shown = time.Time{} // the first step is shown at once

@@ -23,7 +23,9 @@ type Trainer struct {
 	flatPacks []int    // the pack of each
 	metrics   []string
 	variables []engine.Variable
-	committed int64 // steps whose values are visible
+	committed int64     // steps whose values are visible
+	fitting   *fit      // in progress
+	resume    *fitState // where the next Fit goes on; nil: at its beginning
 
 	stopping atomic.Bool // Stop was called
 	wish     bool        // a callback of the Fit in progress has asked to stop, which the other workers do not know yet

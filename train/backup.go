@@ -1,0 +1,240 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// BackupConfig says where snapshots are kept, and what is done with those that are there.
+type BackupConfig struct {
+	// Dir is the folder of the snapshots. It is made if it is not there. Only the chief's machine must have it. Empty: none are written.
+	Dir string
+	// EverySteps is how many steps come between two snapshots, skipped ones included; 0: one is written after every epoch. There is one
+	// after the last step as well, also where a callback or [Trainer.Stop] has ended training.
+	EverySteps int
+	// Keep is how many snapshots stay; see checkpoint.Config.
+	Keep int
+	// Resume says where training goes on: ResumeAuto at the newest good snapshot in Dir, if there is one, and else at the beginning;
+	// ResumeNever at the beginning; any other text is the path of a snapshot, or of a folder of them, that must be there.
+	Resume string
+	// Facts are what a snapshot's training must have had in common with this one: its data set, its model, its optimizer. Others are
+	// refused.
+	Facts []Fact
+	// Build is what bits depend on besides: the engine's version, say. A difference is told ([Restored]).
+	Build []Fact
+}
+
+// The words of BackupConfig.Resume.
+const (
+	ResumeAuto  = "" // or "auto"
+	ResumeNever = "never"
+)
+
+// Backup writes snapshots while a [Trainer.Fit] runs, and goes on from one (Keras' BackupAndRestore). With several workers all have one:
+// the chief writes and reads, the others learn from it.
+type Backup struct {
+	t        *Trainer
+	cfg      BackupConfig
+	manager  *checkpoint.Manager // the chief's; nil: nothing is written
+	restored bool
+	last     moment // that is saved, or was restored
+}
+
+// moment tells two states of training apart.
+type moment struct {
+	committed   int64
+	epoch, step int
+	next        place
+	cut         bool
+}
+
+// NewBackup returns a Backup for t. It touches no file.
+func NewBackup(t *Trainer, cfg BackupConfig) (*Backup, error) {
+	if cfg.EverySteps < 0 {
+		return nil, fmt.Errorf("train: BackupConfig.EverySteps is %d: want at least 1, or 0 for a snapshot after every epoch", cfg.EverySteps)
+	}
+	return &Backup{t: t, cfg: cfg}, nil
+}
+
+// Callback returns what [Trainer.Fit] is given. It calls [Backup.Restore] as training begins, if nobody has before. A snapshot that
+// cannot be written ends training: the chief's Fit returns why, and the other workers' that it did.
+func (b *Backup) Callback() Callback {
+	return Callback{
+		OnTrainBegin: func(ctx context.Context) error {
+			if b.restored {
+				return nil
+			}
+			_, err := b.Restore(ctx)
+			return err
+		},
+		OnStepEnd: func(ctx context.Context, _ Step) error {
+			if n := b.cfg.EverySteps; n > 0 && b.t.fitting.history.Steps%n == 0 {
+				return b.Save(ctx)
+			}
+			return b.failed()
+		},
+		OnEpochEnd: func(ctx context.Context, _ Epoch) error {
+			if b.cfg.EverySteps > 0 {
+				return b.failed()
+			}
+			return b.Save(ctx)
+		},
+		OnTrainDone: func(ctx context.Context, _ *History) error { return errors.Join(b.Save(ctx), b.wait()) },
+		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // of an earlier failure
+	}
+}
+
+// Save writes a snapshot of this moment, if it is not saved already. It returns when the state is copied, and the snapshot before is
+// written; an error may be that one's. Every worker calls it.
+func (b *Backup) Save(ctx context.Context) error {
+	now := b.t.moment()
+	if b.cfg.Dir == "" || now == b.last {
+		return b.failed()
+	}
+	s, err := b.t.Snapshot(ctx)
+	if err != nil {
+		return err
+	}
+	b.last = now
+	if b.manager == nil {
+		return nil
+	}
+	s.Facts, s.Build = b.cfg.Facts, b.cfg.Build
+	c, err := s.Contents()
+	if err != nil {
+		return err
+	}
+	return b.told(b.manager.Start(c))
+}
+
+// failed returns the error of a snapshot that could not be written.
+func (b *Backup) failed() error {
+	if b.manager == nil {
+		return nil
+	}
+	return b.told(b.manager.Err())
+}
+
+// wait waits until all snapshots are on the disk.
+func (b *Backup) wait() error {
+	if b.manager == nil {
+		return nil
+	}
+	return b.told(b.manager.Wait())
+}
+
+func (b *Backup) told(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("train: training stops, for it could not be resumed: %w", err)
+}
+
+// moment returns what the trainer's state is the state of.
+func (t *Trainer) moment() moment {
+	m := moment{committed: t.committed}
+	if f := t.fitting; f != nil {
+		m.epoch, m.step, m.next, m.cut = f.stand.epoch, f.stand.step, f.stand.next, f.stand.cut
+	}
+	return m
+}
+
+// Restore goes on from the snapshot that BackupConfig.Resume names, if it names one, by [Trainer.Restore], and makes the folder ready for
+// new ones. Every worker calls it.
+func (b *Backup) Restore(ctx context.Context) (Restored, error) {
+	var s *Snapshot
+	var said Restored
+	var failure error
+	if b.t.strategy.Properties().ShouldCheckpoint {
+		if s, said, failure = b.find(); failure == nil {
+			failure = b.open()
+		}
+	}
+	s, said, err := b.t.share(ctx, s, said, failure)
+	if err != nil {
+		return Restored{}, err
+	}
+	b.restored = true
+	if s == nil {
+		return said, nil
+	}
+	r, err := b.t.restore(s)
+	if err != nil {
+		return Restored{}, fmt.Errorf("%w (%s)", err, said.Path)
+	}
+	r.Path, r.Refused, r.Differ = said.Path, said.Refused, append(r.Differ, said.Differ...)
+	if s.fit != nil {
+		b.last = moment{s.Step, s.fit.Epoch, s.fit.Step, place{s.fit.Pass, s.fit.Batch}, s.fit.Cut}
+	}
+	return r, nil
+}
+
+func (b *Backup) open() (err error) {
+	if b.cfg.Dir == "" || b.manager != nil {
+		return nil
+	}
+	if err := os.MkdirAll(b.cfg.Dir, 0o777); err != nil {
+		return fmt.Errorf("train: the folder of the snapshots: %w", err)
+	}
+	b.manager, err = checkpoint.Open(checkpoint.Config{Dir: b.cfg.Dir, Keep: b.cfg.Keep})
+	return err
+}
+
+// find reads the snapshot to go on from, if there is one.
+func (b *Backup) find() (*Snapshot, Restored, error) {
+	var on *checkpoint.Snapshot
+	var refused []error
+	var err error
+	switch b.cfg.Resume {
+	case ResumeNever:
+	case ResumeAuto, "auto":
+		if b.cfg.Dir != "" {
+			on, refused, err = checkpoint.Latest(b.cfg.Dir)
+		}
+	default:
+		on, refused, err = checkpoint.Find(b.cfg.Resume)
+	}
+	if on == nil || err != nil {
+		return nil, Restored{}, err
+	}
+	r := Restored{Path: on.Path}
+	for _, err := range refused {
+		r.Refused = append(r.Refused, err.Error())
+	}
+	s, err := SnapshotOf(&on.Contents)
+	if err != nil {
+		return nil, r, fmt.Errorf("%w (%s)", err, on.Path)
+	}
+	if differ := differences(s.Facts, b.cfg.Facts); differ != nil {
+		return nil, r, fmt.Errorf("train: the snapshot %s is of another training: %s", on.Path, strings.Join(differ, "; "))
+	}
+	r.Differ = differences(s.Build, b.cfg.Build)
+	return s, r, nil
+}
+
+// differences says which facts differ between a snapshot and this training.
+func differences(then, now []Fact) (out []string) {
+	was := map[string]string{}
+	for _, f := range then {
+		was[f.Name] = f.Value
+	}
+	for _, f := range now {
+		if value, known := was[f.Name]; !known {
+			out = append(out, fmt.Sprintf("it does not say its %s, this one has %s", f.Name, f.Value))
+		} else if value != f.Value {
+			out = append(out, fmt.Sprintf("its %s is %s, here it is %s", f.Name, value, f.Value))
+		}
+		delete(was, f.Name)
+	}
+	for _, f := range then {
+		if value, left := was[f.Name]; left {
+			out = append(out, fmt.Sprintf("its %s is %s, here there is none", f.Name, value))
+		}
+	}
+	return out
+}

@@ -1,0 +1,506 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// backup returns a Backup, or ends the test.
+func backup(t testing.TB, trainer *Trainer, cfg BackupConfig) *Backup {
+	t.Helper()
+	b, err := NewBackup(trainer, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// textOf returns a history without its times, as text: to the bit, and a NaN equals itself.
+func textOf(h *History) string {
+	text := fmt.Sprintf("%d steps, %d skipped, stopped %v", h.Steps, h.Skipped, h.Stopped)
+	for _, e := range h.Epochs {
+		text += fmt.Sprintf("\nepoch %d, %d steps: %v", e.Epoch, e.Steps, e.Result)
+		if e.Validation != nil {
+			text += fmt.Sprintf(", validation %v", *e.Validation)
+		}
+	}
+	return text
+}
+
+// sameFit holds what is left of a training against what should be: state of every replica, history, steps.
+func sameFit(t failer, what string, got, want *History, gotState, wantState []fakeValues, gotSteps, wantSteps int64) {
+	t.Helper()
+	if textOf(got) != textOf(want) || !reflect.DeepEqual(gotState, wantState) || gotSteps != wantSteps {
+		t.Errorf("%s: got\n%s\n%v, %d steps, want\n%s\n%v, %d steps", what, textOf(got), gotState, gotSteps, textOf(want), wantState, wantSteps)
+	}
+}
+
+// weighted gives some batches weights, and some of those the weight 0.
+func weighted(examples data.Batch, rng func(n int) int) data.Batch {
+	w := make([]float32, examples.Rows())
+	for i := range w {
+		w[i] = float32(rng(3))
+	}
+	examples.Weights = tensor.Of(w, len(w))
+	return examples
+}
+
+// TestResumeAnywhere: from the snapshot of any step, training ends with the history and the bits, on every replica, of a training that
+// was never disturbed.
+func TestResumeAnywhere(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		replicas := rapid.IntRange(1, 4).Draw(rt, "replicas")
+		rows := rapid.SliceOfN(rapid.IntRange(1, 5), 1, 4).Draw(rt, "rows of the batches")
+		cfg := FitConfig{Epochs: rapid.IntRange(1, 3).Draw(rt, "epochs"), StepsPerEpoch: rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "steps per epoch")}
+		if rapid.Bool().Draw(rt, "limit") {
+			cfg.Steps = rapid.IntRange(1, 8).Draw(rt, "steps")
+		}
+		total := 0
+		for _, n := range rows {
+			total += n
+		}
+		examples := lineExamples(total)
+		if rapid.Bool().Draw(rt, "weights") {
+			examples = weighted(examples, func(n int) int { return rapid.IntRange(0, n-1).Draw(rt, "weight") })
+			if len(rows) > 1 && rapid.Bool().Draw(rt, "skip one") {
+				clear(tensor.Data[float32](examples.Weights)[:rows[0]])
+			}
+		}
+		ds := sizes(examples, rows...)
+		if rapid.Bool().Draw(rt, "validation") {
+			cfg.Validation = ds
+		}
+		trainer, program := newFake(t, replicas, 5, fakeModel{})
+		want, err := trainer.Fit(t.Context(), ds, cfg)
+		if err != nil {
+			rt.Fatal(err)
+		}
+
+		saving, savingProgram := newFake(t, replicas, 5, fakeModel{})
+		var taken []*checkpoint.Contents
+		take := func(ctx context.Context) error {
+			snapshot, err := saving.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			c, err := snapshot.Contents()
+			taken = append(taken, c)
+			return err
+		}
+		everywhere := cfg
+		everywhere.Callbacks = []Callback{{
+			OnTrainBegin: take,
+			OnEpochBegin: func(ctx context.Context, _ EpochBegin) error { return take(ctx) },
+			OnStepEnd:    func(ctx context.Context, _ Step) error { return take(ctx) },
+			OnEpochEnd:   func(ctx context.Context, _ Epoch) error { return take(ctx) },
+			OnTrainDone:  func(ctx context.Context, _ *History) error { return take(ctx) },
+		}}
+		got, err := saving.Fit(t.Context(), ds, everywhere)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		sameFit(rt, "while saving", got, want, savingProgram.snapshot(), program.snapshot(), saving.Steps(), trainer.Steps())
+		if len(taken) < want.Steps {
+			rt.Fatalf("%d snapshots of %d steps", len(taken), want.Steps)
+		}
+		for i, c := range taken {
+			again, againProgram := newFake(t, replicas, 5, fakeModel{})
+			s, err := SnapshotOf(c)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			if _, err := again.Restore(t.Context(), s); err != nil {
+				rt.Fatal(err)
+			}
+			got, err := again.Fit(t.Context(), ds, cfg)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			sameFit(rt, fmt.Sprintf("from snapshot %d, %s", i, c.State), got, want, againProgram.snapshot(), program.snapshot(), again.Steps(), trainer.Steps())
+		}
+	})
+}
+
+// TestResumeChain: a training that is stopped, or fails, again and again, and goes on each time, is the training that was not.
+func TestResumeChain(t *testing.T) {
+	cause := errors.New("killed")
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("LOCKSTEP_TEST_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("LOCKSTEP_TEST_SEED=%d repeats it", seed)
+	g := rand.New(rand.NewPCG(seed, 0))
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	for replicas := 1; replicas <= 4; replicas++ {
+		cfg := FitConfig{Epochs: 4, Validation: ds, StepsPerEpoch: 2 * g.IntN(2)}
+		trainer, program := newFake(t, replicas, 7, fakeModel{})
+		want, err := trainer.Fit(t.Context(), ds, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, every := t.TempDir(), g.IntN(4)
+		for {
+			again, againProgram := newFake(t, replicas, 7, fakeModel{})
+			some := cfg
+			n, end := g.IntN(7), ErrStop
+			if g.IntN(2) == 0 {
+				n, end = n+5, cause // it must get further than the last snapshot
+			}
+			event := func() error {
+				if n--; n == -1 {
+					return end
+				}
+				return nil
+			}
+			some.Callbacks = []Callback{backup(t, again, BackupConfig{Dir: dir, EverySteps: every, Keep: 2}).Callback(), {
+				OnStepEnd:  func(context.Context, Step) error { return event() },
+				OnEpochEnd: func(context.Context, Epoch) error { return event() },
+			}}
+			got, err := again.Fit(t.Context(), ds, some)
+			if errors.Is(err, cause) || err == nil && got.Stopped {
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			sameFit(t, "at the end", got, want, againProgram.snapshot(), program.snapshot(), again.Steps(), trainer.Steps())
+			break
+		}
+	}
+}
+
+// TestRaiseLimit: a training that the limit of steps ended inside an epoch goes on under a higher one as if that had been its limit.
+func TestRaiseLimit(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	for _, per := range []int{0, 2} {
+		trainer, program := newFake(t, 2, 7, fakeModel{})
+		want, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 4, StepsPerEpoch: per, Steps: 8, Validation: ds})
+		if err != nil {
+			t.Fatal(err)
+		}
+		timeless(want)
+		for first := 1; first <= 8; first++ {
+			dir := t.TempDir()
+			for _, steps := range []int{first, first, 8} {
+				again, againProgram := newFake(t, 2, 7, fakeModel{})
+				got, err := again.Fit(t.Context(), ds, FitConfig{Epochs: 4, StepsPerEpoch: per, Steps: steps, Validation: ds, Callbacks: []Callback{backup(t, again, BackupConfig{Dir: dir}).Callback()}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.Steps != steps {
+					t.Errorf("%d steps, want %d", got.Steps, steps)
+				}
+				if timeless(got); steps == 8 && (!reflect.DeepEqual(got, want) || !reflect.DeepEqual(againProgram.snapshot(), program.snapshot())) {
+					t.Errorf("after %d steps, %d a epoch: got\n%+v, want\n%+v", first, per, got, want)
+				}
+			}
+		}
+	}
+}
+
+// fitWithBackup trains over workers with a Backup, and returns the chief's history and the state of all replicas.
+func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, own BackupConfig) (*History, []fakeValues, Restored) {
+	t.Helper()
+	states := make([][]fakeValues, len(layout))
+	histories := make([]*History, len(layout))
+	restored := make([]Restored, len(layout))
+	errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		mine, its := cfg, own
+		if w > 0 && its.Dir != "" { // which it must not touch
+			its.Dir = filepath.Join(os.DevNull, "none")
+		}
+		b := backup(t, trainer, its)
+		if restored[w], err = b.Restore(t.Context()); err != nil {
+			return err
+		}
+		mine.Callbacks = append(mine.Callbacks, b.Callback())
+		if histories[w], err = trainer.Fit(t.Context(), ds, mine); err != nil {
+			return err
+		}
+		timeless(histories[w])
+		states[w] = trainer.program.(*fakeProgram).snapshot()
+		return nil
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatalf("%v: %v", layout, err)
+	}
+	for w := range layout {
+		if !reflect.DeepEqual(histories[w], histories[0]) || !reflect.DeepEqual(restored[w], restored[0]) {
+			t.Errorf("%v: worker %d has\n%+v, %+v, the chief\n%+v, %+v", layout, w, histories[w], restored[w], histories[0], restored[0])
+		}
+	}
+	return histories[0], slices.Concat(states...), restored[0]
+}
+
+// TestResumeOverWorkers: three replicas go on from a snapshot of any layout, on any other, to the bits of one worker.
+func TestResumeOverWorkers(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	cfg := FitConfig{Epochs: 3, Validation: ds}
+	trainer, program := newFake(t, 3, 7, fakeModel{})
+	want, err := trainer.Fit(t.Context(), ds, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeless(want)
+	layouts := [][]int{{3}, {1, 1, 1}, {1, 2}, {2, 1}}
+	for i, from := range layouts {
+		for j, to := range layouts {
+			dir := filepath.Join(t.TempDir(), "not", "there")
+			some := cfg
+			some.Steps = 1 + (3*i+j)%8
+			fitWithBackup(t, from, ds, some, BackupConfig{Dir: dir, EverySteps: 2})
+			got, state, restored := fitWithBackup(t, to, ds, cfg, BackupConfig{Dir: dir})
+			if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(state, program.snapshot()) {
+				t.Errorf("%v to %v: got\n%+v\n%v, want\n%+v\n%v", from, to, got, state, want, program.snapshot())
+			}
+			if !restored.Found || restored.Step != int64(some.Steps) || restored.Differ != nil || restored.Refused != nil || filepath.Dir(restored.Path) != dir {
+				t.Errorf("%v to %v: %+v", from, to, restored)
+			}
+		}
+	}
+}
+
+// TestResumeOnOtherReplicas: it works, averages are combined, and it is said that bits differ.
+func TestResumeOnOtherReplicas(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	dir := t.TempDir()
+	_, before, _ := fitWithBackup(t, []int{2, 1}, ds, FitConfig{Epochs: 3, Steps: 4}, BackupConfig{Dir: dir})
+	mean := (before[0][4][0] + before[1][4][0] + before[2][4][0]) / 3
+	for _, layout := range [][]int{{1}, {2}, {1, 1}, {2, 2}} {
+		got, state, restored := fitWithBackup(t, layout, ds, FitConfig{Epochs: 3, Steps: 4}, BackupConfig{Resume: dir})
+		if got.Steps != 4 || len(restored.Differ) != 1 || !strings.Contains(restored.Differ[0], "made by 3 replicas, this is ") {
+			t.Errorf("%v: %+v, %+v", layout, got, restored)
+		}
+		for _, replica := range state {
+			if !reflect.DeepEqual(replica[:4], before[0][:4]) || replica[4][0] != mean {
+				t.Errorf("%v: got %v, want those of %v and the average %v", layout, replica, before[0], mean)
+			}
+		}
+		if got, _, _ = fitWithBackup(t, layout, ds, FitConfig{Epochs: 3}, BackupConfig{Resume: dir}); got.Steps != 9 {
+			t.Errorf("%v: %d steps, want 9", layout, got.Steps)
+		}
+	}
+}
+
+// TestRestoreFailsEverywhere: that the chief cannot read, or may not write, is an error on all workers, and of the same words.
+func TestRestoreFailsEverywhere(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		cfg  BackupConfig
+		want string
+	}{
+		{BackupConfig{Resume: filepath.Join(file, "absent")}, "absent"},
+		{BackupConfig{Resume: file}, "file is no folder"},
+		{BackupConfig{Dir: filepath.Join(file, "dir")}, "file"},
+	} {
+		errs := overWorkers(t, []int{1, 2}, func(_ int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(7))
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			_, err = backup(t, trainer, c.cfg).Restore(t.Context())
+			return err
+		})
+		for w, err := range errs {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%+v: worker %d: %v, want %q", c.cfg, w, err, c.want)
+			}
+		}
+	}
+}
+
+// TestRestoreRefuses: what would not be the same training is refused, and nothing changes.
+func TestRestoreRefuses(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	dir := t.TempDir()
+	saving, _ := newFake(t, 2, 7, fakeModel{})
+	facts := []Fact{{"model", "line"}, {"data set", "examples"}}
+	b := backup(t, saving, BackupConfig{Dir: dir, Facts: facts, Build: []Fact{{"engine", "one"}}})
+	if _, err := saving.Fit(t.Context(), ds, FitConfig{Steps: 2, Callbacks: []Callback{b.Callback()}}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := saving.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(s *Snapshot){
+		"made with seed 4 and a global batch of 7 examples, and this training has seed 3": func(s *Snapshot) { s.Seed = 4 },
+		"a global batch of 8 examples":               func(s *Snapshot) { s.GlobalBatch = 8 },
+		"the snapshot has no variable bias":          func(s *Snapshot) { s.Variables = s.Variables[1:] },
+		"the model has no variable another":          func(s *Snapshot) { s.Variables = append(s.Variables, Weight{"another", s.Variables[0].Value}) },
+		"seen: got float64(2,), want float64(3,)":    func(s *Snapshot) { s.Replicas = 3 },
+		"weights: got float32(2,), want float64(2,)": func(s *Snapshot) { s.Variables[1].Value = tensor.New(tensor.Float32, 2) },
+	} {
+		trainer, program := newFake(t, 2, 7, fakeModel{})
+		before, bad := program.snapshot(), *s
+		bad.Variables = slices.Clone(s.Variables)
+		change(&bad)
+		if _, err := trainer.Restore(t.Context(), &bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		if !reflect.DeepEqual(program.snapshot(), before) || trainer.Steps() != 0 {
+			t.Errorf("%s: the trainer was changed", want)
+		}
+	}
+	for want, cfg := range map[string]BackupConfig{
+		"is of another training: its model is line, here it is curve; its data set is examples, here there is none": {Dir: dir, Facts: []Fact{{"model", "curve"}}},
+		"it does not say its optimizer, this one has sgd":                                                           {Resume: dir, Facts: append([]Fact{{"optimizer", "sgd"}}, facts...)},
+	} {
+		trainer, _ := newFake(t, 2, 7, fakeModel{})
+		if _, err := backup(t, trainer, cfg).Restore(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	trainer, _ := newFake(t, 2, 7, fakeModel{})
+	r, err := backup(t, trainer, BackupConfig{Dir: dir, Facts: facts, Build: []Fact{{"engine", "two"}}}).Restore(t.Context())
+	if err != nil || !slices.Equal(r.Differ, []string{"its engine is one, here it is two"}) || r.Step != 2 || r.EpochAt != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for want, fit := range map[string]struct {
+		ds  data.Dataset
+		cfg FitConfig
+	}{
+		"had FitConfig.StepsPerEpoch 0: got 2":                {ds, FitConfig{StepsPerEpoch: 2}},
+		"FitConfig.InitialEpoch is 1":                         {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
+		"had a dataset of 3 batches, this one has 2":          {sizes(lineExamples(14), 7, 7), FitConfig{}},
+		"the dataset has 1 batch, but the training that goes": {data.Of(ds).Take(1).Through(identity), FitConfig{}},
+	} {
+		if _, err := trainer.Restore(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := backup(t, trainer, BackupConfig{Resume: dir, Facts: facts, Build: []Fact{{"engine", "one"}}}).Restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := trainer.Fit(t.Context(), fit.ds, fit.cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// identity is a dataset's elements without its length.
+func identity(_ context.Context, seq iter.Seq2[data.Element, error]) iter.Seq2[data.Element, error] {
+	return seq
+}
+
+// TestResumeWords: auto, never, and a newest snapshot that is damaged.
+func TestResumeWords(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	dir := t.TempDir()
+	train := func(resume string, steps int) (*History, Restored) {
+		t.Helper()
+		trainer, _ := newFake(t, 2, 7, fakeModel{})
+		b := backup(t, trainer, BackupConfig{Dir: dir, EverySteps: 1, Resume: resume})
+		r, err := b.Restore(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 9, Steps: steps, Callbacks: []Callback{b.Callback()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h, r
+	}
+	if _, r := train("auto", 3); r.Found {
+		t.Errorf("an empty folder: %+v", r)
+	}
+	if _, r := train(ResumeAuto, 5); r.Step != 3 {
+		t.Errorf("auto: %+v", r)
+	}
+	if h, r := train(ResumeNever, 2); r.Found || h.Steps != 2 {
+		t.Errorf("never: %+v, %d steps", r, h.Steps)
+	}
+	if _, r := train(ResumeAuto, 2); r.Step != 2 { // the newest, not the one of most steps
+		t.Errorf("auto, after never: %+v", r)
+	}
+	paths, err := checkpoint.List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest := paths[len(paths)-1]
+	if err := os.Truncate(filepath.Join(newest, "state.safetensors"), 30); err != nil {
+		t.Fatal(err)
+	}
+	_, r := train(ResumeAuto, 4)
+	if r.Path != paths[len(paths)-2] || len(r.Refused) != 1 || !strings.Contains(r.Refused[0], newest+" is refused: state.safetensors has 30 bytes") {
+		t.Errorf("with a damaged one: %+v", r)
+	}
+	if _, err := NewBackup(nil, BackupConfig{EverySteps: -1}); err == nil {
+		t.Error("EverySteps -1 was taken")
+	}
+}
+
+// TestModelCheckpoint: which epochs' weights are written, and under which names.
+func TestModelCheckpoint(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	fit := func(m ModelCheckpointConfig, validation data.Dataset) error {
+		trainer, _ := newFake(t, 2, 7, fakeModel{})
+		c, err := NewModelCheckpoint(trainer, m)
+		if err != nil {
+			return err
+		}
+		_, err = trainer.Fit(t.Context(), ds, FitConfig{Epochs: 3, Validation: validation, Callbacks: []Callback{c}})
+		return err
+	}
+	dir := t.TempDir()
+	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "w-{epoch:02d}-{step}")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "best"), BestOnly: true}, ds); err != nil {
+		t.Fatal(err)
+	}
+	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Larger: new(true)}, ds); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"best", "w-01-3", "w-02-6", "w-03-9", "worst-1"}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("got %v, want %v", names, want)
+	}
+	tensors, metadata, err := checkpoint.Load(filepath.Join(dir, "best"))
+	if err != nil || len(tensors) != 3 || metadata["epoch"] != "3" {
+		t.Errorf("%v, %v, %v", tensors, metadata, err)
+	}
+	for want, m := range map[string]ModelCheckpointConfig{
+		"Path is empty":                     {},
+		"FitConfig.Validation is not set":   {Path: "x", BestOnly: true},
+		"the model has no such metric":      {Path: "x", BestOnly: true, Monitor: "accuracy"},
+		"there is no recall to put into it": {Path: "{recall:.2f}"},
+	} {
+		if err := fit(m, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: got %v, want %q", m, err, want)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// Export writes the weights ([Trainer.Weights]) to a safetensors file, whole or not at all. It is what others read: a training goes on
+// from a [Snapshot]. Every worker calls it, and the chief writes.
+func (t *Trainer) Export(ctx context.Context, path string, metadata map[string]string) error {
+	weights, err := t.Weights(ctx)
+	if err != nil || !t.strategy.Properties().ShouldCheckpoint {
+		return err
+	}
+	tensors := make([]checkpoint.Tensor, len(weights))
+	for i, w := range weights {
+		tensors[i] = checkpoint.Tensor(w)
+	}
+	return checkpoint.Save(path, tensors, metadata)
+}
+
+// ModelCheckpointConfig says which weights are kept.
+type ModelCheckpointConfig struct {
+	// Path is the file's name. In it {epoch} stands for the epoch, from 1, {step} for all steps made, and {loss}, {accuracy}, {val_loss}, …
+	// for loss and metrics, also as {epoch:03d} and {val_loss:.2f}. Without any of them each epoch's file replaces the one before.
+	Path string
+	// BestOnly writes an epoch's weights only if Monitor is better than in all epochs before, those before a restore included.
+	BestOnly bool
+	// Monitor is the loss or metric that says how good an epoch is. Default "val_loss".
+	Monitor string
+	// Larger says that larger is better. Default: for everything but losses.
+	Larger *bool
+}
+
+// NewModelCheckpoint returns a callback that writes the weights after every epoch (Keras' ModelCheckpoint with save_weights_only).
+func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error) {
+	if cfg.Path == "" {
+		return Callback{}, fmt.Errorf("train: ModelCheckpointConfig.Path is empty: want the name of a file")
+	}
+	if cfg.Monitor == "" {
+		cfg.Monitor = "val_loss"
+	}
+	larger := !strings.HasSuffix(cfg.Monitor, "loss")
+	if cfg.Larger != nil {
+		larger = *cfg.Larger
+	}
+	return Callback{OnEpochEnd: func(ctx context.Context, e Epoch) error {
+		if cfg.BestOnly {
+			if strings.HasPrefix(cfg.Monitor, "val_") && t.fitting.cfg.Validation == nil {
+				return fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s, and FitConfig.Validation is not set", cfg.Monitor)
+			}
+			best, err := isBest(t.fitting.history.Epochs, cfg.Monitor, larger)
+			if err != nil || !best {
+				return err
+			}
+		}
+		numbers := e.numbers()
+		numbers["epoch"], numbers["step"] = float64(e.Epoch+1), float64(t.fitting.history.Steps)
+		path, err := fillIn(cfg.Path, numbers)
+		if err != nil {
+			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: %w", cfg.Path, err)
+		}
+		metadata := map[string]string{}
+		for name, x := range numbers {
+			metadata[name] = strconv.FormatFloat(x, 'g', -1, 64)
+		}
+		return t.Export(ctx, path, metadata)
+	}}, nil
+}
+
+// numbers returns loss and metrics by the names that Keras gives them in its logs.
+func (e Epoch) numbers() map[string]float64 {
+	out := map[string]float64{"loss": e.Loss}
+	for name, x := range e.Metrics {
+		out[name] = x
+	}
+	if e.Validation != nil {
+		out["val_loss"] = e.Validation.Loss
+		for name, x := range e.Validation.Metrics {
+			out["val_"+name] = x
+		}
+	}
+	return out
+}
+
+// isBest reports whether the last epoch is better than those before it.
+func isBest(epochs []Epoch, monitor string, larger bool) (bool, error) {
+	last := len(epochs) - 1
+	now, ok := epochs[last].numbers()[monitor]
+	if !ok {
+		if strings.HasPrefix(monitor, "val_") && epochs[last].Validation == nil {
+			return false, nil // the epoch was not finished
+		}
+		return false, fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s: the model has no such metric", monitor)
+	}
+	for _, e := range epochs[:last] {
+		if x, ok := e.numbers()[monitor]; ok && !math.IsNaN(x) && (x == now || larger == (x > now)) {
+			return false, nil
+		}
+	}
+	return !math.IsNaN(now), nil
+}
+
+var placeholder = regexp.MustCompile(`\{([A-Za-z_][A-Za-z_0-9]*)(?::(0?[0-9]*d|\.[0-9]+f))?\}`)
+
+// fillIn replaces the placeholders of a path.
+func fillIn(path string, numbers map[string]float64) (string, error) {
+	var err error
+	out := placeholder.ReplaceAllStringFunc(path, func(text string) string {
+		m := placeholder.FindStringSubmatch(text)
+		x, ok := numbers[m[1]]
+		switch {
+		case !ok:
+			err = fmt.Errorf("there is no %s to put into it", m[1])
+			return text
+		case strings.HasSuffix(m[2], "d"):
+			return fmt.Sprintf("%"+m[2], int64(x))
+		case m[2] != "":
+			return fmt.Sprintf("%"+m[2], x)
+		}
+		return strconv.FormatFloat(x, 'g', -1, 64)
+	})
+	return out, err
+}

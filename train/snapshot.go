@@ -1,0 +1,352 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+// Snapshot is everything that training needs to go on as if it had never stopped: the bits of every variable, the optimizer's and
+// each replica's own averages included, and where [Trainer.Fit] stands. (What TensorFlow saves instead, averages combined over
+// replicas, is [Trainer.Weights].)
+type Snapshot struct {
+	Step        int64 // Trainer.Steps
+	Seed        int64
+	GlobalBatch int
+	Replicas    int
+	// Variables are all variables, by Trainer.Variables. An average has one row per replica.
+	Variables []Weight
+	// Facts are what the program says about itself; see [BackupConfig].
+	Facts, Build []Fact
+
+	fit *fitState // nil: made outside of Fit
+}
+
+// Epoch returns the epoch in which Fit stood, from 0, and the steps that it had made of it.
+func (s *Snapshot) Epoch() (epoch, step int) {
+	if s.fit == nil {
+		return 0, 0
+	}
+	return s.fit.Epoch, s.fit.Step
+}
+
+// snapshotState is a Snapshot without its variables, as the manifest holds it.
+type snapshotState struct {
+	Step        int64     `json:"step"`
+	Seed        int64     `json:"seed"`
+	GlobalBatch int       `json:"global_batch"`
+	Replicas    int       `json:"replicas"`
+	Facts       []Fact    `json:"facts,omitempty"`
+	Build       []Fact    `json:"build,omitempty"`
+	Fit         *fitState `json:"fit,omitempty"`
+}
+
+// Contents returns the snapshot as package checkpoint writes it.
+func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
+	state, err := json.Marshal(snapshotState{s.Step, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.fit})
+	if err != nil {
+		return nil, fmt.Errorf("train: snapshot: %w", err)
+	}
+	c := &checkpoint.Contents{Step: s.Step, State: state}
+	for _, v := range s.Variables {
+		c.Tensors = append(c.Tensors, checkpoint.Tensor(v))
+	}
+	return c, nil
+}
+
+// SnapshotOf is the inverse of [Snapshot.Contents].
+func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
+	var state snapshotState
+	if err := json.Unmarshal(c.State, &state); err != nil {
+		return nil, fmt.Errorf("train: snapshot: its state: %w", err)
+	}
+	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, fit: state.Fit}
+	if s.Step < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
+		return nil, fmt.Errorf("train: snapshot: its state says step %d, %d replicas, global batch %d", s.Step, s.Replicas, s.GlobalBatch)
+	}
+	if s.fit != nil {
+		if err := s.fit.check(); err != nil {
+			return nil, fmt.Errorf("train: snapshot: its state: %w", err)
+		}
+	}
+	for _, t := range c.Tensors {
+		s.Variables = append(s.Variables, Weight(t))
+	}
+	return s, nil
+}
+
+// Snapshot returns the state of training between two steps: in a callback of [Trainer.Fit] with the place at which Fit stands,
+// outside of it without. With several workers all call it, the chief gets the snapshot and the others nil; they wait only for
+// the chief's copy of the replicas' averages. The tensors are copies.
+func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
+	t.at(PhaseSnapshot)
+	chief := t.strategy.Properties().ShouldCheckpoint
+	s := &Snapshot{Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch, Replicas: t.strategy.NumReplicasInSync()}
+	for i, v := range t.variables {
+		var value *tensor.Tensor
+		var err error
+		switch {
+		case v.Role == engine.Average:
+			value, err = t.readRows(ctx, i)
+		case chief:
+			value, err = t.program.Read(0, i)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("train: snapshot: reading %s: %w", v.Name, err)
+		}
+		s.Variables = append(s.Variables, Weight{v.Name, value})
+	}
+	if !chief {
+		return nil, nil
+	}
+	if t.fitting != nil {
+		s.fit = t.fitting.state()
+	}
+	return s, nil
+}
+
+// readRows returns the values of a variable on all replicas of all workers, one below the other.
+func (t *Trainer) readRows(ctx context.Context, variable int) (*tensor.Tensor, error) {
+	v := t.variables[variable]
+	rows := make([]distribute.Value, len(t.parts))
+	for replica := range rows {
+		value, err := t.program.Read(replica, variable)
+		if err != nil {
+			return nil, fmt.Errorf("on replica %d: %w", replica, err)
+		}
+		rows[replica] = value.Reshape(rowShape(1, v.Shape)...)
+	}
+	return t.gather(ctx, rows)
+}
+
+func rowShape(rows int, shape []int) []int { return append([]int{rows}, shape...) }
+
+// gather concatenates a tensor of each local replica, and of those of other workers, along their first dimension.
+func (t *Trainer) gather(ctx context.Context, rows []distribute.Value) (*tensor.Tensor, error) {
+	if !t.others() {
+		pieces := make([][]*tensor.Tensor, len(rows))
+		for i, r := range rows {
+			pieces[i] = []*tensor.Tensor{r.(*tensor.Tensor)}
+		}
+		return join(pieces, 0), nil
+	}
+	all, err := t.strategy.Gather(ctx, distribute.NewPerReplica(rows...), 0)
+	if err != nil {
+		return nil, err
+	}
+	return all.(*tensor.Tensor), nil
+}
+
+// Restored says what [Trainer.Restore] did.
+type Restored struct {
+	Found          bool // there was a snapshot
+	Step           int64
+	Epoch, EpochAt int    // where Fit goes on: the epoch, from 0, and its steps that were made
+	Path           string // of the snapshot's folder, on the chief's machine; [Backup.Restore] sets it
+	Refused        []string
+	Differ         []string // why the bits are no longer those of an undisturbed training, from here on
+}
+
+// Restore sets all variables, the number of steps, and where the next [Trainer.Fit] goes on, to those of a snapshot. With several
+// workers all call it: the chief's counts, the others may give nil, and learn it from the chief. Without a snapshot (nil on the
+// chief) nothing happens.
+//
+// The trainer must have the snapshot's variables, seed and global batch. It may have another number of workers, which changes no
+// bit, or of replicas: then every replica gets the mean of the averages of the snapshot's replicas, and [Restored] says that bits
+// differ from here on. On error nothing was changed, unless the engine itself failed.
+func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
+	s, _, err := t.share(ctx, s, Restored{}, nil)
+	if s == nil || err != nil {
+		return Restored{}, err
+	}
+	return t.restore(s)
+}
+
+// restore is Restore of a snapshot that all workers have.
+func (t *Trainer) restore(s *Snapshot) (Restored, error) {
+	values, err := t.fitSnapshot(s)
+	if err != nil {
+		return Restored{}, err
+	}
+	first := 0
+	if s.Replicas == t.strategy.NumReplicasInSync() {
+		first, _ = t.strategy.LocalReplicas()
+	}
+	for i, rows := range values {
+		for replica := range t.parts {
+			if err := t.program.Write(replica, i, rows[min(first+replica, len(rows)-1)]); err != nil {
+				return Restored{}, fmt.Errorf("train: restore: %s on replica %d: %w", t.variables[i].Name, replica, err)
+			}
+		}
+	}
+	t.committed, t.resume = s.Step, s.fit
+	r := Restored{Found: true, Step: s.Step}
+	r.Epoch, r.EpochAt = s.Epoch()
+	if n := t.strategy.NumReplicasInSync(); n != s.Replicas {
+		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
+	}
+	return r, nil
+}
+
+// fitSnapshot returns, by variable, the value of each replica: one alone if all have the same.
+func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
+	if s.Seed != t.config.Seed || s.GlobalBatch != t.config.GlobalBatch {
+		return nil, fmt.Errorf("train: restore: the snapshot was made with seed %d and a global batch of %s, and this training has seed %d and %s: it would not be the same training; to start from the weights alone use SetWeights",
+			s.Seed, plural(s.GlobalBatch, "example"), t.config.Seed, plural(t.config.GlobalBatch, "example"))
+	}
+	byName := make(map[string]*tensor.Tensor, len(s.Variables))
+	for _, v := range s.Variables {
+		byName[v.Name] = v.Value
+	}
+	values := make([][]*tensor.Tensor, len(t.variables))
+	for i, v := range t.variables {
+		value, ok := byName[v.Name]
+		if !ok {
+			return nil, fmt.Errorf("train: restore: the snapshot has no variable %s: it is of another model or optimizer", v.Name)
+		}
+		delete(byName, v.Name)
+		shape := v.Shape
+		if v.Role == engine.Average {
+			shape = rowShape(s.Replicas, shape)
+		}
+		if err := fits(value, v.DType, shape); err != nil {
+			return nil, fmt.Errorf("train: restore: %s: %w: the snapshot is of another model or optimizer", v.Name, err)
+		}
+		switch {
+		case v.Role != engine.Average:
+			values[i] = []*tensor.Tensor{value}
+		case s.Replicas != t.strategy.NumReplicasInSync() && v.DType.IsFloat():
+			values[i] = []*tensor.Tensor{meanOfRows(value, v.Shape)}
+		default:
+			for r := range s.Replicas { // of a counter all rows are alike
+				values[i] = append(values[i], value.Rows(r, r+1).Reshape(v.Shape...))
+			}
+		}
+	}
+	for name := range byName {
+		return nil, fmt.Errorf("train: restore: the model has no variable %s: the snapshot is of another model or optimizer", name)
+	}
+	return values, nil
+}
+
+// meanOfRows returns the mean over the first dimension, summed in float64.
+func meanOfRows(rows *tensor.Tensor, shape []int) *tensor.Tensor {
+	n := rows.Shape()[0]
+	sums := make([]float64, rows.Len()/n)
+	for i, x := range rows.Float64s() {
+		sums[i%len(sums)] += x
+	}
+	out := tensor.New(rows.DType(), shape...)
+	for i, sum := range sums {
+		mean := sum / float64(n)
+		switch rows.DType() {
+		case tensor.Float16:
+			tensor.Data[tensor.F16](out)[i] = tensor.F16From(float32(mean))
+		case tensor.BFloat16:
+			tensor.Data[tensor.BF16](out)[i] = tensor.BF16From(float32(mean))
+		case tensor.Float32:
+			tensor.Data[float32](out)[i] = float32(mean)
+		default:
+			tensor.Data[float64](out)[i] = mean
+		}
+	}
+	return out
+}
+
+// shared is what the chief tells the other workers before the tensors.
+type shared struct {
+	Failure  string          `json:"failure,omitempty"`
+	Restored Restored        `json:"restored"`
+	State    json.RawMessage `json:"state,omitempty"` // nil: there is no snapshot
+	Tensors  []sharedTensor  `json:"tensors,omitempty"`
+}
+
+type sharedTensor struct {
+	Name  string       `json:"name"`
+	DType tensor.DType `json:"dtype"`
+	Shape []int        `json:"shape"`
+}
+
+// share gives all workers the chief's snapshot and what it says of it, or the error with which it has none.
+func (t *Trainer) share(ctx context.Context, s *Snapshot, said Restored, failure error) (*Snapshot, Restored, error) {
+	if !t.others() {
+		return s, said, failure
+	}
+	chief := t.strategy.Properties().ShouldCheckpoint
+	var head []byte
+	var tensors []checkpoint.Tensor
+	if chief {
+		message := shared{Restored: said}
+		if failure == nil && s != nil {
+			c, err := s.Contents()
+			if err != nil {
+				failure = err
+			} else {
+				message.State, tensors = c.State, c.Tensors
+			}
+		}
+		if failure != nil {
+			message.Failure = failure.Error()
+		}
+		for _, v := range tensors {
+			message.Tensors = append(message.Tensors, sharedTensor{v.Name, v.Value.DType(), v.Value.Shape()})
+		}
+		head, _ = json.Marshal(message) // strings, numbers, and JSON that was made so
+	}
+	head, err := t.fromChief(ctx, chief, head)
+	if err != nil {
+		return nil, said, fmt.Errorf("train: restore: learning from the chief what it restores: %w", err)
+	}
+	var message shared
+	switch err := json.Unmarshal(head, &message); {
+	case failure != nil:
+		return nil, said, failure
+	case err != nil:
+		return nil, said, fmt.Errorf("train: restore: the chief's message: %w", err)
+	case message.Failure != "":
+		return nil, said, fmt.Errorf("train: restore: on the chief: %s", message.Failure)
+	case message.State == nil:
+		return nil, message.Restored, nil
+	}
+	c := &checkpoint.Contents{State: message.State}
+	for i, v := range message.Tensors {
+		var mine []byte
+		if chief {
+			mine = tensors[i].Value.Memory().HostBytes()
+		}
+		bits, err := t.fromChief(ctx, chief, mine)
+		if err != nil {
+			return nil, said, fmt.Errorf("train: restore: getting %s from the chief: %w", v.Name, err)
+		}
+		value := tensor.New(v.DType, v.Shape...)
+		if len(bits) != value.Memory().Bytes {
+			return nil, said, fmt.Errorf("train: restore: the chief sent %d bytes for %s: want %d", len(bits), v.Name, value.Memory().Bytes)
+		}
+		copy(value.Memory().HostBytes(), bits)
+		c.Tensors = append(c.Tensors, checkpoint.Tensor{Name: v.Name, Value: value})
+	}
+	s, err = SnapshotOf(c)
+	return s, message.Restored, err
+}
+
+// fromChief gives every worker the chief's bytes: a gather to which only its first replica adds some.
+func (t *Trainer) fromChief(ctx context.Context, chief bool, mine []byte) ([]byte, error) {
+	rows := make([]distribute.Value, len(t.parts))
+	for i := range rows {
+		rows[i] = tensor.New(tensor.Uint8, 0)
+	}
+	if chief {
+		rows[0] = tensor.From(mine)
+	}
+	all, err := t.gather(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Clone(tensor.Data[uint8](all)), nil
+}
