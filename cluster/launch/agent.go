@@ -1,0 +1,326 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// Config says what an agent starts, and how. Command and Workers must be given.
+type Config struct {
+	// Command is the program and its arguments, Dir the folder that it runs in (default this one), and Env its environment without
+	// what the agent adds (default this process's).
+	Command []string
+	Dir     string
+	Env     []string
+	// Workers is how many workers this node has.
+	Workers int
+	// Node is the number of this node among Nodes. Default: the only one.
+	Node, Nodes int
+	// ID names the job. Default "lockstep".
+	ID string
+	// Address is where the other nodes reach this one. Default 127.0.0.1.
+	Address string
+	// Store is where the agents meet; the caller closes it. Needed with several nodes.
+	Store rendezvous.Store
+	// StoreURL and Secret are told to the workers, if given: where the job's store is, and its secret as text.
+	StoreURL, Secret string
+	// RestartsMax is how often all workers are started again after a failure. It must be the same on all nodes.
+	RestartsMax int
+	// RendezvousTimeout bounds how long the agents wait for one another at the beginning of an epoch. Default 5 minutes.
+	RendezvousTimeout time.Duration
+	// Grace is how long workers have to end once another has failed, before they are killed. Default 15 seconds.
+	Grace time.Duration
+	// Heartbeat is how often agents show each other that they live; one that has not for ten times as long is lost. Default 3 seconds.
+	Heartbeat time.Duration
+	// Affinity says whether each worker is bound to CPUs of its own. Default [AffinityAuto].
+	Affinity Affinity
+	// Records is the folder in which workers leave failure records. Default: none, and the workers are told of none.
+	Records string
+	// Stdout and Stderr get the workers' lines and the agent's own words; nil: nothing. Show says what of a worker's is written
+	// there; nil: all.
+	Stdout, Stderr io.Writer
+	Show           func(rank int, s Stream) bool
+	// Logs is a folder for everything the workers write: epoch<e>/rank<r>.stdout.log and .stderr.log. "": none.
+	Logs string
+	// Guard is the command of a process that calls [Guard] on its standard input. Default: none.
+	Guard []string
+	// Quiet leaves the telling of failures to another node's agent.
+	Quiet bool
+}
+
+func (c Config) filled() (Config, error) {
+	if len(c.Command) == 0 || c.Command[0] == "" {
+		return c, errors.New("no program to run")
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 1
+	}
+	switch {
+	case c.Workers < 1:
+		return c, fmt.Errorf("%d workers on a node: want at least 1", c.Workers)
+	case c.Node < 0 || c.Node >= c.Nodes:
+		return c, fmt.Errorf("node %d of %d: want 0 to %d", c.Node, c.Nodes, c.Nodes-1)
+	case c.Nodes > 1 && c.Store == nil:
+		return c, errors.New("several nodes need a store to meet in")
+	case c.RestartsMax < 0:
+		return c, fmt.Errorf("%d restarts: want 0 or more", c.RestartsMax)
+	}
+	if c.ID == "" {
+		c.ID = "lockstep"
+	}
+	if c.Address == "" {
+		c.Address = "127.0.0.1"
+	}
+	if c.Env == nil {
+		c.Env = os.Environ()
+	}
+	if c.Affinity == "" {
+		c.Affinity = AffinityAuto
+	}
+	for _, d := range []struct {
+		d *time.Duration
+		v time.Duration
+	}{{&c.RendezvousTimeout, 5 * time.Minute}, {&c.Grace, 15 * time.Second}, {&c.Heartbeat, 3 * time.Second}} {
+		if *d.d <= 0 {
+			*d.d = d.v
+		}
+	}
+	return c, nil
+}
+
+// Agent starts the workers of one node and watches them.
+type Agent struct {
+	cfg     Config
+	host    string
+	root    fs.FS
+	screen  screen
+	starter *starter
+	guard   *guard
+	peers   *peers
+	signals chan os.Signal // the user's
+	asked   os.Signal      // the first of them
+}
+
+// New makes an agent. It starts nothing yet.
+func New(cfg Config) (*Agent, error) {
+	cfg, err := cfg.filled()
+	if err != nil {
+		return nil, fmt.Errorf("launch: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("launch: this machine's name: %w", err)
+	}
+	a := &Agent{cfg: cfg, host: host, root: os.DirFS("/"), signals: make(chan os.Signal, 4)}
+	a.screen.outputs = [2]io.Writer{cfg.Stdout, cfg.Stderr}
+	return a, nil
+}
+
+// Outcome is how a job ended.
+type Outcome struct {
+	// Code is the exit code: 0, or the root cause's, or 130 when the user ended the job.
+	Code int
+	// Restarts is how often it was started again.
+	Restarts int
+	// Interrupted says that the user ended it.
+	Interrupted bool
+	// Report tells the last failure; nil without one.
+	Report *failure.Report
+}
+
+// codeInterrupted is what a job ends with that its user ended, as shells say it.
+const codeInterrupted = 130
+
+// Interrupt passes a user's wish to end on to the workers of all nodes, as the signal that expressed it, and lets them end as they
+// like. The second time it kills them. Any goroutine may call it.
+func (a *Agent) Interrupt(sig os.Signal) {
+	select {
+	case a.signals <- sig:
+	default: // more than four at once say no more
+	}
+}
+
+// Run starts the workers and returns when those of all nodes have ended for good. No process that it started is left then. An error
+// tells what kept the agent itself from working. When ctx ends, the workers are killed. It may be called once.
+func (a *Agent) Run(ctx context.Context) (Outcome, error) {
+	a.starter = newStarter()
+	defer a.starter.close()
+	if len(a.cfg.Guard) > 0 {
+		var err error
+		if a.guard, err = startGuard(a.cfg.Guard); err != nil {
+			return Outcome{Code: 1}, fmt.Errorf("launch: %w", err)
+		}
+		defer a.guard.close()
+	}
+	a.peers = newPeers(a)
+	defer a.peers.close()
+	for epoch := uint32(0); ; epoch++ {
+		e, err := a.begin(ctx, epoch)
+		if err != nil {
+			return Outcome{Code: codeOf(a, 1), Restarts: int(epoch), Interrupted: a.asked != nil}, fmt.Errorf("launch: %w", err)
+		}
+		e.watch(ctx)
+		o := e.outcome()
+		last := int(epoch) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.alone != nil
+		if o.Report != nil && !a.cfg.Quiet {
+			a.screen.say(e.tell(o.Report))
+			if !last {
+				a.screen.say(fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, epoch+1, a.cfg.RestartsMax))
+			}
+		}
+		if o.Code == 0 || last {
+			if e.alone != nil {
+				return o, fmt.Errorf("launch: %w", e.alone)
+			}
+			return o, nil
+		}
+	}
+}
+
+func codeOf(a *Agent, code int) int {
+	if a.asked != nil {
+		return codeInterrupted
+	}
+	return code
+}
+
+// begin meets the other agents and starts this node's workers.
+func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
+	ports, err := reserve(a.cfg.Address, a.cfg.Workers+1)
+	if err != nil {
+		return nil, fmt.Errorf("reserving ports for the workers: %w", err)
+	}
+	defer ports.release()
+	cards, err := a.meet(ctx, number, ports.numbers())
+	if err != nil {
+		return nil, err
+	}
+	e := &epoch{agent: a, number: number, layout: lay(cards, a.cfg.Node), ends: map[int]nodeEnd{}, began: time.Now()}
+	e.memory, e.counted = readMemoryKills(a.root)
+	logs, err := a.logFolder(number)
+	if err != nil {
+		return nil, err
+	}
+	ports.release()
+	e.start(logs)
+	return e, nil
+}
+
+// meet waits for the other agents, unless the user ends it.
+func (a *Agent) meet(ctx context.Context, number uint32, ports []int) ([]card, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	type met struct {
+		cards []card
+		err   error
+	}
+	result := make(chan met, 1)
+	mine := card{
+		Node: a.cfg.Node, Nodes: a.cfg.Nodes, Host: a.host, PID: os.Getpid(), Nonce: a.peers.nonce, Workers: a.cfg.Workers,
+		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax, Command: strings.Join(a.cfg.Command, " "),
+	}
+	go func() {
+		cards, err := a.peers.meet(ctx, number, mine)
+		result <- met{cards, err}
+	}()
+	for {
+		select {
+		case r := <-result:
+			return r.cards, r.err
+		case sig := <-a.signals:
+			a.asked = sig
+			cancel(errors.New("interrupted before all nodes were there"))
+		}
+	}
+}
+
+func (a *Agent) logFolder(number uint32) (string, error) {
+	if a.cfg.Logs == "" {
+		return "", nil
+	}
+	dir := fmt.Sprintf("%s%cepoch%d", strings.TrimSuffix(a.cfg.Logs, string(os.PathSeparator)), os.PathSeparator, number)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("folder for logs: %w", err)
+	}
+	return dir, nil
+}
+
+// show is which of a worker's streams are shown.
+func (a *Agent) show(rank int) (out [2]bool) {
+	for s := Stdout; s <= Stderr; s++ {
+		out[s] = a.cfg.Show == nil || a.cfg.Show(rank, s)
+	}
+	return out
+}
+
+// layout says who is where in an epoch.
+type layout struct {
+	cards []card // by node
+	node  int    // this one
+	first int    // rank of its first worker
+	world int
+}
+
+func lay(cards []card, node int) layout {
+	l := layout{cards: cards, node: node}
+	for i, c := range cards {
+		if i < node {
+			l.first += c.Workers
+		}
+		l.world += c.Workers
+	}
+	return l
+}
+
+// place returns what this node's worker of a local number is told.
+func (l *layout) place(local int) place {
+	p := place{
+		rank: l.first + local, world: l.world, local: local, locals: l.cards[l.node].Workers, node: l.node, nodes: len(l.cards),
+		masterAddr: l.cards[0].Address, masterPort: l.cards[0].MasterPort,
+	}
+	for _, c := range l.cards {
+		p.addresses = append(p.addresses, c.workerAddresses()...)
+	}
+	return p
+}
+
+// nodeOf returns the node of a rank.
+func (l *layout) nodeOf(rank int) int {
+	for i, c := range l.cards {
+		if rank < c.Workers {
+			return i
+		}
+		rank -= c.Workers
+	}
+	return -1
+}
+
+// start starts this node's workers.
+func (e *epoch) start(logs string) {
+	a, n := e.agent, e.agent.cfg.Workers
+	e.ended = make(chan *worker, n)
+	cpus, nodes := allowedCPUs(), memoryNodes(a.root)
+	cores := runtime.GOMAXPROCS(0) // what the control group allows counts here as well
+	for local := range n {
+		p := e.layout.place(local)
+		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax
+		p.store, p.secret, p.record = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records
+		s := spec{
+			command: a.cfg.Command, dir: a.cfg.Dir, cpus: cpuShare(a.cfg.Affinity, cpus, nodes, n, local), logs: logs, show: a.show(p.rank),
+			env: environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))), prefix: fmt.Sprintf("[rank%d] ", p.rank),
+		}
+		e.workers = append(e.workers, start(s, p.rank, a.starter, a.guard, &a.screen, &e.patience, func(w *worker) { e.ended <- w }))
+	}
+	e.running = slices.Clone(e.workers)
+}

@@ -1,0 +1,458 @@
+//go:build unix
+
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// asGuard and asAgent make the test binary a process of another kind.
+const (
+	asGuard = "LAUNCH_TEST_GUARD"
+	asAgent = "LAUNCH_TEST_AGENT"
+)
+
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(asGuard) != "":
+		Guard(os.Stdin)
+		return
+	case os.Getenv(asAgent) != "":
+		agentMain(os.Getenv(asAgent))
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// guardCommand is the command of a guard.
+func guardCommand() []string { return []string{"/usr/bin/env", asGuard + "=1", os.Args[0]} }
+
+// agentMain is an agent with two workers that run a script.
+func agentMain(script string) {
+	a, err := New(Config{Command: []string{"sh", "-c", script}, Workers: 2, Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ()})
+	if err != nil {
+		panic(err)
+	}
+	o, err := a.Run(context.Background())
+	fmt.Println(o, err)
+	os.Exit(o.Code)
+}
+
+// output collects what an agent writes.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// await waits until a text was written.
+func (o *output) await(t *testing.T, text string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%q to be written", text), func() bool { return strings.Contains(o.String(), text) })
+}
+
+// eventually waits for a condition, which must come true at some time.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited a minute for %s", what)
+		}
+	}
+}
+
+type started struct {
+	agent   *Agent
+	out     *output
+	err     *output
+	outcome chan Outcome
+}
+
+// launchScript starts an agent whose workers run a script.
+func launchScript(t *testing.T, script string, change func(*Config)) *started {
+	t.Helper()
+	s := &started{out: &output{}, err: &output{}, outcome: make(chan Outcome, 1)}
+	cfg := Config{Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err, Records: t.TempDir()}
+	if change != nil {
+		change(&cfg)
+	}
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.agent = a
+	done := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		o, err := a.Run(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		s.outcome <- o
+	}()
+	return s
+}
+
+func (s *started) wait(t *testing.T) Outcome {
+	t.Helper()
+	select {
+	case o := <-s.outcome:
+		return o
+	case <-time.After(time.Minute):
+		t.Fatalf("the agent does not return; it has written:\n%s%s", s.out, s.err)
+		return Outcome{}
+	}
+}
+
+func TestRunsWorkers(t *testing.T) {
+	logs := t.TempDir()
+	s := launchScript(t, `echo "I am $RANK of $WORLD_SIZE, $LOCKSTEP_WORKER"; echo "warning $RANK" >&2; printf 'no newline'`, func(c *Config) { c.Workers, c.Logs = 3, logs })
+	if o := s.wait(t); o.Code != 0 || o.Report != nil || o.Restarts != 0 {
+		t.Errorf("outcome %+v", o)
+	}
+	for rank := range 3 {
+		for stream, want := range map[string]string{"stdout": fmt.Sprintf("I am %d of 3, %d\nno newline", rank, rank), "stderr": fmt.Sprintf("warning %d\n", rank)} {
+			got, err := os.ReadFile(filepath.Join(logs, "epoch0", fmt.Sprintf("rank%d.%s.log", rank, stream)))
+			if err != nil || string(got) != want {
+				t.Errorf("log of rank %d, %s: %q, %v; want %q", rank, stream, got, err, want)
+			}
+			shown := s.out
+			if stream == "stderr" {
+				shown = s.err
+			}
+			for line := range strings.Lines(want) {
+				if want := fmt.Sprintf("[rank%d] %s\n", rank, strings.TrimSpace(line)); !strings.Contains(shown.String(), want) {
+					t.Errorf("%s was not shown:\n%s", want, shown)
+				}
+			}
+		}
+	}
+}
+
+// TestLinesNeverMix: whatever the workers write at once, each line on the screen is one worker's.
+func TestLinesNeverMix(t *testing.T) {
+	all := &output{} // both streams go to one place, as on a terminal
+	s := launchScript(t, `i=0; while [ $i -lt 300 ]; do printf "out $RANK "; echo "$i end"; echo "err $RANK $i end" >&2; i=$((i+1)); done`,
+		func(c *Config) { c.Stdout, c.Stderr, c.Workers = all, all, 3 })
+	s.wait(t)
+	seen := map[string]bool{}
+	for line := range strings.Lines(all.String()) {
+		seen[strings.TrimSpace(line)] = true
+	}
+	for rank := range 3 {
+		for i := range 300 {
+			for _, stream := range []string{"out", "err"} {
+				if want := fmt.Sprintf("[rank%d] %s %d %d end", rank, stream, rank, i); !seen[want] {
+					t.Fatalf("no line %q", want)
+				}
+			}
+		}
+	}
+	if len(seen) != 3*300*2 {
+		t.Errorf("%d different lines, want %d", len(seen), 3*300*2)
+	}
+}
+
+func TestShowsWhatIsAskedFor(t *testing.T) {
+	s := launchScript(t, `echo out; echo err >&2`, func(c *Config) {
+		c.Show = func(rank int, s Stream) bool { return rank == 1 && s == Stdout }
+	})
+	s.wait(t)
+	if s.out.String() != "[rank1] out\n" || s.err.String() != "" {
+		t.Errorf("shown: %q and %q", s.out, s.err)
+	}
+}
+
+// TestRootCause: worker 1 fails in many ways while the others would go on for ever.
+func TestRootCause(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		code         int
+		kind         string
+		says         []string
+	}{
+		{"exit code", `echo first >&2; exit 7`, 7, "exit", []string{"ended with exit code 7", "stderr  first", "worker 1 of 3", "workers 0, 2: asked to end, and ended with SIGTERM"}},
+		{"killed", `kill -9 $$`, 137, "signal", []string{"killed by SIGKILL, which lockstep run did not send"}},
+		{"a signal", `kill -SEGV $$`, 139, "signal", []string{"ended by SIGSEGV"}},
+		{"panic", `echo 'panic: boom' >&2; echo; echo 'goroutine 1 [running]:' >&2; exit 2`, 2, "panic", []string{"what    panic: boom", "goroutine 1 [running]:"}},
+		{"traceback", `echo 'Traceback (most recent call last):
+  File "x"
+ValueError: v' >&2; exit 1`, 1, "error", []string{"what    ValueError: v"}},
+		{
+			"its own record", `echo '{"epoch":0,"worker":1,"kind":"disk","message":"disk full: /x","step":12,"phase":"snapshot","ranks":[2,3],"time":"2026-01-02T03:04:05Z","exit_code":-1}' > $LOCKSTEP_RECORDS/failure-0-1.json; exit 3`,
+			3, "disk",
+			[]string{"disk full: /x", "in step 12 (snapshot)", "replicas [2 3]"},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := launchScript(t, `[ $RANK = 1 ] || while :; do sleep 0.05; done
+`+c.script, func(cfg *Config) { cfg.Workers = 3 })
+			o := s.wait(t)
+			if o.Code != c.code || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Kind != c.kind || len(o.Report.Others) != 2 {
+				t.Fatalf("outcome %+v, report %+v; want worker 1, %s, exit code %d", o, o.Report, c.kind, c.code)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(s.err.String(), want) {
+					t.Errorf("not told: %q in\n%s", want, s.err)
+				}
+			}
+		})
+	}
+}
+
+func TestCannotBeStarted(t *testing.T) {
+	s := launchScript(t, "", func(c *Config) { c.Command = []string{"./no-such-program"} })
+	if o := s.wait(t); o.Code != 127 || !strings.Contains(s.err.String(), "could not be started") {
+		t.Errorf("outcome %+v:\n%s", o, s.err)
+	}
+}
+
+// TestConsequenceIsNotTheRoot: worker 0 loses worker 1 before the launcher sees that this one was killed.
+func TestConsequenceIsNotTheRoot(t *testing.T) {
+	s := launchScript(t, `if [ $RANK = 1 ]; then sleep 0.3; kill -9 $$; fi
+echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
+while :; do sleep 0.05; done`, nil)
+	o := s.wait(t)
+	if o.Code != 137 || o.Report.Root.Worker != 1 || len(o.Report.Others) != 1 || !strings.Contains(s.err.String(), "then    worker 0: lost worker 1\n") {
+		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
+	}
+}
+
+// TestStoppedWorker: a worker that is stopped is the root cause of another's loss, and is ended all the same.
+func TestStoppedWorker(t *testing.T) {
+	s := launchScript(t, `echo $$ >&2; [ $RANK = 1 ] && kill -STOP $$
+sleep 0.5
+echo '{"epoch":0,"worker":0,"kind":"timeout","message":"no word from worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
+exit 1`, nil)
+	o := s.wait(t)
+	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(), "stopped (by SIGSTOP or a debugger)") {
+		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
+	}
+}
+
+// TestKilledAfterGrace: a worker that does not end when it is asked to is killed.
+func TestKilledAfterGrace(t *testing.T) {
+	s := launchScript(t, `trap '' TERM; [ $RANK = 1 ] && exit 3
+while :; do sleep 0.05; done`, func(c *Config) { c.Grace = 200 * time.Millisecond })
+	if o := s.wait(t); o.Code != 3 || !strings.Contains(s.err.String(), "then    worker 0: killed, as it had not ended 200ms after it was asked to") {
+		t.Errorf("outcome %+v:\n%s", o, s.err)
+	}
+}
+
+func TestRestarts(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		max, good         int
+		code, restarts    int
+		blocks, announces int
+	}{
+		{"until it works", 5, 2, 0, 2, 2, 2},
+		{"until none is left", 1, 2, 4, 1, 2, 1},
+		{"not at all", 0, 1, 4, 0, 1, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			logs := t.TempDir()
+			s := launchScript(t, fmt.Sprintf(`echo "$LOCKSTEP_EPOCH $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS"
+[ $LOCKSTEP_EPOCH = %d ] && exit 0; [ $RANK = 0 ] && exit 4; while :; do sleep 0.05; done`, c.good), func(cfg *Config) { cfg.RestartsMax, cfg.Logs = c.max, logs })
+			o := s.wait(t)
+			if o.Code != c.code || o.Restarts != c.restarts {
+				t.Errorf("outcome %+v, want code %d after %d restarts", o, c.code, c.restarts)
+			}
+			for epoch := range c.restarts + 1 {
+				got, err := os.ReadFile(filepath.Join(logs, fmt.Sprintf("epoch%d", epoch), "rank0.stdout.log"))
+				if want := fmt.Sprintf("%d %d %d\n", epoch, epoch, c.max); err != nil || string(got) != want {
+					t.Errorf("epoch %d: %q, %v; want %q", epoch, got, err, want)
+				}
+			}
+			text := s.err.String()
+			if got := strings.Count(text, "first of all worker 0"); got != c.blocks {
+				t.Errorf("%d blocks, want %d:\n%s", got, c.blocks, text)
+			}
+			if got := strings.Count(text, "starting all 2 workers again: restart "); got != c.announces {
+				t.Errorf("%d restarts announced, want %d:\n%s", got, c.announces, text)
+			}
+		})
+	}
+}
+
+// TestInterrupt: the first signal is passed on once, and the workers end when they like.
+func TestInterrupt(t *testing.T) {
+	for _, c := range []struct {
+		sig  os.Signal
+		name string
+	}{{syscall.SIGINT, "INT"}, {syscall.SIGTERM, "TERM"}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := launchScript(t, fmt.Sprintf(`trap 'n=$((n+1))' %s; n=0; echo ready
+while [ $n = 0 ]; do sleep 0.02; done; sleep 0.2; echo "ended after $n"; exit 0`, c.name), func(cfg *Config) { cfg.RestartsMax = 3 })
+			s.out.await(t, "[rank0] ready\n")
+			s.out.await(t, "[rank1] ready\n")
+			s.agent.Interrupt(c.sig)
+			o := s.wait(t)
+			if o.Code != 130 || !o.Interrupted || o.Report != nil || o.Restarts != 0 {
+				t.Errorf("outcome %+v", o)
+			}
+			for rank := range 2 {
+				s.out.await(t, fmt.Sprintf("[rank%d] ended after 1\n", rank))
+			}
+			if !strings.Contains(s.err.String(), "passed SIG"+c.name+" on to the workers") {
+				t.Errorf("said:\n%s", s.err)
+			}
+		})
+	}
+}
+
+// TestSecondInterrupt: the second signal kills workers that take no notice of the first.
+func TestSecondInterrupt(t *testing.T) {
+	s := launchScript(t, `trap 'echo got it' INT; echo ready; while :; do sleep 0.02; done`, nil)
+	s.out.await(t, "[rank0] ready\n")
+	s.out.await(t, "[rank1] ready\n")
+	s.agent.Interrupt(os.Interrupt)
+	s.out.await(t, "[rank0] got it\n")
+	s.out.await(t, "[rank1] got it\n")
+	s.agent.Interrupt(os.Interrupt)
+	if o := s.wait(t); o.Code != 130 {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
+// TestContextEnds: what runs is killed when the context ends.
+func TestContextEnds(t *testing.T) {
+	out := &output{}
+	a, err := New(Config{Command: []string{"sh", "-c", `trap '' TERM INT; echo ready; while :; do sleep 0.02; done`}, Workers: 1, Stdout: out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan Outcome, 1)
+	go func() {
+		o, _ := a.Run(ctx)
+		done <- o
+	}()
+	out.await(t, "ready")
+	cancel()
+	select {
+	case o := <-done:
+		if o.Code == 0 {
+			t.Errorf("outcome %+v", o)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it does not return")
+	}
+}
+
+// TestNothingIsLeft: children of a worker end with it, however it ends.
+func TestNothingIsLeft(t *testing.T) {
+	for name, script := range map[string]string{
+		"good":   `sleep 1000 & echo "child $!"; exit 0`,
+		"failed": `sleep 1000 & echo "child $!"; [ $RANK = 0 ] && exit 3; wait`,
+		"deaf":   `sh -c 'trap "" TERM; echo "child $$"; while :; do sleep 0.02; done' & [ $RANK = 0 ] && sleep 0.3 && exit 3; wait`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := launchScript(t, script, func(c *Config) { c.Grace = 300 * time.Millisecond })
+			s.wait(t)
+			for _, pid := range pids(t, s.out.String()) {
+				if alive(pid) {
+					t.Errorf("process %d is left", pid)
+				}
+			}
+		})
+	}
+}
+
+// pids reads the numbers behind "child".
+func pids(t *testing.T, text string) (out []int) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if _, number, ok := strings.Cut(strings.TrimSpace(line), "child "); ok {
+			pid, err := strconv.Atoi(number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, pid)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("no process in:\n%s", text)
+	}
+	return out
+}
+
+// alive reports whether a process runs; one that has ended and that nobody has waited for does not.
+func alive(pid int) bool {
+	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return false
+	}
+	state, _ := processState(os.DirFS("/"), strconv.Itoa(pid))
+	return state != "Z" && state != "X"
+}
+
+// TestAgentKilled: nothing outlives an agent that is killed, neither the workers nor what they started.
+func TestAgentKilled(t *testing.T) {
+	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
+		t.Skip("needs /proc to see which processes live")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), asAgent+`=echo "child $$"; (trap "" TERM INT HUP; echo "child $(exec sh -c 'echo $PPID')"; while :; do sleep 0.05; done) & trap '' TERM; while :; do sleep 0.05; done`)
+	out := &output{}
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "four processes", func() bool {
+		return strings.Count(out.String(), "child ") == 4 && strings.HasSuffix(out.String(), "\n")
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.WaitDelay = time.Second
+	_ = cmd.Wait()
+	for _, pid := range pids(t, out.String()) {
+		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for want, cfg := range map[string]Config{
+		"no program":              {Workers: 1},
+		"0 workers":               {Command: []string{"x"}},
+		"node 2 of 2":             {Command: []string{"x"}, Workers: 1, Node: 2, Nodes: 2},
+		"need a store to meet in": {Command: []string{"x"}, Workers: 1, Nodes: 2},
+		"-1 restarts":             {Command: []string{"x"}, Workers: 1, RestartsMax: -1},
+	} {
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want one that says %q", cfg, err, want)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package launch
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+)
+
+// place is what a worker is told about its job.
+type place struct {
+	id                    string
+	epoch                 uint32
+	restartsMax           int
+	rank, world           int
+	local, locals         int
+	node, nodes           int
+	masterAddr            string
+	masterPort            int
+	addresses             []string // of all workers, by rank: where TF_CONFIG has them listen
+	store, secret, record string   // "": none
+	threads               int      // its share of this node's cores
+}
+
+// variables are the environment of a worker: its own names, torchrun's, and TensorFlow's.
+func (p *place) variables() []string {
+	n := strconv.Itoa
+	pairs := [][2]string{
+		{cluster.EnvJob, p.id},
+		{cluster.EnvWorker, n(p.rank)},
+		{cluster.EnvWorkers, n(p.world)},
+		{cluster.EnvLocalWorker, n(p.local)},
+		{cluster.EnvLocalWorkers, n(p.locals)},
+		{cluster.EnvEpoch, strconv.FormatUint(uint64(p.epoch), 10)},
+		{"RANK", n(p.rank)},
+		{"WORLD_SIZE", n(p.world)},
+		{"LOCAL_RANK", n(p.local)},
+		{"LOCAL_WORLD_SIZE", n(p.locals)},
+		{"GROUP_RANK", n(p.node)},
+		{"GROUP_WORLD_SIZE", n(p.nodes)},
+		{"ROLE_NAME", "default"},
+		{"ROLE_RANK", n(p.rank)},
+		{"ROLE_WORLD_SIZE", n(p.world)},
+		{"MASTER_ADDR", p.masterAddr},
+		{"MASTER_PORT", n(p.masterPort)},
+		{"TORCHELASTIC_RUN_ID", p.id},
+		{"TORCHELASTIC_RESTART_COUNT", strconv.FormatUint(uint64(p.epoch), 10)},
+		{"TORCHELASTIC_MAX_RESTARTS", n(p.restartsMax)},
+		{"TF_CONFIG", p.tfConfig()},
+	}
+	for _, optional := range [][2]string{{cluster.EnvStore, p.store}, {cluster.EnvSecret, p.secret}, {cluster.EnvRecords, p.record}} {
+		if optional[1] != "" {
+			pairs = append(pairs, optional)
+		}
+	}
+	out := make([]string, len(pairs))
+	for i, kv := range pairs {
+		out[i] = kv[0] + "=" + kv[1]
+	}
+	return out
+}
+
+// tfConfig is the cluster as TensorFlow describes it: all workers are tasks of the job "worker", and task 0 is the chief.
+func (p *place) tfConfig() string {
+	var c struct {
+		Cluster map[string][]string `json:"cluster"`
+		Task    struct {
+			Type  string `json:"type"`
+			Index int    `json:"index"`
+		} `json:"task"`
+	}
+	c.Cluster = map[string][]string{"worker": p.addresses}
+	c.Task.Type, c.Task.Index = "worker", p.rank
+	text, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // strings and ints
+	}
+	return string(text)
+}
+
+// stale are the variables of this process that would speak against what a worker is told.
+var stale = []string{
+	cluster.EnvStore, cluster.EnvSecret, cluster.EnvSecretFile, cluster.EnvRecords,
+	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store is not there
+}
+
+// environment is base without stale variables, with set over it, and with the defaults that base does not have.
+func environment(base, set, defaults []string) []string {
+	over := map[string]bool{}
+	for _, name := range stale {
+		over[name] = true
+	}
+	for _, kv := range set {
+		over[nameOf(kv)] = true
+	}
+	var out []string
+	has := map[string]bool{}
+	for _, kv := range base {
+		if !over[nameOf(kv)] {
+			out = append(out, kv)
+			has[nameOf(kv)] = true
+		}
+	}
+	for _, kv := range defaults {
+		if !has[nameOf(kv)] && !over[nameOf(kv)] {
+			out = append(out, kv)
+		}
+	}
+	return append(out, set...)
+}
+
+func nameOf(kv string) string {
+	name, _, _ := strings.Cut(kv, "=")
+	return name
+}
+
+// threads are the names by which the usual runtimes are told how many threads to use. One that the user has set stands.
+func threads(n int) []string {
+	return []string{"GOMAXPROCS=" + strconv.Itoa(n), "OMP_NUM_THREADS=" + strconv.Itoa(n)}
+}

@@ -1,0 +1,272 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+)
+
+// epoch is one life of the job's workers, as one agent sees it. All but the workers themselves happens on one goroutine.
+type epoch struct {
+	agent    *Agent
+	number   uint32
+	layout   layout
+	began    time.Time
+	workers  []*worker
+	running  []*worker
+	ended    chan *worker
+	patience atomic.Bool // the workers are ending in order: nothing that they started is killed at once
+	memory   memoryKills // before the start
+	counted  bool
+
+	stopping bool // a failure ends the epoch
+	ends     map[int]nodeEnd
+	kill     <-chan time.Time // when what still runs is killed
+	giveUp   <-chan time.Time // when nodes that do not answer are given up
+	gaveUp   bool
+	alone    error // the store, or its node, is gone
+}
+
+// nodeEnd is what an agent tells the others when all its workers have ended.
+type nodeEnd struct {
+	Node     int    `json:"node"`
+	Failures []told `json:"failures,omitempty"`
+}
+
+// told is a failure, and what the worker wrote last.
+type told struct {
+	failure.Record
+
+	Stderr []string `json:"stderr,omitempty"`
+}
+
+// answerTime is how long an agent may take, besides the grace, to say that its workers have ended.
+const answerTime = 10 * time.Second
+
+// watch returns when the workers of all nodes have ended, or nothing more can be learned.
+func (e *epoch) watch(ctx context.Context) {
+	a, done := e.agent, ctx.Done()
+	for !e.over() {
+		select {
+		case w := <-e.ended:
+			e.workerEnded(w)
+		case ev := <-a.peers.events:
+			e.heard(ev)
+		case sig := <-a.signals:
+			e.signalled(sig)
+		case <-e.kill:
+			e.killAll()
+		case <-e.giveUp:
+			e.gaveUp = true
+		case <-done:
+			done = nil
+			e.stopping = true
+			e.killAll()
+		}
+	}
+}
+
+func (e *epoch) over() bool {
+	return len(e.running) == 0 && (len(e.ends) == len(e.layout.cards) || e.gaveUp || e.alone != nil)
+}
+
+func (e *epoch) workerEnded(w *worker) {
+	e.running = slices.DeleteFunc(e.running, func(o *worker) bool { return o == w })
+	if now, ok := readMemoryKills(e.agent.root); ok && e.counted {
+		w.memory = memoryKills{now.count - e.memory.count, now.where}
+	}
+	_, failed := w.record(e.agent.cfg.Grace)
+	switch {
+	case failed && !w.asked && !e.stopping:
+		e.fail()
+	case e.agent.asked != nil && len(e.running) > 0 && e.kill == nil:
+		e.kill = time.After(e.agent.cfg.Grace) // the others wait for it in vain
+	}
+	if len(e.running) == 0 {
+		e.finish()
+	}
+}
+
+// fail ends the epoch on all nodes: a worker of this one has failed.
+func (e *epoch) fail() {
+	e.agent.peers.publish(e.agent.peers.stopKey(e.number), card{Node: e.agent.cfg.Node})
+	e.stop()
+}
+
+// stop asks all workers of this node to end.
+func (e *epoch) stop() {
+	if e.stopping {
+		return
+	}
+	e.stopping = true
+	for _, w := range e.running {
+		w.halted = w.pid() > 0 && stopped(e.agent.root, w.pid())
+	}
+	e.ask(sigTerminate)
+	e.kill = time.After(e.agent.cfg.Grace)
+}
+
+// ask sends a signal to all workers that have not ended.
+func (e *epoch) ask(sig os.Signal) {
+	e.patience.Store(true)
+	e.each(func(w *worker) { signalGroup(w.pid(), sig) })
+}
+
+func (e *epoch) killAll() {
+	e.patience.Store(false)
+	e.each(func(w *worker) { killGroup(w.pid()) })
+}
+
+// each calls f for all workers whose process has not ended, and notes that how they end is not of their own.
+func (e *epoch) each(f func(*worker)) {
+	for _, w := range e.running {
+		select {
+		case <-w.ended:
+		default:
+			w.asked = true
+			f(w)
+		}
+	}
+}
+
+// signalled acts on the user's wish: it is passed on once; the second time the workers are killed, and those of the other nodes too.
+func (e *epoch) signalled(sig os.Signal) {
+	p := e.agent.peers
+	if e.agent.asked != nil {
+		p.publish(p.interruptKey(), interruption{Node: e.agent.cfg.Node, Kill: true})
+		e.killAll()
+		return
+	}
+	e.agent.screen.say(fmt.Sprintf("\nlockstep run: passed %s on to the workers, which may end their step; once more kills them\n", signalName(sig)))
+	p.publish(p.interruptKey(), interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate})
+	e.interrupt(sig)
+}
+
+func (e *epoch) interrupt(sig os.Signal) {
+	e.agent.asked = sig
+	if !e.stopping { // else they have been asked
+		e.ask(sig)
+	}
+}
+
+// heard acts on what another agent has said.
+func (e *epoch) heard(ev event) {
+	switch {
+	case ev.err != nil:
+		e.alone = ev.err
+		e.stop()
+	case ev.lost != nil:
+		e.alone = ev.lost
+		e.agent.peers.publish(e.agent.peers.stopKey(e.number), card{Node: e.agent.cfg.Node})
+		e.stop()
+	case ev.interruption != nil && ev.interruption.Kill:
+		e.agent.asked = sigInterrupt
+		e.killAll()
+	case ev.interruption != nil && e.agent.asked == nil:
+		sig := sigInterrupt
+		if ev.interruption.Terminate {
+			sig = sigTerminate
+		}
+		e.interrupt(sig)
+	case ev.epoch != e.number: // of an epoch that is over
+	case ev.stop:
+		e.stop()
+		e.expect()
+	case ev.end != nil:
+		e.ends[ev.end.Node] = *ev.end
+	}
+}
+
+// expect gives up on the nodes that do not say within reasonable time that their workers have ended.
+func (e *epoch) expect() {
+	if e.stopping && len(e.running) == 0 && e.giveUp == nil {
+		e.giveUp = time.After(e.agent.cfg.Grace + answerTime)
+	}
+}
+
+// finish tells the other agents how this node's workers ended.
+func (e *epoch) finish() {
+	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures()}
+	e.ends[end.Node] = end
+	p := e.agent.peers
+	p.publish(p.endKey(e.number, end.Node), end.bounded())
+	e.expect()
+}
+
+// failures joins what the workers of this node have recorded with what was seen of them.
+func (e *epoch) failures() []told {
+	own := map[int]failure.Record{}
+	if dir := e.agent.cfg.Records; dir != "" {
+		records, err := failure.Read(dir, e.number)
+		if err != nil {
+			e.agent.screen.say(fmt.Sprintf("lockstep run: %v\n", err))
+		}
+		for _, r := range records {
+			own[r.Worker] = r
+		}
+	}
+	var out []told
+	for _, w := range e.workers {
+		seen, failed := w.record(e.agent.cfg.Grace)
+		seen.Job, seen.Epoch, seen.Host = e.agent.cfg.ID, e.number, e.agent.host
+		if r, ok := own[w.rank]; ok {
+			if !w.halted {
+				seen = failure.Merge(r, seen)
+			}
+		} else if !failed {
+			continue
+		}
+		last, _ := w.tail.lines()
+		out = append(out, told{seen, last})
+	}
+	return out
+}
+
+// outcome says what the epoch came to.
+func (e *epoch) outcome() Outcome {
+	o := Outcome{Restarts: int(e.number), Interrupted: e.agent.asked != nil}
+	var records []failure.Record
+	for _, end := range e.ends {
+		for _, f := range end.Failures {
+			records = append(records, f.Record)
+		}
+	}
+	for node := range e.layout.cards {
+		if _, ok := e.ends[node]; !ok {
+			records = append(records, e.silent(node)...)
+		}
+	}
+	rep, failed := failure.Find(records)
+	switch {
+	case failed && (!o.Interrupted || rep.Root.Kind != "interrupted"):
+		o.Report, o.Code = &rep, rep.Root.ExitCode
+		if o.Code <= 0 {
+			o.Code = 1
+		}
+	case o.Interrupted:
+		o.Code = codeInterrupted
+	case e.alone != nil || e.stopping:
+		o.Code = 1
+	}
+	return o
+}
+
+// silent makes up records for the workers of a node whose agent has not said how they ended.
+func (e *epoch) silent(node int) (out []failure.Record) {
+	c, first := e.layout.cards[node], 0
+	for _, before := range e.layout.cards[:node] {
+		first += before.Workers
+	}
+	for i := range c.Workers {
+		out = append(out, failure.Record{
+			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: time.Now(), Kind: "lost",
+			Message: fmt.Sprintf("the agent of its node %d (host %s, pid %d) does not answer", node, c.Host, c.PID), Step: -1, ExitCode: -1,
+		})
+	}
+	return out
+}

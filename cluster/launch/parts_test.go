@@ -1,0 +1,231 @@
+package launch
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+)
+
+func TestLines(t *testing.T) {
+	long := strings.Repeat("x", lineMax+10)
+	for _, c := range []struct {
+		name, in string
+		want     []string
+	}{
+		{"whole lines", "a\nb\n", []string{"a", "b"}},
+		{"no newline at the end", "a\nb", []string{"a", "b"}},
+		{"empty lines stand", "a\n\n\nb\n", []string{"a", "", "", "b"}},
+		{"Windows", "a\r\n\r\nb\r\n", []string{"a", "", "b"}},
+		{"a progress bar", "\r10%\r20%\r100%\n", []string{"10%", "20%", "100%"}},
+		{"too long", long + "\ny\n", []string{long[:lineMax], long[lineMax:], "y"}},
+		{"nothing", "", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, piece := range []int{1, 2, 3, 7, len(c.in) + 1} { // however it comes
+				var got []string
+				l := &lines{emit: func(b []byte) { got = append(got, string(b)) }}
+				for p := range slices.Chunk([]byte(c.in), piece) {
+					l.Write(p)
+				}
+				l.flush()
+				want := c.want
+				if c.name == "Windows" { // a lone carriage return ends no empty line
+					want = []string{"a", "b"}
+				}
+				if !slices.Equal(got, want) {
+					t.Fatalf("in pieces of %d bytes: got %q, want %q", piece, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestCrashed(t *testing.T) {
+	for _, c := range []struct{ name, stderr, kind, message string }{
+		{"Go", "panic: boom\n\ngoroutine 1 [running]:\nmain.main()\n\t/x/main.go:3 +0x1\nexit status 2\n", "panic", "panic: boom"},
+		{"Go's runtime", "fatal error: all goroutines are asleep - deadlock!\n\ngoroutine 1 [select]:\n", "panic", "fatal error: all goroutines are asleep - deadlock!"},
+		{"Python", "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\n    1/0\nZeroDivisionError: division by zero\n", "error", "ZeroDivisionError: division by zero"},
+		{"Python, one after another", "Traceback (most recent call last):\n  x\nKeyError: 1\n\nDuring handling:\n\nTraceback (most recent call last):\n  y\nValueError: 2\n", "error", "ValueError: 2"},
+		{"Rust", "thread 'main' panicked at src/main.rs:2:5:\nboom\n", "panic", "thread 'main' panicked at src/main.rs:2:5:"},
+		{"C++", "terminate called after throwing an instance of 'std::bad_alloc'\n", "panic", "terminate called after throwing an instance of 'std::bad_alloc'"},
+		{"a full disk", "Traceback (most recent call last):\n  f\nOSError: [Errno 28] No space left on device\n", "disk", "OSError: [Errno 28] No space left on device"},
+		{"no crash", "thread 'a' is slow\nwarning: panic: not\n", "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tl := &tail{}
+			for line := range strings.Lines("before\n" + c.stderr) {
+				tl.add([]byte(strings.TrimSuffix(line, "\n")))
+			}
+			_, crash := tl.lines()
+			if kind, message := crashed(crash); kind != c.kind || message != c.message {
+				t.Errorf("got %q, %q; want %q, %q", kind, message, c.kind, c.message)
+			}
+		})
+	}
+}
+
+func TestTailKeepsTheEnd(t *testing.T) {
+	tl := &tail{}
+	for i := range 100 {
+		tl.add(fmt.Appendf(nil, "%d %s", i, strings.Repeat("y", 10*i)))
+	}
+	last, _ := tl.lines()
+	if len(last) != tailLines || !strings.HasPrefix(last[0], "88 ") || !strings.HasPrefix(last[tailLines-1], "99 ") || len(last[tailLines-1]) != tailLine+len("…") {
+		t.Errorf("got %q", last)
+	}
+}
+
+func TestPlace(t *testing.T) {
+	cards := []card{
+		{Workers: 2, Address: "10.0.0.1", MasterPort: 77, Ports: []int{1, 2}},
+		{Workers: 1, Address: "fd00::2", MasterPort: 78, Ports: []int{3}},
+	}
+	l := lay(cards, 1)
+	p := l.place(0)
+	p.id, p.epoch, p.restartsMax, p.store, p.secret, p.record = "job", 2, 3, "tcp://10.0.0.1:9", "s", "/r"
+	got := map[string]string{}
+	for _, kv := range p.variables() {
+		name, value, _ := strings.Cut(kv, "=")
+		if _, twice := got[name]; twice {
+			t.Errorf("%s is set twice", name)
+		}
+		got[name] = value
+	}
+	want := map[string]string{
+		"LOCKSTEP_JOB": "job", "LOCKSTEP_WORKER": "2", "LOCKSTEP_WORKERS": "3", "LOCKSTEP_LOCAL_WORKER": "0", "LOCKSTEP_LOCAL_WORKERS": "1",
+		"LOCKSTEP_EPOCH": "2", "LOCKSTEP_STORE": "tcp://10.0.0.1:9", "LOCKSTEP_SECRET": "s", "LOCKSTEP_RECORDS": "/r",
+		"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+		"ROLE_NAME": "default", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "77",
+		"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3",
+		"TF_CONFIG": `{"cluster":{"worker":["10.0.0.1:1","10.0.0.1:2","[fd00::2]:3"]},"task":{"type":"worker","index":2}}`,
+	}
+	if !reflect.DeepEqual(got, want) {
+		a, _ := json.MarshalIndent(got, "", " ")
+		b, _ := json.MarshalIndent(want, "", " ")
+		t.Errorf("got %s\nwant %s", a, b)
+	}
+	if l.nodeOf(0) != 0 || l.nodeOf(1) != 0 || l.nodeOf(2) != 1 || l.nodeOf(3) != -1 {
+		t.Error("nodeOf")
+	}
+	resolver := &cluster.TFConfig{Lookup: func(string) (string, bool) { return got["TF_CONFIG"], true }}
+	if task, err := resolver.Task(); err != nil || task.Type != "worker" || task.Index != 2 {
+		t.Errorf("our own TF_CONFIG is read as task %v, %v", task, err)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	base := []string{"PATH=/bin", "RANK=9", "LOCKSTEP_SECRET_FILE=/x", "OMP_NUM_THREADS=7"}
+	got := environment(base, []string{"RANK=1"}, threads(2))
+	if want := []string{"PATH=/bin", "OMP_NUM_THREADS=7", "GOMAXPROCS=2", "RANK=1"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestShares(t *testing.T) {
+	two := [][]int{{0, 2, 4, 6}, {1, 3, 5, 7}}
+	all := []int{0, 1, 2, 3, 4, 5, 6, 7}
+	for _, c := range []struct {
+		affinity Affinity
+		cpus     []int
+		nodes    [][]int
+		n, i     int
+		want     []int
+	}{
+		{AffinityAuto, all, two, 2, 0, []int{0, 2, 4, 6}},
+		{AffinityAuto, all, two, 2, 1, []int{1, 3, 5, 7}},
+		{AffinityAuto, all, two, 3, 2, []int{1, 3}},
+		{AffinityAuto, all, two[:1], 2, 0, nil},
+		{AffinityOn, all, nil, 4, 1, []int{2, 3}},
+		{AffinityOn, all, nil, 9, 1, nil},
+		{AffinityOff, all, two, 2, 1, nil},
+		{AffinityAuto, []int{4, 5, 6}, two, 1, 0, []int{4, 6, 5}},
+		{AffinityAuto, nil, two, 1, 0, nil},
+	} {
+		if got := cpuShare(c.affinity, c.cpus, c.nodes, c.n, c.i); !slices.Equal(got, c.want) {
+			t.Errorf("%+v: got %v", c, got)
+		}
+	}
+	if threadShare(8, 3) != 2 || threadShare(2, 5) != 1 {
+		t.Error("threadShare")
+	}
+}
+
+func TestParseRanks(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		want []int
+	}{
+		{"0", []int{0}},
+		{"0,2-4, 7", []int{0, 2, 3, 4, 7}},
+		{"", nil},
+		{"a", nil},
+		{"3-1", nil},
+		{"-1", nil},
+		{"1-", nil},
+		{"0-99999999", nil},
+		{"4294967295", nil},
+	} {
+		if got, err := ParseRanks(c.in); !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+			t.Errorf("%q: got %v, %v; want %v", c.in, got, err, c.want)
+		}
+	}
+}
+
+func FuzzParseRanks(f *testing.F) {
+	f.Add("0,2-4")
+	f.Fuzz(func(t *testing.T, s string) {
+		if got, err := ParseRanks(s); err == nil && (len(got) == 0 || len(got) > 2*listMax) {
+			t.Errorf("%q: %d numbers", s, len(got))
+		}
+	})
+}
+
+func TestProc(t *testing.T) {
+	file := func(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
+	root := fstest.MapFS{
+		"proc/self/cgroup":                             file("3:memory:/a/b\n0::/u\n"),
+		"proc/vmstat":                                  file("pgfault 3\noom_kill 41\n"),
+		"proc/7/stat":                                  file("7 (a) b) T 1 7 7 0"),
+		"proc/8/stat":                                  file("8 (x) Z 1 8 8 0"),
+		"proc/9/stat":                                  file("9 (x) S 1 7 7 0"),
+		"proc/10/stat":                                 file("torn"),
+		"sys/devices/system/node/node0/cpulist":        file("0-1,4\n"),
+		"sys/devices/system/node/node10/cpulist":       file("9\n"),
+		"sys/devices/system/node/node2/cpulist":        file("2-3\n"),
+		"sys/devices/system/node/node3/cpulist":        file("\n"), // memory only
+		"sys/devices/system/node/has_normal_memory/no": file(""),
+	}
+	if !stopped(root, 7) || stopped(root, 9) || stopped(root, 10) || stopped(root, 11) {
+		t.Error("stopped")
+	}
+	if onlyDead(root, 7) || !onlyDead(root, 8) || onlyDead(root, 5) {
+		t.Error("onlyDead")
+	}
+	if got, want := fmt.Sprint(memoryNodes(root)), "[[0 1 4] [2 3] [9]]"; got != want {
+		t.Errorf("memory nodes: got %s, want %s", got, want)
+	}
+	for _, step := range []struct {
+		file, text string
+		want       int
+		where      string
+	}{
+		{"proc/vmstat", "pgfault 3\noom_kill 41\n", 41, "this machine"},
+		{"sys/fs/cgroup/memory.events", "low 0\noom 5\noom_kill 4\n", 4, "this control group"},
+		{"sys/fs/cgroup/u/memory.events", "low 0\noom 3\noom_kill 3\n", 3, "this control group"},
+		{"sys/fs/cgroup/memory/a/b/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2, "this control group"},
+	} {
+		root[step.file] = file(step.text)
+		if got, ok := readMemoryKills(root); !ok || got.count != step.want || got.where != step.where {
+			t.Errorf("with %s: got %+v, %v", step.file, got, ok)
+		}
+	}
+	if _, ok := readMemoryKills(fstest.MapFS{}); ok {
+		t.Error("a counter where there is none")
+	}
+}

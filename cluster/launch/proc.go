@@ -1,0 +1,109 @@
+package launch
+
+import (
+	"io/fs"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// What Linux tells in its files, read from a file system whose root is "/". Where there are no such files nothing is known.
+
+// stopped reports whether a process is stopped, by SIGSTOP say, or by a debugger.
+func stopped(root fs.FS, pid int) bool {
+	state, _ := processState(root, strconv.Itoa(pid))
+	return state == "T" || state == "t"
+}
+
+// onlyDead reports whether all processes of a group have ended, though nobody has taken notice of it yet; false where that is not to be
+// seen.
+func onlyDead(root fs.FS, group int) bool {
+	entries, err := fs.ReadDir(root, "proc")
+	seen := false
+	for _, entry := range entries {
+		if entry.Name()[0] < '0' || entry.Name()[0] > '9' {
+			continue
+		}
+		switch state, of := processState(root, entry.Name()); {
+		case of != group:
+		case state != "Z" && state != "X":
+			return false
+		default:
+			seen = true
+		}
+	}
+	return err == nil && seen
+}
+
+// processState reads a process's state and group.
+func processState(root fs.FS, pid string) (state string, group int) {
+	text, err := fs.ReadFile(root, path.Join("proc", pid, "stat"))
+	if err != nil {
+		return "", 0
+	}
+	// pid (name) state parent group …, where the name may hold anything
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) < 3 {
+		return "", 0
+	}
+	group, _ = strconv.Atoi(fields[2])
+	return fields[0], group
+}
+
+// memoryKills is how many processes the kernel has killed for want of memory so far.
+type memoryKills struct {
+	count int
+	// where says among which processes: those of this control group, or all of the machine.
+	where string
+}
+
+// readMemoryKills reads the counter of this process's control group, which is exact, else the whole machine's.
+func readMemoryKills(root fs.FS) (memoryKills, bool) {
+	for _, file := range memoryFiles(root) {
+		if n, ok := counter(root, file, "oom_kill"); ok {
+			return memoryKills{n, "this control group"}, true
+		}
+	}
+	n, ok := counter(root, "proc/vmstat", "oom_kill")
+	return memoryKills{n, "this machine"}, ok
+}
+
+// memoryFiles are the files of this process's control group that hold the counter, in both versions of control groups; seen from inside a
+// container the group's path may be missing.
+func memoryFiles(root fs.FS) []string {
+	text, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) != 3 {
+			continue
+		}
+		for _, group := range []string{f[2], ""} {
+			switch f[1] {
+			case "":
+				out = append(out, path.Join("sys/fs/cgroup", group, "memory.events"), path.Join("sys/fs/cgroup/unified", group, "memory.events"))
+			case "memory":
+				out = append(out, path.Join("sys/fs/cgroup/memory", group, "memory.oom_control"))
+			}
+		}
+	}
+	return out
+}
+
+// counter reads the number behind a name in a file of "name number" lines.
+func counter(root fs.FS, file, name string) (int, bool) {
+	text, err := fs.ReadFile(root, file)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(rest))
+			return n, err == nil
+		}
+	}
+	return 0, false
+}

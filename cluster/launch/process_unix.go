@@ -1,0 +1,52 @@
+//go:build unix
+
+package launch
+
+import (
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// The signals that an agent sends.
+var (
+	sigInterrupt os.Signal = syscall.SIGINT
+	sigTerminate os.Signal = syscall.SIGTERM
+)
+
+// signalGroup sends a signal to a process and all that is in its group. Those that are stopped go on, so that they can act on it.
+func signalGroup(pid int, sig os.Signal) {
+	if s, ok := sig.(syscall.Signal); ok {
+		_ = syscall.Kill(-pid, s)
+		_ = syscall.Kill(-pid, syscall.SIGCONT)
+	}
+}
+
+func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
+
+// groupLives reports whether a group has a process left that is not dead.
+func groupLives(pid int) bool {
+	return syscall.Kill(-pid, 0) == nil && !onlyDead(os.DirFS("/"), pid)
+}
+
+// endingOf reads how a process ended.
+func endingOf(state *os.ProcessState) ending {
+	status, ok := state.Sys().(syscall.WaitStatus)
+	if !ok || !status.Signaled() {
+		return ending{code: state.ExitCode()}
+	}
+	return ending{code: 128 + int(status.Signal()), signal: signalName(status.Signal()), core: status.CoreDump()}
+}
+
+func signalName(sig os.Signal) string {
+	if s, ok := sig.(syscall.Signal); ok {
+		if name := unix.SignalName(s); name != "" {
+			return name
+		}
+	}
+	return sig.String()
+}
+
+// codeStopped is the exit code that stands for a worker that was stopped.
+const codeStopped = 128 + int(syscall.SIGSTOP)

@@ -1,0 +1,141 @@
+package launch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+)
+
+// tell writes the block that tells a failure: its root cause first, then what followed from it.
+func (e *epoch) tell(rep *failure.Report) string {
+	var b strings.Builder
+	r := rep.Root
+	fmt.Fprintf(&b, "lockstep run: the job failed, first of all worker %d\n", r.Worker)
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-7s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	row("who", "%s", e.who(r))
+	row("what", "%s", indent(r.Message))
+	row("when", "%s", e.when(r))
+	if r.ExitCode > 0 {
+		row("code", "%d", r.ExitCode)
+	}
+	if stack := strings.TrimSpace(r.Stack); stack != "" {
+		row("stack", "%s", bounded(stack, stackLines))
+	}
+	if last := e.stderrOf(r.Worker); len(last) > 0 && !within(last, r.Stack) {
+		row("stderr", "%s", indent(joinLines(last)))
+	}
+	if e.agent.cfg.Logs != "" {
+		row("logs", "%s", e.agent.cfg.Logs)
+	}
+	others(&b, rep.Others)
+	return b.String()
+}
+
+const stackLines = 40
+
+func joinLines(lines []string) string { return strings.Join(lines, "\n") }
+
+// indent puts the further lines of a text below its first.
+func indent(text string) string {
+	return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n"+strings.Repeat(" ", 10))
+}
+
+func bounded(text string, linesMax int) string {
+	lines := strings.Split(text, "\n")
+	if len(lines) > linesMax {
+		lines = append(lines[:linesMax:linesMax], fmt.Sprintf("… %d lines more", len(lines)-linesMax))
+	}
+	return indent(joinLines(lines))
+}
+
+// within reports whether lines say nothing that a text does not.
+func within(lines []string, text string) bool {
+	return !slices.ContainsFunc(lines, func(l string) bool { return !strings.Contains(text, l) })
+}
+
+// who names a worker: number, replicas, node, host and process.
+func (e *epoch) who(r failure.Record) string {
+	out := fmt.Sprintf("worker %d of %d", r.Worker, e.layout.world)
+	if len(r.Ranks) > 0 {
+		out += fmt.Sprintf(", replicas %v", r.Ranks)
+	}
+	if node := e.layout.nodeOf(r.Worker); len(e.layout.cards) > 1 && node >= 0 {
+		out += fmt.Sprintf(", node %d", node)
+	}
+	if r.Host != "" {
+		out += ", host " + r.Host
+	}
+	if r.PID > 0 {
+		out += fmt.Sprintf(", pid %d", r.PID)
+	}
+	return out
+}
+
+// when says when it failed, and in what.
+func (e *epoch) when(r failure.Record) string {
+	out := r.Time.Local().Format("2006-01-02 15:04:05.000")
+	if since := r.Time.Sub(e.began); since >= 0 {
+		out += fmt.Sprintf(", %v after the start", since.Round(time.Millisecond))
+	}
+	if e.number > 0 {
+		out += fmt.Sprintf(", restart %d", e.number)
+	}
+	switch {
+	case r.Step >= 0 && r.Phase != "":
+		out += fmt.Sprintf(", in step %d (%s)", r.Step, r.Phase)
+	case r.Phase != "":
+		out += ", in " + r.Phase
+	}
+	return out
+}
+
+// stderrOf returns the last lines of a worker's standard error.
+func (e *epoch) stderrOf(rank int) []string {
+	for _, end := range e.ends {
+		for _, f := range end.Failures {
+			if f.Worker == rank {
+				return f.Stderr
+			}
+		}
+	}
+	return nil
+}
+
+// othersMax is how many consequences are told one by one.
+const othersMax = 8
+
+// others tells the consequences, one short line each; those with the same message together.
+func others(b *strings.Builder, records []failure.Record) {
+	type row struct {
+		message string
+		workers []string
+	}
+	var rows []*row
+	for _, r := range records {
+		message, _, _ := strings.Cut(strings.TrimSpace(r.Message), "\n")
+		if len(message) > 160 {
+			message = message[:160] + "…"
+		}
+		i := slices.IndexFunc(rows, func(o *row) bool { return o.message == message })
+		if i < 0 {
+			i, rows = len(rows), append(rows, &row{message: message})
+		}
+		rows[i].workers = append(rows[i].workers, fmt.Sprint(r.Worker))
+	}
+	for i, r := range rows {
+		if i == othersMax {
+			fmt.Fprintf(b, "  and %d more such\n", len(rows)-i)
+			break
+		}
+		noun := "worker"
+		if len(r.workers) > 1 {
+			noun = "workers"
+		}
+		fmt.Fprintf(b, "  then    %s %s: %s\n", noun, strings.Join(r.workers, ", "), r.message)
+	}
+}

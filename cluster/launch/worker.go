@@ -1,0 +1,229 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+)
+
+// ending is how a process ended.
+type ending struct {
+	code   int    // its exit code; 128 and the signal's number if a signal ended it
+	signal string // "SIGKILL"; "": none
+	core   bool   // it left a core dump
+}
+
+// worker is one process of this node.
+type worker struct {
+	rank    int
+	cmd     *exec.Cmd
+	err     error // it could not be started
+	started time.Time
+	tail    *tail
+	ended   chan struct{} // closed when the process has ended; its output may still be read
+
+	// Set before the worker is reported as ended.
+	ending ending
+	at     time.Time
+	asked  bool // it had been asked to end, or was killed
+	halted bool // it was found stopped
+	memory memoryKills
+}
+
+// pid is the process's number, 0 if there is none.
+func (w *worker) pid() int {
+	if w.err != nil {
+		return 0
+	}
+	return w.cmd.Process.Pid
+}
+
+// spec is what is needed to start a worker.
+type spec struct {
+	command []string
+	dir     string
+	env     []string
+	cpus    []int
+	logs    string // folder; "": none
+	show    [2]bool
+	prefix  string
+}
+
+// start starts a worker. One that cannot be started is a worker that has ended: its failure is told like any other's. patience reports
+// whether what the worker has started may end by itself after it. ended is called when all is over.
+func start(s spec, rank int, st *starter, g *guard, scr *screen, patience *atomic.Bool, ended func(*worker)) *worker {
+	w := &worker{rank: rank, tail: &tail{}, ended: make(chan struct{})}
+	w.cmd = exec.Command(s.command[0], s.command[1:]...)
+	w.cmd.Dir, w.cmd.Env = s.dir, s.env
+	separate(w.cmd, true)
+	outs, err := w.openStreams(s, scr)
+	if err == nil {
+		st.do(func() { onCPUs(s.cpus, func() { err = w.cmd.Start() }) })
+	}
+	w.started = time.Now()
+	for i := range outs {
+		outs[i].write.Close()
+	}
+	if err != nil {
+		for i := range outs {
+			outs[i].close()
+		}
+		w.err, w.at, w.ending = err, w.started, ending{code: startCode(err)}
+		close(w.ended)
+		go ended(w)
+		return w
+	}
+	g.add(w.pid())
+	var copying sync.WaitGroup
+	for i := range outs {
+		copying.Go(func() { outs[i].copy(w.ended) })
+	}
+	go func() {
+		w.wait(patience)
+		g.remove(w.pid())
+		close(w.ended)
+		copying.Wait()
+		ended(w)
+	}()
+	return w
+}
+
+// startCode is what shells exit with when they cannot start a program.
+func startCode(err error) int {
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return 127
+	}
+	return 126
+}
+
+const (
+	leftoverPoll = 10 * time.Millisecond // how often what a worker left behind is looked at
+	killedWithin = 5 * time.Second       // how long what is killed may take to be gone: only a process stuck in the kernel takes longer
+)
+
+// wait waits for the process, and then for what it left behind in its group: not at all, or, when the job is being ended in order, until
+// it is told to kill that.
+func (w *worker) wait(patience *atomic.Bool) {
+	pid := w.pid()
+	awaitEnd(pid)
+	if !patience.Load() {
+		killGroup(pid) // while the number is still the worker's
+	}
+	_ = w.cmd.Wait() // the state says what there is to say
+	w.at, w.ending = time.Now(), endingOf(w.cmd.ProcessState)
+	for patience.Load() && groupLives(pid) {
+		time.Sleep(leftoverPoll)
+	}
+	killGroup(pid)
+	for end := time.Now().Add(killedWithin); groupLives(pid) && time.Now().Before(end); {
+		time.Sleep(leftoverPoll)
+	}
+}
+
+// outlet is one stream of a worker: the pipe, and where it goes.
+type outlet struct {
+	read, write *os.File
+	log         *os.File
+	lines       *lines
+}
+
+func (w *worker) openStreams(s spec, scr *screen) (outs []*outlet, err error) {
+	defer func() {
+		if err != nil {
+			for _, o := range outs {
+				o.close()
+			}
+			outs = nil
+		}
+	}()
+	for stream := Stdout; stream <= Stderr; stream++ {
+		o := &outlet{}
+		if o.read, o.write, err = os.Pipe(); err != nil {
+			return outs, err
+		}
+		outs = append(outs, o)
+		if s.logs != "" {
+			name := filepath.Join(s.logs, fmt.Sprintf("rank%d.%s.log", w.rank, stream))
+			if o.log, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644); err != nil {
+				return outs, err
+			}
+		}
+		o.lines = &lines{emit: func(line []byte) {
+			if s.show[stream] {
+				scr.line(stream, s.prefix, line)
+			}
+			if stream == Stderr {
+				w.tail.add(line)
+			}
+		}}
+	}
+	w.cmd.Stdout, w.cmd.Stderr = outs[Stdout].write, outs[Stderr].write
+	return outs, nil
+}
+
+func (o *outlet) close() {
+	for _, f := range []*os.File{o.read, o.write, o.log} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// copy copies the stream until its end.
+func (o *outlet) copy(ended <-chan struct{}) {
+	var to io.Writer = o.lines
+	if o.log != nil {
+		to = io.MultiWriter(o.lines, o.log) // the log last: a full disk must not stop the screen
+	}
+	copyStream(o.read, ended, to)
+	o.lines.flush()
+	o.close()
+}
+
+// record says how the worker ended as far as its launcher can tell; false: as it should.
+func (w *worker) record(grace time.Duration) (failure.Record, bool) {
+	r := failure.Record{Worker: w.rank, PID: w.pid(), Time: w.at, Step: -1, ExitCode: w.ending.code}
+	_, crash := w.tail.lines()
+	switch kind, message := crashed(crash); {
+	case w.halted:
+		r.Kind, r.Message, r.ExitCode = "signal", "stopped (by SIGSTOP or a debugger), and so neither working nor ending", codeStopped
+	case w.err != nil:
+		r.Kind, r.Message = "error", "could not be started: "+w.err.Error()
+	case w.ending.code == 0:
+		return r, false
+	case w.asked && w.ending.signal == "SIGKILL":
+		r.Kind, r.Message = "interrupted", fmt.Sprintf("killed, as it had not ended %v after it was asked to", grace)
+	case w.asked:
+		r.Kind, r.Message = "interrupted", "asked to end, and ended with "+w.ending.String()
+	case w.ending.signal == "SIGKILL" && w.memory.count > 0:
+		r.Kind, r.Message = "memory", fmt.Sprintf("killed by SIGKILL: the kernel has killed %d of the processes of %s for want of memory since it started", w.memory.count, w.memory.where)
+	case w.ending.signal == "SIGKILL":
+		r.Kind, r.Message = "signal", "killed by SIGKILL, which lockstep run did not send"
+	case kind != "":
+		r.Kind, r.Message, r.Stack = kind, message, joinLines(crash)
+	case w.ending.signal != "":
+		r.Kind, r.Message = "signal", "ended by "+w.ending.String()
+	default:
+		r.Kind, r.Message = "exit", "ended with "+w.ending.String()
+	}
+	return r, true
+}
+
+func (e ending) String() string {
+	switch {
+	case e.signal == "":
+		return fmt.Sprintf("exit code %d", e.code)
+	case e.core:
+		return e.signal + ", with a core dump"
+	}
+	return e.signal
+}
