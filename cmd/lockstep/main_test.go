@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -32,6 +33,7 @@ func TestScripts(t *testing.T) {
 			"usage":     exits(exitUsage),
 			"fails":     exits(exitError),
 			"samefield": sameField,
+			"exits":     exitsWith,
 		},
 	})
 }
@@ -45,6 +47,13 @@ func exits(code int) func(*testscript.TestScript, bool, []string) {
 			ts.Fatalf("%v: got %v, want exit code %d", args, err, code)
 		}
 	}
+}
+
+// exitsWith is a script command: exits CODE PROGRAM [ARGUMENT...].
+func exitsWith(ts *testscript.TestScript, neg bool, args []string) {
+	code, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	exits(code)(ts, neg, args[1:])
 }
 
 // sameField is a script command: samefield A.json B.json FIELD.

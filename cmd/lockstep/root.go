@@ -25,11 +25,14 @@ func run(args []string) int {
 	root.PersistentPreRun = func(*cobra.Command, []string) { began = true }
 	cmd, err := root.ExecuteC()
 	var usage *usageError
+	var code *codeError
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errInterrupted):
 		return exitInterrupted
+	case errors.As(err, &code):
+		return code.code
 	case began && !errors.As(err, &usage):
 		fmt.Fprintf(os.Stderr, "lockstep: %v\n", err)
 		return exitError
@@ -43,6 +46,11 @@ const helpColumns = 80
 
 // errInterrupted is returned by a command that the user has stopped, after it has said so.
 var errInterrupted = errors.New("interrupted")
+
+// codeError ends the command with a code, after it has said why: that of another program, for example.
+type codeError struct{ code int }
+
+func (e *codeError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
 // usageError is a mistake in the command line that only the command itself can see.
 type usageError struct{ text string }
@@ -59,9 +67,10 @@ func newRoot() *cobra.Command {
 a sum of their gradients.
 
 Exit codes: 0 done, 1 an error, 2 a mistake in the command line, 130 stopped by
-Ctrl-C.`,
+Ctrl-C. That of run is the failed program's.`,
 		Example: `  lockstep train
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3
+  lockstep run --nproc-per-node 2 -- ./prog
   lockstep bench allreduce --ranks 2`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -71,6 +80,6 @@ Ctrl-C.`,
 	root.SetFlagErrorFunc(suggestFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newBench(), newSimulate(), newCheck(), newVersion())
+	root.AddCommand(newTrain(), newRun(), newGuard(), newBench(), newSimulate(), newCheck(), newVersion())
 	return root
 }

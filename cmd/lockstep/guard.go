@@ -1,0 +1,25 @@
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/cluster/launch"
+)
+
+// guardCommand is what lockstep run starts beside the workers.
+const guardCommand = "guard"
+
+func newGuard() *cobra.Command {
+	return &cobra.Command{
+		Use:    guardCommand,
+		Short:  "Kill the workers when the lockstep run that started this is gone",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			launch.Guard(os.Stdin)
+			return nil
+		},
+	}
+}

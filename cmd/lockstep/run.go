@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/cluster/launch"
+)
+
+// runFlags are the flags of lockstep run.
+type runFlags struct {
+	perNode     string
+	id          string
+	maxRestarts int
+	grace       time.Duration
+	logDir      string
+	tee         string
+	ranks       string
+	affinity    string
+
+	command []string
+}
+
+func newRun() *cobra.Command {
+	var o runFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] [--] PROGRAM [ARGUMENT...]",
+		Short: "Start a program as the workers of a job, and watch them",
+		Long: `Run starts a program several times, as the workers of one job, and tells each of
+them its place by its environment: LOCKSTEP_WORKER and its like, torchrun's RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and TF_CONFIG. So the program may be one
+that uses Lockstep, or one that knows nothing of it.
+
+When a worker fails, all are stopped: asked first, killed when --grace has passed.
+A block says which failed first, where and why; then, while --max-restarts
+lasts, all are started again. The exit code is the root cause's: 128 and the
+signal's number if a signal ended that worker. No process is left behind, even
+if this one is killed.
+
+Ctrl-C or SIGTERM is passed on once and lets the workers end their step; a
+second one kills them. The exit code is 130 then.`,
+		Example: `  lockstep run --nproc-per-node 2 -- ./prog --epochs 3
+  lockstep run --nproc-per-node auto --max-restarts 3 --log-dir logs -- ./prog
+  lockstep run --nproc-per-node 4 -- python train.py`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("no program: want one such as in 'lockstep run --nproc-per-node 2 -- ./prog'")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.command = args
+			return o.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.SetInterspersed(false) // what follows the program is its own
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun takes both
+	})
+	f.StringVar(&o.perNode, "nproc-per-node", "1", "workers of this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are any, else cpu)")
+	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job (default a new one)")
+	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure")
+	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to end once another has failed, before they are killed")
+	f.StringVar(&o.logDir, "log-dir", "", "write what the workers write into this `folder` too, one file for each worker and stream")
+	f.StringVar(&o.tee, "tee", "both", "streams that are shown: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
+	f.StringVar(&o.ranks, "ranks", "", "show only these workers, such as 0,2-3; log files get all")
+	f.StringVar(&o.affinity, "cpu-affinity", "auto", "bind each worker to CPUs of its own: on, off, auto (where the machine has several memory nodes)")
+	return cmd
+}
+
+// run starts the workers and returns when they have ended.
+func (o *runFlags) run(ctx context.Context) error {
+	cfg, err := o.config()
+	if err != nil {
+		return err
+	}
+	records, err := os.MkdirTemp("", "lockstep-records-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(records)
+	cfg.Records = records
+	agent, err := launch.New(cfg)
+	if err != nil {
+		return err
+	}
+	defer passOnSignals(agent)()
+	outcome, err := agent.Run(ctx)
+	if err != nil {
+		return err
+	}
+	return endWith(outcome.Code)
+}
+
+// passOnSignals gives Ctrl-C and SIGTERM to an agent, until the function that it returns is called.
+func passOnSignals(agent *launch.Agent) (stop func()) {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for sig := range signals {
+			agent.Interrupt(sig)
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+		<-done
+	}
+}
+
+// config turns the flags into an agent's configuration.
+func (o *runFlags) config() (launch.Config, error) {
+	cfg := launch.Config{
+		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, Grace: o.grace, Stdout: os.Stdout, Stderr: os.Stderr, Affinity: launch.Affinity(o.affinity),
+	}
+	if o.maxRestarts < 0 {
+		return cfg, usagef("--max-restarts %d: want 0 or more", o.maxRestarts)
+	}
+	if o.grace <= 0 {
+		return cfg, usagef("--grace %v: want more than 0s", o.grace)
+	}
+	if !slices.Contains([]string{"auto", "on", "off"}, o.affinity) {
+		return cfg, usagef("--cpu-affinity %s: want auto, on or off", o.affinity)
+	}
+	var err error
+	if cfg.Workers, err = o.workers(); err != nil {
+		return cfg, err
+	}
+	if cfg.Show, err = o.show(); err != nil {
+		return cfg, err
+	}
+	if cfg.ID == "" {
+		cfg.ID = newJobID(time.Now(), os.Getpid())
+	}
+	if !validID(cfg.ID) {
+		return cfg, usagef("--rdzv-id %q: want up to 64 letters, digits, dots, dashes and underscores", cfg.ID)
+	}
+	if o.logDir != "" {
+		cfg.Logs = filepath.Join(o.logDir, cfg.ID)
+	}
+	if cfg.Guard, err = ownCommand(guardCommand); err != nil {
+		return cfg, err
+	}
+	return cfg, findProgram(o.command[0])
+}
+
+// newJobID names a job that nobody has named.
+func newJobID(now time.Time, pid int) string {
+	return fmt.Sprintf("run-%s-%d", now.UTC().Format("20060102-150405"), pid)
+}
+
+func validID(id string) bool {
+	return id != "" && len(id) <= 64 && id != "." && id != ".." && !strings.ContainsFunc(id, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r))
+	})
+}
+
+// workersMax bounds the workers that a slip of the finger can start.
+const workersMax = 4096
+
+// workers returns how many workers this node has.
+func (o *runFlags) workers() (int, error) {
+	switch o.perNode {
+	case "cpu":
+		return runtime.GOMAXPROCS(0), nil
+	case "auto":
+		if n := gpus(os.Getenv, filepath.Glob); n > 0 {
+			return n, nil
+		}
+		return runtime.GOMAXPROCS(0), nil
+	case "gpu":
+		n := gpus(os.Getenv, filepath.Glob)
+		if n == 0 {
+			return 0, errors.New("--nproc-per-node gpu: this machine has no NVIDIA GPU (no /dev/nvidia0), or CUDA_VISIBLE_DEVICES hides them all")
+		}
+		return n, nil
+	}
+	n, err := strconv.Atoi(o.perNode)
+	if err != nil || n < 1 || n > workersMax {
+		return 0, usagef("--nproc-per-node %s: want a number from 1 to %d, auto, cpu or gpu", o.perNode, workersMax)
+	}
+	return n, nil
+}
+
+// gpus counts the NVIDIA GPUs that programs may use: those that CUDA_VISIBLE_DEVICES names, else all device files.
+func gpus(getenv func(string) string, glob func(string) ([]string, error)) int {
+	devices, _ := glob("/dev/nvidia[0-9]*")
+	if visible := getenv("CUDA_VISIBLE_DEVICES"); visible != "" && len(devices) > 0 {
+		n := 0
+		for name := range strings.SplitSeq(visible, ",") {
+			if strings.TrimSpace(name) == "-1" { // hides itself and what follows
+				break
+			}
+			n++
+		}
+		return min(n, len(devices))
+	}
+	return len(devices)
+}
+
+// show returns which workers and streams are shown.
+func (o *runFlags) show() (func(rank int, s launch.Stream) bool, error) {
+	shown, ok := map[string][2]bool{
+		"both": {true, true}, "stdout": {true, false}, "stderr": {false, true}, "none": {},
+		"3": {true, true}, "1": {true, false}, "2": {false, true}, "0": {},
+	}[o.tee]
+	if !ok {
+		return nil, usagef("--tee %s: want both, stdout, stderr or none", o.tee)
+	}
+	if o.ranks == "" {
+		return func(_ int, s launch.Stream) bool { return shown[s] }, nil
+	}
+	ranks, err := launch.ParseRanks(o.ranks)
+	if err != nil {
+		return nil, usagef("--ranks: %v", err)
+	}
+	return func(rank int, s launch.Stream) bool { return shown[s] && slices.Contains(ranks, rank) }, nil
+}
+
+// findProgram says at once that there is no such program.
+func findProgram(name string) error {
+	_, err := exec.LookPath(name)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, exec.ErrDot):
+		return usagef("program %s: found in this folder, which is not searched: say ./%s", name, name)
+	case !strings.ContainsRune(name, filepath.Separator):
+		return usagef("program %s: not found in $PATH", name)
+	}
+	return usagef("program %s: %v", name, errors.Unwrap(err))
+}
+
+// ownCommand is a command of this program itself.
+func ownCommand(args ...string) ([]string, error) {
+	path, err := exec.LookPath(os.Args[0])
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		if path, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("where this program is: %w", err)
+		}
+	}
+	return append([]string{path}, args...), nil
+}
+
+// endWith returns the error that makes the command exit with a code, saying nothing; nil for 0.
+func endWith(code int) error {
+	if code == exitOK {
+		return nil
+	}
+	return &codeError{code}
+}
