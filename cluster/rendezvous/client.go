@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -188,6 +189,9 @@ func temporary(err error) bool {
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		return op.Op != "remote error" && op.Op != "local error" // of package tls
 	}
+	if errors.Is(err, net.ErrClosed) {
+		return true // by dialOnce, at its end
+	}
 	return errors.Is(err, errDial) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) ||
 		errors.Is(err, context.DeadlineExceeded)
 }
@@ -222,7 +226,7 @@ func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, 
 		t := tls.Client(raw, cfg)
 		conn = t
 		if err := t.HandshakeContext(short); err != nil {
-			return nil, server, fmt.Errorf("TLS: %w", err)
+			return nil, server, fmt.Errorf("TLS: %w", explained(err))
 		}
 	}
 	b := encodeGreeting(c.id)
@@ -230,15 +234,33 @@ func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, 
 		return nil, server, err
 	}
 	if c.cfg.Authenticate != nil {
-		if err := c.cfg.Authenticate(conn, true, b); err != nil {
-			return nil, server, fmt.Errorf("authentication: %w", err)
+		if err := c.prove(conn, b); err != nil {
+			return nil, server, err
 		}
 	}
 	if server, err = readAnswer(conn); err != nil {
-		return nil, server, err
+		return nil, server, explained(err)
 	}
 	raw.SetDeadline(time.Time{})
 	return conn, server, nil
+}
+
+// prove proves to the server that this end belongs to it, and has it prove that it does.
+func (c *client) prove(conn net.Conn, greeting []byte) error {
+	var first [1]byte
+	if _, err := io.ReadFull(conn, first[:]); err != nil {
+		return explained(err)
+	}
+	if first[0] != goOn {
+		if _, err := readAnswer(io.MultiReader(bytes.NewReader(first[:]), conn)); err != nil {
+			return err
+		}
+		return refuse(refusedProof, "the store asks for no proof, as this process does: it has no secret")
+	}
+	if err := c.cfg.Authenticate(conn, true, greeting); err != nil {
+		return fmt.Errorf("authentication: %w", err)
+	}
+	return nil
 }
 
 // use has the calls go over a connection until it breaks.

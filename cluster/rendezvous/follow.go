@@ -20,12 +20,7 @@ func follow(ctx context.Context, s Store, prefix string, look func(now map[strin
 		}
 		now := map[string]Entry{}
 		for {
-			for _, e := range entries {
-				name := strings.TrimPrefix(e.Key, prefix)
-				if now[name] = e; e.Deleted {
-					delete(now, name)
-				}
-			}
+			merge(now, entries, prefix)
 			if done, err := look(now); done || err != nil {
 				return err
 			}
@@ -35,6 +30,16 @@ func follow(ctx context.Context, s Store, prefix string, look func(now map[strin
 		}
 		if !errors.Is(err, ErrCompacted) {
 			return err
+		}
+	}
+}
+
+// merge notes changes in what is there, by what follows prefix.
+func merge(now map[string]Entry, changes []Entry, prefix string) {
+	for _, e := range changes {
+		name := strings.TrimPrefix(e.Key, prefix)
+		if now[name] = e; e.Deleted {
+			delete(now, name)
 		}
 	}
 }

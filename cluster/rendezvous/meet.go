@@ -307,6 +307,17 @@ func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
 	if failed != nil {
 		return nil, fmt.Errorf("%w (and it could not tell the others: %w)", err, failed)
 	}
+	if out.Met { // without this one having seen it
+		entries, _, err := m.store.List(ctx, m.prefix)
+		if err != nil {
+			return nil, err
+		}
+		now := map[string]Entry{}
+		merge(now, entries, m.prefix)
+		if err := m.read(now); err != nil {
+			return nil, err
+		}
+	}
 	return out, nil
 }
 

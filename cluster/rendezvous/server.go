@@ -232,7 +232,7 @@ func (s *Server) readGreeting(raw net.Conn) (conn net.Conn, id clientID, err err
 		t := tls.Server(raw, s.cfg.TLS)
 		conn = t
 		if err := t.HandshakeContext(s.ctx); err != nil {
-			return conn, id, slowOr(refusedProof, "TLS", err)
+			return conn, id, slowOr(refusedProof, "TLS", explained(err))
 		}
 	}
 	b := make([]byte, greetingBytes)
@@ -241,7 +241,7 @@ func (s *Server) readGreeting(raw net.Conn) (conn net.Conn, id clientID, err err
 		return conn, id, slowOr(refusedMagic, "reading the greeting", err)
 	}
 	if string(b[:first]) != magic {
-		_, err := decodeGreeting(nil)
+		_, err := decodeGreeting(b[:first])
 		return conn, id, err
 	}
 	if _, err := io.ReadFull(conn, b[first:]); err != nil {
@@ -250,12 +250,30 @@ func (s *Server) readGreeting(raw net.Conn) (conn net.Conn, id clientID, err err
 	if id, err = decodeGreeting(b); err != nil {
 		return conn, id, err
 	}
-	if s.cfg.Authenticate != nil {
-		if err := s.cfg.Authenticate(conn, false, b); err != nil {
-			return conn, id, slowOr(refusedProof, "authentication", err)
-		}
+	if s.cfg.Authenticate == nil {
+		return conn, id, nil
+	}
+	if _, err := conn.Write([]byte{goOn}); err != nil {
+		return conn, id, slowOr(refusedProof, "asking for a proof", err)
+	}
+	if err := s.cfg.Authenticate(conn, false, b); err != nil {
+		return conn, id, slowOr(refusedProof, "authentication", err)
 	}
 	return conn, id, nil
+}
+
+// explained adds to an error of package tls what it does not say.
+func explained(err error) error {
+	var head tls.RecordHeaderError
+	var alert tls.AlertError
+	op := (*net.OpError)(nil)
+	switch {
+	case errors.As(err, &head):
+		return fmt.Errorf("the other end does not speak TLS, as this end does: %w", err)
+	case errors.As(err, &alert) || errors.As(err, &op) && op.Op == "remote error":
+		return fmt.Errorf("the other end does not trust this end's certificate: %w", err)
+	}
+	return err
 }
 
 // slowOr returns the refusal of a connection for a failure, which may be that it was too slow.

@@ -21,6 +21,9 @@ const (
 	frameMax      = 8 << 20 // bytes of a frame: a key, a value and what belongs to it; what is longer goes in several
 	chunkBytes    = 1 << 20 // a frame of entries is closed when it has more
 	requestBytes  = 28      // before the key
+	goOn          = 'A'     // after a greeting: what Config.Authenticate says follows
+	tlsHandshake  = 0x16    // the first byte of a TLS connection
+	tlsAlert      = 0x15
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -46,6 +49,8 @@ func encodeGreeting(id clientID) []byte {
 func decodeGreeting(b []byte) (id clientID, err error) {
 	le := binary.LittleEndian
 	switch {
+	case len(b) > 0 && b[0] == tlsHandshake:
+		return id, refuse(refusedMagic, "it speaks TLS, as this end does not: this end has no secret")
 	case len(b) != greetingBytes || string(b[:8]) != magic:
 		return id, refuse(refusedMagic, "the connection does not begin as one to Lockstep's store does")
 	case le.Uint16(b[8:]) != Version:
@@ -115,7 +120,19 @@ func encodeAnswer(server instance, err error) []byte {
 func readAnswer(r io.Reader) (server instance, err error) {
 	le := binary.LittleEndian
 	b := make([]byte, answerBytes)
-	if _, err := io.ReadFull(r, b[:len(magic)]); err != nil {
+	if _, err := io.ReadFull(r, b[:1]); err != nil {
+		return server, err
+	}
+	switch b[0] {
+	case magic[0]:
+	case goOn:
+		return server, refuse(refusedProof, "the store asks for a proof that this process belongs to it, and this process has none: it has no secret")
+	case tlsAlert, tlsHandshake:
+		return server, refuse(refusedMagic, "what listens there speaks TLS, as this process does not: it has no secret")
+	default:
+		return server, refuse(refusedMagic, "what listens there is not Lockstep's store")
+	}
+	if _, err := io.ReadFull(r, b[1:len(magic)]); err != nil {
 		return server, err
 	}
 	if string(b[:8]) != magic {

@@ -1,0 +1,233 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Pulse is what a worker says of itself while it works.
+type Pulse struct {
+	// Step and Phase are what it is doing: the global step, and "compute", "reduce", "apply", ….
+	Step  int64  `json:"step"`
+	Phase string `json:"phase,omitempty"`
+	// Progress changes when the goroutines that train get on. A worker that is alive but stuck has a pulse, and no progress.
+	Progress uint64 `json:"progress"`
+	// Waits says that the worker is in a collective call, where it may have to wait for others: it is not stuck by itself.
+	Waits bool `json:"waits,omitempty"`
+	// Text is anything more, for people.
+	Text string `json:"text,omitempty"`
+	// Beat counts the pulses. Publish sets it.
+	Beat uint64 `json:"beat"`
+	// Gone says that it is the last one: the worker has stopped publishing on purpose. Publish sets it.
+	Gone bool `json:"gone,omitempty"`
+}
+
+// Publish puts a worker's pulse into the store under "<key>/<worker>", at once and again and again, until ctx ends; it then says
+// that the worker is gone, and returns nil. An error of the store ends it too.
+func Publish(ctx context.Context, s Store, key string, worker int, every time.Duration, pulse func() Pulse) error {
+	key += "/" + strconv.Itoa(worker)
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for beat := uint64(1); ; beat++ {
+		p := pulse()
+		p.Beat = beat
+		if err := setJSON(ctx, s, key, &p); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("rendezvous: publishing the pulse of worker %d: %w", worker, err)
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
+			defer cancel()
+			p.Beat, p.Gone = beat+1, true
+			if err := setJSON(last, s, key, &p); err != nil {
+				return fmt.Errorf("rendezvous: worker %d says that it is gone: %w", worker, err)
+			}
+			return nil
+		}
+	}
+}
+
+func setJSON(ctx context.Context, s Store, key string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return s.Set(ctx, key, text)
+}
+
+// Vital is what is known of a worker.
+type Vital struct {
+	Worker int
+	// Pulse is its latest, if Seen.
+	Pulse Pulse
+	Seen  bool
+	// Silent is how long there has been no new pulse, and Still how long it has neither made progress nor waited for others, both by
+	// this process's clock.
+	Silent, Still time.Duration
+}
+
+// String says what was last seen of the worker.
+func (v Vital) String() string {
+	switch {
+	case !v.Seen:
+		return fmt.Sprintf("worker %d has not been seen for %v", v.Worker, v.Silent.Round(time.Millisecond))
+	case v.Pulse.Gone:
+		return fmt.Sprintf("worker %d left in %s", v.Worker, v.Pulse.doing())
+	}
+	return fmt.Sprintf("worker %d was last seen %v ago in %s, without progress for %v", v.Worker, v.Silent.Round(time.Millisecond),
+		v.Pulse.doing(), v.Still.Round(time.Millisecond))
+}
+
+func (p *Pulse) doing() string {
+	text := fmt.Sprintf("step %d", p.Step)
+	if p.Phase != "" {
+		text += ", " + p.Phase
+	}
+	if p.Text != "" {
+		text += " (" + p.Text + ")"
+	}
+	return text
+}
+
+// Watch follows the pulses of all workers.
+type Watch struct {
+	store   Store
+	prefix  string
+	workers int
+
+	mu     sync.Mutex
+	vitals []vital
+}
+
+// vital is what is known of a worker, with the times of its latest changes.
+type vital struct {
+	pulse       Pulse
+	seen        bool
+	beat, moved time.Time
+}
+
+// NewWatch returns a watch of the pulses that are published under key. A worker that has not been seen yet is silent since now.
+func NewWatch(s Store, key string, workers int) *Watch {
+	w := &Watch{store: s, prefix: key + "/", workers: workers, vitals: make([]vital, workers)}
+	w.forgive(time.Now())
+	return w
+}
+
+// Follow keeps the watch up to date until ctx ends, and then returns nil. It looks at most once in every, and reads all that has
+// changed since.
+func (w *Watch) Follow(ctx context.Context, every time.Duration) error {
+	err := follow(ctx, w.store, w.prefix, func(now map[string]Entry) (bool, error) {
+		w.look(time.Now(), now)
+		select {
+		case <-time.After(every):
+			return false, nil
+		case <-ctx.Done():
+			return true, nil
+		}
+	})
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("rendezvous: watching the workers: %w", err)
+	}
+	return nil
+}
+
+// look takes note of the pulses that are there. What is none is not taken for one: its worker becomes silent.
+func (w *Watch) look(at time.Time, now map[string]Entry) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for name, e := range now {
+		n, err := strconv.Atoi(name)
+		var p Pulse
+		if err != nil || n < 0 || n >= w.workers || json.Unmarshal(e.Value, &p) != nil {
+			continue
+		}
+		v := &w.vitals[n]
+		if !v.seen || p.Beat != v.pulse.Beat {
+			v.beat = at
+		}
+		if !v.seen || p.Progress != v.pulse.Progress || p.Waits {
+			v.moved = at
+		}
+		v.pulse, v.seen = p, true
+	}
+}
+
+// forgive takes all silence for over: this process was not there to listen.
+func (w *Watch) forgive(now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.vitals {
+		w.vitals[i].beat, w.vitals[i].moved = now, now
+	}
+}
+
+// Vitals returns what is known of all workers, by number.
+func (w *Watch) Vitals() []Vital {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	out := make([]Vital, w.workers)
+	for i, v := range w.vitals {
+		out[i] = Vital{i, v.pulse, v.seen, now.Sub(v.beat), now.Sub(v.moved)}
+	}
+	return out
+}
+
+// Silence waits until another worker than self is silent for limit, and returns the one that is so for the longest. One that left on
+// purpose is not. If self's own pulse does not come back either, the store is what is gone, and the error is [ErrLost]. A process that
+// was itself stopped, or got no time, does not blame the others for it. The watch must be followed meanwhile.
+func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vital, error) {
+	return w.await(ctx, limit, func(all []Vital) (Vital, time.Duration, error) {
+		longest := Vital{Worker: -1}
+		for _, v := range all {
+			if v.Worker != self && !v.Pulse.Gone && (longest.Worker < 0 || v.Silent > longest.Silent) {
+				longest = v
+			}
+		}
+		// Self publishes as often as the others: the store is known to work if self's pulse is newer than the one that is missed.
+		if longest.Worker >= 0 && longest.Silent >= limit && all[self].Silent > limit/2 {
+			return longest, 0, fmt.Errorf("%w: for %v it has shown no new pulse of any worker, this one's own included", ErrLost, all[self].Silent.Round(time.Millisecond))
+		}
+		return longest, longest.Silent, nil
+	})
+}
+
+// Stillness waits until a worker has neither made progress nor waited for others for limit, though it is not gone, and returns the
+// one for which this is so for the longest. The watch must be followed meanwhile.
+func (w *Watch) Stillness(ctx context.Context, limit time.Duration) (Vital, error) {
+	return w.await(ctx, limit, func(all []Vital) (Vital, time.Duration, error) {
+		longest := Vital{Worker: -1}
+		for _, v := range all {
+			if !v.Pulse.Gone && (longest.Worker < 0 || v.Still > longest.Still) {
+				longest = v
+			}
+		}
+		return longest, longest.Still, nil
+	})
+}
+
+// await waits until the worker that judge chooses has been so for limit.
+func (w *Watch) await(ctx context.Context, limit time.Duration, judge func([]Vital) (Vital, time.Duration, error)) (Vital, error) {
+	for {
+		v, so, err := judge(w.Vitals())
+		if v.Worker >= 0 && so >= limit || err != nil {
+			return v, err
+		}
+		wait := max(limit-so, time.Millisecond)
+		due := time.Now().Add(wait)
+		select {
+		case <-time.After(wait):
+			// The pulses may be there and unread, if this process got no time either.
+			if late := time.Since(due); late > limit/4 {
+				w.forgive(time.Now())
+			}
+		case <-ctx.Done():
+			return Vital{Worker: -1}, context.Cause(ctx)
+		}
+	}
+}

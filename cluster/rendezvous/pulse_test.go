@@ -1,0 +1,144 @@
+package rendezvous_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// beats are workers that publish a pulse every second.
+type beats struct {
+	stop     []context.CancelFunc // leaves
+	progress []atomic.Uint64
+	silent   []atomic.Bool // publishes nothing from now on, as if it were stopped
+	work     sync.WaitGroup
+}
+
+// mute is a store that takes changes and drops them while the worker is silent.
+type mute struct {
+	rendezvous.Store
+	silent *atomic.Bool
+}
+
+func (m mute) Set(ctx context.Context, key string, value []byte) error {
+	if m.silent.Load() {
+		return nil
+	}
+	return m.Store.Set(ctx, key, value)
+}
+
+func beat(t *testing.T, s rendezvous.Store, n int) *beats {
+	b := &beats{stop: make([]context.CancelFunc, n), progress: make([]atomic.Uint64, n), silent: make([]atomic.Bool, n)}
+	for w := range n {
+		ctx, cancel := context.WithCancel(t.Context())
+		b.stop[w] = cancel
+		b.work.Go(func() {
+			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, time.Second, func() rendezvous.Pulse {
+				return rendezvous.Pulse{Step: 12, Phase: "reduce", Progress: b.progress[w].Add(1)}
+			})
+			if err != nil {
+				t.Errorf("worker %d: %v", w, err)
+			}
+		})
+	}
+	return b
+}
+
+func TestWatch(t *testing.T) {
+	const limit = 10 * time.Second
+	for _, c := range []struct {
+		name  string
+		act   func(b *beats, m *rendezvous.Memory)
+		blame int    // -1: nobody within the hour
+		want  string // in what the vital or the error says
+		lost  bool
+	}{
+		{name: "all are well", act: func(*beats, *rendezvous.Memory) {}, blame: -1},
+		{name: "one stops", act: func(b *beats, _ *rendezvous.Memory) { b.silent[2].Store(true) }, blame: 2, want: "worker 2 was last seen 10s ago in step 12, reduce"},
+		{name: "one leaves", act: func(b *beats, _ *rendezvous.Memory) { b.stop[2]() }, blame: -1},
+		{name: "all pulses stop", act: func(b *beats, _ *rendezvous.Memory) {
+			for i := range b.silent {
+				b.silent[i].Store(true)
+			}
+		}, lost: true, want: "has shown no new pulse of any worker"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := rendezvous.NewMemory()
+				s := m.Open()
+				b := beat(t, s, 3)
+				w := rendezvous.NewWatch(s, "pulse", 3)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				b.work.Go(func() {
+					if err := w.Follow(ctx, time.Second); err != nil {
+						t.Error(err)
+					}
+				})
+				time.Sleep(time.Minute + time.Millisecond)
+				start := time.Now()
+				c.act(b, m)
+				v, err := w.Silence(ctx, 0, limit)
+				switch {
+				case c.lost:
+					if !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), c.want) {
+						t.Errorf("got %v, %v, want ErrLost: %s", v, err, c.want)
+					}
+				case c.blame < 0:
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("got %v, %v, want nobody", v, err)
+					}
+				case err != nil || v.Worker != c.blame || !strings.Contains(v.String(), c.want):
+					t.Errorf("got %v, %v, want worker %d: %s", v, err, c.blame, c.want)
+				case time.Since(start) > limit+2*time.Second:
+					t.Errorf("found after %v", time.Since(start))
+				}
+				cancel()
+				for _, stop := range b.stop {
+					stop()
+				}
+				b.work.Wait()
+			})
+		})
+	}
+}
+
+// TestStillness: a worker whose pulse goes on without progress is found; and one that was never seen is silent.
+func TestStillness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := rendezvous.NewMemory().Open()
+		ctx, cancel := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		for w := range 2 {
+			progress := uint64(0)
+			work.Go(func() {
+				rendezvous.Publish(ctx, s, "pulse", w, time.Second, func() rendezvous.Pulse {
+					if w == 0 || progress < 40 {
+						progress++
+					}
+					return rendezvous.Pulse{Progress: progress, Text: "all-reduce 7"}
+				})
+			})
+		}
+		three, two := rendezvous.NewWatch(s, "pulse", 3), rendezvous.NewWatch(s, "pulse", 2)
+		work.Go(func() { three.Follow(ctx, time.Second) })
+		work.Go(func() { two.Follow(ctx, time.Second) })
+		start := time.Now()
+		if v, err := three.Silence(ctx, 0, 20*time.Second); err != nil || v.String() != "worker 2 has not been seen for 20s" {
+			t.Errorf("silence: %v, %v", v, err)
+		}
+		v, err := two.Stillness(ctx, 30*time.Second)
+		since := time.Since(start)
+		if err != nil || v.Worker != 1 || v.Silent > 2*time.Second || since < 65*time.Second || since > 75*time.Second {
+			t.Errorf("stillness after %v: %v, %v", since, v, err)
+		}
+		cancel()
+		work.Wait()
+	})
+}

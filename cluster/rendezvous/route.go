@@ -1,0 +1,77 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// RouteTo returns the address of this host's interface that the route to an endpoint, "host:port" or an URL of one, uses: the one
+// to listen on, so that all who reach the endpoint reach this process and nobody else does. Nothing is sent.
+//
+// On the endpoint's own host this is the address that others reach it by. There, a host's name often stands for a loopback
+// address (in /etc/hosts); then it is the address of the interface that leads outward. "localhost" and literal loopback addresses
+// are taken at their word.
+func RouteTo(ctx context.Context, endpoint string) (netip.Addr, error) {
+	if _, rest, found := strings.Cut(endpoint, "://"); found {
+		endpoint, _, _ = strings.Cut(rest, "/")
+	}
+	host, port, err := net.SplitHostPort(endpoint)
+	if err != nil || host == "" {
+		return netip.Addr{}, fmt.Errorf("rendezvous: the route to %q: want host:port", endpoint)
+	}
+	addr, err := sourceFor(ctx, net.JoinHostPort(host, port))
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("rendezvous: the route to %s: %w", endpoint, err)
+	}
+	if _, literal := netip.ParseAddr(host); addr.IsLoopback() && literal != nil && !strings.EqualFold(host, "localhost") {
+		outward, err := outward(ctx)
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("rendezvous: %s is a loopback address on this host, and it is not clear by which one others reach it: %w; give its address instead of its name", host, err)
+		}
+		return outward, nil
+	}
+	return addr, nil
+}
+
+// sourceFor asks the kernel which address packets to an endpoint would come from.
+func sourceFor(ctx context.Context, endpoint string) (netip.Addr, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "udp", endpoint)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	local, err := netip.ParseAddrPort(c.LocalAddr().String())
+	return local.Addr().Unmap(), err
+}
+
+// outward returns the address of the interface of the default route or, without one, the only one that is not loopback.
+func outward(ctx context.Context) (netip.Addr, error) {
+	for _, documentation := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // RFC 5737, RFC 3849: nobody's
+		if addr, err := sourceFor(ctx, documentation); err == nil && !addr.IsLoopback() {
+			return addr, nil
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var found []netip.Addr
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() && !p.Addr().IsLoopback() {
+			found = append(found, p.Addr())
+		}
+	}
+	slices.SortFunc(found, netip.Addr.Compare)
+	switch len(found) {
+	case 0:
+		return netip.Addr{}, errors.New("it has no other address")
+	case 1:
+		return found[0], nil
+	}
+	return netip.Addr{}, fmt.Errorf("it has no default route, and the addresses %v", found)
+}
