@@ -1,20 +1,25 @@
 package secret_test
 
 import (
+	"context"
 	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
 // attack is a kind of hostile connection: what it does, until the other end has had enough or it has itself.
@@ -64,19 +69,27 @@ var attacks = []attack{
 	{"other job", func(c net.Conn, _ *rand.Rand, a *attacker) { handshakeAs(c, a.other) }},
 	{"no certificate", func(c net.Conn, _ *rand.Rand, _ *attacker) { handshakeAs(c, &tls.Config{InsecureSkipVerify: true}) }},
 	{"replay", func(c net.Conn, r *rand.Rand, a *attacker) {
-		if all := a.tapes[c.RemoteAddr().String()]; len(all) > 0 {
-			c.Write(all[r.IntN(len(all))])
-		}
+		all := a.heard(c)
+		c.Write(all[r.IntN(len(all))])
 		a.linger(c)
 	}},
 	{"a true greeting, and a guess for the proof", func(c net.Conn, r *rand.Rand, a *attacker) {
-		for _, said := range a.tapes[c.RemoteAddr().String()] {
+		for _, said := range a.heard(c) {
 			if said[0] == 'L' {
 				c.Write(append(said[:80:80], random(r, 64)...))
+				break
 			}
 		}
 		a.linger(c)
 	}},
+}
+
+// heard returns what workers have said to the other end, or to any, if that one has not been dialed.
+func (a *attacker) heard(c net.Conn) [][]byte {
+	if all := a.tapes[c.RemoteAddr().String()]; len(all) > 0 {
+		return all
+	}
+	return slices.Concat(slices.Collect(maps.Values(a.tapes))...)
 }
 
 func random(r *rand.Rand, n int) []byte {
@@ -146,7 +159,7 @@ func TestHostile(t *testing.T) {
 	steps := batch
 	before := reports(t, all)
 
-	a := newAttacker(t, s, all)
+	a := newAttacker(t, s, all...)
 	began := time.Now()
 	over := make(chan struct{})
 	go func() {
@@ -198,7 +211,8 @@ func reports(t *testing.T, all []*process) []usage {
 	return out
 }
 
-func newAttacker(t *testing.T, s secret.Secret, all []*process) *attacker {
+// newAttacker returns one who has recorded what the workers have said.
+func newAttacker(t testing.TB, s secret.Secret, all ...*process) *attacker {
 	t.Helper()
 	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}}
 	var err error
@@ -220,7 +234,7 @@ func newAttacker(t *testing.T, s secret.Secret, all []*process) *attacker {
 			}
 		}
 	}
-	if len(a.tapes) != 2 || greetings == 0 {
+	if len(all) > 0 && (len(a.tapes) != 2 || greetings == 0) {
 		t.Fatalf("tapes of %d workers with %d plain greetings, want two who are dialed, one in plain text", len(a.tapes), greetings)
 	}
 	return a
@@ -228,25 +242,16 @@ func newAttacker(t *testing.T, s secret.Secret, all []*process) *attacker {
 
 // run makes the connections, many at a time.
 func (a *attacker) run(t *testing.T, all []*process, total int, seed uint64) {
+	var addrs []string
+	for _, p := range all {
+		addrs = append(addrs, p.addr)
+	}
 	next := make(chan int)
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
 			for i := range next {
-				r := rand.New(rand.NewPCG(seed, uint64(i)))
-				kind := attacks[i%len(attacks)]
-				c, err := net.Dial("tcp", all[i/len(attacks)%len(all)].addr)
-				if err != nil {
-					t.Errorf("hostile connection %d (%s) finds nobody: %v", i, kind.name, err)
-					continue
-				}
-				c.SetDeadline(time.Now().Add(30 * time.Second))
-				kind.run(c, r, a)
-				a.mu.Lock()
-				if !a.kept[c] {
-					c.Close()
-				}
-				a.mu.Unlock()
+				a.one(t, addrs, i, seed)
 			}
 		})
 	}
@@ -257,12 +262,30 @@ func (a *attacker) run(t *testing.T, all []*process, total int, seed uint64) {
 	wg.Wait()
 }
 
+// one makes the i-th connection.
+func (a *attacker) one(t testing.TB, addrs []string, i int, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, uint64(i)))
+	kind := attacks[i%len(attacks)]
+	c, err := net.Dial("tcp", addrs[i/len(attacks)%len(addrs)])
+	if err != nil {
+		t.Errorf("hostile connection %d (%s) finds nobody: %v", i, kind.name, err)
+		return
+	}
+	c.SetDeadline(time.Now().Add(30 * time.Second))
+	kind.run(c, r, a)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.kept[c] {
+		c.Close()
+	}
+}
+
 // checkLogs holds the workers' logs against what was done to them: of each kind of refusal a line a second.
 func checkLogs(t *testing.T, all []*process, took time.Duration) {
 	t.Helper()
 	for _, p := range all {
 		log := p.log.String()
-		for _, want := range []string{"from=127.0.0.1:", "kind=proof", "kind=slow", "kind=magic", "of_this_kind="} {
+		for _, want := range []string{"from=127.0.0.1:", "kind=proof", "kind=magic", "of_this_kind="} {
 			if !strings.Contains(log, want) {
 				t.Errorf("rank %d does not log %q", p.worker.Rank, want)
 			}
@@ -272,4 +295,87 @@ func checkLogs(t *testing.T, all []*process, took time.Duration) {
 			t.Errorf("rank %d has logged %d lines in %v", p.worker.Rank, n, took)
 		}
 	}
+}
+
+// TestSaid: what the log says of each kind of hostile connection.
+func TestSaid(t *testing.T) {
+	s := secret.New()
+	for name, want := range map[string][]string{
+		"garbage":                      {"kind=magic"},
+		"garbage that begins like TLS": {"kind=magic", "does not speak TLS"},
+		"oversized":                    {"kind=proof", "exceeds maximum of 65536 bytes"},
+		"wrong certificate":            {"kind=proof", "the other end has another secret for job"},
+		"other job":                    {"kind=proof", `the other end says that it is of job \"another job\", this is job`},
+		"no certificate":               {"kind=proof", "client didn't provide a certificate"},
+		"replay":                       {"kind=proof", "what came does not belong to this handshake"},
+		"a true greeting, and a guess for the proof": {"kind=proof", "its proof is wrong: it has another secret, job or epoch"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log lines
+			secure, err := s.TLS(job, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			node, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(job, 0), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer node.Close()
+			a := newAttacker(t, s)
+			defer a.release()
+			a.tapes[node.Addr()] = [][]byte{recorded(t, s, nil)}
+			if strings.HasPrefix(name, "a true greeting") {
+				a.tapes[node.Addr()] = [][]byte{recorded(t, s, []int{0, 1})}
+			}
+			i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })
+			since := time.Now()
+			for seed := uint64(0); ; seed++ {
+				a.one(t, []string{node.Addr()}, i, seed)
+				said := log.String()
+				if !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(said, w) }) {
+					break
+				}
+				if time.Since(since) > 20*time.Second {
+					t.Fatalf("the log says %s, want %q", said, want)
+				}
+				time.Sleep(100 * time.Millisecond) // a line a second
+			}
+			if !strings.Contains(log.String(), "from=127.0.0.1:") {
+				t.Errorf("the address is missing in %s", log.String())
+			}
+		})
+	}
+}
+
+// recorded returns what one who dials says first, over TLS or to a process of the same host.
+func recorded(t *testing.T, s secret.Secret, sameHost []int) []byte {
+	t.Helper()
+	var tape tapes
+	secure, err := s.TLS(job, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nodes []*tcp.Node
+	var addrs []string
+	for range 2 {
+		n, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(job, 0), Dial: tape.dial})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
+	}
+	var wg sync.WaitGroup
+	for r, n := range nodes {
+		wg.Go(func() {
+			if _, err := n.Group(context.Background(), tcp.GroupConfig{Addrs: addrs, Local: []int{r}, SameHost: sameHost}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	said := tape.all[0]
+	said.mu.Lock()
+	defer said.mu.Unlock()
+	return slices.Clone(said.wrote)
 }

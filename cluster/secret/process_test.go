@@ -100,7 +100,9 @@ func (w *worker) live() {
 			w.check(sub.Close())
 			w.say(digest(x))
 		case "reduce":
-			w.say(fmt.Sprint(w.reduce(ctx, comm, a, b)))
+			text, err := json.Marshal(w.reduce(ctx, comm, a, b))
+			w.check(err)
+			w.say(string(text))
 		case "report":
 			text, err := json.Marshal(use())
 			w.check(err)
@@ -371,6 +373,22 @@ func ask(t testing.TB, all []*process, format string, args ...any) []string {
 			t.Fatalf("rank %d says nothing when asked for %q: %v", p.worker.Rank, fmt.Sprintf(format, args...), err)
 		}
 		out = append(out, strings.TrimSpace(text))
+	}
+	return out
+}
+
+// reduced has the workers all-reduce so many bytes, so many times, and returns how long each took all of them, in seconds.
+func reduced(t testing.TB, all []*process, bytes, times int) []float64 {
+	t.Helper()
+	out := make([]float64, times)
+	for _, text := range ask(t, all, "reduce %d %d", bytes, times) {
+		var took []float64
+		if err := json.Unmarshal([]byte(text), &took); err != nil || len(took) != times {
+			t.Fatalf("%q: %v", text, err)
+		}
+		for i, seconds := range took {
+			out[i] = max(out[i], seconds)
+		}
 	}
 	return out
 }

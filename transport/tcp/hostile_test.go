@@ -221,6 +221,50 @@ func TestEarly(t *testing.T) {
 	one.Close()
 }
 
+// TestEarlyStrangers: greetings for a group that has not begun here are held against it when it does.
+func TestEarlyStrangers(t *testing.T) {
+	nodes, ends := pair(t, Config{})
+	members := hashMembers("", []int{0, 1})
+	good := hello{purpose: purposeStream, streams: 1, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
+	w := ends[0].group.world
+	var told []chan error
+	wrong := []struct {
+		change func(*hello)
+		reason Refusal
+	}{
+		{func(h *hello) { h.from = 77 }, refusedRank},
+		{func(h *hello) { h.from = 1<<32 - 1 }, refusedRank},
+		{func(h *hello) { h.from = 0 }, refusedRank},
+		{func(h *hello) { h.members++ }, refusedGroup},
+	}
+	for i, c := range wrong {
+		h := good
+		c.change(&h)
+		answer := make(chan error, 1)
+		told = append(told, answer)
+		go func() { answer <- stranger(t, nodes[0], h.encode()) }()
+		for waiting := 0; waiting <= i; time.Sleep(time.Millisecond) {
+			w.mu.Lock()
+			waiting = len(w.early)
+			w.mu.Unlock()
+		}
+	}
+	var subs [2]*endpoint
+	for i, e := range ends {
+		sub, err := e.Split(5, []int{0, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		subs[i] = sub.(*endpoint)
+	}
+	for i, answer := range told {
+		if r, ok := (<-answer).(*refusal); !ok || r.reason != wrong[i].reason {
+			t.Errorf("greeting %d: %v, want a refusal for %q", i, r, wrong[i].reason)
+		}
+	}
+	works(t, subs)
+}
+
 // TestWrongFrames: what is no frame, or not the next one, ends the connection with its sender, and says why.
 func TestWrongFrames(t *testing.T) {
 	valid := func(h head) []byte {

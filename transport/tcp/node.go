@@ -308,8 +308,10 @@ func explained(err error) error {
 	switch {
 	case errors.As(err, &head):
 		return fmt.Errorf("the other end does not speak TLS, as this end does: %w", err)
-	case errors.As(err, &alert) || errors.As(err, &op) && op.Op == "remote error":
+	case errors.As(err, &op) && op.Op == "remote error" || errors.As(err, &alert):
 		return fmt.Errorf("the other end does not trust this end's certificate: %w", err)
+	case op != nil && op.Op == "local error":
+		return fmt.Errorf("what came does not belong to this handshake: %w", err)
 	}
 	return err
 }

@@ -1,0 +1,122 @@
+package secret_test
+
+import (
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// cable is what two workers' network namespaces are joined by: a veth pair, on which rate, if given, caps each direction
+// by a token bucket ("1gbit").
+type cable struct{ rate string }
+
+// hosts starts two workers, each in a network namespace of its own, joined by a cable. The namespaces have no name: they end
+// with the processes, whatever happens to the test.
+func hosts(t testing.TB, s secret.Secret, encrypt bool, c cable) []*process {
+	t.Helper()
+	probe(t, strings.Fields("ip link set lo up"))
+	if c.rate != "" {
+		probe(t, c.shape("lo"))
+	}
+	var all []*process
+	for r := range 2 {
+		device := fmt.Sprintf("lockstep%d", r)
+		network := [][]string{
+			{"ip", "link", "set", "lo", "up"},
+			{"ip", "address", "add", fmt.Sprintf("10.77.0.%d/24", 1+r), "dev", device},
+			{"ip", "link", "set", device, "up"},
+		}
+		if c.rate != "" {
+			network = append(network, c.shape(device))
+		}
+		w := worker{Rank: r, Size: 2, Secret: s.Text(), Encrypt: encrypt, Listen: fmt.Sprintf("10.77.0.%d:0", 1+r), Network: network}
+		all = append(all, start(t, w, func(cmd *exec.Cmd) {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+		}))
+	}
+	pid := func(r int) string { return fmt.Sprint(all[r].cmd.Process.Pid) }
+	args := strings.Fields("link add lockstep0 netns " + pid(0) + " type veth peer name lockstep1 netns " + pid(1))
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Skipf("no veth pair can be made here: %v: %s", err, out)
+	}
+	for _, p := range all {
+		fmt.Fprintln(p.in, "you have your network")
+	}
+	meet(t, all)
+	return all
+}
+
+// shape is the command that caps a device's rate.
+func (c cable) shape(device string) []string {
+	return strings.Fields("tc qdisc add dev " + device + " root tbf rate " + c.rate + " burst 128kb latency 20ms")
+}
+
+// probe skips the test unless the command works in a network namespace of its own.
+func probe(t testing.TB, command []string) {
+	t.Helper()
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Skipf("left out, for it needs root, network namespaces and iproute2: %s: %v: %s", strings.Join(command, " "), err, out)
+	}
+}
+
+// TestNamespaces: two hosts, as far as the network is concerned, get the bits of one process, over TLS and in plain text.
+func TestNamespaces(t *testing.T) {
+	s := secret.New()
+	want := trained(t, 2, 20)
+	for name, encrypt := range map[string]bool{"TLS": true, "plain text": false} {
+		t.Run(name, func(t *testing.T) {
+			all := hosts(t, s, encrypt, cable{})
+			for r, got := range ask(t, all, "train 20") {
+				if got != want {
+					t.Errorf("rank %d has %s, want %s", r, got, want)
+				}
+			}
+			said := ask(t, all, "tapes")
+			f := strings.Fields(said[1]) // rank 1 dials
+			for i := 0; i+1 < len(f); i += 2 {
+				if began := strings.HasPrefix(f[i+1], "16"); began != encrypt || !strings.HasPrefix(f[i], "10.77.0.1:") {
+					t.Errorf("the connection to %s begins with %s", f[i], f[i+1][:2])
+				}
+			}
+			if len(f) == 0 {
+				t.Error("no connection was dialed")
+			}
+			ask(t, all, "leave")
+		})
+	}
+}
+
+// TestLineRate: an all-reduce over a line of 1 Gbit/s takes the time in which the line carries its bytes. Two ranks send and
+// receive as many as the vector has.
+func TestLineRate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the line's rate is measured in the long run only")
+	}
+	const bytes, rate, want, tries = 16 << 20, 1e9 / 8, 90, 12
+	s := secret.New()
+	for name, encrypt := range map[string]bool{"TLS": true, "plain text": false} {
+		t.Run(name, func(t *testing.T) {
+			all := hosts(t, s, encrypt, cable{rate: "1gbit"})
+			var shares []float64 // in percent
+			for try := 0; try < tries && (try == 0 || slices.Max(shares) < want); try++ {
+				for _, seconds := range reduced(t, all, bytes, 9) {
+					shares = append(shares, 100*bytes/seconds/rate)
+				}
+			}
+			slices.Sort(shares)
+			t.Logf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%", bytes>>20,
+				shares[len(shares)/2], len(shares), shares[len(shares)-1])
+			if best := slices.Max(shares); best < want {
+				t.Errorf("%.1f %% of the line's rate at best, want %d %%", best, want)
+			}
+			ask(t, all, "leave")
+		})
+	}
+}
