@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -66,8 +65,8 @@ func (v *view) goroutine(replica int, inCall bool, f fault) *stacks.Goroutine {
 // inLibrary reports whether the innermost call that is not the standard library's is Lockstep's.
 func inLibrary(g *stacks.Goroutine) bool {
 	for _, f := range g.Frames {
-		if !isStandard(f) {
-			return isLibrary(f)
+		if !f.Standard() {
+			return f.Library()
 		}
 	}
 	return false
@@ -84,7 +83,7 @@ func siteOf(g *stacks.Goroutine) Frame {
 		return site
 	}
 	for _, f := range g.Frames {
-		if isLibrary(f) && !isCore(f) {
+		if f.Library() && !isCore(f) {
 			return f
 		}
 	}
@@ -94,7 +93,7 @@ func siteOf(g *stacks.Goroutine) Frame {
 // firstUser returns the innermost frame of the user's.
 func firstUser(frames []stacks.Frame) Frame {
 	for _, f := range frames {
-		if !isStandard(f) && !isLibrary(f) {
+		if !f.Standard() && !f.Library() {
 			return f
 		}
 	}
@@ -116,7 +115,7 @@ func callers(frames []stacks.Frame, site Frame) []Frame {
 		switch {
 		case f == site:
 			seen = true
-		case seen && len(out) < shown && !isStandard(f) && !isLibrary(f):
+		case seen && len(out) < shown && !f.Standard() && !f.Library():
 			out = append(out, f)
 		}
 	}
@@ -144,40 +143,30 @@ func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 			break
 		}
 	}
-	for foot > 0 && isLibrary(frames[foot-1]) {
+	for foot > 0 && frames[foot-1].Library() {
 		foot--
 	}
-	first := slices.IndexFunc(frames[:foot], func(f stacks.Frame) bool { return !isStandard(f) && !isLibrary(f) })
+	first := slices.IndexFunc(frames[:foot], func(f stacks.Frame) bool { return !f.Standard() && !f.Library() })
 	if first < 0 {
 		return frames
 	}
 	out := make([]stacks.Frame, 0, foot)
 	if died {
 		out = append(out, frames[:first]...)
-	} else if first > 0 && isStandard(frames[first-1]) {
+	} else if first > 0 && frames[first-1].Standard() {
 		out = append(out, frames[first-1])
 	}
 	for _, f := range frames[first:foot] {
-		if !isLibrary(f) || !isCore(f) {
+		if !f.Library() || !isCore(f) {
 			out = append(out, f)
 		}
 	}
 	return out
 }
 
-// isLibrary reports whether a frame is of Lockstep itself: its module's packages, except commands, examples and
-// tests, which are users like any other.
-func isLibrary(f stacks.Frame) bool {
-	rest, ok := strings.CutPrefix(f.Func, modulePath()+"/")
-	if !ok || strings.HasSuffix(f.File, "_test.go") {
-		return false
-	}
-	return !strings.HasPrefix(rest, "cmd/") && !strings.HasPrefix(rest, "examples/")
-}
-
 // isCore reports whether a library frame is of the layers that every call goes through.
 func isCore(f stacks.Frame) bool {
-	rest := strings.TrimPrefix(f.Func, modulePath()+"/")
+	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "internal/ledger"))
 	for _, room := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute."} {
 		if strings.HasPrefix(rest, room) {
 			return true
@@ -186,33 +175,5 @@ func isCore(f stacks.Frame) bool {
 	return false
 }
 
-// isStandard reports whether a frame is of Go's standard library.
-func isStandard(f stacks.Frame) bool {
-	if root := standardRoot(); root != "" {
-		return strings.HasPrefix(f.File, root)
-	}
-	// Built with -trimpath: standard packages are those whose path starts with a word without a dot.
-	first, _, _ := strings.Cut(f.Func, "/")
-	if !strings.Contains(f.Func, "/") {
-		first, _, _ = strings.Cut(f.Func, ".")
-	}
-	return first != "main" && !strings.Contains(first, ".")
-}
-
-// packagePath is the path of this package, modulePath that of the module, standardRoot the folder of the standard
-// library's files, or empty if the program was built without it.
-var (
-	packagePath = sync.OnceValue(func() string { return reflect.TypeFor[Run]().PkgPath() })
-
-	modulePath = sync.OnceValue(func() string { return strings.TrimSuffix(packagePath(), "/internal/ledger") })
-
-	standardRoot = sync.OnceValue(func() string {
-		f := runtime.FuncForPC(reflect.ValueOf(strings.Cut).Pointer())
-		file, _ := f.FileLine(f.Entry())
-		root, ok := strings.CutSuffix(file, "strings/strings.go")
-		if !ok {
-			return ""
-		}
-		return root
-	})
-)
+// packagePath is the path of this package.
+var packagePath = sync.OnceValue(func() string { return reflect.TypeFor[Run]().PkgPath() })
