@@ -1,0 +1,41 @@
+//go:build unix
+
+package worker_test
+
+import (
+	"os"
+	"syscall"
+	"time"
+)
+
+// act has something happen to this process.
+func act(what string) {
+	switch what {
+	case "":
+	case "kill":
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	case "stop":
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	case "loop":
+		endless()
+	case "sleep":
+		time.Sleep(time.Hour)
+	case "exit":
+		os.Exit(3)
+	case "panic":
+		panic("it went wrong")
+	default:
+		panic("no such act: " + what)
+	}
+}
+
+var spins int
+
+// endless is a loop without end and without a call.
+//
+//go:noinline
+func endless() {
+	for {
+		spins++
+	}
+}

@@ -1,0 +1,191 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// Config says how a process joins its job. The zero value takes all from the environment.
+type Config struct {
+	// Job is who this process is. Default: what [cluster.Discover] finds.
+	Job *cluster.Job
+	// Replicas is the number of this worker's replicas. Workers may have different numbers. Default 1.
+	Replicas int
+	// Store is the URL of the store where the workers meet. Default: the job's.
+	Store string
+	// Schemes are further kinds of stores, as in [rendezvous.Config].
+	Schemes map[string]rendezvous.Opener
+	// Secret is the job's. Default: the one of LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE, if one of them is set.
+	Secret secret.Secret
+	// DataPlaintext leaves what the replicas exchange unencrypted, for networks that are trusted; the workers still prove to each
+	// other that they have the secret. It also allows several hosts without any secret, where anybody can join and disturb the job.
+	DataPlaintext bool
+	// RendezvousTimeout is how long Join, and Compare, wait for the other workers. Default 10 minutes.
+	RendezvousTimeout time.Duration
+	// HeartbeatTimeout is how long a worker, or the store, may give no sign of life. Default 30 seconds; negative: for ever.
+	HeartbeatTimeout time.Duration
+	// ProgressTimeout is how long a worker's training goroutine may come no further while others wait for it. Zero, the default: as long as
+	// their deadline lets them wait; that it is stuck is logged after HeartbeatTimeout.
+	ProgressTimeout time.Duration
+	// Listen is the address that the process listens on, without a port. Default: that of the interface by which it reaches the
+	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default any.
+	Listen, Ports string
+	// NoSharedMemory and Apart are as in package transport/mixed.
+	NoSharedMemory bool
+	Apart          string
+	// Build says which program this is; that of all workers must be equal. Default: none is compared.
+	Build string
+	// Collective sets up the communicator. Its Epoch and Describe are the worker's.
+	Collective collective.Config
+	// OnProgress is called by Progress, and by Join with the phase "rendezvous", on the same goroutine. Default none.
+	OnProgress func(step int64, phase string)
+	// Logger gets who is believed, who is lost, and warnings. Default slog.Default().
+	Logger *slog.Logger
+
+	// Getenv and ReadFile are os.LookupEnv and os.ReadFile, or a test's.
+	Getenv   func(string) (string, bool)
+	ReadFile func(string) ([]byte, error)
+}
+
+const (
+	defaultRendezvous = 10 * time.Minute
+	defaultHeartbeat  = 30 * time.Second
+	beatMost          = time.Second // between two signs of life
+)
+
+// filled returns c with its defaults, or what is wrong with it.
+func (c Config) filled() (Config, error) {
+	if c.Getenv == nil {
+		c.Getenv = os.LookupEnv
+	}
+	if c.ReadFile == nil {
+		c.ReadFile = os.ReadFile
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Collective.Logger == nil {
+		c.Collective.Logger = c.Logger
+	}
+	if c.RendezvousTimeout <= 0 {
+		c.RendezvousTimeout = defaultRendezvous
+	}
+	if c.HeartbeatTimeout == 0 {
+		c.HeartbeatTimeout = defaultHeartbeat
+	}
+	switch {
+	case c.Replicas == 0:
+		c.Replicas = 1
+	case c.Replicas < 0 || c.Replicas > replicasMax:
+		return c, fmt.Errorf("worker: %d replicas: want 1 to %d", c.Replicas, replicasMax)
+	}
+	if c.Job == nil {
+		job, err := cluster.Discover(cluster.Discovery{Getenv: c.Getenv, ReadFile: c.ReadFile})
+		if err != nil {
+			return c, fmt.Errorf("worker: who this process is: %w", err)
+		}
+		c.Job = job
+	}
+	job := *c.Job
+	c.Job = &job
+	if job.ID == "" {
+		job.ID = "lockstep"
+	}
+	if c.Store != "" {
+		job.Store = c.Store
+	}
+	if err := c.checkJob(); err != nil {
+		return c, err
+	}
+	if c.Secret.Given() {
+		return c, nil
+	}
+	s, _, err := secret.FromEnvironment(c.Getenv, c.ReadFile)
+	if err != nil {
+		return c, fmt.Errorf("worker: the job's secret: %w", err)
+	}
+	c.Secret = s
+	return c, nil
+}
+
+// replicasMax bounds the replicas of one worker: more is a mistake.
+const replicasMax = 1 << 12
+
+func (c *Config) checkJob() error {
+	j := c.Job
+	switch {
+	case j.Workers < 1 || j.Worker < 0 || j.Worker >= j.Workers:
+		return fmt.Errorf("worker: %v: want a number from 0 to one less than the number of workers", j)
+	case j.Workers > 1 && j.Store == "" && j.NoStore != "":
+		return fmt.Errorf("worker: %v: there is no store where the workers can meet: %s", j, j.NoStore)
+	case j.Workers > 1 && j.Store == "":
+		return fmt.Errorf("worker: %v: there is no store where the workers can meet: set %s to one, such as tcp://host:29500 or file:///folder", j, cluster.EnvStore)
+	}
+	return nil
+}
+
+// ErrNoSecret is matched by the error of a job of several hosts that has no secret.
+var ErrNoSecret = errors.New("several hosts without a secret")
+
+// noSecret says why a job without a secret does not start, and the two ways out.
+func noSecret(why string) error {
+	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file with it by %s (lockstep run makes one itself). "+
+		"Or, where the network can be trusted and nobody else reaches it, say so with --data-plaintext (DataPlaintext): then nothing is encrypted and nobody has to prove anything",
+		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
+}
+
+// beat is the time between two signs of life.
+func (c *Config) beat() time.Duration {
+	if c.HeartbeatTimeout < 0 {
+		return beatMost
+	}
+	return min(beatMost, c.HeartbeatTimeout/8)
+}
+
+// hosts returns the hosts that the job's spec names, if these are several by what they are called: nil if it names one, or
+// does not tell.
+func hosts(j *cluster.Job) []string {
+	var names []string
+	for _, kind := range []string{cluster.Chief, cluster.Worker} {
+		for _, address := range j.Spec.Tasks(kind) {
+			host, _, err := net.SplitHostPort(address)
+			if err != nil {
+				host = address
+			}
+			if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+				host = "localhost"
+			}
+			if !contains(names, host) {
+				names = append(names, host)
+			}
+		}
+	}
+	if len(names) < 2 {
+		return nil
+	}
+	return names
+}
+
+func contains(list []string, s string) bool {
+	for _, have := range list {
+		if have == s {
+			return true
+		}
+	}
+	return false
+}
+
+// within returns a context that ends after so long, with a cause that says for what.
+func within(ctx context.Context, d time.Duration, cause error) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d, cause)
+}

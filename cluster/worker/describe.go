@@ -1,0 +1,111 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// Bounds of a description: it is part of an error, and others wait for it.
+const (
+	describedMost = 4
+	describeWait  = 3 * time.Second
+)
+
+// describe says who the workers are that a failure concerns: [collective.Config.Describe].
+func (w *Worker) describe(e *collective.Error) string {
+	concerned := w.concerned(e)
+	ctx, cancel := context.WithTimeout(w.life, describeWait)
+	defer cancel()
+	stuck := e.Kind == collective.ErrTimeout && e.Who == ""
+	texts := make([]string, min(len(concerned), describedMost))
+	var all sync.WaitGroup
+	for i := range texts {
+		all.Go(func() { texts[i] = w.tellOf(ctx, concerned[i], stuck) })
+	}
+	all.Wait()
+	if n := len(concerned) - len(texts); n > 0 {
+		texts = append(texts, fmt.Sprintf("%d more workers: %s", n, w.names(concerned[len(texts):])))
+	}
+	return strings.Join(texts, "\n")
+}
+
+// concerned returns the workers that a failure is about: those that it is waited for or that are gone and, if another worker told of
+// it, that one.
+func (w *Worker) concerned(e *collective.Error) []int {
+	var ranks []int
+	me := &w.members[w.job.Worker]
+	if e.Rank >= 0 && (e.Rank < me.First || e.Rank >= me.First+me.Replicas) {
+		ranks = append(ranks, e.Rank)
+	}
+	if e.Who == "" { // else the one who told has said who they are
+		ranks = append(ranks, e.Peers...)
+	}
+	return w.owners(ranks)
+}
+
+// tellOf says who a worker is, what it was last seen doing, what it said before it ended and, if it may be stuck, where its
+// goroutines are.
+func (w *Worker) tellOf(ctx context.Context, worker int, stuck bool) string {
+	text := w.name(worker)
+	if w.watch == nil {
+		return text
+	}
+	seen := w.watch.seen(worker)
+	text += " " + seen.String()
+	if r := w.recordOf(ctx, worker); r != nil {
+		return text + "; it said: " + clip(r.Message, recordShown)
+	}
+	if !stuck || seen.left {
+		return text
+	}
+	if stacks := w.stacksOf(ctx, worker); stacks != "" {
+		return text + "\n  " + strings.ReplaceAll(stacks, "\n", "\n  ")
+	}
+	return text + "; it does not answer when it is asked where it is"
+}
+
+// recordShown is how much of another worker's own words an error repeats, in bytes.
+const recordShown = 600
+
+// recordOf returns what a worker has told of its failure, or nil.
+func (w *Worker) recordOf(ctx context.Context, worker int) *failure.Record {
+	text, _, err := w.store.Get(ctx, w.key("failure", worker))
+	if err != nil {
+		return nil
+	}
+	r, err := failure.Decode(text)
+	if err != nil || slices.Contains(r.Blames, w.job.Worker) {
+		return nil // that it lost this one is no news here
+	}
+	return r
+}
+
+// blames returns the workers that an error lays the failure on: none for a cause of this worker's own.
+func (w *Worker) blames(err error) []int {
+	e := (*collective.Error)(nil)
+	if !errors.As(err, &e) {
+		return nil
+	}
+	me := &w.members[w.job.Worker]
+	told := e.Rank >= 0 && (e.Rank < me.First || e.Rank >= me.First+me.Replicas)
+	switch {
+	case e.Kind == collective.ErrPeerLost || e.Kind == collective.ErrTimeout:
+		if lost := w.owners(e.Peers); len(lost) > 0 {
+			return lost
+		}
+	case e.Kind == collective.ErrMismatch || e.Kind == collective.ErrDesync:
+		return nil // of two that differ nobody knows who is wrong
+	}
+	if told {
+		return w.owners([]int{e.Rank})
+	}
+	return nil
+}

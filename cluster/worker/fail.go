@@ -1,0 +1,96 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/stacks"
+)
+
+// Interrupted is what a failure matches that is nobody's: the job was asked to end.
+var Interrupted = errors.New("interrupted")
+
+// failWait bounds how long Fail takes to reach the store.
+const failWait = 2 * time.Second
+
+// Fail tells why this worker fails: the other workers, whose errors then say it, and, by a file in the folder that LOCKSTEP_RECORDS
+// names, who started it. Strategies call it for a Run that fails; a program calls it for what else ends it, before Close. The first
+// failure counts; one that comes after further progress takes its place. The error says what could not be told, and
+// is not err.
+func (w *Worker) Fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	count := w.doing.count.Load()
+	if w.failed && count == w.failedAt {
+		return nil
+	}
+	r := w.record(err)
+	w.failed = true
+	defer func() { w.failedAt = w.doing.count.Load() }()
+	var errs []error
+	if folder, ok := w.cfg.Getenv(cluster.EnvRecords); ok && folder != "" {
+		errs = append(errs, failure.Write(folder, r))
+	}
+	if w.store != nil {
+		text, e := failure.Encode(r)
+		if e == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), failWait)
+			defer cancel()
+			e = w.store.Set(ctx, w.key("failure", w.job.Worker), text)
+		}
+		errs = append(errs, e)
+	}
+	if e := errors.Join(errs...); e != nil {
+		return fmt.Errorf("worker: telling of the failure: %w", e)
+	}
+	return nil
+}
+
+// record makes the record of a failure.
+func (w *Worker) record(err error) *failure.Record {
+	s := w.state()
+	me := &w.members[w.job.Worker]
+	r := &failure.Record{
+		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Ranks: me.Ranks(), Host: me.Host, PID: me.PID, Time: time.Now(),
+		Kind: kindOf(err), Message: err.Error(), Blames: w.blames(err), Step: s.Step, Phase: s.Phase, ExitCode: -1,
+	}
+	if r.Kind == "panic" || r.Kind == "error" {
+		r.Stack = stacksText(stacks.Snapshot(), recordFrames)
+	}
+	return r
+}
+
+const recordFrames = 40
+
+// kindOf returns the kind of a failure, in the words of [failure.Record].
+func kindOf(err error) string {
+	e := (*collective.Error)(nil)
+	found := errors.As(err, &e)
+	switch {
+	case errors.Is(err, Interrupted), errors.Is(err, context.Canceled):
+		return "interrupted"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return "disk"
+	case errors.Is(err, syscall.ENOMEM):
+		return "memory"
+	case found && e.Kind == collective.ErrPeerLost:
+		return "lost"
+	case found && e.Kind == collective.ErrTimeout, errors.Is(err, os.ErrDeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, collective.ErrMismatch), errors.Is(err, collective.ErrDesync):
+		return "mismatch"
+	case errors.Is(err, collective.ErrPeerLost): // of a replica of this process
+		return "panic"
+	}
+	return "error"
+}

@@ -1,0 +1,348 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
+)
+
+// Join makes this process a worker of its job, and waits for all others. The error says what is wrong, with whom: who was missing
+// within [Config.RendezvousTimeout], who is there twice, who differs. A job of one worker needs no store and opens no port.
+func Join(ctx context.Context, cfg Config) (*Worker, error) {
+	cfg, err := cfg.filled()
+	if err != nil {
+		return nil, err
+	}
+	w := &Worker{cfg: cfg, job: cfg.Job}
+	w.doing.step.Store(-1)
+	w.life, w.fate = context.WithCancelCause(context.Background())
+	if w.job.Workers == 1 {
+		return w.alone()
+	}
+	if several := hosts(w.job); several != nil && !cfg.Secret.Given() && !cfg.DataPlaintext {
+		return nil, noSecret("the job is spread over " + strings.Join(several, ", "))
+	}
+	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store, "read", valuesText(w.job.Values))
+	w.Progress(-1, "rendezvous")
+	ctx, cancel := w.waiting(ctx)
+	defer cancel()
+	if err := w.join(ctx); err != nil {
+		return nil, fmt.Errorf("worker: %v: %w", w.job, err)
+	}
+	return w, nil
+}
+
+func valuesText(values []cluster.Value) string {
+	words := make([]string, len(values))
+	for i, v := range values {
+		words[i] = v.String()
+	}
+	return strings.Join(words, " ")
+}
+
+// alone makes the worker of a job of one.
+func (w *Worker) alone() (*Worker, error) {
+	w.members = []Member{{Host: hostName(), PID: os.Getpid(), Replicas: w.cfg.Replicas}}
+	return w, w.open(mem.New(w.cfg.Replicas))
+}
+
+// open makes the group.
+func (w *Worker) open(ends []transport.Endpoint) error {
+	c := w.cfg.Collective
+	c.Epoch = w.job.Epoch
+	if w.store != nil {
+		c.Describe = w.describe
+	}
+	g, err := collective.Open(ends, c)
+	if err != nil {
+		for _, e := range ends {
+			e.Close()
+		}
+		return err
+	}
+	w.current.replace(g)
+	w.group = &group{g, &w.current}
+	return nil
+}
+
+// join meets the other workers and connects with them.
+func (w *Worker) join(ctx context.Context) error {
+	if err := w.openStore(ctx); err != nil {
+		return err
+	}
+	if err := w.meet(ctx); err != nil {
+		if w.server != nil {
+			pause(context.WithoutCancel(ctx), linger) // for the others, who learn from it why
+		}
+		w.closeStore()
+		return err
+	}
+	w.watch = newWatch(len(w.members))
+	beating, stop := context.WithCancel(context.Background())
+	w.beating = stop
+	w.work.Go(func() { w.beats(beating) })
+	w.work.Go(func() { w.answer(beating) })
+	ends, err := w.connect(ctx)
+	if err == nil {
+		err = w.open(ends)
+	}
+	if err != nil {
+		err = w.because(ctx, err)
+		w.stop()
+	}
+	return err
+}
+
+// linger is how long the one who serves the store keeps it after a meeting that failed.
+const linger = time.Second
+
+func (w *Worker) closeStore() {
+	w.store.Close()
+	if w.server != nil {
+		w.server.Close()
+	}
+}
+
+// serves reports whether worker 0 serves the store of a job.
+func serves(j *cluster.Job) bool { return !j.Hosted && strings.HasPrefix(j.Store, "tcp://") }
+
+// openStore opens the store, or serves it.
+func (w *Worker) openStore(ctx context.Context) error {
+	cfg := rendezvous.Config{Schemes: w.cfg.Schemes, Logger: w.cfg.Logger}
+	if w.cfg.HeartbeatTimeout > 0 {
+		cfg.Patience = w.cfg.HeartbeatTimeout / 2
+	}
+	if w.cfg.Secret.Given() {
+		var err error
+		if cfg.TLS, err = w.cfg.Secret.TLS(w.job.ID, 0); err != nil { // a store outlives epochs
+			return err
+		}
+	}
+	if serves(w.job) && w.job.Worker == 0 {
+		address, err := w.serveAt()
+		if err != nil {
+			return err
+		}
+		// The server ends with Close, not with the wait.
+		w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{Listen: address, TLS: cfg.TLS, Logger: w.cfg.Logger})
+		if err != nil {
+			return fmt.Errorf("serving the store for the other workers: %w; if the port is taken, or the address is not this host's, give the job another store (%s)", err, cluster.EnvStore)
+		}
+		w.store = w.server.Store()
+		return nil
+	}
+	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
+	switch {
+	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
+		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: it was not started, serves at another address, or does not accept this worker: %w",
+			w.job.Store, w.cfg.RendezvousTimeout, err)
+	case err != nil:
+		return err
+	}
+	w.store = store
+	return nil
+}
+
+// serveAt returns the address at which worker 0 serves the store: what the others dial. If this host's own name leads it to itself
+// only (127.0.1.1 in /etc/hosts), it is the address by which it reaches another host.
+func (w *Worker) serveAt() (string, error) {
+	address := strings.TrimPrefix(w.job.Store, "tcp://")
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", fmt.Errorf("store %q: %w", w.job.Store, err)
+	}
+	others := hosts(w.job)
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil || len(others) == 0 {
+		return address, nil
+	}
+	found, err := net.LookupHost(host)
+	if err != nil || len(found) == 0 || !net.ParseIP(found[0]).IsLoopback() {
+		return address, nil
+	}
+	for _, other := range others {
+		if other == host {
+			continue
+		}
+		if ip, err := routeTo(other); err == nil && !ip.IsLoopback() {
+			return net.JoinHostPort(ip.String(), port), nil
+		}
+	}
+	return address, nil
+}
+
+// about is what a worker's card says besides.
+type about struct {
+	HostID string `json:"host_id"` // equal on one host; "": not known
+}
+
+// meet waits for the other workers and learns who they are.
+func (w *Worker) meet(ctx context.Context) error {
+	data, err := json.Marshal(about{shm.HostID()})
+	if err != nil {
+		return err
+	}
+	w.card = rendezvous.Card{
+		Job: w.job.ID, Epoch: w.job.Epoch, Role: "worker", Worker: w.job.Worker, Workers: w.job.Workers, Host: hostName(), PID: os.Getpid(),
+		Replicas: w.cfg.Replicas, Build: w.cfg.Build, Data: data,
+	}
+	if w.cards, err = rendezvous.Meet(ctx, w.store, w.card); err != nil {
+		return err
+	}
+	first := 0
+	for i := range w.cards {
+		c := &w.cards[i]
+		switch {
+		case c.Replicas < 1 || c.Replicas > replicasMax:
+			return fmt.Errorf("%v says that it has %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
+		case c.Build != w.cards[0].Build:
+			return fmt.Errorf("%w: %v runs %s, and %v runs %s", ErrDiffer, &w.cards[0], w.cards[0].Build, c, c.Build)
+		}
+		w.members = append(w.members, Member{Worker: i, Host: c.Host, PID: c.PID, First: first, Replicas: c.Replicas})
+		first += c.Replicas
+	}
+	return nil
+}
+
+func hostName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return host
+}
+
+// elsewhere returns the first worker that is not known to be on this host, or -1.
+func (w *Worker) elsewhere() int {
+	mine := hostOf(&w.cards[w.job.Worker])
+	for i := range w.cards {
+		if hostOf(&w.cards[i]) != mine {
+			return i
+		}
+	}
+	return -1
+}
+
+// hostOf returns what tells a worker's host from others, as far as it says it.
+func hostOf(c *rendezvous.Card) string {
+	var a about
+	if json.Unmarshal(c.Data, &a) != nil || a.HostID == "" {
+		return "host " + c.Host
+	}
+	return a.HostID
+}
+
+// connect joins the replicas of all workers.
+func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
+	if other := w.elsewhere(); other >= 0 && !w.cfg.Secret.Given() {
+		why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[w.job.Worker], &w.cards[other])
+		if !w.cfg.DataPlaintext {
+			return nil, noSecret(why)
+		}
+		w.cfg.Logger.Warn("worker: without a secret anybody who reaches the ports of this job can read and disturb it", "why", why)
+	}
+	me := &w.members[w.job.Worker]
+	last := &w.members[len(w.members)-1]
+	cfg := mixed.Config{
+		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory, Apart: w.cfg.Apart,
+		TCP: tcp.Config{Job: w.job.ID, Logger: w.cfg.Logger},
+		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
+			return rendezvous.Exchange(ctx, w.store, w.key("connect"), w.job.Worker, w.job.Workers, mine)
+		},
+	}
+	var err error
+	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(); err != nil {
+		return nil, err
+	}
+	if err := w.secure(&cfg); err != nil {
+		return nil, err
+	}
+	return mixed.Open(ctx, cfg)
+}
+
+// secure has the processes prove to each other that they have the job's secret, and encrypts what leaves a host.
+func (w *Worker) secure(cfg *mixed.Config) error {
+	s := w.cfg.Secret
+	if !s.Given() {
+		return nil
+	}
+	cfg.Token = s.Token("shared memory")
+	cfg.TCP.Authenticate = s.Authenticate(w.job.ID, w.job.Epoch)
+	if w.cfg.DataPlaintext {
+		if other := w.elsewhere(); other >= 0 {
+			w.cfg.Logger.Warn("worker: what the replicas exchange is not encrypted, as was asked for", "with", w.cards[other].String())
+		}
+		return nil
+	}
+	var err error
+	cfg.TCP.TLS, err = s.TLS(w.job.ID, w.job.Epoch)
+	return err
+}
+
+// listenAt returns the address that this process listens on, and the host that others dial if that is another.
+func (w *Worker) listenAt() (listen, advertise string, err error) {
+	ports := w.cfg.Ports
+	if ports == "" {
+		ports = "0"
+	}
+	host := w.cfg.Listen
+	if host == "" || net.ParseIP(host).IsUnspecified() {
+		ip, err := w.address()
+		if err != nil {
+			return "", "", fmt.Errorf("by which address the others reach this host: %w; say it with Listen", err)
+		}
+		if host == "" {
+			host = ip
+		} else {
+			advertise = ip
+		}
+	}
+	return net.JoinHostPort(host, ports), advertise, nil
+}
+
+// address returns this host's address on the route to the store or, if that is no address, to a worker of another host.
+func (w *Worker) address() (string, error) {
+	other := w.elsewhere()
+	if other < 0 {
+		return "127.0.0.1", nil
+	}
+	if w.server != nil {
+		host, _, err := net.SplitHostPort(w.server.Addr())
+		return host, err
+	}
+	host := w.cards[other].Host
+	if address, ok := strings.CutPrefix(w.job.Store, "tcp://"); ok {
+		var err error
+		if host, _, err = net.SplitHostPort(address); err != nil {
+			return "", err
+		}
+	}
+	ip, err := routeTo(host)
+	if err != nil {
+		return "", err
+	}
+	return ip.String(), nil
+}
+
+// routeTo returns this host's address on the route to another.
+func routeTo(host string) (net.IP, error) {
+	c, err := net.Dial("udp", net.JoinHostPort(host, "9")) // nothing is sent
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).IP, nil
+}

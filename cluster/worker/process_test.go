@@ -1,0 +1,272 @@
+package worker_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cluster/worker"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// A test with real processes runs this test binary again, as a worker.
+const childEnv = "LOCKSTEP_WORKER_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if text, ok := os.LookupEnv(childEnv); ok {
+		childMain(text)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// child says what a process of a test does.
+type child struct {
+	Worker, Workers, Replicas int
+	Store, Job                string
+	Secret                    string
+	Epoch                     uint32
+	Rendezvous, Heartbeat     time.Duration
+	Progress, Timeout         time.Duration
+	Plain, Apart              bool
+	Build                     string
+	Steps                     int
+	At                        int    // step at which it does something
+	Do                        string // what
+	Facts                     []rendezvous.Fact
+	TCP                       bool // no shared memory
+}
+
+// config is what the child joins with.
+func (c *child) config() (worker.Config, error) {
+	cfg := worker.Config{
+		Job:      &cluster.Job{Source: "a test", ID: c.Job, Worker: c.Worker, Workers: c.Workers, Store: c.Store, Epoch: c.Epoch, LocalWorker: -1},
+		Replicas: c.Replicas, RendezvousTimeout: c.Rendezvous, HeartbeatTimeout: c.Heartbeat, ProgressTimeout: c.Progress,
+		DataPlaintext: c.Plain, Build: c.Build, NoSharedMemory: c.TCP,
+		Collective: collective.Config{Timeout: c.Timeout},
+		Logger:     slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}
+	if c.Apart {
+		cfg.Apart = fmt.Sprint(c.Worker)
+	}
+	if c.Secret != "" {
+		var err error
+		if cfg.Secret, err = secret.Parse(c.Secret); err != nil {
+			return cfg, err
+		}
+	}
+	return cfg, nil
+}
+
+// childMain joins, trains as it were, and prints how it went: "joined", then "done" and a result, or "error" and its text.
+func childMain(text string) {
+	var c child
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		panic(err)
+	}
+	result, err := c.work()
+	if err != nil {
+		fmt.Println("error", strconv.Quote(err.Error()))
+		os.Exit(1)
+	}
+	fmt.Println("done", strconv.Quote(result))
+}
+
+func (c *child) work() (result string, err error) {
+	ctx := context.Background()
+	cfg, err := c.config()
+	if err != nil {
+		return "", err
+	}
+	w, err := worker.Join(ctx, cfg)
+	if err != nil {
+		return "", err
+	}
+	fmt.Println("joined", os.Getpid())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.Fail(err))
+		}
+		err = errors.Join(err, w.Close())
+	}()
+	if c.Facts != nil {
+		if err := w.Compare(ctx, "job", c.Facts); err != nil {
+			return "", err
+		}
+	}
+	return c.train(ctx, w)
+}
+
+// train adds up, over all replicas, a number that depends on the replica and the step.
+func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
+	total := float32(0)
+	local := w.Group().Local()
+	for step := range c.Steps {
+		w.Progress(int64(step), "compute")
+		if step == c.At {
+			act(c.Do)
+		}
+		calls := make([]collective.Call, len(local))
+		outs := make([][]float32, len(local))
+		for i, comm := range local {
+			in := []float32{float32(comm.Rank()+1) * float32(step+1)}
+			outs[i] = make([]float32, 1)
+			calls[i] = collective.Call{
+				Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: tensor.HostMemory(in), Dst: tensor.HostMemory(outs[i]),
+				Manifest: &collective.Manifest{Name: "gradient", Shape: []int{1}},
+			}
+		}
+		w.Progress(int64(step), "reduce")
+		if err := w.Group().DoAll(ctx, calls); err != nil {
+			return "", err
+		}
+		total += outs[0][0]
+	}
+	return fmt.Sprint(total), nil
+}
+
+// process is a running child.
+type process struct {
+	cmd   *exec.Cmd
+	lines chan string // what it prints; closed at its end
+	last  string
+}
+
+// start runs a child.
+func start(t *testing.T, c child) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command(exe), lines: make(chan string, 100)}
+	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var read sync.WaitGroup
+	read.Go(func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+		close(p.lines)
+	})
+	read.Go(func() {
+		text, _ := io.ReadAll(errs)
+		if t.Failed() || testing.Verbose() {
+			t.Logf("worker %d, pid %d:\n%s", c.Worker, p.cmd.Process.Pid, text)
+		}
+	})
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // it may be gone
+		for range p.lines {
+		}
+		read.Wait()
+		_ = p.cmd.Wait()
+	})
+	return p
+}
+
+// testWait is for what must come: a machine that is slow is not wrong.
+const testWait = 90 * time.Second
+
+// says waits for the next line that begins with a word, and returns the rest.
+func (p *process) says(t *testing.T, word string) string {
+	t.Helper()
+	timer := time.NewTimer(testWait)
+	defer timer.Stop()
+	for {
+		select {
+		case line, ok := <-p.lines:
+			if !ok {
+				t.Fatalf("pid %d ended without %q; it last said %q", p.cmd.Process.Pid, word, p.last)
+			}
+			p.last = line
+			if first, rest, _ := strings.Cut(line, " "); first == word {
+				if text, err := strconv.Unquote(rest); err == nil {
+					return text
+				}
+				return rest
+			}
+		case <-timer.C:
+			t.Fatalf("pid %d does not say %q; it last said %q", p.cmd.Process.Pid, word, p.last)
+		}
+	}
+}
+
+// freeStore returns the URL of a store on a port of loopback that was free just now.
+func freeStore(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "tcp://" + l.Addr().String()
+}
+
+// TestJoin: processes find each other, train, and leave.
+func TestJoin(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		replicas []int
+		change   func(*child)
+		file     bool
+		want     string
+	}{
+		{name: "two workers", replicas: []int{1, 1}, want: "45"},
+		{name: "unequal workers, by TCP", replicas: []int{2, 1, 3}, change: func(c *child) { c.TCP = true }, want: "315"},
+		{name: "with a secret", replicas: []int{1, 1}, change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45"},
+		{name: "by a folder", replicas: []int{1, 1}, file: true, want: "45"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			store := freeStore(t)
+			if test.file {
+				store = "file://" + t.TempDir()
+			}
+			var all []*process
+			for i, n := range test.replicas {
+				c := child{Worker: i, Workers: len(test.replicas), Replicas: n, Store: store, Job: "join", Steps: 5, At: -1}
+				if test.change != nil {
+					test.change(&c)
+				}
+				all = append(all, start(t, c))
+			}
+			for i, p := range all {
+				if got := p.says(t, "done"); got != test.want {
+					t.Errorf("worker %d: %s, want %s", i, got, test.want)
+				}
+			}
+		})
+	}
+}
