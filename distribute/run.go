@@ -149,6 +149,10 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	mark := s.self.undo.begin()
 	s.running.Store(true)
 	start := s.stats.now()
+	if s.member != nil {
+		s.member.Running(true)
+		defer s.member.Running(false)
+	}
 	if s.workers == nil {
 		s.staff()
 	}
@@ -186,6 +190,11 @@ func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, e
 	}
 	if err == nil {
 		return nil
+	}
+	if s.member != nil {
+		if e := s.member.Fail(err); e != nil {
+			s.logger.Warn("distribute: the other workers may not learn why this one's step failed", "error", e)
+		}
 	}
 	if s.group != nil {
 		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {

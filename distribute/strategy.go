@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	clusterworker "github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/internal/ledger"
@@ -28,7 +29,9 @@ type Strategy struct {
 	chief         bool             // this worker writes what one of them must write
 	replicasOf    []int            // by worker, if there are several
 	given         collective.Group // the communicators between the replicas, if they were given
-	params        []Device         // where variables live
+	member        *clusterworker.Worker
+	joined        bool     // member is the strategy's own
+	params        []Device // where variables live
 	resolver      cluster.Resolver
 	task          cluster.Task // this process, if it is one of a cluster
 	engine        engine.Engine
@@ -269,6 +272,11 @@ func (s *Strategy) Close() error {
 	}
 	if s.group != nil && s.group.owner == s {
 		if e := s.group.close(); err == nil {
+			err = e
+		}
+	}
+	if s.joined {
+		if e := s.member.Close(); err == nil {
 			err = e
 		}
 	}

@@ -3,10 +3,12 @@ package distribute
 import (
 	"context"
 	"log/slog"
+	"net"
 	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	clusterworker "github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
 )
@@ -16,12 +18,20 @@ type MultiWorkerConfig struct {
 	// Devices lists this worker's devices, by replica. None: all accelerators that the engine reports or, if it has none, CPU:0
 	// alone, as in TensorFlow.
 	Devices []string
-	// Resolver says who is in the job. Default: [cluster.TFConfig], which without TF_CONFIG says that this process is alone.
+	// Resolver says who is in the job. Default: Worker's, else what [cluster.Discover] finds, TF_CONFIG among others; without any of
+	// that this process is alone.
 	Resolver cluster.Resolver
+	// Worker is this process as a worker of its job, if it has joined it before. Its replicas are those of Devices. The strategy uses
+	// its Group and tells it of Runs and of their failures; the caller closes it after the strategy. One worker is for one strategy.
+	Worker *clusterworker.Worker
+	// Join sets up how this process joins its job, if it has several workers and neither Worker nor Group is given: then the
+	// strategy joins by itself ([worker.Join]), as TensorFlow's does, and leaves with its Close. Job, Replicas and the
+	// communicator's options are the strategy's to say.
+	Join clusterworker.Config
 	// Group is the communicators of this worker's replicas, in the order of Devices: its local ranks are these, and its size is the
 	// number of replicas of all workers. A worker's ranks follow each other, and workers come in the order of
-	// [cluster.IDInCluster]. Workers may have different numbers of replicas. With several workers it must be given; nil: the
-	// strategy makes its own. The strategy closes it, unless it could not be made.
+	// [cluster.IDInCluster]. Workers may have different numbers of replicas. It is for those who make their own; nil: Worker's or
+	// the strategy's. The strategy closes it, unless it could not be made.
 	Group collective.Group
 	// Engine, LogicalCPUs, Options, Stall and Logger are as in [MirroredConfig].
 	Engine      engine.Engine
@@ -45,10 +55,10 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Resolver == nil {
-		cfg.Resolver = &cluster.TFConfig{}
+	if err := cfg.Options.Validate(); err != nil { // before others are met
+		return nil, err
 	}
-	p, err := findPlace(op, cfg.Resolver)
+	p, job, err := cfg.place(op)
 	if err != nil {
 		return nil, err
 	}
@@ -67,23 +77,128 @@ func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 		size: len(devices), workersInSync: p.workers, workerID: p.id, chief: p.chief,
 	}
-	switch {
-	case cfg.Group != nil:
-		if err := s.give(op, cfg.Group); err != nil {
+	if cfg.Worker == nil && cfg.Group == nil && p.workers > 1 {
+		if cfg.Worker, err = cfg.join(op, job, len(devices)); err != nil {
 			return nil, err
 		}
-	case p.workers > 1:
-		return nil, errorf(op, ErrInvalid, "the cluster has %d workers, and no Group is given: want the communicators of this worker's %d replicas with those of the others", p.workers, len(devices))
+		s.joined = true
 	}
-	if s, err = s.open(op); err != nil || s.workersInSync == 1 {
+	if s.member = cfg.Worker; s.member != nil && p.workers > 1 {
+		cfg.Group = s.member.Group()
+	}
+	made, err := s.begin(op, cfg.Group)
+	if err != nil {
+		s.giveUp(err)
+	}
+	return made, err
+}
+
+// begin opens the strategy over the group that it was given, if any.
+func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
+	if group != nil {
+		if err := s.give(op, group); err != nil {
+			return nil, err
+		}
+	}
+	s, err := s.open(op)
+	if err != nil || s.workersInSync == 1 {
 		return s, err
 	}
 	if err := s.meetWorkers(op); err != nil {
+		s.giveUp(err)
 		s.group.owner = nil // it stays the caller's
 		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// giveUp leaves the job that the strategy has joined by itself, for err.
+func (s *Strategy) giveUp(err error) {
+	if s.joined {
+		_ = s.member.Fail(err) // the caller gets err, whether the others can be told of it or not
+		_ = s.member.Close()
+	}
+}
+
+// place finds this process' place, and the job that it is to join if it has to join one by itself.
+func (cfg *MultiWorkerConfig) place(op string) (jobPlace, *cluster.Job, error) {
+	if cfg.Worker != nil && cfg.Group != nil {
+		return jobPlace{}, nil, errorf(op, ErrInvalid, "a Worker and a Group are given: want one of them, for a worker has a group")
+	}
+	var job *cluster.Job
+	switch {
+	case cfg.Resolver != nil:
+	case cfg.Worker != nil:
+		job = cfg.Worker.Job()
+		cfg.Resolver = job.Resolver()
+	case cfg.Group != nil:
+		cfg.Resolver = &cluster.TFConfig{}
+	default:
+		var err error
+		if job, err = cfg.discover(op); err != nil {
+			return jobPlace{}, nil, err
+		}
+	}
+	p, err := findPlace(op, cfg.Resolver)
+	switch {
+	case err != nil:
+		return p, nil, err
+	case job == nil && p.workers > 1 && cfg.Group == nil:
+		job, err = jobOf(op, cfg.Resolver, p)
+	case job != nil && (p.workers != job.Workers || p.id != job.Worker):
+		err = errorf(op, ErrInvalid, "the process is %v, but its cluster has %d workers, of which it is number %d", job, p.workers, p.id)
+	}
+	return p, job, err
+}
+
+// discover finds out which job this is, and the resolver that says so. Where TF_CONFIG does, or nobody, it is TensorFlow's default.
+func (cfg *MultiWorkerConfig) discover(op string) (*cluster.Job, error) {
+	tf := &cluster.TFConfig{}
+	if _, err := findPlace(op, tf); err != nil {
+		return nil, err // in TensorFlow's words
+	}
+	job, err := cluster.Discover(cluster.Discovery{})
+	if err != nil {
+		return nil, errorf(op, ErrInvalid, "%w", err)
+	}
+	cfg.Resolver = tf
+	if spec, err := tf.Spec(); err != nil || len(spec) == 0 && job.Workers > 1 {
+		cfg.Resolver = job.Resolver()
+	}
+	return job, nil
+}
+
+// jobOf returns the job that a resolver of the caller's describes: the workers meet at the address of the first.
+func jobOf(op string, r cluster.Resolver, p jobPlace) (*cluster.Job, error) {
+	spec, err := r.Spec()
+	if err != nil {
+		return nil, errorf(op, ErrInvalid, "%w", err)
+	}
+	addresses := append(spec.Tasks(cluster.Chief), spec.Tasks(cluster.Worker)...)
+	if _, _, err := net.SplitHostPort(addresses[0]); err != nil {
+		return nil, errorf(op, ErrInvalid, "the workers would meet at the first one's address in the cluster spec, %q: want host:port, a Worker or a Group", addresses[0])
+	}
+	return &cluster.Job{
+		Source: "the resolver", Worker: p.id, Workers: p.workers, LocalWorker: -1, Store: "tcp://" + addresses[0], Spec: spec, Task: p.task,
+	}, nil
+}
+
+// join has this process join its job, with so many replicas.
+func (cfg *MultiWorkerConfig) join(op string, job *cluster.Job, replicas int) (*clusterworker.Worker, error) {
+	c := cfg.Join
+	c.Job, c.Replicas = job, replicas
+	if c.Logger == nil {
+		c.Logger = cfg.Logger
+	}
+	c.Collective = collective.Config{
+		Name: "replicas", Timeout: cfg.Options.Timeout, Stall: cfg.Stall, Order: cfg.Options.Order, Accumulate: cfg.Options.Accumulate, Logger: cfg.Logger,
+	}
+	w, err := clusterworker.Join(context.Background(), c)
+	if err != nil {
+		return nil, errorf(op, nil, "%w", err)
+	}
+	return w, nil
 }
 
 // jobPlace is a process' place in the job.
@@ -173,6 +288,10 @@ func (s *Strategy) meetWorkers(op string) error {
 	}
 	return nil
 }
+
+// Worker returns this process as a worker of its job: the one that the strategy was given, or has become by itself; nil for
+// strategies of one process.
+func (s *Strategy) Worker() *clusterworker.Worker { return s.member }
 
 // LocalReplicas returns which replicas this worker has: so many, with ids from first on.
 func (s *Strategy) LocalReplicas() (first, n int) { return s.first, len(s.devices) }

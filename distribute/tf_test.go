@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -309,7 +310,8 @@ func TestSingleWorker(t *testing.T) {
 		{&cluster.Simple{}, nil, "/job:localhost/replica:0/task:0/device:CPU:0"},
 		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}}), This: &cluster.Task{Type: "worker"}}, nil, "/job:worker/replica:0/task:0/device:CPU:0"},
 		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}})}, distribute.ErrInvalid, ""},
-		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}), This: &cluster.Task{Type: "worker"}}, distribute.ErrInvalid, ""},
+		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}), This: &cluster.Task{Type: "worker"}}, worker.ErrNoSecret, ""},
+		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a", "a"}}), This: &cluster.Task{Type: "worker"}}, distribute.ErrInvalid, ""},
 	} {
 		s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Resolver: c.resolver, LogicalCPUs: 2})
 		if !errors.Is(err, c.kind) {

@@ -247,7 +247,6 @@ func TestJoin(t *testing.T) {
 		{name: "two workers", replicas: []int{1, 1}, want: "45"},
 		{name: "unequal workers, by TCP", replicas: []int{2, 1, 3}, change: func(c *child) { c.TCP = true }, want: "315"},
 		{name: "with a secret", replicas: []int{1, 1}, change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45"},
-		{name: "by a folder", replicas: []int{1, 1}, file: true, want: "45"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			store := freeStore(t)
