@@ -3,6 +3,8 @@ module github.com/lockstep-ml/lockstep
 go 1.26.5
 
 require (
+	github.com/ebitengine/purego v0.11.3
+	github.com/gofrs/flock v0.13.0
 	github.com/gomlx/compute v0.1.3
 	github.com/gomlx/go-xla v0.4.2
 	github.com/gomlx/gomlx v0.28.1
@@ -16,9 +18,7 @@ require (
 )
 
 require (
-	github.com/ebitengine/purego v0.11.3 // indirect
 	github.com/go-logr/logr v1.4.3 // indirect
-	github.com/gofrs/flock v0.13.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/pkg/errors v0.9.1 // indirect

@@ -36,7 +36,7 @@ type Config struct {
 // Opener opens a store of one kind. The URL is as it was given to [Open], scheme and all.
 type Opener func(ctx context.Context, url string, cfg Config) (Store, error)
 
-// Open opens the store at a URL: "tcp://host:port", or one of Config.Schemes. It waits until ctx ends for
+// Open opens the store at a URL: "tcp://host:port", "file:///folder", or one of Config.Schemes. It waits until ctx ends for
 // a store that does not answer yet, as the one who serves it may start last. A store that refuses this process is an error at once.
 func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 	cfg = cfg.filled()
@@ -55,7 +55,7 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 
 // filled returns c with its defaults.
 func (c Config) filled() Config {
-	schemes := map[string]Opener{"tcp": openTCP}
+	schemes := map[string]Opener{"tcp": openTCP, "file": openFile}
 	maps.Copy(schemes, c.Schemes)
 	c.Schemes = schemes
 	if c.Patience <= 0 {

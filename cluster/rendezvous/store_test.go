@@ -3,6 +3,7 @@ package rendezvous_test
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -48,4 +49,11 @@ func TestConformanceTCP(t *testing.T) {
 
 func TestConformanceMemory(t *testing.T) {
 	storetest.Run(t, storetest.Stores{New: func(*testing.T) func() rendezvous.Store { return rendezvous.NewMemory().Open }})
+}
+
+func TestConformanceFile(t *testing.T) {
+	storetest.Run(t, storetest.Stores{New: func(t *testing.T) func() rendezvous.Store {
+		url := "file://" + filepath.ToSlash(t.TempDir())
+		return func() rendezvous.Store { return open(t, url, rendezvous.Config{}) }
+	}})
 }

@@ -38,19 +38,18 @@ func (t *table) get(key string) (Entry, bool) {
 
 // set makes a change: the next one, or that of the given revision, which is higher than all before. It keeps the value.
 func (t *table) set(e Entry) error {
-	old, had := t.entries[e.Key]
-	grows := cost(&e)
-	if had {
-		grows -= cost(&old)
-	}
-	if !e.Deleted && t.bytes+grows > TotalMax {
-		return ErrFull
+	if err := t.fits(&e); err != nil {
+		return err
 	}
 	if e.Revision == 0 {
 		e.Revision = t.revision + 1
 	}
 	t.revision = e.Revision
-	t.bytes += grows
+	old, had := t.entries[e.Key]
+	t.bytes += cost(&e)
+	if had {
+		t.bytes -= cost(&old)
+	}
 	t.deleted += count(e.Deleted) - count(had && old.Deleted)
 	t.entries[e.Key] = e
 	t.order = append(t.order, moment{e.Revision, e.Key})
@@ -63,12 +62,24 @@ func (t *table) set(e Entry) error {
 	return nil
 }
 
+// fits returns [ErrFull] if there is no room for an entry. A deletion always fits.
+func (t *table) fits(e *Entry) error {
+	grows := cost(e)
+	if old, had := t.entries[e.Key]; had {
+		grows -= cost(&old)
+	}
+	if !e.Deleted && t.bytes+grows > TotalMax {
+		return ErrFull
+	}
+	return nil
+}
+
 // remove deletes a key. It reports whether there was one.
 func (t *table) remove(key string) bool {
 	if _, ok := t.get(key); !ok {
 		return false
 	}
-	t.set(Entry{Key: key, Deleted: true}) // a deletion always fits
+	t.set(Entry{Key: key, Deleted: true})
 	return true
 }
 

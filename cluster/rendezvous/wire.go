@@ -26,6 +26,9 @@ const (
 	tlsAlert      = 0x15
 )
 
+// checksum is CRC-32C.
+func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // clientID names a client over all its connections; instance names a server.
@@ -42,7 +45,7 @@ func encodeGreeting(id clientID) []byte {
 	b = le.AppendUint16(b, Version)
 	b = append(b, 0, 0)
 	b = append(b, id[:]...)
-	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return le.AppendUint32(b, checksum(b))
 }
 
 // decodeGreeting looks at the magic and the version first, so that a stranger and another version are told apart from damage.
@@ -55,7 +58,7 @@ func decodeGreeting(b []byte) (id clientID, err error) {
 		return id, refuse(refusedMagic, "the connection does not begin as one to Lockstep's store does")
 	case le.Uint16(b[8:]) != Version:
 		return id, refuse(refusedVersion, "it speaks version %d of the store's protocol, this end version %d", le.Uint16(b[8:]), Version)
-	case le.Uint16(b[10:]) != 0 || crc32.Checksum(b[:28], castagnoli) != le.Uint32(b[28:]):
+	case le.Uint16(b[10:]) != 0 || checksum(b[:28]) != le.Uint32(b[28:]):
 		return id, refuse(refusedDamaged, "the greeting is damaged")
 	}
 	return clientID(b[12:28]), nil
@@ -112,7 +115,7 @@ func encodeAnswer(server instance, err error) []byte {
 	b = append(b, byte(reason), 0)
 	b = append(b, server[:]...)
 	b = le.AppendUint32(b, uint32(len(text)))
-	b = le.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	b = le.AppendUint32(b, checksum(b))
 	return append(b, text...)
 }
 
@@ -145,7 +148,7 @@ func readAnswer(r io.Reader) (server instance, err error) {
 	switch {
 	case le.Uint16(b[8:]) != Version && b[10] == byte(accepted):
 		return server, refuse(refusedVersion, "it speaks version %d of the store's protocol, this end version %d", le.Uint16(b[8:]), Version)
-	case crc32.Checksum(b[:32], castagnoli) != le.Uint32(b[32:]) || n > answerTextMax || b[10] >= byte(refusals):
+	case checksum(b[:32]) != le.Uint32(b[32:]) || n > answerTextMax || b[10] >= byte(refusals):
 		return server, refuse(refusedDamaged, "the answer to the greeting is damaged")
 	case b[10] == byte(accepted):
 		return instance(b[12:28]), nil

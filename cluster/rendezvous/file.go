@@ -1,0 +1,418 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+const (
+	logName      = "lockstep-store.log"
+	lockName     = "lockstep-store.lock"
+	lockEvery    = 3 * time.Millisecond   // between attempts to get the lock
+	pollMin      = 2 * time.Millisecond   // between looks for a change, at first
+	pollMax      = 200 * time.Millisecond // and when nothing happens for long
+	compactAbove = 1 << 20                // bytes of the log, besides four times what is in use
+)
+
+// file is a store in a folder that all its users reach: a log of changes, which each of them reads as it grows, and a lock for those
+// who write. Nothing but the end of writing (close-to-open consistency), locks and renaming is asked of the file system, so a
+// network file system will do. The log is rewritten when most of it is out of date.
+type file struct {
+	folder string
+	ctx    context.Context // ends with Close
+	end    context.CancelCauseFunc
+	turn   chan struct{} // holds one token; who has it may use what is below
+
+	table table
+	log   logHeader // of the log that was read
+	read  int64     // bytes of it
+}
+
+// openFile is the [Opener] of "file". What follows "file://" is a path, taken literally.
+func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
+	folder := filepath.FromSlash(strings.TrimPrefix(url, "file://"))
+	if os.PathSeparator == '\\' { // file:///C:/folder
+		folder = strings.TrimPrefix(folder, `\`)
+	}
+	if !filepath.IsAbs(folder) {
+		return nil, fmt.Errorf("want file:// and an absolute path")
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	if err := checkOwner(folder); err != nil {
+		return nil, err
+	}
+	f := &file{folder: folder, table: newTable(), turn: make(chan struct{}, 1)}
+	f.ctx, f.end = context.WithCancelCause(context.WithoutCancel(ctx))
+	f.turn <- struct{}{}
+	err := f.locked(ctx, func() error {
+		if _, err := os.Stat(f.path(logName)); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return f.rewrite()
+	})
+	if err == nil {
+		err = f.use(ctx, func() error { return f.refresh(nil) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *file) path(name string) string { return filepath.Join(f.folder, name) }
+
+// use calls do when it is this caller's turn.
+func (f *file) use(ctx context.Context, do func() error) error {
+	select {
+	case <-f.turn:
+		defer func() { f.turn <- struct{}{} }()
+	case <-ctx.Done():
+	case <-f.ctx.Done():
+	}
+	switch {
+	case f.ctx.Err() != nil:
+		return context.Cause(f.ctx)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return do()
+}
+
+// locked calls do when it is this caller's turn and no other process writes.
+func (f *file) locked(ctx context.Context, do func() error) error {
+	return f.use(ctx, func() error {
+		short, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(f.ctx, func() { cancel(context.Cause(f.ctx)) })()
+		lock := flock.New(f.path(lockName))
+		if _, err := lock.TryLockContext(short, lockEvery); err != nil {
+			if short.Err() != nil {
+				err = context.Cause(short)
+			}
+			return f.explained(err)
+		}
+		err := do()
+		return errors.Join(err, lock.Unlock())
+	})
+}
+
+// explained says of an error of the file system what it means: without its files the store is lost.
+func (f *file) explained(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: its files are gone: %w", ErrLost, err)
+	}
+	return err
+}
+
+// refresh reads what was added to the log. If log is not nil it is the log, opened by the caller, who has the lock.
+func (f *file) refresh(log *os.File) error {
+	if log == nil {
+		var err error
+		if log, err = os.Open(f.path(logName)); err != nil {
+			return f.explained(err)
+		}
+		defer log.Close()
+	}
+	var head [logHeaderBytes]byte
+	if _, err := log.ReadAt(head[:], 0); err != nil {
+		return fmt.Errorf("%s: %w", log.Name(), err)
+	}
+	header, err := decodeLogHeader(head[:])
+	if err != nil {
+		return fmt.Errorf("%s: %w", log.Name(), err)
+	}
+	table, read := f.table, f.read
+	if header.id != f.log.id { // it was rewritten
+		if header.revision < f.table.revision {
+			return fmt.Errorf("%w: %s was replaced by an older one", ErrLost, log.Name())
+		}
+		table, read = newTable(), logHeaderBytes
+		table.floor = header.floor
+	}
+	tail, err := io.ReadAll(io.NewSectionReader(log, read, 1<<62-read))
+	if err != nil {
+		return err
+	}
+	n, err := replay(&table, tail)
+	if err != nil {
+		return fmt.Errorf("%s: %w", log.Name(), err)
+	}
+	table.revision = max(table.revision, header.revision)
+	f.table, f.log, f.read = table, header, read+int64(n)
+	return nil
+}
+
+// change makes a change: it gives decide the table as it is, and appends the entry that decide returns.
+func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
+	return f.locked(ctx, func() error {
+		log, err := os.OpenFile(f.path(logName), os.O_RDWR, 0)
+		if err != nil {
+			return f.explained(err)
+		}
+		defer log.Close()
+		if err := f.refresh(log); err != nil {
+			return err
+		}
+		e, wanted := decide()
+		if !wanted {
+			return nil
+		}
+		e.Revision = f.table.revision + 1
+		if err := f.table.fits(&e); err != nil {
+			return err
+		}
+		if err := f.append(log, &e); err != nil {
+			return err
+		}
+		if err := f.refresh(log); err != nil {
+			return err
+		}
+		if f.read > compactAbove+4*int64(f.table.bytes) {
+			// What fails here fails again with the next change; until then the log is only long.
+			if err := f.rewrite(); err == nil {
+				return f.refresh(nil)
+			}
+		}
+		return nil
+	})
+}
+
+// append writes an entry behind what was read; what may stand there is of a writer that was killed.
+func (f *file) append(log *os.File, e *Entry) error {
+	if err := log.Truncate(f.read); err != nil {
+		return err
+	}
+	if _, err := log.WriteAt(encodeLogEntry(e), f.read); err != nil {
+		return errors.Join(err, log.Truncate(f.read))
+	}
+	return nil
+}
+
+// rewrite replaces the log by one that has what is in the table, and nothing else. The caller has the lock.
+func (f *file) rewrite() error {
+	b := (&logHeader{id: rand.Uint64(), revision: f.table.revision, floor: f.table.floor}).encode()
+	for _, m := range f.table.order {
+		if !f.table.overtaken(m) {
+			e := f.table.entries[m.key]
+			b = append(b, encodeLogEntry(&e)...)
+		}
+	}
+	temporary := f.path(logName + ".new")
+	out, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(b)
+	err = errors.Join(err, out.Sync(), out.Close())
+	if err == nil {
+		err = os.Rename(temporary, f.path(logName))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	return nil
+}
+
+// Get implements [Store].
+func (f *file) Get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+	if err := CheckPrefix(key); err != nil {
+		return nil, 0, err
+	}
+	err = f.look(ctx, func(t *table) error {
+		e, ok := t.get(key)
+		if !ok {
+			return ErrNotFound
+		}
+		value, revision = e.Value, e.Revision
+		return nil
+	})
+	return cloned([]Entry{{Value: value}})[0].Value, revision, err
+}
+
+// look calls do with the table as it is now.
+func (f *file) look(ctx context.Context, do func(t *table) error) error {
+	return f.use(ctx, func() error {
+		if err := f.refresh(nil); err != nil {
+			return err
+		}
+		return do(&f.table)
+	})
+}
+
+// Set implements [Store].
+func (f *file) Set(ctx context.Context, key string, value []byte) error {
+	if err := checkPair(key, value); err != nil {
+		return err
+	}
+	return f.change(ctx, func() (Entry, bool) { return Entry{Key: key, Value: value}, true })
+}
+
+// Create implements [Store].
+func (f *file) Create(ctx context.Context, key string, value []byte) (current []byte, created bool, err error) {
+	if err := checkPair(key, value); err != nil {
+		return nil, false, err
+	}
+	err = f.change(ctx, func() (Entry, bool) {
+		e, there := f.table.get(key)
+		current, created = cloned([]Entry{e})[0].Value, !there
+		return Entry{Key: key, Value: value}, created
+	})
+	return current, created && err == nil, err
+}
+
+// Swap implements [Store].
+func (f *file) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
+	if err := checkPair(key, value); err != nil {
+		return false, err
+	}
+	err = f.change(ctx, func() (Entry, bool) {
+		e, there := f.table.get(key)
+		swapped = there && e.Revision == revision
+		return Entry{Key: key, Value: value}, swapped
+	})
+	return swapped && err == nil, err
+}
+
+// Delete implements [Store].
+func (f *file) Delete(ctx context.Context, key string) error {
+	if err := CheckKey(key); err != nil {
+		return err
+	}
+	return f.change(ctx, func() (Entry, bool) {
+		_, there := f.table.get(key)
+		return Entry{Key: key, Deleted: true}, there
+	})
+}
+
+// List implements [Store].
+func (f *file) List(ctx context.Context, prefix string) (entries []Entry, revision uint64, err error) {
+	if err := CheckPrefix(prefix); err != nil {
+		return nil, 0, err
+	}
+	err = f.look(ctx, func(t *table) error {
+		entries, revision = cloned(t.list(prefix)), t.revision
+		return nil
+	})
+	return entries, revision, err
+}
+
+// Changes implements [Store].
+func (f *file) Changes(ctx context.Context, prefix string, after uint64) (entries []Entry, revision uint64, err error) {
+	if err := CheckPrefix(prefix); err != nil {
+		return nil, 0, err
+	}
+	for pause := pollMin; ; pause = min(pause+pause/2, pollMax) {
+		err := f.look(ctx, func(t *table) error {
+			found, err := t.changes(prefix, after)
+			entries, revision = cloned(found), t.revision
+			return err
+		})
+		if len(entries) > 0 || err != nil {
+			return entries, revision, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		case <-f.ctx.Done():
+		}
+	}
+}
+
+// Close implements [Store].
+func (f *file) Close() error {
+	f.end(ErrClosed)
+	return nil
+}
+
+// logHeader is what a log begins with.
+type logHeader struct {
+	id       uint64 // of this log: random
+	revision uint64 // of the store when it was written
+	floor    uint64 // deletions up to it were forgotten then
+}
+
+const (
+	logMagic       = "LOCKSLOG"
+	logHeaderBytes = 40
+	logEntryBytes  = 20 // before the key
+)
+
+func (h *logHeader) encode() []byte {
+	le := binary.LittleEndian
+	b := append(make([]byte, 0, logHeaderBytes), logMagic...)
+	b = le.AppendUint16(b, Version)
+	b = append(b, 0, 0)
+	b = le.AppendUint64(b, h.id)
+	b = le.AppendUint64(b, h.revision)
+	b = le.AppendUint64(b, h.floor)
+	return le.AppendUint32(b, checksum(b))
+}
+
+func decodeLogHeader(b []byte) (h logHeader, err error) {
+	le := binary.LittleEndian
+	switch {
+	case len(b) != logHeaderBytes || string(b[:8]) != logMagic:
+		return h, errors.New("it is not the log of a store")
+	case le.Uint16(b[8:]) != Version:
+		return h, fmt.Errorf("it is a log of version %d, this program has version %d", le.Uint16(b[8:]), Version)
+	case checksum(b[:36]) != le.Uint32(b[36:]):
+		return h, errors.New("its head is damaged")
+	}
+	return logHeader{le.Uint64(b[12:]), le.Uint64(b[20:]), le.Uint64(b[28:])}, nil
+}
+
+func encodeLogEntry(e *Entry) []byte {
+	le := binary.LittleEndian
+	b := make([]byte, 8, logEntryBytes+len(e.Key)+len(e.Value))
+	b = le.AppendUint64(b, e.Revision)
+	b = le.AppendUint16(b, uint16(len(e.Key)))
+	b = append(b, byte(count(e.Deleted)), 0)
+	b = append(b, e.Key...)
+	b = append(b, e.Value...)
+	le.PutUint32(b, uint32(len(b)-8))
+	le.PutUint32(b[4:], checksum(b[8:]))
+	return b
+}
+
+// replay puts a log's entries into the table, and returns how many bytes they have. It stops, without an error, at what is not
+// whole: it is being written, or its writer was killed.
+func replay(t *table, b []byte) (n int, err error) {
+	le := binary.LittleEndian
+	for len(b)-n >= logEntryBytes {
+		size := int64(le.Uint32(b[n:]))
+		if size > int64(len(b)-n-8) || size < logEntryBytes-8 {
+			return n, nil
+		}
+		body := b[n+8 : n+8+int(size)]
+		if checksum(body) != le.Uint32(b[n+4:]) {
+			return n, nil
+		}
+		k := int(le.Uint16(body[8:]))
+		if logEntryBytes-8+k > len(body) || body[10] > 1 {
+			return n, fmt.Errorf("an entry at %d that is none", n)
+		}
+		key, value := string(body[12:12+k]), body[12+k:]
+		e := Entry{Key: key, Value: value[:len(value):len(value)], Revision: le.Uint64(body), Deleted: body[10] == 1}
+		if e.Revision <= t.revision || checkPair(e.Key, e.Value) != nil {
+			return n, fmt.Errorf("an entry at %d of key %.40q with revision %d, after revision %d", n, e.Key, e.Revision, t.revision)
+		}
+		if err := t.set(e); err != nil {
+			return n, err
+		}
+		n += 8 + int(size)
+	}
+	return n, nil
+}
