@@ -22,17 +22,23 @@ const hidden = "(set, not shown)"
 
 var secretName = regexp.MustCompile(`(?i)secret|token|key|passw`)
 
-// String returns NAME=value. What may be a secret, by its name or as the password of an address, is not shown.
+// String returns NAME=value, of a long value the beginning. What may be a secret is not in it, see [Value.Shown].
 func (v Value) String() string {
 	const bytesMax = 200
-	value := redactURL(v.Value)
-	if secretName.MatchString(v.Name) {
-		value = hidden
-	}
+	value := v.Shown()
 	if len(value) > bytesMax {
-		value = value[:bytesMax] + "…"
+		value = strings.ToValidUTF8(value[:bytesMax], "") + "…"
 	}
-	return v.Name + "=" + visible(strings.ToValidUTF8(value, "?"))
+	return v.Name + "=" + value
+}
+
+// Shown returns the value as it may be shown, on one line: nothing of it if its name is that of a secret, and addresses without names
+// and passwords in them.
+func (v Value) Shown() string {
+	if secretName.MatchString(v.Name) {
+		return hidden
+	}
+	return visible(strings.ToValidUTF8(redactURL(v.Value), "?"))
 }
 
 // visible keeps a value on its line.

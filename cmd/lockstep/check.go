@@ -30,6 +30,7 @@ type finding struct {
 
 func newCheck() *cobra.Command {
 	var format, probe string
+	var job bool
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Say what this build and this machine have",
@@ -37,9 +38,13 @@ func newCheck() *cobra.Command {
 the vector instructions that the loops use, the libraries (MPI, NCCL) that can be
 loaded and their versions, the processors, the memory, and the limits that a job
 may meet. LOCKSTEP_MPI and LOCKSTEP_NCCL name the file of a library that is not
-where the system looks.`,
+where the system looks.
+
+With --job it says instead which job this process is a worker of, whom it believed
+about that, and each value that was read: put it in the place of the program.`,
 		Example: `  lockstep check
-  lockstep check --format json`,
+  lockstep check --format json
+  srun lockstep check --job`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if probe != "" {
@@ -53,11 +58,15 @@ where the system looks.`,
 			if format != "table" && format != "json" {
 				return usagef("--format %s: want table or json", format)
 			}
+			if job {
+				return printJob(cmd.OutOrStdout(), format)
+			}
 			return printFindings(cmd.OutOrStdout(), format, findings(cmd.Context()))
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&format, "format", "table", "table or json")
+	f.BoolVar(&job, "job", false, "say who is in the job that this process belongs to")
 	f.StringVar(&probe, "probe", "", "load this library and print its version")
 	if err := f.MarkHidden("probe"); err != nil {
 		panic(err) // the flag is defined above
