@@ -217,14 +217,14 @@ func TestParkingAllocatesNothing(t *testing.T) {
 func TestArena(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
-	a, err := newArena(8 << 20)
+	a, err := newArena(32 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var live []tensor.Memory
 	for range 2000 {
 		if random.IntN(5) > 1 {
-			m, err := a.allocate(1 + random.IntN(1<<random.IntN(21)))
+			m, err := a.allocate(1 + random.IntN(1<<random.IntN(23)))
 			if err != nil {
 				if len(live) == 0 {
 					t.Fatalf("%v, though nothing is given out (seed %d)", err, seed)
@@ -232,6 +232,9 @@ func TestArena(t *testing.T) {
 				continue
 			}
 			b := m.HostBytes()
+			if at := uintptr(m.Ptr); m.Bytes >= hugePage && at%hugePage != 0 {
+				t.Fatalf("%d bytes lie at %#x, where no huge page fits (seed %d)", m.Bytes, at, seed)
+			}
 			if i := slices.IndexFunc(b, func(x byte) bool { return x != 0 }); i >= 0 {
 				t.Fatalf("byte %d of %d is %d (seed %d)", i, len(b), b[i], seed)
 			}
@@ -249,7 +252,7 @@ func TestArena(t *testing.T) {
 	for _, m := range live {
 		m.Owner.Release()
 	}
-	if len(a.free) != 1 || a.free[0] != (extent{0, 8 << 20}) {
+	if len(a.free) != 1 || a.free[0] != (extent{0, 32 << 20}) {
 		t.Errorf("in the end there are the holes %v (seed %d)", a.free, seed)
 	}
 	last, err := a.allocate(100)

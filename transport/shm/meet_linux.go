@@ -617,7 +617,7 @@ func mapArena(f *os.File) ([]byte, error) {
 	if size < page || int64(int(size)) != size {
 		return nil, fmt.Errorf("shm: the other process shares %d bytes", size)
 	}
-	return mapFile(f, 0, int(size))
+	return mapAligned(f, int(size))
 }
 
 // bound ends what the connection waits for when ctx ends, until it is released.

@@ -195,3 +195,30 @@ func mapFile(f *os.File, offset int64, bytes int) ([]byte, error) {
 	}
 	return mem, nil
 }
+
+// mapAligned maps a whole file where huge pages fit, at an address that is a multiple of theirs as offsets in the file are: it
+// takes a longer stretch of addresses and gives back what stands over. It ends with unmapAligned.
+func mapAligned(f *os.File, bytes int) ([]byte, error) {
+	fail := func(err error) ([]byte, error) {
+		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory (is there a limit on the address space, ulimit -v?): %w", bytes, err)
+	}
+	long := uintptr(up(bytes, page)) + hugePage
+	start, err := unix.MmapPtr(-1, 0, nil, long, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return fail(err)
+	}
+	before := -uintptr(start) & (hugePage - 1)
+	at := unsafe.Add(start, before)
+	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED); err != nil {
+		unix.MunmapPtr(start, long)
+		return fail(err)
+	}
+	if before > 0 {
+		unix.MunmapPtr(start, before)
+	}
+	end := uintptr(up(bytes, page))
+	unix.MunmapPtr(unsafe.Add(at, end), long-before-end)
+	return unsafe.Slice((*byte)(at), bytes), nil
+}
+
+func unmapAligned(mem []byte) { unix.MunmapPtr(unsafe.Pointer(&mem[0]), uintptr(len(mem))) }

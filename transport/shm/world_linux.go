@@ -196,7 +196,7 @@ func (w *world) close() {
 	}
 	for i := range w.processes {
 		if p := &w.processes[i]; i != w.me && p.mem != nil {
-			unix.Munmap(p.mem)
+			unmapAligned(p.mem)
 		}
 	}
 	if w.table != nil {
