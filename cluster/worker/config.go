@@ -1,12 +1,12 @@
 package worker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
@@ -76,6 +76,9 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Collective.Logger == nil {
 		c.Collective.Logger = c.Logger
+	}
+	if c.Collective.Name == "" {
+		c.Collective.Name = "world"
 	}
 	if c.RendezvousTimeout <= 0 {
 		c.RendezvousTimeout = defaultRendezvous
@@ -158,6 +161,9 @@ func hosts(j *cluster.Job) []string {
 	var names []string
 	for _, kind := range []string{cluster.Chief, cluster.Worker} {
 		for _, address := range j.Spec.Tasks(kind) {
+			if address == "" {
+				continue // not known
+			}
 			host, _, err := net.SplitHostPort(address)
 			if err != nil {
 				host = address
@@ -165,7 +171,7 @@ func hosts(j *cluster.Job) []string {
 			if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
 				host = "localhost"
 			}
-			if !contains(names, host) {
+			if !slices.Contains(names, host) {
 				names = append(names, host)
 			}
 		}
@@ -174,18 +180,4 @@ func hosts(j *cluster.Job) []string {
 		return nil
 	}
 	return names
-}
-
-func contains(list []string, s string) bool {
-	for _, have := range list {
-		if have == s {
-			return true
-		}
-	}
-	return false
-}
-
-// within returns a context that ends after so long, with a cause that says for what.
-func within(ctx context.Context, d time.Duration, cause error) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d, cause)
 }

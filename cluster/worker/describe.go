@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -58,12 +57,12 @@ func (w *Worker) tellOf(ctx context.Context, worker int, stuck bool) string {
 	if w.watch == nil {
 		return text
 	}
-	seen := w.watch.seen(worker)
-	text += " " + seen.String()
+	seen := w.latest(ctx, worker)
+	text += " " + sight(&seen)
 	if r := w.recordOf(ctx, worker); r != nil {
 		return text + "; it said: " + clip(r.Message, recordShown)
 	}
-	if !stuck || seen.left {
+	if !stuck || seen.Pulse.Gone {
 		return text
 	}
 	if stacks := w.stacksOf(ctx, worker); stacks != "" {
@@ -75,15 +74,15 @@ func (w *Worker) tellOf(ctx context.Context, worker int, stuck bool) string {
 // recordShown is how much of another worker's own words an error repeats, in bytes.
 const recordShown = 600
 
-// recordOf returns what a worker has told of its failure, or nil.
+// recordOf returns what a worker has told of a failure of its own, or nil.
 func (w *Worker) recordOf(ctx context.Context, worker int) *failure.Record {
 	text, _, err := w.store.Get(ctx, w.key("failure", worker))
 	if err != nil {
 		return nil
 	}
 	r, err := failure.Decode(text)
-	if err != nil || slices.Contains(r.Blames, w.job.Worker) {
-		return nil // that it lost this one is no news here
+	if err != nil || len(r.Blames) > 0 {
+		return nil // whom it has lost is no news here
 	}
 	return r
 }

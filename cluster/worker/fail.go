@@ -35,7 +35,7 @@ func (w *Worker) Fail(err error) error {
 		return nil
 	}
 	r := w.record(err)
-	w.failed = true
+	w.failed, w.lost = true, r.Blames
 	defer func() { w.failedAt = w.doing.count.Load() }()
 	var errs []error
 	if folder, ok := w.cfg.Getenv(cluster.EnvRecords); ok && folder != "" {
@@ -58,7 +58,7 @@ func (w *Worker) Fail(err error) error {
 
 // record makes the record of a failure.
 func (w *Worker) record(err error) *failure.Record {
-	s := w.state()
+	s := w.pulse()
 	me := &w.members[w.job.Worker]
 	r := &failure.Record{
 		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Ranks: me.Ranks(), Host: me.Host, PID: me.PID, Time: time.Now(),

@@ -91,11 +91,9 @@ func (w *Worker) join(ctx context.Context) error {
 		w.closeStore()
 		return err
 	}
-	w.watch = newWatch(len(w.members))
-	beating, stop := context.WithCancel(context.Background())
-	w.beating = stop
-	w.work.Go(func() { w.beats(beating) })
-	w.work.Go(func() { w.answer(beating) })
+	present, absent := context.WithCancel(context.Background())
+	w.absent = absent
+	w.attend(present)
 	ends, err := w.connect(ctx)
 	if err == nil {
 		err = w.open(ends)
@@ -133,7 +131,7 @@ func (w *Worker) openStore(ctx context.Context) error {
 		}
 	}
 	if serves(w.job) && w.job.Worker == 0 {
-		address, err := w.serveAt()
+		address, err := w.serveAt(ctx)
 		if err != nil {
 			return err
 		}
@@ -148,8 +146,11 @@ func (w *Worker) openStore(ctx context.Context) error {
 	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
-		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: it was not started, serves at another address, or does not accept this worker: %w",
-			w.job.Store, w.cfg.RendezvousTimeout, err)
+		why := "it was not started, serves at another address, or does not accept this worker"
+		if !w.cfg.Secret.Given() {
+			why += ", which has no secret"
+		}
+		return fmt.Errorf("worker 0, which serves the store at %s, was not reached within %v: %s: %w", w.job.Store, w.cfg.RendezvousTimeout, why, err)
 	case err != nil:
 		return err
 	}
@@ -158,30 +159,21 @@ func (w *Worker) openStore(ctx context.Context) error {
 }
 
 // serveAt returns the address at which worker 0 serves the store: what the others dial. If this host's own name leads it to itself
-// only (127.0.1.1 in /etc/hosts), it is the address by which it reaches another host.
-func (w *Worker) serveAt() (string, error) {
+// only (127.0.1.1 in /etc/hosts), it is the address of the interface that leads outward.
+func (w *Worker) serveAt(ctx context.Context) (string, error) {
 	address := strings.TrimPrefix(w.job.Store, "tcp://")
-	host, port, err := net.SplitHostPort(address)
+	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", fmt.Errorf("store %q: %w", w.job.Store, err)
 	}
-	others := hosts(w.job)
-	if ip := net.ParseIP(host); host == "localhost" || ip != nil || len(others) == 0 {
+	if hosts(w.job) == nil {
 		return address, nil
 	}
-	found, err := net.LookupHost(host)
-	if err != nil || len(found) == 0 || !net.ParseIP(found[0]).IsLoopback() {
-		return address, nil
+	ip, err := rendezvous.RouteTo(ctx, address)
+	if err != nil {
+		return "", err
 	}
-	for _, other := range others {
-		if other == host {
-			continue
-		}
-		if ip, err := routeTo(other); err == nil && !ip.IsLoopback() {
-			return net.JoinHostPort(ip.String(), port), nil
-		}
-	}
-	return address, nil
+	return net.JoinHostPort(ip.String(), port), nil
 }
 
 // about is what a worker's card says besides.
@@ -264,7 +256,7 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 		},
 	}
 	var err error
-	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(); err != nil {
+	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(ctx); err != nil {
 		return nil, err
 	}
 	if err := w.secure(&cfg); err != nil {
@@ -293,14 +285,14 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 }
 
 // listenAt returns the address that this process listens on, and the host that others dial if that is another.
-func (w *Worker) listenAt() (listen, advertise string, err error) {
+func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err error) {
 	ports := w.cfg.Ports
 	if ports == "" {
 		ports = "0"
 	}
 	host := w.cfg.Listen
 	if host == "" || net.ParseIP(host).IsUnspecified() {
-		ip, err := w.address()
+		ip, err := w.address(ctx)
 		if err != nil {
 			return "", "", fmt.Errorf("by which address the others reach this host: %w; say it with Listen", err)
 		}
@@ -314,7 +306,7 @@ func (w *Worker) listenAt() (listen, advertise string, err error) {
 }
 
 // address returns this host's address on the route to the store or, if that is no address, to a worker of another host.
-func (w *Worker) address() (string, error) {
+func (w *Worker) address(ctx context.Context) (string, error) {
 	other := w.elsewhere()
 	if other < 0 {
 		return "127.0.0.1", nil
@@ -323,26 +315,10 @@ func (w *Worker) address() (string, error) {
 		host, _, err := net.SplitHostPort(w.server.Addr())
 		return host, err
 	}
-	host := w.cards[other].Host
-	if address, ok := strings.CutPrefix(w.job.Store, "tcp://"); ok {
-		var err error
-		if host, _, err = net.SplitHostPort(address); err != nil {
-			return "", err
-		}
+	to := net.JoinHostPort(w.cards[other].Host, "9")
+	if strings.HasPrefix(w.job.Store, "tcp://") {
+		to = w.job.Store
 	}
-	ip, err := routeTo(host)
-	if err != nil {
-		return "", err
-	}
-	return ip.String(), nil
-}
-
-// routeTo returns this host's address on the route to another.
-func routeTo(host string) (net.IP, error) {
-	c, err := net.Dial("udp", net.JoinHostPort(host, "9")) // nothing is sent
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).IP, nil
+	ip, err := rendezvous.RouteTo(ctx, to)
+	return ip.String(), err
 }

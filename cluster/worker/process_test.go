@@ -1,3 +1,5 @@
+//go:build unix
+
 package worker_test
 
 import (
@@ -5,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,6 +38,10 @@ func TestMain(m *testing.M) {
 		childMain(text)
 		return
 	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil { // the processes mostly wait
+		panic(err)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -52,7 +59,8 @@ type child struct {
 	At                        int    // step at which it does something
 	Do                        string // what
 	Facts                     []rendezvous.Fact
-	TCP                       bool // no shared memory
+	TCP                       bool   // no shared memory
+	Records                   string // LOCKSTEP_RECORDS
 }
 
 // config is what the child joins with.
@@ -63,6 +71,9 @@ func (c *child) config() (worker.Config, error) {
 		DataPlaintext: c.Plain, Build: c.Build, NoSharedMemory: c.TCP,
 		Collective: collective.Config{Timeout: c.Timeout},
 		Logger:     slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Getenv: func(name string) (string, bool) {
+			return c.Records, name == cluster.EnvRecords && c.Records != ""
+		},
 	}
 	if c.Apart {
 		cfg.Apart = fmt.Sprint(c.Worker)
@@ -122,6 +133,9 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 	for step := range c.Steps {
 		w.Progress(int64(step), "compute")
 		if step == c.At {
+			if err := c.shown(ctx, w, step); err != nil {
+				return "", err
+			}
 			act(c.Do)
 		}
 		calls := make([]collective.Call, len(local))
@@ -141,6 +155,18 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 		total += outs[0][0]
 	}
 	return fmt.Sprint(total), nil
+}
+
+// shown waits until the others can see that this worker has come to a step.
+func (c *child) shown(ctx context.Context, w *worker.Worker, step int) error {
+	key := rendezvous.Key(c.Job, c.Epoch, "alive", strconv.Itoa(c.Worker))
+	for {
+		text, _, err := w.Store().Get(ctx, key)
+		if err != nil || strings.Contains(string(text), fmt.Sprintf(`"step":%d,"phase":"compute"`, step)) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // process is a running child.
@@ -246,6 +272,7 @@ func TestJoin(t *testing.T) {
 	}{
 		{name: "two workers", replicas: []int{1, 1}, want: "45"},
 		{name: "unequal workers, by TCP", replicas: []int{2, 1, 3}, change: func(c *child) { c.TCP = true }, want: "315"},
+		{name: "by a folder", replicas: []int{1, 1}, file: true, want: "45"},
 		{name: "with a secret", replicas: []int{1, 1}, change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

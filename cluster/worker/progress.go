@@ -1,12 +1,11 @@
 package worker
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync/atomic"
-	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
@@ -43,94 +42,57 @@ func (w *Worker) Running(now bool) {
 	w.doing.count.Add(1)
 }
 
-// state is how far a worker has come: what it publishes.
-type state struct {
-	Step    int64         `json:"step"`            // -1: not known
-	Phase   string        `json:"phase,omitempty"` // "": not known
-	Count   uint64        `json:"count"`           // of what its program said
-	Running bool          `json:"running,omitempty"`
-	Begun   uint64        `json:"begun"`          // calls of all its replicas
-	Over    uint64        `json:"over"`           // of these
-	Call    string        `json:"call,omitempty"` // one that is under way
-	Same    time.Duration `json:"same"`           // for how long nothing of this has changed, to a beat
-}
-
-// stateMax bounds what a worker publishes, in bytes.
-const stateMax = 4096
-
-func decodeState(text []byte) (s state, ok bool) {
-	return s, len(text) <= stateMax && json.Unmarshal(text, &s) == nil
-}
-
-func (s *state) encode() []byte {
-	short := *s
-	short.Phase, short.Call = clip(s.Phase, 200), clip(s.Call, 1000)
-	text, err := json.Marshal(&short)
-	if err != nil {
-		return nil // of numbers and texts there is always one
+// pulse is how far this worker is, for the others.
+func (w *Worker) pulse() rendezvous.Pulse {
+	p := rendezvous.Pulse{Step: w.doing.step.Load(), Progress: w.doing.count.Load()}
+	if phase := w.doing.phase.Load(); phase != nil {
+		p.Phase = clip(*phase, 200)
 	}
-	return text
-}
-
-func clip(s string, most int) string {
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "…"
-	}
-	return s
-}
-
-// moved reports whether the worker has come further between two states.
-func (s *state) moved(since *state) bool {
-	return s.Count != since.Count || s.Begun != since.Begun || s.Over != since.Over
-}
-
-// waits reports whether a replica of the worker is in a call, where it may wait for others.
-func (s *state) waits() bool { return s.Begun != s.Over }
-
-// String says it for an error: "at step 17, compute, for 12s, in all_reduce SUM …".
-func (s *state) String() string {
-	var parts []string
-	switch {
-	case s.Step >= 0 && s.Phase != "":
-		parts = append(parts, fmt.Sprintf("at step %d, %s", s.Step, s.Phase))
-	case s.Step >= 0:
-		parts = append(parts, fmt.Sprintf("at step %d", s.Step))
-	case s.Phase != "":
-		parts = append(parts, "at "+s.Phase)
-	}
-	switch {
-	case s.Call != "":
-		parts = append(parts, "in "+s.Call)
-	case s.waits():
-		parts = append(parts, "in a call")
-	case s.Running:
-		parts = append(parts, "in its step function")
-	case len(parts) == 0:
-		parts = append(parts, "in no step")
-	}
-	text := strings.Join(parts, ", ")
-	if s.Same >= 2*beatMost {
-		text += fmt.Sprintf(" for %v", s.Same.Round(time.Second))
-	}
-	return fmt.Sprintf("%s, after %d calls", text, s.Over)
-}
-
-// state returns how far this worker is, except for how long.
-func (w *Worker) state() state {
-	s := state{Step: w.doing.step.Load(), Count: w.doing.count.Load(), Running: w.doing.runs.Load() > 0}
-	if p := w.doing.phase.Load(); p != nil {
-		s.Phase = *p
-	}
+	calls := uint64(0)
 	for _, c := range w.current.now() {
 		o, ok := c.(collective.Observable)
 		if !ok {
 			continue
 		}
 		begun, over, call := o.Progress()
-		s.Begun, s.Over = s.Begun+begun, s.Over+over
-		if s.Call == "" {
-			s.Call = call
+		calls += over
+		p.Progress += begun + over
+		if p.Waits = p.Waits || begun != over; p.Text == "" && call != "" {
+			p.Text = "in " + clip(call, 1000)
 		}
+	}
+	if p.Text == "" && w.doing.runs.Load() > 0 {
+		p.Text = "in its step function"
+	}
+	if p.Text != "" {
+		p.Text += ", "
+	}
+	p.Text += fmt.Sprintf("after %d calls", calls)
+	return p
+}
+
+// doingText says what a worker is doing: "at step 17, compute, in its step function, after 40 calls".
+func doingText(p *rendezvous.Pulse) string {
+	var parts []string
+	if p.Step >= 0 {
+		parts = append(parts, fmt.Sprintf("step %d", p.Step))
+	}
+	if p.Phase != "" {
+		parts = append(parts, p.Phase)
+	}
+	text := strings.Join(parts, ", ")
+	if text != "" {
+		text = "at " + text
+	}
+	if text != "" && p.Text != "" {
+		text += ", "
+	}
+	return text + p.Text
+}
+
+func clip(s string, most int) string {
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
 	}
 	return s
 }

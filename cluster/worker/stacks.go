@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
@@ -15,21 +14,15 @@ import (
 // is stuck. Whoever asks sets the worker's "ask" key, and waits for the next change of its "answer" key.
 
 // answer answers such questions until the worker leaves.
-func (w *Worker) answer(ctx context.Context) {
+func (w *Worker) answer(ctx context.Context) error {
 	ask := w.key("stacks", w.job.Worker, "ask")
 	_, after, err := w.store.List(ctx, ask)
-	for ctx.Err() == nil {
-		if err == nil {
-			var asked []rendezvous.Entry
-			if asked, after, err = w.store.Changes(ctx, ask, after); err == nil && len(asked) > 0 {
-				err = w.store.Set(ctx, w.key("stacks", w.job.Worker, "answer"), []byte(stacksText(stacks.Snapshot(), answerFrames)))
-			}
-		}
-		if err != nil { // the store may come back
-			pause(ctx, w.cfg.beat())
-			_, after, err = w.store.List(ctx, ask)
+	for err == nil {
+		if _, after, err = w.store.Changes(ctx, ask, after); err == nil {
+			err = w.store.Set(ctx, w.key("stacks", w.job.Worker, "answer"), []byte(stacksText(stacks.Snapshot(), answerFrames)))
 		}
 	}
+	return err
 }
 
 // stacksOf returns what a worker answers, or nothing if it does not within stacksWait.
@@ -124,13 +117,4 @@ func userPart(frames []stacks.Frame) []stacks.Frame {
 		}
 	}
 	return frames
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

@@ -2,227 +2,115 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
-	"sync"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// watch is what this worker knows of how the others are. It never compares clocks of two hosts: what counts is when this one saw
-// something change.
-type watch struct {
-	mu    sync.Mutex
-	peers []peer    // by worker
-	heard time.Time // when the store answered last
-}
-
-// peer is a worker as this one sees it.
-type peer struct {
-	state
-	known    bool   // it has published something
-	left     bool   // in good order
-	revision uint64 // of its key, when it changed last
-	changed  time.Time
-	moved    time.Time // when it came further last
-	told     bool      // that it is stuck, since then
-}
-
-func newWatch(workers int) *watch {
-	v := &watch{peers: make([]peer, workers), heard: time.Now()}
-	for i := range v.peers {
-		v.peers[i].changed, v.peers[i].moved = v.heard, v.heard
-	}
-	return v
-}
-
-// sight is what can be said of a worker.
-type sight struct {
-	peer
-	ago time.Duration
-}
-
-func (v *watch) seen(worker int) sight {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return sight{v.peers[worker], time.Since(v.peers[worker].changed)}
-}
-
-// String continues a sentence that begins with the worker's name.
-func (s *sight) String() string {
-	switch {
-	case s.left:
-		return "has left the job in good order"
-	case !s.known:
-		return "was never seen at work"
-	}
-	return fmt.Sprintf("was last seen %v ago %v", s.ago.Round(100*time.Millisecond), &s.state)
-}
-
-// farewell is what a worker publishes last.
-const farewell = "left"
-
-// note takes in what stands in the store.
-func (v *watch) note(worker int, value []byte, revision uint64, now time.Time) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	p := &v.peers[worker]
-	if p.known && p.revision == revision {
-		return
-	}
-	p.revision, p.changed = revision, now
-	if string(value) == farewell {
-		p.left = true
-		return
-	}
-	s, ok := decodeState(value)
-	if !ok {
-		return
-	}
-	if !p.known || s.moved(&p.state) {
-		p.moved, p.told = now, false
-	}
-	p.state, p.known = s, true
-}
-
-// forgive takes time in which this process did not run off what the others kept silent.
-func (v *watch) forgive(d time.Duration) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.heard = v.heard.Add(d)
-	for i := range v.peers {
-		p := &v.peers[i]
-		p.changed, p.moved = p.changed.Add(d), p.moved.Add(d)
-	}
-}
-
-// beats publishes how this worker is and looks how the others are, once each beat, until it leaves.
-func (w *Worker) beats(ctx context.Context) {
+// attend publishes this worker's pulse and watches those of the others until ctx ends, when the worker leaves.
+func (w *Worker) attend(ctx context.Context) {
 	beat := w.cfg.beat()
-	own := state{Step: -1}
-	since := time.Now()
+	w.watch = rendezvous.NewWatch(w.store, w.key("alive"), len(w.members))
+	w.work.Go(func() {
+		w.again(ctx, func() error {
+			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beat, w.pulse)
+		})
+	})
+	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, beat/2) }) })
+	w.work.Go(func() { w.again(ctx, func() error { return w.answer(ctx) }) })
+	if w.cfg.HeartbeatTimeout > 0 {
+		w.work.Go(func() { w.listen(ctx) })
+		w.work.Go(func() { w.judge(ctx) })
+	}
+}
+
+// again does something once more as long as the store fails it, which may come back.
+func (w *Worker) again(ctx context.Context, f func() error) {
+	for f() != nil && ctx.Err() == nil {
+		pause(ctx, w.cfg.beat())
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// listen ends the group if a worker, or the store, gives no sign of life.
+func (w *Worker) listen(ctx context.Context) {
+	silent, err := w.watch.Silence(ctx, w.job.Worker, w.cfg.HeartbeatTimeout)
+	switch {
+	case ctx.Err() != nil || silent.Worker < 0:
+	case err != nil:
+		w.loseStore()
+	default:
+		w.lose(ctx, silent.Worker, fmt.Errorf("it has given no sign of life for %v: its process is stopped or gone, or its host cannot be reached",
+			silent.Silent.Round(100*time.Millisecond)), false)
+	}
+}
+
+// judge looks for workers that live, come no further and wait for nobody, while this one waits: it says so in the log, once, and ends the
+// group after [Config.ProgressTimeout].
+func (w *Worker) judge(ctx context.Context) {
+	told := map[int]uint64{} // progress of those that were reported
 	for ctx.Err() == nil {
-		began := time.Now()
-		now := w.state()
-		if now.moved(&own) {
-			since = began
-		}
-		own, own.Same = now, began.Sub(since)
-		if !w.leaving.Load() {
-			w.within(ctx, func(ctx context.Context) error { return w.store.Set(ctx, w.key("alive", w.job.Worker), own.encode()) })
-		}
-		if w.within(ctx, w.look) == nil {
-			w.watch.mu.Lock()
-			w.watch.heard = time.Now()
-			w.watch.mu.Unlock()
-		}
-		w.judge(ctx, &own)
-		slept := time.Now()
-		pause(ctx, beat)
-		if late := time.Since(slept) - 2*beat; late > 0 {
-			w.watch.forgive(late)
-		}
-	}
-}
-
-// within gives an operation of the store a part of the time in which it must answer.
-func (w *Worker) within(ctx context.Context, f func(context.Context) error) error {
-	most := max(w.cfg.HeartbeatTimeout/4, w.cfg.beat())
-	began := time.Now()
-	short, cancel := context.WithTimeout(ctx, most)
-	defer cancel()
-	err := f(short)
-	if late := time.Since(began) - 2*most; late > 0 {
-		w.watch.forgive(late)
-	}
-	return err
-}
-
-// look reads what all workers have published.
-func (w *Worker) look(ctx context.Context) error {
-	prefix := w.key("alive") + "/"
-	entries, _, err := w.store.List(ctx, prefix)
-	now := time.Now()
-	for _, e := range entries {
-		if n, err := strconv.Atoi(strings.TrimPrefix(e.Key, prefix)); err == nil && n >= 0 && n < len(w.members) {
-			w.watch.note(n, e.Value, e.Revision, now)
-		}
-	}
-	return err
-}
-
-// judge ends the group if the store or a worker is lost, and says in the log who is stuck.
-func (w *Worker) judge(ctx context.Context, own *state) {
-	patience := w.cfg.HeartbeatTimeout
-	if patience < 0 || ctx.Err() != nil {
-		return
-	}
-	w.watch.mu.Lock()
-	silent := time.Since(w.watch.heard)
-	peers := append([]peer(nil), w.watch.peers...)
-	w.watch.mu.Unlock()
-	if silent > patience {
-		w.loseStore(silent, own)
-		return
-	}
-	for n := range peers {
-		p := &peers[n]
-		if n == w.job.Worker || p.left {
+		pause(ctx, w.cfg.beat())
+		all := w.watch.Vitals()
+		if me := &all[w.job.Worker]; !me.Pulse.Waits {
 			continue
 		}
-		if quiet := time.Since(p.changed); quiet > patience && silent < patience/2 {
-			w.lose(ctx, n, fmt.Errorf("it has given no sign of life for %v: its process is stopped or gone, or its host cannot be reached", quiet.Round(100*time.Millisecond)), own, false)
-		} else if stuck := time.Since(p.moved); p.known && !p.waits() && stuck > patience && own.waits() && own.Same > patience {
-			w.stuck(ctx, n, stuck, own, p.told)
+		for i := range all {
+			v := &all[i]
+			if i == w.job.Worker || !v.Seen || v.Pulse.Waits || v.Pulse.Gone || v.Still < w.cfg.HeartbeatTimeout || ctx.Err() != nil {
+				continue
+			}
+			if most := w.cfg.ProgressTimeout; most > 0 && v.Still > most {
+				w.lose(ctx, i, fmt.Errorf("it lives, but has come no further for %v while others wait for it", v.Still.Round(100*time.Millisecond)), true)
+				return
+			}
+			if before, ok := told[i]; !ok || before != v.Pulse.Progress {
+				told[i] = v.Pulse.Progress
+				w.cfg.Logger.Warn("worker: one comes no further, and this one waits for it", "who", w.tellOf(ctx, i, true), "since", v.Still.Round(time.Second))
+			}
 		}
 	}
-}
-
-// stuck reports a worker that lives, comes no further and waits for nobody.
-func (w *Worker) stuck(ctx context.Context, worker int, d time.Duration, own *state, told bool) {
-	d = d.Round(time.Second)
-	if most := w.cfg.ProgressTimeout; most > 0 && d > most {
-		w.lose(ctx, worker, fmt.Errorf("it lives, but has come no further for %v while others wait for it", d), own, true)
-		return
-	}
-	if told {
-		return
-	}
-	w.watch.mu.Lock()
-	w.watch.peers[worker].told = true
-	w.watch.mu.Unlock()
-	w.cfg.Logger.Warn("worker: this worker waits for one that comes no further", "waits", own.String(), "for", w.tellOf(ctx, worker, true), "since", d)
 }
 
 // lose ends the group because of another worker.
-func (w *Worker) lose(ctx context.Context, worker int, why error, own *state, stacks bool) {
+func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
 	w.end(&collective.Error{
 		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[worker].Ranks(),
 		Err: fmt.Errorf("worker %d is lost: %w", worker, why),
-		Who: w.tellOf(ctx, worker, stacks) + "\n" + w.self(own),
+		Who: w.tellOf(ctx, worker, stuck) + "\n" + w.self(),
 	})
 }
 
-// self says what this worker does meanwhile.
-func (w *Worker) self(own *state) string {
-	return w.name(w.job.Worker) + ", which says this, is " + own.String()
-}
-
 // loseStore ends the group because nobody knows any more how the others are.
-func (w *Worker) loseStore(silent time.Duration, own *state) {
-	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self(own)}
-	text := fmt.Sprintf("the store %s has not answered for %v", w.job.Store, silent.Round(100*time.Millisecond))
-	if w.serves() && w.job.Worker != 0 {
-		seen := w.watch.seen(0)
+func (w *Worker) loseStore() {
+	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self()}
+	text := fmt.Sprintf("the store %s has not answered for %v", w.job.Store, w.cfg.HeartbeatTimeout)
+	if serves(w.job) && w.job.Worker != 0 {
 		e.Peers = w.members[0].Ranks()
 		text += ": worker 0, which serves it, is stopped or gone, or its host cannot be reached"
-		e.Who = w.name(0) + " " + seen.String() + "\n" + e.Who
+		seen := w.watch.Vitals()[0]
+		e.Who = w.name(0) + " " + sight(&seen) + "\n" + e.Who
 	}
 	e.Err = errors.New(text)
 	w.end(e)
+}
+
+// self says what this worker does, for an error about others.
+func (w *Worker) self() string {
+	p := w.pulse()
+	return w.name(w.job.Worker) + ", which says this, is " + doingText(&p)
 }
 
 // end makes cause the end of the group and of all waits of this worker, unless there is one already.
@@ -231,4 +119,30 @@ func (w *Worker) end(cause error) {
 		w.fate(cause)
 		w.cfg.Logger.Error("worker: the job cannot go on", "error", cause)
 	}
+}
+
+// sight continues a sentence that begins with a worker's name: what was last seen of it.
+func sight(v *rendezvous.Vital) string {
+	switch {
+	case !v.Seen:
+		return "was never seen at work"
+	case v.Pulse.Gone:
+		return "has left the job, " + doingText(&v.Pulse)
+	}
+	text := fmt.Sprintf("was last seen %v ago %s", v.Silent.Round(100*time.Millisecond), doingText(&v.Pulse))
+	if still := v.Still.Round(time.Second); still > 2*beatMost && !v.Pulse.Waits {
+		text += fmt.Sprintf(", where it has been for %v", still)
+	}
+	return text
+}
+
+// latest returns what is known of a worker, and asks the store once more.
+func (w *Worker) latest(ctx context.Context, worker int) rendezvous.Vital {
+	v := w.watch.Vitals()[worker]
+	text, _, err := w.store.Get(ctx, w.key("alive", worker))
+	var p rendezvous.Pulse
+	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Beat > v.Pulse.Beat) {
+		v.Pulse, v.Seen, v.Silent = p, true, 0
+	}
+	return v
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
@@ -24,19 +24,19 @@ type Worker struct {
 	current current
 	group   *group
 	doing   doing
-	watch   *watch             // nil: a job of one worker
+	watch   *rendezvous.Watch  // nil: a job of one worker
 	store   rendezvous.Store   // nil: a job of one worker
 	server  *rendezvous.Server // nil: another serves it
 
-	life    context.Context // ends with Close, or with what ends the job; the cause says what
-	fate    context.CancelCauseFunc
-	beating context.CancelFunc // ends the goroutines
-	work    sync.WaitGroup
-	leaving atomic.Bool
+	life   context.Context // ends with Close, or with what ends the job; the cause says what
+	fate   context.CancelCauseFunc
+	absent context.CancelFunc // ends the goroutines
+	work   sync.WaitGroup
 
 	mu       sync.Mutex
 	failed   bool
 	failedAt uint64 // progress then
+	lost     []int  // the workers that it was laid on
 
 	closing  sync.Once
 	closeErr error
@@ -111,6 +111,9 @@ func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFu
 // because returns the error of a wait; of one that was for workers that did not come it says who they are and what they were last
 // seen doing.
 func (w *Worker) because(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
 	if cause := w.Err(); cause != nil {
 		return cause
 	}
@@ -135,9 +138,6 @@ func (w *Worker) key(parts ...any) string {
 	return rendezvous.Key(w.job.ID, w.job.Epoch, words...)
 }
 
-// serves reports whether worker 0 serves the store.
-func (w *Worker) serves() bool { return serves(w.job) }
-
 // leaveWait bounds how long a worker that fails takes to leave, and one that serves the store for those that fail with it.
 const leaveWait = 3 * time.Second
 
@@ -145,7 +145,6 @@ const leaveWait = 3 * time.Second
 // others have left too. Later calls do nothing and return the same.
 func (w *Worker) Close() error {
 	w.closing.Do(func() {
-		w.leaving.Store(true)
 		w.closeErr = errors.Join(w.closeGroup(), w.leave())
 		if w.closeErr != nil {
 			w.closeErr = fmt.Errorf("worker: %s leaves: %w", strconv.Itoa(w.job.Worker), w.closeErr)
@@ -169,30 +168,59 @@ func (w *Worker) leave() error {
 		w.fate(nil)
 		return nil
 	}
-	ctx, cancel := w.waiting(context.Background())
 	w.mu.Lock()
-	failed := w.failed
+	failed := w.failed || w.Err() != nil
 	w.mu.Unlock()
-	if failed || w.Err() != nil {
+	var err error
+	if failed {
+		w.leaveFailed()
+	} else {
+		ctx, cancel := w.waiting(context.Background())
+		err = w.because(ctx, w.leaveWell(ctx))
 		cancel()
-		ctx, cancel = context.WithTimeout(context.Background(), leaveWait)
-	}
-	defer cancel()
-	err := w.store.Set(ctx, w.key("alive", w.job.Worker), []byte(farewell))
-	if err == nil && (w.server != nil || w.job.Worker > 0) {
-		err = rendezvous.Leave(ctx, w.store, w.card)
-	}
-	if failed || w.Err() != nil {
-		err = nil // the store may have gone with another worker, and those that are lost never leave
 	}
 	w.stop()
 	return err
 }
 
-// stop ends the goroutines and closes the store.
+// leaveWell leaves a job that went well: the one who serves the store, last.
+func (w *Worker) leaveWell(ctx context.Context) error {
+	if w.server == nil && w.job.Worker == 0 {
+		return nil // the store needs nobody who stays
+	}
+	return rendezvous.Leave(ctx, w.store, w.card)
+}
+
+// leaveFailed leaves a job that failed. The one who serves the store gives the others, but for those that are gone, time to read in it
+// why.
+func (w *Worker) leaveFailed() {
+	if w.server == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
+	defer cancel()
+	w.mu.Lock()
+	lost := w.lost
+	w.mu.Unlock()
+	for ctx.Err() == nil && w.somebodyStays(lost) {
+		pause(ctx, w.cfg.beat()/4)
+	}
+}
+
+// somebodyStays reports whether there are other workers that still work, besides those that are lost.
+func (w *Worker) somebodyStays(lost []int) bool {
+	for _, v := range w.watch.Vitals() {
+		if v.Worker != w.job.Worker && !v.Pulse.Gone && !slices.Contains(lost, v.Worker) {
+			return true
+		}
+	}
+	return false
+}
+
+// stop ends the goroutines, the last of which says to the others that this worker has left, and closes the store.
 func (w *Worker) stop() {
 	w.fate(nil)
-	w.beating()
+	w.absent()
 	w.work.Wait()
 	w.store.Close()
 	if w.server != nil {
