@@ -177,11 +177,10 @@ func (d *Discovery) believe(all []answer) (*Job, error) {
 			return nil, errorf("there are to be %d workers, but nothing says which of them this process is: give its number (%s), or start the workers "+
 				"by lockstep run, srun, mpirun or torchrun", n, EnvWorker)
 		}
-		job = &Job{Source: nobody, Workers: 1, LocalWorker: -1, Task: NoTask}
+		job = &Job{Source: nobody, Workers: 1, LocalWorker: -1, Task: NoTask, Beside: hints}
 	} else if n := d.workersGiven(); n > 0 && n != job.Workers && job.Task.Type != Evaluator {
 		return nil, errorf("%s says that there are %d workers, but %d were given by %s or the command line: correct one of them", job.Source, job.Workers, n, EnvWorkers)
 	}
-	job.Beside = append(job.Beside, hints...)
 	return job, nil
 }
 
@@ -194,7 +193,11 @@ func (a *answer) compare(b *answer) (Claim, error) {
 	case w.Task.Type == Evaluator || o.Task.Type == Evaluator:
 		claim.Note = "an evaluator is no worker, so that they need not agree"
 	case w.Worker == o.Worker && w.Workers == o.Workers:
-		claim.Note = "agrees" + w.complete(o)
+		claim.Note = "agrees"
+		// What may be outside of the believed one may agree by chance with some of the workers only, and so tells nothing more.
+		if a.source.depth == stated || b.source.depth == stated || a.source.depth == b.source.depth {
+			claim.Note += w.complete(o)
+		}
 	case a.source.depth != stated && b.source.depth != stated && a.source.depth > b.source.depth:
 		claim.Note = a.source.name + " was started inside it"
 	case lone:

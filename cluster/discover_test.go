@@ -282,6 +282,29 @@ func TestWorkersOfAJobFitTogether(t *testing.T) {
 	}
 }
 
+// TestMpirunInSlurm: the workers that mpirun starts through srun on other hosts are tasks of a step, those on its own host are not.
+// All meet at one place.
+func TestMpirunInSlurm(t *testing.T) {
+	for _, each := range []int{1, 2} {
+		stores := map[string]bool{}
+		for rank := range 3 * each {
+			e := map[string]string{}
+			set(e, "OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE", 3*each, "SLURM_JOB_ID", 4711, "SLURM_JOB_NODELIST", "n[1-3]", "SLURM_PROCID", 0)
+			if host := rank / each; host > 0 {
+				set(e, "SLURM_STEP_ID", 5, "SLURM_STEP_NODELIST", "n[2-3]", "SLURM_STEP_NUM_TASKS", 2, "SLURM_PROCID", host-1)
+			}
+			job, err := Discover(Discovery{Getenv: env(e)})
+			if err != nil || job.Worker != rank || job.Workers != 3*each || job.Store == "" {
+				t.Fatalf("rank %d: %v, %v", rank, job, err)
+			}
+			stores[job.Store] = true
+		}
+		if len(stores) != 1 {
+			t.Errorf("%d on each host: they meet at %v", each, slices.Sorted(maps.Keys(stores)))
+		}
+	}
+}
+
 // checkResolver holds what a strategy asks against the job.
 func checkResolver(t *testing.T, job *Job) {
 	t.Helper()

@@ -9,14 +9,20 @@ import (
 	"strings"
 )
 
+// The commands of launchers that the code looks at.
+const (
+	hydra      = "hydra_pmi_proxy"
+	horovodrun = "horovodrun"
+)
+
 // horovodSource is horovodrun, with Gloo or MPI under it.
 var horovodSource = source{
-	name: "horovodrun", key: "horovod", known: "HOROVOD_RANK", depth: launcher,
+	name: horovodrun, key: "horovod", known: "HOROVOD_RANK", depth: launcher,
 	detect: func(d *Discovery) bool { return d.env("HOROVOD_RANK") != "" },
 	read: func(r *reading, j *Job) {
 		j.Worker, j.Workers = r.need("HOROVOD_RANK"), r.workers("HOROVOD_SIZE")
 		r.local(j, "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
-		r.meetMPI(j, "", "horovodrun")
+		r.meetMPI(j, "", horovodrun)
 	},
 }
 
@@ -52,7 +58,7 @@ var pmiSource = source{
 		if id != "" {
 			j.ID = "pmi-" + id
 		}
-		r.meetMPI(j, id, "hydra_pmi_proxy", "pmi_proxy")
+		r.meetMPI(j, id, hydra, "pmi_proxy")
 	},
 }
 
@@ -75,11 +81,17 @@ func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
 		}
 		return
 	}
-	if list, id := r.d.env("SLURM_JOB_NODELIST"), r.d.env("SLURM_JOB_ID"); list != "" && id != "" && launchers[0] != "horovodrun" {
-		r.slurmStore(j, "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "")
+	j.NoStore = "the launcher passes no addresses between hosts: " + sayStore + " (mpirun -x " + EnvStore + "=…, mpiexec -genv " + EnvStore + " …)"
+	if r.d.env("SLURM_JOB_NODELIST") == "" || r.d.env("SLURM_JOB_ID") == "" {
 		return
 	}
-	j.NoStore = "the launcher passes no addresses between hosts: " + sayStore + " (mpirun -x " + EnvStore + "=…, mpiexec -genv " + EnvStore + " …)"
+	switch {
+	case launchers[0] == horovodrun: // which may have been told other hosts
+	case launchers[0] == hydra && job != "": // by srun --mpi=pmi2
+		r.slurmStore(j, "SLURM_STEP_NODELIST", "SLURM_JOB_ID", r.text("SLURM_STEP_ID"))
+	default: // not by the step's number, for not all that mpirun starts are in a step
+		r.slurmStore(j, "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "")
+	}
 }
 
 // fileName replaces what should not stand in a file's name.
@@ -109,9 +121,10 @@ func (d *Discovery) launcher(commands []string) (string, error) {
 		if !ok {
 			break
 		}
-		if slices.Contains(commands, p.command) {
+		name, _, _ := strings.Cut(p.command, ".") // mpirun.openmpi
+		if slices.Contains(commands, name) {
 			id, _, _ := strings.Cut(strings.TrimSpace(string(boot)), "-")
-			return fmt.Sprintf("%s-%d-%s-%s", p.command, pid, p.started, id), nil
+			return fmt.Sprintf("%s-%d-%s-%s", name, pid, p.started, id), nil
 		}
 		if p.parent <= 1 {
 			break
