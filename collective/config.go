@@ -128,6 +128,19 @@ func parsePreference(text string) (preference, error) {
 	return p, nil
 }
 
+// choose returns the row that it asks for, then the table's.
+func (f *preference) choose(t *chooser.Table, p Problem, w chooser.Where) (plan.Algorithm, error) {
+	if named := f.of[p.Op]; named != "" {
+		return chooser.Named(named, p, w)
+	}
+	if f.all != "" {
+		if row, err := chooser.Named(f.all, p, w); err == nil {
+			return row, nil
+		}
+	}
+	return t.Choose(p, w)
+}
+
 func noAlgorithm(name string) error {
 	return fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(chooser.Names(), ", "))
 }

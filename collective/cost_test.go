@@ -2,6 +2,7 @@ package collective
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -36,42 +37,35 @@ func (x *executor) bare(call *Call, t ticket) error {
 	w.src, w.dst = call.sides(m.rank)
 	w.half = int(t.seq & 1)
 	m.shows[w.half].Store((*byte)(w.dst.Ptr))
-	marker.Publish(transport.Slot{Src: w.src, Dst: w.dst})
-	if err := x.bareSteps(s.steps[:0], 0); err != nil {
+	marker.Publish(transport.Slot{Src: x.visible(w.src), Dst: x.visible(w.dst)})
+	if err := marker.Signal(0); err != nil {
 		return err
 	}
-	w.assign(s, m.team.share(m, w.half) && !s.joint)
-	if err := x.bareSteps(s.steps, 1); err != nil {
+	if err := marker.Await(context.Background(), -1, 0); err != nil {
 		return err
 	}
-	w.deliver()
-	x.end()
-	return nil
-}
-
-// bareSteps carries out steps, behind mark 0 if offset is 0.
-func (x *executor) bareSteps(steps []plan.Step, offset int) error {
-	marker := x.m.site.marker
-	if offset == 0 {
-		if err := marker.Signal(0); err != nil {
-			return err
-		}
-		return marker.Await(context.Background(), -1, 0)
+	shared := m.team.share(m, w.half)
+	if x.hidden() || !s.joint && x.aliased() {
+		return errors.New("the plan does not fit")
 	}
-	for i := range steps {
+	w.joint = s.joint
+	w.assign(s, shared && !s.joint)
+	for i := range s.steps {
 		var err error
-		switch s := &steps[i]; {
-		case s.Kind == plan.Signal && s.Mark > 0:
-			err = marker.Signal(s.Mark)
-		case s.Kind == plan.Await && s.Mark > 0:
-			err = marker.Await(context.Background(), s.From, s.Mark)
-		case s.Kind != plan.Signal && s.Kind != plan.Await:
-			err = x.work.step(s)
+		switch step := &s.steps[i]; {
+		case step.Kind == plan.Signal && step.Mark > 0:
+			err = marker.Signal(step.Mark)
+		case step.Kind == plan.Await && step.Mark > 0:
+			err = marker.Await(context.Background(), step.From, step.Mark)
+		case step.Kind != plan.Signal && step.Kind != plan.Await:
+			err = w.step(step)
 		}
 		if err != nil {
 			return err
 		}
 	}
+	w.deliver()
+	x.end()
 	return nil
 }
 

@@ -29,6 +29,7 @@ type executor struct {
 
 	// Of the current call.
 	header  transport.Header
+	sum     uint64     // of the header, where there is a slot
 	textMu  sync.Mutex // for those that read them on other goroutines
 	texts   [3]text    // of the even and the odd collectives, and of calls of two ranks
 	current *text      // one of these
@@ -280,13 +281,12 @@ func (x *executor) end() {
 func (x *executor) together(w *work, p *planned, named string) error {
 	m := x.m
 	script := &p.open
-	slot := x.slot(w.call)
 	half := int(x.header.Seq & 1)
 	w.half = half
 	if m.team.local > 1 {
 		m.shows[half].Store((*byte)(w.dst.Ptr))
 	}
-	m.site.marker.Publish(slot)
+	m.site.marker.Publish(x.slot(w))
 	done := 0
 	if !script.reaches { // nothing that the peers show can change the plan
 		done = script.early
@@ -336,7 +336,7 @@ func (x *executor) finish(w *work, s *script, done int) error {
 // hidden reports whether a rank of the domain has memory in the call that not all of the domain reach.
 func (x *executor) hidden() bool {
 	for _, r := range x.m.site.domain {
-		if s := x.m.site.marker.Peer(r); s.Src.Bytes > 0 && s.Src.Ptr == nil || s.Dst.Bytes > 0 && s.Dst.Ptr == nil {
+		if s := x.m.site.marker.Peer(r); s.Src.Ptr == nil && s.Src.Bytes > 0 || s.Dst.Ptr == nil && s.Dst.Bytes > 0 {
 			return true
 		}
 	}

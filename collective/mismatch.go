@@ -27,7 +27,7 @@ func (m *member) early() error {
 	m.behind = m.site.marker.Behind(0, m.behind[:0])
 	behind := m.behind
 	for _, peer := range m.site.domain {
-		if !slices.Contains(behind, peer) && m.site.marker.Peer(peer).Header != m.header {
+		if !slices.Contains(behind, peer) && m.site.marker.Peer(peer).Sum != m.sum {
 			return m.mismatch(func(r int) bool { return !slices.Contains(behind, r) })
 		}
 	}
@@ -37,7 +37,7 @@ func (m *member) early() error {
 // compare holds the slots of the domain against this rank's.
 func (x *executor) compare() error {
 	for _, peer := range x.m.site.domain {
-		if x.m.site.marker.Peer(peer).Header != x.header {
+		if x.m.site.marker.Peer(peer).Sum != x.sum {
 			return x.m.mismatch(func(int) bool { return true })
 		}
 	}

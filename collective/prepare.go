@@ -121,18 +121,10 @@ func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 // choose returns the row for a problem: the one that the call names, then what the configuration asks for, then the
 // chooser's.
 func (t *team) choose(p Problem, w chooser.Where, named string) (plan.Algorithm, error) {
-	if named == "" {
-		named = t.prefer.of[p.Op]
-	}
 	if named != "" {
 		return chooser.Named(named, p, w)
 	}
-	if t.prefer.all != "" {
-		if row, err := chooser.Named(t.prefer.all, p, w); err == nil {
-			return row, nil
-		}
-	}
-	return t.cfg.Chooser.Choose(p, w)
+	return t.prefer.choose(t.cfg.Chooser, p, w)
 }
 
 // hide returns the plan for a domain in which not every rank's memory is reached by all.
@@ -222,50 +214,83 @@ func shown(s plan.Span) bool { return s.Buffer == plan.Src || s.Buffer == plan.D
 type text struct {
 	header transport.Header
 	label  label
+
+	// What label and header.Names were made from, to know them again.
+	plan          *planned // nil: of a call of two ranks, or nothing yet
+	named, shaped bool     // there was a Manifest, and a Shape in it
 }
 
 // note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. There are two texts for
-// collectives, as there are two slots, and one for calls of two ranks.
+// collectives, as there are two slots, and one for calls of two ranks. A call like the last one of its text, as in the
+// steps of a training, changes no more than the numbers.
 func (x *executor) note(call *Call, seq uint64, count int, o *Options, p *planned) {
 	x.textMu.Lock()
-	defer x.textMu.Unlock()
 	t := &x.texts[seq&1]
 	if call.pairwise() {
 		t = &x.texts[2]
 	}
 	x.current = t
-	l := &t.label
-	l.op, l.name, l.algo, l.shape = 0, "", "", l.shape[:0]
+	if !t.says(call, p) {
+		x.describeIn(t, call, count, p)
+	}
 	hash := uint32(0)
-	if call.pairwise() {
+	if p != nil {
+		hash = p.hash
+	}
+	t.header = fingerprint(x.m.team, seq, call, count, t.header.Names, o, hash)
+	x.header = t.header
+	x.textMu.Unlock()
+}
+
+// says reports whether the text's names are those of a call with that plan.
+func (t *text) says(call *Call, p *planned) bool {
+	m := call.Manifest
+	switch {
+	case p == nil || t.plan != p: // one plan: one operation, one count, the same Counts
+		return false
+	case m == nil || !t.named:
+		return m == nil && !t.named
+	case t.label.name != m.Name || t.shaped != (m.Shape != nil):
+		return false
+	}
+	return m.Shape == nil || countsByRank(call.Op) || slices.Equal(t.label.shape, m.Shape)
+}
+
+// describeIn sets a text's names.
+func (x *executor) describeIn(t *text, call *Call, count int, p *planned) {
+	m := call.Manifest
+	t.plan, t.named, t.shaped = p, m != nil, m != nil && m.Shape != nil
+	l := &t.label
+	l.op, l.name, l.algo, l.shape = 0, call.name(), "", l.shape[:0]
+	if p == nil {
 		l.op, l.peer, l.back = call.Op, call.Peer, x.begun[opposite(call.Op)].of(call.Peer)
 	} else {
-		l.algo, hash = p.row.Name, p.hash
+		l.algo = p.row.Name
 	}
-	switch m := call.Manifest; {
+	switch {
 	case countsByRank(call.Op):
 		l.shape = append(l.shape, call.Counts...)
-	case m != nil && m.Shape != nil:
+	case t.shaped:
 		l.shape = append(l.shape, m.Shape...)
 	default:
 		l.shape = append(l.shape, count)
 	}
-	if call.Manifest != nil {
-		l.name = call.Manifest.Name
-	}
-	x.header = fingerprint(x.m.team, seq, call, count, o, hash)
-	t.header = x.header
+	t.header.Names = namesHash(call, count, agreed[call.Op])
 }
 
 // slot is what the peers of the domain see of a call.
-func (x *executor) slot(call *Call) transport.Slot {
+func (x *executor) slot(w *work) transport.Slot {
 	l := &x.current.label
-	s := transport.Slot{Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo}
-	s.Src, s.Dst = call.sides(x.m.rank)
-	for _, m := range []*tensor.Memory{&s.Src, &s.Dst} {
-		if m.Bytes > 0 && !x.m.site.marker.Reachable(*m) {
-			m.Ptr = nil
-		}
+	x.sum = x.header.Sum()
+	return transport.Slot{
+		Sum: x.sum, Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo, Src: x.visible(w.src), Dst: x.visible(w.dst),
 	}
-	return s
+}
+
+// visible is a memory as the peers see it.
+func (x *executor) visible(m tensor.Memory) tensor.Memory {
+	if m.Bytes > 0 && !x.m.site.marker.Reachable(m) {
+		m.Ptr = nil
+	}
+	return m
 }

@@ -2,13 +2,16 @@ package collective
 
 import (
 	"errors"
+	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // TestFailureCrosses: what a rank says of its failure arrives as it was, in bounds.
@@ -68,7 +71,7 @@ func FuzzDecodeFailure(f *testing.F) {
 }
 
 func FuzzDecodeAnswer(f *testing.F) {
-	f.Add(encodeAnswer(&text{transport.Header{Op: uint8(AllReduce), Seq: 7}, label{name: "w", shape: []int{2, 3}, algo: "direct"}}))
+	f.Add(encodeAnswer(&text{header: transport.Header{Op: uint8(AllReduce), Seq: 7}, label: label{name: "w", shape: []int{2, 3}, algo: "direct"}}))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, ok := decodeAnswer(b)
@@ -106,18 +109,63 @@ func TestAgreed(t *testing.T) {
 		}
 		for f, change := range changes {
 			c := Call{Op: op, Type: tensor.Float32, Counts: []int{3, 3}, Manifest: manifest}
-			before := fingerprint(tm, 1, &c, 6, o, 8)
+			before := headerOf(tm, 1, &c, 6, o, 8)
 			count, own, row := 6, *o, uint32(8)
 			change(&c, &count, &own, &row)
-			after := fingerprint(tm, 1, &c, count, &own, row)
+			after := headerOf(tm, 1, &c, count, &own, row)
 			if must := agreed[op]&f != 0; (before != after) != must {
 				t.Errorf("%v: field %b changes the header: %v, want %v", op, f, before != after, must)
 			}
 		}
 	}
 	send, receive := Call{Op: Send, Type: tensor.Float32, Peer: 1}, Call{Op: Recv, Type: tensor.Float32, Peer: 0}
-	if a, b := fingerprint(tm, 1, &send, 6, o, 0), fingerprint(tm, 1, &receive, 6, o, 0); a != b {
+	if a, b := headerOf(tm, 1, &send, 6, o, 0), headerOf(tm, 1, &receive, 6, o, 0); a != b {
 		t.Errorf("the two ends of a message have the headers %+v and %+v", a, b)
+	}
+}
+
+// headerOf is the header of a call of which nothing is known yet.
+func headerOf(t *team, seq uint64, c *Call, count int, o *Options, row uint32) transport.Header {
+	return fingerprint(t, seq, c, count, namesHash(c, count, agreed[c.Op]), o, row)
+}
+
+// TestTextsKnowCallsAgain: what a rank keeps of a call from the one before is never of another call.
+func TestTextsKnowCallsAgain(t *testing.T) {
+	g, err := Open(mem.New(1), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	x := &g.Local()[0].(*member).executor
+	random := rand.New(rand.NewPCG(3, 4))
+	manifests := []*Manifest{nil, {}, {Name: "w"}, {Name: "b"}, {Name: "w", Shape: []int{6}}, {Name: "w", Shape: []int{2, 3}}, {Shape: []int{3, 2}}, {Name: "b", Shape: []int{12}}}
+	for seq := range uint64(5000) {
+		count := 6 + 6*random.IntN(2)
+		memory := tensor.New(tensor.Float32, count).Memory()
+		c := &Call{
+			Op: []Op{AllReduce, Broadcast, AllGather}[random.IntN(3)], Reduce: []ReduceOp{Sum, Max}[random.IntN(2)], Type: tensor.Float32,
+			Src: memory, Dst: memory, Manifest: manifests[random.IntN(len(manifests))],
+		}
+		if c.Op == AllGather && random.IntN(2) == 0 {
+			c.Counts = []int{count}
+		}
+		if m := c.Manifest; m != nil && m.Shape != nil && random.IntN(4) == 0 {
+			m.Shape[0], m.Shape[len(m.Shape)-1] = m.Shape[len(m.Shape)-1], m.Shape[0] // the caller's, between two calls
+		}
+		opts := x.m.team.cfg.of(c)
+		_, p, err := x.prepare(c, &opts)
+		if err != nil {
+			continue // a shape of another count
+		}
+		x.note(c, seq, count, &opts, p)
+		var fresh text
+		x.describeIn(&fresh, c, count, p)
+		if want := headerOf(x.m.team, seq, c, count, &opts, p.hash); x.header != want || x.current.header != want {
+			t.Fatalf("%+v has the header %+v, want %+v", c, x.header, want)
+		}
+		if got := x.current.label; got.op != fresh.label.op || got.name != fresh.label.name || got.algo != fresh.label.algo || !slices.Equal(got.shape, fresh.label.shape) {
+			t.Fatalf("%+v is called %+v, want %+v", c, got, fresh.label)
+		}
 	}
 }
 

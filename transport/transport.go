@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -71,6 +72,18 @@ type Header struct {
 	Order  uint8  // order of the reduction, and its accumulation type
 }
 
+// Sum returns a hash of the header. That of two different headers is the same once in 2^64, if nobody is out for it.
+func (h *Header) Sum() uint64 {
+	fold := func(a, b uint64) uint64 { // as wyhash does
+		hi, lo := bits.Mul64(a, b)
+		return hi ^ lo
+	}
+	// Any odd numbers without a pattern: digits of the roots of 2, 3, 5, 7, 11, 13 and 17.
+	sum := fold(h.Comm^0x6a09e667f3bcc909, h.Seq^0xbb67ae8584caa73b) ^ fold(h.Count^0x3c6ef372fe94f82b, h.Names^0xa54ff53a5f1d36f1) ^
+		fold(uint64(h.Epoch)<<32|uint64(h.Frame)^0x510e527fade682d1, uint64(uint32(h.Root))<<32|uint64(h.Plan)^0x9b05688c2b3e6c1f)
+	return fold(sum^0x1f83d9abfb41bd6b, uint64(h.Op)<<24|uint64(h.Reduce)<<16|uint64(h.Type)<<8|uint64(h.Order)|1<<63)
+}
+
 // Frame is what one rank sends another in one exchange.
 type Frame struct {
 	Header
@@ -79,12 +92,15 @@ type Frame struct {
 
 // Slot is what a rank shows those that reach its memory: its part in the current call. The memory belongs to all ranks
 // from mark 0 until this rank has awaited the call's last mark.
+//
+// What peers look at in every call comes first and together: Sum, and where Src and Dst begin.
 type Slot struct {
+	Sum      uint64        // Header.Sum(): peers compare it, and look at the Header only if it differs
+	Src, Dst tensor.Memory // as this rank reaches them: of all other fields only Bytes tells; Ptr is nil where it cannot
 	Header
-	Src, Dst  tensor.Memory // as this rank reaches them: of all other fields only Bytes tells; Ptr is nil where it cannot
-	Name      string        // text behind Header.Names
-	Shape     []int         // text behind Header.Names; must not change before the next but one Publish
-	Algorithm string        // text behind Header.Plan
+	Name      string // text behind Header.Names
+	Shape     []int  // text behind Header.Names; must not change before the next but one Publish
+	Algorithm string // text behind Header.Plan
 }
 
 // PeerDown says that a rank has left the group, and why. It is also the error of a wait that needed that rank.

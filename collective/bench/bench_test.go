@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/bench"
+	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -185,6 +187,57 @@ func TestExplain(t *testing.T) {
 	texts, err := bench.Explain(bench.Options{Ranks: 4, Sizes: []int{4, 4 << 20}})
 	if err != nil || len(texts) != 2 || !strings.Contains(texts[1], "4 MiB, over mem") {
 		t.Errorf("%v\n%s", err, texts)
+	}
+}
+
+// TestExplainAsRun: what would be taken is said as the environment and the memory have it.
+func TestExplainAsRun(t *testing.T) {
+	explain := func(o bench.Options) string {
+		t.Helper()
+		o.Sizes, o.Worker = []int{16 << 20}, worker
+		texts, err := bench.Explain(o)
+		if err != nil || len(texts) != 1 {
+			t.Fatal(texts, err)
+		}
+		return texts[0]
+	}
+	chosen := func(text string) string {
+		for line := range strings.Lines(text) {
+			if rest, ok := strings.CutPrefix(line, ">"); ok {
+				return strings.Fields(rest)[0]
+			}
+		}
+		t.Errorf("nothing is chosen:\n%s", text)
+		return ""
+	}
+	if got := chosen(explain(bench.Options{})); got != "direct" {
+		t.Errorf("%s is chosen in memory, want direct", got)
+	}
+	if slices.Contains(strings.Split(bench.TransportNames(), ", "), "shm") {
+		if got := chosen(explain(bench.Options{Transport: "shm", Buffers: "ordinary"})); got == "direct" {
+			t.Errorf("%s is chosen where memory is not reached", got)
+		}
+	}
+	t.Setenv("LOCKSTEP_ALGORITHM", "recursive_doubling")
+	if text := explain(bench.Options{}); chosen(text) != "recursive_doubling" || !strings.Contains(text, "LOCKSTEP_ALGORITHM asks for it") {
+		t.Errorf("asked for by the environment:\n%s", text)
+	}
+	if text := explain(bench.Options{Algorithm: "all_reduce:reduce_broadcast"}); chosen(text) != "reduce_broadcast" || !strings.Contains(text, "the configuration asks for it") {
+		t.Errorf("asked for by the options:\n%s", text)
+	}
+	table := *chooser.Default()
+	table.Machine = "another machine"
+	path := t.TempDir() + "/table.json"
+	if err := table.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("LOCKSTEP_TABLE", path)
+	if text := explain(bench.Options{}); !strings.Contains(text, "another machine") {
+		t.Errorf("by the environment's table:\n%s", text)
+	}
+	t.Setenv("LOCKSTEP_TABLE", path+"x")
+	if _, err := bench.Explain(bench.Options{}); err == nil || !strings.Contains(err.Error(), "LOCKSTEP_TABLE") {
+		t.Errorf("a table that is not there: %v", err)
 	}
 }
 

@@ -187,20 +187,20 @@ func (o *Options) problem(size int) (plan.Problem, chooser.Where) {
 	return p, w
 }
 
-// Explain says for each size which algorithm the chooser would take, and why: a text each.
+// Explain says for each size which algorithm would be taken, and why: a text each.
 func Explain(opts Options) ([]string, error) {
 	opts, err := opts.filled()
 	if err != nil {
 		return nil, err
 	}
-	table := opts.Table
-	if table == nil {
-		table = chooser.Default()
-	}
 	var out []string
 	for _, size := range opts.Sizes {
 		p, w := opts.problem(size)
-		out = append(out, table.Explain(p, w))
+		text, err := collective.Explain(opts.config(), p, w)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, text)
 	}
 	return out, nil
 }

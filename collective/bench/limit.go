@@ -45,7 +45,8 @@ func trafficOf(op collective.Op, ranks, bytes int) traffic {
 func memoryLimit(o Options, bytes int) time.Duration {
 	defer debug.FreeOSMemory() // or what is measured next shares the machine with the garbage collector
 	t := trafficOf(o.Op, o.Ranks, bytes)
-	const cached = 16 << 10 // what is read and not written goes here, which stays in the first cache
+	const cached = 16 << 10                   // what is read and not written goes here, which stays in the first cache
+	repeats := max(1, cached/max(1, t.reads)) // what takes less than a look at the clock is timed many times over
 	ranks := o.Ranks
 	if o.Op == collective.Send {
 		ranks = o.Ranks / 2
@@ -68,16 +69,18 @@ func memoryLimit(o Options, bytes int) time.Duration {
 		}
 		best = min(best, together(ranks, func(i int) {
 			m := &all[i]
-			n := 0
-			for ; n < t.writes; n += piece {
-				copy(m.dst[n:min(n+piece, t.writes)], m.src[n:])
-			}
-			for n = t.writes; n < t.reads; n += cached {
-				copy(m.cache, m.src[n:])
+			for range repeats {
+				n := 0
+				for ; n < t.writes; n += piece {
+					copy(m.dst[n:min(n+piece, t.writes)], m.src[n:])
+				}
+				for n = t.writes; n < t.reads; n += cached {
+					copy(m.cache, m.src[n:])
+				}
 			}
 		}))
 	}
-	return best
+	return max(1, best/time.Duration(repeats))
 }
 
 // together returns the time that f takes on some goroutines at once, from when all are there to when the last is done. They

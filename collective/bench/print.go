@@ -38,11 +38,19 @@ func (p *printer) print(r Result) error {
 		}
 		line := fmt.Sprintf("%12d %10d %12.1f %12.1f %8.2f %8.2f", r.Bytes, r.Bytes/p.opts.Type.Bytes(), micros(r.Median), micros(r.Best), r.AlgBW, r.BusBW)
 		if r.Limit > 0 {
-			line += fmt.Sprintf(" %12.1f %6.0f", micros(r.Limit), 100*r.Share())
+			line += fmt.Sprintf(" %12.*f %6.0f", decimals(r.Limit), micros(r.Limit), 100*r.Share())
 		}
 		_, err = fmt.Fprintln(p.w, line)
 	}
 	return err
+}
+
+// decimals is how many a time is written with: one, but three of what is less than a microsecond.
+func decimals(d time.Duration) int {
+	if d < time.Microsecond {
+		return 3
+	}
+	return 1
 }
 
 // head writes what is measured, and the columns.

@@ -262,7 +262,7 @@ func TestPackBytes(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	text := Default().Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 1 << 20}, Where{Memory: "mem", ElementBytes: 4})
+	text := Default().Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 1 << 20}, Where{Memory: "mem", ElementBytes: 4}, "", "")
 	for _, want := range []string{"4 MiB, over mem", "built in", "predicted", "the shortest time", "recursive_doubling"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the explanation lacks %q:\n%s", want, text)
@@ -270,7 +270,7 @@ func TestExplain(t *testing.T) {
 	}
 	x := table(t)
 	x.Rules = []Rule{{Algorithm: "recursive_doubling"}}
-	text = x.Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 8, Places: apart(4, 4)}, Where{Frames: "tcp"})
+	text = x.Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 8, Places: apart(4, 4)}, Where{Frames: "tcp"}, "", "")
 	if !strings.Contains(text, "a rule of the table names it") || !strings.Contains(text, "direct  ") {
 		t.Errorf("the explanation lacks the rule, or what does not fit:\n%s", text)
 	}

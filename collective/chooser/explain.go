@@ -10,8 +10,9 @@ import (
 )
 
 // Explain writes what would be chosen for a problem, and why: every algorithm with its predicted time, the correction, and
-// where it does not fit the reason.
-func (t *Table) Explain(p plan.Problem, w Where) string {
+// where it does not fit the reason. Named is an algorithm that is taken whatever the table says, because of why; empty: the
+// table's choice.
+func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 	ranked := t.Rank(p, w)
 	links := t.links(w)
 	var b strings.Builder
@@ -29,17 +30,20 @@ func (t *Table) Explain(p plan.Problem, w Where) string {
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\talgorithm\tpredicted\tcorrected\twhy")
 	for i, c := range ranked {
-		mark, why := " ", ""
+		mark, because := " ", ""
 		switch {
 		case c.Err != nil:
 			fmt.Fprintf(table, "\t%s\t-\t-\t%v\n", c.Algorithm.Name, c.Err)
 			continue
-		case i == 0 && c.Rule:
-			mark, why = ">", "a rule of the table names it"
-		case i == 0:
-			mark, why = ">", "the shortest time"
+		case c.Algorithm.Name == named:
+			mark, because = ">", why
+		case named != "" || i > 0:
+		case c.Rule:
+			mark, because = ">", "a rule of the table names it"
+		default:
+			mark, because = ">", "the shortest time"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%v\t%v\t%s\n", mark, c.Algorithm.Name, rounded(c.Cost), rounded(c.Time()), why)
+		fmt.Fprintf(table, "%s\t%s\t%v\t%v\t%s\n", mark, c.Algorithm.Name, rounded(c.Cost), rounded(c.Time()), because)
 	}
 	table.Flush() // a strings.Builder takes everything
 	return b.String()

@@ -47,14 +47,14 @@ func (s *sharer) Stage(rank int) []byte { return s.hub.stage(rank) }
 func (s *sharer) Publish(slot transport.Slot) {
 	s.calls++
 	s.base = s.raised
-	s.slots[s.calls&1] = slot
+	s.slots[s.calls&1].Slot = slot
 }
 
 func (s *sharer) Peer(peer int) *transport.Slot {
 	if !s.reaches(peer) {
 		return nil
 	}
-	return &s.hub.ends[peer].slots[s.calls&1]
+	return &s.hub.ends[peer].slots[s.calls&1].Slot
 }
 
 func (s *sharer) Signal(mark int) error {

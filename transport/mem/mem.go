@@ -77,6 +77,7 @@ func newHub(n int, domains []int) *hub {
 	for i := range h.ends {
 		e := &h.ends[i]
 		e.hub, e.rank = h, i
+		e.slots = new([2]slotLines) // by itself: memory of 512 bytes is aligned
 		e.look()
 		at := i
 		if domains != nil {
@@ -133,8 +134,13 @@ type endpoint struct {
 	closed atomic.Bool
 	gone   atomic.Pointer[transport.PeerDown] // why peers cannot count on this rank any more; nil: they can
 	answer atomic.Pointer[func(seq uint64) []byte]
-	slots  [2]transport.Slot // of the odd and the even calls
-	_      [64]byte
+	slots  *[2]slotLines // of the odd and the even calls
+}
+
+// slotLines is a slot on cache lines of its own, if what it is in begins on one: what peers read of it in every call is on two then.
+type slotLines struct {
+	transport.Slot
+	_ [(64 - unsafe.Sizeof(transport.Slot{})%64) % 64]byte
 }
 
 // as returns the end with the methods that it can keep.

@@ -73,6 +73,7 @@ func (e *endpoint) read(peer int, v *view) {
 	s := &e.blocks[peer].slots[e.calls&1]
 	v.call = e.calls
 	s.get(&v.Header)
+	v.Sum = v.Header.Sum()
 	v.Src, v.Dst = tensor.Memory{}, tensor.Memory{}
 	text := s.text
 	if text&1 != 0 {

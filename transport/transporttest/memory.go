@@ -91,7 +91,7 @@ func slots(g *group) {
 			}
 			for _, r := range m.Domain() {
 				want, got := slotOf(r, seq), m.Peer(r)
-				if got.Header != want.Header || got.Name != want.Name || !slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
+				if got.Header != want.Header || got.Sum != want.Sum || got.Name != want.Name || !slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
 					g.Errorf("rank %d sees of rank %d %+v, want %+v", m.Rank(), r, *got, want)
 				}
 				if !bytes.Equal(got.Src.HostBytes(), pattern(make([]byte, 64), r, seq, 0)) {
@@ -140,6 +140,7 @@ func slotOf(rank, seq int) transport.Slot {
 	for d := range (seq + rank) % 5 {
 		s.Shape = append(s.Shape, 1000*d+rank)
 	}
+	s.Sum = s.Header.Sum()
 	return s
 }
 
