@@ -47,7 +47,12 @@ type ValueOf struct {
 func (e *DifferError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "the workers do not agree in %q:", e.What)
+	const shown = 4
 	for i, d := range e.Differences {
+		if i == shown {
+			fmt.Fprintf(&b, "; and %d more", len(e.Differences)-shown)
+			break
+		}
 		b.WriteString(strings.Repeat(";", min(i, 1)) + " " + d.Name + " is ")
 		for j, v := range d.Values {
 			if j > 0 {

@@ -93,12 +93,15 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags) (err e
 	m := newClassifier(o.model, benchShape, classes, optimizers["sgd"].make(benchLearningRate))
 	m.Metrics = nil
 	s, err := openSession(in, sessionConfig{
-		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas, globalBatch: o.globalBatch, seed: 1, shape: benchShape,
-	}, m)
+		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas, globalBatch: o.globalBatch, seed: 1,
+	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.compile(in, m, benchShape); err != nil {
+		return err
+	}
 	var rates []float64
 	var start time.Time
 	history, err := s.trainer.Fit(ctx, data.FromTensors(randomImages(o.globalBatch, classes)).Batch(o.globalBatch), train.FitConfig{

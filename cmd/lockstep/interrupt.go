@@ -49,18 +49,16 @@ func (i *interrupter) close() {
 	i.cancel()
 }
 
-// callback stops training after the step in which the first Ctrl-C came.
+// stops lets the first Ctrl-C stop the trainer, on all workers. release ends that.
+func (i *interrupter) stops(t *train.Trainer) (release func()) {
+	end := context.AfterFunc(i, t.Stop)
+	return func() { end() }
+}
+
+// callback notes whether there is a step to end.
 func (i *interrupter) callback() train.Callback {
-	stop := func() error {
-		if i.asked.Load() {
-			return train.ErrStop
-		}
-		return nil
-	}
 	return train.Callback{
-		OnTrainBegin: func(context.Context) error { i.fitting.Store(true); return stop() },
-		OnStepEnd:    func(context.Context, train.Step) error { return stop() },
-		OnEpochEnd:   func(context.Context, train.Epoch) error { return stop() },
+		OnTrainBegin: func(context.Context) error { i.fitting.Store(true); return nil },
 		OnTrainEnd:   func(context.Context, *train.History, error) { i.fitting.Store(false) },
 	}
 }

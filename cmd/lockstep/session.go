@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
@@ -13,7 +15,10 @@ import (
 
 // session is an engine, a strategy on its devices, and a trainer on both.
 type session struct {
+	cfg      sessionConfig
 	engine   engine.Engine
+	devices  []string       // of the replicas; nil: the strategy's default
+	worker   *worker.Worker // nil: there is no job
 	strategy *distribute.Strategy
 	trainer  *train.Trainer
 }
@@ -22,18 +27,19 @@ type session struct {
 type sessionConfig struct {
 	engine, plugin  string
 	oneDevice       bool
-	replicas        int      // 0: all devices
-	devices         []string // instead of replicas
+	job             *cluster.Job // that this is a worker of; nil: none
+	workers         *workerFlags // with job
+	replicas        int          // 0: all devices
+	devices         []string     // instead of replicas
 	logicalCPUs     int
 	globalBatch     int // or
 	batchPerReplica int
 	seed            int64
-	shape           []int // of an image
 }
 
-// openSession opens the engine and the strategy, and compiles the model.
-func openSession(ctx context.Context, cfg sessionConfig, m engine.Model) (s *session, err error) {
-	s = &session{}
+// openSession opens the engine and, if there is a job, meets the other workers.
+func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error) {
+	s = &session{cfg: cfg, devices: cfg.devices}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -42,32 +48,46 @@ func openSession(ctx context.Context, cfg sessionConfig, m engine.Model) (s *ses
 	if s.engine, err = gomlx.Open(cfg.engine, gomlx.Options{Devices: cfg.logicalCPUs, Plugin: cfg.plugin}); err != nil {
 		return s, err
 	}
-	devices := cfg.devices
-	if devices == nil && cfg.replicas > 0 {
-		if devices, err = firstDevices(s.engine, cfg.replicas); err != nil {
+	if s.devices == nil && (cfg.replicas > 0 || cfg.job != nil) {
+		if s.devices, err = firstDevices(s.engine, cfg.replicas); err != nil {
 			return s, err
 		}
 	}
-	if cfg.oneDevice {
-		one := distribute.OneDeviceConfig{Engine: s.engine}
-		if len(devices) > 0 {
-			one.Device = devices[0]
-		}
-		s.strategy, err = distribute.NewOneDeviceStrategy(one)
-	} else {
-		s.strategy, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: s.engine, Devices: devices})
+	if cfg.job != nil {
+		s.worker, err = cfg.workers.join(ctx, cfg.job, len(s.devices))
 	}
-	if err != nil {
-		return s, err
-	}
-	inputs, labels := classifierFeatures(cfg.shape)
-	batch := cfg.globalBatch
-	if cfg.batchPerReplica > 0 {
-		batch = cfg.batchPerReplica * s.strategy.NumReplicasInSync()
-	}
-	s.trainer, err = train.New(ctx, s.strategy, m, train.Config{Inputs: inputs, Labels: labels, GlobalBatch: batch, Seed: cfg.seed})
 	return s, err
 }
+
+// compile makes the strategy, and compiles the model for it and images of that shape.
+func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err error) {
+	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed}
+	switch {
+	case s.worker != nil:
+		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Engine: s.engine, Devices: s.devices, Group: s.worker.Group(), Resolver: s.worker.Resolver()})
+		cfg.Progress = s.worker.Progress
+	case s.cfg.oneDevice:
+		one := distribute.OneDeviceConfig{Engine: s.engine}
+		if len(s.devices) > 0 {
+			one.Device = s.devices[0]
+		}
+		s.strategy, err = distribute.NewOneDeviceStrategy(one)
+	default:
+		s.strategy, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: s.engine, Devices: s.devices})
+	}
+	if err != nil {
+		return err
+	}
+	if s.cfg.batchPerReplica > 0 {
+		cfg.GlobalBatch = s.cfg.batchPerReplica * s.strategy.NumReplicasInSync()
+	}
+	cfg.Inputs, cfg.Labels = classifierFeatures(shape)
+	s.trainer, err = train.New(ctx, s.strategy, m, cfg)
+	return err
+}
+
+// chief reports whether this process writes what one of all must write.
+func (s *session) chief() bool { return s.cfg.job == nil || s.cfg.job.Chief() }
 
 func (s *session) close() error {
 	var errs []error
@@ -77,13 +97,16 @@ func (s *session) close() error {
 	if s.strategy != nil {
 		errs = append(errs, s.strategy.Close())
 	}
+	if s.worker != nil {
+		errs = append(errs, s.worker.Close())
+	}
 	if s.engine != nil {
 		errs = append(errs, s.engine.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// firstDevices returns the engine's first n accelerators or, if it has none, CPUs.
+// firstDevices returns the engine's first n accelerators or, if it has none, CPUs; all of them if n is 0.
 func firstDevices(e engine.Engine, n int) ([]string, error) {
 	var cpus, others []string
 	for _, d := range e.Devices() {
@@ -97,6 +120,9 @@ func firstDevices(e engine.Engine, n int) ([]string, error) {
 	list := others
 	if len(others) == 0 {
 		list = cpus
+	}
+	if n == 0 {
+		n = len(list)
 	}
 	if n > len(list) {
 		return nil, fmt.Errorf("--replicas %d: the engine %s has %d devices (%s), and each carries one replica", n, e.Name(), len(list), list)

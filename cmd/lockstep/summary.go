@@ -58,7 +58,7 @@ func (r *trainRun) summarise() summary {
 		Version: version(), Data: r.flags.data, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
 		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(),
 		GlobalBatch: r.batch, Optimizer: r.flags.optimizer, LearningRate: r.flags.learningRate, Schedule: r.flags.schedule, Seed: r.flags.seed,
-		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.in.asked.Load(),
+		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.stopped,
 		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()), TestLoss: number(math.NaN()),
 		ImagesPerSecond: number(r.history.Speed.ExamplesPerSecond),
 		ReduceShare:     number(r.history.Speed.ReduceShare), WaitShare: number(r.history.Speed.WaitShare),
@@ -84,6 +84,9 @@ const (
 // write writes what --summary and --out ask for: as much as can be written.
 func (r *trainRun) write() error {
 	var errs []error
+	if !r.chief {
+		return nil
+	}
 	if r.flags.summary != "" {
 		errs = append(errs, r.writeJSON("summary", r.flags.summary, r.summarise()))
 	}

@@ -29,6 +29,7 @@ type trainFlags struct {
 	seed                         int64
 	engine, plugin               string
 	progress, summary, out       string
+	workers                      workerFlags
 }
 
 // replicasMax bounds the logical CPUs that a slip of the finger can ask for, and so their memory: every replica holds a copy of
@@ -40,9 +41,9 @@ func newTrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a digit classifier on several replicas",
-		Long: `Train trains a model on several replicas of this machine, in lock-step: every
-step cuts a global batch into one share per replica, sums the replicas'
-gradients, and updates all replicas alike.
+		Long: `Train trains a model on several replicas, in lock-step: every step cuts a global
+batch into one share per replica, sums the replicas' gradients, and updates all
+replicas alike.
 
 Without flags it trains a small CNN on the handwritten digits that are built
 into the program, with one replica per core. Batches that do not divide by the
@@ -51,11 +52,20 @@ are means over examples. The same command and seed give the same weights, bit
 for bit; another number of replicas adds in another order and differs in the
 last digits.
 
-Ctrl-C finishes the step, writes what there is, and exits with code 130; a
-second one stops at once.`,
+With --strategy multi-worker this is one worker of a job, and the replicas of all
+workers train together, to the same bits as on one. Which worker it is, of how
+many, and where they meet is found out and said: from lockstep run, TF_CONFIG,
+torchrun, mpirun, Slurm, Kubernetes, or the flags from --worker on. Give all
+workers the same flags but for --replicas and --devices; before the first step
+they compare programs, options, data and models. Worker 0, the chief, prints and
+writes for all. Between hosts a job needs a secret, which lockstep run makes.
+
+Ctrl-C, on any worker, finishes the step on all, writes what there is, and exits
+with code 130; a second one stops at once.`,
 		Example: `  lockstep train
   lockstep train --replicas 1 --epochs 3 --summary summary.json
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3 --out run1
+  lockstep run --nproc-per-node 2 -- lockstep train --strategy multi-worker --replicas 1
   lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd
   lockstep train --weights run1/weights.safetensors --epochs 0`,
 		Args: cobra.NoArgs,
@@ -74,10 +84,10 @@ second one stops at once.`,
 	f.Float64Var(&o.validationSplit, "validation-split", 0, "part of the training data to hold back and evaluate after each epoch, from 0 to 1")
 	f.StringVar(&o.model, "model", "cnn", "model: "+names(modelsByName))
 	f.StringVar(&o.weights, "weights", "", "safetensors `file` of weights to start from")
-	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), one-device")
-	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per accelerator or, without any, per core)")
+	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), multi-worker (several processes, too), one-device")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of this worker if there are several (default one per accelerator or, without any, per core)")
 	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas instead of a number, such as CPU:0,CPU:1")
-	f.IntVar(&o.globalBatch, "global-batch", 0, "examples of a step, over all replicas (default 64 for digits, 128 for mnist)")
+	f.IntVar(&o.globalBatch, "global-batch", 0, "examples of a step, over all replicas of all workers (default 64 for digits, 128 for mnist)")
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples of a step on each replica, instead of --global-batch")
 	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist; or what --steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after so many steps (default no limit)")
@@ -89,8 +99,9 @@ second one stops at once.`,
 	f.StringVar(&o.engine, "engine", "go", "what computes: "+strings.Join(gomlx.Names, ", "))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
 	f.StringVar(&o.progress, "progress", "auto", "how progress is shown: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
-	f.StringVar(&o.summary, "summary", "", "write the run's numbers to this `file`, as JSON")
-	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder`")
+	f.StringVar(&o.summary, "summary", "", "write the run's numbers to this `file`, as JSON (worker 0)")
+	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder` (worker 0)")
+	o.workers.add(f)
 	return cmd
 }
 
@@ -126,7 +137,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	}{
 		{"data", o.data, sorted(dataSets)},
 		{"model", o.model, sorted(modelsByName)},
-		{"strategy", o.strategy, []string{"mirrored", "one-device"}},
+		{"strategy", o.strategy, []string{"mirrored", multiWorker, "one-device"}},
 		{"optimizer", o.optimizer, sorted(optimizers)},
 		{"schedule", o.schedule, []string{"cosine", "constant"}},
 		{"engine", o.engine, gomlx.Names},
@@ -169,6 +180,12 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		return usagef("--data-dir is for --data mnist: %s is built into the program", o.data)
 	case o.engine != "xla" && given("xla-plugin"):
 		return usagef("--xla-plugin is for --engine xla, not %s", o.engine)
+	}
+	if name := o.workers.stray(given); name != "" && o.strategy != multiWorker {
+		return usagef("--%s is for --strategy multi-worker, not %s", name, o.strategy)
+	}
+	if err := o.workers.check(); err != nil {
+		return err
 	}
 	return o.checkDevices(given)
 }

@@ -31,6 +31,8 @@ type trainRun struct {
 	kept    data.Pipeline // of the training images
 	held    data.Pipeline // of the training images, for validation
 	batch   int           // global
+	stopped bool          // somebody has asked to stop, and all have
+	chief   bool          // this worker prints and writes what one of them must
 	started time.Time
 	history *train.History
 	test    *train.Result // nil: not made
@@ -40,54 +42,84 @@ type trainRun struct {
 
 func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 	tuneGC()
-	r := &trainRun{flags: o, out: out, in: catchInterrupts(ctx)}
+	r := &trainRun{flags: o, out: out, in: catchInterrupts(ctx), chief: true}
 	defer r.in.close()
-	if err := r.open(); err != nil {
+	if err := r.meet(); err != nil {
 		return r.unlessInterrupted(err)
 	}
 	defer func() { err = errors.Join(err, r.session.close()) }()
+	defer r.tellPanic()
+	if err := r.train(ctx); err != nil {
+		return r.unlessInterrupted(r.fail(err))
+	}
+	return r.unlessInterrupted(nil)
+}
+
+// train does everything once the workers have met.
+func (r *trainRun) train(ctx context.Context) (err error) {
+	if err := r.open(); err != nil {
+		return err
+	}
+	defer r.in.stops(r.trainer)()
 	if err := r.announce(); err != nil {
 		return err
 	}
 	if err := r.fit(ctx); err != nil {
 		return err
 	}
-	if err := r.evaluate(); err != nil {
+	if err := r.evaluate(ctx); err != nil {
 		return err
 	}
 	if r.weights, err = r.trainer.Weights(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(r.write(), r.report()); err != nil { // what cannot be written can still be read
-		return err
-	}
-	return r.unlessInterrupted(nil)
+	return errors.Join(r.write(), r.report()) // what cannot be written can still be read
 }
 
-// unlessInterrupted returns err, or errInterrupted if the user has asked to stop.
+// unlessInterrupted returns err, or errInterrupted if somebody has asked to stop, here or at another worker.
 func (r *trainRun) unlessInterrupted(err error) error {
-	if r.in.asked.Load() {
+	if r.in.asked.Load() || err == nil && r.stopped {
 		return errInterrupted
 	}
 	return err
 }
 
+// meet opens the engine and finds the other workers, if this is to be one of a job.
+func (r *trainRun) meet() (err error) {
+	cfg := sessionConfig{
+		engine: r.flags.engine, plugin: r.flags.plugin,
+		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices, logicalCPUs: r.flags.logicalCPUs(),
+		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
+	}
+	if r.flags.strategy == multiWorker {
+		if cfg.job, err = r.flags.workers.discover(); err != nil {
+			return err
+		}
+		cfg.workers, r.chief = &r.flags.workers, cfg.job.Chief()
+		if err := r.believe(cfg.job); err != nil {
+			return err
+		}
+	}
+	r.session, err = openSession(r.in, cfg)
+	return err
+}
+
 // open makes everything that can fail before training begins, places for results included.
 func (r *trainRun) open() (err error) {
-	if err := r.openPlaces(); err != nil {
+	if err := r.compareOptions(); err != nil {
 		return err
+	}
+	if r.chief {
+		if err := r.openPlaces(); err != nil {
+			return err
+		}
 	}
 	if err := r.openData(); err != nil {
 		return err
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
 	m.Packs = r.flags.packs
-	r.session, err = openSession(r.in, sessionConfig{
-		engine: r.flags.engine, plugin: r.flags.plugin,
-		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices, logicalCPUs: r.flags.logicalCPUs(),
-		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed, shape: r.set.Shape,
-	}, m)
-	if err != nil {
+	if err := r.compile(r.in, m, r.set.Shape); err != nil {
 		return err
 	}
 	r.batch = r.flags.globalBatch
@@ -96,10 +128,10 @@ func (r *trainRun) open() (err error) {
 	}
 	if r.flags.weights != "" {
 		if err := r.loadWeights(); err != nil {
-			return errors.Join(err, r.session.close())
+			return err
 		}
 	}
-	return nil
+	return r.compareModel()
 }
 
 // openPlaces makes sure that what is asked for can be written.
@@ -164,6 +196,9 @@ func (r *trainRun) loadWeights() error {
 
 // announce says what the run will do.
 func (r *trainRun) announce() error {
+	if !r.chief {
+		return nil
+	}
 	replicas := r.strategy.NumReplicasInSync()
 	parameters := 0
 	for _, v := range r.trainer.Parameters() {
@@ -180,6 +215,7 @@ func (r *trainRun) announce() error {
 	}
 	t.row("model", "%s, %s parameters%s", r.flags.model, grouped(parameters), from)
 	t.row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
+	r.announceWorkers(&t)
 	t.row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
 	t.row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
 	t.row("engine", "%s", r.engine.Description())
@@ -241,6 +277,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 	}
 	var err error
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
+	r.stopped = r.history.Stopped
 	return err
 }
 
@@ -263,19 +300,20 @@ func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal && os.Getenv("TERM") != "dumb" {
 		cfg.Mode = train.ProgressBar
 	}
-	return cfg, r.flags.progress != "none"
+	return cfg, r.chief && r.flags.progress != "none"
 }
 
 // evaluate takes the test set's loss and accuracy. Who has pressed Ctrl-C does not wait for them.
-func (r *trainRun) evaluate() error {
-	if r.in.asked.Load() {
+func (r *trainRun) evaluate(ctx context.Context) error {
+	if r.stopped {
 		return nil
 	}
-	result, err := r.trainer.Evaluate(r.in, r.set.Test.Batch(r.batch))
+	result, err := r.trainer.Evaluate(ctx, r.set.Test.Batch(r.batch))
 	switch {
 	case err == nil:
 		r.test = &result
-	case r.in.asked.Load():
+	case errors.Is(err, train.ErrStop):
+		r.stopped = true
 		return nil
 	}
 	return err
@@ -283,6 +321,10 @@ func (r *trainRun) evaluate() error {
 
 // report prints the table at the end.
 func (r *trainRun) report() error {
+	if !r.chief {
+		_, err := fmt.Fprintf(r.out, "%v: %s, weights hash %s\n", r.cfg.job, count(r.history.Steps, "step"), train.HashWeights(r.weights))
+		return err
+	}
 	fmt.Fprintln(r.out)
 	var t table
 	if r.test != nil {

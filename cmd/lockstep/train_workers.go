@@ -1,0 +1,150 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/worker"
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
+)
+
+// multiWorker is the strategy by which lockstep train is one worker of a job.
+const multiWorker = "multi-worker"
+
+// believe says who told what about the job, before the others are waited for: all of it on the chief, one line on the others.
+func (r *trainRun) believe(job *cluster.Job) error {
+	text := job.Describe()
+	if !job.Chief() {
+		text = job.String() + "\n"
+	}
+	_, err := fmt.Fprint(r.out, text)
+	return err
+}
+
+// announceWorkers says which workers there are.
+func (r *trainRun) announceWorkers(t *table) {
+	if r.worker == nil {
+		return
+	}
+	name := "workers"
+	for _, m := range r.worker.Members() {
+		t.row(name, "%v", &m)
+		name = ""
+	}
+}
+
+// compareOptions holds this worker's program and options against the others', before anything that takes time.
+func (r *trainRun) compareOptions() error {
+	if r.worker == nil {
+		return nil
+	}
+	err := r.worker.Compare(r.in, "engine", []rendezvous.Fact{
+		{Name: "engine", Value: r.engine.Description()},
+		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
+	})
+	if err != nil && (!r.flags.workers.anyEngine || !errors.Is(err, worker.ErrDiffer)) {
+		return fmt.Errorf("%w\nOther engines and processors round otherwise, and the workers would part. Start the same build on machines of one kind, or allow it with --mixed-engines", err)
+	}
+	if err != nil {
+		slog.Default().Warn("lockstep: the workers' engines differ; from run to run and on other machines the bits may differ", "error", err)
+	}
+	o := &r.flags
+	var facts []rendezvous.Fact
+	for _, f := range []struct {
+		flag  string
+		value any
+	}{
+		{"data", o.data},
+		{"shift", o.shift},
+		{"validation-split", o.validationSplit},
+		{"model", o.model},
+		{"global-batch", o.globalBatch},
+		{"batch-per-replica", o.batchPerReplica},
+		{"epochs", o.epochs},
+		{"steps", o.steps},
+		{"packs", o.packs},
+		{"optimizer", o.optimizer},
+		{"learning-rate", o.learningRate},
+		{"schedule", o.schedule},
+		{"seed", o.seed},
+	} {
+		facts = append(facts, rendezvous.Fact{Name: "--" + f.flag, Value: fmt.Sprint(f.value)})
+	}
+	weights := "not given"
+	if o.weights != "" {
+		weights = "given" // each host may keep them elsewhere; what is in them is compared later
+	}
+	facts = append(facts, rendezvous.Fact{Name: "--weights", Value: weights})
+	return r.worker.Compare(r.in, "options", facts)
+}
+
+// compareModel holds this worker's data and model against the others', before the first step.
+func (r *trainRun) compareModel() error {
+	if r.worker == nil {
+		return nil
+	}
+	var facts []rendezvous.Fact
+	for _, part := range []struct {
+		name   string
+		images data.Pipeline
+	}{{"training images", r.set.Train}, {"test images", r.set.Test}} {
+		hash, err := data.Hash(r.in, part.images.Batch(hashedAtOnce))
+		if err != nil {
+			return fmt.Errorf("reading the %s: %w", part.name, err)
+		}
+		facts = append(facts, rendezvous.Fact{Name: part.name, Value: fmt.Sprintf("%s, hashed %.16s", grouped(part.images.Len()), hash)})
+	}
+	own, err := r.trainer.Facts()
+	if err != nil {
+		return err
+	}
+	for _, f := range own {
+		facts = append(facts, rendezvous.Fact(f))
+	}
+	return r.worker.Compare(r.in, "model and data", facts)
+}
+
+// hashedAtOnce is how many images are taken together for a hash. It is part of the hash.
+const hashedAtOnce = 1024
+
+// fail tells the other workers why this one ends, and returns it.
+func (r *trainRun) fail(err error) error {
+	if r.worker == nil {
+		return err
+	}
+	if r.in.asked.Load() && !r.stopped {
+		err = fmt.Errorf("%w: %w", worker.Interrupted, err)
+	}
+	if e := r.worker.Fail(err); e != nil {
+		slog.Default().Warn("lockstep: the other workers could not be told of the failure", "error", e)
+	}
+	return err
+}
+
+// tellPanic tells the other workers of a panic, which goes on.
+func (r *trainRun) tellPanic() {
+	if r.worker == nil {
+		return
+	}
+	if v := recover(); v != nil {
+		_ = r.worker.Fail(&panicked{v, debug.Stack()}) // the panic says more
+		panic(v)
+	}
+}
+
+// panicked is a panic as an error.
+type panicked struct {
+	value any
+	stack []byte
+}
+
+func (p *panicked) Error() string { return fmt.Sprintf("panic: %v\n\n%s", p.value, p.stack) }
+
+// Unwrap says what it is to the others.
+func (p *panicked) Unwrap() error { return distribute.ErrPeerLost }

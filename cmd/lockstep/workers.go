@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/cluster/worker"
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// workerFlags are the flags of a command that can be a worker of a job.
+type workerFlags struct {
+	worker, workers   int
+	endpoint, id      string
+	secretFile        string
+	plaintext         bool
+	rdzvTimeout       time.Duration
+	heartbeatTimeout  time.Duration
+	collectiveTimeout time.Duration
+	listen, ports     string
+	noSharedMemory    bool
+	anyEngine         bool
+
+	set *pflag.FlagSet
+}
+
+func (o *workerFlags) add(f *pflag.FlagSet) {
+	o.set = pflag.NewFlagSet("worker", pflag.ContinueOnError)
+	w := o.set
+	w.IntVar(&o.worker, "worker", -1, "this worker's number, from 0, where nobody else says it")
+	w.IntVar(&o.workers, "workers", 0, "number of workers, where nobody else says it")
+	w.StringVar(&o.endpoint, "rdzv-endpoint", "", "where the workers meet: `host:port` of worker 0, or a URL such as file:///folder (default as the job says)")
+	w.StringVar(&o.id, "rdzv-id", "", "`name` of the job, to keep others out")
+	w.StringVar(&o.secretFile, "secret-file", "", "`file` with the job's secret (default $"+cluster.EnvSecretFile+" or $"+cluster.EnvSecret+")")
+	w.BoolVar(&o.plaintext, "data-plaintext", false, "do not encrypt tensors between hosts: for a network that can be trusted")
+	w.DurationVar(&o.rdzvTimeout, "rdzv-timeout", 10*time.Minute, "how long to wait for the other workers at the start")
+	w.DurationVar(&o.heartbeatTimeout, "heartbeat-timeout", 30*time.Second, "how long a worker may give no sign of life")
+	w.DurationVar(&o.collectiveTimeout, "collective-timeout", 10*time.Minute, "how long replicas wait for each other in a step")
+	w.StringVar(&o.listen, "interface", "", "`address` or network interface to listen on (default that of the route to where the workers meet)")
+	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
+	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP also between workers of one host")
+	w.BoolVar(&o.anyEngine, "mixed-engines", false, "go on, with a warning, when workers have other builds of the engine or other processors")
+	f.AddFlagSet(w)
+}
+
+// stray returns the first flag that was given, or empty.
+func (o *workerFlags) stray(given func(flag string) bool) (name string) {
+	o.set.VisitAll(func(f *pflag.Flag) {
+		if name == "" && given(f.Name) {
+			name = f.Name
+		}
+	})
+	return name
+}
+
+// check holds the flags against one another.
+func (o *workerFlags) check() error {
+	for _, c := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"rdzv-timeout", o.rdzvTimeout},
+		{"heartbeat-timeout", o.heartbeatTimeout},
+		{"collective-timeout", o.collectiveTimeout},
+	} {
+		if c.value <= 0 {
+			return usagef("--%s %v: want a time such as 30s or 10m", c.flag, c.value)
+		}
+	}
+	if o.workers > 0 && o.worker >= o.workers {
+		return usagef("--worker %d of --workers %d: workers are counted from 0", o.worker, o.workers)
+	}
+	return nil
+}
+
+// discover finds out which worker of which job this is.
+func (o *workerFlags) discover() (*cluster.Job, error) {
+	return cluster.Discover(cluster.Discovery{Worker: o.worker, Workers: o.workers, Store: o.endpoint, ID: o.id})
+}
+
+// join meets the other workers. The worker must be closed.
+func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) (*worker.Worker, error) {
+	var key secret.Secret // the environment's
+	if o.secretFile != "" {
+		text, err := os.ReadFile(o.secretFile)
+		if err != nil {
+			return nil, fmt.Errorf("--secret-file: %w", err)
+		}
+		if key, err = secret.Parse(string(text)); err != nil {
+			return nil, fmt.Errorf("--secret-file %s: %w", o.secretFile, err)
+		}
+	}
+	return worker.Join(ctx, worker.Config{
+		Job: job, Replicas: replicas, Secret: key,
+		RendezvousTimeout: o.rdzvTimeout, HeartbeatTimeout: o.heartbeatTimeout,
+		DataPlaintext: o.plaintext, Listen: o.listen, Ports: o.ports, NoSharedMemory: o.noSharedMemory,
+		Build:      version(),
+		Collective: collective.Config{Timeout: o.collectiveTimeout},
+		OnProgress: onProgress,
+		Logger:     slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // who is believed has been said
+	})
+}
+
+// onProgress is told of each phase of each step, for tests that have something happen there.
+var onProgress func(step int64, phase string)

@@ -1,0 +1,366 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// workerProcess is one worker of a job, and what became of it.
+type workerProcess struct {
+	cmd            *exec.Cmd
+	stdout, stderr bytes.Buffer
+	code           int
+	took           time.Duration
+}
+
+// job is how a test starts lockstep train as several workers.
+type job struct {
+	flags []string                  // of all workers
+	own   func(worker int) []string // flags of one
+	env   func(worker int) []string // who tells a worker about its job
+	watch func(worker int, line string, p *workerProcess)
+}
+
+// start runs the workers of a job and returns when all have ended.
+func (j job) start(t *testing.T, workers int) []*workerProcess {
+	t.Helper()
+	var done sync.WaitGroup
+	all := make([]*workerProcess, workers)
+	for w := range all {
+		args := append([]string{"train", "--strategy", "multi-worker", "--rdzv-timeout", "1m"}, j.flags...)
+		if j.own != nil {
+			args = append(args, j.own(w)...)
+		}
+		p := &workerProcess{cmd: lockstepProcess(t, args...)}
+		p.cmd.Env = append(p.cmd.Env, "GOMAXPROCS=1")
+		if j.env != nil {
+			p.cmd.Env = append(p.cmd.Env, j.env(w)...)
+		}
+		p.cmd.Stderr = &p.stderr
+		out, err := p.cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if err := p.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all[w] = p
+		done.Go(func() {
+			for s := bufio.NewScanner(out); s.Scan(); {
+				fmt.Fprintln(&p.stdout, s.Text())
+				if j.watch != nil {
+					j.watch(w, s.Text(), p)
+				}
+			}
+			p.code, p.took = exitCode(p.cmd.Wait()), time.Since(begin)
+		})
+	}
+	done.Wait()
+	return all
+}
+
+func (p *workerProcess) String() string {
+	return fmt.Sprintf("exit code %d after %v, standard output:\n%s\nstandard error:\n%s", p.code, p.took, &p.stdout, &p.stderr)
+}
+
+// freePort returns a TCP port of this host that nobody has now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// tfConfig tells workers who they are as TensorFlow's are told.
+func tfConfig(t *testing.T, workers int) func(int) []string {
+	t.Helper()
+	var addresses []string
+	for range workers {
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", freePort(t)))
+	}
+	return func(w int) []string {
+		text, err := json.Marshal(map[string]any{
+			"cluster": map[string][]string{"worker": addresses},
+			"task":    map[string]any{"type": "worker", "index": w},
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return []string{"TF_CONFIG=" + string(text)}
+	}
+}
+
+// small is a training that takes little, and whose batches do not divide.
+var small = []string{"--model", "cnn", "--global-batch", "61", "--steps", "2"}
+
+// hashOfOne trains in one process.
+func hashOfOne(t *testing.T, replicas int) string {
+	t.Helper()
+	s, _ := trainOnce(t, append([]string{"--replicas", fmt.Sprint(replicas)}, small...)...)
+	return s["weights_hash"].(string)
+}
+
+// wantHash holds the summary of a job's chief, and what the workers say, against a hash.
+func wantHash(t *testing.T, all []*workerProcess, dir, want string) {
+	t.Helper()
+	for w, p := range all {
+		if p.code != 0 || !strings.Contains(p.stdout.String(), want) {
+			t.Errorf("worker %d: %v\nwant the weights hash %s", w, p, want)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+	if err != nil || !strings.Contains(string(text), `"weights_hash": "`+want) {
+		t.Errorf("the chief wrote %s, %v", text, err)
+	}
+}
+
+// TestHoweverSpread: so many replicas train to the same bits in one process and in any number, whatever joins these.
+func TestHoweverSpread(t *testing.T) {
+	layouts := map[int][][]int{
+		4: {{1, 1, 1, 1}, {2, 2}},
+		5: {{1, 1, 1, 1, 1}, {2, 3}},
+		6: {{3, 3}, {2, 2, 2}, {1, 1, 1, 1, 1, 1}},
+	}
+	if testing.Short() {
+		layouts = map[int][][]int{4: {{2, 2}}, 5: {{2, 3}}}
+		t.Log("-short: two spreads only")
+	}
+	key := secret.New().Text()
+	for replicas, spread := range layouts {
+		want := hashOfOne(t, replicas)
+		for i, layout := range spread {
+			ways := map[string][]string{"shared memory": nil}
+			if i == 0 && replicas == 4 {
+				ways["TCP"] = []string{"--no-shared-memory"}
+				ways["TCP, with a secret"] = []string{"--no-shared-memory", "--packs", "2"}
+			}
+			for way, flags := range ways {
+				t.Run(fmt.Sprintf("%d/%v/%s", replicas, layout, way), func(t *testing.T) {
+					dir, by := t.TempDir(), tfConfig(t, len(layout))
+					all := job{
+						flags: append(append([]string{"--progress", "none", "--out", dir}, small...), flags...),
+						own:   func(w int) []string { return []string{"--replicas", fmt.Sprint(layout[w])} },
+						env: func(w int) []string {
+							if strings.HasSuffix(way, "secret") {
+								return append(by(w), "LOCKSTEP_SECRET="+key)
+							}
+							return by(w)
+						},
+					}.start(t, len(layout))
+					wantHash(t, all, dir, want)
+				})
+			}
+		}
+	}
+}
+
+// TestWhoIsBelieved: every way to tell workers who they are makes them one job, and each says whom it believed.
+func TestWhoIsBelieved(t *testing.T) {
+	port := freePort(t)
+	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
+	want := hashOfOne(t, 2)
+	for _, c := range []struct {
+		by   string
+		said string
+		env  func(w int) []string
+		own  func(w int) []string
+	}{
+		{"TF_CONFIG", "by TF_CONFIG", tfConfig(t, 2), nil},
+		{"Slurm", "by Slurm", func(w int) []string {
+			return []string{
+				"SLURM_JOB_ID=" + fmt.Sprint(os.Getpid()), "SLURM_STEP_ID=0", fmt.Sprintf("SLURM_PROCID=%d", w), "SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=2",
+				fmt.Sprintf("SLURM_LOCALID=%d", w), "SLURM_NODEID=0", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_STEP_NODELIST=localhost",
+			}
+		}, nil},
+		{"flags", "by flags", nil, func(w int) []string {
+			return []string{"--worker", fmt.Sprint(w), "--workers", "2", "--rdzv-endpoint", endpoint}
+		}},
+		{"torchrun", "by torchrun", func(w int) []string {
+			return []string{
+				fmt.Sprintf("RANK=%d", w), "WORLD_SIZE=2", fmt.Sprintf("LOCAL_RANK=%d", w), "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+				fmt.Sprintf("MASTER_PORT=%d", port), "TORCHELASTIC_RUN_ID=test",
+			}
+		}, nil},
+	} {
+		t.Run(c.by, func(t *testing.T) {
+			dir := t.TempDir()
+			all := job{
+				flags: append([]string{"--replicas", "1", "--progress", "none", "--out", dir}, small...), own: c.own, env: c.env,
+			}.start(t, 2)
+			wantHash(t, all, dir, want)
+			for w, p := range all {
+				if first, _, _ := strings.Cut(p.stdout.String(), "\n"); !strings.HasPrefix(first, fmt.Sprintf("worker %d of 2", w)) || !strings.HasSuffix(first, c.said) {
+					t.Errorf("worker %d begins with %q", w, first)
+				}
+			}
+		})
+	}
+}
+
+// TestWorkersThatDiffer: other options, data or models are an error on every worker that says which and whose.
+func TestWorkersThatDiffer(t *testing.T) {
+	weights := filepath.Join(t.TempDir(), "weights")
+	root := newRoot()
+	root.SetOut(&strings.Builder{})
+	root.SetArgs([]string{"train", "--replicas", "1", "--model", "cnn", "--steps", "1", "--global-batch", "8", "--progress", "none", "--out", weights})
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cases := []struct {
+		flags []string // of worker 1
+		want  string
+	}{
+		{[]string{"--global-batch", "60"}, `--global-batch is "61" for worker 0 (host HOST, pid PID) and worker 2 (host HOST, pid PID), but "60" for worker 1 (host HOST, pid PID)`},
+		{[]string{"--weights", filepath.Join(weights, weightsFile)}, `--weights is "not given" for worker 0`},
+		{[]string{"--data", "mnist", "--data-dir", "absent"}, `--data is "digits" for worker 0`},
+		{[]string{"--model", "mlp"}, `--model is "cnn" for worker 0`},
+		{[]string{"--seed", "2"}, `--seed is "1" for worker 0`},
+	}
+	if testing.Short() {
+		cases = cases[:2]
+	}
+	for _, c := range cases {
+		t.Run(c.flags[0], func(t *testing.T) {
+			all := job{
+				flags: append([]string{"--replicas", "1"}, small...), env: tfConfig(t, 3),
+				own: func(w int) []string {
+					if w == 1 {
+						return c.flags
+					}
+					return nil
+				},
+			}.start(t, 3)
+			for w, p := range all {
+				said := hostAndPID.ReplaceAllString(p.stderr.String(), "(host HOST, pid PID)")
+				if p.code != exitError || !strings.Contains(said, c.want) {
+					t.Errorf("worker %d: %v\nwant %s", w, p, c.want)
+				}
+			}
+		})
+	}
+}
+
+var hostAndPID = regexp.MustCompile(`\(host [^,]+, pid \d+\)`)
+
+// TestFailingWorker: what one worker cannot do ends the others' waits, with its reason.
+func TestFailingWorker(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		bad   int
+		flags []string // of that worker
+		want  string
+	}{
+		{"the chief cannot write", 0, []string{"--out", "/dev/null/out"}, "/dev/null: not a directory"},
+		{"no weights", 1, []string{"--weights", "absent"}, "open absent: no such file"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			all := job{
+				flags: append([]string{"--replicas", "1"}, small...), env: tfConfig(t, 2),
+				own: func(w int) []string {
+					if w == c.bad {
+						return c.flags
+					}
+					if c.name == "no weights" {
+						return []string{"--weights", "absent"}
+					}
+					return nil
+				},
+			}.start(t, 2)
+			for w, p := range all {
+				if p.code != exitError || !strings.Contains(p.stderr.String(), c.want) || p.took > 30*time.Second {
+					t.Errorf("worker %d: %v\nwant %s", w, p, c.want)
+				}
+			}
+		})
+	}
+}
+
+// TestInterruptOneWorker: a signal to any worker ends an endless training on all of them after the same step, and the chief writes.
+func TestInterruptOneWorker(t *testing.T) {
+	for target := range 2 {
+		if testing.Short() && target == 0 {
+			continue
+		}
+		t.Run(fmt.Sprintf("worker %d", target), func(t *testing.T) {
+			dir := t.TempDir()
+			begun := make(chan struct{})
+			var once sync.Once
+			var processes [2]*os.Process
+			var known sync.WaitGroup
+			known.Add(2)
+			go func() {
+				<-begun
+				known.Wait()
+				if err := processes[target].Signal(syscall.SIGTERM); err != nil {
+					t.Error(err)
+				}
+			}()
+			all := job{
+				flags: []string{"--replicas", "1", "--model", "cnn", "--global-batch", "600", "--epochs", "1000000", "--progress", "plain", "--out", dir}, env: tfConfig(t, 2),
+				watch: func(w int, line string, p *workerProcess) {
+					if strings.HasPrefix(line, "worker ") && processes[w] == nil {
+						processes[w] = p.cmd.Process
+						known.Done()
+					}
+					if strings.HasPrefix(line, "epoch 1/") {
+						once.Do(func() { close(begun) })
+					}
+				},
+			}.start(t, 2)
+			var s struct {
+				Interrupted bool
+				Steps       int
+				WeightsHash string `json:"weights_hash"`
+			}
+			text, err := os.ReadFile(filepath.Join(dir, summaryFile))
+			if err != nil {
+				t.Fatalf("%v\n%v\n%v", err, all[0], all[1])
+			}
+			if err := json.Unmarshal(text, &s); err != nil {
+				t.Fatal(err)
+			}
+			for w, p := range all {
+				if p.code != exitInterrupted || !strings.Contains(p.stdout.String(), s.WeightsHash) {
+					t.Errorf("worker %d: %v", w, p)
+				}
+			}
+			if end := fmt.Sprintf("%s steps, weights hash %s", grouped(s.Steps), s.WeightsHash); !s.Interrupted || s.Steps < 1 || !strings.Contains(all[1].stdout.String(), end) {
+				t.Errorf("the chief says %s, the other %v", text, all[1])
+			}
+		})
+	}
+}
+
+// TestMissingWorker: who waits in vain is told for whom.
+func TestMissingWorker(t *testing.T) {
+	by := tfConfig(t, 3)
+	all := job{
+		flags: append([]string{"--replicas", "1", "--rdzv-timeout", "2s"}, small...),
+		env:   func(w int) []string { return by(2 * w) },
+	}.start(t, 2)
+	for w, p := range all {
+		if p.code != exitError || !strings.Contains(p.stderr.String(), "worker 1") || p.took > 20*time.Second {
+			t.Errorf("worker %d: %v\nwant an error that names worker 1", 2*w, p)
+		}
+	}
+}
