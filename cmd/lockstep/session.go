@@ -64,7 +64,9 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed}
 	switch {
 	case s.worker != nil:
-		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Engine: s.engine, Devices: s.devices, Group: s.worker.Group(), Resolver: s.worker.Resolver()})
+		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+			Engine: s.engine, Devices: s.devices, Worker: s.worker, Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout},
+		})
 		cfg.Progress = s.worker.Progress
 	case s.cfg.oneDevice:
 		one := distribute.OneDeviceConfig{Engine: s.engine}
