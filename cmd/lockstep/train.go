@@ -102,6 +102,7 @@ with code 130; a second one stops at once.`,
 	f.StringVar(&o.summary, "summary", "", "write the run's numbers to this `file`, as JSON (worker 0)")
 	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder` (worker 0)")
 	o.workers.add(f)
+	groupFlags(cmd, flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
 	return cmd
 }
 

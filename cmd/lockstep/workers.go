@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"time"
 
@@ -33,9 +34,10 @@ type workerFlags struct {
 
 func (o *workerFlags) add(f *pflag.FlagSet) {
 	o.set = pflag.NewFlagSet("worker", pflag.ContinueOnError)
+	o.set.SortFlags = false
 	w := o.set
-	w.IntVar(&o.worker, "worker", -1, "this worker's number, from 0, where nobody else says it")
-	w.IntVar(&o.workers, "workers", 0, "number of workers, where nobody else says it")
+	w.IntVar(&o.worker, "worker", -1, "this worker's number, from 0 (default as the job says)")
+	w.IntVar(&o.workers, "workers", 0, "number of workers (default as the job says)")
 	w.StringVar(&o.endpoint, "rdzv-endpoint", "", "where the workers meet: `host:port` of worker 0, or a URL such as file:///folder (default as the job says)")
 	w.StringVar(&o.id, "rdzv-id", "", "`name` of the job, to keep others out")
 	w.StringVar(&o.secretFile, "secret-file", "", "`file` with the job's secret (default $"+cluster.EnvSecretFile+" or $"+cluster.EnvSecret+")")
@@ -47,6 +49,7 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP also between workers of one host")
 	w.BoolVar(&o.anyEngine, "mixed-engines", false, "go on, with a warning, when workers have other builds of the engine or other processors")
+	w.Lookup("worker").DefValue = "0" // so that help does not say -1
 	f.AddFlagSet(w)
 }
 
@@ -97,15 +100,49 @@ func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 			return nil, fmt.Errorf("--secret-file %s: %w", o.secretFile, err)
 		}
 	}
+	listen, err := listenAddress(o.listen)
+	if err != nil {
+		return nil, err
+	}
 	return worker.Join(ctx, worker.Config{
 		Job: job, Replicas: replicas, Secret: key,
 		RendezvousTimeout: o.rdzvTimeout, HeartbeatTimeout: o.heartbeatTimeout,
-		DataPlaintext: o.plaintext, Listen: o.listen, Ports: o.ports, NoSharedMemory: o.noSharedMemory,
+		DataPlaintext: o.plaintext, Listen: listen, Ports: o.ports, NoSharedMemory: o.noSharedMemory,
 		Build:      version(),
 		Collective: collective.Config{Timeout: o.collectiveTimeout},
 		OnProgress: onProgress,
 		Logger:     slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // who is believed has been said
 	})
+}
+
+// listenAddress returns the address that --interface means: itself, or that of the interface it names.
+func listenAddress(name string) (string, error) {
+	if name == "" || net.ParseIP(name) != nil {
+		return name, nil
+	}
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return "", fmt.Errorf("--interface %s: neither an address nor an interface of this host: %w", name, err)
+	}
+	addresses, err := i.Addrs()
+	if err != nil {
+		return "", fmt.Errorf("--interface %s: %w", name, err)
+	}
+	best := ""
+	for _, a := range addresses {
+		n, ok := a.(*net.IPNet)
+		switch {
+		case !ok || n.IP.IsLinkLocalUnicast():
+		case n.IP.To4() != nil:
+			return n.IP.String(), nil
+		case best == "":
+			best = n.IP.String()
+		}
+	}
+	if best == "" {
+		return "", fmt.Errorf("--interface %s: it has no address", name)
+	}
+	return best, nil
 }
 
 // onProgress is told of each phase of each step, for tests that have something happen there.

@@ -32,7 +32,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	t.Run("data in plain text", func(t *testing.T) {
 		dir := t.TempDir()
-		all := inNamespaces(t, []string{"LOCKSTEP_SECRET=" + secret.New().Text()}, append([]string{"--data-plaintext", "--out", dir}, small...))
+		all := inNamespaces(t, []string{"LOCKSTEP_SECRET=" + secret.New().Text()}, append([]string{"--data-plaintext", "--port-range", "29610-29620", "--out", dir}, small...))
 		wantHash(t, all, dir, want)
 	})
 	t.Run("no secret", func(t *testing.T) {
