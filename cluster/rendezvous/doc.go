@@ -2,20 +2,22 @@
 //
 // # Stores
 //
-// A [Store] is a map from keys to values whose changes have revisions and can be waited for. The server that
-// [Serve] starts is one, which [Open] reaches by its URL ("tcp://host:port"); the memory of one process is another ([Memory]). More
-// are plugged in by [Config.Schemes]. Package storetest is the conformance suite.
+// A [Store] is a map from keys to values whose changes have revisions and can be waited for. There are three here: the server that
+// [Serve] starts ("tcp://host:port") and a folder that all workers reach ("file:///folder"), which [Open] opens by their URLs, and the
+// memory of one process ([Memory]). Others are plugged in by [Config.Schemes]; the module cluster/etcd has one. Package storetest
+// is the conformance suite.
 //
 // # Meeting
 //
 // Each worker makes a [Card] and calls [Meet], which returns all cards when all have come, or the same error to all of them:
 // who is missing, who is there twice, who is a stranger. Then they tell each other things ([Exchange]), wait for each other
-// ([Barrier]) and hold against each other what must be equal ([Compare]). At the end they [Leave].
+// ([Barrier]) and hold against each other what must be equal ([Compare]). While they work, each publishes a [Pulse] and
+// watches those of the others ([Publish], [Watch]). At the end they [Leave].
 //
 //	store, err := rendezvous.Open(ctx, "tcp://10.0.0.1:29500", rendezvous.Config{})
 //	…
 //	cards, err := rendezvous.Meet(ctx, store, rendezvous.Card{Job: "digits", Worker: 1, Workers: 4})
 //
 // The keys of a job lie under "<job>/<epoch>/" ([Key]), so that jobs do not disturb each other and an epoch does not see what
-// an earlier one has left behind.
+// an earlier one has left behind. The protocol, the keys and what is promised stand in docs/rendezvous.md.
 package rendezvous

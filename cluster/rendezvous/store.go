@@ -26,8 +26,8 @@ type Store interface {
 	Delete(ctx context.Context, key string) error
 	// List returns all entries whose keys begin with prefix, by key, and the store's revision then.
 	List(ctx context.Context, prefix string) (entries []Entry, revision uint64, err error)
-	// Changes waits until a key that begins with prefix was set or deleted after a revision, and returns the latest state of each
-	// such key, in the order of their changes, and the revision to go on from. Deleted says that a key is gone. It returns
+	// Changes waits until a key that begins with prefix was set or deleted after a revision, and returns for each
+	// such key its latest state up to some later revision, in the order of their changes, and that revision, to go on from. Deleted says that a key is gone. It returns
 	// [ErrCompacted] if deletions after that revision may have been forgotten: List, then go on from there.
 	Changes(ctx context.Context, prefix string, after uint64) (entries []Entry, revision uint64, err error)
 	// Close ends the use of the store, not the store. Calls under way, and later ones, return [ErrClosed].

@@ -1,0 +1,176 @@
+package etcd_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ml/lockstep/cluster/etcd"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous/storetest"
+)
+
+// The server runs in a process of its own, this test binary again: so what the client leaves behind can be seen.
+const serverEnv = "LOCKSTEP_TEST_ETCD"
+
+func TestMain(m *testing.M) {
+	if folder := os.Getenv(serverEnv); folder != "" {
+		if err := serve(folder); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// serve is an etcd server until stdin ends. It prints its address.
+func serve(folder string) error {
+	cfg := embed.NewConfig()
+	cfg.Dir, cfg.LogLevel = folder, "panic"
+	client, err := free()
+	if err != nil {
+		return err
+	}
+	peer, err := free()
+	if err != nil {
+		return err
+	}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	select {
+	case <-e.Server.ReadyNotify():
+	case <-time.After(30 * time.Second):
+		return errors.New("etcd is not ready within 30 s")
+	}
+	fmt.Println(client.Host)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// cluster starts an etcd server that ends with the test, and returns its address.
+func cluster(t *testing.T) string {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), serverEnv+"="+t.TempDir())
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the server: %v", err)
+		}
+	})
+	address, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the server did not start: %v", err)
+	}
+	return strings.TrimSpace(address)
+}
+
+// free returns a URL on loopback whose port is free.
+func free() (url.URL, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return url.URL{}, err
+	}
+	defer l.Close()
+	return url.URL{Scheme: "http", Host: l.Addr().String()}, nil
+}
+
+func open(t *testing.T, url string) rendezvous.Store {
+	t.Helper()
+	s, err := rendezvous.Open(t.Context(), url, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestConformance(t *testing.T) {
+	address := cluster(t)
+	var stores atomic.Int32
+	storetest.Run(t, storetest.Stores{Slow: true, New: func(t *testing.T) func() rendezvous.Store {
+		url := fmt.Sprintf("etcd://%s/test/%d", address, stores.Add(1))
+		return func() rendezvous.Store { return open(t, url) }
+	}})
+}
+
+// TestMeet: workers meet in etcd, and another job on it does not see them.
+func TestMeet(t *testing.T) {
+	address := cluster(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var work sync.WaitGroup
+	for _, job := range []string{"a", "a/0"} {
+		for w := range 3 {
+			work.Go(func() {
+				s := open(t, "etcd://"+address)
+				defer s.Close()
+				cards, err := rendezvous.Meet(ctx, s, rendezvous.Card{Job: job, Worker: w, Workers: 3, PID: 1 + w})
+				if err != nil || len(cards) != 3 || cards[2].PID != 3 || cards[0].Job != job {
+					t.Errorf("worker %d of job %s: %v, %v", w, job, cards, err)
+					return
+				}
+				if err := rendezvous.Leave(ctx, s, cards[w]); err != nil {
+					t.Error(err)
+				}
+				if w == 0 {
+					if err := rendezvous.Forget(ctx, s, job); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	work.Wait()
+	s := open(t, "etcd://"+address)
+	defer s.Close()
+	if entries, _, err := s.List(ctx, ""); err != nil || len(entries) > 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+// TestNobodyThere: a cluster that does not answer is an error when ctx ends, not before, and says what was tried.
+func TestNobodyThere(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	nobody, err := free()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = rendezvous.Open(ctx, "etcd://"+nobody.Host, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
+	if err == nil || ctx.Err() == nil {
+		t.Fatalf("got %v", err)
+	}
+}

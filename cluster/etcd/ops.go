@@ -1,0 +1,192 @@
+package etcd
+
+import (
+	"context"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// Get implements [rendezvous.Store].
+func (s *store) Get(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+	err = s.call(ctx, rendezvous.CheckPrefix(key), func(ctx context.Context) error {
+		for {
+			r, err := s.client.Get(ctx, s.prefix+key)
+			if err != nil {
+				return err
+			}
+			if len(r.Kvs) == 0 {
+				return rendezvous.ErrNotFound
+			}
+			v, whole, err := s.load(ctx, r.Kvs[0].Value)
+			if whole || err != nil {
+				value, revision = v, uint64(r.Kvs[0].ModRevision)
+				return err
+			}
+		}
+	})
+	return value, revision, err
+}
+
+// Set implements [rendezvous.Store].
+func (s *store) Set(ctx context.Context, key string, value []byte) error {
+	return s.call(ctx, checkPair(key, value), func(ctx context.Context) error {
+		_, _, err := s.put(ctx, key, value)
+		return err
+	})
+}
+
+// put sets a key if all conditions hold. If not, it returns what the key holds.
+func (s *store) put(ctx context.Context, key string, value []byte, conditions ...clientv3.Cmp) (is *mvccpb.KeyValue, done bool, err error) {
+	stored, parts, err := s.save(ctx, value)
+	if err != nil {
+		return nil, false, err
+	}
+	k := s.prefix + key
+	r, err := s.client.Txn(ctx).If(conditions...).Then(clientv3.OpPut(k, string(stored), clientv3.WithPrevKV())).Else(clientv3.OpGet(k)).Commit()
+	switch {
+	case err != nil:
+		return nil, false, err // the parts, if any, may be needed: nobody knows
+	case !r.Succeeded:
+		if got := r.Responses[0].GetResponseRange(); len(got.Kvs) > 0 {
+			is = got.Kvs[0]
+		}
+		return is, false, s.drop(ctx, parts)
+	}
+	if before := r.Responses[0].GetResponsePut().PrevKv; before != nil {
+		return nil, true, s.dropOf(ctx, before.Value)
+	}
+	return nil, true, nil
+}
+
+// Create implements [rendezvous.Store].
+func (s *store) Create(ctx context.Context, key string, value []byte) (current []byte, created bool, err error) {
+	err = s.call(ctx, checkPair(key, value), func(ctx context.Context) error {
+		for {
+			is, done, err := s.put(ctx, key, value, clientv3.Compare(clientv3.CreateRevision(s.prefix+key), "=", 0))
+			if created = done; done || err != nil {
+				return err
+			}
+			v, whole, err := s.load(ctx, is.Value)
+			if whole || err != nil {
+				current = v
+				return err
+			}
+		}
+	})
+	return current, created, err
+}
+
+// Swap implements [rendezvous.Store].
+func (s *store) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
+	err = s.call(ctx, checkPair(key, value), func(ctx context.Context) error {
+		if revision == 0 { // which etcd says of a key that is not there
+			return nil
+		}
+		var err error
+		_, swapped, err = s.put(ctx, key, value, clientv3.Compare(clientv3.ModRevision(s.prefix+key), "=", int64(revision)))
+		return err
+	})
+	return swapped, err
+}
+
+// Delete implements [rendezvous.Store].
+func (s *store) Delete(ctx context.Context, key string) error {
+	return s.call(ctx, rendezvous.CheckKey(key), func(ctx context.Context) error {
+		r, err := s.client.Delete(ctx, s.prefix+key, clientv3.WithPrevKV())
+		if err != nil || len(r.PrevKvs) == 0 {
+			return err
+		}
+		return s.dropOf(ctx, r.PrevKvs[0].Value)
+	})
+}
+
+// List implements [rendezvous.Store].
+func (s *store) List(ctx context.Context, prefix string) (entries []rendezvous.Entry, revision uint64, err error) {
+	err = s.call(ctx, rendezvous.CheckPrefix(prefix), func(ctx context.Context) error {
+		var err error
+		entries, revision, err = s.list(ctx, prefix, clientv3.SortByKey)
+		return err
+	})
+	return entries, revision, err
+}
+
+func (s *store) list(ctx context.Context, prefix string, by clientv3.SortTarget) ([]rendezvous.Entry, uint64, error) {
+again:
+	r, err := s.client.Get(ctx, s.prefix+prefix, clientv3.WithPrefix(), clientv3.WithSort(by, clientv3.SortAscend))
+	if err != nil {
+		return nil, 0, err
+	}
+	var entries []rendezvous.Entry
+	for _, kv := range r.Kvs {
+		e, whole, err := s.entry(ctx, kv)
+		if err != nil {
+			return nil, 0, err
+		}
+		if !whole {
+			goto again
+		}
+		entries = append(entries, e)
+	}
+	return entries, uint64(r.Header.Revision), nil
+}
+
+// entry reads an entry. It reports false if its value has been replaced meanwhile.
+func (s *store) entry(ctx context.Context, kv *mvccpb.KeyValue) (rendezvous.Entry, bool, error) {
+	value, whole, err := s.load(ctx, kv.Value)
+	return rendezvous.Entry{Key: string(kv.Key[len(s.prefix):]), Value: value, Revision: uint64(kv.ModRevision)}, whole, err
+}
+
+// Changes implements [rendezvous.Store].
+func (s *store) Changes(ctx context.Context, prefix string, after uint64) (entries []rendezvous.Entry, revision uint64, err error) {
+	err = s.call(ctx, rendezvous.CheckPrefix(prefix), func(ctx context.Context) error {
+		if after == 0 {
+			if entries, revision, err = s.list(ctx, prefix, clientv3.SortByModRevision); len(entries) > 0 || err != nil {
+				return err
+			}
+			after = revision
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		for r := range s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix+prefix, clientv3.WithPrefix(), clientv3.WithRev(int64(after)+1)) {
+			if err := r.Err(); err != nil {
+				return err
+			}
+			if len(r.Events) > 0 {
+				entries, revision, err = s.latest(ctx, r.Events)
+				return err
+			}
+		}
+		return context.Cause(ctx)
+	})
+	return entries, revision, err
+}
+
+// latest returns the last state of each key in a batch of events, in order, and the revision of the last one.
+func (s *store) latest(ctx context.Context, events []*clientv3.Event) ([]rendezvous.Entry, uint64, error) {
+	last := map[string]int{}
+	for i, e := range events {
+		last[string(e.Kv.Key)] = i
+	}
+	var entries []rendezvous.Entry
+	for i, e := range events {
+		if last[string(e.Kv.Key)] != i {
+			continue
+		}
+		if e.Type == clientv3.EventTypeDelete {
+			entries = append(entries, rendezvous.Entry{Key: string(e.Kv.Key[len(s.prefix):]), Revision: uint64(e.Kv.ModRevision), Deleted: true})
+			continue
+		}
+		entry, whole, err := s.entry(ctx, e.Kv)
+		if err != nil {
+			return nil, 0, err
+		}
+		if !whole { // replaced meanwhile: what it holds now comes with a later event
+			continue
+		}
+		entries = append(entries, entry)
+	}
+	return entries, uint64(events[len(events)-1].Kv.ModRevision), nil
+}

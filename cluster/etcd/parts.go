@@ -1,0 +1,79 @@
+package etcd
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A value of up to partBytes is stored behind a zero byte. A larger one is stored in parts, under keys of its own that are never
+// changed, and the key holds a one byte, the parts' random name and their number. Who replaces it deletes the parts afterwards; a
+// reader that finds them gone reads again.
+const (
+	partBytes  = 1 << 20
+	plainValue = 0
+	partsValue = 1
+	nameBytes  = 26 // of rand.Text
+)
+
+// save returns what stands for a value, and the name of its parts if there are any.
+func (s *store) save(ctx context.Context, value []byte) (stored []byte, parts string, err error) {
+	if len(value) <= partBytes {
+		return append([]byte{plainValue}, value...), "", nil
+	}
+	parts = rand.Text()
+	n := uint32(0)
+	for ; len(value) > 0; n++ {
+		size := min(len(value), partBytes)
+		if _, err := s.client.Put(ctx, s.part(parts, n), string(value[:size])); err != nil {
+			return nil, parts, err
+		}
+		value = value[size:]
+	}
+	stored = append([]byte{partsValue}, parts...)
+	return binary.BigEndian.AppendUint32(stored, n), parts, nil
+}
+
+// part returns the key of a part. No key of a store begins with "@".
+func (s *store) part(parts string, n uint32) string {
+	return fmt.Sprintf("%s@parts/%s/%08d", s.prefix, parts, n)
+}
+
+// load returns the value that stored stands for. It reports false if its parts are gone.
+func (s *store) load(ctx context.Context, stored []byte) (value []byte, whole bool, err error) {
+	switch {
+	case len(stored) > 0 && stored[0] == plainValue:
+		return stored[1:], true, nil
+	case len(stored) != 1+nameBytes+4 || stored[0] != partsValue:
+		return nil, false, errors.New("etcd: a value that no store has written")
+	}
+	parts, n := string(stored[1:1+nameBytes]), binary.BigEndian.Uint32(stored[1+nameBytes:])
+	for i := range n {
+		r, err := s.client.Get(ctx, s.part(parts, i))
+		if err != nil || len(r.Kvs) == 0 {
+			return nil, false, err
+		}
+		value = append(value, r.Kvs[0].Value...)
+	}
+	return value, true, nil
+}
+
+// dropOf deletes the parts of a value, if it has any.
+func (s *store) dropOf(ctx context.Context, stored []byte) error {
+	if len(stored) == 1+nameBytes+4 && stored[0] == partsValue {
+		return s.drop(ctx, string(stored[1:1+nameBytes]))
+	}
+	return nil
+}
+
+func (s *store) drop(ctx context.Context, parts string) error {
+	if parts == "" {
+		return nil
+	}
+	_, err := s.client.Delete(ctx, s.prefix+"@parts/"+parts+"/", clientv3.WithPrefix())
+	return err
+}
