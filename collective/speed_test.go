@@ -3,6 +3,7 @@ package collective_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -37,12 +38,12 @@ func TestNoAllocation(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {
 				for _, n := range []int{2, 5} { // more ranks than cores block
 					g := m.opened(t, n, collective.Config{})
-					const warm, runs = 10, 50
+					const warm, runs, tries = 10, 50, 5
 					var wg sync.WaitGroup
 					for _, c := range g.Local()[1:] {
 						own := call()
 						wg.Go(func() {
-							for range warm + runs + 1 {
+							for range warm + tries*(runs+1) {
 								if err := c.Do(background, own); err != nil {
 									t.Error(err)
 								}
@@ -56,11 +57,14 @@ func TestNoAllocation(t *testing.T) {
 						}
 					}
 					before := runtime.NumGoroutine()
-					allocs := testing.AllocsPerRun(runs, func() {
-						if err := first.Do(background, own); err != nil {
-							t.Error(err)
-						}
-					})
+					allocs := math.Inf(1) // the least: now and then the runtime itself allocates meanwhile
+					for range tries {
+						allocs = min(allocs, testing.AllocsPerRun(runs, func() {
+							if err := first.Do(background, own); err != nil {
+								t.Error(err)
+							}
+						}))
+					}
 					if after := runtime.NumGoroutine(); after > before {
 						t.Errorf("%d ranks: %d goroutines became %d", n, before, after)
 					}
