@@ -7,9 +7,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
@@ -31,7 +31,8 @@ type Config struct {
 	ID string
 	// Address is where the other nodes reach this one. Default 127.0.0.1.
 	Address string
-	// Store is where the agents meet; the caller closes it. Needed with several nodes.
+	// Store is where the agents meet, and where the failure of a worker is told that could not tell it; the caller closes it. Needed with
+	// several nodes.
 	Store rendezvous.Store
 	// StoreURL and Secret are told to the workers, if given: where the job's store is, and its secret as text.
 	StoreURL, Secret string
@@ -45,7 +46,8 @@ type Config struct {
 	Heartbeat time.Duration
 	// Affinity says whether each worker is bound to CPUs of its own. Default [AffinityAuto].
 	Affinity Affinity
-	// Records is the folder in which workers leave failure records. Default: none, and the workers are told of none.
+	// Records is the folder in which workers leave failure and flight records. Default: a temporary one, which is removed at the end,
+	// unless the job has failed and there are flight records in it.
 	Records string
 	// Stdout and Stderr get the workers' lines and the agent's own words; nil: nothing. Show says what of a worker's is written
 	// there; nil: all.
@@ -110,6 +112,8 @@ type Agent struct {
 	peers   *peers
 	signals chan os.Signal // the user's
 	asked   os.Signal      // the first of them
+
+	temporary bool // the folder for records
 }
 
 // New makes an agent. It starts nothing yet.
@@ -163,12 +167,27 @@ func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 		}
 		defer a.guard.close()
 	}
+	if err := a.recordFolder(); err != nil {
+		return Outcome{Code: 1}, fmt.Errorf("launch: %w", err)
+	}
 	a.peers = newPeers(a)
 	defer a.peers.close()
+	o, err := a.epochs(ctx)
+	if a.temporary && (o.Code == 0 || !a.flightRecords()) {
+		os.RemoveAll(a.cfg.Records)
+	}
+	if err != nil {
+		return o, fmt.Errorf("launch: %w", err)
+	}
+	return o, nil
+}
+
+// epochs runs one epoch after the other.
+func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 	for epoch := uint32(0); ; epoch++ {
 		e, err := a.begin(ctx, epoch)
 		if err != nil {
-			return Outcome{Code: codeOf(a, 1), Restarts: int(epoch), Interrupted: a.asked != nil}, fmt.Errorf("launch: %w", err)
+			return Outcome{Code: codeOf(a, 1), Restarts: int(epoch), Interrupted: a.asked != nil}, err
 		}
 		e.watch(ctx)
 		o := e.outcome()
@@ -180,12 +199,25 @@ func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 			}
 		}
 		if o.Code == 0 || last {
-			if e.alone != nil {
-				return o, fmt.Errorf("launch: %w", e.alone)
-			}
-			return o, nil
+			return o, e.alone
 		}
 	}
+}
+
+// recordFolder makes the folder for records.
+func (a *Agent) recordFolder() (err error) {
+	if a.cfg.Records != "" {
+		return os.MkdirAll(a.cfg.Records, 0o700)
+	}
+	a.temporary = true
+	a.cfg.Records, err = os.MkdirTemp("", "lockstep-records-*")
+	return err
+}
+
+// flightRecords reports whether workers have left records of their last collectives, which lockstep doctor reads.
+func (a *Agent) flightRecords() bool {
+	found, _ := filepath.Glob(filepath.Join(a.cfg.Records, "flight-*"))
+	return len(found) > 0
 }
 
 func codeOf(a *Agent, code int) int {
@@ -227,8 +259,8 @@ func (a *Agent) meet(ctx context.Context, number uint32, ports []int) ([]card, e
 	}
 	result := make(chan met, 1)
 	mine := card{
-		Node: a.cfg.Node, Nodes: a.cfg.Nodes, Host: a.host, PID: os.Getpid(), Nonce: a.peers.nonce, Workers: a.cfg.Workers,
-		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax, Command: strings.Join(a.cfg.Command, " "),
+		Node: a.cfg.Node, Host: a.host, PID: os.Getpid(), Workers: a.cfg.Workers,
+		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax,
 	}
 	go func() {
 		cards, err := a.peers.meet(ctx, number, mine)
@@ -249,7 +281,7 @@ func (a *Agent) logFolder(number uint32) (string, error) {
 	if a.cfg.Logs == "" {
 		return "", nil
 	}
-	dir := fmt.Sprintf("%s%cepoch%d", strings.TrimSuffix(a.cfg.Logs, string(os.PathSeparator)), os.PathSeparator, number)
+	dir := filepath.Join(a.cfg.Logs, fmt.Sprintf("epoch%d", number))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("folder for logs: %w", err)
 	}

@@ -98,7 +98,7 @@ type started struct {
 func launchScript(t *testing.T, script string, change func(*Config)) *started {
 	t.Helper()
 	s := &started{out: &output{}, err: &output{}, outcome: make(chan Outcome, 1)}
-	cfg := Config{Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err, Records: t.TempDir()}
+	cfg := Config{Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err}
 	if change != nil {
 		change(&cfg)
 	}

@@ -20,7 +20,6 @@ type place struct {
 	masterPort            int
 	addresses             []string // of all workers, by rank: where TF_CONFIG has them listen
 	store, secret, record string   // "": none
-	threads               int      // its share of this node's cores
 }
 
 // variables are the environment of a worker: its own names, torchrun's, and TensorFlow's.

@@ -62,11 +62,12 @@ func (e *epoch) watch(ctx context.Context) {
 		case <-e.kill:
 			e.killAll()
 		case <-e.giveUp:
-			e.gaveUp = true
+			e.giveUp, e.gaveUp = nil, true
 		case <-done:
 			done = nil
 			e.stopping = true
 			e.killAll()
+			e.giveUp = time.After(answerTime)
 		}
 	}
 }
@@ -80,10 +81,10 @@ func (e *epoch) workerEnded(w *worker) {
 	if now, ok := readMemoryKills(e.agent.root); ok && e.counted {
 		w.memory = memoryKills{now.count - e.memory.count, now.where}
 	}
-	_, failed := w.record(e.agent.cfg.Grace)
+	record, failed := w.record(e.agent.cfg.Grace)
 	switch {
 	case failed && !w.asked && !e.stopping:
-		e.fail()
+		e.fail(record)
 	case e.agent.asked != nil && len(e.running) > 0 && e.kill == nil:
 		e.kill = time.After(e.agent.cfg.Grace) // the others wait for it in vain
 	}
@@ -93,8 +94,17 @@ func (e *epoch) workerEnded(w *worker) {
 }
 
 // fail ends the epoch on all nodes: a worker of this one has failed.
-func (e *epoch) fail() {
-	e.agent.peers.publish(e.agent.peers.stopKey(e.number), card{Node: e.agent.cfg.Node})
+func (e *epoch) fail(r failure.Record) {
+	if r.Kind == "signal" || r.Kind == "memory" { // else it has told itself
+		r.Job, r.Epoch, r.Host = e.agent.cfg.ID, e.number, e.agent.host
+		e.agent.peers.record(r)
+	}
+	e.stopAll()
+}
+
+// stopAll asks the workers of all nodes to end.
+func (e *epoch) stopAll() {
+	e.agent.peers.publish(e.agent.cfg.Node, "event", "stop", fmt.Sprint(e.number))
 	e.stop()
 }
 
@@ -138,12 +148,13 @@ func (e *epoch) each(f func(*worker)) {
 func (e *epoch) signalled(sig os.Signal) {
 	p := e.agent.peers
 	if e.agent.asked != nil {
-		p.publish(p.interruptKey(), interruption{Node: e.agent.cfg.Node, Kill: true})
+		p.publish(e.agent.cfg.Node, "event", "kill")
 		e.killAll()
+		e.giveUp = time.After(answerTime)
 		return
 	}
 	e.agent.screen.say(fmt.Sprintf("\nlockstep run: passed %s on to the workers, which may end their step; once more kills them\n", signalName(sig)))
-	p.publish(p.interruptKey(), interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate})
+	p.publish(interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate}, "event", "interrupt")
 	e.interrupt(sig)
 }
 
@@ -162,12 +173,16 @@ func (e *epoch) heard(ev event) {
 		e.stop()
 	case ev.lost != nil:
 		e.alone = ev.lost
-		e.agent.peers.publish(e.agent.peers.stopKey(e.number), card{Node: e.agent.cfg.Node})
-		e.stop()
-	case ev.interruption != nil && ev.interruption.Kill:
-		e.agent.asked = sigInterrupt
+		e.stopAll()
+	case ev.kill:
+		if e.agent.asked == nil {
+			e.agent.asked = sigInterrupt
+		}
 		e.killAll()
-	case ev.interruption != nil && e.agent.asked == nil:
+	case ev.interruption != nil:
+		if e.agent.asked != nil {
+			break // by this node's user as well
+		}
 		sig := sigInterrupt
 		if ev.interruption.Terminate {
 			sig = sigTerminate
@@ -194,7 +209,7 @@ func (e *epoch) finish() {
 	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures()}
 	e.ends[end.Node] = end
 	p := e.agent.peers
-	p.publish(p.endKey(e.number, end.Node), end.bounded())
+	p.publish(end.bounded(), "event", "end", fmt.Sprint(e.number), fmt.Sprint(end.Node))
 	e.expect()
 }
 

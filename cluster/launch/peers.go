@@ -4,31 +4,29 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
 // card is what agents tell each other when an epoch begins.
 type card struct {
 	Node        int    `json:"node"`
-	Nodes       int    `json:"nodes,omitempty"`
-	Host        string `json:"host,omitempty"`
-	PID         int    `json:"pid,omitempty"`
-	Nonce       string `json:"nonce,omitempty"` // tells two agents of one process number apart
-	Workers     int    `json:"workers,omitempty"`
-	Address     string `json:"address,omitempty"`
-	MasterPort  int    `json:"master_port,omitempty"`
-	Ports       []int  `json:"ports,omitempty"`
-	RestartsMax int    `json:"restarts_max,omitempty"`
-	Command     string `json:"command,omitempty"`
+	Host        string `json:"host"`
+	PID         int    `json:"pid"`
+	Workers     int    `json:"workers"`
+	Address     string `json:"address"`
+	MasterPort  int    `json:"master_port"`
+	Ports       []int  `json:"ports"`
+	RestartsMax int    `json:"restarts_max"`
 }
 
 func (c *card) workerAddresses() (out []string) {
@@ -42,7 +40,6 @@ func (c *card) workerAddresses() (out []string) {
 type interruption struct {
 	Node      int  `json:"node"`
 	Terminate bool `json:"terminate,omitempty"` // SIGTERM, else Ctrl-C
-	Kill      bool `json:"kill,omitempty"`      // the second time
 }
 
 // event is what was heard from the other agents.
@@ -50,18 +47,20 @@ type event struct {
 	epoch        uint32
 	stop         bool
 	end          *nodeEnd
-	interruption *interruption
-	lost         error // an agent does not show any more that it lives
-	err          error // the store cannot be reached
+	interruption *interruption // the first time
+	kill         bool          // the second
+	lost         error         // an agent does not show any more that it lives
+	err          error         // the store cannot be reached
 }
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
-// They share these keys under launch/<job>/: node/<epoch>/<node> holds an agent's card, stop/<epoch> ends an epoch, end/<epoch>/<node>
-// says how a node's workers ended, interrupt holds the user's wish, alive/<node> a counter that goes on, and bye/<node> says
-// that an agent needs the store no more.
+// The agents meet as nodes of the job and epoch (see [rendezvous.Meet]). Besides they share these keys under =launch/<job>/:
+// event/stop/<epoch> ends an epoch, event/end/<epoch>/<node> says how a node's workers ended, event/interrupt and event/kill hold
+// the user's wish, pulse/<node> shows that an agent lives, and bye/<node> says that it needs the store no more.
 type peers struct {
-	store  rendezvous.Store
+	store  rendezvous.Store // nil: none
+	job    string
 	prefix string
 	node   int
 	nodes  int
@@ -76,29 +75,18 @@ type peers struct {
 
 func newPeers(a *Agent) *peers {
 	p := &peers{
-		store: a.cfg.Store, prefix: "launch/" + a.cfg.ID + "/", node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(), beat: a.cfg.Heartbeat, wait: a.cfg.RendezvousTimeout,
-		events: make(chan event),
+		store: a.cfg.Store, job: a.cfg.ID, prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/", node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(),
+		beat: a.cfg.Heartbeat, wait: a.cfg.RendezvousTimeout, events: make(chan event),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
 
-func (p *peers) stopKey(epoch uint32) string { return fmt.Sprintf("%sstop/%d", p.prefix, epoch) }
-func (p *peers) interruptKey() string        { return p.prefix + "interrupt" }
-
-func (p *peers) endKey(epoch uint32, node int) string {
-	return fmt.Sprintf("%send/%d/%d", p.prefix, epoch, node)
-}
-
-func (p *peers) nodeKey(epoch uint32, node int) string {
-	return fmt.Sprintf("%snode/%d/%d", p.prefix, epoch, node)
-}
-
 // storeTime bounds a single call to the store.
 const storeTime = 20 * time.Second
 
-// publish sets a key, in its own time: what cannot be said is found out by the others' own clocks.
-func (p *peers) publish(key string, value any) {
+// publish tells the other agents something, in its own time: what cannot be said is found out by their own clocks.
+func (p *peers) publish(value any, key ...string) {
 	if p.nodes == 1 {
 		return
 	}
@@ -106,37 +94,51 @@ func (p *peers) publish(key string, value any) {
 	if err != nil {
 		panic(err) // our own types
 	}
+	p.set(p.prefix+strings.Join(key, "/"), text)
+}
+
+func (p *peers) set(key string, value []byte) {
 	p.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
 		defer cancel()
-		_ = p.store.Set(ctx, key, text)
+		_ = p.store.Set(ctx, key, value)
 	})
 }
 
-// close says goodbye, and waits until the others have done so too, or are gone: the store may live in this process.
+// record puts a worker's failure where the other workers look for the reason why they lost it.
+func (p *peers) record(r failure.Record) {
+	if p.store == nil {
+		return
+	}
+	if text, err := failure.Encode(&r); err == nil {
+		p.set(rendezvous.Key(r.Job, r.Epoch, "failure", strconv.Itoa(r.Worker)), text)
+	}
+}
+
+// close says goodbye. Node 0, in whose agent the store may live, waits until the others have done so too, or for a while.
 func (p *peers) close() {
 	if p.nodes > 1 {
-		p.publish(p.prefix+"bye/"+strconv.Itoa(p.node), p.nonce)
-		p.farewell()
+		p.publish(p.nonce, "bye", strconv.Itoa(p.node))
+		if p.node == 0 {
+			p.farewell()
+		}
 	}
 	p.cancel()
 	p.work.Wait()
 }
 
-// farewellTime is how long an agent waits for the others' goodbyes.
+// farewellTime is how long node 0 waits for the others' goodbyes.
 const farewellTime = 5 * time.Second
 
 func (p *peers) farewell() {
 	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
 	defer cancel()
-	var after uint64
-	for gone := 0; gone < p.nodes; {
+	for {
 		entries, revision, err := p.store.List(ctx, p.prefix+"bye/")
-		if gone = len(entries); err != nil || gone == p.nodes {
+		if err != nil || len(entries) == p.nodes {
 			return
 		}
-		after = revision
-		if _, _, err = p.store.Changes(ctx, p.prefix+"bye/", after); err != nil {
+		if _, _, err = p.store.Changes(ctx, p.prefix+"bye/", revision); err != nil {
 			return
 		}
 	}
@@ -157,29 +159,23 @@ func (p *peers) meet(ctx context.Context, epoch uint32, mine card) ([]card, erro
 	if p.nodes == 1 {
 		return []card{mine}, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, p.wait, errors.New("timed out"))
+	ctx, cancel := context.WithTimeout(ctx, p.wait)
 	defer cancel()
-	text, err := json.Marshal(mine)
+	data, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
 	}
-	current, created, err := p.store.Create(ctx, p.nodeKey(epoch, p.node), text)
+	met, err := rendezvous.Meet(ctx, p.store, rendezvous.Card{
+		Job: p.job, Epoch: epoch, Role: "node", Worker: p.node, Workers: p.nodes, Host: mine.Host, PID: mine.PID, Nonce: p.nonce, Data: data,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("meeting the other nodes: %w", err)
+		return nil, err
 	}
-	if !created {
-		var there card
-		if err := json.Unmarshal(current, &there); err != nil || there.Nonce != p.nonce {
-			return nil, fmt.Errorf("node %d is there already: host %s, pid %d; this is host %s, pid %d: give each node its own --node-rank, and each job its own --rdzv-id",
-				p.node, there.Host, there.PID, mine.Host, mine.PID)
+	cards := make([]card, len(met))
+	for i := range met {
+		if err := readCard(&met[i], mine, &cards[i]); err != nil {
+			return nil, err
 		}
-	}
-	cards, err := p.gather(ctx, epoch)
-	if err != nil {
-		return nil, err
-	}
-	if err := agree(cards, mine); err != nil {
-		return nil, err
 	}
 	if epoch == 0 {
 		p.listen(cards)
@@ -187,73 +183,40 @@ func (p *peers) meet(ctx context.Context, epoch uint32, mine card) ([]card, erro
 	return cards, nil
 }
 
-// gather waits for the cards of all nodes.
-func (p *peers) gather(ctx context.Context, epoch uint32) ([]card, error) {
-	prefix := fmt.Sprintf("%snode/%d/", p.prefix, epoch)
-	for {
-		entries, revision, err := p.store.List(ctx, prefix)
-		if err != nil {
-			return nil, fmt.Errorf("meeting the other nodes: %w", err)
-		}
-		cards := map[int]card{}
-		for _, entry := range entries {
-			var c card
-			if err := json.Unmarshal(entry.Value, &c); err != nil {
-				return nil, fmt.Errorf("meeting the other nodes: %s holds no card: %w", entry.Key, err)
-			}
-			if c.Nodes != p.nodes {
-				return nil, fmt.Errorf("node %d (host %s, pid %d) was started with --nnodes %d, this one with %d", c.Node, c.Host, c.PID, c.Nodes, p.nodes)
-			}
-			cards[c.Node] = c
-		}
-		if len(cards) == p.nodes {
-			out := make([]card, p.nodes)
-			for node, c := range cards {
-				out[node] = c
-			}
-			return out, nil
-		}
-		if _, _, err = p.store.Changes(ctx, prefix, revision); err != nil {
-			return nil, p.missing(ctx, cards, err)
-		}
+// readCard reads what another agent told, and refuses one that would not do the same as this.
+func readCard(from *rendezvous.Card, mine card, c *card) error {
+	if err := json.Unmarshal(from.Data, c); err != nil {
+		return fmt.Errorf("%v tells nothing that can be read: %w", from, err)
 	}
-}
-
-// missing says which nodes have not come.
-func (p *peers) missing(ctx context.Context, cards map[int]card, err error) error {
-	if ctx.Err() == nil {
-		return fmt.Errorf("meeting the other nodes: %w", err)
-	}
-	var there, absent []string
-	for node := range p.nodes {
-		if c, ok := cards[node]; ok {
-			there = append(there, fmt.Sprintf("%d (host %s, pid %d)", node, c.Host, c.PID))
-		} else {
-			absent = append(absent, strconv.Itoa(node))
-		}
-	}
-	return fmt.Errorf("not all nodes came within %v: missing %s; there are %s: %w", p.wait, strings.Join(absent, ", "), strings.Join(there, ", "), context.Cause(ctx))
-}
-
-// agree refuses agents that would not do the same.
-func agree(cards []card, mine card) error {
-	for _, c := range cards {
-		switch {
-		case c.RestartsMax != mine.RestartsMax:
-			return fmt.Errorf("node %d (host %s) was started with --max-restarts %d, this one with %d", c.Node, c.Host, c.RestartsMax, mine.RestartsMax)
-		case len(c.Ports) != c.Workers || c.Workers < 1:
-			return fmt.Errorf("node %d (host %s, pid %d) told of %d workers and %d ports", c.Node, c.Host, c.PID, c.Workers, len(c.Ports))
-		}
+	switch {
+	case c.RestartsMax != mine.RestartsMax:
+		return fmt.Errorf("%v was started with --max-restarts %d, this one with %d", from, c.RestartsMax, mine.RestartsMax)
+	case len(c.Ports) != c.Workers || c.Workers < 1 || c.Node != from.Worker:
+		return fmt.Errorf("%v tells of node %d with %d workers and %d ports", from, c.Node, c.Workers, len(c.Ports))
 	}
 	return nil
 }
 
-// listen starts to hear and to show life, until close.
+// listen starts to hear the others and to show that this agent lives, until close.
 func (p *peers) listen(cards []card) {
+	key := p.prefix + "pulse"
 	p.work.Go(p.hear)
-	p.work.Go(p.show)
-	p.work.Go(func() { p.judge(cards) })
+	p.work.Go(func() {
+		_ = rendezvous.Publish(p.ctx, p.store, key, p.node, p.beat, func() rendezvous.Pulse { return rendezvous.Pulse{} }) // hear tells of a lost store
+	})
+	watch := rendezvous.NewWatch(p.store, key, p.nodes)
+	p.work.Go(func() { _ = watch.Follow(p.ctx, p.beat) })
+	p.work.Go(func() {
+		silent, err := watch.Silence(p.ctx, p.node, silentBeats*p.beat)
+		if err == nil && silent.Worker >= 0 && silent.Worker < len(cards) {
+			c := cards[silent.Worker]
+			p.send(event{lost: fmt.Errorf("the agent of node %d (host %s, pid %d) has not shown for %v that it lives", c.Node, c.Host, c.PID, silentBeats*p.beat)})
+		}
+	})
 }
+
+// silentBeats is after how many beats without a sign of life an agent is lost.
+const silentBeats = 10
 
 func (p *peers) send(ev event) {
 	select {
@@ -266,9 +229,9 @@ func (p *peers) send(ev event) {
 func (p *peers) hear() {
 	var after uint64
 	for {
-		entries, revision, err := p.store.Changes(p.ctx, p.prefix, after)
+		entries, revision, err := p.store.Changes(p.ctx, p.prefix+"event/", after)
 		if err != nil {
-			p.send(event{err: fmt.Errorf("the store, which lives in the agent of node 0, cannot be reached any more: %w", err)})
+			p.send(event{err: fmt.Errorf("the store, which ends with the agent of node 0, cannot be reached any more: %w", err)})
 			return
 		}
 		after = revision
@@ -280,80 +243,30 @@ func (p *peers) hear() {
 	}
 }
 
-// read reads an entry that another agent has set.
+// read reads what another agent has told.
 func (p *peers) read(entry rendezvous.Entry) (ev event, ok bool) {
-	parts := strings.Split(strings.TrimPrefix(entry.Key, p.prefix), "/")
-	number := func(i int) uint32 {
-		n, err := strconv.ParseUint(parts[min(i, len(parts)-1)], 10, 32)
-		ok = ok && err == nil
-		return uint32(n)
-	}
-	ok = !entry.Deleted
-	switch {
-	case parts[0] == "stop" && len(parts) == 2:
-		ev = event{epoch: number(1), stop: true}
-	case parts[0] == "end" && len(parts) == 3:
-		ev = event{epoch: number(1), end: &nodeEnd{}}
-		ok = ok && json.Unmarshal(entry.Value, ev.end) == nil && ev.end.Node == int(number(2)) && ev.end.Node < p.nodes
-	case parts[0] == "interrupt":
-		ev = event{interruption: &interruption{}}
-		ok = ok && json.Unmarshal(entry.Value, ev.interruption) == nil && ev.interruption.Node != p.node
-	default:
-		ok = false
-	}
-	return ev, ok
-}
-
-func (p *peers) aliveKey(node int) string { return p.prefix + "alive/" + strconv.Itoa(node) }
-
-// show shows that this agent lives.
-func (p *peers) show() {
-	tick := time.NewTicker(p.beat)
-	defer tick.Stop()
-	for n := 0; ; n++ {
-		_ = p.store.Set(p.ctx, p.aliveKey(p.node), []byte(strconv.Itoa(n))) // if it cannot, hear says so
-		select {
-		case <-tick.C:
-		case <-p.ctx.Done():
-			return
-		}
-	}
-}
-
-// judge tells of an agent that has not shown for ten beats, by this one's clock, that it lives.
-func (p *peers) judge(cards []card) {
-	type sign struct {
-		revision uint64
-		at       time.Time
-	}
-	seen := make([]sign, p.nodes)
-	for i := range seen {
-		seen[i].at = time.Now()
-	}
-	tick := time.NewTicker(p.beat)
-	defer tick.Stop()
-	for {
-		entries, _, err := p.store.List(p.ctx, p.prefix+"alive/")
+	parts := strings.Split(strings.TrimPrefix(entry.Key, p.prefix+"event/"), "/")
+	var numbers []int
+	for _, part := range parts[1:] {
+		n, err := strconv.ParseUint(part, 10, 31)
 		if err != nil {
-			return // hear says so
+			return event{}, false
 		}
-		for _, entry := range entries {
-			node, err := strconv.Atoi(strings.TrimPrefix(entry.Key, p.prefix+"alive/"))
-			if err == nil && node >= 0 && node < p.nodes && entry.Revision != seen[node].revision {
-				seen[node] = sign{entry.Revision, time.Now()}
-			}
-		}
-		for node, s := range seen {
-			if silent := time.Since(s.at); node != p.node && silent > 10*p.beat {
-				c := cards[node]
-				p.send(event{lost: fmt.Errorf("the agent of node %d (host %s, pid %d) has not shown for %v that it lives", node, c.Host, c.PID, silent.Round(time.Second))})
-				return
-			}
-		}
-		select {
-		case <-tick.C:
-		case <-p.ctx.Done():
-			return
-		}
+		numbers = append(numbers, int(n))
 	}
+	switch what := parts[0]; {
+	case entry.Deleted:
+		return event{}, false
+	case what == "stop" && len(numbers) == 1:
+		return event{epoch: uint32(numbers[0]), stop: true}, true
+	case what == "end" && len(numbers) == 2:
+		ev = event{epoch: uint32(numbers[0]), end: &nodeEnd{}}
+		return ev, json.Unmarshal(entry.Value, ev.end) == nil && ev.end.Node == numbers[1] && ev.end.Node < p.nodes
+	case what == "interrupt":
+		ev = event{interruption: &interruption{}}
+		return ev, json.Unmarshal(entry.Value, ev.interruption) == nil && ev.interruption.Node != p.node
+	case what == "kill":
+		return event{kill: true}, true
+	}
+	return event{}, false
 }

@@ -32,6 +32,9 @@ func (e *epoch) tell(rep *failure.Report) string {
 	if e.agent.cfg.Logs != "" {
 		row("logs", "%s", e.agent.cfg.Logs)
 	}
+	if e.agent.flightRecords() {
+		row("records", "%s; lockstep doctor %s says where the workers part", e.agent.cfg.Records, e.agent.cfg.Records)
+	}
 	others(&b, rep.Others)
 	return b.String()
 }

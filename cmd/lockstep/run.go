@@ -23,16 +23,25 @@ import (
 
 // runFlags are the flags of lockstep run.
 type runFlags struct {
-	perNode     string
-	id          string
-	maxRestarts int
-	grace       time.Duration
-	logDir      string
-	tee         string
-	ranks       string
-	affinity    string
+	perNode               string
+	nodes                 string
+	nodeRank              int
+	backend, endpoint, id string
+	masterAddr            string
+	masterPort            int
+	standalone            bool
+	timeout               time.Duration
+	localAddr             string
+	hosts, ssh            string
+	env                   []string
+	plaintext             bool
+	maxRestarts           int
+	grace                 time.Duration
+	logDir, tee, ranks    string
+	affinity              string
 
 	command []string
+	given   func(flag string) bool
 }
 
 func newRun() *cobra.Command {
@@ -45,6 +54,11 @@ them its place by its environment: LOCKSTEP_WORKER and its like, torchrun's RANK
 WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and TF_CONFIG. So the program may be one
 that uses Lockstep, or one that knows nothing of it.
 
+On several nodes, either say the hosts with -H, and they are reached by ssh; or
+start the same command on each node, with --nnodes, --node-rank and the address
+of node 0 as --rdzv-endpoint, and the same LOCKSTEP_SECRET (or a file with it,
+LOCKSTEP_SECRET_FILE) everywhere. Without one of them a fresh secret is made.
+
 When a worker fails, all are stopped: asked first, killed when --grace has passed.
 A block says which failed first, where and why; then, while --max-restarts
 lasts, all are started again. The exit code is the root cause's: 128 and the
@@ -52,10 +66,15 @@ signal's number if a signal ended that worker. No process is left behind, even
 if this one is killed.
 
 Ctrl-C or SIGTERM is passed on once and lets the workers end their step; a
-second one kills them. The exit code is 130 then.`,
+second one kills them. The exit code is 130 then.
+
+torchrun's variables PET_NNODES, PET_NPROC_PER_NODE, ... give flags that are not
+given. --nproc_per_node and the like are understood as well.`,
 		Example: `  lockstep run --nproc-per-node 2 -- ./prog --epochs 3
   lockstep run --nproc-per-node auto --max-restarts 3 --log-dir logs -- ./prog
-  lockstep run --nproc-per-node 4 -- python train.py`,
+  lockstep run --nproc-per-node 4 -- python train.py
+  lockstep run -H host1:4,host2:4 -- ./prog
+  lockstep run --nnodes 2 --node-rank 1 --rdzv-endpoint host1:29400 -- ./prog`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("no program: want one such as in 'lockstep run --nproc-per-node 2 -- ./prog'")
@@ -64,6 +83,10 @@ second one kills them. The exit code is 130 then.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.command = args
+			if err := setFromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
+			o.given = cmd.Flags().Changed
 			return o.run(cmd.Context())
 		},
 	}
@@ -74,13 +97,26 @@ second one kills them. The exit code is 130 then.`,
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun takes both
 	})
 	f.StringVar(&o.perNode, "nproc-per-node", "1", "workers of this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are any, else cpu)")
-	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job (default a new one)")
+	f.StringVar(&o.nodes, "nnodes", "1", "nodes of the job")
+	f.IntVar(&o.nodeRank, "node-rank", 0, "number of this node, from 0")
+	f.StringVarP(&o.hosts, "hosts", "H", "", "start all nodes from here by ssh: `hosts` and their workers, such as host1:4,host2:4")
+	f.BoolVar(&o.standalone, "standalone", false, "one node that meets no other (the default for one node)")
+	f.StringVar(&o.backend, "rdzv-backend", "tcp", "where nodes and workers meet: tcp (a store in node 0's lockstep run), file (a folder that all share), etcd")
+	f.StringVar(&o.endpoint, "rdzv-endpoint", "", "address of node 0 (port 29400 if it has none), the shared folder, or etcd's addresses")
+	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new one for one node, else lockstep)")
+	f.DurationVar(&o.timeout, "rdzv-timeout", 5*time.Minute, "how long the nodes wait for one another")
+	f.StringVar(&o.masterAddr, "master-addr", "", "torchrun's other word for --rdzv-endpoint: the host")
+	f.IntVar(&o.masterPort, "master-port", 0, "and the port")
+	f.StringVar(&o.localAddr, "local-addr", "", "`address` by which other nodes reach this one (default that of the route to the endpoint)")
+	f.BoolVar(&o.plaintext, "data-plaintext", false, "let several nodes meet without a secret, unencrypted: for networks where nobody else is; the program has to be told so too")
 	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure")
 	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to end once another has failed, before they are killed")
 	f.StringVar(&o.logDir, "log-dir", "", "write what the workers write into this `folder` too, one file for each worker and stream")
 	f.StringVar(&o.tee, "tee", "both", "streams that are shown: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
 	f.StringVar(&o.ranks, "ranks", "", "show only these workers, such as 0,2-3; log files get all")
 	f.StringVar(&o.affinity, "cpu-affinity", "auto", "bind each worker to CPUs of its own: on, off, auto (where the machine has several memory nodes)")
+	f.StringArrayVar(&o.env, "env", nil, "variable for the workers of all hosts: `NAME=VALUE`, or NAME for its value here")
+	f.StringVar(&o.ssh, "ssh", "", "`command` for -H: it gets the host and a line for its shell (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
 	return cmd
 }
 
@@ -90,33 +126,45 @@ func (o *runFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	records, err := os.MkdirTemp("", "lockstep-records-*")
+	if o.hosts != "" {
+		return o.runHosts(ctx, cfg)
+	}
+	m, err := o.meeting(&cfg)
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(records)
-	cfg.Records = records
+	opening, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	place, err := m.Open(opening)
+	if err != nil {
+		return err
+	}
+	defer place.Close()
+	cfg.Store, cfg.StoreURL, cfg.Secret = place.Store, place.URL, m.Secret.Text()
 	agent, err := launch.New(cfg)
 	if err != nil {
 		return err
 	}
-	defer passOnSignals(agent)()
+	defer passOnSignals(agent.Interrupt)()
 	outcome, err := agent.Run(ctx)
-	if err != nil {
+	if err != nil && outcome.Code == exitOK {
 		return err
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "lockstep: %v\n", err)
 	}
 	return endWith(outcome.Code)
 }
 
-// passOnSignals gives Ctrl-C and SIGTERM to an agent, until the function that it returns is called.
-func passOnSignals(agent *launch.Agent) (stop func()) {
+// passOnSignals gives Ctrl-C and SIGTERM to a function, until the one that it returns is called.
+func passOnSignals(to func(os.Signal)) (stop func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for sig := range signals {
-			agent.Interrupt(sig)
+			to(sig)
 		}
 	}()
 	return func() {
@@ -129,13 +177,16 @@ func passOnSignals(agent *launch.Agent) (stop func()) {
 // config turns the flags into an agent's configuration.
 func (o *runFlags) config() (launch.Config, error) {
 	cfg := launch.Config{
-		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, Grace: o.grace, Stdout: os.Stdout, Stderr: os.Stderr, Affinity: launch.Affinity(o.affinity),
+		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, Grace: o.grace, Stdout: os.Stdout, Stderr: os.Stderr, Affinity: launch.Affinity(o.affinity),
 	}
 	if o.maxRestarts < 0 {
 		return cfg, usagef("--max-restarts %d: want 0 or more", o.maxRestarts)
 	}
 	if o.grace <= 0 {
 		return cfg, usagef("--grace %v: want more than 0s", o.grace)
+	}
+	if o.timeout <= 0 {
+		return cfg, usagef("--rdzv-timeout %v: want more than 0s", o.timeout)
 	}
 	if !slices.Contains([]string{"auto", "on", "off"}, o.affinity) {
 		return cfg, usagef("--cpu-affinity %s: want auto, on or off", o.affinity)
@@ -147,7 +198,14 @@ func (o *runFlags) config() (launch.Config, error) {
 	if cfg.Show, err = o.show(); err != nil {
 		return cfg, err
 	}
-	if cfg.ID == "" {
+	if cfg.Nodes, err = o.countNodes(); err != nil {
+		return cfg, err
+	}
+	switch {
+	case cfg.ID != "":
+	case cfg.Nodes > 1:
+		cfg.ID = "lockstep"
+	default:
 		cfg.ID = newJobID(time.Now(), os.Getpid())
 	}
 	if !validID(cfg.ID) {
@@ -158,6 +216,12 @@ func (o *runFlags) config() (launch.Config, error) {
 	}
 	if cfg.Guard, err = ownCommand(guardCommand); err != nil {
 		return cfg, err
+	}
+	if cfg.Env, err = o.environment(); err != nil {
+		return cfg, err
+	}
+	if o.hosts != "" { // the program is looked for there
+		return cfg, nil
 	}
 	return cfg, findProgram(o.command[0])
 }
@@ -216,12 +280,15 @@ func gpus(getenv func(string) string, glob func(string) ([]string, error)) int {
 	return len(devices)
 }
 
+// streamsShown are the values of --tee: our words and torchrun's numbers.
+var streamsShown = map[string][2]bool{
+	"both": {true, true}, "stdout": {true, false}, "stderr": {false, true}, "none": {},
+	"3": {true, true}, "1": {true, false}, "2": {false, true}, "0": {},
+}
+
 // show returns which workers and streams are shown.
 func (o *runFlags) show() (func(rank int, s launch.Stream) bool, error) {
-	shown, ok := map[string][2]bool{
-		"both": {true, true}, "stdout": {true, false}, "stderr": {false, true}, "none": {},
-		"3": {true, true}, "1": {true, false}, "2": {false, true}, "0": {},
-	}[o.tee]
+	shown, ok := streamsShown[o.tee]
 	if !ok {
 		return nil, usagef("--tee %s: want both, stdout, stderr or none", o.tee)
 	}

@@ -1,0 +1,417 @@
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// orderVersion is the version of what a launcher and its agents on other hosts say to each other.
+const orderVersion = 1
+
+// order is what an agent on another host is told, on one line of its standard input; never on a command line, which everybody on that
+// host can read. Further lines are the user's signals. The input's end is the launcher's.
+type order struct {
+	Version     int           `json:"version"`
+	ID          string        `json:"id"`
+	Secret      string        `json:"secret"`
+	Store       string        `json:"store"` // host:port
+	Node        int           `json:"node"`
+	Nodes       int           `json:"nodes"`
+	Workers     int           `json:"workers"`
+	Command     []string      `json:"command"`
+	Dir         string        `json:"dir"`
+	Env         []string      `json:"env"`
+	RestartsMax int           `json:"restarts_max"`
+	Rendezvous  time.Duration `json:"rendezvous"`
+	Grace       time.Duration `json:"grace"`
+	Affinity    Affinity      `json:"affinity"`
+	Logs        string        `json:"logs"`
+	Shown       [2][]int      `json:"shown"`     // of each stream: the ranks that are shown
+	ShownAll    [2]bool       `json:"shown_all"` // or all of them
+}
+
+// orderMax bounds an order, in bytes.
+const orderMax = 8 << 20
+
+// Remote starts one agent on each of several hosts, itself being none, and serves the store in which they meet.
+type Remote struct {
+	// Config is what all agents are to do. Of it Command, Dir, Env (what the workers get besides their host's environment), ID,
+	// RestartsMax, RendezvousTimeout, Grace, Affinity, Logs, Stdout and Stderr count.
+	Config Config
+	// Ranks are those whose output is shown, nil: all; Streams which of them.
+	Ranks   []int
+	Streams [2]bool
+	Hosts   []Host
+	// SSH is the command that runs another on a host, which two arguments are added to: the host, and a line for its shell.
+	SSH []string
+	// Agent is the command that calls [Follow] on its standard input: here, and at the same path on the other hosts.
+	Agent []string
+	// Address is this machine's, host:port, by which the hosts reach it; port 0: any. Default: that of the route to the first other host.
+	Address string
+	Secret  secret.Secret
+	Logger  *slog.Logger
+
+	screen screen
+
+	mu    sync.Mutex // guards what follows
+	links []*link
+	asked int
+}
+
+// link is the agent on one host.
+type link struct {
+	host  Host
+	cmd   *exec.Cmd
+	input io.WriteCloser
+	send  chan []byte   // what is written there
+	over  chan struct{} // closed when the agent has ended
+	tail  tail
+	done  bool // it has carried out its order
+	code  int  // the job's exit code then, else its own
+}
+
+// Interrupt passes the user's wish on, as [Agent.Interrupt] does.
+func (r *Remote) Interrupt(sig os.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked++
+	for i, l := range r.links {
+		if r.asked == 1 && i > 0 {
+			break // the first agent tells the others
+		}
+		name := "INT\n"
+		if sig == sigTerminate {
+			name = "TERM\n"
+		}
+		select {
+		case l.send <- []byte(name):
+		default: // more than it takes say no more
+		}
+	}
+}
+
+// Run starts the agents and returns the job's exit code when all have ended. The error tells which host's agent did not do its work. When ctx
+// ends, the workers are killed.
+func (r *Remote) Run(ctx context.Context) (int, error) {
+	r.screen.outputs = [2]io.Writer{r.Config.Stdout, r.Config.Stderr}
+	address, err := r.address(ctx)
+	if err != nil {
+		return 1, fmt.Errorf("launch: %w", err)
+	}
+	place, err := Meeting{Backend: "tcp", Endpoint: address, ID: r.Config.ID, Secret: r.Secret, Serve: true, Logger: r.Logger}.Open(ctx)
+	if err != nil {
+		return 1, err
+	}
+	defer place.Close()
+	ended := make(chan *link)
+	for node, h := range r.Hosts {
+		if err := r.start(node, h, strings.TrimPrefix(place.URL, "tcp://"), ended); err != nil {
+			r.hangUp()
+			for range node {
+				<-ended
+			}
+			return 1, fmt.Errorf("launch: host %s: %w", h.Name, err)
+		}
+	}
+	return r.wait(ctx, ended)
+}
+
+// address is where the store listens.
+func (r *Remote) address(ctx context.Context) (string, error) {
+	if r.Address != "" {
+		return r.Address, nil
+	}
+	for _, h := range r.Hosts {
+		if h.local() {
+			continue
+		}
+		_, name, found := strings.Cut(h.Name, "@")
+		if !found {
+			name = h.Name
+		}
+		if strings.Contains(name, ":") {
+			name = "[" + name + "]"
+		}
+		a, err := rendezvous.RouteTo(ctx, name+":22")
+		if err != nil {
+			return "", fmt.Errorf("%w: say with --rdzv-endpoint by which address the hosts reach this machine", err)
+		}
+		if strings.Contains(a.String(), ":") {
+			return "[" + a.String() + "]:0", nil
+		}
+		return a.String() + ":0", nil
+	}
+	return "127.0.0.1:0", nil
+}
+
+func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error {
+	c := &r.Config
+	o := order{
+		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts), Workers: h.Workers, Command: c.Command,
+		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Grace: c.Grace, Affinity: c.Affinity, Logs: c.Logs,
+	}
+	for s := range o.Shown {
+		o.ShownAll[s] = r.Streams[s] && r.Ranks == nil
+		if r.Streams[s] {
+			o.Shown[s] = r.Ranks
+		}
+	}
+	text, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	l := &link{host: h, cmd: r.command(h), send: make(chan []byte, 4), over: make(chan struct{})}
+	l.send <- append(text, '\n')
+	separate(l.cmd, false)
+	var pipes [2]io.ReadCloser
+	if l.input, err = l.cmd.StdinPipe(); err == nil {
+		if pipes[Stdout], err = l.cmd.StdoutPipe(); err == nil {
+			pipes[Stderr], err = l.cmd.StderrPipe()
+		}
+	}
+	if err == nil {
+		err = l.cmd.Start()
+	}
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.links = append(r.links, l)
+	r.mu.Unlock()
+	go r.serve(l, pipes, ended)
+	return nil
+}
+
+// command runs the agent on a host. What the shell there reads is the same for all hosts and holds nothing secret.
+func (r *Remote) command(h Host) *exec.Cmd {
+	if h.local() {
+		return exec.Command(r.Agent[0], r.Agent[1:]...)
+	}
+	words := make([]string, len(r.Agent))
+	for i, w := range r.Agent {
+		words[i] = quote(w)
+	}
+	args := append(append([]string(nil), r.SSH[1:]...), h.Name, "exec "+strings.Join(words, " "))
+	return exec.Command(r.SSH[0], args...)
+}
+
+// quote writes a word so that a shell reads it as it is.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// serve gives an agent its order and shows what it writes, until it ends.
+func (r *Remote) serve(l *link, pipes [2]io.ReadCloser, ended chan<- *link) {
+	go l.write()
+	var work sync.WaitGroup
+	for s := Stdout; s <= Stderr; s++ {
+		work.Go(func() {
+			out := &lines{emit: func(line []byte) {
+				if code, ok := bytes.CutPrefix(line, []byte(endedLine)); ok && s == Stdout {
+					l.done = true
+					l.code, _ = strconv.Atoi(string(code))
+					return
+				}
+				r.screen.line(s, "", line)
+				if s == Stderr {
+					l.tail.add(line)
+				}
+			}}
+			_, _ = io.Copy(out, pipes[s])
+			out.flush()
+		})
+	}
+	work.Wait()
+	_ = l.cmd.Wait()
+	close(l.over)
+	if !l.done {
+		l.code = endingOf(l.cmd.ProcessState).code
+	}
+	ended <- l
+}
+
+// write writes to an agent's input, until the agent or its input ends.
+func (l *link) write() {
+	for {
+		select {
+		case text := <-l.send:
+			if _, err := l.input.Write(text); err != nil {
+				return // why is told by its exit code
+			}
+		case <-l.over:
+			return
+		}
+	}
+}
+
+// hangUp ends the agents' inputs: they kill their workers and end.
+func (r *Remote) hangUp() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.links {
+		l.input.Close()
+	}
+}
+
+// kill ends what still runs here: an ssh, say, that does not get through. The agents have been hung up on.
+func (r *Remote) kill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.links {
+		select {
+		case <-l.over:
+		default:
+			killGroup(l.cmd.Process.Pid)
+		}
+	}
+}
+
+// wait waits for all agents. When the job has failed, all end by themselves; an agent that ends without having done its work, such as one
+// that ssh did not reach, ends the job.
+func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
+	var late, tooLate <-chan time.Time
+	var failed *link
+	hangUp := func() {
+		r.hangUp()
+		late, tooLate = nil, time.After(killedWithin+answerTime)
+	}
+	done := ctx.Done()
+	for running := len(r.Hosts); running > 0; {
+		select {
+		case l := <-ended:
+			running--
+			if l.done && l.code == 0 || failed != nil {
+				continue
+			}
+			if failed = l; l.done {
+				late = time.After(r.Config.Grace + answerTime + farewellTime)
+			} else {
+				hangUp()
+			}
+		case <-late:
+			hangUp()
+		case <-tooLate:
+			r.kill()
+		case <-done:
+			done = nil
+			hangUp()
+		}
+	}
+	switch {
+	case failed == nil:
+		return 0, nil
+	case failed.done:
+		return failed.code, nil
+	}
+	last, _ := failed.tail.lines()
+	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code, strings.Join(last, " / "))
+}
+
+// endedLine is what an agent says on its standard output when its work is done, before the job's exit code. No worker's line is like it: these
+// begin with a prefix.
+const endedLine = "lockstep agent: the job ended with code "
+
+// Follow is what the agent on a host does: it reads its order from input, carries it out and returns the exit code. guard is as in
+// [Config]. The input is read until its end, by a goroutine that may outlive the call.
+func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guard []string, logger *slog.Logger) (int, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	in := bufio.NewReader(io.LimitReader(input, orderMax))
+	o, err := readOrder(in)
+	if err != nil {
+		return 1, fmt.Errorf("launch: %w", err)
+	}
+	cfg, place, err := o.prepare(ctx, logger)
+	if err != nil {
+		return 1, err
+	}
+	defer place.Close()
+	cfg.Stdout, cfg.Stderr, cfg.Guard = stdout, stderr, guard
+	agent, err := New(cfg)
+	if err != nil {
+		return 1, err
+	}
+	go obey(in, agent, cancel)
+	outcome, err := agent.Run(ctx)
+	if err != nil && outcome.Report == nil {
+		return outcome.Code, err
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "lockstep: %v\n", err)
+	}
+	fmt.Fprintf(stdout, "%s%d\n", endedLine, outcome.Code)
+	return outcome.Code, nil
+}
+
+// prepare makes an agent's configuration of an order, and opens the store.
+func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Place, error) {
+	cfg := Config{
+		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes, ID: o.ID, Secret: o.Secret,
+		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, Grace: o.Grace, Affinity: o.Affinity, Logs: o.Logs, Quiet: o.Node != 0,
+		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
+	}
+	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {
+		return cfg, nil, fmt.Errorf("launch: the folder %s, in which the job was started, is not on this host", o.Dir)
+	}
+	key, err := secret.Parse(o.Secret)
+	if err != nil {
+		return cfg, nil, fmt.Errorf("launch: %w", err)
+	}
+	address, err := rendezvous.RouteTo(ctx, o.Store)
+	if err != nil {
+		return cfg, nil, fmt.Errorf("launch: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Rendezvous)
+	defer cancel()
+	place, err := Meeting{Backend: "tcp", Endpoint: o.Store, ID: o.ID, Secret: key, Logger: logger}.Open(ctx)
+	if err != nil {
+		return cfg, nil, err
+	}
+	cfg.Address, cfg.Store, cfg.StoreURL = address.String(), place.Store, place.URL
+	return cfg, place, nil
+}
+
+// obey passes on what the launcher says, until it is gone.
+func obey(in *bufio.Reader, agent *Agent, cancel context.CancelCauseFunc) {
+	for {
+		line, err := in.ReadString('\n')
+		switch {
+		case err != nil:
+			cancel(errors.New("the launcher is gone"))
+			return
+		case line == "TERM\n":
+			agent.Interrupt(sigTerminate)
+		default:
+			agent.Interrupt(sigInterrupt)
+		}
+	}
+}
+
+func readOrder(in *bufio.Reader) (*order, error) {
+	text, err := in.ReadBytes('\n')
+	if err != nil {
+		return nil, fmt.Errorf("reading what to do: %w", err)
+	}
+	o := &order{}
+	if err := json.Unmarshal(text, o); err != nil {
+		return nil, fmt.Errorf("reading what to do: %w", err)
+	}
+	if o.Version != orderVersion {
+		return nil, fmt.Errorf("the launcher speaks version %d, this host's lockstep version %d: install the same one everywhere", o.Version, orderVersion)
+	}
+	return o, nil
+}

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/lockstep-ml/lockstep/cluster/launch"
+)
+
+// agentCommand is what lockstep run -H starts on each host.
+const agentCommand = "agent"
+
+func newAgent() *cobra.Command {
+	return &cobra.Command{
+		Use:    agentCommand,
+		Short:  "Start the workers of one host, as the lockstep run says that started this",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			guard, err := ownCommand(guardCommand)
+			if err != nil {
+				return err
+			}
+			defer ignoreSignals()()
+			code, err := launch.Follow(cmd.Context(), os.Stdin, os.Stdout, os.Stderr, guard, runLogger())
+			if err != nil {
+				return err
+			}
+			return endWith(code)
+		},
+	}
+}
+
+// runLogger writes the launcher's warnings.
+func runLogger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/cluster/launch"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// storePort is the port of an endpoint that has none, as torchrun's.
+const storePort = "29400"
+
+// petFlags are the flags that torchrun, and so Kubeflow, give by environment as PET_ and the flag's name.
+var petFlags = []string{"nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "max-restarts", "master-addr", "master-port", "log-dir", "standalone"}
+
+// setFromEnvironment gives flags that are not given the values that the environment has for them.
+func setFromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	for _, name := range petFlags {
+		variable := "PET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+		value, ok := lookup(variable)
+		if !ok || value == "" || f.Changed(name) {
+			continue
+		}
+		if err := f.Set(name, value); err != nil {
+			return usagef("%s=%s: %v", variable, value, err)
+		}
+	}
+	return nil
+}
+
+// countNodes returns the number of nodes.
+func (o *runFlags) countNodes() (int, error) {
+	if least, most, isRange := strings.Cut(o.nodes, ":"); isRange && least != most {
+		return 0, usagef("--nnodes %s: the number of nodes is fixed, since results depend on the number of replicas: want one number, such as --nnodes %s", o.nodes, most)
+	}
+	n, err := strconv.Atoi(strings.SplitN(o.nodes, ":", 2)[0])
+	if err != nil || n < 1 || n > workersMax {
+		return 0, usagef("--nnodes %s: want a number from 1 to %d", o.nodes, workersMax)
+	}
+	return n, nil
+}
+
+// meeting returns where the nodes and workers meet, and completes the agent's configuration by it.
+func (o *runFlags) meeting(cfg *launch.Config) (launch.Meeting, error) {
+	m := launch.Meeting{Backend: o.backend, Endpoint: o.endpoint, ID: cfg.ID, Logger: runLogger()}
+	if slices.Contains([]string{"c10d", "static"}, m.Backend) { // torchrun's
+		m.Backend = "tcp"
+	}
+	if err := o.checkMeeting(&m, cfg.Nodes); err != nil {
+		return m, err
+	}
+	var err error
+	if m.Secret, err = o.secret(cfg.Nodes); err != nil {
+		return m, err
+	}
+	cfg.Node = o.nodeRank
+	m.Serve = m.Backend == "tcp" && cfg.Node == 0
+	if cfg.Address = o.localAddr; cfg.Address == "" && cfg.Nodes > 1 {
+		cfg.Address, err = ownAddress(m)
+	}
+	return m, err
+}
+
+// checkMeeting checks the flags that say where to meet against one another, and fills in the endpoint.
+func (o *runFlags) checkMeeting(m *launch.Meeting, nodes int) error {
+	if o.masterAddr != "" && m.Endpoint == "" {
+		m.Endpoint = o.masterAddr
+		if o.masterPort != 0 {
+			m.Endpoint = net.JoinHostPort(o.masterAddr, strconv.Itoa(o.masterPort))
+		}
+	}
+	switch {
+	case !slices.Contains([]string{"tcp", "file", "etcd"}, m.Backend):
+		return usagef("--rdzv-backend %s: want tcp, file or etcd", o.backend)
+	case o.standalone && nodes > 1:
+		return usagef("--standalone is for one node, not for --nnodes %d", nodes)
+	case o.nodeRank < 0 || o.nodeRank >= nodes:
+		return usagef("--node-rank %d: want 0 to %d, of --nnodes %d", o.nodeRank, nodes-1, nodes)
+	case nodes > 1 && !o.given("node-rank"):
+		return usagef("--nnodes %d: say with --node-rank which of them this is, from 0 to %d", nodes, nodes-1)
+	case nodes > 1 && m.Endpoint == "" || m.Backend != "tcp" && m.Endpoint == "":
+		return usagef("--rdzv-endpoint is missing: want %s", map[string]string{
+			"tcp": "the address of node 0, such as host1:" + storePort, "file": "a folder that all nodes share", "etcd": "etcd's addresses, such as host1:2379",
+		}[m.Backend])
+	}
+	if o.standalone && m.Backend == "tcp" {
+		m.Endpoint = ""
+	}
+	if m.Backend == "tcp" && m.Endpoint != "" {
+		var err error
+		if m.Endpoint, err = withPort(m.Endpoint); err != nil {
+			return usagef("--rdzv-endpoint %s: %v; want host:port", o.endpoint, err)
+		}
+	}
+	return nil
+}
+
+// withPort adds the usual port to an address that has none.
+func withPort(endpoint string) (string, error) {
+	if strings.Count(endpoint, ":") == 0 || strings.HasSuffix(endpoint, "]") {
+		endpoint += ":" + storePort
+	}
+	host, port, err := net.SplitHostPort(endpoint)
+	if err != nil {
+		return "", err
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || host == "" || n == 0 {
+		return "", fmt.Errorf("no host, or no port")
+	}
+	return endpoint, nil
+}
+
+// secret returns the job's secret: the one that is given, else a fresh one. Several nodes that are started one by one cannot have a fresh one.
+func (o *runFlags) secret(nodes int) (secret.Secret, error) {
+	s, given, err := secret.FromEnvironment(os.LookupEnv, os.ReadFile)
+	switch {
+	case err != nil || given:
+		return s, err
+	case nodes == 1:
+		return secret.New(), nil
+	case o.plaintext:
+		return secret.Secret{}, nil
+	}
+	return s, usagef(`several nodes without a secret. There are two ways out:
+  give all nodes the same secret: LOCKSTEP_SECRET=$(openssl rand -hex 32), or a file that holds it by LOCKSTEP_SECRET_FILE (-H does this itself);
+  or, where the network can be trusted and nobody else reaches it, say so with --data-plaintext: then nothing is encrypted and nobody has to prove anything`)
+}
+
+// ownAddress is how other nodes reach this one: by the interface that the route to the endpoint uses.
+func ownAddress(m launch.Meeting) (string, error) {
+	endpoint := m.Endpoint
+	switch m.Backend {
+	case "file":
+		host, err := os.Hostname()
+		if err != nil {
+			return "", err
+		}
+		endpoint = host + ":9"
+	case "etcd":
+		endpoint, _, _ = strings.Cut(endpoint, ",")
+		endpoint, _, _ = strings.Cut(endpoint, "/")
+	}
+	address, err := rendezvous.RouteTo(context.Background(), endpoint)
+	if err != nil {
+		return "", fmt.Errorf("%w; say with --local-addr by which address the other nodes reach this one", err)
+	}
+	return address.String(), nil
+}
+
+// environment returns the workers' environment: this process's for one node, and what -H takes along to other hosts.
+func (o *runFlags) environment() ([]string, error) {
+	var out []string
+	for _, kv := range os.Environ() {
+		name, _, _ := strings.Cut(kv, "=")
+		if o.hosts == "" || slices.ContainsFunc(takenAlong, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			out = append(out, kv)
+		}
+	}
+	for _, kv := range o.env {
+		name, _, full := strings.Cut(kv, "=")
+		value, ok := os.LookupEnv(name)
+		switch {
+		case name == "":
+			return nil, usagef("--env %s: want NAME=VALUE or NAME", kv)
+		case full:
+			out = append(out, kv)
+		case !ok:
+			return nil, usagef("--env %s: it is not set here", kv)
+		default:
+			out = append(out, name+"="+value)
+		}
+	}
+	return out, nil
+}
+
+// takenAlong are the beginnings of the names of variables that -H gives to the workers of all hosts.
+var takenAlong = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK"}
+
+// runHosts starts an agent on each host.
+func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
+	for _, flag := range []string{"nnodes", "node-rank", "standalone", "rdzv-backend", "local-addr", "data-plaintext", "master-addr", "master-port"} {
+		if o.given(flag) {
+			return usagef("--%s does not go with -H, which says what there is to say", flag)
+		}
+	}
+	hosts, err := launch.ParseHosts(o.hosts, cfg.Workers)
+	if err != nil {
+		return usagef("-H: %v", err)
+	}
+	if cfg.Logs != "" {
+		if cfg.Logs, err = filepath.Abs(cfg.Logs); err != nil {
+			return err
+		}
+	}
+	r := &launch.Remote{Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: o.endpoint, Logger: runLogger()}
+	if r.Config.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	if r.Agent, err = ownCommand(agentCommand); err != nil {
+		return err
+	}
+	if r.Secret, err = o.secret(1); err != nil {
+		return err
+	}
+	if o.ranks != "" {
+		if r.Ranks, err = launch.ParseRanks(o.ranks); err != nil {
+			return usagef("--ranks: %v", err)
+		}
+	}
+	r.Streams = streamsShown[o.tee]
+	defer passOnSignals(r.Interrupt)()
+	code, err := r.Run(ctx)
+	if err != nil {
+		return err
+	}
+	return endWith(code)
+}
+
+// sshCommand is the words of the command that reaches another host.
+func (o *runFlags) sshCommand() []string {
+	for _, command := range []string{o.ssh, os.Getenv("LOCKSTEP_SSH")} {
+		if words := strings.Fields(command); len(words) > 0 {
+			return words
+		}
+	}
+	return []string{"ssh", "-o", "BatchMode=yes"} // nobody is there to be asked for a password
+}
+
+// ignoreSignals has this process take no notice of Ctrl-C and SIGTERM, until the function that it returns is called: its launcher
+// tells it. It does not ignore them in the system's sense, for that the workers would inherit.
+func ignoreSignals() (stop func()) { return passOnSignals(func(os.Signal) {}) }
