@@ -36,11 +36,13 @@ const (
 )
 
 // Backup writes snapshots while a [Trainer.Fit] runs, and goes on from one (Keras' BackupAndRestore). With several workers all have one:
-// the chief writes and reads, the others learn from it.
+// the chief's configuration counts; it writes and reads, and the others learn from it.
 type Backup struct {
 	t        *Trainer
 	cfg      BackupConfig
-	manager  *checkpoint.Manager // the chief's; nil: nothing is written
+	saves    bool                // the chief has a folder
+	every    int                 // the chief's EverySteps
+	manager  *checkpoint.Manager // the chief's; nil: nothing is written here
 	restored bool
 	last     moment // that is saved, or was restored
 }
@@ -58,7 +60,7 @@ func NewBackup(t *Trainer, cfg BackupConfig) (*Backup, error) {
 	if cfg.EverySteps < 0 {
 		return nil, fmt.Errorf("train: BackupConfig.EverySteps is %d: want at least 1, or 0 for a snapshot after every epoch", cfg.EverySteps)
 	}
-	return &Backup{t: t, cfg: cfg}, nil
+	return &Backup{t: t, cfg: cfg, saves: cfg.Dir != "", every: cfg.EverySteps}, nil
 }
 
 // Callback returns what [Trainer.Fit] is given. It calls [Backup.Restore] as training begins, if nobody has before. A snapshot that
@@ -73,13 +75,13 @@ func (b *Backup) Callback() Callback {
 			return err
 		},
 		OnStepEnd: func(ctx context.Context, _ Step) error {
-			if n := b.cfg.EverySteps; n > 0 && b.t.fitting.history.Steps%n == 0 {
+			if b.every > 0 && b.t.fitting.history.Steps%b.every == 0 {
 				return b.Save(ctx)
 			}
 			return b.failed()
 		},
 		OnEpochEnd: func(ctx context.Context, _ Epoch) error {
-			if b.cfg.EverySteps > 0 {
+			if b.every > 0 {
 				return b.failed()
 			}
 			return b.Save(ctx)
@@ -93,7 +95,7 @@ func (b *Backup) Callback() Callback {
 // written; an error may be that one's. Every worker calls it.
 func (b *Backup) Save(ctx context.Context) error {
 	now := b.t.moment()
-	if b.cfg.Dir == "" || now == b.last {
+	if !b.saves || now == b.last {
 		return b.failed()
 	}
 	s, err := b.t.Snapshot(ctx)
@@ -148,18 +150,19 @@ func (t *Trainer) moment() moment {
 // new ones. Every worker calls it.
 func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	var s *Snapshot
-	var said Restored
+	message := shared{Saves: b.saves, Every: b.every}
 	var failure error
 	if b.t.strategy.Properties().ShouldCheckpoint {
-		if s, said, failure = b.find(); failure == nil {
+		if s, message.Restored, failure = b.find(); failure == nil {
 			failure = b.open()
 		}
 	}
-	s, said, err := b.t.share(ctx, s, said, failure)
+	s, message, err := b.t.share(ctx, s, message, failure)
 	if err != nil {
 		return Restored{}, err
 	}
-	b.restored = true
+	said := message.Restored
+	b.saves, b.every, b.restored = message.Saves, message.Every, true
 	if s == nil {
 		return said, nil
 	}

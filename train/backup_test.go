@@ -232,8 +232,8 @@ func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, o
 		}
 		defer trainer.Close()
 		mine, its := cfg, own
-		if w > 0 && its.Dir != "" { // which it must not touch
-			its.Dir = filepath.Join(os.DevNull, "none")
+		if w > 0 { // the chief's counts, and nobody else touches a folder
+			its = BackupConfig{Dir: filepath.Join(os.DevNull, "none"), EverySteps: w, Resume: os.DevNull}
 		}
 		b := backup(t, trainer, its)
 		if restored[w], err = b.Restore(t.Context()); err != nil {
@@ -390,10 +390,10 @@ func TestRestoreRefuses(t *testing.T) {
 		ds  data.Dataset
 		cfg FitConfig
 	}{
-		"had FitConfig.StepsPerEpoch 0: got 2":                {ds, FitConfig{StepsPerEpoch: 2}},
-		"FitConfig.InitialEpoch is 1":                         {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
-		"had a dataset of 3 batches, this one has 2":          {sizes(lineExamples(14), 7, 7), FitConfig{}},
-		"the dataset has 1 batch, but the training that goes": {data.Of(ds).Take(1).Through(identity), FitConfig{}},
+		"had FitConfig.StepsPerEpoch 0: got 2":                  {ds, FitConfig{StepsPerEpoch: 2}},
+		"FitConfig.InitialEpoch is 1":                           {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
+		"had a dataset of 3 batches, this one has 2":            {sizes(lineExamples(14), 7, 7), FitConfig{}},
+		"the dataset has 1 batches, but the training that goes": {data.Of(ds).Take(1).Through(identity), FitConfig{}},
 	} {
 		if _, err := trainer.Restore(t.Context(), s); err != nil {
 			t.Fatal(err)

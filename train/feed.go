@@ -102,7 +102,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 		case batch == 0:
 			return errors.New("the dataset is empty")
 		case batch < skip:
-			return fmt.Errorf("the dataset has %s, but the training that goes on here had read %d: it is another dataset", plural(batch, "batch"), skip)
+			return fmt.Errorf("the dataset has %d batches, but the training that goes on here had read %d: it is another dataset", batch, skip)
 		}
 		if !cfg.repeat {
 			return nil

@@ -161,7 +161,7 @@ type Restored struct {
 // bit, or of replicas: then every replica gets the mean of the averages of the snapshot's replicas, and [Restored] says that bits
 // differ from here on. On error nothing was changed, unless the engine itself failed.
 func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
-	s, _, err := t.share(ctx, s, Restored{}, nil)
+	s, _, err := t.share(ctx, s, shared{}, nil)
 	if s == nil || err != nil {
 		return Restored{}, err
 	}
@@ -261,10 +261,13 @@ func meanOfRows(rows *tensor.Tensor, shape []int) *tensor.Tensor {
 
 // shared is what the chief tells the other workers before the tensors.
 type shared struct {
-	Failure  string          `json:"failure,omitempty"`
-	Restored Restored        `json:"restored"`
-	State    json.RawMessage `json:"state,omitempty"` // nil: there is no snapshot
-	Tensors  []sharedTensor  `json:"tensors,omitempty"`
+	Restored Restored `json:"restored"`
+	Saves    bool     `json:"saves"`
+	Every    int      `json:"every"` // BackupConfig.EverySteps
+
+	Failure string          `json:"failure,omitempty"`
+	State   json.RawMessage `json:"state,omitempty"` // nil: there is no snapshot
+	Tensors []sharedTensor  `json:"tensors,omitempty"`
 }
 
 type sharedTensor struct {
@@ -274,15 +277,14 @@ type sharedTensor struct {
 }
 
 // share gives all workers the chief's snapshot and what it says of it, or the error with which it has none.
-func (t *Trainer) share(ctx context.Context, s *Snapshot, said Restored, failure error) (*Snapshot, Restored, error) {
+func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failure error) (*Snapshot, shared, error) {
 	if !t.others() {
-		return s, said, failure
+		return s, message, failure
 	}
 	chief := t.strategy.Properties().ShouldCheckpoint
 	var head []byte
 	var tensors []checkpoint.Tensor
 	if chief {
-		message := shared{Restored: said}
 		if failure == nil && s != nil {
 			c, err := s.Contents()
 			if err != nil {
@@ -301,18 +303,18 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, said Restored, failure
 	}
 	head, err := t.fromChief(ctx, chief, head)
 	if err != nil {
-		return nil, said, fmt.Errorf("train: restore: learning from the chief what it restores: %w", err)
+		return nil, message, fmt.Errorf("train: restore: learning from the chief what it restores: %w", err)
 	}
-	var message shared
+	message = shared{}
 	switch err := json.Unmarshal(head, &message); {
 	case failure != nil:
-		return nil, said, failure
+		return nil, message, failure
 	case err != nil:
-		return nil, said, fmt.Errorf("train: restore: the chief's message: %w", err)
+		return nil, message, fmt.Errorf("train: restore: the chief's message: %w", err)
 	case message.Failure != "":
-		return nil, said, fmt.Errorf("train: restore: on the chief: %s", message.Failure)
+		return nil, message, fmt.Errorf("train: restore: on the chief: %s", message.Failure)
 	case message.State == nil:
-		return nil, message.Restored, nil
+		return nil, message, nil
 	}
 	c := &checkpoint.Contents{State: message.State}
 	for i, v := range message.Tensors {
@@ -322,17 +324,17 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, said Restored, failure
 		}
 		bits, err := t.fromChief(ctx, chief, mine)
 		if err != nil {
-			return nil, said, fmt.Errorf("train: restore: getting %s from the chief: %w", v.Name, err)
+			return nil, message, fmt.Errorf("train: restore: getting %s from the chief: %w", v.Name, err)
 		}
 		value := tensor.New(v.DType, v.Shape...)
 		if len(bits) != value.Memory().Bytes {
-			return nil, said, fmt.Errorf("train: restore: the chief sent %d bytes for %s: want %d", len(bits), v.Name, value.Memory().Bytes)
+			return nil, message, fmt.Errorf("train: restore: the chief sent %d bytes for %s: want %d", len(bits), v.Name, value.Memory().Bytes)
 		}
 		copy(value.Memory().HostBytes(), bits)
 		c.Tensors = append(c.Tensors, checkpoint.Tensor{Name: v.Name, Value: value})
 	}
 	s, err = SnapshotOf(c)
-	return s, message.Restored, err
+	return s, message, err
 }
 
 // fromChief gives every worker the chief's bytes: a gather to which only its first replica adds some.
