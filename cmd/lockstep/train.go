@@ -30,6 +30,7 @@ type trainFlags struct {
 	engine, plugin               string
 	progress, summary, out       string
 	workers                      workerFlags
+	checkpoint                   checkpointFlags
 }
 
 // replicasMax bounds the logical CPUs that a slip of the finger can ask for, and so their memory: every replica holds a copy of
@@ -67,6 +68,7 @@ with code 130; a second one stops at once.`,
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3 --out run1
   lockstep run --nproc-per-node 2 -- lockstep train --strategy multi-worker --replicas 1
   lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd
+  lockstep train --checkpoint-dir run1 --save-every 100
   lockstep train --weights run1/weights.safetensors --epochs 0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -101,6 +103,7 @@ with code 130; a second one stops at once.`,
 	f.StringVar(&o.progress, "progress", "auto", "how progress is shown: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
 	f.StringVar(&o.summary, "summary", "", "write the run's numbers to this `file`, as JSON (worker 0)")
 	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder` (worker 0)")
+	o.checkpoint.add(f)
 	o.workers.add(f)
 	groupFlags(cmd, flagGroup{"Flags of a worker (--strategy multi-worker)", o.workers.set})
 	return cmd
@@ -186,6 +189,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		return usagef("--%s is for --strategy multi-worker, not %s", name, o.strategy)
 	}
 	if err := o.workers.check(); err != nil {
+		return err
+	}
+	if err := o.checkpoint.check(given); err != nil {
 		return err
 	}
 	return o.checkDevices(given)

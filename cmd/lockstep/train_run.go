@@ -23,6 +23,7 @@ var progressModes = []string{"auto", "bar", "plain", "none"}
 // trainRun is one run of lockstep train.
 type trainRun struct {
 	*session
+	snapshots
 
 	flags   trainFlags
 	out     io.Writer
@@ -131,6 +132,9 @@ func (r *trainRun) open() (err error) {
 			return err
 		}
 	}
+	if err := r.resume(r.in); err != nil {
+		return err
+	}
 	return r.compareModel()
 }
 
@@ -218,6 +222,7 @@ func (r *trainRun) announce() error {
 	r.announceWorkers(&t)
 	t.row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
 	t.row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
+	r.announceSnapshots(&t)
 	t.row("engine", "%s", r.engine.Description())
 	t.row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
 	if hint := simdHint(r.flags.engine); hint != "" {
@@ -257,13 +262,12 @@ func (r *trainRun) fit(ctx context.Context) error {
 	if r.flags.validationSplit > 0 {
 		cfg.Validation = r.held.Batch(r.batch)
 	}
+	cfg.Callbacks = append(cfg.Callbacks, r.backups()...)
 	batches := r.kept.Shuffle(r.flags.seed).Batch(r.batch)
 	if r.flags.shift > 0 {
 		batches = batches.MapRandom(r.flags.seed, data.RandomShift(r.flags.shift))
 	}
-	if r.flags.epochs < 0 {
-		cfg.Epochs = (r.flags.steps + batches.Len() - 1) / max(batches.Len(), 1)
-	}
+	cfg.Epochs = r.epochs()
 	if r.flags.schedule == "cosine" {
 		cfg.Callbacks = append(cfg.Callbacks, r.cosine(cfg.Epochs))
 	}
@@ -279,6 +283,15 @@ func (r *trainRun) fit(ctx context.Context) error {
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
 	r.stopped = r.history.Stopped
 	return err
+}
+
+// epochs returns how many there are: as many as the steps need if only these were given.
+func (r *trainRun) epochs() int {
+	if r.flags.epochs >= 0 {
+		return r.flags.epochs
+	}
+	batches := max((r.kept.Len()+r.batch-1)/r.batch, 1)
+	return (r.flags.steps + batches - 1) / batches
 }
 
 // learningRateVariable is where GoMLX's optimizers keep their learning rate.

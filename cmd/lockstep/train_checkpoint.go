@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"runtime"
+
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// checkpointFlags are the flags of lockstep train for its snapshots.
+type checkpointFlags struct {
+	dir             string
+	saveEvery, keep int
+	resume          string
+}
+
+func (o *checkpointFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&o.dir, "checkpoint-dir", "", "write snapshots of the training into this `folder`, and go on from the newest (worker 0)")
+	f.IntVar(&o.saveEvery, "save-every", 0, "steps between two snapshots (default one after each epoch)")
+	f.IntVar(&o.keep, "keep", 3, "snapshots to keep, the newest; -1 for all")
+	f.StringVar(&o.resume, "resume", "auto", "where to go on: auto (at the newest good snapshot in --checkpoint-dir, if there is one), never, or the `path` of a snapshot or of a folder of them")
+}
+
+func (o *checkpointFlags) check(given func(flag string) bool) error {
+	for _, flag := range []string{"save-every", "keep"} {
+		if given(flag) && o.dir == "" {
+			return usagef("--%s is for snapshots: it needs --checkpoint-dir, their folder", flag)
+		}
+	}
+	switch {
+	case given("checkpoint-dir") && o.dir == "":
+		return usagef("--checkpoint-dir is empty: want the name of a folder")
+	case given("save-every") && o.saveEvery < 1:
+		return usagef("--save-every %d: want at least 1", o.saveEvery)
+	case o.keep < 1 && o.keep != -1:
+		return usagef("--keep %d: want at least 1, or -1 for all", o.keep)
+	case o.resume == "":
+		return usagef("--resume is empty: want auto, never, or a path")
+	}
+	return nil
+}
+
+// wanted reports whether there is anything to save or to go on from.
+func (o *checkpointFlags) wanted() bool {
+	return o.dir != "" || o.resume != "auto" && o.resume != train.ResumeNever
+}
+
+// snapshots is what a run has to do with snapshots.
+type snapshots struct {
+	backup   *train.Backup // nil: none are written, and it began at the beginning
+	restored train.Restored
+}
+
+// resume goes on from a snapshot, if there is one, and makes ready for new ones. All workers of a job come here, for the chief decides.
+func (r *trainRun) resume(ctx context.Context) (err error) {
+	o := &r.flags.checkpoint
+	if !o.wanted() && !r.strategy.Properties().InMultiWorkerMode {
+		return nil
+	}
+	cfg := train.BackupConfig{Dir: o.dir, EverySteps: o.saveEvery, Keep: o.keep, Resume: o.resume}
+	if o.wanted() {
+		if cfg.Facts, err = r.facts(ctx); err != nil {
+			return err
+		}
+		cfg.Build = r.build()
+	}
+	if r.backup, err = train.NewBackup(r.trainer, cfg); err != nil {
+		return err
+	}
+	if r.restored, err = r.backup.Restore(ctx); err != nil {
+		return fmt.Errorf("%w\nto begin anew give --resume never, to take over the weights alone --weights", err)
+	}
+	return nil
+}
+
+// facts are what a snapshot must have in common with this run.
+func (r *trainRun) facts(ctx context.Context) ([]train.Fact, error) {
+	hash, err := data.Hash(ctx, r.set.Train.Batch(hashedAtOnce))
+	if err != nil {
+		return nil, fmt.Errorf("reading the training images: %w", err)
+	}
+	f := &r.flags
+	return []train.Fact{
+		{Name: "data", Value: fmt.Sprintf("%s, %s training images, hashed %.16s", f.data, grouped(r.set.Train.Len()), hash)},
+		{Name: "shift", Value: fmt.Sprint(f.shift)},
+		{Name: "validation split", Value: fmt.Sprint(f.validationSplit)},
+		{Name: "model", Value: f.model},
+		{Name: "optimizer", Value: f.optimizer},
+		{Name: "learning rate", Value: fmt.Sprintf("%v (%s)", f.learningRate, f.schedule)},
+	}, nil
+}
+
+// build is what the bits depend on besides.
+func (r *trainRun) build() []train.Fact {
+	out := []train.Fact{
+		{Name: "engine", Value: r.engine.Description()},
+		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
+	}
+	if r.flags.schedule == "cosine" {
+		out = append(out, train.Fact{Name: "learning rate's way to 0", Value: count(r.epochs(), "epoch")})
+	}
+	return out
+}
+
+// announceSnapshots says where training goes on, and where it will be able to.
+func (r *trainRun) announceSnapshots(t *table) {
+	o := &r.flags.checkpoint
+	for _, text := range r.restored.Refused {
+		t.row("refused", "%s", text)
+	}
+	if s := r.restored; s.Found {
+		at := ""
+		if s.EpochAt > 0 {
+			at = " and " + count(s.EpochAt, "step")
+		}
+		t.row("resumed", "from %s: after %s (%s%s)", s.Path, count(int(s.Step), "step"), count(s.Epoch, "epoch"), at)
+		for _, text := range s.Differ {
+			t.row("bits differ", "from those of a training that was not stopped: %s", text)
+		}
+	}
+	if o.dir == "" {
+		return
+	}
+	every := "epoch"
+	if o.saveEvery > 0 {
+		every = count(o.saveEvery, "step")
+	}
+	t.row("snapshots", "in %s, every %s", filepath.Clean(o.dir), every)
+}
+
+// backups returns the callback that writes snapshots, if there is one.
+func (r *trainRun) backups() []train.Callback {
+	if r.backup == nil {
+		return nil
+	}
+	return []train.Callback{r.backup.Callback()}
+}
