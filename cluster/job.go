@@ -23,6 +23,8 @@ type Job struct {
 	Store   string
 	Hosted  bool
 	NoStore string
+	// StoreTemporary says that the store is a folder for this job alone, which worker 0 removes when all have left.
+	StoreTemporary bool
 	// Epoch is how often the job was restarted: its membership.
 	Epoch uint32
 	// Spec and Task are the cluster as TensorFlow describes it, where the source has one. Otherwise they are made up of Workers

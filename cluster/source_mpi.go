@@ -75,7 +75,7 @@ func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
 		if job != "" {
 			name = job + "-" + process
 		}
-		j.Store, j.Hosted = fileStore(filepath.Join(r.d.Folder, fileName(name))), true
+		j.Store, j.Hosted, j.StoreTemporary = fileStore(filepath.Join(r.d.Folder, fileName(name))), true, true
 		if j.ID == "" {
 			j.ID = process
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -85,7 +86,7 @@ func (w *Worker) join(ctx context.Context) error {
 		return err
 	}
 	if err := w.meet(ctx); err != nil {
-		if w.server != nil {
+		if w.server != nil || w.removes() {
 			pause(context.WithoutCancel(ctx), linger) // for the others, who learn from it why
 		}
 		w.closeStore()
@@ -105,7 +106,7 @@ func (w *Worker) join(ctx context.Context) error {
 	return err
 }
 
-// linger is how long the one who serves the store keeps it after a meeting that failed.
+// linger is how long the one who serves the store, or removes it, keeps it after a meeting that failed.
 const linger = time.Second
 
 func (w *Worker) closeStore() {
@@ -113,6 +114,17 @@ func (w *Worker) closeStore() {
 	if w.server != nil {
 		w.server.Close()
 	}
+	if w.removes() {
+		folder := filepath.FromSlash(strings.TrimPrefix(w.job.Store, "file://"))
+		if err := os.RemoveAll(folder); err != nil {
+			w.cfg.Logger.Warn("worker: the folder in which the workers met is left behind", "error", err)
+		}
+	}
+}
+
+// removes reports whether this worker removes the store when all have left.
+func (w *Worker) removes() bool {
+	return w.job.Worker == 0 && w.job.StoreTemporary && strings.HasPrefix(w.job.Store, "file://")
 }
 
 // serves reports whether worker 0 serves the store of a job.

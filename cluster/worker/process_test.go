@@ -10,10 +10,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,12 +63,13 @@ type child struct {
 	Facts                     []rendezvous.Fact
 	TCP                       bool   // no shared memory
 	Records                   string // LOCKSTEP_RECORDS
+	Temporary                 bool   // the store is removed
 }
 
 // config is what the child joins with.
 func (c *child) config() (worker.Config, error) {
 	cfg := worker.Config{
-		Job:      &cluster.Job{Source: "a test", ID: c.Job, Worker: c.Worker, Workers: c.Workers, Store: c.Store, Epoch: c.Epoch, LocalWorker: -1},
+		Job:      &cluster.Job{Source: "a test", ID: c.Job, Worker: c.Worker, Workers: c.Workers, Store: c.Store, Epoch: c.Epoch, LocalWorker: -1, StoreTemporary: c.Temporary},
 		Replicas: c.Replicas, RendezvousTimeout: c.Rendezvous, HeartbeatTimeout: c.Heartbeat, ProgressTimeout: c.Progress,
 		DataPlaintext: c.Plain, Build: c.Build, NoSharedMemory: c.TCP,
 		Collective: collective.Config{Timeout: c.Timeout},
@@ -250,6 +253,23 @@ func (p *process) says(t *testing.T, word string) string {
 	}
 }
 
+// ends waits until the process has ended.
+func (p *process) ends(t *testing.T) {
+	t.Helper()
+	timer := time.NewTimer(testWait)
+	defer timer.Stop()
+	for {
+		select {
+		case _, ok := <-p.lines:
+			if !ok {
+				return
+			}
+		case <-timer.C:
+			t.Fatalf("pid %d does not end", p.cmd.Process.Pid)
+		}
+	}
+}
+
 // freeStore returns the URL of a store on a port of loopback that was free just now.
 func freeStore(t *testing.T) string {
 	t.Helper()
@@ -277,12 +297,13 @@ func TestJoin(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			store := freeStore(t)
+			folder := filepath.Join(t.TempDir(), "store")
 			if test.file {
-				store = "file://" + t.TempDir()
+				store = "file://" + folder
 			}
 			var all []*process
 			for i, n := range test.replicas {
-				c := child{Worker: i, Workers: len(test.replicas), Replicas: n, Store: store, Job: "join", Steps: 5, At: -1}
+				c := child{Worker: i, Workers: len(test.replicas), Replicas: n, Store: store, Job: "join", Steps: 5, At: -1, Temporary: test.file}
 				if test.change != nil {
 					test.change(&c)
 				}
@@ -292,6 +313,10 @@ func TestJoin(t *testing.T) {
 				if got := p.says(t, "done"); got != test.want {
 					t.Errorf("worker %d: %s, want %s", i, got, test.want)
 				}
+			}
+			all[0].ends(t)
+			if _, err := os.Stat(folder); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("left behind: %s, %v", folder, err)
 			}
 		})
 	}

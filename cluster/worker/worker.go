@@ -185,7 +185,7 @@ func (w *Worker) leave() error {
 
 // leaveWell leaves a job that went well: the one who serves the store, last.
 func (w *Worker) leaveWell(ctx context.Context) error {
-	if w.server == nil && w.job.Worker == 0 {
+	if w.server == nil && w.job.Worker == 0 && !w.job.StoreTemporary {
 		return nil // the store needs nobody who stays
 	}
 	return rendezvous.Leave(ctx, w.store, w.card)
@@ -194,7 +194,7 @@ func (w *Worker) leaveWell(ctx context.Context) error {
 // leaveFailed leaves a job that failed. The one who serves the store gives the others, but for those that are gone, time to read in it
 // why.
 func (w *Worker) leaveFailed() {
-	if w.server == nil {
+	if w.server == nil && !w.removes() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
@@ -222,8 +222,5 @@ func (w *Worker) stop() {
 	w.fate(nil)
 	w.absent()
 	w.work.Wait()
-	w.store.Close()
-	if w.server != nil {
-		w.server.Close()
-	}
+	w.closeStore()
 }
