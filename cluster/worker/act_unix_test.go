@@ -14,8 +14,10 @@ func act(what string) {
 	case "":
 	case "kill":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		time.Sleep(time.Hour) // until the signal has come to all threads
 	case "stop":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		time.Sleep(time.Hour)
 	case "loop":
 		endless()
 	case "sleep":

@@ -107,6 +107,13 @@ func (c Config) filled() (Config, error) {
 	if c.Store != "" {
 		job.Store = c.Store
 	}
+	if job.Workers > 1 && job.Workers <= workersMax && len(job.Spec) == 0 {
+		tasks := make(map[int]string, job.Workers)
+		for i := range job.Workers {
+			tasks[i] = "" // addresses are not known
+		}
+		job.Spec, job.Task = cluster.Spec{cluster.Worker: tasks}, cluster.Task{Type: cluster.Worker, Index: job.Worker}
+	}
 	if err := c.checkJob(); err != nil {
 		return c, err
 	}
@@ -121,13 +128,16 @@ func (c Config) filled() (Config, error) {
 	return c, nil
 }
 
-// replicasMax bounds the replicas of one worker: more is a mistake.
-const replicasMax = 1 << 12
+// More replicas of one worker, or more workers, are a mistake.
+const (
+	replicasMax = 1 << 12
+	workersMax  = 1 << 16
+)
 
 func (c *Config) checkJob() error {
 	j := c.Job
 	switch {
-	case j.Workers < 1 || j.Worker < 0 || j.Worker >= j.Workers:
+	case j.Workers < 1 || j.Workers > workersMax || j.Worker < 0 || j.Worker >= j.Workers:
 		return fmt.Errorf("worker: %v: want a number from 0 to one less than the number of workers", j)
 	case j.Workers > 1 && j.Store == "" && j.NoStore != "":
 		return fmt.Errorf("worker: %v: there is no store where the workers can meet: %s", j, j.NoStore)

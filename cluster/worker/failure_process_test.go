@@ -23,7 +23,7 @@ func TestFailures(t *testing.T) {
 		change func(*child)
 		says   []string // by all others
 		kind   string   // of their records
-		stack  bool     // the goroutine's stack is in an error
+		own    string   // of its own, if it can leave one
 	}{
 		{name: "killed", do: "kill", who: 2, says: []string{"peer lost", "at step 3, compute"}, kind: "lost"},
 		{name: "killed, by TCP", do: "kill", who: 1, change: func(c *child) { c.TCP = true }, says: []string{"peer lost", "at step 3, compute"}, kind: "lost"},
@@ -40,12 +40,26 @@ func TestFailures(t *testing.T) {
 		},
 		{
 			name: "in an endless loop, found by the deadline", do: "loop", who: 1, change: func(c *child) { c.Timeout = 3 * time.Second }, kind: "timeout",
-			says: []string{"deadline exceeded", "at step 3, compute", "worker_test.endless"}, stack: true,
+			says: []string{"deadline exceeded", "at step 3, compute", "worker_test.endless"},
 		},
 		{
 			name: "in an endless loop, found by its progress", do: "loop", who: 2, kind: "lost",
 			change: func(c *child) { c.Heartbeat, c.Progress = 2*time.Second, 3*time.Second },
-			says:   []string{"peer lost", "has come no further", "at step 3, compute", "worker_test.endless"}, stack: true,
+			says:   []string{"peer lost", "has come no further", "at step 3, compute", "worker_test.endless"},
+		},
+		{
+			name: "a replica panics", do: "panic", who: 1, change: strategy, kind: "error", own: "panic",
+			says: []string{"replica 1 (CPU:0) panicked: it went wrong", "at step 3, compute"},
+		},
+		{
+			name: "a replica returns an error", do: "error", who: 2, change: strategy, kind: "error", own: "error",
+			says: []string{"replica 2 (CPU:0) returned an error: it is not right", "at step 3, compute"},
+		},
+		{name: "killed in its step function", do: "kill", who: 2, change: strategy, kind: "lost", says: []string{"peer lost", "at step 3, compute, in its step function"}},
+		{
+			name: "in an endless loop in its step function", do: "loop", who: 1, kind: "timeout",
+			change: func(c *child) { c.Strategy, c.Timeout = true, 3*time.Second },
+			says:   []string{"deadline exceeded", "at step 3, compute, in its step function", "worker_test.endless", "replica"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -77,7 +91,10 @@ func TestFailures(t *testing.T) {
 					}
 				}
 			}
-			checkRecords(t, records, test.who, workers, test.kind)
+			if test.own != "" {
+				all[test.who].says(t, "error")
+			}
+			checkRecords(t, records, test.who, workers, test.kind, test.own)
 		})
 	}
 }
@@ -91,21 +108,34 @@ func hostName(t *testing.T) string {
 	return host
 }
 
-// checkRecords: all but one worker have left a record that blames that one.
-func checkRecords(t *testing.T, folder string, who, workers int, kind string) {
+// strategy makes a child train by a strategy.
+func strategy(c *child) { c.Strategy = true }
+
+// checkRecords: all other workers have left a record that blames that one, which has left one that blames nobody if it could.
+func checkRecords(t *testing.T, folder string, who, workers int, kind, own string) {
 	t.Helper()
 	records, err := failure.Read(folder, 0)
 	if err != nil {
 		t.Error(err)
 	}
-	if len(records) != workers-1 {
-		left, _ := filepath.Glob(filepath.Join(folder, "*"))
-		t.Errorf("%d records of %d workers: %v", len(records), workers, left)
-	}
+	seen := 0
 	for _, r := range records {
-		if r.Kind != kind || len(r.Blames) != 1 || r.Blames[0] != who {
-			t.Errorf("worker %d: kind %s, blames %v; want %s, worker %d: %s", r.Worker, r.Kind, r.Blames, kind, who, r.Message)
+		switch {
+		case r.Worker == who && (r.Kind != own || len(r.Blames) > 0):
+			t.Errorf("worker %d: kind %q, blames %v; want %q, nobody: %s", r.Worker, r.Kind, r.Blames, own, r.Message)
+		case r.Worker != who && (r.Kind != kind || len(r.Blames) != 1 || r.Blames[0] != who):
+			t.Errorf("worker %d: kind %q, blames %v; want %q, worker %d: %s", r.Worker, r.Kind, r.Blames, kind, who, r.Message)
+		case r.Worker != who || own != "":
+			seen++
 		}
+	}
+	want := workers - 1
+	if own != "" {
+		want++
+	}
+	if seen != want {
+		left, _ := filepath.Glob(filepath.Join(folder, "*"))
+		t.Errorf("%d records of %d workers: %v", seen, workers, left)
 	}
 }
 

@@ -29,6 +29,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -64,6 +65,7 @@ type child struct {
 	TCP                       bool   // no shared memory
 	Records                   string // LOCKSTEP_RECORDS
 	Temporary                 bool   // the store is removed
+	Strategy                  bool   // it trains by a strategy's Runs
 }
 
 // config is what the child joins with.
@@ -126,7 +128,50 @@ func (c *child) work() (result string, err error) {
 			return "", err
 		}
 	}
+	if c.Strategy {
+		return c.run(ctx, w)
+	}
 	return c.train(ctx, w)
+}
+
+// run is train by a strategy.
+func (c *child) run(ctx context.Context, w *worker.Worker) (result string, err error) {
+	devices := make([]string, c.Replicas)
+	for i := range devices {
+		devices[i] = fmt.Sprintf("CPU:%d", i)
+	}
+	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+		Worker: w, Devices: devices, LogicalCPUs: c.Replicas, Options: distribute.Options{Timeout: c.Timeout},
+	})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	total := float32(0)
+	for step := range c.Steps {
+		w.Progress(int64(step), "compute")
+		sums, err := distribute.RunTyped(ctx, s, func(ctx context.Context, r *distribute.Replica, _ int) (float32, error) {
+			if step == c.At && r.ID()+1 == w.Members()[c.Worker].First+c.Replicas {
+				if err := c.shown(ctx, w, step); err != nil {
+					return 0, err
+				}
+				if c.Do == "error" {
+					return 0, errors.New("it is not right")
+				}
+				act(c.Do)
+			}
+			sum, err := r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID()+1)*float32(step+1)))
+			if err != nil {
+				return 0, err
+			}
+			return tensor.Data[float32](sum.(*tensor.Tensor))[0], nil
+		}, nil)
+		if err != nil {
+			return "", err
+		}
+		total += sums[0]
+	}
+	return fmt.Sprint(total), nil
 }
 
 // train adds up, over all replicas, a number that depends on the replica and the step.
@@ -293,6 +338,7 @@ func TestJoin(t *testing.T) {
 		{name: "two workers", replicas: []int{1, 1}, want: "45"},
 		{name: "unequal workers, by TCP", replicas: []int{2, 1, 3}, change: func(c *child) { c.TCP = true }, want: "315"},
 		{name: "by a folder", replicas: []int{1, 1}, file: true, want: "45"},
+		{name: "by a strategy", replicas: []int{2, 1}, change: func(c *child) { c.Strategy = true }, want: "90"},
 		{name: "with a secret", replicas: []int{1, 1}, change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"regexp"
+	"testing"
+)
+
+// asProgram makes the test binary be the program.
+const asProgram = "LOCKSTEP_EXAMPLE_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// program is the command, with what is set in its environment.
+func program(t *testing.T, env []string, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
+	out := &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = out, out
+	return cmd, out
+}
+
+var last = regexp.MustCompile(`(?m)^2 replicas, weights ([0-9a-f]{64})$`)
+
+// One process of two replicas and two processes of one that TF_CONFIG lists come to the same weights.
+func TestProgram(t *testing.T) {
+	alone, out := program(t, nil, "-replicas", "2")
+	if err := alone.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want := last.FindSubmatch(out.Bytes())
+	if want == nil {
+		t.Fatalf("got\n%s", out)
+	}
+	var addresses [2]string
+	for i := range addresses {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addresses[i] = l.Addr().String()
+		l.Close()
+	}
+	var workers []*exec.Cmd
+	var outs []*bytes.Buffer
+	for i := range addresses {
+		config := fmt.Sprintf(`{"cluster": {"worker": [%q, %q]}, "task": {"type": "worker", "index": %d}}`, addresses[0], addresses[1], i)
+		cmd, out := program(t, []string{"TF_CONFIG=" + config})
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		workers, outs = append(workers, cmd), append(outs, out)
+	}
+	for i, cmd := range workers {
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("worker %d: %v\n%s\n%s", i, err, outs[0], outs[1])
+		}
+	}
+	if got := last.FindSubmatch(outs[0].Bytes()); got == nil || !bytes.Equal(got[1], want[1]) {
+		t.Errorf("got\n%s, want the weights %s", outs[0], want[1])
+	}
+	if last.Match(outs[1].Bytes()) {
+		t.Errorf("a worker that is not the chief printed\n%s", outs[1])
+	}
+}
