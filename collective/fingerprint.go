@@ -45,10 +45,10 @@ var agreed = [...]field{
 	Recv:          fieldType | fieldCount | fieldName | fieldShape,
 }
 
-// fingerprint returns the header of a checked call that a row of the table carries out. names is its namesHash.
-func fingerprint(t *team, seq uint64, call *Call, count int, names uint64, o *Options, row uint32) transport.Header {
+// fingerprint returns the header of a checked call that a row of the table carries out.
+func fingerprint(t *team, seq uint64, call *Call, count int, o *Options, row uint32) transport.Header {
 	must := agreed[call.Op]
-	h := transport.Header{Epoch: t.cfg.Epoch, Comm: t.id, Seq: seq, Op: uint8(call.Op), Names: names}
+	h := transport.Header{Epoch: t.cfg.Epoch, Comm: t.id, Seq: seq, Op: uint8(call.Op), Names: namesHash(call, count, must)}
 	if call.Op == Recv {
 		h.Op = uint8(Send)
 	}

@@ -215,9 +215,13 @@ type text struct {
 	header transport.Header
 	label  label
 
-	// What label and header.Names were made from, to know them again.
+	// What they were made from, to know a call like it.
 	plan          *planned // nil: of a call of two ranks, or nothing yet
 	named, shaped bool     // there was a Manifest, and a Shape in it
+	reduce        ReduceOp
+	dtype         DType
+	order         Order
+	accumulate    Accumulate
 }
 
 // note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. There are two texts for
@@ -230,23 +234,28 @@ func (x *executor) note(call *Call, seq uint64, count int, o *Options, p *planne
 		t = &x.texts[2]
 	}
 	x.current = t
-	if !t.says(call, p) {
+	if t.says(call, o, p) {
+		t.header.Seq = seq
+	} else {
+		hash := uint32(0)
+		if p != nil {
+			hash = p.hash
+		}
 		x.describeIn(t, call, count, p)
+		t.header = fingerprint(x.m.team, seq, call, count, o, hash)
+		t.reduce, t.dtype, t.order, t.accumulate = call.Reduce, call.Type, o.Order, o.Accumulate
 	}
-	hash := uint32(0)
-	if p != nil {
-		hash = p.hash
-	}
-	t.header = fingerprint(x.m.team, seq, call, count, t.header.Names, o, hash)
 	x.header = t.header
 	x.textMu.Unlock()
 }
 
-// says reports whether the text's names are those of a call with that plan.
-func (t *text) says(call *Call, p *planned) bool {
+// says reports whether the text is that of a call with that plan, but for its number.
+func (t *text) says(call *Call, o *Options, p *planned) bool {
 	m := call.Manifest
 	switch {
-	case p == nil || t.plan != p: // one plan: one operation, one count, the same Counts
+	case p == nil || t.plan != p: // one plan: one operation, one root, one count, the same Counts
+		return false
+	case t.reduce != call.Reduce || t.dtype != call.Type || t.order != o.Order || t.accumulate != o.Accumulate:
 		return false
 	case m == nil || !t.named:
 		return m == nil && !t.named
@@ -275,7 +284,6 @@ func (x *executor) describeIn(t *text, call *Call, count int, p *planned) {
 	default:
 		l.shape = append(l.shape, count)
 	}
-	t.header.Names = namesHash(call, count, agreed[call.Op])
 }
 
 // slot is what the peers of the domain see of a call.

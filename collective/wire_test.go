@@ -109,24 +109,19 @@ func TestAgreed(t *testing.T) {
 		}
 		for f, change := range changes {
 			c := Call{Op: op, Type: tensor.Float32, Counts: []int{3, 3}, Manifest: manifest}
-			before := headerOf(tm, 1, &c, 6, o, 8)
+			before := fingerprint(tm, 1, &c, 6, o, 8)
 			count, own, row := 6, *o, uint32(8)
 			change(&c, &count, &own, &row)
-			after := headerOf(tm, 1, &c, count, &own, row)
+			after := fingerprint(tm, 1, &c, count, &own, row)
 			if must := agreed[op]&f != 0; (before != after) != must {
 				t.Errorf("%v: field %b changes the header: %v, want %v", op, f, before != after, must)
 			}
 		}
 	}
 	send, receive := Call{Op: Send, Type: tensor.Float32, Peer: 1}, Call{Op: Recv, Type: tensor.Float32, Peer: 0}
-	if a, b := headerOf(tm, 1, &send, 6, o, 0), headerOf(tm, 1, &receive, 6, o, 0); a != b {
+	if a, b := fingerprint(tm, 1, &send, 6, o, 0), fingerprint(tm, 1, &receive, 6, o, 0); a != b {
 		t.Errorf("the two ends of a message have the headers %+v and %+v", a, b)
 	}
-}
-
-// headerOf is the header of a call of which nothing is known yet.
-func headerOf(t *team, seq uint64, c *Call, count int, o *Options, row uint32) transport.Header {
-	return fingerprint(t, seq, c, count, namesHash(c, count, agreed[c.Op]), o, row)
 }
 
 // TestTextsKnowCallsAgain: what a rank keeps of a call from the one before is never of another call.
@@ -143,7 +138,7 @@ func TestTextsKnowCallsAgain(t *testing.T) {
 		count := 6 + 6*random.IntN(2)
 		memory := tensor.New(tensor.Float32, count).Memory()
 		c := &Call{
-			Op: []Op{AllReduce, Broadcast, AllGather}[random.IntN(3)], Reduce: []ReduceOp{Sum, Max}[random.IntN(2)], Type: tensor.Float32,
+			Op: []Op{AllReduce, Broadcast, AllGather}[random.IntN(3)], Reduce: []ReduceOp{Sum, Max}[random.IntN(2)], Type: []DType{tensor.Float32, tensor.Int32}[random.IntN(2)],
 			Src: memory, Dst: memory, Manifest: manifests[random.IntN(len(manifests))],
 		}
 		if c.Op == AllGather && random.IntN(2) == 0 {
@@ -160,7 +155,7 @@ func TestTextsKnowCallsAgain(t *testing.T) {
 		x.note(c, seq, count, &opts, p)
 		var fresh text
 		x.describeIn(&fresh, c, count, p)
-		if want := headerOf(x.m.team, seq, c, count, &opts, p.hash); x.header != want || x.current.header != want {
+		if want := fingerprint(x.m.team, seq, c, count, &opts, p.hash); x.header != want || x.current.header != want {
 			t.Fatalf("%+v has the header %+v, want %+v", c, x.header, want)
 		}
 		if got := x.current.label; got.op != fresh.label.op || got.name != fresh.label.name || got.algo != fresh.label.algo || !slices.Equal(got.shape, fresh.label.shape) {
