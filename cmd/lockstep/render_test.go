@@ -212,6 +212,13 @@ func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 	if got := pod.Containers[0].Command; !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
+	command, rest, err := newRoot().Find(want[1:])
+	if err == nil {
+		err = command.ParseFlags(rest)
+	}
+	if err != nil || command.Name() != "run" || !slices.Equal(command.Flags().Args(), []string{"p", "-x"}) {
+		t.Errorf("lockstep %s does not understand this: %v, %q are left", command.Name(), err, command.Flags().Args())
+	}
 	for _, v := range pod.Containers[0].Env {
 		if v.Name == cluster.EnvWorkers {
 			t.Errorf("the pod says %s=%s, which is the number of pods", v.Name, v.Value)
