@@ -30,9 +30,9 @@ type attack struct {
 
 // attacker is what a stranger may know and have who has seen and recorded everything but the secret.
 type attacker struct {
-	tapes map[string][][]byte // by address: what workers have said on connections to it
-	wrong *tls.Config         // of another secret
-	other *tls.Config         // of another job
+	tapes    map[string][][]byte // by address: what workers have said on connections to it
+	otherJob []byte              // what a worker of another job has said
+	wrong    secret.Secret
 
 	mu   sync.Mutex
 	held []net.Conn // that are kept open
@@ -65,23 +65,57 @@ var attacks = []attack{
 		}
 		a.linger(c)
 	}},
-	{"wrong certificate", func(c net.Conn, _ *rand.Rand, a *attacker) { handshakeAs(c, a.wrong) }},
-	{"other job", func(c net.Conn, _ *rand.Rand, a *attacker) { handshakeAs(c, a.other) }},
-	{"no certificate", func(c net.Conn, _ *rand.Rand, _ *attacker) { handshakeAs(c, &tls.Config{InsecureSkipVerify: true}) }},
+	{"TLS at once", func(c net.Conn, _ *rand.Rand, a *attacker) { a.handshake(c) }},
+	{"wrong certificate", func(c net.Conn, r *rand.Rand, a *attacker) {
+		if a.greet(c, r) {
+			a.handshake(c)
+		}
+	}},
+	{"wrong secret", func(c net.Conn, r *rand.Rand, a *attacker) {
+		if a.greet(c, r) {
+			a.wrong.Authenticate(job, 0)(c, true, a.heard(c)[0][:greetingBytes])
+		}
+	}},
+	{"other job", func(c net.Conn, _ *rand.Rand, a *attacker) {
+		c.Write(a.otherJob)
+		a.linger(c)
+	}},
 	{"replay", func(c net.Conn, r *rand.Rand, a *attacker) {
 		all := a.heard(c)
 		c.Write(all[r.IntN(len(all))])
 		a.linger(c)
 	}},
-	{"a true greeting, and a guess for the proof", func(c net.Conn, r *rand.Rand, a *attacker) {
-		for _, said := range a.heard(c) {
-			if said[0] == 'L' {
-				c.Write(append(said[:80:80], random(r, 64)...))
-				break
-			}
+	{"a true greeting, and no more", func(c net.Conn, r *rand.Rand, a *attacker) {
+		if a.greet(c, r) {
+			a.keep(c)
 		}
-		a.linger(c)
 	}},
+}
+
+const (
+	greetingBytes = 80 // docs/wire.md
+	secureAt      = 13 // in it: whether TLS follows
+)
+
+// greet says what a worker has said as a greeting, and reads that a proof is wanted.
+func (a *attacker) greet(c net.Conn, r *rand.Rand) bool {
+	all := a.heard(c)
+	c.Write(all[r.IntN(len(all))][:greetingBytes])
+	var next [1]byte
+	_, err := io.ReadFull(c, next[:])
+	return err == nil && next[0] == 'A'
+}
+
+// handshake begins TLS with a certificate of another secret.
+func (a *attacker) handshake(c net.Conn) {
+	cfg, err := a.wrong.TLS(job, 0)
+	if err != nil {
+		panic(err)
+	}
+	cfg.VerifyConnection = nil // it takes everybody
+	if s := tls.Client(c, cfg); s.Handshake() == nil {
+		panic("TLS with another secret")
+	}
 }
 
 // heard returns what workers have said to the other end, or to any, if that one has not been dialed.
@@ -98,16 +132,6 @@ func random(r *rand.Rand, n int) []byte {
 		b[i] = byte(r.Uint32())
 	}
 	return b
-}
-
-func handshakeAs(c net.Conn, cfg *tls.Config) {
-	cfg = cfg.Clone()
-	cfg.InsecureSkipVerify, cfg.VerifyConnection = true, nil // it takes everybody
-	s := tls.Client(c, cfg)
-	if s.Handshake() == nil {
-		s.Write([]byte("LOCKSTEP"))
-		io.Copy(io.Discard, s)
-	}
 }
 
 // linger waits a moment for the other end to close the connection, and keeps it open if it does not.
@@ -214,28 +238,24 @@ func reports(t *testing.T, all []*process) []usage {
 // newAttacker returns one who has recorded what the workers have said.
 func newAttacker(t testing.TB, s secret.Secret, all ...*process) *attacker {
 	t.Helper()
-	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}}
-	var err error
-	if a.wrong, err = secret.New().TLS(job, 0); err != nil {
-		t.Fatal(err)
+	a := &attacker{tapes: map[string][][]byte{}, kept: map[net.Conn]bool{}, wrong: secret.New(), otherJob: recorded(t, s, "another job", nil)}
+	if len(all) == 0 {
+		return a
 	}
-	if a.other, err = s.TLS("another job", 0); err != nil {
-		t.Fatal(err)
-	}
-	greetings := 0
+	plain := 0
 	for _, text := range ask(t, all, "tapes") {
 		for f := strings.Fields(text); len(f) > 1; f = f[2:] {
 			said, err := hex.DecodeString(f[1])
 			if err != nil {
 				t.Fatal(err)
 			}
-			if a.tapes[f[0]] = append(a.tapes[f[0]], said); said[0] == 'L' {
-				greetings++
+			if a.tapes[f[0]] = append(a.tapes[f[0]], said); said[secureAt] == 0 {
+				plain++
 			}
 		}
 	}
-	if len(all) > 0 && (len(a.tapes) != 2 || greetings == 0) {
-		t.Fatalf("tapes of %d workers with %d plain greetings, want two who are dialed, one in plain text", len(a.tapes), greetings)
+	if len(a.tapes) != 2 || plain == 0 {
+		t.Fatalf("tapes of %d workers with %d in plain text, want two who are dialed, one in plain text", len(a.tapes), plain)
 	}
 	return a
 }
@@ -301,14 +321,14 @@ func checkLogs(t *testing.T, all []*process, took time.Duration) {
 func TestSaid(t *testing.T) {
 	s := secret.New()
 	for name, want := range map[string][]string{
-		"garbage":                      {"kind=magic"},
-		"garbage that begins like TLS": {"kind=magic", "does not speak TLS"},
-		"oversized":                    {"kind=proof", "exceeds maximum of 65536 bytes"},
-		"wrong certificate":            {"kind=proof", "the other end has another secret for job"},
-		"other job":                    {"kind=proof", `the other end says that it is of job \"another job\", this is job`},
-		"no certificate":               {"kind=proof", "client didn't provide a certificate"},
-		"replay":                       {"kind=proof", "what came does not belong to this handshake"},
-		"a true greeting, and a guess for the proof": {"kind=proof", "its proof is wrong: it has another secret, job or epoch"},
+		"garbage":                      {"kind=magic", "does not begin as Lockstep's do"},
+		"garbage that begins like TLS": {"kind=magic"},
+		"oversized":                    {"kind="},
+		"TLS at once":                  {"kind=magic"},
+		"wrong certificate":            {"kind=proof", "authentication: its proof is wrong"},
+		"wrong secret":                 {"kind=proof", "authentication: its proof is wrong: it has another secret, job or epoch"},
+		"other job":                    {"kind=job", `it belongs to another job than \"job under test\"`},
+		"replay":                       {"kind=proof", "authentication: its proof is wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log lines
@@ -323,10 +343,7 @@ func TestSaid(t *testing.T) {
 			defer node.Close()
 			a := newAttacker(t, s)
 			defer a.release()
-			a.tapes[node.Addr()] = [][]byte{recorded(t, s, nil)}
-			if strings.HasPrefix(name, "a true greeting") {
-				a.tapes[node.Addr()] = [][]byte{recorded(t, s, []int{0, 1})}
-			}
+			a.tapes[node.Addr()] = [][]byte{recorded(t, s, job, nil), recorded(t, s, job, []int{0, 1})}
 			i := slices.IndexFunc(attacks, func(a attack) bool { return a.name == name })
 			since := time.Now()
 			for seed := uint64(0); ; seed++ {
@@ -347,8 +364,8 @@ func TestSaid(t *testing.T) {
 	}
 }
 
-// recorded returns what one who dials says first, over TLS or to a process of the same host.
-func recorded(t *testing.T, s secret.Secret, sameHost []int) []byte {
+// recorded returns what a worker of a job says first, over TLS or to a process of the same host.
+func recorded(t testing.TB, s secret.Secret, job string, sameHost []int) []byte {
 	t.Helper()
 	var tape tapes
 	secure, err := s.TLS(job, 0)

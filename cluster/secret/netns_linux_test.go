@@ -81,8 +81,10 @@ func TestNamespaces(t *testing.T) {
 			said := ask(t, all, "tapes")
 			f := strings.Fields(said[1]) // rank 1 dials
 			for i := 0; i+1 < len(f); i += 2 {
-				if began := strings.HasPrefix(f[i+1], "16"); began != encrypt || !strings.HasPrefix(f[i], "10.77.0.1:") {
-					t.Errorf("the connection to %s begins with %s", f[i], f[i+1][:2])
+				asked := f[i+1][2*secureAt:][:2] == "01"
+				hello := strings.HasPrefix(f[i+1][2*(greetingBytes+2*32):], "1603") // behind a nonce and a proof
+				if asked != encrypt || hello != encrypt || !strings.HasPrefix(f[i], "10.77.0.1:") {
+					t.Errorf("the connection to %s is %s", f[i], f[i+1])
 				}
 			}
 			if len(f) == 0 {

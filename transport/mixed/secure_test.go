@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// taps notes the first byte of every connection, by who dials whom.
+// taps notes of every connection whether its greeting asks for TLS, by who dials whom.
 type taps struct {
 	mu    sync.Mutex
 	of    map[string]int // process by address
@@ -47,7 +47,7 @@ func (c *tap) Write(p []byte) (int, error) {
 	c.once.Do(func() {
 		c.taps.mu.Lock()
 		defer c.taps.mu.Unlock()
-		c.taps.first[fmt.Sprintf("%d-%d %q", c.taps.of[c.to], c.from, p[:1])] = true
+		c.taps.first[fmt.Sprintf("%d-%d %s", c.taps.of[c.to], c.from, [...]string{"plain", "TLS"}[p[13]])] = true
 	})
 	return c.Conn.Write(p)
 }
@@ -63,30 +63,30 @@ func TestSecure(t *testing.T) {
 		hosts  []string // of each process
 		memory []bool
 		plain  bool   // without TLS
-		want   string // who dialed whom, how: L is plain, \x16 TLS
+		want   string // who dialed whom, how
 	}{
 		{
 			"two hosts of two",
 			[]string{"a", "a", "b", "b"},
 			[]bool{true, true, true, true},
 			false,
-			`0-1 "L", 0-2 "\x16", 0-3 "\x16", 1-2 "\x16", 1-3 "\x16", 2-3 "L"`,
+			`0-1 plain, 0-2 TLS, 0-3 TLS, 1-2 TLS, 1-3 TLS, 2-3 plain`,
 		},
 		{
 			"two hosts, no shared memory",
 			[]string{"a", "b", "a"},
 			[]bool{false, false, false},
 			false,
-			`0-1 "\x16", 0-2 "L", 1-2 "\x16"`,
+			`0-1 TLS, 0-2 plain, 1-2 TLS`,
 		},
 		{
 			"shared memory for some",
 			[]string{"a", "a", "a"},
 			[]bool{true, false, true},
 			false,
-			`0-1 "L", 0-2 "L", 1-2 "L"`,
+			`0-1 plain, 0-2 plain, 1-2 plain`,
 		},
-		{"plain text", []string{"a", "b"}, []bool{true, true}, true, `0-1 "L"`},
+		{"plain text", []string{"a", "b"}, []bool{true, true}, true, `0-1 plain`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := len(c.hosts)

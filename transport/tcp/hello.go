@@ -20,9 +20,9 @@ const (
 	purposeLink   = 1 // a control connection between two processes
 	purposeStream = 2 // a data connection between two ranks
 
-	goOn         = 'A'  // after a greeting: what Config.Authenticate says follows
-	tlsHandshake = 0x16 // the first two bytes of any TLS connection
-	tlsMajor     = 0x03
+	// What has to follow a greeting, by the first byte of what it is answered; anything else is the answer itself.
+	nextProof = 'A' // what Config.Authenticate says, then TLS, if the greeting says so
+	nextTLS   = 'T'
 )
 
 // hello is the greeting: the first bytes on a connection, from the one who dials.
@@ -30,6 +30,7 @@ type hello struct {
 	purpose uint8
 	stream  uint8 // purposeStream: which of the pair
 	streams uint8 // of each pair
+	secure  bool  // TLS follows
 	job     [16]byte
 	world   uint64 // the group that Node.Group made
 	group   uint64 // purposeStream: the group, the world or split from it
@@ -44,7 +45,11 @@ func (h *hello) encode() []byte {
 	b := make([]byte, 0, helloBytes)
 	b = append(b, magic...)
 	b = le.AppendUint16(b, Version)
-	b = append(b, h.purpose, h.stream, h.streams, 0, 0, 0)
+	secure := byte(0)
+	if h.secure {
+		secure = 1
+	}
+	b = append(b, h.purpose, h.stream, h.streams, secure, 0, 0)
 	b = append(b, h.job[:]...)
 	b = le.AppendUint64(b, h.world)
 	b = le.AppendUint64(b, h.group)
@@ -61,8 +66,6 @@ func (h *hello) encode() []byte {
 func (h *hello) decode(b []byte) error {
 	le := binary.LittleEndian
 	switch {
-	case len(b) > 1 && b[0] == tlsHandshake && b[1] == tlsMajor:
-		return refuse(refusedMagic, "the connection begins with TLS, which this end does not have")
 	case len(b) != helloBytes || string(b[:8]) != magic:
 		return refuse(refusedMagic, "the connection does not begin as Lockstep's do")
 	case le.Uint16(b[8:]) != Version:
@@ -71,11 +74,11 @@ func (h *hello) decode(b []byte) error {
 		return refuse(refusedDamaged, "the greeting's checksum is wrong")
 	}
 	*h = hello{
-		purpose: b[10], stream: b[11], streams: b[12], job: [16]byte(b[16:32]),
+		purpose: b[10], stream: b[11], streams: b[12], secure: b[13] == 1, job: [16]byte(b[16:32]),
 		world: le.Uint64(b[32:]), group: le.Uint64(b[40:]), members: le.Uint64(b[48:]),
 		epoch: le.Uint32(b[56:]), from: le.Uint32(b[60:]), to: le.Uint32(b[64:]),
 	}
-	if h.purpose != purposeLink && h.purpose != purposeStream || h.streams == 0 || h.streams > streamsMax || h.stream >= h.streams {
+	if h.purpose != purposeLink && h.purpose != purposeStream || h.streams == 0 || h.streams > streamsMax || h.stream >= h.streams || b[13] > 1 {
 		return refuse(refusedDamaged, "the greeting is for purpose %d, stream %d of %d", h.purpose, h.stream, h.streams)
 	}
 	return nil
@@ -149,7 +152,7 @@ func readReply(r io.Reader) error {
 	if _, err := io.ReadFull(r, b[:1]); err != nil {
 		return err // nothing came: the other end was not there yet, or is gone
 	}
-	if b[0] == goOn {
+	if b[0] == nextProof {
 		return refuse(refusedProof, "the other end asks for a proof that this end belongs to it, and this end has none: it has no secret")
 	}
 	if _, err := io.ReadFull(r, b[1:]); err != nil {

@@ -224,68 +224,58 @@ func (n *Node) greet(c net.Conn) {
 	}
 }
 
+// readHello takes a new connection as far as its greeting and what proves it. Strangers come no further than to the greeting or
+// a proof by a hash: the work of TLS is for those only who have given one, if there is one to give.
 func (n *Node) readHello(a *arrival) error {
 	b := make([]byte, helloBytes)
-	got, err := n.secure(a, b)
-	if err != nil {
-		return err
-	}
 	const first = len(magic) + 2 // enough to know a stranger, who may not send more
-	if _, err := io.ReadFull(a.conn, b[got:first]); err != nil {
+	if _, err := io.ReadFull(a.raw, b[:first]); err != nil {
 		return n.slowOr(refusedMagic, "reading the greeting", err)
 	}
 	if string(b[:len(magic)]) != magic {
-		return a.hello.decode(b[:first])
+		return a.hello.decode(nil)
 	}
-	if _, err := io.ReadFull(a.conn, b[first:]); err != nil {
+	if _, err := io.ReadFull(a.raw, b[first:]); err != nil {
 		return n.slowOr(refusedDamaged, "reading the greeting", err)
 	}
 	if err := a.hello.decode(b); err != nil {
 		return err
 	}
-	if a.job != n.job {
+	switch {
+	case a.job != n.job:
 		return refuse(refusedJob, "it belongs to another job than %q", n.cfg.Job)
+	case a.secure && n.cfg.TLS == nil:
+		return refuse(refusedProof, "it wants TLS, which this end does not have")
+	case !a.secure && n.cfg.TLS != nil && n.cfg.Authenticate == nil:
+		return errExposed
 	}
-	return n.prove(a, b)
-}
-
-// secure begins TLS, if there is TLS, unless the connection begins with a greeting: then that one's first byte, which no TLS
-// connection begins with, is in b.
-func (n *Node) secure(a *arrival, b []byte) (got int, err error) {
-	if n.cfg.TLS == nil {
-		return 0, nil
+	if err := n.prove(a, b); err != nil || !a.secure {
+		return err
 	}
-	if _, err := io.ReadFull(a.raw, b[:1]); err != nil {
-		return 0, n.slowOr(refusedMagic, "waiting for TLS or a greeting", err)
-	}
-	if b[0] == magic[0] {
-		return 1, nil
-	}
-	a.shim = &shim{Conn: a.raw, before: b[:1:1]}
+	a.shim = &shim{Conn: a.raw}
 	a.shim.tls = tls.Server(a.shim, n.cfg.TLS)
 	a.conn = a.shim.tls
 	if err := a.shim.tls.HandshakeContext(n.ctx); err != nil {
-		reason := refusedProof
-		if head := (tls.RecordHeaderError{}); errors.As(err, &head) {
-			reason = refusedMagic
-		}
-		return 0, n.slowOr(reason, "TLS", explained(err))
+		return n.slowOr(refusedProof, "TLS", explained(err))
 	}
-	return 0, nil
+	return nil
 }
 
-// prove asks for the proof that the greeting is from one of the job, if there is any.
+// prove says what has to follow the greeting, and asks for the proof that this is from one of the job, if there is any.
 func (n *Node) prove(a *arrival, greeting []byte) error {
-	if n.cfg.Authenticate == nil && n.cfg.TLS != nil && a.shim == nil {
-		return errExposed
-	}
+	next := byte(nextProof)
 	if n.cfg.Authenticate == nil {
-		return nil
+		if next = nextTLS; !a.secure {
+			return nil
+		}
 	}
-	if _, err := a.conn.Write([]byte{goOn}); err != nil {
+	if _, err := a.raw.Write([]byte{next}); err != nil {
 		return n.slowOr(refusedProof, "asking for a proof", err)
 	}
-	if err := n.cfg.Authenticate(a.conn, false, greeting); err != nil {
+	if next == nextTLS {
+		return nil
+	}
+	if err := n.cfg.Authenticate(a.raw, false, greeting); err != nil {
 		return n.slowOr(refusedProof, "authentication", err)
 	}
 	if a.proven = n.known(a.raw); !a.proven {
@@ -433,19 +423,20 @@ func (n *Node) dialOnce(ctx context.Context, to target, h hello) (a *arrival, er
 		}
 	}()
 	c.SetDeadline(time.Now().Add(n.cfg.Handshake))
+	h.secure = n.cfg.TLS != nil && !to.plain
 	a = &arrival{hello: h, conn: c, raw: c}
-	if n.cfg.TLS != nil && !to.plain {
-		if err := n.secureDialed(short, a, to.addr); err != nil {
-			return nil, fmt.Errorf("TLS: %w", explained(err))
-		}
-	}
 	b := h.encode()
-	if _, err := a.conn.Write(b); err != nil {
+	if _, err := c.Write(b); err != nil {
 		return nil, err
 	}
-	if n.cfg.Authenticate != nil {
+	if h.secure || n.cfg.Authenticate != nil {
 		if err := n.proveDialed(a, b); err != nil {
 			return nil, err
+		}
+	}
+	if h.secure {
+		if err := n.secureDialed(short, a, to.addr); err != nil {
+			return nil, fmt.Errorf("TLS: %w", explained(err))
 		}
 	}
 	c.SetDeadline(time.Time{}) // the other end may be long in coming to the group
@@ -453,6 +444,28 @@ func (n *Node) dialOnce(ctx context.Context, to target, h hello) (a *arrival, er
 		return nil, explained(err)
 	}
 	return a, nil
+}
+
+// proveDialed hears what has to follow the greeting, and gives the proof that is asked for.
+func (n *Node) proveDialed(a *arrival, greeting []byte) error {
+	var next [1]byte
+	if _, err := io.ReadFull(a.raw, next[:]); err != nil {
+		return err
+	}
+	switch {
+	case next[0] == nextProof && n.cfg.Authenticate != nil:
+		if err := n.cfg.Authenticate(a.raw, true, greeting); err != nil {
+			return fmt.Errorf("authentication: %w", err)
+		}
+		return nil
+	case next[0] == nextTLS && n.cfg.Authenticate == nil:
+		return nil
+	case next[0] != nextTLS:
+		if err := readReply(io.MultiReader(bytes.NewReader(next[:]), a.raw)); err != nil {
+			return err
+		}
+	}
+	return refuse(refusedProof, "the other end asks for no proof, as this end does: it has no secret")
 }
 
 // secureDialed begins TLS on a connection that this end has dialed.
@@ -466,22 +479,4 @@ func (n *Node) secureDialed(ctx context.Context, a *arrival, address string) err
 	a.shim.tls = tls.Client(a.shim, cfg)
 	a.conn = a.shim.tls
 	return a.shim.tls.HandshakeContext(ctx)
-}
-
-// proveDialed gives the proof that the other end asks for after the greeting, unless it refuses that.
-func (n *Node) proveDialed(a *arrival, greeting []byte) error {
-	var first [1]byte
-	if _, err := io.ReadFull(a.conn, first[:]); err != nil {
-		return explained(err)
-	}
-	if first[0] != goOn {
-		if err := readReply(io.MultiReader(bytes.NewReader(first[:]), a.conn)); err != nil {
-			return err
-		}
-		return refuse(refusedProof, "the other end asks for no proof, as this end does: it has no secret")
-	}
-	if err := n.cfg.Authenticate(a.conn, true, greeting); err != nil {
-		return fmt.Errorf("authentication: %w", err)
-	}
-	return nil
 }

@@ -33,11 +33,13 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// firsts notes what a node's dialed connections begin with, by address.
+// firsts notes of a node's dialed connections whether their greeting asks for TLS, by address.
 type firsts struct {
 	mu  sync.Mutex
 	all map[string][]byte
 }
+
+const secureAt = 13 // in a greeting
 
 func (f *firsts) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -55,7 +57,7 @@ func (c *first) Write(p []byte) (int, error) {
 	c.once.Do(func() {
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
-		c.all.all[c.to] = append(c.all.all[c.to], p[0])
+		c.all.all[c.to] = append(c.all.all[c.to], p[secureAt])
 	})
 	return c.Conn.Write(p)
 }
@@ -100,14 +102,14 @@ func TestSameHost(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	const secure, plain = "\x16", "L"
+	const secure, plain = "\x01", "\x00"
 	for to, want := range map[string]string{ // rank 0 is dialed by ranks 1 and 2, rank 1 by rank 2: a link, and two streams
 		addrs[0]: strings.Repeat(secure, 3) + strings.Repeat(plain, 3),
 		addrs[1]: strings.Repeat(secure, 3),
 	} {
 		got := string(seen.all[to])
 		if strings.Count(got, secure) != strings.Count(want, secure) || strings.Count(got, plain) != strings.Count(want, plain) || len(got) != len(want) {
-			t.Errorf("connections to %s begin with %q, want %q in any order", to, got, want)
+			t.Errorf("connections to %s are %q, want %q in any order", to, got, want)
 		}
 	}
 }
@@ -183,7 +185,7 @@ func TestRefusals(t *testing.T) {
 			"garbage",
 			[2]tcp.Config{{TLS: secure}, {Dial: babble}},
 			[2][]int{},
-			"", "the other end does not speak TLS",
+			"", "does not begin as Lockstep's do",
 		},
 		{
 			"plain and proven to TLS",
@@ -195,13 +197,13 @@ func TestRefusals(t *testing.T) {
 			"TLS to plain",
 			[2]tcp.Config{{}, {TLS: secure}},
 			[2][]int{},
-			"does not speak TLS", "begins with TLS, which this end does not have",
+			"it wants TLS, which this end does not have", "it wants TLS, which this end does not have",
 		},
 		{
 			"TLS to plain and proven",
 			[2]tcp.Config{{Authenticate: secret("a")}, {TLS: secure, Authenticate: secret("a")}},
 			[2][]int{},
-			"does not speak TLS", "begins with TLS, which this end does not have",
+			"it wants TLS, which this end does not have", "it wants TLS, which this end does not have",
 		},
 		{
 			"one host, by the word of one",

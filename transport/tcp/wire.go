@@ -52,9 +52,8 @@ func newWire(c net.Conn, s *shim) wire {
 // shim is the connection below a tls.Conn. During the handshake it passes everything on; then it goes over to the wire.
 type shim struct {
 	net.Conn
-	tls    *tls.Conn
-	before []byte // what was read before the handshake
-	base   wire   // nil during the handshake
+	tls  *tls.Conn
+	base wire // nil during the handshake
 
 	mu      sync.Mutex
 	pending []byte // ciphertext that the wire has not taken, from sent on
@@ -62,11 +61,6 @@ type shim struct {
 }
 
 func (s *shim) Read(p []byte) (int, error) {
-	if len(s.before) > 0 {
-		n := copy(p, s.before)
-		s.before = s.before[n:]
-		return n, nil
-	}
 	if s.base == nil {
 		return s.Conn.Read(p)
 	}
