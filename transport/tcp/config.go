@@ -41,7 +41,8 @@ type Config struct {
 	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
 	// Handshake bounds the time of a new connection until its greeting is read. Default 10 seconds.
 	Handshake time.Duration
-	// HalfOpen bounds the connections that have not greeted yet; the oldest is dropped for one more. Default 128.
+	// HalfOpen bounds the connections that have not greeted yet, or proven themselves; for one more, the oldest is dropped of
+	// the address that has the most. Default 128.
 	HalfOpen int
 	// KeepAlive finds hosts that vanished. Default: after 5 seconds of silence, every 5, given up after the second.
 	KeepAlive net.KeepAliveConfig
@@ -92,7 +93,7 @@ func (c *Config) job() [16]byte {
 }
 
 // listen opens the port, or the first free one of the range.
-func listen(address string, keepAlive net.KeepAliveConfig) (net.Listener, error) {
+func listen(address string) (net.Listener, error) {
 	host, ports, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: address %q to listen on: %w", address, err)
@@ -106,7 +107,7 @@ func listen(address string, keepAlive net.KeepAliveConfig) (net.Listener, error)
 	if err != nil || hi < lo || ranged && lo == 0 {
 		return nil, fmt.Errorf("tcp: address %q to listen on: want host:port or host:first-last", address)
 	}
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	lc := net.ListenConfig{KeepAlive: -1} // see limitSilence; strangers have a deadline
 	var errs []error
 	for port := lo; port <= hi; port++ {
 		l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.FormatUint(port, 10)))

@@ -160,7 +160,7 @@ func TestCrowd(t *testing.T) {
 		}
 		conns = append(conns, c)
 		nodes[0].mu.Lock()
-		half := len(nodes[0].half)
+		half := len(nodes[0].half.all)
 		nodes[0].mu.Unlock()
 		if half > 16 {
 			t.Fatalf("%d connections are half open, want at most 16", half)

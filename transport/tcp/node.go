@@ -31,7 +31,7 @@ type Node struct {
 	past    []worldKey    // of worlds that have ended, the latest pastMax
 	latest  uint32        // epoch of the latest world
 	retire  bool          // Close with the last world
-	half    []net.Conn    // accepted, not yet greeted or proven, the oldest first
+	half    halfOpen
 	closed  bool
 }
 
@@ -49,7 +49,7 @@ func Listen(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, job: cfg.job(), listener: cfg.Listener, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
 	if n.listener == nil {
-		if n.listener, err = listen(cfg.Listen, cfg.KeepAlive); err != nil {
+		if n.listener, err = listen(cfg.Listen); err != nil {
 			return nil, err
 		}
 	}
@@ -91,9 +91,7 @@ func (n *Node) Close() error {
 	n.cancel()
 	n.listener.Close()
 	n.mu.Lock()
-	for _, c := range n.half {
-		c.Close()
-	}
+	n.half.makeRoom(0)
 	n.mu.Unlock()
 	n.work.Wait()
 	return nil
@@ -127,61 +125,29 @@ func (n *Node) accept() {
 			return
 		}
 		if err != nil {
-			// Out of descriptors, most likely: dropping the oldest stranger may help, and time does.
-			n.makeRoom(0)
+			// Out of descriptors, most likely: dropping strangers may help, and time does.
+			n.mu.Lock()
+			n.half.makeRoom(0)
+			n.mu.Unlock()
 			select {
 			case <-time.After(50 * time.Millisecond):
 			case <-n.ctx.Done():
 			}
 			continue
 		}
-		n.makeRoom(n.cfg.HalfOpen - 1)
 		n.mu.Lock()
-		n.half = append(n.half, c)
+		n.half.makeRoom(n.cfg.HalfOpen - 1)
+		n.half.add(c)
 		n.mu.Unlock()
 		n.work.Go(func() { n.greet(c) })
 	}
-}
-
-// makeRoom closes connections that have not greeted until at most keep are left: each time the oldest from the address that
-// has the most, so that one stranger pushes out its own.
-func (n *Node) makeRoom(keep int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for len(n.half) > max(keep, 0) {
-		count := map[string]int{}
-		most := ""
-		for _, c := range n.half {
-			from := host(c.RemoteAddr())
-			if count[from]++; count[from] > count[most] {
-				most = from
-			}
-		}
-		i := slices.IndexFunc(n.half, func(c net.Conn) bool { return host(c.RemoteAddr()) == most })
-		n.half[i].Close()
-		n.half = slices.Delete(n.half, i, i+1)
-	}
-}
-
-// host returns an address without its port.
-func host(a net.Addr) string {
-	if t, ok := a.(*net.TCPAddr); ok {
-		return string(t.IP)
-	}
-	return ""
 }
 
 // known takes a connection off the list of those that have not greeted. It reports false if it was dropped.
 func (n *Node) known(c net.Conn) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for i := range n.half {
-		if n.half[i] == c {
-			n.half = append(n.half[:i], n.half[i+1:]...)
-			return true
-		}
-	}
-	return false
+	return n.half.remove(c)
 }
 
 // arrival is a connection that has greeted.
