@@ -356,7 +356,7 @@ func (e *endpoint) unexpected(from int) error {
 			continue
 		}
 		s := p.streams[p.got%uint64(len(p.streams))]
-		if s.watching.Load() {
+		if s.watching.Load() && !s.held() {
 			continue // nothing has come
 		}
 		if ok, err := s.next(); ok && s.head.number == p.got {

@@ -99,6 +99,8 @@ func (p *pump) read(b []byte) (int, error) {
 	return 0, errAgain
 }
 
+func (p *pump) held() bool { return false } // awaitRead sees it
+
 func (p *pump) write(a, b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

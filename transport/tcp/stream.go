@@ -234,6 +234,9 @@ func (s *stream) next() (bool, error) {
 	return true, nil
 }
 
+// held reports whether something may be here that watch does not see: it came with what was read before.
+func (s *stream) held() bool { return s.hasHead || s.hi-s.lo >= headBytes || s.w.held() }
+
 // fill reads what has come into the buffer, and returns how much.
 func (s *stream) fill() (int, error) {
 	if s.inErr != nil {

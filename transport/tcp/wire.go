@@ -10,6 +10,8 @@ import (
 type wire interface {
 	// read returns what is there, at least one byte, or errAgain; io.EOF at the end.
 	read(p []byte) (int, error)
+	// held reports whether read may have something that came before awaitRead began.
+	held() bool
 	// write takes some of a, then of b, at least one byte, or returns errAgain. Both may be changed afterwards.
 	write(a, b []byte) (int, error)
 	// flush moves on what write took but the kernel has not; errAgain: there is more.
@@ -55,16 +57,33 @@ type shim struct {
 	tls  *tls.Conn
 	base wire // nil during the handshake
 
+	ahead  []byte // ciphertext that was read and not yet decrypted, from lo to hi
+	lo, hi int
+
 	mu      sync.Mutex
 	pending []byte // ciphertext that the wire has not taken, from sent on
 	sent    int
 }
 
+// aheadBytes is how much ciphertext is read at once. Package tls asks for a record at a time.
+const aheadBytes = 128 << 10
+
 func (s *shim) Read(p []byte) (int, error) {
 	if s.base == nil {
 		return s.Conn.Read(p)
 	}
-	return s.base.read(p)
+	if s.lo == s.hi {
+		if s.ahead == nil {
+			s.ahead = make([]byte, aheadBytes)
+		}
+		n, err := s.base.read(s.ahead)
+		if s.lo, s.hi = 0, n; n == 0 {
+			return 0, err
+		}
+	}
+	n := copy(p, s.ahead[s.lo:s.hi])
+	s.lo += n
+	return n, nil
 }
 
 // Write never blocks: what it is given is kept. tlsWire gives little at a time.
@@ -99,25 +118,32 @@ type tlsWire struct {
 	conn  *tls.Conn
 	shim  *shim
 	plain []byte
+	more  bool // the last read did not come to an end
 }
 
-// recordBytes is how much is encrypted at a time: a few records.
-const recordBytes = 64 << 10
+// recordBytes is how much is encrypted at a time: some records, which go out in one system call.
+const recordBytes = 128 << 10
 
+// read decrypts records until p is full.
 func (w *tlsWire) read(p []byte) (int, error) {
-	for {
-		n, err := w.conn.Read(p)
-		if n > 0 {
-			return n, nil
-		}
-		if err != nil {
+	total := 0
+	for total < len(p) {
+		n, err := w.conn.Read(p[total:])
+		total += n
+		if w.more = err == nil; err != nil && total == 0 {
 			if _, ok := err.(again); ok {
 				err = errAgain
 			}
 			return 0, err
 		}
+		if err != nil {
+			break // it comes again with the next read
+		}
 	}
+	return total, nil
 }
+
+func (w *tlsWire) held() bool { return w.more }
 
 func (w *tlsWire) write(a, b []byte) (int, error) {
 	if err := w.shim.flush(); err != nil {

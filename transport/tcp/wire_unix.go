@@ -66,6 +66,8 @@ func (s *socket) read(p []byte) (int, error) {
 	return s.inN, s.inErr
 }
 
+func (s *socket) held() bool { return false }
+
 func (s *socket) readCall(fd uintptr) {
 	for {
 		n, err := unix.Read(int(fd), s.in)
