@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,12 +20,16 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
 // asGuard and asAgent make the test binary a process of another kind.
 const (
-	asGuard = "LAUNCH_TEST_GUARD"
-	asAgent = "LAUNCH_TEST_AGENT"
+	asGuard    = "LAUNCH_TEST_GUARD"
+	asAgent    = "LAUNCH_TEST_AGENT"
+	asFollower = "LAUNCH_TEST_FOLLOWER"
+	asRemote   = "LAUNCH_TEST_REMOTE"
 )
 
 func TestMain(m *testing.M) {
@@ -34,6 +39,20 @@ func TestMain(m *testing.M) {
 		return
 	case os.Getenv(asAgent) != "":
 		agentMain(os.Getenv(asAgent))
+		return
+	case os.Getenv(asFollower) != "":
+		code, err := Follow(context.Background(), os.Stdin, os.Stdout, os.Stderr, guardCommand(), slog.Default())
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+		os.Exit(code)
+	case os.Getenv(asRemote) != "":
+		r := Remote{
+			Config:  Config{Command: []string{"sh", "-c", `trap "" TERM INT HUP; echo "child $$"; while :; do sleep 0.02; done`}, Dir: "/", ID: "job", RendezvousTimeout: time.Minute, Grace: time.Minute, Stdout: os.Stdout, Stderr: os.Stderr},
+			Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)}, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
+		}
+		fmt.Println(r.Run(context.Background()))
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -131,6 +150,9 @@ func (s *started) wait(t *testing.T) Outcome {
 		return Outcome{}
 	}
 }
+
+// awaitOthers is a part of a script: wait until both workers have come as far.
+const awaitOthers = `until [ -e $LOCKSTEP_RECORDS/ready0 ] && [ -e $LOCKSTEP_RECORDS/ready1 ]; do sleep 0.02; done; `
 
 func TestRunsWorkers(t *testing.T) {
 	logs := t.TempDir()
@@ -238,7 +260,7 @@ func TestCannotBeStarted(t *testing.T) {
 
 // TestConsequenceIsNotTheRoot: worker 0 loses worker 1 before the launcher sees that this one was killed.
 func TestConsequenceIsNotTheRoot(t *testing.T) {
-	s := launchScript(t, `if [ $RANK = 1 ]; then sleep 0.3; kill -9 $$; fi
+	s := launchScript(t, `if [ $RANK = 1 ]; then until [ -e $LOCKSTEP_RECORDS/failure-0-0.json ]; do sleep 0.02; done; kill -9 $$; fi
 echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
 while :; do sleep 0.05; done`, nil)
 	o := s.wait(t)
@@ -249,8 +271,11 @@ while :; do sleep 0.05; done`, nil)
 
 // TestStoppedWorker: a worker that is stopped is the root cause of another's loss, and is ended all the same.
 func TestStoppedWorker(t *testing.T) {
-	s := launchScript(t, `echo $$ >&2; [ $RANK = 1 ] && kill -STOP $$
-sleep 0.5
+	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
+		t.Skip("needs /proc to see that a process is stopped")
+	}
+	s := launchScript(t, `echo $$ > $LOCKSTEP_RECORDS/pid$RANK; [ $RANK = 1 ] && kill -STOP $$
+until grep -q ') T ' /proc/$(cat $LOCKSTEP_RECORDS/pid1)/stat; do sleep 0.02; done
 echo '{"epoch":0,"worker":0,"kind":"timeout","message":"no word from worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
 exit 1`, nil)
 	o := s.wait(t)
@@ -261,7 +286,7 @@ exit 1`, nil)
 
 // TestKilledAfterGrace: a worker that does not end when it is asked to is killed.
 func TestKilledAfterGrace(t *testing.T) {
-	s := launchScript(t, `trap '' TERM; [ $RANK = 1 ] && exit 3
+	s := launchScript(t, `trap '' TERM; touch $LOCKSTEP_RECORDS/ready$RANK; `+awaitOthers+`[ $RANK = 1 ] && exit 3
 while :; do sleep 0.05; done`, func(c *Config) { c.Grace = 200 * time.Millisecond })
 	if o := s.wait(t); o.Code != 3 || !strings.Contains(s.err.String(), "then    worker 0: killed, as it had not ended 200ms after it was asked to") {
 		t.Errorf("outcome %+v:\n%s", o, s.err)
@@ -376,7 +401,7 @@ func TestNothingIsLeft(t *testing.T) {
 	for name, script := range map[string]string{
 		"good":   `sleep 1000 & echo "child $!"; exit 0`,
 		"failed": `sleep 1000 & echo "child $!"; [ $RANK = 0 ] && exit 3; wait`,
-		"deaf":   `sh -c 'trap "" TERM; echo "child $$"; while :; do sleep 0.02; done' & [ $RANK = 0 ] && sleep 0.3 && exit 3; wait`,
+		"deaf":   `sh -c 'trap "" TERM; echo "child $$"; touch $LOCKSTEP_RECORDS/ready$RANK; while :; do sleep 0.02; done' & ` + awaitOthers + `[ $RANK = 0 ] && exit 3; wait`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

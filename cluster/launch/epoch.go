@@ -173,6 +173,7 @@ func (e *epoch) heard(ev event) {
 		e.stop()
 	case ev.lost != nil:
 		e.alone = ev.lost
+		e.agent.peers.leave--
 		e.stopAll()
 	case ev.kill:
 		if e.agent.asked == nil {

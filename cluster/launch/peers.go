@@ -71,6 +71,7 @@ type peers struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
+	leave  int // how many nodes will say goodbye: none before all have met
 }
 
 func newPeers(a *Agent) *peers {
@@ -135,7 +136,7 @@ func (p *peers) farewell() {
 	defer cancel()
 	for {
 		entries, revision, err := p.store.List(ctx, p.prefix+"bye/")
-		if err != nil || len(entries) == p.nodes {
+		if err != nil || len(entries) >= p.leave {
 			return
 		}
 		if _, _, err = p.store.Changes(ctx, p.prefix+"bye/", revision); err != nil {
@@ -200,6 +201,7 @@ func readCard(from *rendezvous.Card, mine card, c *card) error {
 // listen starts to hear the others and to show that this agent lives, until close.
 func (p *peers) listen(cards []card) {
 	key := p.prefix + "pulse"
+	p.leave = p.nodes
 	p.work.Go(p.hear)
 	p.work.Go(func() {
 		_ = rendezvous.Publish(p.ctx, p.store, key, p.node, p.beat, func() rendezvous.Pulse { return rendezvous.Pulse{} }) // hear tells of a lost store

@@ -1,0 +1,476 @@
+//go:build unix
+
+package launch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// launchNodes starts an agent for each number of workers, as the nodes of one job.
+func launchNodes(t *testing.T, script string, change func(*Config), workers ...int) []*started {
+	t.Helper()
+	memory := rendezvous.NewMemory()
+	var out []*started
+	for node, n := range workers {
+		out = append(out, launchScript(t, script, func(c *Config) {
+			c.Workers, c.Node, c.Nodes, c.Store, c.Heartbeat = n, node, len(workers), memory.Open(), 100*time.Millisecond
+			if change != nil {
+				change(c)
+			}
+		}))
+	}
+	return out
+}
+
+func TestNodesMakeOneJob(t *testing.T) {
+	nodes := launchNodes(t, `echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $GROUP_RANK of $GROUP_WORLD_SIZE, $MASTER_PORT, $TF_CONFIG"`, nil, 2, 1, 3)
+	var all []string
+	for i, n := range nodes {
+		if o := n.wait(t); o.Code != 0 {
+			t.Errorf("node %d: outcome %+v", i, o)
+		}
+		for line := range strings.Lines(n.out.String()) {
+			_, line, _ = strings.Cut(strings.TrimSpace(line), "] ")
+			all = append(all, line)
+		}
+	}
+	slices.Sort(all)
+	if len(all) != 6 {
+		t.Fatalf("%d lines, want 6: %q", len(all), all)
+	}
+	_, shared, _ := strings.Cut(all[0], " of 3, ")
+	port, cluster, _ := strings.Cut(shared, ", ")
+	cluster, _, _ = strings.Cut(cluster, `,"task"`)
+	if strings.Count(cluster, "127.0.0.1:") != 6 {
+		t.Errorf("TF_CONFIG: %s", cluster)
+	}
+	for rank, place := range []string{"0 of 2, 0", "1 of 2, 0", "0 of 1, 1", "0 of 3, 2", "1 of 3, 2", "2 of 3, 2"} {
+		if want := fmt.Sprintf(`%d of 6, %s of 3, %s, %s,"task":{"type":"worker","index":%d}}`, rank, place, port, cluster, rank); all[rank] != want {
+			t.Errorf("rank %d: got %s\nwant %s", rank, all[rank], want)
+		}
+	}
+}
+
+// TestNodesRestartTogether: a failure on one node ends the workers of all, which start again as one epoch, also those that had ended well.
+func TestNodesRestartTogether(t *testing.T) {
+	nodes := launchNodes(t, `echo "epoch $LOCKSTEP_EPOCH of $RANK"
+[ $LOCKSTEP_EPOCH = 1 ] && exit 0
+case $RANK in 0) exit 0;; 3) sleep 0.3; exit 6;; esac; while :; do sleep 0.02; done`, func(c *Config) { c.RestartsMax = 2 }, 1, 2, 1)
+	for i, n := range nodes {
+		if o := n.wait(t); o.Code != 0 || o.Restarts != 1 {
+			t.Errorf("node %d: outcome %+v:\n%s", i, o, n.err)
+		}
+		for _, want := range []string{"first of all worker 3", "worker 3 of 4, node 2", "ended with exit code 6", "then    workers 1, 2: asked to end", "restart 1 of 2"} {
+			if !strings.Contains(n.err.String(), want) {
+				t.Errorf("node %d did not tell %q:\n%s", i, want, n.err)
+			}
+		}
+	}
+	for rank, n := range map[int]*started{0: nodes[0], 1: nodes[1], 2: nodes[1], 3: nodes[2]} {
+		for epoch := range 2 {
+			if want := fmt.Sprintf("[rank%d] epoch %d of %d\n", rank, epoch, rank); !strings.Contains(n.out.String(), want) {
+				t.Errorf("not written: %q", want)
+			}
+		}
+	}
+}
+
+// TestNodesEndWithOneCode: without restarts all agents end with the root cause's exit code.
+func TestNodesEndWithOneCode(t *testing.T) {
+	nodes := launchNodes(t, `[ $RANK = 1 ] && kill -9 $$; while :; do sleep 0.02; done`, nil, 1, 1)
+	for i, n := range nodes {
+		if o := n.wait(t); o.Code != 137 || o.Report == nil || o.Report.Root.Worker != 1 {
+			t.Errorf("node %d: outcome %+v:\n%s", i, o, n.err)
+		}
+	}
+}
+
+// TestKilledWorkersAreTold: the other workers find in the store why they lost one that could not tell it.
+func TestKilledWorkersAreTold(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	s := launchScript(t, `[ $RANK = 1 ] && kill -9 $$; while :; do sleep 0.02; done`, func(c *Config) { c.Store = memory.Open() })
+	s.wait(t)
+	text, _, err := memory.Open().Get(t.Context(), rendezvous.Key("lockstep", 0, "failure", "1"))
+	if err != nil || !strings.Contains(string(text), "killed by SIGKILL") {
+		t.Errorf("in the store: %s, %v", text, err)
+	}
+}
+
+// TestInterruptReachesAllNodes: the user tells one agent, and the workers of all get the signal once; the second time all are killed.
+func TestInterruptReachesAllNodes(t *testing.T) {
+	for _, times := range []int{1, 2} {
+		t.Run(fmt.Sprint(times), func(t *testing.T) {
+			t.Parallel()
+			nodes := launchNodes(t, fmt.Sprintf(`trap 'n=$((n+1)); echo got $n' TERM; n=0; echo ready; while [ $n -lt %d ]; do sleep 0.02; done; exit 0`, times), nil, 1, 1)
+			for i, n := range nodes {
+				n.out.await(t, fmt.Sprintf("[rank%d] ready\n", i))
+			}
+			nodes[1].agent.Interrupt(sigTerminate)
+			for i, n := range nodes {
+				n.out.await(t, fmt.Sprintf("[rank%d] got 1\n", i))
+			}
+			if times == 2 {
+				nodes[1].agent.Interrupt(sigTerminate)
+			}
+			for i, n := range nodes {
+				if o := n.wait(t); o.Code != 130 || !o.Interrupted {
+					t.Errorf("node %d: outcome %+v:\n%s", i, o, n.err)
+				}
+				if strings.Contains(n.out.String(), "got 2") {
+					t.Errorf("node %d passed it on twice", i)
+				}
+			}
+		})
+	}
+}
+
+// runNode runs an agent whose failure to work is wanted.
+func runNode(t *testing.T, ctx context.Context, cfg Config) error {
+	t.Helper()
+	cfg.Command, cfg.Workers = []string{"sh", "-c", "while :; do sleep 0.02; done"}, 1
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := a.Run(ctx)
+	if o.Code == 0 {
+		t.Errorf("outcome %+v", o)
+	}
+	return err
+}
+
+func TestNodesThatDoNotMeet(t *testing.T) {
+	t.Run("missing", func(t *testing.T) {
+		err := runNode(t, t.Context(), Config{Nodes: 3, Node: 1, Store: rendezvous.NewMemory().Open(), RendezvousTimeout: 100 * time.Millisecond})
+		if err == nil || !strings.Contains(err.Error(), "node") || !strings.Contains(err.Error(), "0") || !strings.Contains(err.Error(), "2") {
+			t.Errorf("error %v, want one that names nodes 0 and 2", err)
+		}
+	})
+	t.Run("twice", func(t *testing.T) {
+		memory := rendezvous.NewMemory()
+		errs := make(chan error, 2)
+		for range 2 {
+			go func() {
+				errs <- runNode(t, t.Context(), Config{Nodes: 2, Node: 1, Store: memory.Open(), RendezvousTimeout: time.Minute})
+			}()
+		}
+		for range 2 {
+			if err := <-errs; err == nil || !strings.Contains(err.Error(), "node 1") {
+				t.Errorf("error %v, want one that names node 1", err)
+			}
+		}
+	})
+	t.Run("with other restarts", func(t *testing.T) {
+		memory := rendezvous.NewMemory()
+		errs := make(chan error, 2)
+		for node := range 2 {
+			go func() {
+				errs <- runNode(t, t.Context(), Config{Nodes: 2, Node: node, Store: memory.Open(), RestartsMax: node})
+			}()
+		}
+		for range 2 {
+			if err := <-errs; err == nil || !strings.Contains(err.Error(), "--max-restarts") {
+				t.Errorf("error %v, want one that says that restarts differ", err)
+			}
+		}
+	})
+}
+
+// TestLostAgent: an agent that stops showing life ends the job on the others, which name it.
+func TestLostAgent(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	met := make(chan error, 1)
+	go func() { // it meets, and is never heard of again
+		p := &peers{store: memory.Open(), job: "lockstep", prefix: "=elsewhere/", node: 1, nodes: 2, nonce: "n", wait: time.Minute, beat: time.Hour, events: make(chan event)}
+		p.ctx, p.cancel = context.WithCancel(ctx)
+		_, err := p.meet(ctx, 0, card{Node: 1, Host: "far", PID: 42, Workers: 1, Address: "127.0.0.1", Ports: []int{1}})
+		met <- err
+		<-ctx.Done()
+		p.cancel()
+		p.work.Wait()
+	}()
+	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), "the agent of node 1 (host far, pid 42) has not shown") {
+		t.Errorf("error %v, want one that names node 1", err)
+	}
+	if err := <-met; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLostStore: when the agent that serves the store is gone, the others end their workers and say so.
+func TestLostStore(t *testing.T) {
+	key := secret.New()
+	place, err := Meeting{Backend: "tcp", ID: "job", Secret: key, Serve: true}.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Meeting{Backend: "tcp", Endpoint: strings.TrimPrefix(place.URL, "tcp://"), ID: "job", Secret: key}.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	out := &output{}
+	script := func(c *Config) {
+		c.ID, c.Nodes, c.Stdout, c.Command, c.Workers = "job", 2, out, []string{"sh", "-c", "echo ready; while :; do sleep 0.02; done"}, 1
+	}
+	var cfgs [2]Config
+	for i, p := range []*Place{place, other} {
+		script(&cfgs[i])
+		cfgs[i].Node, cfgs[i].Store, cfgs[i].StoreURL = i, p.Store, p.URL
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	errs := make(chan error, 2)
+	for i := range cfgs {
+		a, err := New(cfgs[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, err := a.Run(ctx)
+			errs <- err
+		}()
+	}
+	out.await(t, "[rank0] ready")
+	out.await(t, "[rank1] ready")
+	place.Close()
+	for range 2 {
+		select {
+		case err := <-errs:
+			if err == nil || !strings.Contains(err.Error(), "cannot be reached any more") {
+				t.Errorf("error %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("an agent does not end")
+		}
+	}
+}
+
+func TestWrongSecretIsRefused(t *testing.T) {
+	place, err := Meeting{Backend: "tcp", ID: "job", Secret: secret.New(), Serve: true}.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer place.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	p, err := Meeting{Backend: "tcp", Endpoint: strings.TrimPrefix(place.URL, "tcp://"), ID: "job", Secret: secret.New()}.Open(ctx)
+	if err == nil {
+		p.Close()
+		t.Fatal("a stranger was let in")
+	}
+}
+
+func TestServeElsewhere(t *testing.T) {
+	_, err := Meeting{Backend: "tcp", Endpoint: "192.0.2.7:29400", ID: "job", Serve: true}.Open(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "192.0.2.7") || !strings.Contains(err.Error(), "node 0 serves the store") {
+		t.Errorf("error %v, want one that says that the endpoint must be node 0's", err)
+	}
+}
+
+func TestParseHosts(t *testing.T) {
+	for in, want := range map[string]string{
+		"a":                            "[{a 7}]",
+		"a:2,b:3":                      "[{a 2} {b 3}]",
+		"u@a:2, b":                     "[{u@a 2} {b 7}]",
+		"[fd00::1]:2,fd00::2,10.0.0.1": "[{fd00::1 2} {fd00::2 7} {10.0.0.1 7}]",
+		"":                             "", "a,,b": "", "a:0": "", "a:x": "", "a,a:2": "", "-oProxyCommand=x": "", "a b": "", ":2": "",
+	} {
+		got, err := ParseHosts(in, 7)
+		if err != nil && want != "" || err == nil && fmt.Sprint(got) != want {
+			t.Errorf("%q: got %v, %v; want %s", in, got, err, want)
+		}
+	}
+}
+
+func FuzzParseHosts(f *testing.F) {
+	f.Add("u@a:2,[fd00::1]:3,b")
+	f.Fuzz(func(t *testing.T, s string) {
+		hosts, err := ParseHosts(s, 1)
+		for _, h := range hosts {
+			if err == nil && (h.Name == "" || h.Workers < 1 || h.Name[0] == '-') {
+				t.Errorf("%q: host %+v", s, h)
+			}
+		}
+	})
+}
+
+// fakeSSH is an ssh that runs the line in a shell here, from another folder, and notes its arguments.
+func fakeSSH(t *testing.T) (command []string, notes string) {
+	t.Helper()
+	dir := t.TempDir()
+	notes = filepath.Join(dir, "notes")
+	path := filepath.Join(dir, "ssh")
+	text := fmt.Sprintf("#!/bin/sh\necho \"$@\" >> '%s'\ncd /\nFAKE_HOST=$1 exec sh -c \"$2\"\n", notes)
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return []string{path}, notes
+}
+
+// asFollower is the command of an agent on another host.
+func followCommand() []string { return []string{"/usr/bin/env", asFollower + "=1", os.Args[0]} }
+
+type remoteRun struct {
+	remote   *Remote
+	out, err *output
+	code     chan int
+	failure  error
+}
+
+func launchRemote(t *testing.T, script string, change func(*Remote)) *remoteRun {
+	t.Helper()
+	r := &remoteRun{out: &output{}, err: &output{}, code: make(chan int, 1)}
+	ssh, _ := fakeSSH(t)
+	r.remote = &Remote{
+		Config: Config{
+			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: time.Minute, Grace: time.Second, Stdout: r.out, Stderr: r.err,
+			Env: []string{"MINE=it's mine"},
+		},
+		Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
+	}
+	if change != nil {
+		change(r.remote)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	go func() {
+		defer close(done)
+		code, err := r.remote.Run(ctx)
+		r.failure = err
+		r.code <- code
+	}()
+	return r
+}
+
+func (r *remoteRun) wait(t *testing.T) int {
+	t.Helper()
+	select {
+	case code := <-r.code:
+		return code
+	case <-time.After(time.Minute):
+		t.Fatalf("it does not return; written:\n%s%s", r.out, r.err)
+		return -1
+	}
+}
+
+func TestHosts(t *testing.T) {
+	var dir, key, notes string
+	r := launchRemote(t, `echo "$FAKE_HOST $RANK of $WORLD_SIZE in $PWD, $MINE"; [ "$LOCKSTEP_SECRET" ] && echo safe`, func(r *Remote) {
+		dir, key = r.Config.Dir, r.Secret.Text()
+		r.SSH, notes = fakeSSH(t)
+	})
+	if code := r.wait(t); code != 0 || r.failure != nil {
+		t.Fatalf("code %d, %v:\n%s", code, r.failure, r.err)
+	}
+	for rank, host := range []string{"a", "a", "b"} {
+		for _, want := range []string{fmt.Sprintf("[rank%d] %s %d of 3 in %s, it's mine\n", rank, host, rank, dir), fmt.Sprintf("[rank%d] safe\n", rank)} {
+			if !strings.Contains(r.out.String(), want) {
+				t.Errorf("not written: %q in\n%s", want, r.out)
+			}
+		}
+	}
+	text, err := os.ReadFile(notes)
+	if err != nil || strings.Count(string(text), "exec") != 2 || strings.Contains(string(text), key) || strings.Contains(string(text), "MINE") {
+		t.Errorf("what ssh was given: %s, %v", text, err)
+	}
+}
+
+// TestHostsFail: the exit code is the root cause's, and one block tells it.
+func TestHostsFail(t *testing.T) {
+	r := launchRemote(t, `[ $RANK = 2 ] && exit 5; while :; do sleep 0.02; done`, func(r *Remote) { r.Config.RestartsMax = 1 })
+	if code := r.wait(t); code != 5 || r.failure != nil {
+		t.Fatalf("code %d, %v:\n%s", code, r.failure, r.err)
+	}
+	if n := strings.Count(r.err.String(), "first of all worker 2"); n != 2 {
+		t.Errorf("%d blocks, want one for each of two epochs:\n%s", n, r.err)
+	}
+}
+
+// TestHostsInterrupted: one signal is passed on once to the workers of all hosts.
+func TestHostsInterrupted(t *testing.T) {
+	r := launchRemote(t, `trap 'n=$((n+1))' INT; n=0; echo ready; while [ $n = 0 ]; do sleep 0.02; done; sleep 0.3; echo "ended after $n"`, nil)
+	for rank := range 3 {
+		r.out.await(t, fmt.Sprintf("[rank%d] ready\n", rank))
+	}
+	r.remote.Interrupt(os.Interrupt)
+	if code := r.wait(t); code != 130 || r.failure != nil || strings.Count(r.out.String(), "ended after 1\n") != 3 {
+		t.Errorf("code %d, %v:\n%s%s", code, r.failure, r.out, r.err)
+	}
+}
+
+// TestHostsKilled: the second signal kills all workers.
+func TestHostsKilled(t *testing.T) {
+	r := launchRemote(t, `trap 'echo got' INT; echo "child $$"; while :; do sleep 0.02; done`, nil)
+	eventually(t, "three processes", func() bool { return strings.Count(r.out.String(), "child") == 3 })
+	r.remote.Interrupt(os.Interrupt)
+	eventually(t, "three signals", func() bool { return strings.Count(r.out.String(), "got") == 3 })
+	r.remote.Interrupt(os.Interrupt)
+	if code := r.wait(t); code != 130 || r.failure != nil {
+		t.Errorf("code %d, %v:\n%s%s", code, r.failure, r.out, r.err)
+	}
+	for _, pid := range pids(t, r.out.String()) {
+		if alive(pid) {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+}
+
+func TestHostsThatCannotBeReached(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Remote)
+		want   string
+	}{
+		"no ssh":         {func(r *Remote) { r.SSH = []string{"/no/such/ssh"} }, "host a: "},
+		"ssh fails":      {func(r *Remote) { r.SSH = []string{"sh", "-c", `echo "no route to $0" >&2; exit 255`} }, "no route to "},
+		"one host fails": {func(r *Remote) { r.SSH = []string{"sh", "-c", `[ $0 = b ] && exit 255; sh -c "$1"`} }, "host b: the agent ended with exit code 255"},
+		"no lockstep":    {func(r *Remote) { r.Agent = []string{"/no/such/lockstep"} }, "exit code 127"},
+		"no folder":      {func(r *Remote) { r.Config.Dir = "/no/such/folder" }, "the folder /no/such/folder, in which the job was started, is not on this host"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := launchRemote(t, `while :; do sleep 0.02; done`, c.change)
+			if code := r.wait(t); code != 1 || r.failure == nil || !strings.Contains(r.failure.Error(), c.want) {
+				t.Errorf("code %d, error %v, want one that says %q", code, r.failure, c.want)
+			}
+		})
+	}
+}
+
+// TestLauncherKilled: the agents on the hosts end their workers when nobody is there any more.
+func TestLauncherKilled(t *testing.T) {
+	ssh, _ := fakeSSH(t)
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), asRemote+"="+ssh[0])
+	out := &output{}
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "three processes", func() bool {
+		return strings.Count(out.String(), "child ") == 3 && strings.HasSuffix(out.String(), "\n")
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	for _, pid := range pids(t, out.String()) {
+		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })
+	}
+}
