@@ -278,7 +278,7 @@ func explained(err error) error {
 
 // slowOr returns the refusal of a connection for a failure, which may be that it was too slow.
 func slowOr(reason Refusal, doing string, err error) error {
-	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() || errors.Is(err, net.ErrClosed) {
+	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) {
 		reason = refusedSlow
 	}
 	return refuse(reason, "%s: %v", doing, err)

@@ -1,0 +1,250 @@
+package rendezvous
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// A decoder takes what its encoder writes, and nothing that makes it panic or allocate what is only claimed.
+
+func FuzzGreeting(f *testing.F) {
+	f.Add(encodeGreeting(clientID{1, 2, 3}))
+	f.Add([]byte("GET / HTTP/1.1\r\nHost: localhost\r\n"))
+	f.Add([]byte{tlsHandshake, 3, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		id, err := decodeGreeting(b)
+		if err == nil && !bytes.Equal(encodeGreeting(id), b) {
+			t.Fatalf("%x is read as %x", b, id)
+		}
+	})
+}
+
+func FuzzAnswer(f *testing.F) {
+	f.Add(encodeAnswer(instance{1}, nil))
+	f.Add(encodeAnswer(instance{1}, refuse(refusedProof, "no")))
+	f.Add([]byte{goOn})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		server, err := readAnswer(bytes.NewReader(b))
+		if r := (*refusal)(nil); err == nil && !bytes.HasPrefix(b, encodeAnswer(server, nil)[:8]) || errors.As(err, &r) && r.reason == accepted {
+			t.Fatalf("%x is read as %x, %v", b, server, err)
+		}
+	})
+}
+
+func FuzzRequest(f *testing.F) {
+	for _, q := range []request{{op: opGet, key: "a"}, {op: opSwap, id: 1, oldest: 1, revision: 7, key: "a/b", value: []byte("v")}, {op: opPing}} {
+		f.Add(q.encode()[4:])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var q request
+		if err := q.decode(b); err == nil && !bytes.Equal(q.encode()[4:], b) {
+			t.Fatalf("%x is read as %+v", b, q)
+		}
+	})
+}
+
+func FuzzResponse(f *testing.F) {
+	f.Add((&response{id: 3, revision: 9, entries: []Entry{{Key: "k", Value: []byte("v"), Revision: 4}, {Key: "l", Deleted: true}}}).encode()[4:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var p response
+		if err := p.decode(b); err != nil || p.more || len(b) > chunkBytes {
+			return
+		}
+		if got := p.encode()[4:]; !bytes.Equal(got, b) {
+			t.Fatalf("%x is read as %+v, which is %x", b, p, got)
+		}
+	})
+}
+
+func FuzzLog(f *testing.F) {
+	head := (&logHeader{id: 1, revision: 2, floor: 3}).encode()
+	one := encodeLogEntry(&Entry{Key: "k", Value: []byte("value"), Revision: 5})
+	two := encodeLogEntry(&Entry{Key: "k", Deleted: true, Revision: 6})
+	f.Add(head, append(one, two...))
+	f.Fuzz(func(t *testing.T, head, tail []byte) {
+		if h, err := decodeLogHeader(head); err == nil && (!bytes.Equal(h.encode()[:10], head[:10]) || !bytes.Equal(h.encode()[12:36], head[12:36])) {
+			t.Fatalf("%x is read as %+v", head, h)
+		}
+		table := newTable()
+		n, err := replay(&table, tail)
+		if n > len(tail) {
+			t.Fatalf("%d of %d bytes are read", n, len(tail))
+		}
+		again := newTable()
+		if m, err2 := replay(&again, tail[:n]); err == nil && (m != n || err2 != nil || !reflect.DeepEqual(table, again)) {
+			t.Fatalf("what is whole, %d bytes, is read as %d bytes, %v", n, m, err2)
+		}
+	})
+}
+
+func FuzzCardAndOutcome(f *testing.F) {
+	f.Add([]byte(`{"job":"a","role":"worker","worker":1,"workers":2}`))
+	f.Add([]byte(`{"met":true}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if c, err := parseCard(b); err == nil && c.check() != nil {
+			t.Fatalf("%q is a card that is none", b)
+		}
+		if o, err := parseOutcome(b); err == nil && o.Met == (o.Error != nil) {
+			t.Fatalf("%q is an outcome that is none", b)
+		}
+	})
+}
+
+// TestFramesOfResponses: however many entries a response has, its frames are bounded, and together are what was sent.
+func TestFramesOfResponses(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		sent := response{id: rapid.Uint64().Draw(t, "id"), revision: rapid.Uint64().Draw(t, "revision"), status: status(rapid.IntRange(0, int(statuses)-1).Draw(t, "status"))}
+		for range rapid.IntRange(0, 20).Draw(t, "entries") {
+			sent.entries = append(sent.entries, Entry{
+				Key: strings.Repeat("k", rapid.IntRange(0, KeyMax).Draw(t, "key")), Value: make([]byte, rapid.IntRange(0, 300<<10).Draw(t, "value")),
+				Revision: rapid.Uint64().Draw(t, "at"), Deleted: rapid.Bool().Draw(t, "deleted"),
+			})
+		}
+		r := bytes.NewReader(sent.encode())
+		got := response{more: true}
+		for got.more {
+			b, err := readFrame(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var p response
+			if err := p.decode(b); err != nil {
+				t.Fatal(err)
+			}
+			p.entries = append(got.entries, p.entries...)
+			got = p
+		}
+		if r.Len() > 0 || !reflect.DeepEqual(got, sent) {
+			t.Fatalf("%d bytes are left; got %d entries, sent %d", r.Len(), len(got.entries), len(sent.entries))
+		}
+	})
+}
+
+// TestFrameClaims: a frame that claims more than it may is refused, and one that claims more than comes costs what comes.
+func TestFrameClaims(t *testing.T) {
+	head := binary.LittleEndian.AppendUint32(nil, frameMax+1)
+	if _, err := readFrame(bytes.NewReader(head)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("a frame that is too long: %v", err)
+	}
+	head = append(binary.LittleEndian.AppendUint32(nil, frameMax), make([]byte, 100)...)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const times = 100
+	for range times {
+		if _, err := readFrame(bytes.NewReader(head)); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	allocated := (after.TotalAlloc - before.TotalAlloc) / times
+	if allocated > 64<<10 {
+		t.Errorf("reading 100 bytes of a frame that claims %d allocates %d", frameMax, allocated)
+	}
+}
+
+// TestTable holds a table against a list of all changes: what changed after each revision, and that it forgets deletions only, and
+// says so.
+func TestTable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		type change struct {
+			key     string
+			deleted bool
+		}
+		var all []change // by revision - 1
+		table := newTable()
+		keys := []string{"a", "b", "a/1", "a/2"}
+		for range rapid.IntRange(0, 60).Draw(t, "changes") {
+			key := rapid.SampledFrom(keys).Draw(t, "key")
+			switch rapid.IntRange(0, 9).Draw(t, "kind") {
+			case 0, 1, 2:
+				if table.remove(key) {
+					all = append(all, change{key, true})
+				}
+			case 3:
+				table.forget(rapid.IntRange(0, 3).Draw(t, "forget"))
+			default:
+				if err := table.set(Entry{Key: key}); err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, change{key, false})
+			}
+		}
+		if int(table.revision) != len(all) {
+			t.Fatalf("revision %d after %d changes", table.revision, len(all))
+		}
+		prefix := rapid.SampledFrom([]string{"", "a", "a/"}).Draw(t, "prefix")
+		for after := range len(all) + 1 {
+			got, err := table.changes(prefix, uint64(after))
+			if uint64(after) < table.floor && after > 0 {
+				if !errors.Is(err, ErrCompacted) {
+					t.Fatalf("changes after %d, floor %d: %v", after, table.floor, err)
+				}
+				continue
+			}
+			latest := map[string]int{}
+			for i := after; i < len(all); i++ {
+				latest[all[i].key] = i
+			}
+			var want []Entry
+			for i := after; i < len(all); i++ {
+				forgotten := all[i].deleted && uint64(i+1) <= table.floor
+				if c := all[i]; latest[c.key] == i && strings.HasPrefix(c.key, prefix) && !forgotten {
+					want = append(want, Entry{Key: c.key, Revision: uint64(i + 1), Deleted: c.deleted})
+				}
+			}
+			if err != nil || !reflect.DeepEqual(got, want) {
+				t.Fatalf("changes of %q after %d: %+v, %v, want %+v", prefix, after, got, err, want)
+			}
+		}
+		size := 0
+		for _, e := range table.entries {
+			size += cost(&e)
+		}
+		if table.bytes != size {
+			t.Fatalf("%d bytes are counted, there are %d", table.bytes, size)
+		}
+	})
+}
+
+// TestFull: a store takes no more than it may, and what is there can be replaced and deleted.
+func TestFull(t *testing.T) {
+	table := newTable()
+	table.bytes = TotalMax - entryBytes - 10
+	if err := table.set(Entry{Key: "k", Value: make([]byte, 9)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.set(Entry{Key: "l"}); !errors.Is(err, ErrFull) {
+		t.Fatalf("one more: %v, want ErrFull", err)
+	}
+	if err := table.set(Entry{Key: "k", Value: make([]byte, 9)}); err != nil {
+		t.Fatal(err)
+	}
+	if !table.remove("k") {
+		t.Fatal("it cannot be deleted")
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for want, n := range map[string][]int{
+		"worker 3": {3}, "workers 0-2 and 7": {0, 1, 2, 7}, "workers 1 and 2": {1, 2}, "workers 1, 3 and 5-8": {1, 3, 5, 6, 7, 8},
+	} {
+		if got := numbers("worker", n); got != want {
+			t.Errorf("%v: %q, want %q", n, got, want)
+		}
+	}
+	var odd []int
+	for i := range 100 {
+		odd = append(odd, 2*i+1)
+	}
+	if got := numbers("worker", odd); len(got) > 100 || !strings.HasSuffix(got, "31 and others") {
+		t.Errorf("a hundred odd numbers: %q", got)
+	}
+}
