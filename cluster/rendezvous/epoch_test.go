@@ -1,0 +1,272 @@
+package rendezvous_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+func wantMeetError(t *testing.T, err error, kind rendezvous.MeetKind, parts ...string) {
+	t.Helper()
+	var e *rendezvous.MeetError
+	if !errors.As(err, &e) || e.Kind != kind {
+		t.Fatalf("got %v, want one of kind %q", err, kind)
+	}
+	for _, p := range parts {
+		if !strings.Contains(e.Error(), p) {
+			t.Errorf("%v\nwant %q in it", e, p)
+		}
+	}
+}
+
+// TestLateDuplicate: one more process that comes when all have met gets an error alone.
+func TestLateDuplicate(t *testing.T) {
+	m := rendezvous.NewMemory()
+	for _, r := range meet(t.Context(), m.Open, time.Minute, card(0, 2), card(1, 2)) {
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+	}
+	late := card(1, 2)
+	late.PID = 999
+	_, err := rendezvous.Meet(t.Context(), m.Open(), late)
+	wantMeetError(t, err, rendezvous.Duplicate, "host b as pid 101", "as pid 999", "has begun without this process")
+	_, err = rendezvous.Meet(t.Context(), m.Open(), card(2, 2))
+	wantMeetError(t, err, rendezvous.Stranger, "worker 2", "numbered 0 to 1")
+}
+
+// TestEpochs: the first worker of a later epoch ends the wait of those in an earlier one, and deletes their keys; a worker that comes
+// late is told which epoch it is.
+func TestEpochs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := rendezvous.NewMemory()
+		s := m.Open()
+		old, now := card(0, 2), card(0, 1)
+		now.Epoch = 3
+		var work sync.WaitGroup
+		work.Go(func() {
+			_, err := rendezvous.Meet(t.Context(), m.Open(), old)
+			wantMeetError(t, err, rendezvous.Over, "epoch 0", "the job is in epoch 3")
+		})
+		time.Sleep(time.Second)
+		if err := s.Set(t.Context(), rendezvous.Key("digits", 0, "other"), nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := rendezvous.Meet(t.Context(), s, now); err != nil {
+			t.Fatal(err)
+		}
+		work.Wait()
+		_, err := rendezvous.Meet(t.Context(), s, old)
+		wantMeetError(t, err, rendezvous.Over, "worker 0 (host a, pid 100) comes to epoch 0", "the job is in epoch 3")
+		var e *rendezvous.MeetError
+		if errors.As(err, &e); e.Current != 3 {
+			t.Errorf("the current epoch is %d", e.Current)
+		}
+		entries, _, err := s.List(t.Context(), "digits/")
+		for _, e := range entries {
+			if strings.HasPrefix(e.Key, "digits/0/") {
+				t.Errorf("%q is left of epoch 0", e.Key)
+			}
+		}
+		if err != nil || len(entries) == 0 {
+			t.Errorf("%v, %v", entries, err)
+		}
+	})
+}
+
+// TestInterrupted: a worker that is told to stop while it waits ends the others' wait, with its reason.
+func TestInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := rendezvous.NewMemory()
+		ctx, stop := context.WithCancelCause(t.Context())
+		reason := errors.New("signal interrupt")
+		time.AfterFunc(3*time.Second, func() { stop(reason) })
+		var work sync.WaitGroup
+		work.Go(func() {
+			_, err := rendezvous.Meet(ctx, m.Open(), card(0, 3))
+			wantMeetError(t, err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "after 3s: signal interrupt")
+			if !errors.Is(err, reason) {
+				t.Errorf("%v is not %v", err, reason)
+			}
+		})
+		for _, r := range meet(t.Context(), m.Open, time.Hour, card(1, 3)) {
+			wantMeetError(t, r.err, rendezvous.Interrupted, "worker 0 (host a, pid 100) left", "signal interrupt")
+			if r.after != 3*time.Second {
+				t.Errorf("after %v", r.after)
+			}
+		}
+		work.Wait()
+	})
+}
+
+// TestTwoJobs: jobs of one store do not see each other, whatever they are called, and what one leaves is its own.
+func TestTwoJobs(t *testing.T) {
+	m := rendezvous.NewMemory()
+	jobs := []string{"a", "a/0", "a/0/worker", "A b", "@x", "=jobs", "é\n", strings.Repeat("j", 150)}
+	var work sync.WaitGroup
+	for n, job := range jobs {
+		for w := range 3 {
+			work.Go(func() {
+				s := m.Open()
+				cards, err := rendezvous.Meet(t.Context(), s, rendezvous.Card{Job: job, Epoch: uint32(n), Worker: w, Workers: 3, PID: n + 1})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for _, c := range cards {
+					if c.PID != n+1 || c.Job != job {
+						t.Errorf("job %q: %v of job %q", job, &c, c.Job)
+					}
+				}
+				got, err := rendezvous.Exchange(t.Context(), s, cards[w].Key("x"), w, 3, []byte(fmt.Sprint(job, w)))
+				if err != nil || string(got[2]) != fmt.Sprint(job, 2) {
+					t.Errorf("job %q: %q, %v", job, got, err)
+				}
+				if err := rendezvous.Leave(t.Context(), s, cards[w]); err != nil {
+					t.Error(err)
+				}
+				if w > 0 || n == 0 {
+					return
+				}
+				if err := rendezvous.Forget(t.Context(), s, job); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	work.Wait()
+	entries, _, err := m.Open().List(t.Context(), "")
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Key, "a/") && e.Key != "=jobs/a" {
+			t.Errorf("%q is left", e.Key)
+		}
+	}
+	if err != nil || len(entries) == 0 {
+		t.Errorf("what job a has is gone: %v, %v", entries, err)
+	}
+}
+
+// TestMeetAtRandom: whatever comes whenever, all that end a meeting together end it alike, and no later than the first deadline.
+func TestMeetAtRandom(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	for round := range 200 {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		synctest.Test(t, func(t *testing.T) {
+			n := 1 + random.IntN(6)
+			m := rendezvous.NewMemory()
+			var cards []rendezvous.Card
+			for w := range n {
+				for range 1 + random.IntN(20)/18 - random.IntN(20)/19 { // sometimes twice, sometimes not at all
+					c := card(w, n+random.IntN(30)/29)
+					c.PID = len(cards) + 1
+					cards = append(cards, c)
+				}
+			}
+			results := make([]met, len(cards))
+			var work sync.WaitGroup
+			for i, c := range cards {
+				delay, patience := time.Duration(random.IntN(5000))*time.Millisecond, time.Duration(1+random.IntN(20))*time.Second
+				work.Go(func() {
+					time.Sleep(delay)
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					defer cancel()
+					start := time.Now()
+					results[i].cards, results[i].err = rendezvous.Meet(ctx, m.Open(), c)
+					if results[i].after = time.Since(start); results[i].after > patience {
+						t.Errorf("a meeting with a deadline of %v took %v", patience, results[i].after)
+					}
+				})
+			}
+			work.Wait()
+			text, won := "", 0
+			for _, r := range results {
+				switch {
+				case r.err == nil && len(r.cards) == n:
+					won++
+				case r.err == nil:
+					t.Errorf("%d cards of %d", len(r.cards), n)
+				case strings.Contains(r.err.Error(), "has begun without this process"):
+				case text == "":
+					text = r.err.Error()
+				case text != r.err.Error():
+					t.Errorf("two errors:\n%s\n%v", text, r.err)
+				}
+			}
+			if won > 0 && (won != n || text != "") {
+				t.Errorf("%d of %d have met, others: %q", won, n, text)
+			}
+		})
+		if t.Failed() {
+			t.Fatalf("round %d of seed %d", round, seed)
+		}
+	}
+}
+
+// TestExchangeErrors: who is missing is said, and who gives two things under one key.
+func TestExchangeErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := rendezvous.NewMemory().Open()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := s.Set(ctx, "k/2", nil); err != nil {
+			t.Fatal(err)
+		}
+		err := rendezvous.Barrier(ctx, s, "k", 0, 5)
+		var e *rendezvous.WaitError
+		if !errors.As(err, &e) || !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), `workers 1, 3 and 4 of 5 did not come to "k" within 5s`) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := rendezvous.Exchange(t.Context(), s, "k", 0, 5, []byte("other")); err == nil || !strings.Contains(err.Error(), "something else") {
+			t.Errorf("got %v", err)
+		}
+		if _, err := rendezvous.Exchange(t.Context(), s, "k", 5, 5, nil); err == nil {
+			t.Error("worker 5 of 5 is no error")
+		}
+	})
+}
+
+// TestCompare: every worker gets the same list of what differs, and whose it is.
+func TestCompare(t *testing.T) {
+	m := rendezvous.NewMemory()
+	compare := func(key string, all [][]rendezvous.Fact) []error {
+		errs := make([]error, len(all))
+		var work sync.WaitGroup
+		for w, facts := range all {
+			work.Go(func() { errs[w] = rendezvous.Compare(t.Context(), m.Open(), key, w, len(all), facts) })
+		}
+		work.Wait()
+		return errs
+	}
+	same := []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: "64"}}
+	for _, err := range compare("same", [][]rendezvous.Fact{same, same, same}) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	other := []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: "32"}, {Name: "seed", Value: "1"}}
+	errs := compare("other", [][]rendezvous.Fact{same, other, same})
+	for _, err := range errs {
+		var e *rendezvous.DifferError
+		if !errors.As(err, &e) || err.Error() != errs[0].Error() || len(e.Differences) != 2 {
+			t.Fatalf("got %v", err)
+		}
+		d := e.Differences[0]
+		if d.Name != "global batch" || len(d.Values) != 2 || fmt.Sprint(d.Values[0].Workers, d.Values[1].Workers) != "[0 2] [1]" {
+			t.Errorf("got %+v", d)
+		}
+		for _, part := range []string{`global batch is "64" for worker 0 (host `, `, but "32" for worker 1 (host `, "; seed is not given for worker 0", `but "1" for worker 1`} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%v\nwant %q in it", err, part)
+			}
+		}
+	}
+}
