@@ -323,8 +323,9 @@ func (p *chaosProgram) judgeRank(r int, err error) error {
 	var kinds []error
 	if p.fault != nil {
 		if kinds = chaosKinds[p.fault.Kind]; kinds != nil && p.splits() {
-			// A rank that fails in Split itself never comes to the part: there its peers wait for it until the deadline.
-			kinds = append([]error{collective.ErrTimeout}, kinds...)
+			// A rank that fails in Split itself never comes to the part: there its peers wait for it until the deadline, or until its
+			// process ends.
+			kinds = append([]error{collective.ErrTimeout, collective.ErrPeerLost}, kinds...)
 		}
 	}
 	switch {
