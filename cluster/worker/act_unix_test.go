@@ -3,6 +3,7 @@
 package worker_test
 
 import (
+	"io"
 	"os"
 	"syscall"
 	"time"
@@ -22,6 +23,8 @@ func act(what string) {
 		endless()
 	case "sleep":
 		time.Sleep(time.Hour)
+	case "wait":
+		_, _ = io.Copy(io.Discard, os.Stdin)
 	case "exit":
 		os.Exit(3)
 	case "panic":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,18 +17,19 @@ import (
 const (
 	describedMost = 4
 	describeWait  = 3 * time.Second
+	lookWait      = time.Second // for what stands in the store, which may be gone with the worker
 )
 
 // describe says who the workers are that a failure concerns: [collective.Config.Describe].
 func (w *Worker) describe(e *collective.Error) string {
-	concerned := w.concerned(e)
+	concerned := slices.DeleteFunc(w.concerned(e), func(worker int) bool { return strings.Contains(e.Who, w.name(worker)) })
 	ctx, cancel := context.WithTimeout(w.life, describeWait)
 	defer cancel()
 	stuck := e.Kind == collective.ErrTimeout && e.Who == ""
 	texts := make([]string, min(len(concerned), describedMost))
 	var all sync.WaitGroup
 	for i := range texts {
-		all.Go(func() { texts[i] = w.tellOf(ctx, concerned[i], stuck) })
+		all.Go(func() { texts[i] = w.tellOf(ctx, concerned[i], e, stuck) })
 	}
 	all.Wait()
 	if n := len(concerned) - len(texts); n > 0 {
@@ -40,8 +42,7 @@ func (w *Worker) describe(e *collective.Error) string {
 // it, that one.
 func (w *Worker) concerned(e *collective.Error) []int {
 	var ranks []int
-	me := &w.members[w.job.Worker]
-	if e.Rank >= 0 && (e.Rank < me.First || e.Rank >= me.First+me.Replicas) {
+	if w.foreign(e.Rank) {
 		ranks = append(ranks, e.Rank)
 	}
 	if e.Who == "" { // else the one who told has said who they are
@@ -50,16 +51,31 @@ func (w *Worker) concerned(e *collective.Error) []int {
 	return w.owners(ranks)
 }
 
+// foreign reports whether a rank is another worker's.
+func (w *Worker) foreign(rank int) bool {
+	me := &w.members[w.job.Worker]
+	return rank >= 0 && (rank < me.First || rank >= me.First+me.Replicas)
+}
+
 // tellOf says who a worker is, what it was last seen doing, what it said before it ended and, if it may be stuck, where its
-// goroutines are.
-func (w *Worker) tellOf(ctx context.Context, worker int, stuck bool) string {
+// goroutines are. e is the failure that it is told for, or nil.
+func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, stuck bool) string {
 	text := w.name(worker)
 	if w.watch == nil {
 		return text
 	}
-	seen := w.latest(ctx, worker)
+	if e != nil && w.foreign(e.Rank) && len(e.Peers) > 0 && !slices.Contains(w.owners(e.Peers), worker) {
+		text += ", which found it,"
+	}
+	short, cancel := context.WithTimeout(ctx, lookWait)
+	seen := w.latest(short, worker)
+	r := w.recordOf(short, worker)
+	cancel()
 	text += " " + sight(&seen)
-	if r := w.recordOf(ctx, worker); r != nil {
+	if r != nil {
+		if line, _, _ := strings.Cut(r.Message, "\n"); e != nil && e.Err != nil && strings.Contains(e.Err.Error(), line) {
+			return text // the error says it
+		}
 		return text + "; it said: " + clip(r.Message, recordShown)
 	}
 	if !stuck || seen.Pulse.Gone {
@@ -93,8 +109,6 @@ func (w *Worker) blames(err error) []int {
 	if !errors.As(err, &e) {
 		return nil
 	}
-	me := &w.members[w.job.Worker]
-	told := e.Rank >= 0 && (e.Rank < me.First || e.Rank >= me.First+me.Replicas)
 	switch {
 	case e.Kind == collective.ErrPeerLost || e.Kind == collective.ErrTimeout:
 		if lost := w.owners(e.Peers); len(lost) > 0 {
@@ -103,7 +117,7 @@ func (w *Worker) blames(err error) []int {
 	case e.Kind == collective.ErrMismatch || e.Kind == collective.ErrDesync:
 		return nil // of two that differ nobody knows who is wrong
 	}
-	if told {
+	if w.foreign(e.Rank) {
 		return w.owners([]int{e.Rank})
 	}
 	return nil

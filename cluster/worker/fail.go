@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 var Interrupted = errors.New("interrupted")
 
 // failWait bounds how long Fail takes to reach the store.
-const failWait = 2 * time.Second
+const failWait = time.Second
 
 // Fail tells why this worker fails: the other workers, whose errors then say it, and, by a file in the folder that LOCKSTEP_RECORDS
 // names, who started it. Strategies call it for a Run that fails; a program calls it for what else ends it, before Close. The first
@@ -72,6 +73,28 @@ func (w *Worker) record(err error) *failure.Record {
 
 const recordFrames = 40
 
+// panicked is the failure of a worker that is closed while its program panics.
+type panicked struct{ at string }
+
+func (p *panicked) Error() string { return "the program panics" + p.at }
+
+// panicking returns that the calling goroutine runs deferred functions because of a panic, or nil.
+func panicking() error {
+	self := stacks.Self()
+	at := slices.IndexFunc(self.Frames, func(f stacks.Frame) bool { return f.Func == "panic" })
+	if at < 0 {
+		return nil
+	}
+	p := &panicked{}
+	for _, f := range self.Frames[at:] {
+		if f.User() {
+			p.at = " at " + f.String()
+			break
+		}
+	}
+	return p
+}
+
 // kindOf returns the kind of a failure, in the words of [failure.Record].
 func kindOf(err error) string {
 	e := (*collective.Error)(nil)
@@ -89,7 +112,7 @@ func kindOf(err error) string {
 		return "timeout"
 	case errors.Is(err, collective.ErrMismatch), errors.Is(err, collective.ErrDesync):
 		return "mismatch"
-	case errors.Is(err, collective.ErrPeerLost): // of a replica of this process
+	case errors.As(err, new(*panicked)), errors.Is(err, collective.ErrPeerLost): // of a replica of this process
 		return "panic"
 	}
 	return "error"

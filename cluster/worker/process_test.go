@@ -100,10 +100,28 @@ func childMain(text string) {
 	}
 	result, err := c.work()
 	if err != nil {
+		fmt.Println("kinds", kinds(err))
 		fmt.Println("error", strconv.Quote(err.Error()))
 		os.Exit(1)
 	}
 	fmt.Println("done", strconv.Quote(result))
+}
+
+// kinds lists what an error matches.
+func kinds(err error) string {
+	var out []string
+	for name, kind := range map[string]error{
+		"collective.ErrPeerLost": collective.ErrPeerLost, "collective.ErrTimeout": collective.ErrTimeout, "collective.ErrAborted": collective.ErrAborted,
+		"worker.ErrDiffer": worker.ErrDiffer, "worker.ErrNoSecret": worker.ErrNoSecret, "context.DeadlineExceeded": context.DeadlineExceeded,
+	} {
+		if errors.Is(err, kind) {
+			out = append(out, name)
+		}
+	}
+	if meet := (*rendezvous.MeetError)(nil); errors.As(err, &meet) {
+		out = append(out, "rendezvous.MeetError "+string(meet.Kind))
+	}
+	return strings.Join(out, ", ")
 }
 
 func (c *child) work() (result string, err error) {
@@ -220,8 +238,11 @@ func (c *child) shown(ctx context.Context, w *worker.Worker, step int) error {
 // process is a running child.
 type process struct {
 	cmd   *exec.Cmd
-	lines chan string // what it prints; closed at its end
+	lines chan string    // what it prints; closed at its end
+	logs  chan string    // what it logs, as far as there is room; closed at its end
+	goOn  io.WriteCloser // its standard input
 	last  string
+	kinds string // of the error that it told
 }
 
 // start runs a child.
@@ -235,7 +256,7 @@ func start(t *testing.T, c child) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{cmd: exec.Command(exe), lines: make(chan string, 100)}
+	p := &process{cmd: exec.Command(exe), lines: make(chan string, 100), logs: make(chan string, 100)}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
@@ -243,6 +264,9 @@ func start(t *testing.T, c child) *process {
 	}
 	errs, err := p.cmd.StderrPipe()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if p.goOn, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.cmd.Start(); err != nil {
@@ -256,7 +280,15 @@ func start(t *testing.T, c child) *process {
 		close(p.lines)
 	})
 	read.Go(func() {
-		text, _ := io.ReadAll(errs)
+		text := ""
+		for s := bufio.NewScanner(errs); s.Scan(); {
+			text += s.Text() + "\n"
+			select {
+			case p.logs <- s.Text():
+			default:
+			}
+		}
+		close(p.logs)
 		if t.Failed() || testing.Verbose() {
 			t.Logf("worker %d, pid %d:\n%s", c.Worker, p.cmd.Process.Pid, text)
 		}
@@ -286,7 +318,11 @@ func (p *process) says(t *testing.T, word string) string {
 				t.Fatalf("pid %d ended without %q; it last said %q", p.cmd.Process.Pid, word, p.last)
 			}
 			p.last = line
-			if first, rest, _ := strings.Cut(line, " "); first == word {
+			first, rest, _ := strings.Cut(line, " ")
+			if first == "kinds" {
+				p.kinds = rest
+			}
+			if first == word {
 				if text, err := strconv.Unquote(rest); err == nil {
 					return text
 				}
@@ -294,6 +330,26 @@ func (p *process) says(t *testing.T, word string) string {
 			}
 		case <-timer.C:
 			t.Fatalf("pid %d does not say %q; it last said %q", p.cmd.Process.Pid, word, p.last)
+		}
+	}
+}
+
+// logged waits until the process logs something that contains a text.
+func (p *process) logged(t *testing.T, text string) {
+	t.Helper()
+	timer := time.NewTimer(testWait)
+	defer timer.Stop()
+	for {
+		select {
+		case line, ok := <-p.logs:
+			if !ok {
+				t.Fatalf("pid %d ended without logging %q", p.cmd.Process.Pid, text)
+			}
+			if strings.Contains(line, text) {
+				return
+			}
+		case <-timer.C:
+			t.Fatalf("pid %d does not log %q", p.cmd.Process.Pid, text)
 		}
 	}
 }

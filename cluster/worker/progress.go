@@ -34,11 +34,11 @@ func (w *Worker) Progress(step int64, phase string) {
 
 // Running says that a step function begins, or that one has ended. Strategies call it.
 func (w *Worker) Running(now bool) {
-	if now {
-		w.doing.runs.Add(1)
-	} else {
+	if !now {
 		w.doing.runs.Add(-1)
+		return
 	}
+	w.doing.runs.Add(1)
 	w.doing.count.Add(1)
 }
 

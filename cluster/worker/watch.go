@@ -78,7 +78,7 @@ func (w *Worker) judge(ctx context.Context) {
 			}
 			if before, ok := told[i]; !ok || before != v.Pulse.Progress {
 				told[i] = v.Pulse.Progress
-				w.cfg.Logger.Warn("worker: one comes no further, and this one waits for it", "who", w.tellOf(ctx, i, true), "since", v.Still.Round(time.Second))
+				w.cfg.Logger.Warn("worker: one comes no further, and this one waits for it", "who", w.tellOf(ctx, i, nil, true), "since", v.Still.Round(time.Second))
 			}
 		}
 	}
@@ -89,7 +89,7 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
 	w.end(&collective.Error{
 		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[worker].Ranks(),
 		Err: fmt.Errorf("worker %d is lost: %w", worker, why),
-		Who: w.tellOf(ctx, worker, stuck) + "\n" + w.self(),
+		Who: w.tellOf(ctx, worker, nil, stuck) + "\n" + w.self(),
 	})
 }
 

@@ -142,9 +142,13 @@ func (w *Worker) key(parts ...any) string {
 const leaveWait = 3 * time.Second
 
 // Close leaves the job and frees what Join has opened. If the job has gone well, the worker that serves the store waits until all
-// others have left too. Later calls do nothing and return the same.
+// others have left too. Called by a deferred function of a goroutine that panics, it tells the others so. Later calls do nothing
+// and return the same.
 func (w *Worker) Close() error {
 	w.closing.Do(func() {
+		if err := panicking(); err != nil {
+			_ = w.Fail(err) // what cannot be told now cannot be told by anybody
+		}
 		w.closeErr = errors.Join(w.closeGroup(), w.leave())
 		if w.closeErr != nil {
 			w.closeErr = fmt.Errorf("worker: %s leaves: %w", strconv.Itoa(w.job.Worker), w.closeErr)
