@@ -25,6 +25,8 @@ type Node struct {
 	refused  [refusals]atomic.Uint64
 	logged   [refusals]atomic.Int64 // when one was logged last, in nanoseconds since 1970
 
+	lastRefused atomic.Pointer[string] // for errors of those who wait in vain
+
 	mu      sync.Mutex
 	worlds  map[worldKey]*world
 	changed chan struct{} // closed, and replaced, when a world is added
@@ -320,9 +322,11 @@ func (n *Node) refuse(from net.Addr, err error) {
 		reason = r.reason
 	}
 	count := n.refused[reason].Add(1)
+	last := fmt.Sprintf("the last connection that was refused, from %v: %v", from, err)
+	n.lastRefused.Store(&last)
 	now := time.Now().UnixNano()
-	last := n.logged[reason].Load()
-	if n.ctx.Err() == nil && now-last >= int64(time.Second) && n.logged[reason].CompareAndSwap(last, now) {
+	before := n.logged[reason].Load()
+	if n.ctx.Err() == nil && now-before >= int64(time.Second) && n.logged[reason].CompareAndSwap(before, now) {
 		n.cfg.Logger.Warn("tcp: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
 	}
 }

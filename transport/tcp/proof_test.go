@@ -235,7 +235,12 @@ func TestRefusals(t *testing.T) {
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			defer cancel()
-			wg.Go(func() { nodes[0].Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{0}, SameHost: c.sameHost[0]}) })
+			wg.Go(func() {
+				_, err := nodes[0].Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{0}, SameHost: c.sameHost[0]})
+				if c.logs != "" && (err == nil || !strings.Contains(err.Error(), "(the last connection that was refused, from 127.0.0.1:")) {
+					t.Errorf("rank 0 got %v", err)
+				}
+			})
 			told := make(chan error, 1)
 			wg.Go(func() {
 				_, err := nodes[1].Group(dialing, tcp.GroupConfig{Addrs: addrs, Local: []int{1}, SameHost: c.sameHost[1]})

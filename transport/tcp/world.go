@@ -250,7 +250,11 @@ func (w *world) missing() string {
 			who = append(who, fmt.Sprintf("%v at %s", w.procs[i].ranks, w.procs[i].addr))
 		}
 	}
-	return "not connected with ranks " + strings.Join(who, ", ")
+	text := "not connected with ranks " + strings.Join(who, ", ")
+	if last := w.node.lastRefused.Load(); last != nil {
+		text += " (" + *last + ")"
+	}
+	return text
 }
 
 // join makes a connection the link with a process. answer, if given, accepts the connection.
