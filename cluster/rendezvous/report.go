@@ -59,17 +59,27 @@ func (r *reporter) add(from net.Addr, reason Refusal, err error) {
 	}
 }
 
-// later tells what was held back.
+// later tells what was held back, when that may be told.
 func (r *reporter) later(wait time.Duration) {
-	select {
-	case <-time.After(wait):
-	case <-r.server.ctx.Done():
-		return
+	for ; wait > 0; wait = r.due() {
+		select {
+		case <-time.After(wait):
+		case <-r.server.ctx.Done():
+			return
+		}
 	}
+}
+
+// due tells what was held back, or returns how long that must wait.
+func (r *reporter) due() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if wait := time.Until(r.next); wait > 0 {
+		return wait
+	}
 	r.timer = false
 	r.tell()
+	return 0
 }
 
 // tell logs the latest refusal, and sets refusedKey.

@@ -229,10 +229,8 @@ func (s *Server) greet(raw net.Conn) {
 func (s *Server) readGreeting(raw net.Conn) (conn net.Conn, id clientID, err error) {
 	conn = raw
 	if s.cfg.TLS != nil {
-		t := tls.Server(raw, s.cfg.TLS)
-		conn = t
-		if err := t.HandshakeContext(s.ctx); err != nil {
-			return conn, id, slowOr(refusedProof, "TLS", explained(err))
+		if conn, err = s.encrypt(raw); err != nil {
+			return conn, id, err
 		}
 	}
 	b := make([]byte, greetingBytes)
@@ -262,6 +260,42 @@ func (s *Server) readGreeting(raw net.Conn) (conn net.Conn, id clientID, err err
 	return conn, id, nil
 }
 
+// encrypt lets the client begin TLS. One that does not want to is told so in its own words.
+func (s *Server) encrypt(raw net.Conn) (net.Conn, error) {
+	var first [1]byte
+	if _, err := io.ReadFull(raw, first[:]); err != nil {
+		return raw, slowOr(refusedMagic, "waiting for TLS", err)
+	}
+	if first[0] == magic[0] {
+		return raw, refuse(refusedProof, "it does not speak TLS, as this end does: it has no secret")
+	}
+	t := tls.Server(&unread{raw, first[:]}, s.cfg.TLS)
+	err := t.HandshakeContext(s.ctx)
+	if err == nil {
+		return t, nil
+	}
+	reason := refusedProof
+	if head := (tls.RecordHeaderError{}); errors.As(err, &head) {
+		reason = refusedMagic
+	}
+	return raw, slowOr(reason, "TLS", explained(err))
+}
+
+// unread is a connection whose first bytes were read already.
+type unread struct {
+	net.Conn
+	first []byte
+}
+
+func (u *unread) Read(b []byte) (int, error) {
+	if len(u.first) == 0 {
+		return u.Conn.Read(b)
+	}
+	n := copy(b, u.first)
+	u.first = u.first[n:]
+	return n, nil
+}
+
 // explained adds to an error of package tls what it does not say.
 func explained(err error) error {
 	var head tls.RecordHeaderError
@@ -278,7 +312,7 @@ func explained(err error) error {
 
 // slowOr returns the refusal of a connection for a failure, which may be that it was too slow.
 func slowOr(reason Refusal, doing string, err error) error {
-	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) {
+	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() || errors.Is(err, net.ErrClosed) {
 		reason = refusedSlow
 	}
 	return refuse(reason, "%s: %v", doing, err)

@@ -3,6 +3,7 @@ package rendezvous_test
 import (
 	"context"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -12,7 +13,13 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests or, in a process that a test has started, what it is told to.
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // quiet keeps warnings out of the tests' output.
 var quiet = slog.New(slog.DiscardHandler)

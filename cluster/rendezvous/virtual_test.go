@@ -253,8 +253,9 @@ func TestSlowStranger(t *testing.T) {
 			t.Errorf("the last one is closed after %v", took)
 		}
 		synctest.Wait()
-		if n := server.Refused()["slow"]; n != 300 {
-			t.Errorf("%v are refused, want 300 slow ones", server.Refused())
+		// A pipe that was closed on this side, for newer ones, does not say so: that counts as what the stranger said.
+		if n := server.Refused(); n["slow"]+n["magic"]+n["damaged"] != 300 || n["slow"] < 128 {
+			t.Errorf("%v are refused, want 300", n)
 		}
 		if err := client.Set(t.Context(), "k", nil); err != nil {
 			t.Error(err)
