@@ -115,7 +115,10 @@ func (e *epoch) stop() {
 	}
 	e.stopping = true
 	for _, w := range e.running {
-		w.halted = w.pid() > 0 && stopped(e.agent.root, w.pid())
+		if w.pid() > 0 && stopped(e.agent.root, w.pid()) {
+			w.halted, _ = w.tail.lines()
+			w.halted = append([]string{}, w.halted...)
+		}
 	}
 	e.ask(sigTerminate)
 	e.kill = time.After(e.agent.cfg.Grace)
@@ -231,13 +234,16 @@ func (e *epoch) failures() []told {
 		seen, failed := w.record(e.agent.cfg.Grace)
 		seen.Job, seen.Epoch, seen.Host = e.agent.cfg.ID, e.number, e.agent.host
 		if r, ok := own[w.rank]; ok {
-			if !w.halted {
+			if w.halted == nil {
 				seen = failure.Merge(r, seen)
 			}
 		} else if !failed {
 			continue
 		}
 		last, _ := w.tail.lines()
+		if w.halted != nil {
+			last = w.halted // what it wrote when it was woken up to end says nothing
+		}
 		out = append(out, told{seen, last})
 	}
 	return out

@@ -96,14 +96,23 @@ func TestNodesEndWithOneCode(t *testing.T) {
 	}
 }
 
-// TestKilledWorkersAreTold: the other workers find in the store why they lost one that could not tell it.
+// TestKilledWorkersAreTold: the other workers find in the store why they lost one that could not tell it. In the end nothing is left there.
 func TestKilledWorkersAreTold(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	s := launchScript(t, `[ $RANK = 1 ] && kill -9 $$; while :; do sleep 0.02; done`, func(c *Config) { c.Store = memory.Open() })
+	s := launchScript(t, `trap '' TERM; [ $RANK = 1 ] && kill -9 $$; until [ -e $LOCKSTEP_RECORDS/enough ]; do sleep 0.02; done`, func(c *Config) {
+		c.Store, c.Records = memory.Open(), t.TempDir()
+	})
+	store, key := memory.Open(), rendezvous.Key("lockstep", 0, "failure", "1")
+	eventually(t, "the record", func() bool {
+		text, _, err := store.Get(t.Context(), key)
+		return err == nil && strings.Contains(string(text), "killed by SIGKILL")
+	})
+	if err := os.WriteFile(filepath.Join(s.agent.cfg.Records, "enough"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	s.wait(t)
-	text, _, err := memory.Open().Get(t.Context(), rendezvous.Key("lockstep", 0, "failure", "1"))
-	if err != nil || !strings.Contains(string(text), "killed by SIGKILL") {
-		t.Errorf("in the store: %s, %v", text, err)
+	if left, _, err := store.List(t.Context(), ""); err != nil || len(left) > 0 {
+		t.Errorf("left in the store: %v, %v", left, err)
 	}
 }
 

@@ -126,6 +126,22 @@ func (p *peers) close() {
 	}
 	p.cancel()
 	p.work.Wait()
+	if p.node == 0 && p.store != nil {
+		p.clean()
+	}
+}
+
+// clean takes out of the store what the job has left there: not every store ends with the job.
+func (p *peers) clean() {
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
+	defer cancel()
+	entries, _, err := p.store.List(ctx, p.prefix)
+	for i := 0; i < len(entries) && err == nil; i++ {
+		err = p.store.Delete(ctx, entries[i].Key)
+	}
+	if err == nil {
+		_ = rendezvous.Forget(ctx, p.store, p.job) // a store that is gone keeps nothing
+	}
 }
 
 // farewellTime is how long node 0 waits for the others' goodbyes.

@@ -34,8 +34,8 @@ type worker struct {
 	// Set before the worker is reported as ended.
 	ending ending
 	at     time.Time
-	asked  bool // it had been asked to end, or was killed
-	halted bool // it was found stopped
+	asked  bool     // it had been asked to end, or was killed
+	halted []string // it was found stopped, having written this last; nil: it was not
 	memory memoryKills
 }
 
@@ -194,7 +194,7 @@ func (w *worker) record(grace time.Duration) (failure.Record, bool) {
 	r := failure.Record{Worker: w.rank, PID: w.pid(), Time: w.at, Step: -1, ExitCode: w.ending.code}
 	_, crash := w.tail.lines()
 	switch kind, message := crashed(crash); {
-	case w.halted:
+	case w.halted != nil:
 		r.Kind, r.Message, r.ExitCode = "signal", "stopped (by SIGSTOP or a debugger), and so neither working nor ending", codeStopped
 	case w.err != nil:
 		r.Kind, r.Message = "error", "could not be started: "+w.err.Error()

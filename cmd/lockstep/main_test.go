@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -34,6 +35,7 @@ func TestScripts(t *testing.T) {
 			"fails":     exits(exitError),
 			"samefield": sameField,
 			"exits":     exitsWith,
+			"freeports": freePorts,
 		},
 	})
 }
@@ -46,6 +48,18 @@ func exits(code int) func(*testscript.TestScript, bool, []string) {
 		if !errors.As(err, &exit) || exit.ExitCode() != code {
 			ts.Fatalf("%v: got %v, want exit code %d", args, err, code)
 		}
+	}
+}
+
+// freePorts is a script command: freeports NAME... sets variables to ports that are free.
+func freePorts(ts *testscript.TestScript, _ bool, args []string) {
+	for _, name := range args {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		ts.Check(err)
+		defer l.Close() // not before all are found: they differ
+		_, port, err := net.SplitHostPort(l.Addr().String())
+		ts.Check(err)
+		ts.Setenv(name, port)
 	}
 }
 
