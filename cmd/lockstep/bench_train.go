@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -22,6 +23,7 @@ import (
 type benchTrainFlags struct {
 	model, engine, plugin, format string
 	replicas, globalBatch         int
+	workerFlags
 }
 
 // How training is measured, as the other libraries' scripts do it: one round to warm up, then the median of the others.
@@ -42,28 +44,42 @@ func newBenchTrain() *cobra.Command {
 are in memory already: %d steps to warm up, then the median of %d rounds of %d
 steps:
 
-  lockstep model=mlp replicas=2 global_batch=128 images/s=12345`, benchSteps, benchRounds, benchSteps),
+  lockstep model=mlp replicas=2 global_batch=128 images/s=12345
+
+With --workers the replicas are shared out among so many processes of this
+machine, each on cores of its own. Under lockstep run it measures the workers
+that are there.`, benchSteps, benchRounds, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
+  lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("replicas") {
-				o.replicas = runtime.GOMAXPROCS(0)
+				o.replicas = max(runtime.GOMAXPROCS(0), o.workers)
 			}
 			if err := o.check(); err != nil {
 				return err
 			}
-			return runBenchTrain(cmd.Context(), cmd.OutOrStdout(), o)
+			job, err := o.job()
+			if err != nil {
+				return err
+			}
+			if job.Workers == 1 && o.workers > 1 {
+				return runBenchWorkers(cmd, o)
+			}
+			return runBenchTrain(cmd.Context(), cmd.OutOrStdout(), o, job)
 		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.model, "model", "mlp", "model: "+names(modelsByName))
-	f.IntVar(&o.replicas, "replicas", 0, "number of replicas (default one per core)")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples of a step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "what computes: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
 	f.StringVar(&o.format, "format", "plain", "plain: one line for other programs; table")
+	o.add(f)
+	groupFlags(cmd, flagGroup{"Flags of several workers", o.set})
 	return cmd
 }
 
@@ -73,6 +89,8 @@ func (o *benchTrainFlags) check() error {
 		return usagef("--model %s: want %s", o.model, oneOf(sorted(modelsByName)))
 	case o.replicas < 1 || o.replicas > replicasMax:
 		return usagef("--replicas %d: want 1 to %d", o.replicas, replicasMax)
+	case o.workers < 0 || o.workers > o.replicas:
+		return usagef("--workers %d: want at most as many as replicas, of which there are %d", o.workers, o.replicas)
 	case o.globalBatch < 1:
 		return usagef("--global-batch %d: want at least 1", o.globalBatch)
 	case !slices.Contains(gomlx.Names, o.engine):
@@ -82,19 +100,23 @@ func (o *benchTrainFlags) check() error {
 	case o.format != "plain" && o.format != "table":
 		return usagef("--format %s: want plain or table", o.format)
 	}
-	return nil
+	return o.workerFlags.check()
 }
 
-func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags) (err error) {
+func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *cluster.Job) (err error) {
 	tuneGC()
 	in := catchInterrupts(ctx)
 	defer in.close()
 	const classes = 10
 	m := newClassifier(o.model, benchShape, classes, optimizers["sgd"].make(benchLearningRate))
 	m.Metrics = nil
-	s, err := openSession(in, sessionConfig{
-		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas, globalBatch: o.globalBatch, seed: 1,
-	})
+	cfg := sessionConfig{engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas, globalBatch: o.globalBatch, seed: 1}
+	if job.Workers > 1 {
+		if cfg, err = o.share(cfg, job); err != nil {
+			return err
+		}
+	}
+	s, err := openSession(in, cfg)
 	if err != nil {
 		return err
 	}
@@ -121,6 +143,9 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags) (err e
 		return err
 	case history.Stopped:
 		return errInterrupted
+	}
+	if !s.chief() {
+		return nil
 	}
 	slices.Sort(rates)
 	rate := rates[len(rates)/2]

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/launch"
+)
+
+// job returns which worker of which job this process is told to be: one by itself if nobody tells.
+func (o *benchTrainFlags) job() (*cluster.Job, error) {
+	told := o.workerFlags
+	if told.worker < 0 {
+		told.workers = 0 // how many to start
+	}
+	return told.discover()
+}
+
+// runBenchWorkers starts this command again, as the workers of a job on this machine.
+func runBenchWorkers(cmd *cobra.Command, o benchTrainFlags) error {
+	command, err := ownCommand("bench", "train", fmt.Sprintf("--replicas=%d", o.replicas))
+	if err != nil {
+		return err
+	}
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Name != "replicas" && f.Name != "workers" {
+			command = append(command, fmt.Sprintf("--%s=%s", f.Name, f.Value))
+		}
+	})
+	guard, err := ownCommand(guardCommand)
+	if err != nil {
+		return err
+	}
+	agent, err := launch.New(launch.Config{
+		Command: command, Workers: o.workers, ID: newJobID(time.Now(), os.Getpid()), Guard: guard, Affinity: launch.AffinityOn,
+		Stdout: bare{cmd.OutOrStdout()}, Stderr: os.Stderr,
+	})
+	if err != nil {
+		return err
+	}
+	defer passOnSignals(agent)()
+	outcome, err := agent.Run(cmd.Context())
+	if err != nil {
+		return err
+	}
+	return endWith(outcome.Code)
+}
+
+// bare takes the worker's name from the lines of a launcher: only the chief writes any.
+type bare struct{ out io.Writer }
+
+func (b bare) Write(line []byte) (int, error) {
+	if _, err := b.out.Write(bytes.TrimPrefix(line, []byte("[rank0] "))); err != nil {
+		return 0, err
+	}
+	return len(line), nil
+}
+
+// share makes this process a worker of the job, with its share of the replicas.
+func (o *benchTrainFlags) share(cfg sessionConfig, job *cluster.Job) (sessionConfig, error) {
+	if job.Workers > o.replicas {
+		return cfg, usagef("--replicas %d: want at least one for each of the %d workers", o.replicas, job.Workers)
+	}
+	cfg.job, cfg.workers = job, &o.workerFlags
+	cfg.replicas = o.replicas / job.Workers
+	if job.Worker < o.replicas%job.Workers {
+		cfg.replicas++
+	}
+	cfg.logicalCPUs = cfg.replicas
+	return cfg, nil
+}
