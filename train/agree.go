@@ -17,7 +17,10 @@ import (
 func (t *Trainer) Stop() { t.stopping.Store(true) }
 
 // others reports whether there are other workers.
-func (t *Trainer) others() bool { return t.strategy.NumReplicasInSync() > len(t.parts) }
+func (t *Trainer) others() bool {
+	_, local := t.strategy.LocalReplicas()
+	return t.strategy.NumReplicasInSync() > local
+}
 
 // wantsStop reports whether the other workers are to be told that this one wants to stop.
 func (t *Trainer) wantsStop() bool { return t.others() && (t.wish || t.stopping.Load()) }

@@ -258,6 +258,52 @@ func TestFailureIsTold(t *testing.T) {
 	}
 }
 
+// TestStartEqual: all workers begin with the chief's values, whatever their own are; models that differ are an error on all, and that one
+// cannot compile its model is as well.
+func TestStartEqual(t *testing.T) {
+	refuse := errors.New("no such operation")
+	for _, c := range []struct {
+		name   string
+		change func(*Config, *fakeModel) // on worker 1
+		want   string                    // there; "": it works
+	}{
+		{"other values", func(_ *Config, m *fakeModel) { m.start = 7 }, ""},
+		{"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 }, "this worker has another model than the chief: seed 9, where the chief has seed 3"},
+		{"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 }, "global batches of 8, where the chief has global batches of 7"},
+		{"no model", func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, refuse.Error()},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			values := make([]string, 3)
+			prints := make([]Fact, 3)
+			errs := overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
+				cfg, m := fakeConfig(7), fakeModel{}
+				if w == 1 {
+					c.change(&cfg, &m)
+				}
+				trainer, err := New(t.Context(), s, m, cfg)
+				if err != nil {
+					return err
+				}
+				values[w] = fmt.Sprint(trainer.program.(*fakeProgram).replicas[0].now)
+				facts, err := trainer.Facts()
+				prints[w] = facts[slices.IndexFunc(facts, func(f Fact) bool { return f.Name == InitialFact })]
+				return errors.Join(err, trainer.Close())
+			})
+			for w, err := range errs {
+				if c.want == "" && (err != nil || values[w] != values[0]) {
+					t.Errorf("worker %d begins with %s, the chief with %s, error %v", w, values[w], values[0], err)
+				}
+				if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+					t.Errorf("worker %d ends with %v, want %q", w, err, c.want)
+				}
+			}
+			if c.want == "" && (prints[1] == prints[0] || prints[2] != prints[0]) {
+				t.Errorf("the workers' own initial values: %v", prints)
+			}
+		})
+	}
+}
+
 // TestWorkersPartWays: that the workers' variables differ is found, whichever differs.
 func TestWorkersPartWays(t *testing.T) {
 	for bad := range 3 {

@@ -11,7 +11,8 @@ import (
 type Fact struct{ Name, Value string }
 
 // Facts returns what is to be the same on all workers before the first step, for them to compare: the steps made, how batches are cut,
-// and every variable's role, type, shape, and the first bits of a hash of its value (not of averages, which each replica has its own of).
+// every variable's role, type, shape, and the first bits of a hash of its value (not of averages, which each replica has its own of); and,
+// with several workers, [InitialFact].
 func (t *Trainer) Facts() ([]Fact, error) {
 	prints, err := t.fingerprints()
 	if err != nil {
@@ -26,6 +27,9 @@ func (t *Trainer) Facts() ([]Fact, error) {
 		{"metrics", fmt.Sprint(t.metrics)},
 		{"variables", fmt.Sprint(len(t.variables))},
 	}
+	if t.others() {
+		out = append(out, Fact{InitialFact, fmt.Sprintf("hashed %016x", t.initial)})
+	}
 	for i, v := range t.variables {
 		value := fmt.Sprintf("%s of %v%s", roleNames[v.Role], v.DType, tensor.FormatShape(v.Shape))
 		if v.Role != engine.Average {
@@ -35,5 +39,9 @@ func (t *Trainer) Facts() ([]Fact, error) {
 	}
 	return out, nil
 }
+
+// InitialFact is the name of a fact about the values with which the model would have begun on this worker, had it not got the chief's: if
+// they differ, either the model does, or the engines round differently.
+const InitialFact = "own initial values"
 
 var roleNames = map[engine.Role]string{engine.Parameter: "parameter", engine.Slot: "optimizer's slot", engine.Average: "average", engine.Frozen: "frozen"}

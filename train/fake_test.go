@@ -31,8 +31,9 @@ func (e fakeEngine) Devices() (out []engine.Device) {
 // fakeModel is y = x·weights + bias for x of two numbers, mean squared error, and SGD with momentum. It notes the mean of the
 // inputs it saw as a sync-on-read average, and counts predictions within 1/2 of the label. All numbers are float64.
 type fakeModel struct {
-	rate float64
-	fail func(phase string, replica int) error // may panic; nil: nothing fails
+	rate  float64
+	start float64                               // added to the initial values
+	fail  func(phase string, replica int) error // may panic; nil: nothing fails
 }
 
 // The fake's variables, as a program must list them: by role, then by name.
@@ -51,7 +52,7 @@ func (m fakeModel) Compile(_ context.Context, _ engine.Engine, spec engine.Spec)
 	p := &fakeProgram{model: m, rows: spec.Rows}
 	for range spec.Devices {
 		r := &fakeReplica{now: newFakeValues(), next: newFakeValues()}
-		r.now[1][0] = float64(spec.Seed)
+		r.now[1][0] = float64(spec.Seed) + m.start
 		for k := range 2 {
 			r.gradients[k] = make([]float64, 1+k)
 			r.inputs[k] = make([]float64, 1+k)

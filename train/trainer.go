@@ -27,6 +27,7 @@ type Trainer struct {
 	fitting   *fit      // in progress
 	resume    *fitState // where the next Fit goes on; nil: at its beginning
 
+	initial  uint64      // first bits of a hash of what the model began with on this worker, before the chief's values; with several workers
 	stopping atomic.Bool // Stop was called
 	wish     bool        // a callback of the Fit in progress has asked to stop, which the other workers do not know yet
 }
@@ -48,7 +49,8 @@ type part struct {
 	replica *distribute.Replica // of the step in progress
 }
 
-// New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer.
+// New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer. With several workers all call New,
+// with the same model and configuration; they begin with the chief's initial values.
 func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
 	if err := cfg.complete(ctx); err != nil {
 		return nil, err
@@ -69,7 +71,9 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		Sum:      t.sum,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("train: compiling the model: %w", err)
+		err = fmt.Errorf("train: compiling the model: %w", err)
+		t.tellOthers(ctx, err)
+		return nil, err
 	}
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
 	t.packs = packsOf(program)
@@ -80,6 +84,11 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	}
 	for replica := range s.EngineDevices() {
 		t.parts = append(t.parts, t.newPart(replica))
+	}
+	if t.others() {
+		if err := t.startEqual(ctx); err != nil {
+			return nil, errors.Join(err, program.Close())
+		}
 	}
 	return t, nil
 }

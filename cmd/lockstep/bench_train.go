@@ -160,9 +160,9 @@ engine        %s
 machine       %s, %s/%s, %s
 images/s      %.0f (%.0f to %.0f)
 reducing      %.1f %% of a step
-waiting       %.1f %% of a step, for other replicas
+waiting       %.1f %% of a step, for other replicas%s
 `, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
-		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare)
+		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
 	return err
 }
 

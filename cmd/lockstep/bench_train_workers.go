@@ -45,7 +45,7 @@ func runBenchWorkers(cmd *cobra.Command, o benchTrainFlags) error {
 	if err != nil {
 		return err
 	}
-	defer passOnSignals(agent)()
+	defer passOnSignals(agent.Interrupt)()
 	outcome, err := agent.Run(cmd.Context())
 	if err != nil {
 		return err

@@ -91,6 +91,14 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 // chief reports whether this process writes what one of all must write.
 func (s *session) chief() bool { return s.cfg.job == nil || s.cfg.job.Chief() }
 
+// ofThisWorker says what the time of waiting leaves out.
+func (s *session) ofThisWorker() string {
+	if s.worker == nil || len(s.worker.Members()) == 1 {
+		return ""
+	}
+	return " of this worker; for other workers is in reducing"
+}
+
 func (s *session) close() error {
 	var errs []error
 	if s.trainer != nil {

@@ -23,6 +23,7 @@ type summary struct {
 	Strategy        string   `json:"strategy"`
 	Devices         []string `json:"devices"`
 	Replicas        int      `json:"replicas"`
+	Workers         int      `json:"workers"`
 	GlobalBatch     int      `json:"global_batch"`
 	Optimizer       string   `json:"optimizer"`
 	LearningRate    float64  `json:"learning_rate"`
@@ -56,7 +57,7 @@ func (n number) MarshalJSON() ([]byte, error) {
 func (r *trainRun) summarise() summary {
 	s := summary{
 		Version: version(), Data: r.flags.data, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
-		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(),
+		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(), Workers: r.workerCount(),
 		GlobalBatch: r.batch, Optimizer: r.flags.optimizer, LearningRate: r.flags.learningRate, Schedule: r.flags.schedule, Seed: r.flags.seed,
 		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.stopped,
 		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()), TestLoss: number(math.NaN()),

@@ -349,7 +349,7 @@ func (r *trainRun) report() error {
 	if speed := r.history.Speed; speed.Steps > 0 {
 		t.row("images/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
 		t.row("reducing", "%.1f %% of a step", 100*speed.ReduceShare)
-		t.row("waiting", "%.1f %% of a step, for other replicas", 100*speed.WaitShare)
+		t.row("waiting", "%.1f %% of a step, for other replicas%s", 100*speed.WaitShare, r.ofThisWorker())
 	}
 	t.row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
 	t.row("weights hash", "%s", train.HashWeights(r.weights))

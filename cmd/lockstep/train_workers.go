@@ -12,6 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/train"
 )
 
 // multiWorker is the strategy by which lockstep train is one worker of a job.
@@ -105,6 +106,9 @@ func (r *trainRun) compareModel() error {
 		return err
 	}
 	for _, f := range own {
+		if f.Name == train.InitialFact && r.flags.workers.anyEngine {
+			continue
+		}
 		facts = append(facts, rendezvous.Fact(f))
 	}
 	return r.worker.Compare(r.in, "model and data", facts)
@@ -148,3 +152,11 @@ func (p *panicked) Error() string { return fmt.Sprintf("panic: %v\n\n%s", p.valu
 
 // Unwrap says what it is to the others.
 func (p *panicked) Unwrap() error { return distribute.ErrPeerLost }
+
+// workerCount returns how many workers train together.
+func (r *trainRun) workerCount() int {
+	if r.cfg.job == nil {
+		return 1
+	}
+	return r.cfg.job.Workers
+}
