@@ -459,6 +459,40 @@ func TestResumeWords(t *testing.T) {
 	}
 }
 
+// TestBackupFails: a snapshot that cannot be written ends training on all workers, with an error that says what was lost and what was not.
+func TestBackupFails(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	for _, layout := range [][]int{{2}, {1, 2}} {
+		for _, every := range []int{0, 1} {
+			dir := filepath.Join(t.TempDir(), "dir")
+			errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+				trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(7))
+				if err != nil {
+					return err
+				}
+				defer trainer.Close()
+				lose := Callback{OnStepEnd: func(_ context.Context, s Step) error {
+					if w == 0 && s.Epoch == 1 && s.Step == 2 {
+						return os.Rename(dir, dir+" elsewhere")
+					}
+					return nil
+				}}
+				b := backup(t, trainer, BackupConfig{Dir: dir, EverySteps: every})
+				h, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 1000, Callbacks: []Callback{lose, b.Callback()}})
+				if h.Steps > 20 {
+					t.Errorf("%v: worker %d went on for %d steps", layout, w, h.Steps)
+				}
+				return err
+			})
+			for w, err := range errs {
+				if err == nil || !strings.Contains(err.Error(), "training stops, for it could not be resumed: checkpoint: ") || !strings.Contains(err.Error(), "could not be written") {
+					t.Errorf("%v, every %d: worker %d ends with %v", layout, every, w, err)
+				}
+			}
+		}
+	}
+}
+
 // TestModelCheckpoint: which epochs' weights are written, and under which names.
 func TestModelCheckpoint(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)

@@ -177,7 +177,7 @@ func TestFilesTooLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"state.safetensors: file too large", "snapshot-000002-step-1 could not be written; the last one before it is snapshot-000001-step-1"} {
+	for _, want := range []string{"state.safetensors: file too large", "snapshot-000002-step-1 could not be written (the last one before it is snapshot-000001-step-1)"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("got %s, want %q", out, want)
 		}

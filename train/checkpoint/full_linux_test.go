@@ -26,13 +26,13 @@ func TestDiskFull(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	saved := strings.Count(string(out), "\n") - 2 - 1 // lines but for those of the error, which has two, and of what is left
+	saved := strings.Count(string(out), "\n") - 2 // lines but for those of the error, and of what is left
 	if saved < 3 {
 		t.Fatalf("got\n%s", out)
 	}
 	for _, want := range []string{
 		"error: checkpoint: ", "no space left on device",
-		fmt.Sprintf("snapshot-%06d-step-%d could not be written; the last one before it is snapshot-%06d-step-%d", saved+1, saved+1, saved, saved),
+		fmt.Sprintf("snapshot-%06d-step-%d could not be written (the last one before it is snapshot-%06d-step-%d)", saved+1, saved+1, saved, saved),
 		fmt.Sprintf("left: snapshot-%06d-step-%d", saved, saved),
 	} {
 		if !strings.Contains(string(out), want) {

@@ -123,7 +123,7 @@ func (m *Manager) save(n name, c *Contents) error {
 	path, unfinished := filepath.Join(m.dir, n.String()), m.unfinished(n)
 	if err := m.place(unfinished, path, c); err != nil {
 		os.RemoveAll(unfinished)
-		return fmt.Errorf("%w\nthe snapshot %s could not be written; %s", err, path, m.lastGood())
+		return fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", path, m.lastGood(), err)
 	}
 	return m.removeOld()
 }

@@ -166,7 +166,7 @@ func TestStart(t *testing.T) {
 	}
 	for range 2 {
 		err := m.Wait()
-		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "snapshot-000002-step-2 could not be written; there is no earlier one") {
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "snapshot-000002-step-2 could not be written (there is no earlier one)") {
 			t.Errorf("wait: got %v", err)
 		}
 		if m.Err() != err || m.Start(contents(3)) != err {
