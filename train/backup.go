@@ -21,7 +21,13 @@ type BackupConfig struct {
 	Keep int
 	// Resume says where training goes on: ResumeAuto at the newest good snapshot in Dir, if there is one, and else at the beginning;
 	// ResumeNever at the beginning; any other text is the path of a snapshot, or of a folder of them, that must be there.
+	//
+	// Where it does not go on at the newest one in Dir, a snapshot is written at once, so that this is the newest from now on.
 	Resume string
+	// Job names the job, and Restart says that it was restarted after a failure: then it goes on at the newest snapshot in Dir, if that
+	// is its own, whatever Resume says.
+	Job     string
+	Restart bool
 	// Facts are what a snapshot's training must have had in common with this one: its data set, its model, its optimizer. Others are
 	// refused.
 	Facts []Fact
@@ -98,6 +104,10 @@ func (b *Backup) Save(ctx context.Context) error {
 	if !b.saves || now == b.last {
 		return b.failed()
 	}
+	return b.save(ctx, now)
+}
+
+func (b *Backup) save(ctx context.Context, now moment) error {
 	s, err := b.t.Snapshot(ctx)
 	if err != nil {
 		return err
@@ -106,7 +116,7 @@ func (b *Backup) Save(ctx context.Context) error {
 	if b.manager == nil {
 		return nil
 	}
-	s.Facts, s.Build = b.cfg.Facts, b.cfg.Build
+	s.Facts, s.Build, s.Job = b.cfg.Facts, b.cfg.Build, b.cfg.Job
 	c, err := s.Contents()
 	if err != nil {
 		return err
@@ -140,7 +150,9 @@ func (b *Backup) told(err error) error {
 // moment returns what the trainer's state is the state of.
 func (t *Trainer) moment() moment {
 	m := moment{committed: t.committed}
-	if f := t.fitting; f != nil {
+	if s := t.resume; s != nil {
+		m.epoch, m.step, m.next, m.cut = s.Epoch, s.Step, place{s.Pass, s.Batch}, s.Cut
+	} else if f := t.fitting; f != nil {
 		m.epoch, m.step, m.next, m.cut = f.stand.epoch, f.stand.step, f.stand.next, f.stand.cut
 	}
 	return m
@@ -156,6 +168,9 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 		if s, message.Restored, failure = b.find(); failure == nil {
 			failure = b.open()
 		}
+		if failure == nil && b.saves {
+			message.Anew, failure = newerIn(b.cfg.Dir, message.Restored.Path)
+		}
 	}
 	s, message, err := b.t.share(ctx, s, message, failure)
 	if err != nil {
@@ -163,18 +178,31 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	}
 	said := message.Restored
 	b.saves, b.every, b.restored = message.Saves, message.Every, true
-	if s == nil {
-		return said, nil
+	var r Restored
+	if s != nil {
+		if r, err = b.t.restore(s); err != nil {
+			return Restored{}, fmt.Errorf("%w (%s)", err, said.Path)
+		}
+		r.Path, r.Refused, r.Differ = said.Path, said.Refused, append(r.Differ, said.Differ...)
 	}
-	r, err := b.t.restore(s)
+	if b.last = b.t.moment(); message.Anew {
+		err = b.save(ctx, b.last)
+	}
+	return r, err
+}
+
+// newerIn reports whether a folder has snapshots, and that at path is not the newest.
+func newerIn(dir, path string) (bool, error) {
+	all, err := checkpoint.List(dir)
+	if len(all) == 0 || err != nil || path == "" {
+		return len(all) > 0, err
+	}
+	newest, err := os.Stat(all[len(all)-1])
 	if err != nil {
-		return Restored{}, fmt.Errorf("%w (%s)", err, said.Path)
+		return false, err
 	}
-	r.Path, r.Refused, r.Differ = said.Path, said.Refused, append(r.Differ, said.Differ...)
-	if s.fit != nil {
-		b.last = moment{s.Step, s.fit.Epoch, s.fit.Step, place{s.fit.Pass, s.fit.Batch}, s.fit.Cut}
-	}
-	return r, nil
+	from, err := os.Stat(path)
+	return err == nil && !os.SameFile(newest, from), err
 }
 
 func (b *Backup) open() (err error) {
@@ -193,14 +221,22 @@ func (b *Backup) find() (*Snapshot, Restored, error) {
 	var on *checkpoint.Snapshot
 	var refused []error
 	var err error
-	switch b.cfg.Resume {
+	resume := b.cfg.Resume
+	if b.cfg.Restart && b.cfg.Dir != "" {
+		if s, _, err := checkpoint.Latest(b.cfg.Dir); err != nil {
+			return nil, Restored{}, err
+		} else if s != nil && writtenBy(s, b.cfg.Job) {
+			resume = ResumeAuto
+		}
+	}
+	switch resume {
 	case ResumeNever:
 	case ResumeAuto, "auto":
 		if b.cfg.Dir != "" {
 			on, refused, err = checkpoint.Latest(b.cfg.Dir)
 		}
 	default:
-		on, refused, err = checkpoint.Find(b.cfg.Resume)
+		on, refused, err = checkpoint.Find(resume)
 	}
 	if on == nil || err != nil {
 		return nil, Restored{}, err
@@ -218,6 +254,12 @@ func (b *Backup) find() (*Snapshot, Restored, error) {
 	}
 	r.Differ = differences(s.Build, b.cfg.Build)
 	return s, r, nil
+}
+
+// writtenBy reports whether a job has written a snapshot.
+func writtenBy(on *checkpoint.Snapshot, job string) bool {
+	s, err := SnapshotOf(&on.Contents)
+	return err == nil && s.Job == job
 }
 
 // differences says which facts differ between a snapshot and this training.

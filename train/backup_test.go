@@ -424,7 +424,11 @@ func TestResumeWords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 9, Steps: steps, Callbacks: []Callback{b.Callback()}})
+		var stop []Callback // before the first step
+		if steps == 0 {
+			stop = []Callback{{OnTrainBegin: func(context.Context) error { return ErrStop }}}
+		}
+		h, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 9, Steps: steps, Callbacks: append(stop, b.Callback())})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -442,8 +446,27 @@ func TestResumeWords(t *testing.T) {
 	if _, r := train(ResumeAuto, 2); r.Step != 2 { // the newest, not the one of most steps
 		t.Errorf("auto, after never: %+v", r)
 	}
+	if _, r := train(ResumeNever, 0); r.Found { // killed before its first step, say
+		t.Errorf("never: %+v", r)
+	}
+	if _, r := train(ResumeAuto, 3); !r.Found || r.Step != 0 {
+		t.Errorf("auto, after never and nothing more: %+v", r)
+	}
 	paths, err := checkpoint.List(dir)
 	if err != nil {
+		t.Fatal(err)
+	}
+	before := paths[0]
+	if _, r := train(before, 0); r.Path != before || r.Step != 2 {
+		t.Errorf("from the one before: %+v", r)
+	}
+	if _, r := train(ResumeAuto, 0); r.Step != 2 || r.EpochAt != 2 {
+		t.Errorf("auto, after the one before: %+v", r)
+	}
+	if _, r := train(ResumeAuto, 3); r.Step != 2 {
+		t.Errorf("auto, again: %+v", r)
+	}
+	if paths, err = checkpoint.List(dir); err != nil {
 		t.Fatal(err)
 	}
 	newest := paths[len(paths)-1]
@@ -456,6 +479,31 @@ func TestResumeWords(t *testing.T) {
 	}
 	if _, err := NewBackup(nil, BackupConfig{EverySteps: -1}); err == nil {
 		t.Error("EverySteps -1 was taken")
+	}
+}
+
+// TestRestart: a job that is restarted goes on at its own snapshot, whatever it was told at first, and at nobody else's.
+func TestRestart(t *testing.T) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	other, dir := t.TempDir(), t.TempDir()
+	for _, layout := range [][]int{{2}, {1, 1}} {
+		fitWithBackup(t, layout, ds, FitConfig{Steps: 1}, BackupConfig{Dir: other, Resume: ResumeNever, Job: "former"})
+		fitWithBackup(t, layout, ds, FitConfig{Steps: 2}, BackupConfig{Dir: dir, Resume: ResumeNever, Job: "former"})
+		for resume, first := range map[string]int64{ResumeNever: 0, other: 1} {
+			_, _, r := fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 4}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Restart: true})
+			if r.Step != first {
+				t.Errorf("%v, resume %q, without a snapshot of its own: %+v", layout, resume, r)
+			}
+			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Restart: true})
+			if r.Step != 4 {
+				t.Errorf("%v, resume %q, with one: %+v", layout, resume, r)
+			}
+			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5}, BackupConfig{Dir: dir, Resume: resume, Job: "own"})
+			if r.Step != first {
+				t.Errorf("%v, resume %q, when it was not restarted: %+v", layout, resume, r)
+			}
+			fitWithBackup(t, layout, ds, FitConfig{Steps: 2}, BackupConfig{Dir: dir, Resume: ResumeNever, Job: "former"})
+		}
 	}
 }
 

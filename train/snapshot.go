@@ -22,8 +22,9 @@ type Snapshot struct {
 	Replicas    int
 	// Variables are all variables, by Trainer.Variables. An average has one row per replica.
 	Variables []Weight
-	// Facts are what the program says about itself; see [BackupConfig].
+	// Facts, Build and Job are what the program says about itself; see [BackupConfig].
 	Facts, Build []Fact
+	Job          string
 
 	fit *fitState // nil: made outside of Fit
 }
@@ -44,12 +45,13 @@ type snapshotState struct {
 	Replicas    int       `json:"replicas"`
 	Facts       []Fact    `json:"facts,omitempty"`
 	Build       []Fact    `json:"build,omitempty"`
+	Job         string    `json:"job,omitempty"`
 	Fit         *fitState `json:"fit,omitempty"`
 }
 
 // Contents returns the snapshot as package checkpoint writes it.
 func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
-	state, err := json.Marshal(snapshotState{s.Step, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.fit})
+	state, err := json.Marshal(snapshotState{s.Step, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job, s.fit})
 	if err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
@@ -66,7 +68,7 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	if err := json.Unmarshal(c.State, &state); err != nil {
 		return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 	}
-	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, fit: state.Fit}
+	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, Job: state.Job, fit: state.Fit}
 	if s.Step < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
 		return nil, fmt.Errorf("train: snapshot: its state says step %d, %d replicas, global batch %d", s.Step, s.Replicas, s.GlobalBatch)
 	}
@@ -81,8 +83,8 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	return s, nil
 }
 
-// Snapshot returns the state of training between two steps: in a callback of [Trainer.Fit] with the place at which Fit stands,
-// outside of it without. With several workers all call it, the chief gets the snapshot and the others nil; they wait only for
+// Snapshot returns the state of training between two steps: in a callback of [Trainer.Fit] with the place at which Fit stands, after
+// [Trainer.Restore] with that at which it will go on, else without. With several workers all call it, the chief gets the snapshot and the others nil; they wait only for
 // the chief's copy of the replicas' averages. The tensors are copies.
 func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	t.at(PhaseSnapshot)
@@ -107,6 +109,8 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	}
 	if t.fitting != nil {
 		s.fit = t.fitting.state()
+	} else {
+		s.fit = t.resume
 	}
 	return s, nil
 }
@@ -263,6 +267,7 @@ func meanOfRows(rows *tensor.Tensor, shape []int) *tensor.Tensor {
 type shared struct {
 	Restored Restored `json:"restored"`
 	Saves    bool     `json:"saves"`
+	Anew     bool     `json:"anew"`  // there are newer snapshots than that it goes on from
 	Every    int      `json:"every"` // BackupConfig.EverySteps
 
 	Failure string          `json:"failure,omitempty"`

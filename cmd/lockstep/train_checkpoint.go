@@ -63,6 +63,9 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 		return nil
 	}
 	cfg := train.BackupConfig{Dir: o.dir, EverySteps: o.saveEvery, Keep: o.keep, Resume: o.resume}
+	if r.cfg.job != nil {
+		cfg.Job, cfg.Restart = r.cfg.job.ID, r.cfg.job.Epoch > 0
+	}
 	if o.wanted() {
 		if cfg.Facts, err = r.facts(ctx); err != nil {
 			return err

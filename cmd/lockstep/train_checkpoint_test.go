@@ -4,13 +4,17 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -49,15 +53,7 @@ func finished(t *testing.T, args ...string) string {
 
 // TestKilledTraining: a training that is killed at random moments, and started again each time, ends like one that was not.
 func TestKilledTraining(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("LOCKSTEP_TEST_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("LOCKSTEP_TEST_SEED=%d repeats the moments", seed)
-	g := rand.New(rand.NewPCG(seed, 0))
+	g := seeded(t)
 	kills := 4
 	if testing.Short() {
 		kills = 1
@@ -137,4 +133,103 @@ func TestInterruptedTraining(t *testing.T) {
 	if got := finished(t, append(length, "--checkpoint-dir", dir)...); got != want {
 		t.Errorf("got\n%s, want\n%s", got, want)
 	}
+}
+
+// TestKilledWorkers: a job of which workers are killed, the chief among them, is started again by lockstep run each time, goes on, and ends
+// like a training that was not disturbed.
+func TestKilledWorkers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: it starts a job of three processes three times")
+	}
+	g := seeded(t)
+	fields := func(file string) (out [4]any) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all map[string]any
+		if err := json.Unmarshal(text, &all); err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range []string{"weights_hash", "train_loss", "test_loss", "steps"} {
+			out[i] = all[name]
+		}
+		return out
+	}
+	dir := t.TempDir()
+	length := []string{"--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "4", "--progress", "none", "--summary"}
+	if out, err := lockstepProcess(t, append(append([]string{"train"}, length...), filepath.Join(dir, "whole"), "--replicas", "3")...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshots := filepath.Join(dir, "snapshots")
+	cmd := lockstepProcess(t, slices.Concat([]string{"run", "--nproc-per-node", "3", "--max-restarts", "2", "--", exe, "train"}, length,
+		[]string{filepath.Join(dir, "again"), "--replicas", "1", "--strategy", "multi-worker", "--checkpoint-dir", snapshots, "--save-every", "1"})...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	whom, started := []int{0, 1 + g.IntN(2)}, 0 // one of each start
+	worker := regexp.MustCompile(`worker (\d) \(rank \d, host .*, pid (\d+)\)$`)
+	var killing sync.WaitGroup
+	var lines []string
+	for s := bufio.NewScanner(stdout); s.Scan(); {
+		lines = append(lines, s.Text())
+		if strings.HasSuffix(s.Text(), "(the chief), by lockstep run") {
+			started++
+		}
+		m := worker.FindStringSubmatch(s.Text())
+		if m == nil || started > len(whom) || m[1] != strconv.Itoa(whom[started-1]) {
+			continue
+		}
+		pid, err := strconv.Atoi(m[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, _ := checkpoint.List(snapshots)
+		delay := time.Duration(g.Int64N(int64(100 * time.Millisecond)))
+		killing.Go(func() { // once it has saved something
+			for range 10_000 {
+				if now, _ := checkpoint.List(snapshots); len(now) > 0 && (len(before) == 0 || now[len(now)-1] != before[len(before)-1]) {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(delay)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		})
+	}
+	killing.Wait()
+	out := strings.Join(lines, "\n")
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, out, stderr.String())
+	}
+	if got, want := fields(filepath.Join(dir, "again")), fields(filepath.Join(dir, "whole")); got != want {
+		t.Errorf("got %v, want %v\n%s\n%s", got, want, out, stderr.String())
+	}
+	if n := strings.Count(out, "resumed "); n != 2 {
+		t.Errorf("it went on %d times, want 2\n%s\n%s", n, out, stderr.String())
+	}
+}
+
+// seeded returns random numbers, and says how to have them again.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("LOCKSTEP_TEST_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("LOCKSTEP_TEST_SEED=%d repeats it", seed)
+	return rand.New(rand.NewPCG(seed, 0))
 }
