@@ -226,6 +226,13 @@ func (n *Node) readHello(a *arrival) error {
 	if err := a.shim.tls.HandshakeContext(n.ctx); err != nil {
 		return n.slowOr(refusedProof, "TLS", explained(err))
 	}
+	again := make([]byte, helloBytes)
+	if _, err := io.ReadFull(a.conn, again); err != nil {
+		return n.slowOr(refusedProof, "TLS", explained(err))
+	}
+	if !bytes.Equal(again, b) {
+		return refuse(refusedProof, "its greeting is another one inside of TLS: somebody has exchanged connections")
+	}
 	return nil
 }
 
@@ -405,7 +412,7 @@ func (n *Node) dialOnce(ctx context.Context, to target, h hello) (a *arrival, er
 		}
 	}
 	if h.secure {
-		if err := n.secureDialed(short, a, to.addr); err != nil {
+		if err := n.secureDialed(short, a, to.addr, b); err != nil {
 			return nil, fmt.Errorf("TLS: %w", explained(err))
 		}
 	}
@@ -439,7 +446,7 @@ func (n *Node) proveDialed(a *arrival, greeting []byte) error {
 }
 
 // secureDialed begins TLS on a connection that this end has dialed.
-func (n *Node) secureDialed(ctx context.Context, a *arrival, address string) error {
+func (n *Node) secureDialed(ctx context.Context, a *arrival, address string, greeting []byte) error {
 	cfg := n.cfg.TLS
 	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
 		cfg = cfg.Clone()
@@ -448,5 +455,9 @@ func (n *Node) secureDialed(ctx context.Context, a *arrival, address string) err
 	a.shim = &shim{Conn: a.raw}
 	a.shim.tls = tls.Client(a.shim, cfg)
 	a.conn = a.shim.tls
-	return a.shim.tls.HandshakeContext(ctx)
+	if err := a.shim.tls.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	_, err := a.conn.Write(greeting) // so that TLS, too, knows whose this connection is
+	return err
 }

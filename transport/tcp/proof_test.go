@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -194,6 +195,18 @@ func TestRefusals(t *testing.T) {
 			"it is not encrypted, and its process is not known to be on this host", "it is not encrypted",
 		},
 		{
+			"TLS, and no secret to ask for",
+			[2]tcp.Config{{TLS: secure}, {TLS: secure, Authenticate: secret("a")}},
+			[2][]int{},
+			"the other end asks for no proof", "TLS: EOF",
+		},
+		{
+			"TLS, and no secret to give",
+			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {TLS: secure}},
+			[2][]int{},
+			"asks for a proof that this end belongs to it, and this end has none", "authentication",
+		},
+		{
 			"TLS to plain",
 			[2]tcp.Config{{}, {TLS: secure}},
 			[2][]int{},
@@ -269,5 +282,90 @@ func TestRefusals(t *testing.T) {
 	defer node.Close()
 	if _, err := node.Group(context.Background(), tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{0}, SameHost: []int{0}}); err == nil || errors.Is(err, context.Canceled) {
 		t.Errorf("ranks on one host that cannot prove anything: %v", err)
+	}
+}
+
+// TestExchanged: who is in the path passes on the open beginnings of two connections, and then exchanges their ends. Each TLS
+// connection is between two of the job, but not between those that the greetings say.
+func TestExchanged(t *testing.T) {
+	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Logger: slog.New(slog.DiscardHandler)}
+	var nodes []*tcp.Node
+	var addrs []string
+	var path path
+	for range 3 {
+		cfg.Dial = path.dial
+		n, err := tcp.Listen(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
+	}
+	path.to = addrs[0]
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() {
+			if _, err := n.Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{i}}); err == nil {
+				t.Errorf("rank %d has joined", i)
+			}
+		})
+	}
+	for nodes[0].Refused()["proof"] < 2 {
+		if time.Sleep(time.Millisecond); ctx.Err() != nil {
+			t.Fatalf("refused: %v, want both connections", nodes[0].Refused())
+		}
+	}
+	cancel()
+	wg.Wait()
+	path.done.Wait()
+}
+
+// path passes on connections to one address, and exchanges the first two of them behind the proof.
+type path struct {
+	to   string
+	done sync.WaitGroup
+
+	mu   sync.Mutex
+	held [][2]net.Conn // dialer's side, acceptor's side
+}
+
+const (
+	openOut = 80 + 64 // greeting, nonce, proof
+	openIn  = 1 + 64
+)
+
+func (p *path) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	far, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil || address != p.to {
+		return far, err
+	}
+	dialer, near := net.Pipe()
+	p.done.Go(func() {
+		back := make(chan struct{})
+		go func() {
+			io.CopyN(near, far, openIn)
+			close(back)
+		}()
+		io.CopyN(far, near, openOut)
+		<-back
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.held = append(p.held, [2]net.Conn{near, far}); len(p.held) == 2 {
+			p.join(p.held[0][0], p.held[1][1])
+			p.join(p.held[1][0], p.held[0][1])
+		}
+	})
+	return dialer, nil
+}
+
+func (p *path) join(a, b net.Conn) {
+	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
+		p.done.Go(func() {
+			io.Copy(way[0], way[1])
+			way[0].Close()
+			way[1].Close()
+		})
 	}
 }
