@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
@@ -16,18 +17,19 @@ import (
 
 // Meeting says where the agents and the workers of a job meet.
 type Meeting struct {
-	// Backend is the kind of store: "tcp", "file", or a scheme of Schemes.
+	// Backend is "tcp" (a store that node 0's agent serves), "etcd" (the same, but its address is found through etcd) or "file" (a
+	// folder).
 	Backend string
-	// Endpoint is where it is: "host:port" (tcp), a folder that all nodes share (file), what else the scheme wants after "://".
-	// With Serve and tcp it is the address to listen on; "" is any free port of 127.0.0.1.
+	// Endpoint is where that is: node 0's "host:port", etcd's "host:port,host:port", a folder that all nodes share. With Serve and tcp
+	// it is the address to listen on; "" is any free port of 127.0.0.1.
 	Endpoint string
+	// Etcd says how etcd is spoken to.
+	Etcd EtcdConfig
 	// ID names the job, and Secret, if given, encrypts the connections to a TCP store and proves who their ends are.
 	ID     string
 	Secret secret.Secret
-	// Serve says that a TCP store is to be served here.
+	// Serve says that a store which is not a folder is to be served here.
 	Serve bool
-	// Schemes are further kinds of stores.
-	Schemes map[string]rendezvous.Opener
 	// Logger gets what the store has to say. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -38,11 +40,15 @@ type Place struct {
 	// URL is what the workers are told.
 	URL string
 
-	server *rendezvous.Server
+	server    *rendezvous.Server
+	unpublish func()
 }
 
 // Close ends the use of the store, and the store itself if it is served here.
 func (p *Place) Close() error {
+	if p.unpublish != nil {
+		p.unpublish()
+	}
 	err := p.Store.Close()
 	if p.server != nil {
 		err = errors.Join(err, p.server.Close())
@@ -52,30 +58,87 @@ func (p *Place) Close() error {
 
 // Open opens the store, or serves it. One that is served elsewhere is waited for until ctx ends.
 func (m Meeting) Open(ctx context.Context) (*Place, error) {
-	if m.Backend == "tcp" && m.Serve {
-		return m.serve()
-	}
-	cfg := rendezvous.Config{Schemes: m.Schemes, Logger: m.Logger}
-	url, err := m.url()
-	if err == nil && m.Secret.Given() {
-		cfg.TLS, err = m.Secret.TLS(m.ID, 0)
-	}
+	p, err := m.open(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("launch: %w", err)
+	}
+	return p, nil
+}
+
+func (m Meeting) open(ctx context.Context) (*Place, error) {
+	switch {
+	case m.Backend == "etcd":
+		return m.throughEtcd(ctx)
+	case m.Backend == "file":
+		path, err := filepath.Abs(strings.TrimPrefix(m.Endpoint, "file://"))
+		if err != nil {
+			return nil, err
+		}
+		return m.dial(ctx, "file://"+filepath.ToSlash(path))
+	case m.Serve:
+		return m.serve()
+	}
+	return m.dial(ctx, "tcp://"+m.Endpoint)
+}
+
+// dial opens a store that is there.
+func (m Meeting) dial(ctx context.Context, url string) (*Place, error) {
+	cfg := rendezvous.Config{Logger: m.Logger}
+	if m.Secret.Given() {
+		var err error
+		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {
+			return nil, err
+		}
 	}
 	store, err := rendezvous.Open(ctx, url, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("launch: %w", err)
+		return nil, err
 	}
 	return &Place{Store: store, URL: url}, nil
 }
 
-func (m Meeting) url() (string, error) {
-	if m.Backend != "file" {
-		return m.Backend + "://" + m.Endpoint, nil
+// throughEtcd serves the store and says in etcd where, or finds it there.
+func (m Meeting) throughEtcd(ctx context.Context) (*Place, error) {
+	e, err := openEtcd(m.Endpoint, m.ID, m.Etcd)
+	if err != nil {
+		return nil, err
 	}
-	path, err := filepath.Abs(strings.TrimPrefix(m.Endpoint, "file://"))
-	return "file://" + filepath.ToSlash(path), err
+	if !m.Serve {
+		return m.follow(ctx, e)
+	}
+	own, err := rendezvous.RouteTo(ctx, e.address())
+	if err != nil {
+		return nil, err
+	}
+	m.Endpoint = net.JoinHostPort(own.String(), "0")
+	p, err := m.serve()
+	if err != nil {
+		return nil, err
+	}
+	if p.unpublish, err = e.publish(ctx, p.URL); err != nil {
+		return nil, errors.Join(fmt.Errorf("etcd: %w", err), p.Close())
+	}
+	return p, nil
+}
+
+// tryTime is how long an address from etcd is tried before it is looked up again.
+const tryTime = 3 * time.Second
+
+// follow opens the store whose address is in etcd. An address at which nobody answers is one of an earlier run that was killed: it goes
+// away in time.
+func (m Meeting) follow(ctx context.Context, e *etcd) (*Place, error) {
+	for {
+		url, err := e.find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		try, cancel := context.WithTimeout(ctx, tryTime)
+		p, err := m.dial(try, url)
+		cancel()
+		if err == nil || !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+			return p, err
+		}
+	}
 }
 
 // serve serves a TCP store. Its life has nothing to do with a context: it must outlive all who use it.
@@ -84,19 +147,19 @@ func (m Meeting) serve() (*Place, error) {
 	if m.Secret.Given() {
 		var err error
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {
-			return nil, fmt.Errorf("launch: %w", err)
+			return nil, err
 		}
 	}
 	if m.Endpoint != "" {
 		address, err := listenAddress(m.Endpoint)
 		if err != nil {
-			return nil, fmt.Errorf("launch: %w", err)
+			return nil, err
 		}
 		cfg.Listen = address
 	}
 	server, err := rendezvous.Serve(context.Background(), cfg)
 	if err != nil {
-		return nil, fmt.Errorf("launch: node 0 serves the store at its own address %s: %w", m.Endpoint, err)
+		return nil, fmt.Errorf("node 0 serves the store at its own address %s: %w", m.Endpoint, err)
 	}
 	_, port, _ := net.SplitHostPort(server.Addr())
 	host, _, _ := net.SplitHostPort(server.Addr())

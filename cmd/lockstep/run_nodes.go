@@ -64,7 +64,12 @@ func (o *runFlags) meeting(cfg *launch.Config) (launch.Meeting, error) {
 		return m, err
 	}
 	cfg.Node = o.nodeRank
-	m.Serve = m.Backend == "tcp" && cfg.Node == 0
+	m.Serve = cfg.Node == 0
+	if m.Backend == "etcd" {
+		if m.Etcd, err = launch.EtcdFromEnvironment(os.Getenv, os.ReadFile); err != nil {
+			return m, err
+		}
+	}
 	if cfg.Address = o.localAddr; cfg.Address == "" && cfg.Nodes > 1 {
 		cfg.Address, err = ownAddress(m)
 	}
@@ -148,7 +153,6 @@ func ownAddress(m launch.Meeting) (string, error) {
 		endpoint = host + ":9"
 	case "etcd":
 		endpoint, _, _ = strings.Cut(endpoint, ",")
-		endpoint, _, _ = strings.Cut(endpoint, "/")
 	}
 	address, err := rendezvous.RouteTo(context.Background(), endpoint)
 	if err != nil {
