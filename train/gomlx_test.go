@@ -11,7 +11,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/data/digits"
-	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/models"
@@ -38,7 +37,7 @@ func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, se
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: e})
+	s, err := strategyOf(e, replicas)
 	if err != nil {
 		t.Fatal(err)
 	}
