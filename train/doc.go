@@ -38,6 +38,12 @@
 // A [Snapshot] holds every replica's own bits and where Fit stands. A [Backup] writes snapshots while Fit runs, and a training that goes
 // on from one ends with the weights and the history of a training that was never disturbed.
 //
+// # Several workers
+//
+// Over a multi-worker strategy every worker makes a trainer, with the same model and configuration, and calls the same methods with
+// the same data, which yield global batches: each takes its replicas' shares. All begin with the chief's values, stop after the same
+// step ([Trainer.Stop]), and come to the bits of one worker with as many replicas.
+//
 // The package does not say how a model computes (package engine), nor how replicas meet (packages distribute and
 // collective).
 package train
