@@ -42,10 +42,11 @@
 //
 // # Several workers
 //
-// Every worker makes its own [NewMultiWorkerMirroredStrategy] over its part of one group of communicators, and makes the same
-// calls as the others in the same order. What replicas of one process can never do is still proven at once; between
-// processes a wait ends by the peer's closed connection or the deadline. A failure ends the step on all workers, but one whose step
-// had ended already keeps what it wrote.
+// Every worker makes its own [NewMultiWorkerMirroredStrategy], which meets those of the others (package cluster/worker), and makes the
+// same calls as the others in the same order. What replicas of one process can never do is still proven at once; between
+// processes a wait ends by the peer's closed connection, its heartbeat or the deadline, with an error that says which worker it
+// is about and what that was last seen doing (docs/failure.md). A failure ends the step on all workers, but one whose step had ended
+// already keeps what it wrote.
 //
 // docs/tf-distribute.md has a row for every name of tf.distribute, with what differs and why.
 // Logical CPU devices differ from TensorFlow, which has one unless told otherwise: here there is one per core.

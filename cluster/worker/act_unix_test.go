@@ -3,6 +3,7 @@
 package worker_test
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"syscall"
@@ -24,6 +25,7 @@ func act(what string) {
 	case "sleep":
 		time.Sleep(time.Hour)
 	case "wait":
+		fmt.Println("waits")
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	case "exit":
 		os.Exit(3)

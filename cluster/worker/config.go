@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -43,7 +44,8 @@ type Config struct {
 	// NoSharedMemory and Apart are as in package transport/mixed.
 	NoSharedMemory bool
 	Apart          string
-	// Build says which program this is; that of all workers must be equal. Default: none is compared.
+	// Build says which program this is; that of all workers must be equal. Default: the program's path, version and revision, as far as
+	// the build has noted them.
 	Build string
 	// Collective sets up the communicator. Its Epoch and Describe are the worker's.
 	Collective collective.Config
@@ -76,6 +78,9 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Collective.Logger == nil {
 		c.Collective.Logger = c.Logger
+	}
+	if c.Build == "" {
+		c.Build = program()
 	}
 	if c.Collective.Name == "" {
 		c.Collective.Name = "world"
@@ -126,6 +131,27 @@ func (c Config) filled() (Config, error) {
 	}
 	c.Secret = s
 	return c, nil
+}
+
+// program returns what the build has noted of this program: "example.com/digits v1.2.0, revision 1a2b3c, modified".
+func program() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	text := info.Path
+	if v := info.Main.Version; v != "" {
+		text += " " + v
+	}
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += ", modified"
+		}
+	}
+	return text
 }
 
 // More replicas of one worker, or more workers, are a mistake.

@@ -15,8 +15,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// Interrupted is what a failure matches that is nobody's: the job was asked to end.
-var Interrupted = errors.New("interrupted")
+// ErrInterrupted is what a failure matches that is nobody's: the job was asked to end.
+var ErrInterrupted = errors.New("interrupted")
 
 // failWait bounds how long Fail takes to reach the store.
 const failWait = time.Second
@@ -100,7 +100,7 @@ func kindOf(err error) string {
 	e := (*collective.Error)(nil)
 	found := errors.As(err, &e)
 	switch {
-	case errors.Is(err, Interrupted), errors.Is(err, context.Canceled):
+	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
 		return "interrupted"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "disk"

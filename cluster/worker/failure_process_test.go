@@ -17,6 +17,7 @@ import (
 
 // Whatever becomes of one of three workers, the others' errors say which it was, where, and what it was last seen doing.
 func TestFailures(t *testing.T) {
+	t.Parallel()
 	told := readFailures(t)
 	for _, test := range []struct {
 		name   string
@@ -93,6 +94,7 @@ func TestFailures(t *testing.T) {
 
 // A worker that takes long is no failure: those that wait for it say so in the log.
 func TestSlow(t *testing.T) {
+	t.Parallel()
 	told := readFailures(t)
 	store := freeStore(t)
 	var all []*process
@@ -198,6 +200,7 @@ func checkRecords(t *testing.T, folder string, who, workers int, kind, own strin
 
 // Workers that do not fit together do not begin, and all say why.
 func TestMisfits(t *testing.T) {
+	t.Parallel()
 	told := readFailures(t)
 	for _, test := range []struct {
 		name   string
@@ -246,6 +249,7 @@ func TestMisfits(t *testing.T) {
 
 // A worker with another secret, or none, does not get in, and all say so.
 func TestSecrets(t *testing.T) {
+	t.Parallel()
 	told := readFailures(t)
 	secret := strings.Repeat("secret", 6)
 	for name, other := range map[string]string{"another secret": strings.Repeat("geheim", 6), "none": ""} {

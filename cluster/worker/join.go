@@ -101,6 +101,7 @@ func (w *Worker) join(ctx context.Context) error {
 	}
 	if err != nil {
 		err = w.because(ctx, err)
+		w.leaveFailed()
 		w.stop()
 	}
 	return err
@@ -252,7 +253,8 @@ func hostOf(c *rendezvous.Card) string {
 // connect joins the replicas of all workers.
 func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	if other := w.elsewhere(); other >= 0 && !w.cfg.Secret.Given() {
-		why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[w.job.Worker], &w.cards[other])
+		low, high := min(other, w.job.Worker), max(other, w.job.Worker)
+		why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[low], &w.cards[high])
 		if !w.cfg.DataPlaintext {
 			return nil, noSecret(why)
 		}

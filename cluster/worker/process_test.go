@@ -77,7 +77,10 @@ func (c *child) config() (worker.Config, error) {
 		Collective: collective.Config{Timeout: c.Timeout},
 		Logger:     slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Getenv: func(name string) (string, bool) {
-			return c.Records, name == cluster.EnvRecords && c.Records != ""
+			if name != cluster.EnvRecords || c.Records == "" {
+				return "", false
+			}
+			return c.Records, true
 		},
 	}
 	if c.Apart {
@@ -243,10 +246,17 @@ type process struct {
 	goOn  io.WriteCloser // its standard input
 	last  string
 	kinds string // of the error that it told
+	link  string // its network interface, if it has one of its own
 }
 
 // start runs a child.
 func start(t *testing.T, c child) *process {
+	t.Helper()
+	return startBy(t, c, nil)
+}
+
+// startBy is start of a command that a test changes.
+func startBy(t *testing.T, c child, change func(*exec.Cmd)) *process {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -258,6 +268,9 @@ func start(t *testing.T, c child) *process {
 	}
 	p := &process{cmd: exec.Command(exe), lines: make(chan string, 100), logs: make(chan string, 100)}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	if change != nil {
+		change(p.cmd)
+	}
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -384,6 +397,7 @@ func freeStore(t *testing.T) string {
 
 // TestJoin: processes find each other, train, and leave.
 func TestJoin(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name     string
 		replicas []int

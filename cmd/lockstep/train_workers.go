@@ -123,7 +123,7 @@ func (r *trainRun) fail(err error) error {
 		return err
 	}
 	if r.in.asked.Load() && !r.stopped {
-		err = fmt.Errorf("%w: %w", worker.Interrupted, err)
+		err = fmt.Errorf("%w: %w", worker.ErrInterrupted, err)
 	}
 	if e := r.worker.Fail(err); e != nil {
 		slog.Default().Warn("lockstep: the other workers could not be told of the failure", "error", e)

@@ -1,0 +1,239 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/worker"
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// bare is an environment without anything.
+func bare(string) (string, bool) { return "", false }
+
+// only is an environment of one variable.
+func only(name, value string) func(string) (string, bool) {
+	return func(asked string) (string, bool) {
+		if asked != name {
+			return "", false
+		}
+		return value, true
+	}
+}
+
+// joinAll makes workers of this process, as it were several.
+func joinAll(t *testing.T, replicas ...int) []*worker.Worker {
+	t.Helper()
+	store := freeStore(t)
+	all := make([]*worker.Worker, len(replicas))
+	var wg sync.WaitGroup
+	for i, n := range replicas {
+		wg.Go(func() {
+			w, err := worker.Join(t.Context(), worker.Config{
+				Job:      &cluster.Job{Source: "a test", ID: "in one process", Worker: i, Workers: len(replicas), Store: store},
+				Replicas: n, NoSharedMemory: true, Getenv: bare, Logger: slog.New(slog.DiscardHandler),
+			})
+			if err != nil {
+				t.Errorf("worker %d: %v", i, err)
+			}
+			all[i] = w
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return all
+}
+
+// each calls f for all workers at the same time.
+func each(all []*worker.Worker, f func(w *worker.Worker) error) []error {
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, w := range all {
+		wg.Go(func() { errs[i] = f(w) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// TestMembers: everybody knows everybody, can compare, exchange, and leave; nothing is left behind, which goleak looks for.
+func TestMembers(t *testing.T) {
+	all := joinAll(t, 2, 1)
+	for i, w := range all {
+		members := w.Members()
+		if len(members) != 2 || members[0].Replicas != 2 || members[1].First != 2 || members[1].Worker != 1 || members[0].PID == 0 || members[0].Host == "" {
+			t.Errorf("worker %d knows %+v", i, members)
+		}
+		local := w.Group().Local()
+		if len(local) != members[i].Replicas || local[0].Rank() != members[i].First || local[0].Size() != 3 {
+			t.Errorf("worker %d has ranks from %d of %d", i, local[0].Rank(), local[0].Size())
+		}
+		spec, err := w.Resolver().Spec()
+		if n, e := cluster.WorkerCount(spec, cluster.Worker); err != nil || e != nil || n != 2 {
+			t.Errorf("worker %d: %v, %v, %v", i, spec, err, e)
+		}
+	}
+	for i, err := range each(all, func(w *worker.Worker) error {
+		return w.Compare(context.Background(), "same", []rendezvous.Fact{{Name: "model", Value: "mlp"}})
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	}
+	for i, err := range each(all, func(w *worker.Worker) error {
+		return w.Compare(context.Background(), "step", []rendezvous.Fact{{Name: "step", Value: string(rune('0' + w.Job().Worker))}})
+	}) {
+		if differ := (*rendezvous.DifferError)(nil); !errors.Is(err, worker.ErrDiffer) || !errors.As(err, &differ) || differ.Differences[0].Name != "step" {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	}
+	for i, err := range each(all, func(w *worker.Worker) error {
+		got, err := w.Exchange(context.Background(), "names", []byte{'a' + byte(w.Job().Worker)})
+		if err == nil && (len(got) != 2 || string(got[0])+string(got[1]) != "ab") {
+			err = errors.New(string(got[0]) + string(got[1]))
+		}
+		return err
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	}
+	for i, err := range each(all, func(w *worker.Worker) error { return errors.Join(w.Close(), w.Close()) }) {
+		if err != nil {
+			t.Errorf("worker %d leaves: %v", i, err)
+		}
+	}
+}
+
+// TestRebuild: the group that takes the place of one that failed works, and is aborted with the worker like the first.
+func TestRebuild(t *testing.T) {
+	all := joinAll(t, 1, 1)
+	groups := make([]collective.Group, 2)
+	for i, w := range all {
+		groups[i] = w.Group()
+		groups[i].Local()[0].Abort(errors.New("on purpose"))
+	}
+	for i, err := range each(all, func(w *worker.Worker) error {
+		g, err := w.Group().Rebuild(context.Background())
+		if err != nil {
+			return err
+		}
+		groups[w.Job().Worker] = g
+		return g.Local()[0].Do(context.Background(), &collective.Call{Op: collective.Barrier})
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	}
+	each(all, func(w *worker.Worker) error { return w.Close() })
+	for i, g := range groups {
+		if err := g.Local()[0].Do(context.Background(), &collective.Call{Op: collective.Barrier}); !errors.Is(err, collective.ErrClosed) {
+			t.Errorf("worker %d: after Close: %v", i, err)
+		}
+	}
+}
+
+// TestAlone: a job of one needs nobody, and can fail too.
+func TestAlone(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "records")
+	var phases []string
+	w, err := worker.Join(t.Context(), worker.Config{
+		Replicas: 2, OnProgress: func(_ int64, phase string) { phases = append(phases, phase) },
+		Getenv: only(cluster.EnvRecords, folder),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(w.Group().Local()); n != 2 || w.Store() != nil || w.Err() != nil {
+		t.Errorf("%d replicas, store %v, %v", n, w.Store(), w.Err())
+	}
+	w.Progress(7, "compute")
+	if err := errors.Join(w.Compare(t.Context(), "x", nil), w.Fail(nil), w.Fail(errors.New("first\nof all")), w.Fail(errors.New("second"))); err != nil {
+		t.Error(err)
+	}
+	records, err := failure.Read(folder, 0)
+	if err != nil || len(records) != 1 || records[0].Message != "first\nof all" || records[0].Step != 7 || records[0].Phase != "compute" || records[0].Kind != "error" {
+		t.Errorf("%+v, %v", records, err)
+	}
+	w.Progress(8, "compute")
+	if err := w.Fail(context.Canceled); err != nil {
+		t.Error(err)
+	}
+	if records, err = failure.Read(folder, 0); err != nil || len(records) != 1 || records[0].Kind != "interrupted" || records[0].Step != 8 {
+		t.Errorf("%+v, %v", records, err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if strings.Join(phases, " ") != "compute compute" {
+		t.Errorf("told of %v", phases)
+	}
+}
+
+// TestPanicking: a worker that is closed by a deferred function while its program panics leaves a record of that.
+func TestPanicking(t *testing.T) {
+	folder := t.TempDir()
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("Close has stopped the panic")
+			}
+		}()
+		w, err := worker.Join(t.Context(), worker.Config{Getenv: only(cluster.EnvRecords, folder)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		panic("at the disco")
+	}()
+	records, err := failure.Read(folder, 0)
+	if err != nil || len(records) != 1 || records[0].Kind != "panic" || !strings.Contains(records[0].Message, "worker_test.go:") {
+		t.Errorf("%+v, %v", records, err)
+	}
+}
+
+// TestConfig: what cannot be is said at once.
+func TestConfig(t *testing.T) {
+	two := func(change func(*cluster.Job)) *cluster.Job {
+		j := &cluster.Job{Source: "a test", Workers: 2, Store: "tcp://127.0.0.1:1"}
+		change(j)
+		return j
+	}
+	for _, test := range []struct {
+		name string
+		cfg  worker.Config
+		says string
+	}{
+		{"replicas", worker.Config{Replicas: -1}, "-1 replicas: want 1 to"},
+		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
+		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "there is no store where the workers can meet: set LOCKSTEP_STORE"},
+		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "can meet: because"},
+		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "want an URL that begins with one of"},
+		{"several hosts", worker.Config{Job: two(func(j *cluster.Job) {
+			j.Spec = cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}})
+		})}, "several hosts without a secret: the job is spread over a, b"},
+		{"secret", worker.Config{Job: two(func(*cluster.Job) {}), Getenv: only(cluster.EnvSecret, "short")}, "LOCKSTEP_SECRET: the secret has 5 characters"},
+		{"nobody serves", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 1 }), RendezvousTimeout: 1}, "worker 0, which serves the store at tcp://127.0.0.1:1, was not reached"},
+	} {
+		if test.cfg.Getenv == nil {
+			test.cfg.Getenv = bare
+		}
+		test.cfg.Logger = slog.New(slog.DiscardHandler)
+		w, err := worker.Join(t.Context(), test.cfg)
+		if err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v, want %q", test.name, err, test.says)
+		}
+		if w != nil && err == nil {
+			w.Close()
+		}
+	}
+}
