@@ -43,8 +43,8 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 	scheme, _, found := strings.Cut(url, "://")
 	open := cfg.Schemes[scheme]
 	if !found || open == nil {
-		return nil, fmt.Errorf("rendezvous: store %q: want an URL that begins with one of %s", url,
-			strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), "://, ")+"://")
+		return nil, fmt.Errorf("rendezvous: store %q: this program knows stores whose URLs begin with %s://; others, such as etcd's of module cluster/etcd, "+
+			"are given in Config.Schemes", url, strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
 	}
 	s, err := open(ctx, url, cfg)
 	if err != nil {

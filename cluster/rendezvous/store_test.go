@@ -2,9 +2,11 @@ package rendezvous_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -63,4 +65,73 @@ func TestConformanceFile(t *testing.T) {
 		url := "file://" + filepath.ToSlash(t.TempDir())
 		return func() rendezvous.Store { return open(t, url, rendezvous.Config{}) }
 	}})
+}
+
+// TestOpenWrong: an URL that is none says what would be one.
+func TestOpenWrong(t *testing.T) {
+	for url, want := range map[string]string{
+		"":                     "begin with file:// or tcp://",
+		"host:29500":           "begin with file:// or tcp://",
+		"etcd://h:2379":        "Config.Schemes",
+		"tcp://host":           "want tcp://host:port",
+		"tcp://":               "want tcp://host:port",
+		"file://folder":        "an absolute path",
+		"file://" + os.DevNull: os.DevNull,
+	} {
+		if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Open(%q): %v, want %q in it", url, err, want)
+		}
+	}
+}
+
+// TestFolder: a log that is none is refused with its name; a folder that is gone is a store that is lost; a log grows no further than it
+// must.
+func TestFolder(t *testing.T) {
+	folder := t.TempDir()
+	url, log := "file://"+filepath.ToSlash(folder), filepath.Join(folder, "lockstep-store.log")
+	if err := os.WriteFile(log, []byte(strings.Repeat("no log ", 10)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(), "lockstep-store.log: it is not the log of a store") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.Remove(log); err != nil {
+		t.Fatal(err)
+	}
+	a, b := open(t, url, rendezvous.Config{}), open(t, url, rendezvous.Config{})
+	defer a.Close()
+	defer b.Close()
+	if err := a.Set(t.Context(), "deleted", nil); err != nil {
+		t.Fatal(err)
+	}
+	_, revision, err := b.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Delete(t.Context(), "deleted"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 { // of 100 KiB: it is rewritten
+		if err := a.Set(t.Context(), "k", append(make([]byte, 100<<10), byte(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(log)
+	if err != nil || info.Size() > 2<<20 {
+		t.Errorf("after 4 MiB of changes the log has %d bytes, %v", info.Size(), err)
+	}
+	// Who was not there meanwhile has missed nothing.
+	entries, _, err := b.Changes(t.Context(), "", revision)
+	if err != nil || len(entries) != 2 || !entries[0].Deleted || entries[1].Key != "k" || entries[1].Value[100<<10] != 39 {
+		t.Errorf("%d changes, %v", len(entries), err)
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) {
+		t.Errorf("without the folder: %v, want ErrLost", err)
+	}
+	if _, _, err := b.List(t.Context(), ""); !errors.Is(err, rendezvous.ErrLost) {
+		t.Errorf("without the folder: %v, want ErrLost", err)
+	}
 }
