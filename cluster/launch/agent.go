@@ -40,7 +40,10 @@ type Config struct {
 	RestartsMax int
 	// RendezvousTimeout bounds how long the agents wait for one another at the beginning of an epoch. Default 5 minutes.
 	RendezvousTimeout time.Duration
-	// Grace is how long workers have to end once another has failed, before they are killed. Default 15 seconds.
+	// Settle is how long workers have to notice by themselves that another has failed, and to tell what they know, before they are asked to
+	// end. Default 1 second.
+	Settle time.Duration
+	// Grace is how long workers have to end once they are asked to, before they are killed. Default 15 seconds.
 	Grace time.Duration
 	// Heartbeat is how often agents show each other that they live; one that has not for ten times as long is lost. Default 3 seconds.
 	Heartbeat time.Duration
@@ -93,7 +96,7 @@ func (c Config) filled() (Config, error) {
 	for _, d := range []struct {
 		d *time.Duration
 		v time.Duration
-	}{{&c.RendezvousTimeout, 5 * time.Minute}, {&c.Grace, 15 * time.Second}, {&c.Heartbeat, 3 * time.Second}} {
+	}{{&c.RendezvousTimeout, 5 * time.Minute}, {&c.Settle, time.Second}, {&c.Grace, 15 * time.Second}, {&c.Heartbeat, 3 * time.Second}} {
 		if *d.d <= 0 {
 			*d.d = d.v
 		}

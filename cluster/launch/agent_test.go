@@ -117,7 +117,7 @@ type started struct {
 func launchScript(t *testing.T, script string, change func(*Config)) *started {
 	t.Helper()
 	s := &started{out: &output{}, err: &output{}, outcome: make(chan Outcome, 1)}
-	cfg := Config{Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err}
+	cfg := Config{Command: []string{"sh", "-c", script}, Workers: 2, Stdout: s.out, Stderr: s.err, Settle: 50 * time.Millisecond}
 	if change != nil {
 		change(&cfg)
 	}
@@ -281,6 +281,24 @@ exit 1`, nil)
 	o := s.wait(t)
 	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(), "stopped (by SIGSTOP or a debugger)") {
 		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
+	}
+}
+
+// TestSettling: workers that end by themselves after another's failure are not asked to, and are no root cause.
+func TestSettling(t *testing.T) {
+	s := launchScript(t, `trap 'echo asked' TERM; echo $$ > $LOCKSTEP_RECORDS/pid$RANK
+until [ -s $LOCKSTEP_RECORDS/pid1 ]; do sleep 0.01; done; pid=$(cat $LOCKSTEP_RECORDS/pid1)
+[ $RANK = 1 ] && kill -9 $$
+while kill -0 $pid 2>/dev/null; do sleep 0.01; done; exit 3`, func(c *Config) { c.Workers, c.Settle = 3, time.Minute })
+	o := s.wait(t)
+	if o.Code != 137 || o.Report.Root.Worker != 1 || strings.Contains(s.out.String(), "asked") ||
+		!strings.Contains(s.err.String(), "then    workers 0, 2: ended with exit code 3\n") {
+		t.Errorf("outcome %+v:\n%s%s", o, s.out, s.err)
+	}
+	for _, r := range o.Report.Others {
+		if len(r.Blames) != 1 || r.Blames[0] != 1 {
+			t.Errorf("worker %d blames %v, want [1]", r.Worker, r.Blames)
+		}
 	}
 }
 

@@ -24,7 +24,11 @@ type epoch struct {
 	memory   memoryKills // before the start
 	counted  bool
 
-	stopping bool // a failure ends the epoch
+	failing  bool // a worker has failed
+	first    int  // which, as far as this agent knows
+	firstAt  time.Time
+	settle   <-chan time.Time // when the other workers have had the time to tell of it themselves
+	stopping bool             // they have been asked to end
 	ends     map[int]nodeEnd
 	kill     <-chan time.Time // when what still runs is killed
 	giveUp   <-chan time.Time // when nodes that do not answer are given up
@@ -59,13 +63,15 @@ func (e *epoch) watch(ctx context.Context) {
 			e.heard(ev)
 		case sig := <-a.signals:
 			e.signalled(sig)
+		case <-e.settle:
+			e.stop()
 		case <-e.kill:
 			e.killAll()
 		case <-e.giveUp:
 			e.giveUp, e.gaveUp = nil, true
 		case <-done:
 			done = nil
-			e.stopping = true
+			e.failing, e.stopping = true, true
 			e.killAll()
 			e.giveUp = time.After(answerTime)
 		}
@@ -83,8 +89,10 @@ func (e *epoch) workerEnded(w *worker) {
 	}
 	record, failed := w.record(e.agent.cfg.Grace)
 	switch {
-	case failed && !w.asked && !e.stopping:
+	case failed && !w.asked && !e.failing:
 		e.fail(record)
+	case e.failing:
+		w.late = !w.asked
 	case e.agent.asked != nil && len(e.running) > 0 && e.kill == nil:
 		e.kill = time.After(e.agent.cfg.Grace) // the others wait for it in vain
 	}
@@ -97,15 +105,20 @@ func (e *epoch) workerEnded(w *worker) {
 func (e *epoch) fail(r failure.Record) {
 	if r.Kind == "signal" || r.Kind == "memory" { // else it has told itself
 		r.Job, r.Epoch, r.Host = e.agent.cfg.ID, e.number, e.agent.host
+		r.Message += e.agent.peers.lastSeen(r.Epoch, r.Worker)
 		e.agent.peers.record(r)
 	}
-	e.stopAll()
+	e.firstAt = r.Time
+	e.agent.peers.publish(r.Worker, "event", "stop", fmt.Sprint(e.number))
+	e.failed(r.Worker)
 }
 
-// stopAll asks the workers of all nodes to end.
-func (e *epoch) stopAll() {
-	e.agent.peers.publish(e.agent.cfg.Node, "event", "stop", fmt.Sprint(e.number))
-	e.stop()
+// failed gives the workers of this node a moment to notice that another has failed, to tell what they know and to end, before they are
+// asked to.
+func (e *epoch) failed(worker int) {
+	if !e.failing {
+		e.failing, e.first, e.settle = true, worker, time.After(e.agent.cfg.Settle)
+	}
 }
 
 // stop asks all workers of this node to end.
@@ -113,7 +126,7 @@ func (e *epoch) stop() {
 	if e.stopping {
 		return
 	}
-	e.stopping = true
+	e.failing, e.stopping, e.settle = true, true, nil
 	for _, w := range e.running {
 		if w.pid() > 0 && stopped(e.agent.root, w.pid()) {
 			w.halted, _ = w.tail.lines()
@@ -132,7 +145,10 @@ func (e *epoch) ask(sig os.Signal) {
 
 func (e *epoch) killAll() {
 	e.patience.Store(false)
-	e.each(func(w *worker) { killGroup(w.pid()) })
+	e.each(func(w *worker) {
+		w.killed = true
+		killGroup(w.pid())
+	})
 }
 
 // each calls f for all workers whose process has not ended, and notes that how they end is not of their own.
@@ -177,7 +193,7 @@ func (e *epoch) heard(ev event) {
 	case ev.lost != nil:
 		e.alone = ev.lost
 		e.agent.peers.leave--
-		e.stopAll()
+		e.stop()
 	case ev.kill:
 		if e.agent.asked == nil {
 			e.agent.asked = sigInterrupt
@@ -194,7 +210,7 @@ func (e *epoch) heard(ev event) {
 		e.interrupt(sig)
 	case ev.epoch != e.number: // of an epoch that is over
 	case ev.stop:
-		e.stop()
+		e.failed(ev.worker)
 		e.expect()
 	case ev.end != nil:
 		e.ends[ev.end.Node] = *ev.end
@@ -203,8 +219,8 @@ func (e *epoch) heard(ev event) {
 
 // expect gives up on the nodes that do not say within reasonable time that their workers have ended.
 func (e *epoch) expect() {
-	if e.stopping && len(e.running) == 0 && e.giveUp == nil {
-		e.giveUp = time.After(e.agent.cfg.Grace + answerTime)
+	if e.failing && len(e.running) == 0 && e.giveUp == nil {
+		e.giveUp = time.After(e.agent.cfg.Settle + e.agent.cfg.Grace + answerTime)
 	}
 }
 
@@ -239,6 +255,8 @@ func (e *epoch) failures() []told {
 			}
 		} else if !failed {
 			continue
+		} else {
+			e.attribute(w, &seen)
 		}
 		last, _ := w.tail.lines()
 		if w.halted != nil {
@@ -247,6 +265,16 @@ func (e *epoch) failures() []told {
 		out = append(out, told{seen, last})
 	}
 	return out
+}
+
+// attribute adds to a record that only this agent can write what a worker itself would have told.
+func (e *epoch) attribute(w *worker, r *failure.Record) {
+	if w.late && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
+		r.Blames = []int{e.first} // most likely it has lost that one
+	}
+	if w.err == nil && r.Kind != "interrupted" {
+		r.Message += e.agent.peers.lastSeen(e.number, r.Worker)
+	}
 }
 
 // outcome says what the epoch came to.
@@ -272,7 +300,7 @@ func (e *epoch) outcome() Outcome {
 		}
 	case o.Interrupted:
 		o.Code = codeInterrupted
-	case e.alone != nil || e.stopping:
+	case e.alone != nil || e.failing:
 		o.Code = 1
 	}
 	return o

@@ -46,6 +46,7 @@ type interruption struct {
 type event struct {
 	epoch        uint32
 	stop         bool
+	worker       int // that failed
 	end          *nodeEnd
 	interruption *interruption // the first time
 	kill         bool          // the second
@@ -116,17 +117,38 @@ func (p *peers) record(r failure.Record) {
 	}
 }
 
+// lastSeen is the end of a sentence about a worker that cannot tell any more what it was doing: what its last pulse tells, "" if it had none.
+func (p *peers) lastSeen(epoch uint32, worker int) string {
+	if p.store == nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), time.Second)
+	defer cancel()
+	text, _, err := p.store.Get(ctx, rendezvous.Key(p.job, epoch, "alive", strconv.Itoa(worker)))
+	var pulse rendezvous.Pulse
+	if err != nil || json.Unmarshal(text, &pulse) != nil || pulse.Phase == "" {
+		return ""
+	}
+	out := "; last seen in " + pulse.Phase
+	if pulse.Step >= 0 {
+		out = fmt.Sprintf("; last seen in step %d, %s", pulse.Step, pulse.Phase)
+	}
+	if pulse.Text != "" {
+		out += ", " + pulse.Text
+	}
+	return out
+}
+
 // close says goodbye. Node 0, in whose agent the store may live, waits until the others have done so too, or for a while.
 func (p *peers) close() {
+	last := p.node == 0 && p.store != nil
 	if p.nodes > 1 {
 		p.publish(p.nonce, "bye", strconv.Itoa(p.node))
-		if p.node == 0 {
-			p.farewell()
-		}
+		last = last && p.farewell()
 	}
 	p.cancel()
 	p.work.Wait()
-	if p.node == 0 && p.store != nil {
+	if last {
 		p.clean()
 	}
 }
@@ -147,16 +169,17 @@ func (p *peers) clean() {
 // farewellTime is how long node 0 waits for the others' goodbyes.
 const farewellTime = 5 * time.Second
 
-func (p *peers) farewell() {
+// farewell reports whether all are gone.
+func (p *peers) farewell() bool {
 	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
 	defer cancel()
 	for {
 		entries, revision, err := p.store.List(ctx, p.prefix+"bye/")
 		if err != nil || len(entries) >= p.leave {
-			return
+			return err == nil && len(entries) == p.nodes
 		}
 		if _, _, err = p.store.Changes(ctx, p.prefix+"bye/", revision); err != nil {
-			return
+			return false
 		}
 	}
 }
@@ -276,7 +299,8 @@ func (p *peers) read(entry rendezvous.Entry) (ev event, ok bool) {
 	case entry.Deleted:
 		return event{}, false
 	case what == "stop" && len(numbers) == 1:
-		return event{epoch: uint32(numbers[0]), stop: true}, true
+		ev = event{epoch: uint32(numbers[0]), stop: true}
+		return ev, json.Unmarshal(entry.Value, &ev.worker) == nil
 	case what == "end" && len(numbers) == 2:
 		ev = event{epoch: uint32(numbers[0]), end: &nodeEnd{}}
 		return ev, json.Unmarshal(entry.Value, ev.end) == nil && ev.end.Node == numbers[1] && ev.end.Node < p.nodes

@@ -35,6 +35,8 @@ type worker struct {
 	ending ending
 	at     time.Time
 	asked  bool     // it had been asked to end, or was killed
+	killed bool     // by this agent
+	late   bool     // it ended after another had failed, unasked
 	halted []string // it was found stopped, having written this last; nil: it was not
 	memory memoryKills
 }
@@ -200,9 +202,9 @@ func (w *worker) record(grace time.Duration) (failure.Record, bool) {
 		r.Kind, r.Message = "error", "could not be started: "+w.err.Error()
 	case w.ending.code == 0:
 		return r, false
-	case w.asked && w.ending.signal == "SIGKILL":
+	case w.killed && w.ending.signal == "SIGKILL":
 		r.Kind, r.Message = "interrupted", fmt.Sprintf("killed, as it had not ended %v after it was asked to", grace)
-	case w.asked:
+	case w.asked && w.ending.signal != "SIGKILL":
 		r.Kind, r.Message = "interrupted", "asked to end, and ended with "+w.ending.String()
 	case w.ending.signal == "SIGKILL" && w.memory.count > 0:
 		r.Kind, r.Message = "memory", fmt.Sprintf("killed by SIGKILL: the kernel has killed %d of the processes of %s for want of memory since it started", w.memory.count, w.memory.where)
