@@ -65,8 +65,9 @@ func (w *Worker) record(err error) *failure.Record {
 		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Ranks: me.Ranks(), Host: me.Host, PID: me.PID, Time: time.Now(),
 		Kind: kindOf(err), Message: err.Error(), Blames: w.blames(err), Step: s.Step, Phase: s.Phase, ExitCode: -1,
 	}
-	if r.Kind == "panic" || r.Kind == "error" {
-		r.Stack = stacksText(stacks.Snapshot(), recordFrames)
+	if self := stacks.Self(); r.Kind == "panic" && panicAt(&self) >= 0 {
+		self.Frames = self.Frames[panicAt(&self)+1:] // of a replica's panic the message has the stack
+		r.Stack = stacksText([]stacks.Goroutine{self}, recordFrames)
 	}
 	return r
 }
@@ -81,7 +82,7 @@ func (p *panicked) Error() string { return "the program panics" + p.at }
 // panicking returns that the calling goroutine runs deferred functions because of a panic, or nil.
 func panicking() error {
 	self := stacks.Self()
-	at := slices.IndexFunc(self.Frames, func(f stacks.Frame) bool { return f.Func == "panic" })
+	at := panicAt(&self)
 	if at < 0 {
 		return nil
 	}
@@ -93,6 +94,11 @@ func panicking() error {
 		}
 	}
 	return p
+}
+
+// panicAt returns the frame that panicked, or -1.
+func panicAt(g *stacks.Goroutine) int {
+	return slices.IndexFunc(g.Frames, func(f stacks.Frame) bool { return f.Func == "panic" })
 }
 
 // kindOf returns the kind of a failure, in the words of [failure.Record].

@@ -77,13 +77,20 @@ func (w *Worker) Compare(ctx context.Context, name string, facts []rendezvous.Fa
 	}
 	if differ := (*rendezvous.DifferError)(nil); errors.As(err, &differ) {
 		differ.What = name
-		return fmt.Errorf("worker: %w: %w", ErrDiffer, err)
+		return &differs{err}
 	}
 	return fmt.Errorf("worker: comparing %s: %w", name, w.because(ctx, err))
 }
 
 // ErrDiffer is matched by the error of workers that differ in what must be equal.
 var ErrDiffer = errors.New("the workers differ")
+
+// differs is an error that says in what the workers differ.
+type differs struct{ error }
+
+func (d *differs) Error() string { return "worker: " + d.error.Error() }
+
+func (d *differs) Unwrap() []error { return []error{ErrDiffer, d.error} }
 
 // Exchange gives every worker what every worker gave, by worker. All call it with the same name, once for each. It waits as
 // Compare does.

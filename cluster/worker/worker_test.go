@@ -196,7 +196,7 @@ func TestPanicking(t *testing.T) {
 		panic("at the disco")
 	}()
 	records, err := failure.Read(folder, 0)
-	if err != nil || len(records) != 1 || records[0].Kind != "panic" || !strings.Contains(records[0].Message, "worker_test.go:") {
+	if err != nil || len(records) != 1 || records[0].Kind != "panic" || !strings.Contains(records[0].Message, "worker_test.go:") || !strings.Contains(records[0].Stack, "TestPanicking") {
 		t.Errorf("%+v, %v", records, err)
 	}
 }
@@ -217,7 +217,7 @@ func TestConfig(t *testing.T) {
 		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
 		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "there is no store where the workers can meet: set LOCKSTEP_STORE"},
 		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "can meet: because"},
-		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "want an URL that begins with one of"},
+		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "knows stores whose URLs begin with file:// or tcp://"},
 		{"several hosts", worker.Config{Job: two(func(j *cluster.Job) {
 			j.Spec = cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}})
 		})}, "several hosts without a secret: the job is spread over a, b"},
