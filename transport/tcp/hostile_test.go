@@ -3,6 +3,7 @@ package tcp
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -186,6 +187,35 @@ func TestCrowd(t *testing.T) {
 	if got := nodes[0].Refused(); got["slow"] != 200 {
 		t.Errorf("counted %v, want 200 that were slow", got)
 	}
+}
+
+// TestCloseAmongStrangers: a node that closes waits for nobody who has stopped half way.
+func TestCloseAmongStrangers(t *testing.T) {
+	n, err := Listen(Config{
+		Job: "ours", Handshake: time.Hour, TLS: &tls.Config{}, Logger: slog.New(slog.DiscardHandler),
+		Authenticate: func(conn net.Conn, _ bool, _ []byte) error {
+			_, err := io.ReadFull(conn, make([]byte, 1))
+			return err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	greeting := (&hello{purpose: purposeLink, streams: 1, secure: true, job: n.job}).encode()
+	for _, says := range [][]byte{nil, greeting[:20], greeting, append(greeting, 'p'), append(greeting, 'p', 0x16, 3)} {
+		c, err := net.Dial("tcp", n.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.Write(says)
+		if len(says) >= helloBytes {
+			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it asks for the proof
+				t.Fatal(err)
+			}
+		}
+	}
+	n.Close()
 }
 
 // TestEarly: connections for groups that have not begun here wait for them, also when they come with frames and messages.
