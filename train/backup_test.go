@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -269,8 +270,14 @@ func TestResumeOverWorkers(t *testing.T) {
 	}
 	timeless(want)
 	layouts := [][]int{{3}, {1, 1, 1}, {1, 2}, {2, 1}}
+	if testing.Short() {
+		t.Log("-short: from each layout to one other")
+	}
 	for i, from := range layouts {
 		for j, to := range layouts {
+			if testing.Short() && j != (i+1)%len(layouts) {
+				continue
+			}
 			dir := filepath.Join(t.TempDir(), "not", "there")
 			some := cfg
 			some.Steps = 1 + (3*i+j)%8
@@ -480,6 +487,57 @@ func TestResumeWords(t *testing.T) {
 	if _, err := NewBackup(nil, BackupConfig{EverySteps: -1}); err == nil {
 		t.Error("EverySteps -1 was taken")
 	}
+}
+
+// FuzzSnapshotState: whatever a manifest says of the state, going on from it ends with a history or an error.
+func FuzzSnapshotState(f *testing.F) {
+	ds := sizes(lineExamples(16), 7, 7, 2)
+	saving, _ := newFake(f, 2, 7, fakeModel{})
+	var good *checkpoint.Contents
+	_, err := saving.Fit(f.Context(), ds, FitConfig{Epochs: 2, Validation: ds, Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
+		s, err := saving.Snapshot(ctx)
+		if err != nil {
+			return err
+		}
+		good, err = s.Contents()
+		f.Add([]byte(good.State))
+		return err
+	}}}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(`{"replicas":1,"global_batch":7,"seed":3,"fit":{"epoch":1,"pass":9,"batch":5,"batches":3}}`))
+	f.Fuzz(func(t *testing.T, state []byte) {
+		s, err := SnapshotOf(&checkpoint.Contents{State: state, Tensors: good.Tensors})
+		if err != nil {
+			return
+		}
+		trainer, _ := newFake(t, 2, 7, fakeModel{})
+		if _, err := trainer.Restore(t.Context(), s); err != nil {
+			return
+		}
+		if h, err := trainer.Fit(t.Context(), ds, FitConfig{Epochs: 2, Steps: 9}); h == nil {
+			t.Errorf("no history, %v", err)
+		}
+	})
+}
+
+// FuzzSharedTensor: whatever is said of a tensor, its bytes make it or are refused.
+func FuzzSharedTensor(f *testing.F) {
+	f.Add(uint8(tensor.Float32), 2, 3, make([]byte, 24))
+	f.Add(uint8(tensor.Int8), 0, 1<<20, []byte{})
+	f.Add(uint8(tensor.Float64), math.MaxInt, math.MaxInt, make([]byte, 8))
+	f.Fuzz(func(t *testing.T, dtype uint8, rows, columns int, elements []byte) {
+		d := tensor.DType(dtype)
+		v, err := sharedTensor{"x", d, []int{rows, columns}}.value(elements)
+		if err == nil && (v.DType() != d || !slices.Equal(v.Shape(), []int{rows, columns}) || string(v.Memory().HostBytes()) != string(elements)) {
+			t.Errorf("%d (%d, %d) of %d bytes: got %v", dtype, rows, columns, len(elements), v)
+		}
+		fits := d.Valid() && d != tensor.String && rows >= 0 && columns >= 0 && rows < 1<<20 && columns < 1<<20 && rows*columns*d.Bytes() == len(elements)
+		if fits != (err == nil) && rows < 1<<20 && columns < 1<<20 {
+			t.Errorf("%d (%d, %d) of %d bytes: got %v", dtype, rows, columns, len(elements), err)
+		}
+	})
 }
 
 // TestRestart: a job that is restarted goes on at its own snapshot, whatever it was told at first, and at nobody else's.

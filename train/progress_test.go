@@ -43,6 +43,22 @@ func check(t *testing.T, err error) {
 	}
 }
 
+// TestProgressGoesOn: the rate of an epoch that goes on is that of all its steps.
+func TestProgressGoesOn(t *testing.T) {
+	var out strings.Builder
+	c := NewProgress(ProgressConfig{Out: &out, Unit: "images"})
+	check(t, c.OnEpochBegin(t.Context(), EpochBegin{Epoch: 1, Epochs: 2, Steps: 30, Done: 20, Elapsed: 10 * time.Second}))
+	m := &mean{weight: 64 * 20, examples: 64 * 20}
+	for step := 21; step <= 30; step++ {
+		m.examples += 64
+		check(t, c.OnStepEnd(t.Context(), Step{Step: step, Duration: 500 * time.Millisecond, mean: m}))
+	}
+	check(t, c.OnEpochEnd(t.Context(), Epoch{Result: m.result(), Epoch: 1, Steps: 30, Duration: 15 * time.Second}))
+	if want := "epoch 2/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.0000\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
 func TestProgressPlain(t *testing.T) {
 	got := replay(t, ProgressConfig{Unit: "images"}, 30, 30)
 	want := `epoch 1/2, step 20/30: 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500

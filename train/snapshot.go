@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -281,6 +282,33 @@ type sharedTensor struct {
 	Shape []int        `json:"shape"`
 }
 
+// value returns the tensor whose elements are these bytes.
+func (s sharedTensor) value(elements []byte) (*tensor.Tensor, error) {
+	if !s.DType.Valid() || s.DType == tensor.String {
+		return nil, fmt.Errorf("it says dtype %d: want one of numbers", s.DType)
+	}
+	n, empty := 1, false
+	for _, d := range s.Shape {
+		switch {
+		case d == 0:
+			empty = true
+		case d < 0 || n > math.MaxInt/8/d: // more than can be addressed
+			return nil, fmt.Errorf("it says shape %s", tensor.FormatShape(s.Shape))
+		default:
+			n *= d
+		}
+	}
+	if empty {
+		n = 0
+	}
+	if n*s.DType.Bytes() != len(elements) {
+		return nil, fmt.Errorf("it sent %d bytes for %v%s", len(elements), s.DType, tensor.FormatShape(s.Shape))
+	}
+	out := tensor.New(s.DType, s.Shape...)
+	copy(out.Memory().HostBytes(), elements)
+	return out, nil
+}
+
 // share gives all workers the chief's snapshot and what it says of it, or the error with which it has none.
 func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failure error) (*Snapshot, shared, error) {
 	if !t.others() {
@@ -331,11 +359,10 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failur
 		if err != nil {
 			return nil, message, fmt.Errorf("train: restore: getting %s from the chief: %w", v.Name, err)
 		}
-		value := tensor.New(v.DType, v.Shape...)
-		if len(bits) != value.Memory().Bytes {
-			return nil, message, fmt.Errorf("train: restore: the chief sent %d bytes for %s: want %d", len(bits), v.Name, value.Memory().Bytes)
+		value, err := v.value(bits)
+		if err != nil {
+			return nil, message, fmt.Errorf("train: restore: getting %s from the chief: %w", v.Name, err)
 		}
-		copy(value.Memory().HostBytes(), bits)
 		c.Tensors = append(c.Tensors, checkpoint.Tensor{Name: v.Name, Value: value})
 	}
 	s, err = SnapshotOf(c)
