@@ -191,6 +191,21 @@ func (c *Config) beat() time.Duration {
 	return min(beatMost, c.HeartbeatTimeout/8)
 }
 
+// oneHost reports whether all workers of a job are known to be on this host.
+func oneHost(j *cluster.Job) bool {
+	if j.LocalWorkers == j.Workers {
+		return true
+	}
+	for _, kind := range []string{cluster.Chief, cluster.Worker} {
+		for _, address := range j.Spec.Tasks(kind) {
+			if address == "" {
+				return false
+			}
+		}
+	}
+	return hosts(j) == nil
+}
+
 // hosts returns the hosts that the job's spec names, if these are several by what they are called: nil if it names one, or
 // does not tell.
 func hosts(j *cluster.Job) []string {

@@ -144,17 +144,19 @@ func (w *Worker) openStore(ctx context.Context) error {
 		}
 	}
 	if serves(w.job) && w.job.Worker == 0 {
-		address, err := w.serveAt(ctx)
-		if err != nil {
-			return err
-		}
 		// The server ends with Close, not with the wait.
-		w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{Listen: address, TLS: cfg.TLS, Logger: w.cfg.Logger})
+		var err error
+		w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{
+			Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), TLS: cfg.TLS, Logger: w.cfg.Logger,
+		})
 		if err != nil {
 			return fmt.Errorf("serving the store for the other workers: %w; if the port is taken, or the address is not this host's, give the job another store (%s)", err, cluster.EnvStore)
 		}
 		w.store = w.server.Store()
 		return nil
+	}
+	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, w.outward(ctx, address))
 	}
 	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
 	switch {
@@ -171,22 +173,23 @@ func (w *Worker) openStore(ctx context.Context) error {
 	return nil
 }
 
-// serveAt returns the address at which worker 0 serves the store: what the others dial. If this host's own name leads it to itself
-// only (127.0.1.1 in /etc/hosts), it is the address of the interface that leads outward.
-func (w *Worker) serveAt(ctx context.Context) (string, error) {
-	address := strings.TrimPrefix(w.job.Store, "tcp://")
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return "", fmt.Errorf("store %q: %w", w.job.Store, err)
+// outward returns where a TCP store at an address is, seen from this host. A host's name often leads from the host itself to a
+// loopback address (127.0.1.1 in /etc/hosts), which no other host reaches: then it is the interface that leads outward, for the one who
+// serves the store and for those who dial it from there. A job that is all on one host keeps to loopback.
+func (w *Worker) outward(ctx context.Context, address string) string {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "localhost" || net.ParseIP(host) != nil || oneHost(w.job) {
+		return address
 	}
-	if hosts(w.job) == nil {
-		return address, nil
+	found, err := net.DefaultResolver.LookupHost(ctx, host)
+	if err != nil || !net.ParseIP(found[0]).IsLoopback() {
+		return address
 	}
 	ip, err := rendezvous.RouteTo(ctx, address)
 	if err != nil {
-		return "", err
+		return address
 	}
-	return net.JoinHostPort(ip.String(), port), nil
+	return net.JoinHostPort(ip.String(), port)
 }
 
 // about is what a worker's card says besides.

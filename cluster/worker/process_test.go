@@ -403,17 +403,26 @@ func TestJoin(t *testing.T) {
 		replicas []int
 		change   func(*child)
 		file     bool
+		named    bool // the store's host is this one's name
 		want     string
 	}{
 		{name: "two workers", replicas: []int{1, 1}, want: "45"},
 		{name: "unequal workers, by TCP", replicas: []int{2, 1, 3}, change: func(c *child) { c.TCP = true }, want: "315"},
 		{name: "by a folder", replicas: []int{1, 1}, file: true, want: "45"},
+		{name: "by this host's name", replicas: []int{1, 1}, named: true, want: "45"},
 		{name: "by a strategy", replicas: []int{2, 1}, change: func(c *child) { c.Strategy = true }, want: "90"},
 		{name: "with a secret", replicas: []int{1, 1}, change: func(c *child) { c.Secret = strings.Repeat("secret", 6); c.TCP = true }, want: "45"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			store := freeStore(t)
 			folder := filepath.Join(t.TempDir(), "store")
+			if test.named {
+				host, err := os.Hostname()
+				if _, e := net.LookupHost(host); err != nil || e != nil {
+					t.Skipf("this host does not know its own name: %v, %v", err, e)
+				}
+				store = strings.Replace(store, "127.0.0.1", host, 1)
+			}
 			if test.file {
 				store = "file://" + folder
 			}

@@ -18,7 +18,7 @@ type doing struct {
 }
 
 // Progress says that the training goroutine has come to a phase of a step: "compute", "reduce", "apply", "snapshot", …. The
-// others show it if this worker is lost, and see from it that it is not stuck. It costs some nanoseconds. A negative step is one
+// others show it if this worker is lost, and see from it that it is not stuck. It costs far less than a microsecond. A negative step is one
 // that is not known.
 func (w *Worker) Progress(step int64, phase string) {
 	w.doing.step.Store(step)

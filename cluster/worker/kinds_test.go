@@ -1,0 +1,54 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// TestKinds: what a record says of an error, and whom it lays it on. This is worker 1, whose ranks are 2 and 3.
+func TestKinds(t *testing.T) {
+	w := &Worker{job: &cluster.Job{Worker: 1, Workers: 3}, members: []Member{
+		{Worker: 0, Replicas: 2},
+		{Worker: 1, First: 2, Replicas: 2},
+		{Worker: 2, First: 4, Replicas: 1},
+	}}
+	for name, c := range map[string]struct {
+		err    error
+		kind   string
+		blames []int
+	}{
+		"an own error":           {errors.New("no"), "error", nil},
+		"a full disk":            {fmt.Errorf("writing: %w", syscall.ENOSPC), "disk", nil},
+		"no memory":              {fmt.Errorf("mapping: %w", syscall.ENOMEM), "memory", nil},
+		"asked to end":           {fmt.Errorf("%w: train", ErrInterrupted), "interrupted", nil},
+		"its context ended":      {context.Canceled, "interrupted", nil},
+		"a lost peer":            {&collective.Error{Kind: collective.ErrPeerLost, Rank: 2, Peers: []int{4}}, "lost", []int{2}},
+		"peers that do not come": {&collective.Error{Kind: collective.ErrTimeout, Rank: 3, Peers: []int{0, 1, 4}}, "timeout", []int{0, 2}},
+		"told of a lost peer":    {&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{4}}, "lost", []int{2}},
+		"lost by another":        {&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{2}}, "lost", []int{0}},
+		"told of a failure":      {&collective.Error{Kind: collective.ErrAborted, Rank: 4, Err: errors.New("no")}, "error", []int{2}},
+		"an own replica panics":  {fmt.Errorf("replica 2: %w", collective.ErrPeerLost), "panic", nil},
+		"an own replica hangs":   {&collective.Error{Kind: collective.ErrTimeout, Rank: 2, Peers: []int{3}}, "timeout", nil},
+		"the calls differ":       {&collective.Error{Kind: collective.ErrMismatch, Rank: 0, Peers: []int{2}}, "mismatch", nil},
+	} {
+		if kind, blames := kindOf(c.err), w.blames(c.err); kind != c.kind || !slices.Equal(blames, c.blames) {
+			t.Errorf("%s: %s, blames %v; want %s, %v", name, kind, blames, c.kind, c.blames)
+		}
+	}
+}
+
+func BenchmarkProgress(b *testing.B) {
+	w := &Worker{}
+	phases := []string{"compute", "reduce"}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		w.Progress(int64(i), phases[i&1])
+	}
+}
