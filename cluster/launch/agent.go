@@ -176,8 +176,11 @@ func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 	a.peers = newPeers(a)
 	defer a.peers.close()
 	o, err := a.epochs(ctx)
-	if a.temporary && (o.Code == 0 || !a.flightRecords()) {
-		os.RemoveAll(a.cfg.Records)
+	if a.temporary {
+		if o.Code == 0 || !a.flightRecords() {
+			os.RemoveAll(a.cfg.Records)
+		}
+		a.guard.remove(a.cfg.Records)
 	}
 	if err != nil {
 		return o, fmt.Errorf("launch: %w", err)
@@ -213,7 +216,8 @@ func (a *Agent) recordFolder() (err error) {
 		return os.MkdirAll(a.cfg.Records, 0o700)
 	}
 	a.temporary = true
-	a.cfg.Records, err = os.MkdirTemp("", "lockstep-records-*")
+	a.cfg.Records, err = os.MkdirTemp("", recordsPrefix+"*")
+	a.guard.add(a.cfg.Records)
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -41,6 +42,7 @@ func TestMain(m *testing.M) {
 		agentMain(os.Getenv(asAgent))
 		return
 	case os.Getenv(asFollower) != "":
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // its launcher may be gone
 		code, err := Follow(context.Background(), os.Stdin, os.Stdout, os.Stderr, guardCommand(), slog.Default())
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -467,7 +469,8 @@ func TestAgentKilled(t *testing.T) {
 		t.Skip("needs /proc to see which processes live")
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), asAgent+`=echo "child $$"; (trap "" TERM INT HUP; echo "child $(exec sh -c 'echo $PPID')"; while :; do sleep 0.05; done) & trap '' TERM; while :; do sleep 0.05; done`)
+	temp := t.TempDir()
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp, asAgent+`=echo "child $$"; (trap "" TERM INT HUP; echo "child $(exec sh -c 'echo $PPID')"; while :; do sleep 0.05; done) & trap '' TERM; while :; do sleep 0.05; done`)
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -484,6 +487,10 @@ func TestAgentKilled(t *testing.T) {
 	for _, pid := range pids(t, out.String()) {
 		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })
 	}
+	eventually(t, "the folder for records to go", func() bool {
+		left, err := os.ReadDir(temp)
+		return err == nil && len(left) == 0
+	})
 }
 
 func TestNewRefuses(t *testing.T) {

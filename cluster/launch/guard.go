@@ -7,27 +7,41 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 )
 
-// Guard is what the process does that [Config].Guard starts: it reads which process groups there are, and at the input's end, when
-// its agent has died, kills those that are left. No signal but SIGKILL ends it before that.
+// Guard is what the process does that [Config].Guard starts: it reads which process groups and temporary folders there are, and at the
+// input's end, when its agent has died, kills and removes those that are left. No signal but SIGKILL ends it before that.
 func Guard(input io.Reader) {
 	signal.Ignore(sigInterrupt, sigTerminate)
-	groups := map[int]bool{}
+	left := map[string]bool{}
 	for s := bufio.NewScanner(input); s.Scan(); {
-		if pid, err := strconv.Atoi(strings.TrimLeft(s.Text(), "+-")); err == nil && pid > 1 {
-			groups[pid] = s.Text()[0] == '+'
+		if what, there := strings.CutPrefix(s.Text(), "+"); there {
+			left[what] = true
+		} else {
+			delete(left, strings.TrimPrefix(s.Text(), "-"))
 		}
 	}
-	for pid, there := range groups {
-		if there {
+	var folders []string
+	for what := range left {
+		if pid, err := strconv.Atoi(what); err != nil {
+			folders = append(folders, what)
+		} else if pid > 1 {
 			killGroup(pid)
 		}
 	}
+	for _, folder := range folders {
+		if strings.HasPrefix(filepath.Base(folder), recordsPrefix) {
+			_ = os.RemoveAll(folder)
+		}
+	}
 }
+
+// recordsPrefix is how the names of temporary folders for records begin.
+const recordsPrefix = "lockstep-records-"
 
 // guard is the agent's side of a guard process. A nil one guards nothing.
 type guard struct {
@@ -52,16 +66,17 @@ func startGuard(command []string) (*guard, error) {
 	return &guard{cmd: cmd, input: input}, nil
 }
 
-func (g *guard) add(pid int)    { g.tell("+", pid) }
-func (g *guard) remove(pid int) { g.tell("-", pid) }
+// add tells the guard of a process group, by its number, or of a folder; remove that it is gone.
+func (g *guard) add(what any)    { g.tell("+", what) }
+func (g *guard) remove(what any) { g.tell("-", what) }
 
-func (g *guard) tell(what string, pid int) {
+func (g *guard) tell(sign string, what any) {
 	if g == nil {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	_, _ = fmt.Fprintf(g.input, "%s%d\n", what, pid) // a guard that is gone guards no more: the kernel still kills the workers themselves
+	_, _ = fmt.Fprintf(g.input, "%s%v\n", sign, what) // a guard that is gone guards no more: the kernel still kills the workers themselves
 }
 
 func (g *guard) close() {

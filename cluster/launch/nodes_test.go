@@ -465,7 +465,8 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 func TestLauncherKilled(t *testing.T) {
 	ssh, _ := fakeSSH(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), asRemote+"="+ssh[0])
+	temp := t.TempDir()
+	cmd.Env = append(os.Environ(), "TMPDIR="+temp, asRemote+"="+ssh[0])
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.WaitDelay = time.Second
@@ -482,4 +483,8 @@ func TestLauncherKilled(t *testing.T) {
 	for _, pid := range pids(t, out.String()) {
 		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })
 	}
+	eventually(t, "the folders for records to go", func() bool {
+		left, err := os.ReadDir(temp)
+		return err == nil && len(left) == 0
+	})
 }

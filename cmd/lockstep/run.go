@@ -156,15 +156,27 @@ func (o *runFlags) run(ctx context.Context) error {
 	return endWith(outcome.Code)
 }
 
-// passOnSignals gives Ctrl-C and SIGTERM to a function, until the one that it returns is called.
+// passOnSignals gives Ctrl-C and SIGTERM to a function, until the one that it returns is called. A terminal that is closed, and outputs that
+// nobody reads any more, count as SIGTERM.
 func passOnSignals(to func(os.Signal)) (stop func()) {
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE)
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		unread := false
 		for sig := range signals {
-			to(sig)
+			switch {
+			case sig == syscall.SIGPIPE && unread: // of every further line
+			case sig == syscall.SIGPIPE || sig == syscall.SIGHUP:
+				unread = true
+				to(syscall.SIGTERM)
+			default:
+				to(sig)
+			}
 		}
 	}()
 	return func() {
