@@ -207,7 +207,7 @@ func (w *worker) record(grace time.Duration) (failure.Record, bool) {
 	case w.asked && w.ending.signal != "SIGKILL":
 		r.Kind, r.Message = "interrupted", "asked to end, and ended with "+w.ending.String()
 	case w.ending.signal == "SIGKILL" && w.memory.count > 0:
-		r.Kind, r.Message = "memory", fmt.Sprintf("killed by SIGKILL: the kernel has killed %d of the processes of %s for want of memory since it started", w.memory.count, w.memory.where)
+		r.Kind, r.Message = "memory", fmt.Sprintf("out of memory: killed by the kernel (SIGKILL; since the start it has killed %d of %s for that)", w.memory.count, w.memory.where)
 	case w.ending.signal == "SIGKILL":
 		r.Kind, r.Message = "signal", "killed by SIGKILL, which lockstep run did not send"
 	case kind != "":
