@@ -129,7 +129,11 @@ func sight(v *rendezvous.Vital) string {
 	case v.Pulse.Gone:
 		return "has left the job, " + doingText(&v.Pulse)
 	}
-	text := fmt.Sprintf("was last seen %v ago %s", v.Silent.Round(100*time.Millisecond), doingText(&v.Pulse))
+	ago := "less than a second"
+	if v.Silent >= time.Second {
+		ago = v.Silent.Round(100 * time.Millisecond).String()
+	}
+	text := fmt.Sprintf("was last seen %s ago %s", ago, doingText(&v.Pulse))
 	if still := v.Still.Round(time.Second); still > 2*beatMost && !v.Pulse.Waits {
 		text += fmt.Sprintf(", where it has been for %v", still)
 	}
