@@ -162,6 +162,7 @@ func (t *Trainer) moment() moment {
 // new ones. Every worker calls it.
 func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	var s *Snapshot
+	b.t.at(PhaseRestore)
 	message := shared{Saves: b.saves, Every: b.every}
 	var failure error
 	if b.t.strategy.Properties().ShouldCheckpoint {

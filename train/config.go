@@ -41,7 +41,8 @@ const (
 	PhaseBetween  Phase = "between"  // steps: callbacks
 	PhaseEvaluate Phase = "evaluate" // a batch of an evaluation
 	PhasePredict  Phase = "predict"
-	PhaseSnapshot Phase = "snapshot" // copies the state of training
+	PhaseSnapshot Phase = "snapshot" // copies the state of training, and waits until the snapshot before is written
+	PhaseRestore  Phase = "restore"  // reads a snapshot, or gets it from the chief
 )
 
 // complete takes from Data what it gives, and checks the rest.

@@ -314,6 +314,7 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failur
 	if !t.others() {
 		return s, message, failure
 	}
+	t.at(PhaseRestore)
 	chief := t.strategy.Properties().ShouldCheckpoint
 	var head []byte
 	var tensors []checkpoint.Tensor
