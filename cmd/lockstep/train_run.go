@@ -53,6 +53,9 @@ func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 	if err := r.train(ctx); err != nil {
 		return r.unlessInterrupted(r.fail(err))
 	}
+	if r.stopped && !r.in.asked.Load() {
+		fmt.Fprintln(os.Stderr, "lockstep: stopped, because another worker was asked to")
+	}
 	return r.unlessInterrupted(nil)
 }
 
@@ -225,8 +228,10 @@ func (r *trainRun) announce() error {
 	r.announceSnapshots(&t)
 	t.row("engine", "%s", r.engine.Description())
 	t.row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
-	if hint := simdHint(r.flags.engine); hint != "" {
-		t.row("hint", "%s", hint)
+	for _, hint := range []string{simdHint(r.flags.engine), r.aloneHint()} {
+		if hint != "" {
+			t.row("hint", "%s", hint)
+		}
 	}
 	if err := t.print(r.out); err != nil {
 		return err

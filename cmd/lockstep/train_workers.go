@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"runtime/debug"
 
@@ -159,4 +160,12 @@ func (r *trainRun) workerCount() int {
 		return 1
 	}
 	return r.cfg.job.Workers
+}
+
+// aloneHint is what to say to somebody whose workers do not train together, or empty.
+func (r *trainRun) aloneHint() string {
+	if n := os.Getenv(cluster.EnvWorkers); r.worker == nil && n != "" && n != "1" {
+		return fmt.Sprintf("lockstep run has started %s of these, which train each by itself; together they do by --strategy %s", n, multiWorker)
+	}
+	return ""
 }

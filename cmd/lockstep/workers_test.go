@@ -350,6 +350,9 @@ func TestInterruptOneWorker(t *testing.T) {
 			if err := json.Unmarshal(text, &s); err != nil {
 				t.Fatal(err)
 			}
+			if p := all[1-target]; !strings.Contains(p.stderr.String(), "another worker was asked to") {
+				t.Errorf("worker %d does not say why it stopped: %v", 1-target, p)
+			}
 			for w, p := range all {
 				if p.code != exitInterrupted || !strings.Contains(p.stdout.String(), s.WeightsHash) {
 					t.Errorf("worker %d: %v", w, p)
