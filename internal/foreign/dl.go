@@ -14,6 +14,15 @@ func open(file string) (uintptr, error) {
 	return purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 }
 
+func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
+
+// Call calls a C function of up to 15 arguments, which are integers or addresses of memory that stays where it is, and returns its int. The
+// calling goroutine's thread carries it out.
+func Call(function uintptr, args ...uintptr) int32 {
+	r, _, _ := purego.SyscallN(function, args...)
+	return int32(r)
+}
+
 // mpiVersion asks MPI_Get_library_version, which may be called before MPI_Init (MPI 3.1, section 8.1.1).
 func mpiVersion(handle uintptr) (string, error) {
 	const textMax = 8192 // MPI_MAX_LIBRARY_VERSION_STRING: 256 in Open MPI, 8192 in MPICH
@@ -46,4 +55,19 @@ func ncclVersion(handle uintptr) (string, error) {
 		return "", errors.New("ncclGetVersion tells no version")
 	}
 	return ncclNumber(int(version)), nil
+}
+
+// cudaVersion asks cudaRuntimeGetVersion, which needs no GPU.
+func cudaVersion(handle uintptr) (string, error) {
+	f, err := purego.Dlsym(handle, "cudaRuntimeGetVersion")
+	if err != nil {
+		return "", err
+	}
+	var get func(version *int32) int32
+	purego.RegisterFunc(&get, f)
+	var version int32
+	if code := get(&version); code != 0 {
+		return "", fmt.Errorf("cudaRuntimeGetVersion returned %d", code)
+	}
+	return fmt.Sprintf("%d.%d", version/1000, version%1000/10), nil
 }

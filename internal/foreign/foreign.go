@@ -1,5 +1,5 @@
-// Package foreign finds libraries of other makers that a program can use without being linked with them: MPI and NCCL. It
-// loads them by dlopen, without cgo, and asks their version.
+// Package foreign finds libraries of other makers that a program can use without being linked with them: MPI, NCCL and CUDA's
+// runtime. It loads them by dlopen, without cgo, and asks their version.
 //
 // Loading runs code of theirs: a program that only wants to know whether they are there asks in a process of its own.
 package foreign
@@ -13,10 +13,15 @@ import (
 
 // Library is a library that was looked for.
 type Library struct {
-	Name    string // "MPI", "NCCL"
+	Name    string // "MPI", "NCCL", "CUDA runtime"
 	Path    string // the name or path by which it was found
 	Version string // in its own words
+
+	handle uintptr
 }
+
+// Symbol returns the address of a function or a variable of the library.
+func (l Library) Symbol(name string) (uintptr, error) { return symbol(l.handle, name) }
 
 // kind is how to find a library and ask its version.
 type kind struct {
@@ -28,20 +33,26 @@ type kind struct {
 
 var kinds = map[string]kind{
 	"mpi":  {"MPI", "LOCKSTEP_MPI", []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib"}, mpiVersion},
+	"cuda": {"CUDA runtime", "LOCKSTEP_CUDART", []string{"libcudart.so.13", "libcudart.so.12", "libcudart.so"}, cudaVersion},
 	"nccl": {"NCCL", "LOCKSTEP_NCCL", []string{"libnccl.so.2", "libnccl.so"}, ncclVersion},
 }
 
 // Names returns the names that [Find] knows.
-func Names() []string { return []string{"mpi", "nccl"} }
+func Names() []string { return []string{"mpi", "nccl", "cuda"} }
 
-// Find loads the library of that name ("mpi", "nccl") and asks its version. It looks where LOCKSTEP_MPI or LOCKSTEP_NCCL
-// says, else where the system's loader looks. The library stays loaded.
+// Find loads the library of that name ("mpi", "nccl", "cuda") and asks its version. It looks where LOCKSTEP_MPI, LOCKSTEP_NCCL or
+// LOCKSTEP_CUDART says, else where the system's loader looks; of several MPIs it takes the one whose launcher has started this process, as far as that
+// shows. The library stays loaded.
 func Find(name string) (Library, error) {
 	k, ok := kinds[name]
 	if !ok {
 		return Library{}, fmt.Errorf("foreign: no library %q: want one of %s", name, strings.Join(Names(), ", "))
 	}
-	files := k.files
+	files := slices.Clone(k.files)
+	if _, hydra := os.LookupEnv("PMI_RANK"); hydra && os.Getenv("OMPI_COMM_WORLD_SIZE") == "" {
+		// Started by the launcher of MPICH and its kin: theirs come first.
+		slices.SortStableFunc(files, func(a, b string) int { return openMPIs(a) - openMPIs(b) })
+	}
 	if path := os.Getenv(k.variable); path != "" {
 		files = []string{path}
 	}
@@ -58,9 +69,17 @@ func Find(name string) (Library, error) {
 		if err != nil {
 			return Library{}, fmt.Errorf("foreign: %s: %w", file, err)
 		}
-		return Library{Name: k.name, Path: file, Version: version}, nil
+		return Library{Name: k.name, Path: file, Version: version, handle: handle}, nil
 	}
 	return Library{}, fmt.Errorf("foreign: no %s: %s", k.name, strings.Join(why, "; "))
+}
+
+// openMPIs is 1 for the file name that only Open MPI's library has.
+func openMPIs(file string) int {
+	if file == "libmpi.so.40" {
+		return 1
+	}
+	return 0
 }
 
 // firstLine returns the first line of a C string in a buffer.

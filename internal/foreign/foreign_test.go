@@ -67,7 +67,7 @@ func letters(r rune) rune {
 }
 
 func TestUnknown(t *testing.T) {
-	if _, err := Find("pvm"); err == nil || !strings.Contains(err.Error(), `no library "pvm": want one of mpi, nccl`) {
+	if _, err := Find("pvm"); err == nil || !strings.Contains(err.Error(), `no library "pvm": want one of mpi, nccl, cuda`) {
 		t.Errorf("%v", err)
 	}
 }

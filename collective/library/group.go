@@ -1,0 +1,125 @@
+package library
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// group is the local ranks of one communicator.
+type group struct {
+	team   *team
+	locals []collective.Communicator
+	again  func(ctx context.Context) (Backend, error)
+}
+
+var _ collective.Watchable = (*group)(nil)
+
+// Open makes the communicators of this process' ranks. Every process does, with a setup that agrees; it does not wait for them.
+func Open(s Setup) (collective.Group, error) {
+	cfg, err := s.Config.Fill()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkRanks(s.Ranks, s.Backend); err != nil {
+		return nil, fmt.Errorf("collective: %s: %w", s.Backend.Transport(), err)
+	}
+	if s.Config.Order == collective.Canonical {
+		return nil, fmt.Errorf("collective: configuration of %q: %s adds in an order of its own: want Order: Any, or the library's own collectives, which keep the canonical one",
+			cfg.Name, s.Backend.Transport())
+	}
+	if cfg.Timeout < 0 {
+		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
+	}
+	t := newTeam(s.Backend, s.Ranks, cfg)
+	g := &group{team: t, again: s.Again}
+	for _, m := range t.members {
+		g.locals = append(g.locals, m)
+	}
+	return g, nil
+}
+
+func checkRanks(ranks [][]int, b Backend) error {
+	if len(ranks) != b.Size() {
+		return fmt.Errorf("ranks of %d processes for %d", len(ranks), b.Size())
+	}
+	all := slices.Sorted(slices.Values(slices.Concat(ranks...)))
+	for i, r := range all {
+		if r != i {
+			return fmt.Errorf("ranks %v: want all from 0 to %d", ranks, len(all)-1)
+		}
+	}
+	for p, own := range ranks {
+		if len(own) == 0 || len(own) > localMax || !slices.IsSorted(own) {
+			return fmt.Errorf("ranks %v in process %d: want 1 to %d of them, in their order", own, p, localMax)
+		}
+	}
+	return nil
+}
+
+// localMax bounds the ranks of a process: the numbers of two are a message's tag.
+const localMax = 1 << 7
+
+func (g *group) Local() []collective.Communicator { return g.locals }
+
+func (g *group) Watch(m collective.Monitor) { g.team.watch(m) }
+
+func (g *group) DoAll(ctx context.Context, calls []collective.Call) error {
+	t := g.team
+	if len(calls) != len(t.members) {
+		return t.fail(&collective.Error{
+			Kind: collective.ErrInvalid, Comm: t.cfg.Name, Rank: -1, Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(t.members)),
+		}, t.members[0].rank)
+	}
+	var first error
+	var entered []*handle
+	for i, m := range t.members {
+		tk, err := m.enter(&calls[i], true)
+		if err != nil {
+			t.abort(err) // the calls entered so far cannot be completed
+			first = err
+			break
+		}
+		h := &handle{m: m, call: &calls[i], ticket: tk, done: make(chan struct{})}
+		go h.run(ctx)
+		entered = append(entered, h)
+	}
+	for _, h := range entered {
+		<-h.done
+		if h.err != nil && first == nil {
+			first = h.err
+		}
+		t.watchLeave(h.m.rank, h.ticket, h.call, h.err)
+	}
+	return first
+}
+
+func (g *group) Rebuild(ctx context.Context) (collective.Group, error) {
+	cfg := g.team.cfg
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("collective: rebuilding %q: %w", cfg.Name, context.Cause(ctx))
+	}
+	ctx, cancel := g.team.bounded(ctx)
+	defer cancel()
+	b, err := g.again(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("collective: rebuilding %q: %w", cfg.Name, err)
+	}
+	if err := g.Close(); err != nil {
+		cfg.Logger.Warn("collective: closing a group to rebuild it", "communicator", cfg.Name, "error", err)
+	}
+	cfg.Epoch++
+	cfg.Order = collective.OrderInherit
+	return Open(Setup{Backend: b, Ranks: g.team.ranks, Again: g.again, Config: cfg})
+}
+
+func (g *group) Close() error {
+	var errs []error
+	for _, m := range g.team.members {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}

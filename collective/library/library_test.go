@@ -1,0 +1,183 @@
+package library_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/library/librarytest"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// inAll runs f for each process at the same time.
+func inAll(groups []collective.Group, f func(p int, g collective.Group)) {
+	var wg sync.WaitGroup
+	for p, g := range groups {
+		wg.Go(func() { f(p, g) })
+	}
+	wg.Wait()
+}
+
+func openGroups(t *testing.T, replicas []int, cfg collective.Config) []collective.Group {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	groups, err := librarytest.Open(replicas, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return groups
+}
+
+func closeAll(t *testing.T, groups []collective.Group) {
+	inAll(groups, func(p int, g collective.Group) {
+		if err := g.Close(); err != nil {
+			t.Errorf("process %d: Close: %v", p, err)
+		}
+	})
+}
+
+// TestExercise: every operation of every dtype, however replicas are spread.
+func TestExercise(t *testing.T) {
+	types := []tensor.DType{tensor.Int8, tensor.Uint64, tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64}
+	for _, replicas := range [][]int{{1}, {3}, {1, 1}, {2, 1}, {1, 3, 2}} {
+		seed := rand.Uint64()
+		groups := openGroups(t, replicas, collective.Config{})
+		inAll(groups, func(p int, g collective.Group) {
+			done, err := librarytest.Exercise(t.Context(), g, seed, 9*3*len(types), types)
+			if err != nil {
+				t.Errorf("replicas %v, process %d: %v", replicas, p, err)
+				g.Local()[0].Abort(err)
+			}
+			if err == nil && done["all_reduce"] != 3*len(types) {
+				t.Errorf("%v", done)
+			}
+		})
+		if t.Failed() {
+			return
+		}
+		closeAll(t, groups)
+	}
+}
+
+func sum(n int) *collective.Call {
+	return &collective.Call{
+		Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(make([]float32, n)), Dst: tensor.HostMemory(make([]float32, n)),
+		Manifest: &collective.Manifest{Name: "gradients"},
+	}
+}
+
+// TestMismatch: what differs is said on all ranks, whether it is in one process or between two.
+func TestMismatch(t *testing.T) {
+	for name, c := range map[string]struct {
+		replicas []int
+		lengths  []int // by rank
+		wants    []string
+	}{
+		"processes":   {[]int{1, 2}, []int{4, 5, 5}, []string{"rank 0 calls all_reduce SUM of 4 float32", "ranks [1 2] call all_reduce SUM of 5 float32"}},
+		"one process": {[]int{2, 1}, []int{4, 5, 4}, []string{"rank 0 calls all_reduce SUM of 4", "but rank 1 calls all_reduce SUM of 5"}},
+		"alone":       {[]int{2}, []int{4, 5}, []string{"rank 0 calls all_reduce SUM of 4", "but rank 1 calls all_reduce SUM of 5"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			groups := openGroups(t, c.replicas, collective.Config{})
+			inAll(groups, func(_ int, g collective.Group) {
+				calls := make([]collective.Call, len(g.Local()))
+				for i, m := range g.Local() {
+					calls[i] = *sum(c.lengths[m.Rank()])
+				}
+				err := g.DoAll(t.Context(), calls)
+				for _, want := range append(c.wants, "gradients", "mismatch") {
+					if !errors.Is(err, collective.ErrMismatch) || !strings.Contains(err.Error(), want) {
+						t.Errorf("%v, want %q", err, want)
+					}
+				}
+				if g.Local()[0].Err() == nil {
+					t.Error("the communicator is not poisoned")
+				}
+			})
+			closeAll(t, groups)
+		})
+	}
+}
+
+// TestEnds: waits end at the deadline, with the context, by Abort and by Close, and say for whom they waited.
+func TestEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(cancel context.CancelFunc, m collective.Communicator)
+		kind error
+		says string
+	}{
+		"deadline": {func(context.CancelFunc, collective.Communicator) {}, collective.ErrTimeout, "not over after 10s"},
+		"context":  {func(cancel context.CancelFunc, _ collective.Communicator) { cancel() }, context.Canceled, "waiting for the other ranks"},
+		"abort":    {func(_ context.CancelFunc, m collective.Communicator) { m.Abort(errors.New("enough")) }, collective.ErrAborted, "enough"},
+		"close":    {func(_ context.CancelFunc, m collective.Communicator) { go m.Close() }, collective.ErrClosed, ""},
+	} {
+		for where, replicas := range map[string][]int{"a process": {1, 1}, "a local rank": {2, 1}} {
+			t.Run(name+" for "+where, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					groups := openGroups(t, replicas, collective.Config{Timeout: 10 * time.Second, Stall: time.Second})
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					m := groups[0].Local()[0]
+					time.AfterFunc(3*time.Second, func() { c.end(cancel, m) })
+					err := m.Do(ctx, sum(3))
+					if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
+						t.Errorf("%v, want %v with %q", err, c.kind, c.says)
+					}
+					if name == "deadline" {
+						if want := "ranks [1] have not come"; len(replicas) == 2 && replicas[0] == 2 && !strings.Contains(err.Error(), want) {
+							t.Errorf("%v, want %q", err, want)
+						}
+						if again := m.Do(ctx, sum(3)); !errors.Is(again, err) && again.Error() != err.Error() {
+							t.Errorf("a later call: %v, want the first cause %v", again, err)
+						}
+					}
+					for _, g := range groups {
+						g.Local()[0].Abort(errors.New("the end of the test"))
+						g.Close()
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestRefused: what this cannot do is refused by name.
+func TestRefused(t *testing.T) {
+	for _, c := range []struct {
+		change func(*collective.Call)
+		says   string
+	}{
+		{func(c *collective.Call) { c.Options = &collective.Options{Order: collective.Canonical} }, "adds in an order of its own"},
+		{func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "ring"} }, "chooses by itself"},
+		{func(c *collective.Call) {
+			c.Type, c.Src, c.Dst = tensor.Int16, tensor.HostMemory(make([]int16, 2)), tensor.HostMemory(make([]int16, 2))
+		}, "cannot reduce int16"},
+		{func(c *collective.Call) { c.Dst = tensor.Memory{} }, "want as many"},
+	} {
+		groups := openGroups(t, []int{1, 1}, collective.Config{})
+		call := sum(3)
+		c.change(call)
+		if err := groups[0].Local()[0].Do(t.Context(), call); !errors.Is(err, collective.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v, want %q", err, c.says)
+		}
+		groups[1].Local()[0].Abort(nil)
+		closeAll(t, groups)
+	}
+	if _, err := librarytest.Open([]int{1, 1}, collective.Config{Order: collective.Canonical}); err == nil || !strings.Contains(err.Error(), "want Order: Any") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,282 @@
+package library
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// member is one rank's communicator. Its calls are carried out one at a time, in the order of their start: a Do by the caller, others
+// by a goroutine of the call's own, which waits for the call before.
+type member struct {
+	team    *team
+	rank    int
+	local   int
+	pending atomic.Int64 // started calls that were not awaited
+
+	mu       sync.Mutex
+	tail     chan struct{} // closed when the latest call is over
+	blocked  bool          // in a Do or DoAll
+	seq      uint64        // of the next collective
+	sends    map[int]uint64
+	recvs    map[int]uint64
+	begun    uint64
+	over     uint64
+	text     string // the call under way
+	closing  bool
+	closed   chan struct{}
+	closeErr error
+}
+
+var _ collective.Observable = (*member)(nil)
+
+func newMember(t *team, rank, local int) *member {
+	m := &member{team: t, rank: rank, local: local, tail: make(chan struct{}), closed: make(chan struct{}), sends: map[int]uint64{}, recvs: map[int]uint64{}}
+	close(m.tail)
+	return m
+}
+
+func (m *member) Rank() int { return m.rank }
+
+func (m *member) Size() int { return m.team.size }
+
+func (m *member) Err() error { return m.team.cause() }
+
+func (m *member) Pending() int { return int(m.pending.Load()) }
+
+func (m *member) Properties() collective.Properties {
+	return collective.Properties{Epoch: m.team.cfg.Epoch, Transport: m.team.backend.Transport()}
+}
+
+func (m *member) Progress() (begun, over uint64, call string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.begun > m.over {
+		call = m.text
+	}
+	return m.begun, m.over, call
+}
+
+// NewBuffer returns memory of the Go heap: the backend's lies elsewhere.
+func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
+	if bytes < 0 {
+		return tensor.Memory{}, m.failure(collective.ErrInvalid, fmt.Errorf("a buffer of %d bytes", bytes))
+	}
+	const align = 64
+	b := make([]byte, bytes+align)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (align - 1)
+	return tensor.HostMemory(b[skip : skip+bytes]), nil
+}
+
+func (m *member) Abort(cause error) {
+	if e := (*collective.Error)(nil); cause == nil || !errors.As(cause, &e) {
+		cause = m.failure(collective.ErrAborted, cause)
+	}
+	m.team.abort(cause)
+}
+
+func (m *member) failure(kind, err error) *collective.Error {
+	return &collective.Error{Kind: kind, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
+}
+
+// ticket is the place of a call among those of its rank.
+type ticket struct {
+	before   <-chan struct{} // closed when the call before is over
+	over     chan struct{}
+	seq      uint64 // among collectives, or sends to one peer, or receives from one
+	blocking bool
+}
+
+// enter gives a call its place.
+func (m *member) enter(call *collective.Call, blocking bool) (ticket, error) {
+	m.mu.Lock()
+	switch {
+	case m.closing:
+		m.mu.Unlock()
+		return ticket{}, m.failure(collective.ErrClosed, nil)
+	case blocking && m.blocked:
+		m.mu.Unlock()
+		err := m.failure(collective.ErrBusy, errors.New("this rank is in a call on another goroutine: one goroutine at a time may use a communicator"))
+		err.Op = call.Op
+		return ticket{}, m.team.fail(err, m.rank)
+	}
+	t := ticket{before: m.tail, over: make(chan struct{}), blocking: blocking, seq: m.seq}
+	m.tail = t.over
+	m.blocked = m.blocked || blocking
+	m.begun++
+	switch call.Op {
+	case collective.Send:
+		t.seq = m.sends[call.Peer]
+		m.sends[call.Peer]++
+	case collective.Recv:
+		t.seq = m.recvs[call.Peer]
+		m.recvs[call.Peer]++
+	default:
+		m.seq++
+	}
+	m.mu.Unlock()
+	m.team.watchEnter(m.rank, t, call)
+	return t, nil
+}
+
+// leave passes the turn on.
+func (m *member) leave(t ticket) {
+	m.mu.Lock()
+	if t.blocking {
+		m.blocked = false
+	}
+	m.over++
+	m.mu.Unlock()
+	close(t.over)
+}
+
+func (m *member) Do(ctx context.Context, call *collective.Call) error {
+	t, err := m.enter(call, true)
+	if err != nil {
+		return err
+	}
+	err = m.carryOut(ctx, call, t, true)
+	m.leave(t)
+	m.team.watchLeave(m.rank, t, call, err)
+	return err
+}
+
+// carryOut waits for the call's turn and carries it out. own says that it runs on the caller's goroutine, which the monitor watches.
+func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket, own bool) error {
+	w := &wait{m: m, ctx: ctx, call: call, ticket: tk, own: own}
+	defer w.stop()
+	select {
+	case <-tk.before:
+	default:
+		if err := w.until(func(done chan<- error) { <-tk.before; done <- nil }); err != nil {
+			<-tk.before // the calls before have failed as well, and end
+		}
+	}
+	if err := m.team.cause(); err != nil {
+		return err
+	}
+	count, err := m.check(call)
+	if err != nil {
+		e := w.failure(collective.ErrInvalid, err)
+		return m.team.fail(e, m.rank)
+	}
+	m.mu.Lock()
+	m.text = textOf(call, count)
+	m.mu.Unlock()
+	if pairwise(call) {
+		return m.exchange(w, count)
+	}
+	_, err = m.together(w, func(r *round) error { return m.team.collective(w, r) }, count)
+	return err
+}
+
+// check returns how many elements the whole vector has, or what is wrong with the call.
+func (m *member) check(call *collective.Call) (int, error) {
+	t := m.team
+	if o := call.Options; o != nil {
+		name := t.backend.Transport()
+		switch {
+		case o.Order == collective.Canonical:
+			return 0, fmt.Errorf("order Canonical is asked for, and %s adds in an order of its own", name)
+		case o.Algorithm != "":
+			return 0, fmt.Errorf("algorithm %s is asked for, and %s chooses by itself", o.Algorithm, name)
+		}
+	}
+	count, err := call.Check(m.rank, t.size)
+	if err == nil && call.Op.Reduces() && len(t.ranks) > 1 && !t.backend.Reduces(wideType(call.Type)) {
+		err = fmt.Errorf("%s cannot reduce %v", t.backend.Transport(), call.Type)
+	}
+	return count, err
+}
+
+func (m *member) Close() error {
+	m.mu.Lock()
+	if m.closing {
+		m.mu.Unlock()
+		<-m.closed
+		return m.closeErr
+	}
+	m.closing = true
+	busy, tail := m.begun != m.over, m.tail
+	m.mu.Unlock()
+	if busy {
+		m.team.abort(m.failure(collective.ErrClosed, nil))
+	}
+	<-tail
+	err := m.team.leave()
+	if n := m.Pending(); n > 0 {
+		err = errors.Join(err, m.failure(collective.ErrInvalid, fmt.Errorf("%d started calls were not awaited", n)))
+	}
+	m.closeErr = err
+	close(m.closed)
+	return err
+}
+
+// handle is a call with a goroutine of its own.
+type handle struct {
+	m      *member
+	call   *collective.Call
+	ticket ticket
+	err    error // once done is closed
+	done   chan struct{}
+	waited atomic.Bool
+}
+
+func (m *member) Start(ctx context.Context, call *collective.Call) (collective.Handle, error) {
+	t, err := m.enter(call, false)
+	if err != nil {
+		return nil, err
+	}
+	h := &handle{m: m, call: call, ticket: t, done: make(chan struct{})}
+	m.pending.Add(1)
+	go h.run(ctx)
+	return h, nil
+}
+
+func (h *handle) run(ctx context.Context) {
+	h.err = h.m.carryOut(ctx, h.call, h.ticket, false)
+	h.m.leave(h.ticket)
+	close(h.done)
+}
+
+func (h *handle) Wait(ctx context.Context) error {
+	m := h.m
+	if h.waited.Swap(true) {
+		return m.failure(collective.ErrInvalid, errors.New("the handle was awaited before"))
+	}
+	select {
+	case <-h.done:
+	default:
+		h.block(ctx)
+	}
+	m.pending.Add(-1)
+	m.team.watchLeave(m.rank, h.ticket, h.call, h.err)
+	return h.err
+}
+
+// block waits until the call is over, which the monitor and the end of ctx can bring about.
+func (h *handle) block(ctx context.Context) {
+	m := h.m
+	told, err := m.team.watchPark(m.rank, h.ticket, h.call)
+	if err != nil {
+		m.Abort(err)
+		<-h.done
+		return
+	}
+	if told != nil {
+		defer told.Unpark(m.rank)
+	}
+	select {
+	case <-h.done:
+	case <-ctx.Done():
+		w := &wait{m: m, call: h.call, ticket: h.ticket}
+		m.team.fail(w.ended(ctx, "waiting for a started call"), m.rank)
+		<-h.done
+	}
+}

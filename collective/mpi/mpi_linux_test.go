@@ -1,0 +1,149 @@
+package mpi_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// launcher is a maker's mpirun.
+type launcher struct {
+	name     string // of the maker
+	commands []string
+	args     func(np int) []string
+}
+
+var launchers = []launcher{
+	{"Open MPI", []string{"mpirun.openmpi"}, func(np int) []string {
+		return []string{"--allow-run-as-root", "--oversubscribe", "-np", fmt.Sprint(np)}
+	}},
+	{"MPICH", []string{"mpirun.mpich", "mpiexec.hydra"}, func(np int) []string { return []string{"-np", fmt.Sprint(np)} }},
+}
+
+// mpirun runs this test's binary under a maker's launcher and returns what it prints.
+func (l *launcher) mpirun(t *testing.T, np int, what string, extra []string, env ...string) (string, error) {
+	t.Helper()
+	var command string
+	for _, c := range l.commands {
+		if path, err := exec.LookPath(c); err == nil {
+			command = path
+		}
+	}
+	if command == "" {
+		t.Skipf("%s is not installed: no %s in the path", l.name, strings.Join(l.commands, " or "))
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command, append(append(slices.Clone(extra), l.args(np)...), exe)...)
+	cmd.Env = append(append(os.Environ(), asRank+"="+what, "GOMAXPROCS=2"), env...)
+	cmd.WaitDelay = 5 * time.Second
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("%s did not end: %s", command, out.String())
+	}
+	return out.String(), err
+}
+
+// eachLauncher runs a test with each maker's.
+func eachLauncher(t *testing.T, f func(t *testing.T, l *launcher)) {
+	t.Parallel()
+	for i := range launchers {
+		t.Run(launchers[i].name, func(t *testing.T) {
+			t.Parallel() // they mostly wait
+			f(t, &launchers[i])
+		})
+	}
+}
+
+// TestExercise: every operation gives what it must, with one replica a process and with several, in equal numbers and not.
+func TestExercise(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) {
+		for _, replicas := range []string{"1,1", "2,1", "1,3,2"} {
+			seed := rand.Uint64()
+			np := strings.Count(replicas, ",") + 1
+			out, err := l.mpirun(t, np, "exercise", nil, "LOCKSTEP_TEST_REPLICAS="+replicas, fmt.Sprintf("LOCKSTEP_TEST_SEED=%d", seed))
+			if err != nil || strings.Count(out, "EXERCISED 24") != np {
+				t.Fatalf("replicas %s, seed %d: %v\n%s", replicas, seed, err, out)
+			}
+		}
+	})
+}
+
+// says runs two processes and wants each of the texts in what they print.
+func (l *launcher) says(t *testing.T, np int, what string, extra []string, wants ...string) string {
+	t.Helper()
+	out, err := l.mpirun(t, np, what, extra)
+	for _, want := range wants {
+		if !strings.Contains(out, want) {
+			t.Fatalf("%s: %v\n%s\nwant %q", what, err, out, want)
+		}
+	}
+	return out
+}
+
+func TestMismatch(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) {
+		out := l.says(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM of 10 float32 ("gradients")`, `rank 1 calls all_reduce SUM of 11 float32 ("gradients")`)
+		if strings.Count(out, "mismatch: rank 0 calls") != 2 {
+			t.Errorf("want it on both ranks:\n%s", out)
+		}
+	})
+}
+
+// TestDeadline: a call that a process does not come to ends, on the others.
+func TestDeadline(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) {
+		l.says(t, 2, "absent", nil, `call 0, all_reduce of "gradients": deadline exceeded`, "AFTER true")
+	})
+}
+
+// TestKilled: a process that is killed does not leave the others waiting: the launcher ends them, or, if it is asked not to, their deadline
+// does. (MPICH's ends them though it is asked not to.)
+func TestKilled(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) {
+		if l.name == "MPICH" {
+			l.says(t, 2, "killed", nil, "BAD TERMINATION")
+			return
+		}
+		out := l.says(t, 2, "killed", []string{"--enable-recovery"}, "SAID 3")
+		if !strings.Contains(out, "deadline exceeded") && !strings.Contains(out, "peer lost") {
+			t.Errorf("%s", out)
+		}
+	})
+}
+
+// TestStopped: a process that stands still ends the others' wait at the deadline.
+func TestStopped(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) { l.says(t, 2, "stopped", nil, "SAID 3", "deadline exceeded") })
+}
+
+func TestAlone(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) {
+		l.says(t, 1, "alone", nil, "the job has 2 processes", "joins 1: want all of them started by the launcher of that very library")
+	})
+}
+
+func TestRebuild(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) {
+		if out := l.says(t, 2, "rebuild", nil); strings.Count(out, "REBUILT epoch 1") != 2 {
+			t.Errorf("%s", out)
+		}
+	})
+}
+
+func TestEnded(t *testing.T) {
+	eachLauncher(t, func(t *testing.T, l *launcher) { l.says(t, 2, "again", nil, "cannot be started again") })
+}
