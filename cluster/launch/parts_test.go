@@ -10,6 +10,7 @@ import (
 	"testing/fstest"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/failure"
 )
 
 func TestLines(t *testing.T) {
@@ -227,5 +228,24 @@ func TestProc(t *testing.T) {
 	}
 	if _, ok := readMemoryKills(fstest.MapFS{}); ok {
 		t.Error("a counter where there is none")
+	}
+}
+
+func TestOthersAreShort(t *testing.T) {
+	lost := "peer lost: rank 2 is down\n  replica 0 waits in x\n  worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n  worker 0 (rank 0), which says this, is at step 4"
+	var b strings.Builder
+	others(&b, []failure.Record{{Worker: 0, Message: lost}, {Worker: 1, Message: lost}, {Worker: 3, Message: strings.Repeat("é", 200)}})
+	want := "  then    workers 0, 1: peer lost: rank 2 is down\n          worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n" +
+		"  then    worker 3: " + strings.Repeat("é", 120) + "…\n"
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+	b.Reset()
+	var many []failure.Record
+	for i := range 20 {
+		many = append(many, failure.Record{Worker: i, Message: fmt.Sprint("m", i)})
+	}
+	if others(&b, many); !strings.HasSuffix(b.String(), "  then    worker 7: m7\n  and 12 more such\n") {
+		t.Errorf("got\n%s", b.String())
 	}
 }

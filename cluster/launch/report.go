@@ -3,6 +3,7 @@ package launch
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -112,7 +113,7 @@ func (e *epoch) stderrOf(rank int) []string {
 // othersMax is how many consequences are told one by one.
 const othersMax = 8
 
-// others tells the consequences, one short line each; those with the same message together.
+// others tells the consequences, shortly; those with the same words together.
 func others(b *strings.Builder, records []failure.Record) {
 	type row struct {
 		message string
@@ -120,15 +121,12 @@ func others(b *strings.Builder, records []failure.Record) {
 	}
 	var rows []*row
 	for _, r := range records {
-		message, _, _ := strings.Cut(strings.TrimSpace(r.Message), "\n")
-		if len(message) > 160 {
-			message = message[:160] + "…"
-		}
+		message := short(r.Message)
 		i := slices.IndexFunc(rows, func(o *row) bool { return o.message == message })
 		if i < 0 {
 			i, rows = len(rows), append(rows, &row{message: message})
 		}
-		rows[i].workers = append(rows[i].workers, fmt.Sprint(r.Worker))
+		rows[i].workers = append(rows[i].workers, strconv.Itoa(r.Worker))
 	}
 	for i, r := range rows {
 		if i == othersMax {
@@ -139,6 +137,23 @@ func others(b *strings.Builder, records []failure.Record) {
 		if len(r.workers) > 1 {
 			noun = "workers"
 		}
-		fmt.Fprintf(b, "  then    %s %s: %s\n", noun, strings.Join(r.workers, ", "), r.message)
+		fmt.Fprintf(b, "  then    %s %s: %s\n", noun, strings.Join(r.workers, ", "), indent(r.message))
 	}
+}
+
+// short is the first line of a worker's message, which is the cause, and those that say what the worker it lost was last seen doing.
+func short(message string) string {
+	const lineMax = 240
+	var out []string
+	for line := range strings.Lines(strings.TrimSpace(message)) {
+		line = strings.TrimRight(line, "\n")
+		if len(out) > 0 && (!strings.HasPrefix(line, "  worker ") || !strings.Contains(line, " was last seen ")) {
+			continue
+		}
+		if line = strings.TrimSpace(line); len(line) > lineMax {
+			line = strings.ToValidUTF8(line[:lineMax], "") + "…"
+		}
+		out = append(out, line)
+	}
+	return joinLines(out)
 }

@@ -1,0 +1,108 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestRunInterrupted: Ctrl-C and SIGTERM reach the workers once and let them end; the second time, and when the reader of the output is gone,
+// they end as well.
+func TestRunInterrupted(t *testing.T) {
+	const polite = `trap 'n=$((n+1))' INT TERM; n=0; echo ready; while [ $n = 0 ]; do sleep 0.02; done; echo "ended after $n"`
+	const deaf = `trap 'echo heard' INT TERM; echo ready; while :; do sleep 0.02; done`
+	for _, c := range []struct {
+		name, script string
+		signals      []os.Signal
+		hear         string // what the workers say to the last signal
+	}{
+		{"Ctrl-C", polite, []os.Signal{os.Interrupt}, "ended after 1"},
+		{"SIGTERM", polite, []os.Signal{syscall.SIGTERM}, "ended after 1"},
+		{"a terminal that is closed", polite, []os.Signal{syscall.SIGHUP}, "ended after 1"},
+		{"twice", deaf, []os.Signal{os.Interrupt, os.Interrupt}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--max-restarts", "3", "--", "sh", "-c", c.script)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			out := bufio.NewReader(stdout)
+			for i, sig := range c.signals {
+				for range 2 { // both workers are ready, or have heard the signal before
+					if line, err := out.ReadString('\n'); err != nil {
+						t.Fatalf("before signal %d: %q, %v", i, line, err)
+					}
+				}
+				if err := cmd.Process.Signal(sig); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rest, err := io.ReadAll(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if code := exitCode(cmd.Wait()); code != 130 {
+				t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
+			}
+			if c.hear != "" && strings.Count(string(rest), c.hear+"\n") != 2 {
+				t.Errorf("the workers wrote:\n%s", rest)
+			}
+			if !strings.Contains(stderr.String(), "on to the workers, which may end their step; once more kills them") || strings.Contains(stderr.String(), "starting all") {
+				t.Errorf("standard error:\n%s", &stderr)
+			}
+		})
+	}
+}
+
+// TestRunWithoutAReader: when nobody reads the output any more, as in `lockstep run … | head`, the job ends.
+func TestRunWithoutAReader(t *testing.T) {
+	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c", `trap 'exit 0' TERM; while echo line; do sleep 0.02; done`)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	stdout.Close()
+	if code := exitCode(cmd.Wait()); code != 130 {
+		t.Errorf("exit code %d, want 130", code)
+	}
+}
+
+func TestGPUs(t *testing.T) {
+	for _, c := range []struct {
+		devices []string
+		visible string
+		want    int
+	}{
+		{nil, "", 0},
+		{nil, "0,1", 0},
+		{[]string{"a", "b", "c"}, "", 3},
+		{[]string{"a", "b", "c"}, "1,2", 2},
+		{[]string{"a", "b", "c"}, "-1", 0},
+		{[]string{"a", "b", "c"}, "0,-1,1", 1},
+		{[]string{"a"}, "GPU-1,GPU-2", 1},
+	} {
+		got := gpus(func(string) string { return c.visible }, func(string) ([]string, error) { return c.devices, nil })
+		if got != c.want {
+			t.Errorf("%v, CUDA_VISIBLE_DEVICES=%q: %d GPUs, want %d", c.devices, c.visible, got, c.want)
+		}
+	}
+}
