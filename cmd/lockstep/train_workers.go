@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
@@ -19,14 +20,32 @@ import (
 // multiWorker is the strategy by which lockstep train is one worker of a job.
 const multiWorker = "multi-worker"
 
-// believe says who told what about the job, before the others are waited for: all of it on the chief, one line on the others.
+// believe says who told what about the job, before the others are waited for: all of it on the chief, unless lockstep run told it, one
+// line on the others.
 func (r *trainRun) believe(job *cluster.Job) error {
 	text := job.Describe()
-	if !job.Chief() {
-		text = job.String() + "\n"
+	if _, launched := os.LookupEnv(cluster.EnvWorker); launched || !job.Chief() {
+		text = job.String() + agreeing(job) + "\n"
 	}
 	_, err := fmt.Fprint(r.out, text)
 	return err
+}
+
+// agreeing names the other sources that say the same.
+func agreeing(job *cluster.Job) string {
+	var names []string
+	for _, c := range job.Beside {
+		if c.Worker == job.Worker && c.Workers == job.Workers { // not what it was started inside of
+			names = append(names, c.Source)
+		}
+	}
+	switch len(names) {
+	case 0:
+		return ""
+	case 1:
+		return "; " + names[0] + " agrees"
+	}
+	return "; " + strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1] + " agree"
 }
 
 // announceWorkers says which workers there are.
