@@ -278,6 +278,7 @@ func (m *member) Close() error {
 	}
 	<-m.gone
 	m.workers.Wait()
+	m.team.diaries.remove(m)
 	err := m.end.Close()
 	m.team.leave()
 	if n := m.Pending(); n > 0 {

@@ -33,6 +33,7 @@ type executor struct {
 	textMu  sync.Mutex // for those that read them on other goroutines
 	texts   [3]text    // of the even and the odd collectives, and of calls of two ranks
 	current *text      // one of these
+	diary   diary      // the last calls; guarded by textMu
 	asked   bool       // the endpoint is an Asker
 	heard   []uint64   // by peer: number of the last call of which a frame came, and 1
 
@@ -61,6 +62,7 @@ func (x *executor) open(m *member) {
 	x.m = m
 	x.wait.m = m
 	x.plans = map[planKey]*planned{}
+	x.diary.began = time.Now()
 	x.sent, x.got = make([]uint32, m.team.size), make([]uint32, m.team.size)
 	x.heard = make([]uint64, m.team.size)
 	m.site = findSite(m.end)
@@ -86,27 +88,34 @@ func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool)
 	*x.begun.of(call)++
 	opts := m.team.cfg.of(call)
 	count, p, err := x.prepare(call, &opts)
-	if err != nil {
-		return m.team.fail(m.failure(ErrInvalid, err), m.rank)
-	}
-	if ctx.Err() != nil {
+	if err == nil && ctx.Err() != nil {
 		end := endOf(ctx)
-		return m.team.fail(m.failure(end.kind(), fmt.Errorf("before the call began: %w", end)), m.rank)
+		err = m.failure(end.kind(), fmt.Errorf("before the call began: %w", end))
+	} else if err != nil {
+		err = m.failure(ErrInvalid, err)
+	}
+	if err != nil {
+		x.keepOdd(call, t, &opts)
+		err = m.team.fail(err, m.rank)
+		x.ended(t, err)
+		return err
 	}
 	x.wait.timeout = opts.Timeout
-	x.note(call, t.seq, count, &opts, p)
+	x.note(call, t, count, &opts, p)
 	if call.pairwise() {
 		err = x.pair(call, count)
 	} else {
 		err = x.run(call, count, &opts, p)
 	}
 	if err == nil {
+		x.ended(t, nil)
 		return nil
 	}
 	if x.wait.firm && m.site.whole {
 		m.team.breakOff()
 	}
 	err = x.fail(err)
+	x.ended(t, err)
 	x.quit(call)
 	return err
 }
@@ -182,22 +191,25 @@ func (m *member) failure(kind, err error) *Error {
 }
 
 // missing returns the ranks that the current wait is for.
-func (m *member) missing() []int {
+func (m *member) missing() []int { return m.missingIn(nil) }
+
+// missingIn is missing, appended to a slice.
+func (m *member) missingIn(to []int) []int {
 	switch w := &m.wait; {
 	case w.to >= 0 && m.seen && w.frames == 1:
-		return []int{w.to} // the other half is here
+		return append(to, w.to) // the other half is here
 	case w.to >= 0 && w.from >= 0 && w.to != w.from:
-		return []int{min(w.to, w.from), max(w.to, w.from)}
+		return append(to, min(w.to, w.from), max(w.to, w.from))
 	case w.to >= 0:
-		return []int{w.to}
+		return append(to, w.to)
 	case w.from >= 0:
-		return []int{w.from}
+		return append(to, w.from)
 	case w.mark >= 0 && w.of >= 0:
-		return []int{w.of}
+		return append(to, w.of)
 	case w.mark >= 0:
-		return m.site.marker.Behind(w.mark, nil)
+		return m.site.marker.Behind(w.mark, to)
 	}
-	return nil
+	return to
 }
 
 // run carries out the plan of a checked call.

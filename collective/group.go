@@ -21,6 +21,10 @@ var _ Watchable = (*group)(nil)
 // takes them over: they are closed with the communicators. Every process of the group calls it, with configurations
 // that agree; it does not wait for the others.
 func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
+	return open(endpoints, cfg, &diaries{})
+}
+
+func open(endpoints []transport.Endpoint, cfg Config, d *diaries) (Group, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
 		return nil, err
@@ -43,6 +47,7 @@ func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
 	}
 	t := newTeam(cfg, hashString(hashSeed, cfg.Name), size, len(endpoints))
+	t.diaries = d
 	g := &group{team: t}
 	for _, e := range endpoints {
 		m := t.join(e)
@@ -116,7 +121,7 @@ func (g *group) Rebuild(ctx context.Context) (Group, error) {
 	if err := g.Close(); err != nil {
 		cfg.Logger.Warn("collective: closing a group to rebuild it", "communicator", cfg.Name, "error", err)
 	}
-	return Open(ends, cfg)
+	return open(ends, cfg, g.team.diaries)
 }
 
 func (g *group) Close() error {

@@ -227,8 +227,10 @@ type text struct {
 // note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. There are two texts for
 // collectives, as there are two slots, and one for calls of two ranks. A call like the last one of its text, as in the
 // steps of a training, changes no more than the numbers.
-func (x *executor) note(call *Call, seq uint64, count int, o *Options, p *planned) {
+func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned) {
+	seq := at.seq
 	x.textMu.Lock()
+	x.diary.keep(call, at, count, o, p)
 	t := &x.texts[seq&1]
 	if call.pairwise() {
 		t = &x.texts[2]

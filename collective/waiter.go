@@ -128,6 +128,7 @@ const (
 // arm sets the timer to what comes next: a question to the peer, the stall report or the deadline.
 func (w *waiter) arm() {
 	now := time.Now()
+	w.m.blocks(now)
 	if w.since.IsZero() {
 		w.since = now
 		w.probe = time.Time{}

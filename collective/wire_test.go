@@ -152,7 +152,7 @@ func TestTextsKnowCallsAgain(t *testing.T) {
 		if err != nil {
 			continue // a shape of another count
 		}
-		x.note(c, seq, count, &opts, p)
+		x.note(c, ticket{seq: seq}, count, &opts, p)
 		var fresh text
 		x.describeIn(&fresh, c, count, p)
 		if want := fingerprint(x.m.team, seq, c, count, &opts, p.hash); x.header != want || x.current.header != want {
