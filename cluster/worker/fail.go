@@ -41,6 +41,9 @@ func (w *Worker) Fail(err error) error {
 	var errs []error
 	if folder, ok := w.cfg.Getenv(cluster.EnvRecords); ok && folder != "" {
 		errs = append(errs, failure.Write(folder, r))
+		if r.Kind != "interrupted" {
+			errs = append(errs, w.leaveFlights(r.Kind))
+		}
 	}
 	if w.store != nil {
 		text, e := failure.Encode(r)
@@ -48,6 +51,9 @@ func (w *Worker) Fail(err error) error {
 			ctx, cancel := context.WithTimeout(context.Background(), failWait)
 			defer cancel()
 			e = w.store.Set(ctx, w.key("failure", w.job.Worker), text)
+			if e == nil && r.Kind != "interrupted" {
+				e = w.askFlights(ctx, fmt.Sprintf("worker %d failed: %s", w.job.Worker, r.Kind))
+			}
 		}
 		errs = append(errs, e)
 	}

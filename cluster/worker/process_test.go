@@ -205,7 +205,13 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 			if err := c.shown(ctx, w, step); err != nil {
 				return "", err
 			}
-			act(c.Do)
+			if c.Do != "other" {
+				act(c.Do)
+			}
+		}
+		name := "gradient"
+		if step == c.At && c.Do == "other" {
+			name = "other"
 		}
 		calls := make([]collective.Call, len(local))
 		outs := make([][]float32, len(local))
@@ -214,7 +220,7 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 			outs[i] = make([]float32, 1)
 			calls[i] = collective.Call{
 				Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: tensor.HostMemory(in), Dst: tensor.HostMemory(outs[i]),
-				Manifest: &collective.Manifest{Name: "gradient", Shape: []int{1}},
+				Manifest: &collective.Manifest{Name: name, Shape: []int{1}},
 			}
 		}
 		w.Progress(int64(step), "reduce")

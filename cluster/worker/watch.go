@@ -22,6 +22,11 @@ func (w *Worker) attend(ctx context.Context) {
 	})
 	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, beat/2) }) })
 	w.work.Go(func() { w.again(ctx, func() error { return w.answer(ctx) }) })
+	if w.recordsFolder() != "" {
+		w.work.Go(func() { w.again(ctx, func() error { return w.giveFlights(ctx) }) })
+		asked, stop := requests()
+		w.work.Go(func() { defer stop(); w.requested(ctx, asked) })
+	}
 	if w.cfg.HeartbeatTimeout > 0 {
 		w.work.Go(func() { w.listen(ctx) })
 		w.work.Go(func() { w.judge(ctx) })

@@ -80,6 +80,6 @@ Ctrl-C. That of run is the failed program's.`,
 	root.SetFlagErrorFunc(suggestFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newCheck(), newRender(), newVersion())
+	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newCheck(), newDoctor(), newRender(), newVersion())
 	return root
 }

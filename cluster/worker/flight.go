@@ -1,0 +1,100 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
+)
+
+// The replicas' last calls (see package flight) of all workers explain a failure together. So the first worker that fails, or is asked for
+// them, asks all: each writes its own from a goroutine of its own, also if its training goroutine is stuck.
+
+// Flights returns what this worker's replicas remember of their last calls.
+func (w *Worker) Flights() *flight.File {
+	f := &flight.File{Header: flight.Header{Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, At: time.Now()}}
+	for _, m := range w.members {
+		f.Members = append(f.Members, flight.Member{Worker: m.Worker, Host: m.Host, PID: m.PID, First: m.First, Replicas: m.Replicas})
+	}
+	f.Ranks = w.current.flights()
+	return f
+}
+
+// flights returns what the ranks of the group in use remember, if it is one of those that do.
+func (c *current) flights() []flight.Rank {
+	c.mu.Lock()
+	g := c.group
+	c.mu.Unlock()
+	if r, ok := g.(collective.Recorded); ok {
+		return r.Flights()
+	}
+	return nil
+}
+
+// recordsFolder returns the folder for the records of a job of several workers, or "".
+func (w *Worker) recordsFolder() string {
+	folder, _ := w.cfg.Getenv(cluster.EnvRecords)
+	if w.job.Workers == 1 {
+		return "" // the errors of one process have it all
+	}
+	return folder
+}
+
+// leaveFlights writes this worker's records, if there is a folder for them.
+func (w *Worker) leaveFlights(why string) error {
+	folder := w.recordsFolder()
+	if folder == "" {
+		return nil
+	}
+	f := w.Flights()
+	if len(f.Ranks) == 0 {
+		return nil
+	}
+	f.Why = why
+	return flight.Write(folder, f)
+}
+
+// askFlights asks all workers for their records.
+func (w *Worker) askFlights(ctx context.Context, why string) error {
+	if w.recordsFolder() == "" {
+		return nil
+	}
+	return w.store.Set(ctx, w.key("flight"), []byte(why))
+}
+
+// giveFlights writes the records whenever they are asked for, until the worker leaves.
+func (w *Worker) giveFlights(ctx context.Context) error {
+	ask := w.key("flight")
+	_, after, err := w.store.List(ctx, ask)
+	for err == nil {
+		entries, next, e := w.store.Changes(ctx, ask, after)
+		after, err = next, e
+		for _, entry := range entries {
+			if e := w.leaveFlights(string(entry.Value)); e != nil {
+				w.cfg.Logger.Warn("worker: records of the last calls", "error", e)
+			}
+		}
+	}
+	return err
+}
+
+// requested has all workers write their records when this one is asked by a signal.
+func (w *Worker) requested(ctx context.Context, asked <-chan os.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-asked:
+		}
+		why := fmt.Sprintf("worker %d was asked for it", w.job.Worker)
+		short, cancel := context.WithTimeout(ctx, failWait)
+		err := errors.Join(w.leaveFlights(why), w.askFlights(short, why))
+		cancel()
+		w.cfg.Logger.Info("worker: all write the records of their last calls", "folder", w.recordsFolder(), "error", err)
+	}
+}

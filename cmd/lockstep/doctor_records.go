@@ -1,0 +1,87 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/collective/flight"
+)
+
+// diagnosis is what the records of one epoch of a job say.
+type diagnosis struct {
+	Folder string          `json:"folder"`
+	Root   *failure.Record `json:"root,omitempty"` // the failure that the others follow from
+	*flight.Report
+}
+
+// explainRecords reads the records in a folder and says what they come to. epoch -1 is the last one.
+func explainRecords(out io.Writer, folder, format string, epoch int) error {
+	files, err := flight.Read(folder)
+	if err != nil && len(files) == 0 {
+		return err
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "lockstep: left out: %v\n", err)
+	}
+	if len(files) == 0 {
+		return noFlights(folder)
+	}
+	if epoch < 0 {
+		epoch = int(files[len(files)-1].Epoch)
+	}
+	var chosen []flight.File
+	epochs := map[uint32]bool{}
+	for _, f := range files {
+		epochs[f.Epoch] = true
+		if f.Epoch == uint32(epoch) {
+			chosen = append(chosen, f)
+		}
+	}
+	if len(chosen) == 0 {
+		return fmt.Errorf("%s has no records of epoch %d: its last one is %d", folder, epoch, files[len(files)-1].Epoch)
+	}
+	for _, f := range chosen[1:] {
+		if f.Job != chosen[0].Job {
+			return fmt.Errorf("%s has records of two jobs, %q and %q, of one epoch: put those of one job into a folder of their own", folder, chosen[0].Job, f.Job)
+		}
+	}
+	d := diagnosis{Folder: folder, Report: flight.Find(chosen)}
+	failures, err := failure.Read(folder, uint32(epoch))
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "lockstep: left out: %v\n", err)
+	}
+	if found, ok := failure.Find(failures); ok {
+		d.Root = &found.Root
+	}
+	if format == "json" {
+		return json.NewEncoder(out).Encode(d)
+	}
+	return d.print(out, len(epochs))
+}
+
+func noFlights(folder string) error {
+	if found, _ := filepath.Glob(filepath.Join(folder, "failure-*.json")); len(found) > 0 {
+		return fmt.Errorf("%s has records of failures, but none of collectives (flight-*.jsonl): no worker had begun one", folder)
+	}
+	return fmt.Errorf("%s has no records of collectives (flight-*.jsonl): is it the folder that LOCKSTEP_RECORDS named?", folder)
+}
+
+func (d *diagnosis) print(out io.Writer, epochs int) error {
+	if epochs > 1 {
+		if _, err := fmt.Fprintf(out, "of %s, the records of epoch %d\n", count(epochs, "epoch"), d.Epoch); err != nil {
+			return err
+		}
+	}
+	if r := d.Root; r != nil {
+		message, _, _ := strings.Cut(r.Message, "\n")
+		if _, err := fmt.Fprintf(out, "first of all failed worker %d (host %s, pid %d), %s: %s\n", r.Worker, r.Host, r.PID, r.Kind, message); err != nil {
+			return err
+		}
+	}
+	return d.Print(out)
+}
