@@ -266,4 +266,3 @@ func (t *team) within(ranks []int) []int {
 	}
 	return out
 }
-
