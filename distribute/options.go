@@ -31,35 +31,35 @@ func ParseReduceOp(name string) (ReduceOp, error) {
 // Implementation chooses who carries out collectives.
 type Implementation uint8
 
-// The implementations. As in TensorFlow Ring means the library's own collectives, whatever their algorithm; there is no
-// other one here. A wish for NCCL, which needs GPUs, is met by the same, with a warning in the log.
+// The implementations. As in TensorFlow Ring means the library's own collectives, whatever their algorithm; so does Auto here. MPI
+// and NCCL are for [NewMultiWorkerMirroredStrategy], and add in orders of their own ([collective.Properties]). Without MPI a strategy
+// that names it is not made. A wish for NCCL that cannot be met, also by strategies of one process, is met by the library's own
+// collectives, with a warning in the log that says why.
 const (
 	ImplementationAuto Implementation = iota
 	ImplementationRing
 	ImplementationNCCL
+	ImplementationMPI // not TensorFlow's
 )
 
-// String returns TensorFlow's name: "AUTO", "RING", "NCCL".
+var implementationNames = [...]string{"AUTO", "RING", "NCCL", "MPI"}
+
+// String returns TensorFlow's name: "AUTO", "RING", "NCCL"; or "MPI".
 func (i Implementation) String() string {
-	switch i {
-	case ImplementationAuto:
-		return "AUTO"
-	case ImplementationRing:
-		return "RING"
-	case ImplementationNCCL:
-		return "NCCL"
+	if int(i) < len(implementationNames) {
+		return implementationNames[i]
 	}
 	return fmt.Sprintf("Implementation(%d)", uint8(i))
 }
 
 // ParseImplementation returns the implementation of that name, in any case.
 func ParseImplementation(name string) (Implementation, error) {
-	for i := ImplementationAuto; i <= ImplementationNCCL; i++ {
-		if strings.EqualFold(name, i.String()) {
-			return i, nil
+	for i, n := range implementationNames {
+		if strings.EqualFold(name, n) {
+			return Implementation(i), nil
 		}
 	}
-	return 0, errorf("ParseImplementation", ErrInvalid, "'%s' is not a valid CommunicationImplementation: want AUTO, RING or NCCL", name)
+	return 0, errorf("ParseImplementation", ErrInvalid, "'%s' is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI", name)
 }
 
 // Options tune reductions (TensorFlow's CommunicationOptions). A zero field inherits: a call's from its strategy's, the
@@ -120,8 +120,8 @@ func (o Options) Validate() error {
 	switch {
 	case o.BytesPerPack < 0:
 		return errorf("Options", ErrInvalid, "argument BytesPerPack must be >=0, received %d", o.BytesPerPack)
-	case o.Implementation > ImplementationNCCL:
-		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING or NCCL", o.Implementation)
+	case o.Implementation > ImplementationMPI:
+		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI", o.Implementation)
 	case o.Order > collective.Any:
 		return errorf("Options", ErrInvalid, "Order(%d) is none of Canonical and Any", o.Order)
 	case o.Sparse > SparseDense:

@@ -40,7 +40,7 @@ func TestCollectiveHints(t *testing.T) {
 }
 
 func TestOptionsNames(t *testing.T) {
-	for name, want := range map[string]distribute.Implementation{"auto": distribute.ImplementationAuto, "Ring": distribute.ImplementationRing, "NCCL": distribute.ImplementationNCCL} {
+	for name, want := range map[string]distribute.Implementation{"auto": distribute.ImplementationAuto, "Ring": distribute.ImplementationRing, "NCCL": distribute.ImplementationNCCL, "mpi": distribute.ImplementationMPI} {
 		if got, err := distribute.ParseImplementation(name); err != nil || got != want {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
@@ -89,5 +89,12 @@ func TestTimeoutOfOneCall(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestMPIIsForSeveralProcesses(t *testing.T) {
+	_, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2, Options: distribute.Options{Implementation: distribute.ImplementationMPI}})
+	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "want NewMultiWorkerMirroredStrategy") {
+		t.Errorf("a strategy of one process: %v", err)
 	}
 }

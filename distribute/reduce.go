@@ -149,7 +149,7 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 	}
 	o, err := s.options.over(opts)
 	if err == nil {
-		s.noteNCCL(o)
+		s.noteImplementation(o)
 	}
 	return o, err
 }

@@ -78,7 +78,7 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 	if err != nil {
 		return nil, Options{}, err
 	}
-	r.strategy.noteNCCL(o)
+	r.strategy.noteImplementation(o)
 	run, err := r.inRun(ctx, name)
 	return run, o, err
 }

@@ -58,7 +58,7 @@ type Strategy struct {
 	undo     undoLog
 	stats    runStats
 
-	nccl sync.Once // the warning
+	elsewhere sync.Once // the warning of noteImplementation
 
 	mu sync.Mutex
 }
@@ -206,21 +206,15 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if err := s.selectOps(op); err != nil {
 		return nil, err
 	}
-	s.noteNCCL(s.options)
+	if err := s.checkImplementation(op); err != nil {
+		return nil, err
+	}
+	s.noteImplementation(s.options)
 	s.stats.open(len(s.devices))
 	if s.kind != defaultKind {
 		s.staff()
 	}
 	return s, nil
-}
-
-// noteNCCL logs once that a wish for NCCL cannot be met.
-func (s *Strategy) noteNCCL(o Options) {
-	if o.Implementation == ImplementationNCCL {
-		s.nccl.Do(func() {
-			s.logger.Warn("distribute: NCCL is not available; the library's own collectives reduce instead", "strategy", s.String())
-		})
-	}
 }
 
 // NumReplicasInSync returns the number of replicas over which a step's gradients are reduced.

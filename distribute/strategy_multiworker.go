@@ -191,6 +191,9 @@ func (cfg *MultiWorkerConfig) join(op string, job *cluster.Job, replicas int) (*
 	if c.Logger == nil {
 		c.Logger = cfg.Logger
 	}
+	if c.Opener == nil {
+		c.Opener = cfg.Options.Implementation.Opener()
+	}
 	c.Collective = collective.Config{
 		Name: "replicas", Timeout: cfg.Options.Timeout, Stall: cfg.Stall, Order: cfg.Options.Order, Accumulate: cfg.Options.Accumulate, Logger: cfg.Logger,
 	}

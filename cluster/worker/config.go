@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -49,6 +50,9 @@ type Config struct {
 	Build string
 	// Collective sets up the communicator. Its Epoch and Describe are the worker's.
 	Collective collective.Config
+	// Opener opens the communicator of the workers' replicas. Default: the library's own transports and collectives. All workers must have
+	// one of the same name.
+	Opener *Opener
 	// OnProgress is called by Progress, and by Join with the phase "rendezvous", on the same goroutine. Default none.
 	OnProgress func(step int64, phase string)
 	// Logger gets who is believed, who is lost, and warnings. Default slog.Default().
@@ -57,6 +61,16 @@ type Config struct {
 	// Getenv and ReadFile are os.LookupEnv and os.ReadFile, or a test's.
 	Getenv   func(string) (string, bool)
 	ReadFile func(string) ([]byte, error)
+}
+
+// Opener is another way than the library's own to join the replicas of all workers, such as MPI.
+type Opener struct {
+	// Name says what it is: "mpi".
+	Name string
+	// Open makes the group: this worker's ranks are those of its [Member]. All workers call it, once they have met; what they have to tell
+	// each other for it goes through Exchange. cfg has the job's epoch and says who the ranks are. It returns nil if the library's own
+	// transports are to do it after all, on all workers alike.
+	Open func(ctx context.Context, w *Worker, cfg collective.Config) (collective.Group, error)
 }
 
 const (

@@ -63,21 +63,52 @@ func (w *Worker) alone() (*Worker, error) {
 
 // open makes the group.
 func (w *Worker) open(ends []transport.Endpoint) error {
-	c := w.cfg.Collective
-	c.Epoch = w.job.Epoch
-	if w.store != nil {
-		c.Describe = w.describe
-	}
-	g, err := collective.Open(ends, c)
+	g, err := collective.Open(ends, w.collective())
 	if err != nil {
 		for _, e := range ends {
 			e.Close()
 		}
 		return err
 	}
+	w.take(g)
+	return nil
+}
+
+// collective is the configuration of the communicator.
+func (w *Worker) collective() collective.Config {
+	c := w.cfg.Collective
+	c.Epoch = w.job.Epoch
+	if w.store != nil {
+		c.Describe = w.describe
+	}
+	return c
+}
+
+func (w *Worker) take(g collective.Group) {
 	w.current.replace(g)
 	w.group = &group{g, &w.current}
-	return nil
+}
+
+// link makes the group of all workers' replicas.
+func (w *Worker) link(ctx context.Context) error {
+	if err := w.checkHosts(); err != nil {
+		return err
+	}
+	if o := w.cfg.Opener; o != nil {
+		g, err := o.Open(ctx, w, w.collective())
+		if err != nil {
+			return err
+		}
+		if g != nil {
+			w.take(g)
+			return nil
+		}
+	}
+	ends, err := w.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return w.open(ends)
 }
 
 // join meets the other workers and connects with them.
@@ -95,10 +126,7 @@ func (w *Worker) join(ctx context.Context) error {
 	present, absent := context.WithCancel(context.Background())
 	w.absent = absent
 	w.attend(present)
-	ends, err := w.connect(ctx)
-	if err == nil {
-		err = w.open(ends)
-	}
+	err := w.link(ctx)
 	if err != nil {
 		err = w.because(ctx, err)
 		w.leaveFailed()
@@ -194,12 +222,17 @@ func (w *Worker) outward(ctx context.Context, address string) string {
 
 // about is what a worker's card says besides.
 type about struct {
-	HostID string `json:"host_id"` // equal on one host; "": not known
+	HostID string `json:"host_id"`          // equal on one host; "": not known
+	Opener string `json:"opener,omitempty"` // who joins the replicas; "": the library itself
 }
 
 // meet waits for the other workers and learns who they are.
 func (w *Worker) meet(ctx context.Context) error {
-	data, err := json.Marshal(about{shm.HostID()})
+	me := about{HostID: shm.HostID()}
+	if o := w.cfg.Opener; o != nil {
+		me.Opener = o.Name
+	}
+	data, err := json.Marshal(me)
 	if err != nil {
 		return err
 	}
@@ -218,6 +251,8 @@ func (w *Worker) meet(ctx context.Context) error {
 			return fmt.Errorf("%v says that it has %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
 		case c.Build != w.cards[0].Build:
 			return fmt.Errorf("%w: %v runs %s, and %v runs %s", ErrDiffer, &w.cards[0], w.cards[0].Build, c, c.Build)
+		case openerOf(c) != openerOf(&w.cards[0]):
+			return fmt.Errorf("%w: the replicas of %v are joined by %s, and those of %v by %s: want one implementation on all", ErrDiffer, &w.cards[0], openerOf(&w.cards[0]), c, openerOf(c))
 		}
 		w.members = append(w.members, Member{Worker: i, Host: c.Host, PID: c.PID, First: first, Replicas: c.Replicas})
 		first += c.Replicas
@@ -253,16 +288,32 @@ func hostOf(c *rendezvous.Card) string {
 	return a.HostID
 }
 
+// checkHosts refuses several hosts without a secret.
+func (w *Worker) checkHosts() error {
+	other := w.elsewhere()
+	if other < 0 || w.cfg.Secret.Given() {
+		return nil
+	}
+	low, high := min(other, w.job.Worker), max(other, w.job.Worker)
+	why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[low], &w.cards[high])
+	if !w.cfg.DataPlaintext {
+		return noSecret(why)
+	}
+	w.cfg.Logger.Warn("worker: without a secret anybody who reaches the ports of this job can read and disturb it", "why", why)
+	return nil
+}
+
+// openerOf says who joins a worker's replicas with the others'.
+func openerOf(c *rendezvous.Card) string {
+	var a about
+	if json.Unmarshal(c.Data, &a) != nil || a.Opener == "" {
+		return "the library's own collectives"
+	}
+	return a.Opener
+}
+
 // connect joins the replicas of all workers.
 func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
-	if other := w.elsewhere(); other >= 0 && !w.cfg.Secret.Given() {
-		low, high := min(other, w.job.Worker), max(other, w.job.Worker)
-		why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[low], &w.cards[high])
-		if !w.cfg.DataPlaintext {
-			return nil, noSecret(why)
-		}
-		w.cfg.Logger.Warn("worker: without a secret anybody who reaches the ports of this job can read and disturb it", "why", why)
-	}
 	me := &w.members[w.job.Worker]
 	last := &w.members[len(w.members)-1]
 	cfg := mixed.Config{

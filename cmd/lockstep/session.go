@@ -65,7 +65,7 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 	switch {
 	case s.worker != nil:
 		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
-			Engine: s.engine, Devices: s.devices, Worker: s.worker, Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout},
+			Engine: s.engine, Devices: s.devices, Worker: s.worker, Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout, Implementation: s.cfg.workers.reducer()},
 		})
 		cfg.Progress = s.worker.Progress
 	case s.cfg.oneDevice:

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute"
 )
 
 // workerFlags are the flags of a command that can be a worker of a job.
@@ -28,6 +29,7 @@ type workerFlags struct {
 	listen, ports     string
 	noSharedMemory    bool
 	anyEngine         bool
+	implementation    string
 
 	set *pflag.FlagSet
 }
@@ -49,6 +51,7 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP also between workers of one host")
 	w.BoolVar(&o.anyEngine, "mixed-engines", false, "go on, with a warning, when workers have other builds of the engine or other processors")
+	w.StringVar(&o.implementation, "implementation", "auto", "who reduces: auto or ring (the program's own collectives), nccl, mpi (under mpirun)")
 	w.Lookup("worker").DefValue = "0" // so that help does not say -1
 	f.AddFlagSet(w)
 }
@@ -76,6 +79,9 @@ func (o *workerFlags) check() error {
 		if c.value <= 0 {
 			return usagef("--%s %v: want a time such as 30s or 10m", c.flag, c.value)
 		}
+	}
+	if _, err := distribute.ParseImplementation(o.implementation); err != nil {
+		return usagef("--implementation %s: want auto, ring, nccl or mpi", o.implementation)
 	}
 	if o.workers > 0 && o.worker >= o.workers {
 		return usagef("--worker %d of --workers %d: workers are counted from 0", o.worker, o.workers)
@@ -110,9 +116,16 @@ func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 		DataPlaintext: o.plaintext, Listen: listen, Ports: o.ports, NoSharedMemory: o.noSharedMemory,
 		Build:      version(),
 		Collective: collective.Config{Timeout: o.collectiveTimeout},
+		Opener:     o.reducer().Opener(),
 		OnProgress: onProgress,
 		Logger:     slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // who is believed has been said
 	})
+}
+
+// reducer is who reduces, by a name that was checked.
+func (o *workerFlags) reducer() distribute.Implementation {
+	i, _ := distribute.ParseImplementation(o.implementation)
+	return i
 }
 
 // listenAddress returns the address that --interface means: itself, or that of the interface it names.

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// mpiruns are the launchers under which training is tested, and whom lockstep believes there.
+var mpiruns = []struct {
+	command  string
+	args     []string
+	believed string
+}{
+	{"mpirun.openmpi", []string{"--allow-run-as-root", "--oversubscribe"}, "by Open MPI"},
+	{"mpirun.mpich", nil, "by MPICH (PMI)"},
+}
+
+// TestMPI: under mpirun training gives the bits of one process, by the program's own collectives; by MPI's it becomes as good. Whom it
+// believed is said.
+func TestMPI(t *testing.T) {
+	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
+	for _, m := range mpiruns {
+		t.Run(m.believed, func(t *testing.T) {
+			command, err := exec.LookPath(m.command)
+			if err != nil {
+				t.Skipf("%s is not installed", m.command)
+			}
+			for _, implementation := range []string{"auto", "mpi"} {
+				dir := t.TempDir()
+				out := underMPI(t, command, append(m.args, "-np", "2"), append([]string{"--implementation", implementation, "--out", dir}, small...))
+				var s map[string]any
+				text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+				if err == nil {
+					err = json.Unmarshal(text, &s)
+				}
+				if err != nil || !strings.Contains(out, "worker 0 of 2 (the chief), "+m.believed) || !strings.Contains(out, "worker 1 of 2, "+m.believed) {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				if own := implementation == "auto"; own && s["weights_hash"] != one["weights_hash"] || own == strings.Contains(out, "in an order of its own") {
+					t.Errorf("%s: weights %v, want %v\n%s", implementation, s["weights_hash"], one["weights_hash"], out)
+				}
+				if a, b := s["test_accuracy"].(float64), one["test_accuracy"].(float64); math.Abs(a-b) > 0.001 {
+					t.Errorf("%s: accuracy %v, want %v", implementation, a, b)
+				}
+			}
+		})
+	}
+}
+
+// TestOneWithoutMPI: workers that are to be joined in different ways say so.
+func TestOneWithoutMPI(t *testing.T) {
+	command, err := exec.LookPath("mpirun.openmpi")
+	if err != nil {
+		t.Skip("mpirun.openmpi is not installed")
+	}
+	script := `test "$OMPI_COMM_WORLD_RANK" = 0 && exec "$0" "$@" --implementation mpi; exec "$0" "$@"`
+	out := underMPI(t, command, []string{"--allow-run-as-root", "--oversubscribe", "-np", "2", "sh", "-c", script}, small)
+	if !strings.Contains(out, "are joined by mpi, and those of") || !strings.Contains(out, "want one implementation on all") {
+		t.Errorf("%s", out)
+	}
+}
+
+// underMPI runs a launcher and returns what its processes print.
+func underMPI(t *testing.T, command string, args, flags []string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	args = append(append(append([]string{}, args...), exe, "train", "--strategy", "multi-worker", "--replicas", "1", "--progress", "none", "--rdzv-timeout", "1m"), flags...)
+	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", fmt.Sprintf("TMPDIR=%s", t.TempDir()))
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Logf("%s: %v", command, err)
+	}
+	return string(out)
+}
