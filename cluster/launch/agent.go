@@ -115,6 +115,7 @@ type Agent struct {
 	peers   *peers
 	signals chan os.Signal // the user's
 	asked   os.Signal      // the first of them
+	early   []event        // heard in a meeting, of what comes after it
 
 	temporary bool // the folder for records
 }
@@ -256,7 +257,7 @@ func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 	return e, nil
 }
 
-// meet waits for the other agents, unless the user ends it.
+// meet waits for the other agents, unless the user ends it or one of those that have met before is lost.
 func (a *Agent) meet(ctx context.Context, number uint32, ports []int) ([]card, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -280,6 +281,16 @@ func (a *Agent) meet(ctx context.Context, number uint32, ports []int) ([]card, e
 		case sig := <-a.signals:
 			a.asked = sig
 			cancel(errors.New("interrupted before all nodes were there"))
+		case ev := <-a.peers.events:
+			switch {
+			case ev.lost != nil:
+				a.peers.leave--
+				cancel(ev.lost)
+			case ev.err != nil:
+				cancel(ev.err)
+			default:
+				a.early = append(a.early, ev)
+			}
 		}
 	}
 }

@@ -271,6 +271,19 @@ while :; do sleep 0.05; done`, nil)
 	}
 }
 
+// TestEndedTooSoon: a worker that ends with code 0 is named with its process when another has lost it.
+func TestEndedTooSoon(t *testing.T) {
+	s := launchScript(t, `if [ $RANK = 1 ]; then echo "worker 1 is $$"; exit 0; fi
+echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
+exit 1`, nil)
+	o := s.wait(t)
+	_, pid, _ := strings.Cut(strings.TrimSpace(s.out.String()), "worker 1 is ")
+	root := o.Report.Root
+	if want := "ended with exit code 0 while others still waited for it; worker 0 says: lost worker 1"; o.Code != 1 || root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
+		t.Errorf("outcome %+v, root %+v, want process %s and %q:\n%s", o, root, pid, want, s.err)
+	}
+}
+
 // TestStoppedWorker: a worker that is stopped is the root cause of another's loss, and is ended all the same.
 func TestStoppedWorker(t *testing.T) {
 	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,14 @@ type epoch struct {
 type nodeEnd struct {
 	Node     int    `json:"node"`
 	Failures []told `json:"failures,omitempty"`
+	Fine     []fine `json:"fine,omitempty"`
+}
+
+// fine is a worker that ended with exit code 0, which is no failure unless the others still needed it.
+type fine struct {
+	Worker int    `json:"worker"`
+	Host   string `json:"host"`
+	PID    int    `json:"pid"`
 }
 
 // told is a failure, and what the worker wrote last.
@@ -55,6 +64,10 @@ const answerTime = 10 * time.Second
 // watch returns when the workers of all nodes have ended, or nothing more can be learned.
 func (e *epoch) watch(ctx context.Context) {
 	a, done := e.agent, ctx.Done()
+	for _, ev := range a.early {
+		e.heard(ev)
+	}
+	a.early = nil
 	for !e.over() {
 		select {
 		case w := <-e.ended:
@@ -226,7 +239,7 @@ func (e *epoch) expect() {
 
 // finish tells the other agents how this node's workers ended.
 func (e *epoch) finish() {
-	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures()}
+	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.fine()}
 	e.ends[end.Node] = end
 	p := e.agent.peers
 	p.publish(end.bounded(), "event", "end", fmt.Sprint(e.number), fmt.Sprint(end.Node))
@@ -267,6 +280,31 @@ func (e *epoch) failures() []told {
 	return out
 }
 
+// fine returns this node's workers that ended with exit code 0, unasked.
+func (e *epoch) fine() (out []fine) {
+	for _, w := range e.workers {
+		if w.err == nil && w.ending.code == 0 && !w.asked {
+			out = append(out, fine{w.rank, e.agent.host, w.pid()})
+		}
+	}
+	return out
+}
+
+// complete adds to the record of a root cause that told nothing itself that its worker ended as if all were well.
+func (e *epoch) complete(rep *failure.Report) {
+	if !rep.Unseen {
+		return
+	}
+	for _, end := range e.ends {
+		for _, f := range end.Fine {
+			if f.Worker == rep.Root.Worker {
+				rep.Root.Host, rep.Root.PID = f.Host, f.PID
+				rep.Root.Message = "ended with exit code 0 while others still waited for it; " + strings.TrimPrefix(rep.Root.Message, "it told nothing; ")
+			}
+		}
+	}
+}
+
 // attribute adds to a record that only this agent can write what a worker itself would have told.
 func (e *epoch) attribute(w *worker, r *failure.Record) {
 	if w.late && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
@@ -292,6 +330,7 @@ func (e *epoch) outcome() Outcome {
 		}
 	}
 	rep, failed := failure.Find(records)
+	e.complete(&rep)
 	switch {
 	case failed && (!o.Interrupted || rep.Root.Kind != "interrupted"):
 		o.Report, o.Code = &rep, rep.Root.ExitCode
@@ -306,7 +345,8 @@ func (e *epoch) outcome() Outcome {
 	return o
 }
 
-// silent makes up records for the workers of a node whose agent has not said how they ended.
+// silent makes up records for the workers of a node whose agent has not said how they ended. They are causes of their own: the workers went
+// with their agent, and that others lost them follows from it.
 func (e *epoch) silent(node int) (out []failure.Record) {
 	c, first := e.layout.cards[node], 0
 	for _, before := range e.layout.cards[:node] {
@@ -314,8 +354,8 @@ func (e *epoch) silent(node int) (out []failure.Record) {
 	}
 	for i := range c.Workers {
 		out = append(out, failure.Record{
-			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: time.Now(), Kind: "lost",
-			Message: fmt.Sprintf("the agent of its node %d (host %s, pid %d) does not answer", node, c.Host, c.PID), Step: -1, ExitCode: -1,
+			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: time.Now(), Kind: "exit",
+			Message: fmt.Sprintf("the agent of its node %d (host %s, pid %d) does not answer: it was killed, or its host or network is gone", node, c.Host, c.PID), Step: -1, ExitCode: -1,
 		})
 	}
 	return out

@@ -199,21 +199,78 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 // TestLostAgent: an agent that stops showing life ends the job on the others, which name it.
 func TestLostAgent(t *testing.T) {
 	memory := rendezvous.NewMemory()
+	met := meetOnce(t, memory, card{})
+	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), "the agent of node 1 (host far, pid 42) has not shown") {
+		t.Errorf("error %v, want one that names node 1", err)
+	}
+	if err := <-met; err != nil {
+		t.Error(err)
+	}
+}
+
+// meetOnce has node 1 of 2 meet for epoch 0, and never be heard of again.
+func meetOnce(t *testing.T, memory *rendezvous.Memory, c card) (met chan error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	met := make(chan error, 1)
-	go func() { // it meets, and is never heard of again
+	done := make(chan struct{})
+	t.Cleanup(func() { cancel(); <-done })
+	c.Node, c.Host, c.PID, c.Workers, c.Address, c.Ports = 1, "far", 42, 1, "127.0.0.1", []int{1}
+	met = make(chan error, 1)
+	go func() {
+		defer close(done)
 		p := &peers{store: memory.Open(), job: "lockstep", prefix: "=elsewhere/", node: 1, nodes: 2, nonce: "n", wait: time.Minute, beat: time.Hour, events: make(chan event)}
 		p.ctx, p.cancel = context.WithCancel(ctx)
-		_, err := p.meet(ctx, 0, card{Node: 1, Host: "far", PID: 42, Workers: 1, Address: "127.0.0.1", Ports: []int{1}})
+		_, err := p.meet(ctx, 0, c)
 		met <- err
 		<-ctx.Done()
 		p.cancel()
 		p.work.Wait()
 	}()
-	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond})
+	return met
+}
+
+// TestLostAgentIsNotWaitedFor: a restarted job does not wait long for an agent that is lost.
+func TestLostAgentIsNotWaitedFor(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	met := meetOnce(t, memory, card{RestartsMax: 1})
+	store := memory.Open()
+	a, err := New(Config{
+		Command: []string{"sh", "-c", "exit 3"}, Workers: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, RendezvousTimeout: time.Hour, Heartbeat: 200 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Set(t.Context(), "=launch/lockstep/event/end/0/1", []byte(`{"node":1}`)); err != nil { // so that it is not waited for in epoch 0
+		t.Fatal(err)
+	}
+	_, err = a.Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "the agent of node 1 (host far, pid 42) has not shown") {
 		t.Errorf("error %v, want one that names node 1", err)
+	}
+	if err := <-met; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSilentNode: a node whose agent does not answer is the root cause of its workers' loss, not who lost them.
+func TestSilentNode(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	met := meetOnce(t, memory, card{})
+	out := &output{}
+	a, err := New(Config{
+		Command: []string{"sh", "-c", `echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json; exit 1`},
+		Workers: 1, Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Stderr: out,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := a.Run(t.Context())
+	if err == nil || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Host != "far" {
+		t.Errorf("outcome %+v, error %v:\n%s", o, err, out)
+	}
+	if want := "what    the agent of its node 1 (host far, pid 42) does not answer"; !strings.Contains(out.String(), want) {
+		t.Errorf("not said: %q in\n%s", want, out)
 	}
 	if err := <-met; err != nil {
 		t.Error(err)
@@ -458,6 +515,20 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 				t.Errorf("code %d, error %v, want one that says %q", code, r.failure, c.want)
 			}
 		})
+	}
+}
+
+// TestHostsInterruptedEarly: a user's wish to end is no failure of the host that ssh is still trying to reach.
+func TestHostsInterruptedEarly(t *testing.T) {
+	begun := filepath.Join(t.TempDir(), "begun")
+	r := launchRemote(t, "true", func(r *Remote) {
+		r.SSH = []string{"sh", "-c", `[ $0 = b ] && { echo > ` + begun + `; read order; read signal; exit 255; }; sh -c "$1"`}
+	})
+	eventually(t, "ssh to b to be started", func() bool { _, err := os.Stat(begun); return err == nil })
+	r.remote.Interrupt(os.Interrupt)
+	r.remote.Interrupt(os.Interrupt)
+	if code := r.wait(t); code != 130 || r.failure != nil {
+		t.Errorf("code %d, %v:\n%s%s", code, r.failure, r.out, r.err)
 	}
 }
 

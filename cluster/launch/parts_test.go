@@ -249,3 +249,14 @@ func TestOthersAreShort(t *testing.T) {
 		t.Errorf("got\n%s", b.String())
 	}
 }
+
+// TestBeyond: what a crash wrote is not shown twice.
+func TestBeyond(t *testing.T) {
+	lines := []string{"joining", "panic: x", "", "goroutine 1 [running]:"}
+	if got := beyond(lines, "panic: x\n\ngoroutine 1 [running]:\nmain.main()"); !slices.Equal(got, []string{"joining"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := beyond(lines, ""); !slices.Equal(got, lines) {
+		t.Errorf("without a stack: got %q", got)
+	}
+}

@@ -126,17 +126,26 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 	defer cancel()
 	text, _, err := p.store.Get(ctx, rendezvous.Key(p.job, epoch, "alive", strconv.Itoa(worker)))
 	var pulse rendezvous.Pulse
-	if err != nil || json.Unmarshal(text, &pulse) != nil || pulse.Phase == "" {
+	if err != nil || json.Unmarshal(text, &pulse) != nil {
 		return ""
 	}
-	out := "; last seen in " + pulse.Phase
+	var parts []string
 	if pulse.Step >= 0 {
-		out = fmt.Sprintf("; last seen in step %d, %s", pulse.Step, pulse.Phase)
+		parts = append(parts, fmt.Sprintf("in step %d", pulse.Step))
+	}
+	switch {
+	case pulse.Phase != "" && len(parts) == 0:
+		parts = append(parts, "in "+pulse.Phase)
+	case pulse.Phase != "":
+		parts = append(parts, pulse.Phase)
 	}
 	if pulse.Text != "" {
-		out += ", " + pulse.Text
+		parts = append(parts, pulse.Text)
 	}
-	return out
+	if len(parts) == 0 {
+		return ""
+	}
+	return "; last seen " + strings.Join(parts, ", ")
 }
 
 // close says goodbye. Node 0, in whose agent the store may live, waits until the others have done so too, or for a while.

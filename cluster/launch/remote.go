@@ -106,6 +106,13 @@ func (r *Remote) Interrupt(sig os.Signal) {
 	}
 }
 
+// interrupted reports whether the user wants the job to end.
+func (r *Remote) interrupted() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.asked > 0
+}
+
 // Run starts the agents and returns the job's exit code when all have ended. The error tells which host's agent did not do its work. When ctx
 // ends, the workers are killed.
 func (r *Remote) Run(ctx context.Context) (int, error) {
@@ -316,6 +323,8 @@ func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
 		return 0, nil
 	case failed.done:
 		return failed.code, nil
+	case r.interrupted():
+		return codeInterrupted, nil
 	}
 	last, _ := failed.tail.lines()
 	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code, strings.Join(last, " / "))

@@ -27,7 +27,7 @@ func (e *epoch) tell(rep *failure.Report) string {
 	if stack := strings.TrimSpace(r.Stack); stack != "" {
 		row("stack", "%s", bounded(stack, stackLines))
 	}
-	if last := e.stderrOf(r.Worker); len(last) > 0 && !within(last, r.Stack) {
+	if last := beyond(e.stderrOf(r.Worker), r.Stack); len(last) > 0 {
 		row("stderr", "%s", indent(joinLines(last)))
 	}
 	if e.agent.cfg.Logs != "" {
@@ -57,9 +57,9 @@ func bounded(text string, linesMax int) string {
 	return indent(joinLines(lines))
 }
 
-// within reports whether lines say nothing that a text does not.
-func within(lines []string, text string) bool {
-	return !slices.ContainsFunc(lines, func(l string) bool { return !strings.Contains(text, l) })
+// beyond returns the lines that are not in a stack: what a crash writes is there already.
+func beyond(lines []string, stack string) []string {
+	return slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return stack != "" && strings.Contains(stack, l) })
 }
 
 // who names a worker: number, replicas, node, host and process.

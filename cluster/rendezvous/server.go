@@ -305,7 +305,7 @@ func explained(err error) error {
 	case errors.As(err, &head):
 		return fmt.Errorf("the other end does not speak TLS, as this end does: %w", err)
 	case errors.As(err, &alert) || errors.As(err, &op) && op.Op == "remote error":
-		return fmt.Errorf("the other end does not trust this end's certificate: %w", err)
+		return fmt.Errorf("the other end does not trust this end's certificate, as when it has another secret or is of another job: %w", err)
 	}
 	return err
 }

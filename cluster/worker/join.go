@@ -44,6 +44,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := w.join(ctx); err != nil {
 		return nil, fmt.Errorf("worker: %v: %w", w.job, err)
 	}
+	w.doing.phase.Store(nil) // what comes next is the program's to say
 	return w, nil
 }
 

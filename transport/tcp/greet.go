@@ -141,7 +141,7 @@ func explained(err error) error {
 	case errors.As(err, &head):
 		return fmt.Errorf("the other end does not speak TLS, as this end does: %w", err)
 	case errors.As(err, &op) && op.Op == "remote error" || errors.As(err, &alert):
-		return fmt.Errorf("the other end does not trust this end's certificate: %w", err)
+		return fmt.Errorf("the other end does not trust this end's certificate, as when it has another secret or is of another job: %w", err)
 	case op != nil && op.Op == "local error":
 		return fmt.Errorf("what came does not belong to this handshake: %w", err)
 	}
