@@ -47,8 +47,8 @@ steps:
   lockstep model=mlp replicas=2 global_batch=128 images/s=12345
 
 With --workers the replicas are shared out among so many processes of this
-machine, each on cores of its own. Under lockstep run it measures the workers
-that are there.`, benchSteps, benchRounds, benchSteps),
+machine, at most one for each replica, on cores of their own. Under lockstep run
+it measures the workers that are there.`, benchSteps, benchRounds, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
@@ -60,6 +60,7 @@ that are there.`, benchSteps, benchRounds, benchSteps),
 			if err := o.check(); err != nil {
 				return err
 			}
+			o.workers = min(o.workers, o.replicas)
 			job, err := o.job()
 			if err != nil {
 				return err
@@ -89,8 +90,8 @@ func (o *benchTrainFlags) check() error {
 		return usagef("--model %s: want %s", o.model, oneOf(sorted(modelsByName)))
 	case o.replicas < 1 || o.replicas > replicasMax:
 		return usagef("--replicas %d: want 1 to %d", o.replicas, replicasMax)
-	case o.workers < 0 || o.workers > o.replicas:
-		return usagef("--workers %d: want at most as many as replicas, of which there are %d", o.workers, o.replicas)
+	case o.workers < 0:
+		return usagef("--workers %d: want at least 1", o.workers)
 	case o.globalBatch < 1:
 		return usagef("--global-batch %d: want at least 1", o.globalBatch)
 	case !slices.Contains(gomlx.Names, o.engine):

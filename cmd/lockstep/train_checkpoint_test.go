@@ -183,7 +183,7 @@ func TestKilledWorkers(t *testing.T) {
 	var lines []string
 	for s := bufio.NewScanner(stdout); s.Scan(); {
 		lines = append(lines, s.Text())
-		if strings.HasSuffix(s.Text(), "(the chief), by lockstep run") {
+		if strings.Contains(s.Text(), "(the chief), by lockstep run") {
 			started++
 		}
 		m := worker.FindStringSubmatch(s.Text())
