@@ -18,6 +18,7 @@ const asCommand = "LOCKSTEP_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
+		expectMisfortune()
 		main()
 	}
 	testscript.Main(m, map[string]func(){"lockstep": main})

@@ -1,0 +1,481 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
+)
+
+var (
+	chaosRuns = flag.Int("runs", 4, "runs of TestChaos: 28 or more have each fault in each phase")
+	chaosSeed = flag.Uint64("seed", 0, "seed of the first run of TestChaos; those of the others follow (default: another each time)")
+)
+
+const (
+	chaosWorkers = 3
+	chaosSteps   = 8
+	// What is full holds a few snapshots.
+	chaosDisk = "8m"
+	// chaosCut is how long a link stays cut: longer than it takes the workers to find it, shorter than agents wait for each other.
+	chaosCut = 9 * time.Second
+	// chaosWait bounds a run. Nothing depends on it but the end of a test that hangs.
+	chaosWait = 4 * time.Minute
+)
+
+// chaosTraining is what is trained: packs that travel on their own, and a snapshot after every second step.
+var chaosTraining = []string{
+	"train", "--model", "cnn", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--packs", "3", "--progress", "none",
+}
+
+// TestChaos: whatever befalls a worker of three, in whatever phase of a step, lockstep run names it and starts the job again, which ends with
+// the weights of a training that nothing befell; no snapshot is lost, and nothing is left behind.
+func TestChaos(t *testing.T) {
+	seed, runs := *chaosSeed, *chaosRuns
+	if seed == 0 {
+		seed = rand.Uint64N(1 << 40)
+	}
+	if testing.Short() {
+		runs = min(runs, 2)
+		t.Logf("-short: %d runs only", runs)
+	}
+	host := chaosHost(t)
+	want := chaosUndisturbed(t)
+	for i := range runs {
+		seed := seed + uint64(i)
+		faults := drawFaults(seed)
+		t.Run(fmt.Sprintf("%d %s in %s", seed, faults[0].Kind, faults[0].Phase), func(t *testing.T) {
+			t.Parallel()
+			if !host && (faults[0].Kind == faultCut || faults[0].Kind == faultDisk) {
+				t.Skip("left out, for it needs root, unshare, and iproute2 and nftables for links")
+			}
+			r := newChaosRun(t, faults, host)
+			began := time.Now()
+			r.start()
+			r.check(want)
+			t.Logf("%v: %d restarts, %v", faults, len(r.blocks), time.Since(began).Round(100*time.Millisecond))
+			for i, block := range r.blocks {
+				t.Logf("restart %d: worker %s", i+1, block)
+			}
+			if t.Failed() {
+				t.Logf("go test ./cmd/lockstep -run TestChaos -seed %d -runs 1 repeats it. It said:\n%s", seed, r.said())
+			}
+		})
+	}
+}
+
+// chaosHost reports whether processes can have networks, disks and firewalls of their own here.
+func chaosHost(t *testing.T) bool {
+	try := exec.Command("unshare", "-n", "-m", "sh", "-c", `mount -t tmpfs none /dev/shm && ip link add cable0 type veth peer name cable1 && nft -f -`)
+	try.Stdin = strings.NewReader(cutFrom(0))
+	out, err := try.CombinedOutput()
+	if err != nil {
+		t.Logf("no hosts of their own: %v: %s", err, out)
+	}
+	return err == nil
+}
+
+// chaosUndisturbed trains in one process, and returns the weights' hash.
+func chaosUndisturbed(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "summary.json")
+	if out, err := lockstepProcess(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas", fmt.Sprint(chaosWorkers), "--summary", file)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return chaosHash(t, file)
+}
+
+func chaosHash(t *testing.T, file string) string {
+	t.Helper()
+	var s struct {
+		WeightsHash string `json:"weights_hash"`
+	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil || s.WeightsHash == "" {
+		t.Errorf("no hash in %s: %v, %s", file, err, text)
+	}
+	return s.WeightsHash
+}
+
+// chaosRun is one job, and the hosts that it runs on.
+type chaosRun struct {
+	t       *testing.T
+	plan    chaosPlan
+	text    string // the plan, by which processes of this run are known
+	dir     string
+	hosted  bool // it has hosts of its own
+	hosts   []*exec.Cmd
+	outputs []*lines // by host
+	blocks  []string // that lockstep run says about failures, by epoch
+}
+
+func newChaosRun(t *testing.T, faults []fault, hosted bool) *chaosRun {
+	t.Helper()
+	dir := t.TempDir()
+	r := &chaosRun{t: t, dir: dir, hosted: hosted, plan: chaosPlan{Folder: filepath.Join(dir, "marks"), Snapshots: filepath.Join(dir, "snapshots"), Faults: faults}}
+	for _, name := range []string{"marks", "snapshots", "kept", "temporary", "left"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := json.Marshal(r.plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.text = string(text)
+	return r
+}
+
+func (r *chaosRun) said() string {
+	var b strings.Builder
+	for i, l := range r.outputs {
+		fmt.Fprintf(&b, "host %d:\n%s\n", i, l)
+	}
+	return b.String()
+}
+
+// command is lockstep run on one of so many hosts.
+func (r *chaosRun) command(host, hosts int) []string {
+	exe, err := os.Executable()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	run := []string{exe, "run", "--max-restarts", "3", "--grace", "1s", "--nproc-per-node", fmt.Sprint(chaosWorkers / hosts)}
+	train := []string{
+		"--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "3s", "--rdzv-timeout", "15s",
+		"--summary", filepath.Join(r.dir, "summary.json"), "--checkpoint-dir", r.plan.Snapshots, "--save-every", "2",
+	}
+	if hosts > 1 {
+		run = append(run, "--nnodes", fmt.Sprint(hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint", hostAddress(0)+":29400")
+	}
+	run = append(run, "--", exe)
+	return append(append(run, chaosTraining...), train...)
+}
+
+// onHost is a shell's script that makes of its process a host with a network, a disk for snapshots and shared memory of its own, and says
+// after the command what that has left there.
+const onHost = `set -e
+mount -t tmpfs -o size=` + chaosDisk + ` none "$SNAPSHOTS"
+mount -t tmpfs none /dev/shm
+ip link set lo up
+read go
+if [ -n "$ADDRESS" ]; then
+	ip address add "$ADDRESS/24" dev "$DEVICE"
+fi
+set +e
+"$@"
+code=$?
+cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep ' 0A ' >"$LEFT.ports"
+tail -n +2 /proc/net/unix >"$LEFT.sockets"
+ls -A /dev/shm >"$LEFT.memory"
+if [ -n "$KEPT" ]; then cp -a "$SNAPSHOTS/." "$KEPT"; fi
+exit $code
+`
+
+// start runs the job to its end.
+func (r *chaosRun) start() {
+	t := r.t
+	hosts := 1
+	if r.plan.Faults[0].Kind == faultCut {
+		hosts = chaosWorkers
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), chaosWait)
+	defer cancel()
+	key := secret.New().Text()
+	var ready []io.WriteCloser
+	for i := range hosts {
+		args := r.command(i, hosts)
+		env := append(os.Environ(), asCommand+"=1", planVariable+"="+r.text, "TMPDIR="+filepath.Join(r.dir, "temporary"))
+		if hosts > 1 {
+			env = append(env, "LOCKSTEP_SECRET="+key)
+		}
+		if r.hosted {
+			args = append([]string{"unshare", "-n", "-m", "sh", "-c", onHost, "sh"}, args...)
+			env = append(env, "SNAPSHOTS="+r.plan.Snapshots, fmt.Sprintf("LEFT=%s/left/%d", r.dir, i))
+			if hosts > 1 {
+				env = append(env, "ADDRESS="+hostAddress(i), "DEVICE="+hostDevice(i))
+			}
+			if i == 0 {
+				env = append(env, "KEPT="+filepath.Join(r.dir, "kept"))
+			}
+		}
+		cmd, out := exec.CommandContext(ctx, args[0], args[1:]...), &lines{}
+		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		in, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.hosts, r.outputs, ready = append(r.hosts, cmd), append(r.outputs, out), append(ready, in)
+	}
+	if hosts > 1 {
+		r.network()
+	}
+	for _, in := range ready {
+		_, _ = io.WriteString(in, "go\n") // one that is not hosted reads nothing
+		in.Close()
+	}
+	healed, healing := make(chan struct{}), make(chan struct{})
+	go func() { defer close(healed); r.heal(healing) }()
+	for i, cmd := range r.hosts {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("host %d: %v", i, err)
+		}
+	}
+	close(healing)
+	<-healed
+}
+
+// hostDevice is the network device of a host. That of the first is a bridge, in which the others' cables end.
+func hostDevice(host int) string {
+	if host == 0 {
+		return "bridge"
+	}
+	return "cable"
+}
+
+// network joins the hosts by cables.
+func (r *chaosRun) network() {
+	pid := func(i int) string { return fmt.Sprint(r.hosts[i].Process.Pid) }
+	for _, cmd := range r.hosts {
+		for range 1000 { // until it is in its namespace
+			own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+			if mine, _ := os.Readlink("/proc/self/ns/net"); err == nil && own != mine {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	in := func(host int, command string) string { return "nsenter -t " + pid(host) + " -n " + command }
+	commands := []string{in(0, "ip link add bridge type bridge"), in(0, "ip link set bridge up")}
+	for i := 1; i < len(r.hosts); i++ {
+		end := fmt.Sprintf("cable%d", i)
+		commands = append(commands,
+			"ip link add "+end+" netns "+pid(0)+" type veth peer name cable netns "+pid(i),
+			in(0, "ip link set "+end+" master bridge up"), in(i, "ip link set cable up"))
+	}
+	for _, c := range commands {
+		f := strings.Fields(c)
+		if out, err := exec.Command(f[0], f[1:]...).CombinedOutput(); err != nil {
+			r.t.Errorf("%s: %v: %s", c, err, out)
+		}
+	}
+}
+
+// heal mends the cut link after a while.
+func (r *chaosRun) heal(done <-chan struct{}) {
+	if r.plan.Faults[0].Kind != faultCut {
+		return
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	cut, mended := time.Time{}, false
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		switch _, err := os.Stat(r.plan.markFile(0)); {
+		case err != nil || mended:
+		case cut.IsZero():
+			cut = time.Now()
+		case r.mayMend(time.Since(cut)):
+			mended = true
+			worker := r.plan.Faults[0].Worker
+			if err := netfilter("delete table inet chaos\n", "nsenter", "-t", fmt.Sprint(r.hosts[worker].Process.Pid), "-n"); err != nil {
+				r.t.Error(err)
+			}
+		}
+	}
+}
+
+// mayMend reports whether a link is mended that has been cut for so long: where it leads to the host on which the agents meet, before
+// these give up; else when it has been found.
+func (r *chaosRun) mayMend(since time.Duration) bool {
+	f := r.plan.Faults[0]
+	if f.Worker == 0 || f.Peer == 0 {
+		return since > chaosCut
+	}
+	return strings.Contains(r.outputs[0].String(), failedLine) || since > 8*chaosCut
+}
+
+const failedLine = "lockstep run: the job failed, first of all worker "
+
+// check looks at what the job has come to, and at what is left of it.
+func (r *chaosRun) check(want string) {
+	t := r.t
+	if got := chaosHash(t, filepath.Join(r.dir, "summary.json")); got != want {
+		t.Errorf("weights hash %s, want %s", got, want)
+	}
+	out := r.outputs[0].String()
+	r.blocks = strings.Split(out, failedLine)
+	begun := r.blocks[0]
+	r.blocks = r.blocks[1:]
+	for i, f := range r.plan.Faults {
+		at, ok := r.struck(i)
+		if !ok {
+			if i == 0 {
+				t.Errorf("it did not come to %v", f)
+			}
+			continue
+		}
+		epoch, err := strconv.Atoi(at.Epoch)
+		if err != nil {
+			t.Error(err)
+		}
+		r.checkBlock(f, epoch)
+		r.checkResumed(append([]string{begun}, r.blocks...), epoch, at.Newest)
+	}
+	r.checkSnapshots()
+	r.checkLeft()
+}
+
+func (r *chaosRun) struck(i int) (at mark, ok bool) {
+	text, err := os.ReadFile(r.plan.markFile(i))
+	if errors.Is(err, os.ErrNotExist) {
+		return at, false
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &at)
+	}
+	if err != nil {
+		r.t.Error(err)
+	}
+	return at, true
+}
+
+// checkBlock: who has started the job is told who was struck.
+func (r *chaosRun) checkBlock(f fault, epoch int) {
+	t := r.t
+	if f.Kind == faultDisk && f.Phase == phaseWrite && epoch >= len(r.blocks) {
+		return // it was written already, and was the last
+	}
+	if f.Kind == faultCut && epoch >= len(r.blocks) {
+		t.Logf("nobody has noticed %v", f)
+		return
+	}
+	if epoch >= len(r.blocks) {
+		t.Errorf("nothing was said about %v", f)
+		return
+	}
+	block, _, _ := strings.Cut(r.blocks[epoch], "lockstep run: starting")
+	wants := []string{fmt.Sprintf("worker %d of %d", f.Worker, chaosWorkers)}
+	switch f.Kind {
+	case faultCut:
+		wants = []string{fmt.Sprintf("worker %d", f.Worker), fmt.Sprintf("worker %d", f.Peer)}
+	case faultDisk:
+		wants = append(wants, "no space left on device", r.plan.Snapshots)
+	case faultKill:
+		wants = append(wants, "killed")
+	}
+	for _, want := range wants {
+		if !strings.Contains(block, want) {
+			t.Errorf("epoch %d, %v: %s%s\nwant %q", epoch, f, failedLine, block, want)
+		}
+	}
+	if f.Kind != faultCut && !strings.HasPrefix(block, fmt.Sprint(f.Worker)) {
+		t.Errorf("epoch %d, %v: the root cause is worker %.1s", epoch, f, block)
+	}
+}
+
+var resumedFrom = regexp.MustCompile(`resumed +from \S*(snapshot-\d+-step-\d+): `)
+
+// checkResumed: all that begin after an epoch go on at the newest snapshot that there was, or a later one.
+func (r *chaosRun) checkResumed(said []string, epoch int, newest string) {
+	for i := epoch + 1; i < len(said); i++ {
+		m := resumedFrom.FindStringSubmatch(said[i])
+		switch {
+		case m == nil && newest != "" && i == len(said)-1:
+			r.t.Errorf("it began anew, and there was %s", newest)
+		case m != nil && m[1] < newest: // numbers have as many digits
+			r.t.Errorf("it went on at %s, and there was %s", m[1], newest)
+		}
+	}
+}
+
+// checkSnapshots: there are as many as are kept, all can be read, and the newest is of the last step.
+func (r *chaosRun) checkSnapshots() {
+	t, dir := r.t, r.plan.Snapshots
+	if r.hosted {
+		dir = filepath.Join(r.dir, "kept")
+	}
+	all, err := checkpoint.List(dir)
+	if err != nil || len(all) != 3 {
+		t.Errorf("the snapshots that were kept are %v, %v", all, err)
+	}
+	for i, path := range all {
+		s, err := checkpoint.ReadSnapshot(path)
+		if err != nil || i == len(all)-1 && s.Step != chaosSteps {
+			t.Errorf("%s: %+v, %v", path, s, err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != len(all) {
+		t.Errorf("besides the snapshots there is something else: %v, %v", entries, err)
+	}
+}
+
+// checkLeft: no process, no port, no socket, no shared memory and no file is left.
+func (r *chaosRun) checkLeft() {
+	t := r.t
+	for try := 0; ; try++ {
+		left := processesWith(planVariable + "=" + r.text)
+		if len(left) == 0 {
+			break
+		}
+		if try == 500 {
+			t.Errorf("these processes are left: %v", left)
+			break
+		}
+		time.Sleep(10 * time.Millisecond) // one that was killed is there until its memory is gone
+	}
+	files, err := os.ReadDir(filepath.Join(r.dir, "temporary"))
+	if err != nil || len(files) > 0 {
+		t.Errorf("these files are left: %v, %v", files, err)
+	}
+	left, err := os.ReadDir(filepath.Join(r.dir, "left"))
+	if want := 3 * len(r.hosts); err != nil || r.hosted && len(left) != want {
+		t.Errorf("%d files say what is left, %v, want %d", len(left), err, want)
+	}
+	for _, file := range left {
+		if text, err := os.ReadFile(filepath.Join(r.dir, "left", file.Name())); err != nil || len(text) > 0 {
+			t.Errorf("%s that are left: %s, %v", file.Name(), text, err)
+		}
+	}
+}
+
+// processesWith returns the processes that have something in their environment.
+func processesWith(variable string) (out []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range all {
+		env, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err == nil && strings.Contains(string(env), variable) {
+			command, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+			out = append(out, filepath.Base(dir)+" "+strings.ReplaceAll(string(command), "\x00", " "))
+		}
+	}
+	return out
+}
