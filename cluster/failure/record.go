@@ -13,7 +13,8 @@ type Record struct {
 	Host   string    `json:"host"`
 	PID    int       `json:"pid"`
 	Time   time.Time `json:"time"`
-	// Kind is what happened: "error", "panic", "signal", "exit", "lost", "timeout", "mismatch", "interrupted", "memory", "disk".
+	// Kind is what happened: "error", "panic", "signal", "exit", "lost", "store" (lost, that is), "timeout", "mismatch",
+	// "interrupted", "memory", "disk".
 	Kind    string `json:"kind"`
 	Message string `json:"message"`
 	// Blames are the workers whose failure this one's is a consequence of: none for a cause of its own.

@@ -20,8 +20,8 @@ type Report struct {
 // Find finds the root cause among the records of an epoch, in any order; no record: false. It is
 //
 //  1. the earliest failure of a worker's own: one that blames nobody and is no loss, time-out or interruption;
-//  2. else the worker that the others lost and that tells nothing itself, but perhaps that it was ended from outside: the one that most
-//     of them blame;
+//  2. else the worker that the others lost and that tells nothing itself, but perhaps that it was lost, or ended from outside: the one
+//     that most of them blame;
 //  3. else the earliest loss, time-out or mismatch;
 //  4. else the earliest interruption.
 //
@@ -60,11 +60,14 @@ func tier(r Record) int {
 	return own
 }
 
+// cutOff reports whether a worker's record says no more than that it was lost itself: by the others, or by the launcher.
+func cutOff(r Record) bool { return r.Kind == "lost" && len(r.Blames) == 0 }
+
 // unseen returns the worker that most records blame among those that tell no failure.
 func unseen(records []Record) (worker int, ok bool) {
 	tells, blamed := map[int]bool{}, map[int]int{}
 	for _, r := range records {
-		tells[r.Worker] = tells[r.Worker] || tier(r) < interrupted
+		tells[r.Worker] = tells[r.Worker] || tier(r) < interrupted && !cutOff(r)
 		for _, b := range r.Blames {
 			blamed[b]++
 		}
@@ -87,7 +90,7 @@ func lostBy(records []Record, worker int) Record {
 		}
 		if out.Kind == "" && slices.Contains(r.Blames, worker) {
 			out.Job, out.Epoch, out.Time, out.Step, out.Phase, out.Stack = r.Job, r.Epoch, r.Time, r.Step, r.Phase, r.Stack
-			out.Kind, out.Message = r.Kind, fmt.Sprintf("it told nothing; worker %d says: %s", r.Worker, r.Message)
+			out.Kind, out.Message = r.Kind, fmt.Sprintf("worker %d says: %s", r.Worker, r.Message)
 		}
 	}
 	return out

@@ -72,6 +72,26 @@ func TestFind(t *testing.T) {
 			[]int{0},
 		},
 		{
+			"cut off from one, and told so by another",
+			[]Record{
+				{Worker: 0, Kind: "lost", Blames: []int{2}, Time: at(6), Step: 12, Phase: "reduce", Message: "m", Stack: "s"},
+				{Worker: 1, Kind: "lost", Blames: []int{2}, Time: at(7)},
+				{Worker: 2, Kind: "lost", Time: at(5)},
+			},
+			2, "lost", true,
+			[]int{0, 1},
+		},
+		{
+			"cut off from the store, which it says itself",
+			[]Record{
+				{Worker: 0, Kind: "lost", Blames: []int{1}, Time: at(5)},
+				{Worker: 1, Kind: "store", Time: at(6)},
+				{Worker: 2, Kind: "lost", Blames: []int{1}, Time: at(4)},
+			},
+			1, "store", false,
+			[]int{0, 2},
+		},
+		{
 			"a time-out that blames nobody is still weaker than a failure",
 			[]Record{{Worker: 0, Kind: "timeout", Time: at(1)}, {Worker: 1, Kind: "exit", Time: at(6)}},
 			1, "exit", false,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
@@ -105,6 +106,10 @@ func (w *Worker) recordOf(ctx context.Context, worker int) *failure.Record {
 
 // blames returns the workers that an error lays the failure on: none for a cause of this worker's own.
 func (w *Worker) blames(err error) []int {
+	meeting := (*rendezvous.MeetError)(nil)
+	if errors.As(err, &meeting) {
+		return slices.DeleteFunc(slices.Clone(meeting.Workers), func(worker int) bool { return worker == w.job.Worker })
+	}
 	e := (*collective.Error)(nil)
 	if !errors.As(err, &e) {
 		return nil

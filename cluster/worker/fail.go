@@ -11,6 +11,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/failure"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
@@ -63,13 +64,26 @@ func (w *Worker) Fail(err error) error {
 	return nil
 }
 
+// failMeeting is Fail for one who has not met the others: it tells who started it alone. In the store another may stand for this worker.
+func (w *Worker) failMeeting(err error) {
+	folder, ok := w.cfg.Getenv(cluster.EnvRecords)
+	if !ok || folder == "" {
+		return
+	}
+	if e := failure.Write(folder, w.record(err)); e != nil {
+		w.cfg.Logger.Warn("worker: who started this one could not be told why it fails", "error", e)
+	}
+}
+
 // record makes the record of a failure.
 func (w *Worker) record(err error) *failure.Record {
 	s := w.pulse()
-	me := &w.members[w.job.Worker]
 	r := &failure.Record{
-		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Ranks: me.Ranks(), Host: me.Host, PID: me.PID, Time: time.Now(),
+		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Host: hostName(), PID: os.Getpid(), Time: time.Now(),
 		Kind: kindOf(err), Message: err.Error(), Blames: w.blames(err), Step: s.Step, Phase: s.Phase, ExitCode: -1,
+	}
+	if len(w.members) == w.job.Workers { // else they have not met
+		r.Ranks = w.members[w.job.Worker].Ranks()
 	}
 	if self := stacks.Self(); r.Kind == "panic" && panicAt(&self) >= 0 {
 		self.Frames = self.Frames[panicAt(&self)+1:] // of a replica's panic the message has the stack
@@ -109,11 +123,15 @@ func panicAt(g *stacks.Goroutine) int {
 
 // kindOf returns the kind of a failure, in the words of [failure.Record].
 func kindOf(err error) string {
-	e := (*collective.Error)(nil)
+	e, meeting := (*collective.Error)(nil), (*rendezvous.MeetError)(nil)
 	found := errors.As(err, &e)
 	switch {
 	case errors.Is(err, ErrInterrupted), errors.Is(err, context.Canceled):
 		return "interrupted"
+	case errors.Is(err, errStoreLost):
+		return "store"
+	case errors.As(err, &meeting):
+		return kindOfMeeting(meeting.Kind)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "disk"
 	case errors.Is(err, syscall.ENOMEM):
@@ -128,4 +146,15 @@ func kindOf(err error) string {
 		return "panic"
 	}
 	return "error"
+}
+
+// kindOfMeeting returns the kind of a meeting that failed.
+func kindOfMeeting(kind rendezvous.MeetKind) string {
+	switch kind {
+	case rendezvous.Missing:
+		return "timeout"
+	case rendezvous.Interrupted:
+		return "lost"
+	}
+	return "mismatch"
 }

@@ -118,6 +118,7 @@ func (w *Worker) join(ctx context.Context) error {
 		return err
 	}
 	if err := w.meet(ctx); err != nil {
+		w.failMeeting(err)
 		if w.server != nil || w.removes() {
 			pause(context.WithoutCancel(ctx), linger) // for the others, who learn from it why
 		}
@@ -130,6 +131,9 @@ func (w *Worker) join(ctx context.Context) error {
 	err := w.link(ctx)
 	if err != nil {
 		err = w.because(ctx, err)
+		if e := w.Fail(err); e != nil {
+			w.cfg.Logger.Warn("worker: the others could not be told why this one fails", "error", e)
+		}
 		w.leaveFailed()
 		w.stop()
 	}

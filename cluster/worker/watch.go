@@ -98,17 +98,25 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
 	})
 }
 
+// errStoreLost is matched by the failure of a worker that lost a store which no worker serves: it follows from no other worker's.
+var errStoreLost = errors.New("the store is lost")
+
 // loseStore ends the group because nobody knows any more how the others are.
 func (w *Worker) loseStore() {
+	me, silent := &w.members[w.job.Worker], w.cfg.HeartbeatTimeout
 	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self()}
-	text := fmt.Sprintf("the store %s has not answered for %v", w.job.Store, w.cfg.HeartbeatTimeout)
-	if serves(w.job) && w.job.Worker != 0 {
+	switch {
+	case !serves(w.job):
+		e.Rank = me.First // the others lay it on this worker
+		e.Err = fmt.Errorf("%w: %s has not answered worker %d for %v: its host cannot be reached from host %s, or it has ended", errStoreLost, w.job.Store, me.Worker, silent, me.Host)
+	case w.job.Worker != 0:
 		e.Peers = w.members[0].Ranks()
-		text += ": worker 0, which serves it, is stopped or gone, or its host cannot be reached"
+		e.Err = fmt.Errorf("the store %s has not answered for %v: worker 0, which serves it, is stopped or gone, or its host cannot be reached", w.job.Store, silent)
 		seen := w.watch.Vitals()[0]
 		e.Who = w.name(0) + " " + sight(&seen) + "\n" + e.Who
+	default:
+		e.Err = fmt.Errorf("the store %s has not answered for %v", w.job.Store, silent)
 	}
-	e.Err = errors.New(text)
 	w.end(e)
 }
 

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/failure"
@@ -235,5 +237,21 @@ func TestConfig(t *testing.T) {
 		if w != nil && err == nil {
 			w.Close()
 		}
+	}
+}
+
+// TestNobodyComes: who waits in vain for another at the start tells who started it, and lays it on that one.
+func TestNobodyComes(t *testing.T) {
+	dir := t.TempDir()
+	_, err := worker.Join(t.Context(), worker.Config{
+		Job:               &cluster.Job{Source: "a test", ID: "in vain", Workers: 2, Store: freeStore(t)},
+		RendezvousTimeout: 500 * time.Millisecond, Getenv: only(cluster.EnvRecords, dir), Logger: slog.New(slog.DiscardHandler),
+	})
+	if meeting := (*rendezvous.MeetError)(nil); !errors.As(err, &meeting) {
+		t.Fatalf("got %v", err)
+	}
+	records, err := failure.Read(dir, 0)
+	if err != nil || len(records) != 1 || records[0].Kind != "timeout" || !slices.Equal(records[0].Blames, []int{1}) || records[0].Phase != "rendezvous" {
+		t.Errorf("got %+v, %v", records, err)
 	}
 }

@@ -101,6 +101,22 @@ type mark struct {
 func (p *chaosPlan) markFile(i int) string {
 	return filepath.Join(p.Folder, fmt.Sprintf("struck-%d", i))
 }
+
+// struck returns the mark of a fault that has come.
+func (p *chaosPlan) struck(i int) (at mark, ok bool) {
+	text, err := os.ReadFile(p.markFile(i))
+	if errors.Is(err, fs.ErrNotExist) {
+		return at, false
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &at)
+	}
+	if err != nil {
+		panic(err) // a mark is there whole, or not at all
+	}
+	return at, true
+}
+
 func (p *chaosPlan) ballast() string { return filepath.Join(p.Snapshots, "ballast") }
 
 // misfortune is the part of a plan that concerns this process.
@@ -137,7 +153,9 @@ func (m *misfortune) at(step int64, phase string) {
 		}
 	}
 	for i, f := range m.Faults {
-		if _, err := os.Stat(m.markFile(i)); err == nil {
+		if at, ok := m.struck(i); ok && at.Epoch == os.Getenv(cluster.EnvEpoch) {
+			return // what comes next comes after the restart
+		} else if ok {
 			continue
 		}
 		if m.comes(i, f, step, phase) {
@@ -148,7 +166,7 @@ func (m *misfortune) at(step int64, phase string) {
 				m.strike(i, f)
 			}
 		}
-		return // one after the other
+		return
 	}
 }
 

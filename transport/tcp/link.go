@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -97,9 +98,12 @@ func (l *link) readLoop() {
 	if closed {
 		return
 	}
-	if err == io.EOF || errors.Is(err, net.ErrClosed) {
+	switch timeout := net.Error(nil); {
+	case err == io.EOF || errors.Is(err, net.ErrClosed):
 		err = errLost
-	} else {
+	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
+		err = fmt.Errorf("its host cannot be reached: %w", err)
+	default:
 		err = fmt.Errorf("its process is gone: %w", err)
 	}
 	l.w.lose(l.proc, err)
