@@ -3,8 +3,8 @@
 //
 // A [Strategy] says how training is spread. [NewMirroredStrategy] keeps one replica on each of several devices of this
 // process; [NewOneDeviceStrategy] has a single one; [NewCentralStorageStrategy] keeps variables in one place;
-// [NewMultiWorkerMirroredStrategy] asks a cluster who trains; [Default] is what code runs in that names none. [Run] calls a step function once per replica, each on its own
-// goroutine, all at the same time:
+// [NewMultiWorkerMirroredStrategy] trains together with the other processes of its job; [Default] is what code runs in that names
+// none. [Run] calls a step function once per replica, each on its own goroutine, all at the same time:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
 //	…

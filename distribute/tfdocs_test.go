@@ -22,7 +22,7 @@ var tfNames = []string{
 	"select_cross_device_ops", "ReduceOp", "CommunicationOptions", "CollectiveHints", "CommunicationImplementation", "IndexedSlices",
 	"DistributedDataset", "InputContext", "InputOptions", "InputReplicationMode", "AutoShardPolicy", "SHARD_HINT",
 	"batch_sizes_for_worker", "TFConfigClusterResolver", "SlurmClusterResolver", "UnionResolver", "SimpleClusterResolver", "ClusterSpec",
-	"multi_worker_util",
+	"multi_worker_util", "KubernetesClusterResolver", "MultiProcessRunner", "check_collective_ops_peer_health",
 }
 
 // goNames finds the names in a cell of the page.
@@ -80,8 +80,11 @@ func exists(t *testing.T, name string) string {
 	path, parts := "distribute", strings.Split(name, ".")
 	if strings.ToLower(parts[0]) == parts[0] {
 		path, parts = parts[0], parts[1:]
-		if path == "checkpoint" {
+		switch path {
+		case "checkpoint":
 			path = "train/checkpoint"
+		case "worker", "launch":
+			path = "cluster/" + path
 		}
 	}
 	p, err := fromSource().Import("github.com/lockstep-ml/lockstep/" + path)

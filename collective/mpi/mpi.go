@@ -7,7 +7,7 @@
 //
 // Each process is one rank of MPI's, however many replicas it has; package library says what that means, and what holds of such
 // communicators: above all, that they do not keep the canonical order of sums, so that bits depend on the library and on how replicas are
-// spread. They are for networks that MPI knows and the library's own collectives do not.
+// spread. They are for networks that MPI knows and Lockstep's own collectives do not.
 //
 // Calls use MPI's nonblocking functions, so that they end at their deadline, whatever the other processes do. What blocks in MPI itself,
 // MPI_Init_thread and MPI_Comm_split, is given up at the end of the context; then MPI is of no more use in the process. Go's
