@@ -284,8 +284,8 @@ func (m *member) probe() error {
 	switch {
 	case m.wait.call.pairwise():
 		other := &blocked{rank: peer, header: theirs.header, label: theirs.label}
-		if theirs.label.op == Send || !m.deadlocked(other) {
-			return nil // what it sends may have been buffered
+		if theirs.label.op != Recv || !m.deadlocked(other) {
+			return nil // what it sends, or has sent before that collective, may be on its way
 		}
 		return m.sayDeadlock(other)
 	case theirs.label.op == 0 && theirs.header.Seq == own.Seq && theirs.header != own:
