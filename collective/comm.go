@@ -87,6 +87,7 @@ type Properties struct {
 	Canonical bool // reductions keep the canonical tree unless Order: Any is asked for
 	Epoch     uint32
 	Transport string // "mem", …
+	Encrypted bool   // all that this rank sends to any other is encrypted
 }
 
 // Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see internal/ledger).

@@ -95,7 +95,17 @@ func (m *member) Properties() Properties {
 		Canonical: m.team.cfg.Order == Canonical,
 		Epoch:     m.team.cfg.Epoch,
 		Transport: m.end.Transport(),
+		Encrypted: m.encrypted(),
 	}
+}
+
+// encrypted reports whether all that this rank sends to any other is encrypted.
+func (m *member) encrypted() bool {
+	e, ok := m.end.(transport.Encrypter)
+	for r := 0; ok && r < m.team.size; r++ {
+		ok = r == m.rank || e.Encrypts(r)
+	}
+	return ok && m.team.size > 1
 }
 
 func (m *member) Do(ctx context.Context, call *Call) error {

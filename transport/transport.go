@@ -237,6 +237,13 @@ type Allocator interface {
 	NewBuffer(bytes int) (tensor.Memory, error)
 }
 
+// Encrypter is an endpoint that may encrypt what it sends.
+type Encrypter interface {
+	Endpoint
+	// Encrypts reports whether it does so to a peer.
+	Encrypts(peer int) bool
+}
+
 // Asker is an endpoint whose peers' slots cannot be read, but that can ask for their text: only when something has failed.
 type Asker interface {
 	Endpoint

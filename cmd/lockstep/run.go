@@ -129,6 +129,11 @@ func (o *runFlags) run(ctx context.Context) error {
 	if o.hosts != "" {
 		return o.runHosts(ctx, cfg)
 	}
+	return o.launch(ctx, cfg)
+}
+
+// launch starts this node's workers.
+func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	m, err := o.meeting(&cfg)
 	if err != nil {
 		return err

@@ -28,6 +28,7 @@ var mayImport = []struct {
 	{"collective/nccl", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/...", []string{"tensor", "internal/kernel", "transport/...", "collective/..."}},
 	{"simulate", []string{"tensor", "collective/plan", "collective/chooser"}},
+	{"cluster/doctor", []string{"cluster/rendezvous", "cluster/worker", "collective", "tensor"}},
 	{"cluster/worker", []string{"cluster/...", "collective/...", "transport/...", "tensor", "internal/stacks"}},
 	{"cluster/...", []string{"cluster/..."}},
 	{"internal/ledger", []string{"tensor", "collective", "internal/stacks"}},

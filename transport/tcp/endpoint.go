@@ -89,6 +89,13 @@ func (e *endpoint) Transport() string { return "tcp" }
 
 func (e *endpoint) Reach(int) transport.Reach { return transport.Messages }
 
+// Encrypts implements [transport.Encrypter].
+func (e *endpoint) Encrypts(peer int) bool {
+	w := e.group.world
+	proc := w.proc[e.group.ranks[peer]]
+	return w.node.cfg.TLS != nil && proc != w.self && !w.near[proc]
+}
+
 func (e *endpoint) Places() []transport.Place { return e.group.places }
 
 func (e *endpoint) Publish(transport.Slot) {}

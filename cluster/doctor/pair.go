@@ -1,0 +1,198 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// line is the communicator of a pair.
+type line struct {
+	collective.Communicator
+	ctx  context.Context
+	opts collective.Options
+}
+
+// testPair tests the pair that a communicator joins. Both call it; the lower worker leads.
+func testPair(ctx context.Context, c collective.Communicator, cfg *Config, leads bool) Pair {
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.turn(), fmt.Errorf("the test of the pair took more than %v", cfg.turn()))
+	defer cancel()
+	l := &line{c, ctx, collective.Options{Timeout: cfg.Timeout}}
+	p := Pair{Reach: c.Properties().Transport}
+	if c.Properties().Encrypted {
+		p.Reach += "+tls"
+	}
+	if err := l.test(&p, cfg, leads); err != nil {
+		p.Problem = firstLine(err)
+	}
+	if err := c.Close(); err != nil && p.Problem == "" {
+		p.Problem = firstLine(err)
+	}
+	return p
+}
+
+func (l *line) test(p *Pair, cfg *Config, leads bool) error {
+	if !leads {
+		if err := l.echo(); err != nil {
+			return err
+		}
+		if err := l.take(cfg.Bytes); err != nil {
+			return err
+		}
+		var err error
+		p.Back, err = l.give(cfg)
+		return err
+	}
+	if err := l.ping(p, cfg.Time); err != nil {
+		return err
+	}
+	var err error
+	if p.There, err = l.give(cfg); err != nil {
+		return err
+	}
+	return l.take(cfg.Bytes)
+}
+
+func (l *line) send(m tensor.Memory) error {
+	return l.Do(l.ctx, &collective.Call{Op: collective.Send, Type: tensor.Uint8, Peer: 1 - l.Rank(), Src: m, Options: &l.opts})
+}
+
+func (l *line) recv(m tensor.Memory) error {
+	return l.Do(l.ctx, &collective.Call{Op: collective.Recv, Type: tensor.Uint8, Peer: 1 - l.Rank(), Dst: m, Options: &l.opts})
+}
+
+// tell sends two numbers.
+func (l *line) tell(a, b int64) error {
+	x := [2]int64{a, b}
+	return l.send(bytesOf(&x))
+}
+
+// hear receives two numbers.
+func (l *line) hear() (a, b int64, err error) {
+	var x [2]int64
+	err = l.recv(bytesOf(&x))
+	return x[0], x[1], err
+}
+
+// bytesOf is the memory of two numbers. Workers of one job have one byte order: the handshake of the transports holds that.
+func bytesOf(x *[2]int64) tensor.Memory {
+	return tensor.HostMemory(unsafe.Slice((*byte)(unsafe.Pointer(x)), unsafe.Sizeof(*x)))
+}
+
+const (
+	tripsMin = 20
+	tripsMax = 2000
+)
+
+// ping measures round trips. Of the fastest one it takes how far the peer's clock is ahead, as NTP does: half the sum of what both ways
+// seem to take more than they do.
+func (l *line) ping(p *Pair, most time.Duration) error {
+	var trips []time.Duration
+	start := time.Now()
+	for len(trips) < tripsMax && (len(trips) < tripsMin || time.Since(start) < most) {
+		sent := time.Now()
+		if err := l.tell(1, 0); err != nil {
+			return err
+		}
+		got, replied, err := l.hear()
+		if err != nil {
+			return err
+		}
+		trip := time.Since(sent)
+		if len(trips) == 0 || trip < slices.Min(trips) {
+			p.Ahead = (time.Duration(got-sent.UnixNano()) + time.Duration(replied-sent.Add(trip).UnixNano())) / 2
+		}
+		trips = append(trips, trip)
+	}
+	slices.Sort(trips)
+	p.RoundTrip = trips[len(trips)/2]
+	return l.tell(0, 0)
+}
+
+// echo answers pings with the time of their arrival and of the answer.
+func (l *line) echo() error {
+	for {
+		more, _, err := l.hear()
+		if err != nil || more == 0 {
+			return err
+		}
+		now := time.Now().UnixNano()
+		if err := l.tell(now, time.Now().UnixNano()); err != nil {
+			return err
+		}
+	}
+}
+
+const messagesMax = 10_000
+
+// give measures the rate from here to the peer, in bytes a second, in bursts: from the first message until the peer has said that it has
+// the last. It is that of the best burst: what else the machine does makes one slow, a slow link makes all slow.
+func (l *line) give(cfg *Config) (best float64, err error) {
+	m, err := l.NewBuffer(cfg.Bytes)
+	if err != nil {
+		return 0, err
+	}
+	defer release(m)
+	burst := cfg.Time / 5
+	n := int64(1)
+	for start := time.Now(); time.Since(start) < cfg.Time; {
+		took, err := l.burst(m, n)
+		if err != nil {
+			return 0, err
+		}
+		best = max(best, float64(n)*float64(cfg.Bytes)/took.Seconds())
+		if took < burst/2 {
+			n = min(messagesMax, 2*n)
+		}
+	}
+	return best, l.tell(0, 0)
+}
+
+// burst sends so many messages and waits until the peer has them.
+func (l *line) burst(m tensor.Memory, n int64) (took time.Duration, err error) {
+	start := time.Now()
+	if err := l.tell(n, 0); err != nil {
+		return 0, err
+	}
+	for range n {
+		if err := l.send(m); err != nil {
+			return 0, err
+		}
+	}
+	_, _, err = l.hear()
+	return max(time.Since(start), time.Nanosecond), err
+}
+
+// take receives what the peer gives.
+func (l *line) take(bytes int) error {
+	m, err := l.NewBuffer(bytes)
+	if err != nil {
+		return err
+	}
+	defer release(m)
+	for {
+		n, _, err := l.hear()
+		if err != nil || n == 0 {
+			return err
+		}
+		for range n {
+			if err := l.recv(m); err != nil {
+				return err
+			}
+		}
+		if err := l.tell(n, 0); err != nil {
+			return err
+		}
+	}
+}
+
+func release(m tensor.Memory) {
+	if m.Owner != nil {
+		m.Owner.Release()
+	}
+}
