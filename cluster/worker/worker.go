@@ -45,6 +45,9 @@ type Worker struct {
 // Job returns who this worker is, and who said so. The caller must not change it.
 func (w *Worker) Job() *cluster.Job { return w.job }
 
+// Opener returns what the worker was to be joined by, if not the library's own transports.
+func (w *Worker) Opener() *Opener { return w.cfg.Opener }
+
 // Members returns all workers, by number.
 func (w *Worker) Members() []Member { return append([]Member(nil), w.members...) }
 

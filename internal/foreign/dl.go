@@ -23,6 +23,21 @@ func Call(function uintptr, args ...uintptr) int32 {
 	return int32(r)
 }
 
+// Text calls a C function that returns a text which stays where it is.
+func Text(function uintptr, args ...uintptr) string {
+	r, _, _ := purego.SyscallN(function, args...)
+	const textMax = 512
+	p := *(*unsafe.Pointer)(unsafe.Pointer(&r)) // of C's memory
+	if p == nil {
+		return ""
+	}
+	n := 0
+	for n < textMax && *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}
+
 // mpiVersion asks MPI_Get_library_version, which may be called before MPI_Init (MPI 3.1, section 8.1.1).
 func mpiVersion(handle uintptr) (string, error) {
 	const textMax = 8192 // MPI_MAX_LIBRARY_VERSION_STRING: 256 in Open MPI, 8192 in MPICH

@@ -25,3 +25,6 @@ func symbol(uintptr, string) (uintptr, error) { return 0, errPlatform() }
 
 // Call calls a C function, which there is none of here.
 func Call(uintptr, ...uintptr) int32 { return -1 }
+
+// Text calls a C function, which there is none of here.
+func Text(uintptr, ...uintptr) string { return "" }

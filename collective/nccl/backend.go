@@ -1,0 +1,173 @@
+package nccl
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/library"
+	"github.com/lockstep-ml/lockstep/internal/foreign"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// backend is one of NCCL's communicators, with a stream and memory of the GPU.
+type backend struct {
+	*thread
+	comm, stream uintptr
+	device       int
+	rank, size   int
+	in, out      block // for collectives, of which one is under way at a time
+}
+
+var _ library.Backend = (*backend)(nil)
+
+// block is memory of the GPU.
+type block struct {
+	at    uintptr
+	bytes int
+}
+
+func (b *backend) Transport() string { return "nccl" }
+
+func (b *backend) Rank() int { return b.rank }
+
+func (b *backend) Size() int { return b.size }
+
+// types and operations have the numbers of ncclDataType_t and ncclRedOp_t.
+var (
+	types = map[tensor.DType]uintptr{
+		tensor.Int8: 0, tensor.Uint8: 1, tensor.Int32: 2, tensor.Uint32: 3, tensor.Int64: 4, tensor.Uint64: 5, tensor.Float32: 7, tensor.Float64: 8,
+	}
+	operations = map[collective.ReduceOp]uintptr{collective.Sum: 0, collective.Prod: 1, collective.Max: 2, collective.Min: 3}
+)
+
+// byteType is that of what is only moved.
+const byteType = 1
+
+// Reduces reports whether NCCL has the type: it has no integers of 16 bits.
+func (b *backend) Reduces(t tensor.DType) bool {
+	_, ok := types[t]
+	return ok
+}
+
+// open makes the communicator of all processes, whose id the first one makes.
+func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
+	b := &backend{thread: a.newThread(), device: cfg.Device % a.devices, rank: cfg.Process, size: len(cfg.Ranks)}
+	var id []byte
+	if b.rank == 0 {
+		if err := b.do(ctx, "ncclGetUniqueId", func() error {
+			err := b.check("ncclGetUniqueId", foreign.Call(a.f.uniqueID, address(&b.scratch.id[0])))
+			id = append(id, b.scratch.id[:]...)
+			return err
+		}); err != nil {
+			close(b.quit)
+			return nil, err
+		}
+	}
+	all, err := cfg.Exchange(ctx, id)
+	if err == nil && (len(all) != b.size || len(all[0]) != idBytes) {
+		err = fmt.Errorf("nccl: process 0 gave no id of %d bytes", idBytes)
+	}
+	if err == nil {
+		err = b.do(ctx, "ncclCommInitRankScalable", func() error {
+			if err := b.equip(); err != nil {
+				return err
+			}
+			s := b.scratch
+			copy(s.id[:], all[0])
+			err := b.check("ncclCommInitRankScalable", foreign.Call(a.f.initRank, address(&s.handle), uintptr(b.size), uintptr(b.rank), 1, address(&s.id[0]), 0))
+			b.comm = s.handle
+			return err
+		})
+	}
+	if err != nil {
+		close(b.quit)
+		return nil, err
+	}
+	return b, nil
+}
+
+// equip chooses the device, and makes the stream.
+func (b *backend) equip() error {
+	if err := b.cudaCheck("cudaSetDevice", foreign.Call(b.f.setDevice, uintptr(b.device))); err != nil {
+		return err
+	}
+	err := b.cudaCheck("cudaStreamCreate", foreign.Call(b.f.streamCreate, address(&b.scratch.handle)))
+	b.stream = b.scratch.handle
+	return err
+}
+
+// Split is ncclCommSplit.
+func (b *backend) Split(ctx context.Context, member bool, key int) (library.Backend, error) {
+	color := uintptr(0)
+	if !member {
+		color = ^uintptr(0) // NCCL_SPLIT_NOCOLOR
+	}
+	order := make([]int64, b.size) // the new communicator's rank follows from the keys
+	keys := []int64{-1}
+	if member {
+		keys[0] = int64(key)
+	}
+	in := make([]int, b.size)
+	for i := range in {
+		in[i] = 1
+	}
+	o := library.Operation{
+		Op: collective.AllGather, Type: tensor.Uint64, Src: tensor.HostMemory(keys).Ptr, Dst: tensor.HostMemory(order).Ptr, In: in, Keep: [2][]int64{keys, order},
+	}
+	select {
+	case err := <-b.Start(o):
+		if err != nil {
+			return nil, err
+		}
+	case <-ctx.Done():
+		return nil, fmt.Errorf("nccl: splitting: %w", context.Cause(ctx))
+	}
+	var handle uintptr
+	err := b.do(ctx, "ncclCommSplit", func() error {
+		s := b.scratch
+		s.handle = 0
+		err := b.check("ncclCommSplit", foreign.Call(b.f.split, b.comm, color, uintptr(key), address(&s.handle), 0))
+		handle = s.handle
+		return err
+	})
+	if err != nil || !member {
+		return nil, err
+	}
+	s := &backend{thread: b.newThread(), comm: handle, device: b.device}
+	for _, k := range order {
+		if k >= 0 {
+			s.size++
+		}
+		if k >= 0 && k < int64(key) {
+			s.rank++
+		}
+	}
+	if err := s.do(ctx, "cudaStreamCreate", s.equip); err != nil {
+		close(s.quit)
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close ends the communicator; one with operations that were given up is aborted, which ends them on the GPU.
+func (b *backend) Close(ctx context.Context, sound bool) error {
+	defer close(b.quit)
+	if !sound {
+		ended, cancel := context.WithTimeout(ctx, abortTimeout)
+		defer cancel()
+		return b.do(ended, "ncclCommAbort", func() error { return b.check("ncclCommAbort", foreign.Call(b.f.abort, b.comm)) })
+	}
+	return b.do(ctx, "ncclCommDestroy", func() error {
+		err := b.check("ncclCommDestroy", foreign.Call(b.f.destroy, b.comm))
+		for _, at := range []uintptr{b.in.at, b.out.at} {
+			if e := b.cudaCheck("cudaFree", foreign.Call(b.f.free, at)); err == nil {
+				err = e
+			}
+		}
+		if e := b.cudaCheck("cudaStreamDestroy", foreign.Call(b.f.streamDestroy, b.stream)); err == nil {
+			err = e
+		}
+		return err
+	})
+}
