@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // allFail fails the test unless every rank has an error of that kind whose text has all the words.
@@ -125,6 +128,47 @@ func TestAbortEverywhere(t *testing.T) {
 		})
 		allFail(t, errs, collective.ErrAborted, "the disk is full")
 	})
+}
+
+// slowToTell is an endpoint that takes its time to tell the peers why its rank has failed.
+type slowToTell struct {
+	transport.Endpoint
+	told *atomic.Bool
+}
+
+func (s slowToTell) Fail(reason []byte) {
+	time.Sleep(50 * time.Millisecond)
+	s.Endpoint.Fail(reason)
+	s.told.Store(true)
+}
+
+// TestPeersAreToldFirst: a call returns a failure only when the peers have been told of it; else a rank that closes its end at once
+// would be all that they hear of.
+func TestPeersAreToldFirst(t *testing.T) {
+	ends := mem.NewPipes(2)
+	told := &atomic.Bool{}
+	ends[0] = slowToTell{ends[0], told}
+	var comms []collective.Communicator
+	for _, end := range ends {
+		g, err := collective.Open([]transport.Endpoint{end}, collective.Config{Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		comms = append(comms, g.Local()...)
+	}
+	time.AfterFunc(10*time.Millisecond, func() { comms[0].Abort(errors.New("the disk is full")) })
+	if err := comms[0].Do(background, barrier()); err == nil || !told.Load() {
+		t.Errorf("got %v; the peer was told before: %v", err, told.Load())
+	}
+	if err := comms[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if err := comms[1].Do(background, barrier()); err == nil || !strings.Contains(err.Error(), "the disk is full") {
+		t.Errorf("the peer got %v", err)
+	}
+	if err := comms[1].Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestCloseEverywhere: a rank that leaves is lost to all others, also those that do not wait for it themselves.

@@ -109,15 +109,17 @@ func (t *team) abort(err error) {
 
 func (t *team) settle(err error) {
 	t.err = err
+	t.mu.Lock()
+	members := slices.Clone(t.members)
+	t.mu.Unlock()
+	for _, m := range members {
+		m.spread(err) // before a call can return: its rank may then close its end, and the peers learn no more than that
+	}
 	t.fate.Store(failed)
 	close(t.done)
 	t.mu.Lock()
-	members := slices.Clone(t.members)
 	partial := slices.Collect(maps.Values(t.splits))
 	t.mu.Unlock()
-	for _, m := range members {
-		m.spread(err)
-	}
 	for _, s := range partial {
 		s.abort(err) // a rank that failed in Split never comes to it
 	}
