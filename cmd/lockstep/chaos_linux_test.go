@@ -220,6 +220,7 @@ func (r *chaosRun) start() {
 		cmd, out := exec.CommandContext(ctx, args[0], args[1:]...), &lines{}
 		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.WaitDelay = 10 * time.Second // for what is left and holds its outputs
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		in, err := cmd.StdinPipe()
 		if err == nil {
