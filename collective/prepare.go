@@ -151,7 +151,7 @@ func (x *executor) hide(p *planned, named string) (*script, error) {
 
 // script makes this rank's plan.
 func (x *executor) script(row plan.Algorithm, p Problem) script {
-	s := script{steps: slices.Collect(row.Steps(p, x.m.rank)), joint: true}
+	s := script{steps: fused(slices.Collect(row.Steps(p, x.m.rank))), joint: true}
 	s.early = max(0, slices.IndexFunc(s.steps, func(step plan.Step) bool { return step.Kind == plan.Await }))
 	for i := range s.steps {
 		if s.steps[i].Kind == plan.Await {
@@ -176,6 +176,31 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 		}
 	}
 	return s
+}
+
+// fused leaves out the copies of what is given that only the next step reads, an exchange that combines it with what comes: the
+// exchange reads it where it lies, and saves a pass over the memory while nothing travels.
+func fused(steps []plan.Step) []plan.Step {
+	out := steps[:0]
+	for _, s := range steps {
+		if n := len(out); n > 0 && fuses(&out[n-1], &s) {
+			c := out[n-1]
+			s.Own = c.In
+			if s.Out == c.Out {
+				s.Out = c.In
+			}
+			out = out[:n-1]
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// fuses reports whether an exchange overwrites all that the copy before it has written, having read it only as its own part.
+func fuses(c, s *plan.Step) bool {
+	return c.Kind == plan.Copy && c.In.Buffer == plan.Src && c.Out.Buffer == plan.Work && c.Out.Lo < c.Out.Hi &&
+		s.Kind == plan.Exchange && s.From >= 0 && s.Side != plan.Replace && s.In == c.Out &&
+		(s.To < 0 || s.Out == c.Out || s.Out.Buffer == plan.Src)
 }
 
 // look adds what the plan of a rank of the domain is.

@@ -383,16 +383,17 @@ func (w *work) fold(s *plan.Step) error {
 			other = w.x.received[0].of(segmentBytes)
 			kernel.Convert(outType, inType, other, advance(in, lo*inType.Bytes()), hi-lo)
 		}
-		w.meet(s.Side, outType, advance(out, lo*outType.Bytes()), other, hi-lo)
+		at := advance(out, lo*outType.Bytes())
+		w.meet(s.Side, outType, at, at, other, hi-lo)
 	})
 }
 
 // meet combines what this rank holds with another part, on the side where that stands.
-func (w *work) meet(side plan.Side, t DType, own, other unsafe.Pointer, n int) {
+func (w *work) meet(side plan.Side, t DType, to, own, other unsafe.Pointer, n int) {
 	if side == plan.Left {
-		kernel.Reduce(kernelOp(w.call.Reduce), t, own, other, own, n)
+		kernel.Reduce(kernelOp(w.call.Reduce), t, to, other, own, n)
 	} else {
-		kernel.Reduce(kernelOp(w.call.Reduce), t, own, own, other, n)
+		kernel.Reduce(kernelOp(w.call.Reduce), t, to, own, other, n)
 	}
 }
 
@@ -413,6 +414,10 @@ func (w *work) exchange(s *plan.Step) error {
 	e := exchange{work: w, Step: s, segment: segmentBytes / max(1, w.wire.Bytes())} // a barrier moves nothing
 	e.out, e.outType = w.place(s.Out)
 	e.in, e.inType = w.place(s.In)
+	e.own, e.ownType = e.in, e.inType
+	if s.Own.Lo < s.Own.Hi {
+		e.own, e.ownType = w.place(s.Own)
+	}
 	if s.To >= 0 {
 		e.sends = max(1, (s.Out.Hi-s.Out.Lo+e.segment-1)/e.segment)
 	}
@@ -437,10 +442,10 @@ func (w *work) exchange(s *plan.Step) error {
 type exchange struct {
 	*work
 	*plan.Step
-	out, in         unsafe.Pointer
-	outType, inType DType
-	segment         int // elements
-	sends, gets     int // segments
+	out, in, own             unsafe.Pointer // own: what is combined with what comes, as a rule where that goes
+	outType, inType, ownType DType
+	segment                  int // elements
+	sends, gets              int // segments
 }
 
 func (e *exchange) oneByOne(segments int) error {
@@ -460,30 +465,28 @@ func (e *exchange) oneByOne(segments int) error {
 	return nil
 }
 
-// overlapped keeps two segments under way, so that one travels while the one before is combined.
+// overlapped keeps several segments under way, so that some travel while another is combined.
 func (e *exchange) overlapped(segments int) error {
 	x := e.x
 	var bufs [transport.PostsMax][]byte
-	for i := range segments + 1 {
-		if i < segments {
+	posted := 0
+	for done := range segments {
+		for ; posted < min(segments, done+transport.PostsMax); posted++ {
 			if skip, err := e.stop(); skip && err != nil {
-				return e.drain(min(i, 1), err)
+				return e.drain(posted-done, err)
 			}
-			to, frame, from, buf := e.offer(i, i%transport.PostsMax)
-			bufs[i%transport.PostsMax] = buf
+			to, frame, from, buf := e.offer(posted, posted%transport.PostsMax)
+			bufs[posted%transport.PostsMax] = buf
 			if err := x.poster.Post(to, frame, from, buf); err != nil {
-				return e.drain(min(i, 1), err)
+				return e.drain(posted-done, err)
 			}
-		}
-		if i == 0 {
-			continue
 		}
 		err := x.poster.Complete(&x.wait)
 		if err == nil {
-			err = e.take(i-1, bufs[(i-1)%transport.PostsMax])
+			err = e.take(done, bufs[done%transport.PostsMax])
 		}
 		if err != nil {
-			return e.drain(min(1, segments-i), err)
+			return e.drain(posted-done-1, err)
 		}
 	}
 	return nil
@@ -556,19 +559,24 @@ func (e *exchange) take(i int, buf []byte) error {
 	}
 	lo := i * e.segment
 	n := len(buf) / e.wire.Bytes()
-	own, came := advance(e.in, lo*e.inType.Bytes()), unsafe.Pointer(&buf[0])
+	to, came := advance(e.in, lo*e.inType.Bytes()), unsafe.Pointer(&buf[0])
 	switch {
-	case own == came:
+	case to == came:
 		return nil
 	case e.Side == plan.Replace:
-		kernel.Convert(e.inType, e.wire, own, came, n)
+		kernel.Convert(e.inType, e.wire, to, came, n)
 		return nil
 	case e.inType != e.wire:
 		narrow := e.x.wide.of(segmentBytes)
 		kernel.Convert(e.inType, e.wire, narrow, came, n)
 		came = narrow
 	}
-	e.meet(e.Side, e.inType, own, came, n)
+	own := advance(e.own, lo*e.ownType.Bytes())
+	if e.ownType != e.inType {
+		kernel.Convert(e.inType, e.ownType, to, own, n)
+		own = to
+	}
+	e.meet(e.Side, e.inType, to, own, came, n)
 	return nil
 }
 

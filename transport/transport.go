@@ -227,7 +227,7 @@ type Poster interface {
 }
 
 // PostsMax is how many exchanges may be under way.
-const PostsMax = 2
+const PostsMax = 8
 
 // Allocator is an endpoint that has memory which the ranks of its domain reach in place.
 type Allocator interface {

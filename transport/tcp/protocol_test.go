@@ -101,7 +101,7 @@ type scripted struct {
 	pieces []byte
 }
 
-func (s *scripted) read(p []byte) (int, error) {
+func (s *scripted) read(a, b []byte) (int, error) {
 	if len(s.b) == 0 {
 		return 0, io.EOF
 	}
@@ -110,11 +110,11 @@ func (s *scripted) read(p []byte) (int, error) {
 		n = int(s.pieces[0]) * 3
 		s.pieces = s.pieces[1:]
 	}
-	n = min(n, len(s.b), len(p))
+	n = min(n, len(s.b), len(a)+len(b))
 	if n == 0 {
 		return 0, errAgain
 	}
-	copy(p, s.b[:n])
+	copy(b, s.b[copy(a, s.b[:n]):n])
 	s.b = s.b[n:]
 	return n, nil
 }
@@ -132,6 +132,7 @@ func FuzzStream(f *testing.F) {
 	two := append(frame(0, []byte("abc")), frame(1, nil)...)
 	f.Add(two, []byte{1, 0, 200, 3})
 	f.Add(append(two, frame(2, big)...), []byte{255, 255, 1})
+	f.Add(append(append(frame(0, big), frame(1, big)...), frame(2, big)...), []byte{}) // the next head comes with the data
 	f.Add(append(two, frame(2, big)[:1000]...), []byte{})
 	f.Add(append(two, "garbage that is long enough to be taken for the head of a frame, which it is not, at all"...), []byte{90})
 	f.Fuzz(func(t *testing.T, text, pieces []byte) {

@@ -83,10 +83,13 @@ func (p *pump) writer() {
 	}
 }
 
-func (p *pump) read(b []byte) (int, error) {
+func (p *pump) read(a, b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.in.get(b)
+	n := p.in.get(a)
+	if n == len(a) {
+		n += p.in.get(b)
+	}
 	switch {
 	case n > 0:
 		p.changed.Broadcast()

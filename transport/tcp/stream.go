@@ -246,7 +246,7 @@ func (s *stream) fill() (int, error) {
 		s.hi = copy(s.buf[:], s.buf[s.lo:s.hi])
 		s.lo = 0
 	}
-	n, err := s.w.read(s.buf[s.hi:])
+	n, err := s.w.read(s.buf[s.hi:], nil)
 	s.hi += n
 	return n, s.inEnd(err)
 }
@@ -261,6 +261,15 @@ func (s *stream) inEnd(err error) error {
 	}
 	s.inErr = err
 	return err
+}
+
+// ahead returns where the head of the frame after this one goes, if what is left of this one is read now. The buffer is empty then.
+func (s *stream) ahead(in []byte) []byte {
+	s.lo, s.hi = 0, 0
+	if len(in)-s.filled > moveBytes {
+		return nil
+	}
+	return s.buf[:headBytes]
 }
 
 // take moves on the data of the frame whose head is there into in, which it fills exactly, and reports whether it is full.
@@ -281,8 +290,10 @@ func (s *stream) take(in []byte) (bool, error) {
 			s.filled += n
 		} else {
 			var n int
-			n, err = s.w.read(rest[:min(len(rest), moveBytes)])
-			s.filled += n
+			rest = rest[:min(len(rest), moveBytes)]
+			n, err = s.w.read(rest, s.ahead(in))
+			s.filled += min(n, len(rest))
+			s.hi += n - min(n, len(rest))
 			err = s.inEnd(err)
 		}
 		if s.filled < len(in) {

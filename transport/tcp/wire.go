@@ -8,8 +8,8 @@ import (
 
 // wire moves bytes over a connection without blocking. One goroutine at a time reads, one writes.
 type wire interface {
-	// read returns what is there, at least one byte, or errAgain; io.EOF at the end.
-	read(p []byte) (int, error)
+	// read fills a, then b as far as it can at once: it returns how much came, at least one byte, or errAgain; io.EOF at the end.
+	read(a, b []byte) (int, error)
 	// held reports whether read may have something that came before awaitRead began.
 	held() bool
 	// write takes some of a, then of b, at least one byte, or returns errAgain. Both may be changed afterwards.
@@ -76,7 +76,7 @@ func (s *shim) Read(p []byte) (int, error) {
 		if s.ahead == nil {
 			s.ahead = make([]byte, aheadBytes)
 		}
-		n, err := s.base.read(s.ahead)
+		n, err := s.base.read(s.ahead, nil)
 		if s.lo, s.hi = 0, n; n == 0 {
 			return 0, err
 		}
@@ -124,8 +124,8 @@ type tlsWire struct {
 // recordBytes is how much is encrypted at a time: some records, which go out in one system call.
 const recordBytes = 128 << 10
 
-// read decrypts records until p is full.
-func (w *tlsWire) read(p []byte) (int, error) {
+// read decrypts records until p is full. There is nothing to be gained by reading into more: they lie decrypted or in memory.
+func (w *tlsWire) read(p, _ []byte) (int, error) {
 	total := 0
 	for total < len(p) {
 		n, err := w.conn.Read(p[total:])

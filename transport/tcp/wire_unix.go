@@ -21,7 +21,7 @@ type socket struct {
 	raw  syscall.RawConn
 
 	// Of the reader, and of the writer: what a call is about, and its result.
-	in       []byte
+	in       [2][]byte
 	inN      int
 	inErr    error
 	inCall   func(fd uintptr)
@@ -56,10 +56,10 @@ func newSocket(c net.Conn) wire {
 	return s
 }
 
-func (s *socket) read(p []byte) (int, error) {
-	s.in = p
+func (s *socket) read(a, b []byte) (int, error) {
+	s.in = [2][]byte{a, b}
 	err := s.raw.Control(s.inCall)
-	s.in = nil
+	s.in = [2][]byte{}
 	if err != nil {
 		return 0, err
 	}
@@ -70,7 +70,7 @@ func (s *socket) held() bool { return false }
 
 func (s *socket) readCall(fd uintptr) {
 	for {
-		n, err := unix.Read(int(fd), s.in)
+		n, err := readBoth(int(fd), &s.in)
 		switch {
 		case n > 0:
 			s.inN, s.inErr = n, nil
