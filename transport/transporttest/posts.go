@@ -12,7 +12,7 @@ import (
 )
 
 var postTests = []test{
-	{"posts", []int{2, 3, 8}, posts, twoUnderWay},
+	{"posts", []int{2, 3, 8}, posts, manyUnderWay},
 	{"posts do not wait", []int{2}, posts, postsDoNotWait},
 	{"posts and exchanges", []int{2, 5}, posts, postsAndExchanges},
 	{"one-sided posts", []int{2, 3}, posts, oneSidedPosts},
@@ -27,8 +27,8 @@ type posted struct {
 	out, in, want []byte
 }
 
-// twoUnderWay keeps two exchanges under way around the ring, of random sizes.
-func twoUnderWay(g *group) {
+// manyUnderWay keeps as many exchanges under way as there may be, around the ring, of random sizes.
+func manyUnderWay(g *group) {
 	g.acceptAll()
 	_, seed := seeded(g.T)
 	n := len(g.ends)
@@ -63,11 +63,11 @@ func twoUnderWay(g *group) {
 	})
 }
 
-// postsDoNotWait: Post returns though no peer has come, twice.
+// postsDoNotWait: Post returns though no peer has come.
 func postsDoNotWait(g *group) {
 	g.acceptAll()
 	p := g.ends[0].(transport.Poster)
-	out := pattern(make([]byte, 2*g.Large), 0, 1, 0)
+	out := pattern(make([]byte, transport.PostsMax*g.Large), 0, 1, 0)
 	in := make([]byte, len(out))
 	for i := range transport.PostsMax {
 		lo, hi := i*g.Large, (i+1)*g.Large
@@ -164,11 +164,11 @@ func oneSidedPosts(g *group) {
 	const rounds = 50
 	g.each(func(e transport.Endpoint) {
 		p := e.(transport.Poster)
-		buf := make([]byte, 2*1000)
+		buf := make([]byte, transport.PostsMax*1000)
 		under := 0
 		for i := range rounds * (n - 1) {
 			round, peer := i/(n-1), 1+i%(n-1)
-			half := buf[1000*(i%2):][:1000]
+			half := buf[1000*(i%transport.PostsMax):][:1000]
 			if under == transport.PostsMax && e.Rank() == 0 {
 				if err := p.Complete(ctx); err != nil {
 					g.Errorf("rank 0, round %d: %v", round, err)
@@ -206,7 +206,7 @@ func oneSidedPosts(g *group) {
 func cancelledPosts(g *group) {
 	g.acceptAll()
 	p := g.ends[0].(transport.Poster)
-	out, in := make([]byte, 2000), make([]byte, 2000)
+	out, in := make([]byte, 1000*transport.PostsMax), make([]byte, 1000*transport.PostsMax)
 	for i := range transport.PostsMax {
 		if err := p.Post(1, frame(uint64(i), out[1000*i:][:1000]), 1, in[1000*i:][:1000]); err != nil {
 			g.Fatal(err)
@@ -229,7 +229,7 @@ func cancelledPosts(g *group) {
 func postsClose(g *group) {
 	g.acceptAll()
 	p := g.ends[0].(transport.Poster)
-	buf := make([]byte, 4000)
+	buf := make([]byte, 2000*transport.PostsMax)
 	for i := range transport.PostsMax {
 		if err := p.Post(1, frame(uint64(i), buf[2000*i:][:1000]), 1, buf[2000*i+1000:][:1000]); err != nil {
 			g.Fatal(err)
@@ -258,7 +258,7 @@ func postRefused(g *group) {
 		return errors.Join(send(sending, g.ends[0], 1, frame(0, []byte("abc"))), send(sending, g.ends[0], 1, frame(1, []byte("def"))))
 	})
 	p := g.ends[1].(transport.Poster)
-	in := []byte("uvwxyz")
+	in := bytes.Repeat([]byte("xyz"), transport.PostsMax)
 	for i := range transport.PostsMax {
 		if err := p.Post(-1, transport.Frame{}, 0, in[3*i:][:3]); err != nil {
 			g.Fatal(err)
@@ -267,7 +267,7 @@ func postRefused(g *group) {
 	if err := p.Complete(ctx); err != nil || string(in[:3]) != "abc" {
 		g.Errorf("the first: %q, %v", in[:3], err)
 	}
-	if err := p.Complete(ctx); !errors.Is(err, refusal) || string(in[3:]) != "xyz" {
+	if err := p.Complete(ctx); !errors.Is(err, refusal) || string(in[3:6]) != "xyz" {
 		g.Errorf("the refused one: %q, %v, want %v", in[3:], err, refusal)
 	}
 	cancel()
