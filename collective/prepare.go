@@ -115,7 +115,15 @@ func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 		return nil, err
 	}
 	p.Private = false
-	return &planned{problem: p, row: row, hash: uint32(hashString(hashSeed, row.Name)), open: x.script(row, p)}, nil
+	made := &planned{problem: p, row: row, open: x.script(row, p)}
+	hash := hashString(hashSeed, row.Name)
+	for i := range made.open.steps {
+		if x.turns(made.open.steps[i:]) > 0 {
+			hash = hashString(hash, " in turns") // its frames come in another order
+		}
+	}
+	made.hash = uint32(hash)
+	return made, nil
 }
 
 // choose returns the row for a problem: the one that the call names, then what the configuration asks for, then the
@@ -201,6 +209,26 @@ func fuses(c, s *plan.Step) bool {
 	return c.Kind == plan.Copy && c.In.Buffer == plan.Src && c.Out.Buffer == plan.Work && c.Out.Lo < c.Out.Hi &&
 		s.Kind == plan.Exchange && s.From >= 0 && s.Side != plan.Replace && s.In == c.Out &&
 		(s.To < 0 || s.Out == c.Out || s.Out.Buffer == plan.Src)
+}
+
+// turns returns how many steps, from the first on, are a reduce-scatter among two ranks and the all-gather of its result: it is 0 if
+// they are something else. Such segments go in turns: each that is combined is sent on while it is in the caches and others
+// still come, and no rank stands still between the two.
+func (x *executor) turns(steps []plan.Step) int {
+	if x.m.team.size != 2 || len(steps) < 2 {
+		return 0
+	}
+	a, n := &steps[0], 2
+	if steps[1].Kind == plan.Scale && steps[1].Out == a.In && len(steps) > 2 {
+		n = 3
+	}
+	b := &steps[n-1]
+	both := func(s *plan.Step) bool { return s.Kind == plan.Exchange && s.To >= 0 && s.To == s.From }
+	if !both(a) || !both(b) || a.Side == plan.Replace || b.Side != plan.Replace || b.Out != a.In || a.In.Buffer != plan.Work ||
+		b.In.Buffer != plan.Work || a.Out.Buffer != plan.Src || a.Out.Lo != b.In.Lo || a.Out.Hi != b.In.Hi || a.In.Lo < b.In.Hi && b.In.Lo < a.In.Hi {
+		return 0
+	}
+	return n
 }
 
 // look adds what the plan of a rank of the domain is.

@@ -133,10 +133,17 @@ func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {
 
 // steps carries out steps of the plan.
 func (w *work) steps(steps []plan.Step) error {
-	for i := range steps {
-		if err := w.step(&steps[i]); err != nil {
+	for len(steps) > 0 {
+		n, err := 1, error(nil)
+		if turns := w.x.turns(steps); turns > 0 {
+			n, err = turns, w.inTurns(steps[:turns])
+		} else {
+			err = w.step(&steps[0])
+		}
+		if err != nil {
 			return err
 		}
+		steps = steps[n:]
 	}
 	return nil
 }
@@ -411,6 +418,21 @@ func (w *work) scale(s *plan.Step) error {
 // exchange is one step that sends a span and receives one, both at once, segment by segment. The two ends of a span cut it
 // alike; an empty one is a frame as well.
 func (w *work) exchange(s *plan.Step) error {
+	e := w.begin(s)
+	return e.run(max(e.sends, e.gets))
+}
+
+// inTurns carries out what [executor.turns] has found: two exchanges, their segments in turns.
+func (w *work) inTurns(steps []plan.Step) error {
+	e, gather := w.begin(&steps[0]), w.begin(&steps[len(steps)-1])
+	e.scales = len(steps) > 2 && w.mean
+	e.gather, e.each = &gather, max(e.sends, e.gets)
+	e.lead = min(e.each, transport.PostsMax/2)
+	return e.run(2 * e.each)
+}
+
+// begin makes an exchange of a step.
+func (w *work) begin(s *plan.Step) exchange {
 	e := exchange{work: w, Step: s, segment: segmentBytes / max(1, w.wire.Bytes())} // a barrier moves nothing
 	e.out, e.outType = w.place(s.Out)
 	e.in, e.inType = w.place(s.In)
@@ -424,13 +446,17 @@ func (w *work) exchange(s *plan.Step) error {
 	if s.From >= 0 {
 		e.gets = max(1, (s.In.Hi-s.In.Lo+e.segment-1)/e.segment)
 	}
-	x := w.x
+	return e
+}
+
+// run carries out an exchange.
+func (e *exchange) run(segments int) (err error) {
+	x := e.x
 	x.wait.frames, x.seen = 0, false
-	var err error
-	if n := max(e.sends, e.gets); n > 1 && x.poster != nil {
-		err = e.overlapped(n)
+	if segments > 1 && x.poster != nil {
+		err = e.overlapped(segments)
 	} else {
-		err = e.oneByOne(n)
+		err = e.oneByOne(segments)
 	}
 	if err == nil {
 		x.wait.to, x.wait.from = -1, -1
@@ -446,6 +472,32 @@ type exchange struct {
 	outType, inType, ownType DType
 	segment                  int // elements
 	sends, gets              int // segments
+
+	// Of a reduce-scatter that is carried out in turns with the all-gather after it:
+	gather *exchange
+	each   int  // segments of either
+	lead   int  // how many the reduce-scatter is ahead
+	scales bool // what is combined is divided
+}
+
+// at returns whose segment comes at a place in the order, which is the same on both ranks, and which one.
+func (e *exchange) at(k int) (*exchange, int) {
+	switch behind := k - e.lead; {
+	case e.gather == nil || k < e.lead:
+		return e, k
+	case k >= 2*e.each-e.lead:
+		return e.gather, k - e.each
+	case behind%2 == 0:
+		return e, e.lead + behind/2
+	default:
+		return e.gather, behind / 2
+	}
+}
+
+// ready reports whether the segment at a place can be sent when so many are done: an all-gather's is when it is combined.
+func (e *exchange) ready(k, done int) bool {
+	at, i := e.at(k)
+	return at == e || done > i && done > 2*i-e.lead
 }
 
 func (e *exchange) oneByOne(segments int) error {
@@ -454,11 +506,12 @@ func (e *exchange) oneByOne(segments int) error {
 		if skip, err := e.stop(); skip && err != nil {
 			return err
 		}
-		to, frame, from, buf := e.offer(i, 0)
+		at, segment := e.at(i)
+		to, frame, from, buf := at.offer(segment, 0)
 		if err := x.m.end.Exchange(&x.wait, to, frame, from, buf); err != nil {
 			return err
 		}
-		if err := e.take(i, buf); err != nil {
+		if err := at.take(segment, buf); err != nil {
 			return err
 		}
 	}
@@ -471,11 +524,12 @@ func (e *exchange) overlapped(segments int) error {
 	var bufs [transport.PostsMax][]byte
 	posted := 0
 	for done := range segments {
-		for ; posted < min(segments, done+transport.PostsMax); posted++ {
+		for ; posted < min(segments, done+transport.PostsMax) && e.ready(posted, done); posted++ {
 			if skip, err := e.stop(); skip && err != nil {
 				return e.drain(posted-done, err)
 			}
-			to, frame, from, buf := e.offer(posted, posted%transport.PostsMax)
+			at, segment := e.at(posted)
+			to, frame, from, buf := at.offer(segment, posted%transport.PostsMax)
 			bufs[posted%transport.PostsMax] = buf
 			if err := x.poster.Post(to, frame, from, buf); err != nil {
 				return e.drain(posted-done, err)
@@ -483,7 +537,8 @@ func (e *exchange) overlapped(segments int) error {
 		}
 		err := x.poster.Complete(&x.wait)
 		if err == nil {
-			err = e.take(done, bufs[done%transport.PostsMax])
+			at, segment := e.at(done)
+			err = at.take(segment, bufs[done%transport.PostsMax])
 		}
 		if err != nil {
 			return e.drain(posted-done-1, err)
@@ -577,6 +632,9 @@ func (e *exchange) take(i int, buf []byte) error {
 		own = to
 	}
 	e.meet(e.Side, e.inType, to, own, came, n)
+	if e.scales {
+		kernel.Scale(e.inType, to, to, n, e.x.m.team.size)
+	}
 	return nil
 }
 
