@@ -54,6 +54,7 @@ type executor struct {
 	own      buffer           // Work where it is not Dst
 	private  buffer           // Scratch
 	received [transport.PostsMax]buffer
+	gather   exchange                   // the second of two in turns
 	given    [transport.PostsMax]buffer // frames of another type than their memory
 	wide     buffer                     // these blocks
 }

@@ -424,9 +424,11 @@ func (w *work) exchange(s *plan.Step) error {
 
 // inTurns carries out what [executor.turns] has found: two exchanges, their segments in turns.
 func (w *work) inTurns(steps []plan.Step) error {
-	e, gather := w.begin(&steps[0]), w.begin(&steps[len(steps)-1])
+	e, gather := w.begin(&steps[0]), &w.x.gather
+	*gather = w.begin(&steps[len(steps)-1])
+	defer func() { *gather = exchange{} }()
 	e.scales = len(steps) > 2 && w.mean
-	e.gather, e.each = &gather, max(e.sends, e.gets)
+	e.gather, e.each = gather, max(e.sends, e.gets)
 	e.lead = min(e.each, transport.PostsMax/2)
 	return e.run(2 * e.each)
 }
