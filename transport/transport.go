@@ -226,7 +226,8 @@ type Poster interface {
 	Complete(ctx context.Context) error
 }
 
-// PostsMax is how many exchanges may be under way.
+// PostsMax is how many exchanges may be under way: with segments of 256 KiB what the buffers of a socket hold, so that a rank that is
+// not running just now holds up its peer late.
 const PostsMax = 8
 
 // Allocator is an endpoint that has memory which the ranks of its domain reach in place.

@@ -1,0 +1,81 @@
+package collective_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// TestInTurns: two ranks whose reduce-scatter and all-gather share the way have the same bits as those that exchange everything, at
+// lengths about those at which a slice has one segment more than the other, in place and not.
+func TestInTurns(t *testing.T) {
+	const segment = 256 << 10
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, over := range placements {
+		if over.name != "pipes" && over.name != "tcp" {
+			continue
+		}
+		t.Run(over.name, func(t *testing.T) {
+			w := over.world(t, 2, collective.Config{})
+			defer w.close(t)
+			for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
+				for _, accumulate := range []collective.Accumulate{collective.AccumulateDType, collective.AccumulateFloat32} {
+					for _, segments := range []int{1, 2, 5, 9, 12} {
+						for _, more := range []int{-1, 0, 1, 2} {
+							count := 2*segments*segment/dtype.Bytes() + more
+							if segments > 5 && (more < 1 || accumulate == collective.AccumulateFloat32) {
+								continue
+							}
+							inTurns(t, w, random, dtype, accumulate, count)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// inTurns reduces the same vectors by several rows.
+func inTurns(t *testing.T, w *world, random *rand.Rand, dtype tensor.DType, accumulate collective.Accumulate, count int) {
+	t.Helper()
+	given := make([][]byte, 2)
+	for r := range given {
+		given[r] = make([]byte, count*dtype.Bytes())
+		for i := range given[r] {
+			given[r][i] = byte(random.Uint32())
+		}
+	}
+	for _, op := range []collective.ReduceOp{collective.Sum, collective.Mean} {
+		var want []byte
+		for _, row := range []string{"recursive_doubling", "direct_frames", "rabenseifner"} {
+			for _, inPlace := range []bool{false, true} {
+				got := make([][]byte, 2)
+				err := errors.Join(w.each(func(c collective.Communicator) error {
+					src := bytes.Clone(given[c.Rank()])
+					dst := src
+					if !inPlace {
+						dst = make([]byte, len(src))
+					}
+					got[c.Rank()] = dst
+					call := &collective.Call{
+						Op: collective.AllReduce, Reduce: op, Type: dtype, Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dst),
+						Options: &collective.Options{Algorithm: row, Accumulate: accumulate},
+					}
+					return c.Do(background, call)
+				})...)
+				if want == nil {
+					want = got[0]
+				}
+				what := fmt.Sprintf("%v of %d %v by %s, in place: %v", op, count, dtype, row, inPlace)
+				if err != nil || !bytes.Equal(got[0], want) || !bytes.Equal(got[1], want) {
+					t.Fatalf("%s: other bits, or %v", what, err)
+				}
+			}
+		}
+	}
+}
