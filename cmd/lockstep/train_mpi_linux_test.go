@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,7 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -86,4 +90,58 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 		t.Logf("%s: %v", command, err)
 	}
 	return string(out)
+}
+
+// TestStoppedUnderMPI: a worker that stands still while MPI reduces is named by the others, with what it was last seen doing, long before
+// the deadline of the call.
+func TestStoppedUnderMPI(t *testing.T) {
+	command, err := exec.LookPath("mpirun.openmpi")
+	if err != nil {
+		t.Skip("mpirun.openmpi is not installed")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command, "--allow-run-as-root", "--oversubscribe", "-np", "2", exe, "train", "--strategy", "multi-worker",
+		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi", "--heartbeat-timeout", "3s")
+	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir())
+	cmd.WaitDelay = 5 * time.Second
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	cmd.Stdout, cmd.Stderr = write, write
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	write.Close()
+	pid, said, all := 0, "", ""
+	member := regexp.MustCompile(`worker 1 \(rank 1, host .*, pid (\d+)\)`)
+	for lines := bufio.NewScanner(read); lines.Scan(); {
+		line := lines.Text()
+		all += line + "\n"
+		switch m := member.FindStringSubmatch(line); {
+		case pid == 0 && m != nil: // the chief announces whom it trains with
+			pid, _ = strconv.Atoi(m[1])
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+		case pid != 0 && strings.Contains(line, "was last seen") && said == "":
+			said = line
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	err = cmd.Wait()
+	if pid != 0 && said == "" {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stand for ever
+	}
+	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) || !strings.Contains(all, "worker 1 is lost: it has given no sign of life for 3s") {
+		t.Errorf("%v, %v\n%s", err, ctx.Err(), all)
+	}
 }
