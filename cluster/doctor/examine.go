@@ -63,7 +63,7 @@ func (c Config) filled() (Config, error) {
 }
 
 // turn is how long the test of a pair takes at most.
-func (c *Config) turn() time.Duration { return 3*c.Timeout + 6*c.Time }
+func (c *Config) turn() time.Duration { return 3*c.Timeout + 4*burstsMin*c.Time }
 
 // Examine joins the job and examines it, with all its workers, which call it with the same configuration. All get the same report, but
 // for a worker that the others cannot reach any more. The error is of joining, or of ctx; what is wrong with a pair stands in the report.

@@ -128,7 +128,10 @@ func (l *line) echo() error {
 	}
 }
 
-const messagesMax = 10_000
+const (
+	messagesMax = 10_000
+	burstsMin   = 5
+)
 
 // give measures the rate from here to the peer, in bytes a second, in bursts: from the first message until the peer has said that it has
 // the last. It is that of the best burst: what else the machine does makes one slow, a slow link makes all slow.
@@ -138,9 +141,14 @@ func (l *line) give(cfg *Config) (best float64, err error) {
 		return 0, err
 	}
 	defer release(m)
-	burst := cfg.Time / 5
+	burst := cfg.Time / burstsMin
 	n := int64(1)
-	for start := time.Now(); time.Since(start) < cfg.Time; {
+	start := time.Now()
+	more := func(done int) bool {
+		took := time.Since(start)
+		return took < cfg.Time || done < 2 || done < burstsMin && took < burstsMin*cfg.Time
+	}
+	for done := 0; more(done); done++ {
 		took, err := l.burst(m, n)
 		if err != nil {
 			return 0, err

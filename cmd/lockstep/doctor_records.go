@@ -57,6 +57,11 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 	}
 	if found, ok := failure.Find(failures); ok {
 		d.Root = &found.Root
+		for _, m := range chosen[0].Members {
+			if m.Worker == d.Root.Worker && d.Root.Host == "" { // it left no record itself
+				d.Root.Host, d.Root.PID = m.Host, m.PID
+			}
+		}
 	}
 	if format == "json" {
 		return json.NewEncoder(out).Encode(d)

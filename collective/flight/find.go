@@ -171,7 +171,8 @@ func find(views []*view, members []Member) Part {
 	}
 	s.At = s.Common
 	s.lost()
-	_ = s.differ() || s.crossed() || s.absent() || s.inside() || s.slow() || s.together()
+	stands := !s.moves()
+	_ = s.differ() || stands && (s.crossed() || s.absent() || s.inside()) || s.slow() || s.together()
 	s.rows()
 	return s.Part
 }
@@ -259,6 +260,20 @@ func (s *search) differAt(seq uint64) bool {
 // made reports whether a rank has made a call like c before number seq.
 func (v *view) made(c *Call, seq uint64) bool {
 	return slices.ContainsFunc(v.Calls, func(old Call) bool { return !old.Pair && old.Seq < seq && differ(&old, c) == nil })
+}
+
+// standing is how long a call lasts, at least, of ranks that do not just happen to be in it.
+const standing = time.Second
+
+// moves reports whether the ranks were at work when they wrote their records: none has failed, is gone, or has been in a call for long.
+// Then it means nothing that some are further than others.
+func (s *search) moves() bool {
+	return len(s.gone) == 0 && !slices.ContainsFunc(s.views, func(v *view) bool {
+		if v.now == nil {
+			return false
+		}
+		return v.now.State == Failed || v.file.At.IsZero() || !v.now.Start.IsZero() && v.file.At.Sub(v.now.Start) >= standing
+	})
 }
 
 // crossed looks for two ranks that wait for each other in calls that do not meet.
@@ -412,7 +427,18 @@ func (s *search) together() bool {
 	if s.Common == 0 {
 		s.Says[0] = "no collective was called"
 	}
+	if slices.ContainsFunc(s.views, func(v *view) bool { return v.now != nil }) {
+		s.Says[0] += "; they were at work"
+	}
 	return true
+}
+
+// told reports whether a call of this number was described already.
+func (s *search) told(c *Call) bool {
+	if c.Pair {
+		return false
+	}
+	return c.Seq == s.At && s.Kind != Together && s.Kind != Slow && s.Kind != Crossed || c.Seq+1 == s.Common && s.Last == c.String()
 }
 
 // rows says of every rank what it did last.
@@ -421,7 +447,7 @@ func (s *search) rows() {
 		world := v.of(v.Rank.Rank)
 		waited, span := v.waited()
 		s.Rows = append(s.Rows, Row{
-			Rank: v.Rank.Rank, Who: who(world, s.members), Ahead: v.begun - min(v.begun, s.Common), Text: v.text(),
+			Rank: v.Rank.Rank, Who: who(world, s.members), Ahead: v.begun - min(v.begun, s.Common), Text: v.text(s.told),
 			Waited: waited.Seconds(), Span: span.Seconds(),
 		})
 	}

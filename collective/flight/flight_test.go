@@ -151,6 +151,11 @@ var stories = []struct {
 		then(&files[1], pair("recv", 0, 4), 6, 0)
 		return files
 	}},
+	{"work", flight.Together, func() []flight.File {
+		files := job(2, 10)
+		then(&files[0], all("w", 3, flight.Waiting), 0.01, 1)
+		return files
+	}},
 	{"cut", flight.Inside, func() []flight.File {
 		files := job(2, 10)
 		then(&files[0], all("w", 3, flight.Waiting), 20, 1)

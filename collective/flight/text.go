@@ -57,8 +57,14 @@ func (p *Part) print(b *strings.Builder) {
 	}
 }
 
-// text says what a rank did last.
-func (v *view) text() string {
+// text says what a rank did last. A call that was told already is named by its number.
+func (v *view) text(told func(*Call) bool) string {
+	numbered := func(c *Call) string {
+		if told(c) {
+			return fmt.Sprintf("call %d", c.Seq)
+		}
+		return c.numbered()
+	}
 	queued := ""
 	if v.Queued > 0 {
 		queued = ", with " + plural(uint64(v.Queued), "call") + " behind it"
@@ -68,13 +74,13 @@ func (v *view) text() string {
 		text := "has called nothing"
 		if n := len(v.Calls); n > 0 {
 			last := &v.Calls[n-1]
-			text = "is in no call; its last was " + last.numbered()
+			text = "is in no call; its last was " + numbered(last)
 			if !last.End.IsZero() && v.file.At.After(last.End) {
 				text += fmt.Sprintf(", %v before it wrote this", short(v.file.At.Sub(last.End)))
 			}
 		}
 		if v.Err != "" {
-			text += "; " + v.Err
+			text += "; " + clip(v.Err)
 		}
 		return text
 	}
@@ -86,7 +92,7 @@ func (v *view) text() string {
 	case Waiting:
 		text = "waits in"
 	}
-	text += " " + c.numbered()
+	text += " " + numbered(c)
 	if c.Start.Before(until) && !c.Start.IsZero() {
 		text += fmt.Sprintf(", %s %v", ago, short(until.Sub(c.Start)))
 	}
@@ -95,9 +101,18 @@ func (v *view) text() string {
 	}
 	text += queued
 	if c.Err != "" {
-		text += ": " + c.Err
+		text += ": " + clip(c.Err)
 	}
 	return text
+}
+
+// clip shortens what a rank says: the other ranks say the like.
+func clip(s string) string {
+	const most = 160
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 // numbered writes a call with its number.
