@@ -71,9 +71,7 @@ func (d *diary) keep(call *Call, t ticket, count int, o *Options, p *planned) {
 		k.name = m.Name
 		if n := len(m.Shape); n <= keptDims {
 			k.dims = uint8(n)
-			for i, dim := range m.Shape {
-				k.shape[i] = dim
-			}
+			copy(k.shape[:], m.Shape)
 		}
 	}
 	k.start, k.end = 0, 0
