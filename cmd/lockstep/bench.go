@@ -32,7 +32,7 @@ machine.`,
 		Example: `  lockstep bench allreduce --ranks 2
   lockstep bench allreduce --explain
   lockstep bench --calibrate --out table.json`,
-		Args: cobra.NoArgs,
+		Args: wantCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !calibrate {
 				return cmd.Help()

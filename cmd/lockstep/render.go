@@ -73,7 +73,7 @@ unchanged: it finds out from its environment who is in the job (lockstep check
 
 All that is needed is in what is printed: a secret for the job, by which its
 workers know each other, a place to meet, and restarts after a failure.`,
-		Args: cobra.NoArgs,
+		Args: wantCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newRenderKubernetes(), newRenderSlurm(), newRenderMPI())
@@ -97,10 +97,11 @@ control: make a Secret with the key "secret" and name it with --secret instead.`
     lockstep train --strategy multi-worker --checkpoint-dir /checkpoints`,
 		func(w io.Writer) error { return r.kubernetes(w, secret.New().Text()) })
 	f := cmd.Flags()
+	f.StringVar(&r.Image, "image", "", "the container image")
 	r.sizes(f, "pods", "workers in each pod")
+	r.restartsFlag(f)
 	r.nameFlag(f)
 	r.portFlag(f, "the first pod")
-	f.StringVar(&r.Image, "image", "", "the container image")
 	f.StringVar(&r.Namespace, "namespace", "", "namespace (default: that of kubectl)")
 	f.BoolVar(&r.JobSet, "jobset", false, "a JobSet, which needs its controller in the cluster")
 	f.StringVar(&r.SecretName, "secret", "", "an existing Secret with the key \"secret\" (default: a new one in the manifest)")
@@ -122,6 +123,7 @@ The workers meet on the first node, at a port that follows from the job's number
 		r.slurm)
 	f := cmd.Flags()
 	r.sizes(f, "nodes", "workers on each node")
+	r.restartsFlag(f)
 	r.nameFlag(f)
 	f.IntVar(&r.CPUs, "cpus", 0, "processors of each worker")
 	f.IntVar(&r.GPUs, "gpus", 0, "GPUs of each node")
@@ -143,10 +145,11 @@ chooses MPI's.`,
   lockstep render mpi -H node1:2,node2:2 --launcher mpich -- ./train`,
 		r.mpi)
 	f := cmd.Flags()
-	r.portFlag(f, "the first of several hosts")
 	f.IntVar(&r.Each, "nproc-per-node", 0, "workers on this host; without -H")
-	f.StringVarP(&r.hosts, "hosts", "H", "", "host1:4,host2:4, the hosts and how many workers each has")
+	f.StringVarP(&r.hosts, "hosts", "H", "", "`hosts` and how many workers each has, such as host1:4,host2:4")
 	f.StringVar(&r.Launcher, "launcher", "openmpi", "openmpi or mpich (Intel MPI is mpich)")
+	r.restartsFlag(f)
+	r.portFlag(f, "the first of several hosts")
 	return cmd
 }
 
@@ -167,9 +170,11 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 			return print(cmd.OutOrStdout())
 		},
 	}
-	f := cmd.Flags()
-	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "how often a failed job begins again")
 	return cmd
+}
+
+func (r *rendering) restartsFlag(f *pflag.FlagSet) {
+	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "how often a failed job begins again")
 }
 
 func (r *rendering) nameFlag(f *pflag.FlagSet) {

@@ -81,5 +81,7 @@ Ctrl-C. That of run is the failed program's.`,
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newCheck(), newDoctor(), newRender(), newVersion())
+	completeValues(root, nil, flagValues())
+	keepOrder(root)
 	return root
 }

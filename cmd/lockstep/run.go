@@ -106,7 +106,7 @@ given. --nproc_per_node and the like are understood as well.`,
 	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new one for one node, else lockstep)")
 	f.DurationVar(&o.timeout, "rdzv-timeout", 5*time.Minute, "how long the nodes wait for one another")
 	f.StringVar(&o.masterAddr, "master-addr", "", "torchrun's other word for --rdzv-endpoint: the host")
-	f.IntVar(&o.masterPort, "master-port", 0, "and the port")
+	f.IntVar(&o.masterPort, "master-port", 0, "torchrun's other word for --rdzv-endpoint: the port")
 	f.StringVar(&o.localAddr, "local-addr", "", "`address` by which other nodes reach this one (default that of the route to the endpoint)")
 	f.BoolVar(&o.plaintext, "data-plaintext", false, "let several nodes meet without a secret, unencrypted: for networks where nobody else is; the program has to be told so too")
 	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure")

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -22,10 +23,19 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// closest returns the name that word is a misspelling of, or empty: the one with the fewest letters to insert, delete,
-// replace or swap with their neighbour, if they are fewer than half of them.
+// closest returns the name that word is a misspelling of, or empty: the only one that begins with it, or else the one with
+// the fewest letters to insert, delete, replace or swap with their neighbour, if they are fewer than half of them.
 func closest(word string, names []string) string {
 	best, least := "", (len(word)+1)/2
+	var longer []string
+	for _, name := range names {
+		if len(word) > 1 && strings.HasPrefix(name, word) {
+			longer = append(longer, name)
+		}
+	}
+	if len(longer) == 1 {
+		return longer[0]
+	}
 	for _, name := range names {
 		if d := distance(word, name); d < least {
 			best, least = name, d

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+)
+
+// flagValues are the values that shells offer for a flag, by its command; a command below has those of the ones above.
+func flagValues() map[string]map[string][]string {
+	training := map[string][]string{
+		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
+		"strategy": {"mirrored", multiWorker, "one-device"}, "schedule": {"cosine", "constant"}, "progress": progressModes,
+	}
+	return map[string]map[string][]string{
+		"lockstep train":       training,
+		"lockstep bench train": training,
+		"lockstep run": {
+			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
+			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},
+		},
+		"lockstep bench":      {"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"}, "transports": {"mem", "shm", "tcp"}},
+		"lockstep simulate":   {"op": sorted(simulateOps), "format": {"table", "json"}, "memory": {"inplace", "private", "none"}},
+		"lockstep check":      {"format": {"table", "json"}},
+		"lockstep doctor":     {"format": {"plain", "json"}},
+		"lockstep render mpi": {"launcher": {"openmpi", "mpich"}},
+	}
+}
+
+// completeValues offers the values of flags to shells, of a command and of all below it.
+func completeValues(cmd *cobra.Command, values map[string][]string, all map[string]map[string][]string) {
+	if own, ok := all[cmd.CommandPath()]; ok {
+		values = own
+	}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if v := values[f.Name]; v != nil {
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(v, cobra.ShellCompDirectiveNoFileComp)) // fails for a second one only
+		}
+	})
+	for _, c := range cmd.Commands() {
+		completeValues(c, values, all)
+	}
+}
+
+// wantCommand is the Args of a command that only has others below it.
+func wantCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	if name := closest(args[0], names); name != "" {
+		return usagef("unknown command %q for %q: did you mean %s?", args[0], cmd.CommandPath(), name)
+	}
+	return usagef("unknown command %q for %q: want one of %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
+}
+
+// keepOrder makes help list flags as they are written down, which is by what belongs together.
+func keepOrder(cmd *cobra.Command) {
+	cmd.Flags().SortFlags = false
+	for _, c := range cmd.Commands() {
+		keepOrder(c)
+	}
+}
