@@ -13,7 +13,7 @@ import (
 func flagValues() map[string]map[string][]string {
 	training := map[string][]string{
 		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
-		"strategy": {"mirrored", multiWorker, "one-device"}, "schedule": {"cosine", "constant"}, "progress": progressModes,
+		"strategy": {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"}, "schedule": {"cosine", "constant"}, "progress": progressModes,
 	}
 	return map[string]map[string][]string{
 		"lockstep train":       training,
@@ -25,7 +25,7 @@ func flagValues() map[string]map[string][]string {
 		"lockstep bench":      {"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"}, "transports": {"mem", "shm", "tcp"}},
 		"lockstep simulate":   {"op": sorted(simulateOps), "format": {"table", "json"}, "memory": {"inplace", "private", "none"}},
 		"lockstep check":      {"format": {"table", "json"}},
-		"lockstep doctor":     {"format": {"plain", "json"}},
+		"lockstep doctor":     {"format": {"plain", "table", "json"}},
 		"lockstep render mpi": {"launcher": {"openmpi", "mpich"}},
 	}
 }
