@@ -51,8 +51,8 @@ func TestChaos(t *testing.T) {
 		seed = rand.Uint64N(1 << 40)
 	}
 	if testing.Short() {
-		runs = min(runs, 2)
-		t.Logf("-short: %d runs only", runs)
+		runs = min(runs, 1)
+		t.Logf("-short: %d run only", runs)
 	}
 	host := chaosHost(t)
 	want := chaosUndisturbed(t)
