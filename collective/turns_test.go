@@ -15,7 +15,7 @@ import (
 // lengths about those at which a slice has one segment more than the other, in place and not.
 func TestInTurns(t *testing.T) {
 	const segment = 256 << 10
-	random := rand.New(rand.NewPCG(1, 2))
+	random := rand.NewChaCha8([32]byte{1})
 	for _, over := range placements {
 		if over.name != "pipes" && over.name != "tcp" {
 			continue
@@ -25,10 +25,10 @@ func TestInTurns(t *testing.T) {
 			defer w.close(t)
 			for _, dtype := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
 				for _, accumulate := range []collective.Accumulate{collective.AccumulateDType, collective.AccumulateFloat32} {
-					for _, segments := range []int{1, 2, 5, 9, 12} {
-						for _, more := range []int{-1, 0, 1, 2} {
+					for _, segments := range []int{1, 3, 9} {
+						for _, more := range []int{-1, 1} {
 							count := 2*segments*segment/dtype.Bytes() + more
-							if segments > 5 && (more < 1 || accumulate == collective.AccumulateFloat32) {
+							if dtype == tensor.Float32 && accumulate == collective.AccumulateFloat32 || segments > 3 && (more < 1 || dtype != tensor.Float32) {
 								continue
 							}
 							inTurns(t, w, random, dtype, accumulate, count)
@@ -41,14 +41,12 @@ func TestInTurns(t *testing.T) {
 }
 
 // inTurns reduces the same vectors by several rows.
-func inTurns(t *testing.T, w *world, random *rand.Rand, dtype tensor.DType, accumulate collective.Accumulate, count int) {
+func inTurns(t *testing.T, w *world, random *rand.ChaCha8, dtype tensor.DType, accumulate collective.Accumulate, count int) {
 	t.Helper()
 	given := make([][]byte, 2)
 	for r := range given {
 		given[r] = make([]byte, count*dtype.Bytes())
-		for i := range given[r] {
-			given[r][i] = byte(random.Uint32())
-		}
+		random.Read(given[r])
 	}
 	for _, op := range []collective.ReduceOp{collective.Sum, collective.Mean} {
 		var want []byte
