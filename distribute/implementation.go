@@ -90,6 +90,9 @@ func (s *Strategy) transport() string {
 // noteImplementation logs once that a wish for NCCL or MPI cannot be met. Workers that were joined in that wish have been told already.
 func (s *Strategy) noteImplementation(o Options) {
 	i := o.Implementation
+	if i != ImplementationNCCL && i != ImplementationMPI {
+		return // without a name to make lower: this is in the way of every call
+	}
 	told := s.member != nil && s.member.Opener() != nil && s.member.Opener().Name == strings.ToLower(i.String())
 	switch {
 	case told || s.transport() == strings.ToLower(i.String()):
