@@ -418,14 +418,23 @@ func (w *work) scale(s *plan.Step) error {
 // exchange is one step that sends a span and receives one, both at once, segment by segment. The two ends of a span cut it
 // alike; an empty one is a frame as well.
 func (w *work) exchange(s *plan.Step) error {
-	e := w.begin(s)
+	e, err := w.begin(s)
+	if err != nil {
+		return err
+	}
 	return e.run(max(e.sends, e.gets))
 }
 
 // inTurns carries out what [executor.turns] has found: two exchanges, their segments in turns.
 func (w *work) inTurns(steps []plan.Step) error {
-	e, gather := w.begin(&steps[0]), &w.x.gather
-	*gather = w.begin(&steps[len(steps)-1])
+	e, err := w.begin(&steps[0])
+	if err != nil {
+		return err
+	}
+	gather := &w.x.gather
+	if *gather, err = w.begin(&steps[len(steps)-1]); err != nil {
+		return err
+	}
 	defer func() { *gather = exchange{} }()
 	e.scales = len(steps) > 2 && w.mean
 	e.gather, e.each = gather, max(e.sends, e.gets)
@@ -433,14 +442,26 @@ func (w *work) inTurns(steps []plan.Step) error {
 	return e.run(2 * e.each)
 }
 
-// begin makes an exchange of a step.
-func (w *work) begin(s *plan.Step) exchange {
+// begin makes an exchange of a step. What it would read where it was given is copied first if that may be where other local ranks
+// have their result: one of them can be done, and write it, while this rank still adds.
+func (w *work) begin(s *plan.Step) (exchange, error) {
 	e := exchange{work: w, Step: s, segment: segmentBytes / max(1, w.wire.Bytes())} // a barrier moves nothing
 	e.out, e.outType = w.place(s.Out)
 	e.in, e.inType = w.place(s.In)
 	e.own, e.ownType = e.in, e.inType
 	if s.Own.Lo < s.Own.Hi {
-		e.own, e.ownType = w.place(s.Own)
+		own, t := w.place(s.Own)
+		switch {
+		case !w.shadowed && !w.joint:
+			e.own, e.ownType = own, t
+		default:
+			if err := w.move(&plan.Step{In: s.Own, Out: s.In}, e.in, e.inType, own, t); err != nil {
+				return e, err
+			}
+			if s.Out == s.Own {
+				e.out, e.outType = e.in, e.inType
+			}
+		}
 	}
 	if s.To >= 0 {
 		e.sends = max(1, (s.Out.Hi-s.Out.Lo+e.segment-1)/e.segment)
@@ -448,7 +469,7 @@ func (w *work) begin(s *plan.Step) exchange {
 	if s.From >= 0 {
 		e.gets = max(1, (s.In.Hi-s.In.Lo+e.segment-1)/e.segment)
 	}
-	return e
+	return e, nil
 }
 
 // run carries out an exchange.
