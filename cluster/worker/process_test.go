@@ -390,17 +390,6 @@ func (p *process) ends(t *testing.T) {
 	}
 }
 
-// freeStore returns the URL of a store on a port of loopback that was free just now.
-func freeStore(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
-}
-
 // TestJoin: processes find each other, train, and leave.
 func TestJoin(t *testing.T) {
 	t.Parallel()

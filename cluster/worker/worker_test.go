@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -254,4 +255,15 @@ func TestNobodyComes(t *testing.T) {
 	if err != nil || len(records) != 1 || records[0].Kind != "timeout" || !slices.Equal(records[0].Blames, []int{1}) || records[0].Phase != "rendezvous" {
 		t.Errorf("got %+v, %v", records, err)
 	}
+}
+
+// freeStore returns the URL of a store on a port of loopback that was free just now.
+func freeStore(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "tcp://" + l.Addr().String()
 }
