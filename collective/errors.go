@@ -128,31 +128,3 @@ func (e *ended) kind() error {
 	}
 	return ErrAborted
 }
-
-// ranksText writes a sorted list of ranks: "rank 1", "ranks 0-2, 5".
-func ranksText(ranks []int) string {
-	if len(ranks) == 1 {
-		return fmt.Sprintf("rank %d", ranks[0])
-	}
-	var b strings.Builder
-	b.WriteString("ranks ")
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		switch j - i {
-		case 0:
-			fmt.Fprintf(&b, "%d", ranks[i])
-		case 1:
-			fmt.Fprintf(&b, "%d, %d", ranks[i], ranks[j])
-		default:
-			fmt.Fprintf(&b, "%d-%d", ranks[i], ranks[j])
-		}
-		i = j + 1
-	}
-	return b.String()
-}

@@ -34,21 +34,6 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-func TestRanksText(t *testing.T) {
-	for want, ranks := range map[string][]int{
-		"rank 3":               {3},
-		"ranks 0, 1":           {0, 1},
-		"ranks 0-2":            {0, 1, 2},
-		"ranks 0-2, 5":         {0, 1, 2, 5},
-		"ranks 1, 3, 4, 7-9":   {1, 3, 4, 7, 8, 9},
-		"ranks 0, 2, 10, 1000": {0, 2, 10, 1000},
-	} {
-		if got := ranksText(ranks); got != want {
-			t.Errorf("%v: got %q, want %q", ranks, got, want)
-		}
-	}
-}
-
 // TestDiffer: whatever field of two headers differs, the sentence names it, with and without the text behind the hashes.
 func TestDiffer(t *testing.T) {
 	known := &label{name: "w", shape: []int{3}, algo: "direct"}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -92,7 +93,7 @@ func (g *party) text() string {
 	if len(g.ranks) > 1 {
 		verb = "call"
 	}
-	return fmt.Sprintf("%s %s %s", ranksText(g.ranks), verb, describe(&g.slot.Header, g.label()))
+	return fmt.Sprintf("%s %s %s", ranges.Text("rank", g.ranks), verb, describe(&g.slot.Header, g.label()))
 }
 
 // oddFrame is a frame that does not belong to the current call.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -163,7 +164,7 @@ func (w *waiter) ring() error {
 	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {
 		w.stalled = true
 		w.m.team.cfg.Logger.Warn("collective: a call is stalled", "communicator", w.m.team.cfg.Name, "rank", w.m.rank,
-			"call", w.seq, "operation", w.m.describe(), "waited", waited, "waits_for", ranksText(w.m.missing()))
+			"call", w.seq, "operation", w.m.describe(), "waited", waited, "waits_for", ranges.Text("rank", w.m.missing()))
 	}
 	if !w.probe.IsZero() && !now.Before(w.probe) {
 		if err := w.m.probe(); err != nil {
@@ -179,5 +180,5 @@ func (w *waiter) ring() error {
 // why says what the wait was for: "rank 0 waited 10m0s for ranks 1, 2 in all_reduce …".
 func (w *waiter) why() string {
 	waited := time.Since(w.since).Round(time.Microsecond)
-	return fmt.Sprintf("rank %d waited %v for %s in %s", w.m.rank, waited, ranksText(w.m.missing()), w.m.describe())
+	return fmt.Sprintf("rank %d waited %v for %s in %s", w.m.rank, waited, ranges.Text("rank", w.m.missing()), w.m.describe())
 }

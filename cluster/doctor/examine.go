@@ -13,6 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
 // Config says what is examined. The zero value works.
@@ -123,7 +124,7 @@ func silence(silent []int) error {
 	if len(silent) == 0 {
 		return nil
 	}
-	return fmt.Errorf("doctor: %s did not say what they found", numbers(silent))
+	return fmt.Errorf("doctor: %s did not say what they found", ranges.Text("worker", silent))
 }
 
 // tell gives every worker what all have found, by worker, and says who was silent: it waits no longer than a turn takes.

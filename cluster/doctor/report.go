@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
 // Report is what an examination has found.
@@ -133,7 +135,7 @@ func (r *Report) compare(name string) {
 	slices.SortStableFunc(groups, func(a, b group) int { return len(b.workers) - len(a.workers) })
 	var parts []string
 	for _, g := range groups {
-		parts = append(parts, fmt.Sprintf("%q on %s", g.value, numbers(g.workers)))
+		parts = append(parts, fmt.Sprintf("%q on %s", g.value, ranges.Text("worker", g.workers)))
 	}
 	text := fmt.Sprintf("the %s differs: %s", name, strings.Join(parts, ", "))
 	if alike {
@@ -197,27 +199,6 @@ func (r *Report) clocks() (out []string) {
 func median[T cmp.Ordered](x []T) T {
 	s := slices.Sorted(slices.Values(x))
 	return s[len(s)/2]
-}
-
-// numbers lists workers: "worker 1", "workers 0, 2-5".
-func numbers(list []int) string {
-	if len(list) == 1 {
-		return fmt.Sprintf("worker %d", list[0])
-	}
-	var parts []string
-	for i := 0; i < len(list); {
-		j := i
-		for j+1 < len(list) && list[j+1] == list[j]+1 {
-			j++
-		}
-		if j == i {
-			parts = append(parts, fmt.Sprint(list[i]))
-		} else {
-			parts = append(parts, fmt.Sprintf("%d-%d", list[i], list[j]))
-		}
-		i = j + 1
-	}
-	return "workers " + strings.Join(parts, ", ")
 }
 
 // short rounds a time to what matters of it.

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
 // Print writes the report as text.
@@ -97,7 +99,7 @@ func (v *view) text(told func(*Call) bool) string {
 		text += fmt.Sprintf(", %s %v", ago, short(until.Sub(c.Start)))
 	}
 	if len(c.WaitsFor) > 0 {
-		text += ", for " + ranks(c.WaitsFor)
+		text += ", for " + ranges.Text("rank", c.WaitsFor)
 	}
 	text += queued
 	if c.Err != "" {
@@ -142,42 +144,21 @@ func plural(n uint64, noun string) string {
 
 func calls(r []int) string {
 	if len(r) == 1 {
-		return ranks(r) + " calls"
+		return ranges.Text("rank", r) + " calls"
 	}
-	return ranks(r) + " call"
+	return ranges.Text("rank", r) + " call"
 }
 
 func have(r []int) string {
 	if len(r) == 1 {
-		return ranks(r) + " has"
+		return ranges.Text("rank", r) + " has"
 	}
-	return ranks(r) + " have"
+	return ranges.Text("rank", r) + " have"
 }
 
 func are(r []int) string {
 	if len(r) == 1 {
-		return ranks(r) + " is"
+		return ranges.Text("rank", r) + " is"
 	}
-	return ranks(r) + " are"
-}
-
-// ranks writes a sorted list: "rank 1", "ranks 0-2, 5".
-func ranks(list []int) string {
-	if len(list) == 1 {
-		return fmt.Sprintf("rank %d", list[0])
-	}
-	var parts []string
-	for i := 0; i < len(list); {
-		j := i
-		for j+1 < len(list) && list[j+1] == list[j]+1 {
-			j++
-		}
-		if j == i {
-			parts = append(parts, fmt.Sprint(list[i]))
-		} else {
-			parts = append(parts, fmt.Sprintf("%d-%d", list[i], list[j]))
-		}
-		i = j + 1
-	}
-	return "ranks " + strings.Join(parts, ", ")
+	return ranges.Text("rank", r) + " are"
 }
