@@ -38,14 +38,15 @@ func runBenchWorkers(cmd *cobra.Command, o benchTrainFlags) error {
 	if err != nil {
 		return err
 	}
+	shown := make(readers, 1)
 	agent, err := launch.New(launch.Config{
 		Command: command, Workers: o.workers, ID: newJobID(time.Now(), os.Getpid()), Guard: guard, Affinity: launch.AffinityOn,
-		Stdout: bare{cmd.OutOrStdout()}, Stderr: os.Stderr,
+		Stdout: bare{shown.of(cmd.OutOrStdout())}, Stderr: shown.of(os.Stderr),
 	})
 	if err != nil {
 		return err
 	}
-	defer passOnSignals(agent.Interrupt)()
+	defer passOnSignals(agent.Interrupt, shown)()
 	outcome, err := agent.Run(cmd.Context())
 	if err != nil {
 		return err

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,6 +40,7 @@ type runFlags struct {
 
 	command []string
 	given   func(flag string) bool
+	readers readers
 }
 
 func newRun() *cobra.Command {
@@ -150,7 +149,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	if err != nil {
 		return err
 	}
-	defer passOnSignals(agent.Interrupt)()
+	defer passOnSignals(agent.Interrupt, o.readers)()
 	outcome, err := agent.Run(ctx)
 	if err != nil && outcome.Code == exitOK {
 		return err
@@ -161,40 +160,12 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	return endWith(outcome.Code)
 }
 
-// passOnSignals gives Ctrl-C and SIGTERM to a function, until the one that it returns is called. A terminal that is closed, and outputs that
-// nobody reads any more, count as SIGTERM.
-func passOnSignals(to func(os.Signal)) (stop func()) {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGPIPE)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
-		signal.Notify(signals, syscall.SIGHUP)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		unread := false
-		for sig := range signals {
-			switch {
-			case sig == syscall.SIGPIPE && unread: // of every further line
-			case sig == syscall.SIGPIPE || sig == syscall.SIGHUP:
-				unread = true
-				to(syscall.SIGTERM)
-			default:
-				to(sig)
-			}
-		}
-	}()
-	return func() {
-		signal.Stop(signals)
-		close(signals)
-		<-done
-	}
-}
-
 // config turns the flags into an agent's configuration.
 func (o *runFlags) config() (launch.Config, error) {
+	o.readers = make(readers, 1)
 	cfg := launch.Config{
-		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, Grace: o.grace, Stdout: os.Stdout, Stderr: os.Stderr, Affinity: launch.Affinity(o.affinity),
+		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, Grace: o.grace, Affinity: launch.Affinity(o.affinity),
+		Stdout: o.readers.of(os.Stdout), Stderr: o.readers.of(os.Stderr),
 	}
 	if o.maxRestarts < 0 {
 		return cfg, usagef("--max-restarts %d: want 0 or more", o.maxRestarts)

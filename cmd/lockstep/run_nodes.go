@@ -222,7 +222,7 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 		}
 	}
 	r.Streams = streamsShown[o.tee]
-	defer passOnSignals(r.Interrupt)()
+	defer passOnSignals(r.Interrupt, o.readers)()
 	code, err := r.Run(ctx)
 	if err != nil {
 		return err
@@ -239,7 +239,3 @@ func (o *runFlags) sshCommand() []string {
 	}
 	return []string{"ssh", "-o", "BatchMode=yes"} // nobody is there to be asked for a password
 }
-
-// ignoreSignals has this process take no notice of Ctrl-C and SIGTERM, until the function that it returns is called: its launcher
-// tells it. It does not ignore them in the system's sense, for that the workers would inherit.
-func ignoreSignals() (stop func()) { return passOnSignals(func(os.Signal) {}) }

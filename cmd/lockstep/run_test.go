@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -87,6 +88,21 @@ func TestRunWithoutAReader(t *testing.T) {
 	stdout.Close()
 	if code := exitCode(cmd.Wait()); code != 130 {
 		t.Errorf("exit code %d, want 130", code)
+	}
+}
+
+// TestRunUnreadOrder: an ssh that ends before it has read its order, so that writing it breaks the pipe, is told as what it is. It is not
+// taken for an output that nobody reads.
+func TestRunUnreadOrder(t *testing.T) {
+	ssh := filepath.Join(t.TempDir(), "ssh")
+	if err := os.WriteFile(ssh, []byte("#!/bin/sh\nexec <&-\nsleep 0.3\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	order := strings.Repeat("x", 100<<10) // more than a pipe holds: it is still being written when the pipe breaks
+	cmd := lockstepProcess(t, "run", "-H", "far1", "--rdzv-endpoint", "127.0.0.1:0", "--ssh", ssh, "--", "echo", order)
+	out, err := cmd.CombinedOutput()
+	if code := exitCode(err); code != 1 || !strings.Contains(string(out), "host far1: the agent ended with exit code 1") {
+		t.Errorf("exit code %d, want 1:\n%s", code, out)
 	}
 }
 
