@@ -34,7 +34,8 @@ type Config struct {
 	DataPlaintext bool
 	// RendezvousTimeout is how long Join, and Compare, wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
-	// HeartbeatTimeout is how long a worker, or the store, may give no sign of life. Default 30 seconds; negative: for ever.
+	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may give no sign of life. Default 30
+	// seconds; negative: for ever.
 	HeartbeatTimeout time.Duration
 	// ProgressTimeout is how long a worker's training goroutine may come no further while others wait for it. Zero, the default: as long as
 	// their deadline lets them wait; that it is stuck is logged after HeartbeatTimeout.
@@ -203,6 +204,15 @@ func (c *Config) beat() time.Duration {
 		return beatMost
 	}
 	return min(beatMost, c.HeartbeatTimeout/8)
+}
+
+// keepAlive has a connection between two workers end after as long a silence as the heartbeat's, for the store may still reach both.
+func (c *Config) keepAlive() net.KeepAliveConfig {
+	if c.HeartbeatTimeout < 0 {
+		return net.KeepAliveConfig{Idle: -1, Interval: -1, Count: -1}
+	}
+	third := c.HeartbeatTimeout / 3
+	return net.KeepAliveConfig{Enable: true, Idle: c.HeartbeatTimeout - 2*third, Interval: third, Count: 2}
 }
 
 // oneHost reports whether all workers of a job are known to be on this host.

@@ -252,7 +252,6 @@ type process struct {
 	goOn  io.WriteCloser // its standard input
 	last  string
 	kinds string // of the error that it told
-	link  string // its network interface, if it has one of its own
 }
 
 // start runs a child.

@@ -44,7 +44,7 @@ type Config struct {
 	// HalfOpen bounds the connections that have not greeted yet, or proven themselves; for one more, the oldest is dropped of
 	// the address that has the most. Default 128.
 	HalfOpen int
-	// KeepAlive finds hosts that vanished. Default: after 5 seconds of silence, every 5, given up after the second.
+	// KeepAlive finds hosts that vanished: on Linux, within Idle and Count times Interval also where data is on its way. Default: after 5 seconds of silence, every 5, given up after the second.
 	KeepAlive net.KeepAliveConfig
 	// SocketBuffer sizes the kernel's buffers of a data connection, in bytes. Default 0: the kernel adapts them, which
 	// measured as well as any fixed size.

@@ -26,7 +26,7 @@
 //
 // # When a peer is gone
 //
-// A process that ends, however it ends, is noticed at once by its closed connections. A host that vanishes is noticed by
-// [Config.KeepAlive]: by default after 15 seconds of silence. A process that is stopped is not gone; what waits for it
+// A process that ends, however it ends, is noticed at once by its closed connections. A host that vanishes is noticed on the
+// control connection, by [Config.KeepAlive]: by default after 15 seconds of silence. A process that is stopped is not gone; what waits for it
 // ends at the caller's deadline.
 package tcp

@@ -248,7 +248,7 @@ func (e *endpoint) attach(a *arrival, rank int, answer func() error) error {
 		t.SetReadBuffer(e.group.world.node.cfg.SocketBuffer)
 		t.SetWriteBuffer(e.group.world.node.cfg.SocketBuffer)
 	}
-	limitSilence(a.raw, e.group.world.node.cfg.KeepAlive)
+	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
 	p.streams[a.stream] = newStream(newWire(a.raw, a.shim), a.stream, a.raw.RemoteAddr(), e.unpark)
 	for _, s := range p.streams {
 		if s == nil {
