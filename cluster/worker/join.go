@@ -102,6 +102,7 @@ func (w *Worker) link(ctx context.Context) error {
 		}
 		if g != nil {
 			w.take(g)
+			w.links = w.linksBy(g)
 			return nil
 		}
 	}
@@ -109,6 +110,7 @@ func (w *Worker) link(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.links = w.linksOf(ends[0])
 	return w.open(ends)
 }
 

@@ -21,6 +21,7 @@ type Worker struct {
 	card    rendezvous.Card
 	cards   []rendezvous.Card // of all, by worker
 	members []Member          // by worker
+	links   string            // what joins this one with the others
 	current current
 	group   *group
 	doing   doing

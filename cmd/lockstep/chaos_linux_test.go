@@ -97,22 +97,7 @@ func chaosUndisturbed(t *testing.T) string {
 	if out, err := lockstepProcess(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas", fmt.Sprint(chaosWorkers), "--summary", file)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	return chaosHash(t, file)
-}
-
-func chaosHash(t *testing.T, file string) string {
-	t.Helper()
-	var s struct {
-		WeightsHash string `json:"weights_hash"`
-	}
-	text, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(text, &s)
-	}
-	if err != nil || s.WeightsHash == "" {
-		t.Errorf("no hash in %s: %v, %s", file, err, text)
-	}
-	return s.WeightsHash
+	return summaryHash(t, file)
 }
 
 // chaosRun is one job, and the hosts that it runs on.
@@ -328,7 +313,7 @@ const failedLine = "lockstep run: the job failed, first of all worker "
 // check looks at what the job has come to, and at what is left of it.
 func (r *chaosRun) check(want string) {
 	t := r.t
-	if got := chaosHash(t, filepath.Join(r.dir, "summary.json")); got != want {
+	if got := summaryHash(t, filepath.Join(r.dir, "summary.json")); got != want {
 		t.Errorf("weights hash %s, want %s", got, want)
 	}
 	out := r.outputs[0].String()

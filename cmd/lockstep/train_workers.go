@@ -58,6 +58,9 @@ func (r *trainRun) announceWorkers(t *table) {
 		t.row(name, "%v", &m)
 		name = ""
 	}
+	if links := r.worker.Links(); links != "" {
+		t.row("joined by", "%s", links)
+	}
 	if p := r.worker.Group().Local()[0].Properties(); !p.Canonical {
 		t.row("reduced by", "%s, in an order of its own: other bits than the program's own collectives give", p.Transport)
 	}

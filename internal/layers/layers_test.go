@@ -30,7 +30,7 @@ var mayImport = []struct {
 	{"collective/...", []string{"tensor", "internal/kernel", "internal/ranges", "transport/...", "collective/..."}},
 	{"simulate", []string{"tensor", "collective/plan", "collective/chooser"}},
 	{"cluster/doctor", []string{"cluster/rendezvous", "cluster/worker", "collective", "tensor", "internal/ranges"}},
-	{"cluster/worker", []string{"cluster/...", "collective/...", "transport/...", "tensor", "internal/stacks"}},
+	{"cluster/worker", []string{"cluster/...", "collective/...", "transport/...", "tensor", "internal/ranges", "internal/stacks"}},
 	{"cluster/...", []string{"cluster/..."}},
 	{"internal/ledger", []string{"tensor", "collective", "internal/stacks"}},
 	{"engine", []string{"tensor"}},

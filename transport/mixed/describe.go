@@ -1,31 +1,18 @@
 package mixed
 
-import (
-	"fmt"
-	"strings"
+import "github.com/lockstep-ml/lockstep/transport"
 
-	"github.com/lockstep-ml/lockstep/transport"
-)
-
-// Describe says for an end of any transport how its rank reaches every other one, a line each: "rank 0 and rank 1: memory, by
-// shm".
-func Describe(e transport.Endpoint) string {
-	var b strings.Builder
-	for peer := range e.Size() {
-		if peer != e.Rank() {
-			fmt.Fprintf(&b, "rank %d and rank %d: %v, by %s\n", e.Rank(), peer, e.Reach(peer), by(e, peer))
-		}
-	}
-	return b.String()
-}
-
-// by returns the name of the transport between an end and a peer.
-func by(e transport.Endpoint, peer int) string {
+// By returns what joins the rank of an end, of any transport, to a peer: "mem", "shm", "unix", "tcp", or "tcp+tls" where it is encrypted.
+func By(e transport.Endpoint, peer int) string {
 	if m, ok := e.(*end); ok {
 		if m.shares(peer) {
 			return m.near.Transport()
 		}
-		return m.allEnd.Transport()
+		e = m.allEnd
 	}
-	return e.Transport()
+	name := e.Transport()
+	if c, ok := e.(transport.Encrypter); ok && c.Encrypts(peer) {
+		name += "+tls"
+	}
+	return name
 }

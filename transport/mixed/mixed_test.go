@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -94,13 +95,12 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func TestDescribe(t *testing.T) {
+func TestBy(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			ends := m.open(t, 5)
-			text := mixed.Describe(ends[0])
-			if want := "rank 0 and rank 3: " + m.reach + "\n"; !strings.Contains(text, want) || strings.Count(text, "\n") != 4 {
-				t.Errorf("got\n%s, want four lines with %s", text, want)
+			if got := fmt.Sprintf("%v, by %s", ends[0].Reach(3), mixed.By(ends[0], 3)); got != m.reach {
+				t.Errorf("rank 3 is reached as %s, want %s", got, m.reach)
 			}
 			if got := ends[0].Transport(); got != m.where {
 				t.Errorf("Transport is %q, want %q", got, m.where)

@@ -1,0 +1,14 @@
+//go:build unix && !linux
+
+package main
+
+import "testing"
+
+const hostsAddress = ""
+
+// twoHosts cannot be made here.
+type twoHosts struct{}
+
+func (*twoHosts) at(int) []string { return nil }
+
+func openHosts(*testing.T) (*twoHosts, string) { return nil, "network namespaces are Linux'" }

@@ -1,0 +1,168 @@
+//go:build unix
+
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+var matrixEngine = flag.String("engine", "go", "engine of TestMatrix; another one has one row only")
+
+// placement is how the replicas of a job lie on its processes.
+type placement struct {
+	name      string
+	replicas  int
+	processes int
+	own       string // of one process, as its shell counts it
+}
+
+// matrixRows are the placements of so many replicas: processes x replicas.
+var matrixRows = []placement{
+	{"1x4", 4, 1, "4"},
+	{"2x2", 4, 2, "2"},
+	{"4x1", 4, 4, "1"},
+	{"1x5", 5, 1, "5"},
+	{"2+3", 5, 2, "$((2 + LOCKSTEP_WORKER))"},
+	{"5x1", 5, 5, "1"},
+	{"1x6", 6, 1, "6"},
+	{"2x3", 6, 2, "3"},
+	{"3x2", 6, 3, "2"},
+	{"6x1", 6, 6, "1"},
+}
+
+// way is what joins the processes of a job.
+type way struct {
+	name     string
+	hosts    int
+	secret   bool
+	run      []string // flags of lockstep run
+	train    []string // of lockstep train
+	links    string   // what the chief must say of its links
+	notLinks string   // and what it must not
+}
+
+var matrixWays = []way{
+	{name: "shared memory", hosts: 1, links: "shm with worker", notLinks: "tcp"},
+	{name: "TCP", hosts: 1, train: []string{"--no-shared-memory", "--packs", "2"}, links: "tcp with worker", notLinks: "shm"},
+	{name: "two hosts, TLS", hosts: 2, secret: true, links: "tcp+tls with worker"},
+	{name: "two hosts, plain", hosts: 2, run: []string{"--data-plaintext"}, train: []string{"--data-plaintext"}, links: "tcp with worker", notLinks: "tls"},
+}
+
+// TestMatrix: so many replicas train to the same bits in one process and in any number, whatever joins these. It prints the hashes.
+func TestMatrix(t *testing.T) {
+	rows, ways := matrixRows, matrixWays
+	switch {
+	case *matrixEngine != "go":
+		rows, ways = rows[:3], ways[:1]
+	case testing.Short():
+		rows, ways = []placement{rows[0], rows[1], rows[3], rows[4]}, ways[:2]
+		t.Log("-short: two spreads on one host only, for each other one takes as long again")
+	}
+	var hosts *twoHosts
+	if len(ways) > 2 {
+		var why string
+		if hosts, why = openHosts(t); hosts == nil {
+			t.Logf("two hosts are left out: %s", why)
+			ways = ways[:2]
+		}
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "\n%-14s%-18s", "placement", "one process")
+	for _, w := range ways {
+		fmt.Fprintf(&table, "%-18s", w.name)
+	}
+	want := map[int]string{}
+	for _, p := range rows {
+		fmt.Fprintf(&table, "\n%-14s", p.name)
+		if p.processes == 1 {
+			s, _ := trainOnce(t, append([]string{"--replicas", p.own, "--engine", *matrixEngine}, small...)...)
+			want[p.replicas] = s["weights_hash"].(string)
+			fmt.Fprintf(&table, "%.14s", want[p.replicas])
+			continue
+		}
+		fmt.Fprintf(&table, "%-18s", "")
+		for _, w := range ways {
+			hash := "failed"
+			t.Run(p.name+"/"+w.name, func(t *testing.T) { hash = placed(t, hosts, p, w, want[p.replicas]) })
+			fmt.Fprintf(&table, "%-18.14s", hash)
+		}
+	}
+	t.Log(table.String())
+}
+
+var joinedBy = regexp.MustCompile(`joined by +(.*)`)
+
+// placed trains with a placement, by lockstep run, and returns the weights' hash.
+func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) string {
+	t.Helper()
+	dir := t.TempDir()
+	all := make([]*workerProcess, w.hosts)
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "LOCKSTEP_SECRET") })
+	env = append(env, asCommand+"=1", "GOMAXPROCS=1")
+	if w.secret {
+		env = append(env, "LOCKSTEP_SECRET="+secret.New().Text())
+	}
+	for host := range all {
+		args := placedCommand(t, p, w, host, filepath.Join(dir, "summary.json"))
+		if w.hosts > 1 {
+			args = append(hosts.at(host), args...)
+		}
+		o := &workerProcess{cmd: exec.CommandContext(t.Context(), args[0], args[1:]...)}
+		o.cmd.Env, o.cmd.Stdout, o.cmd.Stderr = env, &o.stdout, &o.stderr
+		o.cmd.Cancel = func() error { return o.cmd.Process.Signal(syscall.SIGTERM) } // ends the workers too
+		o.cmd.WaitDelay = 20 * time.Second
+		if err := o.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all[host] = o
+	}
+	said := ""
+	for _, o := range all {
+		o.code = exitCode(o.cmd.Wait())
+		said += o.String() + "\n"
+		if o.code != 0 {
+			t.Errorf("exit code %d", o.code)
+		}
+	}
+	if n := strings.Count(said, "weights hash "+want) + strings.Count(said, "weights hash   "+want); n != p.processes {
+		t.Errorf("%d of %d workers have the weights hash %s", n, p.processes, want)
+	}
+	links := joinedBy.FindStringSubmatch(said)
+	if links == nil || !strings.Contains(links[1], w.links) || w.notLinks != "" && strings.Contains(links[1], w.notLinks) {
+		t.Errorf("the chief is joined by %q, want %q, and not %q", links, w.links, w.notLinks)
+	}
+	if t.Failed() {
+		t.Log(said)
+		return "failed"
+	}
+	return summaryHash(t, filepath.Join(dir, "summary.json"))
+}
+
+// placedCommand is lockstep run on one host.
+func placedCommand(t *testing.T, p placement, w way, host int, summary string) []string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := (p.processes + w.hosts - 1 - host) / w.hosts
+	args := append([]string{exe, "run", "--nproc-per-node", fmt.Sprint(here)}, w.run...)
+	if w.hosts > 1 {
+		args = append(args, "--nnodes", fmt.Sprint(w.hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint", hostsAddress+":29400")
+	}
+	args = append(args, "--", "sh", "-c", `exec "$0" "$@" --replicas `+p.own, exe, "train", "--strategy", "multi-worker",
+		"--engine", *matrixEngine, "--progress", "none", "--rdzv-timeout", "1m", "--summary", summary)
+	return append(append(args, small...), w.train...)
+}
