@@ -2,12 +2,15 @@ package distribute
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	clusterworker "github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -104,7 +107,11 @@ func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
 	if err != nil || s.workersInSync == 1 {
 		return s, err
 	}
-	if err := s.meetWorkers(op); err != nil {
+	err = s.compareOptions(op)
+	if err == nil {
+		err = s.meetWorkers(op)
+	}
+	if err != nil {
 		s.giveUp(err)
 		s.group.owner = nil // it stays the caller's
 		_ = s.Close()
@@ -255,6 +262,34 @@ func (s *Strategy) give(op string, g collective.Group) error {
 		if c.Rank() != s.first+i {
 			return errorf(op, ErrInvalid, "the group's communicators here are ranks %d and, at %d, %d: want a worker's ranks to follow each other", s.first, i, c.Rank())
 		}
+	}
+	return nil
+}
+
+// compareOptions holds what all workers must want alike against the others, if there is a store for it. How long one waits is its own affair.
+func (s *Strategy) compareOptions(op string) error {
+	if s.member == nil {
+		return nil // the first reduction finds it
+	}
+	o, order, accumulate := s.options, "Canonical", "AccumulateDType" // the defaults
+	if o.Order == collective.Any {
+		order = "Any"
+	}
+	if o.Accumulate == collective.AccumulateFloat32 {
+		accumulate = "AccumulateFloat32"
+	}
+	err := s.member.Compare(context.Background(), "options of the strategy", []rendezvous.Fact{
+		{Name: "BytesPerPack", Value: fmt.Sprint(o.BytesPerPack)},
+		{Name: "Implementation", Value: fmt.Sprint(o.Implementation)},
+		{Name: "Order", Value: order},
+		{Name: "Sparse", Value: fmt.Sprint(o.Sparse)},
+		{Name: "Accumulate", Value: accumulate},
+	})
+	if errors.Is(err, clusterworker.ErrDiffer) {
+		return errorf(op, ErrMismatch, "%w", err)
+	}
+	if err != nil {
+		return errorf(op, nil, "%w", err)
 	}
 	return nil
 }

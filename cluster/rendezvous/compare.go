@@ -107,6 +107,28 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 	return nil
 }
 
+// Differ is [Compare] for facts of all workers that are known already: of those on the cards, in the same order. It returns a
+// *[DifferError], or nil.
+func Differ(what string, cards []Card, of [][]Fact) error {
+	given := make([]facts, len(cards))
+	for i := range given {
+		given[i] = facts{cards[i].Host, cards[i].PID, of[i]}
+	}
+	found := differences(given)
+	if len(found) == 0 {
+		return nil
+	}
+	for i := range found {
+		for j := range found[i].Values {
+			v := &found[i].Values[j]
+			for k, at := range v.Workers {
+				v.Workers[k], v.Who[k] = cards[at].Worker, cards[at].String()
+			}
+		}
+	}
+	return &DifferError{what, found}
+}
+
 // differences returns the facts that are not the same for all, in the order in which they were given.
 func differences(given []facts) []Difference {
 	var names []string

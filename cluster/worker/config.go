@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -47,8 +46,10 @@ type Config struct {
 	NoSharedMemory bool
 	Apart          string
 	// Build says which program this is; that of all workers must be equal. Default: the program's path, version and revision, as far as
-	// the build has noted them.
+	// the build has noted them, and, among workers of one platform, a hash of the executable.
 	Build string
+	// MixedBuilds allows the workers to run different programs, which is a warning then. It takes effect if all of them say so.
+	MixedBuilds bool
 	// Collective sets up the communicator. Its Epoch and Describe are the worker's.
 	Collective collective.Config
 	// Opener opens the communicator of the workers' replicas. Default: the library's own transports and collectives. All workers must have
@@ -93,9 +94,6 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Collective.Logger == nil {
 		c.Collective.Logger = c.Logger
-	}
-	if c.Build == "" {
-		c.Build = program()
 	}
 	if c.Collective.Name == "" {
 		c.Collective.Name = "world"
@@ -146,27 +144,6 @@ func (c Config) filled() (Config, error) {
 	}
 	c.Secret = s
 	return c, nil
-}
-
-// program returns what the build has noted of this program: "example.com/digits v1.2.0, revision 1a2b3c, modified".
-func program() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	text := info.Path
-	if v := info.Main.Version; v != "" {
-		text += " " + v
-	}
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			text += ", revision " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			text += ", modified"
-		}
-	}
-	return text
 }
 
 // More replicas of one worker, or more workers, are a mistake.

@@ -5,6 +5,7 @@ package worker_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -220,6 +221,8 @@ func TestMisfits(t *testing.T) {
 			}
 		}},
 		{name: "another program", change: func(i int, c *child) { c.Build = []string{"v1", "v1", "v2"}[i] }},
+		{name: "another executable"},
+		{name: "other options of a strategy", change: func(i int, c *child) { c.Strategy, c.BytesPerPack = true, []int{0, 1024, 0}[i] }},
 		{name: "another batch size", change: func(i int, c *child) {
 			c.Facts = []rendezvous.Fact{{Name: "model", Value: "mlp"}, {Name: "global batch", Value: []string{"64", "32", "64"}[i]}}
 		}},
@@ -237,7 +240,11 @@ func TestMisfits(t *testing.T) {
 				if test.change != nil {
 					test.change(i, &c)
 				}
-				all = append(all, start(t, c))
+				all = append(all, startBy(t, c, func(cmd *exec.Cmd) {
+					if test.name == "another executable" && i == 1 {
+						cmd.Path = changedCopy(t, cmd.Path)
+					}
+				}))
 			}
 			for _, p := range all {
 				text := p.says(t, "error")
@@ -245,6 +252,20 @@ func TestMisfits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// changedCopy makes a copy of an executable with a byte more, which is another program that does the same.
+func changedCopy(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), filepath.Base(path))
+	if err := os.WriteFile(other, append(text, 0), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return other
 }
 
 // A worker with another secret, or none, does not get in, and all say so.

@@ -231,6 +231,10 @@ func (w *Worker) outward(ctx context.Context, address string) string {
 type about struct {
 	HostID string `json:"host_id"`          // equal on one host; "": not known
 	Opener string `json:"opener,omitempty"` // who joins the replicas; "": the library itself
+
+	Platform    string `json:"platform"`
+	Executable  string `json:"executable,omitempty"` // "": Config.Build says all
+	MixedBuilds bool   `json:"mixed_builds,omitempty"`
 }
 
 // meet waits for the other workers and learns who they are.
@@ -239,6 +243,7 @@ func (w *Worker) meet(ctx context.Context) error {
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}
+	w.sayProgram(&me)
 	data, err := json.Marshal(me)
 	if err != nil {
 		return err
@@ -256,15 +261,13 @@ func (w *Worker) meet(ctx context.Context) error {
 		switch {
 		case c.Replicas < 1 || c.Replicas > replicasMax:
 			return fmt.Errorf("%v says that it has %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
-		case c.Build != w.cards[0].Build:
-			return fmt.Errorf("%w: %v runs %s, and %v runs %s", ErrDiffer, &w.cards[0], w.cards[0].Build, c, c.Build)
 		case openerOf(c) != openerOf(&w.cards[0]):
 			return fmt.Errorf("%w: the replicas of %v are joined by %s, and those of %v by %s: want one implementation on all", ErrDiffer, &w.cards[0], openerOf(&w.cards[0]), c, openerOf(c))
 		}
 		w.members = append(w.members, Member{Worker: i, Host: c.Host, PID: c.PID, First: first, Replicas: c.Replicas})
 		first += c.Replicas
 	}
-	return nil
+	return w.checkPrograms()
 }
 
 func hostName() string {

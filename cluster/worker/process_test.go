@@ -62,6 +62,7 @@ type child struct {
 	At                        int    // step at which it does something
 	Do                        string // what
 	Facts                     []rendezvous.Fact
+	BytesPerPack              int    // of the strategy
 	TCP                       bool   // no shared memory
 	Records                   string // LOCKSTEP_RECORDS
 	Temporary                 bool   // the store is removed
@@ -162,7 +163,7 @@ func (c *child) run(ctx context.Context, w *worker.Worker) (result string, err e
 		devices[i] = fmt.Sprintf("CPU:%d", i)
 	}
 	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
-		Worker: w, Devices: devices, LogicalCPUs: c.Replicas, Options: distribute.Options{Timeout: c.Timeout},
+		Worker: w, Devices: devices, LogicalCPUs: c.Replicas, Options: distribute.Options{Timeout: c.Timeout, BytesPerPack: c.BytesPerPack},
 	})
 	if err != nil {
 		return "", err

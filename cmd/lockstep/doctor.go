@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"io"
 	"os"
@@ -120,7 +118,7 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 	defer in.close()
 	report, err := doctor.Examine(in, doctor.Config{
 		Bytes: int(o.bytes), Time: o.time, Timeout: o.timeout, Facts: facts(),
-		Join: worker.Config{Job: job, RendezvousTimeout: o.wait, DataPlaintext: o.plaintext, Logger: logger},
+		Join: worker.Config{Job: job, RendezvousTimeout: o.wait, DataPlaintext: o.plaintext, MixedBuilds: true, Logger: logger},
 	})
 	switch {
 	case in.asked.Load():
@@ -160,27 +158,18 @@ func facts() []doctor.Fact {
 		{Name: "platform", Value: runtime.GOOS + "/" + runtime.GOARCH, Alike: true},
 		{Name: "instruction set", Value: kernel.Level(), Alike: true},
 		{Name: "simd", Value: simd, Alike: true},
-		{Name: "build", Value: buildHash()},
+		{Name: "build", Value: buildHash(), Alike: true},
 		{Name: "processors", Value: strconv.Itoa(runtime.GOMAXPROCS(0))},
 	}
 }
 
 // buildHash tells this executable from others.
 func buildHash() string {
-	path, err := os.Executable()
+	hash, err := worker.Executable()
 	if err != nil {
 		return "unknown"
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "unknown"
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "unknown"
-	}
-	return hex.EncodeToString(h.Sum(nil))[:12]
+	return hash
 }
 
 // start runs this command again as the workers of a job of this machine.

@@ -100,6 +100,7 @@ func (r *trainRun) compareOptions() error {
 		{"learning-rate", o.learningRate},
 		{"schedule", o.schedule},
 		{"seed", o.seed},
+		{"implementation", o.workers.implementation},
 	} {
 		facts = append(facts, rendezvous.Fact{Name: "--" + f.flag, Value: fmt.Sprint(f.value)})
 	}

@@ -29,6 +29,7 @@ type workerFlags struct {
 	listen, ports     string
 	noSharedMemory    bool
 	anyEngine         bool
+	mixedBuilds       bool
 	implementation    string
 
 	set *pflag.FlagSet
@@ -51,6 +52,7 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP also between workers of one host")
 	w.BoolVar(&o.anyEngine, "mixed-engines", false, "go on, with a warning, when workers have other builds of the engine or other processors")
+	w.BoolVar(&o.mixedBuilds, "mixed-builds", false, "go on, with a warning, when workers run other executables: to be given to all")
 	w.StringVar(&o.implementation, "implementation", "auto", "who reduces: auto or ring (the program's own collectives), nccl, mpi (under mpirun)")
 	w.Lookup("worker").DefValue = "0" // so that help does not say -1
 	f.AddFlagSet(w)
@@ -114,11 +116,11 @@ func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 		Job: job, Replicas: replicas, Secret: key,
 		RendezvousTimeout: o.rdzvTimeout, HeartbeatTimeout: o.heartbeatTimeout,
 		DataPlaintext: o.plaintext, Listen: listen, Ports: o.ports, NoSharedMemory: o.noSharedMemory,
-		Build:      version(),
-		Collective: collective.Config{Timeout: o.collectiveTimeout},
-		Opener:     o.reducer().Opener(),
-		OnProgress: onProgress,
-		Logger:     slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // who is believed has been said
+		MixedBuilds: o.mixedBuilds,
+		Collective:  collective.Config{Timeout: o.collectiveTimeout},
+		Opener:      o.reducer().Opener(),
+		OnProgress:  onProgress,
+		Logger:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // who is believed has been said
 	})
 }
 

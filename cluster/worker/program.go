@@ -1,0 +1,117 @@
+package worker
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// What the program of a worker is: what its build has noted, and its executable. The notes of two builds that were made without a version
+// control system are the same, whatever code they are of; so the executables decide, where there can be equal ones.
+
+// program returns what the build has noted of this program: "example.com/digits v1.2.0, revision 1a2b3c, modified".
+func program() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	text := info.Path
+	if v := info.Main.Version; v != "" {
+		text += " " + v
+	}
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += ", revision " + s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += ", modified"
+		}
+	}
+	return text
+}
+
+// Executable returns the first bits of the SHA-256 of this process' executable, in hexadecimal.
+func Executable() (string, error) {
+	path, err := os.Executable()
+	if runtime.GOOS == "linux" {
+		path, err = "/proc/self/exe", nil // also if another file has taken its place since
+	}
+	if err != nil {
+		return "", fmt.Errorf("worker: which executable this is: %w", err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("worker: this executable: %w", err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("worker: this executable: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+}
+
+// platform is what executables are for.
+const platform = runtime.GOOS + "/" + runtime.GOARCH
+
+// sayProgram completes what a worker's card says of its program.
+func (w *Worker) sayProgram(a *about) {
+	a.Platform, a.MixedBuilds = platform, w.cfg.MixedBuilds
+	if w.cfg.Build != "" {
+		return // that is what counts
+	}
+	w.cfg.Build = program()
+	var err error
+	if a.Executable, err = Executable(); err != nil {
+		w.cfg.Logger.Warn("worker: the others cannot hold this program against theirs", "error", err)
+		a.Executable = "not readable"
+	}
+}
+
+// checkPrograms holds the programs of all workers against each other. All come to the same.
+func (w *Worker) checkPrograms() error {
+	abouts := make([]about, len(w.cards))
+	platforms := map[string][]rendezvous.Card{}
+	of := map[string][][]rendezvous.Fact{}
+	all := make([][]rendezvous.Fact, len(w.cards))
+	mixed := true
+	for i := range w.cards {
+		a, c := &abouts[i], w.cards[i]
+		if err := json.Unmarshal(c.Data, a); err != nil {
+			return fmt.Errorf("%v gave no card of this version: %w", &c, err)
+		}
+		mixed = mixed && a.MixedBuilds
+		all[i] = []rendezvous.Fact{{Name: "program", Value: c.Build}}
+		platforms[a.Platform] = append(platforms[a.Platform], c)
+		of[a.Platform] = append(of[a.Platform], append(all[i][:1:1], rendezvous.Fact{Name: "executable", Value: a.Executable}))
+	}
+	err := rendezvous.Differ("build", w.cards, all)
+	for _, name := range slices.Sorted(maps.Keys(platforms)) {
+		if err == nil {
+			err = rendezvous.Differ("build for "+name, platforms[name], of[name])
+		}
+	}
+	switch {
+	case err != nil && mixed:
+		w.cfg.Logger.Warn("worker: the workers' programs differ, as was allowed", "how", err)
+	case err != nil:
+		return &differs{fmt.Errorf("%w. Start the same executable on all of them or, if it is meant to be so, allow it on all with --mixed-builds (MixedBuilds)", err)}
+	case len(platforms) > 1:
+		i := 0
+		for abouts[i].Platform == abouts[0].Platform {
+			i++
+		}
+		w.cfg.Logger.Warn("worker: programs for several platforms cannot be held against each other by their executables; what their builds have noted is equal",
+			"program", w.cards[0].Build, abouts[0].Platform, w.cards[0].String(), abouts[i].Platform, w.cards[i].String())
+	}
+	return nil
+}
