@@ -51,6 +51,7 @@ type diary struct {
 	calls []kept // the one of turn t at t modulo keptCalls; nil: there was none yet
 	used  uint64 // turn of the last one, and 1
 
+	come  uint64 // collectives that were noted
 	waits uint64 // turn of the call that waits, and 1
 	of    []int  // the ranks that it waits for
 }
@@ -100,6 +101,13 @@ func (m *member) blocks(now time.Time) {
 		d.waits = d.used
 		d.of = m.missingIn(d.of[:0])
 	}
+	m.textMu.Unlock()
+}
+
+// wakes remembers that the current call waits no longer. One that fails goes on waiting until it is over.
+func (m *member) wakes() {
+	m.textMu.Lock()
+	m.diary.waits = 0
 	m.textMu.Unlock()
 }
 

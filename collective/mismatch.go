@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/ranges"
@@ -167,7 +166,7 @@ func (x *executor) oddity() error {
 	theirs := x.labelOf(peer, &h)
 	if theirs == nil && x.asked {
 		// A peer that does not answer may have failed: then it says why, and knows more.
-		if told := x.hear(100 * time.Millisecond); told != nil {
+		if told := m.hear(100 * time.Millisecond); told != nil {
 			return x.diagnose(told)
 		}
 	}
@@ -175,12 +174,12 @@ func (x *executor) oddity() error {
 }
 
 // hear waits until a peer has told that it failed, and why, or returns nil.
-func (x *executor) hear(patience time.Duration) error {
+func (m *member) hear(patience time.Duration) error {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
 		select {
-		case down := <-x.m.end.Down():
+		case down := <-m.end.Down():
 			if !errors.Is(down.Err, transport.ErrClosed) {
 				return keep(down)
 			}
@@ -196,8 +195,8 @@ func (x *executor) ask(peer int, seq uint64) (*text, bool) {
 	if !ok {
 		return nil, false
 	}
-	t, ok := decodeAnswer(asker.Ask(peer, seq))
-	return &t, ok
+	s, ok := decodeAnswer(asker.Ask(peer, seq))
+	return &s.text, ok && s.text.header.Op != 0
 }
 
 // mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known.
@@ -245,20 +244,6 @@ func plain(h transport.Header) transport.Header {
 	return h
 }
 
-// answer gives a peer the text behind this rank's collective seq, or behind its latest call.
-func (x *executor) answer(seq uint64) []byte {
-	x.textMu.Lock()
-	defer x.textMu.Unlock()
-	if x.current == nil {
-		return nil
-	}
-	t := x.current
-	if other := &x.texts[seq&1]; other.header.Op != 0 && other.header.Seq == seq {
-		t = other
-	}
-	return encodeAnswer(t)
-}
-
 // describe writes this rank's current call.
 func (m *member) describe() string { return describe(&m.header, &m.current.label) }
 
@@ -273,12 +258,9 @@ func (m *member) probe() error {
 	if m.wait.call.pairwise() {
 		seq = latestCall
 	}
-	theirs, ok := decodeAnswer(asker.Ask(peer, seq))
-	m.wait.silent = slices.DeleteFunc(m.wait.silent, func(r int) bool { return r == peer })
-	if !ok {
-		m.wait.silent = append(m.wait.silent, peer)
-	}
-	if !ok || theirs.header.Comm != m.header.Comm || theirs.header.Epoch != m.header.Epoch {
+	stance, ok := decodeAnswer(asker.Ask(peer, seq))
+	theirs := &stance.text
+	if !ok || theirs.header.Op == 0 || theirs.header.Comm != m.header.Comm || theirs.header.Epoch != m.header.Epoch {
 		return nil
 	}
 	own := plain(m.header)
@@ -298,18 +280,6 @@ func (m *member) probe() error {
 // latestCall asks for the latest, whatever its number.
 const latestCall = ^uint64(0)
 
-// askUnlessSilent is Ask of a rank that has left no question of this call unanswered: its silence must not cost more time than
-// it did.
-func (m *member) askUnlessSilent(asker transport.Asker, rank int, seq uint64) (t text, ok bool) {
-	if slices.Contains(m.wait.silent, rank) {
-		return t, false
-	}
-	if t, ok = decodeAnswer(asker.Ask(rank, seq)); !ok {
-		m.wait.silent = append(m.wait.silent, rank)
-	}
-	return t, ok
-}
-
 // elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows calls of all ranks only.
 func (m *member) elsewhere() int {
 	for _, r := range m.missing() {
@@ -323,79 +293,4 @@ func (m *member) elsewhere() int {
 // sees reports whether this rank can look up what another does.
 func (m *member) sees(rank int) bool {
 	return m.site.in(rank) && (m.site.near || !m.wait.call.pairwise())
-}
-
-// lastCalls says what the ranks did last that this one waits for, or that those wait for: of a rank that is in the same call it
-// goes on to the others that have not come, and always to those that do not answer, which may be what holds up the rest. It begins
-// with a comma.
-func (m *member) lastCalls() string {
-	var late, silent strings.Builder
-	told := 0
-	asked := m.missing()
-	waits := len(asked)
-	for r := range m.team.size {
-		if !slices.Contains(asked, r) && r != m.rank {
-			asked = append(asked, r)
-		}
-	}
-	before := len(m.wait.silent)
-	until := time.Now().Add(lastCallsWait)
-	for i, r := range asked {
-		if told == lastCallsMax || time.Now().After(until) {
-			break
-		}
-		began := time.Now()
-		text, known := m.lastCall(r)
-		gone := !known && time.Since(began) < silence && !slices.Contains(m.wait.silent[:before], r)
-		switch {
-		case text == "" || i >= waits && (gone || known && late.Len() > 0): // one that is gone has said why
-		case known:
-			told++
-			fmt.Fprintf(&late, ", rank %d %s", r, text)
-		default:
-			told++
-			fmt.Fprintf(&silent, ", rank %d %s", r, text)
-		}
-	}
-	return late.String() + silent.String()
-}
-
-// Bounds of how many ranks the last calls are told, and how long they are asked for.
-const (
-	lastCallsMax  = 4
-	lastCallsWait = 500 * time.Millisecond // and the last question
-	silence       = 50 * time.Millisecond  // a question that ends sooner without an answer was none: the rank is known to be gone
-)
-
-// lastCall says what a rank did last, or nothing if it has come to the current call; known is false if that is a guess.
-func (m *member) lastCall(rank int) (text string, known bool) {
-	if asker, ok := m.end.(transport.Asker); ok && !m.sees(rank) {
-		seq := m.header.Seq
-		if m.wait.call.pairwise() {
-			seq = latestCall
-		}
-		if t, ok := m.askUnlessSilent(asker, rank, seq); ok {
-			if t.header == plain(m.header) {
-				return "", true
-			}
-			return fmt.Sprintf("came last to call %d, %s", t.header.Seq, describe(&t.header, &t.label)), true
-		}
-	} else if m.site.marker != nil && m.site.in(rank) && !m.wait.call.pairwise() {
-		if !slices.Contains(m.site.marker.Behind(0, nil), rank) {
-			if asker, ok := m.end.(transport.Asker); ok && !m.site.near {
-				if _, ok := m.askUnlessSilent(asker, rank, m.header.Seq); !ok {
-					return "is in this call, and does not answer", false
-				}
-			}
-			return "", true
-		}
-		before := &m.texts[(m.header.Seq+1)&1]
-		if before.header.Op != 0 && before.header.Seq+1 == m.header.Seq {
-			return fmt.Sprintf("came last to call %d, %s", before.header.Seq, describe(&before.header, &before.label)), true
-		}
-	}
-	if heard := m.heard[rank]; heard > 0 {
-		return fmt.Sprintf("was heard of last in call %d, and does not answer", heard-1), false
-	}
-	return "was never heard of", false
 }

@@ -287,6 +287,8 @@ func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned
 	t := &x.texts[seq&1]
 	if call.pairwise() {
 		t = &x.texts[2]
+	} else {
+		x.diary.come = seq + 1
 	}
 	x.current = t
 	if t.says(call, o, p) {

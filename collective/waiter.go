@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -31,10 +30,9 @@ type waiter struct {
 	stalled bool      // the call's stall was logged
 	probe   time.Time // when the peers are asked next; zero: never
 	pause   time.Duration
-	silent  []int // ranks that did not answer
-	mark    int   // that the wait is for, or -1
-	of      int   // the rank whose mark it is, or -1 for all of the domain
-	to      int   // of the exchange that waits, or -1
+	mark    int // that the wait is for, or -1
+	of      int // the rank whose mark it is, or -1 for all of the domain
+	to      int // of the exchange that waits, or -1
 	from    int
 	frames  int // that from has yet to send
 
@@ -52,7 +50,7 @@ func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 // begin prepares for a call.
 func (w *waiter) begin(ctx context.Context, call *Call, t ticket, user bool) {
 	w.ctx, w.call, w.ticket, w.user = ctx, call, t, user
-	w.firm, w.stalled, w.since, w.silent = false, false, time.Time{}, w.silent[:0]
+	w.firm, w.stalled, w.since = false, false, time.Time{}
 	w.mark, w.of, w.to, w.from, w.frames = -1, -1, -1, -1, 0
 }
 
@@ -94,10 +92,10 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	for {
 		select {
 		case <-ready:
+			w.m.wakes()
 			return nil
 		case <-done:
-			end := endOf(w.ctx)
-			return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.why(), end))
+			return w.ended(endOf(w.ctx))
 		case <-failed:
 			return errFailed
 		case d := <-down:
@@ -159,12 +157,11 @@ func (w *waiter) ring() error {
 	now := time.Now()
 	waited := now.Sub(w.since)
 	if w.timeout >= 0 && !w.firm && waited >= w.timeout {
-		return w.m.failure(ErrTimeout, errors.New(w.why()+w.m.lastCalls()))
+		return w.overdue(nil)
 	}
 	if stall := w.m.team.cfg.Stall; stall >= 0 && !w.stalled && waited >= stall {
 		w.stalled = true
-		w.m.team.cfg.Logger.Warn("collective: a call is stalled", "communicator", w.m.team.cfg.Name, "rank", w.m.rank,
-			"call", w.seq, "operation", w.m.describe(), "waited", waited, "waits_for", ranges.Text("rank", w.m.missing()))
+		w.stall(waited)
 	}
 	if !w.probe.IsZero() && !now.Before(w.probe) {
 		if err := w.m.probe(); err != nil {
@@ -177,8 +174,10 @@ func (w *waiter) ring() error {
 	return nil
 }
 
-// why says what the wait was for: "rank 0 waited 10m0s for ranks 1, 2 in all_reduce …".
-func (w *waiter) why() string {
-	waited := time.Since(w.since).Round(time.Microsecond)
-	return fmt.Sprintf("rank %d waited %v for %s in %s", w.m.rank, waited, ranges.Text("rank", w.m.missing()), w.m.describe())
+// ended is the error of a wait that the end of the caller's context ends. Who cancels a call knows why; a deadline is the fault of others.
+func (w *waiter) ended(end *ended) error {
+	if errors.Is(end.kind(), ErrTimeout) {
+		return w.overdue(end)
+	}
+	return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.why(time.Since(w.since), ""), end))
 }

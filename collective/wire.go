@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// What crosses between processes when something has failed: the reason of a failure ([transport.Endpoint.Fail]), and the
-// text behind a header ([transport.Asker]). Both begin with the version of this format, 2; numbers are little-endian
+// What crosses between processes when something has failed: the reason of a failure ([transport.Endpoint.Fail]), and what a
+// rank does ([transport.Asker]). Both begin with the version of this format, 3; numbers are little-endian
 // and of fixed length, texts and lists are preceded by their length in 16 bits. What a decoder does not know it rejects.
-const wireVersion = 2
+const wireVersion = 3
 
 // Bounds of what is sent: the rest of a longer text or list is cut off.
 const (
@@ -40,11 +40,7 @@ func encodeFailure(err error, m *member) []byte {
 	b = binary.LittleEndian.AppendUint64(b, e.Seq)
 	b = appendText(b, e.Comm, wireNameMax)
 	b = appendText(b, e.Name, wireNameMax)
-	peers := e.Peers[:min(len(e.Peers), wirePeersMax)]
-	b = binary.LittleEndian.AppendUint16(b, uint16(len(peers)))
-	for _, p := range peers {
-		b = binary.LittleEndian.AppendUint32(b, uint32(p))
-	}
+	b = appendRanks(b, e.Peers)
 	say := ""
 	if e.Err != nil {
 		say = e.Err.Error()
@@ -58,12 +54,7 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 	r := reader{b: b}
 	version, kind, op := r.byte(), int(r.byte()), Op(r.byte())
 	e = &Error{Op: op, Rank: int(int32(r.uint32())), Seq: r.uint64(), Comm: r.text(), Name: r.text()}
-	for range r.uint16() {
-		if r.bad {
-			break
-		}
-		e.Peers = append(e.Peers, int(int32(r.uint32())))
-	}
+	e.Peers = r.ranks()
 	if say := r.text(); say != "" {
 		e.Err = errors.New(say)
 	}
@@ -79,15 +70,16 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 	return e, true
 }
 
-// encodeAnswer writes what a call is called.
-func encodeAnswer(t *text) []byte {
+// encodeAnswer writes what a rank does.
+func encodeAnswer(s *stance) []byte {
+	t := &s.text
 	h := &t.header
-	b := []byte{wireVersion, h.Op, h.Reduce, h.Type, h.Order, byte(t.label.op)}
+	b := []byte{wireVersion, h.Op, h.Reduce, h.Type, h.Order, byte(t.label.op), byte(s.state)}
 	b = binary.LittleEndian.AppendUint32(b, uint32(t.label.peer))
 	b = binary.LittleEndian.AppendUint32(b, h.Epoch)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.Root))
 	b = binary.LittleEndian.AppendUint32(b, h.Plan)
-	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, t.label.back} {
+	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, t.label.back, s.come} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	b = appendText(b, t.label.name, wireNameMax)
@@ -97,20 +89,21 @@ func encodeAnswer(t *text) []byte {
 	for _, d := range shape {
 		b = binary.LittleEndian.AppendUint64(b, uint64(d))
 	}
-	return b
+	return appendRanks(b, s.waits)
 }
 
 // decodeAnswer reads it.
-func decodeAnswer(b []byte) (t text, ok bool) {
+func decodeAnswer(b []byte) (s stance, ok bool) {
 	r := reader{b: b}
 	version := r.byte()
+	t := &s.text
 	h := &t.header
 	h.Op, h.Reduce, h.Type, h.Order = r.byte(), r.byte(), r.byte(), r.byte()
-	t.label.op = Op(r.byte())
+	t.label.op, s.state = Op(r.byte()), doing(r.byte())
 	t.label.peer = int(int32(r.uint32()))
 	h.Epoch, h.Root, h.Plan = r.uint32(), int32(r.uint32()), r.uint32()
 	h.Comm, h.Seq, h.Count, h.Names = r.uint64(), r.uint64(), r.uint64(), r.uint64()
-	t.label.back = r.uint64()
+	t.label.back, s.come = r.uint64(), r.uint64()
 	t.label.name, t.label.algo = r.text(), r.text()
 	t.label.shape = []int{}
 	for range r.uint16() {
@@ -119,7 +112,19 @@ func decodeAnswer(b []byte) (t text, ok bool) {
 		}
 		t.label.shape = append(t.label.shape, int(r.uint64()))
 	}
-	return t, !r.bad && len(r.b) == 0 && version == wireVersion && Op(h.Op) <= Recv && t.label.op <= Recv
+	s.waits = r.ranks()
+	waits := len(s.waits) > 0
+	return s, !r.bad && len(r.b) == 0 && version == wireVersion && Op(h.Op) <= Recv && t.label.op <= Recv && waits == (s.state == waiting) && s.state <= broken
+}
+
+// appendRanks appends a list of ranks, or its beginning.
+func appendRanks(b []byte, ranks []int) []byte {
+	ranks = ranks[:min(len(ranks), wirePeersMax)]
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(ranks)))
+	for _, r := range ranks {
+		b = binary.LittleEndian.AppendUint32(b, uint32(r))
+	}
+	return b
 }
 
 // appendText appends a text, cut off between two characters.
@@ -161,4 +166,14 @@ func (r *reader) text() string {
 		return ""
 	}
 	return string(r.take(n))
+}
+
+func (r *reader) ranks() (out []int) {
+	for range r.uint16() {
+		if r.bad {
+			break
+		}
+		out = append(out, int(int32(r.uint32())))
+	}
+	return out
 }

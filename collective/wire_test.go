@@ -71,16 +71,19 @@ func FuzzDecodeFailure(f *testing.F) {
 }
 
 func FuzzDecodeAnswer(f *testing.F) {
-	f.Add(encodeAnswer(&text{header: transport.Header{Op: uint8(AllReduce), Seq: 7}, label: label{name: "w", shape: []int{2, 3}, algo: "direct"}}))
+	call := text{header: transport.Header{Op: uint8(AllReduce), Seq: 7}, label: label{name: "w", shape: []int{2, 3}, algo: "direct"}}
+	f.Add(encodeAnswer(&stance{text: call, state: waiting, come: 8, waits: []int{2, 5}}))
+	f.Add(encodeAnswer(&stance{text: call, state: busy, come: 8}))
+	f.Add(encodeAnswer(&stance{}))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, ok := decodeAnswer(b)
 		if !ok {
 			return
 		}
-		_ = describe(&a.header, &a.label)
+		_ = describe(&a.text.header, &a.text.label)
 		again, ok := decodeAnswer(encodeAnswer(&a))
-		if !ok || again.header != a.header {
+		if !ok || again.text.header != a.text.header || again.state != a.state || again.come != a.come || !slices.Equal(again.waits, a.waits[:min(len(a.waits), wirePeersMax)]) {
 			t.Errorf("%+v became %+v, %v", a, again, ok)
 		}
 	})

@@ -245,7 +245,8 @@ type Encrypter interface {
 	Encrypts(peer int) bool
 }
 
-// Asker is an endpoint whose peers' slots cannot be read, but that can ask for their text: only when something has failed.
+// Asker is an endpoint that can ask its peers what they do: only when something has failed, or takes long. An answer is as a rule the
+// text behind the header of a call.
 type Asker interface {
 	Endpoint
 	// Answer sets the function that gives the text behind the header of this rank's call seq, or of its latest if it does not

@@ -156,12 +156,23 @@ func TestSilentPair(t *testing.T) {
 	}
 }
 
-// TestSilentWorker: one that joins and does nothing more is named, and nobody waits for ever.
+// TestSilentWorker: one that joins and does nothing more is named, and nobody waits for ever. It does not matter who gives up first, the
+// worker that waits for it or one that waits for that worker.
 func TestSilentWorker(t *testing.T) {
+	const soon, later = 300 * time.Millisecond, time.Second
+	for name, timeouts := range map[string][3]time.Duration{"at once": {soon, soon, soon}, "worker 1 first": {later, soon, soon}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			silentWorker(t, timeouts)
+		})
+	}
+}
+
+func silentWorker(t *testing.T, timeouts [3]time.Duration) {
 	const n = 3
 	joins := join(t, n, secret.Secret{})
 	cfg := func(i int) Config {
-		return Config{Join: joins(i), Bytes: 1 << 10, Time: time.Millisecond, Timeout: 300 * time.Millisecond}
+		return Config{Join: joins(i), Bytes: 1 << 10, Time: time.Millisecond, Timeout: timeouts[i]}
 	}
 	others := make(chan struct{})
 	var two sync.WaitGroup

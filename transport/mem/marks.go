@@ -26,6 +26,7 @@ var (
 	_ transport.Marker    = (*sharer)(nil)
 	_ transport.Poster    = (*sharer)(nil)
 	_ transport.Allocator = (*sharer)(nil)
+	_ transport.Asker     = (*sharer)(nil)
 	_ transport.Placer    = (*sharer)(nil)
 	_ transport.Splitter  = (*sharer)(nil)
 )

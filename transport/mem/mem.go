@@ -22,7 +22,7 @@ import (
 )
 
 // New returns the ends of a group of n ranks, by rank, that reach each other's memory; each is a [transport.Marker], a
-// [transport.Poster], a [transport.Allocator] and a [transport.Splitter]. It panics if n is not positive.
+// [transport.Poster], a [transport.Allocator], a [transport.Asker] and a [transport.Splitter]. It panics if n is not positive.
 func New(n int) []transport.Endpoint { return newHub(n, make([]int, n)).all() }
 
 // NewPipes returns the ends of a group of n ranks, by rank, that reach each other by messages only; each is a
@@ -166,10 +166,6 @@ var (
 	_ transport.Splitter  = (*both)(nil)
 )
 
-func (b *both) Answer(text func(seq uint64) []byte) { b.setAnswer(text) }
-
-func (b *both) Ask(peer int, seq uint64) []byte { return b.ask(peer, seq) }
-
 func (e *endpoint) Rank() int { return e.rank }
 
 func (e *endpoint) Size() int { return e.hub.n }
@@ -231,9 +227,9 @@ func (h *hub) lost(rank int) error {
 	return nil
 }
 
-func (e *endpoint) setAnswer(text func(seq uint64) []byte) { e.answer.Store(&text) }
+func (e *endpoint) Answer(text func(seq uint64) []byte) { e.answer.Store(&text) }
 
-func (e *endpoint) ask(peer int, seq uint64) []byte {
+func (e *endpoint) Ask(peer int, seq uint64) []byte {
 	p := &e.hub.ends[peer]
 	text := p.answer.Load()
 	if text == nil || *text == nil || p.closed.Load() {

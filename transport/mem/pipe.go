@@ -22,10 +22,6 @@ func (p *piper) Publish(transport.Slot) {}
 
 func (p *piper) Peer(int) *transport.Slot { return nil }
 
-func (p *piper) Answer(text func(seq uint64) []byte) { p.setAnswer(text) }
-
-func (p *piper) Ask(peer int, seq uint64) []byte { return p.ask(peer, seq) }
-
 // pipe carries frames from one rank to another, without a buffer: the sender lays its frames in and offers them, the
 // receiver copies from the sender's memory. There is a slot for every frame that may be under way; both ends go around them.
 type pipe struct {

@@ -1,0 +1,312 @@
+package collective_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+// alarm is a context whose deadline comes when the test wants it.
+type alarm struct {
+	context.Context
+	done chan struct{}
+}
+
+func newAlarm() *alarm { return &alarm{background, make(chan struct{})} }
+
+func (a *alarm) Done() <-chan struct{} { return a.done }
+
+func (a *alarm) Err() error {
+	select {
+	case <-a.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// scene is ranks that make one call each, all but some, which never come.
+type scene struct {
+	*world
+	calls  []*collective.Call // by rank; nil: it never comes
+	alarms []*alarm
+	absent chan struct{} // closed: they may go
+	late   int           // a rank that comes last, when the others wait; -1: none
+}
+
+// cast opens a world whose calls wait for ever, but for their alarms.
+func (p placement) cast(t *testing.T, n int, cfg collective.Config) *scene {
+	cfg.Timeout, cfg.Logger = -1, slog.New(slog.DiscardHandler)
+	s := &scene{world: p.world(t, n, cfg), calls: make([]*collective.Call, n), absent: make(chan struct{}), late: -1}
+	for range n {
+		s.alarms = append(s.alarms, newAlarm())
+	}
+	return s
+}
+
+// waiting returns the ranks that wait in their call, and whether all others are done with theirs or never come.
+func (s *scene) waiting() (waiting []int, settled bool) {
+	settled = true
+	for _, g := range s.groups {
+		for _, r := range g.(collective.Recorded).Flights() {
+			last := len(r.Calls) - 1
+			switch {
+			case s.calls[r.Rank] == nil || r.Rank == s.late:
+			case last < 1: // call 0 is that of the beginning
+				settled = false
+			case r.Calls[last].State == flight.Waiting:
+				waiting = append(waiting, r.Rank)
+			case r.Calls[last].State == flight.Running:
+				settled = false
+			}
+		}
+	}
+	return waiting, settled
+}
+
+// play has all ranks meet once and then make their calls. When those that come stand still, who returns the rank whose deadline comes, and
+// play the errors by rank; nil if nobody waits.
+func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
+	late := make(chan struct{})
+	var over sync.WaitGroup
+	errs := make([]error, len(s.comms))
+	for r, c := range s.comms {
+		over.Go(func() {
+			if errs[r] = c.Do(background, named(barrier(), "before")); errs[r] != nil || s.calls[r] == nil {
+				<-s.absent
+				return
+			}
+			if r == s.late {
+				<-late
+			}
+			errs[r] = c.Do(s.alarms[r], s.calls[r])
+		})
+	}
+	var waiting []int
+	for still := 0; still < 5; { // a frame may be on its way
+		time.Sleep(time.Millisecond)
+		now, settled := s.waiting()
+		if still++; !settled || !slices.Equal(now, waiting) {
+			still = 0
+		}
+		waiting = now
+	}
+	switch {
+	case s.late >= 0:
+		close(late)
+	case len(waiting) == 0:
+		close(s.absent)
+		over.Wait()
+		for r, err := range errs {
+			if err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		}
+		return nil
+	default:
+		close(s.alarms[who(waiting)].done)
+	}
+	for _, r := range waiting { // they are told by then
+		for s.comms[r].Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for _, c := range s.comms {
+		c.Abort(errors.New("the scene is over")) // a rank that nobody needs waits on
+	}
+	close(s.absent)
+	over.Wait()
+	return errs
+}
+
+// blamed returns the ranks that an error names.
+func blamed(t *testing.T, err error) []int {
+	t.Helper()
+	e := (*collective.Error)(nil)
+	if !errors.As(err, &e) || !errors.Is(err, collective.ErrTimeout) {
+		t.Fatalf("got %v, want a deadline", err)
+	}
+	return e.Peers
+}
+
+// alonePlacement is ranks of one process that know nothing of each other but what crosses.
+var alonePlacement = placement{"mem alone", func(_ testing.TB, n int) [][]transport.Endpoint { return perProcess(mem.New(n), 1) }}
+
+// anyCall returns a call of an operation by each rank.
+func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
+	count, root := n*(1+random.IntN(40)), random.IntN(n)
+	if random.IntN(8) == 0 {
+		count = n * 9000 // several segments
+	}
+	calls := make([]*collective.Call, n)
+	for r := range calls {
+		all, own := func() tensor.Memory { return tensor.New(tensor.Float32, count).Memory() }, tensor.New(tensor.Float32, count/n).Memory()
+		calls[r] = &collective.Call{Op: op, Type: tensor.Float32, Root: root, Src: all(), Dst: all()}
+		switch op {
+		case collective.Barrier:
+			calls[r] = named(barrier(), "late")
+		case collective.AllGather, collective.Gather:
+			calls[r].Src = own
+		case collective.ReduceScatter, collective.Scatter:
+			calls[r].Dst = own
+		}
+	}
+	return calls
+}
+
+// TestCulprits: whichever rank's deadline comes first, in whatever plan and over whatever transport, the error of every rank names those
+// that have not come, and nobody else.
+func TestCulprits(t *testing.T) {
+	scenes := 24
+	if testing.Short() {
+		scenes = 10 // for time: each draws another plan
+	}
+	for _, p := range append(slices.Clone(placements), alonePlacement) {
+		t.Run(p.name, func(t *testing.T) {
+			random := seeded(t)
+			for range scenes {
+				n := 2 + random.IntN(8)
+				op := collective.AllReduce + collective.Op(random.IntN(int(collective.AllToAll)))
+				cfg := collective.Config{Algorithm: plan.Algorithms[random.IntN(len(plan.Algorithms))].Name}
+				s := p.cast(t, n, cfg)
+				s.calls = anyCall(random, op, n)
+				absent := random.Perm(n)[:1+random.IntN(min(2, n-1))]
+				slices.Sort(absent)
+				for _, r := range absent {
+					s.calls[r] = nil
+				}
+				first := -1
+				errs := s.play(t, func(waiting []int) int {
+					first = waiting[random.IntN(len(waiting))]
+					return first
+				})
+				what := fmt.Sprintf("%v by %s among %d, without %v, first %d", op, cfg.Algorithm, n, absent, first)
+				if errs == nil && !op.Rooted() {
+					t.Fatalf("%s: nobody waits", what)
+				}
+				for r, err := range errs {
+					if s.calls[r] == nil || err == nil || strings.Contains(err.Error(), "the scene is over") {
+						continue
+					}
+					got := blamed(t, err)
+					if op.Rooted() && len(got) > 0 && !slices.ContainsFunc(got, func(r int) bool { return !slices.Contains(absent, r) }) {
+						continue // one of them may be needed by nobody
+					}
+					if !slices.Equal(got, absent) {
+						t.Fatalf("%s: rank %d names %v: %v", what, r, got, err)
+					}
+				}
+				s.close(t)
+			}
+		})
+	}
+}
+
+// TestCulpritOfChain: of ranks that each receive from the next, the last of which never sends, everyone names that one.
+func TestCulpritOfChain(t *testing.T) {
+	for _, p := range append(slices.Clone(placements), alonePlacement) {
+		t.Run(p.name, func(t *testing.T) {
+			random := seeded(t)
+			for range 4 {
+				n := 3 + random.IntN(7)
+				order := random.Perm(n)
+				s := p.cast(t, n, collective.Config{})
+				for i, r := range order[:n-1] {
+					s.calls[r] = receive(order[i+1], make([]float32, 3))
+				}
+				first := order[random.IntN(n-1)]
+				errs := s.play(t, func([]int) int { return first })
+				if got := blamed(t, errs[first]); !slices.Equal(got, order[n-1:]) {
+					t.Fatalf("%v: rank %d names %v: %v", order, first, got, errs[first])
+				}
+				s.close(t)
+			}
+		})
+	}
+}
+
+// TestCulpritsOfCircle: ranks that all wait for each other are all named, and that they do is said.
+func TestCulpritsOfCircle(t *testing.T) {
+	for _, p := range append(slices.Clone(placements), alonePlacement) {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			const n = 5
+			s := p.cast(t, n, collective.Config{})
+			for r := range n - 1 { // 0 1 2 3 wait in a circle, 4 for 0
+				s.calls[r] = receive((r+1)%(n-1), make([]float32, 3))
+			}
+			s.calls[n-1] = receive(0, make([]float32, 3))
+			errs := s.play(t, func([]int) int { return n - 1 })
+			if got := blamed(t, errs[n-1]); !slices.Equal(got, []int{0, 1, 2, 3}) || !strings.Contains(errs[n-1].Error(), "they wait for each other") {
+				t.Errorf("rank %d names %v: %v", n-1, got, errs[n-1])
+			}
+			s.close(t)
+		})
+	}
+}
+
+// TestCulpritAtTimeout: the deadline of the call itself names them as well, with the way to them.
+func TestCulpritAtTimeout(t *testing.T) {
+	for _, p := range append(slices.Clone(placements), alonePlacement) {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			s := p.cast(t, 4, collective.Config{})
+			for r := range 3 {
+				s.calls[r] = receive(r+1, make([]float32, 3))
+			}
+			s.late = 0
+			s.calls[0].Options = &collective.Options{Timeout: 100 * time.Millisecond}
+			errs := s.play(t, nil)
+			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, rank 3 came last to call 0, barrier of "before"`
+			if got := blamed(t, errs[0]); !slices.Equal(got, []int{3}) || !strings.Contains(errs[0].Error(), says) {
+				t.Errorf("rank 0 names %v: %v", got, errs[0])
+			}
+			s.close(t)
+		})
+	}
+}
+
+// TestStallNamesCulprit: so does the report of a call that waits long.
+func TestStallNamesCulprit(t *testing.T) {
+	eachMode(t, func(t *testing.T, m mode) {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			g := m.open(t, 4, collective.Config{Stall: time.Minute, Timeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			defer shut(t, g)
+			mustEach(t, g, func(c collective.Communicator) error {
+				r := c.Rank()
+				time.Sleep(time.Duration(r) * time.Second) // rank 0 reports first
+				if r == 3 {
+					time.Sleep(2 * time.Minute)
+					return c.Do(background, send(2, []float32{1}))
+				}
+				if err := c.Do(background, receive(r+1, make([]float32, 1))); err != nil || r == 0 {
+					return err
+				}
+				return c.Do(background, send(r-1, []float32{1}))
+			})
+			if got := strings.Count(log.String(), `waits_for="rank 3"`); got != 3 {
+				t.Errorf("%d of 3 ranks name rank 3:\n%s", got, log.String())
+			}
+			if !strings.Contains(log.String(), "rank 0 waited 1m0s for rank 1, which waits for rank 2, which waits for rank 3 in recv") {
+				t.Errorf("the way to it is not told:\n%s", log.String())
+			}
+		})
+	})
+}
