@@ -352,7 +352,7 @@ func TestProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want []string
-	for _, phase := range []Phase{PhaseBetween, PhaseBetween} { // training and its epoch begin
+	for _, phase := range []Phase{PhaseCompile, PhaseStart, PhaseBetween, PhaseBetween} { // training and its epoch begin last
 		want = append(want, "1 "+phase)
 	}
 	for step := 1; step <= 2; step++ {

@@ -33,6 +33,8 @@ type Phase = string
 
 // The phases.
 const (
+	PhaseCompile  Phase = "compile"  // builds the model's programs
+	PhaseStart    Phase = "start"    // gives all workers the chief's initial values
 	PhaseData     Phase = "data"     // waits for the next batch
 	PhaseCompute  Phase = "compute"  // gradients
 	PhaseReduce   Phase = "reduce"   // adds up over replicas, and waits for them

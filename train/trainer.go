@@ -60,6 +60,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	}
 	n := s.NumReplicasInSync()
 	t := &Trainer{strategy: s, config: cfg}
+	t.at(PhaseCompile)
 	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
 		Rows:    ceilDiv(cfg.GlobalBatch, n),
 		Inputs:  cfg.Inputs,
@@ -85,6 +86,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	for replica := range s.EngineDevices() {
 		t.parts = append(t.parts, t.newPart(replica))
 	}
+	t.at(PhaseStart)
 	if t.others() {
 		if err := t.startEqual(ctx); err != nil {
 			return nil, errors.Join(err, program.Close())

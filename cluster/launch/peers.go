@@ -252,7 +252,7 @@ func (p *peers) listen(cards []card) {
 	p.leave = p.nodes
 	p.work.Go(p.hear)
 	p.work.Go(func() {
-		_ = rendezvous.Publish(p.ctx, p.store, key, p.node, p.beat, func() rendezvous.Pulse { return rendezvous.Pulse{} }) // hear tells of a lost store
+		_ = rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.beat}, func() rendezvous.Pulse { return rendezvous.Pulse{} }) // hear tells of a lost store
 	})
 	watch := rendezvous.NewWatch(p.store, key, p.nodes)
 	p.work.Go(func() { _ = watch.Follow(p.ctx, p.beat) })

@@ -26,21 +26,29 @@ type Pulse struct {
 	Gone bool `json:"gone,omitempty"`
 }
 
+// Beats says when pulses are published.
+type Beats struct {
+	Every time.Duration   // the longest time between two
+	Least time.Duration   // the shortest
+	News  <-chan struct{} // gives a value when there is something new, for which Every is too long to wait; nil: never
+}
+
 // Publish puts a worker's pulse into the store under "<key>/<worker>", at once and again and again, until ctx ends; it then says
 // that the worker is gone, and returns nil. An error of the store ends it too.
-func Publish(ctx context.Context, s Store, key string, worker int, every time.Duration, pulse func() Pulse) error {
+func Publish(ctx context.Context, s Store, key string, worker int, when Beats, pulse func() Pulse) error {
 	key += "/" + strconv.Itoa(worker)
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
 	for beat := uint64(1); ; beat++ {
+		select {
+		case <-when.News: // is in this one
+		default:
+		}
 		p := pulse()
 		p.Beat = beat
+		begin := time.Now()
 		if err := setJSON(ctx, s, key, &p); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("rendezvous: publishing the pulse of worker %d: %w", worker, err)
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		if !when.wait(ctx, begin) {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
 			defer cancel()
 			p.Beat, p.Gone = beat+1, true
@@ -49,6 +57,26 @@ func Publish(ctx context.Context, s Store, key string, worker int, every time.Du
 			}
 			return nil
 		}
+	}
+}
+
+// wait waits for the time of the pulse after one that was published at a time. It reports false if ctx ends before.
+func (b *Beats) wait(ctx context.Context, last time.Time) bool {
+	timer := time.NewTimer(time.Until(last.Add(b.Every)))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	case <-b.News:
+	}
+	timer.Reset(time.Until(last.Add(min(b.Least, b.Every))))
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
 	}
 }
 

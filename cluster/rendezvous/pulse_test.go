@@ -3,6 +3,7 @@ package rendezvous_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,7 +41,7 @@ func beat(t *testing.T, s rendezvous.Store, n int) *beats {
 		ctx, cancel := context.WithCancel(t.Context())
 		b.stop[w] = cancel
 		b.work.Go(func() {
-			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, time.Second, func() rendezvous.Pulse {
+			err := rendezvous.Publish(ctx, mute{s, &b.silent[w]}, "pulse", w, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse {
 				return rendezvous.Pulse{Step: 12, Phase: "reduce", Progress: b.progress[w].Add(1)}
 			})
 			if err != nil {
@@ -118,7 +119,7 @@ func TestStillness(t *testing.T) {
 		for w := range 2 {
 			progress := uint64(0)
 			work.Go(func() {
-				rendezvous.Publish(ctx, s, "pulse", w, time.Second, func() rendezvous.Pulse {
+				rendezvous.Publish(ctx, s, "pulse", w, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse {
 					if w == 0 || progress < 40 {
 						progress++
 					}
@@ -140,5 +141,37 @@ func TestStillness(t *testing.T) {
 		}
 		cancel()
 		work.Wait()
+	})
+}
+
+// TestNews: what is new is told soon, though not more often than is allowed; without news the pulse goes on.
+func TestNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := rendezvous.NewMemory().Open()
+		ctx, cancel := context.WithCancel(t.Context())
+		news := make(chan struct{}, 1)
+		var work sync.WaitGroup
+		var at []time.Duration
+		begin := time.Now()
+		work.Go(func() {
+			rendezvous.Publish(ctx, s, "pulse", 0, rendezvous.Beats{Every: time.Second, Least: 200 * time.Millisecond, News: news}, func() rendezvous.Pulse {
+				at = append(at, time.Since(begin))
+				return rendezvous.Pulse{}
+			})
+		})
+		for _, after := range []time.Duration{1500 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, 50 * time.Millisecond, 2 * time.Second} {
+			time.Sleep(after)
+			select {
+			case news <- struct{}{}:
+			default:
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+		cancel()
+		work.Wait()
+		ms := time.Millisecond
+		if want := []time.Duration{0, 1000 * ms, 1500 * ms, 1700 * ms, 2700 * ms, 3650 * ms}; !slices.Equal(at, want) {
+			t.Errorf("published after %v, want %v", at, want)
+		}
 	})
 }

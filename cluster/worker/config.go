@@ -36,8 +36,10 @@ type Config struct {
 	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may give no sign of life. Default 30
 	// seconds; negative: for ever.
 	HeartbeatTimeout time.Duration
-	// ProgressTimeout is how long a worker's training goroutine may come no further while others wait for it. Zero, the default: as long as
-	// their deadline lets them wait; that it is stuck is logged after HeartbeatTimeout.
+	// ProgressTimeout is how long a worker's training goroutine may come no further, in no call, while others wait for it; that it is stuck is
+	// logged after HeartbeatTimeout. Default: as long as their deadline lets them wait (Collective.Timeout, 10 minutes), and HeartbeatTimeout
+	// more, so that the deadline comes first; negative: for ever. A shorter one does not hold for the phases "compile", "restore" and
+	// "snapshot", which may take their time: for these it is the default.
 	ProgressTimeout time.Duration
 	// Listen is the address that the process listens on, without a port. Default: that of the interface by which it reaches the
 	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default any.
@@ -78,7 +80,8 @@ type Opener struct {
 const (
 	defaultRendezvous = 10 * time.Minute
 	defaultHeartbeat  = 30 * time.Second
-	beatMost          = time.Second // between two signs of life
+	defaultDeadline   = 10 * time.Minute // package collective's
+	beatMost          = time.Second      // between two signs of life
 )
 
 // filled returns c with its defaults, or what is wrong with it.
@@ -190,6 +193,24 @@ func (c *Config) keepAlive() net.KeepAliveConfig {
 	}
 	third := c.HeartbeatTimeout / 3
 	return net.KeepAliveConfig{Enable: true, Idle: c.HeartbeatTimeout - 2*third, Interval: third, Count: 2}
+}
+
+// slowPhases are those in which a worker may come no further for a long time though nothing is wrong.
+var slowPhases = []string{"compile", "restore", "snapshot"}
+
+// patience is how long a worker may stay in a phase while others wait for it; negative: for ever.
+func (c *Config) patience(phase string) time.Duration {
+	most := c.Collective.Timeout
+	if most == 0 {
+		most = defaultDeadline
+	}
+	if most > 0 {
+		most += max(c.HeartbeatTimeout, 0)
+	}
+	if c.ProgressTimeout == 0 || c.ProgressTimeout > 0 && slices.Contains(slowPhases, phase) && (most < 0 || c.ProgressTimeout < most) {
+		return most
+	}
+	return c.ProgressTimeout
 }
 
 // oneHost reports whether all workers of a job are known to be on this host.

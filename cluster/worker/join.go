@@ -30,6 +30,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	w := &Worker{cfg: cfg, job: cfg.Job}
 	w.doing.step.Store(-1)
+	w.doing.news = make(chan struct{}, 1)
 	w.life, w.fate = context.WithCancelCause(context.Background())
 	if w.job.Workers == 1 {
 		return w.alone()

@@ -14,7 +14,8 @@ type doing struct {
 	count atomic.Uint64 // how often it said something
 	step  atomic.Int64
 	phase atomic.Pointer[string]
-	runs  atomic.Int64 // step functions under way
+	runs  atomic.Int64  // step functions under way
+	news  chan struct{} // has a value if a phase has begun that may not have been published
 }
 
 // Progress says that the training goroutine has come to a phase of a step: "compute", "reduce", "apply", "snapshot", …. The
@@ -25,6 +26,10 @@ func (w *Worker) Progress(step int64, phase string) {
 	if p := w.doing.phase.Load(); p == nil || *p != phase {
 		kept := phase
 		w.doing.phase.Store(&kept)
+		select {
+		case w.doing.news <- struct{}{}:
+		default:
+		}
 	}
 	w.doing.count.Add(1)
 	if w.cfg.OnProgress != nil {

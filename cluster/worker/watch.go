@@ -13,14 +13,14 @@ import (
 
 // attend publishes this worker's pulse and watches those of the others until ctx ends, when the worker leaves.
 func (w *Worker) attend(ctx context.Context) {
-	beat := w.cfg.beat()
+	beat, soon := w.cfg.beat(), w.soon()
 	w.watch = rendezvous.NewWatch(w.store, w.key("alive"), len(w.members))
 	w.work.Go(func() {
 		w.again(ctx, func() error {
-			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beat, w.pulse)
+			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, rendezvous.Beats{Every: beat, Least: soon, News: w.doing.news}, w.pulse)
 		})
 	})
-	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, beat/2) }) })
+	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, min(soon, beat/2)) }) })
 	w.work.Go(func() { w.again(ctx, func() error { return w.answer(ctx) }) })
 	if w.recordsFolder() != "" {
 		w.work.Go(func() { w.again(ctx, func() error { return w.giveFlights(ctx) }) })
@@ -31,6 +31,15 @@ func (w *Worker) attend(ctx context.Context) {
 		w.work.Go(func() { w.listen(ctx) })
 		w.work.Go(func() { w.judge(ctx) })
 	}
+}
+
+// pulsesMost bounds the pulses of all workers together, a second: the store that they go through is one process, which trains too.
+const pulsesMost = 200
+
+// soon is how long after a pulse a worker tells of a new phase. What is known of one that is killed is as old at most.
+func (w *Worker) soon() time.Duration {
+	beat := w.cfg.beat()
+	return min(beat, max(beat/5, time.Duration(len(w.members))*time.Second/pulsesMost))
 }
 
 // again does something once more as long as the store fails it, which may come back.
@@ -77,7 +86,7 @@ func (w *Worker) judge(ctx context.Context) {
 			if i == w.job.Worker || !v.Seen || v.Pulse.Waits || v.Pulse.Gone || v.Still < w.cfg.HeartbeatTimeout || ctx.Err() != nil {
 				continue
 			}
-			if most := w.cfg.ProgressTimeout; most > 0 && v.Still > most {
+			if most := w.cfg.patience(v.Pulse.Phase); most > 0 && v.Still > most {
 				w.lose(ctx, i, fmt.Errorf("it lives, but has come no further for %v while others wait for it", v.Still.Round(100*time.Millisecond)), true)
 				return
 			}

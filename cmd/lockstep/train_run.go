@@ -118,6 +118,9 @@ func (r *trainRun) open() (err error) {
 			return err
 		}
 	}
+	if r.worker != nil {
+		r.worker.Progress(-1, "reading data")
+	}
 	if err := r.openData(); err != nil {
 		return err
 	}

@@ -71,6 +71,7 @@ func (r *trainRun) compareOptions() error {
 	if r.worker == nil {
 		return nil
 	}
+	r.worker.Progress(-1, "comparing options")
 	err := r.worker.Compare(r.in, "engine", []rendezvous.Fact{
 		{Name: "engine", Value: r.engine.Description()},
 		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
@@ -117,6 +118,7 @@ func (r *trainRun) compareModel() error {
 	if r.worker == nil {
 		return nil
 	}
+	r.worker.Progress(-1, "comparing data and models")
 	var facts []rendezvous.Fact
 	for _, part := range []struct {
 		name   string

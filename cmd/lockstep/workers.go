@@ -26,6 +26,7 @@ type workerFlags struct {
 	rdzvTimeout       time.Duration
 	heartbeatTimeout  time.Duration
 	collectiveTimeout time.Duration
+	progressTimeout   time.Duration
 	listen, ports     string
 	noSharedMemory    bool
 	anyEngine         bool
@@ -48,6 +49,7 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.DurationVar(&o.rdzvTimeout, "rdzv-timeout", 10*time.Minute, "how long to wait for the other workers at the start")
 	w.DurationVar(&o.heartbeatTimeout, "heartbeat-timeout", 30*time.Second, "how long a worker may give no sign of life")
 	w.DurationVar(&o.collectiveTimeout, "collective-timeout", 10*time.Minute, "how long replicas wait for each other in a step")
+	w.DurationVar(&o.progressTimeout, "progress-timeout", 0, "how long a worker that lives may come no further while others wait for it (default as --collective-timeout lets them wait)")
 	w.StringVar(&o.listen, "interface", "", "`address` or network interface to listen on (default that of the route to where the workers meet)")
 	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP also between workers of one host")
@@ -82,6 +84,9 @@ func (o *workerFlags) check() error {
 			return usagef("--%s %v: want a time such as 30s or 10m", c.flag, c.value)
 		}
 	}
+	if o.progressTimeout < 0 {
+		return usagef("--progress-timeout %v: want a time such as 30s or 10m", o.progressTimeout)
+	}
 	if _, err := distribute.ParseImplementation(o.implementation); err != nil {
 		return usagef("--implementation %s: want auto, ring, nccl or mpi", o.implementation)
 	}
@@ -114,7 +119,7 @@ func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 	}
 	return worker.Join(ctx, worker.Config{
 		Job: job, Replicas: replicas, Secret: key,
-		RendezvousTimeout: o.rdzvTimeout, HeartbeatTimeout: o.heartbeatTimeout,
+		RendezvousTimeout: o.rdzvTimeout, HeartbeatTimeout: o.heartbeatTimeout, ProgressTimeout: o.progressTimeout,
 		DataPlaintext: o.plaintext, Listen: listen, Ports: o.ports, NoSharedMemory: o.noSharedMemory,
 		MixedBuilds: o.mixedBuilds,
 		Collective:  collective.Config{Timeout: o.collectiveTimeout},
