@@ -1,33 +1,20 @@
 package worker
 
 import (
+	"net"
 	"testing"
 	"time"
 )
 
-// TestPatience: who comes no further is given up when those who wait for him have given up themselves, unless it is said otherwise; what takes
-// its time has that long in any case.
-func TestPatience(t *testing.T) {
-	const long = defaultDeadline + defaultHeartbeat
-	for _, c := range []struct {
-		progress, deadline, heartbeat time.Duration
-		phase                         string
-		want                          time.Duration
-	}{
-		{0, 0, defaultHeartbeat, "compute", long},
-		{0, 0, -1, "compute", defaultDeadline},
-		{0, time.Minute, defaultHeartbeat, "compute", time.Minute + defaultHeartbeat},
-		{0, -1, defaultHeartbeat, "compute", -1},
-		{time.Minute, 0, defaultHeartbeat, "compute", time.Minute},
-		{time.Minute, 0, defaultHeartbeat, "compile", long},
-		{time.Minute, -1, defaultHeartbeat, "snapshot", -1},
-		{time.Hour, 0, defaultHeartbeat, "restore", time.Hour},
-		{-1, 0, defaultHeartbeat, "compute", -1},
-	} {
-		cfg := Config{ProgressTimeout: c.progress, HeartbeatTimeout: c.heartbeat}
-		cfg.Collective.Timeout = c.deadline
-		if got := cfg.patience(c.phase); got != c.want {
-			t.Errorf("%+v: %v", c, got)
+// TestKeepAlive: a connection between two workers may be silent for exactly as long as a heartbeat may stay away.
+func TestKeepAlive(t *testing.T) {
+	for _, timeout := range []time.Duration{time.Second, 3 * time.Second, 30 * time.Second, 100 * time.Millisecond} {
+		k := (&Config{HeartbeatTimeout: timeout}).keepAlive()
+		if got := k.Idle + time.Duration(k.Count)*k.Interval; got != timeout || !k.Enable || k.Idle <= 0 || k.Interval <= 0 {
+			t.Errorf("%v of silence, want %v: %+v", got, timeout, k)
 		}
+	}
+	if k := (&Config{HeartbeatTimeout: -1}).keepAlive(); k.Enable || k == (net.KeepAliveConfig{}) {
+		t.Errorf("without a timeout: %+v, want one that is switched off, not the default", k)
 	}
 }
