@@ -33,7 +33,7 @@ func TestUnderLaunchers(t *testing.T) {
 			dir := t.TempDir()
 			args := append(c.command[1:], "--strategy", "multi-worker", "--progress", "none", "--out", dir)
 			cmd := exec.CommandContext(t.Context(), c.command[0], append(args, small...)...)
-			cmd.Env = append(os.Environ(), asCommand+"=1",
+			cmd.Env = append(os.Environ(), asCommand+"=1", "TMPDIR="+t.TempDir(), // two mpiruns at once may both be about to make their folder
 				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
 			out, err := cmd.CombinedOutput()
 			summary, _ := os.ReadFile(filepath.Join(dir, summaryFile))

@@ -46,7 +46,8 @@ func (l *launcher) mpirun(t *testing.T, np int, what string, extra []string, env
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command, append(append(slices.Clone(extra), l.args(np)...), exe)...)
-	cmd.Env = append(append(os.Environ(), asRank+"="+what, "GOMAXPROCS=2"), env...)
+	// Open MPI's launchers keep a common folder there, which two that begin at once may both be about to make: then one of them fails.
+	cmd.Env = append(append(os.Environ(), asRank+"="+what, "GOMAXPROCS=2", "TMPDIR="+t.TempDir()), env...)
 	cmd.WaitDelay = 5 * time.Second
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
