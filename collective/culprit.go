@@ -108,7 +108,8 @@ type guilt uint8
 const (
 	innocent   guilt = iota // it waits for others itself, or is past the call
 	computing               // it is in a call and waits for nobody; as a rule it will soon
-	gone                    // it has left, or failed: then it tells why
+	fails                   // its communicator has failed: it tells why
+	gone                    // it is known not to answer: it has left, or has not opened its end
 	unanswered              // it does not say what it does
 	absent                  // it has not come
 )
@@ -142,13 +143,14 @@ const (
 )
 
 // inquire finds them. Ranks go on meanwhile, and one that was woken just now may say something else a little later: it asks again until
-// all is clear or the time is over. One that does not answer is asked again only if it may be slow, because others are at fault for sure.
+// somebody is at fault or the time is over. One that does not answer is asked again if others are at fault for sure: it may be slow.
 func (m *member) inquire(most time.Duration) *inquiry {
 	q := &inquiry{m: m, begun: time.Now(), most: most}
 	q.self = witness{stance: m.stance(latestCall), rank: m.rank}
 	for pause := time.Millisecond; ; pause *= 2 {
 		q.ask()
-		clear := (len(q.are(absent)) > 0) != (len(q.are(unanswered)) > 0)
+		sure, silent := len(q.are(absent)) > 0, len(q.are(unanswered)) > 0
+		clear := sure != silent || !sure && len(q.are(gone))+len(q.are(fails)) > 0
 		if clear || m.team.fate.Load() != sound || time.Since(q.begun)+pause >= most {
 			return q
 		}
@@ -202,9 +204,9 @@ func (q *inquiry) question(rank int, by *witness) {
 		call = &by.text
 	}
 	switch {
-	case w.said >= gone || w.state == waiting || w.past(call):
+	case w.said >= fails || w.state == waiting || w.past(call):
 	case w.state == broken:
-		w.said = gone
+		w.said = fails
 	case w.state == busy:
 		w.said = computing
 	default:
@@ -250,7 +252,7 @@ func (q *inquiry) are(said guilt) (out []*witness) {
 // circle, which is true if they are.
 func (q *inquiry) culprits() (out []*witness, circle bool) {
 	out = append(q.are(absent), q.are(unanswered)...)
-	for _, said := range []guilt{gone, computing} {
+	for _, said := range []guilt{fails, gone, computing} {
 		if len(out) == 0 {
 			out = q.are(said)
 		}
@@ -305,7 +307,7 @@ func (q *inquiry) rule() ruling {
 		case i >= lastMost:
 		case tale != "":
 			r.tales += fmt.Sprintf(", rank %d %s", w.rank, tale)
-		case w.said == gone:
+		case w.said == fails:
 			r.tales += fmt.Sprintf(", rank %d has failed", w.rank)
 		case w.said == computing && w.inCollective() && w.text.header.Seq == q.self.text.header.Seq:
 			r.tales += fmt.Sprintf(", rank %d is in this call, and waits for nobody", w.rank)
@@ -378,8 +380,8 @@ func (w *waiter) overdue(cause *ended) error {
 	switch {
 	case m.team.fate.Load() != sound:
 		return errFailed
-	case len(culprits) > 0 && culprits[0].said == gone:
-		if told := m.hear(goneMost); told != nil {
+	case len(culprits) > 0 && culprits[0].said == fails:
+		if told := m.hear(failsMost); told != nil {
 			return told
 		}
 	}
@@ -397,8 +399,8 @@ func (w *waiter) overdue(cause *ended) error {
 	return err
 }
 
-// goneMost is how long a rank waits to be told why another one has failed.
-const goneMost = 500 * time.Millisecond
+// failsMost is how long a rank waits to be told why another one has failed.
+const failsMost = 500 * time.Millisecond
 
 // why says what the wait was for: "rank 0 waited 10m0s for ranks 1, 2 in all_reduce …". via says for whom those wait, or nothing.
 func (w *waiter) why(waited time.Duration, via string) string {
