@@ -93,7 +93,7 @@ func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error)
 		io.Writer
 	}{in, os.Stdout}
 	quiet := slog.New(slog.DiscardHandler)
-	ctx, cancel := context.WithTimeout(background, time.Minute)
+	ctx, cancel := context.WithTimeout(background, 2*time.Minute)
 	defer cancel()
 	ends, err := mixed.Open(ctx, mixed.Config{
 		Ranks: ranks, Size: len(p.places), Exchange: mixed.Through(parent), Apart: fmt.Sprint("domain ", p.places[ranks[0]].Domain),
@@ -110,7 +110,7 @@ func (p *chaosProgram) join(process int, in io.Reader) (collective.Group, error)
 		switch {
 		case p.fault.Kind == simnet.Stop:
 			timeout = 2 * time.Second
-		case p.splits(): // see judgeRank
+		case p.splits() && chaosKinds[p.fault.Kind] != nil: // see judgeRank
 			timeout = 5 * time.Second
 		}
 	}

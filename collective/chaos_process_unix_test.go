@@ -60,7 +60,7 @@ func (p *chaosProgram) fork(ended map[string]int) (err error) {
 		streams = append(streams, c)
 	}
 	hung := false
-	watchdog := time.AfterFunc(2*time.Minute, func() {
+	watchdog := time.AfterFunc(5*time.Minute, func() {
 		hung = true
 		for _, c := range children {
 			c.cmd.Process.Signal(syscall.SIGQUIT) // they write where they hang, and end

@@ -113,7 +113,7 @@ func TestNoAllocationEverywhere(t *testing.T) {
 	}
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
-			const n, runs, attempts = 4, 8, 3
+			const n, runs, attempts = 4, 8, 50
 			w := p.world(t, n, collective.Config{})
 			defer w.close(t)
 			for _, op := range collectives {
@@ -130,10 +130,12 @@ func TestNoAllocationEverywhere(t *testing.T) {
 					}
 					const warm = 5
 					var wg sync.WaitGroup
+					var more []chan bool
 					for _, c := range w.comms[1:] {
-						own := call()
+						own, again := call(), make(chan bool, 1)
+						more = append(more, again)
 						wg.Go(func() {
-							for i := range warm + attempts*(runs+1) {
+							for i := 0; ; i++ {
 								err := c.Do(background, own)
 								if i == warm-1 { // nobody makes its plan later than this
 									err = errors.Join(err, c.Do(background, barrier()))
@@ -142,8 +144,16 @@ func TestNoAllocationEverywhere(t *testing.T) {
 									t.Error(err)
 									return
 								}
+								if i >= warm-1 && (i-warm+1)%(runs+1) == 0 && !<-again {
+									return
+								}
 							}
 						})
+					}
+					attempt := func(another bool) {
+						for _, again := range more {
+							again <- another
+						}
 					}
 					own, first := call(), w.comms[0]
 					do := func() {
@@ -157,11 +167,17 @@ func TestNoAllocationEverywhere(t *testing.T) {
 					if err := first.Do(background, barrier()); err != nil {
 						t.Error(err)
 					}
-					// A transport's buffers may still grow with what happens to pile up: not every time.
-					allocs := testing.AllocsPerRun(runs, do)
-					for range attempts - 1 {
+					// A transport's buffers may still grow with what happens to pile up, and on a busy machine a rank that has waited for
+					// long asks the others what they do: not every time.
+					allocs := math.Inf(1)
+					for range attempts {
+						if allocs < 1 {
+							break
+						}
+						attempt(true)
 						allocs = min(allocs, testing.AllocsPerRun(runs, do))
 					}
+					attempt(false)
 					if allocs >= 1 {
 						t.Errorf("%v of %d elements: %v allocations per call, want none", op, count, allocs)
 					}

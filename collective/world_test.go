@@ -69,7 +69,7 @@ func openMixed(t testing.TB, n, each, host int) [][]transport.Endpoint {
 func processes(t testing.TB, n, each int, open func(ctx context.Context, p int, ranks []int) ([]transport.Endpoint, error)) [][]transport.Endpoint {
 	t.Helper()
 	out := make([][]transport.Endpoint, (n+each-1)/each)
-	ctx, cancel := context.WithTimeout(background, 30*time.Second)
+	ctx, cancel := context.WithTimeout(background, 2*time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for p := range out {

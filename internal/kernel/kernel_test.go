@@ -616,7 +616,7 @@ func TestNoAllocation(t *testing.T) {
 	for _, dtype := range numeric() {
 		p := vectors(n+1, 8*count)
 		for _, op := range ops {
-			if got := testing.AllocsPerRun(3, func() {
+			if got := testing.AllocsPerRun(10, func() {
 				Reduce(op, dtype, p[0], p[0], p[1], count)
 				Tree{Op: op, Type: dtype}.Reduce(scratch, p[:2], p[:n], 3, count)
 				Tree{Op: op, Type: dtype, Float32: true}.Reduce(scratch, p[:2], p[:n], 3, count)

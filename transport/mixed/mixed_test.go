@@ -50,7 +50,7 @@ func (m *mode) open(t testing.TB, n int) []transport.Endpoint {
 	processes := (n + m.each - 1) / m.each
 	exchanges := mixed.InProcess(processes)
 	out := make([]transport.Endpoint, n)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for p := range processes {
@@ -229,7 +229,7 @@ func TestAddressAgain(t *testing.T) {
 					Ranks: []int{p}, Size: 2, Epoch: 5, Exchange: exchanges[p],
 					TCP: tcp.Config{Job: "test", Listen: listen, Logger: slog.New(slog.DiscardHandler)},
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 				defer cancel()
 				ends, err := mixed.Open(ctx, cfg)
 				if err != nil {

@@ -93,7 +93,7 @@ func TestSecure(t *testing.T) {
 			exchanges := mixed.InProcess(n)
 			seen := taps{of: map[string]int{}, first: map[string]bool{}}
 			ends := make([]transport.Endpoint, n)
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			var wg sync.WaitGroup
 			for p := range n {
@@ -156,6 +156,8 @@ func TestToken(t *testing.T) {
 	for _, memory := range []bool{true, false} {
 		exchanges := mixed.InProcess(2)
 		var wg sync.WaitGroup
+		all, enough := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer enough()
 		for p, want := range []string{"waiting for ranks [1]", "has another token than this process"} {
 			s := secret.New()
 			secure, err := s.TLS("test", 0)
@@ -163,9 +165,10 @@ func TestToken(t *testing.T) {
 				t.Fatal(err)
 			}
 			wg.Go(func() {
-				ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-				defer cancel()
-				_, err := mixed.Open(ctx, mixed.Config{
+				if p == 1 {
+					defer enough() // the one who was refused has ended; the other would wait for ever
+				}
+				_, err := mixed.Open(all, mixed.Config{
 					Ranks: []int{p}, Size: 2, Exchange: exchanges[p], NoSharedMemory: !memory, Token: s.Token("shm"),
 					TCP: tcp.Config{Job: "test", TLS: secure, Authenticate: s.Authenticate("test", 0), Logger: slog.New(slog.DiscardHandler)},
 				})

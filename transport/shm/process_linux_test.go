@@ -121,5 +121,5 @@ func config(t testing.TB, size int, ranks ...int) shm.Config {
 
 // soon is a context for what should not take long.
 func soon() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), 20*time.Second)
+	return context.WithTimeout(context.Background(), 2*time.Minute)
 }

@@ -17,7 +17,7 @@ type opener = func(context.Context, shm.Config) ([]transport.Endpoint, error)
 
 // open makes a group of n ranks, of which each call of Open, which stands for a process, has some.
 func open(t *testing.T, open opener, n, perProcess int) []transport.Endpoint {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	out := make([]transport.Endpoint, n)
 	name := rand.Text()

@@ -60,7 +60,7 @@ func (c *child) join(cfg tcp.Config) (*tcp.Node, transport.Endpoint) {
 	fields := strings.Fields(c.read())
 	var rank int
 	fmt.Sscan(fields[0], &rank)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	ends, err := node.Group(ctx, tcp.GroupConfig{Addrs: fields[1:], Local: []int{rank}})
 	c.check(err)

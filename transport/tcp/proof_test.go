@@ -78,7 +78,7 @@ func TestSameHost(t *testing.T) {
 		defer n.Close()
 		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for i, n := range nodes {
@@ -241,7 +241,7 @@ func TestRefusals(t *testing.T) {
 				defer n.Close()
 				nodes, addrs = append(nodes, n), append(addrs, n.Addr())
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			dialing, enough := context.WithCancel(ctx)
 			defer enough()
@@ -302,7 +302,7 @@ func TestExchanged(t *testing.T) {
 		nodes, addrs = append(nodes, n), append(addrs, n.Addr())
 	}
 	path.to = addrs[0]
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for i, n := range nodes {

@@ -34,7 +34,7 @@ func opened(t testing.TB, n, processes int, config func(process int) tcp.Config)
 		local[p] = append(local[p], r)
 	}
 	out := make([]transport.Endpoint, n)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var wg sync.WaitGroup
 	for p, node := range nodes {

@@ -207,7 +207,7 @@ func together[E transport.Endpoint](ends []E, f func(e E)) {
 }
 
 // soon bounds what must happen without anybody's help. Nothing passes by waiting for it.
-const soon = 10 * time.Second
+const soon = time.Minute
 
 // result returns what comes, and fails the test if nothing does.
 func result[V any](g *group, what string, from <-chan V) V {
