@@ -89,6 +89,7 @@ func (m Meeting) dial(ctx context.Context, url string) (*Place, error) {
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {
 			return nil, err
 		}
+		cfg.Authenticate = m.Secret.Authenticate(m.ID, 0)
 	}
 	store, err := rendezvous.Open(ctx, url, cfg)
 	if err != nil {
@@ -149,6 +150,7 @@ func (m Meeting) serve() (*Place, error) {
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {
 			return nil, err
 		}
+		cfg.Authenticate = m.Secret.Authenticate(m.ID, 0)
 	}
 	if m.Endpoint != "" {
 		address, err := listenAddress(m.Endpoint)

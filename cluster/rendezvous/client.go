@@ -1,11 +1,8 @@
 package rendezvous
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 const (
@@ -144,7 +143,7 @@ func (c *client) again(broke error) net.Conn {
 	switch {
 	case c.ctx.Err() != nil:
 		return conn
-	case err != nil && !temporary(err):
+	case err != nil && !door.Temporary(err):
 		c.fail(fmt.Errorf("%w: after its connection broke (%w): %w", ErrLost, broke, err))
 	case err != nil:
 		c.endCalls(fmt.Errorf("%w: its connection broke (%w), then %w", ErrLost, broke, err))
@@ -166,7 +165,7 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 		switch {
 		case err == nil:
 			return conn, server, nil
-		case !temporary(err):
+		case !door.Temporary(err):
 			return nil, server, fmt.Errorf("connecting to %s: %w", c.address, err)
 		case patience > 0 && time.Since(since) > patience:
 			return nil, server, fmt.Errorf("connecting to %s, in vain for %v: %w", c.address, patience, err)
@@ -180,87 +179,25 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 	}
 }
 
-// temporary reports whether a connection that could not be made may be made later: the server is not there yet, or had too
-// many connections at once.
-func temporary(err error) bool {
-	if r := (*refusal)(nil); errors.As(err, &r) {
-		return r.reason == refusedSlow || r.reason == refusedCrowded
-	}
-	if op := (*net.OpError)(nil); errors.As(err, &op) {
-		return op.Op != "remote error" && op.Op != "local error" // of package tls
-	}
-	if errors.Is(err, net.ErrClosed) {
-		return true // by dialOnce, at its end
-	}
-	return errors.Is(err, errDial) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) ||
-		errors.Is(err, context.DeadlineExceeded)
-}
-
-// errDial is that there is no connection at all.
-var errDial = errors.New("no connection")
-
+// dialOnce makes a connection, and learns which server it leads to.
 func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, err error) {
-	short, cancel := context.WithTimeout(ctx, dialWithin)
-	defer cancel()
-	raw, err := c.cfg.Dial(short, "tcp", c.address)
-	if err != nil {
-		return nil, server, fmt.Errorf("%w: %w", errDial, err)
-	}
-	stop := context.AfterFunc(ctx, func() { raw.Close() })
-	defer func() {
-		if !stop() && err == nil {
-			err = context.Cause(ctx)
-		}
-		if err != nil {
-			raw.Close()
-		}
-	}()
-	raw.SetDeadline(time.Now().Add(dialWithin))
-	conn = raw
-	if c.cfg.TLS != nil {
-		cfg := c.cfg.TLS
-		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
-			cfg = cfg.Clone()
-			cfg.ServerName, _, _ = net.SplitHostPort(c.address)
-		}
-		t := tls.Client(raw, cfg)
-		conn = t
-		if err := t.HandshakeContext(short); err != nil {
-			return nil, server, fmt.Errorf("TLS: %w", explained(err))
-		}
-	}
-	b := encodeGreeting(c.id)
-	if _, err := conn.Write(b); err != nil {
+	caller := door.Caller{Rules: door.Rules{TLS: c.cfg.TLS, Authenticate: c.cfg.Authenticate}, Dial: c.cfg.Dial, Handshake: dialWithin}
+	g := c.id.greeting()
+	g.Secure = c.cfg.TLS != nil
+	if conn, err = caller.Call(ctx, c.address, g); err != nil {
 		return nil, server, err
 	}
-	if c.cfg.Authenticate != nil {
-		if err := c.prove(conn, b); err != nil {
-			return nil, server, err
-		}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	_, err = io.ReadFull(conn, server[:])
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
 	}
-	if server, err = readAnswer(conn); err != nil {
-		return nil, server, explained(err)
+	if err != nil {
+		conn.Close()
+		return nil, server, err
 	}
-	raw.SetDeadline(time.Time{})
+	conn.SetDeadline(time.Time{})
 	return conn, server, nil
-}
-
-// prove proves to the server that this end belongs to it, and has it prove that it does.
-func (c *client) prove(conn net.Conn, greeting []byte) error {
-	var first [1]byte
-	if _, err := io.ReadFull(conn, first[:]); err != nil {
-		return explained(err)
-	}
-	if first[0] != goOn {
-		if _, err := readAnswer(io.MultiReader(bytes.NewReader(first[:]), conn)); err != nil {
-			return err
-		}
-		return refuse(refusedProof, "the store asks for no proof, as this process does: it has no secret")
-	}
-	if err := c.cfg.Authenticate(conn, true, greeting); err != nil {
-		return fmt.Errorf("authentication: %w", err)
-	}
-	return nil
 }
 
 // use has the calls go over a connection until it breaks.

@@ -11,30 +11,20 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // A decoder takes what its encoder writes, and nothing that makes it panic or allocate what is only claimed.
 
 func FuzzGreeting(f *testing.F) {
-	f.Add(encodeGreeting(clientID{1, 2, 3}))
-	f.Add([]byte("GET / HTTP/1.1\r\nHost: localhost\r\n"))
-	f.Add([]byte{tlsHandshake, 3, 1})
+	own := clientID{1, 2, 3}.greeting().Own
+	f.Add(own[:])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		id, err := decodeGreeting(b)
-		if err == nil && !bytes.Equal(encodeGreeting(id), b) {
-			t.Fatalf("%x is read as %x", b, id)
-		}
-	})
-}
-
-func FuzzAnswer(f *testing.F) {
-	f.Add(encodeAnswer(instance{1}, nil))
-	f.Add(encodeAnswer(instance{1}, refuse(refusedProof, "no")))
-	f.Add([]byte{goOn})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		server, err := readAnswer(bytes.NewReader(b))
-		if r := (*refusal)(nil); err == nil && !bytes.HasPrefix(b, encodeAnswer(server, nil)[:8]) || errors.As(err, &r) && r.reason == accepted {
-			t.Fatalf("%x is read as %x, %v", b, server, err)
+		g := door.Greeting{Service: door.Store}
+		copy(g.Own[:], b)
+		if id, err := greeted(&g); err == nil && *id.greeting() != g {
+			t.Fatalf("%+v is read as %v", g, id)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // guarded returns the two sides' configurations for a job with a secret.
@@ -47,10 +49,10 @@ func TestSecrets(t *testing.T) {
 		want   string // "": it is let in
 	}{
 		{"the right secret", serverA, clientA, ""},
-		{"another secret", serverA, clientB, "TLS"},
+		{"another secret", serverA, clientB, "secret"},
 		{"another job", serverA, otherJob, "job"},
 		{"no secret", serverA, rendezvous.Config{}, "it does not speak TLS, as this end does: it has no secret"},
-		{"a secret for a store without", rendezvous.ServerConfig{}, clientA, "does not speak TLS, as this end does"},
+		{"a secret for a store without", rendezvous.ServerConfig{}, clientA, "it wants TLS, which this end does not have"},
 		{"plain, the right secret", proofServer, proofA, ""},
 		{"plain, another secret", proofServer, proofB, "secret"},
 		{"plain, no secret", proofServer, rendezvous.Config{}, "asks for a proof"},
@@ -102,7 +104,7 @@ func TestWrongSecretInMeeting(t *testing.T) {
 		end(context.DeadlineExceeded)
 	})
 	for _, r := range meet(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour, card(0, 3), card(2, 3)) {
-		wantMeetError(t, r.err, rendezvous.Missing, "worker 1 of job", "the store refused a connection from 127.0.0.1:", "(proof): TLS:")
+		wantMeetError(t, r.err, rendezvous.Missing, "worker 1 of job", "the store refused a connection from 127.0.0.1:", "(proof): authentication: its proof is wrong")
 	}
 }
 
@@ -173,7 +175,8 @@ func TestHostile(t *testing.T) {
 	if refused < uint64(total)*9/10 {
 		t.Errorf("%d of %d were refused: %v", refused, total, server.Refused())
 	}
-	if n, most := log.count(), int(time.Since(start)/time.Second)+2; n == 0 || n > most || !strings.Contains(log.String(), "from=127.0.0.1:") {
+	const kinds = 5 // magic, damaged, service, proof, slow
+	if n, most := log.count(), kinds*(int(time.Since(start)/time.Second)+2); n == 0 || n > most || !strings.Contains(log.String(), "from=127.0.0.1:") {
 		t.Errorf("%d lines in the log, want 1 to %d, with addresses:\n%s", n, most, log.String())
 	}
 }
@@ -186,8 +189,8 @@ func attack(address string, random *rand.Rand) {
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(2 * time.Second))
-	greeting := append([]byte("LOCKSTOR\x01\x00\x00\x00"), make([]byte, 20)...)
-	switch random.IntN(6) {
+	greeting := (&door.Greeting{Service: door.Store, Secure: true}).Encode()
+	switch random.IntN(8) {
 	case 0: // garbage
 		b := make([]byte, 1+random.IntN(4096))
 		for i := range b {
@@ -199,18 +202,27 @@ func attack(address string, random *rand.Rand) {
 	case 2: // silence, then the end
 		time.Sleep(time.Duration(random.IntN(50)) * time.Millisecond)
 		return
-	case 3: // another secret's certificate
+	case 3: // another secret's certificate, at once or after a greeting
 		if cfg, err := secret.New().TLS("digits", 0); err == nil {
+			if random.IntN(2) == 0 {
+				c.Write(greeting)
+			}
 			cfg.VerifyConnection = nil
-			t := tls.Client(c, cfg)
-			t.Handshake()
-			t.Write(greeting)
-			t.Read(make([]byte, 1))
+			tls.Client(c, cfg).Handshake()
 		}
 		return
 	case 4: // plain where TLS is wanted, with a frame that claims 4 GiB
+		greeting = (&door.Greeting{Service: door.Store}).Encode()
 		c.Write(binary.LittleEndian.AppendUint32(greeting, 1<<32-1))
-	case 5: // TLS records that are too long
+	case 5: // another secret's proof
+		c.Write(greeting)
+		if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
+			secret.New().Authenticate("digits", 0)(c, true, greeting)
+		}
+		return
+	case 6: // another service
+		c.Write((&door.Greeting{Service: door.Data}).Encode())
+	case 7: // TLS records that are too long
 		c.Write(append([]byte{0x16, 3, 1, 0xff, 0xff}, bytes.Repeat([]byte{1}, 1<<16)...))
 	}
 	c.Read(make([]byte, 256))

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // refusedKey is where a server says whom it has refused lately, so that workers that wait in vain can say why.
@@ -24,32 +26,43 @@ type refusedEntry struct {
 	Reason string    `json:"reason"`
 }
 
-// reporter logs refusals and keeps refusedKey: at once, then at most once a second. What was held back is told by the next
+// refusedOne is a refusal that may never be told.
+type refusedOne struct {
+	time time.Time
+	from net.Addr
+	kind door.Reason
+	err  error
+}
+
+// reporter keeps refusedKey: at once, then at most once a second. What was held back is told by the next
 // one that is not, or by a timer.
 type reporter struct {
 	server *Server
 
-	mu     sync.Mutex
-	report refusedReport
-	next   time.Time // the next may be told then
-	timer  bool      // will tell what was held back
-	told   uint64    // of report.Count
+	mu    sync.Mutex
+	count uint64
+	last  []refusedOne // the latest of each kind
+	next  time.Time    // the next may be told then
+	timer bool         // will tell what was held back
+	told  uint64       // of count
 }
 
 // reportEvery bounds how often strangers make the server say something.
 const reportEvery = time.Second
 
-func (r *reporter) add(from net.Addr, reason Refusal, err error) {
+func (r *reporter) add(from net.Addr, kind door.Reason, err error) {
+	if r.server.ctx.Err() != nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := refusedEntry{time.Now(), from.String(), reason.String(), err.Error()}
-	r.report.Count++
-	at := slices.IndexFunc(r.report.Last, func(old refusedEntry) bool { return old.Kind == e.Kind })
+	r.count++
+	at := slices.IndexFunc(r.last, func(old refusedOne) bool { return old.kind == kind })
 	if at < 0 {
-		at = len(r.report.Last)
-		r.report.Last = append(r.report.Last, e)
+		at = len(r.last)
+		r.last = append(r.last, refusedOne{})
 	}
-	r.report.Last[at] = e
+	r.last[at] = refusedOne{time.Now(), from, kind, err}
 	switch wait := time.Until(r.next); {
 	case wait <= 0:
 		r.tell()
@@ -82,17 +95,18 @@ func (r *reporter) due() time.Duration {
 	return 0
 }
 
-// tell logs the latest refusal, and sets refusedKey.
+// tell sets refusedKey.
 func (r *reporter) tell() {
-	if r.told == r.report.Count {
+	if r.told == r.count {
 		return
 	}
-	latest := slices.MaxFunc(r.report.Last, func(a, b refusedEntry) int { return a.Time.Compare(b.Time) })
-	r.server.cfg.Logger.Warn("rendezvous: connections to the store are refused", "from", latest.From, "reason", latest.Reason,
-		"kind", latest.Kind, "since_the_last_warning", r.report.Count-r.told, "in_all", r.report.Count)
-	r.told = r.report.Count
+	r.told = r.count
 	r.next = time.Now().Add(reportEvery)
-	if text, err := json.Marshal(r.report); err == nil {
+	report := refusedReport{Count: r.count}
+	for _, e := range r.last {
+		report.Last = append(report.Last, refusedEntry{e.time, e.from.String(), e.kind.String(), e.err.Error()})
+	}
+	if text, err := json.Marshal(report); err == nil {
 		r.server.memory.change(refusedKey, func(t *table) (bool, error) { return t.doSet(refusedKey, text) })
 	}
 }

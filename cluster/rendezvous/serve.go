@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // serverConn is a connection of a client that has greeted.
@@ -38,8 +40,8 @@ func (c *serverConn) serve() {
 			err = c.handle(ctx, &work, &q)
 		}
 		if err != nil {
-			if r := (*refusal)(nil); errors.As(err, &r) {
-				c.server.refuse(c.raw.RemoteAddr(), err)
+			if r := (*door.Refusal)(nil); errors.As(err, &r) {
+				c.server.entrance.Refuse(c.raw.RemoteAddr(), err)
 			}
 			return
 		}

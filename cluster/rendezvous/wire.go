@@ -8,22 +8,18 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // Version is the version of the TCP store's protocol, docs/rendezvous.md. Both ends must speak the same.
 const Version = 1
 
 const (
-	magic         = "LOCKSTOR"
-	greetingBytes = 32
-	answerBytes   = 36
-	answerTextMax = 256
+	instanceBytes = 16
 	frameMax      = 8 << 20 // bytes of a frame: a key, a value and what belongs to it; what is longer goes in several
 	chunkBytes    = 1 << 20 // a frame of entries is closed when it has more
 	requestBytes  = 28      // before the key
-	goOn          = 'A'     // after a greeting: what Config.Authenticate says follows
-	tlsHandshake  = 0x16    // the first byte of a TLS connection
-	tlsAlert      = 0x15
 )
 
 // checksum is CRC-32C.
@@ -34,130 +30,22 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // clientID names a client over all its connections; instance names a server.
 type (
 	clientID [16]byte
-	instance [16]byte
+	instance [instanceBytes]byte
 )
 
-// encodeGreeting returns the first bytes on a connection, from the client.
-func encodeGreeting(id clientID) []byte {
-	le := binary.LittleEndian
-	b := make([]byte, 0, greetingBytes)
-	b = append(b, magic...)
-	b = le.AppendUint16(b, Version)
-	b = append(b, 0, 0)
-	b = append(b, id[:]...)
-	return le.AppendUint32(b, checksum(b))
+// greeting is what a client says first.
+func (id clientID) greeting() *door.Greeting {
+	g := &door.Greeting{Service: door.Store}
+	copy(g.Own[:], id[:])
+	return g
 }
 
-// decodeGreeting looks at the magic and the version first, so that a stranger and another version are told apart from damage.
-func decodeGreeting(b []byte) (id clientID, err error) {
-	le := binary.LittleEndian
-	switch {
-	case len(b) > 0 && b[0] == tlsHandshake:
-		return id, refuse(refusedMagic, "it speaks TLS, as this end does not: this end has no secret")
-	case len(b) != greetingBytes || string(b[:8]) != magic:
-		return id, refuse(refusedMagic, "the connection does not begin as one to Lockstep's store does")
-	case le.Uint16(b[8:]) != Version:
-		return id, refuse(refusedVersion, "it speaks version %d of the store's protocol, this end version %d", le.Uint16(b[8:]), Version)
-	case le.Uint16(b[10:]) != 0 || checksum(b[:28]) != le.Uint32(b[28:]):
-		return id, refuse(refusedDamaged, "the greeting is damaged")
+// greeted returns the client of a greeting.
+func greeted(g *door.Greeting) (id clientID, err error) {
+	if [door.OwnBytes - 16]byte(g.Own[16:]) != [door.OwnBytes - 16]byte{} || g.Job != [16]byte{} {
+		return id, door.Refuse(door.Damaged, "the greeting is none for a store")
 	}
-	return clientID(b[12:28]), nil
-}
-
-// Refusal says why a store refused a connection. Its text names what [Server.Refused] counts.
-type Refusal uint8
-
-// The reasons to refuse a connection, or to end one.
-const (
-	accepted       Refusal = iota
-	refusedMagic           // not this protocol
-	refusedVersion         // another version of it
-	refusedDamaged         // a greeting that is none
-	refusedProof           // TLS or Authenticate says no
-	refusedSlow            // no greeting in time, or pushed out by newer ones
-	refusedCrowded         // more connections than the server takes
-	refusedFrame           // a request in an accepted connection that is none
-	refusals
-)
-
-var refusalNames = [refusals]string{"accepted", "magic", "version", "damaged", "proof", "slow", "crowded", "frame"}
-
-// String returns the reason's name: "version", "proof".
-func (r Refusal) String() string {
-	if r < refusals {
-		return refusalNames[r]
-	}
-	return fmt.Sprintf("Refusal(%d)", uint8(r))
-}
-
-// refusal is the error of a refused connection, on both sides.
-type refusal struct {
-	reason Refusal
-	text   string
-}
-
-func (r *refusal) Error() string { return r.text }
-
-func refuse(reason Refusal, format string, args ...any) error {
-	return &refusal{reason, fmt.Sprintf(format, args...)}
-}
-
-// encodeAnswer returns the answer to a greeting: err, or that all is well.
-func encodeAnswer(server instance, err error) []byte {
-	le := binary.LittleEndian
-	reason, text := accepted, ""
-	if r := (*refusal)(nil); errors.As(err, &r) {
-		reason, text = r.reason, r.text[:min(len(r.text), answerTextMax)]
-	}
-	b := make([]byte, 0, answerBytes+len(text))
-	b = append(b, magic...)
-	b = le.AppendUint16(b, Version)
-	b = append(b, byte(reason), 0)
-	b = append(b, server[:]...)
-	b = le.AppendUint32(b, uint32(len(text)))
-	b = le.AppendUint32(b, checksum(b))
-	return append(b, text...)
-}
-
-// readAnswer reads the answer to a greeting: a *refusal if it is one.
-func readAnswer(r io.Reader) (server instance, err error) {
-	le := binary.LittleEndian
-	b := make([]byte, answerBytes)
-	if _, err := io.ReadFull(r, b[:1]); err != nil {
-		return server, err
-	}
-	switch b[0] {
-	case magic[0]:
-	case goOn:
-		return server, refuse(refusedProof, "the store asks for a proof that this process belongs to it, and this process has none: it has no secret")
-	case tlsAlert, tlsHandshake:
-		return server, refuse(refusedMagic, "what listens there speaks TLS, as this process does not: it has no secret")
-	default:
-		return server, refuse(refusedMagic, "what listens there is not Lockstep's store")
-	}
-	if _, err := io.ReadFull(r, b[1:len(magic)]); err != nil {
-		return server, err
-	}
-	if string(b[:8]) != magic {
-		return server, refuse(refusedMagic, "what listens there is not Lockstep's store")
-	}
-	if _, err := io.ReadFull(r, b[8:]); err != nil {
-		return server, err
-	}
-	n := le.Uint32(b[28:])
-	switch {
-	case le.Uint16(b[8:]) != Version && b[10] == byte(accepted):
-		return server, refuse(refusedVersion, "it speaks version %d of the store's protocol, this end version %d", le.Uint16(b[8:]), Version)
-	case checksum(b[:32]) != le.Uint32(b[32:]) || n > answerTextMax || b[10] >= byte(refusals):
-		return server, refuse(refusedDamaged, "the answer to the greeting is damaged")
-	case b[10] == byte(accepted):
-		return instance(b[12:28]), nil
-	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(r, text); err != nil {
-		return server, err
-	}
-	return server, &refusal{Refusal(b[10]), string(text)}
+	return clientID(g.Own[:16]), nil
 }
 
 // opcode is what a request asks for.
@@ -208,23 +96,23 @@ func (q *request) encode() []byte {
 func (q *request) decode(b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < requestBytes {
-		return refuse(refusedFrame, "a request of %d bytes, want at least %d", len(b), requestBytes)
+		return door.Refuse(door.Frame, "a request of %d bytes, want at least %d", len(b), requestBytes)
 	}
 	n := int(le.Uint16(b[2:]))
 	if b[0] == 0 || opcode(b[0]) >= opcodes || b[1] != 0 || requestBytes+n > len(b) {
-		return refuse(refusedFrame, "a request of kind %d with a key of %d bytes, in %d", b[0], n, len(b))
+		return door.Refuse(door.Frame, "a request of kind %d with a key of %d bytes, in %d", b[0], n, len(b))
 	}
 	*q = request{op: opcode(b[0]), id: le.Uint64(b[4:]), oldest: le.Uint64(b[12:]), revision: le.Uint64(b[20:])}
 	q.key, q.value = string(b[requestBytes:requestBytes+n]), b[requestBytes+n:]
 	if !(q.op >= opSet && q.op <= opSwap) && len(q.value) > 0 {
-		return refuse(refusedFrame, "a request of kind %d with a value", b[0])
+		return door.Refuse(door.Frame, "a request of kind %d with a value", b[0])
 	}
 	err := CheckPrefix(q.key)
 	if q.op.changes() {
 		err = checkPair(q.key, q.value)
 	}
 	if err != nil {
-		return refuse(refusedFrame, "a request with a wrong key or value: %v", err)
+		return door.Refuse(door.Frame, "a request with a wrong key or value: %v", err)
 	}
 	return nil
 }
@@ -308,7 +196,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 	}
 	n := int64(binary.LittleEndian.Uint32(head[:]))
 	if n > frameMax {
-		return nil, refuse(refusedFrame, "a frame of %d bytes, want at most %d", n, frameMax)
+		return nil, door.Refuse(door.Frame, "a frame of %d bytes, want at most %d", n, frameMax)
 	}
 	if n <= 64<<10 {
 		b := make([]byte, n)

@@ -94,7 +94,7 @@ var attacks = []attack{
 
 const (
 	greetingBytes = 80 // docs/wire.md
-	secureAt      = 13 // in it: whether TLS follows
+	secureAt      = 11 // in it: whether TLS follows
 )
 
 // greet says what a worker has said as a greeting, and reads that a proof is wanted.
@@ -310,7 +310,7 @@ func checkLogs(t *testing.T, all []*process, took time.Duration) {
 				t.Errorf("rank %d does not log %q", p.worker.Rank, want)
 			}
 		}
-		const kinds = 12
+		const kinds = 13
 		if n := strings.Count(log, "\n"); n > kinds*(1+int(took.Seconds())) {
 			t.Errorf("rank %d has logged %d lines in %v", p.worker.Rank, n, took)
 		}

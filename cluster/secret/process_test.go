@@ -40,7 +40,15 @@ func TestMain(m *testing.M) {
 	if text := os.Getenv(workerEnv); text != "" {
 		w := worker{tapes: &tapes{}}
 		w.check(json.Unmarshal([]byte(text), &w))
-		w.live()
+		w.in = bufio.NewReader(os.Stdin)
+		switch w.Role {
+		case "flood":
+			w.flood()
+		case "beside":
+			w.beside()
+		default:
+			w.live()
+		}
 		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
@@ -54,9 +62,11 @@ type worker struct {
 	Host       string     // those of equal ones are on one host
 	Listen     string     // where it listens; empty: on loopback
 	Network    [][]string // commands that set up the network of its own that it has been given
+	Role       string     // what it is instead: "flood", "beside"
 
 	in    *bufio.Reader
 	tapes *tapes
+	blows []blow // of a flood
 }
 
 const job = "job under test"
@@ -70,7 +80,6 @@ func (w *worker) check(err error) {
 
 // live joins the others, and does what the parent says, a line each.
 func (w *worker) live() {
-	w.in = bufio.NewReader(os.Stdin)
 	if len(w.Network) > 0 {
 		w.line() // the parent has given it its network
 		for _, c := range w.Network {
@@ -107,6 +116,8 @@ func (w *worker) live() {
 			text, err := json.Marshal(use())
 			w.check(err)
 			w.say(string(text))
+		case "spent":
+			w.say(spent())
 		case "tapes":
 			w.say(w.tapes.String())
 		case "leave":

@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/door"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 	"github.com/lockstep-ml/lockstep/transport/shm"
@@ -150,6 +151,7 @@ func (w *Worker) closeStore() {
 	w.store.Close()
 	if w.server != nil {
 		w.server.Close()
+		w.door.Close()
 	}
 	if w.removes() {
 		folder := filepath.FromSlash(strings.TrimPrefix(w.job.Store, "file://"))
@@ -178,17 +180,12 @@ func (w *Worker) openStore(ctx context.Context) error {
 		if cfg.TLS, err = w.cfg.Secret.TLS(w.job.ID, 0); err != nil { // a store outlives epochs
 			return err
 		}
+		cfg.Authenticate = w.cfg.Secret.Authenticate(w.job.ID, 0)
 	}
 	if serves(w.job) && w.job.Worker == 0 {
-		// The server ends with Close, not with the wait.
-		var err error
-		w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{
-			Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), TLS: cfg.TLS, Logger: w.cfg.Logger,
-		})
-		if err != nil {
+		if err := w.serveStore(ctx, cfg); err != nil {
 			return fmt.Errorf("serving the store for the other workers: %w; if the port is taken, or the address is not this host's, give the job another store (%s)", err, cluster.EnvStore)
 		}
-		w.store = w.server.Store()
 		return nil
 	}
 	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -206,6 +203,21 @@ func (w *Worker) openStore(ctx context.Context) error {
 		return err
 	}
 	w.store = store
+	return nil
+}
+
+// serveStore serves the store at this process's port, where the replicas will be reached as well.
+func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
+	if w.door, err = door.Open(door.Config{Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
+		return err
+	}
+	// The server ends with Close, not with the wait.
+	w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{Door: w.door, TLS: cfg.TLS, Authenticate: cfg.Authenticate})
+	if err != nil {
+		w.door.Close()
+		return err
+	}
+	w.store = w.server.Store()
 	return nil
 }
 
@@ -337,6 +349,9 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	var err error
 	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(ctx); err != nil {
 		return nil, err
+	}
+	if w.door != nil && w.cfg.Listen == "" {
+		cfg.TCP.Door = w.door
 	}
 	if err := w.secure(&cfg); err != nil {
 		return nil, err

@@ -31,6 +31,7 @@ var mayImport = []struct {
 	{"simulate", []string{"tensor", "collective/plan", "collective/chooser"}},
 	{"cluster/doctor", []string{"cluster/rendezvous", "cluster/worker", "collective", "tensor", "internal/ranges"}},
 	{"cluster/worker", []string{"cluster/...", "collective/...", "transport/...", "tensor", "internal/ranges", "internal/stacks"}},
+	{"cluster/rendezvous/...", []string{"cluster/...", "transport/door"}},
 	{"cluster/...", []string{"cluster/..."}},
 	{"internal/ledger", []string{"tensor", "collective", "internal/stacks"}},
 	{"engine", []string{"tensor"}},

@@ -47,7 +47,7 @@ func (c *tap) Write(p []byte) (int, error) {
 	c.once.Do(func() {
 		c.taps.mu.Lock()
 		defer c.taps.mu.Unlock()
-		c.taps.first[fmt.Sprintf("%d-%d %s", c.taps.of[c.to], c.from, [...]string{"plain", "TLS"}[p[13]])] = true
+		c.taps.first[fmt.Sprintf("%d-%d %s", c.taps.of[c.to], c.from, [...]string{"plain", "TLS"}[p[11]])] = true
 	})
 	return c.Conn.Write(p)
 }

@@ -2,15 +2,13 @@ package tcp
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // Config sets up a [Node]. The zero value works, on loopback. Job, Streams and Checksum, and whether there is TLS or
@@ -21,6 +19,9 @@ type Config struct {
 	Listen string
 	// Listener is used instead of Listen, if given. The node closes it.
 	Listener net.Listener
+	// Door is used instead of both, if given, with its own Handshake and HalfOpen: a port that the process shares with other services.
+	// The node leaves it open.
+	Door *door.Door
 	// Dial makes connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Job names the job: processes of another are refused. It is no secret.
@@ -55,9 +56,6 @@ type Config struct {
 
 // filled returns c with its defaults, or what is wrong with it.
 func (c Config) filled() (Config, error) {
-	if c.Listen == "" {
-		c.Listen = "127.0.0.1:0"
-	}
 	if c.Streams == 0 {
 		c.Streams = 1
 	}
@@ -66,9 +64,6 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Handshake <= 0 {
 		c.Handshake = 10 * time.Second
-	}
-	if c.HalfOpen <= 0 {
-		c.HalfOpen = 128
 	}
 	if c.KeepAlive == (net.KeepAliveConfig{}) {
 		c.KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 2}
@@ -84,39 +79,4 @@ func (c Config) filled() (Config, error) {
 		c.TLS.DynamicRecordSizingDisabled = true
 	}
 	return c, nil
-}
-
-// job returns what stands in greetings for the job's name.
-func (c *Config) job() [16]byte {
-	sum := sha256.Sum256([]byte(c.Job))
-	return [16]byte(sum[:16])
-}
-
-// listen opens the port, or the first free one of the range.
-func listen(address string) (net.Listener, error) {
-	host, ports, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("tcp: address %q to listen on: %w", address, err)
-	}
-	from, to, ranged := strings.Cut(ports, "-")
-	lo, err := strconv.ParseUint(from, 10, 16)
-	hi := lo
-	if err == nil && ranged {
-		hi, err = strconv.ParseUint(to, 10, 16)
-	}
-	if err != nil || hi < lo || ranged && lo == 0 {
-		return nil, fmt.Errorf("tcp: address %q to listen on: want host:port or host:first-last", address)
-	}
-	lc := net.ListenConfig{KeepAlive: -1} // see limitSilence; strangers have a deadline
-	var errs []error
-	for port := lo; port <= hi; port++ {
-		l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.FormatUint(port, 10)))
-		if err == nil {
-			return l, nil
-		}
-		if errs = append(errs, err); len(errs) > 3 {
-			errs = errs[1:]
-		}
-	}
-	return nil, fmt.Errorf("tcp: no port to listen on: %w", errors.Join(errs...))
 }

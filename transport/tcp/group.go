@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // group is some of a world's ranks. Its fields are guarded by the world's mu, but for those that never change.
@@ -88,7 +89,7 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 			err = e.welcome(a)
 		}
 		if err != nil {
-			w.node.refuse(a.raw.RemoteAddr(), err)
+			w.node.entrance.Refuse(a.raw.RemoteAddr(), err)
 			a.answer(err)
 		}
 	}
@@ -124,9 +125,9 @@ func (g *group) whom(a *arrival) (*endpoint, error) {
 	n := len(g.ranks)
 	switch {
 	case a.members != g.members:
-		return nil, refuse(refusedGroup, "group %#x has other ranks here", a.group)
+		return nil, door.Refuse(door.Group, "group %#x has other ranks here", a.group)
 	case int(a.from) >= n || int(a.to) >= n || a.from == a.to || g.proc(int(a.to)) != g.world.self || !g.dials(int(a.from), int(a.to)):
-		return nil, refuse(refusedRank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
+		return nil, door.Refuse(door.Rank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
 	}
 	if err := g.world.exposed(a, g.proc(int(a.from))); err != nil {
 		return nil, err
@@ -137,7 +138,7 @@ func (g *group) whom(a *arrival) (*endpoint, error) {
 		}
 	}
 	if g.taken == g.local {
-		return nil, refuse(refusedGroup, "rank %d has closed its end", a.to)
+		return nil, door.Refuse(door.Group, "rank %d has closed its end", a.to)
 	}
 	return nil, nil
 }

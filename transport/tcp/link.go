@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // link is the control connection with another process. It has a goroutine that reads and one that writes.
@@ -89,7 +91,7 @@ func (l *link) readLoop() {
 		}
 	}
 	if errors.Is(err, errMessage) {
-		l.w.node.refuse(l.a.raw.RemoteAddr(), &refusal{refusedFrame, err.Error()})
+		l.w.node.entrance.Refuse(l.a.raw.RemoteAddr(), &door.Refusal{Reason: door.Frame, Text: err.Error()})
 	}
 	l.mu.Lock()
 	closed := l.closed

@@ -2,27 +2,23 @@ package tcp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
-// Node is a process's door: the port it listens on, and the groups whose ranks live here.
+// Node is where a process's groups come together: at its door, which is a port of its own or one that it shares.
 type Node struct {
 	cfg      Config
 	job      [16]byte
-	listener net.Listener
+	door     *door.Door
+	entrance *door.Entrance
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
-	work     sync.WaitGroup
-	refused  [refusals]atomic.Uint64
-	logged   [refusals]atomic.Int64 // when one was logged last, in nanoseconds since 1970
-
-	lastRefused atomic.Pointer[string] // for errors of those who wait in vain
 
 	mu      sync.Mutex
 	worlds  map[worldKey]*world
@@ -30,7 +26,6 @@ type Node struct {
 	past    []worldKey    // of worlds that have ended, the latest pastMax
 	latest  uint32        // epoch of the latest world
 	retire  bool          // Close with the last world
-	half    halfOpen
 	closed  bool
 }
 
@@ -46,34 +41,39 @@ func Listen(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, job: cfg.job(), listener: cfg.Listener, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
-	if n.listener == nil {
-		if n.listener, err = listen(cfg.Listen); err != nil {
-			return nil, err
+	n := &Node{cfg: cfg, job: door.JobID(cfg.Job), door: cfg.Door, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
+	if n.door == nil {
+		n.door, err = door.Open(door.Config{Listen: cfg.Listen, Listener: cfg.Listener, Handshake: cfg.Handshake, HalfOpen: cfg.HalfOpen, Logger: cfg.Logger})
+		if err != nil {
+			return nil, fmt.Errorf("tcp: %w", err)
 		}
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.work.Go(n.accept)
+	n.entrance, err = n.door.Serve(door.Entry{
+		Services: []door.Service{door.Control, door.Data}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.greeted,
+	})
+	if err != nil {
+		n.cancel()
+		n.closeDoor()
+		return nil, fmt.Errorf("tcp: %w", err)
+	}
 	return n, nil
 }
 
-// Addr returns the address that the node listens on, as others may dial it if that is no wildcard.
-func (n *Node) Addr() string { return n.listener.Addr().String() }
-
-// Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
-// "damaged", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". Reasons that did not occur
-// are left out.
-func (n *Node) Refused() map[string]uint64 {
-	out := map[string]uint64{}
-	for r := range n.refused {
-		if c := n.refused[r].Load(); c > 0 {
-			out[Refusal(r).String()] = c
-		}
-	}
-	return out
+// rules are those of all connections.
+func (n *Node) rules() door.Rules {
+	return door.Rules{TLS: n.cfg.TLS, Authenticate: n.cfg.Authenticate, Below: func(c net.Conn) net.Conn { return &shim{Conn: c} }}
 }
 
-// Close closes the port and all endpoints that are open. Closing again does nothing.
+// Addr returns the address that the node listens on, as others may dial it if that is no wildcard.
+func (n *Node) Addr() string { return n.door.Addr() }
+
+// Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
+// "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". Reasons that did not
+// occur are left out.
+func (n *Node) Refused() map[string]uint64 { return n.entrance.Counts() }
+
+// Close closes the port, unless it is [Config.Door], and all endpoints that are open. Closing again does nothing.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	closed := n.closed
@@ -88,12 +88,15 @@ func (n *Node) Close() error {
 		w.closeAll()
 	}
 	n.cancel()
-	n.listener.Close()
-	n.mu.Lock()
-	n.half.makeRoom(0)
-	n.mu.Unlock()
-	n.work.Wait()
+	n.entrance.Close()
+	n.closeDoor()
 	return nil
+}
+
+func (n *Node) closeDoor() {
+	if n.cfg.Door == nil {
+		n.door.Close()
+	}
 }
 
 // CloseWithGroups has the node close itself with the last end of its last group: at once, if it has none.
@@ -113,46 +116,10 @@ func (n *Node) closeIfEmpty() {
 	}
 }
 
-// accept takes connections until Close.
-func (n *Node) accept() {
-	for {
-		c, err := n.listener.Accept()
-		if n.ctx.Err() != nil {
-			if err == nil {
-				c.Close()
-			}
-			return
-		}
-		if err != nil {
-			// Out of descriptors, most likely: dropping strangers may help, and time does.
-			n.mu.Lock()
-			n.half.makeRoom(0)
-			n.mu.Unlock()
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-n.ctx.Done():
-			}
-			continue
-		}
-		n.mu.Lock()
-		n.half.makeRoom(n.cfg.HalfOpen - 1)
-		n.half.add(c)
-		n.mu.Unlock()
-		n.work.Go(func() { n.greet(c) })
-	}
-}
-
-// known takes a connection off the list of those that have not greeted. It reports false if it was dropped.
-func (n *Node) known(c net.Conn) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.half.remove(c)
-}
-
 // route hands a connection to the world that its greeting names. One that is not there yet is waited for until the deadline.
-func (n *Node) route(a *arrival, deadline time.Time) error {
+func (n *Node) route(a *arrival) error {
 	key := worldKey{a.epoch, a.world}
-	timer := time.NewTimer(time.Until(deadline))
+	timer := time.NewTimer(time.Until(a.at.Deadline))
 	defer timer.Stop()
 	for {
 		n.mu.Lock()
@@ -161,38 +128,22 @@ func (n *Node) route(a *arrival, deadline time.Time) error {
 		n.mu.Unlock()
 		switch {
 		case w != nil:
-			if !a.proven && !n.known(a.raw) {
-				return errPushedOut
+			if err := a.at.Enter(); err != nil {
+				return err
 			}
 			a.raw.SetDeadline(time.Time{})
 			return w.welcome(a)
 		case a.epoch < latest:
-			return refuse(refusedEpoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
+			return door.Refuse(door.Epoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
 		case over:
-			return refuse(refusedGroup, "the group is closed")
+			return door.Refuse(door.Group, "the group is closed")
 		}
 		select {
 		case <-changed:
 		case <-timer.C:
-			return refuse(refusedSlow, "the group %#x of epoch %d has not begun here within %v", a.world, a.epoch, n.cfg.Handshake)
+			return door.Refuse(door.Slow, "the group %#x of epoch %d has not begun here within %v", a.world, a.epoch, n.cfg.Handshake)
 		case <-n.ctx.Done():
-			return refuse(refusedGroup, "the process is leaving")
+			return door.Refuse(door.Group, "the process is leaving")
 		}
-	}
-}
-
-// refuse counts and logs a refusal, of each kind at most one a second: strangers must not fill the disk.
-func (n *Node) refuse(from net.Addr, err error) {
-	reason := refusedDamaged
-	if r := (*refusal)(nil); errors.As(err, &r) {
-		reason = r.reason
-	}
-	count := n.refused[reason].Add(1)
-	last := fmt.Sprintf("the last connection that was refused, from %v: %v", from, err)
-	n.lastRefused.Store(&last)
-	now := time.Now().UnixNano()
-	before := n.logged[reason].Load()
-	if n.ctx.Err() == nil && now-before >= int64(time.Second) && n.logged[reason].CompareAndSwap(before, now) {
-		n.cfg.Logger.Warn("tcp: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
 	}
 }

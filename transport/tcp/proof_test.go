@@ -40,7 +40,7 @@ type firsts struct {
 	all map[string][]byte
 }
 
-const secureAt = 13 // in a greeting
+const secureAt = 11 // in a greeting
 
 func (f *firsts) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -180,7 +180,7 @@ func TestRefusals(t *testing.T) {
 			"plain to TLS",
 			[2]tcp.Config{{TLS: secure}, {}},
 			[2][]int{},
-			"it is not encrypted", "it is not encrypted",
+			"does not speak TLS", "does not speak TLS",
 		},
 		{
 			"garbage",

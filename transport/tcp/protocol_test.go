@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 func FuzzHead(f *testing.F) {
@@ -44,35 +45,20 @@ func FuzzHead(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	f.Add((&hello{purpose: purposeStream, stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).encode())
-	f.Add([]byte("GET / HTTP/1.1\r\n"))
+	own := (&hello{stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).greeting().Own
+	f.Add(own[:])
 	f.Fuzz(func(t *testing.T, b []byte) {
+		g := door.Greeting{Service: door.Data, Secure: true}
+		copy(g.Own[:], b)
 		var h hello
-		if err := h.decode(b); err != nil {
-			if r := (*refusal)(nil); !errors.As(err, &r) {
+		if err := h.read(&g); err != nil {
+			if r := (*door.Refusal)(nil); !errors.As(err, &r) {
 				t.Fatalf("%v is no refusal", err)
 			}
 			return
 		}
-		var again hello
-		if err := again.decode(h.encode()); err != nil || again != h {
-			t.Fatalf("%+v comes back as %+v, %v", h, again, err)
-		}
-	})
-}
-
-func FuzzReply(f *testing.F) {
-	f.Add(reply(nil))
-	f.Add(reply(refuse(refusedJob, "it belongs to another job")))
-	f.Add(reply(refuse(refusedJob, "%s", strings.Repeat("x", 1000))))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r := bytes.NewReader(b)
-		err := readReply(r)
-		if read := len(b) - r.Len(); read > replyBytes+replyTextMax {
-			t.Fatalf("read %d bytes", read)
-		}
-		if err == nil && (len(b) < replyBytes || b[10] != byte(accepted)) {
-			t.Fatalf("% x is taken for a welcome", b)
+		if again := h.greeting(); *again != g {
+			t.Fatalf("%+v comes back as %+v", g, again)
 		}
 	})
 }
@@ -206,19 +192,15 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestPage: docs/wire.md has every reason to refuse, and the lengths, as they are.
+// TestPage: docs/wire.md has the lengths as they are.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile("../../docs/wire.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
-		fmt.Sprintf("# The wire format, version %d\n", Version), fmt.Sprintf("### Greeting, %d bytes\n", helloBytes),
-		fmt.Sprintf("### Answer, %d bytes and a text\n", replyBytes), fmt.Sprintf("a head of %d bytes, then the data", headBytes),
+		fmt.Sprintf("a head of %d bytes, then the data", headBytes),
 		fmt.Sprintf("a head of %d bytes, then at most 4,096 bytes of text", messageBytes),
-	}
-	for r := accepted + 1; r < refusals; r++ {
-		want = append(want, fmt.Sprintf("\n| %d | %v | ", r, r))
 	}
 	for _, w := range want {
 		if !strings.Contains(string(text), w) {

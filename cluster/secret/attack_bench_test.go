@@ -1,0 +1,284 @@
+package secret_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+// BenchmarkUnderAttack times the steps of a job of three processes while another process makes 1,000 hostile connections a
+// second: to the job, and for comparison the same to the port of a process that has nothing to do with it, which accepts, reads
+// as much as a worker would and closes. An iteration is a round of both, one shortly after the other, so what else the machine
+// does is on both sides; the metrics are the medians of the rounds' ratios. Take it from -benchtime 30x or more.
+func BenchmarkUnderAttack(b *testing.B) {
+	const steps, settle = 300, 100
+	s := secret.New()
+	var all []*process
+	for r, host := range []string{"a", "a", "b"} {
+		all = append(all, start(b, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
+	}
+	meet(b, all)
+	ask(b, all, "train 5")
+	beside := start(b, worker{Role: "beside"}, nil)
+	flood := flooder(b, s, all)
+	targets := map[string]string{"nobody": "", "beside": ask(b, []*process{beside}, "listen")[0]}
+	for _, p := range all {
+		targets["job"] += " " + p.addr
+	}
+	took := map[string][]float64{} // median of a step, by round
+	mean := map[string][]float64{}
+	round := func(target string) {
+		ask(b, []*process{flood}, "aim %s", targets[target])
+		reduced(b, all, 4*elements, settle)
+		each := reduced(b, all, 4*elements, steps)
+		slices.Sort(each)
+		sum := 0.0
+		for _, t := range each {
+			sum += t
+		}
+		took[target] = append(took[target], each[steps/2])
+		mean[target] = append(mean[target], sum/steps)
+	}
+	b.ResetTimer()
+	for i := range b.N {
+		order := []string{"nobody", "beside", "job"}
+		if i%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, target := range order {
+			round(target)
+		}
+	}
+	b.StopTimer()
+	ask(b, []*process{flood}, "aim")
+	b.ReportMetric(0, "ns/op")
+	for _, target := range []string{"nobody", "beside", "job"} {
+		b.ReportMetric(middle(took[target])*1e6, "µs/"+target)
+	}
+	b.ReportMetric(100*(middle(ratios(took["job"], took["beside"]))-1), "%/step")
+	b.ReportMetric(100*(middle(ratios(mean["job"], mean["beside"]))-1), "%/mean-step")
+	b.ReportMetric(100*(middle(ratios(took["beside"], took["nobody"]))-1), "%/attack-itself")
+	ask(b, all, "leave")
+}
+
+// BenchmarkHostileConnection counts the processor time that a hostile connection costs who is hit: a worker that has nothing else to do,
+// or the process beside. An iteration is a second at each.
+func BenchmarkHostileConnection(b *testing.B) {
+	s := secret.New()
+	var all []*process
+	for r, host := range []string{"a", "a", "b"} {
+		all = append(all, start(b, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
+	}
+	meet(b, all)
+	ask(b, all, "train 5")
+	beside := start(b, worker{Role: "beside"}, nil)
+	addr := ask(b, []*process{beside}, "listen")[0]
+	flood := flooder(b, s, all)
+	spent, made := map[string]float64{}, map[string]float64{}
+	for range b.N {
+		for who, p := range map[string]*process{all[0].addr: all[0], addr: beside} {
+			before := spentBy(b, p)
+			ask(b, []*process{flood}, "aim %s", who)
+			time.Sleep(time.Second)
+			n, err := strconv.Atoi(ask(b, []*process{flood}, "aim")[0])
+			if err != nil {
+				b.Fatal(err)
+			}
+			made[who] += float64(n)
+			spent[who] += (spentBy(b, p) - before).Seconds()
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(1e6*spent[addr]/made[addr], "µs/beside")
+	b.ReportMetric(1e6*spent[all[0].addr]/made[all[0].addr], "µs/job")
+	ask(b, all, "leave")
+}
+
+// spentBy returns the processor time that a process has spent.
+func spentBy(b *testing.B, p *process) time.Duration {
+	d, err := time.ParseDuration(ask(b, []*process{p}, "spent")[0])
+	if err != nil {
+		b.Fatal(err)
+	}
+	return d
+}
+
+// flooder starts a process that makes hostile connections.
+func flooder(b *testing.B, s secret.Secret, all []*process) *process {
+	flood := start(b, worker{Role: "flood"}, nil)
+	text, err := json.Marshal(blows(b, s, all))
+	if err != nil {
+		b.Fatal(err)
+	}
+	ask(b, []*process{flood}, "%s", text)
+	return flood
+}
+
+func ratios(a, b []float64) []float64 {
+	out := make([]float64, len(a))
+	for i := range a {
+		out[i] = a[i] / b[i]
+	}
+	return out
+}
+
+func middle(x []float64) float64 {
+	x = slices.Sorted(slices.Values(x))
+	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
+}
+
+// blow is a hostile connection whose bytes are all known in advance, so it costs its maker the same, whoever is hit.
+type blow struct {
+	Says  []byte
+	Times int  // that often, one after the other
+	Keep  bool // the connection stays open
+}
+
+// blows are of the kinds that TestHostile has.
+func blows(b *testing.B, s secret.Secret, all []*process) []blow {
+	a := newAttacker(b, s, all...)
+	r := rand.New(rand.NewPCG(1, 2))
+	hello := clientHello(b, a)
+	var out []blow
+	for said := range slices.Values(slices.Concat(a.tapes[all[0].addr], a.tapes[all[1].addr])) {
+		greeting := said[:greetingBytes]
+		out = append(out,
+			blow{Says: random(r, 1+r.IntN(4000))},
+			blow{Says: append([]byte{0x16, 3, 1}, random(r, 1+r.IntN(4000))...)},
+			blow{Says: [][]byte{nil, {0x16}, {0x16, 3, 1, 2, 0, 1}, []byte("L"), []byte("LOCKSTEP")}[r.IntN(5)], Keep: true},
+			blow{Says: append([]byte("LOCKSTEP"), make([]byte, 1<<14)...), Times: 64},
+			blow{Says: hello},
+			blow{Says: slices.Concat(greeting, hello)},
+			blow{Says: slices.Concat(greeting, random(r, 64))},
+			blow{Says: a.otherJob},
+			blow{Says: said[:min(len(said), 4000)]},
+			blow{Says: greeting, Keep: true},
+		)
+	}
+	return out
+}
+
+// clientHello returns what an attacker says who begins TLS at once.
+func clientHello(b *testing.B, a *attacker) []byte {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	var tape tapes
+	c, err := tape.dial(b.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	other, err := l.Accept()
+	if err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		other.Read(make([]byte, 1))
+		other.Close()
+	}()
+	a.handshake(c)
+	c.Close()
+	return tape.all[0].wrote
+}
+
+const (
+	floodPerSecond = 1000
+	lingerFor      = 20 * time.Millisecond
+)
+
+// flood makes hostile connections, as the first line says, at whom the next ones say: "aim address…". To each it
+// says how many it has made since the one before.
+func (w *worker) flood() {
+	w.check(json.Unmarshal([]byte(w.line()), &w.blows))
+	w.say("ready")
+	var aim chan struct{}
+	var work sync.WaitGroup
+	made := 0
+	a := &attacker{kept: map[net.Conn]bool{}}
+	for {
+		f := strings.Fields(w.line())
+		if aim != nil {
+			close(aim)
+			work.Wait()
+			aim = nil
+		}
+		if len(f) > 1 {
+			aim = make(chan struct{})
+			work.Go(func() { made = w.strike(a, f[1:], aim) })
+		}
+		w.say(strconv.Itoa(made))
+	}
+}
+
+// strike makes so many connections a second, and returns how many it has made.
+func (w *worker) strike(a *attacker, addrs []string, over <-chan struct{}) int {
+	tick := time.NewTicker(time.Second / floodPerSecond)
+	defer tick.Stop()
+	var work sync.WaitGroup
+	defer work.Wait()
+	for i := 0; ; i++ {
+		select {
+		case <-tick.C:
+			work.Go(func() { w.hit(a, addrs[i/len(w.blows)%len(addrs)], w.blows[i%len(w.blows)]) })
+		case <-over:
+			return i
+		}
+	}
+}
+
+func (w *worker) hit(a *attacker, addr string, how blow) {
+	c, err := net.Dial("tcp", addr)
+	w.check(err)
+	c.SetDeadline(time.Now().Add(30 * time.Second))
+	for range max(how.Times, 1) {
+		if _, err := c.Write(how.Says); err != nil {
+			break
+		}
+	}
+	if how.Keep {
+		a.keep(c)
+		return
+	}
+	c.SetReadDeadline(time.Now().Add(lingerFor))
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		a.keep(c)
+		return
+	}
+	c.Close()
+}
+
+// beside is somebody else's server: it reads a request of the length of a worker's greeting and proof, for as long as a worker
+// would, and closes.
+func (w *worker) beside() {
+	w.line()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	w.check(err)
+	w.say(l.Addr().String())
+	go func() {
+		for w.line() == "spent" {
+			w.say(spent())
+		}
+	}()
+	for {
+		c, err := l.Accept()
+		w.check(err)
+		go func() {
+			c.SetDeadline(time.Now().Add(10 * time.Second))
+			io.ReadFull(c, make([]byte, greetingBytes+2*32))
+			c.Close()
+		}()
+	}
+}

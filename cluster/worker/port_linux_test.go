@@ -1,0 +1,69 @@
+package worker_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestOnePort: a worker listens on one port, also if it serves the store: on the store's, and on no other interface.
+func TestOnePort(t *testing.T) {
+	t.Parallel()
+	store := freeStore(t)
+	var all []*process
+	for w := range 2 {
+		all = append(all, start(t, child{Worker: w, Workers: 2, Replicas: 1, Store: store, Job: "port", Steps: 3, At: 1, Do: "wait", TCP: true, Secret: strings.Repeat("secret", 6)}))
+	}
+	var at [2][]string
+	for w, p := range all {
+		p.says(t, "waits")
+		at[w] = listens(t, p.cmd.Process.Pid)
+	}
+	if want := []string{strings.TrimPrefix(store, "tcp://")}; !slices.Equal(at[0], want) {
+		t.Errorf("worker 0 listens at %v, want %v", at[0], want)
+	}
+	if len(at[1]) != 1 || !strings.HasPrefix(at[1][0], "127.0.0.1:") {
+		t.Errorf("worker 1 listens at %v, want one port of 127.0.0.1", at[1])
+	}
+	for _, p := range all {
+		if err := p.goOn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, p := range all {
+		p.says(t, "done")
+	}
+}
+
+// listens returns where a process listens, as /proc has it.
+func listens(t *testing.T, pid int) []string {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, table := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+		if err != nil {
+			continue // no such protocol here
+		}
+		for line := range strings.Lines(string(text)) {
+			f := strings.Fields(line)
+			if len(f) < 10 || f[3] != "0A" || !slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == "socket:["+f[9]+"]" }) {
+				continue
+			}
+			var ip uint32
+			var port int
+			if _, err := fmt.Sscanf(f[1], "%X:%X", &ip, &port); err != nil || table == "tcp6" {
+				out = append(out, f[1])
+				continue
+			}
+			out = append(out, fmt.Sprintf("%d.%d.%d.%d:%d", byte(ip), byte(ip>>8), byte(ip>>16), byte(ip>>24), port))
+		}
+	}
+	return out
+}

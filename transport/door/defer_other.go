@@ -1,0 +1,8 @@
+//go:build !linux
+
+package door
+
+import "syscall"
+
+// untilDataComes is what other systems do not have.
+func untilDataComes(_, _ string, _ syscall.RawConn) error { return nil }
