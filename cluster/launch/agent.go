@@ -32,13 +32,16 @@ type Config struct {
 	// Address is where the other nodes reach this one. Default 127.0.0.1.
 	Address string
 	// Store is where the agents meet, and where the failure of a worker is told that could not tell it; the caller closes it. Needed with
-	// several nodes.
-	Store rendezvous.Store
+	// several nodes. StoreHolder says, for people, which process it ends with; "": with none.
+	Store       rendezvous.Store
+	StoreHolder string
 	// StoreURL and Secret are told to the workers, if given: where the job's store is, and its secret as text.
 	StoreURL, Secret string
-	// RestartsMax is how often all workers are started again after a failure. It must be the same on all nodes.
+	// RestartsMax is how often all workers are started again after a failure, or after the loss of an agent, in whose place another may come
+	// then. It must be the same on all nodes.
 	RestartsMax int
-	// RendezvousTimeout bounds how long the agents wait for one another at the beginning of an epoch. Default 5 minutes.
+	// RendezvousTimeout bounds how long the agents wait for one another at the beginning of an epoch, also for one that replaces a lost one.
+	// Default 5 minutes.
 	RendezvousTimeout time.Duration
 	// Settle is how long workers have to notice by themselves that another has failed, and to tell what they know, before they are asked to
 	// end. Default 1 second.
@@ -115,7 +118,7 @@ type Agent struct {
 	peers   *peers
 	signals chan os.Signal // the user's
 	asked   os.Signal      // the first of them
-	early   []event        // heard in a meeting, of what comes after it
+	restart string         // what is said when the next epoch has begun
 
 	temporary bool // the folder for records
 }
@@ -191,23 +194,78 @@ func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 
 // epochs runs one epoch after the other.
 func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
-	for epoch := uint32(0); ; epoch++ {
-		e, err := a.begin(ctx, epoch)
+	if err := a.enter(ctx); err != nil {
+		return Outcome{Code: codeOf(a, 1), Interrupted: a.asked != nil}, err
+	}
+	for number := a.peers.first; ; number++ {
+		e, err := a.begin(ctx, number)
 		if err != nil {
-			return Outcome{Code: codeOf(a, 1), Restarts: int(epoch), Interrupted: a.asked != nil}, err
+			o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.asked != nil}
+			if ended := (*overError)(nil); errors.As(err, &ended) {
+				o.Code = ended.Code
+			}
+			if !errors.Is(err, errReplaced) {
+				a.peers.conclude(ctx, o.Code, err.Error())
+			}
+			return o, err
 		}
+		number = e.number
 		e.watch(ctx)
 		o := e.outcome()
-		last := int(epoch) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.alone != nil
+		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.alone != nil
 		if o.Report != nil && !a.cfg.Quiet {
 			a.screen.say(e.tell(o.Report))
-			if !last {
-				a.screen.say(fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, epoch+1, a.cfg.RestartsMax))
-			}
+			a.restart = fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, number+1, a.cfg.RestartsMax)
 		}
 		if o.Code == 0 || last {
-			return o, e.alone
+			err := e.lastWord()
+			if !errors.Is(err, errReplaced) {
+				a.peers.conclude(ctx, o.Code, e.summary(&o, err))
+			}
+			return o, err
 		}
+	}
+}
+
+// enter takes this node's place in the job, and begins to hear the other agents.
+func (a *Agent) enter(ctx context.Context) error {
+	if a.cfg.Nodes == 1 {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	sat := make(chan error, 1)
+	go func() {
+		sat <- a.peers.sit(ctx, a.card(make([]int, a.cfg.Workers+1)), a.remark)
+	}()
+	for {
+		select {
+		case err := <-sat:
+			if err == nil {
+				a.peers.listen()
+			}
+			return err
+		case sig := <-a.signals:
+			a.asked = sig
+			cancel(errInterrupted)
+		}
+	}
+}
+
+var errInterrupted = errors.New("interrupted before all nodes were there")
+
+// remark says something about the other nodes, unless another agent does.
+func (a *Agent) remark(text string) {
+	if !a.cfg.Quiet {
+		a.screen.say(text)
+	}
+}
+
+// card is what the other agents are told of this one, which has so many ports.
+func (a *Agent) card(ports []int) card {
+	return card{
+		Node: a.cfg.Node, Host: a.host, PID: os.Getpid(), Workers: a.cfg.Workers,
+		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax,
 	}
 }
 
@@ -242,57 +300,23 @@ func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 		return nil, fmt.Errorf("reserving ports for the workers: %w", err)
 	}
 	defer ports.release()
-	cards, err := a.meet(ctx, number, ports.numbers())
+	met, err := a.meet(ctx, number, a.card(ports.numbers()))
 	if err != nil {
 		return nil, err
 	}
-	e := &epoch{agent: a, number: number, layout: lay(cards, a.cfg.Node), ends: map[int]nodeEnd{}, began: time.Now()}
+	if a.restart != "" {
+		a.screen.say(a.restart)
+		a.restart = ""
+	}
+	e := &epoch{agent: a, number: met.Epoch, layout: lay(met.Seats, a.cfg.Node), ends: map[int]nodeEnd{}, losses: map[int]loss{}, began: time.Now()}
 	e.memory, e.counted = readMemoryKills(a.root)
-	logs, err := a.logFolder(number)
+	logs, err := a.logFolder(e.number)
 	if err != nil {
 		return nil, err
 	}
 	ports.release()
 	e.start(logs)
 	return e, nil
-}
-
-// meet waits for the other agents, unless the user ends it or one of those that have met before is lost.
-func (a *Agent) meet(ctx context.Context, number uint32, ports []int) ([]card, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	type met struct {
-		cards []card
-		err   error
-	}
-	result := make(chan met, 1)
-	mine := card{
-		Node: a.cfg.Node, Host: a.host, PID: os.Getpid(), Workers: a.cfg.Workers,
-		Address: a.cfg.Address, MasterPort: ports[0], Ports: ports[1:], RestartsMax: a.cfg.RestartsMax,
-	}
-	go func() {
-		cards, err := a.peers.meet(ctx, number, mine)
-		result <- met{cards, err}
-	}()
-	for {
-		select {
-		case r := <-result:
-			return r.cards, r.err
-		case sig := <-a.signals:
-			a.asked = sig
-			cancel(errors.New("interrupted before all nodes were there"))
-		case ev := <-a.peers.events:
-			switch {
-			case ev.lost != nil:
-				a.peers.leave--
-				cancel(ev.lost)
-			case ev.err != nil:
-				cancel(ev.err)
-			default:
-				a.early = append(a.early, ev)
-			}
-		}
-	}
 }
 
 func (a *Agent) logFolder(number uint32) (string, error) {
@@ -316,20 +340,16 @@ func (a *Agent) show(rank int) (out [2]bool) {
 
 // layout says who is where in an epoch.
 type layout struct {
-	cards []card // by node
+	cards []seat // by node
 	node  int    // this one
 	first int    // rank of its first worker
 	world int
 }
 
-func lay(cards []card, node int) layout {
+func lay(cards []seat, node int) layout {
 	l := layout{cards: cards, node: node}
-	for i, c := range cards {
-		if i < node {
-			l.first += c.Workers
-		}
-		l.world += c.Workers
-	}
+	l.first = l.firstOf(node)
+	l.world = l.firstOf(len(cards))
 	return l
 }
 
@@ -343,6 +363,14 @@ func (l *layout) place(local int) place {
 		p.addresses = append(p.addresses, c.workerAddresses()...)
 	}
 	return p
+}
+
+// firstOf returns the rank of a node's first worker.
+func (l *layout) firstOf(node int) (rank int) {
+	for _, c := range l.cards[:node] {
+		rank += c.Workers
+	}
+	return rank
 }
 
 // nodeOf returns the node of a rank.

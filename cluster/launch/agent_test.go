@@ -31,6 +31,7 @@ const (
 	asAgent    = "LAUNCH_TEST_AGENT"
 	asFollower = "LAUNCH_TEST_FOLLOWER"
 	asRemote   = "LAUNCH_TEST_REMOTE"
+	asNode     = "LAUNCH_TEST_NODE"
 )
 
 func TestMain(m *testing.M) {
@@ -40,6 +41,9 @@ func TestMain(m *testing.M) {
 		return
 	case os.Getenv(asAgent) != "":
 		agentMain(os.Getenv(asAgent))
+		return
+	case os.Getenv(asNode) != "":
+		nodeMain(os.Getenv(asNode))
 		return
 	case os.Getenv(asFollower) != "":
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // its launcher may be gone

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -34,7 +35,14 @@ type epoch struct {
 	kill     <-chan time.Time // when what still runs is killed
 	giveUp   <-chan time.Time // when nodes that do not answer are given up
 	gaveUp   bool
-	alone    error // the store, or its node, is gone
+	losses   map[int]loss // by node: those whose agent is gone
+	alone    error        // the store is gone, or this agent's place in the job
+}
+
+// loss is what is known of an agent that is gone.
+type loss struct {
+	why   string
+	since time.Time
 }
 
 // nodeEnd is what an agent tells the others when all its workers have ended.
@@ -64,10 +72,6 @@ const answerTime = 10 * time.Second
 // watch returns when the workers of all nodes have ended, or nothing more can be learned.
 func (e *epoch) watch(ctx context.Context) {
 	a, done := e.agent, ctx.Done()
-	for _, ev := range a.early {
-		e.heard(ev)
-	}
-	a.early = nil
 	for !e.over() {
 		select {
 		case w := <-e.ended:
@@ -92,7 +96,16 @@ func (e *epoch) watch(ctx context.Context) {
 }
 
 func (e *epoch) over() bool {
-	return len(e.running) == 0 && (len(e.ends) == len(e.layout.cards) || e.gaveUp || e.alone != nil)
+	if len(e.running) > 0 {
+		return false
+	}
+	for node := range e.layout.cards {
+		_, ended := e.ends[node]
+		if _, lost := e.losses[node]; !ended && !lost {
+			return e.gaveUp || e.alone != nil
+		}
+	}
+	return true
 }
 
 func (e *epoch) workerEnded(w *worker) {
@@ -122,7 +135,7 @@ func (e *epoch) fail(r failure.Record) {
 		e.agent.peers.record(r)
 	}
 	e.firstAt = r.Time
-	e.agent.peers.publish(r.Worker, "event", "stop", fmt.Sprint(e.number))
+	e.agent.peers.publish(r.Worker, "event", "stop", e.number)
 	e.failed(r.Worker)
 }
 
@@ -180,13 +193,13 @@ func (e *epoch) each(f func(*worker)) {
 func (e *epoch) signalled(sig os.Signal) {
 	p := e.agent.peers
 	if e.agent.asked != nil {
-		p.publish(e.agent.cfg.Node, "event", "kill")
+		p.publish(e.agent.cfg.Node, "event", "kill", e.number)
 		e.killAll()
 		e.giveUp = time.After(answerTime)
 		return
 	}
 	e.agent.screen.say(fmt.Sprintf("\nlockstep run: passed %s on to the workers, which may end their step; once more kills them\n", signalName(sig)))
-	p.publish(interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate}, "event", "interrupt")
+	p.publish(interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate}, "event", "interrupt", e.number)
 	e.interrupt(sig)
 }
 
@@ -201,12 +214,17 @@ func (e *epoch) interrupt(sig os.Signal) {
 func (e *epoch) heard(ev event) {
 	switch {
 	case ev.err != nil:
-		e.alone = ev.err
+		e.alone = e.agent.peers.storeLost(ev.err)
 		e.stop()
-	case ev.lost != nil:
-		e.alone = ev.lost
-		e.agent.peers.leave--
-		e.stop()
+	case ev.over != nil:
+		e.gaveUp = true // what the others had to tell has been heard before this
+		if len(e.running) > 0 && !e.failing {
+			e.alone = &overError{*ev.over}
+			e.stop()
+		}
+	case ev.seat != nil && ev.seat.Node < len(e.layout.cards):
+		e.agent.peers.seats[ev.seat.Node] = ev.seat
+		e.seatChanged(ev.seat)
 	case ev.kill:
 		if e.agent.asked == nil {
 			e.agent.asked = sigInterrupt
@@ -230,6 +248,38 @@ func (e *epoch) heard(ev event) {
 	}
 }
 
+// seatChanged sees to it that the epoch ends when a node's agent is lost before its workers have ended, or when another has taken its place.
+func (e *epoch) seatChanged(s *seat) {
+	was := &e.layout.cards[s.Node]
+	l := loss{why: s.Why, since: s.Since}
+	switch {
+	case s.Nonce != was.Nonce && s.Node == e.layout.node:
+		e.alone = fmt.Errorf("%v was taken for lost, and %w by the agent on host %s with pid %d", &was.card, errReplaced, s.Host, s.PID)
+		e.stop()
+		return
+	case s.Nonce != was.Nonce:
+		l = loss{why: fmt.Sprintf("the agent on host %s with pid %d has come in its place", s.Host, s.PID), since: time.Now()}
+	case s.State == gone:
+		l = loss{why: "it has left the job", since: time.Now()}
+	case s.State == here:
+		return
+	case s.Node == e.layout.node: // taken for lost: the others have ended the epoch, and it can come to the next
+		e.failed(e.layout.first)
+		return
+	}
+	_, ended := e.ends[s.Node]
+	if _, known := e.losses[s.Node]; ended || known {
+		return
+	}
+	e.losses[s.Node] = l
+	if !e.failing {
+		e.firstAt = l.since
+		e.agent.remark(fmt.Sprintf("lockstep run: %v is lost, and its workers with it: %s\n", &was.card, l.why))
+	}
+	e.failed(e.layout.firstOf(s.Node))
+	e.expect()
+}
+
 // expect gives up on the nodes that do not say within reasonable time that their workers have ended.
 func (e *epoch) expect() {
 	if e.failing && len(e.running) == 0 && e.giveUp == nil {
@@ -242,7 +292,7 @@ func (e *epoch) finish() {
 	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.fine()}
 	e.ends[end.Node] = end
 	p := e.agent.peers
-	p.publish(end.bounded(), "event", "end", fmt.Sprint(e.number), fmt.Sprint(end.Node))
+	p.publish(end.bounded(), "event", "end", e.number, end.Node)
 	e.expect()
 }
 
@@ -318,6 +368,10 @@ func (e *epoch) attribute(w *worker, r *failure.Record) {
 // outcome says what the epoch came to.
 func (e *epoch) outcome() Outcome {
 	o := Outcome{Restarts: int(e.number), Interrupted: e.agent.asked != nil}
+	if errors.Is(e.alone, errReplaced) { // the job goes on without this agent, which knows nothing of it
+		o.Code = 1
+		return o
+	}
 	var records []failure.Record
 	for _, end := range e.ends {
 		for _, f := range end.Failures {
@@ -348,15 +402,42 @@ func (e *epoch) outcome() Outcome {
 // silent makes up records for the workers of a node whose agent has not said how they ended. They are causes of their own: the workers went
 // with their agent, and that others lost them follows from it.
 func (e *epoch) silent(node int) (out []failure.Record) {
-	c, first := e.layout.cards[node], 0
-	for _, before := range e.layout.cards[:node] {
-		first += before.Workers
+	c, first := &e.layout.cards[node], e.layout.firstOf(node)
+	l, known := e.losses[node]
+	if !known {
+		l = loss{why: "it does not answer", since: time.Now()}
 	}
 	for i := range c.Workers {
 		out = append(out, failure.Record{
-			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: time.Now(), Kind: "exit",
-			Message: fmt.Sprintf("the agent of its node %d (host %s, pid %d) does not answer: it was killed, or its host or network is gone", node, c.Host, c.PID), Step: -1, ExitCode: -1,
+			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: l.since, Kind: "exit",
+			Message: fmt.Sprintf("the agent of its %v is lost: %s; it was killed, or its host or network is gone", &c.card, l.why), Step: -1, ExitCode: -1,
 		})
 	}
 	return out
+}
+
+// lastWord is the error of an agent whose job cannot go on for want of another agent, or of the store.
+func (e *epoch) lastWord() error {
+	if e.alone != nil {
+		return e.alone
+	}
+	for node := range e.layout.cards {
+		if l, ok := e.losses[node]; ok {
+			return fmt.Errorf("%v is lost: %s", &e.layout.cards[node].card, l.why)
+		}
+	}
+	return nil
+}
+
+// summary says in one sentence how the job has ended, for agents that come too late.
+func (e *epoch) summary(o *Outcome, err error) string {
+	switch {
+	case o.Interrupted:
+		return "the user has ended it"
+	case o.Report != nil:
+		return fmt.Sprintf("%s: %s", e.who(o.Report.Root), short(o.Report.Root.Message))
+	case err != nil:
+		return err.Error()
+	}
+	return ""
 }

@@ -24,7 +24,7 @@ func launchNodes(t *testing.T, script string, change func(*Config), workers ...i
 	var out []*started
 	for node, n := range workers {
 		out = append(out, launchScript(t, script, func(c *Config) {
-			c.Workers, c.Node, c.Nodes, c.Store, c.Heartbeat = n, node, len(workers), memory.Open(), 100*time.Millisecond
+			c.Workers, c.Node, c.Nodes, c.Store = n, node, len(workers), memory.Open()
 			if change != nil {
 				change(c)
 			}
@@ -166,20 +166,6 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 			t.Errorf("error %v, want one that names nodes 0 and 2", err)
 		}
 	})
-	t.Run("twice", func(t *testing.T) {
-		memory := rendezvous.NewMemory()
-		errs := make(chan error, 2)
-		for range 2 {
-			go func() {
-				errs <- runNode(t, t.Context(), Config{Nodes: 2, Node: 1, Store: memory.Open(), RendezvousTimeout: time.Minute})
-			}()
-		}
-		for range 2 {
-			if err := <-errs; err == nil || !strings.Contains(err.Error(), "node 1") {
-				t.Errorf("error %v, want one that names node 1", err)
-			}
-		}
-	})
 	t.Run("with other restarts", func(t *testing.T) {
 		memory := rendezvous.NewMemory()
 		errs := make(chan error, 2)
@@ -196,67 +182,61 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 	})
 }
 
-// TestLostAgent: an agent that stops showing life ends the job on the others, which name it.
+// TestLostAgent: without restarts an agent that stops showing life ends the job on the others, which name it.
 func TestLostAgent(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	met := meetOnce(t, memory, card{})
+	ghost(t, memory, card{})
 	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "the agent of node 1 (host far, pid 42) has not shown") {
+	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: it has not shown for") {
 		t.Errorf("error %v, want one that names node 1", err)
-	}
-	if err := <-met; err != nil {
-		t.Error(err)
 	}
 }
 
-// meetOnce has node 1 of 2 meet for epoch 0, and never be heard of again.
-func meetOnce(t *testing.T, memory *rendezvous.Memory, c card) (met chan error) {
+// ghost has node 1 of 2 come, meet for epoch 0, and never be heard of again.
+func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	t.Cleanup(func() { cancel(); <-done })
 	c.Node, c.Host, c.PID, c.Workers, c.Address, c.Ports = 1, "far", 42, 1, "127.0.0.1", []int{1}
-	met = make(chan error, 1)
-	go func() {
-		defer close(done)
-		p := &peers{store: memory.Open(), job: "lockstep", prefix: "=elsewhere/", node: 1, nodes: 2, nonce: "n", wait: time.Minute, beat: time.Hour, events: make(chan event)}
-		p.ctx, p.cancel = context.WithCancel(ctx)
-		_, err := p.meet(ctx, 0, c)
-		met <- err
-		<-ctx.Done()
-		p.cancel()
-		p.work.Wait()
-	}()
-	return met
+	a := &Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: memory.Open(), Heartbeat: time.Hour}}
+	p := newPeers(a)
+	if err := p.sit(t.Context(), c, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.renew(t.Context(), 0, c); err != nil {
+		t.Fatal(err)
+	}
+	return p.nonce
 }
 
-// TestLostAgentIsNotWaitedFor: a restarted job does not wait long for an agent that is lost.
-func TestLostAgentIsNotWaitedFor(t *testing.T) {
+// TestNobodyReplaces: a lost agent is waited for, and the error names it if nobody comes.
+func TestNobodyReplaces(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	met := meetOnce(t, memory, card{RestartsMax: 1})
-	store := memory.Open()
-	a, err := New(Config{
-		Command: []string{"sh", "-c", "exit 3"}, Workers: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, RendezvousTimeout: time.Hour, Heartbeat: 200 * time.Millisecond,
+	ghost(t, memory, card{RestartsMax: 1})
+	out := &output{}
+	err := runNode(t, t.Context(), Config{
+		Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: time.Second, Stderr: out,
 	})
-	if err != nil {
-		t.Fatal(err)
+	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no other agent with --node-rank 1 has come", "of 2 nodes there were node 0 (host "} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one that says %q", err, want)
+		}
 	}
-	if err := store.Set(t.Context(), "=launch/lockstep/event/end/0/1", []byte(`{"node":1}`)); err != nil { // so that it is not waited for in epoch 0
-		t.Fatal(err)
+	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: it has not shown for", "waiting up to 1s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("not said: %q in\n%s", want, out)
+		}
 	}
-	_, err = a.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "the agent of node 1 (host far, pid 42) has not shown") {
-		t.Errorf("error %v, want one that names node 1", err)
-	}
-	if err := <-met; err != nil {
-		t.Error(err)
+	if store := memory.Open(); true {
+		left, _, err := store.List(t.Context(), "")
+		if err != nil || len(left) != 1 || !strings.Contains(string(left[0].Value), "no other agent with --node-rank 1 has come") {
+			t.Errorf("left in the store: %v, %v, want how the job ended", left, err)
+		}
 	}
 }
 
 // TestSilentNode: a node whose agent does not answer is the root cause of its workers' loss, not who lost them.
 func TestSilentNode(t *testing.T) {
 	memory := rendezvous.NewMemory()
-	met := meetOnce(t, memory, card{})
+	ghost(t, memory, card{})
 	out := &output{}
 	a, err := New(Config{
 		Command: []string{"sh", "-c", `echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json; exit 1`},
@@ -269,11 +249,8 @@ func TestSilentNode(t *testing.T) {
 	if err == nil || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Host != "far" {
 		t.Errorf("outcome %+v, error %v:\n%s", o, err, out)
 	}
-	if want := "what    the agent of its node 1 (host far, pid 42) does not answer"; !strings.Contains(out.String(), want) {
+	if want := "what    the agent of its node 1 (host far, pid 42) is lost: it has not shown for"; !strings.Contains(out.String(), want) {
 		t.Errorf("not said: %q in\n%s", want, out)
-	}
-	if err := <-met; err != nil {
-		t.Error(err)
 	}
 }
 

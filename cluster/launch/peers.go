@@ -4,9 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"net"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,25 +18,6 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// card is what agents tell each other when an epoch begins.
-type card struct {
-	Node        int    `json:"node"`
-	Host        string `json:"host"`
-	PID         int    `json:"pid"`
-	Workers     int    `json:"workers"`
-	Address     string `json:"address"`
-	MasterPort  int    `json:"master_port"`
-	Ports       []int  `json:"ports"`
-	RestartsMax int    `json:"restarts_max"`
-}
-
-func (c *card) workerAddresses() (out []string) {
-	for _, p := range c.Ports {
-		out = append(out, net.JoinHostPort(c.Address, strconv.Itoa(p)))
-	}
-	return out
-}
-
 // interruption is a user's wish, told to the other agents.
 type interruption struct {
 	Node      int  `json:"node"`
@@ -45,24 +27,29 @@ type interruption struct {
 // event is what was heard from the other agents.
 type event struct {
 	epoch        uint32
+	seat         *seat
+	met          *meeting
+	over         *over
 	stop         bool
 	worker       int // that failed
 	end          *nodeEnd
 	interruption *interruption // the first time
 	kill         bool          // the second
-	lost         error         // an agent does not show any more that it lives
 	err          error         // the store cannot be reached
 }
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
-// The agents meet as nodes of the job and epoch (see [rendezvous.Meet]). Besides they share these keys under =launch/<job>/:
-// event/stop/<epoch> ends an epoch, event/end/<epoch>/<node> says how a node's workers ended, event/interrupt and event/kill hold
-// the user's wish, pulse/<node> shows that an agent lives, and bye/<node> says that it needs the store no more.
+// The agents share these keys under =launch/<job>/: event/seat/<node> is who a node's agent is, and how it is; event/met/<epoch> says who
+// is in an epoch, and begins it; event/stop/<epoch> ends it, event/end/<epoch>/<node> says how a node's workers ended; event/interrupt/<epoch> and
+// event/kill/<epoch> hold the user's wish; event/over ends the job; and pulse/<node> shows that an agent lives.
 type peers struct {
 	store  rendezvous.Store // nil: none
+	holder string           // who keeps the store, for people; "": it outlives all agents
+	lasts  bool
 	job    string
 	prefix string
+	host   string
 	node   int
 	nodes  int
 	nonce  string
@@ -72,13 +59,19 @@ type peers struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
-	leave  int // how many nodes will say goodbye: none before all have met
+	words  sync.WaitGroup // that are being told
+
+	mine    seat // the one that this agent has, from sit on
+	first   uint32
+	seats   []*seat // by node, as far as the events were heard
+	earlier string  // what is known of an earlier run of a job of this name
 }
 
 func newPeers(a *Agent) *peers {
 	p := &peers{
-		store: a.cfg.Store, job: a.cfg.ID, prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/", node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(),
-		beat: a.cfg.Heartbeat, wait: a.cfg.RendezvousTimeout, events: make(chan event),
+		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID, prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
+		host: a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(), beat: a.cfg.Heartbeat, wait: a.cfg.RendezvousTimeout, events: make(chan event),
+		seats: make([]*seat, a.cfg.Nodes),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
@@ -88,7 +81,7 @@ func newPeers(a *Agent) *peers {
 const storeTime = 20 * time.Second
 
 // publish tells the other agents something, in its own time: what cannot be said is found out by their own clocks.
-func (p *peers) publish(value any, key ...string) {
+func (p *peers) publish(value any, key ...any) {
 	if p.nodes == 1 {
 		return
 	}
@@ -96,11 +89,39 @@ func (p *peers) publish(value any, key ...string) {
 	if err != nil {
 		panic(err) // our own types
 	}
-	p.set(p.prefix+strings.Join(key, "/"), text)
+	p.set(p.key(key...), text)
+}
+
+// propose tells the other agents something that only the first one can say.
+func (p *peers) propose(value any, key ...any) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // our own types
+	}
+	p.work.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
+		defer cancel()
+		_, _, _ = p.store.Create(ctx, p.key(key...), text) // what holds is heard, or that the store is lost
+	})
+}
+
+// conclude ends the job for all agents, unless one has done so already. It is the last word: all that was published before is there before it.
+func (p *peers) conclude(ctx context.Context, code int, why string) {
+	if p.nodes == 1 {
+		return
+	}
+	p.words.Wait()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
+	defer cancel()
+	text, err := json.Marshal(over{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why})
+	if err != nil {
+		panic(err) // our own types
+	}
+	_, _, _ = p.store.Create(ctx, p.key("event", "over"), text) // else the others find out by their own clocks
 }
 
 func (p *peers) set(key string, value []byte) {
-	p.work.Go(func() {
+	p.words.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
 		defer cancel()
 		_ = p.store.Set(ctx, key, value)
@@ -148,12 +169,13 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 	return "; last seen " + strings.Join(parts, ", ")
 }
 
-// close says goodbye. Node 0, in whose agent the store may live, waits until the others have done so too, or for a while.
+// close says goodbye. Who keeps the store, or is the first that is left, waits until the others have done so too, or for a while, and then
+// takes out of the store what the job has left there.
 func (p *peers) close() {
+	p.words.Wait()
 	last := p.node == 0 && p.store != nil
 	if p.nodes > 1 {
-		p.publish(p.nonce, "bye", strconv.Itoa(p.node))
-		last = last && p.farewell()
+		last = p.leave() && p.farewell()
 	}
 	p.cancel()
 	p.work.Wait()
@@ -162,32 +184,69 @@ func (p *peers) close() {
 	}
 }
 
-// clean takes out of the store what the job has left there: not every store ends with the job.
+// leave gives this agent's seat free; false if it has none.
+func (p *peers) leave() bool {
+	if p.mine.Nonce == "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
+	defer cancel()
+	for {
+		seats, _, _, err := p.read(ctx)
+		if err != nil || seats[p.node] == nil || seats[p.node].Nonce != p.nonce {
+			return false
+		}
+		s := p.mine
+		s.State = gone
+		if done, err := p.take(ctx, &s, seats[p.node]); done || err != nil {
+			return done
+		}
+	}
+}
+
+// clean takes out of the store what the job has left there: not every store ends with the job. How the job ended stays, for agents that
+// come too late.
 func (p *peers) clean() {
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
 	defer cancel()
 	entries, _, err := p.store.List(ctx, p.prefix)
 	for i := 0; i < len(entries) && err == nil; i++ {
-		err = p.store.Delete(ctx, entries[i].Key)
+		if entries[i].Key != p.key("event", "over") {
+			err = p.store.Delete(ctx, entries[i].Key)
+		}
 	}
 	if err == nil {
 		_ = rendezvous.Forget(ctx, p.store, p.job) // a store that is gone keeps nothing
 	}
 }
 
-// farewellTime is how long node 0 waits for the others' goodbyes.
+// farewellTime is how long an agent waits for the others' goodbyes.
 const farewellTime = 5 * time.Second
 
-// farewell reports whether all are gone.
+// farewell waits until no agent is here any more, and reports whether this one is to clean up: the first that said goodbye. Another that
+// is before it in the order of nodes does so itself.
 func (p *peers) farewell() bool {
 	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
 	defer cancel()
 	for {
-		entries, revision, err := p.store.List(ctx, p.prefix+"bye/")
-		if err != nil || len(entries) >= p.leave {
-			return err == nil && len(entries) == p.nodes
+		seats, _, revision, err := p.read(ctx)
+		if err != nil {
+			return false
 		}
-		if _, _, err = p.store.Changes(ctx, p.prefix+"bye/", revision); err != nil {
+		left := false
+		for n, s := range seats {
+			switch {
+			case s == nil || s.State == lost:
+			case n < p.node:
+				return false
+			case s.State == here:
+				left = true
+			}
+		}
+		if !left {
+			return true
+		}
+		if _, _, err = p.store.Changes(ctx, p.key("event", "seat")+"/", revision); err != nil {
 			return false
 		}
 	}
@@ -203,64 +262,50 @@ func (n nodeEnd) bounded() nodeEnd {
 	return n
 }
 
-// meet returns the cards of all nodes, once all are there. From the first meeting on the others are listened to.
-func (p *peers) meet(ctx context.Context, epoch uint32, mine card) ([]card, error) {
-	if p.nodes == 1 {
-		return []card{mine}, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, p.wait)
-	defer cancel()
-	data, err := json.Marshal(mine)
-	if err != nil {
-		return nil, err
-	}
-	met, err := rendezvous.Meet(ctx, p.store, rendezvous.Card{
-		Job: p.job, Epoch: epoch, Role: "node", Worker: p.node, Workers: p.nodes, Host: mine.Host, PID: mine.PID, Nonce: p.nonce, Data: data,
-	})
-	if err != nil {
-		return nil, err
-	}
-	cards := make([]card, len(met))
-	for i := range met {
-		if err := readCard(&met[i], mine, &cards[i]); err != nil {
-			return nil, err
-		}
-	}
-	if epoch == 0 {
-		p.listen(cards)
-	}
-	return cards, nil
-}
-
-// readCard reads what another agent told, and refuses one that would not do the same as this.
-func readCard(from *rendezvous.Card, mine card, c *card) error {
-	if err := json.Unmarshal(from.Data, c); err != nil {
-		return fmt.Errorf("%v tells nothing that can be read: %w", from, err)
-	}
-	switch {
-	case c.RestartsMax != mine.RestartsMax:
-		return fmt.Errorf("%v was started with --max-restarts %d, this one with %d", from, c.RestartsMax, mine.RestartsMax)
-	case len(c.Ports) != c.Workers || c.Workers < 1 || c.Node != from.Worker:
-		return fmt.Errorf("%v tells of node %d with %d workers and %d ports", from, c.Node, c.Workers, len(c.Ports))
-	}
-	return nil
-}
-
 // listen starts to hear the others and to show that this agent lives, until close.
-func (p *peers) listen(cards []card) {
-	key := p.prefix + "pulse"
-	p.leave = p.nodes
+func (p *peers) listen() {
+	key := p.key("pulse")
 	p.work.Go(p.hear)
-	p.work.Go(func() {
-		_ = rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.beat}, func() rendezvous.Pulse { return rendezvous.Pulse{} }) // hear tells of a lost store
+	p.again(func() error {
+		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.beat}, func() rendezvous.Pulse { return rendezvous.Pulse{Text: p.nonce} })
 	})
 	watch := rendezvous.NewWatch(p.store, key, p.nodes)
-	p.work.Go(func() { _ = watch.Follow(p.ctx, p.beat) })
+	for node := range p.nodes {
+		watch.Excuse(node) // until it comes
+	}
+	p.again(func() error { return watch.Follow(p.ctx, p.beat) })
+	p.work.Go(func() { p.findLost(watch) })
+}
+
+// findLost writes down which agents are lost. A store that shows no pulse any more, not even this agent's own, is lost itself; but an agent
+// that was stopped for a while sees the same when it goes on, and so looks twice.
+func (p *peers) findLost(watch *rendezvous.Watch) {
+	limit, doubts := silentBeats*p.beat, 0
+	for {
+		silent, err := watch.Silence(p.ctx, p.node, limit)
+		switch {
+		case p.ctx.Err() != nil:
+			return
+		case err != nil && doubts > 0:
+			p.send(event{err: err})
+			return
+		case err != nil:
+			doubts++
+			_ = pause(p.ctx, limit/2)
+			continue
+		case p.lose(p.ctx, silent.Worker, silent.Pulse.Text, silent.Silent) == nil:
+			watch.Excuse(silent.Worker)
+		default: // hear tells of a store that is lost
+			_ = pause(p.ctx, p.beat)
+		}
+		doubts = 0
+	}
+}
+
+// again does something once more as long as the store fails it, which may come back.
+func (p *peers) again(f func() error) {
 	p.work.Go(func() {
-		silent, err := watch.Silence(p.ctx, p.node, silentBeats*p.beat)
-		if err == nil && silent.Worker >= 0 && silent.Worker < len(cards) {
-			c := cards[silent.Worker]
-			p.send(event{lost: fmt.Errorf("the agent of node %d (host %s, pid %d) has not shown for %v that it lives", c.Node, c.Host, c.PID, silentBeats*p.beat)})
+		for f() != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // once more
 		}
 	})
 }
@@ -279,45 +324,87 @@ func (p *peers) send(ev event) {
 func (p *peers) hear() {
 	var after uint64
 	for {
-		entries, revision, err := p.store.Changes(p.ctx, p.prefix+"event/", after)
-		if err != nil {
-			p.send(event{err: fmt.Errorf("the store, which ends with the agent of node 0, cannot be reached any more: %w", err)})
+		entries, revision, err := p.store.Changes(p.ctx, p.key("event")+"/", after)
+		switch {
+		case errors.Is(err, rendezvous.ErrCompacted):
+			after = 0 // hearing all of it again does no harm
+			continue
+		case err != nil:
+			p.send(event{err: err})
 			return
 		}
 		after = revision
 		for _, entry := range entries {
-			if ev, ok := p.read(entry); ok {
+			if ev, ok := p.decode(entry); ok && !ev.before(p.first) {
 				p.send(ev)
 			}
 		}
 	}
 }
 
-// read reads what another agent has told.
-func (p *peers) read(entry rendezvous.Entry) (ev event, ok bool) {
+// decode reads what another agent has told.
+func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 	parts := strings.Split(strings.TrimPrefix(entry.Key, p.prefix+"event/"), "/")
-	var numbers []int
-	for _, part := range parts[1:] {
+	numbers := [2]int{-1, -1}
+	for i, part := range parts[1:] {
 		n, err := strconv.ParseUint(part, 10, 31)
-		if err != nil {
+		if err != nil || i == len(numbers) {
 			return event{}, false
 		}
-		numbers = append(numbers, int(n))
+		numbers[i] = int(n)
 	}
-	switch what := parts[0]; {
-	case entry.Deleted:
+	if entry.Deleted || parts[0] != "over" && numbers[0] < 0 {
 		return event{}, false
-	case what == "stop" && len(numbers) == 1:
-		ev = event{epoch: uint32(numbers[0]), stop: true}
-		return ev, json.Unmarshal(entry.Value, &ev.worker) == nil
-	case what == "end" && len(numbers) == 2:
-		ev = event{epoch: uint32(numbers[0]), end: &nodeEnd{}}
-		return ev, json.Unmarshal(entry.Value, ev.end) == nil && ev.end.Node == numbers[1] && ev.end.Node < p.nodes
-	case what == "interrupt":
-		ev = event{interruption: &interruption{}}
-		return ev, json.Unmarshal(entry.Value, ev.interruption) == nil && ev.interruption.Node != p.node
-	case what == "kill":
-		return event{kill: true}, true
 	}
-	return event{}, false
+	ev.epoch = uint32(max(0, numbers[0]))
+	var into any
+	switch parts[0] {
+	case "seat":
+		ev.seat = &seat{}
+		into = ev.seat
+	case "met":
+		ev.met = &meeting{}
+		into = ev.met
+	case "over":
+		ev.over = &over{}
+		into = ev.over
+	case "stop":
+		ev.stop, into = true, &ev.worker
+	case "end":
+		ev.end = &nodeEnd{}
+		into = ev.end
+	case "interrupt":
+		ev.interruption = &interruption{}
+		into = ev.interruption
+	case "kill":
+		ev.kill = true
+		return ev, true
+	default:
+		return event{}, false
+	}
+	if json.Unmarshal(entry.Value, into) != nil {
+		return event{}, false
+	}
+	if ev.seat != nil {
+		ev.seat.revision = entry.Revision
+	}
+	return ev, ev.sound(p, numbers)
+}
+
+// sound reports whether what another agent told can be true.
+func (ev *event) sound(p *peers, numbers [2]int) bool {
+	switch {
+	case ev.seat != nil:
+		return ev.seat.Node == numbers[0] && len(ev.seat.Ports) == ev.seat.Workers && ev.seat.Workers > 0
+	case ev.met != nil:
+		return len(ev.met.Seats) > 0 && ev.met.Epoch == ev.epoch
+	case ev.end != nil:
+		return ev.end.Node == numbers[1] && ev.end.Node < p.nodes
+	}
+	return ev.interruption == nil || ev.interruption.Node != p.node
+}
+
+// before reports whether an event is of an epoch before another, and so not for an agent that came then.
+func (ev *event) before(epoch uint32) bool {
+	return ev.seat == nil && ev.over == nil && ev.epoch < epoch
 }

@@ -390,7 +390,7 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Plac
 	if err != nil {
 		return cfg, nil, err
 	}
-	cfg.Address, cfg.Store, cfg.StoreURL = address.String(), place.Store, place.URL
+	cfg.Address, cfg.Store, cfg.StoreURL, cfg.StoreHolder = address.String(), place.Store, place.URL, "the lockstep run that started this"
 	return cfg, place, nil
 }
 

@@ -39,6 +39,8 @@ type Place struct {
 	Store rendezvous.Store
 	// URL is what the workers are told.
 	URL string
+	// Holder says, for people, which process the store ends with; "": with none.
+	Holder string
 
 	server    *rendezvous.Server
 	unpublish func()
@@ -75,7 +77,16 @@ func (m Meeting) open(ctx context.Context) (*Place, error) {
 			return nil, err
 		}
 		return m.dial(ctx, "file://"+filepath.ToSlash(path))
-	case m.Serve:
+	}
+	p, err := m.overTCP(ctx)
+	if err == nil {
+		p.Holder = "node 0's lockstep run"
+	}
+	return p, err
+}
+
+func (m Meeting) overTCP(ctx context.Context) (*Place, error) {
+	if m.Serve {
 		return m.serve()
 	}
 	return m.dial(ctx, "tcp://"+m.Endpoint)

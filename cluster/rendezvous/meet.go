@@ -119,7 +119,7 @@ func (m *meeting) meet(ctx context.Context) ([]Card, error) {
 // enter makes sure that the job is in the card's epoch.
 func (m *meeting) enter(ctx context.Context) error {
 	job := jobKey(m.card.Job)
-	if err := m.store.Set(ctx, jobsKey+strings.TrimSuffix(job, "/"), []byte(m.card.Job)); err != nil {
+	if err := Register(ctx, m.store, m.card.Job); err != nil {
 		return err
 	}
 	mine := []byte(strconv.FormatUint(uint64(m.card.Epoch), 10))
@@ -152,6 +152,12 @@ func (m *meeting) enter(ctx context.Context) error {
 			return m.deleteEarlier(ctx)
 		}
 	}
+}
+
+// Register puts a job's id where those who wait in vain on the same store, for another job perhaps, look for it (see [Strangers]). [Meet]
+// does so too.
+func Register(ctx context.Context, s Store, job string) error {
+	return s.Set(ctx, jobsKey+strings.TrimSuffix(jobKey(job), "/"), []byte(job))
 }
 
 // over returns the error of one who comes to an epoch that is over.
@@ -340,13 +346,14 @@ func (m *meeting) missing(ctx context.Context, waited time.Duration, cause error
 	}
 	text := fmt.Sprintf("%s of job %q, epoch %d, did not come; of %d came %s; %v has waited for %v",
 		numbers(m.card.Role, missing), m.card.Job, m.card.Epoch, m.card.Workers, enumerate(came), &m.card, waited)
-	return &MeetError{Kind: Missing, Workers: missing, Text: text + m.strangers(ctx), Cause: cause}
+	return &MeetError{Kind: Missing, Workers: missing, Text: text + Strangers(ctx, m.store, m.card.Job), Cause: cause}
 }
 
-// strangers says who else was at the store: connections that were refused, and other jobs.
-func (m *meeting) strangers(ctx context.Context) string {
+// Strangers says who else than a job's own was at the store: connections that were refused, and other jobs. It is the end of a sentence, and
+// "" if there was nobody.
+func Strangers(ctx context.Context, s Store, job string) string {
 	text := ""
-	if b, _, err := m.store.Get(ctx, refusedKey); err == nil {
+	if b, _, err := s.Get(ctx, refusedKey); err == nil {
 		var r refusedReport
 		if json.Unmarshal(b, &r) == nil {
 			for _, e := range r.Last {
@@ -356,11 +363,11 @@ func (m *meeting) strangers(ctx context.Context) string {
 			}
 		}
 	}
-	entries, _, err := m.store.List(ctx, jobsKey)
+	entries, _, err := s.List(ctx, jobsKey)
 	var others []string
 	for _, e := range entries {
-		if job := string(e.Value); err == nil && job != m.card.Job && len(others) < namedMax {
-			others = append(others, strconv.Quote(job))
+		if other := string(e.Value); err == nil && other != job && len(others) < namedMax {
+			others = append(others, strconv.Quote(other))
 		}
 	}
 	if len(others) > 0 {

@@ -97,6 +97,8 @@ type Vital struct {
 	// Silent is how long there has been no new pulse, and Still how long it has neither made progress nor waited for others, both by
 	// this process's clock.
 	Silent, Still time.Duration
+	// Excused says that [Watch.Excuse] was called and that no pulse has come since.
+	Excused bool
 }
 
 // String says what was last seen of the worker.
@@ -136,6 +138,7 @@ type Watch struct {
 type vital struct {
 	pulse       Pulse
 	seen        bool
+	excused     bool // until its next pulse
 	beat, moved time.Time
 }
 
@@ -176,13 +179,20 @@ func (w *Watch) look(at time.Time, now map[string]Entry) {
 		}
 		v := &w.vitals[n]
 		if !v.seen || p.Beat != v.pulse.Beat {
-			v.beat = at
+			v.beat, v.excused = at, false
 		}
 		if !v.seen || p.Progress != v.pulse.Progress || p.Waits {
 			v.moved = at
 		}
 		v.pulse, v.seen = p, true
 	}
+}
+
+// Excuse has [Watch.Silence] take no notice of a worker until its next pulse: it is known to be silent, or has not come yet.
+func (w *Watch) Excuse(worker int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.vitals[worker].excused = true
 }
 
 // forgive takes all silence for over: this process was not there to listen.
@@ -201,19 +211,19 @@ func (w *Watch) Vitals() []Vital {
 	now := time.Now()
 	out := make([]Vital, w.workers)
 	for i, v := range w.vitals {
-		out[i] = Vital{i, v.pulse, v.seen, now.Sub(v.beat), now.Sub(v.moved)}
+		out[i] = Vital{i, v.pulse, v.seen, now.Sub(v.beat), now.Sub(v.moved), v.excused}
 	}
 	return out
 }
 
 // Silence waits until another worker than self is silent for limit, and returns the one that is so for the longest. One that left on
-// purpose is not. If self's own pulse does not come back either, the store is what is gone, and the error is [ErrLost]. A process that
+// purpose, or is excused, is not. If self's own pulse does not come back either, the store is what is gone, and the error is [ErrLost]. A process that
 // was itself stopped, or got no time, does not blame the others for it. The watch must be followed meanwhile.
 func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vital, error) {
 	return w.await(ctx, limit, func(all []Vital) (Vital, time.Duration, error) {
 		longest := Vital{Worker: -1}
 		for _, v := range all {
-			if v.Worker != self && !v.Pulse.Gone && (longest.Worker < 0 || v.Silent > longest.Silent) {
+			if v.Worker != self && !v.Pulse.Gone && !v.Excused && (longest.Worker < 0 || v.Silent > longest.Silent) {
 				longest = v
 			}
 		}

@@ -144,7 +144,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 		return err
 	}
 	defer place.Close()
-	cfg.Store, cfg.StoreURL, cfg.Secret = place.Store, place.URL, m.Secret.Text()
+	cfg.Store, cfg.StoreURL, cfg.StoreHolder, cfg.Secret = place.Store, place.URL, place.Holder, m.Secret.Text()
 	agent, err := launch.New(cfg)
 	if err != nil {
 		return err

@@ -1,0 +1,149 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// meet waits until the agents of all nodes are here to begin an epoch, or the next one if it has begun without this agent. It ends for all
+// agents when the user or another agent ends the job, or when a node's agent does not come in time: the first one, or one to replace
+// another that was lost.
+func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, error) {
+	p := a.peers
+	if p.nodes == 1 {
+		return &meeting{Epoch: number, Seats: []seat{{card: mine, Nodes: 1, Nonce: p.nonce}}}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.wait)
+	defer cancel()
+	if err := p.renew(ctx, number, mine); err != nil {
+		return nil, err
+	}
+	for _, s := range p.seats {
+		a.await(s)
+	}
+	for proposed := false; ; {
+		if !proposed && p.complete(number) {
+			proposed = true
+			p.propose(p.meeting(number), "event", "met", number)
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				return nil, p.missing(number)
+			}
+			return nil, context.Cause(ctx)
+		case sig := <-a.signals:
+			a.asked = sig
+			return nil, errInterrupted
+		case ev := <-p.events:
+			switch met, err := a.hearBefore(ev, number); {
+			case err != nil || met != nil && met.has(p.nonce):
+				return met, err
+			case met != nil: // it was taken for lost when the others met
+				if number++; int(number) > a.cfg.RestartsMax {
+					return nil, fmt.Errorf("the job goes on without %v, which was taken for lost", &p.mine.card)
+				}
+				if err := p.renew(ctx, number, mine); err != nil {
+					return nil, err
+				}
+				proposed = false
+			case p.seats[p.node].State == lost: // wrongly
+				if err := p.renew(ctx, number, mine); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+}
+
+// hearBefore acts on what is heard before an epoch has begun. It returns how that has, if so.
+func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
+	p := a.peers
+	switch {
+	case ev.err != nil:
+		return nil, p.storeLost(ev.err)
+	case ev.over != nil:
+		return nil, &overError{*ev.over}
+	case ev.kill || ev.interruption != nil:
+		a.asked = sigInterrupt
+		return nil, errInterrupted
+	case ev.met != nil && ev.epoch == number:
+		if len(ev.met.Seats) != p.nodes {
+			return nil, fmt.Errorf("this agent was told of %d nodes, and the job has begun with %d", p.nodes, len(ev.met.Seats))
+		}
+		return ev.met, nil
+	case ev.seat != nil && ev.seat.Node < p.nodes:
+		before := p.seats[ev.seat.Node]
+		p.seats[ev.seat.Node] = ev.seat
+		a.await(ev.seat)
+		if before != nil && before.Nonce != ev.seat.Nonce && ev.seat.State == here {
+			a.remark(fmt.Sprintf("lockstep run: %v has come in the place of the agent on host %s with pid %d\n", &ev.seat.card, before.Host, before.PID))
+		}
+		if ev.seat.Nonce != p.nonce && ev.seat.Node == p.node {
+			return nil, fmt.Errorf("%v was taken for lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, ev.seat.Host, ev.seat.PID)
+		}
+	}
+	return nil, nil
+}
+
+// await says that an agent is lost, and that another is waited for.
+func (a *Agent) await(s *seat) {
+	if s != nil && s.State == lost && s.Node != a.cfg.Node {
+		a.remark(fmt.Sprintf("lockstep run: %v is lost: %s; waiting up to %v for another agent with --node-rank %d\n", &s.card, s.Why, a.cfg.RendezvousTimeout, s.Node))
+	}
+}
+
+// complete reports whether all agents are here to begin an epoch.
+func (p *peers) complete(epoch uint32) bool {
+	for _, s := range p.seats {
+		if s == nil || s.State != here || s.Epoch != epoch || !s.Ready {
+			return false
+		}
+	}
+	return true
+}
+
+// meeting is how an epoch begins with those that are here.
+func (p *peers) meeting(epoch uint32) *meeting {
+	m := &meeting{Epoch: epoch}
+	for _, s := range p.seats {
+		m.Seats = append(m.Seats, *s)
+	}
+	return m
+}
+
+// missing says who has not come in time, who has, and what else can be known about it.
+func (p *peers) missing(epoch uint32) error {
+	var away, came []string
+	for n, s := range p.seats {
+		switch {
+		case s == nil:
+			away = append(away, fmt.Sprintf("node %d has not come", n))
+		case s.State == here && s.Epoch == epoch:
+			came = append(came, s.String())
+		case s.State == here:
+			away = append(away, fmt.Sprintf("%v lives, but has not ended the workers that it had", &s.card))
+		default:
+			away = append(away, fmt.Sprintf("%v is lost, and no other agent with --node-rank %d has come", &s.card, n))
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
+	defer cancel()
+	text := rendezvous.Strangers(ctx, p.store, p.job)
+	if p.earlier != "" {
+		text += "; " + p.earlier
+	}
+	return fmt.Errorf("job %q, epoch %d: within %v %s; of %d nodes there were %s%s", p.job, epoch, p.wait, strings.Join(away, ", "), p.nodes, strings.Join(came, ", "), text)
+}
+
+// storeLost says what it means that the store is gone.
+func (p *peers) storeLost(err error) error {
+	if p.holder == "" {
+		return fmt.Errorf("the store cannot be reached any more: %w", err)
+	}
+	return fmt.Errorf("the store cannot be reached any more, which ends with %s, and the job with it: %w", p.holder, err)
+}

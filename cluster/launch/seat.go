@@ -1,0 +1,383 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// card is what an agent tells the others when an epoch begins.
+type card struct {
+	Node        int    `json:"node"`
+	Host        string `json:"host"`
+	PID         int    `json:"pid"`
+	Workers     int    `json:"workers"`
+	Address     string `json:"address"`
+	MasterPort  int    `json:"master_port"`
+	Ports       []int  `json:"ports"`
+	RestartsMax int    `json:"restarts_max"`
+}
+
+// String says whose it is: "node 1 (host b, pid 17)".
+func (c *card) String() string { return fmt.Sprintf("node %d (%s)", c.Node, c.process()) }
+
+func (c *card) process() string { return fmt.Sprintf("host %s, pid %d", c.Host, c.PID) }
+
+func (c *card) workerAddresses() (out []string) {
+	for _, p := range c.Ports {
+		out = append(out, net.JoinHostPort(c.Address, strconv.Itoa(p)))
+	}
+	return out
+}
+
+// seat is a node's place in the job, and the agent that has it. An agent takes its node's seat when it comes, and another may take it
+// when that one is lost. Every change is made by Swap, so that all agents see the same ones in the same order.
+type seat struct {
+	card
+
+	Nodes int `json:"nodes"` // of how many it was told
+	// Nonce tells this agent from any other that says that it is the same node.
+	Nonce string    `json:"nonce"`
+	State seatState `json:"state"`
+	// Epoch is the one that the agent is in, or waits to begin, and Ready says that it has all that it needs for that.
+	Epoch uint32 `json:"epoch"`
+	Ready bool   `json:"ready,omitempty"`
+	// Why and Since say, of a lost one, how that was seen, and since when it has given no sign of life, by the clock of who saw it.
+	Why   string    `json:"why,omitempty"`
+	Since time.Time `json:"since,omitzero"`
+
+	revision uint64
+}
+
+type seatState string
+
+const (
+	here seatState = "here"
+	lost seatState = "lost" // it gives no sign of life
+	gone seatState = "gone" // it has said goodbye
+)
+
+// meeting is how an epoch begins: who is in it. The first one that is written down for an epoch holds.
+type meeting struct {
+	Epoch uint32 `json:"epoch"`
+	Seats []seat `json:"seats"` // by node
+}
+
+// has reports whether an agent takes part.
+func (m *meeting) has(nonce string) bool {
+	for i := range m.Seats {
+		if m.Seats[i].Nonce == nonce {
+			return true
+		}
+	}
+	return false
+}
+
+// over is how the job ended: the first one that an agent writes down.
+type over struct {
+	Node int       `json:"node"` // whose agent says it
+	Host string    `json:"host"`
+	PID  int       `json:"pid"`
+	Time time.Time `json:"time"`
+	Code int       `json:"code"`
+	Text string    `json:"text,omitempty"`
+}
+
+func (o *over) String() string {
+	text := fmt.Sprintf("the job has ended with code %d at %s", o.Code, o.Time.Local().Format("2006-01-02 15:04:05"))
+	if o.Text != "" {
+		text += fmt.Sprintf(", as node %d (host %s, pid %d) says: %s", o.Node, o.Host, o.PID, o.Text)
+	}
+	return text
+}
+
+// overError is what an agent gets that waits for a job which the others have ended.
+type overError struct{ over }
+
+func (e *overError) Error() string { return e.String() }
+
+// errReplaced says that this agent was taken for lost, and that another has its seat now.
+var errReplaced = errors.New("its place was taken")
+
+// sit takes this node's seat and finds out in which epoch. Only one agent can have it: another that is alive is left alone, and one that
+// gives no sign of life for as long as makes an agent lost is replaced.
+func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
+	if err := p.ended(ctx, say); err != nil {
+		return err
+	}
+	if err := rendezvous.Register(ctx, p.store, p.job); err != nil {
+		return err
+	}
+	s := seat{card: mine, Nodes: p.nodes, Nonce: p.nonce, State: here}
+	holder := vigil{polls: 2 * silentBeats}
+	for {
+		seats, begun, _, err := p.read(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.fits(seats, begun); err != nil {
+			return p.unfit(ctx, err, len(begun) > 0)
+		}
+		s.Epoch = uint32(len(begun))
+		old := seats[p.node]
+		if old != nil && old.Nonce != s.Nonce && old.State == here {
+			pulse, _, err := p.store.Get(ctx, p.key("pulse", p.node))
+			if err != nil && !errors.Is(err, rendezvous.ErrNotFound) {
+				return err
+			}
+			switch holder.look(old, pulse) {
+			case living:
+				return fmt.Errorf("node %d of job %q is there twice: its agent is on host %s as pid %d, and lives; this one is on host %s as pid %d", p.node, p.job, old.Host, old.PID, s.Host, s.PID)
+			case unknown:
+				if holder.seen == 1 {
+					say(fmt.Sprintf("lockstep run: %v has this place: seeing whether it still lives, for up to %v\n", &old.card, silentBeats*p.beat))
+				}
+				if err := pause(ctx, p.beat/2); err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		if len(begun) > 0 {
+			if err := p.mayReplace(&s, old, &begun[len(begun)-1]); err != nil {
+				return err
+			}
+		}
+		done, err := p.take(ctx, &s, old)
+		if err != nil {
+			return err
+		}
+		if done {
+			p.first = s.Epoch
+			return p.appear(ctx)
+		}
+	}
+}
+
+// appear shows for the first time that this agent lives: from now on the others notice if it does not.
+func (p *peers) appear(ctx context.Context) error {
+	text, err := json.Marshal(rendezvous.Pulse{Beat: uint64(time.Now().UnixNano()), Text: p.nonce}) // a beat like no other
+	if err != nil {
+		return err
+	}
+	return p.store.Set(ctx, p.key("pulse", p.node), text)
+}
+
+// take writes the seat down, in the place of old. False: somebody else was faster.
+func (p *peers) take(ctx context.Context, s, old *seat) (bool, error) {
+	text, err := json.Marshal(s)
+	if err != nil {
+		return false, err
+	}
+	key, done := p.key("event", "seat", p.node), false
+	if old == nil {
+		_, done, err = p.store.Create(ctx, key, text)
+	} else {
+		done, err = p.store.Swap(ctx, key, old.revision, text)
+	}
+	if done {
+		p.mine, p.seats[p.node] = *s, s
+	}
+	return done, err
+}
+
+// mayReplace says why an agent cannot come into a job that has begun.
+func (p *peers) mayReplace(s, old *seat, last *meeting) error {
+	was := &last.Seats[s.Node].card
+	again := "; if that run of the job is over, choose another --rdzv-id"
+	switch {
+	case s.RestartsMax == 0:
+		return fmt.Errorf("job %q has begun with %v, whose place nobody can take with --max-restarts 0%s", p.job, was, again)
+	case s.Epoch > uint32(s.RestartsMax):
+		return fmt.Errorf("job %q has begun with %v, whose place nobody can take any more: it was started again %d times, as often as --max-restarts says%s", p.job, was, s.RestartsMax, again)
+	case was.Workers != s.Workers:
+		return fmt.Errorf("%v has %d workers, but %v, whose place it would take, had %d: the number must stay the same, since results depend on it", &s.card, s.Workers, was, was.Workers)
+	}
+	return nil
+}
+
+// fits says why an agent cannot be in the same job as others.
+func (s *seat) fits(seats []*seat, begun []meeting) error {
+	for _, o := range seats {
+		switch {
+		case o == nil || o.State != here || o.Nonce == s.Nonce:
+		case o.Nodes != s.Nodes:
+			return fmt.Errorf("%v was told of %d nodes, and %v of %d", &o.card, o.Nodes, &s.card, s.Nodes)
+		case o.RestartsMax != s.RestartsMax:
+			return fmt.Errorf("%v was started with --max-restarts %d, %v with %d", &o.card, o.RestartsMax, &s.card, s.RestartsMax)
+		}
+	}
+	for _, m := range begun {
+		if len(m.Seats) != s.Nodes {
+			return fmt.Errorf("%v was told of %d nodes, and the job has begun with %d", &s.card, s.Nodes, len(m.Seats))
+		}
+	}
+	return nil
+}
+
+// unfit ends a job that has not begun for all, since nobody can know which agent is right.
+func (p *peers) unfit(ctx context.Context, why error, begun bool) error {
+	if !begun {
+		p.conclude(ctx, 1, why.Error())
+	}
+	return why
+}
+
+// ended says that the job is over; a store that outlives jobs may tell of an earlier one of this name.
+func (p *peers) ended(ctx context.Context, say func(string)) error {
+	text, _, err := p.store.Get(ctx, p.key("event", "over"))
+	var o over
+	switch {
+	case errors.Is(err, rendezvous.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case json.Unmarshal(text, &o) != nil:
+		return fmt.Errorf("key %s holds %.100q", p.key("event", "over"), text)
+	case !p.lasts:
+		return &overError{o}
+	}
+	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, &o)
+	say("lockstep run: " + p.earlier + "; this one begins anew\n")
+	return p.store.Delete(ctx, p.key("event", "over"))
+}
+
+// read returns the seats as they are, nil for those that nobody has taken, and the epochs that have begun.
+func (p *peers) read(ctx context.Context) (seats []*seat, begun []meeting, revision uint64, err error) {
+	entries, revision, err := p.store.List(ctx, p.key("event")+"/")
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	seats = make([]*seat, p.nodes)
+	met := map[uint32]meeting{}
+	for _, entry := range entries {
+		switch ev, ok := p.decode(entry); {
+		case !ok:
+		case ev.seat != nil && ev.seat.Node < p.nodes:
+			seats[ev.seat.Node] = ev.seat
+		case ev.met != nil:
+			met[ev.epoch] = *ev.met
+		}
+	}
+	for m, ok := met[0]; ok; m, ok = met[uint32(len(begun))] {
+		begun = append(begun, m)
+	}
+	return seats, begun, revision, nil
+}
+
+// vigil finds out whether an agent lives, by its pulse. It counts looks, not time: one that slept itself knows nothing of the others.
+type vigil struct {
+	polls int // how many looks without a change mean that it is dead
+	nonce string
+	pulse []byte
+	seen  int
+}
+
+type vitality int
+
+const (
+	unknown vitality = iota
+	living
+	dead
+)
+
+// look takes note of the pulse of the one that has a seat.
+func (v *vigil) look(s *seat, pulse []byte) vitality {
+	changed := v.seen > 0 && v.nonce == s.Nonce && !bytes.Equal(v.pulse, pulse)
+	if v.nonce != s.Nonce {
+		v.seen = 0
+	}
+	v.nonce, v.pulse = s.Nonce, pulse
+	v.seen++
+	switch {
+	case changed:
+		return living
+	case v.seen > v.polls:
+		return dead
+	}
+	return unknown
+}
+
+// pause waits, or says why it could not.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// renew says in which epoch this agent wants to be, and with which ports. An agent that was taken for lost and lives is back by this, unless
+// another has taken its place.
+func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
+	for {
+		text, revision, err := p.store.Get(ctx, p.key("event", "seat", p.node))
+		if err != nil {
+			return err
+		}
+		var old seat
+		if err := json.Unmarshal(text, &old); err != nil {
+			return err
+		}
+		if old.Nonce != p.nonce {
+			return fmt.Errorf("%v was taken for lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, old.Host, old.PID)
+		}
+		old.revision = revision
+		s := p.mine
+		s.card, s.Epoch, s.State, s.Ready = mine, epoch, here, true
+		if done, err := p.take(ctx, &s, &old); done || err != nil {
+			return err
+		}
+	}
+}
+
+// lose writes down that an agent gives no sign of life, unless another has its place already.
+func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Duration) error {
+	key := p.key("event", "seat", node)
+	text, revision, err := p.store.Get(ctx, key)
+	var s seat
+	switch {
+	case errors.Is(err, rendezvous.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case json.Unmarshal(text, &s) != nil || s.State != here || s.Nonce != nonce:
+		return nil
+	}
+	s.State, s.Since = lost, time.Now().Add(-silent)
+	s.Why = fmt.Sprintf("it has not shown for %v that it lives", silent.Round(time.Second/10))
+	if text, err = json.Marshal(&s); err != nil {
+		return err
+	}
+	_, err = p.store.Swap(ctx, key, revision, text) // if not: it lives, or somebody else has written it down
+	return err
+}
+
+// key is a key of the agents' own.
+func (p *peers) key(parts ...any) string {
+	key := p.prefix
+	for i, part := range parts {
+		if i > 0 {
+			key += "/"
+		}
+		switch part := part.(type) {
+		case string:
+			key += part
+		case int:
+			key += strconv.Itoa(part)
+		case uint32:
+			key += strconv.FormatUint(uint64(part), 10)
+		}
+	}
+	return key
+}
