@@ -24,10 +24,10 @@ type BackupConfig struct {
 	//
 	// Where it does not go on at the newest one in Dir, a snapshot is written at once, so that this is the newest from now on.
 	Resume string
-	// Job names the job, and Restart says that it was restarted after a failure: then it goes on at the newest snapshot in Dir, if that
-	// is its own, whatever Resume says.
-	Job     string
-	Restart bool
+	// Job names the job, and Epoch counts its restarts after a failure: then it goes on at the newest snapshot in Dir, if that is its own, whatever
+	// Resume says, and takes Dir over from an earlier start that may still run somewhere. Any other process that writes there is refused.
+	Job   string
+	Epoch uint32
 	// Facts are what a snapshot's training must have had in common with this one: its data set, its model, its optimizer. Others are
 	// refused.
 	Facts []Fact
@@ -140,6 +140,15 @@ func (b *Backup) wait() error {
 	return b.told(b.manager.Wait())
 }
 
+// Close waits for the save in progress, and lets others write into the folder, which the chief has locked since Restore. The end of the
+// process does so as well.
+func (b *Backup) Close() error {
+	if b.manager == nil {
+		return nil
+	}
+	return b.told(b.manager.Close())
+}
+
 func (b *Backup) told(err error) error {
 	if err == nil {
 		return nil
@@ -213,7 +222,7 @@ func (b *Backup) open() (err error) {
 	if err := os.MkdirAll(b.cfg.Dir, 0o777); err != nil {
 		return fmt.Errorf("train: the folder of the snapshots: %w", err)
 	}
-	b.manager, err = checkpoint.Open(checkpoint.Config{Dir: b.cfg.Dir, Keep: b.cfg.Keep})
+	b.manager, err = checkpoint.Open(checkpoint.Config{Dir: b.cfg.Dir, Keep: b.cfg.Keep, Job: b.cfg.Job, Epoch: b.cfg.Epoch})
 	return err
 }
 
@@ -223,7 +232,7 @@ func (b *Backup) find() (*Snapshot, Restored, error) {
 	var refused []error
 	var err error
 	resume := b.cfg.Resume
-	if b.cfg.Restart && b.cfg.Dir != "" {
+	if b.cfg.Epoch > 0 && b.cfg.Dir != "" {
 		if s, _, err := checkpoint.Latest(b.cfg.Dir); err != nil {
 			return nil, Restored{}, err
 		} else if s != nil && writtenBy(s, b.cfg.Job) {

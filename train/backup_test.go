@@ -548,11 +548,11 @@ func TestRestart(t *testing.T) {
 		fitWithBackup(t, layout, ds, FitConfig{Steps: 1}, BackupConfig{Dir: other, Resume: ResumeNever, Job: "former"})
 		fitWithBackup(t, layout, ds, FitConfig{Steps: 2}, BackupConfig{Dir: dir, Resume: ResumeNever, Job: "former"})
 		for resume, first := range map[string]int64{ResumeNever: 0, other: 1} {
-			_, _, r := fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 4}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Restart: true})
+			_, _, r := fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 4}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
 			if r.Step != first {
 				t.Errorf("%v, resume %q, without a snapshot of its own: %+v", layout, resume, r)
 			}
-			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Restart: true})
+			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
 			if r.Step != 4 {
 				t.Errorf("%v, resume %q, with one: %+v", layout, resume, r)
 			}

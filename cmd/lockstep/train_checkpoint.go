@@ -64,7 +64,7 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 	}
 	cfg := train.BackupConfig{Dir: o.dir, EverySteps: o.saveEvery, Keep: o.keep, Resume: o.resume}
 	if r.cfg.job != nil {
-		cfg.Job, cfg.Restart = r.cfg.job.ID, r.cfg.job.Epoch > 0
+		cfg.Job, cfg.Epoch = r.cfg.job.ID, r.cfg.job.Epoch
 	}
 	if o.wanted() {
 		if cfg.Facts, err = r.facts(ctx); err != nil {
@@ -108,6 +108,14 @@ func (r *trainRun) build() []train.Fact {
 		out = append(out, train.Fact{Name: "learning rate's way to 0", Value: count(r.epochs(), "epoch")})
 	}
 	return out
+}
+
+// closeSnapshots lets others write into the folder.
+func (r *trainRun) closeSnapshots() error {
+	if r.backup == nil {
+		return nil
+	}
+	return r.backup.Close()
 }
 
 // announceSnapshots says where training goes on, and where it will be able to.

@@ -49,6 +49,11 @@ func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 		return r.unlessInterrupted(err)
 	}
 	defer func() { err = errors.Join(err, r.session.close()) }()
+	defer func() {
+		if e := r.closeSnapshots(); err == nil { // else it is what has been said
+			err = e
+		}
+	}()
 	defer r.tellPanic()
 	if err := r.train(ctx); err != nil {
 		return r.unlessInterrupted(r.fail(err))

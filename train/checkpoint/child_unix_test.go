@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -37,11 +38,12 @@ func childMain(text string) {
 		}
 	}
 	steps := 0
-	m, err := Open(Config{Dir: dir, Keep: keep, watch: func(string, string) {
+	m, err := Open(Config{Dir: dir, Keep: keep, Job: "child", watch: func(string, string) error {
 		if steps++; steps == kill {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {} // it comes at once
 		}
+		return nil
 	}})
 	for step := int64(1); err == nil && (saves == 0 || step <= int64(saves)); step++ {
 		if err = m.Save(contents(step)); err == nil {
@@ -84,47 +86,100 @@ func survives(t testing.TB, dir string, said []byte) {
 	if refused != nil || last > 0 && (s == nil || s.Step < last) || s != nil && s.Step > last+1 {
 		t.Errorf("it had saved up to step %d; left is %v, refused %v", last, s, refused)
 	}
-	save(t, open(t, Config{Dir: dir, Keep: 2}), 1000)
+	m := open(t, Config{Dir: dir, Keep: 2})
+	save(t, m, 1000)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
 	if s, _ := latest(t, dir); s.Step != 1000 {
 		t.Errorf("after the next save, %s is the latest", s.Path)
 	}
-	for _, name := range bases(t, dir) {
-		if strings.HasPrefix(name, ".") {
-			t.Errorf("%s was left behind", name)
-		}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
 	if got := len(bases(t, dir)); got > 2 {
 		t.Errorf("%d snapshots are kept", got)
 	}
 }
 
-// TestKilledAtEveryStep kills a process before each of its steps on the disk.
+// TestKilledAtEveryStep kills a process before each of its steps on the disk; and so that the machine goes down with it, which loses what was
+// not synced.
 func TestKilledAtEveryStep(t *testing.T) {
 	const saves = 3
-	steps := 0
-	count := open(t, Config{Dir: t.TempDir(), Keep: 2, watch: func(string, string) { steps++ }})
+	var trace []diskStep
+	dir := t.TempDir()
+	count := open(t, Config{Dir: dir, Keep: 2, watch: func(op, path string) error {
+		rel, err := filepath.Rel(dir, path)
+		trace = append(trace, diskStep{op, rel})
+		return err
+	}})
 	save(t, count, 1, 2, 3)
 	every := 1
 	if testing.Short() {
 		every = 5
-		t.Logf("-short: every %dth step of %d", every, steps)
+		t.Logf("-short: every %dth step of %d", every, len(trace))
 	}
-	for kill := 1; kill <= steps; kill += every {
-		dir := t.TempDir()
-		out, err := child(t, dir, kill, saves, 0).Output()
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("step %d: it was not killed: %v, %s", kill, err, out)
-		}
-		survives(t, dir, out)
-		if t.Failed() {
-			t.Fatalf("killed before step %d of %d on the disk", kill, steps)
+	g := seeded(t)
+	for kill := 1; kill <= len(trace); kill += every {
+		for _, machine := range []bool{false, true} {
+			dir := t.TempDir()
+			out, err := child(t, dir, kill, saves, 0).Output()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("step %d: it was not killed: %v, %s", kill, err, out)
+			}
+			if machine {
+				powerLoss(t, g, dir, trace[:kill-1])
+			}
+			survives(t, dir, out)
+			if t.Failed() {
+				t.Fatalf("killed before step %d of %d on the disk, the machine as well: %v", kill, len(trace), machine)
+			}
 		}
 	}
 }
 
-// TestKilledAnyTime kills a process that saves without end, from outside, at a random moment.
-func TestKilledAnyTime(t *testing.T) {
+// diskStep is a step on the disk, with a path in the folder.
+type diskStep struct{ op, path string }
+
+// powerLoss makes of what a process has left after some steps what a machine that goes down may leave: any part of a file that was not synced,
+// and either name of a folder that was renamed in another which was not synced since.
+func powerLoss(t *testing.T, g *rand.Rand, dir string, done []diskStep) {
+	t.Helper()
+	unsynced, renamed := map[string]bool{}, ""
+	for _, s := range done {
+		switch s.op {
+		case "create":
+			unsynced[s.path] = true
+		case "sync":
+			delete(unsynced, s.path)
+			if s.path == "." {
+				renamed = ""
+			}
+		case "rename":
+			renamed = s.path
+		}
+	}
+	for file := range unsynced {
+		path := filepath.Join(dir, file)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, g.Int64N(info.Size()+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if renamed != "" && g.IntN(2) == 0 {
+		if err := os.Rename(filepath.Join(dir, renamed), filepath.Join(dir, "."+renamed)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// seeded returns random numbers, and says how to get them again.
+func seeded(t *testing.T) *rand.Rand {
+	t.Helper()
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("LOCKSTEP_TEST_SEED"); text != "" {
 		var err error
@@ -132,8 +187,62 @@ func TestKilledAnyTime(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("LOCKSTEP_TEST_SEED=%d repeats the delays", seed)
-	g := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("LOCKSTEP_TEST_SEED=%d repeats it", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// TestFailsAtEveryStep has each step on the disk fail, for good or once. What was saved before stays, an error says which one that is, and
+// the next process can go on. A disk that is full once costs nothing if there is an old snapshot to make room.
+func TestFailsAtEveryStep(t *testing.T) {
+	steps := 0
+	save(t, open(t, Config{Dir: t.TempDir(), Keep: 2, watch: func(string, string) error { steps++; return nil }}), 1, 2, 3)
+	every := 1
+	if testing.Short() {
+		every = 5
+		t.Logf("-short: every %dth step of %d", every, steps)
+	}
+	for _, fault := range []struct {
+		name string
+		err  error
+		once bool
+	}{{"broken once", syscall.EIO, true}, {"full", syscall.ENOSPC, false}, {"full once", syscall.ENOSPC, true}} {
+		for at := 1; at <= steps; at += every {
+			dir, n, op := t.TempDir(), 0, ""
+			m := open(t, Config{Dir: dir, Keep: 2, Logger: slog.New(slog.DiscardHandler), watch: func(now, _ string) error {
+				if n++; n == at || n > at && !fault.once && now != "unname" && now != "remove" { // a full disk lets one remove
+					if n == at {
+						op = now
+					}
+					return fault.err
+				}
+				return nil
+			}})
+			var said []byte
+			var err error
+			for step := int64(1); step <= 3 && err == nil; step++ {
+				if err = m.Save(contents(step)); err == nil {
+					said = fmt.Appendln(said, step)
+				}
+			}
+			removing := op == "unname" || op == "remove"
+			switch {
+			case fault.err == syscall.ENOSPC && fault.once && !removing && len(said) == 6: // it has made room
+			case err == nil && len(said) != 6, !errors.Is(err, fault.err):
+				t.Errorf("%s at step %d, %s: %v", fault.name, at, op, err)
+			case len(said) > 0 && !removing && !strings.Contains(err.Error(), fmt.Sprintf("the last one before it is snapshot-%06d-step-%d", len(said)/2, len(said)/2)):
+				t.Errorf("%s at step %d, %s: after %q, %v", fault.name, at, op, said, err)
+			}
+			if err := m.lock.release(); err != nil {
+				t.Error(err)
+			}
+			survives(t, dir, said)
+		}
+	}
+}
+
+// TestKilledAnyTime kills a process that saves without end, from outside, at a random moment.
+func TestKilledAnyTime(t *testing.T) {
+	g := seeded(t)
 	rounds := 30
 	if testing.Short() {
 		rounds = 5
@@ -172,7 +281,11 @@ func TestKilledAnyTime(t *testing.T) {
 // TestFilesTooLong: a file that cannot be written to its end is an error that says so, and costs no earlier snapshot.
 func TestFilesTooLong(t *testing.T) {
 	dir := t.TempDir()
-	save(t, open(t, Config{Dir: dir}), 1)
+	m := open(t, Config{Dir: dir})
+	save(t, m, 1)
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
 	out, err := child(t, dir, 0, 1, 300).Output()
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // WriteFile writes the file path with what write writes, whole or not at all: under another name beside path, which is then
@@ -80,12 +81,48 @@ func CheckWritable(path string) error {
 	return wrap(err)
 }
 
-// createBeside creates a new file in the folder of path, with the permissions that path itself would get.
+// createBeside creates a new file in the folder of path, with the permissions that path itself would get, and locks it, where that can
+// be done: so others see that it is being written.
 func createBeside(path string) (*os.File, error) {
+	removeLeft(path)
 	for n := os.Getpid(); ; n++ {
 		f, err := os.OpenFile(fmt.Sprintf("%s.%d.tmp", path, n), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-		if !errors.Is(err, fs.ErrExist) {
-			return f, err
+		if errors.Is(err, fs.ErrExist) {
+			continue
 		}
+		if err != nil {
+			return nil, err
+		}
+		if free, err := tryLock(f); err == nil && (!free || !isAt(f, f.Name())) { // somebody took it for left behind
+			f.Close()
+			continue
+		}
+		return f, nil
+	}
+}
+
+// removeLeft removes what writers of path that were killed have left beside it.
+func removeLeft(path string) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return // creating a file says why
+	}
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), filepath.Base(path)+".")
+		if number, tmp := strings.CutSuffix(number, ".tmp"); ok && tmp && number != "" && strings.Trim(number, "0123456789") == "" && e.Type().IsRegular() {
+			removeUnlocked(filepath.Join(filepath.Dir(path), e.Name()))
+		}
+	}
+}
+
+// removeUnlocked removes a file that no process has locked.
+func removeUnlocked(path string) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if free, err := tryLock(f); err == nil && free && isAt(f, path) {
+		os.Remove(path)
 	}
 }

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Config says where and how many snapshots a [Manager] keeps.
@@ -16,8 +18,13 @@ type Config struct {
 	Dir string // its parent must exist
 	// Keep is how many snapshots stay, the newest; default 3, negative: all. (TensorFlow's max_to_keep.)
 	Keep int
+	// Job and Epoch say who writes here, to others who want to: a later start of the same job takes over. Default: a process of no job.
+	Job   string
+	Epoch uint32
+	// Logger gets what is not as usual, but no error. Default slog.Default().
+	Logger *slog.Logger
 
-	watch func(op, path string) // in tests: called before each step on the disk
+	watch func(op, path string) error // in tests: called before each step on the disk, which fails with its error
 }
 
 // keepDefault leaves one to fall back on, and one more.
@@ -25,40 +32,78 @@ const keepDefault = 3
 
 // Manager writes the snapshots of one training into a folder and removes the oldest (TensorFlow's CheckpointManager). A snapshot is
 // a folder of its own, named snapshot-NUMBER-step-STEP, and is there whole or not at all, whenever the process or the machine
-// dies. One process at a time may write into a folder. A Manager is for one goroutine.
+// dies. One process at a time writes into a folder: it is locked until Close, or the end of the process. A Manager is for one goroutine.
 type Manager struct {
 	dir     string
 	keep    int
+	lock    *lock
+	logger  *slog.Logger
 	disk    disk
 	number  int        // of the newest
 	pending chan error // of the save in progress; nil: none
 	failed  error      // the first save that failed: there will be no other
 }
 
-// Open makes the folder if it is not there, and clears away what a killed process left unfinished.
+// Open makes the folder if it is not there, locks it, and clears away what a killed process left unfinished. If another process writes
+// there the error is a *[LockedError], which says who.
 func Open(cfg Config) (*Manager, error) {
-	m := &Manager{dir: cfg.Dir, keep: cfg.Keep, disk: disk{cfg.watch}}
+	m := &Manager{dir: cfg.Dir, keep: cfg.Keep, disk: disk{cfg.watch}, logger: cfg.Logger}
 	if m.keep == 0 {
 		m.keep = keepDefault
+	}
+	if m.logger == nil {
+		m.logger = slog.Default()
 	}
 	if err := os.Mkdir(m.dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, wrap(err)
 	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	if m.lock, err = takeLock(m.dir, Holder{Host: host, PID: os.Getpid(), Job: cfg.Job, Epoch: cfg.Epoch, Since: time.Now()}); err != nil {
+		return nil, err
+	}
+	err = m.begin()
+	if err != nil {
+		m.lock.release()
+		return nil, err
+	}
+	return m, nil
+}
+
+// begin finds out what is in the folder, and clears it up.
+func (m *Manager) begin() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {
-		return nil, wrap(err)
+		return wrap(err)
 	}
 	for _, e := range entries {
-		if n, ok := parseName(e.Name()); ok {
+		if n, ok := parseName(strings.TrimPrefix(e.Name(), ".")); ok { // one that is taken over may yet give it its name
 			m.number = max(m.number, n.number)
 		}
-		if strings.HasPrefix(e.Name(), unfinishedPrefix) {
-			if err := os.RemoveAll(filepath.Join(m.dir, e.Name())); err != nil {
-				return nil, wrap(err)
-			}
+		left := strings.HasPrefix(e.Name(), unfinishedPrefix) || strings.HasPrefix(e.Name(), lockName+".")
+		if !left {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(m.dir, e.Name())); err != nil {
+			return wrap(err)
 		}
 	}
-	return m, wrap(m.disk.tryFolder(m.unfinished(name{}))) // better now than after hours of training
+	return wrap(m.disk.tryFolder(m.unfinished(name{}))) // better now than after hours of training
+}
+
+// Close waits for the save in progress and lets others write into the folder. It returns the first error of all saves.
+func (m *Manager) Close() error {
+	err := m.Wait()
+	if m.lock == nil {
+		return err
+	}
+	if e := m.lock.release(); err == nil {
+		err = e
+	}
+	m.lock = nil
+	return err
 }
 
 // Dir returns the folder.
@@ -121,55 +166,101 @@ func (m *Manager) unfinished(n name) string { return filepath.Join(m.dir, "."+n.
 // save writes one snapshot under another name, gives it its own, and removes old ones.
 func (m *Manager) save(n name, c *Contents) error {
 	path, unfinished := filepath.Join(m.dir, n.String()), m.unfinished(n)
-	if err := m.place(unfinished, path, c); err != nil {
-		os.RemoveAll(unfinished)
-		return fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", path, m.lastGood(), err)
+	err := m.place(unfinished, path, c)
+	if noSpace(err) && !exists(path) && m.makeRoom() {
+		err = os.RemoveAll(unfinished)
+		if err == nil {
+			err = m.place(unfinished, path, c)
+		}
 	}
-	return m.removeOld()
+	if err != nil {
+		if lost := m.lock.held(); lost != nil { // then the one who has it has cleared up
+			err = lost
+		}
+		os.RemoveAll(unfinished)
+		return fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", path, m.lastGood(n), err)
+	}
+	return m.removeOld(m.keep)
 }
 
+// place writes a snapshot. The folder may be another's by now: of what that has written nothing is touched, for numbers rise.
 func (m *Manager) place(unfinished, path string, c *Contents) error {
-	m.disk.does("mkdir", unfinished)
+	if err := m.lock.held(); err != nil {
+		return err
+	}
+	if err := m.disk.does("mkdir", unfinished); err != nil {
+		return wrap(err)
+	}
 	if err := os.Mkdir(unfinished, 0o777); err != nil {
 		return wrap(err)
 	}
 	if err := m.disk.writeSnapshot(unfinished, c); err != nil {
 		return err
 	}
-	m.disk.does("rename", path)
+	if err := m.lock.held(); err != nil {
+		return err
+	}
+	if err := m.disk.does("rename", path); err != nil {
+		return wrap(err)
+	}
 	if err := os.Rename(unfinished, path); err != nil {
 		return wrap(err)
 	}
 	return m.disk.syncFolder(m.dir)
 }
 
-// lastGood says what there is to go on from.
-func (m *Manager) lastGood() string {
+// makeRoom removes on a full disk those snapshots that would be removed after the save in progress, if a newer one can be read. It
+// reports whether there is more room now.
+func (m *Manager) makeRoom() bool {
 	all, _, err := list(m.dir)
+	if err != nil || m.keep < 2 || len(all) < m.keep {
+		return false
+	}
+	newest := filepath.Join(m.dir, all[len(all)-1].String())
+	if _, err := ReadSnapshot(newest); err != nil {
+		return false
+	}
+	err = m.removeOld(m.keep - 1)
+	m.logger.Warn("checkpoint: the disk is full: old snapshots are removed before the next one is written", "folder", m.dir, "removed", len(all)-m.keep+1, "newest", newest, "error", err)
+	return err == nil
+}
+
+// lastGood says what there is to go on from besides a snapshot.
+func (m *Manager) lastGood(but name) string {
+	all, _, err := list(m.dir)
+	all = slices.DeleteFunc(all, func(n name) bool { return n == but })
 	if err != nil || len(all) == 0 {
 		return "there is no earlier one"
 	}
 	return "the last one before it is " + all[len(all)-1].String()
 }
 
-// removeOld removes all snapshots but the newest. They lose their name first, so that nobody takes what is left of them for one.
-func (m *Manager) removeOld() error {
+// removeOld removes all snapshots but so many, the newest. They lose their name first, so that nobody takes what is left of them for one.
+func (m *Manager) removeOld(keep int) error {
 	all, _, err := list(m.dir)
-	if err != nil || m.keep < 0 {
+	if err != nil || keep < 0 {
 		return err
 	}
-	for _, n := range all[:max(len(all)-m.keep, 0)] {
-		path, unfinished := filepath.Join(m.dir, n.String()), m.unfinished(n)
-		m.disk.does("unname", path)
-		if err := os.Rename(path, unfinished); err != nil {
-			return fmt.Errorf("checkpoint: removing an old snapshot: %w", err)
-		}
-		m.disk.does("remove", path)
-		if err := os.RemoveAll(unfinished); err != nil {
+	for _, n := range all[:max(len(all)-keep, 0)] {
+		if err := m.remove(n); err != nil {
 			return fmt.Errorf("checkpoint: removing an old snapshot: %w", err)
 		}
 	}
 	return nil
+}
+
+func (m *Manager) remove(n name) error {
+	path, unfinished := filepath.Join(m.dir, n.String()), m.unfinished(n)
+	if err := m.disk.does("unname", path); err != nil {
+		return err
+	}
+	if err := os.Rename(path, unfinished); err != nil {
+		return err
+	}
+	if err := m.disk.does("remove", path); err != nil {
+		return err
+	}
+	return os.RemoveAll(unfinished)
 }
 
 // Latest returns the newest snapshot of a folder that can be read, and why newer ones were refused. Without any snapshot, or
@@ -245,13 +336,16 @@ func list(dir string) (all []name, strange []error, err error) {
 }
 
 // disk makes the steps on the disk that tests want to see.
-type disk struct{ watch func(op, path string) }
+type disk struct {
+	watch func(op, path string) error
+}
 
-// does says that a step comes next.
-func (d disk) does(op, path string) {
-	if d.watch != nil {
-		d.watch(op, path)
+// does says that a step comes next, which is not to be made if it returns an error.
+func (d disk) does(op, path string) error {
+	if d.watch == nil {
+		return nil
 	}
+	return d.watch(op, path)
 }
 
 // watched says of each Write to w that it comes next.
@@ -269,13 +363,17 @@ type watchedWriter struct {
 }
 
 func (w watchedWriter) Write(p []byte) (int, error) {
-	w.disk.does("write", w.path)
+	if err := w.disk.does("write", w.path); err != nil {
+		return 0, err
+	}
 	return w.to.Write(p)
 }
 
 // syncFolder makes sure that the entries of a folder are on the disk.
 func (d disk) syncFolder(dir string) error {
-	d.does("sync", dir)
+	if err := d.does("sync", dir); err != nil {
+		return wrap(err)
+	}
 	return syncFolder(dir)
 }
 

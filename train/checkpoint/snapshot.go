@@ -116,14 +116,18 @@ func writeAll(text []byte) func(io.Writer) error {
 
 // writeSummed writes a new file, syncs it, and returns its SHA-256 and its size.
 func (d disk) writeSummed(path string, write func(io.Writer) error) (sum string, size int64, err error) {
-	d.does("create", path)
+	if err := d.does("create", path); err != nil {
+		return "", 0, wrap(err)
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return "", 0, wrap(err)
 	}
 	count := &summed{hash: sha256.New()}
 	err = fill(f, func(w io.Writer) error { return write(io.MultiWriter(d.watched(w, path), count)) }, func() error {
-		d.does("sync", path)
+		if err := d.does("sync", path); err != nil {
+			return err
+		}
 		return f.Sync()
 	})
 	return hex.EncodeToString(count.hash.Sum(nil)), count.size, err

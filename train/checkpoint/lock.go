@@ -1,0 +1,204 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// Holder is the process that writes into a folder of snapshots.
+type Holder struct {
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Job   string    `json:"job,omitempty"` // "": of none
+	Epoch uint32    `json:"epoch"`         // of the job: higher after each restart
+	Since time.Time `json:"since"`
+}
+
+// String says who it is: "host a, pid 17, job "digits", since 2026-01-31 17:00:01".
+func (h *Holder) String() string {
+	text := fmt.Sprintf("host %s, pid %d", h.Host, h.PID)
+	if h.Job != "" {
+		text += fmt.Sprintf(", job %q", h.Job)
+	}
+	return text + ", since " + h.Since.Local().Format(time.DateTime)
+}
+
+// LockedError is the error of a folder that another process writes into.
+type LockedError struct {
+	Dir    string
+	Holder Holder // zero: it has not said yet who it is
+	why    string
+}
+
+func (e *LockedError) Error() string {
+	who := "another process"
+	if e.Holder.PID != 0 {
+		who = "another process (" + e.Holder.String() + ")"
+	}
+	return fmt.Sprintf("checkpoint: %s writes its snapshots into %s: want a folder for each training%s", who, e.Dir, e.why)
+}
+
+// lockName is the file that says who writes into a folder. Its holder has locked it, so that the system takes the lock back when the process
+// ends, however it does. Where the disk knows no locks the file alone must do.
+const lockName = ".lock"
+
+// lock is a folder's lock that this process has.
+type lock struct {
+	dir  string
+	me   Holder
+	file *os.File
+	try  func(*os.File) (free bool, err error) // tryLock, or a test's
+}
+
+func (l *lock) path() string { return filepath.Join(l.dir, lockName) }
+
+// takeLock takes the lock of a folder for a process. It takes over that of a process that has ended, of an earlier start of the same job,
+// which may be on a host that cannot be reached any more, and of this same process. Of anybody else it is a *LockedError.
+func takeLock(dir string, me Holder) (*lock, error) {
+	l := &lock{dir: dir, me: me, try: tryLock}
+	if err := l.take(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *lock) take() error {
+	me := &l.me
+	for {
+		f, err := os.OpenFile(l.path(), os.O_RDWR|os.O_CREATE, 0o666)
+		if err != nil {
+			return wrap(err)
+		}
+		free, err := l.try(f)
+		if err == nil && free && !isAt(f, l.path()) {
+			f.Close() // its holder has removed it in between
+			continue
+		}
+		lockless := errors.Is(err, errors.ErrUnsupported)
+		if err != nil && !lockless {
+			f.Close()
+			return wrap(err)
+		}
+		holder, _ := readHolder(l.path()) // of a file that is torn nobody is known
+		switch {
+		case free, lockless && holder.PID == 0:
+			l.file = f
+			return l.sign(f)
+		case holder.yieldsTo(me), lockless && holder.isGone(me):
+			f.Close()
+			return l.takeOver()
+		}
+		f.Close()
+		e := &LockedError{Dir: l.dir, Holder: holder}
+		if lockless && holder.Host != me.Host {
+			e.why = fmt.Sprintf(". The disk cannot tell whether that one still runs: if it does not, remove %s", l.path())
+		}
+		return e
+	}
+}
+
+// yieldsTo reports whether a process takes the lock from h though that may still run.
+func (h *Holder) yieldsTo(me *Holder) bool {
+	return h.Job != "" && h.Job == me.Job && h.Epoch < me.Epoch || h.Host == me.Host && h.PID == me.PID
+}
+
+// isGone reports whether h is a process of this host that has ended.
+func (h *Holder) isGone(me *Holder) bool {
+	if h.Host != me.Host {
+		return false
+	}
+	p, err := os.FindProcess(h.PID)
+	return err != nil || errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
+}
+
+// sign writes into the file of the lock who has it.
+func (l *lock) sign(f *os.File) error {
+	text, err := json.Marshal(&l.me)
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = f.WriteAt(append(text, '\n'), 0)
+	}
+	if err != nil && !noSpace(err) { // on a full disk it is locked all the same, by a process that cannot say who it is
+		f.Close()
+		return fmt.Errorf("checkpoint: locking the folder: %w", err)
+	}
+	return nil
+}
+
+// takeOver puts a lock of this process in the place of another's.
+func (l *lock) takeOver() (err error) {
+	beside := fmt.Sprintf("%s.%d", l.path(), os.Getpid())
+	if l.file, err = os.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666); err != nil {
+		return wrap(err)
+	}
+	if _, err := l.try(l.file); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		l.file.Close()
+		return wrap(err)
+	}
+	if err := l.sign(l.file); err != nil {
+		return err
+	}
+	if err := os.Rename(beside, l.path()); err != nil {
+		l.file.Close()
+		return wrap(err)
+	}
+	return nil
+}
+
+// held returns an error if another process has taken the lock over. One that somebody has removed is taken again.
+func (l *lock) held() error {
+	if isAt(l.file, l.path()) {
+		return nil
+	}
+	holder, err := readHolder(l.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		l.file.Close()
+		return l.take()
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint: the lock of %s is not this process' any more: %w", l.dir, err)
+	}
+	return fmt.Errorf("checkpoint: another start of this training (%v) has taken over %s: this one may not write there any more", &holder, l.dir)
+}
+
+// release gives the lock back.
+func (l *lock) release() error {
+	if !isAt(l.file, l.path()) {
+		return wrap(l.file.Close())
+	}
+	err := os.Remove(l.path()) // while it is locked: nobody can have taken it
+	closed := l.file.Close()
+	if err != nil { // some systems do not remove what is open
+		err = os.Remove(l.path())
+	}
+	return errors.Join(wrap(err), wrap(closed))
+}
+
+// isAt reports whether an open file is the one that has a name now.
+func isAt(f *os.File, path string) bool {
+	mine, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Stat(path)
+	return err == nil && os.SameFile(mine, now)
+}
+
+func readHolder(path string) (h Holder, err error) {
+	text, err := readWhole(path, 1<<12)
+	if err == nil {
+		err = json.Unmarshal(text, &h)
+	}
+	if err != nil {
+		return Holder{}, err
+	}
+	return h, nil
+}

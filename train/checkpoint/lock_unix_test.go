@@ -1,0 +1,159 @@
+//go:build linux || darwin
+
+package checkpoint
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestLocked: while a process writes into a folder no other may, but for a later start of the same job; that ends the earlier one's writing,
+// and loses no snapshot. What a killed process has locked is free.
+func TestLocked(t *testing.T) {
+	dir := t.TempDir()
+	first := child(t, dir, 0, 0, 0)
+	out, err := first.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	if _, err := lines.ReadString('\n'); err != nil { // it has saved one
+		t.Fatal(err)
+	}
+	for _, cfg := range []Config{{}, {Job: "another"}, {Job: "child"}, {Job: "another", Epoch: 1}} {
+		cfg.Dir = dir
+		_, err := Open(cfg)
+		locked := (*LockedError)(nil)
+		if !errors.As(err, &locked) || locked.Holder.PID != first.Process.Pid || !strings.Contains(err.Error(), fmt.Sprintf("pid %d, job \"child\", since ", first.Process.Pid)) {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+	}
+	m := open(t, Config{Dir: dir, Keep: 2, Job: "child", Epoch: 1})
+	text, err := io.ReadAll(lines) // it ends
+	if err != nil || !strings.Contains(string(text), "error: checkpoint: the snapshot ") ||
+		!strings.Contains(string(text), fmt.Sprintf("another start of this training (host %s, pid %d, job \"child\"", m.lock.me.Host, os.Getpid())) {
+		t.Errorf("the first one says %s, %v", text, err)
+	}
+	_ = first.Wait()
+	before, _ := latest(t, dir)
+	save(t, m, 1000)
+	if s, refused := latest(t, dir); before == nil || s.Step != 1000 || refused != nil {
+		t.Errorf("before there was %v, then %v, refused %v", before, s, refused)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestLockRemoved: who removes the lock of a running process does no harm.
+func TestLockRemoved(t *testing.T) {
+	dir := t.TempDir()
+	m := open(t, Config{Dir: dir})
+	save(t, m, 1)
+	if err := os.Remove(filepath.Join(dir, lockName)); err != nil {
+		t.Fatal(err)
+	}
+	save(t, m, 2)
+	if _, err := os.Stat(filepath.Join(dir, lockName)); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(m.Close(), m.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoLocks: on a disk that knows no locks it is what the file says.
+func TestNoLocks(t *testing.T) {
+	ended := exec.Command(os.Args[0], "-test.run", "^$")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	me := Holder{Host: "here", PID: os.Getpid(), Job: "mine", Epoch: 2, Since: time.Now()}
+	for name, c := range map[string]struct {
+		text string // of the file
+		h    Holder
+		want string // of the error; "": it is taken
+	}{
+		"nobody":                      {text: ""},
+		"torn":                        {text: `{"host":"there","pi`},
+		"this process":                {h: me},
+		"one that has ended":          {h: Holder{Host: "here", PID: ended.Process.Pid, Job: "other"}},
+		"one that runs":               {h: Holder{Host: "here", PID: os.Getppid(), Job: "other"}, want: fmt.Sprintf("another process (host here, pid %d, job \"other\"", os.Getppid())},
+		"one elsewhere":               {h: Holder{Host: "there", PID: 1, Job: "other"}, want: "The disk cannot tell whether that one still runs: if it does not, remove "},
+		"an earlier start, elsewhere": {h: Holder{Host: "there", PID: 1, Job: "mine", Epoch: 1}},
+		"a later start":               {h: Holder{Host: "there", PID: 1, Job: "mine", Epoch: 3}, want: "another process (host there, pid 1, job \"mine\""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			text := []byte(c.text)
+			if c.h.PID != 0 {
+				var err error
+				if text, err = json.Marshal(&c.h); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(dir, lockName), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l := &lock{dir: dir, me: me, try: func(*os.File) (bool, error) { return false, errors.ErrUnsupported }}
+			err := l.take()
+			if c.want != "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got %v, want %s", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h, err := readHolder(l.path()); err != nil || h.Job != "mine" || h.Epoch != 2 {
+				t.Errorf("the lock says %+v, %v", h, err)
+			}
+			if err := errors.Join(l.held(), l.release()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestLeftBehind: what a killed writer of a file has left beside it is removed by the next one; what is being written, and other files, stay.
+func TestLeftBehind(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "weights")
+	for _, name := range []string{"weights.17.tmp", "weights.x.tmp", "weights.tmp", "others.17.tmp"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("torn"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := WriteFile(path, func(w io.Writer) error { // and another at the same time
+		_, err := w.Write([]byte("one"))
+		return errors.Join(err, WriteFile(path, func(w io.Writer) error {
+			_, err := w.Write([]byte("two"))
+			return err
+		}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "one" {
+		t.Errorf("got %s, %v", text, err)
+	}
+	if got, want := bases(t, dir), []string{"others.17.tmp", "weights", "weights.tmp", "weights.x.tmp"}; !slices.Equal(got, want) {
+		t.Errorf("left are %v, want %v", got, want)
+	}
+}
