@@ -3,8 +3,6 @@ package train_test
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,6 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // replicasEnv makes TestSyncBatchNormProcesses be one worker of a job, with so many replicas.
@@ -52,7 +51,7 @@ func TestSyncBatchNormProcesses(t *testing.T) {
 	for _, layout := range layouts {
 		addresses := make([]string, len(layout))
 		for w := range layout {
-			addresses[w] = fmt.Sprintf("%q", fmt.Sprintf("127.0.0.1:%d", freePort(t)))
+			addresses[w] = fmt.Sprintf("%q", fmt.Sprintf("127.0.0.1:%d", freeport.Take(t, 1)))
 		}
 		var commands []*exec.Cmd
 		outs := make([]bytes.Buffer, len(layout))
@@ -72,18 +71,4 @@ func TestSyncBatchNormProcesses(t *testing.T) {
 			}
 		}
 	}
-}
-
-// freePort returns a TCP port that nobody has now, and that the system gives to nobody who asks for any.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 22500 + rand.IntN(7500)
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			l.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
 }

@@ -60,8 +60,8 @@ func serve(folder string) error {
 	defer e.Close()
 	select {
 	case <-e.Server.ReadyNotify():
-	case <-time.After(30 * time.Second):
-		return errors.New("etcd is not ready within 30 s")
+	case <-time.After(3 * time.Minute):
+		return errors.New("etcd is not ready within 3 minutes")
 	}
 	fmt.Println(client.Host)
 	_, err = io.Copy(io.Discard, os.Stdin)
@@ -129,7 +129,7 @@ func TestConformance(t *testing.T) {
 // TestMeet: workers meet in etcd, and another job on it does not see them.
 func TestMeet(t *testing.T) {
 	address := cluster(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	var work sync.WaitGroup
 	for _, job := range []string{"a", "a/0"} {

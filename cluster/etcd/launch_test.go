@@ -13,7 +13,7 @@ import (
 // TestLaunchersMeet: the agents of a job find each other through etcd, whichever comes first, and leave nothing there.
 func TestLaunchersMeet(t *testing.T) {
 	address := cluster(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	m := launch.Meeting{Backend: "etcd", Endpoint: address + "/jobs", ID: "a job", Secret: secret.New()}
 	type opened struct {
@@ -55,7 +55,7 @@ func TestLaunchersMeet(t *testing.T) {
 	if left, _, err := s.List(ctx, ""); err != nil || len(left) > 0 {
 		t.Errorf("left in etcd: %v, %v", left, err)
 	}
-	late, cancelLate := context.WithTimeout(ctx, time.Second)
+	late, cancelLate := context.WithTimeout(ctx, 5*time.Second)
 	defer cancelLate()
 	if p, err := m.Open(late); err == nil || !strings.Contains(err.Error(), "node 0 has not come: there is no key jobs/a%20job/store") {
 		t.Errorf("found %+v, %v", p, err)

@@ -61,6 +61,9 @@ func TestMain(m *testing.M) {
 		fmt.Println(r.Run(context.Background()))
 		return
 	}
+	if signal.Ignored(os.Interrupt) { // as by what a shell starts in the background; a shell that inherits that cannot catch it
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -279,7 +282,7 @@ while :; do sleep 0.05; done`, nil)
 func TestEndedTooSoon(t *testing.T) {
 	s := launchScript(t, `if [ $RANK = 1 ]; then echo "worker 1 is $$"; exit 0; fi
 echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
-exit 1`, nil)
+exit 1`, func(c *Config) { c.Settle = time.Minute }) // both end by themselves, in any order
 	o := s.wait(t)
 	_, pid, _ := strings.Cut(strings.TrimSpace(s.out.String()), "worker 1 is ")
 	root := o.Report.Root

@@ -61,7 +61,7 @@ func TestSecrets(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			server := serve(t, c.server)
 			c.client.Logger = quiet
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			s, err := rendezvous.Open(ctx, server.URL(), c.client)
 			if err == nil {

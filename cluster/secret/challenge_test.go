@@ -17,7 +17,7 @@ type proofOf = func(conn net.Conn, dialed bool, greeting []byte) error
 
 // between has two ends prove themselves over a connection, and returns what each says.
 func between(dialer, acceptor net.Conn, dial, accept proofOf, greetings [2]string) (dialed, accepted error) {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	dialer.SetDeadline(deadline)
 	acceptor.SetDeadline(deadline)
 	done := make(chan error, 1)
@@ -86,7 +86,7 @@ func TestReflection(t *testing.T) {
 			}
 			io.Copy(io.Discard, b)
 		}()
-		a.SetDeadline(time.Now().Add(10 * time.Second))
+		a.SetDeadline(time.Now().Add(time.Minute))
 		if err := prove(a, dialed, []byte("hello")); err == nil {
 			t.Errorf("a mirror is believed (dialed: %v)", dialed)
 		}
@@ -143,7 +143,7 @@ func TestReplay(t *testing.T) {
 		a.Write(tap.wrote.Bytes()[32:])
 		io.Copy(io.Discard, a)
 	}()
-	b.SetDeadline(time.Now().Add(10 * time.Second))
+	b.SetDeadline(time.Now().Add(time.Minute))
 	if err := prove(b, false, []byte("hello")); err == nil || !strings.Contains(err.Error(), "its proof is wrong") {
 		t.Errorf("a proof that was replayed: %v", err)
 	}

@@ -27,7 +27,7 @@ func handshake(t *testing.T, client, server *tls.Config) (dialed, accepted error
 		c, err := l.Accept()
 		if err == nil {
 			defer c.Close()
-			c.SetDeadline(time.Now().Add(10 * time.Second))
+			c.SetDeadline(time.Now().Add(time.Minute))
 			s := tls.Server(c, server)
 			if err = s.Handshake(); err == nil {
 				_, err = s.Write([]byte("x"))
@@ -40,7 +40,7 @@ func handshake(t *testing.T, client, server *tls.Config) (dialed, accepted error
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(10 * time.Second))
+	c.SetDeadline(time.Now().Add(time.Minute))
 	s := tls.Client(c, client)
 	if dialed = s.Handshake(); dialed == nil {
 		_, dialed = s.Read(make([]byte, 1))

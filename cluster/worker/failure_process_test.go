@@ -34,17 +34,17 @@ func TestFailures(t *testing.T) {
 		{name: "exits", do: "exit", who: 1, kind: "lost"},
 		{name: "panics", do: "panic", who: 1, kind: "lost", own: "panic"},
 		{
-			name: "stopped", do: "stop", who: 2, change: func(c *child) { c.Heartbeat = 3 * time.Second }, kind: "lost",
+			name: "stopped", do: "stop", who: 2, change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
-			name: "the one who serves the store is stopped", do: "stop", who: 0, change: func(c *child) { c.Heartbeat = 3 * time.Second }, kind: "lost",
+			name: "the one who serves the store is stopped", do: "stop", who: 0, change: func(c *child) { c.Heartbeat = 5 * time.Second }, kind: "lost",
 		},
 		{
-			name: "in an endless loop, found by the deadline", do: "loop", who: 1, change: func(c *child) { c.Timeout = 3 * time.Second }, kind: "timeout",
+			name: "in an endless loop, found by the deadline", do: "loop", who: 1, change: func(c *child) { c.Timeout = 5 * time.Second }, kind: "timeout",
 		},
 		{
 			name: "in an endless loop, found by its progress", do: "loop", who: 2, kind: "lost",
-			change: func(c *child) { c.Heartbeat, c.Progress = 2*time.Second, 3*time.Second },
+			change: func(c *child) { c.Heartbeat, c.Progress = 5*time.Second, 6*time.Second },
 		},
 		{
 			name: "a replica panics", do: "panic", who: 1, change: strategy, kind: "error", own: "panic",
@@ -55,7 +55,7 @@ func TestFailures(t *testing.T) {
 		{name: "killed in its step function", do: "kill", who: 2, change: strategy, kind: "lost"},
 		{
 			name: "in an endless loop in its step function", do: "loop", who: 1, kind: "timeout",
-			change: func(c *child) { c.Strategy, c.Timeout = true, 3*time.Second },
+			change: func(c *child) { c.Strategy, c.Timeout = true, 5*time.Second },
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestSlow(t *testing.T) {
 	var all []*process
 	for i, do := range []string{"", "wait"} {
 		all = append(all, start(t, child{
-			Worker: i, Workers: 2, Replicas: 1, Store: store, Job: "slow", Steps: 5, At: 3, Do: do, Timeout: testWait, Heartbeat: 2 * time.Second,
+			Worker: i, Workers: 2, Replicas: 1, Store: store, Job: "slow", Steps: 5, At: 3, Do: do, Timeout: testWait, Heartbeat: 5 * time.Second,
 		}))
 	}
 	all[0].logged(t, told["slow"].says)
@@ -209,10 +209,10 @@ func TestMisfits(t *testing.T) {
 		start  []int // who is started; nil: all
 	}{
 		{
-			name: "one never starts", start: []int{0, 2}, change: func(_ int, c *child) { c.Rendezvous = 2 * time.Second },
+			name: "one never starts", start: []int{0, 2}, change: func(_ int, c *child) { c.Rendezvous = 8 * time.Second },
 		},
 		{
-			name: "the first never starts", start: []int{1, 2}, change: func(_ int, c *child) { c.Rendezvous = 2 * time.Second },
+			name: "the first never starts", start: []int{1, 2}, change: func(_ int, c *child) { c.Rendezvous = 8 * time.Second },
 		},
 		{name: "one is there twice", start: []int{0, 1, 1}},
 		{name: "another number of workers", change: func(i int, c *child) {
@@ -279,7 +279,7 @@ func TestSecrets(t *testing.T) {
 			store := freeStore(t)
 			var all []*process
 			for i, s := range []string{secret, secret, other} {
-				all = append(all, start(t, child{Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "secrets", Secret: s, Rendezvous: 4 * time.Second, Steps: 3, At: -1}))
+				all = append(all, start(t, child{Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "secrets", Secret: s, Rendezvous: 8 * time.Second, Steps: 3, At: -1}))
 			}
 			for i, p := range all {
 				text := p.says(t, "error")

@@ -35,7 +35,7 @@ func TestFlightRecords(t *testing.T) {
 			for i := range 3 {
 				c := child{Worker: i, Workers: 3, Replicas: 1, Store: store, Job: "flights", Steps: 6, At: -1, Timeout: testWait, Records: records}
 				if test.do == "loop" {
-					c.Timeout = 3 * time.Second
+					c.Timeout = 5 * time.Second
 				}
 				if i == 1 {
 					c.At, c.Do = 3, test.do

@@ -30,7 +30,7 @@ func TestHosts(t *testing.T) {
 	t.Run("cut off", func(t *testing.T) {
 		t.Parallel()
 		all := onHosts(t, 2, func(c *child) {
-			c.Secret, c.Heartbeat = strings.Repeat("secret", 6), 3*time.Second
+			c.Secret, c.Heartbeat = strings.Repeat("secret", 6), 5*time.Second
 			if c.Worker == 1 {
 				c.At, c.Do = 3, "wait"
 			}
@@ -51,7 +51,7 @@ func TestHosts(t *testing.T) {
 	t.Run("cut off from one other", func(t *testing.T) {
 		t.Parallel()
 		all := onHosts(t, 3, func(c *child) {
-			c.Secret, c.Heartbeat = strings.Repeat("secret", 6), 3*time.Second
+			c.Secret, c.Heartbeat = strings.Repeat("secret", 6), 5*time.Second
 			if c.Worker == 2 {
 				c.At, c.Do = 3, "wait"
 			}

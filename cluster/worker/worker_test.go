@@ -3,8 +3,8 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // bare is an environment without anything.
@@ -257,13 +258,8 @@ func TestNobodyComes(t *testing.T) {
 	}
 }
 
-// freeStore returns the URL of a store on a port of loopback that was free just now.
+// freeStore returns the URL of a store on a port of loopback that is free.
 func freeStore(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
+	return fmt.Sprintf("tcp://127.0.0.1:%d", freeport.Take(t, 1))
 }

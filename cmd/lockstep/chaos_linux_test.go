@@ -33,9 +33,9 @@ const (
 	// What is full holds a few snapshots.
 	chaosDisk = "24m"
 	// chaosCut is how long a link stays cut: longer than it takes the workers to find it, shorter than agents wait for each other.
-	chaosCut = 9 * time.Second
+	chaosCut = 11 * time.Second
 	// chaosWait bounds a run. Nothing depends on it but the end of a test that hangs.
-	chaosWait = 4 * time.Minute
+	chaosWait = 8 * time.Minute
 )
 
 // chaosTraining is what is trained: packs that travel on their own, and a snapshot after every second step.
@@ -145,7 +145,7 @@ func (r *chaosRun) command(host, hosts int) []string {
 	}
 	run := []string{exe, "run", "--max-restarts", "3", "--grace", "1s", "--nproc-per-node", fmt.Sprint(chaosWorkers / hosts)}
 	train := []string{
-		"--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "3s", "--rdzv-timeout", "15s",
+		"--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "4s", "--rdzv-timeout", "30s",
 		"--summary", filepath.Join(r.dir, "summary.json"), "--checkpoint-dir", r.plan.Snapshots, "--save-every", "2",
 	}
 	if hosts > 1 {

@@ -4,13 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // asCommand makes the test binary be lockstep, for tests that start it as a process of its own.
@@ -52,17 +53,18 @@ func exits(code int) func(*testscript.TestScript, bool, []string) {
 	}
 }
 
-// freePorts is a script command: freeports NAME... sets variables to ports that are free.
+// freePorts is a script command: freeports NAME... sets variables to ports that are free until the script ends.
 func freePorts(ts *testscript.TestScript, _ bool, args []string) {
 	for _, name := range args {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		ts.Check(err)
-		defer l.Close() // not before all are found: they differ
-		_, port, err := net.SplitHostPort(l.Addr().String())
-		ts.Check(err)
-		ts.Setenv(name, port)
+		ts.Setenv(name, strconv.Itoa(freeport.Take(scriptTest{ts}, 1)))
 	}
 }
+
+// scriptTest is a script as a test.
+type scriptTest struct{ *testscript.TestScript }
+
+func (s scriptTest) Helper()          {}
+func (s scriptTest) Cleanup(f func()) { s.Defer(f) }
 
 // exitsWith is a script command: exits CODE PROGRAM [ARGUMENT...].
 func exitsWith(ts *testscript.TestScript, neg bool, args []string) {

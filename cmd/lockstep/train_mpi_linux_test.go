@@ -79,9 +79,9 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	args = append(append(append([]string{}, args...), exe, "train", "--strategy", "multi-worker", "--replicas", "1", "--progress", "none", "--rdzv-timeout", "1m"), flags...)
+	args = append(append(append([]string{}, args...), exe, "train", "--strategy", "multi-worker", "--replicas", "1", "--progress", "none", "--rdzv-timeout", "5m"), flags...)
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", fmt.Sprintf("TMPDIR=%s", t.TempDir()))
 	cmd.WaitDelay = 5 * time.Second
@@ -103,10 +103,10 @@ func TestStoppedUnderMPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command, "--allow-run-as-root", "--oversubscribe", "-np", "2", exe, "train", "--strategy", "multi-worker",
-		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi", "--heartbeat-timeout", "3s")
+		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi", "--heartbeat-timeout", "5s")
 	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir())
 	cmd.WaitDelay = 5 * time.Second
 	read, write, err := os.Pipe()
@@ -141,7 +141,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 	if pid != 0 && said == "" {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stand for ever
 	}
-	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) || !strings.Contains(all, "worker 1 is lost: it has given no sign of life for 3s") {
+	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) || !strings.Contains(all, "worker 1 is lost: it has given no sign of life for 5s") {
 		t.Errorf("%v, %v\n%s", err, ctx.Err(), all)
 	}
 }

@@ -54,7 +54,7 @@ func inNamespaces(t *testing.T, env, flags []string) []*workerProcess {
 	all := make([]*workerProcess, 2)
 	var ready []io.WriteCloser
 	for w := range all {
-		args := append([]string{"train", "--strategy", "multi-worker", "--replicas", "2", "--progress", "none", "--rdzv-timeout", "30s"}, flags...)
+		args := append([]string{"train", "--strategy", "multi-worker", "--replicas", "2", "--progress", "none", "--rdzv-timeout", "5m"}, flags...)
 		network := fmt.Sprintf("read go && ip link set lo up && ip address add 10.78.0.%d/24 dev lockstep%d && ip link set lockstep%d up && exec \"$@\"", w+1, w, w)
 		p := &workerProcess{cmd: exec.CommandContext(t.Context(), "sh", append([]string{"-c", network, "sh", exe}, args...)...)}
 		p.cmd.Env = append(append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1",

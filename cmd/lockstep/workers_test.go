@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -18,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // workerProcess is one worker of a job, and what became of it.
@@ -42,7 +43,7 @@ func (j job) start(t *testing.T, workers int) []*workerProcess {
 	var done sync.WaitGroup
 	all := make([]*workerProcess, workers)
 	for w := range all {
-		args := append([]string{"train", "--strategy", "multi-worker", "--rdzv-timeout", "1m"}, j.flags...)
+		args := append([]string{"train", "--strategy", "multi-worker", "--rdzv-timeout", "5m"}, j.flags...)
 		if j.own != nil {
 			args = append(args, j.own(w)...)
 		}
@@ -79,32 +80,12 @@ func (p *workerProcess) String() string {
 	return fmt.Sprintf("exit code %d after %v, standard output:\n%s\nstandard error:\n%s", p.code, p.took, &p.stdout, &p.stderr)
 }
 
-// freePort returns a TCP port of this host that nobody has now, nor the next one, and that the system gives to nobody who asks for any.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 15000 + 2*rand.IntN(7500)
-		first, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			continue
-		}
-		second, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+1))
-		first.Close()
-		if err == nil {
-			second.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
-}
-
 // tfConfig tells workers who they are as TensorFlow's are told.
 func tfConfig(t *testing.T, workers int) func(int) []string {
 	t.Helper()
 	var addresses []string
 	for range workers {
-		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", freePort(t)))
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", freeport.Take(t, 2)))
 	}
 	return func(w int) []string {
 		text, err := json.Marshal(map[string]any{
@@ -160,7 +141,7 @@ func summaryHash(t *testing.T, file string) string {
 
 // TestWhoIsBelieved: every way to tell workers who they are makes them one job, and each says whom it believed.
 func TestWhoIsBelieved(t *testing.T) {
-	port := freePort(t)
+	port := freeport.Take(t, 2)
 	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
 	want := hashOfOne(t, 2)
 	for _, c := range []struct {
@@ -271,7 +252,7 @@ func TestFailingWorker(t *testing.T) {
 				},
 			}.start(t, 2)
 			for w, p := range all {
-				if p.code != exitError || !strings.Contains(p.stderr.String(), c.want) || p.took > 30*time.Second {
+				if p.code != exitError || !strings.Contains(p.stderr.String(), c.want) || p.took > 3*time.Minute {
 					t.Errorf("worker %d: %v\nwant %s", w, p, c.want)
 				}
 			}
@@ -343,11 +324,11 @@ func TestInterruptOneWorker(t *testing.T) {
 func TestMissingWorker(t *testing.T) {
 	by := tfConfig(t, 3)
 	all := job{
-		flags: append([]string{"--replicas", "1", "--rdzv-timeout", "2s"}, small...),
+		flags: append([]string{"--replicas", "1", "--rdzv-timeout", "10s"}, small...),
 		env:   func(w int) []string { return by(2 * w) },
 	}.start(t, 2)
 	for w, p := range all {
-		if p.code != exitError || !strings.Contains(p.stderr.String(), "worker 1") || p.took > 20*time.Second {
+		if p.code != exitError || !strings.Contains(p.stderr.String(), "worker 1") || p.took > 3*time.Minute {
 			t.Errorf("worker %d: %v\nwant an error that names worker 1", 2*w, p)
 		}
 	}

@@ -3,11 +3,12 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"regexp"
 	"testing"
+
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // asProgram makes the test binary be the program.
@@ -49,12 +50,7 @@ func TestProgram(t *testing.T) {
 	}
 	var addresses [2]string
 	for i := range addresses {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addresses[i] = l.Addr().String()
-		l.Close()
+		addresses[i] = fmt.Sprintf("127.0.0.1:%d", freeport.Take(t, 2))
 	}
 	var workers []*exec.Cmd
 	var outs []*bytes.Buffer

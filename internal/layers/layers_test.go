@@ -20,6 +20,7 @@ var mayImport = []struct {
 	{"internal/kernel/...", []string{"tensor"}},
 	{"internal/stacks", nil},
 	{"internal/ranges", nil},
+	{"internal/freeport", nil},
 	{"internal/foreign", nil},
 	{"internal/layers", []string{"..."}},
 	{"transport/...", []string{"tensor", "transport/..."}},
