@@ -60,10 +60,11 @@ type Door struct {
 	mu        sync.Mutex
 	entrances []*Entrance
 	half      halfOpen
+	accepting bool
 	closed    bool
 }
 
-// Open opens the port. Until a service is served there, all connections are refused.
+// Open opens the port. Until a service is served there, connections wait: nobody is refused for coming early.
 func Open(cfg Config) (*Door, error) {
 	cfg = cfg.filled()
 	d := &Door{cfg: cfg, listener: cfg.Listener}
@@ -74,7 +75,6 @@ func Open(cfg Config) (*Door, error) {
 		}
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
-	d.work.Go(d.accept)
 	return d, nil
 }
 

@@ -239,6 +239,28 @@ func TestCloseAmongStrangers(t *testing.T) {
 	}
 }
 
+// TestEarly: who comes before there is a service waits for it.
+func TestEarly(t *testing.T) {
+	d := open(t, Config{})
+	c, err := net.Dial("tcp", d.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write((&Greeting{Service: Store, Job: JobID("ours")}).Encode()); err != nil {
+		t.Fatal(err)
+	}
+	c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d bytes, %v, before anything is served", n, err)
+	}
+	welcome(t, d, Store, Rules{})
+	c.SetReadDeadline(time.Time{})
+	if text, err := io.ReadAll(c); err != nil || !bytes.HasSuffix(text, []byte(Store.String())) {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
 // TestListen: ports in a range are tried one after the other; what is no address is refused.
 func TestListen(t *testing.T) {
 	taken := open(t, Config{})

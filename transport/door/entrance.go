@@ -74,6 +74,10 @@ func (d *Door) Serve(entry Entry) (*Entrance, error) {
 		}
 	}
 	d.entrances = append(d.entrances, e)
+	if !d.accepting {
+		d.accepting = true
+		d.work.Go(d.accept)
+	}
 	return e, nil
 }
 
