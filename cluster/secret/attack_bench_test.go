@@ -40,8 +40,8 @@ func BenchmarkUnderAttack(b *testing.B) {
 	mean := map[string][]float64{}
 	round := func(target string) {
 		ask(b, []*process{flood}, "aim %s", targets[target])
-		reduced(b, all, 4*elements, settle)
-		each := reduced(b, all, 4*elements, steps)
+		timed(b, all, "reduce", 4*elements, settle)
+		each := timed(b, all, "reduce", 4*elements, steps)
 		slices.Sort(each)
 		sum := 0.0
 		for _, t := range each {

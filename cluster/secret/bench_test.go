@@ -20,9 +20,9 @@ func BenchmarkLoopback(b *testing.B) {
 					all = append(all, start(b, worker{Rank: r, Size: 2, Secret: s.Text(), Encrypt: name == "tls", Host: fmt.Sprint(r)}, nil))
 				}
 				meet(b, all)
-				reduced(b, all, bytes, 3)
+				timed(b, all, "reduce", bytes, 3)
 				b.ResetTimer()
-				took := reduced(b, all, bytes, b.N)
+				took := timed(b, all, "reduce", bytes, b.N)
 				slices.Sort(took)
 				b.SetBytes(int64(bytes))
 				b.ReportMetric(took[len(took)/2]*1e6, "µs/median")

@@ -96,7 +96,8 @@ func TestNamespaces(t *testing.T) {
 }
 
 // TestLineRate: an all-reduce over a line of 1 Gbit/s takes the time in which the line carries its bytes. Two ranks send and
-// receive as many as the vector has.
+// receive as many as the vector has. What is held against the line's rate is the best of many, and where a bare exchange of the same bytes at
+// the same time cannot fill the line either, because the machine is busy, nothing is.
 func TestLineRate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the line's rate is measured in the long run only")
@@ -106,17 +107,28 @@ func TestLineRate(t *testing.T) {
 	for name, encrypt := range map[string]bool{"TLS": true, "plain text": false} {
 		t.Run(name, func(t *testing.T) {
 			all := hosts(t, s, encrypt, cable{rate: "1gbit"})
-			var shares []float64 // in percent
-			for try := 0; try < tries && (try == 0 || slices.Max(shares) < want); try++ {
-				for _, seconds := range reduced(t, all, bytes, 9) {
-					shares = append(shares, 100*bytes/seconds/rate)
+			shares := func(what string, times int) (out []float64) { // in percent
+				for _, seconds := range timed(t, all, what, bytes, times) {
+					out = append(out, 100*bytes/seconds/rate)
 				}
+				return out
 			}
-			slices.Sort(shares)
-			t.Logf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%", bytes>>20,
-				shares[len(shares)/2], len(shares), shares[len(shares)-1])
-			if best := slices.Max(shares); best < want {
-				t.Errorf("%.1f %% of the line's rate at best, want %d %%", best, want)
+			var ours, bare []float64
+			for try := 0; try < tries && (try == 0 || slices.Max(ours) < want); try++ {
+				ours = append(ours, shares("reduce", 9)...)
+				bare = append(bare, shares("bare", 3)...)
+			}
+			slices.Sort(ours)
+			slices.Sort(bare)
+			said := fmt.Sprintf("%d MiB at 1 Gbit/s: %.1f %% of the line's rate (median of %d), at best %.1f %%; a bare exchange %.1f %% and %.1f %%", bytes>>20,
+				ours[len(ours)/2], len(ours), slices.Max(ours), bare[len(bare)/2], slices.Max(bare))
+			switch {
+			case slices.Max(ours) >= want:
+				t.Log(said)
+			case bare[len(bare)/2] < want:
+				t.Skipf("this machine is too busy to fill the line: %s", said)
+			default:
+				t.Errorf("%s; want %d %% at best", said, want)
 			}
 			ask(t, all, "leave")
 		})

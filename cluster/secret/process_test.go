@@ -112,6 +112,10 @@ func (w *worker) live() {
 			text, err := json.Marshal(w.reduce(ctx, comm, a, b))
 			w.check(err)
 			w.say(string(text))
+		case "bare":
+			text, err := json.Marshal(w.bare(ctx, a, b))
+			w.check(err)
+			w.say(string(text))
 		case "report":
 			text, err := json.Marshal(use())
 			w.check(err)
@@ -388,11 +392,11 @@ func ask(t testing.TB, all []*process, format string, args ...any) []string {
 	return out
 }
 
-// reduced has the workers all-reduce so many bytes, so many times, and returns how long each took all of them, in seconds.
-func reduced(t testing.TB, all []*process, bytes, times int) []float64 {
+// timed has the workers do something with so many bytes, so many times, and returns how long each took all of them, in seconds.
+func timed(t testing.TB, all []*process, what string, bytes, times int) []float64 {
 	t.Helper()
 	out := make([]float64, times)
-	for _, text := range ask(t, all, "reduce %d %d", bytes, times) {
+	for _, text := range ask(t, all, "%s %d %d", what, bytes, times) {
 		var took []float64
 		if err := json.Unmarshal([]byte(text), &took); err != nil || len(took) != times {
 			t.Fatalf("%q: %v", text, err)
