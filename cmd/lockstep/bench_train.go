@@ -23,6 +23,7 @@ import (
 type benchTrainFlags struct {
 	model, engine, plugin, format string
 	replicas, globalBatch         int
+	alone                         bool
 	workerFlags
 }
 
@@ -46,9 +47,15 @@ steps:
 
   lockstep model=mlp replicas=2 global_batch=128 images/s=12345
 
+With --alone the computation of a step is measured as well: blocks of %d steps of
+replicas that never meet, in turns with the others, in this run and on the same
+cores. It says what a step costs over its computation, as the median of the
+ratios of neighbouring blocks, and beside it how long the gradients' bytes take
+to be moved once, which no step can avoid.
+
 With --workers the replicas are shared out among so many processes of this
 machine, at most one for each replica, on cores of their own. Under lockstep run
-it measures the workers that are there.`, benchSteps, benchRounds, benchSteps),
+it measures the workers that are there.`, benchSteps, benchRounds, benchSteps, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
@@ -78,6 +85,7 @@ it measures the workers that are there.`, benchSteps, benchRounds, benchSteps),
 	f.IntVar(&o.globalBatch, "global-batch", 128, "examples of a step, over all replicas")
 	f.StringVar(&o.engine, "engine", "go", "what computes: "+oneOf(gomlx.Names))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
+	f.BoolVar(&o.alone, "alone", false, "measure what a step costs over its computation alone")
 	f.StringVar(&o.format, "format", "plain", "plain: one line for other programs; table")
 	o.add(f)
 	groupFlags(cmd, flagGroup{"Flags of several workers", o.set})
@@ -125,10 +133,21 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	if err := s.compile(in, m, benchShape); err != nil {
 		return err
 	}
+	images := randomImages(o.globalBatch, classes)
+	rounds := benchRounds
+	var a *alone
+	var aside train.Callback
+	if o.alone {
+		if a, err = newAlone(in, s, m, images); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, a.program.Close()) }()
+		rounds, aside = aloneRounds, a.callback()
+	}
 	var rates []float64
 	var start time.Time
-	history, err := s.trainer.Fit(ctx, data.FromTensors(randomImages(o.globalBatch, classes)).Batch(o.globalBatch), train.FitConfig{
-		Epochs: 1 + benchRounds, StepsPerEpoch: benchSteps,
+	history, err := s.trainer.Fit(ctx, data.FromTensors(images).Batch(o.globalBatch), train.FitConfig{
+		Epochs: 1 + rounds, StepsPerEpoch: benchSteps,
 		Callbacks: []train.Callback{in.callback(), {
 			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
 			OnEpochEnd: func(_ context.Context, e train.Epoch) error {
@@ -137,7 +156,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 				}
 				return nil
 			},
-		}},
+		}, aside},
 	})
 	switch {
 	case err != nil:
@@ -151,7 +170,11 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	slices.Sort(rates)
 	rate := rates[len(rates)/2]
 	if o.format == "plain" {
-		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f\n", o.model, o.replicas, o.globalBatch, rate)
+		more := ""
+		if o.alone {
+			more = a.overhead().plain()
+		}
+		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f%s\n", o.model, o.replicas, o.globalBatch, rate, more)
 		return err
 	}
 	_, err = fmt.Fprintf(out, `model         %s
@@ -164,6 +187,9 @@ reducing      %.1f %% of a step
 waiting       %.1f %% of a step, for other replicas%s
 `, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
+	if err == nil && o.alone {
+		err = a.overhead().table(out)
+	}
 	return err
 }
 

@@ -24,7 +24,7 @@ func limitOf(o Options, bytes int) (time.Duration, error) {
 	if Transports[o.Transport].join != nil && Transports[o.Transport].frames {
 		return socketLimit(o, bytes)
 	}
-	return memoryLimit(o, bytes), nil
+	return MemoryLimit(o.Op, o.Ranks, bytes), nil
 }
 
 // traffic is how much a rank reads and writes of a vector.
@@ -41,15 +41,15 @@ func trafficOf(op collective.Op, ranks, bytes int) traffic {
 	return traffic{bytes / ranks, bytes / ranks} // Gather, Scatter: each rank moves its part
 }
 
-// memoryLimit times the traffic.
-func memoryLimit(o Options, bytes int) time.Duration {
+// MemoryLimit returns the time in which so many goroutines at once read and write what the ranks of an operation on bytes must, as plain
+// copies, without meeting or adding: nothing in memory can be faster.
+func MemoryLimit(op collective.Op, ranks, bytes int) time.Duration {
 	defer debug.FreeOSMemory() // or what is measured next shares the machine with the garbage collector
-	t := trafficOf(o.Op, o.Ranks, bytes)
+	t := trafficOf(op, ranks, bytes)
 	const cached = 16 << 10                   // what is read and not written goes here, which stays in the first cache
 	repeats := max(1, cached/max(1, t.reads)) // what takes less than a look at the clock is timed many times over
-	ranks := o.Ranks
-	if o.Op == collective.Send {
-		ranks = o.Ranks / 2
+	if op == collective.Send {
+		ranks /= 2
 	}
 	type memory struct{ src, dst, cache []byte }
 	all := make([]memory, ranks)

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/bench"
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/train"
+)
+
+// aloneRounds is how many blocks of steps are measured with --alone, each beside one of the computation alone.
+const aloneRounds = 25
+
+// alone is the computation of a step and nothing else: the same programs with the same batch on the same devices, of replicas that never
+// meet. It has variables of its own.
+type alone struct {
+	program   engine.Program
+	batch     engine.Batch
+	weightSum float64
+	replicas  int
+	blocks    []block
+
+	start     time.Time // of the steps being measured
+	processor time.Duration
+}
+
+// block is what a step took, in a block of whole steps and in the block of the computation alone right after it.
+type block struct{ step, alone taken }
+
+// taken is time on the clock, and time of all processors in this process.
+type taken struct{ clock, processor time.Duration }
+
+// newAlone compiles m once more, for the devices of the session and its share of the batch.
+func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch) (*alone, error) {
+	n := s.strategy.NumReplicasInSync()
+	rows := (s.cfg.globalBatch + n - 1) / n
+	spec := engine.Spec{Rows: rows, Devices: s.strategy.EngineDevices(), Seed: s.cfg.seed, Replicas: n}
+	spec.Inputs, spec.Labels = classifierFeatures(benchShape)
+	program, err := m.Compile(ctx, s.engine, spec)
+	if err != nil {
+		return nil, fmt.Errorf("the computation alone: %w", err)
+	}
+	a := &alone{program: program, weightSum: float64(s.cfg.globalBatch), replicas: len(spec.Devices)}
+	for _, t := range batch.Inputs {
+		a.batch.Inputs = append(a.batch.Inputs, t.Rows(0, rows))
+	}
+	for _, t := range batch.Labels {
+		a.batch.Labels = append(a.batch.Labels, t.Rows(0, rows))
+	}
+	for range rows {
+		a.batch.Weights = append(a.batch.Weights, 1)
+	}
+	return a, nil
+}
+
+// steps makes n steps on every replica, at the same time.
+func (a *alone) steps(ctx context.Context, n int) error {
+	errs := make([]error, a.replicas)
+	var done sync.WaitGroup
+	for replica := range a.replicas {
+		done.Go(func() {
+			for i := 0; i < n && errs[replica] == nil; i++ {
+				errs[replica] = a.step(ctx, replica, uint64(i))
+			}
+		})
+	}
+	done.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return fmt.Errorf("the computation alone: %w", err)
+		}
+	}
+	return nil
+}
+
+func (a *alone) step(ctx context.Context, replica int, seed uint64) error {
+	if _, err := a.program.Gradients(ctx, replica, a.batch, a.weightSum, [3]uint64{seed, 0, 0}); err != nil {
+		return err
+	}
+	for pack := range a.program.Packs() {
+		if err := a.program.Apply(ctx, replica, pack); err != nil {
+			return err
+		}
+	}
+	a.program.Commit(replica)
+	return nil
+}
+
+// begin starts the clock, and end returns what n steps since took, each.
+func (a *alone) begin() { a.start, a.processor = time.Now(), processorTime() }
+
+func (a *alone) end(n int) taken {
+	return taken{time.Since(a.start) / time.Duration(n), (processorTime() - a.processor) / time.Duration(n)}
+}
+
+// callback measures an epoch's steps, and then as many of the computation alone. The first step of each does not count: it finds the
+// caches as the other kind has left them and, of several workers, waits for those that were slower alone.
+func (a *alone) callback() train.Callback {
+	return train.Callback{
+		OnStepEnd: func(_ context.Context, s train.Step) error {
+			if s.Step == 1 {
+				a.begin()
+			}
+			return nil
+		},
+		OnEpochEnd: func(ctx context.Context, e train.Epoch) error {
+			n := e.Steps - 1
+			if e.Steps < benchSteps {
+				return nil // interrupted
+			}
+			b := block{step: a.end(n)}
+			err := a.steps(ctx, 1)
+			if err == nil {
+				a.begin()
+				err = a.steps(ctx, n)
+			}
+			b.alone = a.end(n)
+			if e.Epoch > 0 {
+				a.blocks = append(a.blocks, b)
+			}
+			return err
+		},
+	}
+}
+
+// overhead is what a step takes beside what its computation takes alone: medians, and of the ratios of neighbouring blocks.
+type overhead struct {
+	step, alone          time.Duration
+	cost, low, high, cpu float64 // cpu: of the processors' time; 0 if it is not known
+	bytes                int     // of a replica's gradients
+	limit                time.Duration
+}
+
+func (a *alone) overhead() overhead {
+	var s overhead
+	var step, alone []time.Duration
+	var cost, cpu []float64
+	for _, b := range a.blocks {
+		step, alone = append(step, b.step.clock), append(alone, b.alone.clock)
+		cost = append(cost, float64(b.step.clock)/float64(b.alone.clock)-1)
+		if b.alone.processor > 0 {
+			cpu = append(cpu, float64(b.step.processor)/float64(b.alone.processor)-1)
+		}
+	}
+	s.step, s.alone = middle(step), middle(alone)
+	s.cost = middle(cost)
+	s.low, s.high = cost[len(cost)/4], cost[len(cost)*3/4]
+	if len(cpu) > 0 {
+		s.cpu = middle(cpu)
+	}
+	for _, v := range a.program.Parameters() {
+		bytes := v.DType.Bytes()
+		for _, n := range v.Shape {
+			bytes *= n
+		}
+		s.bytes += bytes
+	}
+	s.limit = bench.MemoryLimit(collective.AllReduce, a.replicas, s.bytes)
+	return s
+}
+
+// middle sorts a list and returns its median.
+func middle[T interface{ ~int64 | ~float64 }](list []T) T {
+	slices.Sort(list)
+	return list[len(list)/2]
+}
+
+// plain is the overhead for other programs, to be put behind a line.
+func (s overhead) plain() string {
+	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%%", micros(s.step), micros(s.alone), 100*s.cost, 100*s.cpu)
+}
+
+func (s overhead) table(out io.Writer) error {
+	_, err := fmt.Fprintf(out, `a step        %.0f µs; its computation alone, in turns with it, %.0f µs
+its cost      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
+the limit     %+.1f %%: %s of gradients read and written once by each replica, %.0f µs
+`, micros(s.step), micros(s.alone), 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu, 100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
+	return err
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
