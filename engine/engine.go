@@ -71,6 +71,15 @@ type Batch struct {
 	Weights []float32
 }
 
+// Lender is a [Program] that lends out the memory in which it reads a batch, so that whoever fills it copies once, not twice.
+type Lender interface {
+	Program
+	// NewBatch returns a batch of zeros, with inputs, labels and weights, that Gradients, Evaluate and Predict of that replica read
+	// where it lies. It may be filled again and again, but not while one of them reads it, and ends with Close. It is not to be called
+	// while another method works for the replica.
+	NewBatch(replica int) (Batch, error)
+}
+
 // Gradients is what one replica's gradients step gives. Its tensors are views of the backend's memory, valid until
 // that replica's next Gradients, Commit or Discard.
 type Gradients struct {

@@ -120,7 +120,11 @@ func gatherOutputs(ctx context.Context, r *distribute.Replica, outputs []*tensor
 
 // each calls f for every global batch of ds.
 func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func(*globalBatch) error) error {
-	feed := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
+	feed, err := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
+	if err != nil {
+		t.tellOthers(ctx, err)
+		return err
+	}
 	defer feed.close()
 	for {
 		t.at(PhaseData)

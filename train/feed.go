@@ -22,6 +22,9 @@ type feeder struct {
 	err    error // why ready was closed; nil: the dataset ended
 	cancel context.CancelFunc
 	done   sync.WaitGroup
+
+	t   *Trainer
+	all []*globalBatch
 }
 
 // feederDepth is how many global batches there are: one that is computed on, one that waits, one that is being filled.
@@ -36,13 +39,19 @@ type feedConfig struct {
 	labels bool // false: the batches' labels are not looked at
 }
 
-// feed starts reading ds. The caller must close the feeder.
-func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) *feeder {
-	ctx, cancel := context.WithCancel(ctx)
-	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), cancel: cancel}
+// feed starts reading ds. The caller must close the feeder. No replica may be in a step.
+func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*feeder, error) {
+	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), t: t}
 	for range feederDepth {
-		f.free <- t.newGlobalBatch(cfg.labels)
+		g, err := t.borrow(cfg.labels)
+		if err != nil {
+			t.giveBack(f.all...)
+			return nil, err
+		}
+		f.all = append(f.all, g)
+		f.free <- g
 	}
+	ctx, f.cancel = context.WithCancel(ctx)
 	f.done.Go(func() {
 		defer close(f.ready)
 		f.err = errors.New("the dataset called runtime.Goexit") // unless read returns or panics
@@ -53,7 +62,7 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) *fe
 		}()
 		f.err = f.read(ctx, ds, cfg)
 	})
-	return f
+	return f, nil
 }
 
 // next returns the next global batch, or nil at the end. The caller hands it back with release.
@@ -71,10 +80,11 @@ func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 
 func (f *feeder) release(g *globalBatch) { f.free <- g }
 
-// close stops reading and waits until the dataset is no longer touched.
+// close stops reading and waits until the dataset is no longer touched. Nobody may use a batch of the feeder any more.
 func (f *feeder) close() {
 	f.cancel()
 	f.done.Wait()
+	f.t.giveBack(f.all...)
 }
 
 func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) error {
@@ -155,18 +165,37 @@ type globalBatch struct {
 	stop      bool           // this worker wants to stop
 }
 
-func (t *Trainer) newGlobalBatch(labels bool) *globalBatch {
+// borrow returns a global batch to fill. They are used again and again, by one pass over a dataset after the other: the memory in which an
+// engine reads them is its own.
+func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
+	if n := len(t.spare); n > 0 {
+		g := t.spare[n-1]
+		t.spare = t.spare[:n-1]
+		g.labels = labels
+		return g, nil
+	}
 	n := t.strategy.NumReplicasInSync()
 	g := &globalBatch{config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n)}
 	g.first, _ = t.strategy.LocalReplicas()
-	for range t.parts {
-		share := engine.Batch{Inputs: newRows(t.config.Inputs, g.per), Weights: make([]float32, g.per)}
-		if labels {
-			share.Labels = newRows(t.config.Labels, g.per)
+	for replica := range t.parts {
+		share, err := t.newShare(replica, g.per)
+		if err != nil {
+			return nil, fmt.Errorf("memory for a batch of replica %d: %w", g.first+replica, err)
 		}
 		g.shares = append(g.shares, share)
 	}
-	return g
+	return g, nil
+}
+
+// giveBack takes batches that nobody uses any more.
+func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, list...) }
+
+// newShare returns memory for a replica's part of a batch: the engine's, if it lends any.
+func (t *Trainer) newShare(replica, rows int) (engine.Batch, error) {
+	if p, ok := t.program.(engine.Lender); ok {
+		return p.NewBatch(replica)
+	}
+	return engine.Batch{Inputs: newRows(t.config.Inputs, rows), Labels: newRows(t.config.Labels, rows), Weights: make([]float32, rows)}, nil
 }
 
 func newRows(features []engine.Feature, rows int) []*tensor.Tensor {
@@ -205,8 +234,10 @@ func (g *globalBatch) fill(b data.Batch) error {
 		for i, dst := range share.Inputs {
 			copyRows(dst, b.Inputs[i], lo, hi)
 		}
-		for i, dst := range share.Labels {
-			copyRows(dst, b.Labels[i], lo, hi)
+		if g.labels {
+			for i, dst := range share.Labels {
+				copyRows(dst, b.Labels[i], lo, hi)
+			}
 		}
 		clear(share.Weights)
 		for i := range hi - lo {

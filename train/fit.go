@@ -111,7 +111,10 @@ func (f *fit) run(ctx context.Context) error {
 		if left := f.left(); left >= 0 {
 			limit = min(limit, left)
 		}
-		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: f.stand.next.pass, skip: f.stand.next.batch, repeat: true, limit: max(limit, 0), labels: true})
+		stream, err = f.t.feed(ctx, f.ds, feedConfig{epoch: f.stand.next.pass, skip: f.stand.next.batch, repeat: true, limit: max(limit, 0), labels: true})
+		if err != nil {
+			return f.unfed(ctx, err)
+		}
 		defer stream.close()
 	}
 	for f.stand.epoch < f.cfg.Epochs && (f.left() != 0 || f.stand.open()) {
@@ -123,6 +126,12 @@ func (f *fit) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// unfed is the end of a Fit that cannot read its dataset: the other workers learn of it.
+func (f *fit) unfed(ctx context.Context, err error) error {
+	f.t.tellOthers(ctx, err)
+	return fmt.Errorf("train: %w", err)
 }
 
 // left returns how many steps the limit allows; negative: there is none.
@@ -138,7 +147,10 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) error {
 	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch, Done: done}
 	if stream == nil {
 		begin.Steps = f.ds.Len()
-		stream = f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true})
+		var err error
+		if stream, err = f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true}); err != nil {
+			return f.unfed(ctx, err)
+		}
 		defer stream.close()
 	}
 	if left := f.left(); left >= 0 && (begin.Steps < 0 || done+left < begin.Steps) {

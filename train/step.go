@@ -215,7 +215,11 @@ func (t *Trainer) apply(ctx context.Context, r *distribute.Replica) error {
 // metrics. It changes no variable: with [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip,
 // accumulate or record gradients in between. The tensors belong to the caller. A batch whose weights add up to 0 is an error.
 func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor, Result, error) {
-	g := t.newGlobalBatch(true)
+	g, err := t.borrow(true)
+	if err != nil {
+		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
+	}
+	defer t.giveBack(g)
 	if err := g.fill(b); err != nil {
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 	}
@@ -223,7 +227,7 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 		return nil, Result{}, fmt.Errorf("train: gradients: the weights of the batch's %d examples add up to 0", g.examples)
 	}
 	defer t.discard()
-	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error { return t.reduceGradients(ctx, r, g) })
+	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error { return t.reduceGradients(ctx, r, g) })
 	if err != nil {
 		return nil, Result{}, fmt.Errorf("train: %w", err)
 	}

@@ -18,6 +18,7 @@ type Trainer struct {
 	program   engine.Program
 	config    Config
 	parts     []part // by replica
+	spare     []*globalBatch
 	packs     []pack
 	flatNames []string // of all packs' parameters, one pack after the other
 	flatPacks []int    // the pack of each

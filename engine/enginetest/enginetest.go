@@ -66,6 +66,7 @@ func Run(t *testing.T, c Config) {
 		{"moving averages", testAverages},
 		{"regularisation counts once", testRegularisation},
 		{"evaluate and predict", testEvaluate},
+		{"lent batches", testLent},
 		{"wrong arguments", testWrongArguments},
 		{"a model that panics", testPanic},
 		{"replicas at the same time", testConcurrent},
@@ -652,6 +653,63 @@ func testEvaluate(t *testing.T, c Config) {
 			}
 			sameBits(t, "a second prediction", again, out)
 		})
+	}
+}
+
+// testLent: a batch in the program's own memory gives what any other one gives, however often it is filled, and beside others.
+func testLent(t *testing.T, c Config) {
+	p, ok := compile(t, c, c.Plain(1), 2, 6).(engine.Lender)
+	if !ok {
+		t.Skip("the programs lend no batches")
+	}
+	lent := make([]engine.Batch, 2)
+	for i := range lent {
+		var err error
+		if lent[i], err = p.NewBatch(1); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []*tensor.Tensor{lent[i].Inputs[0], lent[i].Labels[0], tensor.Of(lent[i].Weights)} {
+			if !x.Equal(tensor.New(x.DType(), x.Shape()...)) {
+				t.Errorf("a new batch holds %v: want zeros", x)
+			}
+		}
+	}
+	if _, err := p.NewBatch(2); err == nil {
+		t.Error("a batch for replica 2 of 2: no error")
+	}
+	for i := range uint64(6) {
+		want, to := batch(40+i, 6), lent[i%2]
+		copy(to.Inputs[0].Memory().HostBytes(), want.Inputs[0].Memory().HostBytes())
+		copy(to.Labels[0].Memory().HostBytes(), want.Labels[0].Memory().HostBytes())
+		copy(to.Weights, want.Weights)
+		if i == 4 { // some of it is elsewhere
+			to.Labels = []*tensor.Tensor{want.Labels[0]}
+			to.Weights = want.Weights
+		}
+		a := gradients(t, p, 0, want, 6)
+		b := gradients(t, p, 1, to, 6)
+		sameBits(t, "gradients of a lent batch", b.Tensors, a.Tensors)
+		if a.Loss != b.Loss {
+			t.Errorf("loss of a lent batch is %v, want %v", b.Loss, a.Loss)
+		}
+		loss, _, err := p.Evaluate(t.Context(), 0, want, 6)
+		own, _, err2 := p.Evaluate(t.Context(), 1, to, 6)
+		x, err3 := p.Predict(t.Context(), 0, want.Inputs)
+		y, err4 := p.Predict(t.Context(), 1, to.Inputs)
+		if err := errors.Join(err, err2, err3, err4); err != nil {
+			t.Fatal(err)
+		}
+		if loss != own {
+			t.Errorf("loss of a lent batch in inference is %v, want %v", own, loss)
+		}
+		sameBits(t, "predictions of a lent batch", y, x)
+		for r := range 2 {
+			feed(t, p, r, a.Tensors) // which are gone after the commit
+		}
+		for r := range 2 {
+			apply(t, p, r)
+			p.Commit(r)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
@@ -40,7 +41,7 @@ type program struct {
 	parametersByPack [][]int
 }
 
-var _ engine.Program = (*program)(nil)
+var _ engine.Lender = (*program)(nil)
 
 // open makes the replicas, all with the same initial values.
 func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) error {
@@ -117,6 +118,15 @@ func (p *program) Packs() int { return len(p.packs) }
 
 // Pack implements [engine.Program].
 func (p *program) Pack(parameter int) int { return p.packOf[parameter] }
+
+// NewBatch implements [engine.Lender].
+func (p *program) NewBatch(replica int) (engine.Batch, error) {
+	r, err := p.replica(replica)
+	if err != nil {
+		return engine.Batch{}, err
+	}
+	return r.lend()
+}
 
 // Gradients implements [engine.Program].
 func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error) {
@@ -209,7 +219,7 @@ func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Ten
 	if err != nil {
 		return nil, err
 	}
-	if err := r.copyIn("input", r.inputs, p.spec.Inputs, inputs); err != nil {
+	if err := r.take("input", r.feedInputs, r.inputs, p.spec.Inputs, inputs); err != nil {
 		return nil, err
 	}
 	r.fixedRandom()
@@ -311,8 +321,11 @@ type replica struct {
 	index  int
 	device compute.DeviceNum
 
-	inputs, labels          []*cell
+	inputs, labels          []*cell // where batches are copied to
 	weights, weightSum, rng *cell
+	lent                    map[unsafe.Pointer]*cell // by its memory: of batches that lie in cells of their own
+	feedInputs, feedLabels  []*cell                  // of the batch at hand: copied, or lent
+	feedWeights             *cell
 	rngTensor               *tensor.Tensor // views of the cells' memory
 	weightSumTensor         *tensor.Tensor
 	reduced                 []*cell // by parameter: apply's gradients
@@ -333,6 +346,7 @@ func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.
 	r := &replica{
 		p: p, index: index,
 		values: make([]compute.Buffer, n), aside: make([]compute.Buffer, n), applied: make([]compute.Buffer, n),
+		lent: map[unsafe.Pointer]*cell{}, feedInputs: make([]*cell, len(inputs)), feedLabels: make([]*cell, len(labels)),
 	}
 	var err error
 	if r.device, err = p.backend.deviceNum(d); err != nil {
@@ -376,12 +390,62 @@ func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.
 	return r, nil
 }
 
-// feed copies a batch into the input buffers.
+// lend returns a batch in cells of its own.
+func (r *replica) lend() (b engine.Batch, err error) {
+	var made []*cell
+	one := func(like *cell, rows []int) *tensor.Tensor {
+		if err != nil {
+			return nil
+		}
+		var c *cell
+		var d tensor.DType
+		if c, err = newCell(r.p.backend, r.device, like.shape); err != nil {
+			return nil
+		}
+		made = append(made, c)
+		d, err = fromGoMLX(like.shape.DType)
+		return tensor.Wrap(c.mem, d, rows...)
+	}
+	for _, c := range r.inputs {
+		b.Inputs = append(b.Inputs, one(c, c.shape.Dimensions))
+	}
+	for _, c := range r.labels {
+		b.Labels = append(b.Labels, one(c, c.shape.Dimensions))
+	}
+	weights := one(r.weights, r.weights.shape.Dimensions)
+	if err != nil {
+		for _, c := range made {
+			c.close()
+		}
+		return engine.Batch{}, err
+	}
+	b.Weights = tensor.Data[float32](weights)
+	for _, c := range made {
+		if c.mem.Bytes > 0 {
+			r.lent[c.mem.Ptr] = c
+		} else {
+			c.close() // nothing will be read from it
+		}
+	}
+	return b, nil
+}
+
+// cellOf returns the cell in which the memory of a batch is to be read: the one it lies in, if it was lent, else the given one, to
+// which it is copied.
+func (r *replica) cellOf(m tensor.Memory, c *cell) *cell {
+	if own := r.lent[m.Ptr]; own != nil && own.shape.Equal(c.shape) {
+		return own
+	}
+	copy(c.mem.HostBytes(), m.HostBytes())
+	return c
+}
+
+// feed takes a batch.
 func (r *replica) feed(b engine.Batch, weightSum float64) error {
-	if err := r.copyIn("input", r.inputs, r.p.spec.Inputs, b.Inputs); err != nil {
+	if err := r.take("input", r.feedInputs, r.inputs, r.p.spec.Inputs, b.Inputs); err != nil {
 		return err
 	}
-	if err := r.copyIn("label", r.labels, r.p.spec.Labels, b.Labels); err != nil {
+	if err := r.take("label", r.feedLabels, r.labels, r.p.spec.Labels, b.Labels); err != nil {
 		return err
 	}
 	if len(b.Weights) != r.p.spec.Rows {
@@ -390,13 +454,13 @@ func (r *replica) feed(b engine.Batch, weightSum float64) error {
 	if !(weightSum > 0) {
 		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no mean and is to be skipped", weightSum)
 	}
-	copy(r.weights.mem.HostBytes(), tensor.HostMemory(b.Weights).HostBytes())
+	r.feedWeights = r.cellOf(tensor.HostMemory(b.Weights), r.weights)
 	setScalar(r.weightSumTensor, weightSum)
 	return nil
 }
 
-// copyIn copies tensors into the cells of their kind.
-func (r *replica) copyIn(what string, cells []*cell, features []engine.Feature, list []*tensor.Tensor) error {
+// take sets the cells to read tensors of one kind from, and copies to the given ones what lies in none.
+func (r *replica) take(what string, read, cells []*cell, features []engine.Feature, list []*tensor.Tensor) error {
 	if len(list) != len(cells) {
 		return fmt.Errorf("gomlx: %d %ss for replica %d: want %d", len(list), what, r.index, len(cells))
 	}
@@ -405,7 +469,7 @@ func (r *replica) copyIn(what string, cells []*cell, features []engine.Feature, 
 		if err := sameRows(t, f.DType, r.p.spec.Rows, f.Shape); err != nil {
 			return fmt.Errorf("gomlx: %s %d of replica %d: %w", what, i, r.index, err)
 		}
-		copy(cells[i].mem.HostBytes(), t.Memory().HostBytes())
+		read[i] = r.cellOf(t.Memory(), cells[i])
 	}
 	return nil
 }
@@ -448,11 +512,11 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
 	switch a.kind {
 	case inputArg:
-		return r.inputs[a.index].load()
+		return r.feedInputs[a.index].load()
 	case labelArg:
-		return r.labels[a.index].load()
+		return r.feedLabels[a.index].load()
 	case weightsArg:
-		return r.weights.load()
+		return r.feedWeights.load()
 	case weightSumArg:
 		return r.weightSum.load()
 	case rngArg:
@@ -543,6 +607,9 @@ func (r *replica) close() {
 		for _, c := range list {
 			c.close()
 		}
+	}
+	for _, c := range r.lent {
+		c.close()
 	}
 }
 
