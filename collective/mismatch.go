@@ -196,6 +196,9 @@ func (x *executor) ask(peer int, seq uint64) (*text, bool) {
 		return nil, false
 	}
 	s, ok := decodeAnswer(asker.Ask(peer, seq))
+	if !ok { // its process may get no time just now
+		s, ok = decodeAnswer(asker.Ask(peer, seq))
+	}
 	return &s.text, ok && s.text.header.Op != 0
 }
 
