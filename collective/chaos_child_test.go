@@ -42,6 +42,7 @@ func chaosChild(which string) {
 		panic(err)
 	}
 	p := newChaos(seed, chaosRanksMax)
+	p.hurried = true
 	in := bufio.NewReader(os.Stdin)
 	g, err := p.join(process, in)
 	if err != nil {

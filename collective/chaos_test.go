@@ -28,6 +28,7 @@ type chaosProgram struct {
 	steps   []chaosStep
 	fault   *simnet.Fault // nil: nothing goes wrong
 	leave   bool          // a process closes when it has done its part, else when all have
+	hurried bool          // deadlines are of real time
 	victims []int         // the ranks whose fault it is
 }
 
@@ -337,10 +338,10 @@ func (p *chaosProgram) judgeRank(r int, err error) error {
 	return nil
 }
 
-// blames reports whether an error names a rank whose fault it is. In a part of a split the ranks have other numbers; and where a
-// process has stopped, the first deadline may be that of a rank that waits for one that waits for it.
+// blames reports whether an error names a rank whose fault it is. In a part of a split the ranks have other numbers; and in real time
+// the deadline may be one that a busy machine has made somebody miss.
 func (p *chaosProgram) blames(err error) bool {
-	if p.splits() || p.fault.Kind == simnet.Stop {
+	if p.splits() || p.hurried && p.fault.Kind == simnet.Stop {
 		return true
 	}
 	for _, v := range p.victims {

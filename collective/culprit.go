@@ -376,14 +376,16 @@ func (w *waiter) overdue(cause *ended) error {
 	m := w.m
 	waited := time.Since(w.since)
 	q := m.inquire(inquiryMost)
-	culprits, _ := q.culprits()
-	switch {
-	case m.team.fate.Load() != sound:
+	if m.team.fate.Load() != sound {
 		return errFailed
-	case len(culprits) > 0 && culprits[0].said == fails:
-		if told := m.hear(failsMost); told != nil {
-			return told
-		}
+	}
+	patience := time.Duration(0) // others may have given up meanwhile, and have left
+	if culprits, _ := q.culprits(); len(culprits) > 0 && culprits[0].said == fails {
+		patience = failsMost
+	}
+	if told := m.hear(patience); told != nil {
+		w.told = told // the wait may have had another end, as in Park
+		return told
 	}
 	r := q.rule()
 	text := w.why(waited, r.via) + r.tales

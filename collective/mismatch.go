@@ -173,18 +173,23 @@ func (x *executor) oddity() error {
 	return m.mismatched(peer, &h, theirs)
 }
 
-// hear waits until a peer has told that it failed, and why, or returns nil.
-func (m *member) hear(patience time.Duration) error {
+// hear waits until a peer has told that it failed, and why, or returns nil. Without patience it looks whether one has.
+func (m *member) hear(patience time.Duration) *departure {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
+		var down transport.PeerDown
 		select {
-		case down := <-m.end.Down():
-			if !errors.Is(down.Err, transport.ErrClosed) {
-				return keep(down)
+		case down = <-m.end.Down():
+		default:
+			select {
+			case down = <-m.end.Down():
+			case <-timer.C:
+				return nil
 			}
-		case <-timer.C:
-			return nil
+		}
+		if !errors.Is(down.Err, transport.ErrClosed) {
+			return keep(down)
 		}
 	}
 }
