@@ -16,8 +16,7 @@ const (
 
 var jobs = []string{Chief, Worker, Evaluator, PS}
 
-// check says whether a task can be one of the cluster's (TensorFlow's _validate_cluster_spec). A negative index is not
-// looked at.
+// check says whether a task can be one of the cluster's (TensorFlow's _validate_cluster_spec).
 func (s Spec) check(t Task) error {
 	for _, job := range s.Jobs() {
 		if !slices.Contains(jobs, job) {
@@ -34,6 +33,8 @@ func (s Spec) check(t Task) error {
 		return errorf("there must be at most one 'chief' task: there are %d", s.Count(Chief))
 	case s.Count(Evaluator) > 1:
 		return errorf("there must be at most one 'evaluator' task: there are %d", s.Count(Evaluator))
+	case there && t.Index < 0:
+		return errorf("the task of type %s has no index: want one from 0 to %d", t.Type, s.Count(t.Type)-1)
 	case there && t.Index >= s.Count(t.Type):
 		return errorf("the task id %d exceeds the maximum id of %s, which is %d", t.Index, t.Type, s.Count(t.Type)-1)
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -28,12 +29,15 @@ var _ Resolver = (*TFConfig)(nil)
 // tfConfig is TF_CONFIG's text. A field that is left out is nil.
 type tfConfig struct {
 	Cluster json.RawMessage `json:"cluster"`
-	Task    struct {
-		Type  *string         `json:"type"`
-		Index json.RawMessage `json:"index"`
-	} `json:"task"`
-	Layer  *string `json:"rpc_layer"`
-	Master *string `json:"session_master"`
+	Task    json.RawMessage `json:"task"`
+	Layer   *string         `json:"rpc_layer"`
+	Master  *string         `json:"session_master"`
+}
+
+// tfConfigTask is its task.
+type tfConfigTask struct {
+	Type  *string         `json:"type"`
+	Index json.RawMessage `json:"index"`
 }
 
 func (c *TFConfig) read() (*tfConfig, error) {
@@ -46,10 +50,18 @@ func (c *TFConfig) read() (*tfConfig, error) {
 		text = "{}"
 	}
 	out := &tfConfig{}
-	if err := json.Unmarshal([]byte(text), out); err != nil {
+	if err := unmarshalObject([]byte(text), out); err != nil {
 		return nil, errorf("TF_CONFIG=%s: expecting a JSON object: %w", strconv.Quote(clip(text)), err)
 	}
 	return out, nil
+}
+
+// unmarshalObject is json.Unmarshal that takes null for no object.
+func unmarshalObject(text []byte, v any) error {
+	if strings.TrimSpace(string(text)) == "null" {
+		return errors.New("it is null")
+	}
+	return json.Unmarshal(text, v)
 }
 
 // Spec returns the cluster of TF_CONFIG.
@@ -58,13 +70,16 @@ func (c *TFConfig) Spec() (Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.Cluster == nil {
+	switch {
+	case t.Cluster == nil:
 		return Spec{}, nil
+	case string(t.Cluster) == "null":
+		return nil, errorf("TF_CONFIG: cluster is null: want an object from each job to its addresses")
 	}
 	return ParseSpec(t.Cluster)
 }
 
-// Task returns the task of TF_CONFIG, or what overrides it.
+// Task returns the task of TF_CONFIG, or what overrides it. With an error comes what is known of the task.
 func (c *TFConfig) Task() (Task, error) {
 	task := NoTask
 	if c.Overrides != nil {
@@ -74,19 +89,35 @@ func (c *TFConfig) Task() (Task, error) {
 		return task, nil
 	}
 	t, err := c.read()
-	if err != nil {
-		return NoTask, err
+	if err != nil || t.Task == nil {
+		return task, err
 	}
-	if task.Type == "" && t.Task.Type != nil {
-		task.Type = *t.Task.Type
+	var own tfConfigTask
+	if err := unmarshalObject(t.Task, &own); err != nil {
+		return task, errorf("TF_CONFIG: task=%s: want an object with the type and the index: %w", clip(string(t.Task)), err)
 	}
-	if task.Index < 0 && t.Task.Index != nil {
-		text := strings.Trim(strings.TrimSpace(string(t.Task.Index)), `"`)
-		if task.Index, err = strconv.Atoi(strings.TrimSpace(text)); err != nil || task.Index < 0 {
-			return NoTask, errorf("TF_CONFIG: task.index is %s: want a number from 0", clip(string(t.Task.Index)))
+	if task.Type == "" && own.Type != nil {
+		task.Type = *own.Type
+	}
+	if task.Index < 0 && own.Index != nil {
+		if task.Index, err = taskIndex(own.Index); err != nil {
+			return Task{task.Type, NoTask.Index}, err
 		}
 	}
 	return task, nil
+}
+
+// taskIndex reads a task's index: a number, perhaps with zeros after the point, or a text with one.
+func taskIndex(text json.RawMessage) (int, error) {
+	digits := strings.TrimSpace(strings.Trim(strings.TrimSpace(string(text)), `"`))
+	if whole, zeros, point := strings.Cut(digits, "."); point && text[0] != '"' && strings.Trim(zeros, "0") == "" {
+		digits = whole
+	}
+	i, err := strconv.Atoi(digits)
+	if err != nil || i < 0 {
+		return 0, errorf("TF_CONFIG: task.index is %s: want a number from 0", clip(string(text)))
+	}
+	return i, nil
 }
 
 // Master returns TF_CONFIG's session_master if it is there; nothing if the cluster has at most one task; else the address
@@ -126,8 +157,11 @@ func (c *TFConfig) Master(of Task, layer string) (string, error) {
 	return masterURL(address, layer), nil
 }
 
-// Accelerators returns what Accelerating counts. As in TensorFlow it needs a master.
+// Accelerators returns what Accelerating counts. As in TensorFlow it needs a task and a master.
 func (c *TFConfig) Accelerators() (map[string]int, error) {
+	if _, err := c.Task(); err != nil {
+		return nil, err
+	}
 	if _, err := c.Master(NoTask, ""); err != nil {
 		return nil, err
 	}

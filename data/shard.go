@@ -20,17 +20,26 @@ func (h *hinted) Len() int { return h.src.Len() }
 // Iter implements [Dataset].
 func (h *hinted) Iter(ctx context.Context) iter.Seq2[Element, error] { return h.src.Iter(ctx) }
 
-// BatchSize returns how many rows a batch of ds has: 0 if its elements are no batches. full says that every batch has as
-// many, and known is false for a dataset that package data did not make, or that passes [Pipeline.Through] a function after
-// its last Batch.
+// BatchSize returns how many rows an element of ds has: a batch, or a tensor of a dataset in memory, and 0 if elements have no
+// rows, or some other number than others have. full says that every element has as many. known is false for a dataset that package
+// data did not make, that passes [Pipeline.Through] a function after its last Batch, or [Pipeline.Map] one after a last Batch that
+// is not full: what the function makes of the smaller batch at the end is not known (TensorFlow's compute_batch_size).
 func BatchSize(ds Dataset) (rows int, full, known bool) {
 	for {
 		switch d := ds.(type) {
 		case *batches:
 			return d.n, d.full, true
-		case *view, *files:
+		case *view:
+			t, _ := d.base.(*table)
+			return t.rowsOfRows(), true, true
+		case *files:
 			return 0, true, true
 		case *passed:
+			return 0, false, false
+		case *mapped:
+			if rows, full, _ = BatchSize(d.src); full {
+				return rows, true, true
+			}
 			return 0, false, false
 		}
 		src, _, ok := upstream(ds)

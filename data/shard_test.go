@@ -91,15 +91,20 @@ func TestShardHint(t *testing.T) {
 
 func TestBatchSize(t *testing.T) {
 	source := FromTensors(tensor.From([]int32{1, 2, 3}))
+	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
 	for name, c := range map[string]struct {
 		ds          Dataset
 		rows        int
 		full, known bool
 	}{
-		"elements":     {source, 0, true, true},
-		"batches":      {source.Batch(2).Prefetch(1), 2, false, true},
-		"full batches": {source.Repeat(2).BatchFull(3).Take(1), 3, true, true},
-		"another's":    {Of(FromSeq(-1, source.Iter).Take(3)), 0, false, false},
+		"elements":            {source, 0, true, true},
+		"batches":             {source.Batch(2).Prefetch(1), 2, false, true},
+		"full batches":        {source.Repeat(2).BatchFull(3).Take(1), 3, true, true},
+		"mapped batches":      {source.Batch(2).Map(same), 0, false, false},
+		"mapped full batches": {source.BatchFull(3).Map(same), 3, true, true},
+		"rows in memory":      {FromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 4, 2)}).Skip(1), 4, true, true},
+		"unequal rows":        {FromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 3)}), 0, true, true},
+		"another's":           {Of(FromSeq(-1, source.Iter).Take(3)), 0, false, false},
 	} {
 		if rows, full, known := BatchSize(c.ds); rows != c.rows || full != c.full || known != c.known {
 			t.Errorf("%s: got %d, %t, %t, want %d, %t, %t", name, rows, full, known, c.rows, c.full, c.known)

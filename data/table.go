@@ -16,6 +16,22 @@ type table struct {
 	rows    int
 }
 
+// rowsOfRows returns the first dimension of all rows' tensors; 0 if some have none, or another one, and for no table.
+func (t *table) rowsOfRows() int {
+	if t == nil {
+		return 0
+	}
+	rows := 0
+	for i, c := range t.columns {
+		shape := c.shape
+		if len(shape) == 0 || i > 0 && shape[0] != rows {
+			return 0
+		}
+		rows = shape[0]
+	}
+	return rows
+}
+
 // column is one tensor of a table. Its rows may be converted as they are read: pixels stay bytes in memory.
 type column struct {
 	rows  *tensor.Tensor

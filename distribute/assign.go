@@ -14,12 +14,15 @@ type mutation struct {
 	fit func(v *Variable, op string, x Value) (Value, error)
 	// apply computes a component's new value from the old one and what fit returned.
 	apply func(old *tensor.Tensor, x Value) *tensor.Tensor
+	// inTurn says that a component which all replicas share takes what each gives, one after the other, and not what the
+	// variable's aggregation makes of it.
+	inTurn bool
 }
 
 var (
-	assign    = mutation{"Assign", (*Variable).fit, func(_ *tensor.Tensor, x Value) *tensor.Tensor { return x.(*tensor.Tensor) }}
-	assignAdd = mutation{"AssignAdd", (*Variable).fitNumber, func(old *tensor.Tensor, x Value) *tensor.Tensor { return added(old, x.(*tensor.Tensor)) }}
-	assignSub = mutation{"AssignSub", (*Variable).fitNumber, func(old *tensor.Tensor, x Value) *tensor.Tensor {
+	assign    = mutation{op: "Assign", fit: (*Variable).fit, apply: func(_ *tensor.Tensor, x Value) *tensor.Tensor { return x.(*tensor.Tensor) }}
+	assignAdd = mutation{op: "AssignAdd", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor { return added(old, x.(*tensor.Tensor)) }}
+	assignSub = mutation{op: "AssignSub", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor {
 		return added(old, negated(x.(*tensor.Tensor)))
 	}}
 )
@@ -32,7 +35,8 @@ var (
 // With several workers, values are combined over all replicas of all of them, but for [AggregateFirst], which takes that of
 // each worker's own first replica; in cross-replica context every worker sets its own components.
 //
-// A sync-on-read variable that is summed gets, in cross-replica context, an equal share on each replica.
+// In cross-replica context a variable that is not mirrored takes no [*PerReplica]. A sync-on-read variable that is summed gets an
+// equal share on each replica.
 func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
 
 // AssignAdd adds to the value, as [Variable.Assign] sets it. In cross-replica context it is an error for a sync-on-read
@@ -52,6 +56,9 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 	case *CrossReplica:
 		if err := errors.Join(v.mine(m.op, in.strategy), in.valid(m.op)); err != nil {
 			return err
+		}
+		if p, ok := x.(*PerReplica); ok && v.Kind() != MirroredVariable {
+			return errorf(m.op, ErrInvalid, "variable %s, a %v, takes one tensor in cross-replica context, not %d values: reduce them first, or write in the step what each replica has", v.Name(), v.Kind(), len(p.values))
 		}
 		if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
 			if m.op != assign.op {
@@ -79,13 +86,22 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	if !v.combines() {
 		return v.setOne(v.on(r.local), x, m)
 	}
-	if v.agg == AggregateNone {
+	inTurn := m.inTurn && v.Kind() == AggregatingVariable
+	if v.agg == AggregateNone && !inTurn {
 		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica context: give its config an Aggregation, AggregateSum for one", v.Name(), v.strategy)
 	}
 	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
 		s, value := v.strategy, args[0]
 		if _, same := value.(distributed); !same && s.workersInSync > 1 {
 			value = s.onAll(value)
+		}
+		if inTurn {
+			for _, x := range s.onAll(value).values {
+				if err := v.setAll(x, m); err != nil {
+					return nil, err
+				}
+			}
+			return nil, nil
 		}
 		var err error
 		switch v.agg {
@@ -139,11 +155,8 @@ func (v *Variable) setOne(i int, x Value, m mutation) error {
 
 // setShares gives every component an equal share of x, so that their sum reads as x. Shares of integers are cut off.
 func (v *Variable) setShares(op string, x Value) error {
-	switch given := x.(type) {
-	case *Mirrored:
-		x = given.Values()[0] // all are the same
-	case *PerReplica:
-		return errorf(op, ErrInvalid, "variable %s is summed when it is read: in cross-replica context give the sum, one tensor, not %d values; in the step each replica assigns its own", v.Name(), len(given.Values()))
+	if m, ok := x.(*Mirrored); ok {
+		x = m.Values()[0] // all are the same
 	}
 	value, err := v.fit(op, x)
 	if err != nil {

@@ -136,7 +136,11 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 	if err := s.requireCross(ctx, op); err != nil {
 		return nil, err
 	}
-	switch f := frameOf(ctx); {
+	f := frameOf(ctx)
+	if f == nil && s.kind == defaultKind {
+		f = &frame{strategy: s, update: -1} // the default strategy's scope is outside of every other one
+	}
+	switch {
 	case f == nil:
 		return nil, errorf(op, ErrContext, "need to be inside a scope of %v: give a context that its Scope method returned", s)
 	case v == nil || v.strategy != s:
@@ -154,6 +158,9 @@ func (s *Strategy) requireCross(ctx context.Context, op string) error {
 		return f.err
 	}
 	f := frameOf(ctx)
+	if in := innermost(ctx); f == nil && in != nil && in.strategy == s {
+		f = in // in a step of the default strategy, or in its scope
+	}
 	switch {
 	case f == nil:
 		return nil

@@ -51,7 +51,7 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		return nil, errorf(op, ErrInvalid, "the dataset is nil")
 	case o.ReplicationMode == PerReplicaInput && s.kind != defaultKind:
 		return nil, errorf(op, ErrUnsupported, "PerReplicaInput is only supported in DistributeDatasetsFromFunction")
-	case s.oneDevice:
+	case s.oneDevice && o.Input == nil:
 		return &DistributedDataset{strategy: s, options: o, steps: ds.Len(), sources: []data.Dataset{ds}}, nil
 	}
 	in := s.input(o)
@@ -338,12 +338,13 @@ func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
 }
 
 // rebatched takes the rows of all elements one after the other and makes pieces of the sizes, over and over. The last
-// piece may be smaller.
+// piece may be smaller; pieces of no rows that follow it are still made.
 func rebatched(op string, ds data.Dataset, sizes []int) pieces {
 	return func(ctx context.Context) iter.Seq2[Value, error] {
 		return func(yield func(Value, error) bool) {
 			at, have := 0, 0 // in sizes; rows in parts
 			var parts []Value
+			var last Value
 			emit := func() bool {
 				piece, err := joined(op, parts)
 				at, have, parts = (at+1)%len(sizes), 0, nil
@@ -365,14 +366,20 @@ func rebatched(op string, ds data.Dataset, sizes []int) pieces {
 						yield(nil, err)
 						return
 					}
-					parts, have, lo = append(parts, part), have+hi-lo, hi
+					parts, have, lo, last = append(parts, part), have+hi-lo, hi, element
 					if have == sizes[at] && !emit() {
 						return
 					}
 				}
 			}
-			if have > 0 {
-				emit()
+			if have > 0 && !emit() {
+				return
+			}
+			for last != nil && sizes[at] == 0 {
+				empty, err := rowsBetween(last, 0, 0)
+				if parts = []Value{empty}; err != nil || !emit() {
+					return
+				}
 			}
 		}
 	}

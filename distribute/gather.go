@@ -58,6 +58,9 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	if err != nil {
 		return nil, err
 	}
+	if err := s.suits(v); err != nil {
+		return nil, errorf(name, ErrInvalid, "%w", err)
+	}
 	if _, sparse := v.(*tensor.IndexedSlices); sparse {
 		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: give the replicas' components, or Densify them")
 	}

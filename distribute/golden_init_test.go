@@ -74,6 +74,9 @@ func goldenDeviceList(g *goldenRun) (map[string]any, error) {
 		}
 		return map[string]any{"value": out}, err
 	case "infer_num_gpus":
+		if len(devices) == 0 {
+			return map[string]any{"value": nil}, nil // None: nothing to count
+		}
 		n, err := distribute.GPUsPerWorker(devices)
 		return map[string]any{"value": n}, err
 	default:

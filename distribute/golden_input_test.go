@@ -37,6 +37,9 @@ func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 		p = data.FromTensors(counting(0, intOf(source, "n", 0)))
 	case "tensor_slices":
 		v, err := decodeValue(source["tensor"], nil)
+		if list, ok := v.([]any); ok && err == nil {
+			v, err = packed(list) // a list of tensors is one to TensorFlow
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -58,6 +61,26 @@ func (g *goldenRun) dataset(spec map[string]any) (data.Dataset, error) {
 		}
 	}
 	return p, nil
+}
+
+// packed returns the tensors of a list as the rows of one.
+func packed(list []any) (*tensor.Tensor, error) {
+	rows := make([]distribute.Value, len(list))
+	for i, x := range list {
+		t, ok := x.(*tensor.Tensor)
+		if !ok {
+			return nil, fmt.Errorf("%v in a list of tensors: %w", x, distribute.ErrInvalid)
+		}
+		rows[i] = t.Reshape(append([]int{1}, t.Shape()...)...)
+	}
+	if len(rows) == 0 {
+		return nil, fmt.Errorf("an empty list: %w", distribute.ErrInvalid)
+	}
+	out, err := distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(rows...), distribute.At("CPU:0"), 0)
+	if err != nil {
+		return nil, err
+	}
+	return out.(*tensor.Tensor), nil
 }
 
 // recordFiles writes TFRecord files.
@@ -89,9 +112,6 @@ func datasetOp(p data.Pipeline, o map[string]any) (data.Pipeline, error) {
 			}
 			return f(t)
 		})
-	}
-	times := func(t *tensor.Tensor, by float64) (distribute.Value, error) {
-		return mapNumbers(t, func(x float64) float64 { return by * x })
 	}
 	switch op := o["op"]; op {
 	case "batch":
@@ -137,6 +157,18 @@ func datasetOp(p data.Pipeline, o map[string]any) (data.Pipeline, error) {
 	}
 }
 
+// times returns a tensor of numbers times a whole number; that of integers wraps around.
+func times(t *tensor.Tensor, by int64) (distribute.Value, error) {
+	if !t.DType().IsInteger() {
+		return mapNumbers(t, func(x float64) float64 { return float64(by) * x })
+	}
+	out := tensor.New(t.DType(), t.Shape()...)
+	for i := range out.Len() {
+		setInteger(out, i, integerAt(t, i)*by)
+	}
+	return out, nil
+}
+
 // filtered keeps even scalars.
 func filtered(p data.Pipeline) data.Pipeline {
 	return p.Through(func(_ context.Context, elements iter.Seq2[data.Element, error]) iter.Seq2[data.Element, error] {
@@ -161,6 +193,12 @@ func unbatched(p data.Pipeline) data.Pipeline {
 				if err != nil {
 					yield(nil, err)
 					return
+				}
+				for _, leaf := range tensor.Flatten(batch) {
+					if t, ok := leaf.(*tensor.Tensor); !ok || t.Rank() == 0 {
+						yield(nil, fmt.Errorf("unbatch of %v, which has no rows: %w", leaf, distribute.ErrInvalid))
+						return
+					}
 				}
 				rows := data.FromTensors(batch)
 				for e, err := range rows.Iter(ctx) {
@@ -227,13 +265,21 @@ func (g *goldenRun) inputOptions() (distribute.InputOptions, error) {
 	return o, nil
 }
 
+// dataError makes an error of the dataset itself one that the runner knows.
+func dataError(err error) error {
+	if strings.HasPrefix(err.Error(), "data: ") {
+		return fmt.Errorf("%w: %w", distribute.ErrInvalid, err)
+	}
+	return err
+}
+
 // drain reads up to a case's number of steps, as lists of the replicas' elements.
 func (g *goldenRun) drain(s *distribute.Strategy, set *distribute.DistributedDataset) (map[string]any, error) {
 	steps, most := []any{}, intOf(g.c.Options, "max_steps", 20)
 	ended := true
 	for element, err := range set.Iter(g.Context()) {
 		if err != nil {
-			return nil, err
+			return nil, dataError(err)
 		}
 		if len(steps) == most {
 			ended = false

@@ -65,10 +65,23 @@ func (g *goldenRun) runMerging(ctx context.Context, s *distribute.Strategy, f me
 		return nil, err
 	}
 	return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+		x, err := timesOne(args[0])
+		if err != nil {
+			return nil, err
+		}
 		return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
 			return f(ctx, c, args[0])
-		}, args[0].(*tensor.Tensor).Clone().OnDevice(r.ID()))
+		}, x.OnDevice(r.ID()))
 	}, v)
+}
+
+// timesOne returns a copy of a tensor, as x * 1.0 gives it: integers are none of those that can be multiplied by that.
+func timesOne(v distribute.Value) (*tensor.Tensor, error) {
+	t, ok := v.(*tensor.Tensor)
+	if !ok || !t.DType().IsFloat() {
+		return nil, fmt.Errorf("%v times 1.0: %w", v, distribute.ErrInvalid)
+	}
+	return t.Clone(), nil
 }
 
 // newVariable makes a float32 variable.
@@ -164,7 +177,9 @@ var scenarios = map[string]scenario{
 	"merge_call_uneven_count": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 			if r.ID() == 0 {
-				return r.MergeCall(ctx, nothing)
+				if _, err := r.MergeCall(ctx, nothing); err != nil {
+					return nil, err
+				}
 			}
 			return scalar(1), nil
 		})
@@ -190,7 +205,11 @@ var scenarios = map[string]scenario{
 			return nil, err
 		}
 		return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-			ten, err := mapNumbers(args[0], func(x float64) float64 { return 10 * x })
+			x, err := timesOne(args[0])
+			if err != nil {
+				return nil, err
+			}
+			ten, err := mapNumbers(x, func(x float64) float64 { return 10 * x })
 			if err != nil {
 				return nil, err
 			}
@@ -270,7 +289,10 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		return v.(*distribute.Mirrored).Get(s.Scope(ctx)), nil
+		if m, ok := v.(*distribute.Mirrored); ok {
+			return m.Get(s.Scope(ctx)), nil
+		}
+		return v, nil
 	},
 	"var_from_other_strategy_assign_cross": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
 		return withForeign(ctx, s, other, func(v *distribute.Variable, in *distribute.CrossReplica) (any, error) {
@@ -294,7 +316,9 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		return s.Update(s.Scope(ctx), v, assignSeven)
+		return s.Update(s.Scope(ctx), v, func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
+			return changed(c, c.Assign(scalar(5)))
+		})
 	},
 	"update_per_replica_args": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		x, err := g.input("value")
@@ -605,7 +629,8 @@ func colocate(ctx, at context.Context, owner, s *distribute.Strategy) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	return s.ColocateVariablesWith(at, v)
+	_, err = s.ColocateVariablesWith(at, v)
+	return nil, err
 }
 
 // createInRun makes a variable inside a step.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -90,9 +91,15 @@ func (p *program) step(st map[string]any) (any, error) {
 		return p.read(v, cross, inCross, func(t *tensor.Tensor) (distribute.Value, error) {
 			x := x // each replica's own
 			if host, ok := hostNumber(x); ok {
+				if !t.DType().IsNumeric() {
+					return addAll(p.Context(), t, t) // which says why not
+				}
 				number := tensor.New(t.DType())
 				setNumber(number, 0, host)
 				x = number
+			}
+			if t.DType() == tensor.String {
+				return appended(t, x)
 			}
 			return addAll(p.Context(), t, spread(x, t))
 		})
@@ -172,11 +179,15 @@ func (p *program) mutate(st map[string]any, v *distribute.Variable, cross *distr
 	if err != nil || st["no_result"] == true {
 		return nil, err
 	}
+	if do, _ := st["do"].(string); v.Kind() == distribute.AggregatingVariable && strings.HasPrefix(do, "scatter_") {
+		return slices.Repeat([]any{out}, len(values)), nil // the one component for each replica, which TensorFlow did not merge
+	}
 	return p.s.LocalResults(out), nil
 }
 
 func (p *program) mutateCross(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(distribute.Context) error) (any, error) {
-	if err := change(cross); err != nil || st["no_result"] == true && v.Aggregation() != distribute.AggregateNone {
+	readBack := v.Kind() == distribute.SyncOnReadVariable && v.Aggregation() == distribute.AggregateNone // which fails
+	if err := change(cross); err != nil || st["no_result"] == true && !readBack {
 		return nil, err
 	}
 	if v.Kind() == distribute.MirroredVariable && len(v.Values()) > 1 {
@@ -207,7 +218,7 @@ func (p *program) read(v *distribute.Variable, cross *distribute.CrossReplica, i
 // spread returns a scalar as a tensor of t's shape; anything else as it is.
 func spread(x distribute.Value, t *tensor.Tensor) distribute.Value {
 	s, ok := x.(*tensor.Tensor)
-	if !ok || s.Rank() != 0 || t.Rank() == 0 {
+	if !ok || s.Rank() != 0 || t.Rank() == 0 || !s.DType().IsNumeric() {
 		return x
 	}
 	out := tensor.New(s.DType(), t.Shape()...)
@@ -215,6 +226,19 @@ func spread(x distribute.Value, t *tensor.Tensor) distribute.Value {
 		setNumber(out, i, s.Float64s()[0])
 	}
 	return out
+}
+
+// appended returns a tensor of texts with one put behind each.
+func appended(t *tensor.Tensor, x distribute.Value) (distribute.Value, error) {
+	tail, ok := x.(*tensor.Tensor)
+	if !ok || tail.DType() != tensor.String || tail.Len() != 1 {
+		return nil, fmt.Errorf("%v behind a text: %w", x, distribute.ErrInvalid)
+	}
+	out := t.Clone()
+	for i := range out.StringData() {
+		out.StringData()[i] += tail.StringData()[0]
+	}
+	return out, nil
 }
 
 // updateFunctions are the functions of update that steps name.
@@ -233,12 +257,13 @@ var updateFunctions = map[string]distribute.UpdateFunc{
 	},
 	"scale_add": func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
 		by, ok := spread(asTensor(args[0], c.Read().DType()), c.Read()).(*tensor.Tensor)
-		if !ok || by.Len() != c.Read().Len() {
-			return nil, fmt.Errorf("scale_add by %v", args[0])
+		if !ok || by.DType() != c.Read().DType() || !by.SameShape(c.Read()) || !by.DType().IsNumeric() {
+			_, err := addAll(ctx, c.Read(), args[0]) // which says why not
+			return nil, errors.Join(fmt.Errorf("scale_add by %v: %w", args[0], distribute.ErrInvalid), err)
 		}
 		scaled := tensor.New(c.Read().DType(), c.Read().Shape()...)
 		for i := range scaled.Len() {
-			setNumber(scaled, i, c.Read().Float64s()[i]*by.Float64s()[i])
+			setProduct(scaled, i, c.Read(), by)
 		}
 		sum, err := addAll(ctx, scaled, spread(asTensor(args[1], c.Read().DType()), c.Read()))
 		if err != nil {
@@ -249,6 +274,9 @@ var updateFunctions = map[string]distribute.UpdateFunc{
 	"return_list": func(_ context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
 		if err := c.AssignAdd(args[0]); err != nil {
 			return nil, err
+		}
+		if !c.Read().DType().IsFloat() {
+			return nil, fmt.Errorf("10.0 is no %v: %w", c.Read().DType(), distribute.ErrInvalid)
 		}
 		ten, err := mapNumbers(c.Read(), func(x float64) float64 { return 10 * x })
 		return []any{c.Read(), ten}, err
@@ -344,7 +372,7 @@ func loose(v any) any {
 func (p *program) save(t *tensor.Tensor) error {
 	var file bytes.Buffer
 	if err := checkpoint.Write(&file, []checkpoint.Tensor{{Name: "var", Value: t}}, nil); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", distribute.ErrInvalid, err)
 	}
 	p.saved = file.Bytes()
 	return nil
@@ -419,6 +447,49 @@ func matchSteps(want []any, got []any, tol tolerance, accident func(message stri
 		}
 	}
 	return nil
+}
+
+// failedWrite returns the first step of a program, but for the last, that writes on the replicas, or updates, and fails; else -1.
+func failedWrite(c *goldenCase) int {
+	steps, _ := c.Inputs["steps"].([]any)
+	answers, _ := c.Expect["steps"].([]any)
+	for i, st := range steps[:max(len(steps)-1, 0)] {
+		step, _ := st.(map[string]any)
+		do, _ := step["do"].(string)
+		if i >= len(answers) {
+			break
+		}
+		answer, _ := answers[i].(map[string]any)
+		if _, writes := variableMutations[do]; answer["error_type"] != nil && (do == "update" || writes && step["context"] == "replica") {
+			return i
+		}
+	}
+	return -1
+}
+
+// checkNothingWritten holds the steps before a write that fails against TensorFlow's, and what is there after it against what was
+// there before it.
+func checkNothingWritten(g *goldenRun, _ map[string]any, _ error) error {
+	i := failedWrite(g.c)
+	steps, _ := g.c.Inputs["steps"].([]any)
+	look := map[string]any{"do": "components"}
+	if v, ok := steps[i].(map[string]any)["var"]; ok {
+		look["var"] = v
+	}
+	looking := *g.c
+	looking.Inputs = maps.Clone(g.c.Inputs)
+	looking.Inputs["steps"] = append(slices.Clone(steps[:i]), look, steps[i], look)
+	answer, err := goldenVarProgram(&goldenRun{T: g.T, c: &looking})
+	if err != nil {
+		return err
+	}
+	got := answer["steps"].([]any)
+	want, _ := g.c.Expect["steps"].([]any)
+	before, write, after := got[i].(stepAnswer), got[i+1].(stepAnswer), got[i+2].(stepAnswer)
+	if bitsOf(before) != bitsOf(after) {
+		return fmt.Errorf("step %d has failed and changed %v to %v", i, before.result, after.result)
+	}
+	return matchSteps(want[:i+1], append(slices.Clone(got[:i]), write), g.tolerance(), func(string) bool { return false })
 }
 
 // isHostZeroAccident reports whether TensorFlow crashed on the host number 0, whose sum over the replicas is 0.

@@ -21,7 +21,8 @@ type ReduceOptions struct {
 // by their elements, not by their replica.
 //
 // A value that is not distributed is the same on all replicas: its mean is itself; its sum is an error without an axis,
-// and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error. With several
+// and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error; with an axis its first
+// component counts for every replica. With several
 // workers it may differ between them, and counts for every replica of its worker.
 func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
 	const name = "Reduce"
@@ -34,10 +35,13 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 		return s.reduceToHost(ctx, name, op, v, host, o)
 	}
 	n := len(s.devices)
+	if m, ok := v.(*Mirrored); ok && len(m.values) > 0 {
+		v = m.values[0] // which stands for all
+	}
 	sums := make([]Value, n)
 	count := 0
 	for i := range sums {
-		mine, err := SelectReplica(i, v)
+		mine, err := selectReplica(i, v, s.suits)
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "%w", err)
 		}
@@ -133,6 +137,11 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 	if err := s.checkBatch(name, first); err != nil {
 		return nil, err
 	}
+	for i, b := range batch {
+		if err := s.suits(b.Value); err != nil {
+			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
+		}
+	}
 	return s.batchOps(reductions).BatchReduce(ctx, op, reductions, o)
 }
 
@@ -156,6 +165,9 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 
 // reduceTo reduces a nest leaf by leaf.
 func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options) (Value, error) {
+	if err := s.suits(v); err != nil {
+		return nil, errorf(name, ErrInvalid, "%w", err)
+	}
 	if s.oneDevice {
 		return v, nil
 	}
@@ -173,6 +185,9 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 		case *Variable:
 			return s.reduceLeaf(ctx, name, op, d.perReplica(), to, o)
 		case distributed:
+			if err := s.suits(leaf); err != nil {
+				return nil, errorf(name, ErrInvalid, "%w", err)
+			}
 			return s.reduceLeaf(ctx, name, op, &PerReplica{components{d.Values()}}, to, o)
 		}
 		if s.workersInSync > 1 {

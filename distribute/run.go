@@ -38,7 +38,7 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 			mine = make([]Value, len(args))
 			for i, arg := range args {
 				var err error
-				if mine[i], err = SelectReplica(r.local, arg); err != nil {
+				if mine[i], err = selectReplica(r.local, arg, s.suits); err != nil {
 					return errorf("Run", ErrInvalid, "argument %d: %w", i, err)
 				}
 			}

@@ -9,7 +9,8 @@ import (
 // ScatterAdd adds the rows of x, IndexedSlices or a distributed value of them, to the rows of the variable that their
 // indices name; rows of one index come one after the other. In replica context the replicas' slices are combined by the
 // variable's aggregation first, as [Variable.Assign] does: a sum is all rows in the order of the replicas, a mean these
-// divided by the number of replicas.
+// divided by the number of replicas. A variable of [NewCentralStorageStrategy] takes the replicas' rows in their order as they
+// are, whatever its aggregation.
 //
 // Sync-on-read variables cannot be scattered to; the error matches [ErrUnsupported].
 func (v *Variable) ScatterAdd(in Context, x Value) error { return v.scatter(in, x, scatterAdd) }
@@ -57,9 +58,10 @@ func (o scatterOp) String() string {
 var scatters = func() (m [scatterUpdate + 1]mutation) {
 	for o := range scatterUpdate + 1 {
 		m[o] = mutation{
-			op:    o.String(),
-			fit:   func(v *Variable, op string, x Value) (Value, error) { return v.fitRows(op, o, x) },
-			apply: func(old *tensor.Tensor, x Value) *tensor.Tensor { return scattered(o, old, x.(*tensor.IndexedSlices)) },
+			op:     o.String(),
+			fit:    func(v *Variable, op string, x Value) (Value, error) { return v.fitRows(op, o, x) },
+			apply:  func(old *tensor.Tensor, x Value) *tensor.Tensor { return scattered(o, old, x.(*tensor.IndexedSlices)) },
+			inTurn: true,
 		}
 	}
 	return m

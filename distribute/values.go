@@ -109,6 +109,11 @@ func regroupAs(op string, perReplica []Value, wrap func(leaves []any) Value) (Va
 
 // SelectReplica returns the nest with every distributed value replaced by its component of the replica.
 func SelectReplica(replica int, v Value) (Value, error) {
+	return selectReplica(replica, v, func(Value) error { return nil })
+}
+
+// selectReplica is SelectReplica of leaves that suit.
+func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, error) {
 	if !hasDistributed(v) {
 		return v, nil
 	}
@@ -117,11 +122,24 @@ func SelectReplica(replica int, v Value) (Value, error) {
 		if !ok {
 			return leaf, nil
 		}
+		if err := suits(leaf); err != nil {
+			return nil, err
+		}
 		if values := d.Values(); replica >= 0 && replica < len(values) {
 			return values[replica], nil
 		}
 		return nil, errorf("SelectReplica", ErrInvalid, "there is no replica %d: the value has %d components", replica, len(d.Values()))
 	})
+}
+
+// suits reports an error if v is a [*PerReplica] with another number of components than this worker has replicas: it would be
+// taken for what it is not, in silence.
+func (s *Strategy) suits(v Value) error {
+	p, ok := v.(*PerReplica)
+	if n := len(s.devices); ok && len(p.values) != n {
+		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have one for each, in their order; is it another strategy's?", len(p.values), s, n)
+	}
+	return nil
 }
 
 // LocalResults returns the components of v on this process, by replica: those of a distributed value, one nest per
