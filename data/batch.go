@@ -60,16 +60,21 @@ func (b *batches) gather(ctx context.Context, v *view, t *table) iter.Seq2[Eleme
 func (b *batches) stack(ctx context.Context) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		var s stacker
-		at := 0 // of the element in the dataset, for messages
+		at := 0         // of the element in the dataset, for messages
+		var wrong error // of the batch that is being made, which is left out if it does not become full
 		for e, err := range b.src.Iter(ctx) {
-			if err == nil {
-				err = s.add(e, at, b.n)
+			if err == nil && wrong == nil {
+				if wrong = s.add(e, at, b.n); !b.full {
+					err = wrong
+				}
+			}
+			if at++; wrong != nil && at%b.n == 0 {
+				err = wrong
 			}
 			if err != nil {
 				yield(nil, err)
 				return
 			}
-			at++
 			if s.rows == b.n && !yield(s.take(), nil) {
 				return
 			}

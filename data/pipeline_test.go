@@ -468,6 +468,26 @@ func TestContextEndsAnIteration(t *testing.T) {
 	}
 }
 
+// TestBatchLeavesOut: a batch that is left out because it does not become full may hold elements that do not fit together.
+func TestBatchLeavesOut(t *testing.T) {
+	ds := data.FromTensors(tensor.New(tensor.Float32, 8)).Batch(3).BatchFull(2) // of 3, 3 and 2 rows
+	n := 0
+	for _, err := range data.FromSeq(-1, ds.Repeat(2).Iter).Iter(t.Context()) {
+		if n++; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n != 2 {
+		t.Errorf("got %d batches of batches in two rounds, want 2", n)
+	}
+	ds = data.FromTensors(tensor.New(tensor.Float32, 8)).Batch(3).Skip(1).BatchFull(2) // of 3 and 2 rows
+	for _, err := range ds.Iter(t.Context()) {
+		if err == nil || !strings.Contains(err.Error(), "tensor 0 of element 1 is float32(2,)") {
+			t.Errorf("got %v, want that element 1 does not fit", err)
+		}
+	}
+}
+
 func TestBatchRefusesWhatDiffers(t *testing.T) {
 	pair := func(a, b data.Element) data.Pipeline {
 		return data.FromFunc(2, func(_ context.Context, i int) (data.Element, error) { return []data.Element{a, b}[i], nil })

@@ -35,8 +35,8 @@ var (
 // With several workers, values are combined over all replicas of all of them, but for [AggregateFirst], which takes that of
 // each worker's own first replica; in cross-replica context every worker sets its own components.
 //
-// In cross-replica context a variable that is not mirrored takes no [*PerReplica]. A sync-on-read variable that is summed gets an
-// equal share on each replica.
+// In cross-replica context a sync-on-read variable, and one of a strategy of one device, takes no [*PerReplica]. A sync-on-read
+// variable that is summed gets an equal share on each replica.
 func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
 
 // AssignAdd adds to the value, as [Variable.Assign] sets it. In cross-replica context it is an error for a sync-on-read
@@ -57,7 +57,7 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 		if err := errors.Join(v.mine(m.op, in.strategy), in.valid(m.op)); err != nil {
 			return err
 		}
-		if p, ok := x.(*PerReplica); ok && v.Kind() != MirroredVariable {
+		if p, ok := x.(*PerReplica); ok && (v.Kind() == SyncOnReadVariable || v.Kind() == PlainVariable) && (v.agg != AggregateSum || m.op == assign.op) {
 			return errorf(m.op, ErrInvalid, "variable %s, a %v, takes one tensor in cross-replica context, not %d values: reduce them first, or write in the step what each replica has", v.Name(), v.Kind(), len(p.values))
 		}
 		if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {

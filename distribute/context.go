@@ -104,6 +104,9 @@ func UpdateDevice(ctx context.Context) (string, bool) {
 // Scope returns a context in whose functions s is the current strategy: what they create belongs to it. A scope of
 // another strategy, or inside a step, is an error that everything done with the context returns.
 func (s *Strategy) Scope(ctx context.Context) context.Context {
+	if s.kind == defaultKind && frameOf(ctx) == nil {
+		return ctx // outside of every other scope is its scope
+	}
 	f := &frame{strategy: s, update: -1}
 	if err := s.requireCross(ctx, "Scope"); err != nil {
 		f.err = err

@@ -158,7 +158,7 @@ func (d *DistributedDataset) Len() int { return d.steps }
 // It belongs outside of steps: inside a step it yields an error that matches [ErrContext].
 func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	const op = "DistributedDataset.Iter"
-	if err := d.strategy.requireCross(ctx, op); err != nil {
+	if err := d.strategy.requireCross(ctx, op); err != nil && d.strategy.kind != defaultKind {
 		return func(yield func(Value, error) bool) {
 			yield(nil, fmt.Errorf("%w. Take elements outside of the step and give them to Run", err))
 		}

@@ -551,14 +551,24 @@ var goldenGatherLimits = []goldenException{
 		},
 	},
 	{
-		"one-replica-gradient", "TensorFlow's collective strategies of one replica have no gradients",
+		"nccl-gather", "TensorFlow has no NCCL kernels for CPUs",
 		func(c *goldenCase, message string) bool {
-			return strings.HasSuffix(c.Op, "_gradient") && c.Replicas == 1 &&
+			return c.Op == "all_gather_gradient" && (strings.Contains(message, "required for nccl collective ops") || strings.Contains(message, "to support Op 'NcclAllReduce'"))
+		},
+		checkPlainGather,
+	},
+	{
+		"one-replica-graph", "TensorFlow's collective strategies of one replica have no collectives in a graph, and no gradients",
+		func(c *goldenCase, message string) bool {
+			return (strings.HasSuffix(c.Op, "_gradient") || c.Op == "all_gather" || c.Op == "all_reduce") && c.Replicas == 1 &&
 				(strings.Contains(message, "destinations can not be empty") || strings.Contains(message, "slice index"))
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
 			if err != nil {
 				return err
+			}
+			if !strings.HasSuffix(g.c.Op, "_gradient") {
+				return match("per_replica", g.c.Inputs["per_replica"], answer["per_replica"], exact)
 			}
 			return errors.Join(match("outputs", g.c.Inputs["per_replica"], answer["outputs"], exact), match("gradients", g.c.Inputs["upstream"], answer["gradients"], exact))
 		},

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/data"
@@ -440,6 +441,57 @@ func checkTooFewFiles(_ *goldenRun, answer map[string]any, err error) error {
 		return fmt.Errorf("got %v, %w, want too few files", answer, err)
 	}
 	return nil
+}
+
+// hasOwnFunction reports whether the case's dataset has an operation that is a function of the user's own here.
+func hasOwnFunction(c *goldenCase) bool {
+	set, _ := c.Inputs["dataset"].(map[string]any)
+	ops, _ := set["ops"].([]any)
+	return slices.ContainsFunc(ops, func(o any) bool {
+		op, _ := o.(map[string]any)
+		return op["op"] == "unbatch" || op["op"] == "padded_batch"
+	})
+}
+
+// checkCutElsewhere holds all rows of each step against TensorFlow's.
+func checkCutElsewhere(g *goldenRun, answer map[string]any, err error) error {
+	if err != nil {
+		return err
+	}
+	want, _ := g.c.Expect["steps"].([]any)
+	got, _ := answer["steps"].([]any)
+	if len(got) != len(want) {
+		return fmt.Errorf("got %d steps, want %d", len(got), len(want))
+	}
+	for i := range want {
+		parts, err := decodeList(want[i], nil, false)
+		if err != nil {
+			return err
+		}
+		all, err := allRows(parts)
+		if err != nil {
+			return err
+		}
+		ours, err := allRows(got[i].([]any))
+		if err != nil {
+			return err
+		}
+		if fmt.Sprint(ours) != fmt.Sprint(all) {
+			return fmt.Errorf("step %d: got %v, want %v", i, ours, all)
+		}
+	}
+	return nil
+}
+
+// allRows joins the rows of elements of one structure, but for those without any.
+func allRows(parts []any) (distribute.Value, error) {
+	return tensor.Zip(func(_ string, leaves []any) (any, error) {
+		leaves = slices.DeleteFunc(slices.Clone(leaves), func(leaf any) bool { return leaf.(*tensor.Tensor).Len() == 0 })
+		if len(leaves) == 0 {
+			return nil, nil
+		}
+		return distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(leaves...), distribute.At("CPU:0"), 0)
+	}, nil, parts...)
 }
 
 // goldenInputLimits lists the limits of TensorFlow's distributed datasets.
