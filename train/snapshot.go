@@ -346,7 +346,7 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failur
 	case err != nil:
 		return nil, message, fmt.Errorf("train: restore: the chief's message: %w", err)
 	case message.Failure != "":
-		return nil, message, fmt.Errorf("train: restore: on the chief: %s", message.Failure)
+		return nil, message, &chiefError{message.Failure}
 	case message.State == nil:
 		return nil, message, nil
 	}

@@ -80,3 +80,11 @@ func (t *Trainer) initialPrint() (uint64, error) {
 	sum := sha256.Sum256(b)
 	return binary.LittleEndian.Uint64(sum[:]), nil
 }
+
+// chiefError is a failure of the chief's, as the other workers learn of it.
+type chiefError struct{ text string }
+
+func (e *chiefError) Error() string { return "train: restore: on the chief: " + e.text }
+
+// FromWorker says whose failure it is (see worker.Worker.Fail).
+func (e *chiefError) FromWorker() int { return 0 }

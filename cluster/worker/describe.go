@@ -110,6 +110,9 @@ func (w *Worker) blames(err error) []int {
 	if errors.As(err, &meeting) {
 		return slices.DeleteFunc(slices.Clone(meeting.Workers), func(worker int) bool { return worker == w.job.Worker })
 	}
+	if from := (interface{ FromWorker() int })(nil); errors.As(err, &from) && from.FromWorker() != w.job.Worker {
+		return []int{from.FromWorker()}
+	}
 	e := (*collective.Error)(nil)
 	if !errors.As(err, &e) {
 		return nil

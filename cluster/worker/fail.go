@@ -24,8 +24,8 @@ const failWait = time.Second
 
 // Fail tells why this worker fails: the other workers, whose errors then say it, and, by a file in the folder that LOCKSTEP_RECORDS
 // names, who started it. Strategies call it for a Run that fails; a program calls it for what else ends it, before Close. The first
-// failure counts; one that comes after further progress takes its place. The error says what could not be told, and
-// is not err.
+// failure counts; one that comes after further progress takes its place. If err, or one that it wraps, has a method FromWorker() int, it is a
+// consequence of that worker's failure. The error that is returned says what could not be told, and is not err.
 func (w *Worker) Fail(err error) error {
 	if err == nil {
 		return nil

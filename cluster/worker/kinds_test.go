@@ -34,6 +34,8 @@ func TestKinds(t *testing.T) {
 		"told of a lost peer":    {&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{4}}, "lost", []int{2}},
 		"lost by another":        {&collective.Error{Kind: collective.ErrPeerLost, Rank: 0, Peers: []int{2}}, "lost", []int{0}},
 		"told of a failure":      {&collective.Error{Kind: collective.ErrAborted, Rank: 4, Err: errors.New("no")}, "error", []int{2}},
+		"told otherwise":         {fmt.Errorf("restoring: %w", told{0}), "error", []int{0}},
+		"told of itself":         {told{1}, "error", nil},
 		"an own replica panics":  {fmt.Errorf("replica 2: %w", collective.ErrPeerLost), "panic", nil},
 		"an own replica hangs":   {&collective.Error{Kind: collective.ErrTimeout, Rank: 2, Peers: []int{3}}, "timeout", nil},
 		"the calls differ":       {&collective.Error{Kind: collective.ErrMismatch, Rank: 0, Peers: []int{2}}, "mismatch", nil},
@@ -43,6 +45,13 @@ func TestKinds(t *testing.T) {
 		}
 	}
 }
+
+// told is an error that says whose failure it is.
+type told struct{ worker int }
+
+func (t told) Error() string { return "no" }
+
+func (t told) FromWorker() int { return t.worker }
 
 func BenchmarkProgress(b *testing.B) {
 	w := &Worker{}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"runtime"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/train"
+	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
 // checkpointFlags are the flags of lockstep train for its snapshots.
@@ -75,7 +77,13 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 	if r.backup, err = train.NewBackup(r.trainer, cfg); err != nil {
 		return err
 	}
-	if r.restored, err = r.backup.Restore(ctx); err != nil {
+	r.restored, err = r.backup.Restore(ctx)
+	switch locked := (*checkpoint.LockedError)(nil); {
+	case errors.As(err, &locked):
+		return fmt.Errorf("--checkpoint-dir: %w", err)
+	case err != nil && !r.chief:
+		return err // the chief says more
+	case err != nil:
 		return fmt.Errorf("%w\nto begin anew give --resume never, to take over the weights alone --weights", err)
 	}
 	return nil
