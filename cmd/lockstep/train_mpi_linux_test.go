@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
 )
 
 // mpiruns are the launchers under which training is tested, and whom lockstep believes there.
@@ -93,7 +95,7 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 }
 
 // TestStoppedUnderMPI: a worker that stands still while MPI reduces is named by the others, with what it was last seen doing, long before
-// the deadline of the call.
+// the deadline of the call; and their records say in which call they wait for it.
 func TestStoppedUnderMPI(t *testing.T) {
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
@@ -107,7 +109,8 @@ func TestStoppedUnderMPI(t *testing.T) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command, "--allow-run-as-root", "--oversubscribe", "-np", "2", exe, "train", "--strategy", "multi-worker",
 		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi", "--heartbeat-timeout", "5s")
-	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir())
+	records := t.TempDir()
+	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir(), cluster.EnvRecords+"="+records)
 	cmd.WaitDelay = 5 * time.Second
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -143,5 +146,11 @@ func TestStoppedUnderMPI(t *testing.T) {
 	}
 	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) || !strings.Contains(all, "worker 1 is lost: it has given no sign of life for 5s") {
 		t.Errorf("%v, %v\n%s", err, ctx.Err(), all)
+	}
+	parted, err := lockstepProcess(t, "doctor", records).CombinedOutput()
+	for _, want := range []string{"records of 1 of 2 workers", "rank 1 has left no record", "rank 0 is in call"} {
+		if !strings.Contains(string(parted), want) {
+			t.Errorf("lockstep doctor, %v: %s\nwant %q", err, parted, want)
+		}
 	}
 }

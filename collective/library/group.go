@@ -19,7 +19,9 @@ type group struct {
 var _ collective.Watchable = (*group)(nil)
 
 // Open makes the communicators of this process' ranks. Every process does, with a setup that agrees; it does not wait for them.
-func Open(s Setup) (collective.Group, error) {
+func Open(s Setup) (collective.Group, error) { return open(s, &diaries{}) }
+
+func open(s Setup, d *diaries) (collective.Group, error) {
 	cfg, err := s.Config.Fill()
 	if err != nil {
 		return nil, err
@@ -34,7 +36,7 @@ func Open(s Setup) (collective.Group, error) {
 	if cfg.Timeout < 0 {
 		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
 	}
-	t := newTeam(s.Backend, s.Ranks, cfg)
+	t := newTeam(s.Backend, s.Ranks, cfg, nil, d)
 	g := &group{team: t, again: s.Again}
 	for _, m := range t.members {
 		g.locals = append(g.locals, m)
@@ -113,7 +115,7 @@ func (g *group) Rebuild(ctx context.Context) (collective.Group, error) {
 	}
 	cfg.Epoch++
 	cfg.Order = collective.OrderInherit
-	return Open(Setup{Backend: b, Ranks: g.team.ranks, Again: g.again, Config: cfg})
+	return open(Setup{Backend: b, Ranks: g.team.ranks, Again: g.again, Config: cfg}, g.team.diaries)
 }
 
 func (g *group) Close() error {

@@ -29,6 +29,7 @@ type member struct {
 	begun    uint64
 	over     uint64
 	text     string // the call under way
+	diary    diary
 	closing  bool
 	closed   chan struct{}
 	closeErr error
@@ -89,6 +90,7 @@ func (m *member) failure(kind, err error) *collective.Error {
 type ticket struct {
 	before   <-chan struct{} // closed when the call before is over
 	over     chan struct{}
+	turn     uint64 // among all calls of the rank
 	seq      uint64 // among collectives, or sends to one peer, or receives from one
 	blocking bool
 }
@@ -106,7 +108,7 @@ func (m *member) enter(call *collective.Call, blocking bool) (ticket, error) {
 		err.Op = call.Op
 		return ticket{}, m.team.fail(err, m.rank)
 	}
-	t := ticket{before: m.tail, over: make(chan struct{}), blocking: blocking, seq: m.seq}
+	t := ticket{before: m.tail, over: make(chan struct{}), blocking: blocking, turn: m.begun, seq: m.seq}
 	m.tail = t.over
 	m.blocked = m.blocked || blocking
 	m.begun++
@@ -148,7 +150,7 @@ func (m *member) Do(ctx context.Context, call *collective.Call) error {
 }
 
 // carryOut waits for the call's turn and carries it out. own says that it runs on the caller's goroutine, which the monitor watches.
-func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket, own bool) error {
+func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket, own bool) (err error) {
 	w := &wait{m: m, ctx: ctx, call: call, ticket: tk, own: own}
 	defer w.stop()
 	select {
@@ -162,6 +164,8 @@ func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket,
 		return err
 	}
 	count, err := m.check(call)
+	m.keep(call, tk, count)
+	defer func() { m.ended(tk, err) }()
 	if err != nil {
 		e := w.failure(collective.ErrInvalid, err)
 		return m.team.fail(e, m.rank)
@@ -209,6 +213,7 @@ func (m *member) Close() error {
 		m.team.abort(m.failure(collective.ErrClosed, nil))
 	}
 	<-tail
+	m.team.diaries.remove(m)
 	err := m.team.leave()
 	if n := m.Pending(); n > 0 {
 		err = errors.Join(err, m.failure(collective.ErrInvalid, fmt.Errorf("%d started calls were not awaited", n)))

@@ -25,8 +25,10 @@ func (m *member) Split(ctx context.Context, color, key int) (collective.Communic
 		return nil, err
 	}
 	w := &wait{m: m, ctx: ctx, call: call, ticket: tk, own: true}
+	m.keep(call, tk, 0)
 	r, err := m.together(w, func(r *round) error { return t.split(w, r, all) }, 0)
 	w.stop()
+	m.ended(tk, err)
 	m.leave(tk)
 	t.watchLeave(m.rank, tk, call, err)
 	if err != nil || r.made[m.local] == nil {
@@ -84,7 +86,7 @@ func (t *team) splitOff(ctx context.Context, r *round, color int64, members []in
 	for i, p := range processes {
 		byProcess[i] = ranks[p]
 	}
-	team := newTeam(b, byProcess, cfg)
+	team := newTeam(b, byProcess, cfg, t.within(members), t.diaries)
 	if m, ok := t.watcher().(collective.SplitMonitor); ok {
 		team.monitor, team.release = m.Split(cfg.Name, members, team.abort)
 	}

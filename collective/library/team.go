@@ -18,6 +18,8 @@ type team struct {
 	at      []place // by rank
 	size    int
 	members []*member
+	world   []int    // the numbers that the ranks have in the group that Open made; nil: the same
+	diaries *diaries // of that group
 
 	fate atomic.Bool   // it has failed, or is about to
 	done chan struct{} // closed when it has
@@ -36,8 +38,8 @@ type team struct {
 // place is where a rank is.
 type place struct{ process, local int }
 
-func newTeam(b Backend, ranks [][]int, cfg collective.Config) *team {
-	t := &team{cfg: cfg, backend: b, ranks: ranks, done: make(chan struct{}), rounds: map[uint64]*round{}, pairs: map[pair]*meeting{}, monitor: cfg.Monitor}
+func newTeam(b Backend, ranks [][]int, cfg collective.Config, world []int, d *diaries) *team {
+	t := &team{cfg: cfg, backend: b, ranks: ranks, done: make(chan struct{}), rounds: map[uint64]*round{}, pairs: map[pair]*meeting{}, monitor: cfg.Monitor, world: world, diaries: d}
 	for _, own := range ranks {
 		t.size += len(own)
 	}
@@ -48,7 +50,9 @@ func newTeam(b Backend, ranks [][]int, cfg collective.Config) *team {
 		}
 	}
 	for _, r := range ranks[b.Rank()] {
-		t.members = append(t.members, newMember(t, r, len(t.members)))
+		m := newMember(t, r, len(t.members))
+		t.members = append(t.members, m)
+		d.add(m)
 	}
 	return t
 }

@@ -84,6 +84,7 @@ func (w *wait) on(done <-chan error) error {
 		}
 	}
 	w.begin()
+	m.blocks(w.ticket, w.missing)
 	started := time.Now()
 	for {
 		select {

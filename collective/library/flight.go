@@ -1,0 +1,213 @@
+package library
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
+)
+
+// What every rank remembers of its last calls, as the library's own communicators do (package collective's flight.go). A call between
+// processes takes microseconds at least here, so each is timed.
+
+const (
+	keptCalls = 256 // of each rank, in each communicator
+	keptDims  = 4   // of a shape; a longer one is left out
+	keptRanks = 64  // of communicators that failed and were closed
+)
+
+// kept is what a rank remembers of a call.
+type kept struct {
+	seq, turn  uint64
+	op         collective.Op
+	reduce     collective.ReduceOp
+	dtype      collective.DType
+	name       string
+	count      int
+	counts     []int
+	dims       int // of shape; 0: none
+	shape      [keptDims]int
+	root, peer int
+	start, end time.Time
+	err        error
+}
+
+// diary is a rank's last calls; the member's mutex guards it.
+type diary struct {
+	calls []kept       // the one of turn t at t modulo keptCalls; nil: there was none yet
+	used  uint64       // turn of the last one, and 1
+	waits uint64       // turn of the call that waits, and 1
+	of    func() []int // the ranks that it waits for, as far as that is known; nil: it is not
+}
+
+// keep remembers a call that begins.
+func (m *member) keep(call *collective.Call, t ticket, count int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := &m.diary
+	if d.calls == nil {
+		d.calls = make([]kept, keptCalls)
+	}
+	k := &d.calls[t.turn%keptCalls]
+	counts := append(k.counts[:0], call.Counts...)
+	*k = kept{
+		seq: t.seq, turn: t.turn, op: call.Op, reduce: call.Reduce, dtype: call.Type, count: count, counts: counts, root: call.Root, peer: call.Peer, start: time.Now(),
+	}
+	if c := call.Manifest; c != nil {
+		k.name = c.Name
+		if len(c.Shape) <= keptDims {
+			k.dims = copy(k.shape[:], c.Shape)
+		}
+	}
+	d.used = t.turn + 1
+}
+
+// blocks remembers that a call waits, and who knows for whom.
+func (m *member) blocks(t ticket, missing func() []int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if d := &m.diary; d.used == t.turn+1 {
+		d.waits, d.of = d.used, missing
+	}
+}
+
+// ended remembers the end of a call.
+func (m *member) ended(t ticket, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := &m.diary
+	if d.calls == nil {
+		return
+	}
+	if k := &d.calls[t.turn%keptCalls]; k.turn == t.turn && k.op != 0 {
+		k.end, k.err = time.Now(), err
+	}
+}
+
+// flight returns what the rank remembers.
+func (m *member) flight() flight.Rank {
+	t := m.team
+	out := flight.Rank{Comm: t.cfg.Name, Epoch: t.cfg.Epoch, Rank: m.rank, Size: t.size, World: t.world}
+	if err := t.cause(); err != nil {
+		out.Err = firstLine(err)
+	}
+	m.mu.Lock()
+	of := m.diary.of
+	m.mu.Unlock()
+	var missing []int
+	if of != nil {
+		missing = of() // locks the team
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := &m.diary
+	out.Entered, out.Queued = m.seq, int(m.begun-max(d.used, m.over))
+	for turn := d.used - min(d.used, uint64(len(d.calls))); turn < d.used; turn++ {
+		k := &d.calls[turn%keptCalls]
+		if k.turn != turn || k.op == 0 {
+			continue // it ended before its turn
+		}
+		c := k.call(t.backend.Transport())
+		waits := d.waits == turn+1
+		switch {
+		case k.err != nil:
+			c.State, c.Err = flight.Failed, firstLine(k.err)
+		case !k.end.IsZero():
+			c.State = flight.Done
+		case waits:
+			c.State = flight.Waiting
+		default:
+			c.State = flight.Running
+		}
+		if c.State != flight.Done && waits {
+			c.WaitsFor = missing
+		}
+		out.Calls = append(out.Calls, c)
+	}
+	return out
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// call returns what must agree of a call, and when it was.
+func (k *kept) call(by string) flight.Call {
+	c := flight.Call{Seq: k.seq, Op: k.op.String(), Name: k.name, Algorithm: by, Start: k.start, End: k.end}
+	if k.op == collective.Send || k.op == collective.Recv {
+		c.Pair, c.Peer = true, k.peer
+	}
+	if k.op.Reduces() {
+		c.Reduce = k.reduce.String()
+	}
+	if k.op != collective.Barrier {
+		c.DType, c.Count = k.dtype.String(), k.count
+	}
+	if sameShape(k.op) && k.dims > 0 {
+		c.Shape = slices.Clone(k.shape[:k.dims])
+	}
+	if k.op.Rooted() && !c.Pair {
+		c.Rooted, c.Root = true, k.root
+	}
+	if len(k.counts) > 0 {
+		c.Counts = slices.Clone(k.counts)
+	}
+	return c
+}
+
+// diaries are the members of a communicator and of all that come from it, by Split and Rebuild.
+type diaries struct {
+	mu      sync.Mutex
+	members []*member
+	closed  []flight.Rank // of those that failed
+}
+
+func (d *diaries) add(m *member) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.members = append(d.members, m)
+}
+
+// remove forgets a member that is closed; what it remembers is kept if it has failed.
+func (d *diaries) remove(m *member) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.members = slices.DeleteFunc(d.members, func(other *member) bool { return other == m })
+	if err := m.team.cause(); err == nil || errors.Is(err, collective.ErrClosed) {
+		return
+	}
+	if len(d.closed) == keptRanks {
+		d.closed = slices.Delete(d.closed, 0, 1)
+	}
+	d.closed = append(d.closed, m.flight())
+}
+
+// Flights implements [collective.Recorded].
+func (g *group) Flights() []flight.Rank {
+	d := g.team.diaries
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := slices.Clone(d.closed)
+	for _, m := range d.members {
+		out = append(out, m.flight())
+	}
+	return out
+}
+
+var _ collective.Recorded = (*group)(nil)
+
+// within returns the numbers that ranks of this team have in the group that Open made.
+func (t *team) within(ranks []int) []int {
+	out := slices.Clone(ranks)
+	for i, r := range ranks {
+		if t.world != nil {
+			out[i] = t.world[r]
+		}
+	}
+	return out
+}
