@@ -14,8 +14,8 @@ import (
 
 // The challenge, after a greeting of the protocol's that both ends have seen:
 //
-//	dialer    nonce                                        32 bytes
 //	acceptor  nonce                                        32 bytes
+//	dialer    nonce                                        32 bytes
 //	dialer    HMAC-SHA256(key, "dialer", transcript)       32 bytes
 //	acceptor  1 if that is right, else 0; and the same     33 bytes
 //	          for "acceptor", or zeros
@@ -63,13 +63,10 @@ var errProof = errors.New("has another secret, job or epoch")
 
 func (c *challenge) dial() error {
 	rand.Read(c.dialer[:])
-	if _, err := c.conn.Write(c.dialer[:]); err != nil {
-		return err
-	}
 	if _, err := io.ReadFull(c.conn, c.acceptor[:]); err != nil {
 		return err
 	}
-	if _, err := c.conn.Write(c.proof("dialer")); err != nil {
+	if _, err := c.conn.Write(append(c.dialer[:], c.proof("dialer")...)); err != nil {
 		return err
 	}
 	var verdict [1 + keyBytes]byte
@@ -84,18 +81,16 @@ func (c *challenge) dial() error {
 
 func (c *challenge) accept() error {
 	rand.Read(c.acceptor[:])
-	if _, err := io.ReadFull(c.conn, c.dialer[:]); err != nil {
-		return err
-	}
 	if _, err := c.conn.Write(c.acceptor[:]); err != nil {
 		return err
 	}
-	var proof [keyBytes]byte
-	if _, err := io.ReadFull(c.conn, proof[:]); err != nil {
+	var said [2 * keyBytes]byte // the nonce and the proof
+	if _, err := io.ReadFull(c.conn, said[:]); err != nil {
 		return err
 	}
+	copy(c.dialer[:], said[:])
 	var verdict [1 + keyBytes]byte
-	err := c.check("dialer", proof[:])
+	err := c.check("dialer", said[keyBytes:])
 	if err == nil {
 		verdict[0] = proofRight
 		copy(verdict[1:], c.proof("acceptor"))

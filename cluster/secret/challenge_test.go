@@ -74,15 +74,15 @@ func TestReflection(t *testing.T) {
 	for _, dialed := range []bool{true, false} {
 		a, b := net.Pipe()
 		go func() { // the mirror
-			echo := make([]byte, 32)
-			if !dialed {
-				b.Write(echo) // a nonce, for the acceptor waits for one
-			}
-			io.ReadFull(b, echo)
-			b.Write(echo)
-			if dialed {
+			echo := make([]byte, 64)
+			if dialed { // a nonce, then back comes the proof that was given
+				b.Write(echo[:32])
 				io.ReadFull(b, echo)
-				b.Write(append([]byte{1}, echo...))
+				b.Write(append([]byte{1}, echo[32:]...))
+			} else { // the nonce that was given, for a nonce and for a proof
+				io.ReadFull(b, echo[:32])
+				copy(echo[32:], echo)
+				b.Write(echo)
 			}
 			io.Copy(io.Discard, b)
 		}()
@@ -93,27 +93,30 @@ func TestReflection(t *testing.T) {
 		a.Close()
 		b.Close()
 	}
-	// Two sessions with one acceptor: the second's challenge is answered with what the first was told.
-	a, b := net.Pipe()
-	defer a.Close()
-	done := make(chan error, 1)
-	go func() { done <- prove(b, false, []byte("hello")); b.Close() }()
-	a.Write(make([]byte, 32))
-	nonce := make([]byte, 32)
-	io.ReadFull(a, nonce)
-	c, d := net.Pipe()
-	defer c.Close()
-	go func() { prove(d, false, []byte("hello")); d.Close() }()
-	c.Write(nonce)
-	io.ReadFull(c, nonce)
-	a.Write(nonce)
+	// Two sessions with one acceptor: the first's challenge is answered with what the second was told.
+	var ends [2]net.Conn
+	var nonces [2][32]byte
+	done := make(chan error, 2)
+	for i := range ends {
+		a, b := net.Pipe()
+		ends[i] = a
+		defer a.Close()
+		for _, c := range []net.Conn{a, b} {
+			c.SetDeadline(time.Now().Add(10 * time.Second))
+		}
+		go func() { done <- prove(b, false, []byte("hello")); b.Close() }()
+		io.ReadFull(a, nonces[i][:])
+	}
+	ends[0].Write(append(make([]byte, 32), nonces[1][:]...))
 	var verdict [33]byte
-	if _, err := io.ReadFull(a, verdict[:]); err != nil || verdict != [33]byte{} {
+	if _, err := io.ReadFull(ends[0], verdict[:]); err != nil || verdict != [33]byte{} {
 		t.Errorf("the verdict is % x, %v; want a refusal that holds nothing", verdict, err)
 	}
 	if err := <-done; err == nil {
 		t.Error("a nonce passes for a proof")
 	}
+	ends[1].Close()
+	<-done
 }
 
 // tapped keeps what was written to a connection.
@@ -138,9 +141,8 @@ func TestReplay(t *testing.T) {
 	a, b = net.Pipe()
 	defer a.Close()
 	go func() {
-		a.Write(tap.wrote.Bytes()[:32])
 		io.ReadFull(a, make([]byte, 32))
-		a.Write(tap.wrote.Bytes()[32:])
+		a.Write(tap.wrote.Bytes())
 		io.Copy(io.Discard, a)
 	}()
 	b.SetDeadline(time.Now().Add(time.Minute))

@@ -22,6 +22,7 @@ type Arrival struct {
 	bytes    [GreetingBytes]byte
 	read     int  // of them
 	proven   bool // it is not counted as half open any more
+	told     bool // it knows already that it is refused
 }
 
 // answerTimeout bounds the time to write an answer of a hundred bytes to a fresh connection.
@@ -31,11 +32,7 @@ const answerTimeout = 2 * time.Second
 func (a *Arrival) Answer(err error, more ...byte) error {
 	a.Conn.SetDeadline(time.Now().Add(answerTimeout))
 	_, failed := a.Conn.Write(append(answer(err), more...))
-	a.door.mu.Lock()
-	if a.entrance != nil {
-		delete(a.entrance.waiting, a)
-	}
-	a.door.mu.Unlock()
+	a.leave()
 	if err != nil || failed != nil {
 		a.Raw.Close()
 		return errors.Join(err, failed)
@@ -76,9 +73,22 @@ func (a *Arrival) greet() {
 		d.sendAway(a.Raw)
 	case a.over():
 		a.Answer(errLeaving)
+	case a.told:
+		d.refuse(a.entrance, a.Raw.RemoteAddr(), err)
+		a.leave()
+		a.Raw.Close()
 	default:
 		d.refuse(a.entrance, a.Raw.RemoteAddr(), err)
 		a.Answer(err)
+	}
+}
+
+// leave takes the connection off the list of those that have no answer.
+func (a *Arrival) leave() {
+	a.door.mu.Lock()
+	defer a.door.mu.Unlock()
+	if a.entrance != nil {
+		delete(a.entrance.waiting, a)
 	}
 }
 
@@ -163,16 +173,42 @@ func (a *Arrival) prove() error {
 			return nil
 		}
 	}
-	if _, err := a.Raw.Write([]byte{next}); err != nil {
-		return slowOr(Proof, "asking for a proof", err)
-	}
 	if next == nextTLS {
+		if _, err := a.Raw.Write([]byte{next}); err != nil {
+			return slowOr(Proof, "asking for TLS", err)
+		}
 		return nil
 	}
-	if err := a.entrance.Authenticate(a.Raw, false, a.bytes[:]); err != nil {
+	if err := a.entrance.Authenticate(&ahead{a.Raw, []byte{next}}, false, a.bytes[:]); err != nil {
+		a.told = true // by the proof itself: it reads no answer
 		return slowOr(Proof, "authentication", err)
 	}
 	return a.Enter()
+}
+
+// ahead is a connection on which something goes ahead of what is said first, or before something is awaited.
+type ahead struct {
+	net.Conn
+	first []byte
+}
+
+func (c *ahead) Write(b []byte) (int, error) {
+	if len(c.first) == 0 {
+		return c.Conn.Write(b)
+	}
+	n, err := c.Conn.Write(append(c.first, b...))
+	n = max(0, n-len(c.first))
+	c.first = nil
+	return n, err
+}
+
+func (c *ahead) Read(b []byte) (int, error) {
+	if len(c.first) > 0 {
+		if _, err := c.Write(nil); err != nil {
+			return 0, err
+		}
+	}
+	return c.Conn.Read(b)
 }
 
 // secure begins TLS, and hears the greeting again.
