@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -55,7 +56,7 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	case os.Getenv(asRemote) != "":
 		r := Remote{
-			Config:  Config{Command: []string{"sh", "-c", `trap "" TERM INT HUP; echo "child $$"; while :; do sleep 0.02; done`}, Dir: "/", ID: "job", RendezvousTimeout: time.Minute, Grace: time.Minute, Stdout: os.Stdout, Stderr: os.Stderr},
+			Config:  Config{Command: []string{"sh", "-c", `trap "" TERM INT HUP; echo "child $$"; while :; do sleep 0.02; done`}, Dir: "/", ID: "job", RendezvousTimeout: patience, Grace: time.Minute, Stdout: os.Stdout, Stderr: os.Stderr},
 			Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: []string{os.Getenv(asRemote)}, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
 		}
 		fmt.Println(r.Run(context.Background()))
@@ -63,6 +64,10 @@ func TestMain(m *testing.M) {
 	}
 	if signal.Ignored(os.Interrupt) { // as by what a shell starts in the background; a shell that inherits that cannot catch it
 		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil { // the processes mostly wait
+		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -105,12 +110,15 @@ func (o *output) await(t *testing.T, text string) {
 	eventually(t, fmt.Sprintf("%q to be written", text), func() bool { return strings.Contains(o.String(), text) })
 }
 
+// patience is for what must come: a machine that is slow is not wrong.
+const patience = 5 * time.Minute
+
 // eventually waits for a condition, which must come true at some time.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited a minute for %s", what)
+			t.Fatalf("waited %v for %s", patience, what)
 		}
 	}
 }
@@ -154,7 +162,7 @@ func (s *started) wait(t *testing.T) Outcome {
 	select {
 	case o := <-s.outcome:
 		return o
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatalf("the agent does not return; it has written:\n%s%s", s.out, s.err)
 		return Outcome{}
 	}
@@ -431,7 +439,7 @@ func TestContextEnds(t *testing.T) {
 		if o.Code == 0 {
 			t.Errorf("outcome %+v", o)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatal("it does not return")
 	}
 }

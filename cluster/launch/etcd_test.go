@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
@@ -77,7 +76,7 @@ func TestEtcd(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := Meeting{Backend: "etcd", Endpoint: "127.0.0.1:1," + strings.TrimPrefix(server.URL, "http://") + "/p", ID: "j", Secret: secret.New(), Etcd: cfg}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			// The address of a run that was killed: nobody answers there.
 			g.value = base64.StdEncoding.EncodeToString([]byte("tcp://127.0.0.1:1"))

@@ -297,7 +297,7 @@ func TestLostStore(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "cannot be reached any more") {
 				t.Errorf("error %v", err)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(patience):
 			t.Fatal("an agent does not end")
 		}
 	}
@@ -381,7 +381,7 @@ func launchRemote(t *testing.T, script string, change func(*Remote)) *remoteRun 
 	ssh, _ := fakeSSH(t)
 	r.remote = &Remote{
 		Config: Config{
-			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: time.Minute, Grace: time.Second, Stdout: r.out, Stderr: r.err,
+			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: patience, Grace: time.Second, Stdout: r.out, Stderr: r.err,
 			Env: []string{"MINE=it's mine"},
 		},
 		Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),
@@ -406,7 +406,7 @@ func (r *remoteRun) wait(t *testing.T) int {
 	select {
 	case code := <-r.code:
 		return code
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatalf("it does not return; written:\n%s%s", r.out, r.err)
 		return -1
 	}

@@ -35,7 +35,7 @@ func nodeMain(words string) {
 	a, err := New(Config{
 		Command: []string{"sh", "-c", w[4]}, Workers: 1, Node: number(w[0]), Nodes: number(w[1]), Store: store, StoreURL: "file://" + w[2], RestartsMax: number(w[3]),
 		Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Heartbeat: nodeBeat, Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond,
-		RendezvousTimeout: time.Minute,
+		RendezvousTimeout: patience,
 	})
 	if err != nil {
 		panic(err)
@@ -45,8 +45,8 @@ func nodeMain(words string) {
 	os.Exit(o.Code)
 }
 
-// nodeBeat makes an agent lost that gets no processor time for 4 seconds: then it is back, or replaced, as any other is.
-const nodeBeat = 400 * time.Millisecond
+// nodeBeat makes an agent lost that gets no processor time for 10 seconds: then it is back, or replaced, as any other is.
+const nodeBeat = time.Second
 
 func startNode(t *testing.T, node, nodes int, folder string, restarts int, script string) *nodeProcess {
 	t.Helper()
@@ -69,10 +69,10 @@ func (n *nodeProcess) kill(t *testing.T) {
 	_ = n.cmd.Wait()
 }
 
-// wait waits for the agent's end. One that does not end within a minute shows its goroutines.
+// wait waits for the agent's end. One that does not end in a long time shows its goroutines.
 func (n *nodeProcess) wait(t *testing.T, code int) {
 	t.Helper()
-	stuck := time.AfterFunc(time.Minute, func() { _ = n.cmd.Process.Signal(syscall.SIGQUIT) })
+	stuck := time.AfterFunc(patience, func() { _ = n.cmd.Process.Signal(syscall.SIGQUIT) })
 	defer stuck.Stop()
 	if _ = n.cmd.Wait(); n.cmd.ProcessState.ExitCode() != code {
 		t.Errorf("exit code %d, want %d:\n%s", n.cmd.ProcessState.ExitCode(), code, n.out)
@@ -160,10 +160,7 @@ func TestDuplicateIsRefused(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	done := filepath.Join(t.TempDir(), "done")
 	nodes := launchNodes(t, `echo ready; until [ -e `+done+` ]; do sleep 0.02; done`, func(c *Config) {
-		c.Store, c.RestartsMax, c.Heartbeat = memory.Open(), 1, 100*time.Millisecond
-		if c.Node == 0 {
-			c.Heartbeat = time.Minute // takes nobody for lost in this test
-		}
+		c.Store, c.RestartsMax, c.Heartbeat = memory.Open(), 1, time.Second
 	}, 1, 1)
 	for i, n := range nodes {
 		n.out.await(t, fmt.Sprintf("[rank%d] ready\n", i))
