@@ -88,6 +88,9 @@ type Properties struct {
 	Epoch     uint32
 	Transport string // "mem", …
 	Encrypted bool   // all that this rank sends to any other is encrypted
+	// Memory: all ranks reach memory of each other's, of one process or of one host. They do the work of a call themselves, so that a
+	// call that is started and awaited at once is better made by Do.
+	Memory bool
 }
 
 // Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see internal/ledger).

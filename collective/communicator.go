@@ -96,6 +96,7 @@ func (m *member) Properties() Properties {
 		Epoch:     m.team.cfg.Epoch,
 		Transport: m.end.Transport(),
 		Encrypted: m.encrypted(),
+		Memory:    !m.site.spread(),
 	}
 }
 

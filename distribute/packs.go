@@ -21,6 +21,9 @@ func (r *Replica) reduceInto(ctx context.Context, run *ledger.Run, op ReduceOp, 
 		}
 		return r.do(ctx, run, op, dst[0], src[0], nameAt(names, 0), o)
 	}
+	if o.BytesPerPack == 0 && r.comm().Properties().Memory {
+		o.BytesPerPack = OnePack // nobody looks at a part of the tensors before all are there, and none travels while others are copied
+	}
 	p, err := r.packed(op, dst, src, names, o)
 	if err == nil {
 		err = p.Do(ctx, r.packDst, r.packSrc)

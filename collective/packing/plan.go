@@ -103,10 +103,11 @@ type Costs struct {
 	CopyBytesPerSecond float64
 }
 
-// Costs that are about right where ranks reach each other's memory, and where they exchange messages over a fast local
+// Costs that are about right among goroutines, among processes that share memory, and where ranks exchange messages over a fast local
 // network. They only choose pack sizes, which are forgiving: twice the best size costs a tenth of what packs gain.
 var (
 	MemoryCosts  = Costs{Latency: 2 * time.Microsecond, BytesPerSecond: 10e9, CopyBytesPerSecond: 8e9}
+	SharedCosts  = Costs{Latency: 5 * time.Microsecond, BytesPerSecond: 5e9, CopyBytesPerSecond: 8e9}
 	MessageCosts = Costs{Latency: 30 * time.Microsecond, BytesPerSecond: 2e9, CopyBytesPerSecond: 8e9}
 )
 

@@ -137,7 +137,7 @@ func TestPlanOrder(t *testing.T) {
 
 // TestChosenSize: the size of packs is never 0, grows with the total, and is no larger than half of it unless all is one pack.
 func TestChosenSize(t *testing.T) {
-	for _, c := range []packing.Costs{packing.MemoryCosts, packing.MessageCosts, {}, {Latency: time.Second}} {
+	for _, c := range []packing.Costs{packing.MemoryCosts, packing.SharedCosts, packing.MessageCosts, {}, {Latency: time.Second}} {
 		before := 0
 		for total := 1; total < math.MaxInt/8; total *= 4 {
 			n := c.BytesPerPack(total)

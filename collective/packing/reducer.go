@@ -20,7 +20,7 @@ type Config struct {
 	// each dtype.
 	BytesPerPack int
 	// Costs choose the size, and which tensors of a pack are so large that they go by themselves, where they lie,
-	// instead of being copied. Default: [MemoryCosts] or [MessageCosts], by the communicator's transport.
+	// instead of being copied. Default: [MemoryCosts], [SharedCosts] or [MessageCosts], by the communicator's transport.
 	Costs Costs
 	// Options of every call.
 	Options collective.Options
@@ -66,11 +66,15 @@ func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Re
 	if cfg.BytesPerPack < 0 {
 		return nil, fmt.Errorf("packing: %d bytes per pack: want at least 0", cfg.BytesPerPack)
 	}
-	r := &Reducer{comm: comm, tensors: tensors, memory: comm.Properties().Transport == "mem"}
+	r := &Reducer{comm: comm, tensors: tensors, memory: comm.Properties().Memory}
 	if cfg.Costs == (Costs{}) {
-		cfg.Costs = MessageCosts
-		if r.memory {
+		switch {
+		case !r.memory:
+			cfg.Costs = MessageCosts
+		case comm.Properties().Transport == "mem":
 			cfg.Costs = MemoryCosts
+		default:
+			cfg.Costs = SharedCosts
 		}
 	}
 	r.packs = Plan(tensors, cfg.bytesPerPack(tensors))

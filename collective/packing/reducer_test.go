@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -15,10 +17,32 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
+	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
 // transports are the ways in which ranks can meet here: in memory, and by messages.
-var transports = map[string]func(n int) []transport.Endpoint{"memory": mem.New, "messages": mem.NewPipes}
+var transports = map[string]func(n int) []transport.Endpoint{"memory": mem.New, "shared memory": shared, "messages": mem.NewPipes}
+
+// shared joins ranks of this process as those of several would be: their ordinary memory is out of reach of the others, where the system
+// shares any.
+func shared(n int) []transport.Endpoint {
+	ends := make([]transport.Endpoint, n)
+	name := fmt.Sprintf("packing-%d-%d", os.Getpid(), groups.Add(1))
+	var wait sync.WaitGroup
+	for r := range ends {
+		wait.Go(func() {
+			mine, err := shm.Open(context.Background(), shm.Config{Name: name, Size: n, Ranks: []int{r}})
+			if err != nil {
+				panic(err)
+			}
+			ends[r] = mine[0]
+		})
+	}
+	wait.Wait()
+	return ends
+}
+
+var groups atomic.Int64
 
 func open(t testing.TB, ends []transport.Endpoint) collective.Group {
 	t.Helper()
