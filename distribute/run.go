@@ -199,6 +199,9 @@ func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, e
 	if s.group != nil {
 		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {
 			s.closed.Store(true)
+			if s.member != nil && s.member.Err() != nil {
+				return err // the worker has said so, and why
+			}
 			s.logger.Error("lockstep: the strategy cannot go on after a failed step", "strategy", s.String(), "error", e)
 		}
 	}

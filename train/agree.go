@@ -76,6 +76,14 @@ func (t *Trainer) tellOthers(ctx context.Context, err error) {
 		return
 	}
 	_, _ = distribute.Run(context.WithoutCancel(ctx), t.strategy, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-		return nil, err // and so it does
+		return nil, told{err} // and so it does
 	})
 }
+
+// told is an error that the others are told of by a step that does nothing else: nobody needs to know of that step.
+type told struct{ error }
+
+func (t told) Unwrap() error { return t.error }
+
+// Plain returns the error alone (see worker.Worker.Fail).
+func (t told) Plain() error { return t.error }

@@ -51,6 +51,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 		if !when.wait(ctx, begin) {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
 			defer cancel()
+			p = pulse() // it may have come further
 			p.Beat, p.Gone = beat+1, true
 			if err := setJSON(last, s, key, &p); err != nil {
 				return fmt.Errorf("rendezvous: worker %d says that it is gone: %w", worker, err)

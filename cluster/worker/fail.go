@@ -25,7 +25,7 @@ const failWait = time.Second
 // Fail tells why this worker fails: the other workers, whose errors then say it, and, by a file in the folder that LOCKSTEP_RECORDS
 // names, who started it. Strategies call it for a Run that fails; a program calls it for what else ends it, before Close. The first
 // failure counts; one that comes after further progress takes its place. If err, or one that it wraps, has a method FromWorker() int, it is a
-// consequence of that worker's failure. The error that is returned says what could not be told, and is not err.
+// consequence of that worker's failure; if it has a method Plain() error, that is what is told. The error that is returned says what could not be told, and is not err.
 func (w *Worker) Fail(err error) error {
 	if err == nil {
 		return nil
@@ -77,6 +77,9 @@ func (w *Worker) failMeeting(err error) {
 
 // record makes the record of a failure.
 func (w *Worker) record(err error) *failure.Record {
+	if told := (interface{ Plain() error })(nil); errors.As(err, &told) {
+		err = told.Plain()
+	}
 	s := w.pulse()
 	r := &failure.Record{
 		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Host: hostName(), PID: os.Getpid(), Time: time.Now(),

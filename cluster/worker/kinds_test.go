@@ -53,6 +53,20 @@ func (t told) Error() string { return "no" }
 
 func (t told) FromWorker() int { return t.worker }
 
+// plainly is an error that came about in a way that nobody needs to know.
+type plainly struct{ error }
+
+func (p plainly) Plain() error { return p.error }
+
+// TestPlain: what is told of a failure is the plain error, if there is one.
+func TestPlain(t *testing.T) {
+	w := &Worker{job: &cluster.Job{Worker: 0, Workers: 2}}
+	err := fmt.Errorf("replica 0 returned an error: %w, from the function at agree.go", plainly{fmt.Errorf("writing: %w", syscall.ENOSPC)})
+	if r := w.record(err); r.Message != "writing: no space left on device" || r.Kind != "disk" {
+		t.Errorf("got %+v", r)
+	}
+}
+
 func BenchmarkProgress(b *testing.B) {
 	w := &Worker{}
 	phases := []string{"compute", "reduce"}
