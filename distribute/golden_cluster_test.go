@@ -151,6 +151,9 @@ func resolverFields(r cluster.Resolver, masterArgs map[string]any) map[string]fu
 		},
 		"task_id": func() (any, error) {
 			t, err := r.Task()
+			if t.Index >= 0 {
+				err = nil // it is the type that is wrong
+			}
 			return indexOrNil(t.Index), err
 		},
 		"rpc_layer": func() (any, error) {

@@ -311,7 +311,10 @@ var scenarios = map[string]scenario{
 			return nil, err
 		}
 		return inRun(ctx, s, func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
-			return nil, v.Assign(r, scalar(2))
+			if err := v.Assign(r, scalar(2)); err != nil {
+				return nil, err
+			}
+			return v.Read(r)
 		})
 	},
 	"plain_var_update": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {

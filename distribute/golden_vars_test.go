@@ -293,7 +293,7 @@ func changed(c *distribute.Component, err error) (distribute.Value, error) {
 // asTensor returns a host number as a tensor of the dtype, and a tensor as it is.
 func asTensor(v distribute.Value, d tensor.DType) distribute.Value {
 	x, ok := hostNumber(v)
-	if !ok {
+	if !ok || !d.IsNumeric() {
 		return v
 	}
 	t := tensor.New(d)
