@@ -55,12 +55,12 @@ func FuzzResponse(f *testing.F) {
 }
 
 func FuzzLog(f *testing.F) {
-	head := (&logHeader{id: 1, revision: 2, floor: 3}).encode()
+	head := (&logHeader{id: 1, store: 4, revision: 2, floor: 3}).encode()
 	one := encodeLogEntry(&Entry{Key: "k", Value: []byte("value"), Revision: 5})
 	two := encodeLogEntry(&Entry{Key: "k", Deleted: true, Revision: 6})
 	f.Add(head, append(one, two...))
 	f.Fuzz(func(t *testing.T, head, tail []byte) {
-		if h, err := decodeLogHeader(head); err == nil && (!bytes.Equal(h.encode()[:10], head[:10]) || !bytes.Equal(h.encode()[12:36], head[12:36])) {
+		if h, err := decodeLogHeader(head); err == nil && (!bytes.Equal(h.encode()[:10], head[:10]) || !bytes.Equal(h.encode()[12:44], head[12:44])) {
 			t.Fatalf("%x is read as %+v", head, h)
 		}
 		table := newTable()

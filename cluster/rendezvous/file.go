@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -18,11 +20,14 @@ import (
 
 const (
 	logName      = "lockstep-store.log"
+	newName      = logName + ".new" // until it is whole
 	lockName     = "lockstep-store.lock"
 	lockEvery    = 3 * time.Millisecond   // between attempts to get the lock
 	pollMin      = 2 * time.Millisecond   // between looks for a change, at first
 	pollMax      = 200 * time.Millisecond // and when nothing happens for long
 	compactAbove = 1 << 20                // bytes of the log, besides four times what is in use
+	readBytes    = 8 << 20                // of the log at once; an entry has less
+	staleMost    = 5                      // attempts to open a log that others replace meanwhile
 )
 
 // file is a store in a folder that all its users reach: a log of changes, which each of them reads as it grows, and a lock for those
@@ -36,7 +41,7 @@ type file struct {
 
 	table table
 	log   logHeader // of the log that was read
-	read  int64     // bytes of it
+	at    int64     // how far it was
 }
 
 // openFile is the [Opener] of "file". What follows "file://" is a path, taken literally.
@@ -58,13 +63,20 @@ func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 	f.ctx, f.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	f.turn <- struct{}{}
 	err := f.locked(ctx, func() error {
+		// Of a writer that was killed; nobody else writes now.
+		if err := os.Remove(f.path(newName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 		if _, err := os.Stat(f.path(logName)); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		return f.rewrite()
+		f.log.store = rand.Uint64N(1<<64-1) + 1
+		err := f.rewrite()
+		f.log.store = 0
+		return err
 	})
 	if err == nil {
-		err = f.use(ctx, func() error { return f.refresh(nil) })
+		err = f.use(ctx, func() error { return f.refresh() })
 	}
 	if err != nil {
 		return nil, err
@@ -117,15 +129,24 @@ func (f *file) explained(err error) error {
 	return err
 }
 
-// refresh reads what was added to the log. If log is not nil it is the log, opened by the caller, who has the lock.
-func (f *file) refresh(log *os.File) error {
-	if log == nil {
-		var err error
-		if log, err = os.Open(f.path(logName)); err != nil {
+// refresh reads what was added to the log.
+func (f *file) refresh() error {
+	for attempt := 1; ; attempt++ {
+		log, err := os.Open(f.path(logName))
+		if err != nil {
 			return f.explained(err)
 		}
-		defer log.Close()
+		err = f.read(log)
+		log.Close()
+		// A network file system says so of a file that was replaced when it was already open here.
+		if !errors.Is(err, syscall.ESTALE) || attempt == staleMost {
+			return err
+		}
 	}
+}
+
+// read reads what was added to the log, which is open.
+func (f *file) read(log *os.File) error {
 	var head [logHeaderBytes]byte
 	if _, err := log.ReadAt(head[:], 0); err != nil {
 		return fmt.Errorf("%s: %w", log.Name(), err)
@@ -134,24 +155,36 @@ func (f *file) refresh(log *os.File) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", log.Name(), err)
 	}
-	table, read := f.table, f.read
-	if header.id != f.log.id { // it was rewritten
-		if header.revision < f.table.revision {
-			return fmt.Errorf("%w: %s was replaced by an older one", ErrLost, log.Name())
-		}
-		table, read = newTable(), logHeaderBytes
-		table.floor = header.floor
-	}
-	tail, err := io.ReadAll(io.NewSectionReader(log, read, 1<<62-read))
+	info, err := log.Stat()
 	if err != nil {
 		return err
 	}
-	n, err := replay(&table, tail)
-	if err != nil {
-		return fmt.Errorf("%s: %w", log.Name(), err)
+	table, at := f.table, f.at
+	switch {
+	case f.log.store != 0 && header.store != f.log.store:
+		return fmt.Errorf("%w: %s is of another store now", ErrLost, log.Name())
+	case header.id == f.log.id && info.Size() < f.at:
+		return fmt.Errorf("%w: %s was cut short from %d to %d bytes", ErrLost, log.Name(), f.at, info.Size())
+	case header.id != f.log.id && header.revision < f.table.revision:
+		return fmt.Errorf("%w: %s was replaced by an older one", ErrLost, log.Name())
+	case header.id != f.log.id: // it was rewritten
+		table, at = newTable(), logHeaderBytes
+		table.floor = header.floor
+	}
+	for more := true; more; {
+		tail, err := io.ReadAll(io.NewSectionReader(log, at, readBytes))
+		if err != nil {
+			return err
+		}
+		n, err := replay(&table, tail)
+		if err != nil {
+			return fmt.Errorf("%s: %w", log.Name(), err)
+		}
+		at += int64(n)
+		more = n > 0 && len(tail) == readBytes
 	}
 	table.revision = max(table.revision, header.revision)
-	f.table, f.log, f.read = table, header, read+int64(n)
+	f.table, f.log, f.at = table, header, at
 	return nil
 }
 
@@ -162,55 +195,62 @@ func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
 		if err != nil {
 			return f.explained(err)
 		}
-		defer log.Close()
-		if err := f.refresh(log); err != nil {
-			return err
+		err = f.add(log, decide)
+		if failed := log.Close(); failed != nil {
+			// A network file system says only now that it did not take what was written: it has to be read again.
+			f.table, f.log, f.at = newTable(), logHeader{store: f.log.store}, 0
+			return errors.Join(err, failed)
 		}
-		e, wanted := decide()
-		if !wanted {
-			return nil
-		}
-		e.Revision = f.table.revision + 1
-		if err := f.table.fits(&e); err != nil {
-			return err
-		}
-		if err := f.append(log, &e); err != nil {
-			return err
-		}
-		if err := f.refresh(log); err != nil {
-			return err
-		}
-		if f.read > compactAbove+4*int64(f.table.bytes) {
+		if err == nil && f.at > compactAbove+4*int64(f.table.bytes) {
 			// What fails here fails again with the next change; until then the log is only long.
 			if err := f.rewrite(); err == nil {
-				return f.refresh(nil)
+				return f.refresh()
 			}
 		}
-		return nil
+		return err
 	})
+}
+
+// add appends to the log what decide wants.
+func (f *file) add(log *os.File, decide func() (Entry, bool)) error {
+	if err := f.read(log); err != nil {
+		return err
+	}
+	e, wanted := decide()
+	if !wanted {
+		return nil
+	}
+	e.Revision = f.table.revision + 1
+	if err := f.table.fits(&e); err != nil {
+		return err
+	}
+	if err := f.append(log, &e); err != nil {
+		return err
+	}
+	return f.read(log)
 }
 
 // append writes an entry behind what was read; what may stand there is of a writer that was killed.
 func (f *file) append(log *os.File, e *Entry) error {
-	if err := log.Truncate(f.read); err != nil {
+	if err := log.Truncate(f.at); err != nil {
 		return err
 	}
-	if _, err := log.WriteAt(encodeLogEntry(e), f.read); err != nil {
-		return errors.Join(err, log.Truncate(f.read))
+	if _, err := log.WriteAt(encodeLogEntry(e), f.at); err != nil {
+		return errors.Join(err, log.Truncate(f.at))
 	}
 	return nil
 }
 
 // rewrite replaces the log by one that has what is in the table, and nothing else. The caller has the lock.
 func (f *file) rewrite() error {
-	b := (&logHeader{id: rand.Uint64(), revision: f.table.revision, floor: f.table.floor}).encode()
+	b := (&logHeader{id: rand.Uint64(), store: f.log.store, revision: f.table.revision, floor: f.table.floor}).encode()
 	for _, m := range f.table.order {
 		if !f.table.overtaken(m) {
 			e := f.table.entries[m.key]
 			b = append(b, encodeLogEntry(&e)...)
 		}
 	}
-	temporary := f.path(logName + ".new")
+	temporary := f.path(newName)
 	out, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -245,7 +285,7 @@ func (f *file) Get(ctx context.Context, key string) (value []byte, revision uint
 // look calls do with the table as it is now.
 func (f *file) look(ctx context.Context, do func(t *table) error) error {
 	return f.use(ctx, func() error {
-		if err := f.refresh(nil); err != nil {
+		if err := f.refresh(); err != nil {
 			return err
 		}
 		return do(&f.table)
@@ -340,13 +380,14 @@ func (f *file) Close() error {
 // logHeader is what a log begins with.
 type logHeader struct {
 	id       uint64 // of this log: random
+	store    uint64 // of the store, through all its logs: random, not 0
 	revision uint64 // of the store when it was written
 	floor    uint64 // deletions up to it were forgotten then
 }
 
 const (
 	logMagic       = "LOCKSLOG"
-	logHeaderBytes = 40
+	logHeaderBytes = 48
 	logEntryBytes  = 20 // before the key
 )
 
@@ -356,6 +397,7 @@ func (h *logHeader) encode() []byte {
 	b = le.AppendUint16(b, Version)
 	b = append(b, 0, 0)
 	b = le.AppendUint64(b, h.id)
+	b = le.AppendUint64(b, h.store)
 	b = le.AppendUint64(b, h.revision)
 	b = le.AppendUint64(b, h.floor)
 	return le.AppendUint32(b, checksum(b))
@@ -368,10 +410,10 @@ func decodeLogHeader(b []byte) (h logHeader, err error) {
 		return h, errors.New("it is not the log of a store")
 	case le.Uint16(b[8:]) != Version:
 		return h, fmt.Errorf("it is a log of version %d, this program has version %d", le.Uint16(b[8:]), Version)
-	case checksum(b[:36]) != le.Uint32(b[36:]):
+	case checksum(b[:44]) != le.Uint32(b[44:]):
 		return h, errors.New("its head is damaged")
 	}
-	return logHeader{le.Uint64(b[12:]), le.Uint64(b[20:]), le.Uint64(b[28:])}, nil
+	return logHeader{le.Uint64(b[12:]), le.Uint64(b[20:]), le.Uint64(b[28:]), le.Uint64(b[36:])}, nil
 }
 
 func encodeLogEntry(e *Entry) []byte {
@@ -405,7 +447,7 @@ func replay(t *table, b []byte) (n int, err error) {
 			return n, fmt.Errorf("an entry at %d that is none", n)
 		}
 		key, value := string(body[12:12+k]), body[12+k:]
-		e := Entry{Key: key, Value: value[:len(value):len(value)], Revision: le.Uint64(body), Deleted: body[10] == 1}
+		e := Entry{Key: key, Value: bytes.Clone(value), Revision: le.Uint64(body), Deleted: body[10] == 1}
 		if e.Revision <= t.revision || checkPair(e.Key, e.Value) != nil {
 			return n, fmt.Errorf("an entry at %d of key %.40q with revision %d, after revision %d", n, e.Key, e.Revision, t.revision)
 		}
