@@ -110,9 +110,6 @@ func (o *output) await(t *testing.T, text string) {
 	eventually(t, fmt.Sprintf("%q to be written", text), func() bool { return strings.Contains(o.String(), text) })
 }
 
-// patience is for what must come: a machine that is slow is not wrong.
-const patience = 5 * time.Minute
-
 // eventually waits for a condition, which must come true at some time.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
