@@ -55,8 +55,8 @@ func ValueContainer(v Value) Value {
 type UpdateFunc func(ctx context.Context, c *Component, args ...Value) (Value, error)
 
 // Update calls f once for each component of v, in the order of the replicas, and returns its results as a [*Mirrored],
-// leaf by leaf for nests; with one component they come as they are, and nil where f returns nothing. If a call fails, every component gets its old value
-// back.
+// leaf by leaf for nests; with one component they come as they are, and nil where f returns nothing. If a call fails or panics, every component gets its
+// old value back.
 func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	results, err := s.update(ctx, v, f, args)
 	if err != nil {
@@ -121,6 +121,14 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 		return nil, err
 	}
 	before := v.Values()
+	done := false
+	defer func() { // also where f panics, which is the caller's to see
+		for k, c := range v.components {
+			if !done {
+				s.store(c, before[k].(*tensor.Tensor))
+			}
+		}
+	}()
 	results := make([]Value, len(v.components))
 	for i := range v.components {
 		mine := make([]Value, len(args))
@@ -136,11 +144,9 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 		}
 		var err error
 		if results[i], err = f(&stepContext{ctx, in}, &Component{v, i}, mine...); err != nil {
-			for k, c := range v.components[:i+1] {
-				s.store(c, before[k].(*tensor.Tensor))
-			}
 			return nil, errorf(op, nil, "component %d of variable %s: %w", i, v.Name(), err)
 		}
 	}
+	done = true
 	return results, nil
 }
