@@ -1,0 +1,39 @@
+package rendezvous_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// TestRestartedStore: a store that was started again at the same address is another one: its clients learn that what they had is gone.
+func TestRestartedStore(t *testing.T) {
+	before, after := serve(t, rendezvous.ServerConfig{}), serve(t, rendezvous.ServerConfig{})
+	dialed := make(chan net.Conn, 2)
+	at := before.Addr() // and later there is the other one
+	s := open(t, before.URL(), rendezvous.Config{Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, at)
+		if err == nil {
+			at = after.Addr()
+			dialed <- c
+		}
+		return c, err
+	}})
+	defer s.Close()
+	set(t, s, "k", "v")
+	(<-dialed).Close() // it was killed, and could say nothing
+	for {
+		_, _, err := s.Get(t.Context(), "k") // until the client notices
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "another one listens") {
+			t.Errorf("got %v, want ErrLost: another one", err)
+		}
+		return
+	}
+}
