@@ -85,9 +85,11 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 	late := make(chan struct{})
 	var over sync.WaitGroup
-	errs := make([]error, len(s.comms))
+	errs, ended := make([]error, len(s.comms)), make([]chan struct{}, len(s.comms))
 	for r, c := range s.comms {
+		ended[r] = make(chan struct{})
 		over.Go(func() {
+			defer close(ended[r])
 			if errs[r] = c.Do(background, named(barrier(), "before")); errs[r] != nil || s.calls[r] == nil {
 				<-s.absent
 				return
@@ -99,6 +101,7 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 		})
 	}
 	var waiting []int
+	first := s.late
 	for still := 0; still < 5; { // a frame may be on its way
 		time.Sleep(time.Millisecond)
 		now, settled := s.waiting()
@@ -120,12 +123,15 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 		}
 		return nil
 	default:
-		close(s.alarms[who(waiting)].done)
+		first = who(waiting)
+		close(s.alarms[first].done)
 	}
-	for _, r := range waiting { // they are told by then
-		for s.comms[r].Err() == nil {
-			time.Sleep(time.Millisecond)
+	<-ended[first]
+	for _, r := range waiting {
+		if errs[first] == nil { // what it waited for was on its way after all
+			break
 		}
+		<-ended[r] // it is told
 	}
 	for _, c := range s.comms {
 		c.Abort(errors.New("the scene is over")) // a rank that nobody needs waits on
