@@ -125,38 +125,55 @@ type witness struct {
 
 // inquiry is the search for the ranks whose fault it is that this one waits.
 type inquiry struct {
-	m     *member
-	begun time.Time
-	most  time.Duration
-	self  witness
-	asked map[int]*witness
-	order []*witness // of asking
+	m       *member
+	begun   time.Time
+	most    time.Duration
+	silent  time.Duration // spent on questions that were not answered
+	self    witness
+	asked   map[int]*witness
+	order   []*witness  // of asking
+	silence map[int]int // by rank: how many questions of this call were not answered in a row
 }
 
-// Bounds of an inquiry. A rank that does not answer takes half a second.
+// Bounds of an inquiry. A rank that does not answer takes half a second; one that does may take as long where processes get little time.
 const (
-	inquiryMost = 900 * time.Millisecond // then nobody is asked any more
+	inquiryMost = 900 * time.Millisecond // of silence, and of asking again; then nobody is asked any more
 	stallMost   = 400 * time.Millisecond
+	slowest     = 4                     // times that: of slow answers
+	silences    = 2                     // questions that a rank must leave unanswered to be at fault
 	quick       = 50 * time.Millisecond // a question that ends sooner without an answer was none: the rank is known to be gone
 	lastMost    = 4                     // culprits whose last calls are told
 	viaMost     = 3                     // ranks between this one and a culprit that are told
 )
 
 // inquire finds them. Ranks go on meanwhile, and one that was woken just now may say something else a little later: it asks again until
-// somebody is at fault or the time is over. One that does not answer is asked again if others are at fault for sure: it may be slow.
+// somebody is at fault or the time is over. One that does not answer may be slow, and is asked twice.
 func (m *member) inquire(most time.Duration) *inquiry {
-	q := &inquiry{m: m, begun: time.Now(), most: most}
+	q := &inquiry{m: m, begun: time.Now(), most: most, silence: map[int]int{m.wait.silent: 1}}
 	q.self = witness{stance: m.stance(latestCall), rank: m.rank}
 	for pause := time.Millisecond; ; pause *= 2 {
 		q.ask()
-		sure, silent := len(q.are(absent)) > 0, len(q.are(unanswered)) > 0
-		clear := sure != silent || !sure && len(q.are(gone))+len(q.are(fails)) > 0
-		if clear || m.team.fate.Load() != sound || time.Since(q.begun)+pause >= most {
+		if q.clear() || m.team.fate.Load() != sound || q.over() || time.Since(q.begun)+pause >= most {
 			return q
 		}
 		time.Sleep(pause)
 	}
 }
+
+// clear reports whether somebody is at fault, and nobody may be slow only.
+func (q *inquiry) clear() bool {
+	found := false
+	for _, w := range q.order {
+		if w.said == unanswered && q.silence[w.rank] < silences {
+			return false
+		}
+		found = found || w.said > computing
+	}
+	return found
+}
+
+// over reports whether nobody must be asked any more.
+func (q *inquiry) over() bool { return q.silent >= q.most || time.Since(q.begun) >= slowest*q.most }
 
 // ask follows who waits for whom, from this rank on, and asks each rank once. If the call needs all ranks, those come last that nobody
 // has named: of several that have not come a rank waits for one first.
@@ -184,7 +201,7 @@ func (q *inquiry) follow(by *witness, waits []int) {
 // question asks a rank, unless it was or there is no time left, and judges it from what the one does that waits for it.
 func (q *inquiry) question(rank int, by *witness) {
 	w := q.asked[rank]
-	if w == &q.self || w == nil && time.Since(q.begun) >= q.most {
+	if w == &q.self || w == nil && q.over() {
 		return
 	}
 	if w == nil {
@@ -192,7 +209,11 @@ func (q *inquiry) question(rank int, by *witness) {
 		q.asked[rank], q.order = w, append(q.order, w)
 		began := time.Now()
 		var ok bool
-		if w.stance, ok = q.m.stanceOf(rank); !ok {
+		if w.stance, ok = q.m.stanceOf(rank); ok {
+			delete(q.silence, rank)
+		} else {
+			q.silence[rank]++
+			q.silent += time.Since(began)
 			w.said, w.tale = q.m.guess(rank)
 			if w.said == unanswered && time.Since(began) < quick {
 				w.said = gone

@@ -268,6 +268,9 @@ func (m *member) probe() error {
 	}
 	stance, ok := decodeAnswer(asker.Ask(peer, seq))
 	theirs := &stance.text
+	if m.wait.silent = -1; !ok {
+		m.wait.silent = peer
+	}
 	if !ok || theirs.header.Op == 0 || theirs.header.Comm != m.header.Comm || theirs.header.Epoch != m.header.Epoch {
 		return nil
 	}

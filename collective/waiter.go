@@ -30,6 +30,7 @@ type waiter struct {
 	stalled bool      // the call's stall was logged
 	probe   time.Time // when the peers are asked next; zero: never
 	pause   time.Duration
+	silent  int // the rank that has not answered when it was asked last, or -1
 	mark    int // that the wait is for, or -1
 	of      int // the rank whose mark it is, or -1 for all of the domain
 	to      int // of the exchange that waits, or -1
@@ -51,7 +52,7 @@ func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 func (w *waiter) begin(ctx context.Context, call *Call, t ticket, user bool) {
 	w.ctx, w.call, w.ticket, w.user = ctx, call, t, user
 	w.firm, w.stalled, w.since = false, false, time.Time{}
-	w.mark, w.of, w.to, w.from, w.frames = -1, -1, -1, -1, 0
+	w.mark, w.of, w.to, w.from, w.frames, w.silent = -1, -1, -1, -1, 0, -1
 }
 
 // verdict is an error that the monitor returned: the communicator fails with it as it is.
