@@ -118,7 +118,7 @@ func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 	made := &planned{problem: p, row: row, open: x.script(row, p)}
 	hash := hashString(hashSeed, row.Name)
 	for i := range made.open.steps {
-		if x.turns(made.open.steps[i:]) > 0 {
+		if plan.InTurns(p.Size, made.open.steps[i:]) > 0 {
 			hash = hashString(hash, " in turns") // its frames come in another order
 		}
 	}
@@ -159,7 +159,7 @@ func (x *executor) hide(p *planned, named string) (*script, error) {
 
 // script makes this rank's plan.
 func (x *executor) script(row plan.Algorithm, p Problem) script {
-	s := script{steps: fused(slices.Collect(row.Steps(p, x.m.rank))), joint: true}
+	s := script{steps: plan.Fuse(slices.Collect(row.Steps(p, x.m.rank))), joint: true}
 	s.early = max(0, slices.IndexFunc(s.steps, func(step plan.Step) bool { return step.Kind == plan.Await }))
 	for i := range s.steps {
 		if s.steps[i].Kind == plan.Await {
@@ -184,51 +184,6 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 		}
 	}
 	return s
-}
-
-// fused leaves out the copies of what is given that only the next step reads, an exchange that combines it with what comes: the
-// exchange reads it where it lies, and saves a pass over the memory while nothing travels.
-func fused(steps []plan.Step) []plan.Step {
-	out := steps[:0]
-	for _, s := range steps {
-		if n := len(out); n > 0 && fuses(&out[n-1], &s) {
-			c := out[n-1]
-			s.Own = c.In
-			if s.Out == c.Out {
-				s.Out = c.In
-			}
-			out = out[:n-1]
-		}
-		out = append(out, s)
-	}
-	return out
-}
-
-// fuses reports whether an exchange overwrites all that the copy before it has written, having read it only as its own part.
-func fuses(c, s *plan.Step) bool {
-	return c.Kind == plan.Copy && c.In.Buffer == plan.Src && c.Out.Buffer == plan.Work && c.Out.Lo < c.Out.Hi &&
-		s.Kind == plan.Exchange && s.From >= 0 && s.Side != plan.Replace && s.In == c.Out &&
-		(s.To < 0 || s.Out == c.Out || s.Out.Buffer == plan.Src)
-}
-
-// turns returns how many steps, from the first on, are a reduce-scatter among two ranks and the all-gather of its result: it is 0 if
-// they are something else. Such segments go in turns: each that is combined is sent on while it is in the caches and others
-// still come, and no rank stands still between the two.
-func (x *executor) turns(steps []plan.Step) int {
-	if x.m.team.size != 2 || len(steps) < 2 {
-		return 0
-	}
-	a, n := &steps[0], 2
-	if steps[1].Kind == plan.Scale && steps[1].Out == a.In && len(steps) > 2 {
-		n = 3
-	}
-	b := &steps[n-1]
-	both := func(s *plan.Step) bool { return s.Kind == plan.Exchange && s.To >= 0 && s.To == s.From }
-	if !both(a) || !both(b) || a.Side == plan.Replace || b.Side != plan.Replace || b.Out != a.In || a.In.Buffer != plan.Work ||
-		b.In.Buffer != plan.Work || a.Out.Buffer != plan.Src || a.Out.Lo != b.In.Lo || a.Out.Hi != b.In.Hi || a.In.Lo < b.In.Hi && b.In.Lo < a.In.Hi {
-		return 0
-	}
-	return n
 }
 
 // look adds what the plan of a rank of the domain is.

@@ -135,7 +135,7 @@ func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {
 func (w *work) steps(steps []plan.Step) error {
 	for len(steps) > 0 {
 		n, err := 1, error(nil)
-		if turns := w.x.turns(steps); turns > 0 {
+		if turns := plan.InTurns(w.x.m.team.size, steps); turns > 0 {
 			n, err = turns, w.inTurns(steps[:turns])
 		} else {
 			err = w.step(&steps[0])
@@ -425,7 +425,7 @@ func (w *work) exchange(s *plan.Step) error {
 	return e.run(max(e.sends, e.gets))
 }
 
-// inTurns carries out what [executor.turns] has found: two exchanges, their segments in turns.
+// inTurns carries out what [plan.InTurns] has found: two exchanges, their segments in turns.
 func (w *work) inTurns(steps []plan.Step) error {
 	e, err := w.begin(&steps[0])
 	if err != nil {
@@ -437,9 +437,9 @@ func (w *work) inTurns(steps []plan.Step) error {
 	}
 	defer func() { *gather = exchange{} }()
 	e.scales = len(steps) > 2 && w.mean
-	e.gather, e.each = gather, max(e.sends, e.gets)
-	e.lead = min(e.each, transport.PostsMax/2)
-	return e.run(2 * e.each)
+	e.gather, e.turns.Each = gather, max(e.sends, e.gets)
+	e.turns.Lead = min(e.turns.Each, plan.TurnsLead)
+	return e.run(2 * e.turns.Each)
 }
 
 // begin makes an exchange of a step. What it would read where it was given is copied first if that may be where other local ranks
@@ -498,29 +498,25 @@ type exchange struct {
 
 	// Of a reduce-scatter that is carried out in turns with the all-gather after it:
 	gather *exchange
-	each   int  // segments of either
-	lead   int  // how many the reduce-scatter is ahead
+	turns  plan.Turns
 	scales bool // what is combined is divided
 }
 
 // at returns whose segment comes at a place in the order, which is the same on both ranks, and which one.
-func (e *exchange) at(k int) (*exchange, int) {
-	switch behind := k - e.lead; {
-	case e.gather == nil || k < e.lead:
-		return e, k
-	case k >= 2*e.each-e.lead:
-		return e.gather, k - e.each
-	case behind%2 == 0:
-		return e, e.lead + behind/2
-	default:
-		return e.gather, behind / 2
+func (e *exchange) at(place int) (*exchange, int) {
+	if e.gather == nil {
+		return e, place
 	}
+	gather, segment := e.turns.At(place)
+	if gather {
+		return e.gather, segment
+	}
+	return e, segment
 }
 
 // ready reports whether the segment at a place can be sent when so many are done: an all-gather's is when it is combined.
-func (e *exchange) ready(k, done int) bool {
-	at, i := e.at(k)
-	return at == e || done > i && done > 2*i-e.lead
+func (e *exchange) ready(place, done int) bool {
+	return e.gather == nil || e.turns.Ready(place, done)
 }
 
 func (e *exchange) oneByOne(segments int) error {

@@ -21,24 +21,51 @@ import (
 //   - Nothing is read that was not written before, a source that is not also the destination is never written, and peers
 //     reach only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
 //
-// All this is proven for each way in which the buffers of a call can be the same memory.
+// All this is proven for each way in which the buffers of a call can be the same memory, and for the plans as they are written and as they are
+// carried out ([Fuse], [Turns]).
 func Check(a Algorithm, p Problem) error {
 	if err := a.Fits(p); err != nil {
 		return err
 	}
-	one := solve(a, p)
-	calls, room := []solved{one}, &arena{}
-	for i, s := range sharings(p, one.plans) {
-		if i == 0 && p.Size <= inARow && one.uses(Stage) {
-			calls = []solved{one, one, one}
+	room := &arena{}
+	for _, one := range ways(a, p) {
+		calls := []solved{one}
+		for i, s := range sharings(p, one.plans) {
+			if i == 0 && p.Size <= inARow && one.uses(Stage) {
+				calls = []solved{one, one, one}
+			}
+			if f := newProof(calls, s, room).run(); f != nil {
+				f.Algorithm, f.Problem, f.Sharing = a.Name, p, s.name
+				return f
+			}
+			calls = calls[:1]
 		}
-		if f := newProof(calls, s, room).run(); f != nil {
-			f.Algorithm, f.Problem, f.Sharing = a.Name, p, s.name
-			return f
-		}
-		calls = calls[:1]
 	}
 	return nil
+}
+
+// ways returns the plans as they are written, and, where that is something else, as they are carried out: with copies and exchanges made
+// one, and exchanges in turns, in few segments and in many.
+func ways(a Algorithm, p Problem) []solved {
+	out := []solved{solve(a, p)}
+	lengths := []int{p.Count/3 + 1, p.Count/25 + 1}
+	if p.Size != 2 { // nothing is in turns
+		lengths = lengths[:1]
+	}
+	for _, length := range lengths {
+		c := solved{p, make([][]Step, p.Size)}
+		for rank, steps := range out[0].plans {
+			c.plans[rank] = carried(p, slices.Clone(steps), length, TurnsLead)
+		}
+		if !slices.ContainsFunc(out, c.equal) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func (s *solved) equal(other solved) bool {
+	return slices.EqualFunc(s.plans, other.plans, func(a, b []Step) bool { return slices.Equal(a, b) })
 }
 
 // inARow is up to how many ranks Check carries out three calls after each other. It shows what holds for all: what a rank
@@ -364,7 +391,11 @@ func (x *proof) receive(rank int, s *Step) *Fault {
 	r.now.join(q.meeting.entry)
 	parts := q.meeting.out
 	if s.Side != Replace {
-		own, f := x.read(rank, rank, s.In, x.pieces[0][:0])
+		at := s.In
+		if s.Own.length() > 0 {
+			at = s.Own
+		}
+		own, f := x.read(rank, rank, at, x.pieces[0][:0])
 		if f != nil {
 			return f
 		}

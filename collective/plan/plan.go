@@ -138,6 +138,6 @@ type Step struct {
 	Side  Side  // Exchange, Fold: how the parts meet
 	Mark  int   // Signal, Await
 	Ranks Ranks // Combine: whose In is combined
-	Own   Span  // Combine: what this rank itself contributes in place of its In; empty: its In. In an Exchange only the executor sets it
+	Own   Span  // Combine, and after [Fuse] Exchange: what this rank itself contributes in place of its In; empty: its In
 	Keep  Span  // Combine: where in this rank's memory the result goes besides Out; empty: nowhere
 }

@@ -57,10 +57,6 @@ func prove(a Algorithm, n int) error {
 	return nil
 }
 
-func (s *solved) equal(other solved) bool {
-	return slices.EqualFunc(s.plans, other.plans, func(a, b []Step) bool { return slices.Equal(a, b) })
-}
-
 func (s *solved) framesOnly() bool {
 	for _, plan := range s.plans {
 		for i := range plan {

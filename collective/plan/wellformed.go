@@ -103,12 +103,27 @@ func (x *proof) wrongExchange(rank int, s *Step) (string, Span) {
 	case s.To >= 0 && s.From >= 0 && x.meets(rank, s.In, s.Out) && !(x.same(rank, s.In, s.Out) && s.Side != Replace):
 		return "receives over what it sends at the same time", s.In
 	}
-	for _, span := range []Span{s.In, s.Out} {
+	for _, span := range []Span{s.In, s.Out, s.Own} {
 		if reason := x.reach(rank, rank, span); reason != "" {
 			return reason, span
 		}
 	}
-	return "", Span{}
+	return x.wrongOwn(rank, s), s.Own
+}
+
+// wrongOwn returns what is wrong with what an Exchange combines in place of its In.
+func (x *proof) wrongOwn(rank int, s *Step) string {
+	switch {
+	case s.Own.length() == 0:
+		return ""
+	case s.From < 0 || s.Side == Replace:
+		return "is combined with nothing"
+	case s.Own.length() != s.In.length():
+		return fmt.Sprintf("in is %v, of another length", s.In)
+	case x.meets(rank, s.Own, s.In) && !x.same(rank, s.Own, s.In):
+		return "moves elements within one memory over themselves"
+	}
+	return ""
 }
 
 // wrongMove looks at a step that reads In of one rank and writes Out of one.
