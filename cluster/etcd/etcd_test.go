@@ -126,6 +126,25 @@ func TestConformance(t *testing.T) {
 	}})
 }
 
+// TestGatewayConformance: the same for the way to etcd that every program has, by its JSON gateway; users of both see the same.
+func TestGatewayConformance(t *testing.T) {
+	address := cluster(t)
+	var stores, uses atomic.Int32
+	storetest.Run(t, storetest.Stores{Slow: true, New: func(t *testing.T) func() rendezvous.Store {
+		url := fmt.Sprintf("etcd://%s/test/%d", address, stores.Add(1))
+		return func() rendezvous.Store {
+			if uses.Add(1)%3 == 0 {
+				return open(t, url)
+			}
+			s, err := rendezvous.Open(t.Context(), url, rendezvous.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+	}})
+}
+
 // TestMeet: workers meet in etcd, and another job on it does not see them.
 func TestMeet(t *testing.T) {
 	address := cluster(t)

@@ -1,63 +1,139 @@
 package etcd_test
 
 import (
-	"context"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/cluster/launch"
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// TestLaunchersMeet: the agents of a job find each other through etcd, whichever comes first, and leave nothing there.
-func TestLaunchersMeet(t *testing.T) {
-	address := cluster(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	m := launch.Meeting{Backend: "etcd", Endpoint: address + "/jobs", ID: "a job", Secret: secret.New()}
-	type opened struct {
-		place *launch.Place
-		err   error
+// buildLockstep builds the command as it is shipped, which knows etcd by its JSON gateway.
+func buildLockstep(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "lockstep")
+	build := exec.Command("go", "build", "-o", path, "./cmd/lockstep")
+	build.Dir = "../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
-	second := make(chan opened, 1)
-	go func() {
-		p, err := m.Open(ctx)
-		second <- opened{p, err}
-	}()
-	first := m
-	first.Serve = true
-	place, err := first.Open(ctx)
+	return path
+}
+
+// said collects what processes write.
+type said struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// TestNode0IsReplaced: with everything in etcd, the loss of node 0 is not the end of a job: another agent takes its place, and the training
+// ends with the weights of one that nothing befell.
+func TestNode0IsReplaced(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs a system on which workers end with their lockstep run")
+	}
+	if testing.Short() {
+		t.Skip("builds the command, trains twice and waits until a node is lost; the README's command runs it")
+	}
+	lockstep, dir := buildLockstep(t), t.TempDir()
+	training := []string{"train", "--model", "mlp", "--global-batch", "24", "--steps", "150", "--progress", "none"}
+	alone := filepath.Join(dir, "alone.json")
+	if out, err := exec.Command(lockstep, append(training, "--replicas", "2", "--summary", alone)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	address, key := cluster(t), secret.New().Text()
+	snapshots, summary := filepath.Join(dir, "snapshots"), filepath.Join(dir, "summary.json")
+	node := func(n int) (*exec.Cmd, *said) {
+		args := []string{
+			"run", "--nnodes", "2", "--node-rank", fmt.Sprint(n), "--rdzv-backend", "etcd", "--rdzv-endpoint", address, "--local-addr", "127.0.0.1", "--max-restarts", "3",
+			"--heartbeat-timeout", "5s", "--grace", "1s", "--", lockstep,
+		}
+		args = append(append(args, training...), "--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "5s",
+			"--summary", summary, "--checkpoint-dir", snapshots, "--save-every", "10")
+		cmd, out := exec.CommandContext(t.Context(), lockstep, args...), &said{}
+		cmd.Env = append(os.Environ(), "LOCKSTEP_SECRET="+key)
+		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Second
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd, out
+	}
+	first, firstSaid := node(0)
+	second, secondSaid := node(1)
+	for {
+		if found, _ := filepath.Glob(filepath.Join(snapshots, "snapshot-*-step-*")); len(found) > 0 {
+			break
+		}
+		if time.Sleep(10 * time.Millisecond); first.ProcessState != nil {
+			t.Fatalf("it does not train:\n%s\n%s", firstSaid, secondSaid)
+		}
+	}
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Wait()
+	other, otherSaid := node(0)
+	for n, cmd := range []*exec.Cmd{other, second} {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("node %d: %v", n, err)
+		}
+	}
+	if got, want := weightsHash(t, summary), weightsHash(t, alone); got != want {
+		t.Errorf("weights %s, want %s", got, want)
+	}
+	for _, want := range []string{fmt.Sprintf("pid %d) is lost", first.Process.Pid), "restart 1 of 3"} {
+		if !strings.Contains(secondSaid.String(), want) {
+			t.Errorf("not said: %q", want)
+		}
+	}
+	if !strings.Contains(otherSaid.String(), "resumed") {
+		t.Error("the new node 0 has not resumed the training")
+	}
+	if t.Failed() {
+		t.Logf("node 0:\n%s\nits successor:\n%s\nnode 1:\n%s", firstSaid, otherSaid, secondSaid)
+	}
+	s, err := rendezvous.Open(t.Context(), "etcd://"+address+"/lockstep", rendezvous.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := <-second
-	if other.err != nil {
-		t.Fatal(other.err)
-	}
-	if place.URL != other.place.URL || !strings.HasPrefix(place.URL, "tcp://127.0.0.1:") {
-		t.Errorf("node 0 serves %s, the other found %s", place.URL, other.place.URL)
-	}
-	if err := other.place.Store.Set(ctx, "key", []byte("value")); err != nil {
-		t.Fatal(err)
-	}
-	if got, _, err := place.Store.Get(ctx, "key"); err != nil || string(got) != "value" {
-		t.Errorf("got %q, %v", got, err)
-	}
-	if err := other.place.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := place.Close(); err != nil {
-		t.Error(err)
-	}
-	s := open(t, "etcd://"+address)
 	defer s.Close()
-	if left, _, err := s.List(ctx, ""); err != nil || len(left) > 0 {
-		t.Errorf("left in etcd: %v, %v", left, err)
+	if left, _, err := s.List(t.Context(), ""); err != nil || len(left) != 1 || left[0].Key != "=launch/lockstep/event/over" {
+		t.Errorf("left in etcd: %v, %v; want how the job ended", left, err)
 	}
-	late, cancelLate := context.WithTimeout(ctx, 5*time.Second)
-	defer cancelLate()
-	if p, err := m.Open(late); err == nil || !strings.Contains(err.Error(), "node 0 has not come: there is no key jobs/a%20job/store") {
-		t.Errorf("found %+v, %v", p, err)
+}
+
+func weightsHash(t *testing.T, file string) string {
+	t.Helper()
+	var s struct {
+		WeightsHash string `json:"weights_hash"`
 	}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err != nil || s.WeightsHash == "" {
+		t.Errorf("no hash in %s: %v, %s", file, err, text)
+	}
+	return s.WeightsHash
 }

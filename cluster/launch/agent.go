@@ -48,8 +48,9 @@ type Config struct {
 	Settle time.Duration
 	// Grace is how long workers have to end once they are asked to, before they are killed. Default 15 seconds.
 	Grace time.Duration
-	// Heartbeat is how often agents show each other that they live; one that has not for ten times as long is lost. Default 3 seconds.
-	Heartbeat time.Duration
+	// HeartbeatTimeout is how long an agent may not show that it lives, which it does ten times as often, before the others take it for lost; and
+	// how long a worker may be stopped before it has failed. Default 30 seconds.
+	HeartbeatTimeout time.Duration
 	// Affinity says whether each worker is bound to CPUs of its own. Default [AffinityAuto].
 	Affinity Affinity
 	// Records is the folder in which workers leave failure and flight records. Default: a temporary one, which is removed at the end,
@@ -99,7 +100,7 @@ func (c Config) filled() (Config, error) {
 	for _, d := range []struct {
 		d *time.Duration
 		v time.Duration
-	}{{&c.RendezvousTimeout, 5 * time.Minute}, {&c.Settle, time.Second}, {&c.Grace, 15 * time.Second}, {&c.Heartbeat, 3 * time.Second}} {
+	}{{&c.RendezvousTimeout, 5 * time.Minute}, {&c.Settle, time.Second}, {&c.Grace, 15 * time.Second}, {&c.HeartbeatTimeout, 30 * time.Second}} {
 		if *d.d <= 0 {
 			*d.d = d.v
 		}

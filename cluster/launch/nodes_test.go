@@ -186,7 +186,7 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 func TestLostAgent(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{})
-	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond})
+	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 200 * time.Millisecond, Grace: 100 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: it has not shown for") {
 		t.Errorf("error %v, want one that names node 1", err)
 	}
@@ -196,7 +196,7 @@ func TestLostAgent(t *testing.T) {
 func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
 	t.Helper()
 	c.Node, c.Host, c.PID, c.Workers, c.Address, c.Ports = 1, "far", 42, 1, "127.0.0.1", []int{1}
-	a := &Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: memory.Open(), Heartbeat: time.Hour}}
+	a := &Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}}
 	p := newPeers(a)
 	if err := p.sit(t.Context(), c, func(string) {}); err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestNobodyReplaces(t *testing.T) {
 	ghost(t, memory, card{RestartsMax: 1})
 	out := &output{}
 	err := runNode(t, t.Context(), Config{
-		Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: time.Second, Stderr: out,
+		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 200 * time.Millisecond, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: time.Second, Stderr: out,
 	})
 	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no other agent with --node-rank 1 has come", "of 2 nodes there were node 0 (host "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -240,7 +240,7 @@ func TestSilentNode(t *testing.T) {
 	out := &output{}
 	a, err := New(Config{
 		Command: []string{"sh", "-c", `echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json; exit 1`},
-		Workers: 1, Nodes: 2, Store: memory.Open(), Heartbeat: 20 * time.Millisecond, Stderr: out,
+		Workers: 1, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 200 * time.Millisecond, Stderr: out,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -322,6 +322,18 @@ func TestServeElsewhere(t *testing.T) {
 	_, err := Meeting{Backend: "tcp", Endpoint: "192.0.2.7:29400", ID: "job", Serve: true}.Open(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "192.0.2.7") || !strings.Contains(err.Error(), "node 0 serves the store") {
 		t.Errorf("error %v, want one that says that the endpoint must be node 0's", err)
+	}
+}
+
+func TestEtcdURL(t *testing.T) {
+	for in, want := range map[string]string{
+		"a:1": "etcd://a:1/lockstep", "a:1,b:2/p/q": "etcd://a:1,b:2/p/q", "https://a:1,https://[::1]:2/": "etcds://a:1,[::1]:2/lockstep",
+		"": "", "host": "", "ftp://h:1": "", "h:1,,h:2": "", "http://": "",
+	} {
+		got, err := etcdURL(in)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: got %q, %v; want %q", in, got, err, want)
+		}
 	}
 }
 

@@ -70,14 +70,14 @@ type peers struct {
 func newPeers(a *Agent) *peers {
 	p := &peers{
 		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID, prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
-		host: a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(), beat: a.cfg.Heartbeat, wait: a.cfg.RendezvousTimeout, events: make(chan event),
+		host: a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(), beat: a.cfg.HeartbeatTimeout / silentBeats, wait: a.cfg.RendezvousTimeout, events: make(chan event),
 		seats: make([]*seat, a.cfg.Nodes),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
 
-// storeTime bounds a single call to the store.
+// storeTime bounds the time in which something is told.
 const storeTime = 20 * time.Second
 
 // publish tells the other agents something, in its own time: what cannot be said is found out by their own clocks.
@@ -124,7 +124,9 @@ func (p *peers) set(key string, value []byte) {
 	p.words.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
 		defer cancel()
-		_ = p.store.Set(ctx, key, value)
+		for err := p.store.Set(ctx, key, value); err != nil && !errors.Is(err, rendezvous.ErrLost) && pause(ctx, p.beat) == nil; {
+			err = p.store.Set(ctx, key, value) // nobody else sets it
+		}
 	})
 }
 

@@ -34,7 +34,7 @@ func nodeMain(words string) {
 	}
 	a, err := New(Config{
 		Command: []string{"sh", "-c", w[4]}, Workers: 1, Node: number(w[0]), Nodes: number(w[1]), Store: store, StoreURL: "file://" + w[2], RestartsMax: number(w[3]),
-		Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Heartbeat: nodeBeat, Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond,
+		Guard: guardCommand(), Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), HeartbeatTimeout: nodeLost, Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond,
 		RendezvousTimeout: patience,
 	})
 	if err != nil {
@@ -45,8 +45,8 @@ func nodeMain(words string) {
 	os.Exit(o.Code)
 }
 
-// nodeBeat makes an agent lost that gets no processor time for 10 seconds: then it is back, or replaced, as any other is.
-const nodeBeat = time.Second
+// nodeLost makes an agent lost that gets no processor time for 10 seconds: then it is back, or replaced, as any other is.
+const nodeLost = 10 * time.Second
 
 func startNode(t *testing.T, node, nodes int, folder string, restarts int, script string) *nodeProcess {
 	t.Helper()
@@ -160,12 +160,12 @@ func TestDuplicateIsRefused(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	done := filepath.Join(t.TempDir(), "done")
 	nodes := launchNodes(t, `echo ready; until [ -e `+done+` ]; do sleep 0.02; done`, func(c *Config) {
-		c.Store, c.RestartsMax, c.Heartbeat = memory.Open(), 1, time.Second
+		c.Store, c.RestartsMax, c.HeartbeatTimeout = memory.Open(), 1, 10*time.Second
 	}, 1, 1)
 	for i, n := range nodes {
 		n.out.await(t, fmt.Sprintf("[rank%d] ready\n", i))
 	}
-	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, Heartbeat: time.Second})
+	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, HeartbeatTimeout: 10 * time.Second})
 	if want := fmt.Sprintf("node 1 of job \"lockstep\" is there twice: its agent is on host %s as pid %d, and lives; this one is on host %s as pid %d", hostName(t), os.Getpid(), hostName(t), os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
@@ -195,7 +195,7 @@ func TestNoPlace(t *testing.T) {
 			memory := rendezvous.NewMemory()
 			nonce := ghost(t, memory, card{RestartsMax: c.has.RestartsMax})
 			store := memory.Open()
-			p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, Heartbeat: time.Hour}})
+			p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
 			first := card{Host: "near", PID: 7, Workers: 1, Ports: []int{2}, RestartsMax: c.has.RestartsMax}
 			if err := p.sit(t.Context(), first, func(string) {}); err != nil {
 				t.Fatal(err)

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
@@ -17,18 +17,15 @@ import (
 
 // Meeting says where the agents and the workers of a job meet.
 type Meeting struct {
-	// Backend is "tcp" (a store that node 0's agent serves), "etcd" (the same, but its address is found through etcd) or "file" (a
-	// folder).
+	// Backend is "tcp" (a store that node 0's agent serves), "etcd" or "file" (a folder).
 	Backend string
-	// Endpoint is where that is: node 0's "host:port", etcd's "host:port,host:port", a folder that all nodes share. With Serve and tcp
-	// it is the address to listen on; "" is any free port of 127.0.0.1.
+	// Endpoint is where that is: node 0's "host:port", etcd's "host:port,host:port/prefix", where each host may have https:// before it, a folder
+	// that all nodes share. With Serve and tcp it is the address to listen on; "" is any free port of 127.0.0.1.
 	Endpoint string
-	// Etcd says how etcd is spoken to.
-	Etcd EtcdConfig
 	// ID names the job, and Secret, if given, encrypts the connections to a TCP store and proves who their ends are.
 	ID     string
 	Secret secret.Secret
-	// Serve says that a store which is not a folder is to be served here.
+	// Serve says that a TCP store is to be served here.
 	Serve bool
 	// Logger gets what the store has to say. Default slog.Default().
 	Logger *slog.Logger
@@ -42,15 +39,11 @@ type Place struct {
 	// Holder says, for people, which process the store ends with; "": with none.
 	Holder string
 
-	server    *rendezvous.Server
-	unpublish func()
+	server *rendezvous.Server
 }
 
 // Close ends the use of the store, and the store itself if it is served here.
 func (p *Place) Close() error {
-	if p.unpublish != nil {
-		p.unpublish()
-	}
 	err := p.Store.Close()
 	if p.server != nil {
 		err = errors.Join(err, p.server.Close())
@@ -70,7 +63,11 @@ func (m Meeting) Open(ctx context.Context) (*Place, error) {
 func (m Meeting) open(ctx context.Context) (*Place, error) {
 	switch {
 	case m.Backend == "etcd":
-		return m.throughEtcd(ctx)
+		url, err := etcdURL(m.Endpoint)
+		if err != nil {
+			return nil, err
+		}
+		return m.dial(ctx, url)
 	case m.Backend == "file":
 		path, err := filepath.Abs(strings.TrimPrefix(m.Endpoint, "file://"))
 		if err != nil {
@@ -93,7 +90,7 @@ func (m Meeting) overTCP(ctx context.Context) (*Place, error) {
 }
 
 // dial opens a store that is there.
-func (m Meeting) dial(ctx context.Context, url string) (*Place, error) {
+func (m Meeting) dial(ctx context.Context, where string) (*Place, error) {
 	cfg := rendezvous.Config{Logger: m.Logger}
 	if m.Secret.Given() {
 		var err error
@@ -102,55 +99,33 @@ func (m Meeting) dial(ctx context.Context, url string) (*Place, error) {
 		}
 		cfg.Authenticate = m.Secret.Authenticate(m.ID, 0)
 	}
-	store, err := rendezvous.Open(ctx, url, cfg)
+	store, err := rendezvous.Open(ctx, where, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &Place{Store: store, URL: url}, nil
+	return &Place{Store: store, URL: where}, nil
 }
 
-// throughEtcd serves the store and says in etcd where, or finds it there.
-func (m Meeting) throughEtcd(ctx context.Context) (*Place, error) {
-	e, err := openEtcd(m.Endpoint, m.ID, m.Etcd)
-	if err != nil {
-		return nil, err
-	}
-	if !m.Serve {
-		return m.follow(ctx, e)
-	}
-	own, err := rendezvous.RouteTo(ctx, e.address())
-	if err != nil {
-		return nil, err
-	}
-	m.Endpoint = net.JoinHostPort(own.String(), "0")
-	p, err := m.serve()
-	if err != nil {
-		return nil, err
-	}
-	if p.unpublish, err = e.publish(ctx, p.URL); err != nil {
-		return nil, errors.Join(fmt.Errorf("etcd: %w", err), p.Close())
-	}
-	return p, nil
-}
-
-// tryTime is how long an address from etcd is tried before it is looked up again.
-const tryTime = 3 * time.Second
-
-// follow opens the store whose address is in etcd. An address at which nobody answers is one of an earlier run that was killed: it goes
-// away in time.
-func (m Meeting) follow(ctx context.Context, e *etcd) (*Place, error) {
-	for {
-		url, err := e.find(ctx)
-		if err != nil {
-			return nil, err
+// etcdURL is the URL of a store in etcd: "etcds://host:port,host:port/prefix", without the s where the endpoint has no https://.
+func etcdURL(endpoint string) (string, error) {
+	scheme, prefix, hosts := "etcd", "lockstep", []string(nil)
+	for part := range strings.SplitSeq(endpoint, ",") {
+		if !strings.Contains(part, "://") {
+			part = "http://" + part
 		}
-		try, cancel := context.WithTimeout(ctx, tryTime)
-		p, err := m.dial(try, url)
-		cancel()
-		if err == nil || !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
-			return p, err
+		u, err := url.Parse(part)
+		if err != nil || u.Hostname() == "" || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return "", fmt.Errorf("etcd at %q: want host:port, or several with commas between, or https://host:port", endpoint)
 		}
+		if u.Scheme == "https" {
+			scheme = "etcds"
+		}
+		if p := strings.Trim(u.Path, "/"); p != "" {
+			prefix = p
+		}
+		hosts = append(hosts, u.Host)
 	}
+	return scheme + "://" + strings.Join(hosts, ",") + "/" + prefix, nil
 }
 
 // serve serves a TCP store. Its life has nothing to do with a context: it must outlive all who use it.

@@ -4,7 +4,7 @@
 //
 // A [Store] is a map from keys to values whose changes have revisions and can be waited for. There are three here: the server that
 // [Serve] starts ("tcp://host:port") and a folder that all workers reach ("file:///folder"), which [Open] opens by their URLs, and the
-// memory of one process ([Memory]). Others are plugged in by [Config.Schemes]; the module cluster/etcd has one. Package storetest
+// memory of one process ([Memory]). Others are plugged in by [Config.Schemes]; [Open] has one for etcd, and so has the module cluster/etcd. Package storetest
 // is the conformance suite.
 //
 // # Meeting

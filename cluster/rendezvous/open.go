@@ -27,7 +27,9 @@ type Config struct {
 	// Patience bounds how long calls wait for a TCP store that was reached once and is gone; then they return [ErrLost].
 	// Default 15 seconds. Open itself waits until its ctx ends.
 	Patience time.Duration
-	// Schemes are further kinds of stores, by the scheme of their URL: "etcd".
+	// Etcd says how etcd is spoken to. Default nil: as [EtcdFromEnvironment] says of this process's environment.
+	Etcd *EtcdConfig
+	// Schemes are further kinds of stores, by the scheme of their URL, or other ways to those that there are: module cluster/etcd's.
 	Schemes map[string]Opener
 	// Logger gets what is worth knowing, such as that the store was lost and is back. Default slog.Default().
 	Logger *slog.Logger
@@ -36,14 +38,14 @@ type Config struct {
 // Opener opens a store of one kind. The URL is as it was given to [Open], scheme and all.
 type Opener func(ctx context.Context, url string, cfg Config) (Store, error)
 
-// Open opens the store at a URL: "tcp://host:port", "file:///folder", or one of Config.Schemes. It waits until ctx ends for
+// Open opens the store at a URL: "tcp://host:port", "file:///folder", "etcd://host:port,host:port/prefix", "etcds://…", or one of Config.Schemes. It waits until ctx ends for
 // a store that does not answer yet, as the one who serves it may start last. A store that refuses this process is an error at once.
 func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 	cfg = cfg.filled()
 	scheme, _, found := strings.Cut(url, "://")
 	open := cfg.Schemes[scheme]
 	if !found || open == nil {
-		return nil, fmt.Errorf("rendezvous: store %q: this program knows stores whose URLs begin with %s://; others, such as etcd's of module cluster/etcd, "+
+		return nil, fmt.Errorf("rendezvous: store %q: this program knows stores whose URLs begin with %s://; others "+
 			"are given in Config.Schemes", url, strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
 	}
 	s, err := open(ctx, url, cfg)
@@ -55,7 +57,7 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 
 // filled returns c with its defaults.
 func (c Config) filled() Config {
-	schemes := map[string]Opener{"tcp": openTCP, "file": openFile}
+	schemes := map[string]Opener{"tcp": openTCP, "file": openFile, "etcd": openEtcd, "etcds": openEtcd}
 	maps.Copy(schemes, c.Schemes)
 	c.Schemes = schemes
 	if c.Patience <= 0 {

@@ -19,6 +19,7 @@ import (
 func RouteTo(ctx context.Context, endpoint string) (netip.Addr, error) {
 	if _, rest, found := strings.Cut(endpoint, "://"); found {
 		endpoint, _, _ = strings.Cut(rest, "/")
+		endpoint, _, _ = strings.Cut(endpoint, ",") // etcd's first
 	}
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil || host == "" {

@@ -70,9 +70,9 @@ func TestConformanceFile(t *testing.T) {
 // TestOpenWrong: an URL that is none says what would be one.
 func TestOpenWrong(t *testing.T) {
 	for url, want := range map[string]string{
-		"":                     "begin with file:// or tcp://",
-		"host:29500":           "begin with file:// or tcp://",
-		"etcd://h:2379":        "Config.Schemes",
+		"":                     "begin with etcd:// or etcds:// or file:// or tcp://",
+		"host:29500":           "begin with etcd:// or etcds:// or file:// or tcp://",
+		"zookeeper://h:2379":   "Config.Schemes",
 		"tcp://host":           "want tcp://host:port",
 		"tcp://":               "want tcp://host:port",
 		"file://folder":        "an absolute path",

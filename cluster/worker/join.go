@@ -410,7 +410,7 @@ func (w *Worker) address(ctx context.Context) (string, error) {
 		return host, err
 	}
 	to := net.JoinHostPort(w.cards[other].Host, "9")
-	if strings.HasPrefix(w.job.Store, "tcp://") {
+	if !strings.HasPrefix(w.job.Store, "file://") {
 		to = w.job.Store
 	}
 	ip, err := rendezvous.RouteTo(ctx, to)

@@ -28,7 +28,7 @@ type runFlags struct {
 	masterAddr            string
 	masterPort            int
 	standalone            bool
-	timeout               time.Duration
+	timeout, heartbeat    time.Duration
 	localAddr             string
 	hosts, ssh            string
 	env                   []string
@@ -108,7 +108,8 @@ given. --nproc_per_node and the like are understood as well.`,
 	f.IntVar(&o.masterPort, "master-port", 0, "torchrun's other word for --rdzv-endpoint: the port")
 	f.StringVar(&o.localAddr, "local-addr", "", "`address` by which other nodes reach this one (default that of the route to the endpoint)")
 	f.BoolVar(&o.plaintext, "data-plaintext", false, "let several nodes meet without a secret, unencrypted: for networks where nobody else is; the program has to be told so too")
-	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure")
+	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure, or after the loss of a node, whose place another lockstep run may take")
+	f.DurationVar(&o.heartbeat, "heartbeat-timeout", 30*time.Second, "how long a node may give no sign of life, and a worker be stopped, before it is lost")
 	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to end once another has failed, before they are killed")
 	f.StringVar(&o.logDir, "log-dir", "", "write what the workers write into this `folder` too, one file for each worker and stream")
 	f.StringVar(&o.tee, "tee", "both", "streams that are shown: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
@@ -164,7 +165,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 func (o *runFlags) config() (launch.Config, error) {
 	o.readers = make(readers, 1)
 	cfg := launch.Config{
-		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, Grace: o.grace, Affinity: launch.Affinity(o.affinity),
+		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, HeartbeatTimeout: o.heartbeat, Grace: o.grace, Affinity: launch.Affinity(o.affinity),
 		Stdout: o.readers.of(os.Stdout), Stderr: o.readers.of(os.Stderr),
 	}
 	if o.maxRestarts < 0 {
@@ -172,6 +173,9 @@ func (o *runFlags) config() (launch.Config, error) {
 	}
 	if o.grace <= 0 {
 		return cfg, usagef("--grace %v: want more than 0s", o.grace)
+	}
+	if o.heartbeat < time.Second {
+		return cfg, usagef("--heartbeat-timeout %v: want 1s or more", o.heartbeat)
 	}
 	if o.timeout <= 0 {
 		return cfg, usagef("--rdzv-timeout %v: want more than 0s", o.timeout)

@@ -65,11 +65,6 @@ func (o *runFlags) meeting(cfg *launch.Config) (launch.Meeting, error) {
 	}
 	cfg.Node = o.nodeRank
 	m.Serve = cfg.Node == 0
-	if m.Backend == "etcd" {
-		if m.Etcd, err = launch.EtcdFromEnvironment(os.Getenv, os.ReadFile); err != nil {
-			return m, err
-		}
-	}
 	if cfg.Address = o.localAddr; cfg.Address == "" && cfg.Nodes > 1 {
 		cfg.Address, err = ownAddress(m)
 	}

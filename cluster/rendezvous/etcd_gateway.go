@@ -1,0 +1,292 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// EtcdConfig says how etcd is spoken to, besides where it is. The zero value is for one without encryption and users.
+type EtcdConfig struct {
+	TLS            *tls.Config // etcd's own certificates, for etcds://; they have nothing to do with the job's
+	User, Password string
+}
+
+// EtcdFromEnvironment returns the configuration that etcdctl would take from the environment: ETCDCTL_CACERT, ETCDCTL_CERT and
+// ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and ETCDCTL_PASSWORD.
+func EtcdFromEnvironment(getenv func(string) string, readFile func(string) ([]byte, error)) (EtcdConfig, error) {
+	c := EtcdConfig{TLS: &tls.Config{MinVersion: tls.VersionTLS12}}
+	c.User, c.Password, _ = strings.Cut(getenv("ETCDCTL_USER"), ":")
+	if p := getenv("ETCDCTL_PASSWORD"); p != "" {
+		c.Password = p
+	}
+	if name := getenv("ETCDCTL_CACERT"); name != "" {
+		text, err := readFile(name)
+		if err != nil {
+			return c, fmt.Errorf("ETCDCTL_CACERT: %w", err)
+		}
+		c.TLS.RootCAs = x509.NewCertPool()
+		if !c.TLS.RootCAs.AppendCertsFromPEM(text) {
+			return c, fmt.Errorf("ETCDCTL_CACERT: %s holds no certificate", name)
+		}
+	}
+	cert, key := getenv("ETCDCTL_CERT"), getenv("ETCDCTL_KEY")
+	if cert == "" && key == "" {
+		return c, nil
+	}
+	certText, err1 := readFile(cert)
+	keyText, err2 := readFile(key)
+	if err := errors.Join(err1, err2); err != nil {
+		return c, fmt.Errorf("ETCDCTL_CERT and ETCDCTL_KEY: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certText, keyText)
+	if err != nil {
+		return c, fmt.Errorf("ETCDCTL_CERT and ETCDCTL_KEY: %w", err)
+	}
+	c.TLS.Certificates = []tls.Certificate{pair}
+	return c, nil
+}
+
+// gateway speaks to etcd by its JSON gateway (gRPC's calls as HTTP with JSON, which every etcd 3 has at its client port unless that is
+// switched off): so that a program needs nothing of etcd's to use one.
+type gateway struct {
+	client    *http.Client
+	endpoints []string // http://host:port
+	login     EtcdConfig
+	patience  time.Duration
+
+	mu    sync.Mutex
+	at    int // the endpoint that answered last
+	token string
+}
+
+// newGateway reads "host:port,host:port".
+func newGateway(scheme, hosts string, login EtcdConfig, cfg Config) (*gateway, error) {
+	g := &gateway{login: login, patience: cfg.Patience}
+	for host := range strings.SplitSeq(hosts, ",") {
+		if h, p, err := net.SplitHostPort(host); err != nil || h == "" || p == "" {
+			return nil, fmt.Errorf("etcd at %q: want host:port, or several with commas between", hosts)
+		}
+		g.endpoints = append(g.endpoints, scheme+"://"+host)
+	}
+	g.client = &http.Client{Transport: &http.Transport{
+		TLSClientConfig: login.TLS, Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, etcdDial)
+			defer cancel()
+			c, err := cfg.Dial(ctx, network, address)
+			if tcp, ok := c.(*net.TCPConn); ok && err == nil {
+				err = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: etcdDial, Interval: etcdDial, Count: 2})
+			}
+			return c, err
+		},
+	}}
+	return g, nil
+}
+
+const (
+	etcdDial  = 5 * time.Second        // for an endpoint to be reached, and to prove that it is still there
+	etcdCall  = 5 * time.Second        // for it to answer
+	etcdPause = 100 * time.Millisecond // before all are asked again
+	answerMax = 1 << 30                // bytes
+)
+
+// etcdError is an answer that is an error.
+type etcdError struct {
+	Code    int    `json:"code"` // gRPC's
+	Message string `json:"message"`
+}
+
+// gRPC's codes that mean something here.
+const (
+	codeDeadline        = 4
+	codeExhausted       = 8
+	codeOutOfRange      = 11
+	codeUnavailable     = 14
+	codeUnauthenticated = 16
+)
+
+func (e *etcdError) Error() string { return "etcd: " + e.Message }
+
+// Is reports what an answer means to the users of a store.
+func (e *etcdError) Is(target error) bool {
+	switch target {
+	case ErrFull:
+		return e.Code == codeExhausted && strings.Contains(e.Message, "space")
+	case ErrCompacted:
+		return e.Code == codeOutOfRange && strings.Contains(e.Message, "compacted")
+	}
+	return false
+}
+
+// unsent is an error by which a request has certainly done nothing.
+type unsent struct{ error }
+
+func (e unsent) Unwrap() error { return e.error }
+
+// call asks etcd something and reads the answer. What can be asked again is, of one endpoint after the other: a question, and a change that
+// certainly was not made. After patience the store is lost.
+func (g *gateway) call(ctx context.Context, method string, question bool, request, answer any) error {
+	return g.insist(ctx, method, question, request, func(body io.Reader) error { return json.NewDecoder(body).Decode(answer) })
+}
+
+// stream begins a watch, again if it is broken off, and has read read what it is told.
+func (g *gateway) stream(ctx context.Context, request any, read func(io.Reader) error) error {
+	return g.insist(ctx, watchMethod, true, request, read)
+}
+
+func (g *gateway) insist(ctx context.Context, method string, question bool, request any, read func(io.Reader) error) error {
+	begin := time.Now()
+	for {
+		more, err := g.each(ctx, method, question, request, func(body io.Reader) error {
+			begin = time.Now() // it is there
+			return read(body)
+		})
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil || !more:
+			return err
+		case time.Since(begin) > g.patience:
+			return fmt.Errorf("%w: %w", ErrLost, err)
+		}
+		select {
+		case <-time.After(etcdPause):
+		case <-ctx.Done():
+			return fmt.Errorf("%w (the last attempt: %w)", context.Cause(ctx), err)
+		}
+	}
+}
+
+// again reports whether what failed may be tried once more.
+func again(err error, question bool) bool {
+	var refused *etcdError
+	if errors.As(err, &refused) && refused.Code != codeUnavailable && refused.Code != codeDeadline {
+		return false
+	}
+	var not unsent
+	return question || errors.As(err, &not)
+}
+
+// each asks one endpoint after the other, beginning with the one that answered last, and reports whether all may be asked once more.
+func (g *gateway) each(ctx context.Context, method string, question bool, request any, read func(io.Reader) error) (more bool, err error) {
+	g.mu.Lock()
+	first := g.at
+	g.mu.Unlock()
+	var errs []error
+	for i := range g.endpoints {
+		at := (first + i) % len(g.endpoints)
+		err := g.ask(ctx, g.endpoints[at], method, request, read)
+		if refused := (*etcdError)(nil); errors.As(err, &refused) && refused.Code == codeUnauthenticated && g.forget() {
+			err = g.ask(ctx, g.endpoints[at], method, request, read)
+		}
+		if err == nil {
+			g.mu.Lock()
+			g.at = at
+			g.mu.Unlock()
+			return false, nil
+		}
+		if ctx.Err() != nil || !again(err, question) {
+			return false, err
+		}
+		errs = append(errs, err)
+	}
+	return true, errors.Join(errs...)
+}
+
+// ask asks one endpoint, and has read read the answer. Without a deadline of its own for what is read.
+func (g *gateway) ask(ctx context.Context, endpoint, method string, request any, read func(io.Reader) error) error {
+	token, err := g.proof(ctx, endpoint, method)
+	if err != nil {
+		return unsent{err}
+	}
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	slow := time.AfterFunc(etcdDial+etcdCall, func() {
+		cancel(fmt.Errorf("%s has not answered within %v", endpoint, etcdDial+etcdCall))
+	})
+	defer slow.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, endpoint+"/v3/"+method, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Grpc-Metadata-hasleader", "true") // one that is cut off from the others says so
+	if token != "" {
+		req.Header.Set("Authorization", token)
+	}
+	resp, err := g.client.Do(req)
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+		return unsent{err}
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if method == watchMethod {
+		slow.Stop()
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+		refused := &etcdError{}
+		if json.Unmarshal(text, refused) != nil || refused.Message == "" {
+			refused.Message = fmt.Sprintf("%s answers %s: %.200q: no etcd, or one without its JSON gateway", endpoint, resp.Status, text)
+			if resp.StatusCode >= http.StatusBadGateway { // a proxy's, say
+				refused.Code = codeUnavailable
+			}
+		}
+		return refused
+	}
+	return read(io.LimitReader(resp.Body, answerMax))
+}
+
+const watchMethod = "watch"
+
+// proof returns the token that shows who this process is, if etcd has users.
+func (g *gateway) proof(ctx context.Context, endpoint, method string) (string, error) {
+	if g.login.User == "" || method == "auth/authenticate" {
+		return "", nil
+	}
+	g.mu.Lock()
+	token := g.token
+	g.mu.Unlock()
+	if token != "" {
+		return token, nil
+	}
+	var got struct {
+		Token string `json:"token"`
+	}
+	login := map[string]string{"name": g.login.User, "password": g.login.Password}
+	if err := g.ask(ctx, endpoint, "auth/authenticate", login, func(r io.Reader) error { return json.NewDecoder(r).Decode(&got) }); err != nil {
+		return "", err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.token = got.Token
+	return got.Token, nil
+}
+
+// forget has the next question ask for a new token. False: there is none to be had.
+func (g *gateway) forget() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.token = ""
+	return g.login.User != ""
+}
