@@ -254,16 +254,13 @@ func TestMisfits(t *testing.T) {
 	}
 }
 
-// changedCopy makes a copy of an executable with a byte more, which is another program that does the same.
+// changedCopy makes a copy of an executable with a byte more, which is another program that does the same. Another process writes it: what
+// this one has open for writing its children have too, for a moment, and what anybody can write to nobody can start.
 func changedCopy(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	other := filepath.Join(t.TempDir(), filepath.Base(path))
-	if err := os.WriteFile(other, append(text, 0), 0o700); err != nil {
-		t.Fatal(err)
+	if out, err := exec.Command("sh", "-c", `cp "$1" "$2" && echo >>"$2"`, "sh", path, other).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
 	return other
 }
