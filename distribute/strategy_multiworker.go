@@ -107,9 +107,9 @@ func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
 	if err != nil || s.workersInSync == 1 {
 		return s, err
 	}
-	err = s.compareOptions(op)
+	err = s.meetWorkers(op) // first: whoever waits in the store is not told of a worker that fails
 	if err == nil {
-		err = s.meetWorkers(op)
+		err = s.compareOptions(op)
 	}
 	if err != nil {
 		s.giveUp(err)
