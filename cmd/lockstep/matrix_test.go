@@ -163,6 +163,6 @@ func placedCommand(t *testing.T, p placement, w way, host int, summary string) [
 		args = append(args, "--nnodes", fmt.Sprint(w.hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint", hostsAddress+":29400")
 	}
 	args = append(args, "--", "sh", "-c", `exec "$0" "$@" --replicas `+p.own, exe, "train", "--strategy", "multi-worker",
-		"--engine", *matrixEngine, "--progress", "none", "--rdzv-timeout", "1m", "--summary", summary)
+		"--engine", *matrixEngine, "--progress", "none", "--heartbeat-timeout", "5m", "--summary", summary)
 	return append(append(args, small...), w.train...)
 }
