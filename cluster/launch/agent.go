@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
@@ -122,6 +123,9 @@ type Agent struct {
 	restart string         // what is said when the next epoch has begun
 
 	temporary bool // the folder for records
+
+	mu       sync.Mutex // guards what follows
+	unlogged error      // the first that kept a log from being whole
 }
 
 // New makes an agent. It starts nothing yet.
@@ -181,6 +185,9 @@ func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 	a.peers = newPeers(a)
 	defer a.peers.close()
 	o, err := a.epochs(ctx)
+	if a.unlogged != nil {
+		a.screen.say(fmt.Sprintf("lockstep run: the logs in %s are incomplete: %v\n", a.cfg.Logs, a.unlogged))
+	}
 	if a.temporary {
 		if o.Code == 0 || !a.flightRecords() {
 			os.RemoveAll(a.cfg.Records)
@@ -270,6 +277,16 @@ func (a *Agent) card(ports []int) card {
 	}
 }
 
+// notLogged says, once, that something could not be written into a log.
+func (a *Agent) notLogged(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unlogged == nil {
+		a.unlogged = err
+		a.screen.say(fmt.Sprintf("lockstep run: a log cannot be written, and the workers go on: %v\n", err))
+	}
+}
+
 // recordFolder makes the folder for records.
 func (a *Agent) recordFolder() (err error) {
 	if a.cfg.Records != "" {
@@ -309,7 +326,7 @@ func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 		a.screen.say(a.restart)
 		a.restart = ""
 	}
-	e := &epoch{agent: a, number: met.Epoch, layout: lay(met.Seats, a.cfg.Node), ends: map[int]nodeEnd{}, losses: map[int]loss{}, began: time.Now()}
+	e := &epoch{asleep: map[*worker]time.Time{}, agent: a, number: met.Epoch, layout: lay(met.Seats, a.cfg.Node), ends: map[int]nodeEnd{}, losses: map[int]loss{}, began: time.Now()}
 	e.memory, e.counted = readMemoryKills(a.root)
 	logs, err := a.logFolder(e.number)
 	if err != nil {
@@ -397,7 +414,7 @@ func (e *epoch) start(logs string) {
 		p.store, p.secret, p.record = a.cfg.StoreURL, a.cfg.Secret, a.cfg.Records
 		s := spec{
 			command: a.cfg.Command, dir: a.cfg.Dir, cpus: cpuShare(a.cfg.Affinity, cpus, nodes, n, local), logs: logs, show: a.show(p.rank),
-			env: environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))), prefix: fmt.Sprintf("[rank%d] ", p.rank),
+			env: environment(a.cfg.Env, p.variables(), threads(threadShare(cores, n))), prefix: fmt.Sprintf("[rank%d] ", p.rank), grace: a.cfg.Grace, unlogged: a.notLogged,
 		}
 		e.workers = append(e.workers, start(s, p.rank, a.starter, a.guard, &a.screen, &e.patience, func(w *worker) { e.ended <- w }))
 	}

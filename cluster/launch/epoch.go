@@ -26,6 +26,8 @@ type epoch struct {
 	memory   memoryKills // before the start
 	counted  bool
 
+	asleep map[*worker]time.Time // since when workers have been seen stopped
+
 	failing  bool // a worker has failed
 	first    int  // which, as far as this agent knows
 	firstAt  time.Time
@@ -72,6 +74,8 @@ const answerTime = 10 * time.Second
 // watch returns when the workers of all nodes have ended, or nothing more can be learned.
 func (e *epoch) watch(ctx context.Context) {
 	a, done := e.agent, ctx.Done()
+	look := time.NewTicker(a.cfg.HeartbeatTimeout / silentBeats)
+	defer look.Stop()
 	for !e.over() {
 		select {
 		case w := <-e.ended:
@@ -80,6 +84,8 @@ func (e *epoch) watch(ctx context.Context) {
 			e.heard(ev)
 		case sig := <-a.signals:
 			e.signalled(sig)
+		case <-look.C:
+			e.findStopped()
 		case <-e.settle:
 			e.stop()
 		case <-e.kill:
@@ -127,6 +133,32 @@ func (e *epoch) workerEnded(w *worker) {
 	}
 }
 
+// findStopped looks for workers that were stopped, by SIGSTOP say, of which nobody else may take notice: one that stays so has failed.
+func (e *epoch) findStopped() {
+	if e.failing {
+		return
+	}
+	now := time.Now()
+	for _, w := range e.running {
+		if !suspended(e.agent.root, w.pid()) {
+			delete(e.asleep, w)
+			continue
+		}
+		since, known := e.asleep[w]
+		switch {
+		case !known:
+			e.asleep[w] = now
+			e.agent.screen.say(fmt.Sprintf("lockstep run: worker %d (pid %d) is stopped: kill -CONT %d has it go on; it has failed if it stays so for %v\n", w.rank, w.pid(), w.pid(), e.agent.cfg.HeartbeatTimeout))
+		case now.Sub(since) >= e.agent.cfg.HeartbeatTimeout:
+			w.halt()
+			record, _ := w.record(e.agent.cfg.Grace)
+			record.Time = since
+			e.fail(record)
+			return
+		}
+	}
+}
+
 // fail ends the epoch on all nodes: a worker of this one has failed.
 func (e *epoch) fail(r failure.Record) {
 	if r.Kind == "signal" || r.Kind == "memory" { // else it has told itself
@@ -155,8 +187,7 @@ func (e *epoch) stop() {
 	e.failing, e.stopping, e.settle = true, true, nil
 	for _, w := range e.running {
 		if w.pid() > 0 && stopped(e.agent.root, w.pid()) {
-			w.halted, _ = w.tail.lines()
-			w.halted = append([]string{}, w.halted...)
+			w.halt()
 		}
 	}
 	e.ask(sigTerminate)

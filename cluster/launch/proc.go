@@ -15,6 +15,27 @@ func stopped(root fs.FS, pid int) bool {
 	return state == "T" || state == "t"
 }
 
+// suspended reports whether a process was stopped by a signal; one that a debugger holds is not.
+func suspended(root fs.FS, pid int) bool {
+	state, _ := processState(root, strconv.Itoa(pid))
+	return state == "T"
+}
+
+// groupMembers are the processes of a group that have not ended.
+func groupMembers(root fs.FS, group int) (pids []int) {
+	entries, _ := fs.ReadDir(root, "proc")
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if state, of := processState(root, entry.Name()); of == group && state != "Z" && state != "X" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // onlyDead reports whether all processes of a group have ended, though nobody has taken notice of it yet; false where that is not to be
 // seen.
 func onlyDead(root fs.FS, group int) bool {

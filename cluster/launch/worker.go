@@ -49,6 +49,14 @@ func (w *worker) pid() int {
 	return w.cmd.Process.Pid
 }
 
+// halt notes that the worker was found stopped.
+func (w *worker) halt() {
+	if w.halted == nil {
+		last, _ := w.tail.lines()
+		w.halted = append([]string{}, last...)
+	}
+}
+
 // spec is what is needed to start a worker.
 type spec struct {
 	command []string
@@ -58,6 +66,9 @@ type spec struct {
 	logs    string // folder; "": none
 	show    [2]bool
 	prefix  string
+	grace   time.Duration
+	// unlogged is told what could not be written into a log.
+	unlogged func(error)
 }
 
 // start starts a worker. One that cannot be started is a worker that has ended: its failure is told like any other's. patience reports
@@ -90,7 +101,7 @@ func start(s spec, rank int, st *starter, g *guard, scr *screen, patience *atomi
 		copying.Go(func() { outs[i].copy(w.ended) })
 	}
 	go func() {
-		w.wait(patience)
+		w.wait(patience, s.grace, scr)
 		g.remove(w.pid())
 		close(w.ended)
 		copying.Wait()
@@ -114,7 +125,7 @@ const (
 
 // wait waits for the process, and then for what it left behind in its group: not at all, or, when the job is being ended in order, until
 // it is told to kill that.
-func (w *worker) wait(patience *atomic.Bool) {
+func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	pid := w.pid()
 	awaitEnd(pid)
 	if !patience.Load() {
@@ -122,8 +133,11 @@ func (w *worker) wait(patience *atomic.Bool) {
 	}
 	_ = w.cmd.Wait() // the state says what there is to say
 	w.at, w.ending = time.Now(), endingOf(w.cmd.ProcessState)
-	for patience.Load() && groupLives(pid) {
-		time.Sleep(leftoverPoll)
+	for told := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
+		if !told && time.Since(w.at) > grace {
+			told = true
+			scr.say(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but what it started still runs: process group %d, with %v; waiting for it; Ctrl-C kills it\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
+		}
 	}
 	killGroup(pid)
 	for end := time.Now().Add(killedWithin); groupLives(pid) && time.Now().Before(end); {
@@ -135,6 +149,7 @@ func (w *worker) wait(patience *atomic.Bool) {
 type outlet struct {
 	read, write *os.File
 	log         *os.File
+	unlogged    func(error)
 	lines       *lines
 }
 
@@ -159,6 +174,7 @@ func (w *worker) openStreams(s spec, scr *screen) (outs []*outlet, err error) {
 				return outs, err
 			}
 		}
+		o.unlogged = s.unlogged
 		o.lines = &lines{emit: func(line []byte) {
 			if s.show[stream] {
 				scr.line(stream, s.prefix, line)
@@ -184,11 +200,21 @@ func (o *outlet) close() {
 func (o *outlet) copy(ended <-chan struct{}) {
 	var to io.Writer = o.lines
 	if o.log != nil {
-		to = io.MultiWriter(o.lines, o.log) // the log last: a full disk must not stop the screen
+		to = io.MultiWriter(o.lines, logWriter{o}) // a full disk stops nothing
 	}
 	copyStream(o.read, ended, to)
 	o.lines.flush()
 	o.close()
+}
+
+// logWriter writes into a log, and goes on when that fails.
+type logWriter struct{ *outlet }
+
+func (l logWriter) Write(p []byte) (int, error) {
+	if _, err := l.log.Write(p); err != nil {
+		l.unlogged(err)
+	}
+	return len(p), nil
 }
 
 // record says how the worker ended as far as its launcher can tell; false: as it should.

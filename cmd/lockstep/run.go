@@ -193,6 +193,11 @@ func (o *runFlags) config() (launch.Config, error) {
 	if cfg.Nodes, err = o.countNodes(); err != nil {
 		return cfg, err
 	}
+	if cfg.Nodes == 1 && o.hosts == "" {
+		if err = o.checkRanks(cfg.Workers); err != nil {
+			return cfg, err
+		}
+	}
 	switch {
 	case cfg.ID != "":
 	case cfg.Nodes > 1:
@@ -292,6 +297,21 @@ func (o *runFlags) show() (func(rank int, s launch.Stream) bool, error) {
 		return nil, usagef("--ranks: %v", err)
 	}
 	return func(rank int, s launch.Stream) bool { return shown[s] && slices.Contains(ranks, rank) }, nil
+}
+
+// checkRanks refuses to show workers that there are not.
+func (o *runFlags) checkRanks(workers int) error {
+	if o.ranks == "" {
+		return nil
+	}
+	ranks, err := launch.ParseRanks(o.ranks)
+	if err != nil {
+		return usagef("--ranks: %v", err)
+	}
+	if most := slices.Max(ranks); most >= workers {
+		return usagef("--ranks %s: there is no worker %d: want 0 to %d", o.ranks, most, workers-1)
+	}
+	return nil
 }
 
 // findProgram says at once that there is no such program.

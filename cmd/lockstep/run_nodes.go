@@ -196,6 +196,13 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 	if err != nil {
 		return usagef("-H: %v", err)
 	}
+	all := 0
+	for _, h := range hosts {
+		all += h.Workers
+	}
+	if err := o.checkRanks(all); err != nil {
+		return err
+	}
 	if cfg.Logs != "" {
 		if cfg.Logs, err = filepath.Abs(cfg.Logs); err != nil {
 			return err
