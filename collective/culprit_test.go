@@ -68,7 +68,7 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 			last := len(r.Calls) - 1
 			switch {
 			case s.calls[r.Rank] == nil || r.Rank == s.late:
-			case last < 1: // call 0 is that of the beginning
+			case last < 2: // these are those of the beginning
 				settled = false
 			case r.Calls[last].State == flight.Waiting:
 				waiting = append(waiting, r.Rank)
@@ -78,6 +78,12 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 		}
 	}
 	return waiting, settled
+}
+
+// connect has every two ranks meet: one that waits for a connection would wait for nobody's fault.
+func (s *scene) connect(c collective.Communicator) error {
+	x := func() tensor.Memory { return tensor.HostMemory(make([]float32, c.Size())) }
+	return c.Do(background, &collective.Call{Op: collective.AllToAll, Type: tensor.Float32, Src: x(), Dst: x()})
 }
 
 // play has all ranks meet once and then make their calls. When those that come stand still, who returns the rank whose deadline comes, and
@@ -90,7 +96,8 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 		ended[r] = make(chan struct{})
 		over.Go(func() {
 			defer close(ended[r])
-			if errs[r] = c.Do(background, named(barrier(), "before")); errs[r] != nil || s.calls[r] == nil {
+			errs[r] = errors.Join(s.connect(c), c.Do(background, named(barrier(), "before")))
+			if errs[r] != nil || s.calls[r] == nil {
 				<-s.absent
 				return
 			}
@@ -102,7 +109,7 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 	}
 	var waiting []int
 	first := s.late
-	for still := 0; still < 5; { // a frame may be on its way
+	for still := 0; still < 10; { // a frame may be on its way
 		time.Sleep(time.Millisecond)
 		now, settled := s.waiting()
 		if still++; !settled || !slices.Equal(now, waiting) {
@@ -279,7 +286,7 @@ func TestCulpritAtTimeout(t *testing.T) {
 			s.late = 0
 			s.calls[0].Options = &collective.Options{Timeout: 100 * time.Millisecond}
 			errs := s.play(t, nil)
-			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, rank 3 came last to call 0, barrier of "before"`
+			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, rank 3 came last to call 1, barrier of "before"`
 			if got := blamed(t, errs[0]); !slices.Equal(got, []int{3}) || !strings.Contains(errs[0].Error(), says) {
 				t.Errorf("rank 0 names %v: %v", got, errs[0])
 			}
