@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
@@ -328,6 +329,37 @@ func TestWorkersPartWays(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "the mirrored variable weights is no longer the same on all workers: replica 0 has "+want) {
 				t.Errorf("worker %d, while %d differs: %v", w, bad, err)
 			}
+		}
+	}
+}
+
+// TestLeftOverBatches: workers may have read ahead differently far when a pass over their data ended early. What they do next does not
+// depend on it.
+func TestLeftOverBatches(t *testing.T) {
+	for w, err := range overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1}, fakeConfig(2))
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		examples := lineExamples(8)
+		stream, err := trainer.feed(t.Context(), sizes(examples, 2, 2, 2, 2), feedConfig{limit: 3 * w, labels: true})
+		if err != nil {
+			return err
+		}
+		for range 3 * w {
+			g, err := stream.next(t.Context())
+			if err != nil {
+				return err
+			}
+			stream.release(g)
+		}
+		stream.close()
+		_, _, err = trainer.Gradients(t.Context(), data.Batch{Inputs: []*tensor.Tensor{examples.Inputs[0].Rows(0, 2)}, Labels: []*tensor.Tensor{examples.Labels[0].Rows(0, 2)}})
+		return err
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", w, err)
 		}
 	}
 }

@@ -171,7 +171,7 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 	if n := len(t.spare); n > 0 {
 		g := t.spare[n-1]
 		t.spare = t.spare[:n-1]
-		g.labels = labels
+		g.labels, g.place, g.stop = labels, place{}, false // what was read ahead of a pass that ended early differs among workers
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()

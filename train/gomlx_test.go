@@ -3,6 +3,7 @@ package train_test
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/gomlx/gomlx/core/graph"
@@ -110,6 +111,21 @@ func TestReplicasAgree(t *testing.T) {
 		if !(largest <= 1e-5) {
 			t.Errorf("%d replicas: a weight differs by %v from 1 replica's", replicas, largest)
 		}
+	}
+}
+
+// TestClosed: a closed trainer says so, and writes no batch into memory that its engine has lent and taken back.
+func TestClosed(t *testing.T) {
+	batches := loadDigits(t).Train.Take(20).Batch(10)
+	trainer := newGoMLX(t, 1, 10, 1, sgd())
+	if _, err := trainer.Evaluate(t.Context(), batches); err != nil {
+		t.Fatal(err)
+	}
+	if err := trainer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := trainer.Evaluate(t.Context(), batches); err == nil || !strings.Contains(err.Error(), "memory for a batch of replica 0: gomlx: the program is closed") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -111,7 +111,10 @@ func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
 }
 
 // Close frees the program and its variables.
-func (t *Trainer) Close() error { return t.program.Close() }
+func (t *Trainer) Close() error {
+	t.spare = nil // their memory may be the program's
+	return t.program.Close()
+}
 
 // Strategy returns the strategy that the trainer runs on.
 func (t *Trainer) Strategy() *distribute.Strategy { return t.strategy }
