@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -165,6 +166,9 @@ func TestSilentWorker(t *testing.T) {
 	}
 }
 
+// silentRank is how rank 2 is named, with another that has come too late if the machine was busy.
+var silentRank = regexp.MustCompile(`rank 2|ranks [01], 2`)
+
 func silentWorker(t *testing.T, timeouts [3]time.Duration) {
 	const n = 3
 	joins := join(t, n, secret.Secret{})
@@ -210,7 +214,7 @@ func silentWorker(t *testing.T, timeouts [3]time.Duration) {
 			continue
 		}
 		text := strings.Join(r.Wrong, "\n")
-		if !strings.Contains(text, "worker 2 (host") || !strings.Contains(text, "has not said what it found") || !strings.Contains(text, "rank 2") {
+		if !strings.Contains(text, "worker 2 (host") || !strings.Contains(text, "has not said what it found") || !silentRank.MatchString(text) {
 			t.Errorf("worker %d: %s", i, text)
 		}
 	}
