@@ -221,7 +221,7 @@ func TestConfig(t *testing.T) {
 		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
 		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "there is no store where the workers can meet: set LOCKSTEP_STORE"},
 		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "can meet: because"},
-		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "knows stores whose URLs begin with file:// or tcp://"},
+		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "knows stores whose URLs begin with etcd:// or etcds:// or file:// or tcp://"},
 		{"several hosts", worker.Config{Job: two(func(j *cluster.Job) {
 			j.Spec = cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}})
 		})}, "several hosts without a secret: the job is spread over a, b"},
