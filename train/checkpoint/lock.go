@@ -70,7 +70,7 @@ func takeLock(dir string, me Holder) (*lock, error) {
 
 func (l *lock) take() error {
 	me := &l.me
-	for {
+	for range takeMost {
 		f, err := os.OpenFile(l.path(), os.O_RDWR|os.O_CREATE, 0o666)
 		if err != nil {
 			return wrap(err)
@@ -101,7 +101,11 @@ func (l *lock) take() error {
 		}
 		return e
 	}
+	return fmt.Errorf("checkpoint: locking the folder: %s is another file each time that it is opened", l.path())
 }
+
+// takeMost is how often a process opens the file of a lock that others give back meanwhile.
+const takeMost = 1000
 
 // yieldsTo reports whether a process takes the lock from h though that may still run.
 func (h *Holder) yieldsTo(me *Holder) bool {
@@ -146,11 +150,14 @@ func (l *lock) takeOver() (err error) {
 	if err := l.sign(l.file); err != nil {
 		return err
 	}
-	if err := os.Rename(beside, l.path()); err != nil {
+	err = os.Rename(beside, l.path())
+	if err != nil { // some systems do not rename what is open
 		l.file.Close()
-		return wrap(err)
+		if err = os.Rename(beside, l.path()); err == nil {
+			l.file, err = os.OpenFile(l.path(), os.O_RDWR, 0)
+		}
 	}
-	return nil
+	return wrap(err)
 }
 
 // held returns an error if another process has taken the lock over. One that somebody has removed is taken again.

@@ -76,6 +76,18 @@ func TestLockRemoved(t *testing.T) {
 	if err := errors.Join(m.Close(), m.Close()); err != nil {
 		t.Error(err)
 	}
+	if err := m.Save(contents(3)); err == nil || !strings.Contains(err.Error(), "the manager is closed") {
+		t.Errorf("after Close got %v", err)
+	}
+}
+
+// TestLockNeverStays: a lock that is another file whenever it is looked at ends in an error, not in an endless loop.
+func TestLockNeverStays(t *testing.T) {
+	l := &lock{dir: t.TempDir(), me: Holder{Host: "here", PID: 1}}
+	l.try = func(f *os.File) (bool, error) { return true, os.Remove(f.Name()) }
+	if err := l.take(); err == nil || !strings.Contains(err.Error(), "is another file each time that it is opened") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // TestNoLocks: on a disk that knows no locks it is what the file says.

@@ -115,6 +115,9 @@ func (m *Manager) Start(c *Contents) error {
 	if err := m.Wait(); err != nil {
 		return err
 	}
+	if m.lock == nil {
+		return fmt.Errorf("checkpoint: no snapshot can be written into %s: the manager is closed", m.dir)
+	}
 	pending := make(chan error, 1)
 	m.pending = pending
 	m.number++
