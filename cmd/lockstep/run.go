@@ -101,7 +101,7 @@ given. --nproc_per_node and the like are understood as well.`,
 	f.StringVarP(&o.hosts, "hosts", "H", "", "start all nodes from here by ssh: `hosts` and their workers, such as host1:4,host2:4")
 	f.BoolVar(&o.standalone, "standalone", false, "one node that meets no other (the default for one node)")
 	f.StringVar(&o.backend, "rdzv-backend", "tcp", "where nodes and workers meet: tcp (a store in node 0's lockstep run), file (a folder that all share), etcd")
-	f.StringVar(&o.endpoint, "rdzv-endpoint", "", "address of node 0 (port 29400 if it has none), the shared folder, or etcd's addresses")
+	f.StringVar(&o.endpoint, "rdzv-endpoint", "", "address of node 0 (port 29400 if it has none), the shared folder, or etcd's addresses; with -H this machine's address (any free port)")
 	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new one for one node, else lockstep)")
 	f.DurationVar(&o.timeout, "rdzv-timeout", 5*time.Minute, "how long the nodes wait for one another")
 	f.StringVar(&o.masterAddr, "master-addr", "", "torchrun's other word for --rdzv-endpoint: the host")

@@ -105,9 +105,14 @@ func (o *runFlags) checkMeeting(m *launch.Meeting, nodes int) error {
 	return nil
 }
 
+// portless reports whether an address has no port.
+func portless(endpoint string) bool {
+	return strings.Count(endpoint, ":") == 0 || strings.HasSuffix(endpoint, "]")
+}
+
 // withPort adds the usual port to an address that has none.
 func withPort(endpoint string) (string, error) {
-	if strings.Count(endpoint, ":") == 0 || strings.HasSuffix(endpoint, "]") {
+	if portless(endpoint) {
 		endpoint += ":" + storePort
 	}
 	host, port, err := net.SplitHostPort(endpoint)
@@ -208,7 +213,11 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 			return err
 		}
 	}
-	r := &launch.Remote{Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: o.endpoint, Logger: runLogger()}
+	endpoint := o.endpoint
+	if endpoint != "" && portless(endpoint) {
+		endpoint += ":0" // any free one: the agents are told
+	}
+	r := &launch.Remote{Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: endpoint, Logger: runLogger()}
 	if r.Config.Dir, err = os.Getwd(); err != nil {
 		return err
 	}
