@@ -334,6 +334,7 @@ func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 	}
 	ports.release()
 	e.start(logs)
+	e.catchUp(ctx)
 	return e, nil
 }
 

@@ -311,6 +311,26 @@ func (e *epoch) seatChanged(s *seat) {
 	e.expect()
 }
 
+// catchUp acts on agents that were lost, or replaced, while the epoch was put together with them: of that nothing more is heard.
+func (e *epoch) catchUp(ctx context.Context) {
+	p := e.agent.peers
+	away := func(s *seat) bool { return s != nil && (s.State == lost || s.Nonce != e.layout.cards[s.Node].Nonce) }
+	if !slices.ContainsFunc(p.seats, away) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	seats, _, _, err := p.read(ctx) // what was heard may be older than what was agreed on
+	if err != nil {
+		return // of a store that is lost is heard
+	}
+	for _, s := range seats {
+		if away(s) {
+			e.seatChanged(s)
+		}
+	}
+}
+
 // expect gives up on the nodes that do not say within reasonable time that their workers have ended.
 func (e *epoch) expect() {
 	if e.failing && len(e.running) == 0 && e.giveUp == nil {

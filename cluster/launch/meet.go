@@ -19,7 +19,14 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.wait)
 	defer cancel()
-	if err := p.renew(ctx, number, mine); err != nil {
+	renew := func() error {
+		err := p.renew(ctx, number, mine)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+			return p.missing(number)
+		}
+		return err
+	}
+	if err := renew(); err != nil {
 		return nil, err
 	}
 	for _, s := range p.seats {
@@ -47,12 +54,12 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 				if number++; int(number) > a.cfg.RestartsMax {
 					return nil, fmt.Errorf("the job goes on without %v, which was taken for lost", &p.mine.card)
 				}
-				if err := p.renew(ctx, number, mine); err != nil {
+				if err := renew(); err != nil {
 					return nil, err
 				}
 				proposed = false
 			case p.seats[p.node].State == lost: // wrongly
-				if err := p.renew(ctx, number, mine); err != nil {
+				if err := renew(); err != nil {
 					return nil, err
 				}
 			}

@@ -4,13 +4,17 @@ package launch
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
@@ -160,12 +164,14 @@ func runNode(t *testing.T, ctx context.Context, cfg Config) error {
 }
 
 func TestNodesThatDoNotMeet(t *testing.T) {
-	t.Run("missing", func(t *testing.T) {
-		err := runNode(t, t.Context(), Config{Nodes: 3, Node: 1, Store: rendezvous.NewMemory().Open(), RendezvousTimeout: 100 * time.Millisecond})
-		if err == nil || !strings.Contains(err.Error(), "node") || !strings.Contains(err.Error(), "0") || !strings.Contains(err.Error(), "2") {
-			t.Errorf("error %v, want one that names nodes 0 and 2", err)
-		}
-	})
+	for _, wait := range []time.Duration{time.Nanosecond, 100 * time.Millisecond} { // the first is over before the store was asked
+		t.Run(fmt.Sprint("missing for ", wait), func(t *testing.T) {
+			err := runNode(t, t.Context(), Config{Nodes: 3, Node: 1, Store: rendezvous.NewMemory().Open(), RendezvousTimeout: wait})
+			if want := "node 0 has not come, node 2 has not come; of 3 nodes there were node 1"; err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, want one that says %q", err, want)
+			}
+		})
+	}
 	t.Run("with other restarts", func(t *testing.T) {
 		memory := rendezvous.NewMemory()
 		errs := make(chan error, 2)
@@ -186,11 +192,14 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 func TestLostAgent(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{})
-	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 200 * time.Millisecond, Grace: 100 * time.Millisecond})
+	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: it has not shown for") {
 		t.Errorf("error %v, want one that names node 1", err)
 	}
 }
+
+// ghostTime lets an agent do without processor time for half a second before it doubts the store.
+const ghostTime = time.Second
 
 // ghost has node 1 of 2 come, meet for epoch 0, and never be heard of again.
 func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
@@ -207,20 +216,98 @@ func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
 	return p.nonce
 }
 
+// TestLostAtTheStart: an agent that is lost between the last look at it and the beginning of the epoch is missed all the same.
+func TestLostAtTheStart(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	nonce := ghost(t, memory, card{})
+	store := memory.Open()
+	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
+	seats, _, _, err := p.read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := *seats[1]
+	if err := p.lose(t.Context(), 1, nonce, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
+	}()
+	for seats[0] == nil || !seats[0].Ready {
+		time.Sleep(time.Millisecond)
+		if seats, _, _, err = p.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := json.Marshal(meeting{Seats: []seat{*seats[0], late}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Set(t.Context(), p.key("event", "met", 0), text); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: it has not shown for") {
+		t.Errorf("error %v, want one that names node 1", err)
+	}
+}
+
+// muted is a store that may take no changes, without saying so.
+type muted struct {
+	rendezvous.Store
+	now atomic.Bool
+}
+
+func (m *muted) Set(ctx context.Context, key string, value []byte) error {
+	if m.now.Load() {
+		return nil
+	}
+	return m.Store.Set(ctx, key, value)
+}
+
+// TestDoubtedStore: a store that shows no pulses is lost if it stays so, however often it was so for a moment before.
+func TestDoubtedStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &muted{Store: rendezvous.NewMemory().Open()}
+		p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: store, HeartbeatTimeout: silentBeats * time.Second}})
+		p.listen()
+		defer p.close()
+		p.work.Go(func() {
+			_ = rendezvous.Publish(p.ctx, store, p.key("pulse"), 1, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse { return rendezvous.Pulse{} })
+		})
+		for range 3 {
+			time.Sleep(5 * time.Minute)
+			store.now.Store(true)
+			time.Sleep((silentBeats + 2) * time.Second)
+			store.now.Store(false)
+		}
+		time.Sleep(5 * time.Minute)
+		select {
+		case ev := <-p.events:
+			t.Fatalf("heard %+v, though the store was back each time", ev)
+		default:
+		}
+		store.now.Store(true)
+		if ev := <-p.events; !errors.Is(ev.err, rendezvous.ErrLost) {
+			t.Errorf("heard %+v, want that the store is lost", ev)
+		}
+	})
+}
+
 // TestNobodyReplaces: a lost agent is waited for, and the error names it if nobody comes.
 func TestNobodyReplaces(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{RestartsMax: 1})
 	out := &output{}
 	err := runNode(t, t.Context(), Config{
-		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 200 * time.Millisecond, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: time.Second, Stderr: out,
+		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: 2 * time.Second, Stderr: out,
 	})
 	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no other agent with --node-rank 1 has come", "of 2 nodes there were node 0 (host "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
 		}
 	}
-	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: it has not shown for", "waiting up to 1s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
+	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: it has not shown for", "waiting up to 2s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("not said: %q in\n%s", want, out)
 		}
@@ -240,7 +327,7 @@ func TestSilentNode(t *testing.T) {
 	out := &output{}
 	a, err := New(Config{
 		Command: []string{"sh", "-c", `echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json; exit 1`},
-		Workers: 1, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 200 * time.Millisecond, Stderr: out,
+		Workers: 1, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Stderr: out,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -280,19 +280,20 @@ func (p *peers) listen() {
 }
 
 // findLost writes down which agents are lost. A store that shows no pulse any more, not even this agent's own, is lost itself; but an agent
-// that was stopped for a while sees the same when it goes on, and so looks twice.
+// that was stopped for a while sees the same when it goes on, and so looks twice, each time that this happens.
 func (p *peers) findLost(watch *rendezvous.Watch) {
-	limit, doubts := silentBeats*p.beat, 0
+	limit := silentBeats * p.beat
+	var doubted time.Time
 	for {
 		silent, err := watch.Silence(p.ctx, p.node, limit)
 		switch {
 		case p.ctx.Err() != nil:
 			return
-		case err != nil && doubts > 0:
+		case err != nil && !doubted.IsZero() && time.Since(doubted) < 3*limit:
 			p.send(event{err: err})
 			return
 		case err != nil:
-			doubts++
+			doubted = time.Now()
 			_ = pause(p.ctx, limit/2)
 			continue
 		case p.lose(p.ctx, silent.Worker, silent.Pulse.Text, silent.Silent) == nil:
@@ -300,7 +301,7 @@ func (p *peers) findLost(watch *rendezvous.Watch) {
 		default: // hear tells of a store that is lost
 			_ = pause(p.ctx, p.beat)
 		}
-		doubts = 0
+		doubted = time.Time{}
 	}
 }
 
