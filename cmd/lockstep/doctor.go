@@ -180,14 +180,14 @@ func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	run := runFlags{
-		perNode: strconv.Itoa(o.workers), nodes: "1", backend: "tcp", timeout: o.wait, grace: o.timeout, tee: "both", affinity: "auto",
+		perNode: strconv.Itoa(o.workers), nodes: "1", backend: "tcp", timeout: o.wait, heartbeat: agentHeartbeat, grace: o.timeout, tee: "both", affinity: "auto",
 		command: command, given: func(string) bool { return false },
 	}
 	cfg, err := run.config()
 	if err != nil {
 		return err
 	}
-	cfg.Stdout, cfg.Quiet = withoutPrefix{out}, true
+	cfg.Stdout, cfg.Quiet = withoutPrefix{run.readers.of(out)}, true
 	return run.launch(ctx, cfg)
 }
 

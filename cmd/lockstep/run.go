@@ -109,7 +109,7 @@ given. --nproc_per_node and the like are understood as well.`,
 	f.StringVar(&o.localAddr, "local-addr", "", "`address` by which other nodes reach this one (default that of the route to the endpoint)")
 	f.BoolVar(&o.plaintext, "data-plaintext", false, "let several nodes meet without a secret, unencrypted: for networks where nobody else is; the program has to be told so too")
 	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure, or after the loss of a node, whose place another lockstep run may take")
-	f.DurationVar(&o.heartbeat, "heartbeat-timeout", 30*time.Second, "how long a node may give no sign of life, and a worker be stopped, before it is lost")
+	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat, "how long a node may give no sign of life, and a worker be stopped, before it is lost")
 	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to end once another has failed, before they are killed")
 	f.StringVar(&o.logDir, "log-dir", "", "write what the workers write into this `folder` too, one file for each worker and stream")
 	f.StringVar(&o.tee, "tee", "both", "streams that are shown: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
@@ -160,6 +160,9 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	}
 	return endWith(outcome.Code)
 }
+
+// agentHeartbeat is how long a node may give no sign of life, unless told otherwise.
+const agentHeartbeat = 30 * time.Second
 
 // config turns the flags into an agent's configuration.
 func (o *runFlags) config() (launch.Config, error) {
