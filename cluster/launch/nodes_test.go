@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -292,6 +293,37 @@ func TestDoubtedStore(t *testing.T) {
 			t.Errorf("heard %+v, want that the store is lost", ev)
 		}
 	})
+}
+
+// forgetful is a store that does not know, the first time, whether it has created a key.
+type forgetful struct {
+	rendezvous.Store
+	mu   sync.Mutex
+	seen map[string]bool
+}
+
+func (f *forgetful) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+	f.mu.Lock()
+	seen := f.seen[key]
+	f.seen[key] = true
+	f.mu.Unlock()
+	if !seen && strings.Contains(key, "/event/") && !strings.Contains(key, "/seat/") {
+		return nil, false, errors.New("there is no leader")
+	}
+	return f.Store.Create(ctx, key, value)
+}
+
+// TestForgetfulStore: what begins an epoch, and what ends the job, is said again if nobody knows whether it was said.
+func TestForgetfulStore(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	for i, n := range launchNodes(t, `exit 3`, func(c *Config) { c.Store = &forgetful{Store: memory.Open(), seen: map[string]bool{}} }, 1, 1) {
+		if o := n.wait(t); o.Code != 3 {
+			t.Errorf("node %d: outcome %+v", i, o)
+		}
+	}
+	if _, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/over"); err != nil {
+		t.Errorf("how the job has ended: %v", err)
+	}
 }
 
 // TestNobodyReplaces: a lost agent is waited for, and the error names it if nobody comes.

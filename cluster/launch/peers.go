@@ -101,9 +101,21 @@ func (p *peers) propose(value any, key ...any) {
 	p.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
 		defer cancel()
-		_, _, _ = p.store.Create(ctx, p.key(key...), text) // what holds is heard, or that the store is lost
+		p.create(ctx, p.key(key...), text) // what holds is heard, or that the store is lost
 	})
 }
+
+// create writes down what only the first one can say; once more where nobody knows whether it was written.
+func (p *peers) create(ctx context.Context, key string, value []byte) {
+	for {
+		_, _, err := p.store.Create(ctx, key, value)
+		if err == nil || errors.Is(err, rendezvous.ErrLost) || pause(ctx, min(p.beat, createPause)) != nil {
+			return
+		}
+	}
+}
+
+const createPause = 500 * time.Millisecond
 
 // conclude ends the job for all agents, unless one has done so already. It is the last word: all that was published before is there before it.
 func (p *peers) conclude(ctx context.Context, code int, why string) {
@@ -117,7 +129,7 @@ func (p *peers) conclude(ctx context.Context, code int, why string) {
 	if err != nil {
 		panic(err) // our own types
 	}
-	_, _, _ = p.store.Create(ctx, p.key("event", "over"), text) // else the others find out by their own clocks
+	p.create(ctx, p.key("event", "over"), text) // else the others find out by their own clocks
 }
 
 func (p *peers) set(key string, value []byte) {
