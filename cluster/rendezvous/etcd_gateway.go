@@ -146,24 +146,27 @@ func (g *gateway) stream(ctx context.Context, request any, read func(io.Reader) 
 }
 
 func (g *gateway) insist(ctx context.Context, method string, question bool, request any, read func(io.Reader) error) error {
-	begin := time.Now()
+	begin, last := time.Now(), error(nil)
 	for {
 		more, err := g.each(ctx, method, question, request, func(body io.Reader) error {
 			begin = time.Now() // it is there
 			return read(body)
 		})
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil && last == nil:
 			return context.Cause(ctx)
+		case ctx.Err() != nil:
+			return fmt.Errorf("%w (the last attempt: %v)", context.Cause(ctx), last)
 		case err == nil || !more:
 			return err
 		case time.Since(begin) > g.patience:
 			return fmt.Errorf("%w: %w", ErrLost, err)
 		}
+		last = err
 		select {
 		case <-time.After(etcdPause):
 		case <-ctx.Done():
-			return fmt.Errorf("%w (the last attempt: %w)", context.Cause(ctx), err)
+			return fmt.Errorf("%w (the last attempt: %v)", context.Cause(ctx), last)
 		}
 	}
 }
