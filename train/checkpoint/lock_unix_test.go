@@ -61,6 +61,42 @@ func TestLocked(t *testing.T) {
 	}
 }
 
+// TestClearedWhileWritten: what an earlier start is still writing does not keep a later one from clearing it away.
+func TestClearedWhileWritten(t *testing.T) {
+	for range 20 {
+		dir := t.TempDir()
+		unfinished := filepath.Join(dir, ".snapshot-000007-step-7")
+		if err := os.Mkdir(unfinished, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		begun, over := make(chan struct{}), make(chan error)
+		go func() {
+			for i := 0; ; i++ {
+				err := os.WriteFile(filepath.Join(unfinished, fmt.Sprint(i)), nil, 0o600)
+				if i == 20 {
+					close(begun)
+				}
+				if err != nil || i == 1e6 {
+					over <- err
+					return
+				}
+			}
+		}()
+		<-begun
+		m, err := Open(Config{Dir: dir})
+		if wrote := <-over; err != nil || !errors.Is(wrote, os.ErrNotExist) {
+			t.Fatalf("got %v, and who was writing %v", err, wrote)
+		}
+		save(t, m, 8)
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		if got, want := bases(t, dir), []string{"snapshot-000008-step-8"}; !slices.Equal(got, want) {
+			t.Errorf("left are %v, want %v", got, want)
+		}
+	}
+}
+
 // TestLockRemoved: who removes the lock of a running process does no harm.
 func TestLockRemoved(t *testing.T) {
 	dir := t.TempDir()

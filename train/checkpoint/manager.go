@@ -86,11 +86,23 @@ func (m *Manager) begin() error {
 		if !left {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(m.dir, e.Name())); err != nil {
+		if err := clearAway(filepath.Join(m.dir, e.Name())); err != nil {
 			return wrap(err)
 		}
 	}
 	return wrap(m.disk.tryFolder(m.unfinished(name{}))) // better now than after hours of training
+}
+
+// clearAway removes what is unfinished. A process whose lock was taken over may be writing there: it must not find the place again, or
+// it would put files into the folder that is being removed.
+func clearAway(path string) error {
+	if aside := path + ".left"; os.Rename(path, aside) == nil {
+		path = aside
+	}
+	if os.RemoveAll(path) == nil {
+		return nil
+	}
+	return os.RemoveAll(path) // one file may have been on its way
 }
 
 // Close waits for the save in progress and lets others write into the folder. It returns the first error of all saves.
