@@ -41,9 +41,10 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store, "read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
+	me := w.about() // which reads the whole program: that is no waiting for others
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
-	if err := w.join(ctx); err != nil {
+	if err := w.join(ctx, me); err != nil {
 		return nil, fmt.Errorf("worker: %v: %w", w.job, err)
 	}
 	w.doing.phase.Store(nil) // what comes next is the program's to say
@@ -117,11 +118,11 @@ func (w *Worker) link(ctx context.Context) error {
 }
 
 // join meets the other workers and connects with them.
-func (w *Worker) join(ctx context.Context) error {
+func (w *Worker) join(ctx context.Context, me about) error {
 	if err := w.openStore(ctx); err != nil {
 		return err
 	}
-	if err := w.meet(ctx); err != nil {
+	if err := w.meet(ctx, me); err != nil {
 		w.failMeeting(err)
 		if w.server != nil || w.removes() {
 			pause(context.WithoutCancel(ctx), linger) // for the others, who learn from it why
@@ -250,13 +251,18 @@ type about struct {
 	MixedBuilds bool   `json:"mixed_builds,omitempty"`
 }
 
-// meet waits for the other workers and learns who they are.
-func (w *Worker) meet(ctx context.Context) error {
+// about returns what this worker's card says besides.
+func (w *Worker) about() about {
 	me := about{HostID: shm.HostID()}
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}
 	w.sayProgram(&me)
+	return me
+}
+
+// meet waits for the other workers and learns who they are.
+func (w *Worker) meet(ctx context.Context, me about) error {
 	data, err := json.Marshal(me)
 	if err != nil {
 		return err

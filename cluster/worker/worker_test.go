@@ -247,7 +247,7 @@ func TestNobodyComes(t *testing.T) {
 	dir := t.TempDir()
 	_, err := worker.Join(t.Context(), worker.Config{
 		Job:               &cluster.Job{Source: "a test", ID: "in vain", Workers: 2, Store: freeStore(t)},
-		RendezvousTimeout: 500 * time.Millisecond, Getenv: only(cluster.EnvRecords, dir), Logger: slog.New(slog.DiscardHandler),
+		RendezvousTimeout: 2 * time.Second, Getenv: only(cluster.EnvRecords, dir), Logger: slog.New(slog.DiscardHandler),
 	})
 	if meeting := (*rendezvous.MeetError)(nil); !errors.As(err, &meeting) {
 		t.Fatalf("got %v", err)
