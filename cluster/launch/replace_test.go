@@ -79,6 +79,11 @@ func (n *nodeProcess) wait(t *testing.T, code int) {
 	}
 }
 
+// untilEnd is a script of workers that end when there is a file.
+func untilEnd(file string) string {
+	return `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; while ! [ -e '` + file + `' ]; do sleep 0.05; done`
+}
+
 // untilReplaced is a worker that ends well in epoch 1.
 const untilReplaced = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH = 1 ] && exit 0; while :; do sleep 0.05; done`
 
@@ -136,20 +141,25 @@ func TestStoppedAgentIsReplaced(t *testing.T) {
 	}
 	t.Parallel()
 	folder := filepath.Join(t.TempDir(), "store")
-	a, b := startNode(t, 0, 2, folder, 1, untilReplaced), startNode(t, 1, 2, folder, 1, untilReplaced)
+	end := filepath.Join(t.TempDir(), "end")
+	workers := untilEnd(end)
+	a, b := startNode(t, 0, 2, folder, 1, workers), startNode(t, 1, 2, folder, 1, workers)
 	a.out.await(t, "[rank0] epoch 0")
 	b.out.await(t, "[rank1] epoch 0")
 	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	c := startNode(t, 1, 2, folder, 1, untilReplaced)
+	c := startNode(t, 1, 2, folder, 1, workers)
 	c.out.await(t, "[rank1] epoch 1")
 	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
+	b.wait(t, 1)
+	if err := os.WriteFile(end, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	a.wait(t, 0)
 	c.wait(t, 0)
-	b.wait(t, 1)
 	if want := "was taken"; !strings.Contains(b.out.String(), want) {
 		t.Errorf("the one that was replaced does not say %q:\n%s", want, b.out)
 	}

@@ -146,7 +146,10 @@ type vital struct {
 // NewWatch returns a watch of the pulses that are published under key. A worker that has not been seen yet is silent since now.
 func NewWatch(s Store, key string, workers int) *Watch {
 	w := &Watch{store: s, prefix: key + "/", workers: workers, vitals: make([]vital, workers)}
-	w.forgive(time.Now())
+	now := time.Now()
+	for i := range w.vitals {
+		w.vitals[i].beat, w.vitals[i].moved = now, now
+	}
 	return w
 }
 
@@ -196,12 +199,18 @@ func (w *Watch) Excuse(worker int) {
 	w.vitals[worker].excused = true
 }
 
-// forgive takes all silence for over: this process was not there to listen.
-func (w *Watch) forgive(now time.Time) {
+// slept leaves a time out of all silence: this process was not there to listen.
+func (w *Watch) slept(now time.Time, gone time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	later := func(t time.Time) time.Time {
+		if t = t.Add(gone); t.After(now) {
+			return now
+		}
+		return t
+	}
 	for i := range w.vitals {
-		w.vitals[i].beat, w.vitals[i].moved = now, now
+		w.vitals[i].beat, w.vitals[i].moved = later(w.vitals[i].beat), later(w.vitals[i].moved)
 	}
 }
 
@@ -250,20 +259,24 @@ func (w *Watch) Stillness(ctx context.Context, limit time.Duration) (Vital, erro
 	})
 }
 
-// await waits until the worker that judge chooses has been so for limit.
+// looks is how many times await looks in a limit, so that it notices when this process was stopped or got no time.
+const looks = 16
+
+// await waits until the worker that judge chooses has been so for limit. The time in which this process did not run does not count: the
+// pulses may be there and unread.
 func (w *Watch) await(ctx context.Context, limit time.Duration, judge func([]Vital) (Vital, time.Duration, error)) (Vital, error) {
+	step := max(limit/looks, time.Millisecond)
 	for {
 		v, so, err := judge(w.Vitals())
 		if v.Worker >= 0 && so >= limit || err != nil {
 			return v, err
 		}
-		wait := max(limit-so, time.Millisecond)
+		wait := min(max(limit-so, time.Millisecond), step)
 		due := time.Now().Add(wait)
 		select {
 		case <-time.After(wait):
-			// The pulses may be there and unread, if this process got no time either.
-			if late := time.Since(due); late > limit/4 {
-				w.forgive(time.Now())
+			if now := time.Now(); now.Sub(due) > step {
+				w.slept(now, now.Sub(due))
 			}
 		case <-ctx.Done():
 			return Vital{Worker: -1}, context.Cause(ctx)
