@@ -269,7 +269,9 @@ func (m *Manager) remove(n name) error {
 	if err := m.disk.does("unname", path); err != nil {
 		return err
 	}
-	if err := os.Rename(path, unfinished); err != nil {
+	if err := os.Rename(path, unfinished); errors.Is(err, fs.ErrNotExist) {
+		return nil // somebody else has removed it
+	} else if err != nil {
 		return err
 	}
 	if err := m.disk.does("remove", path); err != nil {

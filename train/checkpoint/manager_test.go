@@ -137,6 +137,24 @@ func TestSnapshotsAreKept(t *testing.T) {
 	}
 }
 
+// TestRemovedMeanwhile: an old snapshot that somebody else removes at the same moment is no reason to end.
+func TestRemovedMeanwhile(t *testing.T) {
+	dir := t.TempDir()
+	m := open(t, Config{Dir: dir, Keep: 1, watch: func(op, path string) error {
+		if op == "unname" {
+			return os.RemoveAll(path)
+		}
+		return nil
+	}})
+	save(t, m, 1, 2, 3)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if got, want := bases(t, dir), []string{"snapshot-000003-step-3"}; !slices.Equal(got, want) {
+		t.Errorf("left are %v, want %v", got, want)
+	}
+}
+
 // TestStart: saves go on in the background, one at a time, and an error of one is that of all later calls.
 func TestStart(t *testing.T) {
 	dir := t.TempDir()
