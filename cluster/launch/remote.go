@@ -39,6 +39,7 @@ type order struct {
 	Env         []string      `json:"env"`
 	RestartsMax int           `json:"restarts_max"`
 	Rendezvous  time.Duration `json:"rendezvous"`
+	Heartbeat   time.Duration `json:"heartbeat"`
 	Grace       time.Duration `json:"grace"`
 	Affinity    Affinity      `json:"affinity"`
 	Logs        string        `json:"logs"`
@@ -52,7 +53,7 @@ const orderMax = 8 << 20
 // Remote starts one agent on each of several hosts, itself being none, and serves the store in which they meet.
 type Remote struct {
 	// Config is what all agents are to do. Of it Command, Dir, Env (what the workers get besides their host's environment), ID,
-	// RestartsMax, RendezvousTimeout, Grace, Affinity, Logs, Stdout and Stderr count.
+	// RestartsMax, RendezvousTimeout, HeartbeatTimeout, Grace, Affinity, Logs, Stdout and Stderr count.
 	Config Config
 	// Ranks are those whose output is shown, nil: all; Streams which of them.
 	Ranks   []int
@@ -171,7 +172,7 @@ func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error
 	c := &r.Config
 	o := order{
 		Version: orderVersion, ID: c.ID, Secret: r.Secret.Text(), Store: store, Node: node, Nodes: len(r.Hosts), Workers: h.Workers, Command: c.Command,
-		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Grace: c.Grace, Affinity: c.Affinity, Logs: c.Logs,
+		Dir: c.Dir, Env: c.Env, RestartsMax: c.RestartsMax, Rendezvous: c.RendezvousTimeout, Heartbeat: c.HeartbeatTimeout, Grace: c.Grace, Affinity: c.Affinity, Logs: c.Logs,
 	}
 	for s := range o.Shown {
 		o.ShownAll[s] = r.Streams[s] && r.Ranks == nil
@@ -370,7 +371,7 @@ func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guar
 func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Place, error) {
 	cfg := Config{
 		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes, ID: o.ID, Secret: o.Secret,
-		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, Grace: o.Grace, Affinity: o.Affinity, Logs: o.Logs, Quiet: o.Node != 0,
+		RestartsMax: o.RestartsMax, RendezvousTimeout: o.Rendezvous, HeartbeatTimeout: o.Heartbeat, Grace: o.Grace, Affinity: o.Affinity, Logs: o.Logs, Quiet: o.Node != 0,
 		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
 	}
 	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {

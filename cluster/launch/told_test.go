@@ -24,6 +24,22 @@ func TestStoppedIsFound(t *testing.T) {
 	}
 }
 
+// TestHostsFindStopped: the agents of other hosts are told how long a worker may be stopped.
+func TestHostsFindStopped(t *testing.T) {
+	if _, err := fs.Stat(os.DirFS("/"), "proc/self/stat"); err != nil {
+		t.Skip("needs /proc to see that a process is stopped")
+	}
+	r := launchRemote(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`, func(r *Remote) { r.Config.HeartbeatTimeout = time.Minute })
+	eventually(t, "what is said of the stopped worker", func() bool {
+		return strings.Contains(r.out.String()+r.err.String(), "it has failed if it stays so for 1m0s\n")
+	})
+	r.remote.Interrupt(os.Interrupt)
+	r.remote.Interrupt(os.Interrupt)
+	if code := r.wait(t); code != 130 {
+		t.Errorf("exit code %d, want 130:\n%s\n%s", code, r.out, r.err)
+	}
+}
+
 // TestLeftoverIsTold: after the user's wish to end, what a worker has left behind is told, and killed by the second.
 func TestLeftoverIsTold(t *testing.T) {
 	s := launchScript(t, `trap 'exit 0' INT; (trap "" INT; while :; do sleep 0.02; done) & echo ready; while :; do sleep 0.02; done`, func(c *Config) {
