@@ -295,25 +295,38 @@ func TestDoubtedStore(t *testing.T) {
 	})
 }
 
-// forgetful is a store that does not know, the first time, whether it has created a key.
+// forgetful is a store that does not know, the first time, whether it has written a key: it has not when it was to create it, and has when
+// it was to change it.
 type forgetful struct {
 	rendezvous.Store
 	mu   sync.Mutex
 	seen map[string]bool
 }
 
-func (f *forgetful) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+func (f *forgetful) first(key string) bool {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	seen := f.seen[key]
 	f.seen[key] = true
-	f.mu.Unlock()
-	if !seen && strings.Contains(key, "/event/") && !strings.Contains(key, "/seat/") {
+	return !seen && strings.Contains(key, "/event/")
+}
+
+func (f *forgetful) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+	if f.first("create " + key) {
 		return nil, false, errors.New("there is no leader")
 	}
 	return f.Store.Create(ctx, key, value)
 }
 
-// TestForgetfulStore: what begins an epoch, and what ends the job, is said again if nobody knows whether it was said.
+func (f *forgetful) Swap(ctx context.Context, key string, revision uint64, value []byte) (bool, error) {
+	done, err := f.Store.Swap(ctx, key, revision, value)
+	if f.first("swap " + key) {
+		return false, errors.New("there is no leader any more")
+	}
+	return done, err
+}
+
+// TestForgetfulStore: who has a seat, what begins an epoch and what ends the job is said again if nobody knows whether it was said.
 func TestForgetfulStore(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	for i, n := range launchNodes(t, `exit 3`, func(c *Config) { c.Store = &forgetful{Store: memory.Open(), seen: map[string]bool{}} }, 1, 1) {

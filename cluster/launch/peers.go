@@ -109,7 +109,7 @@ func (p *peers) propose(value any, key ...any) {
 func (p *peers) create(ctx context.Context, key string, value []byte) {
 	for {
 		_, _, err := p.store.Create(ctx, key, value)
-		if err == nil || errors.Is(err, rendezvous.ErrLost) || pause(ctx, min(p.beat, createPause)) != nil {
+		if err == nil || final(err) || pause(ctx, min(p.beat, createPause)) != nil {
 			return
 		}
 	}

@@ -170,22 +170,44 @@ func (p *peers) appear(ctx context.Context) error {
 	return p.store.Set(ctx, p.key("pulse", p.node), text)
 }
 
-// take writes the seat down, in the place of old. False: somebody else was faster.
+// take writes the seat down, in the place of old. False: somebody else was faster. A store that does not know whether it has written, as one
+// that was between two leaders, is asked, and told again if it has not.
 func (p *peers) take(ctx context.Context, s, old *seat) (bool, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return false, err
 	}
-	key, done := p.key("event", "seat", p.node), false
+	key := p.key("event", "seat", p.node)
+	var done bool
 	if old == nil {
 		_, done, err = p.store.Create(ctx, key, text)
 	} else {
 		done, err = p.store.Swap(ctx, key, old.revision, text)
 	}
+	for err != nil && !final(err) && pause(ctx, min(p.beat, createPause)) == nil {
+		now, revision, e := p.store.Get(ctx, key)
+		switch {
+		case e == nil && bytes.Equal(now, text):
+			done, err = true, nil
+		case errors.Is(e, rendezvous.ErrNotFound) && old == nil:
+			_, done, err = p.store.Create(ctx, key, text)
+		case e != nil && !errors.Is(e, rendezvous.ErrNotFound):
+			err = e
+		case e == nil && old != nil && revision == old.revision:
+			done, err = p.store.Swap(ctx, key, old.revision, text)
+		default:
+			err = nil
+		}
+	}
 	if done {
 		p.mine, p.seats[p.node] = *s, s
 	}
 	return done, err
+}
+
+// final reports whether a store that says so says it again.
+func final(err error) bool {
+	return errors.Is(err, rendezvous.ErrLost) || errors.Is(err, rendezvous.ErrClosed) || errors.Is(err, rendezvous.ErrFull)
 }
 
 // mayReplace says why an agent cannot come into a job that has begun.
