@@ -289,7 +289,8 @@ func (m *member) Close() error {
 	}
 	<-m.gone
 	m.workers.Wait()
-	m.team.diaries.remove(m)
+	cause := m.team.cause()
+	m.team.book.Remove(m, cause != nil && !errors.Is(cause, ErrClosed))
 	err := m.end.Close()
 	m.team.leave()
 	if n := m.Pending(); n > 0 {

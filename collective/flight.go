@@ -1,10 +1,8 @@
 package collective
 
 import (
-	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
@@ -21,7 +19,6 @@ type Recorded interface {
 const (
 	keptCalls  = 256       // of each rank, in each communicator; a power of two
 	keptDims   = 4         // of a shape; a longer one is left out
-	keptRanks  = 64        // of communicators that failed and were closed
 	timedBytes = 256 << 10 // a call that moves as much is timed: it takes longer than to look at the clock
 	timedEvery = 64        // and each so many calls, for those that neither move much nor wait
 )
@@ -125,8 +122,8 @@ func (x *executor) ended(t ticket, err error) {
 	x.textMu.Unlock()
 }
 
-// flight returns what the rank remembers.
-func (m *member) flight() flight.Rank {
+// Flight returns what the rank remembers.
+func (m *member) Flight() flight.Rank {
 	t := m.team
 	out := flight.Rank{Comm: t.cfg.Name, Epoch: t.cfg.Epoch, Rank: m.rank, Size: t.size, World: t.world}
 	m.textMu.Lock()
@@ -220,45 +217,7 @@ func (k *kept) call(began time.Time) flight.Call {
 	return c
 }
 
-// diaries are the members of a communicator and of all that come from it, by Split and Rebuild.
-type diaries struct {
-	mu      sync.Mutex
-	members []*member
-	closed  []flight.Rank // of those that failed
-}
-
-func (d *diaries) add(m *member) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.members = append(d.members, m)
-}
-
-// remove forgets a member that is closed; what it remembers is kept if it has failed.
-func (d *diaries) remove(m *member) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.members = slices.DeleteFunc(d.members, func(other *member) bool { return other == m })
-	if err := m.team.cause(); err == nil || errors.Is(err, ErrClosed) {
-		return
-	}
-	if len(d.closed) == keptRanks {
-		d.closed = slices.Delete(d.closed, 0, 1)
-	}
-	d.closed = append(d.closed, m.flight())
-}
-
-// all returns what all remember.
-func (d *diaries) all() []flight.Rank {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := slices.Clone(d.closed)
-	for _, m := range d.members {
-		out = append(out, m.flight())
-	}
-	return out
-}
-
-func (g *group) Flights() []flight.Rank { return g.team.diaries.all() }
+func (g *group) Flights() []flight.Rank { return g.team.book.All() }
 
 var _ Recorded = (*group)(nil)
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -21,10 +22,10 @@ var _ Watchable = (*group)(nil)
 // takes them over: they are closed with the communicators. Every process of the group calls it, with configurations
 // that agree; it does not wait for the others.
 func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
-	return open(endpoints, cfg, &diaries{})
+	return open(endpoints, cfg, &flight.Book[*member]{})
 }
 
-func open(endpoints []transport.Endpoint, cfg Config, d *diaries) (Group, error) {
+func open(endpoints []transport.Endpoint, cfg Config, d *flight.Book[*member]) (Group, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
 		return nil, err
@@ -47,7 +48,7 @@ func open(endpoints []transport.Endpoint, cfg Config, d *diaries) (Group, error)
 		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
 	}
 	t := newTeam(cfg, hashString(hashSeed, cfg.Name), size, len(endpoints))
-	t.diaries = d
+	t.book = d
 	g := &group{team: t}
 	for _, e := range endpoints {
 		m := t.join(e)
@@ -121,7 +122,7 @@ func (g *group) Rebuild(ctx context.Context) (Group, error) {
 	if err := g.Close(); err != nil {
 		cfg.Logger.Warn("collective: closing a group to rebuild it", "communicator", cfg.Name, "error", err)
 	}
-	return open(ends, cfg, g.team.diaries)
+	return open(ends, cfg, g.team.book)
 }
 
 func (g *group) Close() error {

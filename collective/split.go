@@ -94,7 +94,7 @@ func (t *team) child(id uint64, name string, ranks []int) *team {
 		}
 	}
 	s := newTeam(cfg, id, len(ranks), local)
-	s.world, s.diaries = t.within(ranks), t.diaries
+	s.world, s.book = t.within(ranks), t.book
 	if m, ok := t.monitor.(SplitMonitor); ok {
 		s.monitor, s.release = m.Split(name, ranks, s.abort)
 		s.pairs, _ = s.monitor.(PairMonitor)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -20,10 +21,10 @@ type team struct {
 	size    int
 	local   int // number of local ranks
 	monitor Monitor
-	pairs   PairMonitor // the monitor, if it is one; else nil
-	release func()      // of a monitor that Split made, once all local ranks are closed; or nil
-	world   []int       // the numbers of its ranks in the group that Open made; nil: the same
-	diaries *diaries    // shared with the communicators that come from this one
+	pairs   PairMonitor           // the monitor, if it is one; else nil
+	release func()                // of a monitor that Split made, once all local ranks are closed; or nil
+	world   []int                 // the numbers of its ranks in the group that Open made; nil: the same
+	book    *flight.Book[*member] // shared with the communicators that come from this one
 
 	fate atomic.Uint32 // sound, failing, failed
 	done chan struct{} // closed when the fate is failed
@@ -184,7 +185,7 @@ func (t *team) join(end transport.Endpoint) *member {
 	t.mates.Store(&mates)
 	t.written = append(t.written, writing{seq: ^uint64(0)})
 	t.blocked = append(t.blocked, blocked{rank: -1})
-	t.diaries.add(m)
+	t.book.Add(m)
 	return m
 }
 

@@ -1,10 +1,8 @@
 package library
 
 import (
-	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
@@ -17,7 +15,6 @@ import (
 const (
 	keptCalls = 256 // of each rank, in each communicator
 	keptDims  = 4   // of a shape; a longer one is left out
-	keptRanks = 64  // of communicators that failed and were closed
 )
 
 // kept is what a rank remembers of a call.
@@ -88,8 +85,8 @@ func (m *member) ended(t ticket, err error) {
 	}
 }
 
-// flight returns what the rank remembers.
-func (m *member) flight() flight.Rank {
+// Flight returns what the rank remembers.
+func (m *member) Flight() flight.Rank {
 	t := m.team
 	out := flight.Rank{Comm: t.cfg.Name, Epoch: t.cfg.Epoch, Rank: m.rank, Size: t.size, World: t.world}
 	if err := t.cause(); err != nil {
@@ -160,43 +157,9 @@ func (k *kept) call(by string) flight.Call {
 	return c
 }
 
-// diaries are the members of a communicator and of all that come from it, by Split and Rebuild.
-type diaries struct {
-	mu      sync.Mutex
-	members []*member
-	closed  []flight.Rank // of those that failed
-}
-
-func (d *diaries) add(m *member) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.members = append(d.members, m)
-}
-
-// remove forgets a member that is closed; what it remembers is kept if it has failed.
-func (d *diaries) remove(m *member) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.members = slices.DeleteFunc(d.members, func(other *member) bool { return other == m })
-	if err := m.team.cause(); err == nil || errors.Is(err, collective.ErrClosed) {
-		return
-	}
-	if len(d.closed) == keptRanks {
-		d.closed = slices.Delete(d.closed, 0, 1)
-	}
-	d.closed = append(d.closed, m.flight())
-}
-
 // Flights implements [collective.Recorded].
 func (g *group) Flights() []flight.Rank {
-	d := g.team.diaries
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	out := slices.Clone(d.closed)
-	for _, m := range d.members {
-		out = append(out, m.flight())
-	}
-	return out
+	return g.team.book.All()
 }
 
 var _ collective.Recorded = (*group)(nil)

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
 // group is the local ranks of one communicator.
@@ -19,9 +20,9 @@ type group struct {
 var _ collective.Watchable = (*group)(nil)
 
 // Open makes the communicators of this process' ranks. Every process does, with a setup that agrees; it does not wait for them.
-func Open(s Setup) (collective.Group, error) { return open(s, &diaries{}) }
+func Open(s Setup) (collective.Group, error) { return open(s, &flight.Book[*member]{}) }
 
-func open(s Setup, d *diaries) (collective.Group, error) {
+func open(s Setup, d *flight.Book[*member]) (collective.Group, error) {
 	cfg, err := s.Config.Fill()
 	if err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func (g *group) Rebuild(ctx context.Context) (collective.Group, error) {
 	}
 	cfg.Epoch++
 	cfg.Order = collective.OrderInherit
-	return open(Setup{Backend: b, Ranks: g.team.ranks, Again: g.again, Config: cfg}, g.team.diaries)
+	return open(Setup{Backend: b, Ranks: g.team.ranks, Again: g.again, Config: cfg}, g.team.book)
 }
 
 func (g *group) Close() error {

@@ -213,7 +213,8 @@ func (m *member) Close() error {
 		m.team.abort(m.failure(collective.ErrClosed, nil))
 	}
 	<-tail
-	m.team.diaries.remove(m)
+	cause := m.team.cause()
+	m.team.book.Remove(m, cause != nil && !errors.Is(cause, collective.ErrClosed))
 	err := m.team.leave()
 	if n := m.Pending(); n > 0 {
 		err = errors.Join(err, m.failure(collective.ErrInvalid, fmt.Errorf("%d started calls were not awaited", n)))

@@ -86,7 +86,7 @@ func (t *team) splitOff(ctx context.Context, r *round, color int64, members []in
 	for i, p := range processes {
 		byProcess[i] = ranks[p]
 	}
-	team := newTeam(b, byProcess, cfg, t.within(members), t.diaries)
+	team := newTeam(b, byProcess, cfg, t.within(members), t.book)
 	if m, ok := t.watcher().(collective.SplitMonitor); ok {
 		team.monitor, team.release = m.Split(cfg.Name, members, team.abort)
 	}

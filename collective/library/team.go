@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
 // team is what the local ranks of one communicator have in common. The first failure of any of them becomes the cause that all of them
@@ -18,8 +19,8 @@ type team struct {
 	at      []place // by rank
 	size    int
 	members []*member
-	world   []int    // the numbers that the ranks have in the group that Open made; nil: the same
-	diaries *diaries // of that group
+	world   []int                 // the numbers that the ranks have in the group that Open made; nil: the same
+	book    *flight.Book[*member] // of that group
 
 	fate atomic.Bool   // it has failed, or is about to
 	done chan struct{} // closed when it has
@@ -38,8 +39,8 @@ type team struct {
 // place is where a rank is.
 type place struct{ process, local int }
 
-func newTeam(b Backend, ranks [][]int, cfg collective.Config, world []int, d *diaries) *team {
-	t := &team{cfg: cfg, backend: b, ranks: ranks, done: make(chan struct{}), rounds: map[uint64]*round{}, pairs: map[pair]*meeting{}, monitor: cfg.Monitor, world: world, diaries: d}
+func newTeam(b Backend, ranks [][]int, cfg collective.Config, world []int, d *flight.Book[*member]) *team {
+	t := &team{cfg: cfg, backend: b, ranks: ranks, done: make(chan struct{}), rounds: map[uint64]*round{}, pairs: map[pair]*meeting{}, monitor: cfg.Monitor, world: world, book: d}
 	for _, own := range ranks {
 		t.size += len(own)
 	}
@@ -52,7 +53,7 @@ func newTeam(b Backend, ranks [][]int, cfg collective.Config, world []int, d *di
 	for _, r := range ranks[b.Rank()] {
 		m := newMember(t, r, len(t.members))
 		t.members = append(t.members, m)
-		d.add(m)
+		d.Add(m)
 	}
 	return t
 }
