@@ -228,6 +228,10 @@ func TestFiles(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	for _, s := range stories {
 		for _, file := range s.files()[:1] {
+			for i := range file.Ranks { // short ones are changed, and read, a hundred times as often
+				r := &file.Ranks[i]
+				r.Calls = r.Calls[max(0, len(r.Calls)-4):]
+			}
 			var b bytes.Buffer
 			if err := flight.Encode(&b, &file); err != nil {
 				f.Fatal(err)
