@@ -54,7 +54,7 @@ func TestNode0IsReplaced(t *testing.T) {
 		t.Skip("needs a system on which workers end with their lockstep run")
 	}
 	if testing.Short() {
-		t.Skip("builds the command, trains twice and waits until a node is lost; the README's command runs it")
+		t.Skip("builds the command, trains twice and waits until a node is lost; go test ./... in this module runs it, as .ci/run does")
 	}
 	lockstep, dir := buildLockstep(t), t.TempDir()
 	training := []string{"train", "--model", "mlp", "--global-batch", "24", "--steps", "150", "--progress", "none"}

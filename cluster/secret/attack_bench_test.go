@@ -17,22 +17,27 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
+// scene starts a job of three processes, one that listens at an address and has nothing to do with them, and one that floods.
+func scene(b *testing.B) (all []*process, beside *process, addr string, flood *process) {
+	b.Helper()
+	s := secret.New()
+	for r, host := range []string{"a", "a", "b"} {
+		all = append(all, start(b, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
+	}
+	meet(b, all)
+	ask(b, all, "train 5")
+	beside = start(b, worker{Role: "beside"}, nil)
+	return all, beside, ask(b, []*process{beside}, "listen")[0], flooder(b, s, all)
+}
+
 // BenchmarkUnderAttack times the steps of a job of three processes while another process makes 1,000 hostile connections a
 // second: to the job, and for comparison the same to the port of a process that has nothing to do with it, which accepts, reads
 // as much as a worker would and closes. An iteration is a round of both, one shortly after the other, so what else the machine
 // does is on both sides; the metrics are the medians of the rounds' ratios. Take it from -benchtime 30x or more.
 func BenchmarkUnderAttack(b *testing.B) {
 	const steps, settle = 300, 100
-	s := secret.New()
-	var all []*process
-	for r, host := range []string{"a", "a", "b"} {
-		all = append(all, start(b, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
-	}
-	meet(b, all)
-	ask(b, all, "train 5")
-	beside := start(b, worker{Role: "beside"}, nil)
-	flood := flooder(b, s, all)
-	targets := map[string]string{"nobody": "", "beside": ask(b, []*process{beside}, "listen")[0]}
+	all, _, addr, flood := scene(b)
+	targets := map[string]string{"nobody": "", "beside": addr}
 	for _, p := range all {
 		targets["job"] += " " + p.addr
 	}
@@ -75,16 +80,7 @@ func BenchmarkUnderAttack(b *testing.B) {
 // BenchmarkHostileConnection counts the processor time that a hostile connection costs who is hit: a worker that has nothing else to do,
 // or the process beside. An iteration is a second at each.
 func BenchmarkHostileConnection(b *testing.B) {
-	s := secret.New()
-	var all []*process
-	for r, host := range []string{"a", "a", "b"} {
-		all = append(all, start(b, worker{Rank: r, Size: 3, Secret: s.Text(), Encrypt: true, Host: host}, nil))
-	}
-	meet(b, all)
-	ask(b, all, "train 5")
-	beside := start(b, worker{Role: "beside"}, nil)
-	addr := ask(b, []*process{beside}, "listen")[0]
-	flood := flooder(b, s, all)
+	all, beside, addr, flood := scene(b)
 	spent, made := map[string]float64{}, map[string]float64{}
 	for range b.N {
 		for who, p := range map[string]*process{all[0].addr: all[0], addr: beside} {
