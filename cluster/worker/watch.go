@@ -145,15 +145,15 @@ func (w *Worker) end(cause error) {
 
 // sight continues a sentence that begins with a worker's name: what was last seen of it.
 func sight(v *rendezvous.Vital) string {
-	switch {
-	case !v.Seen:
-		return "was never seen at work"
-	case v.Pulse.Gone:
+	if v.Seen && v.Pulse.Gone {
 		return "has left the job, " + doingText(&v.Pulse)
 	}
 	ago := "less than a second"
 	if v.Silent >= time.Second {
 		ago = v.Silent.Round(100 * time.Millisecond).String()
+	}
+	if !v.Seen { // it may have done some steps before this one looked for the first time; that it has joined is known
+		return fmt.Sprintf("was last seen %s ago as it joined the job", ago)
 	}
 	text := fmt.Sprintf("was last seen %s ago %s", ago, doingText(&v.Pulse))
 	if still := v.Still.Round(time.Second); still > 2*beatMost && !v.Pulse.Waits {
