@@ -274,7 +274,7 @@ func TestCannotBeStarted(t *testing.T) {
 
 // TestConsequenceIsNotTheRoot: worker 0 loses worker 1 before the launcher sees that this one was killed.
 func TestConsequenceIsNotTheRoot(t *testing.T) {
-	s := launchScript(t, `if [ $RANK = 1 ]; then until [ -e $LOCKSTEP_RECORDS/failure-0-0.json ]; do sleep 0.02; done; kill -9 $$; fi
+	s := launchScript(t, `if [ $RANK = 1 ]; then until [ -s $LOCKSTEP_RECORDS/failure-0-0.json ]; do sleep 0.02; done; kill -9 $$; fi
 echo '{"epoch":0,"worker":0,"kind":"lost","message":"lost worker 1","blames":[1],"time":"2026-01-02T03:04:05Z"}' > $LOCKSTEP_RECORDS/failure-0-0.json
 while :; do sleep 0.05; done`, nil)
 	o := s.wait(t)
