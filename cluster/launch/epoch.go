@@ -124,7 +124,6 @@ func (e *epoch) workerEnded(w *worker) {
 	case failed && !w.asked && !e.failing:
 		e.fail(record)
 	case e.failing:
-		w.late = !w.asked
 	case e.agent.asked != nil && len(e.running) > 0 && e.kill == nil:
 		e.kill = time.After(e.agent.cfg.Grace) // the others wait for it in vain
 	}
@@ -338,8 +337,21 @@ func (e *epoch) expect() {
 	}
 }
 
+// order finds out which of this node's workers failed first, now that all have ended: of one that only followed may have been heard earlier.
+func (e *epoch) order() {
+	if !slices.ContainsFunc(e.workers, func(w *worker) bool { return w.rank == e.first && e.failing }) {
+		return // it was another node's
+	}
+	for _, w := range e.workers {
+		if _, failed := w.record(e.agent.cfg.Grace); failed && !w.asked && w.at.Before(e.firstAt) {
+			e.first, e.firstAt = w.rank, w.at
+		}
+	}
+}
+
 // finish tells the other agents how this node's workers ended.
 func (e *epoch) finish() {
+	e.order()
 	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.fine()}
 	e.ends[end.Node] = end
 	p := e.agent.peers
@@ -408,7 +420,7 @@ func (e *epoch) complete(rep *failure.Report) {
 
 // attribute adds to a record that only this agent can write what a worker itself would have told.
 func (e *epoch) attribute(w *worker, r *failure.Record) {
-	if w.late && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
+	if !w.asked && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
 		r.Blames = []int{e.first} // most likely it has lost that one
 	}
 	if w.err == nil && r.Kind != "interrupted" {

@@ -2,12 +2,14 @@ package launch
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/failure"
@@ -247,6 +249,24 @@ func TestOthersAreShort(t *testing.T) {
 	}
 	if others(&b, many); !strings.HasSuffix(b.String(), "  then    worker 7: m7\n  and 12 more such\n") {
 		t.Errorf("got\n%s", b.String())
+	}
+}
+
+// TestFirstIsByTime: who failed first is told by when the workers ended, not by which of them was heard of first.
+func TestFirstIsByTime(t *testing.T) {
+	start := time.Unix(1_000_000, 0)
+	e := &epoch{agent: &Agent{}, failing: true, first: 4, firstAt: start.Add(2 * time.Second)}
+	for rank, after := range map[int]time.Duration{3: 3 * time.Second, 4: 2 * time.Second, 5: time.Second} {
+		e.workers = append(e.workers, &worker{rank: rank, tail: &tail{}, err: errors.New("no"), at: start.Add(after)})
+	}
+	e.workers = append(e.workers, &worker{rank: 6, tail: &tail{}, err: errors.New("no"), at: start, asked: true})
+	e.order()
+	for _, w := range e.workers {
+		r, _ := w.record(time.Second)
+		e.attribute(w, &r)
+		if blames := w.rank < 5; blames != slices.Equal(r.Blames, []int{5}) || !blames && len(r.Blames) > 0 {
+			t.Errorf("worker %d blames %v; first was worker %d", w.rank, r.Blames, e.first)
+		}
 	}
 }
 

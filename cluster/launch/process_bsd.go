@@ -11,7 +11,7 @@ import (
 // that the process starts.
 func separate(cmd *exec.Cmd, _ bool) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-func awaitEnd(int) {}
+func awaitEnd(int) bool { return false }
 
 func onCPUs(_ []int, f func()) { f() }
 

@@ -16,10 +16,12 @@ func separate(cmd *exec.Cmd, dies bool) {
 	}
 }
 
-// awaitEnd waits until a child has ended, and leaves it to be waited for: until then nobody else can have its number, nor its group's.
-func awaitEnd(pid int) {
+// awaitEnd waits until a child has ended, and leaves it to be waited for: until then nobody else can have its number, nor its group's. False:
+// there is no such wait here.
+func awaitEnd(pid int) bool {
 	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR { //nolint:revive // again
 	}
+	return true
 }
 
 // onCPUs calls f with the calling thread, and so what it starts, bound to some CPUs.

@@ -36,7 +36,6 @@ type worker struct {
 	at     time.Time
 	asked  bool     // it had been asked to end, or was killed
 	killed bool     // by this agent
-	late   bool     // it ended after another had failed, unasked
 	halted []string // it was found stopped, having written this last; nil: it was not
 	memory memoryKills
 }
@@ -127,12 +126,16 @@ const (
 // it is told to kill that.
 func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	pid := w.pid()
-	awaitEnd(pid)
-	if !patience.Load() {
+	known := awaitEnd(pid)
+	w.at = time.Now() // before anybody can see that its number is free: what follows from its end is later
+	if known && !patience.Load() {
 		killGroup(pid) // while the number is still the worker's
 	}
 	_ = w.cmd.Wait() // the state says what there is to say
-	w.at, w.ending = time.Now(), endingOf(w.cmd.ProcessState)
+	if !known {
+		w.at = time.Now()
+	}
+	w.ending = endingOf(w.cmd.ProcessState)
 	for told := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
 		if !told && time.Since(w.at) > grace {
 			told = true
