@@ -109,7 +109,19 @@ func (m *member) encrypted() bool {
 	return ok && m.team.size > 1
 }
 
+// refuse is the error of a call without a context, or without the call: it takes no place among the calls.
+func (m *member) refuse(ctx context.Context) error {
+	err := errors.New("a call that is nil")
+	if ctx == nil {
+		err = errors.New("a call without a context: want context.Background() at least")
+	}
+	return m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)
+}
+
 func (m *member) Do(ctx context.Context, call *Call) error {
+	if ctx == nil || call == nil {
+		return m.refuse(ctx)
+	}
 	t, ready, err := m.enter(call, blocking)
 	if err != nil {
 		return err

@@ -421,6 +421,41 @@ func TestDirectNeedsMemory(t *testing.T) {
 	same(t, errs, collective.ErrInvalid, "algorithm direct: ")
 }
 
+// TestNothing: what is nil is an error on every rank, and leaves nothing held that a Close would wait for.
+func TestNothing(t *testing.T) {
+	var none context.Context
+	for name, call := range map[string]func(collective.Group, collective.Communicator) error{
+		"Do, no context": func(_ collective.Group, c collective.Communicator) error { return c.Do(none, barrier()) },
+		"Do, no call":    func(_ collective.Group, c collective.Communicator) error { return c.Do(background, nil) },
+		"Start, no context": func(_ collective.Group, c collective.Communicator) error {
+			_, err := c.Start(none, barrier())
+			return err
+		},
+		"Start, no call": func(_ collective.Group, c collective.Communicator) error {
+			_, err := c.Start(background, nil)
+			return err
+		},
+		"Split": func(_ collective.Group, c collective.Communicator) error {
+			_, err := c.Split(none, 0, 0)
+			return err
+		},
+		"DoAll": func(g collective.Group, _ collective.Communicator) error {
+			return g.DoAll(none, []collective.Call{*barrier(), *barrier()})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachMode(t, func(t *testing.T, m mode) {
+				synctest.Test(t, func(t *testing.T) {
+					g := m.open(t, 2, collective.Config{})
+					defer shut(t, g)
+					first := call(g, g.Local()[0])
+					same(t, []error{first, g.Local()[1].Do(background, barrier())}, collective.ErrInvalid, "a call ")
+				})
+			})
+		})
+	}
+}
+
 // TestBusy: two goroutines on one communicator.
 func TestBusy(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {

@@ -69,6 +69,9 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members)),
 		}, g.members[0].rank)
 	}
+	if ctx == nil {
+		return g.members[0].refuse(ctx)
+	}
 	var err error
 	entered := 0
 	for i, m := range g.members {

@@ -22,6 +22,9 @@ type handle struct {
 var _ Handle = (*handle)(nil)
 
 func (m *member) Start(ctx context.Context, call *Call) (Handle, error) {
+	if ctx == nil || call == nil {
+		return nil, m.refuse(ctx)
+	}
 	t, _, err := m.enter(call, started)
 	if err != nil {
 		return nil, err

@@ -77,6 +77,9 @@ func (g *group) DoAll(ctx context.Context, calls []collective.Call) error {
 			Kind: collective.ErrInvalid, Comm: t.cfg.Name, Rank: -1, Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(t.members)),
 		}, t.members[0].rank)
 	}
+	if ctx == nil {
+		return t.members[0].refuse(ctx)
+	}
 	var first error
 	var entered []*handle
 	for i, m := range t.members {

@@ -177,6 +177,22 @@ func TestRefused(t *testing.T) {
 		groups[1].Local()[0].Abort(nil)
 		closeAll(t, groups)
 	}
+	var none context.Context
+	for name, call := range map[string]func(collective.Group) error{
+		"Do, no context": func(g collective.Group) error { return g.Local()[0].Do(none, sum(3)) },
+		"Do, no call":    func(g collective.Group) error { return g.Local()[0].Do(t.Context(), nil) },
+		"Start": func(g collective.Group) error {
+			_, err := g.Local()[0].Start(t.Context(), nil)
+			return err
+		},
+		"DoAll": func(g collective.Group) error { return g.DoAll(none, []collective.Call{*sum(3), *sum(3)}) },
+	} {
+		groups := openGroups(t, []int{2}, collective.Config{})
+		if err := call(groups[0]); !errors.Is(err, collective.ErrInvalid) || !strings.Contains(err.Error(), "a call ") {
+			t.Errorf("%s: %v, want an invalid call", name, err)
+		}
+		closeAll(t, groups)
+	}
 	if _, err := librarytest.Open([]int{1, 1}, collective.Config{Order: collective.Canonical}); err == nil || !strings.Contains(err.Error(), "want Order: Any") {
 		t.Errorf("%v", err)
 	}

@@ -138,7 +138,19 @@ func (m *member) leave(t ticket) {
 	close(t.over)
 }
 
+// refuse is the error of a call without a context, or without the call: it takes no place among the calls.
+func (m *member) refuse(ctx context.Context) error {
+	err := errors.New("a call that is nil")
+	if ctx == nil {
+		err = errors.New("a call without a context: want context.Background() at least")
+	}
+	return m.team.fail(m.failure(collective.ErrInvalid, err), m.rank)
+}
+
 func (m *member) Do(ctx context.Context, call *collective.Call) error {
+	if ctx == nil || call == nil {
+		return m.refuse(ctx)
+	}
 	t, err := m.enter(call, true)
 	if err != nil {
 		return err
@@ -235,6 +247,9 @@ type handle struct {
 }
 
 func (m *member) Start(ctx context.Context, call *collective.Call) (collective.Handle, error) {
+	if ctx == nil || call == nil {
+		return nil, m.refuse(ctx)
+	}
 	t, err := m.enter(call, false)
 	if err != nil {
 		return nil, err

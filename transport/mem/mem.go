@@ -23,7 +23,7 @@ import (
 
 // New returns the ends of a group of n ranks, by rank, that reach each other's memory; each is a [transport.Marker], a
 // [transport.Poster], a [transport.Allocator], a [transport.Asker] and a [transport.Splitter]. It panics if n is not positive.
-func New(n int) []transport.Endpoint { return newHub(n, make([]int, n)).all() }
+func New(n int) []transport.Endpoint { return newHub(n, make([]int, max(0, n))).all() }
 
 // NewPipes returns the ends of a group of n ranks, by rank, that reach each other by messages only; each is a
 // [transport.Poster], a [transport.Asker] and a [transport.Splitter]. It panics if n is not positive.
