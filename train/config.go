@@ -58,10 +58,10 @@ func (c *Config) complete(ctx context.Context) error {
 		}
 	}
 	switch {
+	case c.Data == nil && len(c.Inputs) == 0:
+		return errors.New("train: Config has neither Data nor Inputs: want a dataset of global batches, or the type and shape of one example of each input")
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
-	case len(c.Inputs) == 0:
-		return errors.New("train: Config.Inputs is empty: want the type and shape of one example of each input, or Data")
 	}
 	for _, f := range slices.Concat(c.Inputs, c.Labels) {
 		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {

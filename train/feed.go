@@ -39,8 +39,13 @@ type feedConfig struct {
 	labels bool // false: the batches' labels are not looked at
 }
 
+var errNoDataset = errors.New("the dataset is nil")
+
 // feed starts reading ds. The caller must close the feeder. No replica may be in a step.
 func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*feeder, error) {
+	if ds == nil {
+		return nil, errNoDataset
+	}
 	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), t: t}
 	for range feederDepth {
 		g, err := t.borrow(cfg.labels)

@@ -41,6 +41,10 @@ type FitConfig struct {
 // After [Trainer.Restore], also in OnTrainBegin, Fit goes on where the Fit of the snapshot stood, with its history: batches that were trained
 // on are left out, and the rest comes in the same order, with the same random numbers.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
+	if !t.fits.CompareAndSwap(false, true) {
+		return &History{}, errors.New("train: Fit is called while another Fit of this trainer runs: want one after the other, and none in a callback")
+	}
+	defer t.fits.Store(false)
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
 	}
@@ -48,7 +52,10 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	t.fitting = f
 	defer func() { t.fitting = nil }()
 	err := cfg.validate()
-	if err == nil {
+	switch {
+	case err == nil && ds == nil:
+		err = f.unfed(ctx, errNoDataset)
+	case err == nil:
 		err = f.run(ctx)
 	}
 	if errors.Is(err, ErrStop) {

@@ -132,6 +132,26 @@ func TestCallbackUsesTrainer(t *testing.T) {
 	}
 }
 
+// TestFitInFit: a Fit in a callback of another is an error, and the outer one goes on.
+func TestFitInFit(t *testing.T) {
+	trainer, _ := newFake(t, 2, 4, fakeModel{})
+	ds := sizes(lineExamples(4), 4)
+	inner := 0
+	h, err := trainer.Fit(t.Context(), ds, FitConfig{Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
+		inner++
+		if _, err := trainer.Fit(ctx, ds, FitConfig{}); err == nil || !strings.Contains(err.Error(), "while another Fit of this trainer runs") {
+			t.Errorf("Fit in a callback: %v", err)
+		}
+		return nil
+	}}}})
+	if err != nil || h.Steps != 1 || inner != 1 {
+		t.Errorf("%d steps, %d callbacks: %v", h.Steps, inner, err)
+	}
+	if _, err := trainer.Fit(t.Context(), ds, FitConfig{}); err != nil {
+		t.Errorf("the next Fit: %v", err)
+	}
+}
+
 // TestEndOfContext ends the context while a replica computes: the step is undone on all replicas, and Fit returns the cause.
 func TestEndOfContext(t *testing.T) {
 	for bad := range 2 {
@@ -195,6 +215,7 @@ func TestDatasetErrors(t *testing.T) {
 		ds   data.Dataset
 		want string
 	}{
+		{"none", nil, "the dataset is nil"},
 		{"empty", elements(), "the dataset is empty"},
 		{"no batch", elements(good.Inputs[0]), "batch 1 of the dataset: it is a *tensor.Tensor: want a data.Batch"},
 		{"too large", elements(good, lineExamples(5)), "batch 2 of the dataset: it has 5 examples: want at most the global batch of 4"},
@@ -247,7 +268,8 @@ func TestConfigErrors(t *testing.T) {
 		want     string
 	}{
 		{"batch", s, func(c *Config, _ *fakeModel) { c.GlobalBatch = 0 }, "GlobalBatch is 0"},
-		{"inputs", s, func(c *Config, _ *fakeModel) { c.Inputs = nil }, "Inputs is empty"},
+		{"inputs", s, func(c *Config, _ *fakeModel) { c.Inputs = nil }, "neither Data nor Inputs"},
+		{"nothing", s, func(c *Config, _ *fakeModel) { *c = Config{} }, "neither Data nor Inputs"},
 		{"dtype", s, func(c *Config, _ *fakeModel) { c.Inputs[0].DType = tensor.String }, "a feature of type string"},
 		{"shape", s, func(c *Config, _ *fakeModel) { c.Labels[0].Shape = []int{-1} }, "shape (-1,)"},
 		{"data and inputs", s, func(c *Config, _ *fakeModel) { c.Data = sizes(lineExamples(4), 4) }, "Data, and Inputs or Labels as well"},

@@ -24,9 +24,10 @@ type Trainer struct {
 	flatPacks []int    // the pack of each
 	metrics   []string
 	variables []engine.Variable
-	committed int64     // steps whose values are visible
-	fitting   *fit      // in progress
-	resume    *fitState // where the next Fit goes on; nil: at its beginning
+	committed int64       // steps whose values are visible
+	fits      atomic.Bool // Fit has not returned
+	fitting   *fit        // in progress
+	resume    *fitState   // where the next Fit goes on; nil: at its beginning
 
 	initial  uint64      // first bits of a hash of what the model began with on this worker, before the chief's values; with several workers
 	stopping atomic.Bool // Stop was called

@@ -51,6 +51,12 @@ func TestEvaluateFails(t *testing.T) {
 	if _, err := trainer.Predict(t.Context(), all); !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "train: predict: ") {
 		t.Errorf("Predict: %v", err)
 	}
+	if _, err := trainer.Evaluate(t.Context(), nil); err == nil || err.Error() != "train: evaluate: the dataset is nil" {
+		t.Errorf("Evaluate of nothing: %v", err)
+	}
+	if _, err := trainer.Predict(t.Context(), nil); err == nil || err.Error() != "train: predict: the dataset is nil" {
+		t.Errorf("Predict of nothing: %v", err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := trainer.Evaluate(ctx, all); !errors.Is(err, context.Canceled) {
