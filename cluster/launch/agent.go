@@ -203,7 +203,9 @@ func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 // epochs runs one epoch after the other.
 func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 	if err := a.enter(ctx); err != nil {
-		return Outcome{Code: codeOf(a, 1), Interrupted: a.asked != nil}, err
+		o := Outcome{Code: codeOf(a, 1), Interrupted: a.asked != nil}
+		a.peers.withdraw(ctx, &o, err)
+		return o, err
 	}
 	for number := a.peers.first; ; number++ {
 		e, err := a.begin(ctx, number)
@@ -249,18 +251,34 @@ func (a *Agent) enter(ctx context.Context) error {
 	for {
 		select {
 		case err := <-sat:
+			if a.asked != nil { // whether it sits or not
+				return a.stoppedEarly()
+			}
 			if err == nil {
 				a.peers.listen()
 			}
 			return err
 		case sig := <-a.signals:
-			a.asked = sig
-			cancel(errInterrupted)
+			if a.asked == nil {
+				a.asked = sig
+			}
+			cancel(a.stoppedEarly())
 		}
 	}
 }
 
-var errInterrupted = errors.New("interrupted before all nodes were there")
+// stoppedEarly is the error of an agent whose user has ended the job before it, or its next epoch, has begun; as the others are told it.
+func (a *Agent) stoppedEarly() error {
+	return fmt.Errorf("node %d was stopped by %s before all nodes were there", a.cfg.Node, signalText(a.asked))
+}
+
+// signalText names a signal for people.
+func signalText(sig os.Signal) string {
+	if sig == sigInterrupt {
+		return signalName(sig) + " (Ctrl-C)"
+	}
+	return signalName(sig)
+}
 
 // remark says something about the other nodes, unless another agent does.
 func (a *Agent) remark(text string) {

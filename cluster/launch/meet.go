@@ -45,7 +45,7 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 			return nil, context.Cause(ctx)
 		case sig := <-a.signals:
 			a.asked = sig
-			return nil, errInterrupted
+			return nil, a.stoppedEarly()
 		case ev := <-p.events:
 			switch met, err := a.hearBefore(ev, number); {
 			case err != nil || met != nil && met.has(p.nonce):
@@ -75,9 +75,14 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 		return nil, p.storeLost(ev.err)
 	case ev.over != nil:
 		return nil, &overError{*ev.over}
-	case ev.kill || ev.interruption != nil:
+	case ev.interruption != nil:
+		if a.asked = sigInterrupt; ev.interruption.Terminate {
+			a.asked = sigTerminate
+		}
+		return nil, fmt.Errorf("node %d was stopped by %s", ev.interruption.Node, signalText(a.asked))
+	case ev.kill:
 		a.asked = sigInterrupt
-		return nil, errInterrupted
+		return nil, errors.New("another node was stopped by its user")
 	case ev.met != nil && ev.epoch == number:
 		if len(ev.met.Seats) != p.nodes {
 			return nil, fmt.Errorf("this agent was told of %d nodes, and the job has begun with %d", p.nodes, len(ev.met.Seats))

@@ -189,6 +189,88 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 	})
 }
 
+// mute is a store in which an agent cannot show for the first time that it lives.
+type mute struct{ rendezvous.Store }
+
+func (m mute) Set(ctx context.Context, key string, value []byte) error {
+	if !strings.Contains(key, "/pulse/") {
+		return m.Store.Set(ctx, key, value)
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// TestStoppedBeforeTheMeeting: the user stops one node before all are there, in whatever state it is, and all others end and say so. Those that
+// are there wait as long as a test may take.
+func TestStoppedBeforeTheMeeting(t *testing.T) {
+	for name, c := range map[string]struct {
+		store func(rendezvous.Store) rendezvous.Store
+		ready bool // it waits for the others when it is stopped
+	}{
+		"while it waits":      {func(s rendezvous.Store) rendezvous.Store { return s }, true},
+		"before it can begin": {func(s rendezvous.Store) rendezvous.Store { return s }, false},
+		"when it has come":    {func(s rendezvous.Store) rendezvous.Store { return mute{s} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			memory := rendezvous.NewMemory()
+			errs := make(chan error, 2)
+			for _, node := range []int{0, 2} {
+				go func() {
+					errs <- runNode(t, t.Context(), Config{Nodes: 4, Node: node, Store: memory.Open(), RendezvousTimeout: 2 * patience})
+				}()
+			}
+			await := func(nodes ...int) {
+				p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 4, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
+				eventually(t, "the nodes to wait", func() bool {
+					seats, _, _, err := p.read(t.Context())
+					return err == nil && !slices.ContainsFunc(nodes, func(n int) bool { return seats[n] == nil || !seats[n].Ready })
+				})
+			}
+			await(0, 2)
+			a, err := New(Config{Command: []string{"true"}, Workers: 1, Nodes: 4, Node: 1, Store: c.store(memory.Open()), RendezvousTimeout: 2 * patience})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !c.ready {
+				a.Interrupt(sigTerminate)
+			} else {
+				go func() {
+					await(1)
+					a.Interrupt(sigTerminate)
+				}()
+			}
+			const stopped = "node 1 was stopped by SIGTERM before all nodes were there"
+			if o, err := a.Run(t.Context()); o.Code != 130 || !o.Interrupted || err == nil || !strings.Contains(err.Error(), stopped) {
+				t.Errorf("outcome %+v, error %v", o, err)
+			}
+			want := fmt.Sprintf("as node 1 (host %s, pid %d) says: %s", hostName(t), os.Getpid(), stopped)
+			for range 2 {
+				if err := <-errs; err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want one that says %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestDuplicateStopped: to stop an agent whose place another has does not end the job of that one.
+func TestDuplicateStopped(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	ghost(t, memory, card{})
+	a, err := New(Config{Command: []string{"true"}, Workers: 1, Nodes: 2, Node: 1, Store: memory.Open(), HeartbeatTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Interrupt(sigInterrupt)
+	if o, err := a.Run(t.Context()); o.Code != 130 || err == nil || !strings.Contains(err.Error(), "node 1 was stopped by SIGINT (Ctrl-C)") {
+		t.Errorf("outcome %+v, error %v", o, err)
+	}
+	if text, _, err := memory.Open().Get(t.Context(), "=launch/lockstep/event/over"); !errors.Is(err, rendezvous.ErrNotFound) {
+		t.Errorf("how the job has ended: %s, %v", text, err)
+	}
+}
+
 // TestLostAgent: without restarts an agent that stops showing life ends the job on the others, which name it.
 func TestLostAgent(t *testing.T) {
 	memory := rendezvous.NewMemory()

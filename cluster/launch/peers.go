@@ -132,6 +132,24 @@ func (p *peers) conclude(ctx context.Context, code int, why string) {
 	p.create(ctx, p.key("event", "over"), text) // else the others find out by their own clocks
 }
 
+// withdraw ends the job for all agents when this one does not come to it, if they count on it: it sits already, or its user has ended it before
+// it could, in a job that has not begun. Where another agent has the place, or may still take it, the job is that one's.
+func (p *peers) withdraw(ctx context.Context, o *Outcome, why error) {
+	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
+	defer cancel()
+	seats, begun, _, err := p.read(reading)
+	if err != nil {
+		return // of a store that is lost the others hear by themselves
+	}
+	switch s := seats[p.node]; {
+	case s != nil && s.Nonce == p.nonce:
+		p.mine = *s // a store may have written it down without saying so
+	case !o.Interrupted || len(begun) > 0 || s != nil && s.State == here:
+		return
+	}
+	p.conclude(ctx, o.Code, why.Error())
+}
+
 func (p *peers) set(key string, value []byte) {
 	p.words.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)

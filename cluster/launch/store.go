@@ -84,7 +84,7 @@ func (m Meeting) open(ctx context.Context) (*Place, error) {
 
 func (m Meeting) overTCP(ctx context.Context) (*Place, error) {
 	if m.Serve {
-		return m.serve()
+		return m.serve(ctx)
 	}
 	return m.dial(ctx, "tcp://"+m.Endpoint)
 }
@@ -128,8 +128,8 @@ func etcdURL(endpoint string) (string, error) {
 	return scheme + "://" + strings.Join(hosts, ",") + "/" + prefix, nil
 }
 
-// serve serves a TCP store. Its life has nothing to do with a context: it must outlive all who use it.
-func (m Meeting) serve() (*Place, error) {
+// serve serves a TCP store. Its life has nothing to do with ctx: it must outlive all who use it.
+func (m Meeting) serve(ctx context.Context) (*Place, error) {
 	cfg := rendezvous.ServerConfig{Listen: m.Endpoint, Logger: m.Logger}
 	if m.Secret.Given() {
 		var err error
@@ -139,7 +139,7 @@ func (m Meeting) serve() (*Place, error) {
 		cfg.Authenticate = m.Secret.Authenticate(m.ID, 0)
 	}
 	if m.Endpoint != "" {
-		address, err := listenAddress(m.Endpoint)
+		address, err := listenAddress(ctx, m.Endpoint)
 		if err != nil {
 			return nil, err
 		}
@@ -158,12 +158,12 @@ func (m Meeting) serve() (*Place, error) {
 }
 
 // listenAddress is the one address to listen on for an endpoint of this host: that of the interface by which others reach it.
-func listenAddress(endpoint string) (string, error) {
+func listenAddress(ctx context.Context, endpoint string) (string, error) {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil {
 		return "", err
 	}
-	there, err := net.LookupIP(host)
+	there, err := net.DefaultResolver.LookupIP(ctx, "ip", host)
 	if err != nil {
 		return "", err
 	}
@@ -176,7 +176,7 @@ func listenAddress(endpoint string) (string, error) {
 	}) {
 		return "", fmt.Errorf("node 0 serves the store, so the endpoint must be an address of its host: %s (%v) is none of this one", host, there)
 	}
-	address, err := rendezvous.RouteTo(context.Background(), endpoint)
+	address, err := rendezvous.RouteTo(ctx, endpoint)
 	if err != nil {
 		return "", err
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -140,7 +141,13 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	}
 	opening, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
+	user := &wish{cancel: cancel}
+	defer passOnSignals(user.interrupt, o.readers)()
 	place, err := m.Open(opening)
+	if err != nil && user.expressed() {
+		fmt.Fprintln(os.Stderr, "lockstep: stopped before this node has reached the store where the nodes meet: if others wait for it, they must be stopped too")
+		return endWith(exitInterrupted)
+	}
 	if err != nil {
 		return err
 	}
@@ -150,7 +157,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	if err != nil {
 		return err
 	}
-	defer passOnSignals(agent.Interrupt, o.readers)()
+	user.tell(agent.Interrupt)
 	outcome, err := agent.Run(ctx)
 	if err != nil && outcome.Code == exitOK {
 		return err
@@ -159,6 +166,42 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 		fmt.Fprintf(os.Stderr, "lockstep: %v\n", err)
 	}
 	return endWith(outcome.Code)
+}
+
+// wish is that of the user to end, from when there is nobody yet who could be told of it.
+type wish struct {
+	cancel func() // ends what is done before
+
+	mu    sync.Mutex // guards what follows
+	to    func(os.Signal)
+	early []os.Signal
+}
+
+func (w *wish) interrupt(sig os.Signal) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.to != nil {
+		w.to(sig)
+		return
+	}
+	w.early = append(w.early, sig)
+	w.cancel()
+}
+
+// tell names who is told, also of what was wished already.
+func (w *wish) tell(to func(os.Signal)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.to = to
+	for _, sig := range w.early {
+		to(sig)
+	}
+}
+
+func (w *wish) expressed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.early) > 0
 }
 
 // agentHeartbeat is how long a node may give no sign of life, unless told otherwise.
