@@ -79,20 +79,22 @@ func (g *group) join(rank int) *endpoint {
 }
 
 // lost returns why a rank will not come any more, or nil.
+//
+// A rank comes to the group, fails in it, closes its end here, then that of the world's group, and its process ends: in this order. This
+// looks in the other one, so what comes last here was not before something that it has missed.
 func (g *group) lost(rank int) error {
+	ended := g.world.processes[g.process[rank]].lost()
+	left := g.first && g.world.root.block(g.worldly[rank]).state.Load()&stateClosed != 0
 	b := g.block(rank)
-	state := b.state.Load()
-	switch {
+	switch state := b.state.Load(); {
 	case state&stateFailed != 0:
 		n := min(b.reasonLen.Load(), reasonBytes)
 		return &transport.Failure{Reason: slices.Clone(b.reason[:n])}
 	case state&stateClosed != 0:
 		return errClosed
-	}
-	if err := g.world.processes[g.process[rank]].lost(); err != nil {
-		return err
-	}
-	if state&stateOpen == 0 && g.first && g.world.root.block(g.worldly[rank]).state.Load()&stateClosed != 0 {
+	case ended != nil:
+		return ended
+	case left && state&stateOpen == 0:
 		return errClosed // before it came here
 	}
 	return nil
