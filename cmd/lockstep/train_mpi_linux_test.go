@@ -124,6 +124,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 	write.Close()
 	pid, said, all := 0, "", ""
 	member := regexp.MustCompile(`worker 1 \(rank 1, host .*, pid (\d+)\)`)
+	lost := regexp.MustCompile(`worker 1 is lost: it has given no sign of life for (\S+):`)
 	for lines := bufio.NewScanner(read); lines.Scan(); {
 		line := lines.Text()
 		all += line + "\n"
@@ -144,8 +145,15 @@ func TestStoppedUnderMPI(t *testing.T) {
 	if pid != 0 && said == "" {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stand for ever
 	}
-	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) || !strings.Contains(all, "worker 1 is lost: it has given no sign of life for 5s") {
+	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) {
 		t.Errorf("%v, %v\n%s", err, ctx.Err(), all)
+	}
+	silent := time.Duration(0)
+	if m := lost.FindStringSubmatch(all); m != nil {
+		silent, _ = time.ParseDuration(m[1])
+	}
+	if silent < 5*time.Second { // the machine decides how much later the look comes that finds it
+		t.Errorf("it is not said that worker 1 was silent for 5 s, or longer:\n%s", all)
 	}
 	parted, err := lockstepProcess(t, "doctor", records).CombinedOutput()
 	for _, want := range []string{"records of 1 of 2 workers", "none of worker 1", "2 ranks"} {
