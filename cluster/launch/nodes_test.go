@@ -173,20 +173,44 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 			}
 		})
 	}
-	t.Run("with other restarts", func(t *testing.T) {
-		memory := rendezvous.NewMemory()
-		errs := make(chan error, 2)
-		for node := range 2 {
-			go func() {
-				errs <- runNode(t, t.Context(), Config{Nodes: 2, Node: node, Store: memory.Open(), RestartsMax: node})
-			}()
-		}
-		for range 2 {
-			if err := <-errs; err == nil || !strings.Contains(err.Error(), "--max-restarts") {
-				t.Errorf("error %v, want one that says that restarts differ", err)
+	for name, atOnce := range map[string]bool{"with other restarts": false, "with other restarts, at once": true} {
+		t.Run(name, func(t *testing.T) {
+			memory := rendezvous.NewMemory()
+			errs := make(chan error, 2)
+			var looks sync.WaitGroup
+			looks.Add(2)
+			for node := range 2 {
+				store := memory.Open()
+				if atOnce {
+					store = &atOneTime{Store: store, looks: &looks}
+				}
+				go func() {
+					errs <- runNode(t, t.Context(), Config{Nodes: 2, Node: node, Store: store, RestartsMax: node})
+				}()
 			}
-		}
+			for range 2 {
+				if err := <-errs; err == nil || !strings.Contains(err.Error(), "--max-restarts") {
+					t.Errorf("error %v, want one that says that restarts differ", err)
+				}
+			}
+		})
+	}
+}
+
+// atOneTime is a store that an agent looks into for the first time when all others do.
+type atOneTime struct {
+	rendezvous.Store
+	first sync.Once
+	looks *sync.WaitGroup
+}
+
+func (a *atOneTime) List(ctx context.Context, prefix string) ([]rendezvous.Entry, uint64, error) {
+	entries, revision, err := a.Store.List(ctx, prefix)
+	a.first.Do(func() {
+		a.looks.Done()
+		a.looks.Wait()
 	})
+	return entries, revision, err
 }
 
 // mute is a store in which an agent cannot show for the first time that it lives.

@@ -156,9 +156,24 @@ func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 		}
 		if done {
 			p.first = s.Epoch
-			return p.appear(ctx)
+			if err := p.appear(ctx); err != nil {
+				return err
+			}
+			return p.fitStill(ctx, &s)
 		}
 	}
+}
+
+// fitStill holds a seat that was taken against those that others have taken at the same time: of two, the later one at least sees both.
+func (p *peers) fitStill(ctx context.Context, s *seat) error {
+	seats, begun, _, err := p.read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.fits(seats, begun); err != nil {
+		return p.unfit(ctx, err, len(begun) > 0)
+	}
+	return nil
 }
 
 // appear shows for the first time that this agent lives: from now on the others notice if it does not.
