@@ -217,6 +217,31 @@ func TestLinesNeverMix(t *testing.T) {
 	}
 }
 
+// TestLeftoverHoldsOutput: a process that a worker has left behind, outside of its group, and that still has its output open, holds nobody up.
+func TestLeftoverHoldsOutput(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer write.Close()
+	out, ended, done := &output{}, make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		copyStream(read, ended, out)
+	}()
+	if _, err := write.WriteString("before"); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, "before") // and now it waits for more
+	close(ended)
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("it still reads")
+	}
+}
+
 func TestShowsWhatIsAskedFor(t *testing.T) {
 	s := launchScript(t, `echo out; echo err >&2`, func(c *Config) {
 		c.Show = func(rank int, s Stream) bool { return rank == 1 && s == Stdout }

@@ -69,9 +69,12 @@ func TestNodesMakeOneJob(t *testing.T) {
 
 // TestNodesRestartTogether: a failure on one node ends the workers of all, which start again as one epoch, also those that had ended well.
 func TestNodesRestartTogether(t *testing.T) {
-	nodes := launchNodes(t, `echo "epoch $LOCKSTEP_EPOCH of $RANK"
+	dir := t.TempDir()
+	nodes := launchNodes(t, `echo "epoch $LOCKSTEP_EPOCH of $RANK"; touch `+dir+`/said$RANK
 [ $LOCKSTEP_EPOCH = 1 ] && exit 0
-case $RANK in 0) exit 0;; 3) sleep 0.3; exit 6;; esac; while :; do sleep 0.02; done`, func(c *Config) { c.RestartsMax = 2 }, 1, 2, 1)
+[ $RANK = 0 ] && exit 0
+[ $RANK = 3 ] && for r in 0 1 2; do until [ -e `+dir+`/said$r ]; do sleep 0.02; done; done && exit 6
+while :; do sleep 0.02; done`, func(c *Config) { c.RestartsMax = 2 }, 1, 2, 1)
 	for i, n := range nodes {
 		if o := n.wait(t); o.Code != 0 || o.Restarts != 1 {
 			t.Errorf("node %d: outcome %+v:\n%s", i, o, n.err)
@@ -297,6 +300,7 @@ func TestDuplicateStopped(t *testing.T) {
 
 // TestLostAgent: without restarts an agent that stops showing life ends the job on the others, which name it.
 func TestLostAgent(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{})
 	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
@@ -305,8 +309,8 @@ func TestLostAgent(t *testing.T) {
 	}
 }
 
-// ghostTime lets an agent do without processor time for half a second before it doubts the store.
-const ghostTime = time.Second
+// ghostTime lets an agent do without processor time for two seconds before it doubts the store.
+const ghostTime = 4 * time.Second
 
 // ghost has node 1 of 2 come, meet for epoch 0, and never be heard of again.
 func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
@@ -325,6 +329,7 @@ func ghost(t *testing.T, memory *rendezvous.Memory, c card) (nonce string) {
 
 // TestLostAtTheStart: an agent that is lost between the last look at it and the beginning of the epoch is missed all the same.
 func TestLostAtTheStart(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
 	nonce := ghost(t, memory, card{})
 	store := memory.Open()
@@ -447,18 +452,19 @@ func TestForgetfulStore(t *testing.T) {
 
 // TestNobodyReplaces: a lost agent is waited for, and the error names it if nobody comes.
 func TestNobodyReplaces(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{RestartsMax: 1})
 	out := &output{}
 	err := runNode(t, t.Context(), Config{
-		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: 2 * time.Second, Stderr: out,
+		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: 5 * time.Second, Stderr: out,
 	})
 	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no other agent with --node-rank 1 has come", "of 2 nodes there were node 0 (host "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
 		}
 	}
-	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: it has not shown for", "waiting up to 2s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
+	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: it has not shown for", "waiting up to 5s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("not said: %q in\n%s", want, out)
 		}
@@ -473,6 +479,7 @@ func TestNobodyReplaces(t *testing.T) {
 
 // TestSilentNode: a node whose agent does not answer is the root cause of its workers' loss, not who lost them.
 func TestSilentNode(t *testing.T) {
+	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{})
 	out := &output{}
@@ -631,7 +638,7 @@ func launchRemote(t *testing.T, script string, change func(*Remote)) *remoteRun 
 	ssh, _ := fakeSSH(t)
 	r.remote = &Remote{
 		Config: Config{
-			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: patience, Grace: time.Second, Stdout: r.out, Stderr: r.err,
+			Command: []string{"sh", "-c", script}, Dir: t.TempDir(), ID: "job", RendezvousTimeout: patience, Grace: time.Minute, Stdout: r.out, Stderr: r.err,
 			Env: []string{"MINE=it's mine"},
 		},
 		Streams: [2]bool{true, true}, Hosts: []Host{{"a", 2}, {"b", 1}}, SSH: ssh, Agent: followCommand(), Address: "127.0.0.1:0", Secret: secret.New(),

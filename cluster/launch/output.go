@@ -95,33 +95,40 @@ func (l *lines) flush() {
 	}
 }
 
-// drainTime is how long a pipe is read on after its worker ended: what it wrote is there already; only a process that it left behind could add to
-// it.
-const drainTime = 500 * time.Millisecond
+// drainTime is how long a pipe is read on after its worker ended, twice: what it wrote is there already; only a process that it left behind could
+// add to it. The first time may be over before the reading has begun, where this process gets no processor time.
+const drainTime = 250 * time.Millisecond
 
 // copyStream copies what a worker writes into a pipe to all of to, until the pipe's end or, once ended is closed, until nothing more comes.
 func copyStream(pipe *os.File, ended <-chan struct{}, to io.Writer) {
-	buffer := make([]byte, 32<<10)
-	for {
+	soon := func() { _ = pipe.SetReadDeadline(time.Now().Add(drainTime)) }
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
 		select {
 		case <-ended:
-			_ = pipe.SetReadDeadline(time.Now().Add(drainTime))
+			soon()
+		case <-over:
+		}
+	}()
+	buffer := make([]byte, 32<<10)
+	for silent := 0; ; {
+		select {
+		case <-ended:
+			soon()
 		default:
 		}
 		n, err := pipe.Read(buffer)
 		_, _ = to.Write(buffer[:n])
-		if err == nil {
+		switch {
+		case err == nil:
+			silent = 0
 			continue
+		case !os.IsTimeout(err):
+			return
 		}
-		select {
-		case <-ended:
-			if n == 0 || !os.IsTimeout(err) {
-				return
-			}
-		default:
-			if !os.IsTimeout(err) {
-				return
-			}
+		if silent++; silent == 2 {
+			return
 		}
 	}
 }
