@@ -154,7 +154,7 @@ func (p *peers) set(key string, value []byte) {
 	p.words.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
 		defer cancel()
-		for err := p.store.Set(ctx, key, value); err != nil && !errors.Is(err, rendezvous.ErrLost) && pause(ctx, p.beat) == nil; {
+		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause(ctx, p.beat) == nil; {
 			err = p.store.Set(ctx, key, value) // nobody else sets it
 		}
 	})
