@@ -139,6 +139,7 @@ func (w *Worker) join(ctx context.Context, me about) error {
 		if e := w.Fail(err); e != nil {
 			w.cfg.Logger.Warn("worker: the others could not be told why this one fails", "error", e)
 		}
+		w.sayGone()
 		w.leaveFailed()
 		w.stop()
 	}
@@ -349,7 +350,7 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory, Apart: w.cfg.Apart,
 		TCP: tcp.Config{Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger},
 		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
-			return rendezvous.Exchange(ctx, w.store, w.key("connect"), w.job.Worker, w.job.Workers, mine)
+			return w.exchange(ctx, w.key("connect"), mine)
 		},
 	}
 	var err error

@@ -70,14 +70,17 @@ func (w *Worker) Err() error { return w.current.why() }
 
 // Compare holds facts of all workers against each other: "model", "global batch", …. All workers call it, with the same name, once for
 // each. If something differs, each gets an error that matches [ErrDiffer] and says whose value is which. It waits for the others as long as
-// Join does.
+// Join does, but not for one that fails and leaves the job.
 func (w *Worker) Compare(ctx context.Context, name string, facts []rendezvous.Fact) error {
 	if w.store == nil {
 		return nil
 	}
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
-	err := rendezvous.Compare(ctx, w.store, w.key("compare", name), w.job.Worker, w.job.Workers, facts)
+	key := w.key("compare", name)
+	err := w.unlessGone(ctx, key, func(ctx context.Context) error {
+		return rendezvous.Compare(ctx, w.store, key, w.job.Worker, w.job.Workers, facts)
+	})
 	if err == nil {
 		return nil
 	}
@@ -106,7 +109,7 @@ func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]by
 	}
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
-	all, err := rendezvous.Exchange(ctx, w.store, w.key("exchange", name), w.job.Worker, w.job.Workers, mine)
+	all, err := w.exchange(ctx, w.key("exchange", name), mine)
 	if err != nil {
 		return nil, fmt.Errorf("worker: exchanging %s: %w", name, w.because(ctx, err))
 	}
@@ -190,6 +193,7 @@ func (w *Worker) leave() error {
 	w.mu.Unlock()
 	var err error
 	if failed {
+		w.sayGone()
 		w.leaveFailed()
 	} else {
 		ctx, cancel := w.waiting(context.Background())

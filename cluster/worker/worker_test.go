@@ -36,13 +36,18 @@ func only(name, value string) func(string) (string, bool) {
 // joinAll makes workers of this process, as it were several.
 func joinAll(t *testing.T, replicas ...int) []*worker.Worker {
 	t.Helper()
-	store := freeStore(t)
+	return joinAt(t, freeStore(t), false, replicas...)
+}
+
+// joinAt does so at a store that worker 0 serves, or that is there.
+func joinAt(t *testing.T, store string, hosted bool, replicas ...int) []*worker.Worker {
+	t.Helper()
 	all := make([]*worker.Worker, len(replicas))
 	var wg sync.WaitGroup
 	for i, n := range replicas {
 		wg.Go(func() {
 			w, err := worker.Join(t.Context(), worker.Config{
-				Job:      &cluster.Job{Source: "a test", ID: "in one process", Worker: i, Workers: len(replicas), Store: store},
+				Job:      &cluster.Job{Source: "a test", ID: "in one process", Worker: i, Workers: len(replicas), Store: store, Hosted: hosted},
 				Replicas: n, NoSharedMemory: true, Getenv: bare, Logger: slog.New(slog.DiscardHandler),
 			})
 			if err != nil {
@@ -116,6 +121,73 @@ func TestMembers(t *testing.T) {
 			t.Errorf("worker %d leaves: %v", i, err)
 		}
 	}
+}
+
+// TestGone: a worker that fails and leaves while others wait for it in a comparison or an exchange ends their wait, though the store and everybody
+// else go on; they say who it was, and why. What it gave before it left counts.
+func TestGone(t *testing.T) {
+	for name, wait := range map[string]func(w *worker.Worker) error{
+		"compare":  func(w *worker.Worker) error { return w.Compare(context.Background(), "model", nil) },
+		"exchange": func(w *worker.Worker) error { _, err := w.Exchange(context.Background(), "model", nil); return err },
+	} {
+		for _, gone := range []int{0, 2} {
+			t.Run(fmt.Sprint(name, " without ", gone), func(t *testing.T) {
+				t.Parallel()
+				all := joinAt(t, "file://"+filepath.Join(t.TempDir(), "store"), true, 1, 1, 1)
+				for i, err := range each(all, func(w *worker.Worker) error {
+					if err := w.Compare(context.Background(), "before", []rendezvous.Fact{{Name: "model", Value: "mlp"}}); err != nil || w.Job().Worker != gone {
+						return errors.Join(err, wait(w))
+					}
+					return errors.Join(w.Fail(errors.New("no such file: digits")), w.Close())
+				}) {
+					switch {
+					case i == gone && err != nil:
+						t.Errorf("the one that leaves: %v", err)
+					case i == gone:
+					case err == nil || !errors.Is(err, collective.ErrPeerLost) || !strings.Contains(err.Error(), fmt.Sprintf("worker %d has failed and left the job", gone)) ||
+						!strings.Contains(err.Error(), "it said: no such file: digits"):
+						t.Errorf("worker %d: %v", i, err)
+					}
+				}
+				each(all, func(w *worker.Worker) error { return w.Close() })
+			})
+		}
+	}
+}
+
+// TestGoneAfterwards: what a worker gave before it failed and left is compared all the same.
+func TestGoneAfterwards(t *testing.T) {
+	all := joinAt(t, "file://"+filepath.Join(t.TempDir(), "store"), true, 1, 1, 1)
+	left := make(chan struct{})
+	for i, err := range each(all, func(w *worker.Worker) error {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		compare := func() error { return w.Compare(ctx, "model", []rendezvous.Fact{{Name: "model", Value: "mlp"}}) }
+		switch w.Job().Worker {
+		case 1: // does not wait for the others
+			defer close(left)
+			go func() {
+				defer cancel()
+				for given := rendezvous.Key("in one process", 0, "compare", "model", "1"); ; time.Sleep(time.Millisecond) {
+					if _, _, err := w.Store().Get(ctx, given); err == nil || ctx.Err() != nil {
+						return
+					}
+				}
+			}()
+			if err := compare(); !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("got %w, want that it does not wait", err)
+			}
+			return errors.Join(w.Fail(errors.New("no such file: digits")), w.Close())
+		case 2: // the last to come
+			<-left
+		}
+		return compare()
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	}
+	each(all, func(w *worker.Worker) error { return errors.Join(w.Fail(errors.New("over")), w.Close()) })
 }
 
 // TestRebuild: the group that takes the place of one that failed works, and is aborted with the worker like the first.

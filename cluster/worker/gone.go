@@ -1,0 +1,72 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/collective"
+)
+
+// A worker that has failed may go on: a strategy rebuilds its group. One that leaves the job after a failure says so, and nobody waits for it
+// any more.
+
+// sayGone tells the others that this worker leaves a job that has failed.
+func (w *Worker) sayGone() {
+	ctx, cancel := context.WithTimeout(context.Background(), failWait)
+	defer cancel()
+	_ = w.store.Set(ctx, w.key("gone", w.job.Worker), nil) // else they find out by its pulse
+}
+
+// exchange gives every worker what every worker gave under a key, as [rendezvous.Exchange] does.
+func (w *Worker) exchange(ctx context.Context, key string, mine []byte) (all [][]byte, err error) {
+	err = w.unlessGone(ctx, key, func(ctx context.Context) error {
+		all, err = rendezvous.Exchange(ctx, w.store, key, w.job.Worker, w.job.Workers, mine)
+		return err
+	})
+	return all, err
+}
+
+// unlessGone waits for what all workers give under a key, or until one has left the job that has not given it.
+func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { w.missGone(ctx, key) })
+	return wait(ctx)
+}
+
+// missGone ends the job for this worker, and so all its waits, when another has left it that has given nothing under a key.
+func (w *Worker) missGone(ctx context.Context, key string) {
+	prefix := w.key("gone") + "/"
+	for after := uint64(0); ; {
+		entries, revision, err := w.store.Changes(ctx, prefix, after)
+		switch {
+		case errors.Is(err, rendezvous.ErrCompacted):
+			after = 0
+			continue
+		case err != nil: // the wait has the same
+			return
+		}
+		after = revision
+		for _, e := range entries {
+			n, err := strconv.Atoi(strings.TrimPrefix(e.Key, prefix))
+			if err != nil || n < 0 || n >= len(w.members) || n == w.job.Worker || e.Deleted {
+				continue
+			}
+			if _, _, err := w.store.Get(ctx, key+"/"+strconv.Itoa(n)); !errors.Is(err, rendezvous.ErrNotFound) {
+				continue // it has, before it left
+			}
+			w.end(&collective.Error{
+				Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[n].Ranks(),
+				Err: fmt.Errorf("worker %d has failed and left the job", n), Who: w.tellOf(ctx, n, nil, false),
+			})
+			return
+		}
+	}
+}
