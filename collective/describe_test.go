@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
 // separate opens the groups of n ranks that are processes to each other.
@@ -68,14 +70,18 @@ func TestDescribe(t *testing.T) {
 					t.FailNow()
 				}
 			}
-			// Rank 2 does not come.
-			errs := make([]error, 2)
+			// Rank 2 does not come. The deadline is when both others wait: earlier they might miss each other as well.
+			errs, late := make([]error, 2), newAlarm()
 			var wg sync.WaitGroup
 			for r := range errs {
-				call := barrier()
-				call.Options = &collective.Options{Timeout: 200 * time.Millisecond}
-				wg.Go(func() { errs[r] = comms[r].Do(context.Background(), call) })
+				wg.Go(func() { errs[r] = comms[r].Do(late, barrier()) })
 			}
+			for r := range errs {
+				for !waitsInCall(groups[r]) {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			close(late.done)
 			wg.Wait()
 			for r, err := range errs {
 				var e *collective.Error
@@ -89,6 +95,14 @@ func TestDescribe(t *testing.T) {
 			}
 		})
 	}
+}
+
+// waitsInCall reports whether the only rank of a group waits for others.
+func waitsInCall(g collective.Group) bool {
+	return slices.ContainsFunc(g.(collective.Recorded).Flights(), func(r flight.Rank) bool {
+		n := len(r.Calls)
+		return n > 0 && r.Calls[n-1].State == flight.Waiting
+	})
 }
 
 // TestProgress: anybody can see how far a rank has come, and in which call it is.
