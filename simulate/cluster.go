@@ -74,7 +74,7 @@ func (c *Cluster) Table() *chooser.Table {
 		Sync: int64(c.Inside.Latency), Read: c.Inside.Bandwidth, Frame: int64(c.Inside.Latency), Send: c.Inside.Bandwidth,
 	}
 	return &chooser.Table{
-		Version: chooser.Version, Machine: "the simulated cluster", Combine: c.Combine, Copy: c.Copy, Pack: 4 << 20,
+		Version: chooser.Version, Machine: "the simulated cluster", Combine: c.Combine, Copy: c.Copy,
 		Transports: map[string]chooser.Transport{
 			"inside": inside, "network": {Frame: int64(c.Outside.Latency), Send: c.Outside.Bandwidth},
 		},

@@ -41,7 +41,7 @@ func Calibrate(ctx context.Context, c Calibration) (*chooser.Table, error) {
 	}
 	c.Progress("copying and combining")
 	t := &chooser.Table{
-		Version: chooser.Version, Machine: c.Machine, Pack: chooser.Default().Pack,
+		Version: chooser.Version, Machine: c.Machine,
 		Copy: copyRate(), Combine: combineRate(),
 		Transports: map[string]chooser.Transport{"network": chooser.Default().Transports["network"]},
 	}

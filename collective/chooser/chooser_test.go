@@ -208,8 +208,8 @@ func TestSaveAndLoad(t *testing.T) {
 func TestRefused(t *testing.T) {
 	for _, test := range []struct{ change, to, says string }{
 		{`"version": 1`, `"version": 2`, "this build reads version 1"},
-		{`"pack_bytes"`, `"pack_byts"`, "unknown field"},
-		{`4194304`, `0`, "want positive numbers"},
+		{`"copy_bytes_per_second"`, `"copy_byts_per_second"`, "unknown field"},
+		{`1.2e10`, `0`, "want positive numbers"},
 		{`"frame_ns": 8000`, `"frame_ns": -8000`, `transport "unix" has a negative`},
 		{`"network"`, `"internet"`, `no transport "network"`},
 		{`"rules": [`, `"rules": [{"algorithm": "magic"},`, `rule 0: no algorithm "magic"`},
@@ -245,20 +245,6 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
-}
-
-func TestPackBytes(t *testing.T) {
-	last := 0
-	for total := 0; total < 1<<28; total = total*3/2 + 1 {
-		got := Default().PackBytes(total)
-		if got < 1 || got > Default().Pack || total >= 4*packBytesMin && got < packBytesMin {
-			t.Fatalf("%d bytes in packs of %d", total, got)
-		}
-		last = got
-	}
-	if last != Default().Pack {
-		t.Errorf("the largest calls have packs of %d, want %d", last, Default().Pack)
-	}
 }
 
 func TestExplain(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,7 +21,6 @@ type Table struct {
 	Machine     string               `json:"machine"`                  // what it was measured on
 	Combine     float64              `json:"combine_bytes_per_second"` // read by one rank while it reduces
 	Copy        float64              `json:"copy_bytes_per_second"`    // copied by one rank
-	Pack        int                  `json:"pack_bytes"`               // tensors are packed up to this size where the user leaves it open
 	Transports  map[string]Transport `json:"transports"`               // by name; "network" is what lies between hosts
 	Corrections []Correction         `json:"corrections,omitempty"`
 	Rules       []Rule               `json:"rules,omitempty"`
@@ -147,8 +145,8 @@ func (t *Table) check() error {
 	if t.Version != Version {
 		return fmt.Errorf("version %d: this build reads version %d", t.Version, Version)
 	}
-	if !rate(t.Combine) || !rate(t.Copy) || t.Pack < 1 {
-		return fmt.Errorf("combine_bytes_per_second, copy_bytes_per_second and pack_bytes are %v, %v and %d: want positive numbers", t.Combine, t.Copy, t.Pack)
+	if !rate(t.Combine) || !rate(t.Copy) {
+		return fmt.Errorf("combine_bytes_per_second and copy_bytes_per_second are %v and %v: want positive numbers", t.Combine, t.Copy)
 	}
 	for name, tr := range t.Transports {
 		if tr.Sync < 0 || tr.Frame < 0 || tr.Read != 0 && !rate(tr.Read) || tr.Send != 0 && !rate(tr.Send) {
@@ -263,21 +261,6 @@ func (t *Table) factor(algorithm string, op plan.Op, over string, bytes int) flo
 }
 
 func logOf(bytes int) float64 { return math.Log2(float64(bytes + 1)) }
-
-// PackBytes returns up to how many bytes tensors are packed together where the user leaves it open: the table's size, but
-// less if the tensors of the call are few bytes in all, so that there are packs enough for one to travel while the values
-// of the one before are put to use.
-func (t *Table) PackBytes(total int) int {
-	const packsMin = 4
-	if total < packsMin*packBytesMin {
-		return max(1, total) // one pack: its latency is all there is
-	}
-	size := 1 << bits.Len(uint(total/packsMin-1))
-	return min(t.Pack, max(packBytesMin, size))
-}
-
-// packBytesMin is the size below which packs cost more in latency than they gain.
-const packBytesMin = 64 << 10
 
 // Over returns the names that the table has numbers for, in order.
 func (t *Table) Over() []string {
