@@ -1,7 +1,5 @@
 package collective
 
-import "github.com/lockstep-ml/lockstep/tensor"
-
 // What follows is for other implementations of [Communicator], such as those over MPI and NCCL.
 
 // Check returns how many elements the whole vector of the call has for a rank of so many, or what is wrong with the call by itself.
@@ -16,14 +14,6 @@ func (c *Call) Check(rank, size int) (count int, err error) {
 // Part returns which elements [lo, hi) of a vector of count elements are the part of a rank of so many. The call must be one
 // that Check has accepted.
 func (c *Call) Part(rank, size, count int) (lo, hi int) { return c.part(rank, size, count) }
-
-// Sides returns the memories that have a part in the call on a rank: the other one, or both, are empty. gives and gets say the
-// same where a vector has no elements.
-func (c *Call) Sides(rank int) (src, dst tensor.Memory, gives, gets bool) {
-	src, dst = c.sides(rank)
-	g, t := c.parts(rank)
-	return src, dst, g != nothing, t != nothing
-}
 
 // Fill returns the configuration with its defaults, or what is wrong with it.
 func (c Config) Fill() (Config, error) { return c.filled() }
