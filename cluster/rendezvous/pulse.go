@@ -228,50 +228,15 @@ func (w *Watch) Vitals() []Vital {
 
 // Silence waits until another worker than self is silent for limit, and returns the one that is so for the longest. One that left on
 // purpose, or is excused, is not. If self's own pulse does not come back either, the store is what is gone, and the error is [ErrLost]. A process that
-// was itself stopped, or got no time, does not blame the others for it. The watch must be followed meanwhile.
+// was itself stopped, or got no time, does not blame the others for it: the pulses may be there and unread. The watch must be followed meanwhile.
 func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vital, error) {
-	return w.await(ctx, limit, func(all []Vital) (Vital, time.Duration, error) {
-		longest := Vital{Worker: -1}
-		for _, v := range all {
-			if v.Worker != self && !v.Pulse.Gone && !v.Excused && (longest.Worker < 0 || v.Silent > longest.Silent) {
-				longest = v
-			}
-		}
-		// Self publishes as often as the others: the store is known to work if self's pulse is newer than the one that is missed.
-		if longest.Worker >= 0 && longest.Silent >= limit && all[self].Silent > limit/2 {
-			return longest, 0, fmt.Errorf("%w: for %v it has shown no new pulse of any worker, this one's own included", ErrLost, all[self].Silent.Round(time.Millisecond))
-		}
-		return longest, longest.Silent, nil
-	})
-}
-
-// Stillness waits until a worker has neither made progress nor waited for others for limit, though it is not gone, and returns the
-// one for which this is so for the longest. The watch must be followed meanwhile.
-func (w *Watch) Stillness(ctx context.Context, limit time.Duration) (Vital, error) {
-	return w.await(ctx, limit, func(all []Vital) (Vital, time.Duration, error) {
-		longest := Vital{Worker: -1}
-		for _, v := range all {
-			if !v.Pulse.Gone && (longest.Worker < 0 || v.Still > longest.Still) {
-				longest = v
-			}
-		}
-		return longest, longest.Still, nil
-	})
-}
-
-// looks is how many times await looks in a limit, so that it notices when this process was stopped or got no time.
-const looks = 16
-
-// await waits until the worker that judge chooses has been so for limit. The time in which this process did not run does not count: the
-// pulses may be there and unread.
-func (w *Watch) await(ctx context.Context, limit time.Duration, judge func([]Vital) (Vital, time.Duration, error)) (Vital, error) {
 	step := max(limit/looks, time.Millisecond)
 	for {
-		v, so, err := judge(w.Vitals())
-		if v.Worker >= 0 && so >= limit || err != nil {
+		v, err := w.longestSilent(self, limit)
+		if v.Worker >= 0 && v.Silent >= limit || err != nil {
 			return v, err
 		}
-		wait := min(max(limit-so, time.Millisecond), step)
+		wait := min(max(limit-v.Silent, time.Millisecond), step)
 		due := time.Now().Add(wait)
 		select {
 		case <-time.After(wait):
@@ -282,4 +247,23 @@ func (w *Watch) await(ctx context.Context, limit time.Duration, judge func([]Vit
 			return Vital{Worker: -1}, context.Cause(ctx)
 		}
 	}
+}
+
+// looks is how many times Silence looks in a limit, so that it notices when this process was stopped or got no time.
+const looks = 16
+
+// longestSilent returns the worker that is silent for the longest, or that it cannot be known.
+func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
+	all := w.Vitals()
+	longest := Vital{Worker: -1}
+	for _, v := range all {
+		if v.Worker != self && !v.Pulse.Gone && !v.Excused && (longest.Worker < 0 || v.Silent > longest.Silent) {
+			longest = v
+		}
+	}
+	// Self publishes as often as the others: the store is known to work if self's pulse is newer than the one that is missed.
+	if longest.Worker >= 0 && longest.Silent >= limit && all[self].Silent > limit/2 {
+		return longest, fmt.Errorf("%w: for %v it has shown no new pulse of any worker, this one's own included", ErrLost, all[self].Silent.Round(time.Millisecond))
+	}
+	return longest, nil
 }
