@@ -121,6 +121,13 @@ func (s *Server) Store() Store { return s.memory.Open() }
 // "damaged", "service", "proof", "slow", "crowded", "frame". Reasons that did not occur are left out.
 func (s *Server) Refused() map[string]uint64 { return s.entrance.Counts() }
 
+// Clients returns how many clients are connected.
+func (s *Server) Clients() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
 // Close ends the server, and tells its clients: their calls return [ErrLost] at once. Closing again waits for the first Close.
 func (s *Server) Close() error {
 	s.closing.Do(func() {

@@ -124,9 +124,7 @@ func (w *Worker) join(ctx context.Context, me about) error {
 	}
 	if err := w.meet(ctx, me); err != nil {
 		w.failMeeting(err)
-		if w.server != nil || w.removes() {
-			pause(context.WithoutCancel(ctx), linger) // for the others, who learn from it why
-		}
+		w.linger()
 		w.closeStore()
 		return err
 	}
@@ -146,8 +144,23 @@ func (w *Worker) join(ctx context.Context, me about) error {
 	return err
 }
 
-// linger is how long the one who serves the store, or removes it, keeps it after a meeting that failed.
-const linger = time.Second
+// How long the one who serves the store, or removes it, keeps it after a meeting that failed: for those who come late, and at most for those
+// who are there and have not left yet.
+const (
+	lingerLeast = time.Second
+	lingerMost  = 10 * time.Second
+)
+
+// linger keeps the store for the others, who learn from it why they did not meet.
+func (w *Worker) linger() {
+	if w.server == nil && !w.removes() {
+		return
+	}
+	since := time.Now()
+	for pause(context.Background(), lingerLeast); w.server != nil && w.server.Clients() > 0 && time.Since(since) < lingerMost; {
+		pause(context.Background(), lingerLeast/20)
+	}
+}
 
 func (w *Worker) closeStore() {
 	w.store.Close()
