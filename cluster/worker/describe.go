@@ -17,9 +17,23 @@ import (
 // Bounds of a description: it is part of an error, and others wait for it.
 const (
 	describedMost = 4
-	describeWait  = 3 * time.Second
-	lookWait      = time.Second // for what stands in the store, which may be gone with the worker
+	describeWait  = 5 * time.Second
 )
+
+// How long a failure waits for the store, to tell of it or to look for why: on a machine that is busy the store is slow. Where it is most likely
+// gone with the worker that failed, there is no use in that.
+const (
+	storeWait = 4 * time.Second
+	goneWait  = time.Second
+)
+
+// storeWait bounds the wait for the store after workers have failed.
+func (w *Worker) storeWait(failed ...int) time.Duration {
+	if serves(w.job) && slices.Contains(failed, 0) {
+		return goneWait
+	}
+	return storeWait
+}
 
 // describe says who the workers are that a failure concerns: [collective.Config.Describe].
 func (w *Worker) describe(e *collective.Error) string {
@@ -68,7 +82,7 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 	if e != nil && w.foreign(e.Rank) && len(e.Peers) > 0 && !slices.Contains(w.owners(e.Peers), worker) {
 		text += ", which found it,"
 	}
-	short, cancel := context.WithTimeout(ctx, lookWait)
+	short, cancel := context.WithTimeout(ctx, w.storeWait(worker))
 	seen := w.latest(short, worker)
 	r := w.recordOf(short, worker)
 	cancel()

@@ -19,9 +19,6 @@ import (
 // ErrInterrupted is what a failure matches that is nobody's: the job was asked to end.
 var ErrInterrupted = errors.New("interrupted")
 
-// failWait bounds how long Fail takes to reach the store.
-const failWait = time.Second
-
 // Fail tells why this worker fails: the other workers, whose errors then say it, and, by a file in the folder that LOCKSTEP_RECORDS
 // names, who started it. Strategies call it for a Run that fails; a program calls it for what else ends it, before Close. The first
 // failure counts; one that comes after further progress takes its place. If err, or one that it wraps, has a method FromWorker() int, it is a
@@ -49,7 +46,11 @@ func (w *Worker) Fail(err error) error {
 	if w.store != nil {
 		text, e := failure.Encode(r)
 		if e == nil {
-			ctx, cancel := context.WithTimeout(context.Background(), failWait)
+			most := w.storeWait(r.Blames...)
+			if r.Kind == "store" {
+				most = goneWait
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), most)
 			defer cancel()
 			e = w.store.Set(ctx, w.key("failure", w.job.Worker), text)
 			if e == nil && r.Kind != "interrupted" {

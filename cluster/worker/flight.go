@@ -92,7 +92,7 @@ func (w *Worker) requested(ctx context.Context, asked <-chan os.Signal) {
 		case <-asked:
 		}
 		why := fmt.Sprintf("worker %d was asked for it", w.job.Worker)
-		short, cancel := context.WithTimeout(ctx, failWait)
+		short, cancel := context.WithTimeout(ctx, storeWait)
 		err := errors.Join(w.leaveFlights(why), w.askFlights(short, why))
 		cancel()
 		w.cfg.Logger.Info("worker: all write the records of their last calls", "folder", w.recordsFolder(), "error", err)

@@ -17,7 +17,7 @@ import (
 
 // sayGone tells the others that this worker leaves a job that has failed.
 func (w *Worker) sayGone() {
-	ctx, cancel := context.WithTimeout(context.Background(), failWait)
+	ctx, cancel := context.WithTimeout(context.Background(), goneWait)
 	defer cancel()
 	_ = w.store.Set(ctx, w.key("gone", w.job.Worker), nil) // else they find out by its pulse
 }

@@ -45,7 +45,7 @@ func (w *Worker) stacksOf(ctx context.Context, worker int) string {
 }
 
 const (
-	stacksWait   = 2 * time.Second
+	stacksWait   = 4 * time.Second
 	stacksMax    = 8 << 10 // bytes
 	answerFrames = 10      // of each goroutine
 	answerMost   = 4       // goroutines

@@ -155,7 +155,7 @@ func (w *Worker) key(parts ...any) string {
 }
 
 // leaveWait bounds how long a worker that fails takes to leave, and one that serves the store for those that fail with it.
-const leaveWait = 3 * time.Second
+const leaveWait = 5 * time.Second
 
 // Close leaves the job and frees what Join has opened. If the job has gone well, the worker that serves the store waits until all
 // others have left too. Called by a deferred function of a goroutine that panics, it tells the others so. Later calls do nothing
