@@ -233,12 +233,14 @@ func (c *child) train(ctx context.Context, w *worker.Worker) (string, error) {
 	return fmt.Sprint(total), nil
 }
 
-// shown waits until the others can see that this worker has come to a step.
+// shown waits until the others can see that this worker has come to a step and, with a strategy, that it is in its step function: it says
+// first that it is at the step.
 func (c *child) shown(ctx context.Context, w *worker.Worker, step int) error {
 	key := rendezvous.Key(c.Job, c.Epoch, "alive", strconv.Itoa(c.Worker))
 	for {
 		text, _, err := w.Store().Get(ctx, key)
-		if err != nil || strings.Contains(string(text), fmt.Sprintf(`"step":%d,"phase":"compute"`, step)) {
+		come := strings.Contains(string(text), fmt.Sprintf(`"step":%d,"phase":"compute"`, step))
+		if err != nil || come && (!c.Strategy || strings.Contains(string(text), "in its step function")) {
 			return err
 		}
 		time.Sleep(10 * time.Millisecond)
