@@ -229,6 +229,9 @@ func (o *runFlags) config() (launch.Config, error) {
 	if !slices.Contains([]string{"auto", "on", "off"}, o.affinity) {
 		return cfg, usagef("--cpu-affinity %s: want auto, on or off", o.affinity)
 	}
+	if o.hosts == "" && o.given("hosts") {
+		return cfg, usagef("-H is given and empty: want hosts and their workers, such as host1:4,host2:4")
+	}
 	var err error
 	if cfg.Workers, err = o.workers(); err != nil {
 		return cfg, err

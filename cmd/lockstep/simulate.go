@@ -165,18 +165,15 @@ func (s *simulation) parse() error {
 	c := &s.cluster
 	for _, text := range s.links {
 		name, link, _ := strings.Cut(text, "=")
+		of, ok := map[string]*plan.Link{"inside": &c.Inside, "outside": &c.Outside}[name]
+		if !ok {
+			return usagef("--link %s: want inside=LATENCY,RATE or outside=LATENCY,RATE", text)
+		}
 		latency, rate, err := parseLink(link)
 		if err != nil {
 			return usagef("--link %s: %v", text, err)
 		}
-		switch name {
-		case "inside":
-			c.Inside = plan.Link{Latency: latency, Bandwidth: rate}
-		case "outside":
-			c.Outside = plan.Link{Latency: latency, Bandwidth: rate}
-		default:
-			return usagef("--link %s: want inside=LATENCY,RATE or outside=LATENCY,RATE", text)
-		}
+		*of = plan.Link{Latency: latency, Bandwidth: rate}
 	}
 	c.Stragglers, c.Late = map[int]float64{}, map[int]time.Duration{}
 	for _, text := range s.stragglers {
