@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -171,7 +172,7 @@ func TestWrongFile(t *testing.T) {
 
 // TestParkingAllocatesNothing: neither the rank that blocks at once, nor the one that rings.
 func TestParkingAllocatesNothing(t *testing.T) {
-	cfg := Config{Name: t.Name(), Size: 2, Ranks: []int{1}, ArenaBytes: page}
+	cfg := Config{Name: fmt.Sprint(t.Name(), os.Getpid()), Size: 2, Ranks: []int{1}, ArenaBytes: page} // the name is the whole host's
 	opened := make(chan *endpoint)
 	go func() {
 		ends, err := Open(context.Background(), cfg)

@@ -30,6 +30,7 @@ type group struct {
 
 	open int    // how many local ranks are not closed; guarded by world.mu
 	seen uint32 // of head.news; guarded by world.mu
+	home uint32 // of the head.news of the world's group; guarded by world.mu
 
 	asked    uint32   // of head.asked, that was looked at; guarded by world.mu
 	answered []uint64 // by rank: number of its last question that was looked at; guarded by world.mu
@@ -102,7 +103,7 @@ func (g *group) lost(rank int) error {
 
 // tellLocked delivers the ranks that are lost to the local ranks.
 func (g *group) tellLocked() {
-	g.seen = g.head.news.Load()
+	g.seen, g.home = g.head.news.Load(), g.world.root.head.news.Load()
 	for rank := range g.ranks {
 		err := g.lost(rank)
 		if err == nil {

@@ -3,6 +3,7 @@ package shm_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -54,5 +55,58 @@ func TestConformance(t *testing.T) {
 				Processes: true,
 			})
 		})
+	}
+}
+
+// blocking is a context that says when a wait blocks.
+type blocking struct {
+	context.Context
+	blocks chan<- struct{}
+}
+
+func (b blocking) Park(ready <-chan struct{}) error {
+	select {
+	case b.blocks <- struct{}{}:
+	default: // it was said before
+	}
+	return transport.Park(b.Context, ready)
+}
+
+// TestLeftBeforeThePart: who waits in a part for a rank that closes its end of the whole, and so will never come, is told, though the
+// rank's process stays.
+func TestLeftBeforeThePart(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ends := open(t, shm.Open, 3, 2) // 0 and 1 are one process
+	part, err := ends[2].(transport.Splitter).Split(7, []int{0, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, blocks, done := part.(transport.Marker), make(chan struct{}, 1), make(chan error, 1)
+	m.Publish(transport.Slot{})
+	if err := m.Signal(0); err != nil {
+		t.Fatal(err)
+	}
+	go func() { done <- m.Await(blocking{ctx, blocks}, 0, 0) }()
+	<-blocks
+	if err := ends[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	var down *transport.PeerDown
+	if err := <-done; !errors.As(err, &down) || down.Rank != 0 || !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("got %v, want that rank 0 has closed its end", err)
+	}
+	select {
+	case d := <-part.Down():
+		if d.Rank != 0 || !errors.Is(d.Err, transport.ErrClosed) {
+			t.Errorf("Down says %v", &d)
+		}
+	case <-ctx.Done():
+		t.Error("Down says nothing")
+	}
+	for _, e := range append(ends[1:], part) {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -145,11 +145,13 @@ func (w *world) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.groups {
-		if g.seen != g.head.news.Load() {
+		// One that has left the world's group will not come to those split from it, whose ranks nobody has woken for that.
+		gone := g.first && g.home != w.root.head.news.Load()
+		if gone || g.seen != g.head.news.Load() {
 			g.tellLocked()
 		}
 		for r := range g.ends {
-			if e := g.ends[r].Load(); e != nil && e.waiting.Load() && e.mine.parked.Load() == 0 {
+			if e := g.ends[r].Load(); e != nil && e.waiting.Load() && (gone || e.mine.parked.Load() == 0) {
 				e.token()
 			}
 		}
