@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/goleak"
 
@@ -143,6 +144,44 @@ func TestGatewayConformance(t *testing.T) {
 			return s
 		}
 	}})
+}
+
+// TestCompacted: who asks for changes that etcd keeps no more is told so, and goes on from where it is.
+func TestCompacted(t *testing.T) {
+	address := cluster(t)
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Context: t.Context()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	gateway, err := rendezvous.Open(t.Context(), "etcd://"+address, rendezvous.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]rendezvous.Store{"client": open(t, "etcd://"+address), "gateway": gateway} {
+		defer s.Close()
+		var revision uint64
+		for range 3 {
+			if err := s.Set(t.Context(), "k", nil); err != nil {
+				t.Fatal(err)
+			}
+			if _, revision, err = s.List(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := client.Compact(t.Context(), int64(revision)); err != nil {
+			t.Fatal(err)
+		}
+		if entries, _, err := s.Changes(t.Context(), "k", 1); !errors.Is(err, rendezvous.ErrCompacted) {
+			t.Errorf("%s: got %v, %v", name, entries, err)
+		}
+		if err := s.Set(t.Context(), "k", []byte("new")); err != nil {
+			t.Fatal(err)
+		}
+		if entries, _, err := s.Changes(t.Context(), "k", revision); err != nil || len(entries) != 1 || string(entries[0].Value) != "new" {
+			t.Errorf("%s: got %v, %v", name, entries, err)
+		}
+	}
 }
 
 // TestMeet: workers meet in etcd, and another job on it does not see them.

@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -29,7 +27,7 @@ func openEtcd(ctx context.Context, url string, cfg Config) (Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &etcdStore{gateway: g, prefix: strings.TrimSuffix(prefix, "/") + "/"}
+	s := &etcdStore{gateway: g, prefix: strings.TrimSuffix(prefix, "/") + "/", watches: watches{most: watchUnused}}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	for { // until ctx ends
 		_, _, err = s.Get(ctx, "?")
@@ -48,6 +46,7 @@ type etcdStore struct {
 	prefix  string // of all keys
 	ctx     context.Context
 	end     context.CancelCauseFunc
+	watches watches
 }
 
 // The gateway writes bytes as base64 and numbers of 64 bits as strings; encoding/json knows both.
@@ -128,6 +127,7 @@ func (s *etcdStore) call(ctx context.Context, wrong error, do func(ctx context.C
 // Close implements [Store].
 func (s *etcdStore) Close() error {
 	s.end(ErrClosed)
+	s.watches.close()
 	s.gateway.client.CloseIdleConnections()
 	return nil
 }
@@ -299,21 +299,6 @@ func (s *etcdStore) entry(ctx context.Context, kv *etcdKV) (Entry, bool, error) 
 	return Entry{Key: key, Value: value, Revision: kv.ModRevision}, whole, err
 }
 
-// etcdEvents is what a watch is told, again and again.
-type etcdEvents struct {
-	Result struct {
-		Header          etcdHeader `json:"header"`
-		Canceled        bool       `json:"canceled"`
-		CancelReason    string     `json:"cancel_reason"`
-		CompactRevision uint64     `json:"compact_revision,string"`
-		Events          []struct {
-			Type string `json:"type"` // "DELETE", else a put
-			KV   etcdKV `json:"kv"`
-		} `json:"events"`
-	} `json:"result"`
-	Error *etcdError `json:"error"`
-}
-
 // Changes implements [Store].
 func (s *etcdStore) Changes(ctx context.Context, prefix string, since uint64) (entries []Entry, revision uint64, err error) {
 	err = s.call(ctx, CheckPrefix(prefix), func(ctx context.Context) error {
@@ -337,34 +322,6 @@ func (s *etcdStore) Changes(ctx context.Context, prefix string, since uint64) (e
 	})
 	return entries, revision, err
 }
-
-// watch waits for the first events after a revision.
-func (s *etcdStore) watch(ctx context.Context, prefix string, since uint64) (got etcdEvents, err error) {
-	key := []byte(s.prefix + prefix)
-	request := map[string]any{"create_request": map[string]any{"key": key, "range_end": after(key), "start_revision": fmt.Sprint(since + 1)}}
-	// A watch that is broken off has lost nothing: it begins again where it was.
-	err = s.gateway.stream(ctx, request, func(body io.Reader) error {
-		for d := json.NewDecoder(body); ; {
-			got = etcdEvents{}
-			switch err := d.Decode(&got); {
-			case err != nil:
-				return err
-			case got.Error != nil:
-				return got.Error
-			case got.Result.CompactRevision > 0:
-				return ErrCompacted
-			case got.Result.Canceled:
-				return &etcdError{codeUnavailable, "the watch was ended: " + got.Result.CancelReason}
-			case len(got.Result.Events) > 0:
-				return nil
-			}
-		}
-	})
-	return got, err
-}
-
-// last is the revision of the last event.
-func (e *etcdEvents) last() uint64 { return e.Result.Events[len(e.Result.Events)-1].KV.ModRevision }
 
 // latest returns the last state of each key in a batch of events, in order.
 func (s *etcdStore) latest(ctx context.Context, got *etcdEvents) (entries []Entry, err error) {

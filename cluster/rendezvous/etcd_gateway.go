@@ -137,21 +137,20 @@ func (e unsent) Unwrap() error { return e.error }
 // call asks etcd something and reads the answer. What can be asked again is, of one endpoint after the other: a question, and a change that
 // certainly was not made. After patience the store is lost.
 func (g *gateway) call(ctx context.Context, method string, question bool, request, answer any) error {
-	return g.insist(ctx, method, question, request, func(body io.Reader) error { return json.NewDecoder(body).Decode(answer) })
-}
-
-// stream begins a watch, again if it is broken off, and has read read what it is told.
-func (g *gateway) stream(ctx context.Context, request any, read func(io.Reader) error) error {
-	return g.insist(ctx, watchMethod, true, request, read)
-}
-
-func (g *gateway) insist(ctx context.Context, method string, question bool, request any, read func(io.Reader) error) error {
-	begin, last := time.Now(), error(nil)
-	for {
-		more, err := g.each(ctx, method, question, request, func(body io.Reader) error {
-			begin = time.Now() // it is there
-			return read(body)
+	return g.insist(ctx, question, func(endpoint string, there func()) error {
+		return g.ask(ctx, endpoint, method, request, func(body io.Reader) error {
+			there()
+			return json.NewDecoder(body).Decode(answer)
 		})
+	})
+}
+
+// insist has attempt ask one endpoint after the other. It is told what to call when one has answered.
+func (g *gateway) insist(ctx context.Context, question bool, attempt func(endpoint string, there func()) error) error {
+	begin, last := time.Now(), error(nil)
+	there := func() { begin = time.Now() }
+	for {
+		more, err := g.each(ctx, question, func(endpoint string) error { return attempt(endpoint, there) })
 		switch {
 		case ctx.Err() != nil && last == nil:
 			return context.Cause(ctx)
@@ -173,6 +172,9 @@ func (g *gateway) insist(ctx context.Context, method string, question bool, requ
 
 // again reports whether what failed may be tried once more.
 func again(err error, question bool) bool {
+	if errors.Is(err, ErrCompacted) {
+		return false
+	}
 	var refused *etcdError
 	if errors.As(err, &refused) && refused.Code != codeUnavailable && refused.Code != codeDeadline {
 		return false
@@ -182,16 +184,16 @@ func again(err error, question bool) bool {
 }
 
 // each asks one endpoint after the other, beginning with the one that answered last, and reports whether all may be asked once more.
-func (g *gateway) each(ctx context.Context, method string, question bool, request any, read func(io.Reader) error) (more bool, err error) {
+func (g *gateway) each(ctx context.Context, question bool, attempt func(endpoint string) error) (more bool, err error) {
 	g.mu.Lock()
 	first := g.at
 	g.mu.Unlock()
 	var errs []error
 	for i := range g.endpoints {
 		at := (first + i) % len(g.endpoints)
-		err := g.ask(ctx, g.endpoints[at], method, request, read)
+		err := attempt(g.endpoints[at])
 		if refused := (*etcdError)(nil); errors.As(err, &refused) && refused.Code == codeUnauthenticated && g.forget() {
-			err = g.ask(ctx, g.endpoints[at], method, request, read)
+			err = attempt(g.endpoints[at])
 		}
 		if err == nil {
 			g.mu.Lock()
@@ -207,25 +209,39 @@ func (g *gateway) each(ctx context.Context, method string, question bool, reques
 	return true, errors.Join(errs...)
 }
 
-// ask asks one endpoint, and has read read the answer. Without a deadline of its own for what is read.
+// ask asks one endpoint, and has read read the answer.
 func (g *gateway) ask(ctx context.Context, endpoint, method string, request any, read func(io.Reader) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer g.hurry(endpoint, cancel).Stop()
+	body, err := g.begin(ctx, endpoint, method, request)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	return read(io.LimitReader(body, answerMax))
+}
+
+// hurry ends what has not answered in time, unless it is stopped before.
+func (g *gateway) hurry(endpoint string, cancel context.CancelCauseFunc) *time.Timer {
+	return time.AfterFunc(etcdDial+etcdCall, func() {
+		cancel(fmt.Errorf("%s has not answered within %v", endpoint, etcdDial+etcdCall))
+	})
+}
+
+// begin asks one endpoint, and returns the answer from where it begins. It ends with ctx; the caller closes it.
+func (g *gateway) begin(ctx context.Context, endpoint, method string, request any) (io.ReadCloser, error) {
 	token, err := g.proof(ctx, endpoint, method)
 	if err != nil {
-		return unsent{err}
+		return nil, unsent{err}
 	}
 	body, err := json.Marshal(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	slow := time.AfterFunc(etcdDial+etcdCall, func() {
-		cancel(fmt.Errorf("%s has not answered within %v", endpoint, etcdDial+etcdCall))
-	})
-	defer slow.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, endpoint+"/v3/"+method, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Grpc-Metadata-hasleader", "true") // one that is cut off from the others says so
@@ -234,33 +250,28 @@ func (g *gateway) ask(ctx context.Context, endpoint, method string, request any,
 	}
 	resp, err := g.client.Do(req)
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
-		return unsent{err}
+		return nil, unsent{err}
 	}
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
 	}
 	defer resp.Body.Close()
-	if method == watchMethod {
-		slow.Stop()
-	}
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-		refused := &etcdError{}
-		if json.Unmarshal(text, refused) != nil || refused.Message == "" {
-			refused.Message = fmt.Sprintf("%s answers %s: %.200q: no etcd, or one without its JSON gateway", endpoint, resp.Status, text)
-			if resp.StatusCode >= http.StatusBadGateway { // a proxy's, say
-				refused.Code = codeUnavailable
-			}
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	refused := &etcdError{}
+	if json.Unmarshal(text, refused) != nil || refused.Message == "" {
+		refused.Message = fmt.Sprintf("%s answers %s: %.200q: no etcd, or one without its JSON gateway", endpoint, resp.Status, text)
+		if resp.StatusCode >= http.StatusBadGateway { // a proxy's, say
+			refused.Code = codeUnavailable
 		}
-		return refused
 	}
-	return read(io.LimitReader(resp.Body, answerMax))
+	return nil, refused
 }
-
-const watchMethod = "watch"
 
 // proof returns the token that shows who this process is, if etcd has users.
 func (g *gateway) proof(ctx context.Context, endpoint, method string) (string, error) {
