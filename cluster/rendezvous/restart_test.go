@@ -3,8 +3,10 @@ package rendezvous_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
@@ -35,5 +37,31 @@ func TestRestartedStore(t *testing.T) {
 			t.Errorf("got %v, want ErrLost: another one", err)
 		}
 		return
+	}
+}
+
+// TestChangeBeforeTheEnd: a change that others see is answered, though one of them ends the server for it. So the one who serves the store
+// may leave when all others have said that they do, and these leave well.
+func TestChangeBeforeTheEnd(t *testing.T) {
+	const clients = 8
+	for range 100 {
+		server := serve(t, rendezvous.ServerConfig{})
+		var work sync.WaitGroup
+		work.Go(func() {
+			if _, err := rendezvous.Exchange(t.Context(), server.Store(), "left", clients, clients+1, nil); err != nil {
+				t.Error(err)
+			}
+			server.Close()
+		})
+		for i := range clients {
+			work.Go(func() {
+				s := open(t, server.URL(), rendezvous.Config{})
+				defer s.Close()
+				if err := s.Set(t.Context(), fmt.Sprintf("left/%d", i), nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		work.Wait()
 	}
 }

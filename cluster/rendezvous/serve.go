@@ -17,7 +17,9 @@ type serverConn struct {
 	raw     net.Conn
 	conn    lively
 
-	writing sync.Mutex // held while a response is written
+	// Held while a response is written, and while a change is made that it is the response to: one that has taken effect, which others may see,
+	// is answered before the server says that it ends.
+	writing sync.Mutex
 
 	mu    sync.Mutex
 	waits map[uint64]context.CancelFunc // calls of Changes under way
@@ -75,8 +77,10 @@ func (c *serverConn) handle(ctx context.Context, work *sync.WaitGroup, q *reques
 		return nil
 	}
 	p := response{id: q.id}
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	if c.server.memory.answer(c, q, &p) {
-		return c.send(&p)
+		return c.write(&p)
 	}
 	return nil
 }
@@ -102,10 +106,14 @@ func (c *serverConn) wait(ctx context.Context, cancel context.CancelFunc, q *req
 }
 
 func (c *serverConn) send(p *response) error {
-	b := p.encode()
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	_, err := c.conn.Write(b)
+	return c.write(p)
+}
+
+// write writes a response. c.writing is held.
+func (c *serverConn) write(p *response) error {
+	_, err := c.conn.Write(p.encode())
 	return err
 }
 

@@ -37,10 +37,10 @@ type ServerConfig struct {
 }
 
 const (
-	silenceServer  = 60 * time.Second       // a client that says nothing for so long is gone; it pings more often
-	waitsMax       = 256                    // calls of Changes under way on one connection
-	connectionsMax = 1 << 14                // unless it is said otherwise
-	farewellWithin = 500 * time.Millisecond // to tell a client that the server ends
+	silenceServer  = 60 * time.Second // a client that says nothing for so long is gone; it pings more often
+	waitsMax       = 256              // calls of Changes under way on one connection
+	connectionsMax = 1 << 14          // unless it is said otherwise
+	farewellWithin = 2 * time.Second  // to tell a client that the server ends, once what it has asked for is answered
 )
 
 // Server is a store that processes anywhere reach by TCP. What it holds is in memory, and ends with it.
