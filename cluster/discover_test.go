@@ -424,3 +424,15 @@ func TestEverySourceIsDocumented(t *testing.T) {
 		at += i
 	}
 }
+
+func TestJobString(t *testing.T) {
+	for want, j := range map[string]*Job{
+		"worker 0 of 2 (the chief), by torchrun": {Source: "torchrun", Workers: 2},
+		"worker 1 of 2":                          {Worker: 1, Workers: 2},
+		"a process by itself":                    {Source: nobody, Workers: 1},
+	} {
+		if got := j.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

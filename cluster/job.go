@@ -43,11 +43,14 @@ func (j *Job) String() string {
 	if j.Source == nobody {
 		return "a process by itself"
 	}
-	chief := ""
+	text := fmt.Sprintf("worker %d of %d", j.Worker, j.Workers)
 	if j.Chief() && j.Workers > 1 {
-		chief = " (the chief)"
+		text += " (the chief)"
 	}
-	return fmt.Sprintf("worker %d of %d%s, by %s", j.Worker, j.Workers, chief, j.Source)
+	if j.Source != "" { // else the program made the job itself
+		text += ", by " + j.Source
+	}
+	return text
 }
 
 // Resolver returns a resolver that answers for this job: its spec, its task, and worker 0's address as the master.

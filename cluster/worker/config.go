@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // Config says how a process joins its job. The zero value takes all from the environment.
@@ -113,6 +114,11 @@ func (c Config) filled() (Config, error) {
 		c.Replicas = 1
 	case c.Replicas < 0 || c.Replicas > replicasMax:
 		return c, fmt.Errorf("worker: %d replicas: want 1 to %d", c.Replicas, replicasMax)
+	}
+	if c.Ports != "" {
+		if _, _, err := door.ParsePorts(c.Ports); err != nil {
+			return c, fmt.Errorf("worker: Ports: %w", err)
+		}
 	}
 	if c.Job == nil {
 		job, err := cluster.Discover(cluster.Discovery{Getenv: c.Getenv, ReadFile: c.ReadFile})

@@ -20,7 +20,7 @@
 // communicator's calls. It watches what the others publish, by its own clock. One that publishes nothing for
 // [Config.HeartbeatTimeout] is lost: its process is stopped, or its host or network is gone. One that publishes, but whose
 // training goroutine comes no further while others wait for it, is reported in the log after that time, with its goroutines'
-// stacks, and is lost after [Config.ProgressTimeout], if there is one; otherwise the deadline of those who wait for it decides.
+// stacks, and is lost after [Config.ProgressTimeout], unless the deadline of those who wait for it comes first.
 //
 // A lost worker ends the communicator on all others. Whatever ends it, the error says of the workers concerned which ones they
 // are (number, ranks, host, process), what they were last seen doing, and what they said of themselves before they

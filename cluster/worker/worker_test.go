@@ -290,6 +290,7 @@ func TestConfig(t *testing.T) {
 		says string
 	}{
 		{"replicas", worker.Config{Replicas: -1}, "-1 replicas: want 1 to"},
+		{"ports", worker.Config{Ports: "7099-7000"}, `Ports: "7099-7000" is no port and no range of ports: want one such as 7000 or 7000-7099`},
 		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
 		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "there is no store where the workers can meet: set LOCKSTEP_STORE"},
 		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "can meet: because"},

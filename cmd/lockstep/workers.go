@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // workerFlags are the flags of a command that can be a worker of a job.
@@ -87,8 +88,19 @@ func (o *workerFlags) check() error {
 	if o.progressTimeout < 0 {
 		return usagef("--progress-timeout %v: want a time such as 30s or 10m", o.progressTimeout)
 	}
+	if o.ports != "" {
+		if _, _, err := door.ParsePorts(o.ports); err != nil {
+			return usagef("--port-range: %v", err)
+		}
+	}
 	if _, err := distribute.ParseImplementation(o.implementation); err != nil {
 		return usagef("--implementation %s: want auto, ring, nccl or mpi", o.implementation)
+	}
+	if o.set.Changed("workers") && o.workers < 1 {
+		return usagef("--workers %d: want at least 1", o.workers)
+	}
+	if o.set.Changed("worker") && o.worker < 0 {
+		return usagef("--worker %d: want 0 or more", o.worker)
 	}
 	if o.workers > 0 && o.worker >= o.workers {
 		return usagef("--worker %d of --workers %d: workers are counted from 0", o.worker, o.workers)

@@ -210,26 +210,35 @@ func (d *Door) to(s Service) *Entrance {
 	return nil
 }
 
-// listen opens the port, or the first free one of the range.
-func listen(address string) (net.Listener, error) {
-	host, ports, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, fmt.Errorf("door: address %q to listen on: %w", address, err)
-	}
-	from, to, ranged := strings.Cut(ports, "-")
+// ParsePorts reads a port, 0 for any, or a range of them: "7000", "7000-7099".
+func ParsePorts(text string) (first, last int, err error) {
+	from, to, ranged := strings.Cut(text, "-")
 	lo, err := strconv.ParseUint(from, 10, 16)
 	hi := lo
 	if err == nil && ranged {
 		hi, err = strconv.ParseUint(to, 10, 16)
 	}
 	if err != nil || hi < lo || ranged && lo == 0 {
-		return nil, fmt.Errorf("door: address %q to listen on: want host:port or host:first-last", address)
+		return 0, 0, fmt.Errorf("%q is no port and no range of ports: want one such as 7000 or 7000-7099", text)
+	}
+	return int(lo), int(hi), nil
+}
+
+// listen opens the port, or the first free one of the range.
+func listen(address string) (net.Listener, error) {
+	host, ports, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("door: address %q to listen on: %w", address, err)
+	}
+	first, last, err := ParsePorts(ports)
+	if err != nil {
+		return nil, fmt.Errorf("door: address %q to listen on: %w", address, err)
 	}
 	// Whom a service lets in, it has kept alive; strangers have a deadline.
 	lc := net.ListenConfig{KeepAlive: -1, Control: untilDataComes}
 	var errs []error
-	for port := lo; port <= hi; port++ {
-		l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.FormatUint(port, 10)))
+	for port := first; port <= last; port++ {
+		l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 		if err == nil {
 			return l, nil
 		}

@@ -334,3 +334,31 @@ func TestPage(t *testing.T) {
 		}
 	}
 }
+
+func TestParsePorts(t *testing.T) {
+	for _, c := range []struct {
+		text        string
+		first, last int
+	}{
+		{"0", 0, 0},
+		{"7000", 7000, 7000},
+		{"7000-7099", 7000, 7099},
+		{"65535-65535", 65535, 65535},
+		{"", -1, -1},
+		{"7099-7000", -1, -1},
+		{"0-5", -1, -1},
+		{"65536", -1, -1},
+		{"1-2-3", -1, -1},
+		{"-1", -1, -1},
+		{"1-", -1, -1},
+		{"x", -1, -1},
+	} {
+		first, last, err := ParsePorts(c.text)
+		if err != nil {
+			first, last = -1, -1
+		}
+		if first != c.first || last != c.last {
+			t.Errorf("%q: %d to %d, %v, want %d to %d", c.text, first, last, err, c.first, c.last)
+		}
+	}
+}
