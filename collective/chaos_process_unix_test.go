@@ -22,7 +22,7 @@ import (
 // TCP, and are killed and stopped by signals. With -programs 200 it runs as many.
 func TestChaosOnProcesses(t *testing.T) {
 	ended := map[string]int{}
-	chaosSeeds(t, 10, 4, chaosRanksMax, func(p *chaosProgram) error {
+	chaosSeeds(t, 10, 4, chaosRanksMax, func() bool { return true }, func(p *chaosProgram) error {
 		err := p.fork(ended)
 		if err != nil {
 			chaosFailed(t, p, err)

@@ -114,7 +114,7 @@ func TestServices(t *testing.T) {
 
 // TestCrowd: connections that do not greet are bounded in number and time, and keep nobody out.
 func TestCrowd(t *testing.T) {
-	d := open(t, Config{HalfOpen: 16, Handshake: time.Second})
+	d := open(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as the one in the crowd may need at worst
 	e := welcome(t, d, Data, Rules{})
 	var conns []net.Conn
 	for range 200 {
