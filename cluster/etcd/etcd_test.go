@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,14 +23,15 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous/storetest"
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // The server runs in a process of its own, this test binary again: so what the client leaves behind can be seen.
 const serverEnv = "LOCKSTEP_TEST_ETCD"
 
 func TestMain(m *testing.M) {
-	if folder := os.Getenv(serverEnv); folder != "" {
-		if err := serve(folder); err != nil {
+	if text := os.Getenv(serverEnv); text != "" {
+		if err := serve(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -39,18 +40,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// serve is an etcd server until stdin ends. It prints its address.
-func serve(folder string) error {
+// serve is an etcd server until stdin ends, at a port and the next one, with a folder: text is "PORT FOLDER". It prints its address.
+func serve(text string) error {
 	cfg := embed.NewConfig()
+	port, folder, _ := strings.Cut(text, " ")
+	first, err := strconv.Atoi(port)
+	if err != nil {
+		return err
+	}
 	cfg.Dir, cfg.LogLevel = folder, "panic"
-	client, err := free()
-	if err != nil {
-		return err
-	}
-	peer, err := free()
-	if err != nil {
-		return err
-	}
+	client, peer := loopback(first), loopback(first+1)
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
@@ -73,7 +72,7 @@ func serve(folder string) error {
 func cluster(t *testing.T) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), serverEnv+"="+t.TempDir())
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", serverEnv, freeport.Take(t, 2), t.TempDir()))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -99,14 +98,9 @@ func cluster(t *testing.T) string {
 	return strings.TrimSpace(address)
 }
 
-// free returns a URL on loopback whose port is free.
-func free() (url.URL, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return url.URL{}, err
-	}
-	defer l.Close()
-	return url.URL{Scheme: "http", Host: l.Addr().String()}, nil
+// loopback is a URL of a port of loopback.
+func loopback(port int) url.URL {
+	return url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", port)}
 }
 
 func open(t *testing.T, url string) rendezvous.Store {
@@ -223,11 +217,8 @@ func TestMeet(t *testing.T) {
 func TestNobodyThere(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	nobody, err := free()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = rendezvous.Open(ctx, "etcd://"+nobody.Host, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
+	nobody := loopback(freeport.Take(t, 1))
+	_, err := rendezvous.Open(ctx, "etcd://"+nobody.Host, rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}})
 	if err == nil || ctx.Err() == nil {
 		t.Fatalf("got %v", err)
 	}

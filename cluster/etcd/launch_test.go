@@ -73,7 +73,7 @@ func TestNode0IsReplaced(t *testing.T) {
 			"--summary", summary, "--checkpoint-dir", snapshots, "--save-every", "10")
 		cmd, out := exec.CommandContext(t.Context(), lockstep, args...), &said{}
 		cmd.Env = append(os.Environ(), "LOCKSTEP_SECRET="+key)
-		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Second
+		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, time.Minute
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
