@@ -532,7 +532,7 @@ func TestAgentKilled(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = time.Minute // for its output; nothing of it is left that holds it open
 	_ = cmd.Wait()
 	for _, pid := range pids(t, out.String()) {
 		eventually(t, fmt.Sprintf("process %d to end", pid), func() bool { return !alive(pid) })

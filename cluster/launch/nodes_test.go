@@ -774,7 +774,7 @@ func TestLauncherKilled(t *testing.T) {
 	cmd.Env = append(os.Environ(), "TMPDIR="+temp, asRemote+"="+ssh[0])
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = time.Minute // for its output; nothing of it is left that holds it open
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

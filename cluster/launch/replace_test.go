@@ -53,7 +53,7 @@ func startNode(t *testing.T, node, nodes int, folder string, restarts int, scrip
 	n := &nodeProcess{cmd: exec.CommandContext(t.Context(), os.Args[0]), out: &output{}}
 	n.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %s %d %s", asNode, node, nodes, folder, restarts, script))
 	n.cmd.Stdout, n.cmd.Stderr = n.out, n.out
-	n.cmd.WaitDelay = time.Second
+	n.cmd.WaitDelay = time.Minute // for its output; nothing of it is left that holds it open
 	if err := n.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
