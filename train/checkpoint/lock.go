@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,11 @@ type Holder struct {
 	Job   string    `json:"job,omitempty"` // "": of none
 	Epoch uint32    `json:"epoch"`         // of the job: higher after each restart
 	Since time.Time `json:"since"`
+	// Boot is of the kernel that runs it, PIDs the namespace that its PID is of, which each container has for itself, and Started when it
+	// was started, in the kernel's ticks since boot: host names and PIDs may be those of others as well. "" and 0 where that is not known.
+	Boot    string `json:"boot,omitempty"`
+	PIDs    string `json:"pids,omitempty"`
+	Started uint64 `json:"started,omitempty"`
 }
 
 // String says who it is: "host a, pid 17, job "digits", since 2026-01-31 17:00:01".
@@ -96,7 +102,7 @@ func (l *lock) take() error {
 		}
 		f.Close()
 		e := &LockedError{Dir: l.dir, Holder: holder}
-		if lockless && holder.Host != me.Host {
+		if lockless && !holder.seenBy(me) {
 			e.why = fmt.Sprintf(". The disk cannot tell whether that one still runs: if it does not, remove %s", l.path())
 		}
 		return e
@@ -109,16 +115,46 @@ const takeMost = 1000
 
 // yieldsTo reports whether a process takes the lock from h though that may still run.
 func (h *Holder) yieldsTo(me *Holder) bool {
-	return h.Job != "" && h.Job == me.Job && h.Epoch < me.Epoch || h.Host == me.Host && h.PID == me.PID
+	return h.Job != "" && h.Job == me.Job && h.Epoch < me.Epoch || h.is(me)
 }
 
-// isGone reports whether h is a process of this host that has ended.
+// is reports whether h is this process.
+func (h *Holder) is(me *Holder) bool {
+	if h.known() && me.known() {
+		return h.Boot == me.Boot && h.PIDs == me.PIDs && h.PID == me.PID && h.Started == me.Started
+	}
+	return h.Host == me.Host && h.PID == me.PID
+}
+
+// known reports whether h says more of itself than its host's name and its PID.
+func (h *Holder) known() bool { return h.Boot != "" && h.PIDs != "" && h.Started != 0 }
+
+// seenBy reports whether a process can find out whether h still runs. In another container it cannot.
+func (h *Holder) seenBy(me *Holder) bool {
+	switch {
+	case !h.known() || !me.known():
+		return h.Host == me.Host
+	case h.Boot == me.Boot:
+		return h.PIDs == me.PIDs
+	}
+	return h.Host == me.Host && h.PIDs == firstPIDs && me.PIDs == firstPIDs // the host has been started anew
+}
+
+// isGone reports whether h has ended for certain.
 func (h *Holder) isGone(me *Holder) bool {
-	if h.Host != me.Host {
+	if !h.seenBy(me) {
 		return false
 	}
+	known := h.known() && me.known()
+	if known && h.Boot != me.Boot {
+		return true
+	}
 	p, err := os.FindProcess(h.PID)
-	return err != nil || errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
+	if err != nil || errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone) {
+		return true
+	}
+	other := Holder{PID: h.PID}
+	return known && other.identify() && other.Started != h.Started // another has its PID now
 }
 
 // sign writes into the file of the lock who has it.
@@ -139,8 +175,8 @@ func (l *lock) sign(f *os.File) error {
 
 // takeOver puts a lock of this process in the place of another's.
 func (l *lock) takeOver() (err error) {
-	beside := fmt.Sprintf("%s.%d", l.path(), os.Getpid())
-	if l.file, err = os.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666); err != nil {
+	beside := l.path() + "." + rand.Text()
+	if l.file, err = os.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
 		return wrap(err)
 	}
 	if _, err := l.try(l.file); err != nil && !errors.Is(err, errors.ErrUnsupported) {

@@ -61,7 +61,9 @@ func Open(cfg Config) (*Manager, error) {
 	if err != nil {
 		host = "localhost"
 	}
-	if m.lock, err = takeLock(m.dir, Holder{Host: host, PID: os.Getpid(), Job: cfg.Job, Epoch: cfg.Epoch, Since: time.Now()}); err != nil {
+	me := Holder{Host: host, PID: os.Getpid(), Job: cfg.Job, Epoch: cfg.Epoch, Since: time.Now()}
+	me.identify()
+	if m.lock, err = takeLock(m.dir, me); err != nil {
 		return nil, err
 	}
 	err = m.begin()
