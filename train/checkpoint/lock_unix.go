@@ -34,8 +34,3 @@ func tryLock(f *os.File) (bool, error) {
 	}
 	return false, fmt.Errorf("locking %s: %w", f.Name(), failed)
 }
-
-// noSpace reports whether an error says that a disk is full, or its user's part of it.
-func noSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
-}
