@@ -60,7 +60,8 @@ func (p placement) cast(t *testing.T, n int, cfg collective.Config) *scene {
 	return s
 }
 
-// waiting returns the ranks that wait in their call, and whether all others are done with theirs or never come.
+// waiting returns the ranks that wait in their call, and whether all others are done with theirs, or with those of the beginning if they never
+// come.
 func (s *scene) waiting() (waiting []int, settled bool) {
 	settled = true
 	for _, g := range s.groups {
@@ -68,6 +69,9 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 			last := len(r.Calls) - 1
 			switch {
 			case s.calls[r.Rank] == nil || r.Rank == s.late:
+				if _, over, _ := s.comms[r.Rank].(collective.Observable).Progress(); over < 2 {
+					settled = false // one that is still in the call before has not failed to come
+				}
 			case last < 2: // these are those of the beginning
 				settled = false
 			case r.Calls[last].State == flight.Waiting:

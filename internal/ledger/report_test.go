@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +59,7 @@ func TestReportBesideCalls(t *testing.T) {
 			call.Manifest.Name = fmt.Sprint("w", seq)
 			call.Manifest.Shape[0] = int(seq)
 			m.Enter(0, seq, call)
+			runtime.Gosched() // on one processor nobody might look in between
 			m.Leave(0, seq, nil)
 			select {
 			case <-stop:
