@@ -60,23 +60,17 @@ func (c *Cluster) Problem(p plan.Problem, elementBytes int) plan.Problem {
 	return p
 }
 
-// Links returns the cluster's numbers as cost functions want them.
-func (c *Cluster) Links(elementBytes int) plan.Links {
-	return plan.Links{
-		Memory: c.Inside, Host: c.Inside, Network: c.Outside,
-		Combine: c.Combine, Copy: c.Copy, Cores: c.Cores, ElementBytes: elementBytes,
-	}
-}
-
-// Table returns a table that chooses for this cluster.
+// Table returns a table that chooses for this cluster. What it says of the network is of one rank (plan.Links), so it shares the
+// card among the ranks of a host: in the algorithms that are worth considering they send at the same time.
 func (c *Cluster) Table() *chooser.Table {
 	inside := chooser.Transport{
 		Sync: int64(c.Inside.Latency), Read: c.Inside.Bandwidth, Frame: int64(c.Inside.Latency), Send: c.Inside.Bandwidth,
 	}
+	sharers := (c.Ranks + c.Hosts - 1) / c.Hosts
 	return &chooser.Table{
 		Version: chooser.Version, Machine: "the simulated cluster", Combine: c.Combine, Copy: c.Copy,
 		Transports: map[string]chooser.Transport{
-			"inside": inside, "network": {Frame: int64(c.Outside.Latency), Send: c.Outside.Bandwidth},
+			"inside": inside, "network": {Frame: int64(c.Outside.Latency), Send: c.Outside.Bandwidth / float64(sharers)},
 		},
 	}
 }
