@@ -127,15 +127,15 @@ const (
 func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	pid := w.pid()
 	known := awaitEnd(pid)
-	w.at = time.Now() // before anybody can see that its number is free: what follows from its end is later
+	at := time.Now() // before anybody can see that its number is free: what follows from its end is later
 	if known && !patience.Load() {
 		killGroup(pid) // while the number is still the worker's
 	}
 	_ = w.cmd.Wait() // the state says what there is to say
 	if !known {
-		w.at = time.Now()
+		at = time.Now()
 	}
-	w.ending = endingOf(w.cmd.ProcessState)
+	w.at, w.ending = at, endingOf(w.cmd.ProcessState)
 	for told := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
 		if !told && time.Since(w.at) > grace {
 			told = true
