@@ -168,9 +168,16 @@ fi
 set +e
 "$@"
 code=$?
-cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep ' 0A ' >"$LEFT.ports"
-tail -n +2 /proc/net/unix >"$LEFT.sockets"
-ls -A /dev/shm >"$LEFT.memory"
+ports() { cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep ' 0A '; }
+sockets() { tail -n +2 /proc/net/unix; }
+memory() { ls -A /dev/shm; }
+for what in ports sockets memory; do
+	for try in $(seq 100); do # what was on its way through a socket the system closes a moment after its processes have ended
+		$what >"$LEFT.$what"
+		[ -s "$LEFT.$what" ] || break
+		sleep 0.1
+	done
+done
 if [ -n "$KEPT" ]; then cp -a "$SNAPSHOTS/." "$KEPT"; fi
 exit $code
 `
