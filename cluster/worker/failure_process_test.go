@@ -3,6 +3,7 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -240,6 +241,9 @@ func TestMisfits(t *testing.T) {
 				if test.change != nil {
 					test.change(i, &c)
 				}
+				if c.Workers != 3 {
+					waitForCards(t, store, c.Job, len(all)) // who came after the end of the meeting would find no store
+				}
 				all = append(all, startBy(t, c, func(cmd *exec.Cmd) {
 					if test.name == "another executable" && i == 1 {
 						cmd.Path = changedCopy(t, cmd.Path)
@@ -251,6 +255,25 @@ func TestMisfits(t *testing.T) {
 				told.check(t, test.name, p.kinds, text)
 			}
 		})
+	}
+}
+
+// waitForCards waits until so many workers are at the meeting of a job.
+func waitForCards(t *testing.T, store, job string, workers int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testWait)
+	defer cancel()
+	s, err := rendezvous.Open(ctx, store, rendezvous.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for n := 0; n < workers; time.Sleep(10 * time.Millisecond) {
+		cards, _, err := s.List(ctx, rendezvous.Key(job, 0, "worker", "meet", "card")+"/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n = len(cards)
 	}
 }
 
