@@ -154,8 +154,12 @@ func (w *Worker) key(parts ...any) string {
 	return rendezvous.Key(w.job.ID, w.job.Epoch, words...)
 }
 
-// leaveWait bounds how long a worker that fails takes to leave, and one that serves the store for those that fail with it.
-const leaveWait = 5 * time.Second
+// leaveWait bounds how long a worker that fails and serves the store keeps it for those that fail with it; leaveSilent is after how long without
+// a pulse it is not kept for one of them any more.
+const (
+	leaveWait   = 10 * time.Second
+	leaveSilent = 3 * time.Second
+)
 
 // Close leaves the job and frees what Join has opened. If the job has gone well, the worker that serves the store waits until all
 // others have left too. Called by a deferred function of a goroutine that panics, it tells the others so. Later calls do nothing
@@ -228,10 +232,10 @@ func (w *Worker) leaveFailed() {
 	}
 }
 
-// somebodyStays reports whether there are other workers that still work, besides those that are lost.
+// somebodyStays reports whether there are other workers that still live, besides those that are lost.
 func (w *Worker) somebodyStays(lost []int) bool {
 	for _, v := range w.watch.Vitals() {
-		if v.Worker != w.job.Worker && !v.Pulse.Gone && !slices.Contains(lost, v.Worker) {
+		if v.Worker != w.job.Worker && !v.Pulse.Gone && v.Silent < leaveSilent && !slices.Contains(lost, v.Worker) {
 			return true
 		}
 	}
