@@ -90,7 +90,7 @@ func TestMonitorOrder(t *testing.T) {
 				if err := c.Do(background, sum(nil, nil)); err != nil {
 					return err
 				}
-				time.Sleep(10 * time.Second)
+				time.Sleep(time.Duration(10+c.Rank()) * time.Second) // rank 0 waits for rank 1 again: a call that is over parks nobody
 				h, err := c.Start(background, barrier())
 				if err != nil {
 					return err
