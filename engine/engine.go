@@ -80,8 +80,19 @@ type Lender interface {
 	NewBatch(replica int) (Batch, error)
 }
 
+// InPlace is a [Program] whose gradients can be reduced where they lie: the caller writes the sums over Gradients.Tensors, and apply
+// reads them there. That spares other memory of their size, and every step the way to it.
+type InPlace interface {
+	Program
+	// InPlace reports whether the program can, which never changes: it cannot where Gradients.Tensors are copies of what a device has.
+	InPlace() bool
+	// ApplyInPlace is Apply from the tensors of the replica's last Gradients in place of Inputs. It is an error after Commit or Discard, as
+	// they are gone then.
+	ApplyInPlace(ctx context.Context, replica, pack int) error
+}
+
 // Gradients is what one replica's gradients step gives. Its tensors are views of the backend's memory, valid until
-// that replica's next Gradients, Commit or Discard.
+// that replica's next Gradients, Commit or Discard. They lie apart from each other and from all else, so a caller may write to them.
 type Gradients struct {
 	Tensors []*tensor.Tensor // by the order of Program.Parameters
 	Loss    float64          // this replica's share of the global mean loss: the sum over replicas is the loss
@@ -109,7 +120,7 @@ type Variable struct {
 
 // Program is a compiled model with the state of every local replica. Methods that name a replica may be called at the
 // same time for different replicas, not for one. A step is Gradients, the reduction of Gradients.Tensors into Inputs,
-// Apply, then Commit on all replicas or, if anything failed on any, Discard on all: until Commit every variable keeps
+// Apply (or see [InPlace]), then Commit on all replicas or, if anything failed on any, Discard on all: until Commit every variable keeps
 // its old value.
 type Program interface {
 	// Parameters lists the trained variables, sorted by name: the order of gradients.

@@ -30,14 +30,15 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 		if err := t.reduceGradients(ctx, r, g); err != nil {
 			return err
 		}
-		return t.apply(ctx, r)
+		return t.apply(ctx, r, t.applySums)
 	}
 	p := &t.parts[r.LocalID()]
 	out, err := t.gradients(ctx, r, g)
 	if err != nil {
 		return err
 	}
-	p.flatten(t.packs, out.Tensors)
+	p.take(t.packs, out.Tensors)
+	p.flatten()
 	t.replicaAt(r, PhaseReduce)
 	for done, err := range r.AllReducePacks(ctx, distribute.Sum, p.flat.dst, p.flat.src, t.flatNames) {
 		if err != nil {
@@ -50,7 +51,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 				continue
 			}
 			t.replicaAt(r, PhaseApply)
-			if err := t.program.Apply(ctx, r.LocalID(), k); err != nil {
+			if err := t.applySums(ctx, r.LocalID(), k); err != nil {
 				return fmt.Errorf("apply: %w", err)
 			}
 		}
@@ -76,15 +77,21 @@ type flat struct {
 	left     []int // by pack: gradients that are not reduced yet
 }
 
-func (p *part) flatten(packs []pack, gradients []*tensor.Tensor) {
+func (p *part) flatten() {
 	f := &p.flat
 	f.dst, f.src, f.left = f.dst[:0], f.src[:0], f.left[:0]
+	for k, gradients := range p.gradients {
+		f.dst, f.src = append(f.dst, p.sums[k]...), append(f.src, gradients...)
+		f.left = append(f.left, len(gradients))
+	}
+}
+
+// take sorts the gradients of a step by packs.
+func (p *part) take(packs []pack, gradients []*tensor.Tensor) {
 	for k, pack := range packs {
-		f.dst = append(f.dst, p.inputs[k]...)
-		for _, parameter := range pack.parameters {
-			f.src = append(f.src, gradients[parameter])
+		for i, parameter := range pack.parameters {
+			p.gradients[k][i] = gradients[parameter]
 		}
-		f.left = append(f.left, len(pack.parameters))
 	}
 }
 
@@ -156,8 +163,7 @@ func (d *door) closeAndWait() {
 	d.inside.Wait()
 }
 
-// reduceGradients leaves the sum of all replicas' gradients in the replica's apply inputs, and the sums of loss and metrics in
-// its part.
+// reduceGradients leaves the sums of all replicas' gradients, of loss and of metrics in the replica's part.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
 	p := &t.parts[r.LocalID()]
 	out, err := t.gradients(ctx, r, g)
@@ -165,11 +171,9 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g 
 		return err
 	}
 	t.replicaAt(r, PhaseReduce)
+	p.take(t.packs, out.Tensors)
 	for k, pack := range t.packs {
-		for i, parameter := range pack.parameters {
-			p.gradients[k][i] = out.Tensors[parameter]
-		}
-		if err := r.AllReduceInto(ctx, distribute.Sum, p.inputs[k], p.gradients[k], pack.names); err != nil {
+		if err := r.AllReduceInto(ctx, distribute.Sum, p.sums[k], p.gradients[k], pack.names); err != nil {
 			return err
 		}
 	}
@@ -201,10 +205,11 @@ func (t *Trainer) scalars() (loss float64, sums []float64) {
 	return s[0], s[1 : 1+len(t.metrics)]
 }
 
-func (t *Trainer) apply(ctx context.Context, r *distribute.Replica) error {
+// apply applies all packs, by one of the program's methods.
+func (t *Trainer) apply(ctx context.Context, r *distribute.Replica, pack func(ctx context.Context, replica, pack int) error) error {
 	t.replicaAt(r, PhaseApply)
 	for k := range t.packs {
-		if err := t.program.Apply(ctx, r.LocalID(), k); err != nil {
+		if err := pack(ctx, r.LocalID(), k); err != nil {
 			return fmt.Errorf("apply: %w", err)
 		}
 	}
@@ -234,7 +239,7 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 	out := make([]*tensor.Tensor, len(t.Parameters()))
 	for k, pack := range t.packs {
 		for i, parameter := range pack.parameters {
-			out[parameter] = t.parts[0].inputs[k][i].Clone()
+			out[parameter] = t.parts[0].sums[k][i].Clone()
 		}
 	}
 	m := newMean(t.metrics)
@@ -261,7 +266,7 @@ func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor
 				copy(t.parts[r.LocalID()].inputs[k][i].Memory().HostBytes(), gradients[parameter].Memory().HostBytes())
 			}
 		}
-		return t.apply(ctx, r)
+		return t.apply(ctx, r, t.program.Apply)
 	})
 	if err != nil {
 		return fmt.Errorf("train: apply gradients: %w", err)

@@ -20,8 +20,10 @@ type Trainer struct {
 	parts     []part // by replica
 	spare     []*globalBatch
 	packs     []pack
-	flatNames []string // of all packs' parameters, one pack after the other
-	flatPacks []int    // the pack of each
+	inPlace   bool                                               // gradients are reduced where they lie
+	applySums func(ctx context.Context, replica, pack int) error // the program's Apply, or its ApplyInPlace
+	flatNames []string                                           // of all packs' parameters, one pack after the other
+	flatPacks []int                                              // the pack of each
 	metrics   []string
 	variables []engine.Variable
 	committed int64       // steps whose values are visible
@@ -44,9 +46,10 @@ type pack struct {
 type part struct {
 	inputs    [][]*tensor.Tensor // by pack: apply's input buffers
 	gradients [][]*tensor.Tensor // by pack: of the current step
+	sums      [][]*tensor.Tensor // by pack: where they are reduced to: inputs, or gradients
 	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics, and what the workers agree on
 	global    []*tensor.Tensor   // the same, over all replicas
-	flat      flat               // gradients and inputs as one list
+	flat      flat               // gradients and sums as one list
 
 	replica *distribute.Replica // of the step in progress
 }
@@ -79,6 +82,10 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, err
 	}
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
+	t.applySums = program.Apply
+	if p, ok := program.(engine.InPlace); ok && p.InPlace() {
+		t.inPlace, t.applySums = true, p.ApplyInPlace
+	}
 	t.packs = packsOf(program)
 	for k, pack := range t.packs {
 		for _, name := range pack.names {
@@ -153,6 +160,10 @@ func (t *Trainer) newPart(replica int) part {
 		}
 		p.inputs = append(p.inputs, inputs)
 		p.gradients = append(p.gradients, make([]*tensor.Tensor, len(inputs)))
+	}
+	p.sums = p.inputs
+	if t.inPlace {
+		p.sums = p.gradients
 	}
 	p.local = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics)+agreed)}
 	p.global = []*tensor.Tensor{tensor.New(tensor.Float64, 1+len(t.metrics)+agreed)}

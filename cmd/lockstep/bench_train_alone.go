@@ -22,6 +22,7 @@ const aloneRounds = 25
 // meet. It has variables of its own.
 type alone struct {
 	program   engine.Program
+	apply     func(ctx context.Context, replica, pack int) error // as in training
 	batch     engine.Batch
 	weightSum float64
 	replicas  int
@@ -47,7 +48,10 @@ func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch)
 	if err != nil {
 		return nil, fmt.Errorf("the computation alone: %w", err)
 	}
-	a := &alone{program: program, weightSum: float64(s.cfg.globalBatch), replicas: len(spec.Devices)}
+	a := &alone{program: program, apply: program.Apply, weightSum: float64(s.cfg.globalBatch), replicas: len(spec.Devices)}
+	if p, ok := program.(engine.InPlace); ok && p.InPlace() {
+		a.apply = p.ApplyInPlace
+	}
 	for _, t := range batch.Inputs {
 		a.batch.Inputs = append(a.batch.Inputs, t.Rows(0, rows))
 	}
@@ -85,7 +89,7 @@ func (a *alone) step(ctx context.Context, replica int, seed uint64) error {
 		return err
 	}
 	for pack := range a.program.Packs() {
-		if err := a.program.Apply(ctx, replica, pack); err != nil {
+		if err := a.apply(ctx, replica, pack); err != nil {
 			return err
 		}
 	}

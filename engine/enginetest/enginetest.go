@@ -62,6 +62,8 @@ func Run(t *testing.T, c Config) {
 		{"packs give the same bits", testPacks},
 		{"apply without gradients", testApplyAlone},
 		{"input buffers stay", testInputsStay},
+		{"apply in place", testInPlace},
+		{"gradients lie apart", testApart},
 		{"random state", testRandom},
 		{"moving averages", testAverages},
 		{"regularisation counts once", testRegularisation},
@@ -476,6 +478,81 @@ func testApplyAlone(t *testing.T, c Config) {
 	if err := p.Apply(t.Context(), 0, 1); err == nil {
 		t.Error("applied a pack that is not there")
 	}
+}
+
+// testInPlace: sums that are written over the gradients give what they give as inputs of apply, and are gone after the step.
+func testInPlace(t *testing.T, c Config) {
+	for _, packs := range []int{1, 3} {
+		p := inPlace(t, c, c.Plain(packs), 4)
+		for i := range uint64(5) {
+			var g [2][]*tensor.Tensor
+			sum := make([]*tensor.Tensor, len(p.Parameters()))
+			for r := range g {
+				g[r] = gradients(t, p, r, batch(50+2*i+uint64(r), 4), 8).Tensors
+				addAll(sum, g[r])
+			}
+			feed(t, p, 0, sum)
+			apply(t, p, 0)
+			for j, x := range g[1] {
+				copy(x.Memory().HostBytes(), sum[j].Memory().HostBytes())
+			}
+			for k := range packs {
+				if err := p.ApplyInPlace(t.Context(), 1, k); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.Commit(0)
+			p.Commit(1)
+			sameBits(t, fmt.Sprintf("step %d applied in place, of %d packs", i, packs), read(t, p, 1), read(t, p, 0))
+		}
+		gone := func(when string) {
+			if err := p.ApplyInPlace(t.Context(), 1, 0); err == nil {
+				t.Errorf("applied in place %s: no error", when)
+			}
+		}
+		gone("after a commit")
+		gradients(t, p, 1, batch(60, 4), 8)
+		for _, err := range []error{p.ApplyInPlace(t.Context(), 1, packs), p.ApplyInPlace(t.Context(), 2, 0)} {
+			if err == nil {
+				t.Error("applied in place a pack or a replica that is not there")
+			}
+		}
+		p.Discard(1)
+		gone("after a discard")
+		feed(t, p, 1, gradients(t, p, 0, batch(61, 4), 8).Tensors)
+		p.Discard(0)
+		apply(t, p, 1) // by its inputs again
+		p.Commit(1)
+	}
+}
+
+// testApart: writing to gradients changes nothing but them.
+func testApart(t *testing.T, c Config) {
+	for name, m := range map[string]engine.Model{"plain": c.Plain(1), "averaging": c.Averaging(), "regularised": c.Regularised()} {
+		p := inPlace(t, c, m, 4)
+		start := read(t, p, 0)
+		g := gradients(t, p, 0, batch(70, 4), 4).Tensors
+		want := cloneAll(g)
+		for i, x := range g {
+			for at := range x.Memory().HostBytes() {
+				x.Memory().HostBytes()[at] ^= 0xff
+			}
+			sameBits(t, name+": gradients beside one that was written to", g[i+1:], want[i+1:])
+		}
+		p.Discard(0)
+		sameBits(t, name+": variables after gradients were written to", read(t, p, 0), start)
+		sameBits(t, name+": the same gradients again", gradients(t, p, 0, batch(70, 4), 4).Tensors, want)
+	}
+}
+
+// inPlace compiles a model for two replicas.
+func inPlace(t *testing.T, c Config, m engine.Model, rows int) engine.InPlace {
+	t.Helper()
+	p, ok := compile(t, c, m, 2, rows).(engine.InPlace)
+	if !ok || !p.InPlace() {
+		t.Skip("the programs do not apply in place")
+	}
+	return p
 }
 
 func testInputsStay(t *testing.T, c Config) {

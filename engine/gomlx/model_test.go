@@ -608,6 +608,70 @@ func TestRandomInInference(t *testing.T) {
 	})
 }
 
+// TestGradientsLieApart holds that each gradient is memory of its own, to be written to, although the backends could give one value for
+// several of them, or a constant: gradients of parameters that are used alike, that are not used, and that are the weights themselves.
+func TestGradientsLieApart(t *testing.T) {
+	const rows, classes = 4, 3
+	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
+		for _, name := range []string{"twin", "other_twin"} {
+			x = graph.Add(x, s.VariableWithShape(name, shapes.Make(dtypes.Float32, 1, 5)).NodeValue(x.Graph()))
+		}
+		for _, name := range []string{"idle", "also_idle"} {
+			s.VariableWithShape(name, shapes.Make(dtypes.Float32, 7)).NodeValue(x.Graph())
+		}
+		return x
+	})
+	forward := m.Forward
+	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+		offset := s.VariableWithShape("offset", shapes.Make(dtypes.Float32, rows)).NodeValue(in[0].Graph())
+		return append(forward(s, in), offset)
+	}
+	m.Loss = func(labels, predictions []*graph.Node) *graph.Node {
+		return graph.Add(gomlx.SparseCategoricalCrossEntropyLogits(labels, predictions[:1]), predictions[1])
+	}
+	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+		p := compile(t, m, e, features(e, rows, 5)).(engine.InPlace)
+		b := randomBatch(1, rows, 5, classes)
+		bits := func(list []*tensor.Tensor) string {
+			text := ""
+			for _, x := range list {
+				text += fmt.Sprintf("%x ", x.Memory().HostBytes())
+			}
+			return text
+		}
+		want, variables := "", ""
+		for i := range 4 {
+			g, err := p.Gradients(t.Context(), 0, b, 1, [3]uint64{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			list, values := g.Tensors, []*tensor.Tensor{}
+			for v := range p.Variables() {
+				values = append(values, readVariable(t, p, 0, v))
+			}
+			if i == 0 {
+				want, variables = bits(list), bits(values)
+			}
+			if got := bits(list); got != want {
+				t.Fatalf("gradients %s after the last ones were written to, want %s", got, want)
+			}
+			if got := bits(values); got != variables {
+				t.Fatalf("variables %s after gradients were written to, want %s", got, variables)
+			}
+			for j, x := range list {
+				before := bits(list[j+1:])
+				for at := range x.Memory().HostBytes() {
+					x.Memory().HostBytes()[at] ^= 0xff
+				}
+				if bits(list[j+1:]) != before {
+					t.Fatalf("writing to the gradient of %s changed another", p.Parameters()[j].Name)
+				}
+			}
+			p.Discard(0)
+		}
+	})
+}
+
 // TestManyProductsAtOnce runs more matrix products that do not depend on one another than the Go backend has workers.
 // In its default mode they wait for one another for ever.
 func TestManyProductsAtOnce(t *testing.T) {

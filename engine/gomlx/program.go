@@ -41,7 +41,10 @@ type program struct {
 	parametersByPack [][]int
 }
 
-var _ engine.Lender = (*program)(nil)
+var (
+	_ engine.Lender  = (*program)(nil)
+	_ engine.InPlace = (*program)(nil)
+)
 
 // open makes the replicas, all with the same initial values.
 func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) error {
@@ -169,16 +172,36 @@ func (p *program) Inputs(replica, pack int) []tensor.Memory {
 	return list
 }
 
+// InPlace implements [engine.InPlace]. That what a program gives lies apart from all else, its constants and arguments included, both
+// backends hold: XLA copies what would not, and the Go backend gives away only what it owns.
+func (p *program) InPlace() bool { return p.backend.HasSharedBuffers() }
+
 // Apply implements [engine.Program].
 func (p *program) Apply(ctx context.Context, replica, pack int) error {
+	return p.apply(ctx, replica, pack, false)
+}
+
+// ApplyInPlace implements [engine.InPlace].
+func (p *program) ApplyInPlace(ctx context.Context, replica, pack int) error {
+	return p.apply(ctx, replica, pack, true)
+}
+
+func (p *program) apply(ctx context.Context, replica, pack int, inPlace bool) error {
 	r, err := p.replica(replica)
 	if err != nil {
 		return err
+	}
+	switch {
+	case inPlace && !p.InPlace():
+		return errors.New("gomlx: apply in place: the gradients are copies, as host and device share no memory")
+	case inPlace && len(r.gradients) == 0:
+		return fmt.Errorf("gomlx: apply in place: replica %d has no gradients: want Gradients before, and neither Commit nor Discard since", replica)
 	}
 	if pack < 0 || pack >= len(p.packs) {
 		return fmt.Errorf("gomlx: no pack %d: the program has %d", pack, len(p.packs))
 	}
 	x := p.packs[pack]
+	r.inPlace = inPlace
 	out, err := r.run(ctx, x)
 	if err != nil {
 		return err
@@ -334,6 +357,7 @@ type replica struct {
 	aside     []compute.Buffer // by variable: new values of the gradients program; nil if none
 	applied   []compute.Buffer // by variable: new values of the apply programs; nil if none
 	gradients []compute.Buffer // by parameter: of the last gradients program
+	inPlace   bool             // apply reads them, not reduced
 
 	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
 	sums   []*sum           // by the all-reduces of the gradients program
@@ -522,6 +546,9 @@ func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
 	case rngArg:
 		return r.rng.load()
 	case gradientArg:
+		if r.inPlace {
+			return r.gradients[a.index], nil
+		}
 		return r.reduced[a.index].load()
 	}
 	if applying && r.aside[a.index] != nil {
