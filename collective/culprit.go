@@ -128,43 +128,53 @@ type inquiry struct {
 	m       *member
 	begun   time.Time
 	most    time.Duration
+	limit   time.Duration
 	silent  time.Duration // spent on questions that were not answered
 	self    witness
+	round   int // of questions
 	asked   map[int]*witness
-	order   []*witness  // of asking
-	silence map[int]int // by rank: how many questions of this call were not answered in a row
+	order   []*witness   // of asking
+	silence map[int]int  // by process: how many questions of this call were not answered in a row
+	mute    map[int]bool // the processes that have not answered in this round of questions
 }
 
 // Bounds of an inquiry. A rank that does not answer takes half a second; one that does may take as long where processes get little time.
 const (
-	inquiryMost = 900 * time.Millisecond // of silence, and of asking again; then nobody is asked any more
-	stallMost   = 400 * time.Millisecond
-	slowest     = 4                     // times that: of slow answers
-	silences    = 2                     // questions that a rank must leave unanswered to be at fault
-	quick       = 50 * time.Millisecond // a question that ends sooner without an answer was none: the rank is known to be gone
-	lastMost    = 4                     // culprits whose last calls are told
-	viaMost     = 3                     // ranks between this one and a culprit that are told
+	inquiryMost = 900 * time.Millisecond // of silence, when somebody is certainly at fault, and of asking again; then nobody is asked any more
+	inquiryEnd  = 4 * inquiryMost        // of all: then one that has not answered once may be as slow as one that must be found
+	stallEnd    = 400 * time.Millisecond // of all for a report, which the call waits for: one question more, at most
+	silences    = 2                      // questions that a process must leave unanswered to be at fault
+	quick       = 50 * time.Millisecond  // a question that ends sooner without an answer was none: the rank is known to be gone
+	lastMost    = 4                      // culprits whose last calls are told
+	viaMost     = 3                      // ranks between this one and a culprit that are told
 )
 
 // inquire finds them. Ranks go on meanwhile, and one that was woken just now may say something else a little later: it asks again until
-// somebody is at fault or the time is over. One that does not answer may be slow, and is asked twice.
-func (m *member) inquire(most time.Duration) *inquiry {
-	q := &inquiry{m: m, begun: time.Now(), most: most, silence: map[int]int{m.wait.silent: 1}}
+// somebody is at fault or the time is over. One that does not answer may be slow, and wait like all others: it is asked twice, and all others
+// are asked as well.
+func (m *member) inquire(most, limit time.Duration) *inquiry {
+	q := &inquiry{m: m, begun: time.Now(), most: most, limit: limit, silence: map[int]int{}}
+	if m.wait.silent >= 0 {
+		q.silence[m.site.process(m.wait.silent)] = 1
+	}
 	q.self = witness{stance: m.stance(latestCall), rank: m.rank}
 	for pause := time.Millisecond; ; pause *= 2 {
 		q.ask()
-		if q.clear() || m.team.fate.Load() != sound || q.over() || time.Since(q.begun)+pause >= most {
+		if q.clear() || m.team.fate.Load() != sound || q.over() || time.Since(q.begun)-q.silent+pause >= most {
 			return q
 		}
 		time.Sleep(pause)
 	}
 }
 
-// clear reports whether somebody is at fault, and nobody may be slow only.
+// clear reports whether somebody is at fault, and nobody who may be slow only would be named.
 func (q *inquiry) clear() bool {
+	if len(q.are(absent)) > 0 {
+		return true
+	}
 	found := false
 	for _, w := range q.order {
-		if w.said == unanswered && q.silence[w.rank] < silences {
+		if w.said == unanswered && q.silence[q.m.site.process(w.rank)] < silences {
 			return false
 		}
 		found = found || w.said > computing
@@ -172,13 +182,19 @@ func (q *inquiry) clear() bool {
 	return found
 }
 
-// over reports whether nobody must be asked any more.
-func (q *inquiry) over() bool { return q.silent >= q.most || time.Since(q.begun) >= slowest*q.most }
+// over reports whether nobody must be asked any more. Who has been silent often enough is at fault only when all others were asked once.
+func (q *inquiry) over() bool {
+	certain := func(w *witness) bool {
+		return w.said == absent || w.said == fails || w.said == gone || q.round > 1 && w.said == unanswered && q.silence[q.m.site.process(w.rank)] >= silences
+	}
+	return time.Since(q.begun) >= q.limit || q.silent >= q.most && slices.ContainsFunc(q.order, certain)
+}
 
 // ask follows who waits for whom, from this rank on, and asks each rank once. If the call needs all ranks, those come last that nobody
 // has named: of several that have not come a rank waits for one first.
 func (q *inquiry) ask() {
-	q.asked, q.order = map[int]*witness{q.m.rank: &q.self}, nil
+	q.round++
+	q.asked, q.order, q.mute = map[int]*witness{q.m.rank: &q.self}, nil, map[int]bool{}
 	q.follow(&q.self, q.m.missing())
 	for i := 0; i < len(q.order); i++ {
 		q.follow(q.order[i], q.order[i].waits)
@@ -207,18 +223,7 @@ func (q *inquiry) question(rank int, by *witness) {
 	if w == nil {
 		w = &witness{rank: rank, by: by}
 		q.asked[rank], q.order = w, append(q.order, w)
-		began := time.Now()
-		var ok bool
-		if w.stance, ok = q.m.stanceOf(rank); ok {
-			delete(q.silence, rank)
-		} else {
-			q.silence[rank]++
-			q.silent += time.Since(began)
-			w.said, w.tale = q.m.guess(rank)
-			if w.said == unanswered && time.Since(began) < quick {
-				w.said = gone
-			}
-		}
+		q.hear(w)
 	}
 	call := &q.self.text
 	if by != nil {
@@ -232,6 +237,32 @@ func (q *inquiry) question(rank int, by *witness) {
 		w.said = computing
 	default:
 		w.said = absent
+	}
+}
+
+// hear asks a rank. A process answers for all its ranks, or for none: one that has just been silent, or often enough, is not asked again.
+func (q *inquiry) hear(w *witness) {
+	process, began, asked := q.m.site.process(w.rank), time.Now(), false
+	if q.silence[process] < silences && !q.mute[process] {
+		asked = true
+		var ok bool
+		if w.stance, ok = q.m.stanceOf(w.rank); ok {
+			delete(q.silence, process)
+			return
+		}
+	}
+	took := time.Since(began)
+	w.said, w.tale = q.m.guess(w.rank)
+	switch {
+	case !asked:
+	case took < quick:
+		if w.said == unanswered {
+			w.said = gone
+		}
+	default:
+		q.silent += took
+		q.silence[process]++
+		q.mute[process] = true
 	}
 }
 
@@ -269,17 +300,22 @@ func (q *inquiry) are(said guilt) (out []*witness) {
 	return out
 }
 
-// culprits returns those who have not come or do not answer. If there are none it is those who compute, in their call; then those of a
-// circle, which is true if they are.
+// culprits returns those who have not come. If there are none it is those who do not answer: who does not may be slow and wait as well, so
+// it must have been asked twice, if there was the time. Then it is those who compute, in their call; then those of a circle, which is true if
+// they are.
 func (q *inquiry) culprits() (out []*witness, circle bool) {
-	out = append(q.are(absent), q.are(unanswered)...)
-	for _, said := range []guilt{fails, gone, computing} {
-		if len(out) == 0 {
-			out = q.are(said)
+	var stopped, slow []*witness
+	for _, w := range q.are(unanswered) {
+		if q.silence[q.m.site.process(w.rank)] >= silences {
+			stopped = append(stopped, w)
+		} else if q.most < q.limit { // else there was no time to know
+			slow = append(slow, w)
 		}
 	}
-	if len(out) > 0 {
-		return out, false
+	for _, them := range [][]*witness{q.are(absent), stopped, q.are(fails), q.are(gone), slow, q.are(computing)} {
+		if len(them) > 0 {
+			return them, false
+		}
 	}
 	out = q.circle()
 	return out, len(out) > 0
@@ -337,6 +373,11 @@ func (q *inquiry) rule() ruling {
 		}
 	}
 	slices.Sort(r.peers)
+	for i, w := range q.are(unanswered) {
+		if i < lastMost && !slices.Contains(culprits, w) {
+			r.tales += fmt.Sprintf(", rank %d %s", w.rank, w.tale)
+		}
+	}
 	if i := slices.IndexFunc(culprits, func(w *witness) bool { return w.by != nil }); i >= 0 {
 		var path []*witness
 		for w := culprits[i]; w != nil; w = w.by {
@@ -347,7 +388,7 @@ func (q *inquiry) rule() ruling {
 	}
 	if len(culprits) == 0 {
 		for _, w := range q.order {
-			if w.by == &q.self {
+			if w.by == &q.self && w.said != unanswered {
 				r.tales += fmt.Sprintf(", rank %d is past this call", w.rank)
 			}
 		}
@@ -396,7 +437,7 @@ func (q *inquiry) way(path []*witness) string {
 func (w *waiter) overdue(cause *ended) error {
 	m := w.m
 	waited := time.Since(w.since)
-	q := m.inquire(inquiryMost)
+	q := m.inquire(inquiryMost, inquiryEnd)
 	if m.team.fate.Load() != sound {
 		return errFailed
 	}
@@ -434,7 +475,7 @@ func (w *waiter) why(waited time.Duration, via string) string {
 // stall logs that the call has waited long, and for whom.
 func (w *waiter) stall(waited time.Duration) {
 	m := w.m
-	r := m.inquire(stallMost).rule()
+	r := m.inquire(stallEnd, stallEnd).rule()
 	if r.peers == nil {
 		r.peers = m.missing()
 	}

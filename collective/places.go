@@ -64,6 +64,14 @@ func findSite(end transport.Endpoint) site {
 // spread reports whether the ranks are in several domains.
 func (s *site) spread() bool { return s.places != nil && len(s.domain) < len(s.places) }
 
+// process returns a number of the process that a rank is in.
+func (s *site) process(rank int) int {
+	if s.places == nil {
+		return 0
+	}
+	return s.places[rank].Worker
+}
+
 // in reports whether a rank is of the domain.
 func (s *site) in(rank int) bool { return slices.Contains(s.domain, rank) }
 
