@@ -591,7 +591,8 @@ func TestBackupFails(t *testing.T) {
 				return err
 			})
 			for w, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), "training stops, for it could not be resumed: checkpoint: ") || !strings.Contains(err.Error(), "could not be written") {
+				if err == nil || !strings.Contains(err.Error(), "training stops, for it could not be resumed: checkpoint: the snapshot ") ||
+					!strings.Contains(err.Error(), "could not be written") && !strings.Contains(err.Error(), "was written, and old ones could not be removed") { // one may be under way
 					t.Errorf("%v, every %d: worker %d ends with %v", layout, every, w, err)
 				}
 			}

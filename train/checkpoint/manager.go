@@ -197,7 +197,10 @@ func (m *Manager) save(n name, c *Contents) error {
 		os.RemoveAll(unfinished)
 		return fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", path, m.lastGood(n), err)
 	}
-	return m.removeOld(m.keep)
+	if err := m.removeOld(m.keep); err != nil {
+		return fmt.Errorf("checkpoint: the snapshot %s was written, and old ones could not be removed: %w", path, err)
+	}
+	return nil
 }
 
 // place writes a snapshot. The folder may be another's by now: of what that has written nothing is touched, for numbers rise.
