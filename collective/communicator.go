@@ -84,7 +84,8 @@ func (m *member) Progress() (begun, over uint64, call string) {
 	}
 	m.textMu.Lock()
 	defer m.textMu.Unlock()
-	if t := m.current; t != nil {
+	if m.current != nil {
+		t := m.current.text()
 		call = describe(&t.header, &t.label)
 	}
 	return begun, over, call

@@ -50,12 +50,11 @@ func (m *member) stance(seq uint64) (s stance) {
 	d := &m.diary
 	used, waits := d.used, d.waits
 	s.come, s.waits = d.come, slices.Clone(d.of)
-	if t := m.current; t != nil {
-		if other := &m.texts[seq&1]; other.header.Op != 0 && other.header.Seq == seq {
-			t = other
+	if n := m.current; n != nil {
+		if other := &m.notes[seq&1]; other.sig != nil && other.seq == seq {
+			n = other
 		}
-		s.text.header, s.text.label = t.header, t.label
-		s.text.label.shape = slices.Clone(t.label.shape)
+		s.text = n.text()
 	}
 	m.textMu.Unlock()
 	m.mu.Lock() // after the call: if that is over by now, it is
@@ -272,8 +271,9 @@ func (m *member) guess(rank int) (said guilt, tale string) {
 		if !slices.Contains(m.site.marker.Behind(0, nil), rank) {
 			return unanswered, "is in this call, and does not answer"
 		}
-		if before := &m.texts[(m.header.Seq+1)&1]; before.header.Op != 0 && before.header.Seq+1 == m.header.Seq {
-			return absent, cameLast(before)
+		if before := &m.notes[(m.header.Seq+1)&1]; before.sig != nil && before.seq+1 == m.header.Seq {
+			last := before.text()
+			return absent, cameLast(&last)
 		}
 	}
 	if heard := m.heard[rank]; heard > 0 {

@@ -27,12 +27,15 @@ type executor struct {
 	last    *planned // of the last call, and its key
 	lastKey planKey
 
+	signatures map[signed]*signature
+
 	// Of the current call.
 	header  transport.Header
-	sum     uint64     // of the header, where there is a slot
+	sum     uint64     // of the header
+	sig     *signature // that the header is made from
 	textMu  sync.Mutex // for those that read them on other goroutines
-	texts   [3]text    // of the even and the odd collectives, and of calls of two ranks
-	current *text      // one of these
+	notes   [3]noted   // of the even and the odd collectives, and of calls of two ranks
+	current *noted     // one of these
 	diary   diary      // the last calls; guarded by textMu
 	asked   bool       // the endpoint is an Asker
 	heard   []uint64   // by peer: number of the last call of which a frame came, and 1
@@ -62,7 +65,7 @@ type executor struct {
 func (x *executor) open(m *member) {
 	x.m = m
 	x.wait.m = m
-	x.plans = map[planKey]*planned{}
+	x.plans, x.signatures = map[planKey]*planned{}, map[signed]*signature{}
 	x.diary.began = time.Now()
 	x.sent, x.got = make([]uint32, m.team.size), make([]uint32, m.team.size)
 	x.heard = make([]uint64, m.team.size)
@@ -299,7 +302,7 @@ func (x *executor) together(w *work, p *planned, named string) error {
 	if m.team.local > 1 {
 		m.shows[half].Store((*byte)(w.dst.Ptr))
 	}
-	m.site.marker.Publish(x.slot(w))
+	x.show(w)
 	done := 0
 	if !script.reaches { // nothing that the peers show can change the plan
 		done = script.early

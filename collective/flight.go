@@ -18,28 +18,18 @@ type Recorded interface {
 
 const (
 	keptCalls  = 256       // of each rank, in each communicator; a power of two
-	keptDims   = 4         // of a shape; a longer one is left out
 	timedBytes = 256 << 10 // a call that moves as much is timed: it takes longer than to look at the clock
 	timedEvery = 64        // and each so many calls, for those that neither move much nor wait
 )
 
-// kept is what a rank remembers of a call. It is written where the call's text is, under the same lock, so it costs no more than
-// the copying. A look at the clock costs more than that: see timedBytes.
+// kept is what a rank remembers of a call: one line of the cache. It is written where the call is noted, under the same lock. A
+// look at the clock costs more than that: see timedBytes.
 type kept struct {
 	ticket
-	plan       *planned // nil: a call of two ranks, or one that is wrong
-	name       string
-	op         Op
-	reduce     ReduceOp
-	dtype      DType
-	order      Order
-	accumulate Accumulate
-	dims       uint8 // of shape
-	shape      [keptDims]int
-	count      int
-	peer       int
+	sig        *signature    // nil: there was none yet
 	start, end time.Duration // since the member was made; 0: not known
 	err        error         // how it failed
+	_          [8]byte
 }
 
 // diary is a rank's last calls; textMu guards it.
@@ -57,23 +47,13 @@ type diary struct {
 func (d *diary) now() time.Duration { return max(time.Since(d.began), 1) }
 
 // keep remembers a call that begins.
-func (d *diary) keep(call *Call, t ticket, count int, o *Options, p *planned) {
+func (d *diary) keep(t ticket, s *signature) {
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
 	}
 	k := &d.calls[t.turn%keptCalls]
-	k.ticket, k.plan, k.count, k.peer, k.err = t, p, count, call.Peer, nil
-	k.op, k.reduce, k.dtype, k.order, k.accumulate = call.Op, call.Reduce, call.Type, o.Order, o.Accumulate
-	k.name, k.dims = "", 0
-	if m := call.Manifest; m != nil {
-		k.name = m.Name
-		if n := len(m.Shape); n <= keptDims {
-			k.dims = uint8(n)
-			copy(k.shape[:], m.Shape)
-		}
-	}
-	k.start, k.end = 0, 0
-	if t.turn%timedEvery == 0 || count >= timedBytes || count*call.Type.Bytes() >= timedBytes {
+	*k = kept{ticket: t, sig: s}
+	if t.turn%timedEvery == 0 || s.count >= timedBytes || s.byteCount >= timedBytes {
 		k.start = d.now()
 	}
 	d.used = t.turn + 1
@@ -81,8 +61,9 @@ func (d *diary) keep(call *Call, t ticket, count int, o *Options, p *planned) {
 
 // keepOdd remembers a call that is wrong by itself, which is never carried out.
 func (x *executor) keepOdd(call *Call, t ticket, o *Options) {
+	s := unsigned(call, keyOf(call, o, nil), 0)
 	x.textMu.Lock()
-	x.diary.keep(call, t, 0, o, nil)
+	x.diary.keep(t, s)
 	x.textMu.Unlock()
 }
 
@@ -140,7 +121,7 @@ func (m *member) Flight() flight.Rank {
 	}
 	for turn := used - min(used, uint64(len(calls))); turn < used; turn++ {
 		k := &calls[turn%keptCalls]
-		if k.turn != turn || k.op == 0 {
+		if k.turn != turn || k.sig == nil || k.sig.key.op == 0 {
 			continue // it ended before it began, or has not been so many yet
 		}
 		c := k.call(d.began)
@@ -170,27 +151,29 @@ func firstLine(err error) string {
 
 // call returns what must agree of a call, and how it went.
 func (k *kept) call(began time.Time) flight.Call {
+	sig := k.sig
+	key := &sig.key
 	must := field(0)
-	if int(k.op) < len(agreed) {
-		must = agreed[k.op]
+	if int(key.op) < len(agreed) {
+		must = agreed[key.op]
 	}
-	c := flight.Call{Seq: k.seq, Op: k.op.String(), Name: k.name}
-	if k.op == Send || k.op == Recv {
-		c.Pair, c.Peer = true, k.peer
+	c := flight.Call{Seq: k.seq, Op: key.op.String(), Name: key.name}
+	if key.op == Send || key.op == Recv {
+		c.Pair, c.Peer = true, key.peer
 	}
 	if must&fieldReduce != 0 {
-		c.Reduce = k.reduce.String()
+		c.Reduce = key.reduce.String()
 	}
 	if must&fieldType != 0 {
-		c.DType = k.dtype.String()
+		c.DType = key.dtype.String()
 	}
 	if must&fieldCount != 0 {
-		c.Count = k.count
+		c.Count = sig.count
 	}
-	if must&fieldShape != 0 && k.dims > 0 {
-		c.Shape = slices.Clone(k.shape[:k.dims])
+	if must&fieldShape != 0 && len(sig.shape) > 0 {
+		c.Shape = slices.Clone(sig.shape)
 	}
-	if p := k.plan; p != nil {
+	if p := key.plan; p != nil {
 		c.Algorithm = p.row.Name
 		if must&fieldRoot != 0 {
 			c.Rooted, c.Root = true, p.problem.Root
@@ -199,12 +182,12 @@ func (k *kept) call(began time.Time) flight.Call {
 			c.Counts = p.problem.Counts
 		}
 	}
-	if must&fieldOrder != 0 && (k.order == Any || k.accumulate == AccumulateFloat32) {
+	if must&fieldOrder != 0 && (key.order == Any || key.accumulate == AccumulateFloat32) {
 		c.Order = "canonical"
-		if k.order == Any {
+		if key.order == Any {
 			c.Order = "any"
 		}
-		if k.accumulate == AccumulateFloat32 {
+		if key.accumulate == AccumulateFloat32 {
 			c.Order += ", in float32"
 		}
 	}

@@ -194,7 +194,7 @@ func BenchmarkKeep(b *testing.B) {
 	}
 	at := ticket{}
 	for b.Loop() {
-		x.diary.keep(call, at, count, &o, p)
+		x.note(call, at, count, &o, p)
 		x.ended(at, nil)
 		at.turn++
 		at.seq++

@@ -36,9 +36,10 @@ func (m *member) early() error {
 
 // compare holds the slots of the domain against this rank's.
 func (x *executor) compare() error {
-	for _, peer := range x.m.site.domain {
-		if x.m.site.marker.Peer(peer).Sum != x.sum {
-			return x.m.mismatch(func(int) bool { return true })
+	m := x.m
+	for _, peer := range m.site.domain {
+		if peer != m.rank && m.site.marker.Peer(peer).Sum != x.sum {
+			return m.mismatch(func(int) bool { return true })
 		}
 	}
 	return nil
@@ -153,13 +154,14 @@ func (x *executor) oddity() error {
 	m := x.m
 	peer, h := x.odd.peer, x.odd.header
 	if Op(h.Op) != Send && !x.wait.call.pairwise() && h.Comm == x.header.Comm && h.Epoch == x.header.Epoch {
-		before := &x.texts[(x.header.Seq+1)&1]
+		before := x.notes[(x.header.Seq+1)&1].text()
 		switch {
 		case h.Seq+1 == x.header.Seq && before.header.Seq == h.Seq && before.header != plain(h):
 			return m.sayMismatch(&before.header, &before.label, peer, &h, x.labelOf(peer, &h))
 		case h.Seq > x.header.Seq:
 			if theirs, ok := x.ask(peer, x.header.Seq); ok && theirs.header.Seq == x.header.Seq && theirs.header != plain(x.header) {
-				return m.sayMismatch(&x.current.header, &x.current.label, peer, &theirs.header, &theirs.label)
+				own := x.current.text()
+				return m.sayMismatch(&own.header, &own.label, peer, &theirs.header, &theirs.label)
 			}
 		}
 	}
@@ -209,9 +211,9 @@ func (x *executor) ask(peer int, seq uint64) (*text, bool) {
 
 // mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known.
 func (m *member) mismatched(peer int, h *transport.Header, theirs *label) error {
-	own := m.header
-	own.Frame = m.got[peer]
-	return m.sayMismatch(&own, &m.current.label, peer, h, theirs)
+	own := m.current.text()
+	own.header.Frame = m.got[peer]
+	return m.sayMismatch(&own.header, &own.label, peer, h, theirs)
 }
 
 // sayMismatch says it so that of two ranks both say the same.
@@ -253,7 +255,10 @@ func plain(h transport.Header) transport.Header {
 }
 
 // describe writes this rank's current call.
-func (m *member) describe() string { return describe(&m.header, &m.current.label) }
+func (m *member) describe() string {
+	t := m.current.text()
+	return describe(&t.header, &t.label)
+}
 
 // probe asks the rank of another process that this one waits for which call it makes, and returns how it differs.
 func (m *member) probe() error {
@@ -277,7 +282,7 @@ func (m *member) probe() error {
 	own := plain(m.header)
 	switch {
 	case m.wait.call.pairwise():
-		other := &blocked{rank: peer, header: theirs.header, label: theirs.label}
+		other := &blocked{text: *theirs, rank: peer}
 		if theirs.label.op != Recv || !m.deadlocked(other) {
 			return nil // what it sends, or has sent before that collective, may be on its way
 		}

@@ -218,93 +218,12 @@ func (s *script) look(rank int, steps []plan.Step) {
 // shown reports whether a span is of a call's own memory.
 func shown(s plan.Span) bool { return s.Buffer == plan.Src || s.Buffer == plan.Dst }
 
-// text is what a call is called: its header without numbers of frames, and what that stands for.
-type text struct {
-	header transport.Header
-	label  label
-
-	// What they were made from, to know a call like it.
-	plan          *planned // nil: of a call of two ranks, or nothing yet
-	named, shaped bool     // there was a Manifest, and a Shape in it
-	reduce        ReduceOp
-	dtype         DType
-	order         Order
-	accumulate    Accumulate
-}
-
-// note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. There are two texts for
-// collectives, as there are two slots, and one for calls of two ranks. A call like the last one of its text, as in the
-// steps of a training, changes no more than the numbers.
-func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned) {
-	seq := at.seq
-	x.textMu.Lock()
-	x.diary.keep(call, at, count, o, p)
-	t := &x.texts[seq&1]
-	if call.pairwise() {
-		t = &x.texts[2]
-	} else {
-		x.diary.come = seq + 1
-	}
-	x.current = t
-	if t.says(call, o, p) {
-		t.header.Seq = seq
-	} else {
-		hash := uint32(0)
-		if p != nil {
-			hash = p.hash
-		}
-		x.describeIn(t, call, count, p)
-		t.header = fingerprint(x.m.team, seq, call, count, o, hash)
-		t.reduce, t.dtype, t.order, t.accumulate = call.Reduce, call.Type, o.Order, o.Accumulate
-	}
-	x.header = t.header
-	x.textMu.Unlock()
-}
-
-// says reports whether the text is that of a call with that plan, but for its number.
-func (t *text) says(call *Call, o *Options, p *planned) bool {
-	m := call.Manifest
-	switch {
-	case p == nil || t.plan != p: // one plan: one operation, one root, one count, the same Counts
-		return false
-	case t.reduce != call.Reduce || t.dtype != call.Type || t.order != o.Order || t.accumulate != o.Accumulate:
-		return false
-	case m == nil || !t.named:
-		return m == nil && !t.named
-	case t.label.name != m.Name || t.shaped != (m.Shape != nil):
-		return false
-	}
-	return m.Shape == nil || countsByRank(call.Op) || slices.Equal(t.label.shape, m.Shape)
-}
-
-// describeIn sets a text's names.
-func (x *executor) describeIn(t *text, call *Call, count int, p *planned) {
-	m := call.Manifest
-	t.plan, t.named, t.shaped = p, m != nil, m != nil && m.Shape != nil
-	l := &t.label
-	l.op, l.name, l.algo, l.shape = 0, call.name(), "", l.shape[:0]
-	if p == nil {
-		l.op, l.peer, l.back = call.Op, call.Peer, x.begun[opposite(call.Op)].of(call.Peer)
-	} else {
-		l.algo = p.row.Name
-	}
-	switch {
-	case countsByRank(call.Op):
-		l.shape = append(l.shape, call.Counts...)
-	case t.shaped:
-		l.shape = append(l.shape, m.Shape...)
-	default:
-		l.shape = append(l.shape, count)
-	}
-}
-
-// slot is what the peers of the domain see of a call.
-func (x *executor) slot(w *work) transport.Slot {
-	l := &x.current.label
-	x.sum = x.header.Sum()
-	return transport.Slot{
+// show shows the peers of the domain a call.
+func (x *executor) show(w *work) {
+	l := &x.sig.label
+	x.m.site.marker.Publish(transport.Slot{
 		Sum: x.sum, Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo, Src: x.visible(w.src), Dst: x.visible(w.dst),
-	}
+	})
 }
 
 // visible is a memory as the peers see it.

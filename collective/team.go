@@ -50,10 +50,9 @@ type team struct {
 
 // blocked is a call in which a rank has blocked last, and may still be.
 type blocked struct {
-	rank   int // -1: in none so far
-	header transport.Header
-	label  label
-	begun  numbers // of the rank, then
+	text
+	rank  int     // -1: in none so far
+	begun numbers // of the rank, then
 }
 
 // writing is a result of call seq that lies at dst already.
@@ -207,9 +206,7 @@ func (t *team) meet(m *member) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	own := &t.blocked[m.local]
-	l := &m.current.label
-	own.rank, own.header = m.rank, m.header
-	own.label = label{l.op, l.peer, l.back, l.name, append(own.label.shape[:0], l.shape...), l.algo}
+	own.rank, own.text = m.rank, m.current.text()
 	for kind := range own.begun {
 		own.begun[kind] = append(own.begun[kind][:0], m.begun[kind]...)
 	}
@@ -293,11 +290,9 @@ func (t *team) label(rank int, h *transport.Header) *label {
 		}
 		m.textMu.Lock()
 		defer m.textMu.Unlock()
-		for i := range m.texts {
-			if m.texts[i].header == plain(*h) {
-				l := m.texts[i].label
-				l.shape = slices.Clone(l.shape)
-				return &l
+		for i := range m.notes {
+			if t := m.notes[i].text(); t.header == plain(*h) {
+				return &t.label
 			}
 		}
 	}

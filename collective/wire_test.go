@@ -2,6 +2,7 @@ package collective
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -127,44 +128,91 @@ func TestAgreed(t *testing.T) {
 	}
 }
 
-// TestTextsKnowCallsAgain: what a rank keeps of a call from the one before is never of another call.
-func TestTextsKnowCallsAgain(t *testing.T) {
-	g, err := Open(mem.New(1), Config{})
+// TestSignatures: a call has the header, the text and the record that it would have as the first of its rank, whatever came before
+// it, and whatever has become of the caller's Manifest.
+func TestSignatures(t *testing.T) {
+	g, err := Open(mem.New(2), Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	x := &g.Local()[0].(*member).executor
+	m := g.Local()[0].(*member)
+	x := &m.executor
 	random := rand.New(rand.NewPCG(3, 4))
 	manifests := []*Manifest{nil, {}, {Name: "w"}, {Name: "b"}, {Name: "w", Shape: []int{6}}, {Name: "w", Shape: []int{2, 3}}, {Shape: []int{3, 2}}, {Name: "b", Shape: []int{12}}}
-	for seq := range uint64(5000) {
-		count := 6 + 6*random.IntN(2)
-		memory := tensor.New(tensor.Float32, count).Memory()
-		c := &Call{
-			Op: []Op{AllReduce, Broadcast, AllGather}[random.IntN(3)], Reduce: []ReduceOp{Sum, Max}[random.IntN(2)], Type: []DType{tensor.Float32, tensor.Int32}[random.IntN(2)],
-			Src: memory, Dst: memory, Manifest: manifests[random.IntN(len(manifests))],
+	var before []*Call
+	repeated := 0
+	for turn := range uint64(5000) {
+		c := randomCall(random, manifests)
+		if n := len(before); n > 7 && random.IntN(4) > 0 { // as a rule what came seven calls ago
+			c = before[n-7]
 		}
-		if c.Op == AllGather && random.IntN(2) == 0 {
-			c.Counts = []int{count}
+		before = append(before, c)
+		if man := c.Manifest; man != nil && man.Shape != nil && random.IntN(16) == 0 {
+			man.Shape[0], man.Shape[len(man.Shape)-1] = man.Shape[len(man.Shape)-1], man.Shape[0] // the caller's, between two calls
 		}
-		if m := c.Manifest; m != nil && m.Shape != nil && random.IntN(4) == 0 {
-			m.Shape[0], m.Shape[len(m.Shape)-1] = m.Shape[len(m.Shape)-1], m.Shape[0] // the caller's, between two calls
-		}
-		opts := x.m.team.cfg.of(c)
-		_, p, err := x.prepare(c, &opts)
+		o := m.team.cfg.of(c)
+		count, p, err := x.prepare(c, &o)
 		if err != nil {
 			continue // a shape of another count
 		}
-		x.note(c, ticket{seq: seq}, count, &opts, p)
-		var fresh text
-		x.describeIn(&fresh, c, count, p)
-		if want := fingerprint(x.m.team, seq, c, count, &opts, p.hash); x.header != want || x.current.header != want {
-			t.Fatalf("%+v has the header %+v, want %+v", c, x.header, want)
+		at, was := ticket{turn: turn, seq: random.Uint64()}, x.sig
+		x.note(c, at, count, &o, p)
+		if was != nil && was.next == x.sig {
+			repeated++
 		}
-		if got := x.current.label; got.op != fresh.label.op || got.name != fresh.label.name || got.algo != fresh.label.algo || !slices.Equal(got.shape, fresh.label.shape) {
-			t.Fatalf("%+v is called %+v, want %+v", c, got, fresh.label)
+		header := fingerprint(m.team, at.seq, c, count, &o, 0)
+		want := label{name: c.name(), shape: []int{count}}
+		if p == nil {
+			want.op, want.peer = c.Op, c.Peer
+		} else {
+			header = fingerprint(m.team, at.seq, c, count, &o, p.hash)
+			want.algo = p.row.Name
+		}
+		switch {
+		case countsByRank(c.Op):
+			want.shape = slices.Clone(c.Counts)
+		case c.Manifest != nil && c.Manifest.Shape != nil:
+			want.shape = c.Manifest.Shape
+		}
+		got := x.current.text()
+		if got.header != header || x.header != header || x.sum != header.Sum() {
+			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.header, x.header, x.sum, header, header.Sum())
+		}
+		if !slices.Equal(got.label.shape, want.shape) || describe(&header, &got.label) != describe(&header, &want) || got.label.algo != want.algo {
+			t.Fatalf("%+v is called %+v, want %+v", c, got.label, want)
+		}
+		record := x.diary.calls[turn%keptCalls].call(x.diary.began)
+		if text := describe(&header, &want); record.Op != c.Op.String() || record.Name != c.name() || record.Count != count ||
+			record.Peer != want.peer || record.DType != c.Type.String() || record.Algorithm != want.algo {
+			t.Fatalf("the record of %s is %+v", text, record)
 		}
 	}
+	if repeated < 2000 {
+		t.Errorf("%d calls were known from what came before them", repeated)
+	}
+}
+
+// randomCall returns a call of rank 0 of 2. Its names are more than a member remembers signatures.
+func randomCall(random *rand.Rand, manifests []*Manifest) *Call {
+	memory := tensor.New(tensor.Float32, 6+6*random.IntN(2)).Memory()
+	c := &Call{
+		Op: []Op{AllReduce, Broadcast, AllGather, Send, Recv}[random.IntN(5)], Type: []DType{tensor.Float32, tensor.Int32}[random.IntN(2)],
+		Src: memory, Dst: memory, Peer: 1, Manifest: manifests[random.IntN(len(manifests))],
+	}
+	switch {
+	case c.Op == AllReduce:
+		c.Reduce = []ReduceOp{Sum, Max}[random.IntN(2)]
+	case c.Op == AllGather:
+		c.Src = memory.Slice(0, memory.Bytes/2)
+		if n := memory.Bytes / 8; random.IntN(2) == 0 {
+			c.Counts = []int{n, n}
+		}
+	}
+	if random.IntN(4) == 0 {
+		c.Manifest = &Manifest{Name: fmt.Sprintf("layers/%d/kernel", random.IntN(2*signaturesMax))}
+	}
+	return c
 }
 
 func TestParsePreference(t *testing.T) {

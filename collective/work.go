@@ -135,8 +135,11 @@ func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {
 func (w *work) steps(steps []plan.Step) error {
 	for len(steps) > 0 {
 		n, err := 1, error(nil)
-		if turns := plan.InTurns(w.x.m.team.size, steps); turns > 0 {
-			n, err = turns, w.inTurns(steps[:turns])
+		if steps[0].Kind == plan.Exchange {
+			n = max(1, plan.InTurns(w.x.m.team.size, steps))
+		}
+		if n > 1 {
+			err = w.inTurns(steps[:n])
 		} else {
 			err = w.step(&steps[0])
 		}

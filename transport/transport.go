@@ -72,17 +72,22 @@ type Header struct {
 	Order  uint8  // order of the reduction, and its accumulation type
 }
 
-// Sum returns a hash of the header. That of two different headers is the same once in 2^64, if nobody is out for it.
+// Sum returns a hash of the header. That of two different headers is the same once in 2^64, if nobody is out for it. It goes up
+// by [SumStep] with Seq, so that a rank which makes the same call again need not hash it again.
 func (h *Header) Sum() uint64 {
 	fold := func(a, b uint64) uint64 { // as wyhash does
 		hi, lo := bits.Mul64(a, b)
 		return hi ^ lo
 	}
-	// Any odd numbers without a pattern: digits of the roots of 2, 3, 5, 7, 11, 13 and 17.
-	sum := fold(h.Comm^0x6a09e667f3bcc909, h.Seq^0xbb67ae8584caa73b) ^ fold(h.Count^0x3c6ef372fe94f82b, h.Names^0xa54ff53a5f1d36f1) ^
+	what := uint64(h.Op)<<24 | uint64(h.Reduce)<<16 | uint64(h.Type)<<8 | uint64(h.Order)
+	// Any numbers without a pattern: digits of the roots of 2, 5, 7, 11, 13, 17, 19 and 23.
+	sum := fold(h.Comm^0x6a09e667f3bcc909, what^0xcbbb9d5dc1059ed8) ^ fold(h.Count^0x3c6ef372fe94f82b, h.Names^0xa54ff53a5f1d36f1) ^
 		fold(uint64(h.Epoch)<<32|uint64(h.Frame)^0x510e527fade682d1, uint64(uint32(h.Root))<<32|uint64(h.Plan)^0x9b05688c2b3e6c1f)
-	return fold(sum^0x1f83d9abfb41bd6b, uint64(h.Op)<<24|uint64(h.Reduce)<<16|uint64(h.Type)<<8|uint64(h.Order)|1<<63)
+	return fold(sum^0x1f83d9abfb41bd6b, 0x5be0cd19137e2179) + h.Seq*SumStep
 }
+
+// SumStep is by how much the sums of two headers differ that differ by 1 in Seq, and in nothing else.
+const SumStep = 0xbb67ae8584caa73b
 
 // Frame is what one rank sends another in one exchange.
 type Frame struct {
