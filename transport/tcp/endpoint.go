@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -341,6 +342,9 @@ func (e *endpoint) broke(rank int, from net.Addr, err error) {
 		e.group.world.node.entrance.Refuse(from, &door.Refusal{Reason: door.Frame, Text: fmt.Sprintf("rank %d: %v", rank, err)})
 		e.lost(rank, err)
 		return
+	}
+	if errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
+		err = fmt.Errorf("its host cannot be reached: %w", err) // as the first connection says, whose end may be noticed later
 	}
 	e.settle(rank, func(f *fate) {
 		if f.broken || e.closed.Load() {
