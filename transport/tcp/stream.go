@@ -72,13 +72,19 @@ func (s *stream) finish() {
 
 func (s *stream) pushLoop() {
 	more := func() bool {
-		for {
+		for before := s.sent.Load(); ; {
 			s.sender.mu.Lock()
 			blocked := s.pushLocked()
 			empty := s.n == 0 || s.outErr != nil
 			s.sender.mu.Unlock()
-			if blocked || empty {
-				return empty
+			if empty {
+				return true
+			}
+			if blocked {
+				if s.sent.Load() != before {
+					s.notify() // the rank may wait for one of those that have gone, and for nothing else: the next one may need its help
+				}
+				return false
 			}
 		}
 	}

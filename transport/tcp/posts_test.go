@@ -1,0 +1,54 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// TestSentAmongPosts: a rank that waits for nothing but that its frame has gone is woken when it has, though the next ones cannot go: their
+// receiver may wait for what this rank has to read first.
+func TestSentAmongPosts(t *testing.T) {
+	_, ends := pair(t, Config{SocketBuffer: 64 << 10})
+	works(t, ends) // so both are connected
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	const posts, large = 3, 4 << 20 // more than sockets hold
+	size := func(from, i int) int {
+		if from == 1 && i == 0 {
+			return 1 // it is there at once, and the head of the next frame behind it
+		}
+		return large
+	}
+	for rank := 1; rank >= 0; rank-- {
+		ends[rank].Inspect(func(int, transport.Header) error { return nil })
+		for i := range posts {
+			if err := ends[rank].Post(1-rank, transport.Frame{Data: make([]byte, size(rank, i))}, 1-rank, make([]byte, size(1-rank, i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	complete := func(e *endpoint) (err error) {
+		for range posts {
+			err = errors.Join(err, e.Complete(ctx))
+		}
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- complete(ends[0]) }()
+	for !ends[0].parked.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond) // now it has looked whose frames have come
+	if err := errors.Join(complete(ends[1]), <-done); err != nil {
+		t.Error(err)
+	}
+	for _, e := range ends {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
