@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -69,6 +70,33 @@ func TestRunInterrupted(t *testing.T) {
 				t.Errorf("standard error:\n%s", &stderr)
 			}
 		})
+	}
+}
+
+// TestRunStoppedEarly: SIGTERM ends a node that waits for the store where the nodes meet, and that says what it means for the others.
+func TestRunStoppedEarly(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // who is there, and answers nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	cmd := lockstepProcess(t, "run", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", silent.Addr().String(), "--rdzv-timeout", "1h", "--", "true")
+	cmd.Env = append(cmd.Environ(), "LOCKSTEP_SECRET=correct-horse-battery-staple")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := silent.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(), "stopped before this node has reached the store where the nodes meet") {
+		t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 	}
 }
 
