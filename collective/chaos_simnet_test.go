@@ -114,6 +114,7 @@ func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over 
 	errs, done = make([]error, len(ends)), make([]int, len(ends))
 	var all, survivors sync.WaitGroup
 	var leave sync.WaitGroup
+	leave.Add(len(p.processes())) // before any of them waits for the others
 	for _, ranks := range p.processes() {
 		var own []transport.Endpoint
 		for _, r := range ranks {
@@ -127,7 +128,6 @@ func (p *chaosProgram) everywhere(t *testing.T, ends []transport.Endpoint, over 
 		if !lost {
 			survivors.Add(1)
 		}
-		leave.Add(1)
 		all.Go(func() {
 			var local sync.WaitGroup
 			for i, c := range g.Local() {
