@@ -33,9 +33,10 @@ const (
 	launcher                // lockstep run, torchrun, horovodrun
 )
 
-// The names of two sources that the code looks at.
+// The names of the sources that the code looks at.
 const (
 	sourceLockstep = "lockstep run"
+	sourceFlags    = "flags"
 	nobody         = "nobody"
 )
 
@@ -130,7 +131,11 @@ func (r *reading) workers(names ...string) int {
 	if len(names) > 0 {
 		text = strings.Join(names, " or ") + " is not set, so that the number of workers is not known"
 	}
-	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a job by itself", text, EnvWorkers, EnvSource, nobody)
+	where := EnvWorkers
+	if r.source == sourceFlags {
+		text, where = "the command line does not tell how many workers there are", "--workers or "+where
+	}
+	r.fail("%s, and it is not guessed: set %s, the same for every worker; %s=%s if each process is a job by itself", text, where, EnvSource, nobody)
 	return -1
 }
 

@@ -4,7 +4,7 @@ import "strconv"
 
 // flagsSource is the command line of the program.
 var flagsSource = source{
-	name: "flags", key: "flags", known: "a number of workers and a worker's number on the command line", depth: stated,
+	name: sourceFlags, key: "flags", known: "a number of workers and a worker's number on the command line", depth: stated,
 	detect: func(d *Discovery) bool { return d.Workers > 0 && d.Worker >= 0 || d.Worker > 0 },
 	read: func(r *reading, j *Job) {
 		j.Worker, j.Workers = r.d.Worker, r.d.Workers

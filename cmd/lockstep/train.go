@@ -168,6 +168,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 			return usagef("--%s %d: want at least %d", c.flag, c.value, c.least)
 		}
 	}
+	if side := dataSets[o.data].side; o.shift >= side {
+		return usagef("--shift %d: want less than the %d pixels of an image of %s, of which nothing would be left", o.shift, side, o.data)
+	}
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
 	}

@@ -23,11 +23,12 @@ type dataSet struct {
 	epochs   int
 	batch    int // global
 	shift    int // pixels
+	side     int // of its images, pixels
 }
 
 var dataSets = map[string]dataSet{
-	"digits": {load: func(string) (*data.Set, error) { return digits.Load() }, epochs: 25, batch: 64, shift: 1},
-	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3, batch: 128},
+	"digits": {load: func(string) (*data.Set, error) { return digits.Load() }, epochs: 25, batch: 64, shift: 1, side: 8},
+	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3, batch: 128, side: 28},
 }
 
 // modelsByName makes a model function for images of a shape.

@@ -16,11 +16,6 @@ type Report struct {
 	Parts   []Part   `json:"communicators"`     // by name, those whose ranks part first
 }
 
-// Apart reports whether the ranks of a communicator part, or one of them keeps the others waiting.
-func (r *Report) Apart() bool {
-	return slices.ContainsFunc(r.Parts, func(p Part) bool { return p.Kind != Together })
-}
-
 // Kind is how the ranks of a communicator stand to each other.
 type Kind string
 

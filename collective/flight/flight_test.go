@@ -173,9 +173,6 @@ func TestFind(t *testing.T) {
 			if got := r.Parts[0].Kind; got != s.kind {
 				t.Errorf("kind %s, want %s", got, s.kind)
 			}
-			if r.Apart() != (s.kind != flight.Together) {
-				t.Error("Apart:", r.Apart())
-			}
 			var got bytes.Buffer
 			if err := r.Print(&got); err != nil {
 				t.Fatal(err)

@@ -47,6 +47,9 @@ type Manager struct {
 // Open makes the folder if it is not there, locks it, and clears away what a killed process left unfinished. If another process writes
 // there the error is a *[LockedError], which says who.
 func Open(cfg Config) (*Manager, error) {
+	if cfg.Dir == "" {
+		return nil, errors.New("checkpoint: Config.Dir is empty: want the folder that holds the snapshots")
+	}
 	m := &Manager{dir: cfg.Dir, keep: cfg.Keep, disk: disk{cfg.watch}, logger: cfg.Logger}
 	if m.keep == 0 {
 		m.keep = keepDefault

@@ -192,6 +192,13 @@ func TestStart(t *testing.T) {
 	}
 }
 
+// TestNoFolder: a configuration without a folder is told as that.
+func TestNoFolder(t *testing.T) {
+	if m, err := Open(Config{}); err == nil || !strings.Contains(err.Error(), "Config.Dir is empty") {
+		t.Errorf("got %v, %v", m, err)
+	}
+}
+
 // TestDamage: a snapshot with any byte changed, with any file cut short, longer, missing or of another snapshot, is refused by name,
 // and the one before is taken.
 func TestDamage(t *testing.T) {
