@@ -57,7 +57,7 @@ func TestNode0IsReplaced(t *testing.T) {
 		t.Skip("builds the command, trains twice and waits until a node is lost; go test ./... in this module runs it, as .ci/run does")
 	}
 	lockstep, dir := buildLockstep(t), t.TempDir()
-	training := []string{"train", "--model", "mlp", "--global-batch", "24", "--steps", "150", "--progress", "none"}
+	training := []string{"train", "--model", "mlp", "--global-batch", "24", "--steps", "500", "--progress", "none"}
 	alone := filepath.Join(dir, "alone.json")
 	if out, err := exec.Command(lockstep, append(training, "--replicas", "2", "--summary", alone)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

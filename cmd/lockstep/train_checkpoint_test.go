@@ -159,7 +159,7 @@ func TestKilledWorkers(t *testing.T) {
 		return out
 	}
 	dir := t.TempDir()
-	length := []string{"--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "8", "--progress", "none", "--summary"}
+	length := []string{"--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "12", "--progress", "none", "--summary"}
 	if out, err := lockstepProcess(t, append(append([]string{"train"}, length...), filepath.Join(dir, "whole"), "--replicas", "3")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
