@@ -31,7 +31,8 @@ func (w *Worker) exchange(ctx context.Context, key string, mine []byte) (all [][
 	return all, err
 }
 
-// unlessGone waits for what all workers give under a key, or until one has left the job that has not given it.
+// unlessGone waits for what all workers give under a key, or until one has left the job that has not given it; without a key for what all
+// have to be there for to the end.
 func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
@@ -41,7 +42,7 @@ func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.C
 	return wait(ctx)
 }
 
-// missGone ends the job for this worker, and so all its waits, when another has left it that has given nothing under a key.
+// missGone ends the job for this worker, and so all its waits, when another has left it that has given nothing under a key, or without one.
 func (w *Worker) missGone(ctx context.Context, key string) {
 	prefix := w.key("gone") + "/"
 	for after := uint64(0); ; {
@@ -59,8 +60,10 @@ func (w *Worker) missGone(ctx context.Context, key string) {
 			if err != nil || n < 0 || n >= len(w.members) || n == w.job.Worker || e.Deleted {
 				continue
 			}
-			if _, _, err := w.store.Get(ctx, key+"/"+strconv.Itoa(n)); !errors.Is(err, rendezvous.ErrNotFound) {
-				continue // it has, before it left
+			if key != "" {
+				if _, _, err := w.store.Get(ctx, key+"/"+strconv.Itoa(n)); !errors.Is(err, rendezvous.ErrNotFound) {
+					continue // it has, before it left
+				}
 			}
 			w.end(&collective.Error{
 				Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[n].Ranks(),

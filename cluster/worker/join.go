@@ -131,7 +131,7 @@ func (w *Worker) join(ctx context.Context, me about) error {
 	present, absent := context.WithCancel(context.Background())
 	w.absent = absent
 	w.attend(present)
-	err := w.link(ctx)
+	err := w.unlessGone(ctx, "", w.link)
 	if err != nil {
 		err = w.because(ctx, err)
 		if e := w.Fail(err); e != nil {

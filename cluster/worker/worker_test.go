@@ -18,6 +18,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/transport/mixed"
+	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
 // bare is an environment without anything.
@@ -151,6 +153,47 @@ func TestGone(t *testing.T) {
 				}
 				each(all, func(w *worker.Worker) error { return w.Close() })
 			})
+		}
+	}
+}
+
+// TestGoneWhileOthersConnect: one that fails and leaves after it has said where it can be reached is waited for no longer by those that still
+// try to reach it.
+func TestGoneWhileOthersConnect(t *testing.T) {
+	store := "file://" + filepath.Join(t.TempDir(), "store")
+	leave := func(ctx context.Context, w *worker.Worker, cfg collective.Config) (collective.Group, error) {
+		if w.Job().Worker != 1 {
+			return nil, nil // by the library's own transports
+		}
+		_, err := mixed.Open(ctx, mixed.Config{
+			Ranks: []int{1}, Size: 3, Epoch: cfg.Epoch, NoSharedMemory: true, TCP: tcp.Config{Job: w.Job().ID, Listen: "127.0.0.1:0"},
+			Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
+				return nil, errors.Join(w.Store().Set(ctx, rendezvous.Key(w.Job().ID, 0, "connect", "1"), mine), errors.New("no file descriptors are left"))
+			},
+		})
+		return nil, err
+	}
+	errs := make([]error, 3)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			var w *worker.Worker
+			w, errs[i] = worker.Join(t.Context(), worker.Config{
+				Job:      &cluster.Job{Source: "a test", ID: "in one process", Worker: i, Workers: 3, Store: store, Hosted: true},
+				Replicas: 1, NoSharedMemory: true, Getenv: bare, Logger: slog.New(slog.DiscardHandler), Opener: &worker.Opener{Name: "test", Open: leave},
+			})
+			if w != nil {
+				w.Close()
+			}
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		switch {
+		case err == nil || !strings.Contains(err.Error(), "no file descriptors are left"):
+			t.Errorf("worker %d: %v", i, err)
+		case i != 1 && (!errors.Is(err, collective.ErrPeerLost) || !strings.Contains(err.Error(), "worker 1 has failed and left the job")):
+			t.Errorf("worker %d: %v", i, err)
 		}
 	}
 }
