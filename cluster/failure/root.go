@@ -22,7 +22,8 @@ type Report struct {
 //  1. the earliest failure of a worker's own: one that blames nobody and is no loss, time-out or interruption;
 //  2. else the worker that the others lost and that tells nothing itself, but perhaps that it was lost, or ended from outside: the one
 //     that most of them blame;
-//  3. else the earliest loss, time-out or mismatch;
+//  3. else the earliest loss, time-out or mismatch, of those whom others blame if there are any: where the link between two workers is cut,
+//     each of the two loses the other, and a third that hears of it may be the first to end;
 //  4. else the earliest interruption.
 //
 // Of two at the same time it is the lower worker's. There is at most one record of each worker (see [Merge]).
@@ -34,11 +35,13 @@ func Find(records []Record) (Report, bool) {
 	slices.SortStableFunc(sorted, func(a, b Record) int {
 		return cmp.Or(cmp.Compare(tier(a), tier(b)), a.Time.Compare(b.Time), cmp.Compare(a.Worker, b.Worker))
 	})
-	rep := Report{Root: sorted[0], Others: sorted[1:]}
+	rep := Report{Root: sorted[0]}
 	if worker, ok := unseen(sorted); ok && tier(sorted[0]) > own {
 		rep = Report{Root: lostBy(sorted, worker), Unseen: true}
-		rep.Others = slices.DeleteFunc(sorted, func(r Record) bool { return r.Worker == worker })
+	} else if i := slices.IndexFunc(sorted, func(r Record) bool { return tier(r) == consequence && blamed(sorted, r.Worker) }); i > 0 && tier(sorted[0]) == consequence {
+		rep.Root = sorted[i]
 	}
+	rep.Others = slices.DeleteFunc(sorted, func(r Record) bool { return r.Worker == rep.Root.Worker })
 	slices.SortStableFunc(rep.Others, func(a, b Record) int { return cmp.Or(cmp.Compare(a.Worker, b.Worker), a.Time.Compare(b.Time)) })
 	return rep, true
 }
@@ -58,6 +61,11 @@ func tier(r Record) int {
 		return consequence
 	}
 	return own
+}
+
+// blamed reports whether another worker lays its failure on a worker.
+func blamed(records []Record, worker int) bool {
+	return slices.ContainsFunc(records, func(r Record) bool { return r.Worker != worker && slices.Contains(r.Blames, worker) })
 }
 
 // cutOff reports whether a worker's record says no more than that it was lost itself: by the others, or by the launcher.

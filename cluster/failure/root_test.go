@@ -72,6 +72,16 @@ func TestFind(t *testing.T) {
 			[]int{0},
 		},
 		{
+			"two lose each other, and a third that hears of it ends first",
+			[]Record{
+				{Worker: 0, Kind: "lost", Blames: []int{2}, Time: at(7)},
+				{Worker: 1, Kind: "lost", Blames: []int{2}, Time: at(6)},
+				{Worker: 2, Kind: "lost", Blames: []int{0}, Time: at(9)},
+			},
+			0, "lost", false,
+			[]int{1, 2},
+		},
+		{
 			"cut off from one, and told so by another",
 			[]Record{
 				{Worker: 0, Kind: "lost", Blames: []int{2}, Time: at(6), Step: 12, Phase: "reduce", Message: "m", Stack: "s"},
