@@ -36,10 +36,13 @@ func Find(records []Record) (Report, bool) {
 		return cmp.Or(cmp.Compare(tier(a), tier(b)), a.Time.Compare(b.Time), cmp.Compare(a.Worker, b.Worker))
 	})
 	rep := Report{Root: sorted[0]}
-	if worker, ok := unseen(sorted); ok && tier(sorted[0]) > own {
-		rep = Report{Root: lostBy(sorted, worker), Unseen: true}
-	} else if i := slices.IndexFunc(sorted, func(r Record) bool { return tier(r) == consequence && blamed(sorted, r.Worker) }); i > 0 && tier(sorted[0]) == consequence {
-		rep.Root = sorted[i]
+	if tier(sorted[0]) > own {
+		mutual := slices.IndexFunc(sorted, func(r Record) bool { return tier(r) == consequence && blamed(sorted, r.Worker) })
+		if worker, ok := unseen(sorted); ok {
+			rep = Report{Root: lostBy(sorted, worker), Unseen: true}
+		} else if mutual >= 0 {
+			rep.Root = sorted[mutual]
+		}
 	}
 	rep.Others = slices.DeleteFunc(sorted, func(r Record) bool { return r.Worker == rep.Root.Worker })
 	slices.SortStableFunc(rep.Others, func(a, b Record) int { return cmp.Or(cmp.Compare(a.Worker, b.Worker), a.Time.Compare(b.Time)) })

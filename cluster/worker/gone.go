@@ -22,15 +22,6 @@ func (w *Worker) sayGone() {
 	_ = w.store.Set(ctx, w.key("gone", w.job.Worker), nil) // else they find out by its pulse
 }
 
-// exchange gives every worker what every worker gave under a key, as [rendezvous.Exchange] does.
-func (w *Worker) exchange(ctx context.Context, key string, mine []byte) (all [][]byte, err error) {
-	err = w.unlessGone(ctx, key, func(ctx context.Context) error {
-		all, err = rendezvous.Exchange(ctx, w.store, key, w.job.Worker, w.job.Workers, mine)
-		return err
-	})
-	return all, err
-}
-
 // unlessGone waits for what all workers give under a key, or until one has left the job that has not given it; without a key for what all
 // have to be there for to the end.
 func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.Context) error) error {

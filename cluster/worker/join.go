@@ -363,7 +363,7 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 		Ranks: me.Ranks(), Size: last.First + last.Replicas, Epoch: w.job.Epoch, NoSharedMemory: w.cfg.NoSharedMemory, Apart: w.cfg.Apart,
 		TCP: tcp.Config{Job: w.job.ID, KeepAlive: w.cfg.keepAlive(), Logger: w.cfg.Logger},
 		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
-			return w.exchange(ctx, w.key("connect"), mine)
+			return rendezvous.Exchange(ctx, w.store, w.key("connect"), w.job.Worker, w.job.Workers, mine)
 		},
 	}
 	var err error

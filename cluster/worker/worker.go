@@ -109,7 +109,11 @@ func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]by
 	}
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
-	all, err := w.exchange(ctx, w.key("exchange", name), mine)
+	key, all := w.key("exchange", name), [][]byte(nil)
+	err := w.unlessGone(ctx, key, func(ctx context.Context) (err error) {
+		all, err = rendezvous.Exchange(ctx, w.store, key, w.job.Worker, w.job.Workers, mine)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("worker: exchanging %s: %w", name, w.because(ctx, err))
 	}
