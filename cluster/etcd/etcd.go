@@ -174,6 +174,13 @@ func (s *store) call(ctx context.Context, wrong error, do func(ctx context.Conte
 	default:
 	}
 	err := do(ctx)
+	select {
+	case <-s.done: // what ended by Close may have ended before ctx did
+		if err != nil {
+			return rendezvous.ErrClosed
+		}
+	default:
+	}
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return context.Cause(ctx)

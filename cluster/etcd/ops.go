@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -159,10 +160,13 @@ func (s *store) Changes(ctx context.Context, prefix string, after uint64) (entri
 				return err
 			}
 		}
-		return context.Cause(ctx)
+		return errWatchEnded // by Close or the end of ctx, which the caller finds out
 	})
 	return entries, revision, err
 }
+
+// errWatchEnded is that a watch ended without an error: its context or its client was closed.
+var errWatchEnded = fmt.Errorf("%w: the watch in etcd has ended", rendezvous.ErrLost)
 
 // latest returns the last state of each key in a batch of events, in order, and the revision of the last one.
 func (s *store) latest(ctx context.Context, events []*clientv3.Event) ([]rendezvous.Entry, uint64, error) {

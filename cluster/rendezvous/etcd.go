@@ -118,6 +118,9 @@ func (s *etcdStore) call(ctx context.Context, wrong error, do func(ctx context.C
 		return ErrClosed
 	}
 	err := do(ctx)
+	if err != nil && s.ctx.Err() != nil { // what ended by Close may have ended before ctx did
+		return ErrClosed
+	}
 	if err != nil && ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
 		return context.Cause(ctx)
 	}

@@ -225,3 +225,35 @@ func TestEtcdWatchCompacted(t *testing.T) {
 		t.Errorf("%d, %v", at, err)
 	}
 }
+
+// TestEtcdCloseDuringChanges: a call that Close ends says so, also if what it waits for ends before its own context does.
+func TestEtcdCloseDuringChanges(t *testing.T) {
+	for range 20 {
+		e := newWatched()
+		s := openWatched(t, e, time.Hour)
+		ended := make(chan error)
+		go func() {
+			_, _, err := s.Changes(t.Context(), "k/", 1)
+			ended <- err
+		}()
+		for begun, _ := e.count(); begun == 0; begun, _ = e.count() {
+			time.Sleep(100 * time.Microsecond)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; !errors.Is(err, ErrClosed) {
+			t.Fatalf("got %v, want %v", err, ErrClosed)
+		}
+	}
+	for range 200 {
+		s := openWatched(t, newWatched(), time.Hour)
+		err := s.call(t.Context(), nil, func(context.Context) error {
+			s.end(ErrClosed)
+			return errors.New("the watch has ended")
+		})
+		if !errors.Is(err, ErrClosed) {
+			t.Fatalf("got %v, want %v", err, ErrClosed)
+		}
+	}
+}
