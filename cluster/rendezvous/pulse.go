@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -20,7 +21,7 @@ type Pulse struct {
 	Waits bool `json:"waits,omitempty"`
 	// Text is anything more, for people.
 	Text string `json:"text,omitempty"`
-	// Beat counts the pulses. Publish sets it.
+	// Beat counts the pulses, also if Publish is called again for the same worker. Publish sets it.
 	Beat uint64 `json:"beat"`
 	// Gone says that it is the last one: the worker has stopped publishing on purpose. Publish sets it.
 	Gone bool `json:"gone,omitempty"`
@@ -31,13 +32,25 @@ type Beats struct {
 	Every time.Duration   // the longest time between two
 	Least time.Duration   // the shortest
 	News  <-chan struct{} // gives a value when there is something new, for which Every is too long to wait; nil: never
+	First time.Duration   // how long to wait before the first, so that many workers do not publish at the same moment; default 0
 }
 
-// Publish puts a worker's pulse into the store under "<key>/<worker>", at once and again and again, until ctx ends; it then says
-// that the worker is gone, and returns nil. An error of the store ends it too.
+// Publish puts a worker's pulse into the store under "<key>/<worker>", at once (or after when.First) and again and again, until ctx ends; it
+// then says that the worker is gone, and returns nil. An error of the store ends it too. Called again for the same worker, it counts on from
+// the beat in the store: those who watch the worker know the new pulses from the old ones.
 func Publish(ctx context.Context, s Store, key string, worker int, when Beats, pulse func() Pulse) error {
 	key += "/" + strconv.Itoa(worker)
-	for beat := uint64(1); ; beat++ {
+	last, err := lastBeat(ctx, s, key)
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("rendezvous: reading the last pulse of worker %d: %w", worker, err)
+	}
+	if when.First > 0 {
+		select {
+		case <-time.After(when.First):
+		case <-ctx.Done():
+		}
+	}
+	for beat := last + 1; ; beat++ {
 		select {
 		case <-when.News: // is in this one
 		default:
@@ -59,6 +72,22 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 			return nil
 		}
 	}
+}
+
+// lastBeat returns the beat of the pulse under a key, 0 if there is none.
+func lastBeat(ctx context.Context, s Store, key string) (uint64, error) {
+	text, _, err := s.Get(ctx, key)
+	if err != nil {
+		if errors.Is(err, ErrNotFound) {
+			err = nil
+		}
+		return 0, err
+	}
+	var p Pulse
+	if json.Unmarshal(text, &p) != nil {
+		return 0, nil // no pulse: it is replaced
+	}
+	return p.Beat, nil
 }
 
 // wait waits for the time of the pulse after one that was published at a time. It reports false if ctx ends before.

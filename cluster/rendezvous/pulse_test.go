@@ -178,3 +178,29 @@ func TestNews(t *testing.T) {
 		}
 	})
 }
+
+// TestPublishAgain: the beats go on where those of an earlier Publish ended, so the first pulse of the later one is no old one.
+func TestPublishAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := rendezvous.NewMemory().Open()
+		w := rendezvous.NewWatch(s, "pulse", 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		work.Go(func() { w.Follow(ctx, time.Millisecond) })
+		before := uint64(0)
+		for range 3 { // each publishes twice, and that it is gone
+			short, stop := context.WithTimeout(ctx, 1500*time.Millisecond)
+			if err := rendezvous.Publish(short, s, "pulse", 0, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
+				t.Error(err)
+			}
+			stop()
+			time.Sleep(10 * time.Millisecond)
+			if v := w.Vitals()[0]; v.Pulse.Beat != before+3 || v.Silent > 20*time.Millisecond {
+				t.Errorf("beat %d, silent for %v; want beat %d just now", v.Pulse.Beat, v.Silent, before+3)
+			}
+			before += 3
+		}
+		cancel()
+		work.Wait()
+	})
+}

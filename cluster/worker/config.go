@@ -35,7 +35,8 @@ type Config struct {
 	// RendezvousTimeout is how long Join, and Compare, wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
 	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may give no sign of life. Default 30
-	// seconds; negative: for ever.
+	// seconds; negative: for ever. The heartbeats of all workers together are at most 200 a second, so in a job of more than 50 workers for each of
+	// its seconds (1,500 for 30 seconds) it is longer: the time of four heartbeats.
 	HeartbeatTimeout time.Duration
 	// ProgressTimeout is how long a worker's training goroutine may come no further, in no call, while others wait for it; that it is stuck is
 	// logged after HeartbeatTimeout. Default: as long as their deadline lets them wait (Collective.Timeout, 10 minutes), and HeartbeatTimeout
@@ -145,6 +146,13 @@ func (c Config) filled() (Config, error) {
 	if err := c.checkJob(); err != nil {
 		return c, err
 	}
+	if least := heartbeatLeast(job.Workers); c.HeartbeatTimeout > 0 && c.HeartbeatTimeout < least {
+		if job.Worker == 0 {
+			c.Logger.Warn("worker: the heartbeat timeout is longer than asked for: all workers together publish at most 200 heartbeats a second",
+				"workers", job.Workers, "asked", c.HeartbeatTimeout, "is", least)
+		}
+		c.HeartbeatTimeout = least
+	}
 	if c.Secret.Given() {
 		return c, nil
 	}
@@ -185,12 +193,33 @@ func noSecret(why string) error {
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 
-// beat is the time between two signs of life.
+// pulsesMost bounds the pulses of all workers together, a second: the store that they go through is one process, which trains too.
+const pulsesMost = 200
+
+// turn is the shortest time between two pulses of one worker, so that all workers together do not publish more than pulsesMost a second.
+func turn(workers int) time.Duration { return time.Duration(workers) * time.Second / pulsesMost }
+
+// heartbeatLeast is the shortest heartbeat timeout of a job: a worker is not lost before it has missed four heartbeats.
+func heartbeatLeast(workers int) time.Duration { return 4 * turn(workers) }
+
+// beat is the time between two signs of life of a worker in a small job.
 func (c *Config) beat() time.Duration {
 	if c.HeartbeatTimeout < 0 {
 		return beatMost
 	}
 	return min(beatMost, c.HeartbeatTimeout/8)
+}
+
+// beats says when a worker of so many publishes its pulse. What is known of one that is killed is as old as Least at most. Where the workers take
+// turns, each begins at a moment of its own.
+func (c *Config) beats(worker, workers int) rendezvous.Beats {
+	t := turn(workers)
+	b := rendezvous.Beats{Every: max(c.beat(), t), Least: max(c.beat()/5, t)}
+	b.Least = min(b.Every, b.Least)
+	if t > c.beat()/5 {
+		b.First = b.Least * time.Duration(worker) / time.Duration(workers)
+	}
+	return b
 }
 
 // keepAlive has a connection between two workers end after as long a silence as the heartbeat's, for the store may still reach both.

@@ -13,14 +13,15 @@ import (
 
 // attend publishes this worker's pulse and watches those of the others until ctx ends, when the worker leaves.
 func (w *Worker) attend(ctx context.Context) {
-	beat, soon := w.cfg.beat(), w.soon()
+	beats := w.cfg.beats(w.job.Worker, len(w.members))
+	beats.News = w.doing.news
 	w.watch = rendezvous.NewWatch(w.store, w.key("alive"), len(w.members))
 	w.work.Go(func() {
 		w.again(ctx, func() error {
-			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, rendezvous.Beats{Every: beat, Least: soon, News: w.doing.news}, w.pulse)
+			return rendezvous.Publish(ctx, w.store, w.key("alive"), w.job.Worker, beats, w.pulse)
 		})
 	})
-	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, min(soon, beat/2)) }) })
+	w.work.Go(func() { w.again(ctx, func() error { return w.watch.Follow(ctx, min(beats.Least, beats.Every/2)) }) })
 	w.work.Go(func() { w.again(ctx, func() error { return w.answer(ctx) }) })
 	if w.recordsFolder() != "" {
 		w.work.Go(func() { w.again(ctx, func() error { return w.giveFlights(ctx) }) })
@@ -31,15 +32,6 @@ func (w *Worker) attend(ctx context.Context) {
 		w.work.Go(func() { w.listen(ctx) })
 		w.work.Go(func() { w.judge(ctx) })
 	}
-}
-
-// pulsesMost bounds the pulses of all workers together, a second: the store that they go through is one process, which trains too.
-const pulsesMost = 200
-
-// soon is how long after a pulse a worker tells of a new phase. What is known of one that is killed is as old at most.
-func (w *Worker) soon() time.Duration {
-	beat := w.cfg.beat()
-	return min(beat, max(beat/5, time.Duration(len(w.members))*time.Second/pulsesMost))
 }
 
 // again does something once more as long as the store fails it, which may come back.
@@ -167,7 +159,7 @@ func (w *Worker) latest(ctx context.Context, worker int) rendezvous.Vital {
 	v := w.watch.Vitals()[worker]
 	text, _, err := w.store.Get(ctx, w.key("alive", worker))
 	var p rendezvous.Pulse
-	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Beat > v.Pulse.Beat) {
+	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Beat != v.Pulse.Beat) {
 		v.Pulse, v.Seen, v.Silent = p, true, 0
 	}
 	return v
