@@ -22,7 +22,7 @@ func Exchange(ctx context.Context, s Store, key string, worker, workers int, min
 	if !created && !bytes.Equal(current, mine) {
 		return nil, fmt.Errorf("rendezvous: exchange %q: worker %d has given something else there before", key, worker)
 	}
-	return gather(ctx, s, key, workers)
+	return gather(ctx, s, key, workers, "arrived")
 }
 
 // Barrier waits until every worker has come to it, or ctx ends; the error is then a *[WaitError]. The key names this barrier alone.

@@ -66,14 +66,17 @@ func (e *WaitError) Error() string {
 // Unwrap returns the cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
 
-// gather waits until every worker has a key "<key>/<number>", and returns what they hold, by worker.
-func gather(ctx context.Context, s Store, key string, workers int) ([][]byte, error) {
+// gather waits until every worker has a key "<key>/<number>", and returns what they hold, by worker. Those that have one are said to have done
+// something, such as "arrived".
+func gather(ctx context.Context, s Store, key string, workers int, done string) ([][]byte, error) {
 	since := time.Now()
 	out := make([][]byte, workers)
 	missing := make([]int, 0, workers)
 	for w := range workers {
 		missing = append(missing, w)
 	}
+	report := reportWait(ctx, Waiting{Role: roleDefault, Missing: slices.Clone(missing), Workers: workers, Key: key, done: done})
+	defer report.stop()
 	err := follow(ctx, s, key+"/", func(now map[string]Entry) (bool, error) {
 		missing = slices.DeleteFunc(missing, func(w int) bool {
 			e, ok := now[strconv.Itoa(w)]
@@ -82,6 +85,7 @@ func gather(ctx context.Context, s Store, key string, workers int) ([][]byte, er
 			}
 			return ok
 		})
+		report.missing(missing)
 		return len(missing) == 0, nil
 	})
 	if err != nil {

@@ -20,7 +20,7 @@ func Leave(ctx context.Context, s Store, card Card) error {
 	if card.Worker > 0 {
 		return nil
 	}
-	_, err = gather(ctx, s, key, card.Workers)
+	_, err = gather(ctx, s, key, card.Workers, "left")
 	return err
 }
 

@@ -93,6 +93,7 @@ type meeting struct {
 	card   Card
 	prefix string
 	since  time.Time
+	report *waitReport
 	cards  []Card // that have come so far, by worker
 }
 
@@ -102,7 +103,9 @@ func (m *meeting) meet(ctx context.Context) ([]Card, error) {
 	}
 	out, err := m.register(ctx)
 	if err == nil && out == nil {
+		m.report = reportWait(ctx, Waiting{Role: m.card.Role, Missing: absent(nil, "", m.card.Workers), Workers: m.card.Workers, done: "joined"})
 		out, err = m.wait(ctx)
+		m.report.stop()
 	}
 	if err != nil && ctx.Err() != nil {
 		out, err = m.giveUp(ctx)
@@ -247,6 +250,9 @@ func (m *meeting) wait(ctx context.Context) (out *outcome, err error) {
 func (m *meeting) look(ctx context.Context, now map[string]Entry) (*outcome, error) {
 	if err := m.read(now); err != nil {
 		return nil, err
+	}
+	if m.report != nil {
+		m.report.missing(absent(now, cardsKey, m.card.Workers))
 	}
 	if e, ok := now[outcomeKey]; ok {
 		return parseOutcome(e.Value)

@@ -48,6 +48,8 @@ func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 		return nil, fmt.Errorf("rendezvous: store %q: this program knows stores whose URLs begin with %s://; others "+
 			"are given in Config.Schemes", url, strings.Join(slices.Sorted(maps.Keys(cfg.Schemes)), ":// or "))
 	}
+	report := reportWait(ctx, Waiting{Store: url})
+	defer report.stop()
 	s, err := open(ctx, url, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: opening the store %s: %w", url, err)

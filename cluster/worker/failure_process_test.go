@@ -250,6 +250,12 @@ func TestMisfits(t *testing.T) {
 					}
 				}))
 			}
+			switch test.name {
+			case "one never starts":
+				all[0].logged(t, "waiting for worker 1 (2 of 3 joined)")
+			case "the first never starts":
+				all[0].logged(t, "waiting for worker 0, which serves the store at "+store)
+			}
 			for _, p := range all {
 				text := p.says(t, "error")
 				told.check(t, test.name, p.kinds, text)

@@ -120,12 +120,25 @@ func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]by
 	return all, nil
 }
 
-// waiting returns a context for a wait for the other workers. It ends when the job does.
+// waiting returns a context for a wait for the other workers, which is logged when it takes long. It ends when the job does.
 func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, end := context.WithCancelCause(ctx)
+	ctx, end := context.WithCancelCause(rendezvous.WithWaiting(ctx, w.logWaiting))
 	stop := context.AfterFunc(w.life, func() { end(context.Cause(w.life)) })
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.RendezvousTimeout)
 	return ctx, func() { cancel(); stop(); end(nil) }
+}
+
+// logWaiting says whom this worker waits for. It is a warning, so that it is seen: nothing else is printed until all are there.
+func (w *Worker) logWaiting(wait rendezvous.Waiting) {
+	text := wait.String()
+	if wait.Store != "" && serves(w.job) {
+		text = "waiting for worker 0, which serves the store at " + wait.Store + " and does not answer there"
+	}
+	args := []any{"waited", wait.Waited.Round(time.Second), "at most", w.cfg.RendezvousTimeout}
+	if wait.Key != "" {
+		args = append(args, "for", wait.Key)
+	}
+	w.cfg.Logger.Warn("worker: "+text, args...)
 }
 
 // because returns the error of a wait; of one that was for workers that did not come it says who they are and what they were last
