@@ -44,8 +44,9 @@ type Config struct {
 	// "snapshot", which may take their time: for these it is the default.
 	ProgressTimeout time.Duration
 	// Listen is the address that the process listens on, without a port. Default: that of the interface by which it reaches the
-	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default any. A
-	// worker that serves the store uses the store's port and address for all, unless Listen says another one.
+	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default the one that the job's
+	// spec lists for this worker, as TF_CONFIG does, else any. A worker that serves the store uses the store's port and address for all, unless
+	// Listen says another one.
 	Listen, Ports string
 	// NoSharedMemory and Apart are as in package transport/mixed.
 	NoSharedMemory bool

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
@@ -376,7 +377,12 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	if err := w.secure(&cfg); err != nil {
 		return nil, err
 	}
-	return mixed.Open(ctx, cfg)
+	ends, err := mixed.Open(ctx, cfg)
+	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.Door == nil && errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, but another process has it: "+
+			"end that one, list another port, or set Ports: %w", w.job.Worker, port, err)
+	}
+	return ends, err
 }
 
 // secure has the processes prove to each other that they have the job's secret, and encrypts what leaves a host.
@@ -402,7 +408,7 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err error) {
 	ports := w.cfg.Ports
 	if ports == "" {
-		ports = "0"
+		ports = w.specPort()
 	}
 	host := w.cfg.Listen
 	if host == "" || net.ParseIP(host).IsUnspecified() {
@@ -417,6 +423,25 @@ func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err er
 		}
 	}
 	return net.JoinHostPort(host, ports), advertise, nil
+}
+
+// specPort returns the port that the job's spec has for this worker, as TF_CONFIG does: it is what firewalls let pass. It returns "0", any free
+// one, if the spec has none, or if the port is the store's, which this worker serves there.
+func (w *Worker) specPort() string {
+	address, err := w.job.Spec.Address(w.job.Task)
+	if err != nil || address == "" {
+		return "0"
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil || port == "" {
+		return "0"
+	}
+	if w.server != nil {
+		if _, served, _ := net.SplitHostPort(w.server.Addr()); served == port {
+			return "0"
+		}
+	}
+	return port
 }
 
 // address returns this host's address on the route to the store or, if that is no address, to a worker of another host.

@@ -2,11 +2,14 @@ package worker_test
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
 // TestOnePort: a worker listens on one port, also if it serves the store: on the store's, and on no other interface.
@@ -35,6 +38,54 @@ func TestOnePort(t *testing.T) {
 	}
 	for _, p := range all {
 		p.says(t, "done")
+	}
+}
+
+// TestListedPorts: a worker listens on the port that TF_CONFIG lists for it, and says so if another process has that port.
+func TestListedPorts(t *testing.T) {
+	t.Parallel()
+	first := freeport.Take(t, 3)
+	var addresses []string
+	for i := range 3 {
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", first+i))
+	}
+	begin := func(job string) (all []*process) {
+		for w := range 3 {
+			all = append(all, start(t, child{
+				Worker: w, Workers: 3, Replicas: 1, Store: "tcp://" + addresses[0], Job: job, Steps: 3, At: 1, Do: "wait", TCP: true,
+				Secret: strings.Repeat("secret", 6), Addresses: addresses, Rendezvous: testWait,
+			}))
+		}
+		return all
+	}
+	all := begin("listed")
+	for w, p := range all {
+		p.says(t, "waits")
+		if at := listens(t, p.cmd.Process.Pid); !slices.Equal(at, addresses[w:w+1]) {
+			t.Errorf("worker %d listens at %v, want %v", w, at, addresses[w])
+		}
+	}
+	for _, p := range all {
+		if err := p.goOn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, p := range all {
+		p.says(t, "done")
+		p.ends(t)
+	}
+	taken, err := net.Listen("tcp", addresses[2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	all = begin("taken")
+	want := fmt.Sprintf("worker 2 listens on port %d, which the cluster's specification (TF_CONFIG) lists for it, but another process has it", first+2)
+	if text := all[2].says(t, "error"); !strings.Contains(text, want) {
+		t.Errorf("got %s, want %s", text, want)
+	}
+	for _, p := range all[:2] {
+		p.says(t, "error")
 	}
 }
 

@@ -62,11 +62,12 @@ type child struct {
 	At                        int    // step at which it does something
 	Do                        string // what
 	Facts                     []rendezvous.Fact
-	BytesPerPack              int    // of the strategy
-	TCP                       bool   // no shared memory
-	Records                   string // LOCKSTEP_RECORDS
-	Temporary                 bool   // the store is removed
-	Strategy                  bool   // it trains by a strategy's Runs
+	BytesPerPack              int      // of the strategy
+	TCP                       bool     // no shared memory
+	Records                   string   // LOCKSTEP_RECORDS
+	Temporary                 bool     // the store is removed
+	Strategy                  bool     // it trains by a strategy's Runs
+	Addresses                 []string // of all workers, as TF_CONFIG lists them
 }
 
 // config is what the child joins with.
@@ -83,6 +84,9 @@ func (c *child) config() (worker.Config, error) {
 			}
 			return c.Records, true
 		},
+	}
+	if c.Addresses != nil {
+		cfg.Job.Spec, cfg.Job.Task = cluster.NewSpec(map[string][]string{cluster.Worker: c.Addresses}), cluster.Task{Type: cluster.Worker, Index: c.Worker}
 	}
 	if c.Apart {
 		cfg.Apart = fmt.Sprint(c.Worker)
