@@ -3,9 +3,10 @@ package cluster
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/lockstep-ml/lockstep/cluster/private"
 )
 
 // Discovery says where [Discover] looks. The zero value looks at this process's environment.
@@ -24,7 +25,7 @@ type Discovery struct {
 	ReadFile func(string) ([]byte, error) // default os.ReadFile; /etc/hosts in a pod, and /proc/PID/stat
 	Hostname func() (string, error)       // default os.Hostname
 	PID      int                          // default os.Getpid
-	Folder   string                       // for files through which the workers of one host meet; default lockstep-UID in os.TempDir
+	Folder   string                       // for files through which the workers of one host meet; default [private.Path]
 }
 
 func (d Discovery) withDefaults() *Discovery {
@@ -41,7 +42,7 @@ func (d Discovery) withDefaults() *Discovery {
 		d.PID = os.Getpid()
 	}
 	if d.Folder == "" {
-		d.Folder = filepath.Join(os.TempDir(), fmt.Sprintf("lockstep-%d", os.Getuid()))
+		d.Folder = private.Path()
 	}
 	if d.Prefer == "" {
 		d.Prefer = d.env(EnvSource)

@@ -2,8 +2,12 @@ package cluster
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,7 +111,7 @@ func fileName(s string) string {
 // launcher names the process that started the workers of this host, so that no other job has this name: its command, its
 // number, when it was started and since which start of the machine. It is the nearest ancestor with one of these commands.
 func (d *Discovery) launcher(commands []string) (string, error) {
-	boot, err := d.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := d.ReadFile(bootFile)
 	if err != nil {
 		return "", fmt.Errorf("this system does not show who started the process")
 	}
@@ -133,6 +137,35 @@ func (d *Discovery) launcher(commands []string) (string, error) {
 	}
 	return "", fmt.Errorf("none of %s is among the processes that started this one", strings.Join(commands, ", "))
 }
+
+// LauncherGone reports whether a folder's name is one that [Discover] has made for the workers of one host, and the launcher that it is named
+// after has ended: nothing that it has started on this host is to come any more.
+func LauncherGone(name string) bool {
+	m := launched.FindStringSubmatch(name)
+	if m == nil {
+		return false
+	}
+	pid, started, boot := m[1], m[2], m[3]
+	now, err := os.ReadFile(bootFile)
+	if err != nil {
+		return false // nothing can be known
+	}
+	if id, _, _ := strings.Cut(strings.TrimSpace(string(now)), "-"); id != boot {
+		return true
+	}
+	text, err := os.ReadFile("/proc/" + pid + "/stat")
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	p, ok := parseStat(text)
+	return err == nil && ok && p.started != started
+}
+
+// launched is how a folder's name ends that has what launcher returns.
+var launched = regexp.MustCompile(`^(?:.*-)?[a-z_]+-([0-9]+)-([0-9]+)-([0-9a-f]+)$`)
+
+// bootFile tells one start of the machine from another.
+const bootFile = "/proc/sys/kernel/random/boot_id"
 
 // process is what /proc/PID/stat says: the command, cut to 15 bytes, the parent, and the start in ticks since the machine's.
 type process struct {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -22,6 +23,7 @@ const (
 	logName      = "lockstep-store.log"
 	newName      = logName + ".new" // until it is whole
 	lockName     = "lockstep-store.lock"
+	usersName    = "lockstep-store.users" // which every user of the store holds a shared lock on
 	lockEvery    = 3 * time.Millisecond   // between attempts to get the lock
 	pollMin      = 2 * time.Millisecond   // between looks for a change, at first
 	pollMax      = 200 * time.Millisecond // and when nothing happens for long
@@ -37,6 +39,7 @@ type file struct {
 	folder string
 	ctx    context.Context // ends with Close
 	end    context.CancelCauseFunc
+	users  *flock.Flock  // held until Close: the store is in use
 	turn   chan struct{} // holds one token; who has it may use what is below
 
 	table table
@@ -53,13 +56,10 @@ func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 	if !filepath.IsAbs(folder) {
 		return nil, fmt.Errorf("want file:// and an absolute path")
 	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return nil, err
-	}
-	if err := checkOwner(folder); err != nil {
-		return nil, err
-	}
 	f := &file{folder: folder, table: newTable(), turn: make(chan struct{}, 1)}
+	if err := f.enter(ctx); err != nil {
+		return nil, err
+	}
 	f.ctx, f.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	f.turn <- struct{}{}
 	err := f.locked(ctx, func() error {
@@ -79,10 +79,73 @@ func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 		err = f.use(ctx, func() error { return f.refresh() })
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
+
+// enter makes the folder, if it is not there, and a use of the store in it known to those who would remove it.
+func (f *file) enter(ctx context.Context) error {
+	for {
+		if err := os.MkdirAll(f.folder, 0o700); err != nil {
+			return err
+		}
+		if err := checkOwner(f.folder); err != nil {
+			return err
+		}
+		users := flock.New(f.path(usersName))
+		_, err := users.TryRLockContext(ctx, lockEvery)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, fs.ErrNotExist): // it was removed since it was made
+			continue
+		case err != nil:
+			return err
+		}
+		locked, err := users.Stat()
+		if there, failed := os.Stat(f.path(usersName)); err == nil && failed == nil && os.SameFile(there, locked) {
+			f.users = users
+			return nil
+		}
+		if err := users.Close(); err != nil { // it was removed since it was opened
+			return err
+		}
+	}
+}
+
+// RemoveUnused removes the folders below a folder whose names are given up, and that hold a store which no process uses, or hold nothing. Stores
+// whose processes run in other containers are in use, too.
+func RemoveUnused(parent string, givenUp func(name string) bool) error {
+	entries, err := os.ReadDir(parent)
+	var errs []error
+	for _, e := range entries {
+		if e.IsDir() && givenUp(e.Name()) {
+			errs = append(errs, removeUnused(filepath.Join(parent, e.Name())))
+		}
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+func removeUnused(folder string) error {
+	users := flock.New(filepath.Join(folder, usersName))
+	free, err := users.TryLock()
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // somebody else was faster
+		return nil
+	case err != nil || !free:
+		return err
+	}
+	files, err := os.ReadDir(folder)
+	ours := !slices.ContainsFunc(files, func(e fs.DirEntry) bool { return !slices.Contains(storeFiles, e.Name()) })
+	if err == nil && ours {
+		err = os.RemoveAll(folder)
+	}
+	return errors.Join(err, users.Close())
+}
+
+// storeFiles are all files of a store.
+var storeFiles = []string{logName, newName, lockName, usersName}
 
 func (f *file) path(name string) string { return filepath.Join(f.folder, name) }
 
@@ -374,7 +437,7 @@ func (f *file) Changes(ctx context.Context, prefix string, after uint64) (entrie
 // Close implements [Store].
 func (f *file) Close() error {
 	f.end(ErrClosed)
-	return nil
+	return f.users.Close() // which may be called again
 }
 
 // logHeader is what a log begins with.

@@ -32,6 +32,9 @@ type ServerConfig struct {
 	HalfOpen int
 	// Connections bounds those that have. Default 16,384.
 	Connections int
+	// Bytes bounds what the store holds: all keys and values, each with 128 bytes more. What does not fit is refused with [ErrFull]. Default, and
+	// most, [TotalMax].
+	Bytes int
 	// Logger gets the warnings about refused connections, of each kind at most one a second. Default slog.Default().
 	Logger *slog.Logger
 }
@@ -69,6 +72,9 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 		cfg.Connections = connectionsMax
 	}
 	s := &Server{cfg: cfg, door: cfg.Door, memory: NewMemory(), conns: map[*serverConn]struct{}{}, sessions: newSessions()}
+	if cfg.Bytes > 0 {
+		s.memory.table.most = min(cfg.Bytes, TotalMax)
+	}
 	rand.Read(s.instance[:])
 	s.ctx, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.report = reporter{server: s}

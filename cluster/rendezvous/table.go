@@ -15,6 +15,7 @@ type table struct {
 	deleted  int              // how many entries are deletions
 	floor    uint64           // deletions up to this revision are forgotten
 	bytes    int              // of all keys and values, with entryBytes for each
+	most     int              // of bytes; 0: TotalMax
 }
 
 // moment is a change.
@@ -68,7 +69,11 @@ func (t *table) fits(e *Entry) error {
 	if old, had := t.entries[e.Key]; had {
 		grows -= cost(&old)
 	}
-	if !e.Deleted && t.bytes+grows > TotalMax {
+	most := t.most
+	if most == 0 {
+		most = TotalMax
+	}
+	if !e.Deleted && t.bytes+grows > most {
 		return ErrFull
 	}
 	return nil

@@ -61,6 +61,9 @@ type challenge struct {
 
 var errProof = errors.New("has another secret, job or epoch")
 
+// ErrRefused is matched by the error of [Secret.Authenticate] of an end whose own proof the other end refuses.
+var ErrRefused = errors.New("the other end refuses this end's proof")
+
 func (c *challenge) dial() error {
 	rand.Read(c.dialer[:])
 	if _, err := io.ReadFull(c.conn, c.acceptor[:]); err != nil {
@@ -74,7 +77,7 @@ func (c *challenge) dial() error {
 		return err
 	}
 	if verdict[0] != proofRight {
-		return fmt.Errorf("the other end refuses this end's proof: it %w", errProof)
+		return fmt.Errorf("%w: it %w", ErrRefused, errProof)
 	}
 	return c.check("acceptor", verdict[1:])
 }

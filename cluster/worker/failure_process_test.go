@@ -269,11 +269,7 @@ func waitForCards(t *testing.T, store, job string, workers int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testWait)
 	defer cancel()
-	s, err := rendezvous.Open(ctx, store, rendezvous.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openAsOwn(t, store, job)
 	for n := 0; n < workers; time.Sleep(10 * time.Millisecond) {
 		cards, _, err := s.List(ctx, rendezvous.Key(job, 0, "worker", "meet", "card")+"/")
 		if err != nil {

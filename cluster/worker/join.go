@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/cluster/private"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/door"
@@ -30,7 +32,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, job: cfg.Job}
+	w := &Worker{cfg: cfg, job: cfg.Job, secret: cfg.Secret}
 	w.doing.step.Store(-1)
 	w.doing.news = make(chan struct{}, 1)
 	w.life, w.fate = context.WithCancelCause(context.Background())
@@ -39,6 +41,12 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	if several := hosts(w.job); several != nil && !cfg.Secret.Given() && !cfg.DataPlaintext {
 		return nil, noSecret("the job is spread over " + strings.Join(several, ", "))
+	}
+	if !cfg.Secret.Given() && !cfg.DataPlaintext {
+		if w.secret, err = secret.OfHost(); err != nil {
+			return nil, fmt.Errorf("worker: a job without a secret must be of one user on one host, whose processes have a key in common: %w; or give all workers the same secret (%s)",
+				err, cluster.EnvSecret)
+		}
 	}
 	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store, "read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
@@ -191,12 +199,12 @@ func (w *Worker) openStore(ctx context.Context) error {
 	if w.cfg.HeartbeatTimeout > 0 {
 		cfg.Patience = w.cfg.HeartbeatTimeout / 2
 	}
-	if w.cfg.Secret.Given() {
+	if w.cfg.Secret.Given() || serves(w.job) && w.secret.Given() { // a store that a launcher serves has the job's secret, or none
 		var err error
-		if cfg.TLS, err = w.cfg.Secret.TLS(w.job.ID, 0); err != nil { // a store outlives epochs
+		if cfg.TLS, err = w.secret.TLS(w.job.ID, 0); err != nil { // a store outlives epochs
 			return err
 		}
-		cfg.Authenticate = w.cfg.Secret.Authenticate(w.job.ID, 0)
+		cfg.Authenticate = w.secret.Authenticate(w.job.ID, 0)
 	}
 	if serves(w.job) && w.job.Worker == 0 {
 		if err := w.serveStore(ctx, cfg); err != nil {
@@ -207,8 +215,16 @@ func (w *Worker) openStore(ctx context.Context) error {
 	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, w.outward(ctx, address))
 	}
+	if w.job.StoreTemporary {
+		if err := w.ownFolder(); err != nil {
+			return err
+		}
+	}
 	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
 	switch {
+	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
+		return fmt.Errorf("%w: %w", noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host (%s): it runs on another host, "+
+			"in another container or as another user, belongs to another job, or has a secret", w.job.Store, hostName())), err)
 	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
 		why := "it was not started, serves at another address, or does not accept this worker"
 		if !w.cfg.Secret.Given() {
@@ -222,13 +238,41 @@ func (w *Worker) openStore(ctx context.Context) error {
 	return nil
 }
 
+// ownFolder makes sure that the folder in which the job has its temporary store is this user's own, and has worker 0 remove what jobs have left
+// there that were killed.
+func (w *Worker) ownFolder() error {
+	store, ok := strings.CutPrefix(w.job.Store, "file://")
+	if !ok {
+		return nil
+	}
+	parent := filepath.Dir(filepath.FromSlash(store))
+	if err := private.Make(parent); err != nil {
+		return fmt.Errorf("the folder in which the workers of this host meet: %w; remove it, set TMPDIR or XDG_RUNTIME_DIR to a folder that nobody else may change, "+
+			"or give the job another store (%s)", err, cluster.EnvStore)
+	}
+	if w.removes() {
+		if err := rendezvous.RemoveUnused(parent, cluster.LauncherGone); err != nil {
+			w.cfg.Logger.Warn("worker: what earlier jobs have left behind was not removed", "error", err)
+		}
+	}
+	return nil
+}
+
+// storeBytes bounds what the store holds that a worker serves, besides a share of each worker.
+const (
+	storeBytes      = 64 << 20
+	storeBytesShare = 1 << 20
+)
+
 // serveStore serves the store at this process's port, where the replicas will be reached as well.
 func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
 	if w.door, err = door.Open(door.Config{Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
 		return err
 	}
 	// The server ends with Close, not with the wait.
-	w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{Door: w.door, TLS: cfg.TLS, Authenticate: cfg.Authenticate})
+	w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{
+		Door: w.door, TLS: cfg.TLS, Authenticate: cfg.Authenticate, Bytes: storeBytes + w.job.Workers*storeBytesShare,
+	})
 	if err != nil {
 		w.door.Close()
 		return err
@@ -387,12 +431,15 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 
 // secure has the processes prove to each other that they have the job's secret, and encrypts what leaves a host.
 func (w *Worker) secure(cfg *mixed.Config) error {
-	s := w.cfg.Secret
+	s := w.secret
 	if !s.Given() {
 		return nil
 	}
 	cfg.Token = s.Token("shared memory")
 	cfg.TCP.Authenticate = s.Authenticate(w.job.ID, w.job.Epoch)
+	if !w.cfg.Secret.Given() {
+		return nil // all are on this host: checkHosts
+	}
 	if w.cfg.DataPlaintext {
 		if other := w.elsewhere(); other >= 0 {
 			w.cfg.Logger.Warn("worker: what the replicas exchange is not encrypted, as was asked for", "with", w.cards[other].String())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/transport/door"
 )
@@ -18,6 +19,7 @@ import (
 // Worker is this process as a worker of its job. [Join] makes it, Close ends it. Its methods may be called from any goroutine.
 type Worker struct {
 	cfg     Config
+	secret  secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext
 	job     *cluster.Job
 	card    rendezvous.Card
 	cards   []rendezvous.Card // of all, by worker

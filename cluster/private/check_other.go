@@ -1,0 +1,20 @@
+//go:build !unix
+
+package private
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Check returns an error unless a folder is one. Who may change it, access lists say: the folder for temporary files is the user's own.
+func Check(folder string) error {
+	info, err := os.Lstat(folder)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is no folder", folder)
+	}
+	return err
+}
+
+func ownerOf(fs.FileInfo) int { return os.Geteuid() }

@@ -1,0 +1,123 @@
+//go:build unix
+
+package private
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// place gives a test folders for temporary files and for the session of its own, and returns this user's folders in them.
+func place(t *testing.T) (temporary, session string) {
+	t.Helper()
+	tmp, runtime := t.TempDir(), t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	t.Setenv("XDG_RUNTIME_DIR", runtime)
+	return filepath.Join(tmp, "lockstep-"+strconv.Itoa(os.Getuid())), filepath.Join(runtime, "lockstep")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFolder: the folder is made for this user alone; what others have made in its place, or can change, is not used.
+func TestFolder(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(t *testing.T, folder string)
+		want  string // in the error; "": it is used
+	}{
+		{name: "not there", spoil: func(*testing.T, string) {}},
+		{name: "ours", spoil: func(t *testing.T, folder string) { must(t, os.Mkdir(folder, 0o700)) }},
+		{name: "another user's", want: "belongs to user 12345", spoil: func(t *testing.T, folder string) {
+			if os.Geteuid() != 0 {
+				t.Skip("left out: only root can give a folder to another user")
+			}
+			must(t, os.Mkdir(folder, 0o700))
+			must(t, os.Chown(folder, 12345, 12345))
+		}},
+		{name: "a link", want: "is a symbolic link", spoil: func(t *testing.T, folder string) { must(t, os.Symlink(t.TempDir(), folder)) }},
+		{name: "a file", want: "folder", spoil: func(t *testing.T, folder string) { must(t, os.WriteFile(folder, nil, 0o600)) }},
+		{name: "open to all", want: "other users may write to the folder", spoil: func(t *testing.T, folder string) {
+			must(t, os.Mkdir(folder, 0o700))
+			must(t, os.Chmod(folder, 0o722))
+		}},
+		{name: "can be renamed", want: "other users may rename the folder", spoil: func(t *testing.T, folder string) {
+			must(t, os.Chmod(filepath.Dir(folder), 0o777))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			temporary, session := place(t)
+			c.spoil(t, temporary)
+			path := Path()
+			got, err := Folder()
+			must(t, err)
+			want := temporary
+			if c.want != "" {
+				want = session
+			}
+			if got != want || path != want && c.name != "can be renamed" { // which is not seen before it is made
+				t.Errorf("%s, %s; want %s", path, got, want)
+			}
+			if info, err := os.Stat(got); err != nil || info.Mode().Perm() != 0o700 {
+				t.Errorf("%v, %v", info, err)
+			}
+			if c.want == "" {
+				return
+			}
+			must(t, os.RemoveAll(session))
+			t.Setenv("XDG_RUNTIME_DIR", "")
+			if got, err := Folder(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%q, %v; want an error with %q", got, err, c.want)
+			}
+		})
+	}
+}
+
+// TestKey: processes that begin at the same time have the same key, which nobody else can read; one that others can read is refused.
+func TestKey(t *testing.T) {
+	temporary, _ := place(t)
+	keys := make([]string, 16)
+	var work sync.WaitGroup
+	for i := range keys {
+		work.Go(func() {
+			var err error
+			if keys[i], err = Key(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	work.Wait()
+	for _, k := range keys {
+		if k != keys[0] || len(k) != keyBytes {
+			t.Fatalf("different keys: %d and %d bytes", len(k), len(keys[0]))
+		}
+	}
+	files, err := os.ReadDir(temporary)
+	must(t, err)
+	if len(files) != 1 {
+		t.Errorf("%v, want the key only", files)
+	}
+	path := filepath.Join(temporary, keyName)
+	must(t, os.Chmod(path, 0o644))
+	if _, err := Key(); err == nil || !strings.Contains(err.Error(), "nobody else may read") {
+		t.Errorf("a key that others can read: %v", err)
+	}
+	must(t, os.Remove(path))
+	must(t, os.Symlink("/etc/hostname", path))
+	if _, err := Key(); err == nil {
+		t.Error("a key that is a link")
+	}
+	must(t, os.Remove(path))
+	must(t, os.WriteFile(path, []byte("short"), 0o600))
+	if _, err := Key(); err == nil || !strings.Contains(err.Error(), "5 bytes") {
+		t.Errorf("a short key: %v", err)
+	}
+}
