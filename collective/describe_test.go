@@ -97,6 +97,50 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
+// TestDescribeLate: a description that takes long keeps nobody from learning of the failure: the others return before it is there, and
+// describe the failure themselves; the rank that found it has the description all the same.
+func TestDescribeLate(t *testing.T) {
+	told := make(chan struct{})
+	var late atomic.Bool
+	groups := separate(t, 3, func(rank int) collective.Config {
+		return collective.Config{Stall: -1, Describe: func(e *collective.Error) string {
+			if rank != 0 {
+				return fmt.Sprintf("rank %d was told by %d", rank, e.Rank)
+			}
+			select {
+			case <-told:
+			case <-time.After(20 * time.Second):
+				late.Store(true)
+			}
+			return "found at last"
+		}}
+	})
+	errs := make([]error, 2)
+	alarm := newAlarm() // of rank 0: rank 2 does not come
+	contexts := []context.Context{alarm, context.Background()}
+	var found, other sync.WaitGroup
+	found.Go(func() { errs[0] = groups[0].Local()[0].Do(contexts[0], barrier()) })
+	other.Go(func() { errs[1] = groups[1].Local()[0].Do(contexts[1], barrier()) })
+	for _, g := range groups[:2] {
+		for !waitsInCall(g) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	close(alarm.done)
+	other.Wait()
+	close(told)
+	found.Wait()
+	if late.Load() {
+		t.Error("rank 1 waited for rank 0's description")
+	}
+	for r, want := range []string{"found at last", "rank 1 was told by 0"} {
+		var e *collective.Error
+		if !errors.As(errs[r], &e) || e.Who != want || e.Kind != collective.ErrTimeout {
+			t.Errorf("rank %d: %v, want %q", r, errs[r], want)
+		}
+	}
+}
+
 // waitsInCall reports whether the only rank of a group waits for others.
 func waitsInCall(g collective.Group) bool {
 	return slices.ContainsFunc(g.(collective.Recorded).Flights(), func(r flight.Rank) bool {

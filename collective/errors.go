@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // The kinds of failure. An error returned by this package matches one of them with errors.Is; a deadline also matches
@@ -56,19 +57,36 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// tell has an error say who the ranks are that it is about, if they are not all this process's own.
-func (t *team) tell(err error) {
+// describeWithin is how long the peers wait for a failure's description, which then travels with it.
+const describeWithin = 100 * time.Millisecond
+
+// tell has an error say who the ranks are that it is about, if they are not all this process's own. If the description takes longer than
+// describeWithin, as when a store is asked that does not answer, the peers are told of the failure without it, and spread is true: then they
+// describe it themselves.
+func (t *team) tell(err error) (spread bool) {
 	e := (*Error)(nil)
 	if t.cfg.Describe == nil || !errors.As(err, &e) {
-		return
+		return false
 	}
-	who := t.cfg.Describe(e)
+	about := *e
+	words := make(chan string, 1)
+	go func() { words <- t.cfg.Describe(&about) }() // which is waited for
+	timer := time.NewTimer(describeWithin)
+	defer timer.Stop()
+	who := ""
+	select {
+	case who = <-words:
+	case <-timer.C:
+		t.spread(err)
+		spread, who = true, <-words
+	}
 	if e.Who != "" && who != "" {
 		who = e.Who + "\n" + who
 	}
 	if who != "" {
 		e.Who = who
 	}
+	return spread
 }
 
 // within returns the error in the words of the communicator whose ranks those of this one are.

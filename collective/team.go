@@ -84,36 +84,34 @@ func (t *team) cause() error {
 }
 
 // fail makes err the cause of the team's failure, unless there is one already, and returns the cause. explainer is the
-// rank on whose behalf the monitor is asked to explain it, or -1.
+// rank on whose behalf the monitor is asked to explain it, or -1. The peers do not wait for a description that takes long.
 func (t *team) fail(err error, explainer int) error {
 	if !t.fate.CompareAndSwap(sound, failing) {
 		<-t.done
 		return t.err
 	}
-	t.tell(err)
+	spread := t.tell(err)
 	if t.monitor != nil && explainer >= 0 {
 		if explained := t.monitor.Explain(explainer, err); explained != nil {
 			err = explained
 		}
 	}
-	t.settle(err)
+	t.settle(err, spread)
 	return err
 }
 
 // abort is fail for those that must not wait for an explanation.
 func (t *team) abort(err error) {
 	if t.fate.CompareAndSwap(sound, failing) {
-		t.settle(err)
+		t.settle(err, false)
 	}
 }
 
-func (t *team) settle(err error) {
+// settle makes err the cause of the failure. The peers may have been told already.
+func (t *team) settle(err error, spread bool) {
 	t.err = err
-	t.mu.Lock()
-	members := slices.Clone(t.members)
-	t.mu.Unlock()
-	for _, m := range members {
-		m.spread(err) // before a call can return: its rank may then close its end, and the peers learn no more than that
+	if !spread {
+		t.spread(err) // before a call can return: its rank may then close its end, and the peers learn no more than that
 	}
 	t.fate.Store(failed)
 	close(t.done)
@@ -127,6 +125,16 @@ func (t *team) settle(err error) {
 
 // breakOff ends the waits of local ranks that nothing else ends, because a rank that they need leaves its call.
 func (t *team) breakOff() { t.breaking.Do(func() { close(t.broken) }) }
+
+// spread tells the peers of all local ranks why the team has failed.
+func (t *team) spread(err error) {
+	t.mu.Lock()
+	members := slices.Clone(t.members)
+	t.mu.Unlock()
+	for _, m := range members {
+		m.spread(err)
+	}
+}
 
 // spread tells the peers of a local rank why its team has failed, and keeps calls of its domain from starting.
 func (m *member) spread(err error) {
