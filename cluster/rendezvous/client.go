@@ -41,14 +41,24 @@ type client struct {
 	next    uint64
 	wanted  chan struct{} // has room for one: there is a call and no connection
 	failed  error         // why there will be no connection any more
+	refused error         // why the last attempt to make a connection failed; nil: it did not
+}
+
+type impatientKey struct{}
+
+// Impatient returns a context whose calls do not wait for a TCP store to come back: as soon as an attempt to reach it has failed they return
+// [ErrLost]. It is for those who leave.
+func Impatient(ctx context.Context) context.Context {
+	return context.WithValue(ctx, impatientKey{}, true)
 }
 
 // call is a request that has no response yet.
 type call struct {
 	request
-	frames []*response
-	done   chan struct{} // closed when frames or err are there
-	err    error
+	frames    []*response
+	impatient bool          // it waits for no other connection
+	done      chan struct{} // closed when frames or err are there
+	err       error
 }
 
 // openTCP is the [Opener] of "tcp".
@@ -162,6 +172,7 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 	pause, since := dialPauseMin, time.Now()
 	for {
 		conn, server, err := c.dialOnce(ctx)
+		c.dialed(err)
 		switch {
 		case err == nil:
 			return conn, server, nil
@@ -177,6 +188,28 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 			return nil, server, fmt.Errorf("connecting to %s: %w (the last attempt: %w)", c.address, context.Cause(ctx), err)
 		}
 	}
+}
+
+// dialed notes how an attempt to make a connection has ended. The calls that wait for no other one end if it was in vain.
+func (c *client) dialed(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refused = err
+	if err == nil {
+		return
+	}
+	for id, call := range c.calls {
+		if call.impatient {
+			call.err = c.unreachable()
+			c.end(id)
+			close(call.done)
+		}
+	}
+}
+
+// unreachable is the error of a call that waits for no connection. c.mu is held.
+func (c *client) unreachable() error {
+	return fmt.Errorf("%w: connecting to %s: %w", ErrLost, c.address, c.refused)
 }
 
 // dialOnce makes a connection, and learns which server it leads to.
@@ -274,7 +307,7 @@ func (c *client) do(ctx context.Context, q request, err error) (*response, error
 	if err != nil {
 		return nil, err
 	}
-	call := &call{request: q, done: make(chan struct{})}
+	call := &call{request: q, done: make(chan struct{}), impatient: ctx.Value(impatientKey{}) != nil}
 	if err := c.begin(call); err != nil {
 		return nil, err
 	}
@@ -294,8 +327,11 @@ func (c *client) do(ctx context.Context, q request, err error) (*response, error
 func (c *client) begin(call *call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.failed != nil {
+	switch {
+	case c.failed != nil:
 		return c.failed
+	case call.impatient && c.link == nil && c.refused != nil:
+		return c.unreachable()
 	}
 	c.next++
 	call.id = c.next

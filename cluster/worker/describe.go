@@ -27,13 +27,45 @@ const (
 	goneWait  = time.Second
 )
 
+// silentWait is how long it waits for a store that has not answered for half the heartbeat timeout.
+const silentWait = 100 * time.Millisecond
+
 // storeWait bounds the wait for the store after workers have failed.
 func (w *Worker) storeWait(failed ...int) time.Duration {
-	if serves(w.job) && slices.Contains(failed, 0) {
+	switch {
+	case w.unanswered():
+		return silentWait
+	case serves(w.job) && slices.Contains(failed, 0):
 		return goneWait
 	}
 	return storeWait
 }
+
+// unanswered reports whether the store has not shown this worker's own pulse for half the heartbeat timeout.
+func (w *Worker) unanswered() bool {
+	return w.watch != nil && w.cfg.HeartbeatTimeout > 0 && w.watch.Vitals()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
+}
+
+// tell uses the store for a worker that fails, as ask does, but not once the store has let it wait in vain: then it returns errUnheard.
+func (w *Worker) tell(most time.Duration, use func(context.Context) error) error {
+	if w.unheard.Load() {
+		return errUnheard
+	}
+	err := ask(context.Background(), most, use)
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rendezvous.ErrLost) {
+		w.unheard.Store(true)
+	}
+	return err
+}
+
+// ask uses the store for no longer than most, and does not wait for one that cannot be reached.
+func ask(ctx context.Context, most time.Duration, use func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(rendezvous.Impatient(ctx), most)
+	defer cancel()
+	return use(ctx)
+}
+
+var errUnheard = errors.New("the store does not answer")
 
 // describe says who the workers are that a failure concerns: [collective.Config.Describe].
 func (w *Worker) describe(e *collective.Error) string {
@@ -82,10 +114,15 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 	if e != nil && w.foreign(e.Rank) && len(e.Peers) > 0 && !slices.Contains(w.owners(e.Peers), worker) {
 		text += ", which found it,"
 	}
-	short, cancel := context.WithTimeout(ctx, w.storeWait(worker))
-	seen := w.latest(short, worker)
-	r := w.recordOf(short, worker)
-	cancel()
+	seen, r := w.watch.Vitals()[worker], (*failure.Record)(nil)
+	if w.unheard.Load() || ask(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
+		if seen, err = w.latest(ctx, worker); err == nil {
+			r, err = w.recordOf(ctx, worker)
+		}
+		return err
+	}) != nil {
+		stuck = false // it cannot be asked
+	}
 	text += " " + sight(&seen)
 	if r != nil {
 		if line, _, _ := strings.Cut(r.Message, "\n"); e != nil && e.Err != nil && strings.Contains(e.Err.Error(), line) {
@@ -105,17 +142,25 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 // recordShown is how much of another worker's own words an error repeats, in bytes.
 const recordShown = 600
 
-// recordOf returns what a worker has told of a failure of its own, or nil.
-func (w *Worker) recordOf(ctx context.Context, worker int) *failure.Record {
+// recordOf returns what a worker has told of a failure of its own, or nil. The error is the store's.
+func (w *Worker) recordOf(ctx context.Context, worker int) (*failure.Record, error) {
 	text, _, err := w.store.Get(ctx, w.key("failure", worker))
 	if err != nil {
-		return nil
+		return nil, ifFound(err)
 	}
 	r, err := failure.Decode(text)
 	if err != nil || len(r.Blames) > 0 {
-		return nil // whom it has lost is no news here
+		return nil, nil // whom it has lost is no news here
 	}
-	return r
+	return r, nil
+}
+
+// ifFound returns an error of the store, but not that it has no such key.
+func ifFound(err error) error {
+	if errors.Is(err, rendezvous.ErrNotFound) {
+		return nil
+	}
+	return err
 }
 
 // blames returns the workers that an error lays the failure on: none for a cause of this worker's own.

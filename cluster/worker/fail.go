@@ -50,12 +50,13 @@ func (w *Worker) Fail(err error) error {
 			if r.Kind == "store" {
 				most = goneWait
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), most)
-			defer cancel()
-			e = w.store.Set(ctx, w.key("failure", w.job.Worker), text)
-			if e == nil && r.Kind != "interrupted" {
-				e = w.askFlights(ctx, fmt.Sprintf("worker %d failed: %s", w.job.Worker, r.Kind))
-			}
+			e = w.tell(most, func(ctx context.Context) error {
+				e := w.store.Set(ctx, w.key("failure", w.job.Worker), text)
+				if e == nil && r.Kind != "interrupted" {
+					e = w.askFlights(ctx, fmt.Sprintf("worker %d failed: %s", w.job.Worker, r.Kind))
+				}
+				return e
+			})
 		}
 		errs = append(errs, e)
 	}

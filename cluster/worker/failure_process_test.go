@@ -76,11 +76,19 @@ func TestFailures(t *testing.T) {
 				all = append(all, start(t, c))
 			}
 			pid := all[test.who].says(t, "joined")
+			since := time.Time{}
+			if test.do == "kill" {
+				all[test.who].ends(t)
+				since = time.Now()
+			}
 			for i, p := range all {
 				if i == test.who {
 					continue
 				}
 				text := p.says(t, "error")
+				if !since.IsZero() {
+					t.Logf("worker %d leaves %v after the end of worker %d", i, time.Since(since).Round(time.Millisecond), test.who)
+				}
 				told.check(t, test.name, p.kinds, text)
 				if who := fmt.Sprintf("worker %d (rank %d, host %s, pid %s)", test.who, test.who, hostName(t), pid); !strings.Contains(text, who) {
 					t.Errorf("worker %d does not say that it was %s:\n%s", i, who, text)

@@ -17,9 +17,9 @@ import (
 
 // sayGone tells the others that this worker leaves a job that has failed.
 func (w *Worker) sayGone() {
-	ctx, cancel := context.WithTimeout(context.Background(), goneWait)
-	defer cancel()
-	_ = w.store.Set(ctx, w.key("gone", w.job.Worker), nil) // else they find out by its pulse
+	_ = w.tell(min(goneWait, w.storeWait()), func(ctx context.Context) error {
+		return w.store.Set(ctx, w.key("gone", w.job.Worker), nil)
+	}) // else they find out by its pulse
 }
 
 // unlessGone waits for what all workers give under a key, or until one has left the job that has not given it; without a key for what all

@@ -104,6 +104,7 @@ var errStoreLost = errors.New("the store is lost")
 
 // loseStore ends the group because nobody knows any more how the others are.
 func (w *Worker) loseStore() {
+	w.unheard.Store(true)
 	me, silent := &w.members[w.job.Worker], w.cfg.HeartbeatTimeout
 	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self()}
 	switch {
@@ -154,13 +155,13 @@ func sight(v *rendezvous.Vital) string {
 	return text
 }
 
-// latest returns what is known of a worker, and asks the store once more.
-func (w *Worker) latest(ctx context.Context, worker int) rendezvous.Vital {
+// latest returns what is known of a worker, and asks the store once more. The error is the store's.
+func (w *Worker) latest(ctx context.Context, worker int) (rendezvous.Vital, error) {
 	v := w.watch.Vitals()[worker]
 	text, _, err := w.store.Get(ctx, w.key("alive", worker))
 	var p rendezvous.Pulse
 	if err == nil && json.Unmarshal(text, &p) == nil && (!v.Seen || p.Beat != v.Pulse.Beat) {
 		v.Pulse, v.Seen, v.Silent = p, true, 0
 	}
-	return v
+	return v, ifFound(err)
 }

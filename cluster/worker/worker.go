@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
@@ -37,6 +38,8 @@ type Worker struct {
 	fate   context.CancelCauseFunc
 	absent context.CancelFunc // ends the goroutines
 	work   sync.WaitGroup
+
+	unheard atomic.Bool // the store has not answered this worker, which fails: nothing more is asked of it
 
 	mu       sync.Mutex
 	failed   bool
@@ -261,9 +264,12 @@ func (w *Worker) somebodyStays(lost []int) bool {
 	return false
 }
 
-// stop ends the goroutines, the last of which says to the others that this worker has left, and closes the store.
+// stop ends the goroutines, the last of which says to the others that this worker has left, unless the store does not answer, and closes the store.
 func (w *Worker) stop() {
 	w.fate(nil)
+	if w.unheard.Load() {
+		w.store.Close()
+	}
 	w.absent()
 	w.work.Wait()
 	w.closeStore()

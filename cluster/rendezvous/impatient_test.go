@@ -1,0 +1,63 @@
+package rendezvous_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+)
+
+// TestImpatient: a call of one who leaves does not wait for a store whose process has ended, be it made before or after that; others do.
+func TestImpatient(t *testing.T) {
+	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
+	var gone atomic.Bool
+	var last atomic.Pointer[net.Conn]
+	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, Patience: time.Hour, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if gone.Load() {
+			return nil, errors.New("connection refused")
+		}
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		last.Store(&c)
+		return c, err
+	}})
+	defer s.Close()
+	set(t, s, "k", "v")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	patient, waiting := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, _, err := s.Changes(ctx, "k", 1)
+		patient <- err
+	}()
+	go func() {
+		_, _, err := s.Changes(rendezvous.Impatient(ctx), "k", 1)
+		waiting <- err
+	}()
+	gone.Store(true)
+	(*last.Load()).Close()
+	if err := <-waiting; !errors.Is(err, rendezvous.ErrLost) {
+		t.Errorf("the call under way: %v, want ErrLost", err)
+	}
+	if err := s.Set(rendezvous.Impatient(ctx), "k", nil); !errors.Is(err, rendezvous.ErrLost) {
+		t.Errorf("the next call: %v, want ErrLost", err)
+	}
+	select {
+	case err := <-patient:
+		t.Errorf("the one who waits: %v", err)
+	default:
+	}
+	gone.Store(false)
+	if err := s.Set(ctx, "k", []byte("w")); err != nil {
+		t.Errorf("when the store is back: %v", err)
+	}
+	if err := <-patient; err != nil {
+		t.Errorf("the one who has waited: %v", err)
+	}
+	if err := s.Set(rendezvous.Impatient(ctx), "k", nil); err != nil {
+		t.Errorf("when the store is back: %v", err)
+	}
+}
