@@ -40,12 +40,15 @@ func TestHosts(t *testing.T) {
 		}
 		all[1].says(t, "waits")
 		all[1].hosts(t, "ip", "link", "set", "lsw1", "down")
+		since := time.Now()
 		text := all[0].says(t, "error")
+		t.Logf("worker 0 leaves %v after the cut", time.Since(since))
 		told.check(t, "cut off", all[0].kinds, text)
 		if err := all[1].goOn.Close(); err != nil {
 			t.Error(err)
 		}
 		text = all[1].says(t, "error")
+		t.Logf("worker 1 leaves %v after the cut", time.Since(since))
 		told.check(t, "cut off", all[1].kinds, text)
 	})
 	t.Run("cut off from one other", func(t *testing.T) {
