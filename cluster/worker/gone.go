@@ -56,6 +56,8 @@ func (w *Worker) missGone(ctx context.Context, key string) {
 					continue // it has, before it left
 				}
 			}
+			ctx, cancel := context.WithTimeout(ctx, endWait)
+			defer cancel()
 			w.end(&collective.Error{
 				Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[n].Ranks(),
 				Err: fmt.Errorf("worker %d has failed and left the job", n), Who: w.tellOf(ctx, n, nil, false),

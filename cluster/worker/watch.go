@@ -90,8 +90,16 @@ func (w *Worker) judge(ctx context.Context) {
 	}
 }
 
-// lose ends the group because of another worker.
+// endWait is how long the end of the group waits for what the store has to say of the worker that is its cause.
+const endWait = 500 * time.Millisecond
+
+// lose ends the group because of another worker. One that is stuck lives: it is asked first where its goroutines are.
 func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
+	if !stuck {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, endWait)
+		defer cancel()
+	}
 	w.end(&collective.Error{
 		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[worker].Ranks(),
 		Err: fmt.Errorf("worker %d is lost: %w", worker, why),

@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
@@ -161,12 +162,17 @@ func TestGone(t *testing.T) {
 // try to reach it.
 func TestGoneWhileOthersConnect(t *testing.T) {
 	store := "file://" + filepath.Join(t.TempDir(), "store")
+	key, err := secret.OfHost()
+	if err != nil {
+		t.Fatal(err)
+	}
 	leave := func(ctx context.Context, w *worker.Worker, cfg collective.Config) (collective.Group, error) {
 		if w.Job().Worker != 1 {
 			return nil, nil // by the library's own transports
 		}
 		_, err := mixed.Open(ctx, mixed.Config{
-			Ranks: []int{1}, Size: 3, Epoch: cfg.Epoch, NoSharedMemory: true, TCP: tcp.Config{Job: w.Job().ID, Listen: "127.0.0.1:0"},
+			Ranks: []int{1}, Size: 3, Epoch: cfg.Epoch, NoSharedMemory: true, Token: key.Token("shared memory"),
+			TCP: tcp.Config{Job: w.Job().ID, Listen: "127.0.0.1:0", Authenticate: key.Authenticate(w.Job().ID, cfg.Epoch)},
 			Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
 				return nil, errors.Join(w.Store().Set(ctx, rendezvous.Key(w.Job().ID, 0, "connect", "1"), mine), errors.New("no file descriptors are left"))
 			},
