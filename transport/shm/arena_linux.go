@@ -63,6 +63,11 @@ func newArena(bytes int64) (*arena, error) {
 	if err != nil {
 		return nil, err
 	}
+	return arenaOf(f, bytes)
+}
+
+// arenaOf makes an arena of a file of that length, which the arena closes.
+func arenaOf(f *os.File, bytes int64) (*arena, error) {
 	mem, err := mapAligned(f, int(bytes))
 	if err != nil {
 		f.Close()
@@ -71,27 +76,44 @@ func newArena(bytes int64) (*arena, error) {
 	return &arena{file: f, base: unsafe.Pointer(&mem[0]), size: len(mem), mem: mem, free: []extent{{0, len(mem)}}, live: map[int]*buffer{}}, nil
 }
 
-// allocate gives out zeroed memory. What is large is in huge pages, if the system has some to give.
+// allocate gives out zeroed memory, which is there: memory that the system cannot provide is an error here, and not a fault
+// (SIGBUS) when somebody writes into it. Large memory is in huge pages, if the system has some to give.
 func (a *arena) allocate(bytes int) (tensor.Memory, error) {
 	m, err := a.take(bytes)
-	if whole := bytes / hugePage * hugePage; err == nil && whole > 0 {
-		makeHuge(unsafe.Slice((*byte)(m.Ptr), whole))
+	if err != nil || bytes == 0 {
+		return m, err
 	}
-	return m, err
+	b := m.Owner.(*buffer)
+	err = enough(bytes)
+	if err == nil {
+		if bytes >= hugePage {
+			// Where this is not heeded, the memory is as good, and slower.
+			_ = unix.Madvise(a.bytes(b.extent, hugePage), unix.MADV_HUGEPAGE)
+		}
+		err = back(a.file, int64(b.extent.lo), a.bytes(b.extent, page))
+	}
+	if err != nil {
+		b.Release()
+		return tensor.Memory{}, fmt.Errorf("shm: a buffer of %d bytes of shared memory: %w", bytes, err)
+	}
+	if bytes >= hugePage {
+		collapse(a.bytes(b.extent, hugePage))
+	}
+	return m, nil
+}
+
+// bytes returns the memory of an extent, rounded down to pages of that size.
+func (a *arena) bytes(e extent, pageBytes int) []byte {
+	return a.mem[e.lo : e.lo+(e.hi-e.lo)/pageBytes*pageBytes]
 }
 
 // madvCollapse is MADV_COLLAPSE, of Linux 6.1.
 const madvCollapse = 25
 
-// makeHuge puts memory into huge pages: with these the processor looks up one address where it would look up 512, and
+// collapse puts memory into huge pages: with these the processor looks up one address where it would look up 512, and
 // prefetching goes on. Most systems do not give them to shared memory when it is touched first, but put together what is there
-// when they are asked to. Where a step fails, the memory is as good, and slower.
-func makeHuge(b []byte) {
-	_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
-	if unix.Madvise(b, unix.MADV_POPULATE_WRITE) == nil {
-		_ = unix.Madvise(b, madvCollapse)
-	}
-}
+// when they are asked to. Where they do not, the memory is as good, and slower.
+func collapse(b []byte) { _ = unix.Madvise(b, madvCollapse) }
 
 // take finds memory in the first hole that is long enough.
 func (a *arena) take(bytes int) (tensor.Memory, error) {

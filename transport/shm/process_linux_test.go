@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -68,13 +69,23 @@ type started struct {
 // start starts a child. What it says is read with line.
 func start(t testing.TB, part string, arg int, cfg shm.Config) *started {
 	t.Helper()
+	s, err := startIn(t, part, arg, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// startIn is start with attributes of the process. It returns the error of starting it.
+func startIn(t testing.TB, part string, arg int, cfg shm.Config, attributes *syscall.SysProcAttr) (*started, error) {
+	t.Helper()
 	text, err := json.Marshal(map[string]any{"Part": part, "Arg": arg, "Cfg": cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), partEnv+"="+string(text))
-	cmd.Stderr = os.Stderr
+	cmd.Stderr, cmd.SysProcAttr = os.Stderr, attributes
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -84,14 +95,14 @@ func start(t testing.TB, part string, arg int, cfg shm.Config) *started {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	s := &started{t: t, cmd: cmd, out: bufio.NewScanner(out), in: func() { fmt.Fprintln(in) }}
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	return s
+	return s, nil
 }
 
 // line returns what the child says next, and fails the test if it ends instead.

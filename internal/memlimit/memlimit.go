@@ -1,0 +1,138 @@
+// Package memlimit reports how much memory this process can still get: from the host, and from the memory control groups
+// (cgroups, version 1 or 2) that it runs in. Beyond that the kernel does not refuse memory, it kills a process.
+package memlimit
+
+import (
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// Available returns the bytes of memory that this process can still get: the least of what the host and each of its control
+// groups have left, counting file caches, which are given up on demand, and free swap. It returns false where the system
+// does not say, as on others than Linux. Other processes may take the memory at any time.
+func Available() (bytes int64, ok bool) { return available(os.DirFS("/")) }
+
+// Total returns the bytes of memory that this process may use in all: the least of the host's memory and the limits of its
+// control groups. It returns false where the system does not say.
+func Total() (bytes int64, ok bool) {
+	root := os.DirFS("/")
+	least, ok := fields(root, "proc/meminfo")["MemTotal"]
+	if !ok {
+		return 0, false
+	}
+	for _, g := range groups(root) {
+		if limit, ok := number(root, g.limit); ok {
+			least = min(least, limit)
+		}
+	}
+	return least, true
+}
+
+func available(root fs.FS) (int64, bool) {
+	host := fields(root, "proc/meminfo")
+	left, ok := host["MemAvailable"]
+	if !ok {
+		return 0, false
+	}
+	swap := host["SwapFree"]
+	left += swap
+	for _, g := range groups(root) {
+		limit, ok := number(root, g.limit)
+		if !ok {
+			continue
+		}
+		used, ok := number(root, g.usage)
+		if !ok {
+			continue
+		}
+		stat := fields(root, g.stat)
+		cached := stat[g.prefix+"inactive_file"] + stat[g.prefix+"active_file"]
+		left = min(left, max(limit-used+cached, 0)+swap)
+	}
+	return left, true
+}
+
+// group names the files of a control group.
+type group struct {
+	limit, usage, stat string
+	prefix             string // of the names in stat
+}
+
+// groups returns the control groups that bound this process's memory: its own and all above it. In a container the group's
+// path may be the host's, which is not mounted: then only the root of the mount is looked at.
+func groups(root fs.FS) []group {
+	text, err := fs.ReadFile(root, "proc/self/cgroup")
+	if err != nil {
+		return nil
+	}
+	var out []group
+	for line := range strings.Lines(string(text)) { // 4:memory:/path, and 0::/path of version 2
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		switch {
+		case parts[0] == "0" && parts[1] == "":
+			for _, mount := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
+				for _, dir := range upward(mount, parts[2]) {
+					out = append(out, group{dir + "/memory.max", dir + "/memory.current", dir + "/memory.stat", ""})
+				}
+			}
+		case strings.Contains(","+parts[1]+",", ",memory,"):
+			for _, dir := range upward("sys/fs/cgroup/memory", parts[2]) {
+				out = append(out, group{dir + "/memory.limit_in_bytes", dir + "/memory.usage_in_bytes", dir + "/memory.stat", "total_"})
+			}
+		}
+	}
+	return out
+}
+
+// upward returns the folder at that path below mount, and all above it up to mount.
+func upward(mount, at string) []string {
+	var out []string
+	for at = path.Clean("/" + at); at != "/"; at = path.Dir(at) {
+		out = append(out, mount+at)
+	}
+	return append(out, mount)
+}
+
+// number reads a file with one number; false if there is no such file, or no limit.
+func number(root fs.FS, name string) (int64, bool) {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || n > math.MaxInt64/2 { // "max", and version 1's word for it
+		return 0, false
+	}
+	return int64(n), true
+}
+
+// fields reads lines of a name and a number, the number in bytes or, if it says so, in kB.
+func fields(root fs.FS, name string) map[string]int64 {
+	text, err := fs.ReadFile(root, name)
+	if err != nil {
+		return nil
+	}
+	out := map[string]int64{}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if len(words) < 2 {
+			continue
+		}
+		n, err := strconv.ParseInt(words[1], 10, 64)
+		if err != nil || n < 0 || n > math.MaxInt64>>11 {
+			continue
+		}
+		if len(words) > 2 && words[2] == "kB" {
+			n <<= 10
+		}
+		out[strings.TrimSuffix(words[0], ":")] = n
+	}
+	return out
+}

@@ -1,0 +1,58 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
+)
+
+// A shared file has memory for a page only when somebody touches it. If there is none then, the process gets SIGBUS and dies. So
+// memory is asked for where an error can be returned.
+
+// checkedBytes is how long memory is at least that is held against what the system has left. Looking takes some 50 µs.
+const checkedBytes = 4 << 20
+
+// enough returns an error if the system surely cannot provide so many bytes. It must be asked before: a memory control
+// group, and a host without swap, do not refuse memory, they kill a process.
+func enough(bytes int) error {
+	if bytes < checkedBytes {
+		return nil
+	}
+	if left, ok := memlimit.Available(); ok && int64(bytes) > left {
+		return fmt.Errorf("only %d bytes of memory are left here (of the host, or of the limit of this container or memory control group): %w; "+
+			"take smaller buffers or fewer processes, or raise the limit", left, unix.ENOMEM)
+	}
+	return nil
+}
+
+// backedAtOnce is how much memory is asked for in one system call: a signal undoes a whole call.
+const backedAtOnce = 16 << 20
+
+// back has the system provide the memory of b, which is mapped from file at offset; both are multiples of a page. It is
+// zero where it was not there already.
+func back(file *os.File, offset int64, b []byte) error {
+	for again := true; again; {
+		switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); err {
+		case nil:
+			return nil
+		case unix.EINTR, unix.EAGAIN:
+		default:
+			again = false // before Linux 5.14 (EINVAL), or not all is there: the next call knows why
+		}
+	}
+	for len(b) > 0 {
+		n := min(len(b), backedAtOnce)
+		switch err := unix.Fallocate(int(file.Fd()), 0, offset, int64(n)); err {
+		case nil:
+			b, offset = b[n:], offset+int64(n)
+		case unix.EINTR:
+		default:
+			return fmt.Errorf("the system has no memory for it (a memory control group, the limit of vm.overcommit_memory=2, or the host): %w; "+
+				"take smaller buffers or fewer processes, or raise the limit", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package shm_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport/shm"
+)
+
+func init() {
+	parts["full"] = func(c *child) error { return allocateOnFullFileSystem(c.cfg.Name) }
+	parts["limited"] = allocateBeyondLimit
+}
+
+// TestNoMemoryIsAnError fills a file system in memory with buffers of many lengths. What does not fit is an error where it
+// is asked for, whatever its length, and everything that was given out can be written.
+func TestNoMemoryIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	c, err := startIn(t, "full", 0, shm.Config{Name: dir}, &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	})
+	if err != nil {
+		t.Skip("this system lets the test make no namespace:", err)
+	}
+	switch got := c.line(); {
+	case strings.HasPrefix(got, "skip: "):
+		t.Skip(got)
+	case got != "done":
+		t.Errorf("the process that ran out of memory says %q, want done", got)
+	}
+}
+
+const (
+	fullBytes  = 8 << 20  // of the file system
+	arenaBytes = 64 << 20 // of the arena in it, which is sparse
+)
+
+func allocateOnFullFileSystem(dir string) error {
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		fmt.Println("skip: mounting:", err)
+		return nil
+	}
+	if err := unix.Mount("shm", dir, "tmpfs", 0, fmt.Sprintf("size=%d", fullBytes)); err != nil {
+		fmt.Println("skip: mounting:", err)
+		return nil
+	}
+	f, err := os.Create(filepath.Join(dir, "arena"))
+	if err != nil {
+		return err
+	}
+	if err := f.Truncate(arenaBytes); err != nil {
+		return err
+	}
+	allocate, err := shm.ArenaOn(f, arenaBytes)
+	if err != nil {
+		return err
+	}
+	for _, first := range []int{1, 4096, 100_000, 1 << 20, 2 << 20, 3<<20 + 5} { // more, and then less, down to one page
+		var given []tensor.Memory
+		for bytes, refused := first, 0; refused < 2; {
+			m, err := allocate(bytes)
+			if err == nil {
+				b := m.HostBytes()
+				for i := 0; i < len(b); i += 1024 {
+					if b[i] != 0 {
+						return fmt.Errorf("byte %d of %d is %d", i, len(b), b[i])
+					}
+					b[i] = 1
+				}
+				b[len(b)-1] = 1
+				given = append(given, m)
+				continue
+			}
+			if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.ENOMEM) {
+				return fmt.Errorf("%d bytes more than there are: %w", bytes, err)
+			}
+			bytes, refused = 1, refused+1
+		}
+		if n := len(given); n == 0 || first == 4096 && n != fullBytes/4096 && n != fullBytes/4096-1 {
+			return fmt.Errorf("%d buffers of %d bytes fit into %d", n, first, fullBytes)
+		}
+		if _, err := allocate(arenaBytes / 2); err == nil {
+			return errors.New("half of the arena was given out, which is more than there is")
+		}
+		for _, m := range given {
+			m.Owner.Release()
+		}
+	}
+	fmt.Println("done")
+	return nil
+}
+
+// TestMemoryLimitIsAnError asks for more than a memory control group lets a process have, in which the kernel would kill it.
+func TestMemoryLimitIsAnError(t *testing.T) {
+	group, limitFile := memoryGroup(t)
+	if err := os.WriteFile(filepath.Join(group, limitFile), []byte(strconv.Itoa(limitBytes)), 0o644); err != nil {
+		t.Skip("the memory control group takes no limit:", err)
+	}
+	c := start(t, "limited", 0, shm.Config{Name: fmt.Sprintf("limited-%d", os.Getpid()), Job: "limit", Size: 1, Ranks: []int{0}})
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(c.cmd.Process.Pid)), 0o644); err != nil {
+		t.Skip("the memory control group takes no process:", err)
+	}
+	c.in()
+	if got := c.line(); got != "done" {
+		t.Errorf("the process with a limit says %q, want done", got)
+	}
+}
+
+const limitBytes = 128 << 20
+
+func allocateBeyondLimit(c *child) error {
+	c.wait() // until it is in its group
+	ctx, cancel := soon()
+	defer cancel()
+	ends, err := shm.Open(ctx, c.cfg)
+	if err != nil {
+		return err
+	}
+	defer ends[0].Close()
+	allocate := ends[0].(interface {
+		NewBuffer(bytes int) (tensor.Memory, error)
+	}).NewBuffer
+	_, noMemory := allocate(4 * limitBytes)
+	if !errors.Is(noMemory, unix.ENOMEM) || !strings.Contains(noMemory.Error(), "memory control group") {
+		return fmt.Errorf("%d bytes under a limit of %d: %v", 4*limitBytes, limitBytes, noMemory)
+	}
+	m, err := allocate(limitBytes / 8)
+	if err != nil {
+		return err
+	}
+	m.Owner.Release()
+	fmt.Println("done")
+	return nil
+}
+
+// memoryGroup makes a memory control group for the test, and returns its folder and the file of its limit.
+func memoryGroup(t *testing.T) (dir, limitFile string) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Skip(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for _, g := range [][2]string{{"sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"sys/fs/cgroup", "memory.max"}} {
+			dir := filepath.Join("/", g[0], parts[2], fmt.Sprintf("lockstep-test-%d", os.Getpid()))
+			if os.Mkdir(dir, 0o755) != nil {
+				continue
+			}
+			t.Cleanup(func() {
+				for range 100 { // its process ends a moment before it has left the group
+					if os.Remove(dir) == nil {
+						return
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				t.Errorf("the group %s is left behind", dir)
+			})
+			if _, err := os.Stat(filepath.Join(dir, g[1])); err == nil {
+				return dir, g[1]
+			}
+		}
+	}
+	t.Skip("this system lets the test make no memory control group")
+	return "", ""
+}
