@@ -34,7 +34,7 @@ func findSite(end transport.Endpoint) site {
 	placer, _ := end.(transport.Placer)
 	if marker != nil && (placer != nil || len(marker.Domain()) == size) && len(marker.Domain()) > 1 {
 		s.marker, s.domain = marker, marker.Domain()
-		s.half = len(marker.Stage(rank)) / 2
+		s.half = stageBytes(marker, rank) / 2
 	}
 	switch {
 	case placer != nil:
@@ -59,6 +59,14 @@ func findSite(end transport.Endpoint) site {
 		s.where.Cores = runtime.GOMAXPROCS(0)
 	}
 	return s
+}
+
+// stageBytes returns the length of a rank's stage, if possible without having the transport take memory for one.
+func stageBytes(marker transport.Marker, rank int) int {
+	if m, ok := marker.(interface{ StageBytes() int }); ok {
+		return m.StageBytes()
+	}
+	return len(marker.Stage(rank))
 }
 
 // spread reports whether the ranks are in several domains.

@@ -156,6 +156,9 @@ func (e *end) Stage(rank int) []byte {
 	return e.near.Stage(e.index[rank])[:e.group.stage:e.group.stage]
 }
 
+// StageBytes returns the length of every rank's stage, without taking memory for one.
+func (e *end) StageBytes() int { return e.group.stage }
+
 func (e *end) Signal(mark int) error { return e.near.Signal(mark) }
 
 func (e *end) Await(ctx context.Context, rank, mark int) error {

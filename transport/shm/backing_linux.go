@@ -56,3 +56,53 @@ func back(file *os.File, offset int64, b []byte) error {
 	}
 	return nil
 }
+
+// provide is [back] for a part of the group's region.
+func (g *group) provide(lo, hi int) error {
+	lo, hi = lo/page*page, min(up(hi, page), len(g.mem))
+	if err := back(g.world.control, g.offset+int64(lo), g.mem[lo:hi]); err != nil {
+		return fmt.Errorf("shm: %d bytes of shared memory between the ranks: %w", hi-lo, err)
+	}
+	return nil
+}
+
+// How much of a pipe has memory, as this rank knows.
+const (
+	pipeNone  = iota
+	pipeFront // what is in front of the ring
+	pipeWhole
+)
+
+// providePipe has the system provide so much of the pipe between a pair of ranks, whose end p is.
+func (e *endpoint) providePipe(p *pipeEnd, from, to, part int) error {
+	if p.provided >= part {
+		return nil
+	}
+	lo := e.g.pipes + (from*e.g.ranks+to)*e.g.piped
+	hi := lo + e.g.piped
+	if part == pipeFront {
+		hi -= e.g.ring
+	}
+	if err := e.g.provide(lo, hi); err != nil {
+		return err
+	}
+	p.provided = part
+	return nil
+}
+
+// Stage returns the stage of a rank. Where the system has no memory for it, the rank's next Signal and Await return why, and
+// what is returned is ordinary memory that nobody reads.
+func (e *endpoint) Stage(rank int) []byte {
+	if !e.staged[rank] {
+		at := e.g.stages + rank*stageBytes
+		if err := e.g.provide(at, at+stageBytes); err != nil {
+			e.unstaged = err
+			return make([]byte, stageBytes)
+		}
+		e.staged[rank] = true
+	}
+	return e.g.stage(rank)
+}
+
+// StageBytes returns the length of every rank's stage. Other than [endpoint.Stage], it takes no memory.
+func (e *endpoint) StageBytes() int { return stageBytes }

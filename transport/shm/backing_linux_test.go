@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,19 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
 func init() {
-	parts["full"] = func(c *child) error { return allocateOnFullFileSystem(c.cfg.Name) }
+	parts["full"] = func(c *child) error { return onSmallFileSystem(c.cfg.Name, fullBytes, fillArena) }
+	parts["full, between ranks"] = func(c *child) error { return onSmallFileSystem(c.cfg.Name, smallBytes, useGroup) }
 	parts["limited"] = allocateBeyondLimit
 }
 
 // TestNoMemoryIsAnError fills a file system in memory with buffers of many lengths. What does not fit is an error where it
 // is asked for, whatever its length, and everything that was given out can be written.
-func TestNoMemoryIsAnError(t *testing.T) {
-	dir := t.TempDir()
-	c, err := startIn(t, "full", 0, shm.Config{Name: dir}, &syscall.SysProcAttr{
+func TestNoMemoryIsAnError(t *testing.T) { runOnSmallFileSystem(t, "full") }
+
+// TestNoMemoryBetweenRanksIsAnError uses stages and frames that the file system has no memory for.
+func TestNoMemoryBetweenRanksIsAnError(t *testing.T) { runOnSmallFileSystem(t, "full, between ranks") }
+
+// runOnSmallFileSystem runs a part in a mount namespace.
+func runOnSmallFileSystem(t *testing.T, part string) {
+	c, err := startIn(t, part, 0, shm.Config{Name: t.TempDir()}, &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
@@ -45,21 +53,30 @@ func TestNoMemoryIsAnError(t *testing.T) {
 const (
 	fullBytes  = 8 << 20  // of the file system
 	arenaBytes = 64 << 20 // of the arena in it, which is sparse
+	smallBytes = 1 << 20  // of a file system that holds a group of two, but not their stages nor all pipes
 )
 
-func allocateOnFullFileSystem(dir string) error {
-	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
-		fmt.Println("skip: mounting:", err)
-		return nil
+// onSmallFileSystem mounts a file system in memory and calls f with a new file of it.
+func onSmallFileSystem(dir string, bytes int, f func(*os.File) error) error {
+	err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")
+	if err == nil {
+		err = unix.Mount("shm", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes))
 	}
-	if err := unix.Mount("shm", dir, "tmpfs", 0, fmt.Sprintf("size=%d", fullBytes)); err != nil {
-		fmt.Println("skip: mounting:", err)
-		return nil
-	}
-	f, err := os.Create(filepath.Join(dir, "arena"))
 	if err != nil {
-		return err
+		fmt.Println("skip: mounting:", err)
+		return nil
 	}
+	file, err := os.Create(filepath.Join(dir, "shared"))
+	if err == nil {
+		err = f(file)
+	}
+	if err == nil {
+		fmt.Println("done")
+	}
+	return err
+}
+
+func fillArena(f *os.File) error {
 	if err := f.Truncate(arenaBytes); err != nil {
 		return err
 	}
@@ -98,7 +115,52 @@ func allocateOnFullFileSystem(dir string) error {
 			m.Owner.Release()
 		}
 	}
-	fmt.Println("done")
+	return nil
+}
+
+func useGroup(f *os.File) error {
+	ends, err := shm.EndsOn(f)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := soon()
+	defer cancel()
+	frame := make([]byte, 1000)
+	pair := func() (errs [2]error) {
+		var both sync.WaitGroup
+		for i, e := range ends {
+			both.Go(func() { errs[i] = e.Exchange(ctx, 1-i, transport.Frame{Data: frame}, 1-i, make([]byte, len(frame))) })
+		}
+		both.Wait()
+		return errs
+	}
+	if errs := pair(); errs != [2]error{} {
+		return fmt.Errorf("frames that there is memory for: %v", errs)
+	}
+	for _, e := range ends {
+		m := e.(transport.Marker)
+		if n := m.(interface{ StageBytes() int }).StageBytes(); n < 2*smallBytes {
+			return fmt.Errorf("a stage of %d bytes is too short for this test", n)
+		}
+		stage := m.Stage(e.Rank())
+		for i := range stage {
+			stage[i] = 1
+		}
+		m.Publish(transport.Slot{})
+		if err := m.Signal(0); !errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("Signal after a stage without memory: %v, want %w", err, unix.ENOSPC)
+		}
+		if err := m.Await(ctx, -1, 0); !errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("Await after a stage without memory: %v, want %w", err, unix.ENOSPC)
+		}
+	}
+	if _, err := f.WriteAt(make([]byte, 1<<20), 2<<20); !errors.Is(err, unix.ENOSPC) { // takes what is left
+		return fmt.Errorf("filling the file system: %v, want %w", err, unix.ENOSPC)
+	}
+	fresh := ends[0] // to itself: a pipe that was not used
+	if err := fresh.Exchange(ctx, 0, transport.Frame{Data: frame}, -1, nil); !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("a frame without memory: %v, want %w", err, unix.ENOSPC)
+	}
 	return nil
 }
 

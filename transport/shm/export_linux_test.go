@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // OpenFrames is Open where there is no shared memory.
@@ -19,4 +20,17 @@ func ArenaOn(f *os.File, bytes int64) (allocate func(bytes int) (tensor.Memory, 
 		return nil, err
 	}
 	return a.allocate, nil
+}
+
+// EndsOn makes the ends of two ranks of this process whose group lies in a file.
+func EndsOn(f *os.File) (ends [2]transport.Endpoint, err error) {
+	if err := f.Truncate(int64(layoutOf(2).bytes)); err != nil {
+		return ends, err
+	}
+	w := &world{cfg: Config{Size: 2, Ranks: []int{0, 1}}, processes: make([]process, 1), processOf: []int{0, 0}, control: f}
+	if w.root, err = newGroup(w, 0, []int{0, 1}); err != nil {
+		return ends, err
+	}
+	w.arena = &arena{}
+	return [2]transport.Endpoint{w.root.join(0), w.root.join(1)}, nil
 }

@@ -33,8 +33,9 @@ const chunkBytes = 64 << 10
 // pipeEnd is a rank's end of a pipe.
 type pipeEnd struct {
 	*pipe
-	ring  []byte
-	frame uint64 // sender: number of the last frame that it offered, from 1
+	ring     []byte
+	frame    uint64 // sender: number of the last frame that it offered, from 1
+	provided int    // how much of the pipe has memory
 }
 
 // exchange is what the rank's Exchange has done so far.
@@ -49,6 +50,16 @@ type exchange struct {
 func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error {
 	if e.closed.Load() {
 		return errClosed
+	}
+	if to >= 0 {
+		if err := e.providePipe(&e.outgoing[to], e.rank, to, pipeWhole); err != nil {
+			return err
+		}
+	}
+	if from >= 0 {
+		if err := e.providePipe(&e.incoming[from], from, e.rank, pipeWhole); err != nil {
+			return err
+		}
 	}
 	x := &e.x
 	*x = exchange{to: max(to, -1), from: max(from, -1), out: out.Data, in: in}
@@ -226,6 +237,9 @@ func (e *endpoint) exchangeVerdict() error {
 			continue
 		}
 		p := &e.incoming[peer]
+		if err := e.providePipe(p, peer, e.rank, pipeFront); err != nil {
+			return err
+		}
 		state := p.state.Load()
 		if state%pipeStates != pipeOffered {
 			continue

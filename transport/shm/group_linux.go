@@ -46,6 +46,10 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		return nil, err
 	}
 	g := &group{region: r, world: w, offset: offset, worldly: worldly, ends: make([]atomic.Pointer[endpoint], len(worldly)), answered: make([]uint64, len(worldly))}
+	if err := g.provide(0, g.pipes); err != nil {
+		g.unmap()
+		return nil, err
+	}
 	for i, rank := range worldly {
 		p := w.processOf[rank]
 		g.process = append(g.process, p)
@@ -68,7 +72,7 @@ func (g *group) join(rank int) *endpoint {
 	e := &endpoint{
 		g: g, rank: rank, mine: g.block(rank), views: make([][2]view, n), names: map[string]string{},
 		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), told: make([]bool, n), garbage: make([]error, n),
-		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n),
+		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
 	for r := range n {
 		e.blocks = append(e.blocks, g.block(r))
@@ -159,17 +163,19 @@ type endpoint struct {
 	blocks []*block
 
 	// The rank's own goroutine only.
-	calls   uint64            // published so far
-	total   uint64            // marks raised so far
-	base    uint64            // of them before the current call
-	own     [2]transport.Slot // as published, by slot
-	shapes  [2][]int          // their shapes, kept
-	version [2]uint32         // of their texts
-	views   [][2]view         // by peer and slot
-	names   map[string]string // texts seen so far
-	garbage []error           // by peer: what it wrote that cannot be
-	want    want
-	judge   func(peer int, h transport.Header) error
+	calls    uint64            // published so far
+	total    uint64            // marks raised so far
+	base     uint64            // of them before the current call
+	own      [2]transport.Slot // as published, by slot
+	shapes   [2][]int          // their shapes, kept
+	version  [2]uint32         // of their texts
+	views    [][2]view         // by peer and slot
+	names    map[string]string // texts seen so far
+	garbage  []error           // by peer: what it wrote that cannot be
+	want     want
+	staged   []bool // by rank: its stage has memory
+	unstaged error  // a stage has none
+	judge    func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer
 	x                  exchange

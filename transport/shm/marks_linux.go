@@ -27,8 +27,6 @@ func (e *endpoint) Reachable(m tensor.Memory) bool {
 	return ok
 }
 
-func (e *endpoint) Stage(rank int) []byte { return e.g.stage(rank) }
-
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one. The text is written only if it is not there yet.
 func (e *endpoint) Publish(s transport.Slot) {
@@ -167,6 +165,9 @@ func (e *endpoint) Signal(mark int) error {
 	if e.closed.Load() {
 		return errClosed
 	}
+	if e.unstaged != nil {
+		return e.unstaged
+	}
 	h := e.g.head
 	if e.total != e.base+uint64(mark) {
 		panic(fmt.Sprintf("shm: Signal(%d) after %d marks of this call", mark, e.total-e.base))
@@ -215,6 +216,9 @@ func (e *endpoint) allAt(slot, target uint64) bool {
 func (e *endpoint) Await(ctx context.Context, rank, mark int) error {
 	if e.closed.Load() {
 		return errClosed
+	}
+	if e.unstaged != nil {
+		return e.unstaged
 	}
 	target := e.base + uint64(mark) + 1
 	if !e.raised(rank, target) {

@@ -76,6 +76,9 @@ func (w *world) start() ([]transport.Endpoint, error) {
 	if w.table, err = mapFile(w.control, 0, tableBytes); err != nil {
 		return fail(err)
 	}
+	if err := back(w.control, 0, w.table); err != nil {
+		return fail(fmt.Errorf("shm: the table of groups: %w", err))
+	}
 	all := make([]int, w.cfg.Size)
 	for r := range all {
 		all[r] = r
