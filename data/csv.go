@@ -135,10 +135,12 @@ func (c CSV) names(fields [][]byte) ([]string, error) {
 	if numbers == len(names) {
 		return nil, errors.New("only numbers: the columns' names expected (set NoHeader for a file without them)")
 	}
+	at := make(map[string]int, len(names))
 	for i, name := range names {
-		if at := slices.Index(names, name); at < i {
-			return nil, fmt.Errorf("columns %d and %d are both named %q", at+1, i+1, clip([]byte(name)))
+		if first, again := at[name]; again {
+			return nil, fmt.Errorf("columns %d and %d are both named %q", first+1, i+1, clip([]byte(name)))
 		}
+		at[name] = i
 	}
 	return names, nil
 }
@@ -201,15 +203,36 @@ func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
 
 // Without returns the names of all columns except those given: the inputs, when the labels are known.
 func (f *Frame) Without(names ...string) []string {
-	return slices.DeleteFunc(slices.Clone(f.Names), func(n string) bool { return slices.Contains(names, n) })
+	out := make(map[string]bool, len(names))
+	for _, name := range names {
+		out[name] = true
+	}
+	return slices.DeleteFunc(slices.Clone(f.Names), func(n string) bool { return out[n] })
 }
 
 func (f *Frame) columns(names []string) ([]int, error) {
+	at := make(map[string]int, len(f.Names))
+	for i, name := range f.Names {
+		at[name] = i
+	}
 	columns := make([]int, len(names))
 	for i, name := range names {
-		if columns[i] = slices.Index(f.Names, name); columns[i] < 0 {
-			return nil, fmt.Errorf("data: no column %q: there are %q", name, f.Names)
+		column, ok := at[name]
+		if !ok {
+			return nil, fmt.Errorf("data: no column %q: there are %s", name, quoteSome(f.Names))
 		}
+		columns[i] = column
 	}
 	return columns, nil
+}
+
+// namesShown bounds the columns that an error lists.
+const namesShown = 50
+
+// quoteSome lists names, the first ones if there are many.
+func quoteSome(names []string) string {
+	if len(names) <= namesShown {
+		return fmt.Sprintf("%q", names)
+	}
+	return fmt.Sprintf("%q and %d more", names[:namesShown], len(names)-namesShown)
 }

@@ -63,6 +63,25 @@ func zipped(b []byte) []byte {
 	return out.Bytes()
 }
 
+// zippedZeros compresses what begins with head and ends with so many zeros.
+func zippedZeros(t testing.TB, head []byte, zeros int) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	_, err := z.Write(head)
+	for chunk := make([]byte, 1<<20); zeros > 0 && err == nil; zeros -= len(chunk) {
+		chunk = chunk[:min(len(chunk), zeros)]
+		_, err = z.Write(chunk)
+	}
+	if err == nil {
+		err = z.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
 // allocated returns the bytes that f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats

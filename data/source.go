@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
 // FormatError says that a file is not what it should be.
@@ -76,12 +78,57 @@ func newSource(r io.Reader, name, format string) (*source, error) {
 		return s, nil
 	}
 	s.packed = true
-	z, err := gzip.NewReader(s.r)
+	packed := &countingReader{r: s.r}
+	z, err := gzip.NewReader(packed)
 	if err != nil {
 		return nil, s.wrong(0, s.explain(err))
 	}
-	s.r = bufio.NewReaderSize(z, 1<<16)
+	s.r = bufio.NewReaderSize(&unpackedReader{r: z, packed: packed}, 1<<16)
 	return s, nil
+}
+
+// Compressed contents may grow to so many times their compressed length, and to so much in any case. Data sets stay far
+// below that (MNIST grows by 5, CSV files by 3 to 20); gzip itself can reach 1,032, and turn a megabyte into a gigabyte.
+const (
+	unpackedRatioMax = 100
+	unpackedFreely   = 64 << 20
+)
+
+// unpackedReader reads uncompressed contents, and fails when they grow beyond belief.
+type unpackedReader struct {
+	r      io.Reader
+	packed *countingReader // what r reads
+	n      int64
+}
+
+func (u *unpackedReader) Read(b []byte) (int, error) {
+	n, err := u.r.Read(b)
+	u.n += int64(n)
+	if u.n > unpackedFreely && u.n/unpackedRatioMax > u.packed.n {
+		return n, fmt.Errorf("%d compressed bytes grow to more than %d, %d times as many; at most %d times is expected: "+
+			"if the file can be trusted, decompress it first (gunzip)", u.packed.n, u.n, u.n/max(u.packed.n, 1), unpackedRatioMax)
+	}
+	return n, err
+}
+
+// countingReader counts the bytes that are taken. It is an io.ByteReader, so that gzip takes no more than it needs.
+type countingReader struct {
+	r *bufio.Reader
+	n int64
+}
+
+func (c *countingReader) Read(b []byte) (int, error) {
+	n, err := c.r.Read(b)
+	c.n += int64(n)
+	return n, err
+}
+
+func (c *countingReader) ReadByte() (byte, error) {
+	b, err := c.r.ReadByte()
+	if err == nil {
+		c.n++
+	}
+	return b, err
 }
 
 // Close closes the file.
@@ -126,10 +173,16 @@ func (s *source) full(b []byte, what string) error {
 // firstRead is how much memory a reader takes on a header's word alone.
 const firstRead = 1 << 20
 
+// checkedBytes is how many bytes are at least held against the memory that is left, before any is read.
+const checkedBytes = 256 << 20
+
 // bytes reads n bytes, which are what. It takes memory as the bytes arrive: at most twice what came so far, so that no
 // header makes it take more than the file is worth.
 func (s *source) bytes(n int64, what string) ([]byte, error) {
 	start := s.offset
+	if left, ok := memlimit.Available(); n >= checkedBytes && ok && n > left {
+		return nil, s.wrong(start, fmt.Errorf("%s expected, %d bytes: only %d bytes of memory are left here", what, n, left))
+	}
 	b := make([]byte, 0, min(n, firstRead))
 	for int64(len(b)) < n {
 		if len(b) == cap(b) {

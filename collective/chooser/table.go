@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -90,19 +91,22 @@ func Parse(text []byte) (*Table, error) {
 	return t, nil
 }
 
+// tableBytesMax bounds the file of a table.
+const tableBytesMax = 1 << 20
+
 // Load reads a table from a file of at most a megabyte.
 func Load(path string) (*Table, error) {
-	info, err := os.Stat(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
-	const bytesMax = 1 << 20
-	if info.Size() > bytesMax {
-		return nil, fmt.Errorf("chooser: %s: %d bytes: a table has at most %d", path, info.Size(), bytesMax)
-	}
-	text, err := os.ReadFile(path)
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, tableBytesMax+1)) // what Stat says is no bound: a device has the size 0
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
+	}
+	if len(text) > tableBytesMax {
+		return nil, fmt.Errorf("chooser: %s: more than %d bytes: a table has at most so many", path, tableBytesMax)
 	}
 	t, err := Parse(text)
 	if err != nil {

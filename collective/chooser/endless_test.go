@@ -1,0 +1,18 @@
+package chooser
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestEndlessFile reads a file of which the system says that it has 0 bytes, and which has no end.
+func TestEndlessFile(t *testing.T) {
+	const endless = "/dev/zero"
+	if _, err := os.Stat(endless); err != nil {
+		t.Skip(err)
+	}
+	if _, err := Load(endless); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
+		t.Errorf("got %v, want the size that a table has at most", err)
+	}
+}
