@@ -3,10 +3,17 @@ package simulate
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+)
+
+// Bounds of what a [Cluster] may say.
+const (
+	FactorMax = 1e6                  // of a straggler, and of the oversubscription
+	DelayMax  = 365 * 24 * time.Hour // of a latency, and of how late a rank is
 )
 
 // Cluster describes the machines.
@@ -95,13 +102,13 @@ func (c *Cluster) Bound(bytes int) time.Duration {
 		return 0
 	}
 	carried := 2 * float64(n-1) / float64(n) * float64(bytes)
-	return link.Latency + time.Duration(carried/link.Bandwidth*float64(time.Second))
+	return link.Latency + seconds(carried/link.Bandwidth)
 }
 
 func (c *Cluster) check() error {
 	positive := func(xs ...float64) bool {
 		for _, x := range xs {
-			if !(x > 0) {
+			if !(x > 0 && x <= math.MaxFloat64) {
 				return false
 			}
 		}
@@ -111,18 +118,22 @@ func (c *Cluster) check() error {
 	case c.Ranks < 1 || c.Hosts < 1 || c.Hosts > c.Ranks:
 		return fmt.Errorf("simulate: %d ranks on %d hosts: want at least one rank a host", c.Ranks, c.Hosts)
 	case !positive(c.Inside.Bandwidth, c.Outside.Bandwidth, c.Combine, c.Copy):
-		return errors.New("simulate: a bandwidth or a rate is not positive")
-	case c.Inside.Latency < 0 || c.Outside.Latency < 0 || c.Cores < 0 || c.Oversub < 0:
-		return errors.New("simulate: a latency, the number of cores or the oversubscription is negative")
+		return errors.New("simulate: a bandwidth or a rate is not positive, or not finite")
+	case c.Inside.Latency < 0 || c.Outside.Latency < 0 || c.Cores < 0:
+		return errors.New("simulate: a latency or the number of cores is negative")
+	case c.Inside.Latency > DelayMax || c.Outside.Latency > DelayMax:
+		return fmt.Errorf("simulate: a latency is longer than %v", DelayMax)
+	case !(c.Oversub >= 0 && c.Oversub <= FactorMax):
+		return fmt.Errorf("simulate: oversubscription %v: want 1 to %.0f, or 0 for none", c.Oversub, float64(FactorMax))
 	}
 	for rank, factor := range c.Stragglers {
-		if rank < 0 || rank >= c.Ranks || factor < 1 {
-			return fmt.Errorf("simulate: straggler %d, %v times slower: want one of %d ranks and a factor of 1 or more", rank, factor, c.Ranks)
+		if rank < 0 || rank >= c.Ranks || !(factor >= 1 && factor <= FactorMax) {
+			return fmt.Errorf("simulate: straggler %d, %v times slower: want one of %d ranks and a factor from 1 to %.0f", rank, factor, c.Ranks, float64(FactorMax))
 		}
 	}
 	for rank, by := range c.Late {
-		if rank < 0 || rank >= c.Ranks || by < 0 {
-			return fmt.Errorf("simulate: rank %d, %v late: want one of %d ranks", rank, by, c.Ranks)
+		if rank < 0 || rank >= c.Ranks || by < 0 || by > DelayMax {
+			return fmt.Errorf("simulate: rank %d, %v late: want one of %d ranks and a time up to %v", rank, by, c.Ranks, DelayMax)
 		}
 	}
 	return nil

@@ -5,9 +5,12 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
+	"runtime/metrics"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
 // Result is what a collective took.
@@ -56,8 +59,13 @@ type run struct {
 	core    time.Duration // the switch is free from then on
 	ready   queue         // ranks that can take their next step
 	left    int           // ranks whose plans have not ended
+	memory  uint64        // bytes that the program may use
+	tooLong bool          // a rank has come to [timeMax]
 	result  Result
 }
+
+// timeMax bounds the time that is simulated, about 18 years: sums of a few such times do not overflow.
+const timeMax = time.Duration(1 << 59)
 
 // rank is the state of one rank.
 type rank struct {
@@ -90,7 +98,10 @@ type domain struct {
 }
 
 func newRun(c *Cluster, a plan.Algorithm, p plan.Problem, elementBytes int, watch func(Event)) *run {
-	r := &run{c: c, p: p, element: elementBytes, watch: watch, ranks: make([]rank, p.Size), hosts: make([]host, c.Hosts), domains: map[int]*domain{}}
+	r := &run{c: c, p: p, element: elementBytes, watch: watch, ranks: make([]rank, p.Size), hosts: make([]host, c.Hosts), domains: map[int]*domain{}, memory: math.MaxUint64}
+	if left, ok := memlimit.Available(); ok {
+		r.memory = usedMemory() + uint64(left)/4*3 // the garbage collector and other programs take the rest
+	}
 	onHost := make([]int, c.Hosts)
 	for _, place := range p.Places {
 		onHost[place.Host]++
@@ -121,18 +132,51 @@ func (r *run) stop() {
 	}
 }
 
+// usedMemory returns the bytes of the program's heap.
+func usedMemory() uint64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	if sample[0].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return sample[0].Value.Uint64()
+}
+
+// goOn returns why the simulation must end now, or nil.
+func (r *run) goOn(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case r.tooLong:
+		return fmt.Errorf("simulate: the collective takes more than %.0f years: are sizes, rates and factors right?", timeMax.Hours()/24/365)
+	case usedMemory() > r.memory:
+		return fmt.Errorf("simulate: plans of %d ranks take more memory than is left here, %d bytes: simulate fewer ranks", len(r.ranks), r.memory)
+	}
+	return nil
+}
+
 // run takes steps until all plans have ended.
 func (r *run) run(ctx context.Context) (Result, error) {
 	r.left = len(r.ranks)
 	r.result.Fastest = 1<<63 - 1
 	for i := range r.ranks {
+		if i&63 == 0 {
+			if err := r.goOn(ctx); err != nil {
+				return Result{}, err
+			}
+		}
 		r.load(i)
 	}
 	for turn := 0; len(r.ready.items) > 0; turn++ {
-		if turn&1023 == 0 && ctx.Err() != nil {
-			return Result{}, context.Cause(ctx)
+		if turn&1023 == 0 || r.tooLong {
+			if err := r.goOn(ctx); err != nil {
+				return Result{}, err
+			}
 		}
 		r.take(heap.Pop(&r.ready).(item).rank)
+	}
+	if r.tooLong {
+		return Result{}, r.goOn(ctx)
 	}
 	if r.left > 0 {
 		for i := range r.ranks {
@@ -167,6 +211,7 @@ func (r *run) load(i int) {
 func (r *run) done(i int, at time.Duration) {
 	k := &r.ranks[i]
 	k.now = at
+	r.tooLong = r.tooLong || at >= timeMax
 	if r.watch != nil {
 		r.watch(Event{Rank: i, Host: r.p.Places[i].Host, Step: k.step, Start: k.begun, End: at})
 	}
@@ -186,26 +231,29 @@ func (r *run) take(i int) {
 		r.await(i)
 	case plan.Combine:
 		n := s.Ranks.Hi - s.Ranks.Lo
-		r.done(i, k.now+r.reading(k, (s.In.Hi-s.In.Lo)*n, r.c.Combine))
+		r.done(i, k.now+r.reading(k, float64(s.In.Hi-s.In.Lo)*float64(n), r.c.Combine))
 	case plan.Pull, plan.Push:
-		r.done(i, k.now+r.reading(k, s.In.Hi-s.In.Lo, r.c.Inside.Bandwidth))
+		r.done(i, k.now+r.reading(k, float64(s.In.Hi-s.In.Lo), r.c.Inside.Bandwidth))
 	case plan.Copy:
-		r.done(i, k.now+r.reading(k, s.In.Hi-s.In.Lo, r.c.Copy))
+		r.done(i, k.now+r.reading(k, float64(s.In.Hi-s.In.Lo), r.c.Copy))
 	case plan.Fold:
-		r.done(i, k.now+r.reading(k, 2*(s.In.Hi-s.In.Lo), r.c.Combine))
+		r.done(i, k.now+r.reading(k, 2*float64(s.In.Hi-s.In.Lo), r.c.Combine))
 	case plan.Scale:
-		r.done(i, k.now+r.reading(k, s.Out.Hi-s.Out.Lo, r.c.Combine))
+		r.done(i, k.now+r.reading(k, float64(s.Out.Hi-s.Out.Lo), r.c.Combine))
 	default:
 		r.done(i, k.now)
 	}
 }
 
 // reading is how long a rank takes over elements at a rate.
-func (r *run) reading(k *rank, elements int, rate float64) time.Duration {
-	return seconds(float64(elements*r.element) / rate * k.slow)
+func (r *run) reading(k *rank, elements, rate float64) time.Duration {
+	return seconds(elements * float64(r.element) / rate * k.slow)
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+// seconds returns a time of so many seconds, at most [timeMax].
+func seconds(s float64) time.Duration {
+	return time.Duration(min(s*float64(time.Second), float64(timeMax)))
+}
 
 // meet lets a rank enter its exchange, and moves the frames whose other end is there.
 func (r *run) meet(i int) {
@@ -267,13 +315,13 @@ func (r *run) carry(from, to, bytes int, at time.Duration) (start, took, latency
 	}
 	out, in := &r.hosts[from], &r.hosts[to]
 	took = seconds(float64(bytes) / r.c.Outside.Bandwidth)
-	start = max(at, out.out, in.in)
+	start = min(max(at, out.out, in.in), timeMax)
 	if r.c.Oversub > 1 {
-		start = max(start, r.core)
+		start = min(max(start, r.core), timeMax)
 		r.core = start + seconds(float64(bytes)*r.c.Oversub/(r.c.Outside.Bandwidth*float64(r.c.Hosts)))
 	}
 	out.out, in.in = start+took, start+took
-	out.sent += bytes
+	out.sent += min(bytes, math.MaxInt-out.sent)
 	return start, took, r.c.Outside.Latency
 }
 

@@ -17,7 +17,7 @@ func newAgent() *cobra.Command {
 		Use:    agentCommand,
 		Short:  "Start the workers of one host, as the lockstep run says that started this",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			guard, err := ownCommand(guardCommand)
 			if err != nil {

@@ -1,18 +1,23 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -60,7 +65,7 @@ run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
 		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
   lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit
   lockstep bench %s --ranks 4 --explain`, name, name, name),
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := b.check(cmd); err != nil {
 				return err
@@ -70,7 +75,9 @@ run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
 			}
 			in := catchInterrupts(cmd.Context())
 			defer in.close()
-			err := bench.Run(in, cmd.OutOrStdout(), b.opts)
+			out := &lineCounter{w: cmd.OutOrStdout()}
+			defer reassure(cmd.ErrOrStderr(), func() string { return b.soFar(int(out.lines.Load())) })()
+			err := bench.Run(in, out, b.opts)
 			if in.asked.Load() {
 				return errInterrupted
 			}
@@ -104,6 +111,25 @@ run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
 	return cmd
 }
 
+// soFar says how far a measurement is after so many lines.
+func (b *benchFlags) soFar(lines int) string {
+	if b.opts.Format == "table" {
+		lines = max(0, lines-1) // the head
+	}
+	return fmt.Sprintf("measuring %s on %s, %s done", count(b.opts.Ranks, "rank"), count(runtime.NumCPU(), "processor"), count(lines, "size"))
+}
+
+// lineCounter counts the lines that are written.
+type lineCounter struct {
+	w     io.Writer
+	lines atomic.Int64
+}
+
+func (c *lineCounter) Write(b []byte) (int, error) {
+	c.lines.Add(int64(bytes.Count(b, []byte{'\n'})))
+	return c.w.Write(b)
+}
+
 func transportHelp() string {
 	var parts []string
 	for _, name := range sorted(bench.Transports) {
@@ -119,8 +145,14 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 	switch {
 	case !ok:
 		return usagef("--transport %s: there is no such transport: want one of %s", o.Transport, strings.Join(sorted(bench.Transports), ", "))
-	case o.Ranks < 1 || o.Ranks > replicasMax:
-		return usagef("--ranks %d: want 1 to %d", o.Ranks, replicasMax)
+	case o.Ranks < 1 || o.Ranks > bench.RanksMax:
+		return usagef("--ranks %d: want 1 to %d", o.Ranks, bench.RanksMax)
+	case o.Transport == "shm" && o.Ranks > bench.ProcessesMax:
+		return usagef("--ranks %d: want at most %d with --transport shm", o.Ranks, bench.ProcessesMax)
+	case !t.Goroutines() && max(o.Processes, 0) == 0 && o.Ranks > bench.ProcessesMax:
+		return usagef("--ranks %d: want at most %d, a process for each; or give --processes too, at most so many", o.Ranks, bench.ProcessesMax)
+	case o.Processes > bench.ProcessesMax:
+		return usagef("--processes %d: want at most %d", o.Processes, bench.ProcessesMax)
 	case cmd.Flags().Changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):
 		return usagef("--processes %d: want 1 to %d, a process for each rank at most", o.Processes, o.Ranks)
 	case o.Processes > 1 && t.Goroutines():
@@ -131,8 +163,8 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 		return usagef("--buffers %s: want shared or ordinary", o.Buffers)
 	case o.Root < 0 || o.Root >= o.Ranks:
 		return usagef("--root %d: want 0 to %d", o.Root, o.Ranks-1)
-	case o.Calls < 0:
-		return usagef("--calls %d: want 1 or more", o.Calls)
+	case cmd.Flags().Changed("calls") && (o.Calls < 1 || o.Calls > bench.CallsMax):
+		return usagef("--calls %d: want 1 to %d", o.Calls, bench.CallsMax)
 	case o.Op == collective.Send && o.Ranks < 2:
 		return usagef("--ranks %d: a send needs two ranks", o.Ranks)
 	case o.Algorithm != "" && !slices.Contains(chooser.Names(), o.Algorithm):
@@ -163,9 +195,32 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 		}
 		o.Sizes = append(o.Sizes, size)
 	}
+	if err := b.checkMemory(); err != nil {
+		return err
+	}
 	if b.table != "" {
 		if o.Table, err = chooser.Load(b.table); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// checkMemory holds the sizes against the memory that is left. With --explain nothing is measured, and none is taken.
+func (b *benchFlags) checkMemory() error {
+	o := &b.opts
+	left, ok := memlimit.Available()
+	if !ok || b.explain {
+		return nil
+	}
+	flag, sizes := "--sizes", o.Sizes
+	if sizes == nil && o.Op != collective.Barrier {
+		flag, sizes = fmt.Sprintf("--ranks %d, size", o.Ranks), bench.Sizes
+	}
+	for _, size := range sizes {
+		if need := o.Memory(size); int64(need) > left {
+			return usagef("%s %s: %s take at least %s of memory for it, and %s are left here: want smaller --sizes or fewer --ranks",
+				flag, formatBytes(size), count(o.Ranks, "rank"), formatBytes(need), formatBytes(int(left)))
 		}
 	}
 	return nil
@@ -202,7 +257,7 @@ func newBenchWorker() *cobra.Command {
 	return &cobra.Command{
 		Use:    benchWorkerCommand,
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			job, ok := os.LookupEnv(benchWorkerVariable)
 			if !ok {

@@ -6,15 +6,19 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/lockstep-ml/lockstep/cluster"
+	"github.com/lockstep-ml/lockstep/collective/bench"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/train"
 )
@@ -33,6 +37,9 @@ const (
 	benchSteps        = 20 // of a round
 	benchLearningRate = 0.01
 )
+
+// exampleBytes is what an example of [benchShape] takes of memory in a step, at least: its pixels, and each layer's values.
+var exampleBytes = map[string]int{"mlp": 10 << 10, "cnn": 80 << 10}
 
 var benchShape = []int{28, 28, 1} // MNIST's
 
@@ -59,12 +66,15 @@ it measures the workers that are there.`, benchSteps, benchRounds, benchSteps, b
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("replicas") {
 				o.replicas = max(runtime.GOMAXPROCS(0), o.workers)
 			}
 			if err := o.check(); err != nil {
+				return err
+			}
+			if err := o.checkMemory(); err != nil {
 				return err
 			}
 			o.workers = min(o.workers, o.replicas)
@@ -92,14 +102,23 @@ it measures the workers that are there.`, benchSteps, benchRounds, benchSteps, b
 	return cmd
 }
 
+// checkMemory holds the batch against the memory that is left.
+func (o *benchTrainFlags) checkMemory() error {
+	left, ok := memlimit.Available()
+	if need := o.globalBatch * exampleBytes[o.model]; ok && int64(need) > left {
+		return usagef("--global-batch %d: its examples take at least %s of memory, and %s are left here: want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
+	}
+	return nil
+}
+
 func (o *benchTrainFlags) check() error {
 	switch {
 	case modelsByName[o.model] == nil:
 		return usagef("--model %s: want %s", o.model, oneOf(sorted(modelsByName)))
 	case o.replicas < 1 || o.replicas > replicasMax:
 		return usagef("--replicas %d: want 1 to %d", o.replicas, replicasMax)
-	case o.workers < 0:
-		return usagef("--workers %d: want at least 1", o.workers)
+	case o.workers < 0 || o.workers > bench.ProcessesMax || o.set.Changed("workers") && o.workers == 0:
+		return usagef("--workers %d: want 1 to %d", o.workers, bench.ProcessesMax)
 	case o.globalBatch < 1:
 		return usagef("--global-batch %d: want at least 1", o.globalBatch)
 	case !slices.Contains(gomlx.Names, o.engine):
@@ -130,6 +149,12 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	var steps atomic.Int64
+	if s.chief() {
+		defer reassure(os.Stderr, func() string {
+			return fmt.Sprintf("measuring %s on %s, %s done", count(o.replicas, "replica"), count(runtime.GOMAXPROCS(0), "core"), count(int(steps.Load()), "step"))
+		})()
+	}
 	if err := s.compile(in, m, benchShape); err != nil {
 		return err
 	}
@@ -150,6 +175,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		Epochs: 1 + rounds, StepsPerEpoch: benchSteps,
 		Callbacks: []train.Callback{in.callback(), {
 			OnEpochBegin: func(context.Context, train.EpochBegin) error { start = time.Now(); return nil },
+			OnStepEnd:    func(context.Context, train.Step) error { steps.Add(1); return nil },
 			OnEpochEnd: func(_ context.Context, e train.Epoch) error {
 				if e.Epoch > 0 {
 					rates = append(rates, float64(e.Examples)/time.Since(start).Seconds())

@@ -45,7 +45,7 @@ about that, and each value that was read: put it in the place of the program.`,
 		Example: `  lockstep check
   lockstep check --format json
   srun lockstep check --job`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if probe != "" {
 				l, err := foreign.Find(probe)

@@ -16,7 +16,7 @@ func newGuard() *cobra.Command {
 		Use:    guardCommand,
 		Short:  "Kill the workers when the lockstep run that started this is gone",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noArguments,
 		RunE: func(*cobra.Command, []string) error {
 			launch.Guard(os.Stdin)
 			return nil

@@ -22,7 +22,10 @@ func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
 	began := false // an error before a command begins is one of the command line
-	root.PersistentPreRun = func(*cobra.Command, []string) { began = true }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		began = true
+		return checkNumbers(cmd)
+	}
 	cmd, err := root.ExecuteC()
 	var usage *usageError
 	var code *codeError
@@ -77,10 +80,12 @@ Ctrl-C. That of run is the failed program's.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetErrPrefix("lockstep:")
-	root.SetFlagErrorFunc(suggestFlag)
+	root.SetFlagErrorFunc(explainFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newCheck(), newDoctor(), newRender(), newVersion())
+	root.InitDefaultHelpCmd()
+	strictHelp(root)
 	completeValues(root, nil, flagValues())
 	keepOrder(root)
 	return root

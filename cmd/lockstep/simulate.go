@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,6 +40,7 @@ type simulation struct {
 	late       []string
 	trace      string
 	format     string
+	cores      bool // --cores was given
 }
 
 // simulated is one algorithm's result.
@@ -74,15 +77,16 @@ another; outside, a frame between hosts and a card's bandwidth each way.`,
 		Example: `  lockstep simulate --ranks 1024 --hosts 128 --bytes 100MiB
   lockstep simulate --ranks 64 --hosts 8 --algorithm all --link outside=5us,100Gbit/s
   lockstep simulate --ranks 16 --hosts 4 --straggler 3:2.5 --trace step.json`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			in := catchInterrupts(cmd.Context())
 			defer in.close()
+			s.cores = cmd.Flags().Changed("cores")
 			problem, err := s.check()
 			if err != nil {
 				return err
 			}
-			err = s.run(in, cmd.OutOrStdout(), problem)
+			err = s.run(in, cmd.OutOrStdout(), cmd.ErrOrStderr(), problem)
 			if in.asked.Load() {
 				return errInterrupted
 			}
@@ -93,7 +97,7 @@ another; outside, a frame between hosts and a card's bandwidth each way.`,
 	f.IntVar(&s.cluster.Ranks, "ranks", 64, "number of ranks")
 	f.IntVar(&s.cluster.Hosts, "hosts", 8, "number of hosts, over which the ranks are spread in order")
 	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(sorted(simulateOps), ", "))
-	f.StringVar(&s.algorithm, "algorithm", "auto", "auto: the chooser's; all: each that fits; or one of "+strings.Join(chooser.Names(), ", "))
+	f.StringVar(&s.algorithm, "algorithm", "auto", "auto: the chooser's; all: each that fits, the fastest first; or one of "+strings.Join(chooser.Names(), ", "))
 	f.Var(&s.bytes, "bytes", "size of the whole vector")
 	f.IntVar(&s.element, "element-bytes", 4, "size of an element: 1, 2, 4 or 8")
 	f.BoolVar(&s.anyOrder, "any-order", false, "allow algorithms that do not add along the canonical tree")
@@ -138,9 +142,10 @@ func (s *simulation) check() (plan.Problem, error) {
 		return none, usagef("--algorithm %s: want auto, all or one of %s", s.algorithm, strings.Join(chooser.Names(), ", "))
 	case s.trace != "" && s.algorithm == "all":
 		return none, usagef("--trace with --algorithm all: a trace shows one algorithm")
-	case c.Oversub < 1:
-		return none, usagef("--oversubscribe %v: want 1 or more", c.Oversub)
-	case c.Cores < 0:
+	case !(c.Oversub >= 1 && c.Oversub <= simulate.FactorMax):
+		return none, usagef("--oversubscribe %v: want 1 to %s", c.Oversub, grouped(simulate.FactorMax))
+	}
+	if s.cores && c.Cores < 1 {
 		return none, usagef("--cores %d: want 1 or more", c.Cores)
 	}
 	c.Memory, c.Private = s.memory != "none", s.memory == "private"
@@ -173,22 +178,25 @@ func (s *simulation) parse() error {
 		if err != nil {
 			return usagef("--link %s: %v", text, err)
 		}
+		if latency > simulate.DelayMax {
+			return usagef("--link %s: want a latency up to %v", text, simulate.DelayMax)
+		}
 		*of = plan.Link{Latency: latency, Bandwidth: rate}
 	}
 	c.Stragglers, c.Late = map[int]float64{}, map[int]time.Duration{}
 	for _, text := range s.stragglers {
 		rank, value, err := s.rankAnd(text)
 		factor, e := strconv.ParseFloat(value, 64)
-		if err != nil || e != nil || factor < 1 {
-			return usagef("--straggler %s: want RANK:FACTOR with a rank from 0 to %d and a factor of 1 or more", text, c.Ranks-1)
+		if err != nil || e != nil || !(factor >= 1 && factor <= simulate.FactorMax) {
+			return usagef("--straggler %s: want RANK:FACTOR with a rank from 0 to %d and a factor from 1 to %s", text, c.Ranks-1, grouped(simulate.FactorMax))
 		}
 		c.Stragglers[rank] = factor
 	}
 	for _, text := range s.late {
 		rank, value, err := s.rankAnd(text)
 		by, e := time.ParseDuration(value)
-		if err != nil || e != nil || by < 0 {
-			return usagef("--late %s: want RANK:TIME with a rank from 0 to %d and a time such as 5ms", text, c.Ranks-1)
+		if err != nil || e != nil || by < 0 || by > simulate.DelayMax {
+			return usagef("--late %s: want RANK:TIME with a rank from 0 to %d and a time such as 5ms, up to %v", text, c.Ranks-1, simulate.DelayMax)
 		}
 		c.Late[rank] = by
 	}
@@ -204,8 +212,12 @@ func (s *simulation) rankAnd(text string) (rank int, value string, err error) {
 	return rank, value, err
 }
 
-// run simulates what was asked for and prints it.
-func (s *simulation) run(in context.Context, w io.Writer, p plan.Problem) error {
+// run simulates what was asked for and prints it to w. If it takes long, it says on progress how far it is.
+func (s *simulation) run(in context.Context, w, progress io.Writer, p plan.Problem) error {
+	var now atomic.Value // what is done now
+	var steps atomic.Int64
+	now.Store("choosing an algorithm")
+	defer reassure(progress, func() string { return fmt.Sprintf("%v, %s", now.Load(), count(int(steps.Load()), "step")) })()
 	ranked := s.cluster.Table().Rank(p, s.cluster.Where(s.element))
 	if ranked[0].Err != nil {
 		return fmt.Errorf("no algorithm fits: %s: %w", ranked[0].Algorithm.Name, ranked[0].Err)
@@ -225,7 +237,7 @@ func (s *simulation) run(in context.Context, w io.Writer, p plan.Problem) error 
 		algorithms[0], _ = plan.FindAlgorithm(s.algorithm)
 	}
 	var trace *simulate.Trace
-	var watch func(simulate.Event)
+	watch := func(simulate.Event) { steps.Add(1) }
 	if s.trace != "" {
 		f, err := os.Create(s.trace)
 		if err != nil {
@@ -233,10 +245,14 @@ func (s *simulation) run(in context.Context, w io.Writer, p plan.Problem) error 
 		}
 		defer f.Close()
 		trace = simulate.NewTrace(f)
-		watch = trace.Write
+		watch = func(e simulate.Event) {
+			steps.Add(1)
+			trace.Write(e)
+		}
 	}
 	var results []simulated
-	for _, a := range algorithms {
+	for i, a := range algorithms {
+		now.Store(fmt.Sprintf("simulating %s (%d of %d)", a.Name, i+1, len(algorithms)))
 		r, err := simulate.Run(in, s.cluster, a, p, s.element, watch)
 		if err != nil {
 			return err
@@ -247,6 +263,7 @@ func (s *simulation) run(in context.Context, w io.Writer, p plan.Problem) error 
 		}
 		results = append(results, one)
 	}
+	slices.SortStableFunc(results, func(a, b simulated) int { return cmp.Compare(a.Time, b.Time) })
 	if trace != nil {
 		if err := trace.Close(); err != nil {
 			return err

@@ -34,8 +34,11 @@ type trainFlags struct {
 }
 
 // replicasMax bounds the logical CPUs that a slip of the finger can ask for, and so their memory: every replica holds a copy of
-// the model.
-const replicasMax = 4096
+// the model. A step of so many replicas takes minutes on a few cores.
+const replicasMax = 1024
+
+// packsMax bounds the parts of the gradients: no model here has as many variables.
+const packsMax = 1024
 
 func newTrain() *cobra.Command {
 	var o trainFlags
@@ -70,7 +73,7 @@ with code 130; a second one stops at once.`,
   lockstep train --devices CPU:0,CPU:1 --batch-per-replica 64 --optimizer sgd
   lockstep train --checkpoint-dir run1 --save-every 100
   lockstep train --weights run1/weights.safetensors --epochs 0`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.complete(cmd.Flags().Changed); err != nil {
 				return err
@@ -173,6 +176,9 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	}
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
+	}
+	if o.packs > packsMax {
+		return usagef("--packs %d: want at most %d", o.packs, packsMax)
 	}
 	switch {
 	case given("learning-rate") && !(o.learningRate > 0 && o.learningRate <= math.MaxFloat32):

@@ -131,7 +131,10 @@ func (r *trainRun) open() (err error) {
 	}
 	m := newClassifier(r.flags.model, r.set.Shape, r.set.Classes, optimizers[r.flags.optimizer].make(r.flags.learningRate))
 	m.Packs = r.flags.packs
-	if err := r.compile(r.in, m, r.set.Shape); err != nil {
+	stop := r.reassure("compiling the model")
+	err = r.compile(r.in, m, r.set.Shape)
+	stop()
+	if err != nil {
 		return err
 	}
 	r.batch = r.flags.globalBatch
@@ -147,6 +150,20 @@ func (r *trainRun) open() (err error) {
 		return err
 	}
 	return r.compareModel()
+}
+
+// reassure says that the chief is doing something, if that takes long.
+func (r *trainRun) reassure(what string) (stop func()) {
+	if !r.chief {
+		return func() {}
+	}
+	replicas := len(r.devices)
+	if r.strategy != nil {
+		replicas = r.strategy.NumReplicasInSync()
+	}
+	return reassure(os.Stderr, func() string {
+		return fmt.Sprintf("%s for %s on %s", what, count(max(replicas, 1), "replica"), count(runtime.GOMAXPROCS(0), "core"))
+	})
 }
 
 // openPlaces makes sure that what is asked for can be written.
@@ -292,6 +309,9 @@ func (r *trainRun) fit(ctx context.Context) error {
 	if r.flags.epochs == 0 {
 		return nil
 	}
+	stop := r.reassure("making the first step")
+	defer stop()
+	cfg.Callbacks = append(cfg.Callbacks, train.Callback{OnStepEnd: func(context.Context, train.Step) error { stop(); return nil }})
 	var err error
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
 	r.stopped = r.history.Stopped

@@ -50,7 +50,7 @@ func parseBytes(s string) (int, error) {
 			continue
 		}
 		x, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-		if err != nil || x < 0 || x*u.bytes > bytesMax {
+		if err != nil || !(x >= 0 && x*u.bytes <= bytesMax) {
 			break
 		}
 		return int(x * u.bytes), nil

@@ -14,7 +14,7 @@ func newVersion() *cobra.Command {
 		Short: "Print the version and how the program was built",
 		Long: `Version prints the program's version, the Go release it was built with, for
 which machine, and whether the Go engine uses vector instructions (simd).`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			simd := "without simd"
 			if withSIMD {

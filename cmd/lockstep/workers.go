@@ -85,7 +85,7 @@ func (o *workerFlags) check() error {
 			return usagef("--%s %v: want a time such as 30s or 10m", c.flag, c.value)
 		}
 	}
-	if o.progressTimeout < 0 {
+	if o.set.Changed("progress-timeout") && o.progressTimeout <= 0 || o.progressTimeout < 0 {
 		return usagef("--progress-timeout %v: want a time such as 30s or 10m", o.progressTimeout)
 	}
 	if o.ports != "" {

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,7 +18,9 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
 	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
 // Options say what is measured. The zero value is the default.
@@ -33,14 +36,23 @@ type Options struct {
 	Algorithm string              // a row of plan.Algorithms; default: the chooser's
 	Table     *chooser.Table      // what the chooser knows; default the built-in one
 	Buffers   string              // "shared": from the communicator, which peers reach in place; "ordinary"; default the transport's
-	Calls     int                 // timed calls of each size; default by size, 500 for small ones, 12 for the largest
+	Calls     int                 // timed calls of each size, at most [CallsMax]; default by size, 500 for small ones, 12 for the largest, fewer where many ranks share a processor
 	Limit     bool                // measure what bounds the operation on this machine as well
-	Format    string              // "plain" (default), one line per size for other programs to read; "table" or "json"
-	Name      string              // first word of a plain line; default "lockstep-" and the transport's name
+	// Processors that the ranks share, by which the default of Calls goes; default those of this machine. It is the same for all processes.
+	Processors int
+	Format     string // "plain" (default), one line per size for other programs to read; "table" or "json"
+	Name       string // first word of a plain line; default "lockstep-" and the transport's name
 
 	// Worker makes the command of a process that runs [Work]; needed for more than one process.
 	Worker WorkerCommand `json:"-"`
 }
+
+// Bounds of [Options]. More ranks than that make one call take seconds, and say nothing about the library.
+const (
+	CallsMax     = 1_000_000
+	RanksMax     = 1024
+	ProcessesMax = shm.SizeMax
+)
 
 // Sizes are the sizes that are measured by default, in bytes.
 var Sizes = []int{4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}
@@ -202,15 +214,44 @@ func busFactor(op collective.Op, ranks int) float64 {
 
 // calls returns how many calls of a size are timed.
 func (o *Options) calls(bytes int) int {
+	calls := 500
 	switch {
 	case o.Calls > 0:
 		return o.Calls
 	case bytes >= 16<<20:
-		return 12
+		calls = 12
 	case bytes >= 1<<20:
-		return 40
+		calls = 40
 	}
-	return 500
+	if crowd := o.Ranks / max(1, o.Processors); crowd > 8 { // a call takes longer by more than that
+		calls = max(calls*8/crowd, 3)
+	}
+	return calls
+}
+
+// Memory returns the bytes that all ranks together take at least to measure a size: what they give, what they get, and what that
+// is compared with.
+func (o *Options) Memory(size int) int {
+	give, get := o.Ranks, o.Ranks // whole vectors, of all ranks
+	switch o.Op {
+	case collective.Barrier:
+		return 0
+	case collective.Reduce:
+		get = 1
+	case collective.ReduceScatter:
+		get = 1
+	case collective.Broadcast, collective.AllGather:
+		give = 1
+	case collective.Gather, collective.Scatter:
+		give, get = 1, 1
+	case collective.Send:
+		give, get = o.Ranks/2, o.Ranks/2
+	}
+	vectors := give + 2*get
+	if size > math.MaxInt/vectors {
+		return math.MaxInt
+	}
+	return size * vectors
 }
 
 // filled returns o with its defaults, or what is wrong with it.
@@ -236,14 +277,19 @@ func (o Options) filled() (Options, error) {
 	if o.Format == "" {
 		o.Format = "plain"
 	}
+	if o.Processors == 0 {
+		o.Processors = runtime.NumCPU()
+	}
 	t, ok := Transports[o.Transport]
 	switch {
 	case !ok:
 		return o, fmt.Errorf("bench: no transport %q: want %s", o.Transport, TransportNames())
 	case t.lack() != "":
 		return o, fmt.Errorf("bench: transport %s: %s", o.Transport, t.lack())
-	case o.Ranks < 1:
-		return o, fmt.Errorf("bench: %d ranks: want at least 1", o.Ranks)
+	case o.Ranks < 1 || o.Ranks > RanksMax:
+		return o, fmt.Errorf("bench: %d ranks: want 1 to %d", o.Ranks, RanksMax)
+	case o.Calls < 0 || o.Calls > CallsMax:
+		return o, fmt.Errorf("bench: %d calls of each size: want 1 to %d, or 0 for the default", o.Calls, CallsMax)
 	case o.Op == collective.Send && o.Ranks < 2:
 		return o, fmt.Errorf("bench: %d ranks: a send needs two", o.Ranks)
 	case o.Root < 0 || o.Root >= o.Ranks:
@@ -265,6 +311,10 @@ func (o Options) filled() (Options, error) {
 	switch {
 	case o.Processes < 1 || o.Processes > o.Ranks:
 		return o, fmt.Errorf("bench: %d ranks over %d processes: want at least one rank a process", o.Ranks, o.Processes)
+	case o.Processes > ProcessesMax:
+		return o, fmt.Errorf("bench: %d processes: want at most %d, each with several ranks", o.Processes, ProcessesMax)
+	case o.Transport == "shm" && o.Ranks > shm.SizeMax:
+		return o, fmt.Errorf("bench: %d ranks: the transport shm joins at most %d", o.Ranks, shm.SizeMax)
 	case o.Processes > 1 && t.here != nil:
 		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport, o.Processes)
 	case t.here == nil && o.Worker == nil:
@@ -275,6 +325,9 @@ func (o Options) filled() (Options, error) {
 	for _, size := range o.Sizes {
 		if element := o.Type.Bytes(); size%element != 0 || size <= 0 && o.Op != collective.Barrier {
 			return o, fmt.Errorf("bench: size %d: want a multiple of %d bytes, the size of a %v", size, element, o.Type)
+		}
+		if left, ok := memlimit.Available(); ok && int64(o.Memory(size)) > left {
+			return o, fmt.Errorf("bench: size %d: %d ranks take at least %d bytes of memory for it, and %d are left here: want smaller sizes or fewer ranks", size, o.Ranks, o.Memory(size), left)
 		}
 	}
 	return o, nil

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Bounds of what any flag takes: beyond them nothing is meant, and sums overflow. Flags have closer ones besides.
+const (
+	numberMax   = 1_000_000_000_000
+	durationMax = 365 * 24 * time.Hour
+)
+
+// unbounded are the flags whose numbers mean nothing but themselves.
+var unbounded = []string{"seed"}
+
+// checkNumbers holds the numbers that were given against what any flag can take.
+func checkNumbers(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		text := f.Value.String()
+		wrong := ""
+		switch f.Value.Type() {
+		case "int", "int64":
+			if n, e := strconv.ParseInt(text, 10, 64); e != nil || n < -numberMax || n > numberMax {
+				wrong = fmt.Sprintf("a number up to %d", numberMax)
+			}
+			for _, name := range unbounded {
+				if f.Name == name {
+					wrong = ""
+				}
+			}
+		case "float64":
+			if x, e := strconv.ParseFloat(text, 64); e != nil || math.IsNaN(x) || math.IsInf(x, 0) {
+				wrong = "a finite number"
+			}
+		case "duration":
+			if d, e := time.ParseDuration(text); e != nil || d < -durationMax || d > durationMax {
+				wrong = fmt.Sprintf("a time up to %v", durationMax)
+			}
+		}
+		if wrong != "" && err == nil {
+			err = usagef("--%s %s: want %s", f.Name, text, wrong)
+		}
+	})
+	return err
+}
+
+// explainFlag says what is wrong with a flag of the command line: what it takes, or which one was probably meant.
+func explainFlag(cmd *cobra.Command, err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return suggestFlag(cmd, err)
+	}
+	f := invalid.GetFlag()
+	want := map[string]string{
+		"int": "a whole number", "int64": "a whole number", "float64": "a number such as 0.5", "duration": "a time such as 30s or 5m", "bool": "true or false",
+	}[f.Value.Type()]
+	switch number := (*strconv.NumError)(nil); {
+	case want == "": // its own type, which says what it takes
+		return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
+	case errors.As(err, &number) && errors.Is(number.Err, strconv.ErrRange):
+		want += fmt.Sprintf(" up to %d", numberMax)
+	}
+	return fmt.Errorf("--%s %s: want %s", f.Name, invalid.GetValue(), want)
+}
+
+// noArguments refuses what stands behind the flags.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%q: %s takes flags only", strings.Join(args, " "), cmd.CommandPath())
+	}
+	return nil
+}
+
+// strictHelp makes help about a command that does not exist a mistake.
+func strictHelp(root *cobra.Command) {
+	for _, c := range root.Commands() {
+		if c.Name() != "help" {
+			continue
+		}
+		c.Run = nil
+		c.RunE = func(_ *cobra.Command, args []string) error {
+			about, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 {
+				return usagef("help %s: there is no such command", strings.Join(args, " "))
+			}
+			about.InitDefaultHelpFlag()
+			about.InitDefaultVersionFlag()
+			return about.Help()
+		}
+	}
+}
