@@ -141,7 +141,7 @@ type Program interface {
 	Inputs(replica, pack int) []tensor.Memory
 	// Apply computes new values of the pack's parameters and slots from Inputs, without showing them.
 	Apply(ctx context.Context, replica, pack int) error
-	// Commit shows the new values: of Apply, and of the averages that Gradients changed.
+	// Commit shows the new values: of Apply, and of the averages that Gradients changed. After Gradients alone it shows the averages.
 	Commit(replica int)
 	// Discard forgets what Gradients and Apply computed.
 	Discard(replica int)

@@ -66,6 +66,7 @@ func Run(t *testing.T, c Config) {
 		{"gradients lie apart", testApart},
 		{"random state", testRandom},
 		{"moving averages", testAverages},
+		{"averages alone", testAveragesAlone},
 		{"regularisation counts once", testRegularisation},
 		{"evaluate and predict", testEvaluate},
 		{"lent batches", testLent},
@@ -668,6 +669,26 @@ func testAverages(t *testing.T, c Config) {
 	}
 	if before == after {
 		t.Error("inference does not depend on the averages")
+	}
+}
+
+// testAveragesAlone: a commit after gradients alone shows the averages of a whole step, and nothing else.
+func testAveragesAlone(t *testing.T, c Config) {
+	p := compile(t, c, c.Averaging(), 2, 4)
+	b := batch(19, 4)
+	step(t, p, 0, b, 4)
+	whole, start := read(t, p, 0), read(t, p, 1)
+	gradients(t, p, 1, b, 4)
+	p.Commit(1)
+	got := read(t, p, 1)
+	for i, v := range p.Variables() {
+		want, of := start[i], "before"
+		if v.Role == engine.Average {
+			want, of = whole[i], "after the whole step"
+		}
+		if !got[i].Equal(want) {
+			t.Errorf("%s is %v after gradients and a commit, %v %s", v.Name, got[i], want, of)
+		}
 	}
 }
 

@@ -328,10 +328,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 	if !each.DType().IsFloat() {
 		return nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
 	}
-	if each.DType() == dtypes.Float16 || each.DType() == dtypes.BFloat16 {
-		// Neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits.
-		each = graph.ConvertDType(each, dtypes.Float32)
-	}
+	each = AtLeastFloat32(each) // neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits
 	if t := bl.lossType; t != dtypes.InvalidDType && t != each.DType() {
 		return nil, nil, fmt.Errorf("Model.Loss gives %s in training and %s in inference: want one type", t, each.DType())
 	}

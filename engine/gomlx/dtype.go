@@ -7,6 +7,7 @@ import (
 
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
+	"github.com/gomlx/gomlx/core/graph"
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -82,4 +83,13 @@ func memoryOf(flat any, shape shapes.Shape, device int) tensor.Memory {
 		return tensor.Memory{Device: device}
 	}
 	return tensor.Memory{Ptr: unsafe.Pointer(reflect.ValueOf(flat).Pointer()), Bytes: n, Device: device}
+}
+
+// AtLeastFloat32 returns x as float32 if it is float16 or bfloat16, else x: what counts, sums or averages many numbers needs more than
+// their 11 or 8 bits.
+func AtLeastFloat32(x *graph.Node) *graph.Node {
+	if d := x.DType(); d == dtypes.Float16 || d == dtypes.BFloat16 {
+		return graph.ConvertDType(x, dtypes.Float32)
+	}
+	return x
 }

@@ -74,12 +74,12 @@ func perExample(x *graph.Node) *graph.Node {
 	return graph.ReduceMean(x, axes...)
 }
 
-// pair returns the only label and the first prediction.
+// pair returns the only label and the first prediction, in at least float32.
 func pair(what string, labels, predictions []*graph.Node) (label, prediction *graph.Node) {
 	if len(labels) != 1 {
 		panic(fmt.Errorf("%s takes 1 label, the batch has %d", what, len(labels)))
 	}
-	return labels[0], predictions[0]
+	return labels[0], AtLeastFloat32(predictions[0])
 }
 
 // sparseLabels returns integer labels of logits without a last dimension of 1.

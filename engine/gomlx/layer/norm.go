@@ -29,6 +29,9 @@ const (
 // Each replica normalises by its own examples, as TensorFlow's layer does unless told otherwise; the averages are
 // combined over the replicas when they are read. The variables are "batch_normalization/scale", "…/offset", "…/mean"
 // and "…/variance".
+//
+// Float16 and bfloat16 are normalized in float32, as Keras does: neither has room for a sum over many rows, nor for a moving average's
+// small steps. Scale and offset are of x's type, the moving averages float32.
 func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return batchNorm(s, x, moments) }
 
 // SyncBatchNorm is [BatchNorm] over the examples of all replicas: n replicas normalise as one with the whole batch would,
@@ -44,10 +47,14 @@ func batchNorm(s *model.Scope, x *graph.Node, moments func(x *graph.Node) (mean,
 		panic(fmt.Errorf("batch normalisation takes shape (rows, …, channels), not %s", x.Shape()))
 	}
 	s = s.In("batch_normalization")
-	g, channels := x.Graph(), x.Shape().Dim(-1)
-	shape := shapes.Make(x.DType(), channels)
+	g, channels, dtype := x.Graph(), x.Shape().Dim(-1), x.DType()
+	x = gomlx.AtLeastFloat32(x)
 	one, zero := s.WithInitializer(initializer.One), s.WithInitializer(initializer.Zero)
-	scale, offset := one.VariableWithShape("scale", shape).NodeValue(g), zero.VariableWithShape("offset", shape).NodeValue(g)
+	trained := func(s *model.Scope, name string) *graph.Node {
+		return graph.ConvertDType(s.VariableWithShape(name, shapes.Make(dtype, channels)).NodeValue(g), x.DType())
+	}
+	scale, offset := trained(one, "scale"), trained(zero, "offset")
+	shape := shapes.Make(x.DType(), channels)
 	means := zero.VariableWithShape("mean", shape).SetTrainable(false)
 	variances := one.VariableWithShape("variance", shape).SetTrainable(false)
 
@@ -65,7 +72,7 @@ func batchNorm(s *model.Scope, x *graph.Node, moments func(x *graph.Node) (mean,
 	}
 	wide := func(n *graph.Node) *graph.Node { return graph.ExpandLeftToRank(n, x.Rank()) }
 	factor := graph.Div(scale, graph.Sqrt(graph.AddScalar(variance, normEpsilon)))
-	return graph.Add(graph.Mul(graph.Sub(x, wide(mean)), wide(factor)), wide(offset))
+	return graph.ConvertDType(graph.Add(graph.Mul(graph.Sub(x, wide(mean)), wide(factor)), wide(offset)), dtype)
 }
 
 // moments returns mean and variance of each channel over the rows whose weight is not 0, and 1, or 0 if there are none.
