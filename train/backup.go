@@ -55,10 +55,10 @@ type Backup struct {
 
 // moment tells two states of training apart.
 type moment struct {
-	committed   int64
-	epoch, step int
-	next        place
-	cut         bool
+	committed, passes int64
+	epoch, step       int
+	next              place
+	cut               bool
 }
 
 // NewBackup returns a Backup for t. It touches no file.
@@ -158,7 +158,7 @@ func (b *Backup) told(err error) error {
 
 // moment returns what the trainer's state is the state of.
 func (t *Trainer) moment() moment {
-	m := moment{committed: t.committed}
+	m := moment{committed: t.committed, passes: t.passes}
 	if s := t.resume; s != nil {
 		m.epoch, m.step, m.next, m.cut = s.Epoch, s.Step, place{s.Pass, s.Batch}, s.Cut
 	} else if f := t.fitting; f != nil {

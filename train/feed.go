@@ -168,6 +168,7 @@ type globalBatch struct {
 	weightSum float64        // of all examples
 	place     place          // in the dataset
 	stop      bool           // this worker wants to stop
+	pass      int64          // of Trainer.Gradients over the step's examples
 }
 
 // borrow returns a global batch to fill. They are used again and again, by one pass over a dataset after the other: the memory in which an

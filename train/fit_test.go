@@ -317,10 +317,10 @@ func TestRandomStatesDiffer(t *testing.T) {
 			t.Errorf("state %v was used by %s", state, used)
 		}
 	}
-	if a, b := randomState(1, 2, 0), randomState(1, 2, 0); a != b {
+	if a, b := randomState(1, 2, 0, 0), randomState(1, 2, 0, 0); a != b {
 		t.Errorf("one step's state is %v and %v", a, b)
 	}
-	if a, b := randomState(1, 2, 0), randomState(2, 2, 0); a == b {
+	if a, b := randomState(1, 2, 0, 0), randomState(2, 2, 0, 0); a == b {
 		t.Error("two seeds have one state")
 	}
 }

@@ -27,7 +27,8 @@ type Snapshot struct {
 	Facts, Build []Fact
 	Job          string
 
-	fit *fitState // nil: made outside of Fit
+	passes int64     // Trainer.passes
+	fit    *fitState // nil: made outside of Fit
 }
 
 // Epoch returns the epoch in which Fit stood, from 0, and the steps that it had made of it.
@@ -41,6 +42,7 @@ func (s *Snapshot) Epoch() (epoch, step int) {
 // snapshotState is a Snapshot without its variables, as the manifest holds it.
 type snapshotState struct {
 	Step        int64     `json:"step"`
+	Passes      int64     `json:"passes,omitempty"` // of Trainer.Gradients after the step
 	Seed        int64     `json:"seed"`
 	GlobalBatch int       `json:"global_batch"`
 	Replicas    int       `json:"replicas"`
@@ -52,7 +54,7 @@ type snapshotState struct {
 
 // Contents returns the snapshot as package checkpoint writes it.
 func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
-	state, err := json.Marshal(snapshotState{s.Step, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job, s.fit})
+	state, err := json.Marshal(snapshotState{s.Step, s.passes, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job, s.fit})
 	if err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
@@ -69,8 +71,8 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	if err := json.Unmarshal(c.State, &state); err != nil {
 		return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 	}
-	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, Job: state.Job, fit: state.Fit}
-	if s.Step < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
+	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, fit: state.Fit}
+	if s.Step < 0 || s.passes < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
 		return nil, fmt.Errorf("train: snapshot: its state says step %d, %d replicas, global batch %d", s.Step, s.Replicas, s.GlobalBatch)
 	}
 	if s.fit != nil {
@@ -90,7 +92,7 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	t.at(PhaseSnapshot)
 	chief := t.strategy.Properties().ShouldCheckpoint
-	s := &Snapshot{Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch, Replicas: t.strategy.NumReplicasInSync()}
+	s := &Snapshot{Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch, Replicas: t.strategy.NumReplicasInSync(), passes: t.passes}
 	for i, v := range t.variables {
 		var value *tensor.Tensor
 		var err error
@@ -190,7 +192,7 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 			}
 		}
 	}
-	t.committed, t.resume = s.Step, s.fit
+	t.committed, t.passes, t.resume = s.Step, s.passes, s.fit
 	r := Restored{Found: true, Step: s.Step}
 	r.Epoch, r.EpochAt = s.Epoch()
 	if n := t.strategy.NumReplicasInSync(); n != s.Replicas {

@@ -64,7 +64,7 @@ func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globa
 	local := r.LocalID()
 	t.replicaAt(r, PhaseCompute)
 	t.parts[local].replica = r // for the model's own all-reduces
-	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum, randomState(t.config.Seed, t.committed, r.ID()))
+	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum, randomState(t.config.Seed, t.committed, g.pass, r.ID()))
 	if err != nil {
 		return out, fmt.Errorf("gradients: %w", err)
 	}
@@ -104,11 +104,16 @@ func (t *Trainer) transact(ctx context.Context, g *globalBatch, f func(context.C
 		t.discard()
 		return stop, err
 	}
+	t.commit()
+	t.committed++
+	t.passes = 0
+	return false, nil
+}
+
+func (t *Trainer) commit() {
 	for replica := range t.parts {
 		t.program.Commit(replica)
 	}
-	t.committed++
-	return false, nil
 }
 
 func (t *Trainer) discard() {
@@ -217,8 +222,13 @@ func (t *Trainer) apply(ctx context.Context, r *distribute.Replica, pack func(ct
 }
 
 // Gradients returns the gradients of b's mean loss, reduced over all replicas, by the order of [Trainer.Parameters], and loss and
-// metrics. It changes no variable: with [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip,
-// accumulate or record gradients in between. The tensors belong to the caller. A batch whose weights add up to 0 is an error.
+// metrics. With [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip, accumulate or record gradients in
+// between. The tensors belong to the caller. A batch whose weights add up to 0 is an error.
+//
+// It is a forward and a backward pass in training mode: what the model function changes is changed by each call (moving averages of
+// batch normalization, counters of learning-rate schedules in the model), as by a training=True call in Keras, and each call draws
+// its own random numbers (dropout). Parameters and the optimizer's slots keep their values until ApplyGradients. On error no
+// variable has changed.
 func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor, Result, error) {
 	g, err := t.borrow(true)
 	if err != nil {
@@ -231,9 +241,11 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 	if g.weightSum == 0 {
 		return nil, Result{}, fmt.Errorf("train: gradients: the weights of the batch's %d examples add up to 0", g.examples)
 	}
-	defer t.discard()
+	g.pass = t.passes
+	defer func() { g.pass = 0 }()
 	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error { return t.reduceGradients(ctx, r, g) })
 	if err != nil {
+		t.discard()
 		return nil, Result{}, fmt.Errorf("train: %w", err)
 	}
 	out := make([]*tensor.Tensor, len(t.Parameters()))
@@ -242,6 +254,8 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 			out[parameter] = t.parts[0].sums[k][i].Clone()
 		}
 	}
+	t.commit() // no pack was applied: this shows what the forward pass changed
+	t.passes++
 	m := newMean(t.metrics)
 	m.add(g, t)
 	return out, m.result(), nil
@@ -249,7 +263,7 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 
 // ApplyGradients makes the optimizer's step on every replica from gradients that are already reduced over replicas, one per
 // parameter by the order of [Trainer.Parameters] (Keras' apply_gradients without aggregation). On error no variable has
-// changed.
+// changed; what [Trainer.Gradients] has changed before remains.
 func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor) error {
 	parameters := t.Parameters()
 	if len(gradients) != len(parameters) {

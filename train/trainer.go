@@ -27,6 +27,7 @@ type Trainer struct {
 	metrics   []string
 	variables []engine.Variable
 	committed int64       // steps whose values are visible
+	passes    int64       // calls of Gradients since the last of them
 	fits      atomic.Bool // Fit has not returned
 	fitting   *fit        // in progress
 	resume    *fitState   // where the next Fit goes on; nil: at its beginning
