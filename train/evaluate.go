@@ -11,7 +11,8 @@ import (
 )
 
 // Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It changes
-// no variable. After [Trainer.Stop], on any worker, it returns [ErrStop].
+// no variable. It computes with what [Trainer.Weights] returns, which is what [Trainer.Export] writes: the averages of all replicas
+// combined. After [Trainer.Stop], on any worker, it returns [ErrStop].
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {
@@ -54,7 +55,7 @@ func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
 }
 
 // Predict returns the model's outputs for all examples of ds, in their order: one tensor per output, the examples along its
-// first dimension. Labels and weights are not looked at.
+// first dimension. Labels and weights are not looked at. It computes with the weights that [Trainer.Weights] returns.
 func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tensor, error) {
 	var pieces [][]*tensor.Tensor // by batch and replica, then by output
 	err := t.each(ctx, ds, false, func(g *globalBatch) error {
@@ -118,14 +119,20 @@ func gatherOutputs(ctx context.Context, r *distribute.Replica, outputs []*tensor
 	return out, nil
 }
 
-// each calls f for every global batch of ds.
-func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func(*globalBatch) error) error {
+// each calls f for every global batch of ds, with combined averages.
+func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func(*globalBatch) error) (err error) {
 	feed, err := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
 	if err != nil {
 		t.tellOthers(ctx, err)
 		return err
 	}
 	defer feed.close()
+	restore, err := t.combineAverages(ctx)
+	defer func() { err = errors.Join(err, restore()) }()
+	if err != nil {
+		t.tellOthers(ctx, err)
+		return err
+	}
 	for {
 		t.at(PhaseData)
 		g, err := feed.next(ctx)

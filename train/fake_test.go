@@ -33,6 +33,7 @@ func (e fakeEngine) Devices() (out []engine.Device) {
 type fakeModel struct {
 	rate  float64
 	start float64                               // added to the initial values
+	shift float64                               // times the average: added to the predictions in inference
 	fail  func(phase string, replica int) error // may panic; nil: nothing fails
 }
 
@@ -82,6 +83,7 @@ type fakeReplica struct {
 	now, next         fakeValues
 	gradients, inputs [2][]float64 // by parameter
 	phase             string       // what was called last
+	shift             float64      // of the predictions
 }
 
 type fakeProgram struct {
@@ -120,12 +122,13 @@ func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64,
 }
 
 func predict(r *fakeReplica, x []float64) float64 {
-	return x[0]*r.now[1][0] + x[1]*r.now[1][1] + r.now[0][0]
+	return x[0]*r.now[1][0] + x[1]*r.now[1][1] + r.now[0][0] + r.shift
 }
 
 func (p *fakeProgram) Gradients(_ context.Context, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error) {
 	r := p.replicas[replica]
 	p.note(replica, rng)
+	r.shift = 0
 	if err := p.model.failed("gradients", replica); err != nil {
 		return engine.Gradients{}, err
 	}
@@ -195,14 +198,20 @@ func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, w
 	if err := p.model.failed("evaluate", replica); err != nil {
 		return 0, nil, err
 	}
+	p.infer(replica)
 	loss, near := p.forward(p.replicas[replica], b, weightSum, func([]float64, float64, float64) {})
 	return loss, []float64{near}, nil
+}
+
+func (p *fakeProgram) infer(replica int) {
+	p.replicas[replica].shift = p.model.shift * p.replicas[replica].now[4][0]
 }
 
 func (p *fakeProgram) Predict(_ context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
 	if err := p.model.failed("predict", replica); err != nil {
 		return nil, err
 	}
+	p.infer(replica)
 	x := tensor.Data[float64](inputs[0])
 	out := make([]float64, p.rows)
 	for i := range out {

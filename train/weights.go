@@ -26,16 +26,10 @@ type Weight struct {
 func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 	var out []Weight
 	for i, v := range t.variables {
-		var value *tensor.Tensor
-		var err error
-		switch {
-		case v.Role == engine.Slot:
+		if v.Role == engine.Slot {
 			continue
-		case v.Role == engine.Average && v.DType.IsFloat():
-			value, err = t.readMean(ctx, i)
-		default: // an average that is no float is a counter, which every replica counts alike
-			value, err = t.program.Read(0, i)
 		}
+		value, err := t.weight(ctx, i)
 		if err != nil {
 			return nil, fmt.Errorf("train: reading %s: %w", v.Name, err)
 		}
@@ -43,6 +37,14 @@ func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 	}
 	slices.SortFunc(out, func(a, b Weight) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil
+}
+
+// weight returns the value of one variable that stands for those of all replicas.
+func (t *Trainer) weight(ctx context.Context, variable int) (*tensor.Tensor, error) {
+	if v := t.variables[variable]; v.Role == engine.Average && v.DType.IsFloat() {
+		return t.readMean(ctx, variable)
+	}
+	return t.program.Read(0, variable) // an average that is no float is a counter, which every replica counts alike
 }
 
 func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -11,7 +12,7 @@ import (
 
 // fitted returns what a training and what is done with its model give, as text.
 func fitted(ctx context.Context, s *distribute.Strategy) (string, error) {
-	trainer, err := New(ctx, s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+	trainer, err := New(ctx, s, fakeModel{rate: 1.0 / 64, shift: 1.0 / 16}, fakeConfig(7))
 	if err != nil {
 		return "", err
 	}
@@ -29,6 +30,16 @@ func fitted(ctx context.Context, s *distribute.Strategy) (string, error) {
 		return "", errors.Join(err, trainer.Close())
 	}
 	weights, err := trainer.Weights(ctx)
+	if err != nil {
+		return "", errors.Join(err, trainer.Close())
+	}
+	if err := trainer.SetWeights(weights); err != nil { // every replica's average is now that of the weights
+		return "", errors.Join(err, trainer.Close())
+	}
+	again, err := trainer.Evaluate(ctx, sizes(examples, 7, 1))
+	if err == nil && !reflect.DeepEqual(again, evaluated) {
+		err = fmt.Errorf("evaluated %v, and with the weights %v", evaluated, again)
+	}
 	last := fit.Epochs[len(fit.Epochs)-1]
 	return fmt.Sprintf("%v\n%v\n%v\n%v", last.Result, evaluated, outputs, weights), errors.Join(err, trainer.Close())
 }

@@ -1,0 +1,52 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// combineAverages sets every replica's averages to what [Trainer.Weights] returns of them: their mean over the replicas. restore sets
+// each replica's own again; it must be called once, also after an error, when no replica computes.
+func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, err error) {
+	type write struct {
+		replica, variable int
+		value             *tensor.Tensor
+	}
+	var undo []write
+	restore = func() error {
+		var errs []error
+		for _, w := range undo {
+			if err := t.program.Write(w.replica, w.variable, w.value); err != nil {
+				errs = append(errs, fmt.Errorf("setting %s of replica %d to its own value again: %w", t.variables[w.variable].Name, w.replica, err))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	if t.strategy.NumReplicasInSync() == 1 {
+		return restore, nil
+	}
+	for i, v := range t.variables {
+		if v.Role != engine.Average {
+			continue
+		}
+		combined, err := t.weight(ctx, i)
+		if err != nil {
+			return restore, fmt.Errorf("combining %s over the replicas: %w", v.Name, err)
+		}
+		for replica := range t.parts {
+			own, err := t.program.Read(replica, i)
+			if err == nil {
+				undo = append(undo, write{replica, i, own})
+				err = t.program.Write(replica, i, combined)
+			}
+			if err != nil {
+				return restore, fmt.Errorf("combining %s over the replicas: replica %d: %w", v.Name, replica, err)
+			}
+		}
+	}
+	return restore, nil
+}
