@@ -91,6 +91,15 @@ type InPlace interface {
 	ApplyInPlace(ctx context.Context, replica, pack int) error
 }
 
+// Scheduled is a [Program] whose model may depend on the number of steps that training makes in all, such as a learning-rate schedule over
+// the whole of it.
+type Scheduled interface {
+	Program
+	// LastStep returns the index in Variables of the variable that holds the number of the last step, counted from 1: an int64 scalar,
+	// negative while the number is not known, written by whoever trains. It returns -1 if the model does not depend on it.
+	LastStep() int
+}
+
 // Gradients is what one replica's gradients step gives. Its tensors are views of the backend's memory, valid until
 // that replica's next Gradients, Commit or Discard. They lie apart from each other and from all else, so a caller may write to them.
 type Gradients struct {

@@ -38,6 +38,9 @@ type FitConfig struct {
 // the next step's reduction, and that step is taken back. If there is no next step, training has ended anyway, and History.Stopped
 // remains false. Any other error of a callback, or of the data, ends the others' Fit with an error as well.
 //
+// A model whose learning-rate schedule spans the whole training (in GoMLX cosineschedule.NumCycles) gets the number of the last step
+// from FitConfig and the dataset's length. Without a length, FitConfig must have StepsPerEpoch or Steps.
+//
 // After [Trainer.Restore], also in OnTrainBegin, Fit goes on where the Fit of the snapshot stood, with its history: batches that were trained
 // on are left out, and the rest comes in the same order, with the same random numbers.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
@@ -111,6 +114,9 @@ func (f *fit) run(ctx context.Context) error {
 	}
 	if err := f.goOn(); err != nil {
 		return err
+	}
+	if err := f.setLastStep(); err != nil {
+		return f.unfed(ctx, err)
 	}
 	var stream *feeder // with StepsPerEpoch: one for all epochs
 	if n := f.cfg.StepsPerEpoch; n > 0 {

@@ -235,6 +235,9 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 	}
 	defer t.giveBack(g)
+	if err := t.knowsLastStep(); err != nil {
+		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
+	}
 	if err := g.fill(b); err != nil {
 		return nil, Result{}, fmt.Errorf("train: gradients: %w", err)
 	}

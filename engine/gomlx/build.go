@@ -399,6 +399,9 @@ func (bl *builder) variables() ([]variable, error) {
 		r, known := role[path]
 		if !known {
 			r = engine.Frozen
+			if path == lastStepPath {
+				r = engine.Slot // of this training, not of the model
+			}
 			for _, x := range bl.graphs {
 				if slices.Contains(x.changes, path) || (x.applies && v.InUseByGraph(x.g)) {
 					r = engine.Slot
@@ -455,6 +458,9 @@ func split(parameters []*model.Variable, packs int) (packOf []int, n int) {
 
 // rngPath is the name of the variable that GoMLX keeps random state in.
 const rngPath = "/" + model.RNGStateVariableName
+
+// lastStepPath is the name of the variable that GoMLX keeps the number of the last step in, for schedules over a whole training.
+var lastStepPath = model.JoinPath(train.TrainerAbsoluteScope, train.TrainLastStepVarName)
 
 // argKind says where an argument of a program comes from.
 type argKind uint8

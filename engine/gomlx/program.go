@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/gomlx/compute"
@@ -42,8 +43,9 @@ type program struct {
 }
 
 var (
-	_ engine.Lender  = (*program)(nil)
-	_ engine.InPlace = (*program)(nil)
+	_ engine.Lender    = (*program)(nil)
+	_ engine.InPlace   = (*program)(nil)
+	_ engine.Scheduled = (*program)(nil)
 )
 
 // open makes the replicas, all with the same initial values.
@@ -129,6 +131,11 @@ func (p *program) NewBatch(replica int) (engine.Batch, error) {
 		return engine.Batch{}, err
 	}
 	return r.lend()
+}
+
+// LastStep implements [engine.Scheduled]: the variable is the one that GoMLX's train.Loop sets.
+func (p *program) LastStep() int {
+	return slices.IndexFunc(p.variables, func(v variable) bool { return v.Name == lastStepPath })
 }
 
 // Gradients implements [engine.Program].
