@@ -182,13 +182,28 @@ func (bl *builder) training() (*executable, error) {
 	return x, err
 }
 
-// applying builds one program per pack: reduced gradients to new values of parameters and optimizer's state. What counts
-// steps is part of every pack, and has the same new value in each.
+// applying builds the apply programs: one per pack if the optimizer computes every new value as it does with all gradients at once, else
+// one for all.
 func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
-	n := max(1, bl.m.Packs)
-	if len(bl.hooks) > 0 {
-		n = 1 // they may look at any weight
+	one, oneOf, err := bl.applyingIn(1)
+	if n := max(1, bl.m.Packs); err != nil || n == 1 || len(bl.hooks) > 0 { // hooks may look at any weight
+		return one, oneOf, err
 	}
+	packs, packOf, err = bl.applyingIn(bl.m.Packs)
+	unused := one
+	if err != nil || !sameFormulas(one, packs) {
+		packs, packOf, unused = one, oneOf, packs
+	}
+	for _, x := range unused {
+		bl.graphs = slices.DeleteFunc(bl.graphs, func(y *executable) bool { return x == y })
+		x.close()
+	}
+	return packs, packOf, nil
+}
+
+// applyingIn builds n programs: reduced gradients to new values of parameters and optimizer's state. What counts steps is part of every
+// pack, and has the same new value in each.
+func (bl *builder) applyingIn(n int) (packs []*executable, packOf []int, err error) {
 	packOf, n = split(bl.trained, n)
 	for k := range n {
 		x := bl.newExecutable(fmt.Sprintf("apply %d of %d", k+1, n))

@@ -39,7 +39,8 @@ type Model struct {
 	// Packs is the number of parts that the apply step is compiled in, so that one can run while the gradients of the
 	// next still travel. 0 means 1. The parts hold about the same number of bytes, in the order of the parameters'
 	// names, and give the same bits as one would. An optimizer that looks at several gradients at once, such as one
-	// that clips by the global norm, needs 1; so do layers that change weights after each step, and there 1 is taken.
+	// that clips by the global norm, needs 1, and so do layers that change weights after each step: Compile finds out
+	// and makes 1.
 	Packs int
 }
 

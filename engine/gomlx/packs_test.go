@@ -1,0 +1,123 @@
+package gomlx_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
+)
+
+// joining is SGD of gradients that something else has made of the model's.
+type joining struct {
+	optimizer.Interface
+	join func(gradients []*graph.Node) []*graph.Node
+}
+
+func (o joining) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, lossType dtypes.DType) {
+	o.Interface.(train.OptimizeWithGradients).UpdateGraphWithGradients(s, o.join(gradients), lossType)
+}
+
+// clipped clips gradients by their global norm.
+func clipped(norm float64) func(gradients []*graph.Node) []*graph.Node {
+	return func(gradients []*graph.Node) (out []*graph.Node) {
+		var squares *graph.Node
+		for _, g := range gradients {
+			if s := graph.ReduceAllSum(graph.Square(g)); squares == nil {
+				squares = s
+			} else {
+				squares = graph.Add(squares, s)
+			}
+		}
+		factor := graph.MinScalar(graph.Inverse(graph.MulScalar(graph.Sqrt(squares), 1/norm)), 1)
+		for _, g := range gradients {
+			out = append(out, graph.Mul(g, factor))
+		}
+		return out
+	}
+}
+
+// TestPacksOfJoiningOptimizers: an optimizer that looks at several gradients at once gets all of them, whatever Model.Packs asks for; one
+// that does not is compiled in packs.
+func TestPacksOfJoiningOptimizers(t *testing.T) {
+	sgd := func() optimizer.Interface {
+		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.5)
+	}
+	for _, test := range []struct {
+		name     string
+		opt      optimizer.Interface
+		packable bool
+	}{
+		{"clipped by the global norm", joining{sgd(), clipped(0.1)}, false},
+		{"divided by the number of gradients", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
+			for _, g := range gradients {
+				out = append(out, graph.DivScalar(g, float64(len(gradients))))
+			}
+			return out
+		}}, false},
+		{"each clipped by value", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
+			for _, g := range gradients {
+				out = append(out, graph.ClipScalar(g, -0.01, 0.01))
+			}
+			return out
+		}}, true},
+		{"sgd", optimizer.StochasticGradientDescent(), true},
+		{"adam", optimizer.Adam().WeightDecay(0.01).WithBackoffSteps(2).Done(), true},
+		{"rmsprop", optimizer.RMSProp().Done(), true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
+				var want []string
+				for _, packs := range []int{1, 2, 3} {
+					m := &gomlx.Model{
+						Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+							return []*graph.Node{layer.Dense(s.In("two"), layer.DenseRelu(s.In("one"), in[0], 8), 3)}
+						},
+						Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: test.opt, Packs: packs,
+					}
+					p := compile(t, m, e, features(e, 16, 6))
+					expected := 1
+					if test.packable {
+						expected = packs
+					}
+					if p.Packs() != expected {
+						t.Errorf("%d packs where %d are asked for: want %d", p.Packs(), packs, expected)
+					}
+					trainStep(t, p, []engine.Batch{randomBatch(1, 16, 6, 3)}, 16)
+					if test.name == "clipped by the global norm" {
+						square := 0.0
+						for i := range p.Parameters() {
+							// what one step of rate 0.5 changes is half the gradient
+							start := readVariable(t, compile(t, m, e, features(e, 16, 6)), 0, i).Float64s()
+							for j, x := range readVariable(t, p, 0, i).Float64s() {
+								square += 4 * (x - start[j]) * (x - start[j])
+							}
+						}
+						if norm := math.Sqrt(square); math.Abs(norm-0.1) > 1e-5 {
+							t.Errorf("%d packs: gradients of norm %v are applied, want 0.1", packs, norm)
+						}
+					}
+					trainStep(t, p, []engine.Batch{randomBatch(2, 16, 6, 3)}, 16)
+					var got []string
+					for i, v := range p.Variables() {
+						got = append(got, fmt.Sprint(v.Name, readVariable(t, p, 0, i).Float64s()))
+					}
+					if want == nil {
+						want = got
+					}
+					if fmt.Sprint(got) != fmt.Sprint(want) {
+						t.Errorf("%d packs give %v, one gives %v", packs, got, want)
+					}
+				}
+			})
+		})
+	}
+}
