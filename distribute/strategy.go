@@ -228,6 +228,15 @@ func (s *Strategy) EngineDevices() []engine.Device {
 	return append([]engine.Device(nil), s.engineDevices...)
 }
 
+// EngineParameterDevice returns the device on which a strategy that keeps one copy of each variable for all replicas
+// ([NewCentralStorageStrategy]) has them, as the engine names it. ok is false for a strategy whose replicas have copies of their own.
+func (s *Strategy) EngineParameterDevice() (d engine.Device, ok bool) {
+	if s.kind != centralKind {
+		return d, false
+	}
+	return engine.Device{Kind: s.params[0].Kind, Index: s.params[0].Index}, true
+}
+
 // Engine returns the engine that the strategy was made with, or nil.
 func (s *Strategy) Engine() engine.Engine { return s.engine }
 

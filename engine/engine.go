@@ -45,6 +45,9 @@ type Spec struct {
 	Devices []Device  // of each local replica
 	Seed    int64     // of the initial values
 
+	// Central, if not nil, is the device that keeps the only copy of every variable, for all replicas, which are those of Devices. A
+	// program that can do so is a [Central].
+	Central *Device
 	// Replicas is the number of replicas of the whole job, those of other processes included; 0 means len(Devices).
 	Replicas int
 	// Sum adds up tensors over all replicas, for models that do so inside of their training step; nil if the caller
@@ -89,6 +92,16 @@ type InPlace interface {
 	// ApplyInPlace is Apply from the tensors of the replica's last Gradients in place of Inputs. It is an error after Commit or Discard, as
 	// they are gone then.
 	ApplyInPlace(ctx context.Context, replica, pack int) error
+}
+
+// Central is a [Program] that can keep one copy of every variable for all replicas, where Spec.Central says. Read returns that copy
+// and Write sets it, whatever the replica. What the replicas' Gradients make of an average is combined to its mean, through Spec.Sum.
+// A step's new values are computed once: Apply of other replicas than one does nothing. Commit must not be called while another
+// replica computes.
+type Central interface {
+	Program
+	// Central reports whether it does.
+	Central() bool
 }
 
 // Scheduled is a [Program] whose model may depend on the number of steps that training makes in all, such as a learning-rate schedule over

@@ -26,7 +26,7 @@ func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, er
 		}
 		return errors.Join(errs...)
 	}
-	if t.strategy.NumReplicasInSync() == 1 {
+	if t.strategy.NumReplicasInSync() == 1 || t.central {
 		return restore, nil
 	}
 	for i, v := range t.variables {

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -206,5 +207,20 @@ func TestBitsRepeat(t *testing.T) {
 		if hashes[0] != hashes[1] || len(hashes[0]) != 64 {
 			t.Errorf("%d replicas: hashes %v", replicas+1, hashes)
 		}
+	}
+}
+
+// TestCentralStorageRefused: an engine that keeps every replica's variables apart does not train over a strategy that has one copy of them.
+func TestCentralStorageRefused(t *testing.T) {
+	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, Engine: fakeEngine{2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_, err = New(t.Context(), s, fakeModel{}, fakeConfig(4))
+	want := "train: compiling the model: the engine fake gives every replica its own variables, where CentralStorageStrategy(CPU:0, CPU:1) keeps them on " +
+		"/job:localhost/replica:0/task:0/device:CPU:0: use NewMirroredStrategy"
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
 	}
 }

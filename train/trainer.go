@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -20,6 +21,7 @@ type Trainer struct {
 	parts     []part // by replica
 	spare     []*globalBatch
 	packs     []pack
+	central   bool                                               // there is one copy of the variables for all replicas
 	inPlace   bool                                               // gradients are reduced where they lie
 	applySums func(ctx context.Context, replica, pack int) error // the program's Apply, or its ApplyInPlace
 	flatNames []string                                           // of all packs' parameters, one pack after the other
@@ -66,6 +68,10 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	}
 	n := s.NumReplicasInSync()
 	t := &Trainer{strategy: s, config: cfg}
+	var at *engine.Device
+	if d, ok := s.EngineParameterDevice(); ok {
+		at, t.central = &d, true
+	}
 	t.at(PhaseCompile)
 	program, err := m.Compile(ctx, s.Engine(), engine.Spec{
 		Rows:    ceilDiv(cfg.GlobalBatch, n),
@@ -74,9 +80,13 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		Devices: s.EngineDevices(),
 		Seed:    cfg.Seed,
 
+		Central:  at,
 		Replicas: n,
 		Sum:      t.sum,
 	})
+	if err == nil && t.central {
+		err = keepsCentral(s, program)
+	}
 	if err != nil {
 		err = fmt.Errorf("train: compiling the model: %w", err)
 		t.tellOthers(ctx, err)
@@ -103,6 +113,15 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		}
 	}
 	return t, nil
+}
+
+// keepsCentral closes a program that does not keep its variables in one place, with an error.
+func keepsCentral(s *distribute.Strategy, program engine.Program) error {
+	if p, ok := program.(engine.Central); ok && p.Central() {
+		return nil
+	}
+	return errors.Join(fmt.Errorf("the engine %s gives every replica its own variables, where %v keeps them on %s: use NewMirroredStrategy",
+		s.Engine().Name(), s, strings.Join(s.ParameterDevices(), ", ")), program.Close())
 }
 
 // at reports what is about to be done.

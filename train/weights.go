@@ -41,7 +41,7 @@ func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 
 // weight returns the value of one variable that stands for those of all replicas.
 func (t *Trainer) weight(ctx context.Context, variable int) (*tensor.Tensor, error) {
-	if v := t.variables[variable]; v.Role == engine.Average && v.DType.IsFloat() {
+	if v := t.variables[variable]; v.Role == engine.Average && v.DType.IsFloat() && !t.central {
 		return t.readMean(ctx, variable)
 	}
 	return t.program.Read(0, variable) // an average that is no float is a counter, which every replica counts alike

@@ -168,7 +168,11 @@ func (bl *builder) training() (*executable, error) {
 		}
 		x.outputs = append([]*graph.Node{stats}, graph.Gradient(objective, weights...)...)
 		for _, v := range bl.changed {
-			x.outputs = append(x.outputs, v.NodeValue(g))
+			value := v.NodeValue(g)
+			if bl.spec.Central != nil && v.DType().IsFloat() {
+				value = AllReduce(value, Mean)
+			}
+			x.outputs = append(x.outputs, value)
 			x.changes = append(x.changes, v.Path())
 		}
 		bl.hooks = map[string]any{}

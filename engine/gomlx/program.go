@@ -36,6 +36,7 @@ type program struct {
 	packs                        []*executable
 
 	replicas         []*replica
+	central          *central  // nil: every replica has its own values
 	oldGradients     *recycler // of a replica's gradients
 	oldValues        *recycler // of the values that a step replaces
 	replaced         []int     // the variables that a step replaces, for oldValues
@@ -45,6 +46,7 @@ type program struct {
 var (
 	_ engine.Lender    = (*program)(nil)
 	_ engine.InPlace   = (*program)(nil)
+	_ engine.Central   = (*program)(nil)
 	_ engine.Scheduled = (*program)(nil)
 )
 
@@ -69,11 +71,17 @@ func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) 
 	for i, k := range p.packOf {
 		p.parametersByPack[k] = append(p.parametersByPack[k], i)
 	}
+	if err := p.openCentral(); err != nil {
+		return err
+	}
 	for i, d := range p.spec.Devices {
 		r, err := newReplica(p, i, d, inputs, labels)
 		p.replicas = append(p.replicas, r)
 		if err != nil {
 			return err
+		}
+		if p.central != nil && i != p.central.replica {
+			continue
 		}
 		for v, value := range initial {
 			if err := p.Write(i, v, value); err != nil {
@@ -207,6 +215,9 @@ func (p *program) apply(ctx context.Context, replica, pack int, inPlace bool) er
 	if pack < 0 || pack >= len(p.packs) {
 		return fmt.Errorf("gomlx: no pack %d: the program has %d", pack, len(p.packs))
 	}
+	if c := p.central; c != nil && c.replica != replica {
+		return nil
+	}
 	x := p.packs[pack]
 	r.inPlace = inPlace
 	out, err := r.run(ctx, x)
@@ -279,6 +290,9 @@ func (p *program) Read(replica, variable int) (*tensor.Tensor, error) {
 	if err := p.checkVariable(variable); err != nil {
 		return nil, err
 	}
+	if p.central != nil {
+		r = p.replicas[p.central.replica]
+	}
 	return toHost(r.values[variable])
 }
 
@@ -291,6 +305,9 @@ func (p *program) Write(replica, variable int, value *tensor.Tensor) error {
 	if err := p.checkVariable(variable); err != nil {
 		return err
 	}
+	if p.central != nil {
+		r = p.replicas[p.central.replica]
+	}
 	v := p.variables[variable]
 	if err := sameType(value, v.DType, v.Shape); err != nil {
 		return fmt.Errorf("gomlx: write variable %s: %w", v.Name, err)
@@ -301,6 +318,7 @@ func (p *program) Write(replica, variable int, value *tensor.Tensor) error {
 	}
 	release(r.values[variable])
 	r.values[variable] = b
+	p.central.changed(variable)
 	return nil
 }
 
@@ -367,6 +385,7 @@ type replica struct {
 	inPlace   bool             // apply reads them, not reduced
 
 	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
+	copied []uint64         // by variable: which value of the central copy is in values; on another device than that
 	sums   []*sum           // by the all-reduces of the gradients program
 	args   []compute.Buffer // scratch
 	old    []compute.Buffer // scratch
@@ -561,6 +580,9 @@ func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
 	if applying && r.aside[a.index] != nil {
 		return r.aside[a.index], nil
 	}
+	if c := r.p.central; c != nil {
+		return c.value(r, a.index)
+	}
 	return r.values[a.index], nil
 }
 
@@ -598,6 +620,10 @@ func (r *replica) views() ([]*tensor.Tensor, error) {
 
 // commit shows the values set aside and frees those they replace.
 func (r *replica) commit() {
+	if c := r.p.central; c != nil && c.replica != r.index {
+		r.discard()
+		return
+	}
 	r.old = r.old[:0]
 	for _, v := range r.p.replaced {
 		next := r.applied[v]
@@ -612,6 +638,7 @@ func (r *replica) commit() {
 		}
 		r.old = append(r.old, r.values[v])
 		r.values[v] = next
+		r.p.central.changed(v)
 	}
 	r.p.oldValues.free(r.old)
 	r.p.oldGradients.free(r.gradients)
