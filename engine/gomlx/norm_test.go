@@ -110,32 +110,41 @@ func TestBatchNormOfHalfWidth(t *testing.T) {
 	}
 }
 
-// TestLossOfHalfWidth: a loss of float16 and bfloat16 averages over an example's elements in float32.
+// TestLossOfHalfWidth: the losses of float16 and bfloat16 compute in float32: the mean over an example's elements, and the logarithm of a sum
+// over classes.
 func TestLossOfHalfWidth(t *testing.T) {
-	const rows, width = 2, 70_000
+	const rows = 2
 	for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
 		t.Run(dtype.String(), func(t *testing.T) {
 			eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
-				m := &gomlx.Model{
-					Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
-						v := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shapes.Make(in[0].DType()))
-						return []*graph.Node{graph.Add(in[0], v.NodeValue(in[0].Graph()))}
-					},
-					Loss: gomlx.MeanSquaredError, Optimizer: optimizer.StochasticGradientDescent(),
+				loss := func(l gomlx.Loss, width int, x float64, label engine.Feature) float64 {
+					m := &gomlx.Model{
+						Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+							v := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shapes.Make(in[0].DType()))
+							return []*graph.Node{graph.Add(in[0], v.NodeValue(in[0].Graph()))}
+						},
+						Loss: l, Optimizer: optimizer.StochasticGradientDescent(),
+					}
+					p := compile(t, m, e, engine.Spec{
+						Rows: rows, Inputs: []engine.Feature{{DType: dtype, Shape: []int{width}}}, Labels: []engine.Feature{label}, Devices: e.Devices()[:1],
+					})
+					in := tensor.New(dtype, rows, width)
+					for i := range in.Len() {
+						setHalf(in, i, x)
+					}
+					labels := []*tensor.Tensor{tensor.New(label.DType, append([]int{rows}, label.Shape...)...)}
+					g, err := p.Gradients(t.Context(), 0, engine.Batch{Inputs: []*tensor.Tensor{in}, Labels: labels, Weights: ones(rows)}, rows, [3]uint64{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					return g.Loss
 				}
-				f := []engine.Feature{{DType: dtype, Shape: []int{width}}}
-				p := compile(t, m, e, engine.Spec{Rows: rows, Inputs: f, Labels: f, Devices: e.Devices()[:1]})
-				x := tensor.New(dtype, rows, width)
-				for i := range x.Len() {
-					setHalf(x, i, 1.5)
+				if got := loss(gomlx.MeanSquaredError, 70_000, 1.5, engine.Feature{DType: dtype, Shape: []int{70_000}}); math.Abs(got-2.25) > 1e-5 {
+					t.Errorf("mean squared error %v, want 2.25", got)
 				}
-				b := engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{tensor.New(dtype, rows, width)}, Weights: ones(rows)}
-				g, err := p.Gradients(t.Context(), 0, b, rows, [3]uint64{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if math.Abs(g.Loss-2.25) > 1e-3 {
-					t.Errorf("loss %v, want 2.25", g.Loss)
+				want := math.Log(300)
+				if got := loss(gomlx.SparseCategoricalCrossEntropyLogits, 300, 0, engine.Feature{DType: tensor.Int32}); math.Abs(got-want) > 1e-5 {
+					t.Errorf("cross entropy over 300 equal classes %v, want %v", got, want)
 				}
 			})
 		})
