@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/gomlx/compute"
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/compute/shapes"
 	"github.com/gomlx/gomlx/core/graph"
@@ -16,6 +17,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train"
 
 	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 )
 
 // compile builds every program of m, draws the initial values, and gives each replica its copy.
@@ -109,6 +111,9 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 		if err := x.bind(index); err != nil {
 			return nil, err
 		}
+		if err := x.finish(); err != nil {
+			return nil, err
+		}
 	}
 	// XLA takes its time: what every step needs is compiled now, the rest when it is first used.
 	for _, x := range append([]*executable{gradients}, packs...) {
@@ -134,9 +139,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 // and metrics, gradients in the order of names, and what the model function changed.
 func (bl *builder) training() (*executable, error) {
 	x := bl.newExecutable("gradients")
-	if bl.replicas() > 1 {
-		bl.overReplicas(x)
-	}
+	bl.overReplicas(x)
 	err := catch("build the gradients program", func() error {
 		g, batch := bl.begin(x, true)
 		stats, objective, err := bl.objective(g, batch)
@@ -445,9 +448,17 @@ func (bl *builder) variables() ([]variable, error) {
 	return list, nil
 }
 
-// newExecutable makes an executable with an empty graph.
+// newExecutable makes an executable with an empty graph. Over several replicas the graph is recorded: for all-reduces in it, and for
+// its description.
 func (bl *builder) newExecutable(name string) *executable {
-	x := &executable{name: name, g: graph.NewGraph(bl.b.Backend, "lockstep: "+name)}
+	x := &executable{name: name}
+	var b compute.Backend = bl.b.Backend
+	if bl.replicas() > 1 {
+		x.recorder = stages.New(b)
+		x.recorder.Defer = true
+		b = x.recorder
+	}
+	x.g = graph.NewGraph(b, "lockstep: "+name)
 	bl.graphs = append(bl.graphs, x)
 	return x
 }
@@ -525,9 +536,12 @@ type executable struct {
 	changed []int      // the same by index
 	applies bool       // it is an apply program
 
-	mu       sync.Mutex
-	outputs  []*graph.Node
-	compiled bool
+	recorder    *stages.Recorder // nil for one replica
+	description []string         // of the operations, if they are recorded
+
+	mu      sync.Mutex
+	outputs []*graph.Node
+	exe     compute.Executable // nil: not compiled yet
 }
 
 // bind finds out what each parameter of the graph stands for.
@@ -563,28 +577,45 @@ func bindOne(name string, variables map[string]int) (argument, error) {
 	return argument{}, fmt.Errorf("parameter %q is neither a variable nor part of the batch: a model function must not call graph.Parameter", name)
 }
 
+// finish ends the recording of a graph that has one, and describes it.
+func (x *executable) finish() error {
+	if x.recorder == nil {
+		return nil
+	}
+	return catch("build the "+x.name+" program", func() error {
+		if err := x.g.Compile(x.outputs...); err != nil {
+			return err
+		}
+		x.description = x.g.Executable().(*stages.Deferred).Describe()
+		return nil
+	})
+}
+
 // compile compiles the graph unless that was done.
 func (x *executable) compile() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.compiled {
+	if x.exe != nil {
 		return nil
 	}
-	if err := catch("compile the "+x.name+" program", func() error {
+	return catch("compile the "+x.name+" program", func() (err error) {
 		if err := collectivesOf(x.g).misused(); err != nil {
 			return err
 		}
-		return x.g.Compile(x.outputs...)
-	}); err != nil {
+		if x.recorder != nil {
+			x.exe, err = x.g.Executable().(*stages.Deferred).Compile()
+			return err
+		}
+		if err = x.g.Compile(x.outputs...); err == nil {
+			x.exe = x.g.Executable()
+		}
 		return err
-	}
-	x.compiled = true
-	return nil
+	})
 }
 
 func (x *executable) close() {
 	if x.g != nil {
 		x.g.Finalize()
-		x.g = nil
+		x.g, x.exe = nil, nil
 	}
 }

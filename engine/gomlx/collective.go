@@ -107,11 +107,9 @@ func (bl *builder) replicas() int {
 	return len(bl.spec.Devices)
 }
 
-// overReplicas lets the graph of x have all-reduces.
+// overReplicas lets the graph of x have all-reduces, if there are other replicas.
 func (bl *builder) overReplicas(x *executable) {
-	r := stages.New(bl.b.Backend)
-	x.g = graph.NewGraph(r, x.g.Name())
-	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas(), summable: bl.spec.Sum != nil, recorder: r})
+	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas(), summable: bl.spec.Sum != nil, recorder: x.recorder})
 }
 
 // inference lets the graph of x know that there are other replicas.

@@ -48,6 +48,7 @@ var (
 	_ engine.InPlace   = (*program)(nil)
 	_ engine.Central   = (*program)(nil)
 	_ engine.Scheduled = (*program)(nil)
+	_ engine.Described = (*program)(nil)
 )
 
 // open makes the replicas, all with the same initial values.
@@ -104,6 +105,17 @@ func (p *program) replacedByStep() []int {
 	for v, yes := range seen {
 		if yes {
 			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// Describe implements [engine.Described].
+func (p *program) Describe() []string {
+	var list []string
+	for _, x := range append([]*executable{p.gradients, p.evaluate, p.predict}, p.packs...) {
+		for _, line := range x.description {
+			list = append(list, x.name+": "+line)
 		}
 	}
 	return list
@@ -549,10 +561,10 @@ func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer,
 		r.args = append(r.args, b)
 	}
 	err = catch("run "+doing, func() error {
-		if p, ok := x.g.Executable().(*stages.Program); ok {
+		if p, ok := x.exe.(*stages.Program); ok {
 			out, err = r.runStages(ctx, p)
 		} else {
-			out, err = x.g.Executable().Execute(r.args, nil, r.device)
+			out, err = x.exe.Execute(r.args, nil, r.device)
 		}
 		return err
 	})

@@ -36,7 +36,7 @@ func (f *function) Closure() (compute.Function, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &function{b: f.b, real: real, parent: f}, nil
+	return f.b.function(&function{real: real, parent: f}), nil
 }
 
 func (f *function) Shape(v compute.Value) (shapes.Shape, error) {
@@ -47,9 +47,9 @@ func (f *function) Shape(v compute.Value) (shapes.Shape, error) {
 	return f.real.Shape(real)
 }
 
-// add records an operation and adds it to the whole graph.
-func (f *function) add(name string, emit func(to compute.Function, in []compute.Value) ([]compute.Value, error), inputs ...compute.Value) ([]compute.Value, error) {
-	o := &op{name: name, emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
+// add records an operation and adds it to the whole graph. attributes are its arguments that are no values.
+func (f *function) add(name string, attributes []any, emit func(to compute.Function, in []compute.Value) ([]compute.Value, error), inputs ...compute.Value) ([]compute.Value, error) {
+	o := &op{name: name, attributes: attributes, emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
 		return emit(to, in)
 	}}
 	return f.record(o, inputs)
@@ -86,7 +86,7 @@ func (f *function) record(o *op, inputs []compute.Value) ([]compute.Value, error
 }
 
 func (f *function) Parameter(name string, shape shapes.Shape, sharding *compute.ShardingSpec) (compute.Value, error) {
-	o := &op{name: "Parameter", kind: parameterOp, parameter: len(f.b.parameters)}
+	o := &op{name: "Parameter", attributes: []any{name, shape}, kind: parameterOp, parameter: len(f.b.parameters)}
 	o.emit = func(to compute.Function, _ []compute.Value, _ []compute.Function) ([]compute.Value, error) {
 		return list1(to.Parameter(name, shape, sharding))
 	}
@@ -99,7 +99,7 @@ func (f *function) Parameter(name string, shape shapes.Shape, sharding *compute.
 
 func (f *function) Constant(flat any, dims ...int) (compute.Value, error) {
 	dims = slices.Clone(dims)
-	return first1(f.add("Constant", func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Constant", []any{constant(flat, dims)}, func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
 		return list1(to.Constant(flat, dims...))
 	}))
 }
@@ -136,35 +136,38 @@ func (f *function) Return(outputs []compute.Value, shardings []*compute.Sharding
 	for _, v := range outputs {
 		f.outputs = append(f.outputs, v.(*value))
 	}
+	if f == f.b.main && f.b.recorder.Defer {
+		return nil // when it is compiled
+	}
 	return f.real.Return(real, shardings)
 }
 
 func (f *function) Call(called compute.Function, inputs ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("Call", []compute.Function{called}, inputs, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+	return f.withFunctions("Call", nil, []compute.Function{called}, inputs, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
 		return to.Call(functions[0], in...)
 	})
 }
 
 func (f *function) Sort(comparator compute.Function, axis int, isStable bool, inputs ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("Sort", []compute.Function{comparator}, inputs, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+	return f.withFunctions("Sort", []any{axis, isStable}, []compute.Function{comparator}, inputs, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
 		return to.Sort(functions[0], axis, isStable, in...)
 	})
 }
 
 func (f *function) While(cond, body compute.Function, initialState ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("While", []compute.Function{cond, body}, initialState, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+	return f.withFunctions("While", nil, []compute.Function{cond, body}, initialState, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
 		return to.While(functions[0], functions[1], in...)
 	})
 }
 
 func (f *function) If(pred compute.Value, trueBranch, falseBranch compute.Function) ([]compute.Value, error) {
-	return f.withFunctions("If", []compute.Function{trueBranch, falseBranch}, []compute.Value{pred}, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+	return f.withFunctions("If", nil, []compute.Function{trueBranch, falseBranch}, []compute.Value{pred}, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
 		return to.If(in[0], functions[0], functions[1])
 	})
 }
 
-func (f *function) withFunctions(name string, functions []compute.Function, inputs []compute.Value, emit emitter) ([]compute.Value, error) {
-	o := &op{name: name, emit: emit}
+func (f *function) withFunctions(name string, attributes []any, functions []compute.Function, inputs []compute.Value, emit emitter) ([]compute.Value, error) {
+	o := &op{name: name, attributes: attributes, emit: emit}
 	for _, g := range functions {
 		r, ok := g.(*function)
 		if !ok {
@@ -178,10 +181,11 @@ func (f *function) withFunctions(name string, functions []compute.Function, inpu
 func (f *function) DynamicReshape(operand compute.Value, dimensions ...compute.DynamicDimensionSpec) (compute.Value, error) {
 	dimensions = slices.Clone(dimensions)
 	inputs := []compute.Value{operand}
-	for _, d := range dimensions {
-		inputs = append(inputs, d.Value)
+	static := slices.Clone(dimensions)
+	for i, d := range dimensions {
+		inputs, static[i].Value = append(inputs, d.Value), nil
 	}
-	return first1(f.add("DynamicReshape", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("DynamicReshape", []any{static}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		list := slices.Clone(dimensions)
 		for i := range list {
 			list[i].Value = in[1+i]
@@ -191,13 +195,13 @@ func (f *function) DynamicReshape(operand compute.Value, dimensions ...compute.D
 }
 
 func (f *function) QuantizedEmbeddingLookup(data, indices compute.Value, q *compute.Quantization) (compute.Value, error) {
-	return first1(f.add("QuantizedEmbeddingLookup", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("QuantizedEmbeddingLookup", []any{*quantization(q, []compute.Value{nil, nil})}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.QuantizedEmbeddingLookup(in[0], in[1], quantization(q, in[2:])))
 	}, data, indices, q.Scale, q.ZeroPoint))
 }
 
 func (f *function) FusedQuantizedDense(x, weights, bias compute.Value, q *compute.Quantization, activation compute.ActivationType) (compute.Value, error) {
-	return first1(f.add("FusedQuantizedDense", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("FusedQuantizedDense", []any{*quantization(q, []compute.Value{nil, nil}), activation}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.FusedQuantizedDense(in[0], in[1], in[2], quantization(q, in[3:]), activation))
 	}, x, weights, bias, q.Scale, q.ZeroPoint))
 }
@@ -210,7 +214,7 @@ func quantization(q *compute.Quantization, in []compute.Value) *compute.Quantiza
 }
 
 func (f *function) FusedScaledDotProductAttention(query, key, val compute.Value, layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig) (compute.Value, []compute.Value, error) {
-	out, err := f.add("FusedScaledDotProductAttention", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	out, err := f.add("FusedScaledDotProductAttention", attentionAttributes(layout, options), func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		output, states, err := to.FusedScaledDotProductAttention(in[0], in[1], in[2], layout, attention(options, in[3:]))
 		return append([]compute.Value{output}, states...), err
 	}, append([]compute.Value{query, key, val}, attentionValues(options)...)...)
@@ -223,7 +227,7 @@ func (f *function) FusedScaledDotProductAttention(query, key, val compute.Value,
 func (f *function) FusedScaledDotProductAttentionVJP(query, key, val compute.Value, layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig, output compute.Value, states []compute.Value, dOutput compute.Value) (compute.Value, compute.Value, compute.Value, error) {
 	inputs := append([]compute.Value{query, key, val, output, dOutput}, attentionValues(options)...)
 	n := len(inputs)
-	return first3(f.add("FusedScaledDotProductAttentionVJP", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first3(f.add("FusedScaledDotProductAttentionVJP", attentionAttributes(layout, options), func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list3(to.FusedScaledDotProductAttentionVJP(in[0], in[1], in[2], layout, attention(options, in[5:n]), in[3], in[n:], in[4]))
 	}, append(inputs, states...)...))
 }
@@ -234,6 +238,14 @@ func attentionValues(options *compute.ScaledDotProductAttentionConfig) []compute
 		return nil
 	}
 	return []compute.Value{options.QuerySeqLen, options.KeyValueSeqLen, options.Bias}
+}
+
+// attentionAttributes lists what is no value in layout and options.
+func attentionAttributes(layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig) []any {
+	if options == nil {
+		return []any{layout}
+	}
+	return []any{layout, *attention(options, []compute.Value{nil, nil, nil})}
 }
 
 // attention is options with other values.

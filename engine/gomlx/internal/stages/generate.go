@@ -63,7 +63,7 @@ func main() {
 
 // method writes the recording method of one operation.
 func method(out *bytes.Buffer, name string, t *ast.FuncType) {
-	var params, args, fixed, clones []string
+	var params, args, fixed, clones, static []string
 	list := "" // the one argument that is several values
 	for _, field := range t.Params.List {
 		typ := typeName(field.Type)
@@ -81,13 +81,17 @@ func method(out *bytes.Buffer, name string, t *ast.FuncType) {
 				args = append(args, "in[#:]"+dots(typ))
 			case strings.HasPrefix(typ, "[]") || strings.HasPrefix(typ, "..."):
 				clones = append(clones, fmt.Sprintf("%s = slices.Clone(%s)\n", id.Name, id.Name))
-				args = append(args, id.Name+dots(typ))
+				args, static = append(args, id.Name+dots(typ)), append(static, id.Name)
 			case strings.HasPrefix(typ, "*"):
 				log.Fatalf("%s takes a pointer, which may hide values: write its method by hand", name)
 			default:
-				args = append(args, id.Name)
+				args, static = append(args, id.Name), append(static, id.Name)
 			}
 		}
+	}
+	attributes := "nil"
+	if len(static) > 0 {
+		attributes = "[]any{" + strings.Join(static, ", ") + "}"
 	}
 	call := strings.ReplaceAll(strings.Join(args, ", "), "#", fmt.Sprint(len(fixed)))
 	results := 0
@@ -108,8 +112,8 @@ func method(out *bytes.Buffer, name string, t *ast.FuncType) {
 	case len(fixed) > 0:
 		inputs = ", " + strings.Join(fixed, ", ")
 	}
-	fmt.Fprintf(out, "\nfunc (f *function) %s(%s) %s {\n%sreturn %sf.add(%q, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {\n"+
-		"return %sto.%s(%s)%s\n}%s)%s\n}\n", name, strings.Join(params, ", "), returns, strings.Join(clones, ""), get, name, put, name, call, end, inputs, end)
+	fmt.Fprintf(out, "\nfunc (f *function) %s(%s) %s {\n%sreturn %sf.add(%q, %s, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {\n"+
+		"return %sto.%s(%s)%s\n}%s)%s\n}\n", name, strings.Join(params, ", "), returns, strings.Join(clones, ""), get, name, attributes, put, name, call, end, inputs, end)
 }
 
 func dots(typ string) string {

@@ -11,122 +11,122 @@ import (
 )
 
 func (f *function) Abs(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Abs", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Abs", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Abs(in[0]))
 	}, x))
 }
 
 func (f *function) Add(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Add", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Add", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Add(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Atan2(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Atan2", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Atan2", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Atan2(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) ArgMinMax(x compute.Value, axis int, outputDType dtypes.DType, isMin bool) (compute.Value, error) {
-	return first1(f.add("ArgMinMax", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ArgMinMax", []any{axis, outputDType, isMin}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ArgMinMax(in[0], axis, outputDType, isMin))
 	}, x))
 }
 
 func (f *function) BatchNormForInference(operand compute.Value, scale compute.Value, offset compute.Value, mean compute.Value, variance compute.Value, epsilon float32, featureAxis int) (compute.Value, error) {
-	return first1(f.add("BatchNormForInference", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BatchNormForInference", []any{epsilon, featureAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BatchNormForInference(in[0], in[1], in[2], in[3], in[4], epsilon, featureAxis))
 	}, operand, scale, offset, mean, variance))
 }
 
 func (f *function) BatchNormForTraining(operand compute.Value, scale compute.Value, offset compute.Value, epsilon float32, featureAxis int) (compute.Value, compute.Value, compute.Value, error) {
-	return first3(f.add("BatchNormForTraining", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first3(f.add("BatchNormForTraining", []any{epsilon, featureAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list3(to.BatchNormForTraining(in[0], in[1], in[2], epsilon, featureAxis))
 	}, operand, scale, offset))
 }
 
 func (f *function) BatchNormGradient(operand compute.Value, scale compute.Value, mean compute.Value, variance compute.Value, gradOutput compute.Value, epsilon float32, featureAxis int) (compute.Value, compute.Value, compute.Value, error) {
-	return first3(f.add("BatchNormGradient", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first3(f.add("BatchNormGradient", []any{epsilon, featureAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list3(to.BatchNormGradient(in[0], in[1], in[2], in[3], in[4], epsilon, featureAxis))
 	}, operand, scale, mean, variance, gradOutput))
 }
 
 func (f *function) Bitcast(operand compute.Value, targetDType dtypes.DType) (compute.Value, error) {
-	return first1(f.add("Bitcast", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Bitcast", []any{targetDType}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Bitcast(in[0], targetDType))
 	}, operand))
 }
 
 func (f *function) BitCount(operand compute.Value) (compute.Value, error) {
-	return first1(f.add("BitCount", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BitCount", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BitCount(in[0]))
 	}, operand))
 }
 
 func (f *function) BitwiseAnd(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("BitwiseAnd", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BitwiseAnd", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BitwiseAnd(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) BitwiseNot(x compute.Value) (compute.Value, error) {
-	return first1(f.add("BitwiseNot", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BitwiseNot", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BitwiseNot(in[0]))
 	}, x))
 }
 
 func (f *function) BitwiseOr(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("BitwiseOr", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BitwiseOr", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BitwiseOr(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) BitwiseXor(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("BitwiseXor", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BitwiseXor", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BitwiseXor(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) BroadcastInDim(x compute.Value, outputShape shapes.Shape, broadcastAxes []int) (compute.Value, error) {
 	broadcastAxes = slices.Clone(broadcastAxes)
-	return first1(f.add("BroadcastInDim", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("BroadcastInDim", []any{outputShape, broadcastAxes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.BroadcastInDim(in[0], outputShape, broadcastAxes))
 	}, x))
 }
 
 func (f *function) Ceil(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Ceil", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Ceil", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Ceil(in[0]))
 	}, x))
 }
 
 func (f *function) Clamp(min compute.Value, x compute.Value, max compute.Value) (compute.Value, error) {
-	return first1(f.add("Clamp", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Clamp", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Clamp(in[0], in[1], in[2]))
 	}, min, x, max))
 }
 
 func (f *function) Clz(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Clz", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Clz", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Clz(in[0]))
 	}, x))
 }
 
 func (f *function) Complex(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Complex", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Complex", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Complex(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Concatenate(axis int, operands ...compute.Value) (compute.Value, error) {
-	return first1(f.add("Concatenate", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Concatenate", []any{axis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Concatenate(axis, in[0:]...))
 	}, operands...))
 }
 
 func (f *function) Conj(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Conj", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Conj", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Conj(in[0]))
 	}, x))
 }
@@ -136,25 +136,25 @@ func (f *function) ConvGeneral(input compute.Value, kernel compute.Value, axes c
 	paddings = slices.Clone(paddings)
 	inputDilations = slices.Clone(inputDilations)
 	kernelDilations = slices.Clone(kernelDilations)
-	return first1(f.add("ConvGeneral", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ConvGeneral", []any{axes, strides, paddings, inputDilations, kernelDilations, channelGroupCount, batchGroupCount}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ConvGeneral(in[0], in[1], axes, strides, paddings, inputDilations, kernelDilations, channelGroupCount, batchGroupCount))
 	}, input, kernel))
 }
 
 func (f *function) ConvertDType(x compute.Value, dtype dtypes.DType) (compute.Value, error) {
-	return first1(f.add("ConvertDType", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ConvertDType", []any{dtype}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ConvertDType(in[0], dtype))
 	}, x))
 }
 
 func (f *function) Cos(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Cos", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Cos", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Cos(in[0]))
 	}, x))
 }
 
 func (f *function) Div(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Div", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Div", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Div(in[0], in[1]))
 	}, lhs, rhs))
 }
@@ -164,75 +164,75 @@ func (f *function) DotGeneral(lhs compute.Value, lhsContractingAxes []int, lhsBa
 	lhsBatchAxes = slices.Clone(lhsBatchAxes)
 	rhsContractingAxes = slices.Clone(rhsContractingAxes)
 	rhsBatchAxes = slices.Clone(rhsBatchAxes)
-	return first1(f.add("DotGeneral", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("DotGeneral", []any{lhsContractingAxes, lhsBatchAxes, rhsContractingAxes, rhsBatchAxes, config}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.DotGeneral(in[0], lhsContractingAxes, lhsBatchAxes, in[1], rhsContractingAxes, rhsBatchAxes, config))
 	}, lhs, rhs))
 }
 
 func (f *function) DynamicDimensionSize(operand compute.Value, axis int) (compute.Value, error) {
-	return first1(f.add("DynamicDimensionSize", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("DynamicDimensionSize", []any{axis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.DynamicDimensionSize(in[0], axis))
 	}, operand))
 }
 
 func (f *function) DynamicShape(operand compute.Value) (compute.Value, error) {
-	return first1(f.add("DynamicShape", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("DynamicShape", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.DynamicShape(in[0]))
 	}, operand))
 }
 
 func (f *function) DynamicSlice(operand compute.Value, startIndices []compute.Value, sliceDims []int) (compute.Value, error) {
 	sliceDims = slices.Clone(sliceDims)
-	return first1(f.add("DynamicSlice", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("DynamicSlice", []any{sliceDims}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.DynamicSlice(in[0], in[1:], sliceDims))
 	}, append([]compute.Value{operand}, startIndices...)...))
 }
 
 func (f *function) DynamicUpdateSlice(operand compute.Value, update compute.Value, startIndices []compute.Value) (compute.Value, error) {
-	return first1(f.add("DynamicUpdateSlice", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("DynamicUpdateSlice", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.DynamicUpdateSlice(in[0], in[1], in[2:]))
 	}, append([]compute.Value{operand, update}, startIndices...)...))
 }
 
 func (f *function) Equal(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Equal", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Equal", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Equal(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) EqualTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("EqualTotalOrder", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("EqualTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.EqualTotalOrder(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Erf(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Erf", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Erf", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Erf(in[0]))
 	}, x))
 }
 
 func (f *function) Exp(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Exp", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Exp", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Exp(in[0]))
 	}, x))
 }
 
 func (f *function) Expm1(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Expm1", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Expm1", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Expm1(in[0]))
 	}, x))
 }
 
 func (f *function) FFT(operand compute.Value, fftType compute.FFTType, fftLength []int) (compute.Value, error) {
 	fftLength = slices.Clone(fftLength)
-	return first1(f.add("FFT", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("FFT", []any{fftType, fftLength}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.FFT(in[0], fftType, fftLength))
 	}, operand))
 }
 
 func (f *function) Floor(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Floor", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Floor", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Floor(in[0]))
 	}, x))
 }
@@ -242,246 +242,246 @@ func (f *function) Gather(operand compute.Value, startIndices compute.Value, ind
 	collapsedSliceAxes = slices.Clone(collapsedSliceAxes)
 	startIndexMap = slices.Clone(startIndexMap)
 	sliceSizes = slices.Clone(sliceSizes)
-	return first1(f.add("Gather", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Gather", []any{indexVectorAxis, offsetOutputAxes, collapsedSliceAxes, startIndexMap, sliceSizes, indicesAreSorted}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Gather(in[0], in[1], indexVectorAxis, offsetOutputAxes, collapsedSliceAxes, startIndexMap, sliceSizes, indicesAreSorted))
 	}, operand, startIndices))
 }
 
 func (f *function) GreaterOrEqual(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("GreaterOrEqual", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("GreaterOrEqual", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.GreaterOrEqual(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) GreaterOrEqualTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("GreaterOrEqualTotalOrder", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("GreaterOrEqualTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.GreaterOrEqualTotalOrder(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) GreaterThan(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("GreaterThan", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("GreaterThan", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.GreaterThan(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) GreaterThanTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("GreaterThanTotalOrder", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("GreaterThanTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.GreaterThanTotalOrder(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Imag(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Imag", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Imag", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Imag(in[0]))
 	}, x))
 }
 
 func (f *function) Iota(shape shapes.Shape, iotaAxis int) (compute.Value, error) {
-	return first1(f.add("Iota", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Iota", []any{shape, iotaAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Iota(shape, iotaAxis))
 	}))
 }
 
 func (f *function) IsFinite(x compute.Value) (compute.Value, error) {
-	return first1(f.add("IsFinite", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("IsFinite", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.IsFinite(in[0]))
 	}, x))
 }
 
 func (f *function) IsNaN(x compute.Value) (compute.Value, error) {
-	return first1(f.add("IsNaN", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("IsNaN", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.IsNaN(in[0]))
 	}, x))
 }
 
 func (f *function) LessOrEqual(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LessOrEqual", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LessOrEqual", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LessOrEqual(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) LessOrEqualTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LessOrEqualTotalOrder", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LessOrEqualTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LessOrEqualTotalOrder(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) LessThan(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LessThan", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LessThan", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LessThan(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) LessThanTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LessThanTotalOrder", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LessThanTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LessThanTotalOrder(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Log(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Log", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Log", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Log(in[0]))
 	}, x))
 }
 
 func (f *function) Log1p(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Log1p", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Log1p", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Log1p(in[0]))
 	}, x))
 }
 
 func (f *function) LogicalAnd(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LogicalAnd", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LogicalAnd", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LogicalAnd(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) LogicalNot(x compute.Value) (compute.Value, error) {
-	return first1(f.add("LogicalNot", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LogicalNot", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LogicalNot(in[0]))
 	}, x))
 }
 
 func (f *function) LogicalOr(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LogicalOr", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LogicalOr", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LogicalOr(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) LogicalXor(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LogicalXor", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("LogicalXor", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.LogicalXor(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Logistic(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Logistic", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Logistic", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Logistic(in[0]))
 	}, x))
 }
 
 func (f *function) Max(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Max", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Max", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Max(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Min(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Min", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Min", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Min(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Mul(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Mul", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Mul", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Mul(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Neg(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Neg", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Neg", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Neg(in[0]))
 	}, x))
 }
 
 func (f *function) NotEqual(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("NotEqual", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("NotEqual", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.NotEqual(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) NotEqualTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("NotEqualTotalOrder", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("NotEqualTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.NotEqualTotalOrder(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Pad(x compute.Value, fillValue compute.Value, axesConfig ...compute.PadAxis) (compute.Value, error) {
 	axesConfig = slices.Clone(axesConfig)
-	return first1(f.add("Pad", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Pad", []any{axesConfig}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Pad(in[0], in[1], axesConfig...))
 	}, x, fillValue))
 }
 
 func (f *function) Pow(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Pow", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Pow", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Pow(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Real(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Real", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Real", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Real(in[0]))
 	}, x))
 }
 
 func (f *function) ReduceBitwiseAnd(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceBitwiseAnd", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceBitwiseAnd", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceBitwiseAnd(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceBitwiseOr(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceBitwiseOr", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceBitwiseOr", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceBitwiseOr(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceBitwiseXor(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceBitwiseXor", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceBitwiseXor", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceBitwiseXor(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceLogicalAnd(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceLogicalAnd", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceLogicalAnd", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceLogicalAnd(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceLogicalOr(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceLogicalOr", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceLogicalOr", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceLogicalOr(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceLogicalXor(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceLogicalXor", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceLogicalXor", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceLogicalXor(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceMax(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceMax", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceMax", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceMax(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceMin(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceMin", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceMin", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceMin(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceProduct(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceProduct", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceProduct", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceProduct(in[0], axes...))
 	}, x))
 }
 
 func (f *function) ReduceSum(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceSum", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceSum", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceSum(in[0], axes...))
 	}, x))
 }
@@ -492,45 +492,45 @@ func (f *function) ReduceWindow(input compute.Value, reductionType compute.Reduc
 	inputDilations = slices.Clone(inputDilations)
 	windowDilations = slices.Clone(windowDilations)
 	paddings = slices.Clone(paddings)
-	return first1(f.add("ReduceWindow", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ReduceWindow", []any{reductionType, windowDimensions, strides, inputDilations, windowDilations, paddings}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ReduceWindow(in[0], reductionType, windowDimensions, strides, inputDilations, windowDilations, paddings))
 	}, input))
 }
 
 func (f *function) Rem(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Rem", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Rem", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Rem(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Reshape(x compute.Value, dimensions ...int) (compute.Value, error) {
 	dimensions = slices.Clone(dimensions)
-	return first1(f.add("Reshape", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Reshape", []any{dimensions}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Reshape(in[0], dimensions...))
 	}, x))
 }
 
 func (f *function) Reverse(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("Reverse", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Reverse", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Reverse(in[0], axes...))
 	}, x))
 }
 
 func (f *function) RNGBitGenerator(state compute.Value, shape shapes.Shape) (compute.Value, compute.Value, error) {
-	return first2(f.add("RNGBitGenerator", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first2(f.add("RNGBitGenerator", []any{shape}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list2(to.RNGBitGenerator(in[0], shape))
 	}, state))
 }
 
 func (f *function) Round(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Round", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Round", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Round(in[0]))
 	}, x))
 }
 
 func (f *function) Rsqrt(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Rsqrt", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Rsqrt", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Rsqrt(in[0]))
 	}, x))
 }
@@ -539,7 +539,7 @@ func (f *function) ScatterMax(operand compute.Value, scatterIndices compute.Valu
 	updateWindowAxes = slices.Clone(updateWindowAxes)
 	insertedWindowAxes = slices.Clone(insertedWindowAxes)
 	scatterAxesToOperandAxes = slices.Clone(scatterAxesToOperandAxes)
-	return first1(f.add("ScatterMax", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ScatterMax", []any{indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ScatterMax(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
 	}, operand, scatterIndices, updates))
 }
@@ -548,7 +548,7 @@ func (f *function) ScatterMin(operand compute.Value, scatterIndices compute.Valu
 	updateWindowAxes = slices.Clone(updateWindowAxes)
 	insertedWindowAxes = slices.Clone(insertedWindowAxes)
 	scatterAxesToOperandAxes = slices.Clone(scatterAxesToOperandAxes)
-	return first1(f.add("ScatterMin", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ScatterMin", []any{indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ScatterMin(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
 	}, operand, scatterIndices, updates))
 }
@@ -557,7 +557,7 @@ func (f *function) ScatterSum(operand compute.Value, scatterIndices compute.Valu
 	updateWindowAxes = slices.Clone(updateWindowAxes)
 	insertedWindowAxes = slices.Clone(insertedWindowAxes)
 	scatterAxesToOperandAxes = slices.Clone(scatterAxesToOperandAxes)
-	return first1(f.add("ScatterSum", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ScatterSum", []any{indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ScatterSum(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
 	}, operand, scatterIndices, updates))
 }
@@ -566,7 +566,7 @@ func (f *function) SelectAndScatterMax(operand compute.Value, source compute.Val
 	windowDimensions = slices.Clone(windowDimensions)
 	windowStrides = slices.Clone(windowStrides)
 	paddings = slices.Clone(paddings)
-	return first1(f.add("SelectAndScatterMax", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("SelectAndScatterMax", []any{windowDimensions, windowStrides, paddings}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.SelectAndScatterMax(in[0], in[1], windowDimensions, windowStrides, paddings))
 	}, operand, source))
 }
@@ -575,37 +575,37 @@ func (f *function) SelectAndScatterMin(operand compute.Value, source compute.Val
 	windowDimensions = slices.Clone(windowDimensions)
 	windowStrides = slices.Clone(windowStrides)
 	paddings = slices.Clone(paddings)
-	return first1(f.add("SelectAndScatterMin", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("SelectAndScatterMin", []any{windowDimensions, windowStrides, paddings}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.SelectAndScatterMin(in[0], in[1], windowDimensions, windowStrides, paddings))
 	}, operand, source))
 }
 
 func (f *function) ShiftLeft(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("ShiftLeft", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ShiftLeft", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ShiftLeft(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) ShiftRightArithmetic(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("ShiftRightArithmetic", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ShiftRightArithmetic", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ShiftRightArithmetic(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) ShiftRightLogical(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("ShiftRightLogical", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("ShiftRightLogical", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.ShiftRightLogical(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Sign(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Sign", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Sign", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Sign(in[0]))
 	}, x))
 }
 
 func (f *function) Sin(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Sin", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Sin", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Sin(in[0]))
 	}, x))
 }
@@ -614,81 +614,81 @@ func (f *function) Slice(x compute.Value, starts []int, limits []int, strides []
 	starts = slices.Clone(starts)
 	limits = slices.Clone(limits)
 	strides = slices.Clone(strides)
-	return first1(f.add("Slice", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Slice", []any{starts, limits, strides}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Slice(in[0], starts, limits, strides))
 	}, x))
 }
 
 func (f *function) Sqrt(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Sqrt", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Sqrt", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Sqrt(in[0]))
 	}, x))
 }
 
 func (f *function) Sub(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("Sub", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Sub", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Sub(in[0], in[1]))
 	}, lhs, rhs))
 }
 
 func (f *function) Tanh(x compute.Value) (compute.Value, error) {
-	return first1(f.add("Tanh", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Tanh", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Tanh(in[0]))
 	}, x))
 }
 
 func (f *function) Transpose(x compute.Value, permutation ...int) (compute.Value, error) {
 	permutation = slices.Clone(permutation)
-	return first1(f.add("Transpose", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Transpose", []any{permutation}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Transpose(in[0], permutation...))
 	}, x))
 }
 
 func (f *function) Where(condition compute.Value, onTrue compute.Value, onFalse compute.Value) (compute.Value, error) {
-	return first1(f.add("Where", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("Where", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.Where(in[0], in[1], in[2]))
 	}, condition, onTrue, onFalse))
 }
 
 func (f *function) OptimizationBarrier(operands ...compute.Value) ([]compute.Value, error) {
-	return f.add("OptimizationBarrier", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return f.add("OptimizationBarrier", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return to.OptimizationBarrier(in[0:]...)
 	}, operands...)
 }
 
 func (f *function) SchedulingBarrier(operand compute.Value, dependencies ...compute.Value) (compute.Value, error) {
-	return first1(f.add("SchedulingBarrier", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("SchedulingBarrier", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.SchedulingBarrier(in[0], in[1:]...))
 	}, append([]compute.Value{operand}, dependencies...)...))
 }
 
 func (f *function) FusedSoftmax(x compute.Value, axis int) (compute.Value, error) {
-	return first1(f.add("FusedSoftmax", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("FusedSoftmax", []any{axis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.FusedSoftmax(in[0], axis))
 	}, x))
 }
 
 func (f *function) FusedGelu(x compute.Value, exact bool) (compute.Value, error) {
-	return first1(f.add("FusedGelu", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("FusedGelu", []any{exact}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.FusedGelu(in[0], exact))
 	}, x))
 }
 
 func (f *function) FusedLayerNorm(x compute.Value, axes []int, epsilon float64, gamma compute.Value, beta compute.Value) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("FusedLayerNorm", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("FusedLayerNorm", []any{axes, epsilon}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.FusedLayerNorm(in[0], axes, epsilon, in[1], in[2]))
 	}, x, gamma, beta))
 }
 
 func (f *function) FusedDense(x compute.Value, weight compute.Value, bias compute.Value, options compute.DenseConfig) (compute.Value, error) {
-	return first1(f.add("FusedDense", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first1(f.add("FusedDense", []any{options}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.FusedDense(in[0], in[1], in[2], options))
 	}, x, weight, bias))
 }
 
 func (f *function) FusedAttentionQKVProjection(x compute.Value, wQKV compute.Value, biasQ compute.Value, biasK compute.Value, biasV compute.Value, queryDim int, keyValueDim int) (compute.Value, compute.Value, compute.Value, error) {
-	return first3(f.add("FusedAttentionQKVProjection", func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+	return first3(f.add("FusedAttentionQKVProjection", []any{queryDim, keyValueDim}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list3(to.FusedAttentionQKVProjection(in[0], in[1], in[2], in[3], in[4], queryDim, keyValueDim))
 	}, x, wQKV, biasQ, biasK, biasV))
 }

@@ -10,6 +10,10 @@ import (
 // Recorder is the backend of one graph. It computes nothing itself, and owns nothing.
 type Recorder struct {
 	compute.Backend
+
+	// Defer has graphs recorded with their outputs when GoMLX compiles them, and compiled later: their executables are [Deferred].
+	Defer bool
+
 	next string // the name of the all-reduce that the next Identity is to be; empty if it is to be one
 }
 
@@ -28,7 +32,7 @@ func (r *Recorder) AllReduce(name string, identity func()) {
 func (r *Recorder) Builder(name string) compute.Builder {
 	real := r.Backend.Builder(name)
 	b := &builder{Builder: real, recorder: r, name: name}
-	b.main = &function{b: b, real: real.Main(), name: compute.MainName}
+	b.main = b.function(&function{real: real.Main(), name: compute.MainName})
 	return b
 }
 
@@ -38,6 +42,7 @@ type builder struct {
 	recorder   *Recorder
 	name       string
 	main       *function
+	functions  []*function // all of them
 	parameters []*value
 	sums       []*value // outputs of the all-reduces
 	ops        int
@@ -50,7 +55,13 @@ func (b *builder) NewFunction(name string) (compute.Function, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &function{b: b, real: real, name: name}, nil
+	return b.function(&function{real: real, name: name}), nil
+}
+
+func (b *builder) function(f *function) *function {
+	f.b = b
+	b.functions = append(b.functions, f)
+	return f
 }
 
 func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
@@ -61,8 +72,15 @@ func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
 	return b.Builder.OpShape(real)
 }
 
-// Compile returns the backend's own executable, or a [Program] if there are all-reduces.
+// Compile returns the backend's own executable, or a [Program] if there are all-reduces, or a [Deferred].
 func (b *builder) Compile() (compute.Executable, error) {
+	if b.recorder.Defer {
+		return &Deferred{b: b}, nil
+	}
+	return b.compile()
+}
+
+func (b *builder) compile() (compute.Executable, error) {
 	if len(b.sums) == 0 {
 		return b.Builder.Compile()
 	}
@@ -104,16 +122,17 @@ type emitter func(to compute.Function, in []compute.Value, functions []compute.F
 
 // op is an operation that was recorded.
 type op struct {
-	name      string
-	index     int // in order of recording
-	fn        *function
-	inputs    []*value // nil for an argument that was left out
-	functions []*function
-	outputs   []*value
-	emit      emitter
-	parameter int // if kind is parameterOp or sumOp, which
-	kind      opKind
-	plan      // of operations of the main function
+	name       string
+	attributes []any // the arguments that are no values
+	index      int   // in order of recording
+	fn         *function
+	inputs     []*value // nil for an argument that was left out
+	functions  []*function
+	outputs    []*value
+	emit       emitter
+	parameter  int // if kind is parameterOp or sumOp, which
+	kind       opKind
+	plan       // of operations of the main function
 }
 
 type opKind uint8

@@ -1,0 +1,222 @@
+package stages
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/gomlx/compute"
+	"github.com/gomlx/compute/shapes"
+)
+
+// Deferred is a graph that is recorded as a whole, with its outputs, and compiled when it is first needed. It is what a graph over a
+// [Recorder] with Defer set has as its executable.
+type Deferred struct {
+	b   *builder
+	exe compute.Executable
+}
+
+var _ compute.Executable = (*Deferred)(nil)
+
+// Compile compiles the graph unless that was done: to the backend's own executable, or to a [Program] if there are all-reduces. The
+// record ends with it, so Describe must be called before.
+func (d *Deferred) Compile() (compute.Executable, error) {
+	if d.exe != nil {
+		return d.exe, nil
+	}
+	real, err := unwrapAll("Return", valuesOf(d.b.main.outputs))
+	if err != nil {
+		return nil, err
+	}
+	if err := d.b.main.real.Return(real, nil); err != nil {
+		return nil, err
+	}
+	if d.exe, err = d.b.compile(); err == nil {
+		d.b.forget()
+	}
+	return d.exe, err
+}
+
+// Describe lists the operations that the graph's outputs need, one a line, with everything that decides what they compute: attributes,
+// the values of constants, names and shapes of parameters. Operations are numbered in the order in which the outputs reach them, so the
+// lines depend on the graph alone: not on the order in which it was built, on operations that nobody needs, or on the process.
+func (d *Deferred) Describe() []string {
+	w := &description{numbers: map[*op]int{}}
+	outputs := w.values(d.b.main.outputs)
+	return append(w.lines, "return "+outputs)
+}
+
+// Finalize implements compute.Executable.
+func (d *Deferred) Finalize() {
+	if d.exe != nil {
+		d.exe.Finalize()
+	}
+}
+
+// Inputs implements compute.Executable.
+func (d *Deferred) Inputs() (names []string, inputShapes []shapes.Shape) {
+	if d.exe == nil {
+		return nil, nil
+	}
+	return d.exe.Inputs()
+}
+
+// Outputs implements compute.Executable.
+func (d *Deferred) Outputs() []shapes.Shape {
+	if d.exe == nil {
+		return nil
+	}
+	return d.exe.Outputs()
+}
+
+// Execute implements compute.Executable. It compiles the graph if that was not done.
+func (d *Deferred) Execute(inputs []compute.Buffer, donate []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
+	exe, err := d.Compile()
+	if err != nil {
+		return nil, err
+	}
+	return exe.Execute(inputs, donate, device)
+}
+
+func valuesOf(list []*value) []compute.Value {
+	out := make([]compute.Value, len(list))
+	for i, v := range list {
+		out[i] = v
+	}
+	return out
+}
+
+// forget drops what only Describe and stages need: constants above all, which the backend has its own copies of.
+func (b *builder) forget() {
+	for _, f := range b.functions {
+		for _, o := range f.ops {
+			o.emit, o.attributes = nil, nil
+		}
+	}
+}
+
+// description is a list of operations in progress.
+type description struct {
+	lines   []string
+	numbers map[*op]int // of operations that have their line
+}
+
+// values names values, after the lines of the operations that they come from.
+func (w *description) values(list []*value) string {
+	names := make([]string, len(list))
+	for i, v := range list {
+		switch {
+		case v == nil:
+			names[i] = "none"
+		case len(v.op.outputs) == 1:
+			names[i] = fmt.Sprintf("%%%d", w.operation(v.op))
+		default:
+			names[i] = fmt.Sprintf("%%%d.%d", w.operation(v.op), slices.Index(v.op.outputs, v))
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// operation returns the number of an operation, which has its line then. It visits what the operation needs without recursion, as
+// graphs may be thousands of operations deep.
+func (w *description) operation(last *op) int {
+	pending := []*op{last}
+	for len(pending) > 0 {
+		o := pending[len(pending)-1]
+		if _, done := w.numbers[o]; done {
+			pending = pending[:len(pending)-1]
+			continue
+		}
+		ready := true
+		for _, in := range slices.Backward(o.direct()) {
+			if _, done := w.numbers[in]; !done {
+				pending, ready = append(pending, in), false
+			}
+		}
+		if ready {
+			pending = pending[:len(pending)-1]
+			w.line(o)
+		}
+	}
+	return w.numbers[last]
+}
+
+// direct lists the operations whose values o uses, itself or in its functions, without those inside of these functions.
+func (o *op) direct() []*op {
+	var list []*op
+	add := func(inputs []*value) {
+		for _, v := range inputs {
+			if v != nil {
+				list = append(list, v.op)
+			}
+		}
+	}
+	add(o.inputs)
+	inside := map[*function]bool{}
+	var visit func(f *function)
+	visit = func(f *function) {
+		if inside[f] {
+			return
+		}
+		inside[f] = true
+		add(f.outputs)
+		for _, inner := range f.ops {
+			add(inner.inputs)
+			for _, g := range inner.functions {
+				visit(g)
+			}
+		}
+	}
+	for _, f := range o.functions {
+		visit(f)
+	}
+	return slices.DeleteFunc(list, func(in *op) bool { return inside[in.fn] })
+}
+
+// line adds the line of an operation whose inputs have theirs.
+func (w *description) line(o *op) {
+	text := fmt.Sprintf("%s(%s)", o.name, w.values(o.inputs))
+	for _, a := range o.attributes {
+		text += fmt.Sprintf(" %+v", a)
+	}
+	for _, f := range o.functions {
+		text += " {" + strings.Join(w.function(f), "; ") + "}"
+	}
+	w.numbers[o] = len(w.numbers)
+	w.lines = append(w.lines, fmt.Sprintf("%%%d = %s", w.numbers[o], text))
+}
+
+// function describes a function that an operation was given. Its own operations have numbers only while it is described, those of
+// functions around it are in w.
+func (w *description) function(f *function) []string {
+	inner := &description{numbers: map[*op]int{}}
+	for o, number := range w.numbers {
+		inner.numbers[o] = number
+	}
+	for _, o := range f.ops { // parameters by their position, whether they are used or not
+		if o.kind == parameterOp {
+			inner.operation(o)
+		}
+	}
+	return append(inner.lines, "return "+inner.values(f.outputs))
+}
+
+// shownConstant is up to how many elements of a constant are written down; of larger ones only a hash is.
+const shownConstant = 8
+
+// constant describes the value of a constant: flat is a slice of numbers.
+func constant(flat any, dims []int) string {
+	list := reflect.ValueOf(flat)
+	text := fmt.Sprintf("%v%v", list.Type().Elem(), dims)
+	h := sha256.New()
+	if err := binary.Write(h, binary.LittleEndian, flat); err != nil {
+		fmt.Fprintf(h, "%v", flat) // of a type without a fixed size: int
+	}
+	if list.Len() <= shownConstant {
+		text += fmt.Sprintf(" %v", flat)
+	}
+	return fmt.Sprintf("%s, bits hashed %.8x", text, h.Sum(nil))
+}
