@@ -21,6 +21,7 @@ type view struct {
 	base   Indexed
 	fixed  []int
 	stages []stage
+	shard  shard // of a Shard before, which fixed may be the outcome of
 }
 
 // stage changes an order, in place where it likes.
@@ -32,7 +33,7 @@ type stage interface {
 func newView(base Indexed) *view { return &view{base: base} }
 
 func (v *view) with(s stage) *view {
-	return &view{v.base, v.fixed, append(slices.Clip(v.stages), s)}
+	return &view{v.base, v.fixed, append(slices.Clip(v.stages), s), v.shard}
 }
 
 // Len implements [Dataset].
@@ -108,7 +109,7 @@ func (v *view) split(fraction float64, seed int64) (kept, held *view) {
 			in = append(in, base)
 		}
 	}
-	return &view{base: v.base, fixed: in}, &view{base: v.base, fixed: out}
+	return &view{base: v.base, fixed: in, shard: v.shard}, &view{base: v.base, fixed: out, shard: v.shard}
 }
 
 // shuffled is the stage of Shuffle.

@@ -67,7 +67,7 @@ func Lines(names ...string) Pipeline {
 
 // fromFiles makes a pipeline of files: read yields what one holds and reports whether to go on to the next.
 func fromFiles(format string, names []string, read func(s *source, yield func(Element, error) bool) bool) Pipeline {
-	return Pipeline{&files{format, names, read}}
+	return Pipeline{&files{format: format, names: names, read: read}}
 }
 
 // files is the dataset of what files hold, one after the other.
@@ -75,6 +75,7 @@ type files struct {
 	format string
 	names  []string
 	read   func(s *source, yield func(Element, error) bool) bool
+	shard  shard // of the files that ShardFiles was given
 }
 
 // Len implements [Dataset].

@@ -91,7 +91,7 @@ func (p Pipeline) MapRandom(seed int64, f func(ctx context.Context, r *rand.Rand
 
 func (p Pipeline) mapWith(f mapFunc) Pipeline {
 	if v, ok := p.ds.(*view); ok {
-		return Pipeline{&view{base: &mappedIndexed{v.base, f}, fixed: v.fixed, stages: v.stages}}
+		return Pipeline{&view{base: &mappedIndexed{v.base, f}, fixed: v.fixed, stages: v.stages, shard: v.shard}}
 	}
 	return Pipeline{&mapped{p, f}}
 }
@@ -168,12 +168,19 @@ func (p Pipeline) Skip(n int) Pipeline {
 
 // Shard keeps every count-th element, beginning with number index: the parts 0…count-1 together are the whole. After
 // Shuffle with one seed the parts are disjoint too.
+//
+// It is for programs that share out their data themselves. A strategy of several workers does that for them, and training over one
+// refuses a dataset that has a Shard (see [Sharded]).
 func (p Pipeline) Shard(index, count int) Pipeline {
 	if count < 1 || index < 0 || index >= count {
 		panic(fmt.Sprintf("data: Shard(%d, %d): want an index from 0 to count-1", index, count))
 	}
 	if v, ok := p.ds.(*view); ok {
-		return Pipeline{v.with(every{index, count})}
+		part := v.with(every{index, count})
+		if count > 1 {
+			part.shard = shard{index, count}
+		}
+		return Pipeline{part}
 	}
 	return Pipeline{&sharded{p, index, count}}
 }

@@ -64,6 +64,33 @@ func Files(ds Dataset) []string {
 	}
 }
 
+// shard is the part that Shard keeps; the zero value is the whole.
+type shard struct{ index, count int }
+
+// Sharded reports whether ds keeps only a part of its elements by [Pipeline.Shard], or of its files by [ShardFiles], and which. It sees
+// what package data made; not what a function, or a dataset of another package, leaves out.
+func Sharded(ds Dataset) (index, count int, ok bool) {
+	for {
+		var s shard
+		switch d := ds.(type) {
+		case *sharded:
+			s = shard{d.index, d.count}
+		case *view:
+			s = d.shard
+		case *files:
+			s = d.shard
+		}
+		if s.count > 1 {
+			return s.index, s.count, true
+		}
+		src, _, ok := upstream(ds)
+		if !ok {
+			return 0, 0, false
+		}
+		ds = src
+	}
+}
+
 // ShardFiles returns ds reading only the files index, index+count, … of those that it reads: one worker's share. A dataset
 // that reads none is an error that matches [ErrNoFiles]; one that has fewer than count is one, too.
 func ShardFiles(ds Dataset, index, count int) (Dataset, error) {
@@ -80,6 +107,9 @@ func ShardFiles(ds Dataset, index, count int) (Dataset, error) {
 			return nil
 		}
 		mine := &files{format: f.format, read: f.read}
+		if count > 1 {
+			mine.shard = shard{index, count}
+		}
 		for i := index; i < n; i += count {
 			mine.names = append(mine.names, f.names[i])
 		}

@@ -111,3 +111,41 @@ func TestBatchSize(t *testing.T) {
 		}
 	}
 }
+
+// TestSharded: a Shard is found wherever it is in a pipeline.
+func TestSharded(t *testing.T) {
+	same := func(_ context.Context, e Element) (Element, error) { return e, nil }
+	through := func(_ context.Context, seq iter.Seq2[Element, error]) iter.Seq2[Element, error] { return seq }
+	rows := FromTensors(tensor.From([]int32{1, 2, 3, 4, 5, 6}))
+	stream := FromSeq(-1, rows.Iter)
+	dir := t.TempDir()
+	files, err := ShardFiles(Lines(filepath.Join(dir, "a"), filepath.Join(dir, "b")).Batch(2), 1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, held := rows.Shard(1, 2).Split(0.5, 1)
+	for _, c := range []struct {
+		name string
+		ds   Dataset
+		want bool
+	}{
+		{"rows", rows.Shard(1, 2), true},
+		{"rows, shuffled before and mapped after", rows.Shuffle(1).Shard(1, 2).Map(same).Take(2).Skip(1).Batch(2).Prefetch(1), true},
+		{"stream", stream.Map(same).Shard(1, 2).Batch(2).Through(through).Repeat(2).Take(1).Skip(0).ShardHint(), true},
+		{"batches", rows.Batch(2).Shard(1, 2).ShuffleBuffer(1, 2), true},
+		{"kept", kept.Batch(2), true},
+		{"held", held, true},
+		{"files", files, true},
+		{"hinted", ShardHinted(rows.ShardHint().Batch(2), 1, 2), true},
+		{"nothing", rows.Batch(2), false},
+		{"one part", rows.Shard(0, 1).Batch(2), false},
+		{"one part of a stream", stream.Shard(0, 1).Batch(2), false},
+		{"a hint", rows.ShardHint().Batch(2), false},
+		{"nil", Pipeline{}, false},
+		{"of others", FromSeq(-1, rows.Shard(1, 2).Iter), false},
+	} {
+		if index, count, ok := Sharded(c.ds); ok != c.want || ok && (index != 1 || count != 2) {
+			t.Errorf("%s: got Shard(%d, %d), %v", c.name, index, count, ok)
+		}
+	}
+}

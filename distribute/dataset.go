@@ -39,6 +39,9 @@ type pieces = func(context.Context) iter.Seq2[Value, error]
 // above. With [NewCentralStorageStrategy] these policies leave out a last step that has not a part for every replica, as
 // TensorFlow does; [ShardAuto] and [ShardData] keep it.
 //
+// A dataset that keeps this worker's share already, by Shard(worker, workers), is an error with [ShardFile] and [ShardData]: each worker
+// would get a share of its share.
+//
 // An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with a single replica it comes as it
 // is, and need not be a batch.
 func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*DistributedDataset, error) {
@@ -57,6 +60,8 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 	in := s.input(o)
 	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: s.kind != centralKind}
 	policy := o.policy(ds)
+	index, count, sharded := data.Sharded(ds)
+	sharded = sharded && index == in.InputPipelineID && count == in.NumInputPipelines
 	switch policy {
 	case ShardFile:
 		if in.NumInputPipelines == 1 {
@@ -69,6 +74,10 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		}
 	case ShardHint:
 		ds = data.ShardHinted(ds, in.InputPipelineID, in.NumInputPipelines)
+	}
+	if sharded && (policy == ShardFile || policy == ShardData) {
+		return nil, errorf(op, ErrInvalid, "the dataset has Shard(%d, %d), this worker's share, which the strategy would divide again: it gives each of the %[2]d workers its share itself. "+
+			"Leave out Shard; to share out the data yourself set AutoShard to ShardOff, or use DistributeDatasetsFromFunction", index, count)
 	}
 	d.sources = []data.Dataset{ds}
 	rows, _, known := data.BatchSize(ds)

@@ -154,3 +154,36 @@ func TestOneDeviceKeepsElements(t *testing.T) {
 		}
 	}
 }
+
+// TestDistributeDatasetOfAShard: a worker that keeps its share of the data itself, as programs for other libraries do, would get a share
+// of it again.
+func TestDistributeDatasetOfAShard(t *testing.T) {
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	rows := data.FromTensors(counting(0, 16))
+	of := func(worker, workers int, policy distribute.AutoShardPolicy) distribute.InputOptions {
+		return distribute.InputOptions{AutoShard: policy, Input: &distribute.InputContext{
+			NumInputPipelines: workers, InputPipelineID: worker, NumReplicasInSync: 2 * workers,
+		}}
+	}
+	for _, c := range []struct {
+		name string
+		ds   data.Dataset
+		opts distribute.InputOptions
+		want string
+	}{
+		{"this worker's", rows.Shard(1, 2).Batch(4), of(1, 2, distribute.ShardAuto), "the dataset has Shard(1, 2), this worker's share, which the strategy would divide again: it gives each of the 2 workers its share itself. Leave out Shard; "},
+		{"by its data", rows.Shuffle(1).Batch(4).Shard(0, 3).Prefetch(1), of(0, 3, distribute.ShardData), "has Shard(0, 3)"},
+		{"the policy is off", rows.Shard(1, 2).Batch(4), of(1, 2, distribute.ShardOff), ""},
+		{"a tenth, on all", rows.Shard(0, 10).Batch(4), of(1, 2, distribute.ShardAuto), ""},
+		{"one worker", rows.Shard(0, 1).Batch(4), of(0, 1, distribute.ShardAuto), ""},
+	} {
+		_, err := s.DistributeDataset(c.ds, c.opts)
+		if (err != nil) != (c.want != "") || err != nil && !(strings.Contains(err.Error(), c.want) && errors.Is(err, distribute.ErrInvalid)) {
+			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
+		}
+	}
+}
