@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -233,8 +234,8 @@ func TestFailureIsTold(t *testing.T) {
 			}
 			return nil
 		}}, cause.Error()},
-		{"other data", sizes(lineExamples(9), 7, 2), Callback{}, "the workers are at different batches: this one has batch 2 of pass 1 over its data, of "},
-		{"fewer data", sizes(examples, 7, 7), Callback{}, "the workers are at different batches: this one has batch "},
+		{"other data", sizes(lineExamples(9), 7, 2), Callback{}, "the workers do not make the same step: worker 1: 2 examples in batch 2 of pass 1 over the data, workers 0, 2: 7. All workers must read"},
+		{"fewer data", sizes(examples, 7, 7), Callback{}, "the workers do not make the same step: worker 1: batch 1 of pass 2 over the data, workers 0, 2: batch 3 of pass 1"},
 		{"damaged data", batches(data.Batch{}), Callback{}, "it has 0 inputs: want 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -271,6 +272,7 @@ func TestStartEqual(t *testing.T) {
 		{"other values", func(_ *Config, m *fakeModel) { m.start = 7 }, ""},
 		{"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 }, "this worker has another model than the chief: seed 9, where the chief has seed 3"},
 		{"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 }, "global batches of 8, where the chief has global batches of 7"},
+		{"other rate", func(_ *Config, m *fakeModel) { m.rate = 0.25 }, "train: the workers have compiled different programs: worker 1 computes \"apply: momentum, rate 0.25\", where worker 0 computes \"apply: momentum, rate 0\". Give all workers the same model"},
 		{"no model", func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, refuse.Error()},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -473,5 +475,230 @@ func TestFacts(t *testing.T) {
 		if !slices.Equal(differ, c.differ) {
 			t.Errorf("%s: %v differ, want %v", c.name, differ, c.differ)
 		}
+	}
+}
+
+// TestSameHash: any difference between the replicas' hashes is found, by all, whatever they are and however many.
+func TestSameHash(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n := rapid.SampledFrom([]int{2, 3, 4, 7, 512, 513, 4096, 20000}).Draw(rt, "replicas")
+		width := pieceBits(n)
+		if top := math.Ldexp(1, width) - 1; float64(n)*top*top >= 1<<53 {
+			rt.Fatalf("%d bits of %d replicas are too many to be added up exactly", width, n)
+		}
+		kept := uint64(1)<<min(64, agreedPieces*width) - 1 // of a hash
+		if agreedPieces*width >= 64 {
+			kept = math.MaxUint64
+		}
+		few := rapid.SliceOfN(rapid.OneOf(rapid.Uint64(), rapid.SampledFrom([]uint64{0, 1, 2, 3, math.MaxUint64})), 1, 4).Draw(rt, "hashes")
+		sums, one := make([]float64, agreed), make([]float64, agreed)
+		equal := true
+		for i := range n {
+			hash := few[0]
+			if i < len(few) {
+				hash = few[i]
+			}
+			equal = equal && hash&kept == few[0]&kept
+			putHash(hash, n, one)
+			for k := range sums {
+				sums[k] += one[k]
+			}
+		}
+		if got := sameHash(sums, n); got != equal {
+			rt.Errorf("%d replicas with %x: equal: %v", n, few, got)
+		}
+	})
+}
+
+// TestWrongData: whatever is other data on a worker ends the step in which it is, on all workers, before any of them counts it.
+func TestWrongData(t *testing.T) {
+	const rows, steps = 6, 4
+	good := func() data.Batch {
+		b := lineExamples(rows * steps)
+		b.Weights = tensor.From(slices.Repeat([]float32{1, 2}, rows*steps/2))
+		return b
+	}
+	datasetOf := func(b data.Batch) data.Dataset { return data.FromTensors(b).Batch(rows) }
+	for _, c := range []struct {
+		name   string
+		change func(b data.Batch, w int) data.Dataset // of the workers that have wrong data
+		step   int                                    // in which it is found; 0: before the first
+		want   string
+	}{
+		{"a bit of one input", func(b data.Batch, _ int) data.Dataset {
+			x := tensor.Data[float64](b.Inputs[0])
+			x[2*rows] = math.Nextafter(x[2*rows], 9)
+			return datasetOf(b)
+		}, 2, " in batch 2 of pass 1 over the data, of 6 examples. All workers must read the same global batches"},
+		{"a label", func(b data.Batch, _ int) data.Dataset {
+			tensor.Data[float64](b.Labels[0])[rows*steps-1]++
+			return datasetOf(b)
+		}, 4, " read other labels than worker"},
+		{"weights of the same sum", func(b data.Batch, _ int) data.Dataset {
+			w := tensor.Data[float32](b.Weights)
+			w[2*rows], w[2*rows+1] = 2, 1
+			return datasetOf(b)
+		}, 3, " read other weights than worker"},
+		{"the order", func(b data.Batch, _ int) data.Dataset { return data.FromTensors(b).Shuffle(5).Batch(rows) }, 1, " read other inputs and labels and weights than worker"},
+		{"a hidden part", func(b data.Batch, w int) data.Dataset {
+			return data.FromSeq(-1, data.FromTensors(b).Shard(w, 9).Iter).Batch(rows)
+		}, 1, "examples in batch 1 of pass 1 over the data, "},
+		{"a part", func(b data.Batch, w int) data.Dataset { return data.FromTensors(b).Shuffle(1).Shard(w, 3).Batch(rows) }, 0, "Leave out Shard"},
+	} {
+		for _, layout := range [][]int{{1, 1}, {1, 2, 1}} {
+			t.Run(fmt.Sprint(c.name, layout), func(t *testing.T) {
+				errs := overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
+					trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(rows))
+					if err != nil {
+						return err
+					}
+					defer trainer.Close()
+					ds := datasetOf(good())
+					if w == len(layout)-1 {
+						ds = c.change(good(), w)
+					}
+					h, err := trainer.Fit(t.Context(), ds, FitConfig{})
+					if trainer.Steps() != int64(max(c.step-1, 0)) || h.Steps != max(c.step-1, 0) {
+						t.Errorf("worker %d made %d steps, %d in its history; the data differ in step %d", w, trainer.Steps(), h.Steps, c.step)
+					}
+					return err
+				})
+				for w, err := range errs {
+					if err == nil || !strings.Contains(err.Error(), c.want) || c.step > 0 && !strings.Contains(err.Error(), fmt.Sprintf("epoch 1, step %d: ", c.step)) {
+						t.Errorf("worker %d ends with %v, want %q", w, err, c.want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestEqualData: what makes no difference is none: weights of 1, or none.
+func TestEqualData(t *testing.T) {
+	for w, err := range overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
+		trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+		if err != nil {
+			return err
+		}
+		defer trainer.Close()
+		b := lineExamples(14)
+		if w == 1 {
+			b.Weights = tensor.From(slices.Repeat([]float32{1}, 14))
+		}
+		_, err = trainer.Fit(t.Context(), data.FromTensors(b).Batch(7), FitConfig{Epochs: 2})
+		return err
+	}) {
+		if err != nil {
+			t.Errorf("worker %d: %v", w, err)
+		}
+	}
+}
+
+// TestWrongDataElsewhere: other data are found in evaluation, prediction and a training loop of the user's as well.
+func TestWrongDataElsewhere(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(trainer *Trainer, b data.Batch) error
+		want string
+	}{
+		{"evaluate", func(trainer *Trainer, b data.Batch) error {
+			_, err := trainer.Evaluate(t.Context(), batches(b))
+			return err
+		}, "other inputs and labels than workers 0, 1 in batch 1"},
+		{"predict", func(trainer *Trainer, b data.Batch) error {
+			b.Labels = nil // not looked at
+			_, err := trainer.Predict(t.Context(), batches(b))
+			return err
+		}, "other inputs than workers 0, 1 in batch 1"},
+		{"gradients", func(trainer *Trainer, b data.Batch) error {
+			_, _, err := trainer.Gradients(t.Context(), b)
+			return err
+		}, "other inputs and labels than workers 0, 1"},
+		{"another step", func(trainer *Trainer, b data.Batch) error {
+			if tensor.Data[float64](b.Labels[0])[0] != tensor.Data[float64](lineExamples(7).Labels[0])[0] {
+				if err := trainer.ApplyGradients(t.Context(), []*tensor.Tensor{tensor.New(tensor.Float64), tensor.New(tensor.Float64, 2)}); err != nil {
+					return err
+				}
+			}
+			_, err := trainer.Evaluate(t.Context(), batches(lineExamples(7)))
+			return err
+		}, "worker 2 made 1 steps before it, workers 0, 1 0."},
+		{"Shard in an evaluation", func(trainer *Trainer, b data.Batch) error {
+			_, err := trainer.Evaluate(t.Context(), data.FromTensors(b).Shard(1, 2).Batch(7))
+			return err
+		}, "the dataset has Shard(1, 2), so this worker would train on a part of its share only"},
+	} {
+		for w, err := range overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
+			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))
+			if err != nil {
+				return err
+			}
+			defer trainer.Close()
+			b := lineExamples(7)
+			if w == 2 {
+				b.Inputs[0], b.Labels[0] = tensor.From(slices.Repeat([]float64{1}, 14), 7, 2), tensor.From(slices.Repeat([]float64{5}, 7))
+			}
+			return c.do(trainer, b)
+		}) {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: worker %d ends with %v, want %q", c.name, w, err, c.want)
+			}
+		}
+	}
+}
+
+// TestSetOnOneWorker: a variable that is set on some workers only, or to other values, fails the next step on all of them.
+func TestSetOnOneWorker(t *testing.T) {
+	set := func(name string, value float64) func(trainer *Trainer) error {
+		return func(trainer *Trainer) error { return trainer.SetVariable(name, tensor.Of([]float64{value}).Reshape()) }
+	}
+	nothing := func(*Trainer) error { return nil }
+	sameValue := func(trainer *Trainer) error {
+		value, err := trainer.program.Read(0, 0)
+		return errors.Join(err, trainer.SetVariable("bias", value))
+	}
+	for _, c := range []struct {
+		name        string
+		first, last func(trainer *Trainer) error // what worker 0 and the last one do after step 2
+		want        string                       // "": no error
+	}{
+		{"on one", nothing, set("momentum/bias", 3), "variables were set between steps on some workers only, or to other values: worker 2 last momentum/bias, workers 0, 1 none. Call SetVariable and SetWeights on all workers"},
+		{"other values", set("bias", 1), set("bias", 2), "last bias"},
+		{"an average", nothing, set("seen", 2), "worker 2 last seen"},
+		{"all weights", nothing, func(trainer *Trainer) error {
+			return trainer.SetWeights([]Weight{
+				{"bias", tensor.Of([]float64{5}).Reshape()}, {"weights", tensor.Of([]float64{1, 2})}, {"seen", tensor.Of([]float64{0}).Reshape()},
+			})
+		}, "worker 2 last "},
+		{"the value that it has", nothing, sameValue, ""},
+		{"alike", set("bias", 1), set("bias", 1), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			errs := overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
+				trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(2))
+				if err != nil {
+					return err
+				}
+				defer trainer.Close()
+				_, err = trainer.Fit(t.Context(), sizes(lineExamples(8), 2, 2, 2, 2), FitConfig{Callbacks: []Callback{{OnStepEnd: func(_ context.Context, s Step) error {
+					if s.Step != 2 {
+						return nil
+					}
+					if w == 2 {
+						return c.last(trainer)
+					}
+					return c.first(trainer)
+				}}}})
+				if made := trainer.Steps(); c.want != "" && made != 2 || c.want == "" && made != 4 {
+					t.Errorf("worker %d made %d steps", w, made)
+				}
+				return err
+			})
+			for w, err := range errs {
+				if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "step 3")) {
+					t.Errorf("worker %d ends with %v, want %q", w, err, c.want)
+				}
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -67,7 +68,7 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 				return nil
 			}
 			if outputs[local], err = t.program.Predict(ctx, local, g.shares[local].Inputs); err == nil && others {
-				outputs[local], err = gatherOutputs(ctx, r, outputs[local], g.rows[r.ID()])
+				outputs[local], err = t.gatherOutputs(ctx, r, g, outputs[local])
 			}
 			return err
 		})
@@ -102,18 +103,25 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	return out, nil
 }
 
-// gatherOutputs returns the first rows of all replicas' outputs, those of other workers too.
-func gatherOutputs(ctx context.Context, r *distribute.Replica, outputs []*tensor.Tensor, rows int) ([]*tensor.Tensor, error) {
-	mine := make([]any, len(outputs))
-	for i, o := range outputs {
-		mine[i] = o.Rows(0, rows)
+// gatherOutputs returns the examples' rows of all replicas' outputs, those of other workers too. With them travels what workers must agree
+// on, as with loss and metrics.
+func (t *Trainer) gatherOutputs(ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	hash := int64(t.stepState(g).hash())
+	mine := []any{tensor.From([]int64{hash}, 1)}
+	for _, o := range outputs {
+		mine = append(mine, o.Rows(0, g.rows[r.ID()]))
 	}
-	all, err := r.AllGather(ctx, mine, 0)
+	gathered, err := r.AllGather(ctx, mine, 0)
 	if err != nil {
 		return nil, err
 	}
+	all := gathered.([]any)
+	hashes := tensor.Data[int64](all[0].(*tensor.Tensor))
+	if slices.ContainsFunc(hashes, func(h int64) bool { return h != hashes[0] }) { // the same on all replicas
+		return nil, t.compareStates(ctx, r, g)
+	}
 	out := make([]*tensor.Tensor, len(outputs))
-	for i, o := range all.([]any) {
+	for i, o := range all[1:] {
 		out[i] = o.(*tensor.Tensor)
 	}
 	return out, nil

@@ -96,6 +96,11 @@ type fakeProgram struct {
 	closed bool
 }
 
+// Describe implements engine.Described: the rate is no variable.
+func (p *fakeProgram) Describe() []string {
+	return []string{"gradients: y = x·weights + bias", fmt.Sprintf("apply: momentum, rate %v", p.model.rate), "apply: return"}
+}
+
 func (p *fakeProgram) Parameters() []engine.Variable { return fakeVariables[:2] }
 func (p *fakeProgram) Variables() []engine.Variable  { return fakeVariables }
 func (p *fakeProgram) Metrics() []string             { return []string{"near"} }

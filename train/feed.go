@@ -46,6 +46,9 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 	if ds == nil {
 		return nil, errNoDataset
 	}
+	if err := t.refuseShard(ds); err != nil {
+		return nil, err
+	}
 	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), t: t}
 	for range feederDepth {
 		g, err := t.borrow(cfg.labels)
@@ -68,6 +71,17 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 		f.err = f.read(ctx, ds, cfg)
 	})
 	return f, nil
+}
+
+// refuseShard returns an error if ds keeps a part of its data only, and there are other workers: then every worker reads the whole global
+// batches, and computes on its replicas' shares of them.
+func (t *Trainer) refuseShard(ds data.Dataset) error {
+	index, count, ok := data.Sharded(ds)
+	if !ok || !t.others() {
+		return nil
+	}
+	return fmt.Errorf("the dataset has Shard(%d, %d), so this worker would train on a part of its share only: every worker reads the whole global batches, and the strategy gives each replica its share. "+
+		"Leave out Shard; for a part of the data, the same on all workers, use Take, Skip or Split", index, count)
 }
 
 // next returns the next global batch, or nil at the end. The caller hands it back with release.
@@ -167,8 +181,10 @@ type globalBatch struct {
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
 	place     place          // in the dataset
-	stop      bool           // this worker wants to stop
 	pass      int64          // of Trainer.Gradients over the step's examples
+	hashed    bool           // content is kept, for other workers to compare theirs
+	content   content
+	stop      bool // this worker wants to stop
 }
 
 // borrow returns a global batch to fill. They are used again and again, by one pass over a dataset after the other: the memory in which an
@@ -181,7 +197,7 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()
-	g := &globalBatch{config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n)}
+	g := &globalBatch{config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n), hashed: t.others()}
 	g.first, _ = t.strategy.LocalReplicas()
 	for replica := range t.parts {
 		share, err := t.newShare(replica, g.per)
@@ -249,6 +265,9 @@ func (g *globalBatch) fill(b data.Batch) error {
 		for i := range hi - lo {
 			share.Weights[i] = weight(lo + i)
 		}
+	}
+	if g.hashed {
+		g.content = contentOf(b, g.labels)
 	}
 	return nil
 }

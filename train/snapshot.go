@@ -192,7 +192,7 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 			}
 		}
 	}
-	t.committed, t.passes, t.resume = s.Step, s.passes, s.fit
+	t.committed, t.passes, t.resume, t.assigned = s.Step, s.passes, s.fit, assigned{variable: -1} // all workers have the snapshot's values now
 	r := Restored{Found: true, Step: s.Step}
 	r.Epoch, r.EpochAt = s.Epoch()
 	if n := t.strategy.NumReplicasInSync(); n != s.Replicas {
@@ -372,13 +372,18 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failur
 	return s, message, err
 }
 
-// fromChief gives every worker the chief's bytes: a gather to which only its first replica adds some.
+// fromChief gives every worker the chief's bytes.
 func (t *Trainer) fromChief(ctx context.Context, chief bool, mine []byte) ([]byte, error) {
+	return t.fromWorker(ctx, chief, mine)
+}
+
+// fromWorker gives every worker the bytes of the one that has set sends: a gather to which only its first replica adds some.
+func (t *Trainer) fromWorker(ctx context.Context, sends bool, mine []byte) ([]byte, error) {
 	rows := make([]distribute.Value, len(t.parts))
 	for i := range rows {
 		rows[i] = tensor.New(tensor.Uint8, 0)
 	}
-	if chief {
+	if sends {
 		rows[0] = tensor.From(mine)
 	}
 	all, err := t.gather(ctx, rows)

@@ -5,8 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/zeebo/xxh3"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -37,6 +42,9 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 			return fmt.Errorf("train: this worker has another model than the chief: it has also %s", mine[i+1])
 		}
 	}
+	if err := t.comparePrograms(ctx); err != nil {
+		return err
+	}
 	for i, v := range t.variables {
 		value, err := t.program.Read(0, i)
 		if err != nil {
@@ -54,6 +62,60 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// comparePrograms returns an error unless all workers compute the same, constants included: rates and layers are not among the variables.
+// Engines of different names build different programs of one model, so only workers whose engines have the same name are compared. All
+// workers come to the same outcome.
+func (t *Trainer) comparePrograms(ctx context.Context) error {
+	var lines []string
+	if p, ok := t.program.(engine.Described); ok {
+		lines = p.Describe()
+	}
+	text := strings.Join(lines, "\n")
+	first, _ := t.strategy.LocalReplicas()
+	rows := make([]distribute.Value, len(t.parts))
+	for i := range rows {
+		rows[i] = tensor.From([]int64{int64(first), int64(xxh3.HashString(t.strategy.Engine().Name())), int64(xxh3.HashString(text))}, 1, 3)
+	}
+	all, err := t.gather(ctx, rows)
+	if err != nil {
+		return fmt.Errorf("train: comparing the workers' programs: %w", err)
+	}
+	type program struct{ first, engine, hash int64 } // of a worker
+	var workers []program
+	for list := tensor.Data[int64](all); len(list) > 0; list = list[3:] {
+		if p := (program{list[0], list[1], list[2]}); len(workers) == 0 || workers[len(workers)-1] != p {
+			workers = append(workers, p)
+		}
+	}
+	for w, p := range workers {
+		like := slices.IndexFunc(workers, func(q program) bool { return q.engine == p.engine })
+		if workers[like].hash == p.hash {
+			continue
+		}
+		var both [2]string
+		for i, q := range []program{workers[like], p} {
+			bytes, err := t.fromWorker(ctx, q.first == int64(first), []byte(text))
+			if err != nil {
+				return fmt.Errorf("train: comparing the workers' programs, of which those of workers %d and %d differ: %w", like, w, err)
+			}
+			both[i] = string(bytes)
+		}
+		return fmt.Errorf("train: the workers have compiled different programs: %s. Give all workers the same model, loss and optimizer, with the same constants (rates, say)", programDifference(like, w, both[0], both[1]))
+	}
+	return nil
+}
+
+// programDifference says where the descriptions of two workers' programs part.
+func programDifference(v, w int, a, b string) string {
+	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := range min(len(x), len(y)) {
+		if x[i] != y[i] {
+			return fmt.Sprintf("worker %d computes %q, where worker %d computes %q", w, y[i], v, x[i])
+		}
+	}
+	return fmt.Sprintf("that of worker %d has %d operations, that of worker %d has %d", w, len(y), v, len(x))
 }
 
 // describe says in a line each what must be the same on all workers, or their steps do not fit together.

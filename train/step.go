@@ -190,18 +190,18 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names)
 }
 
-// reduceScalars sums up loss and metrics, and with them what the workers must agree on ([globalBatch.say]).
+// reduceScalars sums up loss and metrics, and with them what the workers must agree on.
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64, metrics []float64) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
 	local := tensor.Data[float64](p.local[0])
 	local[0] = loss
 	n := copy(local[1:], metrics)
-	g.say(local[1+n:])
+	t.putAgreement(g, local[1+n:])
 	if err := r.AllReduceInto(ctx, distribute.Sum, p.global, p.local, scalarNames); err != nil {
 		return err
 	}
-	return g.heard(tensor.Data[float64](p.global[0])[1+n:], r.NumReplicas())
+	return t.checkAgreement(ctx, r, g, tensor.Data[float64](p.global[0])[1+n:])
 }
 
 // scalars returns the loss and the sums of metrics over all replicas, of the last step. They are overwritten by the next.

@@ -34,6 +34,7 @@ type Trainer struct {
 	fitting   *fit        // in progress
 	resume    *fitState   // where the next Fit goes on; nil: at its beginning
 
+	assigned assigned    // values that variables were set to
 	initial  uint64      // first bits of a hash of what the model began with on this worker, before the chief's values; with several workers
 	stopping atomic.Bool // Stop was called
 	wish     bool        // a callback of the Fit in progress has asked to stop, which the other workers do not know yet
@@ -67,7 +68,12 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
 	n := s.NumReplicasInSync()
-	t := &Trainer{strategy: s, config: cfg}
+	t := &Trainer{strategy: s, config: cfg, assigned: assigned{variable: -1}}
+	if err := t.refuseShard(cfg.Data); cfg.Data != nil && err != nil {
+		err = fmt.Errorf("train: Config.Data: %w", err)
+		t.tellOthers(ctx, err)
+		return nil, err
+	}
 	var at *engine.Device
 	if d, ok := s.EngineParameterDevice(); ok {
 		at, t.central = &d, true

@@ -72,7 +72,7 @@ func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, e
 
 // SetWeights sets variables on every replica to the values given, as [Trainer.Weights] returned them. Every variable but
 // the optimizer's slots, which keep their values, must be there once, and nothing else. On error nothing was changed, unless
-// the engine itself failed.
+// the engine itself failed. With several workers all of them call it alike, as with [Trainer.SetVariable].
 func (t *Trainer) SetWeights(weights []Weight) error {
 	byName := make(map[string]*tensor.Tensor, len(weights))
 	for _, w := range weights {
@@ -100,20 +100,18 @@ func (t *Trainer) SetWeights(weights []Weight) error {
 		return fmt.Errorf("train: set weights: the model has no variable %s", name)
 	}
 	for i, value := range values {
-		for replica := range t.parts {
-			if value == nil {
-				continue
-			}
-			if err := t.program.Write(replica, i, value); err != nil {
-				return fmt.Errorf("train: set weights: %s on replica %d: %w", t.variables[i].Name, replica, err)
-			}
+		if value == nil {
+			continue
+		}
+		if err := t.assign(i, value); err != nil {
+			return fmt.Errorf("train: set weights: %w", err)
 		}
 	}
 	return nil
 }
 
 // SetVariable sets one variable, of any role, on every replica: the optimizer's learning rate, say, which is a slot. A callback may
-// do it between steps.
+// do it between steps. With several workers all of them call it alike, with the same value: if they do not, the next step fails on all.
 func (t *Trainer) SetVariable(name string, value *tensor.Tensor) error {
 	i := slices.IndexFunc(t.variables, func(v engine.Variable) bool { return v.Name == name })
 	if i < 0 {
@@ -122,10 +120,8 @@ func (t *Trainer) SetVariable(name string, value *tensor.Tensor) error {
 	if err := fits(value, t.variables[i].DType, t.variables[i].Shape); err != nil {
 		return fmt.Errorf("train: set variable: %s: %w", name, err)
 	}
-	for replica := range t.parts {
-		if err := t.program.Write(replica, i, value); err != nil {
-			return fmt.Errorf("train: set variable: %s on replica %d: %w", name, replica, err)
-		}
+	if err := t.assign(i, value); err != nil {
+		return fmt.Errorf("train: set variable: %w", err)
 	}
 	return nil
 }
