@@ -18,12 +18,23 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // overWorkers runs f on every worker at the same time. layout is how many replicas each has. It returns each one's error.
 func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strategy) error) []error {
+	t.Helper()
+	engines := make([]engine.Engine, len(layout))
+	for w, n := range layout {
+		engines[w] = fakeEngine{n}
+	}
+	return overWorkersOn(t, layout, engines, f)
+}
+
+// overWorkersOn is overWorkers with an engine for each worker.
+func overWorkersOn(t failer, layout []int, engines []engine.Engine, f func(worker int, s *distribute.Strategy) error) []error {
 	t.Helper()
 	replicas := 0
 	var tasks []string
@@ -49,7 +60,7 @@ func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strate
 		done.Go(func() {
 			s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
 				Resolver: &cluster.Simple{Cluster: spec, This: &cluster.Task{Type: "worker", Index: w}},
-				Devices:  devices, Group: group, Engine: fakeEngine{n}, Options: distribute.Options{Timeout: time.Minute},
+				Devices:  devices, Group: group, Engine: engines[w], Options: distribute.Options{Timeout: time.Minute},
 			})
 			if err != nil {
 				errs[w] = errors.Join(err, group.Close())

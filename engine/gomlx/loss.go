@@ -57,6 +57,21 @@ func MeanAbsoluteError(labels, predictions []*graph.Node) *graph.Node {
 	return perExample(graph.Abs(graph.Sub(alike("MeanAbsoluteError", label, prediction), prediction)))
 }
 
+// Huber is the mean over an example's elements of d²/2 for differences d between prediction and label up to delta, and of
+// delta·(|d| - delta/2) beyond: outliers count less than in [MeanSquaredError]. Keras' default for delta is 1.
+func Huber(delta float64) Loss {
+	return func(labels, predictions []*graph.Node) *graph.Node {
+		if !(delta > 0) {
+			panic(fmt.Errorf("Huber has delta %v: want a positive number", delta))
+		}
+		label, prediction := pair("Huber", labels, predictions)
+		d := graph.Abs(graph.Sub(alike("Huber", label, prediction), prediction))
+		near := graph.MinScalar(d, delta)
+		// near·(d - near/2) is d²/2 up to delta, and the straight line beyond.
+		return perExample(graph.Mul(near, graph.Sub(d, graph.MulScalar(near, 0.5))))
+	}
+}
+
 // crossEntropy expects probabilities and logits of one shape, and gives that of each element before the last dimension.
 func crossEntropy(labels, logits *graph.Node) *graph.Node {
 	return graph.ReduceSum(graph.Neg(graph.Mul(labels, graph.LogSoftmax(logits))), -1)

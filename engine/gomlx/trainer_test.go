@@ -20,6 +20,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
+	lockstepoptimizer "github.com/lockstep-ml/lockstep/engine/gomlx/optimizer"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -58,6 +59,15 @@ func TestEqualsGoMLXTrainer(t *testing.T) {
 			return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.5)
 		}},
 		{"clipped steps", plain, map[string]any{"clip_step_by_value": 0.001}, func() optimizer.Interface { return optimizer.Adam().Done() }},
+		{"nesterov momentum with a schedule", unsorted, nil, func() optimizer.Interface {
+			return lockstepoptimizer.SGD().Schedule(lockstepoptimizer.CosineDecay(0.1, 6, 0.1)).Momentum(0.9).Nesterov(true).Done()
+		}},
+		{"adamw as Keras has it", unsorted, nil, func() optimizer.Interface {
+			return lockstepoptimizer.Adam().LearningRate(0.01).WeightDecay(0.01).Done()
+		}},
+		{"rmsprop as Keras has it", plain, map[string]any{"l2_regularization": 0.01}, func() optimizer.Interface {
+			return lockstepoptimizer.RMSProp().LearningRate(0.01).Momentum(0.5).Done()
+		}},
 		{"cosine schedule", scheduled, nil, func() optimizer.Interface {
 			return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1)
 		}},

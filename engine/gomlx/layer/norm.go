@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/gomlx/compute/dtypes"
@@ -12,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 )
 
-// What BatchNorm adds to the variance, and how much of the moving averages a step keeps: Keras' values.
+// What BatchNorm adds to the variance, and how much of the moving averages a step keeps, by default: Keras' values.
 const (
 	normEpsilon  = 1e-3
 	normMomentum = 0.99
@@ -32,7 +33,7 @@ const (
 //
 // Float16 and bfloat16 are normalized in float32, as Keras does: neither has room for a sum over many rows, nor for a moving average's
 // small steps. Scale and offset are of x's type, the moving averages float32.
-func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return batchNorm(s, x, moments) }
+func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return BatchNormWith(s, x, BatchNormOptions{}) }
 
 // SyncBatchNorm is [BatchNorm] over the examples of all replicas: n replicas normalise as one with the whole batch would,
 // which matters where a replica's share is small (Keras' BatchNormalization(synchronized=True), PyTorch's SyncBatchNorm).
@@ -40,9 +41,27 @@ func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return batchNorm(s, 
 // three numbers per channel going forward, and one going back; see [gomlx.AllReduce]. The moving averages come out equal
 // on all replicas. Variables and inference are those of BatchNorm, so a model may be trained with one and go on with the
 // other.
-func SyncBatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return batchNorm(s, x, syncMoments) }
+func SyncBatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
+	return BatchNormWith(s, x, BatchNormOptions{Sync: true})
+}
 
-func batchNorm(s *model.Scope, x *graph.Node, moments func(x *graph.Node) (mean, variance, used *graph.Node)) *graph.Node {
+// BatchNormOptions are the settings of [BatchNormWith]. The zero value is [BatchNorm].
+type BatchNormOptions struct {
+	Momentum float64 // share of the moving averages that a step keeps, between 0 and 1; default 0.99
+	Epsilon  float64 // added to the variance, positive; default 0.001
+	Sync     bool    // normalise over the examples of all replicas: see [SyncBatchNorm]
+}
+
+// BatchNormWith is [BatchNorm] or [SyncBatchNorm] with other settings than Keras' defaults.
+func BatchNormWith(s *model.Scope, x *graph.Node, o BatchNormOptions) *graph.Node {
+	o.Momentum, o.Epsilon = cmp.Or(o.Momentum, normMomentum), cmp.Or(o.Epsilon, normEpsilon)
+	if !(o.Momentum > 0 && o.Momentum < 1) || !(o.Epsilon > 0) {
+		panic(fmt.Errorf("batch normalisation has momentum %v and epsilon %v: want a momentum between 0 and 1 and a positive epsilon", o.Momentum, o.Epsilon))
+	}
+	moments := moments
+	if o.Sync {
+		moments = syncMoments
+	}
 	if x.Rank() < 2 {
 		panic(fmt.Errorf("batch normalisation takes shape (rows, …, channels), not %s", x.Shape()))
 	}
@@ -64,14 +83,14 @@ func batchNorm(s *model.Scope, x *graph.Node, moments func(x *graph.Node) (mean,
 		mean, variance, used = moments(x)
 		update := func(v *model.Variable, now *graph.Node) {
 			old := v.NodeValue(g)
-			rate := graph.MulScalar(used, 1-normMomentum)
+			rate := graph.MulScalar(used, 1-o.Momentum)
 			v.SetNodeValue(graph.StopGradient(graph.Add(old, graph.Mul(rate, graph.Sub(now, old)))))
 		}
 		update(means, mean)
 		update(variances, variance)
 	}
 	wide := func(n *graph.Node) *graph.Node { return graph.ExpandLeftToRank(n, x.Rank()) }
-	factor := graph.Div(scale, graph.Sqrt(graph.AddScalar(variance, normEpsilon)))
+	factor := graph.Div(scale, graph.Sqrt(graph.AddScalar(variance, o.Epsilon)))
 	return graph.ConvertDType(graph.Add(graph.Mul(graph.Sub(x, wide(mean)), wide(factor)), wide(offset)), dtype)
 }
 

@@ -1,0 +1,167 @@
+package optimizer
+
+import (
+	"fmt"
+	"math"
+	"path"
+
+	"github.com/gomlx/compute/dtypes"
+	"github.com/gomlx/gomlx/core/graph"
+	"github.com/gomlx/gomlx/ml/model"
+	"github.com/gomlx/gomlx/ml/model/initializer"
+	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/optimizer"
+)
+
+// common holds the options that all optimizers share.
+type common struct {
+	rate     float64 // negative: from the hyperparameter "learning_rate", or fallback
+	fallback float64
+	schedule Schedule
+	decay    float64
+}
+
+// rule is what distinguishes one optimizer from another.
+type rule interface {
+	// name is that of the optimizer, and the scope of its variables.
+	name() string
+	// validate returns an error if an option has a value that the optimizer cannot work with.
+	validate() error
+	// step returns what one update subtracts from a variable, from its gradient and its slots.
+	step(u update, gradient *graph.Node, slot func(name string) *slot) *graph.Node
+}
+
+// update holds the scalars of one update.
+type update struct {
+	rate  *graph.Node
+	count *graph.Node // of updates, this one included
+}
+
+// slot is a variable of the optimizer that belongs to a trained variable and has its shape. Its first value is 0.
+type slot struct {
+	variable *model.Variable
+	graph    *graph.Graph
+}
+
+func (s *slot) value() *graph.Node { return s.variable.NodeValue(s.graph) }
+
+// set gives the slot its next value, and returns it.
+func (s *slot) set(next *graph.Node) *graph.Node {
+	s.variable.SetNodeValue(next)
+	return next
+}
+
+// built is a configured optimizer.
+type built struct {
+	common
+	rule
+}
+
+var (
+	_ optimizer.Interface         = (*built)(nil)
+	_ train.OptimizeWithGradients = (*built)(nil)
+)
+
+// String returns the optimizer's name, for errors.
+func (b *built) String() string { return b.name() }
+
+// UpdateGraph implements GoMLX's optimizer.Interface.
+func (b *built) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.Node) {
+	if !loss.Shape().IsScalar() {
+		panic(fmt.Errorf("optimizer %s: the loss has shape %s: want a scalar", b.name(), loss.Shape()))
+	}
+	b.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
+}
+
+// UpdateGraphWithGradients implements GoMLX's train.OptimizeWithGradients. The gradients belong to the trainable variables in use by the
+// graph, in the order of scope.IterVariables.
+func (b *built) UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.Node, lossType dtypes.DType) {
+	if err := b.check(); err != nil {
+		panic(fmt.Errorf("optimizer %s: %w", b.name(), err))
+	}
+	var g *graph.Graph
+	if len(gradients) > 0 {
+		g = gradients[0].Graph()
+	}
+	var variables []*model.Variable
+	for v := range scope.IterVariables() {
+		if g != nil && v.Trainable && v.InUseByGraph(g) {
+			variables = append(variables, v)
+		}
+	}
+	if len(gradients) == 0 || len(gradients) != len(variables) {
+		panic(fmt.Errorf("optimizer %s: %d gradients for %d trainable variables in use: want one for each, and at least one",
+			b.name(), len(gradients), len(variables)))
+	}
+	dtype := lossType
+	if dtype == dtypes.Float16 || dtype == dtypes.BFloat16 {
+		dtype = dtypes.Float32 // neither counts nor averages have room in 8 or 11 bits
+	}
+	u := b.begin(scope, g, dtype)
+	for i, v := range variables {
+		b.updateVariable(scope, u, v, gradients[i], dtype)
+	}
+}
+
+// begin counts the update and sets its learning rate.
+func (b *built) begin(scope *model.Scope, g *graph.Graph, dtype dtypes.DType) update {
+	rate := b.rate
+	if rate < 0 {
+		rate = model.GetParamOr(scope, optimizer.ParamLearningRate, b.fallback)
+	}
+	variable := optimizer.LearningRateVar(scope, dtype, rate)
+	u := update{count: optimizer.IncrementGlobalStep(g, dtype)}
+	if b.schedule != nil {
+		variable.SetNodeValue(b.schedule(graph.MinusOne(u.count)))
+	}
+	u.rate = variable.NodeValue(g)
+	return u
+}
+
+func (b *built) updateVariable(scope *model.Scope, u update, v *model.Variable, gradient *graph.Node, dtype dtypes.DType) {
+	g := gradient.Graph()
+	gradient = graph.ConvertDType(gradient, dtype)
+	optimizer.TraceNaNInGradients(scope, v, gradient)
+	gradient = optimizer.ClipNaNsInGradients(scope, gradient)
+	step := b.step(u, gradient, func(name string) *slot {
+		shape := v.Shape().Clone()
+		shape.DType = dtype
+		s := scope.Store().Scope(path.Join("/", b.name(), v.Scope())).WithInitializer(initializer.Zero)
+		return &slot{s.VariableWithShape(v.Name()+"_"+name, shape).SetTrainable(false), g}
+	})
+	value := graph.ConvertDType(v.NodeValue(g), dtype)
+	if b.decay > 0 {
+		step = graph.Add(step, graph.Mul(graph.MulScalar(value, b.decay), u.rate))
+	}
+	next := graph.Sub(value, optimizer.ClipStepByValue(scope, step))
+	next = optimizer.ClipNaNsInUpdates(scope, value, next)
+	v.SetNodeValue(graph.ConvertDType(next, v.DType()))
+}
+
+// Clear deletes the optimizer's variables. It implements GoMLX's optimizer.Interface.
+func (b *built) Clear(scope *model.Scope) error {
+	return scope.Store().Scope(path.Join("/", b.name())).DeleteVariablesInScope()
+}
+
+func (b *built) check() error {
+	if math.IsNaN(b.rate) || math.IsInf(b.rate, 0) {
+		return fmt.Errorf("learning rate %v: want a finite number", b.rate)
+	}
+	if !(b.decay >= 0) {
+		return fmt.Errorf("weight decay %v: want 0 or more", b.decay)
+	}
+	return b.validate()
+}
+
+// fraction returns an error unless x is at least 0 and below 1.
+func fraction(what string, x float64) error {
+	if !(x >= 0 && x < 1) {
+		return fmt.Errorf("%s %v: want at least 0, and below 1", what, x)
+	}
+	return nil
+}
+
+// average is the exponential moving average old + (1-keep)·(now-old).
+func average(old, now *graph.Node, keep float64) *graph.Node {
+	return graph.Add(old, graph.MulScalar(graph.Sub(now, old), 1-keep))
+}
