@@ -66,12 +66,13 @@ type Feature struct {
 	Shape []int // without the batch dimension
 }
 
-// Batch is one replica's padded share of a global batch: every tensor has Spec.Rows rows. Rows of weight 0 are padding.
-// It belongs to the caller, who leaves it alone until the call returns.
+// Batch is one replica's padded share of a global batch: every tensor has Spec.Rows rows. It belongs to the caller, who
+// leaves it alone until the call returns.
 type Batch struct {
 	Inputs  []*tensor.Tensor
 	Labels  []*tensor.Tensor
 	Weights []float32
+	Padding int // rows at the end that are no examples; their weight must be 0
 }
 
 // Lender is a [Program] that lends out the memory in which it reads a batch, so that whoever fills it copies once, not twice.

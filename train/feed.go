@@ -253,6 +253,7 @@ func (g *globalBatch) fill(b data.Batch) error {
 			continue // another worker's
 		}
 		share := &g.shares[replica-g.first]
+		share.Padding = g.per - (hi - lo)
 		for i, dst := range share.Inputs {
 			copyRows(dst, b.Inputs[i], lo, hi)
 		}

@@ -34,10 +34,10 @@ type goldenLayer struct {
 	Epsilon    float64
 }
 
-// goldenLayers has for each type of layer what it makes of the values so far, one for each input of the model at first, and its variables:
-// Keras' name of each, and the path of ours below the layer's name.
+// goldenLayers has for each type of layer what it makes of the values so far, one for each input of the model at
+// first, and its variables: Keras' name of each, and the path of ours below the layer's name.
 var goldenLayers = map[string]struct {
-	build     func(l *goldenLayer, s *model.Scope, in []*graph.Node) []*graph.Node
+	build     goldenBuilder
 	variables map[string]string
 }{
 	"dense": {
@@ -80,8 +80,11 @@ var goldenLayers = map[string]struct {
 	}, nil},
 }
 
+// goldenBuilder makes of the values before a layer those after it.
+type goldenBuilder func(l *goldenLayer, s *model.Scope, in []*graph.Node) []*graph.Node
+
 // each applies a layer, with the same variables, to every value.
-func each(f func(*goldenLayer, *model.Scope, *graph.Node) *graph.Node) func(*goldenLayer, *model.Scope, []*graph.Node) []*graph.Node {
+func each(f func(*goldenLayer, *model.Scope, *graph.Node) *graph.Node) goldenBuilder {
 	return func(l *goldenLayer, s *model.Scope, in []*graph.Node) []*graph.Node {
 		out := make([]*graph.Node, len(in))
 		for i, x := range in {
@@ -132,10 +135,12 @@ func goldenEmbedding(l *goldenLayer, s *model.Scope, x *graph.Node) *graph.Node 
 // check returns an error if this runner does not know the layer.
 func (l *goldenLayer) check() error {
 	if _, ok := goldenLayers[l.Type]; !ok {
-		return fmt.Errorf("layer %q has type %q: the runner knows %q", l.Name, l.Type, slices.Sorted(maps.Keys(goldenLayers)))
+		return fmt.Errorf("layer %q has type %q: the runner knows %q",
+			l.Name, l.Type, slices.Sorted(maps.Keys(goldenLayers)))
 	}
 	if l.Activation != nil && goldenActivations[*l.Activation] == nil {
-		return fmt.Errorf("layer %q has activation %q: the runner knows %q", l.Name, *l.Activation, slices.Sorted(maps.Keys(goldenActivations)))
+		return fmt.Errorf("layer %q has activation %q: the runner knows %q",
+			l.Name, *l.Activation, slices.Sorted(maps.Keys(goldenActivations)))
 	}
 	if l.Type == "conv2d" && l.Padding != "valid" && l.Padding != "same" {
 		return fmt.Errorf("layer %q has padding %q: want valid or same", l.Name, l.Padding)
@@ -143,8 +148,8 @@ func (l *goldenLayer) check() error {
 	return nil
 }
 
-// forward returns the model function. A model with several losses has as many outputs: its last layers, each applied to what comes before
-// them.
+// forward returns the model function. A model with several losses has as many outputs: its last layers, each applied
+// to what comes before them.
 func (c *goldenTraining) forward(s *model.Scope, in []*graph.Node) []*graph.Node {
 	heads := 0
 	if len(c.Loss) > 1 {
@@ -186,11 +191,13 @@ func (c *goldenTraining) names() map[string]string {
 	return out
 }
 
-// decidedByRounding returns, by Keras' path, the variables whose values rounding decides, and how far they may be from Keras'.
+// decidedByRounding returns, by Keras' path, the variables whose values rounding decides, and how far they may be
+// from Keras'.
 //
-// A batch normalisation subtracts its mean, so it takes away what the biases before it add, and their true gradient is 0. The computed one is
-// rounding errors of about 1e-8, which Adam divides by their own size: it moves such a bias by up to its learning rate in every step, in
-// any direction, on one device as well. The moving mean follows. Training does not depend on either.
+// A batch normalisation subtracts its mean, so it takes away what the biases before it add, and their true gradient
+// is 0. The computed one is rounding errors of about 1e-8, which Adam divides by their own size: it moves such a bias
+// by up to its learning rate in every step, in any direction, on one device as well. The moving mean follows.
+// Training does not depend on either.
 func (c *goldenTraining) decidedByRounding() map[string]float64 {
 	if c.Optimizer.Name != "adam" && c.Optimizer.Name != "adamw" {
 		return nil // only Adam's epsilon is as small as the errors
@@ -214,7 +221,8 @@ func (c *goldenTraining) decidedByRounding() map[string]float64 {
 	return out
 }
 
-// keepsConstants reports whether adding a constant to each channel of the layer's input, or to its bias, adds one to each channel of its output.
+// keepsConstants reports whether adding a constant to each channel of the layer's input, or to its bias, adds one to
+// each channel of its output.
 func (l *goldenLayer) keepsConstants() bool {
 	switch l.Type {
 	case "dense", "conv2d":
@@ -228,10 +236,10 @@ func (l *goldenLayer) keepsConstants() bool {
 const goldenSparse = "sparse_categorical_crossentropy_from_logits"
 
 var goldenLosses = map[string]gomlx.Loss{
-	goldenSparse:                       gomlx.SparseCategoricalCrossEntropyLogits,
-	"binary_crossentropy_from_logits":  gomlx.BinaryCrossEntropyLogits,
-	"mse":                              gomlx.MeanSquaredError,
-	"huber":                            gomlx.Huber(1),
+	goldenSparse:                      gomlx.SparseCategoricalCrossEntropyLogits,
+	"binary_crossentropy_from_logits": gomlx.BinaryCrossEntropyLogits,
+	"mse":                             gomlx.MeanSquaredError,
+	"huber":                           gomlx.Huber(1),
 }
 
 // loss is the sum of the outputs' losses.
@@ -279,18 +287,19 @@ var goldenOptimizers = map[string]func(o *goldenOptimizer, s optimizer.Schedule)
 	"adam":     goldenAdam,
 	"adamw":    goldenAdam,
 	"rmsprop": func(o *goldenOptimizer, s optimizer.Schedule) gomlxoptimizer.Interface {
-		return optimizer.RMSProp().LearningRate(o.LearningRate).Schedule(s).Rho(o.Rho).Momentum(o.Momentum).Epsilon(o.Epsilon).
-			WeightDecay(o.WeightDecay).Done()
+		return optimizer.RMSProp().LearningRate(o.LearningRate).Schedule(s).
+			Rho(o.Rho).Momentum(o.Momentum).Epsilon(o.Epsilon).WeightDecay(o.WeightDecay).Done()
 	},
 }
 
 func goldenSGD(o *goldenOptimizer, s optimizer.Schedule) gomlxoptimizer.Interface {
-	return optimizer.SGD().LearningRate(o.LearningRate).Schedule(s).Momentum(o.Momentum).Nesterov(o.Name == "nesterov").
-		WeightDecay(o.WeightDecay).Done()
+	return optimizer.SGD().LearningRate(o.LearningRate).Schedule(s).
+		Momentum(o.Momentum).Nesterov(o.Name == "nesterov").WeightDecay(o.WeightDecay).Done()
 }
 
 func goldenAdam(o *goldenOptimizer, s optimizer.Schedule) gomlxoptimizer.Interface {
-	return optimizer.Adam().LearningRate(o.LearningRate).Schedule(s).Betas(o.Beta1, o.Beta2).Epsilon(o.Epsilon).WeightDecay(o.WeightDecay).Done()
+	return optimizer.Adam().LearningRate(o.LearningRate).Schedule(s).
+		Betas(o.Beta1, o.Beta2).Epsilon(o.Epsilon).WeightDecay(o.WeightDecay).Done()
 }
 
 func (o *goldenOptimizer) check() error {
@@ -328,11 +337,13 @@ func (c *goldenTraining) check() error {
 		}
 	}
 	if len(c.Loss) == 0 || len(c.Loss) != len(c.Y) || len(c.Loss) > len(c.Layers) || len(c.Inputs) != len(c.X) {
-		errs = append(errs, fmt.Errorf("%d losses, %d labels, %d layers, %d inputs with values for %d: want a label and an output for each loss",
+		errs = append(errs, fmt.Errorf("%d losses, %d labels, %d layers, %d inputs with values for %d: "+
+			"want a label and an output for each loss, and values for each input",
 			len(c.Loss), len(c.Y), len(c.Layers), len(c.Inputs), len(c.X)))
 	}
 	if c.Batch < 1 || c.Epochs < 1 || len(c.Weights) == 0 {
-		errs = append(errs, fmt.Errorf("batch %d, %d epochs, %d examples: want at least 1 of each", c.Batch, c.Epochs, len(c.Weights)))
+		errs = append(errs, fmt.Errorf("batch %d, %d epochs, %d examples: want at least 1 of each",
+			c.Batch, c.Epochs, len(c.Weights)))
 	}
 	return errors.Join(errs...)
 }

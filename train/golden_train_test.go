@@ -44,8 +44,8 @@ type goldenTraining struct {
 
 	Before, After map[string]goldenArray // by Keras' path
 	EMAAfter      map[string]goldenArray `json:"ema_after"`
-	StepLoss      []*float64         `json:"step_loss"`     // with the regularizers; nil: the weights added up to 0, and no update was made
-	GradientNorm  []*float64         `json:"gradient_norm"` // before clipping
+	StepLoss      []*float64             `json:"step_loss"`     // with the regularizers; nil: no update was made
+	GradientNorm  []*float64             `json:"gradient_norm"` // before clipping
 	Evaluate      struct {
 		Loss     *float64 // without the regularizers
 		Accuracy *float64
@@ -64,8 +64,8 @@ type trainedGolden struct {
 // goldenLayouts are the goldenArray of replicas of each worker.
 var goldenLayouts = [][]int{{1}, {2}, {3}, {1, 1}, {2, 2}}
 
-// TestGoldenTrain makes whole trainings that Keras has made on one device, on one and several replicas and workers, and wants the same
-// losses, weights, moving averages, evaluation and predictions.
+// TestGoldenTrain makes whole trainings that Keras has made on one device, on one and several replicas and workers,
+// and wants the same losses, weights, moving averages, evaluation and predictions.
 func TestGoldenTrain(t *testing.T) {
 	path := os.Getenv(goldenTrainEnv)
 	if path == "" {
@@ -221,7 +221,8 @@ func (c *goldenTraining) train(ctx context.Context, s *distribute.Strategy) (out
 	return out, err
 }
 
-// pinRounding gives the weights that rounding decides Keras' final values, so that evaluation and predictions depend on the others alone.
+// pinRounding gives the weights that rounding decides Keras' final values, so that evaluation and predictions depend
+// on the others alone.
 func (c *goldenTraining) pinRounding(trainer *Trainer, weights []Weight) error {
 	decided, names := c.decidedByRounding(), c.names()
 	if len(decided) == 0 {
@@ -281,7 +282,8 @@ func (c *goldenTraining) examples() data.Dataset {
 			}
 			return to
 		}
-		list = append(list, data.Batch{Inputs: rows(all.Inputs), Labels: rows(all.Labels), Weights: all.Weights.Rows(lo, hi)})
+		weights := all.Weights.Rows(lo, hi)
+		list = append(list, data.Batch{Inputs: rows(all.Inputs), Labels: rows(all.Labels), Weights: weights})
 	}
 	return batches(list...)
 }
@@ -309,13 +311,15 @@ func (c *goldenTraining) compare(got *trainedGolden) (differences []string) {
 	}
 	names, decided := c.names(), c.decidedByRounding()
 	for _, theirs := range slices.Sorted(maps.Keys(c.After)) {
-		within(theirs+" after training", got.weights[names[theirs]], c.After[theirs], max(goldenTolerance, decided[theirs]))
+		tolerance := max(goldenTolerance, decided[theirs])
+		within(theirs+" after training", got.weights[names[theirs]], c.After[theirs], tolerance)
 	}
 	if len(got.weights) != len(c.After) {
 		differ("%d weights: want %d", len(got.weights), len(c.After))
 	}
 	if c.Evaluate.Loss != nil {
-		// Lockstep's evaluation has the regularizers in its loss, as Keras' Model.evaluate has; the recorded one is without.
+		// Lockstep's evaluation has the regularizers in its loss, as Keras' Model.evaluate has; the recorded one is
+		// without.
 		same("evaluated loss", goldenNumber(got.evaluated.Loss-c.penalty(got)), goldenNumber(*c.Evaluate.Loss))
 	}
 	if want := c.Evaluate.Accuracy; want != nil {
@@ -347,7 +351,9 @@ func (c *goldenTraining) penalty(got *trainedGolden) (sum float64) {
 
 func goldenNumber(x float64) goldenArray { return goldenArray{values: []float64{x}} }
 
-func goldenArrayOf(t *tensor.Tensor) goldenArray { return goldenArray{slices.Clone(t.Shape()), t.Float64s()} }
+func goldenArrayOf(t *tensor.Tensor) goldenArray {
+	return goldenArray{slices.Clone(t.Shape()), t.Float64s()}
+}
 
 // tensor returns the goldenArray as a tensor of float32 or int32.
 func (n goldenArray) tensor(dtype tensor.DType) *tensor.Tensor {
@@ -362,14 +368,14 @@ func (n goldenArray) tensor(dtype tensor.DType) *tensor.Tensor {
 	return t
 }
 
-// goldenTolerance is how far a number may be from Keras', relative to the larger of 1 and the wanted number: float32 sums in another
-// order, and other kernels, over some tens of steps.
+// goldenTolerance is how far a number may be from Keras', relative to the larger of 1 and the wanted number: float32
+// sums in another order, and other kernels, over some tens of steps.
 const goldenTolerance = 1e-4
 
 // differs says where n is farthest from want, if that is farther than the tolerance.
 func (n goldenArray) differs(want goldenArray, tolerance float64) string {
 	if !slices.Equal(n.shape, want.shape) || len(n.values) != len(want.values) {
-		return fmt.Sprintf("shape %v of %d goldenArray, want %v of %d", n.shape, len(n.values), want.shape, len(want.values))
+		return fmt.Sprintf("shape %v of %d numbers, want %v of %d", n.shape, len(n.values), want.shape, len(want.values))
 	}
 	worst, at := 0.0, -1
 	for i, x := range want.values {
@@ -380,5 +386,6 @@ func (n goldenArray) differs(want goldenArray, tolerance float64) string {
 	if worst <= tolerance {
 		return ""
 	}
-	return fmt.Sprintf("element %d of %v is %v, want %v: %.1e apart, more than %.0e", at, want.shape, n.values[at], want.values[at], worst, tolerance)
+	return fmt.Sprintf("element %d of %v is %v, want %v: %.1e apart, more than %.0e",
+		at, want.shape, n.values[at], want.values[at], worst, tolerance)
 }

@@ -1048,7 +1048,9 @@ func part(b engine.Batch, n, i, rows int) engine.Batch {
 	}
 	w := make([]float32, rows)
 	copy(w, b.Weights[lo:hi])
-	return engine.Batch{Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w}
+	return engine.Batch{
+		Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w, Padding: rows - (hi - lo),
+	}
 }
 
 func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) engine.Gradients {

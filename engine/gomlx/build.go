@@ -302,15 +302,40 @@ func (bl *builder) begin(x *executable, training bool) (*graph.Graph, batchNodes
 		weights: graph.Parameter(g, argName(weightsArg, 0), shapes.Make(dtypes.Float32, bl.spec.Rows)),
 	}
 	g.AttachState(weightsKey{}, n.weights)
+	g.AttachState(examplesKey{}, &examples{rows: bl.spec.Rows})
 	return g, n
+}
+
+// examplesKey is where a graph keeps which of its rows are examples.
+type examplesKey struct{}
+
+// examples builds the nodes for Examples when they are first asked for: most models do not.
+type examples struct {
+	rows int
+	mask *graph.Node
+}
+
+// Examples returns 1 for each row of the batch that is an example, and 0 for padding, float32 of shape (rows), in the
+// graph that is being built. It is for layers that look at several examples at once. An example of weight 0 is an
+// example. It is nil in prediction, where every row is taken for one.
+func Examples(g *graph.Graph) *graph.Node {
+	e, _ := g.State(examplesKey{}).(*examples)
+	if e == nil {
+		return nil
+	}
+	if e.mask == nil {
+		count := graph.Parameter(g, argName(examplesArg, 0), shapes.Make(dtypes.Int32))
+		e.mask = graph.ConvertDType(graph.LessThan(graph.Iota(g, shapes.Make(dtypes.Int32, e.rows), 0), count), dtypes.Float32)
+	}
+	return e.mask
 }
 
 // weightsKey is where a graph keeps the weights of its examples.
 type weightsKey struct{}
 
 // ExampleWeights returns the weights of the examples in the graph that is being built, float32 of shape (rows), for
-// layers that look at several examples at once: rows of weight 0 are padding. It is nil in prediction, where there are
-// no weights.
+// layers that weigh several examples against each other. Padding has weight 0; [Examples] distinguishes it from examples
+// of weight 0. It is nil in prediction, where there are no weights.
 func ExampleWeights(g *graph.Graph) *graph.Node {
 	n, _ := g.State(weightsKey{}).(*graph.Node)
 	return n
@@ -501,12 +526,16 @@ const (
 	labelArg
 	weightsArg
 	weightSumArg
+	examplesArg
 	gradientArg
 	rngArg
 )
 
 // argPrefix begins the name of a graph's parameter that is no variable. A variable's begins with a slash.
-var argPrefix = map[argKind]string{inputArg: "#input", labelArg: "#label", weightsArg: "#weights", weightSumArg: "#weightSum", gradientArg: "#gradient"}
+var argPrefix = map[argKind]string{
+	inputArg: "#input", labelArg: "#label", weightsArg: "#weights", weightSumArg: "#weightSum", examplesArg: "#examples",
+	gradientArg: "#gradient",
+}
 
 // argName names the parameter of a graph; index counts among its kind.
 func argName(k argKind, index int) string { return fmt.Sprintf("%s/%d", argPrefix[k], index) }

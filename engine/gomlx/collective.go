@@ -24,7 +24,7 @@ const (
 // AllReduce is a collective inside of a model: it returns the sum or the mean of x over all replicas of the strategy,
 // those of other workers included, of x's shape, the same bits on all of them. x must be of a numeric type, a
 // floating-point one for [Mean], and is not weighted: a replica whose rows are all padding takes part as any other, so
-// leave padding out of x by [ExampleWeights].
+// leave padding out of x by [Examples].
 //
 // It is differentiable as TensorFlow's ReplicaContext.all_reduce is: the gradient of the loss, which is the sum of the
 // replicas' losses, with respect to one replica's x is the sum (or mean) over replicas of the gradients with respect to

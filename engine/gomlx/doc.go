@@ -2,7 +2,7 @@
 // [engine.Program] describes, and runs them on GoMLX's pure-Go backend or on XLA.
 //
 // A model function is written with GoMLX's own packages (ml/model, ml/layers, core/graph); the optimizer is one of
-// ml/train/optimizer. Lockstep adds what data-parallel training needs and GoMLX's trainer does not have: losses and
+// ml/train/optimizer or of engine/gomlx/optimizer. Lockstep adds what data-parallel training needs and GoMLX's trainer does not have: losses and
 // metrics per example, so that padded and uneven batches count right, and the step in two halves, so that gradients
 // can be reduced between them.
 //

@@ -118,6 +118,24 @@ func TestLossesAndMetrics(t *testing.T) {
 			},
 		},
 		{
+			"huber", gomlx.Huber(1),
+			gomlx.Metric{Name: "wide", PerExample: gomlx.Huber(0.25)},
+			[]int{2, 3},
+			[]int{2, 3},
+			tensor.Float32,
+			func(y, z []float64) (float64, float64) {
+				huber := func(delta float64) float64 {
+					return mean(6, func(i int) float64 {
+						if d := math.Abs(y[i] - z[i]); d > delta {
+							return delta * (d - delta/2)
+						}
+						return (y[i] - z[i]) * (y[i] - z[i]) / 2
+					})
+				}
+				return huber(1), huber(0.25)
+			},
+		},
+		{
 			"absolute error", gomlx.MeanAbsoluteError,
 			gomlx.Metric{Name: "mse", PerExample: gomlx.MeanSquaredError},
 			[]int{1},

@@ -24,8 +24,8 @@ type Model struct {
 	// Loss is the loss per example, one of this package's or your own.
 	Loss Loss
 
-	// Optimizer is one of ml/train/optimizer, or any that has UpdateGraphWithGradients. Mind that
-	// optimizer.StochasticGradientDescent divides its learning rate by the square root of the step unless it is told
+	// Optimizer is one of ml/train/optimizer, one of engine/gomlx/optimizer (momentum, and Keras' Adam and RMSprop), or any that has
+	// UpdateGraphWithGradients. Mind that GoMLX's optimizer.StochasticGradientDescent divides its learning rate by the square root of the step unless it is told
 	// WithDecay(false).
 	Optimizer optimizer.Interface
 

@@ -388,6 +388,7 @@ type replica struct {
 	feedWeights             *cell
 	rngTensor               *tensor.Tensor // views of the cells' memory
 	weightSumTensor         *tensor.Tensor
+	examples                *cell   // how many rows of the batch at hand are examples
 	reduced                 []*cell // by parameter: apply's gradients
 
 	values    []compute.Buffer // by variable: what everybody sees
@@ -426,7 +427,9 @@ func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.
 		return cells
 	}
 	r.inputs, r.labels = newCells(inputs), newCells(labels)
-	others := newCells([]shapes.Shape{shapes.Make(dtypes.Float32, p.spec.Rows), shapes.Make(p.lossType), graph.RNGStateShape})
+	others := newCells([]shapes.Shape{
+		shapes.Make(dtypes.Float32, p.spec.Rows), shapes.Make(p.lossType), graph.RNGStateShape, shapes.Make(dtypes.Int32),
+	})
 	for i := range p.packOf {
 		r.reduced = append(r.reduced, newCells([]shapes.Shape{p.variables[i].shape})...)
 	}
@@ -436,7 +439,7 @@ func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.
 		}
 		return r, err
 	}
-	r.weights, r.weightSum, r.rng = others[0], others[1], others[2]
+	r.weights, r.weightSum, r.rng, r.examples = others[0], others[1], others[2], others[3]
 	r.rngTensor = tensor.Wrap(r.rng.mem, tensor.Uint64, 3)
 	d2, err := fromGoMLX(p.lossType)
 	if err != nil {
@@ -513,11 +516,15 @@ func (r *replica) feed(b engine.Batch, weightSum float64) error {
 	if len(b.Weights) != r.p.spec.Rows {
 		return fmt.Errorf("gomlx: %d weights for replica %d: want one per row, %d", len(b.Weights), r.index, r.p.spec.Rows)
 	}
+	if b.Padding < 0 || b.Padding > r.p.spec.Rows {
+		return fmt.Errorf("gomlx: padding of %d rows for replica %d: want 0 to %d", b.Padding, r.index, r.p.spec.Rows)
+	}
 	if !(weightSum > 0) {
 		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no mean and is to be skipped", weightSum)
 	}
 	r.feedWeights = r.cellOf(tensor.HostMemory(b.Weights), r.weights)
 	setScalar(r.weightSumTensor, weightSum)
+	tensor.Data[int32](tensor.Wrap(r.examples.mem, tensor.Int32))[0] = int32(r.p.spec.Rows - b.Padding)
 	return nil
 }
 
@@ -581,6 +588,8 @@ func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
 		return r.feedWeights.load()
 	case weightSumArg:
 		return r.weightSum.load()
+	case examplesArg:
+		return r.examples.load()
 	case rngArg:
 		return r.rng.load()
 	case gradientArg:
@@ -676,7 +685,7 @@ func (r *replica) close() {
 	for _, s := range r.sums {
 		s.close()
 	}
-	for _, list := range [][]*cell{r.inputs, r.labels, r.reduced, {r.weights, r.weightSum, r.rng}} {
+	for _, list := range [][]*cell{r.inputs, r.labels, r.reduced, {r.weights, r.weightSum, r.rng, r.examples}} {
 		for _, c := range list {
 			c.close()
 		}

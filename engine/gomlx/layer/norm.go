@@ -22,10 +22,10 @@ const (
 // BatchNorm normalises every channel (the last axis) of x to mean 0 and variance 1 over the examples, and gives it a
 // trained scale and offset. In inference it uses moving averages of mean and variance.
 //
-// Rows of weight 0 are left out of mean and variance, so that padding does not matter, and a replica without examples
-// leaves its averages as they are. The gradient is the true one, through mean and variance. GoMLX's norm.BatchNorm
-// counts padding; by default it does not run on the Go backend, and with UseBackendInference(false) it takes mean and
-// variance for constants in the gradient.
+// Padding is left out of mean and variance, and a replica without examples leaves its averages as they are. All examples
+// count alike, whatever their weights, as in Keras. The gradient is the true one, through mean and variance. GoMLX's
+// norm.BatchNorm counts padding; by default it does not run on the Go backend, and with UseBackendInference(false) it
+// takes mean and variance for constants in the gradient.
 //
 // Each replica normalises by its own examples, as TensorFlow's layer does unless told otherwise; the averages are
 // combined over the replicas when they are read. The variables are "batch_normalization/scale", "…/offset", "…/mean"
@@ -33,7 +33,9 @@ const (
 //
 // Float16 and bfloat16 are normalized in float32, as Keras does: neither has room for a sum over many rows, nor for a moving average's
 // small steps. Scale and offset are of x's type, the moving averages float32.
-func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node { return BatchNormWith(s, x, BatchNormOptions{}) }
+func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
+	return BatchNormWith(s, x, BatchNormOptions{})
+}
 
 // SyncBatchNorm is [BatchNorm] over the examples of all replicas: n replicas normalise as one with the whole batch would,
 // which matters where a replica's share is small (Keras' BatchNormalization(synchronized=True), PyTorch's SyncBatchNorm).
@@ -56,7 +58,8 @@ type BatchNormOptions struct {
 func BatchNormWith(s *model.Scope, x *graph.Node, o BatchNormOptions) *graph.Node {
 	o.Momentum, o.Epsilon = cmp.Or(o.Momentum, normMomentum), cmp.Or(o.Epsilon, normEpsilon)
 	if !(o.Momentum > 0 && o.Momentum < 1) || !(o.Epsilon > 0) {
-		panic(fmt.Errorf("batch normalisation has momentum %v and epsilon %v: want a momentum between 0 and 1 and a positive epsilon", o.Momentum, o.Epsilon))
+		panic(fmt.Errorf("batch normalisation has momentum %v and epsilon %v: "+
+			"want a momentum between 0 and 1 and a positive epsilon", o.Momentum, o.Epsilon))
 	}
 	moments := moments
 	if o.Sync {
@@ -94,7 +97,7 @@ func BatchNormWith(s *model.Scope, x *graph.Node, o BatchNormOptions) *graph.Nod
 	return graph.ConvertDType(graph.Add(graph.Mul(graph.Sub(x, wide(mean)), wide(factor)), wide(offset)), dtype)
 }
 
-// moments returns mean and variance of each channel over the rows whose weight is not 0, and 1, or 0 if there are none.
+// moments returns mean and variance of each channel over the rows that are examples, and 1, or 0 if there are none.
 func moments(x *graph.Node) (mean, variance, used *graph.Node) {
 	l := localMoments(x)
 	return l.mean, graph.Div(l.squares, l.count), l.used
@@ -105,14 +108,14 @@ type local struct {
 	mean    *graph.Node
 	squares *graph.Node // sum of squared distances from the mean
 	count   *graph.Node // of numbers per channel, at least 1
-	used    *graph.Node // 1, or 0 if there are no rows but of weight 0
+	used    *graph.Node // 1, or 0 if all rows are padding
 }
 
 func localMoments(x *graph.Node) local {
 	rows := x.Shape().Dim(0)
 	var keep *graph.Node // 1 or 0 for every row
-	if w := gomlx.ExampleWeights(x.Graph()); w != nil {
-		keep = number(graph.NotEqual(w, graph.ScalarZero(w.Graph(), w.DType())), x.DType())
+	if examples := gomlx.Examples(x.Graph()); examples != nil {
+		keep = graph.ConvertDType(examples, x.DType())
 	} else {
 		keep = graph.Ones(x.Graph(), shapes.Make(x.DType(), rows))
 	}

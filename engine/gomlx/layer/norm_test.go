@@ -2,6 +2,7 @@ package layer_test
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +21,11 @@ const normRows, normWidth = 6, 3
 // normed is a program of one BatchNorm, whose loss is the squared distance from the labels.
 func normed(t *testing.T) engine.Program {
 	t.Helper()
+	return normedBy(t, layer.BatchNorm)
+}
+
+func normedBy(t *testing.T, norm func(*model.Scope, *graph.Node) *graph.Node) engine.Program {
+	t.Helper()
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +34,7 @@ func normed(t *testing.T) engine.Program {
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 			shift := s.VariableWithValue("shift", []float32{0.5, -1, 2})
 			x := graph.Mul(in[0], graph.ExpandLeftToRank(shift.NodeValue(in[0].Graph()), 2))
-			return []*graph.Node{layer.BatchNorm(s, x)}
+			return []*graph.Node{norm(s, x)}
 		},
 		Loss: gomlx.MeanSquaredError, Optimizer: optimizer.StochasticGradientDescent(),
 	}
@@ -51,7 +57,7 @@ func normBatch(used int) engine.Batch {
 	for i := range used {
 		w[i] = 1
 	}
-	return engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w}
+	return engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}, Weights: w, Padding: normRows - used}
 }
 
 // TestBatchNormValues holds moving averages and the loss against plain Go, with and without padding.
@@ -111,6 +117,75 @@ func TestBatchNormPadding(t *testing.T) {
 	for c, x := range value(t, p, "mean") {
 		if x != before[c] {
 			t.Errorf("moving mean %v became %v without examples", before[c], x)
+		}
+	}
+}
+
+// TestBatchNormWeights: an example counts for mean and variance whatever its weight, also 0.
+func TestBatchNormWeights(t *testing.T) {
+	for _, norm := range []func(*model.Scope, *graph.Node) *graph.Node{layer.BatchNorm, layer.SyncBatchNorm} {
+		averages := func(weights ...float32) []float64 {
+			p := normedBy(t, norm)
+			b := normBatch(4)
+			copy(b.Weights, weights)
+			if _, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{}); err != nil {
+				t.Fatal(err)
+			}
+			p.Commit(0)
+			return append(value(t, p, "mean"), value(t, p, "variance")...)
+		}
+		want := averages(1, 1, 1, 1)
+		if got := averages(2, 0, 0.5, 0); !slices.Equal(got, want) {
+			t.Errorf("averages %v of examples with other weights, want %v", got, want)
+		}
+	}
+}
+
+// TestBatchNormOptions: a given momentum and epsilon count, and bad ones are errors.
+func TestBatchNormOptions(t *testing.T) {
+	with := func(o layer.BatchNormOptions) func(*model.Scope, *graph.Node) *graph.Node {
+		return func(s *model.Scope, x *graph.Node) *graph.Node { return layer.BatchNormWith(s, x, o) }
+	}
+	step := func(o layer.BatchNormOptions) (mean []float64, loss float64) {
+		p := normedBy(t, with(o))
+		g, err := p.Gradients(t.Context(), 0, normBatch(normRows), normRows, [3]uint64{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Commit(0)
+		return value(t, p, "mean"), g.Loss
+	}
+	mean, loss := step(layer.BatchNormOptions{})
+	faster, same := step(layer.BatchNormOptions{Momentum: 0.5})
+	for c := range mean {
+		near(t, "moving mean", faster[c], 50*mean[c])
+	}
+	near(t, "loss", same, loss)
+	// With a huge epsilon nothing of x is left, and the loss is the mean square of the labels.
+	squares := 0.0
+	for _, y := range normBatch(normRows).Labels[0].Float64s() {
+		squares += y * y / (normRows * normWidth)
+	}
+	_, loss = step(layer.BatchNormOptions{Epsilon: 1e20})
+	near(t, "loss", loss, squares)
+
+	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, o := range []layer.BatchNormOptions{{Momentum: 1}, {Momentum: -0.5}, {Epsilon: -1}, {Momentum: math.NaN()}} {
+		f := []engine.Feature{{DType: tensor.Float32, Shape: []int{normWidth}}}
+		m := &gomlx.Model{
+			Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node { return []*graph.Node{with(o)(s, in[0])} },
+			Loss:    gomlx.MeanSquaredError, Optimizer: optimizer.StochasticGradientDescent(),
+		}
+		p, err := m.Compile(t.Context(), e, engine.Spec{Rows: normRows, Inputs: f, Labels: f, Devices: e.Devices()})
+		if err == nil {
+			p.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "want a momentum between 0 and 1 and a positive epsilon") {
+			t.Errorf("%+v: error %v", o, err)
 		}
 	}
 }

@@ -14,7 +14,8 @@ type AdamConfig struct {
 	beta1, beta2, epsilon float64
 }
 
-// Adam configures Adam (Kingma and Ba, 2014, in the order of computation at the end of its section 2). With t updates, this one included:
+// Adam configures Adam (Kingma and Ba, 2014, in the order of computation at the end of its section 2). With t
+// updates, this one included:
 //
 //	m ← beta1·m + (1-beta1)·g
 //	v ← beta2·v + (1-beta2)·g²
@@ -31,14 +32,18 @@ func (c *AdamConfig) LearningRate(rate float64) *AdamConfig { c.rate = rate; ret
 // Schedule makes the learning rate a function of the number of updates, in place of LearningRate.
 func (c *AdamConfig) Schedule(s Schedule) *AdamConfig { c.schedule = s; return c }
 
-// Betas sets how much of the moving averages of gradients and of their squares an update keeps. The defaults are 0.9 and 0.999.
-func (c *AdamConfig) Betas(beta1, beta2 float64) *AdamConfig { c.beta1, c.beta2 = beta1, beta2; return c }
+// Betas sets how much of the moving averages of gradients and of their squares an update keeps. The defaults are 0.9
+// and 0.999.
+func (c *AdamConfig) Betas(beta1, beta2 float64) *AdamConfig {
+	c.beta1, c.beta2 = beta1, beta2
+	return c
+}
 
 // Epsilon sets what is added to the denominator. The default is 1e-7.
 func (c *AdamConfig) Epsilon(epsilon float64) *AdamConfig { c.epsilon = epsilon; return c }
 
-// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the gradient: AdamW. The
-// default is 0; Keras' AdamW has 0.004.
+// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the
+// gradient: AdamW. The default is 0; Keras' AdamW has 0.004.
 func (c *AdamConfig) WeightDecay(decay float64) *AdamConfig { c.decay = decay; return c }
 
 // Done returns the optimizer. Later calls of the other methods do not change it.

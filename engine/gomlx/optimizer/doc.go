@@ -1,6 +1,6 @@
-// Package optimizer has SGD with momentum, Adam and RMSprop as Keras defines them. They are GoMLX optimizers: they implement GoMLX's
-// optimizer.Interface, fit [gomlx.Model.Optimizer] as well as GoMLX's own trainer, and follow its hyperparameters "learning_rate",
-// "clip_step_by_value" and "clip_nan".
+// Package optimizer has SGD with momentum, Adam and RMSprop as Keras defines them. They are GoMLX optimizers: they
+// implement GoMLX's optimizer.Interface, fit [gomlx.Model.Optimizer] as well as GoMLX's own trainer, and follow its
+// hyperparameters "learning_rate", "clip_step_by_value" and "clip_nan".
 //
 //	m := &gomlx.Model{
 //		…
@@ -9,16 +9,17 @@
 //
 // They differ from those in GoMLX's ml/train/optimizer:
 //
-//   - [SGD] has momentum and Nesterov momentum, which GoMLX lacks, and a constant learning rate. GoMLX's divides the rate by the square root
-//     of the step unless it is configured WithDecay(false).
-//   - [RMSProp] divides by the root of the plain moving average of squared gradients, with epsilon under the root. GoMLX's corrects the
-//     average's bias, as Adam does, and adds epsilon to the root: its first steps are up to 1/sqrt(1-rho) times smaller.
-//   - [Adam] adds epsilon to the root of the second moment before the bias correction, as Keras and the paper's efficient variant do;
-//     GoMLX's adds it after. They differ where gradients are as small as epsilon times 30.
-//   - All three take a [Schedule] and a decoupled weight decay. A schedule counts updates, so it does not move with gradients that are only
-//     accumulated or recorded.
+//   - [SGD] has momentum and Nesterov momentum, which GoMLX lacks, and a constant learning rate. GoMLX's divides the
+//     rate by the square root of the step unless it is configured WithDecay(false).
+//   - [RMSProp] divides by the root of the plain moving average of squared gradients, with epsilon under the root.
+//     GoMLX's corrects the average's bias, as Adam does, and adds epsilon to the root: its first steps are up to
+//     1/sqrt(1-rho) times smaller.
+//   - [Adam] adds epsilon to the root of the second moment before the bias correction, as Keras and the paper's
+//     efficient variant do. GoMLX's adds it after. They differ where gradients are below about 1e-5.
+//   - All three take a [Schedule] and a decoupled weight decay. A schedule counts updates, so gradients that are only
+//     accumulated or recorded do not move it.
 //
-// The state of an optimizer is float32, or the type of the loss if that is wider. Its variables are
-// "/SGD/…", "/Adam/…" or "/RMSProp/…", GoMLX's counter "/global_step", and the learning rate in "/optimizers/learning_rate", which can be
-// written between steps unless a schedule sets it.
+// The state of an optimizer is float32, or the type of the loss if that is wider. Its variables are "/SGD/…",
+// "/Adam/…" or "/RMSProp/…", GoMLX's counter "/global_step", and the learning rate in "/optimizers/learning_rate",
+// which can be written between steps unless a schedule sets it.
 package optimizer

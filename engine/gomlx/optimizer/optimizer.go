@@ -73,8 +73,8 @@ func (b *built) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.Node
 	b.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
 }
 
-// UpdateGraphWithGradients implements GoMLX's train.OptimizeWithGradients. The gradients belong to the trainable variables in use by the
-// graph, in the order of scope.IterVariables.
+// UpdateGraphWithGradients implements GoMLX's train.OptimizeWithGradients. The gradients belong to the trainable
+// variables in use by the graph, in the order of scope.IterVariables.
 func (b *built) UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.Node, lossType dtypes.DType) {
 	if err := b.check(); err != nil {
 		panic(fmt.Errorf("optimizer %s: %w", b.name(), err))
@@ -118,7 +118,10 @@ func (b *built) begin(scope *model.Scope, g *graph.Graph, dtype dtypes.DType) up
 	return u
 }
 
-func (b *built) updateVariable(scope *model.Scope, u update, v *model.Variable, gradient *graph.Node, dtype dtypes.DType) {
+// updateVariable computes in dtype, and gives v and its slots their next values.
+func (b *built) updateVariable(
+	scope *model.Scope, u update, v *model.Variable, gradient *graph.Node, dtype dtypes.DType,
+) {
 	g := gradient.Graph()
 	gradient = graph.ConvertDType(gradient, dtype)
 	optimizer.TraceNaNInGradients(scope, v, gradient)

@@ -44,7 +44,8 @@ func (c *RMSPropConfig) Epsilon(epsilon float64) *RMSPropConfig { c.epsilon = ep
 // Centered divides by the gradients' estimated standard deviation, not by the root of their mean square.
 func (c *RMSPropConfig) Centered(enabled bool) *RMSPropConfig { c.centered = enabled; return c }
 
-// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the gradient. The default is 0.
+// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the
+// gradient. The default is 0.
 func (c *RMSPropConfig) WeightDecay(decay float64) *RMSPropConfig { c.decay = decay; return c }
 
 // Done returns the optimizer. Later calls of the other methods do not change it.

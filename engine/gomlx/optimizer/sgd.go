@@ -18,8 +18,8 @@ type SGDConfig struct {
 //	w ← w + m                      or, with Nesterov momentum,
 //	w ← w + momentum·m - rate·g
 //
-// The rate is part of m, so a change of the rate acts on later gradients only. PyTorch keeps m without the rate. Both agree while the rate
-// is constant.
+// The rate is part of m, so a change of the rate acts on later gradients only. PyTorch keeps m without the rate. Both
+// agree while the rate is constant.
 //
 // Call Done for the optimizer.
 func SGD() *SGDConfig { return &SGDConfig{common: common{rate: -1, fallback: 0.01}} }
@@ -30,14 +30,15 @@ func (c *SGDConfig) LearningRate(rate float64) *SGDConfig { c.rate = rate; retur
 // Schedule makes the learning rate a function of the number of updates, in place of LearningRate.
 func (c *SGDConfig) Schedule(s Schedule) *SGDConfig { c.schedule = s; return c }
 
-// Momentum sets the share of the last update that the next one keeps, from 0 up to, but not including, 1. The default, 0, is no momentum,
-// and then the optimizer keeps no state.
+// Momentum sets the share of the last update that the next one keeps, from 0 up to, but not including, 1. The
+// default, 0, is no momentum, and then the optimizer keeps no state.
 func (c *SGDConfig) Momentum(m float64) *SGDConfig { c.momentum = m; return c }
 
 // Nesterov selects Nesterov momentum. It has no effect without momentum.
 func (c *SGDConfig) Nesterov(enabled bool) *SGDConfig { c.nesterov = enabled; return c }
 
-// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the gradient. The default is 0.
+// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the
+// gradient. The default is 0.
 func (c *SGDConfig) WeightDecay(decay float64) *SGDConfig { c.decay = decay; return c }
 
 // Done returns the optimizer. Later calls of the other methods do not change it.
