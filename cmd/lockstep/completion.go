@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 )
 
@@ -24,6 +25,7 @@ func flagValues() map[string]map[string][]string {
 		},
 		"lockstep bench":      {"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"}, "transports": {"mem", "shm", "tcp"}},
 		"lockstep simulate":   {"op": sorted(simulateOps), "format": {"table", "json"}, "memory": {"inplace", "private", "none"}},
+		"lockstep plan":       {"algorithm": append([]string{"auto"}, chooser.Names()...), "format": planFormats, "memory": {"inplace", "private", "none"}, "reduce": {"sum", "prod", "min", "max", "mean"}},
 		"lockstep check":      {"format": {"table", "json"}},
 		"lockstep doctor":     {"format": {"plain", "table", "json"}},
 		"lockstep render mpi": {"launcher": {"openmpi", "mpich"}},

@@ -83,7 +83,7 @@ Ctrl-C. That of run is the failed program's.`,
 	root.SetFlagErrorFunc(explainFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newCheck(), newDoctor(), newRender(), newVersion())
+	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newPlan(), newCheck(), newDoctor(), newRender(), newVersion())
 	root.InitDefaultHelpCmd()
 	strictHelp(root)
 	completeValues(root, nil, flagValues())

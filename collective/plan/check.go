@@ -24,8 +24,14 @@ import (
 // All this is proven for each way in which the buffers of a call can be the same memory, and for the plans as they are written and as they are
 // carried out ([Fuse], [Turns]).
 func Check(a Algorithm, p Problem) error {
+	_, err := checkAll(a, p)
+	return err
+}
+
+// checkAll is Check, and returns the number of symbolic executions that the proof took.
+func checkAll(a Algorithm, p Problem) (executions int, err error) {
 	if err := a.Fits(p); err != nil {
-		return err
+		return 0, err
 	}
 	room := &arena{}
 	for _, one := range ways(a, p) {
@@ -34,14 +40,15 @@ func Check(a Algorithm, p Problem) error {
 			if i == 0 && p.Size <= inARow && one.uses(Stage) {
 				calls = []solved{one, one, one}
 			}
+			executions++
 			if f := newProof(calls, s, room).run(); f != nil {
 				f.Algorithm, f.Problem, f.Sharing = a.Name, p, s.name
-				return f
+				return executions, f
 			}
 			calls = calls[:1]
 		}
 	}
-	return nil
+	return executions, nil
 }
 
 // ways returns the plans as they are written, and, where that is something else, as they are carried out: with copies and exchanges made

@@ -2,7 +2,7 @@
 // order. It is pure: no sockets, no clocks, no goroutines.
 //
 // A [Problem] is what all ranks of a call agree on. An [Algorithm] generates the plan of each rank for it, a sequence of
-// [Step]s; the rows of [Algorithms] are all there are. [Check] proves the plans of a problem, [Explain] writes them down,
+// [Step]s; the rows of [Algorithms] are all there are. [Check] proves the plans of a problem, [Draw] makes them a text or a picture,
 // and Cost predicts their time. Package collective carries them out; package simulate does so in virtual time.
 //
 // # Layout

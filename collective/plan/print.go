@@ -6,46 +6,6 @@ import (
 	"strings"
 )
 
-// Explain returns the plans of an algorithm for all ranks as text, a line per step, with what the step leaves behind:
-// (0+1) is the combination of what ranks 0 and 1 contributed, in this order. The plans are proven first: an error is
-// that of [Check].
-func Explain(a Algorithm, p Problem) (string, error) {
-	if err := Check(a, p); err != nil {
-		return "", err
-	}
-	one := solve(a, p)
-	x := newProof([]solved{one}, sharing{}, &arena{})
-	held := map[[2]int]string{}
-	x.watch = func(rank, index int, v []piece) {
-		if text := x.holding(rank, v); text != "" {
-			held[[2]int{rank, index}] = text
-		}
-	}
-	if f := x.run(); f != nil {
-		return "", f
-	}
-	plans := one.plans
-	width := 0
-	for _, plan := range plans {
-		for _, s := range plan {
-			width = max(width, len(s.String()))
-		}
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %v\n", a.Name, p)
-	for rank, plan := range plans {
-		fmt.Fprintf(&b, "\nrank %d\n", rank)
-		for index, s := range plan {
-			if v, ok := held[[2]int{rank, index}]; ok {
-				fmt.Fprintf(&b, "%3d  %-*v  holds %s\n", index, width, s, v)
-			} else {
-				fmt.Fprintf(&b, "%3d  %v\n", index, s)
-			}
-		}
-	}
-	return b.String(), nil
-}
-
 // holding prints what elements hold: values that are whole vectors by themselves, else which elements of which.
 func (x *proof) holding(rank int, list []piece) string {
 	const listed = 6

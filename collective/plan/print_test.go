@@ -9,9 +9,9 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files in testdata")
 
-// TestExplain holds the texts of some plans: a change of an algorithm shows here, and docs/algorithms.md points here.
-// Rewrite them with: go test -run TestExplain -update
-func TestExplain(t *testing.T) {
+// TestDraw holds the texts of some plans: a change of an algorithm shows here, and docs/algorithms.md points here.
+// Rewrite them with: go test -run TestDraw -update
+func TestDraw(t *testing.T) {
 	for _, c := range []struct {
 		file    string
 		of      Algorithm
@@ -78,10 +78,11 @@ func TestExplain(t *testing.T) {
 		{"reduce_broadcast_barrier_5", reduceBroadcast, Problem{Op: Barrier, Size: 5}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
-			got, err := Explain(c.of, c.problem)
+			d, err := Draw(c.of, c.problem)
 			if err != nil {
 				t.Fatal(err)
 			}
+			got := d.String()
 			file := filepath.Join("testdata", c.file+".txt")
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
@@ -99,8 +100,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-func TestExplainRefuses(t *testing.T) {
-	if text, err := Explain(direct, Problem{Op: AllReduce}); err == nil {
-		t.Errorf("Explain of no ranks = %q, want an error", text)
+func TestDrawRefuses(t *testing.T) {
+	if d, err := Draw(direct, Problem{Op: AllReduce}); err == nil {
+		t.Errorf("Draw of no ranks = %v, want an error", d)
 	}
 }
