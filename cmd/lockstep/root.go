@@ -75,11 +75,13 @@ Ctrl-C. That of run is the failed program's.`,
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3
   lockstep run --nproc-per-node 2 -- ./prog
   lockstep bench allreduce --ranks 2`,
+		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetErrPrefix("lockstep:")
+	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(explainFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true

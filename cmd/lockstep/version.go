@@ -16,14 +16,19 @@ func newVersion() *cobra.Command {
 which machine, and whether the Go engine uses vector instructions (simd).`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			simd := "without simd"
-			if withSIMD {
-				simd = "with simd"
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "lockstep %s %s %s/%s, built %s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, simd)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 			return err
 		},
 	}
+}
+
+// versionLine is what lockstep version and lockstep --version print.
+func versionLine() string {
+	simd := "without simd"
+	if withSIMD {
+		simd = "with simd"
+	}
+	return fmt.Sprintf("lockstep %s %s %s/%s, built %s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, simd)
 }
 
 // version returns the module's version, and the commit it was built from where the build knows it.

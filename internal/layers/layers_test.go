@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-const module = "github.com/lockstep-ml/lockstep"
+const modulePath = "github.com/lockstep-ml/lockstep"
 
 // mayImport lists, for every package of the module (a trailing /... covers what lies below), the packages of the module
 // that it may import. It is ARCHITECTURE.md's picture of the rooms in a form that a test can hold.
@@ -51,7 +51,7 @@ var reachesGoMLX = []string{"engine/gomlx/...", "cmd/...", "examples/..."}
 
 func TestImportsGoOneWay(t *testing.T) {
 	for _, p := range list(t, "{{.ImportPath}}|{{join .Imports \" \"}}", "./...") {
-		name := strings.TrimPrefix(strings.TrimPrefix(p.path, module), "/")
+		name := strings.TrimPrefix(strings.TrimPrefix(p.path, modulePath), "/")
 		i := slices.IndexFunc(mayImport, func(r struct {
 			pkg     string
 			imports []string
@@ -64,7 +64,7 @@ func TestImportsGoOneWay(t *testing.T) {
 			continue
 		}
 		for _, imp := range p.others {
-			if rest, inside := strings.CutPrefix(imp, module+"/"); inside && !slices.ContainsFunc(mayImport[i].imports, func(r string) bool { return covers(r, rest) }) {
+			if rest, inside := strings.CutPrefix(imp, modulePath+"/"); inside && !slices.ContainsFunc(mayImport[i].imports, func(r string) bool { return covers(r, rest) }) {
 				t.Errorf("package %s imports %s; it may import only %v", name, rest, mayImport[i].imports)
 			}
 		}
@@ -73,7 +73,7 @@ func TestImportsGoOneWay(t *testing.T) {
 
 func TestOnlyTheEngineReachesGoMLX(t *testing.T) {
 	for _, p := range list(t, "{{.ImportPath}}|{{join .Deps \" \"}}", "./...") {
-		name := strings.TrimPrefix(strings.TrimPrefix(p.path, module), "/")
+		name := strings.TrimPrefix(strings.TrimPrefix(p.path, modulePath), "/")
 		if slices.ContainsFunc(reachesGoMLX, func(r string) bool { return covers(r, name) }) {
 			continue
 		}

@@ -1,0 +1,190 @@
+package layers
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/zip"
+)
+
+var install = flag.Bool("install", false, "TestOutside also installs the command and builds the examples of the README outside of this tree, which compiles everything once more")
+
+// TestOutside: a module outside of this tree can use the library, its nested module and the command by their module
+// paths. It serves the files of this tree as the release that the nested module requires, and every other module from
+// the module cache.
+func TestOutside(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds a module of its own: not with -short")
+	}
+	cache := strings.TrimSpace(command(t, ".", nil, "go", "env", "GOMODCACHE"))
+	proxy, scratch := t.TempDir(), t.TempDir()
+	version := release(t)
+	if !publish(t, proxy, "../..", version) {
+		t.Skip("the files of the tree are not known: it is no git repository")
+	}
+	publish(t, proxy, "../../cluster/etcd", version)
+	goproxy := "file://" + proxy + ",file://" + filepath.Join(cache, "cache", "download")
+	if p := strings.TrimSpace(command(t, ".", nil, "go", "env", "GOPROXY")); p != "" {
+		goproxy += "," + p // what was never downloaded, such as the dependencies of the nested module
+	}
+	bin := filepath.Join(scratch, "bin")
+	env := []string{
+		"GOPROXY=" + goproxy, "GOMODCACHE=" + filepath.Join(scratch, "mod"), "GOBIN=" + bin, "GOSUMDB=off",
+		"GOFLAGS=-mod=mod -modcacherw", "GOWORK=off", "GOTOOLCHAIN=local",
+	}
+	program := filepath.Join(scratch, "program")
+	write(t, filepath.Join(program, "go.mod"), "module example.com/program\n\ngo 1.26\n")
+	write(t, filepath.Join(program, "main.go"), outside)
+	command(t, program, env, "go", "get", modulePath+"@latest", modulePath+"/cluster/etcd@latest")
+	if got := strings.TrimSpace(command(t, program, env, "go", "run", ".")); got != "rank 0: [3], rank 1: [3]" {
+		t.Errorf("the program outside printed %q", got)
+	}
+	listed := command(t, program, env, "go", "list", "-m", "-f", "{{.Path}} {{.Version}} {{.Replace}}", modulePath, modulePath+"/cluster/etcd")
+	if want := fmt.Sprintf("%s %s <nil>\n%s/cluster/etcd %[2]s <nil>\n", modulePath, version, modulePath); listed != want {
+		t.Errorf("the module outside uses\n%swant\n%s", listed, want)
+	}
+	if !*install {
+		return
+	}
+	command(t, program, env, "go", "build", modulePath+"/cluster/etcd", modulePath+"/examples/...")
+	command(t, scratch, append(env, "GOEXPERIMENT=simd"), "go", "install", modulePath+"/cmd/lockstep@latest")
+	if got := command(t, scratch, nil, filepath.Join(bin, "lockstep"), "--version"); !strings.HasPrefix(got, "lockstep "+version+" ") {
+		t.Errorf("lockstep --version printed %q, want version %s", got, version)
+	}
+}
+
+// outside sums a vector over two ranks.
+const outside = `package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport/mem"
+)
+
+func main() {
+	group, err := collective.Open(mem.New(2), collective.Config{})
+	if err != nil {
+		panic(err)
+	}
+	defer group.Close()
+	sums := make([][]float32, 2)
+	var ranks sync.WaitGroup
+	for rank, c := range group.Local() {
+		ranks.Go(func() {
+			sums[rank] = []float32{float32(rank + 1)}
+			m := tensor.HostMemory(sums[rank])
+			if err := c.Do(context.Background(), &collective.Call{
+				Op: collective.AllReduce, Reduce: collective.Sum, Type: tensor.Float32, Src: m, Dst: m,
+			}); err != nil {
+				panic(err)
+			}
+		})
+	}
+	ranks.Wait()
+	fmt.Printf("rank 0: %v, rank 1: %v\n", sums[0], sums[1])
+}
+`
+
+// release returns the version of this module that the nested module requires.
+func release(t *testing.T) string {
+	t.Helper()
+	file := "../../cluster/etcd/go.mod"
+	f, err := modfile.Parse(file, []byte(read(t, file)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range f.Replace {
+		t.Errorf("%s replaces %s: what requires the module does not see that", file, r.Old.Path)
+	}
+	for _, r := range f.Require {
+		if r.Mod.Path == modulePath {
+			return r.Mod.Version
+		}
+	}
+	t.Fatalf("%s does not require %s", file, modulePath)
+	return ""
+}
+
+// publish puts the module in a folder into a proxy's folder, and reports whether git knows its files.
+func publish(t *testing.T, proxy, folder, version string) bool {
+	t.Helper()
+	text := read(t, filepath.Join(folder, "go.mod"))
+	m := module.Version{Path: modfile.ModulePath([]byte(text)), Version: version}
+	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = folder
+	names, err := list.Output()
+	if err != nil {
+		return false
+	}
+	var files []zip.File
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		if info, err := os.Lstat(filepath.Join(folder, name)); err == nil && info.Mode().IsRegular() && !nested(folder, name) {
+			files = append(files, file{folder, name})
+		}
+	}
+	var b bytes.Buffer
+	if err := zip.Create(&b, m, files); err != nil {
+		t.Fatalf("%s is no module that Go takes: %v", folder, err)
+	}
+	at := filepath.Join(proxy, m.Path, "@v")
+	write(t, filepath.Join(at, "list"), version+"\n")
+	write(t, filepath.Join(at, version+".info"), fmt.Sprintf(`{"Version":%q,"Time":"2026-01-01T00:00:00Z"}`, version))
+	write(t, filepath.Join(at, version+".mod"), text)
+	write(t, filepath.Join(at, version+".zip"), b.String())
+	return true
+}
+
+// nested reports whether a file belongs to a module below the folder.
+func nested(folder, name string) bool {
+	for dir := filepath.Dir(name); dir != "."; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(folder, dir, "go.mod")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// file is a file of a module as package zip wants it.
+type file struct{ folder, name string }
+
+func (f file) Path() string                 { return f.name }
+func (f file) Lstat() (fs.FileInfo, error)  { return os.Lstat(filepath.Join(f.folder, f.name)) }
+func (f file) Open() (io.ReadCloser, error) { return os.Open(filepath.Join(f.folder, f.name)) }
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// command runs a program and returns what it printed on its standard output.
+func command(t *testing.T, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env, cmd.Stderr = dir, append(os.Environ(), env...), &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, &stderr)
+	}
+	return string(out)
+}
