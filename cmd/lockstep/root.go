@@ -81,6 +81,7 @@ Ctrl-C. That of run is the failed program's.`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetErrPrefix("lockstep:")
+	root.Flags().Bool("version", false, "print the version and how the program was built")
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(explainFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
