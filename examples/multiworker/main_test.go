@@ -3,44 +3,21 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"testing"
 
+	"github.com/lockstep-ml/lockstep/examples/internal/exampletest"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// asProgram makes the test binary be the program.
-const asProgram = "LOCKSTEP_EXAMPLE_AS_PROGRAM"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-// program is the command, with what is set in its environment.
-func program(t *testing.T, env []string, args ...string) (*exec.Cmd, *bytes.Buffer) {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), exe, args...)
-	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
-	out := &bytes.Buffer{}
-	cmd.Stdout, cmd.Stderr = out, out
-	return cmd, out
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 var last = regexp.MustCompile(`(?m)^2 replicas, weights ([0-9a-f]{64})$`)
 
 // One process of two replicas and two processes of one that TF_CONFIG lists come to the same weights.
 func TestProgram(t *testing.T) {
-	alone, out := program(t, nil, "-replicas", "2")
+	alone, out := exampletest.Command(t, nil, "-replicas", "2")
 	if err := alone.Run(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -56,7 +33,7 @@ func TestProgram(t *testing.T) {
 	var outs []*bytes.Buffer
 	for i := range addresses {
 		config := fmt.Sprintf(`{"cluster": {"worker": [%q, %q]}, "task": {"type": "worker", "index": %d}}`, addresses[0], addresses[1], i)
-		cmd, out := program(t, []string{"TF_CONFIG=" + config})
+		cmd, out := exampletest.Command(t, []string{"TF_CONFIG=" + config})
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

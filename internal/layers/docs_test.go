@@ -8,17 +8,31 @@ import (
 	"testing"
 )
 
-// TestReadmeShowsTheExample: the program in the README is the one in examples/mirrored, which its own test runs.
-func TestReadmeShowsTheExample(t *testing.T) {
-	source := read(t, "../../examples/mirrored/main.go")
-	_, program, found := strings.Cut(source, "\n)\n\n")
-	if !found {
-		t.Fatal("examples/mirrored/main.go has no import block")
+// TestPagesShowTheExamples: a Go program in the README or the tutorial is an example as it stands, which its own test runs. What is shown of
+// one may leave out what stands before "package main", or all but some lines in a row.
+func TestPagesShowTheExamples(t *testing.T) {
+	var examples strings.Builder
+	files, err := filepath.Glob("../../examples/*/main.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("examples: %v, %v", files, err)
 	}
-	if !strings.Contains(read(t, "../../README.md"), "```go\n"+strings.TrimSpace(program)+"\n```") {
-		t.Error("README.md does not show what stands behind the imports of examples/mirrored/main.go: copy it there")
+	for _, file := range files {
+		examples.WriteString(read(t, file))
+	}
+	for _, page := range []string{"../../README.md", "../../docs/tutorial.md"} {
+		blocks := goBlock.FindAllStringSubmatch(read(t, page), -1)
+		if len(blocks) == 0 {
+			t.Errorf("%s shows no program", page)
+		}
+		for _, block := range blocks {
+			if !strings.Contains(examples.String(), block[1]) {
+				t.Errorf("%s shows what no example has: copy it from there:\n%s", page, block[1])
+			}
+		}
 	}
 }
+
+var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 
 var link = regexp.MustCompile(`\[[^\[\]\n]+\]\(([^)#\s]+)\)`)
 
