@@ -18,7 +18,6 @@
 // # Versions
 //
 // The module follows semantic versioning. Before version 1.0 the API may change between minor versions (v0.1 to v0.2),
-// never between patch versions; CHANGELOG.md names every change. Files that it writes and the protocol between workers
-// carry a version of their own: a program reads the snapshots of older releases, and workers of different releases refuse
-// each other.
+// never between patch versions; CHANGELOG.md names every change. Snapshots, tables and the protocol between workers carry
+// versions of their own, and one that does not fit is refused with an error. Workers of one job must run the same build.
 package lockstep

@@ -16,6 +16,7 @@ var mayImport = []struct {
 	pkg     string
 	imports []string
 }{
+	{"", nil}, // the root: a page of documentation
 	{"tensor", nil},
 	{"internal/kernel/...", []string{"tensor"}},
 	{"internal/stacks", nil},
