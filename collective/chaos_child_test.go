@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/transport/faulty"
+	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/faulty"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
-	"github.com/lockstep-ml/lockstep/transport/simnet"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 

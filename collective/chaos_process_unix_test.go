@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
-	"github.com/lockstep-ml/lockstep/transport/simnet"
 )
 
 // TestChaosOnProcesses runs random programs, as TestChaosOnSimnet does, with real processes that share memory or are joined by

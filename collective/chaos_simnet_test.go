@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/simnet"
 )
 
 // TestChaosOnSimnet runs random programs on a simulated network, in virtual time: ranks on hosts and in processes, sums of all

@@ -13,9 +13,9 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/simnet"
 )
 
 var programsFlag = flag.Int("programs", 0, "how many random programs the chaos tests run; 0: some")

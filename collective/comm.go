@@ -93,7 +93,7 @@ type Properties struct {
 	Memory bool
 }
 
-// Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see internal/ledger).
+// Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see internal/deadlock).
 // Enter, Park, Unpark and Leave of a rank are called on the goroutine that makes the call or awaits it, never on one of
 // the library's own.
 //

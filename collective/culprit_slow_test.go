@@ -13,8 +13,8 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/plan"
+	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/simnet"
 )
 
 // slowWorld is ranks on hosts of their own, some of which are so slow that they answer no question in time, and some of which do not come.

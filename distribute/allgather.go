@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -51,7 +51,7 @@ func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Opti
 const partDims = 30
 
 // gatherLeaves tells all replicas the shapes of each other's tensors, then gathers one after the other.
-func (r *Replica) gatherLeaves(ctx context.Context, run *ledger.Run, leaves []any, names []string, axis int, o Options) ([]any, error) {
+func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []any, names []string, axis int, o Options) ([]any, error) {
 	const name, width = "AllGather", 2 + partDims
 	mine := make([]int64, width*len(leaves))
 	for i, leaf := range leaves {
@@ -91,7 +91,7 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *ledger.Run, leaves []an
 }
 
 // gatherLeaf gathers one tensor, whose parts fit each other.
-func (r *Replica) gatherLeaf(ctx context.Context, run *ledger.Run, t *tensor.Tensor, parts []part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		return r.gatherStrings(ctx, t, axis, name, o)
 	}
@@ -115,7 +115,7 @@ func (r *Replica) gatherLeaf(ctx context.Context, run *ledger.Run, t *tensor.Ten
 }
 
 // gatherFlat gives every replica the elements of all, one behind the other.
-func (r *Replica) gatherFlat(ctx context.Context, run *ledger.Run, t *tensor.Tensor, counts []int, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) gatherFlat(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, counts []int, name string, o Options) (*tensor.Tensor, error) {
 	total := 0
 	for _, n := range counts {
 		total += n

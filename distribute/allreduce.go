@@ -6,7 +6,7 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -73,7 +73,7 @@ func named(v Value) (leaves []any, names []string) {
 }
 
 // allReduceDense reduces tensors by collective calls between the replicas.
-func (r *Replica) allReduceDense(ctx context.Context, run *ledger.Run, op ReduceOp, leaves []any, names []string, o Options) ([]any, error) {
+func (r *Replica) allReduceDense(ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, o Options) ([]any, error) {
 	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 }
 
 // copyAll is the reduction over one replica; run is nil outside of every Run.
-func copyAll(run *ledger.Run, replica int, dst, src []*tensor.Tensor) error {
+func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 	if run != nil {
 		if err := run.Acquire(replica); err != nil {
 			return err
@@ -248,7 +248,7 @@ func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src 
 }
 
 // do makes one collective call of this replica, which has been acquired.
-func (r *Replica) do(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src *tensor.Tensor, name string, o Options) error {
+func (r *Replica) do(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src *tensor.Tensor, name string, o Options) error {
 	r.manifest.Name, r.manifest.Shape = name, src.Shape()
 	r.options = o.collective()
 	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 // The kinds of failure; an error of this package matches one of them with errors.Is. What fails inside a collective
@@ -19,7 +19,7 @@ var (
 	ErrBusy        = collective.ErrBusy     // two goroutines used one replica at the same time
 	ErrAborted     = collective.ErrAborted  // a call was given up, with its context for one
 	ErrClosed      = collective.ErrClosed   // used after Close
-	ErrNested      = ledger.ErrNested       // a Run inside a Run of the same strategy; it matches ErrContext, too
+	ErrNested      = deadlock.ErrNested     // a Run inside a Run of the same strategy; it matches ErrContext, too
 	ErrContext     = errors.New("wrong context")
 	ErrUnsupported = errors.ErrUnsupported
 )
@@ -44,7 +44,7 @@ func (e *Error) Error() string {
 // stack is gone.
 func located(err error) error {
 	if e, ok := err.(*Error); ok && e.At == "" {
-		if at := ledger.Site(); at != (ledger.Frame{}) {
+		if at := deadlock.Site(); at != (deadlock.Frame{}) {
 			e.At = at.String()
 		}
 	}
@@ -66,4 +66,4 @@ func errorf(op string, kind error, format string, args ...any) error {
 
 // StepError is what every replica and the caller of [Run] get when a step fails: its cause, and what each replica was
 // doing then, with file and line.
-type StepError = ledger.StepError
+type StepError = deadlock.StepError

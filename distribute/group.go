@@ -4,22 +4,22 @@ import (
 	"context"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 // replicaGroup is the communicators between a strategy's replicas, of which this worker has some or all, watched by its
-// ledger.
+// detector.
 type replicaGroup struct {
 	owner   *Strategy
 	group   collective.Group
 	comms   []collective.Communicator // of this worker's replicas
-	monitor *ledger.Monitor
+	monitor *deadlock.Monitor
 }
 
 func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
 	g := &replicaGroup{owner: s}
-	g.monitor = s.ledger.Monitor("", nil, g.abort) // no name: reports need none to tell it from others
+	g.monitor = s.detector.Monitor("", nil, g.abort) // no name: reports need none to tell it from others
 	group, err := collective.Open(mem.New(len(s.devices)), collective.Config{
 		Timeout: s.options.Timeout, Stall: s.stall, Order: s.options.Order, Accumulate: s.options.Accumulate,
 		Monitor: g.monitor, Logger: s.logger, Name: "replicas",
@@ -43,16 +43,16 @@ func adoptReplicaGroup(s *Strategy) *replicaGroup {
 	for local, c := range g.comms {
 		members[c.Rank()] = local
 	}
-	g.monitor = s.ledger.Monitor("", members, g.abort)
+	g.monitor = s.detector.Monitor("", members, g.abort)
 	if w, ok := s.given.(collective.Watchable); ok {
 		w.Watch(g.monitor)
 	}
 	return g
 }
 
-// share lets the Runs of a strategy behind the owner use the group, while the owner's replicas wait. Its own ledger does not see
+// share lets the Runs of a strategy behind the owner use the group, while the owner's replicas wait. Its own deadlock detector does not see
 // the calls; that one of its Runs fails ends them.
-func (g *replicaGroup) share(s *Strategy) { s.ledger.Monitor("", nil, g.abort) }
+func (g *replicaGroup) share(s *Strategy) { s.detector.Monitor("", nil, g.abort) }
 
 func (g *replicaGroup) set(group collective.Group) { g.group, g.comms = group, group.Local() }
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -18,7 +18,7 @@ const knownDenseMax = 4096
 
 // whichSparse returns which leaves are IndexedSlices (1) on which replica: sparse[replica][i], or nil if none is. The replica has
 // not been acquired.
-func (r *Replica) whichSparse(ctx context.Context, run *ledger.Run, leaves []any, names []string, o Options) (all [][]int64, err error) {
+func (r *Replica) whichSparse(ctx context.Context, run *deadlock.Run, leaves []any, names []string, o Options) (all [][]int64, err error) {
 	sparse := make([]int64, 0, 8)
 	mine := true
 	for _, leaf := range leaves {
@@ -52,7 +52,7 @@ func (r *Replica) whichSparse(ctx context.Context, run *ledger.Run, leaves []any
 }
 
 // exchange gives every replica the numbers of all: all[replica][i]. what says what they are. The replica has not been acquired.
-func (r *Replica) exchange(ctx context.Context, run *ledger.Run, mine []int64, what string, o Options) ([][]int64, error) {
+func (r *Replica) exchange(ctx context.Context, run *deadlock.Run, mine []int64, what string, o Options) ([][]int64, error) {
 	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 // CrossReplica is the cross-replica context: code that has it runs once for all replicas. A merge function gets one, and
@@ -72,7 +72,7 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	}
 	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {
-		// Another goroutine is in a merge call of this replica, or about to enter one: let the ledger say so.
+		// Another goroutine is in a merge call of this replica, or about to enter one: let the deadlock detector say so.
 		if err := run.Acquire(r.local); err != nil {
 			return nil, err
 		}
@@ -101,7 +101,7 @@ type mergeCall struct {
 }
 
 // mergeAll runs the merge function that all replicas have come for. It is called by the last of them.
-func (s *Strategy) mergeAll(ctx context.Context, run *ledger.Run) (Value, error) {
+func (s *Strategy) mergeAll(ctx context.Context, run *deadlock.Run) (Value, error) {
 	first := s.replicas[0].merging.Load()
 	n := len(first.args)
 	perArg := make([][]Value, n)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/packing"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -14,7 +14,7 @@ import (
 const OnePack = packing.OnePack
 
 // reduceInto reduces tensors in packs and waits for all of them. The replica has been acquired.
-func (r *Replica) reduceInto(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options) error {
+func (r *Replica) reduceInto(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options) error {
 	if len(src) == 1 {
 		if op == Mean && !src[0].DType().IsFloat() {
 			op = Sum // as in packs
@@ -35,7 +35,7 @@ func (r *Replica) reduceInto(ctx context.Context, run *ledger.Run, op ReduceOp, 
 }
 
 // reducePacks reduces tensors in packs and yields each as it completes.
-func (r *Replica) reducePacks(ctx context.Context, run *ledger.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options, yield func([]int, error) bool) {
+func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options, yield func([]int, error) bool) {
 	if err := run.Acquire(r.local); err != nil {
 		yield(nil, err)
 		return

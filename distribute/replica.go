@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 // Replica is one copy of the model on one device, as the step function sees it while it runs (TensorFlow's
@@ -19,7 +19,7 @@ type Replica struct {
 	id       int       // over all workers
 	local    int       // on this one
 	device   *Device
-	run      *ledger.Run
+	run      *deadlock.Run
 	over     atomic.Bool // the Run has ended
 	frame    frame
 	ctx      stepContext // what the step function is given
@@ -46,7 +46,7 @@ func newReplicaState() *replicaState {
 }
 
 // begin makes a zero Replica one of a Run.
-func (r *Replica) begin(s *Strategy, local int, run *ledger.Run, state *replicaState) {
+func (r *Replica) begin(s *Strategy, local int, run *deadlock.Run, state *replicaState) {
 	r.replicaState, r.strategy, r.home, r.device, r.run = state, s.self, s, &s.devices[local], run
 	r.id, r.local = s.first+local, local
 	r.frame = frame{strategy: s.self, replica: r, update: -1}
@@ -70,7 +70,7 @@ func (r *Replica) Device() string { return r.strategy.deviceName(*r.device) }
 func (r *Replica) Strategy() *Strategy { return r.strategy }
 
 // enter checks what every call in replica context needs.
-func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Options) (*ledger.Run, Options, error) {
+func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Options) (*deadlock.Run, Options, error) {
 	if err := checkReduceOp(name, op); err != nil {
 		return nil, Options{}, err
 	}
@@ -85,7 +85,7 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 
 // inRun returns the Run in progress, nil for [Default]'s replica outside of every Run. ctx must be of this replica's step,
 // or of no strategy at all.
-func (r *Replica) inRun(ctx context.Context, name string) (*ledger.Run, error) {
+func (r *Replica) inRun(ctx context.Context, name string) (*deadlock.Run, error) {
 	if err := r.current(name); err != nil {
 		return nil, err
 	}

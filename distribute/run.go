@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
@@ -134,9 +134,9 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	if err := s.requireOpen("Run"); err != nil {
 		return err
 	}
-	run, err := s.ledger.Begin(ctx, step)
+	run, err := s.detector.Begin(ctx, step)
 	switch {
-	case errors.Is(err, ledger.ErrNested):
+	case errors.Is(err, deadlock.ErrNested):
 		return errorf("Run", ErrContext, "%w", err)
 	case err != nil:
 		return errorf("Run", nil, "%w", err)
@@ -173,7 +173,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 }
 
 // decline ends a Run that must not take place.
-func (s *Strategy) decline(run *ledger.Run, why error) error {
+func (s *Strategy) decline(run *deadlock.Run, why error) error {
 	for i := range s.devices {
 		_ = run.Do(i, 0, func(context.Context) error { return nil })
 	}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -175,7 +175,7 @@ func indicesOf(union []int64, d tensor.DType) *tensor.Tensor {
 }
 
 // reduceSparse reduces leaves of which some are IndexedSlices on some replicas: sparse says which of each.
-func (r *Replica) reduceSparse(ctx context.Context, run *ledger.Run, op ReduceOp, leaves []any, names []string, sparse [][]int64, o Options) ([]any, error) {
+func (r *Replica) reduceSparse(ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, sparse [][]int64, o Options) ([]any, error) {
 	out := make([]any, len(leaves))
 	var dense []any
 	var denseNames []string
@@ -213,7 +213,7 @@ func (r *Replica) reduceSparse(ctx context.Context, run *ledger.Run, op ReduceOp
 }
 
 // reduceRows reduces a leaf that is IndexedSlices on every replica.
-func (r *Replica) reduceRows(ctx context.Context, run *ledger.Run, op ReduceOp, s *tensor.IndexedSlices, name string, o Options) (Value, error) {
+func (r *Replica) reduceRows(ctx context.Context, run *deadlock.Run, op ReduceOp, s *tensor.IndexedSlices, name string, o Options) (Value, error) {
 	all, err := r.exchangeSlices(ctx, run, s, name, o)
 	if err != nil {
 		return nil, err
@@ -276,7 +276,7 @@ func (a *allSlices) result(way Sparse, rows, indices *tensor.Tensor) (Value, err
 }
 
 // reduceOne reduces one tensor.
-func (r *Replica) reduceOne(ctx context.Context, run *ledger.Run, op ReduceOp, t *tensor.Tensor, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) reduceOne(ctx context.Context, run *deadlock.Run, op ReduceOp, t *tensor.Tensor, name string, o Options) (*tensor.Tensor, error) {
 	out, err := r.allReduceDense(ctx, run, op, []any{t}, []string{name}, o)
 	if err != nil {
 		return nil, err
@@ -305,7 +305,7 @@ func (a *allSlices) counts(width int) []int {
 const sliceDims = 14
 
 // exchangeSlices tells all replicas how many rows each has, and checks that they fit each other.
-func (r *Replica) exchangeSlices(ctx context.Context, run *ledger.Run, s *tensor.IndexedSlices, name string, o Options) (*allSlices, error) {
+func (r *Replica) exchangeSlices(ctx context.Context, run *deadlock.Run, s *tensor.IndexedSlices, name string, o Options) (*allSlices, error) {
 	const op = "AllReduce"
 	if s.Values.Rank() > sliceDims {
 		return nil, run.Fail(located(errorf(op, ErrUnsupported, "%s: IndexedSlices of %d dimensions: want at most %d", name, s.Values.Rank(), sliceDims)))

@@ -13,7 +13,7 @@ import (
 	clusterworker "github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 // Strategy says how training is spread over devices. Its methods may be called from any goroutine; Runs of one strategy
@@ -41,7 +41,7 @@ type Strategy struct {
 	logger        *slog.Logger
 	ops           CrossDeviceOps // given by the user, or nil
 	collective    *CollectiveAllReduce
-	ledger        *ledger.Ledger
+	detector      *deadlock.Detector
 	closed        atomic.Bool
 	running       atomic.Bool // a Run is in progress
 
@@ -50,7 +50,7 @@ type Strategy struct {
 	self  *Strategy
 	inner *Strategy // guarded by mu
 
-	// turn is held from the start of a Run until its outcome is settled, after the ledger's own turn.
+	// turn is held from the start of a Run until its outcome is settled, after the deadlock detector's own turn.
 	turn     chan struct{}
 	replicas []Replica     // of the last Run
 	group    *replicaGroup // nil with one replica
@@ -190,7 +190,7 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if s.size == 0 {
 		s.size, s.workersInSync, s.chief = len(s.devices), 1, true
 	}
-	s.ledger = ledger.New(ledger.Config{Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
+	s.detector = deadlock.New(deadlock.Config{Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
 	switch {
 	case s.group != nil: // shared with the strategy that this one is behind
 		s.group.share(s)
@@ -258,7 +258,7 @@ func (s *Strategy) Close() error {
 	if s.kind == defaultKind && s == s.self {
 		return nil // it is the whole process' and holds nothing
 	}
-	if replica, inside := s.ledger.Here(); inside {
+	if replica, inside := s.detector.Here(); inside {
 		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v, for whose end it would wait: call it after the Run", replica, s))
 	}
 	if s.closed.Swap(true) {

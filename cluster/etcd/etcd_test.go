@@ -22,8 +22,8 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/etcd"
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous/storetest"
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
 // The server runs in a process of its own, this test binary again: so what the client leaves behind can be seen.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous/storetest"
+	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
 // cutting dials connections that break after some bytes, in either direction: few mostly, sometimes many.

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
-	"github.com/lockstep-ml/lockstep/cluster/rendezvous/storetest"
+	"github.com/lockstep-ml/lockstep/internal/storetest"
 )
 
 // TestMain runs the tests or, in a process that a test has started, what it is told to.

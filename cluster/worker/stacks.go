@@ -103,7 +103,7 @@ func weight(g *stacks.Goroutine) int {
 }
 
 // replicas reports whether a frame calls the step function of a replica.
-func replicas(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/internal/ledger.(*Run).Do") }
+func replicas(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/internal/deadlock.(*Run).Do") }
 
 // userPart leaves out what called the step function, and the runtime's calls at the top.
 func userPart(frames []stacks.Frame) []stacks.Frame {

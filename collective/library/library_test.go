@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/collective/library/librarytest"
+	"github.com/lockstep-ml/lockstep/internal/librarytest"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/collective/library/librarytest"
 	"github.com/lockstep-ml/lockstep/collective/mpi"
+	"github.com/lockstep-ml/lockstep/internal/librarytest"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 

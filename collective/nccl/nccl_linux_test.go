@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/collective/library/librarytest"
 	"github.com/lockstep-ml/lockstep/collective/nccl"
 	"github.com/lockstep-ml/lockstep/internal/foreign"
+	"github.com/lockstep-ml/lockstep/internal/librarytest"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 

@@ -14,11 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 	"github.com/lockstep-ml/lockstep/transport/shm"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
-	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 // mode says how the ranks of a test's group are spread.

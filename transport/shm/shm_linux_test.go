@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/shm"
-	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 type opener = func(context.Context, shm.Config) ([]transport.Endpoint, error)

@@ -3,9 +3,9 @@ package shm_test
 import (
 	"testing"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/shm"
-	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 // TestFrames: what is done where there is no shared memory.

@@ -20,9 +20,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
-	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 // authority makes certificates for 127.0.0.1, and configurations that want those of the same authority.

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
-	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 // opened makes a group of n ranks, spread over as many nodes as processes says, each set up by config.

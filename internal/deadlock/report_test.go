@@ -1,4 +1,4 @@
-package ledger_test
+package deadlock_test
 
 import (
 	"context"
@@ -13,13 +13,13 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 // The communicators that follow a failed run count from 0; a call that lacks a replica is found in them all the same.
 func TestFailureAfterRebuild(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a")
+		w := newWorld(t, n, deadlock.Config{}, "a")
 		defer w.close()
 		fail := func() {
 			start := time.Now()
@@ -49,7 +49,7 @@ func TestFailureAfterRebuild(t *testing.T) {
 // A report reads the calls that are in flight, while those that end go on and change theirs. (The race detector is the
 // judge.)
 func TestReportBesideCalls(t *testing.T) {
-	l := ledger.New(ledger.Config{Devices: devices(2)})
+	l := deadlock.New(deadlock.Config{Devices: devices(2)})
 	m := l.Monitor("a", nil, nil)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -74,7 +74,7 @@ func TestReportBesideCalls(t *testing.T) {
 	}()
 	seen := 0
 	for i := 0; i < 200 || seen == 0 && i < 100_000; i++ {
-		var failure *ledger.StepError
+		var failure *deadlock.StepError
 		if err := m.Explain(1, errors.New("why")); !errors.As(err, &failure) || !strings.HasSuffix(failure.Reason, ": why") {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestReportBesideCalls(t *testing.T) {
 // A report is text to read: this is what a deadline's looks like.
 func TestReportText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 4, ledger.Config{Timeout: time.Minute}, "a")
+		w := newWorld(t, 4, deadlock.Config{Timeout: time.Minute}, "a")
 		defer w.close()
 		lock := make(chan int)
 		_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -114,10 +114,10 @@ func TestReportText(t *testing.T) {
 		})
 		// Replica 3 comes to its merge call before the deadline, which ends it all.
 		const want = `the replicas wait for each other: replica 0 (CPU:0) waits for replica 3 in all_reduce SUM #0 on a, replica 3 (CPU:3) waits for replica 0 in merge_call #0
-  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.1), from ledger_test.go:N (ledger_test.(*world).run.func1.1)
-  replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called by goroutine N at report_test.go:N (ledger_test.TestReportText.func1.1.1)
-  replica 2 (CPU:2) is blocked at report_test.go:N (ledger_test.waitFor) [select]
-  replica 3 (CPU:3) waits in merge_call #0, called at report_test.go:N (ledger_test.TestReportText.func1.1), from ledger_test.go:N (ledger_test.(*world).run.func1.1)`
+  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (deadlock_test.TestReportText.func1.1), from detector_test.go:N (deadlock_test.(*world).run.func1.1)
+  replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called by goroutine N at report_test.go:N (deadlock_test.TestReportText.func1.1.1)
+  replica 2 (CPU:2) is blocked at report_test.go:N (deadlock_test.waitFor) [select]
+  replica 3 (CPU:3) waits in merge_call #0, called at report_test.go:N (deadlock_test.TestReportText.func1.1), from detector_test.go:N (deadlock_test.(*world).run.func1.1)`
 		if got := anonymous(err); got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
 		}
@@ -136,16 +136,16 @@ func TestReportText(t *testing.T) {
 			return r.comm("a").Do(ctx, vector("dense/kernel", 6))
 		})
 		const late = `deadline exceeded: replica 0 (CPU:0) waited in all_reduce SUM #0 on a for replica 2 (CPU:2), replica 3 (CPU:3)
-  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.2), from ledger_test.go:N (ledger_test.(*world).run.func1.1)
-  replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (ledger_test.TestReportText.func1.2), from ledger_test.go:N (ledger_test.(*world).run.func1.1)
-  replica 2 (CPU:2) is blocked at report_test.go:N (ledger_test.waitFor) [select]
-      report_test.go:N (ledger_test.waitFor)
-      report_test.go:N (ledger_test.TestReportText.func1.2)
-      ledger_test.go:N (ledger_test.(*world).run.func1.1)
-  replica 3 (CPU:3) is blocked at report_test.go:N (ledger_test.TestReportText.func1.2) [sleep]
+  replica 0 (CPU:0) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (deadlock_test.TestReportText.func1.2), from detector_test.go:N (deadlock_test.(*world).run.func1.1)
+  replica 1 (CPU:1) waits in all_reduce SUM #0 "dense/kernel" float32 (6,) on a, called at report_test.go:N (deadlock_test.TestReportText.func1.2), from detector_test.go:N (deadlock_test.(*world).run.func1.1)
+  replica 2 (CPU:2) is blocked at report_test.go:N (deadlock_test.waitFor) [select]
+      report_test.go:N (deadlock_test.waitFor)
+      report_test.go:N (deadlock_test.TestReportText.func1.2)
+      detector_test.go:N (deadlock_test.(*world).run.func1.1)
+  replica 3 (CPU:3) is blocked at report_test.go:N (deadlock_test.TestReportText.func1.2) [sleep]
       time.go:N (time.Sleep)
-      report_test.go:N (ledger_test.TestReportText.func1.2)
-      ledger_test.go:N (ledger_test.(*world).run.func1.1)`
+      report_test.go:N (deadlock_test.TestReportText.func1.2)
+      detector_test.go:N (deadlock_test.(*world).run.func1.1)`
 		if got := anonymous(err); got != late {
 			t.Errorf("got\n%s\nwant\n%s", got, late)
 		}
@@ -181,7 +181,7 @@ func TestReportDeepStack(t *testing.T) {
 			}
 			dive(n - 1)
 		}
-		failure := fails(t, 2, ledger.Config{}, want{
+		failure := fails(t, 2, deadlock.Config{}, want{
 			is: []error{collective.ErrPeerLost}, reason: []string{"replica 1 (CPU:1) panicked: deep"},
 			lines: map[int][]string{1: {" more"}},
 		}, func(ctx context.Context, r replica) error {

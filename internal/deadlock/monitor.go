@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"errors"
@@ -12,14 +12,14 @@ import (
 // Monitor watches the calls of one communicator's local ranks; it implements [collective.Monitor]. Each rank's
 // methods are called by one goroutine at a time.
 type Monitor struct {
-	ledger  *Ledger
-	name    string
-	members []int // replica by rank, -1: in another process
-	ranks   []int // rank by replica, -1: not a member
-	abort   func(error)
-	slots   []slot
-	isMerge bool     // the rendezvous of merge calls, which is in no list
-	pairs   sync.Map // by [2]int of sender and receiver: the *Monitor of the calls between them
+	detector *Detector
+	name     string
+	members  []int // replica by rank, -1: in another process
+	ranks    []int // rank by replica, -1: not a member
+	abort    func(error)
+	slots    []slot
+	isMerge  bool     // the rendezvous of merge calls, which is in no list
+	pairs    sync.Map // by [2]int of sender and receiver: the *Monitor of the calls between them
 }
 
 var _ collective.SplitMonitor = (*Monitor)(nil)
@@ -39,14 +39,14 @@ type slot struct {
 }
 
 // newMonitor returns a monitor; nil members means that rank i is replica i.
-func newMonitor(l *Ledger, name string, members []int, abort func(error)) *Monitor {
+func newMonitor(l *Detector, name string, members []int, abort func(error)) *Monitor {
 	if members == nil {
 		members = make([]int, l.Replicas())
 		for i := range members {
 			members[i] = i
 		}
 	}
-	m := &Monitor{ledger: l, name: name, members: members, abort: abort, slots: make([]slot, len(members))}
+	m := &Monitor{detector: l, name: name, members: members, abort: abort, slots: make([]slot, len(members))}
 	m.ranks = slices.Repeat([]int{-1}, l.Replicas())
 	for rank, replica := range members {
 		if replica >= 0 {
@@ -72,15 +72,15 @@ func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	s := &m.slots[rank]
 	s.calls[seq%inflight].Store(nil)
 	s.left.Add(1)
-	if m.ledger.reporting.Load() {
-		m.ledger.awaitReport()
+	if m.detector.reporting.Load() {
+		m.detector.awaitReport()
 	}
 }
 
 // Park says that the goroutine of rank's replica is about to block until the other members have entered call number
 // seq. If they never will, the run has failed; then Park has aborted all communicators, and returns the failure.
 func (m *Monitor) Park(rank int, seq uint64) error {
-	l := m.ledger
+	l := m.detector
 	s := &m.slots[rank]
 	s.parked.Store(nil)
 	r := l.current.Load()
@@ -117,7 +117,7 @@ func (r *Run) parkLocked(replica int, w waiting) *StepError {
 	me := &r.replicas[replica]
 	me.wait = w
 	me.parked.Store(true)
-	chain := r.ledger.search.from(r, replica)
+	chain := r.detector.search.from(r, replica)
 	if chain == nil {
 		return nil
 	}
@@ -140,13 +140,13 @@ func (m *Monitor) Explain(rank int, err error) error {
 	if errors.Is(err, collective.ErrBusy) && f.replica >= 0 {
 		f.kind = faultBusy
 	}
-	if r := m.ledger.current.Load(); r != nil {
+	if r := m.detector.current.Load(); r != nil {
 		if failure := r.failure.Load(); failure != nil {
 			return failure
 		}
 		return r.fail(f)
 	}
-	return m.ledger.idleReport(f)
+	return m.detector.idleReport(f)
 }
 
 // Split returns a monitor for a communicator that was split off m's; ranks[i] is the rank in m of its rank i. The
@@ -156,13 +156,13 @@ func (m *Monitor) Split(name string, ranks []int, abort func(error)) (split coll
 	for i, rank := range ranks {
 		members[i] = m.members[rank]
 	}
-	child := m.ledger.Monitor(name, members, abort)
+	child := m.detector.Monitor(name, members, abort)
 	return child, child.Release
 }
 
-// Release takes the monitor out of the ledger: its communicator is closed.
+// Release takes the monitor out of the detector: its communicator is closed.
 func (m *Monitor) Release() {
-	l := m.ledger
+	l := m.detector
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	gone := map[*Monitor]bool{m: true}
@@ -179,8 +179,8 @@ func (m *Monitor) rank(replica int) int { return m.ranks[replica] }
 // Reset says that the monitor watches another communicator from now on, which takes the place of one that failed outside of
 // every run. It is called while no call is in flight.
 func (m *Monitor) Reset() {
-	m.ledger.mu.Lock()
-	defer m.ledger.mu.Unlock()
+	m.detector.mu.Lock()
+	defer m.detector.mu.Unlock()
 	m.reset()
 }
 

@@ -1,6 +1,6 @@
-package ledger
+package deadlock
 
-// searcher walks the graph of waiting; see the package documentation. Its slices are scratch, guarded by the ledger's
+// searcher walks the graph of waiting; see the package documentation. Its slices are scratch, guarded by the detector's
 // lock.
 type searcher struct {
 	seen []mark

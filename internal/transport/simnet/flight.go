@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/faulty"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/faulty"
 )
 
 // flight is a frame on its way. It has its own copy of the data: what the sender does with its memory is its own affair.

@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"context"
@@ -59,9 +59,9 @@ const (
 	faultGiven                          // Run.Fail
 )
 
-// report makes the error of a fault. The caller holds the ledger's lock.
+// report makes the error of a fault. The caller holds the detector's lock.
 func (r *Run) report(f fault) *StepError {
-	l := r.ledger
+	l := r.detector
 	l.reporting.Store(true)
 	defer l.reporting.Store(false)
 	v := newView(r)
@@ -74,7 +74,7 @@ func (r *Run) report(f fault) *StepError {
 }
 
 // idleReport makes the error of a fault that was found outside a run.
-func (l *Ledger) idleReport(f fault) *StepError {
+func (l *Detector) idleReport(f fault) *StepError {
 	f.text = f.say()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +89,7 @@ func (r *Run) nested(replica int) error {
 	}
 	who := "a replica"
 	if replica >= 0 {
-		who = r.ledger.name(replica)
+		who = r.detector.name(replica)
 	}
 	at := ""
 	if site := Site(); site != (Frame{}) {
@@ -102,7 +102,7 @@ func (r *Run) nested(replica int) error {
 // describe fills in what one replica does.
 func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	them := &r.replicas[replica]
-	out.Replica, out.Device, out.State = r.ledger.cfg.First+replica, r.ledger.cfg.Devices[replica], them.state
+	out.Replica, out.Device, out.State = r.detector.cfg.First+replica, r.detector.cfg.Devices[replica], them.state
 	out.Err, out.Panic, out.text, out.Stack = them.err, them.value, them.text, them.stack
 	out.Calls = r.callsLeft(replica) - them.before
 	if them.state.Ended() {
@@ -205,7 +205,7 @@ func (w waiting) call(replica int) *CallReport {
 // callsLeft returns how many calls a replica has finished. The caller holds the lock.
 func (r *Run) callsLeft(replica int) uint64 {
 	n := r.merge.monitor.slots[replica].left.Load()
-	for _, m := range r.ledger.monitors {
+	for _, m := range r.detector.monitors {
 		if rank := m.rank(replica); rank >= 0 {
 			n += m.slots[rank].left.Load()
 		}
@@ -215,7 +215,7 @@ func (r *Run) callsLeft(replica int) uint64 {
 
 // reason returns the sentence and the kinds of a fault.
 func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []error) {
-	name := r.ledger.name
+	name := r.detector.name
 	switch f.kind {
 	case faultStuck:
 		return r.reasonStuck(f.chain)
@@ -246,7 +246,7 @@ func (r *Run) reason(f fault, replicas []ReplicaReport, v *view) (string, []erro
 }
 
 func (r *Run) reasonStuck(chain []hop) (string, []error) {
-	name := r.ledger.name
+	name := r.detector.name
 	last := chain[len(chain)-1]
 	before := chain[len(chain)-2]
 	if them := &r.replicas[last.replica]; them.state.Ended() {
@@ -271,7 +271,7 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 			merges++
 		}
 		next := chain[(i+1)%len(chain)].replica
-		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.ledger.cfg.First+next, h.wait.call(h.replica).brief())
+		waits[i] = fmt.Sprintf("%s waits for replica %d in %s", name(h.replica), r.detector.cfg.First+next, h.wait.call(h.replica).brief())
 	}
 	kinds := []error{collective.ErrDesync}
 	if merges > 0 {
@@ -281,7 +281,7 @@ func (r *Run) reasonStuck(chain []hop) (string, []error) {
 }
 
 func (r *Run) reasonBusy(f fault, replicas []ReplicaReport, v *view) string {
-	them, name := &replicas[f.replica], r.ledger.name(f.replica)
+	them, name := &replicas[f.replica], r.detector.name(f.replica)
 	second := "another goroutine"
 	if v.self != nil {
 		if site := siteOf(v.self); site != (Frame{}) {
@@ -305,7 +305,7 @@ func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 	if f.replica < 0 {
 		return f.text, nil
 	}
-	name, w := r.ledger.name, waiting{f.monitor, f.seq}
+	name, w := r.detector.name, waiting{f.monitor, f.seq}
 	switch {
 	case errors.Is(f.cause, collective.ErrMismatch):
 		if differing := r.differing(f); differing != "" {
@@ -421,7 +421,7 @@ func (r *Run) names(replicas []int) string {
 	const shown = 4
 	names := make([]string, 0, shown)
 	for _, replica := range replicas[:min(len(replicas), shown)] {
-		names = append(names, r.ledger.name(replica))
+		names = append(names, r.detector.name(replica))
 	}
 	if n := len(replicas) - shown; n > 0 {
 		return strings.Join(names, ", ") + fmt.Sprintf(" and %d more", n)
@@ -444,7 +444,7 @@ func (r *Run) absent(f fault, replicas []ReplicaReport) string {
 		}
 		return ""
 	case 1:
-		return fmt.Sprintf(" for %s, which %s", r.ledger.name(absent[0]), replicas[absent[0]].doing())
+		return fmt.Sprintf(" for %s, which %s", r.detector.name(absent[0]), replicas[absent[0]].doing())
 	}
 	return " for " + r.names(absent)
 }

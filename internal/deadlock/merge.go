@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"context"
@@ -18,7 +18,7 @@ type rendezvous struct {
 	monitor *Monitor
 	seats   []seat
 
-	// Guarded by the ledger's lock.
+	// Guarded by the detector's lock.
 	arrived   int
 	executing bool // a merge function runs
 	executor  int  // the replica on whose goroutine it runs
@@ -37,7 +37,7 @@ type seat struct {
 	timer    *time.Timer   // made on first use
 }
 
-func newRendezvous(l *Ledger) *rendezvous {
+func newRendezvous(l *Detector) *rendezvous {
 	m := &rendezvous{monitor: newMonitor(l, "", nil, nil), seats: make([]seat, l.Replicas())}
 	m.monitor.isMerge = true
 	for i := range m.seats {
@@ -52,7 +52,7 @@ func newRendezvous(l *Ledger) *rendezvous {
 // While it runs, no goroutine of another replica is outside Merge. purpose says what the merge call is for, in reports; it
 // may be empty. Merge calls that differ in it are a failure of the run that matches [collective.ErrMismatch].
 //
-// timeout bounds the wait including f's run; zero means the ledger's [Config.Timeout], negative none. The wait also ends
+// timeout bounds the wait including f's run; zero means the detector's [Config.Timeout], negative none. The wait also ends
 // when ctx does, and when the run fails; each of these is a failure of the run. So is a panic or runtime.Goexit of f,
 // while an error of f's is handed to all replicas and is no failure by itself.
 func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout time.Duration, f func() (any, error)) (any, error) {
@@ -76,12 +76,12 @@ func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout ti
 		return m.execute(r, replica, seq, f)
 	}
 	defer r.replicas[replica].parked.Store(false)
-	return m.await(ctx, r, replica, seq, orDefault(timeout, r.ledger.cfg.Timeout))
+	return m.await(ctx, r, replica, seq, orDefault(timeout, r.detector.cfg.Timeout))
 }
 
 // arrive counts the replica in, and parks it unless it is the last.
 func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
-	l, m := r.ledger, r.merge
+	l, m := r.detector, r.merge
 	l.mu.Lock()
 	if failure := r.failure.Load(); failure != nil {
 		l.mu.Unlock()
@@ -138,7 +138,7 @@ func (m *rendezvous) execute(r *Run, replica int, seq uint64, f func() (any, err
 	value, err = f()
 	normal = true
 
-	l := r.ledger
+	l := r.detector
 	l.mu.Lock()
 	if failure := r.failure.Load(); failure != nil {
 		l.mu.Unlock()
@@ -159,7 +159,7 @@ func (m *rendezvous) execute(r *Run, replica int, seq uint64, f func() (any, err
 func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64, timeout time.Duration) (any, error) {
 	var (
 		seat    = &m.seats[replica]
-		stall   = r.ledger.cfg.Stall
+		stall   = r.detector.cfg.Stall
 		stalled = stall <= 0 || timeout > 0 && timeout <= stall // nothing to log any more
 		start   = time.Now()
 		expired <-chan time.Time
@@ -222,7 +222,7 @@ func (m *rendezvous) explain(r *Run, replica int, seq uint64, cause error, waite
 
 // logStall says once what a merge call has been waiting for.
 func (m *rendezvous) logStall(r *Run, replica int, seq uint64, waited time.Duration) {
-	l := r.ledger
+	l := r.detector
 	l.mu.Lock()
 	var absent []string
 	for other := range r.replicas {

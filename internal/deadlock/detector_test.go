@@ -1,4 +1,4 @@
-package ledger_test
+package deadlock_test
 
 import (
 	"context"
@@ -16,24 +16,24 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a ledger and some communicators that it watches.
+// world is a detector and some communicators that it watches.
 type world struct {
-	t      testing.TB
-	n      int
-	names  []string
-	ledger *ledger.Ledger
-	groups map[string]collective.Group
-	logs   strings.Builder
+	t        testing.TB
+	n        int
+	names    []string
+	detector *deadlock.Detector
+	groups   map[string]collective.Group
+	logs     strings.Builder
 }
 
-func newWorld(t testing.TB, n int, cfg ledger.Config, names ...string) *world {
+func newWorld(t testing.TB, n int, cfg deadlock.Config, names ...string) *world {
 	w := &world{t: t, n: n, names: names, groups: make(map[string]collective.Group)}
 	for i := range n {
 		cfg.Devices = append(cfg.Devices, fmt.Sprintf("CPU:%d", i))
@@ -41,9 +41,9 @@ func newWorld(t testing.TB, n int, cfg ledger.Config, names ...string) *world {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(&w.logs, nil))
 	}
-	w.ledger = ledger.New(cfg)
+	w.detector = deadlock.New(cfg)
 	for _, name := range names {
-		monitor := w.ledger.Monitor(name, nil, func(cause error) { w.groups[name].Local()[0].Abort(cause) })
+		monitor := w.detector.Monitor(name, nil, func(cause error) { w.groups[name].Local()[0].Abort(cause) })
 		group, err := collective.Open(mem.New(n), collective.Config{
 			Name: name, Monitor: monitor, Timeout: cfg.Timeout, Stall: -1, Logger: cfg.Logger,
 		})
@@ -78,7 +78,7 @@ func (w *world) rebuild() {
 type replica struct {
 	*world
 	id  int
-	run *ledger.Run
+	run *deadlock.Run
 }
 
 func (r replica) comm(name string) collective.Communicator { return r.groups[name].Local()[r.id] }
@@ -86,7 +86,7 @@ func (r replica) comm(name string) collective.Communicator { return r.groups[nam
 // run begins a run and returns what every replica's Do returned, and what Wait did.
 func (w *world) run(ctx context.Context, step func(ctx context.Context, r replica) error) (each []error, abandoned []int, err error) {
 	w.t.Helper()
-	run, err := w.ledger.Begin(ctx, step)
+	run, err := w.detector.Begin(ctx, step)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -129,9 +129,9 @@ type want struct {
 }
 
 // check compares a failure with what was wanted of it.
-func (want want) check(t *testing.T, each []error, err error, took time.Duration) *ledger.StepError {
+func (want want) check(t *testing.T, each []error, err error, took time.Duration) *deadlock.StepError {
 	t.Helper()
-	var failure *ledger.StepError
+	var failure *deadlock.StepError
 	if !errors.As(err, &failure) {
 		t.Fatalf("the run ended with %v, want a *StepError", err)
 	}
@@ -139,7 +139,7 @@ func (want want) check(t *testing.T, each []error, err error, took time.Duration
 		t.Errorf("the run took %v, want %v", took, want.took)
 	}
 	for i, e := range each {
-		if e == nil && i < len(failure.Replicas) && failure.Replicas[i].State == ledger.Returned {
+		if e == nil && i < len(failure.Replicas) && failure.Replicas[i].State == deadlock.Returned {
 			continue // it had ended before anything was wrong
 		}
 		if e != error(failure) {
@@ -194,7 +194,7 @@ func bubble(t *testing.T, test func(t *testing.T, n int)) {
 }
 
 // fails runs step for n replicas, in communicators "a" and "b", and checks the failure. The world is closed after.
-func fails(t *testing.T, n int, cfg ledger.Config, want want, step func(ctx context.Context, r replica) error) *ledger.StepError {
+func fails(t *testing.T, n int, cfg deadlock.Config, want want, step func(ctx context.Context, r replica) error) *deadlock.StepError {
 	t.Helper()
 	w := newWorld(t, n, cfg, "a", "b")
 	defer w.close()
@@ -233,7 +233,7 @@ func (w *world) works() {
 
 func TestRightRun(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a", "b")
+		w := newWorld(t, n, deadlock.Config{}, "a", "b")
 		defer w.close()
 		for range 5 {
 			w.works()
@@ -246,12 +246,12 @@ func TestEarlyReturn(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var site string
 			returned := make(chan struct{})
-			failure := fails(t, n, ledger.Config{}, want{
+			failure := fails(t, n, deadlock.Config{}, want{
 				is: []error{collective.ErrDesync}, not: []error{collective.ErrPeerLost},
 				reason: []string{"replica 1 (CPU:1) returned, but replica 0 (CPU:0) waits for it in all_reduce SUM #1 on a"},
 				lines: map[int][]string{
 					0: {"replica 0 (CPU:0) waits in all_reduce SUM #1 \"second\" float32 (3,) on a, called at "},
-					1: {"replica 1 (CPU:1) returned after 1 call from the function at ", "ledger_test.go:"},
+					1: {"replica 1 (CPU:1) returned after 1 call from the function at ", "detector_test.go:"},
 				},
 			}, func(ctx context.Context, r replica) error {
 				if err := r.comm("a").Do(ctx, vector("first", 3)); err != nil {
@@ -279,7 +279,7 @@ func TestEarlyReturn(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var sites [8]string
 			w := want{is: []error{collective.ErrDesync}, reason: []string{"replica 1 (CPU:1) returned, but replica "}}
-			failure := fails(t, n, ledger.Config{}, w, func(ctx context.Context, r replica) error {
+			failure := fails(t, n, deadlock.Config{}, w, func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					synctest.Wait() // all others are parked
 					return nil
@@ -290,12 +290,12 @@ func TestEarlyReturn(t *testing.T) {
 			for i := range failure.Replicas {
 				r := &failure.Replicas[i]
 				if i == 1 {
-					if r.State != ledger.Returned || r.Err != nil || r.Calls != 0 {
+					if r.State != deadlock.Returned || r.Err != nil || r.Calls != 0 {
 						t.Errorf("replica 1 is reported as %+v", r)
 					}
 					continue
 				}
-				if r.State != ledger.Waiting || r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != sites[i] {
+				if r.State != deadlock.Waiting || r.Other || fmt.Sprintf("%s:%d", r.Site.File, r.Site.Line) != sites[i] {
 					t.Errorf("replica %d is %v at %v, want waiting at %s", i, r.State, r.Site, sites[i])
 				}
 				call := r.Call
@@ -309,7 +309,7 @@ func TestEarlyReturn(t *testing.T) {
 	t.Run("with an error of the user's", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			mine := errors.New("no data left")
-			failure := fails(t, n, ledger.Config{}, want{
+			failure := fails(t, n, deadlock.Config{}, want{
 				is:     []error{mine},
 				not:    []error{collective.ErrDesync, collective.ErrPeerLost},
 				reason: []string{"replica 1 (CPU:1) returned an error: no data left"},
@@ -327,7 +327,7 @@ func TestEarlyReturn(t *testing.T) {
 	})
 	t.Run("when nobody waits it is no failure", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			w := newWorld(t, n, ledger.Config{}, "a")
+			w := newWorld(t, n, deadlock.Config{}, "a")
 			defer w.close()
 			_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
 				time.Sleep(time.Duration(r.id) * time.Second)
@@ -352,10 +352,10 @@ func TestPanic(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		for _, late := range []bool{false, true} {
 			value := &badness{7}
-			failure := fails(t, n, ledger.Config{}, want{
+			failure := fails(t, n, deadlock.Config{}, want{
 				is:     []error{collective.ErrPeerLost, value},
 				reason: []string{"replica 1 (CPU:1) panicked: bad 7"},
-				lines:  map[int][]string{1: {"replica 1 (CPU:1) panicked: bad 7\n", "(ledger_test.explode)\n", "ledger_test.TestPanic.func"}},
+				lines:  map[int][]string{1: {"replica 1 (CPU:1) panicked: bad 7\n", "(deadlock_test.explode)\n", "deadlock_test.TestPanic.func"}},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					if late {
@@ -366,10 +366,10 @@ func TestPanic(t *testing.T) {
 				return r.comm("a").Do(ctx, vector("grads", 3))
 			})
 			r := &failure.Replicas[1]
-			if r.State != ledger.Panicked || r.Panic != any(value) {
+			if r.State != deadlock.Panicked || r.Panic != any(value) {
 				t.Errorf("replica 1 is %v with %v", r.State, r.Panic)
 			}
-			if got := r.Stack[0].Name(); got != "ledger_test.explode" {
+			if got := r.Stack[0].Name(); got != "deadlock_test.explode" {
 				t.Errorf("the stack starts with %s", got)
 			}
 			if got := r.Stack[len(r.Stack)-1].Func; strings.Contains(got, "Do") {
@@ -383,7 +383,7 @@ func TestPanicOfRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var none []int
 		var site string
-		failure := fails(t, 2, ledger.Config{}, want{
+		failure := fails(t, 2, deadlock.Config{}, want{
 			is: []error{collective.ErrPeerLost}, reason: []string{"panicked: runtime error: index out of range [5]"},
 		}, func(ctx context.Context, r replica) error {
 			if r.id == 1 {
@@ -403,7 +403,7 @@ func TestPanicOfRuntime(t *testing.T) {
 
 func TestGoexit(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a")
+		w := newWorld(t, n, deadlock.Config{}, "a")
 		defer w.close()
 		var site string
 		start := time.Now()
@@ -421,7 +421,7 @@ func TestGoexit(t *testing.T) {
 			reason: []string{"replica 1 (CPU:1) called runtime.Goexit"},
 			lines:  map[int][]string{1: {"called runtime.Goexit\n      " + site}},
 		}.check(t, each, err, time.Since(start))
-		if failure.Replicas[1].State != ledger.Gone {
+		if failure.Replicas[1].State != deadlock.Gone {
 			t.Errorf("replica 1 is %v", failure.Replicas[1].State)
 		}
 		w.rebuild()
@@ -453,7 +453,7 @@ func TestDifferingCalls(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, n int) {
-				fails(t, n, ledger.Config{}, want{
+				fails(t, n, deadlock.Config{}, want{
 					is:     []error{collective.ErrMismatch},
 					reason: append([]string{"the calls differ: ", "replica 1 (CPU:1) makes "}, test.parts...),
 					lines:  map[int][]string{1: {test.parts[1], "called at"}},
@@ -469,7 +469,7 @@ func TestDifferingCalls(t *testing.T) {
 	}
 	t.Run("order", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			fails(t, n, ledger.Config{}, want{
+			fails(t, n, deadlock.Config{}, want{
 				is: []error{collective.ErrMismatch}, reason: []string{`"w1" float32`, `"w0" float32`},
 			}, func(ctx context.Context, r replica) error {
 				order := []string{"w0", "w1"}
@@ -489,7 +489,7 @@ func TestDifferingCalls(t *testing.T) {
 
 func TestOppositeOrder(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		fails(t, n, ledger.Config{}, want{
+		fails(t, n, deadlock.Config{}, want{
 			is: []error{collective.ErrDesync}, not: []error{collective.ErrMismatch},
 			reason: []string{
 				"the replicas wait for each other: ",
@@ -519,11 +519,11 @@ func TestOppositeOrder(t *testing.T) {
 
 func TestCircleOfThree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 3, ledger.Config{})
+		w := newWorld(t, 3, deadlock.Config{})
 		pairs := [][]int{{0, 1}, {1, 2}, {2, 0}}
 		groups := make([]collective.Group, len(pairs))
 		for i, members := range pairs {
-			monitor := w.ledger.Monitor(fmt.Sprintf("pair %d", i), members, func(cause error) { groups[i].Local()[0].Abort(cause) })
+			monitor := w.detector.Monitor(fmt.Sprintf("pair %d", i), members, func(cause error) { groups[i].Local()[0].Abort(cause) })
 			var err error
 			if groups[i], err = collective.Open(mem.New(2), collective.Config{Name: fmt.Sprintf("pair %d", i), Monitor: monitor}); err != nil {
 				t.Fatal(err)
@@ -552,7 +552,7 @@ func TestCircleOfThree(t *testing.T) {
 func TestBlockedOutside(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		const timeout = time.Minute
-		w := newWorld(t, n, ledger.Config{Timeout: timeout}, "a")
+		w := newWorld(t, n, deadlock.Config{Timeout: timeout}, "a")
 		defer w.close()
 		never, place := make(chan int), make(chan string, 1)
 		start := time.Now()
@@ -594,7 +594,7 @@ func TestCancel(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		why := errors.New("interrupt")
 		for _, merge := range []bool{false, true} {
-			w := newWorld(t, n, ledger.Config{}, "a")
+			w := newWorld(t, n, deadlock.Config{}, "a")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(5*time.Second, func() { cancel(why) })
 			start := time.Now()
@@ -625,7 +625,7 @@ func TestCancel(t *testing.T) {
 // Nobody waits in a call here: the end of the context alone ends the run, and says where the replica is.
 func TestCancelWhileBlockedOutside(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{Grace: 3 * time.Second}, "a")
+		w := newWorld(t, n, deadlock.Config{Grace: 3 * time.Second}, "a")
 		defer w.close()
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(5*time.Second, cancel)
@@ -639,7 +639,7 @@ func TestCancelWhileBlockedOutside(t *testing.T) {
 		})
 		want{
 			is:     []error{context.Canceled},
-			reason: []string{"context canceled, but replica 1 (CPU:1) did not end: it is blocked at ", "ledger_test.go:", "[chan receive]"},
+			reason: []string{"context canceled, but replica 1 (CPU:1) did not end: it is blocked at ", "detector_test.go:", "[chan receive]"},
 			lines:  map[int][]string{1: {"[chan receive]\n      "}},
 			took:   8 * time.Second,
 		}.check(t, nil, err, time.Since(start))
@@ -668,7 +668,7 @@ func TestNested(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, n int) {
-				w := newWorld(t, n, ledger.Config{}, "a")
+				w := newWorld(t, n, deadlock.Config{}, "a")
 				defer w.close()
 				start := time.Now()
 				_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -676,14 +676,14 @@ func TestNested(t *testing.T) {
 						return r.comm("a").Do(ctx, vector("grads", 3))
 					}
 					return test.from(ctx, func(ctx context.Context) error {
-						_, err := r.ledger.Begin(ctx, nil)
+						_, err := r.detector.Begin(ctx, nil)
 						return err
 					})
 				})
-				if !errors.Is(err, ledger.ErrNested) || !errors.Is(err, collective.ErrInvalid) || time.Since(start) != 0 {
+				if !errors.Is(err, deadlock.ErrNested) || !errors.Is(err, collective.ErrInvalid) || time.Since(start) != 0 {
 					t.Errorf("after %v: %v", time.Since(start), err)
 				}
-				for _, part := range []string{"replica 1 (CPU:1) calls Run at ", "ledger_test.go:"} {
+				for _, part := range []string{"replica 1 (CPU:1) calls Run at ", "detector_test.go:"} {
 					if err == nil || !strings.Contains(err.Error(), part) {
 						t.Errorf("the error lacks %q: %v", part, err)
 					}
@@ -697,7 +697,7 @@ func TestNested(t *testing.T) {
 
 func TestRunsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2, ledger.Config{}, "a")
+		w := newWorld(t, 2, deadlock.Config{}, "a")
 		defer w.close()
 		var wg sync.WaitGroup
 		start := time.Now()
@@ -715,7 +715,7 @@ func TestRunsTakeTurns(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
 		defer cancel()
-		if _, err := w.ledger.Begin(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := w.detector.Begin(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("waiting for the turn ended with %v", err)
 		}
 		wg.Wait()
@@ -729,7 +729,7 @@ func TestTwoGoroutines(t *testing.T) {
 	t.Run("acquire", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var sites [2]string
-			failure := fails(t, n, ledger.Config{}, want{
+			failure := fails(t, n, deadlock.Config{}, want{
 				is:     []error{collective.ErrBusy},
 				reason: []string{"two goroutines make calls for replica 0 (CPU:0) at the same time: one is in all_reduce SUM #0 on a at "},
 			}, func(ctx context.Context, r replica) error {
@@ -758,7 +758,7 @@ func TestTwoGoroutines(t *testing.T) {
 	})
 	t.Run("communicator", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			fails(t, n, ledger.Config{}, want{
+			fails(t, n, deadlock.Config{}, want{
 				is:     []error{collective.ErrBusy},
 				reason: []string{"two goroutines make calls for replica 0 (CPU:0) at the same time"},
 			}, func(ctx context.Context, r replica) error {
@@ -775,7 +775,7 @@ func TestTwoGoroutines(t *testing.T) {
 	})
 	t.Run("two communicators", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			fails(t, n, ledger.Config{}, want{
+			fails(t, n, deadlock.Config{}, want{
 				is:     []error{collective.ErrBusy},
 				reason: []string{"two goroutines make calls for replica 0 (CPU:0) at the same time"},
 			}, func(ctx context.Context, r replica) error {
@@ -792,7 +792,7 @@ func TestTwoGoroutines(t *testing.T) {
 	})
 	t.Run("one after the other is right", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			w := newWorld(t, n, ledger.Config{}, "a")
+			w := newWorld(t, n, deadlock.Config{}, "a")
 			defer w.close()
 			_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
 				call := func() error {
@@ -819,7 +819,7 @@ func TestTwoGoroutines(t *testing.T) {
 	t.Run("the caller is found when another goroutine calls", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var site string
-			failure := fails(t, n, ledger.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
+			failure := fails(t, n, deadlock.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
 				switch r.id {
 				case 0:
 					result := make(chan error)
@@ -844,7 +844,7 @@ func TestTwoGoroutines(t *testing.T) {
 	t.Run("the go statement is shown when a goroutine is all the library's", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
 			var site string
-			failure := fails(t, n, ledger.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
+			failure := fails(t, n, deadlock.Config{}, want{is: []error{collective.ErrDesync}}, func(ctx context.Context, r replica) error {
 				switch r.id {
 				case 0:
 					comm, call := r.comm("a"), vector("grads", 3)
@@ -866,7 +866,7 @@ func TestTwoGoroutines(t *testing.T) {
 	})
 	t.Run("after the replica has returned", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			fails(t, n, ledger.Config{}, want{
+			fails(t, n, deadlock.Config{}, want{
 				is: []error{collective.ErrBusy}, reason: []string{"a goroutine makes a call for replica 0 (CPU:0), which has returned, at "},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 0 {
@@ -885,7 +885,7 @@ func TestTwoGoroutines(t *testing.T) {
 
 func TestCallLeftOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2, ledger.Config{}, "a")
+		w := newWorld(t, 2, deadlock.Config{}, "a")
 		start := time.Now()
 		var handle collective.Handle
 		each, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -908,7 +908,7 @@ func TestCallLeftOpen(t *testing.T) {
 
 func TestStartedCalls(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a", "b")
+		w := newWorld(t, n, deadlock.Config{}, "a", "b")
 		defer w.close()
 		for round := range 20 {
 			_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -940,7 +940,7 @@ func TestStartedCalls(t *testing.T) {
 
 func TestSplit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 4, ledger.Config{}, "a")
+		w := newWorld(t, 4, deadlock.Config{}, "a")
 		defer w.close()
 		start := time.Now()
 		each, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -971,7 +971,7 @@ func TestSplit(t *testing.T) {
 func TestFail(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		mine := errors.New("the strategy is closed")
-		fails(t, n, ledger.Config{}, want{is: []error{mine}, reason: []string{"the strategy is closed"}},
+		fails(t, n, deadlock.Config{}, want{is: []error{mine}, reason: []string{"the strategy is closed"}},
 			func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					synctest.Wait()

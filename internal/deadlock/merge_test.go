@@ -1,4 +1,4 @@
-package ledger_test
+package deadlock_test
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 func TestMerge(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a")
+		w := newWorld(t, n, deadlock.Config{}, "a")
 		defer w.close()
 		mine := errors.New("a merge function's own error")
 		var runs, inside atomic.Int32
@@ -59,7 +59,7 @@ func TestMerge(t *testing.T) {
 // A merge function acts for all replicas: its calls are nobody's wait.
 func TestMergeActsForAll(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a", "b")
+		w := newWorld(t, n, deadlock.Config{}, "a", "b")
 		defer w.close()
 		_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
 			for range 10 {
@@ -105,7 +105,7 @@ func TestMergeActsForAll(t *testing.T) {
 
 func TestMergeAgainstReduce(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		failure := fails(t, n, ledger.Config{}, want{
+		failure := fails(t, n, deadlock.Config{}, want{
 			is: []error{collective.ErrDesync, collective.ErrMismatch},
 			reason: []string{
 				"the replicas wait for each other: ", "replica 0 (CPU:0) waits for replica 1 in all_reduce SUM #0 on a",
@@ -123,7 +123,7 @@ func TestMergeAgainstReduce(t *testing.T) {
 			<-ctx.Done() // the others compute
 			return context.Cause(ctx)
 		})
-		if s := failure.Replicas[1].State; s != ledger.Merging {
+		if s := failure.Replicas[1].State; s != deadlock.Merging {
 			t.Errorf("replica 1 is %v", s)
 		}
 	})
@@ -131,7 +131,7 @@ func TestMergeAgainstReduce(t *testing.T) {
 
 func TestMergePurposesDiffer(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		fails(t, n, ledger.Config{}, want{
+		fails(t, n, deadlock.Config{}, want{
 			is:     []error{collective.ErrMismatch},
 			not:    []error{collective.ErrDesync},
 			reason: []string{"the calls differ: ", "replica 1 (CPU:1) makes merge_call #0 for saving", " merge_call #0 for loading"},
@@ -149,7 +149,7 @@ func TestMergePurposesDiffer(t *testing.T) {
 func TestMergeNeedsEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		for _, late := range []bool{false, true} {
-			fails(t, n, ledger.Config{}, want{
+			fails(t, n, deadlock.Config{}, want{
 				is: []error{collective.ErrDesync}, reason: []string{"replica 1 (CPU:1) returned, but replica ", "waits for it in merge_call #0"},
 			}, func(ctx context.Context, r replica) error {
 				if r.id == 1 {
@@ -176,7 +176,7 @@ func TestMergeNeedsEnded(t *testing.T) {
 func TestMergeFunctionPanics(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		value := &badness{3}
-		failure := fails(t, n, ledger.Config{}, want{
+		failure := fails(t, n, deadlock.Config{}, want{
 			is:     []error{collective.ErrPeerLost, value},
 			reason: []string{"the merge function of merge_call #0 panicked on replica ", ": bad 3"},
 		}, func(ctx context.Context, r replica) error {
@@ -186,8 +186,8 @@ func TestMergeFunctionPanics(t *testing.T) {
 			})
 			return err
 		})
-		i := slices.IndexFunc(failure.Replicas, func(r ledger.ReplicaReport) bool { return r.State == ledger.Panicked })
-		if i < 0 || failure.Replicas[i].Panic != any(value) || failure.Replicas[i].Stack[0].Name() != "ledger_test.explode" ||
+		i := slices.IndexFunc(failure.Replicas, func(r deadlock.ReplicaReport) bool { return r.State == deadlock.Panicked })
+		if i < 0 || failure.Replicas[i].Panic != any(value) || failure.Replicas[i].Stack[0].Name() != "deadlock_test.explode" ||
 			!strings.Contains(failure.Replicas[i].String(), "panicked in the merge function of merge_call #0: bad 3\n") {
 			t.Errorf("report %+v", failure.Replicas)
 		}
@@ -196,7 +196,7 @@ func TestMergeFunctionPanics(t *testing.T) {
 
 func TestMergeFunctionExits(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{}, "a")
+		w := newWorld(t, n, deadlock.Config{}, "a")
 		defer w.close()
 		start := time.Now()
 		_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -216,7 +216,7 @@ func TestMergeFunctionExits(t *testing.T) {
 
 func TestMergeFunctionMakesReplicaCall(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		fails(t, n, ledger.Config{}, want{
+		fails(t, n, deadlock.Config{}, want{
 			is:     []error{collective.ErrBusy},
 			reason: []string{"makes a call at ", "while it is in merge_call #0: a merge function makes the calls of cross-replica context only"},
 		}, func(ctx context.Context, r replica) error {
@@ -229,7 +229,7 @@ func TestMergeFunctionMakesReplicaCall(t *testing.T) {
 func TestMergeTimeout(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		// The others wait for ever, by their own options; the run fails for all when one has waited too long.
-		fails(t, n, ledger.Config{Timeout: time.Minute}, want{
+		fails(t, n, deadlock.Config{Timeout: time.Minute}, want{
 			is:     []error{collective.ErrTimeout, context.DeadlineExceeded},
 			reason: []string{"deadline exceeded: replica 0 (CPU:0) waited 40s in merge_call #0 for replica 1 (CPU:1), which is blocked at "},
 			lines:  map[int][]string{1: {"[chan receive]\n      "}},
@@ -250,7 +250,7 @@ func TestMergeTimeout(t *testing.T) {
 	})
 	t.Run("of the function", func(t *testing.T) {
 		bubble(t, func(t *testing.T, n int) {
-			fails(t, n, ledger.Config{Timeout: time.Minute}, want{
+			fails(t, n, deadlock.Config{Timeout: time.Minute}, want{
 				is:     []error{collective.ErrTimeout},
 				reason: []string{"waited 1m0s in merge_call #0, whose merge function still runs"},
 				took:   time.Minute,
@@ -267,7 +267,7 @@ func TestMergeTimeout(t *testing.T) {
 
 func TestMergeStallReport(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
-		w := newWorld(t, n, ledger.Config{Stall: 7 * time.Second})
+		w := newWorld(t, n, deadlock.Config{Stall: 7 * time.Second})
 		for range 2 {
 			start := time.Now()
 			_, _, err := w.run(t.Context(), func(ctx context.Context, r replica) error {
@@ -299,7 +299,7 @@ func TestMergeStallReport(t *testing.T) {
 func TestMergeEndedContext(t *testing.T) {
 	bubble(t, func(t *testing.T, n int) {
 		why := errors.New("stop")
-		fails(t, n, ledger.Config{}, want{is: []error{why, context.Canceled}, reason: []string{"replica 1 (CPU:1) gave up in merge_call #0"}},
+		fails(t, n, deadlock.Config{}, want{is: []error{why, context.Canceled}, reason: []string{"replica 1 (CPU:1) gave up in merge_call #0"}},
 			func(ctx context.Context, r replica) error {
 				if r.id == 1 {
 					var cancel context.CancelCauseFunc

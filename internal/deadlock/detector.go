@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// Config describes the replicas that a [Ledger] watches. A zero field has the default that it names.
+// Config describes the replicas that a [Detector] watches. A zero field has the default that it names.
 type Config struct {
 	// Devices holds the device of each local replica, by its number here: "CPU:0". Its length is the number of replicas, which
 	// is at least 1.
@@ -36,8 +36,8 @@ const (
 	graceDefault   = 10 * time.Second
 )
 
-// Ledger knows the state of all local replicas of one strategy. Its methods may be called from any goroutine.
-type Ledger struct {
+// Detector knows the state of all local replicas of one strategy. Its methods may be called from any goroutine.
+type Detector struct {
 	cfg     Config
 	turn    chan struct{}       // holds one token while a run is in progress
 	current atomic.Pointer[Run] // that run, or nil
@@ -51,15 +51,15 @@ type Ledger struct {
 	search   searcher    // scratch
 }
 
-// New returns a ledger for len(cfg.Devices) replicas, all of them idle. It panics if there is none.
-func New(cfg Config) *Ledger {
+// New returns a detector for len(cfg.Devices) replicas, all of them idle. It panics if there is none.
+func New(cfg Config) *Detector {
 	if len(cfg.Devices) == 0 {
-		panic("ledger: New without replicas")
+		panic("deadlock: New without replicas")
 	}
 	cfg.Timeout = orDefault(cfg.Timeout, timeoutDefault)
 	cfg.Stall = orDefault(cfg.Stall, stallDefault)
 	cfg.Grace = orDefault(cfg.Grace, graceDefault)
-	l := &Ledger{cfg: cfg, turn: make(chan struct{}, 1)}
+	l := &Detector{cfg: cfg, turn: make(chan struct{}, 1)}
 	l.merge = newRendezvous(l)
 	return l
 }
@@ -82,12 +82,12 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 // names the replica. That is found by the context, by the goroutine, or by the goroutine that started it.
 //
 // The caller then starts one goroutine per replica that calls [Run.Do], and calls [Run.Wait].
-func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
-	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.ledger == l && l.current.Load() == outer {
+func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
+	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.detector == l && l.current.Load() == outer {
 		return nil, outer.nested(-1)
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("ledger: before the run began: %w", endOf(ctx))
+		return nil, fmt.Errorf("deadlock: before the run began: %w", endOf(ctx))
 	}
 	select {
 	case l.turn <- struct{}{}:
@@ -100,7 +100,7 @@ func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 		select {
 		case l.turn <- struct{}{}:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("ledger: waiting for the run in progress to end: %w", endOf(ctx))
+			return nil, fmt.Errorf("deadlock: waiting for the run in progress to end: %w", endOf(ctx))
 		}
 	}
 	l.mu.Lock()
@@ -119,12 +119,12 @@ func (l *Ledger) Begin(ctx context.Context, step any) (*Run, error) {
 
 // Monitor returns a monitor for a communicator between the local replicas. members[rank] is the replica at that rank,
 // or -1 for one of another process; nil means that rank i is replica i. abort must poison the communicator on all
-// local ranks with the error it is given and return without waiting for them; it is never called with the ledger's
+// local ranks with the error it is given and return without waiting for them; it is never called with the detector's
 // lock held.
 //
 // When a run has failed all its communicators are aborted. A monitor may then be used again for the communicator that
 // takes the old one's place, whose calls count from 0 again.
-func (l *Ledger) Monitor(name string, members []int, abort func(error)) *Monitor {
+func (l *Detector) Monitor(name string, members []int, abort func(error)) *Monitor {
 	m := newMonitor(l, name, members, abort)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +134,7 @@ func (l *Ledger) Monitor(name string, members []int, abort func(error)) *Monitor
 
 // Here returns the replica of the run in progress on whose behalf the calling goroutine runs: its own goroutine, or one
 // that this one started.
-func (l *Ledger) Here() (replica int, inside bool) {
+func (l *Detector) Here() (replica int, inside bool) {
 	r := l.current.Load()
 	if r == nil {
 		return 0, false
@@ -144,20 +144,20 @@ func (l *Ledger) Here() (replica int, inside bool) {
 }
 
 // awaitReport waits until the report that is being made has been.
-func (l *Ledger) awaitReport() {
+func (l *Detector) awaitReport() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 }
 
 // Replicas returns the number of local replicas.
-func (l *Ledger) Replicas() int { return len(l.cfg.Devices) }
+func (l *Detector) Replicas() int { return len(l.cfg.Devices) }
 
 // name returns a replica as reports name it: "replica 1 (CPU:1)".
-func (l *Ledger) name(replica int) string {
+func (l *Detector) name(replica int) string {
 	return fmt.Sprintf("replica %d (%s)", l.cfg.First+replica, l.cfg.Devices[replica])
 }
 
-func (l *Ledger) logger() *slog.Logger {
+func (l *Detector) logger() *slog.Logger {
 	if l.cfg.Logger != nil {
 		return l.cfg.Logger
 	}

@@ -1,9 +1,9 @@
-// Package ledger knows what every replica of this process is doing, and proves from it, without a clock, that a
+// Package deadlock knows what every replica of this process is doing, and proves from it, without a clock, that a
 // collective call will never complete.
 //
-// A [Ledger] belongs to a strategy. Each step is a [Run]: every replica's goroutine runs inside [Run.Do], which tells
-// the ledger how it ended. The communicators report their calls to a [Monitor], and merge functions meet in
-// [Run.Merge]. From that the ledger knows for each replica whether it runs, waits (in which call of which
+// A [Detector] belongs to a strategy. Each step is a [Run]: every replica's goroutine runs inside [Run.Do], which tells
+// the detector how it ended. The communicators report their calls to a [Monitor], and merge functions meet in
+// [Run.Merge]. From that the detector knows for each replica whether it runs, waits (in which call of which
 // communicator), merges, or has returned, panicked or called runtime.Goexit. The first failure of a run, whoever found
 // it, becomes one [*StepError] that every replica gets: it names the cause and says what each replica was doing, with
 // file and line. These are taken from the goroutines' stacks when the failure is found, so that nothing is recorded
@@ -26,7 +26,7 @@
 // # Why the verdict is right, though entering takes no lock
 //
 // Entering a call is one atomic store that only grows a number (the calls that this rank has entered). Parking and
-// ending take the ledger's lock, and the graph is searched under that lock. Let a search that holds the lock from L to
+// ending take the detector's lock, and the graph is searched under that lock. Let a search that holds the lock from L to
 // U find a circle of parked replicas r1, r2, … where each r[i] waits in call w[i], which r[i+1] had not entered when
 // the search looked at it, at a time t[i] between L and U.
 //
@@ -48,4 +48,4 @@
 //
 // Calls outside a run, and those that a merge function makes for all replicas, are noted but not judged: one
 // goroutine acts for all ranks there, so they cannot miss each other.
-package ledger
+package deadlock

@@ -1,4 +1,4 @@
-package ledger_test
+package deadlock_test
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -32,7 +32,7 @@ func do(ctx context.Context, c collective.Communicator, calls ...*collective.Cal
 
 // TestPairs: calls of two ranks between collectives, of which the third rank knows nothing, disturb no proof.
 func TestPairs(t *testing.T) {
-	w := newWorld(t, 3, ledger.Config{}, "x")
+	w := newWorld(t, 3, deadlock.Config{}, "x")
 	defer w.close()
 	each, _, err := w.run(context.Background(), func(ctx context.Context, r replica) error {
 		c := r.comm("x")
@@ -77,11 +77,11 @@ func TestPairsThatNeverMeet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 3, ledger.Config{}, "x")
+				w := newWorld(t, 3, deadlock.Config{}, "x")
 				defer w.close()
 				start := time.Now()
 				_, _, err := w.run(context.Background(), step)
-				var failure *ledger.StepError
+				var failure *deadlock.StepError
 				if !errors.As(err, &failure) || !errors.Is(err, collective.ErrDesync) {
 					t.Fatalf("got %v, want a StepError that is %q", err, collective.ErrDesync)
 				}

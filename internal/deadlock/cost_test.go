@@ -1,4 +1,4 @@
-package ledger_test
+package deadlock_test
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
@@ -21,7 +21,7 @@ func devices(n int) []string {
 }
 
 // inRun calls f on replica 0's goroutine while the others wait for its end outside of every call.
-func inRun(tb testing.TB, l *ledger.Ledger, f func(run *ledger.Run)) {
+func inRun(tb testing.TB, l *deadlock.Detector, f func(run *deadlock.Run)) {
 	tb.Helper()
 	run, err := l.Begin(context.Background(), nil)
 	if err != nil {
@@ -44,11 +44,11 @@ func inRun(tb testing.TB, l *ledger.Ledger, f func(run *ledger.Run)) {
 }
 
 func TestNoAllocation(t *testing.T) {
-	l := ledger.New(ledger.Config{Devices: devices(2)})
+	l := deadlock.New(deadlock.Config{Devices: devices(2)})
 	m := l.Monitor("a", nil, nil)
 	call := vector("w", 3)
 	seq := uint64(0)
-	inRun(t, l, func(run *ledger.Run) {
+	inRun(t, l, func(run *deadlock.Run) {
 		tests := map[string]func(){
 			"acquire": func() {
 				if err := run.Acquire(0); err != nil {
@@ -80,7 +80,7 @@ func TestNoAllocation(t *testing.T) {
 }
 
 func TestMergeDoesNotAllocate(t *testing.T) {
-	l := ledger.New(ledger.Config{Devices: devices(2)})
+	l := deadlock.New(deadlock.Config{Devices: devices(2)})
 	run, err := l.Begin(context.Background(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -113,10 +113,10 @@ func TestMergeDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkEnterLeave(b *testing.B) {
-	l := ledger.New(ledger.Config{Devices: devices(2)})
+	l := deadlock.New(deadlock.Config{Devices: devices(2)})
 	m := l.Monitor("a", nil, nil)
 	call := vector("w", 3)
-	inRun(b, l, func(*ledger.Run) {
+	inRun(b, l, func(*deadlock.Run) {
 		seq := uint64(0)
 		for b.Loop() {
 			m.Enter(0, seq, call)
@@ -129,10 +129,10 @@ func BenchmarkEnterLeave(b *testing.B) {
 func BenchmarkParkUnpark(b *testing.B) {
 	for _, n := range []int{2, 8, 64} {
 		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
-			l := ledger.New(ledger.Config{Devices: devices(n)})
+			l := deadlock.New(deadlock.Config{Devices: devices(n)})
 			m := l.Monitor("a", nil, nil)
 			m.Enter(0, 0, vector("w", 3))
-			inRun(b, l, func(*ledger.Run) {
+			inRun(b, l, func(*deadlock.Run) {
 				for b.Loop() {
 					if err := m.Park(0, 0); err != nil {
 						b.Error(err)
@@ -149,7 +149,7 @@ func BenchmarkMerge(b *testing.B) {
 	for _, n := range []int{2, 8} {
 		b.Run(fmt.Sprintf("replicas=%d", n), func(b *testing.B) {
 			b.ReportAllocs()
-			l := ledger.New(ledger.Config{Devices: devices(n)})
+			l := deadlock.New(deadlock.Config{Devices: devices(n)})
 			run, err := l.Begin(context.Background(), nil)
 			if err != nil {
 				b.Fatal(err)
@@ -176,12 +176,12 @@ func BenchmarkMerge(b *testing.B) {
 func BenchmarkRun(b *testing.B) {
 	b.ReportAllocs()
 	const n = 2
-	l := ledger.New(ledger.Config{Devices: devices(n)})
+	l := deadlock.New(deadlock.Config{Devices: devices(n)})
 	nothing := func(context.Context) error { return nil }
-	var runs [n]chan *ledger.Run
+	var runs [n]chan *deadlock.Run
 	var wg sync.WaitGroup
 	for i := range runs {
-		runs[i] = make(chan *ledger.Run)
+		runs[i] = make(chan *deadlock.Run)
 		wg.Go(func() {
 			goroutine := stacks.ID()
 			for run := range runs[i] {
@@ -214,7 +214,7 @@ func BenchmarkReport(b *testing.B) {
 	for range 1000 {
 		go func() { <-stop }()
 	}
-	l := ledger.New(ledger.Config{Devices: devices(2)})
+	l := deadlock.New(deadlock.Config{Devices: devices(2)})
 	m := l.Monitor("a", nil, nil)
 	mine := errors.New("mine")
 	for b.Loop() {

@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"errors"
@@ -30,12 +30,12 @@ func (m *Monitor) pair(rank int, call *collective.Call) (*Monitor, int) {
 	if p, ok := m.pairs.Load(key); ok {
 		return p.(*Monitor), role
 	}
-	m.ledger.mu.Lock()
-	defer m.ledger.mu.Unlock()
+	m.detector.mu.Lock()
+	defer m.detector.mu.Unlock()
 	p, ok := m.pairs.Load(key)
 	if !ok { // it aborts nothing: what it watches is a part of m's communicator
-		p = newMonitor(m.ledger, m.name, []int{m.members[key[0]], m.members[key[1]]}, nil)
-		m.ledger.monitors = append(m.ledger.monitors, p.(*Monitor))
+		p = newMonitor(m.detector, m.name, []int{m.members[key[0]], m.members[key[1]]}, nil)
+		m.detector.monitors = append(m.detector.monitors, p.(*Monitor))
 		m.pairs.Store(key, p)
 	}
 	return p.(*Monitor), role

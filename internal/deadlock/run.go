@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"context"
@@ -14,31 +14,31 @@ import (
 // Run is one step of all replicas. After its first failure every method returns that failure, always the same
 // *[StepError].
 type Run struct {
-	ledger *Ledger
-	step   any
-	ctx    runContext
-	cancel context.CancelCauseFunc
+	detector *Detector
+	step     any
+	ctx      runContext
+	cancel   context.CancelCauseFunc
 
 	replicas []replica
 	merge    *rendezvous
 	failure  atomic.Pointer[StepError]
 	ended    chan struct{} // closed when the last replica has ended
 
-	// Guarded by the ledger's lock.
+	// Guarded by the detector's lock.
 	told    chan struct{} // made with failure; closed when, after that, all communicators have been aborted
 	running int           // replicas that have not ended
 	over    bool          // Wait returns: what fails now concerns nobody else
 	aborts  []func(error)
 }
 
-// replica is what the ledger knows of one replica in one run.
+// replica is what the detector knows of one replica in one run.
 type replica struct {
 	before    uint64        // calls that it had finished when the run began
 	goroutine atomic.Uint64 // the goroutine that is inside Do
 	busy      atomic.Bool   // between Acquire and Release
-	parked    atomic.Bool   // its goroutine blocks in wait; set under the ledger's lock, cleared without
+	parked    atomic.Bool   // its goroutine blocks in wait; set under the detector's lock, cleared without
 
-	// Guarded by the ledger's lock.
+	// Guarded by the detector's lock.
 	wait  waiting // meaningful while parked
 	state State   // Idle, Running, or how it ended
 	err   error   // what it returned
@@ -71,9 +71,9 @@ func (c *runContext) Value(key any) any {
 }
 
 // newRun returns a run that has not begun. The caller holds the lock.
-func newRun(ctx context.Context, l *Ledger, step any) *Run {
+func newRun(ctx context.Context, l *Detector, step any) *Run {
 	r := &Run{
-		ledger:   l,
+		detector: l,
 		step:     step,
 		replicas: make([]replica, l.Replicas()),
 		merge:    l.merge,
@@ -92,7 +92,7 @@ func newRun(ctx context.Context, l *Ledger, step any) *Run {
 // *[StepError] as its cause; so does the end of [Run.Wait], with [context.Canceled].
 func (r *Run) Context() context.Context { return &r.ctx }
 
-// Do runs f as a replica's part of the step on the calling goroutine, and tells the ledger how it ended. It must be
+// Do runs f as a replica's part of the step on the calling goroutine, and tells the detector how it ended. It must be
 // called exactly once per replica and run. A panic in f is caught; runtime.Goexit goes on after it is noted. If f
 // returns an error, panics or exits, the run has failed: that is the failure that every replica gets, unless another
 // came first. Do returns the run's failure so far, or nil.
@@ -172,7 +172,7 @@ func (r *Run) Wait() (abandoned []int, err error) {
 			r.fail(fault{kind: faultLeft, replica: abandoned[0], cause: endOf(&r.ctx)})
 		}
 	}
-	l := r.ledger
+	l := r.detector
 	l.mu.Lock()
 	r.over = true
 	err = r.Err()
@@ -192,7 +192,7 @@ func (r *Run) Wait() (abandoned []int, err error) {
 // waitGrace waits for the replicas of a run that is to end, and returns those that did not.
 func (r *Run) waitGrace() (abandoned []int) {
 	var expired <-chan time.Time
-	if grace := r.ledger.cfg.Grace; grace > 0 {
+	if grace := r.detector.cfg.Grace; grace > 0 {
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
 		expired = timer.C
@@ -200,8 +200,8 @@ func (r *Run) waitGrace() (abandoned []int) {
 	select {
 	case <-r.ended:
 	case <-expired:
-		r.ledger.mu.Lock()
-		defer r.ledger.mu.Unlock()
+		r.detector.mu.Lock()
+		defer r.detector.mu.Unlock()
 		for i := range r.replicas {
 			if !r.replicas[i].state.Ended() {
 				abandoned = append(abandoned, i)
@@ -212,11 +212,11 @@ func (r *Run) waitGrace() (abandoned []int) {
 }
 
 func (r *Run) start(replica int) {
-	l := r.ledger
+	l := r.detector
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.replicas[replica].state != Idle {
-		panic(fmt.Sprintf("ledger: Do of replica %d twice in one run", replica))
+		panic(fmt.Sprintf("deadlock: Do of replica %d twice in one run", replica))
 	}
 	r.replicas[replica].state = Running
 }
@@ -239,7 +239,7 @@ func (r *Run) end(replica int, e ending) {
 	case e.err != nil:
 		e.text = text(e.err)
 	}
-	l := r.ledger
+	l := r.detector
 	l.mu.Lock()
 	me := &r.replicas[replica]
 	me.state, me.err, me.value, me.text, me.stack = e.state, e.err, e.value, e.text, e.stack
@@ -277,7 +277,7 @@ func (r *Run) judgeEnd(replica int, e ending) (fault, bool) {
 		return fault{kind: faultOpenCall, replica: replica, monitor: m, seq: seq, cause: collective.ErrInvalid}, true
 	}
 	for other := range r.replicas {
-		if chain := r.ledger.search.from(r, other); chain != nil {
+		if chain := r.detector.search.from(r, other); chain != nil {
 			return fault{kind: faultStuck, replica: other, chain: chain}, true
 		}
 	}
@@ -292,7 +292,7 @@ func panicCause(value any) error {
 
 // openCall returns a call that a replica has entered and not left.
 func (r *Run) openCall(replica int) (m *Monitor, seq uint64, open bool) {
-	for _, m := range r.ledger.monitors {
+	for _, m := range r.detector.monitors {
 		if rank := m.rank(replica); rank >= 0 {
 			if seq, open := m.slots[rank].open(); open {
 				return m, seq, true
@@ -305,13 +305,13 @@ func (r *Run) openCall(replica int) (m *Monitor, seq uint64, open bool) {
 // fail makes f the failure of the run, unless it has one, and tells everybody. The caller does not hold the lock.
 func (r *Run) fail(f fault) *StepError {
 	f.text = f.say()
-	r.ledger.mu.Lock()
+	r.detector.mu.Lock()
 	failure := r.failure.Load()
 	spread := failure == nil
 	if spread {
 		failure = r.failLocked(f)
 	}
-	r.ledger.mu.Unlock()
+	r.detector.mu.Unlock()
 	if spread {
 		r.spread(failure)
 	}
@@ -325,8 +325,8 @@ func (r *Run) failLocked(f fault) *StepError {
 	r.told = make(chan struct{})
 	r.failure.Store(failure)
 	if !r.over {
-		r.ledger.dirty = true
-		for _, m := range r.ledger.monitors {
+		r.detector.dirty = true
+		for _, m := range r.detector.monitors {
 			if m.abort != nil {
 				r.aborts = append(r.aborts, m.abort)
 			}

@@ -5,9 +5,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/lockstep-ml/lockstep/internal/transport/simnet"
+	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/simnet"
-	"github.com/lockstep-ml/lockstep/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

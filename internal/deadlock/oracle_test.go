@@ -1,4 +1,4 @@
-package ledger_test
+package deadlock_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/ledger"
+	"github.com/lockstep-ml/lockstep/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
@@ -186,14 +186,14 @@ func foresee(p program) verdict {
 	}
 }
 
-// play carries a program out on a ledger.
+// play carries a program out on a detector.
 func play(t *testing.T, p program) (took time.Duration, each []error, err error) {
-	w := newWorld(t, len(p.moves), ledger.Config{Timeout: -1})
+	w := newWorld(t, len(p.moves), deadlock.Config{Timeout: -1})
 	rank := make([]map[int]collective.Communicator, len(p.rooms)) // by room, then replica
 	for r, members := range p.rooms {
 		name := fmt.Sprintf("room %d", r)
 		var group collective.Group
-		monitor := w.ledger.Monitor(name, members, func(cause error) { group.Local()[0].Abort(cause) })
+		monitor := w.detector.Monitor(name, members, func(cause error) { group.Local()[0].Abort(cause) })
 		var e error
 		if group, e = collective.Open(mem.New(len(members)), collective.Config{
 			Name: name, Monitor: monitor, Timeout: time.Hour, Stall: -1,
@@ -231,7 +231,7 @@ func play(t *testing.T, p program) (took time.Duration, each []error, err error)
 	return time.Since(start), each, err
 }
 
-// What the ledger says of a random program is what a slow search over its whole course says: whether it fails, with
+// What the detector says of a random program is what a slow search over its whole course says: whether it fails, with
 // what, and at which moment.
 func TestRandomPrograms(t *testing.T) {
 	failed, right := 0, 0
@@ -252,12 +252,12 @@ func TestRandomPrograms(t *testing.T) {
 			return
 		}
 		failed++
-		var failure *ledger.StepError
+		var failure *deadlock.StepError
 		if !errors.As(err, &failure) {
 			rt.Fatalf("a wrong program ended after %v with %v", took, err)
 		}
 		for i, e := range each {
-			if e != error(failure) && (e != nil || failure.Replicas[i].State != ledger.Returned) {
+			if e != error(failure) && (e != nil || failure.Replicas[i].State != deadlock.Returned) {
 				rt.Fatalf("replica %d got %v of\n%v", i, e, failure)
 			}
 			if got := failure.Replicas[i].Calls; !want.mismatch && got > uint64(want.done[i]) {

@@ -1,4 +1,4 @@
-package ledger
+package deadlock
 
 import (
 	"reflect"
@@ -166,7 +166,7 @@ func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 
 // isCore reports whether a library frame is of the layers that every call goes through.
 func isCore(f stacks.Frame) bool {
-	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "internal/ledger"))
+	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "internal/deadlock"))
 	for _, room := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute."} {
 		if strings.HasPrefix(rest, room) {
 			return true
