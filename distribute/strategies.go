@@ -15,8 +15,8 @@ type CentralStorageConfig struct {
 	// ComputeDevices lists the replicas' devices, by replica id. None: all accelerators that the engine reports or, if it has
 	// none, CPU:0.
 	ComputeDevices []string
-	// ParameterDevice is where variables live. Default: the compute device if there is only one, else CPU:0. Package train wants one of
-	// the compute devices, as the engine computes the new values there.
+	// ParameterDevice is where variables live. Default: the compute device if there is only one, else CPU:0. Package
+	// train wants one of the compute devices, as the engine computes the new values there.
 	ParameterDevice string
 	// Engine, LogicalCPUs, CrossDeviceOps, Options, Stall and Logger are as in [MirroredConfig].
 	Engine         engine.Engine

@@ -229,7 +229,8 @@ func (s *Strategy) EngineDevices() []engine.Device {
 }
 
 // EngineParameterDevice returns the device on which a strategy that keeps one copy of each variable for all replicas
-// ([NewCentralStorageStrategy]) has them, as the engine names it. ok is false for a strategy whose replicas have copies of their own.
+// ([NewCentralStorageStrategy]) has them, as the engine names it. ok is false for a strategy whose replicas have copies
+// of their own.
 func (s *Strategy) EngineParameterDevice() (d engine.Device, ok bool) {
 	if s.kind != centralKind {
 		return d, false

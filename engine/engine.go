@@ -45,8 +45,8 @@ type Spec struct {
 	Devices []Device  // of each local replica
 	Seed    int64     // of the initial values
 
-	// Central, if not nil, is the device that keeps the only copy of every variable, for all replicas, which are those of Devices. A
-	// program that can do so is a [Central].
+	// Central, if not nil, is the device that keeps the only copy of every variable, for all replicas, which are those
+	// of Devices. A program that can do so is a [Central].
 	Central *Device
 	// Replicas is the number of replicas of the whole job, those of other processes included; 0 means len(Devices).
 	Replicas int
@@ -95,22 +95,23 @@ type InPlace interface {
 	ApplyInPlace(ctx context.Context, replica, pack int) error
 }
 
-// Central is a [Program] that can keep one copy of every variable for all replicas, where Spec.Central says. Read returns that copy
-// and Write sets it, whatever the replica. What the replicas' Gradients make of an average is combined to its mean, through Spec.Sum.
-// A step's new values are computed once: Apply of other replicas than one does nothing. Commit must not be called while another
-// replica computes.
+// Central is a [Program] that can keep one copy of every variable for all replicas, where Spec.Central says. Read
+// returns that copy and Write sets it, whatever the replica. What the replicas' Gradients make of an average is
+// combined to its mean, through Spec.Sum. A step's new values are computed once: Apply of other replicas than one does
+// nothing. Commit must not be called while another replica computes.
 type Central interface {
 	Program
 	// Central reports whether it does.
 	Central() bool
 }
 
-// Scheduled is a [Program] whose model may depend on the number of steps that training makes in all, such as a learning-rate schedule over
-// the whole of it.
+// Scheduled is a [Program] whose model may depend on the number of steps that training makes in all, such as a
+// learning-rate schedule over the whole of it.
 type Scheduled interface {
 	Program
-	// LastStep returns the index in Variables of the variable that holds the number of the last step, counted from 1: an int64 scalar,
-	// negative while the number is not known, written by whoever trains. It returns -1 if the model does not depend on it.
+	// LastStep returns the index in Variables of the variable that holds the number of the last step, counted from 1:
+	// an int64 scalar, negative while the number is not known, written by whoever trains. It returns -1 if the model
+	// does not depend on it.
 	LastStep() int
 }
 
@@ -174,7 +175,8 @@ type Program interface {
 	Inputs(replica, pack int) []tensor.Memory
 	// Apply computes new values of the pack's parameters and slots from Inputs, without showing them.
 	Apply(ctx context.Context, replica, pack int) error
-	// Commit shows the new values: of Apply, and of the averages that Gradients changed. After Gradients alone it shows the averages.
+	// Commit shows the new values: of Apply, and of the averages that Gradients changed. After Gradients alone it shows
+	// the averages.
 	Commit(replica int)
 	// Discard forgets what Gradients and Apply computed.
 	Discard(replica int)

@@ -16,13 +16,17 @@ import (
 )
 
 // newCentral returns a trainer of a model for the digits, over a strategy that keeps the variables on one device.
-func newCentral(t *testing.T, engineName string, devices []string, at string, packs int, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+func newCentral(t *testing.T, engineName string, devices []string, at string, packs int, opt optimizer.Interface,
+	forward func(*model.Scope, []*graph.Node) []*graph.Node,
+) *train.Trainer {
 	t.Helper()
 	e, err := gomlx.Open(engineName, gomlx.Options{Devices: len(devices)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: devices, ParameterDevice: at, Engine: e})
+	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
+		ComputeDevices: devices, ParameterDevice: at, Engine: e,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,8 +35,8 @@ func newCentral(t *testing.T, engineName string, devices []string, at string, pa
 		Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()}, Packs: packs,
 	}
 	trainer, err := train.New(t.Context(), s, m, train.Config{
-		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
-		GlobalBatch: 30, Seed: 1,
+		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
+		Labels: []engine.Feature{{DType: tensor.Int32}}, GlobalBatch: 30, Seed: 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -47,10 +51,10 @@ func newCentral(t *testing.T, engineName string, devices []string, at string, pa
 	return trainer
 }
 
-// TestCentralStorage: over a strategy that keeps variables in one place, all replicas train one copy of each: parameters and slots with
-// the bits of mirrored ones, and averages that are the mean of the mirrored ones.
+// TestCentralStorage: over a strategy that keeps variables in one place, all replicas train one copy of each:
+// parameters and slots with the bits of mirrored ones, and averages that are the mean of the mirrored ones.
 func TestCentralStorage(t *testing.T) {
-	batches := loadDigits(t).Train.Take(150).Batch(30) // a replica without examples would leave its own averages alone, but not the common ones
+	batches := loadDigits(t).Train.Take(150).Batch(30) // without examples a replica leaves its own averages, not common ones
 	validation := loadDigits(t).Test.Take(50).Batch(30)
 	adam := func() optimizer.Interface { return optimizer.Adam().Done() }
 	eachEngine(t, func(t *testing.T, engineName string) {
@@ -79,7 +83,8 @@ func TestCentralStorage(t *testing.T) {
 				}
 			}
 			if a, b := results[0].Epochs[0], results[1].Epochs[0]; a.Loss != b.Loss || math.Abs(a.Validation.Loss-b.Validation.Loss) > 1e-5 {
-				t.Errorf("%v: losses %v and %v, of mirrored variables %v and %v", test, b.Loss, b.Validation.Loss, a.Loss, a.Validation.Loss)
+				t.Errorf("%v: losses %v and %v, of mirrored variables %v and %v",
+					test, b.Loss, b.Validation.Loss, a.Loss, a.Validation.Loss)
 			}
 			for i, v := range mirrored.Variables() {
 				a, b := snapshots[0].Variables[i].Value, snapshots[1].Variables[i].Value

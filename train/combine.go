@@ -9,8 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// combineAverages sets every replica's averages to what [Trainer.Weights] returns of them: their mean over the replicas. restore sets
-// each replica's own again; it must be called once, also after an error, when no replica computes.
+// combineAverages sets every replica's averages to what [Trainer.Weights] returns of them: their mean over the
+// replicas. restore sets each replica's own again; it must be called once, also after an error, when no replica
+// computes.
 func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, err error) {
 	type write struct {
 		replica, variable int
@@ -21,7 +22,8 @@ func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, er
 		var errs []error
 		for _, w := range undo {
 			if err := t.program.Write(w.replica, w.variable, w.value); err != nil {
-				errs = append(errs, fmt.Errorf("setting %s of replica %d to its own value again: %w", t.variables[w.variable].Name, w.replica, err))
+				name := t.variables[w.variable].Name
+				errs = append(errs, fmt.Errorf("setting %s of replica %d to its own value again: %w", name, w.replica, err))
 			}
 		}
 		return errors.Join(errs...)

@@ -11,9 +11,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It changes
-// no variable. It computes with what [Trainer.Weights] returns, which is what [Trainer.Export] writes: the averages of all replicas
-// combined. After [Trainer.Stop], on any worker, it returns [ErrStop].
+// Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It
+// changes no variable. It computes with what [Trainer.Weights] returns, which is what [Trainer.Export] writes: the
+// averages of all replicas combined. After [Trainer.Stop], on any worker, it returns [ErrStop].
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {

@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// TestEvaluateComputesWithExportedWeights: validation, Evaluate and Predict of replicas with averages of their own compute with the weights
-// of the file that Export writes, bit for bit, and leave every replica its own averages.
+// TestEvaluateComputesWithExportedWeights: validation, Evaluate and Predict of replicas with averages of their own
+// compute with the weights of the file that Export writes, bit for bit, and leave every replica its own averages.
 func TestEvaluateComputesWithExportedWeights(t *testing.T) {
 	all := loadDigits(t).Train
 	validation := all.Skip(300).Take(70).Batch(30)
@@ -21,7 +21,8 @@ func TestEvaluateComputesWithExportedWeights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, err := trainer.Fit(t.Context(), all.Take(155).Batch(30), train.FitConfig{Validation: validation, Callbacks: []train.Callback{save}})
+		cfg := train.FitConfig{Validation: validation, Callbacks: []train.Callback{save}}
+		h, err := trainer.Fit(t.Context(), all.Take(155).Batch(30), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,8 +38,8 @@ type FitConfig struct {
 // the next step's reduction, and that step is taken back. If there is no next step, training has ended anyway, and History.Stopped
 // remains false. Any other error of a callback, or of the data, ends the others' Fit with an error as well.
 //
-// A model whose learning-rate schedule spans the whole training (in GoMLX cosineschedule.NumCycles) gets the number of the last step
-// from FitConfig and the dataset's length. Without a length, FitConfig must have StepsPerEpoch or Steps.
+// A model whose learning-rate schedule spans the whole training (in GoMLX cosineschedule.NumCycles) gets the number of
+// the last step from FitConfig and the dataset's length. Without a length, FitConfig must have StepsPerEpoch or Steps.
 //
 // After [Trainer.Restore], also in OnTrainBegin, Fit goes on where the Fit of the snapshot stood, with its history: batches that were trained
 // on are left out, and the rest comes in the same order, with the same random numbers.

@@ -7,8 +7,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// lastStep returns the variable that holds the number of the last step, by its index, and its value. The index is negative if the model
-// does not depend on it.
+// lastStep returns the variable that holds the number of the last step, by its index, and its value. The index is
+// negative if the model does not depend on it.
 func (t *Trainer) lastStep() (variable int, value int64, err error) {
 	p, ok := t.program.(engine.Scheduled)
 	if !ok {
@@ -31,8 +31,8 @@ func (t *Trainer) knowsLastStep() error {
 		return err
 	}
 	name := t.variables[variable].Name
-	return fmt.Errorf("the model's schedule depends on the number of the last step, which is not known outside of Fit: "+
-		"set it by SetVariable(%q, tensor.Scalar(int64(steps)))", name)
+	return fmt.Errorf("the model's schedule depends on the number of the last step, "+
+		"which is not known outside of Fit: set it by SetVariable(%q, tensor.Scalar(int64(steps)))", name)
 }
 
 // setLastStep gives the model the number of the step at which this Fit ends, if the model depends on it.
@@ -47,8 +47,9 @@ func (f *fit) setLastStep() error {
 		if value > f.t.committed { // set by the program
 			return nil
 		}
-		return fmt.Errorf("the model's schedule depends on the number of the last step, but the dataset does not know its length: "+
-			"set FitConfig.StepsPerEpoch or FitConfig.Steps, or the number by SetVariable(%q, tensor.Scalar(int64(steps)))", name)
+		return fmt.Errorf("the model's schedule depends on the number of the last step, "+
+			"but the dataset does not know its length: set FitConfig.StepsPerEpoch or FitConfig.Steps, "+
+			"or the number by SetVariable(%q, tensor.Scalar(int64(steps)))", name)
 	}
 	made := int64(f.history.Steps - f.history.Skipped) // by this Fit, before a restore
 	return f.t.SetVariable(name, tensor.Scalar(f.t.committed-made+int64(planned)))

@@ -119,7 +119,8 @@ func TestCyclesGoOn(t *testing.T) {
 	}
 	batches := data.FromFunc(len(list), func(_ context.Context, i int) (data.Element, error) { return list[i], nil })
 	cfg := func(c ...train.Callback) train.FitConfig { return train.FitConfig{Epochs: 2, Callbacks: c} }
-	whole, first, second := newTrainer(t, "go", 1, 10, 1, sgd(), inCycles), newTrainer(t, "go", 1, 10, 1, sgd(), inCycles), newTrainer(t, "go", 1, 10, 1, sgd(), inCycles)
+	cycled := func() *train.Trainer { return newTrainer(t, "go", 1, 10, 1, sgd(), inCycles) }
+	whole, first, second := cycled(), cycled(), cycled()
 	if _, err := whole.Fit(t.Context(), batches, cfg()); err != nil {
 		t.Fatal(err)
 	}
@@ -155,12 +156,14 @@ func TestCyclesUnknown(t *testing.T) {
 	batches := loadDigits(t).Train.Take(40).Batch(10)
 	trainer := newTrainer(t, "go", 1, 10, 1, sgd(), inCycles)
 	_, err := trainer.Fit(t.Context(), ofUnknownLength{batches}, train.FitConfig{Epochs: 2})
-	if err == nil || !strings.Contains(err.Error(), "the dataset does not know its length: set FitConfig.StepsPerEpoch or FitConfig.Steps") {
+	want := "the dataset does not know its length: set FitConfig.StepsPerEpoch or FitConfig.Steps"
+	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Fit over a dataset of unknown length: %v", err)
 	}
 	b := digitBatches(t, 1, 10)[0]
 	_, _, err = trainer.Gradients(t.Context(), b)
-	if want := `set it by SetVariable("` + lastStep + `", tensor.Scalar(int64(steps)))`; err == nil || !strings.Contains(err.Error(), want) {
+	want = `set it by SetVariable("` + lastStep + `", tensor.Scalar(int64(steps)))`
+	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Gradients: %v, want %q in it", err, want)
 	}
 	if err := trainer.SetVariable(lastStep, tensor.Scalar(int64(8))); err != nil {

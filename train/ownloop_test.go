@@ -17,8 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// stateful is a model whose forward pass changes everything that one can: moving averages, the counter and the rate of a schedule, and
-// random numbers.
+// stateful is a model whose forward pass changes everything that one can: moving averages, the counter and the rate of
+// a schedule, and random numbers.
 func stateful(s *model.Scope, in []*graph.Node) []*graph.Node {
 	cosineschedule.New(s, in[0].Graph(), dtypes.Float32).LearningRate(0.1).PeriodSteps(5).Done()
 	x := graph.Reshape(in[0], in[0].Shape().Dim(0), -1)
@@ -39,8 +39,8 @@ func digitBatches(t *testing.T, n, size int) (out []data.Batch) {
 	return out
 }
 
-// TestOwnLoopKeepsState: a loop of Gradients and ApplyGradients over a model with batch normalization, a schedule and dropout makes Fit's
-// steps, bit for bit.
+// TestOwnLoopKeepsState: a loop of Gradients and ApplyGradients over a model with batch normalization, a schedule and
+// dropout makes Fit's steps, bit for bit.
 func TestOwnLoopKeepsState(t *testing.T) {
 	for replicas := 1; replicas <= 3; replicas++ {
 		fitted := newTrainer(t, "go", replicas, 30, 1, sgd(), stateful)
@@ -67,14 +67,15 @@ func TestOwnLoopKeepsState(t *testing.T) {
 		}
 		for i, v := range want.Variables {
 			if !got.Variables[i].Value.Equal(v.Value) {
-				t.Errorf("%d replicas: %s is %v after a loop of Gradients and ApplyGradients, %v after Fit", replicas, v.Name, got.Variables[i].Value, v.Value)
+				t.Errorf("%d replicas: %s is %v after a loop of Gradients and ApplyGradients, %v after Fit",
+					replicas, v.Name, got.Variables[i].Value, v.Value)
 			}
 		}
 	}
 }
 
-// TestPassesOfAStep: each of a step's calls of Gradients draws other random numbers and moves the averages on, a failed one does
-// neither, and a snapshot between two of them goes on with the next.
+// TestPassesOfAStep: each of a step's calls of Gradients draws other random numbers and moves the averages on, a failed
+// one does neither, and a snapshot between two of them goes on with the next.
 func TestPassesOfAStep(t *testing.T) {
 	b := digitBatches(t, 1, 30)[0]
 	gradients := func(trainer *train.Trainer) []*tensor.Tensor {

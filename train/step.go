@@ -221,14 +221,15 @@ func (t *Trainer) apply(ctx context.Context, r *distribute.Replica, pack func(ct
 	return nil
 }
 
-// Gradients returns the gradients of b's mean loss, reduced over all replicas, by the order of [Trainer.Parameters], and loss and
-// metrics. With [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip, accumulate or record gradients in
-// between. The tensors belong to the caller. A batch whose weights add up to 0 is an error.
+// Gradients returns the gradients of b's mean loss, reduced over all replicas, by the order of [Trainer.Parameters],
+// and loss and metrics. With [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip,
+// accumulate or record gradients in between. The tensors belong to the caller. A batch whose weights add up to 0 is an
+// error.
 //
-// It is a forward and a backward pass in training mode: what the model function changes is changed by each call (moving averages of
-// batch normalization, counters of learning-rate schedules in the model), as by a training=True call in Keras, and each call draws
-// its own random numbers (dropout). Parameters and the optimizer's slots keep their values until ApplyGradients. On error no
-// variable has changed.
+// It is a forward and a backward pass in training mode: what the model function changes is changed by each call (moving
+// averages of batch normalization, counters of learning-rate schedules in the model), as by a training=True call in
+// Keras, and each call draws its own random numbers (dropout). Parameters and the optimizer's slots keep their values
+// until ApplyGradients. On error no variable has changed.
 func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor, Result, error) {
 	g, err := t.borrow(true)
 	if err != nil {

@@ -210,16 +210,19 @@ func TestBitsRepeat(t *testing.T) {
 	}
 }
 
-// TestCentralStorageRefused: an engine that keeps every replica's variables apart does not train over a strategy that has one copy of them.
+// TestCentralStorageRefused: an engine that keeps every replica's variables apart does not train over a strategy that
+// has one copy of them.
 func TestCentralStorageRefused(t *testing.T) {
-	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, Engine: fakeEngine{2}})
+	s, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
+		ComputeDevices: []string{"CPU:0", "CPU:1"}, Engine: fakeEngine{2},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	_, err = New(t.Context(), s, fakeModel{}, fakeConfig(4))
-	want := "train: compiling the model: the engine fake gives every replica its own variables, where CentralStorageStrategy(CPU:0, CPU:1) keeps them on " +
-		"/job:localhost/replica:0/task:0/device:CPU:0: use NewMirroredStrategy"
+	want := "train: compiling the model: the engine fake gives every replica its own variables, " +
+		"where CentralStorageStrategy(CPU:0, CPU:1) keeps them on /job:localhost/replica:0/task:0/device:CPU:0: use NewMirroredStrategy"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -89,7 +89,8 @@ func TestPredict(t *testing.T) {
 	}
 }
 
-// TestOwnLoop: Gradients and ApplyGradients make the same step as Fit, bit for bit, and Gradients alone changes only averages.
+// TestOwnLoop: Gradients and ApplyGradients make the same step as Fit, bit for bit, and Gradients alone changes only
+// averages.
 func TestOwnLoop(t *testing.T) {
 	for replicas := 1; replicas <= 3; replicas++ {
 		fitted, want := newFake(t, replicas, 7, fakeModel{})

@@ -189,8 +189,8 @@ func (bl *builder) training() (*executable, error) {
 	return x, err
 }
 
-// applying builds the apply programs: one per pack if the optimizer computes every new value as it does with all gradients at once, else
-// one for all.
+// applying builds the apply programs: one per pack if the optimizer computes every new value as it does with all
+// gradients at once, else one for all.
 func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 	one, oneOf, err := bl.applyingIn(1)
 	if n := max(1, bl.m.Packs); err != nil || n == 1 || len(bl.hooks) > 0 { // hooks may look at any weight
@@ -208,8 +208,8 @@ func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 	return packs, packOf, nil
 }
 
-// applyingIn builds n programs: reduced gradients to new values of parameters and optimizer's state. What counts steps is part of every
-// pack, and has the same new value in each.
+// applyingIn builds n programs: reduced gradients to new values of parameters and optimizer's state. What counts steps
+// is part of every pack, and has the same new value in each.
 func (bl *builder) applyingIn(n int) (packs []*executable, packOf []int, err error) {
 	packOf, n = split(bl.trained, n)
 	for k := range n {
@@ -375,7 +375,8 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 	if !each.DType().IsFloat() {
 		return nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
 	}
-	each = AtLeastFloat32(each) // neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits
+	// Neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits.
+	each = AtLeastFloat32(each)
 	if t := bl.lossType; t != dtypes.InvalidDType && t != each.DType() {
 		return nil, nil, fmt.Errorf("Model.Loss gives %s in training and %s in inference: want one type", t, each.DType())
 	}
@@ -514,7 +515,8 @@ func split(parameters []*model.Variable, packs int) (packOf []int, n int) {
 // rngPath is the name of the variable that GoMLX keeps random state in.
 const rngPath = "/" + model.RNGStateVariableName
 
-// lastStepPath is the name of the variable that GoMLX keeps the number of the last step in, for schedules over a whole training.
+// lastStepPath is the name of the variable that GoMLX keeps the number of the last step in, for schedules over a whole
+// training.
 var lastStepPath = model.JoinPath(train.TrainerAbsoluteScope, train.TrainLastStepVarName)
 
 // argKind says where an argument of a program comes from.

@@ -7,8 +7,8 @@ import (
 	"github.com/gomlx/compute"
 )
 
-// central keeps the only copy of every variable. Its values are those of the replica whose device it is on; replicas on other devices
-// copy what they read when it has changed.
+// central keeps the only copy of every variable. Its values are those of the replica whose device it is on; replicas on
+// other devices copy what they read when it has changed.
 type central struct {
 	replica  int // that computes new values
 	device   compute.DeviceNum
@@ -22,7 +22,8 @@ func (p *program) openCentral() error {
 		return nil
 	}
 	if n := p.spec.Replicas; n > len(p.spec.Devices) {
-		return fmt.Errorf("gomlx: Spec.Central is set for %d replicas of which %d are local: variables in one place are for replicas of one process", n, len(p.spec.Devices))
+		return fmt.Errorf("gomlx: Spec.Central is set for %d replicas of which %d are local: want all replicas in one process",
+			n, len(p.spec.Devices))
 	}
 	device, err := p.backend.deviceNum(*d)
 	if err != nil {
@@ -38,7 +39,8 @@ func (p *program) openCentral() error {
 	}
 	replica := slices.Index(nums, device)
 	if replica < 0 {
-		return fmt.Errorf("gomlx: variables cannot be kept on %s:%d, where no replica computes: want the device of one of the replicas", d.Kind, d.Index)
+		return fmt.Errorf("gomlx: variables cannot be kept on %s:%d, where no replica computes: want the device of a replica",
+			d.Kind, d.Index)
 	}
 	p.central = &central{replica: replica, device: device, versions: make([]uint64, len(p.variables))}
 	return nil
@@ -54,7 +56,8 @@ func (c *central) changed(variable int) {
 	}
 }
 
-// value returns a variable's value on the device of r. Several replicas may call it at the same time, while nobody writes.
+// value returns a variable's value on the device of r. Several replicas may call it at the same time, while nobody
+// writes.
 func (c *central) value(r *replica, variable int) (compute.Buffer, error) {
 	own := r.p.replicas[c.replica].values[variable]
 	if r.device == c.device {

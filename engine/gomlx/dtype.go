@@ -85,8 +85,8 @@ func memoryOf(flat any, shape shapes.Shape, device int) tensor.Memory {
 	return tensor.Memory{Ptr: unsafe.Pointer(reflect.ValueOf(flat).Pointer()), Bytes: n, Device: device}
 }
 
-// AtLeastFloat32 returns x as float32 if it is float16 or bfloat16, else x: what counts, sums or averages many numbers needs more than
-// their 11 or 8 bits.
+// AtLeastFloat32 returns x as float32 if it is float16 or bfloat16, else x: what counts, sums or averages many numbers
+// needs more than their 11 or 8 bits.
 func AtLeastFloat32(x *graph.Node) *graph.Node {
 	if d := x.DType(); d == dtypes.Float16 || d == dtypes.BFloat16 {
 		return graph.ConvertDType(x, dtypes.Float32)

@@ -29,12 +29,14 @@ func setHalf(t *tensor.Tensor, i int, x float64) float64 {
 	return float64(h.Float32())
 }
 
-// TestBatchNormOfHalfWidth: batch normalization of float16 and bfloat16 counts and sums in float32, over more elements than half width can
-// count, and in many steps its moving averages come to the batch's mean and variance.
+// TestBatchNormOfHalfWidth: batch normalization of float16 and bfloat16 counts and sums in float32, over more elements
+// than half width can count, and in many steps its moving averages come to the batch's mean and variance.
 func TestBatchNormOfHalfWidth(t *testing.T) {
 	const rows, channels, replicas = 60, 2, 2
-	for _, size := range []struct{ width, steps int }{{800, 1}, {5, 500}} { // 48,000 elements a channel and replica, or many steps
-		for name, norm := range map[string]func(*model.Scope, *graph.Node) *graph.Node{"own": layer.BatchNorm, "sync": layer.SyncBatchNorm} {
+	norms := map[string]func(*model.Scope, *graph.Node) *graph.Node{"own": layer.BatchNorm, "sync": layer.SyncBatchNorm}
+	// 48,000 elements a channel and replica, or many steps.
+	for _, size := range []struct{ width, steps int }{{800, 1}, {5, 500}} {
+		for name, norm := range norms {
 			for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
 				t.Run(fmt.Sprintf("%s/%v/%d steps", name, dtype, size.steps), func(t *testing.T) {
 					eachEngine(t, replicas, func(t *testing.T, e engine.Engine) {
@@ -54,7 +56,8 @@ func TestBatchNormOfHalfWidth(t *testing.T) {
 						meet := newMeeting(replicas)
 						p := compile(t, m, e, engine.Spec{
 							Rows: rows, Inputs: []engine.Feature{{DType: dtype, Shape: []int{size.width, channels}}},
-							Labels: []engine.Feature{{DType: tensor.Float32}}, Devices: e.Devices()[:replicas], Sum: meet.sum,
+							Labels:  []engine.Feature{{DType: tensor.Float32}},
+							Devices: e.Devices()[:replicas], Sum: meet.sum,
 						})
 						x := tensor.New(dtype, rows, size.width, channels)
 						var mean, variance [channels]float64
@@ -110,8 +113,8 @@ func TestBatchNormOfHalfWidth(t *testing.T) {
 	}
 }
 
-// TestLossOfHalfWidth: the losses of float16 and bfloat16 compute in float32: the mean over an example's elements, and the logarithm of a sum
-// over classes.
+// TestLossOfHalfWidth: the losses of float16 and bfloat16 compute in float32: the mean over an example's elements, and
+// the logarithm of a sum over classes.
 func TestLossOfHalfWidth(t *testing.T) {
 	const rows = 2
 	for _, dtype := range []tensor.DType{tensor.Float16, tensor.BFloat16} {
@@ -120,30 +123,34 @@ func TestLossOfHalfWidth(t *testing.T) {
 				loss := func(l gomlx.Loss, width int, x float64, label engine.Feature) float64 {
 					m := &gomlx.Model{
 						Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
-							v := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shapes.Make(in[0].DType()))
+							shape := shapes.Make(in[0].DType())
+							v := s.WithInitializer(initializer.Zero).VariableWithShape("offset", shape)
 							return []*graph.Node{graph.Add(in[0], v.NodeValue(in[0].Graph()))}
 						},
 						Loss: l, Optimizer: optimizer.StochasticGradientDescent(),
 					}
 					p := compile(t, m, e, engine.Spec{
-						Rows: rows, Inputs: []engine.Feature{{DType: dtype, Shape: []int{width}}}, Labels: []engine.Feature{label}, Devices: e.Devices()[:1],
+						Rows: rows, Inputs: []engine.Feature{{DType: dtype, Shape: []int{width}}},
+						Labels: []engine.Feature{label}, Devices: e.Devices()[:1],
 					})
 					in := tensor.New(dtype, rows, width)
 					for i := range in.Len() {
 						setHalf(in, i, x)
 					}
 					labels := []*tensor.Tensor{tensor.New(label.DType, append([]int{rows}, label.Shape...)...)}
-					g, err := p.Gradients(t.Context(), 0, engine.Batch{Inputs: []*tensor.Tensor{in}, Labels: labels, Weights: ones(rows)}, rows, [3]uint64{})
+					b := engine.Batch{Inputs: []*tensor.Tensor{in}, Labels: labels, Weights: ones(rows)}
+					g, err := p.Gradients(t.Context(), 0, b, rows, [3]uint64{})
 					if err != nil {
 						t.Fatal(err)
 					}
 					return g.Loss
 				}
-				if got := loss(gomlx.MeanSquaredError, 70_000, 1.5, engine.Feature{DType: dtype, Shape: []int{70_000}}); math.Abs(got-2.25) > 1e-5 {
+				wide := engine.Feature{DType: dtype, Shape: []int{70_000}}
+				if got := loss(gomlx.MeanSquaredError, 70_000, 1.5, wide); math.Abs(got-2.25) > 1e-5 {
 					t.Errorf("mean squared error %v, want 2.25", got)
 				}
-				want := math.Log(300)
-				if got := loss(gomlx.SparseCategoricalCrossEntropyLogits, 300, 0, engine.Feature{DType: tensor.Int32}); math.Abs(got-want) > 1e-5 {
+				class, want := engine.Feature{DType: tensor.Int32}, math.Log(300)
+				if got := loss(gomlx.SparseCategoricalCrossEntropyLogits, 300, 0, class); math.Abs(got-want) > 1e-5 {
 					t.Errorf("cross entropy over 300 equal classes %v, want %v", got, want)
 				}
 			})

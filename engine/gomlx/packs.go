@@ -8,8 +8,8 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// sameFormulas reports whether the apply programs of several packs compute every new value by the same formula as one program for all
-// gradients. They do not if the optimizer combines gradients, by their global norm or by their number.
+// sameFormulas reports whether the apply programs of several packs compute every new value by the same formula as one
+// program for all gradients. They do not if the optimizer combines gradients, by their global norm or by their number.
 func sameFormulas(one, packs []*executable) bool {
 	want := map[string]formula{}
 	known := formulas{}

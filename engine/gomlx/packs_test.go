@@ -37,7 +37,7 @@ func clipped(norm float64) func(gradients []*graph.Node) []*graph.Node {
 				squares = graph.Add(squares, s)
 			}
 		}
-		factor := graph.MinScalar(graph.Inverse(graph.MulScalar(graph.Sqrt(squares), 1/norm)), 1)
+		factor := graph.MinScalar(graph.Reciprocal(graph.MulScalar(graph.Sqrt(squares), 1/norm)), 1)
 		for _, g := range gradients {
 			out = append(out, graph.Mul(g, factor))
 		}
@@ -45,8 +45,8 @@ func clipped(norm float64) func(gradients []*graph.Node) []*graph.Node {
 	}
 }
 
-// TestPacksOfJoiningOptimizers: an optimizer that looks at several gradients at once gets all of them, whatever Model.Packs asks for; one
-// that does not is compiled in packs.
+// TestPacksOfJoiningOptimizers: an optimizer that looks at several gradients at once gets all of them, whatever
+// Model.Packs asks for; one that does not is compiled in packs.
 func TestPacksOfJoiningOptimizers(t *testing.T) {
 	sgd := func() optimizer.Interface {
 		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.5)
