@@ -17,4 +17,6 @@ func Check(folder string) error {
 	return err
 }
 
+func checkPlace(string) error { return nil }
+
 func ownerOf(fs.FileInfo) int { return os.Geteuid() }

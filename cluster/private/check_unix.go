@@ -28,15 +28,15 @@ func Check(folder string) error {
 	case info.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("other users may write to the folder %s (its mode is %#o); want mode 0700", folder, info.Mode().Perm())
 	}
+	return checkPlace(folder)
+}
+
+// checkPlace checks the folders above one: who may rename it there can replace it.
+func checkPlace(folder string) error {
 	above, err := filepath.EvalSymlinks(filepath.Dir(folder))
 	if err != nil {
 		return fmt.Errorf("the folder %s: %w", folder, err)
 	}
-	return checkAbove(folder, above)
-}
-
-// checkAbove checks the folders above one: who may rename it there can replace it.
-func checkAbove(folder, above string) error {
 	for {
 		info, err := os.Stat(above)
 		if err != nil {

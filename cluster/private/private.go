@@ -27,7 +27,11 @@ func candidates() []string {
 func Path() string {
 	all := candidates()
 	for _, folder := range all {
-		if _, err := os.Lstat(folder); errors.Is(err, os.ErrNotExist) || Check(folder) == nil {
+		err := Check(folder)
+		if errors.Is(err, os.ErrNotExist) {
+			err = checkPlace(folder)
+		}
+		if err == nil {
 			return folder
 		}
 	}
