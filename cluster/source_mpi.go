@@ -138,8 +138,8 @@ func (d *Discovery) launcher(commands []string) (string, error) {
 	return "", fmt.Errorf("none of %s is among the processes that started this one", strings.Join(commands, ", "))
 }
 
-// LauncherGone reports whether a folder's name is one that [Discover] has made for the workers of one host, and the launcher that it is named
-// after has ended: nothing that it has started on this host is to come any more.
+// LauncherGone reports whether a folder's name is one that [Discover] has made for the workers of one host, and the
+// launcher that it is named after has ended: nothing that it has started on this host is to come any more.
 func LauncherGone(name string) bool {
 	m := launched.FindStringSubmatch(name)
 	if m == nil {

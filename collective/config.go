@@ -36,8 +36,9 @@ type Config struct {
 	Monitor Monitor
 	// Describe says who the ranks are that a failure concerns, and what they were last seen doing: [Error.Who]. It is called by the
 	// first local rank that finds a failure, or is told of one, while all others here wait for it, so it must end in a few
-	// seconds whatever has happened. The ranks of other processes get what it returns with the failure, if that takes no longer than a tenth of a
-	// second; else they learn of the failure at once, and describe it themselves. Its argument is the failure, in this communicator's ranks: those that it is about are
+	// seconds whatever has happened. The ranks of other processes get what it returns with the failure, if that takes
+	// no longer than a tenth of a second; else they learn of the failure at once, and describe it themselves. Its
+	// argument is the failure, in this communicator's ranks: those that it is about are
 	// Peers or, of one that another process has told of, Rank. Default none.
 	Describe func(*Error) string
 	// Logger gets the warnings. Default slog.Default().

@@ -97,8 +97,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestDescribeLate: a description that takes long keeps nobody from learning of the failure: the others return before it is there, and
-// describe the failure themselves; the rank that found it has the description all the same.
+// TestDescribeLate: a description that takes long keeps nobody from learning of the failure: the others return before
+// it is there, and describe the failure themselves; the rank that found it has the description all the same.
 func TestDescribeLate(t *testing.T) {
 	told := make(chan struct{})
 	var late atomic.Bool

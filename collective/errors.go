@@ -60,9 +60,9 @@ func (e *Error) Error() string {
 // describeWithin is how long the peers wait for a failure's description, which then travels with it.
 const describeWithin = 100 * time.Millisecond
 
-// tell has an error say who the ranks are that it is about, if they are not all this process's own. If the description takes longer than
-// describeWithin, as when a store is asked that does not answer, the peers are told of the failure without it, and spread is true: then they
-// describe it themselves.
+// tell has an error say who the ranks are that it is about, if they are not all this process's own. If the description
+// takes longer than describeWithin, as when a store is asked that does not answer, the peers are told of the failure
+// without it, and spread is true: then they describe it themselves.
 func (t *team) tell(err error) (spread bool) {
 	e := (*Error)(nil)
 	if t.cfg.Describe == nil || !errors.As(err, &e) {

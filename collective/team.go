@@ -84,7 +84,8 @@ func (t *team) cause() error {
 }
 
 // fail makes err the cause of the team's failure, unless there is one already, and returns the cause. explainer is the
-// rank on whose behalf the monitor is asked to explain it, or -1. The peers do not wait for a description that takes long.
+// rank on whose behalf the monitor is asked to explain it, or -1. The peers do not wait for a description that takes
+// long.
 func (t *team) fail(err error, explainer int) error {
 	if !t.fate.CompareAndSwap(sound, failing) {
 		<-t.done

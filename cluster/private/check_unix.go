@@ -10,8 +10,9 @@ import (
 	"syscall"
 )
 
-// Check returns an error unless a folder is this user's own and nobody else can change what is in it, or put another in its place: it belongs to
-// this user, is no symbolic link, nobody else may write there, and neither in the folders above, unless these are sticky as /tmp is.
+// Check returns an error unless a folder is this user's own and nobody else can change what is in it, or put another in
+// its place: it belongs to this user, is no symbolic link, nobody else may write there, and neither in the folders
+// above, unless these are sticky as /tmp is.
 func Check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
@@ -20,13 +21,16 @@ func Check(folder string) error {
 	owner := ownerOf(info)
 	switch {
 	case info.Mode()&fs.ModeSymlink != 0:
-		return fmt.Errorf("%s is a symbolic link, which user %d has made; want a folder of this user's own", folder, owner)
+		return fmt.Errorf("%s is a symbolic link, which user %d has made; want a folder of this user's own", folder,
+			owner)
 	case !info.IsDir():
 		return fmt.Errorf("%s is no folder; want one of this user's own", folder)
 	case owner != os.Geteuid():
-		return fmt.Errorf("the folder %s belongs to user %d; want one of this user's own (%d)", folder, owner, os.Geteuid())
+		return fmt.Errorf("the folder %s belongs to user %d; want one of this user's own (%d)", folder, owner,
+			os.Geteuid())
 	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("other users may write to the folder %s (its mode is %#o); want mode 0700", folder, info.Mode().Perm())
+		return fmt.Errorf("other users may write to the folder %s (its mode is %#o); want mode 0700", folder,
+			info.Mode().Perm())
 	}
 	return checkPlace(folder)
 }
@@ -44,7 +48,8 @@ func checkPlace(folder string) error {
 		}
 		mode, stat := info.Mode(), info.Sys().(*syscall.Stat_t)
 		// A group that is the user's first one is most often the user's own.
-		if open := mode.Perm()&0o002 != 0 || mode.Perm()&0o020 != 0 && int(stat.Gid) != os.Getegid(); open && mode&fs.ModeSticky == 0 {
+		if open := mode.Perm()&0o002 != 0 || mode.Perm()&0o020 != 0 && int(stat.Gid) != os.Getegid(); open &&
+			mode&fs.ModeSticky == 0 {
 			return fmt.Errorf("other users may rename the folder %s, since they may write to %s (its mode is %v); want a sticky one", folder, above, mode)
 		}
 		parent := filepath.Dir(above)

@@ -14,8 +14,8 @@ import (
 // keyName is the key's file in the folder.
 const keyName = "key"
 
-// Key returns a text that this user's processes on this host have in common and no other user has: more than 256 random bits, in a file in
-// [Folder] that the first of them makes.
+// Key returns a text that this user's processes on this host have in common and no other user has: more than 256 random
+// bits, in a file in [Folder] that the first of them makes.
 func Key() (string, error) {
 	folder, err := Folder()
 	if err != nil {
@@ -60,8 +60,10 @@ func readKey(path string) (string, error) {
 	switch {
 	case err != nil:
 		return "", err
-	case !info.Mode().IsRegular() || ownerOf(info) != os.Geteuid() || runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0:
-		return "", fmt.Errorf("%s is %v of user %d: want a file of this user's own that nobody else may read", path, info.Mode(), ownerOf(info))
+	case !info.Mode().IsRegular() || ownerOf(info) != os.Geteuid() || runtime.GOOS != "windows" &&
+		info.Mode().Perm()&0o077 != 0:
+		return "", fmt.Errorf("%s is %v of user %d: want a file of this user's own that nobody else may read", path,
+			info.Mode(), ownerOf(info))
 	}
 	f, err := os.Open(path) // nobody else can have replaced it: the folder was checked
 	if err != nil {

@@ -1,8 +1,10 @@
-// Package private finds the folder that this user's processes share on a host, and that nobody else may change: for the stores of jobs whose
-// launcher says nothing of where workers meet, and for the key by which the workers of one host know each other without a secret.
+// Package private finds the folder that this user's processes share on a host, and that nobody else may change: for the
+// stores of jobs whose launcher says nothing of where workers meet, and for the key by which the workers of one host
+// know each other without a secret.
 //
-// The folder is "lockstep-UID" in the folder for temporary files. There any other user can make it first; one that is not this user's own, is a
-// symbolic link, or that others may change is not used, but "lockstep" in XDG_RUNTIME_DIR in its place.
+// The folder is "lockstep-UID" in the folder for temporary files. There any other user can make it first; one that is
+// not this user's own, is a symbolic link, or that others may change is not used, but "lockstep" in XDG_RUNTIME_DIR in
+// its place.
 package private
 
 import (
@@ -22,8 +24,8 @@ func candidates() []string {
 	return out
 }
 
-// Path returns where [Folder] is, and makes nothing. All processes of a user on a host that have the same TMPDIR and XDG_RUNTIME_DIR get the
-// same. If there is no such folder, it is where there should be one.
+// Path returns where [Folder] is, and makes nothing. All processes of a user on a host that have the same TMPDIR and
+// XDG_RUNTIME_DIR get the same. If there is no such folder, it is where there should be one.
 func Path() string {
 	all := candidates()
 	for _, folder := range all {
@@ -38,7 +40,8 @@ func Path() string {
 	return all[0]
 }
 
-// Folder returns this user's own folder, and makes it if it is not there. The error says what is wrong with each that could be it.
+// Folder returns this user's own folder, and makes it if it is not there. The error says what is wrong with each that
+// could be it.
 func Folder() (string, error) {
 	var errs []error
 	for _, folder := range candidates() {

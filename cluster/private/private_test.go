@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// place gives a test folders for temporary files and for the session of its own, and returns this user's folders in them.
+// place gives a test folders for temporary files and for the session of its own, and returns this user's folders in
+// them.
 func place(t *testing.T) (temporary, session string) {
 	t.Helper()
 	tmp, runtime := t.TempDir(), t.TempDir()
@@ -43,8 +44,14 @@ func TestFolder(t *testing.T) {
 			must(t, os.Mkdir(folder, 0o700))
 			must(t, os.Chown(folder, 12345, 12345))
 		}},
-		{name: "a link", want: "is a symbolic link", spoil: func(t *testing.T, folder string) { must(t, os.Symlink(t.TempDir(), folder)) }},
-		{name: "a file", want: "folder", spoil: func(t *testing.T, folder string) { must(t, os.WriteFile(folder, nil, 0o600)) }},
+		{name: "a link", want: "is a symbolic link", spoil: func(t *testing.T, folder string) {
+			must(t,
+				os.Symlink(t.TempDir(), folder))
+		}},
+		{name: "a file", want: "folder", spoil: func(t *testing.T, folder string) {
+			must(t, os.WriteFile(folder, nil,
+				0o600))
+		}},
 		{name: "open to all", want: "other users may write to the folder", spoil: func(t *testing.T, folder string) {
 			must(t, os.Mkdir(folder, 0o700))
 			must(t, os.Chmod(folder, 0o722))
@@ -81,7 +88,8 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestKey: processes that begin at the same time have the same key, which nobody else can read; one that others can read is refused.
+// TestKey: processes that begin at the same time have the same key, which nobody else can read; one that others can
+// read is refused.
 func TestKey(t *testing.T) {
 	temporary, _ := place(t)
 	keys := make([]string, 16)

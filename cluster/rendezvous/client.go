@@ -46,8 +46,8 @@ type client struct {
 
 type impatientKey struct{}
 
-// Impatient returns a context whose calls do not wait for a TCP store to come back: as soon as an attempt to reach it has failed they return
-// [ErrLost]. It is for those who leave.
+// Impatient returns a context whose calls do not wait for a TCP store to come back: as soon as an attempt to reach it
+// has failed they return [ErrLost]. It is for those who leave.
 func Impatient(ctx context.Context) context.Context {
 	return context.WithValue(ctx, impatientKey{}, true)
 }
@@ -190,7 +190,8 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 	}
 }
 
-// dialed notes how an attempt to make a connection has ended. The calls that wait for no other one end if it was in vain.
+// dialed notes how an attempt to make a connection has ended. The calls that wait for no other one end if it was in
+// vain.
 func (c *client) dialed(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -226,7 +226,8 @@ func TestEtcdWatchCompacted(t *testing.T) {
 	}
 }
 
-// TestEtcdCloseDuringChanges: a call that Close ends says so, also if what it waits for ends before its own context does.
+// TestEtcdCloseDuringChanges: a call that Close ends says so, also if what it waits for ends before its own context
+// does.
 func TestEtcdCloseDuringChanges(t *testing.T) {
 	for range 20 {
 		e := newWatched()

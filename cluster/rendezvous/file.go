@@ -114,8 +114,8 @@ func (f *file) enter(ctx context.Context) error {
 	}
 }
 
-// RemoveUnused removes the folders below a folder whose names are given up, and that hold a store which no process uses, or hold nothing. Stores
-// whose processes run in other containers are in use, too.
+// RemoveUnused removes the folders below a folder whose names are given up, and that hold a store which no process
+// uses, or hold nothing. Stores whose processes run in other containers are in use, too.
 func RemoveUnused(parent string, givenUp func(name string) bool) error {
 	entries, err := os.ReadDir(parent)
 	var errs []error

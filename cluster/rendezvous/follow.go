@@ -66,8 +66,8 @@ func (e *WaitError) Error() string {
 // Unwrap returns the cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
 
-// gather waits until every worker has a key "<key>/<number>", and returns what they hold, by worker. Those that have one are said to have done
-// something, such as "arrived".
+// gather waits until every worker has a key "<key>/<number>", and returns what they hold, by worker. Those that have
+// one are said to have done something, such as "arrived".
 func gather(ctx context.Context, s Store, key string, workers int, done string) ([][]byte, error) {
 	since := time.Now()
 	out := make([][]byte, workers)
@@ -75,7 +75,10 @@ func gather(ctx context.Context, s Store, key string, workers int, done string) 
 	for w := range workers {
 		missing = append(missing, w)
 	}
-	report := reportWait(ctx, Waiting{Role: roleDefault, Missing: slices.Clone(missing), Workers: workers, Key: key, done: done})
+	report := reportWait(ctx, Waiting{
+		Role: roleDefault, Missing: slices.Clone(missing), Workers: workers, Key: key,
+		done: done,
+	})
 	defer report.stop()
 	err := follow(ctx, s, key+"/", func(now map[string]Entry) (bool, error) {
 		missing = slices.DeleteFunc(missing, func(w int) bool {

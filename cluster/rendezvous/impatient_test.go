@@ -11,12 +11,15 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// TestImpatient: a call of one who leaves does not wait for a store whose process has ended, be it made before or after that; others do.
+// TestImpatient: a call of one who leaves does not wait for a store whose process has ended, be it made before or after
+// that; others do.
 func TestImpatient(t *testing.T) {
 	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
 	var gone atomic.Bool
 	var last atomic.Pointer[net.Conn]
-	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, Patience: time.Hour, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, Patience: time.Hour, Dial: func(ctx context.Context,
+		network, address string,
+	) (net.Conn, error) {
 		if gone.Load() {
 			return nil, errors.New("connection refused")
 		}

@@ -103,7 +103,10 @@ func (m *meeting) meet(ctx context.Context) ([]Card, error) {
 	}
 	out, err := m.register(ctx)
 	if err == nil && out == nil {
-		m.report = reportWait(ctx, Waiting{Role: m.card.Role, Missing: absent(nil, "", m.card.Workers), Workers: m.card.Workers, done: "joined"})
+		m.report = reportWait(ctx, Waiting{
+			Role: m.card.Role, Missing: absent(nil, "", m.card.Workers),
+			Workers: m.card.Workers, done: "joined",
+		})
 		out, err = m.wait(ctx)
 		m.report.stop()
 	}

@@ -35,9 +35,10 @@ type Beats struct {
 	First time.Duration   // how long to wait before the first, so that many workers do not publish at the same moment; default 0
 }
 
-// Publish puts a worker's pulse into the store under "<key>/<worker>", at once (or after when.First) and again and again, until ctx ends; it
-// then says that the worker is gone, and returns nil. An error of the store ends it too. Called again for the same worker, it counts on from
-// the beat in the store: those who watch the worker know the new pulses from the old ones.
+// Publish puts a worker's pulse into the store under "<key>/<worker>", at once (or after when.First) and again and
+// again, until ctx ends; it then says that the worker is gone, and returns nil. An error of the store ends it too.
+// Called again for the same worker, it counts on from the beat in the store: those who watch the worker know the new
+// pulses from the old ones.
 func Publish(ctx context.Context, s Store, key string, worker int, when Beats, pulse func() Pulse) error {
 	key += "/" + strconv.Itoa(worker)
 	last, err := lastBeat(ctx, s, key)

@@ -179,7 +179,8 @@ func TestNews(t *testing.T) {
 	})
 }
 
-// TestPublishAgain: the beats go on where those of an earlier Publish ended, so the first pulse of the later one is no old one.
+// TestPublishAgain: the beats go on where those of an earlier Publish ended, so the first pulse of the later one is no
+// old one.
 func TestPublishAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := rendezvous.NewMemory().Open()
@@ -190,7 +191,8 @@ func TestPublishAgain(t *testing.T) {
 		before := uint64(0)
 		for range 3 { // each publishes twice, and that it is gone
 			short, stop := context.WithTimeout(ctx, 1500*time.Millisecond)
-			if err := rendezvous.Publish(short, s, "pulse", 0, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
+			if err := rendezvous.Publish(short, s, "pulse", 0, rendezvous.Beats{Every: time.Second},
+				func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
 				t.Error(err)
 			}
 			stop()

@@ -32,8 +32,8 @@ type ServerConfig struct {
 	HalfOpen int
 	// Connections bounds those that have. Default 16,384.
 	Connections int
-	// Bytes bounds what the store holds: all keys and values, each with 128 bytes more. What does not fit is refused with [ErrFull]. Default, and
-	// most, [TotalMax].
+	// Bytes bounds what the store holds: all keys and values, each with 128 bytes more. What does not fit is refused
+	// with [ErrFull]. Default, and most, [TotalMax].
 	Bytes int
 	// Logger gets the warnings about refused connections, of each kind at most one a second. Default slog.Default().
 	Logger *slog.Logger

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Waiting says what a wait of this process is for. It is for people, who would otherwise see nothing until the wait times out.
+// Waiting says what a wait of this process is for. It is for people, who would otherwise see nothing until the wait
+// times out.
 type Waiting struct {
 	// Role is what the processes are called: "worker".
 	Role string
@@ -31,14 +32,16 @@ func (w Waiting) String() string {
 	if w.Store != "" {
 		return fmt.Sprintf("waiting for the store %s, which does not answer", w.Store)
 	}
-	return fmt.Sprintf("waiting for %s (%d of %d %s)", numbers(w.Role, w.Missing), w.Workers-len(w.Missing), w.Workers, w.done)
+	return fmt.Sprintf("waiting for %s (%d of %d %s)", numbers(w.Role, w.Missing), w.Workers-len(w.Missing), w.Workers,
+		w.done)
 }
 
 type waitingKey struct{}
 
-// WithWaiting returns a context whose waits report what they are for: those of [Open], [Meet], [Exchange], [Barrier], [Compare] and [Leave].
-// A wait is reported when it has lasted for 2 seconds, and again whenever it has lasted twice as long as at the report before. The function is
-// called by another goroutine than the one that waits, for each wait one call after the other; none is under way when the wait has ended.
+// WithWaiting returns a context whose waits report what they are for: those of [Open], [Meet], [Exchange], [Barrier],
+// [Compare] and [Leave]. A wait is reported when it has lasted for 2 seconds, and again whenever it has lasted twice as
+// long as at the report before. The function is called by another goroutine than the one that waits, for each wait one
+// call after the other; none is under way when the wait has ended.
 func WithWaiting(ctx context.Context, report func(Waiting)) context.Context {
 	return context.WithValue(ctx, waitingKey{}, report)
 }

@@ -46,7 +46,8 @@ func TestWaiting(t *testing.T) {
 		meet := func(ctx context.Context, worker int) {
 			work.Go(func() {
 				_, err := rendezvous.Meet(ctx, m.Open(), rendezvous.Card{Worker: worker, Workers: 3})
-				if meeting := (*rendezvous.MeetError)(nil); !errors.As(err, &meeting) || meeting.Kind != rendezvous.Missing {
+				if meeting := (*rendezvous.MeetError)(nil); !errors.As(err, &meeting) ||
+					meeting.Kind != rendezvous.Missing {
 					t.Errorf("worker %d: %v", worker, err)
 				}
 			})
@@ -83,13 +84,18 @@ func TestWaitingForStore(t *testing.T) {
 		var r reports
 		ctx, cancel := context.WithTimeout(rendezvous.WithWaiting(t.Context(), r.add), 5*time.Second)
 		defer cancel()
-		_, err := rendezvous.Open(ctx, "tcp://10.0.0.1:7", rendezvous.Config{Dial: func(context.Context, string, string) (net.Conn, error) {
+		_, err := rendezvous.Open(ctx, "tcp://10.0.0.1:7", rendezvous.Config{Dial: func(context.Context, string,
+			string,
+		) (net.Conn, error) {
 			return nil, errors.New("nobody is there")
 		}})
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
-		want := []string{"2s: waiting for the store tcp://10.0.0.1:7, which does not answer", "4s: waiting for the store tcp://10.0.0.1:7, which does not answer"}
+		want := []string{
+			"2s: waiting for the store tcp://10.0.0.1:7, which does not answer",
+			"4s: waiting for the store tcp://10.0.0.1:7, which does not answer",
+		}
 		if got := r.take(); !slices.Equal(got, want) {
 			t.Errorf("reported %q, want %q", got, want)
 		}

@@ -30,15 +30,18 @@ func (c *counted) Set(ctx context.Context, key string, value []byte) error {
 	return c.Store.Set(ctx, key, value)
 }
 
-// TestPulsesOfAll: all workers together publish at most 200 pulses a second, however many they are and though all have news all the time; and
-// each publishes at least four times within the heartbeat timeout.
+// TestPulsesOfAll: all workers together publish at most 200 pulses a second, however many they are and though all have
+// news all the time; and each publishes at least four times within the heartbeat timeout.
 func TestPulsesOfAll(t *testing.T) {
 	for _, workers := range []int{2, 39, 150, 200, 201, 300, 1000, 3000} {
 		t.Run(fmt.Sprint(workers), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log strings.Builder
 				cfg, err := Config{
-					Job: &cluster.Job{Workers: workers, Store: "tcp://10.0.0.1:7070"}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+					Job: &cluster.Job{
+						Workers: workers,
+						Store:   "tcp://10.0.0.1:7070",
+					}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 					Getenv: func(string) (string, bool) { return "", false },
 				}.filled()
 				if err != nil {
@@ -64,7 +67,8 @@ func TestPulsesOfAll(t *testing.T) {
 						}
 					})
 					work.Go(func() {
-						if err := rendezvous.Publish(ctx, s, "alive", i, beats, func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
+						if err := rendezvous.Publish(ctx, s, "alive", i, beats,
+							func() rendezvous.Pulse { return rendezvous.Pulse{} }); err != nil {
 							t.Error(err)
 						}
 					})

@@ -35,8 +35,8 @@ type Config struct {
 	// RendezvousTimeout is how long Join, and Compare, wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
 	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may give no sign of life. Default 30
-	// seconds; negative: for ever. The heartbeats of all workers together are at most 200 a second, so in a job of more than 50 workers for each of
-	// its seconds (1,500 for 30 seconds) it is longer: the time of four heartbeats.
+	// seconds; negative: for ever. The heartbeats of all workers together are at most 200 a second, so in a job of more
+	// than 50 workers for each of its seconds (1,500 for 30 seconds) it is longer: the time of four heartbeats.
 	HeartbeatTimeout time.Duration
 	// ProgressTimeout is how long a worker's training goroutine may come no further, in no call, while others wait for it; that it is stuck is
 	// logged after HeartbeatTimeout. Default: as long as their deadline lets them wait (Collective.Timeout, 10 minutes), and HeartbeatTimeout
@@ -44,9 +44,9 @@ type Config struct {
 	// "snapshot", which may take their time: for these it is the default.
 	ProgressTimeout time.Duration
 	// Listen is the address that the process listens on, without a port. Default: that of the interface by which it reaches the
-	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default the one that the job's
-	// spec lists for this worker, as TF_CONFIG does, else any. A worker that serves the store uses the store's port and address for all, unless
-	// Listen says another one.
+	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default
+	// the one that the job's spec lists for this worker, as TF_CONFIG does, else any. A worker that serves the store
+	// uses the store's port and address for all, unless Listen says another one.
 	Listen, Ports string
 	// NoSharedMemory and Apart are as in package transport/mixed.
 	NoSharedMemory bool
@@ -194,10 +194,12 @@ func noSecret(why string) error {
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 
-// pulsesMost bounds the pulses of all workers together, a second: the store that they go through is one process, which trains too.
+// pulsesMost bounds the pulses of all workers together, a second: the store that they go through is one process, which
+// trains too.
 const pulsesMost = 200
 
-// turn is the shortest time between two pulses of one worker, so that all workers together do not publish more than pulsesMost a second.
+// turn is the shortest time between two pulses of one worker, so that all workers together do not publish more than
+// pulsesMost a second.
 func turn(workers int) time.Duration { return time.Duration(workers) * time.Second / pulsesMost }
 
 // heartbeatLeast is the shortest heartbeat timeout of a job: a worker is not lost before it has missed four heartbeats.
@@ -211,8 +213,8 @@ func (c *Config) beat() time.Duration {
 	return min(beatMost, c.HeartbeatTimeout/8)
 }
 
-// beats says when a worker of so many publishes its pulse. What is known of one that is killed is as old as Least at most. Where the workers take
-// turns, each begins at a moment of its own.
+// beats says when a worker of so many publishes its pulse. What is known of one that is killed is as old as Least at
+// most. Where the workers take turns, each begins at a moment of its own.
 func (c *Config) beats(worker, workers int) rendezvous.Beats {
 	t := turn(workers)
 	b := rendezvous.Beats{Every: max(c.beat(), t), Least: max(c.beat()/5, t)}

@@ -43,10 +43,12 @@ func (w *Worker) storeWait(failed ...int) time.Duration {
 
 // unanswered reports whether the store has not shown this worker's own pulse for half the heartbeat timeout.
 func (w *Worker) unanswered() bool {
-	return w.watch != nil && w.cfg.HeartbeatTimeout > 0 && w.watch.Vitals()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
+	return w.watch != nil && w.cfg.HeartbeatTimeout > 0 &&
+		w.watch.Vitals()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
 }
 
-// tell uses the store for a worker that fails, as ask does, but not once the store has let it wait in vain: then it returns errUnheard.
+// tell uses the store for a worker that fails, as ask does, but not once the store has let it wait in vain: then it
+// returns errUnheard.
 func (w *Worker) tell(most time.Duration, use func(context.Context) error) error {
 	if w.unheard.Load() {
 		return errUnheard

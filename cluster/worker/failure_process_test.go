@@ -87,7 +87,8 @@ func TestFailures(t *testing.T) {
 				}
 				text := p.says(t, "error")
 				if !since.IsZero() {
-					t.Logf("worker %d leaves %v after the end of worker %d", i, time.Since(since).Round(time.Millisecond), test.who)
+					t.Logf("worker %d leaves %v after the end of worker %d", i,
+						time.Since(since).Round(time.Millisecond), test.who)
 				}
 				told.check(t, test.name, p.kinds, text)
 				if who := fmt.Sprintf("worker %d (rank %d, host %s, pid %s)", test.who, test.who, hostName(t), pid); !strings.Contains(text, who) {

@@ -19,8 +19,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// TestOtherUsers: the store of a job on one host that was given no secret lets in this user's own processes only, and not those that have no
-// key or another user's.
+// TestOtherUsers: the store of a job on one host that was given no secret lets in this user's own processes only, and
+// not those that have no key or another user's.
 func TestOtherUsers(t *testing.T) {
 	t.Parallel()
 	store := freeStore(t)
@@ -56,7 +56,8 @@ func TestOtherUsers(t *testing.T) {
 	first = start(t, c)
 	c.Worker = 1
 	second = startBy(t, c, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "TMPDIR="+t.TempDir()) })
-	if text := second.says(t, "error"); !strings.Contains(second.kinds, "worker.ErrNoSecret") || !strings.Contains(text, "does not have the key of this user on this host") {
+	if text := second.says(t, "error"); !strings.Contains(second.kinds, "worker.ErrNoSecret") || !strings.Contains(text,
+		"does not have the key of this user on this host") {
 		t.Errorf("%s: %s", second.kinds, text)
 	}
 	first.logged(t, "its proof is wrong")
@@ -133,7 +134,8 @@ func TestLeftovers(t *testing.T) {
 	}
 	var all []*process
 	for w := range 2 {
-		all = append(all, start(t, child{Worker: w, Workers: 2, Replicas: 1, Store: "file://" + filepath.Join(folder, "now"), Temporary: true, Job: "leftovers", Steps: 2, At: -1}))
+		all = append(all, start(t, child{Worker: w, Workers: 2, Replicas: 1, Store: "file://" + filepath.Join(folder,
+			"now"), Temporary: true, Job: "leftovers", Steps: 2, At: -1}))
 	}
 	for _, p := range all {
 		p.says(t, "done")
@@ -164,8 +166,12 @@ func TestForeignFolder(t *testing.T) {
 	if err := os.Chmod(folder, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	p := start(t, child{Workers: 2, Replicas: 1, Store: "file://" + filepath.Join(folder, "now"), Temporary: true, Job: "foreign", Steps: 2, At: -1})
-	if text := p.says(t, "error"); !strings.Contains(text, "other users may write to the folder "+folder) || !strings.Contains(text, cluster.EnvStore) {
+	p := start(t, child{
+		Workers: 2, Replicas: 1, Store: "file://" + filepath.Join(folder, "now"), Temporary: true,
+		Job: "foreign", Steps: 2, At: -1,
+	})
+	if text := p.says(t, "error"); !strings.Contains(text, "other users may write to the folder "+folder) ||
+		!strings.Contains(text, cluster.EnvStore) {
 		t.Error(text)
 	}
 }

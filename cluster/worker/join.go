@@ -199,7 +199,8 @@ func (w *Worker) openStore(ctx context.Context) error {
 	if w.cfg.HeartbeatTimeout > 0 {
 		cfg.Patience = w.cfg.HeartbeatTimeout / 2
 	}
-	if w.cfg.Secret.Given() || serves(w.job) && w.secret.Given() { // a store that a launcher serves has the job's secret, or none
+	if w.cfg.Secret.Given() || serves(w.job) &&
+		w.secret.Given() { // a store that a launcher serves has the job's secret, or none
 		var err error
 		if cfg.TLS, err = w.secret.TLS(w.job.ID, 0); err != nil { // a store outlives epochs
 			return err
@@ -223,8 +224,9 @@ func (w *Worker) openStore(ctx context.Context) error {
 	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
 	switch {
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
-		return fmt.Errorf("%w: %w", noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host (%s): it runs on another host, "+
-			"in another container or as another user, belongs to another job, or has a secret", w.job.Store, hostName())), err)
+		return fmt.Errorf("%w: %w",
+			noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host (%s): it runs on another host, "+
+				"in another container or as another user, belongs to another job, or has a secret", w.job.Store, hostName())), err)
 	case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded) && serves(w.job):
 		why := "it was not started, serves at another address, or does not accept this worker"
 		if !w.cfg.Secret.Given() {
@@ -238,8 +240,8 @@ func (w *Worker) openStore(ctx context.Context) error {
 	return nil
 }
 
-// ownFolder makes sure that the folder in which the job has its temporary store is this user's own, and has worker 0 remove what jobs have left
-// there that were killed.
+// ownFolder makes sure that the folder in which the job has its temporary store is this user's own, and has worker 0
+// remove what jobs have left there that were killed.
 func (w *Worker) ownFolder() error {
 	store, ok := strings.CutPrefix(w.job.Store, "file://")
 	if !ok {
@@ -422,7 +424,8 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 		return nil, err
 	}
 	ends, err := mixed.Open(ctx, cfg)
-	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.Door == nil && errors.Is(err, syscall.EADDRINUSE) {
+	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.Door == nil && errors.Is(err,
+		syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, but another process has it: "+
 			"end that one, list another port, or set Ports: %w", w.job.Worker, port, err)
 	}
@@ -472,8 +475,8 @@ func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err er
 	return net.JoinHostPort(host, ports), advertise, nil
 }
 
-// specPort returns the port that the job's spec has for this worker, as TF_CONFIG does: it is what firewalls let pass. It returns "0", any free
-// one, if the spec has none, or if the port is the store's, which this worker serves there.
+// specPort returns the port that the job's spec has for this worker, as TF_CONFIG does: it is what firewalls let pass.
+// It returns "0", any free one, if the spec has none, or if the port is the store's, which this worker serves there.
 func (w *Worker) specPort() string {
 	address, err := w.job.Spec.Address(w.job.Task)
 	if err != nil || address == "" {

@@ -71,8 +71,8 @@ func (s *cutStore) Close() error {
 	return s.Store.Close()
 }
 
-// TestCutOff: a worker that is cut off ends when its heartbeat has, and waits no longer for the store: neither to describe the failure nor to tell of
-// it, nor to leave.
+// TestCutOff: a worker that is cut off ends when its heartbeat has, and waits no longer for the store: neither to
+// describe the failure nor to tell of it, nor to leave.
 func TestCutOff(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -88,7 +88,10 @@ func TestCutOff(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				cfg, err := Config{
-					Job:    &cluster.Job{ID: "cut", Worker: 1, Workers: 3, Store: "tcp://10.0.0.1:7070", Hosted: c.hosted},
+					Job: &cluster.Job{
+						ID: "cut", Worker: 1, Workers: 3, Store: "tcp://10.0.0.1:7070",
+						Hosted: c.hosted,
+					},
 					Logger: slog.New(slog.DiscardHandler), Getenv: func(string) (string, bool) { return "", false },
 				}.filled()
 				if err != nil {
@@ -108,7 +111,8 @@ func TestCutOff(t *testing.T) {
 				others, leave := context.WithCancel(t.Context()) // the others go on
 				for _, i := range []int{0, 2} {
 					w.work.Go(func() {
-						_ = rendezvous.Publish(others, s.Store, w.key("alive"), i, rendezvous.Beats{Every: time.Second}, func() rendezvous.Pulse { return rendezvous.Pulse{} })
+						_ = rendezvous.Publish(others, s.Store, w.key("alive"), i, rendezvous.Beats{Every: time.Second},
+							func() rendezvous.Pulse { return rendezvous.Pulse{} })
 					})
 				}
 				time.Sleep(10*time.Second + 300*time.Millisecond)
@@ -119,7 +123,10 @@ func TestCutOff(t *testing.T) {
 					err = w.Err()
 				} else {
 					time.Sleep(c.after)
-					e := &collective.Error{Kind: collective.ErrPeerLost, Rank: 1, Peers: []int{c.worker}, Err: errors.New("the connection ended")}
+					e := &collective.Error{
+						Kind: collective.ErrPeerLost, Rank: 1, Peers: []int{c.worker},
+						Err: errors.New("the connection ended"),
+					}
 					e.Who = w.describe(e)
 					err = e
 				}

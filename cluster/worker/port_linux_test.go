@@ -41,7 +41,8 @@ func TestOnePort(t *testing.T) {
 	}
 }
 
-// TestListedPorts: a worker listens on the port that TF_CONFIG lists for it, and says so if another process has that port.
+// TestListedPorts: a worker listens on the port that TF_CONFIG lists for it, and says so if another process has that
+// port.
 func TestListedPorts(t *testing.T) {
 	t.Parallel()
 	first := freeport.Take(t, 3)

@@ -125,7 +125,8 @@ func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]by
 	return all, nil
 }
 
-// waiting returns a context for a wait for the other workers, which is logged when it takes long. It ends when the job does.
+// waiting returns a context for a wait for the other workers, which is logged when it takes long. It ends when the job
+// does.
 func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(rendezvous.WithWaiting(ctx, w.logWaiting))
 	stop := context.AfterFunc(w.life, func() { end(context.Cause(w.life)) })
@@ -133,7 +134,8 @@ func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFu
 	return ctx, func() { cancel(); stop(); end(nil) }
 }
 
-// logWaiting says whom this worker waits for. It is a warning, so that it is seen: nothing else is printed until all are there.
+// logWaiting says whom this worker waits for. It is a warning, so that it is seen: nothing else is printed until all
+// are there.
 func (w *Worker) logWaiting(wait rendezvous.Waiting) {
 	text := wait.String()
 	if wait.Store != "" && serves(w.job) {
@@ -264,7 +266,8 @@ func (w *Worker) somebodyStays(lost []int) bool {
 	return false
 }
 
-// stop ends the goroutines, the last of which says to the others that this worker has left, unless the store does not answer, and closes the store.
+// stop ends the goroutines, the last of which says to the others that this worker has left, unless the store does not
+// answer, and closes the store.
 func (w *Worker) stop() {
 	w.fate(nil)
 	if w.unheard.Load() {
