@@ -210,6 +210,9 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 	for number := a.peers.first; ; number++ {
 		e, err := a.begin(ctx, number)
 		if err != nil {
+			if a.peers.cutOff != nil {
+				err = a.isolated(err)
+			}
 			o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.asked != nil}
 			if ended := (*overError)(nil); errors.As(err, &ended) {
 				o.Code = ended.Code
@@ -221,10 +224,13 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 		}
 		number = e.number
 		e.watch(ctx)
+		e.doubt(ctx)
 		o := e.outcome()
 		last := int(number) >= a.cfg.RestartsMax || o.Interrupted || ctx.Err() != nil || e.alone != nil
 		if o.Report != nil && !a.cfg.Quiet {
 			a.screen.say(e.tell(o.Report))
+		}
+		if (o.Report != nil || e.cutOff != nil) && !a.cfg.Quiet {
 			a.restart = fmt.Sprintf("lockstep run: starting all %d workers again: restart %d of %d\n", e.layout.world, number+1, a.cfg.RestartsMax)
 		}
 		if o.Code == 0 || last {
@@ -234,28 +240,63 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 			}
 			return o, err
 		}
+		if e.cutOff != nil {
+			if err := a.rejoin(ctx, e); err != nil {
+				if a.peers.cutOff != nil {
+					err = a.isolated(err)
+				}
+				o := Outcome{Code: codeOf(a, 1), Restarts: int(number), Interrupted: a.asked != nil}
+				return o, err
+			}
+		}
 	}
 }
 
-// enter takes this node's place in the job, and begins to hear the other agents.
-func (a *Agent) enter(ctx context.Context) error {
-	if a.cfg.Nodes == 1 {
-		return nil
+// rejoin waits until the store can be reached again, and has the other nodes end the epoch too if they have not yet noticed that this one's
+// workers are gone.
+func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
+	p := a.peers
+	a.screen.say(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node, a.cfg.RendezvousTimeout))
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.RendezvousTimeout)
+	defer cancel()
+	err := a.unlessStopped(ctx, func(ctx context.Context) error {
+		for {
+			err := p.reach(ctx)
+			if err == nil || p.gone(err) || pause(ctx, p.beat) != nil {
+				return err
+			}
+		}
+	})
+	if err != nil {
+		return err
 	}
+	p.cutOff = nil
+	p.publish(e.layout.first, "event", "stop", e.number)
+	p.publish(e.ends[e.layout.node].bounded(), "event", "end", e.number, e.layout.node)
+	a.screen.say(fmt.Sprintf("lockstep run: node %d reaches the other nodes again\n", a.cfg.Node))
+	return nil
+}
+
+// isolated is the error of an agent that cannot reach the store.
+func (a *Agent) isolated(why error) error {
+	if a.peers.gone(why) {
+		return a.peers.storeLost(why)
+	}
+	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the store where the nodes meet, and does not know what has become of the others: its link is cut, or %s: %w",
+		a.cfg.Node, a.host, os.Getpid(), a.peers.keeper(), why)
+}
+
+// unlessStopped calls f with a context that ends when the user stops this node.
+func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	sat := make(chan error, 1)
-	go func() {
-		sat <- a.peers.sit(ctx, a.card(make([]int, a.cfg.Workers+1)), a.remark)
-	}()
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
 	for {
 		select {
-		case err := <-sat:
-			if a.asked != nil { // whether it sits or not
+		case err := <-done:
+			if a.asked != nil { // whether it is done or not
 				return a.stoppedEarly()
-			}
-			if err == nil {
-				a.peers.listen()
 			}
 			return err
 		case sig := <-a.signals:
@@ -265,6 +306,20 @@ func (a *Agent) enter(ctx context.Context) error {
 			cancel(a.stoppedEarly())
 		}
 	}
+}
+
+// enter takes this node's place in the job, and begins to hear the other agents.
+func (a *Agent) enter(ctx context.Context) error {
+	if a.cfg.Nodes == 1 {
+		return nil
+	}
+	err := a.unlessStopped(ctx, func(ctx context.Context) error {
+		return a.peers.sit(ctx, a.card(make([]int, a.cfg.Workers+1)), a.remark)
+	})
+	if err == nil {
+		a.peers.listen()
+	}
+	return err
 }
 
 // stoppedEarly is the error of an agent whose user has ended the job before it, or its next epoch, has begun; as the others are told it.

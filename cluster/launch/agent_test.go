@@ -46,6 +46,9 @@ func TestMain(m *testing.M) {
 	case os.Getenv(asNode) != "":
 		nodeMain(os.Getenv(asNode))
 		return
+	case os.Getenv(asCutNode) != "":
+		cutNodeMain(os.Getenv(asCutNode))
+		return
 	case os.Getenv(asFollower) != "":
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // its launcher may be gone
 		code, err := Follow(context.Background(), os.Stdin, os.Stdout, os.Stderr, guardCommand(), slog.Default())

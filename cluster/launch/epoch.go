@@ -39,6 +39,7 @@ type epoch struct {
 	gaveUp   bool
 	losses   map[int]loss // by node: those whose agent is gone
 	alone    error        // the store is gone, or this agent's place in the job
+	cutOff   error        // the store cannot be reached: what has become of the other nodes is not known
 }
 
 // loss is what is known of an agent that is gone.
@@ -108,7 +109,7 @@ func (e *epoch) over() bool {
 	for node := range e.layout.cards {
 		_, ended := e.ends[node]
 		if _, lost := e.losses[node]; !ended && !lost {
-			return e.gaveUp || e.alone != nil
+			return e.gaveUp || e.alone != nil || e.cutOff != nil
 		}
 	}
 	return true
@@ -244,8 +245,7 @@ func (e *epoch) interrupt(sig os.Signal) {
 func (e *epoch) heard(ev event) {
 	switch {
 	case ev.err != nil:
-		e.alone = e.agent.peers.storeLost(ev.err)
-		e.stop()
+		e.storeFailed(ev.err)
 	case ev.over != nil:
 		e.gaveUp = true // what the others had to tell has been heard before this
 		if len(e.running) > 0 && !e.failing {
@@ -275,6 +275,42 @@ func (e *epoch) heard(ev event) {
 		e.expect()
 	case ev.end != nil:
 		e.ends[ev.end.Node] = *ev.end
+	}
+}
+
+// storeFailed ends this node's workers when the store cannot be reached any more. The others may go on without them, or begin again: that is not for
+// this agent to know, nor to end.
+func (e *epoch) storeFailed(err error) {
+	a := e.agent
+	switch {
+	case e.alone != nil || e.cutOff != nil:
+	case a.peers.gone(err):
+		e.alone = a.peers.storeLost(err)
+		a.peers.cutOff = err
+		e.stop()
+	case len(e.running) == 0 && !e.failing: // they have ended as they should, which the others may yet say of theirs
+		if e.giveUp == nil {
+			e.giveUp = time.After(a.cfg.RendezvousTimeout)
+		}
+	default:
+		e.isolate(err)
+		e.stop()
+	}
+}
+
+func (e *epoch) isolate(err error) {
+	a := e.agent
+	e.cutOff, e.failing, a.peers.cutOff = err, true, err
+	a.screen.say(fmt.Sprintf("lockstep run: %v cannot reach the other nodes, and ends its workers: %v\n", &e.layout.cards[e.layout.node].card, err))
+}
+
+// doubt finds out whether nodes that do not answer are to blame for it, or this node's own connection to the store.
+func (e *epoch) doubt(ctx context.Context) {
+	if !e.gaveUp || e.alone != nil || e.cutOff != nil || e.agent.cfg.Nodes == 1 {
+		return
+	}
+	if err := e.agent.peers.reach(ctx); err != nil && ctx.Err() == nil {
+		e.isolate(err)
 	}
 }
 
@@ -441,12 +477,16 @@ func (e *epoch) outcome() Outcome {
 			records = append(records, f.Record)
 		}
 	}
+	unknown := e.alone != nil || e.cutOff != nil // what has become of the others
 	for node := range e.layout.cards {
-		if _, ok := e.ends[node]; !ok {
+		if _, ok := e.ends[node]; !ok && !unknown {
 			records = append(records, e.silent(node)...)
 		}
 	}
 	rep, failed := failure.Find(records)
+	if unknown && (rep.Unseen || follows(rep.Root)) {
+		failed = false // the root is that this node is cut off
+	}
 	e.complete(&rep)
 	switch {
 	case failed && (!o.Interrupted || rep.Root.Kind != "interrupted"):
@@ -456,10 +496,15 @@ func (e *epoch) outcome() Outcome {
 		}
 	case o.Interrupted:
 		o.Code = codeInterrupted
-	case e.alone != nil || e.failing:
+	case unknown || e.failing:
 		o.Code = 1
 	}
 	return o
+}
+
+// follows reports whether a failure follows from another.
+func follows(r failure.Record) bool {
+	return len(r.Blames) > 0 || slices.Contains([]string{"lost", "store", "timeout", "interrupted"}, r.Kind)
 }
 
 // silent makes up records for the workers of a node whose agent has not said how they ended. They are causes of their own: the workers went
@@ -483,6 +528,9 @@ func (e *epoch) silent(node int) (out []failure.Record) {
 func (e *epoch) lastWord() error {
 	if e.alone != nil {
 		return e.alone
+	}
+	if e.cutOff != nil {
+		return e.agent.isolated(e.cutOff)
 	}
 	for node := range e.layout.cards {
 		if l, ok := e.losses[node]; ok {

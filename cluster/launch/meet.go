@@ -20,7 +20,7 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 	ctx, cancel := context.WithTimeout(ctx, p.wait)
 	defer cancel()
 	renew := func() error {
-		err := p.renew(ctx, number, mine)
+		err := a.unlessStopped(ctx, func(ctx context.Context) error { return p.renewed(ctx, number, mine) })
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 			return p.missing(number)
 		}
@@ -40,6 +40,9 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 		select {
 		case <-ctx.Done():
 			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				if p.cutOff = p.reach(context.WithoutCancel(ctx)); p.cutOff != nil {
+					return nil, p.cutOff
+				}
 				return nil, p.missing(number)
 			}
 			return nil, context.Cause(ctx)
@@ -71,8 +74,11 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 	p := a.peers
 	switch {
-	case ev.err != nil:
-		return nil, p.storeLost(ev.err)
+	case ev.err != nil && p.gone(ev.err):
+		p.cutOff = ev.err
+		return nil, ev.err
+	case ev.err != nil: // there is time until the others are missed
+		a.remark(fmt.Sprintf("lockstep run: node %d cannot reach the other nodes at the moment, and goes on trying: %v\n", p.node, ev.err))
 	case ev.over != nil:
 		return nil, &overError{*ev.over}
 	case ev.interruption != nil:
@@ -92,6 +98,9 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 		before := p.seats[ev.seat.Node]
 		p.seats[ev.seat.Node] = ev.seat
 		a.await(ev.seat)
+		if before != nil && before.Nonce == ev.seat.Nonce && before.State == lost && ev.seat.State == here && ev.seat.Node != p.node {
+			a.remark(fmt.Sprintf("lockstep run: %v is back\n", &ev.seat.card))
+		}
 		if before != nil && before.Nonce != ev.seat.Nonce && ev.seat.State == here {
 			a.remark(fmt.Sprintf("lockstep run: %v has come in the place of the agent on host %s with pid %d\n", &ev.seat.card, before.Host, before.PID))
 		}
@@ -150,6 +159,24 @@ func (p *peers) missing(epoch uint32) error {
 		text += "; " + p.earlier
 	}
 	return fmt.Errorf("job %q, epoch %d: within %v %s; of %d nodes there were %s%s", p.job, epoch, p.wait, strings.Join(away, ", "), p.nodes, strings.Join(came, ", "), text)
+}
+
+// renewed is renew, again and again while the store cannot be reached.
+func (p *peers) renewed(ctx context.Context, epoch uint32, mine card) error {
+	for {
+		err := p.renew(ctx, epoch, mine)
+		if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) || pause(ctx, p.beat) != nil {
+			return err
+		}
+	}
+}
+
+// keeper says for people what else than a cut link keeps an agent from the store.
+func (p *peers) keeper() string {
+	if p.holder == "" {
+		return "the store is down"
+	}
+	return "the host of " + p.holder + " is"
 }
 
 // storeLost says what it means that the store is gone.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/failure"
@@ -40,7 +41,7 @@ type event struct {
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
-// The agents share these keys under =launch/<job>/: event/seat/<node> is who a node's agent is, and how it is; event/met/<epoch> says who
+// The agents share these keys under =launch/<job>/: event/seat/<node> is who a node's agent is, how it is, and whether it has ended the job; event/met/<epoch> says who
 // is in an epoch, and begins it; event/stop/<epoch> ends it, event/end/<epoch>/<node> says how a node's workers ended; event/interrupt/<epoch> and
 // event/kill/<epoch> hold the user's wish; event/over ends the job; and pulse/<node> shows that an agent lives.
 type peers struct {
@@ -59,7 +60,10 @@ type peers struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
-	words  sync.WaitGroup // that are being told
+	words  sync.WaitGroup  // that are being told
+	saying context.Context // bounds them
+	hush   context.CancelFunc
+	cutOff error          // why the store could not be reached when it was last needed; nil: it could
 
 	mine    seat // the one that this agent has, from sit on
 	first   uint32
@@ -74,6 +78,7 @@ func newPeers(a *Agent) *peers {
 		seats: make([]*seat, a.cfg.Nodes),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.saying, p.hush = context.WithCancel(context.Background())
 	return p
 }
 
@@ -99,7 +104,7 @@ func (p *peers) propose(value any, key ...any) {
 		panic(err) // our own types
 	}
 	p.work.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
+		ctx, cancel := context.WithTimeout(p.saying, storeTime)
 		defer cancel()
 		p.create(ctx, p.key(key...), text) // what holds is heard, or that the store is lost
 	})
@@ -118,18 +123,42 @@ func (p *peers) create(ctx context.Context, key string, value []byte) {
 const createPause = 500 * time.Millisecond
 
 // conclude ends the job for all agents, unless one has done so already. It is the last word: all that was published before is there before it.
+// An agent that the others have taken for lost ends nothing, nor does one that cannot reach the store: the job is theirs.
 func (p *peers) conclude(ctx context.Context, code int, why string) {
-	if p.nodes == 1 {
+	if p.nodes == 1 || p.cutOff != nil {
 		return
 	}
 	p.words.Wait()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
 	defer cancel()
-	text, err := json.Marshal(over{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why})
+	o := over{Node: p.node, Host: p.host, PID: os.Getpid(), Time: time.Now(), Code: code, Text: why}
+	if p.mine.Nonce != "" && !p.sign(ctx, &o) {
+		return
+	}
+	text, err := json.Marshal(o)
 	if err != nil {
 		panic(err) // our own types
 	}
-	p.create(ctx, p.key("event", "over"), text) // else the others find out by their own clocks
+	p.create(ctx, p.key("event", "over"), text) // for those that come too late
+}
+
+// sign writes into this agent's seat that it ends the job. False: it must not, since the seat is lost or another's, or the store cannot be reached.
+func (p *peers) sign(ctx context.Context, o *over) bool {
+	for {
+		seats, _, _, err := p.read(ctx)
+		if err != nil {
+			return false // the others find out by their own clocks
+		}
+		now := seats[p.node]
+		if now == nil || now.Nonce != p.nonce || now.State != here {
+			return false
+		}
+		s := *now
+		s.Over = o
+		if done, err := p.take(ctx, &s, now); done || err != nil {
+			return done
+		}
+	}
 }
 
 // withdraw ends the job for all agents when this one does not come to it, if they count on it: it sits already, or its user has ended it before
@@ -152,7 +181,7 @@ func (p *peers) withdraw(ctx context.Context, o *Outcome, why error) {
 
 func (p *peers) set(key string, value []byte) {
 	p.words.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), storeTime)
+		ctx, cancel := context.WithTimeout(p.saying, storeTime)
 		defer cancel()
 		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause(ctx, p.beat) == nil; {
 			err = p.store.Set(ctx, key, value) // nobody else sets it
@@ -204,6 +233,14 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 // close says goodbye. Who keeps the store, or is the first that is left, waits until the others have done so too, or for a while, and then
 // takes out of the store what the job has left there.
 func (p *peers) close() {
+	defer p.hush()
+	if p.cutOff != nil { // nobody hears it
+		p.hush()
+		p.cancel()
+		p.words.Wait()
+		p.work.Wait()
+		return
+	}
 	p.words.Wait()
 	last := p.node == 0 && p.store != nil
 	if p.nodes > 1 {
@@ -301,27 +338,61 @@ func (p *peers) listen() {
 	p.again(func() error {
 		return rendezvous.Publish(p.ctx, p.store, key, p.node, rendezvous.Beats{Every: p.beat}, func() rendezvous.Pulse { return rendezvous.Pulse{Text: p.nonce} })
 	})
-	watch := rendezvous.NewWatch(p.store, key, p.nodes)
+	p.work.Go(p.findLost)
+}
+
+// findLost writes down which agents are lost, and tells this one when the store is. Whoever was silent while the store was lost may be as
+// healthy as this agent is: all silence counts anew from when the store is back.
+func (p *peers) findLost() {
+	for p.ctx.Err() == nil {
+		err := p.watchOthers()
+		p.send(event{err: err})
+		for p.reach(p.ctx) != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // once more
+		}
+	}
+}
+
+// reach returns nil if the store answers now.
+func (p *peers) reach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, silentBeats*p.beat)
+	defer cancel()
+	_, _, err := p.store.Get(ctx, p.key("event", "seat", p.node))
+	if errors.Is(err, rendezvous.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// gone reports whether a store that fails so is not back later: it has ended, or the process that served it has.
+func (p *peers) gone(err error) bool {
+	refused := p.holder != "" && errors.Is(err, syscall.ECONNREFUSED)
+	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
+}
+
+// watchOthers writes down which agents are lost, until the store is, and says so. A store that shows no pulse any more, not even this agent's own,
+// is lost itself; but an agent that was stopped for a while sees the same when it goes on, and so looks twice, each time that this happens.
+func (p *peers) watchOthers() error {
+	ctx, cancel := context.WithCancel(p.ctx)
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer cancel()
+	watch := rendezvous.NewWatch(p.store, p.key("pulse"), p.nodes)
 	for node := range p.nodes {
 		watch.Excuse(node) // until it comes
 	}
-	p.again(func() error { return watch.Follow(p.ctx, p.beat) })
-	p.work.Go(func() { p.findLost(watch) })
-}
-
-// findLost writes down which agents are lost. A store that shows no pulse any more, not even this agent's own, is lost itself; but an agent
-// that was stopped for a while sees the same when it goes on, and so looks twice, each time that this happens.
-func (p *peers) findLost(watch *rendezvous.Watch) {
+	following.Go(func() {
+		for watch.Follow(ctx, p.beat) != nil && pause(ctx, p.beat) == nil { //nolint:revive // once more
+		}
+	})
 	limit := silentBeats * p.beat
 	var doubted time.Time
 	for {
 		silent, err := watch.Silence(p.ctx, p.node, limit)
 		switch {
 		case p.ctx.Err() != nil:
-			return
+			return p.ctx.Err()
 		case err != nil && !doubted.IsZero() && time.Since(doubted) < 3*limit:
-			p.send(event{err: err})
-			return
+			return err
 		case err != nil:
 			doubted = time.Now()
 			_ = pause(p.ctx, limit/2)
@@ -353,7 +424,7 @@ func (p *peers) send(ev event) {
 	}
 }
 
-// hear turns changes in the store into events.
+// hear turns changes in the store into events. Of a store that cannot be reached for a while findLost tells, when that was too long.
 func (p *peers) hear() {
 	var after uint64
 	for {
@@ -362,9 +433,14 @@ func (p *peers) hear() {
 		case errors.Is(err, rendezvous.ErrCompacted):
 			after = 0 // hearing all of it again does no harm
 			continue
-		case err != nil:
-			p.send(event{err: err})
+		case p.ctx.Err() != nil:
 			return
+		case err != nil:
+			if !errors.Is(err, rendezvous.ErrLost) || p.gone(err) {
+				p.send(event{err: err})
+			}
+			_ = pause(p.ctx, p.beat)
+			continue
 		}
 		after = revision
 		for _, entry := range entries {
@@ -419,7 +495,7 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 		return event{}, false
 	}
 	if ev.seat != nil {
-		ev.seat.revision = entry.Revision
+		ev.seat.revision, ev.over = entry.Revision, ev.seat.Over
 	}
 	return ev, ev.sound(p, numbers)
 }

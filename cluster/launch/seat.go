@@ -2,11 +2,13 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -49,6 +51,9 @@ type seat struct {
 	// Epoch is the one that the agent is in, or waits to begin, and Ready says that it has all that it needs for that.
 	Epoch uint32 `json:"epoch"`
 	Ready bool   `json:"ready,omitempty"`
+	// Over says how the job has ended, if this agent has ended it. It is part of the seat so that an agent that was taken for lost cannot end
+	// the job, however late its words arrive: its seat has another revision by then.
+	Over *over `json:"over,omitempty"`
 	// Why and Since say, of a lost one, how that was seen, and since when it has given no sign of life, by the clock of who saw it.
 	Why   string    `json:"why,omitempty"`
 	Since time.Time `json:"since,omitzero"`
@@ -269,21 +274,44 @@ func (p *peers) unfit(ctx context.Context, why error, begun bool) error {
 
 // ended says that the job is over; a store that outlives jobs may tell of an earlier one of this name.
 func (p *peers) ended(ctx context.Context, say func(string)) error {
-	text, _, err := p.store.Get(ctx, p.key("event", "over"))
-	var o over
+	o, keys, err := p.conclusion(ctx)
 	switch {
-	case errors.Is(err, rendezvous.ErrNotFound):
-		return nil
-	case err != nil:
+	case err != nil || o == nil:
 		return err
-	case json.Unmarshal(text, &o) != nil:
-		return fmt.Errorf("key %s holds %.100q", p.key("event", "over"), text)
 	case !p.lasts:
-		return &overError{o}
+		return &overError{*o}
 	}
-	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, &o)
+	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, o)
 	say("lockstep run: " + p.earlier + "; this one begins anew\n")
-	return p.store.Delete(ctx, p.key("event", "over"))
+	for _, key := range keys {
+		if err := p.store.Delete(ctx, key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// conclusion returns how the job has ended, nil if it has not, and the keys that hold it.
+func (p *peers) conclusion(ctx context.Context) (o *over, keys []string, err error) {
+	entries, _, err := p.store.List(ctx, p.key("event")+"/")
+	if err != nil {
+		return nil, nil, err
+	}
+	slices.SortFunc(entries, func(a, b rendezvous.Entry) int { return cmp.Compare(a.Revision, b.Revision) })
+	for _, entry := range entries {
+		ev, ok := p.decode(entry)
+		if entry.Key == p.key("event", "over") && !ok {
+			return nil, nil, fmt.Errorf("key %s holds %.100q", entry.Key, entry.Value)
+		}
+		if !ok || ev.over == nil {
+			continue
+		}
+		keys = append(keys, entry.Key)
+		if o == nil {
+			o = ev.over
+		}
+	}
+	return o, keys, nil
 }
 
 // read returns the seats as they are, nil for those that nobody has taken, and the epochs that have begun.

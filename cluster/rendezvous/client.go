@@ -154,12 +154,12 @@ func (c *client) again(broke error) net.Conn {
 	case c.ctx.Err() != nil:
 		return conn
 	case err != nil && !door.Temporary(err):
-		c.fail(fmt.Errorf("%w: after its connection broke (%w): %w", ErrLost, broke, err))
+		c.fail(fmt.Errorf("%w: after its connection broke (%w): %w", ErrEnded, broke, err))
 	case err != nil:
 		c.endCalls(fmt.Errorf("%w: its connection broke (%w), then %w", ErrLost, broke, err))
 	case server != c.server:
 		conn.Close()
-		c.fail(fmt.Errorf("%w: another one listens at %s now; what it held is gone", ErrLost, c.address))
+		c.fail(fmt.Errorf("%w: another one listens at %s now; what it held is gone", ErrEnded, c.address))
 	default:
 		return conn
 	}
@@ -286,7 +286,7 @@ func (c *client) read(l *link) error {
 			return err
 		}
 		if p.status == statusClosing {
-			c.fail(fmt.Errorf("%w: the store at %s has ended", ErrLost, c.address))
+			c.fail(fmt.Errorf("%w: the store at %s has ended", ErrEnded, c.address))
 			return nil
 		}
 		c.mu.Lock()

@@ -225,11 +225,11 @@ func (f *file) read(log *os.File) error {
 	table, at := f.table, f.at
 	switch {
 	case f.log.store != 0 && header.store != f.log.store:
-		return fmt.Errorf("%w: %s is of another store now", ErrLost, log.Name())
+		return fmt.Errorf("%w: %s is of another store now", ErrEnded, log.Name())
 	case header.id == f.log.id && info.Size() < f.at:
-		return fmt.Errorf("%w: %s was cut short from %d to %d bytes", ErrLost, log.Name(), f.at, info.Size())
+		return fmt.Errorf("%w: %s was cut short from %d to %d bytes", ErrEnded, log.Name(), f.at, info.Size())
 	case header.id != f.log.id && header.revision < f.table.revision:
-		return fmt.Errorf("%w: %s was replaced by an older one", ErrLost, log.Name())
+		return fmt.Errorf("%w: %s was replaced by an older one", ErrEnded, log.Name())
 	case header.id != f.log.id: // it was rewritten
 		table, at = newTable(), logHeaderBytes
 		table.floor = header.floor

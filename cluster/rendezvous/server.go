@@ -144,7 +144,7 @@ func (s *Server) Close() error {
 		s.mu.Unlock()
 		s.release()
 		s.cancel()
-		s.memory.end(fmt.Errorf("%w: the store at %s has ended", ErrLost, s.Addr()))
+		s.memory.end(fmt.Errorf("%w: the store at %s has ended", ErrEnded, s.Addr()))
 		var told sync.WaitGroup
 		for c := range conns {
 			told.Go(c.farewell)

@@ -1,0 +1,202 @@
+package launch
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster/secret"
+)
+
+var cutsFlag = flag.Int("cuts", 3, "cuts of TestCut, spread over 4.4 to 20 seconds; 20 are the whole sweep")
+
+const (
+	cutNodes     = 3
+	cutHeartbeat = 3 * time.Second
+	cutShortest  = 4400 * time.Millisecond
+	cutLongest   = 20 * time.Second
+	cutLongestIn = 10 * time.Second // unless the whole sweep is made
+	cutEndpoint  = "10.81.0.1:29400"
+	asCutNode    = "LOCKSTEP_TEST_AS_CUT_NODE"
+)
+
+// cutNodeMain is an agent that reaches the others over TCP: its node and the script of its worker.
+func cutNodeMain(words string) {
+	number, script, _ := strings.Cut(words, " ")
+	node, err := strconv.Atoi(number)
+	if err != nil {
+		panic(err)
+	}
+	key, err := secret.Parse(strings.Repeat("secret", 6))
+	if err != nil {
+		panic(err)
+	}
+	store := Meeting{Backend: "tcp", Endpoint: cutEndpoint, ID: "cut", Secret: key, Serve: node == 0, Logger: slog.Default()}
+	place, err := store.Open(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	a, err := New(Config{
+		Command: []string{"sh", "-c", script}, ID: "cut", Workers: 1, Node: node, Nodes: cutNodes, RestartsMax: 6, HeartbeatTimeout: cutHeartbeat,
+		Store: place.Store, StoreURL: place.URL, StoreHolder: place.Holder, Address: fmt.Sprintf("10.81.0.%d", node+1), Guard: guardCommand(),
+		Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond, RendezvousTimeout: patience,
+	})
+	if err != nil {
+		panic(err)
+	}
+	o, err := a.Run(context.Background())
+	place.Close()
+	fmt.Printf("ended with %d after %d restarts: %v\n", o.Code, o.Restarts, err)
+	os.Exit(o.Code)
+}
+
+// TestCut: a node whose link to the others is cut for longer than a heartbeat, and is back, takes its own place again: the job goes on in a later
+// epoch. No node ends the job, and none says of a healthy one that it is lost.
+func TestCut(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for several seconds until a link is back")
+	}
+	t.Parallel()
+	probe := exec.Command("ip", "link", "add", "lockstep", "type", "bridge")
+	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if out, err := probe.CombinedOutput(); err != nil {
+		t.Skipf("left out, for it needs root, network namespaces with bridges and iproute2: %v: %s", err, out)
+	}
+	longest := cutLongest
+	if *cutsFlag < 20 {
+		longest = cutLongestIn
+	}
+	for i := range *cutsFlag {
+		length := cutShortest
+		if *cutsFlag > 1 {
+			length += (longest - cutShortest) * time.Duration(i) / time.Duration(*cutsFlag-1)
+		}
+		// The node that is cut off: mostly one that only uses the store, sometimes the one that serves it.
+		node := []int{2, 1, 0}[i%3]
+		t.Run(fmt.Sprintf("node %d for %v", node, length.Round(time.Millisecond)), func(t *testing.T) {
+			t.Parallel()
+			cutOnce(t, node, length, i%2 == 1)
+		})
+	}
+}
+
+// cutOnce cuts one node off, at its own end of the cable or at the switch's.
+func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
+	network := openSwitch(t, cutNodes)
+	// The workers of the first epoch never end by themselves.
+	const script = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH != 0 ] && sleep 1 && exit 0; while :; do sleep 0.1; done`
+	var nodes []*nodeProcess
+	for i := range cutNodes {
+		n := &nodeProcess{out: &output{}}
+		n.cmd = network.command(t.Context(), i, os.Args[0])
+		n.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", asCutNode, i, script))
+		n.cmd.Stdout, n.cmd.Stderr = n.out, n.out
+		n.cmd.WaitDelay = time.Minute
+		if err := n.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = n.cmd.Process.Kill(); _ = n.cmd.Wait() })
+		nodes = append(nodes, n)
+	}
+	for i, n := range nodes {
+		n.out.await(t, fmt.Sprintf("[rank%d] epoch 0 of %d of 3\n", i, i))
+	}
+	network.link(t, node, ownEnd, "down")
+	time.Sleep(length)
+	network.link(t, node, ownEnd, "up")
+	since := time.Now()
+	for i, n := range nodes {
+		n.wait(t, 0)
+		said := n.out.String()
+		if !strings.Contains(said, "ended with 0 after ") || !strings.Contains(said, "starting all 3 workers again") {
+			t.Errorf("node %d did not go on:\n%s", i, said)
+		}
+		for other := range cutNodes { // where the store is cut off, its node sees nobody, and says so
+			if healthy := other != node && node != 0; healthy && strings.Contains(said, fmt.Sprintf("node %d (host %s, pid %d) is lost", other, hostName(t), nodes[other].cmd.Process.Pid)) {
+				t.Errorf("node %d says that node %d is lost, which is healthy:\n%s", i, other, said)
+			}
+		}
+	}
+	t.Logf("ended %v after the link was back", time.Since(since).Round(10*time.Millisecond))
+}
+
+// testSwitch is a switch with hosts on cables, each in a network namespace of its own, which end with the test.
+type testSwitch struct {
+	hub   int
+	hosts []int
+}
+
+func openSwitch(t *testing.T, hosts int) *testSwitch {
+	t.Helper()
+	s := &testSwitch{hub: holdNamespace(t)}
+	s.run(t, s.hub, "ip link add lockstep type bridge")
+	s.run(t, s.hub, "ip link set lockstep up")
+	for i := range hosts {
+		pid := holdNamespace(t)
+		s.hosts = append(s.hosts, pid)
+		cable := fmt.Sprintf("link add port%d netns %d type veth peer name lockstep netns %d", i, s.hub, pid)
+		if out, err := exec.Command("ip", strings.Fields(cable)...).CombinedOutput(); err != nil {
+			t.Skipf("no veth pair can be made here: %v: %s", err, out)
+		}
+		s.run(t, s.hub, fmt.Sprintf("ip link set port%d master lockstep up", i))
+		s.run(t, pid, "ip link set lo up")
+		s.run(t, pid, fmt.Sprintf("ip address add 10.81.0.%d/24 dev lockstep", i+1))
+		s.run(t, pid, "ip link set lockstep up")
+	}
+	return s
+}
+
+// holdNamespace starts a process that keeps a network namespace until the test ends.
+func holdNamespace(t *testing.T) (pid int) {
+	t.Helper()
+	holder := exec.Command("sh", "-c", "echo ready && read end")
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	in, err := holder.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); _ = holder.Wait() })
+	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
+		t.Fatal(err)
+	}
+	return holder.Process.Pid
+}
+
+func (s *testSwitch) run(t *testing.T, pid int, command string) {
+	t.Helper()
+	args := append([]string{"-t", strconv.Itoa(pid), "-n"}, strings.Fields(command)...)
+	if out, err := exec.Command("nsenter", args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", command, err, out)
+	}
+}
+
+// command is a command on a host.
+func (s *testSwitch) command(ctx context.Context, host int, command ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(s.hosts[host]), "-n"}, command...)...)
+}
+
+// link takes a host's cable down, or up again: at the host's own end, where sending fails at once, or at the switch's.
+func (s *testSwitch) link(t *testing.T, host int, ownEnd bool, state string) {
+	t.Helper()
+	if ownEnd {
+		s.run(t, s.hosts[host], "ip link set lockstep "+state)
+		return
+	}
+	s.run(t, s.hub, fmt.Sprintf("ip link set port%d %s", host, state))
+}
