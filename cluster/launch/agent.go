@@ -139,7 +139,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("launch: this machine's name: %w", err)
 	}
 	a := &Agent{cfg: cfg, host: host, root: os.DirFS("/"), signals: make(chan os.Signal, 4)}
-	a.screen.outputs = [2]io.Writer{cfg.Stdout, cfg.Stderr}
+	a.screen.open(cfg.Stdout, cfg.Stderr)
 	return a, nil
 }
 
@@ -161,6 +161,7 @@ const codeInterrupted = 130
 // Interrupt passes a user's wish to end on to the workers of all nodes, as the signal that expressed it, and lets them end as they
 // like. The second time it kills them. Any goroutine may call it.
 func (a *Agent) Interrupt(sig os.Signal) {
+	a.screen.hurry()
 	select {
 	case a.signals <- sig:
 	default: // more than four at once say no more
@@ -169,7 +170,15 @@ func (a *Agent) Interrupt(sig os.Signal) {
 
 // Run starts the workers and returns when those of all nodes have ended for good. No process that it started is left then. An error
 // tells what kept the agent itself from working. When ctx ends, the workers are killed. It may be called once.
+//
+// It returns when Stdout and Stderr have taken all that was written, unless the user ends the job: then it waits for an output that takes nothing
+// for two seconds, and says how much is lost. A call of its Write may go on after that.
 func (a *Agent) Run(ctx context.Context) (Outcome, error) {
+	defer a.screen.close(ctx)
+	return a.run(ctx)
+}
+
+func (a *Agent) run(ctx context.Context) (Outcome, error) {
 	a.starter = newStarter()
 	defer a.starter.close()
 	if len(a.cfg.Guard) > 0 {

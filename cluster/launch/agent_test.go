@@ -8,12 +8,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,6 +35,7 @@ const (
 	asFollower = "LAUNCH_TEST_FOLLOWER"
 	asRemote   = "LAUNCH_TEST_REMOTE"
 	asNode     = "LAUNCH_TEST_NODE"
+	asCutNode  = "LAUNCH_TEST_CUT_NODE"
 )
 
 func TestMain(m *testing.M) {
@@ -557,5 +560,47 @@ func TestNewRefuses(t *testing.T) {
 		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that says %q", cfg, err, want)
 		}
+	}
+}
+
+// stuckOutput is an output that takes nothing until it is closed, as a paused terminal or a pager.
+type stuckOutput struct{ open chan struct{} }
+
+func (o stuckOutput) Write(b []byte) (int, error) {
+	<-o.open
+	return len(b), nil
+}
+
+// TestPausedOutput: the user's signals reach the workers, the second one as well, though nobody reads what the workers write.
+func TestPausedOutput(t *testing.T) {
+	for name, which := range map[string][]Stream{"stdout": {Stdout}, "both": {Stdout, Stderr}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			stuck := stuckOutput{make(chan struct{})}
+			t.Cleanup(func() { close(stuck.open) })
+			s := launchScript(t, `trap 'touch `+dir+`/got$RANK' INT; touch `+dir+`/ready$RANK; while :; do echo line; echo line >&2; done`, func(c *Config) {
+				for _, stream := range which {
+					*map[Stream]*io.Writer{Stdout: &c.Stdout, Stderr: &c.Stderr}[stream] = stuck
+				}
+			})
+			both := func(what string) {
+				eventually(t, what+" of both workers", func() bool {
+					found, _ := filepath.Glob(filepath.Join(dir, what+"*"))
+					return len(found) == 2
+				})
+			}
+			both("ready")
+			time.Sleep(100 * time.Millisecond) // for the outputs to be stuck
+			s.agent.Interrupt(os.Interrupt)
+			both("got")
+			s.agent.Interrupt(os.Interrupt)
+			if o := s.wait(t); o.Code != 130 || !o.Interrupted {
+				t.Errorf("outcome %+v", o)
+			}
+			if said := s.err.String(); len(which) == 1 && !regexp.MustCompile(`the last [0-9]+ lines \([0-9]+ bytes\) of standard output are lost`).MatchString(said) {
+				t.Errorf("not said what is lost:\n%.1000s", said)
+			}
+		})
 	}
 }

@@ -1,6 +1,9 @@
 package launch
 
-import "strings"
+import (
+	"regexp"
+	"strings"
+)
 
 // The first lines of what a runtime writes when it ends a program.
 var crashMarks = []struct{ prefix, kind string }{
@@ -21,10 +24,57 @@ func crashBegins(line string) bool {
 	return false
 }
 
+// What Go's runtime writes when a signal ends a program that no Go code is to blame for: a library's abort, a segmentation violation in it. "SIGABRT:
+// abort", and in the next line where; at the end, after all goroutines, the registers.
+var (
+	signalHeader   = regexp.MustCompile(`^SIG[A-Z0-9]+: `)
+	signalPlace    = regexp.MustCompile(`^PC=0x[0-9a-f]+ m=-?[0-9]+ sigcode=`)
+	signalRegister = regexp.MustCompile(`^[a-z][a-z0-9]{0,6} +0x[0-9a-f]+$`)
+	// fatalLine is how libraries in C and C++ say why they abort: absl and glog (XLA's failed CHECK), the C++ runtime, assert, glibc.
+	fatalLine = regexp.MustCompile(`^F[0-9]{4} |Check failed: |^terminate called |: Assertion .* failed\.?$|^(double free|free|malloc|munmap_chunk|corrupted)[^a-z].*`)
+)
+
+// nativeCrash returns where the header of a crash in native code is among a crash's lines, -1: it is none. What stands before it is what the program
+// wrote last.
+func nativeCrash(lines []string) int {
+	for i := range len(lines) - 1 {
+		if signalHeader.MatchString(lines[i]) && signalPlace.MatchString(lines[i+1]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// nativeMessage tells a crash in native code in one sentence.
+func nativeMessage(before, crash []string) string {
+	message := crash[0]
+	for _, line := range crash[1:min(len(crash), 4)] {
+		if line == "signal arrived during cgo execution" {
+			message += ", in native code"
+		}
+	}
+	last := ""
+	for _, line := range before {
+		if fatalLine.MatchString(line) {
+			return message + ": " + strings.TrimSpace(line)
+		}
+		if line = strings.TrimSpace(line); line != "" {
+			last = line
+		}
+	}
+	if last == "" {
+		return message
+	}
+	return message + "; the line before: " + last
+}
+
 // crashed reads what kind of a failure a crash's lines tell, in one sentence; "" if there are none.
 func crashed(lines []string) (kind, message string) {
 	if len(lines) == 0 {
 		return "", ""
+	}
+	if i := nativeCrash(lines); i >= 0 {
+		return "signal", nativeMessage(lines[:i], lines[i:])
 	}
 	for _, m := range crashMarks {
 		if strings.HasPrefix(lines[0], m.prefix) {

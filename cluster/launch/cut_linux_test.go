@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"strconv"
@@ -13,51 +12,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
 var cutsFlag = flag.Int("cuts", 3, "cuts of TestCut, spread over 4.4 to 20 seconds; 20 are the whole sweep")
 
 const (
-	cutNodes     = 3
-	cutHeartbeat = 3 * time.Second
 	cutShortest  = 4400 * time.Millisecond
 	cutLongest   = 20 * time.Second
 	cutLongestIn = 10 * time.Second // unless the whole sweep is made
-	cutEndpoint  = "10.81.0.1:29400"
-	asCutNode    = "LOCKSTEP_TEST_AS_CUT_NODE"
 )
-
-// cutNodeMain is an agent that reaches the others over TCP: its node and the script of its worker.
-func cutNodeMain(words string) {
-	number, script, _ := strings.Cut(words, " ")
-	node, err := strconv.Atoi(number)
-	if err != nil {
-		panic(err)
-	}
-	key, err := secret.Parse(strings.Repeat("secret", 6))
-	if err != nil {
-		panic(err)
-	}
-	store := Meeting{Backend: "tcp", Endpoint: cutEndpoint, ID: "cut", Secret: key, Serve: node == 0, Logger: slog.Default()}
-	place, err := store.Open(context.Background())
-	if err != nil {
-		panic(err)
-	}
-	a, err := New(Config{
-		Command: []string{"sh", "-c", script}, ID: "cut", Workers: 1, Node: node, Nodes: cutNodes, RestartsMax: 6, HeartbeatTimeout: cutHeartbeat,
-		Store: place.Store, StoreURL: place.URL, StoreHolder: place.Holder, Address: fmt.Sprintf("10.81.0.%d", node+1), Guard: guardCommand(),
-		Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond, RendezvousTimeout: patience,
-	})
-	if err != nil {
-		panic(err)
-	}
-	o, err := a.Run(context.Background())
-	place.Close()
-	fmt.Printf("ended with %d after %d restarts: %v\n", o.Code, o.Restarts, err)
-	os.Exit(o.Code)
-}
 
 // TestCut: a node whose link to the others is cut for longer than a heartbeat, and is back, takes its own place again: the job goes on in a later
 // epoch. No node ends the job, and none says of a healthy one that it is lost.

@@ -420,9 +420,12 @@ func (e *epoch) failures() []told {
 		} else {
 			e.attribute(w, &seen)
 		}
-		last, _ := w.tail.lines()
-		if w.halted != nil {
+		last, crash := w.tail.lines()
+		switch {
+		case w.halted != nil:
 			last = w.halted // what it wrote when it was woken up to end says nothing
+		case seen.Kind == "signal" && nativeCrash(crash) >= 0:
+			last = nil // the goroutines, after what is in the stack
 		}
 		out = append(out, told{seen, last})
 	}

@@ -2,8 +2,11 @@ package launch
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,27 +23,60 @@ const (
 
 func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 
-// screen writes whole lines to the agent's own outputs, one at a time: both may be the same terminal.
-type screen struct {
-	mu      sync.Mutex
-	outputs [2]io.Writer
-	buffer  []byte
+// screen writes whole lines to the agent's own outputs. An output that blocks keeps nobody waiting but, for a while, whose lines it gets.
+type screen struct{ sinks [2]*sink } // nil: none
+
+// open begins to write. Two outputs that are one file get their lines in the order in which these come.
+func (s *screen) open(stdout, stderr io.Writer) {
+	if stderr != nil {
+		s.sinks[Stderr] = newSink(stderr, nil)
+	}
+	switch {
+	case stdout == nil:
+	case sameOutput(stdout, stderr):
+		s.sinks[Stdout] = s.sinks[Stderr]
+	default:
+		s.sinks[Stdout] = newSink(stdout, func() {
+			s.say("lockstep run: nobody reads standard output: what the workers write there is left out until somebody does\n")
+		})
+	}
 }
 
+// line writes a worker's line. It waits a while for an output that is slow.
 func (s *screen) line(to Stream, prefix string, text []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.outputs[to] == nil {
+	if s.sinks[to] != nil {
+		s.sinks[to].put(prefix, text, true)
+	}
+}
+
+// say writes a text of the agent's own to its standard error, and does not wait.
+func (s *screen) say(text string) {
+	if s.sinks[Stderr] == nil {
 		return
 	}
-	s.buffer = append(append(append(s.buffer[:0], prefix...), text...), '\n')
-	_, _ = s.outputs[to].Write(s.buffer) // a terminal that is gone must not stop the workers
+	for line := range strings.Lines(text) {
+		s.sinks[Stderr].put("", []byte(strings.TrimSuffix(line, "\n")), false)
+	}
 }
 
-// say writes a text of the agent's own to its standard error.
-func (s *screen) say(text string) {
-	for line := range strings.Lines(text) {
-		s.line(Stderr, "", []byte(strings.TrimSuffix(line, "\n")))
+// hurry has nobody wait for the outputs any more.
+func (s *screen) hurry() {
+	for _, k := range s.sinks {
+		if k != nil {
+			k.hurry()
+		}
+	}
+}
+
+// close waits until all is written, as [sink.close] does, and says what is not.
+func (s *screen) close(ctx context.Context) {
+	if k := s.sinks[Stdout]; k != nil && k != s.sinks[Stderr] {
+		if left := k.close(ctx); left.lines > 0 {
+			s.say(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: nobody has read them\n", left.lines, left.bytes))
+		}
+	}
+	if k := s.sinks[Stderr]; k != nil {
+		k.close(ctx) // what is left there cannot be said anywhere
 	}
 }
 
@@ -135,9 +171,10 @@ func copyStream(pipe *os.File, ended <-chan struct{}, to io.Writer) {
 
 // tail keeps the end of what a worker wrote to its standard error, and the beginning of what looks like a crash in it.
 type tail struct {
-	mu    sync.Mutex
-	last  []string
-	crash []string
+	mu     sync.Mutex
+	last   []string
+	crash  []string
+	native bool // the crash is one in native code, with what was written before
 }
 
 const (
@@ -153,6 +190,12 @@ func (t *tail) add(line []byte) {
 	s := string(line)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.native && signalRegister.MatchString(s) {
+		return
+	}
+	if n := len(t.last); n > 0 && signalPlace.MatchString(s) && signalHeader.MatchString(t.last[n-1]) {
+		t.native, t.crash = true, slices.Clone(t.last)
+	}
 	if len(t.last) == tailLines {
 		copy(t.last, t.last[1:])
 		t.last = t.last[:tailLines-1]
@@ -160,7 +203,7 @@ func (t *tail) add(line []byte) {
 	t.last = append(t.last, s)
 	switch {
 	case crashBegins(s):
-		t.crash = []string{s} // the last one ended it
+		t.native, t.crash = false, []string{s} // the last one ended it
 	case len(t.crash) > 0 && len(t.crash) < crashLines:
 		t.crash = append(t.crash, s)
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -58,6 +60,10 @@ func TestCrashed(t *testing.T) {
 		{"Rust", "thread 'main' panicked at src/main.rs:2:5:\nboom\n", "panic", "thread 'main' panicked at src/main.rs:2:5:"},
 		{"C++", "terminate called after throwing an instance of 'std::bad_alloc'\n", "panic", "terminate called after throwing an instance of 'std::bad_alloc'"},
 		{"a full disk", "Traceback (most recent call last):\n  f\nOSError: [Errno 28] No space left on device\n", "disk", "OSError: [Errno 28] No space left on device"},
+		{"a failed check in C++", read(t, "sigabrt.txt"), "signal", "SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0 (-1 vs. 0) negative size"},
+		{"a wild pointer in C", "epoch 1/3\n" + read(t, "sigsegv.txt"), "signal", "SIGSEGV: segmentation violation, in native code; the line before: epoch 1/3"},
+		{"the C++ runtime", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n" + read(t, "sigsegv.txt"), "signal", "SIGSEGV: segmentation violation, in native code: terminate called after throwing an instance of 'std::bad_alloc'"},
+		{"no signal", "SIGABRT: abort\nis what it says when it aborts\n", "", ""},
 		{"no crash", "thread 'a' is slow\nwarning: panic: not\n", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -66,8 +72,55 @@ func TestCrashed(t *testing.T) {
 				tl.add([]byte(strings.TrimSuffix(line, "\n")))
 			}
 			_, crash := tl.lines()
+			for _, l := range crash {
+				if signalRegister.MatchString(l) {
+					t.Errorf("a register: %q", l)
+				}
+			}
 			if kind, message := crashed(crash); kind != c.kind || message != c.message {
 				t.Errorf("got %q, %q; want %q, %q", kind, message, c.kind, c.message)
+			}
+		})
+	}
+}
+
+// read returns a text of testdata.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestNativeCrash: a worker that crashes in native code is a root cause by its signal, told with what it wrote before; the registers are not shown.
+func TestNativeCrash(t *testing.T) {
+	for name, want := range map[string][]string{
+		"sigabrt.txt": {
+			"  what    SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0", "  code    2\n",
+			"*** Check failure stack trace: ***\n              @     0x7f1  tsl::x()\n          SIGABRT: abort\n", "main._Cfunc_ab()",
+		},
+		"sigsegv.txt": {"  what    SIGSEGV: segmentation violation, in native code; the line before: warning 1\n", "  stack   warning 1\n          SIGSEGV: segmentation violation\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file, err := filepath.Abs(filepath.Join("testdata", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := launchScript(t, `echo "warning $RANK" >&2; [ $RANK = 1 ] && cat '`+file+`' >&2 && exit 2; while :; do sleep 0.02; done`, nil)
+			o := s.wait(t)
+			if o.Code != 2 || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Kind != "signal" {
+				t.Errorf("outcome %+v, report %+v", o, o.Report)
+			}
+			_, block, _ := strings.Cut(s.err.String(), "lockstep run: the job failed, first of all worker 1\n")
+			for _, want := range want {
+				if !strings.Contains(block, want) {
+					t.Errorf("not said: %q in\n%s", want, block)
+				}
+			}
+			if strings.Contains(block, "rflags") || strings.Contains(block, "  stderr") {
+				t.Errorf("what it wrote at its end is shown:\n%s", block)
 			}
 		})
 	}

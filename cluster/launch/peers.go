@@ -63,7 +63,7 @@ type peers struct {
 	words  sync.WaitGroup  // that are being told
 	saying context.Context // bounds them
 	hush   context.CancelFunc
-	cutOff error          // why the store could not be reached when it was last needed; nil: it could
+	cutOff error // why the store could not be reached when it was last needed; nil: it could
 
 	mine    seat // the one that this agent has, from sit on
 	first   uint32

@@ -92,6 +92,7 @@ func (r *Remote) Interrupt(sig os.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked++
+	r.screen.hurry()
 	for i, l := range r.links {
 		if r.asked == 1 && i > 0 {
 			break // the first agent tells the others
@@ -117,7 +118,12 @@ func (r *Remote) interrupted() bool {
 // Run starts the agents and returns the job's exit code when all have ended. The error tells which host's agent did not do its work. When ctx
 // ends, the workers are killed.
 func (r *Remote) Run(ctx context.Context) (int, error) {
-	r.screen.outputs = [2]io.Writer{r.Config.Stdout, r.Config.Stderr}
+	r.mu.Lock()
+	if r.screen.open(r.Config.Stdout, r.Config.Stderr); r.asked > 0 {
+		r.screen.hurry()
+	}
+	r.mu.Unlock()
+	defer r.screen.close(ctx)
 	address, err := r.address(ctx)
 	if err != nil {
 		return 1, fmt.Errorf("launch: %w", err)
@@ -234,10 +240,10 @@ func (r *Remote) serve(l *link, pipes [2]io.ReadCloser, ended chan<- *link) {
 					l.code, _ = strconv.Atoi(string(code))
 					return
 				}
-				r.screen.line(s, "", line)
 				if s == Stderr {
 					l.tail.add(line)
 				}
+				r.screen.line(s, "", line)
 			}}
 			_, _ = io.Copy(out, pipes[s])
 			out.flush()

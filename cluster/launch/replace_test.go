@@ -5,6 +5,7 @@ package launch
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
 // nodeProcess is an agent in a process of its own, which can be killed.
@@ -41,6 +43,42 @@ func nodeMain(words string) {
 		panic(err)
 	}
 	o, err := a.Run(context.Background())
+	fmt.Printf("ended with %d after %d restarts: %v\n", o.Code, o.Restarts, err)
+	os.Exit(o.Code)
+}
+
+const (
+	cutNodes     = 3
+	cutHeartbeat = 3 * time.Second
+	cutEndpoint  = "10.81.0.1:29400"
+)
+
+// cutNodeMain is an agent that reaches the others over TCP: its node and the script of its worker.
+func cutNodeMain(words string) {
+	number, script, _ := strings.Cut(words, " ")
+	node, err := strconv.Atoi(number)
+	if err != nil {
+		panic(err)
+	}
+	key, err := secret.Parse(strings.Repeat("secret", 6))
+	if err != nil {
+		panic(err)
+	}
+	store := Meeting{Backend: "tcp", Endpoint: cutEndpoint, ID: "cut", Secret: key, Serve: node == 0, Logger: slog.Default()}
+	place, err := store.Open(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	a, err := New(Config{
+		Command: []string{"sh", "-c", script}, ID: "cut", Workers: 1, Node: node, Nodes: cutNodes, RestartsMax: 6, HeartbeatTimeout: cutHeartbeat,
+		Store: place.Store, StoreURL: place.URL, StoreHolder: place.Holder, Address: fmt.Sprintf("10.81.0.%d", node+1), Guard: guardCommand(),
+		Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond, RendezvousTimeout: patience,
+	})
+	if err != nil {
+		panic(err)
+	}
+	o, err := a.Run(context.Background())
+	place.Close()
 	fmt.Printf("ended with %d after %d restarts: %v\n", o.Code, o.Restarts, err)
 	os.Exit(o.Code)
 }

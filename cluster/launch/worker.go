@@ -179,11 +179,11 @@ func (w *worker) openStreams(s spec, scr *screen) (outs []*outlet, err error) {
 		}
 		o.unlogged = s.unlogged
 		o.lines = &lines{emit: func(line []byte) {
-			if s.show[stream] {
-				scr.line(stream, s.prefix, line)
-			}
 			if stream == Stderr {
 				w.tail.add(line)
+			}
+			if s.show[stream] {
+				scr.line(stream, s.prefix, line)
 			}
 		}}
 	}
@@ -203,7 +203,7 @@ func (o *outlet) close() {
 func (o *outlet) copy(ended <-chan struct{}) {
 	var to io.Writer = o.lines
 	if o.log != nil {
-		to = io.MultiWriter(o.lines, logWriter{o}) // a full disk stops nothing
+		to = io.MultiWriter(logWriter{o}, o.lines) // neither a full disk nor a terminal that is paused keeps the other from it
 	}
 	copyStream(o.read, ended, to)
 	o.lines.flush()

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"syscall"
@@ -17,6 +18,14 @@ func (r readers) of(w io.Writer) io.Writer { return readOutput{w, r} }
 type readOutput struct {
 	io.Writer
 	readers readers
+}
+
+// Stat says which file the output is, if it is one.
+func (o readOutput) Stat() (fs.FileInfo, error) {
+	if f, ok := o.Writer.(*os.File); ok {
+		return f.Stat()
+	}
+	return nil, errors.ErrUnsupported
 }
 
 func (o readOutput) Write(p []byte) (int, error) {
