@@ -270,7 +270,7 @@ func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	defer cancel()
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
 		for {
-			err := p.reach(ctx)
+			err := p.look(ctx)
 			if err == nil || p.gone(err) || pause(ctx, p.beat) != nil {
 				return err
 			}

@@ -34,6 +34,10 @@ func TestCut(t *testing.T) {
 	if out, err := probe.CombinedOutput(); err != nil {
 		t.Skipf("left out, for it needs root, network namespaces with bridges and iproute2: %v: %s", err, out)
 	}
+	t.Run("the store is killed", func(t *testing.T) {
+		t.Parallel()
+		cutByKill(t)
+	})
 	longest := cutLongest
 	if *cutsFlag < 20 {
 		longest = cutLongestIn
@@ -54,25 +58,7 @@ func TestCut(t *testing.T) {
 
 // cutOnce cuts one node off, at its own end of the cable or at the switch's.
 func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
-	network := openSwitch(t, cutNodes)
-	// The workers of the first epoch never end by themselves.
-	const script = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH != 0 ] && sleep 1 && exit 0; while :; do sleep 0.1; done`
-	var nodes []*nodeProcess
-	for i := range cutNodes {
-		n := &nodeProcess{out: &output{}}
-		n.cmd = network.command(t.Context(), i, os.Args[0])
-		n.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", asCutNode, i, script))
-		n.cmd.Stdout, n.cmd.Stderr = n.out, n.out
-		n.cmd.WaitDelay = time.Minute
-		if err := n.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = n.cmd.Process.Kill(); _ = n.cmd.Wait() })
-		nodes = append(nodes, n)
-	}
-	for i, n := range nodes {
-		n.out.await(t, fmt.Sprintf("[rank%d] epoch 0 of %d of 3\n", i, i))
-	}
+	network, nodes := startCut(t)
 	network.link(t, node, ownEnd, "down")
 	time.Sleep(length)
 	network.link(t, node, ownEnd, "up")
@@ -90,6 +76,45 @@ func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
 		}
 	}
 	t.Logf("ended %v after the link was back", time.Since(since).Round(10*time.Millisecond))
+}
+
+// cutByKill kills the agent that serves the store, which is not waited for as a cut link is: what the store held is gone.
+func cutByKill(t *testing.T) {
+	_, nodes := startCut(t)
+	nodes[0].kill(t)
+	since := time.Now()
+	for _, n := range nodes[1:] {
+		n.wait(t, 1)
+		for _, want := range []string{"ended with 1 after 0 restarts", "the store cannot be reached any more, which ends with node 0's lockstep run, and the job with it"} {
+			if !strings.Contains(n.out.String(), want) {
+				t.Errorf("not said: %q in\n%s", want, n.out)
+			}
+		}
+	}
+	t.Logf("ended %v after it was killed", time.Since(since).Round(10*time.Millisecond))
+}
+
+// startCut starts a job of nodes on a switch, whose workers in the first epoch never end by themselves.
+func startCut(t *testing.T) (*testSwitch, []*nodeProcess) {
+	network := openSwitch(t, cutNodes)
+	const script = `echo "epoch $LOCKSTEP_EPOCH of $RANK of $WORLD_SIZE"; [ $LOCKSTEP_EPOCH != 0 ] && sleep 1 && exit 0; while :; do sleep 0.1; done`
+	var nodes []*nodeProcess
+	for i := range cutNodes {
+		n := &nodeProcess{out: &output{}}
+		n.cmd = network.command(t.Context(), i, os.Args[0])
+		n.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", asCutNode, i, script))
+		n.cmd.Stdout, n.cmd.Stderr = n.out, n.out
+		n.cmd.WaitDelay = time.Minute
+		if err := n.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = n.cmd.Process.Kill(); _ = n.cmd.Wait() })
+		nodes = append(nodes, n)
+	}
+	for i, n := range nodes {
+		n.out.await(t, fmt.Sprintf("[rank%d] epoch 0 of %d of 3\n", i, i))
+	}
+	return network, nodes
 }
 
 // testSwitch is a switch with hosts on cables, each in a network namespace of its own, which end with the test.

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -82,6 +83,12 @@ func (p *place) tfConfig() string {
 var stale = []string{
 	cluster.EnvStore, cluster.EnvSecret, cluster.EnvSecretFile, cluster.EnvRecords,
 	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store is not there
+}
+
+// SetByAgent reports whether an agent sets a variable of the workers' environment itself, or takes it away: what a user wants it to be has no effect.
+func SetByAgent(name string) bool {
+	p := place{store: "-", secret: "-", record: "-"}
+	return slices.Contains(stale, name) || slices.ContainsFunc(p.variables(), func(kv string) bool { return nameOf(kv) == name })
 }
 
 // environment is base without stale variables, with set over it, and with the defaults that base does not have.

@@ -499,8 +499,259 @@ func TestSilentNode(t *testing.T) {
 	}
 }
 
+// late is a store that makes a change only when it is let, as if what asks for it had waited in a connection.
+type late struct {
+	rendezvous.Store
+	asked, let chan struct{}
+}
+
+func (l *late) Swap(ctx context.Context, key string, revision uint64, value []byte) (bool, error) {
+	l.asked <- struct{}{}
+	<-l.let
+	return l.Store.Swap(ctx, key, revision, value)
+}
+
+// TestLostAgentEndsNothing: an agent that the others have taken for lost does not end the job, even if it wanted to before.
+func TestLostAgentEndsNothing(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		t.Run(fmt.Sprint("wants to before it is lost: ", before), func(t *testing.T) {
+			memory := rendezvous.NewMemory()
+			store := &late{Store: memory.Open(), asked: make(chan struct{}), let: make(chan struct{})}
+			newNode := func(store rendezvous.Store) *peers {
+				return newPeers(&Agent{cfg: Config{ID: "lockstep", Node: 1, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
+			}
+			p := newNode(store)
+			if err := p.sit(t.Context(), card{Node: 1, Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+				t.Fatal(err)
+			}
+			lose := func() {
+				if err := newNode(memory.Open()).lose(t.Context(), 1, p.nonce, time.Second); err != nil {
+					t.Error(err)
+				}
+			}
+			if before {
+				go func() {
+					<-store.asked
+					lose()
+					close(store.let)
+				}()
+			} else {
+				lose()
+				close(store.let)
+			}
+			p.conclude(t.Context(), 1, "it is over")
+			if o, _, err := newNode(memory.Open()).conclusion(t.Context()); o != nil || err != nil {
+				t.Errorf("the job has ended: %v, %v", o, err)
+			}
+		})
+	}
+}
+
+// TestConclusionIsInTheSeat: how the job has ended is known from when its agent could do so, and one that comes too late is told.
+func TestConclusionIsInTheSeat(t *testing.T) {
+	memory := rendezvous.NewMemory()
+	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
+	if err := p.sit(t.Context(), card{Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if !p.sign(t.Context(), &over{Code: 3, Text: "enough"}) { // it ends before it can say so once more
+		t.Fatal("not signed")
+	}
+	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), StoreHolder: "node 0"})
+	if err == nil || !strings.Contains(err.Error(), "the job has ended with code 3 at ") || !strings.Contains(err.Error(), "enough") {
+		t.Errorf("error %v", err)
+	}
+	out := &output{}
+	late := Config{Node: 1, Nodes: 2, Store: memory.Open(), RendezvousTimeout: 100 * time.Millisecond, Stderr: out}
+	if err = runNode(t, t.Context(), late); err == nil || !strings.Contains(out.String(), "an earlier run of job \"lockstep\" is over: ") {
+		t.Errorf("error %v; said:\n%s", err, out)
+	}
+}
+
+// cuttable is a store whose link can be cut: calls wait until it is back.
+type cuttable struct {
+	rendezvous.Store
+	mu   sync.Mutex
+	back chan struct{} // closed when it is; nil: it is not cut
+}
+
+func (c *cuttable) cut() (back func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.back = make(chan struct{})
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		close(c.back)
+		c.back = nil
+	}
+}
+
+func (c *cuttable) wait(ctx context.Context) error {
+	c.mu.Lock()
+	back := c.back
+	c.mu.Unlock()
+	if back == nil {
+		return nil
+	}
+	select {
+	case <-back:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (c *cuttable) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	if err := c.wait(ctx); err != nil {
+		return nil, 0, err
+	}
+	return c.Store.Get(ctx, key)
+}
+
+func (c *cuttable) Set(ctx context.Context, key string, value []byte) error {
+	if err := c.wait(ctx); err != nil {
+		return err
+	}
+	return c.Store.Set(ctx, key, value)
+}
+
+func (c *cuttable) Create(ctx context.Context, key string, value []byte) ([]byte, bool, error) {
+	if err := c.wait(ctx); err != nil {
+		return nil, false, err
+	}
+	return c.Store.Create(ctx, key, value)
+}
+
+func (c *cuttable) Swap(ctx context.Context, key string, revision uint64, value []byte) (bool, error) {
+	if err := c.wait(ctx); err != nil {
+		return false, err
+	}
+	return c.Store.Swap(ctx, key, revision, value)
+}
+
+func (c *cuttable) List(ctx context.Context, prefix string) ([]rendezvous.Entry, uint64, error) {
+	if err := c.wait(ctx); err != nil {
+		return nil, 0, err
+	}
+	return c.Store.List(ctx, prefix)
+}
+
+func (c *cuttable) Changes(ctx context.Context, prefix string, after uint64) ([]rendezvous.Entry, uint64, error) {
+	entries, revision, err := c.Store.Changes(ctx, prefix, after)
+	if cut := c.wait(ctx); cut != nil {
+		return nil, 0, cut
+	}
+	return entries, revision, err
+}
+
+// startCuttable starts two nodes, whose workers end in epoch 1, and cuts node 1 off.
+func startCuttable(t *testing.T, change func(*Config)) (nodes []*started, back func()) {
+	t.Helper()
+	memory := rendezvous.NewMemory()
+	link := &cuttable{Store: memory.Open()}
+	nodes = launchNodes(t, untilReplaced, func(c *Config) {
+		c.Store, c.HeartbeatTimeout, c.RestartsMax, c.Grace = memory.Open(), 2*time.Second, 3, 500*time.Millisecond
+		if c.Node == 1 {
+			c.Store = link
+		}
+		if change != nil {
+			change(c)
+		}
+	}, 1, 1)
+	for i, n := range nodes {
+		n.out.await(t, fmt.Sprintf("[rank%d] epoch 0 of %d of 2\n", i, i))
+	}
+	return nodes, link.cut()
+}
+
+// TestCutOffAgentComesBack: an agent that cannot reach the store ends its workers, but not the job, and takes its place again when it can.
+func TestCutOffAgentComesBack(t *testing.T) {
+	t.Parallel() // it waits for seconds
+	nodes, back := startCuttable(t, nil)
+	nodes[1].err.await(t, "lockstep run: node 1 waits up to 5m0s to reach the other nodes again\n")
+	nodes[0].err.await(t, "waiting up to 5m0s for another agent with --node-rank 1\n")
+	back()
+	for i, n := range nodes {
+		if o := n.wait(t); o.Code != 0 || o.Restarts != 1 {
+			t.Errorf("node %d: outcome %+v\n%s", i, o, n.err)
+		}
+	}
+	for i, want := range []string{fmt.Sprintf("lockstep run: node 1 (host %s, pid %d) is back\n", hostName(t), os.Getpid()), "lockstep run: node 1 reaches the other nodes again\n"} {
+		if said := nodes[i].err.String(); !strings.Contains(said, want) || !strings.Contains(said, "starting all 2 workers again: restart 1 of 3\n") {
+			t.Errorf("node %d did not say %q:\n%s", i, want, said)
+		}
+	}
+	if said := nodes[1].err.String(); strings.Contains(said, "node 0 (") {
+		t.Errorf("the one that was cut off blames the other:\n%s", said)
+	}
+}
+
+// TestCutOffAgentIsStopped: the user can stop an agent that cannot reach the store, which does not end the job of the others by that.
+func TestCutOffAgentIsStopped(t *testing.T) {
+	t.Parallel() // it waits for seconds
+	memory := rendezvous.NewMemory()
+	link := &cuttable{Store: memory.Open()}
+	type result struct {
+		o   Outcome
+		err error
+	}
+	var agents [2]*Agent
+	var said [2]*output
+	var ended [2]chan result
+	for i := range agents {
+		said[i], ended[i] = &output{}, make(chan result, 1)
+		cfg := Config{
+			Command: []string{"sh", "-c", untilReplaced}, Workers: 1, Node: i, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 2 * time.Second, RestartsMax: 3,
+			Grace: 500 * time.Millisecond, Stdout: said[i], Stderr: said[i],
+		}
+		if i == 1 {
+			cfg.Store = link
+		}
+		a, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		agents[i] = a
+		go func() {
+			o, err := a.Run(t.Context())
+			ended[i] <- result{o, err}
+		}()
+	}
+	for i, out := range said {
+		out.await(t, fmt.Sprintf("[rank%d] epoch 0 of %d of 2\n", i, i))
+	}
+	back := link.cut()
+	said[0].await(t, "waiting up to 5m0s for another agent with --node-rank 1\n")
+	said[1].await(t, "lockstep run: node 1 waits up to 5m0s to reach the other nodes again\n")
+	stop := func(i int, want string) {
+		agents[i].Interrupt(sigInterrupt)
+		select {
+		case r := <-ended[i]:
+			if r.o.Code != 130 || !r.o.Interrupted || r.err == nil || !strings.Contains(r.err.Error(), want) {
+				t.Errorf("node %d: outcome %+v, error %v, want %s", i, r.o, r.err, want)
+			}
+		case <-time.After(patience):
+			t.Fatalf("node %d does not end:\n%s", i, said[i])
+		}
+	}
+	stop(1, "cannot reach the store where the nodes meet, and does not know what has become of the others")
+	back()
+	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
+	if o, _, err := p.conclusion(t.Context()); o != nil || err != nil {
+		t.Errorf("the job has ended: %v, %v", o, err)
+	}
+	stop(0, "node 0 was stopped by SIGINT (Ctrl-C)")
+}
+
 // TestLostStore: when the agent that serves the store is gone, the others end their workers and say so.
 func TestLostStore(t *testing.T) {
+	for _, restarts := range []int{0, 3} { // a store that has ended is not waited for
+		t.Run(fmt.Sprint(restarts, " restarts"), func(t *testing.T) { lostStore(t, restarts) })
+	}
+}
+
+func lostStore(t *testing.T, restarts int) {
 	key := secret.New()
 	place, err := Meeting{Backend: "tcp", ID: "job", Secret: key, Serve: true}.Open(t.Context())
 	if err != nil {
@@ -514,6 +765,7 @@ func TestLostStore(t *testing.T) {
 	out := &output{}
 	script := func(c *Config) {
 		c.ID, c.Nodes, c.Stdout, c.Command, c.Workers = "job", 2, out, []string{"sh", "-c", "echo ready; while :; do sleep 0.02; done"}, 1
+		c.RestartsMax = restarts
 	}
 	var cfgs [2]Config
 	for i, p := range []*Place{place, other} {

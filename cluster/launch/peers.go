@@ -356,6 +356,11 @@ func (p *peers) findLost() {
 func (p *peers) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, silentBeats*p.beat)
 	defer cancel()
+	return p.look(ctx)
+}
+
+// look returns nil when the store answers, or what it says after its own patience.
+func (p *peers) look(ctx context.Context) error {
 	_, _, err := p.store.Get(ctx, p.key("event", "seat", p.node))
 	if errors.Is(err, rendezvous.ErrNotFound) {
 		return nil
@@ -372,10 +377,10 @@ func (p *peers) gone(err error) bool {
 // watchOthers writes down which agents are lost, until the store is, and says so. A store that shows no pulse any more, not even this agent's own,
 // is lost itself; but an agent that was stopped for a while sees the same when it goes on, and so looks twice, each time that this happens.
 func (p *peers) watchOthers() error {
-	ctx, cancel := context.WithCancel(p.ctx)
+	ctx, cancel := context.WithCancelCause(p.ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
-	defer cancel()
+	defer cancel(nil)
 	watch := rendezvous.NewWatch(p.store, p.key("pulse"), p.nodes)
 	for node := range p.nodes {
 		watch.Excuse(node) // until it comes
@@ -385,24 +390,40 @@ func (p *peers) watchOthers() error {
 		}
 	})
 	limit := silentBeats * p.beat
+	following.Go(func() { cancel(p.missOwn(ctx, watch, limit)) })
 	var doubted time.Time
 	for {
-		silent, err := watch.Silence(p.ctx, p.node, limit)
+		silent, err := watch.Silence(ctx, p.node, limit)
 		switch {
-		case p.ctx.Err() != nil:
-			return p.ctx.Err()
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		case err != nil && !doubted.IsZero() && time.Since(doubted) < 3*limit:
 			return err
 		case err != nil:
 			doubted = time.Now()
-			_ = pause(p.ctx, limit/2)
+			_ = pause(ctx, limit/2)
 			continue
-		case p.lose(p.ctx, silent.Worker, silent.Pulse.Text, silent.Silent) == nil:
+		case p.lose(ctx, silent.Worker, silent.Pulse.Text, silent.Silent) == nil:
 			watch.Excuse(silent.Worker)
-		default: // hear tells of a store that is lost
-			_ = pause(p.ctx, p.beat)
+		default:
+			_ = pause(ctx, p.beat)
 		}
 		doubted = time.Time{}
+	}
+}
+
+// missOwn returns an error when this agent's own pulse does not come back from the store. Where no other agent is missed yet, because none has been seen or
+// all are lost, nothing else tells that the store is.
+func (p *peers) missOwn(ctx context.Context, watch *rendezvous.Watch, limit time.Duration) error {
+	for doubted := false; ; {
+		if err := pause(ctx, limit/2); err != nil {
+			return err
+		}
+		silent := watch.Vitals()[p.node].Silent
+		if silent >= limit && doubted {
+			return fmt.Errorf("%w: for %v it has not shown this agent's own pulse", rendezvous.ErrLost, silent.Round(time.Millisecond))
+		}
+		doubted = silent >= limit // once more: this process may have been stopped
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -163,6 +164,10 @@ func (r *Remote) address(ctx context.Context) (string, error) {
 			name = "[" + name + "]"
 		}
 		a, err := rendezvous.RouteTo(ctx, name+":22")
+		if unknown := (*net.DNSError)(nil); errors.As(err, &unknown) {
+			return "", fmt.Errorf("host %s of -H: its address cannot be looked up (%w): correct the name, or, if only ssh's configuration knows it, say with "+
+				"--rdzv-endpoint by which address the hosts reach this machine", h.Name, unknown)
+		}
 		if err != nil {
 			return "", fmt.Errorf("%w: say with --rdzv-endpoint by which address the hosts reach this machine", err)
 		}
