@@ -159,6 +159,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	}
 	user.tell(agent.Interrupt)
 	outcome, err := agent.Run(ctx)
+	user.tell(func(os.Signal) { os.Exit(max(outcome.Code, exitError)) }) // what is left is to say how it ended, to whom may not read it
 	if err != nil && outcome.Code == exitOK {
 		return err
 	}
@@ -196,6 +197,7 @@ func (w *wish) tell(to func(os.Signal)) {
 	for _, sig := range w.early {
 		to(sig)
 	}
+	w.early = nil
 }
 
 func (w *wish) expressed() bool {

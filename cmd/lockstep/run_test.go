@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestRunInterrupted: Ctrl-C and SIGTERM reach the workers once and let them end; the second time, and when the reader of the output is gone,
@@ -152,5 +153,40 @@ func TestGPUs(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%v, CUDA_VISIBLE_DEVICES=%q: %d GPUs, want %d", c.devices, c.visible, got, c.want)
 		}
+	}
+}
+
+// TestRunUnread: signals reach the workers although the output is full, as with a pager that nobody scrolls.
+func TestRunUnread(t *testing.T) {
+	dir := t.TempDir()
+	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c", `trap 'touch `+dir+`/got$RANK' INT; while :; do echo line; [ -e `+dir+`/ready$RANK ] || touch `+dir+`/ready$RANK; done`)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close() // unread
+	cmd.Stdout = write
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	write.Close()
+	for _, what := range []string{"ready", "got"} {
+		for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+			if found, _ := filepath.Glob(filepath.Join(dir, what+"*")); len(found) == 2 {
+				break
+			}
+			if time.Since(begin) > 2*time.Minute {
+				t.Fatalf("the workers have not %s", what)
+			}
+		}
+		time.Sleep(300 * time.Millisecond) // for the pipe to be full
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(), "of standard output are lost: nobody has read them") {
+		t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 	}
 }
