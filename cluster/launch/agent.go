@@ -171,8 +171,8 @@ func (a *Agent) Interrupt(sig os.Signal) {
 // Run starts the workers and returns when those of all nodes have ended for good. No process that it started is left then. An error
 // tells what kept the agent itself from working. When ctx ends, the workers are killed. It may be called once.
 //
-// It returns when Stdout and Stderr have taken all that was written, unless the user ends the job: then it waits for an output that takes nothing
-// for two seconds, and says how much is lost. A call of its Write may go on after that.
+// It returns when Stdout and Stderr have taken all that was written, unless the user ends the job: then it waits for
+// an output that takes nothing for two seconds, and says how much is lost. A call of its Write may go on after that.
 func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 	defer a.screen.close(ctx)
 	return a.run(ctx)
@@ -261,11 +261,12 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 	}
 }
 
-// rejoin waits until the store can be reached again, and has the other nodes end the epoch too if they have not yet noticed that this one's
-// workers are gone.
+// rejoin waits until the store can be reached again, and has the other nodes end the epoch too if they have not yet
+// noticed that this one's workers are gone.
 func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	p := a.peers
-	a.screen.say(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node, a.cfg.RendezvousTimeout))
+	a.screen.say(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node,
+		a.cfg.RendezvousTimeout))
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.RendezvousTimeout)
 	defer cancel()
 	err := a.unlessStopped(ctx, func(ctx context.Context) error {
@@ -291,7 +292,8 @@ func (a *Agent) isolated(why error) error {
 	if a.peers.gone(why) {
 		return a.peers.storeLost(why)
 	}
-	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the store where the nodes meet, and does not know what has become of the others: its link is cut, or %s: %w",
+	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the store where the nodes meet, and does not know what "+
+		"has become of the others: its link is cut, or %s: %w",
 		a.cfg.Node, a.host, os.Getpid(), a.peers.keeper(), why)
 }
 

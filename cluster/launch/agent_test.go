@@ -571,7 +571,8 @@ func (o stuckOutput) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestPausedOutput: the user's signals reach the workers, the second one as well, though nobody reads what the workers write.
+// TestPausedOutput: the user's signals reach the workers, the second one as well, though nobody reads what the
+// workers write.
 func TestPausedOutput(t *testing.T) {
 	for name, which := range map[string][]Stream{"stdout": {Stdout}, "both": {Stdout, Stderr}} {
 		t.Run(name, func(t *testing.T) {
@@ -579,11 +580,12 @@ func TestPausedOutput(t *testing.T) {
 			dir := t.TempDir()
 			stuck := stuckOutput{make(chan struct{})}
 			t.Cleanup(func() { close(stuck.open) })
-			s := launchScript(t, `trap 'touch `+dir+`/got$RANK' INT; touch `+dir+`/ready$RANK; while :; do echo line; echo line >&2; done`, func(c *Config) {
-				for _, stream := range which {
-					*map[Stream]*io.Writer{Stdout: &c.Stdout, Stderr: &c.Stderr}[stream] = stuck
-				}
-			})
+			s := launchScript(t,
+				`trap 'touch `+dir+`/got$RANK' INT; touch `+dir+`/ready$RANK; while :; do echo line; echo line >&2; done`, func(c *Config) {
+					for _, stream := range which {
+						*map[Stream]*io.Writer{Stdout: &c.Stdout, Stderr: &c.Stderr}[stream] = stuck
+					}
+				})
 			both := func(what string) {
 				eventually(t, what+" of both workers", func() bool {
 					found, _ := filepath.Glob(filepath.Join(dir, what+"*"))
@@ -598,7 +600,8 @@ func TestPausedOutput(t *testing.T) {
 			if o := s.wait(t); o.Code != 130 || !o.Interrupted {
 				t.Errorf("outcome %+v", o)
 			}
-			if said := s.err.String(); len(which) == 1 && !regexp.MustCompile(`the last [0-9]+ lines \([0-9]+ bytes\) of standard output are lost`).MatchString(said) {
+			if said := s.err.String(); len(which) == 1 &&
+				!regexp.MustCompile(`the last [0-9]+ lines \([0-9]+ bytes\) of standard output are lost`).MatchString(said) {
 				t.Errorf("not said what is lost:\n%.1000s", said)
 			}
 		})

@@ -24,18 +24,21 @@ func crashBegins(line string) bool {
 	return false
 }
 
-// What Go's runtime writes when a signal ends a program that no Go code is to blame for: a library's abort, a segmentation violation in it. "SIGABRT:
-// abort", and in the next line where; at the end, after all goroutines, the registers.
+// What Go's runtime writes when a signal ends a program that no Go code is to blame for: a library's abort, a
+// segmentation violation in it. "SIGABRT: abort", and in the next line where; at the end, after all goroutines, the
+// registers.
 var (
 	signalHeader   = regexp.MustCompile(`^SIG[A-Z0-9]+: `)
 	signalPlace    = regexp.MustCompile(`^PC=0x[0-9a-f]+ m=-?[0-9]+ sigcode=`)
 	signalRegister = regexp.MustCompile(`^[a-z][a-z0-9]{0,6} +0x[0-9a-f]+$`)
-	// fatalLine is how libraries in C and C++ say why they abort: absl and glog (XLA's failed CHECK), the C++ runtime, assert, glibc.
-	fatalLine = regexp.MustCompile(`^F[0-9]{4} |Check failed: |^terminate called |: Assertion .* failed\.?$|^(double free|free|malloc|munmap_chunk|corrupted)[^a-z].*`)
+	// fatalLine is how libraries in C and C++ say why they abort: absl and glog (XLA's failed CHECK), the C++ runtime,
+	// assert, glibc.
+	fatalLine = regexp.MustCompile(`^F[0-9]{4} |Check failed: |^terminate called |: Assertion .* failed\.?$` +
+		`|^(double free|free|malloc|munmap_chunk|corrupted)[^a-z]`)
 )
 
-// nativeCrash returns where the header of a crash in native code is among a crash's lines, -1: it is none. What stands before it is what the program
-// wrote last.
+// nativeCrash returns where the header of a crash in native code is among a crash's lines, -1: it is none. What
+// stands before it is what the program wrote last.
 func nativeCrash(lines []string) int {
 	for i := range len(lines) - 1 {
 		if signalHeader.MatchString(lines[i]) && signalPlace.MatchString(lines[i+1]) {

@@ -22,8 +22,8 @@ const (
 	cutLongestIn = 10 * time.Second // unless the whole sweep is made
 )
 
-// TestCut: a node whose link to the others is cut for longer than a heartbeat, and is back, takes its own place again: the job goes on in a later
-// epoch. No node ends the job, and none says of a healthy one that it is lost.
+// TestCut: a node whose link to the others is cut for longer than a heartbeat, and is back, takes its own place
+// again: the job goes on in a later epoch. No node ends the job, and none says of a healthy one that it is lost.
 func TestCut(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for several seconds until a link is back")
@@ -70,7 +70,8 @@ func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
 			t.Errorf("node %d did not go on:\n%s", i, said)
 		}
 		for other := range cutNodes { // where the store is cut off, its node sees nobody, and says so
-			if healthy := other != node && node != 0; healthy && strings.Contains(said, fmt.Sprintf("node %d (host %s, pid %d) is lost", other, hostName(t), nodes[other].cmd.Process.Pid)) {
+			if healthy := other != node && node != 0; healthy && strings.Contains(said,
+				fmt.Sprintf("node %d (host %s, pid %d) is lost", other, hostName(t), nodes[other].cmd.Process.Pid)) {
 				t.Errorf("node %d says that node %d is lost, which is healthy:\n%s", i, other, said)
 			}
 		}
@@ -78,14 +79,18 @@ func cutOnce(t *testing.T, node int, length time.Duration, ownEnd bool) {
 	t.Logf("ended %v after the link was back", time.Since(since).Round(10*time.Millisecond))
 }
 
-// cutByKill kills the agent that serves the store, which is not waited for as a cut link is: what the store held is gone.
+// cutByKill kills the agent that serves the store, which is not waited for as a cut link is: what the store held is
+// gone.
 func cutByKill(t *testing.T) {
 	_, nodes := startCut(t)
 	nodes[0].kill(t)
 	since := time.Now()
 	for _, n := range nodes[1:] {
 		n.wait(t, 1)
-		for _, want := range []string{"ended with 1 after 0 restarts", "the store cannot be reached any more, which ends with node 0's lockstep run, and the job with it"} {
+		for _, want := range []string{
+			"ended with 1 after 0 restarts",
+			"the store cannot be reached any more, which ends with node 0's lockstep run, and the job with it",
+		} {
 			if !strings.Contains(n.out.String(), want) {
 				t.Errorf("not said: %q in\n%s", want, n.out)
 			}

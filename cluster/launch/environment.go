@@ -85,10 +85,12 @@ var stale = []string{
 	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store is not there
 }
 
-// SetByAgent reports whether an agent sets a variable of the workers' environment itself, or takes it away: what a user wants it to be has no effect.
+// SetByAgent reports whether an agent sets a variable of the workers' environment itself, or takes it away: what a
+// user wants it to be has no effect.
 func SetByAgent(name string) bool {
 	p := place{store: "-", secret: "-", record: "-"}
-	return slices.Contains(stale, name) || slices.ContainsFunc(p.variables(), func(kv string) bool { return nameOf(kv) == name })
+	return slices.Contains(stale, name) || slices.ContainsFunc(p.variables(),
+		func(kv string) bool { return nameOf(kv) == name })
 }
 
 // environment is base without stale variables, with set over it, and with the defaults that base does not have.

@@ -278,8 +278,8 @@ func (e *epoch) heard(ev event) {
 	}
 }
 
-// storeFailed ends this node's workers when the store cannot be reached any more. The others may go on without them, or begin again: that is not for
-// this agent to know, nor to end.
+// storeFailed ends this node's workers when the store cannot be reached any more. The others may go on without them,
+// or begin again: that is not for this agent to know, nor to end.
 func (e *epoch) storeFailed(err error) {
 	a := e.agent
 	switch {
@@ -301,7 +301,8 @@ func (e *epoch) storeFailed(err error) {
 func (e *epoch) isolate(err error) {
 	a := e.agent
 	e.cutOff, e.failing, a.peers.cutOff = err, true, err
-	a.screen.say(fmt.Sprintf("lockstep run: %v cannot reach the other nodes, and ends its workers: %v\n", &e.layout.cards[e.layout.node].card, err))
+	a.screen.say(fmt.Sprintf("lockstep run: %v cannot reach the other nodes, and ends its workers: %v\n",
+		&e.layout.cards[e.layout.node].card, err))
 }
 
 // doubt finds out whether nodes that do not answer are to blame for it, or this node's own connection to the store.

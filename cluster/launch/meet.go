@@ -78,7 +78,8 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 		p.cutOff = ev.err
 		return nil, ev.err
 	case ev.err != nil: // there is time until the others are missed
-		a.remark(fmt.Sprintf("lockstep run: node %d cannot reach the other nodes at the moment, and goes on trying: %v\n", p.node, ev.err))
+		a.remark(fmt.Sprintf("lockstep run: node %d cannot reach the other nodes at the moment, and goes on trying: %v\n",
+			p.node, ev.err))
 	case ev.over != nil:
 		return nil, &overError{*ev.over}
 	case ev.interruption != nil:
@@ -98,7 +99,8 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 		before := p.seats[ev.seat.Node]
 		p.seats[ev.seat.Node] = ev.seat
 		a.await(ev.seat)
-		if before != nil && before.Nonce == ev.seat.Nonce && before.State == lost && ev.seat.State == here && ev.seat.Node != p.node {
+		if before != nil && before.Nonce == ev.seat.Nonce && before.State == lost && ev.seat.State == here &&
+			ev.seat.Node != p.node {
 			a.remark(fmt.Sprintf("lockstep run: %v is back\n", &ev.seat.card))
 		}
 		if before != nil && before.Nonce != ev.seat.Nonce && ev.seat.State == here {

@@ -511,7 +511,8 @@ func (l *late) Swap(ctx context.Context, key string, revision uint64, value []by
 	return l.Store.Swap(ctx, key, revision, value)
 }
 
-// TestLostAgentEndsNothing: an agent that the others have taken for lost does not end the job, even if it wanted to before.
+// TestLostAgentEndsNothing: an agent that the others have taken for lost does not end the job, even if it wanted to
+// before.
 func TestLostAgentEndsNothing(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		t.Run(fmt.Sprint("wants to before it is lost: ", before), func(t *testing.T) {
@@ -547,7 +548,8 @@ func TestLostAgentEndsNothing(t *testing.T) {
 	}
 }
 
-// TestConclusionIsInTheSeat: how the job has ended is known from when its agent could do so, and one that comes too late is told.
+// TestConclusionIsInTheSeat: how the job has ended is known from when its agent could do so, and one that comes too
+// late is told.
 func TestConclusionIsInTheSeat(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
@@ -558,12 +560,14 @@ func TestConclusionIsInTheSeat(t *testing.T) {
 		t.Fatal("not signed")
 	}
 	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), StoreHolder: "node 0"})
-	if err == nil || !strings.Contains(err.Error(), "the job has ended with code 3 at ") || !strings.Contains(err.Error(), "enough") {
+	if err == nil || !strings.Contains(err.Error(), "the job has ended with code 3 at ") || !strings.Contains(err.Error(),
+		"enough") {
 		t.Errorf("error %v", err)
 	}
 	out := &output{}
 	late := Config{Node: 1, Nodes: 2, Store: memory.Open(), RendezvousTimeout: 100 * time.Millisecond, Stderr: out}
-	if err = runNode(t, t.Context(), late); err == nil || !strings.Contains(out.String(), "an earlier run of job \"lockstep\" is over: ") {
+	if err = runNode(t, t.Context(), late); err == nil || !strings.Contains(out.String(),
+		"an earlier run of job \"lockstep\" is over: ") {
 		t.Errorf("error %v; said:\n%s", err, out)
 	}
 }
@@ -665,7 +669,8 @@ func startCuttable(t *testing.T, change func(*Config)) (nodes []*started, back f
 	return nodes, link.cut()
 }
 
-// TestCutOffAgentComesBack: an agent that cannot reach the store ends its workers, but not the job, and takes its place again when it can.
+// TestCutOffAgentComesBack: an agent that cannot reach the store ends its workers, but not the job, and takes its
+// place again when it can.
 func TestCutOffAgentComesBack(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	nodes, back := startCuttable(t, nil)
@@ -677,8 +682,10 @@ func TestCutOffAgentComesBack(t *testing.T) {
 			t.Errorf("node %d: outcome %+v\n%s", i, o, n.err)
 		}
 	}
-	for i, want := range []string{fmt.Sprintf("lockstep run: node 1 (host %s, pid %d) is back\n", hostName(t), os.Getpid()), "lockstep run: node 1 reaches the other nodes again\n"} {
-		if said := nodes[i].err.String(); !strings.Contains(said, want) || !strings.Contains(said, "starting all 2 workers again: restart 1 of 3\n") {
+	for i, want := range []string{fmt.Sprintf("lockstep run: node 1 (host %s, pid %d) is back\n", hostName(t),
+		os.Getpid()), "lockstep run: node 1 reaches the other nodes again\n"} {
+		if said := nodes[i].err.String(); !strings.Contains(said, want) || !strings.Contains(said,
+			"starting all 2 workers again: restart 1 of 3\n") {
 			t.Errorf("node %d did not say %q:\n%s", i, want, said)
 		}
 	}
@@ -687,7 +694,8 @@ func TestCutOffAgentComesBack(t *testing.T) {
 	}
 }
 
-// TestCutOffAgentIsStopped: the user can stop an agent that cannot reach the store, which does not end the job of the others by that.
+// TestCutOffAgentIsStopped: the user can stop an agent that cannot reach the store, which does not end the job of the
+// others by that.
 func TestCutOffAgentIsStopped(t *testing.T) {
 	t.Parallel() // it waits for seconds
 	memory := rendezvous.NewMemory()
@@ -702,7 +710,10 @@ func TestCutOffAgentIsStopped(t *testing.T) {
 	for i := range agents {
 		said[i], ended[i] = &output{}, make(chan result, 1)
 		cfg := Config{
-			Command: []string{"sh", "-c", untilReplaced}, Workers: 1, Node: i, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 2 * time.Second, RestartsMax: 3,
+			Command: []string{
+				"sh", "-c",
+				untilReplaced,
+			}, Workers: 1, Node: i, Nodes: 2, Store: memory.Open(), HeartbeatTimeout: 2 * time.Second, RestartsMax: 3,
 			Grace: 500 * time.Millisecond, Stdout: said[i], Stderr: said[i],
 		}
 		if i == 1 {

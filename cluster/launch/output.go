@@ -23,7 +23,8 @@ const (
 
 func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 
-// screen writes whole lines to the agent's own outputs. An output that blocks keeps nobody waiting but, for a while, whose lines it gets.
+// screen writes whole lines to the agent's own outputs. An output that blocks keeps nobody waiting but, for a while,
+// whose lines it gets.
 type screen struct{ sinks [2]*sink } // nil: none
 
 // open begins to write. Two outputs that are one file get their lines in the order in which these come.
@@ -72,7 +73,8 @@ func (s *screen) hurry() {
 func (s *screen) close(ctx context.Context) {
 	if k := s.sinks[Stdout]; k != nil && k != s.sinks[Stderr] {
 		if left := k.close(ctx); left.lines > 0 {
-			s.say(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: nobody has read them\n", left.lines, left.bytes))
+			s.say(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: nobody has read them\n",
+				left.lines, left.bytes))
 		}
 	}
 	if k := s.sinks[Stderr]; k != nil {

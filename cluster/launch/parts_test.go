@@ -60,9 +60,19 @@ func TestCrashed(t *testing.T) {
 		{"Rust", "thread 'main' panicked at src/main.rs:2:5:\nboom\n", "panic", "thread 'main' panicked at src/main.rs:2:5:"},
 		{"C++", "terminate called after throwing an instance of 'std::bad_alloc'\n", "panic", "terminate called after throwing an instance of 'std::bad_alloc'"},
 		{"a full disk", "Traceback (most recent call last):\n  f\nOSError: [Errno 28] No space left on device\n", "disk", "OSError: [Errno 28] No space left on device"},
-		{"a failed check in C++", read(t, "sigabrt.txt"), "signal", "SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0 (-1 vs. 0) negative size"},
-		{"a wild pointer in C", "epoch 1/3\n" + read(t, "sigsegv.txt"), "signal", "SIGSEGV: segmentation violation, in native code; the line before: epoch 1/3"},
-		{"the C++ runtime", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n" + read(t, "sigsegv.txt"), "signal", "SIGSEGV: segmentation violation, in native code: terminate called after throwing an instance of 'std::bad_alloc'"},
+		{
+			"a failed check in C++", read(t, "sigabrt.txt"), "signal",
+			"SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0 (-1 vs. 0) negative size",
+		},
+		{
+			"a wild pointer in C", "epoch 1/3\n" + read(t, "sigsegv.txt"), "signal",
+			"SIGSEGV: segmentation violation, in native code; the line before: epoch 1/3",
+		},
+		{
+			"the C++ runtime",
+			"terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n" + read(t,
+				"sigsegv.txt"), "signal", "SIGSEGV: segmentation violation, in native code: terminate called after throwing an instance of 'std::bad_alloc'",
+		},
 		{"no signal", "SIGABRT: abort\nis what it says when it aborts\n", "", ""},
 		{"no crash", "thread 'a' is slow\nwarning: panic: not\n", "", ""},
 	} {
@@ -94,21 +104,26 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// TestNativeCrash: a worker that crashes in native code is a root cause by its signal, told with what it wrote before; the registers are not shown.
+// TestNativeCrash: a worker that crashes in native code is a root cause by its signal, told with what it wrote
+// before; the registers are not shown.
 func TestNativeCrash(t *testing.T) {
 	for name, want := range map[string][]string{
 		"sigabrt.txt": {
 			"  what    SIGABRT: abort, in native code: F0000 00:00:1763812345.123456    1234 buffer.cc:57] Check failed: size >= 0", "  code    2\n",
 			"*** Check failure stack trace: ***\n              @     0x7f1  tsl::x()\n          SIGABRT: abort\n", "main._Cfunc_ab()",
 		},
-		"sigsegv.txt": {"  what    SIGSEGV: segmentation violation, in native code; the line before: warning 1\n", "  stack   warning 1\n          SIGSEGV: segmentation violation\n"},
+		"sigsegv.txt": {
+			"  what    SIGSEGV: segmentation violation, in native code; the line before: warning 1\n",
+			"  stack   warning 1\n          SIGSEGV: segmentation violation\n",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, err := filepath.Abs(filepath.Join("testdata", name))
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := launchScript(t, `echo "warning $RANK" >&2; [ $RANK = 1 ] && cat '`+file+`' >&2 && exit 2; while :; do sleep 0.02; done`, nil)
+			s := launchScript(t,
+				`echo "warning $RANK" >&2; [ $RANK = 1 ] && cat '`+file+`' >&2 && exit 2; while :; do sleep 0.02; done`, nil)
 			o := s.wait(t)
 			if o.Code != 2 || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Kind != "signal" {
 				t.Errorf("outcome %+v, report %+v", o, o.Report)

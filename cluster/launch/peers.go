@@ -41,7 +41,8 @@ type event struct {
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
-// The agents share these keys under =launch/<job>/: event/seat/<node> is who a node's agent is, how it is, and whether it has ended the job; event/met/<epoch> says who
+// The agents share these keys under =launch/<job>/: event/seat/<node> is who a node's agent is, how it is, and
+// whether it has ended the job; event/met/<epoch> says who
 // is in an epoch, and begins it; event/stop/<epoch> ends it, event/end/<epoch>/<node> says how a node's workers ended; event/interrupt/<epoch> and
 // event/kill/<epoch> hold the user's wish; event/over ends the job; and pulse/<node> shows that an agent lives.
 type peers struct {
@@ -123,7 +124,8 @@ func (p *peers) create(ctx context.Context, key string, value []byte) {
 const createPause = 500 * time.Millisecond
 
 // conclude ends the job for all agents, unless one has done so already. It is the last word: all that was published before is there before it.
-// An agent that the others have taken for lost ends nothing, nor does one that cannot reach the store: the job is theirs.
+// An agent that the others have taken for lost ends nothing, nor does one that cannot reach the store: the job is
+// theirs.
 func (p *peers) conclude(ctx context.Context, code int, why string) {
 	if p.nodes == 1 || p.cutOff != nil {
 		return
@@ -142,7 +144,8 @@ func (p *peers) conclude(ctx context.Context, code int, why string) {
 	p.create(ctx, p.key("event", "over"), text) // for those that come too late
 }
 
-// sign writes into this agent's seat that it ends the job. False: it must not, since the seat is lost or another's, or the store cannot be reached.
+// sign writes into this agent's seat that it ends the job. False: it must not, since the seat is lost or another's,
+// or the store cannot be reached.
 func (p *peers) sign(ctx context.Context, o *over) bool {
 	for {
 		seats, _, _, err := p.read(ctx)
@@ -341,8 +344,8 @@ func (p *peers) listen() {
 	p.work.Go(p.findLost)
 }
 
-// findLost writes down which agents are lost, and tells this one when the store is. Whoever was silent while the store was lost may be as
-// healthy as this agent is: all silence counts anew from when the store is back.
+// findLost writes down which agents are lost, and tells this one when the store is. Whoever was silent while the
+// store was lost may be as healthy as this agent is: all silence counts anew from when the store is back.
 func (p *peers) findLost() {
 	for p.ctx.Err() == nil {
 		err := p.watchOthers()
@@ -374,8 +377,9 @@ func (p *peers) gone(err error) bool {
 	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
 }
 
-// watchOthers writes down which agents are lost, until the store is, and says so. A store that shows no pulse any more, not even this agent's own,
-// is lost itself; but an agent that was stopped for a while sees the same when it goes on, and so looks twice, each time that this happens.
+// watchOthers writes down which agents are lost, until the store is, and says so. A store that shows no pulse any
+// more, not even this agent's own, is lost itself; but an agent that was stopped for a while sees the same when it
+// goes on, and so looks twice, each time that this happens.
 func (p *peers) watchOthers() error {
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	var following sync.WaitGroup
@@ -412,8 +416,8 @@ func (p *peers) watchOthers() error {
 	}
 }
 
-// missOwn returns an error when this agent's own pulse does not come back from the store. Where no other agent is missed yet, because none has been seen or
-// all are lost, nothing else tells that the store is.
+// missOwn returns an error when this agent's own pulse does not come back from the store. Where no other agent is
+// missed yet, because none has been seen or all are lost, nothing else tells that the store is.
 func (p *peers) missOwn(ctx context.Context, watch *rendezvous.Watch, limit time.Duration) error {
 	for doubted := false; ; {
 		if err := pause(ctx, limit/2); err != nil {
@@ -421,7 +425,8 @@ func (p *peers) missOwn(ctx context.Context, watch *rendezvous.Watch, limit time
 		}
 		silent := watch.Vitals()[p.node].Silent
 		if silent >= limit && doubted {
-			return fmt.Errorf("%w: for %v it has not shown this agent's own pulse", rendezvous.ErrLost, silent.Round(time.Millisecond))
+			return fmt.Errorf("%w: for %v it has not shown this agent's own pulse", rendezvous.ErrLost,
+				silent.Round(time.Millisecond))
 		}
 		doubted = silent >= limit // once more: this process may have been stopped
 	}
@@ -445,7 +450,8 @@ func (p *peers) send(ev event) {
 	}
 }
 
-// hear turns changes in the store into events. Of a store that cannot be reached for a while findLost tells, when that was too long.
+// hear turns changes in the store into events. Of a store that cannot be reached for a while findLost tells, when
+// that was too long.
 func (p *peers) hear() {
 	var after uint64
 	for {

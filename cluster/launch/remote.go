@@ -165,7 +165,8 @@ func (r *Remote) address(ctx context.Context) (string, error) {
 		}
 		a, err := rendezvous.RouteTo(ctx, name+":22")
 		if unknown := (*net.DNSError)(nil); errors.As(err, &unknown) {
-			return "", fmt.Errorf("host %s of -H: its address cannot be looked up (%w): correct the name, or, if only ssh's configuration knows it, say with "+
+			return "", fmt.Errorf("host %s of -H: its address cannot be looked up (%w): "+
+				"correct the name, or, if only ssh's configuration knows it, say with "+
 				"--rdzv-endpoint by which address the hosts reach this machine", h.Name, unknown)
 		}
 		if err != nil {

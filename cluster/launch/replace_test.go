@@ -64,14 +64,21 @@ func cutNodeMain(words string) {
 	if err != nil {
 		panic(err)
 	}
-	store := Meeting{Backend: "tcp", Endpoint: cutEndpoint, ID: "cut", Secret: key, Serve: node == 0, Logger: slog.Default()}
+	store := Meeting{
+		Backend: "tcp", Endpoint: cutEndpoint, ID: "cut", Secret: key, Serve: node == 0,
+		Logger: slog.Default(),
+	}
 	place, err := store.Open(context.Background())
 	if err != nil {
 		panic(err)
 	}
 	a, err := New(Config{
-		Command: []string{"sh", "-c", script}, ID: "cut", Workers: 1, Node: node, Nodes: cutNodes, RestartsMax: 6, HeartbeatTimeout: cutHeartbeat,
-		Store: place.Store, StoreURL: place.URL, StoreHolder: place.Holder, Address: fmt.Sprintf("10.81.0.%d", node+1), Guard: guardCommand(),
+		Command: []string{
+			"sh", "-c",
+			script,
+		}, ID: "cut", Workers: 1, Node: node, Nodes: cutNodes, RestartsMax: 6, HeartbeatTimeout: cutHeartbeat,
+		Store: place.Store, StoreURL: place.URL, StoreHolder: place.Holder, Address: fmt.Sprintf("10.81.0.%d",
+			node+1), Guard: guardCommand(),
 		Stdout: os.Stdout, Stderr: os.Stderr, Env: os.Environ(), Settle: 50 * time.Millisecond, Grace: 500 * time.Millisecond, RendezvousTimeout: patience,
 	})
 	if err != nil {

@@ -51,8 +51,8 @@ type seat struct {
 	// Epoch is the one that the agent is in, or waits to begin, and Ready says that it has all that it needs for that.
 	Epoch uint32 `json:"epoch"`
 	Ready bool   `json:"ready,omitempty"`
-	// Over says how the job has ended, if this agent has ended it. It is part of the seat so that an agent that was taken for lost cannot end
-	// the job, however late its words arrive: its seat has another revision by then.
+	// Over says how the job has ended, if this agent has ended it. It is part of the seat so that an agent that was
+	// taken for lost cannot end the job, however late its words arrive: its seat has another revision by then.
 	Over *over `json:"over,omitempty"`
 	// Why and Since say, of a lost one, how that was seen, and since when it has given no sign of life, by the clock of who saw it.
 	Why   string    `json:"why,omitempty"`

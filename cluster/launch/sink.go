@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// sink is a queue of lines in front of an output that may block: a paused terminal, a pager, a slow pipe. One goroutine writes them, in order.
+// sink is a queue of lines in front of an output that may block: a paused terminal, a pager, a slow pipe. One
+// goroutine writes them, in order.
 //
-// An output that is slow slows down whose lines it gets, as a pipe does, once the queue is full. One that takes nothing at all does so for a
-// short while only, since a job must not stand still because a terminal does: lines are left out then, and a line in their place says how many.
+// An output that is slow slows down whose lines it gets, as a pipe does, once the queue is full. One that takes
+// nothing at all does so for a short while only, since a job must not stand still because a terminal does: lines are
+// left out then, and a line in their place says how many.
 type sink struct {
 	out io.Writer
 	// stalled is called, without a lock, when lines begin to be left out; nil: nobody is.
@@ -110,7 +112,8 @@ func (s *sink) note() {
 	if s.left.lines == 0 {
 		return
 	}
-	s.push("", fmt.Appendf(nil, "lockstep run: %d lines (%d bytes) of this output are left out here: it was not read for %v",
+	s.push("", fmt.Appendf(nil,
+		"lockstep run: %d lines (%d bytes) of this output are left out here: it was not read for %v",
 		s.left.lines, s.left.bytes, time.Since(s.left.since).Round(time.Second)))
 	s.left = omission{}
 }
@@ -185,7 +188,8 @@ func lineEnd(b []byte) int {
 	return bytes.IndexByte(b, '\n') + 1
 }
 
-// hurry has nobody wait for the output any more: the user wants the job to end. Once the sink is closing it ends that as well.
+// hurry has nobody wait for the output any more: the user wants the job to end. Once the sink is closing it ends that
+// as well.
 func (s *sink) hurry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,8 +197,8 @@ func (s *sink) hurry() {
 	s.change()
 }
 
-// close waits until all is written. Where the user has ended the job, or ctx has ended, it does not wait for an output that takes nothing, nor for
-// any when the user says so again. It returns what is left then.
+// close waits until all is written. Where the user has ended the job, or ctx has ended, it does not wait for an
+// output that takes nothing, nor for any when the user says so again. It returns what is left then.
 func (s *sink) close(ctx context.Context) omission {
 	stop := context.AfterFunc(ctx, s.hurry)
 	defer stop()

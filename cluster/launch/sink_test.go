@@ -54,7 +54,8 @@ func TestSinkOfASlowReader(t *testing.T) {
 	})
 }
 
-// TestSinkOfAPausedReader: an output that takes nothing keeps who writes waiting for a moment only, and a line says what was left out, where it was.
+// TestSinkOfAPausedReader: an output that takes nothing keeps who writes waiting for a moment only, and a line says
+// what was left out, where it was.
 func TestSinkOfAPausedReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out, stalled := &paused{until: make(chan struct{})}, 0
@@ -88,7 +89,8 @@ func TestSinkOfAPausedReader(t *testing.T) {
 			size += len(fmt.Sprintf("%d ", i)) + len(line) + 1
 		}
 		want := []string{
-			fmt.Sprintf("lockstep run: %d lines (%d bytes) of this output are left out here: it was not read for 5s", left, size), "the agent's own", "afterwards",
+			fmt.Sprintf("lockstep run: %d lines (%d bytes) of this output are left out here: it was not read for 5s", left,
+				size), "the agent's own", "afterwards",
 		}
 		if n < lines/3 || fmt.Sprint(got[n:]) != fmt.Sprint(want) {
 			t.Errorf("after %d lines of %d: %q, want %q", n, lines, got[n:min(len(got), n+5)], want)
@@ -96,7 +98,8 @@ func TestSinkOfAPausedReader(t *testing.T) {
 	})
 }
 
-// TestSinkThatIsLeft: at the end an output that takes nothing is waited for, unless the user has ended the job, or does so then.
+// TestSinkThatIsLeft: at the end an output that takes nothing is waited for, unless the user has ended the job, or
+// does so then.
 func TestSinkThatIsLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		do   func(s *sink)

@@ -203,7 +203,8 @@ func (o *outlet) close() {
 func (o *outlet) copy(ended <-chan struct{}) {
 	var to io.Writer = o.lines
 	if o.log != nil {
-		to = io.MultiWriter(logWriter{o}, o.lines) // neither a full disk nor a terminal that is paused keeps the other from it
+		// neither a full disk nor a terminal that is paused keeps the other from it
+		to = io.MultiWriter(logWriter{o}, o.lines)
 	}
 	copyStream(o.read, ended, to)
 	o.lines.flush()

@@ -50,8 +50,8 @@ var (
 	ErrClosed = errors.New("rendezvous: the store is closed")
 	// ErrLost says that the store cannot be reached any more, has ended, or has lost what it held.
 	ErrLost = errors.New("rendezvous: the store is lost")
-	// ErrEnded is an [ErrLost] that is final: the store has ended, or refuses this process. No later call can succeed. Without it
-	// a lost store may be back: its link was cut, or it was stopped for a while.
+	// ErrEnded is an [ErrLost] that is final: the store has ended, or refuses this process. No later call can succeed.
+	// Without it a lost store may be back: its link was cut, or it was stopped for a while.
 	ErrEnded = fmt.Errorf("%w for good", ErrLost)
 	// ErrCompacted says that deletions after the given revision may have been forgotten.
 	ErrCompacted = errors.New("rendezvous: the revision is too old, deletions since then may be forgotten")

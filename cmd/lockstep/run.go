@@ -159,7 +159,8 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	}
 	user.tell(agent.Interrupt)
 	outcome, err := agent.Run(ctx)
-	user.tell(func(os.Signal) { os.Exit(max(outcome.Code, exitError)) }) // what is left is to say how it ended, to whom may not read it
+	// what is left is to say how it ended, to whom may not read it
+	user.tell(func(os.Signal) { os.Exit(max(outcome.Code, exitError)) })
 	if err != nil && outcome.Code == exitOK {
 		return err
 	}

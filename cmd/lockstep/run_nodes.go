@@ -178,7 +178,8 @@ func (o *runFlags) environment() ([]string, error) {
 		case name == "":
 			return nil, usagef("--env %s: want NAME=VALUE or NAME", kv)
 		case name == cluster.EnvSecret || name == cluster.EnvSecretFile:
-			return nil, usagef("--env %s: lockstep run gives the workers the job's secret itself, which is what %s, or the file that %s names, holds in its own environment: set it there", name, cluster.EnvSecret, cluster.EnvSecretFile)
+			return nil, usagef("--env %s: lockstep run gives the workers the job's secret itself, which is what %s, or the file that "+
+				"%s names, holds in its own environment: set it there", name, cluster.EnvSecret, cluster.EnvSecretFile)
 		case launch.SetByAgent(name):
 			return nil, usagef("--env %s: lockstep run sets %s for each worker itself: leave it out", kv, name)
 		case full:

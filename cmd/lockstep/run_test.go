@@ -159,7 +159,8 @@ func TestGPUs(t *testing.T) {
 // TestRunUnread: signals reach the workers although the output is full, as with a pager that nobody scrolls.
 func TestRunUnread(t *testing.T) {
 	dir := t.TempDir()
-	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c", `trap 'touch `+dir+`/got$RANK' INT; while :; do echo line; [ -e `+dir+`/ready$RANK ] || touch `+dir+`/ready$RANK; done`)
+	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c",
+		`trap 'touch `+dir+`/got$RANK' INT; while :; do echo line; [ -e `+dir+`/ready$RANK ] || touch `+dir+`/ready$RANK; done`)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	read, write, err := os.Pipe()
@@ -186,7 +187,8 @@ func TestRunUnread(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(), "of standard output are lost: nobody has read them") {
+	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(),
+		"of standard output are lost: nobody has read them") {
 		t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProgressOnATerminal: the bar is drawn on a terminal, but not on the one that Open MPI makes for each process, which may end in a file.
+// TestProgressOnATerminal: the bar is drawn on a terminal, but not on the one that Open MPI makes for each process,
+// which may end in a file.
 func TestProgressOnATerminal(t *testing.T) {
 	for name, c := range map[string]struct {
 		env []string

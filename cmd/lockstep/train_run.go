@@ -344,16 +344,18 @@ func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 	cfg := train.ProgressConfig{Out: r.out, Unit: "images"}
 	var terminal bool
 	cfg.Width, terminal = terminalWidth(r.out)
-	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal && os.Getenv("TERM") != "dumb" && !startedByMPI(os.Getenv) {
+	if r.flags.progress == "bar" || r.flags.progress == "auto" && terminal && os.Getenv("TERM") != "dumb" &&
+		!startedByMPI(os.Getenv) {
 		cfg.Mode = train.ProgressBar
 	}
 	return cfg, r.chief && r.flags.progress != "none"
 }
 
-// startedByMPI reports whether mpirun, or one like it, has started this process. Then a terminal is none that anybody looks at: Open MPI makes one for
-// each process, and writes what it reads there into a file, say.
+// startedByMPI reports whether mpirun, or one like it, has started this process. Then a terminal is none that anybody
+// looks at: Open MPI makes one for each process, and writes what it reads there into a file, say.
 func startedByMPI(getenv func(string) string) bool {
-	return slices.ContainsFunc([]string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"}, func(name string) bool { return getenv(name) != "" })
+	return slices.ContainsFunc([]string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"},
+		func(name string) bool { return getenv(name) != "" })
 }
 
 // evaluate takes the test set's loss and accuracy. Who has pressed Ctrl-C does not wait for them.

@@ -68,7 +68,8 @@ func TestKill(t *testing.T) {
 	all[2].cmd.Process.Kill()
 	for r, p := range all {
 		if r != 2 {
-			if why := p.expect("lost 2 its"); !strings.HasPrefix(why, "process is gone") && !strings.HasPrefix(why, "connection was reset: its process has ended") {
+			if why := p.expect("lost 2 its"); !strings.HasPrefix(why, "process is gone") && !strings.HasPrefix(why,
+				"connection was reset: its process has ended") {
 				t.Errorf("rank %d says that it has lost rank 2: its %s", r, why)
 			}
 		}

@@ -103,8 +103,9 @@ func (l *link) readLoop() {
 	l.w.lose(l.proc, whyLost(err))
 }
 
-// whyLost says what the end of a process's first connection tells of the process. That it is gone is known only where its side has closed the
-// connection: a reset may come from something between, as a firewall, while the process lives.
+// whyLost says what the end of a process's first connection tells of the process. That it is gone is known only where
+// its side has closed the connection: a reset may come from something between, as a firewall, while the process
+// lives.
 func whyLost(err error) error {
 	switch timeout := net.Error(nil); {
 	case err == io.EOF || errors.Is(err, net.ErrClosed):
@@ -112,7 +113,8 @@ func whyLost(err error) error {
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		return fmt.Errorf("its host cannot be reached: %w", err)
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return fmt.Errorf("its connection was reset: its process has ended, or something between the hosts cut the connection: %w", err)
+		return fmt.Errorf("its connection was reset: its process has ended, "+
+			"or something between the hosts cut the connection: %w", err)
 	}
 	return fmt.Errorf("its connection broke: %w", err)
 }

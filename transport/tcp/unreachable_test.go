@@ -26,7 +26,8 @@ func TestReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw.Close()
-	awaitLost(t, ends[0], "rank 1 is down: its connection was reset: its process has ended, or something between the hosts cut the connection: ")
+	awaitLost(t, ends[0],
+		"rank 1 is down: its connection was reset: its process has ended, or something between the hosts cut the connection: ")
 }
 
 // awaitLost waits until an end has lost rank 1, and wants it to say why.
