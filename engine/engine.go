@@ -8,6 +8,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -125,6 +126,18 @@ type Described interface {
 	Describe() []string
 }
 
+// Inspector is a [Program] that helps to find out why a loss is not a finite number. Its methods are called
+// after a failure only.
+type Inspector interface {
+	Program
+	// Losses returns a copy of the loss of every row, Spec.Rows of them, that the replica's last Gradients or
+	// Evaluate computed. It is an error after Commit or Discard, as they are gone then.
+	Losses(replica int) ([]float64, error)
+	// Classes returns for each label the number of classes that the model tells apart by it: its elements are
+	// whole numbers from 0 to that number - 1. 0 means that the label is no class, or that this is not known.
+	Classes() []int
+}
+
 // Gradients is what one replica's gradients step gives. Its tensors are views of the backend's memory, valid until
 // that replica's next Gradients, Commit or Discard. They lie apart from each other and from all else, so a caller may write to them.
 type Gradients struct {
@@ -143,6 +156,14 @@ const (
 	Average               // changed by the gradients program (moving averages): sync-on-read, mean over replicas
 	Frozen                // neither trained nor changed by a step; mirrored
 )
+
+// String returns the role in words: "parameter", "optimizer's slot", "average", "frozen".
+func (r Role) String() string {
+	if names := [...]string{"parameter", "optimizer's slot", "average", "frozen"}; int(r) < len(names) {
+		return names[r]
+	}
+	return fmt.Sprintf("Role(%d)", uint8(r))
+}
 
 // Variable describes one variable of a program.
 type Variable struct {

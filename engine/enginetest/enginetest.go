@@ -122,7 +122,7 @@ func testVariables(t *testing.T, c Config) {
 		}
 		names[v.Name] = true
 		if isParameter := i < len(parameters); isParameter != (v.Role == engine.Parameter) {
-			t.Errorf("variable %d of %d parameters has role %d", i, len(parameters), v.Role)
+			t.Errorf("variable %d of %d parameters has role %v", i, len(parameters), v.Role)
 		} else if isParameter && fmt.Sprint(parameters[i]) != fmt.Sprint(v) {
 			t.Errorf("parameter %d is %v, variable %d is %v", i, parameters[i], i, v)
 		}

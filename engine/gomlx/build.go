@@ -49,6 +49,7 @@ type builder struct {
 	trained  []*model.Variable
 	changed  []*model.Variable // by the gradients program, trained ones and random state excluded
 	hooks    map[string]any    // per-step updates that layers have registered
+	classes  []int             // by label; 0: it is no class
 }
 
 func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
@@ -95,7 +96,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 
 	p := &program{
 		backend: bl.b, spec: bl.spec, lossType: bl.lossType, packOf: packOf,
-		gradients: gradients, packs: packs, evaluate: evaluate, predict: predict,
+		gradients: gradients, packs: packs, evaluate: evaluate, predict: predict, classes: bl.classes,
 	}
 	for _, x := range bl.m.Metrics {
 		p.metrics = append(p.metrics, x.Name)
@@ -142,7 +143,7 @@ func (bl *builder) training() (*executable, error) {
 	bl.overReplicas(x)
 	err := catch("build the gradients program", func() error {
 		g, batch := bl.begin(x, true)
-		stats, objective, err := bl.objective(g, batch)
+		stats, each, objective, err := bl.objective(g, batch)
 		if err != nil {
 			return err
 		}
@@ -169,7 +170,7 @@ func (bl *builder) training() (*executable, error) {
 		for i, v := range bl.trained {
 			weights[i] = v.NodeValue(g)
 		}
-		x.outputs = append([]*graph.Node{stats}, graph.Gradient(objective, weights...)...)
+		x.outputs = append([]*graph.Node{stats, each}, graph.Gradient(objective, weights...)...)
 		for _, v := range bl.changed {
 			value := v.NodeValue(g)
 			if bl.spec.Central != nil && v.DType().IsFloat() {
@@ -263,8 +264,8 @@ func (bl *builder) evaluation() (*executable, error) {
 	bl.inference(x)
 	err := catch("build the evaluate program", func() error {
 		g, batch := bl.begin(x, false)
-		stats, _, err := bl.objective(g, batch)
-		x.outputs = []*graph.Node{stats}
+		stats, each, _, err := bl.objective(g, batch)
+		x.outputs = []*graph.Node{stats, each}
 		return err
 	})
 	return x, err
@@ -358,31 +359,34 @@ func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
 	return out, nil
 }
 
-// objective builds loss and metrics. stats is a vector of the loss and then the metrics; objective is the loss, what
-// gradients are taken of.
+// objective builds loss and metrics. stats is a vector of the loss and then the metrics; losses are those of
+// the rows; objective is the loss, what gradients are taken of.
 //
 // With W the weight sum of the global batch, a replica's loss is the sum of its examples' weight times loss, divided
 // by W, and its share of the regularisation is its share of W: summed over replicas both come out once.
-func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective *graph.Node, err error) {
+func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, objective *graph.Node, err error) {
 	predictions, err := bl.forward(batch.inputs)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	each, err := bl.perExample("Model.Loss", bl.m.Loss, batch.labels, predictions)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	if !each.DType().IsFloat() {
-		return nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
+		return nil, nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
 	}
 	// Neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits.
 	each = AtLeastFloat32(each)
 	if t := bl.lossType; t != dtypes.InvalidDType && t != each.DType() {
-		return nil, nil, fmt.Errorf("Model.Loss gives %s in training and %s in inference: want one type", t, each.DType())
+		return nil, nil, nil, fmt.Errorf("Model.Loss gives %s in training and %s in inference: want one type", t,
+			each.DType())
 	}
 	bl.lossType = each.DType()
+	bl.classes = classesOf(g, batch.labels)
 	if train.GetMainLoss(g) != nil {
-		return nil, nil, errors.New("the model function calls train.AddMainLoss, whose mean is not weighted by example: put the loss into " +
+		return nil, nil, nil, errors.New("the model function calls train.AddMainLoss, whose mean is not weighted " +
+			"by example: put the loss into " +
 			"Model.Loss, or call train.AddRegularizationLoss for a term that does not depend on the examples")
 	}
 	weights := graph.ConvertDType(batch.weights, bl.lossType)
@@ -396,7 +400,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 	for _, m := range bl.m.Metrics {
 		x, err := bl.perExample("metric "+m.Name, m.PerExample, batch.labels, predictions)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		list = append(list, weightedSum(graph.ConvertDType(x, bl.lossType), weights))
 	}
@@ -406,7 +410,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, objective
 	if stats = list[0]; len(list) > 1 {
 		stats = graph.Concatenate(list, 0)
 	}
-	return graph.StopGradient(stats), objective, nil
+	return graph.StopGradient(stats), graph.StopGradient(each), objective, nil
 }
 
 // weightedSum is the sum of weight times x over the examples. One of weight 0 does not count, even if its x is not
@@ -424,7 +428,11 @@ func (bl *builder) perExample(what string, f Loss, labels, predictions []*graph.
 		if x != nil {
 			got = x.Shape().String()
 		}
-		return nil, fmt.Errorf("%s gives %s: want one number per example, shape (%d)", what, got, bl.spec.Rows)
+		hint := ""
+		if x != nil && x.IsScalar() {
+			hint = ": it must not add up or average over the examples, as GoMLX's own losses do"
+		}
+		return nil, fmt.Errorf("%s gives %s: want one number per example, shape (%d)%s", what, got, bl.spec.Rows, hint)
 	}
 	return x, nil
 }
@@ -478,7 +486,7 @@ func (bl *builder) variables() ([]variable, error) {
 // its description.
 func (bl *builder) newExecutable(name string) *executable {
 	x := &executable{name: name}
-	var b compute.Backend = bl.b.Backend
+	b := bl.b.builder()
 	if bl.replicas() > 1 {
 		x.recorder = stages.New(b)
 		x.recorder.Defer = true

@@ -102,6 +102,14 @@ type backend struct {
 	recycles    bool // donated buffers go back to a pool that the next outputs come from
 }
 
+// builder returns what graphs are built for: the backend, or one in front of it.
+func (b *backend) builder() compute.Backend {
+	if b.name == "go" {
+		return wideBackend{b.Backend}
+	}
+	return b.Backend
+}
+
 func (b *backend) Name() string        { return b.name }
 func (b *backend) Description() string { return b.description }
 func (b *backend) String() string      { return b.description }

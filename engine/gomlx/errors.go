@@ -2,9 +2,12 @@ package gomlx
 
 import (
 	"fmt"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/gomlx/compute"
 )
 
 // ModelError is what was wrong with a model, as this package, the model function, or GoMLX on its behalf found while a
@@ -36,10 +39,41 @@ func catch(doing string, f func() error) (err error) {
 		}
 	}()
 	if err := f(); err != nil {
-		return &ModelError{Doing: doing, Cause: err}
+		return &ModelError{Doing: doing, Cause: explained(err)}
 	}
 	return nil
 }
+
+// unimplemented finds the operation in the Go backend's error for one that it lacks.
+var unimplemented = regexp.MustCompile(`op "(\w+)" not implemented in the "go" backend`)
+
+// explained returns err, or one that says what to write instead where GoMLX's text does not.
+func explained(err error) error {
+	if !compute.IsNotImplemented(err) {
+		return err
+	}
+	const otherwise = "run the model on the xla engine (OpenXLA), or build it from other operations"
+	m := unimplemented.FindStringSubmatch(err.Error())
+	switch {
+	case m == nil:
+		return fmt.Errorf("%w: want another type or operation, or %s", err, otherwise)
+	case strings.HasPrefix(m[1], "BatchNorm"):
+		return &explanation{fmt.Sprintf("the Go engine lacks the operation %s, which GoMLX's norm.BatchNorm takes "+
+			"by default: want layer.BatchNorm or "+
+			"layer.SyncBatchNorm of github.com/lockstep-ml/lockstep/engine/gomlx/layer, which have the same "+
+			"variables, or the xla engine (OpenXLA)", m[1]), err}
+	}
+	return &explanation{fmt.Sprintf("the Go engine lacks the operation %s: %s", m[1], otherwise), err}
+}
+
+// explanation is an error in other words.
+type explanation struct {
+	text  string
+	cause error
+}
+
+func (e *explanation) Error() string { return e.text }
+func (e *explanation) Unwrap() error { return e.cause }
 
 // fromPanic returns the error for a panic with r. An accident, such as an index out of range, says nothing of what was
 // being done: if it did not happen in the user's code, the function where it did is named.
@@ -48,19 +82,23 @@ func fromPanic(doing string, r any) *ModelError {
 	if !ok {
 		cause = fmt.Errorf("%v", r)
 	}
-	e := &ModelError{Doing: doing, Cause: cause}
-	var where string
-	e.File, e.Line, where = panicFrames()
+	e := &ModelError{Doing: doing, Cause: explained(cause)}
+	var where, loss string
+	e.File, e.Line, where, loss = panicFrames()
+	if loss != "" {
+		e.Cause = fmt.Errorf("GoMLX's loss.%s: %w: %s", loss, e.Cause, insteadOf(loss))
+	}
 	if _, accident := r.(runtime.Error); accident && e.File == "" {
 		e.Cause = fmt.Errorf("panic in %s: %w", where, cause)
 	}
 	return e
 }
 
-// panicFrames returns the innermost frame below catch that is neither Go's, GoMLX's nor this package's, none if the panic
-// did not pass through the user's code, and the innermost function below catch that is not Go's. Called while a panic
-// unwinds, it sees the frames that panicked.
-func panicFrames() (file string, line int, function string) {
+// panicFrames returns the innermost frame below catch that is neither Go's, GoMLX's nor this package's, none if
+// the panic did not pass through the user's code, the innermost function below catch that is not Go's, and the
+// name of the loss of GoMLX's that panicked, if one did. Called while a panic unwinds, it sees the frames that
+// panicked.
+func panicFrames() (file string, line int, function, loss string) {
 	pcs := make([]uintptr, 256)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
 	panicking := false
@@ -72,11 +110,14 @@ func panicFrames() (file string, line int, function string) {
 		if panicking && function == "" && !hasPrefix(f.Function, ofGo) {
 			function = f.Function
 		}
+		if name, theirs := strings.CutPrefix(f.Function, theirLosses); panicking && theirs {
+			loss, _, _ = strings.Cut(name, ".")
+		}
 		if f.File != "" && isUser(f) {
-			return f.File, f.Line, function
+			return f.File, f.Line, function, loss
 		}
 		if !more || f.Function == foreign[0]+"catch" {
-			return "", 0, function
+			return "", 0, function, loss
 		}
 	}
 }

@@ -3,6 +3,9 @@ package gomlx
 import (
 	"fmt"
 	"math"
+	"reflect"
+	"runtime"
+	"strings"
 
 	"github.com/gomlx/compute/dtypes"
 	"github.com/gomlx/gomlx/core/graph"
@@ -15,6 +18,43 @@ import (
 // Like all graph-building functions a Loss reports a mistake by a panic, which Compile returns as an error.
 type Loss func(labels, predictions []*graph.Node) *graph.Node
 
+// theirLosses begins the names of GoMLX's losses.
+const theirLosses = "github.com/gomlx/gomlx/ml/train/loss."
+
+// counterparts lists our losses by the names of GoMLX's.
+var counterparts = map[string]string{
+	"SparseCategoricalCrossEntropyLogits": "SparseCategoricalCrossEntropyLogits",
+	"CategoricalCrossEntropyLogits":       "CategoricalCrossEntropyLogits",
+	"BinaryCrossentropyLogits":            "BinaryCrossEntropyLogits",
+	"MeanSquaredError":                    "MeanSquaredError",
+	"MeanAbsoluteError":                   "MeanAbsoluteError",
+}
+
+// ownLoss returns an error if f is one of GoMLX's losses.
+func ownLoss(f Loss) error {
+	function := runtime.FuncForPC(reflect.ValueOf(f).Pointer())
+	if function == nil {
+		return nil
+	}
+	name, theirs := strings.CutPrefix(function.Name(), theirLosses)
+	if !theirs {
+		return nil
+	}
+	name, _, _ = strings.Cut(name, ".") // a closure's
+	return fmt.Errorf("gomlx: Model.Loss is GoMLX's loss.%s: %s", name, insteadOf(name))
+}
+
+// insteadOf says what to take in place of one of GoMLX's losses.
+func insteadOf(name string) string {
+	ours, ok := counterparts[name]
+	if !ok {
+		return "want a function that gives one number per example, neither weighted nor averaged, as the losses " +
+			"of Lockstep's package gomlx do"
+	}
+	return "want gomlx." + ours + " of Lockstep's package gomlx, which gives one number per example, neither " +
+		"weighted nor averaged"
+}
+
 // SparseCategoricalCrossEntropyLogits is the cross entropy between integer labels, of shape (rows) or (rows, 1), and
 // logits of shape (rows, classes). With more dimensions between rows and classes, an example's loss is the mean over
 // them. A label that is no class makes the loss NaN, unless the example has weight 0.
@@ -22,11 +62,36 @@ func SparseCategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *gra
 	label, logits := pair("SparseCategoricalCrossEntropyLogits", labels, predictions)
 	label = sparseLabels("SparseCategoricalCrossEntropyLogits", label, logits)
 	g, classes, number := logits.Graph(), logits.Shape().Dim(-1), graph.ConvertDType(label, dtypes.Int64)
+	noteClasses(labels[0], classes)
 	known := graph.LogicalAnd(
 		graph.GreaterOrEqual(number, graph.ScalarZero(g, dtypes.Int64)),
 		graph.LessThan(number, graph.Scalar(g, dtypes.Int64, classes)))
 	losses := crossEntropy(graph.OneHot(label, classes, logits.DType()), logits)
 	return perExample(graph.Where(known, losses, graph.Scalar(g, losses.DType(), math.NaN())))
+}
+
+// classesKey is where a graph keeps which of its nodes are numbers of classes, and of how many.
+type classesKey struct{}
+
+// noteClasses notes that the elements of labels are numbers of so many classes.
+func noteClasses(labels *graph.Node, classes int) {
+	g := labels.Graph()
+	noted, ok := g.State(classesKey{}).(map[*graph.Node]int)
+	if !ok {
+		noted = map[*graph.Node]int{}
+		g.AttachState(classesKey{}, noted)
+	}
+	noted[labels] = classes
+}
+
+// classesOf returns what was noted of each label of a batch, 0 where nothing was.
+func classesOf(g *graph.Graph, labels []*graph.Node) []int {
+	noted, _ := g.State(classesKey{}).(map[*graph.Node]int)
+	list := make([]int, len(labels))
+	for i, label := range labels {
+		list[i] = noted[label]
+	}
+	return list
 }
 
 // CategoricalCrossEntropyLogits is the cross entropy between labels that are probabilities and logits, both of shape

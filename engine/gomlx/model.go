@@ -73,6 +73,9 @@ func (m *Model) validate(spec engine.Spec) error {
 	case len(spec.Devices) == 0:
 		return errors.New("gomlx: Spec.Devices is empty: it lists the device of each local replica")
 	}
+	if err := ownLoss(m.Loss); err != nil {
+		return err
+	}
 	if _, ok := m.Optimizer.(train.OptimizeWithGradients); !ok {
 		return fmt.Errorf("gomlx: optimizer %T cannot apply given gradients (it has no method UpdateGraphWithGradients, as GoMLX's SGD, "+
 			"Adam, AdamW, Adamax and RMSProp have), so its gradients cannot be reduced over replicas", m.Optimizer)

@@ -31,6 +31,7 @@ type program struct {
 	metrics   []string
 	variables []variable // parameters first
 	packOf    []int      // by parameter
+	classes   []int      // by label; 0: it is no class
 
 	gradients, evaluate, predict *executable
 	packs                        []*executable
@@ -49,6 +50,7 @@ var (
 	_ engine.Central   = (*program)(nil)
 	_ engine.Scheduled = (*program)(nil)
 	_ engine.Described = (*program)(nil)
+	_ engine.Inspector = (*program)(nil)
 )
 
 // open makes the replicas, all with the same initial values.
@@ -173,10 +175,11 @@ func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, we
 	if err != nil {
 		return engine.Gradients{}, err
 	}
+	r.losses = out[1]
 	n := len(p.packOf)
-	r.gradients = append(r.gradients[:0], out[1:1+n]...)
+	r.gradients = append(r.gradients[:0], out[2:2+n]...)
 	for i, v := range p.gradients.changed {
-		r.aside[v] = out[1+n+i]
+		r.aside[v] = out[2+n+i]
 	}
 	loss, metrics, err := r.stats(out[0])
 	if err != nil {
@@ -263,8 +266,29 @@ func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, wei
 	if err != nil {
 		return 0, nil, err
 	}
+	release(r.losses)
+	r.losses = out[1]
 	return r.stats(out[0])
 }
+
+// Losses implements [engine.Inspector].
+func (p *program) Losses(replica int) ([]float64, error) {
+	r, err := p.replica(replica)
+	if err != nil {
+		return nil, err
+	}
+	if r.losses == nil {
+		return nil, fmt.Errorf("gomlx: replica %d has no losses: want Gradients or Evaluate before", replica)
+	}
+	t, err := toHost(r.losses)
+	if err != nil {
+		return nil, err
+	}
+	return t.Float64s(), nil
+}
+
+// Classes implements [engine.Inspector].
+func (p *program) Classes() []int { return p.classes }
 
 // Predict implements [engine.Program].
 func (p *program) Predict(ctx context.Context, replica int, inputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
@@ -395,6 +419,7 @@ type replica struct {
 	aside     []compute.Buffer // by variable: new values of the gradients program; nil if none
 	applied   []compute.Buffer // by variable: new values of the apply programs; nil if none
 	gradients []compute.Buffer // by parameter: of the last gradients program
+	losses    compute.Buffer   // by row: of the last gradients or evaluate program; nil if none
 	inPlace   bool             // apply reads them, not reduced
 
 	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
@@ -664,6 +689,8 @@ func (r *replica) commit() {
 	r.p.oldValues.free(r.old)
 	r.p.oldGradients.free(r.gradients)
 	r.gradients = r.gradients[:0]
+	release(r.losses)
+	r.losses = nil
 }
 
 // discard frees what was computed and not committed.
@@ -675,6 +702,8 @@ func (r *replica) discard() {
 	}
 	r.p.oldGradients.free(r.gradients)
 	r.gradients = r.gradients[:0]
+	release(r.losses)
+	r.losses = nil
 }
 
 func (r *replica) close() {
