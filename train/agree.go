@@ -18,8 +18,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Stop asks to end early what the trainer does. It may be called from any goroutine, for a signal. A [Trainer.Fit] ends as by
-// [ErrStop] from a callback after the step in progress, an [Trainer.Evaluate] returns ErrStop, in progress or later: it is for good. With
+// Stop asks to end early what the trainer does. It may be called from any goroutine, for a signal. A
+// [Trainer.Fit] in progress ends as by [ErrStop] from a callback after the step in progress, an
+// [Trainer.Evaluate] in progress returns ErrStop. If neither is in progress, or too close to its end, Stop ends
+// the next one. It ends one of them only: what is called after that runs as if Stop had not been called. With
 // several workers it is enough that one of them calls it.
 func (t *Trainer) Stop() { t.stopping.Store(true) }
 
@@ -43,10 +45,11 @@ type place struct{ pass, batch int }
 // What the workers of a step must agree on travels with loss and metrics, as further elements of that vector, which is summed up over
 // the replicas.
 const (
-	agreedStop    = iota                         // how many replicas' workers want to stop
-	agreedSums                                   // of the pieces of a hash of each replica's stepState
-	agreedSquares = agreedSums + agreedPieces    // of the same pieces, squared
-	agreed        = agreedSquares + agreedPieces // how many elements these are
+	agreedStop      = iota                         // how many replicas' workers want to stop
+	agreedNotFinite                                // how many replicas have found a sum of gradients that is not finite
+	agreedSums                                     // of the pieces of a hash of each replica's stepState
+	agreedSquares   = agreedSums + agreedPieces    // of the same pieces, squared
+	agreed          = agreedSquares + agreedPieces // how many elements these are
 )
 
 // agreedPieces is into how many pieces the hash is cut.

@@ -187,7 +187,8 @@ func TestStopOverWorkers(t *testing.T) {
 	})
 }
 
-// TestStopFromOutside: Stop on one worker ends a Fit without end on all, after the same step, and later evaluations as well.
+// TestStopFromOutside: Stop on one worker ends a Fit without end on all, after the same step. It ends that
+// only: evaluations after it run, until they are stopped themselves.
 func TestStopFromOutside(t *testing.T) {
 	for _, layout := range [][]int{{2}, {1, 1}, {1, 2}} {
 		steps := make([]int, len(layout))
@@ -211,8 +212,21 @@ func TestStopFromOutside(t *testing.T) {
 				return fmt.Errorf("stopped: %v, error %w", h.Stopped, err)
 			}
 			steps[w] = h.Steps
-			if _, err := trainer.Evaluate(t.Context(), sizes(lineExamples(7), 7)); !errors.Is(err, ErrStop) {
-				return fmt.Errorf("evaluation ends with %w", err)
+			evaluate := func() error {
+				_, err := trainer.Evaluate(t.Context(), sizes(lineExamples(7), 7))
+				return err
+			}
+			if err := evaluate(); err != nil {
+				return fmt.Errorf("the evaluation after a Fit that was stopped: %w", err)
+			}
+			if w == len(layout)-1 {
+				trainer.Stop()
+			}
+			if err := evaluate(); !errors.Is(err, ErrStop) || strings.Contains(err.Error(), "callback") {
+				return fmt.Errorf("the evaluation after Stop ends with %v", err)
+			}
+			if err := evaluate(); err != nil {
+				return fmt.Errorf("the evaluation after one that was stopped: %w", err)
 			}
 			return nil
 		})

@@ -622,6 +622,31 @@ func TestModelCheckpoint(t *testing.T) {
 	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Larger: new(true)}, ds); err != nil {
 		t.Fatal(err)
 	}
+	// Training that is stopped within an epoch has no val_loss of it.
+	check(t, os.Mkdir(filepath.Join(dir, "stopped"), 0o777))
+	trainer, _ := newFake(t, 2, 7, fakeModel{})
+	c, err := NewModelCheckpoint(trainer, ModelCheckpointConfig{Path: filepath.Join(dir, "stopped",
+		"val-{epoch}-{val_loss:.0f}-{near:.0f}")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps := 0
+	if h, err := trainer.Fit(t.Context(), ds, FitConfig{
+		Epochs: 3, Validation: ds,
+		Callbacks: []Callback{{OnStepEnd: func(context.Context, Step) error {
+			if steps++; steps == 5 {
+				return ErrStop
+			}
+			return nil
+		}}, c},
+	}); err != nil || !h.Stopped || h.Steps != 5 {
+		t.Errorf("stopped within the second epoch: %+v, %v", h, err)
+	}
+	if list, _ := filepath.Glob(filepath.Join(dir, "stopped", "*")); len(list) != 1 ||
+		!strings.HasPrefix(filepath.Base(list[0]), "val-1-") {
+		t.Errorf("got %v, want the first epoch's", list)
+	}
+	check(t, os.RemoveAll(filepath.Join(dir, "stopped")))
 	entries, err := os.ReadDir(dir)
 	var names []string
 	for _, e := range entries {
@@ -639,6 +664,7 @@ func TestModelCheckpoint(t *testing.T) {
 		"FitConfig.Validation is not set":   {Path: "x", BestOnly: true},
 		"the model has no such metric":      {Path: "x", BestOnly: true, Monitor: "accuracy"},
 		"there is no recall to put into it": {Path: "{recall:.2f}"},
+		"there is no val_near to put into it, as FitConfig.Validation is not set": {Path: "{val_near}"},
 	} {
 		if err := fit(m, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", m, err, want)

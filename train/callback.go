@@ -7,16 +7,20 @@ import (
 )
 
 // ErrStop is what a callback returns to end training after the current step. It is no failure: Fit returns the history
-// without an error, with History.Stopped set.
-var ErrStop = errors.New("train: stopped by a callback")
+// without an error, with History.Stopped set. [Trainer.Evaluate] returns it if [Trainer.Stop] has ended it.
+var ErrStop = errors.New("train: stopped on request")
 
 // Callback is called by [Trainer.Fit] between steps, on Fit's goroutine. Functions may be nil. An error other than [ErrStop]
 // ends Fit with that error.
+//
+// OnEpochEnd is called for an epoch only if all its steps were made and its validation, if FitConfig.Validation
+// is set: then Epoch.Validation is not nil. It is not called for an epoch that a stop or an error has ended;
+// History.Epochs has that one, too.
 type Callback struct {
 	OnTrainBegin func(ctx context.Context) error
 	OnEpochBegin func(ctx context.Context, e EpochBegin) error
 	OnStepEnd    func(ctx context.Context, s Step) error
-	OnEpochEnd   func(ctx context.Context, e Epoch) error         // after validation
+	OnEpochEnd   func(ctx context.Context, e Epoch) error         // of a finished epoch, after validation
 	OnTrainDone  func(ctx context.Context, h *History) error      // Fit is about to return without an error: the last chance to find one
 	OnTrainEnd   func(ctx context.Context, h *History, err error) // always called, with what Fit will return
 }
@@ -39,8 +43,12 @@ type Step struct {
 	Step     int           // of this epoch, from 1
 	Examples int           // in the step's batch
 	Loss     float64       // of the step's batch
-	Skipped  bool          // the weights of the batch added up to 0: no variable changed, and Loss is 0
+	Skipped  bool          // no variable changed: the weights added up to 0, and Loss is 0; or see NotFinite
 	Duration time.Duration // of the step, with the wait for its batch
+
+	// NotFinite says what was not finite, if anything was, and Config.NotFinite has let training go on. Nil:
+	// loss and gradients are finite.
+	NotFinite *NotFiniteError
 
 	mean *mean
 }

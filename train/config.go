@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/engine"
@@ -26,6 +28,16 @@ type Config struct {
 	// several times a step, by the goroutine that does it (of several replicas the first one's), one call at a time, and must not block:
 	// a worker of a job shows by it that it is alive.
 	Progress func(step int64, phase Phase)
+	// NotFinite says what happens when a loss or a gradient is an infinity or NaN. The default is an error, a
+	// [NotFiniteError]. It is the same on all workers.
+	NotFinite NotFinitePolicy
+	// DataTimeout is how long a step, or New, waits for a batch, and then fails with a [DataTimeoutError].
+	// Default: half of the strategy's Options.Timeout, so 5 minutes if that is not set either: the other
+	// workers, which wait for this one in a reduction, then learn what it waits for. Negative, or the default
+	// where Options.Timeout is negative: no limit.
+	DataTimeout time.Duration
+	// Logger gets warnings. Default: slog.Default().
+	Logger *slog.Logger
 }
 
 // Phase is what a trainer does.
@@ -47,8 +59,14 @@ const (
 	PhaseRestore  Phase = "restore"  // reads a snapshot, or gets it from the chief
 )
 
-// complete takes from Data what it gives, and checks the rest.
-func (c *Config) complete(ctx context.Context) error {
+// complete fills in the defaults, takes from Data what it gives, and checks the rest. timeout is the strategy's.
+func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.DataTimeout == 0 {
+		c.DataTimeout = timeout / 2
+	}
 	if c.Data != nil {
 		if c.Inputs != nil || c.Labels != nil {
 			return errors.New("train: Config has Data, and Inputs or Labels as well: want one or the other")
@@ -60,6 +78,9 @@ func (c *Config) complete(ctx context.Context) error {
 	switch {
 	case c.Data == nil && len(c.Inputs) == 0:
 		return errors.New("train: Config has neither Data nor Inputs: want a dataset of global batches, or the type and shape of one example of each input")
+	case c.NotFinite > SkipNotFinite:
+		return fmt.Errorf("train: Config.NotFinite is %v: want FailNotFinite, WarnNotFinite or SkipNotFinite",
+			c.NotFinite)
 	case c.GlobalBatch < 1:
 		return fmt.Errorf("train: Config.GlobalBatch is %d: want at least 1", c.GlobalBatch)
 	}
@@ -73,7 +94,7 @@ func (c *Config) complete(ctx context.Context) error {
 
 // infer sets Inputs, Labels and, if it is 0, GlobalBatch from the first batch of Data.
 func (c *Config) infer(ctx context.Context) error {
-	first, err := firstElement(ctx, c.Data)
+	first, err := firstElement(ctx, c.Data, c.DataTimeout)
 	if err != nil {
 		return err
 	}
@@ -90,6 +111,13 @@ func (c *Config) infer(ctx context.Context) error {
 	if len(b.Inputs) == 0 {
 		return errors.New("it has no inputs: want at least one")
 	}
+	for i, label := range b.Labels {
+		if label.Shape()[0] != b.Rows() {
+			return fmt.Errorf("input 0 has %d rows, label %d has %d: want the first dimension of each to count "+
+				"examples: call Batch on the pipeline (data.Pipeline.Batch)",
+				b.Rows(), i, label.Shape()[0])
+		}
+	}
 	if c.GlobalBatch == 0 {
 		if c.GlobalBatch = b.Rows(); c.GlobalBatch == 0 {
 			return errors.New("it has no examples: set GlobalBatch")
@@ -98,15 +126,44 @@ func (c *Config) infer(ctx context.Context) error {
 	return nil
 }
 
-// firstElement reads the first element of ds.
-func firstElement(ctx context.Context, ds data.Dataset) (data.Element, error) {
-	for e, err := range ds.Iter(ctx) {
-		return e, err
+// firstElement reads the first element of ds, for which it waits so long. It returns when the dataset does, or
+// ignores the end of its context.
+func firstElement(ctx context.Context, ds data.Dataset, timeout time.Duration) (data.Element, error) {
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		element data.Element
+		err     error
 	}
-	if err := context.Cause(ctx); err != nil {
+	results := make(chan result, 1)
+	var first data.Element
+	r := read(func() error {
+		for e, err := range ds.Iter(inner) {
+			first = e
+			return err
+		}
+		if err := context.Cause(inner); err != nil {
+			return err
+		}
+		return errors.New("the dataset is empty")
+	}, func(err error) { results <- result{first, err} })
+	deadline, stop := after(timeout)
+	defer stop()
+	select {
+	case got := <-results:
+		return got.element, got.err
+	case <-ctx.Done():
+		cancel()
+		if !r.wait(endTimeout) {
+			return nil, r.ignorant()
+		}
+		return nil, context.Cause(ctx)
+	case <-deadline:
+		err := r.late(timeout)
+		cancel()
+		r.wait(endTimeout)
 		return nil, err
 	}
-	return nil, errors.New("the dataset is empty")
 }
 
 // featuresOf returns what one row of each tensor is.

@@ -13,7 +13,8 @@ import (
 
 // Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It
 // changes no variable. It computes with what [Trainer.Weights] returns, which is what [Trainer.Export] writes: the
-// averages of all replicas combined. After [Trainer.Stop], on any worker, it returns [ErrStop].
+// averages of all replicas combined. If [Trainer.Stop] ends it, on any worker, it returns [ErrStop]. A loss that is not
+// finite is an error, unless Config.NotFinite says otherwise.
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {
@@ -28,10 +29,18 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 			if t.stopAgreed() {
 				return ErrStop
 			}
+			if !t.allFinite() {
+				if _, err := t.report(ctx, g, true); err != nil {
+					return err
+				}
+			}
 		}
 		m.add(g, t)
 		return nil
 	})
+	if errors.Is(err, ErrStop) && !t.fits.Load() { // a Fit around it ends as well
+		t.stopping.Store(false)
+	}
 	if err != nil {
 		return Result{}, fmt.Errorf("train: evaluate: %w", err)
 	}
@@ -39,6 +48,9 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 }
 
 func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
+	for i := range t.parts {
+		t.parts[i].notFinite = -1
+	}
 	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		t.replicaAt(r, PhaseEvaluate)
 		var loss float64
@@ -134,7 +146,7 @@ func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func
 		t.tellOthers(ctx, err)
 		return err
 	}
-	defer feed.close()
+	defer func() { err = t.closeFeed(ctx, feed, err) }()
 	restore, err := t.combineAverages(ctx)
 	defer func() { err = errors.Join(err, restore()) }()
 	if err != nil {

@@ -31,7 +31,7 @@ func (t *Trainer) Facts() ([]Fact, error) {
 		out = append(out, Fact{InitialFact, fmt.Sprintf("hashed %016x", t.initial)})
 	}
 	for i, v := range t.variables {
-		value := fmt.Sprintf("%s of %v%s", roleNames[v.Role], v.DType, tensor.FormatShape(v.Shape))
+		value := fmt.Sprintf("%v of %v%s", v.Role, v.DType, tensor.FormatShape(v.Shape))
 		if v.Role != engine.Average {
 			value += fmt.Sprintf(", values hashed %016x", uint64(prints[i]))
 		}
@@ -43,5 +43,3 @@ func (t *Trainer) Facts() ([]Fact, error) {
 // InitialFact is the name of a fact about the values with which the model would have begun on this worker, had it not got the chief's: if
 // they differ, either the model does, or the engines round differently.
 const InitialFact = "own initial values"
-
-var roleNames = map[engine.Role]string{engine.Parameter: "parameter", engine.Slot: "optimizer's slot", engine.Average: "average", engine.Frozen: "frozen"}

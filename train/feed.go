@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -21,10 +20,14 @@ type feeder struct {
 	free   chan *globalBatch
 	err    error // why ready was closed; nil: the dataset ended
 	cancel context.CancelFunc
-	done   sync.WaitGroup
+	reader *reader
+	stuck  bool // next has given up
 
 	t   *Trainer
 	all []*globalBatch
+
+	mu     sync.Mutex // held while a batch is filled
+	closed bool       // no batch may be filled any more
 }
 
 // feederDepth is how many global batches there are: one that is computed on, one that waits, one that is being filled.
@@ -60,15 +63,9 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 		f.free <- g
 	}
 	ctx, f.cancel = context.WithCancel(ctx)
-	f.done.Go(func() {
-		defer close(f.ready)
-		f.err = errors.New("the dataset called runtime.Goexit") // unless read returns or panics
-		defer func() {
-			if v := recover(); v != nil {
-				f.err = fmt.Errorf("the dataset panicked: %v\n\n%s", v, debug.Stack())
-			}
-		}()
-		f.err = f.read(ctx, ds, cfg)
+	f.reader = read(func() error { return f.read(ctx, ds, cfg) }, func(err error) {
+		f.err = err
+		close(f.ready)
 	})
 	return f, nil
 }
@@ -86,24 +83,64 @@ func (t *Trainer) refuseShard(ds data.Dataset) error {
 
 // next returns the next global batch, or nil at the end. The caller hands it back with release.
 func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
-	select {
-	case g, ok := <-f.ready:
-		if !ok {
-			return nil, f.err
-		}
-		return g, nil
-	case <-ctx.Done():
+	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
+	select {
+	case g, ok := <-f.ready:
+		return f.got(g, ok)
+	default:
+	}
+	deadline, stop := after(f.t.config.DataTimeout)
+	defer stop()
+	select {
+	case g, ok := <-f.ready:
+		return f.got(g, ok)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-deadline:
+		select { // both, after a pause of the whole process
+		case g, ok := <-f.ready:
+			return f.got(g, ok)
+		default:
+		}
+		f.stuck = true
+		return nil, f.reader.late(f.t.config.DataTimeout)
+	}
+}
+
+func (f *feeder) got(g *globalBatch, ok bool) (*globalBatch, error) {
+	if !ok {
+		return nil, f.err
+	}
+	return g, nil
 }
 
 func (f *feeder) release(g *globalBatch) { f.free <- g }
 
-// close stops reading and waits until the dataset is no longer touched. Nobody may use a batch of the feeder any more.
-func (f *feeder) close() {
+// close stops reading and waits until the dataset is no longer touched. Nobody may use a batch of the feeder
+// any more. A dataset that ignores the end of its context is left alone after a while, with an error; its
+// goroutine stays until the dataset returns.
+func (f *feeder) close() error {
 	f.cancel()
-	f.done.Wait()
+	returned := f.reader.wait(endTimeout)
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
 	f.t.giveBack(f.all...)
+	if returned || f.stuck { // next has told
+		return nil
+	}
+	return f.reader.ignorant()
+}
+
+// closeFeed closes f, and returns err or else what was wrong with that, of which the other workers learn.
+func (t *Trainer) closeFeed(ctx context.Context, f *feeder, err error) error {
+	closing := f.close()
+	if closing != nil && (err == nil || errors.Is(err, ErrStop)) {
+		t.tellOthers(ctx, closing)
+	}
+	return graver(err, closing)
 }
 
 func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) error {
@@ -147,7 +184,7 @@ func (f *feeder) send(ctx context.Context, element data.Element, at place) error
 	}
 	select {
 	case g := <-f.free:
-		if err := g.fill(b); err != nil {
+		if err := f.fill(g, b); err != nil {
 			return err
 		}
 		g.place = at
@@ -159,6 +196,16 @@ func (f *feeder) send(ctx context.Context, element data.Element, at place) error
 	case <-ctx.Done():
 	}
 	return context.Cause(ctx)
+}
+
+// fill fills g, unless it belongs to somebody else by now.
+func (f *feeder) fill(g *globalBatch, b data.Batch) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return context.Canceled
+	}
+	return g.fill(b)
 }
 
 // batchOf returns an element as the batch that it must be.
@@ -185,6 +232,7 @@ type globalBatch struct {
 	hashed    bool           // content is kept, for other workers to compare theirs
 	content   content
 	stop      bool // this worker wants to stop
+	tolerated bool // loss and gradients need not be finite
 }
 
 // borrow returns a global batch to fill. They are used again and again, by one pass over a dataset after the other: the memory in which an
@@ -293,6 +341,9 @@ func (g *globalBatch) check(b data.Batch) error {
 	if b.Inputs[0] == nil || b.Inputs[0].Rank() == 0 {
 		return errors.New("input 0 is missing or a scalar: want a first dimension that counts examples, as data.Pipeline.Batch makes it")
 	}
+	if err := checkBatched("input", b.Inputs, g.config.Inputs); err != nil {
+		return err
+	}
 	rows := b.Rows()
 	if rows > g.config.GlobalBatch {
 		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", rows, g.config.GlobalBatch)
@@ -304,11 +355,35 @@ func (g *globalBatch) check(b data.Batch) error {
 		if len(b.Labels) != len(g.config.Labels) {
 			return fmt.Errorf("it has %d labels: want %d", len(b.Labels), len(g.config.Labels))
 		}
+		if err := checkBatched("label", b.Labels, g.config.Labels); err != nil {
+			return err
+		}
 		if err := checkFeatures("label", b.Labels, g.config.Labels, rows); err != nil {
 			return err
 		}
 	}
 	return checkWeights(b.Weights, rows)
+}
+
+// checkBatched returns an error if tensors have the shape of one example, or of batches of batches.
+func checkBatched(kind string, tensors []*tensor.Tensor, features []engine.Feature) error {
+	for i, f := range features {
+		if tensors[i] == nil {
+			continue
+		}
+		shape := tensors[i].Shape()
+		switch more := len(shape) - len(f.Shape); {
+		case more == 0 && slices.Equal(shape, f.Shape):
+			return fmt.Errorf("%s %d is one example of shape %s: want a first dimension that counts examples: "+
+				"call Batch on the pipeline (data.Pipeline.Batch)",
+				kind, i, tensor.FormatShape(shape))
+		case more == 2 && slices.Equal(shape[2:], f.Shape):
+			return fmt.Errorf("%s %d has shape %s, where one example has %s: want one dimension that counts "+
+				"examples, not two: call Batch on the pipeline once",
+				kind, i, tensor.FormatShape(shape), tensor.FormatShape(f.Shape))
+		}
+	}
+	return nil
 }
 
 func checkFeatures(kind string, tensors []*tensor.Tensor, features []engine.Feature, rows int) error {

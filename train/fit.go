@@ -63,6 +63,7 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	}
 	if errors.Is(err, ErrStop) {
 		f.history.Stopped, err = true, nil
+		t.stopping.Store(false)
 	}
 	t.wish = false
 	f.history.Speed = f.speed.result(len(t.parts))
@@ -102,8 +103,8 @@ type fit struct {
 	stand   stand
 }
 
-func (f *fit) run(ctx context.Context) error {
-	err := f.fire(ctx, func(c Callback) error {
+func (f *fit) run(ctx context.Context) (err error) {
+	err = f.fire(ctx, func(c Callback) error {
 		if c.OnTrainBegin == nil {
 			return nil
 		}
@@ -128,7 +129,7 @@ func (f *fit) run(ctx context.Context) error {
 		if err != nil {
 			return f.unfed(ctx, err)
 		}
-		defer stream.close()
+		defer func() { err = f.t.closeFeed(ctx, stream, err) }()
 	}
 	for f.stand.epoch < f.cfg.Epochs && (f.left() != 0 || f.stand.open()) {
 		if err := f.epoch(ctx, stream); err != nil {
@@ -155,16 +156,17 @@ func (f *fit) left() int {
 	return max(f.cfg.Steps-f.history.Steps, 0)
 }
 
-func (f *fit) epoch(ctx context.Context, stream *feeder) error {
+func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 	number, done := f.stand.epoch, f.stand.step
 	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch, Done: done}
 	if stream == nil {
 		begin.Steps = f.ds.Len()
-		var err error
-		if stream, err = f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true}); err != nil {
+		own, err := f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true})
+		if err != nil {
 			return f.unfed(ctx, err)
 		}
-		defer stream.close()
+		stream = own
+		defer func() { end = f.t.closeFeed(ctx, own, end) }()
 	}
 	if left := f.left(); left >= 0 && (begin.Steps < 0 || done+left < begin.Steps) {
 		begin.Steps = done + left
@@ -203,15 +205,23 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) error {
 			return fmt.Errorf("train: epoch %d, validation: %w", number+1, err)
 		}
 	}
-	if err == nil {
-		f.endEpoch()
+	if err != nil && !f.ended(begin) {
+		return err
 	}
+	f.endEpoch()
 	return graver(err, f.fire(ctx, func(c Callback) error {
 		if c.OnEpochEnd == nil {
 			return nil
 		}
 		return c.OnEpochEnd(ctx, *epoch)
 	}))
+}
+
+// ended reports whether an epoch that [ErrStop] has ended is finished all the same: it was asked for after the
+// last step, and no validation is left out. With other workers it is not asked: they go on to the next step, to
+// agree.
+func (f *fit) ended(begin EpochBegin) bool {
+	return f.cfg.Validation == nil && begin.Steps >= 0 && f.stand.step >= begin.Steps
 }
 
 // steps makes the steps of one epoch.
@@ -229,22 +239,30 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if g == nil {
 			return nil
 		}
+		var made bool
+		var problem *NotFiniteError
 		if g.weightSum > 0 {
-			stop, err := f.t.step(ctx, g)
-			if err != nil {
+			var stop bool
+			if made, stop, problem, err = f.t.step(ctx, g); err != nil {
 				return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 			}
 			if stop {
 				return ErrStop
 			}
-		} else {
+		}
+		info := Step{
+			EpochBegin: begin, Step: step, Examples: g.examples, Skipped: !made, NotFinite: problem,
+			Duration: time.Since(start), mean: mean,
+		}
+		if !made {
 			f.history.Skipped++
 		}
-		info := Step{EpochBegin: begin, Step: step, Examples: g.examples, Skipped: g.weightSum == 0, Duration: time.Since(start), mean: mean}
-		if !info.Skipped {
+		if g.weightSum > 0 {
 			info.Loss, _ = f.t.scalars()
 		}
-		mean.add(g, f.t)
+		if made || g.weightSum == 0 {
+			mean.add(g, f.t)
+		}
 		f.stand.step, f.stand.next = step, place{g.place.pass, g.place.batch + 1}
 		stream.release(g)
 		f.speed.add(info, before, f.t.strategy.Stats())

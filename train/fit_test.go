@@ -81,18 +81,42 @@ func TestCallbacks(t *testing.T) {
 			"epoch 1/9 of 1", "step 1/1: 2 examples", "end 1: 1 steps, 2 examples, validated false",
 			"done: 3 steps, stopped false, error <nil>",
 		}},
-		{"stop in a step: no validation, but an end", FitConfig{Epochs: 3, Validation: sizes(all, 3)}, []Callback{stopAfter(2)}, []string{
-			"train", "epoch 0/3 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "end 0: 2 steps, 8 examples, validated false",
-			"done: 2 steps, stopped true, error <nil>",
+		{
+			"stop in a step: no validation, and no end",
+			FitConfig{Epochs: 3, Validation: sizes(all, 3)},
+			[]Callback{stopAfter(2)},
+			[]string{
+				"train", "epoch 0/3 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples",
+				"done: 2 steps, stopped true, error <nil>",
+			},
+		},
+		{"stop in the last step: an end", FitConfig{Epochs: 3}, []Callback{stopAfter(3)}, []string{
+			"train", "epoch 0/3 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+			"end 0: 3 steps, 10 examples, validated false",
+			"done: 3 steps, stopped true, error <nil>",
 		}},
+		{
+			"stop in the last step before validation: no end",
+			FitConfig{Epochs: 3, Validation: sizes(all, 3)},
+			[]Callback{stopAfter(3)},
+			[]string{
+				"train", "epoch 0/3 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+				"done: 3 steps, stopped true, error <nil>",
+			},
+		},
 		{"stop at the beginning", FitConfig{}, []Callback{{OnEpochBegin: func(context.Context, EpochBegin) error { return ErrStop }}}, []string{
 			"train", "epoch 0/1 of 3", "done: 0 steps, stopped true, error <nil>",
 		}},
 		{"failing callback", FitConfig{}, []Callback{stopAfter(1), {OnStepEnd: func(context.Context, Step) error { return errors.New("full disk") }}}, []string{
 			"train", "epoch 0/1 of 3", "step 1/3: 4 examples", "done: 1 steps, stopped false, error full disk",
 		}},
-		{"failing at the end of an epoch that was stopped", FitConfig{}, []Callback{stopAfter(1), {OnEpochEnd: func(context.Context, Epoch) error { return errors.New("full disk") }}}, []string{
-			"train", "epoch 0/1 of 3", "step 1/3: 4 examples", "end 0: 1 steps, 4 examples, validated false", "done: 1 steps, stopped false, error full disk",
+		{"failing at the end of an epoch that was stopped", FitConfig{}, []Callback{
+			stopAfter(3),
+			{OnEpochEnd: func(context.Context, Epoch) error { return errors.New("full disk") }},
+		}, []string{
+			"train", "epoch 0/1 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+			"end 0: 3 steps, 10 examples, validated false",
+			"done: 3 steps, stopped false, error full disk",
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -6,8 +6,8 @@ import "time"
 type History struct {
 	Epochs  []Epoch // also the one that was not finished
 	Steps   int     // batches, skipped ones included
-	Skipped int     // batches whose weights added up to 0
-	Stopped bool    // a callback ended training
+	Skipped int     // batches whose weights added up to 0, or that Config.NotFinite has left out
+	Stopped bool    // a callback or Trainer.Stop ended training
 	Speed   Speed
 }
 

@@ -3,8 +3,10 @@ package train
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,11 +52,10 @@ func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error)
 	if cfg.Larger != nil {
 		larger = *cfg.Larger
 	}
-	return Callback{OnEpochEnd: func(ctx context.Context, e Epoch) error {
+	return Callback{OnTrainBegin: func(context.Context) error {
+		return cfg.check(t.metrics, t.fitting.cfg.Validation != nil)
+	}, OnEpochEnd: func(ctx context.Context, e Epoch) error {
 		if cfg.BestOnly {
-			if strings.HasPrefix(cfg.Monitor, "val_") && t.fitting.cfg.Validation == nil {
-				return fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s, and FitConfig.Validation is not set", cfg.Monitor)
-			}
 			best, err := isBest(t.fitting.history.Epochs, cfg.Monitor, larger)
 			if err != nil || !best {
 				return err
@@ -72,6 +73,30 @@ func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error)
 		}
 		return t.Export(ctx, path, metadata)
 	}}, nil
+}
+
+// check returns an error if the numbers that it needs will not be there.
+func (c *ModelCheckpointConfig) check(metrics []string, validated bool) error {
+	known := map[string]bool{"loss": true, "val_loss": validated}
+	for _, name := range metrics {
+		known[name], known["val_"+name] = true, validated
+	}
+	if there, ok := known[c.Monitor]; c.BestOnly && !ok {
+		return fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s: the model has no such metric", c.Monitor)
+	} else if c.BestOnly && !there {
+		return fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s, and FitConfig.Validation is not set", c.Monitor)
+	}
+	known["epoch"], known["step"] = true, true
+	for _, m := range placeholder.FindAllStringSubmatch(c.Path, -1) {
+		if there, ok := known[m[1]]; !ok {
+			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: there is no %s to put into it: want one of %s",
+				c.Path, m[1], strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		} else if !there {
+			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: there is no %s to put into it, as "+
+				"FitConfig.Validation is not set", c.Path, m[1])
+		}
+	}
+	return nil
 }
 
 // numbers returns loss and metrics by the names that Keras gives them in its logs.
@@ -94,9 +119,6 @@ func isBest(epochs []Epoch, monitor string, larger bool) (bool, error) {
 	last := len(epochs) - 1
 	now, ok := epochs[last].numbers()[monitor]
 	if !ok {
-		if strings.HasPrefix(monitor, "val_") && epochs[last].Validation == nil {
-			return false, nil // the epoch was not finished
-		}
 		return false, fmt.Errorf("train: ModelCheckpointConfig.Monitor is %s: the model has no such metric", monitor)
 	}
 	for _, e := range epochs[:last] {

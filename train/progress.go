@@ -57,10 +57,11 @@ type progress struct {
 	shown    time.Time     // when the last line was written
 	duration time.Duration // of the epoch's steps
 	open     bool          // the cursor stands behind an unfinished line
+	pending  *Step         // the last step of the epoch, if it is not shown
 }
 
 func (p *progress) begin(e EpochBegin) {
-	p.epoch, p.duration, p.shown = e, e.Elapsed, time.Now()
+	p.epoch, p.duration, p.shown, p.pending = e, e.Elapsed, time.Now(), nil
 	if p.cfg.Mode == ProgressBar {
 		fmt.Fprintf(p.cfg.Out, "Epoch %d/%d\n", e.Epoch+1, e.Epochs)
 		p.shown = time.Time{} // the first step is shown at once
@@ -74,10 +75,15 @@ func (p *progress) step(s Step) {
 		every = redrawEvery
 	}
 	now := time.Now()
-	if now.Sub(p.shown) < every {
+	if p.pending = &s; now.Sub(p.shown) < every {
 		return
 	}
 	p.shown = now
+	p.show(s)
+}
+
+func (p *progress) show(s Step) {
+	p.pending = nil
 	r := s.Mean()
 	if p.cfg.Mode == ProgressPlain {
 		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps), p.rate(s.Step, r), numbers(r, "", " ", ", "))
@@ -94,6 +100,7 @@ func (p *progress) step(s Step) {
 }
 
 func (p *progress) end(e Epoch) {
+	p.pending = nil
 	r, val := e.Result, ""
 	if p.cfg.Mode == ProgressPlain {
 		if e.Validation != nil {
@@ -118,8 +125,11 @@ func (p *progress) end(e Epoch) {
 	p.open = false
 }
 
-// close ends a line that an error, or the end of training, left open.
+// close shows how far an unfinished epoch came, and ends a line that is left open.
 func (p *progress) close() {
+	if p.pending != nil {
+		p.show(*p.pending)
+	}
 	if p.open {
 		fmt.Fprintln(p.cfg.Out)
 	}
@@ -184,7 +194,7 @@ func plural(n int, word string) string {
 // numbers prints loss and metrics: prefix before each name, is between name and number, and sep between two of them.
 func numbers(r Result, prefix, is, sep string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%sloss%s%.4f", prefix, is, r.Loss)
+	fmt.Fprintf(&b, "%sloss%s%.4g", prefix, is, r.Loss)
 	for _, name := range r.names() {
 		fmt.Fprintf(&b, "%s%s%s%s%.4f", sep, prefix, name, is, r.Metrics[name])
 	}

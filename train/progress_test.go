@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -23,12 +24,12 @@ func replay(t *testing.T, cfg ProgressConfig, steps, known int) string {
 			m := &mean{names: []string{"accuracy"}, sums: []float64{0}}
 			for step := 1; step <= steps; step++ {
 				time.Sleep(500 * time.Millisecond)
-				m.loss, m.weight, m.examples, m.sums[0] = float64(64*step)/4, float64(64*step), int64(64*step), float64(48*step)
+				m.loss, m.weight, m.examples, m.sums[0] = float64(64*step)*0.2512, float64(64*step), int64(64*step), float64(48*step)
 				check(t, c.OnStepEnd(ctx, Step{EpochBegin: begin, Step: step, Examples: 64, Duration: 500 * time.Millisecond, mean: m}))
 			}
 			e := Epoch{Result: m.result(), Epoch: epoch, Steps: steps, Duration: time.Duration(steps) * 500 * time.Millisecond}
 			if epoch == 1 {
-				e.Validation = &Result{Loss: 0.5, Metrics: map[string]float64{"accuracy": 0.625}}
+				e.Validation = &Result{Loss: 0.5125, Metrics: map[string]float64{"accuracy": 0.625}}
 			}
 			check(t, c.OnEpochEnd(ctx, e))
 		}
@@ -54,17 +55,17 @@ func TestProgressGoesOn(t *testing.T) {
 		check(t, c.OnStepEnd(t.Context(), Step{Step: step, Duration: 500 * time.Millisecond, mean: m}))
 	}
 	check(t, c.OnEpochEnd(t.Context(), Epoch{Result: m.result(), Epoch: 1, Steps: 30, Duration: 15 * time.Second}))
-	if want := "epoch 2/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.0000\n"; out.String() != want {
+	if want := "epoch 2/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0\n"; out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)
 	}
 }
 
 func TestProgressPlain(t *testing.T) {
 	got := replay(t, ProgressConfig{Unit: "images"}, 30, 30)
-	want := `epoch 1/2, step 20/30: 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500
-epoch 1/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500
-epoch 2/2, step 20/30: 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500
-epoch 2/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.2500, accuracy 0.7500, val_loss 0.5000, val_accuracy 0.6250
+	want := `epoch 1/2, step 20/30: 500ms/step, 128 images/s, loss 0.2512, accuracy 0.7500
+epoch 1/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.2512, accuracy 0.7500
+epoch 2/2, step 20/30: 500ms/step, 128 images/s, loss 0.2512, accuracy 0.7500
+epoch 2/2: 30 steps in 15.0s, 500ms/step, 128 images/s, loss 0.2512, accuracy 0.7500, val_loss 0.5125, val_accuracy 0.6250
 `
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -78,13 +79,13 @@ func TestProgressBar(t *testing.T) {
 	}
 	got = replay(t, ProgressConfig{Mode: ProgressBar, Unit: "images", Width: func() int { return 120 }}, 2, 4)
 	want := "Epoch 1/2\n" +
-		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/4 ━━━━━━━━━━━━──────────── 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500\x1b[K\n" +
+		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2512 - accuracy: 0.7500\x1b[K" +
+		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2512 - accuracy: 0.7500\x1b[K" +
+		"\r2/4 ━━━━━━━━━━━━──────────── 1.0s, 500ms/step, 128 images/s - loss: 0.2512 - accuracy: 0.7500\x1b[K\n" +
 		"Epoch 2/2\n" +
-		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2500 - accuracy: 0.7500\x1b[K" +
-		"\r2/4 ━━━━──── 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500 - val_loss: 0.5000 - val_accuracy: 0.6250\x1b[K\n"
+		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2512 - accuracy: 0.7500\x1b[K" +
+		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2512 - accuracy: 0.7500\x1b[K" +
+		"\r2/4 ━━━━──── 1.0s, 500ms/step, 128 images/s - loss: 0.2512 - accuracy: 0.7500 - val_loss: 0.5125 - val_accuracy: 0.6250\x1b[K\n"
 	if got != want {
 		t.Errorf("got\n%q\nwant\n%q", got, want)
 	}
@@ -94,29 +95,29 @@ func TestProgressBar(t *testing.T) {
 func TestProgressBarByWidth(t *testing.T) {
 	for width, want := range map[int][3]string{ // a step, and the two lines of the last epoch's end
 		80: {
-			"2/4 ━━━━━━━━──────── 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500",
-			"2/4 ━━━━━───── 1.0s, 500ms/step, 128 images/s - loss: 0.2500 - accuracy: 0.7500",
-			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+			"2/4 ━━━━━━━━──────── 500ms/step, 128 images/s - loss: 0.2512 - accuracy: 0.7500",
+			"2/4 ━━━━━───── 1.0s, 500ms/step, 128 images/s - loss: 0.2512 - accuracy: 0.7500",
+			"    val_loss: 0.5125 - val_accuracy: 0.6250",
 		},
 		60: {
-			"2/4 ━━━━━───── 500ms/step - loss: 0.2500 - accuracy: 0.7500",
-			"2/4 ━━━━━━━━──────── 1.0s - loss: 0.2500 - accuracy: 0.7500",
-			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+			"2/4 ━━━━━───── 500ms/step - loss: 0.2512 - accuracy: 0.7500",
+			"2/4 ━━━━━━━━──────── 1.0s - loss: 0.2512 - accuracy: 0.7500",
+			"    val_loss: 0.5125 - val_accuracy: 0.6250",
 		},
 		45: {
-			"2/4 ━━━━──── loss: 0.2500 - accuracy: 0.7500",
-			"2/4 ━━━━──── loss: 0.2500 - accuracy: 0.7500",
-			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+			"2/4 ━━━━──── loss: 0.2512 - accuracy: 0.7500",
+			"2/4 ━━━━──── loss: 0.2512 - accuracy: 0.7500",
+			"    val_loss: 0.5125 - val_accuracy: 0.6250",
 		},
 		36: {
-			"2/4 loss: 0.2500 - accuracy: 0.7500",
-			"2/4 loss: 0.2500 - accuracy: 0.7500",
-			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+			"2/4 loss: 0.2512 - accuracy: 0.7500",
+			"2/4 loss: 0.2512 - accuracy: 0.7500",
+			"    val_loss: 0.5125 - val_accuracy: 0.6250",
 		},
 		25: {
-			"2/4 loss: 0.2500 - accu…",
-			"2/4 loss: 0.2500 - accuracy: 0.7500",
-			"    val_loss: 0.5000 - val_accuracy: 0.6250",
+			"2/4 loss: 0.2512 - accu…",
+			"2/4 loss: 0.2512 - accuracy: 0.7500",
+			"    val_loss: 0.5125 - val_accuracy: 0.6250",
 		},
 	} {
 		lines := strings.FieldsFunc(replay(t, ProgressConfig{Mode: ProgressBar, Unit: "images", Width: func() int { return width }}, 2, 4), func(r rune) bool { return r == '\r' || r == '\n' })
@@ -137,6 +138,44 @@ func TestProgressFits(t *testing.T) {
 			if n := utf8.RuneCountInString(line); n >= max(width, 2) && !last && !strings.HasPrefix(line, "Epoch ") {
 				t.Fatalf("width %d: %d columns: %q", width, n, line)
 			}
+		}
+	}
+}
+
+// TestProgressOfUnfinishedEpoch: the last line says how far training came.
+func TestProgressOfUnfinishedEpoch(t *testing.T) {
+	for mode, want := range map[ProgressMode]string{
+		ProgressPlain: "epoch 1/1, step 2/3: ",
+		ProgressBar:   "2/3 ",
+	} {
+		var out strings.Builder
+		trainer, _ := newFake(t, 1, 4, fakeModel{})
+		stop := Callback{OnStepEnd: func(_ context.Context, s Step) error {
+			if s.Step == 2 {
+				return ErrStop
+			}
+			return nil
+		}}
+		_, err := trainer.Fit(t.Context(), sizes(lineExamples(12), 4, 4, 4), FitConfig{
+			Callbacks: []Callback{NewProgress(ProgressConfig{Out: &out, Mode: mode}), stop},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := out.String()[strings.LastIndexAny(strings.TrimSuffix(out.String(), "\n"), "\n\r")+1:]
+		if !strings.HasPrefix(last, want) || !strings.HasSuffix(last, "\n") {
+			t.Errorf("the last line is %q, want one that begins with %q", last, want)
+		}
+	}
+}
+
+// TestProgressOfLosses: small and large losses have four digits.
+func TestProgressOfLosses(t *testing.T) {
+	for loss, want := range map[float64]string{
+		0.00001234567: "1.235e-05", 2.302585: "2.303", 123456: "1.235e+05", math.NaN(): "NaN",
+	} {
+		if got := numbers(Result{Loss: loss}, "val_", " ", ""); got != "val_loss "+want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }

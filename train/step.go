@@ -15,13 +15,38 @@ import (
 // scalarName is what errors call the vector of loss and metrics.
 var scalarNames = []string{"loss and metrics"}
 
-// step makes one training step: gradients, their sum over replicas, apply, and then the new values on all replicas or on none. stop
-// says that a worker had asked to stop before: then it was not made, on any worker.
-func (t *Trainer) step(ctx context.Context, g *globalBatch) (stop bool, err error) {
+// step makes one training step: gradients, their sum over replicas, apply, and then the new values on all
+// replicas or on none. stop says that a worker had asked to stop before: then it was not made, on any worker.
+// problem is not nil if loss or gradients are not finite; then made says whether the step was taken all the
+// same.
+func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, problem *NotFiniteError, err error) {
 	g.stop = t.wantsStop()
-	return t.transact(ctx, g, func(ctx context.Context, r *distribute.Replica) error {
-		return t.reduceAndApply(ctx, r, g)
-	})
+	once := func() (stop bool, err error) {
+		for i := range t.parts {
+			t.parts[i].notFinite = -1
+		}
+		return t.transact(ctx, g, func(ctx context.Context, r *distribute.Replica) error {
+			return t.reduceAndApply(ctx, r, g)
+		})
+	}
+	g.tolerated = t.tolerates()
+	if stop, err = once(); !errors.Is(err, errNotFinite) {
+		if made = err == nil && !stop; made && !t.allFinite() { // one of those that nobody is told of
+			t.notFinite++
+			loss, _ := t.scalars()
+			problem = &NotFiniteError{
+				Step: t.committed, Loss: loss, Replica: -1, Example: -1,
+				Detail: "the first ones are in the log, with why",
+			}
+		}
+		return made, stop, problem, err
+	}
+	if problem, err = t.report(ctx, g, false); err != nil || t.config.NotFinite == SkipNotFinite {
+		return false, false, problem, err
+	}
+	g.tolerated = true // the same step once more: the report has computed it anew
+	stop, err = once()
+	return err == nil && !stop, stop, problem, err
 }
 
 // reduceAndApply applies each of the program's packs when its gradients are there, while those of later packs still travel.
@@ -47,6 +72,7 @@ func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *
 		t.replicaAt(r, PhasePacks)
 		for _, i := range done {
 			k := t.flatPacks[i]
+			p.checkSums(r.LocalID(), len(t.parts), p.flat.dst[i:i+1], func(int) int { return t.flatParameters[i] })
 			if p.flat.left[k]--; p.flat.left[k] > 0 {
 				continue
 			}
@@ -95,11 +121,15 @@ func (p *part) take(packs []pack, gradients []*tensor.Tensor) {
 	}
 }
 
-// transact runs f on every replica, then commits on all or, if any failed or a worker had asked to stop, discards on all. g is the batch
-// whose scalars f reduces; nil: it reduces none.
+// transact runs f on every replica, then commits on all or, if any failed or a worker had asked to stop,
+// discards on all. g is the batch whose scalars f reduces; nil: it reduces none. If they are not finite, and
+// that is not tolerated, it ends with errNotFinite.
 func (t *Trainer) transact(ctx context.Context, g *globalBatch, f func(context.Context, *distribute.Replica) error) (stop bool, err error) {
 	err = t.run(ctx, f)
 	stop = err == nil && g != nil && t.stopAgreed()
+	if err == nil && !stop && g != nil && !g.tolerated && !t.allFinite() {
+		err = errNotFinite
+	}
 	if err != nil || stop {
 		t.discard()
 		return stop, err
@@ -181,6 +211,7 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g 
 		if err := r.AllReduceInto(ctx, distribute.Sum, p.sums[k], p.gradients[k], pack.names); err != nil {
 			return err
 		}
+		p.checkSums(r.LocalID(), len(t.parts), p.sums[k], func(i int) int { return pack.parameters[i] })
 	}
 	return t.reduceScalars(ctx, r, g, out.Loss, out.Metrics)
 }
@@ -198,6 +229,9 @@ func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *g
 	local[0] = loss
 	n := copy(local[1:], metrics)
 	t.putAgreement(g, local[1+n:])
+	if p.notFinite >= 0 {
+		local[1+n+agreedNotFinite] = 1
+	}
 	if err := r.AllReduceInto(ctx, distribute.Sum, p.global, p.local, scalarNames); err != nil {
 		return err
 	}

@@ -26,6 +26,9 @@ type Trainer struct {
 	applySums func(ctx context.Context, replica, pack int) error // the program's Apply, or its ApplyInPlace
 	flatNames []string                                           // of all packs' parameters, one pack after the other
 	flatPacks []int                                              // the pack of each
+
+	flatParameters []int // the parameter of each
+
 	metrics   []string
 	variables []engine.Variable
 	committed int64       // steps whose values are visible
@@ -38,6 +41,8 @@ type Trainer struct {
 	initial  uint64      // first bits of a hash of what the model began with on this worker, before the chief's values; with several workers
 	stopping atomic.Bool // Stop was called
 	wish     bool        // a callback of the Fit in progress has asked to stop, which the other workers do not know yet
+
+	notFinite int // batches that were not finite, and did not end what it was
 }
 
 // pack is a group of parameters that is reduced and applied at once.
@@ -54,6 +59,7 @@ type part struct {
 	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics, and what the workers agree on
 	global    []*tensor.Tensor   // the same, over all replicas
 	flat      flat               // gradients and sums as one list
+	notFinite int                // the first parameter whose gradient's sum was found not to be finite; -1: none
 
 	replica *distribute.Replica // of the step in progress
 }
@@ -61,14 +67,16 @@ type part struct {
 // New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer. With several workers all call New,
 // with the same model and configuration; they begin with the chief's initial values.
 func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
-	if err := cfg.complete(ctx); err != nil {
-		return nil, err
-	}
 	if s.Engine() == nil {
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
+	t := &Trainer{strategy: s, assigned: assigned{variable: -1}}
+	if err := cfg.complete(ctx, s.Options().Timeout); err != nil {
+		t.tellOthers(ctx, err)
+		return nil, err
+	}
 	n := s.NumReplicasInSync()
-	t := &Trainer{strategy: s, config: cfg, assigned: assigned{variable: -1}}
+	t.config = cfg
 	if err := t.refuseShard(cfg.Data); cfg.Data != nil && err != nil {
 		err = fmt.Errorf("train: Config.Data: %w", err)
 		t.tellOthers(ctx, err)
@@ -108,6 +116,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 		for _, name := range pack.names {
 			t.flatNames, t.flatPacks = append(t.flatNames, name), append(t.flatPacks, k)
 		}
+		t.flatParameters = append(t.flatParameters, pack.parameters...)
 	}
 	for replica := range s.EngineDevices() {
 		t.parts = append(t.parts, t.newPart(replica))
@@ -176,7 +185,7 @@ func packsOf(p engine.Program) []pack {
 }
 
 func (t *Trainer) newPart(replica int) part {
-	var p part
+	p := part{notFinite: -1}
 	parameters := t.program.Parameters()
 	for k, pack := range t.packs {
 		var inputs []*tensor.Tensor

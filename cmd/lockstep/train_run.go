@@ -384,7 +384,7 @@ func (r *trainRun) report() error {
 	var t table
 	if r.test != nil {
 		t.row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
-		t.row("test loss", "%.4f", r.test.Loss)
+		t.row("test loss", "%.4g", r.test.Loss)
 	} else {
 		t.row("test accuracy", "not taken: interrupted")
 	}

@@ -1,0 +1,345 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/engine"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// NotFinitePolicy says what [Trainer.Fit] and [Trainer.Evaluate] do when the loss of a batch, or a gradient, is
+// an infinity or NaN.
+type NotFinitePolicy uint8
+
+// The policies. Under each of them all workers do the same.
+const (
+	// FailNotFinite ends with a [NotFiniteError]. No variable changes.
+	FailNotFinite NotFinitePolicy = iota
+	// WarnNotFinite logs a warning, and takes the step. It logs the 1st, 2nd, 4th, 8th, … such batch.
+	WarnNotFinite
+	// SkipNotFinite logs a warning, as WarnNotFinite does, and leaves the step out: no variable changes, and
+	// the batch counts as skipped. Where a variable itself is not finite, no later step can mend it: that
+	// fails, as FailNotFinite does. Evaluate leaves nothing out: it only warns.
+	SkipNotFinite
+)
+
+// String returns the policy's name: "error", "warn", "skip".
+func (p NotFinitePolicy) String() string {
+	if names := [...]string{"error", "warn", "skip"}; int(p) < len(names) {
+		return names[p]
+	}
+	return fmt.Sprintf("NotFinitePolicy(%d)", uint8(p))
+}
+
+// NotFiniteError reports that the loss of a global batch, or a gradient, is an infinity or NaN, and what is the
+// first thing that is not as it should be. It is the same on all workers.
+type NotFiniteError struct {
+	// Step is the step that found it, counted as [Trainer.Steps] counts, from 1; for an evaluation the steps
+	// made so far.
+	Step int64
+	// Loss is that of the whole global batch.
+	Loss float64
+	// Replica is the one that Detail is about, or -1 if every replica's share is finite by itself.
+	Replica int
+	// Example is the example that Detail is about, an index into the global batch, or -1 if it is about none.
+	Example int
+	// Detail says what is not finite, or out of range, and what to do.
+	Detail string
+
+	evaluation bool
+	persists   bool // a variable is not finite: it remains so
+}
+
+// Error implements error.
+func (e *NotFiniteError) Error() string {
+	step := fmt.Sprintf("step %d", e.Step)
+	if e.evaluation {
+		step = fmt.Sprintf("the evaluation after step %d", e.Step)
+	}
+	what := fmt.Sprintf("the loss of %s is %v", step, e.Loss)
+	if finite(e.Loss) {
+		what = fmt.Sprintf("a gradient of %s is not finite, though its loss is %.4g", step, e.Loss)
+	}
+	if e.Replica >= 0 {
+		return fmt.Sprintf("%s: on replica %d %s", what, e.Replica, e.Detail)
+	}
+	return fmt.Sprintf("%s: %s", what, e.Detail)
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// errNotFinite is the end of a step that is to be discarded.
+var errNotFinite = errors.New("not finite")
+
+// tolerates reports whether a batch that is not finite counts as any other, without a word.
+func (t *Trainer) tolerates() bool {
+	n := t.notFinite + 1
+	return t.config.NotFinite == WarnNotFinite && n&(n-1) != 0
+}
+
+// allFinite reports whether loss and gradients of the last batch are finite, on all replicas. Every worker has
+// the same answer.
+func (t *Trainer) allFinite() bool {
+	s := tensor.Data[float64](t.parts[0].global[0])
+	return finite(s[0]) && s[1+len(t.metrics)+agreedNotFinite] == 0
+}
+
+// checkSums notes the first gradient whose sum over all replicas is not finite. All replicas have the same
+// sums, so each replica of a worker checks some of them. parameter returns which one sum i is of.
+func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameter func(i int) int) {
+	for i, s := range sums {
+		if k := parameter(i); k%locals == local && (p.notFinite < 0 || k < p.notFinite) &&
+			tensor.FirstNotFinite(s) >= 0 {
+			p.notFinite = k
+		}
+	}
+}
+
+// report handles a batch that is not finite: it finds out why, and returns that as an error, or logs it. Every
+// worker calls it. The caller must have discarded the step.
+func (t *Trainer) report(ctx context.Context, g *globalBatch, evaluation bool) (*NotFiniteError, error) {
+	e := &NotFiniteError{Step: t.committed, Loss: tensor.Data[float64](t.parts[0].global[0])[0], evaluation: evaluation}
+	if !evaluation {
+		e.Step++
+	}
+	if err := t.inspect(ctx, g, e); err != nil {
+		return e, fmt.Errorf("%w; finding out why: %w", e, err)
+	}
+	if t.config.NotFinite == FailNotFinite || e.persists && !evaluation && t.config.NotFinite == SkipNotFinite {
+		return e, e
+	}
+	if t.notFinite++; t.notFinite&(t.notFinite-1) == 0 {
+		does := "the step is taken"
+		switch {
+		case evaluation:
+			does = "the evaluation goes on"
+		case t.config.NotFinite == SkipNotFinite:
+			does = "the step is skipped"
+		}
+		t.config.Logger.Warn("train: not finite: "+does, "why", e.Error(), "so far", t.notFinite)
+	}
+	return e, nil
+}
+
+// finding is what one replica finds about its share of a batch.
+type finding struct {
+	Cause   cause  `json:"cause"`
+	Example int    `json:"example"` // in the global batch; -1: none
+	Detail  string `json:"detail"`
+	Sum     int    `json:"sum"` // the first parameter whose gradient's sum over replicas is not finite; -1: none
+}
+
+// cause orders findings: what makes others not finite comes first.
+type cause uint8
+
+const (
+	causeVariable cause = iota
+	causeInput
+	causeLabel
+	causeLoss
+	causeGradient
+	causeNone
+)
+
+// inspect completes e: every replica computes its share of the batch again, with the same values and the same
+// random numbers, looks for what is not finite, and tells all others.
+func (t *Trainer) inspect(ctx context.Context, g *globalBatch, e *NotFiniteError) error {
+	var all []byte
+	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
+		var gradients []*tensor.Tensor
+		if !e.evaluation {
+			out, err := t.gradients(ctx, r, g)
+			if err != nil {
+				return err
+			}
+			gradients = out.Tensors
+		}
+		f, err := t.find(r, g, gradients)
+		if err != nil {
+			return err
+		}
+		text, err := json.Marshal(f)
+		if err != nil {
+			return err
+		}
+		gathered, err := r.AllGather(ctx, tensor.Of(text, len(text)), 0)
+		if err != nil {
+			return err
+		}
+		if r.LocalID() == 0 {
+			all = tensor.Data[byte](gathered.(*tensor.Tensor))
+		}
+		return nil
+	})
+	t.discard()
+	if err != nil {
+		return err
+	}
+	findings, err := decodeFindings(all)
+	if err != nil {
+		return err
+	}
+	e.conclude(findings, t.Parameters())
+	return nil
+}
+
+func decodeFindings(text []byte) (list []finding, err error) {
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		var f finding
+		switch err := d.Decode(&f); {
+		case errors.Is(err, io.EOF):
+			return list, nil
+		case err != nil:
+			return nil, err
+		}
+		list = append(list, f)
+	}
+}
+
+// conclude takes the first cause, of the first replica that has it.
+func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable) {
+	e.Replica, e.Example = -1, -1
+	e.Detail = "no replica's share is: want a smaller learning rate, or a loss that cannot overflow"
+	first, sum := finding{Cause: causeNone}, -1
+	for replica, f := range byReplica {
+		if f.Cause < first.Cause {
+			first, e.Replica, e.Example, e.Detail = f, replica, f.Example, f.Detail
+		}
+		if f.Sum >= 0 && (sum < 0 || f.Sum < sum) {
+			sum = f.Sum
+		}
+	}
+	e.persists = first.Cause == causeVariable
+	if first.Cause == causeNone && sum >= 0 {
+		v := parameters[sum]
+		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: want a wider "+
+			"type, a smaller loss, or fewer replicas", v.Name, v.DType)
+	}
+}
+
+// find looks at one replica's share of a batch, for which the program has just computed loss and gradients.
+func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tensor.Tensor) (finding, error) {
+	local := r.LocalID()
+	rows := g.rows[r.ID()]
+	share := g.shares[local]
+	f := finding{Example: -1, Sum: t.parts[local].notFinite}
+	for i, v := range t.variables {
+		value, err := t.program.Read(local, i)
+		if err != nil {
+			return f, fmt.Errorf("reading %s: %w", v.Name, err)
+		}
+		if at := tensor.FirstNotFinite(value); at >= 0 {
+			f.Cause = causeVariable
+			f.Detail = fmt.Sprintf("the %v %s is not finite already before: element %s is %v: an earlier step, or "+
+				"who set it, made it so: want a smaller learning rate, or the gradients clipped",
+				v.Role, v.Name, position(value.Shape(), at), value.Float64s()[at])
+			return f, nil
+		}
+	}
+	if t.findElement(&f, r, g, func(weight float32) bool { return weight != 0 }) {
+		return f, nil
+	}
+	inspector, ok := t.program.(engine.Inspector)
+	if ok {
+		for i, classes := range inspector.Classes() {
+			for row := range rows {
+				if classes == 0 || share.Weights[row] == 0 {
+					continue
+				}
+				one := share.Labels[i].Rows(row, row+1)
+				bad := func(x float64) bool { return x < 0 || x >= float64(classes) }
+				if at := slices.IndexFunc(one.Float64s(), bad); at >= 0 {
+					f.Cause, f.Example = causeLabel, r.ID()*g.per+row
+					f.Detail = fmt.Sprintf("%s: label %d is %v, but the model has %d outputs for the classes: "+
+						"want labels from 0 to %d, or a model of more outputs",
+						g.exampleText(f.Example), i, one.Float64s()[at], classes, classes-1)
+					return f, nil
+				}
+			}
+		}
+	}
+	if ok && rows > 0 {
+		losses, err := inspector.Losses(local)
+		if err != nil {
+			return f, err
+		}
+		for row := range rows {
+			if share.Weights[row] != 0 && !finite(losses[row]) {
+				f.Cause, f.Example = causeLoss, r.ID()*g.per+row
+				f.Detail = fmt.Sprintf("%s: its loss is %v, though its inputs and labels and all variables are "+
+					"finite: the model or the loss overflows, or takes the logarithm or root of a number that has none",
+					g.exampleText(f.Example), losses[row])
+				return f, nil
+			}
+		}
+	}
+	// The loss of an example of weight 0 does not count, but its gradient may be 0 times an infinity.
+	if len(gradients) > 0 && t.findElement(&f, r, g, func(weight float32) bool { return weight == 0 }) {
+		return f, nil
+	}
+	for i, x := range gradients {
+		if at := tensor.FirstNotFinite(x); at >= 0 {
+			f.Cause = causeGradient
+			f.Detail = fmt.Sprintf("the gradient of %s is the first that is not finite: element %s is %v: clip "+
+				"what the model divides by or takes the root or logarithm of, or want a wider type than %v",
+				t.Parameters()[i].Name, position(x.Shape(), at), x.Float64s()[at], x.DType())
+			return f, nil
+		}
+	}
+	f.Cause = causeNone
+	return f, nil
+}
+
+// findElement looks for an element of an input or a label that is not finite, among the examples with certain weights.
+func (t *Trainer) findElement(f *finding, r *distribute.Replica, g *globalBatch,
+	wanted func(weight float32) bool,
+) bool {
+	share := g.shares[r.LocalID()]
+	for row := range g.rows[r.ID()] {
+		if !wanted(share.Weights[row]) {
+			continue
+		}
+		for _, list := range []struct {
+			kind    string
+			cause   cause
+			tensors []*tensor.Tensor
+		}{{"input", causeInput, share.Inputs}, {"label", causeLabel, share.Labels}} {
+			for i, x := range list.tensors {
+				one := x.Rows(row, row+1)
+				at := tensor.FirstNotFinite(one)
+				if at < 0 {
+					continue
+				}
+				f.Cause, f.Example = list.cause, r.ID()*g.per+row
+				f.Detail = fmt.Sprintf("%s: %s %d is not finite: element %s is %v: mend the data, or leave the "+
+					"example out",
+					g.exampleText(f.Example), list.kind, i, position(one.Shape()[1:], at), one.Float64s()[at])
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// exampleText names an example of the batch.
+func (g *globalBatch) exampleText(i int) string {
+	return fmt.Sprintf("example %d (counted from 0) of batch %d of the data", i, g.place.batch+1)
+}
+
+// position returns where element i of a tensor of some shape is: "(2, 0)".
+func position(shape []int, i int) string {
+	at := make([]int, len(shape))
+	for axis := len(shape) - 1; axis >= 0; axis-- {
+		at[axis] = i % shape[axis]
+		i /= shape[axis]
+	}
+	return tensor.FormatShape(at)
+}
