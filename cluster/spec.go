@@ -1,13 +1,16 @@
 package cluster
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // ErrInvalid is what every error of this package about a wrong specification, argument or environment matches.
@@ -39,34 +42,131 @@ func numbered(addresses []string) map[int]string {
 }
 
 // ParseSpec makes a spec of a JSON value as TF_CONFIG's "cluster" has it: an object whose values are arrays of addresses,
-// or objects from index to address.
+// or objects from index to address. An index is read as Python's int reads it; of two spellings of one index the last counts.
+// A job may have no tasks, and an address may be any text.
 func ParseSpec(text []byte) (Spec, error) {
-	var jobs map[string]json.RawMessage
-	if err := json.Unmarshal(text, &jobs); err != nil {
-		return nil, errorf("a cluster is an object from job to tasks: %w", err)
+	jobs, err := parseObject(text)
+	if err != nil {
+		return nil, errorf("a cluster is an object from job to tasks, not %s: %w", clip(string(text)), err)
 	}
 	s := Spec{}
-	for job, raw := range jobs {
-		var list []string
-		if json.Unmarshal(raw, &list) == nil && list != nil {
-			s[job] = numbered(list)
-			continue
+	for _, job := range slices.Sorted(maps.Keys(jobs)) { // so that of several errors it is always the same
+		if !isText(job) {
+			return nil, errorf("the name of the job %q is not valid Unicode", job)
 		}
-		var sparse map[string]string
-		if err := json.Unmarshal(raw, &sparse); err != nil || sparse == nil {
-			return nil, errorf("the tasks for job '%s' must be a list of addresses, or an object from index to address: %s", job, clip(string(raw)))
-		}
-		s[job] = map[int]string{}
-		for key, address := range sparse {
-			index, err := strconv.Atoi(key)
-			if err != nil || index < 0 {
-				return nil, errorf("job '%s' has a task with index %q: want a number from 0", job, key)
-			}
-			s[job][index] = address
+		if s[job], err = parseTasks(job, jobs[job]); err != nil {
+			return nil, err
 		}
 	}
 	return s, nil
 }
+
+// parseTasks reads the tasks of a job: a list of addresses, or an object from index to address.
+func parseTasks(job string, raw json.RawMessage) (map[int]string, error) {
+	items := map[int]json.RawMessage{}
+	switch raw[0] {
+	case '[':
+		var list []json.RawMessage
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return nil, err
+		}
+		for i, item := range list {
+			items[i] = item
+		}
+	case '{':
+		names, values, err := members(raw)
+		if err != nil {
+			return nil, err
+		}
+		for i, name := range names {
+			index, err := parseIndex(name)
+			if err != nil || index < 0 || index > math.MaxInt32 {
+				return nil, errorf("job '%s' has a task with index %q: want a whole number from 0 to %d", job, name, math.MaxInt32)
+			}
+			items[index] = values[i]
+		}
+	default:
+		return nil, errorf("the tasks for job '%s' must be a list of addresses, or an object from index to address: %s", job, clip(string(raw)))
+	}
+	tasks := map[int]string{}
+	for _, index := range slices.Sorted(maps.Keys(items)) {
+		var address string
+		if item := items[index]; json.Unmarshal(item, &address) != nil || !isGiven(item) || !isText(address) {
+			return nil, errorf("the address of task %d in job '%s' is %s: want a text, host:port", index, job, clip(string(item)))
+		}
+		tasks[index] = address
+	}
+	return tasks, nil
+}
+
+// members returns the names and the values of a JSON object, in their order. A name that is there twice has its first place
+// and its last value, as in Python.
+func members(object []byte) (names []string, values []json.RawMessage, err error) {
+	d := json.NewDecoder(bytes.NewReader(object))
+	if _, err := d.Token(); err != nil {
+		return nil, nil, err
+	}
+	at := map[string]int{}
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return nil, nil, err
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, nil, err
+		}
+		name, _ := token.(string)
+		if i, twice := at[name]; twice {
+			values[i] = value
+			continue
+		}
+		at[name] = len(names)
+		names, values = append(names, name), append(values, value)
+	}
+	return names, values, nil
+}
+
+// parseIndex reads a whole number as Python's int does, which TensorFlow uses for indices: digits of any script, single
+// underscores between them, a sign before, white space around.
+func parseIndex(text string) (int, error) {
+	text = strings.TrimSpace(text)
+	var ascii []byte
+	last := rune('_') // what stands before; no underscore may follow another, a sign or nothing
+	for i, r := range text {
+		switch {
+		case unicode.IsDigit(r):
+			ascii = append(ascii, '0'+digitValue(r))
+		case i == 0 && (r == '+' || r == '-'):
+			ascii, r = append(ascii, byte(r)), '_'
+		case r != '_' || last == '_':
+			return 0, strconv.ErrSyntax
+		}
+		last = r
+	}
+	if last == '_' {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.Atoi(string(ascii))
+}
+
+// digitValue returns the value of a decimal digit of any script: Unicode has them in runs from 0 to 9.
+func digitValue(r rune) byte {
+	for _, run := range unicode.Nd.R16 {
+		if rune(run.Lo) <= r && r <= rune(run.Hi) {
+			return byte((r - rune(run.Lo)) % 10)
+		}
+	}
+	for _, run := range unicode.Nd.R32 {
+		if rune(run.Lo) <= r && r <= rune(run.Hi) {
+			return byte((r - rune(run.Lo)) % 10)
+		}
+	}
+	return 0
+}
+
+// isText reports whether a decoded JSON string is valid Unicode: the decoder replaces what is not.
+func isText(s string) bool { return !strings.ContainsRune(s, unicode.ReplacementChar) }
 
 // clip shortens what an error shows of its input.
 func clip(s string) string {
@@ -109,7 +209,7 @@ func (s Spec) Dense(job string) bool {
 // Address returns the address of a task.
 func (s Spec) Address(t Task) (string, error) {
 	tasks, ok := s[t.Type]
-	if !ok {
+	if !ok || t.Type == "" {
 		return "", errorf("no such job in cluster: %s; it has %s", t.typeText(), s.jobsText())
 	}
 	address, ok := tasks[t.Index]
@@ -126,13 +226,17 @@ func (s Spec) jobsText() string {
 	return "'" + strings.Join(s.Jobs(), "', '") + "'"
 }
 
-// MarshalJSON writes the spec as TF_CONFIG has it: a job that is [Spec.Dense] as an array, a sparse one as an object.
+// MarshalJSON writes the spec as TF_CONFIG has it: a job that is [Spec.Dense] as an array; a sparse one, and one without
+// tasks, as an object.
 func (s Spec) MarshalJSON() ([]byte, error) {
 	out := map[string]any{}
 	for job, tasks := range s {
-		if s.Dense(job) {
-			out[job] = append([]string{}, s.Tasks(job)...)
-		} else {
+		switch {
+		case len(tasks) == 0:
+			out[job] = struct{}{}
+		case s.Dense(job):
+			out[job] = s.Tasks(job)
+		default:
 			out[job] = tasks
 		}
 	}

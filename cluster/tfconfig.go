@@ -3,9 +3,9 @@ package cluster
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"strconv"
-	"strings"
 )
 
 // TFConfig is a resolver that reads the environment variable TF_CONFIG (TensorFlow's TFConfigClusterResolver), which Keras,
@@ -14,8 +14,9 @@ import (
 //	{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"]},
 //	 "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
 //
-// A job may also be an object from index to address, and the index a string. The variable is read anew by each call. Not
-// set is an empty object: a process by itself.
+// A job may also be an object from index to address, and the index a string. Names are case-sensitive, unknown ones are
+// ignored. The variable is read anew by each call, and each method reads only the parts that it needs, so that an error in
+// one part does not affect the others. Not set is an empty object: a process by itself.
 type TFConfig struct {
 	Overrides    *Task                          // replaces the task of TF_CONFIG, as far as it is known
 	Layer        string                         // replaces rpc_layer
@@ -26,21 +27,10 @@ type TFConfig struct {
 
 var _ Resolver = (*TFConfig)(nil)
 
-// tfConfig is TF_CONFIG's text. A field that is left out is nil.
-type tfConfig struct {
-	Cluster json.RawMessage `json:"cluster"`
-	Task    json.RawMessage `json:"task"`
-	Layer   *string         `json:"rpc_layer"`
-	Master  *string         `json:"session_master"`
-}
+// tfConfig holds TF_CONFIG's parts by name, undecoded. A part that is left out is nil.
+type tfConfig map[string]json.RawMessage
 
-// tfConfigTask is its task.
-type tfConfigTask struct {
-	Type  *string         `json:"type"`
-	Index json.RawMessage `json:"index"`
-}
-
-func (c *TFConfig) read() (*tfConfig, error) {
+func (c *TFConfig) read() (tfConfig, error) {
 	lookup := c.Lookup
 	if lookup == nil {
 		lookup = os.LookupEnv
@@ -49,20 +39,36 @@ func (c *TFConfig) read() (*tfConfig, error) {
 	if !ok {
 		text = "{}"
 	}
-	out := &tfConfig{}
-	if err := unmarshalObject([]byte(text), out); err != nil {
+	out, err := parseObject([]byte(text))
+	if err != nil {
 		return nil, errorf("TF_CONFIG=%s: expecting a JSON object: %w", strconv.Quote(clip(text)), err)
 	}
 	return out, nil
 }
 
-// unmarshalObject is json.Unmarshal that takes null for no object.
-func unmarshalObject(text []byte, v any) error {
-	if strings.TrimSpace(string(text)) == "null" {
-		return errors.New("it is null")
+// parseObject decodes a JSON object one level deep. The names of its members are case-sensitive, unlike those of a struct.
+func parseObject(text []byte) (map[string]json.RawMessage, error) {
+	var out map[string]json.RawMessage
+	err := json.Unmarshal(text, &out)
+	if err == nil && out == nil {
+		err = errors.New("it is null")
 	}
-	return json.Unmarshal(text, v)
+	return out, err
 }
+
+// text returns a part that is a string; "" if it is left out or null. given reports whether it is neither.
+func (t tfConfig) text(name string) (s string, given bool, err error) {
+	if !isGiven(t[name]) {
+		return "", false, nil
+	}
+	if err := json.Unmarshal(t[name], &s); err != nil {
+		return "", true, errorf("TF_CONFIG: %s is %s: want a text", name, clip(string(t[name])))
+	}
+	return s, true, nil
+}
+
+// isGiven reports whether a part is there and not null.
+func isGiven(part json.RawMessage) bool { return part != nil && string(part) != "null" }
 
 // Spec returns the cluster of TF_CONFIG.
 func (c *TFConfig) Spec() (Spec, error) {
@@ -70,89 +76,103 @@ func (c *TFConfig) Spec() (Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case t.Cluster == nil:
+	cluster, there := t["cluster"]
+	if !there {
 		return Spec{}, nil
-	case string(t.Cluster) == "null":
-		return nil, errorf("TF_CONFIG: cluster is null: want an object from each job to its addresses")
 	}
-	return ParseSpec(t.Cluster)
+	return ParseSpec(cluster)
 }
 
-// Task returns the task of TF_CONFIG, or what overrides it. With an error comes what is known of the task.
+// Task returns the task of TF_CONFIG, or what overrides it. With an error it returns what is known of the task.
 func (c *TFConfig) Task() (Task, error) {
-	task := NoTask
-	if c.Overrides != nil {
-		task = *c.Overrides
+	return c.complete(c.override(NoTask))
+}
+
+// override fills what is not known of a task from Overrides.
+func (c *TFConfig) override(task Task) Task {
+	if c.Overrides == nil {
+		return task
 	}
+	task.Type = or(task.Type, c.Overrides.Type)
+	if task.Index < 0 {
+		task.Index = c.Overrides.Index
+	}
+	return task
+}
+
+// complete fills what is not known of a task from TF_CONFIG. It reads no part that it does not need.
+func (c *TFConfig) complete(task Task) (Task, error) {
 	if task.Known() {
 		return task, nil
 	}
 	t, err := c.read()
-	if err != nil || t.Task == nil {
+	if err != nil || t["task"] == nil {
 		return task, err
 	}
-	var own tfConfigTask
-	if err := unmarshalObject(t.Task, &own); err != nil {
-		return task, errorf("TF_CONFIG: task=%s: want an object with the type and the index: %w", clip(string(t.Task)), err)
+	own, err := parseObject(t["task"])
+	if err != nil {
+		return task, errorf("TF_CONFIG: task=%s: want an object with the type and the index: %w", clip(string(t["task"])), err)
 	}
-	if task.Type == "" && own.Type != nil {
-		task.Type = *own.Type
-	}
-	if task.Index < 0 && own.Index != nil {
-		if task.Index, err = taskIndex(own.Index); err != nil {
-			return Task{task.Type, NoTask.Index}, err
+	var typeErr, indexErr error
+	if task.Type == "" && isGiven(own["type"]) {
+		if json.Unmarshal(own["type"], &task.Type) != nil {
+			typeErr = errorf("TF_CONFIG: task.type is %s: want a text, such as \"worker\"", clip(string(own["type"])))
 		}
 	}
-	return task, nil
+	if task.Index < 0 && own["index"] != nil {
+		task.Index, indexErr = taskIndex(own["index"])
+	}
+	return task, errors.Join(typeErr, indexErr)
 }
 
-// taskIndex reads a task's index: a number, perhaps with zeros after the point, or a text with one.
-func taskIndex(text json.RawMessage) (int, error) {
-	digits := strings.TrimSpace(strings.Trim(strings.TrimSpace(string(text)), `"`))
-	if whole, zeros, point := strings.Cut(digits, "."); point && text[0] != '"' && strings.Trim(zeros, "0") == "" {
-		digits = whole
+// taskIndex reads a task's index: a whole number, or a text with one.
+func taskIndex(raw json.RawMessage) (int, error) {
+	var text string
+	var number float64
+	i, err := strconv.Atoi(string(raw))
+	switch {
+	case err == nil:
+	case json.Unmarshal(raw, &text) == nil && isGiven(raw):
+		i, err = parseIndex(text)
+	case json.Unmarshal(raw, &number) == nil && isGiven(raw):
+		if i, err = int(number), nil; float64(i) != number || i == math.MaxInt {
+			err = strconv.ErrRange // a fraction, or more than an int holds
+		}
 	}
-	i, err := strconv.Atoi(digits)
 	if err != nil || i < 0 {
-		return 0, errorf("TF_CONFIG: task.index is %s: want a number from 0", clip(string(text)))
+		return NoTask.Index, errorf("TF_CONFIG: task.index is %s: want a whole number from 0", clip(string(raw)))
 	}
 	return i, nil
 }
 
-// Master returns TF_CONFIG's session_master if it is there; nothing if the cluster has at most one task; else the address
-// of the task.
+// Master returns TF_CONFIG's session_master if it is there; nothing if the cluster has no job, or no task but one with
+// index 0; else the address of the task.
 func (c *TFConfig) Master(of Task, layer string) (string, error) {
 	t, err := c.read()
 	if err != nil {
 		return "", err
 	}
-	if t.Master != nil {
-		return *t.Master, nil
+	if master, given, err := t.text("session_master"); given {
+		return master, err
 	}
 	spec, err := c.Spec()
 	if err != nil {
 		return "", err
 	}
-	if jobs := spec.Jobs(); len(jobs) == 0 || len(jobs) == 1 && spec.Count(jobs[0]) == 1 {
+	if jobs := spec.Jobs(); len(jobs) == 0 || len(jobs) == 1 && spec.Count(jobs[0]) == 1 && spec.Dense(jobs[0]) {
 		return "", nil
 	}
-	own, err := c.Task()
-	if err != nil {
-		return "", err
-	}
-	of.Type = or(of.Type, own.Type)
-	if of.Index < 0 {
-		of.Index = own.Index
-	}
-	address, err := spec.Address(of)
-	if err != nil {
+	if of, err = c.complete(c.override(of)); err != nil {
 		return "", err
 	}
 	if layer == "" {
 		if layer, err = c.RPCLayer(); err != nil {
 			return "", err
 		}
+	}
+	address, err := spec.Address(of)
+	if err != nil {
+		return "", err
 	}
 	return masterURL(address, layer), nil
 }
@@ -180,8 +200,9 @@ func (c *TFConfig) RPCLayer() (string, error) {
 		return c.Layer, nil
 	}
 	t, err := c.read()
-	if err != nil || t.Layer == nil {
+	if err != nil {
 		return "", err
 	}
-	return *t.Layer, nil
+	layer, _, err := t.text("rpc_layer")
+	return layer, err
 }

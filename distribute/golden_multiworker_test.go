@@ -86,18 +86,32 @@ func onWorkers(configs []distribute.MultiWorkerConfig, f func(s *distribute.Stra
 	return errs
 }
 
-// goldenMultiWorker does what a case asks on all workers of its cluster.
+// goldenMultiWorker does what a case asks on all workers of its cluster. With a chief, that is the first of them, before the tasks of
+// job worker.
 func goldenMultiWorker(g *goldenRun) (map[string]any, error) {
-	replicas := make([]int, intOf(g.c.Strategy, "workers", 2))
+	chief, _ := g.c.Strategy["chief"].(bool)
+	workers := intOf(g.c.Strategy, "workers", 2)
+	if chief {
+		workers++
+	}
+	replicas := make([]int, workers)
 	for w := range replicas {
 		replicas[w] = intOf(g.c.Strategy, "devices_per_worker", 1)
 	}
+	configs := workerConfigs(g, replicas...)
+	if chief {
+		makeChief(configs)
+	}
 	answers := make([]any, len(replicas))
-	errs := onWorkers(workerConfigs(g, replicas...), func(s *distribute.Strategy, worker int) error {
+	errs := onWorkers(configs, func(s *distribute.Strategy, worker int) error {
 		var mine distribute.Value
 		if list, ok := g.c.Inputs["per_worker"].([]any); ok {
+			var devices []int
+			for _, d := range s.EngineDevices() {
+				devices = append(devices, d.Index)
+			}
 			var err error
-			if mine, err = decodeValue(list[worker], nil); err != nil {
+			if mine, err = decodeValue(list[worker], devices); err != nil {
 				return err
 			}
 		}
@@ -113,16 +127,35 @@ func goldenMultiWorker(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"per_worker": answers}, nil
 }
 
-// onWorker does what a case asks on one worker.
+// makeChief makes the first worker the chief of the cluster, and the others the tasks of job worker.
+func makeChief(configs []distribute.MultiWorkerConfig) {
+	for w := range configs {
+		r := configs[w].Resolver.(*cluster.Simple)
+		addresses := r.Cluster.Tasks(cluster.Worker)
+		r.Cluster = cluster.NewSpec(map[string][]string{cluster.Chief: addresses[:1], cluster.Worker: addresses[1:]})
+		r.This = &cluster.Task{Type: cluster.Worker, Index: w - 1}
+		if w == 0 {
+			r.This = &cluster.Task{Type: cluster.Chief}
+		}
+	}
+}
+
+// onWorker does what a case asks on one worker. Each replica gets its part of the worker's own value, if that is distributed, and all
+// of it if it is not.
 func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any, error) {
 	ctx := g.Context()
 	axis := intOf(g.c.Options, "axis", 0)
-	each := func(f func(ctx context.Context, r *distribute.Replica) (distribute.Value, error)) (distribute.Value, error) {
+	each := func(f replicaFunc) (distribute.Value, error) {
+		if _, ok := mine.(*distribute.PerReplica); ok {
+			return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+				return f(ctx, r, args[0])
+			}, mine)
+		}
 		return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return f(ctx, r)
+			return f(ctx, r, mine)
 		})
 	}
-	own := func(context.Context, *distribute.Replica) (distribute.Value, error) {
+	own := func(_ context.Context, _ *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
 		return tensor.Map(mine, func(leaf any) (any, error) { // each replica's own tensors, as after tf.identity
 			if t, ok := leaf.(*tensor.Tensor); ok {
 				return t.Clone(), nil
@@ -138,7 +171,7 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 		if err != nil {
 			return nil, err
 		}
-		return each(func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
+		return each(func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
 			return r.AllReduce(ctx, op, mine)
 		})
 	case "gather":
@@ -148,11 +181,11 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 		}
 		return s.Gather(ctx, v, axis)
 	case "all_gather":
-		return each(func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
+		return each(func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
 			return r.AllGather(ctx, mine, axis)
 		})
 	case "replica_id":
-		return each(func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
+		return each(func(_ context.Context, r *distribute.Replica, _ distribute.Value) (distribute.Value, error) {
 			return tensor.Scalar(int32(r.ID())), nil
 		})
 	case "values_from_function":
@@ -171,15 +204,20 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 		return g.drainOnWorker(s, action == "dataset")
 	case "properties":
 		return propertiesOnWorker(s)
+	case "train_loop":
+		return g.trainLoop(s)
 	default:
 		return nil, fmt.Errorf("the runner does not know the action %v", action)
 	}
 }
 
-// eachReplica runs a function on every replica.
-type eachReplica = func(func(context.Context, *distribute.Replica) (distribute.Value, error)) (distribute.Value, error)
+// replicaFunc is a step of one replica, with its part of its worker's own value.
+type replicaFunc = func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error)
 
-func (g *goldenRun) reduceOnWorker(s *distribute.Strategy, mine distribute.Value, each eachReplica, own func(context.Context, *distribute.Replica) (distribute.Value, error)) (any, error) {
+// eachReplica runs a function on every replica.
+type eachReplica = func(replicaFunc) (distribute.Value, error)
+
+func (g *goldenRun) reduceOnWorker(s *distribute.Strategy, mine distribute.Value, each eachReplica, own replicaFunc) (any, error) {
 	op, err := g.reduceOp()
 	if err != nil {
 		return nil, err
@@ -206,7 +244,7 @@ func (g *goldenRun) assignOnWorker(s *distribute.Strategy, mine distribute.Value
 	if !ok {
 		return nil, fmt.Errorf("the runner does not know the step %v", g.c.Options["do"])
 	}
-	result, err := each(func(_ context.Context, r *distribute.Replica) (distribute.Value, error) {
+	result, err := each(func(_ context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
 		if err := change(v, r, mine); err != nil {
 			return nil, err
 		}

@@ -714,6 +714,11 @@ func goldenTrainLoop(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
+	return g.trainLoop(s)
+}
+
+// trainLoop trains the case's linear model with a strategy.
+func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 	op, err := g.reduceOp()
 	if err != nil {
 		return nil, err
