@@ -2,6 +2,7 @@ package distribute
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -47,7 +48,8 @@ func GatherWith(ctx context.Context, ops CrossDeviceOps, v Value, to Destination
 // Gather concatenates the replicas' components of v along an axis, negative ones counted from the end, in the order of the
 // replicas, and returns the result as one host value (TensorFlow's Strategy.gather). Their lengths along the axis may
 // differ. Components that are IndexedSlices count as the dense tensors that they stand for. A value that is not
-// distributed comes back as it is, a mirrored one as often as there are replicas. Of a nest each value is gathered.
+// distributed comes back as it is, with several workers once for each of them; a mirrored one as often as there are
+// replicas. Of a nest each value is gathered.
 // Inside of a step it is [Replica.AllGather].
 func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "Gather"
@@ -68,8 +70,11 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	if variable, isVariable := v.(*Variable); isVariable {
 		d, ok = variable.perReplica(), true
 	}
-	if !ok && hasDistributed(v) { // a nest
+	if !ok && (hasDistributed(v) || s.isOfWorker(v) && tensor.IsNest(v)) {
 		return tensor.Map(v, func(leaf any) (any, error) { return s.Gather(ctx, leaf, axis, opts...) })
+	}
+	if s.isOfWorker(v) {
+		return s.gatherWorkers(ctx, name, v, axis, o)
 	}
 	if !ok && s.workersInSync > 1 {
 		d, ok = s.onAll(v), true
@@ -85,6 +90,23 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	}
 	batch := []Reduction{{NewPerReplica(dense...), []Device{hostDevice(ctx)}}}
 	out, err := gatherBatch(ctx, s.batchOps(batch), batch, axis, o)
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+// gatherWorkers concatenates a value of each worker, once for each of them.
+func (s *Strategy) gatherWorkers(ctx context.Context, name string, v Value, axis int, o Options) (Value, error) {
+	leaf, err := operand(v)
+	if err != nil {
+		return nil, errorf(name, ErrInvalid, "%w", err)
+	}
+	all, err := s.workersValues(ctx, fmt.Sprintf("gather a value of each worker along axis %d", axis), leaf, o)
+	if err != nil {
+		return nil, err
+	}
+	out, err := gatherHere(name, []Reduction{{NewPerReplica(all...), []Device{hostDevice(ctx)}}}, axis)
 	if err != nil {
 		return nil, err
 	}

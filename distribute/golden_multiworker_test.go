@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -180,6 +181,10 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 			return nil, err
 		}
 		return s.Gather(ctx, v, axis)
+	case "gather_host":
+		return s.Gather(ctx, mine, axis)
+	case "reduce_to_host", "batch_reduce_host":
+		return g.reduceHostTo(s, mine)
 	case "all_gather":
 		return each(func(ctx context.Context, r *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
 			return r.AllGather(ctx, mine, axis)
@@ -232,6 +237,24 @@ func (g *goldenRun) reduceOnWorker(s *distribute.Strategy, mine distribute.Value
 		}
 	}
 	return s.Reduce(g.Context(), op, mine, distribute.ReduceOptions{Axis: axes})
+}
+
+// reduceHostTo reduces a value of each worker to a device, or each of a list of them in one batch.
+func (g *goldenRun) reduceHostTo(s *distribute.Strategy, mine distribute.Value) (any, error) {
+	op, err := g.reduceOp()
+	if err != nil {
+		return nil, err
+	}
+	list, ok := mine.([]any)
+	if !ok {
+		return s.ReduceTo(g.Context(), op, mine, distribute.At("CPU:0"))
+	}
+	var batch []distribute.ValueTo
+	for _, v := range list {
+		batch = append(batch, distribute.ValueTo{Value: v, To: distribute.At("CPU:0")})
+	}
+	out, err := s.BatchReduceTo(g.Context(), op, batch)
+	return []any(out), err
 }
 
 func (g *goldenRun) assignOnWorker(s *distribute.Strategy, mine distribute.Value, each eachReplica) (any, error) {
@@ -325,6 +348,43 @@ var goldenWorkerLimits = []goldenException{
 		},
 		checkWorkersPlainly,
 	},
+}
+
+// goldenWorkerDefects lists what TensorFlow does wrong with several workers, as goldenDefects does.
+var goldenWorkerDefects = []goldenException{
+	{
+		"shared-tensor", "TensorFlow takes a tensor object that all replicas of a worker give in a step for one value of the worker, and counts it once",
+		func(c *goldenCase, _ string) bool {
+			list, _ := c.Inputs["per_worker"].([]any)
+			action := fmt.Sprint(c.Options["action"])
+			return c.Op == "multi_worker" && slices.Contains([]string{"all_reduce", "all_gather", "var_assign"}, action) &&
+				intOf(c.Strategy, "devices_per_worker", 1) > 1 && len(list) > 0 && !contains(list, "per_replica")
+		},
+		checkSharedTensor,
+	},
+}
+
+// checkSharedTensor wants what is answered where each replica gives a tensor of its own, with the same elements.
+func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
+	own := *g.c
+	own.Inputs = maps.Clone(g.c.Inputs)
+	var spread []any
+	for _, v := range g.c.Inputs["per_worker"].([]any) {
+		values := slices.Repeat([]any{v}, intOf(g.c.Strategy, "devices_per_worker", 1))
+		spread = append(spread, map[string]any{"kind": "per_replica", "values": values})
+	}
+	own.Inputs["per_worker"] = spread
+	want, e := goldenMultiWorker(&goldenRun{T: g.T, c: &own})
+	if err = errors.Join(err, e); err != nil {
+		return err
+	}
+	for w, a := range want["per_worker"].([]any) {
+		want, got := a.(stepAnswer), answer["per_worker"].([]any)[w].(stepAnswer)
+		if want.err != nil || got.err != nil || fmt.Sprint(got.result) != fmt.Sprint(want.result) {
+			return fmt.Errorf("worker %d: got %v, %w, with tensors of the replicas' own %v, %w", w, got.result, got.err, want.result, want.err)
+		}
+	}
+	return nil
 }
 
 // kernelLimits are in the messages of TensorFlow's kernels that cannot do what ours can.

@@ -22,8 +22,9 @@ type ReduceOptions struct {
 //
 // A value that is not distributed is the same on all replicas: its mean is itself; its sum is an error without an axis,
 // and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error; with an axis its first
-// component counts for every replica. With several
-// workers it may differ between them, and counts for every replica of its worker.
+// component counts for every replica. With several workers a value that is not distributed may differ between them: without an
+// axis, its sum and its mean are those of the workers' values (see [NewMultiWorkerMirroredStrategy]); with one it counts for every
+// replica of its worker.
 func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
 	const name = "Reduce"
 	o, err := s.enterCross(ctx, name, op, []Options{opts.Options})
@@ -119,20 +120,27 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 		}
 		return out, nil
 	}
-	reductions := make([]Reduction, len(batch))
-	first := make([]any, len(batch))
+	var together []Reduction
+	var first []any
+	var places []int // in the batch, of those that are reduced together
+	ofWorkers := make([]bool, len(batch))
+	to := make([][]Device, len(batch))
 	for i, b := range batch {
+		if to[i], err = s.destination(name, b.To); err != nil {
+			return nil, err
+		}
+		if ofWorkers[i] = s.isOfWorker(b.Value); ofWorkers[i] {
+			continue
+		}
 		value, err := s.everywhere(name, op, b.Value)
 		if err != nil {
 			return nil, err
 		}
-		if reductions[i].Value, err = perReplica(value); err != nil {
+		p, err := perReplica(value)
+		if err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
-		if reductions[i].To, err = s.destination(name, b.To); err != nil {
-			return nil, err
-		}
-		first[i] = reductions[i].Value.values[0]
+		together, places, first = append(together, Reduction{Value: p, To: to[i]}), append(places, i), append(first, p.values[0])
 	}
 	if err := s.checkBatch(name, first); err != nil {
 		return nil, err
@@ -142,7 +150,23 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
 	}
-	return s.batchOps(reductions).BatchReduce(ctx, op, reductions, o)
+	if len(together) > 0 {
+		results, err := s.batchOps(together).BatchReduce(ctx, op, together, o)
+		if err != nil {
+			return nil, err
+		}
+		for i, v := range results {
+			out[places[i]] = v
+		}
+	}
+	for i, b := range batch {
+		if ofWorkers[i] {
+			if out[i], err = s.reduceWorkers(ctx, name, op, b.Value, to[i], o); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
 }
 
 // enterCross checks what every reduction in cross-replica context needs.
@@ -189,6 +213,9 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 				return nil, errorf(name, ErrInvalid, "%w", err)
 			}
 			return s.reduceLeaf(ctx, name, op, &PerReplica{components{d.Values()}}, to, o)
+		}
+		if s.isOfWorker(leaf) {
+			return s.reduceWorkers(ctx, name, op, leaf, to, o)
 		}
 		if s.workersInSync > 1 {
 			same, err := s.everywhere(name, op, leaf)

@@ -49,9 +49,10 @@ type MultiWorkerConfig struct {
 // several workers this function, what makes variables, reductions and gathers in cross-replica context, reads of sync-on-read
 // variables there, and a distributed dataset's steps wait for the other workers, as replicas' calls do.
 //
-// Replica ids run over all workers; distributed values and variables hold the components of this worker's replicas. What a
-// reduction or a gather is given that is not distributed counts, with several workers, as the value of every replica of its
-// worker; its sum is an error where a worker has several replicas.
+// Replica ids run over all workers; distributed values and variables hold the components of this worker's replicas. A value that
+// is not distributed, given to a reduction or a gather in cross-replica context, is one value of its worker with several workers:
+// it counts once for each worker, however many replicas that has. Only where some workers have one replica and others several does
+// it count for every replica of its worker, and has no sum: a value of a worker's only replica looks the same.
 func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	const op = "NewMultiWorkerMirroredStrategy"
 	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
@@ -337,15 +338,59 @@ func (s *Strategy) LocalReplicas() (first, n int) { return s.first, len(s.device
 // everywhere returns, with several workers, a value with a component for each of this worker's replicas. What is not
 // distributed has the same one for all of them, and so no sum.
 func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) {
-	_, ok := v.(distributed)
-	_, variable := v.(*Variable)
 	switch {
-	case s.workersInSync == 1 || ok || variable:
+	case s.workersInSync == 1 || !isPlain(v):
 		return v, nil
 	case op == Sum && len(s.devices) > 1:
-		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: it is the same on the %d replicas of this worker. Want a value of each replica, such as Run returns", v, op, len(s.devices))
+		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: it is the same on the %d replicas of this worker, and other workers have one replica. Want a value of each replica, such as Run returns", v, op, len(s.devices))
 	}
 	return s.onAll(v), nil
+}
+
+// isOfWorker reports whether a value is one of the whole worker, and not of a replica. That is known only where every worker
+// has several replicas: the value of a worker's only replica is not wrapped.
+func (s *Strategy) isOfWorker(v Value) bool {
+	return s.workersInSync > 1 && isPlain(v) && slices.Min(s.replicasOf) > 1
+}
+
+// isPlain reports whether a value is not distributed.
+func isPlain(v Value) bool {
+	_, isDistributed := v.(distributed)
+	_, isVariable := v.(*Variable)
+	return !isDistributed && !isVariable
+}
+
+// reduceWorkers reduces a value of each worker, which counts once for each of them, however many replicas they have.
+func (s *Strategy) reduceWorkers(ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options) (Value, error) {
+	leaf, err := operand(v)
+	if err != nil {
+		return nil, errorf(name, ErrInvalid, "%w", err)
+	}
+	all, err := s.workersValues(ctx, fmt.Sprintf("%v of a value of each worker", op), leaf, o)
+	if err != nil {
+		return nil, err
+	}
+	out, err := ReductionToOneDevice{}.BatchReduce(ctx, op, []Reduction{{Value: NewPerReplica(all...), To: to}}, o)
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+// workersValues gives every worker the values of all of them, by worker.
+func (s *Strategy) workersValues(ctx context.Context, what string, v Value, o Options) ([]Value, error) {
+	mine := make([]Value, len(s.devices)) // nothing for the others of its replicas
+	mine[0] = v
+	all, err := s.collective.gatherValues(ctx, what, mine, o)
+	if err != nil {
+		return nil, err
+	}
+	out, first := make([]Value, s.workersInSync), 0
+	for worker, replicas := range s.replicasOf {
+		out[worker] = all[first]
+		first += replicas
+	}
+	return out, nil
 }
 
 // countAll returns the sum of the workers' counts.
