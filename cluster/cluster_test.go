@@ -39,6 +39,23 @@ func TestTFConfig(t *testing.T) {
 		{"session master", `{` + two + `, "session_master": "grpc://m:1"}`, NoTask, "grpc://m:1", ""},
 		{"tasks of a wrong type", `{"cluster": {"worker": 7}}`, NoTask, "", "the tasks for job 'worker' must be a list"},
 		{"index of a wrong type", `{"cluster": {"worker": {"one": "w:1"}}}`, NoTask, "", `task with index "one"`},
+		{"index too large", `{"cluster": {"worker": {"2147483648": "w:1"}}}`, NoTask, "", "want a whole number from 0 to 2147483647"},
+		{"no address", `{"cluster": {"worker": ["w:1", null]}}`, NoTask, "", "the address of task 1 in job 'worker' is null: want a text, host:port"},
+		{"address of a wrong type", `{"cluster": {"worker": {"3": 5}}}`, NoTask, "", "the address of task 3 in job 'worker' is 5"},
+		{"address that is no Unicode", `{"cluster": {"worker": ["\ud800:1"]}}`, NoTask, "", "the address of task 0 in job 'worker'"},
+		{"two spellings of an index", `{"cluster": {"worker": {" +1 ": 5, "01": "w:1", "0": "v:1"}}, "task": {"type": "worker", "index": "1"}}`, Task{"worker", 1}, "w:1", ""},
+		{"digits of another script", `{"cluster": {"worker": {"\u0661": "w:1", "1_0": "v:1"}}, "task": {"type": "worker", "index": "\uff11"}}`, Task{"worker", 1}, "w:1", ""},
+		{"whole fraction", `{` + two + `, "task": {"type": "worker", "index": 4e0}}`, Task{"worker", 4}, "w:4", ""},
+		{"fraction", `{` + two + `, "task": {"type": "worker", "index": 1.5}}`, NoTask, "", "task.index is 1.5: want a whole number from 0"},
+		{"truth for an index", `{` + two + `, "task": {"type": "worker", "index": true}}`, NoTask, "", "task.index is true"},
+		{"huge index", `{` + two + `, "task": {"type": "worker", "index": 1e400}}`, NoTask, "", "task.index is 1e400"},
+		{"type and index wrong", `{` + two + `, "task": {"type": 5, "index": "x"}}`, NoTask, "", "task.type is 5: want a text"},
+		{"other case", `{"Cluster": {"worker": ["a:1", "b:1"]}, "TASK": {"type": "worker", "index": 1}}`, NoTask, "", ""},
+		{"other case in the task", `{` + two + `, "task": {"type": "worker", "Type": "chief", "index": 1, "INDEX": 4}}`, Task{"worker", 1}, "w:1", ""},
+		{"no tasks", `{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}`, NoTask, "", "no task with index 0 in job 'worker'"},
+		{"one task, not the first", `{"cluster": {"worker": {"2": "w:1"}}, "task": {"type": "worker", "index": 2}}`, Task{"worker", 2}, "w:1", ""},
+		{"layer of a wrong type", `{` + two + `, "task": {"type": "worker", "index": 1}, "rpc_layer": 5}`, NoTask, "", "TF_CONFIG: rpc_layer is 5: want a text"},
+		{"master of a wrong type", `{"session_master": ["m:1"]}`, NoTask, "", "TF_CONFIG: session_master is [\"m:1\"]: want a text"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := &TFConfig{Lookup: env(map[string]string{"TF_CONFIG": test.text})}
@@ -61,6 +78,28 @@ func TestTFConfig(t *testing.T) {
 	r := &TFConfig{Lookup: env(nil), Accelerating: func() (map[string]int, error) { return map[string]int{"GPU": 3}, nil }}
 	if n, err := r.Accelerators(); err != nil || n["GPU"] != 3 {
 		t.Errorf("accelerators: %v, %v", n, err)
+	}
+}
+
+// TestTFConfigParts holds that an error in one part of TF_CONFIG does not keep the others from being read.
+func TestTFConfigParts(t *testing.T) {
+	r := &TFConfig{Lookup: env(map[string]string{
+		"TF_CONFIG": `{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "x"}, "rpc_layer": 5}`,
+	})}
+	if s, err := r.Spec(); err != nil || s.Count("worker") != 2 {
+		t.Errorf("spec %v, %v; want two workers", s, err)
+	}
+	if task, err := r.Task(); task != (Task{"worker", -1}) || !errors.Is(err, ErrInvalid) {
+		t.Errorf("task %v, %v; want the type, and an error", task, err)
+	}
+	if m, err := r.Master(Task{"worker", 1}, "grpc"); err != nil || m != "grpc://b:1" {
+		t.Errorf("master %q, %v; want that of the task and the layer that are given", m, err)
+	}
+	if _, err := r.RPCLayer(); !errors.Is(err, ErrInvalid) {
+		t.Errorf("layer: %v", err)
+	}
+	if text, err := json.Marshal(Spec{"worker": {}, "ps": nil, "chief": {0: "c:1"}}); err != nil || string(text) != `{"chief":["c:1"],"ps":{},"worker":{}}` {
+		t.Errorf("jobs without tasks are written %s, %v; want {}, as in TensorFlow", text, err)
 	}
 }
 
