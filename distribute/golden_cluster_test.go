@@ -536,6 +536,26 @@ func withoutEmpty(g *goldenRun) (map[string]any, error) {
 	return value, err
 }
 
+// goldenClusterDefects lists what TensorFlow does wrong with clusters, as goldenDefects does.
+var goldenClusterDefects = []goldenException{{
+	"chief-without-tasks", "in a cluster whose job chief has no tasks, nobody is TensorFlow's chief, and so nobody saves; here it is worker 0",
+	func(c *goldenCase, _ string) bool {
+		spec, _ := c.Inputs["cluster_spec"].(map[string]any)
+		chiefs, there := spec[cluster.Chief]
+		none := isEmpty(chiefs)
+		if sparse, ok := chiefs.(map[string]any); ok {
+			none = len(sparse) == 0
+		}
+		return c.Op == "multi_worker_util" && c.Options["fn"] == "is_chief" && there && none && !c.fails()
+	},
+	func(g *goldenRun, answer map[string]any, err error) error {
+		if task := caseTask(g.c.Options); err != nil || answer["value"] != (task == cluster.Task{Type: cluster.Worker}) {
+			return fmt.Errorf("got %v, %w for %v, want worker 0 alone to be the chief", answer, err, task)
+		}
+		return nil
+	},
+}}
+
 // goldenClusterLimits lists the limits of TensorFlow's resolvers.
 var goldenClusterLimits = []goldenException{{
 	"tasks-without-gpus", "TensorFlow's Slurm resolver crashes on tasks that want no GPU, and on machines without NVIDIA's programs",

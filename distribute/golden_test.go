@@ -756,7 +756,7 @@ func testGoldenCase(t *testing.T, c *goldenCase) exceptionKind {
 	for _, list := range []struct {
 		kind exceptionKind
 		of   []goldenException
-	}{{limit, goldenLimits}, {limit, goldenGatherLimits}, {limit, goldenWorkerLimits}, {limit, goldenInputLimits}, {limit, goldenClusterLimits}, {defect, goldenDefects}, {defect, goldenWorkerDefects}} {
+	}{{limit, goldenLimits}, {limit, goldenGatherLimits}, {limit, goldenWorkerLimits}, {limit, goldenInputLimits}, {limit, goldenClusterLimits}, {defect, goldenDefects}, {defect, goldenWorkerDefects}, {defect, goldenClusterDefects}} {
 		for _, e := range list.of {
 			if !e.applies(c, message) {
 				continue
