@@ -81,18 +81,21 @@ func parseTasks(job string, raw json.RawMessage) (map[int]string, error) {
 		for i, name := range names {
 			index, err := parseIndex(name)
 			if err != nil || index < 0 || index > math.MaxInt32 {
-				return nil, errorf("job '%s' has a task with index %q: want a whole number from 0 to %d", job, name, math.MaxInt32)
+				return nil, errorf("job '%s' has a task with index %q: want a whole number from 0 to %d",
+					job, name, math.MaxInt32)
 			}
 			items[index] = values[i]
 		}
 	default:
-		return nil, errorf("the tasks for job '%s' must be a list of addresses, or an object from index to address: %s", job, clip(string(raw)))
+		return nil, errorf("the tasks for job '%s' must be a list of addresses, or an object from index to address: %s",
+			job, clip(string(raw)))
 	}
 	tasks := map[int]string{}
 	for _, index := range slices.Sorted(maps.Keys(items)) {
 		var address string
 		if item := items[index]; json.Unmarshal(item, &address) != nil || !isGiven(item) || !isText(address) {
-			return nil, errorf("the address of task %d in job '%s' is %s: want a text, host:port", index, job, clip(string(item)))
+			return nil, errorf("the address of task %d in job '%s' is %s: want a text, host:port",
+				index, job, clip(string(item)))
 		}
 		tasks[index] = address
 	}

@@ -111,7 +111,8 @@ func (c *TFConfig) complete(task Task) (Task, error) {
 	}
 	own, err := parseObject(t["task"])
 	if err != nil {
-		return task, errorf("TF_CONFIG: task=%s: want an object with the type and the index: %w", clip(string(t["task"])), err)
+		return task, errorf("TF_CONFIG: task=%s: want an object with the type and the index: %w",
+			clip(string(t["task"])), err)
 	}
 	var typeErr, indexErr error
 	if task.Type == "" && isGiven(own["type"]) {

@@ -502,7 +502,8 @@ func checkTFConfigParts(g *goldenRun, answer map[string]any, err error) error {
 		failed, isError := v.(error)
 		excused := false
 		for _, part := range tfConfigParts {
-			if isError && errors.Is(failed, distribute.ErrInvalid) && strings.Contains(failed.Error(), part.says) && part.applies(c) {
+			if isError && errors.Is(failed, distribute.ErrInvalid) &&
+				strings.Contains(failed.Error(), part.says) && part.applies(c) {
 				g.Logf("%s: %s: %s", field, part.name, part.reason)
 				excused = true
 			}

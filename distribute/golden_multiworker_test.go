@@ -381,7 +381,8 @@ func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
 	for w, a := range want["per_worker"].([]any) {
 		want, got := a.(stepAnswer), answer["per_worker"].([]any)[w].(stepAnswer)
 		if want.err != nil || got.err != nil || fmt.Sprint(got.result) != fmt.Sprint(want.result) {
-			return fmt.Errorf("worker %d: got %v, %w, with tensors of the replicas' own %v, %w", w, got.result, got.err, want.result, want.err)
+			return fmt.Errorf("worker %d: got %v, %w, with tensors of the replicas' own %v, %w",
+				w, got.result, got.err, want.result, want.err)
 		}
 	}
 	return nil

@@ -670,7 +670,9 @@ const goldenExceptionsMax = 0.03
 // schema: new data, dtypes, numbers of replicas, axes and destinations, one of each kind. Those of golden-workers.json ran on real
 // clusters of three workers, a chief and workers, and workers with two devices, those of golden-tfconfig.json ask for the meaning of
 // malformed and unusual TF_CONFIGs; testdata/golden.md says how.
-var goldenFiles = []string{"testdata/golden.json", "testdata/golden-more.json", "testdata/golden-workers.json", "testdata/golden-tfconfig.json"}
+var goldenFiles = []string{
+	"testdata/golden.json", "testdata/golden-more.json", "testdata/golden-workers.json", "testdata/golden-tfconfig.json",
+}
 
 // TestGolden asks the library what TensorFlow was asked. LOCKSTEP_GOLDEN names another file of cases to run instead.
 func TestGolden(t *testing.T) {

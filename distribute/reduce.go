@@ -140,7 +140,8 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "value %d: %w", i, err)
 		}
-		together, places, first = append(together, Reduction{Value: p, To: to[i]}), append(places, i), append(first, p.values[0])
+		together, places = append(together, Reduction{Value: p, To: to[i]}), append(places, i)
+		first = append(first, p.values[0])
 	}
 	if err := s.checkBatch(name, first); err != nil {
 		return nil, err

@@ -342,7 +342,9 @@ func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) 
 	case s.workersInSync == 1 || !isPlain(v):
 		return v, nil
 	case op == Sum && len(s.devices) > 1:
-		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: it is the same on the %d replicas of this worker, and other workers have one replica. Want a value of each replica, such as Run returns", v, op, len(s.devices))
+		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: "+
+			"it is the same on the %d replicas of this worker, and other workers have one replica. "+
+			"Want a value of each replica, such as Run returns", v, op, len(s.devices))
 	}
 	return s.onAll(v), nil
 }
@@ -361,7 +363,9 @@ func isPlain(v Value) bool {
 }
 
 // reduceWorkers reduces a value of each worker, which counts once for each of them, however many replicas they have.
-func (s *Strategy) reduceWorkers(ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options) (Value, error) {
+func (s *Strategy) reduceWorkers(
+	ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options,
+) (Value, error) {
 	leaf, err := operand(v)
 	if err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
