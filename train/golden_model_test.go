@@ -114,11 +114,7 @@ func goldenDense(l *goldenLayer, s *model.Scope, x *graph.Node) *graph.Node {
 }
 
 func goldenConv2D(l *goldenLayer, s *model.Scope, x *graph.Node) *graph.Node {
-	same := l.Padding == "same"
-	if !same || l.Kernel%2 == 1 {
-		return l.activate(layer.Conv2D(s, x, l.Filters, l.Kernel, same))
-	}
-	return l.activate(layers.Convolution(s, x).Channels(l.Filters).KernelSize(l.Kernel).PadSame().Done())
+	return l.activate(layer.Conv2D(s, x, l.Filters, l.Kernel, l.Padding == "same"))
 }
 
 func goldenMaxPool(l *goldenLayer, _ *model.Scope, x *graph.Node) *graph.Node {

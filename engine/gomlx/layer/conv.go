@@ -12,14 +12,15 @@ import (
 )
 
 // Conv2D is layers.Convolution with a square kernel, stride 1 and a bias, for images x of shape (rows, height, width,
-// channels). same pads with zeros so that the size stays; otherwise it shrinks by size-1. The variables are
-// "conv/weights", of shape (size, size, channels, filters), and "conv/biases".
+// channels). same pads with zeros so that the size stays, with one more at the end if the kernel is even, as Keras does;
+// otherwise it shrinks by size-1. The variables are "conv/weights", of shape (size, size, channels, filters), and
+// "conv/biases". GoMLX's own layer gives its input a wrong gradient if the kernel is even.
 func Conv2D(s *model.Scope, x *graph.Node, filters, size int, same bool) *graph.Node {
 	if x.Rank() != 4 {
 		panic(fmt.Errorf("layer.Conv2D takes images of shape (rows, height, width, channels), not %s", x.Shape()))
 	}
-	if size < 1 || (same && size%2 == 0) {
-		panic(fmt.Errorf("layer.Conv2D takes a kernel of 1 or more, an odd one if the size is to stay: not %d", size))
+	if size < 1 {
+		panic(fmt.Errorf("layer.Conv2D takes a kernel of 1 or more: not %d", size))
 	}
 	s = s.In("conv")
 	g, channels := x.Graph(), x.Shape().Dim(3)
@@ -28,27 +29,33 @@ func Conv2D(s *model.Scope, x *graph.Node, filters, size int, same bool) *graph.
 		r(g, weights)
 	}
 	biases := s.VariableWithShape("biases", shapes.Make(x.DType(), filters))
-	border := 0
+	var border border
 	if same {
-		border = (size - 1) / 2
+		border.before, border.after = (size-1)/2, size/2
 	}
-	if x.Shape().Dim(1)+2*border < size || x.Shape().Dim(2)+2*border < size {
+	if x.Shape().Dim(1)+border.sum() < size || x.Shape().Dim(2)+border.sum() < size {
 		panic(fmt.Errorf("layer.Conv2D: a kernel of %d does not fit into images of shape %s", size, x.Shape()))
 	}
-	if onGoBackend(g) {
+	if onGoBackend(g) || size%2 == 0 {
 		return convolve(x, weights.NodeValue(g), biases.NodeValue(g), size, border)
 	}
-	y := graph.Convolve(x, weights.NodeValue(g)).PaddingPerDim([][2]int{{border, border}, {border, border}}).Done()
+	padding := [2]int{border.before, border.after}
+	y := graph.Convolve(x, weights.NodeValue(g)).PaddingPerDim([][2]int{padding, padding}).Done()
 	return graph.Add(y, graph.ExpandLeftToRank(biases.NodeValue(g), 4))
 }
+
+// border is how many pixels of zeros are added at the start and at the end of each side of the images.
+type border struct{ before, after int }
+
+func (b border) sum() int { return b.before + b.after }
 
 // convolve is a convolution as matrix products: each window of size by size pixels becomes a row with all its values,
 // and a one for the bias. Its gradient with respect to the images multiplies once for every place in the window, and
 // adds the products up, each where its pixels are.
-func convolve(x, kernel, bias *graph.Node, size, border int) *graph.Node {
+func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node {
 	dims := x.Shape().Dimensions
 	rows, channels, filters := dims[0], dims[3], bias.Shape().Size()
-	height, width := dims[1]+2*border-size+1, dims[2]+2*border-size+1
+	height, width := dims[1]+border.sum()-size+1, dims[2]+border.sum()-size+1
 	windows, weights := rows*height*width, size*size*channels
 	var patches *graph.Node
 	return withGradient([]*graph.Node{x, kernel, bias}, func(in []*graph.Node) *graph.Node {
@@ -77,8 +84,9 @@ func convolve(x, kernel, bias *graph.Node, size, border int) *graph.Node {
 				}
 			}
 		}
-		if border > 0 {
-			sum = graph.Slice(sum, graph.AxisRange(), graph.AxisRange(border, -border), graph.AxisRange(border, -border), graph.AxisRange())
+		if border.sum() > 0 {
+			inside := func(size int) graph.SliceAxisSpec { return graph.AxisRange(border.before, border.before+size) }
+			sum = graph.Slice(sum, graph.AxisRange(), inside(dims[1]), inside(dims[2]), graph.AxisRange())
 		}
 		g := weightGradient(patches, v)
 		return []*graph.Node{
@@ -139,14 +147,20 @@ func maxHalves(x *graph.Node) *graph.Node {
 	})
 }
 
-// frame adds n pixels of zeros on every side of the images. GoMLX has no gradient for Pad, not even a dead one, but for
-// Concatenate.
-func frame(x *graph.Node, n int) *graph.Node {
-	for axis := 1; n > 0 && axis <= 2; axis++ {
-		dims := slices.Clone(x.Shape().Dimensions)
-		dims[axis] = n
-		zeros := graph.Zeros(x.Graph(), shapes.Make(x.DType(), dims...))
-		x = graph.Concatenate([]*graph.Node{zeros, x, zeros}, axis)
+// frame adds pixels of zeros around the images. GoMLX has no gradient for Pad, not even a dead one, but for Concatenate.
+func frame(x *graph.Node, b border) *graph.Node {
+	for axis := 1; axis <= 2; axis++ {
+		zeros := func(n int) []*graph.Node {
+			if n == 0 {
+				return nil
+			}
+			dims := slices.Clone(x.Shape().Dimensions)
+			dims[axis] = n
+			return []*graph.Node{graph.Zeros(x.Graph(), shapes.Make(x.DType(), dims...))}
+		}
+		if parts := slices.Concat(zeros(b.before), []*graph.Node{x}, zeros(b.after)); len(parts) > 1 {
+			x = graph.Concatenate(parts, axis)
+		}
 	}
 	return x
 }
