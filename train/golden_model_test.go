@@ -344,7 +344,7 @@ func (c *goldenTraining) check() error {
 	return errors.Join(errs...)
 }
 
-// names of losses: one, or one for each output.
+// oneOrMore lists names that JSON has as one string, or as a list.
 type oneOrMore []string
 
 func (l *oneOrMore) UnmarshalJSON(text []byte) error {
@@ -355,7 +355,7 @@ func (l *oneOrMore) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, &(*l)[0])
 }
 
-// goldenArray is an array of any rank.
+// goldenArray is an array of any rank, in row-major order.
 type goldenArray struct {
 	shape  []int
 	values []float64
@@ -396,5 +396,5 @@ func (n *goldenArray) flatten(x any, depth int) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%v at depth %d: want goldenArray in lists of shape %v", x, depth, n.shape)
+	return fmt.Errorf("%v at depth %d: want numbers in lists of shape %v", x, depth, n.shape)
 }

@@ -61,7 +61,7 @@ type trainedGolden struct {
 	predicted []goldenArray
 }
 
-// goldenLayouts are the goldenArray of replicas of each worker.
+// goldenLayouts lists how many replicas each worker has.
 var goldenLayouts = [][]int{{1}, {2}, {3}, {1, 1}, {2, 2}}
 
 // TestGoldenTrain makes whole trainings that Keras has made on one device, on one and several replicas and workers,
@@ -355,7 +355,7 @@ func goldenArrayOf(t *tensor.Tensor) goldenArray {
 	return goldenArray{slices.Clone(t.Shape()), t.Float64s()}
 }
 
-// tensor returns the goldenArray as a tensor of float32 or int32.
+// tensor returns the numbers as a tensor of float32 or int32.
 func (n goldenArray) tensor(dtype tensor.DType) *tensor.Tensor {
 	t := tensor.New(dtype, n.shape...)
 	for i, x := range n.values {
@@ -379,7 +379,11 @@ func (n goldenArray) differs(want goldenArray, tolerance float64) string {
 	}
 	worst, at := 0.0, -1
 	for i, x := range want.values {
-		if d := math.Abs(n.values[i]-x) / math.Max(1, math.Abs(x)); !(d <= worst) {
+		d := math.Abs(n.values[i]-x) / math.Max(1, math.Abs(x))
+		if math.IsNaN(d) {
+			d = math.Inf(1)
+		}
+		if d > worst {
 			worst, at = d, i
 		}
 	}
