@@ -298,6 +298,9 @@ func TestStartEqual(t *testing.T) {
 		{"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 }, "this worker has another model than the chief: seed 9, where the chief has seed 3"},
 		{"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 }, "global batches of 8, where the chief has global batches of 7"},
 		{"other rate", func(_ *Config, m *fakeModel) { m.rate = 0.25 }, "train: the workers have compiled different programs: worker 1 computes \"apply: momentum, rate 0.25\", where worker 0 computes \"apply: momentum, rate 0\". Give all workers the same model"},
+		{"a part of the data", func(c *Config, _ *fakeModel) {
+			*c = Config{Data: data.FromTensors(lineExamples(14)).Shard(1, 3).Batch(7), Seed: 3}
+		}, "train: Config.Data: the dataset has Shard(1, 3), so this worker would train on a part of its share only"},
 		{"no model", func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, refuse.Error()},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -725,5 +728,14 @@ func TestSetOnOneWorker(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkContent is what the hash of a batch costs: of 128 images of MNIST's size.
+func BenchmarkContent(b *testing.B) {
+	batch := data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 128, 28, 28, 1)}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 128)}}
+	b.SetBytes(128 * (28*28 + 1) * 4)
+	for b.Loop() {
+		contentOf(batch, true)
 	}
 }

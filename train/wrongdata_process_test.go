@@ -33,7 +33,7 @@ const wrongEnv = "LOCKSTEP_TEST_WRONG"
 type job struct {
 	examples       data.Batch // of images of 8x8
 	shuffle        int64
-	changes        int64 // seed of random changes of the images
+	changes        int64     // seed of random changes of the images
 	weights        []float32 // of a batch
 	shard          func(data.Pipeline) data.Pipeline
 	dropout, scale float64
