@@ -169,8 +169,8 @@ func (p Pipeline) Skip(n int) Pipeline {
 // Shard keeps every count-th element, beginning with number index: the parts 0…count-1 together are the whole. After
 // Shuffle with one seed the parts are disjoint too.
 //
-// It is for programs that share out their data themselves. A strategy of several workers does that for them, and training over one
-// refuses a dataset that has a Shard (see [Sharded]).
+// It is for programs that share out their data themselves. A strategy of several workers does that for them, and
+// training over one refuses a dataset that has a Shard (see [Sharded]).
 func (p Pipeline) Shard(index, count int) Pipeline {
 	if count < 1 || index < 0 || index >= count {
 		panic(fmt.Sprintf("data: Shard(%d, %d): want an index from 0 to count-1", index, count))

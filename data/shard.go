@@ -67,8 +67,8 @@ func Files(ds Dataset) []string {
 // shard is the part that Shard keeps; the zero value is the whole.
 type shard struct{ index, count int }
 
-// Sharded reports whether ds keeps only a part of its elements by [Pipeline.Shard], or of its files by [ShardFiles], and which. It sees
-// what package data made; not what a function, or a dataset of another package, leaves out.
+// Sharded reports whether ds keeps only a part of its elements by [Pipeline.Shard], or of its files by [ShardFiles],
+// and which. It sees what package data made; not what a function, or a dataset of another package, leaves out.
 func Sharded(ds Dataset) (index, count int, ok bool) {
 	for {
 		var s shard

@@ -39,8 +39,8 @@ type pieces = func(context.Context) iter.Seq2[Value, error]
 // above. With [NewCentralStorageStrategy] these policies leave out a last step that has not a part for every replica, as
 // TensorFlow does; [ShardAuto] and [ShardData] keep it.
 //
-// A dataset that keeps this worker's share already, by Shard(worker, workers), is an error with [ShardFile] and [ShardData]: each worker
-// would get a share of its share.
+// A dataset that keeps this worker's share already, by Shard(worker, workers), is an error with [ShardFile] and
+// [ShardData]: each worker would get a share of its share.
 //
 // An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with a single replica it comes as it
 // is, and need not be a batch.
@@ -76,7 +76,8 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 		ds = data.ShardHinted(ds, in.InputPipelineID, in.NumInputPipelines)
 	}
 	if sharded && (policy == ShardFile || policy == ShardData) {
-		return nil, errorf(op, ErrInvalid, "the dataset has Shard(%d, %d), this worker's share, which the strategy would divide again: it gives each of the %[2]d workers its share itself. "+
+		return nil, errorf(op, ErrInvalid, "the dataset has Shard(%d, %d), this worker's share, which the strategy would "+
+			"divide again: it gives each of the %[2]d workers its share itself. "+
 			"Leave out Shard; to share out the data yourself set AutoShard to ShardOff, or use DistributeDatasetsFromFunction", index, count)
 	}
 	d.sources = []data.Dataset{ds}

@@ -155,8 +155,8 @@ func TestOneDeviceKeepsElements(t *testing.T) {
 	}
 }
 
-// TestDistributeDatasetOfAShard: a worker that keeps its share of the data itself, as programs for other libraries do, would get a share
-// of it again.
+// TestDistributeDatasetOfAShard: a worker that keeps its share of the data itself, as programs for other libraries do,
+// would get a share of it again.
 func TestDistributeDatasetOfAShard(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2})
 	if err != nil {

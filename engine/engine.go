@@ -116,13 +116,14 @@ type Scheduled interface {
 	LastStep() int
 }
 
-// Described is a [Program] that can list what it computes, so that the workers of a job can compare their programs before they train.
+// Described is a [Program] that can list what it computes, so that the workers of a job can compare their programs
+// before they train.
 type Described interface {
 	Program
-	// Describe lists the operations of all compiled programs, one a line, with all that decides what they compute besides variables
-	// and batches: attributes, shapes, and the values of constants (rates, say). Equal models give equal lines, in every process with
-	// an engine of the same name; models that compute anything else give others. It is empty for one replica, which has nobody to be
-	// compared with.
+	// Describe lists the operations of all compiled programs, one a line, with all that decides what they compute
+	// besides variables and batches: attributes, shapes, and the values of constants (rates, say). Equal models give
+	// equal lines, in every process with an engine of the same name; models that compute anything else give others. It
+	// is empty for one replica, which has nobody to be compared with.
 	Describe() []string
 }
 

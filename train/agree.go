@@ -42,8 +42,8 @@ func (t *Trainer) stopAgreed() bool {
 // place is where a batch comes from: which pass over the dataset, and which batch of it, from 0.
 type place struct{ pass, batch int }
 
-// What the workers of a step must agree on travels with loss and metrics, as further elements of that vector, which is summed up over
-// the replicas.
+// What the workers of a step must agree on travels with loss and metrics, as further elements of that vector, which is
+// summed up over the replicas.
 const (
 	agreedStop      = iota                         // how many replicas' workers want to stop
 	agreedNotFinite                                // how many replicas have found a sum of gradients that is not finite
@@ -55,8 +55,8 @@ const (
 // agreedPieces is into how many pieces the hash is cut.
 const agreedPieces = 3
 
-// pieceBits returns how many bits a piece has: as many as the sum of all replicas' squares leaves exact in a float64, at most a third of
-// the hash.
+// pieceBits returns how many bits a piece has: as many as the sum of all replicas' squares leaves exact in a float64,
+// at most a third of the hash.
 func pieceBits(replicas int) int { return min(22, (53-bits.Len(uint(replicas-1)))/2) }
 
 // putAgreement writes what this worker has to say about the batch.
@@ -79,8 +79,8 @@ func putHash(hash uint64, replicas int, to []float64) {
 	}
 }
 
-// sameHash reports whether all replicas have written the same hash. n numbers are equal if and only if n times the sum of their squares
-// is the square of their sum.
+// sameHash reports whether all replicas have written the same hash. n numbers are equal if and only if n times the sum
+// of their squares is the square of their sum.
 func sameHash(sums []float64, replicas int) bool {
 	for i := range agreedPieces {
 		sum, squares := uint64(sums[agreedSums+i]), uint64(sums[agreedSquares+i])
@@ -93,8 +93,8 @@ func sameHash(sums []float64, replicas int) bool {
 	return true
 }
 
-// checkAgreement returns an error unless the states of all replicas' workers have the same hash. All replicas come to the same outcome.
-// If it is an error they gather their states, so that all know what differs where.
+// checkAgreement returns an error unless the states of all replicas' workers have the same hash. All replicas come to
+// the same outcome. If it is an error they gather their states, so that all know what differs where.
 func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, g *globalBatch, sums []float64) error {
 	if !t.others() || sameHash(sums, r.NumReplicas()) {
 		return nil
@@ -102,10 +102,11 @@ func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, g *
 	if err := t.compareStates(ctx, r, g); err != nil {
 		return err
 	}
-	return errors.New("the sums over all replicas of numbers that must be exact are wrong: the collectives do not add up float64")
+	return errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over all replicas are wrong")
 }
 
-// compareStates gathers the states of all replicas' workers and returns an error that says how they differ, or nil if they do not.
+// compareStates gathers the states of all replicas' workers and returns an error that says how they differ, or nil if
+// they do not.
 func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
 	mine := make([]int64, stateFields)
 	for i, x := range t.stepState(g) {
@@ -151,9 +152,16 @@ type stepState [stateFields]uint64
 
 func (t *Trainer) stepState(g *globalBatch) stepState {
 	return stepState{
-		stateSteps: uint64(t.committed), statePass: uint64(g.place.pass), stateBatch: uint64(g.place.batch), stateExamples: uint64(g.examples),
-		stateInputs: g.content.inputs, stateLabels: g.content.labels, stateWeights: g.content.weights,
-		stateAssigned: t.assigned.hash, stateFirst: uint64(g.first), stateVariable: uint64(t.assigned.variable + 1),
+		stateSteps:    uint64(t.committed),
+		statePass:     uint64(g.place.pass),
+		stateBatch:    uint64(g.place.batch),
+		stateExamples: uint64(g.examples),
+		stateInputs:   g.content.inputs,
+		stateLabels:   g.content.labels,
+		stateWeights:  g.content.weights,
+		stateAssigned: t.assigned.hash,
+		stateFirst:    uint64(g.first),
+		stateVariable: uint64(t.assigned.variable + 1),
 	}
 }
 
@@ -196,12 +204,14 @@ func (t *Trainer) difference(workers []stepState) error {
 	for w := range workers { // those that differ in the same way
 		wrong = slices.DeleteFunc(wrong, func(x int) bool { return x == w && !same(workers[w], a) })
 	}
-	return fmt.Errorf("the workers do not make the same step: %s", t.describeDifference(ranges.Text("worker", wrong), ranges.Text("worker", right), a, b))
+	text := t.describeDifference(ranges.Text("worker", wrong), ranges.Text("worker", right), a, b)
+	return fmt.Errorf("the workers do not make the same step: %s", text)
 }
 
 // describeDifference says what the workers named wrong, with state a, have, and what those named right, with state b.
 func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string {
-	const sameData = ". All workers must read the same global batches in the same order, of which the strategy gives every replica its share: " +
+	const sameData = ". All workers must read the same global batches in the same order, " +
+		"of which the strategy gives every replica its share: " +
 		"use the same files, shuffle seed, random changes and weights, and no Shard"
 	batch := fmt.Sprintf("batch %d of pass %d", b[stateBatch]+1, b[statePass]+1)
 	var kinds []string
@@ -215,13 +225,17 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 	}
 	switch {
 	case a[stateSteps] != b[stateSteps]:
-		return fmt.Sprintf("%s made %d steps before it, %s %d. Call Fit, ApplyGradients and Restore on all workers alike", wrong, a[stateSteps], right, b[stateSteps])
+		return fmt.Sprintf("%s made %d steps before it, %s %d. Call Fit, ApplyGradients and Restore on all workers alike",
+			wrong, a[stateSteps], right, b[stateSteps])
 	case a[statePass] != b[statePass] || a[stateBatch] != b[stateBatch]:
-		return fmt.Sprintf("%s: batch %d of pass %d over the data, %s: %s", wrong, a[stateBatch]+1, a[statePass]+1, right, batch) + sameData
+		return fmt.Sprintf("%s: batch %d of pass %d over the data, %s: %s",
+			wrong, a[stateBatch]+1, a[statePass]+1, right, batch) + sameData
 	case a[stateExamples] != b[stateExamples]:
-		return fmt.Sprintf("%s: %d examples in %s over the data, %s: %d", wrong, a[stateExamples], batch, right, b[stateExamples]) + sameData
+		return fmt.Sprintf("%s: %d examples in %s over the data, %s: %d",
+			wrong, a[stateExamples], batch, right, b[stateExamples]) + sameData
 	case kinds != nil:
-		return fmt.Sprintf("%s read other %s than %s in %s over the data, of %d examples", wrong, strings.Join(kinds, " and "), right, batch, b[stateExamples]) + sameData
+		return fmt.Sprintf("%s read other %s than %s in %s over the data, of %d examples",
+			wrong, strings.Join(kinds, " and "), right, batch, b[stateExamples]) + sameData
 	}
 	var set []string
 	for _, s := range []struct {
@@ -234,7 +248,8 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 			set = append(set, s.who+" none")
 		}
 	}
-	return fmt.Sprintf("variables were set between steps on some workers only, or to other values: %s. Call SetVariable and SetWeights on all workers, with the same values", strings.Join(set, ", "))
+	return fmt.Sprintf("variables were set between steps on some workers only, or to other values: %s. "+
+		"Call SetVariable and SetWeights on all workers, with the same values", strings.Join(set, ", "))
 }
 
 // assigned is what variables were set to between steps, by calls that every worker must make alike.
@@ -260,7 +275,8 @@ func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 		}
 	}
 	if changes {
-		t.assigned = assigned{xxh3.HashSeed(value.Memory().HostBytes(), xxh3.HashStringSeed(v.Name, t.assigned.hash)), variable}
+		name := xxh3.HashStringSeed(v.Name, t.assigned.hash)
+		t.assigned = assigned{xxh3.HashSeed(value.Memory().HostBytes(), name), variable}
 	}
 	return nil
 }
@@ -268,12 +284,14 @@ func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 // content is what a global batch holds, hashed.
 type content struct{ inputs, labels, weights uint64 }
 
-// contentOf hashes all rows of a batch, those of other workers' replicas too. labels says that labels and weights are looked at.
+// contentOf hashes all rows of a batch, those of other workers' replicas too. labels says that labels and weights are
+// looked at.
 func contentOf(b data.Batch, labels bool) content {
 	c := content{inputs: hashTensors(b.Inputs)}
 	if labels {
 		c.labels = hashTensors(b.Labels)
-		if b.Weights != nil && slices.ContainsFunc(tensor.Data[float32](b.Weights), func(w float32) bool { return w != 1 }) { // else as none
+		if notOne := func(w float32) bool { return w != 1 }; b.Weights != nil && // weights of 1 are as none
+			slices.ContainsFunc(tensor.Data[float32](b.Weights), notOne) {
 			c.weights = hashTensors([]*tensor.Tensor{b.Weights})
 		}
 	}

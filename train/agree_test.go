@@ -538,7 +538,8 @@ func TestSameHash(t *testing.T) {
 	})
 }
 
-// TestWrongData: whatever is other data on a worker ends the step in which it is, on all workers, before any of them counts it.
+// TestWrongData: whatever is other data on a worker ends the step in which it is, on all workers, before any of them
+// counts it.
 func TestWrongData(t *testing.T) {
 	const rows, steps = 6, 4
 	good := func() data.Batch {
@@ -675,7 +676,8 @@ func TestWrongDataElsewhere(t *testing.T) {
 	}
 }
 
-// TestSetOnOneWorker: a variable that is set on some workers only, or to other values, fails the next step on all of them.
+// TestSetOnOneWorker: a variable that is set on some workers only, or to other values, fails the next step on all of
+// them.
 func TestSetOnOneWorker(t *testing.T) {
 	set := func(name string, value float64) func(trainer *Trainer) error {
 		return func(trainer *Trainer) error { return trainer.SetVariable(name, tensor.Of([]float64{value}).Reshape()) }

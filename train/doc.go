@@ -40,10 +40,11 @@
 //
 // # Several workers
 //
-// Over a multi-worker strategy every worker makes a trainer, with the same model and configuration, and calls the same methods with
-// the same data, which yield global batches: each takes its replicas' shares. All begin with the chief's values, stop after the same
-// step ([Trainer.Stop]), and come to the bits of one worker with as many replicas. Another model, other data (one bit of one example), or
-// a variable that is set on some workers only is an error on all of them: of New, or of the step, which changes nothing.
+// Over a multi-worker strategy every worker makes a trainer, with the same model and configuration, and calls the same
+// methods with the same data, which yield global batches: each takes its replicas' shares. All begin with the chief's
+// values, stop after the same step ([Trainer.Stop]), and come to the bits of one worker with as many replicas. Another
+// model, other data (one bit of one example), or a variable that is set on some workers only is an error on all of
+// them: of New, or of the step, which changes nothing.
 //
 // The package does not say how a model computes (package engine), nor how replicas meet (packages distribute and
 // collective).

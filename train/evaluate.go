@@ -115,9 +115,11 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	return out, nil
 }
 
-// gatherOutputs returns the examples' rows of all replicas' outputs, those of other workers too. With them travels what workers must agree
-// on, as with loss and metrics.
-func (t *Trainer) gatherOutputs(ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor) ([]*tensor.Tensor, error) {
+// gatherOutputs returns the examples' rows of all replicas' outputs, those of other workers too. With them travels what
+// workers must agree on, as with loss and metrics.
+func (t *Trainer) gatherOutputs(
+	ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor,
+) ([]*tensor.Tensor, error) {
 	hash := int64(t.stepState(g).hash())
 	mine := []any{tensor.From([]int64{hash}, 1)}
 	for _, o := range outputs {

@@ -70,14 +70,15 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 	return f, nil
 }
 
-// refuseShard returns an error if ds keeps a part of its data only, and there are other workers: then every worker reads the whole global
-// batches, and computes on its replicas' shares of them.
+// refuseShard returns an error if ds keeps a part of its data only, and there are other workers: then every worker
+// reads the whole global batches, and computes on its replicas' shares of them.
 func (t *Trainer) refuseShard(ds data.Dataset) error {
 	index, count, ok := data.Sharded(ds)
 	if !ok || !t.others() {
 		return nil
 	}
-	return fmt.Errorf("the dataset has Shard(%d, %d), so this worker would train on a part of its share only: every worker reads the whole global batches, and the strategy gives each replica its share. "+
+	return fmt.Errorf("the dataset has Shard(%d, %d), so this worker would train on a part of its share only: "+
+		"every worker reads the whole global batches, and the strategy gives each replica its share. "+
 		"Leave out Shard; for a part of the data, the same on all workers, use Take, Skip or Split", index, count)
 }
 
@@ -245,7 +246,9 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()
-	g := &globalBatch{config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n), hashed: t.others()}
+	g := &globalBatch{
+		config: &t.config, labels: labels, per: ceilDiv(t.config.GlobalBatch, n), rows: make([]int, n), hashed: t.others(),
+	}
 	g.first, _ = t.strategy.LocalReplicas()
 	for replica := range t.parts {
 		share, err := t.newShare(replica, g.per)

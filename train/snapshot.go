@@ -377,7 +377,8 @@ func (t *Trainer) fromChief(ctx context.Context, chief bool, mine []byte) ([]byt
 	return t.fromWorker(ctx, chief, mine)
 }
 
-// fromWorker gives every worker the bytes of the one that has set sends: a gather to which only its first replica adds some.
+// fromWorker gives every worker the bytes of the one that has set sends: a gather to which only its first replica adds
+// some.
 func (t *Trainer) fromWorker(ctx context.Context, sends bool, mine []byte) ([]byte, error) {
 	rows := make([]distribute.Value, len(t.parts))
 	for i := range rows {

@@ -64,9 +64,9 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	return nil
 }
 
-// comparePrograms returns an error unless all workers compute the same, constants included: rates and layers are not among the variables.
-// Engines of different names build different programs of one model, so only workers whose engines have the same name are compared. All
-// workers come to the same outcome.
+// comparePrograms returns an error unless all workers compute the same, constants included: rates and layers are not
+// among the variables. Engines of different names build different programs of one model, so only workers whose engines
+// have the same name are compared. All workers come to the same outcome.
 func (t *Trainer) comparePrograms(ctx context.Context) error {
 	var lines []string
 	if p, ok := t.program.(engine.Described); ok {
@@ -75,8 +75,9 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 	text := strings.Join(lines, "\n")
 	first, _ := t.strategy.LocalReplicas()
 	rows := make([]distribute.Value, len(t.parts))
+	engineHash, textHash := xxh3.HashString(t.strategy.Engine().Name()), xxh3.HashString(text)
 	for i := range rows {
-		rows[i] = tensor.From([]int64{int64(first), int64(xxh3.HashString(t.strategy.Engine().Name())), int64(xxh3.HashString(text))}, 1, 3)
+		rows[i] = tensor.From([]int64{int64(first), int64(engineHash), int64(textHash)}, 1, 3)
 	}
 	all, err := t.gather(ctx, rows)
 	if err != nil {
@@ -98,11 +99,12 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 		for i, q := range []program{workers[like], p} {
 			bytes, err := t.fromWorker(ctx, q.first == int64(first), []byte(text))
 			if err != nil {
-				return fmt.Errorf("train: comparing the workers' programs, of which those of workers %d and %d differ: %w", like, w, err)
+				return fmt.Errorf("train: comparing the workers' programs (those of workers %d and %d differ): %w", like, w, err)
 			}
 			both[i] = string(bytes)
 		}
-		return fmt.Errorf("train: the workers have compiled different programs: %s. Give all workers the same model, loss and optimizer, with the same constants (rates, say)", programDifference(like, w, both[0], both[1]))
+		return fmt.Errorf("train: the workers have compiled different programs: %s. Give all workers the same model, loss and "+
+			"optimizer, with the same constants (rates, say)", programDifference(like, w, both[0], both[1]))
 	}
 	return nil
 }

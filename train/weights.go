@@ -110,8 +110,9 @@ func (t *Trainer) SetWeights(weights []Weight) error {
 	return nil
 }
 
-// SetVariable sets one variable, of any role, on every replica: the optimizer's learning rate, say, which is a slot. A callback may
-// do it between steps. With several workers all of them call it alike, with the same value: if they do not, the next step fails on all.
+// SetVariable sets one variable, of any role, on every replica: the optimizer's learning rate, say, which is a slot. A
+// callback may do it between steps. With several workers all of them call it alike, with the same value: if they do
+// not, the next step fails on all.
 func (t *Trainer) SetVariable(name string, value *tensor.Tensor) error {
 	i := slices.IndexFunc(t.variables, func(v engine.Variable) bool { return v.Name == name })
 	if i < 0 {

@@ -184,8 +184,8 @@ func indices(n int) []int32 {
 	return list
 }
 
-// TestWrongDataProcesses: two processes, one of which trains on anything else than the other, end with an error that says so, in the
-// step in which it first matters, which neither of them makes.
+// TestWrongDataProcesses: two processes, one of which trains on anything else than the other, end with an error that
+// says so, in the step in which it first matters, which neither of them makes.
 func TestWrongDataProcesses(t *testing.T) {
 	if name := os.Getenv(wrongEnv); name != "" {
 		for _, c := range wrong {

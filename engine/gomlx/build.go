@@ -482,8 +482,8 @@ func (bl *builder) variables() ([]variable, error) {
 	return list, nil
 }
 
-// newExecutable makes an executable with an empty graph. Over several replicas the graph is recorded: for all-reduces in it, and for
-// its description.
+// newExecutable makes an executable with an empty graph. Over several replicas the graph is recorded: for all-reduces
+// in it, and for its description.
 func (bl *builder) newExecutable(name string) *executable {
 	x := &executable{name: name}
 	b := bl.b.builder()

@@ -82,8 +82,8 @@ func (c constants) describe(t *testing.T, e engine.Engine) []string {
 	return compile(t, c.model(), e, s).(engine.Described).Describe()
 }
 
-// TestDescribe: equal models have equal descriptions, however often they are built, and every constant that decides what a model
-// computes makes another one, which shows where they part.
+// TestDescribe: equal models have equal descriptions, however often they are built, and every constant that decides
+// what a model computes makes another one, which shows where they part.
 func TestDescribe(t *testing.T) {
 	eachEngine(t, 2, func(t *testing.T, e engine.Engine) {
 		want := someConstants().describe(t, e)

@@ -12,8 +12,8 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Deferred is a graph that is recorded as a whole, with its outputs, and compiled when it is first needed. It is what a graph over a
-// [Recorder] with Defer set has as its executable.
+// Deferred is a graph that is recorded as a whole, with its outputs, and compiled when it is first needed. It is what a
+// graph over a [Recorder] with Defer set has as its executable.
 type Deferred struct {
 	b   *builder
 	exe compute.Executable
@@ -21,8 +21,8 @@ type Deferred struct {
 
 var _ compute.Executable = (*Deferred)(nil)
 
-// Compile compiles the graph unless that was done: to the backend's own executable, or to a [Program] if there are all-reduces. The
-// record ends with it, so Describe must be called before.
+// Compile compiles the graph unless that was done: to the backend's own executable, or to a [Program] if there are
+// all-reduces. The record ends with it, so Describe must be called before.
 func (d *Deferred) Compile() (compute.Executable, error) {
 	if d.exe != nil {
 		return d.exe, nil
@@ -40,9 +40,10 @@ func (d *Deferred) Compile() (compute.Executable, error) {
 	return d.exe, err
 }
 
-// Describe lists the operations that the graph's outputs need, one a line, with everything that decides what they compute: attributes,
-// the values of constants, names and shapes of parameters. Operations are numbered in the order in which the outputs reach them, so the
-// lines depend on the graph alone: not on the order in which it was built, on operations that nobody needs, or on the process.
+// Describe lists the operations that the graph's outputs need, one a line, with everything that decides what they
+// compute: attributes, the values of constants, names and shapes of parameters. Operations are numbered in the order in
+// which the outputs reach them, so the lines depend on the graph alone: not on the order in which it was built, on
+// operations that nobody needs, or on the process.
 func (d *Deferred) Describe() []string {
 	w := &description{numbers: map[*op]int{}}
 	outputs := w.values(d.b.main.outputs)
@@ -120,8 +121,8 @@ func (w *description) values(list []*value) string {
 	return strings.Join(names, ", ")
 }
 
-// operation returns the number of an operation, which has its line then. It visits what the operation needs without recursion, as
-// graphs may be thousands of operations deep.
+// operation returns the number of an operation, which has its line then. It visits what the operation needs without
+// recursion, as graphs may be thousands of operations deep.
 func (w *description) operation(last *op) int {
 	pending := []*op{last}
 	for len(pending) > 0 {
@@ -189,8 +190,8 @@ func (w *description) line(o *op) {
 	w.lines = append(w.lines, fmt.Sprintf("%%%d = %s", w.numbers[o], text))
 }
 
-// function describes a function that an operation was given. Its own operations have numbers only while it is described, those of
-// functions around it are in w.
+// function describes a function that an operation was given. Its own operations have numbers only while it is
+// described, those of functions around it are in w.
 func (w *description) function(f *function) []string {
 	inner := &description{numbers: map[*op]int{}}
 	for o, number := range w.numbers {

@@ -11,7 +11,8 @@ import (
 type Recorder struct {
 	compute.Backend
 
-	// Defer has graphs recorded with their outputs when GoMLX compiles them, and compiled later: their executables are [Deferred].
+	// Defer has graphs recorded with their outputs when GoMLX compiles them, and compiled later: their executables are
+	// [Deferred].
 	Defer bool
 
 	next string // the name of the all-reduce that the next Identity is to be; empty if it is to be one
