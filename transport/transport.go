@@ -239,7 +239,8 @@ const PostsMax = 8
 type Allocator interface {
 	Endpoint
 	// NewBuffer returns zeroed memory of so many bytes, aligned to 64, of one reference; it is given back when the last is
-	// released, or with Close. Memory that was retired is not given out again.
+	// released, or with Close. Memory that was retired is not given out again. Memory between processes that the system cannot
+	// provide is an error here, not when it is written.
 	NewBuffer(bytes int) (tensor.Memory, error)
 }
 

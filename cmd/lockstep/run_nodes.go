@@ -128,7 +128,7 @@ func withPort(endpoint string) (string, error) {
 
 // secret returns the job's secret: the one that is given, else a fresh one. Several nodes that are started one by one cannot have a fresh one.
 func (o *runFlags) secret(nodes int) (secret.Secret, error) {
-	s, given, err := secret.FromEnvironment(os.LookupEnv, os.ReadFile)
+	s, given, err := secret.FromEnvironment(os.LookupEnv, readSmall)
 	switch {
 	case err != nil || given:
 		return s, err

@@ -117,7 +117,7 @@ func (o *workerFlags) discover() (*cluster.Job, error) {
 func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) (*worker.Worker, error) {
 	var key secret.Secret // the environment's
 	if o.secretFile != "" {
-		text, err := os.ReadFile(o.secretFile)
+		text, err := readSmall(o.secretFile)
 		if err != nil {
 			return nil, fmt.Errorf("--secret-file: %w", err)
 		}
