@@ -5,36 +5,11 @@ import (
 	"math"
 )
 
-// FirstNotFinite returns the index of the first element that is an infinity or no number, in row-major order,
-// or -1 if all elements are finite. Tensors of integers and of other types that have neither are finite. The
-// tensor must lie in host memory.
+// FirstNotFinite returns the index of the first element that is an infinity or NaN, in row-major order, or -1 if all
+// elements are finite. Elements of integer and other types that have neither are finite. The tensor must lie in host
+// memory.
 func FirstNotFinite(t *Tensor) int {
-	switch t.DType() {
-	case Float16:
-		return firstNotFinite(t, 0x7c007c007c007c00, 0x0400040004000400)
-	case BFloat16:
-		return firstNotFinite(t, 0x7f807f807f807f80, 0x0080008000800080)
-	case Float32:
-		return firstNotFinite(t, 0x7f8000007f800000, 0x0080000000800000)
-	case Float64:
-		return firstNotFinite(t, 0x7ff0000000000000, 0x0010000000000000)
-	}
-	return -1
-}
-
-// firstNotFinite tests 8 bytes at once. exponents masks the exponents of the elements in them, and ones is 1 in
-// the lowest bit of each exponent. Added to an exponent of all ones, which infinities and NaNs have and nothing
-// else, it carries into the place of the sign, and never beyond.
-func firstNotFinite(t *Tensor, exponents, ones uint64) int {
-	b := t.Memory().HostBytes()
-	var carries uint64
-	for ; len(b) >= 32; b = b[32:] {
-		carries |= carriesOf(b, exponents, ones)
-	}
-	var rest [32]byte
-	copy(rest[:], b)
-	carries |= carriesOf(rest[:], exponents, ones)
-	if signs := exponents + ones; carries&signs == 0 {
+	if FiniteBetween(t, 0, t.Len()) {
 		return -1
 	}
 	for i := range t.Len() {
@@ -43,6 +18,38 @@ func firstNotFinite(t *Tensor, exponents, ones uint64) int {
 		}
 	}
 	return -1
+}
+
+// FiniteBetween reports whether the elements [lo, hi) are finite, in row-major order. It is [FirstNotFinite] for callers
+// that share the work: it allocates nothing.
+func FiniteBetween(t *Tensor, lo, hi int) bool {
+	switch t.DType() {
+	case Float16:
+		return finite(t, lo, hi, 0x7c007c007c007c00, 0x0400040004000400)
+	case BFloat16:
+		return finite(t, lo, hi, 0x7f807f807f807f80, 0x0080008000800080)
+	case Float32:
+		return finite(t, lo, hi, 0x7f8000007f800000, 0x0080000000800000)
+	case Float64:
+		return finite(t, lo, hi, 0x7ff0000000000000, 0x0010000000000000)
+	}
+	return true
+}
+
+// finite tests 8 bytes at once. exponents masks the exponents of the elements in them, and ones is 1 in the lowest bit
+// of each exponent. Infinities and NaNs, and only they, have an exponent of all ones. Adding ones to it carries into the
+// bit of the sign, and never beyond.
+func finite(t *Tensor, lo, hi int, exponents, ones uint64) bool {
+	size := t.DType().Bytes()
+	b := t.Memory().HostBytes()[lo*size : hi*size]
+	var carries uint64
+	for ; len(b) >= 32; b = b[32:] {
+		carries |= carriesOf(b, exponents, ones)
+	}
+	var rest [32]byte
+	copy(rest[:], b)
+	carries |= carriesOf(rest[:], exponents, ones)
+	return carries&(exponents+ones) == 0
 }
 
 func carriesOf(b []byte, exponents, ones uint64) uint64 {

@@ -61,6 +61,10 @@ func testFinite[T tensor.Element](t *testing.T, number func(float64) T, finite, 
 				if got := tensor.FirstNotFinite(x.Rows(min(1, at), n+1)); got != at-min(1, at) {
 					t.Fatalf("%v of %d elements from 1 on, element %d is %v: got %d", x.DType(), n+1, at, bad, got)
 				}
+				if tensor.FiniteBetween(x, 0, n+1) || !tensor.FiniteBetween(x, 0, at) || !tensor.FiniteBetween(x, at+1, n+1) ||
+					tensor.FiniteBetween(x, at, at+1) {
+					t.Fatalf("%v of %d elements, element %d is %v: wrong about a part", x.DType(), n+1, at, bad)
+				}
 				data[at] = was
 			}
 		}
