@@ -45,7 +45,7 @@ var mayImport = []struct {
 	{"engine/gomlx/...", []string{"tensor", "engine", "engine/gomlx/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute", []string{"tensor", "collective", "collective/packing", "collective/mpi", "collective/nccl", "transport/mem", "internal/deadlock", "internal/stacks", "internal/kernel", "engine", "data", "cluster/..."}},
-	{"train/...", []string{"tensor", "internal/ranges", "engine", "data/...", "distribute", "train/...", "cluster/..."}},
+	{"train/...", []string{"tensor", "internal/ranges", "internal/stacks", "engine", "data/...", "distribute", "train/...", "cluster/..."}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 }
