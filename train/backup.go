@@ -175,7 +175,13 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	message := shared{Saves: b.saves, Every: b.every}
 	var failure error
 	if b.t.strategy.Properties().ShouldCheckpoint {
-		if s, message.Restored, failure = b.find(); failure == nil {
+		if s, message.Restored, failure = b.find(); failure != nil {
+			if e := b.folder(); e != nil {
+				failure = e
+			} else {
+				failure = &SnapshotError{failure}
+			}
+		} else {
 			failure = b.open()
 		}
 		if failure == nil && b.saves {
@@ -191,7 +197,7 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	var r Restored
 	if s != nil {
 		if r, err = b.t.restore(s); err != nil {
-			return Restored{}, fmt.Errorf("%w (%s)", err, said.Path)
+			return Restored{}, &SnapshotError{fmt.Errorf("%w (%s)", err, said.Path)}
 		}
 		r.Path, r.Refused, r.Differ = said.Path, said.Refused, append(r.Differ, said.Differ...)
 	}
@@ -200,6 +206,16 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	}
 	return r, err
 }
+
+// SnapshotError is an error of [Backup.Restore] about the snapshot to go on from: it cannot be read, or is of another
+// training. Without it training could begin.
+type SnapshotError struct{ Err error }
+
+// Error implements error.
+func (e *SnapshotError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong with the snapshot.
+func (e *SnapshotError) Unwrap() error { return e.Err }
 
 // newerIn reports whether a folder has snapshots, and that at path is not the newest.
 func newerIn(dir, path string) (bool, error) {
@@ -215,12 +231,27 @@ func newerIn(dir, path string) (bool, error) {
 	return err == nil && !os.SameFile(newest, from), err
 }
 
+// folder makes the folder of the snapshots, if there is to be one, and holds that it can be read.
+func (b *Backup) folder() error {
+	if b.cfg.Dir == "" {
+		return nil
+	}
+	err := os.MkdirAll(b.cfg.Dir, 0o777)
+	if err == nil {
+		_, err = os.ReadDir(b.cfg.Dir)
+	}
+	if err != nil {
+		return fmt.Errorf("train: the folder of the snapshots: %w", err)
+	}
+	return nil
+}
+
 func (b *Backup) open() (err error) {
 	if b.cfg.Dir == "" || b.manager != nil {
 		return nil
 	}
-	if err := os.MkdirAll(b.cfg.Dir, 0o777); err != nil {
-		return fmt.Errorf("train: the folder of the snapshots: %w", err)
+	if err := b.folder(); err != nil {
+		return err
 	}
 	b.manager, err = checkpoint.Open(checkpoint.Config{Dir: b.cfg.Dir, Keep: b.cfg.Keep, Job: b.cfg.Job, Epoch: b.cfg.Epoch})
 	return err

@@ -87,7 +87,7 @@ func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 // enter makes the folder, if it is not there, and a use of the store in it known to those who would remove it.
 func (f *file) enter(ctx context.Context) error {
 	for {
-		if err := os.MkdirAll(f.folder, 0o700); err != nil {
+		if err := makeFolder(f.folder); err != nil {
 			return err
 		}
 		if err := checkOwner(f.folder); err != nil {
@@ -146,6 +146,24 @@ func removeUnused(folder string) error {
 
 // storeFiles are all files of a store.
 var storeFiles = []string{logName, newName, lockName, usersName}
+
+// makeFolder makes the store's folder if only that is missing. Where the folder above it is missing too, the path is wrong, or a
+// file system is not mounted here, and a folder made instead would be this host's own, where nobody else looks.
+func makeFolder(folder string) error {
+	err := os.Mkdir(folder, 0o700)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("the folder %s does not exist, in which the store's folder %s would be made: is the path right, and is it mounted on this host? Otherwise make it first",
+			filepath.Dir(folder), filepath.Base(folder))
+	}
+	info, e := os.Stat(folder)
+	if e == nil && info.IsDir() {
+		return nil
+	}
+	return err
+}
 
 func (f *file) path(name string) string { return filepath.Join(f.folder, name) }
 

@@ -386,6 +386,9 @@ func (w *Worker) checkHosts() error {
 	}
 	low, high := min(other, w.job.Worker), max(other, w.job.Worker)
 	why := fmt.Sprintf("%v and %v are on different hosts", &w.cards[low], &w.cards[high])
+	if apart := shm.WhyApart(hostOf(&w.cards[low]), hostOf(&w.cards[high])); apart != "" {
+		why = fmt.Sprintf("%v and %v are on one host, but have %s", &w.cards[low], &w.cards[high], apart)
+	}
 	if !w.cfg.DataPlaintext {
 		return noSecret(why)
 	}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -36,6 +38,7 @@ func TestScripts(t *testing.T) {
 			"usage":     exits(exitUsage),
 			"fails":     exits(exitError),
 			"samefield": sameField,
+			"sorted":    sortedField,
 			"exits":     exitsWith,
 			"freeports": freePorts,
 		},
@@ -86,5 +89,23 @@ func sameField(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	if values[0] != values[1] {
 		ts.Fatalf("%s: %s in %s, %s in %s", args[2], values[0], args[0], values[1], args[1])
+	}
+}
+
+// sortedField is a script command: sorted FILE FIELD wants a number in each line's object that is no less than that of the line before, and
+// several different ones.
+func sortedField(ts *testscript.TestScript, _ bool, args []string) {
+	var numbers []float64
+	for line := range strings.Lines(ts.ReadFile(args[0])) {
+		var fields map[string]any
+		ts.Check(json.Unmarshal([]byte(line), &fields))
+		x, ok := fields[args[1]].(float64)
+		if !ok {
+			ts.Fatalf("%s: no number %s", line, args[1])
+		}
+		numbers = append(numbers, x)
+	}
+	if !slices.IsSorted(numbers) || len(slices.Compact(slices.Clone(numbers))) < 3 {
+		ts.Fatalf("%s: %s is %v, want several numbers that grow", args[0], args[1], numbers)
 	}
 }

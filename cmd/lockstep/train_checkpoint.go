@@ -83,6 +83,8 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 		return fmt.Errorf("--checkpoint-dir: %w", err)
 	case err != nil && !r.chief:
 		return err // the chief says more
+	case err != nil && !errors.As(err, new(*train.SnapshotError)):
+		return fmt.Errorf("--checkpoint-dir %s: %w", o.dir, err)
 	case err != nil:
 		return fmt.Errorf("%w\nto begin anew give --resume never, to take over the weights alone --weights", err)
 	}

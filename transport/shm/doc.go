@@ -37,6 +37,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Config says which group a process joins, and with which ranks. All processes of a group give the same, but for Ranks.
@@ -58,6 +59,26 @@ type Config struct {
 	// memory only as far as it is used. 0: as much as the host has memory. Processes may differ in it.
 	ArenaBytes int
 }
+
+// WhyApart says in what two processes of one host differ, by their [HostID]s, so that they cannot share memory: "different users
+// (1000 and 1001)". It returns "" if they are equal, or not of one host as far as can be known: a network namespace counts as a
+// host.
+func WhyApart(a, b string) string {
+	one, other := strings.Fields(a), strings.Fields(b)
+	if len(one) != hostIDParts || len(other) != hostIDParts || one[0] != other[0] || one[1] != other[1] {
+		return ""
+	}
+	var out []string
+	for i, name := range [hostIDParts]string{"", "", "user namespaces", "users", "architectures"} {
+		if one[i] != other[i] {
+			out = append(out, fmt.Sprintf("different %s (%s and %s)", name, one[i], other[i]))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// hostIDParts are the parts of a [HostID]: the boot, the namespaces of network and of users, the user, the architecture.
+const hostIDParts = 5
 
 // SizeMax bounds the number of ranks of a group.
 const SizeMax = 256
