@@ -1,15 +1,14 @@
 package main
 
 import (
-	"bufio"
-	"math"
+	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/cpu"
+
+	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
 // vectors names the processor's vector instructions.
@@ -25,6 +24,18 @@ func vectors() string {
 		return "AVX2"
 	}
 	return "no AVX2"
+}
+
+// kernels names the kernels that an engine computes with here. The last bits depend on them.
+func kernels(engine string) string {
+	kind := "plain Go"
+	switch {
+	case engine != "go":
+		kind = fmt.Sprintf("%s (%s)", engine, vectors())
+	case withSIMD && runtime.GOARCH == "amd64":
+		kind = fmt.Sprintf("simd (%s)", vectors())
+	}
+	return kind + ", " + runtime.GOARCH
 }
 
 // simdHint is what to say to somebody whose build is several times slower than it need be, or empty.
@@ -56,27 +67,8 @@ func tuneGC() {
 	}
 }
 
-// memoryBytes returns the memory that this process may use, or 0 if nobody says.
+// memoryBytes returns the memory that this process may use, or 0 if the system does not say.
 func memoryBytes() int64 {
-	least := int64(math.MaxInt64)
-	if text, err := os.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
-		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
-			least = n
-		}
-	}
-	if f, err := os.Open("/proc/meminfo"); err == nil {
-		defer f.Close()
-		for s := bufio.NewScanner(f); s.Scan(); {
-			fields := strings.Fields(s.Text()) // MemTotal: 16384 kB
-			if len(fields) >= 2 && fields[0] == "MemTotal:" {
-				if kb, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
-					least = min(least, kb<<10)
-				}
-			}
-		}
-	}
-	if least == math.MaxInt64 {
-		return 0
-	}
-	return least
+	total, _ := memlimit.Total()
+	return total
 }

@@ -41,6 +41,7 @@ type summary struct {
 	WaitShare       number   `json:"wait_share"`
 	Seconds         number   `json:"seconds"` // of training, without validation and evaluation
 	WeightsHash     string   `json:"weights_hash"`
+	Kernels         string   `json:"kernels"` // by which the hash can be compared
 }
 
 // number is a float64 that JSON can hold: null stands for what is not finite.
@@ -63,7 +64,7 @@ func (r *trainRun) summarise() summary {
 		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()), TestLoss: number(math.NaN()),
 		ImagesPerSecond: number(r.history.Speed.ExamplesPerSecond),
 		ReduceShare:     number(r.history.Speed.ReduceShare), WaitShare: number(r.history.Speed.WaitShare),
-		Seconds: number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights),
+		Seconds: number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights), Kernels: kernels(r.flags.engine),
 	}
 	if n := len(r.history.Epochs); n > 0 {
 		last := r.history.Epochs[n-1]

@@ -395,6 +395,7 @@ func (r *trainRun) report() error {
 	}
 	t.row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
 	t.row("weights hash", "%s", train.HashWeights(r.weights))
+	t.row("kernels", "%s", kernels(r.flags.engine))
 	for _, what := range r.written {
 		t.row(what[0], "%s", what[1])
 	}
