@@ -191,12 +191,14 @@ func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 	return run.launch(ctx, cfg)
 }
 
-// withoutPrefix passes on the lines of the first worker, the chief, as it wrote them.
+// withoutPrefix writes the lines of the first worker, the chief, without their prefix. Each Write has whole lines.
 type withoutPrefix struct{ io.Writer }
 
-func (w withoutPrefix) Write(line []byte) (int, error) {
-	if _, err := w.Writer.Write(bytes.TrimPrefix(line, []byte("[rank0] "))); err != nil {
+func (w withoutPrefix) Write(text []byte) (int, error) {
+	const prefix = "[rank0] "
+	plain := bytes.ReplaceAll(bytes.TrimPrefix(text, []byte(prefix)), []byte("\n"+prefix), []byte("\n"))
+	if _, err := w.Writer.Write(plain); err != nil {
 		return 0, err
 	}
-	return len(line), nil
+	return len(text), nil
 }

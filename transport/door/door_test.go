@@ -319,7 +319,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		fmt.Sprintf("# The wire format, version %d\n", Version), fmt.Sprintf("### Greeting, %d bytes\n", GreetingBytes),
+		fmt.Sprintf("# The wire format, version %d\n", Version), fmt.Sprintf("### Hello, %d bytes\n", GreetingBytes),
 		fmt.Sprintf("### Answer, %d bytes and a text\n", answerBytes),
 	}
 	for r := accepted + 1; r < reasons; r++ {
