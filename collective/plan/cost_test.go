@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"flag"
 	"math/bits"
 	"slices"
 	"testing"
@@ -15,6 +16,8 @@ const (
 	costMost  = 1.6
 )
 
+var manyRanks = flag.Bool("many-ranks", false, "TestCost also predicts for 16, 31 and 33 ranks, which takes minutes")
+
 // TestCost holds each cost function against a run of the plans in virtual time.
 func TestCost(t *testing.T) {
 	near := Links{
@@ -25,7 +28,10 @@ func TestCost(t *testing.T) {
 	crowded.Cores = 2
 	sizes := []int{2, 3, 4, 5, 7, 8, 11}
 	if !testing.Short() {
-		sizes = append(sizes, 16, 17, 31, 33)
+		sizes = append(sizes, 17)
+	}
+	if *manyRanks {
+		sizes = append(sizes, 16, 31, 33)
 	}
 	for _, a := range Algorithms {
 		t.Run(a.Name, func(t *testing.T) {
