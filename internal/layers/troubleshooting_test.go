@@ -23,7 +23,7 @@ var (
 )
 
 // leastChecked is the length of the parts of a message that are checked, in bytes: shorter ones occur everywhere.
-const leastChecked = 8
+const leastChecked = 7
 
 // TestTroubleshooting checks that the code still contains the messages that docs/troubleshooting.md quotes. Every part
 // between two … must occur in a string literal. A part may also cross wrapped errors, "outer: inner": then each of the
