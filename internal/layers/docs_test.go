@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPagesShowTheExamples: a Go program in the README or the tutorial is an example as it stands, which its own test runs. What is shown of
-// one may leave out what stands before "package main", or all but some lines in a row.
+// TestPagesShowTheExamples checks that every Go program in the README and the tutorial is an example, which has a test that runs it.
+// A page may omit the part before "package main", or show only some consecutive lines.
 func TestPagesShowTheExamples(t *testing.T) {
 	var examples strings.Builder
 	files, err := filepath.Glob("../../examples/*/main.go")
@@ -22,11 +22,11 @@ func TestPagesShowTheExamples(t *testing.T) {
 	for _, page := range []string{"../../README.md", "../../docs/tutorial.md"} {
 		blocks := goBlock.FindAllStringSubmatch(read(t, page), -1)
 		if len(blocks) == 0 {
-			t.Errorf("%s shows no program", page)
+			t.Errorf("%s contains no Go program", page)
 		}
 		for _, block := range blocks {
 			if !strings.Contains(examples.String(), block[1]) {
-				t.Errorf("%s shows what no example has: copy it from there:\n%s", page, block[1])
+				t.Errorf("%s contains a program that is no example: copy it from examples/:\n%s", page, block[1])
 			}
 		}
 	}
@@ -36,7 +36,7 @@ var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 
 var link = regexp.MustCompile(`\[[^\[\]\n]+\]\(([^)#\s]+)\)`)
 
-// TestLinksLeadSomewhere: every relative link of a page names a file of the project.
+// TestLinksLeadSomewhere checks that every relative link of a page names a file of the project.
 func TestLinksLeadSomewhere(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil || len(pages) == 0 {
