@@ -15,7 +15,7 @@ const agentCommand = "agent"
 func newAgent() *cobra.Command {
 	return &cobra.Command{
 		Use:    agentCommand,
-		Short:  "Start the workers of one host, as the lockstep run says that started this",
+		Short:  "Start the workers of one host for lockstep run -H",
 		Hidden: true,
 		Args:   noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {

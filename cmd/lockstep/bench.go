@@ -21,14 +21,14 @@ func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure collectives and training on this machine",
-		Long: `Bench measures this machine, in the way of other libraries' benchmarks, so that
-the numbers can stand side by side.
+		Long: `Bench measures collectives and training steps on this machine. It follows the
+benchmarks of other libraries, so the numbers can be compared.
 
-With --calibrate it measures what this machine takes to move, copy and combine
+With --calibrate it measures how fast this machine moves, copies and reduces
 bytes over each transport, and how far the predicted times of the algorithms are
-off, and writes a table by which algorithms are chosen. The environment variable
-LOCKSTEP_TABLE names it to programs. It takes some minutes and wants a quiet
-machine.`,
+off. It writes a table from which algorithms are chosen. Programs read the table
+that the environment variable LOCKSTEP_TABLE names. Calibration takes some
+minutes and needs an idle machine.`,
 		Example: `  lockstep bench allreduce --ranks 2
   lockstep bench allreduce --explain
   lockstep bench --calibrate --out table.json`,
@@ -41,7 +41,7 @@ machine.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&calibrate, "calibrate", false, "measure this machine and write a table by which algorithms are chosen")
+	f.BoolVar(&calibrate, "calibrate", false, "measure this machine and write a table from which algorithms are chosen")
 	f.StringVar(&out, "out", "lockstep-table.json", "with --calibrate, the `file` to write")
 	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"}, "with --calibrate, the transports to measure")
 	for _, name := range sorted(bench.Ops) {

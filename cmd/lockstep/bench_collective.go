@@ -33,16 +33,16 @@ type benchFlags struct {
 
 // benchAbout says what each command measures.
 var benchAbout = map[string]string{
-	"allreduce":     "the reduction of all ranks' vectors, on every rank",
-	"reduce":        "the reduction of all ranks' vectors, on the root",
-	"reducescatter": "the reduction of all ranks' vectors, every rank getting its part",
-	"broadcast":     "the root's vector, on every rank",
-	"allgather":     "all ranks' parts, on every rank",
-	"gather":        "all ranks' parts, on the root",
-	"scatter":       "the root's vector, every rank getting its part",
-	"alltoall":      "a block of every rank for every rank",
-	"barrier":       "no rank leaving before every rank has entered",
-	"sendrecv":      "pairs of ranks, one sending and one receiving",
+	"allreduce":     "all-reduce: every rank gets the reduced vector",
+	"reduce":        "reduce: the root gets the reduced vector",
+	"reducescatter": "reduce-scatter: every rank gets a part of the reduced vector",
+	"broadcast":     "broadcast: every rank gets the root's vector",
+	"allgather":     "all-gather: every rank gets all ranks' parts",
+	"gather":        "gather: the root gets all ranks' parts",
+	"scatter":       "scatter: every rank gets its part of the root's vector",
+	"alltoall":      "all-to-all: every rank sends a block to every rank",
+	"barrier":       "barrier: no rank leaves before every rank has entered",
+	"sendrecv":      "send and receive: in each pair of ranks, one sends",
 }
 
 func newBenchCollective(name string) *cobra.Command {
@@ -51,17 +51,17 @@ func newBenchCollective(name string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: "Measure " + benchAbout[name],
-		Long: fmt.Sprintf(`%s measures %s, with
-a barrier before each timed call. It prints for each size the median time of a
+		Long: fmt.Sprintf(`%s
+A barrier precedes each timed call. For each size it prints the median time of a
 call on rank 0:
 
   lockstep-mem ranks=2 bytes=1048576 us=101.3
 
-With --format table there are nccl-tests' columns too: algbw, the size by the
-time, and busbw, what every rank's link carries at least. With --limit the time
-is put beside that of the ranks doing the same reads and writes without meeting
-or adding (or exchanging the same bytes over bare sockets), measured in the same
-run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
+With --format table it also prints nccl-tests' columns: algbw, the size divided
+by the time, and busbw, the least that every rank's link carries. With --limit
+it also measures a lower bound in the same run: the ranks do the same reads and
+writes without synchronizing or adding (or exchange the same bytes over bare
+sockets).`, strings.Join(wrapWords(strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
 		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
   lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit
   lockstep bench %s --ranks 4 --explain`, name, name, name),
@@ -86,22 +86,22 @@ run.`, strings.ToUpper(name[:1])+name[1:], benchAbout[name]),
 	}
 	f := cmd.Flags()
 	o := &b.opts
-	f.StringVar(&o.Transport, "transport", "mem", "how the ranks reach each other: "+transportHelp())
+	f.StringVar(&o.Transport, "transport", "mem", "transport between the ranks: "+transportHelp())
 	f.IntVar(&o.Ranks, "ranks", 2, "number of ranks")
-	f.IntVar(&o.Processes, "processes", 0, "processes that the ranks are spread over (default: one for each rank; mem and pipe: 1)")
-	f.StringVar(&o.Algorithm, "algorithm", "", "algorithm, by name (default: the library's choice)")
-	f.StringVar(&b.table, "table", "", "`file` with what this machine takes, by which algorithms are chosen (see lockstep bench --calibrate)")
-	f.IntVar(&o.Calls, "calls", 0, "timed calls of each size (default: 500, less for large ones)")
-	f.StringVar(&o.Format, "format", "plain", "plain: one line per size for other programs; table; json")
-	f.BoolVar(&b.explain, "explain", false, "measure nothing; say which algorithm would be chosen for each size, and why")
-	f.StringVar(&o.Name, "name", "", "first word of a plain line (default: lockstep- and the transport)")
+	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; mem and pipe: 1)")
+	f.StringVar(&o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)")
+	f.StringVar(&b.table, "table", "", "`file` that lockstep bench --calibrate wrote, from which algorithms are chosen")
+	f.IntVar(&o.Calls, "calls", 0, "timed calls per size (default 500, fewer for large sizes)")
+	f.StringVar(&o.Format, "format", "plain", "plain (one line per size, for other programs), table or json")
+	f.BoolVar(&b.explain, "explain", false, "measure nothing; print which algorithm would be chosen for each size, and why")
+	f.StringVar(&o.Name, "name", "", "first word of a plain line (default lockstep- and the transport)")
 	if op == collective.Barrier {
 		return cmd
 	}
-	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of a call's whole vector (default: 4 bytes to 64MiB)")
+	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of the whole vector of a call (default 4 bytes to 64MiB)")
 	f.StringVar(&b.dtype, "dtype", "float32", "type of the elements")
-	f.StringVar(&o.Buffers, "buffers", "", "shared: memory of the communicator's, which peers reach in place; ordinary (default: shared for mem and shm, else ordinary)")
-	f.BoolVar(&o.Limit, "limit", false, "measure what bounds it on this machine as well")
+	f.StringVar(&o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or ordinary (default shared for mem and shm, else ordinary)")
+	f.BoolVar(&o.Limit, "limit", false, "also measure the lower bound on this machine")
 	if op.Reduces() {
 		f.StringVar(&b.reduce, "reduce", "sum", "reduction: sum, mean, min, max or prod")
 	}

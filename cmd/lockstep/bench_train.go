@@ -49,20 +49,20 @@ func newBenchTrain() *cobra.Command {
 		Use:   "train",
 		Short: "Measure training steps in images per second",
 		Long: fmt.Sprintf(`Train measures whole training steps (SGD) on random images of MNIST's shape that
-are in memory already: %d steps to warm up, then the median of %d rounds of %d
+are already in memory: %d steps to warm up, then the median of %d rounds of %d
 steps:
 
   lockstep model=mlp replicas=2 global_batch=128 images/s=12345
 
-With --alone the computation of a step is measured as well: blocks of %d steps of
-replicas that never meet, in turns with the others, in this run and on the same
-cores. It says what a step costs over its computation, as the median of the
-ratios of neighbouring blocks, and beside it how long the gradients' bytes take
-to be moved once, which no step can avoid.
+With --alone it also measures the computation of a step alone: blocks of %d
+steps of replicas that never synchronize. They alternate with blocks of training
+steps, in the same run and on the same cores. It prints how much longer a step
+takes than its computation, as the median of the ratios of neighbouring blocks,
+and the time to move the gradients' bytes once, which no step can avoid.
 
-With --workers the replicas are shared out among so many processes of this
-machine, at most one for each replica, on cores of their own. Under lockstep run
-it measures the workers that are there.`, benchSteps, benchRounds, benchSteps, benchSteps),
+With --workers the replicas are divided among so many processes of this machine,
+at most one per replica, each on its own cores. Under lockstep run it measures
+the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 		Example: `  lockstep bench train --model mlp --replicas 2 --global-batch 512
   lockstep bench train --model mlp --replicas 2 --workers 2 --format table
   lockstep bench train --model cnn --replicas 1 --global-batch 64 --engine xla`,
@@ -92,11 +92,11 @@ it measures the workers that are there.`, benchSteps, benchRounds, benchSteps, b
 	f.SortFlags = false
 	f.StringVar(&o.model, "model", "mlp", "model: "+names(modelsByName))
 	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of all workers together (default one per core)")
-	f.IntVar(&o.globalBatch, "global-batch", 128, "examples of a step, over all replicas")
-	f.StringVar(&o.engine, "engine", "go", "what computes: "+oneOf(gomlx.Names))
-	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
-	f.BoolVar(&o.alone, "alone", false, "measure what a step costs over its computation alone")
-	f.StringVar(&o.format, "format", "plain", "plain: one line for other programs; table")
+	f.IntVar(&o.globalBatch, "global-batch", 128, "examples per step, over all replicas")
+	f.StringVar(&o.engine, "engine", "go", "compute engine: "+oneOf(gomlx.Names))
+	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
+	f.BoolVar(&o.alone, "alone", false, "also measure how much longer a step takes than its computation alone")
+	f.StringVar(&o.format, "format", "plain", "plain (one line, for other programs) or table")
 	o.add(f)
 	groupFlags(cmd, flagGroup{"Flags of several workers", o.set})
 	return cmd

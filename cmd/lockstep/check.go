@@ -33,15 +33,15 @@ func newCheck() *cobra.Command {
 	var job bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Say what this build and this machine have",
-		Long: `Check says what this build and this machine have: the transports that work here,
-the vector instructions that the loops use, the libraries (MPI, NCCL) that can be
-loaded and their versions, the processors, the memory, and the limits that a job
-may meet. LOCKSTEP_MPI and LOCKSTEP_NCCL name the file of a library that is not
-where the system looks.
+		Short: "Show what this build and this machine support",
+		Long: `Check shows what this build and this machine support: the transports that work
+here, the vector instructions in use, the libraries (MPI, NCCL) that can be
+loaded and their versions, the processors, the memory, and the limits that can
+affect a job. LOCKSTEP_MPI and LOCKSTEP_NCCL name the file of a library that is
+outside the system's search path.
 
-With --job it says instead which job this process is a worker of, whom it believed
-about that, and each value that was read: put it in the place of the program.`,
+With --job it shows instead which job this process is a worker of, which source
+it took this from, and each value that it read: run it in place of the program.`,
 		Example: `  lockstep check
   lockstep check --format json
   srun lockstep check --job`,
@@ -66,7 +66,7 @@ about that, and each value that was read: put it in the place of the program.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&format, "format", "table", "table or json")
-	f.BoolVar(&job, "job", false, "say who is in the job that this process belongs to")
+	f.BoolVar(&job, "job", false, "show the job that this process is a worker of")
 	f.StringVar(&probe, "probe", "", "load this library and print its version")
 	if err := f.MarkHidden("probe"); err != nil {
 		panic(err) // the flag is defined above

@@ -35,22 +35,25 @@ func newDoctor() *cobra.Command {
 	var o doctorFlags
 	cmd := &cobra.Command{
 		Use:   "doctor [DIR]",
-		Short: "Test the workers of a job before it trains, or say why it failed",
-		Long: `Doctor, put in the place of the program, joins the job as that would, under any
-launcher, and tests every pair of workers: how they reach each other, the time of
-a round trip, the rate each way, and how far their clocks are apart. It compares
-their versions and vector instructions. The chief prints it, and what is wrong; a
-pair that does not answer is named. Started by itself, it tests a small job of
-processes of this machine. The exit code is 1 if anything is wrong.
+		Short: "Test the workers of a job before training, or explain a failure",
+		Long: `Doctor tests a job before it trains, or explains why it failed.
 
-With a folder it reads what the workers of a failed job left there: the records
-of their last collectives (flight-*.jsonl), which every worker keeps at all times,
-and of their failures (failure-*.json). It says which call is the last that all
-have completed, and what each did then: who has not come, who called something
-else, who is slow. Workers write them into the folder that LOCKSTEP_RECORDS names
-when one of them fails, or gets the signal USR1. lockstep run makes such a folder,
-and names it when the job has failed. Those of several hosts have to be put into
-one folder.
+To test a job, run doctor in place of the program, under any launcher. It joins
+the job and tests every pair of workers: the transport between them, the
+round-trip time, the bandwidth in each direction, and the clock offset. It
+compares the workers' versions and vector instructions. The chief prints the
+results and the problems, and names every pair that does not answer. Without a
+launcher, doctor tests a small job of processes on this machine. The exit code
+is 1 if there is a problem.
+
+With a folder it reads the records that the workers of a failed job left there:
+their last collectives (flight-*.jsonl), which every worker always records, and
+their failures (failure-*.json). It names the last call that all workers
+completed, and what each worker did next: which one is missing, which called
+something else, which is slow. Workers write records into the folder that
+LOCKSTEP_RECORDS names when one of them fails, or when they get SIGUSR1.
+lockstep run creates this folder, and prints its name when the job has failed.
+For a job on several hosts, copy all records into one folder first.
 
 With --env it lists the environment variables that Lockstep reads.`,
 		Example: `  lockstep doctor
@@ -74,14 +77,14 @@ With --env it lists the environment variables that Lockstep reads.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.bytes = 4 << 20
-	f.StringVar(&o.format, "format", "table", "plain: lines for other programs; table; json")
-	f.Var(&o.bytes, "bytes", "size of the messages by which rates are measured")
-	f.DurationVar(&o.time, "time", 200*time.Millisecond, "about how long each direction of a pair is measured")
-	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long a pair may take to answer")
-	f.DurationVar(&o.wait, "rdzv-timeout", time.Minute, "how long the workers wait for one another")
-	f.BoolVar(&o.plaintext, "data-plaintext", false, "leave the data unencrypted, as the training is to do: for trusted networks")
-	f.IntVar(&o.workers, "workers", 2, "processes of this machine, where there is no job")
-	f.IntVar(&o.epoch, "epoch", -1, "of the records in DIR: which start of the job, from 0 (default the last one)")
+	f.StringVar(&o.format, "format", "table", "plain (lines for other programs), table or json")
+	f.Var(&o.bytes, "bytes", "size of the messages that measure bandwidth")
+	f.DurationVar(&o.time, "time", 200*time.Millisecond, "approximate time of the measurement of each direction of a pair")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long to wait for the answer of a pair")
+	f.DurationVar(&o.wait, "rdzv-timeout", time.Minute, "how long the workers wait for one another to join")
+	f.BoolVar(&o.plaintext, "data-plaintext", false, "do not encrypt the data, as in the training: for trusted networks only")
+	f.IntVar(&o.workers, "workers", 2, "number of processes on this machine, without a launcher")
+	f.IntVar(&o.epoch, "epoch", -1, "which start of the job to read records of, from 0 (default the last one)")
 	f.BoolVar(&o.environment, "env", false, "list the environment variables that Lockstep reads")
 	return cmd
 }

@@ -14,7 +14,7 @@ const guardCommand = "guard"
 func newGuard() *cobra.Command {
 	return &cobra.Command{
 		Use:    guardCommand,
-		Short:  "Kill the workers when the lockstep run that started this is gone",
+		Short:  "Kill the workers when the lockstep run that started this process is gone",
 		Hidden: true,
 		Args:   noArguments,
 		RunE: func(*cobra.Command, []string) error {

@@ -52,15 +52,16 @@ func newPlan() *cobra.Command {
 	ops := planOps()
 	cmd := &cobra.Command{
 		Use:   "plan OPERATION",
-		Short: "Print the plan of a collective, and prove it",
+		Short: "Print the plan of a collective, and prove it correct",
 		Long: `Plan prints what each rank does in a collective operation, step by step, and
-what it holds after each step: (0+1) is the sum of what ranks 0 and 1 contributed,
-in this order. No data is moved.
+what it holds after each step: (0+1) is the sum of the contributions of ranks 0
+and 1, in this order. No data is moved.
 
-The plan is proven first. The proof executes the plans of all ranks on symbols,
-for each way in which the buffers of a call can share memory. It shows that every
-rank ends with the right result, that each contribution is added exactly once and
-in the right order, and that the plan has no deadlock and no data race.
+Plan first proves that the plan is correct. The proof executes the plans of all
+ranks on symbols, for each way in which the buffers of a call can share memory.
+It shows that every rank ends with the right result, that each contribution is
+added exactly once and in the right order, and that the plan has no deadlock and
+no data race.
 
 Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColumns-len("Operations: ")), "\n") + ".",
 		Example: `  lockstep plan allreduce --algorithm ring --ranks 8
@@ -86,7 +87,7 @@ Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColu
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.algorithm, "algorithm", "auto", "auto (what this topology would use by default) or one of "+strings.Join(chooser.Names(), ", "))
+	flags.StringVar(&f.algorithm, "algorithm", "auto", "auto (the default for this topology) or one of "+strings.Join(chooser.Names(), ", "))
 	flags.IntVar(&f.cluster.Ranks, "ranks", 4, "number of ranks")
 	flags.IntVar(&f.cluster.Hosts, "hosts", 1, "number of hosts; the ranks are spread over them in order")
 	flags.IntVar(&f.count, "count", 0, "elements of the whole vector (default 64 for each rank)")
@@ -94,7 +95,7 @@ Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColu
 	flags.IntVar(&f.root, "root", 0, "the root of a rooted operation; the sender of a send")
 	flags.IntVar(&f.peer, "peer", 1, "the receiver of a send")
 	flags.BoolVar(&f.anyOrder, "any-order", false, "allow any order of addition (default: only if the algorithm needs it)")
-	flags.StringVar(&f.memory, "memory", "inplace", "what ranks of one host share: inplace, each other's buffers; private, a staging buffer; none, they exchange messages")
+	flags.StringVar(&f.memory, "memory", "inplace", "what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange messages)")
 	flags.StringVar(&f.format, "format", "text", "text, dot (Graphviz) or svg")
 	return cmd
 }

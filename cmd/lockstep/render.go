@@ -66,13 +66,13 @@ func newRender() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "render",
 		Short: "Print a manifest or script that starts a job",
-		Long: `Render prints what starts a program as the workers of one job: a manifest for
-Kubernetes, a batch script for Slurm, a shell script for mpirun. The program is
-unchanged: it finds out from its environment who is in the job (lockstep check
---job shows that).
+		Long: `Render prints a file that starts a program as the workers of one job: a manifest
+for Kubernetes, a batch script for Slurm, or a shell script for mpirun. The
+program needs no changes: it detects its job from the environment, as lockstep
+check --job does.
 
-All that is needed is in what is printed: a secret for the job, by which its
-workers know each other, a place to meet, and restarts after a failure.`,
+The file is complete. It holds a secret, with which the workers authenticate one
+another, sets the rendezvous address, and restarts the job after a failure.`,
 		Args: wantCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -83,14 +83,14 @@ workers know each other, a place to meet, and restarts after a failure.`,
 func newRenderKubernetes() *cobra.Command {
 	r := &rendering{}
 	cmd := r.command("kubernetes", "Print a manifest for an Indexed Job, or a JobSet",
-		`Kubernetes prints a manifest: a Secret, a headless Service by which the pods have
-names, and an Indexed Job with a pod for each node. With --jobset it is a JobSet,
-whose controller restarts all pods at once after a failure; a plain Job restarts
-them one by one.
+		`Kubernetes prints a manifest: a Secret, a headless Service that gives the pods
+DNS names, and an Indexed Job with one pod per node. With --jobset it prints a
+JobSet, whose controller restarts all pods at once after a failure; a plain Job
+restarts them one by one.
 
-The image must have the program in it, and lockstep too if --nproc-per-node is
-more than 1. The manifest holds a new secret, so do not put it under version
-control: make a Secret with the key "secret" and name it with --secret instead.`,
+The image must contain the program, and also lockstep if --nproc-per-node is
+more than 1. The manifest holds a new secret, so keep it out of version control.
+Or create a Secret with the key "secret" and name it with --secret.`,
 		`  lockstep render kubernetes --image registry/train:7 --nnodes 4 -- /train --epochs 3
   lockstep render kubernetes --image registry/train:7 --nnodes 4 --jobset \
     --max-restarts 3 --claim checkpoints:/checkpoints -- \
@@ -103,20 +103,20 @@ control: make a Secret with the key "secret" and name it with --secret instead.`
 	r.nameFlag(f)
 	r.portFlag(f, "the first pod")
 	f.StringVar(&r.Namespace, "namespace", "", "namespace (default: that of kubectl)")
-	f.BoolVar(&r.JobSet, "jobset", false, "a JobSet, which needs its controller in the cluster")
+	f.BoolVar(&r.JobSet, "jobset", false, "print a JobSet, which needs its controller in the cluster")
 	f.StringVar(&r.SecretName, "secret", "", "an existing Secret with the key \"secret\" (default: a new one in the manifest)")
-	f.IntVar(&r.CPUs, "cpus", 0, "processors of each pod")
+	f.IntVar(&r.CPUs, "cpus", 0, "CPUs of each pod")
 	f.IntVar(&r.GPUs, "gpus", 0, "NVIDIA GPUs of each pod")
 	f.StringVar(&r.Memory, "memory", "", "memory of each pod, such as 8Gi")
-	f.StringArrayVar(&r.claims, "claim", nil, "NAME:PATH, a persistent volume claim and where it is mounted")
+	f.StringArrayVar(&r.claims, "claim", nil, "persistent volume claim and its mount path, as NAME:PATH")
 	return cmd
 }
 
 func newRenderSlurm() *cobra.Command {
 	r := &rendering{}
 	cmd := r.command("slurm", "Print a batch script for Slurm",
-		`Slurm prints a script for sbatch, which starts a worker for each task with srun.
-The workers meet on the first node, at a port that follows from the job's number.`,
+		`Slurm prints a script for sbatch, which starts one worker per task with srun.
+The rendezvous is on the first node, at a port derived from the job's number.`,
 		`  lockstep render slurm --nnodes 4 --nproc-per-node 2 --cpus 16 --time 8:00:00 -- \
     ./train --epochs 3 > train.sbatch
   sbatch train.sbatch`,
@@ -125,10 +125,10 @@ The workers meet on the first node, at a port that follows from the job's number
 	r.sizes(f, "nodes", "workers on each node")
 	r.restartsFlag(f)
 	r.nameFlag(f)
-	f.IntVar(&r.CPUs, "cpus", 0, "processors of each worker")
+	f.IntVar(&r.CPUs, "cpus", 0, "CPUs of each worker")
 	f.IntVar(&r.GPUs, "gpus", 0, "GPUs of each node")
 	f.StringVar(&r.Memory, "memory", "", "memory of each node, such as 64G")
-	f.StringVar(&r.Time, "time", "", "time limit, such as 8:00:00; two minutes before, the training is told to end")
+	f.StringVar(&r.Time, "time", "", "time limit, such as 8:00:00; two minutes before it, the workers get SIGTERM")
 	f.StringVar(&r.Partition, "partition", "", "partition")
 	f.StringVar(&r.Account, "account", "", "account")
 	return cmd
@@ -138,16 +138,16 @@ func newRenderMPI() *cobra.Command {
 	r := &rendering{}
 	cmd := r.command("mpi", "Print a script for mpirun",
 		`Mpi prints a script that starts the workers with Open MPI's mpirun, or with
-MPICH's or Intel MPI's mpiexec. On one host they need nothing else; on several they
-meet at the first one. Lockstep's own collectives are used unless the program
-chooses MPI's.`,
+MPICH's or Intel MPI's mpiexec. On one host the workers need nothing else; on
+several hosts the rendezvous is on the first one. The program uses Lockstep's
+own collectives unless it selects MPI's.`,
 		`  lockstep render mpi --nproc-per-node 4 -- ./train --epochs 3
   lockstep render mpi -H node1:2,node2:2 --launcher mpich -- ./train`,
 		r.mpi)
 	f := cmd.Flags()
 	f.IntVar(&r.Each, "nproc-per-node", 0, "workers on this host; without -H")
-	f.StringVarP(&r.hosts, "hosts", "H", "", "`hosts` and how many workers each has, such as host1:4,host2:4")
-	f.StringVar(&r.Launcher, "launcher", "openmpi", "openmpi or mpich (Intel MPI is mpich)")
+	f.StringVarP(&r.hosts, "hosts", "H", "", "`hosts` and their numbers of workers, such as host1:4,host2:4")
+	f.StringVar(&r.Launcher, "launcher", "openmpi", "openmpi, or mpich (also for Intel MPI)")
 	r.restartsFlag(f)
 	r.portFlag(f, "the first of several hosts")
 	return cmd
@@ -158,7 +158,7 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 	cmd := &cobra.Command{
 		Use:     name + " [flags] [-- PROGRAM ARGS…]",
 		Short:   short,
-		Long:    long + "\n\nWithout a program it is " + strings.Join(defaultProgram, " ") + ".",
+		Long:    long + "\n\nThe default program is " + strings.Join(defaultProgram, " ") + ".",
 		Example: example,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if dash := cmd.ArgsLenAtDash(); len(args) > 0 && dash != 0 {
@@ -174,7 +174,7 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 }
 
 func (r *rendering) restartsFlag(f *pflag.FlagSet) {
-	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "how often a failed job begins again")
+	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "how often a failed job is restarted")
 }
 
 func (r *rendering) nameFlag(f *pflag.FlagSet) {
@@ -182,7 +182,7 @@ func (r *rendering) nameFlag(f *pflag.FlagSet) {
 }
 
 func (r *rendering) portFlag(f *pflag.FlagSet, where string) {
-	f.IntVar(&r.port, "port", cluster.StorePort, "port at which the workers meet on "+where)
+	f.IntVar(&r.port, "port", cluster.StorePort, "rendezvous port on "+where)
 }
 
 func (r *rendering) sizes(f *pflag.FlagSet, hosts, each string) {

@@ -66,11 +66,11 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "lockstep",
 		Short: "Synchronous data-parallel training",
-		Long: `Lockstep trains one model on several replicas, which meet after every step in
-a sum of their gradients.
+		Long: `Lockstep trains one model on several replicas, synchronously. After every step
+the replicas all-reduce their gradients, so all of them keep the same weights.
 
-Exit codes: 0 done, 1 an error, 2 a mistake in the command line, 130 stopped by
-Ctrl-C. That of run is the failed program's.`,
+Exit codes: 0 success, 1 error, 2 mistake in the command line, 130 stopped by
+Ctrl-C. lockstep run exits with the code of the worker that failed first.`,
 		Example: `  lockstep train
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3
   lockstep run --nproc-per-node 2 -- ./prog

@@ -48,28 +48,29 @@ func newRun() *cobra.Command {
 	var o runFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] [--] PROGRAM [ARGUMENT...]",
-		Short: "Start a program as the workers of a job, and watch them",
-		Long: `Run starts a program several times, as the workers of one job, and tells each of
-them its place by its environment: LOCKSTEP_WORKER and its like, torchrun's RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and TF_CONFIG. So the program may be one
-that uses Lockstep, or one that knows nothing of it.
+		Short: "Start a program as the workers of a job, and supervise them",
+		Long: `Run starts a program several times, as the workers of one job, and supervises
+them. Each worker finds its rank in environment variables: LOCKSTEP_WORKER and
+related ones, torchrun's RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ..., and
+TF_CONFIG. The program does not have to use Lockstep.
 
-On several nodes, either say the hosts with -H, and they are reached by ssh; or
-start the same command on each node, with --nnodes, --node-rank and the address
-of node 0 as --rdzv-endpoint, and the same LOCKSTEP_SECRET (or a file with it,
-LOCKSTEP_SECRET_FILE) everywhere. Without one of them a fresh secret is made.
+Several nodes can be started in two ways. With -H, run reaches the hosts by ssh.
+Or start the same command on each node, with --nnodes, --node-rank and the
+address of node 0 as --rdzv-endpoint. Then all nodes need the same
+LOCKSTEP_SECRET (or LOCKSTEP_SECRET_FILE, a file that holds it). For one node,
+and with -H, a new secret is generated if none is set.
 
-When a worker fails, all are stopped: asked first, killed when --grace has passed.
-A block says which failed first, where and why; then, while --max-restarts
-lasts, all are started again. The exit code is the root cause's: 128 and the
-signal's number if a signal ended that worker. No process is left behind, even
-if this one is killed.
+When a worker fails, all others are stopped: they get SIGTERM, and SIGKILL after
+--grace. A report says which worker failed first, where and why. Then all
+workers are restarted, up to --max-restarts times. The exit code is that of the
+worker that failed first, or 128 plus the signal's number if a signal ended it.
+No process is left behind, even if run itself is killed.
 
-Ctrl-C or SIGTERM is passed on once and lets the workers end their step; a
-second one kills them. The exit code is 130 then.
+The first Ctrl-C or SIGTERM is forwarded, and the workers finish their step. A
+second one kills them. The exit code is then 130.
 
-torchrun's variables PET_NNODES, PET_NPROC_PER_NODE, ... give flags that are not
-given. --nproc_per_node and the like are understood as well.`,
+torchrun's variables PET_NNODES, PET_NPROC_PER_NODE, ... set the flags that are
+not given. Flags may be written with underscores, such as --nproc_per_node.`,
 		Example: `  lockstep run --nproc-per-node 2 -- ./prog --epochs 3
   lockstep run --nproc-per-node auto --max-restarts 3 --log-dir logs -- ./prog
   lockstep run --nproc-per-node 4 -- python train.py
@@ -96,28 +97,28 @@ given. --nproc_per_node and the like are understood as well.`,
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun takes both
 	})
-	f.StringVar(&o.perNode, "nproc-per-node", "1", "workers of this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are any, else cpu)")
-	f.StringVar(&o.nodes, "nnodes", "1", "nodes of the job")
+	f.StringVar(&o.perNode, "nproc-per-node", "1", "workers on this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are GPUs, else cpu)")
+	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes")
 	f.IntVar(&o.nodeRank, "node-rank", 0, "number of this node, from 0")
-	f.StringVarP(&o.hosts, "hosts", "H", "", "start all nodes from here by ssh: `hosts` and their workers, such as host1:4,host2:4")
-	f.BoolVar(&o.standalone, "standalone", false, "one node that meets no other (the default for one node)")
-	f.StringVar(&o.backend, "rdzv-backend", "tcp", "where nodes and workers meet: tcp (a store in node 0's lockstep run), file (a folder that all share), etcd")
-	f.StringVar(&o.endpoint, "rdzv-endpoint", "", "address of node 0 (port 29400 if it has none), the shared folder, or etcd's addresses; with -H this machine's address (any free port)")
-	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new one for one node, else lockstep)")
-	f.DurationVar(&o.timeout, "rdzv-timeout", 5*time.Minute, "how long the nodes wait for one another")
-	f.StringVar(&o.masterAddr, "master-addr", "", "torchrun's other word for --rdzv-endpoint: the host")
-	f.IntVar(&o.masterPort, "master-port", 0, "torchrun's other word for --rdzv-endpoint: the port")
-	f.StringVar(&o.localAddr, "local-addr", "", "`address` by which other nodes reach this one (default that of the route to the endpoint)")
-	f.BoolVar(&o.plaintext, "data-plaintext", false, "let several nodes meet without a secret, unencrypted: for networks where nobody else is; the program has to be told so too")
-	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are started again after a failure, or after the loss of a node, whose place another lockstep run may take")
-	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat, "how long a node may give no sign of life, and a worker be stopped, before it is lost")
-	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to end once another has failed, before they are killed")
-	f.StringVar(&o.logDir, "log-dir", "", "write what the workers write into this `folder` too, one file for each worker and stream")
-	f.StringVar(&o.tee, "tee", "both", "streams that are shown: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
-	f.StringVar(&o.ranks, "ranks", "", "show only these workers, such as 0,2-3; log files get all")
-	f.StringVar(&o.affinity, "cpu-affinity", "auto", "bind each worker to CPUs of its own: on, off, auto (where the machine has several memory nodes)")
-	f.StringArrayVar(&o.env, "env", nil, "variable for the workers of all hosts: `NAME=VALUE`, or NAME for its value here")
-	f.StringVar(&o.ssh, "ssh", "", "`command` for -H: it gets the host and a line for its shell (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
+	f.StringVarP(&o.hosts, "hosts", "H", "", "start all nodes from here by ssh: `hosts` and their numbers of workers, such as host1:4,host2:4")
+	f.BoolVar(&o.standalone, "standalone", false, "run on this node only (the default for one node)")
+	f.StringVar(&o.backend, "rdzv-backend", "tcp", "rendezvous store: tcp (in node 0's lockstep run), file (a folder that all nodes share), etcd")
+	f.StringVar(&o.endpoint, "rdzv-endpoint", "", "address of node 0 (default port 29400), the shared folder, or etcd's addresses; with -H this machine's address (default any free port)")
+	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new name for one node, else lockstep)")
+	f.DurationVar(&o.timeout, "rdzv-timeout", 5*time.Minute, "how long the nodes wait for one another to join")
+	f.StringVar(&o.masterAddr, "master-addr", "", "host of --rdzv-endpoint, as torchrun names it")
+	f.IntVar(&o.masterPort, "master-port", 0, "port of --rdzv-endpoint, as torchrun names it")
+	f.StringVar(&o.localAddr, "local-addr", "", "`address` at which other nodes reach this one (default that of the route to the endpoint)")
+	f.BoolVar(&o.plaintext, "data-plaintext", false, "allow several nodes without a secret, unencrypted: for isolated networks only; the program needs the same setting")
+	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are restarted after a failure or the loss of a node; another lockstep run may replace a lost node")
+	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat, "time without a heartbeat after which a node is lost, and time for which a worker may be suspended")
+	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to exit after another has failed, before they are killed")
+	f.StringVar(&o.logDir, "log-dir", "", "also write the workers' output to this `folder`, one file per worker and stream")
+	f.StringVar(&o.tee, "tee", "both", "streams to show: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
+	f.StringVar(&o.ranks, "ranks", "", "show only these workers, such as 0,2-3; log files contain all")
+	f.StringVar(&o.affinity, "cpu-affinity", "auto", "pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
+	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to copy its value from here")
+	f.StringVar(&o.ssh, "ssh", "", "`command` by which -H reaches a host; its arguments are the host and a shell command (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
 	return cmd
 }
 

@@ -64,16 +64,18 @@ func newSimulate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate",
 		Short: "Predict how long a collective takes on a cluster",
-		Long: `Simulate carries out the real plan of a collective in virtual time, on a cluster
-that the flags describe, and prints what it takes beside the bound
+		Long: `Simulate predicts how long a collective takes on a cluster that the flags
+describe. It executes the real plan in virtual time; no data is moved. For an
+all-reduce it also prints the lower bound
 
   2(n-1)/n * S/B + latency
 
-of an all-reduce, where n is the number of hosts, S the bytes and B the bandwidth
-of a host's network card. No byte is moved.
+where n is the number of hosts, S the bytes and B the bandwidth of a host's
+network card.
 
-A link is a latency and a rate: inside a host, what a rank sends to or reads from
-another; outside, a frame between hosts and a card's bandwidth each way.`,
+A link has a latency and a rate. The inside link is that of a host: what a rank
+sends to or reads from another rank. The outside link is that of a frame between
+hosts, with a network card's bandwidth in each direction.`,
 		Example: `  lockstep simulate --ranks 1024 --hosts 128 --bytes 100MiB
   lockstep simulate --ranks 64 --hosts 8 --algorithm all --link outside=5us,100Gbit/s
   lockstep simulate --ranks 16 --hosts 4 --straggler 3:2.5 --trace step.json`,
@@ -97,19 +99,19 @@ another; outside, a frame between hosts and a card's bandwidth each way.`,
 	f.IntVar(&s.cluster.Ranks, "ranks", 64, "number of ranks")
 	f.IntVar(&s.cluster.Hosts, "hosts", 8, "number of hosts, over which the ranks are spread in order")
 	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(sorted(simulateOps), ", "))
-	f.StringVar(&s.algorithm, "algorithm", "auto", "auto: the chooser's; all: each that fits, the fastest first; or one of "+strings.Join(chooser.Names(), ", "))
+	f.StringVar(&s.algorithm, "algorithm", "auto", "auto (the default), all (every algorithm that fits, fastest first) or one of "+strings.Join(chooser.Names(), ", "))
 	f.Var(&s.bytes, "bytes", "size of the whole vector")
 	f.IntVar(&s.element, "element-bytes", 4, "size of an element: 1, 2, 4 or 8")
 	f.BoolVar(&s.anyOrder, "any-order", false, "allow algorithms that do not add along the canonical tree")
 	f.IntVar(&s.root, "root", 0, "the root of a rooted operation")
-	f.StringVar(&s.memory, "memory", "private", "of a host's ranks: inplace, they reach each other's; private, only the library's own; none, they exchange frames")
+	f.StringVar(&s.memory, "memory", "private", "what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange frames)")
 	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and outside=25us,12.5GB/s)")
-	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1, "the switch between the hosts carries 1/x of what all cards could send")
-	f.IntVar(&s.cluster.Cores, "cores", 0, "processors of a host (default: one for each of its ranks)")
-	f.Var(&s.combine, "combine", "what a rank reads while it reduces")
-	f.Var(&s.copying, "copy", "what a rank copies")
-	f.StringArrayVar(&s.stragglers, "straggler", nil, "RANK:FACTOR, a rank that computes so many times slower")
-	f.StringArrayVar(&s.late, "late", nil, "RANK:TIME, a rank that begins so long after the others")
+	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1, "the switch between the hosts carries 1/x of the bandwidth of all network cards")
+	f.IntVar(&s.cluster.Cores, "cores", 0, "processors of a host (default one per rank)")
+	f.Var(&s.combine, "combine", "rate at which a rank reads while it reduces")
+	f.Var(&s.copying, "copy", "rate at which a rank copies")
+	f.StringArrayVar(&s.stragglers, "straggler", nil, "a rank that computes more slowly by this factor, as RANK:FACTOR")
+	f.StringArrayVar(&s.late, "late", nil, "a rank that begins this much later than the others, as RANK:TIME")
 	f.StringVar(&s.trace, "trace", "", "write every step to this `file`, for chrome://tracing or Perfetto")
 	f.StringVar(&s.format, "format", "table", "table or json")
 	return cmd

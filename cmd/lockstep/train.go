@@ -45,27 +45,28 @@ func newTrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a digit classifier on several replicas",
-		Long: `Train trains a model on several replicas, in lock-step: every step cuts a global
-batch into one share per replica, sums the replicas' gradients, and updates all
-replicas alike.
+		Long: `Train trains a model on several replicas. In every step each replica computes
+the gradients of its share of the global batch, the replicas all-reduce the
+gradients, and every replica applies the same update.
 
 Without flags it trains a small CNN on the handwritten digits that are built
-into the program, with one replica per core. Batches that do not divide by the
-replicas, and a last batch that is not full, are all right: loss and metrics
-are means over examples. The same command and seed give the same weights, bit
-for bit; another number of replicas adds in another order and differs in the
-last digits.
+into the program, with one replica per core. The batch size need not be a
+multiple of the number of replicas, and the last batch may be partial: loss and
+metrics are means over examples. The same command and seed give the same
+weights, bit for bit. Another number of replicas adds in another order, so the
+last digits differ.
 
-With --strategy multi-worker this is one worker of a job, and the replicas of all
-workers train together, to the same bits as on one. Which worker it is, of how
-many, and where they meet is found out and said: from lockstep run, TF_CONFIG,
-torchrun, mpirun, Slurm, Kubernetes, or the flags from --worker on. Give all
-workers the same flags but for --replicas and --devices; before the first step
-they compare programs, options, data and models. Worker 0, the chief, prints and
-writes for all. Between hosts a job needs a secret, which lockstep run makes.
+With --strategy multi-worker this process is one worker of a job. The replicas
+of all workers train together and get the same bits as in one process. The
+worker's number, the number of workers and the rendezvous address are detected
+and printed. They come from lockstep run, TF_CONFIG, torchrun, mpirun, Slurm,
+Kubernetes, or the flags of a worker below. Give all workers the same flags,
+except --replicas and --devices: before the first step the workers compare
+programs, options, data and models. Worker 0, the chief, prints and writes for
+all. Between hosts a job needs a secret, which lockstep run creates.
 
-Ctrl-C, on any worker, finishes the step on all, writes what there is, and exits
-with code 130; a second one stops at once.`,
+Ctrl-C on any worker finishes the step on all workers, writes the results so
+far, and exits with code 130. A second Ctrl-C stops at once.`,
 		Example: `  lockstep train
   lockstep train --replicas 1 --epochs 3 --summary summary.json
   lockstep train --data mnist --data-dir DIR --model mlp --epochs 3 --out run1
@@ -85,26 +86,26 @@ with code 130; a second one stops at once.`,
 	f.SortFlags = false
 	f.StringVar(&o.data, "data", "digits", "data set: "+names(dataSets)+" (digits is built in)")
 	f.StringVar(&o.dataDir, "data-dir", "", "folder of the data set's IDX files, gzipped or not (mnist)")
-	f.IntVar(&o.shift, "shift", 0, "move training images by up to so many pixels, anew each time (default 1 for digits, 0 for mnist)")
-	f.Float64Var(&o.validationSplit, "validation-split", 0, "part of the training data to hold back and evaluate after each epoch, from 0 to 1")
+	f.IntVar(&o.shift, "shift", 0, "shift training images at random by up to this many pixels (default 1 for digits, 0 for mnist)")
+	f.Float64Var(&o.validationSplit, "validation-split", 0, "fraction of the training data to hold out and evaluate after each epoch, from 0 to 1")
 	f.StringVar(&o.model, "model", "cnn", "model: "+names(modelsByName))
-	f.StringVar(&o.weights, "weights", "", "safetensors `file` of weights to start from")
-	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), multi-worker (several processes, too), one-device")
-	f.IntVar(&o.replicas, "replicas", 0, "number of replicas, of this worker if there are several (default one per accelerator or, without any, per core)")
-	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas instead of a number, such as CPU:0,CPU:1")
-	f.IntVar(&o.globalBatch, "global-batch", 0, "examples of a step, over all replicas of all workers (default 64 for digits, 128 for mnist)")
-	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples of a step on each replica, instead of --global-batch")
-	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist; or what --steps needs)")
-	f.IntVar(&o.steps, "steps", 0, "stop after so many steps (default no limit)")
-	f.IntVar(&o.packs, "packs", 1, "parts in which gradients travel and are applied, one while the next ones travel")
+	f.StringVar(&o.weights, "weights", "", "safetensors `file` with the initial weights")
+	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), multi-worker (replicas of several processes), one-device")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas in this process (default one per accelerator, or one per core if there are none)")
+	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas, such as CPU:0,CPU:1, instead of --replicas")
+	f.IntVar(&o.globalBatch, "global-batch", 0, "examples per step, over all replicas of all workers (default 64 for digits, 128 for mnist)")
+	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples per step on each replica, instead of --global-batch")
+	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, or as many as --steps needs)")
+	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
+	f.IntVar(&o.packs, "packs", 1, "number of packs: parts of the gradients that are all-reduced one after the other; each is applied while the next ones are all-reduced")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
-	f.StringVar(&o.schedule, "schedule", "cosine", "how the learning rate changes from epoch to epoch: cosine (falls to 0), constant")
-	f.Int64Var(&o.seed, "seed", 1, "of initial weights, shuffling and shifts")
-	f.StringVar(&o.engine, "engine", "go", "what computes: "+strings.Join(gomlx.Names, ", "))
-	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` of the engine xla (default $"+gomlx.PluginEnv+")")
-	f.StringVar(&o.progress, "progress", "auto", "how progress is shown: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
-	f.StringVar(&o.summary, "summary", "", "write the run's numbers to this `file`, as JSON (worker 0)")
+	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
+	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")
+	f.StringVar(&o.engine, "engine", "go", "compute engine: "+strings.Join(gomlx.Names, ", "))
+	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
+	f.StringVar(&o.progress, "progress", "auto", "progress display: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
+	f.StringVar(&o.summary, "summary", "", "write the results to this `file`, as JSON (worker 0)")
 	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder` (worker 0)")
 	o.checkpoint.add(f)
 	o.workers.add(f)

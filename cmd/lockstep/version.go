@@ -12,8 +12,8 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version and how the program was built",
-		Long: `Version prints the program's version, the Go release it was built with, for
-which machine, and whether the Go engine uses vector instructions (simd).`,
+		Long: `Version prints the program's version, the Go release that built it, its
+platform, and whether the Go engine uses vector instructions (simd).`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
