@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
@@ -41,7 +39,7 @@ func runBenchWorkers(cmd *cobra.Command, o benchTrainFlags) error {
 	shown := make(readers, 1)
 	agent, err := launch.New(launch.Config{
 		Command: command, Workers: o.workers, ID: newJobID(time.Now(), os.Getpid()), Guard: guard, Affinity: launch.AffinityOn,
-		Stdout: bare{shown.of(cmd.OutOrStdout())}, Stderr: shown.of(os.Stderr),
+		Stdout: withoutPrefix{shown.of(cmd.OutOrStdout())}, Stderr: shown.of(os.Stderr),
 	})
 	if err != nil {
 		return err
@@ -52,16 +50,6 @@ func runBenchWorkers(cmd *cobra.Command, o benchTrainFlags) error {
 		return err
 	}
 	return endWith(outcome.Code)
-}
-
-// bare takes the worker's name from the lines of a launcher: only the chief writes any.
-type bare struct{ out io.Writer }
-
-func (b bare) Write(line []byte) (int, error) {
-	if _, err := b.out.Write(bytes.TrimPrefix(line, []byte("[rank0] "))); err != nil {
-		return 0, err
-	}
-	return len(line), nil
 }
 
 // share makes this process a worker of the job, with its share of the replicas.

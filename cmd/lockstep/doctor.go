@@ -194,14 +194,17 @@ func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 	return run.launch(ctx, cfg)
 }
 
-// withoutPrefix writes the lines of the first worker, the chief, without their prefix. Each Write has whole lines.
+// withoutPrefix writes the lines of worker 0, the chief, without the prefix that the launcher puts before each. A write
+// holds one or more lines.
 type withoutPrefix struct{ io.Writer }
 
-func (w withoutPrefix) Write(text []byte) (int, error) {
-	const prefix = "[rank0] "
-	plain := bytes.ReplaceAll(bytes.TrimPrefix(text, []byte(prefix)), []byte("\n"+prefix), []byte("\n"))
-	if _, err := w.Writer.Write(plain); err != nil {
+func (w withoutPrefix) Write(lines []byte) (int, error) {
+	var text []byte
+	for line := range bytes.Lines(lines) {
+		text = append(text, bytes.TrimPrefix(line, []byte("[rank0] "))...)
+	}
+	if _, err := w.Writer.Write(text); err != nil {
 		return 0, err
 	}
-	return len(text), nil
+	return len(lines), nil
 }
