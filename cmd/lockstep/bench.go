@@ -55,7 +55,7 @@ minutes and needs an idle machine.`,
 func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 	for _, name := range transports {
 		if !slices.Contains([]string{"mem", "shm", "tcp"}, name) {
-			return usagef("--transports %s: want some of mem, shm, tcp", name)
+			return usagef("--transports %s: want a list of mem, shm, tcp", name)
 		}
 	}
 	f, err := os.CreateTemp(filepath.Dir(out), ".table-*") // before minutes of work, not after them
@@ -81,8 +81,8 @@ func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 		return err
 	}
 	var t table
-	t.row("combining", "%s", formatRate(measured.Combine))
-	t.row("copying", "%s", formatRate(measured.Copy))
+	t.row("reduce", "%s", formatRate(measured.Combine))
+	t.row("copy", "%s", formatRate(measured.Copy))
 	for _, name := range measured.Over() {
 		t.row(name, "%s", describeTransport(measured.Transports[name]))
 	}
@@ -90,7 +90,7 @@ func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 	if err := t.print(cmd.OutOrStdout()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "\nwritten to %s: set LOCKSTEP_TABLE to it, on every host of a job\n", out)
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "\nwritten to %s: set LOCKSTEP_TABLE to this file on every host of a job\n", out)
 	return err
 }
 

@@ -144,19 +144,19 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 	t, ok := bench.Transports[o.Transport]
 	switch {
 	case !ok:
-		return usagef("--transport %s: there is no such transport: want one of %s", o.Transport, strings.Join(sorted(bench.Transports), ", "))
+		return usagef("--transport %s: want one of %s", o.Transport, strings.Join(sorted(bench.Transports), ", "))
 	case o.Ranks < 1 || o.Ranks > bench.RanksMax:
 		return usagef("--ranks %d: want 1 to %d", o.Ranks, bench.RanksMax)
 	case o.Transport == "shm" && o.Ranks > bench.ProcessesMax:
 		return usagef("--ranks %d: want at most %d with --transport shm", o.Ranks, bench.ProcessesMax)
 	case !t.Goroutines() && max(o.Processes, 0) == 0 && o.Ranks > bench.ProcessesMax:
-		return usagef("--ranks %d: want at most %d, a process for each; or give --processes too, at most so many", o.Ranks, bench.ProcessesMax)
+		return usagef("--ranks %d: want at most %d, one process per rank; or give --processes, up to this number", o.Ranks, bench.ProcessesMax)
 	case o.Processes > bench.ProcessesMax:
 		return usagef("--processes %d: want at most %d", o.Processes, bench.ProcessesMax)
 	case cmd.Flags().Changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):
-		return usagef("--processes %d: want 1 to %d, a process for each rank at most", o.Processes, o.Ranks)
+		return usagef("--processes %d: want 1 to %d, at most one per rank", o.Processes, o.Ranks)
 	case o.Processes > 1 && t.Goroutines():
-		return usagef("--processes %d: the transport %s joins the goroutines of one process", o.Processes, o.Transport)
+		return usagef("--processes %d: the transport %s connects goroutines of one process only", o.Processes, o.Transport)
 	case o.Format != "plain" && o.Format != "table" && o.Format != "json":
 		return usagef("--format %s: want plain, table or json", o.Format)
 	case o.Buffers != "" && o.Buffers != "shared" && o.Buffers != "ordinary":
@@ -191,7 +191,7 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 			return usagef("--sizes: %v", err)
 		}
 		if element := o.Type.Bytes(); size < element || size%element != 0 {
-			return usagef("--sizes: %d is no multiple of %d bytes, the size of a %v", size, element, o.Type)
+			return usagef("--sizes: %d is not a multiple of %d bytes, the size of a %v", size, element, o.Type)
 		}
 		o.Sizes = append(o.Sizes, size)
 	}
@@ -219,7 +219,7 @@ func (b *benchFlags) checkMemory() error {
 	}
 	for _, size := range sizes {
 		if need := o.Memory(size); int64(need) > left {
-			return usagef("%s %s: %s take at least %s of memory for it, and %s are left here: want smaller --sizes or fewer --ranks",
+			return usagef("%s %s: %s need at least %s of memory, and %s are available: want smaller --sizes or fewer --ranks",
 				flag, formatBytes(size), count(o.Ranks, "rank"), formatBytes(need), formatBytes(int(left)))
 		}
 	}
@@ -261,7 +261,7 @@ func newBenchWorker() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			job, ok := os.LookupEnv(benchWorkerVariable)
 			if !ok {
-				return usagef("lockstep bench %s is started by lockstep bench", benchWorkerCommand)
+				return usagef("lockstep bench %s: only lockstep bench starts this command", benchWorkerCommand)
 			}
 			return bench.Work(cmd.Context(), job, os.Stdin, cmd.OutOrStdout())
 		},

@@ -106,7 +106,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 func (o *benchTrainFlags) checkMemory() error {
 	left, ok := memlimit.Available()
 	if need := o.globalBatch * exampleBytes[o.model]; ok && int64(need) > left {
-		return usagef("--global-batch %d: its examples take at least %s of memory, and %s are left here: want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
+		return usagef("--global-batch %d: its examples need at least %s of memory, and %s are available: want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
 	}
 	return nil
 }
@@ -209,8 +209,8 @@ global batch  %d
 engine        %s
 machine       %s, %s/%s, %s
 images/s      %.0f (%.0f to %.0f)
-reducing      %.1f %% of a step
-waiting       %.1f %% of a step, for other replicas%s
+all-reduce    %.1f %% of a step
+wait          %.1f %% of a step, for other replicas%s
 `, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
 	if err == nil && o.alone {

@@ -182,9 +182,9 @@ func (s overhead) plain() string {
 }
 
 func (s overhead) table(out io.Writer) error {
-	_, err := fmt.Fprintf(out, `a step        %.0f µs; its computation alone, in turns with it, %.0f µs
-its cost      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
-the limit     %+.1f %%: %s of gradients read and written once by each replica, %.0f µs
+	_, err := fmt.Fprintf(out, `step          %.0f µs; its computation alone %.0f µs, measured alternately
+overhead      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
+lower bound   %+.1f %%: each replica reads and writes %s of gradients once, %.0f µs
 `, micros(s.step), micros(s.alone), 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu, 100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
 	return err
 }

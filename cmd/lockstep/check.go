@@ -110,9 +110,9 @@ func findings(ctx context.Context) []finding {
 		out = append(out, finding{topic, name, usable, fmt.Sprintf(format, args...)})
 	}
 	add("build", "version", true, "%s, %s, %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	simd := "the Go engine computes without vector instructions; build with GOEXPERIMENT=simd for them"
+	simd := "the Go engine uses no vector instructions; to use them, build with GOEXPERIMENT=simd"
 	if withSIMD {
-		simd = "the Go engine computes with vector instructions"
+		simd = "the Go engine uses vector instructions"
 	}
 	add("build", "simd", withSIMD, "%s", simd)
 	level := kernel.Level()
@@ -126,7 +126,7 @@ func findings(ctx context.Context) []finding {
 			add("libraries", name, true, "%s (%s)", l.Version, l.Path)
 		}
 	}
-	add("machine", "processors", true, "%d, of which this process uses %d at once", runtime.NumCPU(), runtime.GOMAXPROCS(0))
+	add("machine", "processors", true, "%d, of which this process can use %d", runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	if n := memoryBytes(); n > 0 {
 		add("machine", "memory", true, "%s", formatBytes(int(n)))
 	}
@@ -138,7 +138,7 @@ func transportFindings() []finding {
 	out := []finding{{"transports", "mem", true, "goroutines of one process, through its memory"}}
 	shared := finding{Topic: "transports", Name: "shm", Usable: true, Text: "processes of this host, through shared memory"}
 	if shm.HostID() == "" {
-		shared.Usable, shared.Text = false, "this system shares no memory between processes: those of one host use sockets"
+		shared.Usable, shared.Text = false, "this system has no shared memory between processes; processes of one host use sockets"
 	}
 	tcp := finding{Topic: "transports", Name: "tcp", Usable: true, Text: "processes anywhere, through sockets"}
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err != nil {

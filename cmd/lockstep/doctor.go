@@ -94,7 +94,7 @@ func (o *doctorFlags) check(cmd *cobra.Command, args []string) error {
 	case o.format != "plain" && o.format != "table" && o.format != "json":
 		return usagef("--format %s: want plain, table or json", o.format)
 	case o.environment && len(args) > 0:
-		return usagef("--env lists variables, and reads no folder such as %s", args[0])
+		return usagef("--env lists variables: leave out the folder %s", args[0])
 	case cmd.Flags().Changed("epoch") && (o.epoch < 0 || len(args) == 0):
 		return usagef("--epoch %d: want 0 or more, and the folder of the records", o.epoch)
 	case o.bytes < 1 || o.bytes > 1<<30:

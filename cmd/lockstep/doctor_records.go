@@ -26,7 +26,7 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 		return err
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "lockstep: left out: %v\n", err)
+		fmt.Fprintf(os.Stderr, "lockstep: skipped: %v\n", err)
 	}
 	if len(files) == 0 {
 		return noFlights(folder)
@@ -47,13 +47,13 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 	}
 	for _, f := range chosen[1:] {
 		if f.Job != chosen[0].Job {
-			return fmt.Errorf("%s has records of two jobs, %q and %q, of one epoch: put those of one job into a folder of their own", folder, chosen[0].Job, f.Job)
+			return fmt.Errorf("%s has records of two jobs, %q and %q, in one epoch: copy the records of one job into a separate folder", folder, chosen[0].Job, f.Job)
 		}
 	}
 	d := diagnosis{Folder: folder, Report: flight.Find(chosen)}
 	failures, err := failure.Read(folder, uint32(epoch))
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "lockstep: left out: %v\n", err)
+		fmt.Fprintf(os.Stderr, "lockstep: skipped: %v\n", err)
 	}
 	if found, ok := failure.Find(failures); ok {
 		d.Root = &found.Root
@@ -71,20 +71,20 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 
 func noFlights(folder string) error {
 	if found, _ := filepath.Glob(filepath.Join(folder, "failure-*.json")); len(found) > 0 {
-		return fmt.Errorf("%s has records of failures, but none of collectives (flight-*.jsonl): no worker had begun one", folder)
+		return fmt.Errorf("%s has records of failures, but none of collectives (flight-*.jsonl): no worker had started one", folder)
 	}
 	return fmt.Errorf("%s has no records of collectives (flight-*.jsonl): is it the folder that LOCKSTEP_RECORDS named?", folder)
 }
 
 func (d *diagnosis) print(out io.Writer, epochs int) error {
 	if epochs > 1 {
-		if _, err := fmt.Fprintf(out, "of %s, the records of epoch %d\n", count(epochs, "epoch"), d.Epoch); err != nil {
+		if _, err := fmt.Fprintf(out, "the folder has records of %s; these are of epoch %d\n", count(epochs, "epoch"), d.Epoch); err != nil {
 			return err
 		}
 	}
 	if r := d.Root; r != nil {
 		message, _, _ := strings.Cut(r.Message, "\n")
-		if _, err := fmt.Fprintf(out, "first of all failed worker %d (host %s, pid %d), %s: %s\n", r.Worker, r.Host, r.PID, r.Kind, message); err != nil {
+		if _, err := fmt.Fprintf(out, "worker %d failed first (host %s, pid %d), %s: %s\n", r.Worker, r.Host, r.PID, r.Kind, message); err != nil {
 			return err
 		}
 	}

@@ -18,29 +18,29 @@ type variable struct {
 
 // variables lists those with a name of Lockstep's own; a test holds it against the code.
 var variables = []variable{
-	{Name: "LOCKSTEP_ALGORITHM", About: "which algorithm carries out collectives: direct, or all_reduce:direct,..."},
-	{Name: "LOCKSTEP_TABLE", About: "file with what this machine takes, by which algorithms are chosen (lockstep bench --calibrate)"},
+	{Name: "LOCKSTEP_ALGORITHM", About: "algorithm of the collectives: direct, or all_reduce:direct,..."},
+	{Name: "LOCKSTEP_TABLE", About: "file that lockstep bench --calibrate wrote, from which algorithms are chosen"},
 	{Name: "LOCKSTEP_MPI", About: "file of the MPI library"},
 	{Name: "LOCKSTEP_NCCL", About: "file of the NCCL library"},
 	{Name: "LOCKSTEP_CUDART", About: "file of CUDA's runtime library, which NCCL needs"},
 	{Name: "LOCKSTEP_XLA_PLUGIN", About: "file of the XLA plugin, in builds with XLA"},
-	{Name: cluster.EnvSource, About: "which launcher to believe about the job, where several speak"},
+	{Name: cluster.EnvSource, About: "launcher to detect the job from, if there are several"},
 	{Name: cluster.EnvJob, About: "name of the job"},
-	{Name: cluster.EnvStore, About: "URL of the store where workers meet: tcp://host:port, file:///folder, etcd://..."},
+	{Name: cluster.EnvStore, About: "URL of the rendezvous store: tcp://host:port, file:///folder, etcd://..."},
 	{Name: cluster.EnvWorker, About: "number of this worker, from 0"},
-	{Name: cluster.EnvWorkers, About: "how many workers there are"},
+	{Name: cluster.EnvWorkers, About: "number of workers"},
 	{Name: cluster.EnvLocalWorker, About: "number of this worker on its host"},
-	{Name: cluster.EnvLocalWorkers, About: "how many workers its host has"},
-	{Name: cluster.EnvEpoch, About: "how often the job was restarted"},
+	{Name: cluster.EnvLocalWorkers, About: "number of workers on its host"},
+	{Name: cluster.EnvEpoch, About: "number of restarts of the job so far"},
 	{Name: cluster.EnvSecret, About: "the job's secret; the same on all hosts"},
 	{Name: cluster.EnvSecretFile, About: "file that holds the secret"},
 	{Name: cluster.EnvRecords, About: "folder for records of failures and of the last collectives, which lockstep doctor reads"},
-	{Name: "LOCKSTEP_SSH", About: "command by which lockstep run -H reaches hosts"},
+	{Name: "LOCKSTEP_SSH", About: "command with which lockstep run -H reaches hosts"},
 }
 
 // others says which variables of others are read as well.
-const others = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow say who is in a job: lockstep check --job\n" +
-	"PET_* give flags of lockstep run; GOMAXPROCS, GOGC and GOMEMLIMIT have Go's meaning\n"
+const others = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow describe the job: see lockstep check --job\n" +
+	"PET_* set flags of lockstep run; GOMAXPROCS, GOGC and GOMEMLIMIT have Go's meaning\n"
 
 func printEnvironment(out io.Writer, format string, lookup func(string) (string, bool)) error {
 	var t table

@@ -32,7 +32,7 @@ func catchInterrupts(ctx context.Context) *interrupter {
 		}
 		i.asked.Store(true)
 		if i.fitting.Load() {
-			fmt.Fprintln(os.Stderr, "\nlockstep: stopping after this step; once more to stop at once")
+			fmt.Fprintln(os.Stderr, "\nlockstep: stopping after this step; press Ctrl-C again to stop at once")
 		}
 		i.cancel()
 		if _, ok := <-i.signals; ok {

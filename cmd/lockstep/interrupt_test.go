@@ -75,7 +75,7 @@ func TestInterrupt(t *testing.T) {
 				t.Errorf("exit code %d, want 130", code)
 			}
 			out := strings.Join(lines, "\n")
-			if !strings.Contains(stderr.String(), "stopping after this step") || !strings.Contains(out, "not taken: interrupted") {
+			if !strings.Contains(stderr.String(), "stopping after this step") || !strings.Contains(out, "not measured: interrupted") {
 				t.Errorf("standard output:\n%s\nstandard error:\n%s", out, stderr.String())
 			}
 			var s struct {

@@ -17,7 +17,7 @@ func limitFindings() []finding {
 		enough      uint64
 		text        func(int) string
 	}{
-		{"open files", "a rank needs some for each peer", unix.RLIMIT_NOFILE, 1024, grouped},
+		{"open files", "a rank opens some for each peer", unix.RLIMIT_NOFILE, 1024, grouped},
 		{"stack", "of the main thread", unix.RLIMIT_STACK, 1 << 20, formatBytes},
 	} {
 		var r unix.Rlimit
@@ -26,7 +26,7 @@ func limitFindings() []finding {
 			continue
 		}
 		soft, hard := uint64(r.Cur), uint64(r.Max)
-		text := fmt.Sprintf("%s, could be %s; %s", limitText(soft, l.text), limitText(hard, l.text), l.about)
+		text := fmt.Sprintf("%s, at most %s; %s", limitText(soft, l.text), limitText(hard, l.text), l.about)
 		out = append(out, finding{"limits", l.name, soft >= l.enough, text})
 	}
 	return out

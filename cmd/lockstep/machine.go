@@ -17,7 +17,7 @@ func vectors() string {
 	case runtime.GOARCH == "arm64":
 		return "NEON"
 	case runtime.GOARCH != "amd64":
-		return "no vector instructions that are known here"
+		return "no known vector instructions"
 	case cpu.X86.HasAVX512F:
 		return "AVX-512"
 	case cpu.X86.HasAVX2:

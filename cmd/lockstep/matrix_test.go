@@ -102,7 +102,7 @@ func TestMatrix(t *testing.T) {
 	t.Log(table.String())
 }
 
-var joinedBy = regexp.MustCompile(`joined by +(.*)`)
+var transportRow = regexp.MustCompile(`transport +(.*)`)
 
 // placed trains with a placement, by lockstep run, and returns the weights' hash.
 func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) string {
@@ -139,9 +139,9 @@ func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) stri
 	if n := strings.Count(said, "weights hash "+want) + strings.Count(said, "weights hash   "+want); n != p.processes {
 		t.Errorf("%d of %d workers have the weights hash %s", n, p.processes, want)
 	}
-	links := joinedBy.FindStringSubmatch(said)
+	links := transportRow.FindStringSubmatch(said)
 	if links == nil || !strings.Contains(links[1], w.links) || w.notLinks != "" && strings.Contains(links[1], w.notLinks) {
-		t.Errorf("the chief is joined by %q, want %q, and not %q", links, w.links, w.notLinks)
+		t.Errorf("the chief's transport is %q, want %q, and not %q", links, w.links, w.notLinks)
 	}
 	if t.Failed() {
 		t.Log(said)

@@ -137,7 +137,7 @@ func (f *planPrinter) problem(op plan.Op) (plan.Problem, error) {
 		p.Count = 0
 	case plan.ReduceScatter, plan.AllGather, plan.Gather, plan.Scatter, plan.AllToAll:
 		if p.Count%c.Ranks != 0 {
-			return none, usagef("--count %d: want a multiple of the %d ranks, each has an equal part", p.Count, c.Ranks)
+			return none, usagef("--count %d: want a multiple of the %d ranks: each has an equal part", p.Count, c.Ranks)
 		}
 	}
 	if f.anyOrder {

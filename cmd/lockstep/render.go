@@ -162,7 +162,7 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 		Example: example,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if dash := cmd.ArgsLenAtDash(); len(args) > 0 && dash != 0 {
-				return usagef("the program and its arguments stand behind --: lockstep render %s … -- %s", name, strings.Join(args, " "))
+				return usagef("want -- before the program and its arguments: lockstep render %s … -- %s", name, strings.Join(args, " "))
 			}
 			if r.program = args; len(args) == 0 {
 				r.program = defaultProgram
@@ -214,7 +214,7 @@ func (r *rendering) check() error {
 	case r.Memory != "" && !quantityText.MatchString(r.Memory):
 		return usagef("--memory %s: want a size such as 8Gi", r.Memory)
 	case slices.ContainsFunc(r.program, func(s string) bool { return strings.ContainsRune(s, 0) }):
-		return usagef("the program's arguments hold a zero byte")
+		return usagef("an argument of the program holds a zero byte")
 	}
 	return nil
 }
@@ -232,7 +232,7 @@ func (r *rendering) checkSizes() error {
 	const most = 1 << 16
 	switch {
 	case r.Nodes == 0:
-		return usagef("--nnodes is missing: how many hosts there are is not guessed")
+		return usagef("--nnodes is missing: want the number of hosts")
 	case r.Nodes < 0 || r.Nodes > most:
 		return usagef("--nnodes %d: want 1 to %d", r.Nodes, most)
 	case r.Each < 1 || r.Each > most:
@@ -322,17 +322,17 @@ func (r *rendering) checkKubernetes() error {
 	last := r.pod(r.Nodes - 1)
 	switch {
 	case !labelText.MatchString(r.Name):
-		return usagef("--name %s: want small letters, digits and hyphens, with a letter in front", r.Name)
+		return usagef("--name %s: want lower-case letters, digits and hyphens, starting with a letter", r.Name)
 	case len(last) > labelMax:
 		return usagef("--name %s is too long: the last pod's name would be %s, and %d characters are allowed", r.Name, last, labelMax)
 	case r.Image == "" || strings.ContainsAny(r.Image, " \t\n"):
 		return usagef("--image %q: want the name of a container image", r.Image)
 	case r.Namespace != "" && (!labelText.MatchString(r.Namespace) || len(r.Namespace) > labelMax):
-		return usagef("--namespace %s: want small letters, digits and hyphens", r.Namespace)
+		return usagef("--namespace %s: want lower-case letters, digits and hyphens", r.Namespace)
 	case r.SecretName != "" && !subdomain.MatchString(r.SecretName):
 		return usagef("--secret %s: want the name of a Secret", r.SecretName)
 	case slices.ContainsFunc(r.program, func(s string) bool { return !utf8.ValidString(s) }):
-		return usagef("the program's arguments are not all UTF-8, and a manifest is")
+		return usagef("an argument of the program is not UTF-8, as a manifest must be")
 	}
 	for _, text := range r.claims {
 		name, path, _ := strings.Cut(text, ":")
@@ -378,9 +378,9 @@ func (r *rendering) mpi(w io.Writer) error {
 	case r.Launcher != "openmpi" && r.Launcher != "mpich":
 		return usagef("--launcher %s: want openmpi or mpich", r.Launcher)
 	case r.hosts == "" && r.Each == 0:
-		return usagef("give the workers on this host by --nproc-per-node, or the hosts by -H: their number is not guessed")
+		return usagef("want --nproc-per-node, the number of workers on this host, or -H, the hosts")
 	case r.hosts != "" && r.Each != 0:
-		return usagef("--nproc-per-node and -H say both how many workers there are: give one")
+		return usagef("--nproc-per-node and -H both set the number of workers: give one")
 	case r.hosts == "" && (r.Each < 1 || r.Each > 1<<16):
 		return usagef("--nproc-per-node %d: want 1 to %d", r.Each, 1<<16)
 	}
@@ -406,7 +406,7 @@ func (r *rendering) parseHosts() error {
 		case !hostText.MatchString(name) || err != nil || n < 1 || n > 1<<16:
 			return usagef("-H %s: want HOST:WORKERS, not %q", r.hosts, text)
 		case slices.ContainsFunc(r.Hosts, func(h mpiHost) bool { return h.Name == name }):
-			return usagef("-H %s: %s is there twice", r.hosts, name)
+			return usagef("-H %s: %s is listed twice", r.hosts, name)
 		}
 		r.Hosts = append(r.Hosts, mpiHost{name, n})
 		r.Each += n

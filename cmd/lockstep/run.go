@@ -146,7 +146,7 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	defer passOnSignals(user.interrupt, o.readers)()
 	place, err := m.Open(opening)
 	if err != nil && user.expressed() {
-		fmt.Fprintln(os.Stderr, "lockstep: stopped before this node has reached the store where the nodes meet: if others wait for it, they must be stopped too")
+		fmt.Fprintln(os.Stderr, "lockstep: stopped before this node reached the rendezvous store: if other nodes wait for it, stop them, too")
 		return endWith(exitInterrupted)
 	}
 	if err != nil {
@@ -234,7 +234,7 @@ func (o *runFlags) config() (launch.Config, error) {
 		return cfg, usagef("--cpu-affinity %s: want auto, on or off", o.affinity)
 	}
 	if o.hosts == "" && o.given("hosts") {
-		return cfg, usagef("-H is given and empty: want hosts and their workers, such as host1:4,host2:4")
+		return cfg, usagef("-H is empty: want hosts and their numbers of workers, such as host1:4,host2:4")
 	}
 	var err error
 	if cfg.Workers, err = o.workers(); err != nil {
@@ -362,7 +362,7 @@ func (o *runFlags) checkRanks(workers int) error {
 		return usagef("--ranks: %v", err)
 	}
 	if most := slices.Max(ranks); most >= workers {
-		return usagef("--ranks %s: there is no worker %d: want 0 to %d", o.ranks, most, workers-1)
+		return usagef("--ranks %s: worker %d does not exist: want 0 to %d", o.ranks, most, workers-1)
 	}
 	return nil
 }
@@ -374,7 +374,7 @@ func findProgram(name string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, exec.ErrDot):
-		return usagef("program %s: found in this folder, which is not searched: say ./%s", name, name)
+		return usagef("program %s: found in this folder, which is not searched: write ./%s", name, name)
 	case !strings.ContainsRune(name, filepath.Separator):
 		return usagef("program %s: not found in $PATH", name)
 	}
@@ -389,7 +389,7 @@ func ownCommand(args ...string) ([]string, error) {
 	}
 	if err != nil {
 		if path, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("where this program is: %w", err)
+			return nil, fmt.Errorf("the path of this executable: %w", err)
 		}
 	}
 	return append([]string{path}, args...), nil

@@ -88,7 +88,7 @@ func (o *runFlags) checkMeeting(m *launch.Meeting, nodes int) error {
 	case o.nodeRank < 0 || o.nodeRank >= nodes:
 		return usagef("--node-rank %d: want 0 to %d, of --nnodes %d", o.nodeRank, nodes-1, nodes)
 	case nodes > 1 && !o.given("node-rank"):
-		return usagef("--nnodes %d: say with --node-rank which of them this is, from 0 to %d", nodes, nodes-1)
+		return usagef("--nnodes %d: give --node-rank, the number of this node, from 0 to %d", nodes, nodes-1)
 	case nodes > 1 && m.Endpoint == "" || m.Backend != "tcp" && m.Endpoint == "":
 		return usagef("--rdzv-endpoint is missing: want %s", map[string]string{
 			"tcp": "the address of node 0, such as host1:" + storePort, "file": "a folder that all nodes share", "etcd": "etcd's addresses, such as host1:2379",
@@ -137,9 +137,9 @@ func (o *runFlags) secret(nodes int) (secret.Secret, error) {
 	case o.plaintext:
 		return secret.Secret{}, nil
 	}
-	return s, usagef(`several nodes without a secret. There are two ways out:
-  give all nodes the same secret: LOCKSTEP_SECRET=$(openssl rand -hex 32), or a file that holds it by LOCKSTEP_SECRET_FILE (-H does this itself);
-  or, where the network can be trusted and nobody else reaches it, say so with --data-plaintext: then nothing is encrypted and nobody has to prove anything`)
+	return s, usagef(`several nodes need a secret, and none is set. Do one of these:
+  give all nodes the same secret: LOCKSTEP_SECRET=$(openssl rand -hex 32), or LOCKSTEP_SECRET_FILE, a file that holds it (-H does this itself);
+  or, on an isolated and trusted network, give --data-plaintext: then nothing is encrypted and no process authenticates`)
 }
 
 // ownAddress is how other nodes reach this one: by the interface that the route to the endpoint uses.
@@ -157,7 +157,7 @@ func ownAddress(m launch.Meeting) (string, error) {
 	}
 	address, err := rendezvous.RouteTo(context.Background(), endpoint)
 	if err != nil {
-		return "", fmt.Errorf("%w; say with --local-addr by which address the other nodes reach this one", err)
+		return "", fmt.Errorf("%w; give --local-addr, the address at which other nodes reach this one", err)
 	}
 	return address.String(), nil
 }
@@ -178,8 +178,8 @@ func (o *runFlags) environment() ([]string, error) {
 		case name == "":
 			return nil, usagef("--env %s: want NAME=VALUE or NAME", kv)
 		case name == cluster.EnvSecret || name == cluster.EnvSecretFile:
-			return nil, usagef("--env %s: lockstep run gives the workers the job's secret itself, which is what %s, or the file that "+
-				"%s names, holds in its own environment: set it there", name, cluster.EnvSecret, cluster.EnvSecretFile)
+			return nil, usagef("--env %s: lockstep run passes the job's secret to the workers itself: set %s, or %s for a file, in its "+
+				"own environment instead", name, cluster.EnvSecret, cluster.EnvSecretFile)
 		case launch.SetByAgent(name):
 			return nil, usagef("--env %s: lockstep run sets %s for each worker itself: leave it out", kv, name)
 		case full:
@@ -200,7 +200,7 @@ var takenAlong = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMA
 func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 	for _, flag := range []string{"nnodes", "node-rank", "standalone", "rdzv-backend", "local-addr", "data-plaintext", "master-addr", "master-port"} {
 		if o.given(flag) {
-			return usagef("--%s does not go with -H, which says what there is to say", flag)
+			return usagef("--%s cannot be combined with -H, which sets it", flag)
 		}
 	}
 	hosts, err := launch.ParseHosts(o.hosts, cfg.Workers)

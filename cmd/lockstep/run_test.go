@@ -96,7 +96,7 @@ func TestRunStoppedEarly(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(), "stopped before this node has reached the store where the nodes meet") {
+	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(), "stopped before this node reached the rendezvous store") {
 		t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 	}
 }

@@ -96,7 +96,7 @@ func (s *session) ofThisWorker() string {
 	if s.worker == nil || len(s.worker.Members()) == 1 {
 		return ""
 	}
-	return " of this worker; for other workers is in reducing"
+	return " of this worker; waits for other workers count as all-reduce"
 }
 
 func (s *session) close() error {

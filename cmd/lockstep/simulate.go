@@ -293,8 +293,8 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v, %s\n", p, formatBytes(p.Count*s.element))
 	fmt.Fprintf(&b, "%d ranks on %d hosts, memory %s\n", c.Ranks, c.Hosts, s.memory)
-	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s a card\n\n", c.Inside.Latency, formatRate(c.Inside.Bandwidth), c.Outside.Latency, formatRate(c.Outside.Bandwidth))
-	fmt.Fprintf(&b, "  %-20s %12s %12s %7s %10s %14s\n", "algorithm", "time", "bound", "share", "frames", "busiest card")
+	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s per network card\n\n", c.Inside.Latency, formatRate(c.Inside.Bandwidth), c.Outside.Latency, formatRate(c.Outside.Bandwidth))
+	fmt.Fprintf(&b, "  %-20s %12s %12s %7s %10s %14s\n", "algorithm", "time", "bound", "share", "frames", "busiest NIC")
 	for _, r := range results {
 		mark, bound, share := " ", "-", "-"
 		if r.Chosen {
@@ -306,7 +306,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 		fmt.Fprintf(&b, "%s %-20s %12v %12s %7s %10d %14s\n", mark, r.Algorithm, round(r.Time), bound, share, r.Frames, formatBytes(r.Sent))
 	}
 	if s.trace != "" {
-		fmt.Fprintf(&b, "\nevery step is in %s: open it with chrome://tracing or Perfetto\n", s.trace)
+		fmt.Fprintf(&b, "\n%s holds every step: open it with chrome://tracing or Perfetto\n", s.trace)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

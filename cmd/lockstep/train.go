@@ -173,7 +173,7 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 		}
 	}
 	if side := dataSets[o.data].side; o.shift >= side {
-		return usagef("--shift %d: want less than the %d pixels of an image of %s, of which nothing would be left", o.shift, side, o.data)
+		return usagef("--shift %d: want less than %d, the width in pixels of an image of %s", o.shift, side, o.data)
 	}
 	if o.replicas > replicasMax {
 		return usagef("--replicas %d: want at most %d", o.replicas, replicasMax)
@@ -214,9 +214,9 @@ func (o *trainFlags) checkDevices(given func(flag string) bool) error {
 	case given("devices") && len(o.devices) == 0:
 		return usagef("--devices is empty: want a list such as CPU:0,CPU:1")
 	case o.strategy == "one-device" && o.replicas > 1:
-		return usagef("--strategy one-device has 1 replica, not %d: leave --replicas out, or take --strategy mirrored", o.replicas)
+		return usagef("--strategy one-device has 1 replica, not %d: leave out --replicas, or use --strategy mirrored", o.replicas)
 	case o.strategy == "one-device" && len(o.devices) > 1:
-		return usagef("--strategy one-device takes one device, not %d: want one in --devices, or --strategy mirrored", len(o.devices))
+		return usagef("--strategy one-device takes one device, not %d: list one in --devices, or use --strategy mirrored", len(o.devices))
 	}
 	for i, name := range o.devices {
 		o.devices[i] = strings.TrimSpace(name)

@@ -31,7 +31,7 @@ func (o *checkpointFlags) add(f *pflag.FlagSet) {
 func (o *checkpointFlags) check(given func(flag string) bool) error {
 	for _, flag := range []string{"save-every", "keep"} {
 		if given(flag) && o.dir == "" {
-			return usagef("--%s is for snapshots: it needs --checkpoint-dir, their folder", flag)
+			return usagef("--%s needs --checkpoint-dir, the folder of the snapshots", flag)
 		}
 	}
 	switch {
@@ -86,7 +86,7 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 	case err != nil && !errors.As(err, new(*train.SnapshotError)):
 		return fmt.Errorf("--checkpoint-dir %s: %w", o.dir, err)
 	case err != nil:
-		return fmt.Errorf("%w\nto begin anew give --resume never, to take over the weights alone --weights", err)
+		return fmt.Errorf("%w\nto start over, give --resume never; to load only the weights, give --weights", err)
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func (r *trainRun) build() []train.Fact {
 		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
 	}
 	if r.flags.schedule == "cosine" {
-		out = append(out, train.Fact{Name: "learning rate's way to 0", Value: count(r.epochs(), "epoch")})
+		out = append(out, train.Fact{Name: "length of the learning-rate schedule", Value: count(r.epochs(), "epoch")})
 	}
 	return out
 }
@@ -141,7 +141,7 @@ func (r *trainRun) announceSnapshots(t *table) {
 		}
 		t.row("resumed", "from %s: after %s (%s%s)", s.Path, count(int(s.Step), "step"), count(s.Epoch, "epoch"), at)
 		for _, text := range s.Differ {
-			t.row("bits differ", "from those of a training that was not stopped: %s", text)
+			t.row("bits differ", "from those of an uninterrupted training: %s", text)
 		}
 	}
 	if o.dir == "" {

@@ -60,7 +60,7 @@ func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 		return r.unlessInterrupted(r.fail(err))
 	}
 	if r.stopped && !r.in.asked.Load() {
-		fmt.Fprintln(os.Stderr, "lockstep: stopped, because another worker was asked to")
+		fmt.Fprintln(os.Stderr, "lockstep: stopped by an interrupt of another worker")
 	}
 	return r.unlessInterrupted(nil)
 }
@@ -181,7 +181,7 @@ func (r *trainRun) openPlaces() error {
 	}
 	if file := r.flags.summary; file != "" {
 		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
-			return fmt.Errorf("--summary %s: there is no folder %s", file, filepath.Dir(file))
+			return fmt.Errorf("--summary %s: the folder %s does not exist", file, filepath.Dir(file))
 		}
 		if err := checkpoint.CheckWritable(file); err != nil {
 			return fmt.Errorf("--summary %s: %w", file, err)
@@ -200,12 +200,12 @@ func (r *trainRun) openData() (err error) {
 	if split := r.flags.validationSplit; split > 0 {
 		r.kept, r.held = r.kept.Split(split, r.flags.seed)
 		if r.kept.Len() == 0 || r.held.Len() == 0 {
-			return usagef("--validation-split %v: of %s training images that leaves %s for training, and %s for validation", split, grouped(n), grouped(r.kept.Len()), grouped(r.held.Len()))
+			return usagef("--validation-split %v: of %s training images, this leaves %s for training and %s for validation", split, grouped(n), grouped(r.kept.Len()), grouped(r.held.Len()))
 		}
 	}
 	for flag, batch := range map[string]int{"global-batch": r.flags.globalBatch, "batch-per-replica": r.flags.batchPerReplica} {
 		if batch > n {
-			return usagef("--%s %d: there are %s training images, so no step could have more", flag, batch, grouped(n))
+			return usagef("--%s %d: want at most the %s training images", flag, batch, grouped(n))
 		}
 	}
 	return nil
@@ -270,10 +270,10 @@ func (r *trainRun) announce() error {
 func (r *trainRun) preparation() string {
 	var list []string
 	if r.flags.shift > 0 {
-		list = append(list, fmt.Sprintf("images moved by up to %s", count(r.flags.shift, "pixel")))
+		list = append(list, fmt.Sprintf("images shifted by up to %s", count(r.flags.shift, "pixel")))
 	}
 	if r.flags.validationSplit > 0 {
-		list = append(list, fmt.Sprintf("%.4g %% of them held back for validation", 100*r.flags.validationSplit))
+		list = append(list, fmt.Sprintf("%.4g %% of them held out for validation", 100*r.flags.validationSplit))
 	}
 	return strings.Join(list, ", ")
 }
@@ -310,7 +310,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 	if r.flags.epochs == 0 {
 		return nil
 	}
-	stop := r.reassure("making the first step")
+	stop := r.reassure("running the first step")
 	defer stop()
 	cfg.Callbacks = append(cfg.Callbacks, train.Callback{OnStepEnd: func(context.Context, train.Step) error { stop(); return nil }})
 	var err error
@@ -386,12 +386,12 @@ func (r *trainRun) report() error {
 		t.row("test accuracy", "%.2f %%", 100*r.test.Metrics["accuracy"])
 		t.row("test loss", "%.4g", r.test.Loss)
 	} else {
-		t.row("test accuracy", "not taken: interrupted")
+		t.row("test accuracy", "not measured: interrupted")
 	}
 	if speed := r.history.Speed; speed.Steps > 0 {
 		t.row("images/s", "%s", grouped(int(math.Round(speed.ExamplesPerSecond))))
-		t.row("reducing", "%.1f %% of a step", 100*speed.ReduceShare)
-		t.row("waiting", "%.1f %% of a step, for other replicas%s", 100*speed.WaitShare, r.ofThisWorker())
+		t.row("all-reduce", "%.1f %% of a step", 100*speed.ReduceShare)
+		t.row("wait", "%.1f %% of a step, for other replicas%s", 100*speed.WaitShare, r.ofThisWorker())
 	}
 	t.row("trained", "%s in %s", count(r.history.Steps, "step"), r.trainingTime().Round(10*time.Millisecond))
 	t.row("weights hash", "%s", train.HashWeights(r.weights))

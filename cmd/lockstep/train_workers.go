@@ -59,10 +59,10 @@ func (r *trainRun) announceWorkers(t *table) {
 		name = ""
 	}
 	if links := r.worker.Links(); links != "" {
-		t.row("joined by", "%s", links)
+		t.row("transport", "%s", links)
 	}
 	if p := r.worker.Group().Local()[0].Properties(); !p.Canonical {
-		t.row("reduced by", "%s, in an order of its own: other bits than the program's own collectives give", p.Transport)
+		t.row("backend", "%s, which adds in another order: the bits differ from those of Lockstep's own collectives", p.Transport)
 	}
 }
 
@@ -77,10 +77,10 @@ func (r *trainRun) compareOptions() error {
 		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
 	})
 	if err != nil && (!r.flags.workers.anyEngine || !errors.Is(err, worker.ErrDiffer)) {
-		return fmt.Errorf("%w\nOther engines and processors round otherwise, and the workers would part. Start the same build on machines of one kind, or allow it with --mixed-engines", err)
+		return fmt.Errorf("%w\nengines and processors round differently, so the weights of the workers would diverge. Start the same build on machines of one kind, or give --mixed-engines", err)
 	}
 	if err != nil {
-		slog.Default().Warn("lockstep: the workers' engines differ; from run to run and on other machines the bits may differ", "error", err)
+		slog.Default().Warn("lockstep: the workers' engines differ, so results may differ between runs and machines", "error", err)
 	}
 	o := &r.flags
 	var facts []rendezvous.Fact
@@ -155,7 +155,7 @@ func (r *trainRun) fail(err error) error {
 		err = fmt.Errorf("%w: %w", worker.ErrInterrupted, err)
 	}
 	if e := r.worker.Fail(err); e != nil {
-		slog.Default().Warn("lockstep: the other workers could not be told of the failure", "error", e)
+		slog.Default().Warn("lockstep: reporting the failure to the other workers failed", "error", e)
 	}
 	return err
 }
@@ -193,7 +193,7 @@ func (r *trainRun) workerCount() int {
 // aloneHint is what to say to somebody whose workers do not train together, or empty.
 func (r *trainRun) aloneHint() string {
 	if n := os.Getenv(cluster.EnvWorkers); r.worker == nil && n != "" && n != "1" {
-		return fmt.Sprintf("lockstep run has started %s of these, which train each by itself; together they do by --strategy %s", n, multiWorker)
+		return fmt.Sprintf("lockstep run started %s processes, and each trains its own model; to train one model together, give --strategy %s", n, multiWorker)
 	}
 	return ""
 }

@@ -55,7 +55,7 @@ func parseBytes(s string) (int, error) {
 		}
 		return int(x * u.bytes), nil
 	}
-	return 0, fmt.Errorf("%q is no size: want a number with a unit such as 64KiB, 100MB or 4096", s)
+	return 0, fmt.Errorf("%q is not a size: want a number with a unit such as 64KiB, 100MB or 4096", s)
 }
 
 // formatBytes writes a size in the largest binary unit that keeps it readable.
@@ -72,18 +72,18 @@ func formatBytes(n int) string {
 func parseRate(s string) (float64, error) {
 	text, ok := strings.CutSuffix(s, "/s")
 	if !ok {
-		return 0, fmt.Errorf("%q is no rate: want one such as 12.5GB/s or 100Gbit/s", s)
+		return 0, fmt.Errorf("%q is not a rate: want one such as 12.5GB/s or 100Gbit/s", s)
 	}
 	if bits, ok := strings.CutSuffix(text, "bit"); ok {
 		n, err := parseBytes(bits + "B")
 		if err != nil {
-			return 0, fmt.Errorf("%q is no rate: want one such as 100Gbit/s", s)
+			return 0, fmt.Errorf("%q is not a rate: want one such as 100Gbit/s", s)
 		}
 		return float64(n) / 8, nil
 	}
 	n, err := parseBytes(text)
 	if err != nil || n == 0 {
-		return 0, fmt.Errorf("%q is no rate: want one such as 12.5GB/s or 100Gbit/s", s)
+		return 0, fmt.Errorf("%q is not a rate: want one such as 12.5GB/s or 100Gbit/s", s)
 	}
 	return float64(n), nil
 }
@@ -114,10 +114,10 @@ func formatRate(x float64) string {
 func parseLink(s string) (latency time.Duration, rate float64, err error) {
 	first, second, ok := strings.Cut(s, ",")
 	if !ok {
-		return 0, 0, fmt.Errorf("%q is no link: want a latency and a rate, such as 25us,12.5GB/s", s)
+		return 0, 0, fmt.Errorf("%q is not a link: want a latency and a rate, such as 25us,12.5GB/s", s)
 	}
 	if latency, err = time.ParseDuration(strings.TrimSpace(first)); err != nil || latency < 0 {
-		return 0, 0, fmt.Errorf("%q is no latency: want one such as 25us", first)
+		return 0, 0, fmt.Errorf("%q is not a latency: want one such as 25us", first)
 	}
 	rate, err = parseRate(strings.TrimSpace(second))
 	return latency, rate, err

@@ -91,7 +91,7 @@ func strictHelp(root *cobra.Command) {
 		c.RunE = func(_ *cobra.Command, args []string) error {
 			about, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
-				return usagef("help %s: there is no such command", strings.Join(args, " "))
+				return usagef("help %s: no such command", strings.Join(args, " "))
 			}
 			about.InitDefaultHelpFlag()
 			about.InitDefaultVersionFlag()

@@ -154,7 +154,7 @@ func listenAddress(name string) (string, error) {
 	}
 	i, err := net.InterfaceByName(name)
 	if err != nil {
-		return "", fmt.Errorf("--interface %s: neither an address nor an interface of this host: %w", name, err)
+		return "", fmt.Errorf("--interface %s: want an address or a network interface of this host: %w", name, err)
 	}
 	addresses, err := i.Addrs()
 	if err != nil {
@@ -172,7 +172,7 @@ func listenAddress(name string) (string, error) {
 		}
 	}
 	if best == "" {
-		return "", fmt.Errorf("--interface %s: it has no address", name)
+		return "", fmt.Errorf("--interface %s: this interface has no address", name)
 	}
 	return best, nil
 }

@@ -304,7 +304,7 @@ func TestInterruptOneWorker(t *testing.T) {
 			if err := json.Unmarshal(text, &s); err != nil {
 				t.Fatal(err)
 			}
-			if p := all[1-target]; !strings.Contains(p.stderr.String(), "another worker was asked to") {
+			if p := all[1-target]; !strings.Contains(p.stderr.String(), "stopped by an interrupt of another worker") {
 				t.Errorf("worker %d does not say why it stopped: %v", 1-target, p)
 			}
 			for w, p := range all {
@@ -353,7 +353,7 @@ func TestListenAddress(t *testing.T) {
 			t.Errorf("%s: %s, %v, want %s", name, got, err, want)
 		}
 	}
-	if _, err := listenAddress("nosuch0"); err == nil || !strings.Contains(err.Error(), "--interface nosuch0: neither an address nor an interface") {
+	if _, err := listenAddress("nosuch0"); err == nil || !strings.Contains(err.Error(), "--interface nosuch0: want an address or a network interface") {
 		t.Errorf("no such interface: %v", err)
 	}
 }
