@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/launch"
 )
 
-// agentCommand is what lockstep run -H starts on each host.
+// agentCommand is the command that lockstep run -H starts on each host.
 const agentCommand = "agent"
 
 func newAgent() *cobra.Command {
@@ -33,7 +33,7 @@ func newAgent() *cobra.Command {
 	}
 }
 
-// runLogger writes the launcher's warnings.
+// runLogger returns a logger of the launcher's warnings.
 func runLogger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

@@ -51,14 +51,14 @@ minutes and needs an idle machine.`,
 	return cmd
 }
 
-// runCalibrate measures and writes the table.
+// runCalibrate measures this machine and writes the table.
 func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 	for _, name := range transports {
 		if !slices.Contains([]string{"mem", "shm", "tcp"}, name) {
 			return usagef("--transports %s: want a list of mem, shm, tcp", name)
 		}
 	}
-	f, err := os.CreateTemp(filepath.Dir(out), ".table-*") // before minutes of work, not after them
+	f, err := os.CreateTemp(filepath.Dir(out), ".table-*") // fails before minutes of work, not after
 	if err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
@@ -71,7 +71,7 @@ func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 		Transports: transports, Worker: benchWorker, Machine: machineName(),
 		Progress: func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) },
 	})
-	if in.asked.Load() {
+	if in.interrupted.Load() {
 		return errInterrupted
 	}
 	if err != nil {
@@ -105,7 +105,7 @@ func describeTransport(t chooser.Transport) string {
 	return strings.Join(parts, "; ")
 }
 
-// machineName says what machine a table was measured on.
+// machineName describes the machine that a table was measured on.
 func machineName() string {
 	return fmt.Sprintf("%d processors, %s", runtime.NumCPU(), vectors())
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// benchFlags are the flags of the commands that measure a collective.
+// benchFlags are the flags of the commands that measure one collective.
 type benchFlags struct {
 	opts    bench.Options
 	sizes   []string
@@ -31,7 +31,7 @@ type benchFlags struct {
 	explain bool
 }
 
-// benchAbout says what each command measures.
+// benchAbout describes what each command measures.
 var benchAbout = map[string]string{
 	"allreduce":     "all-reduce: every rank gets the reduced vector",
 	"reduce":        "reduce: the root gets the reduced vector",
@@ -78,7 +78,7 @@ sockets).`, strings.Join(wrapWords(strings.ToUpper(name[:1])+name[1:]+" measures
 			out := &lineCounter{w: cmd.OutOrStdout()}
 			defer reassure(cmd.ErrOrStderr(), func() string { return b.soFar(int(out.lines.Load())) })()
 			err := bench.Run(in, out, b.opts)
-			if in.asked.Load() {
+			if in.interrupted.Load() {
 				return errInterrupted
 			}
 			return err
@@ -111,10 +111,10 @@ sockets).`, strings.Join(wrapWords(strings.ToUpper(name[:1])+name[1:]+" measures
 	return cmd
 }
 
-// soFar says how far a measurement is after so many lines.
+// soFar describes the progress of a measurement that has printed so many lines.
 func (b *benchFlags) soFar(lines int) string {
 	if b.opts.Format == "table" {
-		lines = max(0, lines-1) // the head
+		lines = max(0, lines-1) // the header
 	}
 	return fmt.Sprintf("measuring %s on %s, %s done", count(b.opts.Ranks, "rank"), count(runtime.NumCPU(), "processor"), count(lines, "size"))
 }
@@ -138,7 +138,7 @@ func transportHelp() string {
 	return strings.Join(parts, "; ")
 }
 
-// check reads the flags that are texts, and says what is wrong with any.
+// check validates the flags and parses those that are texts.
 func (b *benchFlags) check(cmd *cobra.Command) error {
 	o := &b.opts
 	t, ok := bench.Transports[o.Transport]
@@ -206,7 +206,7 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// checkMemory holds the sizes against the memory that is left. With --explain nothing is measured, and none is taken.
+// checkMemory returns an error if the sizes need more memory than is available. With --explain nothing is allocated.
 func (b *benchFlags) checkMemory() error {
 	o := &b.opts
 	left, ok := memlimit.Available()
@@ -226,7 +226,7 @@ func (b *benchFlags) checkMemory() error {
 	return nil
 }
 
-// printChoice says what would be chosen for each size.
+// printChoice prints the algorithm that would be chosen for each size.
 func (b *benchFlags) printChoice(cmd *cobra.Command) error {
 	texts, err := bench.Explain(b.opts)
 	if err != nil {

@@ -31,14 +31,15 @@ type benchTrainFlags struct {
 	workerFlags
 }
 
-// How training is measured, as the other libraries' scripts do it: one round to warm up, then the median of the others.
+// Training is measured as the scripts of other libraries do: one round to warm up, then the median of the other rounds.
 const (
 	benchRounds       = 7
 	benchSteps        = 20 // of a round
 	benchLearningRate = 0.01
 )
 
-// exampleBytes is what an example of [benchShape] takes of memory in a step, at least: its pixels, and each layer's values.
+// exampleBytes is the least memory that an example of [benchShape] needs in a step, by model: its pixels, and the values of
+// each layer.
 var exampleBytes = map[string]int{"mlp": 10 << 10, "cnn": 80 << 10}
 
 var benchShape = []int{28, 28, 1} // MNIST's
@@ -102,7 +103,7 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 	return cmd
 }
 
-// checkMemory holds the batch against the memory that is left.
+// checkMemory returns an error if the batch needs more memory than is available.
 func (o *benchTrainFlags) checkMemory() error {
 	left, ok := memlimit.Available()
 	if need := o.globalBatch * exampleBytes[o.model]; ok && int64(need) > left {
@@ -161,13 +162,13 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	images := randomImages(o.globalBatch, classes)
 	rounds := benchRounds
 	var a *alone
-	var aside train.Callback
+	var measureAlone train.Callback
 	if o.alone {
 		if a, err = newAlone(in, s, m, images); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, a.program.Close()) }()
-		rounds, aside = aloneRounds, a.callback()
+		rounds, measureAlone = aloneRounds, a.callback()
 	}
 	var rates []float64
 	var start time.Time
@@ -182,7 +183,7 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 				}
 				return nil
 			},
-		}, aside},
+		}, measureAlone},
 	})
 	switch {
 	case err != nil:

@@ -15,11 +15,11 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// aloneRounds is how many blocks of steps are measured with --alone, each beside one of the computation alone.
+// aloneRounds is the number of blocks of steps that --alone measures, each followed by a block of the computation alone.
 const aloneRounds = 25
 
-// alone is the computation of a step and nothing else: the same programs with the same batch on the same devices, of replicas that never
-// meet. It has variables of its own.
+// alone runs only the computation of a step: the same programs with the same batch on the same devices, by replicas that
+// never synchronize. It has separate variables.
 type alone struct {
 	program   engine.Program
 	apply     func(ctx context.Context, replica, pack int) error // as in training
@@ -32,13 +32,13 @@ type alone struct {
 	processor time.Duration
 }
 
-// block is what a step took, in a block of whole steps and in the block of the computation alone right after it.
+// block holds the time per step of a block of whole steps, and of the block of the computation alone that follows it.
 type block struct{ step, alone taken }
 
-// taken is time on the clock, and time of all processors in this process.
+// taken is an elapsed time, and the processor time of this process.
 type taken struct{ clock, processor time.Duration }
 
-// newAlone compiles m once more, for the devices of the session and its share of the batch.
+// newAlone compiles m again, for the devices of the session and a replica's share of the batch.
 func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch) (*alone, error) {
 	n := s.strategy.NumReplicasInSync()
 	rows := (s.cfg.globalBatch + n - 1) / n
@@ -64,7 +64,7 @@ func newAlone(ctx context.Context, s *session, m engine.Model, batch data.Batch)
 	return a, nil
 }
 
-// steps makes n steps on every replica, at the same time.
+// steps runs n steps on every replica, concurrently.
 func (a *alone) steps(ctx context.Context, n int) error {
 	errs := make([]error, a.replicas)
 	var done sync.WaitGroup
@@ -97,15 +97,15 @@ func (a *alone) step(ctx context.Context, replica int, seed uint64) error {
 	return nil
 }
 
-// begin starts the clock, and end returns what n steps since took, each.
+// begin starts the clock. end returns the time of each of the n steps since then.
 func (a *alone) begin() { a.start, a.processor = time.Now(), processorTime() }
 
 func (a *alone) end(n int) taken {
 	return taken{time.Since(a.start) / time.Duration(n), (processorTime() - a.processor) / time.Duration(n)}
 }
 
-// callback measures an epoch's steps, and then as many of the computation alone. The first step of each does not count: it finds the
-// caches as the other kind has left them and, of several workers, waits for those that were slower alone.
+// callback measures the steps of an epoch, then as many steps of the computation alone. The first step of each block does not
+// count: the other kind of block has filled the caches, and with several workers it waits for slower workers.
 func (a *alone) callback() train.Callback {
 	return train.Callback{
 		OnStepEnd: func(_ context.Context, s train.Step) error {
@@ -134,10 +134,10 @@ func (a *alone) callback() train.Callback {
 	}
 }
 
-// overhead is what a step takes beside what its computation takes alone: medians, and of the ratios of neighbouring blocks.
+// overhead compares a step with its computation alone. The times are medians; the ratios are of neighbouring blocks.
 type overhead struct {
 	step, alone          time.Duration
-	cost, low, high, cpu float64 // cpu: of the processors' time; 0 if it is not known
+	cost, low, high, cpu float64 // cpu: of processor time; 0 if unknown
 	bytes                int     // of a replica's gradients
 	limit                time.Duration
 }
@@ -176,7 +176,7 @@ func middle[T interface{ ~int64 | ~float64 }](list []T) T {
 	return list[len(list)/2]
 }
 
-// plain is the overhead for other programs, to be put behind a line.
+// plain formats the overhead for other programs, to be appended to a line.
 func (s overhead) plain() string {
 	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%%", micros(s.step), micros(s.alone), 100*s.cost, 100*s.cpu)
 }

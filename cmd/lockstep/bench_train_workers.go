@@ -12,13 +12,13 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/launch"
 )
 
-// job returns which worker of which job this process is told to be: one by itself if nobody tells.
+// job returns the job that the flags and the environment describe: without a description, a single-process job.
 func (o *benchTrainFlags) job() (*cluster.Job, error) {
-	told := o.workerFlags
-	if told.worker < 0 {
-		told.workers = 0 // how many to start
+	flags := o.workerFlags
+	if flags.worker < 0 {
+		flags.workers = 0 // it is the number of workers to start
 	}
-	return told.discover()
+	return flags.discover()
 }
 
 // runBenchWorkers starts this command again, as the workers of a job on this machine.

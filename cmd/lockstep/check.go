@@ -20,7 +20,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
-// finding is one thing that this build or machine has or lacks.
+// finding is one feature that this build or machine has or lacks.
 type finding struct {
 	Topic  string `json:"topic"`
 	Name   string `json:"name"`
@@ -103,7 +103,7 @@ func printFindings(w io.Writer, format string, all []finding) error {
 	return t.print(w)
 }
 
-// findings looks at everything.
+// findings checks all features.
 func findings(ctx context.Context) []finding {
 	var out []finding
 	add := func(topic, name string, usable bool, format string, args ...any) {
@@ -152,7 +152,7 @@ func transportFindings() []finding {
 // probeTime bounds how long a library may take to load.
 const probeTime = 20 * time.Second
 
-// probeLibrary asks for a library in a process of its own: loading one runs code that may do anything.
+// probeLibrary loads a library in a separate process, because loading runs code of the library.
 func probeLibrary(ctx context.Context, name string) (foreign.Library, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -167,7 +167,7 @@ func probeLibrary(ctx context.Context, name string) (foreign.Library, error) {
 	if err != nil {
 		text := strings.TrimPrefix(strings.TrimSpace(stderr.String()), "lockstep: foreign: ")
 		if text == "" {
-			text = err.Error() // it was killed, say
+			text = err.Error() // for example, the process was killed
 		}
 		if first, _, more := strings.Cut(text, "\n"); more {
 			text = first

@@ -8,13 +8,13 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// jobFinding is the job of this process, for machines.
+// jobFinding is the job of this process as JSON.
 type jobFinding struct {
 	Source       string       `json:"source"`
 	ID           string       `json:"id,omitempty"`
 	Worker       int          `json:"worker"`
 	Workers      int          `json:"workers"`
-	LocalWorker  int          `json:"local_worker"` // -1: not told
+	LocalWorker  int          `json:"local_worker"` // -1: unknown
 	LocalWorkers int          `json:"local_workers"`
 	Store        string       `json:"store,omitempty"`
 	Hosted       bool         `json:"hosted"`
@@ -26,14 +26,14 @@ type jobFinding struct {
 	Beside       []string     `json:"beside,omitempty"`
 }
 
-// printJob says which job this process is a worker of.
+// printJob prints the job that this process is a worker of.
 func printJob(w io.Writer, format string) error {
 	job, err := cluster.Discover(cluster.Discovery{})
 	if err != nil {
 		return err
 	}
 	if format == "table" {
-		_, err = io.WriteString(w, job.Describe()) // at once: several workers may share one terminal
+		_, err = io.WriteString(w, job.Describe()) // one write: several workers may share a terminal
 		return err
 	}
 	out := jobFinding{

@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 )
 
-// flagValues are the values that shells offer for a flag, by its command; a command below has those of the ones above.
+// flagValues returns the values that shells complete, by command and flag. A command also has the values of its parent.
 func flagValues() map[string]map[string][]string {
 	training := map[string][]string{
 		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
@@ -32,14 +32,14 @@ func flagValues() map[string]map[string][]string {
 	}
 }
 
-// completeValues offers the values of flags to shells, of a command and of all below it.
+// completeValues registers the values of flags for shell completion, for a command and its subcommands.
 func completeValues(cmd *cobra.Command, values map[string][]string, all map[string]map[string][]string) {
 	if own, ok := all[cmd.CommandPath()]; ok {
 		values = own
 	}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if v := values[f.Name]; v != nil {
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(v, cobra.ShellCompDirectiveNoFileComp)) // fails for a second one only
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(v, cobra.ShellCompDirectiveNoFileComp)) // fails only if the flag already has a function
 		}
 	})
 	for _, c := range cmd.Commands() {
@@ -47,7 +47,7 @@ func completeValues(cmd *cobra.Command, values map[string][]string, all map[stri
 	}
 }
 
-// wantCommand is the Args of a command that only has others below it.
+// wantCommand is the Args of a command that only has subcommands.
 func wantCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -64,7 +64,7 @@ func wantCommand(cmd *cobra.Command, args []string) error {
 	return usagef("unknown command %q for %q: want one of %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
 }
 
-// keepOrder makes help list flags as they are written down, which is by what belongs together.
+// keepOrder makes help list flags in the order of their definitions, which groups related flags.
 func keepOrder(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
 	for _, c := range cmd.Commands() {

@@ -107,7 +107,7 @@ func (o *doctorFlags) check(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// examine examines the job that this process is a worker of, or makes one.
+// examine tests the job that this process is a worker of, or starts one.
 func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 	job, err := cluster.Discover(cluster.Discovery{})
 	if err != nil {
@@ -124,7 +124,7 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 		Join: worker.Config{Job: job, RendezvousTimeout: o.wait, DataPlaintext: o.plaintext, MixedBuilds: true, Logger: logger},
 	})
 	switch {
-	case in.asked.Load():
+	case in.interrupted.Load():
 		return errInterrupted
 	case report == nil:
 		return err
@@ -149,7 +149,7 @@ func (o *doctorFlags) print(out io.Writer, r *doctor.Report) error {
 	return r.Print(out)
 }
 
-// facts are what this process is.
+// facts describes this process.
 func facts() []doctor.Fact {
 	simd := "no"
 	if withSIMD {
@@ -166,7 +166,7 @@ func facts() []doctor.Fact {
 	}
 }
 
-// buildHash tells this executable from others.
+// buildHash identifies this executable.
 func buildHash() string {
 	hash, err := worker.Executable()
 	if err != nil {
@@ -175,7 +175,7 @@ func buildHash() string {
 	return hash
 }
 
-// start runs this command again as the workers of a job of this machine.
+// start runs this command as the workers of a job on this machine.
 func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
 	command, err := ownCommand("doctor", "--format", o.format, "--bytes", strconv.Itoa(int(o.bytes)), "--time", o.time.String(),
 		"--timeout", o.timeout.String(), "--rdzv-timeout", o.wait.String())

@@ -12,14 +12,14 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// diagnosis is what the records of one epoch of a job say.
+// diagnosis is the result of the records of one epoch of a job.
 type diagnosis struct {
 	Folder string          `json:"folder"`
 	Root   *failure.Record `json:"root,omitempty"` // the failure that the others follow from
 	*flight.Report
 }
 
-// explainRecords reads the records in a folder and says what they come to. epoch -1 is the last one.
+// explainRecords reads the records in a folder and prints the diagnosis. epoch -1 is the last epoch.
 func explainRecords(out io.Writer, folder, format string, epoch int) error {
 	files, err := flight.Read(folder)
 	if err != nil && len(files) == 0 {
@@ -58,7 +58,7 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 	if found, ok := failure.Find(failures); ok {
 		d.Root = &found.Root
 		for _, m := range chosen[0].Members {
-			if m.Worker == d.Root.Worker && d.Root.Host == "" { // it left no record itself
+			if m.Worker == d.Root.Worker && d.Root.Host == "" { // the worker left no record of its host
 				d.Root.Host, d.Root.PID = m.Host, m.PID
 			}
 		}

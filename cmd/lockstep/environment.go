@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// variable is an environment variable that Lockstep reads. What a program says itself wins over it.
+// variable is an environment variable that Lockstep reads. Settings in a program take precedence.
 type variable struct {
 	Name  string `json:"name"`
 	About string `json:"about"`
@@ -16,7 +16,7 @@ type variable struct {
 	Value string `json:"value,omitempty"` // never a secret
 }
 
-// variables lists those with a name of Lockstep's own; a test holds it against the code.
+// variables lists the variables that Lockstep defines. A test compares it with the code.
 var variables = []variable{
 	{Name: "LOCKSTEP_ALGORITHM", About: "algorithm of the collectives: direct, or all_reduce:direct,..."},
 	{Name: "LOCKSTEP_TABLE", About: "file that lockstep bench --calibrate wrote, from which algorithms are chosen"},
@@ -38,8 +38,8 @@ var variables = []variable{
 	{Name: "LOCKSTEP_SSH", About: "command with which lockstep run -H reaches hosts"},
 }
 
-// others says which variables of others are read as well.
-const others = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow describe the job: see lockstep check --job\n" +
+// otherVariables describes the variables of other systems that Lockstep reads.
+const otherVariables = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow describe the job: see lockstep check --job\n" +
 	"PET_* set flags of lockstep run; GOMAXPROCS, GOGC and GOMEMLIMIT have Go's meaning\n"
 
 func printEnvironment(out io.Writer, format string, lookup func(string) (string, bool)) error {
@@ -74,6 +74,6 @@ func printEnvironment(out io.Writer, format string, lookup func(string) (string,
 	if err := t.print(out); err != nil {
 		return err
 	}
-	_, err := io.WriteString(out, "\n"+others)
+	_, err := io.WriteString(out, "\n"+otherVariables)
 	return err
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/launch"
 )
 
-// guardCommand is what lockstep run starts beside the workers.
+// guardCommand is the command that lockstep run starts in addition to the workers.
 const guardCommand = "guard"
 
 func newGuard() *cobra.Command {

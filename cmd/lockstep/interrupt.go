@@ -11,15 +11,15 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// interrupter turns the first Ctrl-C (or SIGTERM) into an orderly end, and leaves at once on the second.
+// interrupter turns the first Ctrl-C (or SIGTERM) into an orderly stop, and exits on the second.
 type interrupter struct {
-	// Context ends with the first Ctrl-C. Training does not run under it: it stops between two steps.
+	// Context is cancelled by the first Ctrl-C. Training does not use it: it stops between two steps.
 	context.Context
 
-	cancel  context.CancelFunc
-	signals chan os.Signal
-	asked   atomic.Bool
-	fitting atomic.Bool
+	cancel      context.CancelFunc
+	signals     chan os.Signal
+	interrupted atomic.Bool
+	fitting     atomic.Bool
 }
 
 func catchInterrupts(ctx context.Context) *interrupter {
@@ -30,7 +30,7 @@ func catchInterrupts(ctx context.Context) *interrupter {
 		if _, ok := <-i.signals; !ok {
 			return
 		}
-		i.asked.Store(true)
+		i.interrupted.Store(true)
 		if i.fitting.Load() {
 			fmt.Fprintln(os.Stderr, "\nlockstep: stopping after this step; press Ctrl-C again to stop at once")
 		}
@@ -42,20 +42,20 @@ func catchInterrupts(ctx context.Context) *interrupter {
 	return i
 }
 
-// close stops catching.
+// close stops catching signals.
 func (i *interrupter) close() {
 	signal.Stop(i.signals)
 	close(i.signals)
 	i.cancel()
 }
 
-// stops lets the first Ctrl-C stop the trainer, on all workers. release ends that.
-func (i *interrupter) stops(t *train.Trainer) (release func()) {
+// stopOn makes the first Ctrl-C stop the trainer, on all workers, until release is called.
+func (i *interrupter) stopOn(t *train.Trainer) (release func()) {
 	end := context.AfterFunc(i, t.Stop)
 	return func() { end() }
 }
 
-// callback notes whether there is a step to end.
+// callback records whether a step may be running.
 func (i *interrupter) callback() train.Callback {
 	return train.Callback{
 		OnTrainBegin: func(context.Context) error { i.fitting.Store(true); return nil },

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitFindings returns the limits that a job may meet.
+// limitFindings returns the limits of the system that can affect a job.
 func limitFindings() []finding {
 	var out []finding
 	for _, l := range []struct {

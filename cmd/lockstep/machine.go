@@ -38,7 +38,7 @@ func kernels(engine string) string {
 	return kind + ", " + runtime.GOARCH
 }
 
-// simdHint is what to say to somebody whose build is several times slower than it need be, or empty.
+// simdHint returns a hint if this build is several times slower than a build with SIMD, else an empty string.
 func simdHint(engine string) string {
 	if withSIMD || engine != "go" || runtime.GOARCH != "amd64" || !cpu.X86.HasAVX2 {
 		return ""
@@ -49,11 +49,11 @@ func simdHint(engine string) string {
 const (
 	gcPercent      = 400
 	memoryShare    = 2       // at most 1/memoryShare of the machine's memory
-	memoryFallback = 4 << 30 // bytes, where the machine does not say
+	memoryFallback = 4 << 30 // bytes, if the memory size is unknown
 )
 
-// tuneGC makes the garbage collector run less often, because the outputs of every step are garbage by the next. The memory
-// limit keeps that from being dear on a small machine. GOGC and GOMEMLIMIT win.
+// tuneGC makes the garbage collector run less often, because the outputs of a step are garbage in the next. A memory limit
+// bounds the cost on a small machine. GOGC and GOMEMLIMIT take precedence.
 func tuneGC() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
@@ -67,7 +67,7 @@ func tuneGC() {
 	}
 }
 
-// memoryBytes returns the memory that this process may use, or 0 if the system does not say.
+// memoryBytes returns the memory that this process may use, or 0 if it is unknown.
 func memoryBytes() int64 {
 	total, _ := memlimit.Total()
 	return total

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// The first word about something that takes long, and the longest silence between two.
+// The time until the first progress line, and the longest time between two lines.
 const (
 	patienceFirst = 2 * time.Second
 	patienceMax   = time.Minute
 )
 
-// reassure writes a line to w whenever something has taken long: after 2 s, 4 s, 8 s and so on, and at least every minute. text
-// says what is being done; it is called by another goroutine. stop ends it, and may be called more than once.
+// reassure writes a progress line to w after 2 s, 4 s, 8 s and so on, and at least every minute. text describes what is being
+// done; another goroutine calls it. stop ends the lines, and may be called more than once.
 func reassure(w io.Writer, text func() string) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	start := time.Now()

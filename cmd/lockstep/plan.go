@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/simulate"
 )
 
-// Limits of what is printed: more is neither read nor proven in reasonable time.
+// Limits of a printed plan: a larger one is not readable, and its proof takes too long.
 const (
 	planRanksMax = 256
 	planCountMax = 1 << 20
@@ -35,7 +35,7 @@ type planPrinter struct {
 
 var planFormats = []string{"text", "dot", "svg"}
 
-// planOps are the operations of lockstep plan: those of simulate, and a send.
+// planOps returns the operations of lockstep plan: those of lockstep simulate, and a send.
 func planOps() map[string]plan.Op {
 	ops := map[string]plan.Op{"send": plan.Send}
 	for name, op := range simulateOps {
@@ -171,7 +171,7 @@ func (f *planPrinter) print(w io.Writer, p plan.Problem) error {
 	return err
 }
 
-// choose returns the algorithm. A named one that needs another order of addition has it.
+// choose returns the algorithm. If a named algorithm needs another order of addition, choose sets it in p.
 func (f *planPrinter) choose(p *plan.Problem) (plan.Algorithm, error) {
 	where := f.cluster.Where(planElementBytes)
 	if f.algorithm == "auto" {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorTime returns how long processors have worked for this process, or 0 if the system does not say.
+// processorTime returns the processor time of this process, or 0 if the system does not report it.
 func processorTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {

@@ -22,7 +22,7 @@ import (
 //go:embed templates/*.tmpl
 var templateFiles embed.FS
 
-// rendering is what the flags of lockstep render say, and what the templates take from it.
+// rendering holds the flags of lockstep render, and the values that the templates read.
 type rendering struct {
 	Name        string
 	Nodes, Each int // hosts or pods, and workers on each
@@ -50,7 +50,7 @@ type rendering struct {
 	port int
 }
 
-// claim is a volume of the pods; mpiHost is a host and the workers on it.
+// claim is a volume of the pods; mpiHost is a host with its number of workers.
 type (
 	claim   struct{ Name, Path string }
 	mpiHost struct {
@@ -59,7 +59,7 @@ type (
 	}
 )
 
-// defaultProgram is what is run if no program is given.
+// defaultProgram is the program that runs if none is given.
 var defaultProgram = []string{"lockstep", "train", "--strategy", "multi-worker"}
 
 func newRender() *cobra.Command {
@@ -153,7 +153,7 @@ own collectives unless it selects MPI's.`,
 	return cmd
 }
 
-// command makes one of the commands with what they have in common.
+// command returns one of the subcommands, with their common parts.
 func (r *rendering) command(name, short, long, example string, print func(io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     name + " [flags] [-- PROGRAM ARGS…]",
@@ -190,7 +190,7 @@ func (r *rendering) sizes(f *pflag.FlagSet, hosts, each string) {
 	f.IntVar(&r.Each, "nproc-per-node", 1, each)
 }
 
-// What may stand in a manifest or a script without quotes.
+// Values that need no quotes in a manifest or a script.
 var (
 	labelText    = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`) // RFC 1035
 	subdomain    = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
@@ -202,7 +202,7 @@ var (
 
 const labelMax = 63 // bytes in a label of a host's name
 
-// check looks at what all have in common.
+// check validates the common flags.
 func (r *rendering) check() error {
 	switch {
 	case r.MaxRestarts < 0 || r.MaxRestarts > 1000:
@@ -219,7 +219,7 @@ func (r *rendering) check() error {
 	return nil
 }
 
-// checkPort looks at the port at which the workers meet.
+// checkPort validates the rendezvous port.
 func (r *rendering) checkPort() error {
 	if r.port < 1 || r.port > 65535 {
 		return usagef("--port %d: want 1 to 65535", r.port)
@@ -227,7 +227,7 @@ func (r *rendering) checkPort() error {
 	return nil
 }
 
-// checkSizes looks at the numbers of nodes and workers.
+// checkSizes validates the numbers of nodes and workers.
 func (r *rendering) checkSizes() error {
 	const most = 1 << 16
 	switch {
@@ -260,10 +260,10 @@ func (r *rendering) pod(i int) string {
 	return fmt.Sprintf("%s-%d", r.Name, i)
 }
 
-// Subdomain returns the Service that the pods have their names from.
+// Subdomain returns the Service that gives the pods their names.
 func (r *rendering) Subdomain() string { return r.Name }
 
-// PodCommand returns what a pod runs: the program, or lockstep run if there are to be several workers.
+// PodCommand returns the command of a pod: the program, or lockstep run if a pod has several workers.
 func (r *rendering) PodCommand() []string {
 	var out []string
 	for _, word := range r.program {
@@ -414,10 +414,10 @@ func (r *rendering) parseHosts() error {
 	return nil
 }
 
-// Store returns where the workers of several hosts meet.
+// Store returns the rendezvous address for several hosts.
 func (r *rendering) Store() string { return fmt.Sprintf("tcp://%s:%d", r.Hosts[0].Name, r.port) }
 
-// PodStore returns where the pods meet, if they cannot tell it themselves.
+// PodStore returns the rendezvous address of the pods, or an empty string if they can derive it.
 func (r *rendering) PodStore() string {
 	if r.port == cluster.StorePort {
 		return ""
@@ -427,7 +427,7 @@ func (r *rendering) PodStore() string {
 
 func (r *rendering) endpoint() string { return fmt.Sprintf("%s.%s:%d", r.FirstPod(), r.Name, r.port) }
 
-// Command returns the line that starts the workers. Processes are bound to no core: a worker has many threads.
+// Command returns the line that starts the workers. Processes are not bound to cores: a worker has many threads.
 func (r *rendering) Command() string {
 	var words []string
 	var hosts []string
@@ -445,7 +445,7 @@ func (r *rendering) Command() string {
 		if len(hosts) > 1 {
 			words = append(words, "-x", cluster.EnvStore)
 		}
-	case "mpich": // which hands on the whole environment
+	case "mpich": // which passes on the whole environment
 		words = []string{"mpiexec", "-n", strconv.Itoa(r.Total()), "-bind-to", "none"}
 		if len(hosts) > 0 {
 			words = append(words, "-hosts", strings.Join(hosts, ","))
@@ -460,7 +460,7 @@ func (r *rendering) Command() string {
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// shellQuote writes a word so that a shell takes it as it is.
+// shellQuote quotes a word for a shell.
 func shellQuote(s string) string {
 	if plainWord.MatchString(s) {
 		return s
@@ -471,7 +471,7 @@ func shellQuote(s string) string {
 // execute fills in a template.
 func execute(w io.Writer, name string, data any) error {
 	t, err := template.New(name).Option("missingkey=error").Funcs(template.FuncMap{
-		"yaml":  strconv.Quote, // whose escapes are YAML's too, for valid UTF-8
+		"yaml":  strconv.Quote, // for valid UTF-8 its escapes are those of YAML
 		"quote": shellQuote,
 		"indent": func(n int, text string) string {
 			space := strings.Repeat(" ", n)

@@ -14,14 +14,14 @@ const (
 	exitOK          = 0
 	exitError       = 1   // something went wrong
 	exitUsage       = 2   // the command line is wrong
-	exitInterrupted = 130 // Ctrl-C or SIGTERM, as shells say it
+	exitInterrupted = 130 // Ctrl-C or SIGTERM, as in shells
 )
 
 // run runs the command line and returns the exit code.
 func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
-	began := false // an error before a command begins is one of the command line
+	began := false // an error before this is a mistake in the command line
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		began = true
 		return checkNumbers(cmd)
@@ -44,18 +44,19 @@ func run(args []string) int {
 	return exitUsage
 }
 
-// helpColumns is how wide help is at most.
+// helpColumns is the maximum width of a help text.
 const helpColumns = 80
 
-// errInterrupted is returned by a command that the user has stopped, after it has said so.
+// errInterrupted is the error of a command that the user stopped. The command has already reported it.
 var errInterrupted = errors.New("interrupted")
 
-// codeError ends the command with a code, after it has said why: that of another program, for example.
+// codeError ends the command with an exit code, for example that of another program. The command has already printed
+// the reason.
 type codeError struct{ code int }
 
 func (e *codeError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
-// usageError is a mistake in the command line that only the command itself can see.
+// usageError is a mistake in the command line that only the command itself can detect.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }

@@ -93,9 +93,9 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.SetInterspersed(false) // what follows the program is its own
+	f.SetInterspersed(false) // arguments after the program belong to it
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun takes both
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun accepts both
 	})
 	f.StringVar(&o.perNode, "nproc-per-node", "1", "workers on this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are GPUs, else cpu)")
 	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes")
@@ -122,7 +122,7 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	return cmd
 }
 
-// run starts the workers and returns when they have ended.
+// run starts the workers and returns when they have exited.
 func (o *runFlags) run(ctx context.Context) error {
 	cfg, err := o.config()
 	if err != nil {
@@ -136,16 +136,16 @@ func (o *runFlags) run(ctx context.Context) error {
 
 // launch starts this node's workers.
 func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
-	m, err := o.meeting(&cfg)
+	m, err := o.rendezvous(&cfg)
 	if err != nil {
 		return err
 	}
 	opening, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	user := &wish{cancel: cancel}
+	user := &stopRequest{cancel: cancel}
 	defer passOnSignals(user.interrupt, o.readers)()
 	place, err := m.Open(opening)
-	if err != nil && user.expressed() {
+	if err != nil && user.isPending() {
 		fmt.Fprintln(os.Stderr, "lockstep: stopped before this node reached the rendezvous store: if other nodes wait for it, stop them, too")
 		return endWith(exitInterrupted)
 	}
@@ -158,10 +158,10 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	if err != nil {
 		return err
 	}
-	user.tell(agent.Interrupt)
+	user.forward(agent.Interrupt)
 	outcome, err := agent.Run(ctx)
-	// what is left is to say how it ended, to whom may not read it
-	user.tell(func(os.Signal) { os.Exit(max(outcome.Code, exitError)) })
+	// only the report is left, and its reader may be gone: exit on the next signal
+	user.forward(func(os.Signal) { os.Exit(max(outcome.Code, exitError)) })
 	if err != nil && outcome.Code == exitOK {
 		return err
 	}
@@ -171,44 +171,44 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	return endWith(outcome.Code)
 }
 
-// wish is that of the user to end, from when there is nobody yet who could be told of it.
-type wish struct {
-	cancel func() // ends what is done before
+// stopRequest forwards the user's signals. Signals that arrive before there is a receiver are kept for it.
+type stopRequest struct {
+	cancel func() // cancels the work before there is a receiver
 
-	mu    sync.Mutex // guards what follows
-	to    func(os.Signal)
-	early []os.Signal
+	mu      sync.Mutex // guards the fields below
+	to      func(os.Signal)
+	pending []os.Signal
 }
 
-func (w *wish) interrupt(sig os.Signal) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.to != nil {
-		w.to(sig)
+func (s *stopRequest) interrupt(sig os.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.to != nil {
+		s.to(sig)
 		return
 	}
-	w.early = append(w.early, sig)
-	w.cancel()
+	s.pending = append(s.pending, sig)
+	s.cancel()
 }
 
-// tell names who is told, also of what was wished already.
-func (w *wish) tell(to func(os.Signal)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.to = to
-	for _, sig := range w.early {
+// forward sets the receiver, and sends it the pending signals.
+func (s *stopRequest) forward(to func(os.Signal)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.to = to
+	for _, sig := range s.pending {
 		to(sig)
 	}
-	w.early = nil
+	s.pending = nil
 }
 
-func (w *wish) expressed() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.early) > 0
+func (s *stopRequest) isPending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pending) > 0
 }
 
-// agentHeartbeat is how long a node may give no sign of life, unless told otherwise.
+// agentHeartbeat is the default time without a heartbeat after which a node is lost.
 const agentHeartbeat = 30 * time.Second
 
 // config turns the flags into an agent's configuration.
@@ -270,13 +270,13 @@ func (o *runFlags) config() (launch.Config, error) {
 	if cfg.Env, err = o.environment(); err != nil {
 		return cfg, err
 	}
-	if o.hosts != "" { // the program is looked for there
+	if o.hosts != "" { // the program is searched on those hosts
 		return cfg, nil
 	}
 	return cfg, findProgram(o.command[0])
 }
 
-// newJobID names a job that nobody has named.
+// newJobID returns a name for a job without one.
 func newJobID(now time.Time, pid int) string {
 	return fmt.Sprintf("run-%s-%d", now.UTC().Format("20060102-150405"), pid)
 }
@@ -287,7 +287,7 @@ func validID(id string) bool {
 	})
 }
 
-// workersMax bounds the workers that a slip of the finger can start.
+// workersMax bounds the number of workers that a typing error can start.
 const workersMax = 4096
 
 // workers returns how many workers this node has.
@@ -320,7 +320,7 @@ func gpus(getenv func(string) string, glob func(string) ([]string, error)) int {
 	if visible := getenv("CUDA_VISIBLE_DEVICES"); visible != "" && len(devices) > 0 {
 		n := 0
 		for name := range strings.SplitSeq(visible, ",") {
-			if strings.TrimSpace(name) == "-1" { // hides itself and what follows
+			if strings.TrimSpace(name) == "-1" { // hides this GPU and those after it
 				break
 			}
 			n++
@@ -330,7 +330,7 @@ func gpus(getenv func(string) string, glob func(string) ([]string, error)) int {
 	return len(devices)
 }
 
-// streamsShown are the values of --tee: our words and torchrun's numbers.
+// streamsShown are the values of --tee: words, and torchrun's numbers.
 var streamsShown = map[string][2]bool{
 	"both": {true, true}, "stdout": {true, false}, "stderr": {false, true}, "none": {},
 	"3": {true, true}, "1": {true, false}, "2": {false, true}, "0": {},
@@ -352,7 +352,7 @@ func (o *runFlags) show() (func(rank int, s launch.Stream) bool, error) {
 	return func(rank int, s launch.Stream) bool { return shown[s] && slices.Contains(ranks, rank) }, nil
 }
 
-// checkRanks refuses to show workers that there are not.
+// checkRanks returns an error if --ranks lists a worker that does not exist.
 func (o *runFlags) checkRanks(workers int) error {
 	if o.ranks == "" {
 		return nil
@@ -367,7 +367,7 @@ func (o *runFlags) checkRanks(workers int) error {
 	return nil
 }
 
-// findProgram says at once that there is no such program.
+// findProgram returns an error if the program does not exist.
 func findProgram(name string) error {
 	_, err := exec.LookPath(name)
 	switch {
@@ -381,7 +381,7 @@ func findProgram(name string) error {
 	return usagef("program %s: %v", name, errors.Unwrap(err))
 }
 
-// ownCommand is a command of this program itself.
+// ownCommand returns the command line of a subcommand of this executable.
 func ownCommand(args ...string) ([]string, error) {
 	path, err := exec.LookPath(os.Args[0])
 	if err == nil {
@@ -395,7 +395,7 @@ func ownCommand(args ...string) ([]string, error) {
 	return append([]string{path}, args...), nil
 }
 
-// endWith returns the error that makes the command exit with a code, saying nothing; nil for 0.
+// endWith returns the error that makes the command exit with a code without a message; nil for 0.
 func endWith(code int) error {
 	if code == exitOK {
 		return nil

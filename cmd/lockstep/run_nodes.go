@@ -18,13 +18,13 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// storePort is the port of an endpoint that has none, as torchrun's.
+// storePort is the default port of an endpoint, that of torchrun.
 const storePort = "29400"
 
-// petFlags are the flags that torchrun, and so Kubeflow, give by environment as PET_ and the flag's name.
+// petFlags are the flags that torchrun, and so Kubeflow, sets in environment variables: PET_ and the flag's name.
 var petFlags = []string{"nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "max-restarts", "master-addr", "master-port", "log-dir", "standalone"}
 
-// setFromEnvironment gives flags that are not given the values that the environment has for them.
+// setFromEnvironment sets the flags that are not given from their environment variables.
 func setFromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	for _, name := range petFlags {
 		variable := "PET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
@@ -51,13 +51,13 @@ func (o *runFlags) countNodes() (int, error) {
 	return n, nil
 }
 
-// meeting returns where the nodes and workers meet, and completes the agent's configuration by it.
-func (o *runFlags) meeting(cfg *launch.Config) (launch.Meeting, error) {
+// rendezvous returns the rendezvous of the nodes and workers, and adds its part of the agent's configuration.
+func (o *runFlags) rendezvous(cfg *launch.Config) (launch.Meeting, error) {
 	m := launch.Meeting{Backend: o.backend, Endpoint: o.endpoint, ID: cfg.ID, Logger: runLogger()}
 	if slices.Contains([]string{"c10d", "static"}, m.Backend) { // torchrun's
 		m.Backend = "tcp"
 	}
-	if err := o.checkMeeting(&m, cfg.Nodes); err != nil {
+	if err := o.checkRendezvous(&m, cfg.Nodes); err != nil {
 		return m, err
 	}
 	var err error
@@ -72,8 +72,8 @@ func (o *runFlags) meeting(cfg *launch.Config) (launch.Meeting, error) {
 	return m, err
 }
 
-// checkMeeting checks the flags that say where to meet against one another, and fills in the endpoint.
-func (o *runFlags) checkMeeting(m *launch.Meeting, nodes int) error {
+// checkRendezvous validates the rendezvous flags, and fills in the endpoint.
+func (o *runFlags) checkRendezvous(m *launch.Meeting, nodes int) error {
 	if o.masterAddr != "" && m.Endpoint == "" {
 		m.Endpoint = o.masterAddr
 		if o.masterPort != 0 {
@@ -111,7 +111,7 @@ func portless(endpoint string) bool {
 	return strings.Count(endpoint, ":") == 0 || strings.HasSuffix(endpoint, "]")
 }
 
-// withPort adds the usual port to an address that has none.
+// withPort adds the default port to an address without a port.
 func withPort(endpoint string) (string, error) {
 	if portless(endpoint) {
 		endpoint += ":" + storePort
@@ -126,7 +126,8 @@ func withPort(endpoint string) (string, error) {
 	return endpoint, nil
 }
 
-// secret returns the job's secret: the one that is given, else a fresh one. Several nodes that are started one by one cannot have a fresh one.
+// secret returns the job's secret: the given one, or a new one for a single node. Nodes that are started one by one must be
+// given a secret, because they cannot share a new one.
 func (o *runFlags) secret(nodes int) (secret.Secret, error) {
 	s, given, err := secret.FromEnvironment(os.LookupEnv, readSmall)
 	switch {
@@ -142,7 +143,7 @@ func (o *runFlags) secret(nodes int) (secret.Secret, error) {
   or, on an isolated and trusted network, give --data-plaintext: then nothing is encrypted and no process authenticates`)
 }
 
-// ownAddress is how other nodes reach this one: by the interface that the route to the endpoint uses.
+// ownAddress returns the address at which other nodes reach this one: that of the interface on the route to the endpoint.
 func ownAddress(m launch.Meeting) (string, error) {
 	endpoint := m.Endpoint
 	switch m.Backend {
@@ -162,12 +163,12 @@ func ownAddress(m launch.Meeting) (string, error) {
 	return address.String(), nil
 }
 
-// environment returns the workers' environment: this process's for one node, and what -H takes along to other hosts.
+// environment returns the environment of the workers: for one node that of this process, with -H the forwarded variables.
 func (o *runFlags) environment() ([]string, error) {
 	var out []string
 	for _, kv := range os.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
-		if o.hosts == "" || slices.ContainsFunc(takenAlong, func(p string) bool { return strings.HasPrefix(name, p) }) {
+		if o.hosts == "" || slices.ContainsFunc(forwarded, func(p string) bool { return strings.HasPrefix(name, p) }) {
 			out = append(out, kv)
 		}
 	}
@@ -193,8 +194,8 @@ func (o *runFlags) environment() ([]string, error) {
 	return out, nil
 }
 
-// takenAlong are the beginnings of the names of variables that -H gives to the workers of all hosts.
-var takenAlong = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK"}
+// forwarded are the prefixes of the variables that -H forwards to the workers of all hosts.
+var forwarded = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK"}
 
 // runHosts starts an agent on each host.
 func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
@@ -221,7 +222,7 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 	}
 	endpoint := o.endpoint
 	if endpoint != "" && portless(endpoint) {
-		endpoint += ":0" // any free one: the agents are told
+		endpoint += ":0" // any free port: the agents receive the address
 	}
 	r := &launch.Remote{Config: cfg, Hosts: hosts, SSH: o.sshCommand(), Address: endpoint, Logger: runLogger()}
 	if r.Config.Dir, err = os.Getwd(); err != nil {
@@ -247,12 +248,12 @@ func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
 	return endWith(code)
 }
 
-// sshCommand is the words of the command that reaches another host.
+// sshCommand returns the words of the command that reaches another host.
 func (o *runFlags) sshCommand() []string {
 	for _, command := range []string{o.ssh, os.Getenv("LOCKSTEP_SSH")} {
 		if words := strings.Fields(command); len(words) > 0 {
 			return words
 		}
 	}
-	return []string{"ssh", "-o", "BatchMode=yes"} // nobody is there to be asked for a password
+	return []string{"ssh", "-o", "BatchMode=yes"} // no terminal to enter a password
 }

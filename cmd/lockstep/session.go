@@ -13,21 +13,21 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// session is an engine, a strategy on its devices, and a trainer on both.
+// session holds an engine, a strategy on its devices, and a trainer that uses both.
 type session struct {
 	cfg      sessionConfig
 	engine   engine.Engine
 	devices  []string       // of the replicas; nil: the strategy's default
-	worker   *worker.Worker // nil: there is no job
+	worker   *worker.Worker // nil: no job
 	strategy *distribute.Strategy
 	trainer  *train.Trainer
 }
 
-// sessionConfig says how to make a session.
+// sessionConfig configures a session.
 type sessionConfig struct {
 	engine, plugin  string
 	oneDevice       bool
-	job             *cluster.Job // that this is a worker of; nil: none
+	job             *cluster.Job // the job of this worker; nil: none
 	workers         *workerFlags // with job
 	replicas        int          // 0: all devices
 	devices         []string     // instead of replicas
@@ -37,7 +37,7 @@ type sessionConfig struct {
 	seed            int64
 }
 
-// openSession opens the engine and, if there is a job, meets the other workers.
+// openSession opens the engine and, if there is a job, joins the other workers.
 func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error) {
 	s = &session{cfg: cfg, devices: cfg.devices}
 	defer func() {
@@ -59,7 +59,7 @@ func openSession(ctx context.Context, cfg sessionConfig) (s *session, err error)
 	return s, err
 }
 
-// compile makes the strategy, and compiles the model for it and images of that shape.
+// compile creates the strategy, and compiles the model for it and for images of the shape.
 func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err error) {
 	cfg := train.Config{GlobalBatch: s.cfg.globalBatch, Seed: s.cfg.seed}
 	switch {
@@ -88,10 +88,10 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 	return err
 }
 
-// chief reports whether this process writes what one of all must write.
+// chief reports whether this process prints and writes for all workers.
 func (s *session) chief() bool { return s.cfg.job == nil || s.cfg.job.Chief() }
 
-// ofThisWorker says what the time of waiting leaves out.
+// ofThisWorker explains what the wait time does not include.
 func (s *session) ofThisWorker() string {
 	if s.worker == nil || len(s.worker.Members()) == 1 {
 		return ""

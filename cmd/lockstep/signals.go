@@ -9,10 +9,10 @@ import (
 	"syscall"
 )
 
-// readers tells when one of this process's outputs has lost its reader. Made with room for one.
+// readers receives a value when an output of this process has lost its reader. It must be buffered.
 type readers chan struct{}
 
-// of watches an output.
+// of returns w with its write errors watched.
 func (r readers) of(w io.Writer) io.Writer { return readOutput{w, r} }
 
 type readOutput struct {
@@ -20,7 +20,7 @@ type readOutput struct {
 	readers readers
 }
 
-// Stat says which file the output is, if it is one.
+// Stat describes the file of the output, if it is a file.
 func (o readOutput) Stat() (fs.FileInfo, error) {
 	if f, ok := o.Writer.(*os.File); ok {
 		return f.Stat()
@@ -33,22 +33,22 @@ func (o readOutput) Write(p []byte) (int, error) {
 	if errors.Is(err, syscall.EPIPE) {
 		select {
 		case o.readers <- struct{}{}:
-		default: // it has been said
+		default: // reported before
 		}
 	}
 	return n, err
 }
 
-// passOnSignals gives Ctrl-C and SIGTERM to a function, until the one that it returns is called. A terminal that is closed, and outputs that
-// nobody reads any more, count as SIGTERM.
+// passOnSignals calls a function for Ctrl-C and SIGTERM, until the function that it returns is called. A closed terminal, and an
+// output that has lost its reader, count as SIGTERM.
 func passOnSignals(to func(os.Signal), unread readers) (stop func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	// SIGPIPE must not end this process. It is of any broken pipe, an agent's that ended before it was told what to do as well, and so says
-	// nothing of the outputs.
+	// SIGPIPE must not end this process. It can come from any broken pipe, also that of an agent that exited before it read its
+	// order, so it does not show that an output has lost its reader.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	ended, done := make(chan struct{}), make(chan struct{})
@@ -62,7 +62,7 @@ func passOnSignals(to func(os.Signal), unread readers) (stop func()) {
 				}
 				to(sig)
 			case <-unread:
-				unread = nil // the first line tells, as every further one would
+				unread = nil // one report is enough
 				to(syscall.SIGTERM)
 			case <-ended:
 				return
@@ -77,6 +77,6 @@ func passOnSignals(to func(os.Signal), unread readers) (stop func()) {
 	}
 }
 
-// ignoreSignals has this process take no notice of Ctrl-C and SIGTERM, until the function that it returns is called: its launcher
-// tells it. It does not ignore them in the system's sense, for that the workers would inherit.
+// ignoreSignals makes this process ignore Ctrl-C and SIGTERM, until the function that it returns is called: its launcher
+// forwards them. The signals are caught, because workers would inherit an ignored signal.
 func ignoreSignals() (stop func()) { return passOnSignals(func(os.Signal) {}, nil) }

@@ -2,5 +2,5 @@
 
 package main
 
-// withSIMD says whether the Go engine's kernels use vector instructions.
+// withSIMD reports whether the Go engine's kernels use vector instructions.
 const withSIMD = false

@@ -20,10 +20,10 @@ import (
 	"github.com/lockstep-ml/lockstep/simulate"
 )
 
-// simulateRanksMax bounds what can be simulated in reasonable time and memory.
+// simulateRanksMax bounds the number of ranks: more take too much time and memory.
 const simulateRanksMax = 1 << 16
 
-// simulation is what the flags of lockstep simulate say.
+// simulation holds the flags of lockstep simulate.
 type simulation struct {
 	cluster    simulate.Cluster
 	op         string
@@ -89,7 +89,7 @@ hosts, with a network card's bandwidth in each direction.`,
 				return err
 			}
 			err = s.run(in, cmd.OutOrStdout(), cmd.ErrOrStderr(), problem)
-			if in.asked.Load() {
+			if in.interrupted.Load() {
 				return errInterrupted
 			}
 			return err
@@ -117,7 +117,7 @@ hosts, with a network card's bandwidth in each direction.`,
 	return cmd
 }
 
-// check makes the problem, or says what is wrong with the flags.
+// check validates the flags and returns the problem.
 func (s *simulation) check() (plan.Problem, error) {
 	c := &s.cluster
 	c.Inside = plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}
@@ -162,12 +162,12 @@ func (s *simulation) check() (plan.Problem, error) {
 	case plan.Barrier:
 		p.Count = 0
 	case plan.ReduceScatter, plan.AllGather, plan.Gather, plan.Scatter, plan.AllToAll:
-		p.Count = p.Count / c.Ranks * c.Ranks // every rank has the same part
+		p.Count = p.Count / c.Ranks * c.Ranks // all ranks have equal parts
 	}
 	return c.Problem(p, s.element), nil
 }
 
-// parse reads the flags that may be given several times.
+// parse parses the flags that may be given several times.
 func (s *simulation) parse() error {
 	c := &s.cluster
 	for _, text := range s.links {
@@ -214,9 +214,9 @@ func (s *simulation) rankAnd(text string) (rank int, value string, err error) {
 	return rank, value, err
 }
 
-// run simulates what was asked for and prints it to w. If it takes long, it says on progress how far it is.
+// run simulates the operation and prints the results to w. If it takes long, it writes its progress to progress.
 func (s *simulation) run(in context.Context, w, progress io.Writer, p plan.Problem) error {
-	var now atomic.Value // what is done now
+	var now atomic.Value // describes the current work
 	var steps atomic.Int64
 	now.Store("choosing an algorithm")
 	defer reassure(progress, func() string { return fmt.Sprintf("%v, %s", now.Load(), count(int(steps.Load()), "step")) })()
@@ -289,7 +289,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 		return nil
 	}
 	c := &s.cluster
-	p.Places = nil // said below
+	p.Places = nil // printed below
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v, %s\n", p, formatBytes(p.Count*s.element))
 	fmt.Fprintf(&b, "%d ranks on %d hosts, memory %s\n", c.Ranks, c.Hosts, s.memory)
@@ -312,7 +312,7 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 	return err
 }
 
-// round keeps three digits or so.
+// round keeps about three digits.
 func round(d time.Duration) time.Duration {
 	unit := time.Duration(1)
 	for d/unit >= 1000 {

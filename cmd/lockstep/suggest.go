@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// suggestFlag adds to the error of an unknown flag the one that was probably meant.
+// suggestFlag adds the flag that was probably meant to the error of an unknown flag.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) {
@@ -23,8 +23,8 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// closest returns the name that word is a misspelling of, or empty: the only one that begins with it, or else the one with
-// the fewest letters to insert, delete, replace or swap with their neighbour, if they are fewer than half of them.
+// closest returns the name that word probably misspells, or an empty string. It is the only name that begins with word, or else
+// the name with the fewest edits (insert, delete, replace or swap letters), if these are fewer than half of the letters.
 func closest(word string, names []string) string {
 	best, least := "", (len(word)+1)/2
 	var longer []string

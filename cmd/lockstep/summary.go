@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// summary is what --summary writes. Fields may be added.
+// summary is the content of --summary's file. Fields may be added.
 type summary struct {
 	Version         string   `json:"version"`
 	Data            string   `json:"data"`
@@ -29,7 +29,7 @@ type summary struct {
 	LearningRate    float64  `json:"learning_rate"`
 	Schedule        string   `json:"schedule"`
 	Seed            int64    `json:"seed"`
-	Epochs          int      `json:"epochs"` // begun
+	Epochs          int      `json:"epochs"` // started
 	Steps           int      `json:"steps"`
 	Interrupted     bool     `json:"interrupted"`
 	TrainLoss       number   `json:"train_loss"` // of the last epoch
@@ -44,7 +44,7 @@ type summary struct {
 	Kernels         string   `json:"kernels"` // by which the hash can be compared
 }
 
-// number is a float64 that JSON can hold: null stands for what is not finite.
+// number is a float64 in JSON: null if it is not finite.
 type number float64
 
 // MarshalJSON implements json.Marshaler.
@@ -83,7 +83,7 @@ const (
 	summaryFile = "summary.json"
 )
 
-// write writes what --summary and --out ask for: as much as can be written.
+// write writes the files of --summary and --out. If one fails, it writes the others.
 func (r *trainRun) write() error {
 	var errs []error
 	if !r.chief {

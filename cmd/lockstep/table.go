@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// table prints rows of a name and a text, the texts in a column of their own. Where the output is a terminal, a text goes on
-// in the next line at its column; only a word that is too long for the column runs on.
+// table prints rows of a name and a text in two columns. On a terminal, texts wrap within their column; only a word that is
+// wider than the column exceeds it.
 type table [][2]string
 
 func (t *table) row(name, format string, args ...any) {
@@ -42,7 +42,7 @@ func (t table) print(out io.Writer) error {
 	return err
 }
 
-// wrapWords cuts text at spaces into lines of so many columns.
+// wrapWords splits text at spaces into lines of at most columns columns.
 func wrapWords(text string, columns int) (lines []string) {
 	line := ""
 	for i, word := range strings.Split(text, " ") {
@@ -58,7 +58,7 @@ func wrapWords(text string, columns int) (lines []string) {
 	return append(lines, line)
 }
 
-// terminalWidth returns a function that gives the columns of out as they are now, and whether out is a terminal.
+// terminalWidth reports whether out is a terminal, and returns a function that returns its current columns.
 func terminalWidth(out io.Writer) (width func() int, isTerminal bool) {
 	f, ok := out.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {

@@ -33,11 +33,11 @@ type trainFlags struct {
 	checkpoint                   checkpointFlags
 }
 
-// replicasMax bounds the logical CPUs that a slip of the finger can ask for, and so their memory: every replica holds a copy of
-// the model. A step of so many replicas takes minutes on a few cores.
+// replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica holds a copy
+// of the model. A step of so many replicas takes minutes on a few cores.
 const replicasMax = 1024
 
-// packsMax bounds the parts of the gradients: no model here has as many variables.
+// packsMax bounds the number of packs: no model here has as many variables.
 const packsMax = 1024
 
 func newTrain() *cobra.Command {
@@ -113,7 +113,7 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	return cmd
 }
 
-// complete checks the flags against one another and fills in the defaults that depend on others.
+// complete validates the flags and fills in the defaults that depend on other flags.
 func (o *trainFlags) complete(given func(flag string) bool) error {
 	if err := o.check(given); err != nil {
 		return err

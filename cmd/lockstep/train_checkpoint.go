@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// checkpointFlags are the flags of lockstep train for its snapshots.
+// checkpointFlags are the snapshot flags of lockstep train.
 type checkpointFlags struct {
 	dir             string
 	saveEvery, keep int
@@ -47,18 +47,19 @@ func (o *checkpointFlags) check(given func(flag string) bool) error {
 	return nil
 }
 
-// wanted reports whether there is anything to save or to go on from.
+// wanted reports whether the run writes snapshots or may resume from one.
 func (o *checkpointFlags) wanted() bool {
 	return o.dir != "" || o.resume != "auto" && o.resume != train.ResumeNever
 }
 
-// snapshots is what a run has to do with snapshots.
+// snapshots holds the snapshot state of a run.
 type snapshots struct {
-	backup   *train.Backup // nil: none are written, and it began at the beginning
+	backup   *train.Backup // nil: no snapshots are written, and the run did not resume
 	restored train.Restored
 }
 
-// resume goes on from a snapshot, if there is one, and makes ready for new ones. All workers of a job come here, for the chief decides.
+// resume restores a snapshot, if there is one, and prepares for new ones. All workers of a job must call it, because the chief
+// decides for all.
 func (r *trainRun) resume(ctx context.Context) (err error) {
 	o := &r.flags.checkpoint
 	if !o.wanted() && !r.strategy.Properties().InMultiWorkerMode {
@@ -82,7 +83,7 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 	case errors.As(err, &locked):
 		return fmt.Errorf("--checkpoint-dir: %w", err)
 	case err != nil && !r.chief:
-		return err // the chief says more
+		return err // the chief's error has the details
 	case err != nil && !errors.As(err, new(*train.SnapshotError)):
 		return fmt.Errorf("--checkpoint-dir %s: %w", o.dir, err)
 	case err != nil:
@@ -91,7 +92,7 @@ func (r *trainRun) resume(ctx context.Context) (err error) {
 	return nil
 }
 
-// facts are what a snapshot must have in common with this run.
+// facts returns the properties that a snapshot and this run must share.
 func (r *trainRun) facts(ctx context.Context) ([]train.Fact, error) {
 	hash, err := data.Hash(ctx, r.set.Train.Batch(hashedAtOnce))
 	if err != nil {
@@ -108,7 +109,7 @@ func (r *trainRun) facts(ctx context.Context) ([]train.Fact, error) {
 	}, nil
 }
 
-// build is what the bits depend on besides.
+// build returns the other properties that the bits depend on.
 func (r *trainRun) build() []train.Fact {
 	out := []train.Fact{
 		{Name: "engine", Value: r.engine.Description()},
@@ -120,7 +121,7 @@ func (r *trainRun) build() []train.Fact {
 	return out
 }
 
-// closeSnapshots lets others write into the folder.
+// closeSnapshots releases the lock on the folder.
 func (r *trainRun) closeSnapshots() error {
 	if r.backup == nil {
 		return nil
@@ -128,7 +129,7 @@ func (r *trainRun) closeSnapshots() error {
 	return r.backup.Close()
 }
 
-// announceSnapshots says where training goes on, and where it will be able to.
+// announceSnapshots adds the rows about the restored snapshot and the folder of new ones.
 func (r *trainRun) announceSnapshots(t *table) {
 	o := &r.flags.checkpoint
 	for _, text := range r.restored.Refused {

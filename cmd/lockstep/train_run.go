@@ -33,11 +33,11 @@ type trainRun struct {
 	kept    data.Pipeline // of the training images
 	held    data.Pipeline // of the training images, for validation
 	batch   int           // global
-	stopped bool          // somebody has asked to stop, and all have
-	chief   bool          // this worker prints and writes what one of them must
+	stopped bool          // a stop was requested, and all workers stopped
+	chief   bool          // this worker prints and writes for all
 	started time.Time
 	history *train.History
-	test    *train.Result // nil: not made
+	test    *train.Result // nil: not evaluated
 	weights []train.Weight
 	written [][2]string // what, and where
 }
@@ -46,31 +46,31 @@ func runTrain(ctx context.Context, out io.Writer, o trainFlags) (err error) {
 	tuneGC()
 	r := &trainRun{flags: o, out: out, in: catchInterrupts(ctx), chief: true}
 	defer r.in.close()
-	if err := r.meet(); err != nil {
+	if err := r.join(); err != nil {
 		return r.unlessInterrupted(err)
 	}
 	defer func() { err = errors.Join(err, r.session.close()) }()
 	defer func() {
-		if e := r.closeSnapshots(); err == nil { // else it is what has been said
+		if e := r.closeSnapshots(); err == nil { // else err has been reported
 			err = e
 		}
 	}()
-	defer r.tellPanic()
+	defer r.reportPanic()
 	if err := r.train(ctx); err != nil {
 		return r.unlessInterrupted(r.fail(err))
 	}
-	if r.stopped && !r.in.asked.Load() {
+	if r.stopped && !r.in.interrupted.Load() {
 		fmt.Fprintln(os.Stderr, "lockstep: stopped by an interrupt of another worker")
 	}
 	return r.unlessInterrupted(nil)
 }
 
-// train does everything once the workers have met.
+// train does everything after the workers have joined.
 func (r *trainRun) train(ctx context.Context) (err error) {
 	if err := r.open(); err != nil {
 		return err
 	}
-	defer r.in.stops(r.trainer)()
+	defer r.in.stopOn(r.trainer)()
 	if err := r.announce(); err != nil {
 		return err
 	}
@@ -83,19 +83,19 @@ func (r *trainRun) train(ctx context.Context) (err error) {
 	if r.weights, err = r.trainer.Weights(ctx); err != nil {
 		return err
 	}
-	return errors.Join(r.write(), r.report()) // what cannot be written can still be read
+	return errors.Join(r.write(), r.report()) // the report is printed even if a file cannot be written
 }
 
-// unlessInterrupted returns err, or errInterrupted if somebody has asked to stop, here or at another worker.
+// unlessInterrupted returns err, or errInterrupted if this or another worker was interrupted.
 func (r *trainRun) unlessInterrupted(err error) error {
-	if r.in.asked.Load() || err == nil && r.stopped {
+	if r.in.interrupted.Load() || err == nil && r.stopped {
 		return errInterrupted
 	}
 	return err
 }
 
-// meet opens the engine and finds the other workers, if this is to be one of a job.
-func (r *trainRun) meet() (err error) {
+// join opens the engine and, if this is a worker of a job, joins the other workers.
+func (r *trainRun) join() (err error) {
 	cfg := sessionConfig{
 		engine: r.flags.engine, plugin: r.flags.plugin,
 		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices, logicalCPUs: r.flags.logicalCPUs(),
@@ -106,7 +106,7 @@ func (r *trainRun) meet() (err error) {
 			return err
 		}
 		cfg.workers, r.chief = &r.flags.workers, cfg.job.Chief()
-		if err := r.believe(cfg.job); err != nil {
+		if err := r.announceJob(cfg.job); err != nil {
 			return err
 		}
 	}
@@ -114,13 +114,13 @@ func (r *trainRun) meet() (err error) {
 	return err
 }
 
-// open makes everything that can fail before training begins, places for results included.
+// open does everything that can fail before training starts, including the checks of output files.
 func (r *trainRun) open() (err error) {
 	if err := r.compareOptions(); err != nil {
 		return err
 	}
 	if r.chief {
-		if err := r.openPlaces(); err != nil {
+		if err := r.checkOutputs(); err != nil {
 			return err
 		}
 	}
@@ -153,7 +153,7 @@ func (r *trainRun) open() (err error) {
 	return r.compareModel()
 }
 
-// reassure says that the chief is doing something, if that takes long.
+// reassure prints progress lines on the chief while something takes long.
 func (r *trainRun) reassure(what string) (stop func()) {
 	if !r.chief {
 		return func() {}
@@ -167,8 +167,8 @@ func (r *trainRun) reassure(what string) (stop func()) {
 	})
 }
 
-// openPlaces makes sure that what is asked for can be written.
-func (r *trainRun) openPlaces() error {
+// checkOutputs returns an error if a file of the results cannot be written.
+func (r *trainRun) checkOutputs() error {
 	if dir := r.flags.out; dir != "" {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return fmt.Errorf("--out: %w", err)
@@ -190,7 +190,7 @@ func (r *trainRun) openPlaces() error {
 	return nil
 }
 
-// openData loads the data set, and holds the flags against its size.
+// openData loads the data set, and validates the flags against its size.
 func (r *trainRun) openData() (err error) {
 	if r.set, err = dataSets[r.flags.data].load(r.flags.dataDir); err != nil {
 		return err
@@ -227,7 +227,7 @@ func (r *trainRun) loadWeights() error {
 	return nil
 }
 
-// announce says what the run will do.
+// announce prints what the run will do.
 func (r *trainRun) announce() error {
 	if !r.chief {
 		return nil
@@ -254,7 +254,7 @@ func (r *trainRun) announce() error {
 	r.announceSnapshots(&t)
 	t.row("engine", "%s", r.engine.Description())
 	t.row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
-	for _, hint := range []string{simdHint(r.flags.engine), r.aloneHint()} {
+	for _, hint := range []string{simdHint(r.flags.engine), r.separateHint()} {
 		if hint != "" {
 			t.row("hint", "%s", hint)
 		}
@@ -266,7 +266,7 @@ func (r *trainRun) announce() error {
 	return err
 }
 
-// preparation says what is done with the training images.
+// preparation describes the preparation of the training images.
 func (r *trainRun) preparation() string {
 	var list []string
 	if r.flags.shift > 0 {
@@ -319,7 +319,7 @@ func (r *trainRun) fit(ctx context.Context) error {
 	return err
 }
 
-// epochs returns how many there are: as many as the steps need if only these were given.
+// epochs returns the number of epochs: as many as the steps need if only --steps was given.
 func (r *trainRun) epochs() int {
 	if r.flags.epochs >= 0 {
 		return r.flags.epochs
@@ -328,11 +328,11 @@ func (r *trainRun) epochs() int {
 	return (r.flags.steps + batches - 1) / batches
 }
 
-// learningRateVariable is where GoMLX's optimizers keep their learning rate.
+// learningRateVariable is the variable that holds the learning rate of GoMLX's optimizers.
 const learningRateVariable = "/optimizers/learning_rate"
 
-// cosine lets the learning rate fall along half a cosine, from its start in the first epoch towards 0 after the last (Loshchilov
-// and Hutter, SGDR, 2016, without restarts).
+// cosine decreases the learning rate along half a cosine, from its initial value in the first epoch towards 0 after the last
+// (Loshchilov and Hutter, SGDR, 2016, without restarts).
 func (r *trainRun) cosine(epochs int) train.Callback {
 	return train.Callback{OnEpochBegin: func(_ context.Context, e train.EpochBegin) error {
 		rate := r.flags.learningRate * (1 + math.Cos(math.Pi*float64(e.Epoch)/float64(epochs))) / 2
@@ -351,14 +351,14 @@ func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 	return cfg, r.chief && r.flags.progress != "none"
 }
 
-// startedByMPI reports whether mpirun, or one like it, has started this process. Then a terminal is none that anybody
-// looks at: Open MPI makes one for each process, and writes what it reads there into a file, say.
+// startedByMPI reports whether mpirun or a similar launcher started this process. Then the terminal is not the user's: Open
+// MPI creates one for each process, and may write its output to a file.
 func startedByMPI(getenv func(string) string) bool {
 	return slices.ContainsFunc([]string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"},
 		func(name string) bool { return getenv(name) != "" })
 }
 
-// evaluate takes the test set's loss and accuracy. Who has pressed Ctrl-C does not wait for them.
+// evaluate measures loss and accuracy on the test set. After Ctrl-C it does nothing.
 func (r *trainRun) evaluate(ctx context.Context) error {
 	if r.stopped {
 		return nil
@@ -374,7 +374,7 @@ func (r *trainRun) evaluate(ctx context.Context) error {
 	return err
 }
 
-// report prints the table at the end.
+// report prints the final table.
 func (r *trainRun) report() error {
 	if !r.chief {
 		_, err := fmt.Fprintf(r.out, "%v: %s, weights hash %s\n", r.cfg.job, count(r.history.Steps, "step"), train.HashWeights(r.weights))
@@ -402,7 +402,7 @@ func (r *trainRun) report() error {
 	return t.print(r.out)
 }
 
-// trainingTime is the time of all epochs, without validation.
+// trainingTime returns the time of all epochs, without validation.
 func (r *trainRun) trainingTime() (sum time.Duration) {
 	for _, e := range r.history.Epochs {
 		sum += e.Duration

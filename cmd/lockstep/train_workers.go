@@ -17,12 +17,12 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// multiWorker is the strategy by which lockstep train is one worker of a job.
+// multiWorker is the strategy with which lockstep train is one worker of a job.
 const multiWorker = "multi-worker"
 
-// believe says who told what about the job, before the others are waited for: all of it on the chief, unless lockstep run told it, one
-// line on the others.
-func (r *trainRun) believe(job *cluster.Job) error {
+// announceJob prints the job and the source of each value, before it waits for the other workers. The chief prints all values,
+// except under lockstep run; other workers print one line.
+func (r *trainRun) announceJob(job *cluster.Job) error {
 	text := job.Describe()
 	if _, launched := os.LookupEnv(cluster.EnvWorker); launched || !job.Chief() {
 		text = job.String() + agreeing(job) + "\n"
@@ -31,11 +31,11 @@ func (r *trainRun) believe(job *cluster.Job) error {
 	return err
 }
 
-// agreeing names the other sources that say the same.
+// agreeing names the other sources that describe the same job.
 func agreeing(job *cluster.Job) string {
 	var names []string
 	for _, c := range job.Beside {
-		if c.Worker == job.Worker && c.Workers == job.Workers { // not what it was started inside of
+		if c.Worker == job.Worker && c.Workers == job.Workers { // not an enclosing job
 			names = append(names, c.Source)
 		}
 	}
@@ -48,7 +48,7 @@ func agreeing(job *cluster.Job) string {
 	return "; " + strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1] + " agree"
 }
 
-// announceWorkers says which workers there are.
+// announceWorkers adds the rows about the workers of the job.
 func (r *trainRun) announceWorkers(t *table) {
 	if r.worker == nil {
 		return
@@ -66,7 +66,7 @@ func (r *trainRun) announceWorkers(t *table) {
 	}
 }
 
-// compareOptions holds this worker's program and options against the others', before anything that takes time.
+// compareOptions compares the program and options of all workers, before anything that takes time.
 func (r *trainRun) compareOptions() error {
 	if r.worker == nil {
 		return nil
@@ -107,13 +107,13 @@ func (r *trainRun) compareOptions() error {
 	}
 	weights := "not given"
 	if o.weights != "" {
-		weights = "given" // each host may keep them elsewhere; what is in them is compared later
+		weights = "given" // the path may differ per host; the content is compared later
 	}
 	facts = append(facts, rendezvous.Fact{Name: "--weights", Value: weights})
 	return r.worker.Compare(r.in, "options", facts)
 }
 
-// compareModel holds this worker's data and model against the others', before the first step.
+// compareModel compares the data and models of all workers, before the first step.
 func (r *trainRun) compareModel() error {
 	if r.worker == nil {
 		return nil
@@ -143,15 +143,15 @@ func (r *trainRun) compareModel() error {
 	return r.worker.Compare(r.in, "model and data", facts)
 }
 
-// hashedAtOnce is how many images are taken together for a hash. It is part of the hash.
+// hashedAtOnce is the batch size of a hash of images. The hash depends on it.
 const hashedAtOnce = 1024
 
-// fail tells the other workers why this one ends, and returns it.
+// fail reports err to the other workers, and returns it.
 func (r *trainRun) fail(err error) error {
 	if r.worker == nil {
 		return err
 	}
-	if r.in.asked.Load() && !r.stopped {
+	if r.in.interrupted.Load() && !r.stopped {
 		err = fmt.Errorf("%w: %w", worker.ErrInterrupted, err)
 	}
 	if e := r.worker.Fail(err); e != nil {
@@ -160,13 +160,13 @@ func (r *trainRun) fail(err error) error {
 	return err
 }
 
-// tellPanic tells the other workers of a panic, which goes on.
-func (r *trainRun) tellPanic() {
+// reportPanic reports a panic to the other workers, and panics again.
+func (r *trainRun) reportPanic() {
 	if r.worker == nil {
 		return
 	}
 	if v := recover(); v != nil {
-		_ = r.worker.Fail(&panicked{v, debug.Stack()}) // the panic says more
+		_ = r.worker.Fail(&panicked{v, debug.Stack()}) // the panic has the details
 		panic(v)
 	}
 }
@@ -179,10 +179,10 @@ type panicked struct {
 
 func (p *panicked) Error() string { return fmt.Sprintf("panic: %v\n\n%s", p.value, p.stack) }
 
-// Unwrap says what it is to the others.
+// Unwrap returns the kind of the failure for the other workers.
 func (p *panicked) Unwrap() error { return distribute.ErrPeerLost }
 
-// workerCount returns how many workers train together.
+// workerCount returns the number of workers that train together.
 func (r *trainRun) workerCount() int {
 	if r.cfg.job == nil {
 		return 1
@@ -190,8 +190,8 @@ func (r *trainRun) workerCount() int {
 	return r.cfg.job.Workers
 }
 
-// aloneHint is what to say to somebody whose workers do not train together, or empty.
-func (r *trainRun) aloneHint() string {
+// separateHint returns a hint if several processes were started that do not train together, else an empty string.
+func (r *trainRun) separateHint() string {
 	if n := os.Getenv(cluster.EnvWorkers); r.worker == nil && n != "" && n != "1" {
 		return fmt.Sprintf("lockstep run started %s processes, and each trains its own model; to train one model together, give --strategy %s", n, multiWorker)
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// bytesValue is a flag for a size: "100MiB", "4K", "1000". Decimal and binary prefixes mean what they say.
+// bytesValue is a flag for a size: "100MiB", "4K", "1000". It accepts decimal and binary prefixes.
 type bytesValue int
 
 func (b *bytesValue) String() string { return formatBytes(int(*b)) }
@@ -40,7 +40,7 @@ var units = []struct {
 	{"", 1},
 }
 
-// bytesMax bounds a size: what an int of 64 bits holds, with room to multiply.
+// bytesMax bounds a size, so that products fit into 64 bits.
 const bytesMax = 1 << 50
 
 func parseBytes(s string) (int, error) {
@@ -58,7 +58,7 @@ func parseBytes(s string) (int, error) {
 	return 0, fmt.Errorf("%q is not a size: want a number with a unit such as 64KiB, 100MB or 4096", s)
 }
 
-// formatBytes writes a size in the largest binary unit that keeps it readable.
+// formatBytes formats a size in the largest binary unit of which it has at least one.
 func formatBytes(n int) string {
 	x, unit := float64(n), 0
 	names := []string{"B", "KiB", "MiB", "GiB", "TiB"}
@@ -68,7 +68,7 @@ func formatBytes(n int) string {
 	return strconv.FormatFloat(x, 'g', 4, 64) + " " + names[unit]
 }
 
-// parseRate reads bytes a second: "12.5GB/s", "100Gbit/s", "3GiB/s".
+// parseRate parses a rate in bytes or bits per second: "12.5GB/s", "100Gbit/s", "3GiB/s".
 func parseRate(s string) (float64, error) {
 	text, ok := strings.CutSuffix(s, "/s")
 	if !ok {
@@ -100,7 +100,7 @@ func (r *rateValue) Set(s string) error {
 	return err
 }
 
-// formatRate writes a rate in decimal units, as [parseRate] reads it.
+// formatRate formats a rate in decimal units, which [parseRate] accepts.
 func formatRate(x float64) string {
 	unit := 0
 	names := []string{"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}
@@ -110,7 +110,7 @@ func formatRate(x float64) string {
 	return strconv.FormatFloat(x, 'g', 4, 64) + names[unit]
 }
 
-// parseLink reads "25us,12.5GB/s": a latency and a rate.
+// parseLink parses "25us,12.5GB/s": a latency and a rate.
 func parseLink(s string) (latency time.Duration, rate float64, err error) {
 	first, second, ok := strings.Cut(s, ",")
 	if !ok {

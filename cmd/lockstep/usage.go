@@ -8,13 +8,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flagGroup is flags of a command that its help lists under a heading of their own.
+// flagGroup is a set of flags that the help of a command lists under a separate heading.
 type flagGroup struct {
 	heading string
 	flags   *pflag.FlagSet
 }
 
-// groupFlags makes a command's help list some of its flags in groups, behind the others.
+// groupFlags makes the help of a command list some of its flags in groups, after the other flags.
 func groupFlags(cmd *cobra.Command, groups ...flagGroup) {
 	cmd.SetUsageFunc(func(c *cobra.Command) error {
 		rest := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -14,16 +14,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Bounds of what any flag takes: beyond them nothing is meant, and sums overflow. Flags have closer ones besides.
+// Bounds of all numeric flags, so that sums do not overflow. Most flags have closer bounds.
 const (
 	numberMax   = 1_000_000_000_000
 	durationMax = 365 * 24 * time.Hour
 )
 
-// unbounded are the flags whose numbers mean nothing but themselves.
+// unbounded are the flags that take any number.
 var unbounded = []string{"seed"}
 
-// checkNumbers holds the numbers that were given against what any flag can take.
+// checkNumbers validates the given numbers against the bounds of all flags.
 func checkNumbers(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		text := f.Value.String()
@@ -54,7 +54,7 @@ func checkNumbers(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// explainFlag says what is wrong with a flag of the command line: what it takes, or which one was probably meant.
+// explainFlag explains an error of a flag: the values that it takes, or the flag that was probably meant.
 func explainFlag(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
@@ -65,7 +65,7 @@ func explainFlag(cmd *cobra.Command, err error) error {
 		"int": "a whole number", "int64": "a whole number", "float64": "a number such as 0.5", "duration": "a time such as 30s or 5m", "bool": "true or false",
 	}[f.Value.Type()]
 	switch number := (*strconv.NumError)(nil); {
-	case want == "": // its own type, which says what it takes
+	case want == "": // a type of this package, whose error names the valid values
 		return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
 	case errors.As(err, &number) && errors.Is(number.Err, strconv.ErrRange):
 		want += fmt.Sprintf(" up to %d", numberMax)
@@ -73,7 +73,7 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("--%s %s: want %s", f.Name, invalid.GetValue(), want)
 }
 
-// noArguments refuses what stands behind the flags.
+// noArguments refuses arguments that are not flags.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return usagef("%q: %s takes flags only", strings.Join(args, " "), cmd.CommandPath())
@@ -81,7 +81,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// strictHelp makes help about a command that does not exist a mistake.
+// strictHelp makes help for an unknown command an error.
 func strictHelp(root *cobra.Command) {
 	for _, c := range root.Commands() {
 		if c.Name() != "help" {
@@ -103,7 +103,7 @@ func strictHelp(root *cobra.Command) {
 // smallBytes bounds what [readSmall] reads.
 const smallBytes = 64 << 10
 
-// readSmall is os.ReadFile for a file that is short by its nature. What has no end, as /dev/zero, is an error.
+// readSmall is os.ReadFile for a short file. A longer or endless file, such as /dev/zero, is an error.
 func readSmall(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {

@@ -22,7 +22,7 @@ platform, and whether the Go engine uses vector instructions (simd).`,
 	}
 }
 
-// versionLine is what lockstep version and lockstep --version print.
+// versionLine returns the line that lockstep version and lockstep --version print.
 func versionLine() string {
 	simd := "without simd"
 	if withSIMD {
@@ -31,7 +31,7 @@ func versionLine() string {
 	return fmt.Sprintf("lockstep %s %s %s/%s, built %s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, simd)
 }
 
-// version returns the module's version, and the commit it was built from where the build knows it.
+// version returns the module's version, including the commit if the build knows it.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

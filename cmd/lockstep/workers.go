@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
-// workerFlags are the flags of a command that can be a worker of a job.
+// workerFlags are the flags of a command that can run as a worker of a job.
 type workerFlags struct {
 	worker, workers   int
 	endpoint, id      string
@@ -57,11 +57,11 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.BoolVar(&o.anyEngine, "mixed-engines", false, "only warn if workers have different builds of the engine or different processors")
 	w.BoolVar(&o.mixedBuilds, "mixed-builds", false, "only warn if workers run different executables; give it to all workers")
 	w.StringVar(&o.implementation, "implementation", "auto", "collectives backend: auto or ring (Lockstep's own collectives), nccl, mpi (under mpirun)")
-	w.Lookup("worker").DefValue = "0" // so that help does not say -1
+	w.Lookup("worker").DefValue = "0" // so that help does not show -1
 	f.AddFlagSet(w)
 }
 
-// stray returns the first flag that was given, or empty.
+// stray returns the first of these flags that was given, or an empty string.
 func (o *workerFlags) stray(given func(flag string) bool) (name string) {
 	o.set.VisitAll(func(f *pflag.Flag) {
 		if name == "" && given(f.Name) {
@@ -71,7 +71,7 @@ func (o *workerFlags) stray(given func(flag string) bool) (name string) {
 	return name
 }
 
-// check holds the flags against one another.
+// check validates the flags.
 func (o *workerFlags) check() error {
 	for _, c := range []struct {
 		flag  string
@@ -108,14 +108,14 @@ func (o *workerFlags) check() error {
 	return nil
 }
 
-// discover finds out which worker of which job this is.
+// discover detects the job, and which worker this process is.
 func (o *workerFlags) discover() (*cluster.Job, error) {
 	return cluster.Discover(cluster.Discovery{Worker: o.worker, Workers: o.workers, Store: o.endpoint, ID: o.id})
 }
 
-// join meets the other workers. The worker must be closed.
+// join joins the other workers. The caller must close the worker.
 func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) (*worker.Worker, error) {
-	var key secret.Secret // the environment's
+	var key secret.Secret // zero: from the environment
 	if o.secretFile != "" {
 		text, err := readSmall(o.secretFile)
 		if err != nil {
@@ -137,17 +137,17 @@ func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 		Collective:  collective.Config{Timeout: o.collectiveTimeout},
 		Opener:      o.reducer().Opener(),
 		OnProgress:  onProgress,
-		Logger:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // who is believed has been said
+		Logger:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // the sources of the job have been printed
 	})
 }
 
-// reducer is who reduces, by a name that was checked.
+// reducer returns the collectives backend. check has validated its name.
 func (o *workerFlags) reducer() distribute.Implementation {
 	i, _ := distribute.ParseImplementation(o.implementation)
 	return i
 }
 
-// listenAddress returns the address that --interface means: itself, or that of the interface it names.
+// listenAddress returns the address of --interface, which is an address or the name of an interface.
 func listenAddress(name string) (string, error) {
 	if name == "" || net.ParseIP(name) != nil {
 		return name, nil
@@ -177,5 +177,5 @@ func listenAddress(name string) (string, error) {
 	return best, nil
 }
 
-// onProgress is told of each phase of each step, for tests that have something happen there.
+// onProgress, if set, is called at each phase of each step. Tests inject faults there.
 var onProgress func(step int64, phase string)

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// dataSet is a data set that can be trained on, with what is right for it by default.
+// dataSet is a data set for training, with its default options.
 type dataSet struct {
 	load     func(dir string) (*data.Set, error)
 	needsDir bool
@@ -31,11 +31,11 @@ var dataSets = map[string]dataSet{
 	"mnist":  {load: data.MNIST, needsDir: true, epochs: 3, batch: 128, side: 28},
 }
 
-// modelsByName makes a model function for images of a shape.
+// modelsByName holds functions that return a model function for images of a shape.
 var modelsByName = map[string]func(shape []int, classes int) models.Forward{
 	"mlp": func(_ []int, classes int) models.Forward { return models.MLP{Classes: classes}.Forward },
 	"cnn": func(shape []int, classes int) models.Forward {
-		small := shape[0] < 16 // two stages without padding would leave nothing
+		small := shape[0] < 16 // without padding, two stages would shrink the image to nothing
 		return models.CNN{Same: small, Classes: classes}.Forward
 	},
 }
