@@ -10,30 +10,30 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
-// Bounds of what a [Cluster] may say.
+// Bounds of the values of a [Cluster].
 const (
 	FactorMax = 1e6                  // of a straggler, and of the oversubscription
-	DelayMax  = 365 * 24 * time.Hour // of a latency, and of how late a rank is
+	DelayMax  = 365 * 24 * time.Hour // of a latency, and of the late start of a rank
 )
 
-// Cluster describes the machines.
+// Cluster describes the machines. Bandwidths and rates are in bytes per second.
 type Cluster struct {
 	Ranks      int
-	Hosts      int                   // the ranks are spread over them in order, the first hosts getting one more where it does not go up
-	Memory     bool                  // the ranks of a host reach each other's memory
-	Private    bool                  // but only memory of the library's own, so that data is copied there first
-	Inside     plan.Link             // within a host: a synchronisation or a frame, and what one rank reads or sends there
-	Outside    plan.Link             // between hosts: a frame, and a host's network card each way
-	Oversub    float64               // the switch carries 1/Oversub of what all cards could send at once; 0 or 1: all of it
-	Combine    float64               // bytes a second that one rank reads while it reduces
-	Copy       float64               // bytes a second that one rank copies
-	Cores      int                   // of a host; 0: one for each rank
-	Stragglers map[int]float64       // by rank: how many times slower it computes
-	Late       map[int]time.Duration // by rank: how long after the others it begins
+	Hosts      int                   // the ranks are spread over them in order; the first may have one more
+	Memory     bool                  // the ranks of a host access each other's memory
+	Private    bool                  // with Memory: only the library's memory, so data is copied there first
+	Inside     plan.Link             // within a host: a synchronisation or frame; a rank's reads or sends
+	Outside    plan.Link             // between hosts: a frame; a host's network card in each direction
+	Oversub    float64               // the switch carries 1/Oversub of the bandwidth of all cards; 0 or 1: all of it
+	Combine    float64               // rate at which one rank reads while it reduces
+	Copy       float64               // rate at which one rank copies
+	Cores      int                   // of a host; 0: one per rank
+	Stragglers map[int]float64       // by rank: the factor by which it computes slower
+	Late       map[int]time.Duration // by rank: how much later than the others it starts
 }
 
-// Places returns where the ranks are. Every rank is a process of its own; those of a host are one domain if they reach
-// each other's memory.
+// Places returns the place of every rank. Every rank is a separate process; the ranks of a host are one domain if
+// they access each other's memory.
 func (c *Cluster) Places() []plan.Place {
 	places := make([]plan.Place, c.Ranks)
 	each, more := c.Ranks/c.Hosts, c.Ranks%c.Hosts
@@ -55,10 +55,10 @@ func (c *Cluster) Places() []plan.Place {
 	return places
 }
 
-// stageBytes is the stage of each rank in shared memory.
+// stageBytes is the size of each rank's staging buffer in shared memory.
 const stageBytes = 1 << 20
 
-// Problem completes a problem for this cluster: the ranks, where they are, and what memory they have.
+// Problem completes a problem for this cluster: it sets the number of ranks, their places and their memory.
 func (c *Cluster) Problem(p plan.Problem, elementBytes int) plan.Problem {
 	p.Size, p.Places = c.Ranks, c.Places()
 	if c.Memory {
@@ -67,8 +67,9 @@ func (c *Cluster) Problem(p plan.Problem, elementBytes int) plan.Problem {
 	return p
 }
 
-// Table returns a table that chooses for this cluster. What it says of the network is of one rank (plan.Links), so it shares the
-// card among the ranks of a host: in the algorithms that are worth considering they send at the same time.
+// Table returns a table from which algorithms are chosen for this cluster. Its network rate is that of one rank
+// (plan.Links), so it divides the card's bandwidth by the ranks of a host: in the algorithms worth considering
+// they send at the same time.
 func (c *Cluster) Table() *chooser.Table {
 	inside := chooser.Transport{
 		Sync: int64(c.Inside.Latency), Read: c.Inside.Bandwidth, Frame: int64(c.Inside.Latency), Send: c.Inside.Bandwidth,
@@ -82,7 +83,7 @@ func (c *Cluster) Table() *chooser.Table {
 	}
 }
 
-// Where returns what the chooser has to know besides.
+// Where returns the other inputs of the chooser.
 func (c *Cluster) Where(elementBytes int) chooser.Where {
 	w := chooser.Where{Frames: "inside", ElementBytes: elementBytes, Cores: c.Cores}
 	if c.Memory {
@@ -91,8 +92,9 @@ func (c *Cluster) Where(elementBytes int) chooser.Where {
 	return w
 }
 
-// Bound returns the least time that an all-reduce of so many bytes can take, 2(n-1)/n · S/B + latency: n is the number of hosts
-// and B a card's bandwidth, or with a single host the ranks and what they read.
+// Bound returns the lower bound of the time of an all-reduce of S bytes, 2(n-1)/n · S/B + latency. n is the number
+// of hosts and B the bandwidth of a card; for a single host, n is the number of ranks and B the bandwidth of
+// Inside.
 func (c *Cluster) Bound(bytes int) time.Duration {
 	n, link := c.Hosts, c.Outside
 	if c.Hosts == 1 {

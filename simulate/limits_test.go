@@ -16,7 +16,7 @@ func describe(ranks, hosts int) Cluster {
 	return Cluster{Ranks: ranks, Hosts: hosts, Memory: true, Private: true, Inside: link, Outside: link, Combine: 1e9, Copy: 1e9}
 }
 
-// TestExtremes simulates clusters of any numbers: each is refused, or gives a time that is no less than none.
+// TestExtremes simulates clusters with extreme values: each is an error, or gives a valid time.
 func TestExtremes(t *testing.T) {
 	numbers := []float64{0, 0.5, 1, 2, 1e6, 1e9, 1e300, math.MaxFloat64, math.SmallestNonzeroFloat64, -1, math.NaN(), math.Inf(1), math.Inf(-1)}
 	durations := []time.Duration{-1, 0, 1, time.Microsecond, DelayMax, DelayMax + 1, math.MaxInt64, math.MinInt64}
@@ -48,7 +48,7 @@ func TestExtremes(t *testing.T) {
 		p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: rapid.SampledFrom([]int{0, 1, 1000, 1 << 50}).Draw(t, "count")}, 1)
 		a := rapid.SampledFrom(plan.Algorithms).Draw(t, "algorithm")
 		if a.Fits(p) != nil || p.Count > 1000 && a.Name != "recursive_doubling" && a.Name != "direct" {
-			return // others cut what is long into ever more steps
+			return // the steps of the others grow with the size
 		}
 		r, err := Run(t.Context(), c, a, p, 1, nil)
 		if err == nil && (r.Time < 0 || r.Fastest < 0 || r.Fastest > r.Time || r.Time >= timeMax || r.Sent < 0 || c.Bound(p.Count) < 0) {
@@ -57,14 +57,14 @@ func TestExtremes(t *testing.T) {
 	})
 }
 
-// TestNoMemory ends a simulation that takes more memory than there is.
+// TestNoMemory checks the error of a simulation that needs more memory than is available.
 func TestNoMemory(t *testing.T) {
 	c := describe(200, 200)
 	a, _ := plan.FindAlgorithm("recursive_doubling")
 	r := newRun(&c, a, c.Problem(plan.Problem{Op: plan.AllReduce, Count: 1000}, 4), 4, nil)
 	defer r.stop()
 	r.memory = 1
-	if _, err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), "more memory than is left here") {
-		t.Errorf("got %v, want that there is no memory for it", err)
+	if _, err := r.run(t.Context()); err == nil || !strings.Contains(err.Error(), "need more memory than the") {
+		t.Errorf("got %v, want an error about memory", err)
 	}
 }

@@ -13,24 +13,26 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
-// Result is what a collective took.
+// Result is the cost of a collective.
 type Result struct {
 	Time    time.Duration // of the slowest rank
-	Fastest time.Duration // of the rank that ended first
+	Fastest time.Duration // of the fastest rank
 	Steps   int           // of all ranks
 	Frames  int           // of all ranks
-	Sent    int           // bytes that the busiest host's card sent
+	Sent    int           // bytes sent by the card of the busiest host
 }
 
-// Event is one step of one rank, as it took place.
+// Event is one executed step of one rank.
 type Event struct {
 	Rank, Host int
 	Step       plan.Step
 	Start, End time.Duration
 }
 
-// Run carries out a problem's plans, made complete by [Cluster.Problem], on the cluster. watch, if not nil, is told every
-// step when it ends. The end of ctx ends it.
+// Run executes the plans of a problem on the cluster. [Cluster.Problem] must have completed the problem. If watch
+// is not nil, Run calls it at the end of every step. Run returns an error if ctx is cancelled, the cluster is
+// invalid, the algorithm does not fit the problem, the plans deadlock, or the simulation needs more memory than is
+// available.
 func Run(ctx context.Context, c Cluster, a plan.Algorithm, p plan.Problem, elementBytes int, watch func(Event)) (Result, error) {
 	if err := c.check(); err != nil {
 		return Result{}, err
@@ -39,15 +41,14 @@ func Run(ctx context.Context, c Cluster, a plan.Algorithm, p plan.Problem, eleme
 		return Result{}, fmt.Errorf("simulate: %s: %w", a.Name, err)
 	}
 	if p.Size != c.Ranks || len(p.Places) != c.Ranks {
-		return Result{}, fmt.Errorf("simulate: a problem of %d ranks at %d places on a cluster of %d", p.Size, len(p.Places), c.Ranks)
+		return Result{}, fmt.Errorf("simulate: a problem of %d ranks at %d places, on a cluster of %d ranks", p.Size, len(p.Places), c.Ranks)
 	}
 	r := newRun(&c, a, p, elementBytes, watch)
 	defer r.stop()
 	return r.run(ctx)
 }
 
-// run is one simulation. Ranks are taken in the order of their clocks, so whatever happens at a time happens after all that
-// came before it.
+// run is one simulation. It processes ranks in the order of their clocks, so events are processed in order of time.
 type run struct {
 	c       *Cluster
 	p       plan.Problem
@@ -56,15 +57,15 @@ type run struct {
 	ranks   []rank
 	hosts   []host
 	domains map[int]*domain
-	core    time.Duration // the switch is free from then on
-	ready   queue         // ranks that can take their next step
-	left    int           // ranks whose plans have not ended
+	core    time.Duration // the time from which the switch is free
+	ready   queue         // ranks that can execute their next step
+	left    int           // ranks with an unfinished plan
 	memory  uint64        // bytes that the program may use
-	tooLong bool          // a rank has come to [timeMax]
+	tooLong bool          // a rank has reached [timeMax]
 	result  Result
 }
 
-// timeMax bounds the time that is simulated, about 18 years: sums of a few such times do not overflow.
+// timeMax bounds the simulated time, about 18 years: sums of a few such times do not overflow.
 const timeMax = time.Duration(1 << 59)
 
 // rank is the state of one rank.
@@ -72,29 +73,29 @@ type rank struct {
 	next  func() (plan.Step, bool)
 	stop  func()
 	step  plan.Step
-	begun time.Duration // of the step
+	begun time.Duration // start of the step
 	now   time.Duration
-	slow  float64 // how many times longer its computing takes
-	marks []time.Duration
+	slow  float64         // factor of its computing time
+	flags []time.Duration // when it raised each flag
 
-	// Of the exchange that it is in.
-	meets          bool
+	// State of its exchange.
+	exchanging     bool
 	sent, received bool
 	until          time.Duration
 }
 
 // host is a network card.
 type host struct {
-	out, in time.Duration // free from then on
+	out, in time.Duration // the times from which each direction is free
 	sent    int
 }
 
-// domain knows who waits for whose marks.
+// domain holds the flags of a domain, and the ranks that wait for them.
 type domain struct {
 	ranks  []int
-	raised []int // by mark: how many ranks have raised it
-	last   []time.Duration
-	wait   map[int][]int // by mark: the ranks that wait for it
+	raised []int           // by flag: number of ranks that raised it
+	last   []time.Duration // by flag: when the last rank raised it
+	wait   map[int][]int   // by flag: the ranks that wait for it
 }
 
 func newRun(c *Cluster, a plan.Algorithm, p plan.Problem, elementBytes int, watch func(Event)) *run {
@@ -142,26 +143,26 @@ func usedMemory() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// goOn returns why the simulation must end now, or nil.
-func (r *run) goOn(ctx context.Context) error {
+// interrupted returns the error that must end the simulation now, or nil.
+func (r *run) interrupted(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case r.tooLong:
-		return fmt.Errorf("simulate: the collective takes more than %.0f years: are sizes, rates and factors right?", timeMax.Hours()/24/365)
+		return fmt.Errorf("simulate: the collective takes more than %.0f years: check sizes, rates and factors", timeMax.Hours()/24/365)
 	case usedMemory() > r.memory:
-		return fmt.Errorf("simulate: plans of %d ranks take more memory than is left here, %d bytes: simulate fewer ranks", len(r.ranks), r.memory)
+		return fmt.Errorf("simulate: plans of %d ranks need more memory than the %d bytes that are available: simulate fewer ranks", len(r.ranks), r.memory)
 	}
 	return nil
 }
 
-// run takes steps until all plans have ended.
+// run executes steps until all plans have ended.
 func (r *run) run(ctx context.Context) (Result, error) {
 	r.left = len(r.ranks)
 	r.result.Fastest = 1<<63 - 1
 	for i := range r.ranks {
 		if i&63 == 0 {
-			if err := r.goOn(ctx); err != nil {
+			if err := r.interrupted(ctx); err != nil {
 				return Result{}, err
 			}
 		}
@@ -169,19 +170,19 @@ func (r *run) run(ctx context.Context) (Result, error) {
 	}
 	for turn := 0; len(r.ready.items) > 0; turn++ {
 		if turn&1023 == 0 || r.tooLong {
-			if err := r.goOn(ctx); err != nil {
+			if err := r.interrupted(ctx); err != nil {
 				return Result{}, err
 			}
 		}
-		r.take(heap.Pop(&r.ready).(item).rank)
+		r.execute(heap.Pop(&r.ready).(item).rank)
 	}
 	if r.tooLong {
-		return Result{}, r.goOn(ctx)
+		return Result{}, r.interrupted(ctx)
 	}
 	if r.left > 0 {
 		for i := range r.ranks {
 			if k := &r.ranks[i]; k.step.Kind != 0 {
-				return Result{}, fmt.Errorf("simulate: %d ranks wait for ever: rank %d at %v", r.left, i, k.step)
+				return Result{}, fmt.Errorf("simulate: deadlock: %d ranks wait forever: rank %d at %v", r.left, i, k.step)
 			}
 		}
 	}
@@ -191,7 +192,7 @@ func (r *run) run(ctx context.Context) (Result, error) {
 	return r.result, nil
 }
 
-// load gets a rank's next step, and queues the rank, or notes that its plan has ended.
+// load loads the next step of a rank and queues the rank, or records that its plan has ended.
 func (r *run) load(i int) {
 	k := &r.ranks[i]
 	s, ok := k.next()
@@ -207,7 +208,7 @@ func (r *run) load(i int) {
 	heap.Push(&r.ready, item{k.now, i})
 }
 
-// done ends a rank's step at a time.
+// done ends the step of a rank at a time.
 func (r *run) done(i int, at time.Duration) {
 	k := &r.ranks[i]
 	k.now = at
@@ -218,13 +219,13 @@ func (r *run) done(i int, at time.Duration) {
 	r.load(i)
 }
 
-// take takes a rank's current step, as far as it can.
-func (r *run) take(i int) {
+// execute executes the current step of a rank, as far as it can.
+func (r *run) execute(i int) {
 	k := &r.ranks[i]
 	s := k.step
 	switch s.Kind {
 	case plan.Exchange:
-		r.meet(i)
+		r.exchange(i)
 	case plan.Signal:
 		r.signal(i)
 	case plan.Await:
@@ -245,52 +246,52 @@ func (r *run) take(i int) {
 	}
 }
 
-// reading is how long a rank takes over elements at a rate.
+// reading returns the time that a rank needs for a number of elements at a rate.
 func (r *run) reading(k *rank, elements, rate float64) time.Duration {
 	return seconds(elements * float64(r.element) / rate * k.slow)
 }
 
-// seconds returns a time of so many seconds, at most [timeMax].
+// seconds converts seconds to a duration of at most [timeMax].
 func seconds(s float64) time.Duration {
 	return time.Duration(min(s*float64(time.Second), float64(timeMax)))
 }
 
-// meet lets a rank enter its exchange, and moves the frames whose other end is there.
-func (r *run) meet(i int) {
+// exchange starts the exchange of a rank, and transfers the frames whose other end has started its exchange.
+func (r *run) exchange(i int) {
 	k := &r.ranks[i]
 	s := k.step
-	k.meets, k.sent, k.received, k.until = true, s.To < 0, s.From < 0, k.now
+	k.exchanging, k.sent, k.received, k.until = true, s.To < 0, s.From < 0, k.now
 	if s.To >= 0 {
-		if q := &r.ranks[s.To]; q.meets && !q.received && q.step.From == i {
+		if q := &r.ranks[s.To]; q.exchanging && !q.received && q.step.From == i {
 			r.move(i, s.To, k.now)
 		}
 	}
 	if s.From >= 0 {
-		if q := &r.ranks[s.From]; q.meets && !q.sent && q.step.To == i {
+		if q := &r.ranks[s.From]; q.exchanging && !q.sent && q.step.To == i {
 			r.move(s.From, i, k.now)
 		}
 	}
 	for _, peer := range []int{s.To, s.From} {
 		if peer >= 0 {
-			r.met(peer)
+			r.finish(peer)
 		}
 	}
-	r.met(i)
+	r.finish(i)
 }
 
-// met ends a rank's exchange if both halves are over.
-func (r *run) met(i int) {
+// finish ends the exchange of a rank if both directions are complete.
+func (r *run) finish(i int) {
 	k := &r.ranks[i]
-	if k.meets && k.sent && k.received {
-		k.meets = false
+	if k.exchanging && k.sent && k.received {
+		k.exchanging = false
 		r.done(i, k.until)
 	}
 }
 
-// segmentBytes is what the executor moves at a time.
+// segmentBytes is the segment size of the executor.
 const segmentBytes = 256 << 10
 
-// move moves a frame from a time on, when both ends are there.
+// move transfers a frame, starting at the time when both ends have started their exchange.
 func (r *run) move(from, to int, at time.Duration) {
 	k, q := &r.ranks[from], &r.ranks[to]
 	bytes := (k.step.Out.Hi - k.step.Out.Lo) * r.element
@@ -308,7 +309,8 @@ func (r *run) move(from, to int, at time.Duration) {
 	r.result.Frames++
 }
 
-// carry occupies what a frame goes through, and returns from when on, for how long, and the latency after it.
+// carry occupies the cards and the switch for a frame. It returns the start and duration of the transfer, and the
+// latency after it.
 func (r *run) carry(from, to, bytes int, at time.Duration) (start, took, latency time.Duration) {
 	if from == to {
 		return at, seconds(float64(bytes) / r.c.Inside.Bandwidth), r.c.Inside.Latency
@@ -325,41 +327,41 @@ func (r *run) carry(from, to, bytes int, at time.Duration) (start, took, latency
 	return start, took, r.c.Outside.Latency
 }
 
-// signal raises a rank's mark, and frees those that wait for it.
+// signal raises a flag of a rank, and resumes the ranks that wait for it.
 func (r *run) signal(i int) {
 	k := &r.ranks[i]
 	d := r.domains[r.p.Places[i].Domain]
-	mark := k.step.Mark
-	k.marks = append(k.marks, k.now)
-	for len(d.raised) <= mark {
+	flag := k.step.Mark
+	k.flags = append(k.flags, k.now)
+	for len(d.raised) <= flag {
 		d.raised, d.last = append(d.raised, 0), append(d.last, 0)
 	}
-	d.raised[mark]++
-	d.last[mark] = max(d.last[mark], k.now)
-	waiting := d.wait[mark]
-	delete(d.wait, mark)
+	d.raised[flag]++
+	d.last[flag] = max(d.last[flag], k.now)
+	waiting := d.wait[flag]
+	delete(d.wait, flag)
 	r.done(i, k.now)
 	for _, w := range waiting {
 		r.await(w)
 	}
 }
 
-// await ends a rank's wait if what it waits for has been raised, else registers it.
+// await ends the wait of a rank if its flag has been raised, else registers the rank.
 func (r *run) await(i int) {
 	k := &r.ranks[i]
 	d := r.domains[r.p.Places[i].Domain]
-	mark := k.step.Mark
+	flag := k.step.Mark
 	at := time.Duration(-1)
 	switch {
 	case k.step.From >= 0:
-		if marks := r.ranks[k.step.From].marks; mark < len(marks) {
-			at = marks[mark]
+		if flags := r.ranks[k.step.From].flags; flag < len(flags) {
+			at = flags[flag]
 		}
-	case mark < len(d.raised) && d.raised[mark] == len(d.ranks):
-		at = d.last[mark]
+	case flag < len(d.raised) && d.raised[flag] == len(d.ranks):
+		at = d.last[flag]
 	}
 	if at < 0 {
-		d.wait[mark] = append(d.wait[mark], i)
+		d.wait[flag] = append(d.wait[flag], i)
 		return
 	}
 	end := k.now
@@ -369,7 +371,7 @@ func (r *run) await(i int) {
 	r.done(i, end)
 }
 
-// queue holds the ranks that can take a step, the earliest first; of equal ones the lower rank.
+// queue holds the ranks that can execute a step, ordered by time, then by rank.
 type queue struct{ items []item }
 
 type item struct {

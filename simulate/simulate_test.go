@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/simulate"
 )
 
-// cluster returns one with round numbers: a byte a nanosecond between hosts, ten inside, a hundred while combining.
+// cluster returns a cluster with round rates, in bytes per nanosecond: 1 between hosts, 10 inside, 100 while combining.
 func cluster(ranks, hosts int, memory bool) simulate.Cluster {
 	return simulate.Cluster{
 		Ranks: ranks, Hosts: hosts, Memory: memory,
@@ -32,7 +32,7 @@ func algorithm(t *testing.T, name string) plan.Algorithm {
 	return a
 }
 
-// TestByHand holds two cases against times that can be worked out on paper.
+// TestByHand compares two cases with times that are computed by hand.
 func TestByHand(t *testing.T) {
 	const bytes = 100_000
 	c := cluster(2, 2, false)
@@ -51,7 +51,7 @@ func TestByHand(t *testing.T) {
 	}
 }
 
-// TestBound holds that no algorithm is faster than what a card must carry.
+// TestBound checks that no algorithm is faster than the lower bound of a card.
 func TestBound(t *testing.T) {
 	for _, a := range plan.Algorithms {
 		for _, c := range []simulate.Cluster{cluster(2, 2, false), cluster(6, 6, false), cluster(8, 8, false), cluster(8, 2, true), cluster(8, 4, true), cluster(5, 2, true)} {
@@ -71,7 +71,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// TestEffects holds that what makes a cluster worse makes the collective slower.
+// TestEffects checks that a worse cluster makes the collective slower.
 func TestEffects(t *testing.T) {
 	run := func(c simulate.Cluster) simulate.Result {
 		p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: 1 << 18}, 4)
@@ -100,8 +100,8 @@ func TestEffects(t *testing.T) {
 	}
 }
 
-// TestChooses holds that the table of a cluster chooses what is fast in the simulation, within a factor of two; and what is fastest
-// or nearly so where the ranks of a host share a card that is as fast as their memory.
+// TestChooses checks that the table of a cluster chooses an algorithm within a factor of 2 of the fastest in the
+// simulation, and within 1.1 where the ranks of a host share a card that is as fast as their memory.
 func TestChooses(t *testing.T) {
 	fast := func(ranks, hosts int, memory bool) simulate.Cluster {
 		c := cluster(ranks, hosts, memory)
@@ -130,7 +130,7 @@ func TestChooses(t *testing.T) {
 	}
 }
 
-// choice returns the algorithm that the table chooses for an all-reduce and how long it takes, and the same of the fastest.
+// choice returns the algorithm that the table chooses for an all-reduce, and the fastest one, with their times.
 func choice(t *testing.T, c simulate.Cluster, count int) (chosen string, took time.Duration, fastest string, least time.Duration) {
 	t.Helper()
 	p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: count}, 4)
@@ -226,30 +226,30 @@ func TestRefused(t *testing.T) {
 	c := cluster(4, 4, false)
 	p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: 10}, 4)
 	if _, err := simulate.Run(t.Context(), c, algorithm(t, "direct"), p, 4, nil); err == nil {
-		t.Error("direct was carried out between hosts")
+		t.Error("direct was executed between hosts")
 	}
 	p.Size = 5
 	if _, err := simulate.Run(t.Context(), c, a, p, 4, nil); err == nil {
-		t.Error("a problem of another size was carried out")
+		t.Error("a problem of another size was executed")
 	}
-	// Plans that wait for ever are found.
+	// Deadlocks are detected.
 	p.Size = 4
 	stuck := plan.Algorithm{Name: "stuck", Fits: func(plan.Problem) error { return nil }, Steps: func(_ plan.Problem, rank int) iter.Seq[plan.Step] {
 		return func(yield func(plan.Step) bool) {
 			yield(plan.Step{Kind: plan.Exchange, To: -1, From: (rank + 1) % 4})
 		}
 	}}
-	if _, err := simulate.Run(t.Context(), c, stuck, p, 4, nil); err == nil || !strings.Contains(err.Error(), "4 ranks wait for ever") {
+	if _, err := simulate.Run(t.Context(), c, stuck, p, 4, nil); err == nil || !strings.Contains(err.Error(), "4 ranks wait forever") {
 		t.Errorf("a deadlock: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
 	if _, err := simulate.Run(ctx, c, a, p, 4, nil); err == nil || !strings.Contains(err.Error(), "enough") {
-		t.Errorf("after the end of its context: %v", err)
+		t.Errorf("after its context was cancelled: %v", err)
 	}
 }
 
-// TestLarge carries out thousands of ranks.
+// TestLarge simulates thousands of ranks.
 func TestLarge(t *testing.T) {
 	c := cluster(4096, 512, false)
 	p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: 25 << 20}, 4)

@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// Trace writes events as Chrome's trace format, which chrome://tracing and Perfetto show: a host is a process there, a rank a
-// thread. Write is to be given to [Run]; Close ends the text.
+// Trace writes events in Chrome's trace format, which chrome://tracing and Perfetto display: a host is shown as a
+// process, a rank as a thread. Pass Write to [Run], then call Close. A Trace is not safe for concurrent use.
 type Trace struct {
 	w     *bufio.Writer
 	err   error
 	first bool
 }
 
-// NewTrace begins a trace.
+// NewTrace returns a trace that writes to w.
 func NewTrace(w io.Writer) *Trace {
 	t := &Trace{w: bufio.NewWriter(w), first: true}
 	_, t.err = t.w.WriteString("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")
 	return t
 }
 
-// traceEvent is an event in Chrome's words; times are in microseconds.
+// traceEvent is an event in Chrome's format; times are in microseconds.
 type traceEvent struct {
 	Name     string         `json:"name"`
 	Category string         `json:"cat"`
@@ -35,7 +35,7 @@ type traceEvent struct {
 	Args     map[string]any `json:"args,omitempty"`
 }
 
-// Write adds an event.
+// Write writes an event. Close returns its error.
 func (t *Trace) Write(e Event) {
 	if t.err != nil {
 		return
@@ -50,7 +50,7 @@ func (t *Trace) Write(e Event) {
 		return
 	}
 	if !t.first {
-		t.w.WriteString(",\n") // the error comes with Flush
+		t.w.WriteString(",\n") // Flush returns the error
 	}
 	t.first = false
 	t.w.Write(text)

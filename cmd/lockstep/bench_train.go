@@ -38,8 +38,8 @@ const (
 	benchLearningRate = 0.01
 )
 
-// exampleBytes is the least memory that an example of [benchShape] needs in a step, by model: its pixels, and the values of
-// each layer.
+// exampleBytes is the least memory that an example of [benchShape] needs in a step, by model: its pixels, and the
+// values of each layer.
 var exampleBytes = map[string]int{"mlp": 10 << 10, "cnn": 80 << 10}
 
 var benchShape = []int{28, 28, 1} // MNIST's

@@ -15,11 +15,12 @@ import (
 	"github.com/lockstep-ml/lockstep/train"
 )
 
-// aloneRounds is the number of blocks of steps that --alone measures, each followed by a block of the computation alone.
+// aloneRounds is the number of blocks of steps that --alone measures, each followed by a block of the computation
+// alone.
 const aloneRounds = 25
 
-// alone runs only the computation of a step: the same programs with the same batch on the same devices, by replicas that
-// never synchronize. It has separate variables.
+// alone runs only the computation of a step: the same programs with the same batch on the same devices, by
+// replicas that never synchronize. It has separate variables.
 type alone struct {
 	program   engine.Program
 	apply     func(ctx context.Context, replica, pack int) error // as in training
@@ -104,8 +105,9 @@ func (a *alone) end(n int) taken {
 	return taken{time.Since(a.start) / time.Duration(n), (processorTime() - a.processor) / time.Duration(n)}
 }
 
-// callback measures the steps of an epoch, then as many steps of the computation alone. The first step of each block does not
-// count: the other kind of block has filled the caches, and with several workers it waits for slower workers.
+// callback measures the steps of an epoch, then as many steps of the computation alone. The first step of each
+// block does not count: the other kind of block has filled the caches, and with several workers it waits for
+// slower workers.
 func (a *alone) callback() train.Callback {
 	return train.Callback{
 		OnStepEnd: func(_ context.Context, s train.Step) error {

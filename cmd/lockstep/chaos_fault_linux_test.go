@@ -52,7 +52,8 @@ func (f fault) String() string {
 	return out + fmt.Sprintf(" in step %d, %s, %d times later and after %v", f.Step, f.Phase, f.Skip, f.Delay)
 }
 
-// drawFaults draws the faults of a run. As many runs as there are pairs of kind and phase, with seeds that follow one another, have them all.
+// drawFaults draws the faults of a run. As many runs as there are pairs of kind and phase, with seeds that follow
+// one another, have them all.
 func drawFaults(seed uint64) []fault {
 	g := rand.New(rand.NewPCG(seed, 0))
 	first := drawFault(g, faultKinds[seed%uint64(len(faultKinds))], faultPhases[seed%uint64(len(faultPhases))])

@@ -32,7 +32,8 @@ const (
 	chaosSteps   = 8
 	// What is full holds a few snapshots.
 	chaosDisk = "24m"
-	// chaosCut is how long a link stays cut: longer than it takes the workers to find it, shorter than agents wait for each other.
+	// chaosCut is how long a link stays cut: longer than it takes the workers to find it, shorter than agents wait
+	// for each other.
 	chaosCut = 11 * time.Second
 	// chaosWait bounds a run. Nothing depends on it but the end of a test that hangs.
 	chaosWait = 8 * time.Minute
@@ -43,8 +44,9 @@ var chaosTraining = []string{
 	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--packs", "3", "--progress", "none",
 }
 
-// TestChaos: whatever befalls a worker of three, in whatever phase of a step, lockstep run names it and starts the job again, which ends with
-// the weights of a training that nothing befell; no snapshot is lost, and nothing is left behind.
+// TestChaos: whatever befalls a worker of three, in whatever phase of a step, lockstep run names it and starts the
+// job again, which ends with the weights of a training that nothing befell; no snapshot is lost, and nothing is
+// left behind.
 func TestChaos(t *testing.T) {
 	seed, runs := *chaosSeed, *chaosRuns
 	if seed == 0 {
@@ -155,8 +157,8 @@ func (r *chaosRun) command(host, hosts int) []string {
 	return append(append(run, chaosTraining...), train...)
 }
 
-// onHost is a shell's script that makes of its process a host with a network, a disk for snapshots and shared memory of its own, and says
-// after the command what that has left there.
+// onHost is a shell's script that makes of its process a host with a network, a disk for snapshots and shared
+// memory of its own, and says after the command what that has left there.
 const onHost = `set -e
 mount -t tmpfs -o size=` + chaosDisk + ` none "$SNAPSHOTS"
 mount -t tmpfs none /dev/shm
@@ -305,8 +307,8 @@ func (r *chaosRun) heal(done <-chan struct{}) {
 	}
 }
 
-// mayMend reports whether a link is mended that has been cut for so long: where it leads to the host on which the agents meet, before
-// these give up; else when it has been found.
+// mayMend reports whether a link is mended that has been cut for so long: where it leads to the host on which the
+// agents meet, before these give up; else when it has been found.
 func (r *chaosRun) mayMend(since time.Duration) bool {
 	f := r.plan.Faults[0]
 	if f.Worker == 0 || f.Peer == 0 {

@@ -59,8 +59,8 @@ const (
 	extremesShare = 6
 )
 
-// TestExtremeNumbers gives every numeric flag of bench, train, simulate and run numbers that nobody means: each is taken or
-// refused with a reason, soon, without a panic, and without memory for it.
+// TestExtremeNumbers gives every numeric flag of bench, train, simulate and run numbers that nobody means: each is
+// taken or refused with a reason, soon, without a panic, and without memory for it.
 func TestExtremeNumbers(t *testing.T) {
 	var trials [][]string
 	turn := 0

@@ -102,8 +102,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// TestSecondInterrupt: the second Ctrl-C ends a process that cannot react to the first, because it waits for data that never
-// come.
+// TestSecondInterrupt: the second Ctrl-C ends a process that cannot react to the first, because it waits for data
+// that never come.
 func TestSecondInterrupt(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "train-images-idx3-ubyte")

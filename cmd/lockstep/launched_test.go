@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestUnderLaunchers: the same training under lockstep run and under mpirun has the bits of one process, and says who started it.
+// TestUnderLaunchers: the same training under lockstep run and under mpirun has the bits of one process, and says
+// who started it.
 func TestUnderLaunchers(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {

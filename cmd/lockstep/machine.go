@@ -52,8 +52,8 @@ const (
 	memoryFallback = 4 << 30 // bytes, if the memory size is unknown
 )
 
-// tuneGC makes the garbage collector run less often, because the outputs of a step are garbage in the next. A memory limit
-// bounds the cost on a small machine. GOGC and GOMEMLIMIT take precedence.
+// tuneGC makes the garbage collector run less often, because the outputs of a step are garbage in the next. A
+// memory limit bounds the cost on a small machine. GOGC and GOMEMLIMIT take precedence.
 func tuneGC() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)

@@ -1,5 +1,5 @@
-// Command lockstep trains models on several replicas, launches and diagnoses distributed jobs, and measures collectives.
-// Run "lockstep help".
+// Command lockstep trains models on several replicas, launches and diagnoses distributed jobs, and measures
+// collectives. Run "lockstep help".
 package main
 
 import "os"

@@ -45,7 +45,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits returns a script command that runs another one and wants an exit code, and nothing on standard output but the start.
+// exits returns a script command that runs another one and wants an exit code, and nothing on standard output but
+// the start.
 func exits(code int) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, _ bool, args []string) {
 		err := ts.Exec(args[0], args[1:]...)

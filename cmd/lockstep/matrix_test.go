@@ -60,7 +60,8 @@ var matrixWays = []way{
 	{name: "two hosts, plain", hosts: 2, run: []string{"--data-plaintext"}, train: []string{"--data-plaintext"}, links: "tcp with worker", notLinks: "tls"},
 }
 
-// TestMatrix: so many replicas train to the same bits in one process and in any number, whatever joins these. It prints the hashes.
+// TestMatrix: so many replicas train to the same bits in one process and in any number, whatever joins these. It
+// prints the hashes.
 func TestMatrix(t *testing.T) {
 	rows, ways := matrixRows, matrixWays
 	switch {

@@ -13,8 +13,8 @@ const (
 	patienceMax   = time.Minute
 )
 
-// reassure writes a progress line to w after 2 s, 4 s, 8 s and so on, and at least every minute. text describes what is being
-// done; another goroutine calls it. stop ends the lines, and may be called more than once.
+// reassure writes a progress line to w after 2 s, 4 s, 8 s and so on, and at least every minute. text describes
+// what is being done; another goroutine calls it. stop ends the lines, and may be called more than once.
 func reassure(w io.Writer, text func() string) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	start := time.Now()

@@ -119,8 +119,8 @@ func kinds(all []manifest) string {
 	return strings.Join(out, " ")
 }
 
-// TestKubernetesManifestIsAJob plays Kubernetes: every pod of the manifest gets its environment and name, as Kubernetes and the JobSet
-// controller give them, and finds in it the job that was asked for.
+// TestKubernetesManifestIsAJob plays Kubernetes: every pod of the manifest gets its environment and name, as
+// Kubernetes and the JobSet controller give them, and finds in it the job that was asked for.
 func TestKubernetesManifestIsAJob(t *testing.T) {
 	for _, test := range []struct {
 		jobSet bool
@@ -231,7 +231,8 @@ func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 	}
 }
 
-// TestRenderKeepsArguments: whatever the arguments are, the program gets these: through YAML and Kubernetes, and through a shell.
+// TestRenderKeepsArguments: whatever the arguments are, the program gets these: through YAML and Kubernetes, and
+// through a shell.
 func TestRenderKeepsArguments(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	rapid.Check(t, func(rt *rapid.T) {

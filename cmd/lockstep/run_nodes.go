@@ -126,8 +126,8 @@ func withPort(endpoint string) (string, error) {
 	return endpoint, nil
 }
 
-// secret returns the job's secret: the given one, or a new one for a single node. Nodes that are started one by one must be
-// given a secret, because they cannot share a new one.
+// secret returns the job's secret: the given one, or a new one for a single node. Nodes that are started one by
+// one must be given a secret, because they cannot share a new one.
 func (o *runFlags) secret(nodes int) (secret.Secret, error) {
 	s, given, err := secret.FromEnvironment(os.LookupEnv, readSmall)
 	switch {
@@ -143,7 +143,8 @@ func (o *runFlags) secret(nodes int) (secret.Secret, error) {
   or, on an isolated and trusted network, give --data-plaintext: then nothing is encrypted and no process authenticates`)
 }
 
-// ownAddress returns the address at which other nodes reach this one: that of the interface on the route to the endpoint.
+// ownAddress returns the address at which other nodes reach this one: that of the interface on the route to the
+// endpoint.
 func ownAddress(m launch.Meeting) (string, error) {
 	endpoint := m.Endpoint
 	switch m.Backend {
@@ -163,7 +164,8 @@ func ownAddress(m launch.Meeting) (string, error) {
 	return address.String(), nil
 }
 
-// environment returns the environment of the workers: for one node that of this process, with -H the forwarded variables.
+// environment returns the environment of the workers: for one node that of this process, with -H the forwarded
+// variables.
 func (o *runFlags) environment() ([]string, error) {
 	var out []string
 	for _, kv := range os.Environ() {

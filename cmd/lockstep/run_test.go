@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// TestRunInterrupted: Ctrl-C and SIGTERM reach the workers once and let them end; the second time, and when the reader of the output is gone,
-// they end as well.
+// TestRunInterrupted: Ctrl-C and SIGTERM reach the workers once and let them end; the second time, and when the
+// reader of the output is gone, they end as well.
 func TestRunInterrupted(t *testing.T) {
 	const polite = `trap 'n=$((n+1))' INT TERM; n=0; echo ready; while [ $n = 0 ]; do sleep 0.02; done; echo "ended after $n"`
 	const deaf = `trap 'echo heard' INT TERM; echo ready; while :; do sleep 0.02; done`
@@ -74,7 +74,8 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// TestRunStoppedEarly: SIGTERM ends a node that waits for the store where the nodes meet, and that says what it means for the others.
+// TestRunStoppedEarly: SIGTERM ends a node that waits for the store where the nodes meet, and that says what it
+// means for the others.
 func TestRunStoppedEarly(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // who is there, and answers nothing
 	if err != nil {
@@ -120,8 +121,8 @@ func TestRunWithoutAReader(t *testing.T) {
 	}
 }
 
-// TestRunUnreadOrder: an ssh that ends before it has read its order, so that writing it breaks the pipe, is told as what it is. It is not
-// taken for an output that nobody reads.
+// TestRunUnreadOrder: an ssh that ends before it has read its order, so that writing it breaks the pipe, is told
+// as what it is. It is not taken for an output that nobody reads.
 func TestRunUnreadOrder(t *testing.T) {
 	ssh := filepath.Join(t.TempDir(), "ssh")
 	if err := os.WriteFile(ssh, []byte("#!/bin/sh\nexec <&-\nsleep 0.3\nexit 1\n"), 0o755); err != nil {

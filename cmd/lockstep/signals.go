@@ -39,16 +39,16 @@ func (o readOutput) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// passOnSignals calls a function for Ctrl-C and SIGTERM, until the function that it returns is called. A closed terminal, and an
-// output that has lost its reader, count as SIGTERM.
+// passOnSignals calls a function for Ctrl-C and SIGTERM, until the function that it returns is called. A closed
+// terminal, and an output that has lost its reader, count as SIGTERM.
 func passOnSignals(to func(os.Signal), unread readers) (stop func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
 		signal.Notify(signals, syscall.SIGHUP)
 	}
-	// SIGPIPE must not end this process. It can come from any broken pipe, also that of an agent that exited before it read its
-	// order, so it does not show that an output has lost its reader.
+	// SIGPIPE must not end this process. It can come from any broken pipe, also that of an agent that exited
+	// before it read its order, so it does not show that an output has lost its reader.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	ended, done := make(chan struct{}), make(chan struct{})
@@ -77,6 +77,6 @@ func passOnSignals(to func(os.Signal), unread readers) (stop func()) {
 	}
 }
 
-// ignoreSignals makes this process ignore Ctrl-C and SIGTERM, until the function that it returns is called: its launcher
-// forwards them. The signals are caught, because workers would inherit an ignored signal.
+// ignoreSignals makes this process ignore Ctrl-C and SIGTERM, until the function that it returns is called: its
+// launcher forwards them. The signals are caught, because workers would inherit an ignored signal.
 func ignoreSignals() (stop func()) { return passOnSignals(func(os.Signal) {}, nil) }

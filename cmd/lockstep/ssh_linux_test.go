@@ -20,8 +20,9 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// TestSSH starts jobs by -H over a real sshd, which is two hosts by two names and addresses of this machine: a training has the bits of one
-// process, an exit code is that of the worker that failed, and Ctrl-C here leaves nothing behind there.
+// TestSSH starts jobs by -H over a real sshd, which is two hosts by two names and addresses of this machine: a
+// training has the bits of one process, an exit code is that of the worker that failed, and Ctrl-C here leaves
+// nothing behind there.
 func TestSSH(t *testing.T) {
 	ssh := serveSSH(t)
 	hosts := []string{"run", "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-timeout", "5m"}

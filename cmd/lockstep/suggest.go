@@ -23,8 +23,9 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// closest returns the name that word probably misspells, or an empty string. It is the only name that begins with word, or else
-// the name with the fewest edits (insert, delete, replace or swap letters), if these are fewer than half of the letters.
+// closest returns the name that word probably misspells, or an empty string. It is the only name that begins with
+// word, or else the name with the fewest edits (insert, delete, replace or swap letters), if these are fewer than
+// half of the letters.
 func closest(word string, names []string) string {
 	best, least := "", (len(word)+1)/2
 	var longer []string

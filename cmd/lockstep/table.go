@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// table prints rows of a name and a text in two columns. On a terminal, texts wrap within their column; only a word that is
-// wider than the column exceeds it.
+// table prints rows of a name and a text in two columns. On a terminal, texts wrap within their column; only a
+// word that is wider than the column exceeds it.
 type table [][2]string
 
 func (t *table) row(name, format string, args ...any) {

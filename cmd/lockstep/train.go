@@ -33,8 +33,8 @@ type trainFlags struct {
 	checkpoint                   checkpointFlags
 }
 
-// replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica holds a copy
-// of the model. A step of so many replicas takes minutes on a few cores.
+// replicasMax bounds the number of logical CPUs that a typing error can create, and so their memory: every replica
+// holds a copy of the model. A step of so many replicas takes minutes on a few cores.
 const replicasMax = 1024
 
 // packsMax bounds the number of packs: no model here has as many variables.

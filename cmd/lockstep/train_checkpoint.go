@@ -58,8 +58,8 @@ type snapshots struct {
 	restored train.Restored
 }
 
-// resume restores a snapshot, if there is one, and prepares for new ones. All workers of a job must call it, because the chief
-// decides for all.
+// resume restores a snapshot, if there is one, and prepares for new ones. All workers of a job must call it,
+// because the chief decides for all.
 func (r *trainRun) resume(ctx context.Context) (err error) {
 	o := &r.flags.checkpoint
 	if !o.wanted() && !r.strategy.Properties().InMultiWorkerMode {

@@ -53,7 +53,8 @@ func finished(t *testing.T, args ...string) string {
 	return string(text)
 }
 
-// TestKilledTraining: a training that is killed at random moments, and started again each time, ends like one that was not.
+// TestKilledTraining: a training that is killed at random moments, and started again each time, ends like one that
+// was not.
 func TestKilledTraining(t *testing.T) {
 	g := seeded(t)
 	kills := 4
@@ -137,8 +138,8 @@ func TestInterruptedTraining(t *testing.T) {
 	}
 }
 
-// TestKilledWorkers: a job of which workers are killed, the chief among them, is started again by lockstep run each time, goes on, and ends
-// like a training that was not disturbed.
+// TestKilledWorkers: a job of which workers are killed, the chief among them, is started again by lockstep run
+// each time, goes on, and ends like a training that was not disturbed.
 func TestKilledWorkers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it starts a job of three processes three times")

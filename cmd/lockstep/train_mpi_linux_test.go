@@ -29,8 +29,8 @@ var mpiruns = []struct {
 	{"mpirun.mpich", nil, "by MPICH (PMI)"},
 }
 
-// TestMPI: under mpirun training gives the bits of one process, by the program's own collectives; by MPI's it becomes as good. Whom it
-// believed is said.
+// TestMPI: under mpirun training gives the bits of one process, by the program's own collectives; by MPI's it
+// becomes as good. Whom it believed is said.
 func TestMPI(t *testing.T) {
 	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, m := range mpiruns {
@@ -94,8 +94,8 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 	return string(out)
 }
 
-// TestStoppedUnderMPI: a worker that stands still while MPI reduces is named by the others, with what it was last seen doing, long before
-// the deadline of the call; and their records say in which call they wait for it.
+// TestStoppedUnderMPI: a worker that stands still while MPI reduces is named by the others, with what it was last
+// seen doing, long before the deadline of the call; and their records say in which call they wait for it.
 func TestStoppedUnderMPI(t *testing.T) {
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {

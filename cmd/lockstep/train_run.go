@@ -331,8 +331,8 @@ func (r *trainRun) epochs() int {
 // learningRateVariable is the variable that holds the learning rate of GoMLX's optimizers.
 const learningRateVariable = "/optimizers/learning_rate"
 
-// cosine decreases the learning rate along half a cosine, from its initial value in the first epoch towards 0 after the last
-// (Loshchilov and Hutter, SGDR, 2016, without restarts).
+// cosine decreases the learning rate along half a cosine, from its initial value in the first epoch towards 0
+// after the last (Loshchilov and Hutter, SGDR, 2016, without restarts).
 func (r *trainRun) cosine(epochs int) train.Callback {
 	return train.Callback{OnEpochBegin: func(_ context.Context, e train.EpochBegin) error {
 		rate := r.flags.learningRate * (1 + math.Cos(math.Pi*float64(e.Epoch)/float64(epochs))) / 2
@@ -351,8 +351,8 @@ func (r *trainRun) showProgress() (train.ProgressConfig, bool) {
 	return cfg, r.chief && r.flags.progress != "none"
 }
 
-// startedByMPI reports whether mpirun or a similar launcher started this process. Then the terminal is not the user's: Open
-// MPI creates one for each process, and may write its output to a file.
+// startedByMPI reports whether mpirun or a similar launcher started this process. Then the terminal is not the
+// user's: Open MPI creates one for each process, and may write its output to a file.
 func startedByMPI(getenv func(string) string) bool {
 	return slices.ContainsFunc([]string{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_ID"},
 		func(name string) bool { return getenv(name) != "" })

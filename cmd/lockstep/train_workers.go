@@ -20,8 +20,8 @@ import (
 // multiWorker is the strategy with which lockstep train is one worker of a job.
 const multiWorker = "multi-worker"
 
-// announceJob prints the job and the source of each value, before it waits for the other workers. The chief prints all values,
-// except under lockstep run; other workers print one line.
+// announceJob prints the job and the source of each value, before it waits for the other workers. The chief prints
+// all values, except under lockstep run; other workers print one line.
 func (r *trainRun) announceJob(job *cluster.Job) error {
 	text := job.Describe()
 	if _, launched := os.LookupEnv(cluster.EnvWorker); launched || !job.Chief() {

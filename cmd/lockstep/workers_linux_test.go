@@ -13,8 +13,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// TestNamespaces: two workers in network namespaces of their own, joined by a cable, are two hosts. They refuse to start without a secret,
-// and with one they train to the bits of one process, encrypted or not.
+// TestNamespaces: two workers in network namespaces of their own, joined by a cable, are two hosts. They refuse to
+// start without a secret, and with one they train to the bits of one process, encrypted or not.
 func TestNamespaces(t *testing.T) {
 	probe := exec.Command("ip", "link", "set", "lo", "up")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}

@@ -260,7 +260,8 @@ func TestFailingWorker(t *testing.T) {
 	}
 }
 
-// TestInterruptOneWorker: a signal to any worker ends an endless training on all of them after the same step, and the chief writes.
+// TestInterruptOneWorker: a signal to any worker ends an endless training on all of them after the same step, and
+// the chief writes.
 func TestInterruptOneWorker(t *testing.T) {
 	for target := range 2 {
 		if testing.Short() && target == 0 {
