@@ -1,9 +1,9 @@
-// Collective sums vectors over goroutines and processes, with package collective alone: no model, no strategy.
+// Command collective all-reduces vectors between goroutines and processes. It uses package collective only: no model, no strategy.
 //
 //	go run ./examples/collective                       # four goroutines
 //	go run ./examples/collective -processes 2          # two processes of two goroutines each
 //
-// The processes find each other through the one that started them; those of a host then share memory.
+// The processes exchange addresses through the process that started them. Processes of one host then use shared memory.
 package main
 
 import (
@@ -25,12 +25,12 @@ import (
 
 const ranks = 4
 
-// child is set in the processes that this program starts: their number.
+// child is the environment variable with the number of a process that this program starts.
 const child = "EXAMPLE_CHILD"
 
 func main() {
 	log.SetFlags(0)
-	processes := flag.Int("processes", 1, "processes that the four ranks are spread over: 1, 2 or 4")
+	processes := flag.Int("processes", 1, "number of processes, over which the four ranks are spread: 1, 2 or 4")
 	flag.Parse()
 	ctx := context.Background()
 	number, isChild := os.LookupEnv(child)
@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// sum is what every process does with its ranks.
+// sum runs an all-reduce on every rank of this process.
 func sum(ctx context.Context, ends []transport.Endpoint) error {
 	group, err := collective.Open(ends, collective.Config{})
 	if err != nil {
@@ -73,13 +73,13 @@ func sum(ctx context.Context, ends []transport.Endpoint) error {
 	}
 	for range group.Local() {
 		if e := <-errs; err == nil {
-			err = e // one rank's failure is the error of all
+			err = e // a failure of one rank fails all ranks
 		}
 	}
 	return err
 }
 
-// work is a process that was started: it meets the others through its standard input and output.
+// work runs a started process, which exchanges addresses through its standard input and output.
 func work(ctx context.Context, number string, processes int) error {
 	p, err := strconv.Atoi(number)
 	if err != nil {
@@ -101,7 +101,7 @@ func work(ctx context.Context, number string, processes int) error {
 	return sum(ctx, ends)
 }
 
-// start starts the processes and tells them of each other.
+// start starts the processes and distributes their addresses.
 func start(processes int) error {
 	var links []io.ReadWriter
 	var children []*exec.Cmd

@@ -1,5 +1,5 @@
-// Command customloop is a training loop of one's own on plain tensors, with no model library: linear regression on two
-// replicas, which meet in an all-reduce and in a merge call.
+// Command customloop is a custom training loop on plain tensors, without a model library: linear regression on two
+// replicas, which synchronize in an all-reduce and in a merge call.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(ctx context.Context, out io.Writer) error {
 			return nil, err
 		}
 		loss, gradient := squaredError(now, args[0].(*tensor.Tensor), args[1].(*tensor.Tensor))
-		// In replica context: every replica gives its loss, and gets the sum.
+		// In replica context: every replica contributes its loss, and gets the sum.
 		total, err := r.AllReduce(ctx, distribute.Sum, loss)
 		if err != nil {
 			return nil, err
@@ -64,7 +64,7 @@ func run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		// Both replicas return the same sum, each a tensor of its own.
+		// Both replicas return the same sum, in separate tensors.
 		fmt.Fprintf(out, "loss: %v\n", losses)
 	}
 	_, err = fmt.Fprintln(out, w)

@@ -1,10 +1,10 @@
-// Command multiworker trains one model on all workers of a job, or alone: nothing but how it is started makes the difference.
+// Command multiworker trains one model on all workers of a job, or in a single process. Only the launch differs:
 //
 //	multiworker -replicas 2                                   # one process of two replicas
-//	lockstep run --nproc-per-node 2 -- multiworker            # two processes of one
-//	TF_CONFIG='{"cluster": …, "task": …}' multiworker         # one of those that TF_CONFIG lists
+//	lockstep run --nproc-per-node 2 -- multiworker            # two processes of one replica
+//	TF_CONFIG='{"cluster": …, "task": …}' multiworker         # one of the processes that TF_CONFIG lists
 //
-// It prints the same hash of the weights in the end. Slurm, mpirun, torchrun and Kubernetes are understood like TF_CONFIG.
+// At the end it always prints the same hash of the weights. It also detects Slurm, mpirun, torchrun and Kubernetes.
 package main
 
 import (
@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// run trains on so many replicas of this process, with those of all other workers of the job.
+// run trains on the replicas of this process and those of all other workers of the job.
 func run(ctx context.Context, out io.Writer, replicas int) (err error) {
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: replicas})
 	if err != nil {
@@ -50,13 +50,13 @@ func run(ctx context.Context, out io.Writer, replicas int) (err error) {
 	for i := range devices {
 		devices[i] = fmt.Sprintf("CPU:%d", i)
 	}
-	// This is where the process joins its job: it waits here for the other workers.
+	// Here the process joins its job: it waits for the other workers.
 	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Engine: e, Devices: devices})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	batches := data.FromFunc(2000, dart).Shuffle(1).Batch(100) // of all workers together
+	batches := data.FromFunc(2000, dart).Shuffle(1).Batch(100) // over all workers
 	t, err := train.New(ctx, s, network(), train.Config{Data: batches})
 	if err != nil {
 		return err
@@ -69,13 +69,13 @@ func run(ctx context.Context, out io.Writer, replicas int) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.Properties().ShouldCheckpoint { // one of the workers: the chief
+	if s.Properties().ShouldCheckpoint { // true on one worker, the chief
 		fmt.Fprintf(out, "%d replicas, weights %s\n", s.NumReplicasInSync(), hash)
 	}
 	return nil
 }
 
-// dart is example i: where it hit, and the ring of the target, 0 to 2.
+// dart returns example i: the point that a dart hit, and the ring of the target, 0 to 2.
 func dart(_ context.Context, i int) (data.Element, error) {
 	r := rand.New(rand.NewPCG(1, uint64(i)))
 	x, y := r.Float64(), r.Float64()

@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 var last = regexp.MustCompile(`(?m)^2 replicas, weights ([0-9a-f]{64})$`)
 
-// One process of two replicas and two processes of one that TF_CONFIG lists come to the same weights.
+// One process of two replicas, and two processes of one replica that TF_CONFIG lists, train the same weights.
 func TestProgram(t *testing.T) {
 	alone, out := exampletest.Command(t, nil, "-replicas", "2")
 	if err := alone.Run(); err != nil {

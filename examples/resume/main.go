@@ -1,5 +1,5 @@
-// Command resume trains a classifier of handwritten digits and writes snapshots. Interrupted by Ctrl-C or killed, and started
-// again with the same folder, it continues after the newest snapshot and ends with the same weights as an undisturbed run.
+// Command resume trains a classifier of handwritten digits and writes snapshots. If it is interrupted or killed, and
+// restarted with the same folder, it resumes from the newest snapshot. It ends with the same weights as an uninterrupted run.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 
 func main() {
 	dir := flag.String("dir", "run1", "folder of the snapshots")
-	steps := flag.Int("steps", 0, "end after this many steps in all (default: after 10 epochs)")
+	steps := flag.Int("steps", 0, "stop after this many steps in total (default: after 10 epochs)")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -73,7 +73,7 @@ func run(ctx context.Context, out io.Writer, dir string, steps int) (err error) 
 		return err
 	}
 	if history.Stopped {
-		fmt.Fprintln(out, "interrupted: start it again to continue")
+		fmt.Fprintln(out, "interrupted: run it again to continue")
 	}
 	fmt.Fprintf(out, "%d steps, weights %s\n", trainer.Steps(), hash)
 	return nil

@@ -11,7 +11,7 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 var last = regexp.MustCompile(`(?m)^(\d+) steps, weights ([0-9a-f]{64})$`)
 
-// A training that ended in the middle and was started again ends with the weights of one that was not disturbed.
+// A training that stopped in the middle and was restarted ends with the weights of an uninterrupted one.
 func TestProgram(t *testing.T) {
 	disturbed, undisturbed := t.TempDir(), t.TempDir()
 	first := last.FindStringSubmatch(exampletest.Run(t, "-dir", disturbed, "-steps", "130"))
@@ -21,6 +21,6 @@ func TestProgram(t *testing.T) {
 		t.Fatalf("a run printed no hash: %v, %v, %v", first, second, whole)
 	}
 	if first[1] != "130" || second[1] != "600" || second[0] != whole[0] || first[2] == second[2] {
-		t.Errorf("got %q, then %q; undisturbed %q", first[0], second[0], whole[0])
+		t.Errorf("got %q, then %q; uninterrupted %q", first[0], second[0], whole[0])
 	}
 }

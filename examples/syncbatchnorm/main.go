@@ -1,6 +1,6 @@
-// Command syncbatchnorm trains one network with batch normalisation on one replica and on four. With the ordinary layer
-// each of the four normalises by its own eight examples, and so trains another model; with the synchronised one, which
-// meets the other replicas inside of the forward and the backward pass, four train as one does.
+// Command syncbatchnorm trains one network with batch normalisation on one replica and on four. With the ordinary layer,
+// each of the four replicas normalises by its eight examples, so the model differs. The synchronised layer all-reduces its
+// statistics in the forward and the backward pass, so four replicas train the same model as one.
 package main
 
 import (
@@ -50,7 +50,7 @@ func run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// loss is the mean loss of 20 steps.
+// loss returns the mean loss of 20 steps.
 func loss(ctx context.Context, replicas int, norm norm) (float64, error) {
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: replicas})
 	if err != nil {

@@ -1,11 +1,11 @@
-// Command sleeps tests packages in a build that sleeps at random seams: before operations on channels, locks, atomics,
-// connections, timers and before goroutines start. Orders of events that load alone shows in hours occur in minutes.
+// Command sleeps tests packages in a build that sleeps at random points: before operations on channels, locks, atomics,
+// connections and timers, and before goroutines start. Event orders that need hours under load occur in minutes.
 //
 //	go run -C tools ./sleeps -seed 7 ./collective/... ./cluster/worker -- -short -timeout 20m
 //
-// What follows -- goes to go test. The sources are not changed: the build reads the rewritten files from a temporary folder
-// (go build -overlay). The seed decides which seams sleep, and how long; LOCKSTEP_SLEEPS=SEED:EVERY:MAX repeats it for a
-// test binary that was kept. A failed run prints its seed.
+// Arguments after -- are passed to go test. The sources are not changed: the build reads the rewritten files from a
+// temporary folder (go build -overlay). The seed decides which points sleep, and how long. A failed run prints its seed.
+// To repeat the run with a test binary that was kept, set LOCKSTEP_SLEEPS=SEED:EVERY:MAX:VISITS.
 package main
 
 import (
@@ -26,16 +26,16 @@ import (
 )
 
 const (
-	modulePath = "github.com/lockstep-ml/lockstep"
-	seamPath   = modulePath + "/internal/seam"
+	modulePath  = "github.com/lockstep-ml/lockstep"
+	packagePath = modulePath + "/internal/sleepat"
 )
 
 func main() {
-	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "decides which seams sleep, and how long")
-	every := flag.Int("every", 40, "one seam in so many sleeps")
-	longest := flag.Duration("max", 120*time.Millisecond, "the longest sleep")
-	visits := flag.Int("visits", 8, "a seam that sleeps does so at most this often: tests with many steps must end")
-	only := flag.Bool("build", false, "only print the flag for go build or go test: -overlay=FILE; the folder stays")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the choice of points and of the times")
+	every := flag.Int("every", 40, "sleep at one of this many points")
+	longest := flag.Duration("max", 120*time.Millisecond, "maximum sleep")
+	visits := flag.Int("visits", 8, "maximum number of sleeps at a point, so that tests with many steps end")
+	only := flag.Bool("build", false, "only print the flag for go build or go test, -overlay=FILE, and keep the folder")
 	flag.Parse()
 	if err := run(*seed, *every, *visits, *longest, *only, flag.Args()); err != nil {
 		fmt.Fprintf(os.Stderr, "sleeps: %v\nrepeat it with: go run -C tools ./sleeps -seed %d -every %d -max %v -visits %d %s\n",
@@ -53,7 +53,7 @@ func run(seed uint64, every, visits int, longest time.Duration, only bool, args 
 		packages, flags = args[:i], args[i+1:]
 	}
 	if len(packages) == 0 {
-		return fmt.Errorf("no packages: name some, such as ./collective/...")
+		return fmt.Errorf("no packages: want some, such as ./collective/...")
 	}
 	root, err := output(".", "go", "list", "-m", "-f", "{{.Dir}}", modulePath)
 	if err != nil {
@@ -69,7 +69,7 @@ func run(seed uint64, every, visits int, longest time.Duration, only bool, args 
 	if !only {
 		defer os.RemoveAll(folder)
 	}
-	overlay, seams, err := rewrite(root, folder)
+	overlay, points, err := rewrite(root, folder)
 	if err != nil {
 		return err
 	}
@@ -77,16 +77,16 @@ func run(seed uint64, every, visits int, longest time.Duration, only bool, args 
 		fmt.Println("-overlay=" + overlay)
 		return nil
 	}
-	fmt.Printf("sleeps: %d seams, seed %d, one in %d sleeps up to %v, at most %d times\n", seams, seed, every, longest, visits)
+	fmt.Printf("sleeps: %d points, seed %d, one in %d sleeps up to %v, at most %d times\n", points, seed, every, longest, visits)
 	cmd := exec.Command("go", append(append([]string{"test", "-count", "1", "-vet=off", "-overlay", overlay}, packages...), flags...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), fmt.Sprintf("LOCKSTEP_SLEEPS=%d:%d:%v:%d", seed, every, longest, visits))
 	return cmd.Run()
 }
 
-// rewrite writes every file of the module that has seams, with calls at them, into the folder, and the overlay file that
-// puts them in place of the originals. It returns that file and the number of seams.
-func rewrite(root, folder string) (overlay string, seams int, err error) {
+// rewrite inserts a call at every point in the module's files. It writes the changed files and the overlay file, which
+// replaces the originals with them, into the folder. It returns the overlay file and the number of points.
+func rewrite(root, folder string) (overlay string, points int, err error) {
 	listed, err := output(root, "go", "list", "-f", "{{$d := .Dir}}{{range .GoFiles}}{{$d}}/{{.}}\n{{end}}", "./...")
 	if err != nil {
 		return "", 0, err
@@ -98,19 +98,19 @@ func rewrite(root, folder string) (overlay string, seams int, err error) {
 		return os.WriteFile(copied, text, 0o644)
 	}
 	for name := range strings.FieldsSeq(listed) {
-		text, n, err := withSeams(name, seams)
+		text, n, err := withPoints(name, points)
 		if err != nil {
 			return "", 0, err
 		}
 		if n == 0 {
 			continue
 		}
-		seams += n
+		points += n
 		if err := add(name, text); err != nil {
 			return "", 0, err
 		}
 	}
-	if err := add(filepath.Join(root, "internal", "seam", "seam.go"), []byte(seamSource)); err != nil {
+	if err := add(filepath.Join(root, "internal", "sleepat", "sleepat.go"), []byte(pointSource)); err != nil {
 		return "", 0, err
 	}
 	text, err := json.Marshal(map[string]any{"Replace": replace})
@@ -118,18 +118,18 @@ func rewrite(root, folder string) (overlay string, seams int, err error) {
 		return "", 0, err
 	}
 	overlay = filepath.Join(folder, "overlay.json")
-	return overlay, seams, os.WriteFile(overlay, text, 0o644)
+	return overlay, points, os.WriteFile(overlay, text, 0o644)
 }
 
-// calls are the methods and functions before which a seam lies.
+// calls are the methods and functions that have a point before them.
 var calls = []string{
 	"Lock", "RLock", "Unlock", "RUnlock", "TryLock", "Load", "Store", "Add", "Swap", "CompareAndSwap", "And", "Or", "Wait", "Signal", "Broadcast",
 	"Done", "Go", "Do", "Read", "Write", "Accept", "Dial", "DialContext", "Close", "CloseWrite", "ReadFull", "Reset", "Stop", "AfterFunc", "Sleep",
 	"WriteTo", "ReadFrom", "SetDeadline", "SetReadDeadline", "SetWriteDeadline", "Kill", "Start", "Sync", "Rename", "Remove",
 }
 
-// withSeams returns a file's text with a call before each statement that has a seam, on the same line.
-func withSeams(name string, first int) (text []byte, seams int, err error) {
+// withPoints returns the text of a file with a call before each statement that has a point, on the same line.
+func withPoints(name string, first int) (text []byte, points int, err error) {
 	source, err := os.ReadFile(name)
 	if err != nil {
 		return nil, 0, err
@@ -150,7 +150,7 @@ func withSeams(name string, first int) (text []byte, seams int, err error) {
 			return false
 		}
 		for _, s := range statements(n) {
-			if hasSeam(s) {
+			if hasPoint(s) {
 				at = append(at, files.Position(s.Pos()).Offset)
 			}
 		}
@@ -163,18 +163,18 @@ func withSeams(name string, first int) (text []byte, seams int, err error) {
 	var b bytes.Buffer
 	clause := files.Position(f.Name.End()).Offset
 	b.Write(source[:clause])
-	fmt.Fprintf(&b, "; import seam %q", seamPath)
+	fmt.Fprintf(&b, "; import sleepat %q", packagePath)
 	done := clause
 	for i, offset := range at {
 		b.Write(source[done:offset])
-		fmt.Fprintf(&b, "seam.At(%d); ", first+i)
+		fmt.Fprintf(&b, "sleepat.At(%d); ", first+i)
 		done = offset
 	}
 	b.Write(source[done:])
 	return b.Bytes(), len(at), nil
 }
 
-// pinned reports whether a function must not be split, or runs where nothing may block.
+// pinned reports whether a function must not be changed, or runs where blocking is not allowed.
 func pinned(fn *ast.FuncDecl) bool {
 	if fn.Doc == nil {
 		return false
@@ -194,8 +194,8 @@ func statements(n ast.Node) []ast.Stmt {
 	return nil
 }
 
-// hasSeam reports whether a statement itself, not a block within it, waits, wakes, or touches what others see.
-func hasSeam(s ast.Stmt) bool {
+// hasPoint reports whether a statement itself, not a block in it, waits, wakes a goroutine, or accesses shared state.
+func hasPoint(s ast.Stmt) bool {
 	found := false
 	ast.Inspect(s, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -232,9 +232,9 @@ func output(dir, name string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// seamSource is the package that the rewritten files call.
-const seamSource = `// Package seam sleeps at seams. It exists in builds of tools/sleeps only.
-package seam
+// pointSource is the package that the rewritten files call.
+const pointSource = `// Package sleepat sleeps at the inserted points. It exists only in builds of tools/sleeps.
+package sleepat
 
 import (
 	"fmt"
@@ -265,7 +265,7 @@ var settings = sync.OnceValue(func() (s struct {
 
 var visited [1 << 16]atomic.Uint32
 
-// At sleeps at seam n if the seed says so.
+// At sleeps at point n if the seed selects it.
 func At(n int) {
 	s := settings()
 	if s.every == 0 {

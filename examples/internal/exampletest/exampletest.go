@@ -1,4 +1,4 @@
-// Package exampletest runs an example's main as a process of its own, from the example's test.
+// Package exampletest runs the main function of an example in a separate process, from the example's test.
 package exampletest
 
 import (
@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// asProgram makes the test binary be the program.
+// asProgram is the environment variable that makes the test binary run the program.
 const asProgram = "LOCKSTEP_EXAMPLE_AS_PROGRAM"
 
-// Main is what the TestMain of an example calls: it runs the tests, or, in a process that [Command] starts, the program.
+// Main runs the tests of an example or, in a process that [Command] started, the program. TestMain must call it.
 func Main(m *testing.M, program func()) {
 	if os.Getenv(asProgram) != "" {
 		program()
@@ -20,7 +20,7 @@ func Main(m *testing.M, program func()) {
 	os.Exit(m.Run())
 }
 
-// Command returns the example as a process that ends with the test, and what it prints.
+// Command returns the example as a process that is killed at the end of the test, and its output.
 func Command(t *testing.T, env []string, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -34,7 +34,7 @@ func Command(t *testing.T, env []string, args ...string) (*exec.Cmd, *bytes.Buff
 	return cmd, out
 }
 
-// Run runs the example to its end and returns what it printed.
+// Run runs the example until it exits, and returns its output.
 func Run(t *testing.T, args ...string) string {
 	t.Helper()
 	cmd, out := Command(t, nil, args...)
