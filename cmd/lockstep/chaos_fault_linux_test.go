@@ -18,14 +18,14 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// The kinds of faults, and the phases of a step that they come in.
+// The kinds of faults, and the phases of a step in which they are injected.
 const (
 	faultKill = "kill -9"
 	faultStop = "kill -STOP"
 	faultCut  = "cut link"
 	faultDisk = "full disk"
 
-	phaseWrite = "snapshot write" // not told by the trainer: seen on the disk
+	phaseWrite = "snapshot write" // not reported by the trainer: observed on the disk
 )
 
 var (
@@ -33,14 +33,14 @@ var (
 	faultPhases = []string{"rendezvous", "compute", "reduce", "packs", "apply", "snapshot", phaseWrite}
 )
 
-// fault befalls a worker once: the first time that it is at this phase of this step or of a later one.
+// fault is injected once: when the worker first reaches the phase in this step or a later one.
 type fault struct {
 	Kind   string
 	Worker int
 	Peer   int // with faultCut
 	Step   int64
 	Phase  string
-	Skip   int           // times that the phase is passed first
+	Skip   int           // number of times that the phase passes first
 	Delay  time.Duration // after that
 }
 
@@ -52,13 +52,13 @@ func (f fault) String() string {
 	return out + fmt.Sprintf(" in step %d, %s, %d times later and after %v", f.Step, f.Phase, f.Skip, f.Delay)
 }
 
-// drawFaults draws the faults of a run. As many runs as there are pairs of kind and phase, with seeds that follow
-// one another, have them all.
+// drawFaults draws the faults of a run. With consecutive seeds, as many runs as there are pairs of kind and phase
+// cover all pairs.
 func drawFaults(seed uint64) []fault {
 	g := rand.New(rand.NewPCG(seed, 0))
 	first := drawFault(g, faultKinds[seed%uint64(len(faultKinds))], faultPhases[seed%uint64(len(faultPhases))])
 	all := []fault{first}
-	for g.IntN(3) == 0 && len(all) < 2 && first.Kind != faultCut { // sometimes it strikes twice
+	for g.IntN(3) == 0 && len(all) < 2 && first.Kind != faultCut { // sometimes two faults
 		all = append(all, drawFault(g, []string{faultKill, faultStop, faultDisk}[g.IntN(3)], faultPhases[g.IntN(len(faultPhases))]))
 	}
 	return all
@@ -83,17 +83,17 @@ func drawFault(g *rand.Rand, kind, phase string) fault {
 	return f
 }
 
-// chaosPlan is what the processes of a run are told.
+// chaosPlan is the plan that the processes of a run receive.
 type chaosPlan struct {
 	Folder    string // for marks
 	Snapshots string
 	Faults    []fault
 }
 
-// planVariable holds a [chaosPlan] as JSON. What has it in its environment belongs to a run.
+// planVariable holds a [chaosPlan] as JSON. All processes with it in their environment belong to a run.
 const planVariable = "LOCKSTEP_TEST_CHAOS"
 
-// mark is what a process writes down just before it strikes.
+// mark is the record that a process writes just before it injects a fault.
 type mark struct {
 	Epoch  string
 	Newest string // of the snapshots
@@ -103,7 +103,7 @@ func (p *chaosPlan) markFile(i int) string {
 	return filepath.Join(p.Folder, fmt.Sprintf("struck-%d", i))
 }
 
-// struck returns the mark of a fault that has come.
+// struck returns the mark of an injected fault.
 func (p *chaosPlan) struck(i int) (at mark, ok bool) {
 	text, err := os.ReadFile(p.markFile(i))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,15 +113,15 @@ func (p *chaosPlan) struck(i int) (at mark, ok bool) {
 		err = json.Unmarshal(text, &at)
 	}
 	if err != nil {
-		panic(err) // a mark is there whole, or not at all
+		panic(err) // marks are written atomically
 	}
 	return at, true
 }
 
 func (p *chaosPlan) ballast() string { return filepath.Join(p.Snapshots, "ballast") }
 
-// misfortune is the part of a plan that concerns this process.
-type misfortune struct {
+// injector injects the faults of a plan that concern this process.
+type injector struct {
 	chaosPlan
 	worker int
 
@@ -130,36 +130,36 @@ type misfortune struct {
 	started map[int]bool
 }
 
-// expectMisfortune has befall this process what a test has planned for it, if anything.
-func expectMisfortune() {
+// injectFaults injects the faults that a test has planned for this process, if any.
+func injectFaults() {
 	text := os.Getenv(planVariable)
 	worker := 0
 	if _, err := fmt.Sscan(os.Getenv(cluster.EnvWorker), &worker); err != nil || text == "" {
 		return
 	}
-	m := &misfortune{worker: worker, passed: map[int]int{}, started: map[int]bool{}}
+	m := &injector{worker: worker, passed: map[int]int{}, started: map[int]bool{}}
 	if err := json.Unmarshal([]byte(text), &m.chaosPlan); err != nil {
 		panic(err)
 	}
 	onProgress = m.at
 }
 
-// at strikes if it is time.
-func (m *misfortune) at(step int64, phase string) {
+// at injects the fault that is due, if any.
+func (m *injector) at(step int64, phase string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if phase == "rendezvous" && os.Getenv(cluster.EnvEpoch) != "0" && m.worker == 0 {
-		if err := os.Remove(m.ballast()); err != nil && !errors.Is(err, fs.ErrNotExist) { // there is room again
+		if err := os.Remove(m.ballast()); err != nil && !errors.Is(err, fs.ErrNotExist) { // frees the disk
 			panic(err)
 		}
 	}
 	for i, f := range m.Faults {
 		if at, ok := m.struck(i); ok && at.Epoch == os.Getenv(cluster.EnvEpoch) {
-			return // what comes next comes after the restart
+			return // further faults come after the restart
 		} else if ok {
 			continue
 		}
-		if m.comes(i, f, step, phase) {
+		if m.isDue(i, f, step, phase) {
 			m.started[i] = true
 			if f.Phase == phaseWrite || f.Delay > 0 {
 				go m.later(i, f)
@@ -171,7 +171,7 @@ func (m *misfortune) at(step int64, phase string) {
 	}
 }
 
-func (m *misfortune) comes(i int, f fault, step int64, phase string) bool {
+func (m *injector) isDue(i int, f fault, step int64, phase string) bool {
 	want := f.Phase
 	if want == phaseWrite {
 		want = "snapshot"
@@ -183,8 +183,8 @@ func (m *misfortune) comes(i int, f fault, step int64, phase string) bool {
 	return m.passed[i] > f.Skip
 }
 
-// later strikes after the fault's delay or, in a snapshot's write, as long after that has begun.
-func (m *misfortune) later(i int, f fault) {
+// later injects a fault after its delay. For a snapshot write, the delay starts with the write.
+func (m *injector) later(i int, f fault) {
 	before, _ := checkpoint.List(m.Snapshots)
 	for f.Phase == phaseWrite {
 		if begun, _ := filepath.Glob(filepath.Join(m.Snapshots, ".snapshot-*")); len(begun) > 0 {
@@ -199,7 +199,7 @@ func (m *misfortune) later(i int, f fault) {
 	m.strike(i, f)
 }
 
-func (m *misfortune) strike(i int, f fault) {
+func (m *injector) strike(i int, f fault) {
 	all, _ := checkpoint.List(m.Snapshots)
 	at := mark{Epoch: os.Getenv(cluster.EnvEpoch)}
 	if len(all) > 0 {
@@ -245,16 +245,16 @@ func fill(file string) error {
 	return err
 }
 
-// hostAddress is the address of a worker that has a network namespace of its own.
+// hostAddress returns the address of a worker in a separate network namespace.
 func hostAddress(worker int) string { return fmt.Sprintf("10.80.0.%d", worker+1) }
 
-// cutFrom is netfilter's rules that let nothing through to a worker, nor from it.
+// cutFrom returns netfilter rules that drop all packets to and from a worker.
 func cutFrom(peer int) string {
 	chain := "chain %s {\n type filter hook %s priority 0\n ip %s %s drop\n }\n"
 	return "table inet chaos {\n" + fmt.Sprintf(chain, "in", "input", "saddr", hostAddress(peer)) + fmt.Sprintf(chain, "out", "output", "daddr", hostAddress(peer)) + "}\n"
 }
 
-// netfilter has nft read rules, in the network namespace of a process if there is one, else in this process's.
+// netfilter makes nft read rules, in the network namespace of a process if one is given, else in that of this process.
 func netfilter(rules string, in ...string) error {
 	args := append(in, "nft", "-f", "-")
 	cmd := exec.Command(args[0], args[1:]...)
@@ -265,7 +265,7 @@ func netfilter(rules string, in ...string) error {
 	return nil
 }
 
-// lines are what processes write, of several at once.
+// lines collects the output of several processes.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder

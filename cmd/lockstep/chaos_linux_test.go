@@ -30,23 +30,23 @@ var (
 const (
 	chaosWorkers = 3
 	chaosSteps   = 8
-	// What is full holds a few snapshots.
+	// A full disk holds a few snapshots.
 	chaosDisk = "24m"
-	// chaosCut is how long a link stays cut: longer than it takes the workers to find it, shorter than agents wait
-	// for each other.
+	// chaosCut is how long a link stays cut: longer than the workers need to detect it, shorter than agents wait for
+	// each other.
 	chaosCut = 11 * time.Second
-	// chaosWait bounds a run. Nothing depends on it but the end of a test that hangs.
+	// chaosWait bounds a run. Only a test that hangs reaches it.
 	chaosWait = 8 * time.Minute
 )
 
-// chaosTraining is what is trained: packs that travel on their own, and a snapshot after every second step.
+// chaosTraining is the training: several packs, and a snapshot after every second step.
 var chaosTraining = []string{
 	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--packs", "3", "--progress", "none",
 }
 
-// TestChaos: whatever befalls a worker of three, in whatever phase of a step, lockstep run names it and starts the
-// job again, which ends with the weights of a training that nothing befell; no snapshot is lost, and nothing is
-// left behind.
+// TestChaos injects any fault into one of three workers, in any phase of a step. lockstep run names the worker and
+// restarts the job, which ends with the weights of an undisturbed training. No snapshot is lost, and nothing is left
+// behind.
 func TestChaos(t *testing.T) {
 	seed, runs := *chaosSeed, *chaosRuns
 	if seed == 0 {
@@ -64,7 +64,7 @@ func TestChaos(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %s in %s", seed, faults[0].Kind, faults[0].Phase), func(t *testing.T) {
 			t.Parallel()
 			if !host && (faults[0].Kind == faultCut || faults[0].Kind == faultDisk) {
-				t.Skip("left out, for it needs root, unshare, and iproute2 and nftables for links")
+				t.Skip("needs root, unshare, and iproute2 and nftables for links")
 			}
 			r := newChaosRun(t, faults, host)
 			began := time.Now()
@@ -81,7 +81,7 @@ func TestChaos(t *testing.T) {
 	}
 }
 
-// chaosHost reports whether processes can have networks, disks and firewalls of their own here.
+// chaosHost reports whether processes can have separate networks, disks and firewalls here.
 func chaosHost(t *testing.T) bool {
 	try := exec.Command("unshare", "-n", "-m", "sh", "-c", `mount -t tmpfs none /dev/shm && ip link add cable0 type veth peer name cable1 && nft -f -`)
 	try.Stdin = strings.NewReader(cutFrom(0))
@@ -106,12 +106,12 @@ func chaosUndisturbed(t *testing.T) string {
 type chaosRun struct {
 	t       *testing.T
 	plan    chaosPlan
-	text    string // the plan, by which processes of this run are known
+	text    string // the plan, which identifies the processes of this run
 	dir     string
-	hosted  bool // it has hosts of its own
+	hosted  bool // it runs on separate hosts
 	hosts   []*exec.Cmd
 	outputs []*lines // by host
-	blocks  []string // that lockstep run says about failures, by epoch
+	blocks  []string // failure reports of lockstep run, by epoch
 }
 
 func newChaosRun(t *testing.T, faults []fault, hosted bool) *chaosRun {
@@ -139,7 +139,7 @@ func (r *chaosRun) said() string {
 	return b.String()
 }
 
-// command is lockstep run on one of so many hosts.
+// command returns lockstep run on one of the hosts.
 func (r *chaosRun) command(host, hosts int) []string {
 	exe, err := os.Executable()
 	if err != nil {
@@ -157,8 +157,8 @@ func (r *chaosRun) command(host, hosts int) []string {
 	return append(append(run, chaosTraining...), train...)
 }
 
-// onHost is a shell's script that makes of its process a host with a network, a disk for snapshots and shared
-// memory of its own, and says after the command what that has left there.
+// onHost is a shell script that gives its process a separate network, shared memory and disk for snapshots. After the
+// command it lists the files that the command left there.
 const onHost = `set -e
 mount -t tmpfs -o size=` + chaosDisk + ` none "$SNAPSHOTS"
 mount -t tmpfs none /dev/shm
@@ -214,7 +214,7 @@ func (r *chaosRun) start() {
 		cmd, out := exec.CommandContext(ctx, args[0], args[1:]...), &lines{}
 		cmd.Env, cmd.Stdout, cmd.Stderr = env, out, out
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		cmd.WaitDelay = 10 * time.Second // for what is left and holds its outputs
+		cmd.WaitDelay = 10 * time.Second // for processes that are left and hold its outputs
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 		in, err := cmd.StdinPipe()
 		if err == nil {
@@ -229,7 +229,7 @@ func (r *chaosRun) start() {
 		r.network()
 	}
 	for _, in := range ready {
-		_, _ = io.WriteString(in, "go\n") // one that is not hosted reads nothing
+		_, _ = io.WriteString(in, "go\n") // without a separate host it reads nothing
 		in.Close()
 	}
 	healed, healing := make(chan struct{}), make(chan struct{})
@@ -243,7 +243,7 @@ func (r *chaosRun) start() {
 	<-healed
 }
 
-// hostDevice is the network device of a host. That of the first is a bridge, in which the others' cables end.
+// hostDevice is the network device of a host. That of the first host is a bridge, which connects the others.
 func hostDevice(host int) string {
 	if host == 0 {
 		return "bridge"
@@ -251,7 +251,7 @@ func hostDevice(host int) string {
 	return "cable"
 }
 
-// network joins the hosts by cables.
+// network connects the hosts by virtual cables.
 func (r *chaosRun) network() {
 	pid := func(i int) string { return fmt.Sprint(r.hosts[i].Process.Pid) }
 	for _, cmd := range r.hosts {
@@ -279,7 +279,7 @@ func (r *chaosRun) network() {
 	}
 }
 
-// heal mends the cut link after a while.
+// heal restores the cut link after a while.
 func (r *chaosRun) heal(done <-chan struct{}) {
 	if r.plan.Faults[0].Kind != faultCut {
 		return
@@ -307,8 +307,8 @@ func (r *chaosRun) heal(done <-chan struct{}) {
 	}
 }
 
-// mayMend reports whether a link is mended that has been cut for so long: where it leads to the host on which the
-// agents meet, before these give up; else when it has been found.
+// mayMend reports whether a link that has been cut for this time may be restored: a link to the host of the rendezvous
+// before the agents give up, another link when its failure has been detected.
 func (r *chaosRun) mayMend(since time.Duration) bool {
 	f := r.plan.Faults[0]
 	if f.Worker == 0 || f.Peer == 0 {
@@ -319,7 +319,7 @@ func (r *chaosRun) mayMend(since time.Duration) bool {
 
 const failedLine = "lockstep run: the job failed, first of all worker "
 
-// check looks at what the job has come to, and at what is left of it.
+// check checks the result of the job, and what it left behind.
 func (r *chaosRun) check(want string) {
 	t := r.t
 	if got := summaryHash(t, filepath.Join(r.dir, "summary.json")); got != want {
@@ -333,7 +333,7 @@ func (r *chaosRun) check(want string) {
 		at, ok := r.plan.struck(i)
 		if !ok {
 			if i == 0 {
-				t.Errorf("it did not come to %v", f)
+				t.Errorf("the fault was not injected: %v", f)
 			}
 			continue
 		}
@@ -348,24 +348,24 @@ func (r *chaosRun) check(want string) {
 	r.checkLeft()
 }
 
-// checkBlock: who has started the job is told who was struck.
+// checkBlock checks that the failure report names the worker with the fault.
 func (r *chaosRun) checkBlock(f fault, epoch int) {
 	t := r.t
 	if epoch >= len(r.blocks) {
 		switch {
 		case f.Kind == faultCut && f.Phase == "rendezvous", f.Kind == faultDisk && f.Phase == phaseWrite:
-			t.Logf("nobody has noticed %v", f) // they met when the link was mended; the last snapshot was written
+			t.Logf("no worker detected %v", f) // the workers joined after the link was restored; the last snapshot was written
 		case f.Kind == faultDisk && strings.Contains(r.outputs[0].String(), "the disk is full: old snapshots are removed"):
-			t.Logf("an old snapshot has made room after %v", f)
+			t.Logf("an old snapshot was removed after %v", f)
 		default:
-			t.Errorf("nothing was said about %v", f)
+			t.Errorf("no report about %v", f)
 		}
 		return
 	}
 	block, _, _ := strings.Cut(r.blocks[epoch], "lockstep run: starting")
 	struck, wants := []int{f.Worker}, []string(nil)
 	switch f.Kind {
-	case faultCut: // either of the two may be found first; that it is the link is told where one of them is silent
+	case faultCut: // either of the two may be detected first; if one is silent, the report names the link
 		struck = append(struck, f.Peer)
 		for _, end := range struck {
 			if end == 0 {
@@ -393,20 +393,20 @@ func (r *chaosRun) checkBlock(f fault, epoch int) {
 
 var resumedFrom = regexp.MustCompile(`resumed +from \S*(snapshot-\d+-step-\d+): `)
 
-// checkResumed: all that begin after an epoch go on at the newest snapshot that there was, or a later one.
+// checkResumed checks that every restart resumes from the newest snapshot at its time, or a later one.
 func (r *chaosRun) checkResumed(said []string, epoch int, newest string) {
 	for i := epoch + 1; i < len(said); i++ {
 		m := resumedFrom.FindStringSubmatch(said[i])
 		switch {
 		case m == nil && newest != "" && i == len(said)-1:
-			r.t.Errorf("it began anew, and there was %s", newest)
+			r.t.Errorf("it started over, although there was %s", newest)
 		case m != nil && m[1] < newest: // numbers have as many digits
-			r.t.Errorf("it went on at %s, and there was %s", m[1], newest)
+			r.t.Errorf("it resumed from %s, although there was %s", m[1], newest)
 		}
 	}
 }
 
-// checkSnapshots: there are as many as are kept, all can be read, and the newest is of the last step.
+// checkSnapshots checks that the kept snapshots are readable, and that the newest is of the last step.
 func (r *chaosRun) checkSnapshots() {
 	t, dir := r.t, r.plan.Snapshots
 	if r.hosted {
@@ -425,11 +425,11 @@ func (r *chaosRun) checkSnapshots() {
 	entries, err := os.ReadDir(dir)
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(r.plan.ballast()) }) // if it was not noticed
 	if err != nil || len(entries) != len(all) {
-		t.Errorf("besides the snapshots there is something else: %v, %v", entries, err)
+		t.Errorf("files other than snapshots: %v, %v", entries, err)
 	}
 }
 
-// checkLeft: no process, no port, no socket, no shared memory and no file is left.
+// checkLeft checks that no process, port, socket, shared memory or file is left.
 func (r *chaosRun) checkLeft() {
 	t := r.t
 	for try := 0; ; try++ {
@@ -441,7 +441,7 @@ func (r *chaosRun) checkLeft() {
 			t.Errorf("these processes are left: %v", left)
 			break
 		}
-		time.Sleep(10 * time.Millisecond) // one that was killed is there until its memory is gone
+		time.Sleep(10 * time.Millisecond) // a killed process exists until its memory is freed
 	}
 	files, err := os.ReadDir(filepath.Join(r.dir, "temporary"))
 	if err != nil || len(files) > 0 {
@@ -458,7 +458,7 @@ func (r *chaosRun) checkLeft() {
 	}
 }
 
-// processesWith returns the processes that have something in their environment.
+// processesWith returns the processes with the text in their environment.
 func processesWith(variable string) (out []string) {
 	all, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range all {

@@ -2,5 +2,5 @@
 
 package main
 
-// expectMisfortune does nothing: the test that has things happen to processes needs what Linux tells of them.
-func expectMisfortune() {}
+// injectFaults does nothing: the test that injects faults into processes needs Linux.
+func injectFaults() {}

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// quickly are the commands whose numbers are tried, with what makes them quick otherwise.
+// quickly are the commands whose numbers are tested, with flags that make them fast.
 var quickly = [][]string{
 	{"bench", "allreduce", "--sizes=4", "--calls=1"},
 	{"bench", "allreduce", "--transport=shm", "--sizes=4", "--calls=1"},
@@ -30,10 +30,10 @@ var quickly = [][]string{
 	{"run", "--nproc-per-node=1", "--", "true"},
 }
 
-// muchWork are flags that take large numbers, and then work as long as was asked for.
+// muchWork are flags that accept large numbers, and then work for a correspondingly long time.
 var muchWork = map[string]string{"steps": "1000000000000", "epochs": "1000000000000", "max-restarts": ""}
 
-// extremes are texts that a flag of a type must take or refuse.
+// extremes are values that a flag of a type must accept or refuse.
 func extremes(f *pflag.Flag) []string {
 	numbers := []string{"-9223372036854775808", "9223372036854775807", "9223372036854775808", "1000000000000", "-1", "0", "x", ""}
 	switch f.Value.Type() {
@@ -53,14 +53,14 @@ func extremes(f *pflag.Flag) []string {
 	}[f.Name]
 }
 
-// Of all numbers every sixth is tried, and the second of every flag, unless the environment variable is set.
+// Every sixth number is tested, and the second of every flag. If the environment variable is set, all are.
 const (
 	allExtremes   = "LOCKSTEP_TEST_EXTREMES"
 	extremesShare = 6
 )
 
-// TestExtremeNumbers gives every numeric flag of bench, train, simulate and run numbers that nobody means: each is
-// taken or refused with a reason, soon, without a panic, and without memory for it.
+// TestExtremeNumbers sets every numeric flag of bench, train, simulate and run to extreme numbers. Each is soon
+// accepted or refused with a reason, without a panic, and without allocating memory for it.
 func TestExtremeNumbers(t *testing.T) {
 	var trials [][]string
 	turn := 0
@@ -130,7 +130,7 @@ func tryExtreme(t *testing.T, args []string) {
 	}
 }
 
-// extremeMemory is what a refused command may take, in KiB, and one that did a little work.
+// extremeMemory bounds the memory, in KiB, of a refused command and of one that did a little work.
 const extremeMemory = 1 << 20
 
 func clipText(s string) string { return s[:min(len(s), 2000)] }

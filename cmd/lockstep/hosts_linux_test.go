@@ -12,15 +12,15 @@ import (
 // hostsAddress is the address of the first of two hosts.
 const hostsAddress = "10.79.0.1"
 
-// twoHosts are two network namespaces that a cable joins, which end with the test.
+// twoHosts are two network namespaces, connected by a veth pair, for the time of the test.
 type twoHosts struct{ pids [2]int }
 
-// at is how a command is run on a host.
+// at holds the prefix of a command, by host.
 func (h *twoHosts) at(host int) []string {
 	return []string{"nsenter", "-t", fmt.Sprint(h.pids[host]), "-n"}
 }
 
-// openHosts makes two hosts, or says what is missing for it.
+// openHosts creates two hosts, or returns what is missing.
 func openHosts(t *testing.T) (h *twoHosts, why string) {
 	t.Helper()
 	h = &twoHosts{}

@@ -6,7 +6,7 @@ import "testing"
 
 const hostsAddress = ""
 
-// twoHosts cannot be made here.
+// twoHosts are not supported here.
 type twoHosts struct{}
 
 func (*twoHosts) at(int) []string { return nil }

@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// lockstepProcess returns the command as a process of its own. It is killed with the test.
+// lockstepProcess returns the command as a separate process, which is killed at the end of the test.
 func lockstepProcess(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
@@ -41,7 +41,7 @@ func exitCode(err error) int {
 	return -1
 }
 
-// TestInterrupt: Ctrl-C ends an endless run after its step, and what was trained until then is written.
+// TestInterrupt: Ctrl-C stops an endless run after its step, and the results so far are written.
 func TestInterrupt(t *testing.T) {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if testing.Short() {
@@ -103,7 +103,7 @@ func TestInterrupt(t *testing.T) {
 }
 
 // TestSecondInterrupt: the second Ctrl-C ends a process that cannot react to the first, because it waits for data
-// that never come.
+// that never arrive.
 func TestSecondInterrupt(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "train-images-idx3-ubyte")
@@ -121,12 +121,12 @@ func TestSecondInterrupt(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
-	w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens when the process reads, so it catches signals by now
+	w, err := os.OpenFile(pipe, os.O_WRONLY, 0) // opens when the process reads; by then it catches signals
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	for sent := 0; ; { // again, for two that come before the first is taken notice of are one
+	for sent := 0; ; { // repeatedly: two signals count as one if the second arrives before the first is handled
 		if err := cmd.Process.Signal(os.Interrupt); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			t.Fatal(err)
 		}

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestUnderLaunchers: the same training under lockstep run and under mpirun has the bits of one process, and says
-// who started it.
+// TestUnderLaunchers: the same training under lockstep run and under mpirun gives the bits of one process, and prints
+// its launcher.
 func TestUnderLaunchers(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -29,12 +29,12 @@ func TestUnderLaunchers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := exec.LookPath(c.command[0]); err != nil {
-				t.Skipf("left out: there is no %s here", c.command[0])
+				t.Skipf("%s is not installed", c.command[0])
 			}
 			dir := t.TempDir()
 			args := append(c.command[1:], "--strategy", "multi-worker", "--progress", "none", "--out", dir)
 			cmd := exec.CommandContext(t.Context(), c.command[0], append(args, small...)...)
-			cmd.Env = append(os.Environ(), asCommand+"=1", "TMPDIR="+t.TempDir(), // two mpiruns at once may both be about to make their folder
+			cmd.Env = append(os.Environ(), asCommand+"=1", "TMPDIR="+t.TempDir(), // two concurrent mpiruns may both create their folder
 				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
 			out, err := cmd.CombinedOutput()
 			summary, _ := os.ReadFile(filepath.Join(dir, summaryFile))

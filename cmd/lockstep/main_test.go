@@ -16,18 +16,18 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// asCommand makes the test binary be lockstep, for tests that start it as a process of its own.
+// asCommand makes the test binary run as lockstep, for tests that start it as a separate process.
 const asCommand = "LOCKSTEP_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
-		expectMisfortune()
+		injectFaults()
 		main()
 	}
 	testscript.Main(m, map[string]func(){"lockstep": main})
 }
 
-// TestScripts runs testdata/script: one file per story.
+// TestScripts runs the scripts in testdata/script.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -45,8 +45,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits returns a script command that runs another one and wants an exit code, and nothing on standard output but
-// the start.
+// exits returns a script command that runs another command and checks its exit code. Standard output may only hold the
+// first lines.
 func exits(code int) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, _ bool, args []string) {
 		err := ts.Exec(args[0], args[1:]...)
@@ -57,7 +57,7 @@ func exits(code int) func(*testscript.TestScript, bool, []string) {
 	}
 }
 
-// freePorts is a script command: freeports NAME... sets variables to ports that are free until the script ends.
+// freePorts is a script command: freeports NAME... sets variables to ports that stay free until the script ends.
 func freePorts(ts *testscript.TestScript, _ bool, args []string) {
 	for _, name := range args {
 		ts.Setenv(name, strconv.Itoa(freeport.Take(scriptTest{ts}, 1)))

@@ -20,7 +20,7 @@ import (
 
 var matrixEngine = flag.String("engine", "go", "engine of TestMatrix; another one has one row only")
 
-// placement is how the replicas of a job lie on its processes.
+// placement is the distribution of the replicas of a job over its processes.
 type placement struct {
 	name      string
 	replicas  int
@@ -28,7 +28,7 @@ type placement struct {
 	own       string // of one process, as its shell counts it
 }
 
-// matrixRows are the placements of so many replicas: processes x replicas.
+// matrixRows are the placements of a number of replicas: processes x replicas.
 var matrixRows = []placement{
 	{"1x4", 4, 1, "4"},
 	{"2x2", 4, 2, "2"},
@@ -42,15 +42,15 @@ var matrixRows = []placement{
 	{"6x1", 6, 6, "1"},
 }
 
-// way is what joins the processes of a job.
+// way is the connection between the processes of a job.
 type way struct {
 	name     string
 	hosts    int
 	secret   bool
 	run      []string // flags of lockstep run
 	train    []string // of lockstep train
-	links    string   // what the chief must say of its links
-	notLinks string   // and what it must not
+	links    string   // what the chief must print about its links
+	notLinks string   // what it must not print
 }
 
 var matrixWays = []way{
@@ -60,8 +60,8 @@ var matrixWays = []way{
 	{name: "two hosts, plain", hosts: 2, run: []string{"--data-plaintext"}, train: []string{"--data-plaintext"}, links: "tcp with worker", notLinks: "tls"},
 }
 
-// TestMatrix: so many replicas train to the same bits in one process and in any number, whatever joins these. It
-// prints the hashes.
+// TestMatrix: a number of replicas gives the same bits in any number of processes, with any connection. It prints the
+// hashes.
 func TestMatrix(t *testing.T) {
 	rows, ways := matrixRows, matrixWays
 	switch {
@@ -75,7 +75,7 @@ func TestMatrix(t *testing.T) {
 	if len(ways) > 2 {
 		var why string
 		if hosts, why = openHosts(t); hosts == nil {
-			t.Logf("two hosts are left out: %s", why)
+			t.Logf("two hosts are skipped: %s", why)
 			ways = ways[:2]
 		}
 	}
@@ -105,7 +105,7 @@ func TestMatrix(t *testing.T) {
 
 var transportRow = regexp.MustCompile(`transport +(.*)`)
 
-// placed trains with a placement, by lockstep run, and returns the weights' hash.
+// placed trains with a placement, under lockstep run, and returns the hash of the weights.
 func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -151,7 +151,7 @@ func placed(t *testing.T, hosts *twoHosts, p placement, w way, want string) stri
 	return summaryHash(t, filepath.Join(dir, "summary.json"))
 }
 
-// placedCommand is lockstep run on one host.
+// placedCommand returns lockstep run on one host.
 func placedCommand(t *testing.T, p placement, w way, host int, summary string) []string {
 	t.Helper()
 	exe, err := os.Executable()

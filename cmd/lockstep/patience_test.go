@@ -25,7 +25,7 @@ func TestReassure(t *testing.T) {
 		time.Sleep(patienceFirst - time.Millisecond)
 		quick()
 		if strings.Contains(out.String(), "quick") {
-			t.Error("something quick was spoken of")
+			t.Error("a progress line was printed for fast work")
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// manifest is what a test looks at in a rendered Kubernetes object.
+// manifest holds the fields of a rendered Kubernetes object that a test reads.
 type manifest struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string `yaml:"kind"`
@@ -119,8 +119,8 @@ func kinds(all []manifest) string {
 	return strings.Join(out, " ")
 }
 
-// TestKubernetesManifestIsAJob plays Kubernetes: every pod of the manifest gets its environment and name, as
-// Kubernetes and the JobSet controller give them, and finds in it the job that was asked for.
+// TestKubernetesManifestIsAJob simulates Kubernetes: every pod of the manifest gets the environment and name that
+// Kubernetes and the JobSet controller give it, and must detect the requested job.
 func TestKubernetesManifestIsAJob(t *testing.T) {
 	for _, test := range []struct {
 		jobSet bool
@@ -134,7 +134,7 @@ func TestKubernetesManifestIsAJob(t *testing.T) {
 			want = "v1/Secret/train jobset.x-k8s.io/v1alpha2/JobSet/train"
 			set := all[len(all)-1].Spec
 			job = set.Replicated[0].Template.Spec
-			domain = all[len(all)-1].Metadata.Name // the JobSet makes a Service of its own name
+			domain = all[len(all)-1].Metadata.Name // the JobSet creates a Service with its name
 			if set.Failure.MaxRestarts != 2 || job.BackoffLimit != 0 || set.Replicated[0].Replicas != 1 {
 				t.Errorf("JobSet: %d restarts, back-off limit %d, %d replicas", set.Failure.MaxRestarts, job.BackoffLimit, set.Replicated[0].Replicas)
 			}
@@ -163,7 +163,7 @@ func TestKubernetesManifestIsAJob(t *testing.T) {
 			e := map[string]string{"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": strconv.Itoa(index)}
 			for _, v := range c.Env {
 				e[v.Name] = v.Value
-				switch v.From.Field.Path { // what the JobSet controller writes on a pod
+				switch v.From.Field.Path { // set by the JobSet controller
 				case "metadata.annotations['jobset.sigs.k8s.io/jobset-name']":
 					e[v.Name] = "train"
 				case "metadata.annotations['jobset.sigs.k8s.io/replicatedjob-name']":
@@ -201,7 +201,7 @@ func TestKubernetesManifestIsAJob(t *testing.T) {
 	}
 }
 
-// TestKubernetesRunsSeveralWorkersInAPod: by lockstep run, whose agents meet at the first pod.
+// TestKubernetesRunsSeveralWorkersInAPod: a pod runs them by lockstep run, with the rendezvous at the first pod.
 func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 	all := rendered(t, &rendering{Image: "i", Nodes: 2, Each: 4, SecretName: "mine", program: []string{"p", "-x"}})
 	if kinds(all) != "v1/Service/train batch/v1/Job/train" {
@@ -231,8 +231,7 @@ func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 	}
 }
 
-// TestRenderKeepsArguments: whatever the arguments are, the program gets these: through YAML and Kubernetes, and
-// through a shell.
+// TestRenderKeepsArguments: the program gets its arguments unchanged, through YAML and Kubernetes, and through a shell.
 func TestRenderKeepsArguments(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	rapid.Check(t, func(rt *rapid.T) {

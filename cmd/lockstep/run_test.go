@@ -16,15 +16,15 @@ import (
 	"time"
 )
 
-// TestRunInterrupted: Ctrl-C and SIGTERM reach the workers once and let them end; the second time, and when the
-// reader of the output is gone, they end as well.
+// TestRunInterrupted: the first Ctrl-C or SIGTERM is forwarded to the workers, which may finish. The second one, and an
+// output without a reader, also end them.
 func TestRunInterrupted(t *testing.T) {
 	const polite = `trap 'n=$((n+1))' INT TERM; n=0; echo ready; while [ $n = 0 ]; do sleep 0.02; done; echo "ended after $n"`
 	const deaf = `trap 'echo heard' INT TERM; echo ready; while :; do sleep 0.02; done`
 	for _, c := range []struct {
 		name, script string
 		signals      []os.Signal
-		hear         string // what the workers say to the last signal
+		hear         string // what the workers print at the last signal
 	}{
 		{"Ctrl-C", polite, []os.Signal{os.Interrupt}, "ended after 1"},
 		{"SIGTERM", polite, []os.Signal{syscall.SIGTERM}, "ended after 1"},
@@ -48,7 +48,7 @@ func TestRunInterrupted(t *testing.T) {
 			}
 			out := bufio.NewReader(stdout)
 			for i, sig := range c.signals {
-				for range 2 { // both workers are ready, or have heard the signal before
+				for range 2 { // both workers are ready, or have received the signal before
 					if line, err := out.ReadString('\n'); err != nil {
 						t.Fatalf("before signal %d: %q, %v", i, line, err)
 					}
@@ -74,10 +74,10 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// TestRunStoppedEarly: SIGTERM ends a node that waits for the store where the nodes meet, and that says what it
-// means for the others.
+// TestRunStoppedEarly: SIGTERM ends a node that waits for the rendezvous store, and the node prints what this means for
+// the other nodes.
 func TestRunStoppedEarly(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // who is there, and answers nothing
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and does not answer
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestRunStoppedEarly(t *testing.T) {
 	}
 }
 
-// TestRunWithoutAReader: when nobody reads the output any more, as in `lockstep run … | head`, the job ends.
+// TestRunWithoutAReader: when the reader of the output is gone, as in `lockstep run … | head`, the job ends.
 func TestRunWithoutAReader(t *testing.T) {
 	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c", `trap 'exit 0' TERM; while echo line; do sleep 0.02; done`)
 	stdout, err := cmd.StdoutPipe()
@@ -121,8 +121,8 @@ func TestRunWithoutAReader(t *testing.T) {
 	}
 }
 
-// TestRunUnreadOrder: an ssh that ends before it has read its order, so that writing it breaks the pipe, is told
-// as what it is. It is not taken for an output that nobody reads.
+// TestRunUnreadOrder: an ssh that exits before it has read its order, which breaks the pipe, is reported as this. It is
+// not mistaken for an output without a reader.
 func TestRunUnreadOrder(t *testing.T) {
 	ssh := filepath.Join(t.TempDir(), "ssh")
 	if err := os.WriteFile(ssh, []byte("#!/bin/sh\nexec <&-\nsleep 0.3\nexit 1\n"), 0o755); err != nil {
@@ -157,7 +157,7 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// TestRunUnread: signals reach the workers although the output is full, as with a pager that nobody scrolls.
+// TestRunUnread: signals reach the workers although the output is full, as with a paused pager.
 func TestRunUnread(t *testing.T) {
 	dir := t.TempDir()
 	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c",
@@ -183,7 +183,7 @@ func TestRunUnread(t *testing.T) {
 				t.Fatalf("the workers have not %s", what)
 			}
 		}
-		time.Sleep(300 * time.Millisecond) // for the pipe to be full
+		time.Sleep(300 * time.Millisecond) // time to fill the pipe
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
 		}

@@ -20,9 +20,9 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// TestSSH starts jobs by -H over a real sshd, which is two hosts by two names and addresses of this machine: a
-// training has the bits of one process, an exit code is that of the worker that failed, and Ctrl-C here leaves
-// nothing behind there.
+// TestSSH starts jobs with -H over a real sshd. Two names and addresses of this machine act as two hosts. A training
+// gives the bits of one process, the exit code is that of the worker that failed, and Ctrl-C leaves no process on the
+// hosts.
 func TestSSH(t *testing.T) {
 	ssh := serveSSH(t)
 	hosts := []string{"run", "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-timeout", "5m"}
@@ -94,20 +94,20 @@ func TestSSH(t *testing.T) {
 	})
 }
 
-// serveSSH runs an sshd of the test's own, with keys of its own, on loopback, and returns the ssh that reaches it.
+// serveSSH runs an sshd on loopback with new keys, and returns the ssh command that reaches it.
 func serveSSH(t *testing.T) string {
 	t.Helper()
 	sshd, err := exec.LookPath("sshd")
 	if err != nil {
-		sshd = "/usr/sbin/sshd" // it may not be in an ordinary user's path
+		sshd = "/usr/sbin/sshd" // it may not be in the path of the user
 	}
 	if _, err := os.Stat(sshd); err != nil {
-		t.Skipf("left out, for it needs Debian's openssh-server: %v", err)
+		t.Skipf("needs Debian's openssh-server: %v", err)
 	}
 	dir := t.TempDir()
 	for _, key := range []string{"host", "user"} {
 		if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, key)).CombinedOutput(); err != nil {
-			t.Skipf("left out, for it needs ssh-keygen: %v: %s", err, out)
+			t.Skipf("needs ssh-keygen: %v: %s", err, out)
 		}
 	}
 	port := freeport.Take(t, 1)
@@ -122,7 +122,7 @@ PermitRootLogin yes
 StrictModes no
 UsePAM no
 SetEnv %[3]s=1
-`, port, dir, asCommand) // the agents are this test binary as well
+`, port, dir, asCommand) // the agents are this test binary, too
 	client := fmt.Sprintf(`
 Host far1
 	HostName 127.0.0.1
@@ -148,7 +148,7 @@ LogLevel ERROR
 	var log strings.Builder
 	server.Stderr = &log
 	if err := server.Start(); err != nil {
-		t.Skipf("left out, for sshd does not start: %v", err)
+		t.Skipf("sshd does not start: %v", err)
 	}
 	ended := make(chan struct{})
 	go func() { _ = server.Wait(); close(ended) }()
@@ -156,18 +156,18 @@ LogLevel ERROR
 		_ = server.Process.Kill() // it may have ended
 		<-ended
 		if t.Failed() {
-			t.Logf("sshd says:\n%s", log.String())
+			t.Logf("output of sshd:\n%s", log.String())
 		}
 	})
 	for {
-		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.2:%d", port)) // the one it listens at last
+		conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.2:%d", port)) // the address at which it listens last
 		if err == nil {
 			conn.Close()
 			return "ssh -F " + filepath.Join(dir, "ssh_config")
 		}
 		select {
 		case <-ended:
-			t.Skipf("left out, for sshd does not serve here: %s", log.String())
+			t.Skipf("sshd does not work here: %s", log.String())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

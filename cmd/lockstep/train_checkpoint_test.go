@@ -27,7 +27,7 @@ import (
 // shortTraining has 4 steps an epoch.
 var shortTraining = []string{"train", "--model", "mlp", "--replicas", "2", "--global-batch", "100", "--validation-split", "0.9", "--schedule", "constant"}
 
-// finished runs lockstep train to its end and returns its summary without what is told by the clock.
+// finished runs lockstep train to its end and returns its summary without the measured times.
 func finished(t *testing.T, args ...string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "summary.json")
@@ -53,8 +53,7 @@ func finished(t *testing.T, args ...string) string {
 	return string(text)
 }
 
-// TestKilledTraining: a training that is killed at random moments, and started again each time, ends like one that
-// was not.
+// TestKilledTraining: a training that is killed at random moments and restarted each time ends like an undisturbed one.
 func TestKilledTraining(t *testing.T) {
 	g := seeded(t)
 	kills := 4
@@ -102,7 +101,7 @@ func TestKilledTraining(t *testing.T) {
 	}
 }
 
-// TestInterruptedTraining: SIGTERM leaves a snapshot of the step that ended, from which training goes on.
+// TestInterruptedTraining: SIGTERM leaves a snapshot of the finished step, from which training resumes.
 func TestInterruptedTraining(t *testing.T) {
 	dir := t.TempDir()
 	cmd := lockstepProcess(t, append(shortTraining[:len(shortTraining):len(shortTraining)], "--epochs", "1000", "--progress", "plain", "--checkpoint-dir", dir, "--save-every", "1000000")...)
@@ -138,8 +137,8 @@ func TestInterruptedTraining(t *testing.T) {
 	}
 }
 
-// TestKilledWorkers: a job of which workers are killed, the chief among them, is started again by lockstep run
-// each time, goes on, and ends like a training that was not disturbed.
+// TestKilledWorkers: lockstep run restarts a job each time one of its workers is killed, including the chief. The job
+// resumes, and ends like an undisturbed training.
 func TestKilledWorkers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: it starts a job of three processes three times")
@@ -201,7 +200,7 @@ func TestKilledWorkers(t *testing.T) {
 		}
 		before, _ := checkpoint.List(snapshots)
 		delay := time.Duration(g.Int64N(int64(30 * time.Millisecond)))
-		killing.Go(func() { // once it has saved something
+		killing.Go(func() { // after the first snapshot
 			for jobEnded.Err() == nil {
 				if now, _ := checkpoint.List(snapshots); len(now) > 0 && (len(before) == 0 || now[len(now)-1] != before[len(before)-1]) {
 					break
@@ -224,11 +223,11 @@ func TestKilledWorkers(t *testing.T) {
 		t.Errorf("got %v, want %v\n%s\n%s", got, want, out, stderr.String())
 	}
 	if n := strings.Count(out, "resumed "); n != 2 {
-		t.Errorf("it went on %d times, want 2\n%s\n%s", n, out, stderr.String())
+		t.Errorf("it resumed %d times, want 2\n%s\n%s", n, out, stderr.String())
 	}
 }
 
-// seeded returns random numbers, and says how to have them again.
+// seeded returns a random generator, and logs its seed.
 func seeded(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())

@@ -19,7 +19,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// mpiruns are the launchers under which training is tested, and whom lockstep believes there.
+// mpiruns are the launchers under which training is tested, and the names under which lockstep detects them.
 var mpiruns = []struct {
 	command  string
 	args     []string
@@ -29,8 +29,8 @@ var mpiruns = []struct {
 	{"mpirun.mpich", nil, "by MPICH (PMI)"},
 }
 
-// TestMPI: under mpirun training gives the bits of one process, by the program's own collectives; by MPI's it
-// becomes as good. Whom it believed is said.
+// TestMPI: under mpirun, training with Lockstep's collectives gives the bits of one process. With MPI's collectives it
+// reaches the same accuracy. The source of the job is printed.
 func TestMPI(t *testing.T) {
 	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, m := range mpiruns {
@@ -61,7 +61,7 @@ func TestMPI(t *testing.T) {
 	}
 }
 
-// TestOneWithoutMPI: workers that are to be joined in different ways say so.
+// TestOneWithoutMPI: workers with different collectives backends fail, and report the difference.
 func TestOneWithoutMPI(t *testing.T) {
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
@@ -74,7 +74,7 @@ func TestOneWithoutMPI(t *testing.T) {
 	}
 }
 
-// underMPI runs a launcher and returns what its processes print.
+// underMPI runs a launcher and returns the output of its processes.
 func underMPI(t *testing.T, command string, args, flags []string) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -94,8 +94,8 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 	return string(out)
 }
 
-// TestStoppedUnderMPI: a worker that stands still while MPI reduces is named by the others, with what it was last
-// seen doing, long before the deadline of the call; and their records say in which call they wait for it.
+// TestStoppedUnderMPI: if a worker is suspended during a reduction by MPI, the others name it and its last reported
+// activity, long before the deadline of the call. Their records name the call in which they wait for it.
 func TestStoppedUnderMPI(t *testing.T) {
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
@@ -129,7 +129,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 		line := lines.Text()
 		all += line + "\n"
 		switch m := member.FindStringSubmatch(line); {
-		case pid == 0 && m != nil: // the chief announces whom it trains with
+		case pid == 0 && m != nil: // the chief lists the workers
 			pid, _ = strconv.Atoi(m[1])
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				t.Error(err)
@@ -143,7 +143,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 	}
 	err = cmd.Wait()
 	if pid != 0 && said == "" {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stand for ever
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it would stay suspended
 	}
 	if err == nil || ctx.Err() != nil || !strings.Contains(said, fmt.Sprintf("pid %d) was last seen", pid)) {
 		t.Errorf("%v, %v\n%s", err, ctx.Err(), all)
@@ -152,7 +152,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 	if m := lost.FindStringSubmatch(all); m != nil {
 		silent, _ = time.ParseDuration(m[1])
 	}
-	if silent < 5*time.Second { // the machine decides how much later the look comes that finds it
+	if silent < 5*time.Second { // how much later it is detected depends on the machine
 		t.Errorf("it is not said that worker 1 was silent for 5 s, or longer:\n%s", all)
 	}
 	parted, err := lockstepProcess(t, "doctor", records).CombinedOutput()

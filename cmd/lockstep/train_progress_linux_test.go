@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProgressOnATerminal: the bar is drawn on a terminal, but not on the one that Open MPI makes for each process,
-// which may end in a file.
+// TestProgressOnATerminal: the bar is drawn on a terminal, but not on the terminal that Open MPI creates for each
+// process, whose output may go to a file.
 func TestProgressOnATerminal(t *testing.T) {
 	for name, c := range map[string]struct {
 		env []string
@@ -33,21 +33,21 @@ func TestProgressOnATerminal(t *testing.T) {
 				t.Fatal(err)
 			}
 			out.Close()
-			text, _ := io.ReadAll(terminal) // it ends with EIO, when nobody has the other end open
+			text, _ := io.ReadAll(terminal) // it ends with EIO when the other end is closed
 			if err := cmd.Wait(); err != nil {
 				t.Fatalf("%v: %s\n%s", err, text, &stderr)
 			}
 			if !strings.Contains(string(text), "weights hash") {
 				t.Errorf("not trained:\n%s", text)
 			}
-			if drawn := regexp.MustCompile(`\r[^\r\n]`).Match(text); drawn != c.bar { // what moves the cursor back
+			if drawn := regexp.MustCompile(`\r[^\r\n]`).Match(text); drawn != c.bar { // moves the cursor back
 				t.Errorf("a bar was drawn: %v, want %v:\n%q", drawn, c.bar, text)
 			}
 		})
 	}
 }
 
-// openTerminal opens a pseudo-terminal: the side of who looks at it, and that of a program.
+// openTerminal opens a pseudo-terminal: the side of the user, and that of the program.
 func openTerminal(t *testing.T) (terminal, program *os.File) {
 	t.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)

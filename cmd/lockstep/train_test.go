@@ -56,7 +56,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestSeedDecides: one command and seed give one hash, another seed another.
+// TestSeedDecides: the same command and seed give the same hash, another seed gives another hash.
 func TestSeedDecides(t *testing.T) {
 	model := "cnn"
 	if testing.Short() {
@@ -75,7 +75,7 @@ func TestSeedDecides(t *testing.T) {
 	}
 }
 
-// TestPacksGiveTheSameBits: how gradients are packed changes nothing.
+// TestPacksGiveTheSameBits: the number of packs does not change the bits.
 func TestPacksGiveTheSameBits(t *testing.T) {
 	var first any
 	for _, packs := range []string{"1", "2", "4"} {
@@ -115,7 +115,7 @@ func TestReplicasGiveTheSameWeights(t *testing.T) {
 	}
 }
 
-// TestNumbers: JSON has no NaN, and a run may diverge.
+// TestNumbers: a NaN of a diverged run is null in JSON.
 func TestNumbers(t *testing.T) {
 	text, err := json.Marshal([]number{1.5, number(math.NaN()), number(math.Inf(-1)), 1e-9, 5000000})
 	if err != nil || string(text) != "[1.5,null,null,1e-09,5e+06]" {

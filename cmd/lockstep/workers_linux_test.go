@@ -13,13 +13,13 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// TestNamespaces: two workers in network namespaces of their own, joined by a cable, are two hosts. They refuse to
-// start without a secret, and with one they train to the bits of one process, encrypted or not.
+// TestNamespaces: two workers in separate network namespaces, connected by a veth pair, are two hosts. Without a secret
+// they refuse to start. With one they give the bits of one process, encrypted or not.
 func TestNamespaces(t *testing.T) {
 	probe := exec.Command("ip", "link", "set", "lo", "up")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := probe.CombinedOutput(); err != nil {
-		t.Skipf("left out, for it needs root, network namespaces and iproute2: %v: %s", err, out)
+		t.Skipf("needs root, network namespaces and iproute2: %v: %s", err, out)
 	}
 	want := hashOfOne(t, 4)
 	t.Run("TLS", func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestNamespaces(t *testing.T) {
 	})
 }
 
-// inNamespaces runs two workers of two replicas, each in a network namespace that ends with it.
+// inNamespaces runs two workers of two replicas, each in a temporary network namespace.
 func inNamespaces(t *testing.T, env, flags []string) []*workerProcess {
 	t.Helper()
 	exe, err := os.Executable()
@@ -72,7 +72,7 @@ func inNamespaces(t *testing.T, env, flags []string) []*workerProcess {
 	}
 	cable := exec.Command("ip", strings.Fields(fmt.Sprintf("link add lockstep0 netns %d type veth peer name lockstep1 netns %d", all[0].cmd.Process.Pid, all[1].cmd.Process.Pid))...)
 	if out, err := cable.CombinedOutput(); err != nil {
-		t.Skipf("no veth pair can be made here: %v: %s", err, bytes.TrimSpace(out))
+		t.Skipf("a veth pair cannot be created here: %v: %s", err, bytes.TrimSpace(out))
 	}
 	for _, in := range ready {
 		if _, err := io.WriteString(in, "go\n"); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/freeport"
 )
 
-// workerProcess is one worker of a job, and what became of it.
+// workerProcess is one worker of a job, and its result.
 type workerProcess struct {
 	cmd            *exec.Cmd
 	stdout, stderr bytes.Buffer
@@ -29,15 +29,15 @@ type workerProcess struct {
 	took           time.Duration
 }
 
-// job is how a test starts lockstep train as several workers.
+// job configures how a test starts lockstep train as several workers.
 type job struct {
 	flags []string                  // of all workers
 	own   func(worker int) []string // flags of one
-	env   func(worker int) []string // who tells a worker about its job
+	env   func(worker int) []string // environment that describes the job to a worker
 	watch func(worker int, line string, p *workerProcess)
 }
 
-// start runs the workers of a job and returns when all have ended.
+// start runs the workers of a job and returns when all have exited.
 func (j job) start(t *testing.T, workers int) []*workerProcess {
 	t.Helper()
 	var done sync.WaitGroup
@@ -80,7 +80,7 @@ func (p *workerProcess) String() string {
 	return fmt.Sprintf("exit code %d after %v, standard output:\n%s\nstandard error:\n%s", p.code, p.took, &p.stdout, &p.stderr)
 }
 
-// tfConfig tells workers who they are as TensorFlow's are told.
+// tfConfig describes a job to its workers by TF_CONFIG.
 func tfConfig(t *testing.T, workers int) func(int) []string {
 	t.Helper()
 	var addresses []string
@@ -99,7 +99,7 @@ func tfConfig(t *testing.T, workers int) func(int) []string {
 	}
 }
 
-// small is a training that takes little, and whose batches do not divide.
+// small is a short training, whose batches do not divide evenly.
 var small = []string{"--model", "cnn", "--global-batch", "61", "--steps", "2"}
 
 // hashOfOne trains in one process.
@@ -109,7 +109,7 @@ func hashOfOne(t *testing.T, replicas int) string {
 	return s["weights_hash"].(string)
 }
 
-// wantHash holds the summary of a job's chief, and what the workers say, against a hash.
+// wantHash compares the summary of a job's chief, and the output of all workers, with a hash.
 func wantHash(t *testing.T, all []*workerProcess, dir, want string) {
 	t.Helper()
 	for w, p := range all {
@@ -123,7 +123,7 @@ func wantHash(t *testing.T, all []*workerProcess, dir, want string) {
 	}
 }
 
-// summaryHash reads the weights' hash from a summary.
+// summaryHash reads the hash of the weights from a summary.
 func summaryHash(t *testing.T, file string) string {
 	t.Helper()
 	var s struct {
@@ -139,8 +139,8 @@ func summaryHash(t *testing.T, file string) string {
 	return s.WeightsHash
 }
 
-// TestWhoIsBelieved: every way to tell workers who they are makes them one job, and each says whom it believed.
-func TestWhoIsBelieved(t *testing.T) {
+// TestSources: workers join one job by every source of its description, and each worker prints its source.
+func TestSources(t *testing.T) {
 	port := freeport.Take(t, 2)
 	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
 	want := hashOfOne(t, 2)
@@ -182,7 +182,8 @@ func TestWhoIsBelieved(t *testing.T) {
 	}
 }
 
-// TestWorkersThatDiffer: other options, data or models are an error on every worker that says which and whose.
+// TestWorkersThatDiffer: different options, data or models are an error on every worker, which names the difference and
+// the worker.
 func TestWorkersThatDiffer(t *testing.T) {
 	weights := filepath.Join(t.TempDir(), "weights")
 	root := newRoot()
@@ -227,7 +228,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 
 var hostAndPID = regexp.MustCompile(`\(host [^,]+, pid \d+\)`)
 
-// TestFailingWorker: what one worker cannot do ends the others' waits, with its reason.
+// TestFailingWorker: the failure of one worker ends the waits of the others, with its reason.
 func TestFailingWorker(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -260,8 +261,8 @@ func TestFailingWorker(t *testing.T) {
 	}
 }
 
-// TestInterruptOneWorker: a signal to any worker ends an endless training on all of them after the same step, and
-// the chief writes.
+// TestInterruptOneWorker: a signal to any worker stops an endless training on all workers after the same step, and the
+// chief writes the results.
 func TestInterruptOneWorker(t *testing.T) {
 	for target := range 2 {
 		if testing.Short() && target == 0 {
@@ -288,7 +289,7 @@ func TestInterruptOneWorker(t *testing.T) {
 						processes[w] = p.cmd.Process
 						known.Done()
 					}
-					if strings.HasPrefix(line, "epoch 1/1000000:") { // which both have made: none of them is still comparing
+					if strings.HasPrefix(line, "epoch 1/1000000:") { // both workers have trained an epoch: no worker is still comparing
 						once.Do(func() { close(begun) })
 					}
 				},
@@ -320,7 +321,7 @@ func TestInterruptOneWorker(t *testing.T) {
 	}
 }
 
-// TestMissingWorker: who waits in vain is told for whom.
+// TestMissingWorker: the error of a rendezvous timeout names the missing worker.
 func TestMissingWorker(t *testing.T) {
 	by := tfConfig(t, 3)
 	all := job{
@@ -334,7 +335,7 @@ func TestMissingWorker(t *testing.T) {
 	}
 }
 
-// TestListenAddress: an interface may be named, or its address given.
+// TestListenAddress: --interface accepts the name of an interface, or an address.
 func TestListenAddress(t *testing.T) {
 	all, err := net.Interfaces()
 	if err != nil {
