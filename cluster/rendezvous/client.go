@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 const (
@@ -153,7 +153,7 @@ func (c *client) again(broke error) net.Conn {
 	switch {
 	case c.ctx.Err() != nil:
 		return conn
-	case err != nil && !door.Temporary(err):
+	case err != nil && !listener.Temporary(err):
 		c.fail(fmt.Errorf("%w: after its connection broke (%w): %w", ErrEnded, broke, err))
 	case err != nil:
 		c.endCalls(fmt.Errorf("%w: its connection broke (%w), then %w", ErrLost, broke, err))
@@ -176,7 +176,7 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 		switch {
 		case err == nil:
 			return conn, server, nil
-		case !door.Temporary(err):
+		case !listener.Temporary(err):
 			return nil, server, fmt.Errorf("connecting to %s: %w", c.address, err)
 		case patience > 0 && time.Since(since) > patience:
 			return nil, server, fmt.Errorf("connecting to %s, in vain for %v: %w", c.address, patience, err)
@@ -215,10 +215,10 @@ func (c *client) unreachable() error {
 
 // dialOnce makes a connection, and learns which server it leads to.
 func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, err error) {
-	caller := door.Caller{Rules: door.Rules{TLS: c.cfg.TLS, Authenticate: c.cfg.Authenticate}, Dial: c.cfg.Dial, Handshake: dialWithin}
+	dialer := listener.Dialer{Rules: listener.Rules{TLS: c.cfg.TLS, Authenticate: c.cfg.Authenticate}, Dial: c.cfg.Dial, Handshake: dialWithin}
 	g := c.id.greeting()
 	g.Secure = c.cfg.TLS != nil
-	if conn, err = caller.Call(ctx, c.address, g); err != nil {
+	if conn, err = dialer.DialContext(ctx, c.address, g); err != nil {
 		return nil, server, err
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })

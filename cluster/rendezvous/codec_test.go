@@ -12,17 +12,17 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // A decoder takes what its encoder writes, and nothing that makes it panic or allocate what is only claimed.
 
 func FuzzGreeting(f *testing.F) {
-	own := clientID{1, 2, 3}.greeting().Own
+	own := clientID{1, 2, 3}.greeting().Fields
 	f.Add(own[:])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		g := door.Greeting{Service: door.Store}
-		copy(g.Own[:], b)
+		g := listener.Hello{Service: listener.Store}
+		copy(g.Fields[:], b)
 		if id, err := greeted(&g); err == nil && *id.greeting() != g {
 			t.Fatalf("%+v is read as %v", g, id)
 		}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // guarded returns the two sides' configurations for a job with a secret.
@@ -189,7 +189,7 @@ func attack(address string, random *rand.Rand) {
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(2 * time.Second))
-	greeting := (&door.Greeting{Service: door.Store, Secure: true}).Encode()
+	greeting := (&listener.Hello{Service: listener.Store, Secure: true}).Encode()
 	switch random.IntN(8) {
 	case 0: // garbage
 		b := make([]byte, 1+random.IntN(4096))
@@ -212,7 +212,7 @@ func attack(address string, random *rand.Rand) {
 		}
 		return
 	case 4: // plain where TLS is wanted, with a frame that claims 4 GiB
-		greeting = (&door.Greeting{Service: door.Store}).Encode()
+		greeting = (&listener.Hello{Service: listener.Store}).Encode()
 		c.Write(binary.LittleEndian.AppendUint32(greeting, 1<<32-1))
 	case 5: // another secret's proof
 		c.Write(greeting)
@@ -221,7 +221,7 @@ func attack(address string, random *rand.Rand) {
 		}
 		return
 	case 6: // another service
-		c.Write((&door.Greeting{Service: door.Data}).Encode())
+		c.Write((&listener.Hello{Service: listener.Data}).Encode())
 	case 7: // TLS records that are too long
 		c.Write(append([]byte{0x16, 3, 1, 0xff, 0xff}, bytes.Repeat([]byte{1}, 1<<16)...))
 	}

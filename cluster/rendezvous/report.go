@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // refusedKey is where a server says whom it has refused lately, so that workers that wait in vain can say why.
@@ -30,7 +30,7 @@ type refusedEntry struct {
 type refusedOne struct {
 	time time.Time
 	from net.Addr
-	kind door.Reason
+	kind listener.Reason
 	err  error
 }
 
@@ -50,7 +50,7 @@ type reporter struct {
 // reportEvery bounds how often strangers make the server say something.
 const reportEvery = time.Second
 
-func (r *reporter) add(from net.Addr, kind door.Reason, err error) {
+func (r *reporter) add(from net.Addr, kind listener.Reason, err error) {
 	if r.server.ctx.Err() != nil {
 		return
 	}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // serverConn is a connection of a client that has greeted.
@@ -42,8 +42,8 @@ func (c *serverConn) serve() {
 			err = c.handle(ctx, &work, &q)
 		}
 		if err != nil {
-			if r := (*door.Refusal)(nil); errors.As(err, &r) {
-				c.server.entrance.Refuse(c.raw.RemoteAddr(), err)
+			if r := (*listener.Refusal)(nil); errors.As(err, &r) {
+				c.server.acceptor.Refuse(c.raw.RemoteAddr(), err)
 			}
 			return
 		}

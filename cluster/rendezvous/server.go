@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // ServerConfig says how a [Server] is reached. The zero value works, on loopback, without encryption.
@@ -19,9 +19,9 @@ type ServerConfig struct {
 	Listen string
 	// Listener is used instead of Listen, if given. The server closes it.
 	Listener net.Listener
-	// Door is used instead of both, if given, with its own Handshake, HalfOpen and Logger: a port that the process shares with other
+	// SharedListener is used instead of both, if given, with its own Handshake, HalfOpen and Logger: a port that the process shares with other
 	// services. The server leaves it open.
-	Door *door.Door
+	SharedListener *listener.Listener
 	// TLS and Authenticate are as in [Config], for this side.
 	TLS          *tls.Config
 	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
@@ -49,8 +49,8 @@ const (
 // Server is a store that processes anywhere reach by TCP. What it holds is in memory, and ends with it.
 type Server struct {
 	cfg      ServerConfig
-	door     *door.Door
-	entrance *door.Entrance
+	listener *listener.Listener
+	acceptor *listener.Acceptor
 	memory   *Memory
 	instance instance
 	ctx      context.Context // ends with Close
@@ -71,7 +71,7 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.Connections <= 0 {
 		cfg.Connections = connectionsMax
 	}
-	s := &Server{cfg: cfg, door: cfg.Door, memory: NewMemory(), conns: map[*serverConn]struct{}{}, sessions: newSessions()}
+	s := &Server{cfg: cfg, listener: cfg.SharedListener, memory: NewMemory(), conns: map[*serverConn]struct{}{}, sessions: newSessions()}
 	if cfg.Bytes > 0 {
 		s.memory.table.most = min(cfg.Bytes, TotalMax)
 	}
@@ -90,32 +90,32 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 
 // open has the door let clients in.
 func (s *Server) open() (err error) {
-	if s.door == nil {
-		s.door, err = door.Open(door.Config{
+	if s.listener == nil {
+		s.listener, err = listener.Open(listener.Config{
 			Listen: s.cfg.Listen, Listener: s.cfg.Listener, Handshake: s.cfg.Handshake, HalfOpen: s.cfg.HalfOpen, Logger: s.cfg.Logger,
 		})
 		if err != nil {
 			return err
 		}
 	}
-	s.entrance, err = s.door.Serve(door.Entry{
-		Services: []door.Service{door.Store}, Rules: door.Rules{TLS: s.cfg.TLS, Authenticate: s.cfg.Authenticate}, Handle: s.serve,
+	s.acceptor, err = s.listener.Serve(listener.ServiceConfig{
+		Services: []listener.Service{listener.Store}, Rules: listener.Rules{TLS: s.cfg.TLS, Authenticate: s.cfg.Authenticate}, Handle: s.serve,
 		Refused: s.report.add,
 	})
 	if err != nil {
-		s.closeDoor()
+		s.closeListener()
 	}
 	return err
 }
 
-func (s *Server) closeDoor() {
-	if s.cfg.Door == nil {
-		s.door.Close()
+func (s *Server) closeListener() {
+	if s.cfg.SharedListener == nil {
+		s.listener.Close()
 	}
 }
 
 // Addr returns the address that the server listens on, as others may dial it if that is no wildcard.
-func (s *Server) Addr() string { return s.door.Addr() }
+func (s *Server) Addr() string { return s.listener.Addr() }
 
 // URL returns what [Open] takes: "tcp://" and the address.
 func (s *Server) URL() string { return "tcp://" + s.Addr() }
@@ -125,7 +125,7 @@ func (s *Server) Store() Store { return s.memory.Open() }
 
 // Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
 // "damaged", "service", "proof", "slow", "crowded", "frame". Reasons that did not occur are left out.
-func (s *Server) Refused() map[string]uint64 { return s.entrance.Counts() }
+func (s *Server) Refused() map[string]uint64 { return s.acceptor.Counts() }
 
 // Clients returns how many clients are connected.
 func (s *Server) Clients() int {
@@ -150,16 +150,16 @@ func (s *Server) Close() error {
 			told.Go(c.farewell)
 		}
 		told.Wait()
-		s.entrance.Close()
-		s.closeDoor()
+		s.acceptor.Close()
+		s.closeListener()
 		s.work.Wait()
 	})
 	return nil
 }
 
 // serve serves a client that has greeted and proven itself, until its connection ends.
-func (s *Server) serve(a *door.Arrival) error {
-	id, err := greeted(&a.Greeting)
+func (s *Server) serve(a *listener.Accepted) error {
+	id, err := greeted(&a.Hello)
 	if err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (s *Server) serve(a *door.Arrival) error {
 }
 
 // enter makes a connection one that is served, in place of its client's former one.
-func (s *Server) enter(a *door.Arrival, id clientID) (*serverConn, error) {
+func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
 	if err := a.Enter(); err != nil {
 		return nil, err
 	}
@@ -183,9 +183,9 @@ func (s *Server) enter(a *door.Arrival, id clientID) (*serverConn, error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, door.Refuse(door.Slow, "the store ends")
+		return nil, listener.Refuse(listener.Slow, "the store ends")
 	case len(s.conns) >= s.cfg.Connections:
-		return nil, door.Refuse(door.Crowded, "the store has %d connections, it takes no more", len(s.conns))
+		return nil, listener.Refuse(listener.Crowded, "the store has %d connections, it takes no more", len(s.conns))
 	}
 	c := &serverConn{server: s, raw: a.Raw, conn: lively{a.Conn, silenceServer}, waits: map[uint64]context.CancelFunc{}}
 	former := s.sessions.enter(id, c)

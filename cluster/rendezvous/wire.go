@@ -9,7 +9,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // Version is the version of the TCP store's protocol, docs/rendezvous.md. Both ends must speak the same.
@@ -34,18 +34,18 @@ type (
 )
 
 // greeting is what a client says first.
-func (id clientID) greeting() *door.Greeting {
-	g := &door.Greeting{Service: door.Store}
-	copy(g.Own[:], id[:])
+func (id clientID) greeting() *listener.Hello {
+	g := &listener.Hello{Service: listener.Store}
+	copy(g.Fields[:], id[:])
 	return g
 }
 
 // greeted returns the client of a greeting.
-func greeted(g *door.Greeting) (id clientID, err error) {
-	if [door.OwnBytes - 16]byte(g.Own[16:]) != [door.OwnBytes - 16]byte{} || g.Job != [16]byte{} {
-		return id, door.Refuse(door.Damaged, "the greeting is none for a store")
+func greeted(g *listener.Hello) (id clientID, err error) {
+	if [listener.FieldsBytes - 16]byte(g.Fields[16:]) != [listener.FieldsBytes - 16]byte{} || g.Job != [16]byte{} {
+		return id, listener.Refuse(listener.Damaged, "the greeting is none for a store")
 	}
-	return clientID(g.Own[:16]), nil
+	return clientID(g.Fields[:16]), nil
 }
 
 // opcode is what a request asks for.
@@ -96,23 +96,23 @@ func (q *request) encode() []byte {
 func (q *request) decode(b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < requestBytes {
-		return door.Refuse(door.Frame, "a request of %d bytes, want at least %d", len(b), requestBytes)
+		return listener.Refuse(listener.Frame, "a request of %d bytes, want at least %d", len(b), requestBytes)
 	}
 	n := int(le.Uint16(b[2:]))
 	if b[0] == 0 || opcode(b[0]) >= opcodes || b[1] != 0 || requestBytes+n > len(b) {
-		return door.Refuse(door.Frame, "a request of kind %d with a key of %d bytes, in %d", b[0], n, len(b))
+		return listener.Refuse(listener.Frame, "a request of kind %d with a key of %d bytes, in %d", b[0], n, len(b))
 	}
 	*q = request{op: opcode(b[0]), id: le.Uint64(b[4:]), oldest: le.Uint64(b[12:]), revision: le.Uint64(b[20:])}
 	q.key, q.value = string(b[requestBytes:requestBytes+n]), b[requestBytes+n:]
 	if !(q.op >= opSet && q.op <= opSwap) && len(q.value) > 0 {
-		return door.Refuse(door.Frame, "a request of kind %d with a value", b[0])
+		return listener.Refuse(listener.Frame, "a request of kind %d with a value", b[0])
 	}
 	err := CheckPrefix(q.key)
 	if q.op.changes() {
 		err = checkPair(q.key, q.value)
 	}
 	if err != nil {
-		return door.Refuse(door.Frame, "a request with a wrong key or value: %v", err)
+		return listener.Refuse(listener.Frame, "a request with a wrong key or value: %v", err)
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ func readFrame(r io.Reader) ([]byte, error) {
 	}
 	n := int64(binary.LittleEndian.Uint32(head[:]))
 	if n > frameMax {
-		return nil, door.Refuse(door.Frame, "a frame of %d bytes, want at most %d", n, frameMax)
+		return nil, listener.Refuse(listener.Frame, "a frame of %d bytes, want at most %d", n, frameMax)
 	}
 	if n <= 64<<10 {
 		b := make([]byte, n)

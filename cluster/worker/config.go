@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // Config says how a process joins its job. The zero value takes all from the environment.
@@ -118,7 +118,7 @@ func (c Config) filled() (Config, error) {
 		return c, fmt.Errorf("worker: %d replicas: want 1 to %d", c.Replicas, replicasMax)
 	}
 	if c.Ports != "" {
-		if _, _, err := door.ParsePorts(c.Ports); err != nil {
+		if _, _, err := listener.ParsePorts(c.Ports); err != nil {
 			return c, fmt.Errorf("worker: Ports: %w", err)
 		}
 	}

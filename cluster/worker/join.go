@@ -17,8 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/door"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 	"github.com/lockstep-ml/lockstep/transport/shm"
@@ -175,7 +175,7 @@ func (w *Worker) closeStore() {
 	w.store.Close()
 	if w.server != nil {
 		w.server.Close()
-		w.door.Close()
+		w.port.Close()
 	}
 	if w.removes() {
 		folder := filepath.FromSlash(strings.TrimPrefix(w.job.Store, "file://"))
@@ -268,15 +268,15 @@ const (
 
 // serveStore serves the store at this process's port, where the replicas will be reached as well.
 func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
-	if w.door, err = door.Open(door.Config{Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
+	if w.port, err = listener.Open(listener.Config{Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
 		return err
 	}
 	// The server ends with Close, not with the wait.
 	w.server, err = rendezvous.Serve(context.WithoutCancel(ctx), rendezvous.ServerConfig{
-		Door: w.door, TLS: cfg.TLS, Authenticate: cfg.Authenticate, Bytes: storeBytes + w.job.Workers*storeBytesShare,
+		SharedListener: w.port, TLS: cfg.TLS, Authenticate: cfg.Authenticate, Bytes: storeBytes + w.job.Workers*storeBytesShare,
 	})
 	if err != nil {
-		w.door.Close()
+		w.port.Close()
 		return err
 	}
 	w.store = w.server.Store()
@@ -420,14 +420,14 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	if cfg.TCP.Listen, cfg.Advertise, err = w.listenAt(ctx); err != nil {
 		return nil, err
 	}
-	if w.door != nil && w.cfg.Listen == "" {
-		cfg.TCP.Door = w.door
+	if w.port != nil && w.cfg.Listen == "" {
+		cfg.TCP.SharedListener = w.port
 	}
 	if err := w.secure(&cfg); err != nil {
 		return nil, err
 	}
 	ends, err := mixed.Open(ctx, cfg)
-	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.Door == nil && errors.Is(err,
+	if port := w.specPort(); err != nil && w.cfg.Ports == "" && port != "0" && cfg.TCP.SharedListener == nil && errors.Is(err,
 		syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("worker %d listens on port %s, which the cluster's specification (TF_CONFIG) lists for it, but another process has it: "+
 			"end that one, list another port, or set Ports: %w", w.job.Worker, port, err)

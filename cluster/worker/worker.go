@@ -14,7 +14,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // Worker is this process as a worker of its job. [Join] makes it, Close ends it. Its methods may be called from any goroutine.
@@ -32,7 +32,7 @@ type Worker struct {
 	watch   *rendezvous.Watch  // nil: a job of one worker
 	store   rendezvous.Store   // nil: a job of one worker
 	server  *rendezvous.Server // nil: another serves it
-	door    *door.Door         // where it is served
+	port    *listener.Listener // the store's
 
 	life   context.Context // ends with Close, or with what ends the job; the cause says what
 	fate   context.CancelCauseFunc

@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute"
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // workerFlags are the flags of a command that can run as a worker of a job.
@@ -89,7 +89,7 @@ func (o *workerFlags) check() error {
 		return usagef("--progress-timeout %v: want a time such as 30s or 10m", o.progressTimeout)
 	}
 	if o.ports != "" {
-		if _, _, err := door.ParsePorts(o.ports); err != nil {
+		if _, _, err := listener.ParsePorts(o.ports); err != nil {
 			return usagef("--port-range: %v", err)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // Config sets up a [Node]. The zero value works, on loopback. Job, Streams and Checksum, and whether there is TLS or
@@ -19,9 +19,9 @@ type Config struct {
 	Listen string
 	// Listener is used instead of Listen, if given. The node closes it.
 	Listener net.Listener
-	// Door is used instead of both, if given, with its own Handshake and HalfOpen: a port that the process shares with other services.
+	// SharedListener is used instead of both, if given, with its own Handshake and HalfOpen: a port that the process shares with other services.
 	// The node leaves it open.
-	Door *door.Door
+	SharedListener *listener.Listener
 	// Dial makes connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Job names the job: processes of another are refused. It is no secret.

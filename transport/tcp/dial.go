@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // target is where a connection goes.
@@ -19,15 +19,15 @@ type target struct {
 // long.
 func (n *Node) dial(ctx context.Context, to target, h hello, patience time.Duration) (*arrival, error) {
 	h.secure = n.cfg.TLS != nil && !to.plain
-	caller := door.Caller{Rules: n.rules(), Dial: n.cfg.Dial, Handshake: n.cfg.Handshake, Patient: true}
+	dialer := listener.Dialer{Rules: n.rules(), Dial: n.cfg.Dial, Handshake: n.cfg.Handshake, Patient: true}
 	pause := 5 * time.Millisecond
 	since := time.Now()
 	for {
-		conn, err := caller.Call(ctx, to.addr, h.greeting())
+		conn, err := dialer.DialContext(ctx, to.addr, h.greeting())
 		switch {
 		case err == nil:
 			return newArrival(h, conn), nil
-		case !door.Temporary(err):
+		case !listener.Temporary(err):
 			return nil, fmt.Errorf("connecting to %s: %w", to.addr, err)
 		case patience > 0 && time.Since(since) > patience:
 			return nil, fmt.Errorf("connecting to %s, in vain for %v: %w", to.addr, patience, err)

@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // endpoint is one rank's end of a group.
@@ -207,7 +207,7 @@ func (e *endpoint) dial(rank int) {
 	w := e.group.world
 	for i := range e.peers[rank].streams {
 		a, err := w.node.dial(e.ctx, w.target(e.group.proc(rank)), hello{
-			purpose: door.Data, stream: uint8(i), streams: uint8(w.node.cfg.Streams), job: w.node.job,
+			purpose: listener.Data, stream: uint8(i), streams: uint8(w.node.cfg.Streams), job: w.node.job,
 			world: w.key.id, group: e.group.id, members: e.group.members, epoch: w.key.epoch, from: uint32(e.rank), to: uint32(rank),
 		}, w.node.cfg.Handshake)
 		if err == nil {
@@ -233,9 +233,9 @@ func (e *endpoint) attach(a *arrival, rank int, answer func() error) error {
 	var err error
 	switch {
 	case e.closed.Load():
-		err = door.Refuse(door.Group, "rank %d has closed its end", e.rank)
+		err = listener.Refuse(listener.Group, "rank %d has closed its end", e.rank)
 	case p.streams[a.stream] != nil:
-		err = door.Refuse(door.Duplicate, "rank %d is connected already", rank)
+		err = listener.Refuse(listener.Duplicate, "rank %d is connected already", rank)
 	case answer != nil:
 		err = answer()
 	}
@@ -339,7 +339,7 @@ const brokenGrace = 500 * time.Millisecond
 // broke says that a connection with a peer has ended, or could not be made.
 func (e *endpoint) broke(rank int, from net.Addr, err error) {
 	if errors.Is(err, errFrame) {
-		e.group.world.node.entrance.Refuse(from, &door.Refusal{Reason: door.Frame, Text: fmt.Sprintf("rank %d: %v", rank, err)})
+		e.group.world.node.acceptor.Refuse(from, &listener.Refusal{Reason: listener.Frame, Text: fmt.Sprintf("rank %d: %v", rank, err)})
 		e.lost(rank, err)
 		return
 	}

@@ -4,7 +4,7 @@ import (
 	"crypto/tls"
 	"net"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // arrival is a connection that has greeted, or was greeted on.
@@ -13,7 +13,7 @@ type arrival struct {
 	conn net.Conn // tls.Conn if there is TLS
 	raw  net.Conn // the connection itself
 	shim *shim    // if there is TLS
-	at   *door.Arrival
+	at   *listener.Accepted
 }
 
 func newArrival(h hello, conn net.Conn) *arrival {
@@ -30,12 +30,12 @@ func newArrival(h hello, conn net.Conn) *arrival {
 func (a *arrival) answer(err error) error { return a.at.Answer(err) }
 
 // errExposed is for a connection that should be encrypted and is not.
-var errExposed = door.Refuse(door.Proof, "it is not encrypted, and its process is not known to be on this host")
+var errExposed = listener.Refuse(listener.Proof, "it is not encrypted, and its process is not known to be on this host")
 
 // greeted hands a connection that has greeted and proven itself to whom it is for.
-func (n *Node) greeted(at *door.Arrival) error {
+func (n *Node) greeted(at *listener.Accepted) error {
 	var h hello
-	if err := h.read(&at.Greeting); err != nil {
+	if err := h.read(&at.Hello); err != nil {
 		return err
 	}
 	a := newArrival(h, at.Conn)

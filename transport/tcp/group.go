@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // group is some of a world's ranks. Its fields are guarded by the world's mu, but for those that never change.
@@ -89,7 +89,7 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 			err = e.welcome(a)
 		}
 		if err != nil {
-			w.node.entrance.Refuse(a.raw.RemoteAddr(), err)
+			w.node.acceptor.Refuse(a.raw.RemoteAddr(), err)
 			a.answer(err)
 		}
 	}
@@ -125,9 +125,9 @@ func (g *group) whom(a *arrival) (*endpoint, error) {
 	n := len(g.ranks)
 	switch {
 	case a.members != g.members:
-		return nil, door.Refuse(door.Group, "group %#x has other ranks here", a.group)
+		return nil, listener.Refuse(listener.Group, "group %#x has other ranks here", a.group)
 	case int(a.from) >= n || int(a.to) >= n || a.from == a.to || g.proc(int(a.to)) != g.world.self || !g.dials(int(a.from), int(a.to)):
-		return nil, door.Refuse(door.Rank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
+		return nil, listener.Refuse(listener.Rank, "rank %d of group %#x does not dial rank %d here", a.from, a.group, a.to)
 	}
 	if err := g.world.exposed(a, g.proc(int(a.from))); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (g *group) whom(a *arrival) (*endpoint, error) {
 		}
 	}
 	if g.taken == g.local {
-		return nil, door.Refuse(door.Group, "rank %d has closed its end", a.to)
+		return nil, listener.Refuse(listener.Group, "rank %d has closed its end", a.to)
 	}
 	return nil, nil
 }

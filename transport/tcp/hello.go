@@ -3,17 +3,17 @@ package tcp
 import (
 	"encoding/binary"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 const streamsMax = 64
 
-// hello is what this package has in a greeting, [door.Greeting].
+// hello is what this package has in a greeting, [listener.Hello].
 type hello struct {
-	purpose door.Service // Control: between two processes; Data: between two ranks
-	stream  uint8        // Data: which of the pair
-	streams uint8        // of each pair
-	secure  bool         // TLS follows
+	purpose listener.Service // Control: between two processes; Data: between two ranks
+	stream  uint8            // Data: which of the pair
+	streams uint8            // of each pair
+	secure  bool             // TLS follows
 	job     [16]byte
 	world   uint64 // the group that Node.Group made
 	group   uint64 // Data: the group, the world or split from it
@@ -23,10 +23,10 @@ type hello struct {
 	to      uint32
 }
 
-func (h *hello) greeting() *door.Greeting {
+func (h *hello) greeting() *listener.Hello {
 	le := binary.LittleEndian
-	g := &door.Greeting{Service: h.purpose, Secure: h.secure, Job: h.job}
-	b := g.Own[:0]
+	g := &listener.Hello{Service: h.purpose, Secure: h.secure, Job: h.job}
+	b := g.Fields[:0]
 	b = le.AppendUint64(b, h.world)
 	b = le.AppendUint64(b, h.group)
 	b = le.AppendUint64(b, h.members)
@@ -40,15 +40,15 @@ func (h *hello) greeting() *door.Greeting {
 func (h *hello) encode() []byte { return h.greeting().Encode() }
 
 // read takes a greeting.
-func (h *hello) read(g *door.Greeting) error {
+func (h *hello) read(g *listener.Hello) error {
 	le := binary.LittleEndian
-	b := &g.Own
+	b := &g.Fields
 	*h = hello{
 		purpose: g.Service, secure: g.Secure, job: g.Job, world: le.Uint64(b[0:]), group: le.Uint64(b[8:]), members: le.Uint64(b[16:]),
 		epoch: le.Uint32(b[24:]), from: le.Uint32(b[28:]), to: le.Uint32(b[32:]), stream: b[36], streams: b[37],
 	}
 	if h.streams == 0 || h.streams > streamsMax || h.stream >= h.streams || [6]byte(b[38:]) != [6]byte{} {
-		return door.Refuse(door.Damaged, "the greeting is for stream %d of %d", h.stream, h.streams)
+		return listener.Refuse(listener.Damaged, "the greeting is for stream %d of %d", h.stream, h.streams)
 	}
 	return nil
 }

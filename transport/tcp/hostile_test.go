@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // pair makes a group of two ranks in two nodes.
@@ -83,7 +83,7 @@ func stranger(t *testing.T, n *Node, b []byte) error {
 	if _, err := c.Write(b); err != nil {
 		return err
 	}
-	return door.ReadAnswer(c)
+	return listener.ReadAnswer(c)
 }
 
 // TestStrangers: every kind of wrong greeting is refused with its reason, and counted; the group goes on.
@@ -92,7 +92,7 @@ func TestStrangers(t *testing.T) {
 	works(t, ends) // so both are connected
 	link := ends[1].group.world.greeting(0)
 	data := hello{
-		purpose: door.Data, streams: 1, job: nodes[1].job, world: 1, members: ends[1].group.members, epoch: 4, from: 1, to: 0,
+		purpose: listener.Data, streams: 1, job: nodes[1].job, world: 1, members: ends[1].group.members, epoch: 4, from: 1, to: 0,
 	}
 	changed := func(h hello, change func(*hello)) []byte {
 		change(&h)
@@ -105,32 +105,32 @@ func TestStrangers(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		bytes  []byte
-		reason door.Reason
+		reason listener.Reason
 	}{
-		{"another protocol", []byte("GET / HTTP/1.1\r\nHost: here\r\n\r\n"), door.Magic},
-		{"another version", otherVersion, door.Versions},
-		{"damage", damaged, door.Damaged},
-		{"a service that is not there", changed(link, func(h *hello) { h.purpose = door.Store }), door.NoService},
-		{"stream beyond the last", changed(data, func(h *hello) { h.stream = 1 }), door.Damaged},
-		{"another job", changed(link, func(h *hello) { h.job[3]++ }), door.Job},
-		{"an epoch that is over", changed(link, func(h *hello) { h.epoch = 3 }), door.Epoch},
-		{"other members", changed(link, func(h *hello) { h.members++ }), door.Group},
-		{"other number of streams", changed(link, func(h *hello) { h.streams = 2 }), door.Group},
-		{"link from a lower rank", changed(link, func(h *hello) { h.from, h.to = 0, 0 }), door.Rank},
-		{"link from a rank beyond the last", changed(link, func(h *hello) { h.from = 1 << 31 }), door.Rank},
-		{"link for another rank", changed(link, func(h *hello) { h.to = 1 }), door.Rank},
-		{"a link replayed", link.encode(), door.Duplicate},
-		{"data for other members", changed(data, func(h *hello) { h.members++ }), door.Group},
-		{"data from a rank beyond the last", changed(data, func(h *hello) { h.from = 77 }), door.Rank},
-		{"data for a rank beyond the last", changed(data, func(h *hello) { h.to = 1<<32 - 1 }), door.Rank},
-		{"data from the wrong side", changed(data, func(h *hello) { h.from, h.to = 0, 1 }), door.Rank},
-		{"data replayed", data.encode(), door.Duplicate},
+		{"another protocol", []byte("GET / HTTP/1.1\r\nHost: here\r\n\r\n"), listener.Magic},
+		{"another version", otherVersion, listener.Versions},
+		{"damage", damaged, listener.Damaged},
+		{"a service that is not there", changed(link, func(h *hello) { h.purpose = listener.Store }), listener.NoService},
+		{"stream beyond the last", changed(data, func(h *hello) { h.stream = 1 }), listener.Damaged},
+		{"another job", changed(link, func(h *hello) { h.job[3]++ }), listener.Job},
+		{"an epoch that is over", changed(link, func(h *hello) { h.epoch = 3 }), listener.Epoch},
+		{"other members", changed(link, func(h *hello) { h.members++ }), listener.Group},
+		{"other number of streams", changed(link, func(h *hello) { h.streams = 2 }), listener.Group},
+		{"link from a lower rank", changed(link, func(h *hello) { h.from, h.to = 0, 0 }), listener.Rank},
+		{"link from a rank beyond the last", changed(link, func(h *hello) { h.from = 1 << 31 }), listener.Rank},
+		{"link for another rank", changed(link, func(h *hello) { h.to = 1 }), listener.Rank},
+		{"a link replayed", link.encode(), listener.Duplicate},
+		{"data for other members", changed(data, func(h *hello) { h.members++ }), listener.Group},
+		{"data from a rank beyond the last", changed(data, func(h *hello) { h.from = 77 }), listener.Rank},
+		{"data for a rank beyond the last", changed(data, func(h *hello) { h.to = 1<<32 - 1 }), listener.Rank},
+		{"data from the wrong side", changed(data, func(h *hello) { h.from, h.to = 0, 1 }), listener.Rank},
+		{"data replayed", data.encode(), listener.Duplicate},
 	} {
 		before := nodes[0].Refused()
 		err := stranger(t, nodes[0], c.bytes)
-		r, ok := err.(*door.Refusal)
-		if c.reason == door.Magic {
-			ok, r = err != nil && !ok, &door.Refusal{Reason: door.Magic} // it is told nothing
+		r, ok := err.(*listener.Refusal)
+		if c.reason == listener.Magic {
+			ok, r = err != nil && !ok, &listener.Refusal{Reason: listener.Magic} // it is told nothing
 		}
 		if !ok || r.Reason != c.reason {
 			t.Errorf("%s: %v, want a refusal for %q", c.name, err, c.reason)
@@ -199,7 +199,7 @@ func TestCloseAmongStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	greeting := (&hello{purpose: door.Control, streams: 1, secure: true, job: n.job}).encode()
+	greeting := (&hello{purpose: listener.Control, streams: 1, secure: true, job: n.job}).encode()
 	for _, says := range [][]byte{nil, greeting[:20], greeting, append(greeting, 'p'), append(greeting, 'p', 0x16, 3)} {
 		c, err := net.Dial("tcp", n.Addr())
 		if err != nil {
@@ -207,7 +207,7 @@ func TestCloseAmongStrangers(t *testing.T) {
 		}
 		defer c.Close()
 		c.Write(says)
-		if len(says) >= door.GreetingBytes {
+		if len(says) >= listener.HelloBytes {
 			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it asks for the proof
 				t.Fatal(err)
 			}
@@ -253,17 +253,17 @@ func TestEarly(t *testing.T) {
 func TestEarlyStrangers(t *testing.T) {
 	nodes, ends := pair(t, Config{})
 	members := hashMembers("", []int{0, 1})
-	good := hello{purpose: door.Data, streams: 1, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
+	good := hello{purpose: listener.Data, streams: 1, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
 	w := ends[0].group.world
 	var told []chan error
 	wrong := []struct {
 		change func(*hello)
-		reason door.Reason
+		reason listener.Reason
 	}{
-		{func(h *hello) { h.from = 77 }, door.Rank},
-		{func(h *hello) { h.from = 1<<32 - 1 }, door.Rank},
-		{func(h *hello) { h.from = 0 }, door.Rank},
-		{func(h *hello) { h.members++ }, door.Group},
+		{func(h *hello) { h.from = 77 }, listener.Rank},
+		{func(h *hello) { h.from = 1<<32 - 1 }, listener.Rank},
+		{func(h *hello) { h.from = 0 }, listener.Rank},
+		{func(h *hello) { h.members++ }, listener.Group},
 	}
 	for i, c := range wrong {
 		h := good
@@ -286,7 +286,7 @@ func TestEarlyStrangers(t *testing.T) {
 		subs[i] = sub.(*endpoint)
 	}
 	for i, answer := range told {
-		if r, ok := (<-answer).(*door.Refusal); !ok || r.Reason != wrong[i].reason {
+		if r, ok := (<-answer).(*listener.Refusal); !ok || r.Reason != wrong[i].reason {
 			t.Errorf("greeting %d: %v, want a refusal for %q", i, r, wrong[i].reason)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // link is the control connection with another process. It has a goroutine that reads and one that writes.
@@ -91,7 +91,7 @@ func (l *link) readLoop() {
 		}
 	}
 	if errors.Is(err, errMessage) {
-		l.w.node.entrance.Refuse(l.a.raw.RemoteAddr(), &door.Refusal{Reason: door.Frame, Text: err.Error()})
+		l.w.node.acceptor.Refuse(l.a.raw.RemoteAddr(), &listener.Refusal{Reason: listener.Frame, Text: err.Error()})
 	}
 	l.mu.Lock()
 	closed := l.closed

@@ -8,15 +8,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/transport/door"
+	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
 // Node is where a process's groups come together: at its door, which is a port of its own or one that it shares.
 type Node struct {
 	cfg      Config
 	job      [16]byte
-	door     *door.Door
-	entrance *door.Entrance
+	listener *listener.Listener
+	acceptor *listener.Acceptor
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 
@@ -41,39 +41,39 @@ func Listen(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, job: door.JobID(cfg.Job), door: cfg.Door, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
-	if n.door == nil {
-		n.door, err = door.Open(door.Config{Listen: cfg.Listen, Listener: cfg.Listener, Handshake: cfg.Handshake, HalfOpen: cfg.HalfOpen, Logger: cfg.Logger})
+	n := &Node{cfg: cfg, job: listener.JobID(cfg.Job), listener: cfg.SharedListener, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
+	if n.listener == nil {
+		n.listener, err = listener.Open(listener.Config{Listen: cfg.Listen, Listener: cfg.Listener, Handshake: cfg.Handshake, HalfOpen: cfg.HalfOpen, Logger: cfg.Logger})
 		if err != nil {
 			return nil, fmt.Errorf("tcp: %w", err)
 		}
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.entrance, err = n.door.Serve(door.Entry{
-		Services: []door.Service{door.Control, door.Data}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.greeted,
+	n.acceptor, err = n.listener.Serve(listener.ServiceConfig{
+		Services: []listener.Service{listener.Control, listener.Data}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.greeted,
 	})
 	if err != nil {
 		n.cancel()
-		n.closeDoor()
+		n.closeListener()
 		return nil, fmt.Errorf("tcp: %w", err)
 	}
 	return n, nil
 }
 
 // rules are those of all connections.
-func (n *Node) rules() door.Rules {
-	return door.Rules{TLS: n.cfg.TLS, Authenticate: n.cfg.Authenticate, Below: func(c net.Conn) net.Conn { return &shim{Conn: c} }}
+func (n *Node) rules() listener.Rules {
+	return listener.Rules{TLS: n.cfg.TLS, Authenticate: n.cfg.Authenticate, Below: func(c net.Conn) net.Conn { return &shim{Conn: c} }}
 }
 
 // Addr returns the address that the node listens on, as others may dial it if that is no wildcard.
-func (n *Node) Addr() string { return n.door.Addr() }
+func (n *Node) Addr() string { return n.listener.Addr() }
 
 // Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
 // "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". Reasons that did not
 // occur are left out.
-func (n *Node) Refused() map[string]uint64 { return n.entrance.Counts() }
+func (n *Node) Refused() map[string]uint64 { return n.acceptor.Counts() }
 
-// Close closes the port, unless it is [Config.Door], and all endpoints that are open. Closing again does nothing.
+// Close closes the port, unless it is [Config.SharedListener], and all endpoints that are open. Closing again does nothing.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	closed := n.closed
@@ -88,14 +88,14 @@ func (n *Node) Close() error {
 		w.closeAll()
 	}
 	n.cancel()
-	n.entrance.Close()
-	n.closeDoor()
+	n.acceptor.Close()
+	n.closeListener()
 	return nil
 }
 
-func (n *Node) closeDoor() {
-	if n.cfg.Door == nil {
-		n.door.Close()
+func (n *Node) closeListener() {
+	if n.cfg.SharedListener == nil {
+		n.listener.Close()
 	}
 }
 
@@ -134,16 +134,16 @@ func (n *Node) route(a *arrival) error {
 			a.raw.SetDeadline(time.Time{})
 			return w.welcome(a)
 		case a.epoch < latest:
-			return door.Refuse(door.Epoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
+			return listener.Refuse(listener.Epoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
 		case over:
-			return door.Refuse(door.Group, "the group is closed")
+			return listener.Refuse(listener.Group, "the group is closed")
 		}
 		select {
 		case <-changed:
 		case <-timer.C:
-			return door.Refuse(door.Slow, "the group %#x of epoch %d has not begun here within %v", a.world, a.epoch, n.cfg.Handshake)
+			return listener.Refuse(listener.Slow, "the group %#x of epoch %d has not begun here within %v", a.world, a.epoch, n.cfg.Handshake)
 		case <-n.ctx.Done():
-			return door.Refuse(door.Group, "the process is leaving")
+			return listener.Refuse(listener.Group, "the process is leaving")
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 func FuzzHead(f *testing.F) {
@@ -45,14 +45,14 @@ func FuzzHead(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	own := (&hello{stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).greeting().Own
+	own := (&hello{stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).greeting().Fields
 	f.Add(own[:])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		g := door.Greeting{Service: door.Data, Secure: true}
-		copy(g.Own[:], b)
+		g := listener.Hello{Service: listener.Data, Secure: true}
+		copy(g.Fields[:], b)
 		var h hello
 		if err := h.read(&g); err != nil {
-			if r := (*door.Refusal)(nil); !errors.As(err, &r) {
+			if r := (*listener.Refusal)(nil); !errors.As(err, &r) {
 				t.Fatalf("%v is no refusal", err)
 			}
 			return

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/lockstep-ml/lockstep/internal/listener"
 	"github.com/lockstep-ml/lockstep/transport"
-	"github.com/lockstep-ml/lockstep/transport/door"
 )
 
 // GroupConfig says who is in a group.
@@ -236,7 +236,7 @@ func (w *world) exposed(a *arrival, proc int) error {
 // greeting returns how this process greets another one.
 func (w *world) greeting(proc int) hello {
 	return hello{
-		purpose: door.Control, streams: uint8(w.node.cfg.Streams), job: w.node.job, world: w.key.id, members: w.hash, epoch: w.key.epoch,
+		purpose: listener.Control, streams: uint8(w.node.cfg.Streams), job: w.node.job, world: w.key.id, members: w.hash, epoch: w.key.epoch,
 		from: uint32(w.procs[w.self].ranks[0]), to: uint32(w.procs[proc].ranks[0]),
 	}
 }
@@ -252,7 +252,7 @@ func (w *world) missing() string {
 		}
 	}
 	text := "not connected with ranks " + strings.Join(who, ", ")
-	if last := w.node.entrance.Last(); last != "" {
+	if last := w.node.acceptor.Last(); last != "" {
 		text += " (" + last + ")"
 	}
 	return text
@@ -265,9 +265,9 @@ func (w *world) join(a *arrival, proc int, answer func() error) error {
 	switch {
 	case w.closed:
 		a.raw.Close()
-		return door.Refuse(door.Group, "the group is closed")
+		return listener.Refuse(listener.Group, "the group is closed")
 	case w.links[proc] != nil:
-		return door.Refuse(door.Duplicate, "ranks %v are connected already", w.procs[proc].ranks)
+		return listener.Refuse(listener.Duplicate, "ranks %v are connected already", w.procs[proc].ranks)
 	}
 	if answer != nil {
 		if err := answer(); err != nil {
@@ -282,17 +282,17 @@ func (w *world) join(a *arrival, proc int, answer func() error) error {
 // welcome takes a connection that has greeted this world, answers it, and hands it to whom it is for; or returns why it is
 // refused.
 func (w *world) welcome(a *arrival) error {
-	if a.purpose == door.Data {
+	if a.purpose == listener.Data {
 		return w.welcomeStream(a)
 	}
 	proc := slices.IndexFunc(w.procs, func(p process) bool { return p.ranks[0] == int(a.from) })
 	switch {
 	case a.members != w.hash:
-		return door.Refuse(door.Group, "it has other addresses for the ranks of group %#x", w.key.id)
+		return listener.Refuse(listener.Group, "it has other addresses for the ranks of group %#x", w.key.id)
 	case int(a.streams) != w.node.cfg.Streams:
-		return door.Refuse(door.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
+		return listener.Refuse(listener.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
 	case proc < 0 || proc <= w.self || int(a.to) != w.procs[w.self].ranks[0]:
-		return door.Refuse(door.Rank, "the process of rank %d does not dial that of rank %d", a.from, a.to)
+		return listener.Refuse(listener.Rank, "the process of rank %d does not dial that of rank %d", a.from, a.to)
 	}
 	if err := w.exposed(a, proc); err != nil {
 		return err
@@ -306,13 +306,13 @@ func (w *world) welcomeStream(a *arrival) error {
 	switch {
 	case w.closed || slices.Contains(w.past, a.group):
 		w.mu.Unlock()
-		return door.Refuse(door.Group, "the group is closed")
+		return listener.Refuse(listener.Group, "the group is closed")
 	case int(a.streams) != w.node.cfg.Streams:
 		w.mu.Unlock()
-		return door.Refuse(door.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
+		return listener.Refuse(listener.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
 	case g == nil && len(w.early) >= earlyMax:
 		w.mu.Unlock()
-		return door.Refuse(door.Crowded, "%d connections wait already for groups that have not begun here", earlyMax)
+		return listener.Refuse(listener.Crowded, "%d connections wait already for groups that have not begun here", earlyMax)
 	case g == nil:
 		w.early = append(w.early, a)
 		w.mu.Unlock()
@@ -432,7 +432,7 @@ func (w *world) end() {
 		return
 	}
 	for _, a := range early {
-		a.answer(door.Refuse(door.Group, "the group is closed"))
+		a.answer(listener.Refuse(listener.Group, "the group is closed"))
 	}
 	var closing sync.WaitGroup
 	for _, l := range links {

@@ -1,4 +1,4 @@
-package door
+package listener
 
 import (
 	"crypto/tls"
@@ -22,32 +22,32 @@ type Rules struct {
 	Below func(net.Conn) net.Conn
 }
 
-// Entry says how a door lets in who is for some services.
-type Entry struct {
+// ServiceConfig says how a door lets in who is for some services.
+type ServiceConfig struct {
 	Services []Service
 	Rules
 	// Job is the job that callers must be of; nil: any.
 	Job *string
 	// Plain lets in callers without TLS although there is some: whether they may is Handle's to say.
 	Plain bool
-	// Handle takes a connection that has greeted and proven itself, on a goroutine of its own. It answers it ([Arrival.Answer]), then or
+	// Handle takes a connection that has greeted and proven itself, on a goroutine of its own. It answers it ([Accepted.Answer]), then or
 	// later, or returns why it is refused.
-	Handle func(*Arrival) error
+	Handle func(*Accepted) error
 	// Refused, if given, is told of every refusal, one after the other or at once. It must not block.
 	Refused func(from net.Addr, reason Reason, err error)
 }
 
-// Entrance is what a door keeps for some services.
-type Entrance struct {
-	Entry
-	door    *Door
-	job     [16]byte
-	refused [reasons]atomic.Uint64
-	last    atomic.Pointer[refused]
-	work    sync.WaitGroup
+// Acceptor is what a door keeps for some services.
+type Acceptor struct {
+	ServiceConfig
+	listener *Listener
+	job      [16]byte
+	refused  [reasons]atomic.Uint64
+	last     atomic.Pointer[refused]
+	work     sync.WaitGroup
 
 	// Guarded by the door's mu.
-	waiting map[*Arrival]struct{} // that have no answer yet
+	waiting map[*Accepted]struct{} // that have no answer yet
 	closed  bool
 }
 
@@ -58,47 +58,47 @@ type refused struct {
 }
 
 // Serve has a service's connections handed to it from now on. There can be one at a time for each service.
-func (d *Door) Serve(entry Entry) (*Entrance, error) {
-	e := &Entrance{Entry: entry, door: d, waiting: map[*Arrival]struct{}{}}
+func (l *Listener) Serve(entry ServiceConfig) (*Acceptor, error) {
+	e := &Acceptor{ServiceConfig: entry, listener: l, waiting: map[*Accepted]struct{}{}}
 	if entry.Job != nil {
 		e.job = JobID(*entry.Job)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return nil, fmt.Errorf("door: %s is closed", d.Addr())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, fmt.Errorf("listener: %s is closed", l.Addr())
 	}
-	for _, other := range d.entrances {
+	for _, other := range l.acceptors {
 		if i := slices.IndexFunc(e.Services, func(s Service) bool { return slices.Contains(other.Services, s) }); i >= 0 {
-			return nil, fmt.Errorf("door: %s serves a %v already", d.Addr(), e.Services[i])
+			return nil, fmt.Errorf("listener: %s serves a %v already", l.Addr(), e.Services[i])
 		}
 	}
-	d.entrances = append(d.entrances, e)
-	if !d.accepting {
-		d.accepting = true
-		d.work.Go(d.accept)
+	l.acceptors = append(l.acceptors, e)
+	if !l.accepting {
+		l.accepting = true
+		l.work.Go(l.accept)
 	}
 	return e, nil
 }
 
 // Close ends the service: connections that have no answer yet are closed, and those that are being handled are waited for.
 // Closing again waits too.
-func (e *Entrance) Close() {
-	e.door.mu.Lock()
-	e.door.entrances = slices.DeleteFunc(e.door.entrances, func(other *Entrance) bool { return other == e })
+func (e *Acceptor) Close() {
+	e.listener.mu.Lock()
+	e.listener.acceptors = slices.DeleteFunc(e.listener.acceptors, func(other *Acceptor) bool { return other == e })
 	e.closed = true
 	for a := range e.waiting {
 		a.Raw.Close()
 	}
 	clear(e.waiting)
-	e.door.mu.Unlock()
+	e.listener.mu.Unlock()
 	e.work.Wait()
 }
 
 // Refuse counts and logs a connection that the service refuses, or ends, after Handle.
-func (e *Entrance) Refuse(from net.Addr, err error) { e.door.refuse(e, from, err) }
+func (e *Acceptor) Refuse(from net.Addr, err error) { e.listener.refuse(e, from, err) }
 
-func (e *Entrance) note(from net.Addr, reason Reason, err error) {
+func (e *Acceptor) note(from net.Addr, reason Reason, err error) {
 	e.refused[reason].Add(1)
 	e.last.Store(&refused{from, err})
 	if e.Refused != nil {
@@ -108,7 +108,7 @@ func (e *Entrance) note(from net.Addr, reason Reason, err error) {
 
 // Counts returns how many connections were refused, or ended for what came through them, by reason: "magic", "proof", …. Reasons
 // that did not occur are left out.
-func (e *Entrance) Counts() map[string]uint64 {
+func (e *Acceptor) Counts() map[string]uint64 {
 	out := map[string]uint64{}
 	for r := range e.refused {
 		if n := e.refused[r].Load(); n > 0 {
@@ -119,7 +119,7 @@ func (e *Entrance) Counts() map[string]uint64 {
 }
 
 // Last says who was refused last, and why, for the error of who waits in vain: "" if nobody was.
-func (e *Entrance) Last() string {
+func (e *Acceptor) Last() string {
 	last := e.last.Load()
 	if last == nil {
 		return ""

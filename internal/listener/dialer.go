@@ -1,4 +1,4 @@
-package door
+package listener
 
 import (
 	"bytes"
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Caller dials a service.
-type Caller struct {
+// Dialer dials a service.
+type Dialer struct {
 	Rules
 	// Dial makes connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -25,7 +25,7 @@ type Caller struct {
 
 // Call makes a connection, greets, and waits for the answer. The connection is a *tls.Conn if the greeting says so. Of the errors some
 // are [Temporary].
-func (c *Caller) Call(ctx context.Context, address string, g *Greeting) (conn net.Conn, err error) {
+func (c *Dialer) DialContext(ctx context.Context, address string, g *Hello) (conn net.Conn, err error) {
 	dial, handshake := c.Dial, c.Handshake
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
@@ -74,7 +74,7 @@ func (c *Caller) Call(ctx context.Context, address string, g *Greeting) (conn ne
 }
 
 // prove hears what has to follow the greeting, and gives the proof that is asked for.
-func (c *Caller) prove(raw net.Conn, greeting []byte) error {
+func (c *Dialer) prove(raw net.Conn, greeting []byte) error {
 	var next [1]byte
 	if _, err := io.ReadFull(raw, next[:]); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (c *Caller) prove(raw net.Conn, greeting []byte) error {
 }
 
 // secure begins TLS on a connection that this end has dialed.
-func (c *Caller) secure(ctx context.Context, raw net.Conn, address string, greeting []byte) (net.Conn, error) {
+func (c *Dialer) secure(ctx context.Context, raw net.Conn, address string, greeting []byte) (net.Conn, error) {
 	cfg := c.TLS
 	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
 		cfg = cfg.Clone()

@@ -1,4 +1,4 @@
-package door
+package listener
 
 import (
 	"crypto/sha256"
@@ -32,10 +32,10 @@ func (s Service) String() string {
 }
 
 const (
-	// GreetingBytes is the length of a greeting.
-	GreetingBytes = 80
-	// OwnBytes is how much of it is the service's own.
-	OwnBytes = 44
+	// HelloBytes is the length of a greeting.
+	HelloBytes = 80
+	// FieldsBytes is how much of it is the service's own.
+	FieldsBytes = 44
 
 	magic = "LOCKSTEP"
 
@@ -46,12 +46,12 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Greeting is the first bytes on a connection, from the one who dials.
-type Greeting struct {
+// Hello is the first bytes on a connection, from the one who dials.
+type Hello struct {
 	Service Service
 	Secure  bool // TLS follows
 	Job     [16]byte
-	Own     [OwnBytes]byte // the service's
+	Fields  [FieldsBytes]byte // the service's
 }
 
 // JobID returns what stands in greetings for a job's name.
@@ -61,9 +61,9 @@ func JobID(name string) [16]byte {
 }
 
 // Encode returns the greeting's bytes.
-func (g *Greeting) Encode() []byte {
+func (g *Hello) Encode() []byte {
 	le := binary.LittleEndian
-	b := make([]byte, 0, GreetingBytes)
+	b := make([]byte, 0, HelloBytes)
 	b = append(b, magic...)
 	b = le.AppendUint16(b, Version)
 	secure := byte(0)
@@ -72,16 +72,16 @@ func (g *Greeting) Encode() []byte {
 	}
 	b = append(b, byte(g.Service), secure, 0, 0, 0, 0)
 	b = append(b, g.Job[:]...)
-	b = append(b, g.Own[:]...)
+	b = append(b, g.Fields[:]...)
 	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
 // Decode reads a greeting. It looks at the magic and the version first, so that a stranger and another version are told apart
 // from damage. Its errors are of type [*Refusal].
-func (g *Greeting) Decode(b []byte) error {
+func (g *Hello) Decode(b []byte) error {
 	le := binary.LittleEndian
 	switch {
-	case len(b) != GreetingBytes || string(b[:8]) != magic:
+	case len(b) != HelloBytes || string(b[:8]) != magic:
 		return errStranger
 	case le.Uint16(b[8:]) != Version:
 		return Refuse(Versions, "it speaks version %d of the wire format, this end version %d", le.Uint16(b[8:]), Version)
@@ -90,7 +90,7 @@ func (g *Greeting) Decode(b []byte) error {
 	case b[11] > 1 || le.Uint32(b[12:]) != 0:
 		return Refuse(Damaged, "the greeting has impossible fields")
 	}
-	*g = Greeting{Service: Service(b[10]), Secure: b[11] == 1, Job: [16]byte(b[16:32]), Own: [OwnBytes]byte(b[32:76])}
+	*g = Hello{Service: Service(b[10]), Secure: b[11] == 1, Job: [16]byte(b[16:32]), Fields: [FieldsBytes]byte(b[32:76])}
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package door
+package listener
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Config sets up a [Door]. The zero value works, on loopback.
+// Config sets up a [Listener]. The zero value works, on loopback.
 type Config struct {
 	// Listen is the address and the port, or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only that
 	// address is bound. Default "127.0.0.1:0": any free port.
@@ -46,59 +46,59 @@ func (c Config) filled() Config {
 	return c
 }
 
-// Door is a process's listening port.
-type Door struct {
-	cfg      Config
-	listener net.Listener
-	ctx      context.Context // ends with Close
-	cancel   context.CancelFunc
-	work     sync.WaitGroup
-	counted  [reasons]atomic.Uint64
-	logged   [reasons]atomic.Int64 // when one was logged last, in nanoseconds since 1970
-	first    [GreetingBytes]byte   // of the connection that was just accepted
+// Listener is a process's listening port.
+type Listener struct {
+	cfg     Config
+	inner   net.Listener
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	work    sync.WaitGroup
+	counted [reasons]atomic.Uint64
+	logged  [reasons]atomic.Int64 // when one was logged last, in nanoseconds since 1970
+	first   [HelloBytes]byte      // of the connection that was just accepted
 
 	mu        sync.Mutex
-	entrances []*Entrance
+	acceptors []*Acceptor
 	half      halfOpen
 	accepting bool
 	closed    bool
 }
 
 // Open opens the port. Until a service is served there, connections wait: nobody is refused for coming early.
-func Open(cfg Config) (*Door, error) {
+func Open(cfg Config) (*Listener, error) {
 	cfg = cfg.filled()
-	d := &Door{cfg: cfg, listener: cfg.Listener}
-	if d.listener == nil {
+	l := &Listener{cfg: cfg, inner: cfg.Listener}
+	if l.inner == nil {
 		var err error
-		if d.listener, err = listen(cfg.Listen); err != nil {
+		if l.inner, err = listen(cfg.Listen); err != nil {
 			return nil, err
 		}
 	}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
-	return d, nil
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l, nil
 }
 
 // Addr returns the address that the door listens on, as others may dial it if that is no wildcard.
-func (d *Door) Addr() string { return d.listener.Addr().String() }
+func (l *Listener) Addr() string { return l.inner.Addr().String() }
 
 // Close closes the port, ends what its services are being asked for, and waits for them. Closing again does nothing.
-func (d *Door) Close() error {
-	d.mu.Lock()
-	closed := d.closed
-	d.closed = true
-	d.mu.Unlock()
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	closed := l.closed
+	l.closed = true
+	l.mu.Unlock()
 	if closed {
 		return nil
 	}
-	d.cancel()
-	err := d.listener.Close()
-	for _, e := range d.all() {
+	l.cancel()
+	err := l.inner.Close()
+	for _, e := range l.all() {
 		e.Close()
 	}
-	d.mu.Lock()
-	d.half.makeRoom(0)
-	d.mu.Unlock()
-	d.work.Wait()
+	l.mu.Lock()
+	l.half.makeRoom(0)
+	l.mu.Unlock()
+	l.work.Wait()
 	return err
 }
 
@@ -106,68 +106,68 @@ func (d *Door) Close() error {
 const acceptPause = 50 * time.Millisecond
 
 // accept takes connections until Close.
-func (d *Door) accept() {
+func (l *Listener) accept() {
 	for {
-		c, err := d.listener.Accept()
-		if d.ctx.Err() != nil {
+		c, err := l.inner.Accept()
+		if l.ctx.Err() != nil {
 			if err == nil {
 				c.Close()
 			}
 			return
 		}
 		if err == nil {
-			d.begin(c)
+			l.begin(c)
 			continue
 		}
 		// Out of descriptors, most likely: dropping strangers may help, and time does.
-		d.mu.Lock()
-		d.half.makeRoom(0)
-		d.mu.Unlock()
+		l.mu.Lock()
+		l.half.makeRoom(0)
+		l.mu.Unlock()
 		select {
 		case <-time.After(acceptPause):
-		case <-d.ctx.Done():
+		case <-l.ctx.Done():
 		}
 	}
 }
 
 // begin sends away who is known for a stranger by what has come already, and leaves others to a goroutine.
-func (d *Door) begin(c net.Conn) {
-	n, ended := look(c, d.first[:])
-	if !mayBe(d.first[:n]) || ended {
-		d.sendAway(c)
+func (l *Listener) begin(c net.Conn) {
+	n, ended := look(c, l.first[:])
+	if !mayBe(l.first[:n]) || ended {
+		l.sendAway(c)
 		return
 	}
-	a := &Arrival{Conn: c, Raw: c, door: d, read: n}
-	copy(a.bytes[:], d.first[:n])
-	if n == GreetingBytes {
+	a := &Accepted{Conn: c, Raw: c, listener: l, read: n}
+	copy(a.bytes[:], l.first[:n])
+	if n == HelloBytes {
 		if err := a.decode(); err != nil {
-			d.refuse(a.entrance, c.RemoteAddr(), err)
+			l.refuse(a.acceptor, c.RemoteAddr(), err)
 			c.Write(answer(err)) // a fresh connection has room for it
 			c.Close()
 			return
 		}
 	}
-	d.mu.Lock()
-	closed := d.closed
+	l.mu.Lock()
+	closed := l.closed
 	if !closed {
-		d.half.makeRoom(d.cfg.HalfOpen - 1)
-		d.half.add(c)
-		d.work.Add(1)
+		l.half.makeRoom(l.cfg.HalfOpen - 1)
+		l.half.add(c)
+		l.work.Add(1)
 	}
-	d.mu.Unlock()
+	l.mu.Unlock()
 	if closed {
 		c.Close()
 		return
 	}
 	go func() {
-		defer d.work.Done()
+		defer l.work.Done()
 		a.greet()
 	}()
 }
 
 // sendAway closes the connection of a stranger, of which nothing is to stay, in the kernel neither.
-func (d *Door) sendAway(c net.Conn) {
-	d.refuse(nil, c.RemoteAddr(), errStranger)
+func (l *Listener) sendAway(c net.Conn) {
+	l.refuse(nil, c.RemoteAddr(), errStranger)
 	if t, ok := c.(interface{ SetLinger(int) error }); ok {
 		t.SetLinger(0)
 	}
@@ -176,33 +176,33 @@ func (d *Door) sendAway(c net.Conn) {
 
 // refuse counts and logs a refusal, of each kind at most one a second: strangers must not fill the disk. Who did not come as far as to
 // say what it wants is counted by all services.
-func (d *Door) refuse(e *Entrance, from net.Addr, err error) {
+func (l *Listener) refuse(e *Acceptor, from net.Addr, err error) {
 	reason := reasonOf(err)
 	if e != nil {
 		e.note(from, reason, err)
 	} else {
-		for _, e := range d.all() {
+		for _, e := range l.all() {
 			e.note(from, reason, err)
 		}
 	}
-	count := d.counted[reason].Add(1)
+	count := l.counted[reason].Add(1)
 	now := time.Now().UnixNano()
-	before := d.logged[reason].Load()
-	if d.ctx.Err() == nil && now-before >= int64(time.Second) && d.logged[reason].CompareAndSwap(before, now) {
-		d.cfg.Logger.Warn("door: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
+	before := l.logged[reason].Load()
+	if l.ctx.Err() == nil && now-before >= int64(time.Second) && l.logged[reason].CompareAndSwap(before, now) {
+		l.cfg.Logger.Warn("listener: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
 	}
 }
 
-// all returns the entrances that are there.
-func (d *Door) all() []*Entrance {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.entrances)
+// all returns the acceptors that are there.
+func (l *Listener) all() []*Acceptor {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.acceptors)
 }
 
 // to returns the entrance for a service, or nil.
-func (d *Door) to(s Service) *Entrance {
-	for _, e := range d.all() {
+func (l *Listener) to(s Service) *Acceptor {
+	for _, e := range l.all() {
 		if slices.Contains(e.Services, s) {
 			return e
 		}
@@ -228,11 +228,11 @@ func ParsePorts(text string) (first, last int, err error) {
 func listen(address string) (net.Listener, error) {
 	host, ports, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("door: address %q to listen on: %w", address, err)
+		return nil, fmt.Errorf("listener: address %q to listen on: %w", address, err)
 	}
 	first, last, err := ParsePorts(ports)
 	if err != nil {
-		return nil, fmt.Errorf("door: address %q to listen on: %w", address, err)
+		return nil, fmt.Errorf("listener: address %q to listen on: %w", address, err)
 	}
 	// Whom a service lets in, it has kept alive; strangers have a deadline.
 	lc := net.ListenConfig{KeepAlive: -1, Control: untilDataComes}
@@ -246,5 +246,5 @@ func listen(address string) (net.Listener, error) {
 			errs = errs[1:]
 		}
 	}
-	return nil, fmt.Errorf("door: no port to listen on: %w", errors.Join(errs...))
+	return nil, fmt.Errorf("listener: no port to listen on: %w", errors.Join(errs...))
 }

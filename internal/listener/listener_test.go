@@ -1,4 +1,4 @@
-package door
+package listener
 
 import (
 	"bytes"
@@ -20,22 +20,22 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // open opens a door that ends with the test.
-func open(t testing.TB, cfg Config) *Door {
+func open(t testing.TB, cfg Config) *Listener {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	d, err := Open(cfg)
+	l, err := Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { d.Close() })
-	return d
+	t.Cleanup(func() { l.Close() })
+	return l
 }
 
 // welcome serves a service that says its name to all who come.
-func welcome(t testing.TB, d *Door, s Service, rules Rules) *Entrance {
+func welcome(t testing.TB, l *Listener, s Service, rules Rules) *Acceptor {
 	t.Helper()
 	job := "ours"
-	e, err := d.Serve(Entry{Services: []Service{s}, Job: &job, Rules: rules, Handle: func(a *Arrival) error {
+	e, err := l.Serve(ServiceConfig{Services: []Service{s}, Job: &job, Rules: rules, Handle: func(a *Accepted) error {
 		err := a.Answer(nil, []byte(s.String())...)
 		a.Conn.Close()
 		return err
@@ -47,9 +47,9 @@ func welcome(t testing.TB, d *Door, s Service, rules Rules) *Entrance {
 }
 
 // call returns what a service says.
-func call(t testing.TB, d *Door, c Caller, g Greeting) (string, error) {
+func call(t testing.TB, l *Listener, c Dialer, g Hello) (string, error) {
 	t.Helper()
-	conn, err := c.Call(t.Context(), d.Addr(), &g)
+	conn, err := c.DialContext(t.Context(), l.Addr(), &g)
 	if err != nil {
 		return "", err
 	}
@@ -60,7 +60,7 @@ func call(t testing.TB, d *Door, c Caller, g Greeting) (string, error) {
 
 // TestServices: one port leads to several services, each with rules of its own; one that is not there is refused by its name.
 func TestServices(t *testing.T) {
-	d := open(t, Config{})
+	l := open(t, Config{})
 	prove := Rules{Authenticate: func(conn net.Conn, dialed bool, greeting []byte) error {
 		if dialed {
 			_, err := conn.Write([]byte("please"))
@@ -72,26 +72,26 @@ func TestServices(t *testing.T) {
 		}
 		return nil
 	}}
-	store := welcome(t, d, Store, prove)
-	welcome(t, d, Data, Rules{})
+	store := welcome(t, l, Store, prove)
+	welcome(t, l, Data, Rules{})
 	ours, theirs := JobID("ours"), JobID("theirs")
 	for _, c := range []struct {
 		name   string
-		caller Caller
-		g      Greeting
+		caller Dialer
+		g      Hello
 		want   string
 		reason Reason
 	}{
-		{"data", Caller{}, Greeting{Service: Data, Job: ours}, "group's data", 0},
-		{"the store", Caller{Rules: prove}, Greeting{Service: Store, Job: ours}, "store", 0},
-		{"the store without a proof", Caller{}, Greeting{Service: Store, Job: ours}, "asks for a proof", Proof},
-		{"data with a proof", Caller{Rules: prove}, Greeting{Service: Data, Job: ours}, "asks for no proof", Proof},
-		{"another job", Caller{}, Greeting{Service: Data, Job: theirs}, `another job than "ours"`, Job},
-		{"who wants TLS", Caller{}, Greeting{Service: Data, Job: ours, Secure: true}, "it wants TLS, which this end does not have", Proof},
-		{"a service that is not there", Caller{}, Greeting{Service: Control, Job: ours}, "no group's control is at " + d.Addr(), NoService},
-		{"a service that nobody knows", Caller{}, Greeting{Service: 77, Job: ours}, "no service 77 is at " + d.Addr(), NoService},
+		{"data", Dialer{}, Hello{Service: Data, Job: ours}, "group's data", 0},
+		{"the store", Dialer{Rules: prove}, Hello{Service: Store, Job: ours}, "store", 0},
+		{"the store without a proof", Dialer{}, Hello{Service: Store, Job: ours}, "asks for a proof", Proof},
+		{"data with a proof", Dialer{Rules: prove}, Hello{Service: Data, Job: ours}, "asks for no proof", Proof},
+		{"another job", Dialer{}, Hello{Service: Data, Job: theirs}, `another job than "ours"`, Job},
+		{"who wants TLS", Dialer{}, Hello{Service: Data, Job: ours, Secure: true}, "it wants TLS, which this end does not have", Proof},
+		{"a service that is not there", Dialer{}, Hello{Service: Control, Job: ours}, "no group's control is at " + l.Addr(), NoService},
+		{"a service that nobody knows", Dialer{}, Hello{Service: 77, Job: ours}, "no service 77 is at " + l.Addr(), NoService},
 	} {
-		text, err := call(t, d, c.caller, c.g)
+		text, err := call(t, l, c.caller, c.g)
 		r := (*Refusal)(nil)
 		if errors.As(err, &r) {
 			text = r.Text
@@ -100,39 +100,39 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", c.name, text, err, c.want)
 		}
 	}
-	if _, err := d.Serve(Entry{Services: []Service{Control, Store}}); err == nil || !strings.Contains(err.Error(), "serves a store already") {
+	if _, err := l.Serve(ServiceConfig{Services: []Service{Control, Store}}); err == nil || !strings.Contains(err.Error(), "serves a store already") {
 		t.Errorf("a service twice: %v", err)
 	}
 	store.Close()
-	if text, err := call(t, d, Caller{Rules: prove}, Greeting{Service: Store, Job: ours}); err == nil || !strings.Contains(err.Error(), "no store is at") {
+	if text, err := call(t, l, Dialer{Rules: prove}, Hello{Service: Store, Job: ours}); err == nil || !strings.Contains(err.Error(), "no store is at") {
 		t.Errorf("a service that has ended: %q, %v", text, err)
 	}
-	if text, err := call(t, d, Caller{}, Greeting{Service: Data, Job: ours}); err != nil || text != "group's data" {
+	if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: ours}); err != nil || text != "group's data" {
 		t.Errorf("the other service: %q, %v", text, err)
 	}
 }
 
 // TestCrowd: connections that do not greet are bounded in number and time, and keep nobody out.
 func TestCrowd(t *testing.T) {
-	d := open(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as the one in the crowd may need at worst
-	e := welcome(t, d, Data, Rules{})
+	l := open(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as the one in the crowd may need at worst
+	e := welcome(t, l, Data, Rules{})
 	var conns []net.Conn
 	for range 200 {
-		c, err := net.Dial("tcp", d.Addr())
+		c, err := net.Dial("tcp", l.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
 		c.Write([]byte(magic)) // a part of a greeting
 		conns = append(conns, c)
-		d.mu.Lock()
-		half := len(d.half.all)
-		d.mu.Unlock()
+		l.mu.Lock()
+		half := len(l.half.all)
+		l.mu.Unlock()
 		if half > 16 {
 			t.Fatalf("%d connections are half open, want at most 16", half)
 		}
 	}
-	if text, err := call(t, d, Caller{}, Greeting{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
+	if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
 		t.Errorf("in the crowd: %q, %v", text, err)
 	}
 	for _, c := range conns { // every one is ended by the other side
@@ -140,7 +140,7 @@ func TestCrowd(t *testing.T) {
 			t.Fatal("a connection that says nothing is still open")
 		}
 	}
-	d.Close()
+	l.Close()
 	if got := e.Counts(); !maps.Equal(got, map[string]uint64{"slow": 200}) {
 		t.Errorf("counted %v, want 200 that were slow", got)
 	}
@@ -148,21 +148,21 @@ func TestCrowd(t *testing.T) {
 
 // TestFlood: while strangers come without a pause, who belongs to the job gets in.
 func TestFlood(t *testing.T) {
-	d := open(t, Config{})
-	e := welcome(t, d, Data, Rules{})
+	l := open(t, Config{})
+	e := welcome(t, l, Data, Rules{})
 	ctx, stop := context.WithCancel(t.Context())
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		for ctx.Err() == nil {
-			if c, err := net.Dial("tcp", d.Addr()); err == nil {
+			if c, err := net.Dial("tcp", l.Addr()); err == nil {
 				c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
 				c.Close()
 			}
 		}
 	}()
 	for e.Counts()["magic"] < 1000 {
-		if text, err := call(t, d, Caller{}, Greeting{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
+		if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
 			t.Errorf("in the flood: %q, %v", text, err)
 			break
 		}
@@ -173,11 +173,11 @@ func TestFlood(t *testing.T) {
 
 // TestPieces: a greeting may come in any pieces, and a stranger is sent away after the first byte that no greeting has there.
 func TestPieces(t *testing.T) {
-	d := open(t, Config{})
-	e := welcome(t, d, Data, Rules{})
-	greeting := (&Greeting{Service: Data, Job: JobID("ours")}).Encode()
+	l := open(t, Config{})
+	e := welcome(t, l, Data, Rules{})
+	greeting := (&Hello{Service: Data, Job: JobID("ours")}).Encode()
 	for _, cut := range []int{0, 1, 7, 8, 79} {
-		c, err := net.Dial("tcp", d.Addr())
+		c, err := net.Dial("tcp", l.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +191,7 @@ func TestPieces(t *testing.T) {
 		c.Close()
 	}
 	for _, says := range []string{"X", "LOCKSTOP"} {
-		c, err := net.Dial("tcp", d.Addr())
+		c, err := net.Dial("tcp", l.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func TestPieces(t *testing.T) {
 		}
 		c.Close()
 	}
-	d.Close()
+	l.Close()
 	if got := e.Counts(); !maps.Equal(got, map[string]uint64{"magic": 2}) {
 		t.Errorf("counted %v, want two strangers", got)
 	}
@@ -212,20 +212,20 @@ func TestPieces(t *testing.T) {
 // TestCloseAmongStrangers: a door that closes waits for nobody who has stopped half way, nor does a service.
 func TestCloseAmongStrangers(t *testing.T) {
 	for _, whole := range []bool{true, false} {
-		d := open(t, Config{Handshake: time.Hour})
-		e := welcome(t, d, Data, Rules{Authenticate: func(conn net.Conn, _ bool, _ []byte) error {
+		l := open(t, Config{Handshake: time.Hour})
+		e := welcome(t, l, Data, Rules{Authenticate: func(conn net.Conn, _ bool, _ []byte) error {
 			_, err := io.ReadFull(conn, make([]byte, 1))
 			return err
 		}})
-		greeting := (&Greeting{Service: Data, Job: JobID("ours")}).Encode()
+		greeting := (&Hello{Service: Data, Job: JobID("ours")}).Encode()
 		for _, says := range [][]byte{nil, greeting[:20], greeting} {
-			c, err := net.Dial("tcp", d.Addr())
+			c, err := net.Dial("tcp", l.Addr())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
 			c.Write(says)
-			if len(says) == GreetingBytes {
+			if len(says) == HelloBytes {
 				if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it asks for the proof
 					t.Fatal(err)
 				}
@@ -234,27 +234,27 @@ func TestCloseAmongStrangers(t *testing.T) {
 		if !whole {
 			e.Close()
 		}
-		d.Close()
-		d.Close()
+		l.Close()
+		l.Close()
 	}
 }
 
 // TestEarly: who comes before there is a service waits for it.
 func TestEarly(t *testing.T) {
-	d := open(t, Config{})
-	c, err := net.Dial("tcp", d.Addr())
+	l := open(t, Config{})
+	c, err := net.Dial("tcp", l.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := c.Write((&Greeting{Service: Store, Job: JobID("ours")}).Encode()); err != nil {
+	if _, err := c.Write((&Hello{Service: Store, Job: JobID("ours")}).Encode()); err != nil {
 		t.Fatal(err)
 	}
 	c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%d bytes, %v, before anything is served", n, err)
 	}
-	welcome(t, d, Store, Rules{})
+	welcome(t, l, Store, Rules{})
 	c.SetReadDeadline(time.Time{})
 	if text, err := io.ReadAll(c); err != nil || !bytes.HasSuffix(text, []byte(Store.String())) {
 		t.Errorf("%q, %v", text, err)
@@ -279,11 +279,11 @@ func TestListen(t *testing.T) {
 	}
 }
 
-func FuzzGreeting(f *testing.F) {
-	f.Add((&Greeting{Service: Store, Secure: true, Job: [16]byte{1}, Own: [OwnBytes]byte{2}}).Encode())
+func FuzzHello(f *testing.F) {
+	f.Add((&Hello{Service: Store, Secure: true, Job: [16]byte{1}, Fields: [FieldsBytes]byte{2}}).Encode())
 	f.Add([]byte("GET / HTTP/1.1\r\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var g Greeting
+		var g Hello
 		if err := g.Decode(b); err != nil {
 			if r := (*Refusal)(nil); !errors.As(err, &r) {
 				t.Fatalf("%v is no refusal", err)
@@ -319,7 +319,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		fmt.Sprintf("# The wire format, version %d\n", Version), fmt.Sprintf("### Hello, %d bytes\n", GreetingBytes),
+		fmt.Sprintf("# The wire format, version %d\n", Version), fmt.Sprintf("### Hello, %d bytes\n", HelloBytes),
 		fmt.Sprintf("### Answer, %d bytes and a text\n", answerBytes),
 	}
 	for r := accepted + 1; r < reasons; r++ {

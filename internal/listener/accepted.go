@@ -1,4 +1,4 @@
-package door
+package listener
 
 import (
 	"bytes"
@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Arrival is a connection that has greeted.
-type Arrival struct {
-	Greeting
+// Accepted is a connection that has greeted.
+type Accepted struct {
+	Hello
 	Conn     net.Conn  // a *tls.Conn if there is TLS
 	Raw      net.Conn  // the connection itself
 	Deadline time.Time // until when the one who dials waits, at least
 
-	door     *Door
-	entrance *Entrance // nil: not known yet
-	bytes    [GreetingBytes]byte
+	listener *Listener
+	acceptor *Acceptor // nil: not known yet
+	bytes    [HelloBytes]byte
 	read     int  // of them
 	proven   bool // it is not counted as half open any more
 	told     bool // it knows already that it is refused
@@ -29,7 +29,7 @@ type Arrival struct {
 const answerTimeout = 2 * time.Second
 
 // Answer accepts the connection, and says more to it in the same breath, or refuses it for err and closes it.
-func (a *Arrival) Answer(err error, more ...byte) error {
+func (a *Accepted) Answer(err error, more ...byte) error {
 	a.Conn.SetDeadline(time.Now().Add(answerTimeout))
 	_, failed := a.Conn.Write(append(answer(err), more...))
 	a.leave()
@@ -41,73 +41,73 @@ func (a *Arrival) Answer(err error, more ...byte) error {
 }
 
 // Enter takes the connection off the list of those that newer ones push out. It returns an error if that has happened.
-func (a *Arrival) Enter() error {
+func (a *Accepted) Enter() error {
 	if a.proven {
 		return nil
 	}
-	a.door.mu.Lock()
-	defer a.door.mu.Unlock()
-	if a.proven = a.door.half.remove(a.Raw); !a.proven {
+	a.listener.mu.Lock()
+	defer a.listener.mu.Unlock()
+	if a.proven = a.listener.half.remove(a.Raw); !a.proven {
 		return errPushedOut
 	}
 	return nil
 }
 
 // greet takes a new connection as far as it comes, and hands it to its service.
-func (a *Arrival) greet() {
-	d := a.door
+func (a *Accepted) greet() {
+	l := a.listener
 	defer func() {
-		d.mu.Lock()
-		d.half.remove(a.Raw)
-		d.mu.Unlock()
+		l.mu.Lock()
+		l.half.remove(a.Raw)
+		l.mu.Unlock()
 	}()
-	a.Deadline = time.Now().Add(d.cfg.Handshake)
+	a.Deadline = time.Now().Add(l.cfg.Handshake)
 	a.Raw.SetDeadline(a.Deadline)
-	err := a.readGreeting()
+	err := a.readHello()
 	if err == nil {
 		err = a.enter()
 	}
 	switch {
 	case err == nil:
 	case err == errStranger:
-		d.sendAway(a.Raw)
+		l.sendAway(a.Raw)
 	case a.over():
 		a.Answer(errLeaving)
 	case a.told:
-		d.refuse(a.entrance, a.Raw.RemoteAddr(), err)
+		l.refuse(a.acceptor, a.Raw.RemoteAddr(), err)
 		a.leave()
 		a.Raw.Close()
 	default:
-		d.refuse(a.entrance, a.Raw.RemoteAddr(), err)
+		l.refuse(a.acceptor, a.Raw.RemoteAddr(), err)
 		a.Answer(err)
 	}
 }
 
 // leave takes the connection off the list of those that have no answer.
-func (a *Arrival) leave() {
-	a.door.mu.Lock()
-	defer a.door.mu.Unlock()
-	if a.entrance != nil {
-		delete(a.entrance.waiting, a)
+func (a *Accepted) leave() {
+	a.listener.mu.Lock()
+	defer a.listener.mu.Unlock()
+	if a.acceptor != nil {
+		delete(a.acceptor.waiting, a)
 	}
 }
 
 // over reports whether the service that the connection is for has ended.
-func (a *Arrival) over() bool {
-	a.door.mu.Lock()
-	defer a.door.mu.Unlock()
-	return a.entrance != nil && a.entrance.closed
+func (a *Accepted) over() bool {
+	a.listener.mu.Lock()
+	defer a.listener.mu.Unlock()
+	return a.acceptor != nil && a.acceptor.closed
 }
 
-// readGreeting reads what is missing of the greeting. Who is known for a stranger by less may not send more.
-func (a *Arrival) readGreeting() error {
-	for a.read < GreetingBytes {
+// readHello reads what is missing of the greeting. Who is known for a stranger by less may not send more.
+func (a *Accepted) readHello() error {
+	for a.read < HelloBytes {
 		n, err := a.Raw.Read(a.bytes[a.read:])
 		a.read += n
 		switch {
 		case !mayBe(a.bytes[:a.read]):
 			return errStranger
-		case a.read == GreetingBytes:
+		case a.read == HelloBytes:
 		case err != nil && a.read < len(magic):
 			return slowOr(Magic, "reading the greeting", err)
 		case err != nil:
@@ -118,21 +118,21 @@ func (a *Arrival) readGreeting() error {
 }
 
 // decode finds out whom the greeting is for.
-func (a *Arrival) decode() error {
-	if a.entrance != nil {
+func (a *Accepted) decode() error {
+	if a.acceptor != nil {
 		return nil
 	}
-	if err := a.Greeting.Decode(a.bytes[:]); err != nil {
+	if err := a.Hello.Decode(a.bytes[:]); err != nil {
 		return err
 	}
-	e := a.door.to(a.Service)
+	e := a.listener.to(a.Service)
 	if e == nil {
-		return Refuse(NoService, "no %v is at %v: this process does not serve it, or not any more", a.Service, a.door.Addr())
+		return Refuse(NoService, "no %v is at %v: this process does not serve it, or not any more", a.Service, a.listener.Addr())
 	}
-	a.entrance = e
+	a.acceptor = e
 	switch {
 	case e.Job != nil && a.Job != e.job:
-		return Refuse(Job, "it belongs to another job than %q", *e.Entry.Job)
+		return Refuse(Job, "it belongs to another job than %q", *e.ServiceConfig.Job)
 	case a.Secure && e.TLS == nil:
 		return Refuse(Proof, "it wants TLS, which this end does not have: this end has no secret")
 	case !a.Secure && e.TLS != nil && !(e.Plain && e.Authenticate != nil):
@@ -143,16 +143,16 @@ func (a *Arrival) decode() error {
 
 // enter has a connection that has greeted prove itself, begins TLS, and hands it over. Strangers come no further than to the greeting
 // or a proof by a hash: the work of TLS is for those only who have given one, if there is one to give.
-func (a *Arrival) enter() error {
-	e := a.entrance
-	a.door.mu.Lock()
+func (a *Accepted) enter() error {
+	e := a.acceptor
+	a.listener.mu.Lock()
 	if e.closed {
-		a.door.mu.Unlock()
+		a.listener.mu.Unlock()
 		return errLeaving
 	}
 	e.waiting[a] = struct{}{}
 	e.work.Add(1)
-	a.door.mu.Unlock()
+	a.listener.mu.Unlock()
 	defer e.work.Done()
 	if err := a.prove(); err != nil {
 		return err
@@ -166,9 +166,9 @@ func (a *Arrival) enter() error {
 }
 
 // prove says what has to follow the greeting, and asks for the proof that this is from one of the job, if there is any.
-func (a *Arrival) prove() error {
+func (a *Accepted) prove() error {
 	next := byte(nextProof)
-	if a.entrance.Authenticate == nil {
+	if a.acceptor.Authenticate == nil {
 		if next = nextTLS; !a.Secure {
 			return nil
 		}
@@ -179,7 +179,7 @@ func (a *Arrival) prove() error {
 		}
 		return nil
 	}
-	if err := a.entrance.Authenticate(&ahead{a.Raw, []byte{next}}, false, a.bytes[:]); err != nil {
+	if err := a.acceptor.Authenticate(&ahead{a.Raw, []byte{next}}, false, a.bytes[:]); err != nil {
 		a.told = true // by the proof itself: it reads no answer
 		return slowOr(Proof, "authentication", err)
 	}
@@ -212,15 +212,15 @@ func (c *ahead) Read(b []byte) (int, error) {
 }
 
 // secure begins TLS, and hears the greeting again.
-func (a *Arrival) secure() error {
+func (a *Accepted) secure() error {
 	below := a.Raw
-	if a.entrance.Below != nil {
-		below = a.entrance.Below(below)
+	if a.acceptor.Below != nil {
+		below = a.acceptor.Below(below)
 	}
-	t := tls.Server(below, a.entrance.TLS)
+	t := tls.Server(below, a.acceptor.TLS)
 	a.Conn = t
-	var again [GreetingBytes]byte
-	err := t.HandshakeContext(a.door.ctx)
+	var again [HelloBytes]byte
+	err := t.HandshakeContext(a.listener.ctx)
 	if err == nil {
 		_, err = io.ReadFull(t, again[:])
 	}
