@@ -51,12 +51,12 @@ func TestSecrets(t *testing.T) {
 		{"the right secret", serverA, clientA, ""},
 		{"another secret", serverA, clientB, "secret"},
 		{"another job", serverA, otherJob, "job"},
-		{"no secret", serverA, rendezvous.Config{}, "it does not speak TLS, as this end does: it has no secret"},
-		{"a secret for a store without", rendezvous.ServerConfig{}, clientA, "it wants TLS, which this end does not have"},
+		{"no secret", serverA, rendezvous.Config{}, "it does not use TLS, but this end requires TLS: it has no secret"},
+		{"a secret for a store without", rendezvous.ServerConfig{}, clientA, "it requests TLS, but this end has no TLS"},
 		{"plain, the right secret", proofServer, proofA, ""},
 		{"plain, another secret", proofServer, proofB, "secret"},
-		{"plain, no secret", proofServer, rendezvous.Config{}, "asks for a proof"},
-		{"plain, a secret for a store without", rendezvous.ServerConfig{}, proofA, "asks for no proof"},
+		{"plain, no secret", proofServer, rendezvous.Config{}, "requests a proof"},
+		{"plain, a secret for a store without", rendezvous.ServerConfig{}, proofA, "requests no proof"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := serve(t, c.server)

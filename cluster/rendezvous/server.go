@@ -176,7 +176,7 @@ func (s *Server) serve(a *listener.Accepted) error {
 
 // enter makes a connection one that is served, in place of its client's former one.
 func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
-	if err := a.Enter(); err != nil {
+	if err := a.Establish(); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

@@ -321,13 +321,13 @@ func checkLogs(t *testing.T, all []*process, took time.Duration) {
 func TestSaid(t *testing.T) {
 	s := secret.New()
 	for name, want := range map[string][]string{
-		"garbage":                      {"kind=magic", "does not begin as Lockstep's do"},
+		"garbage":                      {"kind=magic", "does not start with a Lockstep hello"},
 		"garbage that begins like TLS": {"kind=magic"},
 		"oversized":                    {"kind="},
 		"TLS at once":                  {"kind=magic"},
 		"wrong certificate":            {"kind=proof", "authentication: its proof is wrong"},
 		"wrong secret":                 {"kind=proof", "authentication: its proof is wrong: it has another secret, job or epoch"},
-		"other job":                    {"kind=job", `it belongs to another job than \"job under test\"`},
+		"other job":                    {"kind=job", `it belongs to another job; this one is \"job under test\"`},
 		"replay":                       {"kind=proof", "authentication: its proof is wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,29 +10,30 @@ import (
 	"time"
 )
 
-// Accepted is a connection that has greeted.
+// Accepted is an accepted connection whose hello has been read.
 type Accepted struct {
 	Hello
 	Conn     net.Conn  // a *tls.Conn if there is TLS
-	Raw      net.Conn  // the connection itself
-	Deadline time.Time // until when the one who dials waits, at least
+	Raw      net.Conn  // the TCP connection
+	Deadline time.Time // the dialer waits at least until then
 
-	listener *Listener
-	acceptor *Acceptor // nil: not known yet
-	bytes    [HelloBytes]byte
-	read     int  // of them
-	proven   bool // it is not counted as half open any more
-	told     bool // it knows already that it is refused
+	listener    *Listener
+	acceptor    *Acceptor // nil until the hello is decoded
+	bytes       [HelloBytes]byte
+	read        int  // of them
+	established bool // no longer counted as half open
+	informed    bool // the dialer knows of the refusal
 }
 
 // answerTimeout bounds the time to write an answer of a hundred bytes to a fresh connection.
 const answerTimeout = 2 * time.Second
 
-// Answer accepts the connection, and says more to it in the same breath, or refuses it for err and closes it.
+// Answer accepts the connection if err is nil, and sends more in the same write. Otherwise it refuses the connection because of
+// err and closes it.
 func (a *Accepted) Answer(err error, more ...byte) error {
 	a.Conn.SetDeadline(time.Now().Add(answerTimeout))
 	_, failed := a.Conn.Write(append(answer(err), more...))
-	a.leave()
+	a.answered()
 	if err != nil || failed != nil {
 		a.Raw.Close()
 		return errors.Join(err, failed)
@@ -40,21 +41,22 @@ func (a *Accepted) Answer(err error, more ...byte) error {
 	return a.Conn.SetDeadline(time.Time{})
 }
 
-// Enter takes the connection off the list of those that newer ones push out. It returns an error if that has happened.
-func (a *Accepted) Enter() error {
-	if a.proven {
+// Establish removes the connection from the half-open connections, which newer ones may evict. It returns an error if the
+// connection was evicted before.
+func (a *Accepted) Establish() error {
+	if a.established {
 		return nil
 	}
 	a.listener.mu.Lock()
 	defer a.listener.mu.Unlock()
-	if a.proven = a.listener.half.remove(a.Raw); !a.proven {
-		return errPushedOut
+	if a.established = a.listener.half.remove(a.Raw); !a.established {
+		return errEvicted
 	}
 	return nil
 }
 
-// greet takes a new connection as far as it comes, and hands it to its service.
-func (a *Accepted) greet() {
+// handshake performs the handshake of a new connection and passes it to its service.
+func (a *Accepted) handshake() {
 	l := a.listener
 	defer func() {
 		l.mu.Lock()
@@ -65,17 +67,17 @@ func (a *Accepted) greet() {
 	a.Raw.SetDeadline(a.Deadline)
 	err := a.readHello()
 	if err == nil {
-		err = a.enter()
+		err = a.establish()
 	}
 	switch {
 	case err == nil:
 	case err == errStranger:
-		l.sendAway(a.Raw)
-	case a.over():
+		l.reset(a.Raw)
+	case a.serviceClosed():
 		a.Answer(errLeaving)
-	case a.told:
+	case a.informed:
 		l.refuse(a.acceptor, a.Raw.RemoteAddr(), err)
-		a.leave()
+		a.answered()
 		a.Raw.Close()
 	default:
 		l.refuse(a.acceptor, a.Raw.RemoteAddr(), err)
@@ -83,8 +85,8 @@ func (a *Accepted) greet() {
 	}
 }
 
-// leave takes the connection off the list of those that have no answer.
-func (a *Accepted) leave() {
+// answered removes the connection from those that wait for an answer.
+func (a *Accepted) answered() {
 	a.listener.mu.Lock()
 	defer a.listener.mu.Unlock()
 	if a.acceptor != nil {
@@ -92,14 +94,14 @@ func (a *Accepted) leave() {
 	}
 }
 
-// over reports whether the service that the connection is for has ended.
-func (a *Accepted) over() bool {
+// serviceClosed reports whether the connection's service was closed.
+func (a *Accepted) serviceClosed() bool {
 	a.listener.mu.Lock()
 	defer a.listener.mu.Unlock()
 	return a.acceptor != nil && a.acceptor.closed
 }
 
-// readHello reads what is missing of the greeting. Who is known for a stranger by less may not send more.
+// readHello reads the rest of the hello. It stops at the first byte that no hello has at that position.
 func (a *Accepted) readHello() error {
 	for a.read < HelloBytes {
 		n, err := a.Raw.Read(a.bytes[a.read:])
@@ -109,15 +111,15 @@ func (a *Accepted) readHello() error {
 			return errStranger
 		case a.read == HelloBytes:
 		case err != nil && a.read < len(magic):
-			return slowOr(Magic, "reading the greeting", err)
+			return slowOr(Magic, "reading the hello", err)
 		case err != nil:
-			return slowOr(Damaged, "reading the greeting", err)
+			return slowOr(Damaged, "reading the hello", err)
 		}
 	}
 	return a.decode()
 }
 
-// decode finds out whom the greeting is for.
+// decode decodes the hello and finds its service.
 func (a *Accepted) decode() error {
 	if a.acceptor != nil {
 		return nil
@@ -127,23 +129,23 @@ func (a *Accepted) decode() error {
 	}
 	e := a.listener.to(a.Service)
 	if e == nil {
-		return Refuse(NoService, "no %v is at %v: this process does not serve it, or not any more", a.Service, a.listener.Addr())
+		return Refuse(NoService, "no %v at %v: this process does not serve it or has stopped serving it", a.Service, a.listener.Addr())
 	}
 	a.acceptor = e
 	switch {
 	case e.Job != nil && a.Job != e.job:
-		return Refuse(Job, "it belongs to another job than %q", *e.ServiceConfig.Job)
+		return Refuse(Job, "it belongs to another job; this one is %q", *e.ServiceConfig.Job)
 	case a.Secure && e.TLS == nil:
-		return Refuse(Proof, "it wants TLS, which this end does not have: this end has no secret")
+		return Refuse(Proof, "it requests TLS, but this end has no TLS: this end has no secret")
 	case !a.Secure && e.TLS != nil && !(e.Plain && e.Authenticate != nil):
-		return Refuse(Proof, "it does not speak TLS, as this end does: it has no secret")
+		return Refuse(Proof, "it does not use TLS, but this end requires TLS: it has no secret")
 	}
 	return nil
 }
 
-// enter has a connection that has greeted prove itself, begins TLS, and hands it over. Strangers come no further than to the greeting
-// or a proof by a hash: the work of TLS is for those only who have given one, if there is one to give.
-func (a *Accepted) enter() error {
+// establish authenticates the dialer, starts TLS, and passes the connection to the service. An unauthenticated dialer gets as far
+// as the hello or the proof, which is a hash: where a proof is required, TLS starts only after it.
+func (a *Accepted) establish() error {
 	e := a.acceptor
 	a.listener.mu.Lock()
 	if e.closed {
@@ -165,7 +167,7 @@ func (a *Accepted) enter() error {
 	return e.Handle(a)
 }
 
-// prove says what has to follow the greeting, and asks for the proof that this is from one of the job, if there is any.
+// prove tells the dialer what follows the hello, and verifies the proof that it belongs to the job, if one is required.
 func (a *Accepted) prove() error {
 	next := byte(nextProof)
 	if a.acceptor.Authenticate == nil {
@@ -175,24 +177,24 @@ func (a *Accepted) prove() error {
 	}
 	if next == nextTLS {
 		if _, err := a.Raw.Write([]byte{next}); err != nil {
-			return slowOr(Proof, "asking for TLS", err)
+			return slowOr(Proof, "requesting TLS", err)
 		}
 		return nil
 	}
-	if err := a.acceptor.Authenticate(&ahead{a.Raw, []byte{next}}, false, a.bytes[:]); err != nil {
-		a.told = true // by the proof itself: it reads no answer
+	if err := a.acceptor.Authenticate(&prefixed{a.Raw, []byte{next}}, false, a.bytes[:]); err != nil {
+		a.informed = true // by the failed proof: the dialer reads no answer
 		return slowOr(Proof, "authentication", err)
 	}
-	return a.Enter()
+	return a.Establish()
 }
 
-// ahead is a connection on which something goes ahead of what is said first, or before something is awaited.
-type ahead struct {
+// prefixed is a connection that sends first before its first write, or before its first read.
+type prefixed struct {
 	net.Conn
 	first []byte
 }
 
-func (c *ahead) Write(b []byte) (int, error) {
+func (c *prefixed) Write(b []byte) (int, error) {
 	if len(c.first) == 0 {
 		return c.Conn.Write(b)
 	}
@@ -202,7 +204,7 @@ func (c *ahead) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (c *ahead) Read(b []byte) (int, error) {
+func (c *prefixed) Read(b []byte) (int, error) {
 	if len(c.first) > 0 {
 		if _, err := c.Write(nil); err != nil {
 			return 0, err
@@ -211,7 +213,7 @@ func (c *ahead) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// secure begins TLS, and hears the greeting again.
+// secure starts TLS and verifies that the dialer repeats its hello inside.
 func (a *Accepted) secure() error {
 	below := a.Raw
 	if a.acceptor.Below != nil {
@@ -228,12 +230,12 @@ func (a *Accepted) secure() error {
 		return slowOr(Proof, "TLS", explained(err))
 	}
 	if !bytes.Equal(again[:], a.bytes[:]) {
-		return Refuse(Proof, "its greeting is another one inside of TLS: somebody has exchanged connections")
+		return Refuse(Proof, "its hello differs inside TLS: connections were exchanged on the path")
 	}
 	return nil
 }
 
-// slowOr returns the refusal of a connection for a failure, which may be that it was too slow.
+// slowOr returns a refusal with the reason, or with Slow if err is a timeout or the connection was closed here.
 func slowOr(reason Reason, doing string, err error) error {
 	var ne net.Error
 	if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, net.ErrClosed) {
@@ -242,18 +244,18 @@ func slowOr(reason Reason, doing string, err error) error {
 	return Refuse(reason, "%s: %v", doing, err)
 }
 
-// explained adds to an error of package tls what it does not say.
+// explained adds the likely cause to an error of package tls.
 func explained(err error) error {
 	var head tls.RecordHeaderError
 	var alert tls.AlertError
 	op := (*net.OpError)(nil)
 	switch {
 	case errors.As(err, &head):
-		return fmt.Errorf("the other end does not speak TLS, as this end does: %w", err)
+		return fmt.Errorf("the other end does not use TLS, but this end requires TLS: %w", err)
 	case errors.As(err, &op) && op.Op == "remote error" || errors.As(err, &alert):
-		return fmt.Errorf("the other end does not trust this end's certificate, as when it has another secret or is of another job: %w", err)
+		return fmt.Errorf("the other end does not trust this end's certificate; it may have another secret or belong to another job: %w", err)
 	case op != nil && op.Op == "local error":
-		return fmt.Errorf("what came does not belong to this handshake: %w", err)
+		return fmt.Errorf("the received data does not belong to this handshake: %w", err)
 	}
 	return err
 }

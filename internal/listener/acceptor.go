@@ -9,35 +9,35 @@ import (
 	"sync/atomic"
 )
 
-// Rules are what the two ends of a service's connections must have in common.
+// Rules are the security settings of a service's connections. Both ends must have the same.
 type Rules struct {
-	// TLS encrypts the connections. It serves both sides: set Certificates, RootCAs and ClientCAs, and ClientAuth to
-	// tls.RequireAndVerifyClientCert; without ServerName the host dialed is verified. Package cluster/secret makes one. Default nil: plain.
+	// TLS encrypts the connections. The same config is used for both sides: set Certificates, RootCAs and ClientCAs, and ClientAuth to
+	// tls.RequireAndVerifyClientCert; without ServerName the dialed host is verified. Package cluster/secret makes one. Default nil: no encryption.
 	TLS *tls.Config
-	// Authenticate, if given, lets the two ends of a new connection prove to each other that they belong together, after the
-	// greeting, which is given to it: it may read and write exactly what it needs on conn, which has a deadline. An error refuses
-	// the connection. Package cluster/secret makes one.
-	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
-	// Below, if given, is put between TLS and the connection.
+	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello. It must read and
+	// write on conn no more than its own messages; conn has a deadline. An error refuses the connection. Package
+	// cluster/secret makes one.
+	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
+	// Below, if not nil, wraps the TCP connection below TLS.
 	Below func(net.Conn) net.Conn
 }
 
-// ServiceConfig says how a door lets in who is for some services.
+// ServiceConfig configures how a [Listener] accepts connections for one or more services.
 type ServiceConfig struct {
 	Services []Service
 	Rules
-	// Job is the job that callers must be of; nil: any.
+	// Job is the job to which dialers must belong; nil: any.
 	Job *string
-	// Plain lets in callers without TLS although there is some: whether they may is Handle's to say.
+	// Plain accepts connections without TLS although TLS is set; Handle decides whether to refuse them. It needs Authenticate.
 	Plain bool
-	// Handle takes a connection that has greeted and proven itself, on a goroutine of its own. It answers it ([Accepted.Answer]), then or
-	// later, or returns why it is refused.
+	// Handle receives a connection after the handshake, on a new goroutine. It answers ([Accepted.Answer]) at once or later, or
+	// returns an error, which refuses the connection.
 	Handle func(*Accepted) error
-	// Refused, if given, is told of every refusal, one after the other or at once. It must not block.
+	// Refused, if not nil, is called for every refusal, possibly concurrently. It must not block.
 	Refused func(from net.Addr, reason Reason, err error)
 }
 
-// Acceptor is what a door keeps for some services.
+// Acceptor accepts the connections of the services that one [Listener.Serve] registered. Its methods may be called concurrently.
 type Acceptor struct {
 	ServiceConfig
 	listener *Listener
@@ -46,18 +46,19 @@ type Acceptor struct {
 	last     atomic.Pointer[refused]
 	work     sync.WaitGroup
 
-	// Guarded by the door's mu.
-	waiting map[*Accepted]struct{} // that have no answer yet
+	// Guarded by the listener's mu.
+	waiting map[*Accepted]struct{} // connections without an answer
 	closed  bool
 }
 
-// refused is a connection that was.
+// refused is a refused connection.
 type refused struct {
 	from net.Addr
 	err  error
 }
 
-// Serve has a service's connections handed to it from now on. There can be one at a time for each service.
+// Serve registers services and starts accepting their connections. It returns an error if the listener is closed or serves one of
+// them already.
 func (l *Listener) Serve(entry ServiceConfig) (*Acceptor, error) {
 	e := &Acceptor{ServiceConfig: entry, listener: l, waiting: map[*Accepted]struct{}{}}
 	if entry.Job != nil {
@@ -70,7 +71,7 @@ func (l *Listener) Serve(entry ServiceConfig) (*Acceptor, error) {
 	}
 	for _, other := range l.acceptors {
 		if i := slices.IndexFunc(e.Services, func(s Service) bool { return slices.Contains(other.Services, s) }); i >= 0 {
-			return nil, fmt.Errorf("listener: %s serves a %v already", l.Addr(), e.Services[i])
+			return nil, fmt.Errorf("listener: %s already serves the %v", l.Addr(), e.Services[i])
 		}
 	}
 	l.acceptors = append(l.acceptors, e)
@@ -81,8 +82,8 @@ func (l *Listener) Serve(entry ServiceConfig) (*Acceptor, error) {
 	return e, nil
 }
 
-// Close ends the service: connections that have no answer yet are closed, and those that are being handled are waited for.
-// Closing again waits too.
+// Close unregisters the services, closes connections that have no answer yet, and waits for running handlers. Closing again waits
+// too.
 func (e *Acceptor) Close() {
 	e.listener.mu.Lock()
 	e.listener.acceptors = slices.DeleteFunc(e.listener.acceptors, func(other *Acceptor) bool { return other == e })
@@ -95,7 +96,7 @@ func (e *Acceptor) Close() {
 	e.work.Wait()
 }
 
-// Refuse counts and logs a connection that the service refuses, or ends, after Handle.
+// Refuse counts and logs a connection that the service refuses or closes after Handle has returned.
 func (e *Acceptor) Refuse(from net.Addr, err error) { e.listener.refuse(e, from, err) }
 
 func (e *Acceptor) note(from net.Addr, reason Reason, err error) {
@@ -106,8 +107,8 @@ func (e *Acceptor) note(from net.Addr, reason Reason, err error) {
 	}
 }
 
-// Counts returns how many connections were refused, or ended for what came through them, by reason: "magic", "proof", …. Reasons
-// that did not occur are left out.
+// Counts returns the number of connections that were refused, or closed because of invalid data, by reason: "magic", "proof", ….
+// It omits reasons that did not occur.
 func (e *Acceptor) Counts() map[string]uint64 {
 	out := map[string]uint64{}
 	for r := range e.refused {
@@ -118,11 +119,11 @@ func (e *Acceptor) Counts() map[string]uint64 {
 	return out
 }
 
-// Last says who was refused last, and why, for the error of who waits in vain: "" if nobody was.
-func (e *Acceptor) Last() string {
+// LastRefusal describes the last refused connection, for the error of a rendezvous that timed out; "" if no connection was refused.
+func (e *Acceptor) LastRefusal() string {
 	last := e.last.Load()
 	if last == nil {
 		return ""
 	}
-	return fmt.Sprintf("the last connection that was refused, from %v: %v", last.from, last.err)
+	return fmt.Sprintf("last refused connection, from %v: %v", last.from, last.err)
 }

@@ -4,5 +4,5 @@ package listener
 
 import "syscall"
 
-// untilDataComes is what other systems do not have.
-func untilDataComes(_, _ string, _ syscall.RawConn) error { return nil }
+// deferAccept does nothing: other systems have no such option.
+func deferAccept(_, _ string, _ syscall.RawConn) error { return nil }

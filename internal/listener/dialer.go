@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// Dialer dials a service.
+// Dialer connects to a service and performs the handshake. Its zero value works. It may be used concurrently.
 type Dialer struct {
 	Rules
-	// Dial makes connections. Default: a [net.Dialer]'s.
+	// Dial opens TCP connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Handshake bounds the time of a connection until the greeting is heard and both have proven themselves. Default 10 seconds.
+	// Handshake bounds the time from dialing until both ends are authenticated. Default 10 seconds.
 	Handshake time.Duration
-	// Patient callers wait for the answer until their ctx ends, for the other end may be long in coming to what is asked for.
-	// Others wait no longer than Handshake in all, and leave the connection that deadline.
+	// Patient waits for the answer until ctx ends, because the other end may start the requested service late. Otherwise
+	// Handshake bounds the wait for the answer too, and the connection keeps that deadline.
 	Patient bool
 }
 
-// Call makes a connection, greets, and waits for the answer. The connection is a *tls.Conn if the greeting says so. Of the errors some
-// are [Temporary].
+// DialContext opens a connection, sends the hello, and waits for the answer. The connection is a *tls.Conn if the hello requests TLS.
+// The error is a [*Refusal] if the other end refused; [Temporary] reports whether a retry may succeed.
 func (c *Dialer) DialContext(ctx context.Context, address string, g *Hello) (conn net.Conn, err error) {
 	dial, handshake := c.Dial, c.Handshake
 	if dial == nil {
@@ -73,15 +73,15 @@ func (c *Dialer) DialContext(ctx context.Context, address string, g *Hello) (con
 	return conn, nil
 }
 
-// prove hears what has to follow the greeting, and gives the proof that is asked for.
-func (c *Dialer) prove(raw net.Conn, greeting []byte) error {
+// prove reads what follows the hello, and gives the proof that the other end requires.
+func (c *Dialer) prove(raw net.Conn, hello []byte) error {
 	var next [1]byte
 	if _, err := io.ReadFull(raw, next[:]); err != nil {
 		return err
 	}
 	switch {
 	case next[0] == nextProof && c.Authenticate != nil:
-		if err := c.Authenticate(raw, true, greeting); err != nil {
+		if err := c.Authenticate(raw, true, hello); err != nil {
 			return fmt.Errorf("authentication: %w", err)
 		}
 		return nil
@@ -92,11 +92,11 @@ func (c *Dialer) prove(raw net.Conn, greeting []byte) error {
 			return err
 		}
 	}
-	return Refuse(Proof, "the other end asks for no proof, as this end does: it has no secret")
+	return Refuse(Proof, "the other end requests no proof, but this end requires one: it has no secret")
 }
 
-// secure begins TLS on a connection that this end has dialed.
-func (c *Dialer) secure(ctx context.Context, raw net.Conn, address string, greeting []byte) (net.Conn, error) {
+// secure starts TLS on a connection that this end dialed.
+func (c *Dialer) secure(ctx context.Context, raw net.Conn, address string, hello []byte) (net.Conn, error) {
 	cfg := c.TLS
 	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
 		cfg = cfg.Clone()
@@ -110,15 +110,14 @@ func (c *Dialer) secure(ctx context.Context, raw net.Conn, address string, greet
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
-	_, err := t.Write(greeting) // so that TLS, too, knows whose this connection is
+	_, err := t.Write(hello) // binds the hello to this TLS connection
 	return t, err
 }
 
-// errDial is that there is no connection at all.
+// errDial marks errors of opening the TCP connection.
 var errDial = errors.New("no connection")
 
-// Temporary reports whether a connection that could not be made may be made later: the other end is not there yet, or had too
-// many at once.
+// Temporary reports whether dialing may succeed later: the other end does not listen yet, or had too many connections.
 func Temporary(err error) bool {
 	if r := (*Refusal)(nil); errors.As(err, &r) {
 		return r.Reason == Slow || r.Reason == Crowded

@@ -1,13 +1,14 @@
-// Package door is a process's one listening port, and how every connection begins there: with a greeting that says which service
-// is meant, a proof that the one who dials belongs to the job, and TLS.
+// Package listener implements the single listening port of a process, and the handshake of every connection: a hello that
+// names the service, a proof that the dialer belongs to the job, and TLS.
 //
-// A process opens a [Listener] and has services take the connections that are for them ([Listener.Serve]). The one who dials uses a [Dialer]. What
-// both say is in docs/wire.md.
+// A process opens a [Listener] and registers its services ([Listener.Serve]). A client uses a [Dialer]. docs/wire.md
+// specifies the messages.
 //
-// # Strangers
+// # Unauthenticated connections
 //
-// Anybody can knock. Who does not greet is to cost as little as possible: on Linux the kernel shows a connection only when
-// something has come through it, and what is no greeting is known by its first bytes, read without waiting, and closed by the
-// goroutine that has accepted it. Only who has greeted this service and job, or may yet, gets a goroutine, and only so long
-// ([Config.Handshake]) and so many at a time ([Config.HalfOpen]). Refusals are counted, and of each kind logged once a second.
+// Any host can connect. A connection that sends no hello costs as little as possible. On Linux the kernel delivers a
+// connection only after data has arrived on it. The goroutine that accepts reads the first bytes without blocking,
+// recognizes data that is no hello, and closes the connection. Only a connection whose hello is for a service and job of this
+// process, or is incomplete, gets a goroutine. Its time ([Config.Handshake]) and the number of them ([Config.HalfOpen]) are
+// bounded. Refusals are counted, and logged at most once a second for each reason.
 package listener

@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// halfOpen are connections that were accepted and have not greeted, or not proven themselves, the oldest first.
+// halfOpen holds the accepted connections that have not completed the handshake, oldest first.
 type halfOpen struct {
 	all  []pending
-	from map[netip.Addr]int // how many, by address
+	from map[netip.Addr]int // number of them, by address
 }
 
 type pending struct {
 	conn net.Conn
-	from netip.Addr // without the port; the zero one where addresses have none
+	from netip.Addr // without the port; zero if the connection has no IP address
 }
 
 func (h *halfOpen) add(c net.Conn) {
@@ -29,7 +29,7 @@ func (h *halfOpen) add(c net.Conn) {
 	h.from[s.from]++
 }
 
-// remove takes a connection out, and reports false if it is not there any more.
+// remove removes a connection, and returns false if it was not in the set.
 func (h *halfOpen) remove(c net.Conn) bool {
 	i := slices.IndexFunc(h.all, func(s pending) bool { return s.conn == c })
 	if i >= 0 {
@@ -38,8 +38,8 @@ func (h *halfOpen) remove(c net.Conn) bool {
 	return i >= 0
 }
 
-// makeRoom closes connections until at most keep are left: each time the oldest from the address that has the most, so that
-// a stranger pushes out its own.
+// makeRoom closes connections until at most keep are left, each time the oldest of the address that has the most. So a flood
+// from one address evicts only its own connections.
 func (h *halfOpen) makeRoom(keep int) {
 	for len(h.all) > max(keep, 0) {
 		most := h.all[0].from

@@ -5,28 +5,28 @@ import (
 	"testing"
 )
 
-// visitor is a connection from an address, which may be closed.
-type visitor struct {
+// fakeConn is a connection from an address; it records whether it was closed.
+type fakeConn struct {
 	net.Conn
 	from   string
 	closed bool
 }
 
-func (v *visitor) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(v.from), Port: 1} }
+func (v *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(v.from), Port: 1} }
 
-func (v *visitor) Close() error {
+func (v *fakeConn) Close() error {
 	v.closed = true
 	return nil
 }
 
-// TestHalfOpen: a flood from one address pushes out its own oldest, and nobody else.
+// TestHalfOpen: a flood from one address evicts its own oldest connections, and no others.
 func TestHalfOpen(t *testing.T) {
 	var h halfOpen
-	var flood []*visitor
-	worker, other := &visitor{from: "10.0.0.1"}, &visitor{from: "10.0.0.2"}
+	var flood []*fakeConn
+	worker, other := &fakeConn{from: "10.0.0.1"}, &fakeConn{from: "10.0.0.2"}
 	h.add(worker)
 	for range 100 {
-		v := &visitor{from: "10.9.9.9"}
+		v := &fakeConn{from: "10.9.9.9"}
 		flood = append(flood, v)
 		h.makeRoom(9)
 		h.add(v)
@@ -34,17 +34,17 @@ func TestHalfOpen(t *testing.T) {
 	h.makeRoom(9)
 	h.add(other)
 	if worker.closed || other.closed || len(h.all) != 10 {
-		t.Errorf("%d are left, the worker's closed: %v, %v", len(h.all), worker.closed, other.closed)
+		t.Errorf("%d connections are left; closed: worker %v, other %v", len(h.all), worker.closed, other.closed)
 	}
 	for i, v := range flood {
 		if v.closed != (i < 92) {
-			t.Errorf("number %d of the flood: closed %v", i, v.closed)
+			t.Errorf("connection %d of the flood: closed %v", i, v.closed)
 		}
 	}
 	if !h.remove(worker) || h.remove(worker) || h.remove(flood[0]) || !h.remove(other) {
-		t.Error("who is there is not known")
+		t.Error("remove does not report which connections are in the set")
 	}
 	if h.makeRoom(0); len(h.all) != 0 || len(h.from) != 0 || worker.closed || !flood[99].closed {
-		t.Errorf("%d are left, of %d addresses", len(h.all), len(h.from))
+		t.Errorf("%d connections of %d addresses are left", len(h.all), len(h.from))
 	}
 }

@@ -7,23 +7,23 @@ import (
 	"hash/crc32"
 )
 
-// Version is the version of the wire format, docs/wire.md. Both ends must speak the same.
+// Version is the version of the wire format, docs/wire.md. It must be equal at both ends.
 const Version = 1
 
-// Service is what a connection is for.
+// Service identifies the service that a connection is for.
 type Service uint8
 
-// The services. What their connections carry is theirs.
+// The services. Each defines what its connections carry.
 const (
 	Control  Service = 1 + iota // between two processes of a group, package tcp
 	Data                        // between two ranks of a group, package tcp
-	Store                       // with the rendezvous' store, package rendezvous
-	services                    // the first that is none
+	Store                       // of the rendezvous store, package rendezvous
+	services                    // the number of services, plus one
 )
 
 var serviceNames = [services]string{1: "group's control", 2: "group's data", 3: "store"}
 
-// String names the service in errors: "store".
+// String returns the name of the service, as in errors: "store".
 func (s Service) String() string {
 	if s > 0 && s < services {
 		return serviceNames[s]
@@ -32,35 +32,35 @@ func (s Service) String() string {
 }
 
 const (
-	// HelloBytes is the length of a greeting.
+	// HelloBytes is the length of a hello.
 	HelloBytes = 80
-	// FieldsBytes is how much of it is the service's own.
+	// FieldsBytes is the length of the service's fields in it.
 	FieldsBytes = 44
 
 	magic = "LOCKSTEP"
 
-	// What has to follow a greeting, by the first byte of what it is answered; anything else is the answer itself.
-	nextProof = 'A' // what Rules.Authenticate says, then TLS, if the greeting says so
+	// The first byte after a hello says what follows; any other byte starts the answer.
+	nextProof = 'A' // the messages of Rules.Authenticate, then TLS, if the hello requests it
 	nextTLS   = 'T'
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Hello is the first bytes on a connection, from the one who dials.
+// Hello is the first message on a connection, sent by the dialer.
 type Hello struct {
 	Service Service
-	Secure  bool // TLS follows
-	Job     [16]byte
-	Fields  [FieldsBytes]byte // the service's
+	Secure  bool              // TLS follows
+	Job     [16]byte          // see [JobID]
+	Fields  [FieldsBytes]byte // defined by the service
 }
 
-// JobID returns what stands in greetings for a job's name.
+// JobID returns the id of a job in hellos: a hash of its name.
 func JobID(name string) [16]byte {
 	sum := sha256.Sum256([]byte(name))
 	return [16]byte(sum[:16])
 }
 
-// Encode returns the greeting's bytes.
+// Encode returns the encoded hello.
 func (g *Hello) Encode() []byte {
 	le := binary.LittleEndian
 	b := make([]byte, 0, HelloBytes)
@@ -76,25 +76,25 @@ func (g *Hello) Encode() []byte {
 	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// Decode reads a greeting. It looks at the magic and the version first, so that a stranger and another version are told apart
-// from damage. Its errors are of type [*Refusal].
+// Decode decodes a hello. It checks the magic and the version first, to distinguish another protocol and another version from
+// damage. Its errors are of type [*Refusal].
 func (g *Hello) Decode(b []byte) error {
 	le := binary.LittleEndian
 	switch {
 	case len(b) != HelloBytes || string(b[:8]) != magic:
 		return errStranger
 	case le.Uint16(b[8:]) != Version:
-		return Refuse(Versions, "it speaks version %d of the wire format, this end version %d", le.Uint16(b[8:]), Version)
+		return Refuse(Versions, "it has version %d of the wire format, this end has version %d", le.Uint16(b[8:]), Version)
 	case crc32.Checksum(b[:76], castagnoli) != le.Uint32(b[76:]):
-		return Refuse(Damaged, "the greeting's checksum is wrong")
+		return Refuse(Damaged, "the checksum of the hello is wrong")
 	case b[11] > 1 || le.Uint32(b[12:]) != 0:
-		return Refuse(Damaged, "the greeting has impossible fields")
+		return Refuse(Damaged, "the hello has invalid fields")
 	}
 	*g = Hello{Service: Service(b[10]), Secure: b[11] == 1, Job: [16]byte(b[16:32]), Fields: [FieldsBytes]byte(b[32:76])}
 	return nil
 }
 
-// mayBe reports whether a greeting may begin like this.
+// mayBe reports whether b may be the beginning of a hello.
 func mayBe(b []byte) bool {
 	n := min(len(b), len(magic))
 	return string(b[:n]) == magic[:n]

@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// Config sets up a [Listener]. The zero value works, on loopback.
+// Config configures a [Listener]. The zero value listens on loopback.
 type Config struct {
-	// Listen is the address and the port, or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only that
+	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only that
 	// address is bound. Default "127.0.0.1:0": any free port.
 	Listen string
-	// Listener is used instead of Listen, if given. The door closes it.
+	// Listener replaces Listen if it is not nil. Listener.Close closes it.
 	Listener net.Listener
-	// Handshake bounds the time of a new connection until its greeting is read and proven. Default 10 seconds.
+	// Handshake bounds the time of the handshake of a new connection. Default 10 seconds.
 	Handshake time.Duration
-	// HalfOpen bounds the connections that have not greeted yet, or proven themselves; for one more, the oldest is dropped of
-	// the address that has the most. Default 128.
+	// HalfOpen bounds the number of connections whose handshake is incomplete. One more evicts the oldest of the address
+	// that has the most. Default 128.
 	HalfOpen int
-	// Logger gets the warnings about refused connections. Default slog.Default().
+	// Logger receives the warnings about refused connections. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -46,7 +46,7 @@ func (c Config) filled() Config {
 	return c
 }
 
-// Listener is a process's listening port.
+// Listener is the listening port of a process. Its methods may be called concurrently.
 type Listener struct {
 	cfg     Config
 	inner   net.Listener
@@ -54,8 +54,8 @@ type Listener struct {
 	cancel  context.CancelFunc
 	work    sync.WaitGroup
 	counted [reasons]atomic.Uint64
-	logged  [reasons]atomic.Int64 // when one was logged last, in nanoseconds since 1970
-	first   [HelloBytes]byte      // of the connection that was just accepted
+	logged  [reasons]atomic.Int64 // time of the last log line, in nanoseconds since 1970
+	first   [HelloBytes]byte      // scratch of begin
 
 	mu        sync.Mutex
 	acceptors []*Acceptor
@@ -64,7 +64,7 @@ type Listener struct {
 	closed    bool
 }
 
-// Open opens the port. Until a service is served there, connections wait: nobody is refused for coming early.
+// Open opens the port. Connections wait until the first call of Serve, so early ones are not refused.
 func Open(cfg Config) (*Listener, error) {
 	cfg = cfg.filled()
 	l := &Listener{cfg: cfg, inner: cfg.Listener}
@@ -78,10 +78,10 @@ func Open(cfg Config) (*Listener, error) {
 	return l, nil
 }
 
-// Addr returns the address that the door listens on, as others may dial it if that is no wildcard.
+// Addr returns the address that the listener is bound to. Others can dial it unless it is a wildcard.
 func (l *Listener) Addr() string { return l.inner.Addr().String() }
 
-// Close closes the port, ends what its services are being asked for, and waits for them. Closing again does nothing.
+// Close closes the port and all acceptors, cancels running handshakes, and waits for them. Closing again does nothing.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	closed := l.closed
@@ -102,10 +102,10 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// acceptPause follows an Accept that failed.
+// acceptPause is the pause after a failed Accept.
 const acceptPause = 50 * time.Millisecond
 
-// accept takes connections until Close.
+// accept accepts connections until Close.
 func (l *Listener) accept() {
 	for {
 		c, err := l.inner.Accept()
@@ -119,7 +119,7 @@ func (l *Listener) accept() {
 			l.begin(c)
 			continue
 		}
-		// Out of descriptors, most likely: dropping strangers may help, and time does.
+		// Probably out of file descriptors: close half-open connections, and wait.
 		l.mu.Lock()
 		l.half.makeRoom(0)
 		l.mu.Unlock()
@@ -130,11 +130,11 @@ func (l *Listener) accept() {
 	}
 }
 
-// begin sends away who is known for a stranger by what has come already, and leaves others to a goroutine.
+// begin refuses a connection if the data that has arrived is no valid hello, and starts a goroutine for any other.
 func (l *Listener) begin(c net.Conn) {
-	n, ended := look(c, l.first[:])
+	n, ended := readAvailable(c, l.first[:])
 	if !mayBe(l.first[:n]) || ended {
-		l.sendAway(c)
+		l.reset(c)
 		return
 	}
 	a := &Accepted{Conn: c, Raw: c, listener: l, read: n}
@@ -142,7 +142,7 @@ func (l *Listener) begin(c net.Conn) {
 	if n == HelloBytes {
 		if err := a.decode(); err != nil {
 			l.refuse(a.acceptor, c.RemoteAddr(), err)
-			c.Write(answer(err)) // a fresh connection has room for it
+			c.Write(answer(err)) // does not block: the socket buffer is empty
 			c.Close()
 			return
 		}
@@ -161,12 +161,12 @@ func (l *Listener) begin(c net.Conn) {
 	}
 	go func() {
 		defer l.work.Done()
-		a.greet()
+		a.handshake()
 	}()
 }
 
-// sendAway closes the connection of a stranger, of which nothing is to stay, in the kernel neither.
-func (l *Listener) sendAway(c net.Conn) {
+// reset refuses a connection that sent no hello. It closes it with RST, so that the kernel keeps no state of it.
+func (l *Listener) reset(c net.Conn) {
 	l.refuse(nil, c.RemoteAddr(), errStranger)
 	if t, ok := c.(interface{ SetLinger(int) error }); ok {
 		t.SetLinger(0)
@@ -174,8 +174,8 @@ func (l *Listener) sendAway(c net.Conn) {
 	c.Close()
 }
 
-// refuse counts and logs a refusal, of each kind at most one a second: strangers must not fill the disk. Who did not come as far as to
-// say what it wants is counted by all services.
+// refuse counts and logs a refusal. It logs at most one a second for each reason, so that unauthenticated hosts cannot fill the
+// disk. All acceptors count a connection whose service is unknown.
 func (l *Listener) refuse(e *Acceptor, from net.Addr, err error) {
 	reason := reasonOf(err)
 	if e != nil {
@@ -189,11 +189,11 @@ func (l *Listener) refuse(e *Acceptor, from net.Addr, err error) {
 	now := time.Now().UnixNano()
 	before := l.logged[reason].Load()
 	if l.ctx.Err() == nil && now-before >= int64(time.Second) && l.logged[reason].CompareAndSwap(before, now) {
-		l.cfg.Logger.Warn("listener: a connection is refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
+		l.cfg.Logger.Warn("listener: connection refused", "from", from, "reason", err, "kind", reason.String(), "of_this_kind", count)
 	}
 }
 
-// all returns the acceptors that are there.
+// all returns the registered acceptors.
 func (l *Listener) all() []*Acceptor {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -210,7 +210,7 @@ func (l *Listener) to(s Service) *Acceptor {
 	return nil
 }
 
-// ParsePorts reads a port, 0 for any, or a range of them: "7000", "7000-7099".
+// ParsePorts parses a port, 0 for any free one, or a range of ports: "7000", "7000-7099".
 func ParsePorts(text string) (first, last int, err error) {
 	from, to, ranged := strings.Cut(text, "-")
 	lo, err := strconv.ParseUint(from, 10, 16)
@@ -228,14 +228,14 @@ func ParsePorts(text string) (first, last int, err error) {
 func listen(address string) (net.Listener, error) {
 	host, ports, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("listener: address %q to listen on: %w", address, err)
+		return nil, fmt.Errorf("listener: listen address %q: %w", address, err)
 	}
 	first, last, err := ParsePorts(ports)
 	if err != nil {
-		return nil, fmt.Errorf("listener: address %q to listen on: %w", address, err)
+		return nil, fmt.Errorf("listener: listen address %q: %w", address, err)
 	}
-	// Whom a service lets in, it has kept alive; strangers have a deadline.
-	lc := net.ListenConfig{KeepAlive: -1, Control: untilDataComes}
+	// The services enable keep-alive on accepted connections; half-open ones have a deadline.
+	lc := net.ListenConfig{KeepAlive: -1, Control: deferAccept}
 	var errs []error
 	for port := first; port <= last; port++ {
 		l, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.Itoa(port)))

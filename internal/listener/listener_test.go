@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open opens a door that ends with the test.
+// open opens a listener that is closed when the test ends.
 func open(t testing.TB, cfg Config) *Listener {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
@@ -31,8 +31,8 @@ func open(t testing.TB, cfg Config) *Listener {
 	return l
 }
 
-// welcome serves a service that says its name to all who come.
-func welcome(t testing.TB, l *Listener, s Service, rules Rules) *Acceptor {
+// serve registers a service that sends its name to every client.
+func serve(t testing.TB, l *Listener, s Service, rules Rules) *Acceptor {
 	t.Helper()
 	job := "ours"
 	e, err := l.Serve(ServiceConfig{Services: []Service{s}, Job: &job, Rules: rules, Handle: func(a *Accepted) error {
@@ -46,7 +46,7 @@ func welcome(t testing.TB, l *Listener, s Service, rules Rules) *Acceptor {
 	return e
 }
 
-// call returns what a service says.
+// call returns what a service sends.
 func call(t testing.TB, l *Listener, c Dialer, g Hello) (string, error) {
 	t.Helper()
 	conn, err := c.DialContext(t.Context(), l.Addr(), &g)
@@ -58,10 +58,10 @@ func call(t testing.TB, l *Listener, c Dialer, g Hello) (string, error) {
 	return string(text), err
 }
 
-// TestServices: one port leads to several services, each with rules of its own; one that is not there is refused by its name.
+// TestServices: one port has several services, each with separate rules; a service that does not exist is refused by name.
 func TestServices(t *testing.T) {
 	l := open(t, Config{})
-	prove := Rules{Authenticate: func(conn net.Conn, dialed bool, greeting []byte) error {
+	prove := Rules{Authenticate: func(conn net.Conn, dialed bool, hello []byte) error {
 		if dialed {
 			_, err := conn.Write([]byte("please"))
 			return err
@@ -72,8 +72,8 @@ func TestServices(t *testing.T) {
 		}
 		return nil
 	}}
-	store := welcome(t, l, Store, prove)
-	welcome(t, l, Data, Rules{})
+	store := serve(t, l, Store, prove)
+	serve(t, l, Data, Rules{})
 	ours, theirs := JobID("ours"), JobID("theirs")
 	for _, c := range []struct {
 		name   string
@@ -84,12 +84,12 @@ func TestServices(t *testing.T) {
 	}{
 		{"data", Dialer{}, Hello{Service: Data, Job: ours}, "group's data", 0},
 		{"the store", Dialer{Rules: prove}, Hello{Service: Store, Job: ours}, "store", 0},
-		{"the store without a proof", Dialer{}, Hello{Service: Store, Job: ours}, "asks for a proof", Proof},
-		{"data with a proof", Dialer{Rules: prove}, Hello{Service: Data, Job: ours}, "asks for no proof", Proof},
-		{"another job", Dialer{}, Hello{Service: Data, Job: theirs}, `another job than "ours"`, Job},
-		{"who wants TLS", Dialer{}, Hello{Service: Data, Job: ours, Secure: true}, "it wants TLS, which this end does not have", Proof},
-		{"a service that is not there", Dialer{}, Hello{Service: Control, Job: ours}, "no group's control is at " + l.Addr(), NoService},
-		{"a service that nobody knows", Dialer{}, Hello{Service: 77, Job: ours}, "no service 77 is at " + l.Addr(), NoService},
+		{"the store without a proof", Dialer{}, Hello{Service: Store, Job: ours}, "requests a proof", Proof},
+		{"data with a proof", Dialer{Rules: prove}, Hello{Service: Data, Job: ours}, "requests no proof", Proof},
+		{"another job", Dialer{}, Hello{Service: Data, Job: theirs}, `belongs to another job; this one is "ours"`, Job},
+		{"TLS where there is none", Dialer{}, Hello{Service: Data, Job: ours, Secure: true}, "it requests TLS, but this end has no TLS", Proof},
+		{"a service that is not registered", Dialer{}, Hello{Service: Control, Job: ours}, "no group's control at " + l.Addr(), NoService},
+		{"an unknown service", Dialer{}, Hello{Service: 77, Job: ours}, "no service 77 at " + l.Addr(), NoService},
 	} {
 		text, err := call(t, l, c.caller, c.g)
 		r := (*Refusal)(nil)
@@ -100,11 +100,11 @@ func TestServices(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", c.name, text, err, c.want)
 		}
 	}
-	if _, err := l.Serve(ServiceConfig{Services: []Service{Control, Store}}); err == nil || !strings.Contains(err.Error(), "serves a store already") {
+	if _, err := l.Serve(ServiceConfig{Services: []Service{Control, Store}}); err == nil || !strings.Contains(err.Error(), "already serves the store") {
 		t.Errorf("a service twice: %v", err)
 	}
 	store.Close()
-	if text, err := call(t, l, Dialer{Rules: prove}, Hello{Service: Store, Job: ours}); err == nil || !strings.Contains(err.Error(), "no store is at") {
+	if text, err := call(t, l, Dialer{Rules: prove}, Hello{Service: Store, Job: ours}); err == nil || !strings.Contains(err.Error(), "no store at") {
 		t.Errorf("a service that has ended: %q, %v", text, err)
 	}
 	if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: ours}); err != nil || text != "group's data" {
@@ -112,10 +112,10 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestCrowd: connections that do not greet are bounded in number and time, and keep nobody out.
-func TestCrowd(t *testing.T) {
-	l := open(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as the one in the crowd may need at worst
-	e := welcome(t, l, Data, Rules{})
+// TestHalfOpenBound: connections without a hello are bounded in number and time, and do not keep others out.
+func TestHalfOpenBound(t *testing.T) {
+	l := open(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // the time that the valid connection may need at worst
+	e := serve(t, l, Data, Rules{})
 	var conns []net.Conn
 	for range 200 {
 		c, err := net.Dial("tcp", l.Addr())
@@ -123,7 +123,7 @@ func TestCrowd(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		c.Write([]byte(magic)) // a part of a greeting
+		c.Write([]byte(magic)) // a part of a hello
 		conns = append(conns, c)
 		l.mu.Lock()
 		half := len(l.half.all)
@@ -133,11 +133,11 @@ func TestCrowd(t *testing.T) {
 		}
 	}
 	if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
-		t.Errorf("in the crowd: %q, %v", text, err)
+		t.Errorf("among the half-open connections: %q, %v", text, err)
 	}
-	for _, c := range conns { // every one is ended by the other side
+	for _, c := range conns { // the listener closes every one
 		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatal("a connection that says nothing is still open")
+			t.Fatal("a connection that sends nothing is still open")
 		}
 	}
 	l.Close()
@@ -146,10 +146,10 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestFlood: while strangers come without a pause, who belongs to the job gets in.
+// TestFlood: during a flood of invalid connections a valid one is accepted.
 func TestFlood(t *testing.T) {
 	l := open(t, Config{})
-	e := welcome(t, l, Data, Rules{})
+	e := serve(t, l, Data, Rules{})
 	ctx, stop := context.WithCancel(t.Context())
 	over := make(chan struct{})
 	go func() {
@@ -163,7 +163,7 @@ func TestFlood(t *testing.T) {
 	}()
 	for e.Counts()["magic"] < 1000 {
 		if text, err := call(t, l, Dialer{}, Hello{Service: Data, Job: JobID("ours")}); err != nil || text != "group's data" {
-			t.Errorf("in the flood: %q, %v", text, err)
+			t.Errorf("during the flood: %q, %v", text, err)
 			break
 		}
 	}
@@ -171,18 +171,18 @@ func TestFlood(t *testing.T) {
 	<-over
 }
 
-// TestPieces: a greeting may come in any pieces, and a stranger is sent away after the first byte that no greeting has there.
+// TestPieces: a hello may arrive in any pieces; a connection is refused at the first byte that no hello has at that position.
 func TestPieces(t *testing.T) {
 	l := open(t, Config{})
-	e := welcome(t, l, Data, Rules{})
-	greeting := (&Hello{Service: Data, Job: JobID("ours")}).Encode()
+	e := serve(t, l, Data, Rules{})
+	hello := (&Hello{Service: Data, Job: JobID("ours")}).Encode()
 	for _, cut := range []int{0, 1, 7, 8, 79} {
 		c, err := net.Dial("tcp", l.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Write(greeting[:cut])
-		for piece := range bytes.SplitSeq(greeting[cut:], nil) {
+		c.Write(hello[:cut])
+		for piece := range bytes.SplitSeq(hello[cut:], nil) {
 			c.Write(piece)
 		}
 		if err := ReadAnswer(c); err != nil {
@@ -190,43 +190,43 @@ func TestPieces(t *testing.T) {
 		}
 		c.Close()
 	}
-	for _, says := range []string{"X", "LOCKSTOP"} {
+	for _, sent := range []string{"X", "LOCKSTOP"} {
 		c, err := net.Dial("tcp", l.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, b := range []byte(says) {
+		for _, b := range []byte(sent) {
 			c.Write([]byte{b})
 		}
 		if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
-			t.Errorf("%q is answered", says)
+			t.Errorf("%q is answered", sent)
 		}
 		c.Close()
 	}
 	l.Close()
 	if got := e.Counts(); !maps.Equal(got, map[string]uint64{"magic": 2}) {
-		t.Errorf("counted %v, want two strangers", got)
+		t.Errorf("counted %v, want 2 of reason magic", got)
 	}
 }
 
-// TestCloseAmongStrangers: a door that closes waits for nobody who has stopped half way, nor does a service.
-func TestCloseAmongStrangers(t *testing.T) {
+// TestCloseHalfOpen: closing a listener or an acceptor does not wait for incomplete handshakes.
+func TestCloseHalfOpen(t *testing.T) {
 	for _, whole := range []bool{true, false} {
 		l := open(t, Config{Handshake: time.Hour})
-		e := welcome(t, l, Data, Rules{Authenticate: func(conn net.Conn, _ bool, _ []byte) error {
+		e := serve(t, l, Data, Rules{Authenticate: func(conn net.Conn, _ bool, _ []byte) error {
 			_, err := io.ReadFull(conn, make([]byte, 1))
 			return err
 		}})
-		greeting := (&Hello{Service: Data, Job: JobID("ours")}).Encode()
-		for _, says := range [][]byte{nil, greeting[:20], greeting} {
+		hello := (&Hello{Service: Data, Job: JobID("ours")}).Encode()
+		for _, sent := range [][]byte{nil, hello[:20], hello} {
 			c, err := net.Dial("tcp", l.Addr())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			c.Write(says)
-			if len(says) == HelloBytes {
-				if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it asks for the proof
+			c.Write(sent)
+			if len(sent) == HelloBytes {
+				if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it requests the proof
 					t.Fatal(err)
 				}
 			}
@@ -239,7 +239,7 @@ func TestCloseAmongStrangers(t *testing.T) {
 	}
 }
 
-// TestEarly: who comes before there is a service waits for it.
+// TestEarly: a connection that arrives before any service is registered waits for it.
 func TestEarly(t *testing.T) {
 	l := open(t, Config{})
 	c, err := net.Dial("tcp", l.Addr())
@@ -254,14 +254,14 @@ func TestEarly(t *testing.T) {
 	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%d bytes, %v, before anything is served", n, err)
 	}
-	welcome(t, l, Store, Rules{})
+	serve(t, l, Store, Rules{})
 	c.SetReadDeadline(time.Time{})
 	if text, err := io.ReadAll(c); err != nil || !bytes.HasSuffix(text, []byte(Store.String())) {
 		t.Errorf("%q, %v", text, err)
 	}
 }
 
-// TestListen: ports in a range are tried one after the other; what is no address is refused.
+// TestListen: ports of a range are tried in order; invalid addresses are refused.
 func TestListen(t *testing.T) {
 	taken := open(t, Config{})
 	_, port, _ := net.SplitHostPort(taken.Addr())
@@ -275,7 +275,7 @@ func TestListen(t *testing.T) {
 	}
 	ranged := open(t, Config{Listen: "127.0.0.1:" + port + "-65535"})
 	if _, other, _ := net.SplitHostPort(ranged.Addr()); other == port {
-		t.Error("one port twice")
+		t.Error("two listeners have the same port")
 	}
 }
 
@@ -307,12 +307,12 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("read %d bytes", read)
 		}
 		if err == nil && (len(b) < answerBytes || b[10] != byte(accepted)) {
-			t.Fatalf("% x is taken for a welcome", b)
+			t.Fatalf("% x is decoded as acceptance", b)
 		}
 	})
 }
 
-// TestPage: docs/wire.md has every service and reason to refuse, and the lengths, as they are.
+// TestPage: docs/wire.md lists every service, every refusal reason, and the lengths.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile("../../docs/wire.md")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// Reason says why a connection was refused, or ended for what came through it.
+// Reason is the reason why a connection was refused, or closed because of invalid data.
 type Reason uint8
 
 // The reasons.
@@ -17,17 +17,17 @@ const (
 
 	Magic     // not this protocol
 	Versions  // another version of it
-	Damaged   // a greeting with a wrong checksum or impossible fields
-	NoService // a service that is not there
+	Damaged   // a hello with a wrong checksum or invalid fields
+	NoService // a service that the process does not have
 	Job       // another job
 	Epoch     // an epoch that is over
-	Group     // a group that is closed, or that has other members there
-	Rank      // a rank that does not exist, or does not live there
-	Duplicate // who is connected already
-	Proof     // TLS or the authenticator says no
-	Slow      // no greeting in time, or pushed out by newer ones
-	Crowded   // too many at once
-	Frame     // something in an accepted connection that does not belong there
+	Group     // a group that is closed, or has other members at the acceptor
+	Rank      // a rank that does not exist, or is in another process
+	Duplicate // the pair is connected already
+	Proof     // TLS or Rules.Authenticate failed
+	Slow      // no hello in time, or evicted by newer connections
+	Crowded   // too many connections
+	Frame     // an invalid message on an established connection
 	reasons
 )
 
@@ -43,13 +43,13 @@ func (r Reason) String() string {
 	return fmt.Sprintf("Reason(%d)", uint8(r))
 }
 
-// Refusal is the error of a connection that is refused, on both sides.
+// Refusal is the error of a refused connection, at both ends.
 type Refusal struct {
 	Reason Reason
 	Text   string
 }
 
-// Error returns the text.
+// Error returns Text.
 func (r *Refusal) Error() string { return r.Text }
 
 // Refuse returns a [Refusal].
@@ -57,7 +57,7 @@ func Refuse(reason Reason, format string, args ...any) error {
 	return &Refusal{reason, fmt.Sprintf(format, args...)}
 }
 
-// reasonOf returns the reason of an error: what is no refusal was damaged on its way.
+// reasonOf returns the reason of an error, Damaged if it is no [Refusal].
 func reasonOf(err error) Reason {
 	if r := (*Refusal)(nil); errors.As(err, &r) {
 		return r.Reason
@@ -70,7 +70,7 @@ const (
 	answerTextMax = 256
 )
 
-// answer returns the answer to a greeting: err, or that all is well.
+// answer encodes the answer to a hello: acceptance if err is nil.
 func answer(err error) []byte {
 	le := binary.LittleEndian
 	reason, text := accepted, ""
@@ -86,44 +86,44 @@ func answer(err error) []byte {
 	return append(b, text...)
 }
 
-// ReadAnswer reads the answer to a greeting, as [Dialer.Call] does: nil if the other end accepts it, a [*Refusal] if it refuses it.
+// ReadAnswer reads the answer to a hello, as [Dialer.Call] does: nil if the other end accepts it, a [*Refusal] if it refuses it.
 func ReadAnswer(r io.Reader) error {
 	le := binary.LittleEndian
 	b := make([]byte, answerBytes, answerBytes+answerTextMax)
 	if _, err := io.ReadFull(r, b[:1]); err != nil {
-		return err // nothing came: the other end was not there yet, or is gone
+		return err // no data: the other end did not listen yet, or has closed
 	}
 	switch b[0] {
 	case magic[0]:
 	case nextProof:
-		return Refuse(Proof, "the other end asks for a proof that this end belongs to it, and this end has none: it has no secret")
+		return Refuse(Proof, "the other end requests a proof, but this end has none: it has no secret")
 	default:
-		return errNotOurs // which may not send as much as an answer has
+		return errNotOurs // another protocol may send fewer bytes than an answer
 	}
 	if _, err := io.ReadFull(r, b[1:]); err != nil {
-		return fmt.Errorf("the answer is cut short: %w", err)
+		return fmt.Errorf("reading the answer: %w", err)
 	}
 	n := le.Uint32(b[12:])
 	switch {
 	case string(b[:8]) != magic:
 		return errNotOurs
 	case le.Uint16(b[8:]) != Version && b[10] == byte(accepted):
-		return Refuse(Versions, "it speaks version %d of the wire format, this end version %d", le.Uint16(b[8:]), Version)
+		return Refuse(Versions, "it has version %d of the wire format, this end has version %d", le.Uint16(b[8:]), Version)
 	case crc32.Checksum(b[:16], castagnoli) != le.Uint32(b[16:]) || n > answerTextMax || b[10] >= byte(reasons):
-		return Refuse(Damaged, "the answer to the greeting is damaged")
+		return Refuse(Damaged, "the answer to the hello is damaged")
 	case b[10] == byte(accepted):
 		return nil
 	}
 	text := b[answerBytes : answerBytes+n]
 	if _, err := io.ReadFull(r, text); err != nil {
-		return fmt.Errorf("the refusal is cut short: %w", err)
+		return fmt.Errorf("reading the refusal: %w", err)
 	}
 	return &Refusal{Reason(b[10]), string(text)}
 }
 
 var (
-	errStranger  = Refuse(Magic, "the connection does not begin as Lockstep's do")
-	errNotOurs   = Refuse(Magic, "what listens there does not speak Lockstep's protocol")
-	errPushedOut = Refuse(Slow, "it was dropped for newer connections")
-	errLeaving   = Refuse(NoService, "the process is leaving")
+	errStranger = Refuse(Magic, "the connection does not start with a Lockstep hello")
+	errNotOurs  = Refuse(Magic, "the server at that address does not use Lockstep's protocol")
+	errEvicted  = Refuse(Slow, "evicted by newer connections")
+	errLeaving  = Refuse(NoService, "the process is shutting down")
 )

@@ -6,7 +6,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// askTimeout bounds the wait for an answer: a rank that waits for one takes no notice of anything else.
+// askTimeout bounds the wait for an answer, during which the rank handles nothing else.
 const askTimeout = 500 * time.Millisecond
 
 func (e *endpoint) Answer(text func(seq uint64) []byte) {
@@ -15,19 +15,19 @@ func (e *endpoint) Answer(text func(seq uint64) []byte) {
 	e.answer = text
 }
 
-// Ask sends a question by the control connection, where the peer's process answers it even if the rank is blocked.
+// Ask sends a query on the control connection. A goroutine of the peer's process answers it even if the rank is blocked.
 func (e *endpoint) Ask(rank int, seq uint64) []byte {
-	if rank < 0 || rank >= len(e.peers) || rank == e.rank || e.closed.Load() || e.peers[rank].fate.Load().gone != nil {
+	if rank < 0 || rank >= len(e.peers) || rank == e.rank || e.closed.Load() || e.peers[rank].state.Load().gone != nil {
 		return nil
 	}
 	answer := make(chan []byte, 1)
 	e.mu.Lock()
 	e.lastTag++
 	tag := e.lastTag
-	e.asked[tag] = answer
+	e.queries[tag] = answer
 	e.mu.Unlock()
 	m := &message{kind: msgAsk, from: uint32(e.rank), to: uint32(rank), tag: tag, seq: seq}
-	e.group.world.say(e.group, m, e.group.proc(rank))
+	e.group.world.send(e.group, m, e.group.proc(rank))
 	timer := time.NewTimer(askTimeout)
 	defer timer.Stop()
 	select {
@@ -35,14 +35,14 @@ func (e *endpoint) Ask(rank int, seq uint64) []byte {
 		return text
 	case <-timer.C:
 		e.mu.Lock()
-		delete(e.asked, tag)
+		delete(e.queries, tag)
 		e.mu.Unlock()
 		return nil
 	}
 }
 
-// tell answers a question.
-func (e *endpoint) tell(m *message, proc int) {
+// reply answers a query.
+func (e *endpoint) reply(m *message, proc int) {
 	e.mu.Lock()
 	answer := e.answer
 	e.mu.Unlock()
@@ -52,5 +52,5 @@ func (e *endpoint) tell(m *message, proc int) {
 		back.known = back.text != nil
 		back.text = back.text[:min(len(back.text), transport.ReasonMax)]
 	}
-	e.group.world.say(e.group, back, proc)
+	e.group.world.send(e.group, back, proc)
 }

@@ -10,7 +10,7 @@ func writeBoth(fd int, out *[2][]byte) (int, error) {
 	return unix.Writev(fd, out[:])
 }
 
-// readBoth fills the first slice, and the second as far as something is there, in one system call.
+// readBoth fills the first slice, then the second with what is available, in one system call.
 func readBoth(fd int, in *[2][]byte) (int, error) {
 	if len(in[1]) == 0 {
 		return unix.Read(fd, in[0])

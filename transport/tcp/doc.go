@@ -1,32 +1,33 @@
-// Package tcp connects ranks of different processes, on one host or many, by TCP connections.
+// Package tcp is a transport over TCP connections, for ranks of different processes on one or more hosts.
 //
-// A process opens a [Node]: one listening port for everything. [Node.Group] joins the ranks that live at the given
-// addresses into a group and returns the ends of this process's own. Between every two processes there is one control
-// connection, from the beginning, which carries what is rare: that a rank has closed its end or has failed, questions about
-// its call, the wish for a connection. Its end is how a process's death is noticed. Between two ranks that exchange frames
-// there are data connections ([Config.Streams] of them), made when the first frame needs them; groups that are split off
-// have their own. The process of the higher ranks dials that of the lower.
+// A process opens a [Node], which has one listening port. [Node.Group] joins the ranks at the given addresses into a group
+// and returns the endpoints of this process. A control connection joins every two processes from the start. It carries the
+// rare messages: a rank has closed its end or has failed, queries about calls, requests for a connection. When it ends, the
+// peer process is lost. Two ranks that exchange frames have [Config.Streams] data connections, which are opened when the
+// first frame needs them. A split group has separate data connections. The process of the higher ranks dials that of the
+// lower.
 //
 // # Moving a frame
 //
-// The rank's own goroutine writes and reads its sockets, without blocking; data goes from and to the caller's memory, but
-// for small frames, which are copied behind their header. What the socket does not take is the connection's writer
-// goroutine's to finish. A rank that has nothing to do looks again for a while if no more ranks than processors are on the
-// host, and then has the connections watched and blocks in [transport.Park]. No call starts a goroutine or allocates.
+// The rank's goroutine writes and reads its sockets without blocking. Data moves from and to the caller's memory, except for
+// small frames, which are copied behind their header. If the socket is full, the writer goroutine of the connection sends
+// the rest. A rank that waits spins for a while if the host has at least as many processors as ranks; then it has the
+// connections watched and blocks in [transport.Park]. No call starts a goroutine or allocates.
 //
-// A send returns when the kernel has taken the frame, so a rank may be ahead of its receiver by what the sockets hold.
+// A send returns when the kernel has taken the frame, so a sender may be ahead of its receiver by the size of the socket
+// buffers.
 //
-// # What is refused
+// # Refused connections
 //
-// The wire format is in docs/wire.md. A connection must begin with a greeting of this version, job, epoch and group, from a
-// rank that has none yet; anything else is refused with a reason, counted ([Node.Refused]) and logged, and disturbs nobody.
-// Nothing that arrives makes the receiver allocate what it claims. Connections that have not greeted yet are bounded in number
-// ([Config.HalfOpen]) and time ([Config.Handshake]). With [Config.TLS] all connections between hosts are encrypted and, if it
-// says so, mutually authenticated; [Config.Authenticate] can ask for another proof.
+// docs/wire.md specifies the wire format. A connection must start with a hello of this version, job, epoch and group, from a
+// rank that is not connected yet. Any other connection is refused with a reason, counted ([Node.Refused]) and logged, and
+// does not affect the group. A length in received data never determines an allocation. Connections whose handshake is
+// incomplete are bounded in number ([Config.HalfOpen]) and time ([Config.Handshake]). With [Config.TLS] all connections
+// between hosts are encrypted and, if the TLS config requires it, mutually authenticated; [Config.Authenticate] can require another proof.
 //
-// # When a peer is gone
+// # Lost peers
 //
-// A process that ends, however it ends, is noticed at once by its closed connections. A host that vanishes is noticed on the
-// control connection, by [Config.KeepAlive]: by default after 15 seconds of silence. A process that is stopped is not gone; what waits for it
-// ends at the caller's deadline.
+// When a process ends, for any reason, its connections close, and its peers notice at once. When a host vanishes, its peers
+// notice on the control connection by [Config.KeepAlive]: by default after 15 seconds of silence. A stopped process is not lost;
+// waits for it end at the caller's deadline.
 package tcp

@@ -25,10 +25,10 @@ type endpoint struct {
 	work   sync.WaitGroup // dials
 
 	// Used by the rank's goroutine only.
-	judge func(peer int, h transport.Header) error
-	posts [transport.PostsMax]post // count from first on
-	first int
-	count int
+	inspect func(peer int, h transport.Header) error
+	posts   [transport.PostsMax]post // a ring: count entries, starting at first
+	first   int
+	count   int
 
 	wake   chan struct{} // one token ends one wait; see wait
 	parked atomic.Bool
@@ -39,9 +39,9 @@ type endpoint struct {
 
 	mu      sync.Mutex
 	answer  func(seq uint64) []byte
-	asked   map[uint32]chan []byte // questions on their way, by tag
+	queries map[uint32]chan []byte // without an answer yet, by tag
 	lastTag uint32
-	timers  []*time.Timer // of connections that broke
+	timers  []*time.Timer // of broken connections
 }
 
 var (
@@ -51,32 +51,32 @@ var (
 	_ transport.Placer   = (*endpoint)(nil)
 )
 
-// peer is what an endpoint knows of another rank.
+// peer is the state of another rank.
 type peer struct {
-	up      atomic.Bool // all streams are there
-	wanted  atomic.Bool // somebody has been asked to dial
-	fate    atomic.Pointer[fate]
+	up      atomic.Bool // all streams are connected
+	wanted  atomic.Bool // a dial was started or requested
+	state   atomic.Pointer[peerState]
 	streams []*stream // fixed once up; before, guarded by the endpoint's mu
 
 	// Used by the rank's goroutine only.
-	sent uint64 // frames to it, and from it, so far
-	got  uint64
+	sent uint64 // number of frames to it
+	got  uint64 // number of frames from it
 }
 
-// fate is what has become of a peer. It is replaced, never changed.
-type fate struct {
-	gone   error // the first reason why it is of no use: ErrClosed, a *Failure, or that it is lost
-	broken bool  // a data connection ended; what that means is about to be known
+// peerState says whether a peer is down. It is immutable; changes replace it.
+type peerState struct {
+	gone   error // the first reason why it is down: ErrClosed, a *Failure, or the error of a lost connection
+	broken bool  // a data connection ended; the reason may follow on the control connection
 }
 
 func newEndpoint(g *group, rank int) *endpoint {
 	n := len(g.ranks)
 	e := &endpoint{
 		group: g, rank: rank, wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), peers: make([]peer, n),
-		asked: map[uint32]chan []byte{},
+		queries: map[uint32]chan []byte{},
 	}
 	for i := range e.peers {
-		e.peers[i].fate.Store(&fate{})
+		e.peers[i].state.Store(&peerState{})
 		e.peers[i].streams = make([]*stream, g.world.node.cfg.Streams)
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
@@ -104,16 +104,16 @@ func (e *endpoint) Publish(transport.Slot) {}
 
 func (e *endpoint) Peer(int) *transport.Slot { return nil }
 
-func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
+func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 
 func (e *endpoint) Down() <-chan transport.PeerDown { return e.down }
 
-// Retire has nothing to do: no peer reaches this rank's memory.
+// Retire does nothing: no peer reaches this rank's memory.
 func (e *endpoint) Retire(tensor.Memory) {}
 
 func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if id == rootID {
-		return nil, fmt.Errorf("tcp: group %d is the whole", rootID)
+		return nil, fmt.Errorf("tcp: group id %d is reserved for the whole group", rootID)
 	}
 	world := make([]int, len(ranks))
 	for i, r := range ranks {
@@ -121,7 +121,7 @@ func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 			return nil, fmt.Errorf("tcp: rank %d in a group of %d", r, len(e.peers))
 		}
 		if slices.Contains(ranks[:i], r) {
-			return nil, fmt.Errorf("tcp: rank %d twice in the group %v", r, ranks)
+			return nil, fmt.Errorf("tcp: duplicate rank %d in group %v", r, ranks)
 		}
 		world[i] = e.group.ranks[r]
 	}
@@ -138,18 +138,18 @@ func (e *endpoint) Fail(reason []byte) {
 	}
 	e.failed.Do(func() {
 		text := append([]byte(nil), reason[:min(len(reason), transport.ReasonMax)]...)
-		e.group.world.say(e.group, &message{kind: msgFailed, from: uint32(e.rank), text: text}, -1)
+		e.group.world.send(e.group, &message{kind: msgFailed, from: uint32(e.rank), text: text}, -1)
 	})
 }
 
 func (e *endpoint) Close() error {
 	e.mu.Lock()
-	again := e.closed.Swap(true) // under the mutex: want starts no dial after it
+	again := e.closed.Swap(true) // under mu, so that want starts no dial afterwards
 	e.mu.Unlock()
 	if again {
 		return nil
 	}
-	e.group.world.say(e.group, &message{kind: msgClosed, from: uint32(e.rank)}, -1)
+	e.group.world.send(e.group, &message{kind: msgClosed, from: uint32(e.rank)}, -1)
 	e.cancel()
 	e.work.Wait()
 	e.mu.Lock()
@@ -159,8 +159,8 @@ func (e *endpoint) Close() error {
 	}
 	timers := e.timers
 	e.timers = nil
-	for tag, answer := range e.asked {
-		delete(e.asked, tag)
+	for tag, answer := range e.queries {
+		delete(e.queries, tag)
 		close(answer)
 	}
 	e.mu.Unlock()
@@ -177,14 +177,14 @@ func (e *endpoint) Close() error {
 	return nil
 }
 
-// unpark ends the wait of the rank if it is in one.
+// unpark wakes the rank if it waits.
 func (e *endpoint) unpark() {
 	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
 		e.wake <- struct{}{}
 	}
 }
 
-// want sees to it that there is a connection with a peer, some time.
+// want starts to connect with a peer, or requests that the peer dials, unless it did so before. It does not wait.
 func (e *endpoint) want(rank int) {
 	p := &e.peers[rank]
 	if p.wanted.Load() || p.wanted.Swap(true) {
@@ -192,7 +192,7 @@ func (e *endpoint) want(rank int) {
 	}
 	if !e.group.dials(e.rank, rank) {
 		m := &message{kind: msgConnect, from: uint32(e.rank), to: uint32(rank)}
-		e.group.world.say(e.group, m, e.group.proc(rank))
+		e.group.world.send(e.group, m, e.group.proc(rank))
 		return
 	}
 	e.mu.Lock()
@@ -202,7 +202,7 @@ func (e *endpoint) want(rank int) {
 	}
 }
 
-// dial makes the connections with a peer.
+// dial opens the connections with a peer.
 func (e *endpoint) dial(rank int) {
 	w := e.group.world
 	for i := range e.peers[rank].streams {
@@ -220,13 +220,13 @@ func (e *endpoint) dial(rank int) {
 	}
 }
 
-// welcome takes a data connection from a peer.
-func (e *endpoint) welcome(a *arrival) error {
+// accept accepts a data connection from a peer.
+func (e *endpoint) accept(a *connection) error {
 	return e.attach(a, int(a.from), func() error { return a.answer(nil) })
 }
 
-// attach makes a connection one of the peer's streams; answer, if given, accepts it.
-func (e *endpoint) attach(a *arrival, rank int, answer func() error) error {
+// attach adds a connection to the peer's streams; answer, if not nil, accepts it.
+func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := &e.peers[rank]
@@ -246,7 +246,7 @@ func (e *endpoint) attach(a *arrival, rank int, answer func() error) error {
 		return err
 	}
 	if t, ok := a.raw.(*net.TCPConn); ok && e.group.world.node.cfg.SocketBuffer > 0 {
-		// If the system does not allow as much, it takes what it allows.
+		// The system may limit the sizes.
 		t.SetReadBuffer(e.group.world.node.cfg.SocketBuffer)
 		t.SetWriteBuffer(e.group.world.node.cfg.SocketBuffer)
 	}
@@ -263,11 +263,11 @@ func (e *endpoint) attach(a *arrival, rank int, answer func() error) error {
 	return nil
 }
 
-// hear takes a message about a rank, or a question.
-func (e *endpoint) hear(m *message, proc int) {
+// receive handles a message about a rank, or a query.
+func (e *endpoint) receive(m *message, proc int) {
 	from := int(m.from)
 	if from >= len(e.peers) || from == e.rank || e.group.proc(from) != proc || m.kind >= msgConnect && int(m.to) != e.rank {
-		return // not about anybody whom that process may speak for, or not for this rank
+		return // not about a rank of that process, or not for this rank
 	}
 	switch m.kind {
 	case msgClosed:
@@ -279,11 +279,11 @@ func (e *endpoint) hear(m *message, proc int) {
 			e.want(from)
 		}
 	case msgAsk:
-		e.tell(m, proc)
+		e.reply(m, proc)
 	case msgAnswer:
 		e.mu.Lock()
-		answer := e.asked[m.tag]
-		delete(e.asked, m.tag)
+		answer := e.queries[m.tag]
+		delete(e.queries, m.tag)
 		e.mu.Unlock()
 		if answer != nil {
 			if m.known {
@@ -294,7 +294,7 @@ func (e *endpoint) hear(m *message, proc int) {
 	}
 }
 
-// lose tells that a process is gone.
+// lose marks the ranks of a lost process as down.
 func (e *endpoint) lose(proc int, err error) {
 	for r := range e.peers {
 		if r != e.rank && e.group.proc(r) == proc {
@@ -303,28 +303,28 @@ func (e *endpoint) lose(proc int, err error) {
 	}
 }
 
-// lost says that a peer is of no use any more, unless it was known before.
+// lost marks a peer as down, unless it was down before.
 func (e *endpoint) lost(rank int, err error) {
-	e.settle(rank, func(f *fate) {
+	e.update(rank, func(f *peerState) {
 		if f.gone == nil {
 			f.gone = err
 		}
 	})
 }
 
-// settle changes what is known of a peer, tells Down if it is gone, and wakes the rank. What is known already wakes nobody: a rank
-// that waits for others meets a broken connection each time it looks around, and would never block.
-func (e *endpoint) settle(rank int, change func(*fate)) {
+// update changes the state of a peer, sends it to Down if it is down now, and wakes the rank. An update that changes nothing does
+// not wake: a rank that waits for others finds a broken connection in every round, and would never block.
+func (e *endpoint) update(rank int, change func(*peerState)) {
 	e.mu.Lock()
 	p := &e.peers[rank]
-	was := p.fate.Load()
+	was := p.state.Load()
 	now := *was
 	change(&now)
 	if now.broken == was.broken && (now.gone == nil) == (was.gone == nil) {
 		e.mu.Unlock()
 		return
 	}
-	p.fate.Store(&now)
+	p.state.Store(&now)
 	if was.gone == nil && now.gone != nil {
 		e.down <- transport.PeerDown{Rank: rank, Err: now.gone} // has room for every rank once
 	}
@@ -332,11 +332,11 @@ func (e *endpoint) settle(rank int, change func(*fate)) {
 	e.unpark()
 }
 
-// brokenGrace is how long a broken data connection may be explained by the control connection: that the peer has closed its
-// end, or that its process is gone.
+// brokenGrace is how long a broken data connection waits for its reason on the control connection: that the peer has closed its
+// endpoint, or that its process is lost.
 const brokenGrace = 500 * time.Millisecond
 
-// broke says that a connection with a peer has ended, or could not be made.
+// broke handles a connection with a peer that has ended or could not be opened.
 func (e *endpoint) broke(rank int, from net.Addr, err error) {
 	if errors.Is(err, errFrame) {
 		e.group.world.node.acceptor.Refuse(from, &listener.Refusal{Reason: listener.Frame, Text: fmt.Sprintf("rank %d: %v", rank, err)})
@@ -344,9 +344,9 @@ func (e *endpoint) broke(rank int, from net.Addr, err error) {
 		return
 	}
 	if errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
-		err = fmt.Errorf("its host cannot be reached: %w", err) // as the first connection says, whose end may be noticed later
+		err = fmt.Errorf("its host cannot be reached: %w", err) // the text of the control connection, whose end may be noticed later
 	}
-	e.settle(rank, func(f *fate) {
+	e.update(rank, func(f *peerState) {
 		if f.broken || e.closed.Load() {
 			return
 		}

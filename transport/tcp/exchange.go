@@ -10,26 +10,26 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// post is one exchange that is under way.
+// post is an exchange in progress.
 type post struct {
-	to, from int // -1: not, or not any more
+	to, from int // -1: no such half, or it is complete
 	out      transport.Frame
 	in       []byte
-	stream   *stream // that has out; nil: it is not queued yet
-	ticket   uint64  // what stream.sent reaches when out has gone
-	judged   bool    // the head of the frame for in
-	err      error   // an earlier one failed
+	stream   *stream // the connection where out is queued; nil before
+	ticket   uint64  // the value of stream.sent once out was sent
+	admitted bool    // the head of the frame for in was accepted
+	err      error   // set when an earlier exchange failed
 }
 
 func (e *endpoint) Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error {
 	err := e.begin(to, out, from, in)
-	for e.count > 0 && err == nil { // one, if nothing else is under way
+	for e.count > 0 && err == nil { // a single one, unless others were posted
 		err = e.Complete(ctx)
 	}
 	return err
 }
 
-// Post writes what the socket takes; the rest is the writer goroutine's, until Complete helps.
+// Post writes as much as the socket takes. The writer goroutine sends the rest until Complete helps.
 func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error {
 	if err := e.begin(to, out, from, in); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error 
 	for s := x.stream; s.sent.Load() < x.ticket; {
 		before := s.progress.Load()
 		if s.push() != nil {
-			return nil // Complete finds it again
+			return nil // Complete returns the error
 		}
 		if s.progress.Load() == before {
 			s.finish()
@@ -51,7 +51,7 @@ func (e *endpoint) Post(to int, out transport.Frame, from int, in []byte) error 
 	return nil
 }
 
-// begin adds an exchange to those under way.
+// begin adds an exchange to those in progress.
 func (e *endpoint) begin(to int, out transport.Frame, from int, in []byte) error {
 	switch {
 	case e.closed.Load():
@@ -59,7 +59,7 @@ func (e *endpoint) begin(to int, out transport.Frame, from int, in []byte) error
 	case to >= len(e.peers) || from >= len(e.peers) || to == e.rank || from == e.rank:
 		return fmt.Errorf("tcp: rank %d of %d cannot exchange with ranks %d and %d", e.rank, len(e.peers), to, from)
 	case e.count == len(e.posts):
-		return fmt.Errorf("tcp: %d exchanges are under way already", e.count)
+		return fmt.Errorf("tcp: %d exchanges are in progress already", e.count)
 	}
 	e.posts[(e.first+e.count)%len(e.posts)] = post{to: max(to, -1), out: out, from: max(from, -1), in: in}
 	e.count++
@@ -70,7 +70,7 @@ func (e *endpoint) begin(to int, out transport.Frame, from int, in []byte) error
 // Complete ends the oldest exchange.
 func (e *endpoint) Complete(ctx context.Context) error {
 	if e.count == 0 {
-		return fmt.Errorf("tcp: no exchange is under way")
+		return fmt.Errorf("tcp: no exchange is in progress")
 	}
 	x := &e.posts[e.first]
 	err := x.err
@@ -85,17 +85,17 @@ func (e *endpoint) Complete(ctx context.Context) error {
 	return err
 }
 
-// abandon takes back what is under way, which fails with err: nobody uses the callers' memory any more.
+// abandon cancels all exchanges in progress, which fail with err. The callers' memory is not used afterwards.
 func (e *endpoint) abandon(err error) {
 	for i := range e.posts {
 		if s := e.posts[i].stream; s != nil {
-			s.takeBack()
+			s.cancel()
 		}
 		e.posts[i] = post{err: err}
 	}
 }
 
-// queue gives the frames of posts to their connections, in order, as far as there are some.
+// queue queues the frames of posts on their connections, in order, up to the first whose peer is not connected.
 func (e *endpoint) queue() {
 	for i := range e.count {
 		x := &e.posts[(e.first+i)%len(e.posts)]
@@ -103,7 +103,7 @@ func (e *endpoint) queue() {
 			continue
 		}
 		p := &e.peers[x.to]
-		if p.fate.Load().gone != nil {
+		if p.state.Load().gone != nil {
 			return
 		}
 		if !p.up.Load() {
@@ -121,7 +121,7 @@ func (e *endpoint) queue() {
 	}
 }
 
-// step moves an exchange on by one write and one read, and reports whether it is done.
+// step advances an exchange by at most one write and one read, and reports whether it is complete.
 func (e *endpoint) step(x *post) (bool, error) {
 	if x.to >= 0 {
 		if err := e.stepOut(x); err != nil {
@@ -146,7 +146,7 @@ func (e *endpoint) stepOut(x *post) error {
 	if s.sent.Load() < x.ticket {
 		if err := s.push(); err != nil {
 			e.broke(x.to, s.from, err)
-			return e.verdict(x.to, false)
+			return e.peerDown(x.to, false)
 		}
 	}
 	if s.sent.Load() >= x.ticket {
@@ -162,7 +162,7 @@ func (e *endpoint) stepIn(x *post) error {
 		return nil
 	}
 	s := p.streams[p.got%uint64(len(p.streams))]
-	if !x.judged {
+	if !x.admitted {
 		if ok, err := s.next(); !ok {
 			return e.ended(x.from, s, err)
 		}
@@ -179,45 +179,45 @@ func (e *endpoint) stepIn(x *post) error {
 	return nil
 }
 
-// ended handles that nothing came from a peer: nil, or the error that ends its connection.
+// ended handles the error of receiving from a peer, which is nil if no data is available.
 func (e *endpoint) ended(rank int, s *stream, err error) error {
 	if err == nil {
 		return nil
 	}
 	e.broke(rank, s.from, err)
-	return e.verdict(rank, false)
+	return e.peerDown(rank, false)
 }
 
-// admit holds a head that has come against what is expected.
+// admit verifies the received head of a frame.
 func (e *endpoint) admit(x *post, s *stream) error {
 	p := &e.peers[x.from]
 	if s.head.number != p.got {
-		s.inErr = fmt.Errorf("%w: number %d came, number %d is next", errFrame, s.head.number, p.got)
+		s.inErr = fmt.Errorf("%w: got frame number %d, want %d", errFrame, s.head.number, p.got)
 		return e.ended(x.from, s, s.inErr)
 	}
-	if e.judge != nil {
-		if err := e.judge(x.from, s.head.Header); err != nil {
+	if e.inspect != nil {
+		if err := e.inspect(x.from, s.head.Header); err != nil {
 			return err
 		}
 	}
 	if s.head.bytes != uint64(len(x.in)) {
 		return fmt.Errorf("%w: %d bytes from rank %d, %d expected", transport.ErrSize, s.head.bytes, x.from, len(x.in))
 	}
-	x.judged = true
+	x.admitted = true
 	return nil
 }
 
-// How long a wait looks before it blocks: longer than it takes to be woken, and than a peer adds a segment.
+// The duration of spinning before a wait blocks: longer than a wake-up takes, and than a peer takes to reduce a segment.
 const (
 	spinTime  = 100 * time.Microsecond
-	spinLooks = 16 // between two looks at the clock
+	spinLooks = 16 // steps between two readings of the clock
 )
 
-// wait blocks until x is done, or cannot be done, or ctx ends it.
+// wait blocks until x is complete, cannot complete, or ctx ends.
 //
-// No wake-up is lost: the rank sets parked, then tries again, then has everything watched that it needs, then blocks. A
-// watcher, or whoever changes a peer's fate, does that first and then looks at parked. Whoever turns parked from true to
-// false owns the right to the one token: see the same in package mem.
+// No wake-up is lost: the rank sets parked, then tries again, then has its streams watched, then blocks. A watcher, and an
+// update of a peer's state, make their change first and then read parked. The goroutine that changes parked from true to false
+// sends the single token. Package mem uses the same scheme.
 func (e *endpoint) wait(ctx context.Context, x *post) error {
 	for {
 		if done, err := e.spin(x); done || err != nil {
@@ -226,7 +226,7 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 		e.parked.Store(true)
 		done, err := e.exhaust(x)
 		if !done && err == nil {
-			if err = e.hopeless(x); err != nil && e.written(x) {
+			if err = e.failure(x); err != nil && e.written(x) {
 				if done, _ = e.exhaust(x); done {
 					err = nil
 				}
@@ -248,9 +248,8 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 	}
 }
 
-// written waits a moment for the goroutine that writes x's frame to a peer that is gone, if there is one: the peer may have
-// taken the frame, and closed its end, before that goroutine has come to say so. It reports whether there is a frame on its
-// way.
+// written waits shortly for the goroutine that writes x's frame to a peer that is down, if there is one: the peer may have
+// received the frame and closed its endpoint before that goroutine records the write. It reports whether a frame was queued.
 func (e *endpoint) written(x *post) bool {
 	if x.to < 0 || x.stream == nil {
 		return false
@@ -261,7 +260,7 @@ func (e *endpoint) written(x *post) bool {
 	return true
 }
 
-// exhaust tries until nothing moves any more: a wire may hold what no watcher of its socket sees.
+// exhaust repeats step until it makes no progress: a wire may buffer data that a watcher of its socket does not see.
 func (e *endpoint) exhaust(x *post) (done bool, err error) {
 	for {
 		before := e.moved(x)
@@ -271,7 +270,7 @@ func (e *endpoint) exhaust(x *post) (done bool, err error) {
 	}
 }
 
-// spin tries for a while.
+// spin repeats step until it has made no progress for spinTime.
 func (e *endpoint) spin(x *post) (done bool, err error) {
 	if !e.group.world.spin {
 		return e.exhaust(x)
@@ -295,7 +294,7 @@ func (e *endpoint) spin(x *post) (done bool, err error) {
 	}
 }
 
-// moved changes when some of x has moved.
+// moved returns a number that changes when x makes progress.
 func (e *endpoint) moved(x *post) uint64 {
 	var n uint64
 	if x.to >= 0 && x.stream != nil {
@@ -308,27 +307,27 @@ func (e *endpoint) moved(x *post) uint64 {
 	return n
 }
 
-// hopeless returns why x cannot be done any more, or nil.
-func (e *endpoint) hopeless(x *post) error {
+// failure returns why x cannot complete, or nil.
+func (e *endpoint) failure(x *post) error {
 	if e.closed.Load() {
 		return transport.ErrClosed
 	}
 	if x.to >= 0 {
-		if err := e.verdict(x.to, false); err != nil {
+		if err := e.peerDown(x.to, false); err != nil {
 			return err
 		}
 	}
 	if x.from >= 0 {
-		return e.verdict(x.from, true)
+		return e.peerDown(x.from, true)
 	}
 	return nil
 }
 
-// verdict returns a PeerDown if a peer is of no use any more. What one that has closed its end has sent before can still be
-// received, and it may have taken what was sent to it, until its connections end.
-func (e *endpoint) verdict(rank int, receiving bool) error {
+// peerDown returns a PeerDown if the exchange with a peer cannot complete, or nil. Until its connections end, frames that a peer
+// sent before it closed its endpoint can be received, and it may still receive frames.
+func (e *endpoint) peerDown(rank int, receiving bool) error {
 	p := &e.peers[rank]
-	f := p.fate.Load()
+	f := p.state.Load()
 	switch {
 	case f.gone == nil:
 		return nil
@@ -338,16 +337,15 @@ func (e *endpoint) verdict(rank int, receiving bool) error {
 	return &transport.PeerDown{Rank: rank, Err: f.gone}
 }
 
-// dialing reports whether a connection with a peer may be about to be there, by this end's dialing or because the peer has
-// dialed some.
+// dialing reports whether this endpoint dials a peer, so that a connection may follow.
 func (e *endpoint) dialing(rank int) bool {
 	p := &e.peers[rank]
 	return p.wanted.Load() && e.group.dials(e.rank, rank)
 }
 
-// unexpected has the frames judged that peers other than from offer, while this rank waits for something else.
+// unexpected inspects the frames that peers other than from have sent, while this rank waits for another one.
 func (e *endpoint) unexpected(from int) error {
-	if e.judge == nil {
+	if e.inspect == nil {
 		return nil
 	}
 	for r := range e.peers {
@@ -357,10 +355,10 @@ func (e *endpoint) unexpected(from int) error {
 		}
 		s := p.streams[p.got%uint64(len(p.streams))]
 		if s.watching.Load() && !s.held() {
-			continue // nothing has come
+			continue // no data
 		}
 		if ok, err := s.next(); ok && s.head.number == p.got {
-			if err := e.judge(r, s.head.Header); err != nil {
+			if err := e.inspect(r, s.head.Header); err != nil {
 				return err
 			}
 		} else if err != nil {
@@ -370,9 +368,9 @@ func (e *endpoint) unexpected(from int) error {
 	return nil
 }
 
-// watch has this rank woken when anything of x can move, or another peer's frame comes.
+// watch makes the streams wake this rank when x can make progress, or a frame of another peer arrives.
 func (e *endpoint) watch(x *post) {
-	if x.to >= 0 && x.stream != nil && !e.peers[x.to].fate.Load().broken {
+	if x.to >= 0 && x.stream != nil && !e.peers[x.to].state.Load().broken {
 		x.stream.finish()
 	}
 	for r := range e.peers {

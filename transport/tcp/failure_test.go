@@ -18,8 +18,8 @@ import (
 )
 
 func init() {
-	// ring exchanges around the ring until an error comes, each exchange within PATIENCE milliseconds once the ring turns, and says it. When
-	// any rank is down it gives up, as communicators do.
+	// ring exchanges around the ring until an error, which it prints. After the first exchange each must end within PATIENCE
+	// milliseconds. When any rank is down it gives up, as communicators do.
 	parts["ring"] = func(c *child) {
 		node, e := c.join(tcp.Config{})
 		all, cancel := context.WithCancelCause(context.Background())
@@ -58,7 +58,7 @@ func init() {
 	}
 }
 
-// TestKill: when a process is killed in the middle, all others know it without any deadline, and who it was.
+// TestKill: when a process is killed during exchanges, all others notice without a deadline, and know which one.
 func TestKill(t *testing.T) {
 	all := startAll(t, 4, "ring", nil)
 	for _, p := range all {
@@ -70,14 +70,14 @@ func TestKill(t *testing.T) {
 		if r != 2 {
 			if why := p.expect("lost 2 its"); !strings.HasPrefix(why, "process is gone") && !strings.HasPrefix(why,
 				"connection was reset: its process has ended") {
-				t.Errorf("rank %d says that it has lost rank 2: its %s", r, why)
+				t.Errorf("rank %d reports the loss of rank 2: its %s", r, why)
 			}
 		}
 	}
 	t.Logf("all survivors knew after %v", time.Since(killed).Round(time.Millisecond))
 }
 
-// TestStop: a process that is stopped is found at the deadline; when it goes on it finds its peers gone.
+// TestStop: a stopped process is detected at the deadline; when it continues, its peers are down.
 func TestStop(t *testing.T) {
 	all := startAll(t, 2, "ring", nil, "PATIENCE=300")
 	for _, p := range all {
@@ -90,17 +90,17 @@ func TestStop(t *testing.T) {
 	all[1].cmd.Process.Signal(syscall.SIGCONT)
 	line, err := all[1].out.ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, "late") && !strings.HasPrefix(line, "lost 0") {
-		t.Fatalf("the process that was stopped says %q, %v", line, err)
+		t.Fatalf("the stopped process printed %q, %v", line, err)
 	}
 }
 
-// proxy passes connections on to an address, and can cut them.
+// proxy forwards connections to an address, and can cut them.
 type proxy struct {
 	net.Listener
 	to string
 
 	mu    sync.Mutex
-	conns [][2]net.Conn // by arrival
+	conns [][2]net.Conn // by connection
 	touch func(conn int, b []byte)
 }
 
@@ -154,7 +154,7 @@ func (p *proxy) pass(at int, to, from net.Conn, up bool) {
 	}
 }
 
-// cut ends the connections from number first on.
+// cut closes the connections from number first on.
 func (p *proxy) cut(first int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,8 +164,7 @@ func (p *proxy) cut(first int) {
 	}
 }
 
-// TestCut: a connection that is cut is an error on both sides without any deadline, whether the processes still know each other
-// or not.
+// TestCut: a cut connection is an error on both sides without a deadline, whether or not the control connection still exists.
 func TestCut(t *testing.T) {
 	for _, cut := range []struct {
 		name  string
@@ -193,8 +192,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestNobodyThere: a group whose members do not come ends with ctx, and says who is missing.
-func TestNobodyThere(t *testing.T) {
+// TestMissingMembers: joining a group with missing members ends with ctx, and the error names them.
+func TestMissingMembers(t *testing.T) {
 	node, err := tcp.Listen(tcp.Config{})
 	if err != nil {
 		t.Fatal(err)

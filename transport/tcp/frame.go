@@ -17,11 +17,11 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// head is what goes before a frame's data.
+// head precedes the data of a frame.
 type head struct {
-	summed bool   // sum is the data's
-	stream uint8  // of the pair
-	bytes  uint64 // of data
+	summed bool   // sum is valid
+	stream uint8  // index of the data connection, among those of the pair
+	bytes  uint64 // length of the data
 	number uint64 // of the frame from its sender to its receiver in the group, from 0
 	sum    uint32 // CRC-32C of the data
 	transport.Header
@@ -49,16 +49,16 @@ func (h *head) encode(b *[headBytes]byte) {
 	le.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
 }
 
-// errFrame is that what arrived is no frame of this protocol, or was damaged.
-var errFrame = fmt.Errorf("%w: what arrived is no valid frame", transport.ErrCorrupt)
+// errFrame is the error of received data that is no frame of this protocol, or a damaged one.
+var errFrame = fmt.Errorf("%w: received an invalid frame", transport.ErrCorrupt)
 
 func (h *head) decode(b *[headBytes]byte) error {
 	le := binary.LittleEndian
 	if sum := crc32.Checksum(b[:76], castagnoli); sum != le.Uint32(b[76:]) {
-		return fmt.Errorf("%w: its head has checksum %#x, and says %#x", errFrame, sum, le.Uint32(b[76:]))
+		return fmt.Errorf("%w: its head has checksum %#x, want %#x", errFrame, sum, le.Uint32(b[76:]))
 	}
 	if b[0] != frameMark || b[1]&^flagSummed != 0 || b[3] != 0 {
-		return fmt.Errorf("%w: it begins with % x", errFrame, b[:4])
+		return fmt.Errorf("%w: it starts with % x", errFrame, b[:4])
 	}
 	*h = head{
 		summed: b[1]&flagSummed != 0, stream: b[2], sum: le.Uint32(b[4:]), bytes: le.Uint64(b[8:]), number: le.Uint64(b[16:]),

@@ -8,23 +8,23 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// group is some of a world's ranks. Its fields are guarded by the world's mu, but for those that never change.
+// group is a subset of a world's ranks. The world's mu guards the fields that change.
 type group struct {
 	world   *world
 	id      uint64
-	ranks   []int  // in the world, by rank in the group
+	ranks   []int  // rank in the world, by rank in the group
 	members uint64 // hash of ranks
-	inProc  []bool // by process: some of the ranks are there
-	local   int    // ranks that are here
+	inProc  []bool // by process: whether it has ranks of the group
+	local   int    // number of ranks in this process
 	places  []transport.Place
 
-	ends  []*endpoint // taken and not closed
-	took  []bool      // by rank: its end was taken
+	ends  []*endpoint // created and not closed
+	took  []bool      // by rank: its endpoint was created
 	taken int
-	gone  int // closed
+	gone  int // number of closed endpoints
 }
 
-// take makes the end of a rank of the world in a group, and the group if it is the first end.
+// take creates the endpoint of a rank in a group, and the group with its first endpoint.
 func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 	at := slices.Index(ranks, rank)
 	if at < 0 {
@@ -52,28 +52,28 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 	g.took[at] = true
 	g.taken++
 	w.open++
-	var notes []note
-	for _, n := range w.notes {
+	var messages []pendingMessage
+	for _, n := range w.messages {
 		if n.group == id {
-			notes = append(notes, n)
+			messages = append(messages, n)
 		}
 	}
 	if g.taken == g.local {
-		w.notes = slices.DeleteFunc(w.notes, func(n note) bool { return n.group == id })
+		w.messages = slices.DeleteFunc(w.messages, func(n pendingMessage) bool { return n.group == id })
 	}
-	early := map[*arrival]error{} // and why they are refused
-	w.early = slices.DeleteFunc(w.early, func(a *arrival) bool {
+	pending := map[*connection]error{} // with the refusal, or nil
+	w.pending = slices.DeleteFunc(w.pending, func(a *connection) bool {
 		mine := a.group == id && int(a.to) == at
 		if mine {
-			_, early[a] = g.whom(a)
+			_, pending[a] = g.endpointFor(a)
 		}
 		return mine
 	})
 	links := slices.Clone(w.links)
 	w.mu.Unlock()
 
-	for i := range notes {
-		e.hear(&notes[i].message, notes[i].proc)
+	for i := range messages {
+		e.receive(&messages[i].message, messages[i].proc)
 	}
 	for p, l := range links {
 		if l != nil {
@@ -84,9 +84,9 @@ func (w *world) take(id uint64, ranks []int, rank int) (*endpoint, error) {
 			}
 		}
 	}
-	for a, err := range early {
+	for a, err := range pending {
 		if err == nil {
-			err = e.welcome(a)
+			err = e.accept(a)
 		}
 		if err != nil {
 			w.node.acceptor.Refuse(a.raw.RemoteAddr(), err)
@@ -112,7 +112,7 @@ func (w *world) newGroup(id uint64, ranks []int) *group {
 // proc returns the process of a rank of the group.
 func (g *group) proc(rank int) int { return g.world.proc[g.ranks[rank]] }
 
-// dials reports whether rank a of the group dials rank b, and not the other way round.
+// dials reports whether rank a of the group dials rank b; otherwise b dials a.
 func (g *group) dials(a, b int) bool {
 	if pa, pb := g.proc(a), g.proc(b); pa != pb {
 		return pa > pb
@@ -120,8 +120,8 @@ func (g *group) dials(a, b int) bool {
 	return a > b
 }
 
-// whom returns the end that a data connection is for; nil: it is not there yet. The world's mu is held.
-func (g *group) whom(a *arrival) (*endpoint, error) {
+// endpointFor returns the endpoint that a data connection is for, or nil if it was not created yet. The caller holds the world's mu.
+func (g *group) endpointFor(a *connection) (*endpoint, error) {
 	n := len(g.ranks)
 	switch {
 	case a.members != g.members:

@@ -71,8 +71,8 @@ func works(t *testing.T, ends [2]*endpoint) {
 	wg.Wait()
 }
 
-// stranger sends bytes to a node and returns what it answers.
-func stranger(t *testing.T, n *Node, b []byte) error {
+// send sends bytes to a node on a new connection and returns its answer.
+func send(t *testing.T, n *Node, b []byte) error {
 	t.Helper()
 	c, err := net.Dial("tcp", n.Addr())
 	if err != nil {
@@ -86,11 +86,11 @@ func stranger(t *testing.T, n *Node, b []byte) error {
 	return listener.ReadAnswer(c)
 }
 
-// TestStrangers: every kind of wrong greeting is refused with its reason, and counted; the group goes on.
-func TestStrangers(t *testing.T) {
+// TestInvalidHellos: every kind of invalid hello is refused with its reason, and counted; the group keeps working.
+func TestInvalidHellos(t *testing.T) {
 	nodes, ends := pair(t, Config{Job: "ours"})
 	works(t, ends) // so both are connected
-	link := ends[1].group.world.greeting(0)
+	link := ends[1].group.world.hello(0)
 	data := hello{
 		purpose: listener.Data, streams: 1, job: nodes[1].job, world: 1, members: ends[1].group.members, epoch: 4, from: 1, to: 0,
 	}
@@ -127,10 +127,10 @@ func TestStrangers(t *testing.T) {
 		{"data replayed", data.encode(), listener.Duplicate},
 	} {
 		before := nodes[0].Refused()
-		err := stranger(t, nodes[0], c.bytes)
+		err := send(t, nodes[0], c.bytes)
 		r, ok := err.(*listener.Refusal)
 		if c.reason == listener.Magic {
-			ok, r = err != nil && !ok, &listener.Refusal{Reason: listener.Magic} // it is told nothing
+			ok, r = err != nil && !ok, &listener.Refusal{Reason: listener.Magic} // it gets no answer
 		}
 		if !ok || r.Reason != c.reason {
 			t.Errorf("%s: %v, want a refusal for %q", c.name, err, c.reason)
@@ -144,13 +144,13 @@ func TestStrangers(t *testing.T) {
 	for _, e := range ends {
 		e.Close()
 	}
-	if err := stranger(t, nodes[0], data.encode()); err == nil {
-		t.Error("a group that is closed takes a connection")
+	if err := send(t, nodes[0], data.encode()); err == nil {
+		t.Error("a closed group accepts a connection")
 	}
 }
 
-// TestCrowd: connections that say nothing are bounded in number and time, keep nobody out, and cost the group nothing.
-func TestCrowd(t *testing.T) {
+// TestHalfOpenBound: connections that send nothing are bounded in number and time, keep no others out, and do not slow the group.
+func TestHalfOpenBound(t *testing.T) {
 	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as those of the group may need at worst
 	works(t, ends)
 	var conns []net.Conn
@@ -161,11 +161,11 @@ func TestCrowd(t *testing.T) {
 		}
 		defer c.Close()
 		if i%2 == 0 {
-			c.Write([]byte("LOCKSTEP")) // half a greeting
+			c.Write([]byte("LOCKSTEP")) // a part of a hello
 		}
 		conns = append(conns, c)
 	}
-	// A new group is made in the middle of it.
+	// Meanwhile a new group is opened.
 	var subs [2]*endpoint
 	for i, e := range ends {
 		sub, err := e.Split(9, []int{0, 1})
@@ -179,7 +179,7 @@ func TestCrowd(t *testing.T) {
 	for _, c := range conns { // every one is ended by the other side
 		c.SetReadDeadline(time.Now().Add(time.Minute))
 		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
-			t.Fatal("a connection that says nothing is still open")
+			t.Fatal("a connection that sends nothing is still open")
 		}
 	}
 	if got := nodes[0].Refused(); got["slow"] < 200 {
@@ -187,8 +187,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestCloseAmongStrangers: a node that closes waits for nobody who has stopped half way.
-func TestCloseAmongStrangers(t *testing.T) {
+// TestCloseHalfOpen: closing a node does not wait for incomplete handshakes.
+func TestCloseHalfOpen(t *testing.T) {
 	n, err := Listen(Config{
 		Job: "ours", Handshake: time.Hour, TLS: &tls.Config{}, Logger: slog.New(slog.DiscardHandler),
 		Authenticate: func(conn net.Conn, _ bool, _ []byte) error {
@@ -199,15 +199,15 @@ func TestCloseAmongStrangers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	greeting := (&hello{purpose: listener.Control, streams: 1, secure: true, job: n.job}).encode()
-	for _, says := range [][]byte{nil, greeting[:20], greeting, append(greeting, 'p'), append(greeting, 'p', 0x16, 3)} {
+	hello := (&hello{purpose: listener.Control, streams: 1, secure: true, job: n.job}).encode()
+	for _, sent := range [][]byte{nil, hello[:20], hello, append(hello, 'p'), append(hello, 'p', 0x16, 3)} {
 		c, err := net.Dial("tcp", n.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		c.Write(says)
-		if len(says) >= listener.HelloBytes {
+		c.Write(sent)
+		if len(sent) >= listener.HelloBytes {
 			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // it asks for the proof
 				t.Fatal(err)
 			}
@@ -216,7 +216,7 @@ func TestCloseAmongStrangers(t *testing.T) {
 	n.Close()
 }
 
-// TestEarly: connections for groups that have not begun here wait for them, also when they come with frames and messages.
+// TestEarly: connections for groups that were not started here wait for them, also with frames and messages.
 func TestEarly(t *testing.T) {
 	_, ends := pair(t, Config{})
 	one, err := ends[1].Split(5, []int{0, 1})
@@ -230,7 +230,7 @@ func TestEarly(t *testing.T) {
 	for waiting := 0; waiting == 0; {
 		time.Sleep(time.Millisecond)
 		w.mu.Lock()
-		waiting = len(w.early)
+		waiting = len(w.pending)
 		w.mu.Unlock()
 	}
 	one.Fail([]byte("a reason"))
@@ -240,7 +240,7 @@ func TestEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := <-zero.Down(); d.Rank != 1 || fmt.Sprint(d.Err) != (&transport.Failure{}).Error() {
-		t.Errorf("the group that came late is told of %v", &d)
+		t.Errorf("the late group got %v", &d)
 	}
 	zero.Close()
 	if err := <-got; err == nil {
@@ -249,8 +249,8 @@ func TestEarly(t *testing.T) {
 	one.Close()
 }
 
-// TestEarlyStrangers: greetings for a group that has not begun here are held against it when it does.
-func TestEarlyStrangers(t *testing.T) {
+// TestEarlyInvalidHellos: hellos for a group that was not started here are verified when it starts.
+func TestEarlyInvalidHellos(t *testing.T) {
 	nodes, ends := pair(t, Config{})
 	members := hashMembers("", []int{0, 1})
 	good := hello{purpose: listener.Data, streams: 1, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
@@ -270,10 +270,10 @@ func TestEarlyStrangers(t *testing.T) {
 		c.change(&h)
 		answer := make(chan error, 1)
 		told = append(told, answer)
-		go func() { answer <- stranger(t, nodes[0], h.encode()) }()
+		go func() { answer <- send(t, nodes[0], h.encode()) }()
 		for waiting := 0; waiting <= i; time.Sleep(time.Millisecond) {
 			w.mu.Lock()
-			waiting = len(w.early)
+			waiting = len(w.pending)
 			w.mu.Unlock()
 		}
 	}
@@ -287,13 +287,13 @@ func TestEarlyStrangers(t *testing.T) {
 	}
 	for i, answer := range told {
 		if r, ok := (<-answer).(*listener.Refusal); !ok || r.Reason != wrong[i].reason {
-			t.Errorf("greeting %d: %v, want a refusal for %q", i, r, wrong[i].reason)
+			t.Errorf("hello %d: %v, want a refusal for %q", i, r, wrong[i].reason)
 		}
 	}
 	works(t, subs)
 }
 
-// TestWrongFrames: what is no frame, or not the next one, ends the connection with its sender, and says why.
+// TestWrongFrames: data that is no frame, or not the next one, closes the connection with its sender; the error sent why.
 func TestWrongFrames(t *testing.T) {
 	valid := func(h head) []byte {
 		var b [headBytes]byte
@@ -305,10 +305,10 @@ func TestWrongFrames(t *testing.T) {
 		bytes []byte
 		want  string
 	}{
-		{"garbage", bytes.Repeat([]byte("x"), headBytes), "what arrived is no valid frame"},
-		{"another stream", valid(head{stream: 1}), "it says stream 1"},
-		{"a frame replayed", append(valid(head{}), valid(head{})...), "number 0 came, number 1 is next"},
-		{"a frame left out", valid(head{number: 1}), "number 1 came, number 0 is next"},
+		{"garbage", bytes.Repeat([]byte("x"), headBytes), "received an invalid frame"},
+		{"another stream", valid(head{stream: 1}), "its head has stream 1"},
+		{"a frame replayed", append(valid(head{}), valid(head{})...), "got frame number 0, want 1"},
+		{"a frame left out", valid(head{number: 1}), "got frame number 1, want 0"},
 		{"data that was changed", append(valid(head{bytes: 3, summed: true, sum: 1}), "abc"...), "its data has checksum"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -346,7 +346,7 @@ func TestWrongFrames(t *testing.T) {
 	}
 }
 
-// TestOversized: a frame that claims more than the receiver has room for is refused by its size; nothing is allocated for it.
+// TestOversized: a frame whose length exceeds the receive buffer is refused; nothing is allocated for it.
 func TestOversized(t *testing.T) {
 	_, ends := pair(t, Config{})
 	ends[1].want(0)

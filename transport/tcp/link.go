@@ -14,28 +14,28 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// link is the control connection with another process. It has a goroutine that reads and one that writes.
+// link is the control connection with another process. One goroutine reads, another writes.
 type link struct {
 	w    *world
 	proc int
-	a    *arrival
+	a    *connection
 	done sync.WaitGroup // the writer
 	read chan struct{}  // closed when the reader has ended
 
 	mu     sync.Mutex
-	queue  []byte        // what is to be sent
-	kick   chan struct{} // there is something in queue, or the link closes
+	queue  []byte        // encoded messages to send
+	kick   chan struct{} // a token: queue has data, or the link closes
 	closed bool
 }
 
 const (
-	// answersMax bounds what waits to be sent because the peer asked for it.
+	// answersMax bounds the queue, in bytes, above which answers are dropped.
 	answersMax = 1 << 20
-	// partingTimeout bounds how long a link that closes waits for the other end to take what was sent.
-	partingTimeout = 500 * time.Millisecond
+	// closeTimeout bounds how long a closing link waits for the other end to receive the queued messages.
+	closeTimeout = 500 * time.Millisecond
 )
 
-func newLink(w *world, proc int, a *arrival) *link {
+func newLink(w *world, proc int, a *connection) *link {
 	limitSilence(a.raw, w.node.cfg.KeepAlive)
 	l := &link{w: w, proc: proc, a: a, read: make(chan struct{}), kick: make(chan struct{}, 1)}
 	l.done.Go(l.writeLoop)
@@ -43,7 +43,8 @@ func newLink(w *world, proc int, a *arrival) *link {
 	return l
 }
 
-// send queues a message. What this process has to say of itself is little; answers are left out when too many wait.
+// send queues a message. It drops answers while the queue is too long, since a peer determines their number; this process
+// sends few other messages.
 func (l *link) send(m *message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,10 +66,10 @@ func (l *link) writeLoop() {
 		closed := l.closed
 		l.mu.Unlock()
 		if closed {
-			l.a.conn.SetWriteDeadline(time.Now().Add(partingTimeout))
+			l.a.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 		}
 		if _, err := l.a.conn.Write(out); err != nil {
-			l.a.raw.Close() // the reader says why
+			l.a.raw.Close() // readLoop reports the error
 			return
 		}
 		if closed {
@@ -87,7 +88,7 @@ func (l *link) readLoop() {
 		case err == nil && m.kind == msgBye:
 			err = io.EOF
 		case err == nil:
-			l.w.hear(&m, l.proc)
+			l.w.receive(&m, l.proc)
 		}
 	}
 	if errors.Is(err, errMessage) {
@@ -100,13 +101,13 @@ func (l *link) readLoop() {
 	if closed {
 		return
 	}
-	l.w.lose(l.proc, whyLost(err))
+	l.w.lose(l.proc, lossReason(err))
 }
 
-// whyLost says what the end of a process's first connection tells of the process. That it is gone is known only where
-// its side has closed the connection: a reset may come from something between, as a firewall, while the process
-// lives.
-func whyLost(err error) error {
+// lossReason returns why a peer process is lost, from the error that ended its control connection. Only if the other end closed
+// the connection, the process has certainly ended: a reset may come from a device on the path, such as a firewall, while the
+// process still runs.
+func lossReason(err error) error {
 	switch timeout := net.Error(nil); {
 	case err == io.EOF || errors.Is(err, net.ErrClosed):
 		return errLost
@@ -119,7 +120,7 @@ func whyLost(err error) error {
 	return fmt.Errorf("its connection broke: %w", err)
 }
 
-// close sends what is queued and ends the connection, in good order if the other end takes part in it.
+// close sends the queued messages and a msgBye, waits shortly for the end of the other side, and closes the connection.
 func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
@@ -130,7 +131,7 @@ func (l *link) close() {
 	}
 	l.mu.Unlock()
 	l.done.Wait()
-	timer := time.NewTimer(partingTimeout)
+	timer := time.NewTimer(closeTimeout)
 	defer timer.Stop()
 	select {
 	case <-l.read:
@@ -140,7 +141,7 @@ func (l *link) close() {
 	<-l.read
 }
 
-// readMessage reads one message, whose text is at most transport.ReasonMax long.
+// readMessage reads one message. Its text has at most transport.ReasonMax bytes.
 func readMessage(r io.Reader, m *message) error {
 	var b [messageBytes]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -153,11 +154,11 @@ func readMessage(r io.Reader, m *message) error {
 	if n > 0 {
 		m.text = make([]byte, n)
 		if _, err := io.ReadFull(r, m.text); err != nil {
-			return fmt.Errorf("%w: its text is cut short: %w", errMessage, err)
+			return fmt.Errorf("%w: reading its text: %w", errMessage, err)
 		}
 	}
 	if got := crc32.Checksum(m.text, castagnoli); got != sum {
-		return fmt.Errorf("%w: its text has checksum %#x, its head says %#x", errMessage, got, sum)
+		return fmt.Errorf("%w: its text has checksum %#x, but its head has %#x", errMessage, got, sum)
 	}
 	return nil
 }

@@ -9,23 +9,23 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// messageKind is what a message on a control connection says.
+// messageKind is the kind of a message on a control connection.
 type messageKind uint8
 
 const (
 	msgClosed  messageKind = iota + 1 // rank from of the group has closed its end
-	msgFailed                         // rank from's group has failed; the text is the reason
-	msgConnect                        // rank from would like rank to to dial it
-	msgAsk                            // rank from asks rank to for the text of its call seq
-	msgAnswer                         // rank from answers rank to's question tag
-	msgBye                            // the process has closed all its ends; nothing follows
+	msgFailed                         // the group has failed at rank from; the text is the reason
+	msgConnect                        // rank from requests that rank to dials it
+	msgAsk                            // rank from queries the text of rank to's call seq
+	msgAnswer                         // rank from answers the query tag of rank to
+	msgBye                            // the process has closed all its endpoints; the last message
 	msgKinds
 )
 
-// message is one on a control connection: a head of messageBytes and at most transport.ReasonMax bytes of text.
+// message is a message on a control connection: a head of messageBytes and at most transport.ReasonMax bytes of text.
 type message struct {
 	kind  messageKind
-	known bool // msgAnswer: there is a text
+	known bool // msgAnswer: the call has a text
 	tag   uint32
 	from  uint32 // ranks in the group
 	to    uint32
@@ -36,9 +36,9 @@ type message struct {
 
 const messageBytes = 40
 
-var errMessage = errors.New("what arrived is no valid message")
+var errMessage = errors.New("received an invalid message")
 
-// append appends the message as it is sent.
+// append appends the encoded message to b.
 func (m *message) append(b []byte) []byte {
 	le := binary.LittleEndian
 	at := len(b)
@@ -58,11 +58,11 @@ func (m *message) append(b []byte) []byte {
 	return append(b, m.text...)
 }
 
-// decode reads the head of a message and returns the length of its text, which the text's checksum sum is for.
+// decode decodes the head of a message. It returns the length and the checksum of the text that follows.
 func (m *message) decode(b *[messageBytes]byte) (textBytes int, sum uint32, err error) {
 	le := binary.LittleEndian
 	if sum := crc32.Checksum(b[:36], castagnoli); sum != le.Uint32(b[36:]) {
-		return 0, 0, fmt.Errorf("%w: its head has checksum %#x, and says %#x", errMessage, sum, le.Uint32(b[36:]))
+		return 0, 0, fmt.Errorf("%w: its head has checksum %#x, want %#x", errMessage, sum, le.Uint32(b[36:]))
 	}
 	*m = message{
 		kind: messageKind(b[0]), known: b[1] == 1, tag: le.Uint32(b[4:]), from: le.Uint32(b[8:]), to: le.Uint32(b[12:]),

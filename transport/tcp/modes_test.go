@@ -25,7 +25,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// authority makes certificates for 127.0.0.1, and configurations that want those of the same authority.
+// authority makes certificates for 127.0.0.1, and configurations that require certificates of the same authority.
 func authority(t testing.TB) *tls.Config {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -53,7 +53,7 @@ func authority(t testing.TB) *tls.Config {
 	}
 }
 
-// noSocket is a connection that is no socket: a node has to move its bytes by goroutines.
+// noSocket is a connection that is no socket: a node moves its bytes by goroutines.
 type noSocket struct{ net.Conn }
 
 type noSockets struct{ net.Listener }
@@ -76,7 +76,7 @@ func withoutSockets(t testing.TB, cfg tcp.Config) tcp.Config {
 	return cfg
 }
 
-// TestConformanceOfModes: the same by TLS, and over connections that are no sockets.
+// TestConformanceOfModes: the conformance suite with TLS, and over connections that are no sockets.
 func TestConformanceOfModes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("all ways to move bytes are tried in the long run only")
@@ -102,9 +102,9 @@ func TestConformanceOfModes(t *testing.T) {
 	}
 }
 
-// secret authenticates by a challenge each way: HMAC over the greeting and both nonces.
-func secret(key string) func(conn net.Conn, dialed bool, greeting []byte) error {
-	return func(conn net.Conn, dialed bool, greeting []byte) error {
+// secret authenticates by a challenge each way: HMAC over the hello and both nonces.
+func secret(key string) func(conn net.Conn, dialed bool, hello []byte) error {
+	return func(conn net.Conn, dialed bool, hello []byte) error {
 		mine, theirs, proof := make([]byte, 32), make([]byte, 32), make([]byte, 32)
 		rand.Read(mine)
 		if _, err := conn.Write(mine); err != nil {
@@ -115,7 +115,7 @@ func secret(key string) func(conn net.Conn, dialed bool, greeting []byte) error 
 		}
 		sum := func(side byte, a, b []byte) []byte {
 			h := hmac.New(sha256.New, []byte(key))
-			h.Write(bytes.Join([][]byte{{side}, greeting, a, b}, nil))
+			h.Write(bytes.Join([][]byte{{side}, hello, a, b}, nil))
 			return h.Sum(nil)
 		}
 		sides := map[bool]byte{true: 1, false: 2}
@@ -132,7 +132,7 @@ func secret(key string) func(conn net.Conn, dialed bool, greeting []byte) error 
 	}
 }
 
-// TestProof: those who cannot prove that they belong to the job are refused, and told so.
+// TestProof: processes that cannot prove that they belong to the job are refused, with a reason.
 func TestProof(t *testing.T) {
 	for _, c := range []struct {
 		name       string
@@ -177,10 +177,10 @@ func TestProof(t *testing.T) {
 			waiting, enough := context.WithCancel(ctx)
 			wg.Go(func() {
 				if _, err := nodes[0].Group(waiting, tcp.GroupConfig{Addrs: addrs, Local: []int{0}}); err == nil {
-					t.Error("the group has taken a process that does not belong to it")
+					t.Error("the group accepted a process of another job")
 				}
 			})
-			if c.want == "" { // nobody tells it
+			if c.want == "" { // it gets no answer
 				var stop context.CancelFunc
 				ctx, stop = context.WithCancel(ctx)
 				wg.Go(func() {
@@ -225,7 +225,7 @@ func TestListen(t *testing.T) {
 			n.Close()
 			t.Errorf("Listen %q: no error", bad)
 		} else if !strings.Contains(err.Error(), bad) {
-			t.Errorf("Listen %q: %v does not say what was wrong", bad, err)
+			t.Errorf("Listen %q: %v does not name the fault", bad, err)
 		}
 	}
 }

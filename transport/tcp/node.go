@@ -11,7 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Node is where a process's groups come together: at its door, which is a port of its own or one that it shares.
+// Node holds the groups of a process and the port on which their connections arrive. The port may be shared with other services.
+// Its methods may be called concurrently.
 type Node struct {
 	cfg      Config
 	job      [16]byte
@@ -23,19 +24,19 @@ type Node struct {
 	mu      sync.Mutex
 	worlds  map[worldKey]*world
 	changed chan struct{} // closed, and replaced, when a world is added
-	past    []worldKey    // of worlds that have ended, the latest pastMax
-	latest  uint32        // epoch of the latest world
-	retire  bool          // Close with the last world
+	past    []worldKey    // keys of the latest pastMax closed worlds
+	latest  uint32        // highest epoch of any world
+	retire  bool          // close with the last world
 	closed  bool
 }
 
-// worldKey names a group that Node.Group made.
+// worldKey identifies a group that Node.Group created.
 type worldKey struct {
 	epoch uint32
 	id    uint64
 }
 
-// Listen opens a node.
+// Listen opens a node. The caller must close it.
 func Listen(cfg Config) (*Node, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
@@ -50,7 +51,7 @@ func Listen(cfg Config) (*Node, error) {
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.acceptor, err = n.listener.Serve(listener.ServiceConfig{
-		Services: []listener.Service{listener.Control, listener.Data}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.greeted,
+		Services: []listener.Service{listener.Control, listener.Data}, Rules: n.rules(), Job: &cfg.Job, Plain: true, Handle: n.handle,
 	})
 	if err != nil {
 		n.cancel()
@@ -60,20 +61,20 @@ func Listen(cfg Config) (*Node, error) {
 	return n, nil
 }
 
-// rules are those of all connections.
+// rules returns the security settings of all connections.
 func (n *Node) rules() listener.Rules {
 	return listener.Rules{TLS: n.cfg.TLS, Authenticate: n.cfg.Authenticate, Below: func(c net.Conn) net.Conn { return &shim{Conn: c} }}
 }
 
-// Addr returns the address that the node listens on, as others may dial it if that is no wildcard.
+// Addr returns the address that the node listens on. Others can dial it unless it is a wildcard.
 func (n *Node) Addr() string { return n.listener.Addr() }
 
-// Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
-// "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". Reasons that did not
-// occur are left out.
+// Refused returns the number of connections that were refused, or closed because of invalid data, by reason: "magic", "version",
+// "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". It omits reasons that
+// did not occur.
 func (n *Node) Refused() map[string]uint64 { return n.acceptor.Counts() }
 
-// Close closes the port, unless it is [Config.SharedListener], and all endpoints that are open. Closing again does nothing.
+// Close closes the port, unless it is [Config.SharedListener], and all open endpoints. Closing again does nothing.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	closed := n.closed
@@ -99,7 +100,7 @@ func (n *Node) closeListener() {
 	}
 }
 
-// CloseWithGroups has the node close itself with the last end of its last group: at once, if it has none.
+// CloseWithGroups makes the node close itself when the last endpoint of its last group is closed: at once if it has no group.
 func (n *Node) CloseWithGroups() {
 	n.mu.Lock()
 	n.retire = true
@@ -116,8 +117,8 @@ func (n *Node) closeIfEmpty() {
 	}
 }
 
-// route hands a connection to the world that its greeting names. One that is not there yet is waited for until the deadline.
-func (n *Node) route(a *arrival) error {
+// route passes a connection to the world that its hello names. It waits until the deadline for a world that does not exist yet.
+func (n *Node) route(a *connection) error {
 	key := worldKey{a.epoch, a.world}
 	timer := time.NewTimer(time.Until(a.at.Deadline))
 	defer timer.Stop()
@@ -128,11 +129,11 @@ func (n *Node) route(a *arrival) error {
 		n.mu.Unlock()
 		switch {
 		case w != nil:
-			if err := a.at.Enter(); err != nil {
+			if err := a.at.Establish(); err != nil {
 				return err
 			}
 			a.raw.SetDeadline(time.Time{})
-			return w.welcome(a)
+			return w.accept(a)
 		case a.epoch < latest:
 			return listener.Refuse(listener.Epoch, "it belongs to epoch %d, which is over: this is epoch %d", a.epoch, latest)
 		case over:
@@ -141,9 +142,9 @@ func (n *Node) route(a *arrival) error {
 		select {
 		case <-changed:
 		case <-timer.C:
-			return listener.Refuse(listener.Slow, "the group %#x of epoch %d has not begun here within %v", a.world, a.epoch, n.cfg.Handshake)
+			return listener.Refuse(listener.Slow, "group %#x of epoch %d was not started here within %v", a.world, a.epoch, n.cfg.Handshake)
 		case <-n.ctx.Done():
-			return listener.Refuse(listener.Group, "the process is leaving")
+			return listener.Refuse(listener.Group, "the process is shutting down")
 		}
 	}
 }

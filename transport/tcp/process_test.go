@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Tests with real processes run this test binary again, as a child that plays one of these parts.
+// Tests with real processes run this test binary again, as a child with one of these roles.
 const childEnv = "LOCKSTEP_TCP_TEST_CHILD"
 
 var parts = map[string]func(c *child){}
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// child is a child process's view: it talks with its parent by lines.
+// child is the child's side of a child process: it exchanges lines with its parent.
 type child struct{ in *bufio.Reader }
 
 func (c *child) read() string {
@@ -52,7 +52,7 @@ func (c *child) check(err error) {
 	}
 }
 
-// join opens a node, tells its address, is told all and its rank, and joins: "RANK ADDR0 ADDR1 …".
+// join opens a node, prints its address, reads its rank and all addresses ("RANK ADDR0 ADDR1 …"), and joins.
 func (c *child) join(cfg tcp.Config) (*tcp.Node, transport.Endpoint) {
 	node, err := tcp.Listen(cfg)
 	c.check(err)
@@ -68,7 +68,7 @@ func (c *child) join(cfg tcp.Config) (*tcp.Node, transport.Endpoint) {
 	return node, ends[0]
 }
 
-// process is a child, seen from the parent.
+// process is the parent's side of a child process.
 type process struct {
 	t   testing.TB
 	cmd *exec.Cmd
@@ -76,7 +76,7 @@ type process struct {
 	out *bufio.Reader
 }
 
-// start starts a child that plays a part. It ends with the test.
+// start starts a child with a role. It is killed when the test ends.
 func start(t testing.TB, part string, env ...string) *process {
 	t.Helper()
 	exe, err := os.Executable()
@@ -112,7 +112,7 @@ func (p *process) expect(word string) string {
 	line, err := p.out.ReadString('\n')
 	rest, ok := strings.CutPrefix(strings.TrimSpace(line), word)
 	if err != nil || !ok {
-		p.t.Fatalf("a child says %q (%v), want %q", strings.TrimSpace(line), err, word)
+		p.t.Fatalf("a child printed %q (%v), want %q", strings.TrimSpace(line), err, word)
 	}
 	return strings.TrimSpace(rest)
 }
@@ -120,11 +120,11 @@ func (p *process) expect(word string) string {
 func (p *process) tell(format string, args ...any) {
 	p.t.Helper()
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
-		p.t.Fatalf("telling a child: %v", err)
+		p.t.Fatalf("writing to a child: %v", err)
 	}
 }
 
-// startAll starts n children that join, through the addresses that via makes of theirs.
+// startAll starts n children that join, through the addresses that via returns for theirs.
 func startAll(t testing.TB, n int, part string, via func(rank int, addr string) string, env ...string) []*process {
 	t.Helper()
 	var all []*process
@@ -147,7 +147,7 @@ func startAll(t testing.TB, n int, part string, via func(rank int, addr string) 
 }
 
 func init() {
-	parts["echo"] = func(c *child) { // sends back what it receives, of the sizes it is told
+	parts["echo"] = func(c *child) { // sends back what it receives, of the sizes that it reads
 		_, e := c.join(tcp.Config{Streams: envInt("STREAMS", 1), Checksum: envInt("CHECKSUM", 0) == 1})
 		bare := c.bare()
 		for {
@@ -172,7 +172,7 @@ func envInt(name string, def int) int {
 	return def
 }
 
-// bare makes a plain connection with the parent.
+// bare opens a plain connection with the parent.
 func (c *child) bare() net.Conn {
 	conn, err := net.Dial("tcp", os.Getenv("BARE"))
 	c.check(err)

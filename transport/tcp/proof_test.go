@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// lines is a log that several goroutines write.
+// lines is a log that several goroutines write to.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -34,13 +34,13 @@ func (l *lines) String() string {
 	return l.b.String()
 }
 
-// firsts notes of a node's dialed connections whether their greeting asks for TLS, by address.
+// firsts records whether the hellos of a node's dialed connections request TLS, by address.
 type firsts struct {
 	mu  sync.Mutex
 	all map[string][]byte
 }
 
-const secureAt = 11 // in a greeting
+const secureAt = 11 // in a hello
 
 func (f *firsts) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -63,8 +63,8 @@ func (c *first) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// TestSameHost: of three nodes with TLS and a proof, the two that know to be on one host do without TLS between them, and
-// the third has it with both.
+// TestSameHost: of three nodes with TLS and Authenticate, the two that are verified to be on one host use no TLS between them;
+// the third uses it with both.
 func TestSameHost(t *testing.T) {
 	seen := firsts{all: map[string][]byte{}}
 	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Dial: seen.dial, Logger: slog.New(slog.DiscardHandler)}
@@ -115,7 +115,7 @@ func TestSameHost(t *testing.T) {
 	}
 }
 
-// babble dials, and says what is no protocol's beginning.
+// babble dials, and sends bytes that start no known protocol.
 func babble(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err == nil {
@@ -136,7 +136,7 @@ func split(t *testing.T, e transport.Endpoint, n int) transport.Endpoint {
 	return sub
 }
 
-// TestRefusals: two processes that do not belong together, or were set up otherwise, both say clearly why.
+// TestRefusals: two processes of different jobs or with different settings both report the reason.
 func TestRefusals(t *testing.T) {
 	secure := authority(t)
 	for _, c := range []struct {
@@ -144,13 +144,13 @@ func TestRefusals(t *testing.T) {
 		cfg      [2]tcp.Config
 		sameHost [2][]int
 		dials    string // what rank 1 returns
-		logs     string // what the node of rank 0 logs; empty: nothing, it has not been told
+		logs     string // what the node of rank 0 logs; empty: nothing
 	}{
 		{
 			"another job",
 			[2]tcp.Config{{Job: "a", Authenticate: secret("a")}, {Job: "b", Authenticate: secret("a")}},
 			[2][]int{},
-			`it belongs to another job than "a"`, `it belongs to another job than \"a\"`,
+			`it belongs to another job; this one is "a"`, `it belongs to another job; this one is \"a\"`,
 		},
 		{
 			"another secret",
@@ -168,25 +168,25 @@ func TestRefusals(t *testing.T) {
 			"no secret to give",
 			[2]tcp.Config{{Authenticate: secret("a")}, {}},
 			[2][]int{},
-			"asks for a proof that this end belongs to it, and this end has none", "authentication",
+			"requests a proof, but this end has none", "authentication",
 		},
 		{
 			"no secret to ask for",
 			[2]tcp.Config{{}, {Authenticate: secret("a")}},
 			[2][]int{},
-			"the other end asks for no proof", "",
+			"the other end requests no proof", "",
 		},
 		{
 			"plain to TLS",
 			[2]tcp.Config{{TLS: secure}, {}},
 			[2][]int{},
-			"does not speak TLS", "does not speak TLS",
+			"does not use TLS", "does not use TLS",
 		},
 		{
 			"garbage",
 			[2]tcp.Config{{TLS: secure}, {Dial: babble}},
 			[2][]int{},
-			"", "does not begin as Lockstep's do",
+			"", "does not start with a Lockstep hello",
 		},
 		{
 			"plain and proven to TLS",
@@ -198,25 +198,25 @@ func TestRefusals(t *testing.T) {
 			"TLS, and no secret to ask for",
 			[2]tcp.Config{{TLS: secure}, {TLS: secure, Authenticate: secret("a")}},
 			[2][]int{},
-			"the other end asks for no proof", "TLS: EOF",
+			"the other end requests no proof", "TLS: EOF",
 		},
 		{
 			"TLS, and no secret to give",
 			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {TLS: secure}},
 			[2][]int{},
-			"asks for a proof that this end belongs to it, and this end has none", "authentication",
+			"requests a proof, but this end has none", "authentication",
 		},
 		{
 			"TLS to plain",
 			[2]tcp.Config{{}, {TLS: secure}},
 			[2][]int{},
-			"it wants TLS, which this end does not have", "it wants TLS, which this end does not have",
+			"it requests TLS, but this end has no TLS", "it requests TLS, but this end has no TLS",
 		},
 		{
 			"TLS to plain and proven",
 			[2]tcp.Config{{Authenticate: secret("a")}, {TLS: secure, Authenticate: secret("a")}},
 			[2][]int{},
-			"it wants TLS, which this end does not have", "it wants TLS, which this end does not have",
+			"it requests TLS, but this end has no TLS", "it requests TLS, but this end has no TLS",
 		},
 		{
 			"one host, by the word of one",
@@ -250,7 +250,7 @@ func TestRefusals(t *testing.T) {
 			defer cancel()
 			wg.Go(func() {
 				_, err := nodes[0].Group(ctx, tcp.GroupConfig{Addrs: addrs, Local: []int{0}, SameHost: c.sameHost[0]})
-				if c.logs != "" && (err == nil || !strings.Contains(err.Error(), "(the last connection that was refused, from 127.0.0.1:")) {
+				if c.logs != "" && (err == nil || !strings.Contains(err.Error(), "(last refused connection, from 127.0.0.1:")) {
 					t.Errorf("rank 0 got %v", err)
 				}
 			})
@@ -281,12 +281,12 @@ func TestRefusals(t *testing.T) {
 	}
 	defer node.Close()
 	if _, err := node.Group(context.Background(), tcp.GroupConfig{Addrs: []string{"h:1"}, Local: []int{0}, SameHost: []int{0}}); err == nil || errors.Is(err, context.Canceled) {
-		t.Errorf("ranks on one host that cannot prove anything: %v", err)
+		t.Errorf("ranks on one host without Authenticate: %v", err)
 	}
 }
 
-// TestExchanged: who is in the path passes on the open beginnings of two connections, and then exchanges their ends. Each TLS
-// connection is between two of the job, but not between those that the greetings say.
+// TestExchanged: an attacker on the path forwards the unencrypted starts of two connections, and then exchanges their ends. Each
+// TLS connection joins two processes of the job, but not the two that the hellos name.
 func TestExchanged(t *testing.T) {
 	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Logger: slog.New(slog.DiscardHandler)}
 	var nodes []*tcp.Node
@@ -322,7 +322,7 @@ func TestExchanged(t *testing.T) {
 	path.done.Wait()
 }
 
-// path passes on connections to one address, and exchanges the first two of them behind the proof.
+// path forwards connections to one address, and exchanges the first two of them after the proof.
 type path struct {
 	to   string
 	done sync.WaitGroup
@@ -332,7 +332,7 @@ type path struct {
 }
 
 const (
-	openOut = 80 + 64 // greeting, nonce, proof
+	openOut = 80 + 64 // hello, nonce, proof
 	openIn  = 1 + 64
 )
 

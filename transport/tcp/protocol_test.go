@@ -29,7 +29,7 @@ func FuzzHead(f *testing.F) {
 			if !errors.Is(err, errFrame) {
 				t.Fatalf("%v is no errFrame", err)
 			}
-			// The same with the right checksum: nothing else may go wrong but what the first four bytes say.
+			// The same with a valid checksum: only the first four bytes may be invalid.
 			binary.LittleEndian.PutUint32(b[76:], crc32.Checksum(b[:76], castagnoli))
 			if err := h.decode(&b); err != nil {
 				if b[0] == frameMark && b[1] <= flagSummed && b[3] == 0 {
@@ -45,20 +45,20 @@ func FuzzHead(f *testing.F) {
 }
 
 func FuzzHello(f *testing.F) {
-	own := (&hello{stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).greeting().Fields
+	own := (&hello{stream: 1, streams: 2, world: 3, group: 4, members: 5, epoch: 6, from: 7, to: 8}).message().Fields
 	f.Add(own[:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g := listener.Hello{Service: listener.Data, Secure: true}
 		copy(g.Fields[:], b)
 		var h hello
-		if err := h.read(&g); err != nil {
+		if err := h.decode(&g); err != nil {
 			if r := (*listener.Refusal)(nil); !errors.As(err, &r) {
 				t.Fatalf("%v is no refusal", err)
 			}
 			return
 		}
-		if again := h.greeting(); *again != g {
-			t.Fatalf("%+v comes back as %+v", g, again)
+		if again := h.message(); *again != g {
+			t.Fatalf("%+v is decoded as %+v", g, again)
 		}
 	})
 }
@@ -74,7 +74,7 @@ func FuzzMessage(f *testing.F) {
 				return
 			}
 			if back := m.append(nil); !bytes.Equal(back, b[at:len(b)-r.Len()]) {
-				t.Fatalf("%+v encodes to % x, came as % x", m, back, b[at:len(b)-r.Len()])
+				t.Fatalf("%+v encodes to % x, was received as % x", m, back, b[at:len(b)-r.Len()])
 			}
 		}
 	})
@@ -105,8 +105,7 @@ func (s *scripted) read(a, b []byte) (int, error) {
 	return n, nil
 }
 
-// FuzzStream: whatever comes, in whatever pieces, the receiver hands over exactly the frames that a reader of the whole text
-// finds.
+// FuzzStream: for any data in any pieces, the receiver returns exactly the frames that a reader of the whole data finds.
 func FuzzStream(f *testing.F) {
 	frame := func(number uint64, data []byte) []byte {
 		var b [headBytes]byte
@@ -155,14 +154,14 @@ func FuzzStream(f *testing.F) {
 			}
 			rest = rest[headBytes:]
 			if !bytes.Equal(in, rest[:len(in)]) {
-				t.Fatalf("other data than came")
+				t.Fatalf("the data differs")
 			}
 			rest = rest[len(in):]
 		}
 	})
 }
 
-// until repeats what has to wait.
+// until repeats a call while it would block.
 func until(f func() (bool, error)) (bool, error) {
 	for range 1 << 20 {
 		if ok, err := f(); ok || err != nil {
@@ -192,7 +191,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestPage: docs/wire.md has the lengths as they are.
+// TestPage: docs/wire.md has the correct lengths.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile("../../docs/wire.md")
 	if err != nil {

@@ -5,22 +5,22 @@ import (
 	"sync"
 )
 
-// pumpBytes is what a pump holds in each direction.
+// pumpBytes is the size of the buffer of each direction of a pump.
 const pumpBytes = 256 << 10
 
-// pump is a wire over any connection: two goroutines move the bytes, through buffers. It serves connections that are no
-// sockets, and systems where a socket cannot be used without blocking.
+// pump is a wire over any connection: two goroutines move the bytes through buffers. It is used for connections that are no
+// sockets, and on systems without non-blocking access to sockets.
 type pump struct {
 	conn net.Conn
 	done sync.WaitGroup
 
 	mu      sync.Mutex
-	changed sync.Cond // of mu: anything below
+	changed sync.Cond // broadcast when a field below changes; its locker is mu
 	in, out ring
 	inErr   error
 	outErr  error
-	writing int    // bytes of out that the writer has taken and not yet written
-	written uint64 // how often it has written
+	writing int    // bytes that the writer has taken from out and not written yet
+	written uint64 // number of writes
 	closed  bool
 }
 
@@ -102,7 +102,7 @@ func (p *pump) read(a, b []byte) (int, error) {
 	return 0, errAgain
 }
 
-func (p *pump) held() bool { return false } // awaitRead sees it
+func (p *pump) held() bool { return false } // awaitRead checks the buffer
 
 func (p *pump) write(a, b []byte) (int, error) {
 	p.mu.Lock()
@@ -180,13 +180,13 @@ func (p *pump) close() {
 
 func (p *pump) join() { p.done.Wait() }
 
-// ring is a circular buffer of n bytes from at on.
+// ring is a circular buffer. It holds n bytes, starting at index at.
 type ring struct {
 	b     []byte
 	at, n int
 }
 
-// put takes what has room.
+// put copies as much of p as fits into the buffer, and returns its length.
 func (r *ring) put(p []byte) int {
 	total := 0
 	for len(p) > 0 && r.n < len(r.b) {
@@ -199,7 +199,7 @@ func (r *ring) put(p []byte) int {
 	return total
 }
 
-// get gives what is there.
+// get moves buffered bytes to p, and returns their number.
 func (r *ring) get(p []byte) int {
 	total := 0
 	for len(p) > 0 && r.n > 0 {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitUnacknowledged bounds how long data may stay unacknowledged: keep-alive is silent while there is any.
+// limitUnacknowledged bounds how long sent data may stay unacknowledged: the kernel sends no keep-alive probes meanwhile.
 func limitUnacknowledged(t *net.TCPConn, milliseconds int) {
 	if raw, err := t.SyscallConn(); err == nil {
 		raw.Control(func(fd uintptr) {

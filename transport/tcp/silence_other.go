@@ -4,5 +4,5 @@ package tcp
 
 import "net"
 
-// limitUnacknowledged leaves it to the system how long data may stay unacknowledged.
+// limitUnacknowledged does nothing: the system determines how long sent data may stay unacknowledged.
 func limitUnacknowledged(*net.TCPConn, int) {}

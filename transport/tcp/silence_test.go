@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// TestLateReader: a rank that computes for much longer than silence may last, while more is sent to it than its socket takes,
-// is not gone: its host answers.
+// TestLateReader: a rank is not lost while it computes for much longer than the keep-alive limit and more is sent to it than
+// its socket holds, because its host responds.
 func TestLateReader(t *testing.T) {
 	t.Parallel()
 	brief := net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 1}
@@ -24,7 +24,7 @@ func TestLateReader(t *testing.T) {
 	var sender sync.WaitGroup
 	sender.Go(func() {
 		if err := ends[0].Exchange(ctx, 1, transport.Frame{Data: out}, -1, nil); err != nil {
-			t.Errorf("sending to a rank that is late: %v", err)
+			t.Errorf("sending to a late receiver: %v", err)
 		}
 	})
 	time.Sleep(6 * time.Second) // it computes
@@ -33,7 +33,7 @@ func TestLateReader(t *testing.T) {
 	}
 	sender.Wait()
 	if !bytes.Equal(in, out) {
-		t.Error("what came is not what was sent")
+		t.Error("the received data differs from the sent data")
 	}
 	for _, e := range ends {
 		if err := e.Close(); err != nil {

@@ -12,10 +12,10 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// errTakenBack is what a connection sends after a frame was taken back from it: nothing.
-var errTakenBack = errors.New("tcp: an earlier frame was not sent to its end")
+// errCanceled is the error of sending on a connection after a queued frame was canceled.
+var errCanceled = errors.New("tcp: an earlier frame was not sent completely")
 
-// moveBytes is how much one system call moves at most, so that both directions advance in turn.
+// moveBytes bounds the bytes that one system call moves, so that both directions advance in turn.
 const moveBytes = 256 << 10
 
 // stream is one data connection with a peer.
@@ -23,13 +23,13 @@ type stream struct {
 	w      wire
 	number uint8
 	from   net.Addr
-	notify func() // something has changed: the rank may be waiting for it
+	notify func() // wakes the rank, which may wait for this stream
 	done   sync.WaitGroup
 	quit   chan struct{}
 
-	watching  atomic.Bool   // a goroutine waits for something to read
-	watchCall chan struct{} // asks it to
-	pushCall  chan struct{} // asks another one to finish what is queued
+	watching  atomic.Bool   // watchLoop waits for data
+	watchCall chan struct{} // starts a wait of watchLoop
+	pushCall  chan struct{} // starts pushLoop, to send the queue
 
 	sender
 	receiver
@@ -42,10 +42,10 @@ func newStream(w wire, number uint8, from net.Addr, notify func()) *stream {
 	return s
 }
 
-// watch has notify called once when there may be something to read.
+// watch makes watchLoop call notify once when data may be available.
 func (s *stream) watch() {
 	if !s.watching.Swap(true) {
-		s.watchCall <- struct{}{} // has room: one call per turn of watching
+		s.watchCall <- struct{}{} // does not block: at most one call per wait
 	}
 }
 
@@ -62,7 +62,7 @@ func (s *stream) watchLoop() {
 	}
 }
 
-// finish has the writer goroutine write what is queued.
+// finish makes the writer goroutine send the queue.
 func (s *stream) finish() {
 	select {
 	case s.pushCall <- struct{}{}:
@@ -82,7 +82,7 @@ func (s *stream) pushLoop() {
 			}
 			if blocked {
 				if s.sent.Load() != before {
-					s.notify() // the rank may wait for one of those that have gone, and for nothing else: the next one may need its help
+					s.notify() // the rank may wait only for a frame that was sent; the rest of the queue may need it to run
 				}
 				return false
 			}
@@ -107,26 +107,26 @@ func (s *stream) close() {
 	s.w.join()
 }
 
-// sender is the sending half: a queue of frames that whoever holds mu moves on, the rank's goroutine or the writer's.
+// sender is the sending half: a queue of frames. The rank's goroutine and the writer goroutine send from it, under mu.
 type sender struct {
-	sent     atomic.Uint64 // frames that have gone, since the beginning
-	progress atomic.Uint64 // bytes
+	sent     atomic.Uint64 // number of frames sent
+	progress atomic.Uint64 // number of bytes sent
 
 	mu     sync.Mutex
-	queue  [transport.PostsMax]outgoing // n frames from first on
+	queue  [transport.PostsMax]outgoing // a ring: n frames, starting at first
 	first  int
 	n      int
-	queued uint64 // frames, since the beginning
-	outErr error  // of the connection, or that frames were taken back
+	queued uint64 // number of frames queued, since the connection opened
+	outErr error  // of the connection, or errCanceled
 }
 
 type outgoing struct {
 	head [headBytes]byte
 	data []byte
-	off  int // what has gone, of head and data
+	off  int // bytes sent, of head and data
 }
 
-// put queues a frame and returns its number on this connection, which sent reaches when it has gone.
+// put queues a frame and returns its number on this connection: the value of sent once the frame was sent.
 func (s *sender) put(h *head, data []byte) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +138,7 @@ func (s *sender) put(h *head, data []byte) uint64 {
 	return s.queued
 }
 
-// push writes a piece of what is queued, if the wire takes it and no other goroutine is about to. The error is the
-// connection's.
+// push writes a piece of the queue if the wire has room, unless another goroutine does so. It returns the connection's error.
 func (s *stream) push() error {
 	if !s.sender.mu.TryLock() {
 		return nil
@@ -149,7 +148,7 @@ func (s *stream) push() error {
 	return s.outErr
 }
 
-// pushLocked writes a piece of the first frame queued, and reports whether the wire does not take any more now.
+// pushLocked writes a piece of the first queued frame, and reports whether the wire is full.
 func (s *stream) pushLocked() (blocked bool) {
 	if s.n == 0 || s.outErr != nil {
 		return false
@@ -170,7 +169,7 @@ func (s *stream) pushLocked() (blocked bool) {
 	return err == errAgain
 }
 
-// pushPiece writes what one system call takes of a frame, if anything is left.
+// pushPiece writes as much of the rest of a frame as one system call takes.
 func (s *stream) pushPiece(f *outgoing) error {
 	var head []byte
 	data := f.data
@@ -189,9 +188,9 @@ func (s *stream) pushPiece(f *outgoing) error {
 	return err
 }
 
-// takeBack empties the queue: nobody reads the frames' data any more. The connection cannot send after that if there were
-// any.
-func (s *sender) takeBack() {
+// cancel empties the queue, so that the data of its frames is no longer read. If there were any, the connection cannot send
+// afterwards.
+func (s *sender) cancel() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.n == 0 {
@@ -202,22 +201,22 @@ func (s *sender) takeBack() {
 	}
 	s.n = 0
 	if s.outErr == nil {
-		s.outErr = errTakenBack
+		s.outErr = errCanceled
 	}
 }
 
-// receiver is the receiving half, which only the rank's goroutine uses. What it reads ahead, the heads and small frames,
-// goes through a buffer of its own; the rest of a frame goes straight where it belongs.
+// receiver is the receiving half, which only the rank's goroutine uses. Heads and small frames are read ahead into buf; the rest
+// of a frame is read directly into the caller's memory.
 type receiver struct {
 	buf     [headBytes + smallBytes]byte
-	lo, hi  int // what is in buf
+	lo, hi  int // the buffered data is buf[lo:hi]
 	head    head
-	hasHead bool // head is that of the next frame, which nobody has received yet
-	filled  int  // of its data
+	hasHead bool // head is the head of the next frame
+	filled  int  // bytes of its data received
 	inErr   error
 }
 
-// next reads the head of the next frame, and reports whether it is there.
+// next reads the head of the next frame, and reports whether it is complete.
 func (s *stream) next() (bool, error) {
 	if s.hasHead {
 		return true, nil
@@ -232,7 +231,7 @@ func (s *stream) next() (bool, error) {
 		return false, err
 	}
 	if s.head.stream != s.number {
-		s.inErr = fmt.Errorf("%w: it says stream %d, and came on %d", errFrame, s.head.stream, s.number)
+		s.inErr = fmt.Errorf("%w: its head has stream %d, but it arrived on stream %d", errFrame, s.head.stream, s.number)
 		return false, s.inErr
 	}
 	s.lo += headBytes
@@ -240,10 +239,10 @@ func (s *stream) next() (bool, error) {
 	return true, nil
 }
 
-// held reports whether something may be here that watch does not see: it came with what was read before.
+// held reports whether data may be buffered here, which watch does not see.
 func (s *stream) held() bool { return s.hasHead || s.hi-s.lo >= headBytes || s.w.held() }
 
-// fill reads what has come into the buffer, and returns how much.
+// fill reads available data into buf, and returns its length.
 func (s *stream) fill() (int, error) {
 	if s.inErr != nil {
 		return 0, s.inErr
@@ -257,7 +256,7 @@ func (s *stream) fill() (int, error) {
 	return n, s.inEnd(err)
 }
 
-// inEnd keeps the error that ends the connection's receiving half.
+// inEnd records the error that ends the receiving half.
 func (s *stream) inEnd(err error) error {
 	if err == nil || err == errAgain {
 		return nil
@@ -269,7 +268,7 @@ func (s *stream) inEnd(err error) error {
 	return err
 }
 
-// ahead returns where the head of the frame after this one goes, if what is left of this one is read now. The buffer is empty then.
+// ahead returns the memory for the head of the following frame, if one read may complete this frame. It empties buf.
 func (s *stream) ahead(in []byte) []byte {
 	s.lo, s.hi = 0, 0
 	if len(in)-s.filled > moveBytes {
@@ -278,7 +277,7 @@ func (s *stream) ahead(in []byte) []byte {
 	return s.buf[:headBytes]
 }
 
-// take moves on the data of the frame whose head is there into in, which it fills exactly, and reports whether it is full.
+// take receives data of the current frame into in, whose length is that of the data, and reports whether in is full.
 func (s *stream) take(in []byte) (bool, error) {
 	if n := copy(in[s.filled:], s.buf[s.lo:s.hi]); n > 0 {
 		s.lo += n
@@ -290,7 +289,7 @@ func (s *stream) take(in []byte) (bool, error) {
 		}
 		var err error
 		if len(rest) < smallBytes {
-			_, err = s.fill() // what follows this frame may come along
+			_, err = s.fill() // may also read what follows this frame
 			n := copy(rest, s.buf[s.lo:s.hi])
 			s.lo += n
 			s.filled += n
@@ -309,7 +308,7 @@ func (s *stream) take(in []byte) (bool, error) {
 	s.hasHead = false
 	if s.head.summed {
 		if sum := crc32.Checksum(in, castagnoli); sum != s.head.sum {
-			s.inErr = fmt.Errorf("%w: its data has checksum %#x, its head says %#x", errFrame, sum, s.head.sum)
+			s.inErr = fmt.Errorf("%w: its data has checksum %#x, but its head has %#x", errFrame, sum, s.head.sum)
 			return false, s.inErr
 		}
 	}

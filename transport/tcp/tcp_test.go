@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// opened makes a group of n ranks, spread over as many nodes as processes says, each set up by config.
+// opened opens a group of n ranks on processes nodes, each configured by config.
 func opened(t testing.TB, n, processes int, config func(process int) tcp.Config) []transport.Endpoint {
 	t.Helper()
 	processes = min(processes, n)

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// TestUnreachable: a connection that the system gives up says that the host cannot be reached, whichever of those with a process it is, and
-// however much later another says so.
+// TestUnreachable: when the system gives up any connection with a process, the error says that the host cannot be reached, even if
+// the other connections fail much later.
 func TestUnreachable(t *testing.T) {
 	ends := twoEnds(t)
 	ends[0].broke(1, nil, os.NewSyscallError("read", syscall.ETIMEDOUT))
 	awaitLost(t, ends[0], "rank 1 is down: its host cannot be reached: read: ")
 }
 
-// TestReset: a connection that is reset says so, and not that the process is gone: it may live.
+// TestReset: the error of a reset connection says so, and not that the process has ended: it may still run.
 func TestReset(t *testing.T) {
 	ends := twoEnds(t)
 	raw := ends[1].group.world.links[0].a.raw
@@ -30,18 +30,18 @@ func TestReset(t *testing.T) {
 		"rank 1 is down: its connection was reset: its process has ended, or something between the hosts cut the connection: ")
 }
 
-// awaitLost waits until an end has lost rank 1, and wants it to say why.
+// awaitLost waits until an endpoint has lost rank 1, and verifies the error.
 func awaitLost(t *testing.T, e *endpoint, want string) {
 	t.Helper()
-	for e.peers[1].fate.Load().gone == nil {
+	for e.peers[1].state.Load().gone == nil {
 		time.Sleep(time.Millisecond)
 	}
-	if err := e.verdict(1, false); err == nil || !strings.Contains(err.Error(), want) {
+	if err := e.peerDown(1, false); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
-// twoEnds are two ranks with a node of their own each, which end with the test.
+// twoEnds returns two ranks with a node each, which are closed when the test ends.
 func twoEnds(t *testing.T) [2]*endpoint {
 	t.Helper()
 	var nodes []*Node

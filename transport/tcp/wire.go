@@ -8,37 +8,38 @@ import (
 
 // wire moves bytes over a connection without blocking. One goroutine at a time reads, one writes.
 type wire interface {
-	// read fills a, then b as far as it can at once: it returns how much came, at least one byte, or errAgain; io.EOF at the end.
+	// read reads available data into a, then b, and returns its length, which is at least 1. It returns errAgain if there is
+	// none, and io.EOF at the end.
 	read(a, b []byte) (int, error)
-	// held reports whether read may have something that came before awaitRead began.
+	// held reports whether data may be buffered that awaitRead does not see.
 	held() bool
-	// write takes some of a, then of b, at least one byte, or returns errAgain. Both may be changed afterwards.
+	// write takes at least one byte of a, then b, or returns errAgain. The caller may change both afterwards.
 	write(a, b []byte) (int, error)
-	// flush moves on what write took but the kernel has not; errAgain: there is more.
+	// flush passes data that write took to the kernel; errAgain: some is left.
 	flush() error
-	// busy reports whether a goroutine is writing what write took.
+	// busy reports whether a goroutine is writing data that write took.
 	busy() bool
-	// awaitRead blocks until read may have something, or the wire is closed.
+	// awaitRead blocks until data may be available, or the wire is closed.
 	awaitRead()
-	// awaitWrite calls more, and again whenever the wire may take more, until it returns true or the wire is closed.
+	// awaitWrite calls more whenever the wire may have room, until more returns true or the wire is closed.
 	awaitWrite(more func() bool)
-	// close ends the connection and all waits. It does not wait for goroutines.
+	// close closes the connection and ends all waits. It does not wait for goroutines.
 	close()
 	// join waits for the goroutines of a closed wire.
 	join()
 }
 
-// again is the error of what would block. Package tls takes it for a timeout, after which one may go on.
+// again is the error of an operation that would block. Package tls treats it as a timeout, after which the connection stays usable.
 type again struct{}
 
-func (again) Error() string   { return "tcp: nothing can be moved now" }
+func (again) Error() string   { return "tcp: operation would block" }
 func (again) Timeout() bool   { return true }
 func (again) Temporary() bool { return true }
 
 var errAgain error = again{}
 
-// newWire returns the wire over a connection whose handshakes are done: straight to the socket where that can be done, or
-// by goroutines; through TLS if s is not nil.
+// newWire returns the wire over a connection after its handshake: directly on the socket where possible, else with
+// goroutines; through TLS if s is not nil.
 func newWire(c net.Conn, s *shim) wire {
 	w := newSocket(c)
 	if w == nil {
@@ -51,21 +52,21 @@ func newWire(c net.Conn, s *shim) wire {
 	return &tlsWire{base: w, conn: s.tls, shim: s}
 }
 
-// shim is the connection below a tls.Conn. During the handshake it passes everything on; then it goes over to the wire.
+// shim is the connection below a tls.Conn. During the handshake it uses the connection; afterwards it uses the wire.
 type shim struct {
 	net.Conn
 	tls  *tls.Conn
 	base wire // nil during the handshake
 
-	ahead  []byte // ciphertext that was read and not yet decrypted, from lo to hi
+	ahead  []byte // ciphertext; ahead[lo:hi] was read and not decrypted yet
 	lo, hi int
 
 	mu      sync.Mutex
-	pending []byte // ciphertext that the wire has not taken, from sent on
+	pending []byte // ciphertext; the wire has taken the first sent bytes
 	sent    int
 }
 
-// aheadBytes is how much ciphertext is read at once. Package tls asks for a record at a time.
+// aheadBytes is how much ciphertext is read at once. Package tls reads one record at a time.
 const aheadBytes = 128 << 10
 
 func (s *shim) Read(p []byte) (int, error) {
@@ -86,7 +87,7 @@ func (s *shim) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Write never blocks: what it is given is kept. tlsWire gives little at a time.
+// Write never blocks: it appends p to pending. tlsWire bounds the length of p.
 func (s *shim) Write(p []byte) (int, error) {
 	if s.base == nil {
 		return s.Conn.Write(p)
@@ -118,13 +119,13 @@ type tlsWire struct {
 	conn  *tls.Conn
 	shim  *shim
 	plain []byte
-	more  bool // the last read did not come to an end
+	more  bool // the last read may have left decrypted data
 }
 
-// recordBytes is how much is encrypted at a time: some records, which go out in one system call.
+// recordBytes is how much is encrypted at a time: several records, which one system call sends.
 const recordBytes = 128 << 10
 
-// read decrypts records until p is full. There is nothing to be gained by reading into more: they lie decrypted or in memory.
+// read decrypts records until p is full. It ignores the second slice: following records are in memory already.
 func (w *tlsWire) read(p, _ []byte) (int, error) {
 	total := 0
 	for total < len(p) {
@@ -137,7 +138,7 @@ func (w *tlsWire) read(p, _ []byte) (int, error) {
 			return 0, err
 		}
 		if err != nil {
-			break // it comes again with the next read
+			break // the next read returns it again
 		}
 	}
 	return total, nil

@@ -6,5 +6,5 @@ import "net"
 
 const smallBytes = 16 << 10
 
-// newSocket returns nil: a socket cannot be used without blocking here.
+// newSocket returns nil: this system has no non-blocking access to sockets.
 func newSocket(net.Conn) wire { return nil }

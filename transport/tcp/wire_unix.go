@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallBytes is up to where data is copied behind its head, into one write, instead of being given to the kernel in place.
+// smallBytes is the largest size of data that is copied behind its head for a single write; larger data is written in place.
 const smallBytes = 16 << 10
 
-// socket is a wire straight to a socket: system calls that do not block, on the goroutine that has something to move, and
-// Go's poller to wait. Control keeps the descriptor open during a call.
+// socket is a wire directly on a socket: the calling goroutine makes non-blocking system calls, and waits use Go's poller.
+// RawConn.Control keeps the descriptor open during a call.
 type socket struct {
 	conn net.Conn
 	raw  syscall.RawConn
 
-	// Of the reader, and of the writer: what a call is about, and its result.
+	// Arguments and results of the calls, of the reader and of the writer.
 	in       [2][]byte
 	inN      int
 	inErr    error

@@ -16,66 +16,65 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// GroupConfig says who is in a group.
+// GroupConfig describes the members of a group.
 type GroupConfig struct {
-	// ID tells groups of one epoch apart, also those that were closed. All processes use the same.
+	// ID distinguishes the groups of one epoch, closed ones included. It is the same in all processes.
 	ID uint64
-	// Epoch is the membership of the job. Connections of older epochs than the node's latest group are refused.
+	// Epoch is the membership of the job. The node refuses connections of an epoch older than that of its latest group.
 	Epoch uint32
-	// Addrs are the addresses of the ranks' nodes, by rank, as the others dial them. Ranks of one process have the same.
+	// Addrs holds the address of each rank's node, by rank, as the others dial it. Ranks of one process have the same address.
 	Addrs []string
-	// Local are the ranks of this process: all those that have its address.
+	// Local holds the ranks of this process: all ranks that have its address.
 	Local []int
-	// SameHost are ranks whose processes are known, not only said, to be on this host. Connections with them are not
-	// encrypted although there is [Config.TLS]; [Config.Authenticate] has to be given for that. Those processes name this
-	// one's ranks, too.
+	// SameHost holds ranks whose processes are verified to be on this host. Connections with them are not encrypted, even with
+	// [Config.TLS]; with TLS, this requires [Config.Authenticate]. Those processes must list the ranks of this one too.
 	SameHost []int
 }
 
-// world is a group that Node.Group made, with all that are split from it.
+// world is a group that Node.Group created, with all groups split from it.
 type world struct {
 	node  *Node
 	key   worldKey
 	procs []process // by lowest rank
-	proc  []int     // of each rank: index in procs
-	host  []int     // of each process: a number that tells the hosts apart
-	near  []bool    // of each process: connections with it are not encrypted
+	proc  []int     // index in procs, by rank
+	host  []int     // number of the host, by process
+	near  []bool    // by process: connections with it are not encrypted
 	self  int
-	spin  bool // no more ranks than processors are on this host
+	spin  bool // this host has at least as many processors as ranks
 	hash  uint64
-	up    chan struct{} // a token per link that is up
+	up    chan struct{} // receives a token for each link that is connected
 
-	mu     sync.Mutex
-	links  []*link // by process; nil: none yet, or this one
-	groups map[uint64]*group
-	early  []*arrival // for groups that nobody here has made yet
-	notes  []note     // what was said about them
-	past   []uint64   // ids of groups that were closed, the latest pastMax
-	open   int        // endpoints
-	closed bool
+	mu       sync.Mutex
+	links    []*link // by process; nil if not connected yet, and for this one
+	groups   map[uint64]*group
+	pending  []*connection    // for endpoints that were not created here yet
+	messages []pendingMessage // for them
+	past     []uint64         // ids of the latest pastMax closed groups
+	open     int              // number of open endpoints
+	closed   bool
 }
 
-// process is where some ranks live.
+// process is a process of the group.
 type process struct {
 	addr  string
 	ranks []int
 }
 
-// note is a message for ends that are not there yet.
-type note struct {
+// pendingMessage is a message for endpoints that were not created yet.
+type pendingMessage struct {
 	message
-	proc int // who said it
+	proc int // the sender
 }
 
 const (
-	earlyMax = 4096 // connections, and notes, for groups that nobody here has made yet
-	pastMax  = 4096
-	rootID   = 0 // of the whole world, among its groups
+	pendingMax = 4096 // bounds the pending connections, and the pending messages
+	pastMax    = 4096
+	rootID     = 0 // of the whole world, among its groups
 )
 
-// Group joins the ranks at the given addresses and returns the ends of those of this process, by their order in Local, each
-// a [transport.Splitter], a [transport.Poster] and a [transport.Asker]. It waits until every two processes are connected, or
-// ctx ends.
+// Group joins the ranks at the given addresses into a group. It returns the endpoints of this process, in the order of Local.
+// Each is a [transport.Splitter], a [transport.Poster] and a [transport.Asker], and must be closed. Group waits until this process
+// is connected with every other one, or ctx ends.
 func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, error) {
 	w, err := newWorld(n, g)
 	if err != nil {
@@ -86,7 +85,7 @@ func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, 
 	case n.closed:
 		err = transport.ErrClosed
 	case n.worlds[w.key] != nil || slices.Contains(n.past, w.key):
-		err = fmt.Errorf("tcp: group %#x of epoch %d exists already, or has existed", g.ID, g.Epoch)
+		err = fmt.Errorf("tcp: group %#x of epoch %d was created already", g.ID, g.Epoch)
 	default:
 		n.worlds[w.key] = w
 		n.latest = max(n.latest, g.Epoch)
@@ -148,16 +147,16 @@ func newWorld(n *Node, g GroupConfig) (*world, error) {
 		case r < 0 || r >= len(g.Addrs):
 			return nil, fmt.Errorf("tcp: rank %d on the same host, in a group of %d", r, len(g.Addrs))
 		case n.cfg.TLS != nil && n.cfg.Authenticate == nil:
-			return nil, errors.New("tcp: ranks on the same host, but no Config.Authenticate: they could not prove anything")
+			return nil, errors.New("tcp: GroupConfig.SameHost with TLS needs Config.Authenticate, to authenticate connections without TLS")
 		}
 		w.near[w.proc[r]] = true
 	}
 	w.host = hosts(w.procs)
-	w.spin = w.sharers() <= runtime.NumCPU() && len(g.Local) <= runtime.GOMAXPROCS(0)
+	w.spin = w.ranksHere() <= runtime.NumCPU() && len(g.Local) <= runtime.GOMAXPROCS(0)
 	return w, nil
 }
 
-// hosts numbers the hosts of processes, as far as their addresses tell them apart.
+// hosts numbers the hosts of the processes: processes of different addresses are on different hosts.
 func hosts(procs []process) []int {
 	out := make([]int, len(procs))
 	first := map[string]int{}
@@ -171,8 +170,8 @@ func hosts(procs []process) []int {
 	return out
 }
 
-// sharers returns how many ranks share this host's processors.
-func (w *world) sharers() int {
+// ranksHere returns the number of ranks on this host.
+func (w *world) ranksHere() int {
 	n := 0
 	for i, p := range w.procs {
 		if w.host[i] == w.host[w.self] {
@@ -182,7 +181,7 @@ func (w *world) sharers() int {
 	return n
 }
 
-// hashMembers hashes who is in a group, so that ends with other lists do not meet.
+// hashMembers hashes the member list of a group, so that endpoints with different lists do not connect.
 func hashMembers(addrs string, ranks []int) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(addrs))
@@ -192,7 +191,7 @@ func hashMembers(addrs string, ranks []int) uint64 {
 	return h.Sum64()
 }
 
-// connect makes the links: this process dials those of lower ranks, and is dialed by the others.
+// connect opens the links: this process dials those of lower ranks, and the others dial it.
 func (w *world) connect(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -203,7 +202,7 @@ func (w *world) connect(ctx context.Context) error {
 	defer cancel(nil)
 	for p := range w.self {
 		dialing.Go(func() {
-			a, err := w.node.dial(ctx, w.target(p), w.greeting(p), 0)
+			a, err := w.node.dial(ctx, w.target(p), w.hello(p), 0)
 			if err == nil {
 				err = w.join(a, p, nil)
 			}
@@ -222,26 +221,26 @@ func (w *world) connect(ctx context.Context) error {
 	return nil
 }
 
-// target is where a process is dialed.
+// target returns how a process is dialed.
 func (w *world) target(proc int) target { return target{w.procs[proc].addr, w.near[proc]} }
 
-// exposed returns the refusal of a connection with a process that should be encrypted, and is not.
-func (w *world) exposed(a *arrival, proc int) error {
+// exposed returns an error if a connection with a process should be encrypted and is not.
+func (w *world) exposed(a *connection, proc int) error {
 	if w.node.cfg.TLS == nil || a.shim != nil || w.near[proc] {
 		return nil
 	}
 	return errExposed
 }
 
-// greeting returns how this process greets another one.
-func (w *world) greeting(proc int) hello {
+// hello returns the hello of a control connection with a process.
+func (w *world) hello(proc int) hello {
 	return hello{
 		purpose: listener.Control, streams: uint8(w.node.cfg.Streams), job: w.node.job, world: w.key.id, members: w.hash, epoch: w.key.epoch,
 		from: uint32(w.procs[w.self].ranks[0]), to: uint32(w.procs[proc].ranks[0]),
 	}
 }
 
-// missing says which processes are not connected.
+// missing describes the processes that are not connected.
 func (w *world) missing() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -252,14 +251,14 @@ func (w *world) missing() string {
 		}
 	}
 	text := "not connected with ranks " + strings.Join(who, ", ")
-	if last := w.node.acceptor.Last(); last != "" {
+	if last := w.node.acceptor.LastRefusal(); last != "" {
 		text += " (" + last + ")"
 	}
 	return text
 }
 
-// join makes a connection the link with a process. answer, if given, accepts the connection.
-func (w *world) join(a *arrival, proc int, answer func() error) error {
+// join uses a connection as the link with a process. answer, if not nil, accepts the connection.
+func (w *world) join(a *connection, proc int, answer func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -279,11 +278,10 @@ func (w *world) join(a *arrival, proc int, answer func() error) error {
 	return nil
 }
 
-// welcome takes a connection that has greeted this world, answers it, and hands it to whom it is for; or returns why it is
-// refused.
-func (w *world) welcome(a *arrival) error {
+// accept answers a connection for this world and passes it to its link or endpoint, or returns the refusal.
+func (w *world) accept(a *connection) error {
 	if a.purpose == listener.Data {
-		return w.welcomeStream(a)
+		return w.acceptStream(a)
 	}
 	proc := slices.IndexFunc(w.procs, func(p process) bool { return p.ranks[0] == int(a.from) })
 	switch {
@@ -300,7 +298,7 @@ func (w *world) welcome(a *arrival) error {
 	return w.join(a, proc, func() error { return a.answer(nil) })
 }
 
-func (w *world) welcomeStream(a *arrival) error {
+func (w *world) acceptStream(a *connection) error {
 	w.mu.Lock()
 	g := w.groups[a.group]
 	switch {
@@ -310,34 +308,34 @@ func (w *world) welcomeStream(a *arrival) error {
 	case int(a.streams) != w.node.cfg.Streams:
 		w.mu.Unlock()
 		return listener.Refuse(listener.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
-	case g == nil && len(w.early) >= earlyMax:
+	case g == nil && len(w.pending) >= pendingMax:
 		w.mu.Unlock()
-		return listener.Refuse(listener.Crowded, "%d connections wait already for groups that have not begun here", earlyMax)
+		return listener.Refuse(listener.Crowded, "%d connections already wait for groups that were not started here", pendingMax)
 	case g == nil:
-		w.early = append(w.early, a)
+		w.pending = append(w.pending, a)
 		w.mu.Unlock()
 		return nil
 	}
-	e, err := g.whom(a)
+	e, err := g.endpointFor(a)
 	if err == nil && e == nil {
-		w.early = append(w.early, a)
+		w.pending = append(w.pending, a)
 	}
 	w.mu.Unlock()
 	if e == nil {
 		return err
 	}
-	return e.welcome(a)
+	return e.accept(a)
 }
 
-// say sends a message about a group to every process that has ranks in it, this one too, or to one process.
-func (w *world) say(g *group, m *message, proc int) {
+// send sends a message about a group to process proc, or, if proc is negative, to every process of the group, this one included.
+func (w *world) send(g *group, m *message, proc int) {
 	m.group = g.id
 	for p := range w.procs {
 		if proc >= 0 && p != proc || !g.inProc[p] {
 			continue
 		}
 		if p == w.self {
-			w.hear(m, p)
+			w.receive(m, p)
 		} else if l := w.link(p); l != nil {
 			l.send(m)
 		}
@@ -350,12 +348,12 @@ func (w *world) link(proc int) *link {
 	return w.links[proc]
 }
 
-// hear takes a message that a process has sent.
-func (w *world) hear(m *message, proc int) {
+// receive handles a message from a process.
+func (w *world) receive(m *message, proc int) {
 	w.mu.Lock()
 	g := w.groups[m.group]
-	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !slices.Contains(w.past, m.group) && len(w.notes) < earlyMax {
-		w.notes = append(w.notes, note{*m, proc})
+	if (g == nil || g.taken < g.local) && m.kind < msgAsk && !slices.Contains(w.past, m.group) && len(w.messages) < pendingMax {
+		w.messages = append(w.messages, pendingMessage{*m, proc})
 	}
 	var ends []*endpoint
 	if g != nil {
@@ -368,11 +366,11 @@ func (w *world) hear(m *message, proc int) {
 		}
 	}
 	for _, e := range ends {
-		e.hear(m, proc)
+		e.receive(m, proc)
 	}
 }
 
-// lose tells all ends that a process is gone.
+// lose reports to all endpoints that a process is lost.
 func (w *world) lose(proc int, err error) {
 	w.mu.Lock()
 	var ends []*endpoint
@@ -385,7 +383,7 @@ func (w *world) lose(proc int, err error) {
 	}
 }
 
-// drop forgets an end that was closed, and the group and the world with their last.
+// drop removes a closed endpoint, the group with its last endpoint, and the world with its last group.
 func (w *world) drop(e *endpoint) {
 	g := e.group
 	w.mu.Lock()
@@ -397,7 +395,7 @@ func (w *world) drop(e *endpoint) {
 		if w.past = append(w.past, g.id); len(w.past) > pastMax {
 			w.past = w.past[1:]
 		}
-		w.notes = slices.DeleteFunc(w.notes, func(n note) bool { return n.group == g.id })
+		w.messages = slices.DeleteFunc(w.messages, func(n pendingMessage) bool { return n.group == g.id })
 	}
 	last := w.open == 0
 	w.mu.Unlock()
@@ -406,7 +404,7 @@ func (w *world) drop(e *endpoint) {
 	}
 }
 
-// closeAll closes all ends.
+// closeAll closes all endpoints and the links.
 func (w *world) closeAll() {
 	w.mu.Lock()
 	var ends []*endpoint
@@ -420,18 +418,18 @@ func (w *world) closeAll() {
 	w.end()
 }
 
-// end closes the links.
+// end refuses the pending connections and closes the links.
 func (w *world) end() {
 	w.mu.Lock()
 	closed := w.closed
 	w.closed = true
-	links, early := slices.Clone(w.links), w.early
-	w.early = nil
+	links, pending := slices.Clone(w.links), w.pending
+	w.pending = nil
 	w.mu.Unlock()
 	if closed {
 		return
 	}
-	for _, a := range early {
+	for _, a := range pending {
 		a.answer(listener.Refuse(listener.Group, "the group is closed"))
 	}
 	var closing sync.WaitGroup
@@ -452,5 +450,5 @@ func (w *world) end() {
 	w.node.closeIfEmpty()
 }
 
-// errLost is that a process's connection ended without a word.
+// errLost is the error of a peer whose control connection ended without msgBye.
 var errLost = errors.New("its process is gone: the connection ended")

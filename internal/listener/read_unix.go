@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// look reads what has come through a fresh connection already, without waiting. ended: nothing, and nothing will.
-func look(c net.Conn, b []byte) (n int, ended bool) {
+// readAvailable reads the data that has arrived on a new connection, without blocking. ended reports that there is none and will
+// be none.
+func readAvailable(c net.Conn, b []byte) (n int, ended bool) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return 0, false
