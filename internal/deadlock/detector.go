@@ -11,21 +11,20 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// Config describes the replicas that a [Detector] watches. A zero field has the default that it names.
+// Config describes the replicas that a [Detector] tracks. Zero fields have the documented defaults.
 type Config struct {
-	// Devices holds the device of each local replica, by its number here: "CPU:0". Its length is the number of replicas, which
-	// is at least 1.
+	// Devices holds the device of each local replica: "CPU:0". Its length is the number of local replicas, at least 1.
 	Devices []string
-	// First is the id of the first local replica: those of other processes come before it. Reports name replicas by id.
+	// First is the id of the first local replica; lower ids are in other processes. Reports name replicas by id.
 	First int
-	// Timeout is how long a merge call waits for the other replicas. Default 10 minutes; negative: for ever.
+	// Timeout bounds the wait of a merge call for the other replicas. Default 10 minutes; negative: no limit.
 	Timeout time.Duration
-	// Stall is how long a merge call waits before it says so in the log, once. Default 30 seconds; negative: never.
+	// Stall is the wait after which a merge call logs a warning, once. Default 30 seconds; negative: never.
 	Stall time.Duration
-	// Grace is how long [Run.Wait] lets the replicas end after the run has failed or its context has ended, before it
-	// leaves those behind that are blocked outside the library. Default 10 seconds; negative: it waits for ever.
+	// Grace is how long [Run.Wait] waits for the replicas after the run has failed or its context has ended. Then it abandons those
+	// that are blocked outside the library. Default 10 seconds; negative: no limit.
 	Grace time.Duration
-	// Logger gets the stall reports. Default: slog.Default().
+	// Logger receives the stall warnings. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -36,25 +35,25 @@ const (
 	graceDefault   = 10 * time.Second
 )
 
-// Detector knows the state of all local replicas of one strategy. Its methods may be called from any goroutine.
+// Detector tracks the state of all local replicas of one strategy. Its methods may be called concurrently.
 type Detector struct {
 	cfg     Config
 	turn    chan struct{}       // holds one token while a run is in progress
-	current atomic.Pointer[Run] // that run, or nil
-	// reporting is true while a report reads the calls that are in flight; see [Monitor.Leave].
+	current atomic.Pointer[Run] // the run in progress, or nil
+	// reporting is true while a report reads the calls in flight; see [Monitor.Leave].
 	reporting atomic.Bool
 
 	mu       sync.Mutex
 	monitors []*Monitor
-	merge    *rendezvous // of the next run; a failed one leaves its own behind
+	merge    *rendezvous // of the next run; a failed run keeps its rendezvous
 	dirty    bool        // a run failed since the monitors' counts were last reset
 	search   searcher    // scratch
 }
 
-// New returns a detector for len(cfg.Devices) replicas, all of them idle. It panics if there is none.
+// New returns a detector for len(cfg.Devices) replicas, all idle. It panics if cfg.Devices is empty.
 func New(cfg Config) *Detector {
 	if len(cfg.Devices) == 0 {
-		panic("deadlock: New without replicas")
+		panic("deadlock: New: Config.Devices is empty")
 	}
 	cfg.Timeout = orDefault(cfg.Timeout, timeoutDefault)
 	cfg.Stall = orDefault(cfg.Stall, stallDefault)
@@ -75,19 +74,19 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// Begin starts a run of all replicas, waiting for the end of the one in progress if there is one; ending ctx ends that
-// wait, and none begins with a ctx that has ended. step is the user's function, which reports name where a replica returned from; nil if there is none.
+// Begin starts a run of all replicas. It waits until the run in progress, if any, has ended, or ctx ends; with an ended ctx it starts
+// no run. step is the user's function or nil; reports show its location for replicas that have returned.
 //
-// A run begun inside a replica of a run in progress would wait for ever: it is an error that matches [ErrNested] and
-// names the replica. That is found by the context, by the goroutine, or by the goroutine that started it.
+// A run started inside a replica of a run in progress would never start: Begin returns an error that matches [ErrNested] and
+// names the replica. It detects this by the context, by the goroutine, or by the goroutine that started it.
 //
-// The caller then starts one goroutine per replica that calls [Run.Do], and calls [Run.Wait].
+// After Begin the caller starts one goroutine per replica, which calls [Run.Do], and calls [Run.Wait].
 func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.detector == l && l.current.Load() == outer {
 		return nil, outer.nested(-1)
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("deadlock: before the run began: %w", endOf(ctx))
+		return nil, fmt.Errorf("deadlock: before the run started: %w", endOf(ctx))
 	}
 	select {
 	case l.turn <- struct{}{}:
@@ -117,13 +116,12 @@ func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	return r, nil
 }
 
-// Monitor returns a monitor for a communicator between the local replicas. members[rank] is the replica at that rank,
-// or -1 for one of another process; nil means that rank i is replica i. abort must poison the communicator on all
-// local ranks with the error it is given and return without waiting for them; it is never called with the detector's
-// lock held.
+// Monitor returns a monitor for a communicator of the local replicas. members[rank] is the replica at that rank, or -1 for one of
+// another process; nil means that rank i is replica i. abort must abort the communicator on all local ranks with the given error
+// and return without waiting for them. It is never called with the detector's lock held.
 //
-// When a run has failed all its communicators are aborted. A monitor may then be used again for the communicator that
-// takes the old one's place, whose calls count from 0 again.
+// A failed run aborts all its communicators. Afterwards a monitor may be reused for the communicator that replaces the old one,
+// whose calls are numbered from 0 again.
 func (l *Detector) Monitor(name string, members []int, abort func(error)) *Monitor {
 	m := newMonitor(l, name, members, abort)
 	l.mu.Lock()
@@ -132,8 +130,8 @@ func (l *Detector) Monitor(name string, members []int, abort func(error)) *Monit
 	return m
 }
 
-// Here returns the replica of the run in progress on whose behalf the calling goroutine runs: its own goroutine, or one
-// that this one started.
+// Here returns the replica of the run in progress for which the calling goroutine runs: it is the replica's goroutine, or was
+// started by it.
 func (l *Detector) Here() (replica int, inside bool) {
 	r := l.current.Load()
 	if r == nil {
@@ -143,7 +141,7 @@ func (l *Detector) Here() (replica int, inside bool) {
 	return replica, replica >= 0
 }
 
-// awaitReport waits until the report that is being made has been.
+// awaitReport waits until the report in progress is complete.
 func (l *Detector) awaitReport() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,7 +150,7 @@ func (l *Detector) awaitReport() {
 // Replicas returns the number of local replicas.
 func (l *Detector) Replicas() int { return len(l.cfg.Devices) }
 
-// name returns a replica as reports name it: "replica 1 (CPU:1)".
+// name returns the name of a replica in reports: "replica 1 (CPU:1)".
 func (l *Detector) name(replica int) string {
 	return fmt.Sprintf("replica %d (%s)", l.cfg.First+replica, l.cfg.Devices[replica])
 }
@@ -164,8 +162,8 @@ func (l *Detector) logger() *slog.Logger {
 	return slog.Default()
 }
 
-// replicaHere returns the replica on whose behalf the calling goroutine runs: its own goroutine, or one that this
-// goroutine started. It returns -1 if there is none.
+// replicaHere returns the replica for which the calling goroutine runs, or -1: the goroutine is the replica's, or was started by
+// it.
 func (r *Run) replicaHere() int {
 	self := stacks.Self()
 	for i := range r.replicas {

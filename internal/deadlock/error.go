@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ErrNested is matched by the error of a run that was begun inside a replica of another run of the same strategy.
+// ErrNested matches the error of a run that was started inside a replica of another run of the same strategy.
 var ErrNested = errors.New("run inside a run of the same strategy")
 
 // nestedError is the error of a run inside a run.
@@ -21,21 +21,22 @@ func (e nestedError) Error() string { return string(e) }
 
 func (nestedError) Unwrap() []error { return []error{ErrNested, collective.ErrInvalid} }
 
-// StepError says why a step failed on all replicas. Its text is one sentence with the cause, then what each replica
-// was doing at that moment, one after the other, then who the replicas of other workers are that the failure concerns. It matches, with errors.Is and errors.As, the kinds of failure of package
-// collective and the error behind it: what a replica returned or panicked with, or a *[collective.Error].
+// StepError is the failure of a step, the same on all replicas. Its text is one sentence with the cause, then a description of each
+// local replica at that moment, then the replicas of other workers that the failure involves. With errors.Is and errors.As it matches
+// the error kinds of package collective, and the cause: the error that a replica returned or panicked with, or a
+// *[collective.Error].
 type StepError struct {
 	// Reason is the first line of the text: the cause in one sentence.
 	Reason string
 	// Cause is the error behind the failure, or nil: a deadlock has none.
 	Cause error
-	// Replicas says what each local replica was doing, by replica id.
+	// Replicas describes each local replica, by replica id.
 	Replicas []ReplicaReport
 
 	kinds []error
 }
 
-// ReplicaReport says what one replica was doing when a step failed.
+// ReplicaReport describes what a replica was doing when a step failed.
 type ReplicaReport struct {
 	Replica int
 	Device  string
@@ -43,27 +44,26 @@ type ReplicaReport struct {
 	// Call is the call that the replica was in, if State is Waiting or Merging (or the replica died in a merge function);
 	// else nil.
 	Call *CallReport
-	// Calls is how many collective and merge calls the replica had finished in this run.
+	// Calls is the number of collective and merge calls that the replica had finished in this run.
 	Calls uint64
-	// Err is what the replica returned, Panic what it panicked with.
+	// Err is the error that the replica returned, Panic the value that it panicked with.
 	Err   error
 	Panic any
-	// Site is where the user's code made the call, or where it runs or blocks; for a replica that returned, its
-	// function. It is zero if unknown.
+	// Site is the location in user code that made the call, or that runs or blocks; for a replica that returned, its function.
+	// It is zero if unknown.
 	Site Frame
-	// Goroutine is the number of the goroutine that made the call or runs, 0 if unknown; Other is true if it is not the
-	// one that the strategy started for the replica, but one that the user's code started. Block is what the runtime says
-	// that it is doing, such as "chan receive, 5 minutes".
+	// Goroutine is the number of the goroutine that made the call or runs, 0 if unknown. Other is true if user code started that
+	// goroutine, not the strategy. Block is its state as the runtime describes it, such as "chan receive, 5 minutes".
 	Goroutine uint64
 	Other     bool
 	Block     string
-	// Stack is the user's part of that goroutine's stack, innermost call first.
+	// Stack is the user code's part of that goroutine's stack, innermost call first.
 	Stack []Frame
 
 	text      string  // of Err or Panic
-	callers   []Frame // the user's that called Site, of a call
+	callers   []Frame // the user frames that called Site, of a call
 	executes  bool    // it runs the merge function of Call
-	complete  bool    // all have come to Call
+	complete  bool    // all replicas have entered Call
 	cause     bool    // Err or Panic is the cause of the failure
 	showStack bool
 }
@@ -77,13 +77,13 @@ type CallReport struct {
 	Op           string // "all_reduce", …, "merge_call"
 	Reduce       string // "SUM", …; empty if the operation is no reduction
 	Seq          uint64 // number of the call on this communicator, from 0
-	Name         string // of the tensor, or what a merge call is for; or empty
+	Name         string // name of the tensor, or purpose of a merge call; or empty
 	DType        tensor.DType
 	Shape        []int
 	Root         int // of a broadcast
 }
 
-// State is what a replica does.
+// State is the state of a replica.
 type State uint8
 
 // The states of a replica.
@@ -107,7 +107,7 @@ func (s State) String() string {
 	return fmt.Sprintf("State(%d)", uint8(s))
 }
 
-// Ended reports whether the replica makes no call any more.
+// Ended reports whether the replica has ended, so that it makes no more calls.
 func (s State) Ended() bool { return s >= Returned }
 
 // died reports whether it ended in a way that can leave a call unfinished.
@@ -161,9 +161,9 @@ func (r *ReplicaReport) write(b *strings.Builder) {
 		}
 	}
 	if !r.showStack || len(r.Stack) == 1 && r.Stack[0] == r.Site && !r.State.died() {
-		return // there is nothing that the line above does not say
+		return // the stack adds nothing to the line above
 	}
-	// Of a deep recursion both ends tell more than the middle.
+	// In a deep recursion both ends are more informative than the middle.
 	head, foot := r.Stack, []Frame(nil)
 	if len(head) > framesShown {
 		head, foot = head[:framesShown-framesFoot], head[len(head)-framesFoot:]
@@ -179,7 +179,7 @@ func (r *ReplicaReport) write(b *strings.Builder) {
 	}
 }
 
-// doing says what the replica does, for "replica 1 (CPU:1) …".
+// doing describes the state, to follow "replica 1 (CPU:1)".
 func (r *ReplicaReport) doing() string {
 	switch r.State {
 	case Waiting, Merging:
@@ -286,13 +286,13 @@ func (c *CallReport) brief() string {
 	return short.String()
 }
 
-// Names that are no operation of package collective.
+// Operation names that are not from package collective.
 const (
 	mergeOp   = "merge_call"
-	unknownOp = "call" // one whose description is gone
+	unknownOp = "call" // a call whose description was overwritten
 )
 
-// describe returns the report of a call; call is nil if it is not known any more.
+// describe returns the report of a call; call is nil if its description was overwritten.
 func describe(m *Monitor, seq uint64, call *collective.Call) *CallReport {
 	switch {
 	case m.isMerge && call == nil:
@@ -321,7 +321,7 @@ func firstLine(s string) string {
 	return strings.TrimRight(line, "\r")
 }
 
-// text returns how an error or the value of a panic reads, whatever its methods do.
+// text formats an error or the value of a panic, even if its methods panic.
 func text(v any) string {
 	s := fmt.Sprint(v) // unlike Error, it survives a method that panics
 	if s == "<nil>" && v != nil {

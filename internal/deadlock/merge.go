@@ -12,49 +12,49 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// rendezvous is where the replicas meet for merge calls, run after run until one fails. To the search it is one more
+// rendezvous implements the merge calls of all replicas, for all runs until one fails. The search treats it as another
 // communicator.
 type rendezvous struct {
 	monitor *Monitor
-	seats   []seat
+	members []member
 
 	// Guarded by the detector's lock.
 	arrived   int
 	executing bool // a merge function runs
 	executor  int  // the replica on whose goroutine it runs
 
-	// The result of the last merge function. Written before the waiting replicas are woken, and not again before all
-	// of them have come back for the next one.
+	// The result of the last merge function. It is written before the waiting replicas are woken, and not again before all of
+	// them have entered the next merge call.
 	value any
 	err   error
 }
 
-// seat is one replica's place in the rendezvous.
-type seat struct {
-	call     collective.Call // stands for the merge call in reports
+// member is the part of one replica in the rendezvous.
+type member struct {
+	call     collective.Call // describes the merge call in reports
 	manifest collective.Manifest
-	woken    chan struct{} // gets a token when the result is there
+	woken    chan struct{} // receives a token when the result is available
 	timer    *time.Timer   // made on first use
 }
 
 func newRendezvous(l *Detector) *rendezvous {
-	m := &rendezvous{monitor: newMonitor(l, "", nil, nil), seats: make([]seat, l.Replicas())}
+	m := &rendezvous{monitor: newMonitor(l, "", nil, nil), members: make([]member, l.Replicas())}
 	m.monitor.isMerge = true
-	for i := range m.seats {
-		s := &m.seats[i]
+	for i := range m.members {
+		s := &m.members[i]
 		s.call.Manifest, s.woken = &s.manifest, make(chan struct{}, 1)
 	}
 	return m
 }
 
-// Merge is one replica's part in a merge call: it waits until all replicas have come, the last one's goroutine runs f
-// for all of them, and all return f's value and error. Only that one f runs, so all replicas must give the same.
-// While it runs, no goroutine of another replica is outside Merge. purpose says what the merge call is for, in reports; it
-// may be empty. Merge calls that differ in it are a failure of the run that matches [collective.ErrMismatch].
+// Merge performs a merge call for one replica. It waits until all replicas have called it; then the last one's goroutine runs f
+// for all of them, and all return f's value and error. Only that f runs, so all replicas must pass the same function. While it
+// runs, the goroutines of all other replicas are inside Merge. purpose describes the merge call in reports; it may be empty. Merge
+// calls with different purposes fail the run with an error that matches [collective.ErrMismatch].
 //
-// timeout bounds the wait including f's run; zero means the detector's [Config.Timeout], negative none. The wait also ends
-// when ctx does, and when the run fails; each of these is a failure of the run. So is a panic or runtime.Goexit of f,
-// while an error of f's is handed to all replicas and is no failure by itself.
+// timeout bounds the wait including the execution of f; zero means [Config.Timeout], negative no limit. The wait also ends with
+// ctx, and when the run fails. A timeout, the end of ctx, and a panic or runtime.Goexit of f are failures of the run. An error
+// of f is returned to all replicas and is not a failure of the run.
 func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout time.Duration, f func() (any, error)) (any, error) {
 	if err := r.Acquire(replica); err != nil {
 		return nil, err
@@ -62,8 +62,8 @@ func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout ti
 	defer r.Release(replica)
 	m := r.merge
 	seq := m.monitor.slots[replica].entered.Load()
-	m.seats[replica].manifest.Name = purpose
-	m.monitor.Enter(replica, seq, &m.seats[replica].call)
+	m.members[replica].manifest.Name = purpose
+	m.monitor.Enter(replica, seq, &m.members[replica].call)
 	defer m.monitor.Leave(replica, seq, nil)
 	if ctx.Err() != nil {
 		return nil, m.explain(r, replica, seq, endOf(ctx), 0)
@@ -79,7 +79,7 @@ func (r *Run) Merge(ctx context.Context, replica int, purpose string, timeout ti
 	return m.await(ctx, r, replica, seq, orDefault(timeout, r.detector.cfg.Timeout))
 }
 
-// arrive counts the replica in, and parks it unless it is the last.
+// arrive counts the replica, and parks it unless it is the last.
 func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
 	l, m := r.detector, r.merge
 	l.mu.Lock()
@@ -107,10 +107,10 @@ func (r *Run) arrive(replica int, seq uint64) (last bool, failure error) {
 	return last, nil
 }
 
-// differ reports whether the replicas, which all have come, have come for different things.
+// differ reports whether the merge calls of the replicas have different purposes. All replicas have arrived.
 func (m *rendezvous) differ() bool {
-	for i := range m.seats {
-		if m.seats[i].manifest.Name != m.seats[0].manifest.Name {
+	for i := range m.members {
+		if m.members[i].manifest.Name != m.members[0].manifest.Name {
 			return true
 		}
 	}
@@ -124,7 +124,7 @@ func (m *rendezvous) execute(r *Run, replica int, seq uint64, f func() (any, err
 		if normal {
 			return
 		}
-		// A panic becomes the failure of all; after runtime.Goexit this goroutine is on its way out.
+		// A panic becomes the failure of the run; after runtime.Goexit this goroutine exits.
 		panicked := recover()
 		kind := faultMergeGone
 		if panicked != nil {
@@ -147,18 +147,18 @@ func (m *rendezvous) execute(r *Run, replica int, seq uint64, f func() (any, err
 	m.value, m.err = value, err
 	m.executing = false
 	l.mu.Unlock()
-	for other := range m.seats {
+	for other := range m.members {
 		if other != replica {
-			m.seats[other].woken <- struct{}{}
+			m.members[other].woken <- struct{}{}
 		}
 	}
 	return value, err
 }
 
-// await blocks until the result is there or the run has failed.
+// await blocks until the result is available or the run has failed.
 func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64, timeout time.Duration) (any, error) {
 	var (
-		seat    = &m.seats[replica]
+		member  = &m.members[replica]
 		stall   = r.detector.cfg.Stall
 		stalled = stall <= 0 || timeout > 0 && timeout <= stall // nothing to log any more
 		start   = time.Now()
@@ -171,22 +171,22 @@ func (m *rendezvous) await(ctx context.Context, r *Run, replica int, seq uint64,
 		} else if timeout <= 0 {
 			return
 		}
-		if seat.timer == nil {
-			seat.timer = time.NewTimer(d)
+		if member.timer == nil {
+			member.timer = time.NewTimer(d)
 		} else {
-			seat.timer.Reset(d)
+			member.timer.Reset(d)
 		}
-		expired = seat.timer.C
+		expired = member.timer.C
 	}
 	arm()
 	defer func() {
-		if seat.timer != nil {
-			seat.timer.Stop()
+		if member.timer != nil {
+			member.timer.Stop()
 		}
 	}()
 	for {
 		select {
-		case <-seat.woken:
+		case <-member.woken:
 			return m.value, m.err
 		case <-ctx.Done():
 			return nil, m.explain(r, replica, seq, endOf(ctx), 0)
@@ -213,14 +213,14 @@ func endOf(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// explain makes what ended a wait the failure of the run.
+// explain makes the error that ended a wait the failure of the run.
 func (m *rendezvous) explain(r *Run, replica int, seq uint64, cause error, waited time.Duration) error {
 	return r.fail(fault{
 		kind: faultFound, replica: replica, monitor: m.monitor, seq: seq, cause: cause, waited: waited,
 	})
 }
 
-// logStall says once what a merge call has been waiting for.
+// logStall logs what a merge call waits for.
 func (m *rendezvous) logStall(r *Run, replica int, seq uint64, waited time.Duration) {
 	l := r.detector
 	l.mu.Lock()
@@ -242,7 +242,7 @@ func (m *rendezvous) logStall(r *Run, replica int, seq uint64, waited time.Durat
 		slog.String("waiting", l.name(replica)), slog.Any("missing", absent))
 }
 
-// firstStack reads the text of one goroutine's stack.
+// firstStack parses the text of one goroutine's stack.
 func firstStack(text []byte) []stacks.Frame {
 	all := stacks.Parse(string(text))
 	if len(all) == 0 {

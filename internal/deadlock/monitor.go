@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// Monitor watches the calls of one communicator's local ranks; it implements [collective.Monitor]. Each rank's
-// methods are called by one goroutine at a time.
+// Monitor tracks the calls of the local ranks of one communicator; it implements [collective.Monitor]. One goroutine at a time
+// may call the methods for a rank.
 type Monitor struct {
 	detector *Detector
 	name     string
@@ -18,22 +18,22 @@ type Monitor struct {
 	ranks    []int // rank by replica, -1: not a member
 	abort    func(error)
 	slots    []slot
-	isMerge  bool     // the rendezvous of merge calls, which is in no list
+	isMerge  bool     // of merge calls; not in Detector.monitors
 	pairs    sync.Map // by [2]int of sender and receiver: the *Monitor of the calls between them
 }
 
 var _ collective.SplitMonitor = (*Monitor)(nil)
 
-// inflight is how many calls of one rank can be described in a report. A rank that has started more is watched just as
-// well, but the oldest go without a name.
+// inflight is the number of calls of one rank that a report can describe. A rank that has started more is tracked too, but the
+// report does not describe its oldest ones.
 const inflight = 8
 
-// slot is what one rank has done. It is written by the rank's calls and read by everybody.
+// slot holds the calls of one rank. The rank's calls write it; any goroutine reads it.
 type slot struct {
-	entered atomic.Uint64                             // how many calls it has entered, in the order of their numbers
-	left    atomic.Uint64                             // how many of these are over, in any order
-	calls   [inflight]atomic.Pointer[collective.Call] // by number, those entered last; nil once over
-	parked  atomic.Pointer[replica]                   // whose mark Unpark clears
+	entered atomic.Uint64                             // number of calls entered, in the order of their numbers
+	left    atomic.Uint64                             // number of these that have ended, in any order
+	calls   [inflight]atomic.Pointer[collective.Call] // the latest calls, by number; nil after the end
+	parked  atomic.Pointer[replica]                   // the replica whose parked flag Unpark clears
 
 	_ [64]byte // the next rank's counts are on another cache line
 }
@@ -56,18 +56,18 @@ func newMonitor(l *Detector, name string, members []int, abort func(error)) *Mon
 	return m
 }
 
-// Enter says that rank begins call number seq. It takes no lock and allocates nothing.
+// Enter reports that rank starts call number seq. It takes no lock and does not allocate.
 func (m *Monitor) Enter(rank int, seq uint64, call *collective.Call) {
 	s := &m.slots[rank]
 	s.entered.Store(seq + 1)
 	s.calls[seq%inflight].Store(call)
 }
 
-// Leave says that rank's call number seq is over, with the error that it will return. It takes no lock, except that it
-// waits for a report that is being made: the caller's next act may be to change the call that the report reads.
+// Leave reports that rank's call number seq has ended, with the error that it will return. It takes no lock, except that it waits
+// for a report in progress, since the caller may change the call afterwards, which the report reads.
 //
-// (Leave clears the call and then looks at the flag; a report sets the flag and then looks for calls. So either the
-// report finds no call, or Leave sees the flag and waits.)
+// (Leave clears the call and then reads the flag; a report sets the flag and then reads the calls. So either the report finds
+// no call, or Leave sees the flag and waits.)
 func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	s := &m.slots[rank]
 	s.calls[seq%inflight].Store(nil)
@@ -77,8 +77,8 @@ func (m *Monitor) Leave(rank int, seq uint64, _ error) {
 	}
 }
 
-// Park says that the goroutine of rank's replica is about to block until the other members have entered call number
-// seq. If they never will, the run has failed; then Park has aborted all communicators, and returns the failure.
+// Park reports that the goroutine of rank's replica is about to block until the other members have entered call number seq. If
+// they never will, the run fails: Park aborts all communicators and returns the failure.
 func (m *Monitor) Park(rank int, seq uint64) error {
 	l := m.detector
 	s := &m.slots[rank]
@@ -93,7 +93,7 @@ func (m *Monitor) Park(rank int, seq uint64) error {
 	spread := false
 	switch me := &r.replicas[replica]; {
 	case failure != nil || r.merge.executing || me.state != Running:
-		// A goroutine acts for all ranks, or one of an earlier run is still at it: its wait is not the replica's.
+		// One goroutine acts for all ranks, or belongs to an earlier run: the wait is not the replica's.
 		l.mu.Unlock()
 		return errorOrNil(failure)
 	case me.parked.Load():
@@ -111,8 +111,8 @@ func (m *Monitor) Park(rank int, seq uint64) error {
 	return errorOrNil(failure)
 }
 
-// parkLocked marks the replica as parked and searches for a reason why its wait cannot end. The caller holds the
-// lock, and calls spread if the run has failed.
+// parkLocked marks the replica as parked and searches for a proof that its wait cannot end. The caller holds the lock. If
+// parkLocked returns a failure, the caller must call spread.
 func (r *Run) parkLocked(replica int, w waiting) *StepError {
 	me := &r.replicas[replica]
 	me.wait = w
@@ -124,18 +124,17 @@ func (r *Run) parkLocked(replica int, w waiting) *StepError {
 	return r.failLocked(fault{kind: faultStuck, replica: replica, chain: chain})
 }
 
-// Unpark says that rank's goroutine runs again. It takes no lock.
+// Unpark reports that rank's goroutine runs again. It takes no lock.
 func (m *Monitor) Unpark(rank int) {
 	if me := m.slots[rank].parked.Swap(nil); me != nil {
 		me.parked.Store(false)
 	}
 }
 
-// Explain makes err, which rank found first, the failure of the run, and returns it: an *[StepError] that wraps err and
-// says what every replica does. If the run has failed already, it returns that failure. Outside a run it
-// returns the report alone.
+// Explain makes err, an error of rank, the failure of the run, and returns it: a *[StepError] that wraps err and describes every
+// replica. If the run has failed already, it returns that failure. Outside a run it only returns the report.
 func (m *Monitor) Explain(rank int, err error) error {
-	at, role := m.concerned(rank, err)
+	at, role := m.monitorOf(rank, err)
 	f := fault{kind: faultFound, replica: m.members[rank], monitor: at, seq: at.slots[role].last(), cause: err}
 	if errors.Is(err, collective.ErrBusy) && f.replica >= 0 {
 		f.kind = faultBusy
@@ -149,8 +148,8 @@ func (m *Monitor) Explain(rank int, err error) error {
 	return m.detector.idleReport(f)
 }
 
-// Split returns a monitor for a communicator that was split off m's; ranks[i] is the rank in m of its rank i. The
-// caller calls release when the communicator is closed, after which the monitor is not asked any more.
+// Split returns a monitor for a communicator that was split from m's; ranks[i] is the rank in m of its rank i. The caller must call
+// release when the communicator is closed, and not use the monitor afterwards.
 func (m *Monitor) Split(name string, ranks []int, abort func(error)) (split collective.Monitor, release func()) {
 	members := make([]int, len(ranks))
 	for i, rank := range ranks {
@@ -160,7 +159,7 @@ func (m *Monitor) Split(name string, ranks []int, abort func(error)) (split coll
 	return child, child.Release
 }
 
-// Release takes the monitor out of the detector: its communicator is closed.
+// Release removes the monitor from the detector, when its communicator is closed.
 func (m *Monitor) Release() {
 	l := m.detector
 	l.mu.Lock()
@@ -176,16 +175,16 @@ func (m *Monitor) Release() {
 // rank returns the replica's rank in m's communicator, or -1.
 func (m *Monitor) rank(replica int) int { return m.ranks[replica] }
 
-// Reset says that the monitor watches another communicator from now on, which takes the place of one that failed outside of
-// every run. It is called while no call is in flight.
+// Reset prepares the monitor for another communicator, which replaces one that failed outside a run. No call may be in
+// flight.
 func (m *Monitor) Reset() {
 	m.detector.mu.Lock()
 	defer m.detector.mu.Unlock()
 	m.reset()
 }
 
-// reset forgets what was entered: the communicator that comes counts from 0. It is called while no call is in flight, so a
-// communicator that counts on loses nothing either: only calls that are entered from now on matter.
+// reset clears the calls: the next communicator numbers them from 0. No call may be in flight. A communicator that continues its
+// numbers is tracked correctly too, because only later calls matter.
 func (m *Monitor) reset() {
 	for i := range m.slots {
 		s := &m.slots[i]
@@ -196,7 +195,7 @@ func (m *Monitor) reset() {
 	}
 }
 
-// open returns the oldest call that was entered and is not over, of those entered last.
+// open returns the oldest of the latest calls that has not ended.
 func (s *slot) open() (seq uint64, open bool) {
 	entered := s.entered.Load()
 	for seq := entered - min(entered, inflight); seq < entered; seq++ {
@@ -215,8 +214,8 @@ func (s *slot) last() uint64 {
 	return max(s.entered.Load(), 1) - 1
 }
 
-// call returns call number seq, or nil if it is over, or too many were entered after it. (Enter counts a call before it
-// notes it, so if the place has gone to a later call by the time of the first look, the second look sees that.)
+// call returns call number seq, or nil if it has ended or too many were entered after it. (Enter counts a call before it stores
+// it, so if a later call has replaced the entry before the Load, entered shows that.)
 func (s *slot) call(seq uint64) *collective.Call {
 	call := s.calls[seq%inflight].Load()
 	if entered := s.entered.Load(); seq >= entered || entered-seq > inflight {

@@ -6,9 +6,9 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// Calls of two ranks have numbers of their own, so each direction between two ranks is watched as a communicator of two: its
-// rank 0 sends, its rank 1 receives, and the calls of one number meet. A sender that waits for a receiver which waits for it in
-// another call is a circle like any other.
+// Send and Recv calls are numbered separately for each pair of ranks. So each direction between two ranks is tracked as a
+// communicator of size two: its rank 0 sends, its rank 1 receives, and calls with the same number match. A sender that waits for a
+// receiver that waits for it in another call is an ordinary cycle.
 
 var _ collective.PairMonitor = (*Monitor)(nil)
 
@@ -33,7 +33,7 @@ func (m *Monitor) pair(rank int, call *collective.Call) (*Monitor, int) {
 	m.detector.mu.Lock()
 	defer m.detector.mu.Unlock()
 	p, ok := m.pairs.Load(key)
-	if !ok { // it aborts nothing: what it watches is a part of m's communicator
+	if !ok { // no abort function: the calls belong to m's communicator
 		p = newMonitor(m.detector, m.name, []int{m.members[key[0]], m.members[key[1]]}, nil)
 		m.detector.monitors = append(m.detector.monitors, p.(*Monitor))
 		m.pairs.Store(key, p)
@@ -41,14 +41,14 @@ func (m *Monitor) pair(rank int, call *collective.Call) (*Monitor, int) {
 	return p.(*Monitor), role
 }
 
-// EnterPair says that rank begins call number seq of those with its peer.
+// EnterPair reports that rank starts call number seq with its peer.
 func (m *Monitor) EnterPair(rank int, seq uint64, call *collective.Call) {
 	if p, role := m.pair(rank, call); p != nil {
 		p.Enter(role, seq, call)
 	}
 }
 
-// ParkPair says that the goroutine of rank's replica is about to block until its peer has entered the other half.
+// ParkPair reports that the goroutine of rank's replica is about to block until its peer has entered the matching call.
 func (m *Monitor) ParkPair(rank int, seq uint64, call *collective.Call) error {
 	p, role := m.pair(rank, call)
 	if p == nil {
@@ -59,15 +59,15 @@ func (m *Monitor) ParkPair(rank int, seq uint64, call *collective.Call) error {
 	return err
 }
 
-// LeavePair says that the call is over.
+// LeavePair reports that the call has ended.
 func (m *Monitor) LeavePair(rank int, seq uint64, call *collective.Call, err error) {
 	if p, role := m.pair(rank, call); p != nil {
 		p.Leave(role, seq, err)
 	}
 }
 
-// concerned returns the monitor of the call that an error is about, and its rank there: m's own, or a pair's.
-func (m *Monitor) concerned(rank int, err error) (*Monitor, int) {
+// monitorOf returns the monitor of the call that failed with err, m or that of a pair, and the rank there.
+func (m *Monitor) monitorOf(rank int, err error) (*Monitor, int) {
 	e := (*collective.Error)(nil)
 	if !errors.As(err, &e) || e.Op != collective.Send && e.Op != collective.Recv {
 		return m, rank

@@ -14,22 +14,22 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// fault is a failure as it was found, before its report is made.
+// fault describes a failure before its report is created.
 type fault struct {
 	kind    faultKind
-	replica int // who failed, waits, or found it; -1: nobody
+	replica int // the replica that failed, waits, or found it; -1: none
 	cause   error
 	chain   []hop          // of faultStuck
-	monitor *Monitor       // where, if the fault is about one call
+	monitor *Monitor       // of the call, if the fault concerns one call
 	seq     uint64         // of that call
 	waited  time.Duration  // before a deadline, if known
 	value   any            // of a panic in a merge function
-	stack   []stacks.Frame // of one
-	text    string         // of the cause or the value, made before the lock was taken
+	stack   []stacks.Frame // of that panic
+	text    string         // of the cause or the value, formatted before the lock was taken
 }
 
-// say returns the text of what is behind a fault. It calls methods of the user's, so the caller does not hold the lock.
-func (f fault) say() string {
+// format returns the text of the cause. It calls methods of user code, so the caller must not hold the lock.
+func (f fault) format() string {
 	switch {
 	case f.kind == faultMergePanicked:
 		return text(f.value)
@@ -46,20 +46,20 @@ func (f fault) say() string {
 type faultKind uint8
 
 const (
-	faultStuck         faultKind = iota // waits that cannot end
+	faultStuck         faultKind = iota // a wait that cannot end
 	faultReturned                       // a replica returned an error
 	faultPanicked                       // a replica panicked
 	faultGone                           // a replica called runtime.Goexit
-	faultOpenCall                       // a replica returned in the middle of a call
-	faultBusy                           // two calls at once on one replica
-	faultFound                          // the collective layer or a merge call found cause
+	faultOpenCall                       // a replica returned during a call
+	faultBusy                           // concurrent calls of one replica
+	faultFound                          // the collective layer or a merge call failed with cause
 	faultMergePanicked                  // a merge function panicked
 	faultMergeGone                      // a merge function called runtime.Goexit
-	faultLeft                           // the context has ended, and a replica did not
+	faultLeft                           // the context ended, but a replica did not
 	faultGiven                          // Run.Fail
 )
 
-// report makes the error of a fault. The caller holds the detector's lock.
+// report creates the error of a fault. The caller holds the detector's lock.
 func (r *Run) report(f fault) *StepError {
 	l := r.detector
 	l.reporting.Store(true)
@@ -73,16 +73,16 @@ func (r *Run) report(f fault) *StepError {
 	return e
 }
 
-// idleReport makes the error of a fault that was found outside a run.
+// idleReport creates the error of a fault that was found outside a run.
 func (l *Detector) idleReport(f fault) *StepError {
-	f.text = f.say()
+	f.text = f.format()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dirty = true
 	return newRun(context.Background(), l, nil).report(f)
 }
 
-// nested returns the error of a run inside this one, on behalf of the replica or, if that is -1, of whoever it is.
+// nested returns the error of a run started inside this one by the replica, or, if that is -1, by the calling goroutine's.
 func (r *Run) nested(replica int) error {
 	if replica < 0 {
 		replica = r.replicaHere()
@@ -99,7 +99,7 @@ func (r *Run) nested(replica int) error {
 		"call it after that Run, or make the computation part of it", who, at))
 }
 
-// describe fills in what one replica does.
+// describe fills in the report of one replica.
 func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 	them := &r.replicas[replica]
 	out.Replica, out.Device, out.State = r.detector.cfg.First+replica, r.detector.cfg.Devices[replica], them.state
@@ -145,13 +145,13 @@ func (r *Run) describe(out *ReplicaReport, replica int, v *view, f fault) {
 		if call != nil {
 			out.callers = callers(out.Stack, out.Site)
 		} else if inLibrary(g) {
-			out.Block = "" // it is on its way into a call or out of one
+			out.Block = "" // it is entering or leaving a call
 		}
 	}
 	out.showStack = out.State == Running && f.wantsStacks() || out.executes
 }
 
-// wantsStacks reports whether what the replicas that are in no call do can be the reason of the fault.
+// wantsStacks reports whether a replica that is in no call may have caused the fault.
 func (f fault) wantsStacks() bool {
 	switch f.kind {
 	case faultFound:
@@ -162,8 +162,8 @@ func (f fault) wantsStacks() bool {
 	return false
 }
 
-// callOf returns the call that a replica is in: the one that it is parked in, else any that it has entered and not
-// left. The report is nil if it is in none.
+// callOf returns the call that a replica is in: the one in which it is parked, or else any that it has entered and not left. The
+// report is nil if it is in no call.
 func (r *Run) callOf(replica int, f fault) (waiting, *CallReport) {
 	them := &r.replicas[replica]
 	w, found := them.wait, them.parked.Load() && !r.merge.executing
@@ -202,7 +202,7 @@ func (w waiting) call(replica int) *CallReport {
 	return describe(w.monitor, w.seq, w.monitor.slots[rank].call(w.seq))
 }
 
-// callsLeft returns how many calls a replica has finished. The caller holds the lock.
+// callsLeft returns the number of calls that a replica has finished. The caller holds the lock.
 func (r *Run) callsLeft(replica int) uint64 {
 	n := r.merge.monitor.slots[replica].left.Load()
 	for _, m := range r.detector.monitors {
@@ -324,7 +324,7 @@ func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 	case errors.Is(f.cause, collective.ErrTimeout):
 		absent := r.absent(f, replicas)
 		if absent == "" && slices.Contains(f.monitor.members, -1) {
-			break // it waited for a replica of another process, and the cause says for which
+			break // it waited for a replica of another process, which the cause names
 		}
 		return fmt.Sprintf("deadline exceeded: %s waited%s in %s%s", name(f.replica), f.timeout(),
 				w.call(f.replica).brief(), absent),
@@ -333,7 +333,7 @@ func (r *Run) reasonFound(f fault, replicas []ReplicaReport) (string, []error) {
 	return fmt.Sprintf("%s in %s: %s", name(f.replica), w.call(f.replica).brief(), f.text), nil
 }
 
-// timeout returns how long the call of a fault waited until its deadline, with a blank before it, or nothing.
+// timeout returns the time that the call of a fault waited until its deadline, after a space, or "" if unknown.
 func (f fault) timeout() string {
 	d := f.waited
 	if d == 0 {
@@ -347,15 +347,15 @@ func (f fault) timeout() string {
 	return " " + d.String()
 }
 
-// ofContext reports whether an error that the collective layer or a merge call found is the end of a context.
+// ofContext reports whether an error of the collective layer or a merge call is the end of a context.
 func ofContext(err error) bool {
 	if e, ok := err.(*collective.Error); ok {
-		err = e.Err // its kind says DeadlineExceeded of every deadline
+		err = e.Err // its kind matches DeadlineExceeded for every deadline
 	}
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// root returns the innermost error of a chain, without those that say of the call what the report says anyway.
+// root returns the innermost error of a chain; the outer ones repeat what the report says of the call.
 func root(err error) error {
 	for {
 		inner := errors.Unwrap(err)
@@ -369,7 +369,7 @@ func root(err error) error {
 	}
 }
 
-// detail returns the text of an error without what the report says of the call anyway.
+// detail returns the text of an error without the parts that the report says of the call.
 func detail(err error) string {
 	e, ok := err.(*collective.Error)
 	switch {
@@ -381,8 +381,8 @@ func detail(err error) string {
 	return firstLine(e.Kind.Error() + ": " + text(e.Err))
 }
 
-// differing says which replicas make which call, the call of fewest first: it is the likely culprit's. It returns nothing
-// if the calls read the same.
+// differing lists the calls and the replicas that make them, the call of the fewest replicas first, since that is the most likely
+// mistake. It returns "" if the descriptions are equal.
 func (r *Run) differing(f fault) string {
 	w := waiting{f.monitor, f.seq}
 	var calls []string
@@ -416,7 +416,7 @@ func (r *Run) differing(f fault) string {
 	return strings.Join(calls, ", ")
 }
 
-// names lists replicas, the first few by name.
+// names lists replicas: the first few by name, and the number of the rest.
 func (r *Run) names(replicas []int) string {
 	const shown = 4
 	names := make([]string, 0, shown)
@@ -429,7 +429,7 @@ func (r *Run) names(replicas []int) string {
 	return strings.Join(names, ", ")
 }
 
-// absent says who has not come to the call of a fault, and why if that is known.
+// absent describes the replicas that have not entered the call of a fault, or "".
 func (r *Run) absent(f fault, replicas []ReplicaReport) string {
 	var absent []int
 	for rank, other := range f.monitor.members {
@@ -449,7 +449,7 @@ func (r *Run) absent(f fault, replicas []ReplicaReport) string {
 	return " for " + r.names(absent)
 }
 
-// stepSite returns where the user's function was declared.
+// stepSite returns the location of the user's function.
 func stepSite(step any) Frame {
 	v := reflect.ValueOf(step)
 	if v.Kind() != reflect.Func || v.IsNil() {

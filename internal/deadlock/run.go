@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// Run is one step of all replicas. After its first failure every method returns that failure, always the same
-// *[StepError].
+// Run is one step of all replicas. After the first failure every method returns that failure, always the same *[StepError]. Its
+// methods may be called concurrently.
 type Run struct {
 	detector *Detector
 	step     any
@@ -25,37 +25,37 @@ type Run struct {
 	ended    chan struct{} // closed when the last replica has ended
 
 	// Guarded by the detector's lock.
-	told    chan struct{} // made with failure; closed when, after that, all communicators have been aborted
-	running int           // replicas that have not ended
-	over    bool          // Wait returns: what fails now concerns nobody else
+	aborted chan struct{} // made with failure; closed when all communicators have been aborted after it
+	running int           // number of replicas that have not ended
+	over    bool          // Wait returns: later failures affect no other replica
 	aborts  []func(error)
 }
 
-// replica is what the detector knows of one replica in one run.
+// replica is the state of one replica in one run.
 type replica struct {
-	before    uint64        // calls that it had finished when the run began
+	before    uint64        // number of calls that it had finished when the run started
 	goroutine atomic.Uint64 // the goroutine that is inside Do
 	busy      atomic.Bool   // between Acquire and Release
 	parked    atomic.Bool   // its goroutine blocks in wait; set under the detector's lock, cleared without
 
 	// Guarded by the detector's lock.
 	wait  waiting // meaningful while parked
-	state State   // Idle, Running, or how it ended
-	err   error   // what it returned
+	state State   // Idle, Running, or a state that is Ended
+	err   error   // that it returned
 	value any     // of the panic
-	text  string  // of one of these
+	text  string  // of err or value
 	stack []stacks.Frame
 
 	_ [64]byte // the next replica's marks are on another cache line
 }
 
-// waiting names a call that a replica is parked in.
+// waiting identifies the call in which a replica is parked.
 type waiting struct {
 	monitor *Monitor
 	seq     uint64
 }
 
-// runContext is the context of a run: it leads to the run, and ends with its first failure.
+// runContext is the context of a run: it has the run as a value, and ends with its first failure.
 type runContext struct {
 	context.Context
 	run *Run
@@ -70,7 +70,7 @@ func (c *runContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// newRun returns a run that has not begun. The caller holds the lock.
+// newRun returns a run that has not started. The caller holds the lock.
 func newRun(ctx context.Context, l *Detector, step any) *Run {
 	r := &Run{
 		detector: l,
@@ -88,17 +88,17 @@ func newRun(ctx context.Context, l *Detector, step any) *Run {
 	return r
 }
 
-// Context returns the context of the run, derived from the one that Begin got. The first failure cancels it with the
-// *[StepError] as its cause; so does the end of [Run.Wait], with [context.Canceled].
+// Context returns the context of the run, derived from that of Begin. The first failure cancels it, with the *[StepError] as its
+// cause. The end of [Run.Wait] cancels it too, with [context.Canceled].
 func (r *Run) Context() context.Context { return &r.ctx }
 
-// Do runs f as a replica's part of the step on the calling goroutine, and tells the detector how it ended. It must be
-// called exactly once per replica and run. A panic in f is caught; runtime.Goexit goes on after it is noted. If f
-// returns an error, panics or exits, the run has failed: that is the failure that every replica gets, unless another
-// came first. Do returns the run's failure so far, or nil.
+// Do runs f as a replica's part of the step on the calling goroutine, and records how it ended. It must be called exactly once
+// per replica and run. Do recovers a panic in f; after runtime.Goexit it records the end, and the goroutine exits. If f returns an
+// error, panics or exits, the run fails, and every replica gets that failure, unless the run had failed before. Do returns
+// the failure of the run so far, or nil.
 //
-// goroutine is the calling goroutine's number, which [stacks.ID] tells at a price: a goroutine that takes part in many runs
-// asks once. Do asks if it is 0.
+// goroutine is the number of the calling goroutine. [stacks.ID] is slow, so a goroutine that takes part in many runs should call
+// it once. If goroutine is 0, Do calls it.
 func (r *Run) Do(replica int, goroutine uint64, f func(ctx context.Context) error) (failure error) {
 	me := &r.replicas[replica]
 	if goroutine == 0 {
@@ -116,7 +116,7 @@ func (r *Run) Do(replica int, goroutine uint64, f func(ctx context.Context) erro
 		if value != nil {
 			state = Panicked
 		}
-		// The deferred call stands on top of the panicking frames, so its stack has them.
+		// The deferred call runs on top of the panicking frames, so its stack includes them.
 		r.end(replica, ending{state: state, value: value, stack: userPart(firstStack(debug.Stack()), true)})
 		failure = r.Err()
 	}()
@@ -126,9 +126,9 @@ func (r *Run) Do(replica int, goroutine uint64, f func(ctx context.Context) erro
 	return r.Err()
 }
 
-// Acquire says that a goroutine begins a call on behalf of a replica. If the replica is in another call, from
-// another goroutine or from inside its own merge function, the run fails with [collective.ErrBusy]; the report
-// shows both. Every nil Acquire is followed by a Release.
+// Acquire reports that a goroutine starts a call for a replica. If the replica is in another call, of another goroutine or of its
+// merge function, the run fails with [collective.ErrBusy]; the report shows both. If Acquire returns nil, the caller must call
+// Release.
 func (r *Run) Acquire(replica int) error {
 	if failure := r.failure.Load(); failure != nil {
 		return failure
@@ -139,10 +139,10 @@ func (r *Run) Acquire(replica int) error {
 	return r.fail(fault{kind: faultBusy, replica: replica, cause: collective.ErrBusy})
 }
 
-// Release says that the call is over.
+// Release reports that the call has ended.
 func (r *Run) Release(replica int) { r.replicas[replica].busy.Store(false) }
 
-// Fail makes err the failure of the run, unless it has one. It returns the run's failure.
+// Fail makes err the failure of the run, unless it has failed before. It returns the failure of the run.
 func (r *Run) Fail(err error) error {
 	if failure := r.failure.Load(); failure != nil {
 		return failure
@@ -158,16 +158,15 @@ func (r *Run) Err() error {
 	return nil
 }
 
-// Wait waits until every replica has ended, closes the run, and returns its failure or nil. After a failure, or the end
-// of the context, it gives the replicas [Config.Grace] to end. One that is then still blocked outside the library,
-// which the failure shows with its stack, is left behind: whatever it calls later returns the run's failure, and
-// abandoned names it.
+// Wait waits until every replica has ended, closes the run, and returns its failure or nil. After a failure, or the end of the
+// context, it waits at most [Config.Grace]. It abandons a replica that is then still blocked outside the library, and returns it
+// in abandoned; the failure has its stack. Later calls of that replica return the failure of the run.
 //
-// After Wait the next run may begin. If this one failed, all communicators are poisoned and must be rebuilt before.
+// After Wait the next run may start. If this one failed, all communicators are aborted and must be rebuilt before.
 func (r *Run) Wait() (abandoned []int, err error) {
 	select {
 	case <-r.ended:
-	case <-r.ctx.Done(): // after a failure, too
+	case <-r.ctx.Done(): // also after a failure
 		if abandoned = r.waitGrace(); len(abandoned) > 0 && r.Err() == nil {
 			r.fail(fault{kind: faultLeft, replica: abandoned[0], cause: endOf(&r.ctx)})
 		}
@@ -176,10 +175,10 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	l.mu.Lock()
 	r.over = true
 	err = r.Err()
-	told := r.told
+	aborted := r.aborted
 	l.mu.Unlock()
 	if err != nil {
-		<-told // nothing may abort the communicators that take the place of the old ones
+		<-aborted // so that no late abort hits the communicators that replace the old ones
 	} else {
 		r.merge.value, r.merge.err = nil, nil
 	}
@@ -189,7 +188,7 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	return abandoned, err
 }
 
-// waitGrace waits for the replicas of a run that is to end, and returns those that did not.
+// waitGrace waits for the replicas of an ending run for at most the grace period, and returns those that have not ended.
 func (r *Run) waitGrace() (abandoned []int) {
 	var expired <-chan time.Time
 	if grace := r.detector.cfg.Grace; grace > 0 {
@@ -216,12 +215,12 @@ func (r *Run) start(replica int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.replicas[replica].state != Idle {
-		panic(fmt.Sprintf("deadlock: Do of replica %d twice in one run", replica))
+		panic(fmt.Sprintf("deadlock: Do called twice for replica %d in one run", replica))
 	}
 	r.replicas[replica].state = Running
 }
 
-// ending is how a replica ended.
+// ending describes how a replica ended.
 type ending struct {
 	state State
 	err   error
@@ -230,9 +229,9 @@ type ending struct {
 	stack []stacks.Frame
 }
 
-// end notes the end of a replica and looks for what it means for the others.
+// end records the end of a replica, and fails the run if it is a failure or other replicas need that replica.
 func (r *Run) end(replica int, e ending) {
-	// The user's methods are called before the lock is taken: they may do anything.
+	// text calls methods of user code, so the lock must not be held.
 	switch {
 	case e.state == Panicked:
 		e.text = text(e.value)
@@ -243,11 +242,11 @@ func (r *Run) end(replica int, e ending) {
 	l.mu.Lock()
 	me := &r.replicas[replica]
 	me.state, me.err, me.value, me.text, me.stack = e.state, e.err, e.value, e.text, e.stack
-	me.busy.Store(true) // no call may begin any more
+	me.busy.Store(true) // prevents further calls
 	failure := r.failure.Load()
 	spread := false
 	if failure == nil {
-		if f, bad := r.judgeEnd(replica, e); bad {
+		if f, bad := r.endFault(replica, e); bad {
 			failure = r.failLocked(f)
 			spread = true
 		}
@@ -263,8 +262,8 @@ func (r *Run) end(replica int, e ending) {
 	}
 }
 
-// judgeEnd says whether the end of a replica is a failure. The caller holds the lock.
-func (r *Run) judgeEnd(replica int, e ending) (fault, bool) {
+// endFault reports whether the end of a replica is a failure of the run, and which. The caller holds the lock.
+func (r *Run) endFault(replica int, e ending) (fault, bool) {
 	switch {
 	case e.state == Panicked:
 		return fault{kind: faultPanicked, replica: replica, cause: panicCause(e.value), text: e.text}, true
@@ -284,7 +283,7 @@ func (r *Run) judgeEnd(replica int, e ending) (fault, bool) {
 	return fault{}, false
 }
 
-// panicCause returns the value of a panic as an error to match with errors.Is, if it is one.
+// panicCause returns the value of a panic if it is an error, for errors.Is.
 func panicCause(value any) error {
 	err, _ := value.(error)
 	return err
@@ -302,9 +301,9 @@ func (r *Run) openCall(replica int) (m *Monitor, seq uint64, open bool) {
 	return nil, 0, false
 }
 
-// fail makes f the failure of the run, unless it has one, and tells everybody. The caller does not hold the lock.
+// fail makes f the failure of the run, unless it has one, and ends all waits. The caller must not hold the lock.
 func (r *Run) fail(f fault) *StepError {
-	f.text = f.say()
+	f.text = f.format()
 	r.detector.mu.Lock()
 	failure := r.failure.Load()
 	spread := failure == nil
@@ -318,11 +317,11 @@ func (r *Run) fail(f fault) *StepError {
 	return failure
 }
 
-// failLocked makes f the failure of the run, which has none yet. The caller holds the lock, and calls spread after
-// it has given it up.
+// failLocked makes f the failure of the run, which must not have one. The caller holds the lock, and calls spread after it has
+// released it.
 func (r *Run) failLocked(f fault) *StepError {
 	failure := r.report(f)
-	r.told = make(chan struct{})
+	r.aborted = make(chan struct{})
 	r.failure.Store(failure)
 	if !r.over {
 		r.detector.dirty = true
@@ -335,12 +334,12 @@ func (r *Run) failLocked(f fault) *StepError {
 	return failure
 }
 
-// spread ends every wait of the run: those for merge calls, and the user's own code, watch its context, those of
-// communicators are aborted. It is called once, without the lock.
+// spread ends every wait of the run. It cancels the context, which merge calls and user code watch, and aborts the communicators.
+// It is called once, without the lock.
 func (r *Run) spread(failure *StepError) {
 	r.cancel(failure)
 	for _, abort := range r.aborts {
 		abort(failure)
 	}
-	close(r.told)
+	close(r.aborted)
 }

@@ -1,22 +1,21 @@
 package deadlock
 
-// searcher walks the graph of waiting; see the package documentation. Its slices are scratch, guarded by the detector's
-// lock.
+// searcher searches the wait-for graph; see the package documentation. Its slices are scratch, guarded by the detector's lock.
 type searcher struct {
-	seen []mark
+	seen []visitState
 	path []hop
 }
 
-type mark uint8
+type visitState uint8
 
 const (
-	unseen mark = iota
+	unseen visitState = iota
 	onPath
-	free // it runs, or it waits for such as run
+	free // it runs, or its wait can end
 )
 
 // hop is one edge of the graph: the replica waits in a call for the replica of the next hop. The last hop of a chain
-// names a replica that has ended (its wait is zero), or one that is earlier in the chain (a circle).
+// names a replica that has ended (its wait is zero), or one that is earlier in the chain (a cycle).
 type hop struct {
 	replica int
 	wait    waiting
@@ -28,7 +27,7 @@ func (s *searcher) from(r *Run, replica int) []hop {
 		return nil
 	}
 	if len(s.seen) != len(r.replicas) {
-		s.seen = make([]mark, len(r.replicas))
+		s.seen = make([]visitState, len(r.replicas))
 	}
 	clear(s.seen)
 	s.path = s.path[:0]
@@ -38,7 +37,7 @@ func (s *searcher) from(r *Run, replica int) []hop {
 	return append([]hop(nil), s.path...)
 }
 
-// visit reports whether the replica, which is blocked, can never go on; then the path shows why.
+// visit reports whether the blocked replica can never continue; then path is the proof.
 func (s *searcher) visit(r *Run, replica int) bool {
 	w := r.replicas[replica].wait
 	s.seen[replica] = onPath
@@ -48,7 +47,7 @@ func (s *searcher) visit(r *Run, replica int) bool {
 			continue
 		}
 		if w.monitor.slots[rank].entered.Load() > w.seq {
-			continue // it has come
+			continue // it has entered the call
 		}
 		switch {
 		case r.replicas[other].state.Ended() || s.seen[other] == onPath:
@@ -63,7 +62,7 @@ func (s *searcher) visit(r *Run, replica int) bool {
 	return false
 }
 
-// blocked reports whether a replica is parked in a call, completable or not.
+// blocked reports whether a replica is parked in a call, which may be able to complete.
 func (r *Run) blocked(replica int) bool {
 	them := &r.replicas[replica]
 	return !them.state.Ended() && them.parked.Load()

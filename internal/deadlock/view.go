@@ -9,10 +9,10 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// view finds the replicas' goroutines in one snapshot of all.
+// view finds the goroutines of the replicas in a snapshot of all goroutines.
 type view struct {
 	run      *Run
-	self     *stacks.Goroutine // the one that found the failure
+	self     *stacks.Goroutine // the goroutine that found the failure
 	byID     map[uint64]*stacks.Goroutine
 	children map[uint64][]*stacks.Goroutine
 }
@@ -31,8 +31,8 @@ func newView(r *Run) *view {
 	return v
 }
 
-// goroutine returns the goroutine that acts for a replica: if it is in a call, the one that made it, which may be one
-// that the replica's own goroutine started, directly or not. It returns nil if there is none.
+// goroutine returns the goroutine that acts for a replica, or nil. If the replica is in a call, it is the goroutine that made the
+// call, which the replica's goroutine may have started, directly or indirectly.
 func (v *view) goroutine(replica int, inCall bool, f fault) *stacks.Goroutine {
 	id := v.run.replicas[replica].goroutine.Load()
 	own := v.byID[id]
@@ -62,7 +62,7 @@ func (v *view) goroutine(replica int, inCall bool, f fault) *stacks.Goroutine {
 	return own
 }
 
-// inLibrary reports whether the innermost call that is not the standard library's is Lockstep's.
+// inLibrary reports whether the innermost frame outside the standard library is Lockstep's.
 func inLibrary(g *stacks.Goroutine) bool {
 	for _, f := range g.Frames {
 		if !f.Standard() {
@@ -72,9 +72,8 @@ func inLibrary(g *stacks.Goroutine) bool {
 	return false
 }
 
-// siteOf returns the innermost frame of the user's. If there is none, it is the user's go statement that started the
-// goroutine in the library, as in go replica.AllReduce(…), or else the innermost frame outside the layers that every
-// call goes through.
+// siteOf returns the innermost frame of user code. If there is none, it returns the user's go statement that started the goroutine
+// in the library, as in go replica.AllReduce(…), or else the innermost frame outside the layers that every call goes through.
 func siteOf(g *stacks.Goroutine) Frame {
 	if site := firstUser(g.Frames); site != (Frame{}) {
 		return site
@@ -90,7 +89,7 @@ func siteOf(g *stacks.Goroutine) Frame {
 	return Frame{}
 }
 
-// firstUser returns the innermost frame of the user's.
+// firstUser returns the innermost frame of user code, or zero.
 func firstUser(frames []stacks.Frame) Frame {
 	for _, f := range frames {
 		if !f.Standard() && !f.Library() {
@@ -100,13 +99,13 @@ func firstUser(frames []stacks.Frame) Frame {
 	return Frame{}
 }
 
-// Site returns the place in the user's code from where the calling goroutine has come into the library; zero if unknown.
+// Site returns the frame of user code that called into the library on the calling goroutine; zero if unknown.
 func Site() Frame {
 	self := stacks.Self()
 	return siteOf(&self)
 }
 
-// callers returns the next user's frames that led to a call's site: a helper's caller tells more than the helper.
+// callers returns the next user frame that called site: for a helper function its caller is more informative.
 func callers(frames []stacks.Frame, site Frame) []Frame {
 	const shown = 1
 	var out []Frame
@@ -122,10 +121,10 @@ func callers(frames []stacks.Frame, site Frame) []Frame {
 	return out
 }
 
-// userPart cuts off what is not the user's at both ends of a stack: the runtime's calls and, unless it died there, the
-// library's at the top, of the standard library's all but the one that the user made, and at the foot what called the
-// user's function. What is not the user's in between stays, except for the layers that every call goes through. A stack
-// without any of the user's calls stays whole.
+// userPart removes the frames outside user code at both ends of a stack. At the top these are the runtime's frames and, unless
+// the replica died there, the library's; of the standard library's it keeps the one that user code called. At the bottom these are
+// the callers of the user's function. In between it keeps other frames, except for the layers that every call goes through.
+// A stack without user frames stays whole.
 func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 	for i, f := range frames {
 		if f.Func == "panic" || f.Func == "runtime.Goexit" {
@@ -164,11 +163,11 @@ func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 	return out
 }
 
-// isCore reports whether a library frame is of the layers that every call goes through.
+// isCore reports whether a library frame belongs to the layers that every call goes through.
 func isCore(f stacks.Frame) bool {
 	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "internal/deadlock"))
-	for _, room := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute."} {
-		if strings.HasPrefix(rest, room) {
+	for _, prefix := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute."} {
+		if strings.HasPrefix(rest, prefix) {
 			return true
 		}
 	}
