@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// InProcess returns the Exchanges of n groups of ranks of one process that are to find each other as n processes do.
+// InProcess returns n Exchanges that connect n callers of [Open] in one process, as if they were n processes.
 func InProcess(n int) []Exchange {
-	cards := make([][]byte, n)
+	registrations := make([][]byte, n)
 	var mu sync.Mutex
 	left := n
 	all := make(chan struct{})
@@ -19,14 +19,14 @@ func InProcess(n int) []Exchange {
 	for i := range out {
 		out[i] = func(ctx context.Context, mine []byte) ([][]byte, error) {
 			mu.Lock()
-			cards[i] = mine
+			registrations[i] = mine
 			if left--; left == 0 {
 				close(all)
 			}
 			mu.Unlock()
 			select {
 			case <-all:
-				return cards, nil
+				return registrations, nil
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
@@ -35,11 +35,11 @@ func InProcess(n int) []Exchange {
 	return out
 }
 
-// Through returns an Exchange over a connection with a process that runs [Collect], such as the parent of this one: a socket
-// or a pair of pipes. A ctx that ends does not end it; closing the connection does.
+// Through returns an Exchange over a connection with a process that runs [Collect], such as the parent: a socket or a pair of
+// pipes. The end of ctx does not interrupt it; closing the connection does.
 func Through(parent io.ReadWriter) Exchange {
 	return func(_ context.Context, mine []byte) ([][]byte, error) {
-		if err := writeCard(parent, mine); err != nil {
+		if err := writeRegistration(parent, mine); err != nil {
 			return nil, err
 		}
 		n, err := readLength(parent, processesMax)
@@ -48,7 +48,7 @@ func Through(parent io.ReadWriter) Exchange {
 		}
 		var all [][]byte
 		for range n {
-			c, err := readCard(parent)
+			c, err := readRegistration(parent)
 			if err != nil {
 				return nil, err
 			}
@@ -58,13 +58,13 @@ func Through(parent io.ReadWriter) Exchange {
 	}
 }
 
-// Collect takes one card from each child, and sends all to each. It is the other side of [Through].
+// Collect receives one registration from each child, and sends all of them to each. It is the counterpart of [Through].
 func Collect(children []io.ReadWriter) error {
 	all := make([][]byte, len(children))
 	errs := make([]error, len(children))
 	var wg sync.WaitGroup
 	for i, c := range children {
-		wg.Go(func() { all[i], errs[i] = readCard(c) })
+		wg.Go(func() { all[i], errs[i] = readRegistration(c) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -75,7 +75,7 @@ func Collect(children []io.ReadWriter) error {
 			errs[i] = writeLength(c, len(all))
 			for _, text := range all {
 				if errs[i] == nil {
-					errs[i] = writeCard(c, text)
+					errs[i] = writeRegistration(c, text)
 				}
 			}
 		})
@@ -84,7 +84,7 @@ func Collect(children []io.ReadWriter) error {
 	return errors.Join(errs...)
 }
 
-// processesMax bounds how many cards a process takes.
+// processesMax bounds the number of registrations that a process accepts.
 const processesMax = 1 << 16
 
 func writeLength(w io.Writer, n int) error {
@@ -99,22 +99,22 @@ func readLength(r io.Reader, most int) (int, error) {
 	}
 	n := binary.LittleEndian.Uint32(b[:])
 	if int64(n) > int64(most) {
-		return 0, fmt.Errorf("mixed: a card or list of length %d, want at most %d", n, most)
+		return 0, fmt.Errorf("mixed: a registration or list of length %d, want at most %d", n, most)
 	}
 	return int(n), nil
 }
 
-func writeCard(w io.Writer, text []byte) error {
+func writeRegistration(w io.Writer, text []byte) error {
 	_, err := w.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(text))), text...))
 	return err
 }
 
-func readCard(r io.Reader) ([]byte, error) {
-	n, err := readLength(r, cardMax)
+func readRegistration(r io.Reader) ([]byte, error) {
+	n, err := readLength(r, registrationMax)
 	if err != nil {
 		return nil, err
 	}
-	text, err := io.ReadAll(io.LimitReader(r, int64(n))) // grows with what comes, not with what is claimed
+	text, err := io.ReadAll(io.LimitReader(r, int64(n))) // allocates for received data only, not for the claimed length
 	if err == nil && len(text) < n {
 		err = io.ErrUnexpectedEOF
 	}

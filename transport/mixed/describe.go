@@ -2,7 +2,8 @@ package mixed
 
 import "github.com/lockstep-ml/lockstep/transport"
 
-// By returns what joins the rank of an end, of any transport, to a peer: "mem", "shm", "unix", "tcp", or "tcp+tls" where it is encrypted.
+// By returns the transport between the rank of an endpoint, of any package, and a peer: "mem", "shm", "unix", "tcp", or "tcp+tls" if
+// it is encrypted.
 func By(e transport.Endpoint, peer int) string {
 	if m, ok := e.(*end); ok {
 		if m.shares(peer) {

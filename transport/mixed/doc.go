@@ -1,14 +1,14 @@
-// Package mixed joins ranks by what there is: those of one process by memory, those of one host by shared memory, all
-// others by TCP. Which one it is for a pair is found out when the group is made, and is the same on both sides.
+// Package mixed joins ranks by the fastest transport that reaches each pair: memory within a process, shared memory within a host,
+// TCP otherwise. The transport of each pair is chosen when the group is created, and is the same on both sides.
 //
-// [Open] needs one thing from outside: that every process's card, a few hundred bytes that say where it is, reaches all
-// others ([Config.Exchange]). A rendezvous does that between hosts. [InProcess] does it between the goroutines of a test,
-// [Collect] and [Through] between a parent and the processes that it has started.
+// [Open] needs one service from the caller: it must pass the registration of every process, a few hundred bytes with its
+// location, to all other processes ([Config.Exchange]). A rendezvous does this between hosts, [InProcess] between the
+// goroutines of a test, and [Collect] and [Through] between a parent and the processes that it has started.
 //
-// The ranks that reach each other by memory are a domain: those of a host that has shared memory, else those of a process.
-// A group that is one domain is returned as package mem's or shm's; one in which every rank is a domain of its own as
-// package tcp's. Otherwise each end joins its domain's end and one of a TCP group of all ranks: marks, slots, stages and
-// buffers are the domain's; frames go by TCP, those between ranks of one domain too, so that a wait has one place where it
-// looks and blocks. Plans for several domains use memory inside and frames between them. That a rank is gone, has failed or is
-// asked goes by TCP as well, whose control connections see everything.
+// The ranks that reach each other by memory are a domain: those of a host that has shared memory, or else those of a process.
+// If a group is one domain, Open returns endpoints of package mem or shm. If every rank is a separate domain, it returns
+// endpoints of package tcp. Otherwise each endpoint combines that of its domain with one of a TCP group of all ranks. Marks,
+// slots, staging buffers and memory buffers are those of the domain. All frames use TCP, also within a domain, so that a wait
+// has one place to poll and block. Plans for several domains use memory inside a domain and frames between domains. Down,
+// Fail and Ask use TCP too, because its control connections reach all ranks.
 package mixed

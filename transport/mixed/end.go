@@ -11,12 +11,12 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// group is what the ends of one group know of it. It never changes.
+// group is the immutable state that the endpoints of one group share.
 type group struct {
 	places  []transport.Place
-	domains map[int][]int // the ranks of each domain, in order
-	index   []int         // by rank: its number in its domain
-	stage   int           // bytes of a rank's stage, the same in all domains
+	domains map[int][]int // the ranks of each domain, in increasing order
+	index   []int         // number in its domain, by rank
+	stage   int           // size of each rank's staging buffer, in bytes; the same in all domains
 }
 
 func newGroup(places []transport.Place) *group {
@@ -34,39 +34,39 @@ func newGroup(places []transport.Place) *group {
 	return g
 }
 
-// What all packages have at least for a rank's stage: shm, and mem.
+// The minimum size of a rank's staging buffer in packages shm and mem.
 const (
 	stageShared = 512 << 10
 	stageLocal  = 64 << 10
 )
 
-// domainEnd is what an end of a domain must be able to do.
+// domainEnd is an endpoint of a domain.
 type domainEnd interface {
 	transport.Marker
 	transport.Allocator
 	transport.Splitter
 }
 
-// allEnd is what an end of the group of all ranks must be able to do.
+// allEnd is an endpoint of the TCP group of all ranks.
 type allEnd interface {
 	transport.Poster
 	transport.Asker
 	transport.Splitter
 }
 
-// end is one rank's end. The numbers of ranks that the domain's end knows are those in the domain; here they are turned
-// into the group's, and back.
+// end is one rank's endpoint. The domain's endpoint uses rank numbers of the domain; end converts them to and from those of the
+// group.
 type end struct {
-	allEnd // frames, and what becomes of the ranks
+	allEnd // frames, failures, queries
 	*group
 	domain []int
 	near   domainEnd // memory
-	stage  []byte    // of a rank that is a domain by itself
-	wait   outer     // of the rank that waits for its domain
+	stage  []byte    // staging buffer, if the rank is the only one of its domain
+	wait   outer     // context of a wait in the domain
 }
 
-// outer is a caller's context for a wait in the domain. It marks what ends the wait from outside: such an error is the
-// caller's, and the ranks in it are not the domain's.
+// outer wraps the caller's context for a wait in the domain. It marks the errors of the caller's context, whose rank numbers are
+// not those of the domain.
 type outer struct{ context.Context }
 
 type fromOutside struct{ error }
@@ -103,7 +103,7 @@ func (e *end) Transport() string { return e.near.Transport() + "+" + e.allEnd.Tr
 
 func (e *end) Places() []transport.Place { return e.places }
 
-// shares reports whether a rank is in this one's domain.
+// shares reports whether a rank is in the domain of this rank.
 func (e *end) shares(rank int) bool { return e.places[rank].Domain == e.places[e.Rank()].Domain }
 
 func (e *end) Reach(peer int) transport.Reach {
@@ -122,7 +122,7 @@ func (e *end) Retire(m tensor.Memory) { e.near.Retire(m) }
 
 func (e *end) Close() error { return errors.Join(e.near.Close(), e.allEnd.Close()) }
 
-// mapped turns the ranks of a domain's error into the group's.
+// mapped converts the rank numbers of a domain's error to those of the group.
 func (e *end) mapped(err error) error {
 	if err == nil {
 		return nil
@@ -156,7 +156,7 @@ func (e *end) Stage(rank int) []byte {
 	return e.near.Stage(e.index[rank])[:e.group.stage:e.group.stage]
 }
 
-// StageBytes returns the length of every rank's stage, without taking memory for one.
+// StageBytes returns the size of every rank's staging buffer, and does not allocate one.
 func (e *end) StageBytes() int { return e.group.stage }
 
 func (e *end) Signal(mark int) error { return e.near.Signal(mark) }
@@ -184,8 +184,8 @@ func (e *end) Interrupt() { e.near.Interrupt() }
 
 func (e *end) NewBuffer(bytes int) (tensor.Memory, error) { return e.near.NewBuffer(bytes) }
 
-// Split joins what the listed ranks have in common: their domain, if it is one, TCP if they are as many domains as ranks, or
-// both.
+// Split splits the domain's endpoint if the listed ranks are in one domain, the TCP endpoint if each is in a separate domain, and
+// otherwise both.
 func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	at := slices.Index(ranks, e.Rank())
 	if at < 0 {

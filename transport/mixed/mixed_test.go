@@ -144,14 +144,14 @@ func TestStages(t *testing.T) {
 
 func anybody(net.Conn, bool, []byte) error { return nil }
 
-// TestBadCards: processes that do not fit together are told so, all of them, and nothing hangs.
-func TestBadCards(t *testing.T) {
+// TestBadRegistrations: processes whose registrations conflict all get an error, and none hangs.
+func TestBadRegistrations(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		cfg  [2]mixed.Config
 		want string
 	}{
-		{"one rank twice", [2]mixed.Config{{Size: 3, Ranks: []int{0, 1}}, {Size: 3, Ranks: []int{1, 2}}}, "both say that they have rank 1"},
+		{"one rank twice", [2]mixed.Config{{Size: 3, Ranks: []int{0, 1}}, {Size: 3, Ranks: []int{1, 2}}}, "both claim rank 1"},
 		{"a rank of nobody", [2]mixed.Config{{Size: 3, Ranks: []int{0}}, {Size: 3, Ranks: []int{2}}}, "no process has rank 1 of 3"},
 		{"another size", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 3, Ranks: []int{1}}}, "is in epoch 0 with"},
 		{"another epoch", [2]mixed.Config{{Size: 2, Ranks: []int{0}}, {Size: 2, Ranks: []int{1}, Epoch: 1}}, "is in epoch"},
@@ -205,17 +205,17 @@ func TestCollect(t *testing.T) {
 	a, b := net.Pipe()
 	go func() { b.Write([]byte{255, 255, 255, 255}); b.Close() }()
 	if err := mixed.Collect([]io.ReadWriter{a}); err == nil || !strings.Contains(err.Error(), "want at most") {
-		t.Errorf("a card that claims 4 GiB: %v", err)
+		t.Errorf("a registration that claims 4 GiB: %v", err)
 	}
 	a.Close()
 }
 
-// TestAddressAgain: a group that has closed its node does not stand in the way of another that gets its address.
-func TestAddressAgain(t *testing.T) {
+// TestAddressReused: a group whose node is closed does not affect a later group with the same address.
+func TestAddressReused(t *testing.T) {
 	if shm.HostID() == "" {
 		t.Skip("processes cannot share memory on this system")
 	}
-	l, err := net.Listen("tcp", "127.83.83.83:0") // a loopback address that nobody else uses
+	l, err := net.Listen("tcp", "127.83.83.83:0") // an unused loopback address
 	if err != nil {
 		t.Fatal(err)
 	}

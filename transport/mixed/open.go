@@ -15,53 +15,54 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Exchange gives every process's card to every process: it is called once, with this process's, and returns all, this one
-// among them, in the same order everywhere.
+// Exchange distributes the registrations of all processes. It is called once, with that of this process, and returns all, this
+// one included, in the same order on every process.
 type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
 
-// Config says which group a process joins, and how.
+// Config describes the group that a process joins, and the transports.
 type Config struct {
-	// Ranks are this process's, in increasing order.
+	// Ranks holds the ranks of this process, in increasing order.
 	Ranks []int
 	// Size is the number of ranks of the group.
 	Size int
-	// Epoch is the membership of the job. Processes of another one are refused.
+	// Epoch is the epoch of the job. Processes of another epoch are refused.
 	Epoch uint32
-	// Exchange tells the processes of each other. It is not needed, and not called, if this process has all ranks.
+	// Exchange distributes the registrations. It may be nil, and is not called, if this process has all ranks.
 	Exchange Exchange
-	// TCP sets up the connections between processes, and names the job.
+	// TCP configures the connections between processes, and names the job.
 	TCP tcp.Config
-	// Token is a secret of all processes, by which those of one host prove to each other that they belong together. Empty:
-	// none is asked for.
+	// Token is a secret of the job, with which processes of one host authenticate each other. Empty: no authentication by a
+	// token.
 	Token []byte
-	// NoSharedMemory keeps this process's ranks from sharing memory with those of other processes.
+	// NoSharedMemory disables shared memory between this process and others.
 	NoSharedMemory bool
-	// Apart keeps processes apart that give different texts: they are taken for being on different hosts.
+	// Apart makes processes with different values count as being on different hosts.
 	Apart string
-	// Advertise is the host that others dial, if it is not what TCP.Listen says: needed if that is a wildcard.
+	// Advertise is the host that others dial. Default: that of TCP.Listen. It is required if that is a wildcard.
 	Advertise string
 }
 
-// card says where a process is.
-type card struct {
+// registration holds the location and the settings of a process.
+type registration struct {
 	Ranks []int  `json:"ranks"`
 	Size  int    `json:"size"`
 	Epoch uint32 `json:"epoch"`
 	Job   string `json:"job"`
-	Addr  string `json:"addr"`  // of its node
-	Nonce string `json:"nonce"` // of this Open alone: addresses are used again
-	Host  string `json:"host"`  // shm.HostID: equal says that it is one host, empty that there is no telling
-	Share bool   `json:"share"` // memory, with the others there
-	TLS   bool   `json:"tls"`   // between hosts
-	Proof bool   `json:"proof"` // of new connections
+	Addr  string `json:"addr"`  // address of its node
+	Nonce string `json:"nonce"` // unique to this Open, since addresses are reused
+	Host  string `json:"host"`  // shm.HostID: equal on one host; empty if unknown
+	Share bool   `json:"share"` // it shares memory with the others on its host
+	TLS   bool   `json:"tls"`   // it encrypts connections between hosts
+	Proof bool   `json:"proof"` // it authenticates new connections
 	Apart string `json:"apart,omitempty"`
 }
 
-// cardMax bounds a card, in bytes.
-const cardMax = 1 << 20
+// registrationMax bounds the size of a registration, in bytes.
+const registrationMax = 1 << 20
 
-// Open joins the group and returns the ends of this process's ranks, in the order of Config.Ranks. It waits for the other
-// processes until ctx ends. All that it opens ends with the last of the ends, and of those split from them.
+// Open joins the group and returns the endpoints of this process's ranks, in the order of Config.Ranks. It waits for the other
+// processes until ctx ends. The caller must close every endpoint. Closing the last one, including those split from them, releases
+// all resources.
 func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -73,7 +74,7 @@ func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := cfg.meet(ctx, node)
+	l, err := cfg.exchange(ctx, node)
 	if err == nil {
 		var ends []transport.Endpoint
 		if ends, err = l.open(ctx, &cfg, node); err == nil {
@@ -95,14 +96,14 @@ func (c *Config) check() error {
 		}
 	}
 	if c.Exchange == nil && len(c.Ranks) < c.Size {
-		return errors.New("mixed: Config.Exchange is nil: the processes need a way to learn of each other")
+		return errors.New("mixed: Config.Exchange is nil: it is needed to distribute the registrations of several processes")
 	}
 	return nil
 }
 
-// meet exchanges cards and returns what they say.
-func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
-	mine := card{
+// exchange exchanges the registrations and returns the layout of the group.
+func (c *Config) exchange(ctx context.Context, node *tcp.Node) (*layout, error) {
+	mine := registration{
 		Ranks: c.Ranks, Size: c.Size, Epoch: c.Epoch, Job: c.TCP.Job, Addr: node.Addr(), Nonce: rand.Text(), Apart: c.Apart,
 		Host: shm.HostID(),
 	}
@@ -117,26 +118,26 @@ func (c *Config) meet(ctx context.Context, node *tcp.Node) (*layout, error) {
 	}
 	text, err := json.Marshal(mine)
 	if err != nil {
-		return nil, fmt.Errorf("mixed: own card: %w", err)
+		return nil, fmt.Errorf("mixed: own registration: %w", err)
 	}
 	all, err := c.Exchange(ctx, text)
 	if err != nil {
-		return nil, fmt.Errorf("mixed: learning of the other processes: %w", err)
+		return nil, fmt.Errorf("mixed: exchanging registrations: %w", err)
 	}
-	cards := make([]card, len(all))
+	registrations := make([]registration, len(all))
 	for i, text := range all {
-		if cards[i], err = parseCard(text); err != nil {
-			return nil, fmt.Errorf("mixed: card of process %d: %w", i, err)
+		if registrations[i], err = parseRegistration(text); err != nil {
+			return nil, fmt.Errorf("mixed: registration of process %d: %w", i, err)
 		}
 	}
-	return newLayout(&mine, cards)
+	return newLayout(&mine, registrations)
 }
 
-// parseCard reads a card. What it says of ranks is checked by newLayout.
-func parseCard(text []byte) (card, error) {
-	var c card
-	if len(text) > cardMax {
-		return c, fmt.Errorf("%d bytes, want at most %d", len(text), cardMax)
+// parseRegistration decodes a registration. newLayout checks its ranks.
+func parseRegistration(text []byte) (registration, error) {
+	var c registration
+	if len(text) > registrationMax {
+		return c, fmt.Errorf("%d bytes, want at most %d", len(text), registrationMax)
 	}
 	if err := json.Unmarshal(text, &c); err != nil {
 		return c, err
@@ -147,25 +148,25 @@ func parseCard(text []byte) (card, error) {
 	return c, nil
 }
 
-// layout says where all ranks are.
+// layout holds the locations of all ranks.
 type layout struct {
 	addrs   []string // by rank
 	nonces  []string // by rank
 	places  []transport.Place
-	domains [][]int // the ranks of each domain, in order
-	host    []int   // the ranks that are said to be on this process's host, if that can be proven
+	domains [][]int // the ranks of each domain, in increasing order
+	host    []int   // the ranks that claim to be on this process's host, if that can be verified
 }
 
-// newLayout reads the cards of all processes, of which mine is one.
-func newLayout(mine *card, cards []card) (*layout, error) {
+// newLayout checks the registrations of all processes, which include mine, and returns the layout.
+func newLayout(mine *registration, registrations []registration) (*layout, error) {
 	l := &layout{addrs: make([]string, mine.Size), nonces: make([]string, mine.Size), places: make([]transport.Place, mine.Size)}
 	host := numbering{}
-	sharers := map[string]int{} // ranks by host
-	for p := range cards {
-		c := &cards[p]
+	sharers := map[string]int{} // number of ranks that share memory, by host
+	for p := range registrations {
+		c := &registrations[p]
 		switch {
 		case c.Job != mine.Job:
-			return nil, fmt.Errorf("mixed: the process at %s is of job %q, this one of job %q", c.Addr, c.Job, mine.Job)
+			return nil, fmt.Errorf("mixed: the process at %s belongs to job %q, this one to job %q", c.Addr, c.Job, mine.Job)
 		case c.Epoch != mine.Epoch || c.Size != mine.Size:
 			return nil, fmt.Errorf("mixed: the process at %s is in epoch %d with %d ranks, this one in epoch %d with %d", c.Addr, c.Epoch, c.Size, mine.Epoch, mine.Size)
 		case c.Proof != mine.Proof:
@@ -180,9 +181,9 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 		for _, r := range c.Ranks {
 			switch {
 			case r < 0 || r >= mine.Size:
-				return nil, fmt.Errorf("mixed: the process at %s says that it has rank %d of %d", c.Addr, r, mine.Size)
+				return nil, fmt.Errorf("mixed: the process at %s claims rank %d of %d", c.Addr, r, mine.Size)
 			case l.addrs[r] != "":
-				return nil, fmt.Errorf("mixed: the processes at %s and %s both say that they have rank %d", l.addrs[r], c.Addr, r)
+				return nil, fmt.Errorf("mixed: the processes at %s and %s both claim rank %d", l.addrs[r], c.Addr, r)
 			}
 			l.addrs[r], l.nonces[r] = c.Addr, c.Nonce
 			l.places[r] = transport.Place{Worker: p, Host: host.of(name)}
@@ -195,13 +196,13 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 	}
 	for _, r := range mine.Ranks {
 		if l.addrs[r] != mine.Addr {
-			return nil, fmt.Errorf("mixed: this process's card is not among those of all processes: rank %d is at %s", r, l.addrs[r])
+			return nil, fmt.Errorf("mixed: the registration of this process is missing among those of all processes: rank %d is at %s", r, l.addrs[r])
 		}
 	}
 	domain := numbering{}
 	for r := range l.places {
 		p := &l.places[r]
-		c := &cards[p.Worker]
+		c := &registrations[p.Worker]
 		name := c.host()
 		if mine.Host != "" && name == mine.host() {
 			l.host = append(l.host, r)
@@ -221,20 +222,20 @@ func newLayout(mine *card, cards []card) (*layout, error) {
 
 func asked(proof bool) string {
 	if proof {
-		return "asks others for a proof that they have its secret"
+		return "requires authentication by a secret"
 	}
 	return "has no secret"
 }
 
 func encrypted(tls bool) string {
 	if tls {
-		return "encrypts what goes to other hosts"
+		return "encrypts connections to other hosts"
 	}
 	return "sends data in plain text"
 }
 
-// host returns what tells the card's host from others, if it tells the truth.
-func (c *card) host() string {
+// host returns a name that identifies the host of the process, if the registration is truthful.
+func (c *registration) host() string {
 	if c.Host != "" {
 		return c.Host + " " + c.Apart
 	}
@@ -242,7 +243,7 @@ func (c *card) host() string {
 	return host + " " + c.Apart
 }
 
-// numbering gives names numbers, from 0 on.
+// numbering numbers names, from 0.
 type numbering map[string]int
 
 func (n numbering) of(name string) int {
@@ -252,10 +253,10 @@ func (n numbering) of(name string) int {
 	return n[name]
 }
 
-// alone reports whether every rank is a domain of its own.
-func (l *layout) alone() bool { return len(l.domains) == len(l.addrs) }
+// noSharing reports whether every domain has a single rank.
+func (l *layout) noSharing() bool { return len(l.domains) == len(l.addrs) }
 
-// open makes the ends of this process's ranks.
+// open creates the endpoints of this process's ranks.
 func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []transport.Endpoint, err error) {
 	var near, far []transport.Endpoint
 	defer func() {
@@ -264,7 +265,7 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 			closeAll(far)
 		}
 	}()
-	if !l.alone() {
+	if !l.noSharing() {
 		if near, err = l.near(ctx, cfg); err != nil {
 			return nil, err
 		}
@@ -273,7 +274,7 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 		return near, nil
 	}
 	group := tcp.GroupConfig{Epoch: cfg.Epoch, Addrs: l.addrs, Local: cfg.Ranks}
-	if group.SameHost, err = l.proven(ctx, cfg); err != nil {
+	if group.SameHost, err = l.verifyHost(ctx, cfg); err != nil {
 		return nil, err
 	}
 	if far, err = node.Group(ctx, group); err != nil {
@@ -289,7 +290,7 @@ func (l *layout) open(ctx context.Context, cfg *Config, node *tcp.Node) (ends []
 	return ends, nil
 }
 
-// near makes the ends of this process's ranks in their domain.
+// near creates the endpoints of this process's ranks in their domain.
 func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, error) {
 	domain := l.domain(cfg)
 	if len(domain) == len(cfg.Ranks) {
@@ -299,7 +300,7 @@ func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, e
 	for _, r := range cfg.Ranks {
 		mine = append(mine, slices.Index(domain, r))
 	}
-	ends, err := shm.Open(ctx, l.meeting(cfg, "", domain[0], len(domain), mine))
+	ends, err := shm.Open(ctx, l.shmConfig(cfg, "", domain[0], len(domain), mine))
 	if err != nil {
 		return nil, fmt.Errorf("mixed: sharing memory among ranks %v: %w", domain, err)
 	}
@@ -309,18 +310,19 @@ func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, e
 // domain returns the ranks of this process's domain.
 func (l *layout) domain(cfg *Config) []int { return l.domains[l.places[cfg.Ranks[0]].Domain] }
 
-// meeting says how processes of this host meet, at a name that only those know who have the card of the process of first.
-func (l *layout) meeting(cfg *Config, what string, first, size int, ranks []int) shm.Config {
+// shmConfig returns the configuration with which processes of this host open shared memory. Only processes that have the registration
+// of the process of rank first know its name.
+func (l *layout) shmConfig(cfg *Config, what string, first, size int, ranks []int) shm.Config {
 	return shm.Config{
 		Name: fmt.Sprintf("%s/%d/%s%s", cfg.TCP.Job, cfg.Epoch, l.nonces[first], what),
 		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: size, Ranks: ranks, Token: cfg.Token,
 	}
 }
 
-// proven returns the ranks that are on this host for certain: their processes have met this one at a unix socket, where the
-// system says who is at the other end, and have proven that they know the token. Those who share memory have done that for
-// it; others do it now, if anything depends on it. What cards say is no proof.
-func (l *layout) proven(ctx context.Context, cfg *Config) ([]int, error) {
+// verifyHost returns the ranks that are verified to be on this host: their processes have connected with this one by a unix socket,
+// where the system identifies the peer, and have proven that they know the token. Processes that share memory have done so
+// before; others do it now, if it is needed. Registrations are not trusted for this.
+func (l *layout) verifyHost(ctx context.Context, cfg *Config) ([]int, error) {
 	if cfg.TCP.TLS == nil || cfg.TCP.Authenticate == nil || len(l.host) <= len(cfg.Ranks) {
 		return nil, nil
 	}
@@ -337,11 +339,11 @@ func (l *layout) proven(ctx context.Context, cfg *Config) ([]int, error) {
 		return nil, nil
 	}
 	me := slices.Index(workers, l.places[cfg.Ranks[0]].Worker)
-	meeting := l.meeting(cfg, "/host", l.host[0], len(workers), []int{me})
-	meeting.ArenaBytes = 1 // nothing is shared
-	ends, err := shm.Open(ctx, meeting)
+	config := l.shmConfig(cfg, "/host", l.host[0], len(workers), []int{me})
+	config.ArenaBytes = 1 // nothing is shared
+	ends, err := shm.Open(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("mixed: meeting the processes of ranks %v, which say that they are on this host: %w", l.host, err)
+		return nil, fmt.Errorf("mixed: verifying that the processes of ranks %v are on this host, as they claim: %w", l.host, err)
 	}
 	closeAll(ends)
 	return l.host, nil

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 		var rank, size int
 		fmt.Sscanf(text, "%d of %d", &rank, &size)
 		fmt.Fprintln(os.Stdout, turn(rank, size))
-		io.Copy(io.Discard, os.Stdin) // the others shall not learn of this process's end instead
+		io.Copy(io.Discard, os.Stdin) // keeps this process alive, so that the others do not see its end instead
 		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)

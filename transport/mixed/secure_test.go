@@ -18,7 +18,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// taps notes of every connection whether its greeting asks for TLS, by who dials whom.
+// taps records whether the hello of each connection requests TLS, by dialer and acceptor.
 type taps struct {
 	mu    sync.Mutex
 	of    map[string]int // process by address
@@ -63,7 +63,7 @@ func TestSecure(t *testing.T) {
 		hosts  []string // of each process
 		memory []bool
 		plain  bool   // without TLS
-		want   string // who dialed whom, how
+		want   string // the expected connections
 	}{
 		{
 			"two hosts of two",
@@ -148,7 +148,7 @@ func TestSecure(t *testing.T) {
 	}
 }
 
-// TestToken: who says that it is on this host, and has another token, is refused, and says so; the other waits on.
+// TestToken: a process that claims to be on this host and has another token is refused, and reports it; the other keeps waiting.
 func TestToken(t *testing.T) {
 	if shm.HostID() == "" {
 		t.Skip("processes cannot share memory on this system")
@@ -166,7 +166,7 @@ func TestToken(t *testing.T) {
 			}
 			wg.Go(func() {
 				if p == 1 {
-					defer enough() // the one who was refused has ended; the other would wait for ever
+					defer enough() // the refused process has ended; the other would wait without limit
 				}
 				_, err := mixed.Open(all, mixed.Config{
 					Ranks: []int{p}, Size: 2, Exchange: exchanges[p], NoSharedMemory: !memory, Token: s.Token("shm"),

@@ -2,21 +2,21 @@ package mixed
 
 import "testing"
 
-// FuzzCards: whatever the cards of two other processes say, it is refused or makes a layout in which everybody has a place.
-func FuzzCards(f *testing.F) {
+// FuzzRegistrations: whatever the registrations of two other processes say, it is refused or makes a layout in which everybody has a place.
+func FuzzRegistrations(f *testing.F) {
 	f.Add([]byte(`{"ranks":[1],"size":3,"addr":"h:1","host":"x"}`), []byte(`{"ranks":[2],"size":3,"addr":"h:2","host":"x"}`))
 	f.Add([]byte(`{"ranks":[1,2],"size":3,"addr":"h:0"}`), []byte(`{"size":3,"addr":"[::1]:2"}`))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
-		mine := card{Ranks: []int{0}, Size: 3, Addr: "h:0"}
-		cards := []card{mine}
+		mine := registration{Ranks: []int{0}, Size: 3, Addr: "h:0"}
+		registrations := []registration{mine}
 		for _, text := range [][]byte{a, b} {
-			c, err := parseCard(text)
+			c, err := parseRegistration(text)
 			if err != nil {
 				return
 			}
-			cards = append(cards, c)
+			registrations = append(registrations, c)
 		}
-		l, err := newLayout(&mine, cards)
+		l, err := newLayout(&mine, registrations)
 		if err != nil {
 			return
 		}
