@@ -14,16 +14,16 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// arena is the memory that a process shares: a file of which only the pages in use cost memory. It stays mapped until the
-// group is closed and the last of its buffers is released.
+// arena is the memory that a process shares: a file of which only used pages take memory. It stays mapped until the group is
+// closed and its last buffer is released.
 type arena struct {
 	file *os.File
 	base unsafe.Pointer
 	size int
 
 	mu     sync.Mutex
-	mem    []byte   // nil: not mapped any more
-	free   []extent // by offset; no two touch
+	mem    []byte   // nil after unmapping
+	free   []extent // by offset; no two are adjacent
 	live   map[int]*buffer
 	closed bool
 }
@@ -31,7 +31,7 @@ type arena struct {
 // extent is a range of an arena.
 type extent struct{ lo, hi int }
 
-// buffer is the owner of memory that was given out.
+// buffer is the owner of allocated memory.
 type buffer struct {
 	arena   *arena
 	extent  extent
@@ -41,8 +41,8 @@ type buffer struct {
 
 var _ tensor.Owner = (*buffer)(nil)
 
-// arenaBytes is how much address space an arena of a group of so many processes takes if nothing else is asked for: what
-// the host has of memory, as long as all arenas fit into an address space.
+// arenaBytes returns the default size of an arena in a group of so many processes: the memory size of the host, if all arenas fit
+// into an address space.
 func arenaBytes(processes int) (int64, error) {
 	if bits.UintSize == 32 {
 		return int64(max(256<<20/processes/page*page, 8<<20)), nil
@@ -55,7 +55,7 @@ func arenaBytes(processes int) (int64, error) {
 	return int64(min(max(memory, 1<<30), 1<<45/uint64(processes)) / hugePage * hugePage), nil
 }
 
-// hugePage is the alignment of buffers that are at least as long.
+// hugePage is the size of huge pages, and the alignment of buffers of at least that size.
 const hugePage = 2 << 20
 
 func newArena(bytes int64) (*arena, error) {
@@ -66,7 +66,7 @@ func newArena(bytes int64) (*arena, error) {
 	return arenaOf(f, bytes)
 }
 
-// arenaOf makes an arena of a file of that length, which the arena closes.
+// arenaOf creates an arena from a file of that length. The arena closes the file.
 func arenaOf(f *os.File, bytes int64) (*arena, error) {
 	mem, err := mapAligned(f, int(bytes))
 	if err != nil {
@@ -76,8 +76,8 @@ func arenaOf(f *os.File, bytes int64) (*arena, error) {
 	return &arena{file: f, base: unsafe.Pointer(&mem[0]), size: len(mem), mem: mem, free: []extent{{0, len(mem)}}, live: map[int]*buffer{}}, nil
 }
 
-// allocate gives out zeroed memory, which is there: memory that the system cannot provide is an error here, and not a fault
-// (SIGBUS) when somebody writes into it. Large memory is in huge pages, if the system has some to give.
+// allocate returns zeroed memory, backed by the system: if the system has too little, allocate returns an error, instead of SIGBUS
+// at a later write. Large memory uses huge pages, if the system provides them.
 func (a *arena) allocate(bytes int) (tensor.Memory, error) {
 	m, err := a.take(bytes)
 	if err != nil || bytes == 0 {
@@ -87,7 +87,7 @@ func (a *arena) allocate(bytes int) (tensor.Memory, error) {
 	err = enough(bytes)
 	if err == nil {
 		if bytes >= hugePage {
-			// Where this is not heeded, the memory is as good, and slower.
+			// Without huge pages the memory is only slower.
 			_ = unix.Madvise(a.bytes(b.extent, hugePage), unix.MADV_HUGEPAGE)
 		}
 		err = back(a.file, int64(b.extent.lo), a.bytes(b.extent, page))
@@ -110,9 +110,9 @@ func (a *arena) bytes(e extent, pageBytes int) []byte {
 // madvCollapse is MADV_COLLAPSE, of Linux 6.1.
 const madvCollapse = 25
 
-// collapse puts memory into huge pages: with these the processor looks up one address where it would look up 512, and
-// prefetching goes on. Most systems do not give them to shared memory when it is touched first, but put together what is there
-// when they are asked to. Where they do not, the memory is as good, and slower.
+// collapse moves memory into huge pages: one address translation replaces 512, and hardware prefetching continues across small pages.
+// Most systems do not use huge pages when shared memory is first touched, but collapse it on request. Without them the memory
+// is only slower.
 func collapse(b []byte) { _ = unix.Madvise(b, madvCollapse) }
 
 // take finds memory in the first hole that is long enough.
@@ -171,7 +171,7 @@ func (b *buffer) Release() {
 	}
 }
 
-// release gives the pages of a buffer back to the system, and then its place to others: those find zeros there.
+// release returns the pages of a buffer to the system, then makes its range available: new buffers there read as zeros.
 func (a *arena) release(b *buffer) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -200,7 +200,7 @@ func (a *arena) insert(e extent) {
 	a.free = slices.Replace(a.free, i, j, e)
 }
 
-// retire keeps the buffers that m overlaps from being given out again.
+// retire prevents the reuse of the buffers that m overlaps.
 func (a *arena) retire(m tensor.Memory) {
 	lo, ok := a.offset(m)
 	if !ok {
@@ -215,14 +215,14 @@ func (a *arena) retire(m tensor.Memory) {
 	}
 }
 
-// offset returns where m lies in the arena, and whether it does.
+// offset returns the offset of m in the arena, and whether m is in it.
 func (a *arena) offset(m tensor.Memory) (int, bool) {
 	at := uintptr(m.Ptr) - uintptr(a.base)
 	ok := m.Bytes > 0 && at < uintptr(a.size) && m.Bytes <= a.size-int(at)
 	return int(at), ok
 }
 
-// close ends the giving out. What is still in use stays.
+// close ends allocation. Buffers in use stay valid.
 func (a *arena) close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// ask is a rank's question to another, in the block of the one who asks. The one who is asked writes the answer there too.
-// A rank has one question at a time. If an answer comes so late that there is another question, both may write: the text is
-// then wrong, which nobody computes with.
+// ask is a rank's query to another rank, in the block of the querying rank. The other rank writes the answer there too. A rank has
+// one query at a time. If an answer is so late that the next query exists, both answers may be written: the text is then wrong,
+// but it is only shown to people.
 type ask struct {
-	number atomic.Uint64 // of the question, from 1; set last
+	number atomic.Uint64 // of the query, from 1; set last
 	to     atomic.Int32
 	_      [4]byte
 	seq    atomic.Uint64
 
-	answered atomic.Uint64 // number of the question whose answer this is; set last
+	answered atomic.Uint64 // number of the answered query; set last
 	length   atomic.Uint32
 	_        [64 - 36]byte
 	text     [reasonBytes]byte
@@ -26,7 +26,7 @@ const askTime = 500 * time.Millisecond
 
 func (e *endpoint) Answer(text func(seq uint64) []byte) { e.answer.Store(&text) }
 
-// Ask writes the question and rings. The waiting of the rank, which may be in Park at this moment, has nothing to do with it.
+// Ask writes the query and rings. It does not affect the wait of the rank, which may be in Park.
 func (e *endpoint) Ask(peer int, seq uint64) []byte {
 	g := e.g
 	if e.closed.Load() || peer == e.rank || g.lost(peer) != nil {
@@ -36,7 +36,7 @@ func (e *endpoint) Ask(peer int, seq uint64) []byte {
 		return other.answerTo(seq)
 	}
 	select {
-	case <-e.reply: // to a question that was given up
+	case <-e.reply: // to a query that timed out
 	default:
 	}
 	a := &e.mine.ask
@@ -58,7 +58,7 @@ func (e *endpoint) Ask(peer int, seq uint64) []byte {
 	return slices.Clone(a.text[:n:n])
 }
 
-// answerTo returns what this rank says of its call.
+// answerTo returns this rank's answer to a query.
 func (e *endpoint) answerTo(seq uint64) []byte {
 	text := e.answer.Load()
 	if text == nil || *text == nil {
@@ -67,11 +67,11 @@ func (e *endpoint) answerTo(seq uint64) []byte {
 	return (*text)(seq)
 }
 
-// answer answers the questions to local ranks, and wakes those that have an answer.
+// answer answers the queries to local ranks, and wakes the ranks that have received an answer.
 func (w *world) answer() {
 	type question struct {
 		g      *group
-		e      *endpoint // who is asked
+		e      *endpoint // the queried rank
 		from   int
 		number uint64
 	}
@@ -107,7 +107,7 @@ func (w *world) answer() {
 	}
 }
 
-// reply answers a question, unless it was given up for another one.
+// reply answers a query, unless a newer query replaced it.
 func (g *group) reply(e *endpoint, from int, number uint64) {
 	g.life.RLock()
 	defer g.life.RUnlock()

@@ -9,14 +9,14 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
-// A shared file has memory for a page only when somebody touches it. If there is none then, the process gets SIGBUS and dies. So
-// memory is asked for where an error can be returned.
+// A page of a shared file gets memory when it is first touched. If none is available then, the process is killed by SIGBUS. So memory
+// is requested at points that can return an error.
 
-// checkedBytes is how long memory is at least that is held against what the system has left. Looking takes some 50 µs.
+// checkedBytes is the minimum size of a request that is compared with the available memory. The check takes about 50 µs.
 const checkedBytes = 4 << 20
 
-// enough returns an error if the system surely cannot provide so many bytes. It must be asked before: a memory control
-// group, and a host without swap, do not refuse memory, they kill a process.
+// enough returns an error if the system certainly cannot provide so many bytes. The check must precede the request: a memory control
+// group, and a host without swap, do not refuse memory but kill a process.
 func enough(bytes int) error {
 	if bytes < checkedBytes {
 		return nil
@@ -28,11 +28,11 @@ func enough(bytes int) error {
 	return nil
 }
 
-// backedAtOnce is how much memory is asked for in one system call: a signal undoes a whole call.
+// backedAtOnce is how much memory one system call requests: a signal aborts the whole call.
 const backedAtOnce = 16 << 20
 
-// back has the system provide the memory of b, which is mapped from file at offset; both are multiples of a page. It is
-// zero where it was not there already.
+// back makes the system provide the memory of b, which is mapped from file at offset; both are multiples of a page. New memory is
+// zero.
 func back(file *os.File, offset int64, b []byte) error {
 	for again := true; again; {
 		switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); err {
@@ -40,7 +40,7 @@ func back(file *os.File, offset int64, b []byte) error {
 			return nil
 		case unix.EINTR, unix.EAGAIN:
 		default:
-			again = false // before Linux 5.14 (EINVAL), or not all is there: the next call knows why
+			again = false // before Linux 5.14 (EINVAL), or not all is available: the next call reports why
 		}
 	}
 	for len(b) > 0 {
@@ -66,14 +66,14 @@ func (g *group) provide(lo, hi int) error {
 	return nil
 }
 
-// How much of a pipe has memory, as this rank knows.
+// How much of a pipe is backed by memory, as known by this rank.
 const (
 	pipeNone  = iota
-	pipeFront // what is in front of the ring
+	pipeFront // the part before the ring
 	pipeWhole
 )
 
-// providePipe has the system provide so much of the pipe between a pair of ranks, whose end p is.
+// providePipe makes the system provide memory for the given part of a pipe, whose end is p.
 func (e *endpoint) providePipe(p *pipeEnd, from, to, part int) error {
 	if p.provided >= part {
 		return nil
@@ -90,8 +90,8 @@ func (e *endpoint) providePipe(p *pipeEnd, from, to, part int) error {
 	return nil
 }
 
-// Stage returns the stage of a rank. Where the system has no memory for it, the rank's next Signal and Await return why, and
-// what is returned is ordinary memory that nobody reads.
+// Stage returns the staging buffer of a rank. If the system has no memory for it, the rank's next Signal and Await return the error,
+// and the result is ordinary memory that no rank reads.
 func (e *endpoint) Stage(rank int) []byte {
 	if !e.staged[rank] {
 		at := e.g.stages + rank*stageBytes
@@ -104,5 +104,5 @@ func (e *endpoint) Stage(rank int) []byte {
 	return e.g.stage(rank)
 }
 
-// StageBytes returns the length of every rank's stage. Other than [endpoint.Stage], it takes no memory.
+// StageBytes returns the size of every rank's staging buffer. Unlike [endpoint.Stage], it allocates no memory.
 func (e *endpoint) StageBytes() int { return stageBytes }

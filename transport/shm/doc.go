@@ -1,36 +1,35 @@
-// Package shm connects the processes of one host through shared memory.
+// Package shm is a transport over shared memory, for the processes of one host.
 //
-// [Open] makes a group of ranks, one or several per process. On Linux all ranks of the group are one domain: each
-// endpoint is a [transport.Marker], [transport.Allocator], [transport.Splitter] and [transport.Placer]. On other systems, and
-// where a sandbox forbids shared memory (memfd_create), the ranks exchange frames over unix sockets, by the protocol of
-// package tcp; [HostID] then is empty.
+// [Open] opens a group of ranks, one or several per process. On Linux all ranks of the group are one domain: each endpoint is
+// a [transport.Marker], [transport.Allocator], [transport.Splitter] and [transport.Placer]. On other systems, and where a
+// sandbox forbids shared memory (memfd_create), the ranks exchange frames over unix sockets with the protocol of package tcp;
+// [HostID] is then empty.
 //
-// # What is shared
+// # Shared files
 //
-// A control file holds what the ranks of a group say to each other: slots, marks, frames, and a stage for every rank. Every
-// process adds an arena, a large file of which only the pages in use cost memory; [transport.Allocator] gives out parts of
-// it, which all processes have mapped from the beginning. The files are memfds without a name, sealed against a change of
-// their length: nothing is left behind, however the processes end.
+// A control file holds the slots, marks, frames and staging buffers of the ranks. Every process adds an arena: a large file,
+// of which only used pages take memory. [transport.Allocator] allocates from it; all processes map it from the start. The
+// files are memfds without a name, and sealed against changes of their length. So nothing is left behind, however the
+// processes end.
 //
-// What a peer writes is never trusted to be well-formed. Offsets, lengths and counts are held against what they must be
-// before they are used; a peer that writes anything else is reported as down.
+// Data written by a peer is not trusted. Offsets, lengths and counts are checked before use; a peer that writes invalid
+// values is reported as down.
 //
 // # Set-up
 //
-// The process that has rank 0 listens on an abstract unix socket, the others dial it until the context ends. Both sides
-// prove that they are of one user (SO_PEERCRED) and know the same token, and that they mean the same group. The files, and
-// a socket between any two processes, travel over that connection.
+// The process with rank 0 listens on an abstract unix socket. The others dial it until the context ends. Both sides verify
+// that they belong to one user (SO_PEERCRED), know the same token, and open the same group. That connection passes the
+// files, and a socket between every two processes.
 //
 // # Waiting
 //
-// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks, and is woken through the
-// socket between the two processes: a byte there says "look again". The end of the socket says that the process is dead,
-// which is seen at once; a process that is stopped but alive is not seen here, only by the caller's deadline.
+// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks until the peer sends a byte on
+// the socket between the two processes. The end of that socket shows at once that the process has ended. A stopped process is
+// not detected here; waits for it end at the caller's deadline.
 //
 // # The race detector
 //
-// The race detector does not see shared memory: it neither reports races there nor learns from the marks that one access
-// comes after another.
+// The race detector does not track shared memory: it reports no races there, and marks create no happens-before relation for it.
 package shm
 
 import (
@@ -40,23 +39,24 @@ import (
 	"strings"
 )
 
-// Config says which group a process joins, and with which ranks. All processes of a group give the same, but for Ranks.
+// Config describes a group and the ranks of this process. All processes of a group must use the same values, except for Ranks and
+// ArenaBytes.
 type Config struct {
-	// Name of the meeting place. No other group that is being set up or is open on this host at the same time may use it.
+	// Name identifies the group on this host. It must be unique among the groups that are open or being opened there.
 	Name string
-	// Job, Epoch and Group say what the group is for. They are compared, so that a process of another job, or one that
-	// slept through a rebuild, is refused.
+	// Job, Epoch and Group must be equal in all processes. So a process of another job, or one that was stopped during a
+	// rebuild, is refused.
 	Job   string
 	Epoch uint32
 	Group uint64
 	// Size is the number of ranks of the group, at most [SizeMax].
 	Size int
-	// Ranks are this process's, in increasing order. The process that has rank 0 listens, the others dial.
+	// Ranks holds the ranks of this process, in increasing order. The process with rank 0 listens, the others dial.
 	Ranks []int
-	// Token is a secret that all processes must know. It does not travel. Empty: none is asked for.
+	// Token is a secret that all processes must know. It is never transmitted. Empty: none is required.
 	Token []byte
-	// ArenaBytes bounds what NewBuffer can give out in this process at a time. It costs address space in every process,
-	// memory only as far as it is used. 0: as much as the host has memory. Processes may differ in it.
+	// ArenaBytes bounds the memory that NewBuffer can allocate in this process at a time. It takes address space in every process,
+	// and memory only for used pages. 0: the memory size of the host. Processes may use different values.
 	ArenaBytes int
 }
 
@@ -83,11 +83,11 @@ const hostIDParts = 5
 // SizeMax bounds the number of ranks of a group.
 const SizeMax = 256
 
-// check returns what is wrong with c.
+// check returns an error if a field of c is invalid.
 func (c *Config) check() error {
 	switch {
 	case c.Name == "":
-		return errors.New("shm: Config.Name is empty: the processes need a name to meet at")
+		return errors.New("shm: Config.Name is empty: it must identify the group on this host")
 	case c.Size < 1 || c.Size > SizeMax:
 		return fmt.Errorf("shm: Config.Size is %d, want 1 to %d ranks", c.Size, SizeMax)
 	case len(c.Ranks) == 0:
@@ -100,10 +100,10 @@ func (c *Config) check() error {
 	return checkRanks(c.Ranks, c.Size)
 }
 
-// jobMax bounds the job's id in the handshake, in bytes.
+// jobMax bounds the length of the job id in the handshake, in bytes.
 const jobMax = 1 << 10
 
-// checkRanks returns what is wrong with the ranks that a process claims.
+// checkRanks returns an error if the ranks that a process claims are invalid.
 func checkRanks(ranks []int, size int) error {
 	for i, r := range ranks {
 		if r < 0 || r >= size || i > 0 && r <= ranks[i-1] {
@@ -113,7 +113,7 @@ func checkRanks(ranks []int, size int) error {
 	return nil
 }
 
-// checkList returns what is wrong with the list of ranks of a group that rank splits off from one of size ranks.
+// checkList returns an error if the ranks of a group that rank splits from one of size ranks are invalid.
 func checkList(ranks []int, rank, size int) error {
 	seen := make([]bool, size)
 	for _, r := range ranks {

@@ -14,32 +14,32 @@ import (
 
 var errClosed = transport.ErrClosed
 
-// group is what the local ranks of one group have in common.
+// group is the state that the local ranks of one group share.
 type group struct {
 	region
 	world   *world
 	offset  int64 // of the region in the control file
-	worldly []int // by rank: its rank in the world
-	process []int // by rank: the number of its process
-	first   bool  // it was split from the world's own group
+	worldly []int // rank in the world, by rank
+	process []int // number of the process, by rank
+	first   bool  // it was split from the world's group
 	domain  []int
 	places  []transport.Place
-	looks   int // at the condition before a wait gives its processor away between looks; 0: it blocks at once
+	looks   int // number of checks before a waiting rank yields its processor between checks; 0: it blocks at once
 
-	ends []atomic.Pointer[endpoint] // by rank, the local ones
+	ends []atomic.Pointer[endpoint] // by rank; nil unless local and open
 
-	open int    // how many local ranks are not closed; guarded by world.mu
-	seen uint32 // of head.news; guarded by world.mu
-	home uint32 // of the head.news of the world's group; guarded by world.mu
+	open int    // number of open local ranks; guarded by world.mu
+	seen uint32 // last value of head.news; guarded by world.mu
+	home uint32 // last value of head.news of the world's group; guarded by world.mu
 
-	asked    uint32   // of head.asked, that was looked at; guarded by world.mu
-	answered []uint64 // by rank: number of its last question that was looked at; guarded by world.mu
+	asked    uint32   // last value of head.asked; guarded by world.mu
+	answered []uint64 // number of the last handled query, by rank; guarded by world.mu
 
-	life sync.RWMutex // held by those that may come at any time, against the end of the mapping
+	life sync.RWMutex // read-locked by calls that may run at any time, so that the mapping stays
 	gone bool
 }
 
-// newGroup maps the region of a group of the world's ranks listed.
+// newGroup maps the region of a group of the listed ranks of the world.
 func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 	r, err := mapRegion(w.control, offset, layoutOf(len(worldly)))
 	if err != nil {
@@ -57,7 +57,7 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		g.places = append(g.places, transport.Place{Worker: p})
 	}
 	switch {
-	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0): // the peer may need this very processor, and cannot get it by a thread
+	case len(w.cfg.Ranks) > runtime.GOMAXPROCS(0): // the peer may be a goroutine that needs this processor, so yielding the thread does not help
 	case w.cfg.Size <= runtime.NumCPU():
 		g.looks = looksFirst
 	default:
@@ -66,12 +66,12 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 	return g, nil
 }
 
-// join makes the end of a local rank.
+// join creates the endpoint of a local rank.
 func (g *group) join(rank int) *endpoint {
 	n := g.ranks
 	e := &endpoint{
 		g: g, rank: rank, mine: g.block(rank), views: make([][2]view, n), names: map[string]string{},
-		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), told: make([]bool, n), garbage: make([]error, n),
+		wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, n), reported: make([]bool, n), garbage: make([]error, n),
 		reply: make(chan struct{}, 1), outgoing: make([]pipeEnd, n), incoming: make([]pipeEnd, n), staged: make([]bool, n),
 	}
 	for r := range n {
@@ -83,10 +83,10 @@ func (g *group) join(rank int) *endpoint {
 	return e
 }
 
-// lost returns why a rank will not come any more, or nil.
+// lost returns why a rank is down, or nil.
 //
-// A rank comes to the group, fails in it, closes its end here, then that of the world's group, and its process ends: in this order. This
-// looks in the other one, so what comes last here was not before something that it has missed.
+// A rank joins the group, fails in it, closes its endpoint here, then that of the world's group, and then its process ends, in this
+// order. lost reads these states in the reverse order, so it cannot miss an earlier one.
 func (g *group) lost(rank int) error {
 	ended := g.world.processes[g.process[rank]].lost()
 	left := g.first && g.world.root.block(g.worldly[rank]).state.Load()&stateClosed != 0
@@ -100,13 +100,13 @@ func (g *group) lost(rank int) error {
 	case ended != nil:
 		return ended
 	case left && state&stateOpen == 0:
-		return errClosed // before it came here
+		return errClosed // it never joined this group
 	}
 	return nil
 }
 
-// tellLocked delivers the ranks that are lost to the local ranks.
-func (g *group) tellLocked() {
+// reportLocked reports the lost ranks to the local ranks. The caller holds world.mu.
+func (g *group) reportLocked() {
 	g.seen, g.home = g.head.news.Load(), g.world.root.head.news.Load()
 	for rank := range g.ranks {
 		err := g.lost(rank)
@@ -114,15 +114,15 @@ func (g *group) tellLocked() {
 			continue
 		}
 		for r := range g.ends {
-			if e := g.ends[r].Load(); e != nil && r != rank && !e.told[rank] {
-				e.told[rank] = true
+			if e := g.ends[r].Load(); e != nil && r != rank && !e.reported[rank] {
+				e.reported[rank] = true
 				e.down <- transport.PeerDown{Rank: rank, Err: err}
 			}
 		}
 	}
 }
 
-// announce lets all processes of the group know that the state of a local rank has changed, and wakes all its ranks.
+// announce notifies all processes of the group of a change of the state of a local rank, and wakes all its ranks.
 func (g *group) announce() {
 	g.head.news.Add(1)
 	g.rouseAll()
@@ -141,7 +141,7 @@ func (g *group) rouseAll() {
 	}
 }
 
-// wakeUp wakes a rank if it is still parked: whoever clears the word rings.
+// wakeUp wakes a rank if it is still parked: the caller that clears the flag rings.
 func (g *group) wakeUp(rank int, b *block) {
 	if !b.parked.CompareAndSwap(1, 0) {
 		return
@@ -155,40 +155,40 @@ func (g *group) wakeUp(rank int, b *block) {
 	}
 }
 
-// endpoint is one rank's end.
+// endpoint is one rank's end of the group.
 type endpoint struct {
 	g      *group
 	rank   int
 	mine   *block
 	blocks []*block
 
-	// The rank's own goroutine only.
-	calls    uint64            // published so far
-	total    uint64            // marks raised so far
-	base     uint64            // of them before the current call
+	// Used by the rank's goroutine only.
+	calls    uint64            // number of calls published
+	total    uint64            // number of marks raised
+	base     uint64            // number of marks raised before the current call
 	own      [2]transport.Slot // as published, by slot
 	shapes   [2][]int          // their shapes, kept
 	version  [2]uint32         // of their texts
 	views    [][2]view         // by peer and slot
 	names    map[string]string // texts seen so far
-	garbage  []error           // by peer: what it wrote that cannot be
+	garbage  []error           // invalid data of a peer, by peer
 	want     want
-	staged   []bool // by rank: its stage has memory
-	unstaged error  // a stage has none
+	staged   []bool // by rank: its staging buffer is backed by memory
+	unstaged error  // why a staging buffer has no memory
 	judge    func(peer int, h transport.Header) error
 
 	outgoing, incoming []pipeEnd // by peer
 	x                  exchange
 
 	answer atomic.Pointer[func(seq uint64) []byte]
-	reply  chan struct{} // there is an answer
+	reply  chan struct{} // a token: an answer arrived
 
-	wake    chan struct{}
-	waiting atomic.Bool
-	closed  atomic.Bool
-	failed  atomic.Bool
-	down    chan transport.PeerDown
-	told    []bool // guarded by world.mu
+	wake     chan struct{}
+	waiting  atomic.Bool
+	closed   atomic.Bool
+	failed   atomic.Bool
+	down     chan transport.PeerDown
+	reported []bool // guarded by world.mu
 }
 
 var (
@@ -214,7 +214,7 @@ func (e *endpoint) NewBuffer(bytes int) (tensor.Memory, error) {
 	return e.g.world.arena.allocate(bytes)
 }
 
-// Retire keeps memory of this process's arena from being given out again. No other memory is reached by peers.
+// Retire prevents the reuse of memory of this process's arena. Peers reach no other memory.
 func (e *endpoint) Retire(m tensor.Memory) { e.g.world.arena.retire(m) }
 
 func (e *endpoint) Fail(reason []byte) {
@@ -248,7 +248,7 @@ func (e *endpoint) Close() error {
 	end := w.open == 0
 	w.mu.Unlock()
 	if last && g != w.root {
-		// The words in front of the pipes stay: a rank that comes late must not take the group for a new one.
+		// The head and the blocks stay: a rank that joins late must not treat the group as a new one.
 		unix.Fallocate(int(w.control.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, g.offset+int64(g.pipes), int64(g.bytes-g.pipes))
 	}
 	if unmap {
@@ -267,7 +267,7 @@ func (g *group) unmap() {
 	unix.Munmap(g.mem)
 }
 
-// Split finds the place of the group in the control file: whoever comes first takes one, the others find it by its id.
+// Split finds the region of the group in the control file: the first rank allocates it, the others find it by the group's id.
 func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if e.closed.Load() {
 		return nil, errClosed

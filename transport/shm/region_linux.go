@@ -12,44 +12,43 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// The control file: a table of the groups that were split off, then one region per group, that of all ranks first. A fresh
-// file reads as zeros, and zeros are the state in which every part of it begins, so nobody has to initialise anything and
-// nobody waits for somebody who does.
+// The control file holds a table of the split groups, then one region per group, first that of all ranks. A new file reads as
+// zeros. Zero is the initial state of every part, so no initialisation is needed.
 //
-// A region: its head, a block per rank, the pipes by sender and receiver, and the stages by rank.
+// A region holds its head, a block per rank, the pipes by sender and receiver, and the staging buffers by rank.
 
-// splitsMax bounds the groups that can be split off in the life of a group. Regions are not used twice: a process that was
-// stopped in one and wakes up writes into nothing that others use.
+// splitsMax bounds the groups that can be split from a group. Regions are not reused, so a process that was stopped in one and
+// continues cannot write into memory that others use.
 const splitsMax = 1 << 16
 
-// tableBytes is the length of the table of groups that were split off: an entry is the group's id + 1.
+// tableBytes is the size of the table of split groups: an entry is the group's id + 1.
 const tableBytes = 8 * splitsMax
 
-// stageBytes is the length of a rank's stage.
+// stageBytes is the size of a rank's staging buffer.
 const stageBytes = 4 << 20 >> (bits.UintSize % 64 / 32 * 3) // 512 KiB with 32 bits
 
 // head is the beginning of a region. See marks_linux.go for the words that decide whether a call starts.
 type head struct {
-	stop    atomic.Uint32 // no call starts any more that has not started
-	news    atomic.Uint32 // counts the changes of any rank's state
+	stop    atomic.Uint32 // calls that have not started never start
+	news    atomic.Uint32 // number of changes of any rank's state
 	contest [2]atomic.Uint64
 	verdict [2]atomic.Uint64
 	list    atomic.Uint64 // hash of the list of the group's ranks
-	left    atomic.Uint32 // ranks that have closed
-	asked   atomic.Uint32 // counts the questions
+	left    atomic.Uint32 // number of ranks that have closed
+	asked   atomic.Uint32 // number of queries
 	_       [64 - 56]byte
 
-	parkers atomic.Uint32 // ranks that are parked, or about to be; too high if one was killed there
+	parkers atomic.Uint32 // number of ranks that are parked or about to park; too high if a rank was killed meanwhile
 	_       [60]byte
 }
 
-// block is what a rank tells the others.
+// block is the part of the region that a rank writes for the others.
 type block struct {
 	slots [2]slot // of the even and the odd calls
 
-	parked atomic.Uint32 // the rank waits to be rung
+	parked atomic.Uint32 // 1 while the rank is parked
 	_      [4]byte
-	target atomic.Uint64 // it waits for this progress …
+	target atomic.Uint64 // the rank waits for this progress …
 	whose  atomic.Int32  // … of this rank, or -1: of all; waitsFrames: for a change of a pipe
 	slot   atomic.Uint32 // … in its slot of this index
 	_      [64 - 24]byte
@@ -76,19 +75,19 @@ type pipe struct {
 	state atomic.Uint64
 	header
 	length uint64        // of the frame
-	sent   atomic.Uint64 // bytes of the frame that were put into the ring
+	sent   atomic.Uint64 // number of bytes of the frame written to the ring
 	_      [64 - 16]byte
-	got    atomic.Uint64 // bytes of the frame that were taken out
+	got    atomic.Uint64 // number of bytes read from the ring
 	_      [64 - 8]byte
 }
 
-// layout is where the parts of a region lie.
+// layout holds the offsets of the parts of a region.
 type layout struct {
 	ranks            int
 	ring             int // bytes of a pipe's ring
 	blocks, pipes    int
 	stages, bytes    int
-	blockStep, piped int // distance from one to the next
+	blockStep, piped int // distances between consecutive ones
 }
 
 const page = 4096
@@ -116,7 +115,7 @@ func layoutOf(ranks int) layout {
 	return l
 }
 
-// region is a group's part of the control file, mapped.
+// region is the mapped part of the control file of a group.
 type region struct {
 	layout
 	mem  []byte
@@ -146,10 +145,10 @@ func (r *region) stage(rank int) []byte {
 	return r.mem[at : at+stageBytes : at+stageBytes]
 }
 
-// newFile makes a sealed file of so many bytes that read as zeros and cost nothing until they are written.
+// newFile creates a sealed file of the given size, which reads as zeros and takes no memory until it is written.
 func newFile(name string, bytes int64) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	var limit unix.Rlimit // to go over it would be a signal
+	var limit unix.Rlimit // exceeding it would raise a signal
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(bytes) > limit.Cur {
 		return nil, fmt.Errorf("shm: shared memory needs a sparse file of %d bytes, files are limited to %d (ulimit -f)", bytes, limit.Cur)
 	}
@@ -172,10 +171,10 @@ func newFile(name string, bytes int64) (*os.File, error) {
 	return f, nil
 }
 
-// seals keep the file's length: memory that vanishes under a process would kill it.
+// seals fix the length of the file: a process that accesses removed memory is killed.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// checkFile returns the length of a file that another process made, after making sure that it cannot shrink.
+// checkFile returns the length of a file of another process, after verifying that it cannot shrink.
 func checkFile(f *os.File) (int64, error) {
 	has, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || has&unix.F_SEAL_SHRINK == 0 {
@@ -196,8 +195,8 @@ func mapFile(f *os.File, offset int64, bytes int) ([]byte, error) {
 	return mem, nil
 }
 
-// mapAligned maps a whole file where huge pages fit, at an address that is a multiple of theirs as offsets in the file are: it
-// takes a longer stretch of addresses and gives back what stands over. It ends with unmapAligned.
+// mapAligned maps a whole file at an address aligned to huge pages, as offsets in the file are. It reserves a longer address range
+// and releases the rest. unmapAligned unmaps it.
 func mapAligned(f *os.File, bytes int) ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory (is there a limit on the address space, ulimit -v?): %w", bytes, err)

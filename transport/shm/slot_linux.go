@@ -9,10 +9,10 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// slot is a transport.Slot as it lies in shared memory. A rank has two, of its odd and its even calls. What peers look at
-// in every call is one cache line: how far the rank has come, and the header.
+// slot is a transport.Slot in shared memory. A rank has two, for its odd and its even calls. The fields that peers read in every call
+// are one cache line: the progress of the rank, and the header.
 type slot struct {
-	progress atomic.Uint64 // marks raised since the beginning, up to the last call of this slot
+	progress atomic.Uint64 // number of marks raised, up to the last call of this slot
 	header
 	src, dst  place
 	_         [64 - 2*24]byte
@@ -29,9 +29,9 @@ type header struct {
 	text                     uint32 // slots: twice the version of the text, and 1 if src and dst are set
 }
 
-// place is memory as all processes understand it.
+// place identifies memory in a way that is valid in all processes.
 type place struct {
-	process uint64 // number of the process in whose arena it lies, + 1; 0: it cannot be reached
+	process uint64 // number of the process whose arena has it, + 1; 0: it cannot be reached
 	offset  uint64
 	bytes   uint64
 }
@@ -39,7 +39,7 @@ type place struct {
 // slotTextBytes makes a slot 1 KiB long.
 const slotTextBytes = 1024 - 64 - 64
 
-// What the text of a slot can hold; what is longer is cut off, for it is only shown to people.
+// The capacity of the text of a slot. Longer text is truncated, since it is only shown to people.
 const (
 	textHeader   = 4 // lengths: 2 bytes of the name, 1 of the algorithm, 1 of the shape
 	algorithmMax = 64

@@ -21,10 +21,10 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Without shared memory the ranks exchange frames over unix sockets, with the protocol of package tcp. Every rank listens
-// at a path of its own, in a directory that only this user can enter.
+// Without shared memory the ranks exchange frames over unix sockets with the protocol of package tcp. Every rank listens at a
+// separate path, in a directory that only this user can access.
 
-// openFrames is Open where there is no shared memory.
+// openFrames implements Open without shared memory.
 func openFrames(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	dir, err := privateDir()
 	if err != nil {
@@ -56,7 +56,7 @@ func openFrames(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	return ends, nil
 }
 
-// openRank joins one rank. Each is its own node, also if several are in one process: the others cannot know which are.
+// openRank joins one rank. Each rank has a separate node, even if several are in one process: the others do not know which are.
 func openRank(ctx context.Context, cfg *Config, at string, rank int) (transport.Endpoint, error) {
 	l, err := listenUnix(at + "-" + strconv.Itoa(rank))
 	if err != nil {
@@ -84,17 +84,17 @@ func openRank(ctx context.Context, cfg *Config, at string, rank int) (transport.
 		node.Close()
 		return nil, fmt.Errorf("shm: rank %d of %q: %w", rank, cfg.Name, err)
 	}
-	return (&door{node: node}).end(ends[0]), nil
+	return (&sharedNode{node: node}).end(ends[0]), nil
 }
 
-// unixHost stands for this host in the addresses of the ranks.
+// unixHost is the host in the addresses of the ranks.
 const unixHost = "unix"
 
 // privateDir returns the directory of this user's sockets.
 func privateDir() (string, error) {
 	dir := filepath.Join(os.TempDir(), "lockstep-"+strconv.Itoa(os.Getuid()))
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", fmt.Errorf("shm: making a directory for sockets: %w", err)
+		return "", fmt.Errorf("shm: creating a directory for sockets: %w", err)
 	}
 	if err := checkPrivate(dir); err != nil {
 		return "", err
@@ -102,7 +102,7 @@ func privateDir() (string, error) {
 	return dir, nil
 }
 
-// listenUnix listens at the path. A socket that a process left there which is gone is removed.
+// listenUnix listens at the path. It removes a stale socket of an ended process.
 func listenUnix(path string) (net.Listener, error) {
 	l, err := net.Listen("unix", path)
 	if err == nil {
@@ -118,8 +118,8 @@ func listenUnix(path string) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// authenticate lets both ends of a connection prove that they know the token.
-func (c *Config) authenticate(conn net.Conn, dialed bool, greeting []byte) error {
+// authenticate makes both ends of a connection prove that they know the token.
+func (c *Config) authenticate(conn net.Conn, dialed bool, hello []byte) error {
 	own, theirs := nonce(), make([]byte, nonceBytes)
 	side, other := "guest", "host"
 	if !dialed {
@@ -132,13 +132,13 @@ func (c *Config) authenticate(conn net.Conn, dialed bool, greeting []byte) error
 	if _, err := io.ReadFull(conn, theirs); err != nil {
 		return err
 	}
-	if _, err := conn.Write(c.sign(side, theirs, own, greeting)); err != nil {
+	if _, err := conn.Write(c.sign(side, theirs, own, hello)); err != nil {
 		return err
 	}
 	if _, err := io.ReadFull(conn, mac); err != nil {
 		return err
 	}
-	if !hmac.Equal(mac, c.sign(other, own, theirs, greeting)) {
+	if !hmac.Equal(mac, c.sign(other, own, theirs, hello)) {
 		return errors.New("shm: the other process has another token")
 	}
 	return nil
@@ -162,8 +162,8 @@ func (c *Config) sign(side string, parts ...[]byte) []byte {
 	return mac.Sum(nil)
 }
 
-// door is a rank's node, which is closed with the last of the rank's ends.
-type door struct {
+// sharedNode is a rank's node, which is closed with the last endpoint of the rank.
+type sharedNode struct {
 	node *tcp.Node
 	open atomic.Int64
 }
@@ -171,7 +171,7 @@ type door struct {
 // unixEnd is a rank's end.
 type unixEnd struct {
 	tcpEnd
-	door   *door
+	shared *sharedNode
 	closed atomic.Bool
 }
 
@@ -183,9 +183,9 @@ type tcpEnd interface {
 	transport.Placer
 }
 
-func (d *door) end(e transport.Endpoint) transport.Endpoint {
+func (d *sharedNode) end(e transport.Endpoint) transport.Endpoint {
 	d.open.Add(1)
-	return &unixEnd{tcpEnd: e.(tcpEnd), door: d}
+	return &unixEnd{tcpEnd: e.(tcpEnd), shared: d}
 }
 
 func (e *unixEnd) Transport() string { return "unix" }
@@ -195,7 +195,7 @@ func (e *unixEnd) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e.door.end(sub), nil
+	return e.shared.end(sub), nil
 }
 
 func (e *unixEnd) Close() error {
@@ -203,8 +203,8 @@ func (e *unixEnd) Close() error {
 		return nil
 	}
 	err := e.tcpEnd.Close()
-	if e.door.open.Add(-1) == 0 {
-		err = errors.Join(err, e.door.node.Close())
+	if e.shared.open.Add(-1) == 0 {
+		err = errors.Join(err, e.shared.node.Close())
 	}
 	return err
 }

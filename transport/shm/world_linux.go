@@ -18,9 +18,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Open joins the group and returns the ends of this process's ranks, in their order. It returns when all processes of the
-// group are there, or with an error when ctx ends or this process is refused: then the error says which value differs, and
-// what both sides have. Each endpoint has to be closed.
+// Open joins the group and returns the endpoints of this process's ranks, in increasing order. It waits until all processes have
+// joined. It returns an error if ctx ends, or if this process is refused; the error then names the value that differs, on both
+// sides. The caller must close every endpoint.
 func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -29,14 +29,14 @@ func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if HostID() == "" {
 		return openFrames(ctx, cfg)
 	}
-	w, err := meet(ctx, cfg)
+	w, err := join(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	return w.start()
 }
 
-// world is this process's part of a group that was opened, with all that were split off.
+// world is this process's part of a group that Open created, with all groups split from it.
 type world struct {
 	cfg       Config
 	me        int // number of this process
@@ -44,13 +44,13 @@ type world struct {
 	processOf []int // by rank
 	control   *os.File
 	arena     *arena
-	porch     *porch // of the process that listens, else nil
+	reception *reception // nil unless this process listens
 	root      *group
-	table     []byte // of the groups that were split off
+	table     []byte // of the split groups
 
 	mu      sync.Mutex
-	groups  []*group // that have local ranks which are not closed
-	open    int      // endpoints that are not closed
+	groups  []*group // with open local ranks
+	open    int      // number of open endpoints
 	readers sync.WaitGroup
 }
 
@@ -66,7 +66,7 @@ type process struct {
 	dead atomic.Pointer[error]
 }
 
-// start makes the ends once everything is there.
+// start creates the endpoints after the set-up.
 func (w *world) start() ([]transport.Endpoint, error) {
 	fail := func(err error) ([]transport.Endpoint, error) {
 		w.close()
@@ -103,7 +103,7 @@ func (w *world) start() ([]transport.Endpoint, error) {
 			return fail(err)
 		}
 		p.bell = func(fd uintptr) bool {
-			unix.Write(int(fd), bell[:]) // if it is full, its reader has something to read anyway
+			unix.Write(int(fd), bell[:]) // if the socket is full, its reader will wake up anyway
 			return true
 		}
 		w.readers.Go(func() { w.read(p) })
@@ -111,10 +111,10 @@ func (w *world) start() ([]transport.Endpoint, error) {
 	return out, nil
 }
 
-// bell is what rings: any byte.
+// bell is the byte that ring sends; its value does not matter.
 var bell [1]byte
 
-// ring makes the process look at its ranks.
+// ring wakes the process, so that it checks its ranks.
 func (p *process) ring() {
 	if p.raw != nil {
 		p.raw.Write(p.bell)
@@ -129,7 +129,7 @@ func (p *process) lost() error {
 	return nil
 }
 
-// read looks at the local ranks whenever the process rings, until its end.
+// read checks the local ranks whenever the process rings, until its connection ends.
 func (w *world) read(p *process) {
 	var bells [256]byte
 	for {
@@ -143,15 +143,15 @@ func (w *world) read(p *process) {
 	}
 }
 
-// look wakes the local ranks that were rung, and tells them of peers that are lost.
+// look wakes the local ranks whose parked flag was cleared, and reports lost peers to them.
 func (w *world) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.groups {
-		// One that has left the world's group will not come to those split from it, whose ranks nobody has woken for that.
+		// A rank that has closed its end in the world's group will not join groups split from it, whose ranks are not woken for that.
 		gone := g.first && g.home != w.root.head.news.Load()
 		if gone || g.seen != g.head.news.Load() {
-			g.tellLocked()
+			g.reportLocked()
 		}
 		for r := range g.ends {
 			if e := g.ends[r].Load(); e != nil && e.waiting.Load() && (gone || e.mine.parked.Load() == 0) {
@@ -161,10 +161,10 @@ func (w *world) look() {
 	}
 }
 
-// end notes that the connection to a process has ended.
+// end handles the end of the connection with a process.
 func (w *world) end(p *process, err error) {
 	if errors.Is(err, net.ErrClosed) {
-		return // by this process
+		return // closed by this process
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,7 +176,7 @@ func (w *world) end(p *process, err error) {
 	}
 	p.dead.Store(&down)
 	for _, g := range w.groups {
-		g.tellLocked()
+		g.reportLocked()
 		for r := range g.ends {
 			if e := g.ends[r].Load(); e != nil {
 				e.token()
@@ -185,10 +185,10 @@ func (w *world) end(p *process, err error) {
 	}
 }
 
-// close gives back what the process has of the group.
+// close releases the resources of this process.
 func (w *world) close() {
-	if w.porch != nil {
-		w.porch.close()
+	if w.reception != nil {
+		w.reception.close()
 	}
 	for i := range w.processes {
 		if p := &w.processes[i]; p.conn != nil {
@@ -211,7 +211,7 @@ func (w *world) close() {
 	w.control.Close()
 }
 
-// place says where memory of this process lies, if others can reach it.
+// place returns the location of memory of this process, and whether other processes can reach it.
 func (w *world) place(m tensor.Memory) (place, bool) {
 	at, ok := w.arena.offset(m)
 	if !ok {
@@ -220,7 +220,7 @@ func (w *world) place(m tensor.Memory) (place, bool) {
 	return place{process: uint64(w.me) + 1, offset: uint64(at), bytes: uint64(m.Bytes)}, true
 }
 
-// memory returns the memory at a place, as far as it can be reached, or false if there cannot be such a place.
+// memory returns the memory at a place; its Ptr is nil if it cannot be reached. It returns false if the place is invalid.
 func (w *world) memory(at *place) (tensor.Memory, bool) {
 	if at.process == 0 {
 		m := tensor.Memory{Bytes: int(at.bytes)}
@@ -236,10 +236,10 @@ func (w *world) memory(at *place) (tensor.Memory, bool) {
 	return tensor.Memory{Ptr: unsafe.Pointer(&mem[at.offset]), Bytes: int(at.bytes), Kind: tensor.Shared}, true
 }
 
-// split makes this rank's end of the group with the id.
+// split creates this rank's endpoint of a split group.
 func (w *world) split(e *endpoint, id uint64, ranks []int) (transport.Endpoint, error) {
 	if id+1 == 0 {
-		return nil, fmt.Errorf("shm: group %#x: the highest id is not for use", id)
+		return nil, fmt.Errorf("shm: group id %#x is reserved", id)
 	}
 	worldly := make([]int, len(ranks))
 	hash := uint64(14695981039346656037) // FNV-1a, over ranks
@@ -252,7 +252,7 @@ func (w *world) split(e *endpoint, id uint64, ranks []int) (transport.Endpoint, 
 		return nil, err
 	}
 	at := slices.Index(ranks, e.rank)
-	taken := fmt.Errorf("shm: group %#x of ranks %v exists already, of other ranks or with rank %d in it", id, ranks, e.rank)
+	taken := fmt.Errorf("shm: group %#x of ranks %v exists already, with other ranks or with an end of rank %d", id, ranks, e.rank)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	offset := tableBytes + int64(layoutOf(w.cfg.Size).bytes)*int64(1+entry)
@@ -280,11 +280,11 @@ func (w *world) split(e *endpoint, id uint64, ranks []int) (transport.Endpoint, 
 	g.open++
 	w.open++
 	end := g.join(at)
-	g.tellLocked()
+	g.reportLocked()
 	return end, nil
 }
 
-// entry returns the index of the group with the id in the table, entered now if it was not there.
+// entry returns the index of a group in the table, and adds the group if it is missing.
 func (w *world) entry(id uint64) (int, error) {
 	key := id + 1
 	for i := range splitsMax {
@@ -294,5 +294,5 @@ func (w *world) entry(id uint64) (int, error) {
 			return at, nil
 		}
 	}
-	return 0, fmt.Errorf("shm: %d groups were split off already, which is all that is possible", splitsMax)
+	return 0, fmt.Errorf("shm: %d groups were split already, which is the maximum", splitsMax)
 }

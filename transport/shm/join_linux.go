@@ -25,7 +25,7 @@ import (
 // protocolVersion changes with the handshake and with the layout of the control file.
 const protocolVersion = 1
 
-// hello is what a process that dials says first.
+// hello is the first message of a dialing process.
 type hello struct {
 	Protocol string
 	Version  int
@@ -38,18 +38,18 @@ type hello struct {
 	Nonce    []byte
 }
 
-// answer is what it is told then: why it is refused, or what proves that the other side knows the token.
+// answer replies to a hello: a refusal, or a nonce and the proof that the listening process knows the token.
 type answer struct {
 	Refused string
 	Nonce   []byte
 	Proof   []byte
 }
 
-// proof is what proves that it knows the token; the file of its arena follows.
+// proof proves that the dialing process knows the token; the file of its arena follows.
 type proof struct{ Proof []byte }
 
-// welcome says why it is refused after all, or who is in the group, by number of the process. The control file follows, the
-// arenas of all other processes, and the sockets to those that do not listen.
+// welcome ends the handshake: a refusal, or the members of the group, by process number. Then follow the control file, the arenas
+// of all other processes, and the sockets to those that do not listen.
 type welcome struct {
 	Refused   string
 	Processes []member
@@ -64,11 +64,11 @@ type member struct {
 const (
 	protocolName = "lockstep shm"
 	messageMax   = 64 << 10
-	helloTime    = 5 * time.Second // for a process that has dialled
+	helloTime    = 5 * time.Second // bounds the handshake
 )
 
-// HostID returns a text that is equal in two processes if they can share memory: those of one boot of one kernel, of one
-// network namespace and one user, and of one architecture. It returns "" if this process cannot share memory at all.
+// HostID returns a text that is equal in two processes if they can share memory: they have the same boot of a kernel, network
+// namespace, user namespace, user and architecture. It returns "" if this process cannot share memory.
 func HostID() string {
 	f, err := newFile("lockstep-probe", 1)
 	if err != nil {
@@ -90,14 +90,14 @@ func HostID() string {
 	return fmt.Sprintf("%s %s %s %d %s", strings.TrimSpace(string(boot)), network, users, os.Getuid(), runtime.GOARCH)
 }
 
-// address is the abstract socket of a group. Such a name vanishes with the socket.
+// address returns the abstract socket of a group. Its name disappears when the socket is closed.
 func address(name string) *net.UnixAddr {
 	sum := sha256.Sum256([]byte(name))
 	return &net.UnixAddr{Net: "unix", Name: "@lockstep-" + hex.EncodeToString(sum[:16])}
 }
 
-// meet brings the processes of the group together.
-func meet(ctx context.Context, cfg Config) (*world, error) {
+// join connects the processes of the group and shares the files.
+func join(ctx context.Context, cfg Config) (*world, error) {
 	w := &world{cfg: cfg}
 	bytes := int64(cfg.ArenaBytes)
 	if bytes == 0 {
@@ -129,7 +129,7 @@ func meet(ctx context.Context, cfg Config) (*world, error) {
 	return w, nil
 }
 
-// abandon gives back what an Open that did not come to its end has.
+// abandon releases the resources of a failed Open.
 func (w *world) abandon() {
 	if w.control == nil {
 		w.control = os.NewFile(^uintptr(0), "")
@@ -137,7 +137,7 @@ func (w *world) abandon() {
 	w.close()
 }
 
-// hello is what this process says of itself.
+// hello returns the hello of this process.
 func (c *Config) hello() hello {
 	return hello{
 		Protocol: protocolName, Version: protocolVersion, Arch: runtime.GOARCH,
@@ -145,7 +145,7 @@ func (c *Config) hello() hello {
 	}
 }
 
-// differ returns what of another process's hello does not fit this one's, or "".
+// differ returns how another process's hello conflicts with this one's, or "".
 func (h *hello) differ(from *hello) string {
 	for _, f := range []struct {
 		name         string
@@ -164,7 +164,7 @@ func (h *hello) differ(from *hello) string {
 		}
 	}
 	if len(h.Nonce) != nonceBytes {
-		return "its hello is not whole"
+		return "its hello is incomplete"
 	}
 	if len(h.Ranks) == 0 || checkRanks(h.Ranks, from.Size) != nil {
 		return fmt.Sprintf("it claims the ranks %v of %d", h.Ranks, from.Size)
@@ -179,22 +179,22 @@ func quoted(v any) any {
 	return v
 }
 
-// porch is where a process that listens receives the others.
-type porch struct {
+// reception is the set-up on the listening side.
+type reception struct {
 	cfg      *Config
 	own      hello
 	listener *net.UnixListener
 	stop     context.CancelFunc
-	greeters sync.WaitGroup
-	came     chan struct{} // somebody is there, or was refused
+	work     sync.WaitGroup
+	changed  chan struct{} // a token: a process was admitted or refused
 
 	mu      sync.Mutex
 	guests  []*guest
-	seated  bool   // all are there
+	all     bool   // all ranks have joined
 	refused string // the last refusal
 }
 
-// guest is a process that was let in.
+// guest is an admitted process.
 type guest struct {
 	conn  *net.UnixConn
 	pid   int
@@ -202,7 +202,7 @@ type guest struct {
 	arena *os.File
 }
 
-// host is meet for the process that listens.
+// host is join for the listening process.
 func (w *world) host(ctx context.Context) error {
 	control, err := newFile("lockstep-control", tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax))
 	if err != nil {
@@ -220,28 +220,28 @@ func (w *world) host(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("shm: listening for the other processes of %q: %w", w.cfg.Name, err)
 	}
-	greeting, stop := context.WithCancel(context.Background())
-	p := &porch{cfg: &w.cfg, own: w.cfg.hello(), listener: l, stop: stop, came: make(chan struct{}, 1)}
-	w.porch = p
-	p.greeters.Go(func() { p.receive(greeting) })
+	ctxWork, stop := context.WithCancel(context.Background())
+	p := &reception{cfg: &w.cfg, own: w.cfg.hello(), listener: l, stop: stop, changed: make(chan struct{}, 1)}
+	w.reception = p
+	p.work.Go(func() { p.accept(ctxWork) })
 	for !p.complete() {
 		select {
-		case <-p.came:
+		case <-p.changed:
 		case <-ctx.Done():
 			return p.missing(ctx)
 		}
 	}
-	return w.seat(ctx, p)
+	return w.distribute(ctx, p)
 }
 
-// receive lets in who comes, until the listener is closed.
-func (p *porch) receive(ctx context.Context) {
+// accept performs the handshakes of the dialing processes, until the listener is closed.
+func (p *reception) accept(ctx context.Context) {
 	for {
 		conn, err := p.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // out of descriptors, say
+		if err != nil { // probably out of file descriptors
 			select {
 			case <-ctx.Done():
 				return
@@ -249,10 +249,10 @@ func (p *porch) receive(ctx context.Context) {
 				continue
 			}
 		}
-		p.greeters.Go(func() {
+		p.work.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, helloTime)
 			defer cancel()
-			err := p.greet(limited, conn)
+			err := p.handshake(limited, conn)
 			if err != nil {
 				conn.Close()
 			}
@@ -262,15 +262,15 @@ func (p *porch) receive(ctx context.Context) {
 			}
 			p.mu.Unlock()
 			select {
-			case p.came <- struct{}{}:
+			case p.changed <- struct{}{}:
 			default:
 			}
 		})
 	}
 }
 
-// greet lets a process in, or refuses it and says why.
-func (p *porch) greet(ctx context.Context, conn *net.UnixConn) error {
+// handshake admits a process, or refuses it with a reason.
+func (p *reception) handshake(ctx context.Context, conn *net.UnixConn) error {
 	release := bound(ctx, conn)
 	pid, err := checkUser(conn)
 	if err != nil {
@@ -278,7 +278,7 @@ func (p *porch) greet(ctx context.Context, conn *net.UnixConn) error {
 	}
 	var h hello
 	if err := receive(conn, &h); err != nil {
-		return fmt.Errorf("process %d said no hello: %w", pid, err)
+		return fmt.Errorf("process %d sent no hello: %w", pid, err)
 	}
 	if why := p.own.differ(&h); why != "" {
 		send(conn, answer{Refused: why})
@@ -286,21 +286,21 @@ func (p *porch) greet(ctx context.Context, conn *net.UnixConn) error {
 	}
 	own := nonce()
 	if err := send(conn, answer{Nonce: own, Proof: p.cfg.sign("host", h.Nonce, own)}); err != nil {
-		return fmt.Errorf("process %d left: %w", pid, err)
+		return fmt.Errorf("process %d closed the connection: %w", pid, err)
 	}
 	var proved proof
 	if err := receive(conn, &proved); err != nil {
-		return fmt.Errorf("process %d has another token, or left: %w", pid, err)
+		return fmt.Errorf("process %d has another token, or closed the connection: %w", pid, err)
 	}
 	g := &guest{conn: conn, pid: pid, ranks: h.Ranks}
 	if g.arena, err = receiveFile(conn); err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
-	why := "its token is another one"
+	why := "it has another token"
 	if hmac.Equal(proved.Proof, p.cfg.sign("guest", own, h.Nonce)) {
 		if err := release(); err != nil {
 			g.arena.Close()
-			return fmt.Errorf("process %d was too slow: %w", pid, err)
+			return fmt.Errorf("handshake with process %d timed out: %w", pid, err)
 		}
 		why = p.admit(g)
 	}
@@ -312,12 +312,12 @@ func (p *porch) greet(ctx context.Context, conn *net.UnixConn) error {
 	return nil
 }
 
-// admit notes the ranks of a process, unless they are taken.
-func (p *porch) admit(g *guest) string {
+// admit adds a process, unless one of its ranks is taken. It returns the refusal or "".
+func (p *reception) admit(g *guest) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.guests = slices.DeleteFunc(p.guests, func(other *guest) bool {
-		if !p.seated && other.left() {
+		if !p.all && other.left() {
 			other.conn.Close()
 			other.arena.Close()
 			return true
@@ -336,7 +336,7 @@ func (p *porch) admit(g *guest) string {
 	return ""
 }
 
-// left reports whether the process at the other end is gone.
+// left reports whether the other end has closed the connection.
 func (g *guest) left() bool {
 	raw, err := g.conn.SyscallConn()
 	if err != nil {
@@ -350,20 +350,20 @@ func (g *guest) left() bool {
 	return gone || err != nil
 }
 
-// complete reports whether all ranks are there.
-func (p *porch) complete() bool {
+// complete reports whether all ranks have joined.
+func (p *reception) complete() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(p.cfg.Ranks)
 	for _, g := range p.guests {
 		n += len(g.ranks)
 	}
-	p.seated = n == p.cfg.Size
-	return p.seated
+	p.all = n == p.cfg.Size
+	return p.all
 }
 
-// missing says who did not come.
-func (p *porch) missing(ctx context.Context) error {
+// missing returns the error of a rendezvous that timed out; it names the missing ranks.
+func (p *reception) missing(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	here := slices.Clone(p.cfg.Ranks)
@@ -383,8 +383,8 @@ func (p *porch) missing(ctx context.Context) error {
 	return fmt.Errorf("shm: waiting for ranks %v of %q%s: %w", away, p.cfg.Name, text, context.Cause(ctx))
 }
 
-// seat hands every process what it needs.
-func (w *world) seat(ctx context.Context, p *porch) error {
+// distribute sends every process its welcome and files.
+func (w *world) distribute(ctx context.Context, p *reception) error {
 	p.mu.Lock()
 	guests := slices.Clone(p.guests)
 	p.mu.Unlock()
@@ -420,7 +420,7 @@ func (w *world) seat(ctx context.Context, p *porch) error {
 		for j := range i {
 			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 			if err != nil {
-				return fmt.Errorf("shm: making the sockets between the processes: %w", err)
+				return fmt.Errorf("shm: creating the sockets between the processes: %w", err)
 			}
 			a, b := os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair")
 			pairs = append(pairs, a, b)
@@ -430,27 +430,27 @@ func (w *world) seat(ctx context.Context, p *porch) error {
 	}
 	for i, g := range guests {
 		if err := w.serve(ctx, g, welcome{Processes: members, You: i + 1}, files[i]); err != nil {
-			return fmt.Errorf("shm: process %d (ranks %v) left while the group was made: %w", g.pid, g.ranks, err)
+			return fmt.Errorf("shm: process %d (ranks %v) closed the connection while the group was opened: %w", g.pid, g.ranks, err)
 		}
 	}
 	return nil
 }
 
-// serve sends a process all it needs.
-func (w *world) serve(ctx context.Context, g *guest, say welcome, files []*os.File) error {
+// serve sends a process its welcome and files.
+func (w *world) serve(ctx context.Context, g *guest, message welcome, files []*os.File) error {
 	release := bound(ctx, g.conn)
-	err := send(g.conn, say)
+	err := send(g.conn, message)
 	for i := 0; i < len(files) && err == nil; i++ {
 		err = sendFile(g.conn, files[i])
 	}
 	return cmp.Or(err, release())
 }
 
-// close ends the reception.
-func (p *porch) close() {
+// close stops listening and closes the connections.
+func (p *reception) close() {
 	p.stop()
 	p.listener.Close()
-	p.greeters.Wait()
+	p.work.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range p.guests {
@@ -459,7 +459,7 @@ func (p *porch) close() {
 	}
 }
 
-// dial is meet for the processes that do not listen.
+// dial is join for the processes that do not listen.
 func (w *world) dial(ctx context.Context) error {
 	conn, err := w.reach(ctx)
 	if err != nil {
@@ -473,12 +473,12 @@ func (w *world) dial(ctx context.Context) error {
 	release := bound(ctx, conn)
 	err = cmp.Or(w.enter(conn), release())
 	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("shm: waiting for all ranks of %q to come: %w", w.cfg.Name, context.Cause(ctx))
+		err = fmt.Errorf("shm: waiting for all ranks of %q to join: %w", w.cfg.Name, context.Cause(ctx))
 	}
 	return err
 }
 
-// reach dials until somebody listens.
+// reach dials until a process listens.
 func (w *world) reach(ctx context.Context) (*net.UnixConn, error) {
 	var d net.Dialer
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -488,13 +488,13 @@ func (w *world) reach(ctx context.Context) (*net.UnixConn, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("shm: nobody listens for the group %q (the process with rank 0 does; %v): %w", w.cfg.Name, err, context.Cause(ctx))
+			return nil, fmt.Errorf("shm: the process with rank 0 does not listen for the group %q (%v): %w", w.cfg.Name, err, context.Cause(ctx))
 		case <-time.After(pause):
 		}
 	}
 }
 
-// enter goes through the handshake and takes what the group needs.
+// enter performs the handshake and receives the files of the group.
 func (w *world) enter(conn *net.UnixConn) error {
 	pid, err := checkUser(conn)
 	if err != nil {
@@ -502,11 +502,11 @@ func (w *world) enter(conn *net.UnixConn) error {
 	}
 	own := w.cfg.hello()
 	if err := send(conn, own); err != nil {
-		return fmt.Errorf("shm: process %d, which listens for %q, left: %w", pid, w.cfg.Name, err)
+		return fmt.Errorf("shm: process %d, which listens for %q, closed the connection: %w", pid, w.cfg.Name, err)
 	}
 	var a answer
 	if err := receive(conn, &a); err != nil {
-		return fmt.Errorf("shm: process %d, which listens for %q, gave no answer: %w", pid, w.cfg.Name, err)
+		return fmt.Errorf("shm: process %d, which listens for %q, did not answer: %w", pid, w.cfg.Name, err)
 	}
 	if a.Refused != "" {
 		return w.refused(pid, a.Refused)
@@ -520,35 +520,35 @@ func (w *world) enter(conn *net.UnixConn) error {
 	if err := sendFile(conn, w.arena.file); err != nil {
 		return err
 	}
-	return w.sit(conn, pid)
+	return w.receiveFiles(conn, pid)
 }
 
 func (w *world) refused(pid int, why string) error {
 	return fmt.Errorf("shm: process %d, which listens for %q, refuses this process (ranks %v): %s", pid, w.cfg.Name, w.cfg.Ranks, why)
 }
 
-// sit takes what seat hands over.
-func (w *world) sit(conn *net.UnixConn, pid int) error {
-	var say welcome
-	if err := receive(conn, &say); err != nil {
+// receiveFiles receives the messages and files that distribute sends.
+func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
+	var message welcome
+	if err := receive(conn, &message); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name, err)
 	}
-	if say.Refused != "" {
-		return w.refused(pid, say.Refused)
+	if message.Refused != "" {
+		return w.refused(pid, message.Refused)
 	}
-	if err := say.check(&w.cfg); err != nil {
+	if err := message.check(&w.cfg); err != nil {
 		return err
 	}
-	w.me = say.You
+	w.me = message.You
 	var err error
 	if w.control, err = receiveFile(conn); err != nil {
 		return err
 	}
 	if size, err := checkFile(w.control); err != nil || size != tableBytes+int64(layoutOf(w.cfg.Size).bytes)*(1+splitsMax) {
-		return fmt.Errorf("shm: process %d handed over a control file of %d bytes: %v", pid, size, err)
+		return fmt.Errorf("shm: process %d sent a control file of %d bytes: %v", pid, size, err)
 	}
-	w.processes = make([]process, len(say.Processes))
-	for i, m := range say.Processes {
+	w.processes = make([]process, len(message.Processes))
+	for i, m := range message.Processes {
 		p := &w.processes[i]
 		p.pid, p.ranks = m.Pid, m.Ranks
 		if i == 0 {
@@ -579,31 +579,31 @@ func (w *world) sit(conn *net.UnixConn, pid int) error {
 		f.Close()
 		unixConn, ok := c.(*net.UnixConn)
 		if err != nil || !ok {
-			return fmt.Errorf("shm: process %d handed over no socket: %v", pid, err)
+			return fmt.Errorf("shm: process %d sent no socket: %v", pid, err)
 		}
 		w.processes[i].conn = unixConn
 	}
 	return nil
 }
 
-// check returns what is wrong with the members of the group.
+// check returns an error if the members of the group are invalid.
 func (s *welcome) check(c *Config) error {
 	seen := make([]bool, c.Size)
 	n := 0
 	for i, m := range s.Processes {
 		if len(m.Ranks) == 0 || checkRanks(m.Ranks, c.Size) != nil || i > 0 && m.Ranks[0] <= s.Processes[i-1].Ranks[0] {
-			return fmt.Errorf("shm: process %d is said to have ranks %v", m.Pid, m.Ranks)
+			return fmt.Errorf("shm: invalid welcome: process %d has ranks %v", m.Pid, m.Ranks)
 		}
 		for _, r := range m.Ranks {
 			if seen[r] {
-				return fmt.Errorf("shm: rank %d is said to be in two processes", r)
+				return fmt.Errorf("shm: invalid welcome: rank %d is in two processes", r)
 			}
 			seen[r] = true
 			n++
 		}
 	}
 	if n != c.Size || s.You < 1 || s.You >= len(s.Processes) || !slices.Equal(s.Processes[s.You].Ranks, c.Ranks) {
-		return fmt.Errorf("shm: the group is said to be %v, and this process, with ranks %v, its number %d", s.Processes, c.Ranks, s.You)
+		return fmt.Errorf("shm: invalid welcome: the group is %v, and this process, with ranks %v, has number %d", s.Processes, c.Ranks, s.You)
 	}
 	return nil
 }
@@ -615,13 +615,13 @@ func mapArena(f *os.File) ([]byte, error) {
 		return nil, err
 	}
 	if size < page || int64(int(size)) != size {
-		return nil, fmt.Errorf("shm: the other process shares %d bytes", size)
+		return nil, fmt.Errorf("shm: the other process sent an arena of %d bytes", size)
 	}
 	return mapAligned(f, int(size))
 }
 
-// bound ends what the connection waits for when ctx ends, until it is released.
-// Released too late, it returns an error, and the connection is of no use.
+// bound makes the end of ctx interrupt the operations of a connection, until release is called. If ctx has ended before, release
+// returns an error, and the connection is unusable.
 func bound(ctx context.Context, conn net.Conn) (release func() error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	return func() error {
@@ -632,7 +632,7 @@ func bound(ctx context.Context, conn net.Conn) (release func() error) {
 	}
 }
 
-// checkUser returns the process at the other end, if it is of this user.
+// checkUser returns the process at the other end, or an error if it belongs to another user.
 func checkUser(conn *net.UnixConn) (pid int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -644,7 +644,7 @@ func checkUser(conn *net.UnixConn) (pid int, err error) {
 		return 0, err
 	}
 	if credErr != nil {
-		return 0, fmt.Errorf("asking who is at the other end: %w", credErr)
+		return 0, fmt.Errorf("identifying the process at the other end: %w", credErr)
 	}
 	if int(cred.Uid) != os.Getuid() {
 		return 0, fmt.Errorf("process %d belongs to user %d, this process to user %d", cred.Pid, cred.Uid, os.Getuid())
@@ -670,7 +670,7 @@ func receive(r io.Reader, message any) error {
 	}
 	n := binary.LittleEndian.Uint32(length[:])
 	if n > messageMax {
-		return fmt.Errorf("shm: a message of %d bytes, at most %d are expected: the other process speaks another protocol", n, messageMax)
+		return fmt.Errorf("shm: got a message of %d bytes, want at most %d: the other process uses another protocol", n, messageMax)
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
@@ -679,22 +679,22 @@ func receive(r io.Reader, message any) error {
 	return json.Unmarshal(body, message)
 }
 
-// sendFile hands a file to the process at the other end.
+// sendFile passes a file to the process at the other end.
 func sendFile(conn *net.UnixConn, f *os.File) error {
 	_, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(int(f.Fd())), nil)
 	if err != nil {
-		return fmt.Errorf("shm: handing over a file: %w", err)
+		return fmt.Errorf("shm: sending a file descriptor: %w", err)
 	}
 	return nil
 }
 
-// receiveFile takes a file that the process at the other end hands over.
+// receiveFile receives a file from the process at the other end.
 func receiveFile(conn *net.UnixConn) (*os.File, error) {
 	var b [1]byte
 	rights := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := conn.ReadMsgUnix(b[:], rights)
 	if err != nil {
-		return nil, fmt.Errorf("shm: taking over a file: %w", err)
+		return nil, fmt.Errorf("shm: receiving a file descriptor: %w", err)
 	}
 	messages, err := unix.ParseSocketControlMessage(rights[:n])
 	if err != nil || len(messages) != 1 {
