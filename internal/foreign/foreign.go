@@ -1,7 +1,8 @@
-// Package foreign finds libraries of other makers that a program can use without being linked with them: MPI, NCCL and CUDA's
-// runtime. It loads them by dlopen, without cgo, and asks their version.
+// Package foreign finds third-party libraries that a program can use without being linked with them: MPI, NCCL and the CUDA
+// runtime. It loads them with dlopen, without cgo, and queries their versions.
 //
-// Loading runs code of theirs: a program that only wants to know whether they are there asks in a process of its own.
+// Loading a library runs its code. A program that only needs to know whether a library exists should call this package in a
+// separate process.
 package foreign
 
 import (
@@ -11,11 +12,11 @@ import (
 	"strings"
 )
 
-// Library is a library that was looked for.
+// Library is a library that was searched for.
 type Library struct {
 	Name    string // "MPI", "NCCL", "CUDA runtime"
 	Path    string // the name or path by which it was found
-	Version string // in its own words
+	Version string // as the library reports it
 
 	handle uintptr
 }
@@ -23,11 +24,11 @@ type Library struct {
 // Symbol returns the address of a function or a variable of the library.
 func (l Library) Symbol(name string) (uintptr, error) { return symbol(l.handle, name) }
 
-// kind is how to find a library and ask its version.
+// kind describes how to find a library and query its version.
 type kind struct {
 	name     string
-	variable string   // environment variable with a path, which wins
-	files    []string // names that the system's loader is asked for
+	variable string   // environment variable with a path, which takes precedence
+	files    []string // names for the system's loader
 	version  func(handle uintptr) (string, error)
 }
 

@@ -1,8 +1,8 @@
-// Package freeport finds TCP ports for tests whose servers are told where to listen before they do.
+// Package freeport finds TCP ports for tests whose servers get a fixed port to listen on.
 //
-// A port that was free a moment ago may be another's by the time that it is wanted: tests of other packages run beside, and every connection
-// that is dialed takes a port. So a port is held for the test, in a way that keeps everybody from it who asks for any port, and nobody
-// who asks for that one.
+// A port that was free before may be taken when it is used, because tests of other packages run concurrently and every dialed
+// connection takes a port. So the port is reserved for the test: the system does not assign it to sockets that request any free
+// port, but a socket can bind to it explicitly.
 package freeport
 
 import (
@@ -10,19 +10,19 @@ import (
 	"strconv"
 )
 
-// tries bounds the search for ports that follow one another.
+// tries bounds the search for consecutive ports.
 const tries = 1000
 
-// Test is what a port is held for: a [testing.TB], or what has as much of one.
+// Test is the part of [testing.TB] that Take needs.
 type Test interface {
 	Helper()
 	Cleanup(f func())
 	Fatalf(format string, args ...any)
 }
 
-// Take returns the first of n TCP ports that follow one another. Until the test ends the system gives none of them to who asks for any;
-// who asks for one of them can listen there, at any of this host's addresses of IPv4. Where the system has no such thing (on others than Linux) they
-// are free now, and no more than that.
+// Take returns the first of n consecutive TCP ports. Until the test ends, the system does not assign them to sockets that request any
+// free port, but a server can listen on them at any IPv4 address of this host. On systems other than Linux the ports are only
+// free at the time of the call.
 func Take(t Test, n int) (first int) {
 	t.Helper()
 	for range tries {
@@ -33,7 +33,7 @@ func Take(t Test, n int) (first int) {
 		t.Cleanup(held.release)
 		return held.first
 	}
-	t.Fatalf("no %d ports that follow one another are free", n)
+	t.Fatalf("no %d consecutive ports are free", n)
 	return 0
 }
 

@@ -624,7 +624,7 @@ func widenF16(dst *byte, src *byte, bytes int)
 //go:noescape
 func narrowF16(dst *byte, src *byte, bytes int)
 
-// stream copies so many bytes, a multiple of 32, past the caches to dst, which is aligned to 32.
+// stream copies bytes, a multiple of 32, with non-temporal stores to dst, which is aligned to 32.
 // Other processors see them in order only after a fence.
 //
 //go:noescape

@@ -624,7 +624,7 @@ func widenF16AVX512(dst *byte, src *byte, bytes int)
 //go:noescape
 func narrowF16AVX512(dst *byte, src *byte, bytes int)
 
-// streamAVX512 copies so many bytes, a multiple of 64, past the caches to dst, which is aligned to 64.
+// streamAVX512 copies bytes, a multiple of 64, with non-temporal stores to dst, which is aligned to 64.
 // Other processors see them in order only after a fence.
 //
 //go:noescape

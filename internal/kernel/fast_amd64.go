@@ -175,7 +175,7 @@ func narrowFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
 	return m / 2
 }
 
-// streamFast copies whole vectors past the caches, to a dst that is aligned to one, and returns how many bytes those are.
+// streamFast copies whole vectors with streaming stores to dst, which is aligned to a vector, and returns the number of bytes copied.
 func streamFast(dst, src unsafe.Pointer, bytes int) int {
 	switch d, s := (*byte)(dst), (*byte)(src); {
 	case hasAVX512:

@@ -1,24 +1,23 @@
-// Package kernel holds the innermost loops of every reduction: combine vectors element by element, combine many of
-// them along the canonical tree, divide by a count, and convert between widths.
+// Package kernel implements the innermost loops of reductions: combining two vectors element by element, combining many along the
+// canonical tree, dividing by a count, and converting between widths.
 //
 // Memory is given as pointers and counts of elements. Any start address is allowed, aligned or not, and any count, 0
 // included. A destination may be the same memory as a source (the same start), but must not overlap one otherwise.
-// Nothing here allocates, blocks or looks at a clock.
+// No function here allocates, blocks or reads a clock.
 //
-// # What an element becomes
+// # Results
 //
 // Sum and Prod of integers wrap around, as Go's do. float16 and bfloat16 are widened to float32, combined, and rounded
 // to nearest even. Min and Max follow IEEE 754-2019's minimum and maximum, as Go's built-ins do: a NaN on either side
 // gives a NaN, and -0 is less than +0.
 //
-// The bits of a NaN are promised too. If the left operand is a NaN, it is the result, else the right one if that is;
+// The bits of a NaN are defined too. If the left operand is a NaN, it is the result, else the right one if that is;
 // sign and payload stay, and it becomes quiet. An invalid operation (∞ - ∞, 0 · ∞) gives the quiet NaN of negative sign
 // without a payload. So an element's bits are the same in every implementation of a loop and on every processor.
 //
 // # How loops are chosen
 //
-// One table by operation and element type ([Op], tensor.DType) holds the loops; everything else in the package is
-// written over that table. The loops in loops.go and half.go, with nan.go, are the reference that any other
+// One table by operation and element type ([Op], tensor.DType) holds the loops; the rest of the package uses that table. The loops in loops.go and half.go, with nan.go, are the reference that any other
 // implementation has to equal bit for bit. On amd64 processors with AVX2 or AVX-512 assembly replaces them
 // (fast_amd64.go); it is written by the program in _gen. The build tag noasm leaves it out.
 package kernel
@@ -112,21 +111,21 @@ func move(dst, src unsafe.Pointer, bytes int) {
 	}
 }
 
-// Stream copies bytes as a conversion to the same type does, but past the caches: what is written there need not be read
-// first, and pushes nothing out of them. That is faster where the caches do not hold what is written until it is read. dst
-// and src are the same memory or disjoint.
+// Stream copies bytes with non-temporal (streaming) stores: the written cache lines are not read first, and they evict nothing from
+// the caches. This is faster where the caches do not hold written data until it is read. dst and src are the same memory or
+// disjoint.
 func Stream(dst, src unsafe.Pointer, bytes int) {
 	if dst != src {
-		past(dst, src, bytes)
+		streamLines(dst, src, bytes)
 		fenceFast()
 	}
 }
 
-// streamAlignment is that of the vectors which are written past the caches: a line.
+// streamAlignment is the alignment of streamed vectors: a cache line.
 const streamAlignment = 64
 
-// past copies bytes past the caches, but for the ends of dst that are no whole lines. A fence must follow.
-func past(dst, src unsafe.Pointer, bytes int) {
+// streamLines copies bytes with streaming stores, except for the ends of dst that are not whole cache lines. A fence must follow.
+func streamLines(dst, src unsafe.Pointer, bytes int) {
 	head := min(bytes, -int(uintptr(dst))&(streamAlignment-1))
 	move(dst, src, head)
 	if bytes -= head; bytes == 0 {

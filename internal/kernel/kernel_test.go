@@ -590,7 +590,7 @@ func TestFloat32Accumulation(t *testing.T) {
 	}
 }
 
-// TestStream copies past the caches from and to any address, any length.
+// TestStream copies with streaming stores from and to any address, any length.
 func TestStream(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for n := range 700 {

@@ -12,7 +12,7 @@ import (
 // to the other destinations, stay in the first-level cache.
 const blockBytes = 8192
 
-// streamBytes is the same where the destinations are written past the caches. It is smaller, so that the processor reads the
+// streamBytes is the same for destinations that are written with streaming stores. It is smaller, so that the processor reads the
 // next block while it still writes this one; with larger ones the two take turns, at three quarters of the speed.
 const streamBytes = 2048
 
@@ -24,7 +24,7 @@ type Tree struct {
 	Type    tensor.DType // of the elements of sources and destinations
 	Float32 bool         // float16 and bfloat16: keep partial results in float32 and round once, at the end
 	Divide  int          // divide the result by this number (floating-point types only); 0 and 1: do not
-	Stream  bool         // write to the destinations past the caches, as [Stream] does, unless they are sources
+	Stream  bool         // write the destinations with streaming stores, as [Stream] does, unless they are sources
 }
 
 // Scratch is the memory for the partial results of one [Tree.Reduce] at a time.
@@ -106,7 +106,7 @@ func (r *reducer) stream(dst []unsafe.Pointer, result unsafe.Pointer, size int) 
 		if slices.Contains(r.src, d) {
 			move(to, result, r.count*size)
 		} else {
-			past(to, result, r.count*size)
+			streamLines(to, result, r.count*size)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package librarytest is what shows that a backend of package library, and the communicators over it, do what they must.
+// Package librarytest is the conformance suite of the backends of package library, and of the communicators on them.
 package librarytest
 
 import (
@@ -17,9 +17,9 @@ var ops = []collective.Op{
 	collective.Gather, collective.Scatter, collective.AllToAll,
 }
 
-// Exercise makes random calls of every operation, dtype and reduction by all local ranks of a group, and holds what they get against what they
-// must get. Every process calls it with the same seed. Sums are of small whole numbers, so that they are exact in any order.
-// It ends with messages from each rank to the next, and with a Split. It returns how many calls of each operation it made.
+// Exercise makes random calls of every operation, dtype and reduction on all local ranks of a group, and verifies the results. Every
+// process must call it with the same seed. Sums add small integers, so they are exact in any order. At the end each rank sends a
+// message to the next one, and the group is split. Exercise returns the number of calls of each operation.
 func Exercise(ctx context.Context, g collective.Group, seed uint64, calls int, dtypes []tensor.DType) (map[string]int, error) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	size := g.Local()[0].Size()

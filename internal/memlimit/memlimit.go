@@ -1,5 +1,5 @@
-// Package memlimit reports how much memory this process can still get: from the host, and from the memory control groups
-// (cgroups, version 1 or 2) that it runs in. Beyond that the kernel does not refuse memory, it kills a process.
+// Package memlimit reports how much more memory this process can allocate, limited by the host and by its memory control groups
+// (cgroups, version 1 or 2). Beyond that the kernel does not refuse memory; it kills a process.
 package memlimit
 
 import (
@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// Available returns the bytes of memory that this process can still get: the least of what the host and each of its control
-// groups have left, counting file caches, which are given up on demand, and free swap. It returns false where the system
-// does not say, as on others than Linux. Other processes may take the memory at any time.
+// Available returns how many bytes of memory this process can still allocate: the minimum of what the host and each of its control
+// groups have left, including file caches, which the kernel reclaims on demand, and free swap. It returns false if the system does
+// not report it, as on systems other than Linux. Other processes may take the memory at any time.
 func Available() (bytes int64, ok bool) { return available(os.DirFS("/")) }
 
-// Total returns the bytes of memory that this process may use in all: the least of the host's memory and the limits of its
-// control groups. It returns false where the system does not say.
+// Total returns how many bytes of memory this process may use in total: the minimum of the host's memory and the limits of its
+// control groups. It returns false if the system does not report it.
 func Total() (bytes int64, ok bool) {
 	root := os.DirFS("/")
 	least, ok := fields(root, "proc/meminfo")["MemTotal"]

@@ -1,4 +1,4 @@
-// Package ranges writes lists of numbers as errors and reports have them.
+// Package ranges formats lists of numbers for errors and reports.
 package ranges
 
 import (
@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Text writes increasing numbers with what they are of: "rank 1", "ranks 0-2, 5". An empty list is "ranks ".
+// Text formats increasing numbers after a noun: "rank 1", "ranks 0-2, 5". An empty list is "ranks ".
 func Text(noun string, list []int) string {
 	if len(list) == 1 {
 		return fmt.Sprintf("%s %d", noun, list[0])

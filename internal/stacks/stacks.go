@@ -1,9 +1,9 @@
-// Package stacks reads what the runtime prints about goroutines: who they are, what they wait for and where in the
-// code they are. It is used on failure only, where the cost of stopping the world does not matter; nothing here
-// belongs on a hot path, with the exception of [ID], which costs a few microseconds.
+// Package stacks parses the runtime's text about goroutines: their numbers, their wait reasons and their stacks. It is used
+// only after failures, where the cost of stopping the world does not matter. No function here belongs on a hot path, except
+// [ID], which takes a few microseconds.
 //
-// The text is that of [runtime.Stack], of [runtime/debug.Stack] and of a crash. Reading it never fails: what is not
-// understood is left out, so a change of the format costs detail in an error message and nothing else.
+// The text is that of [runtime.Stack], of [runtime/debug.Stack] and of a crash. Parsing never fails: unknown text is skipped, so
+// a change of the format only costs detail in error messages.
 package stacks
 
 import (
@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// BytesMax bounds the text that [Snapshot] asks the runtime for.
+// BytesMax bounds the length of the text that [Snapshot] requests from the runtime.
 const BytesMax = 64 << 20
 
-// Goroutine is one goroutine at one moment.
+// Goroutine is the state of one goroutine in a snapshot.
 type Goroutine struct {
 	ID        uint64  // 0 if unknown
 	State     string  // "running", "chan receive", "select", "sync.Mutex.Lock", "sleep", …
 	Minutes   int     // for how long it has been blocked, in whole minutes
-	Frames    []Frame // innermost call first; of a very deep stack the runtime leaves out the middle
+	Frames    []Frame // innermost call first; the runtime omits the middle of a very deep stack
 	CreatedBy Frame   // the go statement that started it; zero for the main goroutine
 	Creator   uint64  // the goroutine that started it, or 0 if unknown
 }
@@ -28,11 +28,11 @@ type Goroutine struct {
 // Frame is one function call on a stack.
 type Frame struct {
 	Func string // with its package path: "example.com/pkg.(*T).Method.func1"; type arguments are "[...]"
-	File string // as the compiler saw it: absolute, or starting with the module's path if built with -trimpath
+	File string // as recorded by the compiler: absolute, or starting with the module's path if built with -trimpath
 	Line int    // 0 if unknown
 }
 
-// String returns the place as "file:line (function)".
+// String returns "file:line (function)".
 func (f Frame) String() string {
 	if f.File == "" {
 		return f.Func
@@ -40,13 +40,13 @@ func (f Frame) String() string {
 	return f.File + ":" + strconv.Itoa(f.Line) + " (" + f.Name() + ")"
 }
 
-// Name returns the function with the last element of its package's path only: "pkg.(*T).Method.func1".
+// Name returns the function with only the last element of its package path: "pkg.(*T).Method.func1".
 func (f Frame) Name() string {
 	return f.Func[pathEnd(f.Func):]
 }
 
-// pathEnd returns where the last element of the package path begins in a function's name. A receiver or type argument
-// may hold slashes of its own, so only what comes before the first bracket counts.
+// pathEnd returns the index of the last element of the package path in a function's name. A receiver or type argument may contain
+// slashes, so only the part before the first bracket counts.
 func pathEnd(name string) int {
 	path := name
 	if i := strings.IndexAny(path, "([{"); i >= 0 {
@@ -55,8 +55,8 @@ func pathEnd(name string) int {
 	return strings.LastIndexByte(path, '/') + 1
 }
 
-// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax],
-// the last ones are missing.
+// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax], the last
+// ones are missing.
 func Snapshot() []Goroutine {
 	for size := 64 << 10; ; size *= 4 {
 		size = min(size, BytesMax)

@@ -1,4 +1,4 @@
-// Package storetest is the conformance suite of stores: what package rendezvous relies on, tried on any implementation.
+// Package storetest is the conformance suite of stores: it tests any implementation of the properties that package rendezvous needs.
 package storetest
 
 import (
@@ -11,16 +11,16 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// Stores makes stores of one implementation.
+// Stores creates stores of one implementation.
 type Stores struct {
-	// New makes a new, empty store, and returns what opens it. What it opens are different users of that one store; the suite
-	// closes them. The store ends with the test, by t.Cleanup.
+	// New creates an empty store and returns a function that opens it. Each call of open returns another client of the same store;
+	// the suite closes them. New removes the store with t.Cleanup.
 	New func(t *testing.T) (open func() rendezvous.Store)
-	// Slow says that an operation takes milliseconds: the suite makes fewer of them.
+	// Slow reports that an operation takes milliseconds; the suite then makes fewer of them.
 	Slow bool
 }
 
-// Run tries everything that the contract of [rendezvous.Store] promises. After each test no goroutine is left.
+// Run tests the contract of [rendezvous.Store]. It also verifies that no goroutine is left after each test.
 func Run(t *testing.T, stores Stores) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,13 +1,13 @@
-// Package mem connects ranks that live in one process.
+// Package mem is a transport between ranks of one process.
 //
-// [New] makes a group whose ranks reach each other's memory: slots, marks and stages, and frames as well. [NewPipes] makes
-// one whose ranks exchange frames only: unbuffered pipes, in which the receiver copies straight from the sender's memory.
-// Pipes behave as a network does, without one. [NewDomains] makes a group where some ranks reach each other's memory and
-// others not, as the processes of a job do.
+// [New] creates a group whose ranks reach each other's memory: slots, marks, staging buffers, and also frames. [NewPipes]
+// creates one whose ranks only exchange frames, by unbuffered pipes: the receiver copies directly from the sender's memory.
+// Pipes behave like a network, without using one. [NewDomains] creates a group in which some ranks reach each other's memory
+// and others do not, like the processes of a job.
 //
-// A wait spins for some microseconds if no more ranks than processors are there, yielding to other goroutines now and
-// then, and then blocks on a channel that was made with the group: a bubble of testing/synctest sees it as durably
-// blocked if the group was made inside. No call starts a goroutine or allocates.
+// A wait spins for some microseconds if the ranks do not outnumber the processors, and yields to other goroutines now and then.
+// Then it blocks on a channel that was created with the group: in a bubble of testing/synctest it is durably blocked if the
+// group was created inside. No call starts a goroutine or allocates.
 package mem
 
 import (
@@ -35,7 +35,7 @@ func NewDomains(domains []int) []transport.Endpoint {
 	return newHub(len(domains), slices.Clone(domains)).all()
 }
 
-// hub is what the ranks of one group share.
+// hub is the state that the ranks of one group share.
 type hub struct {
 	root    *hub // the group made first, which knows those split from it
 	n       int
@@ -52,7 +52,7 @@ type hub struct {
 	splits map[uint64]*split
 }
 
-// stageBytes is the length of a rank's stage.
+// stageBytes is the size of a rank's staging buffer.
 const stageBytes = 64 << 10
 
 // split is a group that was split off and not yet taken by all its ranks.
@@ -184,7 +184,7 @@ func (e *endpoint) reaches(peer int) bool {
 	return d != nil && d[peer] == d[e.rank]
 }
 
-// Places says that each domain is a process on a host of its own, and so is each rank that is in none.
+// Places returns a separate process and host for each domain, and for each rank without a domain.
 func (e *endpoint) Places() []transport.Place { return e.hub.places }
 
 func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
@@ -206,7 +206,7 @@ func (e *endpoint) Close() error {
 	return nil
 }
 
-// leave tells the peers that they cannot count on this rank any more, unless they know already.
+// leave reports to the peers that this rank is down, once.
 func (e *endpoint) leave(why *transport.PeerDown) {
 	if !e.gone.CompareAndSwap(nil, why) {
 		return

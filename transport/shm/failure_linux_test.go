@@ -351,7 +351,7 @@ func TestWaiting(t *testing.T) {
 	}
 	alone, stop := context.WithTimeout(background, 10*time.Millisecond)
 	defer stop()
-	if _, err := shm.Open(alone, guest); err == nil || !strings.Contains(err.Error(), "nobody listens") {
+	if _, err := shm.Open(alone, guest); err == nil || !strings.Contains(err.Error(), "does not listen") {
 		t.Errorf("without a process that listens: %v", err)
 	}
 }

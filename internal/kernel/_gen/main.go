@@ -636,11 +636,11 @@ func scale(name, operator string, apply func(src Op, by, dst reg.VecVirtual), si
 	})
 }
 
-// stream writes the loop that copies past the caches: the lines that it writes need not be read first, and what the caches
-// hold stays there.
+// stream writes the loop that copies with non-temporal stores: the written lines are not read first, and evict nothing from the
+// caches.
 func stream() {
 	TEXT("stream"+suffix, NOSPLIT, "func(dst, src *byte, bytes int)")
-	Doc(fmt.Sprintf("stream%s copies so many bytes, a multiple of %d, past the caches to dst, which is aligned to %d.", suffix, vectorBytes, vectorBytes),
+	Doc(fmt.Sprintf("stream%s copies bytes, a multiple of %d, with non-temporal stores to dst, which is aligned to %d.", suffix, vectorBytes, vectorBytes),
 		"Other processors see them in order only after a fence.")
 	Pragma("noescape")
 	dst, src, bytes := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("bytes"), GP64())

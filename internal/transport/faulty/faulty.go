@@ -1,6 +1,6 @@
-// Package faulty wraps endpoints and has happen to them what happens in the world: calls are late, peers are lost, processes die
-// or stop, frames come damaged, twice or cut short. What happens when is drawn from a seed, call by call: the same calls meet
-// the same faults. It is for tests of what lies above a transport, over any transport; package simnet has faults at given times.
+// Package faulty wraps endpoints of any transport and injects faults: late calls, lost peers, killed or stopped processes, damaged,
+// repeated or truncated frames. A seed determines the fault of each call, so the same calls get the same faults. It is for tests
+// of the layers above a transport. Package simnet injects faults at given times.
 package faulty
 
 import (
@@ -16,18 +16,18 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Fault is what happens in a call.
+// Fault is a kind of fault of a call.
 type Fault uint8
 
 // The faults.
 const (
-	Delay    Fault = iota // the call begins up to Config.DelayMax later
+	Delay    Fault = iota // the call starts up to Config.DelayMax later
 	Cut                   // the connection with the peer of the call is lost: a PeerDown with ErrCut, now and in all later calls
-	Kill                  // the rank's process dies: its end is closed, and its calls return ErrKilled
-	Stop                  // the call waits until its context ends or the end is closed
-	Corrupt               // the frame received is damaged, and its checksum says so: a PeerDown with transport.ErrCorrupt
-	Header                // the frame received has one bit of its header wrong, and no checksum says so
-	Replay                // before the frame received comes once more the one before it
+	Kill                  // the rank's process is killed: its endpoint is closed, and its calls return ErrKilled
+	Stop                  // the call waits until its context ends or the endpoint is closed
+	Corrupt               // the received frame is damaged, which its checksum shows: a PeerDown with transport.ErrCorrupt
+	Header                // the received frame has a wrong bit in its header, which no checksum shows
+	Replay                // the previous frame is received again before this one
 	Truncate              // the frame sent lacks its last byte
 	faults
 )

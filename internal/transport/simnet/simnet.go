@@ -1,18 +1,18 @@
-// Package simnet is a network that is not there: ranks on described hosts, whose frames take the time that they would, and to
-// which things happen at given times. All time goes through package time: inside a bubble of testing/synctest it is virtual, so
-// minutes pass in milliseconds, and a run depends only on its seed.
+// Package simnet simulates a network: ranks on described hosts, whose frames take the time that they would on such a network, with
+// faults at given times. It uses package time for all time. In a bubble of testing/synctest time is virtual, so minutes pass in
+// milliseconds, and a run depends only on its seed.
 //
-// # What takes time
+// # Durations
 //
-// A frame waits until the ways that it takes are free, each way carrying one frame at a time: inside a host the sender's own,
-// between hosts the card of the sender's host, the switch, and the card of the receiver's. It occupies each for its bytes divided
-// by that way's bandwidth, and arrives a latency after it has left the slowest. Frames between two ranks keep their order. What
-// ranks ask for at one moment is ordered by their numbers, not by which goroutine came first: so a run is the same every time.
-// Memory and marks inside a domain take no time, neither does computing.
+// A frame waits until its links are free; each link carries one frame at a time. Inside a host this is the sender's link. Between
+// hosts these are the network card of the sender's host, the switch, and the network card of the receiver's host. A frame occupies each
+// link for its bytes divided by the link's bandwidth, and arrives one latency after it has left the slowest. Frames between two
+// ranks keep their order. Simultaneous requests are ordered by rank, not by the scheduling of goroutines, so every run is the
+// same. Memory accesses and marks inside a domain take no time, nor does computing.
 //
-// # What can happen
+// # Faults
 //
-// See [Fault]: a process is killed or stops, a connection is cut, frames are late, are damaged, or have a wrong header.
+// See [Fault]: a process is killed or stopped, a connection is cut, frames are late, damaged, or have a wrong header.
 package simnet
 
 import (

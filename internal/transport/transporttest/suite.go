@@ -1,5 +1,5 @@
-// Package transporttest is the conformance suite of transports: what package collective relies on, tried on any
-// implementation.
+// Package transporttest is the conformance suite of transports: it tests any implementation of the properties that package
+// collective needs.
 package transporttest
 
 import (
@@ -18,16 +18,16 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Transport says how groups of a transport are made, and what is particular about it.
+// Transport describes how to create groups of a transport, and its properties.
 type Transport struct {
-	// Open makes a new group of n ranks and returns their ends, by rank. All of them are in the test's process, also those
-	// of transports between processes. The suite closes the ends; what else must end is left to t.Cleanup.
+	// Open creates a group of n ranks and returns their endpoints, by rank. All are in the test's process, even for transports
+	// between processes. The suite closes the endpoints; Open registers other clean-up with t.Cleanup.
 	Open func(t *testing.T, n int) []transport.Endpoint
-	// Domain returns the number of the domain that a rank is in. nil: the ranks reach each other by messages only.
+	// Domain returns the number of the domain of a rank. nil: the ranks reach each other by messages only.
 	Domain func(n, rank int) int
-	// Processes says that the ends stand for processes: they do not reach each other's ordinary memory.
+	// Processes reports that the endpoints act as separate processes: they cannot reach each other's ordinary memory.
 	Processes bool
-	// Buffers says that a send may be over before its receiver has come.
+	// Buffers reports that a send may complete before its receiver receives.
 	Buffers bool
 	// Allocates says that a call may allocate. A transport for production must not.
 	Allocates bool
