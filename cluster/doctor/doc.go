@@ -1,7 +1,9 @@
-// Package doctor examines a job before it trains: whether every pair of workers reaches each other, how fast, and whether they are alike.
+// Package doctor checks a job before training: that every pair of workers can connect, how fast each link is,
+// and that the workers' environments match.
 //
-// It joins the job as any program does (package worker), so it runs under every launcher that a training runs under. Then the pairs are
-// tested, over a communicator of the two: the transport that they have, the time of a round trip, the rate each way, and by how much
-// their clocks differ. Up to eight workers are tested a pair at a time; of more, as many pairs at once as there can be, each worker in
-// one. A pair that does not answer in time is named, and the others go on.
+// The check joins the job like any program does (package worker), so it runs under every launcher that
+// supports training. Each pair of workers is then tested over a communicator of two ranks: the transport, the
+// round-trip time, the bandwidth in each direction, and the clock offset. With up to eight workers, one pair
+// is tested at a time. With more, as many pairs as possible are tested concurrently, each worker in one pair.
+// A pair that does not respond in time is reported, and the other pairs continue.
 package doctor

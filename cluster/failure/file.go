@@ -12,14 +12,14 @@ import (
 	"strings"
 )
 
-// recordMax bounds a record's file, in bytes: a stack is long, not endless.
+// recordMax bounds a record's file, in bytes: a stack is long, but bounded.
 const recordMax = 4 << 20
 
-// Name returns the name of a record's file: failure-<epoch>-<worker>.json.
+// Name returns the file name of a record: failure-<epoch>-<worker>.json.
 func (r *Record) Name() string { return fmt.Sprintf("failure-%d-%d.json", r.Epoch, r.Worker) }
 
-// Write puts a record into a folder, which it makes if need be, as [Record.Name]. One that is there is replaced; a reader sees the
-// old one or the new one, never a part.
+// Write writes a record into a folder under [Record.Name]. It creates the folder if necessary, and replaces
+// an existing record atomically: a reader sees the old record or the new one, never a partial one.
 func Write(folder string, r *Record) error {
 	text, err := Encode(r)
 	if err != nil {
@@ -43,8 +43,8 @@ func Write(folder string, r *Record) error {
 	return nil
 }
 
-// Read returns the records of one epoch that a folder holds, by worker. What is no record is left out and named in the error,
-// which comes with the others; a folder that is not there holds none.
+// Read returns the records of one epoch in a folder, by worker. Invalid files are skipped and named in the
+// error, which is returned together with the valid records. A folder that does not exist holds no records.
 func Read(folder string, epoch uint32) ([]Record, error) {
 	names, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -87,7 +87,7 @@ func readFile(path string) (*Record, error) {
 	return Decode(text)
 }
 
-// Encode writes a record as JSON. A stack that is too long is cut off.
+// Encode returns a record as JSON. A stack that is too long is truncated.
 func Encode(r *Record) ([]byte, error) {
 	short := *r
 	short.Message, short.Stack = cut(r.Message), cut(r.Stack)
@@ -98,7 +98,7 @@ func Encode(r *Record) ([]byte, error) {
 	return text, nil
 }
 
-// cut bounds a text so that a record stays far below recordMax, whatever JSON makes of its characters.
+// cut truncates a text so that the record stays far below recordMax even after JSON escaping.
 func cut(s string) string {
 	const textMax, mark = 256 << 10, "\n… cut off"
 	if len(s) <= textMax {
@@ -107,7 +107,7 @@ func cut(s string) string {
 	return strings.ToValidUTF8(s[:textMax], "") + mark
 }
 
-// Decode reads what [Encode] wrote. It refuses what no worker can have written.
+// Decode parses the output of [Encode]. It rejects records that no worker can have written.
 func Decode(text []byte) (*Record, error) {
 	if len(text) > recordMax {
 		return nil, fmt.Errorf("failure: a record of %d bytes: want at most %d", len(text), recordMax)

@@ -6,27 +6,37 @@ import (
 	"slices"
 )
 
-// Report is what the records of one epoch of a job come to.
+// Report is the analysis of the records of one epoch of a job.
 type Report struct {
-	// Root is the failure that the others follow from.
+	// Root is the root cause: the failure that caused the others.
 	Root Record
-	// Unseen says that the worker of the root did not tell its failure: Root then has the words, the time and the stack of the first one
-	// that lost it.
+	// Unseen reports that the root's worker did not report its failure. Root then has the message, the time
+	// and the stack of the first worker that lost it.
 	Unseen bool
 	// Others are the other records, by worker.
 	Others []Record
 }
 
-// Find finds the root cause among the records of an epoch, in any order; no record: false. It is
+// Find returns the root cause among the records of an epoch, which may be in any order. It returns false if
+// there is no record. The root cause is
 //
-//  1. the earliest failure of a worker's own: one that blames nobody and is no loss, time-out or interruption;
-//  2. else the worker that the others lost and that tells nothing itself, but perhaps that it was lost, or ended from outside: the one
-//     that most of them blame;
-//  3. else the earliest loss, time-out or mismatch, of those whom others blame if there are any: where the link between two workers is cut,
-//     each of the two loses the other, and a third that hears of it may be the first to end;
-//  4. else the earliest interruption.
+//  1. the earliest failure that a worker caused itself: one that blames no other worker and is no loss,
 //
-// Of two at the same time it is the lower worker's. There is at most one record of each worker (see [Merge]).
+// timeout or interruption;
+//  2. else the worker that the others lost and that reported no failure itself, except that it was lost or
+//
+// was ended from outside: the one
+//
+//	   that most of them blame;
+//	3. else the earliest loss, timeout or mismatch, of those that others blame if there are any: where the
+//
+// link between two workers is cut,
+//
+//	   each of the two loses the other, and a third worker that is notified of it may be the first to end;
+//	4. else the earliest interruption.
+//
+// Of two failures at the same time, the lower worker's is chosen. There is at most one record per worker (see
+// [Merge]).
 func Find(records []Record) (Report, bool) {
 	if len(records) == 0 {
 		return Report{}, false
@@ -49,11 +59,11 @@ func Find(records []Record) (Report, bool) {
 	return rep, true
 }
 
-// The tiers of causes, from the likeliest root on.
+// The tiers of causes, the most likely root first.
 const (
-	own         = iota // a failure of the worker's own
-	consequence        // of another's
-	interrupted        // from outside
+	own         = iota // caused by the worker itself
+	consequence        // caused by another worker
+	interrupted        // caused from outside
 )
 
 func tier(r Record) int {
@@ -66,15 +76,16 @@ func tier(r Record) int {
 	return own
 }
 
-// blamed reports whether another worker lays its failure on a worker.
+// blamed reports whether another worker blames this worker for its failure.
 func blamed(records []Record, worker int) bool {
 	return slices.ContainsFunc(records, func(r Record) bool { return r.Worker != worker && slices.Contains(r.Blames, worker) })
 }
 
-// cutOff reports whether a worker's record says no more than that it was lost itself: by the others, or by the launcher.
+// cutOff reports whether a worker's record only says that the worker was lost itself: by the others, or by
+// the launcher.
 func cutOff(r Record) bool { return r.Kind == "lost" && len(r.Blames) == 0 }
 
-// unseen returns the worker that most records blame among those that tell no failure.
+// unseen returns the worker that most records blame, among those that reported no failure.
 func unseen(records []Record) (worker int, ok bool) {
 	tells, blamed := map[int]bool{}, map[int]int{}
 	for _, r := range records {
@@ -92,7 +103,8 @@ func unseen(records []Record) (worker int, ok bool) {
 	return worker, most > 0
 }
 
-// lostBy makes up the record of a worker that tells no failure, from the first one that lost it. The records are by time.
+// lostBy builds the record of a worker that reported no failure, from the first worker that lost it. The
+// records are ordered by time.
 func lostBy(records []Record, worker int) Record {
 	out := Record{Worker: worker, ExitCode: -1}
 	for _, r := range records {
@@ -107,8 +119,9 @@ func lostBy(records []Record, worker int) Record {
 	return out
 }
 
-// Merge joins what a worker wrote itself with what its launcher saw: the worker's words, and the launcher's exit code. A worker that was
-// killed after it had written a record of a mere consequence (it lost a peer, say) keeps its words.
+// Merge combines the record that a worker wrote with the launcher's observation: the worker's message and the
+// launcher's exit code. A worker that was killed after it wrote a record of a consequence (a lost peer, for
+// example) keeps its message.
 func Merge(worker, launcher Record) Record {
 	out := worker
 	out.ExitCode = launcher.ExitCode

@@ -10,27 +10,28 @@ import (
 	"strings"
 )
 
-// Card says who a worker is, to all others.
+// Card is the registration of a worker: what the worker publishes about itself to all others.
 type Card struct {
-	// Job is the job's id; "" is taken for "lockstep". Epoch is the membership of the job, higher after each restart.
+	// Job is the job's id; "" means "lockstep". Epoch counts the job's restarts: each restart has a higher
+	// one.
 	Job   string `json:"job"`
 	Epoch uint32 `json:"epoch"`
-	// Role tells groups of processes of one job apart that meet by themselves: the agents of a launcher, one on each host,
-	// are not workers. It is what errors call them; default "worker".
+	// Role separates groups of processes of one job that have a rendezvous each: the agents of a launcher,
+	// one per host, are not workers. Errors name processes by their role. Default "worker".
 	Role string `json:"role"`
-	// Worker is the process's number, from 0, and Workers how many there are.
+	// Worker is the process's number, from 0, and Workers the number of workers.
 	Worker  int `json:"worker"`
 	Workers int `json:"workers"`
-	// Host and PID are where it runs. Defaults: this process's.
+	// Host and PID identify the process. Defaults: this process's.
 	Host string `json:"host"`
 	PID  int    `json:"pid"`
-	// Replicas is how many replicas it has.
+	// Replicas is the worker's number of replicas.
 	Replicas int `json:"replicas,omitempty"`
-	// Build is the program's version, for people.
+	// Build is the program's version, for display.
 	Build string `json:"build,omitempty"`
-	// Nonce tells this process from any other that says that it is the same worker. Default: random.
+	// Nonce distinguishes this process from others that register as the same worker. Default: random.
 	Nonce string `json:"nonce"`
-	// Data is for those who build on this: the addresses of the worker, say. At most 1 MiB.
+	// Data is for packages built on this one: the worker's addresses, for example. At most 1 MiB.
 	Data []byte `json:"data,omitempty"`
 }
 
@@ -38,25 +39,25 @@ const (
 	jobDefault  = "lockstep"
 	roleDefault = "worker"
 	jobMax      = 200     // bytes, escaped
-	workersMax  = 1 << 16 // of a job
+	workersMax  = 1 << 16 // per job
 	dataMax     = 1 << 20 // bytes of Card.Data
 )
 
-// Key returns the key of something that belongs to an epoch of a job: "<job>/<epoch>/<part>/<part>…". The job is escaped, so that no
-// job's name is the beginning of another's keys.
+// Key returns a key in an epoch of a job: "<job>/<epoch>/<part>/<part>…". The job is escaped, so that no
+// job's name is a prefix of another job's keys.
 func Key(job string, epoch uint32, parts ...string) string {
 	return jobKey(job) + strconv.FormatUint(uint64(epoch), 10) + "/" + strings.Join(parts, "/")
 }
 
-// Key returns a key of the card's job and epoch.
+// Key returns a key in the card's job and epoch.
 func (c *Card) Key(parts ...string) string { return Key(c.Job, c.Epoch, parts...) }
 
-// String says who it is: "worker 3 (host a, pid 17)".
+// String identifies the process: "worker 3 (host a, pid 17)".
 func (c *Card) String() string {
 	return fmt.Sprintf("%s %d (host %s, pid %d)", c.Role, c.Worker, c.Host, c.PID)
 }
 
-// jobKey is what all keys of a job begin with.
+// jobKey returns the prefix of all keys of a job.
 func jobKey(job string) string {
 	if job == "" {
 		job = jobDefault
@@ -64,7 +65,7 @@ func jobKey(job string) string {
 	return url.QueryEscape(job) + "/"
 }
 
-// check returns what is wrong with a card, whoever wrote it.
+// check returns an error for a registration that is invalid, whichever process wrote it.
 func (c *Card) check() error {
 	switch {
 	case len(jobKey(c.Job)) > jobMax:
@@ -101,7 +102,7 @@ func (c Card) filled() (Card, error) {
 	return c, c.check()
 }
 
-// hostName returns this host's name, for people.
+// hostName returns this host's name, for display.
 func hostName() string {
 	name, err := os.Hostname()
 	if err != nil || name == "" {
@@ -110,7 +111,7 @@ func hostName() string {
 	return name
 }
 
-// parseCard reads a card.
+// parseCard decodes a registration.
 func parseCard(text []byte) (Card, error) {
 	var c Card
 	if err := json.Unmarshal(text, &c); err != nil {

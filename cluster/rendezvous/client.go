@@ -16,15 +16,16 @@ import (
 )
 
 const (
-	silenceClient = 15 * time.Second // a server that says nothing for so long is gone; it answers pings
+	silenceClient = 15 * time.Second // a silent server is gone after this time; a live one answers pings
 	pingEvery     = 5 * time.Second
 	dialWithin    = 10 * time.Second // for one attempt
 	dialPauseMin  = 5 * time.Millisecond
 	dialPauseMax  = time.Second
 )
 
-// client is the use of a [Server] over TCP. All calls share a connection. When it breaks, a goroutine makes another and sends
-// again what has no response yet; the server knows by the ids what it has done already.
+// client accesses a [Server] over TCP. All calls share one connection. When it breaks, a goroutine reconnects
+// and sends every request again that has no response yet; the server recognises by the ids which ones it has
+// executed already.
 type client struct {
 	cfg     Config
 	address string
@@ -35,29 +36,29 @@ type client struct {
 	work    sync.WaitGroup
 
 	mu      sync.Mutex
-	link    *link // nil: there is no connection now
+	link    *link // nil: not connected
 	calls   map[uint64]*call
-	changes map[uint64]struct{} // those of the calls that change something
+	changes map[uint64]struct{} // the ids of calls that change something
 	next    uint64
-	wanted  chan struct{} // has room for one: there is a call and no connection
-	failed  error         // why there will be no connection any more
-	refused error         // why the last attempt to make a connection failed; nil: it did not
+	wanted  chan struct{} // buffer of one: a call waits and there is no connection
+	failed  error         // why no further connection will be made
+	refused error         // why the last connection attempt failed; nil if it succeeded
 }
 
 type impatientKey struct{}
 
-// Impatient returns a context whose calls do not wait for a TCP store to come back: as soon as an attempt to reach it
-// has failed they return [ErrLost]. It is for those who leave.
+// Impatient returns a context whose calls do not wait for a TCP store to come back: they return [ErrLost] as
+// soon as one connection attempt has failed. Use it when leaving a job.
 func Impatient(ctx context.Context) context.Context {
 	return context.WithValue(ctx, impatientKey{}, true)
 }
 
-// call is a request that has no response yet.
+// call is a request without a response yet.
 type call struct {
 	request
 	frames    []*response
-	impatient bool          // it waits for no other connection
-	done      chan struct{} // closed when frames or err are there
+	impatient bool          // fails instead of waiting for another connection
+	done      chan struct{} // closed when frames or err are set
 	err       error
 }
 
@@ -89,7 +90,7 @@ func (c *client) Close() error {
 	return nil
 }
 
-// fail ends the client: calls, now and later, return err.
+// fail ends the client: current and later calls return err.
 func (c *client) fail(err error) {
 	c.mu.Lock()
 	if c.failed == nil || err == ErrClosed {
@@ -100,7 +101,7 @@ func (c *client) fail(err error) {
 	c.endCalls(err)
 }
 
-// endCalls has all calls that are under way return err.
+// endCalls makes all current calls return err.
 func (c *client) endCalls(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,13 +112,13 @@ func (c *client) endCalls(err error) {
 	}
 }
 
-// end takes a call off the list. c.mu is held.
+// end removes a call from the list. The caller holds c.mu.
 func (c *client) end(id uint64) {
 	delete(c.calls, id)
 	delete(c.changes, id)
 }
 
-// run keeps a connection as long as there are calls.
+// run keeps a connection open as long as there are calls.
 func (c *client) run(conn net.Conn) {
 	for {
 		err := c.use(conn)
@@ -147,7 +148,7 @@ func (c *client) run(conn net.Conn) {
 	}
 }
 
-// again makes another connection, or has the calls that wait for it return an error.
+// again reconnects, or fails the calls that wait for a connection.
 func (c *client) again(broke error) net.Conn {
 	conn, server, err := c.dial(c.ctx, c.cfg.Patience)
 	switch {
@@ -166,8 +167,8 @@ func (c *client) again(broke error) net.Conn {
 	return nil
 }
 
-// dial makes a connection, greets, and waits for the answer until ctx ends, or for patience if that is not 0. What can be
-// temporary is tried again, for so long.
+// dial connects, sends the greeting, and waits for the response until ctx ends, or for patience if that is
+// not 0. It retries temporary failures within that time.
 func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, instance, error) {
 	pause, since := dialPauseMin, time.Now()
 	for {
@@ -190,8 +191,7 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 	}
 }
 
-// dialed notes how an attempt to make a connection has ended. The calls that wait for no other one end if it was in
-// vain.
+// dialed records the result of a connection attempt. After a failure the impatient calls fail.
 func (c *client) dialed(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,12 +208,12 @@ func (c *client) dialed(err error) {
 	}
 }
 
-// unreachable is the error of a call that waits for no connection. c.mu is held.
+// unreachable returns the error of an impatient call. The caller holds c.mu.
 func (c *client) unreachable() error {
 	return fmt.Errorf("%w: connecting to %s: %w", ErrLost, c.address, c.refused)
 }
 
-// dialOnce makes a connection, and learns which server it leads to.
+// dialOnce connects, and identifies the server.
 func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, err error) {
 	dialer := listener.Dialer{Rules: listener.Rules{TLS: c.cfg.TLS, Authenticate: c.cfg.Authenticate}, Dial: c.cfg.Dial, Handshake: dialWithin}
 	g := c.id.greeting()
@@ -234,13 +234,13 @@ func (c *client) dialOnce(ctx context.Context) (conn net.Conn, server instance, 
 	return conn, server, nil
 }
 
-// use has the calls go over a connection until it breaks.
+// use sends the calls over a connection until it breaks.
 func (c *client) use(conn net.Conn) error {
 	l := newLink(conn)
 	c.mu.Lock()
 	for _, id := range slices.Sorted(maps.Keys(c.calls)) {
 		call := c.calls[id]
-		call.frames = nil // of a response that was cut short
+		call.frames = nil // of a truncated response
 		l.push(c.frame(call))
 	}
 	c.link = l
@@ -258,7 +258,8 @@ func (c *client) use(conn net.Conn) error {
 	return err
 }
 
-// frame returns what writes a call's request, unless the call ends before. c.mu is held.
+// frame returns a function that encodes a call's request, unless the call has ended by then. The caller holds
+// c.mu.
 func (c *client) frame(call *call) func() []byte {
 	return func() []byte {
 		c.mu.Lock()
@@ -274,7 +275,7 @@ func (c *client) frame(call *call) func() []byte {
 	}
 }
 
-// read takes responses from a connection until it breaks.
+// read receives responses from a connection until it breaks.
 func (c *client) read(l *link) error {
 	for {
 		b, err := readFrame(l.conn)
@@ -300,7 +301,7 @@ func (c *client) read(l *link) error {
 	}
 }
 
-// do makes a request and returns its response.
+// do sends a request and returns its response.
 func (c *client) do(ctx context.Context, q request, err error) (*response, error) {
 	if err == nil {
 		err = context.Cause(ctx)
@@ -351,7 +352,7 @@ func (c *client) begin(call *call) error {
 	return nil
 }
 
-// give gives up a call.
+// give abandons a call.
 func (c *client) give(call *call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -362,7 +363,7 @@ func (c *client) give(call *call) {
 	}
 }
 
-// response joins the frames of a response, and returns what its status says.
+// response joins the frames of a response, and returns the error of its status.
 func (c *call) response() (*response, error) {
 	all := c.frames[0]
 	for _, p := range c.frames[1:] {

@@ -9,41 +9,41 @@ import (
 	"strings"
 )
 
-// Fact is something that must be equal on all workers: a name ("global batch", "model") and its value. Long values are better
-// given as a hash.
+// Fact is a setting that must be equal on all workers: a name ("global batch", "model") and its value. Pass a
+// hash instead of a long value.
 type Fact struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
 }
 
-// facts is what a worker gives of itself in a comparison.
+// facts is what one worker contributes to a comparison.
 type facts struct {
 	Host  string `json:"host"`
 	PID   int    `json:"pid"`
 	Facts []Fact `json:"facts"`
 }
 
-// DifferError says in what workers differ. All workers get equal ones.
+// DifferError reports the facts in which workers differ. All workers get equal ones.
 type DifferError struct {
 	What        string // the comparison's key
 	Differences []Difference
 }
 
-// Difference is one fact and the values that it has.
+// Difference is one fact and its different values.
 type Difference struct {
 	Name   string
-	Values []ValueOf // those of most workers first
+	Values []ValueOf // the most frequent first
 }
 
 // ValueOf is a value, and the workers that have it.
 type ValueOf struct {
 	Value   string
-	None    bool // they did not give this fact
+	None    bool // they did not provide this fact
 	Workers []int
 	Who     []string // "worker 3 (host a, pid 17)", by Workers
 }
 
-// Error names every fact that differs, and whose value is which.
+// Error names every fact that differs, with each value and its workers.
 func (e *DifferError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "the workers do not agree in %q:", e.What)
@@ -64,7 +64,7 @@ func (e *DifferError) Error() string {
 	return b.String()
 }
 
-// String says whose value it is: all by number, and by host and process if they are few.
+// String returns the value and its workers: by host and process if they are few, else by number.
 func (v *ValueOf) String() string {
 	text := fmt.Sprintf("%q", shortened(v.Value))
 	if v.None {
@@ -84,8 +84,9 @@ func shortened(s string) string {
 	return s
 }
 
-// Compare holds facts of all workers against each other. If one differs, every worker gets the same *[DifferError]. It waits for all
-// workers until ctx ends; the error is then a *[WaitError]. The key names this comparison alone.
+// Compare compares the facts of all workers. If one differs, every worker gets the same *[DifferError]. It
+// waits for all workers until ctx ends; the error is then a *[WaitError]. The key must be unique to this
+// comparison.
 func Compare(ctx context.Context, s Store, key string, worker, workers int, mine []Fact) error {
 	text, err := json.Marshal(facts{hostName(), os.Getpid(), mine})
 	if err != nil {
@@ -107,8 +108,8 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 	return nil
 }
 
-// Differ is [Compare] for facts of all workers that are known already: of those on the cards, in the same order. It returns a
-// *[DifferError], or nil.
+// Differ is [Compare] for facts that are already known for all workers: of[i] are the facts of cards[i]. It
+// returns a *[DifferError], or nil.
 func Differ(what string, cards []Card, of [][]Fact) error {
 	given := make([]facts, len(cards))
 	for i := range given {
@@ -129,7 +130,7 @@ func Differ(what string, cards []Card, of [][]Fact) error {
 	return &DifferError{what, found}
 }
 
-// differences returns the facts that are not the same for all, in the order in which they were given.
+// differences returns the facts that differ, in the order in which they were provided.
 func differences(given []facts) []Difference {
 	var names []string
 	known := map[string]bool{}
@@ -150,7 +151,7 @@ func differences(given []facts) []Difference {
 	return out
 }
 
-// differ sorts the workers by their values of a fact.
+// differ groups the workers by their values of a fact.
 func differ(name string, given []facts) Difference {
 	d := Difference{Name: name}
 	for w, g := range given {

@@ -1,23 +1,26 @@
-// Package rendezvous is where the workers of a job meet: a small store that all of them reach, and what is built on it.
+// Package rendezvous implements the rendezvous of a job's workers: a small key-value store that all workers
+// share, and the coordination primitives built on it.
 //
 // # Stores
 //
-// A [Store] is a map from keys to values whose changes have revisions and can be waited for. There are three here: the server that
-// [Serve] starts ("tcp://host:port") and a folder that all workers reach ("file:///folder"), which [Open] opens by their URLs, and the
-// memory of one process ([Memory]). Others are plugged in by [Config.Schemes]; [Open] has one for etcd, and so has the module cluster/etcd. Package storetest
-// is the conformance suite.
+// A [Store] is a map from keys to values. Every change has a revision, and callers can wait for changes.
+// Three stores are built in: the TCP server started by [Serve] ("tcp://host:port") and a shared folder
+// ("file:///folder"), both opened by URL with [Open], and the memory of one process ([Memory]). [Open] also
+// supports etcd; module cluster/etcd does so with etcd's own client. Add other stores with [Config.Schemes].
+// Package storetest is the conformance suite.
 //
-// # Meeting
+// # Rendezvous
 //
-// Each worker makes a [Card] and calls [Meet], which returns all cards when all have come, or the same error to all of them:
-// who is missing, who is there twice, who is a stranger. Then they tell each other things ([Exchange]), wait for each other
-// ([Barrier]) and hold against each other what must be equal ([Compare]). While they work, each publishes a [Pulse] and
-// watches those of the others ([Publish], [Watch]). At the end they [Leave].
+// Each worker builds a [Card], its registration, and calls [Meet]. Meet returns all registrations once all
+// workers have joined, or the same error to every worker: which worker is missing, joined twice, or does not
+// belong to the job. Then the workers exchange data ([Exchange]), synchronise ([Barrier]) and compare
+// settings that must be equal ([Compare]). During training each worker publishes a heartbeat, a [Pulse], and
+// watches the heartbeats of the others ([Publish], [Watch]). At the end they [Leave].
 //
 //	store, err := rendezvous.Open(ctx, "tcp://10.0.0.1:29500", rendezvous.Config{})
 //	…
 //	cards, err := rendezvous.Meet(ctx, store, rendezvous.Card{Job: "digits", Worker: 1, Workers: 4})
 //
-// The keys of a job lie under "<job>/<epoch>/" ([Key]), so that jobs do not disturb each other and an epoch does not see what
-// an earlier one has left behind. The protocol, the keys and what is promised stand in docs/rendezvous.md.
+// All keys of a job start with "<job>/<epoch>/" ([Key]), so that jobs do not interfere and an epoch does not
+// see keys of earlier epochs. docs/rendezvous.md specifies the protocol, the keys and the guarantees.
 package rendezvous

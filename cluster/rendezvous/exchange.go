@@ -7,9 +7,10 @@ import (
 	"strconv"
 )
 
-// Exchange gives every worker what every worker gave, by worker. It waits for all of them until ctx ends; the error is then a
-// *[WaitError] that says who is missing. The key names this exchange alone (see [Key]); what a worker gives, at most [ValueMax]
-// bytes, stays in the store until the epoch's keys are deleted.
+// Exchange is an all-gather through the store: it returns the values of all workers, by worker. It waits for
+// all of them until ctx ends; the error is then a *[WaitError] that names the missing workers. The key must
+// be unique to this exchange (see [Key]). A value has at most [ValueMax] bytes, and stays in the store until
+// the epoch's keys are deleted.
 func Exchange(ctx context.Context, s Store, key string, worker, workers int, mine []byte) ([][]byte, error) {
 	if worker < 0 || worker >= workers {
 		return nil, fmt.Errorf("rendezvous: exchange %q: worker %d of %d", key, worker, workers)
@@ -25,7 +26,8 @@ func Exchange(ctx context.Context, s Store, key string, worker, workers int, min
 	return gather(ctx, s, key, workers, "arrived")
 }
 
-// Barrier waits until every worker has come to it, or ctx ends; the error is then a *[WaitError]. The key names this barrier alone.
+// Barrier waits until every worker has reached it, or ctx ends; the error is then a *[WaitError]. The key
+// must be unique to this barrier.
 func Barrier(ctx context.Context, s Store, key string, worker, workers int) error {
 	_, err := Exchange(ctx, s, key, worker, workers, nil)
 	return err

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// follow calls look with all entries whose keys begin with prefix, by what follows prefix: at once, and after each change,
-// until look says that it is done, or ctx ends.
+// follow calls look with all entries whose keys begin with prefix, by the rest of the key: at once, and after
+// each change, until look returns true, or ctx ends.
 func follow(ctx context.Context, s Store, prefix string, look func(now map[string]Entry) (done bool, err error)) error {
 	for {
 		entries, revision, err := s.List(ctx, prefix)
@@ -34,7 +34,7 @@ func follow(ctx context.Context, s Store, prefix string, look func(now map[strin
 	}
 }
 
-// merge notes changes in what is there, by what follows prefix.
+// merge applies changes to the entries in now, by the rest of the key after prefix.
 func merge(now map[string]Entry, changes []Entry, prefix string) {
 	for _, e := range changes {
 		name := strings.TrimPrefix(e.Key, prefix)
@@ -44,20 +44,20 @@ func merge(now map[string]Entry, changes []Entry, prefix string) {
 	}
 }
 
-// WaitError says whom a worker waited for in vain.
+// WaitError reports which workers a wait timed out for.
 type WaitError struct {
-	// What the wait was for: the key.
+	// What is the key that was waited for.
 	What string
-	// Missing are the workers that have not come, and Workers is how many there are.
+	// Missing are the workers that have not arrived, and Workers is the number of workers.
 	Missing []int
 	Workers int
-	// Waited is how long the wait was.
+	// Waited is how long the wait lasted.
 	Waited time.Duration
 	// Cause is why it ended: the context's cause, or the store's error.
 	Cause error
 }
 
-// Error says who is missing, where, and since when.
+// Error names the missing workers, the key and the time.
 func (e *WaitError) Error() string {
 	return fmt.Sprintf("rendezvous: %s of %d did not come to %q within %v: %v", numbers("worker", e.Missing), e.Workers, e.What,
 		e.Waited.Round(time.Millisecond), e.Cause)
@@ -66,8 +66,8 @@ func (e *WaitError) Error() string {
 // Unwrap returns the cause.
 func (e *WaitError) Unwrap() error { return e.Cause }
 
-// gather waits until every worker has a key "<key>/<number>", and returns what they hold, by worker. Those that have
-// one are said to have done something, such as "arrived".
+// gather waits until every worker has a key "<key>/<number>", and returns their values, by worker. done is
+// the participle for workers that have one, such as "arrived".
 func gather(ctx context.Context, s Store, key string, workers int, done string) ([][]byte, error) {
 	since := time.Now()
 	out := make([][]byte, workers)
@@ -97,7 +97,7 @@ func gather(ctx context.Context, s Store, key string, workers int, done string) 
 	return out, nil
 }
 
-// numbers writes increasing numbers as people do: "worker 3", "workers 0-2 and 7".
+// numbers formats increasing numbers for display: "worker 3", "workers 0-2 and 7".
 func numbers(noun string, n []int) string {
 	var runs []string
 	for i := 0; i < len(n); {
@@ -125,7 +125,7 @@ func numbers(noun string, n []int) string {
 	return noun + "s " + enumerate(runs)
 }
 
-// enumerate writes a list as people do: "a, b and c".
+// enumerate formats a list for display: "a, b and c".
 func enumerate(items []string) string {
 	if len(items) < 2 {
 		return strings.Join(items, "")

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// Leave says that a worker that has met the others is done with the store. Worker 0 waits until all others have said so, or ctx
-// ends; the error is then a *[WaitError]. So the one who serves the store leaves last.
+// Leave reports that a worker that joined no longer needs the store. Worker 0 waits until all others have
+// left, or ctx ends; the error is then a *[WaitError]. So the worker that serves the store leaves last.
 func Leave(ctx context.Context, s Store, card Card) error {
 	card, err := card.filled()
 	if err != nil {
@@ -24,8 +24,8 @@ func Leave(ctx context.Context, s Store, card Card) error {
 	return err
 }
 
-// Forget deletes all that a job has in the store, whatever the epoch. A store that outlives the job needs it, if the job's id is to
-// be used again. No worker may be there any more.
+// Forget deletes all keys of a job, in every epoch. Call it on a store that outlives the job if the job's id
+// will be used again. No worker may be running any more.
 func Forget(ctx context.Context, s Store, job string) error {
 	prefix := jobKey(job)
 	entries, _, err := s.List(ctx, prefix)

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// link is one connection of a client. Callers leave what is to be written; a goroutine writes it, so no caller waits longer
-// than it wants for a server that does not read.
+// link is one connection of a client. Callers queue frames; a goroutine writes them, so that no caller blocks
+// longer than its context allows on a server that does not read.
 type link struct {
 	raw  net.Conn
 	conn lively
 
 	mu     sync.Mutex
-	queue  []func() []byte // frames; nil if one is not wanted any more
-	ready  chan struct{}   // has room for one
+	queue  []func() []byte // frames; nil for a frame that was canceled
+	ready  chan struct{}   // buffer of one
 	closed bool
 }
 
@@ -22,7 +22,7 @@ func newLink(conn net.Conn) *link {
 	return &link{raw: conn, conn: lively{conn, silenceClient}, ready: make(chan struct{}, 1)}
 }
 
-// push leaves a frame to be written.
+// push queues a frame for writing.
 func (l *link) push(frame func() []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -37,7 +37,7 @@ func (l *link) wake() {
 	}
 }
 
-// close ends the connection.
+// close closes the connection.
 func (l *link) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,7 +46,7 @@ func (l *link) close() {
 	l.wake()
 }
 
-// write writes what is left in the queue, and pings, until the connection is closed or breaks.
+// write writes queued frames, and pings, until the connection is closed or breaks.
 func (l *link) write() {
 	defer l.raw.Close()
 	ticker := time.NewTicker(pingEvery)

@@ -11,29 +11,29 @@ import (
 	"time"
 )
 
-// MeetKind is why workers did not meet.
+// MeetKind is why a rendezvous failed.
 type MeetKind string
 
 // The reasons.
 const (
-	// Duplicate: two processes say that they are the same worker.
+	// Duplicate: two processes registered as the same worker.
 	Duplicate MeetKind = "duplicate"
-	// Stranger: a worker's number, or its number of workers, is not that of this job.
+	// Stranger: a worker's number, or its number of workers, does not match this job.
 	Stranger MeetKind = "stranger"
-	// Missing: not all workers came before one that waited had to end.
+	// Missing: not all workers joined before the timeout of one that waited.
 	Missing MeetKind = "missing"
-	// Interrupted: a worker left before all had come.
+	// Interrupted: a worker left before all had joined.
 	Interrupted MeetKind = "interrupted"
-	// Over: the job is in a later epoch already.
+	// Over: the job is already in a later epoch.
 	Over MeetKind = "over"
 )
 
-// MeetError says why workers did not meet. All workers that were waiting for each other get the same text.
+// MeetError reports why a rendezvous failed. All workers that waited for each other get the same text.
 type MeetError struct {
 	Kind MeetKind `json:"kind"`
-	// Workers are those to blame: the missing ones, the one that is there twice, …
+	// Workers are the workers at fault: the missing ones, the one that joined twice, …
 	Workers []int `json:"workers"`
-	// Text is the whole story.
+	// Text is the full message.
 	Text string `json:"text"`
 	// Current is the epoch that the job is in, for [Over].
 	Current uint32 `json:"-"`
@@ -44,7 +44,7 @@ type MeetError struct {
 // Error returns the text.
 func (e *MeetError) Error() string { return "rendezvous: " + e.Text }
 
-// Unwrap returns the cause: for [Missing], whoever's deadline it was, [context.DeadlineExceeded].
+// Unwrap returns the cause: for [Missing], whichever worker's deadline expired, [context.DeadlineExceeded].
 func (e *MeetError) Unwrap() error {
 	if e.Kind == Missing {
 		return context.DeadlineExceeded
@@ -52,7 +52,7 @@ func (e *MeetError) Unwrap() error {
 	return e.Cause
 }
 
-// outcome is how a meeting ended: the first one that anybody writes down holds for all.
+// outcome is the result of a rendezvous: the first one written to the store is valid for all.
 type outcome struct {
 	Met   bool       `json:"met"`
 	Error *MeetError `json:"error,omitempty"`
@@ -60,20 +60,22 @@ type outcome struct {
 
 const (
 	epochKey     = "epoch"          // of a job: the epoch that it is in
-	jobsKey      = "=jobs/"         // the jobs that are on the store; no escaped id begins with "="
-	outcomeKey   = "outcome"        // of a meeting
-	cardsKey     = "card/"          // of a meeting
-	leaveWithin  = 2 * time.Second  // for a worker that leaves, to say so
-	refusedSince = 10 * time.Minute // whom the store refused longer ago is not worth telling
+	jobsKey      = "=jobs/"         // the jobs in the store; no escaped id begins with "="
+	outcomeKey   = "outcome"        // of a rendezvous
+	cardsKey     = "card/"          // of a rendezvous
+	leaveWithin  = 2 * time.Second  // for a worker that leaves, to write it to the store
+	refusedSince = 10 * time.Minute // older refusals by the store are not reported
 	namedMax     = 16               // workers that a text names with host and pid
 )
 
-// Meet makes this process known as a worker of its job, and waits until all workers are. It returns their cards, by worker.
+// Meet registers this process as a worker of its job, and waits until all workers have registered. It returns
+// their registrations, by worker.
 //
-// Whatever keeps them from meeting ends all of their waits with the same *[MeetError]: a worker that is there twice or is a stranger,
-// or one whose ctx ends before all have come, which says who is missing. Once all have met, a further process that says
-// it is one of them gets an error alone. The first worker of a later epoch ends the earlier ones: their keys are deleted, and
-// whoever still wants to meet there gets an error that says so.
+// A failed rendezvous ends the waits of all workers with the same *[MeetError]: a worker joined twice, a
+// worker does not belong to the job, or a worker's ctx ended before all joined; the error then names the
+// missing workers. After a rendezvous has succeeded, a further process that registers as one of its workers
+// gets an error alone. The first worker of a later epoch ends the earlier epochs: their keys are deleted, and
+// every worker that still joins them gets an error that says so.
 func Meet(ctx context.Context, s Store, card Card) ([]Card, error) {
 	card, err := card.filled()
 	if err != nil {
@@ -87,14 +89,14 @@ func Meet(ctx context.Context, s Store, card Card) ([]Card, error) {
 	return cards, err
 }
 
-// meeting is one worker's view of it.
+// meeting is one worker's view of a rendezvous.
 type meeting struct {
 	store  Store
 	card   Card
 	prefix string
 	since  time.Time
 	report *waitReport
-	cards  []Card // that have come so far, by worker
+	cards  []Card // the registrations so far, by worker
 }
 
 func (m *meeting) meet(ctx context.Context) ([]Card, error) {
@@ -122,7 +124,7 @@ func (m *meeting) meet(ctx context.Context) ([]Card, error) {
 	return m.cards, nil
 }
 
-// enter makes sure that the job is in the card's epoch.
+// enter ensures that the job is in the card's epoch.
 func (m *meeting) enter(ctx context.Context) error {
 	job := jobKey(m.card.Job)
 	if err := Register(ctx, m.store, m.card.Job); err != nil {
@@ -160,13 +162,13 @@ func (m *meeting) enter(ctx context.Context) error {
 	}
 }
 
-// Register puts a job's id where those who wait in vain on the same store, for another job perhaps, look for it (see [Strangers]). [Meet]
-// does so too.
+// Register lists a job's id in the store, so that workers of other jobs that wait in vain on the same store
+// can report it (see [Strangers]). [Meet] calls it.
 func Register(ctx context.Context, s Store, job string) error {
 	return s.Set(ctx, jobsKey+strings.TrimSuffix(jobKey(job), "/"), []byte(job))
 }
 
-// over returns the error of one who comes to an epoch that is over.
+// over returns the error of a worker that joins an epoch that is over.
 func (m *meeting) over(current uint32) error {
 	return &MeetError{Kind: Over, Workers: []int{m.card.Worker}, Current: current, Text: fmt.Sprintf(
 		"%v comes to epoch %d of job %q, which is over: the job is in epoch %d", &m.card, m.card.Epoch, m.card.Job, current)}
@@ -185,7 +187,7 @@ func (m *meeting) deleteEarlier(ctx context.Context) error {
 	return err
 }
 
-// register lays down the card. It returns an outcome if it knows of one.
+// register writes the registration. It returns an outcome if one is known already.
 func (m *meeting) register(ctx context.Context) (*outcome, error) {
 	text, err := json.Marshal(&m.card)
 	if err != nil {
@@ -208,7 +210,8 @@ func (m *meeting) register(ctx context.Context) (*outcome, error) {
 		m.card.Role, m.card.Worker, m.card.Job, m.card.Epoch, other.Host, other.PID, m.card.Host, m.card.PID)})
 }
 
-// refused ends the meeting for all because of this process. If they have met already, it ends for this one alone.
+// refused fails the rendezvous for all workers because of this process. If it has succeeded already, only
+// this process fails.
 func (m *meeting) refused(ctx context.Context, why *MeetError) (*outcome, error) {
 	out, err := m.propose(ctx, why)
 	if err == nil && out.Met {
@@ -218,7 +221,8 @@ func (m *meeting) refused(ctx context.Context, why *MeetError) (*outcome, error)
 	return out, err
 }
 
-// propose writes down an outcome, failure or nil for that all have met, and returns the one that holds.
+// propose writes an outcome, failure or nil for success, and returns the one that is valid: the first one
+// written.
 func (m *meeting) propose(ctx context.Context, failure *MeetError) (*outcome, error) {
 	out := &outcome{Met: failure == nil, Error: failure}
 	text, err := json.Marshal(out)
@@ -240,7 +244,7 @@ func parseOutcome(text []byte) (*outcome, error) {
 	return out, nil
 }
 
-// wait waits for an outcome, or finds it.
+// wait waits for an outcome, or determines it.
 func (m *meeting) wait(ctx context.Context) (out *outcome, err error) {
 	err = follow(ctx, m.store, m.prefix, func(now map[string]Entry) (bool, error) {
 		out, err = m.look(ctx, now)
@@ -249,7 +253,7 @@ func (m *meeting) wait(ctx context.Context) (out *outcome, err error) {
 	return out, err
 }
 
-// look reads what stands in the store now, and returns the outcome if there is one.
+// look reads the store's current state, and returns the outcome if there is one.
 func (m *meeting) look(ctx context.Context, now map[string]Entry) (*outcome, error) {
 	if err := m.read(now); err != nil {
 		return nil, err
@@ -261,7 +265,7 @@ func (m *meeting) look(ctx context.Context, now map[string]Entry) (*outcome, err
 		return parseOutcome(e.Value)
 	}
 	own := slices.IndexFunc(m.cards, func(c Card) bool { return c.Worker == m.card.Worker && c.Nonce == m.card.Nonce })
-	if own < 0 { // deleted: enter says by whom, if it does not return at once
+	if own < 0 { // deleted: enter returns the error if a later epoch did it
 		if err := m.enter(ctx); err != nil {
 			return nil, err
 		}
@@ -278,7 +282,7 @@ func (m *meeting) look(ctx context.Context, now map[string]Entry) (*outcome, err
 	return m.propose(ctx, nil)
 }
 
-// read keeps the cards that have come.
+// read decodes the registrations so far.
 func (m *meeting) read(now map[string]Entry) error {
 	m.cards = m.cards[:0]
 	for name, e := range now {
@@ -295,7 +299,7 @@ func (m *meeting) read(now map[string]Entry) error {
 	return nil
 }
 
-// disagree says that the workers were started with different numbers of workers.
+// disagree returns the error of workers that were started with different numbers of workers.
 func (m *meeting) disagree(c *Card) *MeetError {
 	a, b := c, &m.card
 	if b.Worker < a.Worker {
@@ -305,7 +309,7 @@ func (m *meeting) disagree(c *Card) *MeetError {
 		"in job %q, epoch %d, %v was told of %d %ss, and %v of %d", m.card.Job, m.card.Epoch, a, a.Workers, m.card.Role, b, b.Workers)}
 }
 
-// giveUp ends the meeting for all, since this worker must leave.
+// giveUp ends the rendezvous for all, since this worker must leave.
 func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
 	cause := context.Cause(ctx)
 	waited := time.Since(m.since).Round(time.Millisecond)
@@ -322,7 +326,7 @@ func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
 	if failed != nil {
 		return nil, fmt.Errorf("%w (and it could not tell the others: %w)", err, failed)
 	}
-	if out.Met { // without this one having seen it
+	if out.Met { // this worker has not seen it yet
 		entries, _, err := m.store.List(ctx, m.prefix)
 		if err != nil {
 			return nil, err
@@ -336,7 +340,8 @@ func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
 	return out, nil
 }
 
-// missing says who has come, who has not, and what else can be known about it.
+// missing returns the error that names the workers that joined, the missing ones, and other processes that
+// tried to connect.
 func (m *meeting) missing(ctx context.Context, waited time.Duration, cause error) *MeetError {
 	here := map[int]bool{}
 	var came []string
@@ -358,8 +363,8 @@ func (m *meeting) missing(ctx context.Context, waited time.Duration, cause error
 	return &MeetError{Kind: Missing, Workers: missing, Text: text + Strangers(ctx, m.store, m.card.Job), Cause: cause}
 }
 
-// Strangers says who else than a job's own was at the store: connections that were refused, and other jobs. It is the end of a sentence, and
-// "" if there was nobody.
+// Strangers reports processes at the store that do not belong to the job: refused connections, and other
+// jobs. It returns the end of a sentence, or "" if there are none.
 func Strangers(ctx context.Context, s Store, job string) string {
 	text := ""
 	if b, _, err := s.Get(ctx, refusedKey); err == nil {

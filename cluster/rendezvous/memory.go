@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Memory is a store in this process's memory: for a job of one process, and for tests.
+// Memory is a store in this process's memory: for jobs of one process, and for tests.
 type Memory struct {
-	ctx context.Context // ends when the store does, with the cause
+	ctx context.Context // ends with the store; the cause is the store's error
 	end context.CancelCauseFunc
 
 	mu      sync.Mutex
@@ -24,20 +24,21 @@ func NewMemory() *Memory {
 	return m
 }
 
-// Open returns a use of the store, which sees what others set. Its Close ends this use only.
+// Open returns a handle on the store, which shares its content with all other handles. Its Close closes this
+// handle only.
 func (m *Memory) Open() Store {
 	l := &local{memory: m}
 	l.ctx, l.end = context.WithCancelCause(m.ctx)
 	return l
 }
 
-// waiter is someone who waits for a change of a key that begins with prefix.
+// waiter waits for a change of a key that begins with prefix.
 type waiter struct {
 	prefix string
-	wake   chan struct{} // has room for one
+	wake   chan struct{} // buffer of one
 }
 
-// change calls f with the table, and wakes those who wait for the key if f says that it changed.
+// change calls f with the table, and wakes the waiters of the key if f reports that it changed.
 func (m *Memory) change(key string, f func(t *table) (changed bool, err error)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -55,7 +56,7 @@ func (m *Memory) change(key string, f func(t *table) (changed bool, err error)) 
 	return err
 }
 
-// wait returns the changes after a revision, when there are any.
+// wait returns the changes after a revision, once there are any.
 func (m *Memory) wait(ctx context.Context, prefix string, after uint64) ([]Entry, uint64, error) {
 	w := &waiter{prefix: prefix, wake: make(chan struct{}, 1)}
 	m.mu.Lock()
@@ -104,14 +105,14 @@ func (t *table) doSwap(key string, revision uint64, value []byte) (bool, error) 
 	return t.doSet(key, value)
 }
 
-// local is a use of a Memory.
+// local is a handle on a Memory.
 type local struct {
 	memory *Memory
 	ctx    context.Context // ends with Close, or with the store
 	end    context.CancelCauseFunc
 }
 
-// check returns what keeps a call from being made.
+// check returns the error that prevents a call.
 func (l *local) check(ctx context.Context, err error) error {
 	switch {
 	case err != nil:
@@ -203,11 +204,11 @@ func (l *local) Changes(ctx context.Context, prefix string, after uint64) ([]Ent
 
 // Close implements [Store].
 func (l *local) Close() error {
-	l.end(ErrClosed) // which is of no effect if the store has ended
+	l.end(ErrClosed) // no effect if the store has ended
 	return nil
 }
 
-// cloned gives the values of entries to a caller.
+// cloned returns entries whose values belong to the caller.
 func cloned(entries []Entry) []Entry {
 	for i := range entries {
 		entries[i].Value = bytes.Clone(entries[i].Value)

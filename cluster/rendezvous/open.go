@@ -12,34 +12,35 @@ import (
 	"time"
 )
 
-// Config says how a store is reached. The zero value works, without encryption and proof of who one is.
+// Config configures the access to a store. The zero value works, without encryption and authentication.
 type Config struct {
-	// TLS encrypts the connections to a TCP store, and proves who the two ends are if it says so. It may be the server's own: set
-	// Certificates, RootCAs and ClientCAs, and ClientAuth to tls.RequireAndVerifyClientCert; without ServerName the host dialed is
-	// verified. Default nil: plain.
+	// TLS encrypts the connections to a TCP store, and authenticates both ends if so configured. It may be
+	// the same configuration as the server's: set Certificates, RootCAs and ClientCAs, and ClientAuth to
+	// tls.RequireAndVerifyClientCert. Without ServerName the dialed host is verified. Default nil: plain TCP.
 	TLS *tls.Config
-	// Authenticate, if given, lets the two ends of a new connection prove to each other that they belong together, after the
-	// greeting, which is given to it: it may read and write exactly what it needs on conn, which has a deadline. An error ends
-	// the connection, and the attempt to reach the store.
+	// Authenticate, if not nil, lets the two ends of a new connection authenticate each other. It is called
+	// after the greeting, with the greeting as an argument. It may read and write exactly what it needs on
+	// conn, which has a deadline. An error closes the connection, and fails the attempt to reach the store.
 	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
 	// Dial makes connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Patience bounds how long calls wait for a TCP store that was reached once and is gone; then they return [ErrLost].
-	// Default 15 seconds. Open itself waits until its ctx ends.
+	// Patience bounds how long calls wait for a TCP store that was reached once and is gone; then they return
+	// [ErrLost]. Default 15 seconds. Open itself waits until its ctx ends.
 	Patience time.Duration
-	// Etcd says how etcd is spoken to. Default nil: as [EtcdFromEnvironment] says of this process's environment.
+	// Etcd configures the access to etcd. Default nil: [EtcdFromEnvironment] with this process's environment.
 	Etcd *EtcdConfig
-	// Schemes are further kinds of stores, by the scheme of their URL, or other ways to those that there are: module cluster/etcd's.
+	// Schemes adds kinds of stores by URL scheme, or replaces built-in ones, such as by module cluster/etcd.
 	Schemes map[string]Opener
-	// Logger gets what is worth knowing, such as that the store was lost and is back. Default slog.Default().
+	// Logger receives messages such as the loss and the return of the store. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// Opener opens a store of one kind. The URL is as it was given to [Open], scheme and all.
+// Opener opens a store of one kind. It gets the URL that was passed to [Open], including the scheme.
 type Opener func(ctx context.Context, url string, cfg Config) (Store, error)
 
-// Open opens the store at a URL: "tcp://host:port", "file:///folder", "etcd://host:port,host:port/prefix", "etcds://…", or one of Config.Schemes. It waits until ctx ends for
-// a store that does not answer yet, as the one who serves it may start last. A store that refuses this process is an error at once.
+// Open opens the store at a URL: "tcp://host:port", "file:///folder", "etcd://host:port,host:port/prefix",
+// "etcds://…", or one of Config.Schemes. It waits until ctx ends for a store that does not answer yet, since
+// the process that serves it may start last. A store that refuses this process is an error at once.
 func Open(ctx context.Context, url string, cfg Config) (Store, error) {
 	cfg = cfg.filled()
 	scheme, _, found := strings.Cut(url, "://")

@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// checkOwner refuses a folder that somebody else has laid out for everyone: what stands there could be anybody's.
+// checkOwner rejects a folder of another user that everyone may write to: any user could have written its
+// content.
 func checkOwner(folder string) error {
 	info, err := os.Stat(folder)
 	if err != nil {

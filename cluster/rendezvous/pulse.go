@@ -10,35 +10,37 @@ import (
 	"time"
 )
 
-// Pulse is what a worker says of itself while it works.
+// Pulse is a heartbeat: the state that a worker publishes during training.
 type Pulse struct {
-	// Step and Phase are what it is doing: the global step, and "compute", "reduce", "apply", ….
+	// Step and Phase are the worker's position: the global step, and "compute", "reduce", "apply", ….
 	Step  int64  `json:"step"`
 	Phase string `json:"phase,omitempty"`
-	// Progress changes when the goroutines that train get on. A worker that is alive but stuck has a pulse, and no progress.
+	// Progress changes when the training goroutines advance. A worker that is alive but stuck has a
+	// heartbeat, and no progress.
 	Progress uint64 `json:"progress"`
-	// Waits says that the worker is in a collective call, where it may have to wait for others: it is not stuck by itself.
+	// Waits reports that the worker is in a collective call, where it may have to wait for others: it is not
+	// stuck itself.
 	Waits bool `json:"waits,omitempty"`
-	// Text is anything more, for people.
+	// Text is additional information, for display.
 	Text string `json:"text,omitempty"`
-	// Beat counts the pulses, also if Publish is called again for the same worker. Publish sets it.
+	// Beat counts the heartbeats, also across several calls of Publish for the same worker. Publish sets it.
 	Beat uint64 `json:"beat"`
-	// Gone says that it is the last one: the worker has stopped publishing on purpose. Publish sets it.
+	// Gone marks the last heartbeat: the worker has stopped publishing on purpose. Publish sets it.
 	Gone bool `json:"gone,omitempty"`
 }
 
-// Beats says when pulses are published.
+// Beats configures when heartbeats are published.
 type Beats struct {
-	Every time.Duration   // the longest time between two
-	Least time.Duration   // the shortest
-	News  <-chan struct{} // gives a value when there is something new, for which Every is too long to wait; nil: never
-	First time.Duration   // how long to wait before the first, so that many workers do not publish at the same moment; default 0
+	Every time.Duration   // the longest interval
+	Least time.Duration   // the shortest interval
+	News  <-chan struct{} // receives a value when there is news that should not wait for Every; nil: never
+	First time.Duration   // delay before the first, so that workers publish at different moments; default 0
 }
 
-// Publish puts a worker's pulse into the store under "<key>/<worker>", at once (or after when.First) and again and
-// again, until ctx ends; it then says that the worker is gone, and returns nil. An error of the store ends it too.
-// Called again for the same worker, it counts on from the beat in the store: those who watch the worker know the new
-// pulses from the old ones.
+// Publish writes a worker's heartbeats into the store under "<key>/<worker>", at once (or after when.First)
+// and repeatedly, until ctx ends. It then publishes that the worker is gone, and returns nil. An error of the
+// store ends it too. Called again for the same worker, it continues the beat count from the store, so that
+// watchers can tell new heartbeats from old ones.
 func Publish(ctx context.Context, s Store, key string, worker int, when Beats, pulse func() Pulse) error {
 	key += "/" + strconv.Itoa(worker)
 	last, err := lastBeat(ctx, s, key)
@@ -53,7 +55,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 	}
 	for beat := last + 1; ; beat++ {
 		select {
-		case <-when.News: // is in this one
+		case <-when.News: // included in this heartbeat
 		default:
 		}
 		p := pulse()
@@ -65,7 +67,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 		if !when.wait(ctx, begin) {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
 			defer cancel()
-			p = pulse() // it may have come further
+			p = pulse() // the state may have advanced
 			p.Beat, p.Gone = beat+1, true
 			if err := setJSON(last, s, key, &p); err != nil {
 				return fmt.Errorf("rendezvous: worker %d says that it is gone: %w", worker, err)
@@ -75,7 +77,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 	}
 }
 
-// lastBeat returns the beat of the pulse under a key, 0 if there is none.
+// lastBeat returns the beat count of the heartbeat under a key, 0 if there is none.
 func lastBeat(ctx context.Context, s Store, key string) (uint64, error) {
 	text, _, err := s.Get(ctx, key)
 	if err != nil {
@@ -86,12 +88,13 @@ func lastBeat(ctx context.Context, s Store, key string) (uint64, error) {
 	}
 	var p Pulse
 	if json.Unmarshal(text, &p) != nil {
-		return 0, nil // no pulse: it is replaced
+		return 0, nil // not a heartbeat: it is replaced
 	}
 	return p.Beat, nil
 }
 
-// wait waits for the time of the pulse after one that was published at a time. It reports false if ctx ends before.
+// wait waits until the next heartbeat is due, given the time of the last one. It reports false if ctx ends
+// before.
 func (b *Beats) wait(ctx context.Context, last time.Time) bool {
 	timer := time.NewTimer(time.Until(last.Add(b.Every)))
 	defer timer.Stop()
@@ -119,20 +122,20 @@ func setJSON(ctx context.Context, s Store, key string, v any) error {
 	return s.Set(ctx, key, text)
 }
 
-// Vital is what is known of a worker.
+// Vital is the known state of a worker.
 type Vital struct {
 	Worker int
-	// Pulse is its latest, if Seen.
+	// Pulse is its latest heartbeat, if Seen.
 	Pulse Pulse
 	Seen  bool
-	// Silent is how long there has been no new pulse, and Still how long it has neither made progress nor waited for others, both by
-	// this process's clock.
+	// Silent is the time without a new heartbeat, and Still the time in which the worker neither made
+	// progress nor waited for others, both by this process's clock.
 	Silent, Still time.Duration
-	// Excused says that [Watch.Excuse] was called and that no pulse has come since.
+	// Excused reports that [Watch.Excuse] was called and that no heartbeat has arrived since.
 	Excused bool
 }
 
-// String says what was last seen of the worker.
+// String describes the worker's last known state.
 func (v Vital) String() string {
 	switch {
 	case !v.Seen:
@@ -155,7 +158,7 @@ func (p *Pulse) doing() string {
 	return text
 }
 
-// Watch follows the pulses of all workers.
+// Watch follows the heartbeats of all workers.
 type Watch struct {
 	store   Store
 	prefix  string
@@ -165,15 +168,16 @@ type Watch struct {
 	vitals []vital
 }
 
-// vital is what is known of a worker, with the times of its latest changes.
+// vital is the known state of a worker, with the times of its latest changes.
 type vital struct {
 	pulse       Pulse
 	seen        bool
-	excused     bool // until its next pulse
+	excused     bool // until its next heartbeat
 	beat, moved time.Time
 }
 
-// NewWatch returns a watch of the pulses that are published under key. A worker that has not been seen yet is silent since now.
+// NewWatch returns a watch of the heartbeats published under key. The silence of a worker that has not been
+// seen yet counts from now.
 func NewWatch(s Store, key string, workers int) *Watch {
 	w := &Watch{store: s, prefix: key + "/", workers: workers, vitals: make([]vital, workers)}
 	now := time.Now()
@@ -183,8 +187,8 @@ func NewWatch(s Store, key string, workers int) *Watch {
 	return w
 }
 
-// Follow keeps the watch up to date until ctx ends, and then returns nil. It looks at most once in every, and reads all that has
-// changed since.
+// Follow keeps the watch up to date until ctx ends, and then returns nil. It polls at most once per every,
+// and reads all changes since.
 func (w *Watch) Follow(ctx context.Context, every time.Duration) error {
 	err := follow(ctx, w.store, w.prefix, func(now map[string]Entry) (bool, error) {
 		w.look(time.Now(), now)
@@ -201,7 +205,7 @@ func (w *Watch) Follow(ctx context.Context, every time.Duration) error {
 	return nil
 }
 
-// look takes note of the pulses that are there. What is none is not taken for one: its worker becomes silent.
+// look records the new heartbeats. An invalid one is ignored: its worker becomes silent.
 func (w *Watch) look(at time.Time, now map[string]Entry) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,14 +226,15 @@ func (w *Watch) look(at time.Time, now map[string]Entry) {
 	}
 }
 
-// Excuse has [Watch.Silence] take no notice of a worker until its next pulse: it is known to be silent, or has not come yet.
+// Excuse makes [Watch.Silence] ignore a worker until its next heartbeat: its silence is known, or it has not
+// joined yet.
 func (w *Watch) Excuse(worker int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.vitals[worker].excused = true
 }
 
-// slept leaves a time out of all silence: this process was not there to listen.
+// slept subtracts a time from every silence: this process did not run then and could not receive heartbeats.
 func (w *Watch) slept(now time.Time, gone time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -244,7 +249,7 @@ func (w *Watch) slept(now time.Time, gone time.Duration) {
 	}
 }
 
-// Vitals returns what is known of all workers, by number.
+// Vitals returns the known state of all workers, by number.
 func (w *Watch) Vitals() []Vital {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -256,9 +261,11 @@ func (w *Watch) Vitals() []Vital {
 	return out
 }
 
-// Silence waits until another worker than self is silent for limit, and returns the one that is so for the longest. One that left on
-// purpose, or is excused, is not. If self's own pulse does not come back either, the store is what is gone, and the error is [ErrLost]. A process that
-// was itself stopped, or got no time, does not blame the others for it: the pulses may be there and unread. The watch must be followed meanwhile.
+// Silence waits until a worker other than self has been silent for limit, and returns the one that has been
+// silent longest. It ignores workers that left on purpose or are excused. If self's own heartbeats are not
+// seen either, the store is lost, and the error is [ErrLost]. A process that was itself stopped, or got no
+// CPU time, does not blame the others for that time: their heartbeats may be published but unread. Call
+// [Watch.Follow] concurrently.
 func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vital, error) {
 	step := max(limit/looks, time.Millisecond)
 	for {
@@ -279,10 +286,11 @@ func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vit
 	}
 }
 
-// looks is how many times Silence looks in a limit, so that it notices when this process was stopped or got no time.
+// looks is how many times Silence checks within a limit, so that it notices when this process was stopped or
+// got no CPU time.
 const looks = 16
 
-// longestSilent returns the worker that is silent for the longest, or that it cannot be known.
+// longestSilent returns the worker that has been silent longest, or an error if the store is lost.
 func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
 	all := w.Vitals()
 	longest := Vital{Worker: -1}
@@ -291,7 +299,8 @@ func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
 			longest = v
 		}
 	}
-	// Self publishes as often as the others: the store is known to work if self's pulse is newer than the one that is missed.
+	// Self publishes as often as the others: the store is known to work if self's heartbeat is newer than the
+	// missing one.
 	if longest.Worker >= 0 && longest.Silent >= limit && all[self].Silent > limit/2 {
 		return longest, fmt.Errorf("%w: for %v it has shown no new pulse of any worker, this one's own included", ErrLost, all[self].Silent.Round(time.Millisecond))
 	}

@@ -10,12 +10,13 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// refusedKey is where a server says whom it has refused lately, so that workers that wait in vain can say why.
+// refusedKey holds the connections that a server has refused lately, so that workers that wait in vain can
+// report them.
 const refusedKey = "@refused"
 
-// refusedReport is what stands there.
+// refusedReport is the value of refusedKey.
 type refusedReport struct {
-	Count uint64         `json:"count"` // of all connections that were refused
+	Count uint64         `json:"count"` // of all refused connections
 	Last  []refusedEntry `json:"last"`  // the latest of each reason
 }
 
@@ -26,7 +27,7 @@ type refusedEntry struct {
 	Reason string    `json:"reason"`
 }
 
-// refusedOne is a refusal that may never be told.
+// refusedOne is a refusal, which may not have been reported.
 type refusedOne struct {
 	time time.Time
 	from net.Addr
@@ -34,20 +35,20 @@ type refusedOne struct {
 	err  error
 }
 
-// reporter keeps refusedKey: at once, then at most once a second. What was held back is told by the next
-// one that is not, or by a timer.
+// reporter updates refusedKey: at once, then at most once a second. Refusals in between are reported with the
+// next update, or by a timer.
 type reporter struct {
 	server *Server
 
 	mu    sync.Mutex
 	count uint64
 	last  []refusedOne // the latest of each kind
-	next  time.Time    // the next may be told then
-	timer bool         // will tell what was held back
-	told  uint64       // of count
+	next  time.Time    // earliest time of the next report
+	timer bool         // will report the pending refusals
+	told  uint64       // count at the last report
 }
 
-// reportEvery bounds how often strangers make the server say something.
+// reportEvery bounds how often unauthenticated connections make the server write a report.
 const reportEvery = time.Second
 
 func (r *reporter) add(from net.Addr, kind listener.Reason, err error) {
@@ -72,7 +73,7 @@ func (r *reporter) add(from net.Addr, kind listener.Reason, err error) {
 	}
 }
 
-// later tells what was held back, when that may be told.
+// later schedules a report of the pending refusals.
 func (r *reporter) later(wait time.Duration) {
 	for ; wait > 0; wait = r.due() {
 		select {
@@ -83,7 +84,7 @@ func (r *reporter) later(wait time.Duration) {
 	}
 }
 
-// due tells what was held back, or returns how long that must wait.
+// due reports the pending refusals, or returns how long to wait before that is allowed.
 func (r *reporter) due() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +96,7 @@ func (r *reporter) due() time.Duration {
 	return 0
 }
 
-// tell sets refusedKey.
+// tell writes refusedKey.
 func (r *reporter) tell() {
 	if r.told == r.count {
 		return

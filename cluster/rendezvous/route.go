@@ -10,12 +10,13 @@ import (
 	"strings"
 )
 
-// RouteTo returns the address of this host's interface that the route to an endpoint, "host:port" or an URL of one, uses: the one
-// to listen on, so that all who reach the endpoint reach this process and nobody else does. Nothing is sent.
+// RouteTo returns the address of the local interface that packets to an endpoint use. The endpoint is
+// "host:port" or its URL. Listen on this address: then every process that can reach the endpoint can reach
+// this process, and no others can. Nothing is sent.
 //
-// On the endpoint's own host this is the address that others reach it by. There, a host's name often stands for a loopback
-// address (in /etc/hosts); then it is the address of the interface that leads outward. "localhost" and literal loopback addresses
-// are taken at their word.
+// On the endpoint's own host this is the address by which other hosts reach it. There, a host's name often
+// resolves to a loopback address (in /etc/hosts); RouteTo then returns the address of the interface of the
+// default route. "localhost" and literal loopback addresses are used unchanged.
 func RouteTo(ctx context.Context, endpoint string) (netip.Addr, error) {
 	if _, rest, found := strings.Cut(endpoint, "://"); found {
 		endpoint, _, _ = strings.Cut(rest, "/")
@@ -39,7 +40,7 @@ func RouteTo(ctx context.Context, endpoint string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// sourceFor asks the kernel which address packets to an endpoint would come from.
+// sourceFor queries the kernel for the source address of packets to an endpoint.
 func sourceFor(ctx context.Context, endpoint string) (netip.Addr, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "udp", endpoint)
 	if err != nil {
@@ -50,9 +51,10 @@ func sourceFor(ctx context.Context, endpoint string) (netip.Addr, error) {
 	return local.Addr().Unmap(), err
 }
 
-// outward returns the address of the interface of the default route or, without one, the only one that is not loopback.
+// outward returns the address of the interface of the default route or, without one, the only non-loopback
+// address.
 func outward(ctx context.Context) (netip.Addr, error) {
-	for _, documentation := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // RFC 5737, RFC 3849: nobody's
+	for _, documentation := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // RFC 5737, RFC 3849: unassigned
 		if addr, err := sourceFor(ctx, documentation); err == nil && !addr.IsLoopback() {
 			return addr, nil
 		}

@@ -10,19 +10,19 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// serverConn is a connection of a client that has greeted.
+// serverConn is a connection of a client that has completed the handshake.
 type serverConn struct {
 	server  *Server
 	session *session
 	raw     net.Conn
 	conn    lively
 
-	// Held while a response is written, and while a change is made that it is the response to: one that has taken effect, which others may see,
-	// is answered before the server says that it ends.
+	// Held while a response is written, and while the corresponding change is made: a change that has taken
+	// effect, which others may see, is answered before the server announces its end.
 	writing sync.Mutex
 
 	mu    sync.Mutex
-	waits map[uint64]context.CancelFunc // calls of Changes under way
+	waits map[uint64]context.CancelFunc // current calls of Changes
 }
 
 // serve answers requests until the connection ends.
@@ -50,7 +50,7 @@ func (c *serverConn) serve() {
 	}
 }
 
-// handle answers a request, at once or by a goroutine of work.
+// handle answers a request, at once or in a goroutine of work.
 func (c *serverConn) handle(ctx context.Context, work *sync.WaitGroup, q *request) error {
 	switch q.op {
 	case opCancel:
@@ -111,13 +111,13 @@ func (c *serverConn) send(p *response) error {
 	return c.write(p)
 }
 
-// write writes a response. c.writing is held.
+// write writes a response. The caller holds c.writing.
 func (c *serverConn) write(p *response) error {
 	_, err := c.conn.Write(p.encode())
 	return err
 }
 
-// farewell tells the client that the server ends, and closes the connection.
+// farewell notifies the client that the server ends, and closes the connection.
 func (c *serverConn) farewell() {
 	timer := time.AfterFunc(farewellWithin, func() { c.raw.Close() })
 	defer timer.Stop()
@@ -125,7 +125,8 @@ func (c *serverConn) farewell() {
 	c.raw.Close()
 }
 
-// answer carries out a request of a connection that needs no waiting. It reports whether anyone still waits for the response.
+// answer executes a request that needs no waiting. It reports whether the client still waits for the
+// response.
 func (m *Memory) answer(from *serverConn, q *request, p *response) bool {
 	switch q.op {
 	case opPing:
@@ -165,7 +166,7 @@ func (m *Memory) answer(from *serverConn, q *request, p *response) bool {
 	return awaited
 }
 
-// answer carries out a change, if it is to be. It reports whether it took effect.
+// answer executes a change, unless it must be skipped. It reports whether it took effect.
 func (t *table) answer(q *request, p *response) (done bool, err error) {
 	switch q.op {
 	case opSet:

@@ -13,40 +13,43 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// ServerConfig says how a [Server] is reached. The zero value works, on loopback, without encryption.
+// ServerConfig configures a [Server]. The zero value works, on loopback, without encryption.
 type ServerConfig struct {
-	// Listen is the address to listen on: "10.0.0.5:29500". Only that address is bound. Default "127.0.0.1:0": any free port.
+	// Listen is the address to listen on: "10.0.0.5:29500". Only that address is bound. Default
+	// "127.0.0.1:0": any free port.
 	Listen string
-	// Listener is used instead of Listen, if given. The server closes it.
+	// Listener is used instead of Listen, if not nil. The server closes it.
 	Listener net.Listener
-	// SharedListener is used instead of both, if given, with its own Handshake, HalfOpen and Logger: a port that the process shares with other
-	// services. The server leaves it open.
+	// SharedListener is used instead of both, if not nil, with its own Handshake, HalfOpen and Logger: a listener that
+	// the process shares with other services. The server does not close it.
 	SharedListener *listener.Listener
 	// TLS and Authenticate are as in [Config], for this side.
 	TLS          *tls.Config
 	Authenticate func(conn net.Conn, dialed bool, greeting []byte) error
-	// Handshake bounds the time of a new connection until its greeting is read and proven. Default 10 seconds.
+	// Handshake bounds the time from accepting a connection until its greeting is read and authenticated.
+	// Default 10 seconds.
 	Handshake time.Duration
-	// HalfOpen bounds the connections that have not greeted yet, or proven themselves; for one more, the oldest is dropped of the address
-	// that has the most. Default 128.
+	// HalfOpen bounds the connections that have not completed the handshake. Above the bound, the oldest
+	// connection of the address with the most connections is dropped. Default 128.
 	HalfOpen int
-	// Connections bounds those that have. Default 16,384.
+	// Connections bounds the connections that have completed the handshake. Default 16,384.
 	Connections int
-	// Bytes bounds what the store holds: all keys and values, each with 128 bytes more. What does not fit is refused
-	// with [ErrFull]. Default, and most, [TotalMax].
+	// Bytes bounds the store's content: all keys and values, plus 128 bytes for each. A larger change is
+	// refused with [ErrFull]. Default, and maximum, [TotalMax].
 	Bytes int
-	// Logger gets the warnings about refused connections, of each kind at most one a second. Default slog.Default().
+	// Logger receives the warnings about refused connections, at most one of each kind per second. Default
+	// slog.Default().
 	Logger *slog.Logger
 }
 
 const (
-	silenceServer  = 60 * time.Second // a client that says nothing for so long is gone; it pings more often
-	waitsMax       = 256              // calls of Changes under way on one connection
-	connectionsMax = 1 << 14          // unless it is said otherwise
-	farewellWithin = 2 * time.Second  // to tell a client that the server ends, once what it has asked for is answered
+	silenceServer  = 60 * time.Second // a silent client is gone after this time; a live one pings more often
+	waitsMax       = 256              // concurrent calls of Changes on one connection
+	connectionsMax = 1 << 14          // default of ServerConfig.Connections
+	farewellWithin = 2 * time.Second  // to notify a client that the server ends, once its requests are answered
 )
 
-// Server is a store that processes anywhere reach by TCP. What it holds is in memory, and ends with it.
+// Server serves a store over TCP. Its content is in memory, and is lost when the server ends.
 type Server struct {
 	cfg      ServerConfig
 	listener *listener.Listener
@@ -55,18 +58,18 @@ type Server struct {
 	instance instance
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
-	release  func() bool // of the context that Serve was given
+	release  func() bool // of the context passed to Serve
 	work     sync.WaitGroup
 	closing  sync.Once
 	report   reporter
 
-	mu       sync.Mutex // before the memory's
+	mu       sync.Mutex // acquire before the memory's
 	conns    map[*serverConn]struct{}
 	sessions sessions
 	closed   bool
 }
 
-// Serve starts a server. It ends with ctx, or by Close.
+// Serve starts a server. It ends with ctx, or with Close.
 func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if cfg.Connections <= 0 {
 		cfg.Connections = connectionsMax
@@ -88,7 +91,7 @@ func Serve(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// open has the door let clients in.
+// open starts accepting clients.
 func (s *Server) open() (err error) {
 	if s.listener == nil {
 		s.listener, err = listener.Open(listener.Config{
@@ -114,27 +117,29 @@ func (s *Server) closeListener() {
 	}
 }
 
-// Addr returns the address that the server listens on, as others may dial it if that is no wildcard.
+// Addr returns the address that the server listens on; others may dial it unless it is a wildcard.
 func (s *Server) Addr() string { return s.listener.Addr() }
 
-// URL returns what [Open] takes: "tcp://" and the address.
+// URL returns the URL for [Open]: "tcp://" and the address.
 func (s *Server) URL() string { return "tcp://" + s.Addr() }
 
-// Store opens the store for use by this process itself. It ends with the server.
+// Store returns a handle on the store for this process itself. It ends with the server.
 func (s *Server) Store() Store { return s.memory.Open() }
 
-// Refused returns how many connections were refused, or ended for what came through them, by reason: "magic", "version",
-// "damaged", "service", "proof", "slow", "crowded", "frame". Reasons that did not occur are left out.
+// Refused returns the number of connections that were refused, or closed because of their content, by reason:
+// "magic", "version", "damaged", "service", "proof", "slow", "crowded", "frame". Reasons that did not occur
+// are omitted.
 func (s *Server) Refused() map[string]uint64 { return s.acceptor.Counts() }
 
-// Clients returns how many clients are connected.
+// Clients returns the number of connected clients.
 func (s *Server) Clients() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns)
 }
 
-// Close ends the server, and tells its clients: their calls return [ErrLost] at once. Closing again waits for the first Close.
+// Close ends the server, and notifies its clients: their calls return [ErrLost] at once. A second Close waits
+// for the first.
 func (s *Server) Close() error {
 	s.closing.Do(func() {
 		s.mu.Lock()
@@ -157,7 +162,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// serve serves a client that has greeted and proven itself, until its connection ends.
+// serve serves a client that has completed the handshake, until its connection ends.
 func (s *Server) serve(a *listener.Accepted) error {
 	id, err := greeted(&a.Hello)
 	if err != nil {
@@ -174,7 +179,7 @@ func (s *Server) serve(a *listener.Accepted) error {
 	return nil
 }
 
-// enter makes a connection one that is served, in place of its client's former one.
+// enter registers a connection for serving, in place of the client's former one.
 func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
 	if err := a.Establish(); err != nil {
 		return nil, err
@@ -199,7 +204,7 @@ func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
 	return c, nil
 }
 
-// leave ends what enter began.
+// leave undoes enter.
 func (s *Server) leave(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,22 +4,22 @@ import (
 	"time"
 )
 
-// session is what the server keeps of a client from one connection to the next: which of its changes were made. So one whose
-// response was lost with a connection is not made again when it is asked for again.
+// session is the state of a client that the server keeps across connections: the changes that were made. A
+// change whose response was lost with a connection is then not repeated when the client sends it again.
 type session struct {
 	id   clientID
-	conn *serverConn // nil: none at the moment; guarded by Server.mu
-	left time.Time   // since when there is none
+	conn *serverConn // nil: not connected; guarded by Server.mu
+	left time.Time   // since when it is not connected
 
 	// Guarded by the memory's mu.
-	owner  *serverConn         // the latest connection: no other one may change anything
-	oldest uint64              // changes before it are answered or given up
+	owner  *serverConn         // the latest connection: only this one may change anything
+	oldest uint64              // changes before it are answered or abandoned
 	made   map[uint64]struct{} // changes that took effect, from oldest on
 }
 
 const (
 	sessionsMax   = 1 << 16         // clients that are remembered
-	sessionMemory = 5 * time.Minute // how long one without a connection is, at least if there are many
+	sessionMemory = 5 * time.Minute // how long a disconnected client is remembered, at least, when there are many
 	madeMax       = 1 << 12         // changes of a client that are remembered
 )
 
@@ -28,7 +28,7 @@ type sessions map[clientID]*session
 
 func newSessions() sessions { return sessions{} }
 
-// enter gives a client's session a new connection, and returns the one that it had.
+// enter assigns a new connection to a client's session, and returns the former one.
 func (m sessions) enter(id clientID, c *serverConn) (former *serverConn) {
 	s := m[id]
 	if s == nil {
@@ -42,14 +42,15 @@ func (m sessions) enter(id clientID, c *serverConn) (former *serverConn) {
 	return former
 }
 
-// leave notes that a connection has ended.
+// leave records that a connection has ended.
 func (m sessions) leave(c *serverConn) {
 	if s := c.session; s.conn == c {
 		s.conn, s.left = nil, time.Now()
 	}
 }
 
-// clean forgets the clients that have been away for long; if all were here lately, the one that is away the longest.
+// clean removes the clients that disconnected long ago; if all were connected lately, the one that has been
+// disconnected longest.
 func (m sessions) clean() {
 	var longest *session
 	for id, s := range m {
@@ -66,8 +67,9 @@ func (m sessions) clean() {
 	}
 }
 
-// begin reports whether a change that came by a connection is still to be made, and whether its response is awaited. It is not
-// to be made again, nor if the client has another connection by now, on which it has asked for it again.
+// begin reports whether a change received on a connection must still be made, and whether its response is
+// awaited. A change is not repeated. It is not made either if the client has a newer connection, on which it
+// has sent the change again.
 func (s *session) begin(c *serverConn, q *request) (todo, awaited bool) {
 	if s.owner != c {
 		return false, false

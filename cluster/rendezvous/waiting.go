@@ -9,25 +9,25 @@ import (
 	"time"
 )
 
-// Waiting says what a wait of this process is for. It is for people, who would otherwise see nothing until the wait
+// Waiting describes a wait of this process, for display: without it, users would see nothing until the wait
 // times out.
 type Waiting struct {
 	// Role is what the processes are called: "worker".
 	Role string
-	// Missing are those that are waited for, and Workers is how many there are in all.
+	// Missing are the workers that are waited for, and Workers is the number of workers.
 	Missing []int
 	Workers int
-	// Store is set in their place while the store at this URL does not answer yet.
+	// Store is set instead while the store at this URL does not answer yet.
 	Store string
 	// Key is the key of an exchange, a barrier or a comparison; "" for the rendezvous itself.
 	Key string
 	// Waited is how long the wait has lasted.
 	Waited time.Duration
 
-	done string // what those who are not missing have done
+	done string // the participle for workers that are not missing
 }
 
-// String says it: "waiting for worker 1 (1 of 2 joined)".
+// String returns the description: "waiting for worker 1 (1 of 2 joined)".
 func (w Waiting) String() string {
 	if w.Store != "" {
 		return fmt.Sprintf("waiting for the store %s, which does not answer", w.Store)
@@ -38,10 +38,10 @@ func (w Waiting) String() string {
 
 type waitingKey struct{}
 
-// WithWaiting returns a context whose waits report what they are for: those of [Open], [Meet], [Exchange], [Barrier],
-// [Compare] and [Leave]. A wait is reported when it has lasted for 2 seconds, and again whenever it has lasted twice as
-// long as at the report before. The function is called by another goroutine than the one that waits, for each wait one
-// call after the other; none is under way when the wait has ended.
+// WithWaiting returns a context whose waits are reported: those of [Open], [Meet], [Exchange], [Barrier],
+// [Compare] and [Leave]. A wait is reported after 2 seconds, and again whenever its duration has doubled
+// since the last report. The function is called on another goroutine than the waiting one; for each wait its
+// calls are sequential, and none is running when the wait has ended.
 func WithWaiting(ctx context.Context, report func(Waiting)) context.Context {
 	return context.WithValue(ctx, waitingKey{}, report)
 }
@@ -59,7 +59,7 @@ type waitReport struct {
 	now Waiting
 }
 
-// reportWait reports a wait until it is stopped, if ctx says to whom.
+// reportWait reports a wait until it is stopped, if ctx has a report function.
 func reportWait(ctx context.Context, what Waiting) *waitReport {
 	report, ok := ctx.Value(waitingKey{}).(func(Waiting))
 	if !ok {
@@ -86,7 +86,7 @@ func reportWait(ctx context.Context, what Waiting) *waitReport {
 	return r
 }
 
-// missing notes which are still waited for.
+// missing records which workers are still waited for.
 func (r *waitReport) missing(workers []int) {
 	if r == nil {
 		return
@@ -104,7 +104,7 @@ func (r *waitReport) stop() {
 	}
 }
 
-// absent returns the numbers below workers of which there is nothing below a prefix, where now has what there is.
+// absent returns the numbers below workers that have no entry below a prefix in now.
 func absent(now map[string]Entry, prefix string, workers int) []int {
 	var out []int
 	for w := range workers {

@@ -1,13 +1,14 @@
-// Package secret makes all that the workers of a job need to know each other from one text that all of them were given: the job's
-// secret.
+// Package secret derives all keys and certificates that the workers of a job need to authenticate each other
+// from one shared text: the job's secret.
 //
-// [New] makes a secret, [Parse] and [FromEnvironment] take one that was handed over. From it every worker derives, by HKDF
-// (RFC 5869):
+// [New] generates a secret; [Parse] and [FromEnvironment] read an existing one. From it every worker derives,
+// with HKDF (RFC 5869):
 //
-//   - [Secret.TLS]: an authority of the job and a certificate of its own, for mutual TLS 1.3 between hosts;
-//   - [Secret.Authenticate]: a challenge by HMAC each way, for connections that are not encrypted, and inside of those that are;
+//   - [Secret.TLS]: a certificate authority for the job and a certificate for this worker, for mutual TLS 1.3
+//     between hosts;
+//   - [Secret.Authenticate]: a mutual HMAC challenge, for unencrypted connections and inside encrypted ones;
 //   - [Secret.Token]: keys for other purposes, such as the proof between processes that share memory.
 //
-// Nothing of it is configured, exchanged or stored: whoever has the secret belongs to the job, and nobody else does. What
-// this protects against, and what not, is in docs/security.md.
+// None of these are configured, exchanged or stored: every process with the secret belongs to the job, and no
+// other process does. docs/security.md describes what this protects against and what it does not.
 package secret

@@ -1,35 +1,39 @@
-// Package worker makes this process a worker of its job: it finds out which job that is, meets the other workers, joins their
-// replicas by a communicator, and from then on knows how the others are.
+// Package worker makes this process a worker of its job: it discovers the job, joins the rendezvous, opens a
+// communicator between the replicas of all workers, and monitors the health of the other workers.
 //
 //	w, err := worker.Join(ctx, worker.Config{Replicas: 2})
 //	…
 //	defer w.Close()
 //	for _, c := range w.Group().Local() { … }
 //
-// [distribute.NewMultiWorkerMirroredStrategy] does it for those who use a strategy.
+// [distribute.NewMultiWorkerMirroredStrategy] does this for programs that use a strategy.
 //
 // # Joining
 //
-// [Join] asks package cluster who this process is, opens the store where the workers meet (worker 0 serves it, unless it is there
-// already), registers, and waits for all others. Then the processes exchange addresses and connect: by shared memory on one
-// host, by TCP between hosts, encrypted and mutually authenticated by the job's secret. Several hosts without a secret are refused.
+// [Join] discovers the job and the worker's index with package cluster, opens the rendezvous store (worker 0
+// serves it, unless it exists already), registers, and waits for all other workers. Then the processes
+// exchange addresses and connect: by shared memory on one host, by TCP between hosts, encrypted and mutually
+// authenticated with the job's secret. A job on several hosts without a secret is refused.
 //
-// # While it works
+// # Failure detection
 //
-// Every worker publishes each second how far it has come: the step and phase that [Worker.Progress] was told, and its
-// communicator's calls. It watches what the others publish, by its own clock. One that publishes nothing for
-// [Config.HeartbeatTimeout] is lost: its process is stopped, or its host or network is gone. One that publishes, but whose
-// training goroutine comes no further while others wait for it, is reported in the log after that time, with its goroutines'
-// stacks, and is lost after [Config.ProgressTimeout], unless the deadline of those who wait for it comes first.
+// Every worker publishes a heartbeat each second: the step and phase reported to [Worker.Progress], and its
+// communicator's call count. It watches the heartbeats of the others, by its own clock. A worker without a
+// heartbeat for [Config.HeartbeatTimeout] is lost: its process is stopped, or its host or network is down. A
+// worker that has a heartbeat, but whose training goroutine makes no progress while others wait for it, is
+// logged after that time, with its goroutines' stacks. It is lost after [Config.ProgressTimeout], unless the
+// deadline of the waiting workers expires first.
 //
-// A lost worker ends the communicator on all others. Whatever ends it, the error says of the workers concerned which ones they
-// are (number, ranks, host, process), what they were last seen doing, and what they said of themselves before they
-// ended: docs/failure.md lists it.
+// A lost worker aborts the communicator on all others. Whatever the cause, the error identifies the workers
+// involved (number, ranks, host, process), their last reported step and phase, and the failure that they
+// reported before they exited: docs/failure.md lists the errors.
 //
-// # What is left behind
+// # Records
 //
-// A worker that fails tells so ([Worker.Fail]) in the store and as a file in the folder that LOCKSTEP_RECORDS names. [Worker.Close]
-// says to the others that it leaves in good order, and closes all that Join has opened.
+// A worker that fails reports its failure ([Worker.Fail]) in the store and as a file in the folder named by
+// LOCKSTEP_RECORDS. [Worker.Close] notifies the others that this worker leaves the job normally, and closes
+// everything that Join opened.
 //
-// [distribute.NewMultiWorkerMirroredStrategy]: https://pkg.go.dev/github.com/lockstep-ml/lockstep/distribute#NewMultiWorkerMirroredStrategy
+// [distribute.NewMultiWorkerMirroredStrategy]:
+// https://pkg.go.dev/github.com/lockstep-ml/lockstep/distribute#NewMultiWorkerMirroredStrategy
 package worker
