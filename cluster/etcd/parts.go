@@ -49,7 +49,7 @@ func (s *store) load(ctx context.Context, stored []byte) (value []byte, whole bo
 	case len(stored) > 0 && stored[0] == plainValue:
 		return stored[1:], true, nil
 	case len(stored) != 1+nameBytes+4 || stored[0] != partsValue:
-		return nil, false, errors.New("etcd: a value that no store has written")
+		return nil, false, errors.New("etcd: a value that was not written by a store")
 	}
 	parts, n := string(stored[1:1+nameBytes]), binary.BigEndian.Uint32(stored[1+nameBytes:])
 	for i := range n {

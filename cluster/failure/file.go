@@ -62,7 +62,7 @@ func Read(folder string, epoch uint32) ([]Record, error) {
 		}
 		r, err := readFile(filepath.Join(folder, entry.Name()))
 		if err == nil && r.Name() != entry.Name() {
-			err = fmt.Errorf("it holds the record of %s", r.Name())
+			err = fmt.Errorf("it has the content of %s", r.Name())
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("failure: %s: %w", filepath.Join(folder, entry.Name()), err))
@@ -114,7 +114,7 @@ func Decode(text []byte) (*Record, error) {
 	}
 	r := &Record{}
 	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("failure: no record: %w", err)
+		return nil, fmt.Errorf("failure: invalid record: %w", err)
 	}
 	if r.Worker < 0 || r.Kind == "" {
 		return nil, fmt.Errorf("failure: a record of worker %d, of kind %q: want a worker from 0 and a kind", r.Worker, r.Kind)

@@ -20,20 +20,14 @@ type Report struct {
 // Find returns the root cause among the records of an epoch, which may be in any order. It returns false if
 // there is no record. The root cause is
 //
-//  1. the earliest failure that a worker caused itself: one that blames no other worker and is no loss,
-//
-// timeout or interruption;
-//  2. else the worker that the others lost and that reported no failure itself, except that it was lost or
-//
-// was ended from outside: the one
-//
-//	   that most of them blame;
-//	3. else the earliest loss, timeout or mismatch, of those that others blame if there are any: where the
-//
-// link between two workers is cut,
-//
-//	   each of the two loses the other, and a third worker that is notified of it may be the first to end;
-//	4. else the earliest interruption.
+//  1. the earliest failure that a worker caused itself: one that blames no other worker and is no loss, timeout
+//     or interruption;
+//  2. else the worker that the others lost and that reported no failure itself, except that it was lost or was
+//     ended from outside: the one that most of them blame;
+//  3. else the earliest loss, timeout or mismatch, of those that others blame if there are any: where the link
+//     between two workers is cut, each of the two loses the other, and a third worker that is notified of it may
+//     be the first to end;
+//  4. else the earliest interruption.
 //
 // Of two failures at the same time, the lower worker's is chosen. There is at most one record per worker (see
 // [Merge]).
@@ -113,7 +107,7 @@ func lostBy(records []Record, worker int) Record {
 		}
 		if out.Kind == "" && slices.Contains(r.Blames, worker) {
 			out.Job, out.Epoch, out.Time, out.Step, out.Phase, out.Stack = r.Job, r.Epoch, r.Time, r.Step, r.Phase, r.Stack
-			out.Kind, out.Message = r.Kind, fmt.Sprintf("worker %d says: %s", r.Worker, r.Message)
+			out.Kind, out.Message = r.Kind, fmt.Sprintf("worker %d reported: %s", r.Worker, r.Message)
 		}
 	}
 	return out

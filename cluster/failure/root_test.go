@@ -132,7 +132,7 @@ func TestFind(t *testing.T) {
 				if !ok || rep.Root.Worker != c.root || rep.Root.Kind != c.kind || rep.Unseen != c.unseen || !slices.Equal(others, c.others) {
 					t.Fatalf("got root %+v, unseen %v, others %v; want worker %d %s, unseen %v, others %v", rep.Root, rep.Unseen, others, c.root, c.kind, c.unseen, c.others)
 				}
-				if rep.Unseen && (rep.Root.Step != 12 || rep.Root.Phase != "reduce" || !rep.Root.Time.Equal(at(6)) || rep.Root.ExitCode != -1 || rep.Root.Stack != "s" || !strings.HasSuffix(rep.Root.Message, "says: m")) {
+				if rep.Unseen && (rep.Root.Step != 12 || rep.Root.Phase != "reduce" || !rep.Root.Time.Equal(at(6)) || rep.Root.ExitCode != -1 || rep.Root.Stack != "s" || !strings.HasSuffix(rep.Root.Message, "reported: m")) {
 					t.Fatalf("the unseen root is %+v", rep.Root)
 				}
 			}

@@ -322,7 +322,7 @@ exit 1`, func(c *Config) { c.Settle = time.Minute }) // both end by themselves, 
 	o := s.wait(t)
 	_, pid, _ := strings.Cut(strings.TrimSpace(s.out.String()), "worker 1 is ")
 	root := o.Report.Root
-	if want := "ended with exit code 0 while others still waited for it; worker 0 says: lost worker 1"; o.Code != 1 || root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
+	if want := "ended with exit code 0 while others still waited for it; worker 0 reported: lost worker 1"; o.Code != 1 || root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
 		t.Errorf("outcome %+v, root %+v, want process %s and %q:\n%s", o, root, pid, want, s.err)
 	}
 }

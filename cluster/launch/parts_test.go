@@ -302,7 +302,7 @@ func TestProc(t *testing.T) {
 }
 
 func TestOthersAreShort(t *testing.T) {
-	lost := "peer lost: rank 2 is down\n  replica 0 waits in x\n  worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n  worker 0 (rank 0), which says this, is at step 4"
+	lost := "peer lost: rank 2 is down\n  replica 0 waits in x\n  worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n  worker 0 (rank 0), which reports this, is at step 4"
 	var b strings.Builder
 	others(&b, []failure.Record{{Worker: 0, Message: lost}, {Worker: 1, Message: lost}, {Worker: 3, Message: strings.Repeat("é", 200)}})
 	want := "  then    workers 0, 1: peer lost: rank 2 is down\n          worker 2 (rank 2, host h, pid 7) was last seen 1s ago at step 3\n" +

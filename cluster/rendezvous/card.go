@@ -75,7 +75,7 @@ func (c *Card) check() error {
 	case c.Worker < 0:
 		return fmt.Errorf("rendezvous: %s %d, want a number from 0 on", c.Role, c.Worker)
 	case len(c.Data) > dataMax:
-		return fmt.Errorf("rendezvous: %s %d's card has %d bytes of data, want at most %d", c.Role, c.Worker, len(c.Data), dataMax)
+		return fmt.Errorf("rendezvous: the registration of %s %d has %d bytes of data, want at most %d", c.Role, c.Worker, len(c.Data), dataMax)
 	case c.Role == "" || len(c.Role) > 32 || strings.Contains(c.Role, "/"):
 		return fmt.Errorf("rendezvous: role %q, want a word", c.Role)
 	}
@@ -115,7 +115,7 @@ func hostName() string {
 func parseCard(text []byte) (Card, error) {
 	var c Card
 	if err := json.Unmarshal(text, &c); err != nil {
-		return c, fmt.Errorf("rendezvous: a card that is none: %w", err)
+		return c, fmt.Errorf("rendezvous: invalid registration: %w", err)
 	}
 	return c, c.check()
 }

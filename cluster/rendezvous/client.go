@@ -160,7 +160,7 @@ func (c *client) again(broke error) net.Conn {
 		c.endCalls(fmt.Errorf("%w: its connection broke (%w), then %w", ErrLost, broke, err))
 	case server != c.server:
 		conn.Close()
-		c.fail(fmt.Errorf("%w: another one listens at %s now; what it held is gone", ErrEnded, c.address))
+		c.fail(fmt.Errorf("%w: another server listens at %s now; the content of the store is lost", ErrEnded, c.address))
 	default:
 		return conn
 	}
@@ -180,7 +180,7 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 		case !listener.Temporary(err):
 			return nil, server, fmt.Errorf("connecting to %s: %w", c.address, err)
 		case patience > 0 && time.Since(since) > patience:
-			return nil, server, fmt.Errorf("connecting to %s, in vain for %v: %w", c.address, patience, err)
+			return nil, server, fmt.Errorf("connecting to %s failed for %v: %w", c.address, patience, err)
 		}
 		select {
 		case <-time.After(pause):
@@ -375,7 +375,7 @@ func (c *call) response() (*response, error) {
 	case statusFull:
 		return nil, ErrFull
 	case statusBusy:
-		return nil, fmt.Errorf("rendezvous: the store has too many calls of this process under way (%d of Changes are too many)", waitsMax)
+		return nil, fmt.Errorf("rendezvous: this process has too many concurrent calls to the store (want less than %d of Changes)", waitsMax)
 	}
 	return all, nil
 }

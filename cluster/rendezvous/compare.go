@@ -46,7 +46,7 @@ type ValueOf struct {
 // Error names every fact that differs, with each value and its workers.
 func (e *DifferError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "the workers do not agree in %q:", e.What)
+	fmt.Fprintf(&b, "the workers disagree on %q:", e.What)
 	const shown = 4
 	for i, d := range e.Differences {
 		if i == shown {
@@ -99,7 +99,7 @@ func Compare(ctx context.Context, s Store, key string, worker, workers int, mine
 	given := make([]facts, workers)
 	for w, text := range all {
 		if err := json.Unmarshal(text, &given[w]); err != nil {
-			return fmt.Errorf("rendezvous: comparison %q: worker %d gave no facts: %w", key, w, err)
+			return fmt.Errorf("rendezvous: comparison %q: invalid facts of worker %d: %w", key, w, err)
 		}
 	}
 	if found := differences(given); len(found) > 0 {

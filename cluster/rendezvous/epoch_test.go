@@ -38,7 +38,7 @@ func TestLateDuplicate(t *testing.T) {
 	late := card(1, 2)
 	late.PID = 999
 	_, err := rendezvous.Meet(t.Context(), m.Open(), late)
-	wantMeetError(t, err, rendezvous.Duplicate, "host b as pid 101", "as pid 999", "has begun without this process")
+	wantMeetError(t, err, rendezvous.Duplicate, "host b as pid 101", "as pid 999", "has started without this process")
 	_, err = rendezvous.Meet(t.Context(), m.Open(), card(2, 2))
 	wantMeetError(t, err, rendezvous.Stranger, "worker 2", "numbered 0 to 1")
 }
@@ -65,7 +65,7 @@ func TestEpochs(t *testing.T) {
 		}
 		work.Wait()
 		_, err := rendezvous.Meet(t.Context(), s, old)
-		wantMeetError(t, err, rendezvous.Over, "worker 0 (host a, pid 100) comes to epoch 0", "the job is in epoch 3")
+		wantMeetError(t, err, rendezvous.Over, "worker 0 (host a, pid 100) joined epoch 0", "the job is in epoch 3")
 		var e *rendezvous.MeetError
 		if errors.As(err, &e); e.Current != 3 {
 			t.Errorf("the current epoch is %d", e.Current)
@@ -193,7 +193,7 @@ func TestMeetAtRandom(t *testing.T) {
 					won++
 				case r.err == nil:
 					t.Errorf("%d cards of %d", len(r.cards), n)
-				case strings.Contains(r.err.Error(), "has begun without this process"):
+				case strings.Contains(r.err.Error(), "has started without this process"):
 				case text == "":
 					text = r.err.Error()
 				case text != r.err.Error():
@@ -222,10 +222,10 @@ func TestExchangeErrors(t *testing.T) {
 		err := rendezvous.Barrier(ctx, s, "k", 0, 5)
 		var e *rendezvous.WaitError
 		if !errors.As(err, &e) || !errors.Is(err, context.DeadlineExceeded) ||
-			!strings.Contains(err.Error(), `workers 1, 3 and 4 of 5 did not come to "k" within 5s`) {
+			!strings.Contains(err.Error(), `waited 5s for workers 1, 3 and 4 of 5 at "k"`) {
 			t.Errorf("got %v", err)
 		}
-		if _, err := rendezvous.Exchange(t.Context(), s, "k", 0, 5, []byte("other")); err == nil || !strings.Contains(err.Error(), "something else") {
+		if _, err := rendezvous.Exchange(t.Context(), s, "k", 0, 5, []byte("other")); err == nil || !strings.Contains(err.Error(), "a different value") {
 			t.Errorf("got %v", err)
 		}
 		if _, err := rendezvous.Exchange(t.Context(), s, "k", 5, 5, nil); err == nil {

@@ -392,7 +392,7 @@ func (s *etcdStore) load(ctx context.Context, stored []byte) (value []byte, whol
 	case len(stored) > 0 && stored[0] == etcdPlain:
 		return stored[1:], true, nil
 	case !ok:
-		return nil, false, errors.New("etcd: a value that no store has written")
+		return nil, false, errors.New("etcd: a value that was not written by a store")
 	}
 	for i := range n {
 		var r etcdRangeAnswer

@@ -265,7 +265,7 @@ func (g *gateway) begin(ctx context.Context, endpoint, method string, request an
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	refused := &etcdError{}
 	if json.Unmarshal(text, refused) != nil || refused.Message == "" {
-		refused.Message = fmt.Sprintf("%s answers %s: %.200q: no etcd, or one without its JSON gateway", endpoint, resp.Status, text)
+		refused.Message = fmt.Sprintf("%s answers %s: %.200q: not an etcd with a JSON gateway", endpoint, resp.Status, text)
 		if resp.StatusCode >= http.StatusBadGateway { // a proxy's, say
 			refused.Code = codeUnavailable
 		}

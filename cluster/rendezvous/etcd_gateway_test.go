@@ -143,7 +143,7 @@ func TestEtcdErrors(t *testing.T) {
 	}
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
-	if _, err := Open(t.Context(), "etcd://"+strings.TrimPrefix(other.URL, "http://"), Config{Etcd: &EtcdConfig{}}); err == nil || !strings.Contains(err.Error(), "no etcd, or one without its JSON gateway") {
+	if _, err := Open(t.Context(), "etcd://"+strings.TrimPrefix(other.URL, "http://"), Config{Etcd: &EtcdConfig{}}); err == nil || !strings.Contains(err.Error(), "not an etcd with a JSON gateway") {
 		t.Errorf("another server: %v", err)
 	}
 	nobody, cancel := context.WithTimeout(t.Context(), 2*time.Second) // for the first attempt, on a busy machine

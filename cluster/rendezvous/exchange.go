@@ -21,7 +21,7 @@ func Exchange(ctx context.Context, s Store, key string, worker, workers int, min
 		return nil, fmt.Errorf("rendezvous: exchange %q: %w", key, err)
 	}
 	if !created && !bytes.Equal(current, mine) {
-		return nil, fmt.Errorf("rendezvous: exchange %q: worker %d has given something else there before", key, worker)
+		return nil, fmt.Errorf("rendezvous: exchange %q: worker %d has already sent a different value", key, worker)
 	}
 	return gather(ctx, s, key, workers, "arrived")
 }

@@ -243,7 +243,7 @@ func (f *file) read(log *os.File) error {
 	table, at := f.table, f.at
 	switch {
 	case f.log.store != 0 && header.store != f.log.store:
-		return fmt.Errorf("%w: %s is of another store now", ErrEnded, log.Name())
+		return fmt.Errorf("%w: %s belongs to another store now", ErrEnded, log.Name())
 	case header.id == f.log.id && info.Size() < f.at:
 		return fmt.Errorf("%w: %s was cut short from %d to %d bytes", ErrEnded, log.Name(), f.at, info.Size())
 	case header.id != f.log.id && header.revision < f.table.revision:
@@ -488,11 +488,11 @@ func decodeLogHeader(b []byte) (h logHeader, err error) {
 	le := binary.LittleEndian
 	switch {
 	case len(b) != logHeaderBytes || string(b[:8]) != logMagic:
-		return h, errors.New("it is not the log of a store")
+		return h, errors.New("not the log of a store")
 	case le.Uint16(b[8:]) != Version:
-		return h, fmt.Errorf("it is a log of version %d, this program has version %d", le.Uint16(b[8:]), Version)
+		return h, fmt.Errorf("a log of version %d, this program reads version %d", le.Uint16(b[8:]), Version)
 	case checksum(b[:44]) != le.Uint32(b[44:]):
-		return h, errors.New("its head is damaged")
+		return h, errors.New("its header is corrupt")
 	}
 	return logHeader{le.Uint64(b[12:]), le.Uint64(b[20:]), le.Uint64(b[28:]), le.Uint64(b[36:])}, nil
 }
@@ -525,12 +525,12 @@ func replay(t *table, b []byte) (n int, err error) {
 		}
 		k := int(le.Uint16(body[8:]))
 		if logEntryBytes-8+k > len(body) || body[10] > 1 {
-			return n, fmt.Errorf("an entry at %d that is none", n)
+			return n, fmt.Errorf("invalid entry at byte %d", n)
 		}
 		key, value := string(body[12:12+k]), body[12+k:]
 		e := Entry{Key: key, Value: bytes.Clone(value), Revision: le.Uint64(body), Deleted: body[10] == 1}
 		if e.Revision <= t.revision || checkPair(e.Key, e.Value) != nil {
-			return n, fmt.Errorf("an entry at %d of key %.40q with revision %d, after revision %d", n, e.Key, e.Revision, t.revision)
+			return n, fmt.Errorf("entry at byte %d: key %.40q with revision %d, after revision %d", n, e.Key, e.Revision, t.revision)
 		}
 		if err := t.set(e); err != nil {
 			return n, err

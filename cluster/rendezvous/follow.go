@@ -59,8 +59,8 @@ type WaitError struct {
 
 // Error names the missing workers, the key and the time.
 func (e *WaitError) Error() string {
-	return fmt.Sprintf("rendezvous: %s of %d did not come to %q within %v: %v", numbers("worker", e.Missing), e.Workers, e.What,
-		e.Waited.Round(time.Millisecond), e.Cause)
+	return fmt.Sprintf("rendezvous: waited %v for %s of %d at %q: %v", e.Waited.Round(time.Millisecond),
+		numbers("worker", e.Missing), e.Workers, e.What, e.Cause)
 }
 
 // Unwrap returns the cause.

@@ -104,7 +104,7 @@ func TestWrongSecretInMeeting(t *testing.T) {
 		end(context.DeadlineExceeded)
 	})
 	for _, r := range meet(ctx, func() rendezvous.Store { return open(t, server.URL(), client) }, time.Hour, card(0, 3), card(2, 3)) {
-		wantMeetError(t, r.err, rendezvous.Missing, "worker 1 of job", "the store refused a connection from 127.0.0.1:", "(proof): authentication: its proof is wrong")
+		wantMeetError(t, r.err, rendezvous.Missing, "missing: worker 1", "the store refused a connection from 127.0.0.1:", "(proof): authentication: its proof is wrong")
 	}
 }
 
@@ -273,7 +273,7 @@ func TestManyWaits(t *testing.T) {
 			}
 		})
 	}
-	if err := <-refused; err == nil || !strings.Contains(err.Error(), "too many calls") {
+	if err := <-refused; err == nil || !strings.Contains(err.Error(), "too many concurrent calls") {
 		t.Errorf("got %v", err)
 	}
 	cancel()

@@ -38,7 +38,7 @@ func Forget(ctx context.Context, s Store, job string) error {
 		err = s.Delete(ctx, jobsKey+prefix[:len(prefix)-1])
 	}
 	if err != nil {
-		return fmt.Errorf("rendezvous: deleting what job %q has left: %w", job, err)
+		return fmt.Errorf("rendezvous: deleting the keys of job %q: %w", job, err)
 	}
 	return nil
 }

@@ -42,7 +42,9 @@ type MeetError struct {
 }
 
 // Error returns the text.
-func (e *MeetError) Error() string { return "rendezvous: " + e.Text }
+func (e *MeetError) Error() string {
+	return "rendezvous: " + strings.TrimPrefix(e.Text, "rendezvous of ")
+}
 
 // Unwrap returns the cause: for [Missing], whichever worker's deadline expired, [context.DeadlineExceeded].
 func (e *MeetError) Unwrap() error {
@@ -84,7 +86,7 @@ func Meet(ctx context.Context, s Store, card Card) ([]Card, error) {
 	m := &meeting{store: s, card: card, prefix: card.Key(card.Role, "meet/"), since: time.Now()}
 	cards, err := m.meet(ctx)
 	if own := (*MeetError)(nil); err != nil && !errors.As(err, &own) {
-		err = fmt.Errorf("rendezvous: %v meets the others: %w", &card, err)
+		err = fmt.Errorf("rendezvous: %v failed to join: %w", &card, err)
 	}
 	return cards, err
 }
@@ -171,7 +173,7 @@ func Register(ctx context.Context, s Store, job string) error {
 // over returns the error of a worker that joins an epoch that is over.
 func (m *meeting) over(current uint32) error {
 	return &MeetError{Kind: Over, Workers: []int{m.card.Worker}, Current: current, Text: fmt.Sprintf(
-		"%v comes to epoch %d of job %q, which is over: the job is in epoch %d", &m.card, m.card.Epoch, m.card.Job, current)}
+		"%v joined epoch %d of job %q, which is over: the job is in epoch %d", &m.card, m.card.Epoch, m.card.Job, current)}
 }
 
 // deleteEarlier deletes the keys of earlier epochs.
@@ -195,7 +197,7 @@ func (m *meeting) register(ctx context.Context) (*outcome, error) {
 	}
 	if m.card.Worker >= m.card.Workers {
 		return m.refused(ctx, &MeetError{Kind: Stranger, Workers: []int{m.card.Worker}, Text: fmt.Sprintf(
-			"%v says that job %q has %d %ss: they would be numbered 0 to %d", &m.card, m.card.Job, m.card.Workers, m.card.Role, m.card.Workers-1)})
+			"%v expects job %q to have %d %ss, numbered 0 to %d, and is not one of them", &m.card, m.card.Job, m.card.Workers, m.card.Role, m.card.Workers-1)})
 	}
 	current, created, err := m.store.Create(ctx, m.prefix+cardsKey+strconv.Itoa(m.card.Worker), text)
 	if created || err != nil {
@@ -206,7 +208,7 @@ func (m *meeting) register(ctx context.Context) (*outcome, error) {
 		return nil, err
 	}
 	return m.refused(ctx, &MeetError{Kind: Duplicate, Workers: []int{m.card.Worker}, Text: fmt.Sprintf(
-		"%s %d of job %q, epoch %d, is there twice: on host %s as pid %d, and on host %s as pid %d",
+		"%s %d of job %q (epoch %d) joined twice: on host %s as pid %d, and on host %s as pid %d",
 		m.card.Role, m.card.Worker, m.card.Job, m.card.Epoch, other.Host, other.PID, m.card.Host, m.card.PID)})
 }
 
@@ -215,7 +217,8 @@ func (m *meeting) register(ctx context.Context) (*outcome, error) {
 func (m *meeting) refused(ctx context.Context, why *MeetError) (*outcome, error) {
 	out, err := m.propose(ctx, why)
 	if err == nil && out.Met {
-		why.Text += "; the job has begun without this process. A job that is restarted needs a higher epoch, and on a store that outlives jobs each needs an id of its own"
+		why.Text += "; the job has started without this process. " +
+			"Use a higher epoch for a restarted job, and a different job id for each job on a store that outlives jobs"
 		out = &outcome{Error: why}
 	}
 	return out, err
@@ -239,7 +242,7 @@ func (m *meeting) propose(ctx context.Context, failure *MeetError) (*outcome, er
 func parseOutcome(text []byte) (*outcome, error) {
 	out := &outcome{}
 	if err := json.Unmarshal(text, out); err != nil || out.Met == (out.Error != nil) {
-		return nil, fmt.Errorf("an outcome that is none: %.100q (%v)", text, err)
+		return nil, fmt.Errorf("invalid outcome: %.100q (%v)", text, err)
 	}
 	return out, nil
 }
@@ -269,7 +272,7 @@ func (m *meeting) look(ctx context.Context, now map[string]Entry) (*outcome, err
 		if err := m.enter(ctx); err != nil {
 			return nil, err
 		}
-		return nil, errors.New("its card was deleted from the store by somebody")
+		return nil, errors.New("its registration was deleted from the store by another process")
 	}
 	for i := range m.cards {
 		if c := &m.cards[i]; c.Workers != m.card.Workers {
@@ -306,7 +309,7 @@ func (m *meeting) disagree(c *Card) *MeetError {
 		a, b = b, a
 	}
 	return &MeetError{Kind: Stranger, Workers: []int{a.Worker, b.Worker}, Text: fmt.Sprintf(
-		"in job %q, epoch %d, %v was told of %d %ss, and %v of %d", m.card.Job, m.card.Epoch, a, a.Workers, m.card.Role, b, b.Workers)}
+		"job %q (epoch %d): %v expects %d %ss, but %v expects %d", m.card.Job, m.card.Epoch, a, a.Workers, m.card.Role, b, b.Workers)}
 }
 
 // giveUp ends the rendezvous for all, since this worker must leave.
@@ -317,14 +320,14 @@ func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
 	defer cancel()
 	err := &MeetError{
 		Kind: Interrupted, Workers: []int{m.card.Worker}, Cause: cause,
-		Text: fmt.Sprintf("%v left the rendezvous of job %q, epoch %d, after %v: %v", &m.card, m.card.Job, m.card.Epoch, waited, cause),
+		Text: fmt.Sprintf("%v left the rendezvous of job %q (epoch %d) after %v: %v", &m.card, m.card.Job, m.card.Epoch, waited, cause),
 	}
 	if errors.Is(cause, context.DeadlineExceeded) {
 		err = m.missing(ctx, waited, cause)
 	}
 	out, failed := m.propose(ctx, err)
 	if failed != nil {
-		return nil, fmt.Errorf("%w (and it could not tell the others: %w)", err, failed)
+		return nil, fmt.Errorf("%w (and reporting it to the others failed: %w)", err, failed)
 	}
 	if out.Met { // this worker has not seen it yet
 		entries, _, err := m.store.List(ctx, m.prefix)
@@ -343,23 +346,28 @@ func (m *meeting) giveUp(ctx context.Context) (*outcome, error) {
 // missing returns the error that names the workers that joined, the missing ones, and other processes that
 // tried to connect.
 func (m *meeting) missing(ctx context.Context, waited time.Duration, cause error) *MeetError {
-	here := map[int]bool{}
-	var came []string
+	present := map[int]bool{}
+	var names []string
 	for i := range m.cards {
-		here[m.cards[i].Worker] = true
-		came = append(came, m.cards[i].String())
+		present[m.cards[i].Worker] = true
+		names = append(names, m.cards[i].String())
 	}
-	if len(came) > namedMax {
-		came = append(came[:namedMax], fmt.Sprintf("%d others", len(came)-namedMax))
+	joined := len(names)
+	if joined > namedMax {
+		names = append(names[:namedMax], fmt.Sprintf("%d others", joined-namedMax))
 	}
 	var missing []int
 	for w := range m.card.Workers {
-		if !here[w] {
+		if !present[w] {
 			missing = append(missing, w)
 		}
 	}
-	text := fmt.Sprintf("%s of job %q, epoch %d, did not come; of %d came %s; %v has waited for %v",
-		numbers(m.card.Role, missing), m.card.Job, m.card.Epoch, m.card.Workers, enumerate(came), &m.card, waited)
+	text := fmt.Sprintf("rendezvous of job %q (epoch %d) timed out after %v: %d of %d %ss joined",
+		m.card.Job, m.card.Epoch, waited, joined, m.card.Workers, m.card.Role)
+	if joined > 0 {
+		text += " (" + enumerate(names) + ")"
+	}
+	text += fmt.Sprintf("; missing: %s; it timed out on %v", numbers(m.card.Role, missing), &m.card)
 	return &MeetError{Kind: Missing, Workers: missing, Text: text + Strangers(ctx, m.store, m.card.Job), Cause: cause}
 }
 
@@ -385,7 +393,7 @@ func Strangers(ctx context.Context, s Store, job string) string {
 		}
 	}
 	if len(others) > 0 {
-		text += "; on this store there is also job " + enumerate(others)
+		text += "; the store also has job " + enumerate(others)
 	}
 	return text
 }

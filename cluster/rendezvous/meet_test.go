@@ -56,25 +56,25 @@ func TestMeet(t *testing.T) {
 		{name: "one", cards: []rendezvous.Card{card(0, 1)}},
 		{
 			name: "one is missing", cards: []rendezvous.Card{card(0, 3), card(2, 3)}, kind: rendezvous.Missing, after: 10 * time.Second,
-			want: []string{`worker 1 of job "digits", epoch 0, did not come; of 3 came worker 0 (host a, pid 100) and worker 2 (host c, pid 102)`, "has waited for 10s"},
+			want: []string{`job "digits" (epoch 0) timed out after 10s: 2 of 3 workers joined (worker 0 (host a, pid 100) and worker 2 (host c, pid 102)); missing: worker 1`},
 		},
 		{
-			name: "one is there twice", kind: rendezvous.Duplicate,
+			name: "one joins twice", kind: rendezvous.Duplicate,
 			cards: []rendezvous.Card{card(0, 3), card(1, 3), {Job: "digits", Worker: 1, Workers: 3, Host: "x", PID: 7}},
-			want:  []string{`worker 1 of job "digits", epoch 0, is there twice`, "host b as pid 101", "host x as pid 7"},
+			want:  []string{`worker 1 of job "digits" (epoch 0) joined twice`, "host b as pid 101", "host x as pid 7"},
 		},
 		{
-			name: "one was told of more workers", cards: []rendezvous.Card{card(0, 3), card(1, 4), card(2, 3)}, kind: rendezvous.Stranger,
-			want: []string{"worker 1 (host b, pid 101)", "of 4", "and", "of 3"},
+			name: "one expects more workers", cards: []rendezvous.Card{card(0, 3), card(1, 4), card(2, 3)}, kind: rendezvous.Stranger,
+			want: []string{"worker 1 (host b, pid 101)", " expects 4", ", but worker ", " expects 3"},
 		},
 		{
 			name: "one has a number that is too high", cards: []rendezvous.Card{card(0, 2), card(1, 2), card(2, 2)}, kind: rendezvous.Stranger,
-			want: []string{`worker 2 (host c, pid 102) says that job "digits" has 2 workers: they would be numbered 0 to 1`},
+			want: []string{`worker 2 (host c, pid 102) expects job "digits" to have 2 workers, numbered 0 to 1, and is not one of them`},
 		},
 		{
 			name: "one is of another job", kind: rendezvous.Missing, after: 10 * time.Second,
 			cards: []rendezvous.Card{card(0, 2), {Job: "other", Worker: 1, Workers: 2, Host: "z", PID: 5}},
-			want:  []string{"did not come", "on this store there is also job"},
+			want:  []string{"missing: ", "the store also has job"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

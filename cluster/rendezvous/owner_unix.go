@@ -17,7 +17,7 @@ func checkOwner(folder string) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if info.Mode().Perm()&0o002 != 0 && owner != 0 && int(owner) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, and everybody may write there", folder, owner)
+		return fmt.Errorf("%s belongs to user %d, and everyone may write to it", folder, owner)
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 	key += "/" + strconv.Itoa(worker)
 	last, err := lastBeat(ctx, s, key)
 	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("rendezvous: reading the last pulse of worker %d: %w", worker, err)
+		return fmt.Errorf("rendezvous: reading the last heartbeat of worker %d: %w", worker, err)
 	}
 	if when.First > 0 {
 		select {
@@ -62,7 +62,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 		p.Beat = beat
 		begin := time.Now()
 		if err := setJSON(ctx, s, key, &p); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("rendezvous: publishing the pulse of worker %d: %w", worker, err)
+			return fmt.Errorf("rendezvous: publishing the heartbeat of worker %d: %w", worker, err)
 		}
 		if !when.wait(ctx, begin) {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveWithin)
@@ -70,7 +70,7 @@ func Publish(ctx context.Context, s Store, key string, worker int, when Beats, p
 			p = pulse() // the state may have advanced
 			p.Beat, p.Gone = beat+1, true
 			if err := setJSON(last, s, key, &p); err != nil {
-				return fmt.Errorf("rendezvous: worker %d says that it is gone: %w", worker, err)
+				return fmt.Errorf("rendezvous: publishing the last heartbeat of worker %d: %w", worker, err)
 			}
 			return nil
 		}
@@ -302,7 +302,7 @@ func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
 	// Self publishes as often as the others: the store is known to work if self's heartbeat is newer than the
 	// missing one.
 	if longest.Worker >= 0 && longest.Silent >= limit && all[self].Silent > limit/2 {
-		return longest, fmt.Errorf("%w: for %v it has shown no new pulse of any worker, this one's own included", ErrLost, all[self].Silent.Round(time.Millisecond))
+		return longest, fmt.Errorf("%w: no new heartbeat of any worker, including this one's, for %v", ErrLost, all[self].Silent.Round(time.Millisecond))
 	}
 	return longest, nil
 }

@@ -68,7 +68,7 @@ func TestWatch(t *testing.T) {
 			for i := range b.silent {
 				b.silent[i].Store(true)
 			}
-		}, lost: true, want: "has shown no new pulse of any worker"},
+		}, lost: true, want: "no new heartbeat of any worker"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ func TestRestartedStore(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		if !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "another one listens") {
+		if !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "another server listens") {
 			t.Errorf("got %v, want ErrLost: another one", err)
 		}
 		return

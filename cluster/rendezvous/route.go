@@ -33,7 +33,7 @@ func RouteTo(ctx context.Context, endpoint string) (netip.Addr, error) {
 	if _, literal := netip.ParseAddr(host); addr.IsLoopback() && literal != nil && !strings.EqualFold(host, "localhost") {
 		outward, err := outward(ctx)
 		if err != nil {
-			return netip.Addr{}, fmt.Errorf("rendezvous: %s is a loopback address on this host, and it is not clear by which one others reach it: %w; give its address instead of its name", host, err)
+			return netip.Addr{}, fmt.Errorf("rendezvous: %s resolves to a loopback address on this host, and its address for other hosts is unknown: %w; use its address instead of its name", host, err)
 		}
 		return outward, nil
 	}
@@ -76,5 +76,5 @@ func outward(ctx context.Context) (netip.Addr, error) {
 	case 1:
 		return found[0], nil
 	}
-	return netip.Addr{}, fmt.Errorf("it has no default route, and the addresses %v", found)
+	return netip.Addr{}, fmt.Errorf("it has no default route, and several addresses: %v", found)
 }

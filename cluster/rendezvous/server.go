@@ -188,9 +188,9 @@ func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
-		return nil, listener.Refuse(listener.Slow, "the store ends")
+		return nil, listener.Refuse(listener.Slow, "the store is shutting down")
 	case len(s.conns) >= s.cfg.Connections:
-		return nil, listener.Refuse(listener.Crowded, "the store has %d connections, it takes no more", len(s.conns))
+		return nil, listener.Refuse(listener.Crowded, "the store has %d connections, its maximum", len(s.conns))
 	}
 	c := &serverConn{server: s, raw: a.Raw, conn: lively{a.Conn, silenceServer}, waits: map[uint64]context.CancelFunc{}}
 	former := s.sessions.enter(id, c)

@@ -92,7 +92,7 @@ func TestFolder(t *testing.T) {
 	if err := os.WriteFile(log, []byte(strings.Repeat("no log ", 10)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(), "lockstep-store.log: it is not the log of a store") {
+	if _, err := rendezvous.Open(t.Context(), url, rendezvous.Config{}); err == nil || !strings.Contains(err.Error(), "lockstep-store.log: not the log of a store") {
 		t.Errorf("got %v", err)
 	}
 	if err := os.Remove(log); err != nil {

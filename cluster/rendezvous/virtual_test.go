@@ -152,7 +152,7 @@ func TestServerVanishes(t *testing.T) {
 		}
 		other := serve(t, rendezvous.ServerConfig{Listener: w.listen()})
 		defer other.Close()
-		if err := client.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "what it held is gone") {
+		if err := client.Set(t.Context(), "k", nil); !errors.Is(err, rendezvous.ErrLost) || !strings.Contains(err.Error(), "the content of the store is lost") {
 			t.Fatalf("with another server: %v", err)
 		}
 	})

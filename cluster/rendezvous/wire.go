@@ -43,7 +43,7 @@ func (id clientID) greeting() *listener.Hello {
 // greeted returns the client of a greeting.
 func greeted(g *listener.Hello) (id clientID, err error) {
 	if [listener.FieldsBytes - 16]byte(g.Fields[16:]) != [listener.FieldsBytes - 16]byte{} || g.Job != [16]byte{} {
-		return id, listener.Refuse(listener.Damaged, "the greeting is none for a store")
+		return id, listener.Refuse(listener.Damaged, "not a greeting for a store")
 	}
 	return clientID(g.Fields[:16]), nil
 }
@@ -170,12 +170,12 @@ func (p *response) encode() []byte {
 func (p *response) decode(b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < responseBytes || b[0] >= byte(statuses) || b[1] > 1 || b[2] != 0 || b[3] != 0 {
-		return errors.New("the store's response is none")
+		return errors.New("the store's response is too short")
 	}
 	*p = response{status: status(b[0]), more: b[1] == 1, id: le.Uint64(b[4:]), revision: le.Uint64(b[12:])}
 	for b = b[responseBytes:]; len(b) > 0; {
 		if len(b) < 16 {
-			return errors.New("the store's response ends inside of an entry")
+			return errors.New("the store's response is truncated within an entry")
 		}
 		k, v := int(le.Uint16(b)), int64(le.Uint32(b[4:]))
 		if b[2] > 1 || b[3] != 0 || int64(16+k)+v > int64(len(b)) {

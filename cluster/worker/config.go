@@ -125,7 +125,7 @@ func (c Config) filled() (Config, error) {
 	if c.Job == nil {
 		job, err := cluster.Discover(cluster.Discovery{Getenv: c.Getenv, ReadFile: c.ReadFile})
 		if err != nil {
-			return c, fmt.Errorf("worker: who this process is: %w", err)
+			return c, fmt.Errorf("worker: discovering the job: %w", err)
 		}
 		c.Job = job
 	}
@@ -149,7 +149,7 @@ func (c Config) filled() (Config, error) {
 	}
 	if least := heartbeatLeast(job.Workers); c.HeartbeatTimeout > 0 && c.HeartbeatTimeout < least {
 		if job.Worker == 0 {
-			c.Logger.Warn("worker: the heartbeat timeout is longer than asked for: all workers together publish at most 200 heartbeats a second",
+			c.Logger.Warn("worker: the heartbeat timeout is longer than configured: all workers together publish at most 200 heartbeats a second",
 				"workers", job.Workers, "asked", c.HeartbeatTimeout, "is", least)
 		}
 		c.HeartbeatTimeout = least
@@ -177,9 +177,9 @@ func (c *Config) checkJob() error {
 	case j.Workers < 1 || j.Workers > workersMax || j.Worker < 0 || j.Worker >= j.Workers:
 		return fmt.Errorf("worker: %v: want a number from 0 to one less than the number of workers", j)
 	case j.Workers > 1 && j.Store == "" && j.NoStore != "":
-		return fmt.Errorf("worker: %v: there is no store where the workers can meet: %s", j, j.NoStore)
+		return fmt.Errorf("worker: %v: no rendezvous store: %s", j, j.NoStore)
 	case j.Workers > 1 && j.Store == "":
-		return fmt.Errorf("worker: %v: there is no store where the workers can meet: set %s to one, such as tcp://host:29500 or file:///folder", j, cluster.EnvStore)
+		return fmt.Errorf("worker: %v: no rendezvous store: set %s to one, such as tcp://host:29500 or file:///folder", j, cluster.EnvStore)
 	}
 	return nil
 }
@@ -189,8 +189,8 @@ var ErrNoSecret = errors.New("several hosts without a secret")
 
 // noSecret says why a job without a secret does not start, and the two ways out.
 func noSecret(why string) error {
-	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file with it by %s (lockstep run makes one itself). "+
-		"Or, where the network can be trusted and nobody else reaches it, say so with --data-plaintext (DataPlaintext): then nothing is encrypted and nobody has to prove anything",
+	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file that contains it with %s (lockstep run generates a secret itself). "+
+		"Or, on a trusted network that no one else can reach, use --data-plaintext (DataPlaintext): connections are then neither encrypted nor authenticated",
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 

@@ -114,7 +114,7 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 		return text
 	}
 	if e != nil && w.foreign(e.Rank) && len(e.Peers) > 0 && !slices.Contains(w.owners(e.Peers), worker) {
-		text += ", which found it,"
+		text += ", which detected it,"
 	}
 	seen, r := w.watch.Vitals()[worker], (*failure.Record)(nil)
 	if w.unheard.Load() || ask(ctx, w.storeWait(worker), func(ctx context.Context) (err error) {
@@ -130,7 +130,7 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 		if line, _, _ := strings.Cut(r.Message, "\n"); e != nil && e.Err != nil && strings.Contains(e.Err.Error(), line) {
 			return text // the error says it
 		}
-		return text + "; it said: " + clip(r.Message, recordShown)
+		return text + "; it reported: " + clip(r.Message, recordShown)
 	}
 	if !stuck || seen.Pulse.Gone {
 		return text
@@ -138,7 +138,7 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 	if stacks := w.stacksOf(ctx, worker); stacks != "" {
 		return text + "\n  " + strings.ReplaceAll(stacks, "\n", "\n  ")
 	}
-	return text + "; it does not answer when it is asked where it is"
+	return text + "; it did not respond to the request for its goroutine stacks"
 }
 
 // recordShown is how much of another worker's own words an error repeats, in bytes.

@@ -61,7 +61,7 @@ func (w *Worker) Fail(err error) error {
 		errs = append(errs, e)
 	}
 	if e := errors.Join(errs...); e != nil {
-		return fmt.Errorf("worker: telling of the failure: %w", e)
+		return fmt.Errorf("worker: reporting the failure: %w", e)
 	}
 	return nil
 }
@@ -73,7 +73,7 @@ func (w *Worker) failMeeting(err error) {
 		return
 	}
 	if e := failure.Write(folder, w.record(err)); e != nil {
-		w.cfg.Logger.Warn("worker: who started this one could not be told why it fails", "error", e)
+		w.cfg.Logger.Warn("worker: writing the record of this worker's failure failed", "error", e)
 	}
 }
 

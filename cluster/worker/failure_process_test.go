@@ -224,7 +224,7 @@ func TestMisfits(t *testing.T) {
 		{
 			name: "the first never starts", start: []int{1, 2}, change: func(_ int, c *child) { c.Rendezvous = 8 * time.Second },
 		},
-		{name: "one is there twice", start: []int{0, 1, 1}},
+		{name: "one joins twice", start: []int{0, 1, 1}},
 		{name: "another number of workers", change: func(i int, c *child) {
 			if i == 2 {
 				c.Workers = 4

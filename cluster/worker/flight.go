@@ -76,7 +76,7 @@ func (w *Worker) giveFlights(ctx context.Context) error {
 		after, err = next, e
 		for _, entry := range entries {
 			if e := w.leaveFlights(string(entry.Value)); e != nil {
-				w.cfg.Logger.Warn("worker: records of the last calls", "error", e)
+				w.cfg.Logger.Warn("worker: writing the records of the last calls failed", "error", e)
 			}
 		}
 	}
@@ -91,10 +91,10 @@ func (w *Worker) requested(ctx context.Context, asked <-chan os.Signal) {
 			return
 		case <-asked:
 		}
-		why := fmt.Sprintf("worker %d was asked for it", w.job.Worker)
+		why := fmt.Sprintf("worker %d received a request for the records", w.job.Worker)
 		short, cancel := context.WithTimeout(ctx, storeWait)
 		err := errors.Join(w.leaveFlights(why), w.askFlights(short, why))
 		cancel()
-		w.cfg.Logger.Info("worker: all write the records of their last calls", "folder", w.recordsFolder(), "error", err)
+		w.cfg.Logger.Info("worker: requested the records of the last calls from all workers", "folder", w.recordsFolder(), "error", err)
 	}
 }

@@ -34,7 +34,7 @@ func (g *group) Watch(m collective.Monitor) {
 // Rebuild implements [collective.Group].
 func (g *group) Rebuild(ctx context.Context) (collective.Group, error) {
 	if cause := g.of.why(); cause != nil {
-		return nil, fmt.Errorf("worker: a group without a worker that is lost cannot be made, the job has to be started again: %w", cause)
+		return nil, fmt.Errorf("worker: cannot rebuild the group without the lost worker, restart the job: %w", cause)
 	}
 	next, err := g.Group.Rebuild(ctx)
 	if err != nil {

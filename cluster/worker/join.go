@@ -44,7 +44,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	if !cfg.Secret.Given() && !cfg.DataPlaintext {
 		if w.secret, err = secret.OfHost(); err != nil {
-			return nil, fmt.Errorf("worker: a job without a secret must be of one user on one host, whose processes have a key in common: %w; or give all workers the same secret (%s)",
+			return nil, fmt.Errorf("worker: a job without a secret must run as one user on one host, where all processes share a key file: %w; or give all workers the same secret (%s)",
 				err, cluster.EnvSecret)
 		}
 	}
@@ -144,7 +144,7 @@ func (w *Worker) join(ctx context.Context, me about) error {
 	if err != nil {
 		err = w.because(ctx, err)
 		if e := w.Fail(err); e != nil {
-			w.cfg.Logger.Warn("worker: the others could not be told why this one fails", "error", e)
+			w.cfg.Logger.Warn("worker: reporting this worker's failure to the others failed", "error", e)
 		}
 		w.sayGone()
 		w.leaveFailed()
@@ -180,7 +180,7 @@ func (w *Worker) closeStore() {
 	if w.removes() {
 		folder := filepath.FromSlash(strings.TrimPrefix(w.job.Store, "file://"))
 		if err := os.RemoveAll(folder); err != nil {
-			w.cfg.Logger.Warn("worker: the folder in which the workers met is left behind", "error", err)
+			w.cfg.Logger.Warn("worker: removing the rendezvous folder failed", "error", err)
 		}
 	}
 }
@@ -249,12 +249,12 @@ func (w *Worker) ownFolder() error {
 	}
 	parent := filepath.Dir(filepath.FromSlash(store))
 	if err := private.Make(parent); err != nil {
-		return fmt.Errorf("the folder in which the workers of this host meet: %w; remove it, set TMPDIR or XDG_RUNTIME_DIR to a folder that nobody else may change, "+
+		return fmt.Errorf("the rendezvous folder of this host's workers: %w; remove it, set TMPDIR or XDG_RUNTIME_DIR to a folder that no other user can modify, "+
 			"or give the job another store (%s)", err, cluster.EnvStore)
 	}
 	if w.removes() {
 		if err := rendezvous.RemoveUnused(parent, cluster.LauncherGone); err != nil {
-			w.cfg.Logger.Warn("worker: what earlier jobs have left behind was not removed", "error", err)
+			w.cfg.Logger.Warn("worker: removing the folders of earlier jobs failed", "error", err)
 		}
 	}
 	return nil
@@ -340,9 +340,9 @@ func (w *Worker) meet(ctx context.Context, me about) error {
 		c := &w.cards[i]
 		switch {
 		case c.Replicas < 1 || c.Replicas > replicasMax:
-			return fmt.Errorf("%v says that it has %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
+			return fmt.Errorf("%v registered %d replicas: want 1 to %d", c, c.Replicas, replicasMax)
 		case openerOf(c) != openerOf(&w.cards[0]):
-			return fmt.Errorf("%w: the replicas of %v are joined by %s, and those of %v by %s: want one implementation on all", ErrDiffer, &w.cards[0], openerOf(&w.cards[0]), c, openerOf(c))
+			return fmt.Errorf("%w: the replicas of %v use %s, and those of %v use %s: want the same collectives on all workers", ErrDiffer, &w.cards[0], openerOf(&w.cards[0]), c, openerOf(c))
 		}
 		w.members = append(w.members, Member{Worker: i, Host: c.Host, PID: c.PID, First: first, Replicas: c.Replicas})
 		first += c.Replicas
@@ -392,7 +392,7 @@ func (w *Worker) checkHosts() error {
 	if !w.cfg.DataPlaintext {
 		return noSecret(why)
 	}
-	w.cfg.Logger.Warn("worker: without a secret anybody who reaches the ports of this job can read and disturb it", "why", why)
+	w.cfg.Logger.Warn("worker: the job has no secret, so any process that can reach its ports can read and disturb it", "why", why)
 	return nil
 }
 
@@ -448,7 +448,7 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 	}
 	if w.cfg.DataPlaintext {
 		if other := w.elsewhere(); other >= 0 {
-			w.cfg.Logger.Warn("worker: what the replicas exchange is not encrypted, as was asked for", "with", w.cards[other].String())
+			w.cfg.Logger.Warn("worker: the replicas' traffic is not encrypted, as configured", "with", w.cards[other].String())
 		}
 		return nil
 	}
@@ -467,7 +467,7 @@ func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err er
 	if host == "" || net.ParseIP(host).IsUnspecified() {
 		ip, err := w.address(ctx)
 		if err != nil {
-			return "", "", fmt.Errorf("by which address the others reach this host: %w; say it with Listen", err)
+			return "", "", fmt.Errorf("finding the address by which the others reach this host: %w; set Listen", err)
 		}
 		if host == "" {
 			host = ip

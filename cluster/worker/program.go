@@ -46,16 +46,16 @@ func Executable() (string, error) {
 		path, err = "/proc/self/exe", nil // also if another file has taken its place since
 	}
 	if err != nil {
-		return "", fmt.Errorf("worker: which executable this is: %w", err)
+		return "", fmt.Errorf("worker: finding this executable: %w", err)
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return "", fmt.Errorf("worker: this executable: %w", err)
+		return "", fmt.Errorf("worker: reading this executable: %w", err)
 	}
 	defer f.Close()
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("worker: this executable: %w", err)
+		return "", fmt.Errorf("worker: reading this executable: %w", err)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:8]), nil
 }
@@ -72,7 +72,7 @@ func (w *Worker) sayProgram(a *about) {
 	w.cfg.Build = program()
 	var err error
 	if a.Executable, err = Executable(); err != nil {
-		w.cfg.Logger.Warn("worker: the others cannot hold this program against theirs", "error", err)
+		w.cfg.Logger.Warn("worker: the other workers cannot compare their programs with this one", "error", err)
 		a.Executable = "not readable"
 	}
 }
@@ -87,7 +87,7 @@ func (w *Worker) checkPrograms() error {
 	for i := range w.cards {
 		a, c := &abouts[i], w.cards[i]
 		if err := json.Unmarshal(c.Data, a); err != nil {
-			return fmt.Errorf("%v gave no card of this version: %w", &c, err)
+			return fmt.Errorf("%v has an incompatible registration: %w", &c, err)
 		}
 		mixed = mixed && a.MixedBuilds
 		all[i] = []rendezvous.Fact{{Name: "program", Value: c.Build}}
@@ -102,15 +102,15 @@ func (w *Worker) checkPrograms() error {
 	}
 	switch {
 	case err != nil && mixed:
-		w.cfg.Logger.Warn("worker: the workers' programs differ, as was allowed", "how", err)
+		w.cfg.Logger.Warn("worker: the workers' programs differ, as allowed by MixedBuilds", "how", err)
 	case err != nil:
-		return &differs{fmt.Errorf("%w. Start the same executable on all of them or, if it is meant to be so, allow it on all with --mixed-builds (MixedBuilds)", err)}
+		return &differs{fmt.Errorf("%w. Start the same executable on all of them or, if the difference is intended, allow it on all with --mixed-builds (MixedBuilds)", err)}
 	case len(platforms) > 1:
 		i := 0
 		for abouts[i].Platform == abouts[0].Platform {
 			i++
 		}
-		w.cfg.Logger.Warn("worker: programs for several platforms cannot be held against each other by their executables; what their builds have noted is equal",
+		w.cfg.Logger.Warn("worker: executables for different platforms cannot be compared; their build information is equal",
 			"program", w.cards[0].Build, abouts[0].Platform, w.cards[0].String(), abouts[i].Platform, w.cards[i].String())
 	}
 	return nil

@@ -26,7 +26,7 @@ func TestPrograms(t *testing.T) {
 	}{
 		"alike":           {all: []one{on("p", "linux/amd64", "a", false), on("p", "linux/amd64", "a", false)}},
 		"other code":      {all: []one{on("p", "linux/amd64", "a", false), on("p", "linux/amd64", "b", false)}, want: `executable is "a" for worker 0 (host h, pid 0), but "b" for worker 1 (host h, pid 1)`},
-		"allowed":         {all: []one{on("p", "linux/amd64", "a", true), on("p", "linux/amd64", "b", true)}, logs: "as was allowed"},
+		"allowed":         {all: []one{on("p", "linux/amd64", "a", true), on("p", "linux/amd64", "b", true)}, logs: "as allowed by MixedBuilds"},
 		"allowed by one":  {all: []one{on("p", "linux/amd64", "a", true), on("p", "linux/amd64", "b", false)}, want: `allow it on all`},
 		"two platforms":   {all: []one{on("p", "linux/amd64", "a", false), on("p", "linux/arm64", "b", false)}, logs: `linux/amd64="worker 0 (host h, pid 0)" linux/arm64="worker 1 (host h, pid 1)"`},
 		"other revisions": {all: []one{on("p 1", "linux/amd64", "a", false), on("p 2", "linux/arm64", "b", false)}, want: `program is "p 1" for worker 0 (host h, pid 0), but "p 2" for worker 1 (host h, pid 1)`},

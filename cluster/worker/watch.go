@@ -58,7 +58,7 @@ func (w *Worker) listen(ctx context.Context) {
 	case err != nil:
 		w.loseStore()
 	default:
-		w.lose(ctx, silent.Worker, fmt.Errorf("it has given no sign of life for %v: its process is stopped or gone, or its host cannot be reached",
+		w.lose(ctx, silent.Worker, fmt.Errorf("no heartbeat for %v: its process is stopped or gone, or its host cannot be reached",
 			silent.Silent.Round(100*time.Millisecond)), false)
 	}
 }
@@ -79,12 +79,12 @@ func (w *Worker) judge(ctx context.Context) {
 				continue
 			}
 			if most := w.cfg.patience(v.Pulse.Phase); most > 0 && v.Still > most {
-				w.lose(ctx, i, fmt.Errorf("it lives, but has come no further for %v while others wait for it", v.Still.Round(100*time.Millisecond)), true)
+				w.lose(ctx, i, fmt.Errorf("it is alive, but has made no progress for %v while others wait for it", v.Still.Round(100*time.Millisecond)), true)
 				return
 			}
 			if before, ok := told[i]; !ok || before != v.Pulse.Progress {
 				told[i] = v.Pulse.Progress
-				w.cfg.Logger.Warn("worker: one comes no further, and this one waits for it", "who", w.tellOf(ctx, i, nil, true), "since", v.Still.Round(time.Second))
+				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who", w.tellOf(ctx, i, nil, true), "since", v.Still.Round(time.Second))
 			}
 		}
 	}
@@ -133,14 +133,14 @@ func (w *Worker) loseStore() {
 // self says what this worker does, for an error about others.
 func (w *Worker) self() string {
 	p := w.pulse()
-	return w.name(w.job.Worker) + ", which says this, is " + doingText(&p)
+	return w.name(w.job.Worker) + ", which reports this, is " + doingText(&p)
 }
 
 // end makes cause the end of the group and of all waits of this worker, unless there is one already.
 func (w *Worker) end(cause error) {
 	if w.current.end(cause) {
 		w.fate(cause)
-		w.cfg.Logger.Error("worker: the job cannot go on", "error", cause)
+		w.cfg.Logger.Error("worker: the job cannot continue", "error", cause)
 	}
 }
 

@@ -139,7 +139,7 @@ func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFu
 func (w *Worker) logWaiting(wait rendezvous.Waiting) {
 	text := wait.String()
 	if wait.Store != "" && serves(w.job) {
-		text = "waiting for worker 0, which serves the store at " + wait.Store + " and does not answer there"
+		text = "waiting for worker 0, which serves the store at " + wait.Store + " and does not respond"
 	}
 	args := []any{"waited", wait.Waited.Round(time.Second), "at most", w.cfg.RendezvousTimeout}
 	if wait.Key != "" {
@@ -195,7 +195,7 @@ func (w *Worker) Close() error {
 		}
 		w.closeErr = errors.Join(w.closeGroup(), w.leave())
 		if w.closeErr != nil {
-			w.closeErr = fmt.Errorf("worker: %s leaves: %w", strconv.Itoa(w.job.Worker), w.closeErr)
+			w.closeErr = fmt.Errorf("worker: leaving the job as worker %s: %w", strconv.Itoa(w.job.Worker), w.closeErr)
 		}
 	})
 	return w.closeErr

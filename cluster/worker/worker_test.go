@@ -148,7 +148,7 @@ func TestGone(t *testing.T) {
 						t.Errorf("the one that leaves: %v", err)
 					case i == gone:
 					case err == nil || !errors.Is(err, collective.ErrPeerLost) || !strings.Contains(err.Error(), fmt.Sprintf("worker %d has failed and left the job", gone)) ||
-						!strings.Contains(err.Error(), "it said: no such file: digits"):
+						!strings.Contains(err.Error(), "it reported: no such file: digits"):
 						t.Errorf("worker %d: %v", i, err)
 					}
 				}
@@ -342,7 +342,7 @@ func TestConfig(t *testing.T) {
 		{"replicas", worker.Config{Replicas: -1}, "-1 replicas: want 1 to"},
 		{"ports", worker.Config{Ports: "7099-7000"}, `Ports: "7099-7000" is no port and no range of ports: want one such as 7000 or 7000-7099`},
 		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
-		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "there is no store where the workers can meet: set LOCKSTEP_STORE"},
+		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "no rendezvous store: set LOCKSTEP_STORE"},
 		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "can meet: because"},
 		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "knows stores whose URLs begin with etcd:// or etcds:// or file:// or tcp://"},
 		{"several hosts", worker.Config{Job: two(func(j *cluster.Job) {

@@ -69,7 +69,7 @@ func TestOneWithoutMPI(t *testing.T) {
 	}
 	script := `test "$OMPI_COMM_WORLD_RANK" = 0 && exec "$0" "$@" --implementation mpi; exec "$0" "$@"`
 	out := underMPI(t, command, []string{"--allow-run-as-root", "--oversubscribe", "-np", "2", "sh", "-c", script}, small)
-	if !strings.Contains(out, "are joined by mpi, and those of") || !strings.Contains(out, "want one implementation on all") {
+	if !strings.Contains(out, "use mpi, and those of") || !strings.Contains(out, "want the same collectives on all workers") {
 		t.Errorf("%s", out)
 	}
 }
@@ -124,7 +124,7 @@ func TestStoppedUnderMPI(t *testing.T) {
 	write.Close()
 	pid, said, all := 0, "", ""
 	member := regexp.MustCompile(`worker 1 \(rank 1, host .*, pid (\d+)\)`)
-	lost := regexp.MustCompile(`worker 1 is lost: it has given no sign of life for (\S+):`)
+	lost := regexp.MustCompile(`worker 1 is lost: no heartbeat for (\S+):`)
 	for lines := bufio.NewScanner(read); lines.Scan(); {
 		line := lines.Text()
 		all += line + "\n"
