@@ -17,67 +17,77 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Config says how a process joins its job. The zero value takes all from the environment.
+// Config configures how a process joins its job. The zero value reads everything from the environment.
 type Config struct {
-	// Job is who this process is. Default: what [cluster.Discover] finds.
+	// Job is the job and this process's index in it. Default: the result of [cluster.Discover].
 	Job *cluster.Job
 	// Replicas is the number of this worker's replicas. Workers may have different numbers. Default 1.
 	Replicas int
-	// Store is the URL of the store where the workers meet. Default: the job's.
+	// Store is the URL of the rendezvous store. Default: the job's.
 	Store string
-	// Schemes are further kinds of stores, as in [rendezvous.Config].
+	// Schemes adds kinds of stores, as in [rendezvous.Config].
 	Schemes map[string]rendezvous.Opener
-	// Secret is the job's. Default: the one of LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE, if one of them is set.
+	// Secret is the job's secret. Default: that of LOCKSTEP_SECRET or LOCKSTEP_SECRET_FILE, if one of them is
+	// set.
 	Secret secret.Secret
-	// DataPlaintext leaves what the replicas exchange unencrypted, for networks that are trusted; the workers still prove to each
-	// other that they have the secret. It also allows several hosts without any secret, where anybody can join and disturb the job.
+	// DataPlaintext disables the encryption of the replicas' traffic, for trusted networks; the workers still
+	// authenticate each other with the secret. It also allows several hosts without a secret; then any
+	// process can join and disturb the job.
 	DataPlaintext bool
-	// RendezvousTimeout is how long Join, and Compare, wait for the other workers. Default 10 minutes.
+	// RendezvousTimeout is how long Join and Compare wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
-	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may give no sign of life. Default 30
-	// seconds; negative: for ever. The heartbeats of all workers together are at most 200 a second, so in a job of more
-	// than 50 workers for each of its seconds (1,500 for 30 seconds) it is longer: the time of four heartbeats.
+	// HeartbeatTimeout is how long a worker, the store, or a connection between two workers may be silent
+	// before it is lost. Default 30 seconds; negative: no limit. All workers together publish at most 200
+	// heartbeats a second. So in a job of more than 50 workers per second of the timeout (1,500 for 30
+	// seconds) the timeout is longer: four heartbeat intervals.
 	HeartbeatTimeout time.Duration
-	// ProgressTimeout is how long a worker's training goroutine may come no further, in no call, while others wait for it; that it is stuck is
-	// logged after HeartbeatTimeout. Default: as long as their deadline lets them wait (Collective.Timeout, 10 minutes), and HeartbeatTimeout
-	// more, so that the deadline comes first; negative: for ever. A shorter one does not hold for the phases "compile", "restore" and
-	// "snapshot", which may take their time: for these it is the default.
+	// ProgressTimeout is how long a worker's training goroutine may make no progress, outside any call, while
+	// others wait for it; it is logged as stuck after HeartbeatTimeout. Default: the deadline of the waiting
+	// workers (Collective.Timeout, 10 minutes) plus HeartbeatTimeout, so that the deadline expires first.
+	// Negative: no limit. A shorter timeout does not apply to the phases "compile", "restore" and "snapshot",
+	// which may be slow: these have the default.
 	ProgressTimeout time.Duration
-	// Listen is the address that the process listens on, without a port. Default: that of the interface by which it reaches the
-	// store; loopback, if all workers are on this host. Ports is the port or the range of ports: "7000-7099". Default
-	// the one that the job's spec lists for this worker, as TF_CONFIG does, else any. A worker that serves the store
-	// uses the store's port and address for all, unless Listen says another one.
+	// Listen is the address that the process listens on, without a port. Default: that of the interface by
+	// which it reaches the store; loopback, if all workers are on this host. Ports is the port or the range
+	// of ports: "7000-7099". Default: the port in the job's spec for this worker, if there is one, as in
+	// TF_CONFIG, else any. A worker that serves the store uses the store's port and address for everything,
+	// unless Listen is another address.
 	Listen, Ports string
 	// NoSharedMemory and Apart are as in package transport/mixed.
 	NoSharedMemory bool
 	Apart          string
-	// Build says which program this is; that of all workers must be equal. Default: the program's path, version and revision, as far as
-	// the build has noted them, and, among workers of one platform, a hash of the executable.
+	// Build identifies the program; it must be equal on all workers. Default: the program's path, version and
+	// revision, as far as the build information has them, and, among workers of one platform, a hash of the
+	// executable.
 	Build string
-	// MixedBuilds allows the workers to run different programs, which is a warning then. It takes effect if all of them say so.
+	// MixedBuilds allows the workers to run different programs, with a warning. It takes effect if it is set
+	// on all of them.
 	MixedBuilds bool
-	// Collective sets up the communicator. Its Epoch and Describe are the worker's.
+	// Collective configures the communicator. Join sets its Epoch and Describe.
 	Collective collective.Config
-	// Opener opens the communicator of the workers' replicas. Default: the library's own transports and collectives. All workers must have
-	// one of the same name.
+	// Opener opens the communicator of the workers' replicas. Default: the library's own transports and
+	// collectives. All workers must use an Opener of the same name.
 	Opener *Opener
-	// OnProgress is called by Progress, and by Join with the phase "rendezvous", on the same goroutine. Default none.
+	// OnProgress is called by Progress, and by Join with the phase "rendezvous", on the same goroutine.
+	// Default none.
 	OnProgress func(step int64, phase string)
-	// Logger gets who is believed, who is lost, and warnings. Default slog.Default().
+	// Logger receives the job's source, lost workers, and warnings. Default slog.Default().
 	Logger *slog.Logger
 
-	// Getenv and ReadFile are os.LookupEnv and os.ReadFile, or a test's.
+	// Getenv and ReadFile default to os.LookupEnv and os.ReadFile. Tests replace them.
 	Getenv   func(string) (string, bool)
 	ReadFile func(string) ([]byte, error)
 }
 
-// Opener is another way than the library's own to join the replicas of all workers, such as MPI.
+// Opener is a third-party backend that connects the replicas of all workers, such as MPI, in place of the
+// library's own.
 type Opener struct {
-	// Name says what it is: "mpi".
+	// Name is its name: "mpi".
 	Name string
-	// Open makes the group: this worker's ranks are those of its [Member]. All workers call it, once they have met; what they have to tell
-	// each other for it goes through Exchange. cfg has the job's epoch and says who the ranks are. It returns nil if the library's own
-	// transports are to do it after all, on all workers alike.
+	// Open creates the group: this worker's ranks are those of its [Member]. All workers call it after the
+	// rendezvous; data that they need from each other goes through Exchange. cfg has the job's epoch and
+	// describes the ranks. Open returns nil if the library's own transports shall be used after all, on all
+	// workers alike.
 	Open func(ctx context.Context, w *Worker, cfg collective.Config) (collective.Group, error)
 }
 
@@ -85,10 +95,10 @@ const (
 	defaultRendezvous = 10 * time.Minute
 	defaultHeartbeat  = 30 * time.Second
 	defaultDeadline   = 10 * time.Minute // package collective's
-	beatMost          = time.Second      // between two signs of life
+	beatMost          = time.Second      // longest interval between two heartbeats
 )
 
-// filled returns c with its defaults, or what is wrong with it.
+// filled returns c with its defaults, or an error for an invalid configuration.
 func (c Config) filled() (Config, error) {
 	if c.Getenv == nil {
 		c.Getenv = os.LookupEnv
@@ -140,7 +150,7 @@ func (c Config) filled() (Config, error) {
 	if job.Workers > 1 && job.Workers <= workersMax && len(job.Spec) == 0 {
 		tasks := make(map[int]string, job.Workers)
 		for i := range job.Workers {
-			tasks[i] = "" // addresses are not known
+			tasks[i] = "" // unknown addresses
 		}
 		job.Spec, job.Task = cluster.Spec{cluster.Worker: tasks}, cluster.Task{Type: cluster.Worker, Index: job.Worker}
 	}
@@ -184,28 +194,29 @@ func (c *Config) checkJob() error {
 	return nil
 }
 
-// ErrNoSecret is matched by the error of a job of several hosts that has no secret.
+// ErrNoSecret is matched by the error of a job on several hosts that has no secret.
 var ErrNoSecret = errors.New("several hosts without a secret")
 
-// noSecret says why a job without a secret does not start, and the two ways out.
+// noSecret returns the error of a job that needs a secret, with the two remedies.
 func noSecret(why string) error {
 	return fmt.Errorf("worker: %w: %s. Either give all workers the same secret: %s=$(openssl rand -hex 32), or a file that contains it with %s (lockstep run generates a secret itself). "+
 		"Or, on a trusted network that no one else can reach, use --data-plaintext (DataPlaintext): connections are then neither encrypted nor authenticated",
 		ErrNoSecret, why, cluster.EnvSecret, cluster.EnvSecretFile)
 }
 
-// pulsesMost bounds the pulses of all workers together, a second: the store that they go through is one process, which
+// pulsesMost bounds the heartbeats of all workers together, per second: the process that serves the store
 // trains too.
 const pulsesMost = 200
 
-// turn is the shortest time between two pulses of one worker, so that all workers together do not publish more than
-// pulsesMost a second.
+// turn returns the shortest interval between two heartbeats of one worker, so that all workers together do
+// not publish more than pulsesMost a second.
 func turn(workers int) time.Duration { return time.Duration(workers) * time.Second / pulsesMost }
 
-// heartbeatLeast is the shortest heartbeat timeout of a job: a worker is not lost before it has missed four heartbeats.
+// heartbeatLeast returns the shortest heartbeat timeout of a job: a worker is lost after four missed
+// heartbeats at the earliest.
 func heartbeatLeast(workers int) time.Duration { return 4 * turn(workers) }
 
-// beat is the time between two signs of life of a worker in a small job.
+// beat returns the interval between two heartbeats of a worker in a small job.
 func (c *Config) beat() time.Duration {
 	if c.HeartbeatTimeout < 0 {
 		return beatMost
@@ -213,8 +224,8 @@ func (c *Config) beat() time.Duration {
 	return min(beatMost, c.HeartbeatTimeout/8)
 }
 
-// beats says when a worker of so many publishes its pulse. What is known of one that is killed is as old as Least at
-// most. Where the workers take turns, each begins at a moment of its own.
+// beats returns when this worker publishes its heartbeats. The last heartbeat of a killed worker is at most
+// Least old. In large jobs each worker starts at a different moment.
 func (c *Config) beats(worker, workers int) rendezvous.Beats {
 	t := turn(workers)
 	b := rendezvous.Beats{Every: max(c.beat(), t), Least: max(c.beat()/5, t)}
@@ -225,7 +236,8 @@ func (c *Config) beats(worker, workers int) rendezvous.Beats {
 	return b
 }
 
-// keepAlive has a connection between two workers end after as long a silence as the heartbeat's, for the store may still reach both.
+// keepAlive makes a connection between two workers end after the same silence as the heartbeat's, since the
+// store may still reach both.
 func (c *Config) keepAlive() net.KeepAliveConfig {
 	if c.HeartbeatTimeout < 0 {
 		return net.KeepAliveConfig{Idle: -1, Interval: -1, Count: -1}
@@ -234,10 +246,10 @@ func (c *Config) keepAlive() net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: c.HeartbeatTimeout - 2*third, Interval: third, Count: 2}
 }
 
-// slowPhases are those in which a worker may come no further for a long time though nothing is wrong.
+// slowPhases are those in which a healthy worker may make no progress for a long time.
 var slowPhases = []string{"compile", "restore", "snapshot"}
 
-// patience is how long a worker may stay in a phase while others wait for it; negative: for ever.
+// patience returns how long a worker may stay in a phase while others wait for it; negative: no limit.
 func (c *Config) patience(phase string) time.Duration {
 	most := c.Collective.Timeout
 	if most == 0 {
@@ -267,14 +279,13 @@ func oneHost(j *cluster.Job) bool {
 	return hosts(j) == nil
 }
 
-// hosts returns the hosts that the job's spec names, if these are several by what they are called: nil if it names one, or
-// does not tell.
+// hosts returns the hosts in the job's spec, if it names several: nil if it names one, or none.
 func hosts(j *cluster.Job) []string {
 	var names []string
 	for _, kind := range []string{cluster.Chief, cluster.Worker} {
 		for _, address := range j.Spec.Tasks(kind) {
 			if address == "" {
-				continue // not known
+				continue // unknown
 			}
 			host, _, err := net.SplitHostPort(address)
 			if err != nil {

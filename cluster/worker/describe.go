@@ -20,8 +20,9 @@ const (
 	describeWait  = 5 * time.Second
 )
 
-// How long a failure waits for the store, to tell of it or to look for why: on a machine that is busy the store is slow. Where it is most likely
-// gone with the worker that failed, there is no use in that.
+// How long a failing worker waits for the store, to report the failure or to look up its cause: on a busy
+// machine the store is slow. A store that has most likely ended with the failed worker is waited for only
+// shortly.
 const (
 	storeWait = 4 * time.Second
 	goneWait  = time.Second
@@ -30,7 +31,7 @@ const (
 // silentWait is how long it waits for a store that has not answered for half the heartbeat timeout.
 const silentWait = 100 * time.Millisecond
 
-// storeWait bounds the wait for the store after workers have failed.
+// storeWait returns how long to wait for the store after these workers have failed.
 func (w *Worker) storeWait(failed ...int) time.Duration {
 	switch {
 	case w.unanswered():
@@ -41,14 +42,15 @@ func (w *Worker) storeWait(failed ...int) time.Duration {
 	return storeWait
 }
 
-// unanswered reports whether the store has not shown this worker's own pulse for half the heartbeat timeout.
+// unanswered reports whether the store has not returned this worker's own heartbeat for half the heartbeat
+// timeout.
 func (w *Worker) unanswered() bool {
 	return w.watch != nil && w.cfg.HeartbeatTimeout > 0 &&
 		w.watch.Vitals()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
 }
 
-// tell uses the store for a worker that fails, as ask does, but not once the store has let it wait in vain: then it
-// returns errUnheard.
+// tell accesses the store for a worker that fails, like ask, but returns errUnheard once the store has failed
+// to answer.
 func (w *Worker) tell(most time.Duration, use func(context.Context) error) error {
 	if w.unheard.Load() {
 		return errUnheard
@@ -60,7 +62,7 @@ func (w *Worker) tell(most time.Duration, use func(context.Context) error) error
 	return err
 }
 
-// ask uses the store for no longer than most, and does not wait for one that cannot be reached.
+// ask accesses the store for at most most, and does not wait for a store that cannot be reached.
 func ask(ctx context.Context, most time.Duration, use func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(rendezvous.Impatient(ctx), most)
 	defer cancel()
@@ -69,7 +71,7 @@ func ask(ctx context.Context, most time.Duration, use func(context.Context) erro
 
 var errUnheard = errors.New("the store does not answer")
 
-// describe says who the workers are that a failure concerns: [collective.Config.Describe].
+// describe identifies the workers that a failure concerns: [collective.Config.Describe].
 func (w *Worker) describe(e *collective.Error) string {
 	concerned := slices.DeleteFunc(w.concerned(e), func(worker int) bool { return strings.Contains(e.Who, w.name(worker)) })
 	ctx, cancel := context.WithTimeout(w.life, describeWait)
@@ -87,14 +89,14 @@ func (w *Worker) describe(e *collective.Error) string {
 	return strings.Join(texts, "\n")
 }
 
-// concerned returns the workers that a failure is about: those that it is waited for or that are gone and, if another worker told of
-// it, that one.
+// concerned returns the workers that a failure is about: those that it waited for or that are lost and, if
+// another worker reported it, that one.
 func (w *Worker) concerned(e *collective.Error) []int {
 	var ranks []int
 	if w.foreign(e.Rank) {
 		ranks = append(ranks, e.Rank)
 	}
-	if e.Who == "" { // else the one who told has said who they are
+	if e.Who == "" { // else the reporting worker has described them
 		ranks = append(ranks, e.Peers...)
 	}
 	return w.owners(ranks)
@@ -106,8 +108,9 @@ func (w *Worker) foreign(rank int) bool {
 	return rank >= 0 && (rank < me.First || rank >= me.First+me.Replicas)
 }
 
-// tellOf says who a worker is, what it was last seen doing, what it said before it ended and, if it may be stuck, where its
-// goroutines are. e is the failure that it is told for, or nil.
+// tellOf returns a description of a worker: its name, its last reported position, the failure that it
+// reported before it ended and, if it may be stuck, its goroutine stacks. e is the failure that the
+// description is for, or nil.
 func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, stuck bool) string {
 	text := w.name(worker)
 	if w.watch == nil {
@@ -123,12 +126,12 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 		}
 		return err
 	}) != nil {
-		stuck = false // it cannot be asked
+		stuck = false // it cannot be queried
 	}
 	text += " " + sight(&seen)
 	if r != nil {
 		if line, _, _ := strings.Cut(r.Message, "\n"); e != nil && e.Err != nil && strings.Contains(e.Err.Error(), line) {
-			return text // the error says it
+			return text // the error contains it
 		}
 		return text + "; it reported: " + clip(r.Message, recordShown)
 	}
@@ -141,10 +144,10 @@ func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, st
 	return text + "; it did not respond to the request for its goroutine stacks"
 }
 
-// recordShown is how much of another worker's own words an error repeats, in bytes.
+// recordShown is how much of another worker's failure message an error repeats, in bytes.
 const recordShown = 600
 
-// recordOf returns what a worker has told of a failure of its own, or nil. The error is the store's.
+// recordOf returns the failure that a worker has reported as its own, or nil. The error is the store's.
 func (w *Worker) recordOf(ctx context.Context, worker int) (*failure.Record, error) {
 	text, _, err := w.store.Get(ctx, w.key("failure", worker))
 	if err != nil {
@@ -152,12 +155,12 @@ func (w *Worker) recordOf(ctx context.Context, worker int) (*failure.Record, err
 	}
 	r, err := failure.Decode(text)
 	if err != nil || len(r.Blames) > 0 {
-		return nil, nil // whom it has lost is no news here
+		return nil, nil // this failure is a consequence of another one
 	}
 	return r, nil
 }
 
-// ifFound returns an error of the store, but not that it has no such key.
+// ifFound returns an error of the store, except ErrNotFound.
 func ifFound(err error) error {
 	if errors.Is(err, rendezvous.ErrNotFound) {
 		return nil
@@ -165,7 +168,7 @@ func ifFound(err error) error {
 	return err
 }
 
-// blames returns the workers that an error lays the failure on: none for a cause of this worker's own.
+// blames returns the workers at fault for an error: none for a cause in this worker.
 func (w *Worker) blames(err error) []int {
 	meeting := (*rendezvous.MeetError)(nil)
 	if errors.As(err, &meeting) {
@@ -184,7 +187,7 @@ func (w *Worker) blames(err error) []int {
 			return lost
 		}
 	case e.Kind == collective.ErrMismatch || e.Kind == collective.ErrDesync:
-		return nil // of two that differ nobody knows who is wrong
+		return nil // of two that differ, it is unknown which one is wrong
 	}
 	if w.foreign(e.Rank) {
 		return w.owners([]int{e.Rank})

@@ -16,13 +16,15 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// ErrInterrupted is what a failure matches that is nobody's: the job was asked to end.
+// ErrInterrupted is matched by a failure without a culprit: the job was asked to stop.
 var ErrInterrupted = errors.New("interrupted")
 
-// Fail tells why this worker fails: the other workers, whose errors then say it, and, by a file in the folder that LOCKSTEP_RECORDS
-// names, who started it. Strategies call it for a Run that fails; a program calls it for what else ends it, before Close. The first
-// failure counts; one that comes after further progress takes its place. If err, or one that it wraps, has a method FromWorker() int, it is a
-// consequence of that worker's failure; if it has a method Plain() error, that is what is told. The error that is returned says what could not be told, and is not err.
+// Fail reports why this worker fails: to the other workers, whose errors then include it, and, by a file in
+// the folder named by LOCKSTEP_RECORDS, to the launcher. Strategies call it for a failed Run; a program calls
+// it for other errors, before Close. The first failure is kept; one that happens after further progress
+// replaces it. If err, or an error that it wraps, has a method FromWorker() int, it is a consequence of that
+// worker's failure; if it has a method Plain() error, that error is reported instead. The returned error
+// describes what could not be reported, and is not err.
 func (w *Worker) Fail(err error) error {
 	if err == nil {
 		return nil
@@ -66,7 +68,8 @@ func (w *Worker) Fail(err error) error {
 	return nil
 }
 
-// failMeeting is Fail for one who has not met the others: it tells who started it alone. In the store another may stand for this worker.
+// failMeeting is Fail for a worker whose rendezvous failed: it reports to the launcher only. In the store
+// another process may have registered as this worker.
 func (w *Worker) failMeeting(err error) {
 	folder, ok := w.cfg.Getenv(cluster.EnvRecords)
 	if !ok || folder == "" {
@@ -77,7 +80,7 @@ func (w *Worker) failMeeting(err error) {
 	}
 }
 
-// record makes the record of a failure.
+// record builds the record of a failure.
 func (w *Worker) record(err error) *failure.Record {
 	if told := (interface{ Plain() error })(nil); errors.As(err, &told) {
 		err = told.Plain()
@@ -87,11 +90,11 @@ func (w *Worker) record(err error) *failure.Record {
 		Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, Host: hostName(), PID: os.Getpid(), Time: time.Now(),
 		Kind: kindOf(err), Message: err.Error(), Blames: w.blames(err), Step: s.Step, Phase: s.Phase, ExitCode: -1,
 	}
-	if len(w.members) == w.job.Workers { // else they have not met
+	if len(w.members) == w.job.Workers { // else the rendezvous has not succeeded
 		r.Ranks = w.members[w.job.Worker].Ranks()
 	}
 	if self := stacks.Self(); r.Kind == "panic" && panicAt(&self) >= 0 {
-		self.Frames = self.Frames[panicAt(&self)+1:] // of a replica's panic the message has the stack
+		self.Frames = self.Frames[panicAt(&self)+1:] // the message of a replica's panic contains the stack
 		r.Stack = stacksText([]stacks.Goroutine{self}, recordFrames)
 	}
 	return r
@@ -104,7 +107,7 @@ type panicked struct{ at string }
 
 func (p *panicked) Error() string { return "the program panics" + p.at }
 
-// panicking returns that the calling goroutine runs deferred functions because of a panic, or nil.
+// panicking returns an error if the calling goroutine runs deferred functions because of a panic, or nil.
 func panicking() error {
 	self := stacks.Self()
 	at := panicAt(&self)
@@ -121,12 +124,12 @@ func panicking() error {
 	return p
 }
 
-// panicAt returns the frame that panicked, or -1.
+// panicAt returns the index of the frame that panicked, or -1.
 func panicAt(g *stacks.Goroutine) int {
 	return slices.IndexFunc(g.Frames, func(f stacks.Frame) bool { return f.Func == "panic" })
 }
 
-// kindOf returns the kind of a failure, in the words of [failure.Record].
+// kindOf returns the kind of a failure, as defined by [failure.Record].
 func kindOf(err error) string {
 	e, meeting := (*collective.Error)(nil), (*rendezvous.MeetError)(nil)
 	found := errors.As(err, &e)
@@ -153,7 +156,7 @@ func kindOf(err error) string {
 	return "error"
 }
 
-// kindOfMeeting returns the kind of a meeting that failed.
+// kindOfMeeting returns the kind of a failed rendezvous.
 func kindOfMeeting(kind rendezvous.MeetKind) string {
 	switch kind {
 	case rendezvous.Missing:

@@ -12,10 +12,11 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// The replicas' last calls (see package flight) of all workers explain a failure together. So the first worker that fails, or is asked for
-// them, asks all: each writes its own from a goroutine of its own, also if its training goroutine is stuck.
+// The last calls of all workers' replicas (see package flight) explain a failure together. So the first
+// worker that fails, or that receives a request for them, sends the request to all. Each worker writes its
+// records from a separate goroutine, even if its training goroutine is stuck.
 
-// Flights returns what this worker's replicas remember of their last calls.
+// Flights returns the flight records of this worker's replicas: their last calls.
 func (w *Worker) Flights() *flight.File {
 	f := &flight.File{Header: flight.Header{Job: w.job.ID, Epoch: w.job.Epoch, Worker: w.job.Worker, At: time.Now()}}
 	for _, m := range w.members {
@@ -25,7 +26,7 @@ func (w *Worker) Flights() *flight.File {
 	return f
 }
 
-// flights returns what the ranks of the group in use remember, if it is one of those that do.
+// flights returns the flight records of the current group, if it keeps any.
 func (c *current) flights() []flight.Rank {
 	c.mu.Lock()
 	g := c.group
@@ -40,7 +41,7 @@ func (c *current) flights() []flight.Rank {
 func (w *Worker) recordsFolder() string {
 	folder, _ := w.cfg.Getenv(cluster.EnvRecords)
 	if w.job.Workers == 1 {
-		return "" // the errors of one process have it all
+		return "" // the errors of one process contain everything
 	}
 	return folder
 }
@@ -59,7 +60,7 @@ func (w *Worker) leaveFlights(why string) error {
 	return flight.Write(folder, f)
 }
 
-// askFlights asks all workers for their records.
+// askFlights requests the records of all workers.
 func (w *Worker) askFlights(ctx context.Context, why string) error {
 	if w.recordsFolder() == "" {
 		return nil
@@ -67,7 +68,7 @@ func (w *Worker) askFlights(ctx context.Context, why string) error {
 	return w.store.Set(ctx, w.key("flight"), []byte(why))
 }
 
-// giveFlights writes the records whenever they are asked for, until the worker leaves.
+// giveFlights writes the records at every request, until the worker leaves.
 func (w *Worker) giveFlights(ctx context.Context) error {
 	ask := w.key("flight")
 	_, after, err := w.store.List(ctx, ask)
@@ -83,7 +84,7 @@ func (w *Worker) giveFlights(ctx context.Context) error {
 	return err
 }
 
-// requested has all workers write their records when this one is asked by a signal.
+// requested makes all workers write their records when this one receives the signal for it.
 func (w *Worker) requested(ctx context.Context, asked <-chan os.Signal) {
 	for {
 		select {

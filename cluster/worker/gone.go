@@ -12,18 +12,18 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// A worker that has failed may go on: a strategy rebuilds its group. One that leaves the job after a failure says so, and nobody waits for it
-// any more.
+// A worker that has failed may continue: a strategy rebuilds its group. One that leaves the job after a
+// failure publishes it, and the others stop waiting for it.
 
-// sayGone tells the others that this worker leaves a job that has failed.
+// sayGone notifies the others that this worker leaves a job that has failed.
 func (w *Worker) sayGone() {
 	_ = w.tell(min(goneWait, w.storeWait()), func(ctx context.Context) error {
 		return w.store.Set(ctx, w.key("gone", w.job.Worker), nil)
-	}) // else they find out by its pulse
+	}) // otherwise the others notice the missing heartbeat
 }
 
-// unlessGone waits for what all workers give under a key, or until one has left the job that has not given it; without a key for what all
-// have to be there for to the end.
+// unlessGone runs a wait for a value of every worker under a key. The wait ends early if a worker has left
+// the job without writing its value. Without a key it ends as soon as any worker has left.
 func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
@@ -33,7 +33,8 @@ func (w *Worker) unlessGone(ctx context.Context, key string, wait func(context.C
 	return wait(ctx)
 }
 
-// missGone ends the job for this worker, and so all its waits, when another has left it that has given nothing under a key, or without one.
+// missGone ends the job for this worker, and so all its waits, when another worker has left it without
+// writing a value under the key, or, without a key, when another worker has left at all.
 func (w *Worker) missGone(ctx context.Context, key string) {
 	prefix := w.key("gone") + "/"
 	for after := uint64(0); ; {
@@ -42,7 +43,7 @@ func (w *Worker) missGone(ctx context.Context, key string) {
 		case errors.Is(err, rendezvous.ErrCompacted):
 			after = 0
 			continue
-		case err != nil: // the wait has the same
+		case err != nil: // the wait gets the same error
 			return
 		}
 		after = revision
@@ -53,7 +54,7 @@ func (w *Worker) missGone(ctx context.Context, key string) {
 			}
 			if key != "" {
 				if _, _, err := w.store.Get(ctx, key+"/"+strconv.Itoa(n)); !errors.Is(err, rendezvous.ErrNotFound) {
-					continue // it has, before it left
+					continue // it was written before the worker left
 				}
 			}
 			ctx, cancel := context.WithTimeout(ctx, endWait)

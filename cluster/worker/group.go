@@ -8,14 +8,14 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// group is the communicators of this worker's replicas. It is the same through all rebuilding: those that are made anew are
-// watched too.
+// group holds the communicators of this worker's replicas. It stays the same across rebuilds: new
+// communicators are watched too.
 type group struct {
 	collective.Group
 	of *current
 }
 
-// current is what the worker knows of its groups, which strategies rebuild.
+// current is the worker's view of its groups, which strategies rebuild.
 type current struct {
 	mu    sync.Mutex
 	group collective.Group // nil: none yet
@@ -44,7 +44,7 @@ func (g *group) Rebuild(ctx context.Context) (collective.Group, error) {
 	return &group{next, g.of}, nil
 }
 
-// now returns the communicators that are in use.
+// now returns the communicators in use.
 func (c *current) now() []collective.Communicator {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,7 +60,7 @@ func (c *current) why() error {
 	return c.cause
 }
 
-// replace notes a group that takes the place of the one before.
+// replace records the group that replaces the previous one.
 func (c *current) replace(g collective.Group) {
 	c.mu.Lock()
 	c.group = g
@@ -71,7 +71,7 @@ func (c *current) replace(g collective.Group) {
 	}
 }
 
-// end aborts the group in use, and all that come after it. It reports whether cause is the first one.
+// end aborts the current group and all later ones. It reports whether cause is the first one.
 func (c *current) end(cause error) bool {
 	c.mu.Lock()
 	first := c.cause == nil

@@ -25,8 +25,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Join makes this process a worker of its job, and waits for all others. The error says what is wrong, with whom: who was missing
-// within [Config.RendezvousTimeout], who is there twice, who differs. A job of one worker needs no store and opens no port.
+// Join makes this process a worker of its job, and waits for all other workers. The error identifies the
+// workers at fault: missing after [Config.RendezvousTimeout], joined twice, or different. A job of one worker
+// needs no store and opens no port.
 func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
@@ -50,13 +51,13 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	cfg.Logger.Info("worker: joining", "who", w.job.String(), "job", w.job.ID, "epoch", w.job.Epoch, "store", w.job.Store, "read", valuesText(w.job.Values))
 	w.Progress(-1, "rendezvous")
-	me := w.about() // which reads the whole program: that is no waiting for others
+	me := w.about() // reads the whole executable, so do it before waiting for others
 	ctx, cancel := w.waiting(ctx)
 	defer cancel()
 	if err := w.join(ctx, me); err != nil {
 		return nil, fmt.Errorf("worker: %v: %w", w.job, err)
 	}
-	w.doing.phase.Store(nil) // what comes next is the program's to say
+	w.doing.phase.Store(nil) // the program reports the next phase
 	return w, nil
 }
 
@@ -68,13 +69,13 @@ func valuesText(values []cluster.Value) string {
 	return strings.Join(words, " ")
 }
 
-// alone makes the worker of a job of one.
+// alone creates the worker of a single-process job.
 func (w *Worker) alone() (*Worker, error) {
 	w.members = []Member{{Host: hostName(), PID: os.Getpid(), Replicas: w.cfg.Replicas}}
 	return w, w.open(mem.New(w.cfg.Replicas))
 }
 
-// open makes the group.
+// open creates the group.
 func (w *Worker) open(ends []transport.Endpoint) error {
 	g, err := collective.Open(ends, w.collective())
 	if err != nil {
@@ -87,7 +88,7 @@ func (w *Worker) open(ends []transport.Endpoint) error {
 	return nil
 }
 
-// collective is the configuration of the communicator.
+// collective returns the configuration of the communicator.
 func (w *Worker) collective() collective.Config {
 	c := w.cfg.Collective
 	c.Epoch = w.job.Epoch
@@ -102,7 +103,7 @@ func (w *Worker) take(g collective.Group) {
 	w.group = &group{g, &w.current}
 }
 
-// link makes the group of all workers' replicas.
+// link creates the group of all workers' replicas.
 func (w *Worker) link(ctx context.Context) error {
 	if err := w.checkHosts(); err != nil {
 		return err
@@ -126,7 +127,7 @@ func (w *Worker) link(ctx context.Context) error {
 	return w.open(ends)
 }
 
-// join meets the other workers and connects with them.
+// join joins the rendezvous and connects to the other workers.
 func (w *Worker) join(ctx context.Context, me about) error {
 	if err := w.openStore(ctx); err != nil {
 		return err
@@ -153,14 +154,14 @@ func (w *Worker) join(ctx context.Context, me about) error {
 	return err
 }
 
-// How long the one who serves the store, or removes it, keeps it after a meeting that failed: for those who come late, and at most for those
-// who are there and have not left yet.
+// How long the worker that serves the store, or removes it, keeps it after a failed rendezvous: for late
+// workers, and at most for workers that have registered and not left yet.
 const (
 	lingerLeast = time.Second
 	lingerMost  = 10 * time.Second
 )
 
-// linger keeps the store for the others, who learn from it why they did not meet.
+// linger keeps the store for the others, so that they can read why the rendezvous failed.
 func (w *Worker) linger() {
 	if w.server == nil && !w.removes() {
 		return
@@ -240,8 +241,8 @@ func (w *Worker) openStore(ctx context.Context) error {
 	return nil
 }
 
-// ownFolder makes sure that the folder in which the job has its temporary store is this user's own, and has worker 0
-// remove what jobs have left there that were killed.
+// ownFolder ensures that the folder of the job's temporary store belongs to this user. On worker 0 it also
+// removes the folders of jobs that were killed.
 func (w *Worker) ownFolder() error {
 	store, ok := strings.CutPrefix(w.job.Store, "file://")
 	if !ok {
@@ -260,13 +261,13 @@ func (w *Worker) ownFolder() error {
 	return nil
 }
 
-// storeBytes bounds what the store holds that a worker serves, besides a share of each worker.
+// storeBytes bounds the content of a store that a worker serves, in addition to a share for each worker.
 const (
 	storeBytes      = 64 << 20
 	storeBytesShare = 1 << 20
 )
 
-// serveStore serves the store at this process's port, where the replicas will be reached as well.
+// serveStore serves the store at this process's port, which the replicas use too.
 func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err error) {
 	if w.port, err = listener.Open(listener.Config{Listen: w.outward(ctx, strings.TrimPrefix(w.job.Store, "tcp://")), Logger: w.cfg.Logger}); err != nil {
 		return err
@@ -283,9 +284,10 @@ func (w *Worker) serveStore(ctx context.Context, cfg rendezvous.Config) (err err
 	return nil
 }
 
-// outward returns where a TCP store at an address is, seen from this host. A host's name often leads from the host itself to a
-// loopback address (127.0.1.1 in /etc/hosts), which no other host reaches: then it is the interface that leads outward, for the one who
-// serves the store and for those who dial it from there. A job that is all on one host keeps to loopback.
+// outward returns the address of a TCP store as seen from this host. On the host itself, a host's name often
+// resolves to a loopback address (127.0.1.1 in /etc/hosts), which other hosts cannot reach. Then the result
+// is the address of the default interface, both for the worker that serves the store and for the workers that
+// dial it from there. A job that is entirely on one host uses loopback.
 func (w *Worker) outward(ctx context.Context, address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host == "localhost" || net.ParseIP(host) != nil || oneHost(w.job) {
@@ -302,17 +304,17 @@ func (w *Worker) outward(ctx context.Context, address string) string {
 	return net.JoinHostPort(ip.String(), port)
 }
 
-// about is what a worker's card says besides.
+// about is the Data of a worker's registration.
 type about struct {
-	HostID string `json:"host_id"`          // equal on one host; "": not known
-	Opener string `json:"opener,omitempty"` // who joins the replicas; "": the library itself
+	HostID string `json:"host_id"`          // equal on one host; "": unknown
+	Opener string `json:"opener,omitempty"` // the backend of the replicas; "": the library itself
 
 	Platform    string `json:"platform"`
-	Executable  string `json:"executable,omitempty"` // "": Config.Build says all
+	Executable  string `json:"executable,omitempty"` // "": Config.Build is the whole identity
 	MixedBuilds bool   `json:"mixed_builds,omitempty"`
 }
 
-// about returns what this worker's card says besides.
+// about returns the Data of this worker's registration.
 func (w *Worker) about() about {
 	me := about{HostID: shm.HostID()}
 	if o := w.cfg.Opener; o != nil {
@@ -322,7 +324,7 @@ func (w *Worker) about() about {
 	return me
 }
 
-// meet waits for the other workers and learns who they are.
+// meet waits for the registrations of the other workers.
 func (w *Worker) meet(ctx context.Context, me about) error {
 	data, err := json.Marshal(me)
 	if err != nil {
@@ -369,7 +371,7 @@ func (w *Worker) elsewhere() int {
 	return -1
 }
 
-// hostOf returns what tells a worker's host from others, as far as it says it.
+// hostOf returns the identity of a worker's host, as far as the registration has it.
 func hostOf(c *rendezvous.Card) string {
 	var a about
 	if json.Unmarshal(c.Data, &a) != nil || a.HostID == "" {
@@ -378,7 +380,7 @@ func hostOf(c *rendezvous.Card) string {
 	return a.HostID
 }
 
-// checkHosts refuses several hosts without a secret.
+// checkHosts rejects several hosts without a secret.
 func (w *Worker) checkHosts() error {
 	other := w.elsewhere()
 	if other < 0 || w.cfg.Secret.Given() {
@@ -396,7 +398,7 @@ func (w *Worker) checkHosts() error {
 	return nil
 }
 
-// openerOf says who joins a worker's replicas with the others'.
+// openerOf names the backend of a worker's replicas.
 func openerOf(c *rendezvous.Card) string {
 	var a about
 	if json.Unmarshal(c.Data, &a) != nil || a.Opener == "" {
@@ -405,7 +407,7 @@ func openerOf(c *rendezvous.Card) string {
 	return a.Opener
 }
 
-// connect joins the replicas of all workers.
+// connect connects the replicas of all workers.
 func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	me := &w.members[w.job.Worker]
 	last := &w.members[len(w.members)-1]
@@ -435,7 +437,8 @@ func (w *Worker) connect(ctx context.Context) ([]transport.Endpoint, error) {
 	return ends, err
 }
 
-// secure has the processes prove to each other that they have the job's secret, and encrypts what leaves a host.
+// secure makes the processes authenticate each other with the job's secret, and encrypts traffic between
+// hosts.
 func (w *Worker) secure(cfg *mixed.Config) error {
 	s := w.secret
 	if !s.Given() {
@@ -457,7 +460,7 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 	return err
 }
 
-// listenAt returns the address that this process listens on, and the host that others dial if that is another.
+// listenAt returns the address that this process listens on, and the host for others to dial, if different.
 func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err error) {
 	ports := w.cfg.Ports
 	if ports == "" {
@@ -478,8 +481,9 @@ func (w *Worker) listenAt(ctx context.Context) (listen, advertise string, err er
 	return net.JoinHostPort(host, ports), advertise, nil
 }
 
-// specPort returns the port that the job's spec has for this worker, as TF_CONFIG does: it is what firewalls let pass.
-// It returns "0", any free one, if the spec has none, or if the port is the store's, which this worker serves there.
+// specPort returns the port of this worker in the job's spec, as TF_CONFIG has it: firewalls let it pass. It
+// returns "0", any free port, if the spec has none, or if the port is that of the store that this worker
+// serves.
 func (w *Worker) specPort() string {
 	address, err := w.job.Spec.Address(w.job.Task)
 	if err != nil || address == "" {
@@ -497,7 +501,8 @@ func (w *Worker) specPort() string {
 	return port
 }
 
-// address returns this host's address on the route to the store or, if that is no address, to a worker of another host.
+// address returns this host's address on the route to the store or, if the store has no address, to a worker
+// of another host.
 func (w *Worker) address(ctx context.Context) (string, error) {
 	other := w.elsewhere()
 	if other < 0 {

@@ -9,11 +9,12 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 )
 
-// Links says what joins this worker's replicas to those of the others: "shm with worker 1, tcp+tls with workers 2-5". It is empty for a
-// worker that is alone.
+// Links describes the transports between this worker's replicas and the others: "shm with worker 1, tcp+tls
+// with workers 2-5". It is empty for a single-process job.
 func (w *Worker) Links() string { return w.links }
 
-// linksOf finds out how the first replica of this worker reaches the first of each other one.
+// linksOf determines the transport from the first replica of this worker to the first replica of each other
+// worker.
 func (w *Worker) linksOf(end transport.Endpoint) string {
 	var names []string // in the order of the lowest worker
 	of := map[string][]int{}
@@ -33,7 +34,7 @@ func (w *Worker) linksOf(end transport.Endpoint) string {
 	return strings.Join(names, ", ")
 }
 
-// linksBy is the same for a group of another maker's library.
+// linksBy is linksOf for the group of a third-party backend.
 func (w *Worker) linksBy(g collective.Group) string {
 	var others []int
 	for i := range w.members {

@@ -8,11 +8,11 @@ import (
 
 // Member is a worker of the job.
 type Member struct {
-	Worker   int    // its number
-	Host     string // the name of its host
-	PID      int    // its process there
+	Worker   int    // the worker's number
+	Host     string // name of its host
+	PID      int    // its process on that host
 	First    int    // rank of its first replica
-	Replicas int    // how many it has: their ranks follow each other
+	Replicas int    // number of replicas, with consecutive ranks
 }
 
 // Ranks returns the ranks of its replicas.
@@ -24,7 +24,7 @@ func (m *Member) Ranks() []int {
 	return out
 }
 
-// String names it for an error: "worker 1 (rank 1, host b, pid 4711)".
+// String identifies the worker in errors: "worker 1 (rank 1, host b, pid 4711)".
 func (m *Member) String() string {
 	ranks := "rank " + strconv.Itoa(m.First)
 	if m.Replicas > 1 {
@@ -51,10 +51,10 @@ func (w *Worker) owners(ranks []int) []int {
 	return out
 }
 
-// name returns a worker as errors name it.
+// name returns a worker as errors identify it.
 func (w *Worker) name(worker int) string { return w.members[worker].String() }
 
-// names lists workers, the first few.
+// names lists the first few workers.
 func (w *Worker) names(workers []int) string {
 	const shown = 4
 	var out []string

@@ -15,10 +15,12 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// What the program of a worker is: what its build has noted, and its executable. The notes of two builds that were made without a version
-// control system are the same, whatever code they are of; so the executables decide, where there can be equal ones.
+// A worker's program is identified by its build information and its executable. Two builds without a version
+// control system have the same build information, whatever their code is; so the executables are compared
+// where they can be equal.
 
-// program returns what the build has noted of this program: "example.com/digits v1.2.0, revision 1a2b3c, modified".
+// program returns the build information of this program: "example.com/digits v1.2.0, revision 1a2b3c,
+// modified".
 func program() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -39,11 +41,11 @@ func program() string {
 	return text
 }
 
-// Executable returns the first bits of the SHA-256 of this process' executable, in hexadecimal.
+// Executable returns the first bits of the SHA-256 of this process's executable, in hexadecimal.
 func Executable() (string, error) {
 	path, err := os.Executable()
 	if runtime.GOOS == "linux" {
-		path, err = "/proc/self/exe", nil // also if another file has taken its place since
+		path, err = "/proc/self/exe", nil // correct even if another file has replaced it
 	}
 	if err != nil {
 		return "", fmt.Errorf("worker: finding this executable: %w", err)
@@ -60,14 +62,14 @@ func Executable() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:8]), nil
 }
 
-// platform is what executables are for.
+// platform is the platform of this executable.
 const platform = runtime.GOOS + "/" + runtime.GOARCH
 
-// sayProgram completes what a worker's card says of its program.
+// sayProgram adds the program's identity to this worker's registration.
 func (w *Worker) sayProgram(a *about) {
 	a.Platform, a.MixedBuilds = platform, w.cfg.MixedBuilds
 	if w.cfg.Build != "" {
-		return // that is what counts
+		return // it replaces the executable's identity
 	}
 	w.cfg.Build = program()
 	var err error
@@ -77,7 +79,7 @@ func (w *Worker) sayProgram(a *about) {
 	}
 }
 
-// checkPrograms holds the programs of all workers against each other. All come to the same.
+// checkPrograms compares the programs of all workers. All workers get the same result.
 func (w *Worker) checkPrograms() error {
 	abouts := make([]about, len(w.cards))
 	platforms := map[string][]rendezvous.Card{}

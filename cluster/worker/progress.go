@@ -9,18 +9,18 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// doing is what this worker's program says that it does.
+// doing is the position that this worker's program has reported.
 type doing struct {
-	count atomic.Uint64 // how often it said something
+	count atomic.Uint64 // number of reports
 	step  atomic.Int64
 	phase atomic.Pointer[string]
-	runs  atomic.Int64  // step functions under way
+	runs  atomic.Int64  // step functions that are running
 	news  chan struct{} // has a value if a phase has begun that may not have been published
 }
 
-// Progress says that the training goroutine has come to a phase of a step: "compute", "reduce", "apply", "snapshot", …. The
-// others show it if this worker is lost, and see from it that it is not stuck. It costs far less than a microsecond. A negative step is one
-// that is not known.
+// Progress reports that the training goroutine has reached a phase of a step: "compute", "reduce", "apply",
+// "snapshot", …. The others show it if this worker is lost, and use it to tell that it is not stuck. It costs
+// far less than a microsecond. A negative step is unknown.
 func (w *Worker) Progress(step int64, phase string) {
 	w.doing.step.Store(step)
 	if p := w.doing.phase.Load(); p == nil || *p != phase {
@@ -37,7 +37,7 @@ func (w *Worker) Progress(step int64, phase string) {
 	}
 }
 
-// Running says that a step function begins, or that one has ended. Strategies call it.
+// Running reports that a step function begins, or that one has ended. Strategies call it.
 func (w *Worker) Running(now bool) {
 	if !now {
 		w.doing.runs.Add(-1)
@@ -47,7 +47,7 @@ func (w *Worker) Running(now bool) {
 	w.doing.count.Add(1)
 }
 
-// pulse is how far this worker is, for the others.
+// pulse returns this worker's heartbeat.
 func (w *Worker) pulse() rendezvous.Pulse {
 	p := rendezvous.Pulse{Step: w.doing.step.Load(), Progress: w.doing.count.Load()}
 	if phase := w.doing.phase.Load(); phase != nil {
@@ -76,7 +76,7 @@ func (w *Worker) pulse() rendezvous.Pulse {
 	return p
 }
 
-// doingText says what a worker is doing: "at step 17, compute, in its step function, after 40 calls".
+// doingText describes a worker's position: "at step 17, compute, in its step function, after 40 calls".
 func doingText(p *rendezvous.Pulse) string {
 	var parts []string
 	if p.Step >= 0 {

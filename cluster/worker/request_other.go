@@ -4,5 +4,5 @@ package worker
 
 import "os"
 
-// requests: this system has no signal to ask by.
+// requests does nothing: this system has no signal for it.
 func requests() (asked <-chan os.Signal, stop func()) { return nil, func() {} }

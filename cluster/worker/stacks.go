@@ -10,10 +10,11 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// A worker that is asked for its goroutines' stacks answers from a goroutine of its own, so it can when its training goroutine
-// is stuck. Whoever asks sets the worker's "ask" key, and waits for the next change of its "answer" key.
+// A worker answers a request for its goroutines' stacks from a separate goroutine, so it can answer when its
+// training goroutine is stuck. A request sets the worker's "ask" key, then waits for the next change of its
+// "answer" key.
 
-// answer answers such questions until the worker leaves.
+// answer answers such requests until the worker leaves.
 func (w *Worker) answer(ctx context.Context) error {
 	ask := w.key("stacks", w.job.Worker, "ask")
 	_, after, err := w.store.List(ctx, ask)
@@ -25,7 +26,7 @@ func (w *Worker) answer(ctx context.Context) error {
 	return err
 }
 
-// stacksOf returns what a worker answers, or nothing if it does not within stacksWait.
+// stacksOf returns a worker's answer, or "" if there is none within stacksWait.
 func (w *Worker) stacksOf(ctx context.Context, worker int) string {
 	ctx, cancel := context.WithTimeout(ctx, stacksWait)
 	defer cancel()
@@ -51,9 +52,9 @@ const (
 	answerMost   = 4       // goroutines
 )
 
-// stacksText writes the goroutines that can explain why a process comes no further: those in the user's code, of which those
-// that run come first, then those that a strategy has started. Each has a line, and one for each call of the user's part of its
-// stack.
+// stacksText formats the goroutines that can explain why a process makes no progress: those in the user's
+// code, running ones first, then those started by a strategy. Each has one line, and one for each call in the
+// user's part of its stack.
 func stacksText(all []stacks.Goroutine, frames int) string {
 	var shown []*stacks.Goroutine
 	for i := range all {
@@ -83,12 +84,12 @@ func stacksText(all []stacks.Goroutine, frames int) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// answers reports whether a goroutine is the one that makes the answer.
+// answers reports whether a goroutine is the one that produces the answer.
 func answers(g *stacks.Goroutine) bool {
 	return slices.ContainsFunc(g.Frames, func(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/worker.(*Worker).answer") })
 }
 
-// weight orders goroutines: those that run before those that are blocked, replicas before others.
+// weight orders goroutines: running before blocked, replicas before others.
 func weight(g *stacks.Goroutine) int {
 	n := 0
 	switch g.State {
@@ -105,7 +106,7 @@ func weight(g *stacks.Goroutine) int {
 // replicas reports whether a frame calls the step function of a replica.
 func replicas(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/internal/deadlock.(*Run).Do") }
 
-// userPart leaves out what called the step function, and the runtime's calls at the top.
+// userPart drops the frames that called the step function, and the runtime's frames at the top.
 func userPart(frames []stacks.Frame) []stacks.Frame {
 	for len(frames) > 1 && strings.HasPrefix(frames[0].Func, "runtime.") {
 		frames = frames[1:]

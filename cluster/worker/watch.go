@@ -11,7 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// attend publishes this worker's pulse and watches those of the others until ctx ends, when the worker leaves.
+// attend publishes this worker's heartbeat and watches those of the others until ctx ends, when the worker
+// leaves.
 func (w *Worker) attend(ctx context.Context) {
 	beats := w.cfg.beats(w.job.Worker, len(w.members))
 	beats.News = w.doing.news
@@ -34,7 +35,7 @@ func (w *Worker) attend(ctx context.Context) {
 	}
 }
 
-// again does something once more as long as the store fails it, which may come back.
+// again repeats f as long as the store is lost, since the store may come back.
 func (w *Worker) again(ctx context.Context, f func() error) {
 	for f() != nil && ctx.Err() == nil {
 		pause(ctx, w.cfg.beat())
@@ -50,7 +51,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// listen ends the group if a worker, or the store, gives no sign of life.
+// listen ends the group if a worker, or the store, is silent for the heartbeat timeout.
 func (w *Worker) listen(ctx context.Context) {
 	silent, err := w.watch.Silence(ctx, w.job.Worker, w.cfg.HeartbeatTimeout)
 	switch {
@@ -63,10 +64,10 @@ func (w *Worker) listen(ctx context.Context) {
 	}
 }
 
-// judge looks for workers that live, come no further and wait for nobody, while this one waits: it says so in the log, once, and ends the
-// group after [Config.ProgressTimeout].
+// judge detects workers that are alive, make no progress and are in no call, while this one waits. It logs
+// each once, and ends the group after [Config.ProgressTimeout].
 func (w *Worker) judge(ctx context.Context) {
-	told := map[int]uint64{} // progress of those that were reported
+	told := map[int]uint64{} // progress of those that were logged
 	for ctx.Err() == nil {
 		pause(ctx, w.cfg.beat())
 		all := w.watch.Vitals()
@@ -90,10 +91,11 @@ func (w *Worker) judge(ctx context.Context) {
 	}
 }
 
-// endWait is how long the end of the group waits for what the store has to say of the worker that is its cause.
+// endWait is how long ending the group waits for the store's information about the worker that caused it.
 const endWait = 500 * time.Millisecond
 
-// lose ends the group because of another worker. One that is stuck lives: it is asked first where its goroutines are.
+// lose ends the group because of another worker. A stuck worker is alive: its goroutine stacks are requested
+// first.
 func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
 	if !stuck {
 		var cancel context.CancelFunc
@@ -107,17 +109,18 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
 	})
 }
 
-// errStoreLost is matched by the failure of a worker that lost a store which no worker serves: it follows from no other worker's.
+// errStoreLost is matched by the failure of a worker that lost a store which no worker serves: no other
+// worker caused it.
 var errStoreLost = errors.New("the store is lost")
 
-// loseStore ends the group because nobody knows any more how the others are.
+// loseStore ends the group because the state of the others is unknown without the store.
 func (w *Worker) loseStore() {
 	w.unheard.Store(true)
 	me, silent := &w.members[w.job.Worker], w.cfg.HeartbeatTimeout
 	e := &collective.Error{Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Who: w.self()}
 	switch {
 	case !serves(w.job):
-		e.Rank = me.First // the others lay it on this worker
+		e.Rank = me.First // the others blame this worker
 		e.Err = fmt.Errorf("%w: %s has not answered worker %d for %v: its host cannot be reached from host %s, or it has ended", errStoreLost, w.job.Store, me.Worker, silent, me.Host)
 	case w.job.Worker != 0:
 		e.Peers = w.members[0].Ranks()
@@ -130,7 +133,7 @@ func (w *Worker) loseStore() {
 	w.end(e)
 }
 
-// self says what this worker does, for an error about others.
+// self describes what this worker does, for an error about others.
 func (w *Worker) self() string {
 	p := w.pulse()
 	return w.name(w.job.Worker) + ", which reports this, is " + doingText(&p)
@@ -144,7 +147,7 @@ func (w *Worker) end(cause error) {
 	}
 }
 
-// sight continues a sentence that begins with a worker's name: what was last seen of it.
+// sight continues a sentence that begins with a worker's name: its last known state.
 func sight(v *rendezvous.Vital) string {
 	if v.Seen && v.Pulse.Gone {
 		return "has left the job, " + doingText(&v.Pulse)
@@ -153,7 +156,7 @@ func sight(v *rendezvous.Vital) string {
 	if v.Silent >= time.Second {
 		ago = v.Silent.Round(100 * time.Millisecond).String()
 	}
-	if !v.Seen { // it may have done some steps before this one looked for the first time; that it has joined is known
+	if !v.Seen { // it may have done some steps before the first look at the heartbeats, but it has joined
 		return fmt.Sprintf("was last seen %s ago as it joined the job", ago)
 	}
 	text := fmt.Sprintf("was last seen %s ago %s", ago, doingText(&v.Pulse))
@@ -163,7 +166,8 @@ func sight(v *rendezvous.Vital) string {
 	return text
 }
 
-// latest returns what is known of a worker, and asks the store once more. The error is the store's.
+// latest returns the latest state of a worker, and reads the store once more for it. The error is the
+// store's.
 func (w *Worker) latest(ctx context.Context, worker int) (rendezvous.Vital, error) {
 	v := w.watch.Vitals()[worker]
 	text, _, err := w.store.Get(ctx, w.key("alive", worker))

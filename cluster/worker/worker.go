@@ -17,7 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Worker is this process as a worker of its job. [Join] makes it, Close ends it. Its methods may be called from any goroutine.
+// Worker is this process as a worker of its job. [Join] creates it, Close ends it. Its methods are safe for
+// concurrent use.
 type Worker struct {
 	cfg     Config
 	secret  secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext
@@ -25,57 +26,59 @@ type Worker struct {
 	card    rendezvous.Card
 	cards   []rendezvous.Card // of all, by worker
 	members []Member          // by worker
-	links   string            // what joins this one with the others
+	links   string            // the transports to the others
 	current current
 	group   *group
 	doing   doing
 	watch   *rendezvous.Watch  // nil: a job of one worker
 	store   rendezvous.Store   // nil: a job of one worker
-	server  *rendezvous.Server // nil: another serves it
-	port    *listener.Listener // the store's
+	server  *rendezvous.Server // nil: another process serves it
+	port    *listener.Listener // where it is served
 
-	life   context.Context // ends with Close, or with what ends the job; the cause says what
+	life   context.Context // ends with Close, or with the end of the job; the cause is the reason
 	fate   context.CancelCauseFunc
 	absent context.CancelFunc // ends the goroutines
 	work   sync.WaitGroup
 
-	unheard atomic.Bool // the store has not answered this worker, which fails: nothing more is asked of it
+	unheard atomic.Bool // the store has not answered this worker, which fails: it is not queried any more
 
 	mu       sync.Mutex
 	failed   bool
-	failedAt uint64 // progress then
-	lost     []int  // the workers that it was laid on
+	failedAt uint64 // progress at the failure
+	lost     []int  // the workers that were blamed
 
 	closing  sync.Once
 	closeErr error
 }
 
-// Job returns who this worker is, and who said so. The caller must not change it.
+// Job returns the job, this worker's index, and their source. The caller must not change it.
 func (w *Worker) Job() *cluster.Job { return w.job }
 
-// Opener returns what the worker was to be joined by, if not the library's own transports.
+// Opener returns the third-party backend from the configuration, or nil for the library's own transports.
 func (w *Worker) Opener() *Opener { return w.cfg.Opener }
 
 // Members returns all workers, by number.
 func (w *Worker) Members() []Member { return append([]Member(nil), w.members...) }
 
-// Group returns the communicators of this worker's replicas, with those of all other workers. It is one for the worker's whole life: a strategy
-// that is given it may close it, and Close does.
+// Group returns the communicators of this worker's replicas, connected to those of all other workers. It
+// stays the same during the worker's whole life. A strategy that uses it may close it, and Close does.
 func (w *Worker) Group() collective.Group { return w.group }
 
-// Resolver returns the job in TensorFlow's words.
+// Resolver returns the job as TensorFlow's cluster resolver.
 func (w *Worker) Resolver() cluster.Resolver { return w.job.Resolver() }
 
-// Store returns the store where the workers meet, for use until Close: nil if the job is this process alone. The keys of others
-// must not be touched: those below [rendezvous.Key] of the job and epoch, and a part that is the caller's own, are free.
+// Store returns the rendezvous store, for use until Close: nil in a single-process job. Do not touch the keys
+// of others: use keys of [rendezvous.Key] with the job, the epoch and a first part that is unique to the
+// caller.
 func (w *Worker) Store() rendezvous.Store { return w.store }
 
-// Err returns what ended the job for this worker, such as another worker that is lost, or nil.
+// Err returns the error that ended the job for this worker, such as the loss of another worker, or nil.
 func (w *Worker) Err() error { return w.current.why() }
 
-// Compare holds facts of all workers against each other: "model", "global batch", …. All workers call it, with the same name, once for
-// each. If something differs, each gets an error that matches [ErrDiffer] and says whose value is which. It waits for the others as long as
-// Join does, but not for one that fails and leaves the job.
+// Compare compares the facts of all workers: "model", "global batch", …. All workers call it, with the same
+// name, once per name. If a fact differs, each gets an error that matches [ErrDiffer] and lists the values
+// and their workers. It waits for the others as long as Join does, but not for a worker that fails and leaves
+// the job.
 func (w *Worker) Compare(ctx context.Context, name string, facts []rendezvous.Fact) error {
 	if w.store == nil {
 		return nil
@@ -96,18 +99,18 @@ func (w *Worker) Compare(ctx context.Context, name string, facts []rendezvous.Fa
 	return fmt.Errorf("worker: comparing %s: %w", name, w.because(ctx, err))
 }
 
-// ErrDiffer is matched by the error of workers that differ in what must be equal.
+// ErrDiffer is matched by the error of workers that differ in facts that must be equal.
 var ErrDiffer = errors.New("the workers differ")
 
-// differs is an error that says in what the workers differ.
+// differs is an error that lists the differences between workers.
 type differs struct{ error }
 
 func (d *differs) Error() string { return "worker: " + d.error.Error() }
 
 func (d *differs) Unwrap() []error { return []error{ErrDiffer, d.error} }
 
-// Exchange gives every worker what every worker gave, by worker. All call it with the same name, once for each. It waits as
-// Compare does.
+// Exchange is an all-gather: it returns the values of all workers, by worker. All call it with the same name,
+// once per name. It waits as Compare does.
 func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]byte, error) {
 	if w.store == nil {
 		return [][]byte{mine}, nil
@@ -125,8 +128,8 @@ func (w *Worker) Exchange(ctx context.Context, name string, mine []byte) ([][]by
 	return all, nil
 }
 
-// waiting returns a context for a wait for the other workers, which is logged when it takes long. It ends when the job
-// does.
+// waiting returns a context for a wait for the other workers, which is logged when it takes long. It ends
+// when the job does.
 func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(rendezvous.WithWaiting(ctx, w.logWaiting))
 	stop := context.AfterFunc(w.life, func() { end(context.Cause(w.life)) })
@@ -134,8 +137,8 @@ func (w *Worker) waiting(ctx context.Context) (context.Context, context.CancelFu
 	return ctx, func() { cancel(); stop(); end(nil) }
 }
 
-// logWaiting says whom this worker waits for. It is a warning, so that it is seen: nothing else is printed until all
-// are there.
+// logWaiting logs the workers that this one waits for. It is a warning, so that it is shown: nothing else is
+// printed until all have joined.
 func (w *Worker) logWaiting(wait rendezvous.Waiting) {
 	text := wait.String()
 	if wait.Store != "" && serves(w.job) {
@@ -148,8 +151,7 @@ func (w *Worker) logWaiting(wait rendezvous.Waiting) {
 	w.cfg.Logger.Warn("worker: "+text, args...)
 }
 
-// because returns the error of a wait; of one that was for workers that did not come it says who they are and what they were last
-// seen doing.
+// because returns the error of a wait; if workers were missing, with their identity and last known state.
 func (w *Worker) because(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -178,20 +180,21 @@ func (w *Worker) key(parts ...any) string {
 	return rendezvous.Key(w.job.ID, w.job.Epoch, words...)
 }
 
-// leaveWait bounds how long a worker that fails and serves the store keeps it for those that fail with it; leaveSilent is after how long without
-// a pulse it is not kept for one of them any more.
+// leaveWait bounds how long a worker that fails and serves the store keeps it for the others that fail with
+// it; leaveSilent is the time without a heartbeat after which it does not keep the store for one of them any
+// more.
 const (
 	leaveWait   = 10 * time.Second
 	leaveSilent = 3 * time.Second
 )
 
-// Close leaves the job and frees what Join has opened. If the job has gone well, the worker that serves the store waits until all
-// others have left too. Called by a deferred function of a goroutine that panics, it tells the others so. Later calls do nothing
-// and return the same.
+// Close leaves the job and releases everything that Join opened. If the job has ended well, the worker that
+// serves the store waits until all others have left too. If a deferred function of a panicking goroutine
+// calls it, it reports the panic to the others. Later calls do nothing and return the same error.
 func (w *Worker) Close() error {
 	w.closing.Do(func() {
 		if err := panicking(); err != nil {
-			_ = w.Fail(err) // what cannot be told now cannot be told by anybody
+			_ = w.Fail(err) // there is no other way to report it
 		}
 		w.closeErr = errors.Join(w.closeGroup(), w.leave())
 		if w.closeErr != nil {
@@ -201,7 +204,7 @@ func (w *Worker) Close() error {
 	return w.closeErr
 }
 
-// closeGroup closes the communicators in use, which whoever was given them may have closed.
+// closeGroup closes the communicators in use, which their user may have closed already.
 func (w *Worker) closeGroup() error {
 	var errs []error
 	for _, c := range w.current.now() {
@@ -210,7 +213,7 @@ func (w *Worker) closeGroup() error {
 	return errors.Join(errs...)
 }
 
-// leave says so to the others, and closes the store.
+// leave notifies the others, and closes the store.
 func (w *Worker) leave() error {
 	if w.store == nil {
 		w.fate(nil)
@@ -232,16 +235,16 @@ func (w *Worker) leave() error {
 	return err
 }
 
-// leaveWell leaves a job that went well: the one who serves the store, last.
+// leaveWell leaves a job that ended well. The worker that serves the store leaves last.
 func (w *Worker) leaveWell(ctx context.Context) error {
 	if w.server == nil && w.job.Worker == 0 && !w.job.StoreTemporary {
-		return nil // the store needs nobody who stays
+		return nil // the store does not depend on a worker
 	}
 	return rendezvous.Leave(ctx, w.store, w.card)
 }
 
-// leaveFailed leaves a job that failed. The one who serves the store gives the others, but for those that are gone, time to read in it
-// why.
+// leaveFailed leaves a job that failed. The worker that serves the store gives the others, except the lost
+// ones, time to read the reason from it.
 func (w *Worker) leaveFailed() {
 	if w.server == nil && !w.removes() {
 		return
@@ -256,7 +259,7 @@ func (w *Worker) leaveFailed() {
 	}
 }
 
-// somebodyStays reports whether there are other workers that still live, besides those that are lost.
+// somebodyStays reports whether other workers are alive, besides those that are lost.
 func (w *Worker) somebodyStays(lost []int) bool {
 	for _, v := range w.watch.Vitals() {
 		if v.Worker != w.job.Worker && !v.Pulse.Gone && v.Silent < leaveSilent && !slices.Contains(lost, v.Worker) {
@@ -266,8 +269,8 @@ func (w *Worker) somebodyStays(lost []int) bool {
 	return false
 }
 
-// stop ends the goroutines, the last of which says to the others that this worker has left, unless the store does not
-// answer, and closes the store.
+// stop ends the goroutines, the last of which notifies the others that this worker has left, unless the store
+// does not answer, and closes the store.
 func (w *Worker) stop() {
 	w.fate(nil)
 	if w.unheard.Load() {

@@ -343,7 +343,7 @@ func TestConfig(t *testing.T) {
 		{"ports", worker.Config{Ports: "7099-7000"}, `Ports: "7099-7000" is no port and no range of ports: want one such as 7000 or 7000-7099`},
 		{"number", worker.Config{Job: two(func(j *cluster.Job) { j.Worker = 2 })}, "want a number from 0 to one less than the number of workers"},
 		{"no store", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "" })}, "no rendezvous store: set LOCKSTEP_STORE"},
-		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "can meet: because"},
+		{"no store, for a reason", worker.Config{Job: two(func(j *cluster.Job) { j.Store, j.NoStore = "", "because" })}, "no rendezvous store: because"},
 		{"scheme", worker.Config{Job: two(func(j *cluster.Job) { j.Store = "ftp://x" })}, "knows stores whose URLs begin with etcd:// or etcds:// or file:// or tcp://"},
 		{"several hosts", worker.Config{Job: two(func(j *cluster.Job) {
 			j.Spec = cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}})
