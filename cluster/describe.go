@@ -6,23 +6,24 @@ import (
 	"strings"
 )
 
-// Value is one thing that was read: the name of an environment variable, flag or file, and what it held.
+// Value is one value that was read: the name of an environment variable, flag or file, and its content.
 type Value struct{ Name, Value string }
 
-// Claim is what a source says that was not the one to be believed.
+// Claim is the information of a source that was not selected.
 type Claim struct {
 	Source          string
-	Worker, Workers int     // -1 and 0: it has no number for this process
+	Worker, Workers int     // -1 and 0: it has no index for this process
 	Values          []Value // that it was read from
-	Note            string  // how it stands to the believed one
+	Note            string  // its relation to the selected source
 }
 
-// hidden is printed for what must not be.
+// hidden is printed for secret values.
 const hidden = "(set, not shown)"
 
 var secretName = regexp.MustCompile(`(?i)secret|token|key|passw`)
 
-// String returns NAME=value, of a long value the beginning. What may be a secret is not in it, see [Value.Shown].
+// String returns NAME=value, with a long value truncated. Values that may be secret are omitted, see
+// [Value.Shown].
 func (v Value) String() string {
 	const bytesMax = 200
 	value := v.Shown()
@@ -32,8 +33,8 @@ func (v Value) String() string {
 	return v.Name + "=" + value
 }
 
-// Shown returns the value as it may be shown, on one line: nothing of it if its name is that of a secret, and addresses without names
-// and passwords in them.
+// Shown returns the value for display, on one line: a placeholder if its name is that of a secret, and
+// addresses without user names and passwords.
 func (v Value) Shown() string {
 	if secretName.MatchString(v.Name) {
 		return hidden
@@ -53,7 +54,7 @@ func visible(s string) string {
 
 var userInfo = regexp.MustCompile(`://[^/@\s]*@`)
 
-// redactURL takes names and passwords out of addresses.
+// redactURL removes user names and passwords from addresses.
 func redactURL(s string) string { return userInfo.ReplaceAllString(s, "://…@") }
 
 func valuesText(values []Value) string {
@@ -67,8 +68,8 @@ func valuesText(values []Value) string {
 	return strings.Join(words, " ")
 }
 
-// Describe says, in several lines, what the job is, who was believed about it, each value that was read, and what the others
-// said. Secrets are not shown.
+// Describe returns several lines: the job, the selected source, each value that was read, and the information
+// of the other sources. Secrets are not shown.
 //
 //	worker 1 of 4, by Slurm
 //	  on this host  worker 1 of 2

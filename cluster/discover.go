@@ -9,23 +9,24 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/private"
 )
 
-// Discovery says where [Discover] looks. The zero value looks at this process's environment.
+// Discovery configures [Discover]. The zero value reads this process's environment.
 type Discovery struct {
-	// What the command line says. Workers is the number of workers, and Worker which of them this process is; Workers of 0 or
-	// less is not given, and a Worker of less than 0 leaves that to another source: then Workers only completes a source that does
-	// not tell the number. Store and ID replace what the source says, if they are not empty; a Store without a scheme is tcp.
+	// Values from the command line. Workers is the number of workers, and Worker the index of this process.
+	// Workers of 0 or less is not given. A negative Worker leaves the index to another source: then Workers
+	// only completes a source that does not have the number. Store and ID replace the source's values, if
+	// they are not empty; a Store without a scheme is tcp.
 	Worker, Workers int
 	Store, ID       string
 
-	// Prefer names the only source to be asked ("slurm", or "Slurm"; [SourceNames] lists them; "nobody" for a process by
-	// itself). Default: LOCKSTEP_SOURCE, and without that all are asked.
+	// Prefer restricts the search to one source ("slurm", or "Slurm"; [SourceNames] lists them; "nobody" for
+	// a single-process job). Default: LOCKSTEP_SOURCE, and without that all sources.
 	Prefer string
 
 	Getenv   func(string) (string, bool)  // default os.LookupEnv
 	ReadFile func(string) ([]byte, error) // default os.ReadFile; /etc/hosts in a pod, and /proc/PID/stat
 	Hostname func() (string, error)       // default os.Hostname
 	PID      int                          // default os.Getpid
-	Folder   string                       // for files through which the workers of one host meet; default [private.Path]
+	Folder   string                       // for the stores of single-host jobs; default [private.Path]
 }
 
 func (d Discovery) withDefaults() *Discovery {
@@ -50,19 +51,20 @@ func (d Discovery) withDefaults() *Discovery {
 	return &d
 }
 
-// env returns an environment variable; one that is set to nothing is not set.
+// env returns an environment variable; an empty variable counts as not set.
 func (d *Discovery) env(name string) string {
 	value, _ := d.Getenv(name)
 	return value
 }
 
-// Discover finds out which job this process is a worker of. It asks every source it knows, in the order of [SourceNames],
-// and believes the first that has something to say. All others must agree with it on the worker's number and on the number
-// of workers, except for what the believed one was started inside of: mpirun in a Slurm allocation, lockstep run under
-// mpirun. Nothing is guessed: a source that does not tell how many workers there are has to be completed (LOCKSTEP_WORKERS),
-// and without any source the process is a job by itself.
+// Discover determines which job this process is a worker of. It queries every source in the order of
+// [SourceNames], and selects the first that applies. All others must agree with it on the worker's index and
+// on the number of workers, except for sources that the selected one was started inside of: mpirun in a Slurm
+// allocation, lockstep run under mpirun. Nothing is guessed: a source without the number of workers must be
+// completed (LOCKSTEP_WORKERS), and without any source the process is a single-process job.
 //
-// Errors match [ErrInvalid]. They say which variable was wrong, or what the sources disagree about, and what to do.
+// Errors match [ErrInvalid]. They name the invalid variable, or the values in which the sources disagree, and
+// the remedy.
 func Discover(cfg Discovery) (*Job, error) {
 	d := cfg.withDefaults()
 	found, err := d.ask()
@@ -80,7 +82,7 @@ func Discover(cfg Discovery) (*Job, error) {
 	return job, nil
 }
 
-// answer is what one source had to say.
+// answer is the result of one source.
 type answer struct {
 	source *source
 	job    *Job // nil: only the hint
@@ -88,7 +90,7 @@ type answer struct {
 	hint   string
 }
 
-// ask asks all sources, or the one that is preferred.
+// ask queries all sources, or the preferred one.
 func (d *Discovery) ask() ([]answer, error) {
 	if strings.EqualFold(d.Prefer, nobody) {
 		return nil, nil
@@ -125,7 +127,7 @@ func (d *Discovery) askOnly() ([]answer, error) {
 	return nil, errorf("no source is called %q: there are %s", clip(d.Prefer), strings.Join(SourceNames(), ", "))
 }
 
-// ask returns what the source says, or nil if it has no part in this process.
+// ask returns the source's answer, or nil if it does not apply to this process.
 func (s *source) ask(d *Discovery) *answer {
 	r := &reading{d: d, source: s.name}
 	if !s.detect(d) {
@@ -149,7 +151,7 @@ func (s *source) ask(d *Discovery) *answer {
 	return &answer{source: s, job: job}
 }
 
-// believe makes one job of all answers.
+// believe combines all answers into one job.
 func (d *Discovery) believe(all []answer) (*Job, error) {
 	var won *answer
 	var job *Job
@@ -185,7 +187,8 @@ func (d *Discovery) believe(all []answer) (*Job, error) {
 	return job, nil
 }
 
-// compare holds another source's answer against the believed one's, takes from it what that lacks, and says how they stand.
+// compare compares another source's answer with the selected one's, adds values that the selected one lacks,
+// and returns how they relate.
 func (a *answer) compare(b *answer) (Claim, error) {
 	w, o := a.job, b.job
 	claim := Claim{Source: b.source.name, Worker: o.Worker, Workers: o.Workers, Values: o.Values}
@@ -195,7 +198,7 @@ func (a *answer) compare(b *answer) (Claim, error) {
 		claim.Note = "an evaluator is no worker, so that they need not agree"
 	case w.Worker == o.Worker && w.Workers == o.Workers:
 		claim.Note = "agrees"
-		// What may be outside of the believed one may agree by chance with some of the workers only, and so tells nothing more.
+		// An outer source may agree by chance with some of the workers only, and so adds nothing.
 		if a.source.depth == stated || b.source.depth == stated || a.source.depth == b.source.depth {
 			claim.Note += w.complete(o)
 		}
@@ -213,7 +216,7 @@ func (a *answer) compare(b *answer) (Claim, error) {
 	return claim, nil
 }
 
-// complete takes from an agreeing source what this one does not tell.
+// complete adds the values of an agreeing source that this one lacks.
 func (j *Job) complete(from *Job) string {
 	var took []string
 	if j.Store == "" && from.Store != "" {
@@ -234,7 +237,7 @@ func (j *Job) complete(from *Job) string {
 	return ", and tells " + strings.Join(took, ", ")
 }
 
-// override puts in what was given for all sources: a store, and the job's name.
+// override applies the values that were given for all sources: a store, and the job's name.
 func (d *Discovery) override(j *Job) error {
 	own := j.Source == sourceLockstep
 	if store := d.env(EnvStore); store != "" && !own {
@@ -263,7 +266,7 @@ func (d *Discovery) override(j *Job) error {
 	return nil
 }
 
-// meetAt sets a store that was given beside the source.
+// meetAt sets a store that was given separately from the source.
 func (j *Job) meetAt(by, store string) error {
 	url, err := storeURL(store)
 	if err != nil {
@@ -275,14 +278,14 @@ func (j *Job) meetAt(by, store string) error {
 		j.Values = append(j.Values, Value{"--rdzv-endpoint", url})
 	}
 	j.Store, j.NoStore = url, ""
-	j.Hosted = !strings.HasPrefix(url, "tcp:") // a folder and etcd need no worker to open them
+	j.Hosted = !strings.HasPrefix(url, "tcp:") // a folder and etcd need no worker to serve them
 	return nil
 }
 
-// finish looks at the whole job, and makes up a spec if the source has none.
+// finish validates the whole job, and builds a spec if the source has none.
 func (j *Job) finish() {
 	if j.Workers == 1 && j.Source != sourceLockstep && !j.storeGiven() {
-		j.Store, j.Hosted, j.NoStore = "", false, "" // nobody to meet
+		j.Store, j.Hosted, j.NoStore = "", false, "" // a single worker needs no store
 	}
 	if j.Store != "" {
 		j.NoStore = ""
@@ -304,7 +307,7 @@ func (j *Job) storeGiven() bool {
 	return false
 }
 
-// makeSpec makes a spec of nothing but workers, of whose addresses only that of worker 0 may be known.
+// makeSpec builds a spec of workers only, of which at most worker 0's address is known.
 func (j *Job) makeSpec() {
 	tasks := make(map[int]string, j.Workers)
 	for i := range j.Workers {
@@ -316,7 +319,7 @@ func (j *Job) makeSpec() {
 	j.Spec, j.Task = Spec{Worker: tasks}, Task{Type: Worker, Index: j.Worker}
 }
 
-// inRange says whether the numbers can be a job's.
+// inRange returns an error if the numbers cannot be a job's.
 func (j *Job) inRange() error {
 	switch {
 	case j.Workers < 1 || j.Workers > hostsMax:

@@ -5,40 +5,45 @@ import (
 	"strings"
 )
 
-// Job is what a process was told about the job that it is a worker of, and by whom. A process by itself is a job of one worker.
+// Job describes the job that this process is a worker of, and the source of that information. A
+// single-process job has one worker.
 type Job struct {
-	// Source says who told: "lockstep run", "TF_CONFIG", "torchrun", "flags", "nobody", …
+	// Source is the source of the information: "lockstep run", "TF_CONFIG", "torchrun", "flags", "nobody", …
 	Source string
-	// Values are all that was read for it, in the order of reading.
+	// Values are all values that were read for it, in the order of reading.
 	Values []Value
-	// ID names the job. Workers of another are refused. "" is taken for "lockstep".
+	// ID names the job. Workers of other jobs are refused. "" means "lockstep".
 	ID string
-	// Worker is this process's number among the workers, from 0; worker 0 is the chief. Workers is how many there are.
+	// Worker is this process's index among the workers, from 0; worker 0 is the chief. Workers is the number
+	// of workers.
 	Worker, Workers int
-	// LocalWorker is its number among the workers of its host, and LocalWorkers how many these are; -1 and 0 if not told.
+	// LocalWorker is its index among the workers of its host, and LocalWorkers the number of these; -1 and 0
+	// if unknown.
 	LocalWorker, LocalWorkers int
-	// Store is where the workers meet: "tcp://host:port", "file:///folder", "etcd://host:port,host:port/prefix"; "" if
-	// not told. Hosted says that it is there already, as lockstep run's is; else worker 0 opens a TCP store itself. NoStore
-	// says, where several workers were told of no store, why, and what to do.
+	// Store is the URL of the rendezvous store: "tcp://host:port", "file:///folder",
+	// "etcd://host:port,host:port/prefix"; "" if unknown. Hosted reports that it is running already, like
+	// lockstep run's; else worker 0 serves a TCP store. NoStore explains why several workers have no store,
+	// and how to fix it.
 	Store   string
 	Hosted  bool
 	NoStore string
-	// StoreTemporary says that the store is a folder for this job alone, which worker 0 removes when all have left.
+	// StoreTemporary reports that the store is a folder for this job alone, which worker 0 removes when all
+	// have left.
 	StoreTemporary bool
-	// Epoch is how often the job was restarted: its membership.
+	// Epoch is how often the job was restarted.
 	Epoch uint32
-	// Spec and Task are the cluster as TensorFlow describes it, where the source has one. Otherwise they are made up of Workers
-	// and Worker: job "worker", with addresses where these are known.
+	// Spec and Task are TensorFlow's description of the cluster, if the source has one. Otherwise they are
+	// built from Workers and Worker: job "worker", with the known addresses.
 	Spec Spec
 	Task Task
-	// Beside is what the others say that were not believed, or had nothing against it.
+	// Beside lists the other sources: those that agree, and those that were not used.
 	Beside []Claim
 }
 
 // Chief reports whether this worker has the duties of the chief.
 func (j *Job) Chief() bool { return j.Worker == 0 }
 
-// String says in one line who told what: "worker 1 of 4, by torchrun".
+// String returns the worker and the source in one line: "worker 1 of 4, by torchrun".
 func (j *Job) String() string {
 	if j.Source == nobody {
 		return "a process by itself"
@@ -47,13 +52,13 @@ func (j *Job) String() string {
 	if j.Chief() && j.Workers > 1 {
 		text += " (the chief)"
 	}
-	if j.Source != "" { // else the program made the job itself
+	if j.Source != "" { // else the program created the job itself
 		text += ", by " + j.Source
 	}
 	return text
 }
 
-// Resolver returns a resolver that answers for this job: its spec, its task, and worker 0's address as the master.
+// Resolver returns a resolver for this job: its spec, its task, and worker 0's address as the master.
 func (j *Job) Resolver() Resolver {
 	task := j.Task
 	r := &Simple{Cluster: j.Spec, This: &task}
@@ -63,7 +68,7 @@ func (j *Job) Resolver() Resolver {
 	return r
 }
 
-// The environment that lockstep run sets for every worker, beside torchrun's names and TF_CONFIG.
+// The environment that lockstep run sets for every worker, besides torchrun's variables and TF_CONFIG.
 const (
 	EnvJob          = "LOCKSTEP_JOB"           // Job.ID
 	EnvStore        = "LOCKSTEP_STORE"         // Job.Store; the store is hosted
@@ -73,7 +78,7 @@ const (
 	EnvLocalWorkers = "LOCKSTEP_LOCAL_WORKERS" // Job.LocalWorkers
 	EnvEpoch        = "LOCKSTEP_EPOCH"         // Job.Epoch
 	EnvSecret       = "LOCKSTEP_SECRET"        // the job's secret
-	EnvSecretFile   = "LOCKSTEP_SECRET_FILE"   // a file that holds it
+	EnvSecretFile   = "LOCKSTEP_SECRET_FILE"   // a file that contains it
 	EnvRecords      = "LOCKSTEP_RECORDS"       // folder for failure and flight records
 	EnvSource       = "LOCKSTEP_SOURCE"        // Discovery.Prefer, set by the user
 )

@@ -1,24 +1,25 @@
 package cluster
 
-// Resolver finds out what cluster this process belongs to (TensorFlow's ClusterResolver). Its answers may change from call
-// to call if what it looks at does.
+// Resolver determines the cluster that this process belongs to (TensorFlow's ClusterResolver). Its results
+// may change from call to call if its sources do.
 type Resolver interface {
-	// Spec returns the tasks of the cluster; an empty spec is a process by itself.
+	// Spec returns the tasks of the cluster; an empty spec means a single-process job.
 	Spec() (Spec, error)
-	// Task returns which task this process is; what is not known is [NoTask]'s.
+	// Task returns this process's task; unknown parts are those of [NoTask].
 	Task() (Task, error)
-	// Master returns the address of the session master as TensorFlow forms it, "grpc://host:port", or nothing for a
-	// process by itself. What is left open in of is taken from [Resolver.Task], an empty layer from [Resolver.RPCLayer].
+	// Master returns the address of the session master in TensorFlow's form, "grpc://host:port", or "" for a
+	// single-process job. Unset parts of of default to [Resolver.Task], an empty layer to
+	// [Resolver.RPCLayer].
 	Master(of Task, layer string) (string, error)
 	// Accelerators returns the number of accelerators of this task, by kind ("GPU").
 	Accelerators() (map[string]int, error)
-	// Environment returns where the process runs, in the resolver's words; mostly "".
+	// Environment returns the resolver's name for the place where the process runs; mostly "".
 	Environment() string
-	// RPCLayer returns the protocol that addresses are written with, "grpc", or "".
+	// RPCLayer returns the protocol of the addresses, "grpc", or "".
 	RPCLayer() (string, error)
 }
 
-// masterURL writes an address with the protocol before it.
+// masterURL prefixes an address with the protocol.
 func masterURL(address, layer string) string {
 	if layer == "" {
 		return address
@@ -33,12 +34,12 @@ func or(a, b string) string {
 	return b
 }
 
-// Simple is a resolver that answers what it was given (TensorFlow's SimpleClusterResolver). Nothing is checked against the
-// spec but what [Simple.Master] is asked for.
+// Simple is a resolver that returns fixed values (TensorFlow's SimpleClusterResolver). Only the task passed
+// to [Simple.Master] is checked against the spec.
 type Simple struct {
 	Cluster         Spec
 	MasterAddress   string
-	This            *Task // nil: not known
+	This            *Task // nil: unknown
 	Where           string
 	Layer           string
 	NumAccelerators map[string]int
@@ -57,7 +58,7 @@ func (s *Simple) Task() (Task, error) {
 	return *s.This, nil
 }
 
-// Master returns the address of the task asked for, or, if it is not known wholly, the master given.
+// Master returns the address of the given task, or, if the task is not fully known, the given master.
 func (s *Simple) Master(of Task, layer string) (string, error) {
 	address := s.MasterAddress
 	if of.Known() {

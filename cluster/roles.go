@@ -11,12 +11,12 @@ const (
 	Chief     = "chief"     // the worker that also saves and reports
 	Worker    = "worker"    // trains
 	PS        = "ps"        // a parameter server
-	Evaluator = "evaluator" // evaluates beside the training; may be missing in the spec
+	Evaluator = "evaluator" // evaluates in parallel with the training; may be missing in the spec
 )
 
 var jobs = []string{Chief, Worker, Evaluator, PS}
 
-// check says whether a task can be one of the cluster's (TensorFlow's _validate_cluster_spec).
+// check returns an error if a task cannot belong to the cluster (TensorFlow's _validate_cluster_spec).
 func (s Spec) check(t Task) error {
 	for _, job := range s.Jobs() {
 		if !slices.Contains(jobs, job) {
@@ -50,8 +50,8 @@ func IsChief(s Spec, t Task) (bool, error) {
 	return t.Type == Chief || t.Type == Evaluator || t.Type == Worker && t.Index == 0 && s.Count(Chief) == 0, nil
 }
 
-// IDInCluster returns the number of a task among those that train together: the chief first, then the workers; an
-// evaluator's own index (TensorFlow's id_in_cluster).
+// IDInCluster returns the index of a task among those that train together: the chief first, then the workers;
+// an evaluator's own index (TensorFlow's id_in_cluster).
 func IDInCluster(s Spec, t Task) (int, error) {
 	if err := s.check(t); err != nil {
 		return 0, err
@@ -84,8 +84,8 @@ func WorkerCount(s Spec, taskType string) (int, error) {
 	return 0, errorf("unexpected task type %s: want chief, worker or evaluator", Task{Type: taskType}.typeText())
 }
 
-// CollectiveLeader returns the device string of the task that leads the collectives: the chief, else worker 0; nothing for
-// a cluster without tasks and for an evaluator (TensorFlow's collective_leader).
+// CollectiveLeader returns the device string of the task that leads the collectives: the chief, else worker
+// 0; "" for a cluster without tasks and for an evaluator (TensorFlow's collective_leader).
 func CollectiveLeader(s Spec, t Task) (string, error) {
 	if len(s) == 0 {
 		return "", nil
@@ -117,8 +117,9 @@ func (s Spec) leader(types ...string) (string, error) {
 	return "", errorf("no task can lead: want one of %s, there is %s", strings.Join(types, ", "), s.jobsText())
 }
 
-// Devices returns the device strings of all that train: the chief's, then the workers', each with so many GPUs, or with its
-// CPU if there are none (TensorFlow's cluster_spec_to_device_list). Parameter servers have no part in it.
+// Devices returns the device strings of all tasks that train: the chief's, then the workers', each with
+// gpusPerWorker GPUs, or with its CPU if that is 0 (TensorFlow's cluster_spec_to_device_list). Parameter
+// servers are not included.
 func Devices(s Spec, gpusPerWorker int) []string {
 	var out []string
 	for _, job := range []string{Chief, Worker} {

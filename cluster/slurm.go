@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// SlurmConfig sets up [NewSlurm]. The zero value takes everything from the environment of a Slurm step.
+// SlurmConfig configures [NewSlurm]. The zero value reads everything from the environment of a Slurm step.
 type SlurmConfig struct {
 	Jobs         map[string]int // number of tasks by job; default all are "worker"
 	PortBase     int            // port of a host's first task; the others follow. Default 8888
 	TasksPerNode map[string]int // tasks by host; default SLURM_STEP_TASKS_PER_NODE over SLURM_STEP_NODELIST
 	TasksEach    int            // if TasksPerNode is nil: the same number on every host of SLURM_STEP_NODELIST; 0: from the environment
-	GPUsPerNode  int            // 0: as many as CUDA_VISIBLE_DEVICES names; negative: none
+	GPUsPerNode  int            // 0: the number in CUDA_VISIBLE_DEVICES; negative: none
 	GPUsPerTask  int            // 0: GPUsPerNode divided by the largest number of tasks on a host
 	LeaveGPUs    bool           // do not set CUDA_VISIBLE_DEVICES to this task's GPUs (TensorFlow's auto_set_gpu=False)
 	Layer        string         // of [Resolver.RPCLayer]; default "grpc"
@@ -37,8 +37,8 @@ type Slurm struct {
 
 var _ Resolver = (*Slurm)(nil)
 
-// NewSlurm reads the environment (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE) and, if
-// the task has GPUs, sets CUDA_VISIBLE_DEVICES to those that are this task's.
+// NewSlurm reads the environment (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST,
+// SLURM_STEP_TASKS_PER_NODE) and, if the task has GPUs, sets CUDA_VISIBLE_DEVICES to this task's GPUs.
 func NewSlurm(cfg SlurmConfig) (*Slurm, error) {
 	if cfg.Lookup == nil {
 		cfg.Lookup = os.LookupEnv
@@ -67,7 +67,7 @@ func NewSlurm(cfg SlurmConfig) (*Slurm, error) {
 	return cfg.place(rank, hosts)
 }
 
-// variable returns an environment variable that a Slurm step has.
+// variable returns an environment variable of a Slurm step.
 func (cfg *SlurmConfig) variable(name string) (string, error) {
 	value, ok := cfg.Lookup(name)
 	if !ok {
@@ -117,7 +117,7 @@ func (cfg *SlurmConfig) hosts() (map[string]int, error) {
 	return out, nil
 }
 
-// gpus settles how many GPUs a node and a task have.
+// gpus determines the number of GPUs per node and per task.
 func (cfg *SlurmConfig) gpus(hosts map[string]int) error {
 	most := 1
 	for _, n := range hosts {
@@ -221,16 +221,16 @@ func (s *Slurm) Environment() string { return "" }
 // RPCLayer returns the one given, "grpc" by default.
 func (s *Slurm) RPCLayer() (string, error) { return s.layer, nil }
 
-// VisibleDevices returns the GPUs of this task as CUDA_VISIBLE_DEVICES wants them: "0,1".
+// VisibleDevices returns the GPUs of this task in the format of CUDA_VISIBLE_DEVICES: "0,1".
 func (s *Slurm) VisibleDevices() string { return s.visible }
 
-// hostsMax bounds what a hostlist may expand to.
+// hostsMax bounds the number of hosts in an expanded hostlist.
 const hostsMax = 1 << 20
 
 var hostlistPart = regexp.MustCompile(`^([^,\[\]]*)(?:\[([^\]]+)\])?$`)
 
-// ExpandHostlist expands Slurm's short form of host names, "n[01-03,7],m1", to "n01", "n02", "n03", "n7", "m1". Zeros in
-// front are kept; a range that goes down is empty.
+// ExpandHostlist expands Slurm's compressed host names, "n[01-03,7],m1", to "n01", "n02", "n03", "n7", "m1".
+// Leading zeros are kept; a descending range is empty.
 func ExpandHostlist(list string) ([]string, error) {
 	var hosts []string
 	bad := func(format string, args ...any) ([]string, error) {
@@ -292,7 +292,7 @@ func splitOutside(list string) []string {
 
 var tasksPart = regexp.MustCompile(`^(\d+)(?:\(x(\d+)\))?$`)
 
-// ExpandTasksPerNode expands Slurm's short form of numbers of tasks, "2(x3),1", to 2, 2, 2, 1.
+// ExpandTasksPerNode expands Slurm's compressed numbers of tasks, "2(x3),1", to 2, 2, 2, 1.
 func ExpandTasksPerNode(list string) ([]int, error) {
 	var out []int
 	bad := errorf("invalid tasks-per-node list format %s: want a form such as 2(x3),1", strconv.Quote(clip(list)))

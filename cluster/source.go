@@ -9,45 +9,46 @@ import (
 	"strings"
 )
 
-// source is one who may tell a process about its job.
+// source is a launcher or description that may identify a process's job.
 type source struct {
-	name  string // as it is printed
-	key   string // as it is asked for
-	known string // what it is detected by, in words
+	name  string // for display
+	key   string // for selection
+	known string // how it is detected, for display
 	depth int    // one of the constants below
-	// detect reports whether it has a part in this process.
+	// detect reports whether the source applies to this process.
 	detect func(d *Discovery) bool
-	// read fills in the job; what is wrong is left in r.err.
+	// read fills in the job; errors are stored in r.err.
 	read func(r *reading, j *Job)
-	// hint, which may be nil, is asked if it was not detected, and says what the user may have overlooked.
+	// hint, which may be nil, is called if the source was not detected; it returns what the user may have
+	// overlooked.
 	hint func(r *reading) string
 }
 
-// How sources stand inside each other. One that is deeper was started inside the one that is less deep and is right where they
-// differ: mpirun in a Slurm allocation. What somebody stated is inside of nothing and has to agree with all.
+// The nesting of sources. A deeper source was started inside a less deep one and takes precedence where they
+// differ: mpirun in a Slurm allocation. An explicit description is not nested and must agree with all.
 const (
 	stated           = -1   // a description: the command line, TF_CONFIG
-	hosts            = iota // who lends hosts: Kubernetes
-	allocation              // who starts a task on each: Slurm, operators on Kubernetes
+	hosts            = iota // provides hosts: Kubernetes
+	allocation              // starts a task on each host: Slurm, operators on Kubernetes
 	insideAllocation        // mpirun
 	launcher                // lockstep run, torchrun, horovodrun
 )
 
-// The names of the sources that the code looks at.
+// The names of the sources that the code refers to.
 const (
 	sourceLockstep = "lockstep run"
 	sourceFlags    = "flags"
 	nobody         = "nobody"
 )
 
-// sources lists all, the one to be believed first.
+// sources lists all sources, in order of precedence.
 var sources = []source{
 	flagsSource, lockstepSource, tfConfigSource, torchrunSource, envSource, horovodSource, openMPISource, pmiSource, slurmSource,
 	nodeEnvSource, petSource, jaxSource, lwsSource, awsBatchSource, jobSetSource, indexedJobSource,
 }
 
-// SourceNames lists the sources that [Discover] asks, by the names that [Discovery.Prefer] and LOCKSTEP_SOURCE take, the one that
-// is believed first in front; "nobody", which is a process by itself, is the last.
+// SourceNames lists the sources that [Discover] queries, in order of precedence, by the names that
+// [Discovery.Prefer] and LOCKSTEP_SOURCE accept. The last is "nobody", a single-process job.
 func SourceNames() []string {
 	var names []string
 	for i := range sources {
@@ -56,7 +57,7 @@ func SourceNames() []string {
 	return append(names, nobody)
 }
 
-// reading is one source's look at the environment. It notes all that was read.
+// reading is one source's access to the environment. It records all values that were read.
 type reading struct {
 	d      *Discovery
 	source string
@@ -86,7 +87,7 @@ func (r *reading) text(name string) string {
 	return value
 }
 
-// number returns a variable that holds a number from 0, or -1 if it is not set or wrong.
+// number returns a variable that holds a number from 0, or -1 if it is not set or invalid.
 func (r *reading) number(name string) int {
 	value := r.text(name)
 	if value == "" {
@@ -111,8 +112,8 @@ func (r *reading) need(names ...string) int {
 	return -1
 }
 
-// workers returns the number of workers from the first of several variables that is set, or else as it was given beside the
-// source: it is never guessed.
+// workers returns the number of workers from the first of several variables that is set, or else the number
+// given separately: it is never guessed.
 func (r *reading) workers(names ...string) int {
 	for _, name := range names {
 		if r.d.env(name) != "" {
@@ -139,7 +140,7 @@ func (r *reading) workers(names ...string) int {
 	return -1
 }
 
-// workersGiven returns the number of workers that was given without saying which this process is; 0: none.
+// workersGiven returns the number of workers that was given without this process's index; 0: none.
 func (d *Discovery) workersGiven() int {
 	if d.Workers > 0 && d.Worker < 0 {
 		return d.Workers
@@ -151,7 +152,7 @@ func (d *Discovery) workersGiven() int {
 	return n
 }
 
-// local fills in the place on the host, as far as both are told.
+// local fills in the index on the host, if both values are set.
 func (r *reading) local(j *Job, number, count string) {
 	n, of := r.number(number), r.number(count)
 	if n >= 0 && of > 0 {
@@ -159,15 +160,15 @@ func (r *reading) local(j *Job, number, count string) {
 	}
 }
 
-// StorePort is where the workers meet if nothing names a port: that of torchrun's rendezvous.
+// StorePort is the default port of the store: that of torchrun's rendezvous.
 const StorePort = 29400
 
-// tcp returns a store's address.
+// tcp returns a store's URL.
 func tcp(host string, port int) string {
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port))
 }
 
-// storeURL checks a store's address. One without a scheme is tcp, one without a port has [StorePort].
+// storeURL checks a store's URL. Without a scheme it is tcp, without a port it has [StorePort].
 func storeURL(text string) (string, error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
@@ -211,7 +212,7 @@ func isHost(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f || strings.ContainsRune(`[]/\?#@%"<>{}`, c) })
 }
 
-// fileStore returns a folder's address.
+// fileStore returns a folder's URL.
 func fileStore(folder string) string {
 	return "file:///" + strings.TrimPrefix(filepath.ToSlash(folder), "/")
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// petSource is a TrainJob of Kubeflow's Trainer with the runtime of torch, which sets torchrun's flags by their PET_ names. Without torchrun
-// each node is one worker.
+// petSource is a TrainJob of Kubeflow's Trainer with the torch runtime, which sets torchrun's flags as PET_
+// variables. Without torchrun each node is one worker.
 var petSource = source{
 	name: "Kubeflow Trainer", key: "kubeflow", known: "PET_NNODES and PET_NODE_RANK", depth: allocation,
 	detect: func(d *Discovery) bool { return d.env("PET_NNODES") != "" && d.env("PET_NODE_RANK") != "" },
@@ -27,7 +27,8 @@ var petSource = source{
 	},
 }
 
-// jaxSource is a TrainJob of Kubeflow's Trainer with the runtime of JAX, or another cluster that is described in JAX's names.
+// jaxSource is a TrainJob of Kubeflow's Trainer with the JAX runtime, or another cluster that sets JAX's
+// variables.
 var jaxSource = source{
 	name: "JAX's variables", key: "jax", known: "JAX_PROCESS_ID and JAX_NUM_PROCESSES", depth: allocation,
 	detect: func(d *Discovery) bool { return d.env("JAX_PROCESS_ID") != "" && d.env("JAX_NUM_PROCESSES") != "" },
@@ -47,7 +48,8 @@ var jaxSource = source{
 	},
 }
 
-// awsBatchSource is a node of a multi-node parallel job of AWS Batch. The main node is not told its own address.
+// awsBatchSource is a node of a multi-node parallel job of AWS Batch. The main node does not get its own
+// address.
 var awsBatchSource = source{
 	name: "AWS Batch", key: "aws-batch", known: "AWS_BATCH_JOB_NODE_INDEX", depth: allocation,
 	detect: func(d *Discovery) bool { return d.env("AWS_BATCH_JOB_NODE_INDEX") != "" },

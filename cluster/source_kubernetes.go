@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// indexedJobSource is a pod of a Kubernetes Job with completionMode Indexed. It tells which pod this is, not how many there are.
+// indexedJobSource is a pod of a Kubernetes Job with completionMode Indexed. It has the pod's index, not the
+// number of pods.
 var indexedJobSource = source{
 	name: "Kubernetes Job", key: "kubernetes", known: "JOB_COMPLETION_INDEX in a pod", depth: hosts,
 	detect: func(d *Discovery) bool {
@@ -18,8 +19,8 @@ var indexedJobSource = source{
 	},
 }
 
-// podStore lets the pods meet at that with index 0, whose name differs from this one's in the index only. Where the Job has a
-// headless Service, the whole name of this pod stands in /etc/hosts.
+// podStore sets the store to the pod with index 0, whose name differs from this one's in the index only. If
+// the Job has a headless Service, the full name of this pod is in /etc/hosts.
 func (r *reading) podStore(j *Job) {
 	pod, err := r.d.Hostname()
 	if err != nil {
@@ -49,8 +50,8 @@ or take what lockstep render kubernetes prints`, job)
 	r.address(j, "hostname", job+"-0."+domain)
 }
 
-// podDomain finds the domain of the pod in /etc/hosts: "10.0.0.7  train-1.train.default.svc.cluster.local  train-1". "" if it
-// is not there.
+// podDomain finds the domain of the pod in /etc/hosts: "10.0.0.7  train-1.train.default.svc.cluster.local
+// train-1". It returns "" if there is none.
 func (d *Discovery) podDomain(pod string) string {
 	text, err := d.ReadFile("/etc/hosts")
 	if err != nil {
@@ -68,8 +69,9 @@ func (d *Discovery) podDomain(pod string) string {
 	return ""
 }
 
-// jobSetSource is a pod of a JobSet whose manifest passes its names on, with the names that xpk uses. Kubernetes sets
-// JOB_COMPLETION_INDEX by itself; the pods are called JOBSET-REPLICATEDJOB-JOBINDEX-INDEX.JOBSET.
+// jobSetSource is a pod of a JobSet whose manifest passes its variables on, with the names that xpk uses.
+// Kubernetes sets JOB_COMPLETION_INDEX automatically; the pods are called
+// JOBSET-REPLICATEDJOB-JOBINDEX-INDEX.JOBSET.
 var jobSetSource = source{
 	name: "JobSet", key: "jobset", known: "JOBSET_NAME and JOB_COMPLETION_INDEX", depth: hosts,
 	detect: func(d *Discovery) bool { return d.env("JOBSET_NAME") != "" && d.env("JOB_COMPLETION_INDEX") != "" },
@@ -109,7 +111,7 @@ var lwsSource = source{
 	},
 }
 
-// address makes a store of an address with or without a port.
+// address builds a store's URL from an address with or without a port.
 func (r *reading) address(j *Job, name, text string) {
 	if strings.Contains(text, "://") {
 		r.fail("%s=%s: want HOST or HOST:PORT", name, strconv.Quote(clip(redactURL(text))))

@@ -18,7 +18,7 @@ var flagsSource = source{
 	},
 }
 
-// lockstepSource is lockstep run, which tells all there is.
+// lockstepSource is lockstep run, which provides all values.
 var lockstepSource = source{
 	name: sourceLockstep, key: "lockstep", known: EnvWorker, depth: launcher,
 	detect: func(d *Discovery) bool { return d.env(EnvWorker) != "" },

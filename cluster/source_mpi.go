@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// The commands of launchers that the code looks at.
+// The commands of launchers that the code refers to.
 const (
 	hydra      = "hydra_pmi_proxy"
 	horovodrun = "horovodrun"
@@ -51,7 +51,7 @@ var openMPISource = source{
 	},
 }
 
-// pmiSource is MPICH's and Intel MPI's Hydra, or another launcher that speaks PMI.
+// pmiSource is MPICH's and Intel MPI's Hydra, or another launcher with PMI.
 var pmiSource = source{
 	name: "MPICH (PMI)", key: "pmi", known: "PMI_RANK or PMI_ID", depth: insideAllocation,
 	detect: func(d *Discovery) bool { return d.env("PMI_RANK") != "" || d.env("PMI_ID") != "" },
@@ -66,8 +66,9 @@ var pmiSource = source{
 	},
 }
 
-// meetMPI finds a place to meet for a job whose launcher passes no addresses. On one host that is a folder that is named after
-// the launcher's process. In a Slurm allocation it is the allocation's first host, where mpirun puts rank 0. Else it must be said.
+// meetMPI sets the store of a job whose launcher passes no addresses. On one host that is a folder named
+// after the launcher's process. In a Slurm allocation it is the allocation's first host, where mpirun puts
+// rank 0. Otherwise the user must set it.
 func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
 	if j.LocalWorkers > 0 && j.LocalWorkers == j.Workers {
 		process, err := r.d.launcher(launchers)
@@ -90,15 +91,15 @@ func (r *reading) meetMPI(j *Job, job string, launchers ...string) {
 		return
 	}
 	switch {
-	case launchers[0] == horovodrun: // which may have been told other hosts
+	case launchers[0] == horovodrun: // which may have other hosts
 	case launchers[0] == hydra && job != "": // by srun --mpi=pmi2
 		r.slurmStore(j, "SLURM_STEP_NODELIST", "SLURM_JOB_ID", r.text("SLURM_STEP_ID"))
-	default: // not by the step's number, for not all that mpirun starts are in a step
+	default: // the step's number is unsuitable: some processes that mpirun starts are in no step
 		r.slurmStore(j, "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "")
 	}
 }
 
-// fileName replaces what should not stand in a file's name.
+// fileName replaces characters that are unsuitable for a file's name.
 func fileName(s string) string {
 	return strings.Map(func(c rune) rune {
 		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("-._", c) {
@@ -108,8 +109,8 @@ func fileName(s string) string {
 	}, s)
 }
 
-// launcher names the process that started the workers of this host, so that no other job has this name: its command, its
-// number, when it was started and since which start of the machine. It is the nearest ancestor with one of these commands.
+// launcher returns a unique name for the process that started the workers of this host: its command, its
+// number, its start time and the machine's boot id. It is the nearest ancestor with one of these commands.
 func (d *Discovery) launcher(commands []string) (string, error) {
 	boot, err := d.ReadFile(bootFile)
 	if err != nil {
@@ -138,8 +139,9 @@ func (d *Discovery) launcher(commands []string) (string, error) {
 	return "", fmt.Errorf("none of %s is among the processes that started this one", strings.Join(commands, ", "))
 }
 
-// LauncherGone reports whether a folder's name is one that [Discover] has made for the workers of one host, and the
-// launcher that it is named after has ended: nothing that it has started on this host is to come any more.
+// LauncherGone reports whether a folder's name is one that [Discover] has made for the workers of one host,
+// and the launcher that it is named after has ended: no process of that launcher will join on this host any
+// more.
 func LauncherGone(name string) bool {
 	m := launched.FindStringSubmatch(name)
 	if m == nil {
@@ -148,7 +150,7 @@ func LauncherGone(name string) bool {
 	pid, started, boot := m[1], m[2], m[3]
 	now, err := os.ReadFile(bootFile)
 	if err != nil {
-		return false // nothing can be known
+		return false // unknown
 	}
 	if id, _, _ := strings.Cut(strings.TrimSpace(string(now)), "-"); id != boot {
 		return true
@@ -161,13 +163,14 @@ func LauncherGone(name string) bool {
 	return err == nil && ok && p.started != started
 }
 
-// launched is how a folder's name ends that has what launcher returns.
+// launched matches the end of a folder's name that contains launcher's result.
 var launched = regexp.MustCompile(`^(?:.*-)?[a-z_]+-([0-9]+)-([0-9]+)-([0-9a-f]+)$`)
 
-// bootFile tells one start of the machine from another.
+// bootFile identifies a boot of the machine.
 const bootFile = "/proc/sys/kernel/random/boot_id"
 
-// process is what /proc/PID/stat says: the command, cut to 15 bytes, the parent, and the start in ticks since the machine's.
+// process is the content of /proc/PID/stat: the command, truncated to 15 bytes, the parent, and the start in
+// ticks since the machine's.
 type process struct {
 	command string
 	parent  int
@@ -180,7 +183,7 @@ func parseStat(text []byte) (process, bool) {
 		return process{}, false
 	}
 	fields := strings.Fields(string(text[end+1:]))
-	const parent, started = 1, 19 // fields 4 and 22 of proc(5), counted from the one behind the command
+	const parent, started = 1, 19 // fields 4 and 22 of proc(5), counted from the one after the command
 	if len(fields) <= started {
 		return process{}, false
 	}

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// slurmSource is a step of a Slurm job, that is, what srun starts.
+// slurmSource is a step of a Slurm job, started by srun.
 var slurmSource = source{
 	name: "Slurm", key: "slurm", known: "SLURM_PROCID and SLURM_STEP_NODELIST", depth: allocation,
 	detect: inSlurmStep,
@@ -36,7 +36,7 @@ func inSlurmStep(d *Discovery) bool {
 	return d.env("SLURM_PROCID") != "" && (d.env("SLURM_STEP_NODELIST") != "" || d.env("SLURM_STEP_NUM_TASKS") != "")
 }
 
-// slurmLocal finds the place on the host: SLURM_LOCALID of the number of tasks of node SLURM_NODEID.
+// slurmLocal determines the index on the host: SLURM_LOCALID of the number of tasks of node SLURM_NODEID.
 func (r *reading) slurmLocal(j *Job) {
 	local, node := r.number("SLURM_LOCALID"), r.number("SLURM_NODEID")
 	text := r.text("SLURM_STEP_TASKS_PER_NODE")
@@ -54,8 +54,8 @@ func (r *reading) slurmLocal(j *Job) {
 	}
 }
 
-// slurmStore lets the workers meet on the first host of a list, at a port that follows from the number of the job and the
-// step, as JAX does it: above the ports that Linux gives out by itself.
+// slurmStore sets the store to the first host of a list, at a port derived from the numbers of the job and
+// the step, as JAX does: above the ports that Linux assigns automatically.
 func (r *reading) slurmStore(j *Job, list, job, step string) {
 	const portFirst, portCount = 61440, 4096
 	names := r.text(list)
@@ -87,6 +87,6 @@ func (r *reading) slurmStore(j *Job, list, job, step string) {
 		r.fail("SLURM_STEP_ID=%s: want a number from 0", strconv.Quote(clip(step)))
 		return
 	}
-	const stepStride = 97 // prime to portCount: steps of one job that run at once on a host do not meet
+	const stepStride = 97 // prime to portCount: concurrent steps of one job on a host get different ports
 	j.Store = tcp(hosts[0], int(portFirst+(n+stepStride*s)%portCount))
 }

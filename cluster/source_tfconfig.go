@@ -1,6 +1,7 @@
 package cluster
 
-// tfConfigSource is TF_CONFIG, as far as it describes a cluster. The workers are numbered as TensorFlow does: the chief first.
+// tfConfigSource is TF_CONFIG, if it describes a cluster. The workers are numbered as in TensorFlow: the
+// chief first.
 var tfConfigSource = source{
 	name: "TF_CONFIG", key: "tf_config", known: `TF_CONFIG with a "cluster"`, depth: stated,
 	detect: func(d *Discovery) bool {
@@ -26,7 +27,7 @@ var tfConfigSource = source{
 	},
 }
 
-// fromSpec makes the numbers of the spec and the task.
+// fromSpec derives the indices from the spec and the task.
 func (j *Job) fromSpec() error {
 	if !j.Task.Known() {
 		return errorf("TF_CONFIG has a cluster with %s, but does not say which task of it this process is: it needs \"task\": {\"type\": \"worker\", \"index\": 0}",
@@ -43,7 +44,7 @@ func (j *Job) fromSpec() error {
 	switch j.Task.Type {
 	case PS:
 		return errorf("TF_CONFIG makes this process %s: parameter servers have no part in a training in lock-step; leave out the job 'ps'", j.Task)
-	case Evaluator: // evaluates beside the training, by itself
+	case Evaluator: // evaluates in parallel with the training, as a single-process job
 		j.Worker, j.Workers = 0, 1
 		return nil
 	}

@@ -12,16 +12,17 @@ var torchrunSource = source{
 	read: func(r *reading, j *Job) {
 		j.Worker, j.Workers = r.need("RANK"), r.need("WORLD_SIZE")
 		r.local(j, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-		if id := r.text("TORCHELASTIC_RUN_ID"); id != "none" { // torchrun's name for one that was not named
+		if id := r.text("TORCHELASTIC_RUN_ID"); id != "none" { // torchrun's default name
 			j.ID = "torchrun-" + id
 		}
 		j.Epoch = r.epoch("TORCHELASTIC_RESTART_COUNT")
-		// Torchrun's own store listens on MASTER_PORT, unless it was told to leave that to rank 0.
+		// Torchrun's own store listens on MASTER_PORT, unless rank 0 is configured to do that.
 		r.master(j, "MASTER_ADDR", "MASTER_PORT", !strings.EqualFold(r.text("TORCHELASTIC_USE_AGENT_STORE"), "false"))
 	},
 }
 
-// envSource is a launcher that sets torchrun's names for every process, as torch.distributed's env:// wants them.
+// envSource is a launcher that sets torchrun's variables for every process, as torch.distributed's env://
+// expects.
 var envSource = source{
 	name: "RANK and WORLD_SIZE", key: "env", known: "RANK, WORLD_SIZE and LOCAL_RANK", depth: launcher,
 	detect: func(d *Discovery) bool {
@@ -34,8 +35,8 @@ var envSource = source{
 	},
 }
 
-// nodeEnvSource is an operator that sets RANK and WORLD_SIZE for every host: Kubeflow's PyTorchJob, Alibaba's PAI. Then each host
-// is one worker, unless several processes were asked for on each.
+// nodeEnvSource is an operator that sets RANK and WORLD_SIZE for every host: Kubeflow's PyTorchJob, Alibaba's
+// PAI. Then each host is one worker, unless several processes per host were requested.
 var nodeEnvSource = source{
 	name: "RANK and WORLD_SIZE of hosts", key: "env-hosts", known: "RANK and WORLD_SIZE without LOCAL_RANK", depth: allocation,
 	detect: func(d *Discovery) bool {
@@ -49,17 +50,18 @@ var nodeEnvSource = source{
 	},
 }
 
-// oneProcess refuses a number of processes on each host that this process cannot be one of.
+// oneProcess rejects a number of processes per host other than one.
 func (r *reading) oneProcess(name string) {
 	switch value := strings.ToLower(r.text(name)); value {
-	case "", "auto", "gpu", "cpu", "1": // how many is torchrun's to say; without it there is the one that was started
+	case "", "auto", "gpu", "cpu", "1": // torchrun decides the number; without it there is one process
 	default:
 		r.fail("%s=%s asks for several processes on each host, and nothing says which of them this is: start them by lockstep run "+
 			"--nnodes N --node-rank I --nproc-per-node %s", name, clip(value), clip(value))
 	}
 }
 
-// master makes a store's address of a host and a port. If the port is taken by somebody else's store, the next one is used.
+// master builds a store's address from a host and a port. If the port is taken by another store, it uses the
+// next one.
 func (r *reading) master(j *Job, host, port string, taken bool) {
 	address := r.text(host)
 	n := r.number(port)
@@ -85,6 +87,6 @@ func (r *reading) master(j *Job, host, port string, taken bool) {
 	j.Store = tcp(address, n)
 }
 
-// sayStore is what to do if nothing says where workers of several hosts can meet.
+// sayStore is the remedy if no source has a store for workers of several hosts.
 const sayStore = "set " + EnvStore + ", the same for every worker, to tcp://HOST:PORT with the host that worker 0 runs on, or to file:///FOLDER with " +
 	"a folder that all hosts share"

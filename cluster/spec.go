@@ -13,7 +13,8 @@ import (
 	"unicode"
 )
 
-// ErrInvalid is what every error of this package about a wrong specification, argument or environment matches.
+// ErrInvalid is matched by every error of this package about an invalid specification, argument or
+// environment.
 var ErrInvalid = errors.New("invalid cluster")
 
 func errorf(format string, args ...any) error {
@@ -24,7 +25,7 @@ func errorf(format string, args ...any) error {
 // sparse, that is, lack some indices. Methods do not change it.
 type Spec map[string]map[int]string
 
-// NewSpec makes a spec of jobs whose tasks are numbered from 0.
+// NewSpec builds a spec of jobs whose tasks are numbered from 0.
 func NewSpec(jobs map[string][]string) Spec {
 	s := Spec{}
 	for job, addresses := range jobs {
@@ -41,16 +42,16 @@ func numbered(addresses []string) map[int]string {
 	return tasks
 }
 
-// ParseSpec makes a spec of a JSON value as TF_CONFIG's "cluster" has it: an object whose values are arrays of addresses,
-// or objects from index to address. An index is read as Python's int reads it; of two spellings of one index the last counts.
-// A job may have no tasks, and an address may be any text.
+// ParseSpec builds a spec from the JSON value of TF_CONFIG's "cluster": an object whose values are arrays of
+// addresses, or objects from index to address. An index is parsed like Python's int; of two spellings of one
+// index the last counts. A job may have no tasks, and an address may be any text.
 func ParseSpec(text []byte) (Spec, error) {
 	jobs, err := parseObject(text)
 	if err != nil {
 		return nil, errorf("a cluster is an object from job to tasks, not %s: %w", clip(string(text)), err)
 	}
 	s := Spec{}
-	for _, job := range slices.Sorted(maps.Keys(jobs)) { // so that of several errors it is always the same
+	for _, job := range slices.Sorted(maps.Keys(jobs)) { // makes the returned error deterministic
 		if !isText(job) {
 			return nil, errorf("the name of the job %q is not valid Unicode", job)
 		}
@@ -102,7 +103,7 @@ func parseTasks(job string, raw json.RawMessage) (map[int]string, error) {
 	return tasks, nil
 }
 
-// members returns the names and the values of a JSON object, in their order. A name that is there twice has its first place
+// members returns the names and the values of a JSON object, in order. A repeated name has its first position
 // and its last value, as in Python.
 func members(object []byte) (names []string, values []json.RawMessage, err error) {
 	d := json.NewDecoder(bytes.NewReader(object))
@@ -130,12 +131,12 @@ func members(object []byte) (names []string, values []json.RawMessage, err error
 	return names, values, nil
 }
 
-// parseIndex reads a whole number as Python's int does, which TensorFlow uses for indices: digits of any script, single
-// underscores between them, a sign before, white space around.
+// parseIndex parses a whole number like Python's int, which TensorFlow uses for indices: digits of any
+// script, single underscores between them, a leading sign, surrounding white space.
 func parseIndex(text string) (int, error) {
 	text = strings.TrimSpace(text)
 	var ascii []byte
-	last := rune('_') // what stands before; no underscore may follow another, a sign or nothing
+	last := rune('_') // the previous character; no underscore may follow another, a sign or nothing
 	for i, r := range text {
 		switch {
 		case unicode.IsDigit(r):
@@ -171,7 +172,7 @@ func digitValue(r rune) byte {
 // isText reports whether a decoded JSON string is valid Unicode: the decoder replaces what is not.
 func isText(s string) bool { return !strings.ContainsRune(s, unicode.ReplacementChar) }
 
-// clip shortens what an error shows of its input.
+// clip shortens the input shown in an error.
 func clip(s string) string {
 	const bytesMax = 80
 	if len(s) > bytesMax {
@@ -253,19 +254,19 @@ func (s *Spec) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// Task names one task of a cluster. The zero value is the first task of no job; [NoTask] is none.
+// Task identifies one task of a cluster. The zero value is the first task of no job; [NoTask] is none.
 type Task struct {
-	Type  string // the job: "worker"; "": not known
-	Index int    // in the job, from 0; negative: not known
+	Type  string // the job: "worker"; "": unknown
+	Index int    // in the job, from 0; negative: unknown
 }
 
-// NoTask is a task of which nothing is known.
+// NoTask is an unknown task.
 var NoTask = Task{Index: -1}
 
 // Known reports whether both the job and the index are known.
 func (t Task) Known() bool { return t.Type != "" && t.Index >= 0 }
 
-// String returns "/job:worker/task:1", with a question mark for what is not known.
+// String returns "/job:worker/task:1", with a question mark for an unknown part.
 func (t Task) String() string {
 	s := Task{Type: "?", Index: t.Index}
 	if t.Type != "" {

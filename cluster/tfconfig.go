@@ -8,17 +8,18 @@ import (
 	"strconv"
 )
 
-// TFConfig is a resolver that reads the environment variable TF_CONFIG (TensorFlow's TFConfigClusterResolver), which Keras,
-// Vertex AI, Ray and Kubeflow set:
+// TFConfig is a resolver that reads the environment variable TF_CONFIG (TensorFlow's
+// TFConfigClusterResolver), which Keras, Vertex AI, Ray and Kubeflow set:
 //
 //	{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"]},
 //	 "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
 //
-// A job may also be an object from index to address, and the index a string. Names are case-sensitive, unknown ones are
-// ignored. The variable is read anew by each call, and each method reads only the parts that it needs, so that an error in
-// one part does not affect the others. Not set is an empty object: a process by itself.
+// A job may also be an object from index to address, and the index a string. Names are case-sensitive,
+// unknown ones are ignored. Each call reads the variable again, and each method reads only the parts that it
+// needs, so that an error in one part does not affect the others. A variable that is not set means an empty
+// object: a single-process job.
 type TFConfig struct {
-	Overrides    *Task                          // replaces the task of TF_CONFIG, as far as it is known
+	Overrides    *Task                          // replaces the known parts of TF_CONFIG's task
 	Layer        string                         // replaces rpc_layer
 	Where        string                         // the environment; never in TF_CONFIG
 	Lookup       func(string) (string, bool)    // default os.LookupEnv
@@ -27,7 +28,7 @@ type TFConfig struct {
 
 var _ Resolver = (*TFConfig)(nil)
 
-// tfConfig holds TF_CONFIG's parts by name, undecoded. A part that is left out is nil.
+// tfConfig holds TF_CONFIG's parts by name, undecoded. A missing part is nil.
 type tfConfig map[string]json.RawMessage
 
 func (c *TFConfig) read() (tfConfig, error) {
@@ -56,7 +57,7 @@ func parseObject(text []byte) (map[string]json.RawMessage, error) {
 	return out, err
 }
 
-// text returns a part that is a string; "" if it is left out or null. given reports whether it is neither.
+// text returns a part that is a string; "" if it is missing or null. given reports whether it is neither.
 func (t tfConfig) text(name string) (s string, given bool, err error) {
 	if !isGiven(t[name]) {
 		return "", false, nil
@@ -67,7 +68,7 @@ func (t tfConfig) text(name string) (s string, given bool, err error) {
 	return s, true, nil
 }
 
-// isGiven reports whether a part is there and not null.
+// isGiven reports whether a part is present and not null.
 func isGiven(part json.RawMessage) bool { return part != nil && string(part) != "null" }
 
 // Spec returns the cluster of TF_CONFIG.
@@ -83,12 +84,13 @@ func (c *TFConfig) Spec() (Spec, error) {
 	return ParseSpec(cluster)
 }
 
-// Task returns the task of TF_CONFIG, or what overrides it. With an error it returns what is known of the task.
+// Task returns the task of TF_CONFIG, with the overrides. With an error it returns the known parts of the
+// task.
 func (c *TFConfig) Task() (Task, error) {
 	return c.complete(c.override(NoTask))
 }
 
-// override fills what is not known of a task from Overrides.
+// override fills unknown parts of a task from Overrides.
 func (c *TFConfig) override(task Task) Task {
 	if c.Overrides == nil {
 		return task
@@ -100,7 +102,7 @@ func (c *TFConfig) override(task Task) Task {
 	return task
 }
 
-// complete fills what is not known of a task from TF_CONFIG. It reads no part that it does not need.
+// complete fills unknown parts of a task from TF_CONFIG. It reads no part that it does not need.
 func (c *TFConfig) complete(task Task) (Task, error) {
 	if task.Known() {
 		return task, nil
@@ -146,8 +148,8 @@ func taskIndex(raw json.RawMessage) (int, error) {
 	return i, nil
 }
 
-// Master returns TF_CONFIG's session_master if it is there; nothing if the cluster has no job, or no task but one with
-// index 0; else the address of the task.
+// Master returns TF_CONFIG's session_master if it is present; "" if the cluster has no job, or only one task,
+// with index 0; else the address of the task.
 func (c *TFConfig) Master(of Task, layer string) (string, error) {
 	t, err := c.read()
 	if err != nil {

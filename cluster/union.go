@@ -2,9 +2,9 @@ package cluster
 
 import "maps"
 
-// Union is a resolver whose cluster is that of several others together (TensorFlow's UnionResolver). Jobs of one name are
-// joined: dense ones one after the other in the order of the resolvers, sparse ones by their indices, which must not
-// meet. All else is answered by the first resolver, except what is set here.
+// Union is a resolver for the union of several clusters (TensorFlow's UnionResolver). Jobs of one name are
+// joined: dense ones one after the other in the order of the resolvers, sparse ones by their indices, which
+// must not overlap. All other methods use the first resolver, except for the values set here.
 type Union struct {
 	Resolvers []Resolver
 	This      Task   // overrides the first resolver's; an empty type, and an index of 0 or less, do not, as in TensorFlow
@@ -13,7 +13,7 @@ type Union struct {
 
 var _ Resolver = (*Union)(nil)
 
-// NewUnion returns a union of resolvers, of which there must be one at least.
+// NewUnion returns a union of resolvers. At least one is required.
 func NewUnion(resolvers ...Resolver) (*Union, error) {
 	if len(resolvers) == 0 {
 		return nil, errorf("a union of no resolvers: at least one is required")
@@ -63,7 +63,7 @@ func (u *Union) Spec() (Spec, error) {
 	return out, nil
 }
 
-// Task returns the first resolver's task, with what is set here in its place.
+// Task returns the first resolver's task, with the values set here.
 func (u *Union) Task() (Task, error) {
 	t, err := u.Resolvers[0].Task()
 	if u.This.Type != "" {
@@ -75,8 +75,8 @@ func (u *Union) Task() (Task, error) {
 	return t, err
 }
 
-// Master returns the address of the task asked for in the joined spec, or, if it is not known wholly, the first
-// resolver's master.
+// Master returns the address of the given task in the joined spec, or, if the task is not fully known, the
+// first resolver's master.
 func (u *Union) Master(of Task, layer string) (string, error) {
 	if !of.Known() {
 		return u.Resolvers[0].Master(NoTask, layer)

@@ -16,25 +16,27 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
-// Config says what is examined. The zero value works.
+// Config configures an examination. The zero value works.
 type Config struct {
-	// Join is how this process joins the job. Its Replicas and its communicator's timeout are the examination's.
+	// Join configures how this process joins the job. Examine sets its Replicas and its communicator's
+	// timeout.
 	Join worker.Config
-	// Bytes is the size of the messages by which rates are measured. Default 4 MiB.
+	// Bytes is the size of the messages for measuring bandwidth. Default 4 MiB.
 	Bytes int
-	// Time is about how long each direction of a pair is measured, and its round trips. Default 200 ms.
+	// Time is approximately how long each direction of a pair is measured, and its round trips. Default 200
+	// ms.
 	Time time.Duration
 	// Timeout is how long a pair may take to answer. Default 10 seconds.
 	Timeout time.Duration
-	// Facts are what is compared among the workers: versions, instruction sets, ….
+	// Facts are compared among the workers: versions, instruction sets, ….
 	Facts []Fact
 }
 
-// Fact is something about a worker.
+// Fact is a property of a worker.
 type Fact struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
-	// Alike says that workers which differ in it cannot train together, or not to the same bits.
+	// Alike reports that workers which differ in it cannot train together, or not to the same bits.
 	Alike bool `json:"alike,omitempty"`
 }
 
@@ -59,15 +61,16 @@ func (c Config) filled() (Config, error) {
 		return c, fmt.Errorf("doctor: %d bytes for %v, with a timeout of %v: want more than none", c.Bytes, c.Time, c.Timeout)
 	}
 	c.Join.Replicas = 1
-	c.Join.Collective.Timeout = c.turn() + c.Timeout // who waits for the next turn waits for the slowest pair of this one
+	c.Join.Collective.Timeout = c.turn() + c.Timeout // the next turn waits for the slowest pair
 	return c, nil
 }
 
-// turn is how long the test of a pair takes at most.
+// turn returns the maximum duration of the test of a pair.
 func (c *Config) turn() time.Duration { return 3*c.Timeout + 4*burstsMin*c.Time }
 
-// Examine joins the job and examines it, with all its workers, which call it with the same configuration. All get the same report, but
-// for a worker that the others cannot reach any more. The error is of joining, or of ctx; what is wrong with a pair stands in the report.
+// Examine joins the job and examines it, together with all its workers, which must call it with the same
+// configuration. All get the same report, except a worker that the others cannot reach any more. The error is
+// that of joining, or of ctx; problems of a pair are in the report.
 func Examine(ctx context.Context, cfg Config) (*Report, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
@@ -84,7 +87,7 @@ func Examine(ctx context.Context, cfg Config) (*Report, error) {
 	if e := w.Close(); report == nil {
 		return nil, errors.Join(err, e)
 	}
-	return report, nil // it says what is wrong
+	return report, nil // it contains the problems
 }
 
 func examine(ctx context.Context, w *worker.Worker, cfg *Config) (*Report, error) {
@@ -119,7 +122,7 @@ func examine(ctx context.Context, w *worker.Worker, cfg *Config) (*Report, error
 	return report, silence(silent)
 }
 
-// silence is the error of workers that have not said what they found, for those who wait for them no longer.
+// silence returns the error for workers that have not sent their results in time.
 func silence(silent []int) error {
 	if len(silent) == 0 {
 		return nil
@@ -127,7 +130,8 @@ func silence(silent []int) error {
 	return fmt.Errorf("doctor: %s did not say what they found", ranges.Text("worker", silent))
 }
 
-// tell gives every worker what all have found, by worker, and says who was silent: it waits no longer than a turn takes.
+// tell exchanges the results of all workers, by worker, and returns the silent workers: it waits no longer
+// than a turn takes.
 func tell(ctx context.Context, w *worker.Worker, cfg *Config, found []half) (all [][]byte, silent []int, err error) {
 	mine, err := json.Marshal(found)
 	if err != nil {
@@ -171,13 +175,13 @@ func tell(ctx context.Context, w *worker.Worker, cfg *Config, found []half) (all
 	return all, silent, nil
 }
 
-// half is what one worker of a pair has found.
+// half is the result of one worker of a pair.
 type half struct {
 	Low, High int
 	Pair      Pair
 }
 
-// testPairs tests this worker's pairs, in the turns that all workers keep.
+// testPairs tests this worker's pairs, in the turns that all workers follow.
 func testPairs(ctx context.Context, w *worker.Worker, cfg *Config) []half {
 	me := w.Job().Worker
 	world := w.Group().Local()[0]
@@ -213,8 +217,9 @@ func firstLine(err error) string {
 	return line
 }
 
-// turns are the pairs of n workers, in turns: each pair once, no worker twice in a turn. Of few workers each pair has a turn of its own.
-// Of many it is the circle method of tournaments: one worker stays, the others move on around it.
+// turns returns the pairs of n workers, in turns: each pair once, no worker twice in a turn. With few workers
+// each pair has a separate turn. With many it is the circle method of tournaments: one worker stays, the
+// others rotate around it.
 func turns(n int) (out [][][2]int) {
 	if n <= aloneMax {
 		for high := range n {
@@ -224,7 +229,7 @@ func turns(n int) (out [][][2]int) {
 		}
 		return out
 	}
-	m := n + n%2 // with a worker that is none: its partner rests
+	m := n + n%2 // with a dummy worker: its partner rests
 	for turn := range m - 1 {
 		pairs := [][2]int{{turn, m - 1}}
 		for k := 1; k < m/2; k++ {
@@ -241,8 +246,8 @@ func turns(n int) (out [][][2]int) {
 	return out
 }
 
-// merge puts the halves of all pairs together: the lower worker has found the latency, the rate there and the clock, the higher one the
-// rate back.
+// merge combines the halves of all pairs: the lower worker has measured the latency, the forward bandwidth
+// and the clock, the higher one the backward bandwidth.
 func merge(n int, texts [][]byte) ([]Pair, error) {
 	pairs := map[[2]int]Pair{}
 	for from, text := range texts {

@@ -18,7 +18,7 @@ type line struct {
 	opts collective.Options
 }
 
-// testPair tests the pair that a communicator joins. Both call it; the lower worker leads.
+// testPair tests the pair of a communicator. Both workers call it; the lower worker leads.
 func testPair(ctx context.Context, c collective.Communicator, cfg *Config, leads bool) Pair {
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.turn(), fmt.Errorf("the test of the pair took more than %v", cfg.turn()))
 	defer cancel()
@@ -79,7 +79,8 @@ func (l *line) hear() (a, b int64, err error) {
 	return x[0], x[1], err
 }
 
-// bytesOf is the memory of two numbers. Workers of one job have one byte order: the handshake of the transports holds that.
+// bytesOf returns the memory of two numbers. Workers of one job have the same byte order: the handshake of
+// the transports verifies it.
 func bytesOf(x *[2]int64) tensor.Memory {
 	return tensor.HostMemory(unsafe.Slice((*byte)(unsafe.Pointer(x)), unsafe.Sizeof(*x)))
 }
@@ -89,8 +90,8 @@ const (
 	tripsMax = 2000
 )
 
-// ping measures round trips. Of the fastest one it takes how far the peer's clock is ahead, as NTP does: half the sum of what both ways
-// seem to take more than they do.
+// ping measures round trips. From the fastest one it computes the peer's clock offset, as NTP does: half the
+// difference of the apparent one-way times.
 func (l *line) ping(p *Pair, most time.Duration) error {
 	var trips []time.Duration
 	start := time.Now()
@@ -114,7 +115,7 @@ func (l *line) ping(p *Pair, most time.Duration) error {
 	return l.tell(0, 0)
 }
 
-// echo answers pings with the time of their arrival and of the answer.
+// echo answers pings with the times of arrival and of the answer.
 func (l *line) echo() error {
 	for {
 		more, _, err := l.hear()
@@ -133,8 +134,9 @@ const (
 	burstsMin   = 5
 )
 
-// give measures the rate from here to the peer, in bytes a second, in bursts: from the first message until the peer has said that it has
-// the last. It is that of the best burst: what else the machine does makes one slow, a slow link makes all slow.
+// give measures the bandwidth to the peer, in bytes a second, in bursts: from the first message until the
+// peer has acknowledged the last. The result is that of the best burst: other load on the machine slows one
+// burst, a slow link slows all.
 func (l *line) give(cfg *Config) (best float64, err error) {
 	m, err := l.NewBuffer(cfg.Bytes)
 	if err != nil {
@@ -161,7 +163,7 @@ func (l *line) give(cfg *Config) (best float64, err error) {
 	return best, l.tell(0, 0)
 }
 
-// burst sends so many messages and waits until the peer has them.
+// burst sends n messages and waits until the peer has received them.
 func (l *line) burst(m tensor.Memory, n int64) (took time.Duration, err error) {
 	start := time.Now()
 	if err := l.tell(n, 0); err != nil {
@@ -176,7 +178,7 @@ func (l *line) burst(m tensor.Memory, n int64) (took time.Duration, err error) {
 	return max(time.Since(start), time.Nanosecond), err
 }
 
-// take receives what the peer gives.
+// take receives the peer's bursts.
 func (l *line) take(bytes int) error {
 	m, err := l.NewBuffer(bytes)
 	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"text/tabwriter"
 )
 
-// matrixMax is how many workers a matrix has room for; more are listed by pairs.
+// matrixMax is the maximum number of workers in a matrix; more are listed by pairs.
 const matrixMax = 16
 
-// Print writes the report for a person: who the workers are, matrices of what was measured, and what is wrong.
+// Print writes the report for display: the workers, matrices of the measurements, and the problems.
 func (r *Report) Print(out io.Writer) error {
 	var b strings.Builder
 	r.printWorkers(&b)
@@ -69,7 +69,7 @@ func (r *Report) printWorkers(b *strings.Builder) {
 	w.Flush() // into a strings.Builder, which does not fail
 }
 
-// matrix writes one cell for each two workers; back says that the row's is B.
+// matrix writes one cell for each two workers; back selects the direction from B.
 func (r *Report) matrix(b *strings.Builder, title string, cell func(p *Pair, back bool) string) {
 	n := len(r.Workers)
 	cells := make([]string, n*n)
@@ -101,7 +101,7 @@ func (r *Report) matrix(b *strings.Builder, title string, cell func(p *Pair, bac
 	w.Flush()
 }
 
-// PrintPlain writes a line for each pair, for other programs, and what is wrong.
+// PrintPlain writes a line for each pair, for other programs, and the problems.
 func (r *Report) PrintPlain(out io.Writer) error {
 	var b strings.Builder
 	r.lines(&b)

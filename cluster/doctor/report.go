@@ -10,19 +10,20 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 )
 
-// Report is what an examination has found.
+// Report is the result of an examination.
 type Report struct {
 	Workers []Worker `json:"workers"`
-	Pairs   []Pair   `json:"pairs"` // of each two workers one
-	Bytes   int      `json:"bytes"` // of the messages that the rates are of
-	// Wrong is what keeps the job from working, or from working well, and Notes is what to know besides, in sentences.
+	Pairs   []Pair   `json:"pairs"` // one for each two workers
+	Bytes   int      `json:"bytes"` // size of the messages for bandwidth
+	// Wrong lists problems that keep the job from working, or from working well; Notes lists further remarks.
+	// Both are sentences.
 	Wrong []string `json:"wrong,omitempty"`
 	Notes []string `json:"notes,omitempty"`
-	// Chief says that this worker is the one that prints it.
+	// Chief reports that this worker prints the report.
 	Chief bool `json:"-"`
 }
 
-// Worker is one that was examined.
+// Worker is an examined worker.
 type Worker struct {
 	Worker int    `json:"worker"`
 	Host   string `json:"host"`
@@ -43,27 +44,27 @@ func (w *Worker) fact(name string) string {
 type Pair struct {
 	A int `json:"a"`
 	B int `json:"b"`
-	// Reach is the transport that joins them: "shm", "unix", "tcp", "tcp+tls".
+	// Reach is the transport between them: "shm", "unix", "tcp", "tcp+tls".
 	Reach     string        `json:"reach"`
-	RoundTrip time.Duration `json:"round_trip_ns"`     // of a message of 16 bytes and its answer: the median
+	RoundTrip time.Duration `json:"round_trip_ns"`     // median for a message of 16 bytes and its answer
 	There     float64       `json:"there"`             // bytes a second from A to B
 	Back      float64       `json:"back"`              // bytes a second from B to A
 	Ahead     time.Duration `json:"ahead_ns"`          // how far B's clock is ahead of A's
-	Problem   string        `json:"problem,omitempty"` // why there is less: it did not answer, say
+	Problem   string        `json:"problem,omitempty"` // why the measurements are incomplete: no answer, for example
 }
 
-// Healthy reports whether nothing is wrong.
+// Healthy reports whether there are no problems.
 func (r *Report) Healthy() bool { return len(r.Wrong) == 0 }
 
-// What is told: a pair with a third of the rate, or three times the round trip, of those that are joined like it; clocks that differ by a
-// second.
+// Thresholds of reported pairs: a third of the bandwidth, or three times the round-trip time, of pairs with
+// the same transport; clocks that differ by a second.
 const (
 	slowTimes = 3
 	clockMost = time.Second
 	toldMost  = 8 // of one kind
 )
 
-// advise finds what is wrong.
+// advise finds the problems.
 func (r *Report) advise(silent []int) {
 	r.Wrong, r.Notes = nil, nil
 	for _, worker := range silent {
@@ -111,7 +112,7 @@ func (r *Report) factNames() (names []string) {
 	return names
 }
 
-// compare holds one fact of all workers against each other.
+// compare compares one fact of all workers.
 func (r *Report) compare(name string) {
 	type group struct {
 		value   string
@@ -145,7 +146,7 @@ func (r *Report) compare(name string) {
 	r.Notes = append(r.Notes, text)
 }
 
-// slow finds pairs that are slow against the median of those that are joined alike.
+// slow finds pairs that are slow compared with the median of pairs with the same transport.
 func (r *Report) slow() (out []string) {
 	rates, trips := map[string][]float64{}, map[string][]time.Duration{}
 	for i := range r.Pairs {
@@ -156,7 +157,7 @@ func (r *Report) slow() (out []string) {
 	}
 	for i := range r.Pairs {
 		p := &r.Pairs[i]
-		if p.Problem != "" || len(trips[p.Reach]) < 3 { // of two nobody knows which is the slow one
+		if p.Problem != "" || len(trips[p.Reach]) < 3 { // of two pairs it is unknown which is the slow one
 			continue
 		}
 		if usual := median(rates[p.Reach]); p.There*slowTimes < usual {
@@ -171,7 +172,7 @@ func (r *Report) slow() (out []string) {
 	return out
 }
 
-// apart finds workers of one host that share no memory.
+// apart finds workers of one host that do not share memory.
 func (r *Report) apart() (out []string) {
 	for i := range r.Pairs {
 		p := &r.Pairs[i]
@@ -201,7 +202,7 @@ func median[T cmp.Ordered](x []T) T {
 	return s[len(s)/2]
 }
 
-// short rounds a time to what matters of it.
+// short rounds a time for display.
 func short(d time.Duration) time.Duration {
 	for unit := time.Nanosecond; unit < time.Hour; unit *= 10 {
 		if d < 1000*unit {
@@ -211,7 +212,7 @@ func short(d time.Duration) time.Duration {
 	return d.Round(time.Minute)
 }
 
-// rate writes bytes a second.
+// rate formats bytes a second.
 func rate(x float64) string {
 	unit := 0
 	names := []string{"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}

@@ -28,16 +28,17 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// Config says how etcd is spoken to. The zero value works with a cluster without encryption and users.
+// Config configures the access to etcd. The zero value works with a cluster without encryption and users.
 type Config struct {
-	// TLS is for etcd's own certificates, which have nothing to do with the job's. Default nil: plain.
+	// TLS is for etcd's own certificates, which are unrelated to the job's. Default nil: plain TCP.
 	TLS *tls.Config
-	// Username and Password are a user of etcd's.
+	// Username and Password identify a user of etcd.
 	Username, Password string
 }
 
-// FromEnvironment returns the configuration that etcdctl would take from the environment: ETCDCTL_CACERT, ETCDCTL_CERT and
-// ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and ETCDCTL_PASSWORD.
+// FromEnvironment returns the configuration that etcdctl would read from the environment: ETCDCTL_CACERT,
+// ETCDCTL_CERT and ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and
+// ETCDCTL_PASSWORD.
 func FromEnvironment(getenv func(string) string, readFile func(string) ([]byte, error)) (Config, error) {
 	var cfg Config
 	cfg.Username, cfg.Password, _ = strings.Cut(getenv("ETCDCTL_USER"), ":")
@@ -81,9 +82,8 @@ func FromEnvironment(getenv func(string) string, readFile func(string) ([]byte, 
 	return cfg, nil
 }
 
-// Opener returns what opens "etcd://host:port,host:port/prefix" and "etcds://…". The latter is encrypted, the former with cfg.TLS
-// only. It waits until ctx ends
-// for a cluster that does not answer yet.
+// Opener returns an opener for "etcd://host:port,host:port/prefix" and "etcds://…". The latter is encrypted,
+// the former with cfg.TLS only. It waits until ctx ends for a cluster that does not answer yet.
 func Opener(cfg Config) rendezvous.Opener {
 	return func(ctx context.Context, url string, _ rendezvous.Config) (rendezvous.Store, error) {
 		scheme, rest, _ := strings.Cut(url, "://")
@@ -115,7 +115,7 @@ const (
 	aliveEvery = 5 * time.Second
 )
 
-// store is the use of an etcd cluster.
+// store is a handle on an etcd cluster.
 type store struct {
 	client *clientv3.Client
 	prefix string // of all keys
@@ -123,7 +123,7 @@ type store struct {
 	once   sync.Once
 }
 
-// await waits until etcd answers a question.
+// await waits until etcd answers a request.
 func (s *store) await(ctx context.Context) error {
 	for {
 		short, cancel := context.WithTimeout(ctx, dialWithin)
@@ -150,7 +150,7 @@ func temporary(err error) bool {
 	return c == codes.Unavailable || c == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded)
 }
 
-// call gives do a context that also ends with Close, and has its error say why it ended.
+// call calls do with a context that also ends with Close, and adds the cause of the end to the error.
 func (s *store) call(ctx context.Context, wrong error, do func(ctx context.Context) error) error {
 	if wrong != nil {
 		return wrong
@@ -175,7 +175,7 @@ func (s *store) call(ctx context.Context, wrong error, do func(ctx context.Conte
 	}
 	err := do(ctx)
 	select {
-	case <-s.done: // what ended by Close may have ended before ctx did
+	case <-s.done: // a call ended by Close may return before ctx ends
 		if err != nil {
 			return rendezvous.ErrClosed
 		}
@@ -203,7 +203,7 @@ func (s *store) Close() (err error) {
 	return err
 }
 
-// checkPair returns what is wrong with a key and a value.
+// checkPair returns an error for an invalid key or value.
 func checkPair(key string, value []byte) error {
 	if err := rendezvous.CheckKey(key); err != nil {
 		return err

@@ -39,7 +39,7 @@ func (s *store) Set(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// put sets a key if all conditions hold. If not, it returns what the key holds.
+// put sets a key if all conditions hold. If not, it returns the key's value.
 func (s *store) put(ctx context.Context, key string, value []byte, conditions ...clientv3.Cmp) (is *mvccpb.KeyValue, done bool, err error) {
 	stored, parts, err := s.save(ctx, value)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *store) put(ctx context.Context, key string, value []byte, conditions ..
 	r, err := s.client.Txn(ctx).If(conditions...).Then(clientv3.OpPut(k, string(stored), clientv3.WithPrevKV())).Else(clientv3.OpGet(k)).Commit()
 	switch {
 	case err != nil:
-		return nil, false, err // the parts, if any, may be needed: nobody knows
+		return nil, false, err // the parts, if any, may be needed: the result is unknown
 	case !r.Succeeded:
 		if got := r.Responses[0].GetResponseRange(); len(got.Kvs) > 0 {
 			is = got.Kvs[0]
@@ -83,7 +83,7 @@ func (s *store) Create(ctx context.Context, key string, value []byte) (current [
 // Swap implements [rendezvous.Store].
 func (s *store) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
 	err = s.call(ctx, checkPair(key, value), func(ctx context.Context) error {
-		if revision == 0 { // which etcd says of a key that is not there
+		if revision == 0 { // etcd's revision of a key that does not exist
 			return nil
 		}
 		var err error
@@ -160,12 +160,12 @@ func (s *store) Changes(ctx context.Context, prefix string, after uint64) (entri
 				return err
 			}
 		}
-		return errWatchEnded // by Close or the end of ctx, which the caller finds out
+		return errWatchEnded // by Close or the end of ctx, which the caller checks
 	})
 	return entries, revision, err
 }
 
-// errWatchEnded is that a watch ended without an error: its context or its client was closed.
+// errWatchEnded reports that a watch ended without an error: its context or its client was closed.
 var errWatchEnded = fmt.Errorf("%w: the watch in etcd has ended", rendezvous.ErrLost)
 
 // latest returns the last state of each key in a batch of events, in order, and the revision of the last one.
@@ -187,7 +187,7 @@ func (s *store) latest(ctx context.Context, events []*clientv3.Event) ([]rendezv
 		if err != nil {
 			return nil, 0, err
 		}
-		if !whole { // replaced meanwhile: what it holds now comes with a later event
+		if !whole { // replaced meanwhile: its current value comes with a later event
 			continue
 		}
 		entries = append(entries, entry)

@@ -10,9 +10,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A value of up to partBytes is stored behind a zero byte. A larger one is stored in parts, under keys of its own that are never
-// changed, and the key holds a one byte, the parts' random name and their number. Who replaces it deletes the parts afterwards; a
-// reader that finds them gone reads again.
+// A value of up to partBytes is stored after a zero byte. A larger one is stored in parts, under separate
+// keys that are never changed, and the key holds a one byte, the parts' random name and their number. A
+// writer that replaces the value deletes the parts afterwards; a reader that finds them missing reads again.
 const (
 	partBytes  = 1 << 20
 	plainValue = 0
@@ -20,7 +20,7 @@ const (
 	nameBytes  = 26 // of rand.Text
 )
 
-// save returns what stands for a value, and the name of its parts if there are any.
+// save returns the stored form of a value, and the name of its parts if there are any.
 func (s *store) save(ctx context.Context, value []byte) (stored []byte, parts string, err error) {
 	if len(value) <= partBytes {
 		return append([]byte{plainValue}, value...), "", nil
@@ -43,7 +43,7 @@ func (s *store) part(parts string, n uint32) string {
 	return fmt.Sprintf("%s@parts/%s/%08d", s.prefix, parts, n)
 }
 
-// load returns the value that stored stands for. It reports false if its parts are gone.
+// load returns the value of a stored form. It reports false if its parts are missing.
 func (s *store) load(ctx context.Context, stored []byte) (value []byte, whole bool, err error) {
 	switch {
 	case len(stored) > 0 && stored[0] == plainValue:

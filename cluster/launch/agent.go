@@ -17,55 +17,59 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// Config says what an agent starts, and how. Command and Workers must be given.
+// Config configures an agent. Command and Workers are required.
 type Config struct {
-	// Command is the program and its arguments, Dir the folder that it runs in (default this one), and Env its environment without
-	// what the agent adds (default this process's).
+	// Command is the program and its arguments, Dir its working directory (default this process's), and Env
+	// its environment without the agent's own variables (default this process's).
 	Command []string
 	Dir     string
 	Env     []string
-	// Workers is how many workers this node has.
+	// Workers is the number of workers on this node.
 	Workers int
-	// Node is the number of this node among Nodes. Default: the only one.
+	// Node is the index of this node among Nodes. Default: the only one.
 	Node, Nodes int
 	// ID names the job. Default "lockstep".
 	ID string
-	// Address is where the other nodes reach this one. Default 127.0.0.1.
+	// Address is the address by which the other nodes reach this one. Default 127.0.0.1.
 	Address string
-	// Store is where the agents meet, and where the failure of a worker is told that could not tell it; the caller closes it. Needed with
-	// several nodes. StoreHolder says, for people, which process it ends with; "": with none.
+	// Store is the rendezvous store of the agents. The agents also write the failure of a worker to it if the
+	// worker could not; the caller closes it. Required with several nodes. StoreHolder describes, for
+	// display, the process with which the store ends; "": none.
 	Store       rendezvous.Store
 	StoreHolder string
-	// StoreURL and Secret are told to the workers, if given: where the job's store is, and its secret as text.
+	// StoreURL and Secret are passed to the workers, if given: the URL of the job's store, and its secret as
+	// text.
 	StoreURL, Secret string
-	// RestartsMax is how often all workers are started again after a failure, or after the loss of an agent, in whose place another may come
-	// then. It must be the same on all nodes.
+	// RestartsMax is how often all workers are restarted after a failure, or after the loss of an agent,
+	// which another agent may replace then. It must be the same on all nodes.
 	RestartsMax int
-	// RendezvousTimeout bounds how long the agents wait for one another at the beginning of an epoch, also for one that replaces a lost one.
-	// Default 5 minutes.
+	// RendezvousTimeout bounds how long the agents wait for one another at the start of an epoch, including
+	// for the replacement of a lost agent. Default 5 minutes.
 	RendezvousTimeout time.Duration
-	// Settle is how long workers have to notice by themselves that another has failed, and to tell what they know, before they are asked to
-	// end. Default 1 second.
+	// Settle is how long workers have to notice that another has failed, and to report what they know, before
+	// they are asked to exit. Default 1 second.
 	Settle time.Duration
-	// Grace is how long workers have to end once they are asked to, before they are killed. Default 15 seconds.
+	// Grace is how long workers have to exit once they are asked to, before they are killed. Default 15
+	// seconds.
 	Grace time.Duration
-	// HeartbeatTimeout is how long an agent may not show that it lives, which it does ten times as often, before the others take it for lost; and
-	// how long a worker may be stopped before it has failed. Default 30 seconds.
+	// HeartbeatTimeout is how long an agent may be without a heartbeat, which it publishes ten times as
+	// often, before the others declare it lost; and how long a worker may be stopped before it has failed.
+	// Default 30 seconds.
 	HeartbeatTimeout time.Duration
-	// Affinity says whether each worker is bound to CPUs of its own. Default [AffinityAuto].
+	// Affinity selects whether each worker is bound to CPUs. Default [AffinityAuto].
 	Affinity Affinity
-	// Records is the folder in which workers leave failure and flight records. Default: a temporary one, which is removed at the end,
-	// unless the job has failed and there are flight records in it.
+	// Records is the folder in which workers write failure and flight records. Default: a temporary folder,
+	// which is removed at the end, unless the job has failed and the folder contains flight records.
 	Records string
-	// Stdout and Stderr get the workers' lines and the agent's own words; nil: nothing. Show says what of a worker's is written
-	// there; nil: all.
+	// Stdout and Stderr receive the workers' lines and the agent's messages; nil: nothing. Show selects the
+	// output of a worker that is written there; nil: all.
 	Stdout, Stderr io.Writer
 	Show           func(rank int, s Stream) bool
-	// Logs is a folder for everything the workers write: epoch<e>/rank<r>.stdout.log and .stderr.log. "": none.
+	// Logs is a folder for all output of the workers: epoch<e>/rank<r>.stdout.log and .stderr.log. "": none.
 	Logs string
 	// Guard is the command of a process that calls [Guard] on its standard input. Default: none.
 	Guard []string
-	// Quiet leaves the telling of failures to another node's agent.
+	// Quiet leaves the reporting of failures to another node's agent.
 	Quiet bool
 }
 
@@ -82,7 +86,7 @@ func (c Config) filled() (Config, error) {
 	case c.Node < 0 || c.Node >= c.Nodes:
 		return c, fmt.Errorf("node %d of %d: want 0 to %d", c.Node, c.Nodes, c.Nodes-1)
 	case c.Nodes > 1 && c.Store == nil:
-		return c, errors.New("several nodes need a store to meet in")
+		return c, errors.New("several nodes need a rendezvous store")
 	case c.RestartsMax < 0:
 		return c, fmt.Errorf("%d restarts: want 0 or more", c.RestartsMax)
 	}
@@ -120,15 +124,15 @@ type Agent struct {
 	peers   *peers
 	signals chan os.Signal // the user's
 	asked   os.Signal      // the first of them
-	restart string         // what is said when the next epoch has begun
+	restart string         // message to print when the next epoch has begun
 
 	temporary bool // the folder for records
 
-	mu       sync.Mutex // guards what follows
-	unlogged error      // the first that kept a log from being whole
+	mu       sync.Mutex // guards the fields below
+	unlogged error      // the first error that left a log incomplete
 }
 
-// New makes an agent. It starts nothing yet.
+// New returns an agent. It starts nothing yet.
 func New(cfg Config) (*Agent, error) {
 	cfg, err := cfg.filled()
 	if err != nil {
@@ -143,36 +147,38 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// Outcome is how a job ended.
+// Outcome is the result of a job.
 type Outcome struct {
 	// Code is the exit code: 0, or the root cause's, or 130 when the user ended the job.
 	Code int
-	// Restarts is how often it was started again.
+	// Restarts is how often the workers were restarted.
 	Restarts int
-	// Interrupted says that the user ended it.
+	// Interrupted reports whether the user ended the job.
 	Interrupted bool
-	// Report tells the last failure; nil without one.
+	// Report describes the last failure; nil without one.
 	Report *failure.Report
 }
 
-// codeInterrupted is what a job ends with that its user ended, as shells say it.
+// codeInterrupted is the exit code of a job that its user ended, as in shells.
 const codeInterrupted = 130
 
-// Interrupt passes a user's wish to end on to the workers of all nodes, as the signal that expressed it, and lets them end as they
-// like. The second time it kills them. Any goroutine may call it.
+// Interrupt forwards a user's signal to the workers of all nodes, and lets them exit. The second time it
+// kills them. It is safe for concurrent use.
 func (a *Agent) Interrupt(sig os.Signal) {
 	a.screen.hurry()
 	select {
 	case a.signals <- sig:
-	default: // more than four at once say no more
+	default: // further signals add nothing
 	}
 }
 
-// Run starts the workers and returns when those of all nodes have ended for good. No process that it started is left then. An error
-// tells what kept the agent itself from working. When ctx ends, the workers are killed. It may be called once.
+// Run starts the workers and returns when those of all nodes have ended and will not be restarted. No process
+// that it started is left then. The error reports a failure of the agent itself. When ctx ends, the workers
+// are killed. Call it once.
 //
-// It returns when Stdout and Stderr have taken all that was written, unless the user ends the job: then it waits for
-// an output that takes nothing for two seconds, and says how much is lost. A call of its Write may go on after that.
+// It returns when Stdout and Stderr have taken all output, unless the user ends the job: then it waits two
+// seconds for an output that accepts nothing, and reports how much is lost. A call of its Write may continue
+// after that.
 func (a *Agent) Run(ctx context.Context) (Outcome, error) {
 	defer a.screen.close(ctx)
 	return a.run(ctx)
@@ -261,8 +267,8 @@ func (a *Agent) epochs(ctx context.Context) (Outcome, error) {
 	}
 }
 
-// rejoin waits until the store can be reached again, and has the other nodes end the epoch too if they have not yet
-// noticed that this one's workers are gone.
+// rejoin waits until the store can be reached again, and ends the epoch on the other nodes if they have not
+// noticed yet that this node's workers have ended.
 func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	p := a.peers
 	a.screen.say(fmt.Sprintf("lockstep run: node %d waits up to %v to reach the other nodes again\n", a.cfg.Node,
@@ -287,13 +293,13 @@ func (a *Agent) rejoin(ctx context.Context, e *epoch) error {
 	return nil
 }
 
-// isolated is the error of an agent that cannot reach the store.
+// isolated returns the error of an agent that cannot reach the store.
 func (a *Agent) isolated(why error) error {
 	if a.peers.gone(why) {
 		return a.peers.storeLost(why)
 	}
-	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the store where the nodes meet, and does not know what "+
-		"has become of the others: its link is cut, or %s: %w",
+	return fmt.Errorf("node %d (host %s, pid %d) cannot reach the rendezvous store, so the state of "+
+		"the other nodes is unknown: its link is cut, or %s: %w",
 		a.cfg.Node, a.host, os.Getpid(), a.peers.keeper(), why)
 }
 
@@ -306,7 +312,7 @@ func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error
 	for {
 		select {
 		case err := <-done:
-			if a.asked != nil { // whether it is done or not
+			if a.asked != nil { // whether f has finished or not
 				return a.stoppedEarly()
 			}
 			return err
@@ -319,7 +325,7 @@ func (a *Agent) unlessStopped(ctx context.Context, f func(context.Context) error
 	}
 }
 
-// enter takes this node's place in the job, and begins to hear the other agents.
+// enter takes this node's slot in the job, and starts to receive the events of the other agents.
 func (a *Agent) enter(ctx context.Context) error {
 	if a.cfg.Nodes == 1 {
 		return nil
@@ -333,12 +339,13 @@ func (a *Agent) enter(ctx context.Context) error {
 	return err
 }
 
-// stoppedEarly is the error of an agent whose user has ended the job before it, or its next epoch, has begun; as the others are told it.
+// stoppedEarly returns the error of an agent whose user has ended the job before it, or its next epoch, has
+// begun; the others receive the same text.
 func (a *Agent) stoppedEarly() error {
-	return fmt.Errorf("node %d was stopped by %s before all nodes were there", a.cfg.Node, signalText(a.asked))
+	return fmt.Errorf("node %d was stopped by %s before all nodes joined", a.cfg.Node, signalText(a.asked))
 }
 
-// signalText names a signal for people.
+// signalText formats a signal for display.
 func signalText(sig os.Signal) string {
 	if sig == sigInterrupt {
 		return signalName(sig) + " (Ctrl-C)"
@@ -346,14 +353,14 @@ func signalText(sig os.Signal) string {
 	return signalName(sig)
 }
 
-// remark says something about the other nodes, unless another agent does.
+// remark prints a message about the other nodes, unless another agent does.
 func (a *Agent) remark(text string) {
 	if !a.cfg.Quiet {
 		a.screen.say(text)
 	}
 }
 
-// card is what the other agents are told of this one, which has so many ports.
+// card returns this agent's registration, with its ports.
 func (a *Agent) card(ports []int) card {
 	return card{
 		Node: a.cfg.Node, Host: a.host, PID: os.Getpid(), Workers: a.cfg.Workers,
@@ -361,17 +368,17 @@ func (a *Agent) card(ports []int) card {
 	}
 }
 
-// notLogged says, once, that something could not be written into a log.
+// notLogged reports, once, that writing a log failed.
 func (a *Agent) notLogged(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.unlogged == nil {
 		a.unlogged = err
-		a.screen.say(fmt.Sprintf("lockstep run: a log cannot be written, and the workers go on: %v\n", err))
+		a.screen.say(fmt.Sprintf("lockstep run: a log cannot be written, and the workers continue: %v\n", err))
 	}
 }
 
-// recordFolder makes the folder for records.
+// recordFolder creates the folder for records.
 func (a *Agent) recordFolder() (err error) {
 	if a.cfg.Records != "" {
 		return os.MkdirAll(a.cfg.Records, 0o700)
@@ -382,7 +389,8 @@ func (a *Agent) recordFolder() (err error) {
 	return err
 }
 
-// flightRecords reports whether workers have left records of their last collectives, which lockstep doctor reads.
+// flightRecords reports whether workers have written records of their last collectives, which lockstep doctor
+// reads.
 func (a *Agent) flightRecords() bool {
 	found, _ := filepath.Glob(filepath.Join(a.cfg.Records, "flight-*"))
 	return len(found) > 0
@@ -395,7 +403,7 @@ func codeOf(a *Agent, code int) int {
 	return code
 }
 
-// begin meets the other agents and starts this node's workers.
+// begin joins the other agents and starts this node's workers.
 func (a *Agent) begin(ctx context.Context, number uint32) (*epoch, error) {
 	ports, err := reserve(a.cfg.Address, a.cfg.Workers+1)
 	if err != nil {
@@ -433,7 +441,7 @@ func (a *Agent) logFolder(number uint32) (string, error) {
 	return dir, nil
 }
 
-// show is which of a worker's streams are shown.
+// show reports which of a worker's streams are shown.
 func (a *Agent) show(rank int) (out [2]bool) {
 	for s := Stdout; s <= Stderr; s++ {
 		out[s] = a.cfg.Show == nil || a.cfg.Show(rank, s)
@@ -441,7 +449,7 @@ func (a *Agent) show(rank int) (out [2]bool) {
 	return out
 }
 
-// layout says who is where in an epoch.
+// layout is the assignment of ranks to nodes in an epoch.
 type layout struct {
 	cards []seat // by node
 	node  int    // this one
@@ -456,7 +464,7 @@ func lay(cards []seat, node int) layout {
 	return l
 }
 
-// place returns what this node's worker of a local number is told.
+// place returns the environment of this node's worker with a local number.
 func (l *layout) place(local int) place {
 	p := place{
 		rank: l.first + local, world: l.world, local: local, locals: l.cards[l.node].Workers, node: l.node, nodes: len(l.cards),
@@ -492,7 +500,7 @@ func (e *epoch) start(logs string) {
 	a, n := e.agent, e.agent.cfg.Workers
 	e.ended = make(chan *worker, n)
 	cpus, nodes := allowedCPUs(), memoryNodes(a.root)
-	cores := runtime.GOMAXPROCS(0) // what the control group allows counts here as well
+	cores := runtime.GOMAXPROCS(0) // GOMAXPROCS respects the CPU limit of the control group
 	for local := range n {
 		p := e.layout.place(local)
 		p.id, p.epoch, p.restartsMax = a.cfg.ID, e.number, a.cfg.RestartsMax

@@ -266,7 +266,7 @@ func TestRootCause(t *testing.T) {
 		kind         string
 		says         []string
 	}{
-		{"exit code", `echo first >&2; exit 7`, 7, "exit", []string{"ended with exit code 7", "stderr  first", "worker 1 of 3", "workers 0, 2: asked to end, and ended with SIGTERM"}},
+		{"exit code", `echo first >&2; exit 7`, 7, "exit", []string{"ended with exit code 7", "stderr  first", "worker 1 of 3", "workers 0, 2: asked to exit, and ended with SIGTERM"}},
 		{"killed", `kill -9 $$`, 137, "signal", []string{"killed by SIGKILL, which lockstep run did not send"}},
 		{"a signal", `kill -SEGV $$`, 139, "signal", []string{"ended by SIGSEGV"}},
 		{"panic", `echo 'panic: boom' >&2; echo; echo 'goroutine 1 [running]:' >&2; exit 2`, 2, "panic", []string{"what    panic: boom", "goroutine 1 [running]:"}},
@@ -322,7 +322,7 @@ exit 1`, func(c *Config) { c.Settle = time.Minute }) // both end by themselves, 
 	o := s.wait(t)
 	_, pid, _ := strings.Cut(strings.TrimSpace(s.out.String()), "worker 1 is ")
 	root := o.Report.Root
-	if want := "ended with exit code 0 while others still waited for it; worker 0 reported: lost worker 1"; o.Code != 1 || root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
+	if want := "exited with code 0 while others still waited for it; worker 0 reported: lost worker 1"; o.Code != 1 || root.Worker != 1 || fmt.Sprint(root.PID) != pid || root.Host == "" || root.Message != want {
 		t.Errorf("outcome %+v, root %+v, want process %s and %q:\n%s", o, root, pid, want, s.err)
 	}
 }
@@ -364,7 +364,7 @@ while kill -0 $pid 2>/dev/null; do sleep 0.01; done; exit 3`, func(c *Config) { 
 func TestKilledAfterGrace(t *testing.T) {
 	s := launchScript(t, `trap '' TERM; touch $LOCKSTEP_RECORDS/ready$RANK; `+awaitOthers+`[ $RANK = 1 ] && exit 3
 while :; do sleep 0.05; done`, func(c *Config) { c.Grace = 200 * time.Millisecond })
-	if o := s.wait(t); o.Code != 3 || !strings.Contains(s.err.String(), "then    worker 0: killed, as it had not ended 200ms after it was asked to") {
+	if o := s.wait(t); o.Code != 3 || !strings.Contains(s.err.String(), "then    worker 0: killed, since it had not exited 200ms after it was asked to") {
 		t.Errorf("outcome %+v:\n%s", o, s.err)
 	}
 }
@@ -396,7 +396,7 @@ func TestRestarts(t *testing.T) {
 				}
 			}
 			text := s.err.String()
-			if got := strings.Count(text, "first of all worker 0"); got != c.blocks {
+			if got := strings.Count(text, "root cause: worker 0"); got != c.blocks {
 				t.Errorf("%d blocks, want %d:\n%s", got, c.blocks, text)
 			}
 			if got := strings.Count(text, "starting all 2 workers again: restart "); got != c.announces {
@@ -426,7 +426,7 @@ while [ $n = 0 ]; do sleep 0.02; done; sleep 0.2; echo "ended after $n"; exit 0`
 			for rank := range 2 {
 				s.out.await(t, fmt.Sprintf("[rank%d] ended after 1\n", rank))
 			}
-			if !strings.Contains(s.err.String(), "passed SIG"+c.name+" on to the workers") {
+			if !strings.Contains(s.err.String(), "forwarded SIG"+c.name+" to the workers") {
 				t.Errorf("said:\n%s", s.err)
 			}
 		})
@@ -554,7 +554,7 @@ func TestNewRefuses(t *testing.T) {
 		"no program":              {Workers: 1},
 		"0 workers":               {Command: []string{"x"}},
 		"node 2 of 2":             {Command: []string{"x"}, Workers: 1, Node: 2, Nodes: 2},
-		"need a store to meet in": {Command: []string{"x"}, Workers: 1, Nodes: 2},
+		"need a rendezvous store": {Command: []string{"x"}, Workers: 1, Nodes: 2},
 		"-1 restarts":             {Command: []string{"x"}, Workers: 1, RestartsMax: -1},
 	} {
 		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {

@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// Affinity says whether each worker is bound to CPUs of its own.
+// Affinity selects whether each worker is bound to CPUs.
 type Affinity string
 
 // The affinities.
 const (
-	AffinityAuto Affinity = "auto" // where the machine has several memory nodes and every worker gets a core
+	AffinityAuto Affinity = "auto" // bind where the machine has several NUMA nodes and every worker gets a core
 	AffinityOn   Affinity = "on"
 	AffinityOff  Affinity = "off"
 )
 
-// threadShare is the number of threads for each of n workers on so many cores: all the same, so that equal work takes equal time, and at least
-// one.
+// threadShare returns the number of threads for each of n workers: the same for all, so that equal work takes
+// equal time, and at least one.
 func threadShare(cores, n int) int { return max(1, cores/n) }
 
-// cpuShare returns the CPUs of worker i of n among those that may be used, nil for all of them: neighbours, so that few workers lie
-// astride two memory nodes. nodes are the CPUs of each memory node.
+// cpuShare returns the CPUs of worker i of n among the allowed ones, nil for all of them. They are
+// neighbours, so that few workers span two NUMA nodes. nodes are the CPUs of each NUMA node.
 func cpuShare(affinity Affinity, cpus []int, nodes [][]int, n, i int) []int {
 	share := len(cpus) / n
 	if affinity == AffinityOff || share == 0 || affinity == AffinityAuto && len(nodes) < 2 {
 		return nil
 	}
-	var ordered []int // node by node
+	var ordered []int // by NUMA node
 	for _, node := range nodes {
 		for _, c := range node {
 			if slices.Contains(cpus, c) {
@@ -43,7 +43,7 @@ func cpuShare(affinity Affinity, cpus []int, nodes [][]int, n, i int) []int {
 	return ordered[i*share : (i+1)*share]
 }
 
-// memoryNodes reads the CPUs of each memory node that has any.
+// memoryNodes reads the CPUs of each NUMA node that has any.
 func memoryNodes(root fs.FS) [][]int {
 	names, _ := fs.Glob(root, "sys/devices/system/node/node[0-9]*/cpulist")
 	slices.SortFunc(names, func(a, b string) int {
@@ -68,14 +68,14 @@ func memoryNodes(root fs.FS) [][]int {
 // listMax bounds a list of numbers.
 const listMax = 1 << 16
 
-// ParseRanks reads a list of numbers: "0,2-3".
+// ParseRanks parses a list of numbers: "0,2-3".
 func ParseRanks(s string) ([]int, error) {
 	out, err := parseList(s)
 	if err == nil && len(out) == 0 {
 		err = fmt.Errorf("an empty list")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%q is no list of ranks: %w; want one such as 0,2-3", s, err)
+		return nil, fmt.Errorf("%q is not a list of ranks: %w; want one such as 0,2-3", s, err)
 	}
 	return out, nil
 }
@@ -94,7 +94,7 @@ func parseList(s string) ([]int, error) {
 		}
 		switch {
 		case err != nil:
-			return nil, fmt.Errorf("%q is no number", part)
+			return nil, fmt.Errorf("%q is not a number", part)
 		case b < a:
 			return nil, fmt.Errorf("%q ends before it begins", part)
 		case b-a >= listMax || len(out) >= listMax:

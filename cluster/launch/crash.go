@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// The first lines of what a runtime writes when it ends a program.
+// The first lines that runtimes write when they end a program.
 var crashMarks = []struct{ prefix, kind string }{
 	{"panic: ", "panic"},
 	{"fatal error: ", "panic"},
@@ -24,21 +24,21 @@ func crashBegins(line string) bool {
 	return false
 }
 
-// What Go's runtime writes when a signal ends a program that no Go code is to blame for: a library's abort, a
-// segmentation violation in it. "SIGABRT: abort", and in the next line where; at the end, after all goroutines, the
-// registers.
+// What Go's runtime writes when a signal from outside Go code ends a program: a library's abort, a
+// segmentation violation in it. "SIGABRT: abort", and in the next line where; at the end, after all
+// goroutines, the registers.
 var (
 	signalHeader   = regexp.MustCompile(`^SIG[A-Z0-9]+: `)
 	signalPlace    = regexp.MustCompile(`^PC=0x[0-9a-f]+ m=-?[0-9]+ sigcode=`)
 	signalRegister = regexp.MustCompile(`^[a-z][a-z0-9]{0,6} +0x[0-9a-f]+$`)
-	// fatalLine is how libraries in C and C++ say why they abort: absl and glog (XLA's failed CHECK), the C++ runtime,
-	// assert, glibc.
+	// fatalLine matches the message that C and C++ libraries write before they abort: absl and glog (XLA's
+	// failed CHECK), the C++ runtime, assert, glibc.
 	fatalLine = regexp.MustCompile(`^F[0-9]{4} |Check failed: |^terminate called |: Assertion .* failed\.?$` +
 		`|^(double free|free|malloc|munmap_chunk|corrupted)[^a-z]`)
 )
 
-// nativeCrash returns where the header of a crash in native code is among a crash's lines, -1: it is none. What
-// stands before it is what the program wrote last.
+// nativeCrash returns the index of a native crash's header in a crash's lines, -1 if there is none. The lines
+// before it are the program's last output.
 func nativeCrash(lines []string) int {
 	for i := range len(lines) - 1 {
 		if signalHeader.MatchString(lines[i]) && signalPlace.MatchString(lines[i+1]) {
@@ -48,7 +48,7 @@ func nativeCrash(lines []string) int {
 	return -1
 }
 
-// nativeMessage tells a crash in native code in one sentence.
+// nativeMessage summarises a native crash in one sentence.
 func nativeMessage(before, crash []string) string {
 	message := crash[0]
 	for _, line := range crash[1:min(len(crash), 4)] {
@@ -71,7 +71,7 @@ func nativeMessage(before, crash []string) string {
 	return message + "; the line before: " + last
 }
 
-// crashed reads what kind of a failure a crash's lines tell, in one sentence; "" if there are none.
+// crashed returns the kind of failure and a one-sentence message for a crash's lines; "" if there are none.
 func crashed(lines []string) (kind, message string) {
 	if len(lines) == 0 {
 		return "", ""
@@ -86,7 +86,7 @@ func crashed(lines []string) (kind, message string) {
 		}
 	}
 	message = lines[0]
-	if strings.HasPrefix(message, "Traceback ") { // the sentence is the first line that is not indented
+	if strings.HasPrefix(message, "Traceback ") { // the message is the first line that is not indented
 		for _, l := range lines[1:] {
 			if l != "" && l[0] != ' ' {
 				message = l
@@ -100,7 +100,7 @@ func crashed(lines []string) (kind, message string) {
 	return kind, message
 }
 
-// full reports whether a message tells of a disk without space.
+// full reports whether a message is about a full disk.
 func full(message string) bool {
 	return strings.Contains(strings.ToLower(message), "no space left on device")
 }

@@ -1,17 +1,18 @@
-// Package launch starts the workers of a job and watches them, as torchrun does.
+// Package launch starts the workers of a job and watches them, like torchrun.
 //
-// An [Agent] is what each node of the job has: it starts that node's workers with the environment that tells them their place (the
-// LOCKSTEP_ names of package cluster, torchrun's names, and TF_CONFIG), writes their output line by line, and waits for them. When
-// one fails, the agents of all nodes stop all workers, say which failure came first, and, while restarts are left, start all of
-// them again as the next epoch of the job. The agents meet in a [rendezvous.Store]; with one node there is no need of one.
+// Each node of the job runs an [Agent]. It starts that node's workers with the environment that identifies
+// them (the LOCKSTEP_ variables of package cluster, torchrun's variables, and TF_CONFIG), forwards their
+// output line by line, and waits for them. When one fails, the agents of all nodes stop all workers and
+// report the first failure. While restarts are left, they restart all workers as the next epoch of the job.
+// The agents coordinate through a [rendezvous.Store]; one node alone needs none.
 //
-// No worker outlives its agent: on Linux the kernel kills it, and a [Guard], a small process that waits for the agent's end, kills
-// what the worker itself had started.
+// No worker outlives its agent: on Linux the kernel kills it, and a [Guard], a small process that waits for
+// the agent's end, kills the processes that the worker started.
 //
 //	agent, err := launch.New(launch.Config{Command: []string{"./prog"}, Workers: 4, Stdout: os.Stdout, Stderr: os.Stderr})
 //	…
 //	outcome, err := agent.Run(ctx)
 //	os.Exit(outcome.Code)
 //
-// Nothing here knows what a worker computes: a program in another language does as well.
+// The package does not depend on what a worker computes: programs in other languages work too.
 package launch

@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// place is what a worker is told about its job.
+// place is a worker's identity in its job, and its environment.
 type place struct {
 	id                    string
 	epoch                 uint32
@@ -19,11 +19,11 @@ type place struct {
 	node, nodes           int
 	masterAddr            string
 	masterPort            int
-	addresses             []string // of all workers, by rank: where TF_CONFIG has them listen
+	addresses             []string // of all workers, by rank: their addresses in TF_CONFIG
 	store, secret, record string   // "": none
 }
 
-// variables are the environment of a worker: its own names, torchrun's, and TensorFlow's.
+// variables returns a worker's environment: Lockstep's variables, torchrun's, and TensorFlow's.
 func (p *place) variables() []string {
 	n := strconv.Itoa
 	pairs := [][2]string{
@@ -61,7 +61,8 @@ func (p *place) variables() []string {
 	return out
 }
 
-// tfConfig is the cluster as TensorFlow describes it: all workers are tasks of the job "worker", and task 0 is the chief.
+// tfConfig returns the cluster as TF_CONFIG: all workers are tasks of the job "worker", and task 0 is the
+// chief.
 func (p *place) tfConfig() string {
 	var c struct {
 		Cluster map[string][]string `json:"cluster"`
@@ -79,21 +80,21 @@ func (p *place) tfConfig() string {
 	return string(text)
 }
 
-// stale are the variables of this process that would speak against what a worker is told.
+// stale are variables of this process that would contradict a worker's own.
 var stale = []string{
 	cluster.EnvStore, cluster.EnvSecret, cluster.EnvSecretFile, cluster.EnvRecords,
-	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store is not there
+	"TORCHELASTIC_USE_AGENT_STORE", // torchrun's own store does not exist here
 }
 
-// SetByAgent reports whether an agent sets a variable of the workers' environment itself, or takes it away: what a
-// user wants it to be has no effect.
+// SetByAgent reports whether an agent sets or removes this variable of the workers' environment itself: a
+// user's value has no effect.
 func SetByAgent(name string) bool {
 	p := place{store: "-", secret: "-", record: "-"}
 	return slices.Contains(stale, name) || slices.ContainsFunc(p.variables(),
 		func(kv string) bool { return nameOf(kv) == name })
 }
 
-// environment is base without stale variables, with set over it, and with the defaults that base does not have.
+// environment returns base without stale variables, overridden by set, and with the defaults that base lacks.
 func environment(base, set, defaults []string) []string {
 	over := map[string]bool{}
 	for _, name := range stale {
@@ -123,7 +124,8 @@ func nameOf(kv string) string {
 	return name
 }
 
-// threads are the names by which the usual runtimes are told how many threads to use. One that the user has set stands.
+// threads returns the variables by which common runtimes limit their threads. A user's value takes
+// precedence.
 func threads(n int) []string {
 	return []string{"GOMAXPROCS=" + strconv.Itoa(n), "OMP_NUM_THREADS=" + strconv.Itoa(n)}
 }

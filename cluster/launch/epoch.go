@@ -13,7 +13,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 )
 
-// epoch is one life of the job's workers, as one agent sees it. All but the workers themselves happens on one goroutine.
+// epoch is one run of the job's workers, as one agent sees it. All its state except the workers is confined
+// to one goroutine.
 type epoch struct {
 	agent    *Agent
 	number   uint32
@@ -22,33 +23,33 @@ type epoch struct {
 	workers  []*worker
 	running  []*worker
 	ended    chan *worker
-	patience atomic.Bool // the workers are ending in order: nothing that they started is killed at once
+	patience atomic.Bool // the workers are exiting in order: their child processes are not killed at once
 	memory   memoryKills // before the start
 	counted  bool
 
 	asleep map[*worker]time.Time // since when workers have been seen stopped
 
 	failing  bool // a worker has failed
-	first    int  // which, as far as this agent knows
+	first    int  // which one, as far as this agent knows
 	firstAt  time.Time
-	settle   <-chan time.Time // when the other workers have had the time to tell of it themselves
-	stopping bool             // they have been asked to end
+	settle   <-chan time.Time // when the other workers have had time to report it themselves
+	stopping bool             // they have been asked to exit
 	ends     map[int]nodeEnd
-	kill     <-chan time.Time // when what still runs is killed
-	giveUp   <-chan time.Time // when nodes that do not answer are given up
+	kill     <-chan time.Time // when the workers that still run are killed
+	giveUp   <-chan time.Time // when nodes that do not respond are abandoned
 	gaveUp   bool
-	losses   map[int]loss // by node: those whose agent is gone
-	alone    error        // the store is gone, or this agent's place in the job
-	cutOff   error        // the store cannot be reached: what has become of the other nodes is not known
+	losses   map[int]loss // by node: those whose agent is lost
+	alone    error        // the store has ended, or this agent's slot was taken
+	cutOff   error        // the store cannot be reached: the state of the other nodes is unknown
 }
 
-// loss is what is known of an agent that is gone.
+// loss describes a lost agent.
 type loss struct {
 	why   string
 	since time.Time
 }
 
-// nodeEnd is what an agent tells the others when all its workers have ended.
+// nodeEnd is what an agent publishes when all its workers have ended.
 type nodeEnd struct {
 	Node     int    `json:"node"`
 	Failures []told `json:"failures,omitempty"`
@@ -62,14 +63,14 @@ type fine struct {
 	PID    int    `json:"pid"`
 }
 
-// told is a failure, and what the worker wrote last.
+// told is a failure, and the worker's last output.
 type told struct {
 	failure.Record
 
 	Stderr []string `json:"stderr,omitempty"`
 }
 
-// answerTime is how long an agent may take, besides the grace, to say that its workers have ended.
+// answerTime is how long an agent may take, in addition to the grace, to publish that its workers have ended.
 const answerTime = 10 * time.Second
 
 // watch returns when the workers of all nodes have ended, or nothing more can be learned.
@@ -133,7 +134,8 @@ func (e *epoch) workerEnded(w *worker) {
 	}
 }
 
-// findStopped looks for workers that were stopped, by SIGSTOP say, of which nobody else may take notice: one that stays so has failed.
+// findStopped detects workers that were stopped, by SIGSTOP for example, which nothing else may detect: one
+// that stays stopped has failed.
 func (e *epoch) findStopped() {
 	if e.failing {
 		return
@@ -148,7 +150,7 @@ func (e *epoch) findStopped() {
 		switch {
 		case !known:
 			e.asleep[w] = now
-			e.agent.screen.say(fmt.Sprintf("lockstep run: worker %d (pid %d) is stopped: kill -CONT %d has it go on; it has failed if it stays so for %v\n", w.rank, w.pid(), w.pid(), e.agent.cfg.HeartbeatTimeout))
+			e.agent.screen.say(fmt.Sprintf("lockstep run: worker %d (pid %d) is stopped: resume it with kill -CONT %d; it counts as failed after %v\n", w.rank, w.pid(), w.pid(), e.agent.cfg.HeartbeatTimeout))
 		case now.Sub(since) >= e.agent.cfg.HeartbeatTimeout:
 			w.halt()
 			record, _ := w.record(e.agent.cfg.Grace)
@@ -161,7 +163,7 @@ func (e *epoch) findStopped() {
 
 // fail ends the epoch on all nodes: a worker of this one has failed.
 func (e *epoch) fail(r failure.Record) {
-	if r.Kind == "signal" || r.Kind == "memory" { // else it has told itself
+	if r.Kind == "signal" || r.Kind == "memory" { // else the worker has published it itself
 		r.Job, r.Epoch, r.Host = e.agent.cfg.ID, e.number, e.agent.host
 		r.Message += e.agent.peers.lastSeen(r.Epoch, r.Worker)
 		e.agent.peers.record(r)
@@ -171,15 +173,15 @@ func (e *epoch) fail(r failure.Record) {
 	e.failed(r.Worker)
 }
 
-// failed gives the workers of this node a moment to notice that another has failed, to tell what they know and to end, before they are
-// asked to.
+// failed gives the workers of this node time to notice that another has failed, to report what they know and
+// to exit, before they are asked to.
 func (e *epoch) failed(worker int) {
 	if !e.failing {
 		e.failing, e.first, e.settle = true, worker, time.After(e.agent.cfg.Settle)
 	}
 }
 
-// stop asks all workers of this node to end.
+// stop asks all workers of this node to exit.
 func (e *epoch) stop() {
 	if e.stopping {
 		return
@@ -194,7 +196,7 @@ func (e *epoch) stop() {
 	e.kill = time.After(e.agent.cfg.Grace)
 }
 
-// ask sends a signal to all workers that have not ended.
+// ask sends a signal to all workers that are running.
 func (e *epoch) ask(sig os.Signal) {
 	e.patience.Store(true)
 	e.each(func(w *worker) { signalGroup(w.pid(), sig) })
@@ -208,7 +210,7 @@ func (e *epoch) killAll() {
 	})
 }
 
-// each calls f for all workers whose process has not ended, and notes that how they end is not of their own.
+// each calls f for all workers whose process is running, and records that this agent causes their end.
 func (e *epoch) each(f func(*worker)) {
 	for _, w := range e.running {
 		select {
@@ -220,7 +222,8 @@ func (e *epoch) each(f func(*worker)) {
 	}
 }
 
-// signalled acts on the user's wish: it is passed on once; the second time the workers are killed, and those of the other nodes too.
+// signalled handles a user's signal: the first is forwarded; the second kills the workers, also those of the
+// other nodes.
 func (e *epoch) signalled(sig os.Signal) {
 	p := e.agent.peers
 	if e.agent.asked != nil {
@@ -229,25 +232,25 @@ func (e *epoch) signalled(sig os.Signal) {
 		e.giveUp = time.After(answerTime)
 		return
 	}
-	e.agent.screen.say(fmt.Sprintf("\nlockstep run: passed %s on to the workers, which may end their step; once more kills them\n", signalName(sig)))
+	e.agent.screen.say(fmt.Sprintf("\nlockstep run: forwarded %s to the workers, which may finish their step; a second signal kills them\n", signalName(sig)))
 	p.publish(interruption{Node: e.agent.cfg.Node, Terminate: sig == sigTerminate}, "event", "interrupt", e.number)
 	e.interrupt(sig)
 }
 
 func (e *epoch) interrupt(sig os.Signal) {
 	e.agent.asked = sig
-	if !e.stopping { // else they have been asked
+	if !e.stopping { // else they have been asked already
 		e.ask(sig)
 	}
 }
 
-// heard acts on what another agent has said.
+// heard handles an event from another agent.
 func (e *epoch) heard(ev event) {
 	switch {
 	case ev.err != nil:
 		e.storeFailed(ev.err)
 	case ev.over != nil:
-		e.gaveUp = true // what the others had to tell has been heard before this
+		e.gaveUp = true // all earlier events of the others have been handled before this
 		if len(e.running) > 0 && !e.failing {
 			e.alone = &overError{*ev.over}
 			e.stop()
@@ -278,8 +281,8 @@ func (e *epoch) heard(ev event) {
 	}
 }
 
-// storeFailed ends this node's workers when the store cannot be reached any more. The others may go on without them,
-// or begin again: that is not for this agent to know, nor to end.
+// storeFailed ends this node's workers when the store cannot be reached any more. The others may continue
+// without them, or restart: this agent cannot know that, and must not end them.
 func (e *epoch) storeFailed(err error) {
 	a := e.agent
 	switch {
@@ -288,7 +291,7 @@ func (e *epoch) storeFailed(err error) {
 		e.alone = a.peers.storeLost(err)
 		a.peers.cutOff = err
 		e.stop()
-	case len(e.running) == 0 && !e.failing: // they have ended as they should, which the others may yet say of theirs
+	case len(e.running) == 0 && !e.failing: // they have exited normally, which the others may yet report of theirs
 		if e.giveUp == nil {
 			e.giveUp = time.After(a.cfg.RendezvousTimeout)
 		}
@@ -305,7 +308,8 @@ func (e *epoch) isolate(err error) {
 		&e.layout.cards[e.layout.node].card, err))
 }
 
-// doubt finds out whether nodes that do not answer are to blame for it, or this node's own connection to the store.
+// doubt determines whether nodes that do not respond are at fault, or this node's own connection to the
+// store.
 func (e *epoch) doubt(ctx context.Context) {
 	if !e.gaveUp || e.alone != nil || e.cutOff != nil || e.agent.cfg.Nodes == 1 {
 		return
@@ -315,22 +319,23 @@ func (e *epoch) doubt(ctx context.Context) {
 	}
 }
 
-// seatChanged sees to it that the epoch ends when a node's agent is lost before its workers have ended, or when another has taken its place.
+// seatChanged ends the epoch when a node's agent is lost before its workers have ended, or when another has
+// replaced it.
 func (e *epoch) seatChanged(s *seat) {
 	was := &e.layout.cards[s.Node]
 	l := loss{why: s.Why, since: s.Since}
 	switch {
 	case s.Nonce != was.Nonce && s.Node == e.layout.node:
-		e.alone = fmt.Errorf("%v was taken for lost, and %w by the agent on host %s with pid %d", &was.card, errReplaced, s.Host, s.PID)
+		e.alone = fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &was.card, errReplaced, s.Host, s.PID)
 		e.stop()
 		return
 	case s.Nonce != was.Nonce:
-		l = loss{why: fmt.Sprintf("the agent on host %s with pid %d has come in its place", s.Host, s.PID), since: time.Now()}
+		l = loss{why: fmt.Sprintf("the agent on host %s with pid %d has replaced it", s.Host, s.PID), since: time.Now()}
 	case s.State == gone:
 		l = loss{why: "it has left the job", since: time.Now()}
 	case s.State == here:
 		return
-	case s.Node == e.layout.node: // taken for lost: the others have ended the epoch, and it can come to the next
+	case s.Node == e.layout.node: // declared lost: the others have ended the epoch, and this agent can join the next
 		e.failed(e.layout.first)
 		return
 	}
@@ -347,7 +352,8 @@ func (e *epoch) seatChanged(s *seat) {
 	e.expect()
 }
 
-// catchUp acts on agents that were lost, or replaced, while the epoch was put together with them: of that nothing more is heard.
+// catchUp handles agents that were lost, or replaced, while the epoch was formed with them: no further event
+// reports that.
 func (e *epoch) catchUp(ctx context.Context) {
 	p := e.agent.peers
 	away := func(s *seat) bool { return s != nil && (s.State == lost || s.Nonce != e.layout.cards[s.Node].Nonce) }
@@ -356,9 +362,9 @@ func (e *epoch) catchUp(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
-	seats, _, _, err := p.read(ctx) // what was heard may be older than what was agreed on
+	seats, _, _, err := p.read(ctx) // the events may be older than the agreed meeting
 	if err != nil {
-		return // of a store that is lost is heard
+		return // an event reports a lost store
 	}
 	for _, s := range seats {
 		if away(s) {
@@ -367,14 +373,15 @@ func (e *epoch) catchUp(ctx context.Context) {
 	}
 }
 
-// expect gives up on the nodes that do not say within reasonable time that their workers have ended.
+// expect abandons the nodes that do not publish in time that their workers have ended.
 func (e *epoch) expect() {
 	if e.failing && len(e.running) == 0 && e.giveUp == nil {
 		e.giveUp = time.After(e.agent.cfg.Settle + e.agent.cfg.Grace + answerTime)
 	}
 }
 
-// order finds out which of this node's workers failed first, now that all have ended: of one that only followed may have been heard earlier.
+// order determines which of this node's workers failed first, now that all have ended: the event of a
+// consequence may have arrived earlier.
 func (e *epoch) order() {
 	if !slices.ContainsFunc(e.workers, func(w *worker) bool { return w.rank == e.first && e.failing }) {
 		return // it was another node's
@@ -386,7 +393,7 @@ func (e *epoch) order() {
 	}
 }
 
-// finish tells the other agents how this node's workers ended.
+// finish publishes how this node's workers ended.
 func (e *epoch) finish() {
 	e.order()
 	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.fine()}
@@ -396,7 +403,7 @@ func (e *epoch) finish() {
 	e.expect()
 }
 
-// failures joins what the workers of this node have recorded with what was seen of them.
+// failures merges the records of this node's workers with the agent's observations.
 func (e *epoch) failures() []told {
 	own := map[int]failure.Record{}
 	if dir := e.agent.cfg.Records; dir != "" {
@@ -424,16 +431,16 @@ func (e *epoch) failures() []told {
 		last, crash := w.tail.lines()
 		switch {
 		case w.halted != nil:
-			last = w.halted // what it wrote when it was woken up to end says nothing
+			last = w.halted // its output after it was continued in order to exit is irrelevant
 		case seen.Kind == "signal" && nativeCrash(crash) >= 0:
-			last = nil // the goroutines, after what is in the stack
+			last = nil // the goroutines, which the stack contains already
 		}
 		out = append(out, told{seen, last})
 	}
 	return out
 }
 
-// fine returns this node's workers that ended with exit code 0, unasked.
+// fine returns this node's workers that ended with exit code 0 without being asked to.
 func (e *epoch) fine() (out []fine) {
 	for _, w := range e.workers {
 		if w.err == nil && w.ending.code == 0 && !w.asked {
@@ -443,7 +450,7 @@ func (e *epoch) fine() (out []fine) {
 	return out
 }
 
-// complete adds to the record of a root cause that told nothing itself that its worker ended as if all were well.
+// complete adds to the record of a root cause that reported nothing that its worker exited with code 0.
 func (e *epoch) complete(rep *failure.Report) {
 	if !rep.Unseen {
 		return
@@ -452,13 +459,13 @@ func (e *epoch) complete(rep *failure.Report) {
 		for _, f := range end.Fine {
 			if f.Worker == rep.Root.Worker {
 				rep.Root.Host, rep.Root.PID = f.Host, f.PID
-				rep.Root.Message = "ended with exit code 0 while others still waited for it; " + strings.TrimPrefix(rep.Root.Message, "it told nothing; ")
+				rep.Root.Message = "exited with code 0 while others still waited for it; " + strings.TrimPrefix(rep.Root.Message, "it reported nothing; ")
 			}
 		}
 	}
 }
 
-// attribute adds to a record that only this agent can write what a worker itself would have told.
+// attribute adds to a record that only this agent can write what the worker itself would have reported.
 func (e *epoch) attribute(w *worker, r *failure.Record) {
 	if !w.asked && r.Worker != e.first && r.Kind != "signal" && r.Kind != "memory" && !r.Time.Before(e.firstAt) {
 		r.Blames = []int{e.first} // most likely it has lost that one
@@ -468,10 +475,10 @@ func (e *epoch) attribute(w *worker, r *failure.Record) {
 	}
 }
 
-// outcome says what the epoch came to.
+// outcome returns the result of the epoch.
 func (e *epoch) outcome() Outcome {
 	o := Outcome{Restarts: int(e.number), Interrupted: e.agent.asked != nil}
-	if errors.Is(e.alone, errReplaced) { // the job goes on without this agent, which knows nothing of it
+	if errors.Is(e.alone, errReplaced) { // the job continues without this agent, which cannot know its result
 		o.Code = 1
 		return o
 	}
@@ -481,7 +488,7 @@ func (e *epoch) outcome() Outcome {
 			records = append(records, f.Record)
 		}
 	}
-	unknown := e.alone != nil || e.cutOff != nil // what has become of the others
+	unknown := e.alone != nil || e.cutOff != nil // the state of the other nodes
 	for node := range e.layout.cards {
 		if _, ok := e.ends[node]; !ok && !unknown {
 			records = append(records, e.silent(node)...)
@@ -489,7 +496,7 @@ func (e *epoch) outcome() Outcome {
 	}
 	rep, failed := failure.Find(records)
 	if unknown && (rep.Unseen || follows(rep.Root)) {
-		failed = false // the root is that this node is cut off
+		failed = false // the root cause is that this node is cut off
 	}
 	e.complete(&rep)
 	switch {
@@ -506,29 +513,30 @@ func (e *epoch) outcome() Outcome {
 	return o
 }
 
-// follows reports whether a failure follows from another.
+// follows reports whether a failure is a consequence of another.
 func follows(r failure.Record) bool {
 	return len(r.Blames) > 0 || slices.Contains([]string{"lost", "store", "timeout", "interrupted"}, r.Kind)
 }
 
-// silent makes up records for the workers of a node whose agent has not said how they ended. They are causes of their own: the workers went
-// with their agent, and that others lost them follows from it.
+// silent builds records for the workers of a node whose agent has not published how they ended. They are
+// causes, not consequences: the workers ended with their agent, and the others lost them because of that.
 func (e *epoch) silent(node int) (out []failure.Record) {
 	c, first := &e.layout.cards[node], e.layout.firstOf(node)
 	l, known := e.losses[node]
 	if !known {
-		l = loss{why: "it does not answer", since: time.Now()}
+		l = loss{why: "it does not respond", since: time.Now()}
 	}
 	for i := range c.Workers {
 		out = append(out, failure.Record{
 			Job: e.agent.cfg.ID, Epoch: e.number, Worker: first + i, Host: c.Host, Time: l.since, Kind: "exit",
-			Message: fmt.Sprintf("the agent of its %v is lost: %s; it was killed, or its host or network is gone", &c.card, l.why), Step: -1, ExitCode: -1,
+			Message: fmt.Sprintf("the agent of its %v is lost: %s; it was killed, or its host or network is down", &c.card, l.why), Step: -1, ExitCode: -1,
 		})
 	}
 	return out
 }
 
-// lastWord is the error of an agent whose job cannot go on for want of another agent, or of the store.
+// lastWord returns the error of an agent whose job cannot continue because another agent, or the store, is
+// missing.
 func (e *epoch) lastWord() error {
 	if e.alone != nil {
 		return e.alone
@@ -544,11 +552,11 @@ func (e *epoch) lastWord() error {
 	return nil
 }
 
-// summary says in one sentence how the job has ended, for agents that come too late.
+// summary describes in one sentence how the job has ended, for agents that join too late.
 func (e *epoch) summary(o *Outcome, err error) string {
 	switch {
 	case o.Interrupted:
-		return "the user has ended it"
+		return "the user ended it"
 	case o.Report != nil:
 		return fmt.Sprintf("%s: %s", e.who(o.Report.Root), short(o.Report.Root.Message))
 	case err != nil:

@@ -13,8 +13,9 @@ import (
 	"sync"
 )
 
-// Guard is what the process does that [Config].Guard starts: it reads which process groups and temporary folders there are, and at the
-// input's end, when its agent has died, kills and removes those that are left. No signal but SIGKILL ends it before that.
+// Guard is the main function of the process started by [Config].Guard. It reads process groups and temporary
+// folders from its input. At the input's end, when its agent has died, it kills and removes those that are
+// left. Only SIGKILL ends it before that.
 func Guard(input io.Reader) {
 	signal.Ignore(sigInterrupt, sigTerminate)
 	left := map[string]bool{}
@@ -40,7 +41,7 @@ func Guard(input io.Reader) {
 	}
 }
 
-// recordsPrefix is how the names of temporary folders for records begin.
+// recordsPrefix is the prefix of the names of temporary folders for records.
 const recordsPrefix = "lockstep-records-"
 
 // guard is the agent's side of a guard process. A nil one guards nothing.
@@ -51,7 +52,7 @@ type guard struct {
 	input io.WriteCloser
 }
 
-// startGuard starts a guard. It is in a group of its own, and has none of the agent's outputs.
+// startGuard starts a guard, in a separate process group and without the agent's outputs.
 func startGuard(command []string) (*guard, error) {
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Env = os.Environ()
@@ -61,12 +62,12 @@ func startGuard(command []string) (*guard, error) {
 		err = cmd.Start()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("starting the process that ends the workers should this one be killed: %w", err)
+		return nil, fmt.Errorf("starting the guard process: %w", err)
 	}
 	return &guard{cmd: cmd, input: input}, nil
 }
 
-// add tells the guard of a process group, by its number, or of a folder; remove that it is gone.
+// add registers a process group, by its number, or a folder with the guard; remove unregisters it.
 func (g *guard) add(what any)    { g.tell("+", what) }
 func (g *guard) remove(what any) { g.tell("-", what) }
 
@@ -76,7 +77,7 @@ func (g *guard) tell(sign string, what any) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	_, _ = fmt.Fprintf(g.input, "%s%v\n", sign, what) // a guard that is gone guards no more: the kernel still kills the workers themselves
+	_, _ = fmt.Fprintf(g.input, "%s%v\n", sign, what) // without a guard the kernel still kills the workers
 }
 
 func (g *guard) close() {

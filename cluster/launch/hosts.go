@@ -10,12 +10,12 @@ import (
 
 // Host is a machine on which a node's agent is started.
 type Host struct {
-	Name    string // as ssh knows it: "host", "user@host", an address
+	Name    string // as ssh accepts it: "host", "user@host", an address
 	Workers int
 }
 
-// ParseHosts reads a list of hosts as Open MPI and Horovod write it: "host1:4,user@host2:4,[fd00::1]:2". One without a number has
-// perHost workers.
+// ParseHosts parses a list of hosts in the format of Open MPI and Horovod:
+// "host1:4,user@host2:4,[fd00::1]:2". A host without a number has perHost workers.
 func ParseHosts(s string, perHost int) ([]Host, error) {
 	var out []Host
 	seen := map[string]bool{}
@@ -25,16 +25,16 @@ func ParseHosts(s string, perHost int) ([]Host, error) {
 		if i := strings.LastIndexByte(part, ':'); i >= 0 && (strings.Count(part, ":") == 1 || part[i-1] == ']') {
 			n, err := strconv.Atoi(part[i+1:])
 			if err != nil || n < 1 {
-				return nil, fmt.Errorf("%q: %q is no number of workers", part, part[i+1:])
+				return nil, fmt.Errorf("%q: %q is not a number of workers", part, part[i+1:])
 			}
 			h.Name, h.Workers = part[:i], n
 		}
 		h.Name = strings.TrimSuffix(strings.TrimPrefix(h.Name, "["), "]")
 		switch {
 		case h.Name == "" || strings.HasPrefix(h.Name, "-") || strings.ContainsAny(h.Name, " \t\"'"):
-			return nil, fmt.Errorf("%q is no host: want a list such as host1:4,host2:4", part)
+			return nil, fmt.Errorf("%q is not a host: want a list such as host1:4,host2:4", part)
 		case seen[h.Name]:
-			return nil, fmt.Errorf("%q is there twice: give it all its workers at once", h.Name)
+			return nil, fmt.Errorf("%q is listed twice: give all its workers in one entry", h.Name)
 		}
 		seen[h.Name] = true
 		out = append(out, h)

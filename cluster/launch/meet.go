@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// meet waits until the agents of all nodes are here to begin an epoch, or the next one if it has begun without this agent. It ends for all
-// agents when the user or another agent ends the job, or when a node's agent does not come in time: the first one, or one to replace
-// another that was lost.
+// meet waits until the agents of all nodes have joined an epoch, or the next one if it has begun without this
+// agent. It ends for all agents when the user or another agent ends the job, or when a node's agent does not
+// join in time: the first one, or the replacement of a lost one.
 func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, error) {
 	p := a.peers
 	if p.nodes == 1 {
@@ -53,9 +53,9 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 			switch met, err := a.hearBefore(ev, number); {
 			case err != nil || met != nil && met.has(p.nonce):
 				return met, err
-			case met != nil: // it was taken for lost when the others met
+			case met != nil: // it was declared lost when the others began
 				if number++; int(number) > a.cfg.RestartsMax {
-					return nil, fmt.Errorf("the job goes on without %v, which was taken for lost", &p.mine.card)
+					return nil, fmt.Errorf("the job continues without %v, which was declared lost", &p.mine.card)
 				}
 				if err := renew(); err != nil {
 					return nil, err
@@ -70,15 +70,16 @@ func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, e
 	}
 }
 
-// hearBefore acts on what is heard before an epoch has begun. It returns how that has, if so.
+// hearBefore handles an event that arrives before an epoch has begun. It returns the meeting if the epoch has
+// begun.
 func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 	p := a.peers
 	switch {
 	case ev.err != nil && p.gone(ev.err):
 		p.cutOff = ev.err
 		return nil, ev.err
-	case ev.err != nil: // there is time until the others are missed
-		a.remark(fmt.Sprintf("lockstep run: node %d cannot reach the other nodes at the moment, and goes on trying: %v\n",
+	case ev.err != nil: // it can still recover before the rendezvous timeout
+		a.remark(fmt.Sprintf("lockstep run: node %d cannot reach the other nodes, and retries: %v\n",
 			p.node, ev.err))
 	case ev.over != nil:
 		return nil, &overError{*ev.over}
@@ -92,7 +93,7 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 		return nil, errors.New("another node was stopped by its user")
 	case ev.met != nil && ev.epoch == number:
 		if len(ev.met.Seats) != p.nodes {
-			return nil, fmt.Errorf("this agent was told of %d nodes, and the job has begun with %d", p.nodes, len(ev.met.Seats))
+			return nil, fmt.Errorf("this agent expects %d nodes, but the job has started with %d", p.nodes, len(ev.met.Seats))
 		}
 		return ev.met, nil
 	case ev.seat != nil && ev.seat.Node < p.nodes:
@@ -104,23 +105,23 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 			a.remark(fmt.Sprintf("lockstep run: %v is back\n", &ev.seat.card))
 		}
 		if before != nil && before.Nonce != ev.seat.Nonce && ev.seat.State == here {
-			a.remark(fmt.Sprintf("lockstep run: %v has come in the place of the agent on host %s with pid %d\n", &ev.seat.card, before.Host, before.PID))
+			a.remark(fmt.Sprintf("lockstep run: %v has replaced the agent on host %s with pid %d\n", &ev.seat.card, before.Host, before.PID))
 		}
 		if ev.seat.Nonce != p.nonce && ev.seat.Node == p.node {
-			return nil, fmt.Errorf("%v was taken for lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, ev.seat.Host, ev.seat.PID)
+			return nil, fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, ev.seat.Host, ev.seat.PID)
 		}
 	}
 	return nil, nil
 }
 
-// await says that an agent is lost, and that another is waited for.
+// await reports that an agent is lost, and that a replacement is awaited.
 func (a *Agent) await(s *seat) {
 	if s != nil && s.State == lost && s.Node != a.cfg.Node {
 		a.remark(fmt.Sprintf("lockstep run: %v is lost: %s; waiting up to %v for another agent with --node-rank %d\n", &s.card, s.Why, a.cfg.RendezvousTimeout, s.Node))
 	}
 }
 
-// complete reports whether all agents are here to begin an epoch.
+// complete reports whether all agents have joined an epoch.
 func (p *peers) complete(epoch uint32) bool {
 	for _, s := range p.seats {
 		if s == nil || s.State != here || s.Epoch != epoch || !s.Ready {
@@ -130,7 +131,7 @@ func (p *peers) complete(epoch uint32) bool {
 	return true
 }
 
-// meeting is how an epoch begins with those that are here.
+// meeting returns the meeting of an epoch with the current agents.
 func (p *peers) meeting(epoch uint32) *meeting {
 	m := &meeting{Epoch: epoch}
 	for _, s := range p.seats {
@@ -139,19 +140,20 @@ func (p *peers) meeting(epoch uint32) *meeting {
 	return m
 }
 
-// missing says who has not come in time, who has, and what else can be known about it.
+// missing returns the error of a rendezvous that timed out: the agents that are missing, those that joined,
+// and other processes at the store.
 func (p *peers) missing(epoch uint32) error {
-	var away, came []string
+	var away, joined []string
 	for n, s := range p.seats {
 		switch {
 		case s == nil:
-			away = append(away, fmt.Sprintf("node %d has not come", n))
+			away = append(away, fmt.Sprintf("node %d is missing", n))
 		case s.State == here && s.Epoch == epoch:
-			came = append(came, s.String())
+			joined = append(joined, s.String())
 		case s.State == here:
-			away = append(away, fmt.Sprintf("%v lives, but has not ended the workers that it had", &s.card))
+			away = append(away, fmt.Sprintf("%v is alive, but has not ended its earlier workers", &s.card))
 		default:
-			away = append(away, fmt.Sprintf("%v is lost, and no other agent with --node-rank %d has come", &s.card, n))
+			away = append(away, fmt.Sprintf("%v is lost, and no agent with --node-rank %d has replaced it", &s.card, n))
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
@@ -160,10 +162,11 @@ func (p *peers) missing(epoch uint32) error {
 	if p.earlier != "" {
 		text += "; " + p.earlier
 	}
-	return fmt.Errorf("job %q, epoch %d: within %v %s; of %d nodes there were %s%s", p.job, epoch, p.wait, strings.Join(away, ", "), p.nodes, strings.Join(came, ", "), text)
+	return fmt.Errorf("rendezvous of job %q (epoch %d) timed out after %v: %d of %d nodes joined (%s); %s%s",
+		p.job, epoch, p.wait, len(joined), p.nodes, strings.Join(joined, ", "), strings.Join(away, ", "), text)
 }
 
-// renewed is renew, again and again while the store cannot be reached.
+// renewed calls renew repeatedly while the store cannot be reached.
 func (p *peers) renewed(ctx context.Context, epoch uint32, mine card) error {
 	for {
 		err := p.renew(ctx, epoch, mine)
@@ -173,7 +176,7 @@ func (p *peers) renewed(ctx context.Context, epoch uint32, mine card) error {
 	}
 }
 
-// keeper says for people what else than a cut link keeps an agent from the store.
+// keeper names the possible causes, besides a cut link, why an agent cannot reach the store.
 func (p *peers) keeper() string {
 	if p.holder == "" {
 		return "the store is down"
@@ -181,10 +184,10 @@ func (p *peers) keeper() string {
 	return "the host of " + p.holder + " is"
 }
 
-// storeLost says what it means that the store is gone.
+// storeLost returns the error of an agent whose store is lost.
 func (p *peers) storeLost(err error) error {
 	if p.holder == "" {
 		return fmt.Errorf("the store cannot be reached any more: %w", err)
 	}
-	return fmt.Errorf("the store cannot be reached any more, which ends with %s, and the job with it: %w", p.holder, err)
+	return fmt.Errorf("the store cannot be reached any more; it ended with %s, and so does the job: %w", p.holder, err)
 }

@@ -79,7 +79,7 @@ while :; do sleep 0.02; done`, func(c *Config) { c.RestartsMax = 2 }, 1, 2, 1)
 		if o := n.wait(t); o.Code != 0 || o.Restarts != 1 {
 			t.Errorf("node %d: outcome %+v:\n%s", i, o, n.err)
 		}
-		for _, want := range []string{"first of all worker 3", "worker 3 of 4, node 2", "ended with exit code 6", "then    workers 1, 2: asked to end", "restart 1 of 2"} {
+		for _, want := range []string{"root cause: worker 3", "worker 3 of 4, node 2", "ended with exit code 6", "then    workers 1, 2: asked to exit", "restart 1 of 2"} {
 			if !strings.Contains(n.err.String(), want) {
 				t.Errorf("node %d did not tell %q:\n%s", i, want, n.err)
 			}
@@ -171,7 +171,7 @@ func TestNodesThatDoNotMeet(t *testing.T) {
 	for _, wait := range []time.Duration{time.Nanosecond, 100 * time.Millisecond} { // the first is over before the store was asked
 		t.Run(fmt.Sprint("missing for ", wait), func(t *testing.T) {
 			err := runNode(t, t.Context(), Config{Nodes: 3, Node: 1, Store: rendezvous.NewMemory().Open(), RendezvousTimeout: wait})
-			if want := "node 0 has not come, node 2 has not come; of 3 nodes there were node 1"; err == nil || !strings.Contains(err.Error(), want) {
+			if want := "1 of 3 nodes joined (node 1"; err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("error %v, want one that says %q", err, want)
 			}
 		})
@@ -267,11 +267,11 @@ func TestStoppedBeforeTheMeeting(t *testing.T) {
 					a.Interrupt(sigTerminate)
 				}()
 			}
-			const stopped = "node 1 was stopped by SIGTERM before all nodes were there"
+			const stopped = "node 1 was stopped by SIGTERM before all nodes joined"
 			if o, err := a.Run(t.Context()); o.Code != 130 || !o.Interrupted || err == nil || !strings.Contains(err.Error(), stopped) {
 				t.Errorf("outcome %+v, error %v", o, err)
 			}
-			want := fmt.Sprintf("as node 1 (host %s, pid %d) says: %s", hostName(t), os.Getpid(), stopped)
+			want := fmt.Sprintf("as reported by node 1 (host %s, pid %d): %s", hostName(t), os.Getpid(), stopped)
 			for range 2 {
 				if err := <-errs; err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("error %v, want one that says %q", err, want)
@@ -304,7 +304,7 @@ func TestLostAgent(t *testing.T) {
 	memory := rendezvous.NewMemory()
 	ghost(t, memory, card{})
 	err := runNode(t, t.Context(), Config{Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: it has not shown for") {
+	if err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: no heartbeat for") {
 		t.Errorf("error %v, want one that names node 1", err)
 	}
 }
@@ -359,7 +359,7 @@ func TestLostAtTheStart(t *testing.T) {
 	if err := store.Set(t.Context(), p.key("event", "met", 0), text); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: it has not shown for") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "node 1 (host far, pid 42) is lost: no heartbeat for") {
 		t.Errorf("error %v, want one that names node 1", err)
 	}
 }
@@ -459,19 +459,19 @@ func TestNobodyReplaces(t *testing.T) {
 	err := runNode(t, t.Context(), Config{
 		Nodes: 2, Store: memory.Open(), HeartbeatTimeout: ghostTime, Grace: 100 * time.Millisecond, RestartsMax: 1, RendezvousTimeout: 5 * time.Second, Stderr: out,
 	})
-	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no other agent with --node-rank 1 has come", "of 2 nodes there were node 0 (host "} {
+	for _, want := range []string{"node 1 (host far, pid 42) is lost, and no agent with --node-rank 1 has replaced it", "1 of 2 nodes joined (node 0 (host "} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
 		}
 	}
-	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: it has not shown for", "waiting up to 5s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
+	for _, want := range []string{"node 1 (host far, pid 42) is lost, and its workers with it: no heartbeat for", "waiting up to 5s for another agent with --node-rank 1", "who     worker 1 of 2, node 1, host far"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("not said: %q in\n%s", want, out)
 		}
 	}
 	if store := memory.Open(); true {
 		left, _, err := store.List(t.Context(), "")
-		if err != nil || len(left) != 1 || !strings.Contains(string(left[0].Value), "no other agent with --node-rank 1 has come") {
+		if err != nil || len(left) != 1 || !strings.Contains(string(left[0].Value), "no agent with --node-rank 1 has replaced it") {
 			t.Errorf("left in the store: %v, %v, want how the job ended", left, err)
 		}
 	}
@@ -494,7 +494,7 @@ func TestSilentNode(t *testing.T) {
 	if err == nil || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Host != "far" {
 		t.Errorf("outcome %+v, error %v:\n%s", o, err, out)
 	}
-	if want := "what    the agent of its node 1 (host far, pid 42) is lost: it has not shown for"; !strings.Contains(out.String(), want) {
+	if want := "what    the agent of its node 1 (host far, pid 42) is lost: no heartbeat for"; !strings.Contains(out.String(), want) {
 		t.Errorf("not said: %q in\n%s", want, out)
 	}
 }
@@ -746,7 +746,7 @@ func TestCutOffAgentIsStopped(t *testing.T) {
 			t.Fatalf("node %d does not end:\n%s", i, said[i])
 		}
 	}
-	stop(1, "cannot reach the store where the nodes meet, and does not know what has become of the others")
+	stop(1, "cannot reach the rendezvous store, so the state of the other nodes is unknown")
 	back()
 	p := newPeers(&Agent{cfg: Config{ID: "lockstep", Nodes: 2, Store: memory.Open(), HeartbeatTimeout: time.Hour}})
 	if o, _, err := p.conclusion(t.Context()); o != nil || err != nil {
@@ -960,7 +960,7 @@ func TestHostsFail(t *testing.T) {
 	if code := r.wait(t); code != 5 || r.failure != nil {
 		t.Fatalf("code %d, %v:\n%s", code, r.failure, r.err)
 	}
-	if n := strings.Count(r.err.String(), "first of all worker 2"); n != 2 {
+	if n := strings.Count(r.err.String(), "root cause: worker 2"); n != 2 {
 		t.Errorf("%d blocks, want one for each of two epochs:\n%s", n, r.err)
 	}
 }
@@ -1003,7 +1003,7 @@ func TestHostsThatCannotBeReached(t *testing.T) {
 		"ssh fails":      {func(r *Remote) { r.SSH = []string{"sh", "-c", `echo "no route to $0" >&2; exit 255`} }, "no route to "},
 		"one host fails": {func(r *Remote) { r.SSH = []string{"sh", "-c", `[ $0 = b ] && exit 255; sh -c "$1"`} }, "host b: the agent ended with exit code 255"},
 		"no lockstep":    {func(r *Remote) { r.Agent = []string{"/no/such/lockstep"} }, "exit code 127"},
-		"no folder":      {func(r *Remote) { r.Config.Dir = "/no/such/folder" }, "the folder /no/such/folder, in which the job was started, is not on this host"},
+		"no folder":      {func(r *Remote) { r.Config.Dir = "/no/such/folder" }, "the working directory of the job, /no/such/folder, does not exist on this host"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -27,7 +27,7 @@ func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 // whose lines it gets.
 type screen struct{ sinks [2]*sink } // nil: none
 
-// open begins to write. Two outputs that are one file get their lines in the order in which these come.
+// open starts writing. Two outputs that are one file receive their lines in order of arrival.
 func (s *screen) open(stdout, stderr io.Writer) {
 	if stderr != nil {
 		s.sinks[Stderr] = newSink(stderr, nil)
@@ -38,19 +38,19 @@ func (s *screen) open(stdout, stderr io.Writer) {
 		s.sinks[Stdout] = s.sinks[Stderr]
 	default:
 		s.sinks[Stdout] = newSink(stdout, func() {
-			s.say("lockstep run: nobody reads standard output: what the workers write there is left out until somebody does\n")
+			s.say("lockstep run: standard output is not being read: lines of the workers are dropped until it is read again\n")
 		})
 	}
 }
 
-// line writes a worker's line. It waits a while for an output that is slow.
+// line writes a worker's line. It waits for a slow output, for a limited time.
 func (s *screen) line(to Stream, prefix string, text []byte) {
 	if s.sinks[to] != nil {
 		s.sinks[to].put(prefix, text, true)
 	}
 }
 
-// say writes a text of the agent's own to its standard error, and does not wait.
+// say writes a message of the agent to its standard error, without waiting.
 func (s *screen) say(text string) {
 	if s.sinks[Stderr] == nil {
 		return
@@ -60,7 +60,7 @@ func (s *screen) say(text string) {
 	}
 }
 
-// hurry has nobody wait for the outputs any more.
+// hurry stops all waiting for the outputs.
 func (s *screen) hurry() {
 	for _, k := range s.sinks {
 		if k != nil {
@@ -69,23 +69,23 @@ func (s *screen) hurry() {
 	}
 }
 
-// close waits until all is written, as [sink.close] does, and says what is not.
+// close waits until everything is written, like [sink.close], and reports what is lost.
 func (s *screen) close(ctx context.Context) {
 	if k := s.sinks[Stdout]; k != nil && k != s.sinks[Stderr] {
 		if left := k.close(ctx); left.lines > 0 {
-			s.say(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: nobody has read them\n",
+			s.say(fmt.Sprintf("lockstep run: the last %d lines (%d bytes) of standard output are lost: they were not read\n",
 				left.lines, left.bytes))
 		}
 	}
 	if k := s.sinks[Stderr]; k != nil {
-		k.close(ctx) // what is left there cannot be said anywhere
+		k.close(ctx) // there is no output left to report it on
 	}
 }
 
-// lineMax is where a line is broken that does not end, in bytes.
+// lineMax is the length, in bytes, at which a long line is split.
 const lineMax = 64 << 10
 
-// lines cuts what is written to it into lines. A carriage return ends one as well, so that a progress bar is seen.
+// lines splits its input into lines. A carriage return ends a line too, so that progress bars are shown.
 type lines struct {
 	emit    func(line []byte)
 	partial []byte
@@ -133,11 +133,13 @@ func (l *lines) flush() {
 	}
 }
 
-// drainTime is how long a pipe is read on after its worker ended, twice: what it wrote is there already; only a process that it left behind could
-// add to it. The first time may be over before the reading has begun, where this process gets no processor time.
+// drainTime is how long a pipe is read after its worker ended, twice: the worker's output is in the pipe
+// already; only a process that it left behind could add to it. The first period may be over before reading
+// has begun, if this process gets no processor time.
 const drainTime = 250 * time.Millisecond
 
-// copyStream copies what a worker writes into a pipe to all of to, until the pipe's end or, once ended is closed, until nothing more comes.
+// copyStream copies a worker's output from a pipe to all of to, until the pipe's end or, once ended is
+// closed, until no more data arrives.
 func copyStream(pipe *os.File, ended <-chan struct{}, to io.Writer) {
 	soon := func() { _ = pipe.SetReadDeadline(time.Now().Add(drainTime)) }
 	over := make(chan struct{})
@@ -171,12 +173,12 @@ func copyStream(pipe *os.File, ended <-chan struct{}, to io.Writer) {
 	}
 }
 
-// tail keeps the end of what a worker wrote to its standard error, and the beginning of what looks like a crash in it.
+// tail keeps the end of a worker's standard error, and the beginning of a crash in it.
 type tail struct {
 	mu     sync.Mutex
 	last   []string
 	crash  []string
-	native bool // the crash is one in native code, with what was written before
+	native bool // the crash is a native one, with the output before it
 }
 
 const (
@@ -205,7 +207,7 @@ func (t *tail) add(line []byte) {
 	t.last = append(t.last, s)
 	switch {
 	case crashBegins(s):
-		t.native, t.crash = false, []string{s} // the last one ended it
+		t.native, t.crash = false, []string{s} // the last line ended the crash
 	case len(t.crash) > 0 && len(t.crash) < crashLines:
 		t.crash = append(t.crash, s)
 	}

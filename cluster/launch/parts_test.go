@@ -128,7 +128,7 @@ func TestNativeCrash(t *testing.T) {
 			if o.Code != 2 || o.Report == nil || o.Report.Root.Worker != 1 || o.Report.Root.Kind != "signal" {
 				t.Errorf("outcome %+v, report %+v", o, o.Report)
 			}
-			_, block, _ := strings.Cut(s.err.String(), "lockstep run: the job failed, first of all worker 1\n")
+			_, block, _ := strings.Cut(s.err.String(), "lockstep run: the job failed; root cause: worker 1\n")
 			for _, want := range want {
 				if !strings.Contains(block, want) {
 					t.Errorf("not said: %q in\n%s", want, block)
@@ -315,7 +315,7 @@ func TestOthersAreShort(t *testing.T) {
 	for i := range 20 {
 		many = append(many, failure.Record{Worker: i, Message: fmt.Sprint("m", i)})
 	}
-	if others(&b, many); !strings.HasSuffix(b.String(), "  then    worker 7: m7\n  and 12 more such\n") {
+	if others(&b, many); !strings.HasSuffix(b.String(), "  then    worker 7: m7\n  and 12 more\n") {
 		t.Errorf("got\n%s", b.String())
 	}
 }

@@ -19,35 +19,36 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// interruption is a user's wish, told to the other agents.
+// interruption is a user's signal, forwarded to the other agents.
 type interruption struct {
 	Node      int  `json:"node"`
 	Terminate bool `json:"terminate,omitempty"` // SIGTERM, else Ctrl-C
 }
 
-// event is what was heard from the other agents.
+// event is a message received from the other agents.
 type event struct {
 	epoch        uint32
 	seat         *seat
 	met          *meeting
 	over         *over
 	stop         bool
-	worker       int // that failed
+	worker       int // the one that failed
 	end          *nodeEnd
-	interruption *interruption // the first time
-	kill         bool          // the second
+	interruption *interruption // the first signal
+	kill         bool          // the second signal
 	err          error         // the store cannot be reached
 }
 
 // peers are the agents of the other nodes. With one node there are none, and all methods do next to nothing.
 //
-// The agents share these keys under =launch/<job>/: event/seat/<node> is who a node's agent is, how it is, and
-// whether it has ended the job; event/met/<epoch> says who
-// is in an epoch, and begins it; event/stop/<epoch> ends it, event/end/<epoch>/<node> says how a node's workers ended; event/interrupt/<epoch> and
-// event/kill/<epoch> hold the user's wish; event/over ends the job; and pulse/<node> shows that an agent lives.
+// The agents share these keys under =launch/<job>/. event/seat/<node> holds the agent of a node slot, its
+// state, and whether it has ended the job. event/met/<epoch> lists the agents of an epoch, and begins it.
+// event/stop/<epoch> ends it; event/end/<epoch>/<node> holds how a node's workers ended.
+// event/interrupt/<epoch> and event/kill/<epoch> hold the user's signals. event/over ends the job.
+// pulse/<node> is an agent's heartbeat.
 type peers struct {
 	store  rendezvous.Store // nil: none
-	holder string           // who keeps the store, for people; "": it outlives all agents
+	holder string           // the process that serves the store, for display; "": it outlives all agents
 	lasts  bool
 	job    string
 	prefix string
@@ -61,15 +62,15 @@ type peers struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
-	words  sync.WaitGroup  // that are being told
+	words  sync.WaitGroup  // writes in progress
 	saying context.Context // bounds them
 	hush   context.CancelFunc
-	cutOff error // why the store could not be reached when it was last needed; nil: it could
+	cutOff error // why the last access to the store failed; nil: it succeeded
 
-	mine    seat // the one that this agent has, from sit on
+	mine    seat // this agent's, set by sit
 	first   uint32
-	seats   []*seat // by node, as far as the events were heard
-	earlier string  // what is known of an earlier run of a job of this name
+	seats   []*seat // by node, as of the events received
+	earlier string  // describes an earlier run of a job of this name
 }
 
 func newPeers(a *Agent) *peers {
@@ -83,10 +84,10 @@ func newPeers(a *Agent) *peers {
 	return p
 }
 
-// storeTime bounds the time in which something is told.
+// storeTime bounds a write to the store.
 const storeTime = 20 * time.Second
 
-// publish tells the other agents something, in its own time: what cannot be said is found out by their own clocks.
+// publish writes a value for the other agents, asynchronously. If that fails, the others time out.
 func (p *peers) publish(value any, key ...any) {
 	if p.nodes == 1 {
 		return
@@ -98,7 +99,7 @@ func (p *peers) publish(value any, key ...any) {
 	p.set(p.key(key...), text)
 }
 
-// propose tells the other agents something that only the first one can say.
+// propose writes a value for the other agents of which only the first one is kept.
 func (p *peers) propose(value any, key ...any) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -107,11 +108,12 @@ func (p *peers) propose(value any, key ...any) {
 	p.work.Go(func() {
 		ctx, cancel := context.WithTimeout(p.saying, storeTime)
 		defer cancel()
-		p.create(ctx, p.key(key...), text) // what holds is heard, or that the store is lost
+		p.create(ctx, p.key(key...), text) // the value that is kept, or the loss of the store, arrives as an event
 	})
 }
 
-// create writes down what only the first one can say; once more where nobody knows whether it was written.
+// create writes a value of which only the first one is kept; it retries when it is unknown whether the value
+// was written.
 func (p *peers) create(ctx context.Context, key string, value []byte) {
 	for {
 		_, _, err := p.store.Create(ctx, key, value)
@@ -123,9 +125,9 @@ func (p *peers) create(ctx context.Context, key string, value []byte) {
 
 const createPause = 500 * time.Millisecond
 
-// conclude ends the job for all agents, unless one has done so already. It is the last word: all that was published before is there before it.
-// An agent that the others have taken for lost ends nothing, nor does one that cannot reach the store: the job is
-// theirs.
+// conclude ends the job for all agents, unless one has done so already. It is the last write: everything
+// published earlier is stored before it. An agent that the others have declared lost ends nothing, nor does
+// one that cannot reach the store: the others decide about the job.
 func (p *peers) conclude(ctx context.Context, code int, why string) {
 	if p.nodes == 1 || p.cutOff != nil {
 		return
@@ -141,16 +143,16 @@ func (p *peers) conclude(ctx context.Context, code int, why string) {
 	if err != nil {
 		panic(err) // our own types
 	}
-	p.create(ctx, p.key("event", "over"), text) // for those that come too late
+	p.create(ctx, p.key("event", "over"), text) // for agents that join too late
 }
 
-// sign writes into this agent's seat that it ends the job. False: it must not, since the seat is lost or another's,
-// or the store cannot be reached.
+// sign writes into this agent's slot that it ends the job. It returns false if it must not: the slot is
+// marked lost or has another agent, or the store cannot be reached.
 func (p *peers) sign(ctx context.Context, o *over) bool {
 	for {
 		seats, _, _, err := p.read(ctx)
 		if err != nil {
-			return false // the others find out by their own clocks
+			return false // the others time out
 		}
 		now := seats[p.node]
 		if now == nil || now.Nonce != p.nonce || now.State != here {
@@ -164,18 +166,19 @@ func (p *peers) sign(ctx context.Context, o *over) bool {
 	}
 }
 
-// withdraw ends the job for all agents when this one does not come to it, if they count on it: it sits already, or its user has ended it before
-// it could, in a job that has not begun. Where another agent has the place, or may still take it, the job is that one's.
+// withdraw ends the job for all agents when this one leaves it, if they count on it: it has taken its slot
+// already, or its user has ended it before it could, in a job that has not begun. Where another agent has the
+// slot, or may still take it, the job continues with that agent.
 func (p *peers) withdraw(ctx context.Context, o *Outcome, why error) {
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewellTime)
 	defer cancel()
 	seats, begun, _, err := p.read(reading)
 	if err != nil {
-		return // of a store that is lost the others hear by themselves
+		return // the others detect a lost store themselves
 	}
 	switch s := seats[p.node]; {
 	case s != nil && s.Nonce == p.nonce:
-		p.mine = *s // a store may have written it down without saying so
+		p.mine = *s // the store may have written it without reporting success
 	case !o.Interrupted || len(begun) > 0 || s != nil && s.State == here:
 		return
 	}
@@ -187,12 +190,12 @@ func (p *peers) set(key string, value []byte) {
 		ctx, cancel := context.WithTimeout(p.saying, storeTime)
 		defer cancel()
 		for err := p.store.Set(ctx, key, value); err != nil && !final(err) && pause(ctx, p.beat) == nil; {
-			err = p.store.Set(ctx, key, value) // nobody else sets it
+			err = p.store.Set(ctx, key, value) // no other agent sets it
 		}
 	})
 }
 
-// record puts a worker's failure where the other workers look for the reason why they lost it.
+// record writes a worker's failure where the other workers look for the reason why they lost it.
 func (p *peers) record(r failure.Record) {
 	if p.store == nil {
 		return
@@ -202,7 +205,7 @@ func (p *peers) record(r failure.Record) {
 	}
 }
 
-// lastSeen is the end of a sentence about a worker that cannot tell any more what it was doing: what its last pulse tells, "" if it had none.
+// lastSeen returns the end of a sentence with the position in a worker's last heartbeat, "" if it had none.
 func (p *peers) lastSeen(epoch uint32, worker int) string {
 	if p.store == nil {
 		return ""
@@ -233,11 +236,11 @@ func (p *peers) lastSeen(epoch uint32, worker int) string {
 	return "; last seen " + strings.Join(parts, ", ")
 }
 
-// close says goodbye. Who keeps the store, or is the first that is left, waits until the others have done so too, or for a while, and then
-// takes out of the store what the job has left there.
+// close leaves the job. The agent that serves the store, or else the first one that leaves, waits for a
+// limited time until the others have left too, and then deletes the job's keys from the store.
 func (p *peers) close() {
 	defer p.hush()
-	if p.cutOff != nil { // nobody hears it
+	if p.cutOff != nil { // the others cannot receive it
 		p.hush()
 		p.cancel()
 		p.words.Wait()
@@ -256,7 +259,7 @@ func (p *peers) close() {
 	}
 }
 
-// leave gives this agent's seat free; false if it has none.
+// leave releases this agent's slot; false if it has none.
 func (p *peers) leave() bool {
 	if p.mine.Nonce == "" {
 		return false
@@ -276,8 +279,8 @@ func (p *peers) leave() bool {
 	}
 }
 
-// clean takes out of the store what the job has left there: not every store ends with the job. How the job ended stays, for agents that
-// come too late.
+// clean deletes the job's keys from the store: not every store ends with the job. The job's result stays, for
+// agents that join too late.
 func (p *peers) clean() {
 	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
 	defer cancel()
@@ -288,15 +291,15 @@ func (p *peers) clean() {
 		}
 	}
 	if err == nil {
-		_ = rendezvous.Forget(ctx, p.store, p.job) // a store that is gone keeps nothing
+		_ = rendezvous.Forget(ctx, p.store, p.job) // a store that has ended keeps nothing
 	}
 }
 
-// farewellTime is how long an agent waits for the others' goodbyes.
+// farewellTime is how long an agent waits for the others to leave.
 const farewellTime = 5 * time.Second
 
-// farewell waits until no agent is here any more, and reports whether this one is to clean up: the first that said goodbye. Another that
-// is before it in the order of nodes does so itself.
+// farewell waits until no agent is left, and reports whether this one must clean up: the first that left. An
+// earlier agent in the order of nodes does so itself.
 func (p *peers) farewell() bool {
 	ctx, cancel := context.WithTimeout(p.ctx, farewellTime)
 	defer cancel()
@@ -324,7 +327,7 @@ func (p *peers) farewell() bool {
 	}
 }
 
-// bounded leaves out what makes a message too long for the store.
+// bounded drops the parts that make a message too long for the store.
 func (n nodeEnd) bounded() nodeEnd {
 	size := func() int { b, _ := json.Marshal(n); return len(b) }
 	n.Failures = slices.Clone(n.Failures)
@@ -334,7 +337,7 @@ func (n nodeEnd) bounded() nodeEnd {
 	return n
 }
 
-// listen starts to hear the others and to show that this agent lives, until close.
+// listen starts to receive events and to publish heartbeats, until close.
 func (p *peers) listen() {
 	key := p.key("pulse")
 	p.work.Go(p.hear)
@@ -344,13 +347,13 @@ func (p *peers) listen() {
 	p.work.Go(p.findLost)
 }
 
-// findLost writes down which agents are lost, and tells this one when the store is. Whoever was silent while the
-// store was lost may be as healthy as this agent is: all silence counts anew from when the store is back.
+// findLost records which agents are lost, and reports to this agent when the store is. Agents that were
+// silent while the store was lost may be healthy: all silence counts anew from when the store is back.
 func (p *peers) findLost() {
 	for p.ctx.Err() == nil {
 		err := p.watchOthers()
 		p.send(event{err: err})
-		for p.reach(p.ctx) != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // once more
+		for p.reach(p.ctx) != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // retry
 		}
 	}
 }
@@ -362,7 +365,7 @@ func (p *peers) reach(ctx context.Context) error {
 	return p.look(ctx)
 }
 
-// look returns nil when the store answers, or what it says after its own patience.
+// look returns nil when the store answers, or its error after its own patience.
 func (p *peers) look(ctx context.Context) error {
 	_, _, err := p.store.Get(ctx, p.key("event", "seat", p.node))
 	if errors.Is(err, rendezvous.ErrNotFound) {
@@ -371,15 +374,16 @@ func (p *peers) look(ctx context.Context) error {
 	return err
 }
 
-// gone reports whether a store that fails so is not back later: it has ended, or the process that served it has.
+// gone reports whether a store with this error will not come back: it has ended, or the process that served
+// it has.
 func (p *peers) gone(err error) bool {
 	refused := p.holder != "" && errors.Is(err, syscall.ECONNREFUSED)
 	return refused || errors.Is(err, rendezvous.ErrEnded) || errors.Is(err, rendezvous.ErrClosed)
 }
 
-// watchOthers writes down which agents are lost, until the store is, and says so. A store that shows no pulse any
-// more, not even this agent's own, is lost itself; but an agent that was stopped for a while sees the same when it
-// goes on, and so looks twice, each time that this happens.
+// watchOthers records which agents are lost, until the store is lost, and returns that error. A store that
+// shows no heartbeat any more, not even this agent's own, is lost itself. An agent that was stopped for a
+// while sees the same when it continues, so it checks twice, each time that this happens.
 func (p *peers) watchOthers() error {
 	ctx, cancel := context.WithCancelCause(p.ctx)
 	var following sync.WaitGroup
@@ -387,10 +391,10 @@ func (p *peers) watchOthers() error {
 	defer cancel(nil)
 	watch := rendezvous.NewWatch(p.store, p.key("pulse"), p.nodes)
 	for node := range p.nodes {
-		watch.Excuse(node) // until it comes
+		watch.Excuse(node) // until it joins
 	}
 	following.Go(func() {
-		for watch.Follow(ctx, p.beat) != nil && pause(ctx, p.beat) == nil { //nolint:revive // once more
+		for watch.Follow(ctx, p.beat) != nil && pause(ctx, p.beat) == nil { //nolint:revive // retry
 		}
 	})
 	limit := silentBeats * p.beat
@@ -416,8 +420,9 @@ func (p *peers) watchOthers() error {
 	}
 }
 
-// missOwn returns an error when this agent's own pulse does not come back from the store. Where no other agent is
-// missed yet, because none has been seen or all are lost, nothing else tells that the store is.
+// missOwn returns an error when this agent's own heartbeat does not come back from the store. Where no other
+// agent is missed yet, because none has been seen or all are lost, there is no other sign that the store is
+// lost.
 func (p *peers) missOwn(ctx context.Context, watch *rendezvous.Watch, limit time.Duration) error {
 	for doubted := false; ; {
 		if err := pause(ctx, limit/2); err != nil {
@@ -425,22 +430,22 @@ func (p *peers) missOwn(ctx context.Context, watch *rendezvous.Watch, limit time
 		}
 		silent := watch.Vitals()[p.node].Silent
 		if silent >= limit && doubted {
-			return fmt.Errorf("%w: for %v it has not shown this agent's own pulse", rendezvous.ErrLost,
+			return fmt.Errorf("%w: it has not returned this agent's own heartbeat for %v", rendezvous.ErrLost,
 				silent.Round(time.Millisecond))
 		}
-		doubted = silent >= limit // once more: this process may have been stopped
+		doubted = silent >= limit // check again: this process may have been stopped
 	}
 }
 
-// again does something once more as long as the store fails it, which may come back.
+// again repeats f as long as the store is lost, since the store may come back.
 func (p *peers) again(f func() error) {
 	p.work.Go(func() {
-		for f() != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // once more
+		for f() != nil && pause(p.ctx, p.beat) == nil { //nolint:revive // retry
 		}
 	})
 }
 
-// silentBeats is after how many beats without a sign of life an agent is lost.
+// silentBeats is the number of missed heartbeats after which an agent is lost.
 const silentBeats = 10
 
 func (p *peers) send(ev event) {
@@ -450,15 +455,15 @@ func (p *peers) send(ev event) {
 	}
 }
 
-// hear turns changes in the store into events. Of a store that cannot be reached for a while findLost tells, when
-// that was too long.
+// hear turns changes in the store into events. If the store cannot be reached for too long, findLost reports
+// it.
 func (p *peers) hear() {
 	var after uint64
 	for {
 		entries, revision, err := p.store.Changes(p.ctx, p.key("event")+"/", after)
 		switch {
 		case errors.Is(err, rendezvous.ErrCompacted):
-			after = 0 // hearing all of it again does no harm
+			after = 0 // receiving all events again does no harm
 			continue
 		case p.ctx.Err() != nil:
 			return
@@ -478,7 +483,7 @@ func (p *peers) hear() {
 	}
 }
 
-// decode reads what another agent has told.
+// decode decodes an event from another agent.
 func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 	parts := strings.Split(strings.TrimPrefix(entry.Key, p.prefix+"event/"), "/")
 	numbers := [2]int{-1, -1}
@@ -527,7 +532,7 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 	return ev, ev.sound(p, numbers)
 }
 
-// sound reports whether what another agent told can be true.
+// sound reports whether another agent's event is valid.
 func (ev *event) sound(p *peers, numbers [2]int) bool {
 	switch {
 	case ev.seat != nil:
@@ -540,7 +545,8 @@ func (ev *event) sound(p *peers, numbers [2]int) bool {
 	return ev.interruption == nil || ev.interruption.Node != p.node
 }
 
-// before reports whether an event is of an epoch before another, and so not for an agent that came then.
+// before reports whether an event belongs to an earlier epoch, and so does not concern an agent that joined
+// later.
 func (ev *event) before(epoch uint32) bool {
 	return ev.seat == nil && ev.over == nil && ev.epoch < epoch
 }

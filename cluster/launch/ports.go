@@ -5,10 +5,10 @@ import (
 	"net"
 )
 
-// reserved are ports that are held open so that nobody else is given them, until the workers want them.
+// reserved are ports that are held open so that no other process gets them, until the workers need them.
 type reserved struct{ listeners []net.Listener }
 
-// reserve takes n free ports at an address of this machine.
+// reserve reserves n free ports at an address of this machine.
 func reserve(address string, n int) (*reserved, error) {
 	r := &reserved{}
 	for range n {
@@ -29,7 +29,7 @@ func (r *reserved) numbers() []int {
 	return out
 }
 
-// release gives the ports free. Again: nothing.
+// release closes the ports. Calling it again does nothing.
 func (r *reserved) release() (err error) {
 	for _, l := range r.listeners {
 		err = errors.Join(err, l.Close())

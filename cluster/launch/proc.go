@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// What Linux tells in its files, read from a file system whose root is "/". Where there are no such files nothing is known.
+// Information from Linux's /proc and /sys, read from a file system whose root is "/". Without these files
+// nothing is known.
 
-// stopped reports whether a process is stopped, by SIGSTOP say, or by a debugger.
+// stopped reports whether a process is stopped, by SIGSTOP for example, or by a debugger.
 func stopped(root fs.FS, pid int) bool {
 	state, _ := processState(root, strconv.Itoa(pid))
 	return state == "T" || state == "t"
@@ -21,7 +22,7 @@ func suspended(root fs.FS, pid int) bool {
 	return state == "T"
 }
 
-// groupMembers are the processes of a group that have not ended.
+// groupMembers returns the running processes of a group.
 func groupMembers(root fs.FS, group int) (pids []int) {
 	entries, _ := fs.ReadDir(root, "proc")
 	for _, entry := range entries {
@@ -36,8 +37,8 @@ func groupMembers(root fs.FS, group int) (pids []int) {
 	return pids
 }
 
-// onlyDead reports whether all processes of a group have ended, though nobody has taken notice of it yet; false where that is not to be
-// seen.
+// onlyDead reports whether all processes of a group have ended but were not reaped yet; false if that is
+// unknown.
 func onlyDead(root fs.FS, group int) bool {
 	entries, err := fs.ReadDir(root, "proc")
 	seen := false
@@ -71,14 +72,15 @@ func processState(root fs.FS, pid string) (state string, group int) {
 	return fields[0], group
 }
 
-// memoryKills is how many processes the kernel has killed for want of memory so far.
+// memoryKills is the number of processes that the kernel has killed so far because memory ran out.
 type memoryKills struct {
 	count int
-	// where says among which processes: those of this control group, or all of the machine.
+	// where names the set of processes that is counted: this control group, or the whole machine.
 	where string
 }
 
-// readMemoryKills reads the counter of this process's control group, which is exact, else the whole machine's.
+// readMemoryKills reads the counter of this process's control group, which is exact, else the whole
+// machine's.
 func readMemoryKills(root fs.FS) (memoryKills, bool) {
 	for _, file := range memoryFiles(root) {
 		if n, ok := counter(root, file, "oom_kill"); ok {
@@ -89,8 +91,8 @@ func readMemoryKills(root fs.FS) (memoryKills, bool) {
 	return memoryKills{n, "this machine"}, ok
 }
 
-// memoryFiles are the files of this process's control group that hold the counter, in both versions of control groups; seen from inside a
-// container the group's path may be missing.
+// memoryFiles returns the files of this process's control group that contain the counter, for both versions
+// of control groups. Inside a container the group's path may be missing.
 func memoryFiles(root fs.FS) []string {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// separate puts a process in a group of its own, so that a terminal's Ctrl-C reaches the agent alone and the agent reaches all
-// that the process starts.
+// separate puts a process in a new process group, so that a terminal's Ctrl-C reaches the agent alone and the
+// agent reaches all processes that it starts.
 func separate(cmd *exec.Cmd, _ bool) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
 func awaitEnd(int) bool { return false }

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// separate puts a process in a group of its own, so that a terminal's Ctrl-C reaches the agent alone and the agent reaches all that the process
-// starts; and, if it is to die with the agent, has the kernel kill it then.
+// separate puts a process in a new process group, so that a terminal's Ctrl-C reaches the agent alone and the
+// agent reaches all processes that it starts. With dies, the kernel kills the process when the agent dies.
 func separate(cmd *exec.Cmd, dies bool) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if dies {
@@ -16,15 +16,15 @@ func separate(cmd *exec.Cmd, dies bool) {
 	}
 }
 
-// awaitEnd waits until a child has ended, and leaves it to be waited for: until then nobody else can have its number, nor its group's. False:
-// there is no such wait here.
+// awaitEnd waits until a child has ended, without reaping it: until it is reaped no other process can get its
+// number, nor its group's. It returns false if the system has no such wait.
 func awaitEnd(pid int) bool {
-	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR { //nolint:revive // again
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR { //nolint:revive // interrupted: retry
 	}
 	return true
 }
 
-// onCPUs calls f with the calling thread, and so what it starts, bound to some CPUs.
+// onCPUs calls f with the calling thread bound to some CPUs; processes that f starts inherit the binding.
 func onCPUs(cpus []int, f func()) {
 	var before, set unix.CPUSet
 	if len(cpus) == 0 || unix.SchedGetaffinity(0, &before) != nil {
@@ -40,7 +40,7 @@ func onCPUs(cpus []int, f func()) {
 	f()
 }
 
-// allowedCPUs are the CPUs that this process may use, in their order.
+// allowedCPUs returns the CPUs that this process may use, in order.
 func allowedCPUs() []int {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil {

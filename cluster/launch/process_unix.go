@@ -15,7 +15,8 @@ var (
 	sigTerminate os.Signal = syscall.SIGTERM
 )
 
-// signalGroup sends a signal to a process and all that is in its group. Those that are stopped go on, so that they can act on it.
+// signalGroup sends a signal to a process and its group. Stopped processes are continued, so that they can
+// handle it.
 func signalGroup(pid int, sig os.Signal) {
 	if s, ok := sig.(syscall.Signal); ok {
 		_ = syscall.Kill(-pid, s)
@@ -30,7 +31,7 @@ func groupLives(pid int) bool {
 	return syscall.Kill(-pid, 0) == nil && !onlyDead(os.DirFS("/"), pid)
 }
 
-// endingOf reads how a process ended.
+// endingOf returns how a process ended.
 func endingOf(state *os.ProcessState) ending {
 	status, ok := state.Sys().(syscall.WaitStatus)
 	if !ok || !status.Signaled() {
@@ -48,5 +49,5 @@ func signalName(sig os.Signal) string {
 	return sig.String()
 }
 
-// codeStopped is the exit code that stands for a worker that was stopped.
+// codeStopped is the exit code of a worker that was stopped.
 const codeStopped = 128 + int(syscall.SIGSTOP)

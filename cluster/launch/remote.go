@@ -22,11 +22,12 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// orderVersion is the version of what a launcher and its agents on other hosts say to each other.
+// orderVersion is the version of the protocol between a launcher and its agents on other hosts.
 const orderVersion = 1
 
-// order is what an agent on another host is told, on one line of its standard input; never on a command line, which everybody on that
-// host can read. Further lines are the user's signals. The input's end is the launcher's.
+// order is the configuration of an agent on another host, on one line of its standard input; never on a
+// command line, which every user of that host can read. Further lines are the user's signals. The end of the
+// input means that the launcher has ended.
 type order struct {
 	Version     int           `json:"version"`
 	ID          string        `json:"id"`
@@ -44,51 +45,56 @@ type order struct {
 	Grace       time.Duration `json:"grace"`
 	Affinity    Affinity      `json:"affinity"`
 	Logs        string        `json:"logs"`
-	Shown       [2][]int      `json:"shown"`     // of each stream: the ranks that are shown
+	Shown       [2][]int      `json:"shown"`     // for each stream: the ranks that are shown
 	ShownAll    [2]bool       `json:"shown_all"` // or all of them
 }
 
 // orderMax bounds an order, in bytes.
 const orderMax = 8 << 20
 
-// Remote starts one agent on each of several hosts, itself being none, and serves the store in which they meet.
+// Remote starts one agent on each of several hosts, and serves the agents' rendezvous store. It is not an
+// agent itself.
 type Remote struct {
-	// Config is what all agents are to do. Of it Command, Dir, Env (what the workers get besides their host's environment), ID,
-	// RestartsMax, RendezvousTimeout, HeartbeatTimeout, Grace, Affinity, Logs, Stdout and Stderr count.
+	// Config configures all agents. These fields are used: Command, Dir, Env (which the workers get in
+	// addition to their host's environment), ID, RestartsMax, RendezvousTimeout, HeartbeatTimeout, Grace,
+	// Affinity, Logs, Stdout and Stderr.
 	Config Config
-	// Ranks are those whose output is shown, nil: all; Streams which of them.
+	// Ranks are those whose output is shown, nil: all; Streams selects the streams.
 	Ranks   []int
 	Streams [2]bool
 	Hosts   []Host
-	// SSH is the command that runs another on a host, which two arguments are added to: the host, and a line for its shell.
+	// SSH is the command that runs a command on a host. Two arguments are appended: the host, and a line for
+	// its shell.
 	SSH []string
-	// Agent is the command that calls [Follow] on its standard input: here, and at the same path on the other hosts.
+	// Agent is the command that calls [Follow] on its standard input: here, and at the same path on the other
+	// hosts.
 	Agent []string
-	// Address is this machine's, host:port, by which the hosts reach it; port 0: any. Default: that of the route to the first other host.
+	// Address is this machine's address, host:port, by which the hosts reach it; port 0: any. Default: that
+	// of the route to the first other host.
 	Address string
 	Secret  secret.Secret
 	Logger  *slog.Logger
 
 	screen screen
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	links []*link
 	asked int
 }
 
-// link is the agent on one host.
+// link is the connection to the agent on one host.
 type link struct {
 	host  Host
 	cmd   *exec.Cmd
 	input io.WriteCloser
-	send  chan []byte   // what is written there
+	send  chan []byte   // queue of writes to the agent's input
 	over  chan struct{} // closed when the agent has ended
 	tail  tail
-	done  bool // it has carried out its order
-	code  int  // the job's exit code then, else its own
+	done  bool // the agent has carried out its order
+	code  int  // then the job's exit code, else the agent's
 }
 
-// Interrupt passes the user's wish on, as [Agent.Interrupt] does.
+// Interrupt forwards the user's signal, like [Agent.Interrupt].
 func (r *Remote) Interrupt(sig os.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,7 +102,7 @@ func (r *Remote) Interrupt(sig os.Signal) {
 	r.screen.hurry()
 	for i, l := range r.links {
 		if r.asked == 1 && i > 0 {
-			break // the first agent tells the others
+			break // the first agent forwards it to the others
 		}
 		name := "INT\n"
 		if sig == sigTerminate {
@@ -104,20 +110,20 @@ func (r *Remote) Interrupt(sig os.Signal) {
 		}
 		select {
 		case l.send <- []byte(name):
-		default: // more than it takes say no more
+		default: // further signals add nothing
 		}
 	}
 }
 
-// interrupted reports whether the user wants the job to end.
+// interrupted reports whether the user has ended the job.
 func (r *Remote) interrupted() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.asked > 0
 }
 
-// Run starts the agents and returns the job's exit code when all have ended. The error tells which host's agent did not do its work. When ctx
-// ends, the workers are killed.
+// Run starts the agents and returns the job's exit code when all have ended. The error names the host whose
+// agent failed. When ctx ends, the workers are killed.
 func (r *Remote) Run(ctx context.Context) (int, error) {
 	r.mu.Lock()
 	if r.screen.open(r.Config.Stdout, r.Config.Stderr); r.asked > 0 {
@@ -147,7 +153,7 @@ func (r *Remote) Run(ctx context.Context) (int, error) {
 	return r.wait(ctx, ended)
 }
 
-// address is where the store listens.
+// address returns the address that the store listens on.
 func (r *Remote) address(ctx context.Context) (string, error) {
 	if r.Address != "" {
 		return r.Address, nil
@@ -166,11 +172,11 @@ func (r *Remote) address(ctx context.Context) (string, error) {
 		a, err := rendezvous.RouteTo(ctx, name+":22")
 		if unknown := (*net.DNSError)(nil); errors.As(err, &unknown) {
 			return "", fmt.Errorf("host %s of -H: its address cannot be looked up (%w): "+
-				"correct the name, or, if only ssh's configuration knows it, say with "+
-				"--rdzv-endpoint by which address the hosts reach this machine", h.Name, unknown)
+				"correct the name, or, if only ssh's configuration knows it, set "+
+				"--rdzv-endpoint to the address by which the hosts reach this machine", h.Name, unknown)
 		}
 		if err != nil {
-			return "", fmt.Errorf("%w: say with --rdzv-endpoint by which address the hosts reach this machine", err)
+			return "", fmt.Errorf("%w: set --rdzv-endpoint to the address by which the hosts reach this machine", err)
 		}
 		if strings.Contains(a.String(), ":") {
 			return "[" + a.String() + "]:0", nil
@@ -218,7 +224,8 @@ func (r *Remote) start(node int, h Host, store string, ended chan<- *link) error
 	return nil
 }
 
-// command runs the agent on a host. What the shell there reads is the same for all hosts and holds nothing secret.
+// command returns the command that runs the agent on a host. The line for the shell is the same for all hosts
+// and contains no secret.
 func (r *Remote) command(h Host) *exec.Cmd {
 	if h.local() {
 		return exec.Command(r.Agent[0], r.Agent[1:]...)
@@ -231,10 +238,10 @@ func (r *Remote) command(h Host) *exec.Cmd {
 	return exec.Command(r.SSH[0], args...)
 }
 
-// quote writes a word so that a shell reads it as it is.
+// quote quotes a word for a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// serve gives an agent its order and shows what it writes, until it ends.
+// serve sends an agent its order and forwards its output, until it ends.
 func (r *Remote) serve(l *link, pipes [2]io.ReadCloser, ended chan<- *link) {
 	go l.write()
 	var work sync.WaitGroup
@@ -270,7 +277,7 @@ func (l *link) write() {
 		select {
 		case text := <-l.send:
 			if _, err := l.input.Write(text); err != nil {
-				return // why is told by its exit code
+				return // the agent's exit code gives the reason
 			}
 		case <-l.over:
 			return
@@ -278,7 +285,7 @@ func (l *link) write() {
 	}
 }
 
-// hangUp ends the agents' inputs: they kill their workers and end.
+// hangUp closes the agents' inputs: they kill their workers and exit.
 func (r *Remote) hangUp() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,7 +294,8 @@ func (r *Remote) hangUp() {
 	}
 }
 
-// kill ends what still runs here: an ssh, say, that does not get through. The agents have been hung up on.
+// kill ends the processes that still run here: for example, an ssh that cannot connect. The agents' inputs
+// are closed already.
 func (r *Remote) kill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -300,8 +308,8 @@ func (r *Remote) kill() {
 	}
 }
 
-// wait waits for all agents. When the job has failed, all end by themselves; an agent that ends without having done its work, such as one
-// that ssh did not reach, ends the job.
+// wait waits for all agents. When the job has failed, all end by themselves. An agent that ends without
+// having carried out its order, such as one that ssh did not reach, ends the job.
 func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
 	var late, tooLate <-chan time.Time
 	var failed *link
@@ -343,12 +351,13 @@ func (r *Remote) wait(ctx context.Context, ended <-chan *link) (int, error) {
 	return 1, fmt.Errorf("launch: host %s: the agent ended with exit code %d: %s", failed.host.Name, failed.code, strings.Join(last, " / "))
 }
 
-// endedLine is what an agent says on its standard output when its work is done, before the job's exit code. No worker's line is like it: these
-// begin with a prefix.
+// endedLine is the line on an agent's standard output when it has carried out its order, before the job's
+// exit code. No worker's line is equal to it: these begin with a prefix.
 const endedLine = "lockstep agent: the job ended with code "
 
-// Follow is what the agent on a host does: it reads its order from input, carries it out and returns the exit code. guard is as in
-// [Config]. The input is read until its end, by a goroutine that may outlive the call.
+// Follow is the main function of the agent on a host: it reads its order from input, carries it out and
+// returns the exit code. guard is as in [Config]. A goroutine reads the input until its end, and may outlive
+// the call.
 func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guard []string, logger *slog.Logger) (int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -379,7 +388,7 @@ func Follow(ctx context.Context, input io.Reader, stdout, stderr io.Writer, guar
 	return outcome.Code, nil
 }
 
-// prepare makes an agent's configuration of an order, and opens the store.
+// prepare builds an agent's configuration from an order, and opens the store.
 func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Place, error) {
 	cfg := Config{
 		Command: o.Command, Dir: o.Dir, Env: append(os.Environ(), o.Env...), Workers: o.Workers, Node: o.Node, Nodes: o.Nodes, ID: o.ID, Secret: o.Secret,
@@ -387,7 +396,7 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Plac
 		Show: func(rank int, s Stream) bool { return o.ShownAll[s] || slices.Contains(o.Shown[s], rank) },
 	}
 	if info, err := os.Stat(o.Dir); err != nil || !info.IsDir() {
-		return cfg, nil, fmt.Errorf("launch: the folder %s, in which the job was started, is not on this host", o.Dir)
+		return cfg, nil, fmt.Errorf("launch: the working directory of the job, %s, does not exist on this host", o.Dir)
 	}
 	key, err := secret.Parse(o.Secret)
 	if err != nil {
@@ -407,13 +416,13 @@ func (o *order) prepare(ctx context.Context, logger *slog.Logger) (Config, *Plac
 	return cfg, place, nil
 }
 
-// obey passes on what the launcher says, until it is gone.
+// obey forwards the launcher's signals to the agent, until the launcher has ended.
 func obey(in *bufio.Reader, agent *Agent, cancel context.CancelCauseFunc) {
 	for {
 		line, err := in.ReadString('\n')
 		switch {
 		case err != nil:
-			cancel(errors.New("the launcher is gone"))
+			cancel(errors.New("the launcher has ended"))
 			return
 		case line == "TERM\n":
 			agent.Interrupt(sigTerminate)
@@ -426,14 +435,14 @@ func obey(in *bufio.Reader, agent *Agent, cancel context.CancelCauseFunc) {
 func readOrder(in *bufio.Reader) (*order, error) {
 	text, err := in.ReadBytes('\n')
 	if err != nil {
-		return nil, fmt.Errorf("reading what to do: %w", err)
+		return nil, fmt.Errorf("reading the order from the launcher: %w", err)
 	}
 	o := &order{}
 	if err := json.Unmarshal(text, o); err != nil {
-		return nil, fmt.Errorf("reading what to do: %w", err)
+		return nil, fmt.Errorf("reading the order from the launcher: %w", err)
 	}
 	if o.Version != orderVersion {
-		return nil, fmt.Errorf("the launcher speaks version %d, this host's lockstep version %d: install the same one everywhere", o.Version, orderVersion)
+		return nil, fmt.Errorf("the launcher has protocol version %d, this host's lockstep version %d: install the same one everywhere", o.Version, orderVersion)
 	}
 	return o, nil
 }

@@ -221,7 +221,7 @@ func TestDuplicateIsRefused(t *testing.T) {
 		n.out.await(t, fmt.Sprintf("[rank%d] ready\n", i))
 	}
 	err := runNode(t, t.Context(), Config{Node: 1, Nodes: 2, Store: memory.Open(), RestartsMax: 1, HeartbeatTimeout: 10 * time.Second})
-	if want := fmt.Sprintf("node 1 of job \"lockstep\" is there twice: its agent is on host %s as pid %d, and lives; this one is on host %s as pid %d", hostName(t), os.Getpid(), hostName(t), os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("node 1 of job \"lockstep\" joined twice: its agent is on host %s as pid %d, and is alive; this one is on host %s as pid %d", hostName(t), os.Getpid(), hostName(t), os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	if err := os.WriteFile(done, nil, 0o600); err != nil {
@@ -240,10 +240,10 @@ func TestNoPlace(t *testing.T) {
 		has, comes Config
 		want       string
 	}{
-		"no restarts":    {Config{}, Config{}, "whose place nobody can take with --max-restarts 0; if that run of the job is over, choose another --rdzv-id"},
+		"no restarts":    {Config{}, Config{}, "which cannot be replaced with --max-restarts 0; if that run of the job is over, choose another --rdzv-id"},
 		"other restarts": {Config{RestartsMax: 1}, Config{RestartsMax: 2}, "was started with --max-restarts 1, node 1"},
-		"other nodes":    {Config{RestartsMax: 1}, Config{RestartsMax: 1, Nodes: 3}, "was told of 2 nodes, and node 1"},
-		"other workers":  {Config{RestartsMax: 1}, Config{RestartsMax: 1, Workers: 2}, "has 2 workers, but node 1 (host far, pid 42), whose place it would take, had 1"},
+		"other nodes":    {Config{RestartsMax: 1}, Config{RestartsMax: 1, Nodes: 3}, "expects 2 nodes, but node 1"},
+		"other workers":  {Config{RestartsMax: 1}, Config{RestartsMax: 1, Workers: 2}, "has 2 workers, but node 1 (host far, pid 42), which it would replace, had 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

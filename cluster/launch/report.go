@@ -10,11 +10,11 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/failure"
 )
 
-// tell writes the block that tells a failure: its root cause first, then what followed from it.
+// tell formats the report of a failure: its root cause first, then the consequences.
 func (e *epoch) tell(rep *failure.Report) string {
 	var b strings.Builder
 	r := rep.Root
-	fmt.Fprintf(&b, "lockstep run: the job failed, first of all worker %d\n", r.Worker)
+	fmt.Fprintf(&b, "lockstep run: the job failed; root cause: worker %d\n", r.Worker)
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "  %-7s %s\n", name, fmt.Sprintf(format, args...))
 	}
@@ -34,7 +34,7 @@ func (e *epoch) tell(rep *failure.Report) string {
 		row("logs", "%s", e.agent.cfg.Logs)
 	}
 	if e.agent.flightRecords() {
-		row("records", "%s; lockstep doctor %s says where the workers part", e.agent.cfg.Records, e.agent.cfg.Records)
+		row("records", "%s; lockstep doctor %s shows where the workers diverge", e.agent.cfg.Records, e.agent.cfg.Records)
 	}
 	others(&b, rep.Others)
 	return b.String()
@@ -52,17 +52,17 @@ func indent(text string) string {
 func bounded(text string, linesMax int) string {
 	lines := strings.Split(text, "\n")
 	if len(lines) > linesMax {
-		lines = append(lines[:linesMax:linesMax], fmt.Sprintf("… %d lines more", len(lines)-linesMax))
+		lines = append(lines[:linesMax:linesMax], fmt.Sprintf("… %d more lines", len(lines)-linesMax))
 	}
 	return indent(joinLines(lines))
 }
 
-// beyond returns the lines that are not in a stack: what a crash writes is there already.
+// beyond returns the lines that are not in a stack: the stack has the crash's lines already.
 func beyond(lines []string, stack string) []string {
 	return slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return stack != "" && strings.Contains(stack, l) })
 }
 
-// who names a worker: number, replicas, node, host and process.
+// who identifies a worker: number, replicas, node, host and process.
 func (e *epoch) who(r failure.Record) string {
 	out := fmt.Sprintf("worker %d of %d", r.Worker, e.layout.world)
 	if len(r.Ranks) > 0 {
@@ -80,7 +80,7 @@ func (e *epoch) who(r failure.Record) string {
 	return out
 }
 
-// when says when it failed, and in what.
+// when formats the time and the position of a failure.
 func (e *epoch) when(r failure.Record) string {
 	out := r.Time.Local().Format("2006-01-02 15:04:05.000")
 	if since := r.Time.Sub(e.began); since >= 0 {
@@ -110,10 +110,10 @@ func (e *epoch) stderrOf(rank int) []string {
 	return nil
 }
 
-// othersMax is how many consequences are told one by one.
+// othersMax is how many consequences are listed individually.
 const othersMax = 8
 
-// others tells the consequences, shortly; those with the same words together.
+// others lists the consequences briefly; those with equal messages together.
 func others(b *strings.Builder, records []failure.Record) {
 	type row struct {
 		message string
@@ -130,7 +130,7 @@ func others(b *strings.Builder, records []failure.Record) {
 	}
 	for i, r := range rows {
 		if i == othersMax {
-			fmt.Fprintf(b, "  and %d more such\n", len(rows)-i)
+			fmt.Fprintf(b, "  and %d more\n", len(rows)-i)
 			break
 		}
 		noun := "worker"
@@ -141,7 +141,8 @@ func others(b *strings.Builder, records []failure.Record) {
 	}
 }
 
-// short is the first line of a worker's message, which is the cause, and those that say what the worker it lost was last seen doing.
+// short returns the first line of a worker's message, which is the cause, and the lines with the last known
+// state of the worker it lost.
 func short(message string) string {
 	const lineMax = 240
 	var out []string

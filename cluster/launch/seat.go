@@ -15,7 +15,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// card is what an agent tells the others when an epoch begins.
+// card is an agent's registration for an epoch.
 type card struct {
 	Node        int    `json:"node"`
 	Host        string `json:"host"`
@@ -27,7 +27,7 @@ type card struct {
 	RestartsMax int    `json:"restarts_max"`
 }
 
-// String says whose it is: "node 1 (host b, pid 17)".
+// String identifies the node: "node 1 (host b, pid 17)".
 func (c *card) String() string { return fmt.Sprintf("node %d (%s)", c.Node, c.process()) }
 
 func (c *card) process() string { return fmt.Sprintf("host %s, pid %d", c.Host, c.PID) }
@@ -39,22 +39,25 @@ func (c *card) workerAddresses() (out []string) {
 	return out
 }
 
-// seat is a node's place in the job, and the agent that has it. An agent takes its node's seat when it comes, and another may take it
-// when that one is lost. Every change is made by Swap, so that all agents see the same ones in the same order.
+// seat is a node slot: a node's place in the job, and the agent that has it. An agent takes its node's slot
+// when it joins, and another may take it when that agent is lost. Every change is made by Swap, so that all
+// agents see the same changes in the same order.
 type seat struct {
 	card
 
-	Nodes int `json:"nodes"` // of how many it was told
-	// Nonce tells this agent from any other that says that it is the same node.
+	Nodes int `json:"nodes"` // the number of nodes that it expects
+	// Nonce distinguishes this agent from others that register as the same node.
 	Nonce string    `json:"nonce"`
 	State seatState `json:"state"`
-	// Epoch is the one that the agent is in, or waits to begin, and Ready says that it has all that it needs for that.
+	// Epoch is the one that the agent is in, or waits to begin. Ready reports that it is ready to begin it.
 	Epoch uint32 `json:"epoch"`
 	Ready bool   `json:"ready,omitempty"`
-	// Over says how the job has ended, if this agent has ended it. It is part of the seat so that an agent that was
-	// taken for lost cannot end the job, however late its words arrive: its seat has another revision by then.
+	// Over is how the job has ended, if this agent has ended it. It is part of the slot so that an agent that
+	// was declared lost cannot end the job, however late its write arrives: the slot has another revision by
+	// then.
 	Over *over `json:"over,omitempty"`
-	// Why and Since say, of a lost one, how that was seen, and since when it has given no sign of life, by the clock of who saw it.
+	// Why and Since describe a lost agent: the evidence, and the time of its last heartbeat, by the clock of
+	// the agent that detected the loss.
 	Why   string    `json:"why,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 
@@ -65,11 +68,11 @@ type seatState string
 
 const (
 	here seatState = "here"
-	lost seatState = "lost" // it gives no sign of life
-	gone seatState = "gone" // it has said goodbye
+	lost seatState = "lost" // it has no heartbeat
+	gone seatState = "gone" // it has left
 )
 
-// meeting is how an epoch begins: who is in it. The first one that is written down for an epoch holds.
+// meeting is the start of an epoch: the agents in it. The first one written for an epoch is valid.
 type meeting struct {
 	Epoch uint32 `json:"epoch"`
 	Seats []seat `json:"seats"` // by node
@@ -85,9 +88,9 @@ func (m *meeting) has(nonce string) bool {
 	return false
 }
 
-// over is how the job ended: the first one that an agent writes down.
+// over is how the job ended: the first one that an agent writes.
 type over struct {
-	Node int       `json:"node"` // whose agent says it
+	Node int       `json:"node"` // of the agent that wrote it
 	Host string    `json:"host"`
 	PID  int       `json:"pid"`
 	Time time.Time `json:"time"`
@@ -98,21 +101,21 @@ type over struct {
 func (o *over) String() string {
 	text := fmt.Sprintf("the job has ended with code %d at %s", o.Code, o.Time.Local().Format("2006-01-02 15:04:05"))
 	if o.Text != "" {
-		text += fmt.Sprintf(", as node %d (host %s, pid %d) says: %s", o.Node, o.Host, o.PID, o.Text)
+		text += fmt.Sprintf(", as reported by node %d (host %s, pid %d): %s", o.Node, o.Host, o.PID, o.Text)
 	}
 	return text
 }
 
-// overError is what an agent gets that waits for a job which the others have ended.
+// overError is the error of an agent that waits for a job which the others have ended.
 type overError struct{ over }
 
 func (e *overError) Error() string { return e.String() }
 
-// errReplaced says that this agent was taken for lost, and that another has its seat now.
-var errReplaced = errors.New("its place was taken")
+// errReplaced is the error of an agent that was declared lost and whose slot another agent has taken.
+var errReplaced = errors.New("its node slot was taken")
 
-// sit takes this node's seat and finds out in which epoch. Only one agent can have it: another that is alive is left alone, and one that
-// gives no sign of life for as long as makes an agent lost is replaced.
+// sit takes this node's slot and determines the epoch. Only one agent can have it: another agent that is
+// alive keeps it, and one without a heartbeat for the heartbeat timeout is replaced.
 func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 	if err := p.ended(ctx, say); err != nil {
 		return err
@@ -139,10 +142,10 @@ func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 			}
 			switch holder.look(old, pulse) {
 			case living:
-				return fmt.Errorf("node %d of job %q is there twice: its agent is on host %s as pid %d, and lives; this one is on host %s as pid %d", p.node, p.job, old.Host, old.PID, s.Host, s.PID)
+				return fmt.Errorf("node %d of job %q joined twice: its agent is on host %s as pid %d, and is alive; this one is on host %s as pid %d", p.node, p.job, old.Host, old.PID, s.Host, s.PID)
 			case unknown:
 				if holder.seen == 1 {
-					say(fmt.Sprintf("lockstep run: %v has this place: seeing whether it still lives, for up to %v\n", &old.card, silentBeats*p.beat))
+					say(fmt.Sprintf("lockstep run: %v has this node slot: checking its heartbeat for up to %v\n", &old.card, silentBeats*p.beat))
 				}
 				if err := pause(ctx, p.beat/2); err != nil {
 					return err
@@ -169,7 +172,8 @@ func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 	}
 }
 
-// fitStill holds a seat that was taken against those that others have taken at the same time: of two, the later one at least sees both.
+// fitStill compares a slot that was taken with those that others have taken at the same time: of two, at
+// least the later one sees both.
 func (p *peers) fitStill(ctx context.Context, s *seat) error {
 	seats, begun, _, err := p.read(ctx)
 	if err != nil {
@@ -181,17 +185,17 @@ func (p *peers) fitStill(ctx context.Context, s *seat) error {
 	return nil
 }
 
-// appear shows for the first time that this agent lives: from now on the others notice if it does not.
+// appear publishes this agent's first heartbeat: from now on the others detect its loss.
 func (p *peers) appear(ctx context.Context) error {
-	text, err := json.Marshal(rendezvous.Pulse{Beat: uint64(time.Now().UnixNano()), Text: p.nonce}) // a beat like no other
+	text, err := json.Marshal(rendezvous.Pulse{Beat: uint64(time.Now().UnixNano()), Text: p.nonce}) // a unique beat count
 	if err != nil {
 		return err
 	}
 	return p.store.Set(ctx, p.key("pulse", p.node), text)
 }
 
-// take writes the seat down, in the place of old. False: somebody else was faster. A store that does not know whether it has written, as one
-// that was between two leaders, is asked, and told again if it has not.
+// take writes the slot, in place of old. It returns false if another agent was faster. A store that does not
+// know whether it has written, such as one between two leaders, is read, and written again if necessary.
 func (p *peers) take(ctx context.Context, s, old *seat) (bool, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
@@ -225,46 +229,46 @@ func (p *peers) take(ctx context.Context, s, old *seat) (bool, error) {
 	return done, err
 }
 
-// final reports whether a store that says so says it again.
+// final reports whether the store would return this error again.
 func final(err error) bool {
 	return errors.Is(err, rendezvous.ErrLost) || errors.Is(err, rendezvous.ErrClosed) || errors.Is(err, rendezvous.ErrFull)
 }
 
-// mayReplace says why an agent cannot come into a job that has begun.
+// mayReplace returns the error of an agent that cannot join a job that has begun.
 func (p *peers) mayReplace(s, old *seat, last *meeting) error {
 	was := &last.Seats[s.Node].card
 	again := "; if that run of the job is over, choose another --rdzv-id"
 	switch {
 	case s.RestartsMax == 0:
-		return fmt.Errorf("job %q has begun with %v, whose place nobody can take with --max-restarts 0%s", p.job, was, again)
+		return fmt.Errorf("job %q has started with %v, which cannot be replaced with --max-restarts 0%s", p.job, was, again)
 	case s.Epoch > uint32(s.RestartsMax):
-		return fmt.Errorf("job %q has begun with %v, whose place nobody can take any more: it was started again %d times, as often as --max-restarts says%s", p.job, was, s.RestartsMax, again)
+		return fmt.Errorf("job %q has started with %v, which cannot be replaced any more: the job has used its %d restarts (--max-restarts)%s", p.job, was, s.RestartsMax, again)
 	case was.Workers != s.Workers:
-		return fmt.Errorf("%v has %d workers, but %v, whose place it would take, had %d: the number must stay the same, since results depend on it", &s.card, s.Workers, was, was.Workers)
+		return fmt.Errorf("%v has %d workers, but %v, which it would replace, had %d: the number must stay the same, since results depend on it", &s.card, s.Workers, was, was.Workers)
 	}
 	return nil
 }
 
-// fits says why an agent cannot be in the same job as others.
+// fits returns an error if an agent cannot be in the same job as others.
 func (s *seat) fits(seats []*seat, begun []meeting) error {
 	for _, o := range seats {
 		switch {
 		case o == nil || o.State != here || o.Nonce == s.Nonce:
 		case o.Nodes != s.Nodes:
-			return fmt.Errorf("%v was told of %d nodes, and %v of %d", &o.card, o.Nodes, &s.card, s.Nodes)
+			return fmt.Errorf("%v expects %d nodes, but %v expects %d", &o.card, o.Nodes, &s.card, s.Nodes)
 		case o.RestartsMax != s.RestartsMax:
 			return fmt.Errorf("%v was started with --max-restarts %d, %v with %d", &o.card, o.RestartsMax, &s.card, s.RestartsMax)
 		}
 	}
 	for _, m := range begun {
 		if len(m.Seats) != s.Nodes {
-			return fmt.Errorf("%v was told of %d nodes, and the job has begun with %d", &s.card, s.Nodes, len(m.Seats))
+			return fmt.Errorf("%v expects %d nodes, but the job has started with %d", &s.card, s.Nodes, len(m.Seats))
 		}
 	}
 	return nil
 }
 
-// unfit ends a job that has not begun for all, since nobody can know which agent is right.
+// unfit ends a job that has not begun for all, since it is unknown which agent is right.
 func (p *peers) unfit(ctx context.Context, why error, begun bool) error {
 	if !begun {
 		p.conclude(ctx, 1, why.Error())
@@ -272,7 +276,8 @@ func (p *peers) unfit(ctx context.Context, why error, begun bool) error {
 	return why
 }
 
-// ended says that the job is over; a store that outlives jobs may tell of an earlier one of this name.
+// ended returns the error of a job that is over. A store that outlives jobs may still have the end of an
+// earlier job of this name.
 func (p *peers) ended(ctx context.Context, say func(string)) error {
 	o, keys, err := p.conclusion(ctx)
 	switch {
@@ -282,7 +287,7 @@ func (p *peers) ended(ctx context.Context, say func(string)) error {
 		return &overError{*o}
 	}
 	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, o)
-	say("lockstep run: " + p.earlier + "; this one begins anew\n")
+	say("lockstep run: " + p.earlier + "; starting a new run\n")
 	for _, key := range keys {
 		if err := p.store.Delete(ctx, key); err != nil {
 			return err
@@ -314,7 +319,7 @@ func (p *peers) conclusion(ctx context.Context) (o *over, keys []string, err err
 	return o, keys, nil
 }
 
-// read returns the seats as they are, nil for those that nobody has taken, and the epochs that have begun.
+// read returns the current slots, nil for those that are free, and the epochs that have begun.
 func (p *peers) read(ctx context.Context) (seats []*seat, begun []meeting, revision uint64, err error) {
 	entries, revision, err := p.store.List(ctx, p.key("event")+"/")
 	if err != nil {
@@ -337,9 +342,10 @@ func (p *peers) read(ctx context.Context) (seats []*seat, begun []meeting, revis
 	return seats, begun, revision, nil
 }
 
-// vigil finds out whether an agent lives, by its pulse. It counts looks, not time: one that slept itself knows nothing of the others.
+// vigil determines whether an agent is alive, by its heartbeat. It counts polls, not time: an agent that was
+// stopped itself knows nothing about the others.
 type vigil struct {
-	polls int // how many looks without a change mean that it is dead
+	polls int // number of polls without a change after which it is dead
 	nonce string
 	pulse []byte
 	seen  int
@@ -353,7 +359,7 @@ const (
 	dead
 )
 
-// look takes note of the pulse of the one that has a seat.
+// look records the heartbeat of the agent in a slot.
 func (v *vigil) look(s *seat, pulse []byte) vitality {
 	changed := v.seen > 0 && v.nonce == s.Nonce && !bytes.Equal(v.pulse, pulse)
 	if v.nonce != s.Nonce {
@@ -370,7 +376,7 @@ func (v *vigil) look(s *seat, pulse []byte) vitality {
 	return unknown
 }
 
-// pause waits, or says why it could not.
+// pause waits, or returns the error of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -382,8 +388,8 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// renew says in which epoch this agent wants to be, and with which ports. An agent that was taken for lost and lives is back by this, unless
-// another has taken its place.
+// renew publishes the epoch that this agent wants to join, and its ports. An agent that was declared lost but
+// is alive is back with this, unless another has taken its slot.
 func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 	for {
 		text, revision, err := p.store.Get(ctx, p.key("event", "seat", p.node))
@@ -395,7 +401,7 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 			return err
 		}
 		if old.Nonce != p.nonce {
-			return fmt.Errorf("%v was taken for lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, old.Host, old.PID)
+			return fmt.Errorf("%v was declared lost, and %w by the agent on host %s with pid %d", &p.mine.card, errReplaced, old.Host, old.PID)
 		}
 		old.revision = revision
 		s := p.mine
@@ -406,7 +412,7 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 	}
 }
 
-// lose writes down that an agent gives no sign of life, unless another has its place already.
+// lose records that an agent has no heartbeat, unless another has its slot already.
 func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Duration) error {
 	key := p.key("event", "seat", node)
 	text, revision, err := p.store.Get(ctx, key)
@@ -420,15 +426,15 @@ func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Du
 		return nil
 	}
 	s.State, s.Since = lost, time.Now().Add(-silent)
-	s.Why = fmt.Sprintf("it has not shown for %v that it lives", silent.Round(time.Second/10))
+	s.Why = fmt.Sprintf("no heartbeat for %v", silent.Round(time.Second/10))
 	if text, err = json.Marshal(&s); err != nil {
 		return err
 	}
-	_, err = p.store.Swap(ctx, key, revision, text) // if not: it lives, or somebody else has written it down
+	_, err = p.store.Swap(ctx, key, revision, text) // if not swapped: it is alive, or another agent has recorded it
 	return err
 }
 
-// key is a key of the agents' own.
+// key returns a key of the agents.
 func (p *peers) key(parts ...any) string {
 	key := p.prefix
 	for i, part := range parts {

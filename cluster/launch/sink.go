@@ -14,40 +14,40 @@ import (
 // sink is a queue of lines in front of an output that may block: a paused terminal, a pager, a slow pipe. One
 // goroutine writes them, in order.
 //
-// An output that is slow slows down whose lines it gets, as a pipe does, once the queue is full. One that takes
-// nothing at all does so for a short while only, since a job must not stand still because a terminal does: lines are
-// left out then, and a line in their place says how many.
+// Like a pipe, a slow output slows down its writers once the queue is full. An output that accepts nothing
+// does so for a short time only, since a blocked terminal must not stop a job: lines are dropped then, and a
+// line in their place gives their number.
 type sink struct {
 	out io.Writer
-	// stalled is called, without a lock, when lines begin to be left out; nil: nobody is.
+	// stalled is called, without a lock, when the first lines are dropped; may be nil.
 	stalled func()
 	done    chan struct{} // closed when the writer has ended
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	pending     []byte     // whole lines
-	size, lines int        // bytes and lines that are not written yet, those that the writer has taken included
-	progress    time.Time  // when the output last took something, or was given something after it had taken all
+	size, lines int        // bytes and lines that are not written yet, including those that the writer has taken
+	progress    time.Time  // when the output last took data, or received data after it had taken everything
 	changed     chan struct{}
-	unread      bool     // the output takes nothing
-	left        omission // what was left out since the last line
-	hurried     bool     // nobody may be kept waiting any more
-	closed      bool     // nothing more comes
+	unread      bool     // the output accepts nothing
+	left        omission // what was dropped since the last line
+	hurried     bool     // callers must not wait any more
+	closed      bool     // no more lines arrive
 	abandoned   bool     // close waits no more
-	started     bool     // the writer
+	started     bool     // the writer is running
 }
 
-// omission is what was not written.
+// omission counts what was not written.
 type omission struct {
 	lines, bytes int
 	since        time.Time
 }
 
 const (
-	queueMax   = 16 << 20          // bytes that wait for an output
-	queueOwn   = queueMax / 4      // and of the agent's own words on top of them
-	stallTime  = 5 * time.Second   // after so long an output takes nothing
-	hurryTime  = 2 * time.Second   // the same for what is left when the user has ended the job
-	writeBytes = 4 << 10           // how much is written at once: what an output takes little by little is seen to move
+	queueMax   = 16 << 20          // bytes queued for an output
+	queueOwn   = queueMax / 4      // and of the agent's messages in addition
+	stallTime  = 5 * time.Second   // an output that accepts nothing for so long is stalled
+	hurryTime  = 2 * time.Second   // the same for the rest when the user has ended the job
+	writeBytes = 4 << 10           // bytes per write: small, so that the progress of a slow output is seen
 	spareBytes = 64 << 10          // of a buffer that is kept
 	noTime     = time.Duration(-1) // no bound
 )
@@ -92,7 +92,7 @@ func (s *sink) put(prefix string, text []byte, wait bool) {
 	}
 }
 
-// push appends a line. s.mu is held.
+// push appends a line. The caller holds s.mu.
 func (s *sink) push(prefix string, text []byte) {
 	if s.size == 0 {
 		s.progress = time.Now()
@@ -107,18 +107,19 @@ func (s *sink) push(prefix string, text []byte) {
 	s.change()
 }
 
-// note says in its place what was left out. s.mu is held.
+// note reports in its place what was dropped. The caller holds s.mu.
 func (s *sink) note() {
 	if s.left.lines == 0 {
 		return
 	}
 	s.push("", fmt.Appendf(nil,
-		"lockstep run: %d lines (%d bytes) of this output are left out here: it was not read for %v",
+		"lockstep run: %d lines (%d bytes) of this output were dropped here: it was not read for %v",
 		s.left.lines, s.left.bytes, time.Since(s.left.since).Round(time.Second)))
 	s.left = omission{}
 }
 
-// await waits for a change or the writer's end, for some time. s.mu is held, but not meanwhile.
+// await waits for a change or the writer's end, for some time. The caller holds s.mu, which is released
+// meanwhile.
 func (s *sink) await(patience time.Duration) {
 	changed := s.changed
 	s.mu.Unlock()
@@ -136,7 +137,7 @@ func (s *sink) await(patience time.Duration) {
 	}
 }
 
-// change wakes up all that wait for a change. s.mu is held.
+// change wakes up all that wait for a change. The caller holds s.mu.
 func (s *sink) change() {
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -164,7 +165,7 @@ func (s *sink) run() {
 		for rest := batch; len(rest) > 0; {
 			n := lineEnd(rest)
 			s.mu.Unlock()
-			_, _ = s.out.Write(rest[:n]) // a terminal that is gone must not stop the workers
+			_, _ = s.out.Write(rest[:n]) // a closed terminal must not stop the workers
 			s.mu.Lock()
 			s.size, s.lines = s.size-n, s.lines-bytes.Count(rest[:n], newline)
 			rest = rest[n:]
@@ -177,7 +178,7 @@ func (s *sink) run() {
 	}
 }
 
-// lineEnd is the length of the lines that are written at once: whole ones, one at least.
+// lineEnd returns the number of bytes that are written at once: whole lines, at least one.
 func lineEnd(b []byte) int {
 	if len(b) <= writeBytes {
 		return len(b)
@@ -188,8 +189,7 @@ func lineEnd(b []byte) int {
 	return bytes.IndexByte(b, '\n') + 1
 }
 
-// hurry has nobody wait for the output any more: the user wants the job to end. Once the sink is closing it ends that
-// as well.
+// hurry stops all waiting for the output: the user ends the job. Once the sink is closing it ends that too.
 func (s *sink) hurry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,8 +197,9 @@ func (s *sink) hurry() {
 	s.change()
 }
 
-// close waits until all is written. Where the user has ended the job, or ctx has ended, it does not wait for an
-// output that takes nothing, nor for any when the user says so again. It returns what is left then.
+// close waits until everything is written. When the user has ended the job, or ctx has ended, it does not
+// wait for an output that accepts nothing; after a second signal it does not wait at all. It returns what is
+// left then.
 func (s *sink) close(ctx context.Context) omission {
 	stop := context.AfterFunc(ctx, s.hurry)
 	defer stop()
@@ -226,7 +227,7 @@ func (s *sink) close(ctx context.Context) omission {
 	}
 }
 
-// sameOutput reports whether two outputs are one file: a terminal, say, or a pipe.
+// sameOutput reports whether two outputs are one file: a terminal or a pipe, for example.
 func sameOutput(a, b io.Writer) bool {
 	type file interface{ Stat() (fs.FileInfo, error) }
 	x, ok := a.(file)

@@ -89,7 +89,7 @@ func TestSinkOfAPausedReader(t *testing.T) {
 			size += len(fmt.Sprintf("%d ", i)) + len(line) + 1
 		}
 		want := []string{
-			fmt.Sprintf("lockstep run: %d lines (%d bytes) of this output are left out here: it was not read for 5s", left,
+			fmt.Sprintf("lockstep run: %d lines (%d bytes) of this output were dropped here: it was not read for 5s", left,
 				size), "the agent's own", "afterwards",
 		}
 		if n < lines/3 || fmt.Sprint(got[n:]) != fmt.Sprint(want) {

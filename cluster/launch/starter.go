@@ -2,9 +2,9 @@ package launch
 
 import "runtime"
 
-// starter starts processes from one thread of its own, which lives until it is closed. What a process inherits from the thread
-// that starts it counts here: Linux sends the signal of a parent's death when that thread ends, not its process, and a process
-// begins on the CPUs that the thread may use.
+// starter starts processes from one dedicated thread, which lives until the starter is closed. Processes
+// inherit properties of the thread that starts them: Linux sends the signal of a parent's death when that
+// thread ends, not its process, and a process starts on the CPUs that the thread may use.
 type starter struct {
 	work chan func()
 	done chan struct{}

@@ -15,34 +15,35 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// Meeting says where the agents and the workers of a job meet.
+// Meeting configures the rendezvous store of a job's agents and workers.
 type Meeting struct {
 	// Backend is "tcp" (a store that node 0's agent serves), "etcd" or "file" (a folder).
 	Backend string
-	// Endpoint is where that is: node 0's "host:port", etcd's "host:port,host:port/prefix", where each host may have https:// before it, a folder
-	// that all nodes share. With Serve and tcp it is the address to listen on; "" is any free port of 127.0.0.1.
+	// Endpoint is the store's location: node 0's "host:port", etcd's "host:port,host:port/prefix", where each
+	// host may have the prefix https://, or a folder that all nodes share. With Serve and tcp it is the
+	// address to listen on; "" is any free port of 127.0.0.1.
 	Endpoint string
-	// ID names the job, and Secret, if given, encrypts the connections to a TCP store and proves who their ends are.
+	// ID names the job, and Secret, if given, encrypts and authenticates the connections to a TCP store.
 	ID     string
 	Secret secret.Secret
-	// Serve says that a TCP store is to be served here.
+	// Serve serves a TCP store in this process.
 	Serve bool
-	// Logger gets what the store has to say. Default slog.Default().
+	// Logger receives the store's messages. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// Place is an open store, and how it is reached.
+// Place is an open store, and its location.
 type Place struct {
 	Store rendezvous.Store
-	// URL is what the workers are told.
+	// URL is the URL that is passed to the workers.
 	URL string
-	// Holder says, for people, which process the store ends with; "": with none.
+	// Holder describes, for display, the process with which the store ends; "": none.
 	Holder string
 
 	server *rendezvous.Server
 }
 
-// Close ends the use of the store, and the store itself if it is served here.
+// Close closes the handle, and the store itself if it is served here.
 func (p *Place) Close() error {
 	err := p.Store.Close()
 	if p.server != nil {
@@ -51,7 +52,7 @@ func (p *Place) Close() error {
 	return err
 }
 
-// Open opens the store, or serves it. One that is served elsewhere is waited for until ctx ends.
+// Open opens the store, or serves it. It waits until ctx ends for a store that is served elsewhere.
 func (m Meeting) Open(ctx context.Context) (*Place, error) {
 	p, err := m.open(ctx)
 	if err != nil {
@@ -89,7 +90,7 @@ func (m Meeting) overTCP(ctx context.Context) (*Place, error) {
 	return m.dial(ctx, "tcp://"+m.Endpoint)
 }
 
-// dial opens a store that is there.
+// dial opens an existing store.
 func (m Meeting) dial(ctx context.Context, where string) (*Place, error) {
 	cfg := rendezvous.Config{Logger: m.Logger}
 	if m.Secret.Given() {
@@ -106,7 +107,8 @@ func (m Meeting) dial(ctx context.Context, where string) (*Place, error) {
 	return &Place{Store: store, URL: where}, nil
 }
 
-// etcdURL is the URL of a store in etcd: "etcds://host:port,host:port/prefix", without the s where the endpoint has no https://.
+// etcdURL returns the URL of a store in etcd: "etcds://host:port,host:port/prefix", or etcd:// if the
+// endpoint has no https://.
 func etcdURL(endpoint string) (string, error) {
 	scheme, prefix, hosts := "etcd", "lockstep", []string(nil)
 	for part := range strings.SplitSeq(endpoint, ",") {
@@ -128,7 +130,7 @@ func etcdURL(endpoint string) (string, error) {
 	return scheme + "://" + strings.Join(hosts, ",") + "/" + prefix, nil
 }
 
-// serve serves a TCP store. Its life has nothing to do with ctx: it must outlive all who use it.
+// serve serves a TCP store. Its lifetime does not depend on ctx: it must outlive all its users.
 func (m Meeting) serve(ctx context.Context) (*Place, error) {
 	cfg := rendezvous.ServerConfig{Listen: m.Endpoint, Logger: m.Logger}
 	if m.Secret.Given() {
@@ -152,12 +154,13 @@ func (m Meeting) serve(ctx context.Context) (*Place, error) {
 	_, port, _ := net.SplitHostPort(server.Addr())
 	host, _, _ := net.SplitHostPort(server.Addr())
 	if m.Endpoint != "" {
-		host, _, _ = net.SplitHostPort(m.Endpoint) // as the others know it
+		host, _, _ = net.SplitHostPort(m.Endpoint) // the name by which the others know it
 	}
 	return &Place{Store: server.Store(), URL: "tcp://" + net.JoinHostPort(host, port), server: server}, nil
 }
 
-// listenAddress is the one address to listen on for an endpoint of this host: that of the interface by which others reach it.
+// listenAddress returns the address to listen on for an endpoint of this host: that of the interface by which
+// others reach it.
 func listenAddress(ctx context.Context, endpoint string) (string, error) {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -174,7 +177,7 @@ func listenAddress(ctx context.Context, endpoint string) (string, error) {
 	if !slices.ContainsFunc(there, func(ip net.IP) bool {
 		return ip.IsLoopback() || slices.ContainsFunc(here, func(a net.Addr) bool { n, ok := a.(*net.IPNet); return ok && n.IP.Equal(ip) })
 	}) {
-		return "", fmt.Errorf("node 0 serves the store, so the endpoint must be an address of its host: %s (%v) is none of this one", host, there)
+		return "", fmt.Errorf("node 0 serves the store, so the endpoint must be an address of its host: %s (%v) is not an address of this host", host, there)
 	}
 	address, err := rendezvous.RouteTo(ctx, endpoint)
 	if err != nil {

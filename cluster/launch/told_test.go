@@ -19,7 +19,7 @@ func TestStoppedIsFound(t *testing.T) {
 	}
 	s := launchScript(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`, func(c *Config) { c.HeartbeatTimeout = 300 * time.Millisecond })
 	o := s.wait(t)
-	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(), "lockstep run: worker 1 (pid ") || !strings.Contains(s.err.String(), "is stopped: kill -CONT ") {
+	if o.Code != codeStopped || o.Report.Root.Worker != 1 || !strings.Contains(s.err.String(), "lockstep run: worker 1 (pid ") || !strings.Contains(s.err.String(), "is stopped: resume it with kill -CONT ") {
 		t.Errorf("outcome %+v, report %+v:\n%s", o, o.Report, s.err)
 	}
 }
@@ -31,7 +31,7 @@ func TestHostsFindStopped(t *testing.T) {
 	}
 	r := launchRemote(t, `[ $RANK = 1 ] && kill -STOP $$; while :; do sleep 0.02; done`, func(r *Remote) { r.Config.HeartbeatTimeout = time.Minute })
 	eventually(t, "what is said of the stopped worker", func() bool {
-		return strings.Contains(r.out.String()+r.err.String(), "it has failed if it stays so for 1m0s\n")
+		return strings.Contains(r.out.String()+r.err.String(), "it counts as failed after 1m0s\n")
 	})
 	r.remote.Interrupt(os.Interrupt)
 	r.remote.Interrupt(os.Interrupt)
@@ -47,7 +47,7 @@ func TestLeftoverIsTold(t *testing.T) {
 	})
 	s.out.await(t, "[rank0] ready\n")
 	s.agent.Interrupt(os.Interrupt)
-	s.err.await(t, "has ended, but what it started still runs: process group ")
+	s.err.await(t, "has ended, but its child processes still run: process group ")
 	s.agent.Interrupt(os.Interrupt)
 	if o := s.wait(t); o.Code != 130 {
 		t.Errorf("outcome %+v:\n%s", o, s.err)
@@ -72,7 +72,7 @@ func TestLogThatCannotBeWritten(t *testing.T) {
 	if o := s.wait(t); o.Code != 0 || strings.Count(s.out.String(), "two") != 2 {
 		t.Errorf("outcome %+v:\n%s", o, s.out)
 	}
-	for _, want := range []string{"a log cannot be written, and the workers go on: ", "the logs in " + logs + " are incomplete: "} {
+	for _, want := range []string{"a log cannot be written, and the workers continue: ", "the logs in " + logs + " are incomplete: "} {
 		if strings.Count(s.err.String(), want) != 1 {
 			t.Errorf("want once %q:\n%s", want, s.err)
 		}

@@ -17,9 +17,9 @@ import (
 
 // ending is how a process ended.
 type ending struct {
-	code   int    // its exit code; 128 and the signal's number if a signal ended it
+	code   int    // its exit code; 128 plus the signal number if a signal ended it
 	signal string // "SIGKILL"; "": none
-	core   bool   // it left a core dump
+	core   bool   // it wrote a core dump
 }
 
 // worker is one process of this node.
@@ -34,13 +34,13 @@ type worker struct {
 	// Set before the worker is reported as ended.
 	ending ending
 	at     time.Time
-	asked  bool     // it had been asked to end, or was killed
+	asked  bool     // it had been asked to exit, or was killed
 	killed bool     // by this agent
-	halted []string // it was found stopped, having written this last; nil: it was not
+	halted []string // it was found stopped, with this last output; nil: it was not
 	memory memoryKills
 }
 
-// pid is the process's number, 0 if there is none.
+// pid returns the process's number, 0 if there is none.
 func (w *worker) pid() int {
 	if w.err != nil {
 		return 0
@@ -48,7 +48,7 @@ func (w *worker) pid() int {
 	return w.cmd.Process.Pid
 }
 
-// halt notes that the worker was found stopped.
+// halt records that the worker was found stopped.
 func (w *worker) halt() {
 	if w.halted == nil {
 		last, _ := w.tail.lines()
@@ -56,7 +56,7 @@ func (w *worker) halt() {
 	}
 }
 
-// spec is what is needed to start a worker.
+// spec is the configuration of a worker process.
 type spec struct {
 	command []string
 	dir     string
@@ -66,12 +66,13 @@ type spec struct {
 	show    [2]bool
 	prefix  string
 	grace   time.Duration
-	// unlogged is told what could not be written into a log.
+	// unlogged receives errors of writing a log.
 	unlogged func(error)
 }
 
-// start starts a worker. One that cannot be started is a worker that has ended: its failure is told like any other's. patience reports
-// whether what the worker has started may end by itself after it. ended is called when all is over.
+// start starts a worker. A worker that cannot be started counts as ended: its failure is reported like any
+// other. patience reports whether the worker's child processes may end by themselves after it. ended is
+// called when all processes have ended.
 func start(s spec, rank int, st *starter, g *guard, scr *screen, patience *atomic.Bool, ended func(*worker)) *worker {
 	w := &worker{rank: rank, tail: &tail{}, ended: make(chan struct{})}
 	w.cmd = exec.Command(s.command[0], s.command[1:]...)
@@ -109,7 +110,7 @@ func start(s spec, rank int, st *starter, g *guard, scr *screen, patience *atomi
 	return w
 }
 
-// startCode is what shells exit with when they cannot start a program.
+// startCode returns the exit code of shells for a program that cannot be started.
 func startCode(err error) int {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return 127
@@ -118,20 +119,20 @@ func startCode(err error) int {
 }
 
 const (
-	leftoverPoll = 10 * time.Millisecond // how often what a worker left behind is looked at
-	killedWithin = 5 * time.Second       // how long what is killed may take to be gone: only a process stuck in the kernel takes longer
+	leftoverPoll = 10 * time.Millisecond // interval of polling the processes that a worker left behind
+	killedWithin = 5 * time.Second       // only a process stuck in the kernel takes longer to die
 )
 
-// wait waits for the process, and then for what it left behind in its group: not at all, or, when the job is being ended in order, until
-// it is told to kill that.
+// wait waits for the process, and then for the processes that it left behind in its group: not at all, or,
+// when the job ends in order, until it is asked to kill them.
 func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	pid := w.pid()
 	known := awaitEnd(pid)
-	at := time.Now() // before anybody can see that its number is free: what follows from its end is later
+	at := time.Now() // before the number can be free: consequences of its end are later
 	if known && !patience.Load() {
 		killGroup(pid) // while the number is still the worker's
 	}
-	_ = w.cmd.Wait() // the state says what there is to say
+	_ = w.cmd.Wait() // the state has all information
 	if !known {
 		at = time.Now()
 	}
@@ -139,7 +140,7 @@ func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	for told := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
 		if !told && time.Since(w.at) > grace {
 			told = true
-			scr.say(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but what it started still runs: process group %d, with %v; waiting for it; Ctrl-C kills it\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
+			scr.say(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but its child processes still run: process group %d, with %v; waiting for them; Ctrl-C kills them\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
 		}
 	}
 	killGroup(pid)
@@ -148,7 +149,7 @@ func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 	}
 }
 
-// outlet is one stream of a worker: the pipe, and where it goes.
+// outlet is one stream of a worker: the pipe, and its destinations.
 type outlet struct {
 	read, write *os.File
 	log         *os.File
@@ -203,7 +204,7 @@ func (o *outlet) close() {
 func (o *outlet) copy(ended <-chan struct{}) {
 	var to io.Writer = o.lines
 	if o.log != nil {
-		// neither a full disk nor a terminal that is paused keeps the other from it
+		// a full disk does not block the terminal, nor a paused terminal the log
 		to = io.MultiWriter(logWriter{o}, o.lines)
 	}
 	copyStream(o.read, ended, to)
@@ -211,7 +212,7 @@ func (o *outlet) copy(ended <-chan struct{}) {
 	o.close()
 }
 
-// logWriter writes into a log, and goes on when that fails.
+// logWriter writes into a log, and continues when that fails.
 type logWriter struct{ *outlet }
 
 func (l logWriter) Write(p []byte) (int, error) {
@@ -221,21 +222,21 @@ func (l logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// record says how the worker ended as far as its launcher can tell; false: as it should.
+// record returns how the worker ended as far as its launcher can tell; false: it ended normally.
 func (w *worker) record(grace time.Duration) (failure.Record, bool) {
 	r := failure.Record{Worker: w.rank, PID: w.pid(), Time: w.at, Step: -1, ExitCode: w.ending.code}
 	_, crash := w.tail.lines()
 	switch kind, message := crashed(crash); {
 	case w.halted != nil:
-		r.Kind, r.Message, r.ExitCode = "signal", "stopped (by SIGSTOP or a debugger), and so neither working nor ending", codeStopped
+		r.Kind, r.Message, r.ExitCode = "signal", "stopped (by SIGSTOP or a debugger), so it made no progress and did not exit", codeStopped
 	case w.err != nil:
 		r.Kind, r.Message = "error", "could not be started: "+w.err.Error()
 	case w.ending.code == 0:
 		return r, false
 	case w.killed && w.ending.signal == "SIGKILL":
-		r.Kind, r.Message = "interrupted", fmt.Sprintf("killed, as it had not ended %v after it was asked to", grace)
+		r.Kind, r.Message = "interrupted", fmt.Sprintf("killed, since it had not exited %v after it was asked to", grace)
 	case w.asked && w.ending.signal != "SIGKILL":
-		r.Kind, r.Message = "interrupted", "asked to end, and ended with "+w.ending.String()
+		r.Kind, r.Message = "interrupted", "asked to exit, and ended with "+w.ending.String()
 	case w.ending.signal == "SIGKILL" && w.memory.count > 0:
 		r.Kind, r.Message = "memory", fmt.Sprintf("out of memory: killed by the kernel (SIGKILL; since the start it has killed %d of %s for that)", w.memory.count, w.memory.where)
 	case w.ending.signal == "SIGKILL":

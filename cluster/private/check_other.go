@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Check returns an error unless a folder is one. Who may change it, access lists say: the folder for temporary files is
-// the user's own.
+// Check returns an error unless folder is a folder. Access lists control who may modify it: the folder for
+// temporary files is the user's own.
 func Check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err == nil && !info.IsDir() {

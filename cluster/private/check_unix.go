@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// Check returns an error unless a folder is this user's own and nobody else can change what is in it, or put another in
-// its place: it belongs to this user, is no symbolic link, nobody else may write there, and neither in the folders
-// above, unless these are sticky as /tmp is.
+// Check returns an error unless a folder belongs to this user and no other user can modify its content or
+// replace it. It must belong to this user, must not be a symbolic link, and no other user may write to it or
+// to the folders above, unless these are sticky like /tmp.
 func Check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
@@ -35,7 +35,7 @@ func Check(folder string) error {
 	return checkPlace(folder)
 }
 
-// checkPlace checks the folders above one: who may rename it there can replace it.
+// checkPlace checks the folders above: a user who may rename the folder can replace it.
 func checkPlace(folder string) error {
 	above, err := filepath.EvalSymlinks(filepath.Dir(folder))
 	if err != nil {
@@ -47,7 +47,7 @@ func checkPlace(folder string) error {
 			return fmt.Errorf("the folder %s: %w", folder, err)
 		}
 		mode, stat := info.Mode(), info.Sys().(*syscall.Stat_t)
-		// A group that is the user's first one is most often the user's own.
+		// A group that is the user's primary one is most often the user's own.
 		if open := mode.Perm()&0o002 != 0 || mode.Perm()&0o020 != 0 && int(stat.Gid) != os.Getegid(); open &&
 			mode&fs.ModeSticky == 0 {
 			return fmt.Errorf("other users may rename the folder %s, since they may write to %s (its mode is %v); want a sticky one", folder, above, mode)

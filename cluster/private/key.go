@@ -11,11 +11,11 @@ import (
 	"runtime"
 )
 
-// keyName is the key's file in the folder.
+// keyName is the name of the key's file in the folder.
 const keyName = "key"
 
-// Key returns a text that this user's processes on this host have in common and no other user has: more than 256 random
-// bits, in a file in [Folder] that the first of them makes.
+// Key returns a key that all of this user's processes on this host share and no other user has: more than 256
+// random bits, in a file in [Folder] that the first process creates.
 func Key() (string, error) {
 	folder, err := Folder()
 	if err != nil {
@@ -37,7 +37,7 @@ func Key() (string, error) {
 // keyBytes is the length of the text of a key: two of rand.Text's.
 const keyBytes = 52
 
-// makeKey makes the key, whole or not at all. If another process does so at the same time, one of the two is kept.
+// makeKey creates the key atomically. If another process does so at the same time, one of the two is kept.
 func makeKey(folder, path string) error {
 	f, err := os.CreateTemp(folder, keyName+"-*") // of mode 0600
 	if err != nil {
@@ -65,7 +65,7 @@ func readKey(path string) (string, error) {
 		return "", fmt.Errorf("%s is %v of user %d: want a file of this user's own that nobody else may read", path,
 			info.Mode(), ownerOf(info))
 	}
-	f, err := os.Open(path) // nobody else can have replaced it: the folder was checked
+	f, err := os.Open(path) // no other user can have replaced it: the folder was checked
 	if err != nil {
 		return "", err
 	}

@@ -1,10 +1,10 @@
-// Package private finds the folder that this user's processes share on a host, and that nobody else may change: for the
-// stores of jobs whose launcher says nothing of where workers meet, and for the key by which the workers of one host
-// know each other without a secret.
+// Package private locates a folder that belongs to this user on a host, and that no other user can modify.
+// The folder holds the stores of jobs whose launcher configures no store, and the key by which the workers of
+// one host authenticate each other without a secret.
 //
-// The folder is "lockstep-UID" in the folder for temporary files. There any other user can make it first; one that is
-// not this user's own, is a symbolic link, or that others may change is not used, but "lockstep" in XDG_RUNTIME_DIR in
-// its place.
+// The folder is "lockstep-UID" in the folder for temporary files. Any other user can create it there first. A
+// folder that does not belong to this user, is a symbolic link, or that others may modify is not used; then
+// it is "lockstep" in XDG_RUNTIME_DIR.
 package private
 
 import (
@@ -15,7 +15,7 @@ import (
 	"strconv"
 )
 
-// candidates returns the folders that may do, the one to prefer first.
+// candidates returns the possible folders, the preferred one first.
 func candidates() []string {
 	out := []string{filepath.Join(os.TempDir(), "lockstep-"+strconv.Itoa(os.Getuid()))}
 	if runtime := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(runtime) {
@@ -24,8 +24,9 @@ func candidates() []string {
 	return out
 }
 
-// Path returns where [Folder] is, and makes nothing. All processes of a user on a host that have the same TMPDIR and
-// XDG_RUNTIME_DIR get the same. If there is no such folder, it is where there should be one.
+// Path returns the path of [Folder], without creating it. All processes of a user on a host with the same
+// TMPDIR and XDG_RUNTIME_DIR get the same path. If no folder exists, it is the path where it would be
+// created.
 func Path() string {
 	all := candidates()
 	for _, folder := range all {
@@ -40,8 +41,8 @@ func Path() string {
 	return all[0]
 }
 
-// Folder returns this user's own folder, and makes it if it is not there. The error says what is wrong with each that
-// could be it.
+// Folder returns this user's folder, and creates it if necessary. The error lists the problem of each
+// candidate.
 func Folder() (string, error) {
 	var errs []error
 	for _, folder := range candidates() {
@@ -55,7 +56,7 @@ func Folder() (string, error) {
 		errors.Join(errs...))
 }
 
-// Make makes a folder that only this user can enter, unless it is there, and checks it as [Check] does.
+// Make creates a folder that only this user can enter, unless it exists, and checks it with [Check].
 func Make(folder string) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("making the folder %s: %w", folder, err)

@@ -28,9 +28,10 @@ const (
 	proofWrong = 0
 )
 
-// Authenticate returns how the two ends of a connection prove to each other that they have the secret and mean the same job and
-// epoch, for tcp.Config.Authenticate: greeting is what the dialer has sent, dialed says which side this is, and conn must have a
-// deadline. It does not encrypt what follows. It panics for the zero Secret.
+// Authenticate returns a function by which the two ends of a connection prove to each other that they have
+// the secret and the same job and epoch, for tcp.Config.Authenticate. greeting is the dialer's greeting,
+// dialed is true on the dialer's side, and conn must have a deadline. It does not encrypt the connection. It
+// panics for the zero Secret.
 func (s Secret) Authenticate(job string, epoch uint32) func(conn net.Conn, dialed bool, greeting []byte) error {
 	key := s.derive("challenge", job, string(binary.BigEndian.AppendUint32(nil, epoch)))
 	return func(conn net.Conn, dialed bool, greeting []byte) error {
@@ -49,19 +50,19 @@ func (s Secret) Authenticate(job string, epoch uint32) func(conn net.Conn, diale
 	}
 }
 
-// challenge is what one end knows of one connection's.
+// challenge is the state of one end of the challenge on a connection.
 type challenge struct {
 	key      []byte
 	conn     net.Conn
 	greeting []byte
-	channel  []byte         // inside of TLS
+	channel  []byte         // inside of TLS: the channel binding
 	dialer   [keyBytes]byte // nonces
 	acceptor [keyBytes]byte
 }
 
 var errProof = errors.New("has another secret, job or epoch")
 
-// ErrRefused is matched by the error of [Secret.Authenticate] of an end whose own proof the other end refuses.
+// ErrRefused is matched by the error of [Secret.Authenticate] at an end whose proof the other end rejects.
 var ErrRefused = errors.New("the other end refuses this end's proof")
 
 func (c *challenge) dial() error {
@@ -104,7 +105,7 @@ func (c *challenge) accept() error {
 	return errors.Join(err, failed)
 }
 
-// proof is what only who has the key can say about this connection, in that role.
+// proof returns the proof of the key for this connection and role.
 func (c *challenge) proof(role string) []byte {
 	mac := hmac.New(sha256.New, c.key)
 	for _, part := range [][]byte{[]byte(role), c.dialer[:], c.acceptor[:], c.greeting, c.channel} {

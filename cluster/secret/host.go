@@ -6,8 +6,9 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/private"
 )
 
-// OfHost returns the secret that all processes of this user on this host have in common, and nobody else has: the first
-// one makes it, in [private.Folder]. The workers of a job on one host that was given no secret know each other by it.
+// OfHost returns a secret that all processes of this user on this host share, and no other user has: the
+// first process creates it, in [private.Folder]. The workers of a job on one host without a secret
+// authenticate each other with it.
 func OfHost() (Secret, error) {
 	text, err := private.Key()
 	if err != nil {

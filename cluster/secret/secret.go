@@ -12,26 +12,26 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// Secret is a job's secret. It prints as "[secret]", wherever it stands: [Secret.Text] alone gives it away. The zero Secret
-// is none.
+// Secret is a job's secret. It is always printed as "[secret]": only [Secret.Text] returns the text. The zero
+// Secret is none.
 type Secret struct {
-	open func() *kept // a function, for package fmt looks through pointers, and does not ask fields for their String
+	open func() *kept // a function, since package fmt follows pointers, and does not call String on fields
 }
 
 type kept struct {
 	text string
-	root []byte // what all keys are derived from
+	root []byte // all keys are derived from it
 }
 
 const (
-	// textMin is the least length: as many letters and digits at random are more than anybody can try.
+	// textMin is the minimum length: as many random letters and digits cannot be guessed.
 	textMin = 16
 	textMax = 4 << 10
 	// keyBytes is the length of every key, and of a challenge.
 	keyBytes = 32
 )
 
-// howTo says where a secret comes from.
+// howTo explains how to create a secret.
 const howTo = "make one with `openssl rand -hex 32`, and give it to every worker"
 
 // New returns a random secret of more than 256 bits.
@@ -43,8 +43,8 @@ func New() Secret {
 	return s
 }
 
-// Parse returns the secret with a text: at least 16 characters, of which space at the ends does not count. The text should be
-// random, for those who record a connection can try guesses against it.
+// Parse returns the secret with a text of at least 16 characters, not counting surrounding white space. The
+// text should be random, since guesses can be tested against a recorded connection.
 func Parse(text string) (Secret, error) {
 	text = strings.TrimSpace(text)
 	switch {
@@ -63,9 +63,9 @@ func Parse(text string) (Secret, error) {
 	return Secret{func() *kept { return k }}, nil
 }
 
-// FromEnvironment returns the secret in LOCKSTEP_SECRET, or in the file that LOCKSTEP_SECRET_FILE names, and whether there is
-// one. A variable that is empty, a file that cannot be read, and two that differ are errors. getenv and readFile are
-// [os.LookupEnv] and [os.ReadFile], or a test's.
+// FromEnvironment returns the secret in LOCKSTEP_SECRET, or in the file named by LOCKSTEP_SECRET_FILE, and
+// whether there is one. An empty variable, an unreadable file, and two different secrets are errors. Pass
+// [os.LookupEnv] and [os.ReadFile] as getenv and readFile.
 func FromEnvironment(getenv func(string) (string, bool), readFile func(string) ([]byte, error)) (Secret, bool, error) {
 	var direct, filed Secret
 	text, given := getenv(cluster.EnvSecret)
@@ -97,7 +97,8 @@ func FromEnvironment(getenv func(string) (string, bool), readFile func(string) (
 // Given reports whether there is a secret: false for the zero Secret.
 func (s Secret) Given() bool { return s.open != nil }
 
-// Text returns the secret itself, to be handed to another worker. It belongs in no log, argument list or message.
+// Text returns the secret itself, for passing it to another worker. Do not write it to a log, argument list
+// or message.
 func (s Secret) Text() string {
 	if s.open == nil {
 		return ""
@@ -116,11 +117,12 @@ func (s Secret) String() string {
 // GoString is String, for the verb %#v.
 func (s Secret) GoString() string { return s.String() }
 
-// Token returns a key of 32 bytes for a purpose. Those of other purposes, and the secret, cannot be found out from it. It panics for the
-// zero Secret.
+// Token returns a key of 32 bytes for a purpose. Keys of other purposes, and the secret, cannot be derived
+// from it. It panics for the zero Secret.
 func (s Secret) Token(purpose string) []byte { return s.derive("token", purpose) }
 
-// derive returns the key with a path. Other paths, however they are cut, have other keys.
+// derive returns the key of a path. Different paths have different keys, even if their concatenations are
+// equal.
 func (s Secret) derive(path ...string) []byte {
 	if s.open == nil {
 		panic("secret: a key of the zero Secret")

@@ -16,12 +16,13 @@ import (
 	"time"
 )
 
-// TLS returns the configuration of this process for mutual TLS 1.3 with the other workers, as client and as server, at
-// whatever address they are: with a fresh certificate, signed by the authority that all workers of the job derive from the
-// secret. The other end must show one of the same authority and of the same job and epoch. It panics for the zero Secret.
+// TLS returns the configuration of this process for mutual TLS 1.3 with the other workers, as client and as
+// server, at any address. It has a fresh certificate, signed by the authority that all workers of the job
+// derive from the secret. The peer must present a certificate of the same authority, job and epoch. It panics
+// for the zero Secret.
 //
-// The authority is not a secret of one host: every worker has its key, and could pass for any other. Clocks are not asked, so
-// hosts may disagree on the time.
+// The authority's key is not limited to one host: every worker has it, and could impersonate any other.
+// Validity does not depend on clocks, so hosts may disagree on the time.
 func (s Secret) TLS(job string, epoch uint32) (*tls.Config, error) {
 	if len(job) > jobMax {
 		return nil, fmt.Errorf("secret: the job's name has %d bytes, want at most %d", len(job), jobMax)
@@ -41,15 +42,15 @@ func (s Secret) TLS(job string, epoch uint32) (*tls.Config, error) {
 		Certificates: []tls.Certificate{own},
 		MinVersion:   tls.VersionTLS13,
 		ClientAuth:   tls.RequireAnyClientCert,
-		// Package tls can verify the names of hosts only, and of servers only. VerifyConnection verifies all there is to
-		// verify, on both sides.
+		// Package tls can verify the names of hosts only, and of servers only. VerifyConnection does the
+		// whole verification, on both sides.
 		InsecureSkipVerify:     true,
 		VerifyConnection:       v.verify,
-		SessionTicketsDisabled: true, // every connection proves itself
+		SessionTicketsDisabled: true, // every connection authenticates
 	}, nil
 }
 
-// jobMax bounds a job's name: it stands in certificates.
+// jobMax bounds a job's name, which is part of certificates.
 const jobMax = 1 << 10
 
 // notBefore and notAfter make certificates independent of clocks; RFC 5280 has the latter for certificates without an end.
@@ -58,7 +59,7 @@ var (
 	notAfter  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 )
 
-// authority returns the job's: the same bytes in every process.
+// authority returns the job's authority: the same bytes in every process.
 func (s Secret) authority(job string) (*x509.Certificate, ed25519.PrivateKey, error) {
 	key := ed25519.NewKeyFromSeed(s.derive("authority", job))
 	sum := sha256.Sum256([]byte(job))
@@ -74,7 +75,7 @@ func (s Secret) authority(job string) (*x509.Certificate, ed25519.PrivateKey, er
 	return cert, key, err
 }
 
-// newCertificate makes a key that never leaves this process, and its certificate.
+// newCertificate creates a key that never leaves this process, and its certificate.
 func newCertificate(authority *x509.Certificate, by ed25519.PrivateKey, name *url.URL) (tls.Certificate, error) {
 	public, private, err := ed25519.GenerateKey(nil)
 	if err != nil {
@@ -95,13 +96,13 @@ func newCertificate(authority *x509.Certificate, by ed25519.PrivateKey, name *ur
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, nil
 }
 
-// member is the name in certificates: "lockstep://worker?epoch=3&job=mnist".
+// member returns the name in certificates: "lockstep://worker?epoch=3&job=mnist".
 func member(job string, epoch uint32) *url.URL {
 	q := url.Values{"job": {job}, "epoch": {strconv.FormatUint(uint64(epoch), 10)}}
 	return &url.URL{Scheme: "lockstep", Host: "worker", RawQuery: q.Encode()}
 }
 
-// verifier says whether the other end belongs to the job.
+// verifier checks whether the peer belongs to the job.
 type verifier struct {
 	authority *x509.CertPool
 	job       string
@@ -130,7 +131,7 @@ func (v *verifier) verify(state tls.ConnectionState) error {
 	return nil
 }
 
-// claimed returns what a certificate says, verified or not, of the job and the epoch.
+// claimed returns the job and the epoch in a certificate, verified or not.
 func claimed(cert *x509.Certificate) (job string, epoch uint32, ok bool) {
 	if len(cert.URIs) != 1 || cert.URIs[0].Scheme != "lockstep" || cert.URIs[0].Host != "worker" {
 		return "", 0, false

@@ -317,7 +317,7 @@ func (r *chaosRun) mayMend(since time.Duration) bool {
 	return strings.Contains(r.outputs[0].String(), failedLine) || since > 8*chaosCut
 }
 
-const failedLine = "lockstep run: the job failed, first of all worker "
+const failedLine = "lockstep run: the job failed; root cause: worker "
 
 // check checks the result of the job, and what it left behind.
 func (r *chaosRun) check(want string) {

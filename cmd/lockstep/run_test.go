@@ -67,7 +67,7 @@ func TestRunInterrupted(t *testing.T) {
 			if c.hear != "" && strings.Count(string(rest), c.hear+"\n") != 2 {
 				t.Errorf("the workers wrote:\n%s", rest)
 			}
-			if !strings.Contains(stderr.String(), "on to the workers, which may end their step; once more kills them") || strings.Contains(stderr.String(), "starting all") {
+			if !strings.Contains(stderr.String(), "to the workers, which may finish their step; a second signal kills them") || strings.Contains(stderr.String(), "starting all") {
 				t.Errorf("standard error:\n%s", &stderr)
 			}
 		})
@@ -189,7 +189,7 @@ func TestRunUnread(t *testing.T) {
 		}
 	}
 	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(),
-		"of standard output are lost: nobody has read them") {
+		"of standard output are lost: they were not read") {
 		t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 	}
 }
