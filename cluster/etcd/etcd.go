@@ -1,6 +1,6 @@
 // Package etcd is a rendezvous store in etcd, for clusters that have one: the workers of a job meet there, and none of them has to
 // serve a store. [rendezvous.Open] knows etcd by its JSON gateway; this one has etcd's own client, for an etcd whose gateway is switched off, and
-// sees the same. It is a module of its own, as that client is many times larger than Lockstep.
+// sees the same. It is a separate module, because that client is many times larger than Lockstep.
 //
 //	cfg := rendezvous.Config{Schemes: map[string]rendezvous.Opener{"etcd": etcd.Opener(etcd.Config{})}}
 //	store, err := rendezvous.Open(ctx, "etcd://10.0.0.1:2379,10.0.0.2:2379/lockstep", cfg)

@@ -265,7 +265,7 @@ func (e *epoch) heard(ev event) {
 		e.killAll()
 	case ev.interruption != nil:
 		if e.agent.asked != nil {
-			break // by this node's user as well
+			break // by this node's user too
 		}
 		sig := sigInterrupt
 		if ev.interruption.Terminate {

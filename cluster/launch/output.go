@@ -23,8 +23,8 @@ const (
 
 func (s Stream) String() string { return [...]string{"stdout", "stderr"}[s] }
 
-// screen writes whole lines to the agent's own outputs. An output that blocks keeps nobody waiting but, for a while,
-// whose lines it gets.
+// screen writes whole lines to the agent's outputs. A blocked output delays, for a limited time, only
+// the workers whose lines it receives.
 type screen struct{ sinks [2]*sink } // nil: none
 
 // open starts writing. Two outputs that are one file receive their lines in order of arrival.

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// openEtcd opens "etcd://host:port,host:port/prefix", or "etcds://…" by TLS. Keys lie below the prefix, as module cluster/etcd has them: the two
-// can be used on the same etcd by the same job.
+// openEtcd opens "etcd://host:port,host:port/prefix", or "etcds://…" for TLS. The keys below the prefix have
+// the same format as in module cluster/etcd: both can be used on the same etcd by the same job.
 func openEtcd(ctx context.Context, url string, cfg Config) (Store, error) {
 	scheme, rest, _ := strings.Cut(url, "://")
 	hosts, prefix, _ := strings.Cut(rest, "/")
@@ -40,7 +40,7 @@ func openEtcd(ctx context.Context, url string, cfg Config) (Store, error) {
 	}
 }
 
-// etcdStore is the use of an etcd.
+// etcdStore is a handle on etcd.
 type etcdStore struct {
 	gateway *gateway
 	prefix  string // of all keys
@@ -49,7 +49,7 @@ type etcdStore struct {
 	watches watches
 }
 
-// The gateway writes bytes as base64 and numbers of 64 bits as strings; encoding/json knows both.
+// The gateway encodes bytes as base64 and 64-bit numbers as strings; encoding/json supports both.
 type (
 	etcdKV struct {
 		Key         []byte `json:"key"`
@@ -106,7 +106,7 @@ type (
 	}
 )
 
-// call gives do a context that also ends with Close.
+// call calls do with a context that also ends with Close.
 func (s *etcdStore) call(ctx context.Context, wrong error, do func(ctx context.Context) error) error {
 	if wrong != nil {
 		return wrong
@@ -118,7 +118,7 @@ func (s *etcdStore) call(ctx context.Context, wrong error, do func(ctx context.C
 		return ErrClosed
 	}
 	err := do(ctx)
-	if err != nil && s.ctx.Err() != nil { // what ended by Close may have ended before ctx did
+	if err != nil && s.ctx.Err() != nil { // a call ended by Close may return before ctx ends
 		return ErrClosed
 	}
 	if err != nil && ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
@@ -164,7 +164,7 @@ func (s *etcdStore) Set(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// put sets a key if all conditions hold. If not, it returns what the key holds.
+// put sets a key if all conditions hold. If not, it returns the key's value.
 func (s *etcdStore) put(ctx context.Context, key string, value []byte, conditions ...etcdCompare) (is *etcdKV, done bool, err error) {
 	stored, parts, err := s.save(ctx, value)
 	if err != nil {
@@ -174,7 +174,7 @@ func (s *etcdStore) put(ctx context.Context, key string, value []byte, condition
 	txn := etcdTxn{conditions, []etcdOp{{Put: &etcdPut{k, stored, true}}}, []etcdOp{{Range: &etcdRange{Key: k}}}}
 	var r etcdTxnAnswer
 	if err := s.gateway.call(ctx, "kv/txn", false, txn, &r); err != nil {
-		return nil, false, err // the parts, if any, may be needed: nobody knows
+		return nil, false, err // the parts, if any, may be needed: the result is unknown
 	}
 	if len(r.Responses) != 1 {
 		return nil, false, fmt.Errorf("etcd: a transaction of one operation has %d answers", len(r.Responses))
@@ -217,7 +217,7 @@ func (s *etcdStore) Create(ctx context.Context, key string, value []byte) (curre
 func (s *etcdStore) Swap(ctx context.Context, key string, revision uint64, value []byte) (swapped bool, err error) {
 	same := etcdCompare{Key: []byte(s.prefix + key), Target: "MOD", Result: "EQUAL", ModRevision: &revision}
 	err = s.call(ctx, checkPair(key, value), func(ctx context.Context) error {
-		if revision == 0 { // which etcd says of a key that is not there
+		if revision == 0 { // etcd's revision of a key that does not exist
 			return nil
 		}
 		var err error
@@ -250,7 +250,8 @@ func (s *etcdStore) List(ctx context.Context, prefix string) (entries []Entry, r
 	return entries, revision, err
 }
 
-// list returns the entries at one revision, in an order. It begins anew if a value in parts is replaced meanwhile.
+// list returns the entries at one revision, in the given order. It starts again if a value in parts is
+// replaced meanwhile.
 func (s *etcdStore) list(ctx context.Context, prefix, order string) ([]Entry, uint64, error) {
 	key := []byte(s.prefix + prefix)
 	for {
@@ -280,7 +281,7 @@ func (s *etcdStore) list(ctx context.Context, prefix, order string) ([]Entry, ui
 	}
 }
 
-// after is the end of the range of keys that begin with prefix, as etcd wants it.
+// after returns the end of the range of keys that begin with prefix.
 func after(prefix []byte) []byte {
 	end := slices.Clone(prefix)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -292,7 +293,7 @@ func after(prefix []byte) []byte {
 	return []byte{0}
 }
 
-// entry reads an entry. It reports false if its value has been replaced meanwhile.
+// entry decodes an entry. It reports false if its value has been replaced meanwhile.
 func (s *etcdStore) entry(ctx context.Context, kv *etcdKV) (Entry, bool, error) {
 	key := string(kv.Key[len(s.prefix):])
 	if strings.HasPrefix(key, "@") {
@@ -345,16 +346,17 @@ func (s *etcdStore) latest(ctx context.Context, got *etcdEvents) (entries []Entr
 		if err != nil {
 			return nil, err
 		}
-		if whole { // else it was replaced meanwhile: what it holds now comes with a later event
+		if whole { // else it was replaced meanwhile: its current value comes with a later event
 			entries = append(entries, e)
 		}
 	}
 	return entries, nil
 }
 
-// A value of up to etcdPart bytes is stored behind a zero byte: etcd refuses requests of more than 1.5 MiB. A larger one is stored in parts,
-// under keys of its own that are never changed, and the key holds a one byte, the parts' random name and their number. Who replaces it deletes
-// the parts afterwards; a reader that finds them gone reads again.
+// A value of up to etcdPart bytes is stored after a zero byte: etcd refuses requests of more than 1.5 MiB. A
+// larger one is stored in parts, under separate keys that are never changed, and the key holds a one byte,
+// the parts' random name and their number. A writer that replaces the value deletes the parts afterwards; a
+// reader that finds them missing reads again.
 const (
 	etcdPart  = 1 << 20
 	etcdPlain = 0
@@ -362,7 +364,7 @@ const (
 	partsName = 26 // of rand.Text
 )
 
-// save returns what stands for a value, and the name of its parts if there are any.
+// save returns the stored form of a value, and the name of its parts if there are any.
 func (s *etcdStore) save(ctx context.Context, value []byte) (stored []byte, parts string, err error) {
 	if len(value) <= etcdPart {
 		return append([]byte{etcdPlain}, value...), "", nil
@@ -370,7 +372,7 @@ func (s *etcdStore) save(ctx context.Context, value []byte) (stored []byte, part
 	parts = rand.Text()
 	n := uint32(0)
 	for piece := range slices.Chunk(value, etcdPart) {
-		// A part is nobody else's: it may be written twice.
+		// No other client uses this part: it may be written twice.
 		if err := s.gateway.call(ctx, "kv/put", true, etcdPut{Key: []byte(s.part(parts, n)), Value: piece}, &struct{}{}); err != nil {
 			return nil, parts, err
 		}
@@ -385,7 +387,7 @@ func (s *etcdStore) part(parts string, n uint32) string {
 	return fmt.Sprintf("%s@parts/%s/%08d", s.prefix, parts, n)
 }
 
-// load returns the value that stored stands for. It reports false if its parts are gone.
+// load returns the value of a stored form. It reports false if its parts are missing.
 func (s *etcdStore) load(ctx context.Context, stored []byte) (value []byte, whole bool, err error) {
 	parts, n, ok := partsOf(stored)
 	switch {
@@ -405,7 +407,7 @@ func (s *etcdStore) load(ctx context.Context, stored []byte) (value []byte, whol
 	return value, true, nil
 }
 
-// partsOf reads what stands for a value in parts.
+// partsOf decodes the stored form of a value in parts.
 func partsOf(stored []byte) (parts string, n uint32, ok bool) {
 	if len(stored) != 1+partsName+4 || stored[0] != etcdParts {
 		return "", 0, false

@@ -16,14 +16,16 @@ import (
 	"time"
 )
 
-// EtcdConfig says how etcd is spoken to, besides where it is. The zero value is for one without encryption and users.
+// EtcdConfig configures the access to etcd, besides its addresses. The zero value is for etcd without
+// encryption and users.
 type EtcdConfig struct {
-	TLS            *tls.Config // etcd's own certificates, for etcds://; they have nothing to do with the job's
+	TLS            *tls.Config // etcd's own certificates, for etcds://; they are unrelated to the job's
 	User, Password string
 }
 
-// EtcdFromEnvironment returns the configuration that etcdctl would take from the environment: ETCDCTL_CACERT, ETCDCTL_CERT and
-// ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and ETCDCTL_PASSWORD.
+// EtcdFromEnvironment returns the configuration that etcdctl would read from the environment: ETCDCTL_CACERT,
+// ETCDCTL_CERT and ETCDCTL_KEY, which name files, ETCDCTL_USER ("name:password" or "name") and
+// ETCDCTL_PASSWORD.
 func EtcdFromEnvironment(getenv func(string) string, readFile func(string) ([]byte, error)) (EtcdConfig, error) {
 	c := EtcdConfig{TLS: &tls.Config{MinVersion: tls.VersionTLS12}}
 	c.User, c.Password, _ = strings.Cut(getenv("ETCDCTL_USER"), ":")
@@ -57,8 +59,8 @@ func EtcdFromEnvironment(getenv func(string) string, readFile func(string) ([]by
 	return c, nil
 }
 
-// gateway speaks to etcd by its JSON gateway (gRPC's calls as HTTP with JSON, which every etcd 3 has at its client port unless that is
-// switched off): so that a program needs nothing of etcd's to use one.
+// gateway is a client of etcd's JSON gateway (gRPC calls as HTTP with JSON, which every etcd 3 serves at its
+// client port unless disabled), so that a program needs no etcd library.
 type gateway struct {
 	client    *http.Client
 	endpoints []string // http://host:port
@@ -66,11 +68,11 @@ type gateway struct {
 	patience  time.Duration
 
 	mu    sync.Mutex
-	at    int // the endpoint that answered last
+	at    int // the endpoint that responded last
 	token string
 }
 
-// newGateway reads "host:port,host:port".
+// newGateway parses "host:port,host:port".
 func newGateway(scheme, hosts string, login EtcdConfig, cfg Config) (*gateway, error) {
 	g := &gateway{login: login, patience: cfg.Patience}
 	for host := range strings.SplitSeq(hosts, ",") {
@@ -95,19 +97,19 @@ func newGateway(scheme, hosts string, login EtcdConfig, cfg Config) (*gateway, e
 }
 
 const (
-	etcdDial  = 5 * time.Second        // for an endpoint to be reached, and to prove that it is still there
+	etcdDial  = 5 * time.Second        // for an endpoint to be reached, and to show that it is alive
 	etcdCall  = 5 * time.Second        // for it to answer
-	etcdPause = 100 * time.Millisecond // before all are asked again
+	etcdPause = 100 * time.Millisecond // before all endpoints are tried again
 	answerMax = 1 << 30                // bytes
 )
 
-// etcdError is an answer that is an error.
+// etcdError is an error response.
 type etcdError struct {
 	Code    int    `json:"code"` // gRPC's
 	Message string `json:"message"`
 }
 
-// gRPC's codes that mean something here.
+// The gRPC codes that are handled.
 const (
 	codeDeadline        = 4
 	codeExhausted       = 8
@@ -118,7 +120,7 @@ const (
 
 func (e *etcdError) Error() string { return "etcd: " + e.Message }
 
-// Is reports what an answer means to the users of a store.
+// Is maps a response to the errors of a store.
 func (e *etcdError) Is(target error) bool {
 	switch target {
 	case ErrFull:
@@ -129,13 +131,14 @@ func (e *etcdError) Is(target error) bool {
 	return false
 }
 
-// unsent is an error by which a request has certainly done nothing.
+// unsent is an error of a request that certainly had no effect.
 type unsent struct{ error }
 
 func (e unsent) Unwrap() error { return e.error }
 
-// call asks etcd something and reads the answer. What can be asked again is, of one endpoint after the other: a question, and a change that
-// certainly was not made. After patience the store is lost.
+// call sends a request to etcd and reads the response. It retries requests that are safe to repeat, on one
+// endpoint after the other: reads, and changes that certainly were not made. After patience the store is
+// lost.
 func (g *gateway) call(ctx context.Context, method string, question bool, request, answer any) error {
 	return g.insist(ctx, question, func(endpoint string, there func()) error {
 		return g.ask(ctx, endpoint, method, request, func(body io.Reader) error {
@@ -145,7 +148,8 @@ func (g *gateway) call(ctx context.Context, method string, question bool, reques
 	})
 }
 
-// insist has attempt ask one endpoint after the other. It is told what to call when one has answered.
+// insist calls attempt with one endpoint after the other. attempt must call its last argument when the
+// endpoint has responded.
 func (g *gateway) insist(ctx context.Context, question bool, attempt func(endpoint string, there func()) error) error {
 	begin, last := time.Now(), error(nil)
 	there := func() { begin = time.Now() }
@@ -170,7 +174,7 @@ func (g *gateway) insist(ctx context.Context, question bool, attempt func(endpoi
 	}
 }
 
-// again reports whether what failed may be tried once more.
+// again reports whether a failed request may be retried.
 func again(err error, question bool) bool {
 	if errors.Is(err, ErrCompacted) {
 		return false
@@ -183,7 +187,8 @@ func again(err error, question bool) bool {
 	return question || errors.As(err, &not)
 }
 
-// each asks one endpoint after the other, beginning with the one that answered last, and reports whether all may be asked once more.
+// each tries one endpoint after the other, beginning with the one that responded last, and reports whether
+// all may be tried again.
 func (g *gateway) each(ctx context.Context, question bool, attempt func(endpoint string) error) (more bool, err error) {
 	g.mu.Lock()
 	first := g.at
@@ -209,7 +214,7 @@ func (g *gateway) each(ctx context.Context, question bool, attempt func(endpoint
 	return true, errors.Join(errs...)
 }
 
-// ask asks one endpoint, and has read read the answer.
+// ask sends a request to one endpoint, and passes the response to read.
 func (g *gateway) ask(ctx context.Context, endpoint, method string, request any, read func(io.Reader) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -222,14 +227,15 @@ func (g *gateway) ask(ctx context.Context, endpoint, method string, request any,
 	return read(io.LimitReader(body, answerMax))
 }
 
-// hurry ends what has not answered in time, unless it is stopped before.
+// hurry returns a timer that cancels a request without a timely response.
 func (g *gateway) hurry(endpoint string, cancel context.CancelCauseFunc) *time.Timer {
 	return time.AfterFunc(etcdDial+etcdCall, func() {
 		cancel(fmt.Errorf("%s has not answered within %v", endpoint, etcdDial+etcdCall))
 	})
 }
 
-// begin asks one endpoint, and returns the answer from where it begins. It ends with ctx; the caller closes it.
+// begin sends a request to one endpoint, and returns the response's body. It ends with ctx; the caller closes
+// it.
 func (g *gateway) begin(ctx context.Context, endpoint, method string, request any) (io.ReadCloser, error) {
 	token, err := g.proof(ctx, endpoint, method)
 	if err != nil {
@@ -244,7 +250,7 @@ func (g *gateway) begin(ctx context.Context, endpoint, method string, request an
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Grpc-Metadata-hasleader", "true") // one that is cut off from the others says so
+	req.Header.Set("Grpc-Metadata-hasleader", "true") // makes a member without a leader report an error
 	if token != "" {
 		req.Header.Set("Authorization", token)
 	}
@@ -266,14 +272,14 @@ func (g *gateway) begin(ctx context.Context, endpoint, method string, request an
 	refused := &etcdError{}
 	if json.Unmarshal(text, refused) != nil || refused.Message == "" {
 		refused.Message = fmt.Sprintf("%s answers %s: %.200q: not an etcd with a JSON gateway", endpoint, resp.Status, text)
-		if resp.StatusCode >= http.StatusBadGateway { // a proxy's, say
+		if resp.StatusCode >= http.StatusBadGateway { // a proxy's, for example
 			refused.Code = codeUnavailable
 		}
 	}
 	return nil, refused
 }
 
-// proof returns the token that shows who this process is, if etcd has users.
+// proof returns the authentication token of this process, if etcd has users.
 func (g *gateway) proof(ctx context.Context, endpoint, method string) (string, error) {
 	if g.login.User == "" || method == "auth/authenticate" {
 		return "", nil
@@ -297,7 +303,7 @@ func (g *gateway) proof(ctx context.Context, endpoint, method string) (string, e
 	return got.Token, nil
 }
 
-// forget has the next question ask for a new token. False: there is none to be had.
+// forget makes the next request fetch a new token. It returns false if there are no tokens.
 func (g *gateway) forget() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

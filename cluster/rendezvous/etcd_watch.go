@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// etcdEvents is what a watch is told, again and again.
+// etcdEvents is one message of a watch.
 type etcdEvents struct {
 	Result struct {
 		Header          etcdHeader `json:"header"`
@@ -29,13 +29,13 @@ type etcdEvents struct {
 // last is the revision of the last event.
 func (e *etcdEvents) last() uint64 { return e.Result.Events[len(e.Result.Events)-1].KV.ModRevision }
 
-// A user of Changes asks again from where it was. So a watch stays open between two calls, for the next one that asks for the same keys from
-// the same revision on; what happens meanwhile waits in the connection.
+// A user of Changes continues from the revision where it was. So a watch stays open between two calls, for
+// the next call with the same keys and revision; events in between are buffered in the connection.
 
 // watch is an open watch.
 type watch struct {
 	prefix string
-	at     uint64 // all events up to this revision were read
+	at     uint64 // all events up to this revision have been read
 	body   io.ReadCloser
 	limit  *io.LimitedReader
 	events *json.Decoder
@@ -72,7 +72,7 @@ func (w *watch) next(ctx context.Context) (got etcdEvents, err error) {
 	return got, err
 }
 
-// watches are those that nobody reads at the moment, the one that was used last at the end.
+// watches are the open watches that are not in use, the most recently used last.
 type watches struct {
 	most time.Duration // without use
 
@@ -81,13 +81,13 @@ type watches struct {
 	closed bool
 }
 
-// Those of one-time waits are not asked for again.
+// Watches of one-time waits are not used again.
 const (
 	watchesMost = 16
-	watchUnused = 30 * time.Second // a pulse or two: then it is closed
+	watchUnused = 30 * time.Second // one or two heartbeats: then it is closed
 )
 
-// take returns a watch that is where the caller is, or nil.
+// take returns a watch at the caller's revision, or nil.
 func (ws *watches) take(prefix string, at uint64) *watch {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -118,14 +118,14 @@ func (ws *watches) put(w *watch) {
 	w.unused = time.AfterFunc(ws.most, func() {
 		ws.mu.Lock()
 		defer ws.mu.Unlock()
-		if i := slices.Index(ws.unused, w); i >= 0 { // else somebody has just taken it
+		if i := slices.Index(ws.unused, w); i >= 0 { // else another call has just taken it
 			ws.unused = slices.Delete(ws.unused, i, i+1)
 			w.close()
 		}
 	})
 }
 
-// close closes all, and those that are put back later.
+// close closes all watches, and those that are put back later.
 func (ws *watches) close() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -137,7 +137,8 @@ func (ws *watches) close() {
 	ws.unused = nil
 }
 
-// watch waits for the first events after a revision. A watch that is broken off has lost nothing: another begins where it was.
+// watch waits for the first events after a revision. A broken watch loses nothing: another starts at its
+// revision.
 func (s *etcdStore) watch(ctx context.Context, prefix string, since uint64) (got etcdEvents, err error) {
 	if w := s.watches.take(prefix, since); w != nil {
 		if got, err = w.next(ctx); err == nil {
@@ -165,7 +166,7 @@ func (s *etcdStore) watch(ctx context.Context, prefix string, since uint64) (got
 	return got, err
 }
 
-// openWatch begins a watch at one endpoint, which goes on when ctx has not ended until then.
+// openWatch starts a watch at one endpoint. It outlives ctx unless ctx ends before the watch has started.
 func (s *etcdStore) openWatch(ctx context.Context, endpoint, prefix string, since uint64) (*watch, error) {
 	own, cancel := context.WithCancelCause(s.ctx)
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })

@@ -21,33 +21,33 @@ import (
 
 const (
 	logName      = "lockstep-store.log"
-	newName      = logName + ".new" // until it is whole
+	newName      = logName + ".new" // until it is complete
 	lockName     = "lockstep-store.lock"
-	usersName    = "lockstep-store.users" // which every user of the store holds a shared lock on
-	lockEvery    = 3 * time.Millisecond   // between attempts to get the lock
-	pollMin      = 2 * time.Millisecond   // between looks for a change, at first
-	pollMax      = 200 * time.Millisecond // and when nothing happens for long
-	compactAbove = 1 << 20                // bytes of the log, besides four times what is in use
-	readBytes    = 8 << 20                // of the log at once; an entry has less
-	staleMost    = 5                      // attempts to open a log that others replace meanwhile
+	usersName    = "lockstep-store.users" // every user of the store holds a shared lock on it
+	lockEvery    = 3 * time.Millisecond   // between attempts to acquire the lock
+	pollMin      = 2 * time.Millisecond   // initial interval of polling for a change
+	pollMax      = 200 * time.Millisecond // and the longest one, when nothing changes
+	compactAbove = 1 << 20                // bytes of the log, besides four times its live content
+	readBytes    = 8 << 20                // of the log at once; an entry is smaller
+	staleMost    = 5                      // attempts to open a log that other processes replace meanwhile
 )
 
-// file is a store in a folder that all its users reach: a log of changes, which each of them reads as it grows, and a lock for those
-// who write. Nothing but the end of writing (close-to-open consistency), locks and renaming is asked of the file system, so a
-// network file system will do. The log is rewritten when most of it is out of date.
+// file is a store in a folder that all its users share: a log of changes, which each of them reads as it
+// grows, and a lock for writers. It requires only close-to-open consistency, locks and renaming, so a network
+// file system is sufficient. The log is rewritten when most of it is out of date.
 type file struct {
 	folder string
 	ctx    context.Context // ends with Close
 	end    context.CancelCauseFunc
 	users  *flock.Flock  // held until Close: the store is in use
-	turn   chan struct{} // holds one token; who has it may use what is below
+	turn   chan struct{} // holds one token; its holder may use the fields below
 
 	table table
 	log   logHeader // of the log that was read
-	at    int64     // how far it was
+	at    int64     // offset read so far
 }
 
-// openFile is the [Opener] of "file". What follows "file://" is a path, taken literally.
+// openFile is the [Opener] of "file". The text after "file://" is a path, taken literally.
 func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 	folder := filepath.FromSlash(strings.TrimPrefix(url, "file://"))
 	if os.PathSeparator == '\\' { // file:///C:/folder
@@ -63,7 +63,7 @@ func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 	f.ctx, f.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	f.turn <- struct{}{}
 	err := f.locked(ctx, func() error {
-		// Of a writer that was killed; nobody else writes now.
+		// Left by a writer that was killed; no other process writes now.
 		if err := os.Remove(f.path(newName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -84,7 +84,7 @@ func openFile(ctx context.Context, url string, cfg Config) (Store, error) {
 	return f, nil
 }
 
-// enter makes the folder, if it is not there, and a use of the store in it known to those who would remove it.
+// enter creates the folder, if necessary, and marks the store in it as used, so that it is not removed.
 func (f *file) enter(ctx context.Context) error {
 	for {
 		if err := makeFolder(f.folder); err != nil {
@@ -98,7 +98,7 @@ func (f *file) enter(ctx context.Context) error {
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, fs.ErrNotExist): // it was removed since it was made
+		case errors.Is(err, fs.ErrNotExist): // it was removed after it was created
 			continue
 		case err != nil:
 			return err
@@ -108,14 +108,14 @@ func (f *file) enter(ctx context.Context) error {
 			f.users = users
 			return nil
 		}
-		if err := users.Close(); err != nil { // it was removed since it was opened
+		if err := users.Close(); err != nil { // it was removed after it was opened
 			return err
 		}
 	}
 }
 
-// RemoveUnused removes the folders below a folder whose names are given up, and that hold a store which no process
-// uses, or hold nothing. Stores whose processes run in other containers are in use, too.
+// RemoveUnused removes those folders below parent whose names are given up, and that hold a store which no
+// process uses, or nothing. Stores of processes in other containers count as used.
 func RemoveUnused(parent string, givenUp func(name string) bool) error {
 	entries, err := os.ReadDir(parent)
 	var errs []error
@@ -131,7 +131,7 @@ func removeUnused(folder string) error {
 	users := flock.New(filepath.Join(folder, usersName))
 	free, err := users.TryLock()
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // somebody else was faster
+	case errors.Is(err, fs.ErrNotExist): // another process was faster
 		return nil
 	case err != nil || !free:
 		return err
@@ -167,7 +167,7 @@ func makeFolder(folder string) error {
 
 func (f *file) path(name string) string { return filepath.Join(f.folder, name) }
 
-// use calls do when it is this caller's turn.
+// use calls do while holding the token.
 func (f *file) use(ctx context.Context, do func() error) error {
 	select {
 	case <-f.turn:
@@ -184,7 +184,7 @@ func (f *file) use(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// locked calls do when it is this caller's turn and no other process writes.
+// locked calls do while holding the token and the lock for writers.
 func (f *file) locked(ctx context.Context, do func() error) error {
 	return f.use(ctx, func() error {
 		short, cancel := context.WithCancelCause(ctx)
@@ -202,7 +202,7 @@ func (f *file) locked(ctx context.Context, do func() error) error {
 	})
 }
 
-// explained says of an error of the file system what it means: without its files the store is lost.
+// explained adds to an error of the file system that the store is lost without its files.
 func (f *file) explained(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: its files are gone: %w", ErrLost, err)
@@ -210,7 +210,7 @@ func (f *file) explained(err error) error {
 	return err
 }
 
-// refresh reads what was added to the log.
+// refresh reads new entries of the log.
 func (f *file) refresh() error {
 	for attempt := 1; ; attempt++ {
 		log, err := os.Open(f.path(logName))
@@ -219,14 +219,14 @@ func (f *file) refresh() error {
 		}
 		err = f.read(log)
 		log.Close()
-		// A network file system says so of a file that was replaced when it was already open here.
+		// A network file system reports this for a file that was replaced while it was open here.
 		if !errors.Is(err, syscall.ESTALE) || attempt == staleMost {
 			return err
 		}
 	}
 }
 
-// read reads what was added to the log, which is open.
+// read reads new entries of the open log.
 func (f *file) read(log *os.File) error {
 	var head [logHeaderBytes]byte
 	if _, err := log.ReadAt(head[:], 0); err != nil {
@@ -269,7 +269,7 @@ func (f *file) read(log *os.File) error {
 	return nil
 }
 
-// change makes a change: it gives decide the table as it is, and appends the entry that decide returns.
+// change makes a change: it calls decide with the current table, and appends the entry that decide returns.
 func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
 	return f.locked(ctx, func() error {
 		log, err := os.OpenFile(f.path(logName), os.O_RDWR, 0)
@@ -278,12 +278,12 @@ func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
 		}
 		err = f.add(log, decide)
 		if failed := log.Close(); failed != nil {
-			// A network file system says only now that it did not take what was written: it has to be read again.
+			// A network file system may report a failed write only at close: the log must be read again.
 			f.table, f.log, f.at = newTable(), logHeader{store: f.log.store}, 0
 			return errors.Join(err, failed)
 		}
 		if err == nil && f.at > compactAbove+4*int64(f.table.bytes) {
-			// What fails here fails again with the next change; until then the log is only long.
+			// A failure here is repeated by the next change; until then the log is only long.
 			if err := f.rewrite(); err == nil {
 				return f.refresh()
 			}
@@ -292,7 +292,7 @@ func (f *file) change(ctx context.Context, decide func() (Entry, bool)) error {
 	})
 }
 
-// add appends to the log what decide wants.
+// add appends decide's entry to the log.
 func (f *file) add(log *os.File, decide func() (Entry, bool)) error {
 	if err := f.read(log); err != nil {
 		return err
@@ -311,7 +311,7 @@ func (f *file) add(log *os.File, decide func() (Entry, bool)) error {
 	return f.read(log)
 }
 
-// append writes an entry behind what was read; what may stand there is of a writer that was killed.
+// append writes an entry at the offset read so far, over a partial one of a writer that was killed.
 func (f *file) append(log *os.File, e *Entry) error {
 	if err := log.Truncate(f.at); err != nil {
 		return err
@@ -322,7 +322,7 @@ func (f *file) append(log *os.File, e *Entry) error {
 	return nil
 }
 
-// rewrite replaces the log by one that has what is in the table, and nothing else. The caller has the lock.
+// rewrite replaces the log by one with the table's content only. The caller holds the lock.
 func (f *file) rewrite() error {
 	b := (&logHeader{id: rand.Uint64(), store: f.log.store, revision: f.table.revision, floor: f.table.floor}).encode()
 	for _, m := range f.table.order {
@@ -363,7 +363,7 @@ func (f *file) Get(ctx context.Context, key string) (value []byte, revision uint
 	return cloned([]Entry{{Value: value}})[0].Value, revision, err
 }
 
-// look calls do with the table as it is now.
+// look calls do with the current table.
 func (f *file) look(ctx context.Context, do func(t *table) error) error {
 	return f.use(ctx, func() error {
 		if err := f.refresh(); err != nil {
@@ -455,15 +455,15 @@ func (f *file) Changes(ctx context.Context, prefix string, after uint64) (entrie
 // Close implements [Store].
 func (f *file) Close() error {
 	f.end(ErrClosed)
-	return f.users.Close() // which may be called again
+	return f.users.Close() // it may be called again
 }
 
-// logHeader is what a log begins with.
+// logHeader is the header of a log.
 type logHeader struct {
 	id       uint64 // of this log: random
 	store    uint64 // of the store, through all its logs: random, not 0
-	revision uint64 // of the store when it was written
-	floor    uint64 // deletions up to it were forgotten then
+	revision uint64 // of the store when the log was written
+	floor    uint64 // deletions up to it were discarded
 }
 
 const (
@@ -510,8 +510,8 @@ func encodeLogEntry(e *Entry) []byte {
 	return b
 }
 
-// replay puts a log's entries into the table, and returns how many bytes they have. It stops, without an error, at what is not
-// whole: it is being written, or its writer was killed.
+// replay applies a log's entries to the table, and returns the number of bytes read. It stops, without an
+// error, at an incomplete entry: it is being written, or its writer was killed.
 func replay(t *table, b []byte) (n int, err error) {
 	le := binary.LittleEndian
 	for len(b)-n >= logEntryBytes {

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// table is what a store holds: entries, those of deleted keys among them, and the order of their changes. It knows no lock,
-// clock or wire; the stores in memory, behind a server and in a file are built on it.
+// table is the content of a store: entries, including those of deleted keys, and the order of their changes.
+// It has no lock, clock or protocol; the stores in memory, behind a server and in a file are built on it.
 type table struct {
 	revision uint64
 	entries  map[string]Entry // of a deleted key: the deletion
-	order    []moment         // of all changes, the oldest first; those that were overtaken are taken out now and then
+	order    []moment         // of all changes, the oldest first; superseded ones are removed periodically
 	deleted  int              // how many entries are deletions
-	floor    uint64           // deletions up to this revision are forgotten
+	floor    uint64           // deletions up to this revision are discarded
 	bytes    int              // of all keys and values, with entryBytes for each
 	most     int              // of bytes; 0: TotalMax
 }
@@ -25,19 +25,20 @@ type moment struct {
 }
 
 const (
-	entryBytes  = 128     // what an entry costs besides its key and value
+	entryBytes  = 128     // accounted for each entry in addition to its key and value
 	deletedMost = 1 << 16 // deletions that are remembered
 )
 
 func newTable() table { return table{entries: map[string]Entry{}} }
 
-// get returns the entry of a key that is there.
+// get returns the entry of an existing key.
 func (t *table) get(key string) (Entry, bool) {
 	e, ok := t.entries[key]
 	return e, ok && !e.Deleted
 }
 
-// set makes a change: the next one, or that of the given revision, which is higher than all before. It keeps the value.
+// set makes a change: at the next revision, or at the given one, which must be higher than all before. It
+// keeps the value.
 func (t *table) set(e Entry) error {
 	if err := t.fits(&e); err != nil {
 		return err
@@ -79,7 +80,7 @@ func (t *table) fits(e *Entry) error {
 	return nil
 }
 
-// remove deletes a key. It reports whether there was one.
+// remove deletes a key. It reports whether the key existed.
 func (t *table) remove(key string) bool {
 	if _, ok := t.get(key); !ok {
 		return false
@@ -88,7 +89,7 @@ func (t *table) remove(key string) bool {
 	return true
 }
 
-// forget drops the oldest n deletions.
+// forget discards the oldest n deletions.
 func (t *table) forget(n int) {
 	t.order = slices.DeleteFunc(t.order, func(m moment) bool {
 		e := t.entries[m.key]
@@ -107,7 +108,7 @@ func (t *table) forget(n int) {
 // overtaken reports that the key has a later change.
 func (t *table) overtaken(m moment) bool { return t.entries[m.key].Revision != m.revision }
 
-// list returns the entries that are there, by key.
+// list returns the existing entries, ordered by key.
 func (t *table) list(prefix string) []Entry {
 	var out []Entry
 	for key, e := range t.entries {

@@ -12,13 +12,13 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Version is the version of the TCP store's protocol, docs/rendezvous.md. Both ends must speak the same.
+// Version is the version of the TCP store's protocol, docs/rendezvous.md. Both ends must have the same.
 const Version = 1
 
 const (
 	instanceBytes = 16
-	frameMax      = 8 << 20 // bytes of a frame: a key, a value and what belongs to it; what is longer goes in several
-	chunkBytes    = 1 << 20 // a frame of entries is closed when it has more
+	frameMax      = 8 << 20 // bytes of a frame: a key, a value and their header; longer responses use several frames
+	chunkBytes    = 1 << 20 // a frame of entries is closed when it exceeds this
 	requestBytes  = 28      // before the key
 )
 
@@ -27,20 +27,20 @@ func checksum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// clientID names a client over all its connections; instance names a server.
+// clientID identifies a client across its connections; instance identifies a server.
 type (
 	clientID [16]byte
 	instance [instanceBytes]byte
 )
 
-// greeting is what a client says first.
+// greeting returns a client's first message.
 func (id clientID) greeting() *listener.Hello {
 	g := &listener.Hello{Service: listener.Store}
 	copy(g.Fields[:], id[:])
 	return g
 }
 
-// greeted returns the client of a greeting.
+// greeted returns the client id of a greeting.
 func greeted(g *listener.Hello) (id clientID, err error) {
 	if [listener.FieldsBytes - 16]byte(g.Fields[16:]) != [listener.FieldsBytes - 16]byte{} || g.Job != [16]byte{} {
 		return id, listener.Refuse(listener.Damaged, "not a greeting for a store")
@@ -48,7 +48,7 @@ func greeted(g *listener.Hello) (id clientID, err error) {
 	return clientID(g.Fields[:16]), nil
 }
 
-// opcode is what a request asks for.
+// opcode is the operation of a request.
 type opcode uint8
 
 const (
@@ -59,19 +59,20 @@ const (
 	opDelete
 	opList
 	opChanges
-	opCancel // the request with that id is not waited for any more
+	opCancel // cancels the request with that id
 	opPing
 	opcodes
 )
 
-// changes reports whether an operation changes the store, and so must not be done twice.
+// changes reports whether an operation changes the store, and so must not be repeated.
 func (o opcode) changes() bool { return o >= opSet && o <= opDelete }
 
-// request is what a client asks.
+// request is a client's request.
 type request struct {
 	op opcode
-	id uint64 // of this client's; an operation that is asked for again, on another connection, has the same
-	// oldest is the lowest id of a change whose response the client still waits for; the server may forget those before.
+	id uint64 // unique per client; an operation that is sent again, on another connection, has the same
+	// oldest is the lowest id of a change whose response the client still waits for; the server may discard
+	// the records of those before.
 	oldest   uint64
 	revision uint64 // swap: expected; changes: after
 	key      string // or prefix
@@ -92,7 +93,7 @@ func (q *request) encode() []byte {
 	return append(b, q.value...)
 }
 
-// decode reads the frame's body. The value stays part of it. What is asked for must make sense.
+// decode parses and validates the frame's body. The value aliases it.
 func (q *request) decode(b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < requestBytes {
@@ -117,7 +118,7 @@ func (q *request) decode(b []byte) error {
 	return nil
 }
 
-// status is how a request ended.
+// status is the result of a request.
 type status uint8
 
 const (
@@ -125,20 +126,20 @@ const (
 	statusNo               // get: no such key; create, swap: not done
 	statusCompacted        // changes
 	statusFull
-	statusBusy    // too many requests under way on this connection
-	statusClosing // to no request: the server ends, what it held is gone
+	statusBusy    // too many concurrent requests on this connection
+	statusClosing // in response to no request: the server ends, and its content is lost
 	statuses
 )
 
 const responseBytes = 20
 
-// response is what a server answers: as many frames as its entries need.
+// response is the server's response: as many frames as its entries need.
 type response struct {
 	id       uint64
 	status   status
 	more     bool // another frame follows
 	revision uint64
-	entries  []Entry // get: one with the value; create: the one that is there
+	entries  []Entry // get: one with the value; create: the existing one
 }
 
 // encode returns the response's frames.
@@ -166,7 +167,7 @@ func (p *response) encode() []byte {
 	return b
 }
 
-// decode reads one frame's body. Values stay parts of it.
+// decode parses one frame's body. Values alias it.
 func (p *response) decode(b []byte) error {
 	le := binary.LittleEndian
 	if len(b) < responseBytes || b[0] >= byte(statuses) || b[1] > 1 || b[2] != 0 || b[3] != 0 {
@@ -188,7 +189,7 @@ func (p *response) decode(b []byte) error {
 	return nil
 }
 
-// readFrame reads a frame's body. What it claims to have is not allocated before it has come.
+// readFrame reads a frame's body. It does not allocate the claimed size before the data has arrived.
 func readFrame(r io.Reader) ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -210,8 +211,8 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-// lively is a connection on which silence is limited: a read that gets nothing for so long fails, and so does a write that
-// cannot go on.
+// lively is a connection with an idle timeout: a read without data for so long fails, and so does a write
+// without progress.
 type lively struct {
 	net.Conn
 	silence time.Duration
@@ -222,7 +223,8 @@ func (l lively) Read(b []byte) (int, error) {
 	return l.Conn.Read(b)
 }
 
-// Write writes in pieces: each has its own deadline, so a slow network is not taken for a dead one.
+// Write writes in pieces: each has a separate deadline, so that a slow network is not mistaken for a dead
+// one.
 func (l lively) Write(b []byte) (done int, err error) {
 	for err == nil && done < len(b) {
 		var n int

@@ -12,7 +12,7 @@ import (
 	"net"
 )
 
-// The challenge, after a greeting of the protocol's that both ends have seen:
+// The challenge. It follows the protocol's greeting, which both ends have seen:
 //
 //	acceptor  nonce                                        32 bytes
 //	dialer    nonce                                        32 bytes

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// ErrInterrupted is matched by a failure without a culprit: the job was asked to stop.
+// ErrInterrupted is matched by a failure that no worker caused: the job was asked to stop.
 var ErrInterrupted = errors.New("interrupted")
 
 // Fail reports why this worker fails: to the other workers, whose errors then include it, and, by a file in
