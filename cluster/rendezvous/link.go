@@ -10,7 +10,7 @@ import (
 // longer than its context allows on a server that does not read.
 type link struct {
 	raw  net.Conn
-	conn lively
+	conn idleConn
 
 	mu     sync.Mutex
 	queue  []func() []byte // frames; nil for a frame that was canceled
@@ -19,7 +19,7 @@ type link struct {
 }
 
 func newLink(conn net.Conn) *link {
-	return &link{raw: conn, conn: lively{conn, silenceClient}, ready: make(chan struct{}, 1)}
+	return &link{raw: conn, conn: idleConn{conn, silenceClient}, ready: make(chan struct{}, 1)}
 }
 
 // push queues a frame for writing.

@@ -15,7 +15,7 @@ type serverConn struct {
 	server  *Server
 	session *session
 	raw     net.Conn
-	conn    lively
+	conn    idleConn
 
 	// Held while a response is written, and while the corresponding change is made: a change that has taken
 	// effect, which others may see, is answered before the server announces its end.

@@ -192,7 +192,7 @@ func (s *Server) enter(a *listener.Accepted, id clientID) (*serverConn, error) {
 	case len(s.conns) >= s.cfg.Connections:
 		return nil, listener.Refuse(listener.Crowded, "the store has %d connections, its maximum", len(s.conns))
 	}
-	c := &serverConn{server: s, raw: a.Raw, conn: lively{a.Conn, silenceServer}, waits: map[uint64]context.CancelFunc{}}
+	c := &serverConn{server: s, raw: a.Raw, conn: idleConn{a.Conn, silenceServer}, waits: map[uint64]context.CancelFunc{}}
 	former := s.sessions.enter(id, c)
 	if former != nil {
 		former.raw.Close()

@@ -211,21 +211,21 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return b, err
 }
 
-// lively is a connection with an idle timeout: a read without data for so long fails, and so does a write
+// idleConn is a connection with an idle timeout: a read without data for so long fails, and so does a write
 // without progress.
-type lively struct {
+type idleConn struct {
 	net.Conn
 	silence time.Duration
 }
 
-func (l lively) Read(b []byte) (int, error) {
+func (l idleConn) Read(b []byte) (int, error) {
 	l.SetReadDeadline(time.Now().Add(l.silence))
 	return l.Conn.Read(b)
 }
 
 // Write writes in pieces: each has a separate deadline, so that a slow network is not mistaken for a dead
 // one.
-func (l lively) Write(b []byte) (done int, err error) {
+func (l idleConn) Write(b []byte) (done int, err error) {
 	for err == nil && done < len(b) {
 		var n int
 		l.SetWriteDeadline(time.Now().Add(l.silence))

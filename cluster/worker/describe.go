@@ -49,11 +49,11 @@ func (w *Worker) unanswered() bool {
 		w.watch.Vitals()[w.job.Worker].Silent >= w.cfg.HeartbeatTimeout/2
 }
 
-// tell accesses the store for a worker that fails, like ask, but returns errUnheard once the store has failed
+// tell accesses the store for a worker that fails, like ask, but returns errNoAnswer once the store has failed
 // to answer.
 func (w *Worker) tell(most time.Duration, use func(context.Context) error) error {
 	if w.unheard.Load() {
-		return errUnheard
+		return errNoAnswer
 	}
 	err := ask(context.Background(), most, use)
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, rendezvous.ErrLost) {
@@ -69,7 +69,7 @@ func ask(ctx context.Context, most time.Duration, use func(context.Context) erro
 	return use(ctx)
 }
 
-var errUnheard = errors.New("the store does not answer")
+var errNoAnswer = errors.New("the store does not answer")
 
 // describe identifies the workers that a failure concerns: [collective.Config.Describe].
 func (w *Worker) describe(e *collective.Error) string {
@@ -80,7 +80,7 @@ func (w *Worker) describe(e *collective.Error) string {
 	texts := make([]string, min(len(concerned), describedMost))
 	var all sync.WaitGroup
 	for i := range texts {
-		all.Go(func() { texts[i] = w.tellOf(ctx, concerned[i], e, stuck) })
+		all.Go(func() { texts[i] = w.describeWorker(ctx, concerned[i], e, stuck) })
 	}
 	all.Wait()
 	if n := len(concerned) - len(texts); n > 0 {
@@ -108,10 +108,10 @@ func (w *Worker) foreign(rank int) bool {
 	return rank >= 0 && (rank < me.First || rank >= me.First+me.Replicas)
 }
 
-// tellOf returns a description of a worker: its name, its last reported position, the failure that it
+// describeWorker returns a description of a worker: its name, its last reported position, the failure that it
 // reported before it ended and, if it may be stuck, its goroutine stacks. e is the failure that the
 // description is for, or nil.
-func (w *Worker) tellOf(ctx context.Context, worker int, e *collective.Error, stuck bool) string {
+func (w *Worker) describeWorker(ctx context.Context, worker int, e *collective.Error, stuck bool) string {
 	text := w.name(worker)
 	if w.watch == nil {
 		return text

@@ -15,8 +15,8 @@ import (
 // A worker that has failed may continue: a strategy rebuilds its group. One that leaves the job after a
 // failure publishes it, and the others stop waiting for it.
 
-// sayGone notifies the others that this worker leaves a job that has failed.
-func (w *Worker) sayGone() {
+// publishGone notifies the others that this worker leaves a job that has failed.
+func (w *Worker) publishGone() {
 	_ = w.tell(min(goneWait, w.storeWait()), func(ctx context.Context) error {
 		return w.store.Set(ctx, w.key("gone", w.job.Worker), nil)
 	}) // otherwise the others notice the missing heartbeat
@@ -61,7 +61,7 @@ func (w *Worker) missGone(ctx context.Context, key string) {
 			defer cancel()
 			w.end(&collective.Error{
 				Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[n].Ranks(),
-				Err: fmt.Errorf("worker %d has failed and left the job", n), Who: w.tellOf(ctx, n, nil, false),
+				Err: fmt.Errorf("worker %d has failed and left the job", n), Who: w.describeWorker(ctx, n, nil, false),
 			})
 			return
 		}

@@ -38,7 +38,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	w.doing.news = make(chan struct{}, 1)
 	w.life, w.fate = context.WithCancelCause(context.Background())
 	if w.job.Workers == 1 {
-		return w.alone()
+		return w.singleProcess()
 	}
 	if several := hosts(w.job); several != nil && !cfg.Secret.Given() && !cfg.DataPlaintext {
 		return nil, noSecret("the job is spread over " + strings.Join(several, ", "))
@@ -69,8 +69,8 @@ func valuesText(values []cluster.Value) string {
 	return strings.Join(words, " ")
 }
 
-// alone creates the worker of a single-process job.
-func (w *Worker) alone() (*Worker, error) {
+// singleProcess creates the worker of a single-process job.
+func (w *Worker) singleProcess() (*Worker, error) {
 	w.members = []Member{{Host: hostName(), PID: os.Getpid(), Replicas: w.cfg.Replicas}}
 	return w, w.open(mem.New(w.cfg.Replicas))
 }
@@ -147,7 +147,7 @@ func (w *Worker) join(ctx context.Context, me about) error {
 		if e := w.Fail(err); e != nil {
 			w.cfg.Logger.Warn("worker: reporting this worker's failure to the others failed", "error", e)
 		}
-		w.sayGone()
+		w.publishGone()
 		w.leaveFailed()
 		w.stop()
 	}
@@ -320,7 +320,7 @@ func (w *Worker) about() about {
 	if o := w.cfg.Opener; o != nil {
 		me.Opener = o.Name
 	}
-	w.sayProgram(&me)
+	w.addProgram(&me)
 	return me
 }
 

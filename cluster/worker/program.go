@@ -65,8 +65,8 @@ func Executable() (string, error) {
 // platform is the platform of this executable.
 const platform = runtime.GOOS + "/" + runtime.GOARCH
 
-// sayProgram adds the program's identity to this worker's registration.
-func (w *Worker) sayProgram(a *about) {
+// addProgram adds the program's identity to this worker's registration.
+func (w *Worker) addProgram(a *about) {
 	a.Platform, a.MixedBuilds = platform, w.cfg.MixedBuilds
 	if w.cfg.Build != "" {
 		return // it replaces the executable's identity

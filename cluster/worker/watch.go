@@ -85,7 +85,7 @@ func (w *Worker) judge(ctx context.Context) {
 			}
 			if before, ok := told[i]; !ok || before != v.Pulse.Progress {
 				told[i] = v.Pulse.Progress
-				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who", w.tellOf(ctx, i, nil, true), "since", v.Still.Round(time.Second))
+				w.cfg.Logger.Warn("worker: a worker has made no progress, and this worker waits for it", "who", w.describeWorker(ctx, i, nil, true), "since", v.Still.Round(time.Second))
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func (w *Worker) lose(ctx context.Context, worker int, why error, stuck bool) {
 	w.end(&collective.Error{
 		Kind: collective.ErrPeerLost, Comm: w.cfg.Collective.Name, Rank: -1, Peers: w.members[worker].Ranks(),
 		Err: fmt.Errorf("worker %d is lost: %w", worker, why),
-		Who: w.tellOf(ctx, worker, nil, stuck) + "\n" + w.self(),
+		Who: w.describeWorker(ctx, worker, nil, stuck) + "\n" + w.self(),
 	})
 }
 

@@ -224,7 +224,7 @@ func (w *Worker) leave() error {
 	w.mu.Unlock()
 	var err error
 	if failed {
-		w.sayGone()
+		w.publishGone()
 		w.leaveFailed()
 	} else {
 		ctx, cancel := w.waiting(context.Background())
