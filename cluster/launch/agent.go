@@ -451,13 +451,13 @@ func (a *Agent) show(rank int) (out [2]bool) {
 
 // layout is the assignment of ranks to nodes in an epoch.
 type layout struct {
-	cards []seat // by node
-	node  int    // this one
-	first int    // rank of its first worker
+	cards []nodeSlot // by node
+	node  int        // this one
+	first int        // rank of its first worker
 	world int
 }
 
-func lay(cards []seat, node int) layout {
+func lay(cards []nodeSlot, node int) layout {
 	l := layout{cards: cards, node: node}
 	l.first = l.firstOf(node)
 	l.world = l.firstOf(len(cards))

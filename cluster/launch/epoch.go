@@ -321,7 +321,7 @@ func (e *epoch) doubt(ctx context.Context) {
 
 // seatChanged ends the epoch when a node's agent is lost before its workers have ended, or when another has
 // replaced it.
-func (e *epoch) seatChanged(s *seat) {
+func (e *epoch) seatChanged(s *nodeSlot) {
 	was := &e.layout.cards[s.Node]
 	l := loss{why: s.Why, since: s.Since}
 	switch {
@@ -356,7 +356,9 @@ func (e *epoch) seatChanged(s *seat) {
 // reports that.
 func (e *epoch) catchUp(ctx context.Context) {
 	p := e.agent.peers
-	away := func(s *seat) bool { return s != nil && (s.State == lost || s.Nonce != e.layout.cards[s.Node].Nonce) }
+	away := func(s *nodeSlot) bool {
+		return s != nil && (s.State == lost || s.Nonce != e.layout.cards[s.Node].Nonce)
+	}
 	if !slices.ContainsFunc(p.seats, away) {
 		return
 	}

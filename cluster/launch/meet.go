@@ -15,7 +15,7 @@ import (
 func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, error) {
 	p := a.peers
 	if p.nodes == 1 {
-		return &meeting{Epoch: number, Seats: []seat{{card: mine, Nodes: 1, Nonce: p.nonce}}}, nil
+		return &meeting{Epoch: number, Seats: []nodeSlot{{card: mine, Nodes: 1, Nonce: p.nonce}}}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.wait)
 	defer cancel()
@@ -115,7 +115,7 @@ func (a *Agent) hearBefore(ev event, number uint32) (*meeting, error) {
 }
 
 // await reports that an agent is lost, and that a replacement is awaited.
-func (a *Agent) await(s *seat) {
+func (a *Agent) await(s *nodeSlot) {
 	if s != nil && s.State == lost && s.Node != a.cfg.Node {
 		a.remark(fmt.Sprintf("lockstep run: %v is lost: %s; waiting up to %v for another agent with --node-rank %d\n", &s.card, s.Why, a.cfg.RendezvousTimeout, s.Node))
 	}

@@ -352,7 +352,7 @@ func TestLostAtTheStart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	text, err := json.Marshal(meeting{Seats: []seat{*seats[0], late}})
+	text, err := json.Marshal(meeting{Seats: []nodeSlot{*seats[0], late}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func TestTailKeepsTheEnd(t *testing.T) {
 }
 
 func TestPlace(t *testing.T) {
-	cards := []seat{
+	cards := []nodeSlot{
 		{card: card{Workers: 2, Address: "10.0.0.1", MasterPort: 77, Ports: []int{1, 2}}},
 		{card: card{Workers: 1, Address: "fd00::2", MasterPort: 78, Ports: []int{3}}},
 	}

@@ -28,7 +28,7 @@ type interruption struct {
 // event is a message received from the other agents.
 type event struct {
 	epoch        uint32
-	seat         *seat
+	seat         *nodeSlot
 	met          *meeting
 	over         *over
 	stop         bool
@@ -67,17 +67,17 @@ type peers struct {
 	hush   context.CancelFunc
 	cutOff error // why the last access to the store failed; nil: it succeeded
 
-	mine    seat // this agent's, set by sit
+	mine    nodeSlot // this agent's, set by sit
 	first   uint32
-	seats   []*seat // by node, as of the events received
-	earlier string  // describes an earlier run of a job of this name
+	seats   []*nodeSlot // by node, as of the events received
+	earlier string      // describes an earlier run of a job of this name
 }
 
 func newPeers(a *Agent) *peers {
 	p := &peers{
 		store: a.cfg.Store, holder: a.cfg.StoreHolder, lasts: a.cfg.StoreHolder == "", job: a.cfg.ID, prefix: "=launch/" + url.PathEscape(a.cfg.ID) + "/",
 		host: a.host, node: a.cfg.Node, nodes: a.cfg.Nodes, nonce: rand.Text(), beat: a.cfg.HeartbeatTimeout / silentBeats, wait: a.cfg.RendezvousTimeout, events: make(chan event),
-		seats: make([]*seat, a.cfg.Nodes),
+		seats: make([]*nodeSlot, a.cfg.Nodes),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.saying, p.hush = context.WithCancel(context.Background())
@@ -501,7 +501,7 @@ func (p *peers) decode(entry rendezvous.Entry) (ev event, ok bool) {
 	var into any
 	switch parts[0] {
 	case "seat":
-		ev.seat = &seat{}
+		ev.seat = &nodeSlot{}
 		into = ev.seat
 	case "met":
 		ev.met = &meeting{}

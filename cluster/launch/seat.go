@@ -39,16 +39,16 @@ func (c *card) workerAddresses() (out []string) {
 	return out
 }
 
-// seat is a node slot: a node's place in the job, and the agent that has it. An agent takes its node's slot
+// nodeSlot is a node's place in the job, and the agent that has it. An agent takes its node's slot
 // when it joins, and another may take it when that agent is lost. Every change is made by Swap, so that all
 // agents see the same changes in the same order.
-type seat struct {
+type nodeSlot struct {
 	card
 
 	Nodes int `json:"nodes"` // the number of nodes that it expects
 	// Nonce distinguishes this agent from others that register as the same node.
 	Nonce string    `json:"nonce"`
-	State seatState `json:"state"`
+	State slotState `json:"state"`
 	// Epoch is the one that the agent is in, or waits to begin. Ready reports that it is ready to begin it.
 	Epoch uint32 `json:"epoch"`
 	Ready bool   `json:"ready,omitempty"`
@@ -64,18 +64,18 @@ type seat struct {
 	revision uint64
 }
 
-type seatState string
+type slotState string
 
 const (
-	here seatState = "here"
-	lost seatState = "lost" // it has no heartbeat
-	gone seatState = "gone" // it has left
+	here slotState = "here"
+	lost slotState = "lost" // it has no heartbeat
+	gone slotState = "gone" // it has left
 )
 
 // meeting is the start of an epoch: the agents in it. The first one written for an epoch is valid.
 type meeting struct {
-	Epoch uint32 `json:"epoch"`
-	Seats []seat `json:"seats"` // by node
+	Epoch uint32     `json:"epoch"`
+	Seats []nodeSlot `json:"seats"` // by node
 }
 
 // has reports whether an agent takes part.
@@ -123,7 +123,7 @@ func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 	if err := rendezvous.Register(ctx, p.store, p.job); err != nil {
 		return err
 	}
-	s := seat{card: mine, Nodes: p.nodes, Nonce: p.nonce, State: here}
+	s := nodeSlot{card: mine, Nodes: p.nodes, Nonce: p.nonce, State: here}
 	holder := vigil{polls: 2 * silentBeats}
 	for {
 		seats, begun, _, err := p.read(ctx)
@@ -174,7 +174,7 @@ func (p *peers) sit(ctx context.Context, mine card, say func(string)) error {
 
 // fitStill compares a slot that was taken with those that others have taken at the same time: of two, at
 // least the later one sees both.
-func (p *peers) fitStill(ctx context.Context, s *seat) error {
+func (p *peers) fitStill(ctx context.Context, s *nodeSlot) error {
 	seats, begun, _, err := p.read(ctx)
 	if err != nil {
 		return err
@@ -196,7 +196,7 @@ func (p *peers) appear(ctx context.Context) error {
 
 // take writes the slot, in place of old. It returns false if another agent was faster. A store that does not
 // know whether it has written, such as one between two leaders, is read, and written again if necessary.
-func (p *peers) take(ctx context.Context, s, old *seat) (bool, error) {
+func (p *peers) take(ctx context.Context, s, old *nodeSlot) (bool, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return false, err
@@ -235,7 +235,7 @@ func final(err error) bool {
 }
 
 // mayReplace returns the error of an agent that cannot join a job that has begun.
-func (p *peers) mayReplace(s, old *seat, last *meeting) error {
+func (p *peers) mayReplace(s, old *nodeSlot, last *meeting) error {
 	was := &last.Seats[s.Node].card
 	again := "; if that run of the job is over, choose another --rdzv-id"
 	switch {
@@ -250,7 +250,7 @@ func (p *peers) mayReplace(s, old *seat, last *meeting) error {
 }
 
 // fits returns an error if an agent cannot be in the same job as others.
-func (s *seat) fits(seats []*seat, begun []meeting) error {
+func (s *nodeSlot) fits(seats []*nodeSlot, begun []meeting) error {
 	for _, o := range seats {
 		switch {
 		case o == nil || o.State != here || o.Nonce == s.Nonce:
@@ -320,12 +320,12 @@ func (p *peers) conclusion(ctx context.Context) (o *over, keys []string, err err
 }
 
 // read returns the current slots, nil for those that are free, and the epochs that have begun.
-func (p *peers) read(ctx context.Context) (seats []*seat, begun []meeting, revision uint64, err error) {
+func (p *peers) read(ctx context.Context) (seats []*nodeSlot, begun []meeting, revision uint64, err error) {
 	entries, revision, err := p.store.List(ctx, p.key("event")+"/")
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	seats = make([]*seat, p.nodes)
+	seats = make([]*nodeSlot, p.nodes)
 	met := map[uint32]meeting{}
 	for _, entry := range entries {
 		switch ev, ok := p.decode(entry); {
@@ -360,7 +360,7 @@ const (
 )
 
 // look records the heartbeat of the agent in a slot.
-func (v *vigil) look(s *seat, pulse []byte) vitality {
+func (v *vigil) look(s *nodeSlot, pulse []byte) vitality {
 	changed := v.seen > 0 && v.nonce == s.Nonce && !bytes.Equal(v.pulse, pulse)
 	if v.nonce != s.Nonce {
 		v.seen = 0
@@ -396,7 +396,7 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 		if err != nil {
 			return err
 		}
-		var old seat
+		var old nodeSlot
 		if err := json.Unmarshal(text, &old); err != nil {
 			return err
 		}
@@ -416,7 +416,7 @@ func (p *peers) renew(ctx context.Context, epoch uint32, mine card) error {
 func (p *peers) lose(ctx context.Context, node int, nonce string, silent time.Duration) error {
 	key := p.key("event", "seat", node)
 	text, revision, err := p.store.Get(ctx, key)
-	var s seat
+	var s nodeSlot
 	switch {
 	case errors.Is(err, rendezvous.ErrNotFound):
 		return nil
