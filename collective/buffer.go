@@ -29,15 +29,15 @@ func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
 	return memory, nil
 }
 
-// invalidBuffer is an error that concerns nobody else: the communicator goes on.
+// invalidBuffer returns an error that concerns only this call: the communicator stays usable.
 func (m *member) invalidBuffer(err error) error {
 	return &Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
 }
 
-// bufferAlignment is a cache line.
+// bufferAlignment is the size of a cache line.
 const bufferAlignment = 64
 
-// alignedBytes returns bytes of the heap that begin on a cache line.
+// alignedBytes returns heap memory that starts at a cache line.
 func alignedBytes(n int) []byte {
 	b := make([]byte, n+bufferAlignment-1)
 	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (bufferAlignment - 1)

@@ -9,13 +9,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// DType is the type of the elements that a collective moves.
+// DType is the type of the elements that a collective transfers.
 type DType = tensor.DType
 
 // Op is the operation of a collective call.
 type Op = plan.Op
 
-// The operations; see package plan for what each promises.
+// The operations; package plan documents each of them.
 const (
 	AllReduce     = plan.AllReduce
 	Broadcast     = plan.Broadcast
@@ -30,7 +30,7 @@ const (
 	Recv          = plan.Recv
 )
 
-// ReduceOp says how elements are combined.
+// ReduceOp is the function that combines elements.
 type ReduceOp = plan.ReduceOp
 
 // The reductions.
@@ -42,10 +42,10 @@ const (
 	Prod = plan.Prod
 )
 
-// ParseReduceOp returns the reduction of that name, in any case.
+// ParseReduceOp returns the reduction with this name, in upper or lower case.
 func ParseReduceOp(name string) (ReduceOp, error) { return plan.ParseReduceOp(name) }
 
-// Order says whether a reduction must keep the canonical tree.
+// Order states whether a reduction must follow the canonical tree.
 type Order = plan.Order
 
 // The orders.
@@ -55,7 +55,7 @@ const (
 	Any          = plan.Any
 )
 
-// Accumulate says in which type partial sums of half-width numbers travel.
+// Accumulate is the type in which partial sums of half-precision numbers are kept.
 type Accumulate uint8
 
 // The accumulation types. The zero value inherits: the communicator's configuration, then AccumulateDType.
@@ -65,45 +65,49 @@ const (
 	AccumulateFloat32            // partial sums of float16 and bfloat16 stay float32; one rounding at the end
 )
 
-// Options tune one call; a zero field inherits from the communicator's [Config]. They must be equal on all ranks,
-// Timeout excepted.
+// Options tune one call; a zero field inherits the communicator's [Config]. All fields but Timeout must be
+// equal on all ranks.
 type Options struct {
-	Timeout    time.Duration // how long the call may wait for its peers; negative: for ever; default 10 minutes
+	Timeout    time.Duration // how long the call may wait for its peers; negative: no limit; default 10 minutes
 	Order      Order
 	Accumulate Accumulate
-	Algorithm  string // name of a row of [plan.Algorithms]; default: the chooser's
+	Algorithm  string // name of one of [plan.Algorithms]; default: chosen by the chooser
 }
 
-// Manifest describes the tensor behind a call's bytes, for error messages and for the check that all ranks mean the
-// same one. It must not change while the call runs.
+// Manifest describes the tensor that a call transfers, for error messages and for the check that all ranks
+// pass the same tensor. It must not change while the call runs.
 type Manifest struct {
-	Name  string // the tensor's name, or empty
-	Shape []int  // shape of what the rank gives, or of what it gets if it gives nothing; nil: a vector. It is compared where it is the same on all ranks
+	Name string // the tensor's name, or empty
+	// shape of Src, or of Dst if the rank has no Src; nil: a vector. It is compared where it is the same on
+	// all ranks
+	Shape []int
 }
 
-// Call is one rank's part in an operation. Which elements a rank gives (Src) and gets (Dst), the table of package plan
-// says; a memory that has no part in the operation on this rank is ignored. Src and Dst belong to the library until the
-// call has returned (Do) or was awaited (Start). After an error the contents of Dst are undefined, and Src is intact unless it
-// is Dst.
+// Call is one rank's part in an operation. Package plan documents which elements a rank reads from Src and
+// receives in Dst; a memory that the operation does not use on this rank is ignored. Src and Dst belong to
+// the library until the call has returned (Do) or was awaited (Start). After an error the contents of Dst are
+// undefined, and Src is unchanged unless it is Dst.
 //
-// Src and Dst may be disjoint, or in place as NCCL has it: the same elements of the whole vector are the same memory.
-// So they are equal for AllReduce, Broadcast and Reduce; the Src of an AllGather or Gather is the rank's part of Dst; the Dst of
-// a ReduceScatter or Scatter is the rank's part of Src. An AllToAll cannot be in place. Local ranks may share one Dst in
-// an AllReduce, a Broadcast or an AllGather.
+// Src and Dst must be disjoint, or in place as NCCL defines it: the same elements of the whole vector are the
+// same memory. So Src equals Dst for AllReduce, Broadcast and Reduce; the Src of an AllGather or Gather is
+// the rank's part of Dst; the Dst of a ReduceScatter or Scatter is the rank's part of Src. An AllToAll cannot
+// be in place. Local ranks may share one Dst in an AllReduce, a Broadcast or an AllGather.
 type Call struct {
-	Op       Op
-	Reduce   ReduceOp      // for reductions
-	Type     DType         // of the elements
-	Src      tensor.Memory // what this rank gives
-	Dst      tensor.Memory // where this rank's result goes
-	Counts   []int         // ReduceScatter, AllGather, Gather, Scatter: elements of each rank's part, the same on all ranks; nil: all parts are as long
-	Root     int           // Broadcast, Reduce, Gather, Scatter: the rank with a part of its own
-	Peer     int           // Send: who gets it; Recv: who gives it
-	Manifest *Manifest     // nil: nothing is known of the tensor
-	Options  *Options      // nil: everything inherited
+	Op     Op
+	Reduce ReduceOp      // for reductions
+	Type   DType         // of the elements
+	Src    tensor.Memory // what this rank contributes
+	Dst    tensor.Memory // where this rank's result is stored
+	// ReduceScatter, AllGather, Gather, Scatter: elements of each rank's part, the same on all ranks; nil:
+	// equal parts
+	Counts   []int
+	Root     int       // Broadcast, Reduce, Gather, Scatter: the root rank
+	Peer     int       // Send: the receiver; Recv: the sender
+	Manifest *Manifest // nil: the tensor is not described
+	Options  *Options  // nil: everything inherited
 }
 
-// name returns the name of the call's tensor, or nothing.
+// name returns the name of the call's tensor, or "".
 func (c *Call) name() string {
 	if c.Manifest == nil {
 		return ""
@@ -111,19 +115,19 @@ func (c *Call) name() string {
 	return c.Manifest.Name
 }
 
-// pairwise reports whether the call is one of two ranks, not of all.
+// pairwise reports whether the call involves two ranks, not all.
 func (c *Call) pairwise() bool { return c.Op == Send || c.Op == Recv }
 
 // mean reports whether the call ends with a division.
 func (c *Call) mean() bool { return c.Op.Reduces() && c.Reduce == Mean }
 
-// check returns how many elements the whole vector has, or what is wrong with the call by itself.
+// check validates the call and returns the number of elements of the whole vector.
 func (c *Call) check(rank, size int, o *Options) (count int, err error) {
 	if err := o.check(); err != nil {
 		return 0, err
 	}
 	if c.Op == 0 || int(c.Op) >= len(roles) {
-		return 0, fmt.Errorf("%v is no operation", c.Op)
+		return 0, fmt.Errorf("%v is not an operation", c.Op)
 	}
 	if c.Op == Barrier {
 		return 0, c.checkCounts(size)
@@ -152,7 +156,7 @@ func (c *Call) checkType() error {
 	case !c.Type.IsNumeric():
 		return fmt.Errorf("a reduction of %v: want a numeric dtype", c.Type)
 	case c.Reduce > Prod:
-		return fmt.Errorf("%v is no reduction", c.Reduce)
+		return fmt.Errorf("%v is not a reduction", c.Reduce)
 	case c.Reduce == Mean && !c.Type.IsFloat():
 		return fmt.Errorf("a MEAN of %v: integers have no true mean; take the SUM and divide it, or convert to a floating-point dtype", c.Type)
 	}

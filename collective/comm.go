@@ -6,135 +6,145 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Communicator is one rank's view of a set of ranks that take part in collectives together (MPI's communicator,
-// Gloo's context). Every rank issues the same calls in the same order. One goroutine at a time may use it: a second
-// concurrent blocking call is an error.
+// Communicator is one rank's view of a set of ranks that execute collectives together (MPI's communicator,
+// Gloo's context). Every rank issues the same calls in the same order. One goroutine at a time may use a
+// communicator: a second concurrent blocking call is an error.
 //
-// After the first failure a communicator is poisoned: every later call returns that first cause.
+// After the first failure a communicator is failed: every later call returns that first cause.
 type Communicator interface {
-	// Rank returns this member's number, from 0 to Size()-1.
+	// Rank returns this member's rank, from 0 to Size()-1.
 	Rank() int
 	// Size returns the number of members.
 	Size() int
-	// Do carries out the call, behind those already started, and returns when this rank's result is in Dst and no peer
-	// reads or writes this rank's memory any more. Its error is, or wraps, a *[Error]; it is the same for all ranks of the
-	// process, and the same in words for those of others. Where all ranks are in one process and reach each other's memory, a call
-	// fails on all ranks or on none; and once all have entered it, the end of ctx does not stop it any more.
+	// Do executes the call after the calls already started. It returns when this rank's result is in Dst and
+	// no peer reads or writes this rank's memory any more. Its error is, or wraps, an *[Error]; it is the
+	// same value on all ranks of the process, and the same text on ranks of other processes. Where all ranks
+	// are in one process and access each other's memory, a call fails on all ranks or on none; once all ranks
+	// have entered it, the end of ctx no longer stops it.
 	Do(ctx context.Context, call *Call) error
-	// Start queues the call behind those already started and returns at once. The call, and the memory that it
-	// names, belong to the library until the handle's Wait has returned.
+	// Start queues the call after the calls already started and returns at once. The call and the memory that
+	// it names belong to the library until the handle's Wait has returned.
 	Start(ctx context.Context, call *Call) (Handle, error)
-	// Split makes a communicator of all ranks that give the same color, ordered by key, then by rank. Every rank must
-	// call it; a negative color gets nil.
+	// Split makes a communicator of all ranks that pass the same color, ordered by key, then by rank. Every
+	// rank must call it; a rank with a negative color receives nil.
 	Split(ctx context.Context, color, key int) (Communicator, error)
-	// NewBuffer returns zeroed memory of so many bytes, aligned to 64, that the peers near this rank (of its process, and on its
-	// host if the transport shares memory between processes) reach in place: a call whose memories are such buffers copies nothing on
-	// the way. Any other memory does as well. The buffer has an owner to release it where the transport does not leave it to the
-	// garbage collector; it ends with the communicator's Close at the latest. One that took part in a failed call must not be used again.
+	// NewBuffer returns zeroed memory of the given size, aligned to 64 bytes. Peers of the same domain (the
+	// process, or the host if the transport shares memory between processes) access it in place: a call that
+	// uses only such buffers makes no extra copy. Any other memory works too. The buffer has an owner to
+	// release it, unless the transport leaves it to the garbage collector; the communicator's Close releases
+	// it at the latest. A buffer that took part in a failed call must not be used again.
 	NewBuffer(bytes int) (tensor.Memory, error)
-	// Abort poisons the communicator on all ranks of this process with cause. Waiting calls return it.
+	// Abort fails the communicator on all ranks of this process with cause. Blocked calls return the cause.
 	Abort(cause error)
-	// Err returns the cause that poisoned the communicator, or nil.
+	// Err returns the cause that failed the communicator, or nil.
 	Err() error
-	// Properties says what this communicator promises.
+	// Properties returns what this communicator guarantees.
 	Properties() Properties
-	// Pending returns how many started calls were not awaited yet.
+	// Pending returns how many started calls were not yet awaited.
 	Pending() int
-	// Close ends the communicator and frees what it holds, once its calls have ended. Waiting and later calls of this rank
-	// return [ErrClosed]; peers that need this rank get [ErrPeerLost]. It may be called at any time, by any goroutine,
-	// and again. Started calls that were not awaited are an error.
+	// Close ends the communicator and frees its resources once its calls have ended. Blocked and later calls
+	// of this rank return [ErrClosed]; peers that need this rank return [ErrPeerLost]. Any goroutine may call
+	// it at any time, more than once. It is an error if started calls were not awaited.
 	Close() error
 }
 
-// Observable is a Communicator that says how far it has come, to any goroutine at any time. Those of [Open] are.
+// Observable is a Communicator that reports its progress. Any goroutine may call it at any time. The
+// communicators of [Open] implement it.
 type Observable interface {
 	Communicator
-	// Progress returns how many calls this rank has begun and how many of these are over and, if one is under way, the latest
-	// that it carries out, as errors write it.
+	// Progress returns how many calls this rank has begun, how many of them have ended and, if a call is
+	// running, the latest one in the form used in errors.
 	Progress() (begun, over uint64, call string)
 }
 
 // Handle is a started call.
 type Handle interface {
-	// Wait returns when the call is over, with its error. It must be called, once; the library may use the handle again
-	// for another call then. The end of ctx aborts the communicator; Wait still returns only when the library is done with the call's memory.
+	// Wait returns when the call has ended, with its error. It must be called exactly once; afterwards the
+	// library may reuse the handle for another call. The end of ctx aborts the communicator; Wait still
+	// returns only when the library no longer uses the call's memory.
 	Wait(ctx context.Context) error
 }
 
-// Group is one process's view of all its local ranks of a communicator: it lets one caller act for all of them, which
-// merge functions need.
+// Group is one process's view of all its local ranks of a communicator. One caller can act for all of them,
+// which merge functions need.
 type Group interface {
-	// Local returns the communicators of this process's ranks, by rank.
+	// Local returns the communicators of this process's ranks, in the order of rank.
 	Local() []Communicator
-	// DoAll carries out one call per local rank, by the order of Local, at the same time.
+	// DoAll executes one call per local rank concurrently; calls[i] is that of Local()[i].
 	DoAll(ctx context.Context, calls []Call) error
-	// Rebuild closes the group, poisoned or not, and makes a new one of the same ranks, at the next epoch. Every process
-	// of the job must call it.
+	// Rebuild closes the group, failed or not, and makes a new one of the same ranks at the next epoch. Every
+	// process of the job must call it.
 	Rebuild(ctx context.Context) (Group, error)
 	// Close closes the communicators of all local ranks.
 	Close() error
 }
 
-// Watchable is a [Group] that a [Monitor] can watch though it was made without one. Those of [Open] are.
+// Watchable is a [Group] to which a [Monitor] can be attached after it was made. The groups of [Open]
+// implement it.
 type Watchable interface {
 	Group
-	// Watch gives the group its monitor, which also watches what Rebuild makes of it. It is called while no call is under way.
+	// Watch attaches the monitor to the group and to the groups that Rebuild makes of it. No call may be
+	// running.
 	Watch(m Monitor)
 }
 
-// Properties is what a communicator promises.
+// Properties are the guarantees of a communicator.
 type Properties struct {
-	Canonical bool // reductions keep the canonical tree unless Order: Any is asked for
+	Canonical bool // reductions follow the canonical tree unless Order: Any is requested
 	Epoch     uint32
 	Transport string // "mem", …
-	Encrypted bool   // all that this rank sends to any other is encrypted
-	// Memory: all ranks reach memory of each other's, of one process or of one host. They do the work of a call themselves, so that a
-	// call that is started and awaited at once is better made by Do.
+	Encrypted bool   // everything that this rank sends to other ranks is encrypted
+	// Memory: all ranks are in one process or on one host, and access each other's memory. They do the work
+	// of a call themselves, so Do is faster than a Start that is awaited at once.
 	Memory bool
 }
 
-// Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see internal/deadlock).
-// Enter, Park, Unpark and Leave of a rank are called on the goroutine that makes the call or awaits it, never on one of
-// the library's own.
+// Monitor watches the calls of the local ranks of one communicator, to prove that none can hang (see
+// internal/deadlock). Enter, Park, Unpark and Leave of a rank are called on the goroutine that makes the call
+// or awaits it, never on a goroutine of the library.
 //
-// The proof rests on this: a call that all ranks have entered ends without any further help of theirs.
+// The proof relies on this: a call that all ranks have entered ends without further help from their
+// goroutines.
 type Monitor interface {
-	// Enter says that rank begins collective number seq (from 0), before any peer can see it. It is on the hot path: no
-	// allocation, no lock, no blocking. [Group.DoAll] enters the calls of all local ranks before it waits.
+	// Enter reports that rank begins collective number seq (from 0), before any peer can see it. It is on the
+	// hot path: it must not allocate, lock or block. [Group.DoAll] enters the calls of all local ranks before
+	// it waits.
 	Enter(rank int, seq uint64, call *Call)
-	// Park says that rank's goroutine is about to block until its peers have entered call seq. An error means that they
-	// never will: the communicator fails with exactly that error. The monitor may also abort any communicator from
-	// inside Park.
+	// Park reports that rank's goroutine is about to block until its peers have entered call seq. An error
+	// means that they never will: the communicator fails with exactly that error. The monitor may also abort
+	// any communicator from inside Park.
 	Park(rank int, seq uint64) error
-	// Unpark says that rank's goroutine runs again, after a Park that returned nil.
+	// Unpark reports that rank's goroutine runs again, after a Park that returned nil.
 	Unpark(rank int)
-	// Leave says that call seq of rank is over, with the error that it returns. It may block while a report is made.
+	// Leave reports that call seq of rank has ended, with the error that it returns. It may block while a
+	// report is written.
 	Leave(rank int, seq uint64, err error)
-	// Explain is called once, by the first rank that finds a failure (a mismatch, a wrong call, the end of a context, a
-	// deadline), before any other rank is told: it returns the error that every rank will get. The monitor may look at
-	// what all ranks do, and wraps err. Abort and Close are not explained.
+	// Explain is called once, by the first rank that detects a failure (a mismatch, an invalid call, the end
+	// of a context, a deadline), before any other rank is notified. It returns the error that every rank will
+	// return. The monitor may inspect what all ranks do, and wraps err. Abort and Close are not explained.
 	Explain(rank int, err error) error
 }
 
-// PairMonitor is a Monitor that can watch calls of two ranks, Send and Recv, as well. They have numbers of their own: seq counts
-// the sends of one rank to another, and the receives of the other from that one, each from 0; two of one number meet. Without
-// it they are not watched.
+// PairMonitor is a Monitor that can also watch calls of two ranks, Send and Recv. They are numbered
+// separately: seq counts the sends of one rank to another, and the receives of the other rank from the first,
+// each from 0; a send and a receive with the same number belong together. A monitor that is not a PairMonitor
+// does not watch them.
 type PairMonitor interface {
 	Monitor
-	// EnterPair is Enter of such a call.
+	// EnterPair is Enter for such a call.
 	EnterPair(rank int, seq uint64, call *Call)
-	// ParkPair is Park, until the peer has entered its half. Unpark ends it.
+	// ParkPair is Park for such a call: it blocks until the peer has entered its half. Unpark ends it.
 	ParkPair(rank int, seq uint64, call *Call) error
-	// LeavePair is Leave.
+	// LeavePair is Leave for such a call.
 	LeavePair(rank int, seq uint64, call *Call, err error)
 }
 
-// SplitMonitor is a Monitor that can watch the communicators which [Communicator.Split] makes. Without it they are not
-// watched.
+// SplitMonitor is a Monitor that can also watch the communicators that [Communicator.Split] makes. A monitor
+// that is not a SplitMonitor does not watch them.
 type SplitMonitor interface {
 	Monitor
-	// Split returns the monitor of a new communicator. It is called once for each, on any local rank's goroutine. ranks[i]
-	// is the number in the parent of the new communicator's rank i; abort aborts the new one; release is called when all its local ranks
-	// have closed it.
+	// Split returns the monitor of a new communicator. It is called once per new communicator, on the
+	// goroutine of any local rank. ranks[i] is the parent's rank of the new communicator's rank i; abort
+	// aborts the new communicator; release is called when all its local ranks have closed it.
 	Split(name string, ranks []int, abort func(cause error)) (m Monitor, release func())
 }

@@ -12,42 +12,43 @@ import (
 
 // member is one rank's communicator over a transport.
 //
-// Calls have numbers, given when they start, and are carried out one at a time in that order: by the caller itself if it
-// is a Do, by the member's worker goroutine if it is a Start or part of a DoAll. turn is the number of the call that may run.
+// Every call is numbered when it starts. Calls run one at a time in that order: on the caller's goroutine for
+// a Do, on the member's worker goroutine for a Start or a call of a DoAll. turn is the number of the call
+// that may run.
 type member struct {
 	team  *team
 	end   transport.Endpoint
 	site  site
 	rank  int
-	local int           // number among the team's local ranks
-	gone  chan struct{} // closed when the member is closed and no call runs any more
+	local int           // index among the team's local ranks
+	gone  chan struct{} // closed when the member is closed and no call is running any more
 	mine  chan struct{} // one token: it is the waiting Do's turn
 	work  chan struct{} // one token: the worker has something to do
 
-	executor // used by whoever's turn it is
+	executor // used by the call whose turn it is
 
-	// For the other local ranks.
-	inside  atomic.Bool             // in a call in which they may touch each other's memory; see team.depart
-	shows   [2]atomic.Pointer[byte] // Dst of the even and the odd collectives; read once all have entered
+	// Read by the other local ranks.
+	inside  atomic.Bool             // in a call in which local ranks may access each other's memory; see team.depart
+	shows   [2]atomic.Pointer[byte] // Dst of the even and the odd collectives; read once all ranks have entered
 	pending atomic.Int64            // started calls that were not awaited
 
 	mu       sync.Mutex
-	next     uint64 // number of the next call, of whatever kind
+	next     uint64 // number of the next call, of any kind
 	numbers  numbers
 	turn     uint64
 	blocked  bool   // a Do or DoAll is in progress, or waits for its turn
 	direct   bool   // it is a Do
-	doing    uint64 // its turn
+	doing    uint64 // the turn of the blocking call
 	queue    []*handle
-	free     []*handle // awaited
-	working  bool      // the worker runs
+	free     []*handle // awaited handles, for reuse
+	working  bool      // the worker is running
 	closing  bool
 	left     bool // gone is closed
 	workers  sync.WaitGroup
-	splits   uint64 // so far; see Split
+	splits   uint64 // number of Split calls so far; see Split
 	closeErr error
-	closed   chan struct{} // closed when Close is done
-	all      handle        // for DoAll
+	closed   chan struct{} // closed when Close has finished
+	all      handle        // the handle of DoAll
 }
 
 var _ Observable = (*member)(nil)
@@ -101,7 +102,7 @@ func (m *member) Properties() Properties {
 	}
 }
 
-// encrypted reports whether all that this rank sends to any other is encrypted.
+// encrypted reports whether everything that this rank sends to other ranks is encrypted.
 func (m *member) encrypted() bool {
 	e, ok := m.end.(transport.Encrypter)
 	for r := 0; ok && r < m.team.size; r++ {
@@ -110,7 +111,7 @@ func (m *member) encrypted() bool {
 	return ok && m.team.size > 1
 }
 
-// refuse is the error of a call without a context, or without the call: it takes no place among the calls.
+// refuse returns the error of a call without a context, or of a nil call. Such a call gets no number.
 func (m *member) refuse(ctx context.Context) error {
 	err := errors.New("a call that is nil")
 	if ctx == nil {
@@ -136,16 +137,17 @@ func (m *member) Do(ctx context.Context, call *Call) error {
 	return err
 }
 
-// ticket is the place of a call among those of its rank.
+// ticket is the position of a call among the calls of its rank.
 type ticket struct {
-	turn uint64 // among all
-	seq  uint64 // among the collectives, or the sends to one peer, or the receives from one: what its header says
+	turn uint64 // among all calls
+	// among the collectives, the sends to one peer, or the receives from one peer; it is in the call's header
+	seq uint64
 }
 
 // numbers counts calls by kind.
 type numbers [Recv + 1]counts
 
-// counts are of one kind, by peer; of collectives there is one.
+// counts has the counters of one kind, by peer; collectives have a single counter.
 type counts []uint64
 
 func (c counts) of(peer int) uint64 {
@@ -162,7 +164,7 @@ func (c *counts) at(peer int) *uint64 {
 	return &(*c)[peer]
 }
 
-// of returns the count that a call is in. A call with a peer that is none counts as a collective: it fails anyway.
+// of returns the counter of a call. A call with an invalid peer counts as a collective: it fails anyway.
 func (n *numbers) of(call *Call) *uint64 {
 	if call.pairwise() && call.Peer >= 0 {
 		return n[call.Op].at(call.Peer)
@@ -179,7 +181,7 @@ const (
 	acting                 // DoAll
 )
 
-// enter gives a call its number and says whether it is its turn.
+// enter numbers a call and reports whether it may run now.
 func (m *member) enter(call *Call, how manner) (t ticket, ready bool, err error) {
 	m.mu.Lock()
 	if m.closing {
@@ -208,8 +210,8 @@ func (m *member) enter(call *Call, how manner) (t ticket, ready bool, err error)
 	return t, ready, nil
 }
 
-// block waits for the token, which comes without this goroutine's help: if need be because the end of ctx fails the
-// communicator. call and what say in the error what it waited for.
+// block waits for the token, which another goroutine sends. If ctx ends first, it fails the communicator, and
+// that releases the token. call and what describe in the error what it waited for.
 func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
 	told, err := m.watchPark(t, call)
 	if err != nil {
@@ -232,7 +234,7 @@ func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, t
 	}
 }
 
-// finish passes the turn on.
+// finish passes the turn to the next call.
 func (m *member) finish(blocked bool) {
 	m.mu.Lock()
 	if blocked {
@@ -249,7 +251,7 @@ func (m *member) finish(blocked bool) {
 	m.mu.Unlock()
 }
 
-// leaveLocked closes gone when nothing runs any more.
+// leaveLocked closes gone when no call is running any more.
 func (m *member) leaveLocked() {
 	if m.closing && m.turn == m.next && !m.left {
 		m.left = true
@@ -273,7 +275,7 @@ func (m *member) Abort(cause error) {
 	m.team.abort(asError(m, cause))
 }
 
-// asError returns err if it is a *Error or wraps one, else an *Error of kind ErrAborted around it.
+// asError returns err if it is a *Error or wraps one, else an *Error of kind ErrAborted that wraps it.
 func asError(m *member, err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return err

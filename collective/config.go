@@ -11,37 +11,40 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
-// Config sets up a communicator. The zero value works. All fields but Timeout, Stall, Monitor, Describe and Logger must be equal on
-// all ranks; a call of ranks that choose other algorithms is a mismatch.
+// Config configures a communicator. The zero value works. All fields but Timeout, Stall, Monitor, Describe
+// and Logger must be equal on all ranks; if ranks choose different algorithms, the call is a mismatch.
 type Config struct {
 	// Name of the communicator in errors and logs. Default "world".
 	Name string
-	// Epoch is the membership of the job. Calls of different epochs never meet.
+	// Epoch is the epoch of the job. Calls of different epochs are never matched.
 	Epoch uint32
-	// Timeout bounds how long one call waits for its peers. Default 10 minutes; negative: for ever, which is said once in the log.
+	// Timeout bounds how long one call waits for its peers. Default 10 minutes; negative: no limit, which is
+	// logged once.
 	Timeout time.Duration
-	// Stall is how long a call waits before that is logged, once, with who waits for whom. Default 30 seconds; negative: never.
+	// Stall is how long a call waits before it logs, once, which ranks it waits for. Default 30 seconds;
+	// negative: never.
 	Stall time.Duration
 	// Order and Accumulate are the defaults of the calls' [Options]. Default Canonical and AccumulateDType.
 	Order      Order
 	Accumulate Accumulate
-	// Algorithm names the row of [plan.Algorithms] that carries out the calls that name none themselves: "row" for all calls
-	// that it can carry out, or "operation:row,operation:row", as in "all_reduce:direct". Default: the environment variable
-	// LOCKSTEP_ALGORITHM, in the same form, then the chooser decides.
+	// Algorithm names one of [plan.Algorithms], for the calls that name none themselves: "name" for all calls
+	// that it can execute, or "operation:name,operation:name", as in "all_reduce:direct". Default: the
+	// environment variable LOCKSTEP_ALGORITHM, in the same form; if that is not set, the chooser decides.
 	Algorithm string
-	// Chooser is the table by which algorithms are chosen. Default: the one that the environment variable
+	// Chooser is the table from which algorithms are chosen. Default: the table that the environment variable
 	// LOCKSTEP_TABLE names, else [chooser.Default].
 	Chooser *chooser.Table
 	// Monitor watches the calls. Default none.
 	Monitor Monitor
-	// Describe says who the ranks are that a failure concerns, and what they were last seen doing: [Error.Who]. It is called by the
-	// first local rank that finds a failure, or is told of one, while all others here wait for it, so it must end in a few
-	// seconds whatever has happened. The ranks of other processes get what it returns with the failure, if that takes
-	// no longer than a tenth of a second; else they learn of the failure at once, and describe it themselves. Its
-	// argument is the failure, in this communicator's ranks: those that it is about are
-	// Peers or, of one that another process has told of, Rank. Default none.
+	// Describe returns which workers a failure concerns, and their last reported state: [Error.Who]. The
+	// first local rank that detects a failure, or is notified of one, calls it while all other local ranks
+	// wait for it, so it must return within a few seconds in every case. If it takes at most a tenth of a
+	// second, the ranks of other processes receive its result with the failure; otherwise they are notified
+	// of the failure at once, and describe it themselves. The argument is the failure, in this communicator's
+	// ranks: the failed ranks are its Peers or, if another process reported the failure, its Rank. Default
+	// none.
 	Describe func(*Error) string
-	// Logger gets the warnings. Default slog.Default().
+	// Logger receives the warnings. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -50,7 +53,7 @@ const (
 	defaultStall   = 30 * time.Second
 )
 
-// filled returns c with its defaults, or what is wrong with it.
+// filled returns c with its defaults filled in, or what is invalid.
 func (c Config) filled() (Config, error) {
 	if c.Name == "" {
 		c.Name = "world"
@@ -94,13 +97,13 @@ func (c Config) filled() (Config, error) {
 	return c, nil
 }
 
-// preference is which rows a configuration asks for.
+// preference is the algorithms that a configuration asks for.
 type preference struct {
-	all string                // for every operation that it can carry out
-	of  [plan.Recv + 1]string // by operation: it must carry it out
+	all string                // for every operation that it can execute
+	of  [plan.Recv + 1]string // by operation: the algorithm must be able to execute it
 }
 
-// parsePreference reads the form of [Config.Algorithm].
+// parsePreference parses the form of [Config.Algorithm].
 func parsePreference(text string) (preference, error) {
 	var p preference
 	if text == "" {
@@ -122,7 +125,7 @@ func parsePreference(text string) (preference, error) {
 		case !of:
 			p.all = row
 		case op == Send:
-			return p, fmt.Errorf("%q is no collective operation: want one such as %q", name, AllReduce)
+			return p, fmt.Errorf("%q is not a collective operation: want one such as %q", name, AllReduce)
 		default:
 			p.of[op] = row
 		}
@@ -130,7 +133,7 @@ func parsePreference(text string) (preference, error) {
 	return p, nil
 }
 
-// choose returns the row that it asks for, then the table's.
+// choose returns the preferred algorithm, or else the table's choice.
 func (f *preference) choose(t *chooser.Table, p Problem, w chooser.Where) (plan.Algorithm, error) {
 	if named := f.of[p.Op]; named != "" {
 		return chooser.Named(named, p, w)
@@ -147,13 +150,13 @@ func noAlgorithm(name string) error {
 	return fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(chooser.Names(), ", "))
 }
 
-// check returns what is wrong with the options by themselves.
+// check validates the options by themselves.
 func (o *Options) check() error {
 	if o.Order > Any {
-		return fmt.Errorf("order %d is none: want Canonical or Any", o.Order)
+		return fmt.Errorf("unknown order %d: want Canonical or Any", o.Order)
 	}
 	if o.Accumulate > AccumulateFloat32 {
-		return fmt.Errorf("accumulation type %d is none: want AccumulateDType or AccumulateFloat32", o.Accumulate)
+		return fmt.Errorf("unknown accumulation type %d: want AccumulateDType or AccumulateFloat32", o.Accumulate)
 	}
 	if o.Algorithm != "" {
 		if _, ok := plan.FindAlgorithm(o.Algorithm); !ok {
@@ -163,7 +166,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// of returns the options of one call: its own, then the communicator's.
+// of returns the options of one call: those of the call, then the communicator's.
 func (c *Config) of(call *Call) Options {
 	o := Options{Timeout: c.Timeout, Order: c.Order, Accumulate: c.Accumulate}
 	if p := call.Options; p != nil {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The kinds of failure. An error returned by this package matches one of them with errors.Is; a deadline also matches
-// context.DeadlineExceeded, the end of a context also its cause and context.Canceled.
+// The kinds of failure. An error returned by this package matches one of them with errors.Is. A deadline also
+// matches context.DeadlineExceeded; the end of a context also matches its cause and context.Canceled.
 var (
 	ErrTimeout  = errors.New("deadline exceeded")           // a peer did not come in time
 	ErrPeerLost = errors.New("peer lost")                   // a peer's process or goroutine is gone
@@ -21,20 +21,20 @@ var (
 	ErrAborted  = errors.New("aborted")                     // Abort, or the end of a context
 )
 
-// Error is a failure of a communicator: which rank found it, in which call, and what it was.
+// Error is a failure of a communicator: the rank that detected it, the call, and the cause.
 type Error struct {
 	Kind  error  // one of the kinds above
 	Comm  string // the communicator's name
-	Rank  int    // the rank that found it, or -1
-	Op    Op     // the call it was in; 0: in none
+	Rank  int    // the rank that detected it, or -1
+	Op    Op     // the operation of the call; 0: outside of a call
 	Seq   uint64 // number of the call, from 0
 	Name  string // name of the call's tensor
-	Peers []int  // the other ranks concerned: those that are missing, lost or differ
-	Err   error  // what happened; may be nil
-	Who   string // who the ranks concerned are and what they were last seen doing ([Config.Describe]): lines, or nothing
+	Peers []int  // the other ranks concerned: missing, lost or different
+	Err   error  // the cause; may be nil
+	Who   string // the workers concerned and their last reported state ([Config.Describe]): lines, or empty
 }
 
-// Error says it in one line, and on lines of their own who the ranks concerned are, if that is known.
+// Error returns the failure in one line, followed by one line for each worker concerned if they are known.
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "collective: communicator %q", e.Comm)
@@ -57,12 +57,13 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// describeWithin is how long the peers wait for a failure's description, which then travels with it.
+// describeWithin is how long the peers wait for a failure's description. If it is ready by then, it is sent
+// with the failure.
 const describeWithin = 100 * time.Millisecond
 
-// tell has an error say who the ranks are that it is about, if they are not all this process's own. If the description
-// takes longer than describeWithin, as when a store is asked that does not answer, the peers are told of the failure
-// without it, and spread is true: then they describe it themselves.
+// tell sets the error's description of the ranks concerned, if they are not all in this process. If the
+// description takes longer than describeWithin, for example because a store does not answer, the peers are
+// notified of the failure without it, and spread is true: then they describe it themselves.
 func (t *team) tell(err error) (spread bool) {
 	e := (*Error)(nil)
 	if t.cfg.Describe == nil || !errors.As(err, &e) {
@@ -70,7 +71,7 @@ func (t *team) tell(err error) (spread bool) {
 	}
 	about := *e
 	words := make(chan string, 1)
-	go func() { words <- t.cfg.Describe(&about) }() // which is waited for
+	go func() { words <- t.cfg.Describe(&about) }() // the caller waits for it below
 	timer := time.NewTimer(describeWithin)
 	defer timer.Stop()
 	who := ""
@@ -89,7 +90,7 @@ func (t *team) tell(err error) (spread bool) {
 	return spread
 }
 
-// within returns the error in the words of the communicator whose ranks those of this one are.
+// within returns the error translated to the communicator whose ranks those of this one are.
 func (e *Error) within(ranks []int) *Error {
 	of := func(rank int) int {
 		if rank < 0 || rank >= len(ranks) {
@@ -139,7 +140,7 @@ func (e *ended) Unwrap() []error {
 	return []error{e.err, e.cause}
 }
 
-// kind returns the kind of failure that the end of the context is.
+// kind returns the kind of failure for the end of the context.
 func (e *ended) kind() error {
 	if errors.Is(e.err, context.DeadlineExceeded) {
 		return ErrTimeout

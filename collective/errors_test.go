@@ -75,7 +75,7 @@ func TestParseReduceOp(t *testing.T) {
 			t.Errorf("%v became %v, %v", r, got, err)
 		}
 	}
-	if _, err := ParseReduceOp("MEDIAN"); err == nil || !strings.Contains(err.Error(), `"MEDIAN" is no reduction`) {
+	if _, err := ParseReduceOp("MEDIAN"); err == nil || !strings.Contains(err.Error(), `"MEDIAN" is not a reduction`) {
 		t.Errorf("MEDIAN: %v", err)
 	}
 }

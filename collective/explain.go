@@ -4,9 +4,9 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/chooser"
 )
 
-// Explain says which algorithm a communicator of a configuration would take for a problem, and why, as a text: the
-// environment variables count as they do in [Open]. If the problem is Private, the ranks' memories are such that their peers do
-// not reach them.
+// Explain describes, as text, which algorithm a communicator with this configuration would choose for a
+// problem, and why. The environment variables apply as they do in [Open]. If the problem is Private, peers
+// cannot access the memory of all ranks.
 func Explain(cfg Config, p Problem, w chooser.Where) (string, error) {
 	asked := "the configuration asks for it"
 	if cfg.Algorithm == "" {
@@ -26,7 +26,7 @@ func Explain(cfg Config, p Problem, w chooser.Where) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if p.Private && row.Fits(p) != nil { // which a rank finds out when all have come to the call
+	if p.Private && row.Fits(p) != nil { // a rank learns that only after all ranks have entered the call
 		if row, err = prefer.choose(cfg.Chooser, p, w); err != nil {
 			return "", err
 		}

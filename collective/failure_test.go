@@ -377,8 +377,8 @@ func TestInvalidCalls(t *testing.T) {
 		change func(*collective.Call)
 		says   string
 	}{
-		{"no operation", func(c *collective.Call) { c.Op = 0 }, "Op(0) is no operation"},
-		{"no reduction", func(c *collective.Call) { c.Reduce = 99 }, "ReduceOp(99) is no reduction"},
+		{"no operation", func(c *collective.Call) { c.Op = 0 }, "Op(0) is not an operation"},
+		{"no reduction", func(c *collective.Call) { c.Reduce = 99 }, "ReduceOp(99) is not a reduction"},
 		{"bool", func(c *collective.Call) { c.Type = tensor.Bool }, "a reduction of bool: want a numeric dtype"},
 		{"string", func(c *collective.Call) { c.Op, c.Type = collective.Broadcast, tensor.String }, "a broadcast of string"},
 		{"sizes", func(c *collective.Call) { c.Src = mem.Slice(0, 16) }, "16 bytes in Src and 32 in Dst"},
@@ -390,8 +390,8 @@ func TestInvalidCalls(t *testing.T) {
 		{"counts", func(c *collective.Call) { c.Counts = []int{4, 4} }, "field Counts is set for all_reduce"},
 		{"shape", func(c *collective.Call) { c.Manifest = &collective.Manifest{Name: "w", Shape: []int{3, 3}} }, `shape [3 3] of "w" holds 9 elements, Src 8`},
 		{"algorithm", func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "magic"} }, `no algorithm "magic": want one of direct,`},
-		{"order", func(c *collective.Call) { c.Options = &collective.Options{Order: 9} }, "order 9 is none"},
-		{"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} }, "accumulation type 9 is none"},
+		{"order", func(c *collective.Call) { c.Options = &collective.Options{Order: 9} }, "unknown order 9"},
+		{"accumulate", func(c *collective.Call) { c.Options = &collective.Options{Accumulate: 9} }, "unknown accumulation type 9"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, m mode) {

@@ -18,9 +18,9 @@ type group struct {
 
 var _ Watchable = (*group)(nil)
 
-// Open makes a communicator over the group that the endpoints belong to, which are those of this process's ranks. It
-// takes them over: they are closed with the communicators. Every process of the group calls it, with configurations
-// that agree; it does not wait for the others.
+// Open makes a communicator over the endpoints of this process's ranks. It takes ownership of them: they are
+// closed with the communicators. Every process of the group calls Open, with configurations that agree. Open
+// does not wait for the other processes.
 func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
 	return open(endpoints, cfg, &flight.Book[*member]{})
 }
@@ -31,21 +31,21 @@ func open(endpoints []transport.Endpoint, cfg Config, d *flight.Book[*member]) (
 		return nil, err
 	}
 	if len(endpoints) == 0 {
-		return nil, errors.New("collective: Open without an endpoint")
+		return nil, errors.New("collective: Open needs at least one endpoint")
 	}
 	size := endpoints[0].Size()
 	taken := make([]bool, size)
 	for i, e := range endpoints {
 		switch {
 		case e.Size() != size:
-			return nil, fmt.Errorf("collective: endpoint %d is of a group of %d ranks, endpoint 0 of %d", i, e.Size(), size)
+			return nil, fmt.Errorf("collective: endpoint %d belongs to a group of %d ranks, endpoint 0 to one of %d", i, e.Size(), size)
 		case taken[e.Rank()]:
 			return nil, fmt.Errorf("collective: two endpoints of rank %d", e.Rank())
 		}
 		taken[e.Rank()] = true
 	}
 	if cfg.Timeout < 0 {
-		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
+		cfg.Logger.Warn("collective: no deadline: a call may wait for its peers indefinitely", "communicator", cfg.Name)
 	}
 	t := newTeam(cfg, hashString(hashSeed, cfg.Name), size, len(endpoints))
 	t.book = d
@@ -77,7 +77,7 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 	for i, m := range g.members {
 		t, _, e := m.enter(&calls[i], acting)
 		if e != nil {
-			g.team.abort(e) // the calls entered so far cannot be completed
+			g.team.abort(e) // the calls entered so far cannot complete
 			err = e
 			break
 		}

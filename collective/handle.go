@@ -6,15 +6,15 @@ import (
 	"sync/atomic"
 )
 
-// handle is a call that the member's worker carries out. Those of started calls are used again once they were awaited, so
-// that a loop of them allocates nothing.
+// handle is a call that the member's worker executes. The handles of started calls are reused after they were
+// awaited, so a loop of started calls allocates nothing.
 type handle struct {
 	m    *member
 	ctx  context.Context
 	call *Call
 	ticket
-	err    error         // once done has its token
-	done   chan struct{} // one token: the call is over
+	err    error         // valid once done has its token
+	done   chan struct{} // one token: the call has ended
 	waited atomic.Bool
 	all    bool // part of a DoAll
 }
@@ -37,7 +37,7 @@ func (m *member) Start(ctx context.Context, call *Call) (Handle, error) {
 	return h, nil
 }
 
-// newHandle returns a handle that was awaited, or a new one.
+// newHandle returns an awaited handle for reuse, or a new one.
 func (m *member) newHandle() *handle {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,7 +49,7 @@ func (m *member) newHandle() *handle {
 	return &handle{m: m, done: make(chan struct{}, 1)}
 }
 
-// enqueue gives an entered call to the worker.
+// enqueue passes an entered call to the worker.
 func (m *member) enqueue(h *handle) {
 	m.mu.Lock()
 	m.queue = append(m.queue, h)
@@ -61,7 +61,7 @@ func (m *member) enqueue(h *handle) {
 	wake(m.work)
 }
 
-// serve is the worker: it carries out the queued calls until Close.
+// serve is the worker: it executes the queued calls until Close.
 func (m *member) serve() {
 	for {
 		m.mu.Lock()

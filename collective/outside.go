@@ -1,8 +1,9 @@
 package collective
 
-// What follows is for other implementations of [Communicator], such as those over MPI and NCCL.
+// The functions below serve other implementations of [Communicator], such as those over MPI and NCCL.
 
-// Check returns how many elements the whole vector of the call has for a rank of so many, or what is wrong with the call by itself.
+// Check validates the call for one rank of a communicator of the given size. It returns the number of
+// elements of the whole vector.
 func (c *Call) Check(rank, size int) (count int, err error) {
 	o := Options{}
 	if c.Options != nil {
@@ -11,9 +12,9 @@ func (c *Call) Check(rank, size int) (count int, err error) {
 	return c.check(rank, size, &o)
 }
 
-// Part returns which elements [lo, hi) of a vector of count elements are the part of a rank of so many. The call must be one
-// that Check has accepted.
+// Part returns the range [lo, hi) of the elements that belong to the rank, in a vector of count elements on a
+// communicator of the given size. Check must have accepted the call.
 func (c *Call) Part(rank, size, count int) (lo, hi int) { return c.part(rank, size, count) }
 
-// Fill returns the configuration with its defaults, or what is wrong with it.
+// Fill returns the configuration with its defaults filled in. It fails if a field is invalid.
 func (c Config) Fill() (Config, error) { return c.filled() }

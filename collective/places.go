@@ -10,21 +10,23 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// site is where the ranks of a communicator are, seen from one of them, and what it has in common with those near it.
+// site is the placement of the ranks of a communicator, seen from one rank, and what that rank shares with
+// its domain.
 type site struct {
-	marker transport.Marker // nil: no other rank's memory is reached
-	domain []int            // the ranks that reach each other's memory
+	marker transport.Marker // nil: no other rank's memory is accessible
+	domain []int            // the ranks that access each other's memory
 	places []plan.Place     // of all ranks; nil: one process
-	// whole says that all ranks are in one process: then a call that all have entered needs nobody else's help, and runs to
-	// its end on all.
+	// whole reports that all ranks are in one process: a call that all ranks have entered depends on no other
+	// process, and runs to its end on all of them.
 	whole bool
-	near  bool // all of the domain are in this process
-	half  int  // bytes of one half of a rank's stage, the same in all domains
+	near  bool // the whole domain is in this process
+	half  int  // bytes of one half of a rank's staging buffer, the same in all domains
 	where chooser.Where
 }
 
-// halfSpread is how many bytes of one half of a stage a call uses where there are several domains: as much as every transport
-// has. The plan must be the same in all, and a rank that is a domain alone has no stage to ask.
+// halfSpread is how many bytes of one half of a staging buffer a call uses where there are several domains:
+// every transport has at least as many. The plan must be the same in all domains, and a rank that is alone in
+// its domain has no staging buffer to measure.
 const halfSpread = 32 << 10
 
 func findSite(end transport.Endpoint) site {
@@ -61,7 +63,8 @@ func findSite(end transport.Endpoint) site {
 	return s
 }
 
-// stageBytes returns the length of a rank's stage, if possible without having the transport take memory for one.
+// stageBytes returns the length of a rank's staging buffer, if possible without making the transport allocate
+// one.
 func stageBytes(marker transport.Marker, rank int) int {
 	if m, ok := marker.(interface{ StageBytes() int }); ok {
 		return m.StageBytes()
@@ -72,7 +75,7 @@ func stageBytes(marker transport.Marker, rank int) int {
 // spread reports whether the ranks are in several domains.
 func (s *site) spread() bool { return s.places != nil && len(s.domain) < len(s.places) }
 
-// process returns a number of the process that a rank is in.
+// process returns a number that identifies the process of a rank.
 func (s *site) process(rank int) int {
 	if s.places == nil {
 		return 0
@@ -80,7 +83,7 @@ func (s *site) process(rank int) int {
 	return s.places[rank].Worker
 }
 
-// in reports whether a rank is of the domain.
+// in reports whether a rank is in the domain.
 func (s *site) in(rank int) bool { return slices.Contains(s.domain, rank) }
 
 // whereabouts names the transports for the chooser, the same on all ranks.
@@ -97,7 +100,7 @@ func (s *site) whereabouts(end transport.Endpoint, memory bool) (w chooser.Where
 		return w
 	}
 	w.Memory = ""
-	worker := map[int]int{} // of the first rank of each domain
+	worker := map[int]int{} // the first rank of each domain
 	for _, p := range s.places {
 		first, seen := worker[p.Domain]
 		switch {

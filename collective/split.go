@@ -10,8 +10,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Split gathers every rank's color and key in one all-reduce (each rank adds its two numbers to zeros), so every rank
-// knows all groups. A group's id follows from the parent's, from how many splits there were, and from the color.
+// Split gathers every rank's color and key in one all-reduce (each rank adds its two numbers to zeros), so
+// every rank knows all groups. A group's id is derived from the parent's id, the number of splits so far, and
+// the color.
 func (m *member) Split(ctx context.Context, color, key int) (Communicator, error) {
 	splitter, ok := m.end.(transport.Splitter)
 	if !ok {
@@ -48,7 +49,7 @@ func (m *member) Split(ctx context.Context, color, key int) (Communicator, error
 	return part.join(end), nil
 }
 
-// groupOf returns the ranks of a color, by key, then by rank.
+// groupOf returns the ranks of a color, ordered by key, then by rank.
 func groupOf(all []int64, color int) []int {
 	var ranks []int
 	for r := range len(all) / 2 {
@@ -60,9 +61,9 @@ func groupOf(all []int64, color int) []int {
 	return ranks
 }
 
-// split returns the team of a communicator that is split off under id, which the first local rank to come makes. Where
-// messages are exchanged a rank may fail in a Split that has succeeded on others; so a failure of t is one of the parts that
-// not all their local ranks have come to.
+// split returns the team of the communicator that is split off under id. The first local rank to arrive makes
+// it. Ranks that exchange messages may fail in a Split that has succeeded on other ranks; so a failure of t
+// also fails the new teams that not all their local ranks have reached.
 func (t *team) split(id uint64, name string, ranks []int) (*team, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

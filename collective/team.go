@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// team is what the local ranks of one communicator have in common: the configuration, and one fate. The first failure of
-// any of them becomes the cause that all of them return.
+// team is what the local ranks of one communicator share: the configuration, and the failure. The first
+// failure of any of them becomes the cause that all of them return.
 type team struct {
 	cfg     Config
 	prefer  preference
@@ -22,40 +22,41 @@ type team struct {
 	local   int // number of local ranks
 	monitor Monitor
 	pairs   PairMonitor           // the monitor, if it is one; else nil
-	release func()                // of a monitor that Split made, once all local ranks are closed; or nil
-	world   []int                 // the numbers of its ranks in the group that Open made; nil: the same
-	book    *flight.Book[*member] // shared with the communicators that come from this one
+	release func()                // frees the monitor that Split made, once all local ranks are closed; or nil
+	world   []int                 // its ranks as numbered in the group that Open made; nil: the same
+	book    *flight.Book[*member] // shared with the communicators derived from this one
 
 	fate atomic.Uint32 // sound, failing, failed
 	done chan struct{} // closed when the fate is failed
 	err  error         // the cause, set before done is closed
-	torn atomic.Bool   // a rank left out part of a call that all had entered
+	torn atomic.Bool   // a rank left out part of a call that all ranks had entered
 
-	broken   chan struct{} // closed when a rank has left a call that all had entered: no frame of it could be taken
+	// closed when a rank has left a call that all ranks had entered: no frame of that call can be received
+	broken   chan struct{}
 	breaking sync.Once
 
-	leaving atomic.Int32 // ranks that try to withdraw from a call, or have done so and will fail the team
+	leaving atomic.Int32 // ranks that try to withdraw from a call, or have withdrawn and will fail the team
 
-	mates atomic.Pointer[[]*member] // members, for those that must not wait
+	mates atomic.Pointer[[]*member] // members, for callers that must not wait
 
 	mu      sync.Mutex
 	left    sync.Cond        // signalled when a rank has left a call of a failed team
-	members []*member        // local ones, as they join
-	closed  int              // how many of them are
-	splits  map[uint64]*team // being split off: not all local ranks have come yet
-	taken   int              // of a team that is split off: how many have; guarded by its parent's mu
-	written []writing        // by local rank: what was written last to memory that ranks may share
-	blocked []blocked        // by local rank: the call that it blocked in last
+	members []*member        // the local ranks, in the order in which they joined
+	closed  int              // how many of them are closed
+	splits  map[uint64]*team // being split off: not all local ranks have arrived yet
+	taken   int              // of a team that is split off: how many local ranks have arrived; guarded by its parent's mu
+	written []writing        // by local rank: the last result stored in memory that ranks may share
+	blocked []blocked        // by local rank: the call in which it blocked last
 }
 
-// blocked is a call in which a rank has blocked last, and may still be.
+// blocked is the call in which a rank blocked last, and may still block.
 type blocked struct {
 	text
 	rank  int     // -1: in none so far
-	begun numbers // of the rank, then
+	begun numbers // the rank's counters at that time
 }
 
-// writing is a result of call seq that lies at dst already.
+// writing records that a result of call seq is already being stored at dst.
 type writing struct {
 	seq uint64
 	dst unsafe.Pointer
@@ -69,13 +70,13 @@ const (
 
 func newTeam(cfg Config, id uint64, size, local int) *team {
 	t := &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), broken: make(chan struct{}), splits: map[uint64]*team{}}
-	t.prefer, _ = parsePreference(cfg.Algorithm) // which was checked
+	t.prefer, _ = parsePreference(cfg.Algorithm) // validated before
 	t.left.L = &t.mu
 	t.pairs, _ = t.monitor.(PairMonitor)
 	return t
 }
 
-// cause returns the cause of the failure, or nil if there is none, or not yet.
+// cause returns the cause of the failure, or nil if there is none yet.
 func (t *team) cause() error {
 	if t.fate.Load() != failed {
 		return nil
@@ -83,9 +84,9 @@ func (t *team) cause() error {
 	return t.err
 }
 
-// fail makes err the cause of the team's failure, unless there is one already, and returns the cause. explainer is the
-// rank on whose behalf the monitor is asked to explain it, or -1. The peers do not wait for a description that takes
-// long.
+// fail makes err the cause of the team's failure, unless there is one already, and returns the cause.
+// explainer is the rank for which the monitor explains the failure, or -1. The peers do not wait for a slow
+// description.
 func (t *team) fail(err error, explainer int) error {
 	if !t.fate.CompareAndSwap(sound, failing) {
 		<-t.done
@@ -101,18 +102,20 @@ func (t *team) fail(err error, explainer int) error {
 	return err
 }
 
-// abort is fail for those that must not wait for an explanation.
+// abort is fail for callers that must not wait for an explanation.
 func (t *team) abort(err error) {
 	if t.fate.CompareAndSwap(sound, failing) {
 		t.settle(err, false)
 	}
 }
 
-// settle makes err the cause of the failure. The peers may have been told already.
+// settle makes err the cause of the failure. The peers may have been notified already.
 func (t *team) settle(err error, spread bool) {
 	t.err = err
 	if !spread {
-		t.spread(err) // before a call can return: its rank may then close its end, and the peers learn no more than that
+		// before a call can return: its rank may then close its endpoint, and the peers would learn nothing
+		// more
+		t.spread(err)
 	}
 	t.fate.Store(failed)
 	close(t.done)
@@ -120,14 +123,15 @@ func (t *team) settle(err error, spread bool) {
 	partial := slices.Collect(maps.Values(t.splits))
 	t.mu.Unlock()
 	for _, s := range partial {
-		s.abort(err) // a rank that failed in Split never comes to it
+		s.abort(err) // a rank that failed in Split never calls it
 	}
 }
 
-// breakOff ends the waits of local ranks that nothing else ends, because a rank that they need leaves its call.
+// breakOff ends waits of local ranks that nothing else would end, because a rank that they need leaves its
+// call.
 func (t *team) breakOff() { t.breaking.Do(func() { close(t.broken) }) }
 
-// spread tells the peers of all local ranks why the team has failed.
+// spread notifies the peers of all local ranks why the team has failed.
 func (t *team) spread(err error) {
 	t.mu.Lock()
 	members := slices.Clone(t.members)
@@ -137,7 +141,8 @@ func (t *team) spread(err error) {
 	}
 }
 
-// spread tells the peers of a local rank why its team has failed, and keeps calls of its domain from starting.
+// spread notifies the peers of a local rank why its team has failed, and prevents calls of its domain from
+// starting.
 func (m *member) spread(err error) {
 	if m.team.local < m.team.size {
 		m.end.Fail(encodeFailure(err, m))
@@ -147,10 +152,10 @@ func (m *member) spread(err error) {
 	}
 }
 
-// depart takes a rank out of a call of a failed team, and returns when no local rank is in one any more: until then they
-// may touch each other's memory. The others do not wait long, for the failure ends what they wait for. A rank looks at the
-// team's fate after it has said that it is inside, and this looks who is inside after the team has failed, so nobody comes in
-// unseen.
+// depart takes a rank out of a call of a failed team. It returns when no local rank is in a call any more:
+// until then they may access each other's memory. The wait is short, because the failure ends what they wait
+// for. A rank first marks itself as inside and then checks whether the team has failed; depart runs after the
+// failure and then reads who is inside. So no rank enters unnoticed.
 func (t *team) depart(m *member) {
 	m.inside.Store(false)
 	t.mu.Lock()
@@ -161,14 +166,15 @@ func (t *team) depart(m *member) {
 	}
 }
 
-// departed tells those that depart that a rank has left a call that ended well.
+// departed notifies departing ranks that a rank has left a call that succeeded.
 func (t *team) departed() {
 	t.mu.Lock()
 	t.left.Broadcast()
 	t.mu.Unlock()
 }
 
-// share reports whether another local rank of the domain has this one's Dst. All of the domain have entered the call.
+// share reports whether another local rank of the domain has the same Dst. All ranks of the domain have
+// entered the call.
 func (t *team) share(m *member, half int) bool {
 	own := m.shows[half].Load()
 	if own == nil {
@@ -197,7 +203,7 @@ func (t *team) join(end transport.Endpoint) *member {
 	return m
 }
 
-// leave notes that a local rank is closed.
+// leave records that a local rank is closed.
 func (t *team) leave() {
 	t.mu.Lock()
 	t.closed++
@@ -208,9 +214,9 @@ func (t *team) leave() {
 	}
 }
 
-// meet notes the call in which a local rank blocks, and returns how it differs from one with the same number in which
-// another local rank has blocked, or that both wait for each other. Ranks that exchange messages could otherwise wait for each other
-// without a frame ever crossing.
+// meet records the call in which a local rank blocks. It returns an error if a call with the same number in
+// which another local rank has blocked differs, or if the two wait for each other. Ranks that exchange
+// messages could otherwise wait for each other without ever receiving a frame.
 func (t *team) meet(m *member) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -234,9 +240,10 @@ func (t *team) meet(m *member) error {
 	return nil
 }
 
-// deadlocked reports whether this rank, blocked in a call, waits for a peer that is still blocked in a call that needs this
-// rank: neither has begun the other's half. (It may have: then what this one waits for has happened, and it has not looked yet.)
-// A Send and a Recv of the two are never so: they are the halves of one message, or what the Recv needs is on its way.
+// deadlocked reports whether this rank, blocked in a call, waits for a peer that is still blocked in a call
+// that needs this rank, while neither has begun the other's half. (It may have begun: then the event that
+// this rank waits for has happened, and it has not looked yet.) A Send and a Recv between the two never
+// deadlock: they are the halves of one message, or the message that the Recv needs is on its way.
 func (m *member) deadlocked(peer *blocked) bool {
 	near := m.site.marker != nil && m.site.in(peer.rank) // collectives need every rank of the domain
 	own := m.wait.call
@@ -260,7 +267,7 @@ func opposite(op Op) Op {
 	return Send
 }
 
-// sayDeadlock says that this rank and a peer wait for each other.
+// sayDeadlock returns the error that this rank and a peer wait for each other.
 func (m *member) sayDeadlock(peer *blocked) error {
 	high, low := describe(&peer.header, &peer.label), m.describe()
 	first, second := peer.rank, m.rank
@@ -272,8 +279,8 @@ func (m *member) sayDeadlock(peer *blocked) error {
 	return err
 }
 
-// writeOnce calls write unless a local rank has written the result of call seq to dst already: ranks may share a
-// destination that they cannot agree on in advance, because they exchange messages only.
+// writeOnce calls write unless a local rank has already stored the result of call seq at dst. Ranks that
+// exchange only messages may share a destination without knowing it in advance.
 func (t *team) writeOnce(local int, seq uint64, dst unsafe.Pointer, write func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -288,8 +295,8 @@ func (t *team) writeOnce(local int, seq uint64, dst unsafe.Pointer, write func()
 	t.written[local] = writing{seq, dst}
 }
 
-// label returns what a local rank calls the call of a header, or nil if the rank is another process's, or is in another
-// call. The rank waits for its frame to be taken meanwhile, so the label stays what it is.
+// label returns how a local rank describes the call of a header, or nil if the rank is in another process or
+// in another call. The rank is waiting for its frame to be received, so the label does not change meanwhile.
 func (t *team) label(rank int, h *transport.Header) *label {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,8 +1,9 @@
 package collective
 
-// What a member tells the monitor: of collectives all, of calls of two ranks if it wants to know.
+// These functions report a member's calls to the monitor: all collectives and, if the monitor is a
+// [PairMonitor], the calls of two ranks.
 
-// watchEnter says that a call begins.
+// watchEnter reports that a call begins.
 func (m *member) watchEnter(t ticket, call *Call) {
 	switch monitor := m.team.monitor; {
 	case monitor == nil:
@@ -13,7 +14,8 @@ func (m *member) watchEnter(t ticket, call *Call) {
 	}
 }
 
-// watchPark says that the caller's goroutine is about to block. It returns the monitor that is told when it runs again; nil: none.
+// watchPark reports that the caller's goroutine is about to block. It returns the monitor to notify when the
+// goroutine runs again, or nil if there is none.
 func (m *member) watchPark(t ticket, call *Call) (told Monitor, err error) {
 	switch monitor := m.team.monitor; {
 	case monitor == nil:
@@ -26,7 +28,7 @@ func (m *member) watchPark(t ticket, call *Call) (told Monitor, err error) {
 	return nil, nil
 }
 
-// watchLeave says that a call is over.
+// watchLeave reports that a call has ended.
 func (m *member) watchLeave(t ticket, call *Call, err error) {
 	switch monitor := m.team.monitor; {
 	case monitor == nil:

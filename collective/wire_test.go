@@ -229,8 +229,8 @@ func TestParsePreference(t *testing.T) {
 	for text, says := range map[string]string{
 		"magic":            `no algorithm "magic"`,
 		"all_reduce:magic": `no algorithm "magic"`,
-		"sum:direct":       `"sum" is no collective operation`,
-		"send:direct":      `"send" is no collective operation`,
+		"sum:direct":       `"sum" is not a collective operation`,
+		"send:direct":      `"send" is not a collective operation`,
 		"direct,":          `no algorithm ""`,
 	} {
 		if _, err := parsePreference(text); err == nil || !strings.Contains(err.Error(), says) {

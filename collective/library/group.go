@@ -35,7 +35,7 @@ func open(s Setup, d *flight.Book[*member]) (collective.Group, error) {
 			cfg.Name, s.Backend.Transport())
 	}
 	if cfg.Timeout < 0 {
-		cfg.Logger.Warn("collective: no deadline: a call waits for its peers for ever", "communicator", cfg.Name)
+		cfg.Logger.Warn("collective: no deadline: a call may wait for its peers indefinitely", "communicator", cfg.Name)
 	}
 	t := newTeam(s.Backend, s.Ranks, cfg, nil, d)
 	g := &group{team: t, again: s.Again}

@@ -1,7 +1,7 @@
 package plan
 
-// Algorithms is the table of all algorithms, in the order in which the chooser prefers them where their costs are equal.
-// It must not be changed. docs/algorithms.md explains each row.
+// Algorithms is the table of all algorithms, in the order in which the chooser prefers them where their costs
+// are equal. It must not be changed. docs/algorithms.md explains each algorithm.
 var Algorithms = []Algorithm{
 	direct,
 	eager,
@@ -16,7 +16,7 @@ var Algorithms = []Algorithm{
 	ring,
 }
 
-// FindAlgorithm returns the row of that name.
+// FindAlgorithm returns the algorithm with this name.
 func FindAlgorithm(name string) (Algorithm, bool) {
 	for _, a := range Algorithms {
 		if a.Name == name {

@@ -1,10 +1,11 @@
 package plan
 
-// A plan is carried out a little differently from how it is written: [Fuse] saves a copy, and [Turns] mixes two exchanges. Both give
-// plans again, which [Check] proves as well.
+// A plan is executed slightly differently from how it is written: [Fuse] saves a copy, and [Turns]
+// interleaves two exchanges. Both produce plans again, which [Check] also proves.
 
-// Fuse leaves out the copies of what is given that only the next step reads, an exchange that combines it with what comes: the
-// exchange reads it where it lies, and saves a pass over the memory while nothing travels. It works in place.
+// Fuse removes copies of Src that only the next step reads, where that step is an exchange that combines the
+// copy with received data: the exchange then reads Src directly. That saves one pass over the memory during
+// which nothing is transferred. Fuse works in place.
 func Fuse(steps []Step) []Step {
 	out := steps[:0]
 	for _, s := range steps {
@@ -21,16 +22,18 @@ func Fuse(steps []Step) []Step {
 	return out
 }
 
-// fuses reports whether an exchange overwrites all that the copy before it has written, having read it only as its own part.
+// fuses reports whether an exchange overwrites everything that the copy before it has written, and reads it
+// only as its own operand.
 func fuses(c, s *Step) bool {
 	return c.Kind == Copy && c.In.Buffer == Src && c.Out.Buffer == Work && c.Out.Lo < c.Out.Hi &&
 		s.Kind == Exchange && s.From >= 0 && s.Side != Replace && s.In == c.Out &&
 		(s.To < 0 || s.Out == c.Out || s.Out.Buffer == Src)
 }
 
-// InTurns returns how many steps, from the first on, are a reduce-scatter among two ranks and the all-gather of its result: it is 0 if
-// they are something else. Such segments go in turns: each that is combined is sent on while it is in the caches and others
-// still come, and no rank stands still between the two.
+// InTurns returns how many steps, from the first on, are a reduce-scatter between two ranks followed by the
+// all-gather of its result; 0 if the steps are something else. The segments of these two are interleaved:
+// each combined segment is sent on while it is still in the caches and others still arrive, and no rank is
+// idle between the two phases.
 func InTurns(size int, steps []Step) int {
 	if size != 2 || len(steps) < 2 {
 		return 0
@@ -48,16 +51,19 @@ func InTurns(size int, steps []Step) int {
 	return n
 }
 
-// Turns is the order in which the segments of such a pair of exchanges go, the same on both ranks.
+// Turns is the order in which the segments of two interleaved exchanges are transferred, the same on both
+// ranks.
 type Turns struct {
-	Each int // segments of either, the longer of what it sends and what it receives
-	Lead int // by how many the reduce-scatter is ahead, at most Each
+	Each int // segments of either exchange: the longer of what it sends and what it receives
+	Lead int // by how many segments the reduce-scatter is ahead, at most Each
 }
 
-// TurnsLead is by how many segments the reduce-scatter is ahead where there are as many: about half of what may be under way.
+// TurnsLead is by how many segments the reduce-scatter is ahead if there are enough: about half of what may
+// be in flight.
 const TurnsLead = 4
 
-// At returns which segment comes at a place in the order, from 0 to 2·Each-1, and whether it is the all-gather's.
+// At returns which segment is at a position in the order, from 0 to 2·Each-1, and whether it belongs to the
+// all-gather.
 func (t Turns) At(place int) (gather bool, segment int) {
 	switch behind := place - t.Lead; {
 	case place < t.Lead:
@@ -71,14 +77,14 @@ func (t Turns) At(place int) (gather bool, segment int) {
 	}
 }
 
-// Ready reports whether the segment at a place can be sent once so many places are done: the all-gather's is what the
-// reduce-scatter's of that number has become.
+// Ready reports whether the segment at a position can be sent once this many positions are done: segment i of
+// the all-gather is the result of segment i of the reduce-scatter.
 func (t Turns) Ready(place, done int) bool {
 	gather, i := t.At(place)
 	return !gather || done > i && done > 2*i-t.Lead
 }
 
-// segments returns into how many segments a span is cut. An empty one is sent too.
+// segments returns the number of segments of a span. An empty span has one, which is also sent.
 func (s Span) segments(length int) int { return max(1, (s.length()+length-1)/length) }
 
 // segment returns a segment of a span.
@@ -86,7 +92,7 @@ func (s Span) segment(i, length int) Span {
 	return Span{s.Buffer, min(s.Lo+i*length, s.Hi), min(s.Lo+(i+1)*length, s.Hi)}
 }
 
-// cut returns segment i of an exchange: of a half that has none the step leaves out that half.
+// cut returns segment i of an exchange. Where a half has no such segment, the step leaves out that half.
 func (s *Step) cut(i, length int) Step {
 	c := *s
 	c.Out, c.In = s.Out.segment(i, length), s.In.segment(i, length)
@@ -102,7 +108,8 @@ func (s *Step) cut(i, length int) Step {
 	return c
 }
 
-// turned writes such a pair of exchanges as it is carried out in segments of so many elements: a step for each, in turns.
+// turned writes two interleaved exchanges as they are executed in segments of this many elements: one step
+// for each, in turns.
 func turned(steps []Step, length, lead int) (out []Step) {
 	a, b := &steps[0], &steps[len(steps)-1]
 	each := max(a.Out.segments(length), a.In.segments(length))
@@ -121,7 +128,8 @@ func turned(steps []Step, length, lead int) (out []Step) {
 	return out
 }
 
-// carried returns a rank's plan as it is carried out, with segments of so many elements where they go in turns.
+// carried returns a rank's plan as it is executed, with segments of this many elements where exchanges are
+// interleaved.
 func carried(p Problem, steps []Step, length, lead int) (out []Step) {
 	for steps = Fuse(steps); len(steps) > 0; {
 		n := InTurns(p.Size, steps)

@@ -110,14 +110,14 @@ func TestWronglyCarried(t *testing.T) {
 		spoil      func(steps []Step)
 	}{
 		{"right", "", func([]Step) {}},
-		{"without its own part", "reads what nobody wrote", func(steps []Step) { steps[own(steps)].Own = Span{} }},
+		{"without its own part", "that was never written", func(steps []Step) { steps[own(steps)].Own = Span{} }},
 		{"with a shorter part", "of another length", func(steps []Step) { steps[own(steps)].Own.Hi-- }},
 		{"with a part of the others'", "combines element", func(steps []Step) {
 			s := &steps[own(steps)]
 			s.Own = Span{Src, s.Out.Lo, s.Out.Lo + s.In.length()}
 		}},
 		{"over what it combines", "is combined with nothing", func(steps []Step) { steps[own(steps)].Side = Replace }},
-		{"sent on too early", "reads what nobody wrote", func(steps []Step) {
+		{"sent on too early", "that was never written", func(steps []Step) {
 			i := slices.IndexFunc(steps, func(s Step) bool { return s.Kind == Exchange && s.Side == Replace && s.To >= 0 })
 			steps[0], steps[i] = steps[i], steps[0]
 		}},

@@ -598,7 +598,7 @@ func (x *proof) read(rank, owner int, s Span, into []piece) ([]piece, *Fault) {
 			return nil, x.race(rank, owner, span, "reads", "writes", c.writer)
 		}
 		if c.term == 0 {
-			return nil, x.fault(rank, span, "reads what nobody wrote, of rank %d", owner)
+			return nil, x.fault(rank, span, "reads memory of rank %d that was never written", owner)
 		}
 		c.seen(event, now)
 		into = join(into, piece{span.length(), c.value})

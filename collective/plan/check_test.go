@@ -26,12 +26,12 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"dropped send", recursiveDoubling, broadcast,
 			on(1, func(plan []Step) []Step { return slices.Delete(plan, 0, 1) }),
-			3, 0, "waits for ever to receive 10 elements from rank 1, which has ended",
+			3, 0, "waits forever to receive 10 elements from rank 1, which has ended",
 		},
 		{
 			"dropped receive", recursiveDoubling, broadcast,
 			on(0, func([]Step) []Step { return nil }),
-			3, 1, "waits for ever to send 10 elements to rank 0, which has ended",
+			3, 1, "waits forever to send 10 elements to rank 0, which has ended",
 		},
 		{
 			"swapped sides", recursiveDoubling, reduce,
@@ -69,14 +69,14 @@ func TestCheckRefuses(t *testing.T) {
 			Algorithm{Steps: roundTable},
 			Problem{Op: Barrier, Size: 3},
 			nil,
-			0, 0, "waits for ever to receive 0 elements from rank 1, which is at step 0 (exchange nothing with 2, mine left)",
+			0, 0, "waits forever to receive 0 elements from rank 1, which is at step 0 (exchange nothing with 2, mine left)",
 		},
 		{
 			"sends that need buffers",
 			Algorithm{Steps: sendThenReceive},
 			Problem{Op: Barrier, Size: 3},
 			nil,
-			0, 0, "waits for ever to send 0 elements to rank 1, which is at step 0",
+			0, 0, "waits forever to send 0 elements to rank 1, which is at step 0",
 		},
 		{
 			"another length", recursiveDoubling, broadcast,
@@ -86,12 +86,12 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"another place", recursiveDoubling, broadcast,
 			on(1, at(2, func(s *Step) { s.In.Hi--; s.Out.Lo++ })),
-			1, 3, "ends with what nobody wrote",
+			1, 3, "ends with memory that was never written",
 		},
 		{
-			"sends what nobody wrote", recursiveDoubling, broadcast,
+			"sends memory that was never written", recursiveDoubling, broadcast,
 			on(1, at(0, func(s *Step) { s.Out.Buffer = Dst })),
-			1, 0, "reads what nobody wrote",
+			1, 0, "that was never written",
 		},
 		{
 			"receives over what it sends", recursiveDoubling, reduce,
@@ -117,12 +117,12 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"no result", recursiveDoubling, reduce,
 			on(2, func(plan []Step) []Step { return plan[:3] }),
-			2, 3, "ends with what nobody wrote",
+			2, 3, "ends with memory that was never written",
 		},
 		{
 			"wrong root", recursiveDoubling, broadcast,
 			on(1, at(2, func(s *Step) { s.In.Hi, s.Out.Hi = 9, 9 })),
-			1, 3, "ends with what nobody wrote",
+			1, 3, "ends with memory that was never written",
 		},
 		{
 			"missing first await", direct, reduce,
@@ -142,7 +142,7 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"signal after await", direct, reduce,
 			on(3, func(plan []Step) []Step { plan[0], plan[1] = plan[1], plan[0]; return plan }),
-			0, 1, "waits for ever for mark 0 of rank 3, which is at step 0 (await 0)",
+			0, 1, "waits forever for mark 0 of rank 3, which is at step 0 (await 0)",
 		},
 		{
 			"signal too early", direct, reduce,
@@ -167,12 +167,12 @@ func TestCheckRefuses(t *testing.T) {
 		{
 			"slice of nobody", direct, reduce,
 			on(2, at(2, func(s *Step) { s.In.Lo, s.Out.Lo = 130, 130 })),
-			0, 5, "ends with what nobody wrote",
+			0, 5, "ends with memory that was never written",
 		},
 		{
 			"combines from destinations", direct, reduce,
 			on(2, at(2, func(s *Step) { s.In.Buffer = Dst })),
-			2, 2, "reads what nobody wrote",
+			2, 2, "that was never written",
 		},
 		{
 			"result in the source", direct, reduce,
@@ -333,7 +333,7 @@ func TestCheckRefuses(t *testing.T) {
 			Algorithm{Steps: heldUp},
 			Problem{Op: Barrier, Size: 3},
 			nil,
-			1, 0, "waits for ever to send 0 elements to rank 2, which is at step 0 (receive nothing from 0)",
+			1, 0, "waits forever to send 0 elements to rank 2, which is at step 0 (receive nothing from 0)",
 		},
 		{
 			"waits for the mark of a rank elsewhere", direct,
@@ -484,7 +484,7 @@ func TestCheckSaysWhyNot(t *testing.T) {
 		{direct, Problem{Op: Gather, Size: 2, Counts: []int{1, 2, 3}}, "3 counts for 2 ranks"},
 		{direct, Problem{Op: Gather, Size: 2, Count: 1, Counts: []int{2, -1}}, "-1 elements for rank 1"},
 		{direct, Problem{Op: Gather, Size: 2, Count: 4, Counts: []int{1, 2}}, "the counts by rank are 3 elements, the vector has 4"},
-		{direct, Problem{Op: AllToAll, Size: 2, Count: 3}, "3 elements cannot be 2 equal parts"},
+		{direct, Problem{Op: AllToAll, Size: 2, Count: 3}, "3 elements cannot be divided into 2 equal parts"},
 	} {
 		t.Run(fmt.Sprintf("%s/%s", c.a.Name, c.want), func(t *testing.T) {
 			if err := Check(c.a, c.p); err == nil || !strings.Contains(err.Error(), c.want) {

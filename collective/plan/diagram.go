@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Diagram is the plans of all ranks for one call, proven by [Check], with the dependencies between their steps. It prints
-// as text ([Diagram.String]), as a graph for Graphviz ([Diagram.DOT]) and as a picture ([Diagram.SVG]).
+// Diagram is the plans of all ranks for one call, proven by [Check], with the dependencies between their
+// steps. It prints as text ([Diagram.String]), as a graph for Graphviz ([Diagram.DOT]) and as a picture
+// ([Diagram.SVG]).
 type Diagram struct {
 	Algorithm string
 	Problem   Problem
@@ -69,7 +70,8 @@ func Draw(a Algorithm, p Problem) (*Diagram, error) {
 	return d, nil
 }
 
-// connect finds the edges: the k-th frame from a rank to another is its k-th receive, and each rank raises each flag once.
+// connect finds the edges: the k-th frame from one rank to another is the k-th receive there, and each rank
+// sets each flag once.
 func (d *Diagram) connect() {
 	type pair struct{ from, to int }
 	sent, flags := map[pair][]int{}, map[Node]int{} // flags: by rank and number, the index of the Signal
@@ -128,8 +130,8 @@ func (d *Diagram) awaited(rank, named int) []int {
 	return out
 }
 
-// schedule gives each step its slot. A frame is on its way from the slot in which its sender begins; a flag is seen in the
-// slot after it was raised. It ends, since the plans are proven free of deadlock.
+// schedule assigns each step its slot. A frame is in transit from the slot in which its sender begins; a flag
+// is visible in the slot after it was set. The loop ends because the plans are proven free of deadlock.
 func (d *Diagram) schedule() {
 	after := map[Node][]Edge{}
 	for _, e := range d.Edges {
@@ -137,7 +139,7 @@ func (d *Diagram) schedule() {
 			after[e.To] = append(after[e.To], e)
 		}
 	}
-	done := make([]int, len(d.Ranks)) // by rank: the number of steps that have their slot
+	done := make([]int, len(d.Ranks)) // by rank: the number of steps that have a slot
 	began := func(rank, index int) int {
 		if index == 0 {
 			return 0
@@ -169,7 +171,7 @@ func (d *Diagram) schedule() {
 	}
 }
 
-// String prints the plans as text, a line per step, with what the step leaves behind.
+// String prints the plans as text, one line per step, with what the step leaves in memory.
 func (d *Diagram) String() string {
 	width := 0
 	for _, steps := range d.Ranks {
@@ -192,8 +194,8 @@ func (d *Diagram) String() string {
 	return b.String()
 }
 
-// DOT returns the diagram in Graphviz' language: a cluster for each rank, a node for each step, solid edges for frames,
-// dashed ones for flags. Memory accesses stand in the labels of their steps.
+// DOT returns the diagram in Graphviz' language: a cluster for each rank, a node for each step, solid edges
+// for frames, dashed ones for flags. Memory accesses appear in the labels of their steps.
 func (d *Diagram) DOT() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "digraph plan {\n  label=%q; labelloc=t; rankdir=TB; node [shape=box, fontname=monospace, fontsize=10];\n",
@@ -235,8 +237,9 @@ const (
 	svgBoxHeight = 22
 )
 
-// SVG returns the diagram as a picture: a column for each rank, time downwards. Arrows are frames (solid), flags (dashed)
-// and accesses to a peer's memory (dotted). Each step shows its text and what it holds when the pointer rests on it.
+// SVG returns the diagram as a picture: a column for each rank, time downwards. Arrows are frames (solid),
+// flags (dashed) and accesses to a peer's memory (dotted). Each step shows its text and what it holds when
+// the pointer rests on it.
 func (d *Diagram) SVG() string {
 	slots := 1
 	for _, steps := range d.Ranks {
@@ -278,7 +281,8 @@ func (d *Diagram) SVG() string {
 	return b.String()
 }
 
-// arrow draws an edge from column to column. The end at a rank's memory lies in the slot of the step that accesses it.
+// arrow draws an edge from column to column. The end at a rank's memory is in the slot of the step that
+// accesses it.
 func (d *Diagram) arrow(b *strings.Builder, e Edge, x, y func(int) int) {
 	slot := func(n, other Node) int {
 		if n.Index < 0 {
@@ -334,7 +338,7 @@ func fill(k StepKind) string {
 	return "#fdebd3"
 }
 
-// short is what fits into the box of a step.
+// short returns the text that fits into the box of a step.
 func short(s Step) string {
 	switch s.Kind {
 	case Exchange:

@@ -1,13 +1,14 @@
-// Package plan knows how collectives are carried out: which rank sends what to whom, reads whose memory, and in which
-// order. It is pure: no sockets, no clocks, no goroutines.
+// Package plan generates the steps of collectives: which rank sends what to which peer, which memory it reads, and in
+// which order. It is pure: no sockets, no clocks, no goroutines.
 //
-// A [Problem] is what all ranks of a call agree on. An [Algorithm] generates the plan of each rank for it, a sequence of
-// [Step]s; the rows of [Algorithms] are all there are. [Check] proves the plans of a problem, [Draw] makes them a text or a picture,
-// and Cost predicts their time. Package collective carries them out; package simulate does so in virtual time.
+// A [Problem] is what all ranks of a call agree on. For a problem, an [Algorithm] generates the plan of each rank, a sequence
+// of [Step]s; [Algorithms] lists all of them. [Check] proves the plans of a problem, [Draw] prints them as text or as a
+// picture, and Cost predicts their time. Package collective executes them; package simulate executes them in virtual time.
 //
 // # Layout
 //
-// Which elements a rank gives (Src) and gets (Dst); parts are the Counts, or Count / Size each, which must divide:
+// The table lists the elements that a rank contributes (Src) and receives (Dst). Parts are the Counts, or Count / Size
+// each; then Size must divide Count.
 //
 //	operation       Src                         Dst
 //	AllReduce       the vector                  the reduced vector

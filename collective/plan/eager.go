@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// eager is for short vectors in memory: every rank copies its source to its stage and says so, and as soon as all have,
-// each takes what it needs from the stages. One synchronisation is all there is, since the next call has the other half
-// of the stage. Every rank reads all that it needs by itself: for an all-reduce size times the vector, where direct shares
-// that work out.
+// eager is for short vectors in shared memory: every rank copies its source to its staging buffer and sets a
+// flag; as soon as all ranks have, each reads what it needs from the staging buffers. That takes a single
+// synchronisation, because the next call uses the other half of the staging buffer. Every rank reads
+// everything that it needs by itself: for an all-reduce, size times the vector, where direct shares that
+// work.
 var eager = Algorithm{
 	Name:  "eager",
 	Fits:  eagerFits,
@@ -22,12 +23,12 @@ func eagerFits(p Problem) error {
 		return err
 	}
 	if most := p.longestSource(); most > p.Stage {
-		return fmt.Errorf("eager needs every source to fit in the stage: %d elements, the stage has %d", most, p.Stage)
+		return fmt.Errorf("eager needs every source to fit in the staging buffer: %d elements, the staging buffer has %d", most, p.Stage)
 	}
 	return nil
 }
 
-// fitsMemory returns why an algorithm for ranks of one domain cannot solve the problem.
+// fitsMemory returns an error if an algorithm for ranks of one domain cannot solve the problem.
 func fitsMemory(name string, p Problem) error {
 	if err := p.Validate(); err != nil {
 		return err
@@ -38,7 +39,7 @@ func fitsMemory(name string, p Problem) error {
 	return p.together(name)
 }
 
-// longestSource returns how many elements the longest Src has.
+// longestSource returns the number of elements of the longest Src.
 func (p Problem) longestSource() int {
 	most := p.Count
 	if p.Op == AllGather || p.Op == Gather {
@@ -69,7 +70,7 @@ func eagerSteps(p Problem, rank int) iter.Seq[Step] {
 	}
 }
 
-// collect takes what a rank needs from a buffer of all ranks that holds what their Src holds, by itself.
+// collect reads what a rank needs from a buffer of all ranks that holds the contents of their Src.
 func collect(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
 	_, dst := p.Lengths(rank)
 	whole, ranks := p.all(from), Ranks{0, p.Size}
@@ -97,8 +98,8 @@ func collect(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
 	return true
 }
 
-// collectParts takes a part from every rank, its own first, then from the ranks above it, around the end: so the ranks
-// begin with different peers.
+// collectParts reads a part from every rank, its own first, then from the ranks above it, modulo the size: so
+// the ranks begin with different peers.
 func collectParts(p Problem, rank int, from Buffer, yield func(Step) bool) bool {
 	at := p.offsets()
 	for k := range p.Size {
@@ -119,13 +120,14 @@ func collectParts(p Problem, rank int, from Buffer, yield func(Step) bool) bool 
 	return true
 }
 
-// eagerCost: each rank copies its source, all synchronise once, and the one that needs most takes it by itself.
+// eagerCost: each rank copies its source, all synchronise once, and the rank that needs most reads it by
+// itself.
 func eagerCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	return c.syncs(1) + c.copying(p.longestSource()) + c.collecting(p)
 }
 
-// collecting is the time that the rank takes that collects most.
+// collecting returns the time of the rank that collects most.
 func (c costs) collecting(p Problem) time.Duration {
 	switch p.Op {
 	case AllReduce, Reduce:

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// stuck returns a fault if a rank can never take its next step: one that waits for a rank whose plan has ended, if there
-// is such a rank, for there the plans came apart. If all have ended it returns what is wrong at their ends.
+// stuck returns a fault if a rank can never take its next step. It prefers a rank that waits for a rank whose
+// plan has ended, because there the plans diverge. If all plans have ended, it returns what is wrong at their
+// ends.
 func (x *proof) stuck() *Fault {
 	var found *Fault
 	for rank := range x.ranks {
@@ -16,7 +17,7 @@ func (x *proof) stuck() *Fault {
 		}
 		why, span, ended := x.waits(rank)
 		if len(why) > 0 && (found == nil || ended) {
-			found = x.fault(rank, span, "waits for ever %s", strings.Join(why, ", and "))
+			found = x.fault(rank, span, "waits forever %s", strings.Join(why, ", and "))
 		}
 		if ended {
 			break
@@ -33,7 +34,7 @@ func (x *proof) stuck() *Fault {
 	return nil
 }
 
-// waits says what a rank waits for, the span concerned, and whether it is for a rank that has ended.
+// waits returns what a rank waits for, the span concerned, and whether it waits for a rank that has ended.
 func (x *proof) waits(rank int) (why []string, span Span, ended bool) {
 	r := &x.ranks[rank]
 	s := &r.plan[r.next]
@@ -99,7 +100,7 @@ func (x *proof) ending(rank int) *Fault {
 	return nil
 }
 
-// result holds what a rank's destination holds at the end against what it should.
+// result compares a rank's destination at the end with the expected result.
 func (x *proof) result(rank int) *Fault {
 	v := x.ranks[rank].views[Dst]
 	if v.length == 0 {
@@ -126,7 +127,7 @@ func (x *proof) result(rank int) *Fault {
 	return nil
 }
 
-// want returns what a rank's destination has to hold.
+// want returns the expected contents of a rank's destination.
 func (x *proof) want(rank int) []piece {
 	p := x.problem(rank)
 	_, n := p.Lengths(rank)
@@ -177,13 +178,13 @@ func (x *proof) whole(rank int) term {
 	return x.wholes[call]
 }
 
-// wrong returns how what elements hold differs from what they should hold.
+// wrong returns how the value of elements differs from the expected value.
 func (x *proof) wrong(rank int, got, want value) string {
 	if got == want {
 		return ""
 	}
 	if got.term == 0 {
-		return "ends with what nobody wrote"
+		return "ends with memory that was never written"
 	}
 	p := x.problem(rank)
 	if !p.Op.Reduces() {
@@ -208,7 +209,7 @@ func (x *proof) wrong(rank int, got, want value) string {
 	return fmt.Sprintf("ends with another tree: %s, want %s", x.terms.format(got.term), x.terms.format(want.term))
 }
 
-// valueOf prints elements of a rank's.
+// valueOf prints the value of a rank's elements.
 func (x *proof) valueOf(v value) string {
 	if v.at == 0 {
 		return x.terms.format(v.term)

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// writer hands the steps of a plan over, until who takes them has enough.
+// writer yields the steps of a plan until the consumer stops.
 type writer struct {
 	yield func(Step) bool
 	ended bool
@@ -20,7 +20,7 @@ func (w *writer) put(s Step) {
 	w.ended = w.ended || !w.yield(s)
 }
 
-// swap sends some spans to a rank and receives some from a rank, one by one, in as few steps as there can be.
+// swap sends some spans to one rank and receives some from another, one by one, in as few steps as possible.
 func (w *writer) swap(to int, out []Span, from int, in []Span) {
 	for i := range max(len(out), len(in)) {
 		s := Step{Kind: Exchange, To: -1, From: -1}
@@ -34,21 +34,22 @@ func (w *writer) swap(to int, out []Span, from int, in []Span) {
 	}
 }
 
-// group is ranks that exchange parts of one region, numbered from 0 to size-1. The region is cut in size parts that follow
-// each other; part i belongs to member i.
+// group is ranks that exchange parts of one region, numbered from 0 to size-1. The region is cut into size
+// consecutive parts; part i belongs to member i.
 type group struct {
 	size, self int
 	rank       func(member int) int // the rank of a member
 	buffer     Buffer
 	edge       func(part int) int // where a part begins; edge(size): where the region ends
-	scratch    int                // where Scratch is free
-	full       int                // 1 + the member that has all parts already, or 0
+	scratch    int                // the first free element of Scratch
+	full       int                // 1 + the member that already has all parts, or 0
 }
 
 // span is the parts [lo, hi).
 func (g *group) span(lo, hi int) Span { return Span{g.buffer, g.edge(lo), g.edge(hi)} }
 
-// around is n parts from one on, around the end: one span or two. Empty ones are left out, but not both.
+// around is n parts starting with one, modulo the size: one span or two. Empty ones are left out, unless both
+// are empty.
 func (g *group) around(from, n int) []Span {
 	from %= g.size
 	if from+n <= g.size {
@@ -64,15 +65,16 @@ func (g *group) around(from, n int) []Span {
 	return []Span{a, b}
 }
 
-// above returns the rank of the member so many above this one, around the end.
+// above returns the rank of the member at this distance above this one, modulo the size.
 func (g *group) above(distance int) int { return g.rank((g.self + distance + g.size) % g.size) }
 
-// allGather brings the parts of all members, each of which has its own, to all.
+// allGather distributes the parts of all members, each of which has its own part, to all members.
 //
-// In a power of two it is recursive doubling: in round k a member exchanges the 2^k parts that it has with the member whose
-// number differs in bit k. In other sizes it is Bruck's all-gather, with as many rounds and no byte more: in round k a member
-// sends the first 2^k parts that it has, its own first, to the member 2^k below, and receives as many from the one 2^k above.
-// They lie in Scratch in that order, so that each round is one frame, and are turned round at the end.
+// If the size is a power of two, it is recursive doubling: in round k a member exchanges the 2^k parts that
+// it has with the member whose number differs in bit k. For other sizes it is Bruck's all-gather, with as
+// many rounds and no more bytes: in round k a member sends the first 2^k parts that it has, starting with its
+// own, to the member 2^k below, and receives as many from the member 2^k above. They are stored in Scratch in
+// that order, so that each round is one frame, and are rotated into place at the end.
 func (g *group) allGather(w *writer) {
 	if g.size&(g.size-1) == 0 {
 		for n := 1; n < g.size; n *= 2 {
@@ -89,7 +91,7 @@ func (g *group) allGather(w *writer) {
 		return sum
 	}
 	have := Span{Scratch, g.scratch, g.scratch}
-	bring := func(from, n int, in bool) { // copies parts between the region and behind what is in Scratch
+	bring := func(from, n int, in bool) { // copies parts between the region and the end of what is in Scratch
 		for _, s := range g.around(from, n) {
 			have.Lo, have.Hi = have.Hi, have.Hi+s.length()
 			if in {
@@ -116,7 +118,7 @@ func (g *group) allGather(w *writer) {
 	}
 }
 
-// trade sends to a member and receives from one, but what a member has already.
+// trade sends to one member and receives from another, but skips what a member already has.
 func (g *group) trade(w *writer, to int, out Span, from int, in Span) {
 	s := exchange(g.rank(to), out, g.rank(from), in)
 	if g.full == to+1 {
@@ -130,8 +132,8 @@ func (g *group) trade(w *writer, to int, out Span, from int, in Span) {
 	}
 }
 
-// below returns how many parts a member of the binomial tree over the members from root on is in charge of, its own the first,
-// and its number in that tree.
+// below returns a member's number in the binomial tree over the members that starts at root, and how many
+// parts, its own first, its subtree has.
 func (g *group) below(root int) (number, parts int) {
 	number = (g.self - root + g.size) % g.size
 	if number == 0 {
@@ -140,7 +142,7 @@ func (g *group) below(root int) (number, parts int) {
 	return number, min(number&-number, g.size-number)
 }
 
-// gather brings the parts of all members to the root, along a binomial tree.
+// gather collects the parts of all members at the root, along a binomial tree.
 func (g *group) gather(w *writer, root int) {
 	number, parts := g.below(root)
 	for reach := 1; reach < parts; reach *= 2 {
@@ -151,7 +153,8 @@ func (g *group) gather(w *writer, root int) {
 	}
 }
 
-// scatter is gather backwards: the root has all parts, and each member gets its own, and those that it passes on.
+// scatter is gather in reverse: the root has all parts; each member receives its own part and those that it
+// forwards.
 func (g *group) scatter(w *writer, root int) {
 	number, parts := g.below(root)
 	if number > 0 {
@@ -166,7 +169,7 @@ func (g *group) scatter(w *writer, root int) {
 	}
 }
 
-// fitsOps returns why an algorithm that has plans for some operations cannot solve the problem.
+// fitsOps returns an error if the problem's operation is not one of those that the algorithm supports.
 func fitsOps(name string, p Problem, ops ...Op) error {
 	if err := p.Validate(); err != nil {
 		return err

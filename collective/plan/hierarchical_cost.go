@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// tiers adds up what a hierarchical plan takes: inside the domains, of which the largest counts, between them, where the longest
-// lane counts, and inside again.
+// tiers adds up the time of a hierarchical plan: inside the domains, where the largest one counts; between
+// them, where the longest lane counts; and inside again.
 type tiers struct {
 	costs
 	*hierarchy
@@ -33,7 +33,7 @@ func hierarchicalCost(p Problem, l Links, long bool) time.Duration {
 		}
 	}
 	for _, d := range h.domains {
-		if p.Op != Broadcast || p.Root < d.Lo || p.Root >= d.Hi { // in the root's domain nobody delivers
+		if p.Op != Broadcast || p.Root < d.Lo || p.Root >= d.Hi { // in the root's domain no rank delivers
 			t.largest = max(t.largest, d.Hi-d.Lo)
 		}
 	}
@@ -48,7 +48,7 @@ func hierarchicalCost(p Problem, l Links, long bool) time.Duration {
 	return t.combiningInside() + t.reducing() + t.delivering()
 }
 
-// passing is the time of the synchronisations for windows of some width.
+// passing returns the time of the synchronisations for windows of this width.
 func (t *tiers) passing(total, width int) time.Duration {
 	if !t.p.Private {
 		return t.syncs(1)
@@ -56,8 +56,8 @@ func (t *tiers) passing(total, width int) time.Duration {
 	return t.syncs(max(1, (total+width-1)/width))
 }
 
-// combiningInside: each lane's rank reads its slice of all sources of the domain; where they pass through the stages all copy
-// in what is not of their own lane.
+// combiningInside: each lane's rank reads its slice of all sources of the domain; where sources pass through
+// the staging buffers, all ranks copy in what is not in their own lane.
 func (t *tiers) combiningInside() time.Duration {
 	took := t.passing(t.longest, t.half/t.lanes) + t.combining(t.largest*t.longest)
 	if t.p.Private {
@@ -77,7 +77,8 @@ func (t *tiers) collectingParts() time.Duration {
 	return took
 }
 
-// delivering: each lane's rank writes its lane to all of the domain, or to the root; or all read it from the stages.
+// delivering: each lane's rank writes its lane to all of the domain, or to the root; or all read it from the
+// staging buffers.
 func (t *tiers) delivering() time.Duration {
 	others := t.largest - 1
 	each := t.longest
@@ -115,7 +116,7 @@ func (t *tiers) broadcasting() time.Duration {
 	return t.syncs(1) + t.reading(t.longest) + between + max(t.reading(t.p.Count-t.longest), t.delivering())
 }
 
-// reducing is the time between the domains.
+// reducing returns the time between the domains.
 func (t *tiers) reducing() time.Duration {
 	m := len(t.domains)
 	if !t.long {
@@ -142,7 +143,7 @@ func (t *tiers) reducing() time.Duration {
 	return took
 }
 
-// doubling is the time of rounds in which a frame of some elements goes to the member a power of two above.
+// doubling returns the time of rounds in which a frame is sent to the member a power of two above.
 func (t *tiers) doubling(elements func(round int) int) (took time.Duration) {
 	m := len(t.domains)
 	for k := range bits.Len(uint(m - 1)) {
@@ -151,7 +152,7 @@ func (t *tiers) doubling(elements func(round int) int) (took time.Duration) {
 	return took
 }
 
-// exchanging is the time of recursive doubling with the sums of the largest nodes.
+// exchanging returns the time of recursive doubling with the sums of the largest nodes.
 func (t *tiers) exchanging() (took time.Duration) {
 	m, s := len(t.domains), &sums{size: t.p.Size}
 	rounds := bits.Len(uint(m - 1))

@@ -1,15 +1,15 @@
 package plan
 
-// sharing says which of a rank's buffers are the same memory.
+// sharing states which of a rank's buffers are the same memory.
 type sharing struct {
 	name      string
 	workInDst bool
 	dstInSrc  bool
-	oddOnly   bool // only of the ranks with an odd number; the others' are apart
-	rounds    bool // Src and Dst have another type than the partial sums
+	oddOnly   bool // only of the ranks with an odd number; those of the others are separate
+	rounds    bool // Src and Dst have a different type than the partial sums
 }
 
-// sharings are the ways in which the buffers of a call can be the same memory, as far as they make a difference.
+// sharings lists the distinct ways in which the buffers of a call can be the same memory.
 func sharings(p Problem, plans [][]Step) []sharing {
 	one := solved{p, plans}
 	all := []sharing{{name: "src, dst and work apart", rounds: p.Op.Reduces()}}
@@ -38,10 +38,11 @@ func sharings(p Problem, plans [][]Step) []sharing {
 	return all
 }
 
-// view is where a buffer lies.
+// view is the location of a buffer.
 type view struct{ memory, at, length int }
 
-// The memories of a rank. Where Src and Dst are one, it is the vector, and each lies where its part of the vector is.
+// The memories of a rank. Where Src and Dst share one memory, it is the vector, and each is located at its
+// part of the vector.
 const (
 	sourceMemory = iota
 	resultMemory
@@ -50,7 +51,7 @@ const (
 	stageMemory
 )
 
-// layout returns how many elements a rank gives, and where in the vector they and those that it gets begin.
+// layout returns how many elements a rank contributes, and where in the vector Src and Dst begin.
 func (p *Problem) layout(rank int) (src, srcAt, dstAt int) {
 	src, _ = p.Lengths(rank)
 	switch p.Op {
@@ -62,8 +63,8 @@ func (p *Problem) layout(rank int) (src, srcAt, dstAt int) {
 	return src, srcAt, dstAt
 }
 
-// layOut gives a rank its buffers for a call that it just entered. What Stage holds stays from call to call; every second one
-// has the same half.
+// layOut gives a rank its buffers for a call that it has just entered. Stage keeps its contents from call to
+// call; every second call has the same half.
 func (x *proof) layOut(rank int, p *Problem) {
 	r := &x.ranks[rank]
 	s := x.sharing
@@ -96,7 +97,7 @@ func (x *proof) layOut(rank int, p *Problem) {
 	}
 }
 
-// view returns where a rank finds a buffer of the owner's, who may have gone on to another call.
+// view returns where a rank finds a buffer of the owner, which may already be in another call.
 func (x *proof) view(rank, owner int, b Buffer) view {
 	if b == Stage {
 		return x.ranks[rank].views[Stage]
@@ -117,7 +118,8 @@ func (r *prover) scratch() int {
 	return length
 }
 
-// mayWrite reports whether elements of a memory may be written: those of Src only where they are Dst as well.
+// mayWrite reports whether elements of a memory may be written: elements of Src may be written only where
+// they are also part of Dst.
 func (r *prover) mayWrite(memory, lo, hi int) bool {
 	if dst := r.views[Dst]; memory == sourceMemory {
 		return dst.memory == sourceMemory && lo >= dst.at && hi <= dst.at+dst.length
@@ -125,7 +127,7 @@ func (r *prover) mayWrite(memory, lo, hi int) bool {
 	return true
 }
 
-// same reports whether two spans of a rank are the same elements; meet, whether they have elements in common.
+// same reports whether two spans of a rank are the same elements; meet reports whether they overlap.
 func (x *proof) same(rank int, a, b Span) bool {
 	v, w := x.ranks[rank].views[a.Buffer], x.ranks[rank].views[b.Buffer]
 	return v.memory == w.memory && v.at+a.Lo == w.at+b.Lo && a.length() == b.length()

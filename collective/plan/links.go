@@ -2,15 +2,15 @@ package plan
 
 import "time"
 
-// costs is what the moves of a plan take on some links.
+// costs is the cost of a plan's transfers on some links.
 type costs struct {
 	Links
 	places []Place
-	frames Link    // the slowest way between two of the ranks
-	shares float64 // by how many ranks a processor is shared, at least 1
+	frames Link    // the slowest link between two of the ranks
+	shares float64 // the number of ranks that share a processor, at least 1
 }
 
-// of returns what the problem's plans have to reckon with.
+// of returns the costs that apply to the problem's plans.
 func (l Links) of(p Problem) costs {
 	c := costs{Links: l, places: p.Places, frames: l.Host, shares: 1}
 	most, ranks := 0, map[int]int{}
@@ -30,10 +30,10 @@ func (l Links) of(p Problem) costs {
 	return c
 }
 
-// frame is the time that one frame of so many elements takes over the slowest link.
+// frame returns the time of one frame with this many elements over the slowest link.
 func (c costs) frame(elements int) time.Duration { return c.over(c.frames, elements) }
 
-// link returns the way between two ranks by frames.
+// link returns the link between two ranks for frames.
 func (c costs) link(a, b int) Link {
 	if c.places != nil && c.places[a].Host != c.places[b].Host {
 		return c.Network
@@ -51,33 +51,35 @@ func (c costs) between(peer func(rank int) int) Link {
 	return c.Host
 }
 
-// above returns the slowest link of a round in which every rank has the peer so far above it, around the end.
+// above returns the slowest link of a round in which every rank's peer is the rank at this distance above it,
+// modulo the size.
 func (c costs) above(distance int) Link {
 	return c.between(func(rank int) int { return (rank + distance) % len(c.places) })
 }
 
-// over is the time that one frame takes over a link.
+// over returns the time of one frame over a link.
 func (c costs) over(l Link, elements int) time.Duration {
 	return l.Latency + duration(elements*c.ElementBytes, l.Bandwidth)
 }
 
-// combining is the time in which a rank reads so many elements while it reduces, of all operands together.
+// combining returns the time in which a rank reads this many elements while it reduces, summed over all
+// operands.
 func (c costs) combining(elements int) time.Duration { return c.computing(elements, c.Combine) }
 
-// copying is the time in which a rank copies so many elements in its own memory.
+// copying returns the time in which a rank copies this many elements in its own memory.
 func (c costs) copying(elements int) time.Duration { return c.computing(elements, c.Copy) }
 
-// reading is the time in which a rank copies so many elements from another's memory, or to it.
+// reading returns the time in which a rank copies this many elements from or to another rank's memory.
 func (c costs) reading(elements int) time.Duration { return c.computing(elements, c.Memory.Bandwidth) }
 
 func (c costs) computing(elements int, rate float64) time.Duration {
 	return time.Duration(c.shares * float64(duration(elements*c.ElementBytes, rate)))
 }
 
-// syncs is the time of so many synchronisations of a domain.
+// syncs returns the time of n synchronisations of a domain.
 func (c costs) syncs(n int) time.Duration { return time.Duration(n) * c.Memory.Latency }
 
-// duration is how long bytes take at a rate in bytes a second; an unknown rate (0) costs nothing.
+// duration returns the time of a transfer at a rate in bytes per second; an unknown rate (0) costs nothing.
 func duration(bytes int, rate float64) time.Duration {
 	if rate <= 0 {
 		return 0

@@ -2,7 +2,8 @@ package plan
 
 import "slices"
 
-// value is what elements hold, symbolically: element i of a run holds element at+i of the vectors that the term is made of.
+// value is the symbolic value of elements: element i of a run holds element at+i of the vectors that the term
+// consists of.
 type value struct {
 	term term
 	at   int
@@ -14,7 +15,7 @@ type piece struct {
 	value
 }
 
-// join appends a piece to a list, to its last if they are one.
+// join appends a piece to a list, or extends the last piece if they are contiguous.
 func join(list []piece, p piece) []piece {
 	if n := len(list) - 1; n >= 0 && list[n].term == p.term && list[n].at+list[n].length == p.at {
 		list[n].length += p.length
@@ -23,22 +24,22 @@ func join(list []piece, p piece) []piece {
 	return append(list, p)
 }
 
-// run is elements of a memory that have the same history, from lo to the next run.
+// run is elements of a memory with the same history, from lo to the start of the next run.
 type run struct {
 	lo int
 	value
 	writer event // the last write, or the owner's entry
-	reader event // a read since then, if there is one
+	reader event // a read since then, if any
 	others []event
 }
 
-// memory is what one buffer of a rank lies in, or several.
+// memory is the memory that holds one or several buffers of a rank.
 type memory struct {
 	length int
-	runs   []run // in order; they cover it
+	runs   []run // in order; they cover the memory
 }
 
-// reset makes it new memory of a length.
+// reset makes it new memory of this length.
 func (m *memory) reset(length int, writer event) {
 	m.length, m.runs = length, m.runs[:0]
 	if length > 0 {
@@ -46,12 +47,13 @@ func (m *memory) reset(length int, writer event) {
 	}
 }
 
-// cut lets a run begin at an element and returns its index, or at the end how many runs there are.
+// cut splits the runs so that one begins at the element, and returns its index, or the number of runs at the
+// end.
 func (m *memory) cut(at int) int {
 	if at == m.length {
 		return len(m.runs)
 	}
-	i, j := 0, len(m.runs) // the last run that begins at the element or before it
+	i, j := 0, len(m.runs) // the last run that begins at or before the element
 	for j-i > 1 {
 		if middle := int(uint(i+j) >> 1); m.runs[middle].lo <= at {
 			i = middle
@@ -69,7 +71,7 @@ func (m *memory) cut(at int) int {
 	return i + 1
 }
 
-// end returns where the run of an index ends.
+// end returns where the run with this index ends.
 func (m *memory) end(i int) int {
 	if i+1 < len(m.runs) {
 		return m.runs[i+1].lo
@@ -77,7 +79,7 @@ func (m *memory) end(i int) int {
 	return m.length
 }
 
-// put replaces the runs of [lo, hi), which were cut, by values of one write.
+// put replaces the runs of [lo, hi), already cut, by the values of one write.
 func (m *memory) put(first, last, lo int, values []piece, writer event) {
 	if n := len(values); n <= last-first {
 		m.runs = slices.Delete(m.runs, first+n, last)
@@ -90,7 +92,7 @@ func (m *memory) put(first, last, lo int, values []piece, writer event) {
 	}
 }
 
-// seen notes a read, and forgets those that its reader knows of.
+// seen records a read, and drops the earlier reads that its reader knows of.
 func (r *run) seen(e event, now clock) {
 	kept := r.others[:0]
 	for _, other := range r.others {
@@ -104,7 +106,7 @@ func (r *run) seen(e event, now clock) {
 	r.reader, r.others = e, kept
 }
 
-// unseen returns an access to the run of which one who would write to it knows nothing, and what it was.
+// unseen returns an access to the run that a prospective writer does not know of, and its kind.
 func (r *run) unseen(now clock) (does string, e event) {
 	if !now.after(r.writer) {
 		return "writes", r.writer

@@ -8,19 +8,19 @@ import (
 // Op is the operation of a collective call (MPI's and NCCL's names).
 type Op uint8
 
-// The operations. [Problem] and the package's table say what each rank gives and gets.
+// The operations. [Problem] and the package's table document what each rank contributes and receives.
 const (
-	AllReduce     Op = iota + 1 // every rank gets the reduction of all ranks' vectors
-	Broadcast                   // every rank gets the root's vector
+	AllReduce     Op = iota + 1 // every rank receives the reduction of all ranks' vectors
+	Broadcast                   // every rank receives the root's vector
 	Barrier                     // no rank leaves before every rank has entered
-	Reduce                      // the root gets the reduction of all ranks' vectors
-	ReduceScatter               // every rank gets its part of the reduction of all ranks' vectors
-	AllGather                   // every rank gets all ranks' parts; with Counts MPI's Allgatherv
-	Gather                      // the root gets all ranks' parts; with Counts MPI's Gatherv
-	Scatter                     // every rank gets its part of the root's vector; with Counts MPI's Scatterv
-	AllToAll                    // every rank gets its block of every rank's vector
-	Send                        // one rank gives a vector to another; the others take no part
-	Recv                        // the other end of a Send; in a Problem both ends are a Send
+	Reduce                      // the root receives the reduction of all ranks' vectors
+	ReduceScatter               // every rank receives its part of the reduction of all ranks' vectors
+	AllGather                   // every rank receives all ranks' parts; with Counts MPI's Allgatherv
+	Gather                      // the root receives all ranks' parts; with Counts MPI's Gatherv
+	Scatter                     // every rank receives its part of the root's vector; with Counts MPI's Scatterv
+	AllToAll                    // every rank receives its block of every rank's vector
+	Send                        // one rank sends a vector to another; the other ranks take no part
+	Recv                        // the receiving end of a Send; in a Problem both ends are a Send
 )
 
 var opNames = [...]string{
@@ -39,15 +39,15 @@ func (o Op) String() string {
 // Reduces reports whether the operation combines elements.
 func (o Op) Reduces() bool { return o == AllReduce || o == Reduce || o == ReduceScatter }
 
-// Rooted reports whether one rank has a part of its own in the operation.
+// Rooted reports whether the operation has a root.
 func (o Op) Rooted() bool {
 	return o == Broadcast || o == Reduce || o == Gather || o == Scatter || o == Send
 }
 
-// ReduceOp says how elements are combined (TensorFlow's tf.distribute.ReduceOp, and MPI's other usual ones).
+// ReduceOp is how elements are combined (TensorFlow's tf.distribute.ReduceOp, and MPI's other usual ones).
 type ReduceOp uint8
 
-// The reductions. Mean is the sum along the tree, then one true division by the number of ranks.
+// The reductions. Mean is the sum along the tree, followed by one true division by the number of ranks.
 const (
 	Sum ReduceOp = iota
 	Mean
@@ -65,22 +65,22 @@ func (r ReduceOp) String() string {
 	return fmt.Sprintf("ReduceOp(%d)", uint8(r))
 }
 
-// ParseReduceOp returns the reduction of that name, in any case.
+// ParseReduceOp returns the reduction with this name, in upper or lower case.
 func ParseReduceOp(name string) (ReduceOp, error) {
 	for r := Sum; r <= Prod; r++ {
 		if strings.EqualFold(name, r.String()) {
 			return r, nil
 		}
 	}
-	return 0, fmt.Errorf("collective: %q is no reduction: want SUM, MEAN, MIN, MAX or PROD", name)
+	return 0, fmt.Errorf("collective: %q is not a reduction: want SUM, MEAN, MIN, MAX or PROD", name)
 }
 
-// Order says whether a reduction must keep the canonical tree.
+// Order states whether a reduction must follow the canonical tree.
 type Order uint8
 
 // The orders. The zero value inherits: the communicator's configuration, then Canonical.
 const (
 	OrderInherit Order = iota
-	Canonical          // along one tree over the ranks: the same bits whatever the algorithm and the placement
+	Canonical          // along one tree over the ranks: the same bits for every algorithm and placement
 	Any                // any order that is fixed per plan: the same bits only for the same plan
 )

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// holding prints what elements hold: values that are whole vectors by themselves, else which elements of which.
+// holding prints what elements hold: terms only, if they are whole vectors, else which elements of which
+// vectors.
 func (x *proof) holding(rank int, list []piece) string {
 	const listed = 6
 	p := x.problem(rank)
@@ -67,7 +68,7 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// placement prints the domains: all ranks of a few, else how many there are of which sizes.
+// placement prints the domains: all ranks if there are few, else the number of domains and their sizes.
 func (p Problem) placement() string {
 	const listed = 12
 	domains := p.domains()

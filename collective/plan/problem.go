@@ -2,7 +2,7 @@ package plan
 
 import "fmt"
 
-// Validate returns what makes the problem no problem: a field out of its range, or fields that do not go together.
+// Validate returns an error if a field is out of its range, or if fields contradict each other.
 func (p Problem) Validate() error {
 	switch {
 	case p.Op < AllReduce || p.Op > Send:
@@ -33,7 +33,7 @@ func (p Problem) validateParts() error {
 	switch {
 	case p.Counts == nil:
 		if (counted || p.Op == AllToAll) && p.Count%p.Size != 0 {
-			return fmt.Errorf("%d elements cannot be %d equal parts", p.Count, p.Size)
+			return fmt.Errorf("%d elements cannot be divided into %d equal parts", p.Count, p.Size)
 		}
 		return nil
 	case !counted:
@@ -74,7 +74,7 @@ func (p Problem) validatePlaces() error {
 	return nil
 }
 
-// Lengths returns how many elements the Src and the Dst of a rank have.
+// Lengths returns the number of elements in the Src and the Dst of a rank.
 func (p Problem) Lengths(rank int) (src, dst int) {
 	root, part := rank == p.Root, 0
 	switch p.Op {
@@ -110,7 +110,7 @@ func only(is bool, n int) int {
 	return 0
 }
 
-// Part returns where a rank's part of the vector begins and ends; of an AllToAll, its block.
+// Part returns the range of a rank's part of the vector; for an AllToAll, of its block.
 func (p Problem) Part(rank int) (lo, hi int) {
 	if p.Counts == nil {
 		n := p.Count / p.Size
@@ -169,5 +169,5 @@ func (p Problem) together(algorithm string) error {
 	return nil
 }
 
-// takesPart reports whether a rank calls at all: in a Send, only its two ends do.
+// takesPart reports whether a rank makes a call at all: in a Send, only the sender and the receiver do.
 func (p Problem) takesPart(rank int) bool { return p.Op != Send || rank == p.Root || rank == p.Peer }

@@ -6,17 +6,18 @@ import (
 	"time"
 )
 
-// staged is for ranks of one domain whose sources and destinations are their own: what they share passes through their stages, in
-// windows.
+// staged is for ranks of one domain whose sources and destinations are private: they share data through their
+// staging buffers, in windows.
 //
-// For a reduction each rank owns a slice of every window. It copies the slices of the others to its stage, combines its own
-// slice from its own source and the stages of the others, leaves the result in its stage and in its destination, and copies
-// the other slices from their owners' stages. So a rank copies S(n-1)/n in and as much out, and no slice that it owns.
-// What is only moved passes in two copies, one in and one out.
+// For a reduction each rank owns a slice of every window. It copies the slices of the others to its staging
+// buffer, combines its own slice from its own source and the staging buffers of the others, stores the result
+// in its staging buffer and in its destination, and copies the other slices from their owners' staging
+// buffers. So a rank copies S(n-1)/n in and as much out, and no slice that it owns. Data that is not combined
+// takes two copies, one in and one out.
 //
-// A stage has room for three windows, so that a rank copies the next one in before it waits for this one, where its peers
-// may still read the one before. There is one mark a window: that it has been copied in, the one before combined, and the one
-// before that copied out.
+// A staging buffer has room for three windows. So a rank copies the next window in before it waits for the
+// current one, while its peers may still read the previous one. There is one flag per window: it states that
+// the window was copied in, the previous one combined, and the one before that copied out.
 var staged = Algorithm{
 	Name:  "staged",
 	Fits:  stagedFits,
@@ -24,7 +25,7 @@ var staged = Algorithm{
 	Cost:  stagedCost,
 }
 
-// stagedWindows is how many windows a stage has room for.
+// stagedWindows is how many windows a staging buffer has room for.
 const stagedWindows = 3
 
 func stagedFits(p Problem) error {
@@ -32,21 +33,21 @@ func stagedFits(p Problem) error {
 		return err
 	}
 	if least := stagedWindows * sliceElements * p.Size; p.Stage < least && p.Op != Barrier {
-		return fmt.Errorf("staged needs a stage of %d elements at least, it has %d", least, p.Stage)
+		return fmt.Errorf("staged needs a staging buffer of %d elements at least, it has %d", least, p.Stage)
 	}
 	return nil
 }
 
-// windows returns how many windows the problem takes and how many elements a window has, of what is cut: the vector, or each
-// part of it.
+// windows returns the number of windows of the problem and the elements per window, of the data that is cut:
+// the vector, or each part of it.
 func (p Problem) windows() (count, length int) {
 	room, total := p.Stage/stagedWindows, p.Count
 	switch p.Op {
 	case Barrier:
 		return 0, 0
-	case ReduceScatter, Scatter, AllToAll: // a stage holds a piece for every rank
+	case ReduceScatter, Scatter, AllToAll: // a staging buffer holds a piece for every rank
 		room, total = room/p.Size, p.longestPart()
-	case AllGather, Gather: // a stage holds the rank's own piece
+	case AllGather, Gather: // a staging buffer holds the rank's own piece
 		total = p.longestPart()
 	}
 	room = room / sliceElements * sliceElements
@@ -57,15 +58,15 @@ func (p Problem) windows() (count, length int) {
 	return count, length
 }
 
-// stager makes one rank's plan.
+// stager generates one rank's plan.
 type stager struct {
 	p       Problem
 	rank    int
 	offsets []int // of the parts
 	count   int   // windows
 	length  int   // elements of a window
-	room    int   // elements of a third of the stage
-	piece   int   // between the pieces for two ranks in one window
+	room    int   // elements of a third of the staging buffer
+	piece   int   // distance between the pieces for two ranks in one window
 }
 
 func newStager(p Problem, rank int) *stager {
@@ -79,12 +80,13 @@ func newStager(p Problem, rank int) *stager {
 	return s
 }
 
-// steps takes the windows through their phases: in, mark, work, mark, out. The phases of three windows are under way.
+// steps takes the windows through their phases: in, flag, work, flag, out. The phases of three windows
+// overlap.
 func (s *stager) steps(yield func(Step) bool) {
 	if !s.in(0, yield) || !yield(signal(0)) {
 		return
 	}
-	out := s.p.Op == AllReduce || s.p.Op == Reduce // else the work's result is where it belongs
+	out := s.p.Op == AllReduce || s.p.Op == Reduce // for other operations the work's result is already in place
 	for w := range s.count {
 		if !s.in(w+1, yield) || !yield(await(w)) || out && !s.out(w-1, yield) || !s.work(w, yield) {
 			return
@@ -98,25 +100,26 @@ func (s *stager) steps(yield func(Step) bool) {
 	}
 }
 
-// window returns where window w of total elements begins and ends; there is none before the first and after the last.
+// window returns the range of window w of total elements; it is empty before the first and after the last
+// window.
 func (s *stager) window(w, total int) (lo, hi int) {
 	return min(w*s.length, total), min((w+1)*s.length, total)
 }
 
-// owned is the slice of a window that a rank owns, within the window. It is the same in all windows, clipped in the last: so a result
-// always lies where no rank copies in, which peers may read two windows later.
+// owned is the slice of a window that a rank owns, relative to the window. It is the same in all windows,
+// clipped in the last: so a rank never copies in where a result is that peers may read two windows later.
 func (s *stager) owned(length, rank int) (lo, hi int) {
 	lo, hi = slice(s.length, s.p.Size, rank)
 	return min(lo, length), min(hi, length)
 }
 
-// slot is where in the stage a piece of window w lies.
+// slot is where in the staging buffer a piece of window w is.
 func (s *stager) slot(w, at, length int) Span {
 	lo := w%stagedWindows*s.room + at
 	return Span{Stage, lo, lo + length}
 }
 
-// in copies to the stage what peers read of a window.
+// in copies to the staging buffer what peers read of a window.
 func (s *stager) in(w int, yield func(Step) bool) bool {
 	if w >= s.count {
 		return true
@@ -149,7 +152,7 @@ func (s *stager) copyIn(w, begin, lo, hi int, yield func(Step) bool) bool {
 	return lo == hi || yield(duplicate(Span{Src, begin + lo, begin + hi}, s.slot(w, lo, hi-lo)))
 }
 
-// copyPieces copies the pieces of the other ranks' parts that a window has.
+// copyPieces copies the window's pieces of the other ranks' parts.
 func (s *stager) copyPieces(w int, yield func(Step) bool) bool {
 	for k := 1; k < s.p.Size; k++ {
 		peer := (s.rank + k) % s.p.Size
@@ -160,14 +163,14 @@ func (s *stager) copyPieces(w int, yield func(Step) bool) bool {
 	return true
 }
 
-// pieceOf returns which elements of the vector a window has of a rank's part.
+// pieceOf returns which elements of a rank's part are in a window.
 func (s *stager) pieceOf(w, rank int) (lo, hi int) {
 	begin := s.offsets[rank]
 	lo, hi = s.window(w, s.offsets[rank+1]-begin)
 	return begin + lo, begin + hi
 }
 
-// work does what a rank does with a window when all have copied it in.
+// work does a rank's work on a window that all ranks have copied in.
 func (s *stager) work(w int, yield func(Step) bool) bool {
 	switch s.p.Op {
 	case AllReduce, Reduce:
@@ -261,8 +264,9 @@ func (s *stager) out(w int, yield func(Step) bool) bool {
 	return true
 }
 
-// stagedCost: one synchronisation a window, and one more where results are shared; the rank with the largest share copies in,
-// works and copies out. Copies of different windows overlap with waiting, not with each other: one processor does them.
+// stagedCost: one synchronisation per window, and one more where results are shared; the rank with the
+// largest share copies in, works and copies out. Copies of different windows overlap with waiting, not with
+// each other: one processor executes them.
 func stagedCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	windows, length := p.windows()

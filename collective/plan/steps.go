@@ -1,14 +1,14 @@
 package plan
 
-// The steps that plans are made of.
+// Constructors of the steps that plans consist of.
 
 func signal(mark int) Step { return Step{Kind: Signal, To: -1, From: -1, Mark: mark} }
 func await(mark int) Step  { return Step{Kind: Await, To: -1, From: -1, Mark: mark} }
 
-// awaitRank waits for the mark of one rank.
+// awaitRank waits for the flag of one rank.
 func awaitRank(rank, mark int) Step { return Step{Kind: Await, To: -1, From: rank, Mark: mark} }
 
-// combine combines what some ranks have into what rank to has, or with -1 every rank of the domain.
+// combine combines the operands of some ranks into memory of rank to, or with -1 of every rank of the domain.
 func combine(r Ranks, in Span, to int, out Span) Step {
 	return Step{Kind: Combine, To: to, From: -1, In: in, Out: out, Ranks: r}
 }
@@ -24,7 +24,7 @@ func push(to int, in, out Span) Step {
 func duplicate(in, out Span) Step { return Step{Kind: Copy, To: -1, From: -1, In: in, Out: out} }
 func scale(out Span) Step         { return Step{Kind: Scale, To: -1, From: -1, Out: out} }
 
-// fold combines in into out, in standing on that side.
+// fold combines in into out, with in as the operand on the given side.
 func fold(in, out Span, side Side) Step {
 	return Step{Kind: Fold, To: -1, From: -1, In: in, Out: out, Side: side}
 }

@@ -5,17 +5,18 @@ import (
 	"strings"
 )
 
-// term is a symbolic value of the checker: equal values are equal terms. 0 is the value of what was never written.
+// term is a symbolic value of the checker: equal values are equal terms. 0 is the value of memory that was
+// never written.
 type term int32
 
-// terms makes and keeps symbolic values. The zero value is ready.
+// terms creates and stores symbolic values. The zero value is ready to use.
 type terms struct {
 	of    []symbol // by term; of[0] is unused
 	index map[symbol]term
 }
 
-// symbol is how a value came about: a rank's contribution (kind leafSymbol, left its rank), the combination of two
-// values, a value divided by the number of ranks, or one rounded to the type of the call.
+// symbol is how a value was made: a rank's contribution (kind leafSymbol, left is its rank), the combination
+// of two values, a value divided by the number of ranks, or a value rounded to the type of the call.
 type symbol struct {
 	kind        symbolKind
 	left, right term
@@ -34,7 +35,7 @@ func (t *terms) leaf(rank int) term         { return t.make(symbol{kind: leafSym
 func (t *terms) node(left, right term) term { return t.make(symbol{nodeSymbol, left, right}) }
 func (t *terms) divided(sum term) term      { return t.make(symbol{kind: dividedSymbol, left: sum}) }
 
-// rounded is a value in the type of the call: contributions have it anyhow.
+// rounded returns a value rounded to the type of the call: contributions already have that type.
 func (t *terms) rounded(v term) term {
 	if k := t.of[v].kind; k == leafSymbol || k == roundedSymbol {
 		return v
@@ -94,7 +95,7 @@ func (t *terms) divides(v term) bool {
 	return false
 }
 
-// format prints a value by the ranks that contributed: ((0+1)+2)/n.
+// format prints a value in terms of the ranks that contributed: ((0+1)+2)/n.
 func (t *terms) format(v term) string {
 	var b strings.Builder
 	t.print(&b, v)
@@ -131,13 +132,13 @@ func (t *terms) print(b *strings.Builder, v term) {
 	}
 }
 
-// clock is a vector clock: what a rank knows of how far each rank has come.
+// clock is a vector clock: how far a rank knows that each rank has progressed.
 type clock []int32
 
-// event is a moment of one rank. The zero event is before everything.
+// event is a point in time of one rank. The zero event is before all others.
 type event struct{ rank, at int32 }
 
-// after reports whether e is known to lie in the past.
+// after reports whether e is known to be in the past.
 func (c clock) after(e event) bool { return c[e.rank] >= e.at }
 
 func (c clock) join(other clock) {

@@ -2,9 +2,10 @@ package plan
 
 import "math/bits"
 
-// canonical folds the values of ranks [lo, lo+n), one at least, along the canonical tree: level by level neighbours 2j
-// and 2j+1 are combined, the lower always the left operand, and an odd one out passes up unchanged. Seen from the top,
-// the first 2^k ranks stand on the left, where 2^k is the largest power of two below n.
+// canonical folds the values of ranks [lo, lo+n), at least one, along the canonical tree: level by level,
+// neighbours 2j and 2j+1 are combined, the lower is always the left operand, and an odd last one moves up
+// unchanged. Seen from the root, the first 2^k ranks are the left subtree, where 2^k is the largest power of
+// two below n.
 func canonical[V any](lo, n int, leaf func(rank int) V, node func(left, right V) V) V {
 	if n == 1 {
 		return leaf(lo)
@@ -13,7 +14,7 @@ func canonical[V any](lo, n int, leaf func(rank int) V, node func(left, right V)
 	return node(canonical(lo, left, leaf, node), canonical(lo+left, n-left, leaf, node))
 }
 
-// isNode reports whether some ranks are a node of the canonical tree over size ranks.
+// isNode reports whether a range of ranks is a node of the canonical tree over size ranks.
 func isNode(size int, r Ranks) bool {
 	lo, hi := 0, size
 	for r.Lo >= lo && r.Hi <= hi && r.Lo < r.Hi {
@@ -32,8 +33,8 @@ func isNode(size int, r Ranks) bool {
 	return false
 }
 
-// sibling returns the node that is combined with a node of the canonical tree over size ranks, and their parent. The root
-// has none.
+// sibling returns the node with which a node of the canonical tree over size ranks is combined, and their
+// parent. The root has none.
 func sibling(size int, node Ranks) (other, parent Ranks, ok bool) {
 	lo, hi := 0, size
 	for (Ranks{lo, hi}) != node {
