@@ -118,8 +118,8 @@ func TestConfig(t *testing.T) {
 	}
 	for says, c := range map[string]Config{
 		`no algorithm "magic"`:     {Algorithm: "magic"},
-		"order 7 is none":          {Order: 7},
-		"accumulation type 7 is":   {Accumulate: 7},
+		"unknown order 7":          {Order: 7},
+		"unknown accumulation type 7":   {Accumulate: 7},
 		`configuration of "train"`: {Name: "train", Order: 7},
 	} {
 		if _, err := Open(nil, c); err == nil || !strings.Contains(err.Error(), says) {

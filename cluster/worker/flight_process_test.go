@@ -25,7 +25,7 @@ func TestFlightRecords(t *testing.T) {
 		says string
 	}{
 		{"kill", flight.Absent, []int{0, 2}, `rank 1 has left no record`},
-		{"loop", flight.Absent, []int{0, 1, 2}, `rank 1 has not come to call 3, all_reduce SUM float32 [1] of "gradient", which ranks 0, 2 are in`},
+		{"loop", flight.Absent, []int{0, 1, 2}, `rank 1 has not entered call 3, all_reduce SUM float32 [1] of "gradient", which ranks 0, 2 are in`},
 		{"other", flight.Differ, []int{0, 1, 2}, `rank 1 calls all_reduce SUM float32 [1] of "other"`},
 	} {
 		t.Run(test.do, func(t *testing.T) {

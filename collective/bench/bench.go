@@ -1,7 +1,7 @@
-// Package bench measures collectives on this machine, the way the benchmarks of other libraries do, so that the numbers
-// can stand side by side: a barrier before each timed call, warm-up calls first, and the median time of a call on rank 0
-// (as nccl-tests, from which the columns are, but with a median where those have a mean). After the timed calls the result
-// is held against what it must be.
+// Package bench measures collectives on this machine, in the way of other libraries' benchmarks, so that the
+// numbers are comparable: a barrier before each timed call, warm-up calls first, and the median time of a
+// call on rank 0 (the columns are those of nccl-tests, but with the median where nccl-tests has the mean).
+// After the timed calls the result is compared with the expected one.
 //
 // Ranks are goroutines of this process, or processes that it starts ([Options.Processes]).
 package bench
@@ -23,41 +23,45 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/shm"
 )
 
-// Options say what is measured. The zero value is the default.
+// Options configure a measurement. The zero value selects the defaults.
 type Options struct {
-	Op        collective.Op       // default AllReduce; Send measures pairs of ranks, a Send on one side and a Recv on the other
+	Op        collective.Op       // default AllReduce; Send measures pairs of ranks, one sends and the other receives
 	Reduce    collective.ReduceOp // for reductions; default Sum
 	Type      collective.DType    // of the elements; default float32
 	Root      int                 // for rooted operations
-	Transport string              // a row of [Transports]; default "mem"
+	Transport string              // one of [Transports]; default "mem"
 	Ranks     int                 // default 2
-	Processes int                 // over which the ranks are spread; default the transport's: 1, or one a rank
-	Sizes     []int               // bytes of a call's whole vector, multiples of an element; default [Sizes]
-	Algorithm string              // a row of plan.Algorithms; default: the chooser's
-	Table     *chooser.Table      // what the chooser knows; default the built-in one
-	Buffers   string              // "shared": from the communicator, which peers reach in place; "ordinary"; default the transport's
-	Calls     int                 // timed calls of each size, at most [CallsMax]; default by size, 500 for small ones, 12 for the largest, fewer where many ranks share a processor
-	Limit     bool                // measure what bounds the operation on this machine as well
-	// Processors that the ranks share, by which the default of Calls goes; default those of this machine. It is the same for all processes.
+	Processes int                 // over which the ranks are distributed; default the transport's: 1, or one per rank
+	Sizes     []int               // bytes of a call's whole vector, multiples of the element size; default [Sizes]
+	Algorithm string              // one of plan.Algorithms; default: chosen by the chooser
+	Table     *chooser.Table      // the chooser's table; default the built-in one
+	// "shared": from the communicator, which peers access in place; "ordinary": from the heap; default the
+	// transport's
+	Buffers string
+	Calls   int  // timed calls of each size, at most [CallsMax]; default by size, 500 for small ones, 12 for the largest, fewer where many ranks share a processor
+	Limit   bool // also measure the limit of the operation on this machine
+	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
+	// Default those of this machine. It is the same for all processes.
 	Processors int
 	Format     string // "plain" (default), one line per size for other programs to read; "table" or "json"
 	Name       string // first word of a plain line; default "lockstep-" and the transport's name
 
-	// Worker makes the command of a process that runs [Work]; needed for more than one process.
+	// Worker returns the command of a process that runs [Work]; required for more than one process.
 	Worker WorkerCommand `json:"-"`
 }
 
-// Bounds of [Options]. More ranks than that make one call take seconds, and say nothing about the library.
+// Bounds of [Options]. With more ranks one call takes seconds, and the measurement says nothing about the
+// library.
 const (
 	CallsMax     = 1_000_000
 	RanksMax     = 1024
 	ProcessesMax = shm.SizeMax
 )
 
-// Sizes are the sizes that are measured by default, in bytes.
+// Sizes are the default sizes, in bytes.
 var Sizes = []int{4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}
 
-// Ops are the operations that can be measured, by the name of their command.
+// Ops are the operations that can be measured, by the name of their subcommand.
 var Ops = map[string]collective.Op{
 	"allreduce":     collective.AllReduce,
 	"reduce":        collective.Reduce,
@@ -89,8 +93,8 @@ type Result struct {
 	Limit     time.Duration `json:"limit_ns,omitempty"`
 }
 
-// Share returns how much of the limit was reached, from 0 to 1 and a little more where the limit was measured in a worse
-// moment; 0 if it was not measured.
+// Share returns the fraction of the limit that was reached, from 0 to 1; slightly more if the machine was
+// slower while the limit was measured; 0 if it was not measured.
 func (r Result) Share() float64 {
 	if r.Limit == 0 || r.Median == 0 {
 		return 0
@@ -98,14 +102,14 @@ func (r Result) Share() float64 {
 	return float64(r.Limit) / float64(r.Median)
 }
 
-// Run measures each size and prints each result to w as soon as it is there. In the plain format a line is
+// Run measures each size and prints each result to w as soon as it is available. In the plain format a line is
 //
 //	NAME ranks=N bytes=B us=T
 //
-// In the table time is the median, algbw the bytes by the time, and busbw what every rank's link carries at least, which
-// can be compared between numbers of ranks (nccl-tests: PERFORMANCE.md). With Limit another column says what share of the
-// limit was reached: the time in which the ranks do the same reads and writes without meeting or adding ("mem", "shm"), or
-// exchange the same bytes over bare sockets ("tcp").
+// In the table time is the median, algbw is bytes divided by time, and busbw is the least traffic of every rank's link, which
+// is comparable between numbers of ranks (nccl-tests: PERFORMANCE.md). With Limit another column shows the share of the
+// limit that was reached: the time in which the ranks do the same reads and writes without synchronising or adding ("mem",
+// "shm"), or exchange the same bytes over plain sockets ("tcp").
 func Run(ctx context.Context, w io.Writer, opts Options) error {
 	opts, err := opts.filled()
 	if err != nil {
@@ -128,8 +132,8 @@ func Measure(ctx context.Context, opts Options) ([]Result, error) {
 	return out, err
 }
 
-// measureAll measures every size and tells each. The limit of a size is measured just before and just after it, so that a
-// moment in which the machine is slow concerns both.
+// measureAll measures every size and reports each. It measures the limit of a size just before and just after
+// the size, so that a temporary slowdown of the machine affects both.
 func measureAll(ctx context.Context, opts Options, tell func(Result) error) error {
 	if !opts.Limit || opts.Op == collective.Barrier {
 		return measureSizes(ctx, opts, tell)
@@ -161,7 +165,7 @@ func measureAll(ctx context.Context, opts Options, tell func(Result) error) erro
 	return nil
 }
 
-// measureSizes measures every size with one group, and tells each.
+// measureSizes measures every size with one group, and reports each.
 func measureSizes(ctx context.Context, opts Options, tell func(Result) error) error {
 	if Transports[opts.Transport].here == nil {
 		return spawn(ctx, opts, tell)
@@ -177,7 +181,8 @@ func measureSizes(ctx context.Context, opts Options, tell func(Result) error) er
 	return err
 }
 
-// count returns the elements of a vector of a size, rounded down so that every rank has the same part.
+// count returns the number of elements of a vector of this size, rounded down so that every rank has the same
+// part.
 func (o *Options) count(size int) int {
 	count := size / o.Type.Bytes()
 	if parted(o.Op) {
@@ -186,7 +191,7 @@ func (o *Options) count(size int) int {
 	return count
 }
 
-// result returns what rank 0's times say.
+// result computes the result from rank 0's times.
 func (o *Options) result(bytes int, times []time.Duration) Result {
 	slices.Sort(times)
 	r := Result{
@@ -200,7 +205,7 @@ func (o *Options) result(bytes int, times []time.Duration) Result {
 	return r
 }
 
-// busFactor is how much of the vector each rank's link carries at least (nccl-tests' PERFORMANCE.md).
+// busFactor is the least fraction of the vector that each rank's link carries (nccl-tests' PERFORMANCE.md).
 func busFactor(op collective.Op, ranks int) float64 {
 	n := float64(ranks)
 	switch op {
@@ -223,14 +228,14 @@ func (o *Options) calls(bytes int) int {
 	case bytes >= 1<<20:
 		calls = 40
 	}
-	if crowd := o.Ranks / max(1, o.Processors); crowd > 8 { // a call takes longer by more than that
-		calls = max(calls*8/crowd, 3)
+	if perCore := o.Ranks / max(1, o.Processors); perCore > 8 { // beyond that a call takes longer
+		calls = max(calls*8/perCore, 3)
 	}
 	return calls
 }
 
-// Memory returns the bytes that all ranks together take at least to measure a size: what they give, what they get, and what that
-// is compared with.
+// Memory returns the least memory, in bytes, that all ranks together need to measure a size: sources,
+// destinations, and the expected results.
 func (o *Options) Memory(size int) int {
 	give, get := o.Ranks, o.Ranks // whole vectors, of all ranks
 	switch o.Op {
@@ -254,7 +259,7 @@ func (o *Options) Memory(size int) int {
 	return size * vectors
 }
 
-// filled returns o with its defaults, or what is wrong with it.
+// filled returns o with its defaults filled in, or what is invalid.
 func (o Options) filled() (Options, error) {
 	if o.Op == 0 {
 		o.Op = collective.AllReduce
@@ -283,7 +288,7 @@ func (o Options) filled() (Options, error) {
 	t, ok := Transports[o.Transport]
 	switch {
 	case !ok:
-		return o, fmt.Errorf("bench: no transport %q: want %s", o.Transport, TransportNames())
+		return o, fmt.Errorf("bench: unknown transport %q: want %s", o.Transport, TransportNames())
 	case t.lack() != "":
 		return o, fmt.Errorf("bench: transport %s: %s", o.Transport, t.lack())
 	case o.Ranks < 1 || o.Ranks > RanksMax:
@@ -295,7 +300,7 @@ func (o Options) filled() (Options, error) {
 	case o.Root < 0 || o.Root >= o.Ranks:
 		return o, fmt.Errorf("bench: root %d of %d ranks", o.Root, o.Ranks)
 	case !slices.Contains([]string{"plain", "table", "json"}, o.Format):
-		return o, fmt.Errorf("bench: no format %q: want plain, table or json", o.Format)
+		return o, fmt.Errorf("bench: unknown format %q: want plain, table or json", o.Format)
 	case !o.Type.IsNumeric():
 		return o, fmt.Errorf("bench: elements of %v: want a numeric dtype", o.Type)
 	}
@@ -318,22 +323,22 @@ func (o Options) filled() (Options, error) {
 	case o.Processes > 1 && t.here != nil:
 		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport, o.Processes)
 	case t.here == nil && o.Worker == nil:
-		return o, fmt.Errorf("bench: transport %s joins processes, and there is no command for them", o.Transport)
+		return o, fmt.Errorf("bench: transport %s joins processes, and Options.Worker is not set", o.Transport)
 	case o.Buffers != "shared" && o.Buffers != "ordinary":
-		return o, fmt.Errorf("bench: no buffers %q: want shared or ordinary", o.Buffers)
+		return o, fmt.Errorf("bench: unknown buffers %q: want shared or ordinary", o.Buffers)
 	}
 	for _, size := range o.Sizes {
 		if element := o.Type.Bytes(); size%element != 0 || size <= 0 && o.Op != collective.Barrier {
 			return o, fmt.Errorf("bench: size %d: want a multiple of %d bytes, the size of a %v", size, element, o.Type)
 		}
 		if left, ok := memlimit.Available(); ok && int64(o.Memory(size)) > left {
-			return o, fmt.Errorf("bench: size %d: %d ranks take at least %d bytes of memory for it, and %d are left here: want smaller sizes or fewer ranks", size, o.Ranks, o.Memory(size), left)
+			return o, fmt.Errorf("bench: size %d: %d ranks take at least %d bytes of memory for it, and %d are available: want smaller sizes or fewer ranks", size, o.Ranks, o.Memory(size), left)
 		}
 	}
 	return o, nil
 }
 
-// cores returns the processors that the ranks share.
+// cores returns the number of processors that the ranks share.
 func cores() int { return runtime.GOMAXPROCS(0) }
 
 // TransportNames returns the names of the transports that can be measured here.

@@ -127,19 +127,19 @@ func TestWrongOptions(t *testing.T) {
 		opts bench.Options
 		says string
 	}{
-		{bench.Options{Transport: "pigeon"}, `no transport "pigeon": want`},
+		{bench.Options{Transport: "pigeon"}, `unknown transport "pigeon": want`},
 		{bench.Options{Ranks: -1}, "-1 ranks"},
 		{bench.Options{Sizes: []int{5}}, "size 5: want a multiple of 4"},
 		{bench.Options{Sizes: []int{0}}, "size 0: want a multiple of 4"},
-		{bench.Options{Format: "poem"}, `no format "poem": want plain, table or json`},
+		{bench.Options{Format: "poem"}, `unknown format "poem": want plain, table or json`},
 		{bench.Options{Sizes: []int{4}, Algorithm: "magic"}, `no algorithm "magic"`},
 		{bench.Options{Op: collective.Send, Ranks: 1}, "a send needs two"},
 		{bench.Options{Op: collective.Broadcast, Root: 2}, "root 2 of 2 ranks"},
 		{bench.Options{Type: tensor.Bool}, "want a numeric dtype"},
 		{bench.Options{Transport: "mem", Processes: 2}, "not 2 processes"},
-		{bench.Options{Transport: "tcp"}, "there is no command for them"},
+		{bench.Options{Transport: "tcp"}, "Options.Worker is not set"},
 		{bench.Options{Transport: "tcp", Processes: 3, Worker: worker}, "at least one rank a process"},
-		{bench.Options{Buffers: "fluffy"}, `no buffers "fluffy"`},
+		{bench.Options{Buffers: "fluffy"}, `unknown buffers "fluffy"`},
 		{bench.Options{Reduce: collective.Mean, Type: tensor.Int32, Sizes: []int{4}}, "integers have no true mean"},
 	} {
 		if _, err := bench.Measure(t.Context(), test.opts); err == nil || !strings.Contains(err.Error(), test.says) {
@@ -163,7 +163,7 @@ func TestWorkerFails(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_, err := bench.Measure(ctx, bench.Options{Transport: "tcp", Sizes: []int{4}, Worker: broken})
-	if err == nil || !strings.Contains(err.Error(), `no work for process 0 of 2 with 2 ranks over "pigeon"`) {
+	if err == nil || !strings.Contains(err.Error(), `invalid job for process 0 of 2 with 2 ranks over "pigeon"`) {
 		t.Errorf("%v", err)
 	}
 	for _, cmd := range started {

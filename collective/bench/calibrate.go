@@ -14,24 +14,24 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Calibration says how [Calibrate] measures.
+// Calibration configures [Calibrate].
 type Calibration struct {
 	Transports []string      // of "mem", "shm" and "tcp"
-	Machine    string        // what the table is to say of the machine
+	Machine    string        // the table's description of the machine
 	Worker     WorkerCommand // as in [Options]
 	Calls      int           // timed calls of each measurement; default 60
 	Progress   func(format string, args ...any)
 }
 
-// What calibration measures: sizes at which a correction is kept, and operations.
+// What calibration measures: the sizes of the corrections, and the operations.
 var (
 	correctedSizes = []int{1 << 10, 16 << 10, 256 << 10, 4 << 20}
 	correctedOps   = []collective.Op{collective.AllReduce, collective.Broadcast, collective.AllGather, collective.ReduceScatter}
 )
 
-// Calibrate measures what this machine takes and returns it as a table for the chooser: rates of copying and combining,
-// latency and bandwidth of each transport, and for each algorithm how far the prediction from these is off. What lies
-// between hosts stays as in the built-in table.
+// Calibrate measures this machine and returns the result as a table for the chooser: rates of copying and
+// combining, latency and bandwidth of each transport, and for each algorithm the ratio of measured to
+// predicted time. The numbers for links between hosts are those of the built-in table.
 func Calibrate(ctx context.Context, c Calibration) (*chooser.Table, error) {
 	if c.Calls == 0 {
 		c.Calls = 60
@@ -66,7 +66,7 @@ func Calibrate(ctx context.Context, c Calibration) (*chooser.Table, error) {
 	return t, nil
 }
 
-// rateBytes is how much is copied and combined at a time: more than the first caches hold.
+// rateBytes is how much is copied and combined at a time: more than the first-level caches hold.
 const rateBytes = 1 << 20
 
 // best returns the shortest of some runs of f.
@@ -144,7 +144,7 @@ func (c *Calibration) correct(ctx context.Context, t *chooser.Table, transport s
 		ranked := t.Rank(p, w)
 		i := slices.IndexFunc(ranked, func(x chooser.Candidate) bool { return x.Algorithm.Name == a.Name })
 		if ranked[i].Err != nil || ranked[i].Cost <= 0 {
-			continue // too large for it, say
+			continue // for example, it is too large for the algorithm
 		}
 		took, err := c.median(ctx, transport, op, size, a.Name, ranks)
 		if err != nil {
@@ -157,10 +157,10 @@ func (c *Calibration) correct(ctx context.Context, t *chooser.Table, transport s
 	return nil
 }
 
-// stageBytes is what the transports' stages hold for one call, about.
+// stageBytes is about what the transports' staging buffers hold for one call.
 const stageBytes = 1 << 20
 
-// problem returns what the chooser is asked for a size.
+// problem returns the chooser's input for a size.
 func (o *Options) problem(size int) (plan.Problem, chooser.Where) {
 	t := Transports[o.Transport]
 	p := plan.Problem{Op: o.Op, Reduce: o.Reduce, Size: o.Ranks, Count: o.count(size), Root: o.Root, Places: make([]plan.Place, o.Ranks)}
@@ -187,7 +187,7 @@ func (o *Options) problem(size int) (plan.Problem, chooser.Where) {
 	return p, w
 }
 
-// Explain says for each size which algorithm would be taken, and why: a text each.
+// Explain describes, as one text for each size, which algorithm would be chosen, and why.
 func Explain(opts Options) ([]string, error) {
 	opts, err := opts.filled()
 	if err != nil {

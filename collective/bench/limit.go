@@ -14,12 +14,13 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// limitRuns is how often a limit is measured before and after what it bounds; the best of all counts.
+// limitRuns is how often a limit is measured before and after the measurement that it bounds; the best of all
+// counts.
 const limitRuns = 5
 
-// limitOf returns the time in which nothing could be faster on this machine: over memory, the ranks' reads and writes as
-// plain copies, at the same time, without meeting or adding; over sockets, the bytes that every rank's link must carry
-// at least, both ways at once, without headers.
+// limitOf returns a lower bound of the operation's time on this machine: over memory, the ranks' reads and
+// writes as plain copies, concurrently, without synchronising or adding; over sockets, the least bytes of
+// every rank's link, in both directions at once, without headers.
 func limitOf(o Options, bytes int) (time.Duration, error) {
 	if Transports[o.Transport].join != nil && Transports[o.Transport].frames {
 		return socketLimit(o, bytes)
@@ -27,10 +28,10 @@ func limitOf(o Options, bytes int) (time.Duration, error) {
 	return MemoryLimit(o.Op, o.Ranks, bytes), nil
 }
 
-// traffic is how much a rank reads and writes of a vector.
+// traffic is how much of a vector a rank reads and writes.
 type traffic struct{ reads, writes int }
 
-// trafficOf returns the traffic of the busiest rank, spread evenly where the operation allows it.
+// trafficOf returns the traffic of the busiest rank, balanced where the operation allows it.
 func trafficOf(op collective.Op, ranks, bytes int) traffic {
 	switch op {
 	case collective.AllReduce, collective.AllGather, collective.AllToAll, collective.Broadcast, collective.Send:
@@ -41,13 +42,14 @@ func trafficOf(op collective.Op, ranks, bytes int) traffic {
 	return traffic{bytes / ranks, bytes / ranks} // Gather, Scatter: each rank moves its part
 }
 
-// MemoryLimit returns the time in which so many goroutines at once read and write what the ranks of an operation on bytes must, as plain
-// copies, without meeting or adding: nothing in memory can be faster.
+// MemoryLimit returns the time in which this many goroutines concurrently read and write what the ranks of an
+// operation on bytes must, as plain copies, without synchronising or adding. No implementation in memory can
+// be faster.
 func MemoryLimit(op collective.Op, ranks, bytes int) time.Duration {
-	defer debug.FreeOSMemory() // or what is measured next shares the machine with the garbage collector
+	defer debug.FreeOSMemory() // or the next measurement would share the machine with the garbage collector
 	t := trafficOf(op, ranks, bytes)
-	const cached = 16 << 10                   // what is read and not written goes here, which stays in the first cache
-	repeats := max(1, cached/max(1, t.reads)) // what takes less than a look at the clock is timed many times over
+	const cached = 16 << 10                   // data that is read and not written is copied here, which stays in the first-level cache
+	repeats := max(1, cached/max(1, t.reads)) // copies that are too short for the clock are timed many times over
 	if op == collective.Send {
 		ranks /= 2
 	}
@@ -63,9 +65,9 @@ func MemoryLimit(op collective.Op, ranks, bytes int) time.Duration {
 	}
 	best := time.Duration(1<<63 - 1)
 	for run := range 2 * limitRuns {
-		piece := t.writes // in which copies go past the caches
+		piece := t.writes // with which copies use streaming stores
 		if run%2 == 1 {
-			piece = min(t.writes, 256<<10) // in which they do not: better if all fits there
+			piece = min(t.writes, 256<<10) // with which they do not: better if everything fits there
 		}
 		best = min(best, together(ranks, func(i int) {
 			m := &all[i]
@@ -83,8 +85,9 @@ func MemoryLimit(op collective.Op, ranks, bytes int) time.Duration {
 	return max(1, best/time.Duration(repeats))
 }
 
-// together returns the time that f takes on some goroutines at once, from when all are there to when the last is done. They
-// begin as spinning ranks do: one that is woken by another would run after it, alone with the memory.
+// together returns the time that f takes on several goroutines at once, from when all have arrived to when
+// the last one is done. They begin as spinning ranks do: a goroutine that another one wakes would run after
+// it, with the memory to itself.
 func together(ranks int, f func(i int)) time.Duration {
 	var ready atomic.Int32
 	var wg sync.WaitGroup
@@ -103,7 +106,7 @@ func together(ranks int, f func(i int)) time.Duration {
 	return slices.MaxFunc(ended, time.Time.Compare).Sub(slices.MinFunc(began, time.Time.Compare))
 }
 
-// socketLimit times a bare exchange around a ring of connections.
+// socketLimit times a plain exchange around a ring of connections.
 func socketLimit(o Options, bytes int) (time.Duration, error) {
 	carried := int(float64(bytes) * busFactor(o.Op, o.Ranks))
 	out, in := make([]net.Conn, o.Ranks), make([]net.Conn, o.Ranks)

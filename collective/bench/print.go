@@ -45,7 +45,7 @@ func (p *printer) print(r Result) error {
 	return err
 }
 
-// decimals is how many a time is written with: one, but three of what is less than a microsecond.
+// decimals returns the number of decimals of a time: one, but three for less than a microsecond.
 func decimals(d time.Duration) int {
 	if d < time.Microsecond {
 		return 3

@@ -16,18 +16,18 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mixed"
 )
 
-// WorkerCommand makes the command of one process, which is to call [Work] with what follows. Its standard input and output
-// belong to the measurement.
+// WorkerCommand returns the command of one process. That process must call [Work] with the job. Its standard
+// input and output belong to the measurement.
 type WorkerCommand func(ctx context.Context, job string) *exec.Cmd
 
-// job is what a process of a measurement has to know. It travels as JSON.
+// job is the configuration of one process of a measurement. It is sent as JSON.
 type job struct {
 	Options Options
 	Process int
-	Meeting string // a name that no other measurement on this host has
+	Meeting string // a name that is unique among the measurements on this host
 }
 
-// ranks returns the ranks of a process: as evenly as they go, the first processes having one more.
+// ranks returns the ranks of a process: balanced; the first processes have one more.
 func (j *job) ranks() []int {
 	each, more := j.Options.Ranks/j.Options.Processes, j.Options.Ranks%j.Options.Processes
 	first := j.Process*each + min(j.Process, more)
@@ -52,8 +52,8 @@ type child struct {
 func (c *child) Read(b []byte) (int, error)  { return c.out.Read(b) }
 func (c *child) Write(b []byte) (int, error) { return c.in.Write(b) }
 
-// spawn measures on several processes: it starts them, tells them of each other, and reads rank 0's results. None of them is
-// left behind.
+// spawn measures on several processes: it starts them, connects them to each other, and reads rank 0's
+// results. It leaves no process behind.
 func spawn(ctx context.Context, opts Options, tell func(Result) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -91,7 +91,7 @@ func spawn(ctx context.Context, opts Options, tell func(Result) error) error {
 	return errors.Join(waitAll(children, err)...)
 }
 
-// readResults tells what rank 0's process writes, a line of JSON a result.
+// readResults reports what rank 0's process writes, one line of JSON per result.
 func readResults(r io.Reader, tell func(Result) error) error {
 	d := json.NewDecoder(r)
 	for {
@@ -108,7 +108,8 @@ func readResults(r io.Reader, tell func(Result) error) error {
 	}
 }
 
-// waitAll waits for the processes, and returns what they said of a failure; what went wrong here only if they said nothing.
+// waitAll waits for the processes, and returns their error messages; the error err of this process only if
+// there are none.
 func waitAll(children []*child, err error) []error {
 	var errs []error
 	for i, c := range children {
@@ -133,12 +134,12 @@ func waitAll(children []*child, err error) []error {
 func Work(ctx context.Context, text string, r io.Reader, w io.Writer) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		return fmt.Errorf("bench: the description of the work: %w", err)
+		return fmt.Errorf("bench: decoding the job: %w", err)
 	}
 	o := &j.Options
 	t, ok := Transports[o.Transport]
 	if !ok || t.Goroutines() || o.Processes < 1 || o.Ranks < o.Processes || j.Process < 0 || j.Process >= o.Processes {
-		return fmt.Errorf("bench: no work for process %d of %d with %d ranks over %q", j.Process, o.Processes, o.Ranks, o.Transport)
+		return fmt.Errorf("bench: invalid job for process %d of %d with %d ranks over %q", j.Process, o.Processes, o.Ranks, o.Transport)
 	}
 	ends, err := t.join(ctx, &j, link{r, w})
 	if err != nil {

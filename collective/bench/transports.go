@@ -12,19 +12,19 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Transport is a way to join the ranks that can be measured.
+// Transport is a way to connect the ranks of a measurement.
 type Transport struct {
-	About   string                               // in a few words
+	About   string                               // a short description
 	frames  bool                                 // no memory is shared between processes
 	buffers string                               // the default of Options.Buffers
-	here    func(ranks int) []transport.Endpoint // joins the ranks of this process; nil: they are processes
-	lacks   func() string                        // why it cannot be used here; nil or empty: it can
+	here    func(ranks int) []transport.Endpoint // connects the ranks of this process; nil: they are processes
+	lacks   func() string                        // the reason why it cannot be used here; nil or empty: it can
 
-	// join joins the ranks of one process with those of the others, which it meets through the parent.
+	// join connects the ranks of one process with those of the others, through the parent process.
 	join func(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error)
 }
 
-// processes returns how many processes ranks are spread over by default.
+// processes returns how many processes the ranks use by default.
 func (t *Transport) processes(ranks int) int {
 	if t.here != nil {
 		return 1
@@ -32,8 +32,8 @@ func (t *Transport) processes(ranks int) int {
 	return ranks
 }
 
-// Transports are the transports that can be measured, by name. Those of processes may have several ranks in each, which then
-// reach each other's memory.
+// Transports are the transports that can be measured, by name. The processes of a transport between processes
+// may have several ranks each; those access each other's memory.
 var Transports = map[string]*Transport{
 	"mem":  {About: "goroutines of one process that reach each other's memory", buffers: "shared", here: mem.New},
 	"pipe": {About: "goroutines of one process that exchange frames", frames: true, buffers: "ordinary", here: mem.NewPipes},
@@ -41,10 +41,10 @@ var Transports = map[string]*Transport{
 	"tcp":  {About: "processes that exchange frames over loopback sockets", frames: true, buffers: "ordinary", join: joinTCP},
 }
 
-// Goroutines reports whether it joins goroutines of one process, and not processes.
+// Goroutines reports whether it connects goroutines of one process rather than processes.
 func (t *Transport) Goroutines() bool { return t.here != nil }
 
-// lack returns why the transport cannot be used here, or nothing.
+// lack returns why the transport cannot be used here, or "".
 func (t *Transport) lack() string {
 	if t.lacks == nil {
 		return ""

@@ -12,22 +12,22 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// part is one rank's part in a call: what it gives and gets, and what it must have got in the end.
+// part is one rank's part in a call: its source, its destination, and the expected result.
 type part struct {
-	idle bool // this rank takes no part: a send between others
+	idle bool // this rank takes no part: a send between other ranks
 	call collective.Call
 	want []byte
 	free []tensor.Memory
 }
 
-// newPart makes rank's part in a call over a vector of count elements, which is divisible by the number of ranks where
-// every rank has a part of it.
+// newPart makes rank's part in a call over a vector of count elements. count is divisible by the number of
+// ranks where every rank has a part of the vector.
 func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 	n, rank := c.Size(), c.Rank()
 	each := count / n
 	p := &part{call: collective.Call{Op: o.Op, Reduce: o.Reduce, Type: o.Type, Root: o.Root}}
 	give, get := count, count // elements
-	first := 0                // of the elements in Src, in the whole vector
+	first := 0                // index in the whole vector of the first element of Src
 	value := func(i int) float64 { return 0 }
 	sum := func(i int) float64 { return fold(o.Reduce, n, i) }
 	whole := func(i int) float64 { return contribution(o.Reduce, i/max(1, each), n, i) }
@@ -89,7 +89,8 @@ func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 	return p, err
 }
 
-// contribution is what a rank gives at an element: small whole numbers, whose sums and products are exact in every dtype.
+// contribution is the value that a rank contributes at an element: small whole numbers, whose sums and
+// products are exact in every dtype.
 func contribution(op collective.ReduceOp, rank, ranks, i int) float64 {
 	if op == collective.Prod {
 		if i%ranks == rank {
@@ -142,7 +143,7 @@ func elements(t collective.DType, n int, value func(i int) float64) []byte {
 		fill[float64](p, n, value)
 	case tensor.Float32:
 		fill[float32](p, n, value)
-	default: // half width
+	default: // half precision
 		wide := make([]float32, n)
 		fill[float32](unsafe.Pointer(&wide[0]), n, value)
 		kernel.Convert(t, tensor.Float32, p, unsafe.Pointer(&wide[0]), n)
@@ -158,7 +159,7 @@ func fill[T uint8 | uint16 | uint32 | uint64 | float32 | float64](p unsafe.Point
 	}
 }
 
-// memory returns memory of the kind asked for, with that content.
+// memory returns memory of the requested kind with this content.
 func (p *part) memory(c collective.Communicator, o *Options, content []byte) (tensor.Memory, error) {
 	if o.Buffers == "ordinary" || len(content) == 0 {
 		return tensor.HostMemory(content), nil
@@ -186,7 +187,7 @@ func (p *part) close() {
 	}
 }
 
-// check holds the result against what it must be.
+// check compares the result with the expected one.
 func (p *part) check(rank int) error {
 	if p.idle || len(p.want) == 0 {
 		return nil
@@ -204,7 +205,7 @@ func (p *part) check(rank int) error {
 	return nil
 }
 
-// measureGroup measures every size on the ranks of this process, and tells rank 0's results.
+// measureGroup measures every size on the ranks of this process, and reports rank 0's results.
 func measureGroup(ctx context.Context, group collective.Group, opts Options, tell func(Result) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -264,7 +265,7 @@ func measure(ctx context.Context, c collective.Communicator, opts *Options, coun
 	defer p.close()
 	barrier := &collective.Call{Op: collective.Barrier}
 	calls := opts.calls(count * opts.Type.Bytes())
-	times := make([]time.Duration, 0) // of rank 0, who alone tells them
+	times := make([]time.Duration, 0) // of rank 0, the only one that reports them
 	if c.Rank() == 0 {
 		times = make([]time.Duration, calls)
 	}
@@ -285,5 +286,5 @@ func measure(ctx context.Context, c collective.Communicator, opts *Options, coun
 	if err := p.check(c.Rank()); err != nil {
 		return nil, err
 	}
-	return times, c.Do(ctx, barrier) // no rank takes its memory away while another is in the last call
+	return times, c.Do(ctx, barrier) // no rank may release its memory while another is in the last call
 }

@@ -1,10 +1,10 @@
-// Package chooser says which algorithm carries out a collective. What it knows is data: a [Table] of what moving,
-// copying and combining bytes costs, of how far the cost functions are off for an algorithm, and of rules that need no
-// cost. [Default] is the built-in table; [Table.Save] and [Load] keep one measured on a machine
-// (lockstep bench --calibrate writes it).
+// Package chooser selects the algorithm that executes a collective. Its inputs are data: a [Table] with the
+// cost of transferring, copying and combining bytes, with a correction of the cost function of each
+// algorithm, and with rules that need no cost. [Default] is the built-in table; [Table.Save] and [Load] store
+// a table measured on a machine (lockstep bench --calibrate writes it).
 //
-// The choice is a pure function of the problem and the table. Ranks whose tables differ may choose differently; their
-// first frames then say that the algorithms differ.
+// The choice is a pure function of the problem and the table. Ranks with different tables may choose
+// different algorithms; their first frames then report that the algorithms differ.
 package chooser
 
 import (
@@ -17,28 +17,30 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
-// Where says what a problem is carried out on.
+// Where describes the transports and the host on which a problem is executed.
 type Where struct {
-	Memory       string // the transport by which the ranks of a domain reach each other's memory ("mem", "shm"); empty: there is none
+	// the transport by which the ranks of a domain access each other's memory ("mem", "shm"); empty: none
+	Memory       string
 	Frames       string // the transport of frames within a host: "mem", "shm", "unix", "tcp"; empty: as Memory
 	ElementBytes int    // of an element in the partial sums' type; 0: 1
 	Cores        int    // processors of this host; 0: as many as ranks
 }
 
-// Candidate is one algorithm for a problem, as [Table.Rank] judges it.
+// Candidate is one algorithm for a problem, as rated by [Table.Rank].
 type Candidate struct {
 	Algorithm plan.Algorithm
 	Cost      time.Duration // predicted by the algorithm's cost function
-	Factor    float64       // by which measured times differ from predicted ones, as far as the table knows
+	Factor    float64       // ratio of measured to predicted time, as far as the table knows it
 	Rule      bool          // a rule of the table names it
-	Err       error         // why it does not fit, or nil
+	Err       error         // why it does not fit; nil if it does
 }
 
-// Time is what the candidate is expected to take.
+// Time returns the expected time of the candidate.
 func (c Candidate) Time() time.Duration { return time.Duration(float64(c.Cost) * c.Factor) }
 
-// Rank returns all algorithms for a problem, the best first: one that a rule of the table names; then those that fit, by
-// their time; then the others. Where times are equal the order of [plan.Algorithms] decides.
+// Rank returns all algorithms for a problem, the best first: the one that a rule of the table names; then
+// those that fit, by their time; then the others. Where times are equal, the order of [plan.Algorithms]
+// decides.
 func (t *Table) Rank(p plan.Problem, w Where) []Candidate {
 	links, over := t.links(w), w.over(p)
 	bytes := p.Count * max(1, w.ElementBytes)
@@ -72,7 +74,7 @@ func before(yes bool) int {
 	return 1
 }
 
-// Choose returns the best algorithm for a problem, or why there is none.
+// Choose returns the best algorithm for a problem. It fails with the reasons if no algorithm fits.
 func (t *Table) Choose(p plan.Problem, w Where) (plan.Algorithm, error) {
 	ranked := t.Rank(p, w)
 	if best := ranked[0]; best.Err == nil {
@@ -85,7 +87,7 @@ func (t *Table) Choose(p plan.Problem, w Where) (plan.Algorithm, error) {
 	return plan.Algorithm{}, fmt.Errorf("collective: no algorithm fits %v: %s", p, strings.Join(why, "; "))
 }
 
-// Named returns the algorithm of that name if it can solve the problem there, else why not.
+// Named returns the algorithm with this name. It fails if that algorithm cannot solve the problem.
 func Named(name string, p plan.Problem, w Where) (plan.Algorithm, error) {
 	a, ok := plan.FindAlgorithm(name)
 	if !ok {
@@ -106,9 +108,9 @@ func Names() []string {
 	return names
 }
 
-var errNoMemory = errors.New("it works in the peers' memory, and no peer's is reached")
+var errNoMemory = errors.New("it works in the peers' memory, and no peer's memory is accessible")
 
-// fits returns why an algorithm cannot solve the problem there, or nil.
+// fits returns nil, or the reason why an algorithm cannot solve the problem.
 func (w Where) fits(a plan.Algorithm, p plan.Problem) error {
 	if err := a.Fits(p); err != nil {
 		return err
@@ -124,8 +126,9 @@ func (w Where) fits(a plan.Algorithm, p plan.Problem) error {
 	return nil
 }
 
-// over names what a problem runs over, as the rows of the table do: the transport of the domain if there is but one, else
-// that of the frames, joined by a plus if it has both. Ranks on several hosts meet over the "network".
+// over returns the table's name for what connects the ranks: the transport of the domain if there is only one
+// domain, else that of the frames, or both joined by a plus. Ranks on several hosts are connected by the
+// "network".
 func (w Where) over(p plan.Problem) string {
 	frames := w.Frames
 	if frames == "" {
@@ -144,7 +147,7 @@ func (w Where) over(p plan.Problem) string {
 	return frames
 }
 
-// spread returns how many domains and hosts the ranks are in, and whether a domain has several of them.
+// spread returns the number of domains and hosts of the ranks, and whether a domain has several ranks.
 func spread(p plan.Problem) (domains, hosts int, shared bool) {
 	if p.Places == nil {
 		return 1, 1, p.Size > 1

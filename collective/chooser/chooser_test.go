@@ -64,7 +64,7 @@ func TestChooseFits(t *testing.T) {
 
 func TestNoMemory(t *testing.T) {
 	p := plan.Problem{Op: plan.AllReduce, Size: 2, Count: 5}
-	if _, err := Named("direct", p, Where{Frames: "tcp"}); err == nil || !strings.Contains(err.Error(), "no peer's is reached") {
+	if _, err := Named("direct", p, Where{Frames: "tcp"}); err == nil || !strings.Contains(err.Error(), "no peer's memory is accessible") {
 		t.Errorf("direct over frames: %v", err)
 	}
 	if _, err := Named("direct", p, Where{Memory: "mem"}); err != nil {

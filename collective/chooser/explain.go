@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
-// Explain writes what would be chosen for a problem, and why: every algorithm with its predicted time, the correction, and
-// where it does not fit the reason. Named is an algorithm that is taken whatever the table says, because of why; empty: the
-// table's choice.
+// Explain describes what would be chosen for a problem, and why: every algorithm with its predicted time, its
+// correction and, if it does not fit, the reason. named is an algorithm that is used whatever the table says,
+// for the reason why; empty: the table's choice.
 func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 	ranked := t.Rank(p, w)
 	links := t.links(w)
@@ -49,7 +49,7 @@ func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 	return b.String()
 }
 
-// rounded keeps three digits or so.
+// rounded keeps about three digits.
 func rounded(d time.Duration) time.Duration {
 	unit := time.Duration(1)
 	for d/unit >= 1000 {
@@ -58,7 +58,7 @@ func rounded(d time.Duration) time.Duration {
 	return d.Round(unit)
 }
 
-// size writes bytes in binary units: "64 KiB".
+// size formats bytes in binary units: "64 KiB".
 func size(bytes int) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	x, unit := float64(bytes), 0

@@ -16,7 +16,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/plan"
 )
 
-// Table is what the chooser knows. Its text is JSON; every field has a unit in its name.
+// Table is the data from which algorithms are chosen. It is stored as JSON; every field has a unit in its
+// name.
 type Table struct {
 	Version     int                  `json:"version"`                  // of this format: [Version]
 	Machine     string               `json:"machine"`                  // what it was measured on
@@ -30,7 +31,7 @@ type Table struct {
 // Version is the version of the table's format.
 const Version = 1
 
-// Transport is what a transport takes. A field that is 0 has no meaning for it.
+// Transport is the cost of a transport. A field that is 0 does not apply to it.
 type Transport struct {
 	Sync  int64   `json:"sync_ns,omitempty"`                // one synchronisation of ranks in memory
 	Read  float64 `json:"read_bytes_per_second,omitempty"`  // by one rank, from another's memory
@@ -38,8 +39,9 @@ type Transport struct {
 	Send  float64 `json:"frame_bytes_per_second,omitempty"` // of one rank's frames, each way
 }
 
-// Correction says how measured times of an algorithm differ from what its cost function predicts. Between the sizes of
-// two corrections the factor is interpolated over the logarithm of the size; beyond them the last one holds.
+// Correction states how measured times of an algorithm differ from the prediction of its cost function.
+// Between the sizes of two corrections the factor is interpolated over the logarithm of the size; beyond them
+// the nearest one applies.
 type Correction struct {
 	Algorithm string  `json:"algorithm"`
 	Operation string  `json:"operation"` // "all_reduce"
@@ -48,8 +50,8 @@ type Correction struct {
 	Factor    float64 `json:"factor"` // measured / predicted
 }
 
-// Rule names the algorithm for some problems, whatever it is predicted to cost. The first rule that applies, and whose
-// algorithm fits, decides.
+// Rule names the algorithm for some problems, independent of its predicted cost. The first rule that applies,
+// and whose algorithm fits, decides.
 type Rule struct {
 	Operation string `json:"operation,omitempty"` // empty: every one
 	Over      string `json:"over,omitempty"`      // empty: every one
@@ -74,7 +76,8 @@ var parsed = sync.OnceValue(func() *Table {
 // Default returns the built-in table. It must not be changed.
 func Default() *Table { return parsed() }
 
-// Parse reads a table, or says what is wrong with it. What is unknown is refused, so that a slip of the pen has an effect.
+// Parse parses and validates a table. Unknown fields and names are errors, so that a misspelling does not go
+// unnoticed.
 func Parse(text []byte) (*Table, error) {
 	t := &Table{}
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -94,19 +97,20 @@ func Parse(text []byte) (*Table, error) {
 // tableBytesMax bounds the file of a table.
 const tableBytesMax = 1 << 20
 
-// Load reads a table from a file of at most a megabyte.
+// Load reads a table from a file of at most one MiB.
 func Load(path string) (*Table, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, tableBytesMax+1)) // what Stat says is no bound: a device has the size 0
+	// the size that Stat reports is no bound: a device has the size 0
+	text, err := io.ReadAll(io.LimitReader(f, tableBytesMax+1))
 	if err != nil {
 		return nil, fmt.Errorf("chooser: %w", err)
 	}
 	if len(text) > tableBytesMax {
-		return nil, fmt.Errorf("chooser: %s: more than %d bytes: a table has at most so many", path, tableBytesMax)
+		return nil, fmt.Errorf("chooser: %s: more than %d bytes, the maximum size of a table", path, tableBytesMax)
 	}
 	t, err := Parse(text)
 	if err != nil {
@@ -115,7 +119,7 @@ func Load(path string) (*Table, error) {
 	return t, nil
 }
 
-// Save writes the table to a file: all of it or nothing.
+// Save writes the table to a file atomically.
 func (t *Table) Save(path string) error {
 	if err := t.check(); err != nil {
 		return fmt.Errorf("chooser: table: %w", err)
@@ -128,7 +132,7 @@ func (t *Table) Save(path string) error {
 	if err != nil {
 		return fmt.Errorf("chooser: %w", err)
 	}
-	defer os.Remove(f.Name()) // nothing is left to remove once it is renamed
+	defer os.Remove(f.Name()) // after the rename this removes nothing
 	_, err = f.Write(append(text, '\n'))
 	if e := f.Chmod(0o644); err == nil {
 		err = e
@@ -173,7 +177,7 @@ func (t *Table) check() error {
 			return fmt.Errorf("rule %d: %w", i, err)
 		}
 		if r.RanksMin < 0 || r.BytesMin < 0 || r.RanksMax != 0 && r.RanksMax < r.RanksMin || r.BytesMax != 0 && r.BytesMax < r.BytesMin {
-			return fmt.Errorf("rule %d: a range that holds nothing", i)
+			return fmt.Errorf("rule %d: an empty range", i)
 		}
 	}
 	return nil
@@ -181,7 +185,7 @@ func (t *Table) check() error {
 
 func rate(x float64) bool { return x > 0 && !math.IsInf(x, 0) }
 
-// known returns an error if there is no such algorithm or operation; an empty operation stands for all.
+// known returns an error if an algorithm or operation does not exist; an empty operation means all.
 func known(algorithm, operation string) error {
 	if _, ok := plan.FindAlgorithm(algorithm); !ok {
 		return fmt.Errorf("no algorithm %q: want one of %v", algorithm, Names())
@@ -197,8 +201,8 @@ func known(algorithm, operation string) error {
 	return fmt.Errorf("no operation %q", operation)
 }
 
-// links returns the table's numbers as cost functions want them. A transport that the table does not know is taken for the
-// network: the safe guess is the slow one.
+// links returns the table's numbers in the form of the cost functions. A transport that is not in the table
+// has the numbers of the network: it is safer to overestimate the cost.
 func (t *Table) links(w Where) plan.Links {
 	memory, frames := t.Transports[w.Memory], w.Frames
 	if frames == "" {
@@ -220,7 +224,7 @@ func (t *Table) links(w Where) plan.Links {
 	}
 }
 
-// rule returns the algorithm that the first rule names that applies and fits, or nothing.
+// rule returns the algorithm of the first rule that applies and fits, or "".
 func (t *Table) rule(p plan.Problem, w Where, bytes int) string {
 	over := w.over(p)
 	for _, r := range t.Rules {
@@ -237,7 +241,7 @@ func (t *Table) rule(p plan.Problem, w Where, bytes int) string {
 	return ""
 }
 
-// factor returns the correction for a size: interpolated between its neighbours, 1 if there is none.
+// factor returns the correction for a size: interpolated between its neighbours, or 1 if the table has none.
 func (t *Table) factor(algorithm string, op plan.Op, over string, bytes int) float64 {
 	var below, above *Correction
 	for i := range t.Corrections {
@@ -266,7 +270,7 @@ func (t *Table) factor(algorithm string, op plan.Op, over string, bytes int) flo
 
 func logOf(bytes int) float64 { return math.Log2(float64(bytes + 1)) }
 
-// Over returns the names that the table has numbers for, in order.
+// Over returns the names for which the table has numbers, in order.
 func (t *Table) Over() []string {
 	var names []string
 	for name := range t.Transports {

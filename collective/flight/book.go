@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// keptRanks is how many ranks of communicators that failed and were closed a [Book] keeps.
+// keptRanks is how many ranks of failed and closed communicators a [Book] keeps.
 const keptRanks = 64
 
-// Keeper is a rank of a communicator that remembers its last calls.
+// Keeper is a rank of a communicator that records its last calls.
 type Keeper interface {
 	comparable
-	// Flight returns what it remembers. It may be called at any time, also while the rank is in a call.
+	// Flight returns the rank's record. It may be called at any time, also while the rank is in a call.
 	Flight() Rank
 }
 
-// Book keeps what the local ranks of a communicator remember, and those of all that come from it by Split and Rebuild. The zero value is
-// empty. It is safe for use by several goroutines.
+// Book collects the records of the local ranks of a communicator, and of all communicators that Split and
+// Rebuild derive from it. The zero value is empty. It is safe for concurrent use.
 type Book[K Keeper] struct {
 	mu     sync.Mutex
 	ranks  []K
@@ -30,7 +30,7 @@ func (b *Book[K]) Add(k K) {
 	b.ranks = append(b.ranks, k)
 }
 
-// Remove forgets a rank that is closed; what it remembers is kept if its communicator has failed.
+// Remove removes a closed rank; its record is kept if its communicator has failed.
 func (b *Book[K]) Remove(k K, failed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -44,7 +44,7 @@ func (b *Book[K]) Remove(k K, failed bool) {
 	b.closed = append(b.closed, k.Flight())
 }
 
-// All returns what all remember.
+// All returns the records of all ranks.
 func (b *Book[K]) All() []Rank {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"unicode"
 )
 
-// Version is the version of the file format: JSON lines. The first one holds {"flight": Header}, then come for each rank one that holds
-// {"rank": Rank} and, in their order, one for each of its calls: {"call": Call}.
+// Version is the version of the file format: JSON lines. The first line is {"flight": Header}. For each rank
+// follow a line {"rank": Rank} and, in their order, one line for each of its calls: {"call": Call}.
 const Version = 1
 
-// Bounds of what is read: a worker with so many ranks and communicators writes less.
+// Bounds of what is read: a worker with the maximum of ranks and communicators writes less.
 const (
 	fileMax  = 256 << 20 // bytes
 	lineMax  = 4 << 20
@@ -28,7 +28,7 @@ const (
 	sizeMax  = 1 << 24 // ranks of a communicator
 )
 
-// line is a line of a file: one of these.
+// line is a line of a file: exactly one field is set.
 type line struct {
 	Flight *Header `json:"flight,omitempty"`
 	Rank   *Rank   `json:"rank,omitempty"`
@@ -38,7 +38,7 @@ type line struct {
 // Name returns the name of a file: flight-<epoch>-<worker>.jsonl.
 func (f *File) Name() string { return fmt.Sprintf("flight-%d-%d.jsonl", f.Epoch, f.Worker) }
 
-// Encode writes a file.
+// Encode writes a file to w.
 func Encode(w io.Writer, f *File) error {
 	h := f.Header
 	h.Version = Version
@@ -54,7 +54,7 @@ func Encode(w io.Writer, f *File) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("flight: writing records: %w", err)
+		return fmt.Errorf("flight: encoding records: %w", err)
 	}
 	return nil
 }
@@ -66,8 +66,8 @@ func cut(s string) string {
 	return strings.ToValidUTF8(s[:textMax-len("…")], "") + "…"
 }
 
-// Write puts a file into a folder, which it makes if need be, as [File.Name]. One that is there is replaced; a reader sees the old one
-// or the new one, never a part.
+// Write writes a file into a folder under the name File.Name. It creates the folder if necessary and replaces
+// an existing file atomically: a reader sees the old file or the new one, never a part.
 func Write(folder string, f *File) error {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return fmt.Errorf("flight: folder for records: %w", err)
@@ -88,8 +88,8 @@ func Write(folder string, f *File) error {
 	return nil
 }
 
-// Read returns the files of a folder, by epoch, then by worker. What cannot be read is left out and named in the error, which comes with
-// the others.
+// Read returns the files of a folder, ordered by epoch, then by worker. Files that cannot be read are left
+// out and named in the error, which is returned together with the others.
 func Read(folder string) ([]File, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -130,7 +130,8 @@ func readFile(path string) (*File, error) {
 	return Decode(f)
 }
 
-// Decode reads what [Encode] wrote. It refuses what no worker can have written. Characters that a terminal would obey are replaced.
+// Decode reads what [Encode] wrote. It rejects records that no worker can have written. It replaces control
+// characters, which could affect a terminal.
 func Decode(r io.Reader) (*File, error) {
 	in := bufio.NewScanner(io.LimitReader(r, fileMax))
 	in.Buffer(nil, lineMax)
@@ -151,16 +152,16 @@ func Decode(r io.Reader) (*File, error) {
 	return out, nil
 }
 
-// add takes the next line.
+// add parses the next line.
 func (f *File) add(text []byte, first bool) error {
 	var l line
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if err := dec.Decode(&l); err != nil {
-		return fmt.Errorf("no record: %w", err)
+		return fmt.Errorf("invalid record: %w", err)
 	}
 	switch {
 	case first && l.Flight == nil:
-		return errors.New("no file of flight records: it does not begin with a header")
+		return errors.New("not a file of flight records: it does not begin with a header")
 	case first:
 		f.Header = *l.Flight
 		return f.check()
@@ -171,7 +172,7 @@ func (f *File) add(text []byte, first bool) error {
 		f.Ranks = append(f.Ranks, *l.Rank)
 		return f.Ranks[len(f.Ranks)-1].check()
 	case l.Call != nil && len(f.Ranks) == 0:
-		return errors.New("a call of no rank")
+		return errors.New("a call before the first rank")
 	case l.Call != nil:
 		r := &f.Ranks[len(f.Ranks)-1]
 		if len(r.Calls) == callsMax {
@@ -180,7 +181,7 @@ func (f *File) add(text []byte, first bool) error {
 		r.Calls = append(r.Calls, *l.Call)
 		return r.Calls[len(r.Calls)-1].check(r)
 	}
-	return errors.New("neither a rank nor a call")
+	return errors.New("the line is neither a rank nor a call")
 }
 
 func (h *Header) check() error {
@@ -216,7 +217,7 @@ func (c *Call) check(r *Rank) error {
 		return fmt.Errorf("state %q of a call: want %s, %s, %s or %s", c.State, Done, Failed, Running, Waiting)
 	}
 	if before := r.collective(len(r.Calls) - 2); !c.Pair && before != nil && before.Seq >= c.Seq {
-		return fmt.Errorf("call %d stands behind call %d", c.Seq, before.Seq)
+		return fmt.Errorf("call %d follows call %d", c.Seq, before.Seq)
 	}
 	for _, peer := range c.WaitsFor {
 		if peer < 0 || peer >= r.Size {
@@ -239,7 +240,7 @@ func tame(texts ...*string) {
 	}
 }
 
-// collective returns the last of a rank's collectives up to call i, or nil.
+// collective returns the rank's last collective at or before index i, or nil.
 func (r *Rank) collective(i int) *Call {
 	for ; i >= 0; i-- {
 		if !r.Calls[i].Pair {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Report is what the records of one epoch of a job come to.
+// Report is the result of merging the records of one epoch of a job.
 type Report struct {
 	Job     string   `json:"job"`
 	Epoch   uint32   `json:"epoch"`
@@ -16,10 +16,10 @@ type Report struct {
 	Parts   []Part   `json:"communicators"`     // by name, those whose ranks part first
 }
 
-// Kind is how the ranks of a communicator stand to each other.
+// Kind classifies how the ranks of a communicator diverge.
 type Kind string
 
-// The kinds, the gravest first.
+// The kinds, the most severe first.
 const (
 	Differ   Kind = "differ"   // of one number they make different calls
 	Crossed  Kind = "crossed"  // two ranks wait for each other in sends and receives
@@ -31,28 +31,30 @@ const (
 
 var kinds = []Kind{Differ, Crossed, Absent, Inside, Slow, Together}
 
-// Part is where the ranks of one communicator part.
+// Part is where the ranks of one communicator diverge.
 type Part struct {
 	Comm  string `json:"comm"`
 	Epoch uint32 `json:"epoch"`
 	Size  int    `json:"size"`
 	Kind  Kind   `json:"kind"`
-	// Common is how many collectives all ranks with a record have completed, and Last what the last of these was, if it is still known.
+	// Common is how many collectives all recorded ranks have completed, and Last describes the last of these,
+	// if it is still recorded.
 	Common uint64 `json:"common"`
 	Last   string `json:"last,omitempty"`
-	// At is the number of the collective where they part, if Kind is Differ, Absent or Inside.
+	// At is the number of the collective where they diverge, if Kind is Differ, Absent or Inside.
 	At uint64 `json:"at"`
-	// Field is what differs, and Calls what is called instead; those that most ranks call first.
+	// Field is the field that differs, and Calls are the different calls; the one that most ranks make is
+	// first.
 	Field string  `json:"field,omitempty"`
 	Calls []Group `json:"calls,omitempty"`
 	// Blamed are the ranks that the others wait for, or that are slow.
 	Blamed []int `json:"blamed,omitempty"`
-	// Says is that in sentences.
+	// Says is the finding in sentences.
 	Says []string `json:"says"`
 	Rows []Row    `json:"ranks"`
 }
 
-// Group is the ranks that make one call.
+// Group is the ranks that make the same call.
 type Group struct {
 	Ranks []int  `json:"ranks"`
 	Call  string `json:"call"`
@@ -103,13 +105,13 @@ func Find(files []File) *Report {
 	return out
 }
 
-// view is a rank's record, made ready for comparison.
+// view is a rank's record, prepared for comparison.
 type view struct {
 	*Rank
 	file  *File
 	begun uint64 // collectives that it has begun
 	over  uint64 // and completed
-	now   *Call  // what it is in, or failed in; nil: nothing
+	now   *Call  // the call that it is in, or that failed; nil: none
 }
 
 func newView(f *File, r *Rank) *view {
@@ -127,7 +129,8 @@ func newView(f *File, r *Rank) *view {
 	return v
 }
 
-// call returns the collective of a number, or nil if the rank has not begun it or has forgotten it.
+// call returns the collective with this number, or nil if the rank has not begun it or no longer has its
+// record.
 func (v *view) call(seq uint64) *Call {
 	for i := len(v.Calls) - 1; i >= 0; i-- {
 		if c := &v.Calls[i]; !c.Pair && c.Seq == seq {
@@ -144,10 +147,10 @@ func who(rank int, members []Member) string {
 			return m.String()
 		}
 	}
-	return "a worker that is not known"
+	return "an unknown worker"
 }
 
-// find says where the ranks of one communicator part.
+// find determines where the ranks of one communicator diverge.
 func find(views []*view, members []Member) Part {
 	slices.SortStableFunc(views, func(a, b *view) int { return a.Rank.Rank - b.Rank.Rank })
 	views = slices.CompactFunc(views, func(a, b *view) bool { return a.Rank.Rank == b.Rank.Rank })
@@ -172,7 +175,7 @@ func find(views []*view, members []Member) Part {
 	return s.Part
 }
 
-// search is one communicator.
+// search is the search in one communicator.
 type search struct {
 	Part
 	views   []*view
@@ -180,7 +183,7 @@ type search struct {
 	gone    []int // ranks without a record
 }
 
-const goneMax = 1 << 10 // that are told one by one
+const goneMax = 1 << 10 // listed one by one
 
 func (s *search) lost() {
 	here := map[int]bool{}
@@ -198,13 +201,13 @@ func (s *search) say(format string, args ...any) {
 	s.Says = append(s.Says, fmt.Sprintf(format, args...))
 }
 
-// differ looks for the first collective that the ranks do not agree in.
+// differ looks for the first collective in which the ranks' calls differ.
 func (s *search) differ() bool {
 	last := uint64(0)
 	for _, v := range s.views {
 		last = max(last, v.begun)
 	}
-	const back = callsMax // further back nobody remembers
+	const back = callsMax // no record goes back further
 	for seq := s.Common - min(s.Common, back); seq < last && seq < s.Common+back; seq++ {
 		if s.differAt(seq) {
 			return true
@@ -247,7 +250,7 @@ func (s *search) differAt(seq uint64) bool {
 	s.say("the %s differs: %s and %s", what.name, s.Calls[0].Value, s.Calls[1].Value)
 	a, b := groups[0], groups[1]
 	if a.views[0].made(b.call, seq) && b.views[0].made(a.call, seq) {
-		s.say("both have made both calls before: they probably make them in another order")
+		s.say("both have made both calls before: they probably make them in different orders")
 	}
 	return true
 }
@@ -257,11 +260,11 @@ func (v *view) made(c *Call, seq uint64) bool {
 	return slices.ContainsFunc(v.Calls, func(old Call) bool { return !old.Pair && old.Seq < seq && differ(&old, c) == nil })
 }
 
-// standing is how long a call lasts, at least, of ranks that do not just happen to be in it.
+// standing is how long a rank must have been in a call for that to be significant.
 const standing = time.Second
 
-// moves reports whether the ranks were at work when they wrote their records: none has failed, is gone, or has been in a call for long.
-// Then it means nothing that some are further than others.
+// moves reports whether the ranks were making progress when they wrote their records: none has failed, is
+// missing, or has been in a call for long. Then it is not significant that some are ahead of others.
 func (s *search) moves() bool {
 	return len(s.gone) == 0 && !slices.ContainsFunc(s.views, func(v *view) bool {
 		if v.now == nil {
@@ -271,7 +274,7 @@ func (s *search) moves() bool {
 	})
 }
 
-// crossed looks for two ranks that wait for each other in calls that do not meet.
+// crossed looks for two ranks that wait for each other in calls that do not match.
 func (s *search) crossed() bool {
 	for _, a := range s.views {
 		if a.now == nil || !a.now.Pair {
@@ -289,7 +292,7 @@ func (s *search) crossed() bool {
 	return false
 }
 
-// needs reports whether what a rank is in waits for a rank.
+// needs reports whether the current call of a rank waits for another rank.
 func (v *view) needs(rank int) bool {
 	if v.now.Pair {
 		return v.now.Peer == rank
@@ -302,7 +305,7 @@ func meets(a, b *view) bool {
 	return b.now.Pair && a.now.Op != b.now.Op && b.now.Peer == a.Rank.Rank && a.now.Seq == b.now.Seq
 }
 
-// absent looks for ranks that have not come to the collective that others are in, or have completed.
+// absent looks for ranks that have not entered the collective that others are in, or have completed.
 func (s *search) absent() bool {
 	var in, out []int
 	for _, v := range s.views {
@@ -312,7 +315,7 @@ func (s *search) absent() bool {
 			out = append(out, v.Rank.Rank)
 		}
 	}
-	waited := false // somebody waits for those that are gone, who may have been further
+	waited := false // a rank waits for the missing ranks, which may have been ahead
 	for _, v := range s.views {
 		if v.now != nil {
 			waited = waited || len(v.now.WaitsFor) == 0 || slices.ContainsFunc(s.gone, func(r int) bool { return slices.Contains(v.now.WaitsFor, r) })
@@ -330,7 +333,7 @@ func (s *search) absent() bool {
 		}
 	}
 	if len(out) > 0 {
-		s.say("%s not come to call %d%s, which %s in", have(out), s.Common, text, are(in))
+		s.say("%s not entered call %d%s, which %s in", have(out), s.Common, text, are(in))
 		for _, v := range s.views {
 			if v.begun <= s.Common && v.now != nil {
 				s.say("rank %d is in %s instead", v.Rank.Rank, v.now)
@@ -340,12 +343,12 @@ func (s *search) absent() bool {
 	if len(s.gone) > 0 && waited {
 		s.Blamed = append(s.Blamed, s.gone...)
 		slices.Sort(s.Blamed)
-		s.say("%s left no record: killed, stopped, or on a host whose records are elsewhere; %s in call %d%s", have(s.gone), are(in), s.Common, text)
+		s.say("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.gone), are(in), s.Common, text)
 	}
 	return true
 }
 
-// inside looks whether all are in one collective that does not end.
+// inside checks whether all ranks are in one collective that does not end.
 func (s *search) inside() bool {
 	var c *Call
 	failed := 0
@@ -369,7 +372,8 @@ func (s *search) inside() bool {
 	return true
 }
 
-// A rank is slow if it waits for a quarter of what the others wait, at most, who wait for a fifth of their time, at least.
+// A rank is slow if it waits at most a quarter of the time that the others wait, and the others wait at least
+// a fifth of their time.
 const (
 	slowShare   = 0.25
 	waitedShare = 0.2
@@ -400,7 +404,8 @@ func (s *search) slow() bool {
 	return true
 }
 
-// waited returns how long a rank waited in the calls that it remembers, and the time from the first to the last moment that it knows of.
+// waited returns how long a rank waited in its recorded calls, and the time from its first to its last
+// recorded moment.
 func (v *view) waited() (waited, span time.Duration) {
 	var first, last time.Time
 	for i := range v.Calls {
@@ -418,17 +423,17 @@ func (v *view) waited() (waited, span time.Duration) {
 }
 
 func (s *search) together() bool {
-	s.say("no rank parts from the others")
+	s.say("the ranks do not diverge")
 	if s.Common == 0 {
 		s.Says[0] = "no collective was called"
 	}
 	if slices.ContainsFunc(s.views, func(v *view) bool { return v.now != nil }) {
-		s.Says[0] += "; they were at work"
+		s.Says[0] += "; they were making progress"
 	}
 	return true
 }
 
-// told reports whether a call of this number was described already.
+// told reports whether a call with this number was described already.
 func (s *search) told(c *Call) bool {
 	if c.Pair {
 		return false
@@ -436,7 +441,7 @@ func (s *search) told(c *Call) bool {
 	return c.Seq == s.At && s.Kind != Together && s.Kind != Slow && s.Kind != Crossed || c.Seq+1 == s.Common && s.Last == c.String()
 }
 
-// rows says of every rank what it did last.
+// rows describes what every rank did last.
 func (s *search) rows() {
 	for _, v := range s.views {
 		world := v.of(v.Rank.Rank)

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// File is what one worker has written.
+// File is the records of one worker.
 type File struct {
 	Header
 	Ranks []Rank `json:"-"`
 }
 
-// Header says whose records a file holds.
+// Header identifies the records of a file.
 type Header struct {
 	Version int       `json:"version"` // 1
 	Job     string    `json:"job"`
@@ -33,28 +33,28 @@ type Member struct {
 	Replicas int    `json:"replicas"` // their ranks follow each other
 }
 
-// String names it: "worker 1 (host b, pid 4711)".
+// String returns the worker's description: "worker 1 (host b, pid 4711)".
 func (m *Member) String() string {
 	return fmt.Sprintf("worker %d (host %s, pid %d)", m.Worker, m.Host, m.PID)
 }
 
-// Rank is what one rank remembers of one communicator.
+// Rank is the record of one rank of one communicator.
 type Rank struct {
 	Comm  string `json:"comm"`  // name of the communicator
 	Epoch uint32 `json:"epoch"` // the communicator's: one more whenever it is rebuilt
 	Rank  int    `json:"rank"`
 	Size  int    `json:"size"`
-	// World are the numbers that the communicator's ranks have in the job. nil: the same.
+	// World are the ranks of the job that correspond to the communicator's ranks. nil: the same.
 	World []int `json:"world,omitempty"`
-	// Entered is how many collectives it has entered, those among them that wait behind others; Queued is how many these are, with
-	// sends and receives.
+	// Entered is how many collectives it has entered, including those that are queued; Queued is how many
+	// calls are queued, including sends and receives.
 	Entered uint64 `json:"entered"`
 	Queued  int    `json:"queued,omitempty"`
 	Err     string `json:"err,omitempty"` // what has ended the communicator
 	Calls   []Call `json:"-"`             // the last ones, in their order; those of before are forgotten
 }
 
-// of returns the number in the job of one of the communicator's ranks.
+// of returns the rank in the job of one of the communicator's ranks.
 func (r *Rank) of(rank int) int {
 	if r.World == nil || rank < 0 || rank >= len(r.World) {
 		return rank
@@ -62,7 +62,7 @@ func (r *Rank) of(rank int) int {
 	return r.World[rank]
 }
 
-// State is how far a call is.
+// State is the progress of a call.
 type State string
 
 // The states.
@@ -73,9 +73,10 @@ const (
 	Waiting State = "waiting" // for the ranks of WaitsFor
 )
 
-// Call is a call of one rank. What need not agree among the ranks is left out: it is 0, "" or nil.
+// Call is a call of one rank. Fields that need not agree among the ranks are left out: they are 0, "" or nil.
 type Call struct {
-	// Seq is the call's number: among the collectives of the communicator or, of a send or receive, among those of the two ranks.
+	// Seq is the call's number: among the collectives of the communicator or, for a send or receive, among
+	// those of the two ranks.
 	Seq       uint64 `json:"seq"`
 	Op        string `json:"op"`
 	Reduce    string `json:"reduce,omitempty"`
@@ -91,15 +92,16 @@ type Call struct {
 	Pair      bool   `json:"pair,omitempty"` // a send or receive; Peer has a meaning
 	Peer      int    `json:"peer,omitempty"`
 	State     State  `json:"state"`
-	// Start and End are by the rank's clock. Both are zero for a call that moved little and did not wait, but now and then; Start
-	// is when it began or, if it moves little, began to wait.
+	// Start and End are by the rank's clock. For calls that transferred little and did not wait they are
+	// zero, except for an occasional one. Start is when the call began or, if it transfers little, when it
+	// began to wait.
 	Start    time.Time `json:"start,omitzero"`
 	End      time.Time `json:"end,omitzero"`
 	WaitsFor []int     `json:"waits_for,omitempty"`
 	Err      string    `json:"err,omitempty"`
 }
 
-// String writes a call as errors do: all_reduce SUM float32 [3] of "w".
+// String formats a call as errors do: all_reduce SUM float32 [3] of "w".
 func (c *Call) String() string {
 	var b strings.Builder
 	b.WriteString(c.Op)
@@ -132,7 +134,7 @@ func (c *Call) String() string {
 	return b.String()
 }
 
-// A field is a part of a collective that must agree.
+// field is a field of a collective that must agree.
 type field struct {
 	name string
 	text func(*Call) string
@@ -151,7 +153,7 @@ var fields = []field{
 	{"algorithm", func(c *Call) string { return c.Algorithm }},
 }
 
-// dims is the shape; that of a vector is its length.
+// dims is the shape; for a vector it is its length.
 func (c *Call) dims() []int {
 	if c.Shape == nil && c.Counts == nil && c.DType != "" {
 		return []int{c.Count}

@@ -23,7 +23,7 @@ func (r *Report) Print(out io.Writer) error {
 	return err
 }
 
-// rowsMax is how many ranks are told one by one.
+// rowsMax is how many ranks are listed one by one.
 const rowsMax = 64
 
 func (p *Part) print(b *strings.Builder) {
@@ -39,7 +39,7 @@ func (p *Part) print(b *strings.Builder) {
 		fmt.Fprintf(b, "  all have completed call %d\n", p.Common-1)
 	}
 	if p.Kind == Differ {
-		fmt.Fprintf(b, "  they part at call %d:\n", p.At)
+		fmt.Fprintf(b, "  they diverge at call %d:\n", p.At)
 	}
 	for _, s := range p.Says {
 		fmt.Fprintf(b, "  %s\n", s)
@@ -59,7 +59,8 @@ func (p *Part) print(b *strings.Builder) {
 	}
 }
 
-// text says what a rank did last. A call that was told already is named by its number.
+// text describes what a rank did last. A call that told reports as described before is named by its number
+// only.
 func (v *view) text(told func(*Call) bool) string {
 	numbered := func(c *Call) string {
 		if told(c) {
@@ -108,7 +109,7 @@ func (v *view) text(told func(*Call) bool) string {
 	return text
 }
 
-// clip shortens what a rank says: the other ranks say the like.
+// clip shortens a rank's error: those of the other ranks are similar.
 func clip(s string) string {
 	const most = 160
 	if len(s) <= most {
@@ -117,7 +118,7 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// numbered writes a call with its number.
+// numbered describes a call with its number.
 func (c *Call) numbered() string {
 	if c.Pair {
 		return fmt.Sprintf("%v, number %d of these", c, c.Seq)

@@ -50,7 +50,7 @@ func TestFlights(t *testing.T) {
 					return nil
 				}
 				return named("w", 3)
-			}, []string{"all have completed call 299, all_reduce SUM float32 [3] of \"w\"", "rank 0 has not come to call 300"},
+			}, []string{"all have completed call 299, all_reduce SUM float32 [3] of \"w\"", "rank 0 has not entered call 300"},
 		},
 		{
 			"a local rank does not come", []int{1, 2}, func(rank, i int) *collective.Call {
@@ -58,7 +58,7 @@ func TestFlights(t *testing.T) {
 					return nil
 				}
 				return named("w", 3)
-			}, []string{"rank 2 has not come to call 5", "for rank 2"},
+			}, []string{"rank 2 has not entered call 5", "for rank 2"},
 		},
 		{
 			"another order", []int{1, 1}, func(rank, i int) *collective.Call {

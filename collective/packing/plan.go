@@ -7,15 +7,15 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Tensor is what packs are made of.
+// Tensor describes one tensor of a pack.
 type Tensor struct {
 	Name  string // in errors; may be empty
 	Type  tensor.DType
 	Shape []int // nil: a vector of Count elements
-	Count int   // elements; negative: not known, which only GroupBySize accepts
+	Count int   // elements; negative: unknown, which only GroupBySize accepts
 }
 
-// bytes returns the size, or -1 if it is not known.
+// bytes returns the size, or -1 if it is unknown.
 func (t *Tensor) bytes() int {
 	if t.Count < 0 {
 		return -1
@@ -23,12 +23,13 @@ func (t *Tensor) bytes() int {
 	return t.Count * t.Type.Bytes()
 }
 
-// OnePack is the number of bytes per pack that no tensors exceed.
+// OnePack is a pack size that no list of tensors exceeds.
 const OnePack = math.MaxInt
 
-// GroupBySize groups tensors in their order, as tf.distribute's group_by_size does, and returns their indices. A group is
-// closed once it has more than bytesPerPack bytes, so it is at least that large, the last one excepted. With 0 bytes,
-// or where a size is not known, all are one group, of none if there are none.
+// GroupBySize groups tensors in their order, as tf.distribute's group_by_size does, and returns their
+// indices. A group is closed once it has more than bytesPerPack bytes, so every group but the last is larger
+// than that. If bytesPerPack is 0 or the size of a tensor is unknown, all tensors are one group. Without
+// tensors the result has no groups.
 func GroupBySize(tensors []Tensor, bytesPerPack int) [][]int {
 	all := make([]int, len(tensors))
 	known := true
@@ -54,15 +55,16 @@ func GroupBySize(tensors []Tensor, bytesPerPack int) [][]int {
 	return groups
 }
 
-// Pack is tensors of one dtype that are moved as one vector.
+// Pack is tensors of one dtype that are reduced as one vector.
 type Pack struct {
 	Type    tensor.DType
 	Count   int   // elements
-	Tensors []int // the tensors, as numbers in the caller's list, in the order in which they lie in the vector
+	Tensors []int // the indices of the tensors in the caller's list, in the order of their elements in the vector
 }
 
-// Plan returns the packs of the tensors in the order in which they are started: the list is reversed, grouped by
-// [GroupBySize], and each group cut by dtype, in the order in which the dtypes appear. No tensors are no packs.
+// Plan returns the packs of the tensors in the order in which they are started: the list is reversed, grouped
+// by [GroupBySize], and each group is split by dtype, in the order in which the dtypes appear. Without
+// tensors the result has no packs.
 func Plan(tensors []Tensor, bytesPerPack int) []Pack {
 	reversed := make([]Tensor, len(tensors))
 	for i := range tensors {
@@ -94,17 +96,18 @@ func cutByType(group []int, tensors []Tensor) []Pack {
 	return packs
 }
 
-// Costs are what the sizes of packs rest on. They must be equal on all ranks, which the measurements of different
-// machines are not by themselves. A zero field has the value of [MessageCosts].
+// Costs are the inputs of the choice of pack sizes. They must be equal on all ranks; measurements on
+// different machines are not, so do not pass them unchanged. A zero field has the value of [MessageCosts].
 type Costs struct {
 	Latency        time.Duration // of one call, whatever its size
-	BytesPerSecond float64       // at which a large call reduces
-	// CopyBytesPerSecond is how fast a tensor gets into a pack and out of it again.
+	BytesPerSecond float64       // bandwidth of a large call
+	// CopyBytesPerSecond is the rate at which a tensor is copied into a pack and out of it again.
 	CopyBytesPerSecond float64
 }
 
-// Costs that are about right among goroutines, among processes that share memory, and where ranks exchange messages over a fast local
-// network. They only choose pack sizes, which are forgiving: twice the best size costs a tenth of what packs gain.
+// Approximate costs between goroutines, between processes that share memory, and between ranks that exchange
+// messages over a fast local network. They only determine pack sizes, which are not sensitive: twice the best
+// size loses a tenth of what packs gain.
 var (
 	MemoryCosts  = Costs{Latency: 2 * time.Microsecond, BytesPerSecond: 10e9, CopyBytesPerSecond: 8e9}
 	SharedCosts  = Costs{Latency: 5 * time.Microsecond, BytesPerSecond: 5e9, CopyBytesPerSecond: 8e9}
@@ -124,11 +127,12 @@ func (c Costs) filled() Costs {
 	return c
 }
 
-// BytesPerPack returns the size of packs for tensors of so many bytes in all: never 0, and [OnePack] where packs
-// cannot gain anything.
+// BytesPerPack returns the pack size for tensors with this many bytes in total: never 0, and [OnePack] where
+// packs cannot gain anything.
 //
-// With k packs of b bytes, of a total of S, the step waits for k latencies L and, at the end, for the last pack's b bytes at
-// rate R: what comes after them, the application, cannot overlap. S/b·L + b/R is least at b = sqrt(S·L·R).
+// With k packs of b bytes, of a total of S, the step waits for k latencies L and, at the end, for the last
+// pack's b bytes at rate R: the work that follows, applying the gradients, cannot overlap with them. S/b·L +
+// b/R is least at b = sqrt(S·L·R).
 func (c Costs) BytesPerPack(total int) int {
 	c = c.filled()
 	best := math.Sqrt(float64(total) * c.Latency.Seconds() * c.BytesPerSecond)
@@ -138,7 +142,7 @@ func (c Costs) BytesPerPack(total int) int {
 	return int(best)
 }
 
-// aloneBytes is from how many bytes on a tensor is better off in a call of its own: copying it takes longer than the call's
+// aloneBytes is the size from which a tensor gets a separate call: copying it takes longer than the call's
 // latency.
 func (c Costs) aloneBytes() int {
 	c = c.filled()

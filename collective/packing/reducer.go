@@ -12,55 +12,58 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Config sets up a [Reducer]. All fields but Options.Timeout must be equal on all ranks.
+// Config configures a [Reducer]. All fields but Options.Timeout must be equal on all ranks.
 type Config struct {
-	// Reduce is the reduction. Tensors of integers, which have no true mean, are summed in a Mean: the caller divides.
+	// Reduce is the reduction. With Mean, tensors of integers, which have no true mean, are summed: the
+	// caller divides.
 	Reduce collective.ReduceOp
-	// BytesPerPack is the size at which packs are closed, as in [GroupBySize]; 0: chosen by Costs. [OnePack]: one pack of
-	// each dtype.
+	// BytesPerPack is the size at which packs are closed, as in [GroupBySize]; 0: computed from Costs.
+	// [OnePack]: one pack of each dtype.
 	BytesPerPack int
-	// Costs choose the size, and which tensors of a pack are so large that they go by themselves, where they lie,
-	// instead of being copied. Default: [MemoryCosts], [SharedCosts] or [MessageCosts], by the communicator's transport.
+	// Costs determine the pack size, and which tensors of a pack are so large that they are reduced in place
+	// by a separate call instead of being copied. Default: [MemoryCosts], [SharedCosts] or [MessageCosts], by
+	// the communicator's transport.
 	Costs Costs
-	// Options of every call.
+	// Options apply to every call.
 	Options collective.Options
 }
 
-// Reducer all-reduces one list of tensors over and over, pack by pack. It belongs to one rank, and to one goroutine at
-// a time. Every rank makes one of an equal list and uses it in the same order.
+// Reducer all-reduces one list of tensors repeatedly, pack by pack. It belongs to one rank, and one goroutine
+// at a time may use it. Every rank makes a Reducer of an equal list and uses it in the same order.
 type Reducer struct {
 	comm    collective.Communicator
 	tensors []Tensor
 	packs   []Pack
 	runs    []run
-	buffers []tensor.Memory // that the communicator gave
-	memory  bool            // all ranks reach each other's memory
+	buffers []tensor.Memory // allocated by the communicator
+	memory  bool            // all ranks access each other's memory
 
-	dst, src []tensor.Memory // of the reduction under way
+	dst, src []tensor.Memory // of the current reduction
 	started  int             // packs that were started
-	waited   int             // of these, how many were awaited
+	waited   int             // how many of these were awaited
 	err      error           // the first failure
 }
 
-// run is how one pack is carried out: tensors that lie one behind the other in a buffer, and others where they are.
+// run is how one pack is executed: some tensors are contiguous in a buffer, others are reduced in place.
 type run struct {
-	joined  []int // tensors that are copied together
+	joined  []int // tensors that are copied into the buffer
 	offsets []int // in bytes, of each of joined
 	calls   []collective.Call
-	of      []int // by call: the tensor that goes by itself, or -1: those that are joined
+	of      []int // by call: the tensor that is reduced in place, or -1: the joined tensors
 	handles []collective.Handle
 	done    bool
 }
 
-// NewReducer returns a reducer of tensors over a communicator, which it does not own. The buffers in which small tensors
-// travel come from the communicator if it has any (NewBuffer), so that peers on the host reach them in place.
+// NewReducer returns a reducer of tensors over a communicator. It does not own the communicator. The buffers
+// for small tensors are allocated by the communicator if it can (NewBuffer), so that peers on the host access
+// them in place.
 func NewReducer(comm collective.Communicator, tensors []Tensor, cfg Config) (*Reducer, error) {
 	for i := range tensors {
 		switch t := &tensors[i]; {
 		case !t.Type.IsNumeric():
 			return nil, fmt.Errorf("packing: %s: a reduction of %v: want a numeric dtype", describe(i, t), t.Type)
 		case t.Count < 0:
-			return nil, fmt.Errorf("packing: %s: its number of elements is not known", describe(i, t))
+			return nil, fmt.Errorf("packing: %s: its number of elements is unknown", describe(i, t))
 		}
 	}
 	if cfg.BytesPerPack < 0 {
@@ -119,7 +122,7 @@ func (r *Reducer) layOut(k int, cfg Config) error {
 		w.offsets = append(w.offsets, bytes)
 		bytes += r.tensors[i].bytes()
 	}
-	if len(w.joined) == 1 { // nothing to join it with
+	if len(w.joined) == 1 { // there is nothing to join it with
 		w.of = append(w.of, w.joined[0])
 		w.joined, w.offsets = nil, nil
 	}
@@ -151,8 +154,8 @@ func (r *Reducer) layOut(k int, cfg Config) error {
 	return nil
 }
 
-// label names the tensors that travel together: the first ones for people, a hash of all for the check that every rank means
-// the same.
+// label names the tensors of a call: the first ones in words, and a hash of all of them for the check that
+// every rank reduces the same tensors.
 func (r *Reducer) label(k int, joined []int) string {
 	const shown = 3
 	var b strings.Builder
@@ -180,7 +183,7 @@ func (r *Reducer) label(k int, joined []int) string {
 	return b.String()
 }
 
-// newBuffer returns memory of the communicator's if it has any.
+// newBuffer allocates memory, from the communicator if it can.
 func (r *Reducer) newBuffer(bytes int) (tensor.Memory, error) {
 	if a, ok := r.comm.(interface {
 		NewBuffer(bytes int) (tensor.Memory, error)
@@ -198,15 +201,17 @@ func (r *Reducer) newBuffer(bytes int) (tensor.Memory, error) {
 	return tensor.Memory{Ptr: unsafe.Pointer(unsafe.SliceData(words)), Bytes: bytes}, nil
 }
 
-// Packs returns the packs in the order in which they are started and complete; the caller must not change them.
+// Packs returns the packs in the order in which they are started and complete. The caller must not change
+// them.
 func (r *Reducer) Packs() []Pack { return r.packs }
 
-// Busy reports whether a reduction is under way: packs were started that were not awaited.
+// Busy reports whether a reduction is in progress: packs were started that were not awaited.
 func (r *Reducer) Busy() bool { return r.waited < r.started }
 
-// Start begins the reduction of src[i] into dst[i], for the tensors i of the list, and returns at once. Each pair is the
-// same memory, or disjoint, and apart from that of other ranks. The memory belongs to the library until [Reducer.Wait] of its pack has returned. Every Start
-// is followed by the Wait of each pack, or by [Reducer.Finish].
+// Start begins the reduction of src[i] into dst[i], for the tensors i of the list, and returns at once. The
+// two memories of a pair are the same or disjoint, and disjoint from those of other ranks. The memory belongs
+// to the library until [Reducer.Wait] of its pack has returned. Every Start must be followed by the Wait of
+// each pack, or by [Reducer.Finish].
 func (r *Reducer) Start(ctx context.Context, dst, src []tensor.Memory) error {
 	if err := r.begin(dst, src); err != nil {
 		return err
@@ -214,16 +219,16 @@ func (r *Reducer) Start(ctx context.Context, dst, src []tensor.Memory) error {
 	for k := range r.runs {
 		if err := r.start(ctx, k); err != nil {
 			r.fail(err)
-			return r.Finish(ctx) // which is that error: it came first
+			return r.Finish(ctx) // which returns that error: it was the first
 		}
 	}
 	return nil
 }
 
-// begin takes the memory of a reduction.
+// begin records the memory of a reduction.
 func (r *Reducer) begin(dst, src []tensor.Memory) error {
 	if r.Busy() {
-		return errors.New("packing: a reduction is under way: Wait for its packs, or Finish it")
+		return errors.New("packing: a reduction is in progress: call Wait for its packs, or Finish")
 	}
 	if len(dst) != len(r.tensors) || len(src) != len(r.tensors) {
 		return fmt.Errorf("packing: %d destinations and %d sources for %d tensors", len(dst), len(src), len(r.tensors))
@@ -233,7 +238,7 @@ func (r *Reducer) begin(dst, src []tensor.Memory) error {
 			return fmt.Errorf("packing: %s has %d bytes; its source has %d and its destination %d", describe(i, &r.tensors[i]), n, src[i].Bytes, dst[i].Bytes)
 		}
 		if dst[i].Kind == tensor.Device || src[i].Kind == tensor.Device {
-			return fmt.Errorf("packing: %s lies in a device's memory: it must be readable by the processor", describe(i, &r.tensors[i]))
+			return fmt.Errorf("packing: %s is in device memory: want host memory", describe(i, &r.tensors[i]))
 		}
 	}
 	r.dst, r.src, r.started, r.waited, r.err = dst, src, 0, 0, nil
@@ -258,7 +263,7 @@ func (r *Reducer) start(ctx context.Context, k int) error {
 	return nil
 }
 
-// gather sets the memory of a pack's calls, and copies the small tensors together.
+// gather sets the memory of a pack's calls, and copies the small tensors into the buffer.
 func (r *Reducer) gather(w *run) {
 	for c, i := range w.of {
 		if i >= 0 {
@@ -284,9 +289,9 @@ func (r *Reducer) scatter(w *run) {
 	}
 }
 
-// Wait returns when pack k is there: dst of its tensors holds the results. It returns the first failure of any pack of this
-// reduction that has come to an end: after a failure all later packs fail with the same cause, and no dst counts. A pack that
-// was awaited can be awaited again.
+// Wait returns when pack k is complete: dst of its tensors holds the results. It returns the first failure of
+// any pack of this reduction that has ended: after a failure all later packs fail with the same cause, and
+// the contents of every dst are undefined. A pack can be awaited more than once.
 func (r *Reducer) Wait(ctx context.Context, k int) error {
 	w := &r.runs[k]
 	if k >= r.started {
@@ -330,8 +335,8 @@ func (r *Reducer) Finish(ctx context.Context) error {
 	return r.err
 }
 
-// Do is Start and Finish. Where the ranks reach each other's memory, and so do the work themselves, it needs no help of
-// other goroutines.
+// Do is Start followed by Finish. Where the ranks access each other's memory, and so do the work themselves,
+// it needs no other goroutine.
 func (r *Reducer) Do(ctx context.Context, dst, src []tensor.Memory) error {
 	if !r.memory {
 		if err := r.Start(ctx, dst, src); err != nil {
@@ -356,7 +361,7 @@ func (r *Reducer) Do(ctx context.Context, dst, src []tensor.Memory) error {
 	return nil
 }
 
-// Close gives the buffers back. No reduction may be under way.
+// Close releases the buffers. No reduction may be in progress.
 func (r *Reducer) Close() {
 	for _, m := range r.buffers {
 		if m.Owner != nil {

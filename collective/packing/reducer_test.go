@@ -348,7 +348,7 @@ func TestReducerErrors(t *testing.T) {
 	c := g.Local()[0]
 	for says, tensors := range map[string][]packing.Tensor{
 		"tensor 1: a reduction of bool":                     {{Type: tensor.Float32, Count: 1}, {Type: tensor.Bool, Count: 1}},
-		"tensor 0 (w): its number of elements is not known": {{Name: "w", Type: tensor.Float32, Count: -1}},
+		"tensor 0 (w): its number of elements is unknown": {{Name: "w", Type: tensor.Float32, Count: -1}},
 	} {
 		if _, err := packing.NewReducer(c, tensors, packing.Config{}); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("got %v, want %q", err, says)
@@ -373,7 +373,7 @@ func TestReducerErrors(t *testing.T) {
 	if err := r.Start(t.Context(), x, x); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Do(t.Context(), x, x); err == nil || !strings.Contains(err.Error(), "a reduction is under way") {
+	if err := r.Do(t.Context(), x, x); err == nil || !strings.Contains(err.Error(), "a reduction is in progress") {
 		t.Errorf("got %v", err)
 	}
 	if err := r.Finish(t.Context()); err != nil {
