@@ -117,10 +117,10 @@ func TestConfig(t *testing.T) {
 		t.Errorf("the zero Config became %+v, %v", got, err)
 	}
 	for says, c := range map[string]Config{
-		`no algorithm "magic"`:     {Algorithm: "magic"},
-		"unknown order 7":          {Order: 7},
-		"unknown accumulation type 7":   {Accumulate: 7},
-		`configuration of "train"`: {Name: "train", Order: 7},
+		`no algorithm "magic"`:        {Algorithm: "magic"},
+		"unknown order 7":             {Order: 7},
+		"unknown accumulation type 7": {Accumulate: 7},
+		`configuration of "train"`:    {Name: "train", Order: 7},
 	} {
 		if _, err := Open(nil, c); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v, want %q", c, err, says)

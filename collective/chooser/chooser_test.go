@@ -214,7 +214,7 @@ func TestRefused(t *testing.T) {
 		{`"network"`, `"internet"`, `no transport "network"`},
 		{`"rules": [`, `"rules": [{"algorithm": "magic"},`, `rule 0: no algorithm "magic"`},
 		{`"rules": [`, `"rules": [{"algorithm": "direct", "operation": "sum"},`, `rule 0: no operation "sum"`},
-		{`"rules": [`, `"rules": [{"algorithm": "direct", "bytes_min": 9, "bytes_max": 8},`, "holds nothing"},
+		{`"rules": [`, `"rules": [{"algorithm": "direct", "bytes_min": 9, "bytes_max": 8},`, "an empty range"},
 		{`"version": 1,`, `"version": 1, "corrections": [{"algorithm": "direct", "operation": "reduce", "over": "mem", "bytes": 1, "factor": 0}],`, "correction 0"},
 	} {
 		text := strings.Replace(string(builtIn), test.change, test.to, 1)

@@ -214,7 +214,7 @@ func TestFiles(t *testing.T) {
 	if !reflect.DeepEqual(got, files) {
 		t.Errorf("got %+v\nwant %+v", got, files)
 	}
-	for _, says := range []string{"flight-0-7.jsonl: line 1: no record", "flight-0-8.jsonl: it is empty", "it holds the records of flight-0-1.jsonl", "version 2 of the format: want 1"} {
+	for _, says := range []string{"flight-0-7.jsonl: line 1: invalid record", "flight-0-8.jsonl: it is empty", "it holds the records of flight-0-1.jsonl", "version 2 of the format: want 1"} {
 		if !strings.Contains(fmt.Sprint(err), says) {
 			t.Errorf("%v\ndoes not say %q", err, says)
 		}

@@ -9,15 +9,15 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// What every rank remembers of its last calls, as the library's own communicators do (package collective's flight.go). A call between
-// processes takes microseconds at least here, so each is timed.
+// Every rank records its last calls, as the built-in communicators do (package collective's flight.go). A
+// call between processes takes at least microseconds here, so each call is timed.
 
 const (
 	keptCalls = 256 // of each rank, in each communicator
 	keptDims  = 4   // of a shape; a longer one is left out
 )
 
-// kept is what a rank remembers of a call.
+// kept is the record of one call.
 type kept struct {
 	seq, turn  uint64
 	op         collective.Op
@@ -33,15 +33,15 @@ type kept struct {
 	err        error
 }
 
-// diary is a rank's last calls; the member's mutex guards it.
+// diary is the record of a rank's last calls; the member's mutex guards it.
 type diary struct {
-	calls []kept       // the one of turn t at t modulo keptCalls; nil: there was none yet
-	used  uint64       // turn of the last one, and 1
-	waits uint64       // turn of the call that waits, and 1
-	of    func() []int // the ranks that it waits for, as far as that is known; nil: it is not
+	calls []kept       // the call of turn t is at t modulo keptCalls; nil: none yet
+	used  uint64       // turn of the last one, plus 1
+	waits uint64       // turn of the waiting call, plus 1
+	of    func() []int // the ranks that it waits for, as far as known; nil: unknown
 }
 
-// keep remembers a call that begins.
+// keep records a call that begins.
 func (m *member) keep(call *collective.Call, t ticket, count int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -63,7 +63,7 @@ func (m *member) keep(call *collective.Call, t ticket, count int) {
 	d.used = t.turn + 1
 }
 
-// blocks remembers that a call waits, and who knows for whom.
+// blocks records that a call waits; missing returns the ranks that it waits for.
 func (m *member) blocks(t ticket, missing func() []int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -72,7 +72,7 @@ func (m *member) blocks(t ticket, missing func() []int) {
 	}
 }
 
-// ended remembers the end of a call.
+// ended records the end of a call.
 func (m *member) ended(t ticket, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,7 +85,7 @@ func (m *member) ended(t ticket, err error) {
 	}
 }
 
-// Flight returns what the rank remembers.
+// Flight returns the rank's record.
 func (m *member) Flight() flight.Rank {
 	t := m.team
 	out := flight.Rank{Comm: t.cfg.Name, Epoch: t.cfg.Epoch, Rank: m.rank, Size: t.size, World: t.world}
@@ -133,7 +133,7 @@ func firstLine(err error) string {
 	return line
 }
 
-// call returns what must agree of a call, and when it was.
+// call returns the fields of a call that must agree, and its times.
 func (k *kept) call(by string) flight.Call {
 	c := flight.Call{Seq: k.seq, Op: k.op.String(), Name: k.name, Algorithm: by, Start: k.start, End: k.end}
 	if k.op == collective.Send || k.op == collective.Recv {
@@ -164,7 +164,7 @@ func (g *group) Flights() []flight.Rank {
 
 var _ collective.Recorded = (*group)(nil)
 
-// within returns the numbers that ranks of this team have in the group that Open made.
+// within returns the ranks of the group that Open made which correspond to ranks of this team.
 func (t *team) within(ranks []int) []int {
 	out := slices.Clone(ranks)
 	for i, r := range ranks {

@@ -19,7 +19,8 @@ type group struct {
 
 var _ collective.Watchable = (*group)(nil)
 
-// Open makes the communicators of this process' ranks. Every process does, with a setup that agrees; it does not wait for them.
+// Open makes the communicators of this process's ranks. Every process calls it, with setups that agree; it
+// does not wait for the others.
 func Open(s Setup) (collective.Group, error) { return open(s, &flight.Book[*member]{}) }
 
 func open(s Setup, d *flight.Book[*member]) (collective.Group, error) {
@@ -31,7 +32,7 @@ func open(s Setup, d *flight.Book[*member]) (collective.Group, error) {
 		return nil, fmt.Errorf("collective: %s: %w", s.Backend.Transport(), err)
 	}
 	if s.Config.Order == collective.Canonical {
-		return nil, fmt.Errorf("collective: configuration of %q: %s adds in an order of its own: want Order: Any, or the library's own collectives, which keep the canonical one",
+		return nil, fmt.Errorf("collective: configuration of %q: %s does not keep the canonical order of sums: want Order: Any, or the built-in collectives, which keep it",
 			cfg.Name, s.Backend.Transport())
 	}
 	if cfg.Timeout < 0 {
@@ -63,7 +64,7 @@ func checkRanks(ranks [][]int, b Backend) error {
 	return nil
 }
 
-// localMax bounds the ranks of a process: the numbers of two are a message's tag.
+// localMax bounds the ranks of a process: a message's tag holds the local indices of two ranks.
 const localMax = 1 << 7
 
 func (g *group) Local() []collective.Communicator { return g.locals }
@@ -85,7 +86,7 @@ func (g *group) DoAll(ctx context.Context, calls []collective.Call) error {
 	for i, m := range t.members {
 		tk, err := m.enter(&calls[i], true)
 		if err != nil {
-			t.abort(err) // the calls entered so far cannot be completed
+			t.abort(err) // the calls entered so far cannot complete
 			first = err
 			break
 		}

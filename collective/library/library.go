@@ -1,19 +1,21 @@
-// Package library makes communicators out of a library of another maker, such as MPI or NCCL: what such a library does between
-// processes becomes a [collective.Group] of all replicas of these processes.
+// Package library makes communicators on a third-party backend, such as MPI or NCCL: the backend's collectives between processes
+// become a [collective.Group] of all replicas of these processes.
 //
-// A [Backend] joins processes, one rank each. If a process has several replicas, a reduction first adds theirs up here, along the canonical
-// tree, and then lets the backend add up the processes' sums; a result is copied to all of them.
+// A [Backend] connects processes, each of which is one rank of the backend. If a process has several replicas, a reduction first
+// adds their operands locally, along the canonical tree, and then the backend adds the processes' sums; a result is copied
+// to all local replicas.
 //
-// What holds of the library's own collectives and what does not:
+// Differences from the built-in collectives:
 //
-//   - Sums are in the backend's order: Properties().Canonical is false, and asking for Order: Canonical is an error. float16 and
-//     bfloat16 are added in float32, and rounded once.
-//   - The backend works in memory of the communicator's own, never in the caller's: so a call can end at its deadline, at the end of its
-//     context or by Abort, though the backend may still write. Such memory is never used again.
-//   - Before a collective the processes compare what they call, by one small all-reduce of the backend's: a mismatch is an error
-//     on all of them, with what each calls. A Send that meets no Recv, or a collective, ends at the deadline.
-//   - A failure is not told to other processes: they end at their own deadline, or earlier where something else watches the
-//     processes, as package cluster/worker does.
+//   - Sums are in the backend's order: Properties().Canonical is false, and a request for Order: Canonical is an error.
+//     float16 and bfloat16 are added in float32, and rounded once.
+//   - The backend works in memory of the communicator, never in the caller's. So a call can end at its deadline, at the end
+//     of its context or by Abort, although the backend may still write. Such memory is never reused.
+//   - Before a collective the processes compare their calls by one small all-reduce of the backend: a mismatch is an error on
+//     all of them, and the error describes every call. A Send without a Recv, or without a matching collective, ends at the
+//     deadline.
+//   - Other processes are not notified of a failure: their calls end at their own deadline, or earlier if something else
+//     watches the processes, as package cluster/worker does.
 package library
 
 import (
@@ -24,54 +26,56 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Backend is a library's communicator between processes, of which each is one rank. Its methods are called by one goroutine at a time,
-// but for Start, which several may call.
+// Backend is a library's communicator between processes, each of which is one rank. One goroutine at a time
+// calls its methods, except Start, which several may call concurrently.
 type Backend interface {
-	// Transport is the library's short name: "mpi".
+	// Transport returns the library's short name: "mpi".
 	Transport() string
-	// Rank and Size are this process' number, and how many there are.
+	// Rank and Size return this process's rank, and the number of processes.
 	Rank() int
 	Size() int
-	// Reduces reports whether the library adds up elements of the type.
+	// Reduces reports whether the library can reduce elements of the type.
 	Reduces(t tensor.DType) bool
-	// Start begins an operation. All processes start the same collectives in the same order, though Send and Recv in any. The
-	// channel gets its outcome, once; until then the library may use the operation's memory. What holds the memory
-	// is kept by the backend.
+	// Start begins an operation. All processes start the same collectives in the same order, but Send and
+	// Recv in any order. The channel receives the result, once; until then the library may use the
+	// operation's memory. The backend retains the operation's Keep until then.
 	Start(o Operation) <-chan error
-	// Split makes a backend of the processes that are members, ordered by key; others get nil. All processes call it.
+	// Split makes a backend of the processes that are members, ordered by key; other processes receive nil.
+	// All processes call it.
 	Split(ctx context.Context, member bool, key int) (Backend, error)
-	// Close frees the backend. With sound false, operations have been given up, which may never end. With sound true all processes
-	// close it, and it may wait for them until ctx ends.
+	// Close frees the backend. If sound is false, operations were abandoned that may never end. If sound is
+	// true, all processes close the backend, and Close may wait for them until ctx ends.
 	Close(ctx context.Context, sound bool) error
 }
 
-// Operation is what a backend is asked to do. Counts are of elements.
+// Operation is one operation of a backend. Counts are in elements.
 type Operation struct {
 	Op     collective.Op
 	Reduce collective.ReduceOp // Sum, Min, Max or Prod
-	Type   tensor.DType        // of reductions one that the library adds up, else an unsigned integer
-	// Src is what this process gives, Dst what it gets; they are disjoint, but for Broadcast, which has one, Dst.
+	Type   tensor.DType        // for reductions a type that the library can reduce, else an unsigned integer
+	// Src is what this process contributes, Dst what it receives. They are disjoint; Broadcast has only Dst.
 	Src, Dst unsafe.Pointer
-	// Count is the length of a vector that is the same on all: AllReduce, Reduce, Broadcast, Send, Recv.
+	// Count is the length of a vector that has the same length on all processes: AllReduce, Reduce,
+	// Broadcast, Send, Recv.
 	Count int
-	// Out and In are the lengths of the parts for, and of, each process, one behind the other in Src and Dst: Out of ReduceScatter, Scatter and
-	// AllToAll, In of AllGather, Gather and AllToAll.
+	// Out and In are the lengths of the contiguous parts in Src and Dst for each process: Out for
+	// ReduceScatter, Scatter and AllToAll, In for AllGather, Gather and AllToAll.
 	Out, In []int
 	Root    int // Broadcast, Reduce, Gather, Scatter
 	Peer    int // Send, Recv
 	Tag     int // Send, Recv: below 1<<14
-	Keep    any // what holds the memory
+	Keep    any // keeps the memory alive
 }
 
-// Setup describes a group.
+// Setup configures a group.
 type Setup struct {
-	// Backend joins the processes. The group closes it.
+	// Backend connects the processes. The group closes it.
 	Backend Backend
-	// Ranks are those of each process, by the backend's rank: all from 0 on, each once. Every process has one at least, and its
-	// own in ascending order.
+	// Ranks are the ranks of each process, by the backend's rank: all numbers from 0, each once. Every
+	// process has at least one, and lists its ranks in ascending order.
 	Ranks [][]int
-	// Again makes a new backend of the same processes, all of which call it: for Rebuild.
+	// Again makes a new backend of the same processes, for Rebuild. All processes call it.
 	Again func(ctx context.Context) (Backend, error)
-	// Config sets up the communicator. Algorithm and Chooser have no meaning here.
+	// Config configures the communicator. Algorithm and Chooser have no effect here.
 	Config collective.Config
 }

@@ -120,7 +120,7 @@ func TestEnds(t *testing.T) {
 		kind error
 		says string
 	}{
-		"deadline": {func(context.CancelFunc, collective.Communicator) {}, collective.ErrTimeout, "not over after 10s"},
+		"deadline": {func(context.CancelFunc, collective.Communicator) {}, collective.ErrTimeout, "did not complete within 10s"},
 		"context":  {func(cancel context.CancelFunc, _ collective.Communicator) { cancel() }, context.Canceled, "waiting for the other ranks"},
 		"abort":    {func(_ context.CancelFunc, m collective.Communicator) { m.Abort(errors.New("enough")) }, collective.ErrAborted, "enough"},
 		"close":    {func(_ context.CancelFunc, m collective.Communicator) { go m.Close() }, collective.ErrClosed, ""},
@@ -138,7 +138,7 @@ func TestEnds(t *testing.T) {
 						t.Errorf("%v, want %v with %q", err, c.kind, c.says)
 					}
 					if name == "deadline" {
-						if want := "ranks [1] have not come"; len(replicas) == 2 && replicas[0] == 2 && !strings.Contains(err.Error(), want) {
+						if want := "ranks [1] have not entered the call"; len(replicas) == 2 && replicas[0] == 2 && !strings.Contains(err.Error(), want) {
 							t.Errorf("%v, want %q", err, want)
 						}
 						if again := m.Do(ctx, sum(3)); !errors.Is(again, err) && again.Error() != err.Error() {
@@ -161,8 +161,8 @@ func TestRefused(t *testing.T) {
 		change func(*collective.Call)
 		says   string
 	}{
-		{func(c *collective.Call) { c.Options = &collective.Options{Order: collective.Canonical} }, "adds in an order of its own"},
-		{func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "ring"} }, "chooses by itself"},
+		{func(c *collective.Call) { c.Options = &collective.Options{Order: collective.Canonical} }, "does not keep the canonical order of sums"},
+		{func(c *collective.Call) { c.Options = &collective.Options{Algorithm: "ring"} }, "chooses its algorithms itself"},
 		{func(c *collective.Call) {
 			c.Type, c.Src, c.Dst = tensor.Int16, tensor.HostMemory(make([]int16, 2)), tensor.HostMemory(make([]int16, 2))
 		}, "cannot reduce int16"},

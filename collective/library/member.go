@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// member is one rank's communicator. Its calls are carried out one at a time, in the order of their start: a Do by the caller, others
-// by a goroutine of the call's own, which waits for the call before.
+// member is one rank's communicator. Its calls run one at a time, in the order in which they were started: a
+// Do on the caller's goroutine, any other call on a separate goroutine, which waits for the previous call.
 type member struct {
 	team    *team
 	rank    int
@@ -21,14 +21,14 @@ type member struct {
 	pending atomic.Int64 // started calls that were not awaited
 
 	mu       sync.Mutex
-	tail     chan struct{} // closed when the latest call is over
+	tail     chan struct{} // closed when the latest call has ended
 	blocked  bool          // in a Do or DoAll
 	seq      uint64        // of the next collective
 	sends    map[int]uint64
 	recvs    map[int]uint64
 	begun    uint64
 	over     uint64
-	text     string // the call under way
+	text     string // the current call
 	diary    diary
 	closing  bool
 	closed   chan struct{}
@@ -64,7 +64,7 @@ func (m *member) Progress() (begun, over uint64, call string) {
 	return m.begun, m.over, call
 }
 
-// NewBuffer returns memory of the Go heap: the backend's lies elsewhere.
+// NewBuffer returns memory of the Go heap: the backend's memory is separate.
 func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
 	if bytes < 0 {
 		return tensor.Memory{}, m.failure(collective.ErrInvalid, fmt.Errorf("a buffer of %d bytes", bytes))
@@ -86,16 +86,16 @@ func (m *member) failure(kind, err error) *collective.Error {
 	return &collective.Error{Kind: kind, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
 }
 
-// ticket is the place of a call among those of its rank.
+// ticket is the position of a call among the calls of its rank.
 type ticket struct {
-	before   <-chan struct{} // closed when the call before is over
+	before   <-chan struct{} // closed when the previous call has ended
 	over     chan struct{}
 	turn     uint64 // among all calls of the rank
-	seq      uint64 // among collectives, or sends to one peer, or receives from one
+	seq      uint64 // among the collectives, the sends to one peer, or the receives from one peer
 	blocking bool
 }
 
-// enter gives a call its place.
+// enter numbers a call.
 func (m *member) enter(call *collective.Call, blocking bool) (ticket, error) {
 	m.mu.Lock()
 	switch {
@@ -127,7 +127,7 @@ func (m *member) enter(call *collective.Call, blocking bool) (ticket, error) {
 	return t, nil
 }
 
-// leave passes the turn on.
+// leave passes the turn to the next call.
 func (m *member) leave(t ticket) {
 	m.mu.Lock()
 	if t.blocking {
@@ -138,7 +138,7 @@ func (m *member) leave(t ticket) {
 	close(t.over)
 }
 
-// refuse is the error of a call without a context, or without the call: it takes no place among the calls.
+// refuse returns the error of a call without a context, or of a nil call. Such a call gets no number.
 func (m *member) refuse(ctx context.Context) error {
 	err := errors.New("a call that is nil")
 	if ctx == nil {
@@ -161,7 +161,8 @@ func (m *member) Do(ctx context.Context, call *collective.Call) error {
 	return err
 }
 
-// carryOut waits for the call's turn and carries it out. own says that it runs on the caller's goroutine, which the monitor watches.
+// carryOut waits for the call's turn and executes it. own reports that it runs on the caller's goroutine,
+// which the monitor watches.
 func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket, own bool) (err error) {
 	w := &wait{m: m, ctx: ctx, call: call, ticket: tk, own: own}
 	defer w.stop()
@@ -169,7 +170,7 @@ func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket,
 	case <-tk.before:
 	default:
 		if err := w.until(func(done chan<- error) { <-tk.before; done <- nil }); err != nil {
-			<-tk.before // the calls before have failed as well, and end
+			<-tk.before // the previous calls have also failed, and end
 		}
 	}
 	if err := m.team.cause(); err != nil {
@@ -192,16 +193,16 @@ func (m *member) carryOut(ctx context.Context, call *collective.Call, tk ticket,
 	return err
 }
 
-// check returns how many elements the whole vector has, or what is wrong with the call.
+// check validates the call and returns the number of elements of the whole vector.
 func (m *member) check(call *collective.Call) (int, error) {
 	t := m.team
 	if o := call.Options; o != nil {
 		name := t.backend.Transport()
 		switch {
 		case o.Order == collective.Canonical:
-			return 0, fmt.Errorf("order Canonical is asked for, and %s adds in an order of its own", name)
+			return 0, fmt.Errorf("order Canonical was requested, but %s does not keep the canonical order of sums", name)
 		case o.Algorithm != "":
-			return 0, fmt.Errorf("algorithm %s is asked for, and %s chooses by itself", o.Algorithm, name)
+			return 0, fmt.Errorf("algorithm %s was requested, but %s chooses its algorithms itself", o.Algorithm, name)
 		}
 	}
 	count, err := call.Check(m.rank, t.size)
@@ -236,12 +237,12 @@ func (m *member) Close() error {
 	return err
 }
 
-// handle is a call with a goroutine of its own.
+// handle is a call on a separate goroutine.
 type handle struct {
 	m      *member
 	call   *collective.Call
 	ticket ticket
-	err    error // once done is closed
+	err    error // valid once done is closed
 	done   chan struct{}
 	waited atomic.Bool
 }
@@ -281,7 +282,7 @@ func (h *handle) Wait(ctx context.Context) error {
 	return h.err
 }
 
-// block waits until the call is over, which the monitor and the end of ctx can bring about.
+// block waits until the call has ended. The monitor and the end of ctx can end it.
 func (h *handle) block(ctx context.Context) {
 	m := h.m
 	told, err := m.team.watchPark(m.rank, h.ticket, h.call)

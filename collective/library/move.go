@@ -9,16 +9,17 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// pieceMax is how many elements of a vector travel at once: libraries count in 32 bits, and the stage must have room.
+// pieceMax is how many elements of a vector are transferred at once: libraries count in 32 bits, and the
+// staging buffer must have room.
 const pieceMax = 1 << 26
 
-// move carries out a collective on which all ranks agree.
+// move executes a collective on which all ranks agree.
 func (t *team) move(w *wait, r *round) error {
 	t.stage.reset()
 	c, count := r.calls[0], r.counts[0]
 	switch c.Op {
 	case collective.Barrier:
-		return nil // they have met
+		return nil // the comparison of the calls was the barrier
 	case collective.AllReduce, collective.Reduce:
 		return t.pieces(count, func(lo, hi int) error { return t.reduce(w, r, lo, hi) })
 	case collective.Broadcast:
@@ -32,10 +33,10 @@ func (t *team) move(w *wait, r *round) error {
 	case collective.AllToAll:
 		return t.allToAll(w, r)
 	}
-	return t.fail(w.failure(collective.ErrInvalid, fmt.Errorf("%v is no collective", c.Op)), w.m.rank)
+	return t.fail(w.failure(collective.ErrInvalid, fmt.Errorf("%v is not a collective", c.Op)), w.m.rank)
 }
 
-// pieces has a vector moved piece by piece.
+// pieces calls one for each piece of a vector.
 func (t *team) pieces(count int, one func(lo, hi int) error) error {
 	for lo := 0; lo < count; lo += pieceMax {
 		if err := one(lo, min(count, lo+pieceMax)); err != nil {
@@ -54,14 +55,15 @@ func wideType(d tensor.DType) tensor.DType {
 	return d
 }
 
-// word is an unsigned integer as long as an element, as which it is moved, and how many of them it is.
+// word returns an unsigned integer type of an element's size, as which elements are transferred, and how many
+// of them make an element.
 func word(d tensor.DType) tensor.DType {
 	return [...]tensor.DType{1: tensor.Uint8, 2: tensor.Uint16, 4: tensor.Uint32, 8: tensor.Uint64}[d.Bytes()]
 }
 
 var kernelOps = [...]kernel.Op{collective.Sum: kernel.Sum, collective.Mean: kernel.Sum, collective.Min: kernel.Min, collective.Max: kernel.Max, collective.Prod: kernel.Prod}
 
-// added returns what the local ranks give, elements lo to hi, added up in the wide type.
+// added returns the sum of the local ranks' elements lo to hi, in the wide type.
 func (t *team) added(r *round, lo, hi int) []byte {
 	c := r.calls[0]
 	wide, n := wideType(c.Type), hi-lo
@@ -83,7 +85,7 @@ func (t *team) added(r *round, lo, hi int) []byte {
 	return sum
 }
 
-// operator is how the backend adds up.
+// operator returns the backend's reduction.
 func operator(c *collective.Call) collective.ReduceOp {
 	if c.Reduce == collective.Mean {
 		return collective.Sum
@@ -91,7 +93,7 @@ func operator(c *collective.Call) collective.ReduceOp {
 	return c.Reduce
 }
 
-// finish divides a sum of n elements if it is to be a mean, and brings it to a memory.
+// finish divides a sum of n elements if the call is a Mean, and stores it.
 func (t *team) finish(c *collective.Call, sum, to unsafe.Pointer, n int) {
 	wide := wideType(c.Type)
 	if c.Reduce == collective.Mean && t.size > 1 {
@@ -150,7 +152,8 @@ func (t *team) broadcast(w *wait, r *round, lo, hi int) error {
 	return nil
 }
 
-// parts returns the bytes of each rank's part, where it lies in a vector by ranks, and the elements of each process' ranks together.
+// parts returns the byte range of each rank's part in a vector ordered by rank, and the number of elements of
+// each process's ranks together.
 func (t *team) parts(c *collective.Call, count int) (part []span, ofProcess []int) {
 	part, ofProcess = make([]span, t.size), make([]int, len(t.ranks))
 	for r := range part {
@@ -164,7 +167,7 @@ func (t *team) parts(c *collective.Call, count int) (part []span, ofProcess []in
 // span is bytes [lo, hi).
 type span struct{ lo, hi int }
 
-// byProcess calls f for each rank, process by process, with where its part lies in a vector in that order.
+// byProcess calls f for each rank, process by process, with the range of its part in a vector in that order.
 func (t *team) byProcess(part []span, f func(rank int, in span)) {
 	at := 0
 	for _, own := range t.ranks {
@@ -219,7 +222,7 @@ func (t *team) gather(w *wait, r *round) error {
 	lo := 0
 	for i, m := range t.members {
 		n := part[m.rank].hi - part[m.rank].lo
-		copy(in[lo:lo+n], r.calls[i].Src.HostBytes()) // of no elements: there is no memory
+		copy(in[lo:lo+n], r.calls[i].Src.HostBytes()) // without elements there is no memory
 		lo += n
 	}
 	if len(t.ranks) > 1 {
@@ -267,7 +270,8 @@ func (t *team) scatter(w *wait, r *round) error {
 	return nil
 }
 
-// allToAll: what goes from one process to another is, for each rank of the one, what it has for each rank of the other.
+// allToAll: the message from one process to another holds, for each rank of the sender, its block for each
+// rank of the receiver.
 func (t *team) allToAll(w *wait, r *round) error {
 	c := r.calls[0]
 	block := r.counts[0] / t.size
@@ -301,7 +305,7 @@ func (t *team) allToAll(w *wait, r *round) error {
 	return nil
 }
 
-// at returns a pointer so many bytes on.
+// at returns a pointer advanced by this many bytes.
 func at(p unsafe.Pointer, bytes int) unsafe.Pointer {
 	if p == nil || bytes == 0 {
 		return p

@@ -10,13 +10,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// pair is the calls of two local ranks that meet.
+// pair identifies matching calls of two local ranks.
 type pair struct {
 	from, to int
 	seq      uint64
 }
 
-// meeting is the half of such a pair that came first.
+// meeting is the half of such a pair that arrived first.
 type meeting struct {
 	call  *collective.Call
 	count int
@@ -26,7 +26,7 @@ type meeting struct {
 	done  chan error
 }
 
-// exchange carries out a Send or a Recv.
+// exchange executes a Send or a Recv.
 func (m *member) exchange(w *wait, count int) error {
 	if t := m.team; t.at[w.call.Peer].process != t.backend.Rank() {
 		return m.exchangeFar(w, count)
@@ -34,7 +34,7 @@ func (m *member) exchange(w *wait, count int) error {
 	return m.exchangeNear(w, count)
 }
 
-// exchangeNear copies from one local rank to another: the one who comes second does.
+// exchangeNear copies from one local rank to another: the rank that arrives second copies.
 func (m *member) exchangeNear(w *wait, count int) error {
 	t := m.team
 	key := pair{m.rank, w.call.Peer, w.seq}
@@ -85,14 +85,14 @@ func (m *member) awaitPair(w *wait, first *meeting) error {
 	return err
 }
 
-// pairPrint is what both halves must agree on.
+// pairPrint is a hash of what both halves must agree on.
 func pairPrint(t *team, w *wait, count int) uint64 {
 	c := *w.call
 	c.Op = collective.Send
 	return t.fingerprint(w.seq, &c, count)
 }
 
-// headerBytes is what stands before the data of a message: the fingerprint, then the text of the sender's call.
+// headerBytes is the length of the header of a message: the fingerprint, then the text of the sender's call.
 const headerBytes = 256
 
 // exchangeFar sends to, or receives from, a rank of another process: one message with a header.

@@ -7,8 +7,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// fingerprint is a hash of what all ranks of a call must agree on: the same that package collective holds against each other, but for what
-// it has that is not here.
+// fingerprint is a hash of what all ranks of a call must agree on: the same fields that package collective
+// compares, except those that do not exist here.
 func (t *team) fingerprint(seq uint64, c *collective.Call, count int) uint64 {
 	h := fnv(1469598103934665603)
 	h.add(uint64(t.cfg.Epoch))
@@ -41,7 +41,7 @@ func (t *team) fingerprint(seq uint64, c *collective.Call, count int) uint64 {
 	return uint64(h)
 }
 
-// sameShape reports whether the ranks' tensors have one shape.
+// sameShape reports whether the ranks' tensors must have the same shape.
 func sameShape(op collective.Op) bool {
 	switch op {
 	case collective.AllReduce, collective.Reduce, collective.Broadcast, collective.AllToAll, collective.Send, collective.Recv:
@@ -60,7 +60,7 @@ func (h *fnv) add(word uint64) {
 	}
 }
 
-// textOf writes a call.
+// textOf describes a call.
 func textOf(c *collective.Call, count int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v", c.Op)

@@ -11,18 +11,18 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// round is one collective of the local ranks: the last of them to come carries it out for all.
+// round is one collective of the local ranks: the last one to arrive executes it for all of them.
 type round struct {
 	calls   []*collective.Call // by local rank
 	counts  []int
 	come    int
 	running bool
-	err     error // once done is closed
+	err     error // valid once done is closed
 	done    chan error
-	made    []*member // of a split, by local rank
+	made    []*member // for a split, by local rank
 }
 
-// together waits until all local ranks have come, and has work done once for all of them.
+// together waits until all local ranks have arrived. The last one does the work for all of them.
 func (m *member) together(w *wait, work func(*round) error, count int) (*round, error) {
 	t := m.team
 	t.mu.Lock()
@@ -54,14 +54,14 @@ func (m *member) together(w *wait, work func(*round) error, count int) (*round, 
 	t.mu.Lock()
 	running := r.running
 	t.mu.Unlock()
-	if running { // another rank is at work in this one's memory: it has been told to end
+	if running { // another rank is working in this rank's memory: it has been notified
 		<-r.done
 		err = r.err
 	}
 	return r, err
 }
 
-// absent returns the local ranks that have not come to a round.
+// absent returns the local ranks that have not joined a round.
 func (t *team) absent(r *round) (out []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,7 +73,7 @@ func (t *team) absent(r *round) (out []int) {
 	return out
 }
 
-// collective carries out a collective of all local ranks.
+// collective executes a collective of all local ranks.
 func (t *team) collective(w *wait, r *round) error {
 	t.stage.reset()
 	hash, text := t.print(w, r)
@@ -89,10 +89,11 @@ func (t *team) collective(w *wait, r *round) error {
 	return t.move(w, r)
 }
 
-// differs joins what local ranks call in the text of a process whose ranks do not agree.
+// differs separates the local ranks' calls in the text of a process whose ranks do not agree.
 const differs = ", but "
 
-// print returns a hash of what the local ranks call, and a text. If they differ the hash is one that no other process has.
+// print returns a hash of the local ranks' call, and its description. If their calls differ, the hash is one
+// that no other process has.
 func (t *team) print(w *wait, r *round) (uint64, string) {
 	first := t.fingerprint(w.seq, r.calls[0], r.counts[0])
 	text := fmt.Sprintf("%s %s", ranksText(t.ranks[t.backend.Rank()]), textOf(r.calls[0], r.counts[0]))
@@ -112,10 +113,11 @@ func ranksText(ranks []int) string {
 	return fmt.Sprintf("ranks %v call", ranks)
 }
 
-// textMax is how much of what a process calls the others are told.
+// textMax bounds the description of a process's call that the other processes receive.
 const textMax = 512
 
-// agree holds what the processes call against each other: the least hash and the least complement tell whether all are equal.
+// agree compares the calls of all processes: they are equal if the minimum of the hashes and the minimum of
+// their complements agree.
 func (t *team) agree(w *wait, hash uint64, text string) error {
 	in, out := t.stage.take(16), t.stage.take(16)
 	binary.NativeEndian.PutUint64(in, hash)
@@ -148,10 +150,11 @@ func (t *team) agree(w *wait, hash uint64, text string) error {
 	return t.fail(w.failure(collective.ErrMismatch, errors.New(strings.Join(said, "; "))), w.m.rank)
 }
 
-// run has the backend carry out an operation, and waits for it. If that fails the memory of the stage is the backend's.
+// run makes the backend execute an operation, and waits for it. If that fails, the backend keeps the memory
+// of the staging buffer.
 func (t *team) run(w *wait, o Operation) error {
 	if len(t.ranks) == 1 {
-		return errors.New("an operation between processes of which there is one")
+		return errors.New("an operation between processes in a job of one process")
 	}
 	keep := t.stage
 	o.Keep = &keep
@@ -162,16 +165,16 @@ func (t *team) run(w *wait, o Operation) error {
 	return w.outcome(err)
 }
 
-// stage is the memory in which the backend works, used from call to call.
+// stage is the memory in which the backend works, reused from call to call.
 type stage struct {
 	slabs [][]uint64
 	used  int
 }
 
-// reset gives back all that was taken.
+// reset frees everything that was taken.
 func (s *stage) reset() { s.used = 0 }
 
-// take returns memory of so many bytes, not cleared.
+// take returns this many bytes of memory, not cleared.
 func (s *stage) take(bytes int) []byte {
 	words := (bytes + 7) / 8
 	if s.used == len(s.slabs) {

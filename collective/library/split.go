@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Split gathers what all ranks want, and then splits the backend color by color.
+// Split gathers every rank's color and key, and then splits the backend color by color.
 func (m *member) Split(ctx context.Context, color, key int) (collective.Communicator, error) {
 	t := m.team
 	mine, all := []int64{int64(color), int64(key)}, make([]int64, 2*t.size)
@@ -37,7 +37,7 @@ func (m *member) Split(ctx context.Context, color, key int) (collective.Communic
 	return r.made[m.local], nil
 }
 
-// split makes the communicators of all colors, of which those with local ranks are teams here.
+// split makes the communicators of all colors; those with local ranks are teams here.
 func (t *team) split(w *wait, r *round, wanted []int64) error {
 	ctx, cancel := t.sound(w.ctx)
 	defer cancel()
@@ -50,7 +50,7 @@ func (t *team) split(w *wait, r *round, wanted []int64) error {
 	}
 	slices.Sort(colors)
 	for _, color := range colors {
-		var members []int // of this team, by new rank
+		var members []int // ranks of this team, by new rank
 		for rank := range t.size {
 			if wanted[2*rank] == color {
 				members = append(members, rank)

@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// team is what the local ranks of one communicator have in common. The first failure of any of them becomes the cause that all of them
-// return.
+// team is what the local ranks of one communicator share. The first failure of any of them becomes the cause
+// that all of them return.
 type team struct {
 	cfg     collective.Config
 	backend Backend
@@ -19,24 +19,24 @@ type team struct {
 	at      []place // by rank
 	size    int
 	members []*member
-	world   []int                 // the numbers that the ranks have in the group that Open made; nil: the same
+	world   []int                 // the ranks as numbered in the group that Open made; nil: the same
 	book    *flight.Book[*member] // of that group
 
-	fate atomic.Bool   // it has failed, or is about to
-	done chan struct{} // closed when it has
+	fate atomic.Bool   // it has failed, or is about to fail
+	done chan struct{} // closed when it has failed
 	err  error         // the cause, set before done is closed
 
-	stage   stage // used by the one who carries out a collective
+	stage   stage // used by the rank that executes a collective
 	release func()
 
 	mu      sync.Mutex
 	monitor collective.Monitor
-	rounds  map[uint64]*round // of which not all local ranks have come
-	pairs   map[pair]*meeting // of two local ranks of which one has come
-	closed  int               // members
+	rounds  map[uint64]*round // rounds that not all local ranks have joined
+	pairs   map[pair]*meeting // pairs of local ranks of which one has arrived
+	closed  int               // closed members
 }
 
-// place is where a rank is.
+// place is the location of a rank.
 type place struct{ process, local int }
 
 func newTeam(b Backend, ranks [][]int, cfg collective.Config, world []int, d *flight.Book[*member]) *team {
@@ -58,7 +58,7 @@ func newTeam(b Backend, ranks [][]int, cfg collective.Config, world []int, d *fl
 	return t
 }
 
-// cause returns the cause of the failure, or nil if there is none, or not yet.
+// cause returns the cause of the failure, or nil if there is none yet.
 func (t *team) cause() error {
 	select {
 	case <-t.done:
@@ -68,8 +68,8 @@ func (t *team) cause() error {
 	}
 }
 
-// fail makes err the cause of the failure, unless there is one already, and returns the cause. The monitor is asked to explain it to
-// the rank explainer.
+// fail makes err the cause of the failure, unless there is one already, and returns the cause. The monitor
+// explains it for the rank explainer.
 func (t *team) fail(err error, explainer int) error {
 	if t.fate.Swap(true) {
 		<-t.done
@@ -87,7 +87,7 @@ func (t *team) fail(err error, explainer int) error {
 	return err
 }
 
-// abort is fail for those that must not wait for an explanation.
+// abort is fail for callers that must not wait for an explanation.
 func (t *team) abort(err error) {
 	if !t.fate.Swap(true) {
 		t.settle(err)
@@ -112,7 +112,7 @@ func (t *team) others() []int {
 	return out
 }
 
-// bounded returns a context that ends when a call would.
+// bounded returns a context with the deadline of a call.
 func (t *team) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if t.cfg.Timeout < 0 {
 		return context.WithCancel(ctx)
@@ -120,7 +120,7 @@ func (t *team) bounded(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(ctx, t.cfg.Timeout)
 }
 
-// sound returns a context that ends as well when the team fails.
+// sound returns a context that also ends when the team fails.
 func (t *team) sound(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := t.bounded(ctx)
 	ctx, end := context.WithCancelCause(ctx)
@@ -135,7 +135,7 @@ func (t *team) sound(ctx context.Context) (context.Context, context.CancelFunc) 
 	return ctx, func() { close(over); end(nil); cancel() }
 }
 
-// leave notes that a local rank is closed: the last one closes the backend.
+// leave records that a local rank is closed: the last one closes the backend.
 func (t *team) leave() error {
 	t.mu.Lock()
 	t.closed++
@@ -178,7 +178,7 @@ func (t *team) watchEnter(rank int, tk ticket, call *collective.Call) {
 	}
 }
 
-// watchPark returns who to tell of the end of the wait, if anybody.
+// watchPark returns the monitor to notify of the end of the wait, or nil.
 func (t *team) watchPark(rank int, tk ticket, call *collective.Call) (collective.Monitor, error) {
 	m := t.watcher()
 	if !pairwise(call) {

@@ -9,16 +9,17 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// wait is a call's waits: they end with what is waited for, the team's failure, the end of the context, or the deadline.
+// wait is the waits of one call: they end with the awaited event, the team's failure, the end of the context,
+// or the deadline.
 type wait struct {
 	m    *member
 	ctx  context.Context
 	call *collective.Call
 	ticket
-	own bool // on the caller's goroutine, which the monitor watches
+	own bool // runs on the caller's goroutine, which the monitor watches
 
-	missing  func() []int // who has not come, as far as it is known
-	deadline *time.Timer  // nil: nothing was waited for yet, or no deadline
+	missing  func() []int // the ranks that have not arrived, as far as known
+	deadline *time.Timer  // nil: no wait yet, or no deadline
 	stall    *time.Timer
 	began    bool
 }
@@ -58,14 +59,14 @@ func expired(t *time.Timer) <-chan time.Time {
 	return t.C
 }
 
-// until waits for what f tells, on a goroutine of its own.
+// until waits for the result of f, which runs on a separate goroutine.
 func (w *wait) until(f func(done chan<- error)) error {
 	done := make(chan error, 1)
 	go f(done)
 	return w.on(done)
 }
 
-// on waits for an outcome. It returns it, or the team's failure.
+// on waits for a result. It returns the result, or the team's failure.
 func (w *wait) on(done <-chan error) error {
 	select {
 	case err := <-done:
@@ -95,7 +96,7 @@ func (w *wait) on(done <-chan error) error {
 		case <-w.ctx.Done():
 			return m.team.fail(w.ended(w.ctx, "waiting for the other ranks"), m.rank)
 		case <-expired(w.deadline):
-			e := w.failure(collective.ErrTimeout, fmt.Errorf("not over after %v: %s", time.Since(started).Round(time.Millisecond), w.lack()))
+			e := w.failure(collective.ErrTimeout, fmt.Errorf("did not complete within %v: %s", time.Since(started).Round(time.Millisecond), w.lack()))
 			return m.team.fail(e, m.rank)
 		case <-expired(w.stall):
 			m.team.cfg.Logger.Warn("collective: a call waits for other ranks", "communicator", m.team.cfg.Name, "rank", m.rank, "call", w.seq,
@@ -104,19 +105,19 @@ func (w *wait) on(done <-chan error) error {
 	}
 }
 
-// lack says what is missing.
+// lack describes what is missing.
 func (w *wait) lack() string {
-	text := fmt.Sprintf("waiting for other processes; which of them has not come, %s does not tell", w.m.team.backend.Transport())
+	text := fmt.Sprintf("waiting for other processes; %s does not report which of them are missing", w.m.team.backend.Transport())
 	if w.missing == nil {
 		return text
 	}
 	if missing := w.missing(); len(missing) > 0 {
-		return fmt.Sprintf("ranks %v have not come", missing)
+		return fmt.Sprintf("ranks %v have not entered the call", missing)
 	}
 	return text
 }
 
-// failure is an error of this call.
+// failure returns an error of this call.
 func (w *wait) failure(kind, err error) *collective.Error {
 	e := w.m.failure(kind, err)
 	e.Op, e.Seq = w.call.Op, w.seq
@@ -132,7 +133,7 @@ func (w *wait) failure(kind, err error) *collective.Error {
 	return e
 }
 
-// ended is the error of a context's end, in the words of package collective.
+// ended returns the error of a context's end, in the form of package collective.
 func (w *wait) ended(ctx context.Context, what string) *collective.Error {
 	kind := collective.ErrAborted
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -145,7 +146,7 @@ func (w *wait) ended(ctx context.Context, what string) *collective.Error {
 	return w.failure(kind, fmt.Errorf("%s: %w", what, err))
 }
 
-// outcome is the error of an operation that the backend could not carry out.
+// outcome returns the error of an operation that the backend could not execute.
 func (w *wait) outcome(err error) error {
 	if err == nil {
 		return nil

@@ -9,9 +9,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// abi is how a library is called: where its functions are, and what its handles and constants are. Handles are pointers in Open MPI and
-// ints in MPICH and its kin (MVAPICH, Intel MPI, Cray), which have agreed on their values (the MPICH ABI initiative). Both
-// fit a machine word, and both libraries take an int there by its lower half.
+// abi is how a library is called: the addresses of its functions, and its handles and constants. Handles are
+// pointers in Open MPI, and ints in MPICH and its derivatives (MVAPICH, Intel MPI, Cray), which have agreed
+// on their values (the MPICH ABI initiative). Both fit a machine word, and both libraries read an int from
+// its lower half.
 type abi struct {
 	library foreign.Library
 	f       functions
@@ -23,7 +24,7 @@ type abi struct {
 	ops          map[collective.ReduceOp]uintptr
 }
 
-// functions are the addresses of MPI's.
+// functions are the addresses of MPI's functions.
 type functions struct {
 	initialized, initThread, queryThread, finalized, finalize uintptr
 
@@ -32,14 +33,14 @@ type functions struct {
 	iallreduce, ireduce, ibcast, iallgatherv, igatherv, iscatterv, ireduceScatter, ialltoallv, ibarrier, isend, irecv, test uintptr
 }
 
-// Constants that all libraries have.
+// Constants that are the same in all libraries.
 const (
 	threadFunneled = 1
 	undefined      = -32766 // MPI_UNDEFINED of Open MPI and MPICH
 	errorTextMax   = 1024   // MPI_MAX_ERROR_STRING: 256 in Open MPI, 512 in MPICH
 )
 
-// load finds MPI and learns how it is called.
+// load finds MPI and its ABI.
 func load() (*abi, error) {
 	l, err := foreign.Find("mpi")
 	if err != nil {
@@ -68,10 +69,10 @@ func load() (*abi, error) {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("mpi: %s says that it is %q, which is not known: want Open MPI, or MPICH or one of its kin", l.Path, l.Version)
+	return nil, fmt.Errorf("mpi: %s is %q, which is not supported: want Open MPI, or MPICH or one of its derivatives", l.Path, l.Version)
 }
 
-// openMPI takes the addresses of Open MPI's objects (ompi/include/mpi.h: OMPI_PREDEFINED_GLOBAL).
+// openMPI reads the addresses of Open MPI's objects (ompi/include/mpi.h: OMPI_PREDEFINED_GLOBAL).
 func (a *abi) openMPI() error {
 	a.types, a.ops = map[tensor.DType]uintptr{}, map[collective.ReduceOp]uintptr{}
 	var err error
@@ -97,7 +98,7 @@ func (a *abi) openMPI() error {
 	return err
 }
 
-// mpich takes the constants of the MPICH ABI (mpi.h: MPI_COMM_WORLD and so on).
+// mpich sets the constants of the MPICH ABI (mpi.h: MPI_COMM_WORLD and so on).
 func (a *abi) mpich() {
 	a.world, a.errorsReturn, a.statusIgnore = 0x44000000, 0x54000001, 1
 	a.types = map[tensor.DType]uintptr{

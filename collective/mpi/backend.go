@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// backend is one of MPI's communicators.
+// backend is one MPI communicator.
 type backend struct {
 	p          *process
 	comm       uintptr
@@ -27,10 +27,10 @@ func (b *backend) Rank() int { return b.rank }
 
 func (b *backend) Size() int { return b.size }
 
-// Reduces reports whether MPI has the type: it has no half-width numbers.
+// Reduces reports whether MPI has the type: it has no half-precision types.
 func (b *backend) Reduces(t tensor.DType) bool { return b.p.types[t] != 0 }
 
-// divide makes a communicator of those processes of comm that are members, by MPI_Comm_split.
+// divide makes a communicator of the member processes of comm, by MPI_Comm_split.
 func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int) (*backend, error) {
 	b := &backend{p: p}
 	color := uintptr(0)
@@ -61,7 +61,7 @@ func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int
 	return b, nil
 }
 
-// Split is MPI_Comm_split.
+// Split calls MPI_Comm_split.
 func (b *backend) Split(ctx context.Context, member bool, key int) (library.Backend, error) {
 	s, err := b.p.divide(ctx, b.comm, member, key)
 	if err != nil || s == nil {
@@ -73,7 +73,7 @@ func (b *backend) Split(ctx context.Context, member bool, key int) (library.Back
 	return s, nil
 }
 
-// Close frees the communicator, unless operations were given up, and ends MPI with the last.
+// Close frees the communicator, unless operations were abandoned. The last one to close ends MPI.
 func (b *backend) Close(ctx context.Context, sound bool) error {
 	var err error
 	if sound {
@@ -88,7 +88,7 @@ func (b *backend) Close(ctx context.Context, sound bool) error {
 	return err
 }
 
-// Start begins an operation by the function of its name that does not wait.
+// Start begins an operation by MPI's nonblocking function for it.
 func (b *backend) Start(o library.Operation) <-chan error {
 	r := &request{keep: o.Keep}
 	out, outAt, err := counts(o.Out)
@@ -109,7 +109,7 @@ func (b *backend) Start(o library.Operation) <-chan error {
 	return r.done
 }
 
-// call calls the function. The request keeps what it is given until it is over.
+// call calls the function. The request keeps the arguments alive until it has completed.
 func (b *backend) call(o *library.Operation, r *request) int32 {
 	f, t, c := &b.p.f, b.p.types[o.Type], b.comm
 	src, dst, n := uintptr(o.Src), uintptr(o.Dst), uintptr(o.Count)
@@ -147,7 +147,7 @@ func (b *backend) call(o *library.Operation, r *request) int32 {
 	return foreign.Call(f.ibarrier, c, req)
 }
 
-// counts returns the lengths of parts, and where they begin, as MPI takes them.
+// counts returns the lengths and offsets of parts in MPI's form.
 func counts(parts []int) (n, at []int32, err error) {
 	if parts == nil {
 		return nil, nil, nil

@@ -1,20 +1,22 @@
-// Package mpi makes communicators over MPI, which it finds by dlopen, without cgo: Open MPI, or MPICH and those with its ABI (MVAPICH, Intel
-// MPI, Cray). The environment variable LOCKSTEP_MPI names the library, if the system's loader does not find it or finds another.
+// Package mpi makes communicators over MPI. It loads MPI by dlopen, without cgo: Open MPI, or MPICH and the libraries with its ABI
+// (MVAPICH, Intel MPI, Cray). The environment variable LOCKSTEP_MPI names the library, if the system's loader does not find it
+// or finds another one.
 //
 //	mpirun -np 4 ./prog
 //
 //	group, err := mpi.Open(ctx, mpi.Config{Replicas: 2})
 //
-// Each process is one rank of MPI's, however many replicas it has; package library says what that means, and what holds of such
-// communicators: above all, that they do not keep the canonical order of sums, so that bits depend on the library and on how replicas are
-// spread. They are for networks that MPI knows and Lockstep's own collectives do not.
+// Each process is one MPI rank, however many replicas it has. Package library describes the communicators that result, and their
+// limits. Above all they do not keep the canonical order of sums, so results depend bitwise on the library and on the
+// placement of replicas. Use them for networks that MPI supports and Lockstep's own collectives do not.
 //
-// Calls use MPI's nonblocking functions, so that they end at their deadline, whatever the other processes do. What blocks in MPI itself,
-// MPI_Init_thread and MPI_Comm_split, is given up at the end of the context; then MPI is of no more use in the process. Go's
-// runtime and MPI's thread get on, as one thread alone calls MPI.
+// Calls use MPI's nonblocking functions, so they end at their deadline, whatever the other processes do. The functions that block
+// in MPI itself, MPI_Init_thread and MPI_Comm_split, are abandoned at the end of the context; MPI is then unusable in the
+// process. Only one thread calls MPI, which is compatible with Go's runtime.
 //
-// MPI starts with the first communicator and ends with the last one's Close, which waits for the other processes; it cannot be started
-// again. After a failure it is not ended, so the launcher may say that a process has left without MPI_Finalize.
+// MPI is initialised with the first communicator and finalised by the last one's Close, which waits for the other processes; it
+// cannot be initialised again. After a failure it is not finalised, so the launcher may report that a process exited without
+// MPI_Finalize.
 package mpi
 
 import (
@@ -29,23 +31,23 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Config says which communicator is opened. The zero value works.
+// Config configures a communicator. The zero value works.
 type Config struct {
-	// Replicas is the number of this process' ranks. Processes may have different numbers. Default 1.
+	// Replicas is the number of this process's ranks. It may differ between processes. Default 1.
 	Replicas int
-	// Processes is how many processes there must be. Default: as many as the launcher has started.
+	// Processes is the expected number of processes. Default: as many as the launcher has started.
 	Processes int
-	// Key orders the processes, and so the ranks; of equal ones MPI's own order decides.
+	// Key orders the processes, and so the ranks; processes with equal keys are in MPI's own order.
 	Key int
-	// Collective sets up the communicator.
+	// Collective configures the communicator.
 	Collective collective.Config
 }
 
-// startTimeout bounds Open where the context has no end of its own.
+// startTimeout bounds Open if the context has no deadline.
 const startTimeout = 10 * time.Minute
 
-// Open makes a communicator of all processes that the launcher has started; ranks are numbered process by process. All of them call it. It
-// waits for them until ctx ends, 10 minutes at most.
+// Open makes a communicator of all processes that the launcher has started; ranks are numbered process by
+// process. All processes call it. It waits for them until ctx ends, but at most 10 minutes.
 func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -71,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	}
 	ranks, err := b.ranks(ctx, cfg)
 	if err != nil {
-		_ = b.Close(context.Background(), false) // of a communicator that nobody uses
+		_ = b.Close(context.Background(), false) // of an unused communicator
 		return nil, err
 	}
 	return library.Open(library.Setup{Backend: b, Ranks: ranks, Again: again, Config: cfg.Collective})
@@ -89,7 +91,7 @@ func (p *process) open(ctx context.Context, key int) (*backend, error) {
 // ranks returns the ranks of each process.
 func (b *backend) ranks(ctx context.Context, cfg Config) ([][]int, error) {
 	if cfg.Processes > 0 && b.size != cfg.Processes {
-		return nil, fmt.Errorf("mpi: the job has %d processes, and %s (%s) joins %d: want all of them started by the launcher of that very library; LOCKSTEP_MPI names another library",
+		return nil, fmt.Errorf("mpi: the job has %d processes, and %s (%s) joins %d: start all of them with the launcher of this library, or name another library in LOCKSTEP_MPI",
 			cfg.Processes, strings.TrimRight(b.p.library.Version, ", "), b.p.library.Path, b.size)
 	}
 	mine, all := []int64{int64(cfg.Replicas)}, make([]int64, b.size)
@@ -104,10 +106,10 @@ func (b *backend) ranks(ctx context.Context, cfg Config) ([][]int, error) {
 	select {
 	case err := <-b.Start(o):
 		if err != nil {
-			return nil, fmt.Errorf("mpi: meeting the other processes: %w", err)
+			return nil, fmt.Errorf("mpi: exchanging the numbers of replicas: %w", err)
 		}
 	case <-ctx.Done():
-		return nil, fmt.Errorf("mpi: meeting the other processes: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("mpi: exchanging the numbers of replicas: %w", context.Cause(ctx))
 	}
 	out := make([][]int, b.size)
 	next := 0

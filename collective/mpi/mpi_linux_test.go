@@ -133,7 +133,7 @@ func TestStopped(t *testing.T) {
 
 func TestAlone(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		l.says(t, 1, "alone", nil, "the job has 2 processes", "joins 1: want all of them started by the launcher of that very library")
+		l.says(t, 1, "alone", nil, "the job has 2 processes", "joins 1: start all of them with the launcher of this library")
 	})
 }
 

@@ -14,21 +14,22 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/foreign"
 )
 
-// MPI is the process' own: it can be started once, and ended once. So there is one of it here.
+// MPI belongs to the process: it can be initialised once, and finalised once. So this variable is global.
 var (
 	processMu  sync.Mutex
 	theProcess *process
 )
 
-// process is MPI in this process. One OS thread calls it, the one that has started it: that is all that every library allows
-// (MPI_THREAD_FUNNELED), and costs no locks in it. The thread looks after all operations under way.
+// process is MPI in this process. One OS thread calls it, the one that has initialised it: that is the mode
+// that every library supports (MPI_THREAD_FUNNELED), and the library needs no locks for it. The thread
+// progresses all pending operations.
 type process struct {
 	*abi
 	work    chan func()
-	mine    bool       // it was started here, and is ended here
-	broken  error      // why it could not be started
-	pending []*request // the thread's own
-	scratch *scratch   // the thread's own: memory for what functions return
+	mine    bool       // it was initialised here, and is finalised here
+	broken  error      // the error of its initialisation
+	pending []*request // used only by the thread
+	scratch *scratch   // used only by the thread: memory for what functions return
 
 	mu    sync.Mutex
 	users int    // open backends
@@ -36,14 +37,14 @@ type process struct {
 	ended bool
 }
 
-// scratch is memory that C writes to: of the heap, so it does not move.
+// scratch is memory that C writes to. It is on the heap, so it does not move.
 type scratch struct {
 	number, other int32
 	handle        uintptr
 	text          [errorTextMax]byte
 }
 
-// request is an operation under way.
+// request is a pending operation.
 type request struct {
 	handle uintptr // MPI_Request
 	flag   int32
@@ -52,7 +53,7 @@ type request struct {
 	done   chan error
 }
 
-// acquire returns MPI, started.
+// acquire returns MPI, initialised.
 func acquire(ctx context.Context) (*process, error) {
 	processMu.Lock()
 	defer processMu.Unlock()
@@ -63,7 +64,7 @@ func acquire(ctx context.Context) (*process, error) {
 			return nil, p.broken
 		}
 		if p.ended {
-			return nil, errors.New("mpi: MPI has ended in this process with the last communicator's Close, and cannot be started again: keep one open")
+			return nil, errors.New("mpi: MPI was finalised in this process by the last communicator's Close, and cannot be started again: keep one communicator open")
 		}
 		p.users++
 		return p, nil
@@ -79,7 +80,7 @@ func acquire(ctx context.Context) (*process, error) {
 	return p, p.broken
 }
 
-// start starts MPI, unless somebody else in this process has.
+// start initialises MPI, unless other code in this process has.
 func (p *process) start() error {
 	s := p.scratch
 	if err := p.check("MPI_Initialized", foreign.Call(p.f.initialized, address(&s.number))); err != nil {
@@ -90,7 +91,7 @@ func (p *process) start() error {
 			return err
 		}
 		if s.number <= threadFunneled {
-			return errors.New("mpi: MPI was started elsewhere in this process, for one thread, which is not this one: want MPI_THREAD_SERIALIZED or more")
+			return errors.New("mpi: MPI was initialised elsewhere in this process, for a single other thread: want MPI_THREAD_SERIALIZED or more")
 		}
 	} else {
 		if err := p.check("MPI_Init_thread", foreign.Call(p.f.initThread, 0, 0, threadFunneled, address(&s.number))); err != nil {
@@ -104,10 +105,10 @@ func (p *process) start() error {
 	return p.check("MPI_Comm_set_errhandler", foreign.Call(p.f.setErrhandler, p.world, p.errorsReturn))
 }
 
-// serve is the thread. It sleeps while there is nothing to do, and looks for progress more and more rarely while there is none: MPI
-// makes none by itself.
+// serve is the thread. It sleeps while no operation is pending, and polls less and less often while there is
+// no progress: MPI makes none by itself.
 func (p *process) serve() {
-	runtime.LockOSThread() // for ever: MPI ends with the process
+	runtime.LockOSThread() // never unlocked: MPI ends with the process
 	idle := 0
 	for {
 		if len(p.pending) == 0 {
@@ -131,7 +132,7 @@ func (p *process) serve() {
 	}
 }
 
-// pause lets others work between two looks: at first without sleep.
+// pause yields to other goroutines between two polls: at first without sleep.
 func (p *process) pause(idle int) {
 	const (
 		eager  = 200
@@ -147,7 +148,7 @@ func (p *process) pause(idle int) {
 	}
 }
 
-// poll asks for every operation whether it is over, and reports whether one is.
+// poll tests every operation, and reports whether one has completed.
 func (p *process) poll() bool {
 	over := false
 	rest := p.pending[:0]
@@ -177,14 +178,14 @@ func (p *process) begin(name string, r *request, f func(r *request) int32) {
 	}
 }
 
-// do has the thread call functions that wait for other processes, and returns when they have, or when ctx ends: then the thread is stuck in
-// them, and MPI of no more use.
+// do makes the thread call functions that wait for other processes. It returns when they have returned, or
+// when ctx ends: then the thread is stuck in them, and MPI is unusable.
 func (p *process) do(ctx context.Context, name string, f func() error) error {
 	p.mu.Lock()
 	stuck := p.stuck
 	p.mu.Unlock()
 	if stuck != "" {
-		return fmt.Errorf("mpi: %s has not returned: MPI is of no more use in this process", stuck)
+		return fmt.Errorf("mpi: %s has not returned: MPI is unusable in this process", stuck)
 	}
 	done := make(chan error, 1)
 	select {
@@ -199,12 +200,12 @@ func (p *process) do(ctx context.Context, name string, f func() error) error {
 		p.mu.Lock()
 		p.stuck = name
 		p.mu.Unlock()
-		return fmt.Errorf("mpi: %s (%s) has not returned; it waits for all processes that its launcher has started to call it too: %w",
+		return fmt.Errorf("mpi: %s (%s) has not returned; it returns only when all processes of the launcher have called it: %w",
 			name, p.library.Version, context.Cause(ctx))
 	}
 }
 
-// release gives back what acquire gave. The last sound one ends MPI, if nothing is under way any more.
+// release undoes acquire. The last sound release finalises MPI, if no operation is pending.
 func (p *process) release(ctx context.Context, sound bool) error {
 	p.mu.Lock()
 	p.users--
@@ -214,7 +215,7 @@ func (p *process) release(ctx context.Context, sound bool) error {
 	}
 	p.ended = true
 	p.mu.Unlock()
-	// MPI_Finalize cannot be given up. So the processes meet first, by what can.
+	// MPI_Finalize cannot be abandoned. So the processes first wait for each other in a barrier, which can.
 	r := &request{}
 	quiet := make(chan bool, 1)
 	p.work <- func() { quiet <- len(p.pending) == 0 }
@@ -228,12 +229,12 @@ func (p *process) release(ctx context.Context, sound bool) error {
 			return err
 		}
 	case <-ctx.Done():
-		return fmt.Errorf("mpi: ending MPI: the other processes do not end it: %w", context.Cause(ctx))
+		return fmt.Errorf("mpi: finalising MPI: the other processes have not reached it: %w", context.Cause(ctx))
 	}
 	return p.do(ctx, "MPI_Finalize", func() error { return p.check("MPI_Finalize", foreign.Call(p.f.finalize)) })
 }
 
-// check returns the error behind a function's result. It is called on the thread.
+// check returns the error for a function's result. It is called on the thread.
 func (p *process) check(name string, code int32) error {
 	if code == 0 {
 		return nil
@@ -252,5 +253,5 @@ func (p *process) check(name string, code int32) error {
 	return err
 }
 
-// address is that of memory of the heap.
+// address returns the address of heap memory.
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }

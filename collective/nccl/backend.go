@@ -10,13 +10,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// backend is one of NCCL's communicators, with a stream and memory of the GPU.
+// backend is one NCCL communicator, with a stream and memory of the GPU.
 type backend struct {
 	*thread
 	comm, stream uintptr
 	device       int
 	rank, size   int
-	in, out      block // for collectives, of which one is under way at a time
+	in, out      block // for collectives, one of which is in progress at a time
 }
 
 var _ library.Backend = (*backend)(nil)
@@ -33,7 +33,7 @@ func (b *backend) Rank() int { return b.rank }
 
 func (b *backend) Size() int { return b.size }
 
-// types and operations have the numbers of ncclDataType_t and ncclRedOp_t.
+// types and operations have the values of ncclDataType_t and ncclRedOp_t.
 var (
 	types = map[tensor.DType]uintptr{
 		tensor.Int8: 0, tensor.Uint8: 1, tensor.Int32: 2, tensor.Uint32: 3, tensor.Int64: 4, tensor.Uint64: 5, tensor.Float32: 7, tensor.Float64: 8,
@@ -41,16 +41,16 @@ var (
 	operations = map[collective.ReduceOp]uintptr{collective.Sum: 0, collective.Prod: 1, collective.Max: 2, collective.Min: 3}
 )
 
-// byteType is that of what is only moved.
+// byteType is the type of data that is not reduced.
 const byteType = 1
 
-// Reduces reports whether NCCL has the type: it has no integers of 16 bits.
+// Reduces reports whether NCCL has the type: it has no 16-bit integers.
 func (b *backend) Reduces(t tensor.DType) bool {
 	_, ok := types[t]
 	return ok
 }
 
-// open makes the communicator of all processes, whose id the first one makes.
+// open makes the communicator of all processes; process 0 makes its id.
 func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
 	b := &backend{thread: a.newThread(), device: cfg.Device % a.devices, rank: cfg.Process, size: len(cfg.Ranks)}
 	var id []byte
@@ -66,7 +66,7 @@ func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
 	}
 	all, err := cfg.Exchange(ctx, id)
 	if err == nil && (len(all) != b.size || len(all[0]) != idBytes) {
-		err = fmt.Errorf("nccl: process 0 gave no id of %d bytes", idBytes)
+		err = fmt.Errorf("nccl: process 0 sent no id of %d bytes", idBytes)
 	}
 	if err == nil {
 		err = b.do(ctx, "ncclCommInitRankScalable", func() error {
@@ -87,7 +87,7 @@ func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
 	return b, nil
 }
 
-// equip chooses the device, and makes the stream.
+// equip selects the device, and makes the stream.
 func (b *backend) equip() error {
 	if err := b.cudaCheck("cudaSetDevice", foreign.Call(b.f.setDevice, uintptr(b.device))); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (b *backend) equip() error {
 	return err
 }
 
-// Split is ncclCommSplit.
+// Split calls ncclCommSplit.
 func (b *backend) Split(ctx context.Context, member bool, key int) (library.Backend, error) {
 	color := uintptr(0)
 	if !member {
@@ -150,7 +150,7 @@ func (b *backend) Split(ctx context.Context, member bool, key int) (library.Back
 	return s, nil
 }
 
-// Close ends the communicator; one with operations that were given up is aborted, which ends them on the GPU.
+// Close ends the communicator; if operations were abandoned, it is aborted, which ends them on the GPU.
 func (b *backend) Close(ctx context.Context, sound bool) error {
 	defer close(b.quit)
 	if !sound {

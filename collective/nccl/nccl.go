@@ -1,10 +1,11 @@
-// Package nccl makes communicators over NCCL, which it finds with CUDA's runtime by dlopen, without cgo. LOCKSTEP_NCCL and LOCKSTEP_CUDART name the
-// libraries, if the system's loader does not find them. NCCL 2.23 or later is needed: it takes the communicator's id by its address
-// (ncclCommInitRankScalable); the 128 bytes by value that earlier ones want cannot be passed without a C compiler.
+// Package nccl makes communicators over NCCL. It loads NCCL and CUDA's runtime by dlopen, without cgo. LOCKSTEP_NCCL and
+// LOCKSTEP_CUDART name the libraries, if the system's loader does not find them. NCCL 2.23 or later is required: it takes
+// the communicator's id by its address (ncclCommInitRankScalable); earlier versions take 128 bytes by value, which cannot be
+// passed without a C compiler.
 //
-// Each process is one rank of NCCL's and works on one GPU, however many replicas it has; package library says what that means, and what
-// holds of such communicators. Tensors are in the memory of the host here, so that each call copies them to the GPU and back: NCCL
-// pays where the GPUs' own network (NVLink, InfiniBand) is much faster than the hosts'.
+// Each process is one NCCL rank and works on one GPU, however many replicas it has. Package library describes the
+// communicators that result, and their limits. Tensors are in host memory here, so each call copies them to the GPU and back:
+// NCCL is worth it where the GPUs' network (NVLink, InfiniBand) is much faster than the hosts'.
 package nccl
 
 import (
@@ -18,33 +19,36 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/foreign"
 )
 
-// Config says which communicator is opened.
+// Config configures a communicator.
 type Config struct {
-	// Ranks are those of each process, as in [library.Setup].
+	// Ranks are the ranks of each process, as in [library.Setup].
 	Ranks [][]int
-	// Process is this process' number.
+	// Process is this process's index in Ranks.
 	Process int
-	// Device is the number of this process' GPU, which no other process may have. A number that is too high counts on from 0.
+	// Device is the number of this process's GPU, which no other process may use. It is taken modulo the
+	// number of GPUs.
 	Device int
-	// Exchange gives each process what every process gave, in their order. It is called once by Open, and once for each Rebuild.
+	// Exchange is an all-gather: it returns what every process passed, in the order of processes. It is
+	// called once by Open, and once for each Rebuild.
 	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
-	// Collective sets up the communicator.
+	// Collective configures the communicator.
 	Collective collective.Config
 }
 
-// Available returns nil if NCCL can be used on this machine, or what is missing.
+// Available returns nil if NCCL can be used on this machine, or an error that says what is missing.
 func Available() error {
 	_, err := load()
 	return err
 }
 
-// startTimeout bounds Open where the context has no end of its own.
+// startTimeout bounds Open if the context has no deadline.
 const startTimeout = 10 * time.Minute
 
-// Open makes a communicator of all processes, which call it and wait for each other until ctx ends, 10 minutes at most.
+// Open makes a communicator of all processes. All of them call it, and it waits for them until ctx ends, but
+// at most 10 minutes.
 func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	if cfg.Process < 0 || cfg.Process >= len(cfg.Ranks) || cfg.Device < 0 || cfg.Exchange == nil {
-		return nil, fmt.Errorf("nccl: process %d of %d, device %d: want a process that is there, a device, and an Exchange", cfg.Process, len(cfg.Ranks), cfg.Device)
+		return nil, fmt.Errorf("nccl: process %d of %d, device %d: want a process in range, a device, and an Exchange", cfg.Process, len(cfg.Ranks), cfg.Device)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -60,7 +64,7 @@ func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	return library.Open(library.Setup{Backend: b, Ranks: cfg.Ranks, Again: again, Config: cfg.Collective})
 }
 
-// api is NCCL's and CUDA's functions.
+// api is the functions of NCCL and CUDA.
 type api struct {
 	nccl, cuda foreign.Library
 	devices    int
@@ -77,10 +81,10 @@ func load() (*api, error) {
 	a := &api{}
 	var err error
 	if a.nccl, err = foreign.Find("nccl"); err != nil {
-		return nil, fmt.Errorf("nccl: %w: install NCCL 2.23 or later, or name it by LOCKSTEP_NCCL", err)
+		return nil, fmt.Errorf("nccl: %w: install NCCL 2.23 or later, or set LOCKSTEP_NCCL to its path", err)
 	}
 	if a.cuda, err = foreign.Find("cuda"); err != nil {
-		return nil, fmt.Errorf("nccl: %w: install CUDA's runtime, or name it by LOCKSTEP_CUDART", err)
+		return nil, fmt.Errorf("nccl: %w: install CUDA's runtime, or set LOCKSTEP_CUDART to its path", err)
 	}
 	for name, at := range map[string]*uintptr{
 		"cudaGetDeviceCount": &a.f.deviceCount, "cudaSetDevice": &a.f.setDevice, "cudaMalloc": &a.f.malloc, "cudaFree": &a.f.free,
@@ -106,7 +110,7 @@ func load() (*api, error) {
 		return nil, fmt.Errorf("nccl: %w", err)
 	}
 	if a.devices = int(s.number); a.devices < 1 {
-		return nil, errors.New("nccl: NCCL is there, but no GPU that CUDA can use")
+		return nil, errors.New("nccl: NCCL is installed, but CUDA finds no usable GPU")
 	}
 	return a, nil
 }

@@ -161,9 +161,9 @@ func TestRefused(t *testing.T) {
 		g.Close()
 	})
 	for _, c := range []struct{ variable, value, says string }{
-		{"LOCKSTEP_NCCL", "/nowhere/libnccl.so", "install NCCL 2.23 or later, or name it by LOCKSTEP_NCCL"},
-		{"LOCKSTEP_CUDART", "/nowhere/libcudart.so", "install CUDA's runtime, or name it by LOCKSTEP_CUDART"},
-		{"FAKE_GPUS", "0", "no GPU that CUDA can use"},
+		{"LOCKSTEP_NCCL", "/nowhere/libnccl.so", "install NCCL 2.23 or later, or set LOCKSTEP_NCCL to its path"},
+		{"LOCKSTEP_CUDART", "/nowhere/libcudart.so", "install CUDA's runtime, or set LOCKSTEP_CUDART to its path"},
+		{"FAKE_GPUS", "0", "CUDA finds no usable GPU"},
 	} {
 		t.Run(c.variable, func(t *testing.T) {
 			t.Setenv(c.variable, c.value)

@@ -25,12 +25,13 @@ type job struct {
 	library.Operation
 	b       *backend
 	in, out *block
-	own     [2]block // of a message, which may be under way beside others
+	own     [2]block // of a message, which may run concurrently with others
 	size    int      // bytes of an element
 	offset  [2][]int // bytes of Out and In before each process' part
 }
 
-// Start begins an operation: what is given is copied to the GPU, and NCCL's work put into the stream. The result is fetched when that is done.
+// Start begins an operation: it copies the source to the GPU and enqueues NCCL's work on the stream. The
+// result is copied back when that is done.
 func (b *backend) Start(o library.Operation) <-chan error {
 	j := &job{Operation: o, b: b, in: &b.in, out: &b.out, size: o.Type.Bytes()}
 	if o.Op == collective.Send || o.Op == collective.Recv {
@@ -48,7 +49,7 @@ func (b *backend) Start(o library.Operation) <-chan error {
 	return r.done
 }
 
-// over asks whether the stream is done, and whether the communicator is in order.
+// over reports whether the stream is done, and checks the communicator for asynchronous errors.
 func (b *backend) over() (bool, error) {
 	switch code := foreign.Call(b.f.streamQuery, b.stream); code {
 	case cudaSucceeded:
@@ -75,7 +76,7 @@ func offsets(parts []int, size int) []int {
 	return at
 }
 
-// lengths returns the bytes that this process gives and gets.
+// lengths returns the numbers of bytes that this process contributes and receives.
 func (j *job) lengths() (in, out int) {
 	all, root := j.Count*j.size, j.b.rank == j.Root
 	sent, got := j.offset[0][len(j.offset[0])-1], j.offset[1][len(j.offset[1])-1]
@@ -109,7 +110,7 @@ func (j *job) lengths() (in, out int) {
 	return sent, got
 }
 
-// begin copies what is given and calls NCCL.
+// begin copies the source and calls NCCL.
 func (j *job) begin() error {
 	b := j.b
 	in, out := j.lengths()
@@ -117,7 +118,7 @@ func (j *job) begin() error {
 		return err
 	}
 	from, to, n := j.Src, j.in.at, in
-	if j.Op == collective.Broadcast && b.rank == j.Root { // which has one memory
+	if j.Op == collective.Broadcast && b.rank == j.Root { // Broadcast has only one memory
 		from, to, n = j.Dst, j.out.at, out
 	}
 	if n > 0 {
@@ -128,7 +129,7 @@ func (j *job) begin() error {
 	return j.enqueue()
 }
 
-// finish fetches the result.
+// finish copies the result back.
 func (j *job) finish() error {
 	b := j.b
 	var err error
@@ -160,7 +161,7 @@ func (b *backend) grow(block *block, bytes int) error {
 	return nil
 }
 
-// enqueue calls NCCL. What moves parts of different lengths is messages, made together.
+// enqueue calls NCCL. Operations on parts of different lengths are grouped messages.
 func (j *job) enqueue() error {
 	b, f := j.b, &j.b.f
 	t, op := types[j.Type], operations[j.Reduce]
@@ -185,7 +186,7 @@ func (j *job) enqueue() error {
 	return errors.Join(err, b.check("ncclGroupEnd", foreign.Call(f.groupEnd)))
 }
 
-// part is what concerns one process.
+// part enqueues the messages with one process.
 func (j *job) part(p int) error {
 	b := j.b
 	own, root := b.rank, j.Root

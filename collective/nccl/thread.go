@@ -11,19 +11,19 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/foreign"
 )
 
-// thread is the OS thread of one communicator: CUDA's current device belongs to a thread.
+// thread is the OS thread of one communicator: CUDA's current device is per thread.
 type thread struct {
 	*api
 	work    chan func()
 	quit    chan struct{}
-	pending []*request // the thread's own
-	scratch *scratch   // the thread's own
+	pending []*request // used only by the thread
+	scratch *scratch   // used only by the thread
 
 	mu    sync.Mutex
 	stuck string // the function that has not returned
 }
 
-// scratch is memory that C writes to: of the heap, so it does not move.
+// scratch is memory that C writes to. It is on the heap, so it does not move.
 type scratch struct {
 	number int32
 	handle uintptr
@@ -33,7 +33,8 @@ type scratch struct {
 // idBytes is NCCL_UNIQUE_ID_BYTES.
 const idBytes = 128
 
-// request is an operation on its way: poll asks whether the GPU is done with it, and finish fetches the result.
+// request is a pending operation: poll reports whether the GPU has finished it, and finish copies the result
+// back.
 type request struct {
 	poll   func() (over bool, err error)
 	finish func() error
@@ -47,7 +48,7 @@ func (a *api) newThread() *thread {
 }
 
 func (t *thread) serve() {
-	runtime.LockOSThread() // and so the thread ends with the goroutine
+	runtime.LockOSThread() // so the thread ends with the goroutine
 	idle := 0
 	for {
 		if len(t.pending) == 0 {
@@ -79,7 +80,7 @@ func (t *thread) serve() {
 	}
 }
 
-// poll looks after the operations under way, and reports whether one is over.
+// poll tests the pending operations, and reports whether one has completed.
 func (t *thread) poll() bool {
 	over := false
 	rest := t.pending[:0]
@@ -100,13 +101,14 @@ func (t *thread) poll() bool {
 	return over
 }
 
-// do has the thread call functions, and returns when they have, or when ctx ends: then the thread is stuck in them.
+// do makes the thread call functions. It returns when they have returned, or when ctx ends: then the thread
+// is stuck in them.
 func (t *thread) do(ctx context.Context, name string, f func() error) error {
 	t.mu.Lock()
 	stuck := t.stuck
 	t.mu.Unlock()
 	if stuck != "" {
-		return fmt.Errorf("nccl: %s has not returned: the communicator is of no more use", stuck)
+		return fmt.Errorf("nccl: %s has not returned: the communicator is unusable", stuck)
 	}
 	done := make(chan error, 1)
 	select {
@@ -121,7 +123,7 @@ func (t *thread) do(ctx context.Context, name string, f func() error) error {
 		t.mu.Lock()
 		t.stuck = name
 		t.mu.Unlock()
-		return fmt.Errorf("nccl: %s has not returned; it waits for all processes to call it too: %w", name, context.Cause(ctx))
+		return fmt.Errorf("nccl: %s has not returned; it returns only when all processes have called it: %w", name, context.Cause(ctx))
 	}
 }
 
@@ -129,7 +131,7 @@ func (a *api) check(name string, code int32) error { return said(a.f.errorString
 
 func (a *api) cudaCheck(name string, code int32) error { return said(a.f.cudaErrorString, name, code) }
 
-// said is the error behind a function's result.
+// said returns the error for a function's result.
 func said(errorString uintptr, name string, code int32) error {
 	if code == 0 {
 		return nil
@@ -137,5 +139,5 @@ func said(errorString uintptr, name string, code int32) error {
 	return fmt.Errorf("%s: %s (error %d)", name, foreign.Text(errorString, uintptr(code)), code)
 }
 
-// address is that of memory of the heap.
+// address returns the address of heap memory.
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }

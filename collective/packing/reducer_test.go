@@ -347,7 +347,7 @@ func TestReducerErrors(t *testing.T) {
 	g := open(t, mem.New(1))
 	c := g.Local()[0]
 	for says, tensors := range map[string][]packing.Tensor{
-		"tensor 1: a reduction of bool":                     {{Type: tensor.Float32, Count: 1}, {Type: tensor.Bool, Count: 1}},
+		"tensor 1: a reduction of bool":                   {{Type: tensor.Float32, Count: 1}, {Type: tensor.Bool, Count: 1}},
 		"tensor 0 (w): its number of elements is unknown": {{Name: "w", Type: tensor.Float32, Count: -1}},
 	} {
 		if _, err := packing.NewReducer(c, tensors, packing.Config{}); err == nil || !strings.Contains(err.Error(), says) {

@@ -2,9 +2,11 @@ package plan
 
 import "math/bits"
 
-// What the lanes do between the domains: each lane has one rank in each domain, and exchanges frames only within itself.
+// The lanes' work between the domains: each lane has one rank in each domain, and exchanges frames only
+// within itself.
 
-// between returns the ranks of a lane, numbered by their domains, and the parts of the lane, one for each domain.
+// between returns the group of a lane's ranks, numbered by their domains, whose parts are the parts of the
+// lane, one for each domain.
 func (h *hierarchy) between(number int) group {
 	g := group{
 		size: len(h.domains), self: h.mine,
@@ -32,7 +34,7 @@ func (h *hierarchy) between(number int) group {
 	return g
 }
 
-// broadcastBetween sends the lane from the root's domain to the others.
+// broadcastBetween sends the lane from the root's domain to the other domains.
 func (h *hierarchy) broadcastBetween() {
 	g := h.between(h.local)
 	root := 0
@@ -63,7 +65,7 @@ func (g *group) broadcast(w *writer, root int) {
 	}
 }
 
-// reduceBetween reduces the sums of all domains, and leaves with the rank what its domain is to get.
+// reduceBetween reduces the sums of all domains, and leaves each rank with what its domain receives.
 func (h *hierarchy) reduceBetween(s *sums) {
 	g := h.between(h.local)
 	if !h.long {
@@ -101,8 +103,9 @@ func (h *hierarchy) reduceBetween(s *sums) {
 	}
 }
 
-// double is recursive doubling over the domains; those that make no power of two at the end are a tail, as in
-// recursiveDoubling. What two members exchange are the sums of the largest nodes that lie in the domains of each.
+// double is recursive doubling over the domains; the domains that do not fill a power of two at the end form
+// a tail, as in recursiveDoubling. Two members exchange the sums of the largest nodes in the domains that
+// each covers.
 func (h *hierarchy) double(g group, s *sums) {
 	t := tailOf(g.size)
 	rounds := bits.Len(uint(g.size - 1))
@@ -123,7 +126,8 @@ func (h *hierarchy) double(g group, s *sums) {
 	}
 	for k := range rounds {
 		block := 1 << k
-		whole, tail := g.size&^(2*block-1), g.size-t.length(k) // where the incomplete blocks of this round and of the next begin
+		// where the incomplete blocks of this round and of the next begin
+		whole, tail := g.size&^(2*block-1), g.size-t.length(k)
 		switch {
 		case g.self < whole:
 			lo, from := g.self&^(block-1), (g.self^block)&^(block-1)
@@ -149,8 +153,8 @@ func (h *hierarchy) double(g group, s *sums) {
 	s.settle(h.writer)
 }
 
-// pairwise is the reduce-scatter where the domains are no tree: in n - 1 rounds every member sends each other one its part of
-// all its sums, and combines what it gets of its own.
+// pairwise is the reduce-scatter for domains that are not a tree: in n - 1 rounds every member sends to each
+// other one that member's part of all its sums, and combines what it receives of its own part.
 func (h *hierarchy) pairwise(g group, s *sums) {
 	all := s.nodes(h.domain())
 	own := s.cut(g.edge(g.self)-s.home.Lo, g.edge(g.self+1)-s.home.Lo)
@@ -171,16 +175,17 @@ func (h *hierarchy) pairwise(g group, s *sums) {
 	own.settle(h.writer)
 }
 
-// sums is what a rank has of the sums of nodes of the canonical tree, over the elements of one span.
+// sums is a rank's sums of nodes of the canonical tree, over the elements of one span.
 type sums struct {
 	size int // of the tree
 	home Span
 	at   map[Ranks]Span
 	free []Span
-	next int // where Scratch was never used
+	next int // the first element of Scratch that was never used
 }
 
-// newSums has room for the sums of the nodes in the own domain: home is for that of which the rank's own contribution is a part.
+// newSums has room for the sums of the nodes in this rank's domain: home is for the sum that includes the
+// rank's own contribution.
 func newSums(h *hierarchy) *sums {
 	s := &sums{size: h.p.Size, at: map[Ranks]Span{}}
 	if !h.leads() {
@@ -197,7 +202,7 @@ func newSums(h *hierarchy) *sums {
 	return s
 }
 
-// nodes returns the largest nodes of the tree that lie in some ranks, in order.
+// nodes returns the largest nodes of the tree within a range of ranks, in order.
 func (s *sums) nodes(r Ranks) (all []Ranks) {
 	for lo := r.Lo; lo < r.Hi; {
 		n := 1
@@ -210,8 +215,8 @@ func (s *sums) nodes(r Ranks) (all []Ranks) {
 	return all
 }
 
-// combine combines what the ranks of the domain have in a span, this one in own, into the sums of the nodes, from element at on. A node
-// that has this rank comes first: home may lie where own does.
+// combine combines the operands of the domain's ranks in a span, this rank's in own, into the sums of the
+// nodes, from element at on. The node that includes this rank comes first, because home and own may overlap.
 func (s *sums) combine(h *hierarchy, in, own Span, at int) {
 	nodes := s.nodes(h.domain())
 	for first := range 2 {
@@ -235,7 +240,7 @@ func (s *sums) combine(h *hierarchy, in, own Span, at int) {
 	}
 }
 
-// room returns spans that nothing lies in.
+// room returns unused spans.
 func (s *sums) room(n int) []Span {
 	var all []Span
 	for len(all) < n {
@@ -250,7 +255,7 @@ func (s *sums) room(n int) []Span {
 	return all
 }
 
-// add takes in a sum, and combines neighbours as long as there are any.
+// add adds a sum, and combines neighbours as long as there are any.
 func (s *sums) add(w *writer, node Ranks, here Span) {
 	for {
 		other, parent, ok := sibling(s.size, node)
@@ -272,7 +277,8 @@ func (s *sums) add(w *writer, node Ranks, here Span) {
 	s.at[node] = here
 }
 
-// meet exchanges sums with a rank: it has theirs, this one has mine. One of each that are neighbours meet in place.
+// meet exchanges sums with a rank: it has theirs, this one has mine. One sum of each that are neighbours are
+// combined in place.
 func (s *sums) meet(w *writer, peer int, mine, theirs []Ranks) {
 	if len(mine) == 1 && len(theirs) == 1 {
 		if other, parent, ok := sibling(s.size, mine[0]); ok && other == theirs[0] {
@@ -303,7 +309,7 @@ func (s *sums) spans(nodes []Ranks) []Span {
 // send sends sums to a rank.
 func (s *sums) send(w *writer, to int, nodes []Ranks) { w.swap(to, s.spans(nodes), -1, nil) }
 
-// take receives sums from a rank, which replace all that are here.
+// take receives sums from a rank, which replace all sums here.
 func (s *sums) take(w *writer, from int, nodes []Ranks) {
 	clear(s.at)
 	s.free, s.next = []Span{s.home}, 0
@@ -314,7 +320,7 @@ func (s *sums) take(w *writer, from int, nodes []Ranks) {
 	}
 }
 
-// cut returns the sums of some elements only. They are combined where they lie.
+// cut returns the sums of some elements only. They are combined in place.
 func (s *sums) cut(lo, hi int) *sums {
 	part := func(whole Span) Span { return Span{whole.Buffer, whole.Lo + lo, whole.Lo + hi} }
 	c := &sums{size: s.size, home: part(s.home), at: map[Ranks]Span{}, next: s.next}
@@ -324,7 +330,7 @@ func (s *sums) cut(lo, hi int) *sums {
 	return c
 }
 
-// settle brings the whole reduction home.
+// settle moves the complete reduction to home.
 func (s *sums) settle(w *writer) {
 	if whole := s.at[Ranks{0, s.size}]; whole != s.home {
 		w.put(duplicate(whole, s.home))

@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// Binomial trees number the ranks from the root on. The one above a rank is the one whose number lacks its lowest bit; below
-// it hang those that lie a smaller power of two above it, each with the numbers up to the next.
+// Binomial trees number the ranks from the root. The parent of a rank is the rank whose number lacks its
+// lowest bit. The children of a rank are the ranks a smaller power of two above it, each with a subtree of
+// the numbers up to the next child.
 
-// numberOf returns a rank's number, and the lowest bit of it: how many numbers hang from it at most. For the root that
-// is the power of two that all numbers are below.
+// numberOf returns a rank's number and its lowest bit, which is the largest possible size of its subtree. For
+// the root it is the smallest power of two that is not below the size.
 func (p Problem) numberOf(rank int) (number, reach int) {
 	if number = (rank - p.Root + p.Size) % p.Size; number > 0 {
 		return number, number & -number
@@ -17,8 +18,8 @@ func (p Problem) numberOf(rank int) (number, reach int) {
 	return 0, 1 << bits.Len(uint(p.Size-1))
 }
 
-// binomialBroadcast: a rank receives from the one above it, then sends to those below, the farthest first: it has the
-// largest tree below it.
+// binomialBroadcast: a rank receives from its parent, then sends to its children, the farthest first, because
+// that one has the largest subtree.
 func binomialBroadcast(p Problem, rank int, yield func(Step) bool) bool {
 	number, reach := p.numberOf(rank)
 	have := p.all(Src)
@@ -36,8 +37,9 @@ func binomialBroadcast(p Problem, rank int, yield func(Step) bool) bool {
 	return number > 0 || yield(duplicate(have, p.all(Dst)))
 }
 
-// binomialGather: a rank receives what hangs below it, the nearest first, and sends all to the one above. What a rank holds for
-// others lies in Scratch, in the order of their numbers; at the root, in Dst, which has the order of the ranks.
+// binomialGather: a rank receives its children's subtrees, the nearest first, and sends all to its parent.
+// What a rank holds for others is in Scratch, in the order of their numbers; at the root it is in Dst, in the
+// order of the ranks.
 func binomialGather(p Problem, rank int, yield func(Step) bool) bool {
 	t := blocksOf(p, rank)
 	have := first(Src, t.length(0, 1))
@@ -69,7 +71,7 @@ func binomialGather(p Problem, rank int, yield func(Step) bool) bool {
 	return t.number == 0 || yield(send((rank-t.reach+p.Size)%p.Size, have))
 }
 
-// binomialScatter is binomialGather backwards.
+// binomialScatter is binomialGather in reverse.
 func binomialScatter(p Problem, rank int, yield func(Step) bool) bool {
 	t := blocksOf(p, rank)
 	_, dst := p.Lengths(rank)
@@ -104,12 +106,12 @@ func binomialScatter(p Problem, rank int, yield func(Step) bool) bool {
 	return true
 }
 
-// blocks is what a rank of a binomial tree holds for those below it.
+// blocks is what a rank of a binomial tree holds for its subtree.
 type blocks struct {
 	p             Problem
 	rank          int
 	number, reach int
-	numbers       int   // how many numbers hang from it, with itself
+	numbers       int   // the size of its subtree, including itself
 	offsets       []int // of the parts, by rank
 }
 
@@ -120,7 +122,8 @@ func blocksOf(p Problem, rank int) *blocks {
 	return b
 }
 
-// length returns how many elements the parts of the ranks from lo above this one to hi have, around the end.
+// length returns the number of elements in the parts of the ranks from lo above this one to hi, modulo the
+// size.
 func (b *blocks) length(lo, hi int) int {
 	n := 0
 	if at := b.rank + lo; at < b.p.Size {
@@ -137,8 +140,8 @@ func (b *blocks) length(lo, hi int) int {
 type block struct {
 	b      *blocks
 	lo, hi int
-	span   Span // where it lies in Scratch
-	wraps  bool // it has parts of the last rank and of the first
+	span   Span // where it is in Scratch
+	wraps  bool // it has parts of both the last rank and the first
 }
 
 func (b *blocks) block(lo, hi int) block {
@@ -147,13 +150,14 @@ func (b *blocks) block(lo, hi int) block {
 	return block{b, lo, hi, Span{Scratch, at, at + b.length(lo, hi)}, wraps}
 }
 
-// ranks is where a block that does not wrap lies in the vector.
+// ranks is where a block that does not wrap is in the vector.
 func (k block) ranks(b Buffer) Span {
 	lo := k.b.offsets[(k.b.rank+k.lo)%k.b.p.Size]
 	return Span{b, lo, lo + k.span.length()}
 }
 
-// high and low are where the two halves of a block that wraps lie in the vector; before and after, where in Scratch.
+// high and low are where the two halves of a block that wraps are in the vector; before and after are where
+// they are in Scratch.
 func (k block) high(b Buffer) Span {
 	return Span{b, k.b.offsets[k.b.rank+k.lo], k.b.p.Count}
 }
@@ -164,8 +168,9 @@ func (k block) before() Span { return Span{Scratch, k.span.Lo, k.span.Lo + k.hig
 
 func (k block) after() Span { return Span{Scratch, k.before().Hi, k.span.Hi} }
 
-// treeReduce goes up the canonical tree. The sum of a node is at the root if that is one of its ranks, else at the first of them;
-// of two neighbours the one that is to have their parent's sum receives the other's.
+// treeReduce reduces along the canonical tree. The sum of a node is stored at the root if that is one of the
+// node's ranks, else at the first of them; of two neighbours, the one that is to hold their parent's sum
+// receives the other's.
 func treeReduce(p Problem, rank int, yield func(Step) bool) bool {
 	have := p.all(Src)
 	node := Ranks{rank, rank + 1}
@@ -193,7 +198,7 @@ func treeReduce(p Problem, rank int, yield func(Step) bool) bool {
 	return (p.Reduce != Mean || yield(scale(have))) && yield(duplicate(have, p.all(Dst)))
 }
 
-// keeper returns which rank of a node has its sum.
+// keeper returns which rank of a node holds its sum.
 func (p Problem) keeper(node Ranks) int {
 	if node.Lo <= p.Root && p.Root < node.Hi {
 		return p.Root
@@ -201,9 +206,9 @@ func (p Problem) keeper(node Ranks) int {
 	return node.Lo
 }
 
-// bruckAllGather collects blocks of ranks that follow each other: in round k a rank sends the first 2^k parts that it has, its own
-// first, to the one 2^k below it and receives as many from the one 2^k above. They lie in Scratch in that order, and are
-// turned round into Dst at the end.
+// bruckAllGather collects blocks of consecutive ranks: in round k a rank sends the first 2^k parts that it
+// has, starting with its own, to the rank 2^k below it, and receives as many from the rank 2^k above. They
+// are stored in Scratch in that order, and are rotated into Dst at the end.
 func bruckAllGather(p Problem, rank int, yield func(Step) bool) bool {
 	b := &blocks{p: p, rank: rank, numbers: p.Size, offsets: p.offsets()}
 	own := b.length(0, 1)
@@ -222,10 +227,10 @@ func bruckAllGather(p Problem, rank int, yield func(Step) bool) bool {
 		(rank == 0 || yield(duplicate(Span{Scratch, high.length(), p.Count}, Span{Dst, 0, high.Lo})))
 }
 
-// below returns how many numbers hang from a number at a distance, of size numbers.
+// below returns the size of the subtree of a number at a distance, for this size.
 func below(size, number, reach int) int { return min(reach, size-number-reach) }
 
-// moved returns how many elements a frame for so many ranks has.
+// moved returns how many elements a frame for this many ranks has.
 func (p Problem) moved(ranks int) int {
 	if p.Op == Broadcast {
 		return p.Count
@@ -233,7 +238,8 @@ func (p Problem) moved(ranks int) int {
 	return min(p.Count, p.longestPart()*ranks)
 }
 
-// binomialDown is the time of a binomial tree away from the root: a rank sends to those below one after the other.
+// binomialDown returns the time of a binomial tree away from the root: a rank sends to its children one after
+// the other.
 func binomialDown(p Problem, c costs) time.Duration {
 	have := make([]time.Duration, p.Size) // by number: when the rank has received
 	if p.Op == Scatter && p.Root > 0 {
@@ -257,7 +263,8 @@ func binomialDown(p Problem, c costs) time.Duration {
 	return slowest
 }
 
-// binomialUp is the time of a gather: a rank receives from those below one after the other, then is received from.
+// binomialUp returns the time of a gather: a rank receives from its children one after the other, then its
+// parent receives from it.
 func binomialUp(p Problem, c costs) time.Duration {
 	ready := make([]time.Duration, p.Size) // by number
 	for number := p.Size - 1; number >= 0; number-- {
@@ -276,8 +283,8 @@ func binomialUp(p Problem, c costs) time.Duration {
 	return ready[0]
 }
 
-// turning is the time in which the root copies the block that goes around the end, of the ranks after the last and those
-// before.
+// turning returns the time in which the root copies the block that wraps around: the parts of the last ranks
+// and of the first.
 func (c costs) turning(p Problem) time.Duration {
 	for reach := 1; reach < p.Size; reach *= 2 {
 		if p.Root+2*reach > p.Size && p.Root+reach < p.Size {
@@ -287,7 +294,8 @@ func (c costs) turning(p Problem) time.Duration {
 	return 0
 }
 
-// treeReduceCost is the time of the canonical tree, where the two ranks of a node meet as soon as both are there.
+// treeReduceCost returns the time of the canonical tree, where the two ranks of a node exchange as soon as
+// both are ready.
 func treeReduceCost(p Problem, c costs) time.Duration {
 	type sum struct {
 		node Ranks

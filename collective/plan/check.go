@@ -5,24 +5,24 @@ import (
 	"slices"
 )
 
-// Check proves that an algorithm's plans for all ranks solve the problem together, and returns a [*Fault] where they do
-// not, or the reason why the algorithm does not fit the problem.
+// Check proves that an algorithm's plans for all ranks together solve the problem. If they do not, it returns a [*Fault]; if the
+// algorithm does not fit the problem, it returns the reason.
 //
-// It carries out the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, element by element, and
-// combining two values makes a node over them. What it proves:
-//   - Every send meets its receive of the same length, and nobody waits for ever, although a send ends only when it is
-//     received (no buffering), one half of an Exchange may hold up the other, and every mark that is awaited is raised.
-//   - Every rank ends with what the operation promises, each element in its place: what a rank gave; the reduction with every
-//     rank's contribution exactly once, along exactly the canonical tree (in any tree for Order: Any), divided once for
-//     Mean, and rounded once; from a barrier, the knowledge that every rank has entered.
-//   - Two accesses to the same element of a buffer, one of them a write, are always ordered by frames or marks. That
-//     includes the caller's: nobody touches a rank's Src or Dst before it entered the call or after it left, nor Stage in
-//     the next call but one, which has the same half of it.
-//   - Nothing is read that was not written before, a source that is not also the destination is never written, and peers
-//     reach only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
+// It executes the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, element by element, and
+// combining two values makes a node over them. It proves:
+//   - Every send is matched by a receive of the same length, and no rank waits forever, although a send ends only when it is
+//     received (no buffering) and one half of an Exchange may block the other. Every flag that is awaited is set.
+//   - Every rank ends with the result of the operation, each element in its place: what a rank contributed; the reduction
+//     with every rank's contribution exactly once, along exactly the canonical tree (any tree for Order: Any), divided once
+//     for Mean, and rounded once; for a barrier, the knowledge that every rank has entered.
+//   - Two accesses to the same element of a buffer, one of them a write, are always ordered by frames or flags. That
+//     includes the caller's: no rank accesses another's Src or Dst before the owner entered the call or after it left, nor
+//     the Stage of the next call but one, which uses the same half of it.
+//   - Only elements that were written before are read, a source that is not also the destination is never written, and peers
+//     access only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
 //
-// All this is proven for each way in which the buffers of a call can be the same memory, and for the plans as they are written and as they are
-// carried out ([Fuse], [Turns]).
+// All this is proven for each way in which the buffers of a call can be the same memory, and for the plans both as they are
+// written and as they are executed ([Fuse], [Turns]).
 func Check(a Algorithm, p Problem) error {
 	_, err := checkAll(a, p)
 	return err
@@ -51,12 +51,12 @@ func checkAll(a Algorithm, p Problem) (executions int, err error) {
 	return executions, nil
 }
 
-// ways returns the plans as they are written, and, where that is something else, as they are carried out: with copies and exchanges made
-// one, and exchanges in turns, in few segments and in many.
+// ways returns the plans as they are written and, where that differs, as they are executed: with copies fused
+// into exchanges, and with interleaved exchanges, in few segments and in many.
 func ways(a Algorithm, p Problem) []solved {
 	out := []solved{solve(a, p)}
 	lengths := []int{p.Count/3 + 1, p.Count/25 + 1}
-	if p.Size != 2 { // nothing is in turns
+	if p.Size != 2 { // no exchanges are interleaved
 		lengths = lengths[:1]
 	}
 	for _, length := range lengths {
@@ -75,23 +75,24 @@ func (s *solved) equal(other solved) bool {
 	return slices.EqualFunc(s.plans, other.plans, func(a, b []Step) bool { return slices.Equal(a, b) })
 }
 
-// inARow is up to how many ranks Check carries out three calls after each other. It shows what holds for all: what a rank
-// did with Stage in a call lies before its begin of the next, of which all ranks of the domain know when they end that one.
+// inARow is the largest number of ranks for which Check executes three consecutive calls. That proves it for
+// all sizes: what a rank did with Stage in a call precedes its begin of the next call, and all ranks of the
+// domain know of that begin when they end that next call.
 const inARow = 9
 
-// Fault is what [Check] found wrong with a plan.
+// Fault is the error that [Check] found in a plan.
 type Fault struct {
 	Algorithm string
 	Problem   Problem
 	Sharing   string // which of the rank's buffers are the same memory
-	Rank      int    // whose plan
+	Rank      int    // the rank of the plan
 	Index     int    // of the step in that plan; the plan's length: at its end
 	Step      Step   // the step; zero at the end
 	Span      Span   // the elements concerned
 	Reason    string
 }
 
-// Error says which plan is wrong, where, and why.
+// Error returns which plan is wrong, where, and why.
 func (f *Fault) Error() string {
 	where := "at the end"
 	if f.Step.Kind != 0 {
@@ -131,7 +132,7 @@ func (s *solved) uses(b Buffer) bool {
 
 func (s *Step) spans() [4]Span { return [4]Span{s.In, s.Out, s.Own, s.Keep} }
 
-// proof is one symbolic run of the plans of all ranks, for one call or several after each other.
+// proof is one symbolic execution of the plans of all ranks, for one call or several consecutive calls.
 type proof struct {
 	calls    []solved
 	sharing  sharing
@@ -139,47 +140,48 @@ type proof struct {
 	domains  []domain
 	domainOf []int // by rank: index in domains
 	terms    *terms
-	pieces   [][]piece // of Combine, by operand: kept between steps
+	pieces   [][]piece // of Combine, by operand: reused between steps
 	progress bool
-	wholes   []term                              // by call: the reduction of all contributions
-	watch    func(rank, index int, held []piece) // if not nil: told what each step left in the span that it wrote
+	wholes   []term // by call: the reduction of all contributions
+	// if not nil, called with what each step left in the span that it wrote
+	watch func(rank, index int, held []piece)
 }
 
 // prover is the state of one rank.
 type prover struct {
-	call, next int // the step to take
+	call, next int // the next step
 	plan       []Step
 	views      [5]view // by Buffer
 	memory     [5]memory
 	now        clock
-	entries    []int32   // by call: the moment of entry
-	marks      [][]clock // by call and mark: what this rank knew when it raised it
+	entries    []int32   // by call: the time of entry
+	flags      [][]clock // by call and flag: what this rank knew when it set the flag
 	meeting    meeting   // of the Exchange at next
 }
 
-// domain is ranks that reach each other's memory, and the marks that they raised.
+// domain is ranks that access each other's memory, and the flags that they set.
 type domain struct {
 	ranks []int
-	marks [][]mark // by call
+	flags [][]syncFlag // by call
 }
 
-type mark struct {
-	raised int   // by how many ranks
-	joined clock // what whoever awaited it knows
+type syncFlag struct {
+	set    int   // by how many ranks it was set
+	joined clock // what a rank knows that has awaited it
 }
 
-// meeting is how far a rank is with its current Exchange. Ranks that may hold each other up are a party; one of them, its
-// head, counts for all how many halves are without a peer.
+// meeting is a rank's progress in its current Exchange. Ranks that may block each other form a party; one of
+// them, its head, counts the halves of all members that have no peer yet.
 type meeting struct {
 	entered bool
 	out     []piece // what Out held before the step
 	entry   clock
 	head    int
-	next    int // the next one of the party, around
-	lonely  int // of the head
+	next    int // the next one of the party, in a cycle
+	lonely  int // of the head: halves without a peer
 }
 
-// arena is what proofs use one after the other.
+// arena is memory that successive proofs reuse.
 type arena struct {
 	terms  terms
 	ranks  []prover
@@ -193,7 +195,7 @@ func newProof(calls []solved, s sharing, room *arena) *proof {
 	}
 	x := &proof{calls: calls, sharing: s, ranks: room.ranks, domainOf: make([]int, p.Size), terms: &room.terms, pieces: room.pieces}
 	for i, ranks := range p.domains() {
-		x.domains = append(x.domains, domain{ranks: ranks, marks: make([][]mark, len(calls))})
+		x.domains = append(x.domains, domain{ranks: ranks, flags: make([][]syncFlag, len(calls))})
 		for _, rank := range ranks {
 			x.domainOf[rank] = i
 		}
@@ -208,13 +210,13 @@ func newProof(calls []solved, s sharing, room *arena) *proof {
 
 func (x *proof) problem(rank int) *Problem { return &x.calls[x.ranks[rank].call].problem }
 
-// begin lets a rank enter a call, with its source in place.
+// begin makes a rank enter a call, with its source in place.
 func (x *proof) begin(rank, call int) {
 	r := &x.ranks[rank]
 	p := &x.calls[call].problem
 	r.call, r.next, r.plan = call, 0, x.calls[call].plans[rank]
 	r.now[rank]++
-	r.entries, r.marks = append(r.entries, r.now[rank]), append(r.marks, nil)
+	r.entries, r.flags = append(r.entries, r.now[rank]), append(r.flags, nil)
 	x.layOut(rank, p)
 	src, at, _ := p.layout(rank)
 	if src > 0 {
@@ -227,7 +229,7 @@ func (x *proof) begin(rank, call int) {
 
 func (x *proof) event(rank int) event { return event{int32(rank), x.ranks[rank].now[rank]} }
 
-// run takes steps until every plan has ended, and returns the first fault.
+// run executes steps until every plan has ended, and returns the first fault.
 func (x *proof) run() *Fault {
 	if f := x.malformed(); f != nil {
 		return f
@@ -243,7 +245,7 @@ func (x *proof) run() *Fault {
 	return x.stuck()
 }
 
-// advance takes a rank's steps until one has to wait.
+// advance executes a rank's steps until one has to wait.
 func (x *proof) advance(rank int) *Fault {
 	r := &x.ranks[rank]
 	for {
@@ -264,7 +266,7 @@ func (x *proof) advance(rank int) *Fault {
 	}
 }
 
-// step takes a rank's next step if it can.
+// step executes a rank's next step if it can.
 func (x *proof) step(rank int, s *Step) *Fault {
 	r := &x.ranks[rank]
 	var f *Fault
@@ -312,8 +314,8 @@ func (x *proof) end(rank int) {
 	x.progress = true
 }
 
-// enter lets a rank enter its Exchange, keeps what it sends as it is now, and ends the step, and those of its whole party, if no half
-// of it is without a peer any more.
+// enter makes a rank enter its Exchange and saves the current values of what it sends. If no half of its
+// party is without a peer any more, it ends the step of every member of the party.
 func (x *proof) enter(rank int, s *Step) *Fault {
 	r := &x.ranks[rank]
 	m := &r.meeting
@@ -346,10 +348,10 @@ func (x *proof) enter(rank int, s *Step) *Fault {
 	return x.exchange(rank)
 }
 
-// at reports whether a rank stands in an Exchange of the call.
+// at reports whether a rank is in an Exchange of the call.
 func (r *prover) at(call int) bool { return r.call == call && r.meeting.entered }
 
-// unite makes two parties one, of which two halves have met.
+// unite merges two parties of which two halves have been matched.
 func (x *proof) unite(a, b int) {
 	a, b = x.head(a), x.head(b)
 	m, n := &x.ranks[a].meeting, &x.ranks[b].meeting
@@ -369,7 +371,7 @@ func (x *proof) head(rank int) int {
 	return rank
 }
 
-// exchange lets all of a party receive, and ends their steps.
+// exchange lets all members of a party receive, and ends their steps.
 func (x *proof) exchange(rank int) *Fault {
 	for member, first := rank, true; first || member != rank; member, first = x.ranks[member].meeting.next, false {
 		if f := x.receive(member, &x.ranks[member].plan[x.ranks[member].next]); f != nil {
@@ -385,7 +387,7 @@ func (x *proof) exchange(rank int) *Fault {
 	}
 }
 
-// receive takes over what the sender holds ready.
+// receive stores what the sender has saved.
 func (x *proof) receive(rank int, s *Step) *Fault {
 	if s.From < 0 {
 		return nil
@@ -414,7 +416,7 @@ func (x *proof) receive(rank int, s *Step) *Fault {
 	return x.write(rank, rank, s.In, parts)
 }
 
-// pair combines what was received, or read, with what the rank holds.
+// pair combines received or read operands with the rank's own.
 func (x *proof) pair(rank int, side Side, other, own []piece, at Span) ([]piece, *Fault) {
 	operands := [][]piece{own, other}
 	if side == Left {
@@ -426,47 +428,47 @@ func (x *proof) pair(rank int, side Side, other, own []piece, at Span) ([]piece,
 func (x *proof) signal(rank, number int) *Fault {
 	r := &x.ranks[rank]
 	d := &x.domains[x.domainOf[rank]]
-	marks := &d.marks[r.call]
-	switch own := len(r.marks[r.call]); {
+	flags := &d.flags[r.call]
+	switch own := len(r.flags[r.call]); {
 	case number < own:
-		return x.fault(rank, Span{}, "raises mark %d twice", number)
+		return x.fault(rank, Span{}, "sets flag %d twice", number)
 	case number > own:
-		return x.fault(rank, Span{}, "raises mark %d before mark %d", number, number-1)
-	case number == len(*marks):
-		*marks = append(*marks, mark{joined: make(clock, len(x.ranks))})
+		return x.fault(rank, Span{}, "sets flag %d before flag %d", number, number-1)
+	case number == len(*flags):
+		*flags = append(*flags, syncFlag{joined: make(clock, len(x.ranks))})
 	}
-	m := &(*marks)[number]
-	m.raised++
+	m := &(*flags)[number]
+	m.set++
 	m.joined.join(r.now)
-	r.marks[r.call] = append(r.marks[r.call], slices.Clone(r.now))
+	r.flags[r.call] = append(r.flags[r.call], slices.Clone(r.now))
 	r.now[rank]++
 	return nil
 }
 
-// await waits for a mark of one rank or of all, and reports whether it was raised.
+// await waits for a flag of one rank or of all, and reports whether it was set.
 func (x *proof) await(rank int, s *Step) bool {
 	r := &x.ranks[rank]
 	if s.From >= 0 {
-		raised := x.raised(s.From, r.call)
-		if s.Mark >= len(raised) {
+		set := x.set(s.From, r.call)
+		if s.Mark >= len(set) {
 			return false
 		}
-		r.now.join(raised[s.Mark])
+		r.now.join(set[s.Mark])
 		return true
 	}
 	d := &x.domains[x.domainOf[rank]]
-	marks := d.marks[r.call]
-	if s.Mark >= len(marks) || marks[s.Mark].raised < len(d.ranks) {
+	flags := d.flags[r.call]
+	if s.Mark >= len(flags) || flags[s.Mark].set < len(d.ranks) {
 		return false
 	}
-	r.now.join(marks[s.Mark].joined)
+	r.now.join(flags[s.Mark].joined)
 	return true
 }
 
-// raised returns the marks that a rank has raised in a call.
-func (x *proof) raised(rank, call int) []clock {
-	if r := &x.ranks[rank]; call < len(r.marks) {
-		return r.marks[call]
+// set returns the flags that a rank has set in a call.
+func (x *proof) set(rank, call int) []clock {
+	if r := &x.ranks[rank]; call < len(r.flags) {
+		return r.flags[call]
 	}
 	return nil
 }
@@ -495,7 +497,7 @@ func (x *proof) combine(rank int, s *Step) *Fault {
 	return x.write(rank, rank, s.Keep, result)
 }
 
-// written returns whom a Combine or Push writes to.
+// written returns the ranks that a Combine or Push writes to.
 func (x *proof) written(rank int, s *Step) []int {
 	if s.To < 0 {
 		return x.domains[x.domainOf[rank]].ranks
@@ -503,10 +505,11 @@ func (x *proof) written(rank int, s *Step) []int {
 	return []int{s.To}
 }
 
-// reduced combines operands, one for each of some ranks, along the tree; if they are the whole, Mean divides it.
+// reduced combines operands, one for each of some ranks, along the tree; if they are all ranks, Mean divides
+// the result.
 func (x *proof) reduced(rank int, s Span, operands [][]piece, ranks Ranks, whole bool) ([]piece, *Fault) {
 	var result []piece
-	index, taken := make([]int, len(operands)), make([]int, len(operands)) // where each operand stands
+	index, taken := make([]int, len(operands)), make([]int, len(operands)) // the position in each operand
 	for done := 0; done < s.length(); {
 		length := s.length() - done
 		for i, list := range operands {
@@ -581,7 +584,7 @@ func (x *proof) scale(rank int, s *Step) *Fault {
 	return x.write(rank, rank, s.Out, parts)
 }
 
-// read appends what a span of the owner's holds, to be used by rank now.
+// read appends the contents of a span of the owner, as read by rank now.
 func (x *proof) read(rank, owner int, s Span, into []piece) ([]piece, *Fault) {
 	if s.length() == 0 {
 		return into, nil
@@ -606,7 +609,7 @@ func (x *proof) read(rank, owner int, s Span, into []piece) ([]piece, *Fault) {
 	return into, nil
 }
 
-// write sets what a span of the owner's holds, by rank now.
+// write sets the contents of a span of the owner, as written by rank now.
 func (x *proof) write(rank, owner int, s Span, values []piece) *Fault {
 	if s.length() == 0 {
 		return nil
@@ -658,7 +661,7 @@ func (x *proof) fault(rank int, s Span, format string, args ...any) *Fault {
 	return f
 }
 
-// held returns what the span holds that a step wrote in this rank's memory.
+// held returns the contents of the span that a step wrote in this rank's memory.
 func (x *proof) held(rank int, s *Step) []piece {
 	span := s.Out
 	switch {

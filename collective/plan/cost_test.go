@@ -106,13 +106,13 @@ type virtual struct {
 	plans [][]Step
 	next  []int
 	now   []time.Duration
-	marks [][]time.Duration // by rank
+	flags [][]time.Duration // by rank
 }
 
-// virtualTime returns when the slowest rank has ended, where frames and marks take their latency, links their bandwidth, and
+// virtualTime returns when the slowest rank has ended, where frames and flags take their latency, links their bandwidth, and
 // reading and copying their rates.
 func virtualTime(t *testing.T, a Algorithm, p Problem, l Links) time.Duration {
-	v := &virtual{p: p, c: l.of(p), plans: solve(a, p).plans, next: make([]int, p.Size), now: make([]time.Duration, p.Size), marks: make([][]time.Duration, p.Size)}
+	v := &virtual{p: p, c: l.of(p), plans: solve(a, p).plans, next: make([]int, p.Size), now: make([]time.Duration, p.Size), flags: make([][]time.Duration, p.Size)}
 	for v.round() {
 	}
 	for rank := range v.plans {
@@ -165,7 +165,7 @@ func (v *virtual) ready(rank int) bool {
 			(s.From < 0 || from.Kind == Exchange && from.To == rank && v.hasPeers(s.From))
 	case Await:
 		for _, peer := range v.awaited(rank, s) {
-			if s.Mark >= len(v.marks[peer]) {
+			if s.Mark >= len(v.flags[peer]) {
 				return false
 			}
 		}
@@ -209,11 +209,11 @@ func (v *virtual) ends(rank int, s *Step, started []time.Duration) time.Duration
 	case Exchange:
 		return v.exchanged(rank, s, started)
 	case Signal:
-		v.marks[rank] = append(v.marks[rank], now)
+		v.flags[rank] = append(v.flags[rank], now)
 	case Await:
 		for _, peer := range v.awaited(rank, s) {
 			if peer != rank || v.p.Size == 1 {
-				now = max(now, v.marks[peer][s.Mark]+v.c.Memory.Latency)
+				now = max(now, v.flags[peer][s.Mark]+v.c.Memory.Latency)
 			}
 		}
 	case Combine:

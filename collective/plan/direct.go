@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// direct works where every rank can reach every other rank's source and destination, as between the replicas of one
-// process. For a reduction each rank owns a slice of the vector: it reads that slice of all n sources and writes the
-// result to that slice of the destinations, all n of an all-reduce. Two synchronisations, the least traffic there can be, and
-// the canonical tree is kept because one rank sees all operands of an element at once.
+// direct works where every rank can access every other rank's source and destination, as between the replicas
+// of one process. In a reduction each rank owns a slice of the vector: it reads that slice of all n sources
+// and writes the result to that slice of the destinations, all n for an all-reduce. That takes two
+// synchronisations and the least possible traffic, and the canonical tree is kept because one rank reads all
+// operands of an element.
 var direct = Algorithm{
 	Name:  "direct",
 	Fits:  directFits,
@@ -22,7 +23,7 @@ func directFits(p Problem) error {
 		return err
 	}
 	if p.Private {
-		return errors.New("direct needs to reach every rank's source and destination, and some are private")
+		return errors.New("direct needs access to every rank's source and destination, and some are private")
 	}
 	return nil
 }
@@ -38,7 +39,7 @@ func directSteps(p Problem, rank int) iter.Seq[Step] {
 	}
 }
 
-// directWork is a rank's share between the synchronisations.
+// directWork is a rank's share of the work between the synchronisations.
 func directWork(p Problem, rank int, yield func(Step) bool) bool {
 	lo, hi := slice(p.Count, p.Size, rank)
 	switch p.Op {
@@ -56,8 +57,8 @@ func directWork(p Problem, rank int, yield func(Step) bool) bool {
 	return collect(p, rank, Src, yield)
 }
 
-// directCost: two synchronisations; the owner of the largest slice reads it from every rank, the others move as much as
-// one rank needs. Writing is as much, and is part of the measured rates.
+// directCost: two synchronisations; the owner of the largest slice reads it from every rank, the others copy
+// as much as one rank needs. Writes move as many bytes, and are part of the measured rates.
 func directCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	switch p.Op {
@@ -71,17 +72,17 @@ func directCost(p Problem, l Links) time.Duration {
 	return c.syncs(2) + c.collecting(p)
 }
 
-// sliceElements is the granule of slices: 64 elements are whole cache lines for every element type, so that two owners
-// never write to one line of a vector that starts on a line.
+// sliceElements is the unit of slices: 64 elements are whole cache lines for every element type, so that two
+// owners never write to the same line of a vector that is aligned to a line.
 const sliceElements = 64
 
-// slice returns the elements that a rank owns of count: whole granules, as evenly as they go, in the order of ranks.
+// slice returns the elements of count that a rank owns: whole units, balanced, in the order of ranks.
 func slice(count, size, rank int) (lo, hi int) {
 	edge := func(rank int) int { return min(count, granules(count)*rank/size*sliceElements) }
 	return edge(rank), edge(rank + 1)
 }
 
-// longestSlice returns how many elements the largest slice has.
+// longestSlice returns the number of elements of the largest slice.
 func longestSlice(count, size int) int {
 	return min(count, (granules(count)+size-1)/size*sliceElements)
 }

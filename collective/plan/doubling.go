@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// recursiveDoubling exchanges whole vectors by frames, in as few steps as there can be for short ones. It works over any
-// transport and for any size, and no step relies on buffering.
+// recursiveDoubling exchanges whole vectors by frames, in the least possible number of steps, for short
+// vectors. It works over any transport and for any size, and no step relies on buffering.
 //
-// All-reduce, in a power of two: in round k a rank exchanges what it holds with the rank whose number differs in bit
-// k, and both combine, the lower's operand on the left. After round k every rank holds the sum of its block of 2^(k+1)
-// ranks, which is a node of the canonical tree; after the last round, the whole.
+// All-reduce, if the size is a power of two: in round k a rank exchanges its vector with the rank whose
+// number differs in bit k, and both combine the two, with the lower rank's operand on the left. After round k
+// every rank holds the sum of its block of 2^(k+1) ranks, which is a node of the canonical tree; after the
+// last round, the whole sum.
 //
-// In other sizes the blocks at the right end are incomplete. Call the ranks from n - n mod 2^k on the tail of round
-// k. It is never folded into the others first, since that would be another tree; it joins at its own level:
-//   - If bit k of n is 0, nobody stands beside the tail in this round. The ranks of the tail that hold its sum pass it
-//     to as many that do not.
-//   - If bit k is 1, the complete block of 2^k ranks left of the tail joins it. As many ranks of that block as the tail
-//     has holders exchange with them, and both hold the sum of the longer tail. The others of the block keep what they
-//     hold, which is of no use any more.
+// For other sizes the blocks at the right end are incomplete. Call the ranks from n - n mod 2^k the tail of
+// round k. It is never folded into the others first, since that would be another tree; it joins at its own
+// level: if bit k of n is 0, the tail has no neighbour in this round, and the ranks of the tail that hold its
+// sum send it to as many that do not. If bit k is 1, the complete block of 2^k ranks left of the tail joins
+// it: as many ranks of that block as the tail has holders exchange with them, and both hold the sum of the
+// longer tail; the others of the block keep their vector, which is no longer used.
 //
-// After the last round the whole is the tail, and its holders double until every rank is one.
+// After the last round the tail is all ranks, and the holders double until every rank is one.
 //
-// Broadcast, Gather and Scatter are binomial trees; Reduce is the canonical tree itself, towards the root. AllGather is Bruck's
-// algorithm. Barrier is dissemination: in round k every rank tells the one 2^k above it, around the end, and after the last
-// round has heard from all.
+// Broadcast, Gather and Scatter are binomial trees; Reduce is the canonical tree itself, towards the root.
+// AllGather is Bruck's algorithm. Barrier is dissemination: in round k every rank notifies the rank 2^k above
+// it, modulo the size, and after the last round it has information from all ranks.
 var recursiveDoubling = Algorithm{
 	Name:  "recursive_doubling",
 	Fits:  doublingFits,
@@ -106,7 +106,7 @@ func doublingAllReduce(p Problem, rank int) iter.Seq[Step] {
 	}
 }
 
-// meet is the step in which two ranks combine what they hold; the lower rank's part is the left operand.
+// meet is the step in which two ranks combine their vectors; the lower rank's is the left operand.
 func meet(rank, peer int, s Span) Step {
 	side := Right
 	if peer < rank {
@@ -115,9 +115,10 @@ func meet(rank, peer int, s Span) Step {
 	return Step{Kind: Exchange, To: peer, From: peer, Out: s, In: s, Side: side}
 }
 
-// tail follows the incomplete blocks at the right end through the rounds. The tail of round k is what remains of the
-// ranks when those in complete blocks of 2^k are taken away: the last size mod 2^k. Its ranks have places, an order in
-// which those that hold the tail's sum come first. It costs no memory per rank: places follow from the bits of size.
+// tail follows the incomplete blocks at the right end through the rounds. The tail of round k is the ranks
+// that are not in complete blocks of 2^k: the last size mod 2^k. Its ranks are ordered such that those that
+// hold the tail's sum come first; a rank's place is its position in that order. The tail needs no memory per
+// rank: places are computed from the bits of size.
 type tail struct {
 	size    int
 	holders [bits.UintSize + 1]int // by round: how many of the tail's ranks hold its sum before the round
@@ -139,11 +140,11 @@ func tailOf(size int) tail {
 	return t
 }
 
-// length returns how many ranks the tail of round k has.
+// length returns the number of ranks in the tail of round k.
 func (t *tail) length(k int) int { return t.size & (1<<k - 1) }
 
-// join returns the peer of a rank in the round in which the block left of the tail joins it, or -1: the block's first
-// ranks meet the tail's holders.
+// join returns the peer of a rank in the round in which the block left of the tail joins it, or -1: the
+// block's first ranks exchange with the tail's holders.
 func (t *tail) join(k, rank int) int {
 	first := t.size - t.length(k+1)
 	if rank < t.size-t.length(k) {
@@ -156,8 +157,8 @@ func (t *tail) join(k, rank int) int {
 	return -1
 }
 
-// spread returns the step in which the first holders of the tail of round k pass its sum to as many others, or no step
-// if the rank has no part in it.
+// spread returns the step in which the first holders of the tail of round k send its sum to as many others,
+// or no step if the rank takes no part.
 func (t *tail) spread(k, holders, rank int, s Span) Step {
 	switch place := t.place(k, rank); {
 	case place < holders && holders+place < t.length(k):
@@ -168,8 +169,9 @@ func (t *tail) spread(k, holders, rank int, s Span) Step {
 	return Step{}
 }
 
-// place returns the place of a rank among the tail of round k, to which it must belong. When a block joined a tail of h
-// holders, the order became: h of the block, the h holders, the rest of the block, the rest of the tail.
+// place returns the place of a rank among the tail of round k, of which it must be a member. When a block
+// joined a tail of h holders, the order became: h of the block, the h holders, the rest of the block, the
+// rest of the tail.
 func (t *tail) place(k, rank int) int {
 	place := -1 // not yet in the tail
 	for j := range k {
@@ -193,7 +195,7 @@ func (t *tail) place(k, rank int) int {
 	return place
 }
 
-// rank returns which rank has a place among the tail of round k; it undoes place.
+// rank returns the rank at a place of the tail of round k; it is the inverse of place.
 func (t *tail) rank(k, place int) int {
 	for j := k - 1; ; j-- {
 		block, holders := 1<<j, t.holders[j]
@@ -223,8 +225,8 @@ func disseminationBarrier(p Problem, rank int, yield func(Step) bool) bool {
 	return true
 }
 
-// doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to combine them. What
-// is gathered or scattered doubles, or halves, from round to round.
+// doublingCost: one vector each way per round, and every round but the spreading ones reads two vectors to
+// combine them. Gathered or scattered data doubles, or halves, from round to round.
 func doublingCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	switch p.Op {

@@ -50,8 +50,8 @@ func (x *proof) waits(rank int) (why []string, span Span, ended bool) {
 	}
 	if s.Kind == Await {
 		for _, peer := range x.domains[x.domainOf[rank]].ranks {
-			if s.Mark >= len(x.raised(peer, r.call)) && (s.From < 0 || s.From == peer) {
-				add("for mark %d of rank %d", peer, s.Mark)
+			if s.Mark >= len(x.set(peer, r.call)) && (s.From < 0 || s.From == peer) {
+				add("for flag %d of rank %d", peer, s.Mark)
 				break
 			}
 		}
@@ -92,7 +92,7 @@ func (x *proof) ending(rank int) *Fault {
 		return f
 	}
 	for peer := range x.ranks {
-		neighbour := len(r.marks[r.call]) > 0 && x.domainOf[peer] == x.domainOf[rank]
+		neighbour := len(r.flags[r.call]) > 0 && x.domainOf[peer] == x.domainOf[rank]
 		if (neighbour || x.problem(rank).Op == Barrier) && !x.knows(rank, peer) {
 			return x.fault(rank, Span{}, "leaves without knowing that rank %d has entered", peer)
 		}

@@ -6,15 +6,17 @@ import (
 	"time"
 )
 
-// directFrames is direct by frames: it works over any transport, for any size, any placement and every operation, and is
-// what is left where nothing better fits.
+// directFrames is direct over frames: it works over any transport, for any size, any placement and every
+// operation, and is the fallback where nothing better fits.
 //
-// A reduction is a slice for each rank: in n - 1 rounds every rank sends the slices of its source to their owners, who combine
-// what they have got along the canonical tree, as soon as two neighbours are there. Then the owners send the results, to all
-// in n - 1 rounds more, or to the root. In round k a rank sends to the one k above it and receives from the one k below,
-// around the end, so all are busy in both directions.
+// In a reduction every rank owns a slice: in n - 1 rounds every rank sends the slices of its source to their
+// owners, which combine received slices along the canonical tree as soon as two neighbours are available.
+// Then the owners send the results, to all ranks in n - 1 more rounds, or to the root. In round k a rank
+// sends to the rank k above it and receives from the rank k below, modulo the size, so all ranks are busy in
+// both directions.
 //
-// A broadcast sends each rank a slice, which they pass to all. What is only moved goes straight to where it belongs.
+// In a broadcast the root sends each rank a slice, which that rank sends to all. Data that is not combined is
+// sent directly to its destination.
 var directFrames = Algorithm{
 	Name:  "direct_frames",
 	Fits:  func(p Problem) error { return p.Validate() },
@@ -43,7 +45,7 @@ func framesSteps(p Problem, rank int) iter.Seq[Step] {
 	}
 }
 
-// rounds calls f with whom a rank sends to and receives from, round by round.
+// rounds calls f with the ranks that a rank sends to and receives from, round by round.
 func rounds(p Problem, rank int, f func(to, from int) bool) bool {
 	for k := 1; k < p.Size; k++ {
 		if !f((rank+k)%p.Size, (rank-k+p.Size)%p.Size) {
@@ -53,7 +55,7 @@ func rounds(p Problem, rank int, f func(to, from int) bool) bool {
 	return true
 }
 
-// owned returns the elements of the vector that a rank owns: for a ReduceScatter those that it gets.
+// owned returns the elements of the vector that a rank owns: for a ReduceScatter those that it receives.
 func (p Problem) owned(rank int) (lo, hi int) {
 	if p.Op == ReduceScatter {
 		return p.Part(rank)
@@ -89,9 +91,10 @@ func framesReduce(p Problem, rank int, yield func(Step) bool) bool {
 		yield(duplicate(p.all(Work), p.all(Dst)))
 }
 
-// reduceToOwners sends the slices of a rank's source to their owners, and combines in home what the others send of its own.
-// What cannot be combined yet waits in Scratch, behind home if that is there too. A rank combines once a round at most, so that
-// nobody holds up the others for long, and the rest at the end.
+// reduceToOwners sends the slices of a rank's source to their owners, and combines in home what the others
+// send of its own slice. What cannot be combined yet waits in Scratch, after home if that is also there. A
+// rank combines at most once per round, so that it does not delay the others for long, and the rest at the
+// end.
 func reduceToOwners(p Problem, rank int, home Span, yield func(Step) bool) bool {
 	f := folder{size: p.Size, home: home, at: map[Ranks]Span{{rank, rank + 1}: home}, yield: yield}
 	if home.Buffer == Scratch {
@@ -105,19 +108,19 @@ func reduceToOwners(p Problem, rank int, home Span, yield func(Step) bool) bool 
 		}) && f.rest()
 }
 
-// folder keeps the nodes of the canonical tree that a rank has of its slice.
+// folder keeps the canonical tree's nodes that a rank has of its slice.
 type folder struct {
 	size    int
-	home    Span           // where the result has to be
+	home    Span           // where the result must be stored
 	at      map[Ranks]Span // where the nodes are
 	fresh   []Ranks        // nodes that may have a sibling
 	free    []Span         // parts of Scratch
-	scratch int            // where Scratch has not been used yet
+	scratch int            // the first element of Scratch that was not used yet
 	yield   func(Step) bool
 }
 
-// receive sets where the step receives a rank's part: into its sibling, if that is there, and so combined segment by segment as it
-// comes, which it reports.
+// receive sets where the step stores a rank's part. If its sibling is present, it is received into the
+// sibling, and so combined segment by segment as it arrives; receive reports whether that is so.
 func (f *folder) receive(step *Step) (combined bool) {
 	node := Ranks{step.From, step.From + 1}
 	other, parent, _ := sibling(f.size, node)
@@ -142,7 +145,7 @@ func (f *folder) put(node Ranks, at Span) {
 	f.fresh = append(f.fresh, node)
 }
 
-// fold combines two siblings, if two are there.
+// fold combines two siblings, if two are present.
 func (f *folder) fold() bool {
 	for len(f.fresh) > 0 {
 		node := f.fresh[0]
@@ -165,7 +168,7 @@ func (f *folder) fold() bool {
 	return true
 }
 
-// rest combines what is left.
+// rest combines the remaining nodes.
 func (f *folder) rest() bool {
 	for len(f.fresh) > 0 {
 		if !f.fold() {
@@ -175,7 +178,7 @@ func (f *folder) rest() bool {
 	return true
 }
 
-// sideOf says on which side of another node a node stands.
+// sideOf returns on which side of another node a node is.
 func sideOf(node, other Ranks) Side {
 	if node.Lo < other.Lo {
 		return Left
@@ -183,7 +186,8 @@ func sideOf(node, other Ranks) Side {
 	return Right
 }
 
-// framesBroadcast: the root sends every other rank its slice, then all pass theirs around; the root has all.
+// framesBroadcast: the root sends every other rank its slice, then all ranks exchange their slices; the root
+// has all.
 func framesBroadcast(p Problem, rank int, yield func(Step) bool) bool {
 	mine := p.ownedIn(Dst, rank)
 	if rank == p.Root {
@@ -207,7 +211,7 @@ func framesBroadcast(p Problem, rank int, yield func(Step) bool) bool {
 	return passed && (rank != p.Root || yield(duplicate(p.all(Src), p.all(Dst))))
 }
 
-// framesSwap exchanges parts or blocks with everybody.
+// framesSwap exchanges parts or blocks with all ranks.
 func framesSwap(p Problem, rank int, yield func(Step) bool) bool {
 	at := p.offsets()
 	part := func(b Buffer, rank int) Span { return Span{b, at[rank], at[rank+1]} }

@@ -6,23 +6,25 @@ import (
 	"time"
 )
 
-// hierarchical works inside a domain in memory and between domains by frames. As many ranks of each domain as the smallest has
-// take part in the frames, each with a slice of the vector of its own, its lane: of equal domains all ranks do, else as
-// many leaders.
+// hierarchical works in shared memory inside a domain and by frames between domains. As many ranks of each
+// domain as the smallest domain has take part in the frames, each with a separate slice of the vector, its
+// lane: if the domains are equal all ranks do, else as many leaders.
 //
-// An all-reduce: in each domain each lane's rank combines its slice of all ranks' sources. Between the domains the lanes
-// reduce their slices, each by itself. Then each lane's rank writes its slice to all ranks of its domain.
+// An all-reduce: in each domain each lane's rank combines its slice of all ranks' sources. Between the
+// domains the lanes reduce their slices independently. Then each lane's rank writes its slice to all ranks of
+// its domain.
 //
-// Inside a domain that is no node of the canonical tree a lane has several sums, one for each of the largest nodes that
-// lie in the domain, at most 2·log2(n), and sends them all. Between the domains two of them become one as soon as they
-// are neighbours in the tree. Where every domain is a node there is one.
+// In a domain that is not a node of the canonical tree a lane has several sums, one for each of the largest
+// nodes within the domain, at most 2·log2(n), and sends them all. Between the domains two of them are
+// combined as soon as they are neighbours in the tree. Where every domain is a node, each lane has one sum.
 //
-// Between domains, hierarchical is recursive doubling, with whole slices in as few steps as there can be: for short vectors.
-// hierarchicalLong halves: Rabenseifner's reduce-scatter where the domains are a canonical tree themselves, else each domain gets a
-// part of every sum of the others, and then an all-gather: for long ones.
+// Between domains, hierarchical is recursive doubling, with whole slices in the least number of steps: for
+// short vectors. hierarchicalLong is for long ones: Rabenseifner's reduce-scatter where the domains form a
+// canonical tree themselves, else each domain receives a part of every sum of the others; and then an
+// all-gather.
 //
-// Where peers do not reach the sources and destinations (Private), what passes inside the domain passes through the stages,
-// in windows for which there are two halves. The frames are the same, so each domain may do as it has to.
+// Where peers cannot access the sources and destinations (Private), data inside the domain passes through the
+// staging buffers, in windows, with two halves. The frames are the same, so each domain may choose.
 var hierarchical = Algorithm{
 	Name: "hierarchical",
 	Fits: func(p Problem) error {
@@ -50,22 +52,22 @@ func hierarchicalFits(p Problem, name string, ops ...Op) error {
 		return err
 	}
 	if len(domains) == 1 {
-		return fmt.Errorf("%s has nothing to do between domains: all ranks are in one", name)
+		return fmt.Errorf("%s needs several domains: all ranks are in one", name)
 	}
 	lanes, largest := p.Size, 0
 	for _, d := range domains {
 		lanes, largest = min(lanes, d.Hi-d.Lo), max(largest, d.Hi-d.Lo)
 	}
 	if largest == 1 {
-		return fmt.Errorf("%s has nothing to do inside domains: each is one rank", name)
+		return fmt.Errorf("%s needs a domain of several ranks: each has one rank", name)
 	}
 	if least := stageHalves * sliceElements * lanes; p.Private && p.Stage < least && p.Op != Barrier {
-		return fmt.Errorf("%s needs a stage of %d elements at least, it has %d", name, least, p.Stage)
+		return fmt.Errorf("%s needs a staging buffer of %d elements at least, it has %d", name, least, p.Stage)
 	}
 	return nil
 }
 
-// contiguous returns the ranks of each domain, or why that is no range.
+// contiguous returns the ranks of each domain, or an error if one is not a contiguous range.
 func (p Problem) contiguous(name string) ([]Ranks, error) {
 	if p.Places == nil {
 		return []Ranks{{0, p.Size}}, nil
@@ -88,25 +90,26 @@ func (p Problem) contiguous(name string) ([]Ranks, error) {
 	return all, nil
 }
 
-// hierarchy is one rank's part in a plan of several domains.
+// hierarchy is one rank's part in a plan over several domains.
 type hierarchy struct {
 	*writer
 	p       Problem
 	rank    int
 	long    bool
 	domains []Ranks
-	mine    int // the index of the own domain
-	local   int // the own number in it
+	mine    int // the index of this rank's domain
+	local   int // this rank's number in its domain
 	lanes   int
-	regular bool  // the canonical tree over the domains is that over the ranks
-	order   []int // which domain's part of a lane comes where
+	regular bool  // the canonical tree over the domains is part of the one over the ranks
+	order   []int // the order of the domains' parts in a lane
 	offsets []int // of the ranks' parts, where the operation has parts
-	half    int   // elements of a half of the stage
-	windows int   // that have passed through the stage
-	marks   int   // that were raised
+	half    int   // elements of a half of the staging buffer
+	windows int   // that have passed through the staging buffer
+	flags   int   // flags that were set
 }
 
-// stageHalves is how many windows a stage has room for: one may still be read while the next is filled.
+// stageHalves is how many windows a staging buffer has room for: one may still be read while the next is
+// filled.
 const stageHalves = 2
 
 func newHierarchy(p Problem, rank int, long bool) *hierarchy {
@@ -132,7 +135,7 @@ func newHierarchy(p Problem, rank int, long bool) *hierarchy {
 	return h
 }
 
-// tree reports whether every node of the canonical tree over the domains is one over the ranks.
+// tree reports whether every node of the canonical tree over the domains is also one over the ranks.
 func (h *hierarchy) tree() bool {
 	for n := 1; n < 2*len(h.domains); n *= 2 {
 		for lo := 0; lo < len(h.domains); lo += n {
@@ -149,7 +152,7 @@ func (h *hierarchy) ranks(lo, hi int) Ranks { return Ranks{h.domains[lo].Lo, h.d
 
 func (h *hierarchy) domain() Ranks { return h.domains[h.mine] }
 
-// neighbours is how many ranks the own domain has.
+// neighbours returns the number of ranks of this rank's domain.
 func (h *hierarchy) neighbours() int { return h.domain().Hi - h.domain().Lo }
 
 // leads reports whether this rank takes part in the frames.
@@ -181,7 +184,8 @@ func hierarchicalSteps(p Problem, rank int, long bool) iter.Seq[Step] {
 	})
 }
 
-// barrier: the first rank of a domain knows that its domain is there, meets the other domains, and tells its own.
+// barrier: the first rank of a domain knows that its domain has entered, exchanges frames with the other
+// domains, and notifies its own.
 func (h *hierarchy) barrier() {
 	first := h.domain().Lo
 	together := h.neighbours() > 1
@@ -202,24 +206,25 @@ func (h *hierarchy) barrier() {
 	}
 }
 
-// enter waits until all of the domain have entered, where they reach each other's memory.
+// enter waits until all ranks of the domain have entered, where they access each other's memory.
 func (h *hierarchy) enter() {
 	if h.neighbours() > 1 && !h.p.Private {
 		h.sync()
 	}
 }
 
-// sync raises the next mark and awaits it of all.
+// sync sets the next flag and awaits it from all ranks.
 func (h *hierarchy) sync() {
-	h.put(signal(h.marks))
-	h.put(await(h.marks))
-	h.marks++
+	h.put(signal(h.flags))
+	h.put(await(h.flags))
+	h.flags++
 }
 
-// pass lets elements [0, total) of something pass through the stages in windows: in fills the stage from an element at on
-// with elements [lo, hi), out reads it. There is one window at least.
+// pass moves elements [0, total) through the staging buffers in windows: in fills the staging buffer,
+// starting at element at, with elements [lo, hi); out reads it. There is at least one window.
 //
-// A window is filled where the last but one was. Nobody reads that any more: all have raised the last one's mark since.
+// A window is filled where the window two before it was. No rank reads that any more, because all have set
+// the previous window's flag since.
 func (h *hierarchy) pass(total, width int, in, out func(lo, hi, at int)) {
 	for lo := 0; lo == 0 || lo < total; lo += width {
 		hi, at := min(lo+width, total), h.windows%stageHalves*h.half
@@ -230,14 +235,14 @@ func (h *hierarchy) pass(total, width int, in, out func(lo, hi, at int)) {
 	}
 }
 
-// lane is what one lane has of the vector: pieces that follow each other.
+// lane is one lane's share of the vector: consecutive pieces.
 type lane struct{ pieces []extent }
 
-// extent is elements of the vector from one on, and where they lie in the lane.
+// extent is a range of elements of the vector, and its position in the lane.
 type extent struct{ vector, at, length int }
 
-// lane returns the pieces of a lane: a slice of the vector, or of an operation with parts a slice of each domain's parts, in order. Where
-// the domains are equal that is the part of one rank.
+// lane returns the pieces of a lane: a slice of the vector or, for an operation with parts, a slice of each
+// domain's parts, in order. Where the domains are equal that is the part of one rank.
 func (h *hierarchy) lane(number int) lane {
 	if h.offsets == nil {
 		lo, hi := slice(h.p.Count, h.lanes, number)
@@ -267,7 +272,7 @@ func (l lane) length() int {
 	return last.at + last.length
 }
 
-// part returns what elements [lo, hi) of the lane have in common with elements [from, to) of the vector.
+// part returns the intersection of elements [lo, hi) of the lane with elements [from, to) of the vector.
 func (l lane) part(lo, hi, from, to int, f func(e extent)) {
 	for _, e := range l.pieces {
 		begin := max(lo, e.at, e.at+from-e.vector)
@@ -278,13 +283,13 @@ func (l lane) part(lo, hi, from, to int, f func(e extent)) {
 	}
 }
 
-// home is where elements of the own lane lie in this rank's memory.
+// home is where elements of this rank's lane are in its memory.
 func (h *hierarchy) home(at, length int) Span {
 	s := Span{Work, at, at + length}
 	switch h.p.Op {
 	case AllGather:
 		s.Buffer = Scratch
-	case ReduceScatter: // from the beginning of Work on
+	case ReduceScatter: // at the beginning of Work
 	default:
 		lo, _ := slice(h.p.Count, h.lanes, h.local)
 		s.Lo, s.Hi = s.Lo+lo, s.Hi+lo
@@ -295,17 +300,17 @@ func (h *hierarchy) home(at, length int) Span {
 	return s
 }
 
-// piece returns where in a lane the part of the own domain lies.
+// piece returns where in a lane the part of this rank's domain is.
 func (h *hierarchy) piece(l lane) (lo, hi int) {
 	for i, e := range l.pieces {
 		if h.order[i] == h.mine {
 			return e.at, e.at + e.length
 		}
 	}
-	return 0, l.length() // all of it, where there are no parts
+	return 0, l.length() // all of it, for operations without parts
 }
 
-// combineInside leaves with each lane's rank the sums of the nodes of the tree that lie in its domain.
+// combineInside leaves each lane's rank with the sums of the nodes of the tree within its domain.
 func (h *hierarchy) combineInside() *sums {
 	s := newSums(h)
 	h.enter()
@@ -347,7 +352,7 @@ func (h *hierarchy) combineInside() *sums {
 	return s
 }
 
-// gatherParts brings to each lane's rank its piece of its domain's parts.
+// gatherParts collects at each lane's rank its piece of its domain's parts.
 func (h *hierarchy) gatherParts() {
 	h.enter()
 	if h.exact() {
@@ -355,7 +360,8 @@ func (h *hierarchy) gatherParts() {
 		h.put(duplicate(first(Src, hi-lo), h.home(lo, hi-lo)))
 		return
 	}
-	// take copies what a rank has of elements [lo, hi) of the own lane, from its source, or from at on in its stage.
+	// take copies elements [lo, hi) of this rank's lane from a rank: from its source, or from element at of
+	// its staging buffer.
 	take := func(rank, lo, hi, at int) {
 		h.lane(h.local).part(lo, hi, h.offsets[rank], h.offsets[rank+1], func(e extent) {
 			in := Span{Src, e.vector - h.offsets[rank], e.vector - h.offsets[rank] + e.length}
@@ -406,10 +412,10 @@ func (h *hierarchy) gatherParts() {
 	})
 }
 
-// from moves a span.
+// from shifts a span.
 func (s Span) from(at int) Span { return Span{s.Buffer, s.Lo + at, s.Hi + at} }
 
-// wants returns which elements of the vector a rank is to get.
+// wants returns which elements of the vector a rank receives.
 func (h *hierarchy) wants(rank int) (lo, hi int) {
 	switch {
 	case h.p.Op == ReduceScatter:
@@ -420,13 +426,13 @@ func (h *hierarchy) wants(rank int) (lo, hi int) {
 	return 0, h.p.Count
 }
 
-// deliver brings from each lane's rank to all of its domain what they are to get.
+// deliver transfers results from each lane's rank to all ranks of its domain that receive them.
 func (h *hierarchy) deliver() {
 	d := h.domain()
 	lo, hi := h.wants(h.rank)
 	if h.leads() {
 		h.lane(h.local).part(0, h.p.Count, lo, hi, func(e extent) {
-			if h.p.Op != Broadcast { // there it lies in Dst
+			if h.p.Op != Broadcast { // for other operations it is in Dst
 				h.put(duplicate(h.home(e.at, e.length), Span{Dst, e.vector - lo, e.vector - lo + e.length}))
 			}
 		})
@@ -446,12 +452,12 @@ func (h *hierarchy) deliver() {
 		return
 	}
 	if h.p.Op == ReduceScatter && h.exact() || h.p.Op == Reduce && (h.p.Root < d.Lo || h.p.Root >= d.Hi) {
-		return // nobody is to get anything from another
+		return // no rank receives anything from another
 	}
 	h.passOut(lo, hi)
 }
 
-// passOut is deliver through the stages; this rank is to get elements [lo, hi) of the vector.
+// passOut is deliver through the staging buffers; this rank receives elements [lo, hi) of the vector.
 func (h *hierarchy) passOut(lo, hi int) {
 	total := 0
 	all := make([]lane, h.lanes)
@@ -482,7 +488,7 @@ func (h *hierarchy) passOut(lo, hi int) {
 	})
 }
 
-// leaving returns which elements of a lane a rank of the domain may be to get.
+// leaving returns which elements of a lane any rank of the domain may receive.
 func (h *hierarchy) leaving(l lane) (lo, hi int) {
 	if h.p.Op == ReduceScatter {
 		return h.piece(l)
@@ -490,8 +496,8 @@ func (h *hierarchy) leaving(l lane) (lo, hi int) {
 	return 0, l.length()
 }
 
-// broadcast: in the root's domain the lanes' ranks take their slices from the root, send them to the other domains, and all take
-// the rest; there the lanes deliver.
+// broadcast: in the root's domain the lanes' ranks read their slices from the root, send them to the other
+// domains, and all ranks read the rest; in the other domains the lanes deliver.
 func (h *hierarchy) broadcast() {
 	d := h.domain()
 	if h.p.Root < d.Lo || h.p.Root >= d.Hi {
@@ -502,7 +508,7 @@ func (h *hierarchy) broadcast() {
 		h.deliver()
 		return
 	}
-	// copy takes elements from the root's source.
+	// copy reads elements from the root's source.
 	copy := func(lo, hi int) {
 		in, out := Span{Src, lo, hi}, Span{Dst, lo, hi}
 		switch {

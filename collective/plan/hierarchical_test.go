@@ -139,9 +139,9 @@ func TestHierarchicalRefuses(t *testing.T) {
 		want string
 	}{
 		{Problem{Op: AllReduce, Size: 4, Places: dealt}, "the ranks of a domain to follow each other: ranks 0 and 2 are in domain 0, rank 1 is not"},
-		{Problem{Op: AllReduce, Size: 4}, "nothing to do between domains"},
-		{Problem{Op: AllReduce, Size: 3, Places: shaped(1, 1, 1)}, "nothing to do inside domains"},
-		{Problem{Op: AllReduce, Size: 4, Places: shaped(2, 2), Private: true, Stage: 255}, "a stage of 256 elements at least, it has 255"},
+		{Problem{Op: AllReduce, Size: 4}, "needs several domains"},
+		{Problem{Op: AllReduce, Size: 3, Places: shaped(1, 1, 1)}, "needs a domain of several ranks"},
+		{Problem{Op: AllReduce, Size: 4, Places: shaped(2, 2), Private: true, Stage: 255}, "a staging buffer of 256 elements at least, it has 255"},
 		{Problem{Op: AllToAll, Size: 4, Places: shaped(2, 2)}, "no plan for all_to_all"},
 	} {
 		if err := hierarchical.Fits(c.p); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -164,7 +164,7 @@ func TestNodes(t *testing.T) {
 					}
 					at = node.Hi
 				}
-				if most := 2 * (canopy{n}.level(canopy{n}.top()) + 1); at != hi || len(all) > max(1, most) {
+				if most := 2 * (reduceTree{n}.level(reduceTree{n}.top()) + 1); at != hi || len(all) > max(1, most) {
 					t.Fatalf("%d ranks: the nodes of %d to %d are %v", n, lo, hi-1, all)
 				}
 			}

@@ -20,7 +20,7 @@ func (p Problem) Validate() error {
 	case p.Op == Send && p.Peer == p.Root:
 		return fmt.Errorf("rank %d would send to itself", p.Root)
 	case p.Stage < 0:
-		return fmt.Errorf("a stage of %d elements", p.Stage)
+		return fmt.Errorf("a staging buffer of %d elements", p.Stage)
 	}
 	if err := p.validateParts(); err != nil {
 		return err

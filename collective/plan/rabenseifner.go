@@ -7,25 +7,30 @@ import (
 	"time"
 )
 
-// rabenseifner is for long vectors over frames: a reduce-scatter by recursive halving, then an all-gather by recursive doubling
-// (R. Rabenseifner, 2004), in about 2·log2(n) steps instead of the 2(n-1) of direct_frames.
+// rabenseifner is for long vectors over frames: a reduce-scatter by recursive halving, then an all-gather by
+// recursive doubling (R. Rabenseifner, 2004), in about 2·log2(n) steps instead of the 2(n-1) of
+// direct_frames.
 //
-// Reduce-scatter, in a power of two: in round k a rank and the one whose number differs in bit k halve what they hold. Each
-// sends the half that is the other's and combines what it gets with the half that it keeps, the lower rank's operand on the left.
-// Near ranks meet first, with the longest halves; so after round k a rank has a 2^(k+1)th of the sum of its block of 2^(k+1) ranks,
-// which is a node of the canonical tree. At the end each rank has a slice of the whole, in the order of the reversed bits of
+// Reduce-scatter, if the size is a power of two: in round k a rank and the rank whose number differs in bit k
+// split what they hold. Each sends the half that belongs to the other and combines what it receives with the
+// half that it keeps, the lower rank's operand on the left. Near ranks exchange first, with the longest
+// halves; so after round k a rank has a 2^(k+1)th of the sum of its block of 2^(k+1) ranks, which is a node
+// of the canonical tree. At the end each rank has a slice of the whole, in the order of the reversed bits of
 // its number.
 //
-// In other sizes the ranks are blocks of powers of two, the largest first, as the bits of n say. Each block reduces within
-// itself; then the smallest joins the next larger one on its left, that the next, each at its own level of the tree and as
-// its right operand. When a block joins one that is 2^g times as large, each of its ranks scatters what it has over the 2^g ranks that
-// have the same slice cut finer, by a binomial tree: first one half, then a quarter, and so on.
+// For other sizes the ranks are blocks of powers of two, the largest first, according to the bits of n. Each
+// block reduces within itself; then the smallest joins the next larger one on its left, that one the next,
+// each at its own level of the tree and as its right operand. When a block joins one that is 2^g times as
+// large, each of its ranks scatters what it has over the 2^g ranks that have the same slice cut finer, by a
+// binomial tree: first one half, then a quarter, and so on.
 //
-// Then the first block has the whole, each rank a slice. Where there is a rank 2^k above it beyond the block, it gives that rank the upper part, so
-// that all n have a part, and these go to all (allGather), or to the root, or stay where they are.
+// Then the first block has the whole sum, a slice on each rank. If there is a rank 2^k above beyond the
+// block, it receives the upper part of the slice, so that all n ranks have a part. The parts are then
+// distributed to all ranks (allGather), sent to the root, or kept.
 //
-// Bytes: an all-gather moves S(n-1)/n. So does the reduce-scatter in a power of two. A block of 2^b that joins adds S/2^b
-// to the longest path, that is up to S where n is odd, and nothing much where only high bits of n are set.
+// Bytes: an all-gather moves S(n-1)/n. So does the reduce-scatter if the size is a power of two. A block of
+// 2^b that joins adds S/2^b to the longest path: up to S where n is odd, and almost nothing where only high
+// bits of n are set.
 var rabenseifner = Algorithm{
 	Name: "rabenseifner",
 	Fits: func(p Problem) error {
@@ -61,7 +66,7 @@ func rabenseifnerSteps(p Problem, rank int) iter.Seq[Step] {
 	})
 }
 
-// everyone is all ranks with even slices of the vector.
+// everyone is the group of all ranks with equal slices of the vector.
 func (p Problem) everyone(rank int, b Buffer) group {
 	return group{
 		size: p.Size, self: rank, rank: func(member int) int { return member }, buffer: b,
@@ -113,13 +118,14 @@ func halvingReduce(p Problem, rank int, w *writer) {
 	w.put(duplicate(p.all(Work), p.all(Dst)))
 }
 
-// halving is the reduce-scatter of a group by recursive halving. The largest block of 2^levels members, from 0 on, cuts the region
-// in 2^levels slices; slice s is that of the member with the reversed bits of s. The group's parts are in that order too: slices are
-// parts, or two parts where there is a member 2^levels above the owner. The number of a part in this order is its owner's place.
+// halving is the reduce-scatter of a group by recursive halving. The largest block of 2^levels members,
+// starting at 0, cuts the region into 2^levels slices; slice s belongs to the member with the reversed bits
+// of s. The group's parts are also in that order: a slice is one part, or two parts where there is a member
+// 2^levels above the owner. The number of a part in this order is its owner's place.
 type halving struct {
 	group  // edge is by place
 	levels int
-	source bool // what the members have lies in Src yet, at the same place
+	source bool // the members' operands are still in Src, at the same place
 }
 
 func halvingOf(g group) *halving {
@@ -131,7 +137,7 @@ func (h *halving) reversed(s int) int {
 	return int(bits.Reverse64(uint64(s)) >> (64 - h.levels))
 }
 
-// pairs returns how many slices before slice s are two parts: those of the owners below beyond.
+// pairs returns how many slices before slice s have two parts: those whose owner is below beyond.
 func (h *halving) pairs(s int) int {
 	beyond, count, prefix := h.size-1<<h.levels, 0, 0
 	if s == 1<<h.levels {
@@ -182,10 +188,10 @@ func (h *halving) permuted(p Problem) func(place int) int {
 	return func(place int) int { return edges[place] }
 }
 
-// slices is the slices [lo, hi).
+// slices returns the span of slices [lo, hi).
 func (h *halving) slices(lo, hi int) Span { return h.span(h.cut(lo), h.cut(hi)) }
 
-// block returns the block that a member is in: its first member, and its size's logarithm.
+// block returns the block of a member: its first member, and the logarithm of its size.
 func (h *halving) block(member int) (first, level int) {
 	for level = h.levels; ; level-- {
 		if h.size>>level&1 == 1 {
@@ -197,7 +203,7 @@ func (h *halving) block(member int) (first, level int) {
 	}
 }
 
-// reduceScatter leaves each member's part of the reduction with it.
+// reduceScatter leaves each member with its part of the reduction.
 func (h *halving) reduceScatter(w *writer) {
 	first, level := h.block(h.self)
 	lo, hi := 0, 1<<h.levels // the slices that this member still has
@@ -230,14 +236,15 @@ func (h *halving) reduceScatter(w *writer) {
 	h.share(w)
 }
 
-// join scatters what a member of a smaller block has, slices [lo, hi), over the members of the next larger block whose numbers
-// in it end like its own: the upper half of what is left to the one with the next bit set, until one slice of that block is left.
+// join scatters what a member of a smaller block has, slices [lo, hi), over the members of the next larger
+// block whose numbers in it have the same low bits: the upper half of the rest to the member with the next
+// bit set, until one slice of that block is left.
 func (h *halving) join(w *writer, first, level, lo, hi int) {
 	next := level + 1
 	for h.size>>next&1 == 0 {
 		next++
 	}
-	same := first - 1<<next + (h.self - first) // the member of the larger block with this one's number
+	same := first - 1<<next + (h.self - first) // the member of the larger block with this member's number
 	out := func(lo, hi int) Span {
 		if h.source && level == 0 { // it has received nothing
 			return h.slices(lo, hi).in(Src)
@@ -252,16 +259,16 @@ func (h *halving) join(w *writer, first, level, lo, hi int) {
 	w.put(send(h.rank(same), out(lo, hi)))
 }
 
-// in is the same elements in another buffer.
+// in returns the same elements in another buffer.
 func (s Span) in(b Buffer) Span { return Span{b, s.Lo, s.Hi} }
 
-// takeIn is the other end of join: a member of a larger block, which has slices [lo, hi), receives them from the right, passes on what
-// came with them for others, and combines.
+// takeIn is the other end of join: a member of a larger block, which has slices [lo, hi), receives them from
+// the right, forwards those that are for other members, and combines.
 func (h *halving) takeIn(w *writer, first, level, smaller, lo, hi int) {
 	own, number := h.slices(lo, hi), h.self-first
-	// Among the members that one of the smaller block serves the numbers differ in these bits. One gets its slices, and those of all
-	// that have more bits set above its highest, from the member without its highest; the one without any, last of all, its
-	// own from the server.
+	// The members that one member of the smaller block serves differ in these bits of their numbers. A member
+	// receives its slices, and those of all members that have more bits set above its highest, from the
+	// member without its highest bit; the member without any receives its own, last of all, from the server.
 	differ := number >> smaller
 	reach := smaller + bits.Len(uint(differ))
 	lower := differ &^ (1 << bits.Len(uint(differ)) / 2)
@@ -280,7 +287,7 @@ func (h *halving) takeIn(w *writer, first, level, smaller, lo, hi int) {
 		s := h.slices(lo, hi)
 		return Span{Scratch, s.Lo - own.Lo, s.Hi - own.Lo}
 	}
-	hi = lo + 1<<(h.levels-reach) // the own slices are the first of these: the bits above are 0 in its number
+	hi = lo + 1<<(h.levels-reach) // its own slices are the first of these: the bits above are 0 in its number
 	w.put(receive(h.rank(from), at(lo, hi)))
 	for k := reach; k < level; k++ {
 		middle := (lo + hi) / 2
@@ -292,7 +299,7 @@ func (h *halving) takeIn(w *writer, first, level, smaller, lo, hi int) {
 	}
 }
 
-// share gives the upper part of a slice to the member 2^levels above its owner.
+// share sends the upper part of a slice to the member 2^levels above its owner.
 func (h *halving) share(w *writer) {
 	whole := 1 << h.levels
 	switch {
@@ -305,7 +312,8 @@ func (h *halving) share(w *writer) {
 	}
 }
 
-// rabenseifnerCost follows the longest path: a block is ready when it has reduced within itself and the smaller ones have joined.
+// rabenseifnerCost follows the longest path: a block is ready when it has reduced within itself and the
+// smaller blocks have joined.
 func rabenseifnerCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	g := p.everyone(0, Work)
@@ -339,7 +347,7 @@ func (c costs) slowest(g group, peer func(member int) int) Link {
 	return c.Host
 }
 
-// halving is the time of a reduce-scatter of so many elements by recursive halving.
+// halving returns the time of a reduce-scatter of this many elements by recursive halving.
 func (c costs) halving(h *halving, elements int) time.Duration {
 	var ready time.Duration
 	smaller := -1
@@ -379,8 +387,8 @@ func (c costs) halving(h *halving, elements int) time.Duration {
 	return ready
 }
 
-// joining is the slowest link over which the members of a smaller block send to the larger one in the step for bit k, or with
-// -1 in the last.
+// joining returns the slowest link over which the members of a smaller block send to the larger one in the
+// step for bit k, or with -1 in the last.
 func (c costs) joining(h *halving, smaller, level, k int) Link {
 	return c.slowest(h.group, func(i int) int {
 		first, l := h.block(i)
@@ -395,7 +403,7 @@ func (c costs) joining(h *halving, smaller, level, k int) Link {
 	})
 }
 
-// allGathering is the time of an all-gather of parts of some length, and so many elements in all.
+// allGathering returns the time of an all-gather of parts of this length, with this many elements in total.
 func (c costs) allGathering(g group, part, elements int) time.Duration {
 	if g.size&(g.size-1) != 0 {
 		return c.copying(part+elements) + c.gathering(g, part, elements)
@@ -407,7 +415,7 @@ func (c costs) allGathering(g group, part, elements int) time.Duration {
 	return t
 }
 
-// gathering is the time of a gather or scatter along a binomial tree, and of Bruck's all-gather.
+// gathering returns the time of a gather or scatter along a binomial tree, and of Bruck's all-gather.
 func (c costs) gathering(g group, part, elements int) time.Duration {
 	var t time.Duration
 	for n := 1; n < g.size; n *= 2 {

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// reduceBroadcast brings the reduction to rank 0 along the canonical tree, and from there to all along a binomial tree:
-// 2·log2(n) steps of the whole vector, so twice the steps of recursive_doubling where n is a power of two, and about as many
-// elsewhere. But there are 2(n-1) frames in all instead of n·log2(n): where many ranks share a link, or the processors of a
-// host, that decides. A barrier goes the same way, with empty frames.
+// reduceBroadcast reduces to rank 0 along the canonical tree, and broadcasts from there along a binomial
+// tree: 2·log2(n) steps of the whole vector, so twice the steps of recursive_doubling if n is a power of two,
+// and about as many for other sizes. But it sends 2(n-1) frames in total instead of n·log2(n): where many
+// ranks share a link, or the processors of a host, that decides. A barrier is the same with empty frames.
 var reduceBroadcast = Algorithm{
 	Name:  "reduce_broadcast",
 	Fits:  func(p Problem) error { return fitsOps("reduce_broadcast", p, AllReduce, Barrier) },

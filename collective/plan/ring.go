@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// ring sends only to the next rank and receives only from the one before, around the end: the slices of a vector go around the
-// ring and gather the contributions on their way (P. Patarasuk, X. Yuan, 2009). It moves as little as there can be, S(n-1)/n for each half of an
-// all-reduce, in n - 1 steps each, and no link carries more than another, whatever the network.
+// ring sends only to the next rank and receives only from the previous one, modulo the size: the slices of a
+// vector move around the ring and collect the contributions (P. Patarasuk, X. Yuan, 2009). It moves the least
+// possible data, S(n-1)/n for each half of an all-reduce, in n - 1 steps each, and all links carry the same
+// load, whatever the network.
 //
-// But a slice adds in the order in which it goes around, each slice in another one, and not along the canonical tree. So
-// reductions have it only for Order: Any.
+// But a slice is added in the order of the ring, starting at a different rank for each slice, and not along
+// the canonical tree. So reductions use it only for Order: Any.
 //
-// Broadcast is a pipelined chain: the vector goes in segments from the root around to the rank before it.
+// Broadcast is a pipelined chain: the vector is sent in segments from the root around to the rank before it.
 var ring = Algorithm{
 	Name:  "ring",
 	Fits:  ringFits,
@@ -26,7 +27,7 @@ func ringFits(p Problem) error {
 		return err
 	}
 	if p.Op.Reduces() && p.Order != Any {
-		return errors.New("ring adds in the order of the ranks around the ring, another one for each slice, and not along the canonical tree: it needs Order: Any")
+		return errors.New("ring adds in the order of the ranks around the ring, starting at another rank for each slice, and not along the canonical tree: it needs Order: Any")
 	}
 	return nil
 }
@@ -67,7 +68,8 @@ func ringReduce(p Problem, rank int, w *writer) {
 	w.put(duplicate(p.all(Work), p.all(Dst)))
 }
 
-// goAround takes every part around the ring but for one step, from the member so many above its owner on.
+// goAround sends every part around the ring, except for one step, starting at the member this distance above
+// its owner.
 func (g *group) goAround(w *writer, first int, side Side) {
 	for k := range g.size - 1 {
 		out := (g.self - k + first) % g.size
@@ -81,7 +83,7 @@ func (g *group) goAround(w *writer, first int, side Side) {
 	}
 }
 
-// chain passes segments on, each while the next one arrives.
+// chain forwards segments, each while the next one arrives.
 func chain(p Problem, rank int, w *writer) {
 	g := p.everyone(rank, Dst)
 	number := (rank - p.Root + p.Size) % p.Size
@@ -112,12 +114,14 @@ func chain(p Problem, rank int, w *writer) {
 	}
 }
 
-// frameElements is for how many elements a frame takes about as long as its latency, on links as there are: 25 KB for 20 µs at
-// 10 Gb/s, or for 2 µs at 100 Gb/s. A plan cannot know the links, and the optimum is flat.
+// frameElements is the number of elements for which a frame takes about as long as its latency, on typical
+// links: 25 KB for 20 µs at 10 Gb/s, or for 2 µs at 100 Gb/s. A plan cannot know the links, and the optimum
+// is flat.
 const frameElements = 6400
 
-// segmentsOf returns in how many segments a vector should pass through a pipeline of a number of stages: with a latency of a each
-// segment, and b an element, (stages + segments)(a + b·count/segments) is least at sqrt(stages·count·b/a).
+// segmentsOf returns the number of segments for a pipeline with this number of stages: with a latency of a
+// per segment, and b per element, (stages + segments)(a + b·count/segments) is least at
+// sqrt(stages·count·b/a).
 func segmentsOf(count, stages int) int {
 	n := 1
 	for want := stages * (count / frameElements); n*n < want && n < segmentsMax; n++ {

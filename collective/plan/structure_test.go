@@ -125,7 +125,7 @@ func TestDoubleTreeMoves(t *testing.T) {
 			for rank, m := range of {
 				want := c.want
 				if c.op == Reduce {
-					top := canopy{n}.top()
+					top := reduceTree{n}.top()
 					switch rank {
 					case n - 1:
 						want += count
@@ -141,7 +141,7 @@ func TestDoubleTreeMoves(t *testing.T) {
 		for rank := range n {
 			inner := 0
 			for tree := range 2 {
-				if x := (canopy{n}).hosted(tree, rank); x > 0 && x%2 == 0 {
+				if x := (reduceTree{n}).hosted(tree, rank); x > 0 && x%2 == 0 {
 					inner++
 				}
 			}
@@ -159,14 +159,14 @@ func TestColours(t *testing.T) {
 		sent, received := map[end]arc{}, map[end]arc{}
 		take := func(what string, from, to, colour int, a arc) {
 			if other, twice := sent[end{from, colour}]; twice {
-				t.Errorf("%d ranks, %s: rank %d sends %v and %v in one beat", n, what, from, other, a)
+				t.Errorf("%d ranks, %s: rank %d sends %v and %v in one time slot", n, what, from, other, a)
 			}
 			if other, twice := received[end{to, colour}]; twice {
-				t.Errorf("%d ranks, %s: rank %d receives %v and %v in one beat", n, what, to, other, a)
+				t.Errorf("%d ranks, %s: rank %d receives %v and %v in one time slot", n, what, to, other, a)
 			}
 			sent[end{from, colour}], received[end{to, colour}] = a, a
 		}
-		up := canopy{n}
+		up := reduceTree{n}
 		for tree := range 2 {
 			for x := 1; x <= n; x++ {
 				if a := (arc{tree, x}); up.climbs(a) {
@@ -177,7 +177,7 @@ func TestColours(t *testing.T) {
 		for _, roots := range [][2]int{{up.top() - 1, up.top()}, {n / 3, n / 3}} {
 			clear(sent)
 			clear(received)
-			down := crown{n, roots}
+			down := broadcastTree{n, roots}
 			for tree := range 2 {
 				for u := 1; u < n; u++ {
 					left, right := down.children(down.parent(u))

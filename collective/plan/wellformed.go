@@ -2,7 +2,8 @@ package plan
 
 import "fmt"
 
-// malformed returns the first step that is wrong by itself, or ranks of a domain that raise different numbers of marks.
+// malformed returns the first step that is invalid by itself, or a fault if ranks of a domain set different
+// numbers of flags.
 func (x *proof) malformed() *Fault {
 	for rank := range x.ranks {
 		plan := x.ranks[rank].plan
@@ -23,7 +24,7 @@ func (x *proof) unequalMarks() *Fault {
 		first := x.marksOf(d.ranks[0])
 		for _, rank := range d.ranks[1:] {
 			if n := x.marksOf(rank); n != first {
-				return &Fault{Rank: rank, Index: len(x.ranks[rank].plan), Reason: fmt.Sprintf("raises %d marks, rank %d of the same domain %d", n, d.ranks[0], first)}
+				return &Fault{Rank: rank, Index: len(x.ranks[rank].plan), Reason: fmt.Sprintf("sets %d flags, rank %d of the same domain %d", n, d.ranks[0], first)}
 			}
 		}
 	}
@@ -53,13 +54,13 @@ func (x *proof) wrongStep(rank int, s *Step) (string, Span) {
 		return x.wrongExchange(rank, s)
 	case Signal:
 		if s.Mark < 0 {
-			return "no mark", s.Out
+			return "no flag", s.Out
 		}
 		return "", Span{}
 	case Await:
 		switch {
 		case s.Mark < 0:
-			return "no mark", s.Out
+			return "no flag", s.Out
 		case s.From != -1 && !neighbour(s.From):
 			return "no peer of its domain to wait for", s.Out
 		}
@@ -111,7 +112,7 @@ func (x *proof) wrongExchange(rank int, s *Step) (string, Span) {
 	return x.wrongOwn(rank, s), s.Own
 }
 
-// wrongOwn returns what is wrong with what an Exchange combines in place of its In.
+// wrongOwn returns what is wrong with the operand that an Exchange combines in place of its In.
 func (x *proof) wrongOwn(rank int, s *Step) string {
 	switch {
 	case s.Own.length() == 0:
@@ -126,7 +127,7 @@ func (x *proof) wrongOwn(rank int, s *Step) string {
 	return ""
 }
 
-// wrongMove looks at a step that reads In of one rank and writes Out of one.
+// wrongMove checks a step that reads In of one rank and writes Out of one.
 func (x *proof) wrongMove(rank int, s *Step, from, to int) (string, Span) {
 	if s.In.length() != s.Out.length() {
 		return fmt.Sprintf("in is %v, of another length", s.In), s.Out
@@ -185,7 +186,7 @@ func (x *proof) wrongCombine(rank int, s *Step) (string, Span) {
 	return x.wrongKeep(rank, s)
 }
 
-// wrongKeep looks at where a Combine leaves its result a second time.
+// wrongKeep checks the span in which a Combine stores its result a second time.
 func (x *proof) wrongKeep(rank int, s *Step) (string, Span) {
 	if reason := x.reach(rank, rank, s.Keep); reason != "" || s.Keep.length() == 0 {
 		return reason, s.Keep
@@ -203,7 +204,7 @@ func (x *proof) wrongKeep(rank int, s *Step) (string, Span) {
 	return "", Span{}
 }
 
-// reach returns why a rank cannot use a span of the owner's.
+// reach returns the reason why a rank cannot access a span of the owner, or "".
 func (x *proof) reach(rank, owner int, s Span) string {
 	v := x.ranks[owner].views[s.Buffer]
 	switch {
