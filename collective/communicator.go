@@ -25,7 +25,7 @@ type member struct {
 	mine  chan struct{} // one token: it is the waiting Do's turn
 	work  chan struct{} // one token: the worker has something to do
 
-	executor // used by the call whose turn it is
+	executor // used by the running call
 
 	// Read by the other local ranks.
 	inside  atomic.Bool             // in a call in which local ranks may access each other's memory; see team.depart
@@ -213,14 +213,14 @@ func (m *member) enter(call *Call, how manner) (t ticket, ready bool, err error)
 // block waits for the token, which another goroutine sends. If ctx ends first, it fails the communicator, and
 // that releases the token. call and what describe in the error what it waited for.
 func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
-	told, err := m.watchPark(t, call)
+	monitor, err := m.watchPark(t, call)
 	if err != nil {
 		m.team.abort(asError(m, err))
 		<-token
 		return
 	}
-	if told != nil {
-		defer told.Unpark(m.rank)
+	if monitor != nil {
+		defer monitor.Unpark(m.rank)
 	}
 	select {
 	case <-token:

@@ -45,11 +45,11 @@ func (x *executor) bare(call *Call, t ticket) error {
 		return err
 	}
 	shared := m.team.share(m, w.half)
-	if x.hidden() || !s.joint && x.aliased() {
+	if x.hidden() || !s.sharedDst && x.aliased() {
 		return errors.New("the plan does not fit")
 	}
-	w.joint = s.joint
-	w.assign(s, shared && !s.joint)
+	w.sharedDst = s.sharedDst
+	w.assign(s, shared && !s.sharedDst)
 	for i := range s.steps {
 		var err error
 		switch step := &s.steps[i]; {

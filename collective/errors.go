@@ -11,11 +11,11 @@ import (
 // The kinds of failure. An error returned by this package matches one of them with errors.Is. A deadline also
 // matches context.DeadlineExceeded; the end of a context also matches its cause and context.Canceled.
 var (
-	ErrTimeout  = errors.New("deadline exceeded")           // a peer did not come in time
-	ErrPeerLost = errors.New("peer lost")                   // a peer's process or goroutine is gone
+	ErrTimeout  = errors.New("deadline exceeded")           // a peer did not arrive in time
+	ErrPeerLost = errors.New("peer lost")                   // a peer's process or goroutine has ended
 	ErrMismatch = errors.New("mismatch")                    // the ranks' calls differ
 	ErrDesync   = errors.New("desynchronised")              // the calls can never meet: a deadlock
-	ErrInvalid  = errors.New("invalid argument")            // the call is wrong by itself
+	ErrInvalid  = errors.New("invalid argument")            // the call is invalid
 	ErrClosed   = errors.New("communicator closed")         // used after Close
 	ErrBusy     = errors.New("concurrent call on one rank") // a second goroutine used a communicator that is in a call
 	ErrAborted  = errors.New("aborted")                     // Abort, or the end of a context
@@ -64,7 +64,7 @@ const describeWithin = 100 * time.Millisecond
 // tell sets the error's description of the ranks concerned, if they are not all in this process. If the
 // description takes longer than describeWithin, for example because a store does not answer, the peers are
 // notified of the failure without it, and spread is true: then they describe it themselves.
-func (t *team) tell(err error) (spread bool) {
+func (t *team) addDescription(err error) (spread bool) {
 	e := (*Error)(nil)
 	if t.cfg.Describe == nil || !errors.As(err, &e) {
 		return false

@@ -58,7 +58,7 @@ func TestDiffer(t *testing.T) {
 		"accumulate":        {func(h *transport.Header) { h.Order |= uint8(AccumulateFloat32) }, known, "the accumulation types differ: float32 and the dtype"},
 		"plan":              {func(h *transport.Header) { h.Plan++ }, &label{algo: "recursive_doubling"}, `the algorithms differ: "recursive_doubling" and "direct"`},
 		"plan, not known":   {func(h *transport.Header) { h.Plan++ }, nil, "the algorithms differ"},
-		"frame out of turn": {func(h *transport.Header) { h.Frame = 5 }, known, "the frames differ: number 5 came, 0 was expected"},
+		"frame out of turn": {func(h *transport.Header) { h.Frame = 5 }, known, "the frames differ: got number 5, want 0"},
 	} {
 		own := transport.Header{Order: uint8(Canonical) << 4}
 		other := own

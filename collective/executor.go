@@ -13,52 +13,52 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// segmentBytes is how much is moved or combined at a time: between two segments a rank looks whether the communicator
-// has failed, and the garbage collector gets its turn even if the loops are assembly.
+// segmentBytes is how much is transferred or combined at once: between two segments a rank checks whether the
+// communicator has failed, and the garbage collector can run even if the loops are assembly.
 const segmentBytes = 256 << 10
 
-// executor carries out one rank's calls. One goroutine at a time uses it. It keeps what calls need, so that a call like an
-// earlier one allocates nothing.
+// executor executes one rank's calls. One goroutine at a time uses it. It keeps everything that calls need,
+// so that a repeated call allocates nothing.
 type executor struct {
 	m    *member
 	wait waiter
 
 	plans   map[planKey]*planned
-	last    *planned // of the last call, and its key
+	last    *planned // of the last call, with its key
 	lastKey planKey
 
 	signatures map[signed]*signature
 
-	// Of the current call.
-	header  transport.Header
-	sum     uint64     // of the header
-	sig     *signature // that the header is made from
-	textMu  sync.Mutex // for those that read them on other goroutines
-	notes   [3]noted   // of the even and the odd collectives, and of calls of two ranks
-	current *noted     // one of these
-	diary   diary      // the last calls; guarded by textMu
-	asked   bool       // the endpoint is an Asker
-	heard   []uint64   // by peer: number of the last call of which a frame came, and 1
+	// State of the current call.
+	header   transport.Header
+	sum      uint64     // of the header
+	sig      *signature // from which the header is made
+	textMu   sync.Mutex // for readers on other goroutines
+	notes    [3]noted   // of the even and the odd collectives, and of calls of two ranks
+	current  *noted     // one of these
+	callLog  callLog    // the last calls; guarded by textMu
+	asked    bool       // the endpoint is an Asker
+	lastFrom []uint64   // by peer: number of the last call of which a frame was received, plus 1
 
 	work   work
 	half   plan.Step // of a call of two ranks
-	begun  numbers   // calls that were carried out, the current one among them
-	sent   []uint32  // frames by receiver, since the beginning
+	begun  numbers   // calls that were executed, including the current one
+	sent   []uint32  // frames by receiver, since the start
 	got    []uint32  // frames by sender
-	seen   bool      // the header of the next frame that is waited for
+	seen   bool      // the header of the next awaited frame
 	poster transport.Poster
-	odd    oddFrame // that judge refused
+	odd    oddFrame // rejected by judge
 
 	behind   []int // early: the ranks that have not entered
 	scratch  *kernel.Scratch
 	in, out  []vector         // Combine: the sources by rank, the distinct destinations
-	src, dst []unsafe.Pointer // where they lie, or their blocks in the type of partial sums
+	src, dst []unsafe.Pointer // their addresses, or their blocks in the type of partial sums
 	shadow   buffer           // the result, where other local ranks have the same Dst
 	own      buffer           // Work where it is not Dst
 	private  buffer           // Scratch
 	received [transport.PostsMax]buffer
-	gather   exchange                   // the second of two in turns
-	given    [transport.PostsMax]buffer // frames of another type than their memory
+	gather   exchange                   // the second of two interleaved exchanges
+	given    [transport.PostsMax]buffer // frames whose type differs from that of their memory
 	wide     buffer                     // these blocks
 }
 
@@ -66,9 +66,9 @@ func (x *executor) open(m *member) {
 	x.m = m
 	x.wait.m = m
 	x.plans, x.signatures = map[planKey]*planned{}, map[signed]*signature{}
-	x.diary.began = time.Now()
+	x.callLog.began = time.Now()
 	x.sent, x.got = make([]uint32, m.team.size), make([]uint32, m.team.size)
-	x.heard = make([]uint64, m.team.size)
+	x.lastFrom = make([]uint64, m.team.size)
 	m.site = findSite(m.end)
 	n := len(m.site.domain)
 	x.src = make([]unsafe.Pointer, 0, n)
@@ -82,7 +82,7 @@ func (x *executor) open(m *member) {
 	}
 }
 
-// execute carries out a call and returns its error, which is the team's cause if it failed.
+// execute executes a call and returns its error, which is the team's cause if the team failed.
 func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool) error {
 	m := x.m
 	if err := m.team.cause(); err != nil {
@@ -124,7 +124,7 @@ func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool)
 	return err
 }
 
-// quit leaves a failed call: when it returns, no local rank touches this one's memory any more.
+// quit leaves a failed call: when it returns, no local rank accesses this rank's memory any more.
 func (x *executor) quit(call *Call) {
 	m := x.m
 	m.team.depart(m)
@@ -136,14 +136,14 @@ func (x *executor) quit(call *Call) {
 	m.end.Retire(dst)
 }
 
-// fail settles what a failed wait means for the team, and returns the team's cause.
+// fail determines what a failed wait means for the team, and returns the team's cause.
 func (x *executor) fail(err error) error {
 	m := x.m
 	if errors.Is(err, errFailed) {
 		<-m.team.done
 		return m.team.err
 	}
-	if v := (*verdict)(nil); errors.As(err, &v) {
+	if v := (*monitorError)(nil); errors.As(err, &v) {
 		m.team.abort(asError(m, v.err))
 		<-m.team.done
 		return m.team.err
@@ -156,7 +156,7 @@ func (x *executor) fail(err error) error {
 	return m.team.fail(x.diagnose(err), m.rank)
 }
 
-// diagnose says what an error of the transport is.
+// diagnose translates an error of the transport.
 func (x *executor) diagnose(err error) error {
 	m := x.m
 	e := (*Error)(nil)
@@ -197,11 +197,11 @@ func (m *member) failure(kind, err error) *Error {
 // missing returns the ranks that the current wait is for.
 func (m *member) missing() []int { return m.missingIn(nil) }
 
-// missingIn is missing, appended to a slice.
+// missingIn appends them to a slice.
 func (m *member) missingIn(to []int) []int {
 	switch w := &m.wait; {
 	case w.to >= 0 && m.seen && w.frames == 1:
-		return append(to, w.to) // the other half is here
+		return append(to, w.to) // the other half has arrived
 	case w.to >= 0 && w.from >= 0 && w.to != w.from:
 		return append(to, min(w.to, w.from), max(w.to, w.from))
 	case w.to >= 0:
@@ -216,13 +216,14 @@ func (m *member) missingIn(to []int) []int {
 	return to
 }
 
-// run carries out the plan of a checked call.
+// run executes the plan of a checked call.
 //
-// In a domain of several ranks every call begins with mark 0, whatever its plan: until then a rank may withdraw, and then
-// the call never starts. If all ranks are in one process, it runs to its end on each from then on: a rank that finds the
-// communicator aborted leaves out the work that is left, and says so (torn) before it raises its last mark, so that all
-// ranks agree on the outcome. Otherwise every wait can end early, and a rank that leaves so waits until no local rank
-// touches its memory any more (see [team.depart]).
+// In a domain of several ranks every call begins with flag 0, whatever its plan: until then a rank may
+// withdraw, and then the call never starts. If all ranks are in one process, the call runs to its end on each
+// of them from then on: a rank that finds the communicator aborted skips the remaining work, and records that
+// (torn) before it sets its last flag, so that all ranks agree on the outcome. Otherwise every wait can end
+// early, and a rank that leaves then waits until no local rank accesses its memory any more (see
+// [team.depart]).
 func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 	m := x.m
 	if err := x.begin(); err != nil {
@@ -245,18 +246,18 @@ func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 	return err
 }
 
-// begin enters a call that may touch memory of other ranks, or fails if a peer is known to be gone.
+// begin enters a call that may access memory of other ranks. It fails if a peer is known to be gone.
 func (x *executor) begin() error {
 	m := x.m
 	m.inside.Store(true)
-	if m.team.fate.Load() != sound { // looked at after that mark was set: see team.depart
+	if m.team.fate.Load() != sound { // read after inside was set: see team.depart
 		return errFailed
 	}
 	return x.down()
 }
 
-// down looks whether a peer is gone without which the call cannot end well. One that has closed its end may have done its
-// part in a call by frames; it cannot have entered one in memory.
+// down checks whether a peer is gone without which the call cannot succeed. A peer that has closed its
+// endpoint may have done its part of a call by frames; it cannot have entered a call in memory.
 func (x *executor) down() error {
 	m := x.m
 	for x.wait.told == nil {
@@ -276,15 +277,15 @@ func (x *executor) down() error {
 	return nil
 }
 
-// departure is the end of a peer that ends a call, as the endpoint told of it. It is no PeerDown: a transport that stands on
-// others may map the ranks of those that pass through it.
+// departure is the loss of a peer that ends a call, as the endpoint reported it. It is not a PeerDown,
+// because a transport on top of others may translate the ranks of PeerDown errors that pass through it.
 type departure struct{ down transport.PeerDown }
 
 func keep(down transport.PeerDown) *departure { return &departure{down} }
 
 func (d *departure) Error() string { return d.down.Error() }
 
-// end leaves a call that ended well.
+// end leaves a successful call.
 func (x *executor) end() {
 	m := x.m
 	m.inside.Store(false)
@@ -293,7 +294,7 @@ func (x *executor) end() {
 	}
 }
 
-// together carries out a plan in a domain.
+// together executes a plan in a domain.
 func (x *executor) together(w *work, p *planned, named string) error {
 	m := x.m
 	script := &p.open
@@ -304,9 +305,9 @@ func (x *executor) together(w *work, p *planned, named string) error {
 	}
 	x.show(w)
 	done := 0
-	if !script.reaches { // nothing that the peers show can change the plan
+	if !script.touchesPeers { // the peers' memory cannot change the plan
 		done = script.early
-		w.assign(script, m.team.local > 1 && !script.tame)
+		w.assign(script, m.team.local > 1 && !script.prefixStageOnly)
 		if err := w.steps(script.steps[:done]); err != nil {
 			return err
 		}
@@ -316,30 +317,30 @@ func (x *executor) together(w *work, p *planned, named string) error {
 	}
 	shared := m.team.local > 1 && m.team.share(m, half)
 	switch {
-	case script.reaches:
-		if x.hidden() || !script.joint && x.aliased() {
+	case script.touchesPeers:
+		if x.hidden() || !script.sharedDst && x.aliased() {
 			var err error
 			if script, err = x.hide(p, named); err != nil {
 				return m.failure(ErrInvalid, err)
 			}
-			w.offset = 1 // mark 0 was for showing; what stands before the plan's first is done now
+			w.offset = 1 // flag 0 was for entering the call; the steps before the plan's first flag are executed now
 		}
-		w.joint = script.joint
-		w.assign(script, shared && !script.joint)
-	case shared && script.tame:
+		w.sharedDst = script.sharedDst
+		w.assign(script, shared && !script.sharedDst)
+	case shared && script.prefixStageOnly:
 		w.assign(script, true)
 	}
 	return x.finish(w, script, done)
 }
 
-// finish carries out what is left of a plan and brings the result home.
+// finish executes the rest of a plan and delivers the result.
 func (x *executor) finish(w *work, s *script, done int) error {
-	alone := len(s.steps) - s.alone
-	if err := w.steps(s.steps[done:alone]); err != nil {
+	committed := len(s.steps) - s.committed
+	if err := w.steps(s.steps[done:committed]); err != nil {
 		return err
 	}
-	w.alone = true
-	if err := w.steps(s.steps[alone:]); err != nil {
+	w.committed = true
+	if err := w.steps(s.steps[committed:]); err != nil {
 		return err
 	}
 	if x.m.site.whole && x.m.team.torn.Load() {
@@ -349,7 +350,8 @@ func (x *executor) finish(w *work, s *script, done int) error {
 	return nil
 }
 
-// hidden reports whether a rank of the domain has memory in the call that not all of the domain reach.
+// hidden reports whether a rank of the domain uses memory in the call that not all ranks of the domain can
+// access.
 func (x *executor) hidden() bool {
 	for _, r := range x.m.site.domain {
 		if s := x.m.site.marker.Peer(r); s.Src.Ptr == nil && s.Src.Bytes > 0 || s.Dst.Ptr == nil && s.Dst.Bytes > 0 {
@@ -373,7 +375,7 @@ func (x *executor) aliased() bool {
 	return false
 }
 
-// meet returns when all ranks of the domain have entered the call and their calls agree.
+// meet waits until all ranks of the domain have entered the call, and compares their calls.
 func (x *executor) meet() error {
 	if err := x.signal(0); err != nil {
 		return err
@@ -386,8 +388,9 @@ func (x *executor) meet() error {
 
 func (x *executor) signal(mark int) error { return x.m.site.marker.Signal(mark) }
 
-// await waits for a mark of a rank, or of all. The wait for mark 0 can be ended, and then one atomic in the transport
-// decides: either this rank withdraws and the call never starts, or it has started, whatever ended the wait.
+// await waits for a flag of a rank, or of all. The wait for flag 0 can be interrupted; then one atomic
+// variable in the transport decides: either this rank withdraws and the call never starts, or it has started,
+// whatever interrupted the wait.
 func (x *executor) await(rank, mark int) error {
 	m := x.m
 	x.wait.mark, x.wait.of = mark, rank
@@ -412,8 +415,9 @@ func (x *executor) await(rank, mark int) error {
 	}
 }
 
-// interrupted says why the current call can never start: a rank has withdrawn, or a team has failed. If it is this team,
-// its cause is there or on its way. Else it is another one over the same transport, which is telling its cause.
+// interrupted returns why the current call can never start: a rank has withdrawn, or a team has failed. If it
+// is this team, its cause is known or will be shortly. Otherwise it is another team over the same transport,
+// which is sending its cause.
 func (x *executor) interrupted() error {
 	t := x.m.team
 	if t.local == t.size || t.leaving.Load() > 0 || t.fate.Load() != sound {
@@ -438,5 +442,5 @@ func (x *executor) interrupted() error {
 	}
 }
 
-// causeWait is how long a rank waits to be told why a call cannot start. It is told at once, or never.
+// causeWait is how long a rank waits for the reason why a call cannot start. It arrives at once, or never.
 const causeWait = time.Second

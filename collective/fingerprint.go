@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Every frame and slot carries a header that says which call it belongs to; the receiver holds it against its own.
+// Every frame and slot carries a header that identifies its call; the receiver compares it with its own.
 
 // field is a part of a call that all ranks must agree on.
 type field uint16
@@ -27,10 +27,11 @@ const (
 	fieldAlgorithm
 )
 
-// agreed says which fields must agree, by operation. A field that need not, or has no meaning, is 0 in the headers. The
-// epoch, the communicator, the number of the call and the operation always must (Send and Recv are one operation to each
-// other). What a rank's own memory holds is not among them: the count of the whole vector and the Counts are. Shapes are
-// compared where every rank gives, or gets, a tensor of the same one.
+// agreed lists the fields that must agree, by operation. A field that need not agree, or has no meaning, is 0
+// in the headers. The epoch, the communicator, the number of the call and the operation always must agree
+// (Send and Recv match each other). The length of a rank's own memory is not compared; the count of the whole
+// vector and the Counts are. Shapes are compared where every rank contributes, or receives, a tensor of the
+// same shape.
 var agreed = [...]field{
 	AllReduce:     fieldReduce | fieldType | fieldCount | fieldName | fieldShape | fieldOrder | fieldAlgorithm,
 	Broadcast:     fieldType | fieldRoot | fieldCount | fieldName | fieldShape | fieldAlgorithm,
@@ -45,7 +46,7 @@ var agreed = [...]field{
 	Recv:          fieldType | fieldCount | fieldName | fieldShape,
 }
 
-// fingerprint returns the header of a checked call that a row of the table carries out.
+// fingerprint returns the header of a checked call that an algorithm executes.
 func fingerprint(t *team, seq uint64, call *Call, count int, o *Options, row uint32) transport.Header {
 	must := agreed[call.Op]
 	h := transport.Header{Epoch: t.cfg.Epoch, Comm: t.id, Seq: seq, Op: uint8(call.Op), Names: namesHash(call, count, must)}
@@ -73,17 +74,17 @@ func fingerprint(t *team, seq uint64, call *Call, count int, o *Options, row uin
 	return h
 }
 
-// label is what a call's header stands for, to say it in an error.
+// label describes a call in errors, beyond its header.
 type label struct {
 	op    Op // Send and Recv: which of the two
 	peer  int
-	back  uint64 // Send and Recv: how many calls of the other of the two this rank has begun with peer
+	back  uint64 // Send and Recv: how many calls of the opposite kind this rank has begun with peer
 	name  string
 	shape []int // where fieldCounts must agree: the counts by rank, or nil
 	algo  string
 }
 
-// differ says what differs between two headers of the same moment, whose labels may be nil if their text is not known.
+// differ describes how two headers at the same position differ. Their labels may be nil if they are unknown.
 func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
 	known := ownLabel != nil && otherLabel != nil
 	switch {
@@ -120,10 +121,10 @@ func differ(own, other *transport.Header, ownLabel, otherLabel *label) string {
 	case own.Plan != other.Plan:
 		return "the algorithms differ"
 	}
-	return fmt.Sprintf("the frames differ: number %d came, %d was expected", other.Frame, own.Frame)
+	return fmt.Sprintf("the frames differ: got number %d, want %d", other.Frame, own.Frame)
 }
 
-// describe writes a call as errors show it: all_reduce SUM float32 [3] of "w".
+// describe formats a call for errors: all_reduce SUM float32 [3] of "w".
 func describe(h *transport.Header, l *label) string {
 	var b strings.Builder
 	op := Op(h.Op)
@@ -161,7 +162,7 @@ func describe(h *transport.Header, l *label) string {
 	return b.String()
 }
 
-// countsByRank reports whether a call's label has the counts by rank in the place of a shape.
+// countsByRank reports whether a call's label has the counts by rank instead of a shape.
 func countsByRank(op Op) bool { return int(op) < len(agreed) && agreed[op]&fieldCounts != 0 }
 
 func orderText(h *transport.Header) string {
@@ -178,8 +179,8 @@ func accumulateText(h *transport.Header) string {
 	return "the dtype"
 }
 
-// namesHash returns the hash of the name and the shape of a call's tensor, and of its counts by rank. A nil shape is a
-// vector.
+// namesHash returns the hash of the name and the shape of a call's tensor, and of its counts by rank. A nil
+// shape is a vector.
 func namesHash(call *Call, count int, must field) uint64 {
 	var h uint64
 	if m := call.Manifest; m != nil {
@@ -206,8 +207,9 @@ func hashInts(h uint64, ns []int) uint64 {
 	return h
 }
 
-// The hash is the same in every process and every build: it crosses the wire. It guards against mistakes, not malice. It
-// multiplies to 128 bits and folds, a word at a time, as wyhash does.
+// The hash is the same in every process and every build, because it is sent to other processes. It protects
+// against mistakes, not against attacks. It multiplies to 128 bits and folds, a word at a time, as wyhash
+// does.
 const (
 	hashSeed  = 0x9e3779b97f4a7c15 // 2^64 / golden ratio
 	hashPrime = 0xd6e8feb86659fd93 // an odd number without pattern (Pelle Evensen's rrmxmx)

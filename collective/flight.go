@@ -8,46 +8,47 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
 
-// Recorded is a [Group] whose ranks remember their last calls, those of the communicators that were split off too. Those of
-// [Open] are.
+// Recorded is a [Group] whose ranks record their last calls, also those of communicators that were split off.
+// The groups of [Open] implement it.
 type Recorded interface {
 	Group
-	// Flights returns what the local ranks remember, by communicator, to any goroutine at any time. It does not wait for a call.
+	// Flights returns the records of the local ranks, by communicator. Any goroutine may call it at any time.
+	// It does not wait for a call.
 	Flights() []flight.Rank
 }
 
 const (
 	keptCalls  = 256       // of each rank, in each communicator; a power of two
-	timedBytes = 256 << 10 // a call that moves as much is timed: it takes longer than to look at the clock
-	timedEvery = 64        // and each so many calls, for those that neither move much nor wait
+	timedBytes = 256 << 10 // a call that transfers as much is timed: it takes longer than reading the clock
+	timedEvery = 64        // one in this many calls is timed, among those that neither transfer much nor wait
 )
 
-// kept is what a rank remembers of a call: one line of the cache. It is written where the call is noted, under the same lock. A
-// look at the clock costs more than that: see timedBytes.
+// kept is the record of one call: one cache line. It is written where the call is noted, under the same lock.
+// Reading the clock costs more than that: see timedBytes.
 type kept struct {
 	ticket
-	sig        *signature    // nil: there was none yet
-	start, end time.Duration // since the member was made; 0: not known
-	err        error         // how it failed
+	sig        *signature    // nil: no call yet
+	start, end time.Duration // since the member was made; 0: unknown
+	err        error         // the failure
 	_          [8]byte
 }
 
-// diary is a rank's last calls; textMu guards it.
-type diary struct {
+// callLog is the record of a rank's last calls; textMu guards it.
+type callLog struct {
 	began time.Time
-	calls []kept // the one of turn t at t modulo keptCalls; nil: there was none yet
-	used  uint64 // turn of the last one, and 1
+	calls []kept // the call of turn t is at t modulo keptCalls; nil: none yet
+	used  uint64 // turn of the last one, plus 1
 
-	come  uint64 // collectives that were noted
-	waits uint64 // turn of the call that waits, and 1
-	of    []int  // the ranks that it waits for
+	entered uint64 // collectives that were noted
+	waits   uint64 // turn of the waiting call, plus 1
+	of      []int  // the ranks that it waits for
 }
 
-// now is the time since the member was made. It is never 0.
-func (d *diary) now() time.Duration { return max(time.Since(d.began), 1) }
+// now returns the time since the member was made. It is never 0.
+func (d *callLog) now() time.Duration { return max(time.Since(d.began), 1) }
 
-// keep remembers a call that begins.
-func (d *diary) keep(t ticket, s *signature) {
+// keep records a call that begins.
+func (d *callLog) keep(t ticket, s *signature) {
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
 	}
@@ -59,18 +60,18 @@ func (d *diary) keep(t ticket, s *signature) {
 	d.used = t.turn + 1
 }
 
-// keepOdd remembers a call that is wrong by itself, which is never carried out.
+// keepOdd records an invalid call, which is never executed.
 func (x *executor) keepOdd(call *Call, t ticket, o *Options) {
 	s := unsigned(call, keyOf(call, o, nil), 0)
 	x.textMu.Lock()
-	x.diary.keep(t, s)
+	x.callLog.keep(t, s)
 	x.textMu.Unlock()
 }
 
-// blocks remembers that the current call waits, and for whom.
+// blocks records that the current call waits, and for which ranks.
 func (m *member) blocks(now time.Time) {
 	m.textMu.Lock()
-	d := &m.diary
+	d := &m.callLog
 	if d.used == m.wait.turn+1 {
 		k := &d.calls[m.wait.turn%keptCalls]
 		if k.start == 0 {
@@ -82,16 +83,16 @@ func (m *member) blocks(now time.Time) {
 	m.textMu.Unlock()
 }
 
-// wakes remembers that the current call waits no longer. One that fails goes on waiting until it is over.
+// wakes records that the current call no longer waits. A failing call counts as waiting until it has ended.
 func (m *member) wakes() {
 	m.textMu.Lock()
-	m.diary.waits = 0
+	m.callLog.waits = 0
 	m.textMu.Unlock()
 }
 
-// ended remembers the end of the current call, if it was timed or has failed.
+// ended records the end of the current call, if it was timed or has failed.
 func (x *executor) ended(t ticket, err error) {
-	d := &x.diary
+	d := &x.callLog
 	if err == nil && d.calls[t.turn%keptCalls].start == 0 { // only this goroutine writes it
 		return
 	}
@@ -103,16 +104,16 @@ func (x *executor) ended(t ticket, err error) {
 	x.textMu.Unlock()
 }
 
-// Flight returns what the rank remembers.
+// Flight returns the rank's record.
 func (m *member) Flight() flight.Rank {
 	t := m.team
 	out := flight.Rank{Comm: t.cfg.Name, Epoch: t.cfg.Epoch, Rank: m.rank, Size: t.size, World: t.world}
 	m.textMu.Lock()
-	d := &m.diary
+	d := &m.callLog
 	calls := slices.Clone(d.calls)
 	used, waits, of := d.used, d.waits, slices.Clone(d.of)
 	m.textMu.Unlock()
-	m.mu.Lock() // after the calls: what was over by then is over
+	m.mu.Lock() // read after the calls: a call that had ended by then counts as ended
 	over, next := m.turn, m.next
 	out.Entered = m.numbers[0].of(0)
 	m.mu.Unlock()
@@ -122,7 +123,7 @@ func (m *member) Flight() flight.Rank {
 	for turn := used - min(used, uint64(len(calls))); turn < used; turn++ {
 		k := &calls[turn%keptCalls]
 		if k.turn != turn || k.sig == nil || k.sig.key.op == 0 {
-			continue // it ended before it began, or has not been so many yet
+			continue // it ended before it began, or there were fewer calls
 		}
 		c := k.call(d.began)
 		switch {
@@ -149,7 +150,7 @@ func firstLine(err error) string {
 	return line
 }
 
-// call returns what must agree of a call, and how it went.
+// call returns the fields of a call that must agree, and its progress.
 func (k *kept) call(began time.Time) flight.Call {
 	sig := k.sig
 	key := &sig.key
@@ -204,7 +205,7 @@ func (g *group) Flights() []flight.Rank { return g.team.book.All() }
 
 var _ Recorded = (*group)(nil)
 
-// within returns the numbers that ranks of this team have in the group that Open made.
+// within returns the ranks of the group that Open made which correspond to ranks of this team.
 func (t *team) within(ranks []int) []int {
 	out := slices.Clone(ranks)
 	for i, r := range ranks {

@@ -10,8 +10,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// early holds the calls of the peers that have come to the current call against this rank's, so that a mismatch is found
-// without those that have not: their slots, or what local peers have blocked in. It is called before a wait blocks.
+// early compares the calls of the peers that have entered the current call with this rank's, so that a
+// mismatch is detected without waiting for the other ranks: it reads their slots, or the calls in which local
+// peers have blocked. It is called before a wait blocks.
 func (m *member) early() error {
 	if m.site.marker == nil || m.wait.call.pairwise() {
 		return m.team.meet(m)
@@ -34,7 +35,7 @@ func (m *member) early() error {
 	return nil
 }
 
-// compare holds the slots of the domain against this rank's.
+// compare compares the slots of the domain with this rank's.
 func (x *executor) compare() error {
 	m := x.m
 	for _, peer := range m.site.domain {
@@ -45,8 +46,8 @@ func (x *executor) compare() error {
 	return nil
 }
 
-// mismatch says which of the ranks that are here call what, from their slots: the first rank here speaks for all that
-// agree with it, then the first that does not.
+// mismatch describes which of the ranks that have arrived make which call, from their slots: the first rank
+// stands for all that agree with it, then the first that does not agree.
 func (m *member) mismatch(here func(rank int) bool) error {
 	var calls []party
 	for _, r := range m.site.domain {
@@ -102,15 +103,17 @@ type oddFrame struct {
 	header transport.Header
 }
 
-// errOdd refuses a frame: what it is, is said once the exchange has ended, for that may take asking the peer.
+// errOdd rejects a frame. The frame is described once the exchange has ended, because that may require
+// probing the peer.
 var errOdd = errors.New("collective: a frame of another call")
 
-// judge holds the header of a frame that arrives against the current call. It is shown the frame that is received just
-// before its data, others any number of times.
+// judge compares the header of an arriving frame with the current call. It is called once for the frame that
+// is received next, just before its data, and any number of times for others.
 //
-// The frames of one peer come in the order in which it sent them, so the next one of the peer that this rank waits for is
-// of this call, or the peer makes another. Those of other peers may be of later calls, or of sends that this rank has
-// yet to come to. But a peer that this rank sends to, and that sends itself, does not receive: nothing relies on buffers.
+// The frames of one peer arrive in the order in which they were sent, so the next frame of the peer that this
+// rank waits for belongs to this call, or the peer makes a different call. Frames of other peers may belong
+// to later calls, or to sends that this rank has not reached yet. But a peer that this rank sends to, and
+// that is sending itself, does not receive: no step relies on buffering.
 func (x *executor) judge(peer int, h transport.Header) error {
 	own := x.header
 	own.Frame = h.Frame
@@ -118,11 +121,11 @@ func (x *executor) judge(peer int, h transport.Header) error {
 	ahead := h.Frame - x.got[peer]
 	awaited := peer == w.from && w.frames > 0
 	switch {
-	case awaited && h == own && ahead <= uint32(w.frames): // one more may be there already
+	case awaited && h == own && ahead <= uint32(w.frames): // one more may have arrived already
 		if ahead == 0 {
 			x.seen = true
 			if !w.call.pairwise() {
-				x.heard[peer] = h.Seq + 1
+				x.lastFrom[peer] = h.Seq + 1
 			}
 		}
 		return nil
@@ -136,11 +139,11 @@ func (x *executor) judge(peer int, h transport.Header) error {
 	return errOdd
 }
 
-// arrived counts a frame that was received.
+// arrived counts a received frame.
 func (x *executor) arrived(peer int) error {
 	w := &x.wait
 	if !x.seen {
-		return x.m.failure(ErrMismatch, fmt.Errorf("a frame of rank %d was left out: number %d did not come", peer, x.got[peer]))
+		return x.m.failure(ErrMismatch, fmt.Errorf("a frame of rank %d is missing: number %d was not received", peer, x.got[peer]))
 	}
 	x.seen = false
 	x.got[peer]++
@@ -148,8 +151,8 @@ func (x *executor) arrived(peer int) error {
 	return nil
 }
 
-// oddity says what the frame is that judge refused. If it is of another collective than this rank's, the two have gone apart
-// before: then it looks for the call in which they did.
+// oddity describes the frame that judge rejected. If it belongs to another collective than this rank's, the
+// two ranks diverged earlier: oddity then looks for the call in which they did.
 func (x *executor) oddity() error {
 	m := x.m
 	peer, h := x.odd.peer, x.odd.header
@@ -157,26 +160,27 @@ func (x *executor) oddity() error {
 		before := x.notes[(x.header.Seq+1)&1].text()
 		switch {
 		case h.Seq+1 == x.header.Seq && before.header.Seq == h.Seq && before.header != plain(h):
-			return m.sayMismatch(&before.header, &before.label, peer, &h, x.labelOf(peer, &h))
+			return m.mismatchError(&before.header, &before.label, peer, &h, x.labelOf(peer, &h))
 		case h.Seq > x.header.Seq:
 			if theirs, ok := x.ask(peer, x.header.Seq); ok && theirs.header.Seq == x.header.Seq && theirs.header != plain(x.header) {
 				own := x.current.text()
-				return m.sayMismatch(&own.header, &own.label, peer, &theirs.header, &theirs.label)
+				return m.mismatchError(&own.header, &own.label, peer, &theirs.header, &theirs.label)
 			}
 		}
 	}
 	theirs := x.labelOf(peer, &h)
 	if theirs == nil && x.asked {
-		// A peer that does not answer may have failed: then it says why, and knows more.
-		if told := m.hear(100 * time.Millisecond); told != nil {
+		// A peer that does not answer may have failed: then it reports the reason, which is more precise.
+		if told := m.awaitReason(100 * time.Millisecond); told != nil {
 			return x.diagnose(told)
 		}
 	}
 	return m.mismatched(peer, &h, theirs)
 }
 
-// hear waits until a peer has told that it failed, and why, or returns nil. Without patience it looks whether one has.
-func (m *member) hear(patience time.Duration) *departure {
+// awaitReason waits until a peer has reported that it failed, and why; it returns nil if none has. With no
+// patience it only checks.
+func (m *member) awaitReason(patience time.Duration) *departure {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	for {
@@ -196,28 +200,29 @@ func (m *member) hear(patience time.Duration) *departure {
 	}
 }
 
-// ask returns what a peer of another process calls its call seq, or its latest.
+// ask returns the description of call seq of a peer in another process, or of its latest call.
 func (x *executor) ask(peer int, seq uint64) (*text, bool) {
 	asker, ok := x.m.end.(transport.Asker)
 	if !ok {
 		return nil, false
 	}
 	s, ok := decodeAnswer(asker.Ask(peer, seq))
-	if !ok { // its process may get no time just now
+	if !ok { // its process may be getting no CPU time
 		s, ok = decodeAnswer(asker.Ask(peer, seq))
 	}
 	return &s.text, ok && s.text.header.Op != 0
 }
 
-// mismatched says how a peer's call differs from this rank's; theirs is nil if the text behind its header is not known.
+// mismatched describes how a peer's call differs from this rank's; theirs is nil if the description of its
+// call is unknown.
 func (m *member) mismatched(peer int, h *transport.Header, theirs *label) error {
 	own := m.current.text()
 	own.header.Frame = m.got[peer]
-	return m.sayMismatch(&own.header, &own.label, peer, h, theirs)
+	return m.mismatchError(&own.header, &own.label, peer, h, theirs)
 }
 
-// sayMismatch says it so that of two ranks both say the same.
-func (m *member) sayMismatch(own *transport.Header, mine *label, peer int, h *transport.Header, theirs *label) error {
+// mismatchError returns the error in a form that is the same on both ranks.
+func (m *member) mismatchError(own *transport.Header, mine *label, peer int, h *transport.Header, theirs *label) error {
 	high, low := peer, m.rank
 	highHeader, lowHeader, highLabel, lowLabel := h, own, theirs, mine
 	if high < low {
@@ -233,14 +238,14 @@ func (m *member) sayMismatch(own *transport.Header, mine *label, peer int, h *tr
 	return err
 }
 
-// labelOf returns what is behind the header of a peer's call, or nil if that is not to be found out.
+// labelOf returns the label of a peer's call, or nil if it cannot be determined.
 func (x *executor) labelOf(peer int, h *transport.Header) *label {
 	if l := x.m.team.label(peer, h); l != nil {
 		return l
 	}
 	seq := h.Seq
 	if Op(h.Op) == Send {
-		seq = ^uint64(0) // its latest
+		seq = ^uint64(0) // its latest call
 	}
 	if t, ok := x.ask(peer, seq); ok && t.header == plain(*h) {
 		return &t.label
@@ -248,19 +253,20 @@ func (x *executor) labelOf(peer int, h *transport.Header) *label {
 	return nil
 }
 
-// plain is a header without the number of the frame.
+// plain returns a header without the frame's number.
 func plain(h transport.Header) transport.Header {
 	h.Frame = 0
 	return h
 }
 
-// describe writes this rank's current call.
+// describe describes this rank's current call.
 func (m *member) describe() string {
 	t := m.current.text()
 	return describe(&t.header, &t.label)
 }
 
-// probe asks the rank of another process that this one waits for which call it makes, and returns how it differs.
+// probe requests the call of the rank in another process that this rank waits for, and returns how it
+// differs.
 func (m *member) probe() error {
 	asker, ok := m.end.(transport.Asker)
 	peer := m.elsewhere()
@@ -271,8 +277,8 @@ func (m *member) probe() error {
 	if m.wait.call.pairwise() {
 		seq = latestCall
 	}
-	stance, ok := decodeAnswer(asker.Ask(peer, seq))
-	theirs := &stance.text
+	state, ok := decodeAnswer(asker.Ask(peer, seq))
+	theirs := &state.text
 	if m.wait.silent = -1; !ok {
 		m.wait.silent = peer
 	}
@@ -284,19 +290,20 @@ func (m *member) probe() error {
 	case m.wait.call.pairwise():
 		other := &blocked{text: *theirs, rank: peer}
 		if theirs.label.op != Recv || !m.deadlocked(other) {
-			return nil // what it sends, or has sent before that collective, may be on its way
+			return nil // a frame that it sends, or has sent before that collective, may be in transit
 		}
-		return m.sayDeadlock(other)
+		return m.deadlockError(other)
 	case theirs.label.op == 0 && theirs.header.Seq == own.Seq && theirs.header != own:
 		return m.mismatched(peer, &theirs.header, &theirs.label)
 	}
 	return nil
 }
 
-// latestCall asks for the latest, whatever its number.
+// latestCall requests the latest call, whatever its number.
 const latestCall = ^uint64(0)
 
-// elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows calls of all ranks only.
+// elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows only
+// calls of all ranks.
 func (m *member) elsewhere() int {
 	for _, r := range m.missing() {
 		if !m.sees(r) {
@@ -306,7 +313,7 @@ func (m *member) elsewhere() int {
 	return -1
 }
 
-// sees reports whether this rank can look up what another does.
+// sees reports whether this rank can look up what another rank does.
 func (m *member) sees(rank int) bool {
 	return m.site.in(rank) && (m.site.near || !m.wait.call.pairwise())
 }

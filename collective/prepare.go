@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// planKey is what the plans of a call depend on, but for the Counts, which are in it as a hash.
+// planKey is the inputs of a plan. The Counts are part of it as a hash.
 type planKey struct {
 	algorithm string
 	op        Op
@@ -22,37 +22,38 @@ type planKey struct {
 	counts    uint64
 }
 
-// planned is how a rank carries out calls of one key.
+// planned is how a rank executes calls with one key.
 type planned struct {
 	problem Problem
 	row     plan.Algorithm
-	hash    uint32  // of the row's name
-	open    script  // where the domain reaches all memories that the row needs
-	private *script // else; made when it is needed first
+	hash    uint32  // of the algorithm's name
+	open    script  // where the domain can access all memories that the algorithm needs
+	private *script // otherwise; made when it is first needed
 }
 
 // script is a plan, and what the executor must know before it begins.
 type script struct {
 	steps []plan.Step
-	// early is how many steps stand before the first Await: they need to know nothing of the peers.
+	// early is the number of steps before the first Await: they depend on no peer.
 	early int
-	// alone is how many steps stand after the last Await: no rank learns any more whether another carried them out.
-	alone int
-	// reaches says that a rank of the domain touches the Src or Dst of another.
-	reaches bool
-	// joint says that ranks of the domain which share one Dst may run it as it is: whatever is written to a Dst is final, comes
-	// from a Src, and is awaited by all.
-	joint   bool
-	tame    bool // what stands before the first Await writes to Stage only
-	work    bool // the plan uses Work
-	scratch int  // elements of Scratch that it uses
+	// committed is the number of steps after the last Await: no rank learns any more whether another has
+	// executed them.
+	committed int
+	// touchesPeers reports that a rank of the domain accesses the Src or Dst of another.
+	touchesPeers bool
+	// sharedDst reports that ranks of the domain that share one Dst may run the plan unchanged: everything
+	// written to a Dst is final, comes from a Src, and is awaited by all ranks.
+	sharedDst       bool
+	prefixStageOnly bool // the steps before the first Await write to Stage only
+	work            bool // the plan uses Work
+	scratch         int  // elements of Scratch that it uses
 }
 
-// plansMax bounds the plans that a member remembers. A model has fewer distinct calls; one that has more pays for
-// generating plans now and then.
+// plansMax bounds the plans that a member caches. A model has fewer distinct calls; a program with more
+// regenerates plans occasionally.
 const plansMax = 512
 
-// prepare checks the call by itself and finds its plan.
+// prepare validates the call and finds its plan.
 func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err error) {
 	m := x.m
 	if count, err = call.check(m.rank, m.team.size, o); err != nil || call.pairwise() {
@@ -85,7 +86,7 @@ func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err e
 	return count, p, nil
 }
 
-// partialType is the type of a call's partial sums.
+// partialType returns the type of a call's partial sums.
 func partialType(call *Call, o *Options) DType {
 	if o.Accumulate == AccumulateFloat32 && call.Op.Reduces() && call.Type.IsFloat() && call.Type.Bytes() == 2 {
 		return tensor.Float32
@@ -93,7 +94,7 @@ func partialType(call *Call, o *Options) DType {
 	return call.Type
 }
 
-// plan chooses a row for a call and makes its plan.
+// plan chooses an algorithm for a call and makes its plan.
 func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 	s := &x.m.site
 	p := Problem{
@@ -108,7 +109,7 @@ func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 	}
 	where := s.where
 	where.ElementBytes = int(key.element)
-	// Of several domains each decides for itself whether it is private, so the row must do for both.
+	// Each of several domains decides for itself whether it is private, so the algorithm must support both.
 	p.Private = s.spread()
 	row, err := x.m.team.choose(p, where, o.Algorithm)
 	if err != nil {
@@ -119,15 +120,15 @@ func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 	hash := hashString(hashSeed, row.Name)
 	for i := range made.open.steps {
 		if plan.InTurns(p.Size, made.open.steps[i:]) > 0 {
-			hash = hashString(hash, " in turns") // its frames come in another order
+			hash = hashString(hash, " in turns") // its frames have a different order
 		}
 	}
 	made.hash = uint32(hash)
 	return made, nil
 }
 
-// choose returns the row for a problem: the one that the call names, then what the configuration asks for, then the
-// chooser's.
+// choose returns the algorithm for a problem: the one that the call names, else the one that the
+// configuration names, else the chooser's.
 func (t *team) choose(p Problem, w chooser.Where, named string) (plan.Algorithm, error) {
 	if named != "" {
 		return chooser.Named(named, p, w)
@@ -135,7 +136,7 @@ func (t *team) choose(p Problem, w chooser.Where, named string) (plan.Algorithm,
 	return t.prefer.choose(t.cfg.Chooser, p, w)
 }
 
-// hide returns the plan for a domain in which not every rank's memory is reached by all.
+// hide returns the plan for a domain in which some rank's memory is not accessible to all ranks.
 func (x *executor) hide(p *planned, named string) (*script, error) {
 	if p.private != nil {
 		return p.private, nil
@@ -159,14 +160,14 @@ func (x *executor) hide(p *planned, named string) (*script, error) {
 
 // script makes this rank's plan.
 func (x *executor) script(row plan.Algorithm, p Problem) script {
-	s := script{steps: plan.Fuse(slices.Collect(row.Steps(p, x.m.rank))), joint: true}
+	s := script{steps: plan.Fuse(slices.Collect(row.Steps(p, x.m.rank))), sharedDst: true}
 	s.early = max(0, slices.IndexFunc(s.steps, func(step plan.Step) bool { return step.Kind == plan.Await }))
 	for i := range s.steps {
 		if s.steps[i].Kind == plan.Await {
-			s.alone = len(s.steps) - 1 - i
+			s.committed = len(s.steps) - 1 - i
 		}
 	}
-	s.tame = !slices.ContainsFunc(s.steps[:s.early], func(step plan.Step) bool {
+	s.prefixStageOnly = !slices.ContainsFunc(s.steps[:s.early], func(step plan.Step) bool {
 		return step.Kind != plan.Signal && step.Out.Buffer != plan.Stage
 	})
 	for i := range s.steps {
@@ -178,7 +179,7 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 			}
 		}
 	}
-	if x.m.site.marker != nil { // the domain must agree, so it is what holds for all of it that counts
+	if x.m.site.marker != nil { // the domain must agree, so these are the properties of all its plans together
 		for _, rank := range x.m.site.domain {
 			s.look(rank, slices.Collect(row.Steps(p, rank)))
 		}
@@ -186,7 +187,7 @@ func (x *executor) script(row plan.Algorithm, p Problem) script {
 	return s
 }
 
-// look adds what the plan of a rank of the domain is.
+// look merges the properties of the plan of a rank of the domain.
 func (s *script) look(rank int, steps []plan.Step) {
 	straight := func(step *plan.Step) bool {
 		return step.In.Buffer == plan.Src && step.Out.Buffer == plan.Dst && step.Own == plan.Span{} && step.Keep == plan.Span{}
@@ -197,28 +198,28 @@ func (s *script) look(rank int, steps []plan.Step) {
 		switch step.Kind {
 		case plan.Signal, plan.Await:
 		case plan.Pull:
-			s.reaches = s.reaches || in
-			s.joint = s.joint && straight(step)
+			s.touchesPeers = s.touchesPeers || in
+			s.sharedDst = s.sharedDst && straight(step)
 		case plan.Push:
-			s.reaches = s.reaches || out
-			s.joint = s.joint && straight(step)
+			s.touchesPeers = s.touchesPeers || out
+			s.sharedDst = s.sharedDst && straight(step)
 		case plan.Combine:
-			s.reaches = s.reaches || in && (step.Ranks.Lo != rank || step.Ranks.Hi != rank+1) || out && step.To != rank
-			s.joint = s.joint && straight(step) && step.To < 0
+			s.touchesPeers = s.touchesPeers || in && (step.Ranks.Lo != rank || step.Ranks.Hi != rank+1) || out && step.To != rank
+			s.sharedDst = s.sharedDst && straight(step) && step.To < 0
 		case plan.Copy:
-			s.joint = s.joint && straight(step)
+			s.sharedDst = s.sharedDst && straight(step)
 		default:
-			s.joint = false
+			s.sharedDst = false
 		}
 	}
 	end := len(steps) - 1
-	s.joint = s.joint && end > 0 && steps[end].Kind == plan.Await && steps[end].From < 0 && steps[end].Mark > 0
+	s.sharedDst = s.sharedDst && end > 0 && steps[end].Kind == plan.Await && steps[end].From < 0 && steps[end].Mark > 0
 }
 
-// shown reports whether a span is of a call's own memory.
+// shown reports whether a span is in the call's Src or Dst.
 func shown(s plan.Span) bool { return s.Buffer == plan.Src || s.Buffer == plan.Dst }
 
-// show shows the peers of the domain a call.
+// show publishes a call to the peers of the domain.
 func (x *executor) show(w *work) {
 	l := &x.sig.label
 	x.m.site.marker.Publish(transport.Slot{
@@ -226,7 +227,7 @@ func (x *executor) show(w *work) {
 	})
 }
 
-// visible is a memory as the peers see it.
+// visible returns a memory as the peers see it.
 func (x *executor) visible(m tensor.Memory) tensor.Memory {
 	if m.Bytes > 0 && !x.m.site.marker.Reachable(m) {
 		m.Ptr = nil

@@ -6,29 +6,30 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// signature is what a call is, but for its number: what its header, its text in errors and the record of flights say of it. It
-// never changes, so that whoever has come to it may keep it, and a rank that makes the same calls again and again, as the steps
-// of a training do, writes down no more than which of them it is.
+// signature is everything that describes a call except its number: its header, its text in errors, and its
+// flight record. It is immutable, so it can be shared. A rank that repeats the same calls, as in the steps of
+// a training, records only a reference to it.
 type signature struct {
 	header transport.Header // of call 0
 	sum    uint64           // of that header
-	label  label            // but for back
-	next   *signature       // of the call that came after one like this the last time; the executor's
+	label  label            // except back
+	next   *signature       // of the call that followed a call like this the last time; used by the executor only
 
-	// What it was made from, to know a call like it.
+	// The inputs it was made from, to recognise an equal call.
 	key       signed
 	shape     []int // of the Manifest
 	count     int
 	byteCount int // of the whole vector
 }
 
-// signed tells signatures apart, but for the lengths of a shape that have the same hash, and the counts of calls of two ranks.
+// signed distinguishes signatures, except for shapes with the same hash, and the counts of calls of two
+// ranks.
 type signed struct {
-	plan          *planned // one plan: one operation, one root, one count, the same Counts; nil: of a call of two ranks
+	plan          *planned // one plan: one operation, one root, one count, the same Counts; nil: a call of two ranks
 	op            Op
 	peer          int // of a call of two ranks
 	name          string
-	named, shaped bool // there is a Manifest, and a Shape in it
+	named, shaped bool // there is a Manifest, and it has a Shape
 	shape         uint64
 	reduce        ReduceOp
 	dtype         DType
@@ -36,10 +37,11 @@ type signed struct {
 	accumulate    Accumulate
 }
 
-// signaturesMax bounds the signatures that a member remembers, as plansMax does plans.
+// signaturesMax bounds the signatures that a member caches, as plansMax bounds plans.
 const signaturesMax = 512
 
-// signature returns the signature of a checked call: as a rule the one that came after the last call's before.
+// signature returns the signature of a checked call: usually the one that followed the previous call's the
+// last time.
 func (x *executor) signature(call *Call, count int, o *Options, p *planned) *signature {
 	if last := x.sig; last != nil && last.next != nil && last.next.is(call, count, o, p) {
 		return last.next
@@ -55,7 +57,7 @@ func (x *executor) signature(call *Call, count int, o *Options, p *planned) *sig
 	return s
 }
 
-// sign makes a signature, and remembers it.
+// sign makes a signature, and caches it.
 func (x *executor) sign(call *Call, key signed, count int, o *Options) *signature {
 	s := unsigned(call, key, count)
 	row := uint32(0)
@@ -66,7 +68,7 @@ func (x *executor) sign(call *Call, key signed, count int, o *Options) *signatur
 	s.sum = s.header.Sum()
 	if len(x.signatures) >= signaturesMax {
 		for _, old := range x.signatures {
-			old.next = nil // or each would keep another
+			old.next = nil // or each would keep another one alive
 		}
 		clear(x.signatures)
 	}
@@ -77,7 +79,7 @@ func (x *executor) sign(call *Call, key signed, count int, o *Options) *signatur
 	return s
 }
 
-// unsigned returns a signature without a header: all that there is to say of a call that is wrong by itself.
+// unsigned returns a signature without a header: the description of an invalid call.
 func unsigned(call *Call, key signed, count int) *signature {
 	s := &signature{key: key, count: count, byteCount: count * call.Type.Bytes(), label: label{name: key.name}}
 	if call.pairwise() {
@@ -109,7 +111,7 @@ func keyOf(call *Call, o *Options, p *planned) signed {
 	return key
 }
 
-// is reports whether the signature is that of a call with that plan.
+// is reports whether the signature is that of a call with this plan.
 func (s *signature) is(call *Call, count int, o *Options, p *planned) bool {
 	k, m := &s.key, call.Manifest
 	switch {
@@ -123,14 +125,14 @@ func (s *signature) is(call *Call, count int, o *Options, p *planned) bool {
 	return k.named && k.name == m.Name && k.shaped == (m.Shape != nil) && slices.Equal(s.shape, m.Shape)
 }
 
-// noted is a call of this rank: its signature, and what its like does not have in common.
+// noted is a call of this rank: its signature, and what differs between calls with the same signature.
 type noted struct {
 	sig  *signature // nil: none so far
 	seq  uint64
 	back uint64 // of the label
 }
 
-// text is what a call is called: its header without the number of a frame, and what that stands for.
+// text describes a call: its header without the number of a frame, and its label.
 type text struct {
 	header transport.Header
 	label  label
@@ -145,8 +147,8 @@ func (n *noted) text() text {
 	return t
 }
 
-// note remembers what the call is, for frames, for errors, and for ranks that see its slot or ask. The last two collectives
-// are remembered, as there are two slots, and the last call of two ranks.
+// note records the call, for its frames, for errors, and for ranks that read its slot or probe this rank. The
+// last two collectives are recorded, because there are two slots, and the last call of two ranks.
 func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned) {
 	s := x.signature(call, count, o, p)
 	if x.sig != s {
@@ -159,9 +161,9 @@ func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned
 		n, back = &x.notes[2], x.begun[opposite(call.Op)].of(call.Peer)
 	}
 	x.textMu.Lock()
-	x.diary.keep(at, s)
+	x.callLog.keep(at, s)
 	if !call.pairwise() {
-		x.diary.come = at.seq + 1
+		x.callLog.entered = at.seq + 1
 	}
 	n.sig, n.seq, n.back = s, at.seq, back
 	x.current = n

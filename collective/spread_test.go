@@ -218,7 +218,7 @@ func TestStuckEverywhere(t *testing.T) {
 				}
 				return c.Do(background, call)
 			})
-			allFail(t, errs, collective.ErrTimeout, "waited ", `rank 0 came last to call 0, barrier of "before"`)
+			allFail(t, errs, collective.ErrTimeout, "waited ", `rank 0 last entered call 0, barrier of "before"`)
 			allFail(t, errs, context.DeadlineExceeded)
 		})
 	}

@@ -92,7 +92,7 @@ func (t *team) fail(err error, explainer int) error {
 		<-t.done
 		return t.err
 	}
-	spread := t.tell(err)
+	spread := t.addDescription(err)
 	if t.monitor != nil && explainer >= 0 {
 		if explained := t.monitor.Explain(explainer, err); explained != nil {
 			err = explained
@@ -231,7 +231,7 @@ func (t *team) meet(m *member) error {
 		case other.rank < 0 || other == own:
 		case own.label.op != 0 || other.label.op != 0:
 			if m.deadlocked(other) {
-				return m.sayDeadlock(other)
+				return m.deadlockError(other)
 			}
 		case other.header.Seq == own.header.Seq && other.header != own.header:
 			return m.mismatched(other.rank, &other.header, &other.label)
@@ -267,8 +267,8 @@ func opposite(op Op) Op {
 	return Send
 }
 
-// sayDeadlock returns the error that this rank and a peer wait for each other.
-func (m *member) sayDeadlock(peer *blocked) error {
+// deadlockError returns the error that this rank and a peer wait for each other.
+func (m *member) deadlockError(peer *blocked) error {
 	high, low := describe(&peer.header, &peer.label), m.describe()
 	first, second := peer.rank, m.rank
 	if first < second {

@@ -9,35 +9,36 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// waiter is the context that a rank gives to its transport: it blocks on the transport's behalf, until the caller's
-// context, the deadline or the team's failure ends the wait. It has one timer for all calls, set only when a wait blocks,
-// and starts no goroutine.
+// waiter is the context that a rank passes to its transport: it blocks for the transport until the caller's
+// context, the deadline or the team's failure ends the wait. It has one timer for all calls, set only when a
+// wait blocks, and starts no goroutine.
 type waiter struct {
 	m    *member
 	ctx  context.Context // the caller's
 	call *Call
 	ticket
 
-	// firm says that all ranks have entered the call: nothing ends a wait then but what it waits for, which comes without
-	// anybody's help.
+	// firm reports that all ranks have entered the call: then only the awaited event ends a wait, and it
+	// needs no help from any goroutine.
 	firm bool
-	// user says that the goroutine is the one that called, so the monitor is told when it blocks.
+	// user reports that the goroutine is the caller's, so the monitor is notified when it blocks.
 	user bool
 
 	timeout time.Duration // of the call; negative: none
 	timer   *time.Timer
-	since   time.Time // when the call blocked first; zero: it has not
+	since   time.Time // when the call first blocked; zero: it has not blocked
 	stalled bool      // the call's stall was logged
-	probe   time.Time // when the peers are asked next; zero: never
+	probe   time.Time // when the peers are probed next; zero: never
 	pause   time.Duration
-	silent  int // the rank that has not answered when it was asked last, or -1
-	mark    int // that the wait is for, or -1
-	of      int // the rank whose mark it is, or -1 for all of the domain
+	silent  int // the rank that did not answer the last probe, or -1
+	mark    int // the flag that the wait is for, or -1
+	of      int // the rank whose flag it is, or -1 for all of the domain
 	to      int // of the exchange that waits, or -1
 	from    int
-	frames  int // that from has yet to send
+	frames  int // that the sender has not sent yet
 
-	// told is a departure that was told of while a rank waited. The wait may have had another end, so it is kept for later.
+	// told is a departure that was reported while a rank waited. The wait may have ended for another reason,
+	// so it is kept for later.
 	told *departure
 }
 
@@ -55,12 +56,12 @@ func (w *waiter) begin(ctx context.Context, call *Call, t ticket, user bool) {
 	w.mark, w.of, w.to, w.from, w.frames, w.silent = -1, -1, -1, -1, 0, -1
 }
 
-// verdict is an error that the monitor returned: the communicator fails with it as it is.
-type verdict struct{ err error }
+// monitorError is an error that the monitor returned: the communicator fails with it unchanged.
+type monitorError struct{ err error }
 
-func (v *verdict) Error() string { return v.err.Error() }
+func (v *monitorError) Error() string { return v.err.Error() }
 
-// errFailed says that the team has failed, or is about to.
+// errFailed reports that the team has failed, or is about to fail.
 var errFailed = errors.New("collective: the communicator has failed")
 
 // Park implements [transport.Parker].
@@ -81,7 +82,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		if w.user {
 			told, err := w.m.watchPark(w.ticket, w.call)
 			if err != nil {
-				return &verdict{err}
+				return &monitorError{err}
 			}
 			if told != nil {
 				defer told.Unpark(w.m.rank)
@@ -100,7 +101,8 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 		case <-failed:
 			return errFailed
 		case d := <-down:
-			// A rank that has closed its end may have done its part. If not, the transport ends the wait.
+			// A rank that has closed its endpoint may have done its part. If it has not, the transport ends
+			// the wait.
 			if closed := errors.Is(d.Err, transport.ErrClosed); !closed || w.m.site.in(d.Rank) {
 				w.told = keep(d)
 				if !closed {
@@ -115,17 +117,18 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	}
 }
 
-// never is when a timer that is not needed rings.
+// never is the duration of a timer that is not needed.
 const never = 1000 * time.Hour
 
-// A rank that waits for one of another process asks it what it does after probeFirst, and then again after pauses twice as long
-// each, up to probeMost: two ranks that both wait for the other are found out, though no frame crosses.
+// A rank that waits for a rank of another process probes it after probeFirst, and then again after pauses
+// that double up to probeMost: so it is detected that two ranks wait for each other, although no frame is
+// sent.
 const (
 	probeFirst = 100 * time.Millisecond
 	probeMost  = 10 * time.Second
 )
 
-// arm sets the timer to what comes next: a question to the peer, the stall report or the deadline.
+// arm sets the timer to the next event: a probe of the peer, the stall report or the deadline.
 func (w *waiter) arm() {
 	now := time.Now()
 	w.m.blocks(now)
@@ -153,7 +156,7 @@ func (w *waiter) arm() {
 	}
 }
 
-// ring handles the timer: it reports the stall, asks the peer, or returns the error of the deadline.
+// ring handles the timer: it reports the stall, probes the peer, or returns the error of the deadline.
 func (w *waiter) ring() error {
 	now := time.Now()
 	waited := now.Sub(w.since)
@@ -175,7 +178,8 @@ func (w *waiter) ring() error {
 	return nil
 }
 
-// ended is the error of a wait that the end of the caller's context ends. Who cancels a call knows why; a deadline is the fault of others.
+// ended returns the error of a wait that the end of the caller's context ends. A caller that cancels knows
+// the reason; a deadline is attributed to other ranks.
 func (w *waiter) ended(end *ended) error {
 	if errors.Is(end.kind(), ErrTimeout) {
 		return w.overdue(end)

@@ -16,7 +16,7 @@ func (m *member) watchEnter(t ticket, call *Call) {
 
 // watchPark reports that the caller's goroutine is about to block. It returns the monitor to notify when the
 // goroutine runs again, or nil if there is none.
-func (m *member) watchPark(t ticket, call *Call) (told Monitor, err error) {
+func (m *member) watchPark(t ticket, call *Call) (monitor Monitor, err error) {
 	switch monitor := m.team.monitor; {
 	case monitor == nil:
 		return nil, nil

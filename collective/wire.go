@@ -6,12 +6,13 @@ import (
 	"strings"
 )
 
-// What crosses between processes when something has failed: the reason of a failure ([transport.Endpoint.Fail]), and what a
-// rank does ([transport.Asker]). Both begin with the version of this format, 3; numbers are little-endian
-// and of fixed length, texts and lists are preceded by their length in 16 bits. What a decoder does not know it rejects.
+// The format of what processes send to each other about failures: the reason of a failure
+// ([transport.Endpoint.Fail]), and a rank's state ([transport.Asker]). Both begin with the version of this
+// format, 3; numbers are little-endian and of fixed length; texts and lists are preceded by their length in
+// 16 bits. A decoder rejects what it does not know.
 const wireVersion = 3
 
-// Bounds of what is sent: the rest of a longer text or list is cut off.
+// Bounds of what is sent: longer texts and lists are truncated.
 const (
 	wireTextMax  = 1750
 	wireWhoMax   = 1500
@@ -23,7 +24,7 @@ const (
 // wireKinds are the kinds of failure by their number on the wire, from 1.
 var wireKinds = []error{ErrTimeout, ErrPeerLost, ErrMismatch, ErrDesync, ErrInvalid, ErrClosed, ErrBusy, ErrAborted}
 
-// encodeFailure writes why a communicator has failed, in at most [transport.ReasonMax] bytes.
+// encodeFailure encodes why a communicator has failed, in at most [transport.ReasonMax] bytes.
 func encodeFailure(err error, m *member) []byte {
 	e := (*Error)(nil)
 	if !errors.As(err, &e) {
@@ -49,7 +50,8 @@ func encodeFailure(err error, m *member) []byte {
 	return appendText(b, e.Who, wireWhoMax)
 }
 
-// decodeFailure reads it. The error is of the rank that found the failure; ok is false for what is not understood.
+// decodeFailure decodes it. The error has the rank that detected the failure; ok is false if the encoding is
+// invalid.
 func decodeFailure(b []byte) (e *Error, ok bool) {
 	r := reader{b: b}
 	version, kind, op := r.byte(), int(r.byte()), Op(r.byte())
@@ -63,15 +65,15 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 		return nil, false
 	}
 	e.Kind = wireKinds[kind-1]
-	if e.Kind == ErrClosed { // to the others it is lost
+	if e.Kind == ErrClosed { // to the other ranks it is lost
 		e.Kind = ErrPeerLost
 		e.Peers = []int{e.Rank}
 	}
 	return e, true
 }
 
-// encodeAnswer writes what a rank does.
-func encodeAnswer(s *stance) []byte {
+// encodeAnswer encodes a rank's state.
+func encodeAnswer(s *peerState) []byte {
 	t := &s.text
 	h := &t.header
 	b := []byte{wireVersion, h.Op, h.Reduce, h.Type, h.Order, byte(t.label.op), byte(s.state)}
@@ -79,7 +81,7 @@ func encodeAnswer(s *stance) []byte {
 	b = binary.LittleEndian.AppendUint32(b, h.Epoch)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.Root))
 	b = binary.LittleEndian.AppendUint32(b, h.Plan)
-	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, t.label.back, s.come} {
+	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, t.label.back, s.entered} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
 	b = appendText(b, t.label.name, wireNameMax)
@@ -92,8 +94,8 @@ func encodeAnswer(s *stance) []byte {
 	return appendRanks(b, s.waits)
 }
 
-// decodeAnswer reads it.
-func decodeAnswer(b []byte) (s stance, ok bool) {
+// decodeAnswer decodes it.
+func decodeAnswer(b []byte) (s peerState, ok bool) {
 	r := reader{b: b}
 	version := r.byte()
 	t := &s.text
@@ -103,7 +105,7 @@ func decodeAnswer(b []byte) (s stance, ok bool) {
 	t.label.peer = int(int32(r.uint32()))
 	h.Epoch, h.Root, h.Plan = r.uint32(), int32(r.uint32()), r.uint32()
 	h.Comm, h.Seq, h.Count, h.Names = r.uint64(), r.uint64(), r.uint64(), r.uint64()
-	t.label.back, s.come = r.uint64(), r.uint64()
+	t.label.back, s.entered = r.uint64(), r.uint64()
 	t.label.name, t.label.algo = r.text(), r.text()
 	t.label.shape = []int{}
 	for range r.uint16() {
@@ -117,7 +119,7 @@ func decodeAnswer(b []byte) (s stance, ok bool) {
 	return s, !r.bad && len(r.b) == 0 && version == wireVersion && Op(h.Op) <= Recv && t.label.op <= Recv && waits == (s.state == waiting) && s.state <= broken
 }
 
-// appendRanks appends a list of ranks, or its beginning.
+// appendRanks appends a list of ranks, truncated if it is too long.
 func appendRanks(b []byte, ranks []int) []byte {
 	ranks = ranks[:min(len(ranks), wirePeersMax)]
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(ranks)))
@@ -127,7 +129,7 @@ func appendRanks(b []byte, ranks []int) []byte {
 	return b
 }
 
-// appendText appends a text, cut off between two characters.
+// appendText appends a text, truncated between two characters.
 func appendText(b []byte, s string, most int) []byte {
 	if len(s) > most {
 		const cut = "…"
@@ -137,7 +139,7 @@ func appendText(b []byte, s string, most int) []byte {
 	return append(b, s...)
 }
 
-// reader takes numbers and texts off the front of what came; bad says that it was too short.
+// reader decodes numbers and texts; bad reports that the input was too short.
 type reader struct {
 	b   []byte
 	bad bool

@@ -73,9 +73,9 @@ func FuzzDecodeFailure(f *testing.F) {
 
 func FuzzDecodeAnswer(f *testing.F) {
 	call := text{header: transport.Header{Op: uint8(AllReduce), Seq: 7}, label: label{name: "w", shape: []int{2, 3}, algo: "direct"}}
-	f.Add(encodeAnswer(&stance{text: call, state: waiting, come: 8, waits: []int{2, 5}}))
-	f.Add(encodeAnswer(&stance{text: call, state: busy, come: 8}))
-	f.Add(encodeAnswer(&stance{}))
+	f.Add(encodeAnswer(&peerState{text: call, state: waiting, entered: 8, waits: []int{2, 5}}))
+	f.Add(encodeAnswer(&peerState{text: call, state: busy, entered: 8}))
+	f.Add(encodeAnswer(&peerState{}))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, ok := decodeAnswer(b)
@@ -84,7 +84,7 @@ func FuzzDecodeAnswer(f *testing.F) {
 		}
 		_ = describe(&a.text.header, &a.text.label)
 		again, ok := decodeAnswer(encodeAnswer(&a))
-		if !ok || again.text.header != a.text.header || again.state != a.state || again.come != a.come || !slices.Equal(again.waits, a.waits[:min(len(a.waits), wirePeersMax)]) {
+		if !ok || again.text.header != a.text.header || again.state != a.state || again.entered != a.entered || !slices.Equal(again.waits, a.waits[:min(len(a.waits), wirePeersMax)]) {
 			t.Errorf("%+v became %+v, %v", a, again, ok)
 		}
 	})
@@ -182,7 +182,7 @@ func TestSignatures(t *testing.T) {
 		if !slices.Equal(got.label.shape, want.shape) || describe(&header, &got.label) != describe(&header, &want) || got.label.algo != want.algo {
 			t.Fatalf("%+v is called %+v, want %+v", c, got.label, want)
 		}
-		record := x.diary.calls[turn%keptCalls].call(x.diary.began)
+		record := x.callLog.calls[turn%keptCalls].call(x.callLog.began)
 		if text := describe(&header, &want); record.Op != c.Op.String() || record.Name != c.name() || record.Count != count ||
 			record.Peer != want.peer || record.DType != c.Type.String() || record.Algorithm != want.algo {
 			t.Fatalf("the record of %s is %+v", text, record)

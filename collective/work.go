@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// work is one call on its way through its plan.
+// work is the state of one call while its plan is executed.
 type work struct {
 	x     *executor
 	call  *Call
@@ -21,24 +21,25 @@ type work struct {
 	wire  DType // of the elements of frames
 	mean  bool
 
-	src, dst tensor.Memory // that have a part in the call
-	half     int           // of the stages
-	alone    bool          // past the plan's last Await: what is left is done whatever happens, as the other ranks may be done
-	offset   int           // of the plan's marks in the call's
-	joint    bool          // ranks may have one Dst: the lowest of them writes what is its own
-	shadowed bool          // other local ranks have the same Dst: the result lies in memory of its own until the end
+	src, dst tensor.Memory // those that the call uses
+	half     int           // of the staging buffers
+	// past the plan's last Await: the rest is executed in any case, because the other ranks may have finished
+	committed  bool
+	offset     int  // added to the numbers of the plan's flags
+	sharedDst  bool // ranks may share one Dst: the lowest of them writes results that are the same for all
+	privateDst bool // other local ranks have the same Dst: the result is kept in private memory until the end
 
-	to      unsafe.Pointer // where Dst lies for this rank
+	to      unsafe.Pointer // where Dst is for this rank
 	work    unsafe.Pointer // and Work
 	scratch unsafe.Pointer // and Scratch
 }
 
-// assign finds the places of Dst, Work and Scratch. If other local ranks may have the same Dst, it is written only at the
-// end.
-func (w *work) assign(s *script, shadowed bool) {
+// assign determines the memory of Dst, Work and Scratch. If other local ranks may have the same Dst, it is
+// written only at the end.
+func (w *work) assign(s *script, privateDst bool) {
 	x := w.x
-	w.to, w.shadowed = w.dst.Ptr, shadowed && w.dst.Bytes > 0
-	if w.shadowed {
+	w.to, w.privateDst = w.dst.Ptr, privateDst && w.dst.Bytes > 0
+	if w.privateDst {
 		w.to = x.shadow.of(w.dst.Bytes)
 		if w.call.Op == Broadcast && x.m.rank == w.call.Root && w.src.Ptr == w.dst.Ptr {
 			// The others must not write to it: it is read until the end.
@@ -54,9 +55,9 @@ func (w *work) assign(s *script, shadowed bool) {
 	}
 }
 
-// deliver brings the result to Dst if it does not lie there yet.
+// deliver copies the result to Dst if it is not there yet.
 func (w *work) deliver() {
-	if !w.shadowed {
+	if !w.privateDst {
 		return
 	}
 	m := w.x.m
@@ -66,7 +67,8 @@ func (w *work) deliver() {
 			copy(w.dst.HostBytes(), result)
 			return
 		}
-		// What a rank that is in place gives lies there already, and may be read until that rank leaves.
+		// The contribution of a rank that is in place is there already, and may be read until that rank
+		// leaves.
 		for r := range m.team.size {
 			lo, hi := w.call.part(r, m.team.size, w.count)
 			lo, hi = lo*w.call.Type.Bytes(), hi*w.call.Type.Bytes()
@@ -77,7 +79,7 @@ func (w *work) deliver() {
 	})
 }
 
-// place returns where the first element of a span of this rank lies, and its type.
+// place returns the address of the first element of a span of this rank, and its type.
 func (w *work) place(s plan.Span) (unsafe.Pointer, DType) {
 	base, t := w.work, w.acc
 	switch s.Buffer {
@@ -93,8 +95,8 @@ func (w *work) place(s plan.Span) (unsafe.Pointer, DType) {
 	return advance(base, offset(s, t)), t
 }
 
-// offset returns how many bytes a span lies from its buffer's start. One that is empty may stand at the buffer's end, where
-// no pointer may point: nothing is read there, and the start is as good.
+// offset returns the distance in bytes of a span from its buffer's start. An empty span may be at the
+// buffer's end, where no pointer may point: nothing is read there, so the start is returned instead.
 func offset(s plan.Span, t DType) int {
 	if s.Lo == s.Hi {
 		return 0
@@ -102,7 +104,7 @@ func offset(s plan.Span, t DType) int {
 	return s.Lo * t.Bytes()
 }
 
-// placeOf returns it for a rank of the domain.
+// placeOf returns the address and the type for a rank of the domain.
 func (w *work) placeOf(rank int, s plan.Span) (unsafe.Pointer, DType) {
 	if rank == w.x.m.rank {
 		return w.place(s)
@@ -118,7 +120,7 @@ func (w *work) placeOf(rank int, s plan.Span) (unsafe.Pointer, DType) {
 	panic(fmt.Sprintf("collective: a plan reads %v of another rank", s.Buffer))
 }
 
-// stage returns the half of a rank's stage that belongs to this call.
+// stage returns the half of a rank's staging buffer that belongs to this call.
 func (w *work) stage(rank int) unsafe.Pointer {
 	s := &w.x.m.site
 	return advance(unsafe.Pointer(unsafe.SliceData(s.marker.Stage(rank))), w.half*len(s.marker.Stage(rank))/2)
@@ -131,7 +133,7 @@ func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {
 	return unsafe.Add(p, bytes)
 }
 
-// steps carries out steps of the plan.
+// steps executes steps of the plan.
 func (w *work) steps(steps []plan.Step) error {
 	for len(steps) > 0 {
 		n, err := 1, error(nil)
@@ -155,7 +157,7 @@ func (w *work) step(s *plan.Step) error {
 	switch s.Kind {
 	case plan.Signal:
 		if s.Mark+w.offset > 0 && w.x.m.site.marker != nil {
-			return w.x.signal(s.Mark + w.offset) // meet has done the first
+			return w.x.signal(s.Mark + w.offset) // meet has set the first flag
 		}
 	case plan.Await:
 		if s.Mark+w.offset > 0 && w.x.m.site.marker != nil {
@@ -189,9 +191,9 @@ func (w *work) step(s *plan.Step) error {
 	return nil
 }
 
-// anothers reports whether a rank below this one has the same Dst, and so writes to it.
+// anothers reports whether a lower rank has the same Dst, and so writes to it.
 func (w *work) anothers(b plan.Buffer) bool {
-	if !w.joint || b != plan.Dst {
+	if !w.sharedDst || b != plan.Dst {
 		return false
 	}
 	m := w.x.m
@@ -206,9 +208,10 @@ func (w *work) anothers(b plan.Buffer) bool {
 	return false
 }
 
-// stop looks whether the communicator has failed. A call that this rank has not entered yet ends with an error then. What is
-// left of a call in which all ranks are of one process and team is left out (skip), up to its last mark; a call of several processes ends with an error. If all are in one process, but
-// not of one team, or past the last mark, it goes on: the others would not learn of it.
+// stop checks whether the communicator has failed. Then a call that this rank has not entered yet ends with
+// an error. If all ranks are in one process and one team, the rest of the call is skipped (skip) up to its
+// last flag; a call of several processes ends with an error. If all ranks are in one process but in several
+// teams, or past the last flag, the call continues: the others would not learn of the failure.
 func (w *work) stop() (skip bool, err error) {
 	t := w.x.m.team
 	switch {
@@ -216,16 +219,16 @@ func (w *work) stop() (skip bool, err error) {
 		return false, nil
 	case !w.x.m.site.whole:
 		return true, errFailed
-	case t.local < t.size || w.alone:
+	case t.local < t.size || w.committed:
 		return false, nil
 	case !w.x.wait.firm:
-		return true, errFailed // and nothing is torn: the others may still be in the call before
+		return true, errFailed // the call is not torn: the others may still be in the previous call
 	}
 	t.torn.Store(true)
 	return true, nil
 }
 
-// each calls f for the segments of n elements of some bytes, unless the communicator has failed.
+// each calls f for the segments of n elements, unless the communicator has failed.
 func (w *work) each(n, bytes int, f func(lo, hi int)) error {
 	for lo, segment := 0, segmentBytes/bytes; lo < n; lo += segment {
 		if skip, err := w.stop(); skip {
@@ -236,11 +239,11 @@ func (w *work) each(n, bytes int, f func(lo, hi int)) error {
 	return nil
 }
 
-// streamBytes is how much a domain reads and writes in a call from which on results are written past the caches: the caches
-// would not hold them until they are read.
+// streamBytes is how much a domain reads and writes in a call for which results are written by non-temporal
+// (streaming) stores: the caches would not keep them until they are read.
 const streamBytes = 24 << 20
 
-// large reports whether the call is one of those.
+// large reports whether the call moves at least that much.
 func (w *work) large() bool {
 	return (w.src.Bytes+w.dst.Bytes)*len(w.x.m.site.domain) >= streamBytes
 }
@@ -266,7 +269,7 @@ func (w *work) move(s *plan.Step, to unsafe.Pointer, toType DType, from unsafe.P
 	return nil
 }
 
-// step advances a pointer if there is something behind it.
+// step advances a pointer if more memory follows.
 func step(p unsafe.Pointer, bytes int, more bool) unsafe.Pointer {
 	if more {
 		return unsafe.Add(p, bytes)
@@ -274,7 +277,7 @@ func step(p unsafe.Pointer, bytes int, more bool) unsafe.Pointer {
 	return p
 }
 
-// combine combines what some ranks of the domain hold.
+// combine combines the operands of some ranks of the domain.
 func (w *work) combine(s *plan.Step) error {
 	x := w.x
 	n := s.In.Hi - s.In.Lo
@@ -323,7 +326,7 @@ func (w *work) combine(s *plan.Step) error {
 	return err
 }
 
-// vector is where elements of a type lie.
+// vector is the address of elements, and their type.
 type vector struct {
 	p unsafe.Pointer
 	t DType
@@ -351,11 +354,11 @@ func (w *work) trees(tree kernel.Tree, n int) error {
 	return nil
 }
 
-// wideElements is how many elements of each rank are widened at a time.
+// wideElements is how many elements of each rank are widened at once.
 const wideElements = 1024
 
-// wide reduces n elements that are not all of the type of the partial sums: block by block they are widened, reduced and
-// narrowed.
+// wide reduces n elements that do not all have the type of the partial sums: block by block they are widened,
+// reduced and narrowed.
 func (w *work) wide(tree kernel.Tree, n int) error {
 	x := w.x
 	size := w.acc.Bytes()
@@ -398,7 +401,7 @@ func (w *work) fold(s *plan.Step) error {
 	})
 }
 
-// meet combines what this rank holds with another part, on the side where that stands.
+// meet combines this rank's operand with another one on the given side.
 func (w *work) meet(side plan.Side, t DType, to, own, other unsafe.Pointer, n int) {
 	if side == plan.Left {
 		kernel.Reduce(kernelOp(w.call.Reduce), t, to, other, own, n)
@@ -408,7 +411,7 @@ func (w *work) meet(side plan.Side, t DType, to, own, other unsafe.Pointer, n in
 }
 
 func (w *work) scale(s *plan.Step) error {
-	if !w.mean || w.x.m.team.size == 1 { // the tree over one rank leaves it as it is, signalling NaNs included
+	if !w.mean || w.x.m.team.size == 1 { // the tree over one rank leaves it unchanged, including signalling NaNs
 		return nil
 	}
 	p, t := w.place(s.Out)
@@ -418,8 +421,8 @@ func (w *work) scale(s *plan.Step) error {
 	})
 }
 
-// exchange is one step that sends a span and receives one, both at once, segment by segment. The two ends of a span cut it
-// alike; an empty one is a frame as well.
+// exchange executes one step that sends a span and receives one, concurrently, segment by segment. Both ends
+// cut a span in the same way; an empty span is also one frame.
 func (w *work) exchange(s *plan.Step) error {
 	e, err := w.begin(s)
 	if err != nil {
@@ -428,7 +431,7 @@ func (w *work) exchange(s *plan.Step) error {
 	return e.run(max(e.sends, e.gets))
 }
 
-// inTurns carries out what [plan.InTurns] has found: two exchanges, their segments in turns.
+// inTurns executes two interleaved exchanges, as found by [plan.InTurns].
 func (w *work) inTurns(steps []plan.Step) error {
 	e, err := w.begin(&steps[0])
 	if err != nil {
@@ -445,17 +448,18 @@ func (w *work) inTurns(steps []plan.Step) error {
 	return e.run(2 * e.turns.Each)
 }
 
-// begin makes an exchange of a step. What it would read where it was given is copied first if that may be where other local ranks
-// have their result: one of them can be done, and write it, while this rank still adds.
+// begin prepares the exchange of a step. If it would read its operand from memory that may hold other local
+// ranks' results, the operand is copied first: one of them may finish, and write its result, while this rank
+// still adds.
 func (w *work) begin(s *plan.Step) (exchange, error) {
-	e := exchange{work: w, Step: s, segment: segmentBytes / max(1, w.wire.Bytes())} // a barrier moves nothing
+	e := exchange{work: w, Step: s, segment: segmentBytes / max(1, w.wire.Bytes())} // a barrier transfers nothing
 	e.out, e.outType = w.place(s.Out)
 	e.in, e.inType = w.place(s.In)
 	e.own, e.ownType = e.in, e.inType
 	if s.Own.Lo < s.Own.Hi {
 		own, t := w.place(s.Own)
 		switch {
-		case !w.shadowed && !w.joint:
+		case !w.privateDst && !w.sharedDst:
 			e.own, e.ownType = own, t
 		default:
 			if err := w.move(&plan.Step{In: s.Own, Out: s.In}, e.in, e.inType, own, t); err != nil {
@@ -475,7 +479,7 @@ func (w *work) begin(s *plan.Step) (exchange, error) {
 	return e, nil
 }
 
-// run carries out an exchange.
+// run executes an exchange.
 func (e *exchange) run(segments int) (err error) {
 	x := e.x
 	x.wait.frames, x.seen = 0, false
@@ -490,22 +494,23 @@ func (e *exchange) run(segments int) (err error) {
 	return err
 }
 
-// exchange is such a step on its way.
+// exchange is the state of such a step while it is executed.
 type exchange struct {
 	*work
 	*plan.Step
-	out, in, own             unsafe.Pointer // own: what is combined with what comes, as a rule where that goes
+	// own: the operand that is combined with received data, usually where the result goes
+	out, in, own             unsafe.Pointer
 	outType, inType, ownType DType
 	segment                  int // elements
 	sends, gets              int // segments
 
-	// Of a reduce-scatter that is carried out in turns with the all-gather after it:
+	// For a reduce-scatter that is interleaved with the all-gather after it:
 	gather *exchange
 	turns  plan.Turns
-	scales bool // what is combined is divided
+	scales bool // the result is divided
 }
 
-// at returns whose segment comes at a place in the order, which is the same on both ranks, and which one.
+// at returns the exchange and the segment at a position of the order, which is the same on both ranks.
 func (e *exchange) at(place int) (*exchange, int) {
 	if e.gather == nil {
 		return e, place
@@ -517,7 +522,8 @@ func (e *exchange) at(place int) (*exchange, int) {
 	return e, segment
 }
 
-// ready reports whether the segment at a place can be sent when so many are done: an all-gather's is when it is combined.
+// ready reports whether the segment at a position can be sent once this many are done: a segment of the
+// all-gather must be combined first.
 func (e *exchange) ready(place, done int) bool {
 	return e.gather == nil || e.turns.Ready(place, done)
 }
@@ -540,7 +546,7 @@ func (e *exchange) oneByOne(segments int) error {
 	return nil
 }
 
-// overlapped keeps several segments under way, so that some travel while another is combined.
+// overlapped keeps several segments in flight, so that some are transferred while another is combined.
 func (e *exchange) overlapped(segments int) error {
 	x := e.x
 	var bufs [transport.PostsMax][]byte
@@ -569,8 +575,8 @@ func (e *exchange) overlapped(segments int) error {
 	return nil
 }
 
-// drain ends the exchanges that are still under way after one has failed: nobody may read or write their memory any
-// more. They end at once, since the endpoint has failed.
+// drain waits for the exchanges that are still in progress after one has failed: no rank may read or write
+// their memory any more. They end at once, because the endpoint has failed.
 func (e *exchange) drain(posted int, err error) error {
 	for range posted {
 		e.x.poster.Complete(endedContext{&e.x.wait})
@@ -578,7 +584,7 @@ func (e *exchange) drain(posted int, err error) error {
 	return err
 }
 
-// endedContext is a wait that nobody waits for any more.
+// endedContext is the context of a wait whose result is not needed any more.
 type endedContext struct{ *waiter }
 
 // Park implements [transport.Parker].
@@ -591,8 +597,8 @@ func (c endedContext) Park(ready <-chan struct{}) error {
 	}
 }
 
-// offer returns segment i as Exchange wants it: the frame that goes to a rank, and where the one that comes from a rank
-// shall lie. Elements of another type than the wire's are converted in buffers number b.
+// offer returns segment i in the form of Exchange: the frame and its receiver, and the sender and the buffer
+// of the frame to receive. Elements of another type than the wire's are converted in buffers number b.
 func (e *exchange) offer(i, b int) (to int, frame transport.Frame, from int, buf []byte) {
 	x := e.x
 	to, from = -1, -1
@@ -626,7 +632,7 @@ func (e *exchange) offer(i, b int) (to int, frame transport.Frame, from int, buf
 	return to, frame, from, buf
 }
 
-// take brings segment i, if one was received, to where it belongs.
+// take stores segment i, if one was received.
 func (e *exchange) take(i int, buf []byte) error {
 	if i >= e.gets {
 		return nil
@@ -660,7 +666,7 @@ func (e *exchange) take(i int, buf []byte) error {
 	return nil
 }
 
-// pair carries out this rank's half of a call of two ranks: one frame, in segments.
+// pair executes this rank's half of a call of two ranks: one frame, in segments.
 func (x *executor) pair(call *Call, count int) error {
 	if err := x.down(); err != nil {
 		return err
@@ -679,7 +685,7 @@ func (x *executor) pair(call *Call, count int) error {
 	return w.exchange(s)
 }
 
-// bytesAt returns n bytes that lie some bytes after p.
+// bytesAt returns n bytes at an offset from p.
 func bytesAt(p unsafe.Pointer, at, n int) []byte {
 	if n == 0 {
 		return nil
@@ -687,10 +693,10 @@ func bytesAt(p unsafe.Pointer, at, n int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(p, at)), n)
 }
 
-// buffer is memory that grows with the calls and is kept.
+// buffer is memory that grows with the calls and is reused.
 type buffer struct{ words []uint64 }
 
-// of returns the first of at least so many bytes.
+// of returns at least this many bytes.
 func (b *buffer) of(bytes int) unsafe.Pointer {
 	if n := (bytes + 7) / 8; n > len(b.words) {
 		b.words = make([]uint64, n)

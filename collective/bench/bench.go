@@ -83,13 +83,13 @@ type Result struct {
 	Processes int           `json:"processes"`
 	Type      string        `json:"dtype"`
 	Buffers   string        `json:"buffers"`
-	Algorithm string        `json:"algorithm"` // asked for; empty: the chooser's
+	Algorithm string        `json:"algorithm"` // requested; empty: chosen by the chooser
 	Bytes     int           `json:"bytes"`     // of the whole vector, rounded down so that every rank has the same part
 	Median    time.Duration `json:"median_ns"` // of a call on rank 0
 	Best      time.Duration `json:"best_ns"`
 	Calls     int           `json:"calls"`
-	AlgBW     float64       `json:"algbw"` // GB/s: Bytes by Median
-	BusBW     float64       `json:"busbw"` // GB/s: what each rank's link carries at least
+	AlgBW     float64       `json:"algbw"` // GB/s: Bytes / Median
+	BusBW     float64       `json:"busbw"` // GB/s: the least traffic of each rank's link
 	Limit     time.Duration `json:"limit_ns,omitempty"`
 }
 

@@ -19,11 +19,11 @@ import (
 // Table is the data from which algorithms are chosen. It is stored as JSON; every field has a unit in its
 // name.
 type Table struct {
-	Version     int                  `json:"version"`                  // of this format: [Version]
+	Version     int                  `json:"version"`                  // of the format: [Version]
 	Machine     string               `json:"machine"`                  // what it was measured on
 	Combine     float64              `json:"combine_bytes_per_second"` // read by one rank while it reduces
 	Copy        float64              `json:"copy_bytes_per_second"`    // copied by one rank
-	Transports  map[string]Transport `json:"transports"`               // by name; "network" is what lies between hosts
+	Transports  map[string]Transport `json:"transports"`               // by name; "network" is the link between hosts
 	Corrections []Correction         `json:"corrections,omitempty"`
 	Rules       []Rule               `json:"rules,omitempty"`
 }
@@ -36,7 +36,7 @@ type Transport struct {
 	Sync  int64   `json:"sync_ns,omitempty"`                // one synchronisation of ranks in memory
 	Read  float64 `json:"read_bytes_per_second,omitempty"`  // by one rank, from another's memory
 	Frame int64   `json:"frame_ns,omitempty"`               // one frame without data
-	Send  float64 `json:"frame_bytes_per_second,omitempty"` // of one rank's frames, each way
+	Send  float64 `json:"frame_bytes_per_second,omitempty"` // of one rank's frames, in each direction
 }
 
 // Correction states how measured times of an algorithm differ from the prediction of its cost function.
@@ -162,7 +162,7 @@ func (t *Table) check() error {
 		}
 	}
 	if tr := t.Transports["network"]; tr.Send == 0 {
-		return fmt.Errorf(`no transport "network" with a frame_bytes_per_second: it is what lies between hosts`)
+		return fmt.Errorf(`no transport "network" with a frame_bytes_per_second: it is required for the links between hosts`)
 	}
 	for i, c := range t.Corrections {
 		if err := known(c.Algorithm, c.Operation); err != nil {

@@ -196,9 +196,9 @@ func (h *Header) check() error {
 		if m.Worker != i || m.First < 0 || m.Replicas < 0 || m.First > sizeMax || m.Replicas > sizeMax {
 			return fmt.Errorf("member %d is worker %d with %d replicas from %d", i, m.Worker, m.Replicas, m.First)
 		}
-		tame(&m.Host)
+		sanitize(&m.Host)
 	}
-	tame(&h.Job, &h.Why)
+	sanitize(&h.Job, &h.Why)
 	return nil
 }
 
@@ -206,7 +206,7 @@ func (r *Rank) check() error {
 	if r.Size < 1 || r.Size > sizeMax || r.Rank < 0 || r.Rank >= r.Size || r.World != nil && len(r.World) != r.Size || r.Queued < 0 {
 		return fmt.Errorf("rank %d of %d of %q, of which %d are known", r.Rank, r.Size, r.Comm, len(r.World))
 	}
-	tame(&r.Comm, &r.Err)
+	sanitize(&r.Comm, &r.Err)
 	return nil
 }
 
@@ -224,12 +224,12 @@ func (c *Call) check(r *Rank) error {
 			return fmt.Errorf("call %d waits for rank %d of %d", c.Seq, peer, r.Size)
 		}
 	}
-	tame(&c.Op, &c.Reduce, &c.DType, &c.Name, &c.Order, &c.Algorithm, &c.Err)
+	sanitize(&c.Op, &c.Reduce, &c.DType, &c.Name, &c.Order, &c.Algorithm, &c.Err)
 	return nil
 }
 
-// tame replaces control characters.
-func tame(texts ...*string) {
+// sanitize replaces control characters.
+func sanitize(texts ...*string) {
 	for _, s := range texts {
 		*s = strings.Map(func(r rune) rune {
 			if unicode.IsControl(r) {

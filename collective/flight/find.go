@@ -13,7 +13,7 @@ type Report struct {
 	Epoch   uint32   `json:"epoch"`
 	Workers int      `json:"workers"`           // of the job
 	Missing []Member `json:"missing,omitempty"` // those that left no record
-	Parts   []Part   `json:"communicators"`     // by name, those whose ranks part first
+	Parts   []Part   `json:"communicators"`     // by name, those whose ranks diverge first
 }
 
 // Kind classifies how the ranks of a communicator diverge.
@@ -67,8 +67,8 @@ type Row struct {
 	Who    string  `json:"who"`
 	Ahead  uint64  `json:"ahead"` // collectives that it has completed or begun beyond those of the rank that is furthest behind
 	Text   string  `json:"text"`
-	Waited float64 `json:"waited_s"` // seconds that it waited in the calls that are still known
-	Span   float64 `json:"span_s"`   // seconds from the first to the last moment that is known of them
+	Waited float64 `json:"waited_s"` // seconds that it waited in the recorded calls
+	Span   float64 `json:"span_s"`   // seconds from the first to the last recorded moment
 }
 
 // Find merges the files of one epoch.
@@ -433,8 +433,8 @@ func (s *search) together() bool {
 	return true
 }
 
-// told reports whether a call with this number was described already.
-func (s *search) told(c *Call) bool {
+// described reports whether a call with this number was described already.
+func (s *search) described(c *Call) bool {
 	if c.Pair {
 		return false
 	}
@@ -447,7 +447,7 @@ func (s *search) rows() {
 		world := v.of(v.Rank.Rank)
 		waited, span := v.waited()
 		s.Rows = append(s.Rows, Row{
-			Rank: v.Rank.Rank, Who: who(world, s.members), Ahead: v.begun - min(v.begun, s.Common), Text: v.text(s.told),
+			Rank: v.Rank.Rank, Who: who(world, s.members), Ahead: v.begun - min(v.begun, s.Common), Text: v.text(s.described),
 			Waited: waited.Seconds(), Span: span.Seconds(),
 		})
 	}

@@ -20,7 +20,7 @@ type Header struct {
 	Epoch   uint32    `json:"epoch"` // how often the job was restarted
 	Worker  int       `json:"worker"`
 	At      time.Time `json:"at"`            // when it was written, by the worker's clock
-	Why     string    `json:"why,omitempty"` // what it was written for
+	Why     string    `json:"why,omitempty"` // the reason for writing it
 	Members []Member  `json:"members"`       // all workers of the job
 }
 
@@ -30,7 +30,7 @@ type Member struct {
 	Host     string `json:"host"`
 	PID      int    `json:"pid"`
 	First    int    `json:"first"`    // the rank of its first replica
-	Replicas int    `json:"replicas"` // their ranks follow each other
+	Replicas int    `json:"replicas"` // their ranks are consecutive
 }
 
 // String returns the worker's description: "worker 1 (host b, pid 4711)".
@@ -50,8 +50,8 @@ type Rank struct {
 	// calls are queued, including sends and receives.
 	Entered uint64 `json:"entered"`
 	Queued  int    `json:"queued,omitempty"`
-	Err     string `json:"err,omitempty"` // what has ended the communicator
-	Calls   []Call `json:"-"`             // the last ones, in their order; those of before are forgotten
+	Err     string `json:"err,omitempty"` // the failure of the communicator
+	Calls   []Call `json:"-"`             // the last ones, in their order; earlier ones are dropped
 }
 
 // of returns the rank in the job of one of the communicator's ranks.

@@ -59,11 +59,11 @@ func (p *Part) print(b *strings.Builder) {
 	}
 }
 
-// text describes what a rank did last. A call that told reports as described before is named by its number
+// text describes what a rank did last. A call that described reports as described before is named by its number
 // only.
-func (v *view) text(told func(*Call) bool) string {
+func (v *view) text(described func(*Call) bool) string {
 	numbered := func(c *Call) string {
-		if told(c) {
+		if described(c) {
 			return fmt.Sprintf("call %d", c.Seq)
 		}
 		return c.numbered()

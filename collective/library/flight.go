@@ -33,8 +33,8 @@ type kept struct {
 	err        error
 }
 
-// diary is the record of a rank's last calls; the member's mutex guards it.
-type diary struct {
+// callLog is the record of a rank's last calls; the member's mutex guards it.
+type callLog struct {
 	calls []kept       // the call of turn t is at t modulo keptCalls; nil: none yet
 	used  uint64       // turn of the last one, plus 1
 	waits uint64       // turn of the waiting call, plus 1
@@ -45,7 +45,7 @@ type diary struct {
 func (m *member) keep(call *collective.Call, t ticket, count int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := &m.diary
+	d := &m.callLog
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
 	}
@@ -67,7 +67,7 @@ func (m *member) keep(call *collective.Call, t ticket, count int) {
 func (m *member) blocks(t ticket, missing func() []int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if d := &m.diary; d.used == t.turn+1 {
+	if d := &m.callLog; d.used == t.turn+1 {
 		d.waits, d.of = d.used, missing
 	}
 }
@@ -76,7 +76,7 @@ func (m *member) blocks(t ticket, missing func() []int) {
 func (m *member) ended(t ticket, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := &m.diary
+	d := &m.callLog
 	if d.calls == nil {
 		return
 	}
@@ -93,7 +93,7 @@ func (m *member) Flight() flight.Rank {
 		out.Err = firstLine(err)
 	}
 	m.mu.Lock()
-	of := m.diary.of
+	of := m.callLog.of
 	m.mu.Unlock()
 	var missing []int
 	if of != nil {
@@ -101,7 +101,7 @@ func (m *member) Flight() flight.Rank {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := &m.diary
+	d := &m.callLog
 	out.Entered, out.Queued = m.seq, int(m.begun-max(d.used, m.over))
 	for turn := d.used - min(d.used, uint64(len(d.calls))); turn < d.used; turn++ {
 		k := &d.calls[turn%keptCalls]

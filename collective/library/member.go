@@ -29,7 +29,7 @@ type member struct {
 	begun    uint64
 	over     uint64
 	text     string // the current call
-	diary    diary
+	callLog  callLog
 	closing  bool
 	closed   chan struct{}
 	closeErr error
@@ -285,14 +285,14 @@ func (h *handle) Wait(ctx context.Context) error {
 // block waits until the call has ended. The monitor and the end of ctx can end it.
 func (h *handle) block(ctx context.Context) {
 	m := h.m
-	told, err := m.team.watchPark(m.rank, h.ticket, h.call)
+	monitor, err := m.team.watchPark(m.rank, h.ticket, h.call)
 	if err != nil {
 		m.Abort(err)
 		<-h.done
 		return
 	}
-	if told != nil {
-		defer told.Unpark(m.rank)
+	if monitor != nil {
+		defer monitor.Unpark(m.rank)
 	}
 	select {
 	case <-h.done:

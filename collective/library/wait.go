@@ -75,13 +75,13 @@ func (w *wait) on(done <-chan error) error {
 	}
 	m := w.m
 	if w.own {
-		told, err := m.team.watchPark(m.rank, w.ticket, w.call)
+		monitor, err := m.team.watchPark(m.rank, w.ticket, w.call)
 		if err != nil {
 			m.Abort(err)
 			return m.team.fail(err, m.rank)
 		}
-		if told != nil {
-			defer told.Unpark(m.rank)
+		if monitor != nil {
+			defer monitor.Unpark(m.rank)
 		}
 	}
 	w.begin()

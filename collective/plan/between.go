@@ -154,7 +154,7 @@ func (h *hierarchy) double(g group, s *sums) {
 }
 
 // pairwise is the reduce-scatter for domains that are not a tree: in n - 1 rounds every member sends to each
-// other one that member's part of all its sums, and combines what it receives of its own part.
+// other one that member's part of all its sums, and combines what it receives for its part.
 func (h *hierarchy) pairwise(g group, s *sums) {
 	all := s.nodes(h.domain())
 	own := s.cut(g.edge(g.self)-s.home.Lo, g.edge(g.self+1)-s.home.Lo)

@@ -92,7 +92,7 @@ func framesReduce(p Problem, rank int, yield func(Step) bool) bool {
 }
 
 // reduceToOwners sends the slices of a rank's source to their owners, and combines in home what the others
-// send of its own slice. What cannot be combined yet waits in Scratch, after home if that is also there. A
+// send for that slice. What cannot be combined yet waits in Scratch, after home if that is also there. A
 // rank combines at most once per round, so that it does not delay the others for long, and the rest at the
 // end.
 func reduceToOwners(p Problem, rank int, home Span, yield func(Step) bool) bool {

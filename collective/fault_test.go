@@ -290,7 +290,7 @@ func TestCulpritAtTimeout(t *testing.T) {
 			s.late = 0
 			s.calls[0].Options = &collective.Options{Timeout: 100 * time.Millisecond}
 			errs := s.play(t, nil)
-			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, rank 3 came last to call 1, barrier of "before"`
+			const says = `for rank 1, which waits for rank 2, which waits for rank 3 in recv float32 [3] from rank 1, rank 3 last entered call 1, barrier of "before"`
 			if got := blamed(t, errs[0]); !slices.Equal(got, []int{3}) || !strings.Contains(errs[0].Error(), says) {
 				t.Errorf("rank 0 names %v: %v", got, errs[0])
 			}
