@@ -33,8 +33,8 @@ var chaosFaulty = map[simnet.FaultKind]faulty.Fault{
 	simnet.Cut: faulty.Cut, simnet.Delay: faulty.Delay, simnet.Corrupt: faulty.Corrupt, simnet.Forge: faulty.Header,
 }
 
-// chaosChild is one process of a program. On its standard streams it exchanges cards, says that it is ready, is told to go, says
-// how its ranks ended, in a line each, and is told to leave.
+// chaosChild is one process of a program. On its standard streams it exchanges addresses, reports that it is ready, is started, reports
+// how its ranks ended, in a line each, and is stopped.
 func chaosChild(which string) {
 	var seed uint64
 	var process int

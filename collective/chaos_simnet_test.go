@@ -19,7 +19,7 @@ import (
 
 // TestChaosOnSimnet runs random programs on a simulated network, in virtual time: ranks on hosts and in processes, sums of all
 // dtypes, started calls, splits, messages, and something that goes wrong. Each rank ends right, bit for bit, or with an error
-// that says what went wrong and names whose fault it is; nobody waits for ever, and memory belongs to its rank again then.
+// that says what went wrong and names whose fault it is; no rank waits forever, and memory belongs to its rank again then.
 // With -programs 10000 it runs as many.
 func TestChaosOnSimnet(t *testing.T) {
 	noticed := chaosTally{}

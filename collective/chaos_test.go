@@ -356,7 +356,7 @@ func (p *chaosProgram) splits() bool {
 	return slices.ContainsFunc(p.steps, func(s chaosStep) bool { return s.colors > 0 })
 }
 
-// chaosNumber reports whether a number stands in a text by itself.
+// chaosNumber reports whether a text contains a number as a separate word.
 func chaosNumber(text string, n int) bool {
 	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool { return r < '0' || r > '9' }), fmt.Sprint(n))
 }

@@ -70,7 +70,7 @@ func TestDescribe(t *testing.T) {
 					t.FailNow()
 				}
 			}
-			// Rank 2 does not come. The deadline is when both others wait: earlier they might miss each other as well.
+			// Rank 2 makes no call. The deadline is when both others wait: earlier each might miss the other.
 			errs, late := make([]error, 2), newAlarm()
 			var wg sync.WaitGroup
 			for r := range errs {
@@ -97,7 +97,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestDescribeLate: a description that takes long keeps nobody from learning of the failure: the others return before
+// TestDescribeLate: a slow description does not delay the failure on other ranks: the others return before
 // it is there, and describe the failure themselves; the rank that found it has the description all the same.
 func TestDescribeLate(t *testing.T) {
 	told := make(chan struct{})
@@ -116,7 +116,7 @@ func TestDescribeLate(t *testing.T) {
 		}}
 	})
 	errs := make([]error, 2)
-	alarm := newAlarm() // of rank 0: rank 2 does not come
+	alarm := newAlarm() // of rank 0: rank 2 makes no call
 	contexts := []context.Context{alarm, context.Background()}
 	var found, other sync.WaitGroup
 	found.Go(func() { errs[0] = groups[0].Local()[0].Do(contexts[0], barrier()) })
@@ -149,7 +149,7 @@ func waitsInCall(g collective.Group) bool {
 	})
 }
 
-// TestProgress: anybody can see how far a rank has come, and in which call it is.
+// TestProgress: Progress returns how many calls a rank has made, and which one it is in, to any goroutine.
 func TestProgress(t *testing.T) {
 	groups := separate(t, 2, func(int) collective.Config { return collective.Config{Stall: -1} })
 	first, second := groups[0].Local()[0].(collective.Observable), groups[1].Local()[0]

@@ -264,7 +264,7 @@ func TestNoTimeoutIsLogged(t *testing.T) {
 	}
 }
 
-// TestNoTimeout: a rank waits for days if it is told to.
+// TestNoTimeout: with a negative timeout a rank waits for days.
 func TestNoTimeout(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
@@ -663,7 +663,7 @@ func TestFailuresAtAnyMoment(t *testing.T) {
 			victim, how := random.IntN(n), random.IntN(4)
 			pauses := make([]time.Duration, n)
 			for r := range pauses {
-				pauses[r] = time.Duration(1+random.IntN(100)) * time.Microsecond // some, or the clock stands still
+				pauses[r] = time.Duration(1+random.IntN(100)) * time.Microsecond // not zero, or the clock would not advance
 			}
 			synctest.Test(t, func(t *testing.T) {
 				fail(t, m, n, count, moment, victim, how, pauses)

@@ -17,7 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// slowWorld is ranks on hosts of their own, some of which are so slow that they answer no question in time, and some of which do not come.
+// slowWorld is ranks on separate hosts. Some are so slow that they answer no probe in time, and some make no call.
 type slowWorld struct {
 	n            int
 	slow, absent []int
@@ -94,9 +94,9 @@ func (w *slowWorld) play(t *testing.T, calls []*collective.Call) (late time.Dura
 	return late, err
 }
 
-// TestCulpritsAmongTheSlow: of ranks several of which are too slow to answer, such are named that have not come, and none that waits; and the
+// TestFaultAmongTheSlow: of ranks several of which are too slow to answer, such are named that have not come, and none that waits; and the
 // search for them has an end.
-func TestCulpritsAmongTheSlow(t *testing.T) {
+func TestFaultAmongTheSlow(t *testing.T) {
 	random := seeded(t)
 	for range 60 {
 		w := drawSlowWorld(random)

@@ -50,7 +50,7 @@ type scene struct {
 	late   int           // a rank that comes last, when the others wait; -1: none
 }
 
-// cast opens a world whose calls wait for ever, but for their alarms.
+// cast opens a world whose calls wait forever, unless their alarms ring.
 func (p placement) cast(t *testing.T, n int, cfg collective.Config) *scene {
 	cfg.Timeout, cfg.Logger = -1, slog.New(slog.DiscardHandler)
 	s := &scene{world: p.world(t, n, cfg), calls: make([]*collective.Call, n), absent: make(chan struct{}), late: -1}
@@ -84,7 +84,7 @@ func (s *scene) waiting() (waiting []int, settled bool) {
 	return waiting, settled
 }
 
-// connect has every two ranks meet: one that waits for a connection would wait for nobody's fault.
+// connect makes every two ranks exchange a message: otherwise a rank could wait for a connection, and no rank would be at fault.
 func (s *scene) connect(c collective.Communicator) error {
 	x := func() tensor.Memory { return tensor.HostMemory(make([]float32, c.Size())) }
 	return c.Do(background, &collective.Call{Op: collective.AllToAll, Type: tensor.Float32, Src: x(), Dst: x()})
@@ -145,7 +145,7 @@ func (s *scene) play(t *testing.T, who func(waiting []int) int) []error {
 		<-ended[r] // it is told
 	}
 	for _, c := range s.comms {
-		c.Abort(errors.New("the scene is over")) // a rank that nobody needs waits on
+		c.Abort(errors.New("the scene is over")) // a rank that no other rank needs keeps waiting
 	}
 	close(s.absent)
 	over.Wait()
@@ -187,9 +187,9 @@ func anyCall(random *rand.Rand, op collective.Op, n int) []*collective.Call {
 	return calls
 }
 
-// TestCulprits: whichever rank's deadline comes first, in whatever plan and over whatever transport, the error of every rank names those
+// TestFault: whichever rank's deadline comes first, in whatever plan and over whatever transport, the error of every rank names those
 // that have not come, and nobody else.
-func TestCulprits(t *testing.T) {
+func TestFault(t *testing.T) {
 	scenes := 24
 	if testing.Short() {
 		scenes = 10 // for time: each draws another plan
@@ -223,7 +223,7 @@ func TestCulprits(t *testing.T) {
 					}
 					got := blamed(t, err)
 					if op.Rooted() && len(got) > 0 && !slices.ContainsFunc(got, func(r int) bool { return !slices.Contains(absent, r) }) {
-						continue // one of them may be needed by nobody
+						continue // no other rank may need one of them
 					}
 					if !slices.Equal(got, absent) {
 						t.Fatalf("%s: rank %d names %v: %v", what, r, got, err)
@@ -235,8 +235,8 @@ func TestCulprits(t *testing.T) {
 	}
 }
 
-// TestCulpritOfChain: of ranks that each receive from the next, the last of which never sends, everyone names that one.
-func TestCulpritOfChain(t *testing.T) {
+// TestFaultOfChain: of ranks that each receive from the next, where the last one never sends, the errors of all name that one.
+func TestFaultOfChain(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			random := seeded(t)
@@ -258,8 +258,8 @@ func TestCulpritOfChain(t *testing.T) {
 	}
 }
 
-// TestCulpritsOfCircle: ranks that all wait for each other are all named, and that they do is said.
-func TestCulpritsOfCircle(t *testing.T) {
+// TestFaultOfCycle: ranks that all wait for each other are all named, and that they do is said.
+func TestFaultOfCycle(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
@@ -278,8 +278,8 @@ func TestCulpritsOfCircle(t *testing.T) {
 	}
 }
 
-// TestCulpritAtTimeout: the deadline of the call itself names them as well, with the way to them.
-func TestCulpritAtTimeout(t *testing.T) {
+// TestFaultAtTimeout: the error of the call's own deadline names the ranks at fault, with the chain of waits.
+func TestFaultAtTimeout(t *testing.T) {
 	for _, p := range append(slices.Clone(placements), alonePlacement) {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()

@@ -33,7 +33,7 @@ func sumOf(name string, dims ...int) *Call {
 	return &Call{Op: AllReduce, Type: tensor.Float32, Src: x, Dst: x, Manifest: &Manifest{Name: name, Shape: dims}}
 }
 
-// onEach runs f for each local rank, on a goroutine of its own.
+// onEach runs f for each local rank, each on a separate goroutine.
 func onEach(g Group, f func(c Communicator) error) []error {
 	errs := make([]error, len(g.Local()))
 	var ranks sync.WaitGroup
@@ -95,7 +95,7 @@ func TestFlights(t *testing.T) {
 	}
 }
 
-// TestFlightsOfFailure: what differs, who has not come, and who waits for whom stand in the records, also after Rebuild.
+// TestFlightsOfFailure: the records show what differs, which ranks are missing, and which ranks wait, also after Rebuild.
 func TestFlightsOfFailure(t *testing.T) {
 	g := openFlights(t, 2, Config{})
 	background := context.Background()

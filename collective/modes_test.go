@@ -38,7 +38,7 @@ var modes = []mode{
 	{"domains", "recursive_doubling", domains},
 }
 
-// domains puts every two ranks into a domain of their own, in one process: 0 with 1, 2 with 3, and so on.
+// domains makes a domain of every two ranks, in one process: 0 with 1, 2 with 3, and so on.
 func domains(n int) []transport.Endpoint {
 	of := make([]int, n)
 	for r := range of {
@@ -131,7 +131,7 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 1))
 }
 
-// paddedCounter is a counter on a cache line of its own.
+// paddedCounter is a counter on a separate cache line.
 type paddedCounter struct {
 	atomic.Int64
 	_ [56]byte

@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/collective"
 )
 
-// recorder is a monitor that notes what it is told.
+// recorder is a monitor that records its calls.
 type recorder struct {
 	mu       sync.Mutex
 	events   []string
@@ -90,7 +90,7 @@ func TestMonitorOrder(t *testing.T) {
 				if err := c.Do(background, sum(nil, nil)); err != nil {
 					return err
 				}
-				time.Sleep(time.Duration(10+c.Rank()) * time.Second) // rank 0 waits for rank 1 again: a call that is over parks nobody
+				time.Sleep(time.Duration(10+c.Rank()) * time.Second) // rank 0 waits for rank 1 again: a call that has ended parks no rank
 				h, err := c.Start(background, barrier())
 				if err != nil {
 					return err
@@ -109,7 +109,7 @@ func TestMonitorOrder(t *testing.T) {
 	})
 }
 
-// TestMonitorExplains: once, before anybody is told, and everybody gets what it returned.
+// TestMonitorExplains: Explain runs once, before any rank is notified, and every rank returns its result.
 func TestMonitorExplains(t *testing.T) {
 	causes := map[string]func(collective.Communicator) error{
 		"mismatch": func(c collective.Communicator) error {

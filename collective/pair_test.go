@@ -122,7 +122,7 @@ func kindOf(err error) error {
 	return collective.ErrMismatch
 }
 
-// TestPairsEnd: a receive that nobody sends for ends at its deadline, on both.
+// TestPairsEnd: a receive without a send ends at its deadline, on both ranks.
 func TestPairsEnd(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		synctest.Test(t, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestPairsEnd(t *testing.T) {
 	})
 }
 
-// TestInvalidPairs: there is no sending to oneself, or to nobody.
+// TestInvalidPairs: a rank cannot send to itself, or to a rank that does not exist.
 func TestInvalidPairs(t *testing.T) {
 	for says, call := range map[string]*collective.Call{
 		"send of rank 0 with itself": send(0, nil),

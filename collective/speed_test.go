@@ -137,7 +137,7 @@ func TestNoAllocationEverywhere(t *testing.T) {
 						wg.Go(func() {
 							for i := 0; ; i++ {
 								err := c.Do(background, own)
-								if i == warm-1 { // nobody makes its plan later than this
+								if i == warm-1 { // every rank has made its plan by now
 									err = errors.Join(err, c.Do(background, barrier()))
 								}
 								if err != nil {

@@ -130,7 +130,7 @@ func TestAbortEverywhere(t *testing.T) {
 	})
 }
 
-// slowToTell is an endpoint that takes its time to tell the peers why its rank has failed.
+// slowToTell is an endpoint that is slow to notify the peers why its rank has failed.
 type slowToTell struct {
 	transport.Endpoint
 	told *atomic.Bool
@@ -192,7 +192,7 @@ func TestCloseEverywhere(t *testing.T) {
 	})
 }
 
-// TestStuckEverywhere: a rank that does not come is a deadline on all others, which names it and its last call.
+// TestStuckEverywhere: a rank that makes no call is a deadline on all others; the error names it and its last call.
 func TestStuckEverywhere(t *testing.T) {
 	for _, p := range placements {
 		t.Run(p.name, func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestSplitAndRebuildEverywhere(t *testing.T) {
 	})
 }
 
-// TestTwoCommunicators: two goroutines of every rank each make 1,000 calls on a communicator of their own, over the same
+// TestTwoCommunicators: two goroutines of every rank each make 1,000 calls on a separate communicator, over the same
 // endpoints, and nothing of the one gets into the other.
 func TestTwoCommunicators(t *testing.T) {
 	calls := 1000

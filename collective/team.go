@@ -44,9 +44,10 @@ type team struct {
 	members []*member        // the local ranks, in the order in which they joined
 	closed  int              // how many of them are closed
 	splits  map[uint64]*team // being split off: not all local ranks have arrived yet
-	taken   int              // of a team that is split off: how many local ranks have arrived; guarded by its parent's mu
-	written []writing        // by local rank: the last result stored in memory that ranks may share
-	blocked []blocked        // by local rank: the call in which it blocked last
+	// of a team that is split off: how many local ranks have arrived; guarded by its parent's mu
+	taken   int
+	written []writing // by local rank: the last result stored in memory that ranks may share
+	blocked []blocked // by local rank: the call in which it blocked last
 }
 
 // blocked is the call in which a rank blocked last, and may still block.

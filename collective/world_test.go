@@ -122,7 +122,7 @@ func (p placement) world(t testing.TB, n int, cfg collective.Config) *world {
 	return w
 }
 
-// close closes all processes at once: each waits for nobody.
+// close closes all processes at once: none waits for another.
 func (w *world) close(t testing.TB) {
 	t.Helper()
 	var wg sync.WaitGroup

@@ -38,8 +38,10 @@ type Options struct {
 	// "shared": from the communicator, which peers access in place; "ordinary": from the heap; default the
 	// transport's
 	Buffers string
-	Calls   int  // timed calls of each size, at most [CallsMax]; default by size, 500 for small ones, 12 for the largest, fewer where many ranks share a processor
-	Limit   bool // also measure the limit of the operation on this machine
+	// timed calls of each size, at most [CallsMax]; default by size, 500 for small ones, 12 for the largest,
+	// fewer where many ranks share a processor
+	Calls int
+	Limit bool // also measure the limit of the operation on this machine
 	// Processors is the number of processors that the ranks share; the default of Calls depends on it.
 	// Default those of this machine. It is the same for all processes.
 	Processors int
@@ -106,10 +108,11 @@ func (r Result) Share() float64 {
 //
 //	NAME ranks=N bytes=B us=T
 //
-// In the table time is the median, algbw is bytes divided by time, and busbw is the least traffic of every rank's link, which
-// is comparable between numbers of ranks (nccl-tests: PERFORMANCE.md). With Limit another column shows the share of the
-// limit that was reached: the time in which the ranks do the same reads and writes without synchronising or adding ("mem",
-// "shm"), or exchange the same bytes over plain sockets ("tcp").
+// In the table time is the median, algbw is bytes divided by time, and busbw is the least traffic of every
+// rank's link, which is comparable between numbers of ranks (nccl-tests: PERFORMANCE.md). With Limit another
+// column shows the share of the limit that was reached: the time in which the ranks do the same reads and
+// writes without synchronising or adding ("mem", "shm"), or exchange the same bytes over plain sockets
+// ("tcp").
 func Run(ctx context.Context, w io.Writer, opts Options) error {
 	opts, err := opts.filled()
 	if err != nil {

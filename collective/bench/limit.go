@@ -48,7 +48,8 @@ func trafficOf(op collective.Op, ranks, bytes int) traffic {
 func MemoryLimit(op collective.Op, ranks, bytes int) time.Duration {
 	defer debug.FreeOSMemory() // or the next measurement would share the machine with the garbage collector
 	t := trafficOf(op, ranks, bytes)
-	const cached = 16 << 10                   // data that is read and not written is copied here, which stays in the first-level cache
+	// data that is read and not written is copied here, which stays in the first-level cache
+	const cached = 16 << 10
 	repeats := max(1, cached/max(1, t.reads)) // copies that are too short for the clock are timed many times over
 	if op == collective.Send {
 		ranks /= 2

@@ -22,7 +22,7 @@ func table(t *testing.T) *Table {
 	return c
 }
 
-// apart puts every rank in a process and a domain of its own, some to a host.
+// apart puts every rank in a separate process and domain, several per host.
 func apart(n, perHost int) []plan.Place {
 	places := make([]plan.Place, n)
 	for i := range places {

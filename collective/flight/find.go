@@ -63,9 +63,10 @@ type Group struct {
 
 // Row is one rank.
 type Row struct {
-	Rank   int     `json:"rank"`
-	Who    string  `json:"who"`
-	Ahead  uint64  `json:"ahead"` // collectives that it has completed or begun beyond those of the rank that is furthest behind
+	Rank int    `json:"rank"`
+	Who  string `json:"who"`
+	// collectives that it has completed or begun beyond those of the rank that is furthest behind
+	Ahead  uint64  `json:"ahead"`
 	Text   string  `json:"text"`
 	Waited float64 `json:"waited_s"` // seconds that it waited in the recorded calls
 	Span   float64 `json:"span_s"`   // seconds from the first to the last recorded moment

@@ -165,7 +165,7 @@ var stories = []struct {
 	{"together", flight.Together, func() []flight.File { return job(2, 10) }},
 }
 
-// TestFind: what is said of the typical failures.
+// TestFind: the reports of typical failures.
 func TestFind(t *testing.T) {
 	for _, s := range stories {
 		t.Run(s.name, func(t *testing.T) {

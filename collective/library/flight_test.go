@@ -31,7 +31,7 @@ func flights(groups []collective.Group, replicas []int) []flight.File {
 	return files
 }
 
-// TestFlights: what the ranks remember of their calls says who has not come, and what differs.
+// TestFlights: the ranks' records show which ranks are missing, and what differs.
 func TestFlights(t *testing.T) {
 	named := func(name string, n int) *collective.Call {
 		c := sum(n)
@@ -41,7 +41,7 @@ func TestFlights(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		replicas []int
-		calls    func(rank, i int) *collective.Call // nil: it does not come any more
+		calls    func(rank, i int) *collective.Call // nil: it makes no more calls
 		want     []string
 	}{
 		{

@@ -1,9 +1,9 @@
-// Package library makes communicators on a third-party backend, such as MPI or NCCL: the backend's collectives between processes
-// become a [collective.Group] of all replicas of these processes.
+// Package library makes communicators on a third-party backend, such as MPI or NCCL: the backend's
+// collectives between processes become a [collective.Group] of all replicas of these processes.
 //
-// A [Backend] connects processes, each of which is one rank of the backend. If a process has several replicas, a reduction first
-// adds their operands locally, along the canonical tree, and then the backend adds the processes' sums; a result is copied
-// to all local replicas.
+// A [Backend] connects processes, each of which is one rank of the backend. If a process has several
+// replicas, a reduction first adds their operands locally, along the canonical tree, and then the backend
+// adds the processes' sums; a result is copied to all local replicas.
 //
 // Differences from the built-in collectives:
 //

@@ -113,7 +113,7 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestEnds: waits end at the deadline, with the context, by Abort and by Close, and say for whom they waited.
+// TestEnds: waits end at the deadline, with the context, by Abort and by Close; the error names the missing ranks.
 func TestEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(cancel context.CancelFunc, m collective.Communicator)

@@ -1,22 +1,24 @@
-// Package mpi makes communicators over MPI. It loads MPI by dlopen, without cgo: Open MPI, or MPICH and the libraries with its ABI
-// (MVAPICH, Intel MPI, Cray). The environment variable LOCKSTEP_MPI names the library, if the system's loader does not find it
-// or finds another one.
+// Package mpi makes communicators over MPI. It loads MPI by dlopen, without cgo: Open MPI, or MPICH and the
+// libraries with its ABI (MVAPICH, Intel MPI, Cray). The environment variable LOCKSTEP_MPI names the library,
+// if the system's loader does not find it or finds another one.
 //
 //	mpirun -np 4 ./prog
 //
 //	group, err := mpi.Open(ctx, mpi.Config{Replicas: 2})
 //
-// Each process is one MPI rank, however many replicas it has. Package library describes the communicators that result, and their
-// limits. Above all they do not keep the canonical order of sums, so results depend bitwise on the library and on the
-// placement of replicas. Use them for networks that MPI supports and Lockstep's own collectives do not.
+// Each process is one MPI rank, however many replicas it has. Package library describes the communicators
+// that result, and their limits. Above all they do not keep the canonical order of sums, so results depend
+// bitwise on the library and on the placement of replicas. Use them for networks that MPI supports and
+// Lockstep's own collectives do not.
 //
-// Calls use MPI's nonblocking functions, so they end at their deadline, whatever the other processes do. The functions that block
-// in MPI itself, MPI_Init_thread and MPI_Comm_split, are abandoned at the end of the context; MPI is then unusable in the
-// process. Only one thread calls MPI, which is compatible with Go's runtime.
+// Calls use MPI's nonblocking functions, so they end at their deadline, whatever the other processes do. The
+// functions that block in MPI itself, MPI_Init_thread and MPI_Comm_split, are abandoned at the end of the
+// context; MPI is then unusable in the process. Only one thread calls MPI, which is compatible with Go's
+// runtime.
 //
-// MPI is initialised with the first communicator and finalised by the last one's Close, which waits for the other processes; it
-// cannot be initialised again. After a failure it is not finalised, so the launcher may report that a process exited without
-// MPI_Finalize.
+// MPI is initialised with the first communicator and finalised by the last one's Close, which waits for the
+// other processes; it cannot be initialised again. After a failure it is not finalised, so the launcher may
+// report that a process exited without MPI_Finalize.
 package mpi
 
 import (

@@ -104,7 +104,7 @@ func TestMismatch(t *testing.T) {
 	})
 }
 
-// TestDeadline: a call that a process does not come to ends, on the others.
+// TestDeadline: a call that one process does not make ends on the others.
 func TestDeadline(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
 		l.says(t, 2, "absent", nil, `call 0, all_reduce of "gradients": deadline exceeded`, "AFTER true")
@@ -126,7 +126,7 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// TestStopped: a process that stands still ends the others' wait at the deadline.
+// TestStopped: if a process is stopped, the others' waits end at the deadline.
 func TestStopped(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) { l.says(t, 2, "stopped", nil, "SAID 3", "deadline exceeded") })
 }

@@ -1,11 +1,12 @@
-// Package nccl makes communicators over NCCL. It loads NCCL and CUDA's runtime by dlopen, without cgo. LOCKSTEP_NCCL and
-// LOCKSTEP_CUDART name the libraries, if the system's loader does not find them. NCCL 2.23 or later is required: it takes
-// the communicator's id by its address (ncclCommInitRankScalable); earlier versions take 128 bytes by value, which cannot be
-// passed without a C compiler.
+// Package nccl makes communicators over NCCL. It loads NCCL and CUDA's runtime by dlopen, without cgo.
+// LOCKSTEP_NCCL and LOCKSTEP_CUDART name the libraries, if the system's loader does not find them. NCCL 2.23
+// or later is required: it takes the communicator's id by its address (ncclCommInitRankScalable); earlier
+// versions take 128 bytes by value, which cannot be passed without a C compiler.
 //
-// Each process is one NCCL rank and works on one GPU, however many replicas it has. Package library describes the
-// communicators that result, and their limits. Tensors are in host memory here, so each call copies them to the GPU and back:
-// NCCL is worth it where the GPUs' network (NVLink, InfiniBand) is much faster than the hosts'.
+// Each process is one NCCL rank and works on one GPU, however many replicas it has. Package library describes
+// the communicators that result, and their limits. Tensors are in host memory here, so each call copies them
+// to the GPU and back: NCCL is worth it where the GPUs' network (NVLink, InfiniBand) is much faster than the
+// hosts'.
 package nccl
 
 import (

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestFused: the copy of what is given goes away where the next exchange combines it with what comes, and nowhere else.
+// TestFused: the copy of Src is removed where the next exchange combines it with received data, and nowhere else.
 func TestFused(t *testing.T) {
 	span := func(b Buffer, lo, hi int) Span { return Span{Buffer: b, Lo: lo, Hi: hi} }
 	exchange := func(out, in Span, side Side) Step {

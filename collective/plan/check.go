@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// Check proves that an algorithm's plans for all ranks together solve the problem. If they do not, it returns a [*Fault]; if the
-// algorithm does not fit the problem, it returns the reason.
+// Check proves that an algorithm's plans for all ranks together solve the problem. If they do not, it returns
+// a [*Fault]; if the algorithm does not fit the problem, it returns the reason.
 //
-// It executes the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, element by element, and
-// combining two values makes a node over them. It proves:
+// It executes the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, element
+// by element, and combining two values makes a node over them. It proves:
 //   - Every send is matched by a receive of the same length, and no rank waits forever, although a send ends only when it is
 //     received (no buffering) and one half of an Exchange may block the other. Every flag that is awaited is set.
 //   - Every rank ends with the result of the operation, each element in its place: what a rank contributed; the reduction
@@ -21,8 +21,8 @@ import (
 //   - Only elements that were written before are read, a source that is not also the destination is never written, and peers
 //     access only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
 //
-// All this is proven for each way in which the buffers of a call can be the same memory, and for the plans both as they are
-// written and as they are executed ([Fuse], [Turns]).
+// All this is proven for each way in which the buffers of a call can be the same memory, and for the plans
+// both as they are written and as they are executed ([Fuse], [Turns]).
 func Check(a Algorithm, p Problem) error {
 	_, err := checkAll(a, p)
 	return err

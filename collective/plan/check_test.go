@@ -399,7 +399,7 @@ func foldFirst(p Problem, rank int) iter.Seq[Step] {
 	return slices.Values(append(plan, duplicate(work, p.all(Dst))))
 }
 
-// roundTable has each of three ranks meet its right neighbour first, and so nobody.
+// roundTable makes each of three ranks exchange with its right neighbour first, so that none progresses.
 func roundTable(_ Problem, rank int) iter.Seq[Step] {
 	right, left := (rank+1)%3, (rank+2)%3
 	return slices.Values([]Step{meet(rank, right, Span{}), meet(rank, left, Span{})})

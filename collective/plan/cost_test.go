@@ -173,7 +173,7 @@ func (v *virtual) ready(rank int) bool {
 	return true
 }
 
-// hasPeers reports whether the peers of a rank's exchange stand in theirs: both halves of a step end at once.
+// hasPeers reports whether the peers of a rank's exchange are in theirs: both halves of a step end at once.
 func (v *virtual) hasPeers(rank int) bool {
 	seen := map[int]bool{}
 	var stand func(rank int) bool

@@ -20,20 +20,21 @@ type Diagram struct {
 // DiagramStep is a step of a rank's plan.
 type DiagramStep struct {
 	Step
-	Holds string // what the written elements hold after the step: (0+1) is the combination of ranks 0 and 1, in this order
-	Slot  int    // logical time, from 0: the earliest slot after all steps that this one waits for
+	// what the written elements hold after the step: (0+1) is the combination of ranks 0 and 1, in this order
+	Holds string
+	Slot  int // logical time, from 0: the earliest slot after all steps that this one waits for
 }
 
-// Edge is a dependency between steps of two ranks: a frame that is received, a flag that is awaited, or memory of a peer
-// that a step reads or writes.
+// Edge is a dependency between steps of two ranks: a frame that is received, a flag that is awaited, or
+// memory of a peer that a step reads or writes.
 type Edge struct {
 	From, To Node
 	Kind     EdgeKind
 	Span     Span // what is transferred: the receiver's elements of a frame; the peer's of a memory access
 }
 
-// Node names a step: its rank and its index in that rank's plan. Memory accesses begin or end at a rank, not at a step of
-// it: their Index is -1.
+// Node names a step: its rank and its index in that rank's plan. Memory accesses begin or end at a rank, not
+// at a step of it: their Index is -1.
 type Node struct{ Rank, Index int }
 
 // EdgeKind is the kind of an [Edge].
@@ -299,7 +300,8 @@ func (d *Diagram) arrow(b *strings.Builder, e Edge, x, y func(int) int) {
 	default:
 		style = `stroke="#b05a00" stroke-dasharray="2 3"`
 	}
-	// Within a slot, arrows to the right pass below the boxes and arrows to the left above them: no arrow hides another.
+	// Within a slot, arrows to the right pass below the boxes and arrows to the left above them: no arrow
+	// hides another.
 	x1, y1, x2, y2 := x(e.From.Rank), y(slot(e.From, e.To)), x(e.To.Rank), y(slot(e.To, e.From))
 	side, bend := 1, 0
 	if x2 < x1 {

@@ -1,9 +1,10 @@
 // Package plan generates the steps of collectives: which rank sends what to which peer, which memory it reads, and in
 // which order. It is pure: no sockets, no clocks, no goroutines.
 //
-// A [Problem] is what all ranks of a call agree on. For a problem, an [Algorithm] generates the plan of each rank, a sequence
-// of [Step]s; [Algorithms] lists all of them. [Check] proves the plans of a problem, [Draw] prints them as text or as a
-// picture, and Cost predicts their time. Package collective executes them; package simulate executes them in virtual time.
+// A [Problem] is what all ranks of a call agree on. For a problem, an [Algorithm] generates the plan of each
+// rank, a sequence of [Step]s; [Algorithms] lists all of them. [Check] proves the plans of a problem, [Draw]
+// prints them as text or as a picture, and Cost predicts their time. Package collective executes them;
+// package simulate executes them in virtual time.
 //
 // # Layout
 //

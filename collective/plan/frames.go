@@ -255,8 +255,8 @@ func framesSend(p Problem, rank int, yield func(Step) bool) bool {
 	return true
 }
 
-// framesCost: n - 1 frames of a slice, and for a reduction as many operands of it and what is left to combine at the end, then
-// n - 1 frames more.
+// framesCost: n - 1 frames of a slice, and for a reduction as many operands of it and what is left to combine
+// at the end, then n - 1 frames more.
 func framesCost(p Problem, l Links) time.Duration {
 	c := l.of(p)
 	others := time.Duration(p.Size - 1)

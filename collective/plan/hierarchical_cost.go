@@ -126,7 +126,8 @@ func (t *tiers) reducing() time.Duration {
 	after := t.members
 	if t.regular {
 		v := halvingOf(t.members)
-		took, after = t.halving(v, (t.longest+m*t.piece)/2), v.placed() // between even parts and all as long as the longest
+		// between even parts and all as long as the longest
+		took, after = t.halving(v, (t.longest+m*t.piece)/2), v.placed()
 	} else {
 		s, nodes := &sums{size: t.p.Size}, 0
 		for _, d := range t.domains {

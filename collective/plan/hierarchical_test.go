@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// shaped puts ranks in domains of the sizes given, each on a host of its own.
+// shaped puts ranks in domains of the sizes given, each on a separate host.
 func shaped(sizes ...int) []Place {
 	var places []Place
 	for d, size := range sizes {

@@ -40,7 +40,8 @@ type Algorithm struct {
 
 // Links describes a cluster to cost functions: latency and bandwidth between ranks.
 type Links struct {
-	Memory       Link    // between ranks of one domain: a synchronisation, and what one rank reads from another's memory
+	// between ranks of one domain: a synchronisation, and what one rank reads from another's memory
+	Memory       Link
 	Host         Link    // frames between ranks of one host
 	Network      Link    // frames between hosts, of one rank
 	Combine      float64 // bytes per second that one rank reads while it reduces
@@ -112,7 +113,8 @@ type StepKind uint8
 const (
 	Exchange StepKind = iota + 1 // send Out to To and receive In from From, both at once, without buffering
 	Signal                       // set this rank's flag number Mark
-	Await                        // wait until rank From, or with From -1 every rank of the domain, has set its flag number Mark
+	// wait until rank From, or with From -1 every rank of the domain, has set its flag number Mark
+	Await
 	// combine In of the ranks Ranks along their part of the canonical tree, and write the result to Out of
 	// rank To, or with To -1 of every rank of the domain; divide if Mean and Ranks are all; see Own and Keep
 	Combine
@@ -138,9 +140,10 @@ type Ranks struct{ Lo, Hi int }
 
 // Step is one step of one rank's plan. The executor cuts spans into segments.
 type Step struct {
-	Kind  StepKind
-	To    int   // Exchange: the receiver of Out, or -1; Combine, Push: the rank whose memory is written
-	From  int   // Exchange: the sender of In, or -1; Pull: the rank whose In is read; Await: the rank to wait for, or -1
+	Kind StepKind
+	To   int // Exchange: the receiver of Out, or -1; Combine, Push: the rank whose memory is written
+	// Exchange: the sender of In, or -1; Pull: the rank whose In is read; Await: the rank to wait for, or -1
+	From  int
 	Out   Span  // what is sent or written
 	In    Span  // where received data is stored, or what is read
 	Side  Side  // Exchange, Fold: how the operands are combined

@@ -322,7 +322,8 @@ func rabenseifnerCost(p Problem, l Links) time.Duration {
 	case AllGather:
 		return c.copying(p.longestPart()) + c.allGathering(g, p.longestPart(), p.Count)
 	case Broadcast:
-		return c.gathering(g, part, p.Count) + c.allGathering(g, part, p.Count) + c.copying(p.Count) // the root's, at the end
+		// the root's, at the end
+		return c.gathering(g, part, p.Count) + c.allGathering(g, part, p.Count) + c.copying(p.Count)
 	}
 	h := halvingOf(g)
 	t := c.copying((p.Count+1)/2) + c.halving(h, p.Count)
