@@ -208,7 +208,7 @@ const (
 	whole
 )
 
-// roles says what each rank gives and gets, by operation: the layout table of package plan.
+// roles lists what each rank contributes and receives, by operation: the layout table of package plan.
 var roles = [...]struct {
 	rootGives, rootGets portion // of operations without a root: every rank
 	gives, gets         portion
@@ -228,7 +228,7 @@ var roles = [...]struct {
 	Recv:          {rootGets: whole, gets: whole},
 }
 
-// parts returns what this rank gives and gets.
+// parts returns what this rank contributes and receives.
 func (c *Call) parts(rank int) (gives, gets portion) {
 	r := &roles[c.Op]
 	if c.Op.Rooted() && rank != c.Root {

@@ -47,7 +47,7 @@ func (x *executor) compare() error {
 }
 
 // mismatch describes which of the ranks that have arrived make which call, from their slots: the first rank
-// stands for all that agree with it, then the first that does not agree.
+// represents all that agree with it, then the first that does not agree.
 func (m *member) mismatch(here func(rank int) bool) error {
 	var calls []party
 	for _, r := range m.site.domain {
