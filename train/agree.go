@@ -18,48 +18,48 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Stop asks to end early what the trainer does. It may be called from any goroutine, for a signal. A
-// [Trainer.Fit] in progress ends as by [ErrStop] from a callback after the step in progress, an
-// [Trainer.Evaluate] in progress returns ErrStop. If neither is in progress, or too close to its end, Stop ends
-// the next one. It ends one of them only: what is called after that runs as if Stop had not been called. With
-// several workers it is enough that one of them calls it.
+// Stop requests an early end of the current Fit or Evaluate. Any goroutine may call it, for example on a
+// signal. A [Trainer.Fit] in progress ends after the current step, as if a callback had returned [ErrStop]. A
+// [Trainer.Evaluate] in progress returns ErrStop. If neither is in progress, or it is too close to its end,
+// Stop ends the next one. Each call ends only one of them; later calls run normally. With several workers,
+// one worker's Stop stops all of them.
 func (t *Trainer) Stop() { t.stopping.Store(true) }
 
-// others reports whether there are other workers.
+// others reports whether the job has other workers.
 func (t *Trainer) others() bool {
 	_, local := t.strategy.LocalReplicas()
 	return t.strategy.NumReplicasInSync() > local
 }
 
-// wantsStop reports whether the other workers are to be told that this one wants to stop.
-func (t *Trainer) wantsStop() bool { return t.others() && (t.wish || t.stopping.Load()) }
+// wantsStop reports whether this worker has a stop request to send to the other workers.
+func (t *Trainer) wantsStop() bool { return t.others() && (t.stopRequested || t.stopping.Load()) }
 
-// stopAgreed reports whether any worker wanted to stop when the last batch began.
+// stopAgreed reports whether any worker had requested a stop when the last batch began.
 func (t *Trainer) stopAgreed() bool {
 	return tensor.Data[float64](t.parts[0].global[0])[1+len(t.metrics)+agreedStop] > 0
 }
 
-// place is where a batch comes from: which pass over the dataset, and which batch of it, from 0.
-type place struct{ pass, batch int }
+// batchPosition is the position of a batch in the dataset: the pass, and the batch within it, both from 0.
+type batchPosition struct{ pass, batch int }
 
-// What the workers of a step must agree on travels with loss and metrics, as further elements of that vector, which is
-// summed up over the replicas.
+// The values that workers compare in a step are additional elements of the vector of loss and metrics, which
+// is summed over the replicas.
 const (
-	agreedStop      = iota                         // how many replicas' workers want to stop
-	agreedNotFinite                                // how many replicas have found a sum of gradients that is not finite
-	agreedSums                                     // of the pieces of a hash of each replica's stepState
-	agreedSquares   = agreedSums + agreedPieces    // of the same pieces, squared
-	agreed          = agreedSquares + agreedPieces // how many elements these are
+	agreedStop      = iota                         // number of replicas whose worker requests a stop
+	agreedNotFinite                                // number of replicas that found a gradient sum that is not finite
+	agreedSums                                     // sums of the pieces of the hash of each replica's stepState
+	agreedSquares   = agreedSums + agreedPieces    // sums of the squares of these pieces
+	agreed          = agreedSquares + agreedPieces // the number of these elements
 )
 
-// agreedPieces is into how many pieces the hash is cut.
+// agreedPieces is the number of pieces that the hash is split into.
 const agreedPieces = 3
 
-// pieceBits returns how many bits a piece has: as many as the sum of all replicas' squares leaves exact in a float64,
-// at most a third of the hash.
+// pieceBits returns the number of bits of a piece: as many as keep the sum of all replicas' squares exact in
+// a float64, and at most a third of the hash.
 func pieceBits(replicas int) int { return min(22, (53-bits.Len(uint(replicas-1)))/2) }
 
-// putAgreement writes what this worker has to say about the batch.
+// putAgreement writes this worker's values about the batch, for the workers to compare.
 func (t *Trainer) putAgreement(g *globalBatch, to []float64) {
 	clear(to[:agreed])
 	if g.stop {
@@ -79,8 +79,8 @@ func putHash(hash uint64, replicas int, to []float64) {
 	}
 }
 
-// sameHash reports whether all replicas have written the same hash. n numbers are equal if and only if n times the sum
-// of their squares is the square of their sum.
+// sameHash reports whether all replicas wrote the same hash. n numbers are equal if and only if n times the
+// sum of their squares equals the square of their sum.
 func sameHash(sums []float64, replicas int) bool {
 	for i := range agreedPieces {
 		sum, squares := uint64(sums[agreedSums+i]), uint64(sums[agreedSquares+i])
@@ -93,8 +93,9 @@ func sameHash(sums []float64, replicas int) bool {
 	return true
 }
 
-// checkAgreement returns an error unless the states of all replicas' workers have the same hash. All replicas come to
-// the same outcome. If it is an error they gather their states, so that all know what differs where.
+// checkAgreement returns an error unless the states of all replicas' workers have the same hash. All replicas
+// get the same result. If the hashes differ, the replicas gather their states, so that every worker can
+// report what differs and where.
 func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, g *globalBatch, sums []float64) error {
 	if !t.others() || sameHash(sums, r.NumReplicas()) {
 		return nil
@@ -105,8 +106,8 @@ func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, g *
 	return errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over all replicas are wrong")
 }
 
-// compareStates gathers the states of all replicas' workers and returns an error that says how they differ, or nil if
-// they do not.
+// compareStates gathers the states of all replicas' workers. It returns an error that describes their
+// differences, or nil if they are equal.
 func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
 	mine := make([]int64, stateFields)
 	for i, x := range t.stepState(g) {
@@ -114,7 +115,7 @@ func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, g *g
 	}
 	rows, err := r.AllGather(ctx, tensor.From(mine, 1, len(mine)), 0)
 	if err != nil {
-		return fmt.Errorf("the workers do not make the same step, and cannot compare what differs: %w", err)
+		return fmt.Errorf("the workers are not at the same step, and comparing their states failed: %w", err)
 	}
 	all := tensor.Data[int64](rows.(*tensor.Tensor))
 	var workers []stepState
@@ -132,7 +133,7 @@ func (t *Trainer) compareStates(ctx context.Context, r *distribute.Replica, g *g
 
 // The fields of a [stepState].
 const (
-	stateSteps    = iota // made before
+	stateSteps    = iota // steps taken before
 	statePass            // over the dataset, from 0
 	stateBatch           // of the pass, from 0
 	stateExamples        // of the global batch
@@ -144,17 +145,17 @@ const (
 	stateVariable        // the variable that was set last: its index and 1, or 0
 	stateFields          // the number of fields
 
-	stateMustAgree = stateFirst // so many fields, from the first
+	stateMustAgree = stateFirst // number of fields, from the first, that must be equal
 )
 
-// stepState is what a worker makes a step from. All workers must have the same.
+// stepState identifies the inputs of a step. It must be the same on all workers.
 type stepState [stateFields]uint64
 
 func (t *Trainer) stepState(g *globalBatch) stepState {
 	return stepState{
 		stateSteps:    uint64(t.committed),
-		statePass:     uint64(g.place.pass),
-		stateBatch:    uint64(g.place.batch),
+		statePass:     uint64(g.position.pass),
+		stateBatch:    uint64(g.position.batch),
 		stateExamples: uint64(g.examples),
 		stateInputs:   g.content.inputs,
 		stateLabels:   g.content.labels,
@@ -165,7 +166,7 @@ func (t *Trainer) stepState(g *globalBatch) stepState {
 	}
 }
 
-// hash is over what must agree.
+// hash returns the hash of the fields that must be equal.
 func (s stepState) hash() uint64 {
 	var b [8 * stateMustAgree]byte
 	for i, x := range s[:stateMustAgree] {
@@ -174,10 +175,10 @@ func (s stepState) hash() uint64 {
 	return xxh3.Hash(b[:])
 }
 
-// difference says how the states of the workers differ. It is nil if they do not.
+// difference returns an error that describes how the workers' states differ, or nil if they are equal.
 func (t *Trainer) difference(workers []stepState) error {
 	same := func(a, b stepState) bool { return slices.Equal(a[:stateMustAgree], b[:stateMustAgree]) }
-	most, reference := 0, 0 // what most workers have is right; if as many have something else, what the first has
+	most, reference := 0, 0 // the most common state is the reference; on a tie, the state of the lowest worker
 	for w, s := range workers {
 		n := 0
 		for _, other := range workers {
@@ -201,14 +202,14 @@ func (t *Trainer) difference(workers []stepState) error {
 		return nil
 	}
 	a, b := workers[wrong[0]], workers[reference]
-	for w := range workers { // those that differ in the same way
+	for w := range workers { // workers that differ in the same way
 		wrong = slices.DeleteFunc(wrong, func(x int) bool { return x == w && !same(workers[w], a) })
 	}
 	text := t.describeDifference(ranges.Text("worker", wrong), ranges.Text("worker", right), a, b)
 	return fmt.Errorf("the workers do not make the same step: %s", text)
 }
 
-// describeDifference says what the workers named wrong, with state a, have, and what those named right, with state b.
+// describeDifference describes state a, of the workers named wrong, against state b, of those named right.
 func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string {
 	const sameData = ". All workers must read the same global batches in the same order, " +
 		"of which the strategy gives every replica its share: " +
@@ -225,7 +226,7 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 	}
 	switch {
 	case a[stateSteps] != b[stateSteps]:
-		return fmt.Sprintf("%s made %d steps before it, %s %d. Call Fit, ApplyGradients and Restore on all workers alike",
+		return fmt.Sprintf("%s took %d steps before it, %s %d. Call Fit, ApplyGradients and Restore on all workers in the same order",
 			wrong, a[stateSteps], right, b[stateSteps])
 	case a[statePass] != b[statePass] || a[stateBatch] != b[stateBatch]:
 		return fmt.Sprintf("%s: batch %d of pass %d over the data, %s: %s",
@@ -252,13 +253,15 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 		"Call SetVariable and SetWeights on all workers, with the same values", strings.Join(set, ", "))
 }
 
-// assigned is what variables were set to between steps, by calls that every worker must make alike.
+// assigned records the values that variables were set to between steps, by calls that must be the same on
+// every worker.
 type assigned struct {
-	hash     uint64 // of all names and values, in order of the calls
+	hash     uint64 // of all names and values, in call order
 	variable int    // the last one; -1: none
 }
 
-// assign sets a variable on every replica. A mirrored one that has the value already, on all workers then, is not set.
+// assign sets a variable on every replica. It skips a mirrored variable that already has the value, which is
+// then so on all workers.
 func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 	v := t.variables[variable]
 	changes := true
@@ -281,16 +284,16 @@ func (t *Trainer) assign(variable int, value *tensor.Tensor) error {
 	return nil
 }
 
-// content is what a global batch holds, hashed.
+// content holds the hashes of the parts of a global batch.
 type content struct{ inputs, labels, weights uint64 }
 
-// contentOf hashes all rows of a batch, those of other workers' replicas too. labels says that labels and weights are
-// looked at.
+// contentOf hashes all rows of a batch, including those of other workers' replicas. labels says whether
+// labels and weights are used, and so hashed.
 func contentOf(b data.Batch, labels bool) content {
 	c := content{inputs: hashTensors(b.Inputs)}
 	if labels {
 		c.labels = hashTensors(b.Labels)
-		if notOne := func(w float32) bool { return w != 1 }; b.Weights != nil && // weights of 1 are as none
+		if notOne := func(w float32) bool { return w != 1 }; b.Weights != nil && // weights of 1 equal no weights
 			slices.ContainsFunc(tensor.Data[float32](b.Weights), notOne) {
 			c.weights = hashTensors([]*tensor.Tensor{b.Weights})
 		}
@@ -305,21 +308,22 @@ func hashTensors(list []*tensor.Tensor) (h uint64) {
 	return h
 }
 
-// tellOthers ends with err what other workers wait for, or will wait for next, if there are any. What fails inside a step needs no
-// such call.
-func (t *Trainer) tellOthers(ctx context.Context, err error) {
+// failOthers reports err to the other workers, if any: their current or next collective ends with it. A
+// failure inside a step is reported anyway and needs no such call.
+func (t *Trainer) failOthers(ctx context.Context, err error) {
 	if !t.others() {
 		return
 	}
 	_, _ = distribute.Run(context.WithoutCancel(ctx), t.strategy, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-		return nil, told{err} // and so it does
+		return nil, failureReport{err}
 	})
 }
 
-// told is an error that the others are told of by a step that does nothing else: nobody needs to know of that step.
-type told struct{ error }
+// failureReport is an error that is sent to the other workers by a step that does nothing else. Errors omit
+// that step.
+type failureReport struct{ error }
 
-func (t told) Unwrap() error { return t.error }
+func (t failureReport) Unwrap() error { return t.error }
 
 // Plain returns the error alone (see worker.Worker.Fail).
-func (t told) Plain() error { return t.error }
+func (t failureReport) Plain() error { return t.error }

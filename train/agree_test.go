@@ -295,12 +295,12 @@ func TestStartEqual(t *testing.T) {
 		want   string                    // there; "": it works
 	}{
 		{"other values", func(_ *Config, m *fakeModel) { m.start = 7 }, ""},
-		{"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 }, "this worker has another model than the chief: seed 9, where the chief has seed 3"},
-		{"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 }, "global batches of 8, where the chief has global batches of 7"},
+		{"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 }, "this worker's model differs from the chief's: it has seed 9, the chief has seed 3"},
+		{"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 }, "global batches of 8, the chief has global batches of 7"},
 		{"other rate", func(_ *Config, m *fakeModel) { m.rate = 0.25 }, "train: the workers have compiled different programs: worker 1 computes \"apply: momentum, rate 0.25\", where worker 0 computes \"apply: momentum, rate 0\". Give all workers the same model"},
 		{"a part of the data", func(c *Config, _ *fakeModel) {
 			*c = Config{Data: data.FromTensors(lineExamples(14)).Shard(1, 3).Batch(7), Seed: 3}
-		}, "train: Config.Data: the dataset has Shard(1, 3), so this worker would train on a part of its share only"},
+		}, "train: Config.Data: the dataset has Shard(1, 3), so this worker would train on only a part of its share"},
 		{"no model", func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, refuse.Error()},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -355,8 +355,8 @@ func TestWorkersPartWays(t *testing.T) {
 			return err
 		})
 		for w, err := range errs {
-			want := []string{"other bits than replica 1, 2, 3", "other bits than replica 1, 2", "other bits than replica 3"}[bad]
-			if err == nil || !strings.Contains(err.Error(), "the mirrored variable weights is no longer the same on all workers: replica 0 has "+want) {
+			want := []string{"differ from those of replica 1, 2, 3", "differ from those of replica 1, 2", "differ from those of replica 3"}[bad]
+			if err == nil || !strings.Contains(err.Error(), "the mirrored variable weights is no longer the same on all workers: the bits of replica 0 "+want) {
 				t.Errorf("worker %d, while %d differs: %v", w, bad, err)
 			}
 		}
@@ -651,11 +651,11 @@ func TestWrongDataElsewhere(t *testing.T) {
 			}
 			_, err := trainer.Evaluate(t.Context(), batches(lineExamples(7)))
 			return err
-		}, "worker 2 made 1 steps before it, workers 0, 1 0."},
+		}, "worker 2 took 1 steps before it, workers 0, 1 0."},
 		{"Shard in an evaluation", func(trainer *Trainer, b data.Batch) error {
 			_, err := trainer.Evaluate(t.Context(), data.FromTensors(b).Shard(1, 2).Batch(7))
 			return err
-		}, "the dataset has Shard(1, 2), so this worker would train on a part of its share only"},
+		}, "the dataset has Shard(1, 2), so this worker would train on only a part of its share"},
 	} {
 		for w, err := range overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
 			trainer, err := New(t.Context(), s, fakeModel{rate: 1.0 / 64}, fakeConfig(7))

@@ -10,58 +10,65 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// BackupConfig says where snapshots are kept, and what is done with those that are there.
+// BackupConfig configures [NewBackup]: where snapshots are written, and which snapshot to resume from.
 type BackupConfig struct {
-	// Dir is the folder of the snapshots. It is made if it is not there. Only the chief's machine must have it. Empty: none are written.
+	// Dir is the folder of the snapshots. It is created if it does not exist. Only the chief uses it. If it
+	// is empty, no snapshots are written.
 	Dir string
-	// EverySteps is how many steps come between two snapshots, skipped ones included; 0: one is written after every epoch. There is one
-	// after the last step as well, also where a callback or [Trainer.Stop] has ended training.
+	// EverySteps is the number of steps between two snapshots, counting skipped steps. 0 writes one after
+	// every epoch. A snapshot is also written after the last step, even if a callback or [Trainer.Stop] ended
+	// training.
 	EverySteps int
-	// Keep is how many snapshots stay; see checkpoint.Config.
+	// Keep is the number of snapshots to keep; see checkpoint.Config.
 	Keep int
-	// Resume says where training goes on: ResumeAuto at the newest good snapshot in Dir, if there is one, and else at the beginning;
-	// ResumeNever at the beginning; any other text is the path of a snapshot, or of a folder of them, that must be there.
+	// Resume selects where training starts. ResumeAuto resumes from the newest readable snapshot in Dir, if
+	// any, and otherwise starts from the beginning. ResumeNever starts from the beginning. Any other text is
+	// the path of a snapshot, or of a folder of snapshots, which must exist.
 	//
-	// Where it does not go on at the newest one in Dir, a snapshot is written at once, so that this is the newest from now on.
+	// If training does not start from the newest snapshot in Dir, it writes a snapshot immediately, which
+	// then is the newest.
 	Resume string
-	// Job names the job, and Epoch counts its restarts after a failure: then it goes on at the newest snapshot in Dir, if that is its own, whatever
-	// Resume says, and takes Dir over from an earlier start that may still run somewhere. Any other process that writes there is refused.
+	// Job names the job, and Epoch counts its restarts after a failure. A restart resumes from the newest
+	// snapshot in Dir if this job wrote it, whatever Resume says. It also takes over the lock of Dir from an
+	// earlier start that may still be running. If any other process writes to Dir, opening it is an error.
 	Job   string
 	Epoch uint32
-	// Facts are what a snapshot's training must have had in common with this one: its data set, its model, its optimizer. Others are
-	// refused.
+	// Facts are properties in which a snapshot must agree with this training: data set, model, optimizer. A
+	// snapshot with other facts is rejected.
 	Facts []Fact
-	// Build is what bits depend on besides: the engine's version, say. A difference is told ([Restored]).
+	// Build holds other properties that affect the bits, such as the engine's version. A difference is
+	// reported in [Restored].
 	Build []Fact
 }
 
-// The words of BackupConfig.Resume.
+// Values of BackupConfig.Resume.
 const (
-	ResumeAuto  = "" // or "auto"
-	ResumeNever = "never"
+	ResumeAuto  = ""      // resume from the newest readable snapshot, if any; "auto" means the same
+	ResumeNever = "never" // start from the beginning
 )
 
-// Backup writes snapshots while a [Trainer.Fit] runs, and goes on from one (Keras' BackupAndRestore). With several workers all have one:
-// the chief's configuration counts; it writes and reads, and the others learn from it.
+// Backup writes snapshots while a [Trainer.Fit] runs, and resumes from one (Keras' BackupAndRestore). With
+// several workers, every worker has a Backup. The chief's configuration applies: the chief reads and writes
+// files, and sends the state to the others. A Backup must be used from the goroutine that uses its trainer.
 type Backup struct {
 	t        *Trainer
 	cfg      BackupConfig
 	saves    bool                // the chief has a folder
 	every    int                 // the chief's EverySteps
-	manager  *checkpoint.Manager // the chief's; nil: nothing is written here
+	manager  *checkpoint.Manager // on the chief; nil: nothing is written here
 	restored bool
-	last     moment // that is saved, or was restored
+	last     moment // last saved or restored
 }
 
-// moment tells two states of training apart.
+// moment identifies a state of training.
 type moment struct {
 	committed, passes int64
 	epoch, step       int
-	next              place
-	cut               bool
+	next              batchPosition
+	truncated         bool
 }
 
-// NewBackup returns a Backup for t. It touches no file.
+// NewBackup returns a Backup for t. It does not access files. The caller must call [Backup.Close].
 func NewBackup(t *Trainer, cfg BackupConfig) (*Backup, error) {
 	if cfg.EverySteps < 0 {
 		return nil, fmt.Errorf("train: BackupConfig.EverySteps is %d: want at least 1, or 0 for a snapshot after every epoch", cfg.EverySteps)
@@ -69,8 +76,9 @@ func NewBackup(t *Trainer, cfg BackupConfig) (*Backup, error) {
 	return &Backup{t: t, cfg: cfg, saves: cfg.Dir != "", every: cfg.EverySteps}, nil
 }
 
-// Callback returns what [Trainer.Fit] is given. It calls [Backup.Restore] as training begins, if nobody has before. A snapshot that
-// cannot be written ends training: the chief's Fit returns why, and the other workers' that it did.
+// Callback returns the callback for [Trainer.Fit]. When training begins, it calls [Backup.Restore] unless the
+// program has done so. If a snapshot cannot be written, training ends: Fit returns the cause on the chief,
+// and the chief's failure on the other workers.
 func (b *Backup) Callback() Callback {
 	return Callback{
 		OnTrainBegin: func(ctx context.Context) error {
@@ -93,12 +101,13 @@ func (b *Backup) Callback() Callback {
 			return b.Save(ctx)
 		},
 		OnTrainDone: func(ctx context.Context, _ *History) error { return errors.Join(b.Save(ctx), b.wait()) },
-		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // of an earlier failure
+		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // after an earlier failure, already reported
 	}
 }
 
-// Save writes a snapshot of this moment, if it is not saved already. It returns when the state is copied, and the snapshot before is
-// written; an error may be that one's. Every worker calls it.
+// Save writes a snapshot of the current state, unless it is already saved. It returns once the state is
+// copied and the previous snapshot is written; the new one is written in the background. The error may be
+// that of an earlier snapshot. With several workers, every worker calls it.
 func (b *Backup) Save(ctx context.Context) error {
 	now := b.t.moment()
 	if !b.saves || now == b.last {
@@ -121,15 +130,15 @@ func (b *Backup) save(ctx context.Context, now moment) error {
 	if err != nil {
 		return err
 	}
-	return b.told(b.manager.Start(c))
+	return b.stopIfFailed(b.manager.Start(c))
 }
 
-// failed returns the error of a snapshot that could not be written.
+// failed returns the error of the first snapshot that could not be written.
 func (b *Backup) failed() error {
 	if b.manager == nil {
 		return nil
 	}
-	return b.told(b.manager.Err())
+	return b.stopIfFailed(b.manager.Err())
 }
 
 // wait waits until all snapshots are on the disk.
@@ -137,38 +146,39 @@ func (b *Backup) wait() error {
 	if b.manager == nil {
 		return nil
 	}
-	return b.told(b.manager.Wait())
+	return b.stopIfFailed(b.manager.Wait())
 }
 
-// Close waits for the save in progress, and lets others write into the folder, which the chief has locked since Restore. The end of the
-// process does so as well.
+// Close waits for the save in progress and unlocks the folder, which the chief has locked since Restore. The
+// operating system also unlocks it when the process ends. Close returns the first error of all saves.
 func (b *Backup) Close() error {
 	if b.manager == nil {
 		return nil
 	}
-	return b.told(b.manager.Close())
+	return b.stopIfFailed(b.manager.Close())
 }
 
-func (b *Backup) told(err error) error {
+func (b *Backup) stopIfFailed(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("train: training stops, for it could not be resumed: %w", err)
+	return fmt.Errorf("train: training stops because it could not be resumed: %w", err)
 }
 
-// moment returns what the trainer's state is the state of.
+// moment identifies the trainer's current state.
 func (t *Trainer) moment() moment {
 	m := moment{committed: t.committed, passes: t.passes}
 	if s := t.resume; s != nil {
-		m.epoch, m.step, m.next, m.cut = s.Epoch, s.Step, place{s.Pass, s.Batch}, s.Cut
+		m.epoch, m.step, m.next, m.truncated = s.Epoch, s.Step, batchPosition{s.Pass, s.Batch}, s.Cut
 	} else if f := t.fitting; f != nil {
-		m.epoch, m.step, m.next, m.cut = f.stand.epoch, f.stand.step, f.stand.next, f.stand.cut
+		m.epoch, m.step, m.next, m.truncated = f.position.epoch, f.position.step, f.position.next, f.position.truncated
 	}
 	return m
 }
 
-// Restore goes on from the snapshot that BackupConfig.Resume names, if it names one, by [Trainer.Restore], and makes the folder ready for
-// new ones. Every worker calls it.
+// Restore restores the snapshot that BackupConfig.Resume selects, if any, with [Trainer.Restore], and locks
+// and prepares the folder for new snapshots. With several workers, every worker calls it. If another process
+// writes to the folder, the error matches *checkpoint.LockedError on the chief.
 func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	var s *Snapshot
 	b.t.at(PhaseRestore)
@@ -207,17 +217,17 @@ func (b *Backup) Restore(ctx context.Context) (Restored, error) {
 	return r, err
 }
 
-// SnapshotError is an error of [Backup.Restore] about the snapshot to go on from: it cannot be read, or is of another
-// training. Without it training could begin.
+// SnapshotError is an error of [Backup.Restore] about the snapshot to resume from: it cannot be read, or it belongs to
+// another training. Training can start without it.
 type SnapshotError struct{ Err error }
 
 // Error implements error.
 func (e *SnapshotError) Error() string { return e.Err.Error() }
 
-// Unwrap returns what is wrong with the snapshot.
+// Unwrap returns the underlying error.
 func (e *SnapshotError) Unwrap() error { return e.Err }
 
-// newerIn reports whether a folder has snapshots, and that at path is not the newest.
+// newerIn reports whether the folder has snapshots of which the one at path is not the newest.
 func newerIn(dir, path string) (bool, error) {
 	all, err := checkpoint.List(dir)
 	if len(all) == 0 || err != nil || path == "" {
@@ -257,7 +267,7 @@ func (b *Backup) open() (err error) {
 	return err
 }
 
-// find reads the snapshot to go on from, if there is one.
+// find reads the snapshot to resume from, if any.
 func (b *Backup) find() (*Snapshot, Restored, error) {
 	var on *checkpoint.Snapshot
 	var refused []error
@@ -297,13 +307,13 @@ func (b *Backup) find() (*Snapshot, Restored, error) {
 	return s, r, nil
 }
 
-// writtenBy reports whether a job has written a snapshot.
+// writtenBy reports whether the job wrote the snapshot.
 func writtenBy(on *checkpoint.Snapshot, job string) bool {
 	s, err := SnapshotOf(&on.Contents)
 	return err == nil && s.Job == job
 }
 
-// differences says which facts differ between a snapshot and this training.
+// differences describes the facts that differ between a snapshot and this training.
 func differences(then, now []Fact) (out []string) {
 	was := map[string]string{}
 	for _, f := range then {
@@ -311,7 +321,7 @@ func differences(then, now []Fact) (out []string) {
 	}
 	for _, f := range now {
 		if value, known := was[f.Name]; !known {
-			out = append(out, fmt.Sprintf("it does not say its %s, this one has %s", f.Name, f.Value))
+			out = append(out, fmt.Sprintf("it does not record its %s, this training has %s", f.Name, f.Value))
 		} else if value != f.Value {
 			out = append(out, fmt.Sprintf("its %s is %s, here it is %s", f.Name, value, f.Value))
 		}
@@ -319,7 +329,7 @@ func differences(then, now []Fact) (out []string) {
 	}
 	for _, f := range then {
 		if value, left := was[f.Name]; left {
-			out = append(out, fmt.Sprintf("its %s is %s, here there is none", f.Name, value))
+			out = append(out, fmt.Sprintf("its %s is %s, this training has none", f.Name, value))
 		}
 	}
 	return out

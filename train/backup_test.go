@@ -326,7 +326,7 @@ func TestRestoreFailsEverywhere(t *testing.T) {
 		want string
 	}{
 		{BackupConfig{Resume: filepath.Join(file, "absent")}, "absent"},
-		{BackupConfig{Resume: file}, "file is no folder"},
+		{BackupConfig{Resume: file}, "file is not a folder"},
 		{BackupConfig{Dir: filepath.Join(file, "dir")}, "file"},
 	} {
 		errs := overWorkers(t, []int{1, 2}, func(_ int, s *distribute.Strategy) error {
@@ -380,8 +380,8 @@ func TestRestoreRefuses(t *testing.T) {
 		}
 	}
 	for want, cfg := range map[string]BackupConfig{
-		"is of another training: its model is line, here it is curve; its data set is examples, here there is none": {Dir: dir, Facts: []Fact{{"model", "curve"}}},
-		"it does not say its optimizer, this one has sgd":                                                           {Resume: dir, Facts: append([]Fact{{"optimizer", "sgd"}}, facts...)},
+		"is of another training: its model is line, here it is curve; its data set is examples, this training has none": {Dir: dir, Facts: []Fact{{"model", "curve"}}},
+		"it does not record its optimizer, this training has sgd":                                                       {Resume: dir, Facts: append([]Fact{{"optimizer", "sgd"}}, facts...)},
 	} {
 		trainer, _ := newFake(t, 2, 7, fakeModel{})
 		if _, err := backup(t, trainer, cfg).Restore(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
@@ -397,10 +397,10 @@ func TestRestoreRefuses(t *testing.T) {
 		ds  data.Dataset
 		cfg FitConfig
 	}{
-		"had FitConfig.StepsPerEpoch 0: got 2":                  {ds, FitConfig{StepsPerEpoch: 2}},
-		"FitConfig.InitialEpoch is 1":                           {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
-		"had a dataset of 3 batches, this one has 2":            {sizes(lineExamples(14), 7, 7), FitConfig{}},
-		"the dataset has 1 batches, but the training that goes": {data.Of(ds).Take(1).Through(identity), FitConfig{}},
+		"FitConfig.StepsPerEpoch is 2, but the snapshot was taken with 0": {ds, FitConfig{StepsPerEpoch: 2}},
+		"FitConfig.InitialEpoch is 1":                                     {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
+		"this dataset has 2 batches, but the snapshot's had 3":            {sizes(lineExamples(14), 7, 7), FitConfig{}},
+		"the dataset has 1 batches, but the snapshot was taken after 2":   {data.Of(ds).Take(1).Through(identity), FitConfig{}},
 	} {
 		if _, err := trainer.Restore(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -591,8 +591,8 @@ func TestBackupFails(t *testing.T) {
 				return err
 			})
 			for w, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), "training stops, for it could not be resumed: checkpoint: the snapshot ") ||
-					!strings.Contains(err.Error(), "could not be written") && !strings.Contains(err.Error(), "was written, and old ones could not be removed") { // one may be under way
+				if err == nil || !strings.Contains(err.Error(), "training stops because it could not be resumed: checkpoint: the snapshot ") ||
+					!strings.Contains(err.Error(), "could not be written") && !strings.Contains(err.Error(), "was written, but old ones could not be removed") { // one may be under way
 					t.Errorf("%v, every %d: worker %d ends with %v", layout, every, w, err)
 				}
 			}
@@ -660,11 +660,11 @@ func TestModelCheckpoint(t *testing.T) {
 		t.Errorf("%v, %v, %v", tensors, metadata, err)
 	}
 	for want, m := range map[string]ModelCheckpointConfig{
-		"Path is empty":                     {},
-		"FitConfig.Validation is not set":   {Path: "x", BestOnly: true},
-		"the model has no such metric":      {Path: "x", BestOnly: true, Monitor: "accuracy"},
-		"there is no recall to put into it": {Path: "{recall:.2f}"},
-		"there is no val_near to put into it, as FitConfig.Validation is not set": {Path: "{val_near}"},
+		"Path is empty":                   {},
+		"FitConfig.Validation is not set": {Path: "x", BestOnly: true},
+		"the model has no such metric":    {Path: "x", BestOnly: true, Monitor: "accuracy"},
+		"no number is named recall":       {Path: "{recall:.2f}"},
+		"val_near does not exist, because FitConfig.Validation is not set": {Path: "{val_near}"},
 	} {
 		if err := fit(m, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", m, err, want)

@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// combineAverages sets every replica's averages to what [Trainer.Weights] returns of them: their mean over the
-// replicas. restore sets each replica's own again; it must be called once, also after an error, when no replica
-// computes.
+// combineAverages sets every replica's averages to the values that [Trainer.Weights] returns: their mean over
+// the replicas. restore resets each replica to its local values. The caller must call restore once, also
+// after an error, while no replica computes.
 func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, err error) {
 	type write struct {
 		replica, variable int
@@ -23,7 +23,7 @@ func (t *Trainer) combineAverages(ctx context.Context) (restore func() error, er
 		for _, w := range undo {
 			if err := t.program.Write(w.replica, w.variable, w.value); err != nil {
 				name := t.variables[w.variable].Name
-				errs = append(errs, fmt.Errorf("setting %s of replica %d to its own value again: %w", name, w.replica, err))
+				errs = append(errs, fmt.Errorf("restoring the local value of %s on replica %d: %w", name, w.replica, err))
 			}
 		}
 		return errors.Join(errs...)

@@ -13,53 +13,57 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Config says what a model is trained on: either Data, or Inputs and Labels.
+// Config configures [New]. It describes the training data, by either Data, or Inputs and Labels.
 type Config struct {
-	// Data yields global batches ([data.Batch]) like those that Fit will get. New reads the first one, for the types and
-	// shapes of inputs and labels.
+	// Data yields global batches ([data.Batch]) like those that Fit will get. New reads the first batch to
+	// find the types and shapes of inputs and labels.
 	Data data.Dataset
-	// Inputs and Labels are one example of each input, of which there is at least one, and of each label, in place of Data.
+	// Inputs and Labels describe one example of each input and of each label, and replace Data. At least one
+	// input is required.
 	Inputs, Labels []engine.Feature
-	// GlobalBatch is the most examples of one step, over all replicas. Default: as many as the first batch of Data has.
+	// GlobalBatch is the maximum number of examples of one step, over all replicas. Default: the size of the
+	// first batch of Data.
 	GlobalBatch int
-	// Seed is that of the initial values and of the replicas' random numbers.
+	// Seed seeds the initial values and the replicas' random numbers.
 	Seed int64
-	// Progress, if not nil, is told what the trainer is about to do: in which step (the first is 1) and which phase of it. It is called
-	// several times a step, by the goroutine that does it (of several replicas the first one's), one call at a time, and must not block:
-	// a worker of a job shows by it that it is alive.
+	// Progress, if not nil, is called when a phase begins, with the step (from 1) and the phase. It is called
+	// several times a step, by the goroutine that does the work (for several replicas, that of the first
+	// one). Calls do not overlap. It must not block: a worker of a job reports through it that it is making
+	// progress.
 	Progress func(step int64, phase Phase)
-	// NotFinite says what happens when a loss or a gradient is an infinity or NaN. The default is an error, a
-	// [NotFiniteError]. It is the same on all workers.
+	// NotFinite is the policy for a loss or a gradient that is an infinity or NaN. The default is to fail
+	// with a [NotFiniteError]. It must be the same on all workers.
 	NotFinite NotFinitePolicy
-	// DataTimeout is how long a step, or New, waits for a batch, and then fails with a [DataTimeoutError].
-	// Default: half of the strategy's Options.Timeout, so 5 minutes if that is not set either: the other
-	// workers, which wait for this one in a reduction, then learn what it waits for. Negative, or the default
-	// where Options.Timeout is negative: no limit.
+	// DataTimeout is how long a step, or New, waits for a batch before it fails with a [DataTimeoutError].
+	// Default: half of the strategy's Options.Timeout, so 5 minutes if that is unset too. The other workers,
+	// which wait for this one in a reduction, then get this error before their own timeout. Negative, or the
+	// default with a negative Options.Timeout: no limit.
 	DataTimeout time.Duration
-	// Logger gets warnings. Default: slog.Default().
+	// Logger receives warnings. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// Phase is what a trainer does.
+// Phase names a part of the trainer's work, as reported to Config.Progress.
 type Phase = string
 
-// The phases.
+// // The phases, with what the trainer does in each.
 const (
 	PhaseCompile  Phase = "compile"  // builds the model's programs
-	PhaseStart    Phase = "start"    // gives all workers the chief's initial values
-	PhaseData     Phase = "data"     // waits for the next batch
-	PhaseCompute  Phase = "compute"  // gradients
-	PhaseReduce   Phase = "reduce"   // adds up over replicas, and waits for them
-	PhasePacks    Phase = "packs"    // has one pack of gradients while others travel
-	PhaseApply    Phase = "apply"    // new values, which nobody sees yet
-	PhaseBetween  Phase = "between"  // steps: callbacks
-	PhaseEvaluate Phase = "evaluate" // a batch of an evaluation
-	PhasePredict  Phase = "predict"
-	PhaseSnapshot Phase = "snapshot" // copies the state of training, and waits until the snapshot before is written
-	PhaseRestore  Phase = "restore"  // reads a snapshot, or gets it from the chief
+	PhaseStart    Phase = "start"    // sends the chief's initial values to all workers
+	PhaseData     Phase = "data"     // waits for the next batch of the dataset
+	PhaseCompute  Phase = "compute"  // computes gradients
+	PhaseReduce   Phase = "reduce"   // all-reduces over replicas, which includes waiting for them
+	PhasePacks    Phase = "packs"    // applies one pack of gradients while others are being reduced
+	PhaseApply    Phase = "apply"    // computes new values, not visible yet
+	PhaseBetween  Phase = "between"  // runs callbacks between steps
+	PhaseEvaluate Phase = "evaluate" // evaluates one batch
+	PhasePredict  Phase = "predict"  // predicts one batch
+	PhaseSnapshot Phase = "snapshot" // copies the training state, and waits until the previous snapshot is written
+	PhaseRestore  Phase = "restore"  // reads a snapshot, or receives it from the chief
 )
 
-// complete fills in the defaults, takes from Data what it gives, and checks the rest. timeout is the strategy's.
+// complete sets the defaults, infers what it can from Data, and validates the rest. timeout is the
+// strategy's.
 func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
@@ -69,7 +73,7 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	}
 	if c.Data != nil {
 		if c.Inputs != nil || c.Labels != nil {
-			return errors.New("train: Config has Data, and Inputs or Labels as well: want one or the other")
+			return errors.New("train: Config sets Data, and also Inputs or Labels: set one or the other")
 		}
 		if err := c.infer(ctx); err != nil {
 			return fmt.Errorf("train: Config.Data: first batch: %w", err)
@@ -77,7 +81,7 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	}
 	switch {
 	case c.Data == nil && len(c.Inputs) == 0:
-		return errors.New("train: Config has neither Data nor Inputs: want a dataset of global batches, or the type and shape of one example of each input")
+		return errors.New("train: Config has neither Data nor Inputs: set a dataset of global batches, or the type and shape of one example of each input")
 	case c.NotFinite > SkipNotFinite:
 		return fmt.Errorf("train: Config.NotFinite is %v: want FailNotFinite, WarnNotFinite or SkipNotFinite",
 			c.NotFinite)
@@ -155,11 +159,11 @@ func firstElement(ctx context.Context, ds data.Dataset, timeout time.Duration) (
 	case <-ctx.Done():
 		cancel()
 		if !r.wait(endTimeout) {
-			return nil, r.ignorant()
+			return nil, r.notReturnedError()
 		}
 		return nil, context.Cause(ctx)
 	case <-deadline:
-		err := r.late(timeout)
+		err := r.noBatchError(timeout)
 		cancel()
 		r.wait(endTimeout)
 		return nil, err

@@ -1,8 +1,9 @@
-// Package train is Keras' fit, evaluate and predict over any strategy.
+// Package train implements Keras' fit, evaluate and predict for any strategy.
 //
-// A [Trainer] joins a strategy (how many replicas, on which devices) with a model (what they compute). It cuts every global
-// batch into one share per replica, runs the replicas' gradients in parallel, reduces them, applies the sum on every
-// replica, and combines loss and metrics by example, so that the numbers mean the same on one replica and on eight:
+// A [Trainer] trains one model over one strategy. The strategy says how many replicas there are and on which devices
+// they run; the model says what they compute. The trainer splits every global batch into one share per replica and
+// computes the replicas' gradients in parallel. It all-reduces the gradients and applies the sum on every replica. Loss
+// and metrics are weighted by example, so they mean the same on one replica and on eight:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: eng})
 //	batches := images.Shuffle(1).Batch(128)
@@ -12,40 +13,41 @@
 //	}})
 //	result, err := t.Evaluate(ctx, testImages.Batch(128))
 //
-// What Keras calls model.compile and model.fit is here [New] and [Trainer.Fit]; validation_split is data.Pipeline.Split,
-// BackupAndRestore is [NewBackup], ModelCheckpoint [NewModelCheckpoint], and train_on_batch is [Trainer.Gradients] with
-// [Trainer.ApplyGradients].
+// Keras' model.compile and model.fit are [New] and [Trainer.Fit]. validation_split is data.Pipeline.Split,
+// BackupAndRestore is [NewBackup], and ModelCheckpoint is [NewModelCheckpoint]. train_on_batch is [Trainer.Gradients]
+// followed by [Trainer.ApplyGradients].
 //
 // # Batches
 //
-// Datasets yield global batches ([data.Batch]) of at most Config.GlobalBatch examples. With n replicas, replica i gets the
-// examples [i*per, (i+1)*per), per = ceil(GlobalBatch/n). A batch may hold fewer examples, and then the last replicas get
-// fewer or none: they compute on padding of weight 0. The loss of a batch is the mean over its examples, by weight, whatever the
-// replicas hold of it; a batch whose weights add up to 0 makes no step.
+// Datasets yield global batches ([data.Batch]) of at most Config.GlobalBatch examples. With n replicas, replica i gets
+// the examples [i*per, (i+1)*per), where per = ceil(GlobalBatch/n). If a batch holds fewer examples, the last replicas
+// get fewer or none, and compute on padding of weight 0. The loss of a batch is the weighted mean over its examples,
+// however they are divided among the replicas. A batch whose weights add up to 0 changes no variable.
 //
 // # Steps
 //
-// A step happens or does not. New values become visible on all replicas after every replica has computed and reduced
-// everything; if anything fails on any replica, or the context ends, every variable keeps its old value on every replica.
+// Steps are atomic. New values become visible on all replicas after every replica has computed and reduced everything.
+// If anything fails on any replica, or the context ends, every variable keeps its old value on every replica.
 //
-// # Equal bits
+// # Reproducibility
 //
-// Weights depend on the seed, the data, the number of replicas and the engine's build, and on nothing else: the same command
-// twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order and differs in the last digits.
+// Weights depend only on the seed, the data, the number of replicas and the build of the engine: the same command run
+// twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order, so the last digits
+// differ.
 //
-// # Going on
+// # Resuming
 //
-// A [Snapshot] holds every replica's own bits and where Fit stands. A [Backup] writes snapshots while Fit runs, and a training that goes
-// on from one ends with the weights and the history of a training that was never disturbed.
+// A [Snapshot] holds the bits of every replica and the position of Fit. A [Backup] writes snapshots while Fit runs. A
+// training that resumes from a snapshot ends with the same weights and history as an uninterrupted one.
 //
 // # Several workers
 //
-// Over a multi-worker strategy every worker makes a trainer, with the same model and configuration, and calls the same
-// methods with the same data, which yield global batches: each takes its replicas' shares. All begin with the chief's
-// values, stop after the same step ([Trainer.Stop]), and come to the bits of one worker with as many replicas. Another
-// model, other data (one bit of one example), or a variable that is set on some workers only is an error on all of
-// them: of New, or of the step, which changes nothing.
+// With a multi-worker strategy, every worker creates a trainer with the same model and configuration, and calls the same
+// methods with the same data. The data yield global batches, of which each worker computes the shares of its replicas.
+// All workers start from the chief's values and stop after the same step ([Trainer.Stop]). The resulting bits are those
+// of one worker with as many replicas. If workers differ in the model, in the data (one bit of one example) or in a
+// variable that was set between steps, all of them get an error. It comes from New, or from the step, which then changes
+// nothing.
 //
-// The package does not say how a model computes (package engine), nor how replicas meet (packages distribute and
-// collective).
+// Package engine defines how a model computes. Packages distribute and collective define how replicas communicate.
 package train

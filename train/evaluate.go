@@ -11,10 +11,11 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Evaluate returns loss and metrics over all examples of ds, which yields global batches as for [Trainer.Fit]. It
-// changes no variable. It computes with what [Trainer.Weights] returns, which is what [Trainer.Export] writes: the
-// averages of all replicas combined. If [Trainer.Stop] ends it, on any worker, it returns [ErrStop]. A loss that is not
-// finite is an error, unless Config.NotFinite says otherwise.
+// Evaluate returns loss and metrics over all examples of ds, which yields global batches as for
+// [Trainer.Fit]. It changes no variable. It uses the weights that [Trainer.Weights] returns and
+// [Trainer.Export] writes, with averages combined over all replicas. With several workers, every worker calls
+// it with the same data. If [Trainer.Stop] ends it, on any worker, it returns [ErrStop]. A loss that is not
+// finite is an error, unless Config.NotFinite selects another policy.
 func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error) {
 	m := newMean(t.metrics)
 	err := t.each(ctx, ds, true, func(g *globalBatch) error {
@@ -38,7 +39,7 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 		m.add(g, t)
 		return nil
 	})
-	if errors.Is(err, ErrStop) && !t.fits.Load() { // a Fit around it ends as well
+	if errors.Is(err, ErrStop) && !t.fits.Load() { // within a Fit, that Fit ends too
 		t.stopping.Store(false)
 	}
 	if err != nil {
@@ -54,7 +55,7 @@ func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
 	return t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		t.replicaAt(r, PhaseEvaluate)
 		var loss float64
-		var sums []float64 // of a replica without examples: zeros
+		var sums []float64 // zeros for a replica without examples
 		if local := r.LocalID(); g.rows[r.ID()] > 0 {
 			var err error
 			if loss, sums, err = t.program.Evaluate(ctx, local, g.shares[local], g.weightSum); err != nil {
@@ -67,8 +68,10 @@ func (t *Trainer) evaluate(ctx context.Context, g *globalBatch) error {
 	})
 }
 
-// Predict returns the model's outputs for all examples of ds, in their order: one tensor per output, the examples along its
-// first dimension. Labels and weights are not looked at. It computes with the weights that [Trainer.Weights] returns.
+// Predict returns the model's outputs for all examples of ds, in order: one tensor per output, with the
+// examples along its first dimension. It ignores labels and weights, and uses the weights that
+// [Trainer.Weights] returns. The tensors belong to the caller. With several workers, every worker calls it
+// with the same data, and gets the outputs for all examples.
 func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tensor, error) {
 	var pieces [][]*tensor.Tensor // by batch and replica, then by output
 	err := t.each(ctx, ds, false, func(g *globalBatch) error {
@@ -87,7 +90,7 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 		if err != nil {
 			return err
 		}
-		if t.strategy.NumReplicasInSync() > len(t.parts) { // every replica has the rows of all
+		if t.strategy.NumReplicasInSync() > len(t.parts) { // every replica has all replicas' rows
 			pieces = append(pieces, outputs[0])
 			return nil
 		}
@@ -115,8 +118,8 @@ func (t *Trainer) Predict(ctx context.Context, ds data.Dataset) ([]*tensor.Tenso
 	return out, nil
 }
 
-// gatherOutputs returns the examples' rows of all replicas' outputs, those of other workers too. With them travels what
-// workers must agree on, as with loss and metrics.
+// gatherOutputs returns the rows of all replicas' outputs that belong to examples, including those of other
+// workers. It sends the values that workers compare with them, as the all-reduce of loss and metrics does.
 func (t *Trainer) gatherOutputs(
 	ctx context.Context, r *distribute.Replica, g *globalBatch, outputs []*tensor.Tensor,
 ) ([]*tensor.Tensor, error) {
@@ -141,25 +144,25 @@ func (t *Trainer) gatherOutputs(
 	return out, nil
 }
 
-// each calls f for every global batch of ds, with combined averages.
+// each calls f for every global batch of ds, while averages are combined over the replicas.
 func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func(*globalBatch) error) (err error) {
 	feed, err := t.feed(ctx, ds, feedConfig{limit: -1, labels: labels})
 	if err != nil {
-		t.tellOthers(ctx, err)
+		t.failOthers(ctx, err)
 		return err
 	}
 	defer func() { err = t.closeFeed(ctx, feed, err) }()
 	restore, err := t.combineAverages(ctx)
 	defer func() { err = errors.Join(err, restore()) }()
 	if err != nil {
-		t.tellOthers(ctx, err)
+		t.failOthers(ctx, err)
 		return err
 	}
 	for {
 		t.at(PhaseData)
 		g, err := feed.next(ctx)
 		if err != nil {
-			t.tellOthers(ctx, err)
+			t.failOthers(ctx, err)
 		}
 		if g == nil || err != nil {
 			return err
@@ -171,7 +174,7 @@ func (t *Trainer) each(ctx context.Context, ds data.Dataset, labels bool, f func
 	}
 }
 
-// join puts output i of all pieces one below the other.
+// join concatenates output i of all pieces along the first dimension.
 func join(pieces [][]*tensor.Tensor, i int) *tensor.Tensor {
 	rows := 0
 	for _, p := range pieces {

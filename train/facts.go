@@ -7,12 +7,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Fact is something that is to be the same on all workers of a job.
+// Fact is a named property that must be the same on all workers of a job.
 type Fact struct{ Name, Value string }
 
-// Facts returns what is to be the same on all workers before the first step, for them to compare: the steps made, how batches are cut,
-// every variable's role, type, shape, and the first bits of a hash of its value (not of averages, which each replica has its own of); and,
-// with several workers, [InitialFact].
+// Facts returns the properties that must be the same on all workers before the first step, so that the
+// workers can compare them. They are the steps taken, how batches are split, and every variable's role,
+// dtype, shape and a 64-bit prefix of the hash of its value. Averages have no hash, because they differ
+// between replicas. With several workers, Facts includes [InitialFact].
 func (t *Trainer) Facts() ([]Fact, error) {
 	prints, err := t.fingerprints()
 	if err != nil {
@@ -40,6 +41,7 @@ func (t *Trainer) Facts() ([]Fact, error) {
 	return out, nil
 }
 
-// InitialFact is the name of a fact about the values with which the model would have begun on this worker, had it not got the chief's: if
-// they differ, either the model does, or the engines round differently.
+// InitialFact is the name of the [Fact] with the hash of this worker's own initial values, computed before it
+// receives the chief's. If it differs between workers, either the models differ, or the engines round
+// differently.
 const InitialFact = "own initial values"

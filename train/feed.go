@@ -13,43 +13,43 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// feeder reads a dataset in the background: while the replicas compute on one global batch, it copies the next one into
-// the padded tensors of another, which are used again and again.
+// feeder reads a dataset in the background. While the replicas compute on one global batch, it copies the
+// next one into the padded tensors of another. The tensors are reused.
 type feeder struct {
 	ready  chan *globalBatch // closed at the end, or after err was set
 	free   chan *globalBatch
 	err    error // why ready was closed; nil: the dataset ended
 	cancel context.CancelFunc
 	reader *reader
-	stuck  bool // next has given up
+	stuck  bool // next timed out
 
 	t   *Trainer
 	all []*globalBatch
 
 	mu     sync.Mutex // held while a batch is filled
-	closed bool       // no batch may be filled any more
+	closed bool       // no batch may be filled from now on
 }
 
-// feederDepth is how many global batches there are: one that is computed on, one that waits, one that is being filled.
+// feederDepth is the number of global batches: one in use, one ready, and one being filled.
 const feederDepth = 3
 
-// feedConfig says how a dataset is read.
+// feedConfig configures feed.
 type feedConfig struct {
-	epoch  int  // of the first pass; the next ones count on
-	skip   int  // batches at the start of the first pass that are left out
-	repeat bool // start again at the dataset's end
+	epoch  int  // of the first pass; later passes count up from it
+	skip   int  // batches to skip at the start of the first pass
+	repeat bool // start another pass when the dataset ends
 	limit  int  // batches at most; negative: no limit
-	labels bool // false: the batches' labels are not looked at
+	labels bool // false: ignore the batches' labels
 }
 
 var errNoDataset = errors.New("the dataset is nil")
 
-// feed starts reading ds. The caller must close the feeder. No replica may be in a step.
+// feed starts reading ds. The caller must close the feeder. No step may be running.
 func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*feeder, error) {
 	if ds == nil {
 		return nil, errNoDataset
 	}
-	if err := t.refuseShard(ds); err != nil {
+	if err := t.rejectShard(ds); err != nil {
 		return nil, err
 	}
 	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, feederDepth), t: t}
@@ -70,19 +70,19 @@ func (t *Trainer) feed(ctx context.Context, ds data.Dataset, cfg feedConfig) (*f
 	return f, nil
 }
 
-// refuseShard returns an error if ds keeps a part of its data only, and there are other workers: then every worker
-// reads the whole global batches, and computes on its replicas' shares of them.
-func (t *Trainer) refuseShard(ds data.Dataset) error {
+// rejectShard returns an error if ds has only a part of its data and the job has other workers. With several
+// workers, every worker reads the complete global batches and computes the shares of its replicas.
+func (t *Trainer) rejectShard(ds data.Dataset) error {
 	index, count, ok := data.Sharded(ds)
 	if !ok || !t.others() {
 		return nil
 	}
-	return fmt.Errorf("the dataset has Shard(%d, %d), so this worker would train on a part of its share only: "+
-		"every worker reads the whole global batches, and the strategy gives each replica its share. "+
+	return fmt.Errorf("the dataset has Shard(%d, %d), so this worker would train on only a part of its share: "+
+		"every worker reads the complete global batches, and the strategy gives each replica its share. "+
 		"Leave out Shard; for a part of the data, the same on all workers, use Take, Skip or Split", index, count)
 }
 
-// next returns the next global batch, or nil at the end. The caller hands it back with release.
+// next returns the next global batch, or nil at the end. The caller returns it with release.
 func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -100,13 +100,13 @@ func (f *feeder) next(ctx context.Context) (*globalBatch, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	case <-deadline:
-		select { // both, after a pause of the whole process
+		select { // both may be ready after the process was paused
 		case g, ok := <-f.ready:
 			return f.got(g, ok)
 		default:
 		}
 		f.stuck = true
-		return nil, f.reader.late(f.t.config.DataTimeout)
+		return nil, f.reader.noBatchError(f.t.config.DataTimeout)
 	}
 }
 
@@ -119,9 +119,9 @@ func (f *feeder) got(g *globalBatch, ok bool) (*globalBatch, error) {
 
 func (f *feeder) release(g *globalBatch) { f.free <- g }
 
-// close stops reading and waits until the dataset is no longer touched. Nobody may use a batch of the feeder
-// any more. A dataset that ignores the end of its context is left alone after a while, with an error; its
-// goroutine stays until the dataset returns.
+// close stops reading and waits until the dataset has returned. The feeder's batches must not be used
+// afterwards. If the dataset ignores the end of its context, close returns an error after endTimeout; the
+// goroutine remains until the dataset returns.
 func (f *feeder) close() error {
 	f.cancel()
 	returned := f.reader.wait(endTimeout)
@@ -129,19 +129,20 @@ func (f *feeder) close() error {
 	f.closed = true
 	f.mu.Unlock()
 	f.t.giveBack(f.all...)
-	if returned || f.stuck { // next has told
+	if returned || f.stuck { // next has reported it
 		return nil
 	}
-	return f.reader.ignorant()
+	return f.reader.notReturnedError()
 }
 
-// closeFeed closes f, and returns err or else what was wrong with that, of which the other workers learn.
+// closeFeed closes f. It returns err, or otherwise the error of closing, which it reports to the other
+// workers.
 func (t *Trainer) closeFeed(ctx context.Context, f *feeder, err error) error {
 	closing := f.close()
 	if closing != nil && (err == nil || errors.Is(err, ErrStop)) {
-		t.tellOthers(ctx, closing)
+		t.failOthers(ctx, closing)
 	}
-	return graver(err, closing)
+	return moreSevere(err, closing)
 }
 
 func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) error {
@@ -155,7 +156,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 			if batch++; batch <= skip {
 				continue
 			}
-			if err := f.send(ctx, element, place{pass, batch - 1}); err != nil {
+			if err := f.send(ctx, element, batchPosition{pass, batch - 1}); err != nil {
 				return fmt.Errorf("batch %d of the dataset: %w", batch, err)
 			}
 			if sent++; sent == cfg.limit {
@@ -169,7 +170,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 		case batch == 0:
 			return errors.New("the dataset is empty")
 		case batch < skip:
-			return fmt.Errorf("the dataset has %d batches, but the training that goes on here had read %d: it is another dataset", batch, skip)
+			return fmt.Errorf("resuming: the dataset has %d batches, but the snapshot was taken after %d: use the same dataset", batch, skip)
 		}
 		if !cfg.repeat {
 			return nil
@@ -178,7 +179,7 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 	return nil
 }
 
-func (f *feeder) send(ctx context.Context, element data.Element, at place) error {
+func (f *feeder) send(ctx context.Context, element data.Element, at batchPosition) error {
 	b, err := batchOf(element)
 	if err != nil {
 		return err
@@ -188,7 +189,7 @@ func (f *feeder) send(ctx context.Context, element data.Element, at place) error
 		if err := f.fill(g, b); err != nil {
 			return err
 		}
-		g.place = at
+		g.position = at
 		select {
 		case f.ready <- g:
 			return nil
@@ -199,7 +200,7 @@ func (f *feeder) send(ctx context.Context, element data.Element, at place) error
 	return context.Cause(ctx)
 }
 
-// fill fills g, unless it belongs to somebody else by now.
+// fill fills g, unless the feeder is closed: g may then be in use elsewhere.
 func (f *feeder) fill(g *globalBatch, b data.Batch) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -209,7 +210,7 @@ func (f *feeder) fill(g *globalBatch, b data.Batch) error {
 	return g.fill(b)
 }
 
-// batchOf returns an element as the batch that it must be.
+// batchOf converts an element to a batch, or returns an error if it is none.
 func batchOf(element data.Element) (data.Batch, error) {
 	b, ok := element.(data.Batch)
 	if !ok {
@@ -218,31 +219,31 @@ func batchOf(element data.Element) (data.Batch, error) {
 	return b, nil
 }
 
-// globalBatch is one global batch, cut into a padded share for each replica.
+// globalBatch is one global batch, split into a padded share for each replica.
 type globalBatch struct {
 	config    *Config
 	labels    bool
 	per       int            // rows of a share
 	shares    []engine.Batch // of this worker's replicas
-	first     int            // the id of the first of them
+	first     int            // id of the first local replica
 	rows      []int          // examples by replica, of all workers; the rest of a share is padding
 	examples  int            // of all replicas
 	weightSum float64        // of all examples
-	place     place          // in the dataset
+	position  batchPosition  // in the dataset
 	pass      int64          // of Trainer.Gradients over the step's examples
-	hashed    bool           // content is kept, for other workers to compare theirs
+	hashed    bool           // content is set, for comparison between workers
 	content   content
-	stop      bool // this worker wants to stop
-	tolerated bool // loss and gradients need not be finite
+	stop      bool // this worker requests a stop
+	tolerated bool // accept loss and gradients that are not finite
 }
 
-// borrow returns a global batch to fill. They are used again and again, by one pass over a dataset after the other: the memory in which an
-// engine reads them is its own.
+// borrow returns a global batch to fill. Batches are reused from pass to pass, because their memory may
+// belong to the engine, which reads them in place.
 func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 	if n := len(t.spare); n > 0 {
 		g := t.spare[n-1]
 		t.spare = t.spare[:n-1]
-		g.labels, g.place, g.stop = labels, place{}, false // what was read ahead of a pass that ended early differs among workers
+		g.labels, g.position, g.stop = labels, batchPosition{}, false // leftovers of batches read ahead differ between workers
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()
@@ -260,10 +261,10 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 	return g, nil
 }
 
-// giveBack takes batches that nobody uses any more.
+// giveBack returns batches that are no longer in use.
 func (t *Trainer) giveBack(list ...*globalBatch) { t.spare = append(t.spare, list...) }
 
-// newShare returns memory for a replica's part of a batch: the engine's, if it lends any.
+// newShare allocates a replica's share of a batch, in the engine's memory if the program is an engine.Lender.
 func (t *Trainer) newShare(replica, rows int) (engine.Batch, error) {
 	if p, ok := t.program.(engine.Lender); ok {
 		return p.NewBatch(replica)
@@ -279,8 +280,8 @@ func newRows(features []engine.Feature, rows int) []*tensor.Tensor {
 	return out
 }
 
-// fill copies b into the shares. Padding is a copy of the batch's first example with weight 0: a model that cannot take zeros
-// (it divides by a norm, say) would make a NaN of them, which no weight takes away again.
+// fill copies b into the shares. Padding is a copy of the batch's first example, with weight 0. Zeros would
+// turn into NaN in a model that divides by a norm, for example, and a weight of 0 does not remove a NaN.
 func (g *globalBatch) fill(b data.Batch) error {
 	if err := g.check(b); err != nil {
 		return err
@@ -327,7 +328,7 @@ func (g *globalBatch) fill(b data.Batch) error {
 // copyRows copies the rows [lo, hi) of src to the start of dst, and src's first row to the rest of dst.
 func copyRows(dst, src *tensor.Tensor, lo, hi int) {
 	to, from := dst.Memory().HostBytes(), src.Memory().HostBytes()
-	if src.Len() == 0 { // no examples, or examples without elements
+	if src.Len() == 0 { // no examples, or empty examples
 		clear(to)
 		return
 	}
@@ -368,7 +369,7 @@ func (g *globalBatch) check(b data.Batch) error {
 	return checkWeights(b.Weights, rows)
 }
 
-// checkBatched returns an error if tensors have the shape of one example, or of batches of batches.
+// checkBatched returns an error if a tensor has the shape of one example, or of a batch of batches.
 func checkBatched(kind string, tensors []*tensor.Tensor, features []engine.Feature) error {
 	for i, f := range features {
 		if tensors[i] == nil {
@@ -413,7 +414,7 @@ func checkWeights(weights *tensor.Tensor, rows int) error {
 	return nil
 }
 
-// fits returns an error unless t is a host tensor of that type and shape.
+// fits returns an error unless t is a host tensor of the given dtype and shape.
 func fits(t *tensor.Tensor, dtype tensor.DType, shape []int) error {
 	switch {
 	case t == nil:
@@ -421,7 +422,7 @@ func fits(t *tensor.Tensor, dtype tensor.DType, shape []int) error {
 	case t.DType() != dtype || !slices.Equal(t.Shape(), shape):
 		return fmt.Errorf("got %v%s, want %v%s", t.DType(), tensor.FormatShape(t.Shape()), dtype, tensor.FormatShape(shape))
 	case t.Memory().Kind == tensor.Device:
-		return errors.New("it lies in device memory: want host memory")
+		return errors.New("it is in device memory: want host memory")
 	}
 	return nil
 }

@@ -15,23 +15,23 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// NotFinitePolicy says what [Trainer.Fit] and [Trainer.Evaluate] do when the loss of a batch, or a gradient, is
-// an infinity or NaN.
+// NotFinitePolicy selects what [Trainer.Fit] and [Trainer.Evaluate] do when the loss of a batch, or a
+// gradient, is an infinity or NaN.
 type NotFinitePolicy uint8
 
-// The policies. Under each of them all workers do the same.
+// The policies. All workers act in the same way under each of them.
 const (
 	// FailNotFinite ends with a [NotFiniteError]. No variable changes.
 	FailNotFinite NotFinitePolicy = iota
-	// WarnNotFinite logs a warning, and takes the step. It logs the 1st, 2nd, 4th, 8th, … such batch.
+	// WarnNotFinite logs a warning and takes the step. It logs the 1st, 2nd, 4th, 8th, … non-finite batch.
 	WarnNotFinite
-	// SkipNotFinite logs a warning, as WarnNotFinite does, and leaves the step out: no variable changes, and
-	// the batch counts as skipped. Where a variable itself is not finite, no later step can mend it: that
-	// fails, as FailNotFinite does. Evaluate leaves nothing out: it only warns.
+	// SkipNotFinite logs a warning, as WarnNotFinite does, and skips the step: no variable changes, and the
+	// batch counts as skipped. If a variable itself is not finite, no later step can repair it, so this fails
+	// as FailNotFinite does. Evaluate skips nothing; it only warns.
 	SkipNotFinite
 )
 
-// String returns the policy's name: "error", "warn", "skip".
+// String returns the policy's name: "error", "warn" or "skip".
 func (p NotFinitePolicy) String() string {
 	if names := [...]string{"error", "warn", "skip"}; int(p) < len(names) {
 		return names[p]
@@ -39,23 +39,24 @@ func (p NotFinitePolicy) String() string {
 	return fmt.Sprintf("NotFinitePolicy(%d)", uint8(p))
 }
 
-// NotFiniteError reports that the loss of a global batch, or a gradient, is an infinity or NaN, and what is the
-// first thing that is not as it should be. It is the same on all workers.
+// NotFiniteError reports that the loss of a global batch, or a gradient, is an infinity or NaN, and names the
+// first cause found. It is the same on all workers.
 type NotFiniteError struct {
-	// Step is the step that found it, counted as [Trainer.Steps] counts, from 1; for an evaluation the steps
-	// made so far.
+	// Step is the step in which it was found, from 1, as [Trainer.Steps] counts. For an evaluation, it is the
+	// number of steps taken so far.
 	Step int64
-	// Loss is that of the whole global batch.
+	// Loss is the loss of the whole global batch.
 	Loss float64
-	// Replica is the one that Detail is about, or -1 if every replica's share is finite by itself.
+	// Replica is the replica that Detail describes, or -1 if every replica's share is finite.
 	Replica int
-	// Example is the example that Detail is about, an index into the global batch, or -1 if it is about none.
+	// Example is the example that Detail describes, as an index into the global batch, or -1 if it describes
+	// none.
 	Example int
-	// Detail says what is not finite, or out of range, and what to do.
+	// Detail describes the value that is not finite, or out of range, and how to fix it.
 	Detail string
 
 	evaluation bool
-	persists   bool // a variable is not finite: it remains so
+	persists   bool // a variable is not finite, so later steps fail too
 }
 
 // Error implements error.
@@ -76,17 +77,17 @@ func (e *NotFiniteError) Error() string {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// errNotFinite is the end of a step that is to be discarded.
+// errNotFinite ends a step whose results must be discarded.
 var errNotFinite = errors.New("not finite")
 
-// tolerates reports whether a batch that is not finite counts as any other, without a word.
+// tolerates reports whether the next non-finite batch is processed like any other, without a log entry.
 func (t *Trainer) tolerates() bool {
 	n := t.notFinite + 1
 	return t.config.NotFinite == WarnNotFinite && n&(n-1) != 0
 }
 
-// allFinite reports whether loss and gradients of the last batch are finite, on all replicas. Every worker has
-// the same answer.
+// allFinite reports whether loss and gradients of the last batch are finite on all replicas. The result is
+// the same on every worker.
 func (t *Trainer) allFinite() bool {
 	s := tensor.Data[float64](t.parts[0].global[0])
 	return finite(s[0]) && s[1+len(t.metrics)+agreedNotFinite] == 0
@@ -103,7 +104,7 @@ func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameter fun
 	}
 }
 
-// report handles a batch that is not finite: it finds out why, and returns that as an error, or logs it. Every
+// report handles a batch that is not finite: it finds the cause, and returns it as an error or logs it. Every
 // worker calls it. The caller must have discarded the step.
 func (t *Trainer) report(ctx context.Context, g *globalBatch, evaluation bool) (*NotFiniteError, error) {
 	e := &NotFiniteError{Step: t.committed, Loss: tensor.Data[float64](t.parts[0].global[0])[0], evaluation: evaluation}
@@ -111,7 +112,7 @@ func (t *Trainer) report(ctx context.Context, g *globalBatch, evaluation bool) (
 		e.Step++
 	}
 	if err := t.inspect(ctx, g, e); err != nil {
-		return e, fmt.Errorf("%w; finding out why: %w", e, err)
+		return e, fmt.Errorf("%w; finding the cause: %w", e, err)
 	}
 	if t.config.NotFinite == FailNotFinite || e.persists && !evaluation && t.config.NotFinite == SkipNotFinite {
 		return e, e
@@ -120,7 +121,7 @@ func (t *Trainer) report(ctx context.Context, g *globalBatch, evaluation bool) (
 		does := "the step is taken"
 		switch {
 		case evaluation:
-			does = "the evaluation goes on"
+			does = "the evaluation continues"
 		case t.config.NotFinite == SkipNotFinite:
 			does = "the step is skipped"
 		}
@@ -129,7 +130,7 @@ func (t *Trainer) report(ctx context.Context, g *globalBatch, evaluation bool) (
 	return e, nil
 }
 
-// finding is what one replica finds about its share of a batch.
+// finding is what one replica found in its share of a batch.
 type finding struct {
 	Cause   cause  `json:"cause"`
 	Example int    `json:"example"` // in the global batch; -1: none
@@ -137,7 +138,7 @@ type finding struct {
 	Sum     int    `json:"sum"` // the first parameter whose gradient's sum over replicas is not finite; -1: none
 }
 
-// cause orders findings: what makes others not finite comes first.
+// cause orders findings: a cause comes before its consequences.
 type cause uint8
 
 const (
@@ -149,8 +150,8 @@ const (
 	causeNone
 )
 
-// inspect completes e: every replica computes its share of the batch again, with the same values and the same
-// random numbers, looks for what is not finite, and tells all others.
+// inspect completes e. Every replica recomputes its share of the batch with the same values and random
+// numbers, looks for values that are not finite, and sends its finding to all others.
 func (t *Trainer) inspect(ctx context.Context, g *globalBatch, e *NotFiniteError) error {
 	var all []byte
 	err := t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
@@ -204,10 +205,10 @@ func decodeFindings(text []byte) (list []finding, err error) {
 	}
 }
 
-// conclude takes the first cause, of the first replica that has it.
+// conclude selects the first cause, on the first replica that has it.
 func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Variable) {
 	e.Replica, e.Example = -1, -1
-	e.Detail = "no replica's share is: want a smaller learning rate, or a loss that cannot overflow"
+	e.Detail = "every replica's share is finite: use a smaller learning rate, or a loss that cannot overflow"
 	first, sum := finding{Cause: causeNone}, -1
 	for replica, f := range byReplica {
 		if f.Cause < first.Cause {
@@ -220,12 +221,12 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 	e.persists = first.Cause == causeVariable
 	if first.Cause == causeNone && sum >= 0 {
 		v := parameters[sum]
-		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: want a wider "+
+		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+
 			"type, a smaller loss, or fewer replicas", v.Name, v.DType)
 	}
 }
 
-// find looks at one replica's share of a batch, for which the program has just computed loss and gradients.
+// find inspects one replica's share of a batch, after the program has computed its loss and gradients.
 func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tensor.Tensor) (finding, error) {
 	local := r.LocalID()
 	rows := g.rows[r.ID()]
@@ -238,8 +239,8 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 		}
 		if at := tensor.FirstNotFinite(value); at >= 0 {
 			f.Cause = causeVariable
-			f.Detail = fmt.Sprintf("the %v %s is not finite already before: element %s is %v: an earlier step, or "+
-				"who set it, made it so: want a smaller learning rate, or the gradients clipped",
+			f.Detail = fmt.Sprintf("the %v %s was not finite before this step: element %s is %v, from an earlier step or "+
+				"from the program: use a smaller learning rate, or clip the gradients",
 				v.Role, v.Name, position(value.Shape(), at), value.Float64s()[at])
 			return f, nil
 		}
@@ -259,7 +260,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 				if at := slices.IndexFunc(one.Float64s(), bad); at >= 0 {
 					f.Cause, f.Example = causeLabel, r.ID()*g.per+row
 					f.Detail = fmt.Sprintf("%s: label %d is %v, but the model has %d outputs for the classes: "+
-						"want labels from 0 to %d, or a model of more outputs",
+						"use labels from 0 to %d, or a model with more outputs",
 						g.exampleText(f.Example), i, one.Float64s()[at], classes, classes-1)
 					return f, nil
 				}
@@ -275,13 +276,13 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 			if share.Weights[row] != 0 && !finite(losses[row]) {
 				f.Cause, f.Example = causeLoss, r.ID()*g.per+row
 				f.Detail = fmt.Sprintf("%s: its loss is %v, though its inputs and labels and all variables are "+
-					"finite: the model or the loss overflows, or takes the logarithm or root of a number that has none",
+					"finite: the model or the loss overflows, or takes the logarithm or root of an invalid number",
 					g.exampleText(f.Example), losses[row])
 				return f, nil
 			}
 		}
 	}
-	// The loss of an example of weight 0 does not count, but its gradient may be 0 times an infinity.
+	// The loss of an example of weight 0 does not count, but its gradient can be 0 times an infinity.
 	if len(gradients) > 0 && t.findElement(&f, r, g, func(weight float32) bool { return weight == 0 }) {
 		return f, nil
 	}
@@ -289,7 +290,7 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 		if at := tensor.FirstNotFinite(x); at >= 0 {
 			f.Cause = causeGradient
 			f.Detail = fmt.Sprintf("the gradient of %s is the first that is not finite: element %s is %v: clip "+
-				"what the model divides by or takes the root or logarithm of, or want a wider type than %v",
+				"what the model divides by or takes the root or logarithm of, or use a wider type than %v",
 				t.Parameters()[i].Name, position(x.Shape(), at), x.Float64s()[at], x.DType())
 			return f, nil
 		}
@@ -298,7 +299,8 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	return f, nil
 }
 
-// findElement looks for an element of an input or a label that is not finite, among the examples with certain weights.
+// findElement looks for an element of an input or a label that is not finite, among the examples whose weight
+// is wanted.
 func (t *Trainer) findElement(f *finding, r *distribute.Replica, g *globalBatch,
 	wanted func(weight float32) bool,
 ) bool {
@@ -319,7 +321,7 @@ func (t *Trainer) findElement(f *finding, r *distribute.Replica, g *globalBatch,
 					continue
 				}
 				f.Cause, f.Example = list.cause, r.ID()*g.per+row
-				f.Detail = fmt.Sprintf("%s: %s %d is not finite: element %s is %v: mend the data, or leave the "+
+				f.Detail = fmt.Sprintf("%s: %s %d is not finite: element %s is %v: fix the data, or leave the "+
 					"example out",
 					g.exampleText(f.Example), list.kind, i, position(one.Shape()[1:], at), one.Float64s()[at])
 				return true
@@ -329,12 +331,12 @@ func (t *Trainer) findElement(f *finding, r *distribute.Replica, g *globalBatch,
 	return false
 }
 
-// exampleText names an example of the batch.
+// exampleText describes the position of an example.
 func (g *globalBatch) exampleText(i int) string {
-	return fmt.Sprintf("example %d (counted from 0) of batch %d of the data", i, g.place.batch+1)
+	return fmt.Sprintf("example %d (counted from 0) of batch %d of the data", i, g.position.batch+1)
 }
 
-// position returns where element i of a tensor of some shape is: "(2, 0)".
+// position formats the index of element i of a tensor with the given shape: "(2, 0)".
 func position(shape []int, i int) string {
 	at := make([]int, len(shape))
 	for axis := len(shape) - 1; axis >= 0; axis-- {

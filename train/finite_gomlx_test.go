@@ -104,7 +104,7 @@ func TestNotFiniteCauses(t *testing.T) {
 		{
 			"label out of range", nil, func(_ []float32, y []int32) { y[8+5] = 7 }, nil, 2, 1, 5,
 			"the loss of step 2 is NaN: on replica 1 example 5 (counted from 0) of batch 2 of the data: label 0 " +
-				"is 7, but the model has 5 outputs for the classes: want labels from 0 to 4",
+				"is 7, but the model has 5 outputs for the classes: use labels from 0 to 4",
 		},
 		{
 			"negative label", nil, func(_ []float32, y []int32) { y[16] = -1 }, nil, 3, 0, 0,
@@ -126,7 +126,7 @@ func TestNotFiniteCauses(t *testing.T) {
 		},
 		{"a variable", nil, nil, func(t *train.Trainer) error {
 			return t.SetVariable("/b/dense/biases", tensor.Of([]float32{0, 0, 0, float32(math.Inf(1)), 0}, 5))
-		}, 1, 0, -1, "the parameter /b/dense/biases is not finite already before: element (3,) is +Inf"},
+		}, 1, 0, -1, "the parameter /b/dense/biases was not finite before this step: element (3,) is +Inf"},
 	} {
 		for _, packs := range []int{1, 3} {
 			t.Run(c.name, func(t *testing.T) {
@@ -221,7 +221,7 @@ func TestNotFiniteSkip(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := trainer.Fit(t.Context(), sixteen.Batch(8), train.FitConfig{}); err == nil ||
-		!strings.Contains(err.Error(), "/a/dense/biases is not finite already before") {
+		!strings.Contains(err.Error(), "/a/dense/biases was not finite before this step") {
 		t.Errorf("with a NaN in a variable: %v", err)
 	}
 }
@@ -280,7 +280,7 @@ func TestNotFiniteEvaluate(t *testing.T) {
 			Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		if r, err := trainer.Evaluate(t.Context(), batches); err != nil || !math.IsNaN(r.Loss) ||
-			!strings.Contains(log.String(), "the evaluation goes on") {
+			!strings.Contains(log.String(), "the evaluation continues") {
 			t.Errorf("%v: got %+v, %v, log %s", policy, r, err, log.String())
 		}
 	}

@@ -55,7 +55,7 @@ func TestNotFiniteOverWorkers(t *testing.T) {
 						steps: 1, made: 1,
 						err: "train: epoch 1, step 2: the loss of step 2 is +Inf: on replica 2 " +
 							"example 5 (counted from 0) of batch 2 of the data: input 0 is not finite: element (1,) " +
-							"is +Inf: mend the data, or leave the example out",
+							"is +Inf: fix the data, or leave the example out",
 					},
 					WarnNotFinite: {steps: 6, made: 6, err: "<nil>"},
 					SkipNotFinite: {steps: 6, made: 4, skipped: 2, err: "<nil>"},
@@ -112,7 +112,7 @@ func TestNotFiniteConclusion(t *testing.T) {
 			-1, -1, "each replica's gradient of b is finite, but their sum overflows float16",
 			false,
 		},
-		{[]finding{none, none}, -1, -1, "no replica's share is", false},
+		{[]finding{none, none}, -1, -1, "every replica's share is finite", false},
 	} {
 		e := &NotFiniteError{Loss: 0.25, Step: 3}
 		e.conclude(c.findings, parameters)

@@ -9,55 +9,64 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 )
 
-// FitConfig says how long [Trainer.Fit] trains. The zero value makes one epoch.
+// FitConfig configures [Trainer.Fit]. The zero value trains for one epoch.
 type FitConfig struct {
-	// Epochs is the epoch to end at, counted from 0; default InitialEpoch + 1.
+	// Epochs is the index at which training ends: epochs InitialEpoch to Epochs-1 are trained. Default:
+	// InitialEpoch + 1.
 	Epochs int
-	// InitialEpoch is the epoch to begin with, for training that goes on.
+	// InitialEpoch is the index of the first epoch, from 0. It is for training that continues from given
+	// weights.
 	InitialEpoch int
-	// StepsPerEpoch ends an epoch after so many steps; the next one goes on where it stopped, and reads the dataset again
-	// when that ends. Default: an epoch is the dataset, once.
+	// StepsPerEpoch is the number of steps of an epoch. The next epoch continues where the last one stopped,
+	// and starts the dataset again when it ends. Default: an epoch is one pass over the dataset.
 	StepsPerEpoch int
-	// Steps ends training after so many steps in all, also inside an epoch; those made before [Trainer.Restore] count. Default: no limit.
+	// Steps is the total number of steps after which training ends, even inside an epoch. Steps before a
+	// [Trainer.Restore] count. Default: no limit.
 	Steps int
-	// Validation is evaluated after every epoch, if it is not nil. (data.Pipeline.Split holds a part of the training data.)
+	// Validation, if not nil, is evaluated after every epoch. data.Pipeline.Split can hold out a part of the
+	// training data.
 	Validation data.Dataset
-	// Callbacks are called in their order.
+	// Callbacks are called in the order given.
 	Callbacks []Callback
 }
 
-// Fit trains on ds, which yields global batches: every [data.Batch] has at most Config.GlobalBatch examples. Epoch e reads ds under
-// data.WithEpoch(ctx, e), so that a shuffled pipeline has its order of that epoch.
+// Fit trains on ds, which yields global batches: every [data.Batch] has at most Config.GlobalBatch examples.
+// Epoch e reads ds with data.WithEpoch(ctx, e), so a shuffled pipeline has a new order in every epoch. Fit
+// returns an error if another Fit of this trainer is running, so a callback cannot call it.
 //
-// On an error (which counts epochs and steps from 1, as the progress line does), or at the end of ctx, the history holds what
-// was done until then, and all variables have their values of after the last whole step. Fit ends with
-// [Trainer.CheckMirrored], over all workers.
+// On an error, or if ctx ends, the history holds what was done until then, and all variables have the values
+// of the last complete step. Error texts count epochs and steps from 1, as the progress line does. Fit ends
+// with [Trainer.CheckMirrored] over all workers.
 //
-// With several workers all of them call Fit, with the same data and configuration but for the callbacks. A callback that asks to stop on
-// any of them ends training on all after the same step: the one after which it asked, as with one worker. The others learn of it from
-// the next step's reduction, and that step is taken back. If there is no next step, training has ended anyway, and History.Stopped
-// remains false. Any other error of a callback, or of the data, ends the others' Fit with an error as well.
+// With several workers, every worker calls Fit with the same data and configuration; the callbacks may
+// differ. If a callback on any worker requests a stop, training ends on all workers after the same step: the
+// step after which the callback ran, as with one worker. The stop request is sent with the next step's
+// all-reduce, and that step is then rolled back on every worker. If no step follows, training has ended
+// anyway, and History.Stopped stays false. Any other error of a callback, or of the data, ends Fit with an
+// error on all workers.
 //
-// A model whose learning-rate schedule spans the whole training (in GoMLX cosineschedule.NumCycles) gets the number of
-// the last step from FitConfig and the dataset's length. Without a length, FitConfig must have StepsPerEpoch or Steps.
+// A model whose learning-rate schedule spans the whole training (in GoMLX cosineschedule.NumCycles) gets the
+// number of the last step from FitConfig and the dataset's length. If the length is unknown, set
+// StepsPerEpoch or Steps.
 //
-// After [Trainer.Restore], also in OnTrainBegin, Fit goes on where the Fit of the snapshot stood, with its history: batches that were trained
-// on are left out, and the rest comes in the same order, with the same random numbers.
+// After [Trainer.Restore], which OnTrainBegin may call, Fit resumes at the snapshot's position with the
+// snapshot's history. It skips the batches already trained on; the rest follow in the same order, with the
+// same random numbers.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
 	if !t.fits.CompareAndSwap(false, true) {
-		return &History{}, errors.New("train: Fit is called while another Fit of this trainer runs: want one after the other, and none in a callback")
+		return &History{}, errors.New("train: Fit was called while another Fit of this trainer is running: call one after the other, and none in a callback")
 	}
 	defer t.fits.Store(false)
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
 	}
-	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, stand: stand{epoch: cfg.InitialEpoch, next: place{pass: cfg.InitialEpoch}}}
+	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, position: fitPosition{epoch: cfg.InitialEpoch, next: batchPosition{pass: cfg.InitialEpoch}}}
 	t.fitting = f
 	defer func() { t.fitting = nil }()
 	err := cfg.validate()
 	switch {
 	case err == nil && ds == nil:
-		err = f.unfed(ctx, errNoDataset)
+		err = f.dataFailed(ctx, errNoDataset)
 	case err == nil:
 		err = f.run(ctx)
 	}
@@ -65,7 +74,7 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 		f.history.Stopped, err = true, nil
 		t.stopping.Store(false)
 	}
-	t.wish = false
+	t.stopRequested = false
 	f.history.Speed = f.speed.result(len(t.parts))
 	if err == nil {
 		err = t.checkAll(ctx)
@@ -95,12 +104,12 @@ func (c *FitConfig) validate() error {
 
 // fit is one call of Fit.
 type fit struct {
-	t       *Trainer
-	ds      data.Dataset
-	cfg     FitConfig
-	history *History
-	speed   stopwatch
-	stand   stand
+	t        *Trainer
+	ds       data.Dataset
+	cfg      FitConfig
+	history  *History
+	speed    stopwatch
+	position fitPosition
 }
 
 func (f *fit) run(ctx context.Context) (err error) {
@@ -113,42 +122,43 @@ func (f *fit) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := f.goOn(); err != nil {
+	if err := f.resumePosition(); err != nil {
 		return err
 	}
 	if err := f.setLastStep(); err != nil {
-		return f.unfed(ctx, err)
+		return f.dataFailed(ctx, err)
 	}
 	var stream *feeder // with StepsPerEpoch: one for all epochs
 	if n := f.cfg.StepsPerEpoch; n > 0 {
-		limit := n*(f.cfg.Epochs-f.stand.epoch) - f.stand.step
+		limit := n*(f.cfg.Epochs-f.position.epoch) - f.position.step
 		if left := f.left(); left >= 0 {
 			limit = min(limit, left)
 		}
-		stream, err = f.t.feed(ctx, f.ds, feedConfig{epoch: f.stand.next.pass, skip: f.stand.next.batch, repeat: true, limit: max(limit, 0), labels: true})
+		stream, err = f.t.feed(ctx, f.ds, feedConfig{epoch: f.position.next.pass, skip: f.position.next.batch, repeat: true, limit: max(limit, 0), labels: true})
 		if err != nil {
-			return f.unfed(ctx, err)
+			return f.dataFailed(ctx, err)
 		}
 		defer func() { err = f.t.closeFeed(ctx, stream, err) }()
 	}
-	for f.stand.epoch < f.cfg.Epochs && (f.left() != 0 || f.stand.open()) {
+	for f.position.epoch < f.cfg.Epochs && (f.left() != 0 || f.position.open()) {
 		if err := f.epoch(ctx, stream); err != nil {
 			return err
 		}
-		if f.stand.cut {
+		if f.position.truncated {
 			return nil
 		}
 	}
 	return nil
 }
 
-// unfed is the end of a Fit that cannot read its dataset: the other workers learn of it.
-func (f *fit) unfed(ctx context.Context, err error) error {
-	f.t.tellOthers(ctx, err)
+// dataFailed reports to the other workers that Fit cannot read its dataset, and returns the error that ends
+// Fit.
+func (f *fit) dataFailed(ctx context.Context, err error) error {
+	f.t.failOthers(ctx, err)
 	return fmt.Errorf("train: %w", err)
 }
 
-// left returns how many steps the limit allows; negative: there is none.
+// left returns how many more steps FitConfig.Steps allows; negative: no limit.
 func (f *fit) left() int {
 	if f.cfg.Steps == 0 {
 		return -1
@@ -157,13 +167,13 @@ func (f *fit) left() int {
 }
 
 func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
-	number, done := f.stand.epoch, f.stand.step
+	number, done := f.position.epoch, f.position.step
 	begin := EpochBegin{Epoch: number, Epochs: f.cfg.Epochs, Steps: f.cfg.StepsPerEpoch, Done: done}
 	if stream == nil {
 		begin.Steps = f.ds.Len()
 		own, err := f.t.feed(ctx, f.ds, feedConfig{epoch: number, skip: done, limit: f.left(), labels: true})
 		if err != nil {
-			return f.unfed(ctx, err)
+			return f.dataFailed(ctx, err)
 		}
 		stream = own
 		defer func() { end = f.t.closeFeed(ctx, own, end) }()
@@ -184,13 +194,13 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	if done == 0 {
-		f.stand.mean = newMean(f.t.metrics)
+		f.position.mean = newMean(f.t.metrics)
 		f.history.Epochs = append(f.history.Epochs, Epoch{Epoch: number})
 	}
 	epoch := &f.history.Epochs[len(f.history.Epochs)-1]
 	err = f.steps(ctx, begin, stream, epoch)
-	epoch.Result = f.stand.mean.result()
-	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // asked for before the epoch began, on another worker perhaps
+	epoch.Result = f.position.mean.result()
+	if errors.Is(err, ErrStop) && epoch.Steps == 0 { // requested before the epoch began, perhaps on another worker
 		f.history.Epochs = f.history.Epochs[:len(f.history.Epochs)-1]
 		return err
 	}
@@ -209,7 +219,7 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 		return err
 	}
 	f.endEpoch()
-	return graver(err, f.fire(ctx, func(c Callback) error {
+	return moreSevere(err, f.fire(ctx, func(c Callback) error {
 		if c.OnEpochEnd == nil {
 			return nil
 		}
@@ -217,23 +227,23 @@ func (f *fit) epoch(ctx context.Context, stream *feeder) (end error) {
 	}))
 }
 
-// ended reports whether an epoch that [ErrStop] has ended is finished all the same: it was asked for after the
-// last step, and no validation is left out. With other workers it is not asked: they go on to the next step, to
-// agree.
+// ended reports whether an epoch that [ErrStop] ended is complete: the stop was requested after its last
+// step, and no validation was skipped. It is not used with several workers: they continue to the next step to
+// agree on the stop.
 func (f *fit) ended(begin EpochBegin) bool {
-	return f.cfg.Validation == nil && begin.Steps >= 0 && f.stand.step >= begin.Steps
+	return f.cfg.Validation == nil && begin.Steps >= 0 && f.position.step >= begin.Steps
 }
 
-// steps makes the steps of one epoch.
+// steps runs the steps of one epoch.
 func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch *Epoch) error {
-	mean := f.stand.mean
+	mean := f.position.mean
 	for step := begin.Done + 1; f.cfg.StepsPerEpoch == 0 || step <= f.cfg.StepsPerEpoch; step++ {
 		before := f.t.strategy.Stats()
 		start := time.Now()
 		f.t.at(PhaseData)
 		g, err := stream.next(ctx)
 		if err != nil {
-			f.t.tellOthers(ctx, err)
+			f.t.failOthers(ctx, err)
 			return fmt.Errorf("train: epoch %d, step %d: %w", begin.Epoch+1, step, err)
 		}
 		if g == nil {
@@ -263,7 +273,7 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 		if made || g.weightSum == 0 {
 			mean.add(g, f.t)
 		}
-		f.stand.step, f.stand.next = step, place{g.place.pass, g.place.batch + 1}
+		f.position.step, f.position.next = step, batchPosition{g.position.pass, g.position.batch + 1}
 		stream.release(g)
 		f.speed.add(info, before, f.t.strategy.Stats())
 		f.history.Steps++
@@ -282,8 +292,8 @@ func (f *fit) steps(ctx context.Context, begin EpochBegin, stream *feeder, epoch
 	return nil
 }
 
-// fire calls one function of every callback, and returns what ends training now. With several workers a wish to stop does not: they
-// agree on it in the next reduction.
+// fire calls one function of every callback and returns the error that ends training now. With several
+// workers, a stop request does not end it yet: the workers agree on it in the next reduction.
 func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
 	f.t.at(PhaseBetween)
 	err := fire(f.cfg.Callbacks, call)
@@ -294,9 +304,9 @@ func (f *fit) fire(ctx context.Context, call func(Callback) error) error {
 	case err == nil || !f.t.others():
 		return err
 	case errors.Is(err, ErrStop):
-		f.t.wish = true
+		f.t.stopRequested = true
 		return nil
 	}
-	f.t.tellOthers(ctx, err)
+	f.t.failOthers(ctx, err)
 	return err
 }

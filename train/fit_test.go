@@ -163,7 +163,7 @@ func TestFitInFit(t *testing.T) {
 	inner := 0
 	h, err := trainer.Fit(t.Context(), ds, FitConfig{Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
 		inner++
-		if _, err := trainer.Fit(ctx, ds, FitConfig{}); err == nil || !strings.Contains(err.Error(), "while another Fit of this trainer runs") {
+		if _, err := trainer.Fit(ctx, ds, FitConfig{}); err == nil || !strings.Contains(err.Error(), "while another Fit of this trainer is running") {
 			t.Errorf("Fit in a callback: %v", err)
 		}
 		return nil
@@ -296,7 +296,7 @@ func TestConfigErrors(t *testing.T) {
 		{"nothing", s, func(c *Config, _ *fakeModel) { *c = Config{} }, "neither Data nor Inputs"},
 		{"dtype", s, func(c *Config, _ *fakeModel) { c.Inputs[0].DType = tensor.String }, "a feature of type string"},
 		{"shape", s, func(c *Config, _ *fakeModel) { c.Labels[0].Shape = []int{-1} }, "shape (-1,)"},
-		{"data and inputs", s, func(c *Config, _ *fakeModel) { c.Data = sizes(lineExamples(4), 4) }, "Data, and Inputs or Labels as well"},
+		{"data and inputs", s, func(c *Config, _ *fakeModel) { c.Data = sizes(lineExamples(4), 4) }, "Config sets Data, and also Inputs or Labels"},
 		{"empty data", s, fromData(data.Pipeline{}), "Config.Data: first batch: the dataset is empty"},
 		{"empty batch", s, fromData(sizes(lineExamples(4), 0, 4)), "first batch: it has no examples: set GlobalBatch"},
 		{"no batch", s, fromData(data.FromTensors(tensor.Of([]float64{1}))), "first batch: it is a *tensor.Tensor: want a data.Batch"},

@@ -2,11 +2,11 @@ package train
 
 import "time"
 
-// History is what [Trainer.Fit] did.
+// History is the result of [Trainer.Fit].
 type History struct {
-	Epochs  []Epoch // also the one that was not finished
-	Steps   int     // batches, skipped ones included
-	Skipped int     // batches whose weights added up to 0, or that Config.NotFinite has left out
+	Epochs  []Epoch // including an incomplete last one
+	Steps   int     // batches processed, including skipped ones
+	Skipped int     // batches whose weights added up to 0, or that Config.NotFinite skipped
 	Stopped bool    // a callback or Trainer.Stop ended training
 	Speed   Speed
 }
@@ -17,6 +17,6 @@ type Epoch struct {
 
 	Epoch      int // from 0
 	Steps      int
-	Duration   time.Duration // without validation
-	Validation *Result       // nil: none was made
+	Duration   time.Duration // of its steps, without validation
+	Validation *Result       // nil: not evaluated
 }

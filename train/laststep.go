@@ -7,8 +7,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// lastStep returns the variable that holds the number of the last step, by its index, and its value. The index is
-// negative if the model does not depend on it.
+// lastStep returns the index and the value of the variable that holds the number of the last step. The index
+// is negative if the model does not depend on it.
 func (t *Trainer) lastStep() (variable int, value int64, err error) {
 	p, ok := t.program.(engine.Scheduled)
 	if !ok {
@@ -24,7 +24,7 @@ func (t *Trainer) lastStep() (variable int, value int64, err error) {
 	return variable, tensor.Data[int64](x)[0], nil
 }
 
-// knowsLastStep returns an error if the model depends on the number of the last step, and nobody has set it.
+// knowsLastStep returns an error if the model depends on the number of the last step, and it is not set.
 func (t *Trainer) knowsLastStep() error {
 	variable, value, err := t.lastStep()
 	if err != nil || variable < 0 || value >= 0 {
@@ -32,10 +32,10 @@ func (t *Trainer) knowsLastStep() error {
 	}
 	name := t.variables[variable].Name
 	return fmt.Errorf("the model's schedule depends on the number of the last step, "+
-		"which is not known outside of Fit: set it by SetVariable(%q, tensor.Scalar(int64(steps)))", name)
+		"which is not known outside Fit: set it by SetVariable(%q, tensor.Scalar(int64(steps)))", name)
 }
 
-// setLastStep gives the model the number of the step at which this Fit ends, if the model depends on it.
+// setLastStep sets the model's number of the last step to that of this Fit, if the model depends on it.
 func (f *fit) setLastStep() error {
 	variable, value, err := f.t.lastStep()
 	if err != nil || variable < 0 {
@@ -55,7 +55,8 @@ func (f *fit) setLastStep() error {
 	return f.t.SetVariable(name, tensor.Scalar(f.t.committed-made+int64(planned)))
 }
 
-// planned returns how many batches this Fit reads in all, those before a restore included; negative: that is not known.
+// planned returns the total number of batches of this Fit, including those before a restore; negative:
+// unknown.
 func (f *fit) planned() int {
 	epochs, n := f.cfg.Epochs-f.cfg.InitialEpoch, -1
 	if f.cfg.StepsPerEpoch > 0 {

@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// Result is loss and metrics over examples, combined over all replicas by example and weight.
+// Result is loss and metrics over a set of examples, combined over all replicas and weighted by example.
 type Result struct {
-	Loss     float64 // mean; NaN over no examples
-	Metrics  map[string]float64
-	Examples int64
+	Loss     float64            // weighted mean; NaN without examples
+	Metrics  map[string]float64 // weighted means, by metric name
+	Examples int64              // number of examples, without padding
 }
 
 // names returns the metrics' names, sorted.
 func (r Result) names() []string { return slices.Sorted(maps.Keys(r.Metrics)) }
 
-// mean adds up loss and metrics over batches. All sums are float64, on the host: a mean of batches' means would count the
-// examples of a short batch for more than others.
+// mean accumulates loss and metrics over batches. All sums are float64, on the host. A mean of the batches'
+// means would overweight the examples of a short batch.
 type mean struct {
 	names    []string
 	loss     float64

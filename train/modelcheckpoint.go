@@ -13,8 +13,9 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// Export writes the weights ([Trainer.Weights]) to a safetensors file, whole or not at all. It is what others read: a training goes on
-// from a [Snapshot]. Every worker calls it, and the chief writes.
+// Export writes the weights ([Trainer.Weights]) atomically to a safetensors file. The file is for other
+// programs; to resume training, use a [Snapshot]. Every worker calls it, and the chief writes. metadata may
+// be nil.
 func (t *Trainer) Export(ctx context.Context, path string, metadata map[string]string) error {
 	weights, err := t.Weights(ctx)
 	if err != nil || !t.strategy.Properties().ShouldCheckpoint {
@@ -27,20 +28,25 @@ func (t *Trainer) Export(ctx context.Context, path string, metadata map[string]s
 	return checkpoint.Save(path, tensors, metadata)
 }
 
-// ModelCheckpointConfig says which weights are kept.
+// ModelCheckpointConfig configures [NewModelCheckpoint].
 type ModelCheckpointConfig struct {
-	// Path is the file's name. In it {epoch} stands for the epoch, from 1, {step} for all steps made, and {loss}, {accuracy}, {val_loss}, …
-	// for loss and metrics, also as {epoch:03d} and {val_loss:.2f}. Without any of them each epoch's file replaces the one before.
+	// Path is the file's name, with optional placeholders: {epoch} is the epoch, from 1, {step} is the number
+	// of all steps, and {loss}, {accuracy}, {val_loss}, … are loss and metrics. A format may follow, as in
+	// {epoch:03d} and {val_loss:.2f}. Without placeholders, each epoch's file replaces the previous one.
 	Path string
-	// BestOnly writes an epoch's weights only if Monitor is better than in all epochs before, those before a restore included.
+	// BestOnly writes an epoch's weights only if Monitor is better than in all earlier epochs, including
+	// those before a restore.
 	BestOnly bool
-	// Monitor is the loss or metric that says how good an epoch is. Default "val_loss".
+	// Monitor is the loss or metric by which epochs are compared. Default: "val_loss".
 	Monitor string
-	// Larger says that larger is better. Default: for everything but losses.
+	// Larger selects whether a larger value of Monitor is better. Default: false for losses, true for
+	// everything else.
 	Larger *bool
 }
 
-// NewModelCheckpoint returns a callback that writes the weights after every epoch (Keras' ModelCheckpoint with save_weights_only).
+// NewModelCheckpoint returns a callback that writes the weights after every epoch (Keras' ModelCheckpoint
+// with save_weights_only). Every worker needs the callback. Fit fails at its start if Path or Monitor names a
+// number that will not exist.
 func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error) {
 	if cfg.Path == "" {
 		return Callback{}, fmt.Errorf("train: ModelCheckpointConfig.Path is empty: want the name of a file")
@@ -75,7 +81,7 @@ func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error)
 	}}, nil
 }
 
-// check returns an error if the numbers that it needs will not be there.
+// check returns an error if Path or Monitor needs a number that will not exist.
 func (c *ModelCheckpointConfig) check(metrics []string, validated bool) error {
 	known := map[string]bool{"loss": true, "val_loss": validated}
 	for _, name := range metrics {
@@ -89,17 +95,17 @@ func (c *ModelCheckpointConfig) check(metrics []string, validated bool) error {
 	known["epoch"], known["step"] = true, true
 	for _, m := range placeholder.FindAllStringSubmatch(c.Path, -1) {
 		if there, ok := known[m[1]]; !ok {
-			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: there is no %s to put into it: want one of %s",
+			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: no number is named %s: want one of %s",
 				c.Path, m[1], strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		} else if !there {
-			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: there is no %s to put into it, as "+
+			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: %s does not exist, because "+
 				"FitConfig.Validation is not set", c.Path, m[1])
 		}
 	}
 	return nil
 }
 
-// numbers returns loss and metrics by the names that Keras gives them in its logs.
+// numbers returns loss and metrics by their names in Keras' logs.
 func (e Epoch) numbers() map[string]float64 {
 	out := map[string]float64{"loss": e.Loss}
 	for name, x := range e.Metrics {
@@ -114,7 +120,7 @@ func (e Epoch) numbers() map[string]float64 {
 	return out
 }
 
-// isBest reports whether the last epoch is better than those before it.
+// isBest reports whether the last epoch is better than all earlier ones.
 func isBest(epochs []Epoch, monitor string, larger bool) (bool, error) {
 	last := len(epochs) - 1
 	now, ok := epochs[last].numbers()[monitor]
@@ -131,7 +137,7 @@ func isBest(epochs []Epoch, monitor string, larger bool) (bool, error) {
 
 var placeholder = regexp.MustCompile(`\{([A-Za-z_][A-Za-z_0-9]*)(?::(0?[0-9]*d|\.[0-9]+f))?\}`)
 
-// fillIn replaces the placeholders of a path.
+// fillIn replaces the placeholders of path with numbers.
 func fillIn(path string, numbers map[string]float64) (string, error) {
 	var err error
 	out := placeholder.ReplaceAllStringFunc(path, func(text string) string {
@@ -139,7 +145,7 @@ func fillIn(path string, numbers map[string]float64) (string, error) {
 		x, ok := numbers[m[1]]
 		switch {
 		case !ok:
-			err = fmt.Errorf("there is no %s to put into it", m[1])
+			err = fmt.Errorf("no number is named %s", m[1])
 			return text
 		case strings.HasSuffix(m[2], "d"):
 			return fmt.Sprintf("%"+m[2], int64(x))

@@ -9,21 +9,21 @@ import (
 	"unicode/utf8"
 )
 
-// ProgressMode says how [NewProgress] shows progress.
+// ProgressMode is the output format of [NewProgress].
 type ProgressMode uint8
 
 // The modes.
 const (
-	ProgressPlain ProgressMode = iota // a line per epoch, and one every ten seconds within it: for files and pipes
-	ProgressBar                       // one line per epoch that is drawn again and again, as Keras': for terminals
+	ProgressPlain ProgressMode = iota // one line per epoch, and one every ten seconds within it: for files and pipes
+	ProgressBar                       // one line per epoch, redrawn continually, as in Keras: for terminals
 )
 
-// ProgressConfig says how progress is shown.
+// ProgressConfig configures [NewProgress].
 type ProgressConfig struct {
-	Out   io.Writer
-	Mode  ProgressMode
-	Unit  string     // what examples are called: "images"; default "examples"
-	Width func() int // columns of the terminal now; nil: 80
+	Out   io.Writer    // receives the output
+	Mode  ProgressMode // default ProgressPlain
+	Unit  string       // the name of examples, such as "images"; default "examples"
+	Width func() int   // returns the current width of the terminal, in columns; nil: 80
 }
 
 const (
@@ -33,7 +33,8 @@ const (
 	barWidthMax = 24
 )
 
-// NewProgress returns a callback that shows each epoch's steps, time, examples per second, loss and metrics.
+// NewProgress returns a callback that prints each epoch's steps, time, examples per second, loss and metrics.
+// It ignores write errors of cfg.Out. A callback serves one Fit at a time.
 func NewProgress(cfg ProgressConfig) Callback {
 	if cfg.Unit == "" {
 		cfg.Unit = "examples"
@@ -50,14 +51,14 @@ func NewProgress(cfg ProgressConfig) Callback {
 	}
 }
 
-// progress shows one Fit.
+// progress prints the progress of one Fit.
 type progress struct {
 	cfg      ProgressConfig
 	epoch    EpochBegin
 	shown    time.Time     // when the last line was written
 	duration time.Duration // of the epoch's steps
-	open     bool          // the cursor stands behind an unfinished line
-	pending  *Step         // the last step of the epoch, if it is not shown
+	open     bool          // the current line has no line end yet
+	pending  *Step         // the last step of the epoch, if not shown yet
 }
 
 func (p *progress) begin(e EpochBegin) {
@@ -125,7 +126,7 @@ func (p *progress) end(e Epoch) {
 	p.open = false
 }
 
-// close shows how far an unfinished epoch came, and ends a line that is left open.
+// close shows the last step of an incomplete epoch, and ends an open line.
 func (p *progress) close() {
 	if p.pending != nil {
 		p.show(*p.pending)
@@ -136,8 +137,8 @@ func (p *progress) close() {
 	p.open = false
 }
 
-// line returns the count of steps, a bar, and the first of the texts that leaves room for a bar; or, if none does, no bar
-// and the first text that fits, else the last.
+// line returns the count of steps, a bar, and the first of the texts that leaves room for a bar. If none
+// does, it omits the bar and uses the first text that fits, else the last one.
 func (p *progress) line(step, steps int, texts ...string) string {
 	head := count(step, steps) + " "
 	for _, text := range texts {
@@ -156,7 +157,7 @@ func (p *progress) line(step, steps int, texts ...string) string {
 
 func (p *progress) fits(line string) bool { return utf8.RuneCountInString(line) < p.cfg.Width() }
 
-// clip shortens a line to so many columns.
+// clip shortens a line to the given number of columns.
 func clip(line string, columns int) string {
 	if utf8.RuneCountInString(line) <= columns {
 		return line
@@ -191,7 +192,8 @@ func plural(n int, word string) string {
 	return fmt.Sprintf("%d %ss", n, word)
 }
 
-// numbers prints loss and metrics: prefix before each name, is between name and number, and sep between two of them.
+// numbers formats loss and metrics: prefix before each name, is between name and number, and sep between two
+// of them.
 func numbers(r Result, prefix, is, sep string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%sloss%s%.4g", prefix, is, r.Loss)
@@ -201,7 +203,7 @@ func numbers(r Result, prefix, is, sep string) string {
 	return b.String()
 }
 
-// short prints a duration with two or three digits: 830µs, 12ms, 4.1s, 2m05s.
+// short formats a duration with two or three digits: 830µs, 12ms, 4.1s, 2m05s.
 func short(d time.Duration) string {
 	switch {
 	case d == 0:

@@ -1,9 +1,9 @@
 package train
 
-// randomState returns the state that a replica's random numbers start from in one step. It depends on the four numbers
-// only, so a replica's dropout masks are the same wherever and however often the step is computed, and differ between
-// replicas, steps, and the passes of a step. A pass is one [Trainer.Gradients] of the step, from 0; the steps of Fit
-// have one.
+// randomState returns the initial random state of a replica in one step. It depends on the four arguments
+// only. So a replica's dropout masks are the same wherever and however often the step is computed, and differ
+// between replicas, steps and the passes of a step. A pass is one call of [Trainer.Gradients] for the step,
+// from 0; the steps of Fit have one.
 func randomState(seed, step, pass int64, replica int) [3]uint64 {
 	h := mix(uint64(seed))
 	h = mix(h ^ uint64(step))

@@ -17,13 +17,13 @@ import (
 // endTimeout is how long a dataset may take to return after its context has ended.
 const endTimeout = 10 * time.Second
 
-// DataTimeoutError reports that a dataset gave no batch in time, or did not return when its context had ended. It is a
-// distribute.ErrTimeout and a context.DeadlineExceeded for errors.Is.
+// DataTimeoutError reports that a dataset yielded no batch in time, or did not return after its context
+// ended. It matches distribute.ErrTimeout and context.DeadlineExceeded with errors.Is.
 type DataTimeoutError struct {
-	// Waited is how long training has waited.
+	// Waited is how long training waited.
 	Waited time.Duration
-	// Stack is where the goroutine that reads the dataset was at that moment, innermost call first, and then
-	// those that it has started.
+	// Stack is the stack of the goroutine that reads the dataset, innermost call first, followed by those of
+	// the goroutines that it started, at the time of the error.
 	Stack string
 
 	what  string // "the dataset gave no batch for 5m0s"
@@ -47,7 +47,8 @@ type reader struct {
 	done chan struct{} // closed when it ends
 }
 
-// read runs f on a goroutine, and then end with f's error. A panic or runtime.Goexit is an error.
+// read runs f on a new goroutine, and then calls end with f's error. A panic or runtime.Goexit of f becomes
+// an error.
 func read(f func() error, end func(error)) *reader {
 	r := &reader{done: make(chan struct{})}
 	go func() {
@@ -65,7 +66,7 @@ func read(f func() error, end func(error)) *reader {
 	return r
 }
 
-// wait reports whether the goroutine ends within a while.
+// wait reports whether the goroutine ends within d.
 func (r *reader) wait(d time.Duration) bool {
 	deadline, stop := after(d)
 	defer stop()
@@ -77,14 +78,14 @@ func (r *reader) wait(d time.Duration) bool {
 	}
 }
 
-// late is the error of a dataset that gave no batch for so long.
-func (r *reader) late(waited time.Duration) error {
+// noBatchError returns the error for a dataset that yielded no batch for the given time.
+func (r *reader) noBatchError(waited time.Duration) error {
 	return r.timeout(waited, fmt.Sprintf("the dataset gave no batch for %v", waited),
 		"want one within Config.DataTimeout, or a longer DataTimeout (negative: no limit)")
 }
 
-// ignorant is the error of a dataset whose context has ended.
-func (r *reader) ignorant() error {
+// notReturnedError returns the error for a dataset that did not return after its context ended.
+func (r *reader) notReturnedError() error {
 	return r.timeout(endTimeout, fmt.Sprintf("the dataset has not returned within %v after the end of its context",
 		endTimeout),
 		"want an Iter that looks at its context while it waits; its goroutine stays until it returns")
@@ -110,7 +111,7 @@ func (r *reader) timeout(waited time.Duration, what, want string) error {
 // goroutinesShown and framesShown bound the text of an error.
 const goroutinesShown, framesShown = 8, 32
 
-// family returns the goroutine of that number, and those that it and they have started.
+// family returns the goroutine with the given id, and all goroutines that it started, directly or indirectly.
 func family(all []stacks.Goroutine, id uint64) (list []stacks.Goroutine) {
 	members := map[uint64]bool{id: true}
 	for grown := true; grown; {
@@ -131,8 +132,8 @@ func family(all []stacks.Goroutine, id uint64) (list []stacks.Goroutine) {
 	return list
 }
 
-// placeOf returns where the first goroutine is in the user's code, else where the first of the others is, else
-// where the first one is in the library.
+// placeOf returns the frame of user code in which the first goroutine is, else that of the first other
+// goroutine in user code, else the first goroutine's frame in the library.
 func placeOf(list []stacks.Goroutine) (place stacks.Frame, in *stacks.Goroutine) {
 	for i, g := range list {
 		inner := slices.IndexFunc(g.Frames, func(f stacks.Frame) bool { return !f.Standard() })
@@ -148,7 +149,7 @@ func placeOf(list []stacks.Goroutine) (place stacks.Frame, in *stacks.Goroutine)
 	return place, in
 }
 
-// after is time.After that can be stopped. Without a positive duration its channel is nil, on which nothing comes.
+// after is time.After with a stop function. If d is not positive, the channel is nil and never receives.
 func after(d time.Duration) (<-chan time.Time, func()) {
 	if d <= 0 {
 		return nil, func() {}

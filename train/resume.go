@@ -9,32 +9,33 @@ import (
 	"time"
 )
 
-// stand is where a Fit stands between two steps.
-type stand struct {
-	epoch int   // in progress, or to begin next
-	step  int   // steps of it that were made
-	mean  *mean // over them
-	next  place // of the batch to read next
-	cut   bool  // FitConfig.Steps ended the epoch
+// fitPosition is the position of Fit between two steps.
+type fitPosition struct {
+	epoch     int           // in progress, or to begin next
+	step      int           // steps of it that were taken
+	mean      *mean         // over them
+	next      batchPosition // of the batch to read next
+	truncated bool          // the epoch was truncated by FitConfig.Steps
 }
 
-// open reports whether an epoch has steps and was not ended.
-func (s *stand) open() bool { return s.step > 0 && !s.cut }
+// open reports whether the epoch has steps and was not truncated.
+func (p *fitPosition) open() bool { return p.step > 0 && !p.truncated }
 
-// endEpoch comes after an epoch's validation. An epoch that the limit of steps has ended may go on some day, under a higher limit.
+// endEpoch is called after an epoch's validation. An epoch that the limit of steps truncated may be resumed
+// later with a higher limit.
 func (f *fit) endEpoch() {
 	if f.left() == 0 {
-		f.stand.cut = true
+		f.position.truncated = true
 		return
 	}
-	next := place{pass: f.stand.epoch + 1}
-	if f.cfg.StepsPerEpoch > 0 { // one reading for all epochs
-		next = f.stand.next
+	next := batchPosition{pass: f.position.epoch + 1}
+	if f.cfg.StepsPerEpoch > 0 { // one pass continues over all epochs
+		next = f.position.next
 	}
-	f.stand = stand{epoch: f.stand.epoch + 1, next: next}
+	f.position = fitPosition{epoch: f.position.epoch + 1, next: next}
 }
 
-// done tells the callbacks that training has come to its end.
+// done calls the callbacks' OnTrainDone.
 func (f *fit) done(ctx context.Context) error {
 	err := fire(f.cfg.Callbacks, func(c Callback) error {
 		if c.OnTrainDone == nil {
@@ -42,16 +43,16 @@ func (f *fit) done(ctx context.Context) error {
 		}
 		return c.OnTrainDone(ctx, f.history)
 	})
-	if errors.Is(err, ErrStop) { // it has
+	if errors.Is(err, ErrStop) { // it has stopped already
 		return nil
 	}
 	if err != nil {
-		f.t.tellOthers(ctx, err)
+		f.t.failOthers(ctx, err)
 	}
 	return err
 }
 
-// fitState is what a snapshot holds of a Fit.
+// fitState is Fit's part of a snapshot.
 type fitState struct {
 	StepsPerEpoch int          `json:"steps_per_epoch,omitempty"`
 	Batches       int          `json:"batches"` // of the dataset, or -1
@@ -60,7 +61,7 @@ type fitState struct {
 	Pass          int          `json:"pass"`
 	Batch         int          `json:"batch"`
 	Cut           bool         `json:"cut,omitempty"`
-	Mean          *meanState   `json:"mean,omitempty"` // nil: no step of the epoch was made
+	Mean          *meanState   `json:"mean,omitempty"` // nil: no step of the epoch was taken
 	Epochs        []epochState `json:"epochs"`         // the one in progress, if it has steps, last
 	Steps         int          `json:"steps"`
 	Skipped       int          `json:"skipped"`
@@ -87,7 +88,7 @@ type resultState struct {
 	Examples int64            `json:"examples"`
 }
 
-// exact is a float64 as JSON, to the bit but for the payload of a NaN.
+// exact is a float64 whose JSON form preserves all bits, except for the payload of a NaN.
 type exact float64
 
 // MarshalJSON implements json.Marshaler: a number, or a string if it is none.
@@ -110,25 +111,25 @@ func (x *exact) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// state returns where the Fit stands.
+// state returns Fit's state for a snapshot.
 func (f *fit) state() *fitState {
-	if f.t.resume != nil { // it is not taken up yet
+	if f.t.resume != nil { // not resumed yet
 		return f.t.resume
 	}
 	s := &fitState{
 		StepsPerEpoch: f.cfg.StepsPerEpoch, Batches: f.ds.Len(),
-		Epoch: f.stand.epoch, Step: f.stand.step, Pass: f.stand.next.pass, Batch: f.stand.next.batch, Cut: f.stand.cut,
+		Epoch: f.position.epoch, Step: f.position.step, Pass: f.position.next.pass, Batch: f.position.next.batch, Cut: f.position.truncated,
 		Steps: f.history.Steps, Skipped: f.history.Skipped,
 	}
-	if f.stand.step > 0 {
-		m := f.stand.mean
+	if f.position.step > 0 {
+		m := f.position.mean
 		s.Mean = &meanState{Loss: exact(m.loss), Weight: exact(m.weight), Examples: m.examples}
 		for _, sum := range m.sums {
 			s.Mean.Sums = append(s.Mean.Sums, exact(sum))
 		}
 	}
 	for i, e := range f.history.Epochs {
-		if e.Steps == 0 && i == len(f.history.Epochs)-1 && f.stand.step == 0 && e.Epoch == f.stand.epoch {
+		if e.Steps == 0 && i == len(f.history.Epochs)-1 && f.position.step == 0 && e.Epoch == f.position.epoch {
 			continue // begun, but without a step
 		}
 		state := epochState{Epoch: e.Epoch, Steps: e.Steps, Duration: e.Duration, Result: stateOf(e.Result)}
@@ -138,8 +139,8 @@ func (f *fit) state() *fitState {
 		}
 		s.Epochs = append(s.Epochs, state)
 	}
-	if f.stand.open() { // its result comes at its end
-		s.Epochs[len(s.Epochs)-1].Result = stateOf(f.stand.mean.result())
+	if f.position.open() { // the history gets its result at its end only
+		s.Epochs[len(s.Epochs)-1].Result = stateOf(f.position.mean.result())
 	}
 	return s
 }
@@ -160,22 +161,22 @@ func (s resultState) result() Result {
 	return r
 }
 
-// check returns an error if the numbers do not fit together.
+// check returns an error if the numbers are inconsistent.
 func (s *fitState) check() error {
 	least := min(s.StepsPerEpoch, s.Epoch, s.Step, s.Pass, s.Batch, s.Steps, s.Skipped)
 	switch {
 	case least < 0 || s.Batches < -1 || s.Skipped > s.Steps || s.Step > s.Steps:
-		return fmt.Errorf("no Fit can stand at epoch %d, step %d, pass %d, batch %d of %d, with %d steps made and %d of them skipped", s.Epoch, s.Step, s.Pass, s.Batch, s.Batches, s.Steps, s.Skipped)
+		return fmt.Errorf("inconsistent position: epoch %d, step %d, pass %d, batch %d of %d, with %d steps taken and %d of them skipped", s.Epoch, s.Step, s.Pass, s.Batch, s.Batches, s.Steps, s.Skipped)
 	case (s.Mean != nil) != (s.Step > 0) || s.Cut && s.Step == 0:
-		return fmt.Errorf("it stands at step %d of an epoch: its means and its end do not fit that", s.Step)
+		return fmt.Errorf("its position is step %d of an epoch, but its means or its truncation do not match", s.Step)
 	case s.Step > 0 && (len(s.Epochs) == 0 || s.Epochs[len(s.Epochs)-1].Epoch != s.Epoch || s.Epochs[len(s.Epochs)-1].Steps != s.Step):
-		return fmt.Errorf("its history does not end with step %d of epoch %d, where it stands", s.Step, s.Epoch)
+		return fmt.Errorf("its history does not end at its position, step %d of epoch %d", s.Step, s.Epoch)
 	}
 	return nil
 }
 
-// goOn takes up what Trainer.Restore has left for the next Fit.
-func (f *fit) goOn() error {
+// resumePosition applies the position that Trainer.Restore left for the next Fit.
+func (f *fit) resumePosition() error {
 	s := f.t.resume
 	f.t.resume = nil
 	if s == nil {
@@ -184,22 +185,22 @@ func (f *fit) goOn() error {
 	batches := f.ds.Len()
 	switch {
 	case s.StepsPerEpoch != f.cfg.StepsPerEpoch:
-		return fmt.Errorf("train: the training that goes on here had FitConfig.StepsPerEpoch %d: got %d", s.StepsPerEpoch, f.cfg.StepsPerEpoch)
+		return fmt.Errorf("train: resuming: FitConfig.StepsPerEpoch is %d, but the snapshot was taken with %d", f.cfg.StepsPerEpoch, s.StepsPerEpoch)
 	case s.Epoch < f.cfg.InitialEpoch:
-		return fmt.Errorf("train: the training that goes on here stands at epoch %d: FitConfig.InitialEpoch is %d", s.Epoch, f.cfg.InitialEpoch)
+		return fmt.Errorf("train: resuming: FitConfig.InitialEpoch is %d, but the snapshot is at epoch %d", f.cfg.InitialEpoch, s.Epoch)
 	case s.Batches != batches && s.Batches >= 0 && batches >= 0:
-		return fmt.Errorf("train: the training that goes on here had a dataset of %d batches, this one has %d: it is another dataset", s.Batches, batches)
+		return fmt.Errorf("train: resuming: this dataset has %d batches, but the snapshot's had %d: use the same dataset", batches, s.Batches)
 	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.metrics):
-		return fmt.Errorf("train: the training that goes on here had %d metrics, the model has %d", len(s.Mean.Sums), len(f.t.metrics))
+		return fmt.Errorf("train: resuming: the model has %d metrics, but the snapshot's had %d", len(f.t.metrics), len(s.Mean.Sums))
 	}
-	f.stand = stand{epoch: s.Epoch, step: s.Step, next: place{s.Pass, s.Batch}, cut: s.Cut}
+	f.position = fitPosition{epoch: s.Epoch, step: s.Step, next: batchPosition{s.Pass, s.Batch}, truncated: s.Cut}
 	if s.Mean != nil {
 		m := newMean(f.t.metrics)
 		m.loss, m.weight, m.examples = float64(s.Mean.Loss), float64(s.Mean.Weight), s.Mean.Examples
 		for i, sum := range s.Mean.Sums {
 			m.sums[i] = float64(sum)
 		}
-		f.stand.mean = m
+		f.position.mean = m
 	}
 	f.history.Steps, f.history.Skipped = s.Steps, s.Skipped
 	for _, e := range s.Epochs {
@@ -210,8 +211,8 @@ func (f *fit) goOn() error {
 		}
 		f.history.Epochs = append(f.history.Epochs, epoch)
 	}
-	if f.left() != 0 && f.stand.cut { // the epoch goes on
-		f.stand.cut = false
+	if f.left() != 0 && f.position.truncated { // the truncated epoch continues
+		f.position.truncated = false
 		f.history.Epochs[len(f.history.Epochs)-1].Validation = nil
 	}
 	return nil

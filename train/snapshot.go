@@ -13,25 +13,26 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// Snapshot is everything that training needs to go on as if it had never stopped: the bits of every variable, the optimizer's and
-// each replica's own averages included, and where [Trainer.Fit] stands. (What TensorFlow saves instead, averages combined over
-// replicas, is [Trainer.Weights].)
+// Snapshot is the complete state for resuming training as if it had not stopped: the bits of every variable,
+// including the optimizer's and each replica's averages, and the position of [Trainer.Fit]. (TensorFlow saves
+// averages combined over replicas; [Trainer.Weights] returns those.)
 type Snapshot struct {
-	Step        int64 // Trainer.Steps
+	Step        int64 // steps taken, as Trainer.Steps counts them
 	Seed        int64
 	GlobalBatch int
 	Replicas    int
-	// Variables are all variables, by Trainer.Variables. An average has one row per replica.
+	// Variables holds all variables, in the order of Trainer.Variables. An average has one row per replica.
 	Variables []Weight
-	// Facts, Build and Job are what the program says about itself; see [BackupConfig].
+	// Facts, Build and Job describe the program; see [BackupConfig].
 	Facts, Build []Fact
 	Job          string
 
 	passes int64     // Trainer.passes
-	fit    *fitState // nil: made outside of Fit
+	fit    *fitState // nil: taken outside Fit
 }
 
-// Epoch returns the epoch in which Fit stood, from 0, and the steps that it had made of it.
+// Epoch returns Fit's position: the epoch, from 0, and the steps of it that were taken. It returns 0, 0 for a
+// snapshot taken outside Fit.
 func (s *Snapshot) Epoch() (epoch, step int) {
 	if s.fit == nil {
 		return 0, 0
@@ -52,7 +53,8 @@ type snapshotState struct {
 	Fit         *fitState `json:"fit,omitempty"`
 }
 
-// Contents returns the snapshot as package checkpoint writes it.
+// Contents converts the snapshot to the form that package checkpoint writes. The tensors are shared, not
+// copied.
 func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 	state, err := json.Marshal(snapshotState{s.Step, s.passes, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job, s.fit})
 	if err != nil {
@@ -65,7 +67,8 @@ func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
 	return c, nil
 }
 
-// SnapshotOf is the inverse of [Snapshot.Contents].
+// SnapshotOf converts c, as read by package checkpoint, to a Snapshot. It is the inverse of
+// [Snapshot.Contents]. The tensors are shared, not copied.
 func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	var state snapshotState
 	if err := json.Unmarshal(c.State, &state); err != nil {
@@ -73,7 +76,7 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	}
 	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, fit: state.Fit}
 	if s.Step < 0 || s.passes < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
-		return nil, fmt.Errorf("train: snapshot: its state says step %d, %d replicas, global batch %d", s.Step, s.Replicas, s.GlobalBatch)
+		return nil, fmt.Errorf("train: snapshot: invalid state: step %d, %d replicas, global batch %d", s.Step, s.Replicas, s.GlobalBatch)
 	}
 	if s.fit != nil {
 		if err := s.fit.check(); err != nil {
@@ -86,9 +89,11 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	return s, nil
 }
 
-// Snapshot returns the state of training between two steps: in a callback of [Trainer.Fit] with the place at which Fit stands, after
-// [Trainer.Restore] with that at which it will go on, else without. With several workers all call it, the chief gets the snapshot and the others nil; they wait only for
-// the chief's copy of the replicas' averages. The tensors are copies.
+// Snapshot returns the state of training between two steps. In a callback of [Trainer.Fit] it includes Fit's
+// position; after [Trainer.Restore] it includes the position at which Fit will resume; otherwise it has no
+// position. With several workers, every worker calls it: the chief gets the snapshot, the others get nil. The
+// others wait only until the chief has gathered the replicas' averages. The tensors are copies and belong to
+// the caller.
 func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	t.at(PhaseSnapshot)
 	chief := t.strategy.Properties().ShouldCheckpoint
@@ -118,7 +123,7 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// readRows returns the values of a variable on all replicas of all workers, one below the other.
+// readRows returns the values of a variable on all replicas of all workers, one row per replica.
 func (t *Trainer) readRows(ctx context.Context, variable int) (*tensor.Tensor, error) {
 	v := t.variables[variable]
 	rows := make([]distribute.Value, len(t.parts))
@@ -134,7 +139,7 @@ func (t *Trainer) readRows(ctx context.Context, variable int) (*tensor.Tensor, e
 
 func rowShape(rows int, shape []int) []int { return append([]int{rows}, shape...) }
 
-// gather concatenates a tensor of each local replica, and of those of other workers, along their first dimension.
+// gather concatenates one tensor per replica, of all workers, along the first dimension.
 func (t *Trainer) gather(ctx context.Context, rows []distribute.Value) (*tensor.Tensor, error) {
 	if !t.others() {
 		pieces := make([][]*tensor.Tensor, len(rows))
@@ -150,23 +155,24 @@ func (t *Trainer) gather(ctx context.Context, rows []distribute.Value) (*tensor.
 	return all.(*tensor.Tensor), nil
 }
 
-// Restored says what [Trainer.Restore] did.
+// Restored is the result of [Trainer.Restore].
 type Restored struct {
-	Found          bool // there was a snapshot
-	Step           int64
-	Epoch, EpochAt int    // where Fit goes on: the epoch, from 0, and its steps that were made
-	Path           string // of the snapshot's folder, on the chief's machine; [Backup.Restore] sets it
-	Refused        []string
-	Differ         []string // why the bits are no longer those of an undisturbed training, from here on
+	Found          bool     // a snapshot was restored
+	Step           int64    // steps taken before the snapshot
+	Epoch, EpochAt int      // where Fit resumes: the epoch, from 0, and the number of its steps that were taken
+	Path           string   // the snapshot's folder, on the chief's machine; set by [Backup.Restore]
+	Refused        []string // newer snapshots that could not be read, with the cause; set by [Backup.Restore]
+	Differ         []string // reasons why the bits differ from those of an uninterrupted training from here on
 }
 
-// Restore sets all variables, the number of steps, and where the next [Trainer.Fit] goes on, to those of a snapshot. With several
-// workers all call it: the chief's counts, the others may give nil, and learn it from the chief. Without a snapshot (nil on the
-// chief) nothing happens.
+// Restore sets all variables, the number of steps, and the position at which the next [Trainer.Fit] resumes,
+// to those of a snapshot. With several workers, every worker calls it. The chief sends its snapshot to the
+// others, which may pass nil. If the chief passes nil, nothing happens.
 //
-// The trainer must have the snapshot's variables, seed and global batch. It may have another number of workers, which changes no
-// bit, or of replicas: then every replica gets the mean of the averages of the snapshot's replicas, and [Restored] says that bits
-// differ from here on. On error nothing was changed, unless the engine itself failed.
+// The trainer must have the snapshot's variables, seed and global batch. It may have another number of
+// workers, which changes no bit. If it has another number of replicas, every replica gets the mean of the
+// averages of the snapshot's replicas, and [Restored] reports that bits differ from here on. On error nothing
+// has changed, unless the engine itself failed.
 func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
 	s, _, err := t.share(ctx, s, shared{}, nil)
 	if s == nil || err != nil {
@@ -175,7 +181,7 @@ func (t *Trainer) Restore(ctx context.Context, s *Snapshot) (Restored, error) {
 	return t.restore(s)
 }
 
-// restore is Restore of a snapshot that all workers have.
+// restore implements Restore once all workers have the snapshot.
 func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	values, err := t.fitSnapshot(s)
 	if err != nil {
@@ -201,10 +207,10 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 	return r, nil
 }
 
-// fitSnapshot returns, by variable, the value of each replica: one alone if all have the same.
+// fitSnapshot returns, by variable, the value of each replica, or a single value if it is the same on all.
 func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 	if s.Seed != t.config.Seed || s.GlobalBatch != t.config.GlobalBatch {
-		return nil, fmt.Errorf("train: restore: the snapshot was made with seed %d and a global batch of %s, and this training has seed %d and %s: it would not be the same training; to start from the weights alone use SetWeights",
+		return nil, fmt.Errorf("train: restore: the snapshot was made with seed %d and a global batch of %s, and this training has seed %d and %s: it would be a different training; to start from the weights alone, use SetWeights",
 			s.Seed, plural(s.GlobalBatch, "example"), t.config.Seed, plural(t.config.GlobalBatch, "example"))
 	}
 	byName := make(map[string]*tensor.Tensor, len(s.Variables))
@@ -231,7 +237,7 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 		case s.Replicas != t.strategy.NumReplicasInSync() && v.DType.IsFloat():
 			values[i] = []*tensor.Tensor{meanOfRows(value, v.Shape)}
 		default:
-			for r := range s.Replicas { // of a counter all rows are alike
+			for r := range s.Replicas { // all rows of a counter are equal
 				values[i] = append(values[i], value.Rows(r, r+1).Reshape(v.Shape...))
 			}
 		}
@@ -266,15 +272,15 @@ func meanOfRows(rows *tensor.Tensor, shape []int) *tensor.Tensor {
 	return out
 }
 
-// shared is what the chief tells the other workers before the tensors.
+// shared is the chief's message to the other workers, sent before the tensors.
 type shared struct {
 	Restored Restored `json:"restored"`
 	Saves    bool     `json:"saves"`
-	Anew     bool     `json:"anew"`  // there are newer snapshots than that it goes on from
+	Anew     bool     `json:"anew"`  // newer snapshots than the restored one exist
 	Every    int      `json:"every"` // BackupConfig.EverySteps
 
 	Failure string          `json:"failure,omitempty"`
-	State   json.RawMessage `json:"state,omitempty"` // nil: there is no snapshot
+	State   json.RawMessage `json:"state,omitempty"` // nil: no snapshot
 	Tensors []sharedTensor  `json:"tensors,omitempty"`
 }
 
@@ -284,10 +290,10 @@ type sharedTensor struct {
 	Shape []int        `json:"shape"`
 }
 
-// value returns the tensor whose elements are these bytes.
+// value returns the tensor with the given bytes as its elements.
 func (s sharedTensor) value(elements []byte) (*tensor.Tensor, error) {
 	if !s.DType.Valid() || s.DType == tensor.String {
-		return nil, fmt.Errorf("it says dtype %d: want one of numbers", s.DType)
+		return nil, fmt.Errorf("invalid dtype %d: want a numeric dtype", s.DType)
 	}
 	n, empty := 1, false
 	for _, d := range s.Shape {
@@ -295,7 +301,7 @@ func (s sharedTensor) value(elements []byte) (*tensor.Tensor, error) {
 		case d == 0:
 			empty = true
 		case d < 0 || n > math.MaxInt/8/d: // more than can be addressed
-			return nil, fmt.Errorf("it says shape %s", tensor.FormatShape(s.Shape))
+			return nil, fmt.Errorf("invalid shape %s", tensor.FormatShape(s.Shape))
 		default:
 			n *= d
 		}
@@ -304,14 +310,14 @@ func (s sharedTensor) value(elements []byte) (*tensor.Tensor, error) {
 		n = 0
 	}
 	if n*s.DType.Bytes() != len(elements) {
-		return nil, fmt.Errorf("it sent %d bytes for %v%s", len(elements), s.DType, tensor.FormatShape(s.Shape))
+		return nil, fmt.Errorf("got %d bytes for %v%s", len(elements), s.DType, tensor.FormatShape(s.Shape))
 	}
 	out := tensor.New(s.DType, s.Shape...)
 	copy(out.Memory().HostBytes(), elements)
 	return out, nil
 }
 
-// share gives all workers the chief's snapshot and what it says of it, or the error with which it has none.
+// share sends the chief's snapshot and message to all workers, or the error that the chief failed with.
 func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failure error) (*Snapshot, shared, error) {
 	if !t.others() {
 		return s, message, failure
@@ -335,11 +341,11 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failur
 		for _, v := range tensors {
 			message.Tensors = append(message.Tensors, sharedTensor{v.Name, v.Value.DType(), v.Value.Shape()})
 		}
-		head, _ = json.Marshal(message) // strings, numbers, and JSON that was made so
+		head, _ = json.Marshal(message) // cannot fail: strings, numbers, and JSON made by Marshal
 	}
 	head, err := t.fromChief(ctx, chief, head)
 	if err != nil {
-		return nil, message, fmt.Errorf("train: restore: learning from the chief what it restores: %w", err)
+		return nil, message, fmt.Errorf("train: restore: receiving the chief's message: %w", err)
 	}
 	message = shared{}
 	switch err := json.Unmarshal(head, &message); {
@@ -372,13 +378,13 @@ func (t *Trainer) share(ctx context.Context, s *Snapshot, message shared, failur
 	return s, message, err
 }
 
-// fromChief gives every worker the chief's bytes.
+// fromChief returns the chief's bytes on every worker.
 func (t *Trainer) fromChief(ctx context.Context, chief bool, mine []byte) ([]byte, error) {
 	return t.fromWorker(ctx, chief, mine)
 }
 
-// fromWorker gives every worker the bytes of the one that has set sends: a gather to which only its first replica adds
-// some.
+// fromWorker returns, on every worker, the bytes of the worker that set sends. It is a gather to which only
+// that worker's first replica contributes.
 func (t *Trainer) fromWorker(ctx context.Context, sends bool, mine []byte) ([]byte, error) {
 	rows := make([]distribute.Value, len(t.parts))
 	for i := range rows {

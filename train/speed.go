@@ -6,18 +6,18 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute"
 )
 
-// Speed is measured over the steps after the first of a Fit, which warms everything up (over that one if there is no other).
-// Its time is the steps' own, with the wait for their batches, without validation and callbacks.
+// Speed is the training throughput of a Fit. It excludes the first step, a warm-up, unless that is the only
+// one. Its time includes waiting for batches, and excludes validation and callbacks.
 type Speed struct {
 	Steps             int
 	Examples          int64
 	Duration          time.Duration
 	ExamplesPerSecond float64
-	ReduceShare       float64 // of the replicas' time, spent in moving and adding
-	WaitShare         float64 // of the replicas' time, spent in waiting for other replicas
+	ReduceShare       float64 // share of the replicas' time spent in all-reduces, from 0 to 1
+	WaitShare         float64 // share of the replicas' time spent waiting for other replicas, from 0 to 1
 }
 
-// stopwatch adds up steps for a Speed.
+// stopwatch accumulates steps for a Speed.
 type stopwatch struct {
 	first, rest lap
 }

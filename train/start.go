@@ -15,12 +15,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// startEqual gives all workers the chief's initial values, as TensorFlow's multi-worker strategy does when it makes variables: a model may
-// begin with random ones. First it makes sure that the workers mean the same model.
+// startEqual sends the chief's initial values to all workers, as TensorFlow's multi-worker strategy does when
+// it creates variables, because a model may draw random ones. First it checks that all workers have the same
+// model.
 func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
-			t.tellOthers(ctx, err)
+			t.failOthers(ctx, err)
 		}
 	}()
 	if t.initial, err = t.initialPrint(); err != nil {
@@ -30,16 +31,16 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	mine := t.describe()
 	theirs, err := t.fromChief(ctx, chief, []byte(strings.Join(mine, "\n")))
 	if err != nil {
-		return fmt.Errorf("train: learning from the chief what model it has: %w", err)
+		return fmt.Errorf("train: receiving the chief's model description: %w", err)
 	}
 	for i, line := range strings.Split(string(theirs), "\n") {
 		switch {
 		case i >= len(mine):
-			return fmt.Errorf("train: this worker has another model than the chief: the chief has also %s", line)
+			return fmt.Errorf("train: this worker's model differs from the chief's: the chief also has %s", line)
 		case mine[i] != line:
-			return fmt.Errorf("train: this worker has another model than the chief: %s, where the chief has %s", mine[i], line)
+			return fmt.Errorf("train: this worker's model differs from the chief's: it has %s, the chief has %s", mine[i], line)
 		case i == strings.Count(string(theirs), "\n") && len(mine) > i+1:
-			return fmt.Errorf("train: this worker has another model than the chief: it has also %s", mine[i+1])
+			return fmt.Errorf("train: this worker's model differs from the chief's: it also has %s", mine[i+1])
 		}
 	}
 	if err := t.comparePrograms(ctx); err != nil {
@@ -52,7 +53,7 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 		}
 		bits, err := t.fromChief(ctx, chief, value.Memory().HostBytes())
 		if err != nil {
-			return fmt.Errorf("train: getting the initial value of %s from the chief: %w", v.Name, err)
+			return fmt.Errorf("train: receiving the initial value of %s from the chief: %w", v.Name, err)
 		}
 		copy(value.Memory().HostBytes(), bits)
 		for replica := range t.parts {
@@ -64,9 +65,9 @@ func (t *Trainer) startEqual(ctx context.Context) (err error) {
 	return nil
 }
 
-// comparePrograms returns an error unless all workers compute the same, constants included: rates and layers are not
-// among the variables. Engines of different names build different programs of one model, so only workers whose engines
-// have the same name are compared. All workers come to the same outcome.
+// comparePrograms returns an error unless all workers compute the same, including constants, because rates
+// and layers are not variables. Engines with different names build different programs from one model, so only
+// workers with the same engine name are compared. All workers get the same result.
 func (t *Trainer) comparePrograms(ctx context.Context) error {
 	var lines []string
 	if p, ok := t.program.(engine.Described); ok {
@@ -109,7 +110,7 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 	return nil
 }
 
-// programDifference says where the descriptions of two workers' programs part.
+// programDifference describes the first difference between two workers' programs.
 func programDifference(v, w int, a, b string) string {
 	x, y := strings.Split(a, "\n"), strings.Split(b, "\n")
 	for i := range min(len(x), len(y)) {
@@ -117,10 +118,10 @@ func programDifference(v, w int, a, b string) string {
 			return fmt.Sprintf("worker %d computes %q, where worker %d computes %q", w, y[i], v, x[i])
 		}
 	}
-	return fmt.Sprintf("that of worker %d has %d operations, that of worker %d has %d", w, len(y), v, len(x))
+	return fmt.Sprintf("the program of worker %d has %d operations, that of worker %d has %d", w, len(y), v, len(x))
 }
 
-// describe says in a line each what must be the same on all workers, or their steps do not fit together.
+// describe lists, one per line, the properties that must be the same on all workers for their steps to match.
 func (t *Trainer) describe() []string {
 	out := []string{
 		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed), fmt.Sprintf("%d packs", len(t.packs)), fmt.Sprintf("metrics %q", t.metrics),
@@ -132,7 +133,7 @@ func (t *Trainer) describe() []string {
 	return out
 }
 
-// initialPrint is the first bits of a hash of all values that the model begins with here.
+// initialPrint returns a 64-bit prefix of the hash of all initial values on this worker.
 func (t *Trainer) initialPrint() (uint64, error) {
 	prints, err := t.fingerprints()
 	if err != nil {
@@ -146,10 +147,10 @@ func (t *Trainer) initialPrint() (uint64, error) {
 	return binary.LittleEndian.Uint64(sum[:]), nil
 }
 
-// chiefError is a failure of the chief's, as the other workers learn of it.
+// chiefError is a failure on the chief, as the other workers receive it.
 type chiefError struct{ text string }
 
 func (e *chiefError) Error() string { return "train: restore: on the chief: " + e.text }
 
-// FromWorker says whose failure it is (see worker.Worker.Fail).
+// FromWorker returns the worker that failed (see worker.Worker.Fail): 0, the chief.
 func (e *chiefError) FromWorker() int { return 0 }

@@ -12,13 +12,13 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// scalarName is what errors call the vector of loss and metrics.
+// scalarNames names the vector of loss and metrics in errors.
 var scalarNames = []string{"loss and metrics"}
 
-// step makes one training step: gradients, their sum over replicas, apply, and then the new values on all
-// replicas or on none. stop says that a worker had asked to stop before: then it was not made, on any worker.
-// problem is not nil if loss or gradients are not finite; then made says whether the step was taken all the
-// same.
+// step runs one training step: it computes gradients, all-reduces and applies them, and then makes the new
+// values visible on all replicas or on none. stop reports that a worker requested a stop before this step;
+// then no worker took it. problem is not nil if loss or gradients are not finite; then made reports whether
+// the step was taken anyway.
 func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, problem *NotFiniteError, err error) {
 	g.stop = t.wantsStop()
 	once := func() (stop bool, err error) {
@@ -31,12 +31,12 @@ func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, pr
 	}
 	g.tolerated = t.tolerates()
 	if stop, err = once(); !errors.Is(err, errNotFinite) {
-		if made = err == nil && !stop; made && !t.allFinite() { // one of those that nobody is told of
+		if made = err == nil && !stop; made && !t.allFinite() { // not reported, see tolerates
 			t.notFinite++
 			loss, _ := t.scalars()
 			problem = &NotFiniteError{
 				Step: t.committed, Loss: loss, Replica: -1, Example: -1,
-				Detail: "the first ones are in the log, with why",
+				Detail: "see the log for the first ones, with their causes",
 			}
 		}
 		return made, stop, problem, err
@@ -44,12 +44,13 @@ func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, pr
 	if problem, err = t.report(ctx, g, false); err != nil || t.config.NotFinite == SkipNotFinite {
 		return false, false, problem, err
 	}
-	g.tolerated = true // the same step once more: the report has computed it anew
+	g.tolerated = true // repeat the step: report has recomputed and discarded it
 	stop, err = once()
 	return err == nil && !stop, stop, problem, err
 }
 
-// reduceAndApply applies each of the program's packs when its gradients are there, while those of later packs still travel.
+// reduceAndApply applies each pack as soon as its gradients are reduced, while later packs are still being
+// reduced.
 func (t *Trainer) reduceAndApply(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
 	if len(t.packs) == 1 {
 		if err := t.reduceGradients(ctx, r, g); err != nil {
@@ -97,10 +98,10 @@ func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globa
 	return out, nil
 }
 
-// flat is a replica's gradients as one list, the program's packs one after the other.
+// flat lists a replica's gradients of all packs, in the order of packs.
 type flat struct {
 	dst, src []*tensor.Tensor
-	left     []int // by pack: gradients that are not reduced yet
+	left     []int // by pack: number of gradients not reduced yet
 }
 
 func (p *part) flatten() {
@@ -112,7 +113,7 @@ func (p *part) flatten() {
 	}
 }
 
-// take sorts the gradients of a step by packs.
+// take stores the gradients of a step by pack.
 func (p *part) take(packs []pack, gradients []*tensor.Tensor) {
 	for k, pack := range packs {
 		for i, parameter := range pack.parameters {
@@ -121,9 +122,9 @@ func (p *part) take(packs []pack, gradients []*tensor.Tensor) {
 	}
 }
 
-// transact runs f on every replica, then commits on all or, if any failed or a worker had asked to stop,
-// discards on all. g is the batch whose scalars f reduces; nil: it reduces none. If they are not finite, and
-// that is not tolerated, it ends with errNotFinite.
+// transact runs f on every replica, then commits on all. If f failed on any replica, or a worker requested a
+// stop, it discards on all. g is the batch whose scalars f reduces, or nil if it reduces none. transact
+// returns errNotFinite if the scalars are not finite and g does not tolerate that.
 func (t *Trainer) transact(ctx context.Context, g *globalBatch, f func(context.Context, *distribute.Replica) error) (stop bool, err error) {
 	err = t.run(ctx, f)
 	stop = err == nil && g != nil && t.stopAgreed()
@@ -152,53 +153,53 @@ func (t *Trainer) discard() {
 	}
 }
 
-// run runs f on every replica, and returns when no replica is inside f any more. After a failure distribute.Run waits for the
-// others only so long; f, which calls nothing but the engine and the reductions, always ends, and until it has, nobody may
-// touch the engine's variables.
+// run runs f on every replica, and returns when every call of f has returned. After a failure, distribute.Run
+// waits for the other replicas for a limited time only. f calls only the engine and the reductions, so it
+// always returns; until then the engine's variables must not be touched.
 func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
-	var inside door
+	var running callGroup
 	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		if !inside.enter() {
-			return nil, errOver
+		if !running.enter() {
+			return nil, errStepEnded
 		}
-		defer inside.leave()
+		defer running.leave()
 		return nil, f(ctx, r)
 	})
-	inside.closeAndWait()
+	running.closeAndWait()
 	return err
 }
 
-// errOver is what a replica returns that comes to a step only after the others have failed. Nobody sees it: the first failure is the
-// Run's.
-var errOver = errors.New("train: the step is over")
+// errStepEnded is returned by a replica that starts a step after others have failed. Callers never see it,
+// because Run returns the first failure.
+var errStepEnded = errors.New("train: the step has ended")
 
-// door counts who is inside until it is closed.
-type door struct {
+// callGroup counts running calls. After closeAndWait it accepts no more.
+type callGroup struct {
 	mu     sync.Mutex
 	closed bool
 
-	inside sync.WaitGroup
+	running sync.WaitGroup
 }
 
-func (d *door) enter() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.closed {
-		d.inside.Add(1)
+func (c *callGroup) enter() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.running.Add(1)
 	}
-	return !d.closed
+	return !c.closed
 }
 
-func (d *door) leave() { d.inside.Done() }
+func (c *callGroup) leave() { c.running.Done() }
 
-func (d *door) closeAndWait() {
-	d.mu.Lock()
-	d.closed = true
-	d.mu.Unlock()
-	d.inside.Wait()
+func (c *callGroup) closeAndWait() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.running.Wait()
 }
 
-// reduceGradients leaves the sums of all replicas' gradients, of loss and of metrics in the replica's part.
+// reduceGradients writes the sums of all replicas' gradients, loss and metrics to the replica's part.
 func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g *globalBatch) error {
 	p := &t.parts[r.LocalID()]
 	out, err := t.gradients(ctx, r, g)
@@ -216,12 +217,12 @@ func (t *Trainer) reduceGradients(ctx context.Context, r *distribute.Replica, g 
 	return t.reduceScalars(ctx, r, g, out.Loss, out.Metrics)
 }
 
-// sum is what a model's own all-reduces call, inside of the gradients step.
+// sum implements the all-reduces inside a model, which run during the gradients program.
 func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tensor, names []string) error {
 	return t.parts[replica].replica.AllReduceInto(ctx, distribute.Sum, dst, src, names)
 }
 
-// reduceScalars sums up loss and metrics, and with them what the workers must agree on.
+// reduceScalars all-reduces loss and metrics, together with the values that the workers compare.
 func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64, metrics []float64) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
@@ -238,13 +239,13 @@ func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *g
 	return t.checkAgreement(ctx, r, g, tensor.Data[float64](p.global[0])[1+n:])
 }
 
-// scalars returns the loss and the sums of metrics over all replicas, of the last step. They are overwritten by the next.
+// scalars returns the last step's loss and sums of metrics over all replicas. The next step overwrites them.
 func (t *Trainer) scalars() (loss float64, sums []float64) {
 	s := tensor.Data[float64](t.parts[0].global[0])
 	return s[0], s[1 : 1+len(t.metrics)]
 }
 
-// apply applies all packs, by one of the program's methods.
+// apply applies all packs with the given method of the program.
 func (t *Trainer) apply(ctx context.Context, r *distribute.Replica, pack func(ctx context.Context, replica, pack int) error) error {
 	t.replicaAt(r, PhaseApply)
 	for k := range t.packs {
@@ -255,15 +256,16 @@ func (t *Trainer) apply(ctx context.Context, r *distribute.Replica, pack func(ct
 	return nil
 }
 
-// Gradients returns the gradients of b's mean loss, reduced over all replicas, by the order of [Trainer.Parameters],
-// and loss and metrics. With [Trainer.ApplyGradients] it makes up a training loop of one's own, which may clip,
-// accumulate or record gradients in between. The tensors belong to the caller. A batch whose weights add up to 0 is an
-// error.
+// Gradients returns the gradients of the mean loss of b, reduced over all replicas, in the order of
+// [Trainer.Parameters], and loss and metrics. With [Trainer.ApplyGradients] it forms a custom training loop,
+// which may clip, accumulate or record gradients in between. b is a global batch of at most
+// Config.GlobalBatch examples, the same on all workers. The caller owns the returned tensors. A batch whose
+// weights add up to 0 is an error.
 //
-// It is a forward and a backward pass in training mode: what the model function changes is changed by each call (moving
-// averages of batch normalization, counters of learning-rate schedules in the model), as by a training=True call in
-// Keras, and each call draws its own random numbers (dropout). Parameters and the optimizer's slots keep their values
-// until ApplyGradients. On error no variable has changed.
+// Gradients runs a forward and a backward pass in training mode, as a training=True call in Keras does. So
+// each call changes the variables that the model function changes (moving averages of batch normalization,
+// counters of learning-rate schedules in the model), and draws new random numbers (dropout). Parameters and
+// the optimizer's slots keep their values until ApplyGradients. On error no variable has changed.
 func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor, Result, error) {
 	g, err := t.borrow(true)
 	if err != nil {
@@ -292,16 +294,17 @@ func (t *Trainer) Gradients(ctx context.Context, b data.Batch) ([]*tensor.Tensor
 			out[parameter] = t.parts[0].sums[k][i].Clone()
 		}
 	}
-	t.commit() // no pack was applied: this shows what the forward pass changed
+	t.commit() // no pack was applied: commits only what the forward pass changed
 	t.passes++
 	m := newMean(t.metrics)
 	m.add(g, t)
 	return out, m.result(), nil
 }
 
-// ApplyGradients makes the optimizer's step on every replica from gradients that are already reduced over replicas, one per
-// parameter by the order of [Trainer.Parameters] (Keras' apply_gradients without aggregation). On error no variable has
-// changed; what [Trainer.Gradients] has changed before remains.
+// ApplyGradients takes the optimizer's step on every replica, with gradients that are already reduced over
+// replicas: one per parameter, in the order of [Trainer.Parameters]. It is Keras' apply_gradients without
+// aggregation. With several workers, every worker calls it with the same gradients. On error no variable has
+// changed, except by an earlier [Trainer.Gradients].
 func (t *Trainer) ApplyGradients(ctx context.Context, gradients []*tensor.Tensor) error {
 	parameters := t.Parameters()
 	if len(gradients) != len(parameters) {

@@ -12,8 +12,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Trainer trains one model over one strategy. One goroutine at a time may use it, but for [Trainer.Stop]; callbacks of [Trainer.Fit]
-// may use it too, but must not call Fit.
+// Trainer trains one model over one strategy. Only one goroutine at a time may use it, except for
+// [Trainer.Stop], which any goroutine may call. Callbacks of [Trainer.Fit] may use it, but must not call Fit.
+// The caller must call [Trainer.Close].
 type Trainer struct {
 	strategy  *distribute.Strategy
 	program   engine.Program
@@ -21,9 +22,9 @@ type Trainer struct {
 	parts     []part // by replica
 	spare     []*globalBatch
 	packs     []pack
-	central   bool                                               // there is one copy of the variables for all replicas
-	inPlace   bool                                               // gradients are reduced where they lie
-	applySums func(ctx context.Context, replica, pack int) error // the program's Apply, or its ApplyInPlace
+	central   bool                                               // one copy of the variables serves all replicas
+	inPlace   bool                                               // gradients are reduced in the engine's memory
+	applySums func(ctx context.Context, replica, pack int) error // the program's Apply or ApplyInPlace
 	flatNames []string                                           // of all packs' parameters, one pack after the other
 	flatPacks []int                                              // the pack of each
 
@@ -37,49 +38,51 @@ type Trainer struct {
 	fitting   *fit        // in progress
 	resume    *fitState   // where the next Fit goes on; nil: at its beginning
 
-	assigned assigned    // values that variables were set to
-	initial  uint64      // first bits of a hash of what the model began with on this worker, before the chief's values; with several workers
-	stopping atomic.Bool // Stop was called
-	wish     bool        // a callback of the Fit in progress has asked to stop, which the other workers do not know yet
+	assigned      assigned    // values that variables were set to
+	initial       uint64      // with several workers: prefix of a hash of this worker's own initial values, before it got the chief's
+	stopping      atomic.Bool // Stop was called
+	stopRequested bool        // a callback of the current Fit asked to stop; the other workers do not know it yet
 
-	notFinite int // batches that were not finite, and did not end what it was
+	notFinite int // non-finite batches that did not end Fit or Evaluate
 }
 
-// pack is a group of parameters that is reduced and applied at once.
+// pack is a group of parameters whose gradients are reduced and applied together.
 type pack struct {
-	parameters []int // indices, rising
+	parameters []int // indices, increasing
 	names      []string
 }
 
-// part is what a replica keeps from step to step.
+// part is the state that a local replica keeps from step to step.
 type part struct {
 	inputs    [][]*tensor.Tensor // by pack: apply's input buffers
 	gradients [][]*tensor.Tensor // by pack: of the current step
-	sums      [][]*tensor.Tensor // by pack: where they are reduced to: inputs, or gradients
-	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics, and what the workers agree on
-	global    []*tensor.Tensor   // the same, over all replicas
+	sums      [][]*tensor.Tensor // by pack: where the sums are written: inputs or gradients
+	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics, and the values that the workers compare
+	global    []*tensor.Tensor   // the sum of local over all replicas
 	flat      flat               // gradients and sums as one list
-	notFinite int                // the first parameter whose gradient's sum was found not to be finite; -1: none
+	notFinite int                // the first parameter whose gradient sum is not finite; -1: none
 
 	replica *distribute.Replica // of the step in progress
 }
 
-// New compiles m for the replicas of s. The strategy must have an engine, and outlive the trainer. With several workers all call New,
-// with the same model and configuration; they begin with the chief's initial values.
+// New compiles m for the replicas of s. The strategy must have an engine and must outlive the trainer. With
+// several workers, every worker calls New with the same model and configuration, and starts from the chief's
+// initial values. New returns an error if the configuration is invalid, the model does not compile, or the
+// workers' models differ.
 func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config) (*Trainer, error) {
 	if s.Engine() == nil {
 		return nil, errors.New("train: the strategy has no engine: set Engine in its configuration")
 	}
 	t := &Trainer{strategy: s, assigned: assigned{variable: -1}}
 	if err := cfg.complete(ctx, s.Options().Timeout); err != nil {
-		t.tellOthers(ctx, err)
+		t.failOthers(ctx, err)
 		return nil, err
 	}
 	n := s.NumReplicasInSync()
 	t.config = cfg
-	if err := t.refuseShard(cfg.Data); cfg.Data != nil && err != nil {
+	if err := t.rejectShard(cfg.Data); cfg.Data != nil && err != nil {
 		err = fmt.Errorf("train: Config.Data: %w", err)
-		t.tellOthers(ctx, err)
+		t.failOthers(ctx, err)
 		return nil, err
 	}
 	var at *engine.Device
@@ -103,7 +106,7 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	}
 	if err != nil {
 		err = fmt.Errorf("train: compiling the model: %w", err)
-		t.tellOthers(ctx, err)
+		t.failOthers(ctx, err)
 		return nil, err
 	}
 	t.program, t.metrics, t.variables = program, program.Metrics(), program.Variables()
@@ -130,7 +133,8 @@ func New(ctx context.Context, s *distribute.Strategy, m engine.Model, cfg Config
 	return t, nil
 }
 
-// keepsCentral closes a program that does not keep its variables in one place, with an error.
+// keepsCentral returns an error, after closing the program, unless the program keeps one copy of its
+// variables.
 func keepsCentral(s *distribute.Strategy, program engine.Program) error {
 	if p, ok := program.(engine.Central); ok && p.Central() {
 		return nil
@@ -139,39 +143,41 @@ func keepsCentral(s *distribute.Strategy, program engine.Program) error {
 		s.Engine().Name(), s, strings.Join(s.ParameterDevices(), ", ")), program.Close())
 }
 
-// at reports what is about to be done.
+// at reports to Config.Progress the phase that begins.
 func (t *Trainer) at(phase Phase) {
 	if t.config.Progress != nil {
 		t.config.Progress(t.committed+1, phase)
 	}
 }
 
-// replicaAt reports what a replica is about to do, if it is the one that speaks for all of this worker.
+// replicaAt reports the phase that a replica begins. Only the worker's first replica reports.
 func (t *Trainer) replicaAt(r *distribute.Replica, phase Phase) {
 	if r.LocalID() == 0 {
 		t.at(phase)
 	}
 }
 
-// Close frees the program and its variables.
+// Close frees the program and its variables. The trainer must not be used afterwards.
 func (t *Trainer) Close() error {
-	t.spare = nil // their memory may be the program's
+	t.spare = nil // their memory may belong to the program
 	return t.program.Close()
 }
 
 // Strategy returns the strategy that the trainer runs on.
 func (t *Trainer) Strategy() *distribute.Strategy { return t.strategy }
 
-// Parameters lists the trained variables, by name: the order of gradients. The caller must not change it.
+// Parameters lists the trained variables, sorted by name. Gradients have the same order. The caller must not
+// modify the slice.
 func (t *Trainer) Parameters() []engine.Variable { return t.program.Parameters() }
 
-// Variables lists all variables, the optimizer's included, by role, then by name. The caller must not change it.
+// Variables lists all variables, including the optimizer's, sorted by role, then by name. The caller must not
+// modify the slice.
 func (t *Trainer) Variables() []engine.Variable { return t.variables }
 
-// Metrics lists the names of the model's metrics. The caller must not change it.
+// Metrics lists the names of the model's metrics. The caller must not modify the slice.
 func (t *Trainer) Metrics() []string { return t.metrics }
 
-// Steps returns how many steps were made: by Fit, and by ApplyGradients.
+// Steps returns the number of steps taken so far, by Fit and by ApplyGradients.
 func (t *Trainer) Steps() int64 { return t.committed }
 
 func packsOf(p engine.Program) []pack {

@@ -209,7 +209,7 @@ func TestSetWeightsErrors(t *testing.T) {
 	before := p.snapshot()
 	for want, weights := range map[string][]Weight{
 		"bias is missing":                       {{"weights", two}, {"seen", one}},
-		"bias is there twice":                   {{"bias", one}, {"bias", one}},
+		"bias is given twice":                   {{"bias", one}, {"bias", one}},
 		"has no variable b2":                    {{"bias", one}, {"weights", two}, {"seen", one}, {"b2", one}},
 		"bias: got float64(2,), want float64()": {{"bias", two}, {"weights", two}, {"seen", one}},
 		"seen: got float32(), want float64()":   {{"bias", one}, {"weights", two}, {"seen", tensor.Scalar[float32](1)}},

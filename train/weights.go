@@ -15,14 +15,15 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Weight is the value of one variable.
+// Weight is one variable: its name and value.
 type Weight struct {
 	Name  string
 	Value *tensor.Tensor
 }
 
-// Weights returns the model's weights, sorted by name: all variables but the optimizer's slots. Averages are combined over replicas
-// by their mean, as TensorFlow saves sync-on-read variables. The tensors are copies.
+// Weights returns the model's weights, sorted by name: all variables except the optimizer's slots. Averages
+// are the mean over the replicas, as TensorFlow saves sync-on-read variables. The tensors are copies and
+// belong to the caller. With several workers, every worker calls it, because the mean is a collective.
 func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 	var out []Weight
 	for i, v := range t.variables {
@@ -39,12 +40,12 @@ func (t *Trainer) Weights(ctx context.Context) ([]Weight, error) {
 	return out, nil
 }
 
-// weight returns the value of one variable that stands for those of all replicas.
+// weight returns one value of a variable for all replicas.
 func (t *Trainer) weight(ctx context.Context, variable int) (*tensor.Tensor, error) {
 	if v := t.variables[variable]; v.Role == engine.Average && v.DType.IsFloat() && !t.central {
 		return t.readMean(ctx, variable)
 	}
-	return t.program.Read(0, variable) // an average that is no float is a counter, which every replica counts alike
+	return t.program.Read(0, variable) // an average of another type is a counter, with the same value on every replica
 }
 
 func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, error) {
@@ -70,14 +71,15 @@ func (t *Trainer) readMean(ctx context.Context, variable int) (*tensor.Tensor, e
 	return out, nil
 }
 
-// SetWeights sets variables on every replica to the values given, as [Trainer.Weights] returned them. Every variable but
-// the optimizer's slots, which keep their values, must be there once, and nothing else. On error nothing was changed, unless
-// the engine itself failed. With several workers all of them call it alike, as with [Trainer.SetVariable].
+// SetWeights sets variables on every replica to the given values, in the form that [Trainer.Weights] returns.
+// weights must contain every variable exactly once, except the optimizer's slots, which keep their values.
+// The values are copied. On error nothing has changed, unless the engine itself failed. With several workers,
+// every worker must call it with the same values, as with [Trainer.SetVariable].
 func (t *Trainer) SetWeights(weights []Weight) error {
 	byName := make(map[string]*tensor.Tensor, len(weights))
 	for _, w := range weights {
 		if byName[w.Name] != nil {
-			return fmt.Errorf("train: set weights: %s is there twice", w.Name)
+			return fmt.Errorf("train: set weights: %s is given twice", w.Name)
 		}
 		byName[w.Name] = w.Value
 	}
@@ -110,9 +112,9 @@ func (t *Trainer) SetWeights(weights []Weight) error {
 	return nil
 }
 
-// SetVariable sets one variable, of any role, on every replica: the optimizer's learning rate, say, which is a slot. A
-// callback may do it between steps. With several workers all of them call it alike, with the same value: if they do
-// not, the next step fails on all.
+// SetVariable sets one variable, of any role, on every replica: for example the optimizer's learning rate,
+// which is a slot. The value is copied. A callback may call it between steps. With several workers, every
+// worker must call it with the same value; otherwise the next step fails on all workers.
 func (t *Trainer) SetVariable(name string, value *tensor.Tensor) error {
 	i := slices.IndexFunc(t.variables, func(v engine.Variable) bool { return v.Name == name })
 	if i < 0 {
@@ -127,8 +129,8 @@ func (t *Trainer) SetVariable(name string, value *tensor.Tensor) error {
 	return nil
 }
 
-// WeightsHash returns the SHA-256 of what [Trainer.Weights] returns, in hexadecimal: over each weight's name, dtype, shape and
-// bits, by name.
+// WeightsHash returns the SHA-256 of the result of [Trainer.Weights], in hexadecimal. It covers each weight's
+// name, dtype, shape and bits, in the order of names. With several workers, every worker calls it.
 func (t *Trainer) WeightsHash(ctx context.Context) (string, error) {
 	weights, err := t.Weights(ctx)
 	if err != nil {
@@ -137,7 +139,7 @@ func (t *Trainer) WeightsHash(ctx context.Context) (string, error) {
 	return HashWeights(weights), nil
 }
 
-// HashWeights is [Trainer.WeightsHash] of weights that are sorted by name.
+// HashWeights returns the hash that [Trainer.WeightsHash] defines, for weights that are sorted by name.
 func HashWeights(weights []Weight) string {
 	h := sha256.New()
 	var frame []byte // lengths before contents, so that no two lists of weights give the same bytes
@@ -158,8 +160,9 @@ func HashWeights(weights []Weight) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// CheckMirrored returns an error if a parameter or a slot of the optimizer has not the same bits on every replica. It can only
-// come to that if something writes to the variables past the trainer, or the engine does not repeat itself.
+// CheckMirrored returns an error if the bits of a parameter or an optimizer slot differ between this worker's
+// replicas. They differ only if something bypasses the trainer to write to the variables, or the engine is
+// not deterministic.
 func (t *Trainer) CheckMirrored() error {
 	for i, v := range t.variables {
 		if v.Role == engine.Average {
@@ -186,20 +189,21 @@ func (t *Trainer) CheckMirrored() error {
 	return nil
 }
 
-// checkAll is CheckMirrored over the replicas of all workers. Values do not travel for it, only their fingerprints.
+// checkAll is CheckMirrored over the replicas of all workers. It compares fingerprints and does not transfer
+// the values.
 func (t *Trainer) checkAll(ctx context.Context) error {
 	if err := t.CheckMirrored(); err != nil || !t.others() {
 		if err != nil {
-			t.tellOthers(ctx, err)
+			t.failOthers(ctx, err)
 		}
 		return err
 	}
 	prints, err := t.fingerprints()
 	if err != nil {
-		t.tellOthers(ctx, err)
+		t.failOthers(ctx, err)
 		return err
 	}
-	all := make([][]int64, len(t.parts)) // by local replica: what it got of all
+	all := make([][]int64, len(t.parts)) // by local replica: the fingerprints of all replicas
 	err = t.run(ctx, func(ctx context.Context, r *distribute.Replica) error {
 		rows, err := r.AllGather(ctx, tensor.From(prints, 1, len(prints)), 0)
 		if err == nil {
@@ -221,13 +225,13 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 			}
 		}
 		if differ != nil {
-			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all workers: replica 0 has other bits than replica %s", v.Name, strings.Join(differ, ", "))
+			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all workers: the bits of replica 0 differ from those of replica %s", v.Name, strings.Join(differ, ", "))
 		}
 	}
 	return nil
 }
 
-// fingerprints returns the first bits of the SHA-256 of each variable on this worker's first replica.
+// fingerprints returns the first 64 bits of the SHA-256 of each variable on this worker's first replica.
 func (t *Trainer) fingerprints() ([]int64, error) {
 	out := make([]int64, len(t.variables))
 	for i, v := range t.variables {
@@ -241,7 +245,7 @@ func (t *Trainer) fingerprints() ([]int64, error) {
 	return out, nil
 }
 
-// firstDifference says which element of b differs from a.
+// firstDifference describes the first element of b that differs from a.
 func firstDifference(a, b *tensor.Tensor) string {
 	if a.DType() != b.DType() || !a.SameShape(b) {
 		return fmt.Sprintf("type and shape (%v%s, %v%s)", a.DType(), tensor.FormatShape(a.Shape()), b.DType(), tensor.FormatShape(b.Shape()))

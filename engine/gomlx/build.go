@@ -20,7 +20,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/internal/stages"
 )
 
-// compile builds every program of m, draws the initial values, and gives each replica its copy.
+// compile builds every program of m, draws the initial values, and copies them to each replica.
 func compile(ctx context.Context, m *Model, b *backend, spec engine.Spec) (*program, error) {
 	bl, err := newBuilder(m, b, spec)
 	if err != nil {
@@ -36,25 +36,25 @@ func compile(ctx context.Context, m *Model, b *backend, spec engine.Spec) (*prog
 	return p, nil
 }
 
-// builder builds the graphs of a model over one store, which names the variables and holds no values.
+// builder builds the graphs of a model with one store, which has the variables' names but no values.
 type builder struct {
 	m              *Model
 	b              *backend
 	spec           engine.Spec
 	store          *model.Store
 	inputs, labels []shapes.Shape
-	graphs         []*executable // all that were made, for cleaning up
+	graphs         []*executable // all that were created, for cleanup
 
 	lossType dtypes.DType // known once the training graph is built
 	trained  []*model.Variable
-	changed  []*model.Variable // by the gradients program, trained ones and random state excluded
+	changed  []*model.Variable // by the gradients program, except trained ones and random state
 	hooks    map[string]any    // per-step updates that layers have registered
-	classes  []int             // by label; 0: it is no class
+	classes  []int             // by label; 0: not a class
 }
 
 func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
 	bl := &builder{m: m, b: b, spec: spec, store: model.NewStore()}
-	bl.store.SetParam(model.ParamInitialSeed, spec.Seed) // int64: another type is taken for 0
+	bl.store.SetParam(model.ParamInitialSeed, spec.Seed) // must be int64: GoMLX reads another type as 0
 	for name, value := range m.Params {
 		bl.store.SetParam(name, value)
 	}
@@ -74,8 +74,8 @@ func newBuilder(m *Model, b *backend, spec engine.Spec) (*builder, error) {
 	return bl, nil
 }
 
-// build makes the graphs in the order in which GoMLX's trainer would create the variables: the model's, then the
-// optimizer's. Initial values depend on that order.
+// build builds the graphs in the order in which GoMLX's trainer would create the variables: the model's, then
+// the optimizer's. Initial values depend on that order.
 func (bl *builder) build(ctx context.Context) (*program, error) {
 	gradients, err := bl.training()
 	if err != nil {
@@ -116,7 +116,7 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 			return nil, err
 		}
 	}
-	// XLA takes its time: what every step needs is compiled now, the rest when it is first used.
+	// XLA compiles slowly: programs that every step needs are compiled now, the others on first use.
 	for _, x := range append([]*executable{gradients}, packs...) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("gomlx: compile: %w", context.Cause(ctx))
@@ -136,8 +136,9 @@ func (bl *builder) build(ctx context.Context) (*program, error) {
 	return p, nil
 }
 
-// training builds the gradients program: weights of the examples, weight sum of the global batch and the batch to loss
-// and metrics, gradients in the order of names, and what the model function changed.
+// training builds the gradients program. Its inputs are the weights of the examples, the weight sum of the
+// global batch, and the batch. Its outputs are loss and metrics, the gradients in the order of names, and the
+// variables that the model function changed.
 func (bl *builder) training() (*executable, error) {
 	x := bl.newExecutable("gradients")
 	bl.overReplicas(x)
@@ -154,7 +155,7 @@ func (bl *builder) training() (*executable, error) {
 			trained, changed := v.Trainable && v.DType().IsFloat(), v.ChangedInGraph(g)
 			switch {
 			case trained && changed:
-				return fmt.Errorf("the model function gives trainable variable %s a new value; only the optimizer may: "+
+				return fmt.Errorf("the model function sets trainable variable %s, which only the optimizer may change: "+
 					"make it SetTrainable(false) to have it averaged over the replicas", v.Path())
 			case trained:
 				bl.trained = append(bl.trained, v)
@@ -190,11 +191,11 @@ func (bl *builder) training() (*executable, error) {
 	return x, err
 }
 
-// applying builds the apply programs: one per pack if the optimizer computes every new value as it does with all
-// gradients at once, else one for all.
+// applying builds the apply programs: one per pack if the optimizer computes the same new values from a part
+// of the gradients as from all of them, else one for all.
 func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 	one, oneOf, err := bl.applyingIn(1)
-	if n := max(1, bl.m.Packs); err != nil || n == 1 || len(bl.hooks) > 0 { // hooks may look at any weight
+	if n := max(1, bl.m.Packs); err != nil || n == 1 || len(bl.hooks) > 0 { // hooks may read any weight
 		return one, oneOf, err
 	}
 	packs, packOf, err = bl.applyingIn(bl.m.Packs)
@@ -209,8 +210,8 @@ func (bl *builder) applying() (packs []*executable, packOf []int, err error) {
 	return packs, packOf, nil
 }
 
-// applyingIn builds n programs: reduced gradients to new values of parameters and optimizer's state. What counts steps
-// is part of every pack, and has the same new value in each.
+// applyingIn builds n programs that compute new values of parameters and optimizer state from reduced
+// gradients. Step counters are part of every pack, with the same new value in each.
 func (bl *builder) applyingIn(n int) (packs []*executable, packOf []int, err error) {
 	packOf, n = split(bl.trained, n)
 	for k := range n {
@@ -292,7 +293,7 @@ type batchNodes struct {
 	weights        *graph.Node
 }
 
-// begin prepares a graph that takes a whole batch.
+// begin prepares a graph whose input is a whole batch.
 func (bl *builder) begin(x *executable, training bool) (*graph.Graph, batchNodes) {
 	g := x.g
 	model.SetStore(g, bl.store)
@@ -307,18 +308,18 @@ func (bl *builder) begin(x *executable, training bool) (*graph.Graph, batchNodes
 	return g, n
 }
 
-// examplesKey is where a graph keeps which of its rows are examples.
+// examplesKey is the key of a graph's [examples].
 type examplesKey struct{}
 
-// examples builds the nodes for Examples when they are first asked for: most models do not.
+// examples builds the nodes for Examples on first use, because most models do not need them.
 type examples struct {
 	rows int
 	mask *graph.Node
 }
 
-// Examples returns 1 for each row of the batch that is an example, and 0 for padding, float32 of shape (rows), in the
-// graph that is being built. It is for layers that look at several examples at once. An example of weight 0 is an
-// example. It is nil in prediction, where every row is taken for one.
+// Examples returns a float32 node of shape (rows) in the graph that is being built: 1 for each row of the
+// batch that is an example, 0 for padding. It is for layers that combine several examples. An example of
+// weight 0 counts as an example. Examples returns nil in prediction, where every row is an example.
 func Examples(g *graph.Graph) *graph.Node {
 	e, _ := g.State(examplesKey{}).(*examples)
 	if e == nil {
@@ -331,18 +332,18 @@ func Examples(g *graph.Graph) *graph.Node {
 	return e.mask
 }
 
-// weightsKey is where a graph keeps the weights of its examples.
+// weightsKey is the key of a graph's example weights.
 type weightsKey struct{}
 
-// ExampleWeights returns the weights of the examples in the graph that is being built, float32 of shape (rows), for
-// layers that weigh several examples against each other. Padding has weight 0; [Examples] distinguishes it from examples
-// of weight 0. It is nil in prediction, where there are no weights.
+// ExampleWeights returns a float32 node of shape (rows) with the weights of the examples in the graph that is
+// being built. It is for layers that combine several examples by weight. Padding has weight 0; [Examples]
+// distinguishes it from examples of weight 0. ExampleWeights returns nil in prediction, which has no weights.
 func ExampleWeights(g *graph.Graph) *graph.Node {
 	n, _ := g.State(weightsKey{}).(*graph.Node)
 	return n
 }
 
-// forward calls the model function and checks what it returns.
+// forward calls the model function and checks its results.
 func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
 	out := bl.m.Forward(bl.store.RootScope(), inputs)
 	if len(out) == 0 {
@@ -359,11 +360,12 @@ func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
 	return out, nil
 }
 
-// objective builds loss and metrics. stats is a vector of the loss and then the metrics; losses are those of
-// the rows; objective is the loss, what gradients are taken of.
+// objective builds loss and metrics. stats is a vector of the loss followed by the metrics. losses has one
+// loss per row. objective is the loss to differentiate.
 //
-// With W the weight sum of the global batch, a replica's loss is the sum of its examples' weight times loss, divided
-// by W, and its share of the regularisation is its share of W: summed over replicas both come out once.
+// Let W be the weight sum of the global batch. A replica's loss is the sum over its examples of weight times
+// loss, divided by W. Its share of the regularisation is its share of W. So the sum over replicas contains
+// both exactly once.
 func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, objective *graph.Node, err error) {
 	predictions, err := bl.forward(batch.inputs)
 	if err != nil {
@@ -376,7 +378,7 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 	if !each.DType().IsFloat() {
 		return nil, nil, nil, fmt.Errorf("Model.Loss gives %s: want a floating-point type", each.DType())
 	}
-	// Neither sums of weights, nor counts, nor Adam's coefficients have room in 8 or 11 bits.
+	// 8 or 11 bits of precision are too few for sums of weights, counts and Adam's coefficients.
 	each = AtLeastFloat32(each)
 	if t := bl.lossType; t != dtypes.InvalidDType && t != each.DType() {
 		return nil, nil, nil, fmt.Errorf("Model.Loss gives %s in training and %s in inference: want one type", t,
@@ -413,8 +415,8 @@ func (bl *builder) objective(g *graph.Graph, batch batchNodes) (stats, losses, o
 	return graph.StopGradient(stats), graph.StopGradient(each), objective, nil
 }
 
-// weightedSum is the sum of weight times x over the examples. One of weight 0 does not count, even if its x is not
-// finite.
+// weightedSum is the sum of weight times x over the examples. An example of weight 0 does not count, even if
+// its x is not finite.
 func weightedSum(x, weights *graph.Node) *graph.Node {
 	zero := graph.ScalarZero(x.Graph(), x.DType())
 	return graph.ReduceAllSum(graph.Mul(graph.Where(graph.NotEqual(weights, zero), x, zero), weights))
@@ -437,7 +439,8 @@ func (bl *builder) perExample(what string, f Loss, labels, predictions []*graph.
 	return x, nil
 }
 
-// variables lists every variable that a program uses, by role and name. The random state is none: it is an input.
+// variables lists every variable that a program uses, by role and name. The random state is not among them:
+// it is an input.
 func (bl *builder) variables() ([]variable, error) {
 	role := map[string]engine.Role{}
 	for _, v := range bl.trained {
@@ -456,7 +459,7 @@ func (bl *builder) variables() ([]variable, error) {
 		if !known {
 			r = engine.Frozen
 			if path == lastStepPath {
-				r = engine.Slot // of this training, not of the model
+				r = engine.Slot // state of this training, not of the model
 			}
 			for _, x := range bl.graphs {
 				if slices.Contains(x.changes, path) || (x.applies && v.InUseByGraph(x.g)) {
@@ -482,8 +485,8 @@ func (bl *builder) variables() ([]variable, error) {
 	return list, nil
 }
 
-// newExecutable makes an executable with an empty graph. Over several replicas the graph is recorded: for all-reduces
-// in it, and for its description.
+// newExecutable creates an executable with an empty graph. With several replicas the graph is recorded, for
+// its all-reduces and its description.
 func (bl *builder) newExecutable(name string) *executable {
 	x := &executable{name: name}
 	b := bl.b.builder()
@@ -497,8 +500,8 @@ func (bl *builder) newExecutable(name string) *executable {
 	return x
 }
 
-// split gives each parameter its pack: packs are runs of neighbours with about the same number of bytes. There are at
-// most as many packs as parameters.
+// split assigns each parameter to a pack. Packs are runs of neighbouring parameters with about the same
+// number of bytes. The number of packs is at most that of parameters.
 func split(parameters []*model.Variable, packs int) (packOf []int, n int) {
 	total := 0
 	for _, v := range parameters {
@@ -527,7 +530,7 @@ const rngPath = "/" + model.RNGStateVariableName
 // training.
 var lastStepPath = model.JoinPath(train.TrainerAbsoluteScope, train.TrainLastStepVarName)
 
-// argKind says where an argument of a program comes from.
+// argKind is the source of a program's argument.
 type argKind uint8
 
 const (
@@ -541,7 +544,8 @@ const (
 	rngArg
 )
 
-// argPrefix begins the name of a graph's parameter that is no variable. A variable's begins with a slash.
+// argPrefix is the name prefix of a graph's parameter that is not a variable. A variable's name begins with a
+// slash.
 var argPrefix = map[argKind]string{
 	inputArg: "#input", labelArg: "#label", weightsArg: "#weights", weightSumArg: "#weightSum", examplesArg: "#examples",
 	gradientArg: "#gradient",
@@ -565,15 +569,15 @@ type argument struct {
 	index int
 }
 
-// executable is a graph with what its parameters and outputs mean. It is compiled once, when it is first needed, and
-// then run by any replica at any time.
+// executable is a graph with the meaning of its parameters and outputs. It is compiled once, on first use.
+// All replicas may run it concurrently.
 type executable struct {
 	name    string
 	g       *graph.Graph
 	args    []argument // by the graph's parameters
 	changes []string   // variables whose new values are the last outputs, in this order
-	changed []int      // the same by index
-	applies bool       // it is an apply program
+	changed []int      // the same, by index
+	applies bool       // an apply program
 
 	recorder    *stages.Recorder // nil for one replica
 	description []string         // of the operations, if they are recorded
@@ -583,7 +587,7 @@ type executable struct {
 	exe     compute.Executable // nil: not compiled yet
 }
 
-// bind finds out what each parameter of the graph stands for.
+// bind maps each parameter of the graph to its argument.
 func (x *executable) bind(variables map[string]int) error {
 	x.args = make([]argument, x.g.NumParameters())
 	for h := range x.args {
@@ -630,7 +634,7 @@ func (x *executable) finish() error {
 	})
 }
 
-// compile compiles the graph unless that was done.
+// compile compiles the graph if it is not compiled yet.
 func (x *executable) compile() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -7,15 +7,15 @@ import (
 	"github.com/gomlx/compute"
 )
 
-// central keeps the only copy of every variable. Its values are those of the replica whose device it is on; replicas on
-// other devices copy what they read when it has changed.
+// central manages the only copy of every variable. The values are those of the replica on the central device.
+// Replicas on other devices copy a variable on read if it has changed.
 type central struct {
 	replica  int // that computes new values
 	device   compute.DeviceNum
 	versions []uint64 // by variable: how often it was written
 }
 
-// openCentral finds the replica that keeps the variables, if one is to.
+// openCentral selects the replica that keeps the variables, if Spec.Central is set.
 func (p *program) openCentral() error {
 	d := p.spec.Central
 	if d == nil {
@@ -49,15 +49,15 @@ func (p *program) openCentral() error {
 // Central implements [engine.Central].
 func (p *program) Central() bool { return p.central != nil }
 
-// changed notes that a variable has a new value.
+// changed records that a variable has a new value.
 func (c *central) changed(variable int) {
 	if c != nil {
 		c.versions[variable]++
 	}
 }
 
-// value returns a variable's value on the device of r. Several replicas may call it at the same time, while nobody
-// writes.
+// value returns a variable's value on the device of r. Several replicas may call it concurrently, but not
+// while a value is written.
 func (c *central) value(r *replica, variable int) (compute.Buffer, error) {
 	own := r.p.replicas[c.replica].values[variable]
 	if r.device == c.device {

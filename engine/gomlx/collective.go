@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ReduceOp says how [AllReduce] combines the replicas' values.
+// ReduceOp is the operation by which [AllReduce] combines the replicas' values.
 type ReduceOp uint8
 
 // The operations.
@@ -21,35 +21,37 @@ const (
 	Mean
 )
 
-// AllReduce is a collective inside of a model: it returns the sum or the mean of x over all replicas of the strategy,
-// those of other workers included, of x's shape, the same bits on all of them. x must be of a numeric type, a
-// floating-point one for [Mean], and is not weighted: a replica whose rows are all padding takes part as any other, so
-// leave padding out of x by [Examples].
+// AllReduce is a collective inside a model. It returns the sum or the mean of x over all replicas of the
+// strategy, including those of other workers, in the shape of x. The result has the same bits on all
+// replicas. x must be numeric, and floating-point for [Mean]. x is not weighted: a replica whose rows are all
+// padding takes part like any other, so use [Examples] to exclude padding from x.
 //
-// It is differentiable as TensorFlow's ReplicaContext.all_reduce is: the gradient of the loss, which is the sum of the
-// replicas' losses, with respect to one replica's x is the sum (or mean) over replicas of the gradients with respect to
-// their results. It may be called any number of times, but not inside of a condition or a loop. The step is compiled in
-// stages, with Lockstep's collectives between them, so it works on every backend.
+// AllReduce is differentiable in the same way as TensorFlow's ReplicaContext.all_reduce. The loss is the sum
+// of the replicas' losses. Its gradient with respect to one replica's x is the sum (or mean), over replicas,
+// of the gradients with respect to their results. It may be called any number of times, but not inside a
+// condition or a loop. The step is compiled in stages, with Lockstep's collectives between them, so it works
+// on every backend.
 //
-// It belongs to training: in evaluation and prediction, where replicas do not wait for each other, a model that calls it
-// is an error when it runs, so ask Scope.IsTraining first. With one replica x is returned.
+// AllReduce is for training only: check Scope.IsTraining first. In evaluation and prediction the replicas do
+// not wait for each other, and running a model that calls it is an error. With one replica, AllReduce returns
+// x.
 func AllReduce(x *graph.Node, op ReduceOp) *graph.Node {
 	c := collectivesOf(x.Graph())
 	switch {
 	case op > Mean:
 		panic(fmt.Errorf("gomlx.AllReduce: no operation %d: want Sum or Mean", op))
 	case op == Mean && !x.DType().IsFloat():
-		panic(fmt.Errorf("gomlx.AllReduce: the mean of %s is none: want a floating-point type", x.DType()))
+		panic(fmt.Errorf("gomlx.AllReduce: cannot compute the mean of %s: want a floating-point type", x.DType()))
 	case c == nil || c.replicas == 1:
 		return x
 	case c.recorder == nil:
 		c.inference = true
 		return x
 	case !c.summable:
-		panic(errors.New("gomlx.AllReduce: whoever compiles this model for several replicas has set no engine.Spec.Sum"))
+		panic(errors.New("gomlx.AllReduce: the model was compiled for several replicas without engine.Spec.Sum: set it"))
 	}
 	if d, err := fromGoMLX(x.DType()); err != nil || !d.IsNumeric() {
-		panic(fmt.Errorf("gomlx.AllReduce: %s has no sum: want a number", x.DType()))
+		panic(fmt.Errorf("gomlx.AllReduce: cannot sum %s: want a numeric type", x.DType()))
 	}
 	c.forward++
 	y := c.sum(x, fmt.Sprintf("all_reduce_%d", c.forward))
@@ -59,7 +61,7 @@ func AllReduce(x *graph.Node, op ReduceOp) *graph.Node {
 	return y
 }
 
-// sum adds an all-reduce. Its gradient is one too.
+// sum adds an all-reduce, whose gradient is also an all-reduce.
 func (c *collectives) sum(x *graph.Node, name string) (y *graph.Node) {
 	c.recorder.AllReduce(name, func() {
 		y = graph.IdentityWithCustomGradient(x, func(_, v *graph.Node) *graph.Node { return c.sum(v, name+"/gradient") })
@@ -67,7 +69,7 @@ func (c *collectives) sum(x *graph.Node, name string) (y *graph.Node) {
 	return y
 }
 
-// Replicas returns the number of replicas that train the model whose graph this is.
+// Replicas returns the number of replicas, over all workers, that train the model of graph g.
 func Replicas(g *graph.Graph) int {
 	if c := collectivesOf(g); c != nil {
 		return c.replicas
@@ -75,18 +77,18 @@ func Replicas(g *graph.Graph) int {
 	return 1
 }
 
-// collectives is what a graph knows of the other replicas.
+// collectives is a graph's information about the other replicas.
 type collectives struct {
 	replicas  int
-	summable  bool             // there is a way to add up over replicas
+	summable  bool             // Spec.Sum is set
 	recorder  *stages.Recorder // nil in inference
 	forward   int              // all-reduces of the model function so far
-	inference bool             // the model function wants one in inference
+	inference bool             // the model function calls AllReduce in inference
 }
 
 type collectivesKey struct{}
 
-// collectivesOf returns nil for a graph of another package.
+// collectivesOf returns nil for a graph that this package did not build.
 func collectivesOf(g *graph.Graph) *collectives {
 	c, _ := g.State(collectivesKey{}).(*collectives)
 	return c
@@ -107,21 +109,21 @@ func (bl *builder) replicas() int {
 	return len(bl.spec.Devices)
 }
 
-// overReplicas lets the graph of x have all-reduces, if there are other replicas.
+// overReplicas allows all-reduces in the graph of x, if there are other replicas.
 func (bl *builder) overReplicas(x *executable) {
 	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas(), summable: bl.spec.Sum != nil, recorder: x.recorder})
 }
 
-// inference lets the graph of x know that there are other replicas.
+// inference records in the graph of x that there are other replicas, but all-reduces are not allowed.
 func (bl *builder) inference(x *executable) {
 	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas()})
 }
 
-// sum is one all-reduce of a replica: its operand, where host and device share no memory, and its result.
+// sum is one all-reduce of a replica: its result and, if host and device share no memory, its operand.
 type sum struct {
 	name     string
-	operand  *tensor.Tensor // nil where the backend's memory is the host's
-	result   *cell
+	operand  *tensor.Tensor // nil if host and device share memory
+	result   *hostBuffer
 	resultAs *tensor.Tensor
 }
 
@@ -130,7 +132,7 @@ func newSum(b *backend, device compute.DeviceNum, s stages.Sum) (*sum, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCell(b, device, s.Shape)
+	c, err := newHostBuffer(b, device, s.Shape)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +149,7 @@ func (s *sum) close() {
 	}
 }
 
-// view returns an operand as a tensor, where it lies or as a copy.
+// view returns an operand as a tensor: a view, or a copy if host and device share no memory.
 func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, error) {
 	if s.operand != nil {
 		return s.operand, b.ToFlatData(flatOf(s.operand.Memory(), s.result.shape.DType, s.operand.Len()))
@@ -159,7 +161,7 @@ func (s *sum) view(b compute.Buffer, device compute.DeviceNum) (*tensor.Tensor, 
 	return tensor.Wrap(memoryOf(flat, s.result.shape, int(device)), s.resultAs.DType(), s.resultAs.Shape()...), nil
 }
 
-// runStages runs a program with all-reduces, with r.args.
+// runStages runs a program with all-reduces on r.args.
 func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.Buffer, error) {
 	for _, s := range p.Sums()[len(r.sums):] {
 		x, err := newSum(r.p.backend, r.device, s)
@@ -173,7 +175,7 @@ func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.B
 	})
 }
 
-// exchange adds up operands over the replicas.
+// exchange all-reduces operands over the replicas.
 func (r *replica) exchange(ctx context.Context, which []int, operands []compute.Buffer) ([]compute.Buffer, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -184,7 +186,7 @@ func (r *replica) exchange(ctx context.Context, which []int, operands []compute.
 		s := r.sums[k]
 		x, err := s.view(operands[i], r.device)
 		if err != nil {
-			return nil, fmt.Errorf("see the operand of %s: %w", s.name, err)
+			return nil, fmt.Errorf("view the operand of %s: %w", s.name, err)
 		}
 		dst, src, names = append(dst, s.resultAs), append(src, x), append(names, s.name)
 	}

@@ -1,10 +1,10 @@
-// Package gomlx is the engine behind Lockstep: it turns an ordinary GoMLX model function into the programs that
-// [engine.Program] describes, and runs them on GoMLX's pure-Go backend or on XLA.
+// Package gomlx implements package engine with GoMLX. It compiles an ordinary GoMLX model function to an
+// [engine.Program], and runs it on GoMLX's pure-Go backend or on XLA.
 //
-// A model function is written with GoMLX's own packages (ml/model, ml/layers, core/graph); the optimizer is one of
-// ml/train/optimizer or of engine/gomlx/optimizer. Lockstep adds what data-parallel training needs and GoMLX's trainer does not have: losses and
-// metrics per example, so that padded and uneven batches count right, and the step in two halves, so that gradients
-// can be reduced between them.
+// A model function uses GoMLX's packages (ml/model, ml/layers, core/graph). The optimizer is one of
+// ml/train/optimizer or of engine/gomlx/optimizer. Lockstep adds two things that data-parallel training needs
+// and GoMLX's trainer lacks. Losses and metrics are per example, so that padded and uneven batches are
+// weighted correctly. The step has two parts, so that gradients can be reduced between them.
 //
 //	m := &gomlx.Model{
 //		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
@@ -18,12 +18,12 @@
 //	e, err := gomlx.OpenGo(gomlx.GoOptions{})
 //	program, err := m.Compile(ctx, e, spec)
 //
-// In functional form a program owns no variable: every value is an argument, so one compiled graph serves all
-// replicas, and a step's new values stay aside until Commit. Initial values are drawn on the host by the pure-Go
-// backend whatever the engine is, so every engine starts from the same bits.
+// Compiled graphs own no variables: every value is an argument. So one compiled graph serves all replicas,
+// and a step's new values are kept apart until Commit. Initial values are always drawn on the host by the
+// pure-Go backend, so every engine starts from the same bits.
 //
-// A model function may look at all replicas: [AllReduce] is a differentiable sum or mean over them, and
-// layer.SyncBatchNorm normalises by the global batch.
+// A model function may communicate between replicas: [AllReduce] is a differentiable sum or mean over them,
+// and layer.SyncBatchNorm normalises by the global batch.
 //
-// What of GoMLX behaves in a way that surprises is listed in docs/engine.md, each with what is done about it.
+// docs/engine.md lists surprising behaviours of GoMLX and how this package handles them.
 package gomlx

@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// dtypeTable pairs the dtypes that both sides have. The elements of a pair have the same bits.
+// dtypeTable lists the dtypes that Lockstep and GoMLX share. The elements of a pair have the same bits.
 var dtypeTable = []struct {
 	ours   tensor.DType
 	theirs dtypes.DType
@@ -33,24 +33,24 @@ var dtypeTable = []struct {
 	{tensor.Float64, dtypes.Float64},
 }
 
-// toGoMLX returns GoMLX's name of a dtype.
+// toGoMLX converts a dtype to GoMLX's.
 func toGoMLX(d tensor.DType) (dtypes.DType, error) {
 	for _, pair := range dtypeTable {
 		if pair.ours == d {
 			return pair.theirs, nil
 		}
 	}
-	return dtypes.InvalidDType, fmt.Errorf("gomlx: dtype %v cannot be computed with", d)
+	return dtypes.InvalidDType, fmt.Errorf("gomlx: dtype %v is not supported", d)
 }
 
-// fromGoMLX returns our name of one of GoMLX's dtypes.
+// fromGoMLX converts a dtype of GoMLX.
 func fromGoMLX(d dtypes.DType) (tensor.DType, error) {
 	for _, pair := range dtypeTable {
 		if pair.theirs == d {
 			return pair.ours, nil
 		}
 	}
-	return tensor.Invalid, fmt.Errorf("gomlx: GoMLX's dtype %s has no counterpart here", d)
+	return tensor.Invalid, fmt.Errorf("gomlx: GoMLX's dtype %s is not supported", d)
 }
 
 // batchShape returns the shape of rows rows of a feature.
@@ -68,7 +68,7 @@ func batchShape(f engine.Feature, rows int) (shapes.Shape, error) {
 	return shapes.Make(d, dims...), nil
 }
 
-// flatOf returns host memory as the flat slice that GoMLX's buffers take and give.
+// flatOf returns host memory as the flat slice that GoMLX's buffers use. It shares the memory.
 func flatOf(m tensor.Memory, d dtypes.DType, elements int) any {
 	if elements == 0 {
 		return dtypes.MakeAnySlice(d, 0)
@@ -76,7 +76,7 @@ func flatOf(m tensor.Memory, d dtypes.DType, elements int) any {
 	return dtypes.UnsafeAnySliceFromBytes(m.Ptr, d, elements)
 }
 
-// memoryOf returns the memory of a flat slice of GoMLX's, shared.
+// memoryOf returns the memory of a flat slice of GoMLX, shared.
 func memoryOf(flat any, shape shapes.Shape, device int) tensor.Memory {
 	n := int(shape.ByteSize())
 	if flat == nil || n == 0 {
@@ -85,8 +85,8 @@ func memoryOf(flat any, shape shapes.Shape, device int) tensor.Memory {
 	return tensor.Memory{Ptr: unsafe.Pointer(reflect.ValueOf(flat).Pointer()), Bytes: n, Device: device}
 }
 
-// AtLeastFloat32 returns x as float32 if it is float16 or bfloat16, else x: what counts, sums or averages many numbers
-// needs more than their 11 or 8 bits.
+// AtLeastFloat32 converts x to float32 if it is float16 or bfloat16, and otherwise returns x. Use it to
+// count, sum or average many numbers, for which the 11 or 8 bits of those types are too few.
 func AtLeastFloat32(x *graph.Node) *graph.Node {
 	if d := x.DType(); d == dtypes.Float16 || d == dtypes.BFloat16 {
 		return graph.ConvertDType(x, dtypes.Float32)

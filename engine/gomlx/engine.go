@@ -12,18 +12,18 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// Versions of the modules that compute, as they are pinned in go.mod.
+// Versions of the GoMLX modules pinned in go.mod.
 const (
 	gomlxVersion   = "v0.28.1"
 	computeVersion = "v0.1.3"
 	goXLAVersion   = "v0.4.2"
 )
 
-// PluginEnv names the environment variable with the path of the PJRT plugin for [OpenXLA]. An explicit
-// [XLAOptions.Plugin] wins over it.
+// PluginEnv is the name of the environment variable with the path of the PJRT plugin for [OpenXLA].
+// [XLAOptions.Plugin] takes precedence over it.
 const PluginEnv = "LOCKSTEP_XLA_PLUGIN"
 
-// Names lists the engines that [Open] knows.
+// Names lists the engines that [Open] supports.
 var Names = []string{"go", "xla"}
 
 // Options configures [Open]. The zero value is right for most.
@@ -32,7 +32,7 @@ type Options struct {
 	Plugin  string // xla: path of the PJRT plugin; empty: $LOCKSTEP_XLA_PLUGIN
 }
 
-// Open opens an engine by its name, one of [Names].
+// Open opens an engine by its name, one of [Names]. The caller must close it.
 func Open(name string, o Options) (engine.Engine, error) {
 	switch name {
 	case "go":
@@ -48,9 +48,9 @@ type GoOptions struct {
 	LogicalCPUs int // devices to offer; 0: one per core (GOMAXPROCS)
 }
 
-// OpenGo opens GoMLX's pure-Go backend: no cgo, nothing to install. It has one CPU, offered as several logical devices
-// so that each can carry a replica. A build with GOEXPERIMENT=simd multiplies matrices several times faster, with
-// other bits in the last places.
+// OpenGo opens GoMLX's pure-Go backend, which needs no cgo and no installation. It offers the CPU as several
+// logical devices, one for each replica. A build with GOEXPERIMENT=simd multiplies matrices several times
+// faster, and rounds differently in the last bits.
 func OpenGo(o GoOptions) (engine.Engine, error) {
 	n, err := deviceCount(o.LogicalCPUs)
 	if err != nil {
@@ -70,9 +70,9 @@ func OpenGo(o GoOptions) (engine.Engine, error) {
 	}, nil
 }
 
-// newGoBackend makes a Go backend that runs the operations of a program one after the other, each on as many cores as are
-// free. By default a program that runs alone starts all operations that are ready, as workers of one pool; when they are
-// matrix products, which ask the same pool for workers, and fill it, all wait for ever.
+// newGoBackend creates a Go backend that runs the operations of a program sequentially, each on all free
+// cores. By default, a program that runs alone starts all operations that are ready, as workers of one pool.
+// Matrix products request workers of the same pool. If they fill the pool, they deadlock.
 func newGoBackend() (compute.Backend, error) {
 	b, err := gobackend.New("ops_sequential")
 	if err != nil {
@@ -86,23 +86,23 @@ type XLAOptions struct {
 	Plugin  string // absolute path of the PJRT plugin (a .so file); empty: $LOCKSTEP_XLA_PLUGIN
 	Devices int    // CPU plugins: devices to offer; 0: one per core (GOMAXPROCS)
 
-	// staged makes the engine copy between host and device memory as it must for accelerators, although the device
-	// is a CPU: tests only.
+	// staged, for tests only, makes the engine copy between host and device memory as for an accelerator,
+	// although the device is a CPU.
 	staged bool
 }
 
-// backend is a compute backend seen as an engine.
+// backend adapts a compute backend to engine.Engine.
 type backend struct {
 	compute.Backend
 	name        string
 	description string
 	kind        string // of its devices
 	devices     int
-	physical    bool // device i is the backend's device i; otherwise all are its device 0
-	recycles    bool // donated buffers go back to a pool that the next outputs come from
+	physical    bool // device i is the backend's device i; otherwise all devices are its device 0
+	recycles    bool // donated buffers return to the pool from which outputs are allocated
 }
 
-// builder returns what graphs are built for: the backend, or one in front of it.
+// builder returns the backend for which graphs are built: the backend itself, or a wrapper.
 func (b *backend) builder() compute.Backend {
 	if b.name == "go" {
 		return wideBackend{b.Backend}
@@ -127,7 +127,7 @@ func (b *backend) Close() error {
 	return nil
 }
 
-// deviceNum returns the backend's number of a device.
+// deviceNum returns the backend's number for a device.
 func (b *backend) deviceNum(d engine.Device) (compute.DeviceNum, error) {
 	if !slices.Contains(b.Devices(), d) {
 		return 0, fmt.Errorf("gomlx: engine %s has no device %s:%d: it has %d of kind %s", b.name, d.Kind, d.Index, b.devices, b.kind)
@@ -138,11 +138,11 @@ func (b *backend) deviceNum(d engine.Device) (compute.DeviceNum, error) {
 	return compute.DeviceNum(d.Index), nil
 }
 
-// deviceCount returns the number of devices asked for, by default one per core.
+// deviceCount returns the requested number of devices, by default one per core.
 func deviceCount(n int) (int, error) {
 	switch {
 	case n < 0:
-		return 0, fmt.Errorf("gomlx: %d devices asked for: want 1 or more, or 0 for one per core", n)
+		return 0, fmt.Errorf("gomlx: %d devices requested: want 1 or more, or 0 for one per core", n)
 	case n == 0:
 		return runtime.GOMAXPROCS(0), nil
 	}

@@ -10,16 +10,16 @@ import (
 	"github.com/gomlx/compute"
 )
 
-// ModelError is what was wrong with a model, as this package, the model function, or GoMLX on its behalf found while a
-// program was built, compiled or run. GoMLX reports mistakes in a model by panics; they end here.
+// ModelError is an error in a model, found by this package, the model function or GoMLX while a program was
+// built, compiled or run. GoMLX reports errors in a model by panics, which become ModelErrors.
 type ModelError struct {
 	Doing string // "build the gradients program", …
-	File  string // of the innermost frame of the user's code, empty if there is none
+	File  string // of the innermost frame of user code; empty if none
 	Line  int
 	Cause error
 }
 
-// Error says what was being done, where in the user's code, and what went wrong.
+// Error returns the operation, the position in the user's code, and the cause.
 func (e *ModelError) Error() string {
 	if e.File == "" {
 		return fmt.Sprintf("gomlx: %s: %v", e.Doing, e.Cause)
@@ -27,11 +27,11 @@ func (e *ModelError) Error() string {
 	return fmt.Sprintf("gomlx: %s: %s:%d: %v", e.Doing, e.File, e.Line, e.Cause)
 }
 
-// Unwrap returns the cause.
+// Unwrap returns Cause.
 func (e *ModelError) Unwrap() error { return e.Cause }
 
-// catch calls f and returns its error, or its panic, as a [ModelError]; that of a panic has the place in the user's code
-// that it came from.
+// catch calls f and returns its error or panic as a [ModelError]. For a panic, it includes the position in
+// the user's code.
 func catch(doing string, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -44,10 +44,10 @@ func catch(doing string, f func() error) (err error) {
 	return nil
 }
 
-// unimplemented finds the operation in the Go backend's error for one that it lacks.
+// unimplemented matches the Go backend's error for an operation that it lacks.
 var unimplemented = regexp.MustCompile(`op "(\w+)" not implemented in the "go" backend`)
 
-// explained returns err, or one that says what to write instead where GoMLX's text does not.
+// explained returns err, or an error that adds what to use instead where GoMLX's text lacks it.
 func explained(err error) error {
 	if !compute.IsNotImplemented(err) {
 		return err
@@ -66,7 +66,7 @@ func explained(err error) error {
 	return &explanation{fmt.Sprintf("the Go engine lacks the operation %s: %s", m[1], otherwise), err}
 }
 
-// explanation is an error in other words.
+// explanation replaces the text of an error.
 type explanation struct {
 	text  string
 	cause error
@@ -75,8 +75,8 @@ type explanation struct {
 func (e *explanation) Error() string { return e.text }
 func (e *explanation) Unwrap() error { return e.cause }
 
-// fromPanic returns the error for a panic with r. An accident, such as an index out of range, says nothing of what was
-// being done: if it did not happen in the user's code, the function where it did is named.
+// fromPanic returns the error for a panic with r. A runtime error, such as an index out of range, has no
+// context. If it did not happen in user code, the error names the function in which it did.
 func fromPanic(doing string, r any) *ModelError {
 	cause, ok := r.(error)
 	if !ok {
@@ -94,10 +94,10 @@ func fromPanic(doing string, r any) *ModelError {
 	return e
 }
 
-// panicFrames returns the innermost frame below catch that is neither Go's, GoMLX's nor this package's, none if
-// the panic did not pass through the user's code, the innermost function below catch that is not Go's, and the
-// name of the loss of GoMLX's that panicked, if one did. Called while a panic unwinds, it sees the frames that
-// panicked.
+// panicFrames returns three results. file and line are the innermost frame below catch that is neither Go's,
+// GoMLX's nor this package's; they are empty if the panic did not pass through user code. function is the
+// innermost function below catch that is not Go's. loss is the name of the GoMLX loss that panicked, if any.
+// It must be called while the panic unwinds, when the frames still exist.
 func panicFrames() (file string, line int, function, loss string) {
 	pcs := make([]uintptr, 256)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
@@ -125,7 +125,7 @@ func panicFrames() (file string, line int, function, loss string) {
 // ofGo lists the prefixes of the standard library's functions that may be on a stack that panics.
 var ofGo = []string{"runtime.", "reflect.", "internal/", "slices.", "maps.", "sort.", "strings.", "iter.", "sync.", "fmt.", "math."}
 
-// foreign lists the prefixes of other functions that are not the user's, this package first.
+// foreign lists the prefixes of other functions that are not user code, this package first.
 var foreign = []string{
 	"github.com/lockstep-ml/lockstep/engine/gomlx.", "github.com/lockstep-ml/lockstep/engine/gomlx/layer.",
 	"github.com/gomlx/", "github.com/pkg/errors",

@@ -8,8 +8,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// initialValues draws the values of all variables on the host, with a Go backend of its own: the backends draw other
-// numbers from one seed, and every engine must start alike. Initialisers of the user's run there too.
+// initialValues draws the values of all variables on the host, with a separate Go backend. Backends draw
+// different numbers from the same seed, and every engine must start from the same values. The user's
+// initialisers run there too.
 func initialValues(store *model.Store, variables []variable) ([]*tensor.Tensor, error) {
 	host, err := newGoBackend()
 	if err != nil {

@@ -11,17 +11,17 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// Loss builds the loss of every example: from labels and predictions of shape (rows, …) one number each, shape (rows).
-// Lockstep weighs and averages them over the whole global batch, so a Loss must not. GoMLX's own losses give their mean
-// and do not fit; those below are their counterparts.
+// Loss builds the loss per example: a node of shape (rows), from labels and predictions of shape (rows, …).
+// It must not weight or average them, because Lockstep does so over the whole global batch. GoMLX's losses
+// return a mean and cannot be used; this package has counterparts.
 //
-// Like all graph-building functions a Loss reports a mistake by a panic, which Compile returns as an error.
+// Like all graph-building functions, a Loss reports an error by a panic, which Compile returns as an error.
 type Loss func(labels, predictions []*graph.Node) *graph.Node
 
-// theirLosses begins the names of GoMLX's losses.
+// theirLosses is the prefix of the names of GoMLX's losses.
 const theirLosses = "github.com/gomlx/gomlx/ml/train/loss."
 
-// counterparts lists our losses by the names of GoMLX's.
+// counterparts maps GoMLX's losses to those of this package.
 var counterparts = map[string]string{
 	"SparseCategoricalCrossEntropyLogits": "SparseCategoricalCrossEntropyLogits",
 	"CategoricalCrossEntropyLogits":       "CategoricalCrossEntropyLogits",
@@ -44,20 +44,21 @@ func ownLoss(f Loss) error {
 	return fmt.Errorf("gomlx: Model.Loss is GoMLX's loss.%s: %s", name, insteadOf(name))
 }
 
-// insteadOf says what to take in place of one of GoMLX's losses.
+// insteadOf describes what to use instead of one of GoMLX's losses.
 func insteadOf(name string) string {
 	ours, ok := counterparts[name]
 	if !ok {
-		return "want a function that gives one number per example, neither weighted nor averaged, as the losses " +
+		return "use a function that returns one number per example, neither weighted nor averaged, like the losses " +
 			"of Lockstep's package gomlx do"
 	}
 	return "want gomlx." + ours + " of Lockstep's package gomlx, which gives one number per example, neither " +
 		"weighted nor averaged"
 }
 
-// SparseCategoricalCrossEntropyLogits is the cross entropy between integer labels, of shape (rows) or (rows, 1), and
-// logits of shape (rows, classes). With more dimensions between rows and classes, an example's loss is the mean over
-// them. A label that is no class makes the loss NaN, unless the example has weight 0.
+// SparseCategoricalCrossEntropyLogits is the cross entropy between integer labels of shape (rows) or (rows,
+// 1), and logits of shape (rows, classes). With more dimensions between rows and classes, an example's loss
+// is the mean over them. A label that is not from 0 to classes-1 makes the loss NaN, unless the example has
+// weight 0.
 func SparseCategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("SparseCategoricalCrossEntropyLogits", labels, predictions)
 	label = sparseLabels("SparseCategoricalCrossEntropyLogits", label, logits)
@@ -70,10 +71,10 @@ func SparseCategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *gra
 	return perExample(graph.Where(known, losses, graph.Scalar(g, losses.DType(), math.NaN())))
 }
 
-// classesKey is where a graph keeps which of its nodes are numbers of classes, and of how many.
+// classesKey is the key under which a graph stores the number of classes of its label nodes.
 type classesKey struct{}
 
-// noteClasses notes that the elements of labels are numbers of so many classes.
+// noteClasses records the number of classes of a label node.
 func noteClasses(labels *graph.Node, classes int) {
 	g := labels.Graph()
 	noted, ok := g.State(classesKey{}).(map[*graph.Node]int)
@@ -84,7 +85,7 @@ func noteClasses(labels *graph.Node, classes int) {
 	noted[labels] = classes
 }
 
-// classesOf returns what was noted of each label of a batch, 0 where nothing was.
+// classesOf returns the recorded number of classes of each label of a batch, or 0.
 func classesOf(g *graph.Graph, labels []*graph.Node) []int {
 	noted, _ := g.State(classesKey{}).(map[*graph.Node]int)
 	list := make([]int, len(labels))
@@ -98,13 +99,13 @@ func classesOf(g *graph.Graph, labels []*graph.Node) []int {
 // (rows, …, classes).
 func CategoricalCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("CategoricalCrossEntropyLogits", labels, predictions)
-	return perExample(crossEntropy(alike("CategoricalCrossEntropyLogits", label, logits), logits))
+	return perExample(crossEntropy(matched("CategoricalCrossEntropyLogits", label, logits), logits))
 }
 
 // BinaryCrossEntropyLogits is the cross entropy between labels from 0 to 1 and logits of the same shape.
 func BinaryCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 	label, logits := pair("BinaryCrossEntropyLogits", labels, predictions)
-	label = alike("BinaryCrossEntropyLogits", label, logits)
+	label = matched("BinaryCrossEntropyLogits", label, logits)
 	// max(z, 0) - z y + log(1 + exp(-|z|)): no exponential that overflows.
 	z := graph.Sub(graph.MaxScalar(logits, 0), graph.Mul(logits, label))
 	return perExample(graph.Add(z, graph.Log1P(graph.Exp(graph.Neg(graph.Abs(logits))))))
@@ -113,36 +114,37 @@ func BinaryCrossEntropyLogits(labels, predictions []*graph.Node) *graph.Node {
 // MeanSquaredError is the mean of the squared differences over an example's elements.
 func MeanSquaredError(labels, predictions []*graph.Node) *graph.Node {
 	label, prediction := pair("MeanSquaredError", labels, predictions)
-	return perExample(graph.Square(graph.Sub(alike("MeanSquaredError", label, prediction), prediction)))
+	return perExample(graph.Square(graph.Sub(matched("MeanSquaredError", label, prediction), prediction)))
 }
 
 // MeanAbsoluteError is the mean of the absolute differences over an example's elements.
 func MeanAbsoluteError(labels, predictions []*graph.Node) *graph.Node {
 	label, prediction := pair("MeanAbsoluteError", labels, predictions)
-	return perExample(graph.Abs(graph.Sub(alike("MeanAbsoluteError", label, prediction), prediction)))
+	return perExample(graph.Abs(graph.Sub(matched("MeanAbsoluteError", label, prediction), prediction)))
 }
 
-// Huber is the mean over an example's elements of d²/2 for differences d between prediction and label up to delta, and of
-// delta·(|d| - delta/2) beyond: outliers count less than in [MeanSquaredError]. Keras' default for delta is 1.
+// Huber returns the Huber loss. With d the difference between prediction and label, it is the mean over an
+// example's elements of d²/2 if |d| is at most delta, and of delta·(|d| - delta/2) otherwise. Outliers count
+// less than in [MeanSquaredError]. Keras' default for delta is 1. The loss panics if delta is not positive.
 func Huber(delta float64) Loss {
 	return func(labels, predictions []*graph.Node) *graph.Node {
 		if !(delta > 0) {
 			panic(fmt.Errorf("Huber has delta %v: want a positive number", delta))
 		}
 		label, prediction := pair("Huber", labels, predictions)
-		d := graph.Abs(graph.Sub(alike("Huber", label, prediction), prediction))
+		d := graph.Abs(graph.Sub(matched("Huber", label, prediction), prediction))
 		near := graph.MinScalar(d, delta)
 		// near·(d - near/2) is d²/2 up to delta, and the straight line beyond.
 		return perExample(graph.Mul(near, graph.Sub(d, graph.MulScalar(near, 0.5))))
 	}
 }
 
-// crossEntropy expects probabilities and logits of one shape, and gives that of each element before the last dimension.
+// crossEntropy takes probabilities and logits of the same shape, and reduces the last dimension.
 func crossEntropy(labels, logits *graph.Node) *graph.Node {
 	return graph.ReduceSum(graph.Neg(graph.Mul(labels, graph.LogSoftmax(logits))), -1)
 }
 
-// perExample averages over all dimensions but the first.
+// perExample averages over all dimensions except the first.
 func perExample(x *graph.Node) *graph.Node {
 	if x.Rank() == 1 {
 		return x
@@ -154,7 +156,7 @@ func perExample(x *graph.Node) *graph.Node {
 	return graph.ReduceMean(x, axes...)
 }
 
-// pair returns the only label and the first prediction, in at least float32.
+// pair returns the only label and the first prediction, the latter as at least float32.
 func pair(what string, labels, predictions []*graph.Node) (label, prediction *graph.Node) {
 	if len(labels) != 1 {
 		panic(fmt.Errorf("%s takes 1 label, the batch has %d", what, len(labels)))
@@ -162,7 +164,7 @@ func pair(what string, labels, predictions []*graph.Node) (label, prediction *gr
 	return labels[0], AtLeastFloat32(predictions[0])
 }
 
-// sparseLabels returns integer labels of logits without a last dimension of 1.
+// sparseLabels checks integer labels against logits, and removes a last dimension of 1.
 func sparseLabels(what string, label, logits *graph.Node) *graph.Node {
 	if !label.DType().IsInt() {
 		panic(fmt.Errorf("%s takes integer labels, not %s", what, label.DType()))
@@ -181,8 +183,9 @@ func sparseLabels(what string, label, logits *graph.Node) *graph.Node {
 	return label
 }
 
-// alike returns the label in the dtype of a prediction of the same shape. A last dimension of 1 may be missing.
-func alike(what string, label, prediction *graph.Node) *graph.Node {
+// matched converts the label to the dtype and shape of the prediction. A last dimension of 1 may be missing
+// in the label.
+func matched(what string, label, prediction *graph.Node) *graph.Node {
 	dims := prediction.Shape().Dimensions
 	if n := len(dims); label.Rank() == n-1 && dims[n-1] == 1 {
 		label = graph.InsertAxes(label, -1)

@@ -5,13 +5,14 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// Metric is a number per example whose weighted mean over all examples is reported.
+// Metric computes a number per example. Its weighted mean over all examples is reported.
 type Metric struct {
-	Name       string // as it is shown: "accuracy"
+	Name       string // the displayed name, such as "accuracy"
 	PerExample func(labels, predictions []*graph.Node) *graph.Node
 }
 
-// SparseCategoricalAccuracy is 1 where the largest logit is that of the integer label. It is called "accuracy".
+// SparseCategoricalAccuracy is 1 if the largest logit is that of the integer label, else 0. Its name is
+// "accuracy".
 func SparseCategoricalAccuracy() Metric {
 	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("SparseCategoricalAccuracy", labels, predictions)
@@ -20,28 +21,29 @@ func SparseCategoricalAccuracy() Metric {
 	}}
 }
 
-// CategoricalAccuracy is 1 where the largest logit is that of the most probable label. It is called "accuracy".
+// CategoricalAccuracy is 1 if the largest logit is that of the most probable label, else 0. Its name is
+// "accuracy".
 func CategoricalAccuracy() Metric {
 	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("CategoricalAccuracy", labels, predictions)
-		label = alike("CategoricalAccuracy", label, logits)
+		label = matched("CategoricalAccuracy", label, logits)
 		return hits(graph.ArgMax(logits, -1, dtypes.Int32), graph.ArgMax(label, -1, dtypes.Int32), logits.DType())
 	}}
 }
 
-// BinaryAccuracyLogits is 1 where the logit is positive and the label above one half, or neither. It is called
-// "accuracy".
+// BinaryAccuracyLogits is 1 if the logit is positive and the label is above one half, or neither, else 0. Its
+// name is "accuracy".
 func BinaryAccuracyLogits() Metric {
 	return Metric{Name: "accuracy", PerExample: func(labels, predictions []*graph.Node) *graph.Node {
 		label, logits := pair("BinaryAccuracyLogits", labels, predictions)
-		label = alike("BinaryAccuracyLogits", label, logits)
+		label = matched("BinaryAccuracyLogits", label, logits)
 		said := graph.ConvertDType(graph.GreaterThan(logits, graph.ScalarZero(logits.Graph(), logits.DType())), dtypes.Int32)
 		is := graph.ConvertDType(graph.GreaterThan(label, graph.Scalar(label.Graph(), label.DType(), 0.5)), dtypes.Int32)
 		return hits(said, is, logits.DType())
 	}}
 }
 
-// hits returns per example the share of elements where a equals b.
+// hits returns, per example, the share of elements in which a equals b.
 func hits(a, b *graph.Node, dtype dtypes.DType) *graph.Node {
 	return perExample(graph.ConvertDType(graph.Equal(a, b), dtype))
 }

@@ -13,38 +13,40 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// Model is a GoMLX model to be trained by Lockstep; it implements [engine.Model]. It is a description: compiling it
-// changes nothing in it, and one Model may be compiled several times.
+// Model describes a GoMLX model for Lockstep, and implements [engine.Model]. Compile does not modify it, and
+// one Model may be compiled several times.
 type Model struct {
-	// Forward is an ordinary GoMLX model function. It gets one node per input of the batch, of shape (rows, …), and
-	// returns the predictions, each with rows rows as well. It is called once for each program (training, evaluation,
-	// prediction), never during a step; Scope.IsTraining tells which.
+	// Forward is an ordinary GoMLX model function. It gets one node per input of the batch, of shape (rows,
+	// …), and returns the predictions, each of shape (rows, …). It is called once for each program (training,
+	// evaluation, prediction), never during a step. Scope.IsTraining distinguishes them.
 	Forward func(s *model.Scope, inputs []*graph.Node) []*graph.Node
 
-	// Loss is the loss per example, one of this package's or your own.
+	// Loss is the loss per example: one of this package or a custom one.
 	Loss Loss
 
-	// Optimizer is one of ml/train/optimizer, one of engine/gomlx/optimizer (momentum, and Keras' Adam and RMSprop), or any that has
-	// UpdateGraphWithGradients. Mind that GoMLX's optimizer.StochasticGradientDescent divides its learning rate by the square root of the step unless it is told
-	// WithDecay(false).
+	// Optimizer is one of ml/train/optimizer, one of engine/gomlx/optimizer (momentum, and Keras' Adam and
+	// RMSprop), or any other that has UpdateGraphWithGradients. Note that GoMLX's
+	// optimizer.StochasticGradientDescent divides its learning rate by the square root of the step, unless
+	// WithDecay(false) is set.
 	Optimizer optimizer.Interface
 
-	// Metrics are computed in training and evaluation, per example.
+	// Metrics are computed per example, in training and evaluation.
 	Metrics []Metric
 
 	// Params are GoMLX hyperparameters, set at the root of the model's store: "l2_regularization",
 	// "clip_step_by_value", …. A name with slashes ("/readout/l2_regularization") sets one in a scope.
 	Params map[string]any
 
-	// Packs is the number of parts that the apply step is compiled in, so that one can run while the gradients of the
-	// next still travel. 0 means 1. The parts hold about the same number of bytes, in the order of the parameters'
-	// names, and give the same bits as one would. An optimizer that looks at several gradients at once, such as one
-	// that clips by the global norm, needs 1, and so do layers that change weights after each step: Compile finds out
-	// and makes 1.
+	// Packs is the number of parts in which the apply step is compiled. One part can run while the gradients
+	// of the next are still being reduced. 0 means 1. The parts have about the same number of bytes, in the
+	// order of the parameters' names, and compute the same bits as a single part. An optimizer that combines
+	// several gradients, for example to clip by the global norm, needs 1. So do layers that change weights
+	// after each step. Compile detects both and uses 1.
 	Packs int
 }
 
-// Compile builds the programs for an engine that this package opened. It implements [engine.Model].
+// Compile builds the programs for an engine that this package opened. It implements [engine.Model]. Errors in
+// the model are a *[ModelError].
 func (m *Model) Compile(ctx context.Context, e engine.Engine, spec engine.Spec) (engine.Program, error) {
 	b, ok := e.(*backend)
 	if !ok {
@@ -59,11 +61,11 @@ func (m *Model) Compile(ctx context.Context, e engine.Engine, spec engine.Spec) 
 func (m *Model) validate(spec engine.Spec) error {
 	switch {
 	case m.Forward == nil:
-		return errors.New("gomlx: Model.Forward is nil: it must be a model function")
+		return errors.New("gomlx: Model.Forward is nil: set a model function")
 	case m.Loss == nil:
-		return errors.New("gomlx: Model.Loss is nil: take one of this package's, such as SparseCategoricalCrossEntropyLogits")
+		return errors.New("gomlx: Model.Loss is nil: use one of this package, such as SparseCategoricalCrossEntropyLogits")
 	case m.Optimizer == nil:
-		return errors.New("gomlx: Model.Optimizer is nil: take one of ml/train/optimizer")
+		return errors.New("gomlx: Model.Optimizer is nil: use one of ml/train/optimizer")
 	case m.Packs < 0:
 		return fmt.Errorf("gomlx: Model.Packs is %d: want 1 or more, or 0 for 1", m.Packs)
 	case spec.Rows < 1:

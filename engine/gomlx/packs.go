@@ -8,8 +8,9 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// sameFormulas reports whether the apply programs of several packs compute every new value by the same formula as one
-// program for all gradients. They do not if the optimizer combines gradients, by their global norm or by their number.
+// sameFormulas reports whether the apply programs of several packs compute every new value by the same
+// formula as one program for all gradients. They do not if the optimizer combines gradients, for example by
+// their global norm or their number.
 func sameFormulas(one, packs []*executable) bool {
 	want := map[string]formula{}
 	known := formulas{}
@@ -39,13 +40,14 @@ func sameFormulas(one, packs []*executable) bool {
 // formula is a hash of how a node is computed from the graph's parameters, which are known by their names.
 type formula [sha256.Size]byte
 
-// formulas are those of a graph's nodes.
+// formulas caches the formulas of a graph's nodes.
 type formulas map[*graph.Node]formula
 
-// nodeNumber is how GoMLX refers to another node of the graph.
+// nodeNumber matches GoMLX's reference to another node of the graph.
 var nodeNumber = regexp.MustCompile(`#[0-9]+`)
 
-// of returns the formula of n. ok is false if n depends on a function of the graph, whose contents GoMLX does not show.
+// of returns the formula of n. ok is false if n depends on a function of the graph, whose contents GoMLX does
+// not expose.
 func (known formulas) of(n *graph.Node) (f formula, ok bool) {
 	if f, ok := known[n]; ok {
 		return f, true

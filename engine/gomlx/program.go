@@ -17,7 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// variable is a variable of the program with its shape in GoMLX's terms.
+// variable is a variable of the program with its GoMLX shape.
 type variable struct {
 	engine.Variable
 	shape shapes.Shape
@@ -31,15 +31,15 @@ type program struct {
 	metrics   []string
 	variables []variable // parameters first
 	packOf    []int      // by parameter
-	classes   []int      // by label; 0: it is no class
+	classes   []int      // by label; 0: not a class
 
 	gradients, evaluate, predict *executable
 	packs                        []*executable
 
 	replicas         []*replica
-	central          *central  // nil: every replica has its own values
-	oldGradients     *recycler // of a replica's gradients
-	oldValues        *recycler // of the values that a step replaces
+	central          *central  // nil: every replica has a copy of the variables
+	oldGradients     *recycler // for a replica's gradients
+	oldValues        *recycler // for the values that a step replaces
 	replaced         []int     // the variables that a step replaces, for oldValues
 	parametersByPack [][]int
 }
@@ -53,7 +53,7 @@ var (
 	_ engine.Inspector = (*program)(nil)
 )
 
-// open makes the replicas, all with the same initial values.
+// open creates the replicas, all with the same initial values.
 func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) error {
 	var gradients, values []shapes.Shape
 	for i := range p.packOf {
@@ -95,7 +95,7 @@ func (p *program) open(initial []*tensor.Tensor, inputs, labels []shapes.Shape) 
 	return nil
 }
 
-// replacedByStep lists the variables with a new value after every step.
+// replacedByStep lists the variables that every step sets.
 func (p *program) replacedByStep() []int {
 	seen := make([]bool, len(p.variables))
 	for _, x := range append([]*executable{p.gradients}, p.packs...) {
@@ -152,7 +152,7 @@ func (p *program) NewBatch(replica int) (engine.Batch, error) {
 	if err != nil {
 		return engine.Batch{}, err
 	}
-	return r.lend()
+	return r.newBatch()
 }
 
 // LastStep implements [engine.Scheduled]: the variable is the one that GoMLX's train.Loop sets.
@@ -166,7 +166,7 @@ func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, we
 	if err != nil {
 		return engine.Gradients{}, err
 	}
-	r.discard() // what a caller left who neither committed nor discarded
+	r.discard() // results of a step that was neither committed nor discarded
 	if err := r.feed(b, weightSum); err != nil {
 		return engine.Gradients{}, err
 	}
@@ -179,7 +179,7 @@ func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, we
 	n := len(p.packOf)
 	r.gradients = append(r.gradients[:0], out[2:2+n]...)
 	for i, v := range p.gradients.changed {
-		r.aside[v] = out[2+n+i]
+		r.pendingAverages[v] = out[2+n+i]
 	}
 	loss, metrics, err := r.stats(out[0])
 	if err != nil {
@@ -202,8 +202,9 @@ func (p *program) Inputs(replica, pack int) []tensor.Memory {
 	return list
 }
 
-// InPlace implements [engine.InPlace]. That what a program gives lies apart from all else, its constants and arguments included, both
-// backends hold: XLA copies what would not, and the Go backend gives away only what it owns.
+// InPlace implements [engine.InPlace]. Both backends guarantee that a program's outputs do not overlap other
+// memory, including its constants and arguments: XLA copies where they would, and the Go backend returns only
+// buffers that it owns.
 func (p *program) InPlace() bool { return p.backend.HasSharedBuffers() }
 
 // Apply implements [engine.Program].
@@ -223,9 +224,9 @@ func (p *program) apply(ctx context.Context, replica, pack int, inPlace bool) er
 	}
 	switch {
 	case inPlace && !p.InPlace():
-		return errors.New("gomlx: apply in place: the gradients are copies, as host and device share no memory")
+		return errors.New("gomlx: apply in place: the gradients are copies, because host and device share no memory")
 	case inPlace && len(r.gradients) == 0:
-		return fmt.Errorf("gomlx: apply in place: replica %d has no gradients: want Gradients before, and neither Commit nor Discard since", replica)
+		return fmt.Errorf("gomlx: apply in place: replica %d has no gradients: call Gradients first, and neither Commit nor Discard in between", replica)
 	}
 	if pack < 0 || pack >= len(p.packs) {
 		return fmt.Errorf("gomlx: no pack %d: the program has %d", pack, len(p.packs))
@@ -240,8 +241,8 @@ func (p *program) apply(ctx context.Context, replica, pack int, inPlace bool) er
 		return err
 	}
 	for i, v := range x.changed {
-		release(r.applied[v]) // of another pack, if it counts steps, or of this one if it is applied twice
-		r.applied[v] = out[i]
+		release(r.pendingUpdates[v]) // set already by another pack if it is a step counter, or by this pack if it is applied twice
+		r.pendingUpdates[v] = out[i]
 	}
 	return nil
 }
@@ -278,7 +279,7 @@ func (p *program) Losses(replica int) ([]float64, error) {
 		return nil, err
 	}
 	if r.losses == nil {
-		return nil, fmt.Errorf("gomlx: replica %d has no losses: want Gradients or Evaluate before", replica)
+		return nil, fmt.Errorf("gomlx: replica %d has no losses: call Gradients or Evaluate first", replica)
 	}
 	t, err := toHost(r.losses)
 	if err != nil {
@@ -358,7 +359,7 @@ func (p *program) Write(replica, variable int, value *tensor.Tensor) error {
 	return nil
 }
 
-// Close implements [engine.Program]. No call may be under way.
+// Close implements [engine.Program].
 func (p *program) Close() error {
 	for _, r := range p.replicas {
 		r.close()
@@ -383,7 +384,8 @@ func (p *program) replica(i int) (*replica, error) {
 	return p.replicas[i], nil
 }
 
-// mustReplica is for methods that return no error: another number than a replica's is a mistake of the caller.
+// mustReplica is replica for methods without an error result. It panics on an invalid index, which is a bug
+// of the caller.
 func (p *program) mustReplica(i int) *replica {
 	r, err := p.replica(i)
 	if err != nil {
@@ -399,32 +401,32 @@ func (p *program) checkVariable(i int) error {
 	return nil
 }
 
-// replica is the state of one replica and the buffers it is fed through.
+// replica is the state of one replica, with its input buffers.
 type replica struct {
 	p      *program
 	index  int
 	device compute.DeviceNum
 
-	inputs, labels          []*cell // where batches are copied to
-	weights, weightSum, rng *cell
-	lent                    map[unsafe.Pointer]*cell // by its memory: of batches that lie in cells of their own
-	feedInputs, feedLabels  []*cell                  // of the batch at hand: copied, or lent
-	feedWeights             *cell
-	rngTensor               *tensor.Tensor // views of the cells' memory
+	inputs, labels          []*hostBuffer // to which batches are copied
+	weights, weightSum, rng *hostBuffer
+	borrowed                map[unsafe.Pointer]*hostBuffer // buffers of the batches of NewBatch, by their memory
+	feedInputs, feedLabels  []*hostBuffer                  // of the current batch: inputs and labels, or borrowed buffers
+	feedWeights             *hostBuffer
+	rngTensor               *tensor.Tensor // a view of the memory of rng
 	weightSumTensor         *tensor.Tensor
-	examples                *cell   // how many rows of the batch at hand are examples
-	reduced                 []*cell // by parameter: apply's gradients
+	examples                *hostBuffer   // the number of rows of the current batch that are examples
+	reduced                 []*hostBuffer // by parameter: apply's gradients
 
-	values    []compute.Buffer // by variable: what everybody sees
-	aside     []compute.Buffer // by variable: new values of the gradients program; nil if none
-	applied   []compute.Buffer // by variable: new values of the apply programs; nil if none
-	gradients []compute.Buffer // by parameter: of the last gradients program
-	losses    compute.Buffer   // by row: of the last gradients or evaluate program; nil if none
-	inPlace   bool             // apply reads them, not reduced
+	values          []compute.Buffer // by variable: the committed values
+	pendingAverages []compute.Buffer // by variable: uncommitted values of the gradients program; nil if none
+	pendingUpdates  []compute.Buffer // by variable: uncommitted values of the apply programs; nil if none
+	gradients       []compute.Buffer // by parameter: of the last gradients program
+	losses          compute.Buffer   // by row: of the last gradients or evaluate program; nil if none
+	inPlace         bool             // apply reads gradients, not reduced
 
 	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
-	copied []uint64         // by variable: which value of the central copy is in values; on another device than that
-	sums   []*sum           // by the all-reduces of the gradients program
+	copied []uint64         // by variable: the version of the central copy that values holds, on a device other than the central one
+	sums   []*sum           // by all-reduce of the gradients program
 	args   []compute.Buffer // scratch
 	old    []compute.Buffer // scratch
 }
@@ -433,30 +435,30 @@ func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.
 	n := len(p.variables)
 	r := &replica{
 		p: p, index: index,
-		values: make([]compute.Buffer, n), aside: make([]compute.Buffer, n), applied: make([]compute.Buffer, n),
-		lent: map[unsafe.Pointer]*cell{}, feedInputs: make([]*cell, len(inputs)), feedLabels: make([]*cell, len(labels)),
+		values: make([]compute.Buffer, n), pendingAverages: make([]compute.Buffer, n), pendingUpdates: make([]compute.Buffer, n),
+		borrowed: map[unsafe.Pointer]*hostBuffer{}, feedInputs: make([]*hostBuffer, len(inputs)), feedLabels: make([]*hostBuffer, len(labels)),
 	}
 	var err error
 	if r.device, err = p.backend.deviceNum(d); err != nil {
 		return r, err
 	}
-	newCells := func(list []shapes.Shape) (cells []*cell) {
+	newHostBuffers := func(list []shapes.Shape) (buffers []*hostBuffer) {
 		for _, s := range list {
-			var c *cell
+			var c *hostBuffer
 			if err == nil {
-				if c, err = newCell(p.backend, r.device, s); err == nil {
-					cells = append(cells, c)
+				if c, err = newHostBuffer(p.backend, r.device, s); err == nil {
+					buffers = append(buffers, c)
 				}
 			}
 		}
-		return cells
+		return buffers
 	}
-	r.inputs, r.labels = newCells(inputs), newCells(labels)
-	others := newCells([]shapes.Shape{
+	r.inputs, r.labels = newHostBuffers(inputs), newHostBuffers(labels)
+	others := newHostBuffers([]shapes.Shape{
 		shapes.Make(dtypes.Float32, p.spec.Rows), shapes.Make(p.lossType), graph.RNGStateShape, shapes.Make(dtypes.Int32),
 	})
 	for i := range p.packOf {
-		r.reduced = append(r.reduced, newCells([]shapes.Shape{p.variables[i].shape})...)
+		r.reduced = append(r.reduced, newHostBuffers([]shapes.Shape{p.variables[i].shape})...)
 	}
 	if err != nil {
 		for _, c := range others {
@@ -480,16 +482,16 @@ func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.
 	return r, nil
 }
 
-// lend returns a batch in cells of its own.
-func (r *replica) lend() (b engine.Batch, err error) {
-	var made []*cell
-	one := func(like *cell, rows []int) *tensor.Tensor {
+// newBatch returns a batch in new host buffers.
+func (r *replica) newBatch() (b engine.Batch, err error) {
+	var made []*hostBuffer
+	one := func(like *hostBuffer, rows []int) *tensor.Tensor {
 		if err != nil {
 			return nil
 		}
-		var c *cell
+		var c *hostBuffer
 		var d tensor.DType
-		if c, err = newCell(r.p.backend, r.device, like.shape); err != nil {
+		if c, err = newHostBuffer(r.p.backend, r.device, like.shape); err != nil {
 			return nil
 		}
 		made = append(made, c)
@@ -512,25 +514,25 @@ func (r *replica) lend() (b engine.Batch, err error) {
 	b.Weights = tensor.Data[float32](weights)
 	for _, c := range made {
 		if c.mem.Bytes > 0 {
-			r.lent[c.mem.Ptr] = c
+			r.borrowed[c.mem.Ptr] = c
 		} else {
-			c.close() // nothing will be read from it
+			c.close() // empty, so it is never read
 		}
 	}
 	return b, nil
 }
 
-// cellOf returns the cell in which the memory of a batch is to be read: the one it lies in, if it was lent, else the given one, to
-// which it is copied.
-func (r *replica) cellOf(m tensor.Memory, c *cell) *cell {
-	if own := r.lent[m.Ptr]; own != nil && own.shape.Equal(c.shape) {
+// hostBufferOf returns the host buffer that holds m, a part of a batch. If newBatch allocated m, that is its
+// buffer. Otherwise m is copied to b.
+func (r *replica) hostBufferOf(m tensor.Memory, b *hostBuffer) *hostBuffer {
+	if own := r.borrowed[m.Ptr]; own != nil && own.shape.Equal(b.shape) {
 		return own
 	}
-	copy(c.mem.HostBytes(), m.HostBytes())
-	return c
+	copy(b.mem.HostBytes(), m.HostBytes())
+	return b
 }
 
-// feed takes a batch.
+// feed sets the batch that the next program reads.
 func (r *replica) feed(b engine.Batch, weightSum float64) error {
 	if err := r.take("input", r.feedInputs, r.inputs, r.p.spec.Inputs, b.Inputs); err != nil {
 		return err
@@ -545,37 +547,39 @@ func (r *replica) feed(b engine.Batch, weightSum float64) error {
 		return fmt.Errorf("gomlx: padding of %d rows for replica %d: want 0 to %d", b.Padding, r.index, r.p.spec.Rows)
 	}
 	if !(weightSum > 0) {
-		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no mean and is to be skipped", weightSum)
+		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no mean: skip it", weightSum)
 	}
-	r.feedWeights = r.cellOf(tensor.HostMemory(b.Weights), r.weights)
+	r.feedWeights = r.hostBufferOf(tensor.HostMemory(b.Weights), r.weights)
 	setScalar(r.weightSumTensor, weightSum)
 	tensor.Data[int32](tensor.Wrap(r.examples.mem, tensor.Int32))[0] = int32(r.p.spec.Rows - b.Padding)
 	return nil
 }
 
-// take sets the cells to read tensors of one kind from, and copies to the given ones what lies in none.
-func (r *replica) take(what string, read, cells []*cell, features []engine.Feature, list []*tensor.Tensor) error {
-	if len(list) != len(cells) {
-		return fmt.Errorf("gomlx: %d %ss for replica %d: want %d", len(list), what, r.index, len(cells))
+// take sets, in read, the host buffers of tensors of one kind. It copies a tensor that is in no borrowed
+// buffer to one of buffers.
+func (r *replica) take(what string, read, buffers []*hostBuffer, features []engine.Feature, list []*tensor.Tensor) error {
+	if len(list) != len(buffers) {
+		return fmt.Errorf("gomlx: %d %ss for replica %d: want %d", len(list), what, r.index, len(buffers))
 	}
 	for i, t := range list {
 		f := features[i]
 		if err := sameRows(t, f.DType, r.p.spec.Rows, f.Shape); err != nil {
 			return fmt.Errorf("gomlx: %s %d of replica %d: %w", what, i, r.index, err)
 		}
-		read[i] = r.cellOf(t.Memory(), cells[i])
+		read[i] = r.hostBufferOf(t.Memory(), buffers[i])
 	}
 	return nil
 }
 
-// fixedRandom sets the random state for programs in inference mode, which must give the same every time.
+// fixedRandom sets the random state for programs in inference mode, whose results must be reproducible.
 func (r *replica) fixedRandom() {
 	copy(tensor.Data[uint64](r.rngTensor), []uint64{uint64(r.p.spec.Seed), 0, 0})
 }
 
-// run runs a program on the replica's device with its current values and what its input buffers hold. Values that the
-// gradients program has changed in this step are already seen by the apply programs, as they are in GoMLX's trainer,
-// where both are one: a learning-rate schedule in the model function relies on it.
+// run runs a program on the replica's device with its current values and input buffers. The apply programs
+// read the values that the gradients program set in this step, before they are committed. GoMLX's trainer,
+// which has one program for both, does the same, and a learning-rate schedule in the model function depends
+// on it.
 func (r *replica) run(ctx context.Context, x *executable) (out []compute.Buffer, err error) {
 	doing := fmt.Sprintf("the %s program of replica %d", x.name, r.index)
 	if ctx.Err() != nil {
@@ -623,8 +627,8 @@ func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
 		}
 		return r.reduced[a.index].load()
 	}
-	if applying && r.aside[a.index] != nil {
-		return r.aside[a.index], nil
+	if applying && r.pendingAverages[a.index] != nil {
+		return r.pendingAverages[a.index], nil
 	}
 	if c := r.p.central; c != nil {
 		return c.value(r, a.index)
@@ -632,7 +636,7 @@ func (r *replica) argument(a argument, applying bool) (compute.Buffer, error) {
 	return r.values[a.index], nil
 }
 
-// stats reads the vector of loss and metrics, and frees it.
+// stats reads and frees the vector of loss and metrics.
 func (r *replica) stats(b compute.Buffer) (loss float64, metrics []float64, err error) {
 	t, err := toHost(b)
 	release(b)
@@ -643,7 +647,7 @@ func (r *replica) stats(b compute.Buffer) (loss float64, metrics []float64, err 
 	return list[0], list[1:], nil
 }
 
-// views returns the gradients where the backend left them.
+// views returns the gradients as views of the backend's memory, or as host copies if it is not shared.
 func (r *replica) views() ([]*tensor.Tensor, error) {
 	list := make([]*tensor.Tensor, len(r.gradients))
 	for i, b := range r.gradients {
@@ -657,14 +661,14 @@ func (r *replica) views() ([]*tensor.Tensor, error) {
 		}
 		flat, err := b.Data()
 		if err != nil {
-			return nil, fmt.Errorf("gomlx: see the gradient of %s: %w", v.Name, err)
+			return nil, fmt.Errorf("gomlx: view the gradient of %s: %w", v.Name, err)
 		}
 		list[i] = tensor.Wrap(memoryOf(flat, v.shape, int(r.device)), v.DType, v.Shape...)
 	}
 	return list, nil
 }
 
-// commit shows the values set aside and frees those they replace.
+// commit makes the uncommitted values visible and frees those that they replace.
 func (r *replica) commit() {
 	if c := r.p.central; c != nil && c.replica != r.index {
 		r.discard()
@@ -672,13 +676,13 @@ func (r *replica) commit() {
 	}
 	r.old = r.old[:0]
 	for _, v := range r.p.replaced {
-		next := r.applied[v]
+		next := r.pendingUpdates[v]
 		if next == nil {
-			next = r.aside[v]
+			next = r.pendingAverages[v]
 		} else {
-			release(r.aside[v])
+			release(r.pendingAverages[v])
 		}
-		r.aside[v], r.applied[v] = nil, nil
+		r.pendingAverages[v], r.pendingUpdates[v] = nil, nil
 		if next == nil {
 			continue
 		}
@@ -693,12 +697,12 @@ func (r *replica) commit() {
 	r.losses = nil
 }
 
-// discard frees what was computed and not committed.
+// discard frees uncommitted results.
 func (r *replica) discard() {
 	for _, v := range r.p.replaced {
-		release(r.aside[v])
-		release(r.applied[v])
-		r.aside[v], r.applied[v] = nil, nil
+		release(r.pendingAverages[v])
+		release(r.pendingUpdates[v])
+		r.pendingAverages[v], r.pendingUpdates[v] = nil, nil
 	}
 	r.p.oldGradients.free(r.gradients)
 	r.gradients = r.gradients[:0]
@@ -714,17 +718,17 @@ func (r *replica) close() {
 	for _, s := range r.sums {
 		s.close()
 	}
-	for _, list := range [][]*cell{r.inputs, r.labels, r.reduced, {r.weights, r.weightSum, r.rng, r.examples}} {
+	for _, list := range [][]*hostBuffer{r.inputs, r.labels, r.reduced, {r.weights, r.weightSum, r.rng, r.examples}} {
 		for _, c := range list {
 			c.close()
 		}
 	}
-	for _, c := range r.lent {
+	for _, c := range r.borrowed {
 		c.close()
 	}
 }
 
-// toHost returns a copy of a buffer as a tensor.
+// toHost copies a buffer to a host tensor.
 func toHost(b compute.Buffer) (*tensor.Tensor, error) {
 	shape, err := b.Shape()
 	if err != nil {
@@ -768,7 +772,7 @@ func sameRows(t *tensor.Tensor, d tensor.DType, rows int, shape []int) error {
 	return sameType(t, d, append([]int{rows}, shape...))
 }
 
-// setScalar stores x in a tensor of rank 0 and a floating-point type.
+// setScalar stores x in a tensor of rank 0 with a floating-point dtype.
 func setScalar(t *tensor.Tensor, x float64) {
 	switch t.DType() {
 	case tensor.Float32:

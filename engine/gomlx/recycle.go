@@ -9,17 +9,17 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// recycler gives the memory of a set of buffers back to the backend's pool. The Go backend takes outputs from a pool
-// but leaves finalized ones to the garbage collector; every collection then empties the pool too, so that a step
-// allocates all its intermediate values anew. Donated arguments do go back into the pool: so the recycler is a program
-// that ignores its arguments, which are all donated.
+// recycler returns the memory of a set of buffers to the backend's pool. The Go backend allocates outputs
+// from a pool, but leaves finalized buffers to the garbage collector. Every collection also empties the pool,
+// so a step would allocate all its intermediate values again. Donated arguments do return to the pool. So the
+// recycler is a program that ignores its arguments, all of which are donated.
 type recycler struct {
 	g      *graph.Graph
 	shapes []shapes.Shape
 	donate []bool
 }
 
-// newRecycler returns nil if the backend does not gain from one.
+// newRecycler returns nil if the backend does not benefit from one.
 func newRecycler(b *backend, list []shapes.Shape) (*recycler, error) {
 	if !b.recycles || len(list) == 0 {
 		return nil, nil

@@ -2,5 +2,5 @@
 
 package gomlx
 
-// simd says how the Go backend's kernels were built.
+// simd describes how the Go backend's kernels were built.
 func simd() string { return "no simd" }

@@ -7,9 +7,9 @@ import (
 	"github.com/gomlx/compute/dtypes"
 )
 
-// wideBackend is the Go backend without the fused operations that it accepts when a graph is built, and does
-// not implement when it runs: those of other types than float32 and float64. GoMLX then builds the same from
-// operations that the Go backend has for float16 and bfloat16 too.
+// wideBackend is the Go backend without those fused operations that it accepts when a graph is built, but
+// does not implement when it runs: those of dtypes other than float32 and float64. GoMLX then builds them
+// from operations that the Go backend also has for float16 and bfloat16.
 type wideBackend struct{ compute.Backend }
 
 // Builder implements compute.Backend.
@@ -63,7 +63,7 @@ func (f *wideFunction) Closure() (compute.Function, error) {
 	return &wideFunction{Function: real, builder: f.builder, parent: f}, nil
 }
 
-// The operations that take functions want the backend's own.
+// Operations that take functions need the backend's own functions.
 
 // Call implements compute.Function.
 func (f *wideFunction) Call(of compute.Function, inputs ...compute.Value) ([]compute.Value, error) {
@@ -94,8 +94,8 @@ func narrow(f compute.Function) compute.Function {
 	return f
 }
 
-// fuses returns an error that has GoMLX do without a fused operation, unless x is of a type that the backend
-// has it for.
+// fuses returns nil if the backend has fused operations for the dtype of x, and otherwise an error that makes
+// GoMLX avoid them.
 func (f *wideFunction) fuses(x compute.Value) error {
 	shape, err := f.builder.OpShape(x)
 	if err != nil {

@@ -20,11 +20,12 @@ import "C"
 
 import "os"
 
-// keepPages makes the C library's allocator keep the memory that XLA frees. XLA's CPU client allocates the outputs of
-// every run anew; as it comes, glibc gives blocks of this size back to the kernel and asks for them again, zeroed, at the
-// next step: over a thousand page faults a step for a model of 3 MB, which two replicas of one process take under one
-// lock. The limits are glibc's own largest threshold (32 MiB) and a gigabyte of free memory at the end of a heap. Nothing
-// is changed where the user has set one of glibc's variables.
+// keepPages makes the C library's allocator keep the memory that XLA frees. XLA's CPU client allocates the
+// outputs of every run. By default, glibc returns blocks of this size to the kernel and requests them again,
+// zeroed, in the next step. For a model of 3 MB, that is over a thousand page faults a step, which two
+// replicas of one process take under one lock. The limits set here are glibc's largest threshold (32 MiB),
+// and a gigabyte of free memory at the end of a heap. Nothing changes if the user has set one of glibc's
+// variables.
 func keepPages() {
 	for _, name := range []string{"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"} {
 		if os.Getenv(name) != "" {

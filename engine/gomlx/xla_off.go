@@ -8,8 +8,8 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// OpenXLA opens XLA through a PJRT plugin. This build has no XLA: it needs cgo and the build tag xla, and OpenXLA
-// returns an error that says so.
+// OpenXLA opens XLA through a PJRT plugin. XLA needs cgo and the build tag xla. This build lacks them, so
+// OpenXLA always returns an error.
 func OpenXLA(XLAOptions) (engine.Engine, error) {
 	return nil, errors.New("gomlx: this program was built without XLA: build it with CGO_ENABLED=1 and -tags xla, and set $" + PluginEnv +
 		" (or XLAOptions.Plugin) to the absolute path of a PJRT plugin")

@@ -14,9 +14,9 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// OpenXLA opens XLA through a PJRT plugin, given by its absolute path. It never downloads one. A CPU plugin offers as
-// many devices as asked for; its own threads use all cores whatever their number. An accelerator's plugin offers the
-// devices it finds.
+// OpenXLA opens XLA through a PJRT plugin, given by its absolute path. It never downloads one. A CPU plugin
+// offers the requested number of devices; its threads use all cores in any case. An accelerator's plugin
+// offers the devices that it finds. The caller must close the engine.
 func OpenXLA(o XLAOptions) (engine.Engine, error) {
 	path, err := o.plugin()
 	if err != nil {
@@ -30,7 +30,7 @@ func OpenXLA(o XLAOptions) (engine.Engine, error) {
 	xla.EnableAutoInstall(false)
 	kind, config, options := pluginKind(path), path, pjrt.NamedValuesMap{}
 	if kind == "CPU" {
-		options["cpu_device_count"] = int64(n) // another integer type is refused
+		options["cpu_device_count"] = int64(n) // XLA rejects other integer types
 		config += ",shared_buffers"
 		if o.staged {
 			config = path + ",noshared_buffers"
@@ -50,7 +50,7 @@ func OpenXLA(o XLAOptions) (engine.Engine, error) {
 	}, nil
 }
 
-// plugin returns the path of the plugin, or an error that says what to set.
+// plugin returns the path of the plugin, or an error with the setting that is missing.
 func (o XLAOptions) plugin() (string, error) {
 	path, from := o.Plugin, "XLAOptions.Plugin"
 	if path == "" {
@@ -60,7 +60,7 @@ func (o XLAOptions) plugin() (string, error) {
 	case path == "":
 		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, such as pjrt_c_api_cpu_plugin.so", PluginEnv)
 	case !strings.HasPrefix(path, "/"):
-		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is no absolute path", path, from)
+		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is not an absolute path", path, from)
 	}
 	if _, err := os.Stat(path); err != nil {
 		return "", fmt.Errorf("gomlx: the PJRT plugin of %s: %w", from, err)
@@ -68,7 +68,7 @@ func (o XLAOptions) plugin() (string, error) {
 	return path, nil
 }
 
-// pluginKind tells a plugin's kind of device from its file name, which is all there is to see before it is loaded.
+// pluginKind derives a plugin's kind of device from its file name, the only information before it is loaded.
 func pluginKind(path string) string {
 	name := strings.ToLower(filepath.Base(path))
 	switch {

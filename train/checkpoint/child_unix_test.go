@@ -309,7 +309,7 @@ func TestPipe(t *testing.T) {
 	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o666)); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Latest(dir); err == nil || !strings.Contains(err.Error(), tensorsFile+" is no regular file") {
+	if _, _, err := Latest(dir); err == nil || !strings.Contains(err.Error(), tensorsFile+" is not a regular file") {
 		t.Errorf("got %v", err)
 	}
 }

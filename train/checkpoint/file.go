@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// WriteFile writes the file path with what write writes, whole or not at all: under another name beside path, which is then
-// synced and renamed, and the folder synced. A symbolic link is followed; what is no regular file (a pipe, /dev/stdout) is written to as it is. An
-// error of write is returned as it is.
+// WriteFile atomically writes the file path with the data that write produces. It writes a temporary file in
+// the same folder, syncs and renames it, and syncs the folder. It follows a symbolic link, and writes
+// directly to what is not a regular file (a pipe, /dev/stdout). It returns an error of write unchanged.
 func WriteFile(path string, write func(w io.Writer) error) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -39,9 +39,9 @@ func WriteFile(path string, write func(w io.Writer) error) error {
 	return syncFolder(filepath.Dir(path))
 }
 
-// fill writes f, and closes it.
+// fill writes, syncs and closes f.
 func fill(f *os.File, write func(io.Writer) error, sync func() error) error {
-	defer f.Close() // does nothing where the last step has closed it
+	defer f.Close() // no effect if f is already closed
 	w := bufio.NewWriterSize(f, 1<<18)
 	if err := write(w); err != nil {
 		return err
@@ -54,7 +54,7 @@ func fill(f *os.File, write func(io.Writer) error, sync func() error) error {
 	return nil
 }
 
-// wrap adds the package to an error, if it is one.
+// wrap adds the package's prefix to a non-nil error.
 func wrap(err error) error {
 	if err == nil {
 		return nil
@@ -62,8 +62,9 @@ func wrap(err error) error {
 	return fmt.Errorf("checkpoint: %w", err)
 }
 
-// CheckWritable returns an error if [WriteFile] could not create path now: there is no such folder, say, or it is read-only.
-// It leaves nothing behind. Whoever writes after hours of work asks before them.
+// CheckWritable returns an error if [WriteFile] could not create path now, for example because the folder
+// does not exist or is read-only. It leaves no file behind. Call it before hours of work whose result goes to
+// path.
 func CheckWritable(path string) error {
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
@@ -81,8 +82,8 @@ func CheckWritable(path string) error {
 	return wrap(err)
 }
 
-// createBeside creates a new file in the folder of path, with the permissions that path itself would get, and locks it, where that can
-// be done: so others see that it is being written.
+// createBeside creates a new file in the folder of path, with the permissions that path would get. It locks
+// the file, where the system can, to show other processes that it is in use.
 func createBeside(path string) (*os.File, error) {
 	removeLeft(path)
 	for n := os.Getpid(); ; n++ {
@@ -93,7 +94,7 @@ func createBeside(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if free, err := tryLock(f); err == nil && (!free || !isAt(f, f.Name())) { // somebody took it for left behind
+		if free, err := tryLock(f); err == nil && (!free || !isAt(f, f.Name())) { // another process took it for a leftover
 			f.Close()
 			continue
 		}
@@ -101,11 +102,11 @@ func createBeside(path string) (*os.File, error) {
 	}
 }
 
-// removeLeft removes what writers of path that were killed have left beside it.
+// removeLeft removes the temporary files of killed writers of path.
 func removeLeft(path string) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
-		return // creating a file says why
+		return // creating a file reports the error
 	}
 	for _, e := range entries {
 		number, ok := strings.CutPrefix(e.Name(), filepath.Base(path)+".")
@@ -115,7 +116,7 @@ func removeLeft(path string) {
 	}
 }
 
-// removeUnlocked removes a file that no process has locked.
+// removeUnlocked removes a file if no process has locked it.
 func removeUnlocked(path string) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// noSpace reports whether an error says that a disk is full.
+// noSpace reports whether err means that the disk is full.
 func noSpace(err error) bool { return errors.Is(err, syscall.ENOSPC) }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// noSpace reports whether an error says that a disk is full, or its user's part of it.
+// noSpace reports whether err means that the disk or the user's quota is full.
 func noSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }

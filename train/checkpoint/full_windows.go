@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// noSpace reports whether an error says that a disk is full, or its user's part of it.
+// noSpace reports whether err means that the disk or the user's quota is full.
 func noSpace(err error) bool {
 	for _, full := range []error{windows.ERROR_DISK_FULL, windows.ERROR_HANDLE_DISK_FULL, windows.ERROR_DISK_QUOTA_EXCEEDED, syscall.ENOSPC} {
 		if errors.Is(err, full) {

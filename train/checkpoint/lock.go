@@ -12,21 +12,22 @@ import (
 	"time"
 )
 
-// Holder is the process that writes into a folder of snapshots.
+// Holder identifies the process that has locked a folder of snapshots.
 type Holder struct {
 	Host  string    `json:"host"`
 	PID   int       `json:"pid"`
-	Job   string    `json:"job,omitempty"` // "": of none
-	Epoch uint32    `json:"epoch"`         // of the job: higher after each restart
+	Job   string    `json:"job,omitempty"` // "": no job
+	Epoch uint32    `json:"epoch"`         // of the job; increases with each restart
 	Since time.Time `json:"since"`
-	// Boot is of the kernel that runs it, PIDs the namespace that its PID is of, which each container has for itself, and Started when it
-	// was started, in the kernel's ticks since boot: host names and PIDs may be those of others as well. "" and 0 where that is not known.
+	// Boot is the boot id of the kernel, PIDs the PID namespace of the process (each container has one), and
+	// Started its start time in the kernel's ticks since boot. They are needed because host names and PIDs
+	// are not unique. They are "" and 0 if unknown.
 	Boot    string `json:"boot,omitempty"`
 	PIDs    string `json:"pids,omitempty"`
 	Started uint64 `json:"started,omitempty"`
 }
 
-// String says who it is: "host a, pid 17, job "digits", since 2026-01-31 17:00:01".
+// String describes the process: "host a, pid 17, job "digits", since 2026-01-31 17:00:01".
 func (h *Holder) String() string {
 	text := fmt.Sprintf("host %s, pid %d", h.Host, h.PID)
 	if h.Job != "" {
@@ -35,10 +36,10 @@ func (h *Holder) String() string {
 	return text + ", since " + h.Since.Local().Format(time.DateTime)
 }
 
-// LockedError is the error of a folder that another process writes into.
+// LockedError reports that another process has locked the folder.
 type LockedError struct {
 	Dir    string
-	Holder Holder // zero: it has not said yet who it is
+	Holder Holder // zero: not known yet
 	why    string
 }
 
@@ -50,22 +51,24 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("checkpoint: %s writes its snapshots into %s: want a folder for each training%s", who, e.Dir, e.why)
 }
 
-// lockName is the file that says who writes into a folder. Its holder has locked it, so that the system takes the lock back when the process
-// ends, however it does. Where the disk knows no locks the file alone must do.
+// lockName is the file that names the process that writes to the folder. The process keeps it locked, so that
+// the operating system releases the lock when the process ends in any way. On file systems without locks, the
+// existence of the file is the lock.
 const lockName = ".lock"
 
-// lock is a folder's lock that this process has.
+// lock is a lock on a folder, held by this process.
 type lock struct {
 	dir  string
 	me   Holder
 	file *os.File
-	try  func(*os.File) (free bool, err error) // tryLock, or a test's
+	try  func(*os.File) (free bool, err error) // tryLock, or a test's replacement
 }
 
 func (l *lock) path() string { return filepath.Join(l.dir, lockName) }
 
-// takeLock takes the lock of a folder for a process. It takes over that of a process that has ended, of an earlier start of the same job,
-// which may be on a host that cannot be reached any more, and of this same process. Of anybody else it is a *LockedError.
+// takeLock locks a folder for a process. It takes over the lock of a process that has ended, of an earlier
+// epoch of the same job (which may be on an unreachable host), and of this process itself. If any other
+// process holds the lock, it returns a *LockedError.
 func takeLock(dir string, me Holder) (*lock, error) {
 	l := &lock{dir: dir, me: me, try: tryLock}
 	if err := l.take(); err != nil {
@@ -83,7 +86,7 @@ func (l *lock) take() error {
 		}
 		free, err := l.try(f)
 		if err == nil && free && !isAt(f, l.path()) {
-			f.Close() // its holder has removed it in between
+			f.Close() // its holder removed it meanwhile
 			continue
 		}
 		lockless := errors.Is(err, errors.ErrUnsupported)
@@ -91,7 +94,7 @@ func (l *lock) take() error {
 			f.Close()
 			return wrap(err)
 		}
-		holder, _ := readHolder(l.path()) // of a file that is torn nobody is known
+		holder, _ := readHolder(l.path()) // unknown if the file is incomplete
 		switch {
 		case free, lockless && holder.PID == 0:
 			l.file = f
@@ -103,17 +106,17 @@ func (l *lock) take() error {
 		f.Close()
 		e := &LockedError{Dir: l.dir, Holder: holder}
 		if lockless && !holder.seenBy(me) {
-			e.why = fmt.Sprintf(". The disk cannot tell whether that one still runs: if it does not, remove %s", l.path())
+			e.why = fmt.Sprintf(". This file system has no locks: if that process no longer runs, remove %s", l.path())
 		}
 		return e
 	}
-	return fmt.Errorf("checkpoint: locking the folder: %s is another file each time that it is opened", l.path())
+	return fmt.Errorf("checkpoint: locking the folder: %s is a different file each time it is opened", l.path())
 }
 
-// takeMost is how often a process opens the file of a lock that others give back meanwhile.
+// takeMost is how often takeLock retries if other processes release the lock meanwhile.
 const takeMost = 1000
 
-// yieldsTo reports whether a process takes the lock from h though that may still run.
+// yieldsTo reports whether me takes the lock over from h, even if h still runs.
 func (h *Holder) yieldsTo(me *Holder) bool {
 	return h.Job != "" && h.Job == me.Job && h.Epoch < me.Epoch || h.is(me)
 }
@@ -126,10 +129,10 @@ func (h *Holder) is(me *Holder) bool {
 	return h.Host == me.Host && h.PID == me.PID
 }
 
-// known reports whether h says more of itself than its host's name and its PID.
+// known reports whether h has more than a host name and a PID.
 func (h *Holder) known() bool { return h.Boot != "" && h.PIDs != "" && h.Started != 0 }
 
-// seenBy reports whether a process can find out whether h still runs. In another container it cannot.
+// seenBy reports whether me can find out if h still runs. A process in another container cannot.
 func (h *Holder) seenBy(me *Holder) bool {
 	switch {
 	case !h.known() || !me.known():
@@ -137,10 +140,10 @@ func (h *Holder) seenBy(me *Holder) bool {
 	case h.Boot == me.Boot:
 		return h.PIDs == me.PIDs
 	}
-	return h.Host == me.Host && h.PIDs == firstPIDs && me.PIDs == firstPIDs // the host has been started anew
+	return h.Host == me.Host && h.PIDs == firstPIDs && me.PIDs == firstPIDs // the host was rebooted
 }
 
-// isGone reports whether h has ended for certain.
+// isGone reports whether h has certainly ended.
 func (h *Holder) isGone(me *Holder) bool {
 	if !h.seenBy(me) {
 		return false
@@ -154,10 +157,10 @@ func (h *Holder) isGone(me *Holder) bool {
 		return true
 	}
 	other := Holder{PID: h.PID}
-	return known && other.identify() && other.Started != h.Started // another has its PID now
+	return known && other.identify() && other.Started != h.Started // another process has its PID now
 }
 
-// sign writes into the file of the lock who has it.
+// sign writes the holder to the lock file.
 func (l *lock) sign(f *os.File) error {
 	text, err := json.Marshal(&l.me)
 	if err == nil {
@@ -166,17 +169,17 @@ func (l *lock) sign(f *os.File) error {
 	if err == nil {
 		_, err = f.WriteAt(append(text, '\n'), 0)
 	}
-	if err != nil && !noSpace(err) { // on a full disk it is locked all the same, by a process that cannot say who it is
+	if err != nil && !noSpace(err) { // on a full disk, the folder is locked without a holder in the file
 		f.Close()
 		return fmt.Errorf("checkpoint: locking the folder: %w", err)
 	}
 	return nil
 }
 
-// takeOver puts a lock of this process in the place of another's.
+// takeOver replaces another process's lock file by one of this process.
 func (l *lock) takeOver() (err error) {
-	beside := l.path() + "." + rand.Text()
-	if l.file, err = os.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
+	temporary := l.path() + "." + rand.Text()
+	if l.file, err = os.OpenFile(temporary, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
 		return wrap(err)
 	}
 	if _, err := l.try(l.file); err != nil && !errors.Is(err, errors.ErrUnsupported) {
@@ -186,17 +189,18 @@ func (l *lock) takeOver() (err error) {
 	if err := l.sign(l.file); err != nil {
 		return err
 	}
-	err = os.Rename(beside, l.path())
-	if err != nil { // some systems do not rename what is open
+	err = os.Rename(temporary, l.path())
+	if err != nil { // some systems cannot rename an open file
 		l.file.Close()
-		if err = os.Rename(beside, l.path()); err == nil {
+		if err = os.Rename(temporary, l.path()); err == nil {
 			l.file, err = os.OpenFile(l.path(), os.O_RDWR, 0)
 		}
 	}
 	return wrap(err)
 }
 
-// held returns an error if another process has taken the lock over. One that somebody has removed is taken again.
+// held returns an error if another process has taken over the lock. If the lock file was removed, held takes
+// the lock again.
 func (l *lock) held() error {
 	if isAt(l.file, l.path()) {
 		return nil
@@ -207,17 +211,17 @@ func (l *lock) held() error {
 		return l.take()
 	}
 	if err != nil {
-		return fmt.Errorf("checkpoint: the lock of %s is not this process' any more: %w", l.dir, err)
+		return fmt.Errorf("checkpoint: this process no longer holds the lock of %s: %w", l.dir, err)
 	}
-	return fmt.Errorf("checkpoint: another start of this training (%v) has taken over %s: this one may not write there any more", &holder, l.dir)
+	return fmt.Errorf("checkpoint: another start of this training (%v) has taken over %s: this one must not write to it any more", &holder, l.dir)
 }
 
-// release gives the lock back.
+// release releases the lock.
 func (l *lock) release() error {
 	if !isAt(l.file, l.path()) {
 		return wrap(l.file.Close())
 	}
-	err := os.Remove(l.path()) // while it is locked: nobody can have taken it
+	err := os.Remove(l.path()) // before closing: no other process can have taken it
 	closed := l.file.Close()
 	if err != nil { // some systems do not remove what is open
 		err = os.Remove(l.path())
@@ -225,7 +229,7 @@ func (l *lock) release() error {
 	return errors.Join(wrap(err), wrap(closed))
 }
 
-// isAt reports whether an open file is the one that has a name now.
+// isAt reports whether path currently names the open file f.
 func isAt(f *os.File, path string) bool {
 	mine, err := f.Stat()
 	if err != nil {

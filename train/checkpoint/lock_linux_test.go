@@ -23,7 +23,7 @@ func TestContainers(t *testing.T) {
 		change(&h)
 		return h
 	}
-	const held, cannotTell = "another process (host trainer, pid ", "The disk cannot tell whether that one still runs: if it does not, remove "
+	const held, cannotTell = "another process (host trainer, pid ", "This file system has no locks: if that process no longer runs, remove "
 	elsewhere := like(me, func(h *Holder) { h.Job, h.PIDs = "other", "pid:[4026532001]" })
 	for name, c := range map[string]struct {
 		h                Holder

@@ -7,5 +7,5 @@ import (
 	"os"
 )
 
-// tryLock would lock an open file for this process alone.
+// tryLock always fails: file locks are not supported on this system.
 func tryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }

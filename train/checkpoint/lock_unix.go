@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// tryLock locks an open file for this process alone, until it is closed. It reports whether no other has; where a disk knows no locks
-// the error is errors.ErrUnsupported.
+// tryLock locks an open file exclusively, until it is closed. It reports false if another process has locked
+// it. On file systems without locks, the error is errors.ErrUnsupported.
 func tryLock(f *os.File) (bool, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

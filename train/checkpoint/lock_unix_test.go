@@ -124,7 +124,7 @@ func TestLockRemoved(t *testing.T) {
 func TestLockNeverStays(t *testing.T) {
 	l := &lock{dir: t.TempDir(), me: Holder{Host: "here", PID: 1}}
 	l.try = func(f *os.File) (bool, error) { return true, os.Remove(f.Name()) }
-	if err := l.take(); err == nil || !strings.Contains(err.Error(), "is another file each time that it is opened") {
+	if err := l.take(); err == nil || !strings.Contains(err.Error(), "is a different file each time it is opened") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -146,7 +146,7 @@ func TestNoLocks(t *testing.T) {
 		"this process":                {h: me},
 		"one that has ended":          {h: Holder{Host: "here", PID: ended.Process.Pid, Job: "other"}},
 		"one that runs":               {h: Holder{Host: "here", PID: os.Getppid(), Job: "other"}, want: fmt.Sprintf("another process (host here, pid %d, job \"other\"", os.Getppid())},
-		"one elsewhere":               {h: Holder{Host: "there", PID: 1, Job: "other"}, want: "The disk cannot tell whether that one still runs: if it does not, remove "},
+		"one elsewhere":               {h: Holder{Host: "there", PID: 1, Job: "other"}, want: "This file system has no locks: if that process no longer runs, remove "},
 		"an earlier start, elsewhere": {h: Holder{Host: "there", PID: 1, Job: "mine", Epoch: 1}},
 		"a later start":               {h: Holder{Host: "there", PID: 1, Job: "mine", Epoch: 3}, want: "another process (host there, pid 1, job \"mine\""},
 	} {

@@ -13,39 +13,42 @@ import (
 	"time"
 )
 
-// Config says where and how many snapshots a [Manager] keeps.
+// Config configures a [Manager].
 type Config struct {
-	Dir string // its parent must exist
-	// Keep is how many snapshots stay, the newest; default 3, negative: all. (TensorFlow's max_to_keep.)
+	Dir string // the folder of the snapshots; created if missing, its parent must exist
+	// Keep is the number of newest snapshots to keep (TensorFlow's max_to_keep). Default: 3. Negative: all.
 	Keep int
-	// Job and Epoch say who writes here, to others who want to: a later start of the same job takes over. Default: a process of no job.
+	// Job and Epoch identify the writer to other processes. A later epoch of the same job takes over the
+	// lock. Default: the process belongs to no job.
 	Job   string
 	Epoch uint32
-	// Logger gets what is not as usual, but no error. Default slog.Default().
+	// Logger receives warnings. Default: slog.Default().
 	Logger *slog.Logger
 
-	watch func(op, path string) error // in tests: called before each step on the disk, which fails with its error
+	watch func(op, path string) error // for tests: called before each disk operation; its error makes the operation fail
 }
 
-// keepDefault leaves one to fall back on, and one more.
+// keepDefault keeps the newest snapshot and two older ones to fall back on.
 const keepDefault = 3
 
-// Manager writes the snapshots of one training into a folder and removes the oldest (TensorFlow's CheckpointManager). A snapshot is
-// a folder of its own, named snapshot-NUMBER-step-STEP, and is there whole or not at all, whenever the process or the machine
-// dies. One process at a time writes into a folder: it is locked until Close, or the end of the process. A Manager is for one goroutine.
+// Manager writes the snapshots of one training to a folder and removes the oldest (TensorFlow's
+// CheckpointManager). Each snapshot is a subfolder named snapshot-NUMBER-step-STEP. Snapshots are atomic,
+// even if the process or the machine crashes. Only one process at a time can write to a folder: it is locked
+// until Close or the end of the process. A Manager must not be used by several goroutines at once.
 type Manager struct {
 	dir     string
 	keep    int
 	lock    *lock
 	logger  *slog.Logger
 	disk    disk
-	number  int        // of the newest
+	number  int        // of the newest snapshot
 	pending chan error // of the save in progress; nil: none
-	failed  error      // the first save that failed: there will be no other
+	failed  error      // the first save error; no further snapshot is written
 }
 
-// Open makes the folder if it is not there, locks it, and clears away what a killed process left unfinished. If another process writes
-// there the error is a *[LockedError], which says who.
+// Open creates the folder if it does not exist, locks it, and removes incomplete snapshots of killed
+// processes. If another process has locked the folder, the error is a *[LockedError] that names it. The
+// caller must call Close.
 func Open(cfg Config) (*Manager, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("checkpoint: Config.Dir is empty: want the folder that holds the snapshots")
@@ -77,14 +80,14 @@ func Open(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// begin finds out what is in the folder, and clears it up.
+// begin finds the newest number in the folder, and removes incomplete snapshots.
 func (m *Manager) begin() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {
 		return wrap(err)
 	}
 	for _, e := range entries {
-		if n, ok := parseName(strings.TrimPrefix(e.Name(), ".")); ok { // one that is taken over may yet give it its name
+		if n, ok := parseName(strings.TrimPrefix(e.Name(), ".")); ok { // the previous lock holder may still rename it
 			m.number = max(m.number, n.number)
 		}
 		left := strings.HasPrefix(e.Name(), unfinishedPrefix) || strings.HasPrefix(e.Name(), lockName+".")
@@ -95,22 +98,22 @@ func (m *Manager) begin() error {
 			return wrap(err)
 		}
 	}
-	return wrap(m.disk.tryFolder(m.unfinished(name{}))) // better now than after hours of training
+	return wrap(m.disk.tryFolder(m.unfinished(name{}))) // fail now rather than after hours of training
 }
 
-// clearAway removes what is unfinished. A process whose lock was taken over may be writing there: it must not find the place again, or
-// it would put files into the folder that is being removed.
+// clearAway removes an incomplete snapshot. A process whose lock was taken over may still be writing to it.
+// The folder is renamed first, so that this process cannot create files in a folder that is being removed.
 func clearAway(path string) error {
-	if aside := path + ".left"; os.Rename(path, aside) == nil {
-		path = aside
+	if renamed := path + ".left"; os.Rename(path, renamed) == nil {
+		path = renamed
 	}
 	if os.RemoveAll(path) == nil {
 		return nil
 	}
-	return os.RemoveAll(path) // one file may have been on its way
+	return os.RemoveAll(path) // a file may have been created meanwhile
 }
 
-// Close waits for the save in progress and lets others write into the folder. It returns the first error of all saves.
+// Close waits for the save in progress and unlocks the folder. It returns the first error of all saves.
 func (m *Manager) Close() error {
 	err := m.Wait()
 	if m.lock == nil {
@@ -123,17 +126,17 @@ func (m *Manager) Close() error {
 	return err
 }
 
-// Dir returns the folder.
+// Dir returns the folder of the snapshots.
 func (m *Manager) Dir() string { return m.dir }
 
-// Start saves c in the background, after the save before has ended. It returns that one's error, or an earlier one's: after a
-// failure nothing is written any more. Nobody may change c.
+// Start waits for the previous save and then saves c in the background. It returns the first error of the
+// saves before it; after a failure it writes nothing. The caller must not modify c until the save has ended.
 func (m *Manager) Start(c *Contents) error {
 	if err := m.Wait(); err != nil {
 		return err
 	}
 	if m.lock == nil {
-		return fmt.Errorf("checkpoint: no snapshot can be written into %s: the manager is closed", m.dir)
+		return fmt.Errorf("checkpoint: writing a snapshot to %s: the manager is closed", m.dir)
 	}
 	pending := make(chan error, 1)
 	m.pending = pending
@@ -143,7 +146,7 @@ func (m *Manager) Start(c *Contents) error {
 	return nil
 }
 
-// Save saves c and waits until it is on the disk.
+// Save saves c and waits until it is synced to disk.
 func (m *Manager) Save(c *Contents) error {
 	if err := m.Start(c); err != nil {
 		return err
@@ -159,7 +162,7 @@ func (m *Manager) Wait() error {
 	return m.failed
 }
 
-// Err is Wait that does not wait: a save in progress counts as no error.
+// Err returns the first error of all saves that have ended, without waiting.
 func (m *Manager) Err() error {
 	if m.pending != nil {
 		select {
@@ -178,36 +181,37 @@ func (m *Manager) ended(err error) {
 	}
 }
 
-// unfinishedPrefix begins the names of folders that are not snapshots yet, or no longer.
+// unfinishedPrefix is the prefix of folders that are incomplete: being written, or being removed.
 const unfinishedPrefix = "." + namePrefix
 
 func (m *Manager) unfinished(n name) string { return filepath.Join(m.dir, "."+n.String()) }
 
-// save writes one snapshot under another name, gives it its own, and removes old ones.
+// save writes one snapshot under a temporary name, renames it, and removes old ones.
 func (m *Manager) save(n name, c *Contents) error {
 	path, unfinished := filepath.Join(m.dir, n.String()), m.unfinished(n)
-	err := m.place(unfinished, path, c)
+	err := m.write(unfinished, path, c)
 	if noSpace(err) && !exists(path) && m.makeRoom() {
 		err = os.RemoveAll(unfinished)
 		if err == nil {
-			err = m.place(unfinished, path, c)
+			err = m.write(unfinished, path, c)
 		}
 	}
 	if err != nil {
-		if lost := m.lock.held(); lost != nil { // then the one who has it has cleared up
+		if lost := m.lock.held(); lost != nil { // then the new lock holder has removed the folder
 			err = lost
 		}
 		os.RemoveAll(unfinished)
 		return fmt.Errorf("checkpoint: the snapshot %s could not be written (%s): %w", path, m.lastGood(n), err)
 	}
 	if err := m.removeOld(m.keep); err != nil {
-		return fmt.Errorf("checkpoint: the snapshot %s was written, and old ones could not be removed: %w", path, err)
+		return fmt.Errorf("checkpoint: the snapshot %s was written, but old ones could not be removed: %w", path, err)
 	}
 	return nil
 }
 
-// place writes a snapshot. The folder may be another's by now: of what that has written nothing is touched, for numbers rise.
-func (m *Manager) place(unfinished, path string, c *Contents) error {
+// write writes a snapshot. Another process may have taken over the folder meanwhile. Its snapshots are not
+// touched, because their numbers are higher.
+func (m *Manager) write(unfinished, path string, c *Contents) error {
 	if err := m.lock.held(); err != nil {
 		return err
 	}
@@ -232,8 +236,8 @@ func (m *Manager) place(unfinished, path string, c *Contents) error {
 	return m.disk.syncFolder(m.dir)
 }
 
-// makeRoom removes on a full disk those snapshots that would be removed after the save in progress, if a newer one can be read. It
-// reports whether there is more room now.
+// makeRoom is called when the disk is full. It removes the snapshots that the save in progress would remove
+// later, if a newer one is readable. It reports whether it freed space.
 func (m *Manager) makeRoom() bool {
 	all, _, err := list(m.dir)
 	if err != nil || m.keep < 2 || len(all) < m.keep {
@@ -248,17 +252,18 @@ func (m *Manager) makeRoom() bool {
 	return err == nil
 }
 
-// lastGood says what there is to go on from besides a snapshot.
+// lastGood describes the newest snapshot other than the given one.
 func (m *Manager) lastGood(but name) string {
 	all, _, err := list(m.dir)
 	all = slices.DeleteFunc(all, func(n name) bool { return n == but })
 	if err != nil || len(all) == 0 {
-		return "there is no earlier one"
+		return "no earlier snapshot exists"
 	}
 	return "the last one before it is " + all[len(all)-1].String()
 }
 
-// removeOld removes all snapshots but so many, the newest. They lose their name first, so that nobody takes what is left of them for one.
+// removeOld removes all but the newest snapshots. It renames each before removing it, so that a partly
+// removed folder is not taken for a snapshot.
 func (m *Manager) removeOld(keep int) error {
 	all, _, err := list(m.dir)
 	if err != nil || keep < 0 {
@@ -278,7 +283,7 @@ func (m *Manager) remove(n name) error {
 		return err
 	}
 	if err := os.Rename(path, unfinished); errors.Is(err, fs.ErrNotExist) {
-		return nil // somebody else has removed it
+		return nil // already removed by another process
 	} else if err != nil {
 		return err
 	}
@@ -288,8 +293,9 @@ func (m *Manager) remove(n name) error {
 	return os.RemoveAll(unfinished)
 }
 
-// Latest returns the newest snapshot of a folder that can be read, and why newer ones were refused. Without any snapshot, or
-// without the folder, it returns nil; if there are some and none can be read, an error.
+// Latest returns the newest readable snapshot of a folder, and the reasons why newer ones were rejected. If
+// the folder does not exist or has no snapshots, it returns nil without an error. If it has snapshots but
+// none is readable, it returns an error.
 func Latest(dir string) (s *Snapshot, refused []error, err error) {
 	all, refused, err := list(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -311,7 +317,8 @@ func Latest(dir string) (s *Snapshot, refused []error, err error) {
 	return nil, nil, nil
 }
 
-// Find is [ReadSnapshot] of path if that is a snapshot, and else [Latest] of it. There must be one.
+// Find reads the snapshot at path if path is a snapshot ([ReadSnapshot]), and otherwise the newest one in the
+// folder path ([Latest]). It returns an error if there is none.
 func Find(path string) (s *Snapshot, refused []error, err error) {
 	if _, ok := parseName(filepath.Base(path)); ok || exists(filepath.Join(path, manifestFile)) {
 		s, err = ReadSnapshot(path)
@@ -320,10 +327,10 @@ func Find(path string) (s *Snapshot, refused []error, err error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, nil, wrap(err)
 	} else if !info.IsDir() {
-		return nil, nil, fmt.Errorf("checkpoint: %s is no folder: want a snapshot (%sNUMBER-step-STEP), or a folder of them", path, namePrefix)
+		return nil, nil, fmt.Errorf("checkpoint: %s is not a folder: want a snapshot (%sNUMBER-step-STEP), or a folder of them", path, namePrefix)
 	}
 	if s, refused, err = Latest(path); err == nil && s == nil {
-		err = fmt.Errorf("checkpoint: there is no snapshot in %s: want a folder %sNUMBER-step-STEP, or one that holds such", path, namePrefix)
+		err = fmt.Errorf("checkpoint: %s contains no snapshot: want a folder %sNUMBER-step-STEP, or a folder of them", path, namePrefix)
 	}
 	return s, refused, err
 }
@@ -333,7 +340,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// List returns the paths of a folder's snapshots, the oldest first, without looking inside.
+// List returns the paths of a folder's snapshots, oldest first, without reading them.
 func List(dir string) ([]string, error) {
 	all, _, err := list(dir)
 	paths := make([]string, len(all))
@@ -343,7 +350,7 @@ func List(dir string) ([]string, error) {
 	return paths, err
 }
 
-// list returns the names of a folder's snapshots by their numbers, and what is named almost like one.
+// list returns the names of a folder's snapshots, by number, and an error for each malformed name.
 func list(dir string) (all []name, strange []error, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -360,12 +367,12 @@ func list(dir string) (all []name, strange []error, err error) {
 	return all, strange, nil
 }
 
-// disk makes the steps on the disk that tests want to see.
+// disk performs the disk operations that tests can observe and fail.
 type disk struct {
 	watch func(op, path string) error
 }
 
-// does says that a step comes next, which is not to be made if it returns an error.
+// does announces an operation to the test. The operation must not run if does returns an error.
 func (d disk) does(op, path string) error {
 	if d.watch == nil {
 		return nil
@@ -373,7 +380,7 @@ func (d disk) does(op, path string) error {
 	return d.watch(op, path)
 }
 
-// watched says of each Write to w that it comes next.
+// watched returns a writer that announces each Write to w.
 func (d disk) watched(w io.Writer, path string) io.Writer {
 	if d.watch == nil {
 		return w
@@ -394,7 +401,7 @@ func (w watchedWriter) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// syncFolder makes sure that the entries of a folder are on the disk.
+// syncFolder syncs the entries of a folder to disk.
 func (d disk) syncFolder(dir string) error {
 	if err := d.does("sync", dir); err != nil {
 		return wrap(err)
@@ -402,7 +409,7 @@ func (d disk) syncFolder(dir string) error {
 	return syncFolder(dir)
 }
 
-// tryFolder makes a folder and removes it.
+// tryFolder checks that a folder can be created, and removes it.
 func (disk) tryFolder(path string) error {
 	return errors.Join(os.Mkdir(path, 0o777), os.Remove(path))
 }

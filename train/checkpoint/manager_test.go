@@ -183,7 +183,7 @@ func TestStart(t *testing.T) {
 	}
 	for range 2 {
 		err := m.Wait()
-		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "snapshot-000002-step-2 could not be written (there is no earlier one)") {
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "snapshot-000002-step-2 could not be written (no earlier snapshot exists)") {
 			t.Errorf("wait: got %v", err)
 		}
 		if m.Err() != err || m.Start(contents(3)) != err {
@@ -288,18 +288,18 @@ func TestForeign(t *testing.T) {
 	if s == nil || s.Path != mine || len(refused) != 2 {
 		t.Fatalf("latest: %v, %v", s, refused)
 	}
-	for i, want := range []string{"snapshot-7 is refused: its name is not snapshot-NUMBER-step-STEP", "snapshot-000009-step-3 is refused: it is no folder"} {
+	for i, want := range []string{"snapshot-7 is refused: its name is not snapshot-NUMBER-step-STEP", "snapshot-000009-step-3 is refused: it is not a folder"} {
 		if !strings.Contains(refused[i].Error(), want) {
 			t.Errorf("got %v, want %q", refused[i], want)
 		}
 	}
 	for path, want := range map[string]string{
-		filepath.Join(dir, "model.ckpt"):                   "model.ckpt is no folder: want a snapshot",
+		filepath.Join(dir, "model.ckpt"):                   "model.ckpt is not a folder: want a snapshot",
 		filepath.Join(dir, "absent"):                       "absent",
 		filepath.Join(dir, "notes"):                        "notes/snapshot-000009-step-9 is refused",
 		filepath.Join(dir, "notes/snapshot-000009-step-9"): "SHA256SUMS",
-		t.TempDir(): "there is no snapshot in",
-		filepath.Join(dir, "snapshot-000009-step-3"): "it is no folder",
+		t.TempDir(): "contains no snapshot",
+		filepath.Join(dir, "snapshot-000009-step-3"): "it is not a folder",
 		filepath.Join(dir, "snapshot-000123-step-3"): "snapshot-000123-step-3",
 	} {
 		if _, _, err := Find(path); err == nil || !strings.Contains(err.Error(), filepath.FromSlash(want)) {

@@ -7,10 +7,12 @@ import (
 	"strings"
 )
 
-// firstPIDs is the namespace of processes in no container: the kernel gives it this number on every machine.
+// firstPIDs is the initial PID namespace, of processes outside containers. The kernel gives it this number on
+// every machine.
 const firstPIDs = "pid:[4026531836]"
 
-// identify fills in what tells the process whose PID h has from all others, as far as this process can see it.
+// identify sets the fields of h that, with its PID, uniquely identify a process. It reports whether they are
+// readable.
 func (h *Holder) identify() bool {
 	boot, err1 := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	pids, err2 := os.Readlink("/proc/self/ns/pid")
@@ -26,7 +28,8 @@ func (h *Holder) identify() bool {
 	return true
 }
 
-// startedIn reads when a process was started out of its /proc/<pid>/stat, whose second field may hold anything.
+// startedIn parses the start time from /proc/<pid>/stat. The second field is in parentheses and may contain
+// any character.
 func startedIn(stat string) (ticks uint64, ok bool) {
 	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	const at = 22 - 3 // of those from the third on

@@ -2,8 +2,8 @@
 
 package checkpoint
 
-// firstPIDs is the namespace of processes in no container.
+// firstPIDs is the initial PID namespace, unknown on this system.
 const firstPIDs = ""
 
-// identify would fill in what tells a process from all others: here its host's name and its PID must do.
+// identify does nothing on this system: a process is identified by host name and PID only.
 func (*Holder) identify() bool { return false }

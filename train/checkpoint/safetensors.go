@@ -16,18 +16,19 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Tensor is one entry of a file.
+// Tensor is one named tensor of a file.
 type Tensor struct {
 	Name  string
 	Value *tensor.Tensor // any dtype but String, in host memory
 }
 
-// Save writes tensors to the file path, as [Write] does, whole or not at all ([WriteFile]).
+// Save atomically writes tensors to the file path, in the format of [Write]; see [WriteFile]. metadata may be
+// nil.
 func Save(path string, tensors []Tensor, metadata map[string]string) error {
 	return WriteFile(path, func(w io.Writer) error { return Write(w, tensors, metadata) })
 }
 
-// Load reads the file path, as [Read] does. Errors name the file.
+// Load reads the file path; see [Read]. Errors name the file. The caller owns the tensors.
 func Load(path string) ([]Tensor, map[string]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -50,7 +51,7 @@ const (
 	headerBytesMax = 100 << 20 // the limit of the format's own reader
 )
 
-// names of dtypes in the format.
+// names maps dtypes to their names in the format.
 var names = map[tensor.DType]string{
 	tensor.Bool: "BOOL", tensor.Int8: "I8", tensor.Int16: "I16", tensor.Int32: "I32", tensor.Int64: "I64",
 	tensor.Uint8: "U8", tensor.Uint16: "U16", tensor.Uint32: "U32", tensor.Uint64: "U64",
@@ -64,8 +65,10 @@ type entry struct {
 	Offsets [2]uint64 `json:"data_offsets"`
 }
 
-// Write writes tensors to w, widest elements first and then by name, so that every tensor is aligned and equal contents
-// give equal bytes. Names must differ and not be empty. Metadata may be nil.
+// Write writes tensors to w in the safetensors format. It orders them by element size, largest first, then by
+// name, so that every tensor is aligned and equal contents give equal bytes. Names must be unique and not
+// empty; otherwise, or for a tensor of strings or in device memory, Write returns an error. metadata may be
+// nil.
 func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 	if bigEndian() {
 		return errBigEndian
@@ -114,15 +117,16 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 	return nil
 }
 
-// Read reads a file of size bytes. It returns the tensors by name, and the metadata, empty if there are none. A file that
-// is truncated, has bytes that belong to no tensor, or says anything else that does not fit together, is an error.
+// Read reads a safetensors file of size bytes. It returns the tensors, sorted by name, and the metadata,
+// which is empty but not nil if there is none. It returns an error if the file is truncated, has bytes that
+// belong to no tensor, or is inconsistent in any other way. The caller owns the tensors.
 func Read(r io.ReaderAt, size int64) ([]Tensor, map[string]string, error) {
 	if bigEndian() {
 		return nil, nil, errBigEndian
 	}
 	var lead [8]byte
 	if size < 8 {
-		return nil, nil, fmt.Errorf("checkpoint: %d bytes are no safetensors file: want at least 8", size)
+		return nil, nil, fmt.Errorf("checkpoint: the file has %d bytes: a safetensors file has at least 8", size)
 	}
 	if _, err := r.ReadAt(lead[:], 0); err != nil {
 		return nil, nil, fmt.Errorf("checkpoint: reading the header's length: %w", err)
@@ -162,14 +166,14 @@ func Read(r io.ReaderAt, size int64) ([]Tensor, map[string]string, error) {
 	return out, metadata, nil
 }
 
-// namedEntry is an entry with what the header says elsewhere.
+// namedEntry is an entry with its name and parsed dtype.
 type namedEntry struct {
 	entry
 	name  string
 	dtype tensor.DType
 }
 
-// parseHeader reads the header token by token, because encoding/json would let a name appear twice.
+// parseHeader reads the header token by token, because encoding/json would accept duplicate names.
 func parseHeader(text []byte) ([]namedEntry, map[string]string, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -204,7 +208,7 @@ func parseHeader(text []byte) ([]namedEntry, map[string]string, error) {
 		return nil, nil, fmt.Errorf("checkpoint: header, byte %d: %w", d.InputOffset(), err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, nil, fmt.Errorf("checkpoint: header, byte %d: something follows the JSON object", d.InputOffset())
+		return nil, nil, fmt.Errorf("checkpoint: header, byte %d: unexpected data after the JSON object", d.InputOffset())
 	}
 	if metadata == nil { // "__metadata__": null
 		metadata = map[string]string{}
@@ -212,7 +216,8 @@ func parseHeader(text []byte) ([]namedEntry, map[string]string, error) {
 	return entries, metadata, nil
 }
 
-// checkLayout sets each entry's dtype and proves that the tensors fill the bytes [0, size) one after the other.
+// checkLayout sets each entry's dtype, and checks that the tensors fill the bytes [0, size) without gaps or
+// overlaps.
 func checkLayout(entries []namedEntry, size uint64) error {
 	slices.SortFunc(entries, func(a, b namedEntry) int {
 		return cmp.Or(cmp.Compare(a.Offsets[0], b.Offsets[0]), cmp.Compare(a.Offsets[1], b.Offsets[1]), cmp.Compare(a.name, b.name))
@@ -226,7 +231,7 @@ func checkLayout(entries []namedEntry, size uint64) error {
 			}
 		}
 		if e.dtype == tensor.Invalid {
-			return fmt.Errorf("checkpoint: tensor %q has the dtype %q, which is not one of ours", e.name, e.DType)
+			return fmt.Errorf("checkpoint: tensor %q has the dtype %q, which is not supported", e.name, e.DType)
 		}
 		bytes, err := sizeOf(e.Shape, e.dtype)
 		if err != nil {
@@ -249,8 +254,8 @@ func checkLayout(entries []namedEntry, size uint64) error {
 	return nil
 }
 
-// sizeOf returns the bytes of a tensor, or an error if they cannot be counted. Every product of dimensions is bounded, not
-// only the whole, so that a 0 hides no overflow.
+// sizeOf returns the number of bytes of a tensor, or an error if it overflows. It checks every partial
+// product of dimensions, so that a 0 does not hide an overflow.
 func sizeOf(shape []int64, dtype tensor.DType) (uint64, error) {
 	n, zero := uint64(dtype.Bytes()), false
 	for _, d := range shape {

@@ -111,13 +111,13 @@ func TestReadErrors(t *testing.T) {
 		file []byte
 		want string
 	}{
-		"empty":               {nil, "0 bytes are no safetensors file"},
+		"empty":               {nil, "the file has 0 bytes"},
 		"short header":        {file("{}", "")[:9], "header of 2 bytes, but 1 bytes follow"},
 		"huge header":         {[]byte("\xff\xff\xff\xff\xff\xff\xff\xff{}"), "not a safetensors file"},
 		"no object":           {file("[]", ""), "not a JSON object"},
 		"broken":              {file(`{"a":{`, ""), `header, "a"`},
 		"not closed":          {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, ""), "header, byte"},
-		"trailing":            {file("{} {}", ""), "something follows"},
+		"trailing":            {file("{} {}", ""), "unexpected data after the JSON object"},
 		"unknown field":       {file(`{"a":{"dtype":"F32","x":1}}`, ""), "unknown field"},
 		"twice":               {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, ""), `names "a" twice`},
 		"dtype":               {file(`{"a":{"dtype":"F8","shape":[1],"data_offsets":[0,1]}}`, "x"), `the dtype "F8"`},

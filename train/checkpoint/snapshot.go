@@ -17,18 +17,18 @@ import (
 	"time"
 )
 
-// Contents is what a snapshot holds.
+// Contents is the contents of a snapshot.
 type Contents struct {
-	Step    int64           // of training, for the name
-	State   json.RawMessage // what the program needs besides tensors
+	Step    int64           // training step, part of the snapshot's name
+	State   json.RawMessage // the program's state besides tensors
 	Tensors []Tensor
 }
 
-// Snapshot is one that lies on disk.
+// Snapshot is a snapshot that was read from disk.
 type Snapshot struct {
 	Contents
 
-	Path    string    // of its folder
+	Path    string    // its folder
 	Written time.Time // by the writer's clock
 }
 
@@ -39,19 +39,19 @@ const (
 	sumsFile     = "SHA256SUMS" // of the others, as sha256sum writes and checks it
 )
 
-// What manifest.json says of itself. Readers refuse a higher version.
+// The format and version in manifest.json. Readers reject a higher version.
 const (
 	formatName    = "lockstep snapshot"
 	formatVersion = 1
 )
 
-// Bounds of what is read before anything is known to be ours.
+// Limits for reading files that are not verified yet.
 const (
 	manifestBytesMax = 256 << 20
 	sumsBytesMax     = 1 << 10
 )
 
-// manifest is the file of that name.
+// manifest is the contents of manifest.json.
 type manifest struct {
 	Format  string          `json:"format"`
 	Version int             `json:"version"`
@@ -61,7 +61,8 @@ type manifest struct {
 	State   json.RawMessage `json:"state"`
 }
 
-// name is how a snapshot's folder is called. Numbers rise from save to save in one folder, whatever happens to the step.
+// name is the name of a snapshot's folder. Numbers increase with every save in one folder, whatever the steps
+// are.
 type name struct {
 	number int
 	step   int64
@@ -95,7 +96,7 @@ func (d disk) writeSnapshot(dir string, c *Contents) error {
 	}
 	text, err := json.MarshalIndent(manifest{formatName, formatVersion, c.Step, time.Now().UTC().Truncate(time.Millisecond), size, state}, "", "  ")
 	if err != nil {
-		return fmt.Errorf("checkpoint: the state is no JSON: %w", err)
+		return fmt.Errorf("checkpoint: the state is not JSON: %w", err)
 	}
 	said, _, err := d.writeSummed(filepath.Join(dir, manifestFile), writeAll(append(text, '\n')))
 	if err != nil {
@@ -133,7 +134,7 @@ func (d disk) writeSummed(path string, write func(io.Writer) error) (sum string,
 	return hex.EncodeToString(count.hash.Sum(nil)), count.size, err
 }
 
-// summed notes hash and length of what is written to it.
+// summed is a writer that records the hash and the length of the data.
 type summed struct {
 	hash hash.Hash
 	size int64
@@ -144,13 +145,13 @@ func (s *summed) Write(p []byte) (int, error) {
 	return s.hash.Write(p)
 }
 
-// sums is the text of SHA256SUMS.
+// sums returns the text of SHA256SUMS.
 func sums(manifest, tensors string) []byte {
 	return fmt.Appendf(nil, "%s  %s\n%s  %s\n", manifest, manifestFile, tensors, tensorsFile)
 }
 
-// ReadSnapshot reads the snapshot in the folder path. It believes nothing that its checksums do not cover: a snapshot of which
-// one byte has changed or is missing, and what is no snapshot at all, is an error that names the file.
+// ReadSnapshot reads the snapshot in the folder path. Every byte is verified against a checksum. If a byte
+// has changed or is missing, or the folder is not a snapshot, the error names the file.
 func ReadSnapshot(path string) (*Snapshot, error) {
 	s, err := readSnapshot(path)
 	if err != nil {
@@ -164,7 +165,7 @@ func readSnapshot(path string) (*Snapshot, error) {
 	case err != nil:
 		return nil, err
 	case !info.IsDir():
-		return nil, errors.New("it is no folder")
+		return nil, errors.New("it is not a folder")
 	}
 	said, err := readWhole(filepath.Join(path, sumsFile), sumsBytesMax)
 	if err != nil {
@@ -193,17 +194,17 @@ func readSnapshot(path string) (*Snapshot, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", manifestFile, err)
 	case m.Format != formatName || m.Version < 1 || m.Step < 0:
-		return nil, fmt.Errorf("%s says format %q, version %d, step %d: not a snapshot", manifestFile, m.Format, m.Version, m.Step)
+		return nil, fmt.Errorf("%s has format %q, version %d, step %d: not a snapshot", manifestFile, m.Format, m.Version, m.Step)
 	}
 	if n, ok := parseName(filepath.Base(path)); ok && n.step != m.Step {
-		return nil, fmt.Errorf("%s is of step %d: it was renamed, or put together from two", manifestFile, m.Step)
+		return nil, fmt.Errorf("%s is of step %d: the folder was renamed, or mixes files of two snapshots", manifestFile, m.Step)
 	}
 	s := &Snapshot{Contents: Contents{Step: m.Step, State: m.State}, Path: path, Written: m.Written}
 	s.Tensors, err = readTensors(filepath.Join(path, tensorsFile), m.Bytes, wantTensors)
 	return s, err
 }
 
-// readTensors reads a safetensors file if it has that size and SHA-256.
+// readTensors reads a safetensors file after verifying its size and SHA-256.
 func readTensors(path string, size int64, want string) ([]Tensor, error) {
 	f, info, err := openRegular(path)
 	if err != nil {
@@ -231,7 +232,7 @@ func damaged(file, got, want string) error {
 	return fmt.Errorf("%s is damaged: its SHA-256 is %s, %s says %s", file, got, sumsFile, want)
 }
 
-// parseSums returns the checksums that SHA256SUMS holds, which must be just what sums would write.
+// parseSums returns the checksums in SHA256SUMS. The text must be exactly what sums writes.
 func parseSums(text []byte) (manifest, tensors string, err error) {
 	if f := strings.Fields(string(text)); len(f) == 4 {
 		manifest, tensors = f[0], f[2]
@@ -243,7 +244,7 @@ func parseSums(text []byte) (manifest, tensors string, err error) {
 	return manifest, tensors, nil
 }
 
-// readWhole reads a regular file of at most so many bytes.
+// readWhole reads a regular file of at most the given number of bytes.
 func readWhole(path string, most int64) ([]byte, error) {
 	f, info, err := openRegular(path)
 	if err != nil {
@@ -256,14 +257,14 @@ func readWhole(path string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, most))
 }
 
-// openRegular opens a file, but not what would make a reader wait, such as a pipe.
+// openRegular opens a regular file. It rejects other files, such as pipes, which could block the reader.
 func openRegular(path string) (*os.File, os.FileInfo, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is no regular file", filepath.Base(path))
+		return nil, nil, fmt.Errorf("%s is not a regular file", filepath.Base(path))
 	}
 	f, err := os.Open(path)
 	return f, info, err

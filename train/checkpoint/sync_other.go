@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// syncFolder makes sure that the entries of a folder are on the disk. Some network file systems have no way to, and say so.
+// syncFolder syncs the entries of a folder to disk. It ignores the error of network file systems that do not
+// support this.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// cell is an argument of a program whose bytes the host writes: one buffer, filled anew for every step. Where host and
-// device share memory that is all; elsewhere load copies the bytes to the device.
-type cell struct {
+// hostBuffer is an argument of a program whose bytes the host writes: one buffer, refilled for every step. If
+// host and device do not share memory, load copies the bytes to the device.
+type hostBuffer struct {
 	b      *backend
 	device compute.DeviceNum
 	shape  shapes.Shape
@@ -20,15 +20,15 @@ type cell struct {
 	buffer compute.Buffer // the shared one, or the last copy
 }
 
-func newCell(b *backend, device compute.DeviceNum, shape shapes.Shape) (*cell, error) {
-	c := &cell{b: b, device: device, shape: shape}
+func newHostBuffer(b *backend, device compute.DeviceNum, shape shapes.Shape) (*hostBuffer, error) {
+	c := &hostBuffer{b: b, device: device, shape: shape}
 	if b.HasSharedBuffers() {
 		buffer, flat, err := b.NewSharedBuffer(device, shape)
 		if err != nil {
 			return nil, fmt.Errorf("gomlx: input buffer of shape %s: %w", shape, err)
 		}
 		c.buffer, c.flat, c.mem = buffer, flat, memoryOf(flat, shape, int(device))
-		clear(c.mem.HostBytes()) // a backend may hand out used memory
+		clear(c.mem.HostBytes()) // a backend may return used memory
 		return c, nil
 	}
 	d, err := fromGoMLX(shape.DType)
@@ -40,9 +40,9 @@ func newCell(b *backend, device compute.DeviceNum, shape shapes.Shape) (*cell, e
 	return c, nil
 }
 
-// load returns the buffer to run with, which holds what the host has written. It must not be written to until the run
-// is over.
-func (c *cell) load() (compute.Buffer, error) {
+// load returns the backend's buffer with the bytes that the host has written. The host must not write to it
+// until the run has ended.
+func (c *hostBuffer) load() (compute.Buffer, error) {
 	if c.b.HasSharedBuffers() {
 		return c.buffer, nil
 	}
@@ -52,15 +52,14 @@ func (c *cell) load() (compute.Buffer, error) {
 	return c.buffer, err
 }
 
-func (c *cell) close() {
+func (c *hostBuffer) close() {
 	if c != nil {
 		release(c.buffer)
 		c.buffer = nil
 	}
 }
 
-// release frees a buffer, if there is one. What cannot be freed is lost with the backend; there is nothing to do about
-// it.
+// release frees a non-nil buffer. It ignores errors: such a buffer is freed with the backend.
 func release(b compute.Buffer) {
 	if b != nil {
 		_ = b.Finalize()
