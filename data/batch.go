@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// batches is Batch.
+// batches implements Batch.
 type batches struct {
 	src  Pipeline
 	n    int
@@ -38,7 +38,7 @@ func (b *batches) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return b.stack(ctx)
 }
 
-// gather makes batches of rows in memory by their indices, without making elements first.
+// gather builds batches of rows in memory by their indices, without building elements first.
 func (b *batches) gather(ctx context.Context, v *view, t *table) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		order := v.order(Epoch(ctx))
@@ -56,12 +56,12 @@ func (b *batches) gather(ctx context.Context, v *view, t *table) iter.Seq2[Eleme
 	}
 }
 
-// stack makes batches of elements.
+// stack builds batches of elements.
 func (b *batches) stack(ctx context.Context) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		var s stacker
-		at := 0         // of the element in the dataset, for messages
-		var wrong error // of the batch that is being made, which is left out if it does not become full
+		at := 0         // index of the element in the dataset, for errors
+		var wrong error // of the current batch; ignored if the batch is dropped because it is not full
 		for e, err := range b.src.Iter(ctx) {
 			if err == nil && wrong == nil {
 				if wrong = s.add(e, at, b.n); !b.full {
@@ -85,7 +85,7 @@ func (b *batches) stack(ctx context.Context) iter.Seq2[Element, error] {
 	}
 }
 
-// stacker joins elements along a new first dimension.
+// stacker concatenates elements along a new first dimension.
 type stacker struct {
 	like Element // the first element
 	out  []*tensor.Tensor
@@ -93,7 +93,7 @@ type stacker struct {
 	in   []*tensor.Tensor // scratch
 }
 
-// add copies e, number at of its dataset, into the batch, which is to have n rows.
+// add copies e, element at of its dataset, into the batch of up to n rows.
 func (s *stacker) add(e Element, at, n int) error {
 	var err error
 	if s.in, err = leaves(s.in[:0], e); err != nil {
@@ -101,14 +101,14 @@ func (s *stacker) add(e Element, at, n int) error {
 	}
 	if s.rows == 0 {
 		if len(s.in) == 0 {
-			return fmt.Errorf("data: Batch: element %d holds no tensor", at)
+			return fmt.Errorf("data: Batch: element %d contains no tensor", at)
 		}
 		s.like, s.out = e, make([]*tensor.Tensor, len(s.in))
 		for k, t := range s.in {
 			s.out[k] = tensor.New(t.DType(), append([]int{n}, t.Shape()...)...)
 		}
 	} else if err := checkStructure(s.like, e); err != nil {
-		return fmt.Errorf("data: Batch: element %d, a %T, has another structure than element %d, a %T: %w", at, e, at-s.rows, s.like, err)
+		return fmt.Errorf("data: Batch: the structures of element %d, a %T, and element %d, a %T, differ: %w", at, e, at-s.rows, s.like, err)
 	}
 	for k, t := range s.in {
 		out := s.out[k]
@@ -126,7 +126,7 @@ func (s *stacker) add(e Element, at, n int) error {
 	return nil
 }
 
-// take returns the batch and forgets it.
+// take returns the batch and resets s.
 func (s *stacker) take() Element {
 	for k, t := range s.out {
 		s.out[k] = t.Rows(0, s.rows)

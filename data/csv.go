@@ -13,21 +13,22 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Frame is a table of numbers with named columns: what a CSV file holds.
+// Frame is a table of numbers with named columns, as read from a CSV file.
 type Frame struct {
 	Names  []string
 	Values *tensor.Tensor // float64, [rows, columns]
 }
 
-// CSV says how a CSV file is written. The zero value: fields separated by commas, names in the first line.
+// CSV describes the format of a CSV file. The zero value means fields separated by commas, and names in the
+// first line.
 type CSV struct {
 	Comma    byte // between fields; 0: ','
-	NoHeader bool // the first line holds numbers already; columns are named "0", "1", …
+	NoHeader bool // the first line has numbers, not names; columns are named "0", "1", …
 }
 
-// LoadCSV reads a CSV file of numbers, gzipped or not. Every line has as many fields as the first; blank lines are left
-// out, spaces around fields ignored, and fields may be quoted, but not reach over lines. A field that is no number gives a
-// *[FormatError] with its line and offset, as does a missing header.
+// LoadCSV reads a CSV file of numbers, gzipped or not. Every line must have as many fields as the first.
+// Blank lines, and spaces around fields, are ignored. Fields may be quoted, but not span lines. If a field is
+// not a number, or the header is missing, the error is a *[FormatError] with line and offset.
 func LoadCSV(name string, c CSV) (*Frame, error) {
 	s, err := openSource(name, "CSV")
 	if err != nil {
@@ -37,7 +38,7 @@ func LoadCSV(name string, c CSV) (*Frame, error) {
 	return c.read(s)
 }
 
-// ReadCSV is [LoadCSV] for a reader, which it reads to its end.
+// ReadCSV is [LoadCSV] for a reader. It reads r to its end.
 func ReadCSV(r io.Reader, c CSV) (*Frame, error) {
 	s, err := newSource(r, "", "CSV")
 	if err != nil {
@@ -85,7 +86,7 @@ func (c CSV) read(s *source) (*Frame, error) {
 		for i, f := range fields {
 			x, err := strconv.ParseFloat(string(f), 64)
 			if err != nil {
-				return nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("column %q: %q is no number", names[i], clip(f)))
+				return nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("column %q: %q is not a number", names[i], clip(f)))
 			}
 			values = append(values, x)
 		}
@@ -96,7 +97,7 @@ func (c CSV) read(s *source) (*Frame, error) {
 	return &Frame{names, tensor.Of(values, len(values)/len(names), len(names))}, nil
 }
 
-// fields appends the fields of a line, which they share unless it has quotes.
+// fields appends the fields of a line to dst. They share its memory unless it has quotes.
 func (c CSV) fields(dst [][]byte, line []byte) ([][]byte, error) {
 	if bytes.IndexByte(line, '"') >= 0 {
 		r := csv.NewReader(bytes.NewReader(line))
@@ -120,7 +121,7 @@ func (c CSV) fields(dst [][]byte, line []byte) ([][]byte, error) {
 	}
 }
 
-// names returns the columns' names that the first line gives.
+// names returns the names of the columns, from the first line.
 func (c CSV) names(fields [][]byte) ([]string, error) {
 	names := make([]string, len(fields))
 	numbers := 0
@@ -145,7 +146,7 @@ func (c CSV) names(fields [][]byte) ([]string, error) {
 	return names, nil
 }
 
-// offsetIn returns where f begins in line, or 0 if it does not lie in it.
+// offsetIn returns the offset of f in line, or 0 if f does not share its memory.
 func offsetIn(line, f []byte) int64 {
 	if at := cap(line) - cap(f); len(f) > 0 && at >= 0 && at < len(line) && &line[at] == &f[0] {
 		return int64(at)
@@ -153,7 +154,7 @@ func offsetIn(line, f []byte) int64 {
 	return 0
 }
 
-// clip shortens what a message quotes.
+// clip shortens text to quote in an error.
 func clip(b []byte) string {
 	if len(b) > 40 {
 		return string(b[:40]) + "…"
@@ -164,7 +165,8 @@ func clip(b []byte) string {
 // Rows returns the number of rows.
 func (f *Frame) Rows() int { return f.Values.Shape()[0] }
 
-// Floats returns the named columns as a float32 tensor [rows, len(names)], rounded; all of them if none is named.
+// Floats returns the named columns as a new float32 tensor [rows, len(names)], rounded. Without names, it
+// returns all columns. It returns an error for an unknown name.
 func (f *Frame) Floats(names ...string) (*tensor.Tensor, error) {
 	if len(names) == 0 {
 		names = f.Names
@@ -183,7 +185,8 @@ func (f *Frame) Floats(names ...string) (*tensor.Tensor, error) {
 	return tensor.Of(out, f.Rows(), len(columns)), nil
 }
 
-// Ints returns a column of whole numbers as an int32 tensor [rows]: labels, mostly.
+// Ints returns a column of integers, such as labels, as a new int32 tensor [rows]. It returns an error for an
+// unknown name, or a value that is not an int32.
 func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
 	columns, err := f.columns([]string{name})
 	if err != nil {
@@ -195,13 +198,13 @@ func (f *Frame) Ints(name string) (*tensor.Tensor, error) {
 		x := values[row*width+columns[0]]
 		out[row] = int32(x)
 		if float64(out[row]) != x {
-			return nil, fmt.Errorf("data: column %q, row %d: %v is no int32", name, row, x)
+			return nil, fmt.Errorf("data: column %q, row %d: %v is not an int32", name, row, x)
 		}
 	}
 	return tensor.Of(out), nil
 }
 
-// Without returns the names of all columns except those given: the inputs, when the labels are known.
+// Without returns the names of all columns except the given ones: for example, the inputs without the labels.
 func (f *Frame) Without(names ...string) []string {
 	out := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -226,7 +229,7 @@ func (f *Frame) columns(names []string) ([]int, error) {
 	return columns, nil
 }
 
-// namesShown bounds the columns that an error lists.
+// namesShown is the most columns that an error lists.
 const namesShown = 50
 
 // quoteSome lists names, the first ones if there are many.

@@ -60,14 +60,14 @@ func TestCSVErrors(t *testing.T) {
 		{"empty", data.CSV{}, "", 0, "CSV: offset 0: the file is empty: a line with the columns' names expected"},
 		{"blank", data.CSV{}, "\n \n", 3, "the file is empty"},
 		{"no header", data.CSV{}, "1,2\n3,4\n", 0, "line 1, offset 0: only numbers: the columns' names expected (set NoHeader for a file without them)"},
-		{"no number", data.CSV{}, "a,b\n1,2\n3, four\n", 11, `line 3, offset 11: column "b": "four" is no number`},
-		{"missing value", data.CSV{}, "a,b\n1,\n", 4, `line 2, offset 4: column "b": "" is no number`},
-		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is no number`},
+		{"no number", data.CSV{}, "a,b\n1,2\n3, four\n", 11, `line 3, offset 11: column "b": "four" is not a number`},
+		{"missing value", data.CSV{}, "a,b\n1,\n", 4, `line 2, offset 4: column "b": "" is not a number`},
+		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number`},
 		{"fewer fields", data.CSV{}, "a,b\n1,2\n3\n", 8, "line 3, offset 8: 1 fields, where the first line has 2"},
 		{"more fields", data.CSV{}, "a,b\n1,2,3\n", 4, "3 fields, where the first line has 2"},
 		{"names twice", data.CSV{}, "a,b,a\n", 0, `columns 1 and 3 are both named "a"`},
 		{"quote open", data.CSV{}, "a,b\n1,\"2\n", 4, "quotes that do not match, or a field over several lines"},
-		{"long field", data.CSV{}, "a\n" + strings.Repeat("x", 100) + "\n", 2, strings.Repeat("x", 40) + "…\" is no number"},
+		{"long field", data.CSV{}, "a\n" + strings.Repeat("x", 100) + "\n", 2, strings.Repeat("x", 40) + "…\" is not a number"},
 		{"no line ends", data.CSV{}, "a\n" + strings.Repeat("1", 17<<20), 2, "a line of more than 16777216 bytes"},
 	}
 	for _, c := range tests {
@@ -103,7 +103,7 @@ func TestFrame(t *testing.T) {
 		t.Errorf("got %v, %v", got, err)
 	}
 	for want, err := range map[string]error{
-		`data: column "y", row 0: 0.1 is no int32`:         second(f.Ints("y")),
+		`data: column "y", row 0: 0.1 is not an int32`:     second(f.Ints("y")),
 		`data: no column "z": there are ["x" "y" "label"]`: second(f.Ints("z")),
 		`data: no column "": there are ["x" "y" "label"]`:  second(f.Floats("x", "")),
 	} {

@@ -1,7 +1,7 @@
-// Package data reads examples and turns them into the batches that training consumes.
+// Package data reads examples and builds the batches for training.
 //
-// A [Dataset] is a sequence that can be read again and again. A [Pipeline] is a Dataset with methods that derive
-// others from it, in the manner of TensorFlow's tf.data:
+// A [Dataset] is a sequence that can be read any number of times. A [Pipeline] is a Dataset with methods that
+// derive other pipelines from it, like TensorFlow's tf.data:
 //
 //	images, err := data.LoadIDX("images.idx3")            // uint8, shape (60000, 28, 28)
 //	labels, err := data.LoadIDX("labels.idx1")            // uint8, shape (60000)
@@ -16,20 +16,21 @@
 //
 // # Epochs and seeds
 //
-// A Pipeline has no state: what an iteration yields depends on the pipeline, its seeds, and the number of the epoch that
-// the context carries ([WithEpoch]; 0 without one). The same epoch always gives the same order, another epoch another
-// one. Whoever loops over epochs numbers them.
+// A Pipeline has no state. The elements of an iteration depend on the pipeline, its seeds, and the epoch
+// number in the context ([WithEpoch]; default 0). The same epoch always gives the same order, and different
+// epochs give different orders. The loop over epochs sets the number.
 //
 // # Ownership
 //
-// Elements are read-only: a tensor may share the memory of the data set, or of other elements. They stay valid for as
-// long as somebody holds them; a function given to Map returns new tensors instead of changing those it got.
+// Elements are read-only: a tensor may share the memory of the data set or of other elements. They stay valid
+// as long as they are referenced. A function given to Map must return new tensors instead of modifying its
+// arguments.
 //
 // # Random access
 //
-// Datasets that are [Indexed], such as tensors in memory, are shuffled as a whole by indices, and split exactly. Map, Take,
-// Skip, Shard, Split and Shuffle keep the random access; Batch, Repeat and Prefetch end it, and what they return can be
-// shuffled by ShuffleBuffer only.
+// [Indexed] datasets, such as tensors in memory, are shuffled completely, by indices, and split exactly. Map,
+// Take, Skip, Shard, Split and Shuffle preserve random access. Batch, Repeat and Prefetch do not; their
+// results can be shuffled only by ShuffleBuffer.
 package data
 
 import (
@@ -39,27 +40,27 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Element is what a dataset yields: a nest of *tensor.Tensor, such as a [Batch], a map[string]*tensor.Tensor, or a struct
-// of one's own with tensors in its exported fields. A nil tensor is an optional field not used. After Batch every
-// tensor's first dimension counts examples.
+// Element is an element of a dataset: a nest of *tensor.Tensor, such as a [Batch], a
+// map[string]*tensor.Tensor, or a struct with tensors in its exported fields. A nil tensor is an unused
+// optional field. After Batch, the first dimension of every tensor counts examples.
 type Element = any
 
-// Dataset is a sequence of elements that can be read several times, also at the same time.
+// Dataset is a sequence of elements. It can be read several times, also concurrently.
 type Dataset interface {
-	// Iter reads the dataset from its start. It yields an error at most once, as its last pair. Ending the loop or ctx
-	// frees everything that the iteration holds.
+	// Iter reads the dataset from its start. It yields an error at most once, as its last pair. When the loop
+	// or ctx ends, the iteration frees all its resources.
 	Iter(ctx context.Context) iter.Seq2[Element, error]
-	// Len returns the number of elements of one iteration, or -1 if that is not known.
+	// Len returns the number of elements of one iteration, or -1 if it is unknown.
 	Len() int
 }
 
-// Batch is the element that training reads: examples along the first dimension of every tensor. Before the
-// pipeline's Batch the same type holds one example, without that dimension.
+// Batch is the element type for training: examples along the first dimension of every tensor. Before
+// Pipeline.Batch, the same type holds one example, without that dimension.
 type Batch struct {
 	Inputs  []*tensor.Tensor
 	Labels  []*tensor.Tensor
-	Weights *tensor.Tensor // float32, one per example; nil: 1 each
+	Weights *tensor.Tensor // float32, one per example; nil means 1 for each
 }
 
-// Rows returns the number of examples.
+// Rows returns the number of examples: the first dimension of the first input.
 func (b Batch) Rows() int { return b.Inputs[0].Shape()[0] }

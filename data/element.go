@@ -7,10 +7,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// leaves appends the tensors of e to dst, in the order of a nest. A nil *tensor.Tensor is none: an optional field that is
-// not used.
+// leaves appends the tensors of e to dst, in the order of tensor.Flatten. It skips nil tensors, which are
+// unused optional fields.
 func leaves(dst []*tensor.Tensor, e Element) ([]*tensor.Tensor, error) {
-	switch e := e.(type) { // what most datasets are made of, without reflection
+	switch e := e.(type) { // the common types, without reflection
 	case *tensor.Tensor:
 		if e == nil {
 			return dst, nil
@@ -29,7 +29,7 @@ func leaves(dst []*tensor.Tensor, e Element) ([]*tensor.Tensor, error) {
 	for _, leaf := range tensor.Flatten(e) {
 		t, ok := leaf.(*tensor.Tensor)
 		if !ok {
-			return dst, fmt.Errorf("data: an element of type %T holds a %T: want *tensor.Tensor, data.Batch, or a nest of tensors", e, leaf)
+			return dst, fmt.Errorf("data: an element of type %T contains a %T: want *tensor.Tensor, data.Batch, or a nest of tensors", e, leaf)
 		}
 		if t != nil {
 			dst = append(dst, t)
@@ -38,7 +38,7 @@ func leaves(dst []*tensor.Tensor, e Element) ([]*tensor.Tensor, error) {
 	return dst, nil
 }
 
-// rebuild returns an element of the structure of like, whose leaves are tensors, with the tensors ts in their places.
+// rebuild returns an element with the structure of like and the tensors ts as its leaves.
 func rebuild(like Element, ts []*tensor.Tensor) Element {
 	next := func(old *tensor.Tensor) *tensor.Tensor {
 		if old == nil {
@@ -69,7 +69,7 @@ func rebuild(like Element, ts []*tensor.Tensor) Element {
 	return out
 }
 
-// checkStructure returns an error if b nests its tensors otherwise than a does.
+// checkStructure returns an error if the structures of a and b differ.
 func checkStructure(a, b Element) error {
 	if _, ok := a.(*tensor.Tensor); ok {
 		if _, ok = b.(*tensor.Tensor); ok {
@@ -80,7 +80,7 @@ func checkStructure(a, b Element) error {
 		t, _ := pair[0].(*tensor.Tensor)
 		u, _ := pair[1].(*tensor.Tensor)
 		if (t == nil) != (u == nil) {
-			return nil, fmt.Errorf("%s is a tensor in one of them only", path)
+			return nil, fmt.Errorf("%s is a tensor in only one of them", path)
 		}
 		return nil, nil
 	}, nil, a, b)

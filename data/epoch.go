@@ -8,26 +8,26 @@ import (
 
 type epochKey struct{}
 
-// WithEpoch returns a context under which datasets are read in the order, and with the random choices, of that epoch.
-// Epochs count from 0.
+// WithEpoch returns a context with the epoch number, from 0. It determines the order and the random choices
+// of datasets that are read with the context.
 func WithEpoch(ctx context.Context, epoch int) context.Context {
 	return context.WithValue(ctx, epochKey{}, epoch)
 }
 
-// Epoch returns the number that [WithEpoch] put into ctx, or 0.
+// Epoch returns the number that [WithEpoch] set in ctx, or 0.
 func Epoch(ctx context.Context) int {
 	epoch, _ := ctx.Value(epochKey{}).(int)
 	return epoch
 }
 
-// What a source of random numbers is for: streams of one seed and epoch must not be the same numbers.
+// Uses of random numbers. Streams for different uses must differ, even with the same seed and epoch.
 const (
 	forShuffle uint64 = iota + 1
 	forSplit
 	forMap
 )
 
-// reseed starts the stream of random numbers that belongs to seed and words.
+// reseed starts the stream of random numbers for seed and words.
 func reseed(g *rand.PCG, seed int64, words ...uint64) {
 	h := mix(uint64(seed))
 	for _, w := range words {
@@ -44,8 +44,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// permute shuffles order (Fisher and Yates). It takes its numbers from the generator itself, whose output is specified,
-// so that an order holds across Go releases; the bias of n/2^64 is beyond measuring.
+// permute shuffles order (Fisher and Yates). It uses the generator directly, whose output is specified, so
+// that orders do not change between Go releases. The bias of n/2^64 is not measurable.
 func permute(g *rand.PCG, order []int) {
 	for i := len(order) - 1; i > 0; i-- {
 		j, _ := bits.Mul64(g.Uint64(), uint64(i+1))

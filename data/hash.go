@@ -11,8 +11,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Hash returns the SHA-256 of a dataset's elements, in hexadecimal: for each how many tensors it has, and of each tensor dtype, shape and
-// elements. Workers that are to train on the same data compare it. An element with anything but tensors is an error.
+// Hash reads ds and returns the SHA-256 of its elements, in hexadecimal. It covers, for each element, the
+// number of tensors, and each tensor's dtype, shape and contents. Workers compare it to check that they train
+// on the same data. Hash returns an error if an element contains anything but tensors.
 func Hash(ctx context.Context, ds Dataset) (string, error) {
 	h := sha256.New()
 	for element, err := range ds.Iter(ctx) {
@@ -32,7 +33,8 @@ func Hash(ctx context.Context, ds Dataset) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// hashTensor writes lengths before contents, so that no two tensors give the same bytes. A nil one is a part that is not there.
+// hashTensor writes lengths before contents, so that different tensors give different bytes. A nil tensor is
+// an unused optional field.
 func hashTensor(h hash.Hash, t *tensor.Tensor) {
 	if t == nil {
 		hashNumbers(h, -1)

@@ -20,8 +20,8 @@ var idxTypes = map[byte]tensor.DType{
 	0x0e: tensor.Float64,
 }
 
-// LoadIDX reads an IDX file, gzipped or not: the format of MNIST, Fashion-MNIST, EMNIST and others. A file that is
-// truncated, too long or no IDX file gives a *[FormatError].
+// LoadIDX reads an IDX file, gzipped or not: the format of MNIST, Fashion-MNIST, EMNIST and others. The error
+// is a *[FormatError] if the file is truncated, too long or not an IDX file.
 func LoadIDX(name string) (*tensor.Tensor, error) {
 	s, err := openSource(name, "IDX")
 	if err != nil {
@@ -31,7 +31,7 @@ func LoadIDX(name string) (*tensor.Tensor, error) {
 	return readIDX(s)
 }
 
-// ReadIDX is [LoadIDX] for a reader, which it reads to its end.
+// ReadIDX is [LoadIDX] for a reader. It reads r to its end.
 func ReadIDX(r io.Reader) (*tensor.Tensor, error) {
 	s, err := newSource(r, "", "IDX")
 	if err != nil {
@@ -75,8 +75,9 @@ func readIDX(s *source) (*tensor.Tensor, error) {
 	return decode(b, binary.BigEndian, dtype, shape), nil
 }
 
-// WriteIDX writes t as an IDX file. It panics if the format has no such type (uint8, int8, int16, int32, float32 and
-// float64 it has), no dimension or more than 255, or one beyond 2³²-1.
+// WriteIDX writes t to w as an IDX file. The dtype must be uint8, int8, int16, int32, float32 or float64. It
+// panics if it is another one, or if t has no dimensions, more than 255 dimensions, or a dimension above
+// 2³²-1.
 func WriteIDX(w io.Writer, t *tensor.Tensor) error {
 	var code byte
 	for c, d := range idxTypes {
@@ -98,7 +99,7 @@ func WriteIDX(w io.Writer, t *tensor.Tensor) error {
 	return err
 }
 
-// sizeOf returns the bytes of a tensor, or false if tensor.New would refuse the shape.
+// sizeOf returns the number of bytes of a tensor, or false if tensor.New would reject the shape.
 func sizeOf(dtype tensor.DType, shape []int) (int64, bool) {
 	n, empty := dtype.Bytes(), false
 	for _, d := range shape {
@@ -117,7 +118,7 @@ func sizeOf(dtype tensor.DType, shape []int) (int64, bool) {
 	return int64(n), true
 }
 
-// decode makes a tensor of elements in the given byte order. It may share b.
+// decode returns a tensor of elements in the given byte order. It may share b.
 func decode(b []byte, order binary.ByteOrder, dtype tensor.DType, shape []int) *tensor.Tensor {
 	if dtype == tensor.Uint8 && len(shape) > 0 {
 		return tensor.Of(b, shape...)

@@ -8,8 +8,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Set is a data set of labelled images with its customary division. Elements are a [Batch]: one input, a float32 image
-// of values from 0 to 1, and one label, an int32.
+// Set is a data set of labelled images with its standard division into training and test data. Each element
+// is a [Batch] with one input, a float32 image with values from 0 to 1, and one int32 label.
 type Set struct {
 	Name    string // "mnist"
 	Shape   []int  // of an image: height, width, channels
@@ -18,9 +18,11 @@ type Set struct {
 	Test    Pipeline
 }
 
-// FromImages makes a pipeline of images and their labels: the elements are a [Batch] of one float32 image [height,
-// width, channels], each value divided by white, and its int32 label. images is uint8, [n, height, width] (one channel)
-// or [n, height, width, channels]; labels is an integer type, [n]. Images stay bytes in memory, which is shared.
+// FromImages returns a pipeline of images and labels. Each element is a [Batch] of one float32 image [height,
+// width, channels], with values divided by white, and its int32 label. images is uint8, [n, height, width]
+// (one channel) or [n, height, width, channels]. labels is of an integer dtype, [n]. The pipeline shares the
+// memory of images, which must not be modified afterwards. FromImages returns an error for other dtypes or
+// shapes.
 func FromImages(images, labels *tensor.Tensor, white float32) (Pipeline, error) {
 	shape := images.Shape()
 	if images.DType() != tensor.Uint8 || len(shape) != 3 && len(shape) != 4 {
@@ -41,7 +43,7 @@ func FromImages(images, labels *tensor.Tensor, white float32) (Pipeline, error) 
 	for i, x := range labels.Float64s() {
 		classes[i] = int32(x)
 		if float64(classes[i]) != x {
-			return Pipeline{}, fmt.Errorf("data: label %d is %v, which is no int32", i, x)
+			return Pipeline{}, fmt.Errorf("data: label %d is %v, which is not an int32", i, x)
 		}
 	}
 	t, err := newTable(Batch{Inputs: []*tensor.Tensor{images}, Labels: []*tensor.Tensor{tensor.Of(classes)}})
@@ -56,10 +58,10 @@ func FromImages(images, labels *tensor.Tensor, white float32) (Pipeline, error) 
 	return Of(t), nil
 }
 
-// RandomShift returns a function for [Pipeline.MapRandom] that moves images by up to pixels rows and columns, each
-// distance as likely, and fills with zeros. It moves the first input of a [Batch] or a tensor: a float32 image [height, width,
-// channels], or several of them [n, height, width, channels], each on its own. It makes more of few images: a moved
-// digit is still that digit.
+// RandomShift returns a function for [Pipeline.MapRandom] that augments data by shifting images. It shifts by
+// up to pixels rows and columns, uniformly distributed, and fills with zeros. It shifts the first input of a
+// [Batch], or a tensor: a float32 image [height, width, channels], or several images [n, height, width,
+// channels], each by a separate distance. RandomShift panics if pixels is negative.
 func RandomShift(pixels int) func(ctx context.Context, r *rand.Rand, e Element) (Element, error) {
 	if pixels < 0 {
 		panic(fmt.Sprintf("data: RandomShift by %d pixels", pixels))
@@ -83,7 +85,7 @@ func RandomShift(pixels int) func(ctx context.Context, r *rand.Rand, e Element) 
 	}
 }
 
-// shiftImages returns a copy of the images, each moved by what by returns for it.
+// shiftImages returns a copy of the images, each shifted by the result of a call of by.
 func shiftImages(t *tensor.Tensor, by func() (down, right int)) *tensor.Tensor {
 	shape := t.Shape()
 	n := 1
@@ -101,8 +103,8 @@ func shiftImages(t *tensor.Tensor, by func() (down, right int)) *tensor.Tensor {
 	return out
 }
 
-// shiftImage moves an image of height rows of width values into dst, which is zero:
-// dst[y+down][x+right] = src[y][x] where both are inside.
+// shiftImage shifts an image of height rows of width values into the zeroed dst: dst[y+down][x+right] =
+// src[y][x] where both are inside.
 func shiftImage(dst, src []float32, height, width, down, right int) {
 	first, last := max(0, right), min(width, width+right) // columns of dst that are written
 	if first >= last {

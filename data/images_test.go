@@ -52,7 +52,7 @@ func TestFromImages(t *testing.T) {
 		{"count", images, tensor.New(tensor.Uint8, 3), 1, "labels of uint8(3,) for 2 images: want one integer for each"},
 		{"labels' rank", images, tensor.New(tensor.Uint8, 2, 1), 1, "labels of uint8(2, 1)"},
 		{"labels' dtype", images, tensor.New(tensor.Float32, 2), 1, "labels of float32(2,)"},
-		{"label", images, tensor.From([]int64{1, 1 << 40}), 1, "label 1 is 1.099511627776e+12, which is no int32"},
+		{"label", images, tensor.From([]int64{1, 1 << 40}), 1, "label 1 is 1.099511627776e+12, which is not an int32"},
 	} {
 		if _, err := data.FromImages(c.images, c.labels, c.white); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v", c.name, err)
@@ -284,8 +284,8 @@ func TestOptdigits(t *testing.T) {
 		offset     int64
 		want       string
 	}{
-		{"empty", "", 0, "the file holds no examples"},
-		{"names only", header, int64(len(header)), "the file holds no examples"},
+		{"empty", "", 0, "the file contains no examples"},
+		{"names only", header, int64(len(header)), "the file contains no examples"},
 		{"fields", row + "3\n1,2\n", 162, "line 2, offset 162: 2 fields: want 64 pixels and the digit"},
 		{"pixel", row + "3\n" + strings.Replace(row, "16", "17", 1) + "3\n", 164, `line 2, offset 164: field 2 is "17": want a number from 0 to 16`},
 		{"digit", row + "10\n", 160, `line 1, offset 160: field 65 is "10": want a number from 0 to 9`},

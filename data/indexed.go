@@ -8,23 +8,23 @@ import (
 	"slices"
 )
 
-// Indexed is a [Dataset] with random access, which makes shuffling and splitting exact.
+// Indexed is a [Dataset] with random access, which can be shuffled completely and split exactly.
 type Indexed interface {
 	Dataset
-	// At returns element i, 0 ≤ i < Len(). Several goroutines may call it at once.
+	// At returns element i, 0 ≤ i < Len(). Several goroutines may call it concurrently.
 	At(ctx context.Context, i int) (Element, error)
 }
 
-// view is an Indexed dataset read in another order: of the elements named by fixed, or all if that is nil, each epoch's
-// order is what the stages make of it.
+// view reads an Indexed dataset in another order. It starts from the elements listed in fixed, or from all if
+// fixed is nil, and applies the stages in each epoch.
 type view struct {
 	base   Indexed
 	fixed  []int
 	stages []stage
-	shard  shard // of a Shard before, which fixed may be the outcome of
+	shard  shard // of an earlier Shard, of which fixed may be the result
 }
 
-// stage changes an order, in place where it likes.
+// stage transforms an order, possibly in place.
 type stage interface {
 	length(n int) int
 	apply(order []int, epoch int) []int

@@ -30,7 +30,7 @@ func TestUnpackedSizes(t *testing.T) {
 			if n := allocated(func() { err = load() }); n > 512<<20 {
 				t.Errorf("%d bytes were allocated", n)
 			}
-			if name == "IDX" && (err == nil || !strings.Contains(err.Error(), "compressed bytes grow to more than 67") || !strings.Contains(err.Error(), "gunzip")) {
+			if name == "IDX" && (err == nil || !strings.Contains(err.Error(), "compressed bytes decompress to more than 67") || !strings.Contains(err.Error(), "gunzip")) {
 				t.Errorf("got %v, want a limit of what it grows to, and gunzip", err)
 			}
 			if err == nil {
@@ -70,7 +70,7 @@ func TestLargerThanMemory(t *testing.T) {
 	if n := allocated(func() { _, err = data.LoadIDX(name) }); n > 16<<20 {
 		t.Errorf("%d bytes were allocated", n)
 	}
-	checkFormatError(t, err, int64(len(head)), "4398046511104 bytes", "of memory are left here")
+	checkFormatError(t, err, int64(len(head)), "4398046511104 bytes", "of memory are available")
 }
 
 // TestManyColumns reads tables of ever more columns: the work follows their number, not its square.

@@ -11,13 +11,14 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// lineBytesMax bounds a line: a file without line ends is not read into memory whole.
+// lineBytesMax is the longest accepted line, so that a file without line ends is not read into memory
+// completely.
 const lineBytesMax = 16 << 20
 
-// line reads the next line, without its end ("\n" or "\r\n"), valid until the next read. At the end of the file it returns
-// io.EOF. number is the line's, from 1, for messages.
+// line reads the next line, without its end ("\n" or "\r\n"). The result is valid until the next read. At the
+// end of the file, line returns io.EOF. number is the line's number, from 1, for errors.
 func (s *source) line(number int) ([]byte, error) {
-	var long []byte // the beginning of a line that the reader's buffer does not hold
+	var long []byte // the start of a line that is longer than the reader's buffer
 	for {
 		part, err := s.r.ReadSlice('\n')
 		if len(long)+len(part) > lineBytesMax {
@@ -45,8 +46,8 @@ func (s *source) wrongLine(line int, offset int64, err error) error {
 	return &FormatError{File: s.name, Format: s.format, Line: line, Offset: offset, Packed: s.packed, Err: err}
 }
 
-// Lines makes a pipeline of the lines of text files, one after the other, gzipped or not: each a string scalar without
-// its line end. The files are opened as they are read.
+// Lines returns a pipeline of the lines of text files, gzipped or not, in the order of names. Each line is a
+// string scalar without its line end. The files are opened when they are read.
 func Lines(names ...string) Pipeline {
 	return fromFiles("text", names, func(s *source, yield func(Element, error) bool) bool {
 		for number := 1; ; number++ {
@@ -65,17 +66,18 @@ func Lines(names ...string) Pipeline {
 	})
 }
 
-// fromFiles makes a pipeline of files: read yields what one holds and reports whether to go on to the next.
+// fromFiles returns a pipeline of files. read yields the elements of one file, and reports whether to
+// continue with the next.
 func fromFiles(format string, names []string, read func(s *source, yield func(Element, error) bool) bool) Pipeline {
 	return Pipeline{&files{format: format, names: names, read: read}}
 }
 
-// files is the dataset of what files hold, one after the other.
+// files is the dataset of the elements of files, in order.
 type files struct {
 	format string
 	names  []string
 	read   func(s *source, yield func(Element, error) bool) bool
-	shard  shard // of the files that ShardFiles was given
+	shard  shard // which of the original files ShardFiles kept
 }
 
 // Len implements [Dataset].

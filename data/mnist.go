@@ -12,14 +12,14 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// MNIST reads MNIST, or a data set laid out like it (Fashion-MNIST, KMNIST, QMNIST's ten digits), from the four files of
-// a folder under their usual names: {train,t10k}-{images-idx3,labels-idx1}-ubyte, also with a dot before idx, each
-// gzipped with the suffix .gz or not. A missing file is an error that lists the names that were looked for; it matches
-// fs.ErrNotExist.
+// MNIST reads MNIST, or a data set with the same layout (Fashion-MNIST, KMNIST, QMNIST's ten digits), from
+// four files in the folder dir. Their names are {train,t10k}-{images-idx3,labels-idx1}-ubyte, also with a dot
+// before idx, each optionally gzipped with the suffix .gz. If a file is missing, the error lists the names
+// that were tried, and matches fs.ErrNotExist.
 func MNIST(dir string) (*Set, error) { return mnistFrom(os.DirFS(dir), "mnist", dir, 255) }
 
-// ImagesFS is [MNIST] for any file system, such as an embedded one, and any largest value of a pixel: name becomes the
-// set's name.
+// ImagesFS is [MNIST] for any file system, such as an embedded one. name is the name of the set, and white
+// the value of a pixel that maps to 1.
 func ImagesFS(files fs.FS, name string, white float32) (*Set, error) {
 	return mnistFrom(files, name, "", white)
 }
@@ -55,7 +55,7 @@ func mnistFrom(files fs.FS, name, dir string, white float32) (*Set, error) {
 	return set, nil
 }
 
-// loadMNIST reads one of the four files and checks that it holds what its name says.
+// loadMNIST reads one of the four files, and checks its kind and rank.
 func loadMNIST(files fs.FS, dir, prefix, kind string, rank int) (*tensor.Tensor, string, error) {
 	var names []string
 	for _, sep := range []string{"-", "."} {
@@ -70,7 +70,7 @@ func loadMNIST(files fs.FS, dir, prefix, kind string, rank int) (*tensor.Tensor,
 		full := path.Join(dir, name)
 		if err != nil {
 			if e := (*fs.PathError)(nil); errors.As(err, &e) {
-				err = e.Err // whose path lacks the folder
+				err = e.Err // its path lacks the folder
 			}
 			return nil, "", fmt.Errorf("data: open %s: %w", full, err)
 		}

@@ -16,7 +16,7 @@ import (
 // the elements.
 var npyMagic = []byte("\x93NUMPY")
 
-// npyHeaderBytesMax bounds the header, which numpy itself limits to 10,000 bytes when it reads.
+// npyHeaderBytesMax is the largest accepted header. numpy limits it to 10,000 bytes on load.
 const npyHeaderBytesMax = 1 << 16
 
 var npyTypes = map[string]tensor.DType{
@@ -34,8 +34,9 @@ var npyTypes = map[string]tensor.DType{
 	"f8": tensor.Float64,
 }
 
-// LoadNPY reads an array as numpy.save writes it, gzipped or not: booleans, integers or floats of either byte order, in
-// row-major (C) order. A file that is truncated, too long or no such array gives a *[FormatError].
+// LoadNPY reads an array in the format of numpy.save, gzipped or not: booleans, integers or floats of either
+// byte order, in row-major (C) order. The error is a *[FormatError] if the file is truncated, too long or has
+// another format.
 func LoadNPY(name string) (*tensor.Tensor, error) {
 	s, err := openSource(name, "NPY")
 	if err != nil {
@@ -45,7 +46,7 @@ func LoadNPY(name string) (*tensor.Tensor, error) {
 	return readNPY(s)
 }
 
-// ReadNPY is [LoadNPY] for a reader, which it reads to its end.
+// ReadNPY is [LoadNPY] for a reader. It reads r to its end.
 func ReadNPY(r io.Reader) (*tensor.Tensor, error) {
 	s, err := newSource(r, "", "NPY")
 	if err != nil {
@@ -100,7 +101,7 @@ func readNPY(s *source) (*tensor.Tensor, error) {
 	if err := s.end(fmt.Sprintf("the elements of shape %v", h.shape)); err != nil {
 		return nil, err
 	}
-	if h.dtype == tensor.Bool { // any other byte is no Go bool
+	if h.dtype == tensor.Bool { // any other byte is an invalid Go bool
 		for i, x := range b {
 			if x > 1 {
 				return nil, s.wrong(at+int64(i), fmt.Errorf("a bool of value %d: want 0 or 1", x))
@@ -116,7 +117,7 @@ type npyHeader struct {
 	shape []int
 }
 
-// npyParser reads the Python dict of a header. at is where it stands, and where an error is.
+// npyParser parses the Python dict of a header. at is the current offset, and that of an error.
 type npyParser struct {
 	text []byte
 	at   int
@@ -258,7 +259,7 @@ func (p *npyParser) accept(c byte) bool {
 	return false
 }
 
-// skip moves over white space.
+// skip skips white space.
 func (p *npyParser) skip() {
 	for p.at < len(p.text) && bytes.IndexByte([]byte(" \t\r\n"), p.text[p.at]) >= 0 {
 		p.at++

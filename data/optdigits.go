@@ -14,9 +14,10 @@ const (
 	optdigitsWhite = 16 // the largest value: a count over 4×4 dots
 )
 
-// LoadOptdigits reads a file of UCI's optical digits (optdigits.tra, optdigits.tes), gzipped or not: images uint8 [n, 8,
-// 8] of values 0…16, and labels uint8 [n]. A line holds 64 pixels and the digit, separated by commas; a line of names at
-// the start is left out. Package data/digits has the data set itself.
+// LoadOptdigits reads a file of UCI's optical digits (optdigits.tra, optdigits.tes), gzipped or not. images
+// is uint8 [n, 8, 8] with values 0…16, and labels is uint8 [n]. A line has 64 pixels and the digit, separated
+// by commas; a first line of names is skipped. An invalid file gives a *[FormatError]. Package data/digits
+// embeds the data set.
 func LoadOptdigits(name string) (images, labels *tensor.Tensor, err error) {
 	s, err := openSource(name, "optdigits")
 	if err != nil {
@@ -65,7 +66,7 @@ func readOptdigits(s *source) (images, labels *tensor.Tensor, err error) {
 		}
 	}
 	if len(digits) == 0 {
-		return nil, nil, s.wrong(s.offset, errors.New("the file holds no examples"))
+		return nil, nil, s.wrong(s.offset, errors.New("the file contains no examples"))
 	}
 	return tensor.Of(px, len(digits), optdigitsSide, optdigitsSide), tensor.Of(digits), nil
 }

@@ -7,15 +7,16 @@ import (
 	"math/rand/v2"
 )
 
-// Pipeline is a [Dataset] with methods that derive other datasets from it. It is a value: deriving changes and reads
-// nothing, so one pipeline may be the start of several. The zero value is an empty dataset.
+// Pipeline is a [Dataset] with methods that derive other pipelines from it. It is an immutable value: a
+// method neither modifies nor reads it, so several pipelines can be derived from one, and any goroutine may
+// use it. The zero value is an empty dataset.
 //
-// Arguments that can never be right (a batch of 0 rows) panic.
+// Methods panic on arguments that are always invalid, such as a batch of 0 rows.
 type Pipeline struct {
 	ds Dataset
 }
 
-// Of makes a pipeline of any dataset. If it is [Indexed], the pipeline has random access.
+// Of returns a pipeline that reads ds. It has random access if ds is [Indexed].
 func Of(ds Dataset) Pipeline {
 	switch ds := ds.(type) {
 	case nil:
@@ -28,9 +29,9 @@ func Of(ds Dataset) Pipeline {
 	return Pipeline{ds}
 }
 
-// FromTensors makes a pipeline of tensors in memory: element i is row i of the first dimension of every tensor in e,
-// without that dimension. The memory is shared and must not change any more. It panics if e holds no tensor, a scalar,
-// or tensors of different numbers of rows.
+// FromTensors returns a pipeline of tensors in memory. Element i is row i of the first dimension of every
+// tensor in e, without that dimension. The pipeline shares the memory, which must not be modified afterwards.
+// FromTensors panics if e has no tensor, a scalar, or tensors with different numbers of rows.
 func FromTensors(e Element) Pipeline {
 	t, err := newTable(e)
 	if err != nil {
@@ -39,7 +40,8 @@ func FromTensors(e Element) Pipeline {
 	return Of(t)
 }
 
-// FromFunc makes a pipeline with random access of n elements that at computes. Several goroutines may call at.
+// FromFunc returns a pipeline with random access of n elements, which at computes. at may be called by
+// several goroutines at once.
 func FromFunc(n int, at func(ctx context.Context, i int) (Element, error)) Pipeline {
 	if n < 0 || at == nil {
 		panic(fmt.Sprintf("data: FromFunc of %d elements, function given: %t", n, at != nil))
@@ -47,8 +49,8 @@ func FromFunc(n int, at func(ctx context.Context, i int) (Element, error)) Pipel
 	return Of(&function{n, at})
 }
 
-// FromSeq makes a pipeline of a sequence that is read once per iteration: seq is called for each. n is the number of
-// elements, or -1 if it is not known. The sequence keeps to the contract of [Dataset].
+// FromSeq returns a pipeline of a sequence. seq is called once per iteration, and the sequence must satisfy
+// the contract of [Dataset]. n is the number of elements, or -1 if it is unknown.
 func FromSeq(n int, seq func(ctx context.Context) iter.Seq2[Element, error]) Pipeline {
 	if n < -1 || seq == nil {
 		panic(fmt.Sprintf("data: FromSeq of %d elements, function given: %t", n, seq != nil))
@@ -56,7 +58,7 @@ func FromSeq(n int, seq func(ctx context.Context) iter.Seq2[Element, error]) Pip
 	return Pipeline{&sequence{n, seq}}
 }
 
-// Iter reads the pipeline from its start, in the order of the context's epoch; see [Dataset].
+// Iter reads the pipeline from its start, in the order of the epoch in ctx; see [Dataset].
 func (p Pipeline) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	if p.ds == nil {
 		return func(func(Element, error) bool) {}
@@ -64,7 +66,7 @@ func (p Pipeline) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return p.ds.Iter(ctx)
 }
 
-// Len returns the number of elements of one iteration, or -1 if that is not known or not finite.
+// Len returns the number of elements of one iteration, or -1 if it is unknown or infinite.
 func (p Pipeline) Len() int {
 	if p.ds == nil {
 		return 0
@@ -72,15 +74,15 @@ func (p Pipeline) Len() int {
 	return p.ds.Len()
 }
 
-// Map replaces each element by f of it. The context that f gets carries the epoch. f may be called by several
-// goroutines at once if the dataset is read by several.
+// Map replaces each element by the result of f. The context passed to f has the epoch. If several goroutines
+// read the dataset, they call f concurrently.
 func (p Pipeline) Map(f func(ctx context.Context, e Element) (Element, error)) Pipeline {
 	return p.mapWith(func(ctx context.Context, _ int, e Element) (Element, error) { return f(ctx, e) })
 }
 
-// MapRandom is Map for a function that makes random choices, from r, which is f's until it returns. Its numbers depend
-// on the seed, the epoch and which element it is: on the element's index if there is random access (before or after
-// Shuffle alike), else on its position.
+// MapRandom is Map for a function that makes random choices with r, which f may use until it returns. The
+// random numbers depend on the seed, the epoch and the element. With random access, the element is identified
+// by its index (the same before and after Shuffle), otherwise by its position.
 func (p Pipeline) MapRandom(seed int64, f func(ctx context.Context, r *rand.Rand, e Element) (Element, error)) Pipeline {
 	return p.mapWith(func(ctx context.Context, i int, e Element) (Element, error) {
 		var g rand.PCG
@@ -96,10 +98,10 @@ func (p Pipeline) mapWith(f mapFunc) Pipeline {
 	return Pipeline{&mapped{p, f}}
 }
 
-// Through passes the elements through f, which may leave some out, join or divide them: what [FromSeq] is for a source.
-// f is called once per iteration. The sequence that it returns keeps to the contract of [Dataset]; in it f must look at
-// the errors of the one that it gets. The pipeline keeps knowing the files that it reads, so that workers can share it out by
-// them; it does not know its length, nor its batch size before the next Batch.
+// Through passes the elements through f, which may drop, join or split them. f is called once per iteration.
+// The sequence that it returns must satisfy the contract of [Dataset], and must pass on the errors of the
+// sequence that it gets. The pipeline still knows the files that it reads, so it can be sharded by file. Its
+// length is unknown, and so is its batch size until the next Batch.
 func (p Pipeline) Through(f func(context.Context, iter.Seq2[Element, error]) iter.Seq2[Element, error]) Pipeline {
 	if f == nil {
 		panic("data: Through(nil)")
@@ -107,16 +109,16 @@ func (p Pipeline) Through(f func(context.Context, iter.Seq2[Element, error]) ite
 	return Pipeline{&passed{p, f}}
 }
 
-// Shuffle puts all elements into a random order, every epoch into another one; the order depends on the seed, the epoch
-// and the number of elements only. It costs a list of indices, and needs random access: it panics without (see
-// [Pipeline.ShuffleBuffer]).
+// Shuffle puts all elements into a random order, which differs in every epoch. The order depends only on the
+// seed, the epoch and the number of elements. It needs memory for a list of indices. Shuffle panics without
+// random access; see [Pipeline.ShuffleBuffer].
 func (p Pipeline) Shuffle(seed int64) Pipeline {
 	return Pipeline{p.random("Shuffle").with(shuffled{seed})}
 }
 
-// ShuffleBuffer shuffles any dataset within a window: it holds size elements, and yields a random one of them as the
-// next arrives. Elements far apart stay in order, so a sorted dataset needs a window of its size. The order depends on
-// the seed, the epoch and the size.
+// ShuffleBuffer shuffles any dataset within a window. It holds size elements, and yields a random one of them
+// when the next arrives. Elements that are far apart stay in order, so a sorted dataset needs a window of its
+// full size. The order depends on the seed, the epoch and the size.
 func (p Pipeline) ShuffleBuffer(seed int64, size int) Pipeline {
 	if size < 1 {
 		panic(fmt.Sprintf("data: ShuffleBuffer of %d elements: want at least 1", size))
@@ -124,13 +126,15 @@ func (p Pipeline) ShuffleBuffer(seed int64, size int) Pipeline {
 	return Pipeline{&buffered{p, seed, size}}
 }
 
-// Batch joins n elements at a time, along a new first dimension of every tensor. The last batch may be smaller.
-// Elements of one batch must have the same structure, dtypes and shapes.
+// Batch joins n elements at a time along a new first dimension of every tensor. The last batch may be
+// smaller. Elements of one batch must have the same structure, dtypes and shapes; otherwise the iteration
+// yields an error.
 //
-// The tensors of a batch are new. Only a batch of consecutive rows of tensors in memory shares theirs.
+// The tensors of a batch are newly allocated, except that a batch of consecutive rows of tensors in memory
+// shares their memory.
 func (p Pipeline) Batch(n int) Pipeline { return p.batch(n, false) }
 
-// BatchFull is Batch without a last batch of fewer than n elements: it is dropped.
+// BatchFull is Batch, but drops a last batch of fewer than n elements.
 func (p Pipeline) BatchFull(n int) Pipeline { return p.batch(n, true) }
 
 func (p Pipeline) batch(n int, full bool) Pipeline {
@@ -140,11 +144,11 @@ func (p Pipeline) batch(n int, full bool) Pipeline {
 	return Pipeline{&batches{p, n, full}}
 }
 
-// Repeat reads the dataset n times, for ever if n is negative. Pass k of epoch e is read as epoch e·n+k (e·(2³¹-1)+k if
-// for ever), so that no order returns.
+// Repeat reads the dataset n times, or endlessly if n is negative. Pass k of epoch e is read as epoch e·n+k
+// (e·(2³¹-1)+k if endless), so that no order repeats.
 func (p Pipeline) Repeat(n int) Pipeline { return Pipeline{&repeated{p, n}} }
 
-// Take keeps the first n elements.
+// Take keeps only the first n elements.
 func (p Pipeline) Take(n int) Pipeline {
 	if n < 0 {
 		panic(fmt.Sprintf("data: Take of %d elements", n))
@@ -155,7 +159,7 @@ func (p Pipeline) Take(n int) Pipeline {
 	return Pipeline{&taken{p, n}}
 }
 
-// Skip leaves out the first n elements.
+// Skip skips the first n elements.
 func (p Pipeline) Skip(n int) Pipeline {
 	if n < 0 {
 		panic(fmt.Sprintf("data: Skip of %d elements", n))
@@ -166,11 +170,11 @@ func (p Pipeline) Skip(n int) Pipeline {
 	return Pipeline{&skipped{p, n}}
 }
 
-// Shard keeps every count-th element, beginning with number index: the parts 0…count-1 together are the whole. After
-// Shuffle with one seed the parts are disjoint too.
+// Shard keeps every count-th element, starting with element index. The shards 0…count-1 partition the
+// dataset, also after Shuffle with the same seed.
 //
-// It is for programs that share out their data themselves. A strategy of several workers does that for them, and
-// training over one refuses a dataset that has a Shard (see [Sharded]).
+// It is for programs that distribute their data themselves. A multi-worker strategy does this automatically,
+// and training with one rejects a dataset that has a Shard (see [Sharded]).
 func (p Pipeline) Shard(index, count int) Pipeline {
 	if count < 1 || index < 0 || index >= count {
 		panic(fmt.Sprintf("data: Shard(%d, %d): want an index from 0 to count-1", index, count))
@@ -185,15 +189,16 @@ func (p Pipeline) Shard(index, count int) Pipeline {
 	return Pipeline{&sharded{p, index, count}}
 }
 
-// ShardHint marks where a strategy may keep a worker's share of the elements, as [Pipeline.Shard] does; read as it is, the
-// pipeline has all of them (TensorFlow's shard(SHARD_HINT, SHARD_HINT)).
+// ShardHint marks the stage at which a strategy may shard the elements, as [Pipeline.Shard] does. Without a
+// strategy, the pipeline yields all elements. It is TensorFlow's shard(SHARD_HINT, SHARD_HINT).
 func (p Pipeline) ShardHint() Pipeline { return Pipeline{&hinted{p}} }
 
-// Split divides the dataset in two, for training and for validation: held has fraction of the elements, rounded, chosen
-// at random by the seed; kept has the others. Both keep the dataset's order, and every epoch has the same two parts.
+// Split divides the dataset in two parts, for training and validation. held has the given fraction of the
+// elements, rounded, chosen at random by the seed; kept has the others. Both preserve the dataset's order,
+// and the parts are the same in every epoch.
 //
-// It panics if the fraction is not from 0 to 1, without random access, and after Shuffle, which would mix the parts
-// between epochs. (Keras' validation_split holds the last elements instead: Skip and Take do that.)
+// Split panics if fraction is not from 0 to 1, without random access, and after Shuffle, which would mix the
+// parts between epochs. (Keras' validation_split holds out the last elements; use Skip and Take for that.)
 func (p Pipeline) Split(fraction float64, seed int64) (kept, held Pipeline) {
 	if !(fraction >= 0 && fraction <= 1) {
 		panic(fmt.Sprintf("data: Split of %v: want a fraction from 0 to 1", fraction))
@@ -202,8 +207,8 @@ func (p Pipeline) Split(fraction float64, seed int64) (kept, held Pipeline) {
 	return Pipeline{k}, Pipeline{h}
 }
 
-// Prefetch reads ahead: a goroutine keeps up to n elements ready while the loop uses others. It starts with the loop,
-// and has ended when the loop has. A panic in the pipeline before it becomes an error of the iteration.
+// Prefetch reads ahead: a goroutine keeps up to n elements ready. The goroutine starts with the loop and has
+// ended when the loop ends. A panic in the stages before it becomes an error of the iteration.
 func (p Pipeline) Prefetch(n int) Pipeline {
 	if n < 1 {
 		panic(fmt.Sprintf("data: Prefetch of %d elements: want at least 1", n))
@@ -211,7 +216,7 @@ func (p Pipeline) Prefetch(n int) Pipeline {
 	return Pipeline{&prefetch{p, n}}
 }
 
-// random returns the view behind p, or panics.
+// random returns the view that p reads, or panics if p has no random access.
 func (p Pipeline) random(method string) *view {
 	switch ds := p.ds.(type) {
 	case nil:

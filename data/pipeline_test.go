@@ -500,13 +500,13 @@ func TestBatchRefusesWhatDiffers(t *testing.T) {
 	}{
 		{"shape", f, g, "data: Batch: tensor 0 of element 1 is float32(2,), of element 0 float32(1,): they must agree"},
 		{"dtype", f, tensor.From([]int32{1}), "data: Batch: tensor 0 of element 1 is int32(1,), of element 0 float32(1,): they must agree"},
-		{"structure", f, []any{f}, "has another structure"},
-		{"more tensors", []any{f}, []any{f, f}, "has another structure"},
-		{"keys", map[string]any{"a": f}, map[string]any{"b": f}, "has another structure"},
-		{"optional", data.Batch{Inputs: []*tensor.Tensor{f}}, data.Batch{Inputs: []*tensor.Tensor{f}, Weights: f}, "another structure"},
-		{"optional moved", data.Batch{Inputs: []*tensor.Tensor{nil, f}}, data.Batch{Inputs: []*tensor.Tensor{f, nil}}, "another structure"},
-		{"no tensor", []any{}, []any{}, "data: Batch: element 0 holds no tensor"},
-		{"number", 1, 2, "data: an element of type int holds a int: want *tensor.Tensor, data.Batch, or a nest of tensors"},
+		{"structure", f, []any{f}, "the structures of element"},
+		{"more tensors", []any{f}, []any{f, f}, "the structures of element"},
+		{"keys", map[string]any{"a": f}, map[string]any{"b": f}, "the structures of element"},
+		{"optional", data.Batch{Inputs: []*tensor.Tensor{f}}, data.Batch{Inputs: []*tensor.Tensor{f}, Weights: f}, "the structures of element"},
+		{"optional moved", data.Batch{Inputs: []*tensor.Tensor{nil, f}}, data.Batch{Inputs: []*tensor.Tensor{f, nil}}, "the structures of element"},
+		{"no tensor", []any{}, []any{}, "data: Batch: element 0 contains no tensor"},
+		{"number", 1, 2, "data: an element of type int contains a int: want *tensor.Tensor, data.Batch, or a nest of tensors"},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
@@ -559,7 +559,7 @@ func TestMisusePanics(t *testing.T) {
 		{"FromTensors scalar", func() { data.FromTensors(tensor.Scalar(1.0)) }, "data: tensor 0 is a scalar: rows are along the first dimension"},
 		{"FromTensors rows", func() { data.FromTensors([]any{tensor.New(tensor.Int8, 2), tensor.New(tensor.Int8, 3)}) }, "data: tensor 1 has 3 rows, the first one 2"},
 		{"FromTensors none", func() { data.FromTensors([]any{}) }, "data: an element without tensors has no rows"},
-		{"FromTensors number", func() { data.FromTensors(3) }, "data: an element of type int holds a int"},
+		{"FromTensors number", func() { data.FromTensors(3) }, "data: an element of type int contains a int"},
 		{"FromFunc", func() { data.FromFunc(-1, nil) }, "data: FromFunc of -1 elements, function given: false"},
 		{"FromSeq", func() { data.FromSeq(-2, nil) }, "data: FromSeq of -2 elements, function given: false"},
 		{"RandomShift", func() { data.RandomShift(-1) }, "data: RandomShift by -1 pixels"},

@@ -22,15 +22,15 @@ type result struct {
 	err error
 }
 
-// Iter implements [Dataset]. Its goroutine belongs to the loop, which waits for it however it ends.
+// Iter implements [Dataset]. The loop always waits for its goroutine to end.
 func (p *prefetch) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		inner, cancel := context.WithCancel(ctx)
-		ready := make(chan result, p.n-1) // one more waits in the goroutine's hand
+		ready := make(chan result, p.n-1) // the goroutine holds one more
 		go produce(inner, p.src, ready)
 		defer func() {
 			cancel()
-			for range ready { // closed when the goroutine is done
+			for range ready { // closed when the goroutine has ended
 			}
 		}()
 		for {
@@ -48,7 +48,7 @@ func (p *prefetch) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	}
 }
 
-// produce sends the elements of src until they or ctx end, then closes ready.
+// produce sends the elements of src until src or ctx ends, then closes ready.
 func produce(ctx context.Context, src Dataset, ready chan<- result) {
 	defer close(ready)
 	send := func(r result) bool {
@@ -75,7 +75,7 @@ func produce(ctx context.Context, src Dataset, ready chan<- result) {
 	returned = true
 }
 
-// panicError keeps the cause for errors.Is and errors.As if the pipeline panicked with an error.
+// panicError wraps the panic value if it is an error, for errors.Is and errors.As.
 func panicError(v any, stack []byte) error {
 	if err, ok := v.(error); ok {
 		return fmt.Errorf("data: panic in the pipeline: %w\n\n%s", err, stack)

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// ErrNoFiles says that a dataset does not read files, so that it cannot be shared out by them.
+// ErrNoFiles reports that a dataset does not read files, so it cannot be sharded by file.
 var ErrNoFiles = errors.New("data: the dataset reads no files")
 
 // hinted is ShardHint.
@@ -20,10 +20,11 @@ func (h *hinted) Len() int { return h.src.Len() }
 // Iter implements [Dataset].
 func (h *hinted) Iter(ctx context.Context) iter.Seq2[Element, error] { return h.src.Iter(ctx) }
 
-// BatchSize returns how many rows an element of ds has: a batch, or a tensor of a dataset in memory, and 0 if elements have no
-// rows, or some other number than others have. full says that every element has as many. known is false for a dataset that package
-// data did not make, that passes [Pipeline.Through] a function after its last Batch, or [Pipeline.Map] one after a last Batch that
-// is not full: what the function makes of the smaller batch at the end is not known (TensorFlow's compute_batch_size).
+// BatchSize returns the number of rows of an element of ds: of a batch, or of a tensor of a dataset in
+// memory. It returns 0 if elements have no rows, or different numbers of them. full reports that every
+// element has exactly that many rows. known is false in three cases: package data did not create ds; a
+// [Pipeline.Through] follows the last Batch; or a [Pipeline.Map] follows a last Batch that is not full,
+// because its result for the smaller last batch is unknown. It is TensorFlow's compute_batch_size.
 func BatchSize(ds Dataset) (rows int, full, known bool) {
 	for {
 		switch d := ds.(type) {
@@ -50,7 +51,7 @@ func BatchSize(ds Dataset) (rows int, full, known bool) {
 	}
 }
 
-// Files returns the names of the files that ds reads, or nothing.
+// Files returns the names of the files that ds reads, or nil if it reads none.
 func Files(ds Dataset) []string {
 	for {
 		if f, ok := ds.(*files); ok {
@@ -64,11 +65,12 @@ func Files(ds Dataset) []string {
 	}
 }
 
-// shard is the part that Shard keeps; the zero value is the whole.
+// shard is the part that Shard keeps. The zero value is the whole dataset.
 type shard struct{ index, count int }
 
-// Sharded reports whether ds keeps only a part of its elements by [Pipeline.Shard], or of its files by [ShardFiles],
-// and which. It sees what package data made; not what a function, or a dataset of another package, leaves out.
+// Sharded reports whether ds has only a part of its elements, by [Pipeline.Shard], or of its files, by
+// [ShardFiles], and which part. It recognises only datasets of this package, not elements that a function or
+// another package's dataset omits.
 func Sharded(ds Dataset) (index, count int, ok bool) {
 	for {
 		var s shard
@@ -91,15 +93,15 @@ func Sharded(ds Dataset) (index, count int, ok bool) {
 	}
 }
 
-// ShardFiles returns ds reading only the files index, index+count, … of those that it reads: one worker's share. A dataset
-// that reads none is an error that matches [ErrNoFiles]; one that has fewer than count is one, too.
+// ShardFiles returns ds restricted to the files index, index+count, …: one worker's shard. If ds reads no
+// files, the error matches [ErrNoFiles]. If it has fewer than count files, ShardFiles also returns an error.
 func ShardFiles(ds Dataset, index, count int) (Dataset, error) {
 	n := len(Files(ds))
 	switch {
 	case n == 0:
 		return nil, ErrNoFiles
 	case n < count:
-		return nil, fmt.Errorf("data: could not apply FILE based sharding: the dataset only has %d file(s), which is not enough for the required %d shards/workers. Share it out by its data, or split it into more files", n, count)
+		return nil, fmt.Errorf("data: could not apply FILE based sharding: the dataset only has %d file(s), which is not enough for the required %d shards/workers. Shard it by its data, or split it into more files", n, count)
 	}
 	return rewrite(ds, func(ds Dataset) Dataset {
 		f, ok := ds.(*files)
@@ -117,7 +119,8 @@ func ShardFiles(ds Dataset, index, count int) (Dataset, error) {
 	}), nil
 }
 
-// ShardHinted returns ds with one worker's share of the elements where [Pipeline.ShardHint] marks it.
+// ShardHinted returns ds sharded at the stage that [Pipeline.ShardHint] marks: it keeps every count-th
+// element there, starting with index.
 func ShardHinted(ds Dataset, index, count int) Dataset {
 	return rewrite(ds, func(ds Dataset) Dataset {
 		if h, ok := ds.(*hinted); ok {
@@ -127,8 +130,8 @@ func ShardHinted(ds Dataset, index, count int) Dataset {
 	})
 }
 
-// rewrite returns ds with its outermost part for which change does not return nil replaced by what that returns; ds itself
-// if there is none.
+// rewrite replaces the outermost stage of ds for which change returns a dataset, by that dataset. It returns
+// ds if there is no such stage.
 func rewrite(ds Dataset, change func(Dataset) Dataset) Dataset {
 	if other := change(ds); other != nil {
 		return other
@@ -140,7 +143,7 @@ func rewrite(ds Dataset, change func(Dataset) Dataset) Dataset {
 	return with(rewrite(src, change))
 }
 
-// upstream returns what a stage of a pipeline reads, and how the stage is made of another one.
+// upstream returns the source of a stage, and a function that rebuilds the stage with another source.
 func upstream(ds Dataset) (src Dataset, with func(Dataset) Dataset, ok bool) {
 	switch d := ds.(type) {
 	case Pipeline:

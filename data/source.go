@@ -12,14 +12,14 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
-// FormatError says that a file is not what it should be.
+// FormatError reports that the contents of a file are invalid or truncated.
 type FormatError struct {
-	File   string // as it was opened; empty if the reader has no name
+	File   string // the name with which it was opened; empty for a reader
 	Format string // "IDX", "CSV", …
-	Line   int    // of a text file, from 1; 0: none
-	Offset int64  // of what is wrong, or cut short by the file's end, in the uncompressed contents
+	Line   int    // of a text file, from 1; 0 for other formats
+	Offset int64  // in bytes, of the invalid or truncated part, in the uncompressed contents
 	Packed bool   // the file is compressed
-	Err    error  // what is wrong, and what was expected
+	Err    error  // what was found, and what was expected
 }
 
 // Error implements error.
@@ -39,10 +39,10 @@ func (e *FormatError) Error() string {
 	return s + ": " + e.Err.Error()
 }
 
-// Unwrap returns what is wrong.
+// Unwrap returns Err.
 func (e *FormatError) Unwrap() error { return e.Err }
 
-// source reads a file, or any reader, uncompresses it if it begins as gzip does, and counts.
+// source reads a file or a reader, decompresses gzip, and tracks the offset.
 type source struct {
 	name   string
 	format string
@@ -52,7 +52,7 @@ type source struct {
 	file   io.Closer
 }
 
-// openSource opens the file of that name, which Close closes.
+// openSource opens the named file. Close closes it.
 func openSource(name, format string) (*source, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -67,7 +67,7 @@ func openSource(name, format string) (*source, error) {
 	return s, nil
 }
 
-// newSource reads r; name may be empty.
+// newSource returns a source that reads r. name may be empty.
 func newSource(r io.Reader, name, format string) (*source, error) {
 	s := &source{name: name, format: format, r: bufio.NewReaderSize(r, 1<<16)}
 	magic, err := s.r.Peek(2)
@@ -87,14 +87,15 @@ func newSource(r io.Reader, name, format string) (*source, error) {
 	return s, nil
 }
 
-// Compressed contents may grow to so many times their compressed length, and to so much in any case. Data sets stay far
-// below that (MNIST grows by 5, CSV files by 3 to 20); gzip itself can reach 1,032, and turn a megabyte into a gigabyte.
+// Decompressed contents may have unpackedRatioMax times their compressed length, and unpackedFreely bytes in
+// any case. Data sets stay far below this ratio (MNIST 5, CSV files 3 to 20). gzip can reach 1,032, and turn
+// a megabyte into a gigabyte.
 const (
 	unpackedRatioMax = 100
 	unpackedFreely   = 64 << 20
 )
 
-// unpackedReader reads uncompressed contents, and fails when they grow beyond belief.
+// unpackedReader reads decompressed contents, and fails if they exceed these limits.
 type unpackedReader struct {
 	r      io.Reader
 	packed *countingReader // what r reads
@@ -105,13 +106,13 @@ func (u *unpackedReader) Read(b []byte) (int, error) {
 	n, err := u.r.Read(b)
 	u.n += int64(n)
 	if u.n > unpackedFreely && u.n/unpackedRatioMax > u.packed.n {
-		return n, fmt.Errorf("%d compressed bytes grow to more than %d, %d times as many; at most %d times is expected: "+
-			"if the file can be trusted, decompress it first (gunzip)", u.packed.n, u.n, u.n/max(u.packed.n, 1), unpackedRatioMax)
+		return n, fmt.Errorf("%d compressed bytes decompress to more than %d, %d times as many; at most %d times is expected: "+
+			"if you trust the file, decompress it first (gunzip)", u.packed.n, u.n, u.n/max(u.packed.n, 1), unpackedRatioMax)
 	}
 	return n, err
 }
 
-// countingReader counts the bytes that are taken. It is an io.ByteReader, so that gzip takes no more than it needs.
+// countingReader counts the bytes read. It is an io.ByteReader, so that gzip reads no more than it needs.
 type countingReader struct {
 	r *bufio.Reader
 	n int64
@@ -138,16 +139,16 @@ func (s *source) Close() {
 	}
 }
 
-// wrong returns a FormatError about the byte at offset.
+// wrong returns a FormatError for the byte at offset.
 func (s *source) wrong(offset int64, err error) error {
 	return &FormatError{File: s.name, Format: s.format, Offset: offset, Packed: s.packed, Err: err}
 }
 
-// explain says what an error of the reader below means.
+// explain adds the meaning of an error of the underlying reader.
 func (s *source) explain(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF) && s.packed:
-		return errors.New("the gzip stream ends too early: the file is truncated, or something was added to it")
+		return errors.New("the gzip stream ends too early: the file is truncated, or data was appended to it")
 	case errors.Is(err, gzip.ErrHeader):
 		return fmt.Errorf("a gzip header expected, or the end of the file: %w", err)
 	case errors.Is(err, gzip.ErrChecksum):
@@ -156,7 +157,7 @@ func (s *source) explain(err error) error {
 	return err
 }
 
-// full reads len(b) bytes, which are what.
+// full reads len(b) bytes. what names them in errors.
 func (s *source) full(b []byte, what string) error {
 	n, err := io.ReadFull(s.r, b)
 	at := s.offset
@@ -170,18 +171,18 @@ func (s *source) full(b []byte, what string) error {
 	return s.wrong(s.offset, s.explain(err))
 }
 
-// firstRead is how much memory a reader takes on a header's word alone.
+// firstRead is the most memory that is allocated before any data is read.
 const firstRead = 1 << 20
 
-// checkedBytes is how many bytes are at least held against the memory that is left, before any is read.
+// checkedBytes is the size from which a read is compared with the available memory before it starts.
 const checkedBytes = 256 << 20
 
-// bytes reads n bytes, which are what. It takes memory as the bytes arrive: at most twice what came so far, so that no
-// header makes it take more than the file is worth.
+// bytes reads n bytes. what names them in errors. It allocates at most twice the number of bytes read so far,
+// so that an invalid header cannot make it allocate much more than the size of the file.
 func (s *source) bytes(n int64, what string) ([]byte, error) {
 	start := s.offset
 	if left, ok := memlimit.Available(); n >= checkedBytes && ok && n > left {
-		return nil, s.wrong(start, fmt.Errorf("%s expected, %d bytes: only %d bytes of memory are left here", what, n, left))
+		return nil, s.wrong(start, fmt.Errorf("%s expected, %d bytes: only %d bytes of memory are available", what, n, left))
 	}
 	b := make([]byte, 0, min(n, firstRead))
 	for int64(len(b)) < n {
@@ -203,7 +204,7 @@ func (s *source) bytes(n int64, what string) ([]byte, error) {
 	return b, nil
 }
 
-// end checks that nothing follows; for a compressed file that includes its checksum.
+// end checks that the contents end here, and verifies the checksum of a compressed file.
 func (s *source) end(after string) error {
 	switch _, err := s.r.ReadByte(); {
 	case err == io.EOF:

@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// The datasets of this file need no random access of the one they derive from.
+// The datasets of this file do not need random access to their source.
 
-// sequence is the dataset of FromSeq.
+// sequence implements FromSeq.
 type sequence struct {
 	n   int
 	seq func(ctx context.Context) iter.Seq2[Element, error]
@@ -17,7 +17,7 @@ type sequence struct {
 
 func (s *sequence) Len() int { return s.n }
 
-// Iter watches ctx between elements, so that a sequence that ignores it ends all the same.
+// Iter checks ctx between elements, so that it also ends a sequence that ignores ctx.
 func (s *sequence) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	return func(yield func(Element, error) bool) {
 		if ctx.Err() != nil {
@@ -108,7 +108,8 @@ func (b *buffered) Iter(ctx context.Context) iter.Seq2[Element, error] {
 	}
 }
 
-// endlessPasses is how many passes an endless Repeat counts per epoch, to number them. It fits a 32-bit int.
+// endlessPasses is the number of passes that an endless Repeat reserves per epoch, to number them. It fits in
+// a 32-bit int.
 const endlessPasses = 1<<31 - 1
 
 // repeated is Repeat.
@@ -146,7 +147,7 @@ func (r *repeated) Iter(ctx context.Context) iter.Seq2[Element, error] {
 					return
 				}
 			}
-			if empty { // an empty dataset repeated for ever would never come back
+			if empty { // repeating an empty dataset endlessly would never return
 				return
 			}
 		}
@@ -159,7 +160,8 @@ type taken struct {
 	n   int
 }
 
-// Len of an endless dataset's start is not known: the length -1 does not tell it from a short one.
+// Len is unknown for an endless source, because a length of -1 also means a source of unknown, possibly
+// shorter, length.
 func (t *taken) Len() int { return min(t.src.Len(), t.n) }
 
 func (t *taken) Iter(ctx context.Context) iter.Seq2[Element, error] {

@@ -9,14 +9,14 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// table is tensors in memory, read by rows.
+// table reads tensors in memory by rows.
 type table struct {
 	like    Element // the structure of an element
 	columns []column
 	rows    int
 }
 
-// rowsOfRows returns the first dimension of all rows' tensors; 0 if some have none, or another one, and for no table.
+// rowsOfRows returns the common first dimension of the tensors of a row, or 0 if there is none, or t is nil.
 func (t *table) rowsOfRows() int {
 	if t == nil {
 		return 0
@@ -32,10 +32,10 @@ func (t *table) rowsOfRows() int {
 	return rows
 }
 
-// column is one tensor of a table. Its rows may be converted as they are read: pixels stay bytes in memory.
+// column is one tensor of a table. Its rows may be converted on read, so that pixels stay bytes in memory.
 type column struct {
 	rows  *tensor.Tensor
-	dtype tensor.DType  // of the rows as they are read
+	dtype tensor.DType  // of the rows after conversion
 	shape []int         // of a row
 	value *[256]float32 // of each byte, for a column of uint8 read as float32; else nil
 }
@@ -83,7 +83,7 @@ func (t *table) At(_ context.Context, i int) (Element, error) {
 	return rebuild(t.like, out), nil
 }
 
-// gather returns the rows of the indices, joined.
+// gather returns the rows with the given indices as one element.
 func (t *table) gather(indices []int) Element {
 	lo, hi, run := consecutive(indices)
 	out := make([]*tensor.Tensor, len(t.columns))
@@ -98,7 +98,7 @@ func (t *table) gather(indices []int) Element {
 	return rebuild(t.like, out)
 }
 
-// gather returns the rows of the indices as a new tensor.
+// gather returns the rows with the given indices as a new tensor.
 func (c *column) gather(indices []int) *tensor.Tensor {
 	shape := append([]int{len(indices)}, c.shape...)
 	out := tensor.New(c.dtype, shape...)
@@ -135,7 +135,7 @@ func gatherBytes(dst []float32, src []uint8, indices []int, n int, value *[256]f
 	}
 }
 
-// consecutive returns the range of indices if they are one.
+// consecutive returns the range of indices if they are consecutive.
 func consecutive(indices []int) (lo, hi int, ok bool) {
 	for i, at := range indices {
 		if at != indices[0]+i {

@@ -15,19 +15,20 @@ const (
 	recordFootBytes = 4
 )
 
-// recordBytesMax bounds a record: TensorFlow's own records are protocol buffers, which end at 2 GiB.
+// recordBytesMax is the largest accepted record. TensorFlow's records are protocol buffers, which are limited
+// to 2 GiB.
 const recordBytesMax = math.MaxInt32
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// maskedCRC is the checksum of b as TensorFlow writes it: rotated and moved, so that a checksum of data that holds
-// checksums stays a good one.
+// maskedCRC returns the checksum of b in TensorFlow's form: rotated and offset, so that a checksum of data
+// that contains checksums is still strong.
 func maskedCRC(b []byte) uint32 {
 	crc := crc32.Checksum(b, castagnoli)
 	return (crc>>15 | crc<<17) + 0xa282ead8
 }
 
-// AppendTFRecord appends record to dst as a TFRecord file frames it.
+// AppendTFRecord appends record to dst in the framing of a TFRecord file, and returns the extended slice.
 func AppendTFRecord(dst, record []byte) []byte {
 	at := len(dst)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(len(record)))
@@ -36,9 +37,9 @@ func AppendTFRecord(dst, record []byte) []byte {
 	return binary.LittleEndian.AppendUint32(dst, maskedCRC(record))
 }
 
-// TFRecords makes a pipeline of the records of TFRecord files, one after the other, gzipped or not: each a string scalar,
-// whose meaning (mostly a tf.train.Example) is left to Map. The files are opened as they are read. Both checksums of every
-// record are checked: a damaged or truncated file gives a *[FormatError].
+// TFRecords returns a pipeline of the records of TFRecord files, gzipped or not, in the order of names. Each
+// record is a string scalar; decode it (usually a tf.train.Example) with Map. The files are opened when they
+// are read. Both checksums of every record are verified: a corrupt or truncated file gives a *[FormatError].
 func TFRecords(names ...string) Pipeline {
 	return fromFiles("TFRecord", names, func(s *source, yield func(Element, error) bool) bool {
 		for {
@@ -68,7 +69,7 @@ func (s *source) record() ([]byte, error) {
 		return nil, err
 	}
 	if got, want := maskedCRC(head[:8]), binary.LittleEndian.Uint32(head[8:]); got != want {
-		return nil, s.wrong(start, fmt.Errorf("the length of the record has checksum %08x, the file says %08x: corrupt, or no TFRecord file", got, want))
+		return nil, s.wrong(start, fmt.Errorf("the length of the record has checksum %08x, the file has %08x: corrupt, or not a TFRecord file", got, want))
 	}
 	n := binary.LittleEndian.Uint64(head[:])
 	if n > recordBytesMax {
@@ -84,7 +85,7 @@ func (s *source) record() ([]byte, error) {
 		return nil, err
 	}
 	if got, want := maskedCRC(record), binary.LittleEndian.Uint32(foot[:]); got != want {
-		return nil, s.wrong(at, fmt.Errorf("the record of %d bytes has checksum %08x, the file says %08x: corrupt", n, got, want))
+		return nil, s.wrong(at, fmt.Errorf("the record of %d bytes has checksum %08x, the file has %08x: corrupt", n, got, want))
 	}
 	return record, nil
 }

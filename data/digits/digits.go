@@ -1,8 +1,9 @@
-// Package digits holds a real data set small enough to travel inside the binary: the Optical Recognition of
-// Handwritten Digits of the UCI Machine Learning Repository, 3,823 training and 1,797 test images of 8 by 8 pixels, by 43
-// writers, none of whom is in both parts. See LICENSE in this folder for its authors and terms (CC BY 4.0).
+// Package digits embeds a real data set that is small enough for a binary: the Optical Recognition of
+// Handwritten Digits of the UCI Machine Learning Repository. It has 3,823 training and 1,797 test images of 8
+// by 8 pixels, by 43 writers, each of them in only one part. See LICENSE in this folder for its authors and
+// terms (CC BY 4.0).
 //
-// It takes about 140 KB, in binaries that import this package only.
+// It adds about 140 KB to binaries that import this package.
 package digits
 
 import (
@@ -11,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 )
 
-// The four files are IDX files under MNIST's names, written by internal/gen.
+// The four files are IDX files with MNIST's names, written by internal/gen.
 //
 //go:embed *-ubyte.gz
 var files embed.FS

@@ -326,7 +326,7 @@ func TestAllReduceMistakes(t *testing.T) {
 		}), nil, "want a floating-point type"},
 		{training(func(x *graph.Node) *graph.Node {
 			return graph.Where(gomlx.AllReduce(graph.IsFinite(x), gomlx.Sum), x, x)
-		}), nil, "want a number"},
+		}), nil, "want a numeric type"},
 	} {
 		s := spec
 		if c.spec != nil {

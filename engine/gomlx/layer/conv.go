@@ -44,14 +44,14 @@ func Conv2D(s *model.Scope, x *graph.Node, filters, size int, same bool) *graph.
 	return graph.Add(y, graph.ExpandLeftToRank(biases.NodeValue(g), 4))
 }
 
-// border is how many pixels of zeros are added at the start and at the end of each side of the images.
+// border is the number of zero pixels added at the start and the end of each side of the images.
 type border struct{ before, after int }
 
 func (b border) sum() int { return b.before + b.after }
 
-// convolve is a convolution as matrix products: each window of size by size pixels becomes a row with all its values,
-// and a one for the bias. Its gradient with respect to the images multiplies once for every place in the window, and
-// adds the products up, each where its pixels are.
+// convolve computes a convolution by matrix products. Each window of size by size pixels becomes a row of its
+// values, and a one for the bias. The gradient with respect to the images is one product for each position in
+// the window. The products are added at the positions of their pixels.
 func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node {
 	dims := x.Shape().Dimensions
 	rows, channels, filters := dims[0], dims[3], bias.Shape().Size()
@@ -97,9 +97,9 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 	})
 }
 
-// placeGradients returns, for each place in the window, the gradient with respect to the pixels there: v, of shape
-// (windows, filters), times the kernel at that place. If those products are too small for the backend's fast matrix
-// kernel, they are slices of one large product.
+// placeGradients returns a function that gives, for each position in the window, the gradient with respect to
+// the pixels there: v, of shape (windows, filters), times the kernel at that position. If these products are
+// too small for the backend's fast matrix kernel, they are slices of one large product.
 func placeGradients(v, kernel *graph.Node, channels, filters int) func(i, j int) *graph.Node {
 	if v.Shape().Dim(0)*channels*filters >= largeProduct {
 		return func(i, j int) *graph.Node {
@@ -115,11 +115,11 @@ func placeGradients(v, kernel *graph.Node, channels, filters int) func(i, j int)
 	}
 }
 
-// largeProduct is the number of multiplications from which the backend takes its fast matrix kernel.
+// largeProduct is the number of multiplications from which the backend uses its fast matrix kernel.
 const largeProduct = 4 << 20
 
-// MaxPool2D is the maximum over windows of 2 by 2, which must fit. Where several elements are the largest, the first
-// gets the gradient.
+// MaxPool2D is the maximum over windows of 2 by 2 pixels, for x of shape (rows, height, width, channels). It
+// panics unless height and width are even. If several elements are the largest, the first gets the gradient.
 func MaxPool2D(x *graph.Node) *graph.Node {
 	if x.Rank() != 4 || x.Shape().Dim(1)%2 != 0 || x.Shape().Dim(2)%2 != 0 {
 		panic(fmt.Errorf("layer.MaxPool2D takes images of an even height and width, (rows, height, width, channels), not %s", x.Shape()))
@@ -131,7 +131,7 @@ func MaxPool2D(x *graph.Node) *graph.Node {
 	return graph.Reshape(x, rows, height/2, width/2, channels)
 }
 
-// maxHalves is the larger of the left and the right half of every row.
+// maxHalves is the elementwise maximum of the left and the right half of every row.
 func maxHalves(x *graph.Node) *graph.Node {
 	half := x.Shape().Dim(1) / 2
 	split := func(x *graph.Node) (left, right *graph.Node) {
@@ -147,7 +147,8 @@ func maxHalves(x *graph.Node) *graph.Node {
 	})
 }
 
-// frame adds pixels of zeros around the images. GoMLX has no gradient for Pad, not even a dead one, but for Concatenate.
+// frame adds zero pixels around the images. It uses Concatenate, because GoMLX has no gradient for Pad, which
+// it needs even for dead code.
 func frame(x *graph.Node, b border) *graph.Node {
 	for axis := 1; axis <= 2; axis++ {
 		zeros := func(n int) []*graph.Node {

@@ -1,10 +1,11 @@
-// Package layer has GoMLX layers whose gradients suit the pure-Go backend. They are drop-in replacements: the same
-// variables under the same names, the same mathematics, and graphs that XLA compiles as well as it does GoMLX's own.
+// Package layer provides GoMLX layers whose gradients are fast on the pure-Go backend. They are drop-in
+// replacements for GoMLX's: they have the same variables with the same names, and the same mathematics. XLA
+// compiles their graphs as efficiently as GoMLX's.
 //
-// The Go backend multiplies matrices with vector instructions but moves and compares elements one by one, so that the
-// gradients which GoMLX derives spend most of their time there: the gradient of a matrix product transposes both
-// operands and the result, the gradient of a maximum takes a sign, and a convolution is a scalar loop. Here the
-// gradients are written by hand, from matrix products and block copies.
+// The Go backend multiplies matrices with vector instructions, but moves and compares elements one by one.
+// The gradients that GoMLX derives spend most of their time on the latter. The gradient of a matrix product
+// transposes both operands and the result, the gradient of a maximum computes a sign, and a convolution is a
+// scalar loop. The gradients in this package are written by hand, with matrix products and block copies.
 package layer
 
 import (
@@ -19,8 +20,9 @@ import (
 	"github.com/gomlx/gomlx/ml/nn"
 )
 
-// Dense is layers.Dense with a bias: from x of shape (rows, features) to (rows, width). Its variables are
-// "dense/weights" and "dense/biases", and the hyperparameters for regularisation apply to the weights.
+// Dense is layers.Dense with a bias. It maps x of shape (rows, features) to (rows, width), and panics on
+// another rank. Its variables are "dense/weights" and "dense/biases". The hyperparameters for regularisation
+// apply to the weights.
 func Dense(s *model.Scope, x *graph.Node, width int) *graph.Node { return dense(s, x, width, false) }
 
 // DenseRelu is Dense followed by a ReLU.
@@ -40,7 +42,7 @@ func dense(s *model.Scope, x *graph.Node, width int, relu bool) *graph.Node {
 	return linear(x, weights.NodeValue(g), biases.NodeValue(g), relu)
 }
 
-// linear is x·w + b for x of shape (rows, in) and w of shape (in, out), with a ReLU if asked for.
+// linear is x·w + b for x of shape (rows, in) and w of shape (in, out), followed by a ReLU if relu is set.
 func linear(x, w, b *graph.Node, relu bool) *graph.Node {
 	if !onGoBackend(x.Graph()) {
 		y := nn.Dense(x, w, b, compute.DenseLayoutInputOutputs)
@@ -67,9 +69,9 @@ func linear(x, w, b *graph.Node, relu bool) *graph.Node {
 	})
 }
 
-// weightGradient is xᵀ·v, of shape (in, out), for x of shape (rows, in) and v of shape (rows, out). The backend's matrix
-// product wants the left operand's contracted axis last: either x is transposed, or v and then the result, whichever
-// moves fewer elements.
+// weightGradient is xᵀ·v, of shape (in, out), for x of shape (rows, in) and v of shape (rows, out). The
+// backend's matrix product needs the contracted axis of the left operand last. So it transposes either x, or
+// v and the result, whichever moves fewer elements.
 func weightGradient(x, v *graph.Node) *graph.Node {
 	rows, in, out := x.Shape().Dim(0), x.Shape().Dim(1), v.Shape().Dim(1)
 	if rows*in <= rows*out+in*out {
@@ -78,7 +80,7 @@ func weightGradient(x, v *graph.Node) *graph.Node {
 	return graph.Transpose(dot(graph.Transpose(v, 0, 1), 1, x, 0), 0, 1)
 }
 
-// columnSums adds up the rows of v, of shape (rows, columns), as a matrix product.
+// columnSums sums the rows of v, of shape (rows, columns), with a matrix product.
 func columnSums(v *graph.Node) *graph.Node {
 	ones := graph.Ones(v.Graph(), shapes.Make(v.DType(), 1, v.Shape().Dim(0)))
 	return graph.Reshape(dot(ones, 1, v, 0), v.Shape().Dim(1))
@@ -89,13 +91,13 @@ func dot(a *graph.Node, axisA int, b *graph.Node, axisB int) *graph.Node {
 	return graph.DotGeneral(a, []int{axisA}, nil, b, []int{axisB}, nil)
 }
 
-// positive is v where y > 0, and 0 elsewhere: the gradient of a ReLU whose output is y.
+// positive is v where y > 0, and 0 elsewhere: the gradient of a ReLU with output y.
 func positive(y, v *graph.Node) *graph.Node {
 	return graph.Mul(v, number(graph.GreaterThan(y, graph.ScalarZero(y.Graph(), y.DType())), v.DType()))
 }
 
-// number is 1 where the condition holds, and 0 elsewhere. The Go backend branches on every element of a condition, to
-// convert it as well as in Where, but not on those of integers.
+// number is 1 where the condition is true, and 0 elsewhere. The Go backend branches on every element of a
+// bool node, both in conversions and in Where, but not on those of an integer node.
 func number(condition *graph.Node, dtype dtypes.DType) *graph.Node {
 	if onGoBackend(condition.Graph()) {
 		condition = graph.Bitcast(condition, dtypes.Uint8)
@@ -103,7 +105,7 @@ func number(condition *graph.Node, dtype dtypes.DType) *graph.Node {
 	return graph.ConvertDType(condition, dtype)
 }
 
-// Relu is max(x, 0).
+// Relu returns max(x, 0), of the same shape as x.
 func Relu(x *graph.Node) *graph.Node {
 	return withGradient([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
 		return graph.Max(in[0], graph.ScalarZero(x.Graph(), x.DType()))
@@ -112,12 +114,13 @@ func Relu(x *graph.Node) *graph.Node {
 	})
 }
 
-// withGradient returns forward(inputs), whose gradients with respect to the inputs are what gradient returns for the
-// output y and its adjoint v.
+// withGradient returns forward(inputs) with custom gradients. gradient returns the gradients with respect to
+// the inputs, from the output y and its adjoint v.
 //
-// GoMLX lets only an identity have a gradient of its own. So the output passes through one that computes the
-// gradients, and each input through one that puts them in place of those that GoMLX has derived, which are then dead
-// code. GoMLX visits nodes from the last to the first, so the output's comes before the inputs'.
+// GoMLX supports custom gradients only for an identity. So the output passes through an identity that
+// computes the gradients. Each input passes through an identity that replaces the gradients that GoMLX
+// derived, which are then dead code. GoMLX visits nodes from the last to the first, so the output's identity
+// comes before those of the inputs.
 func withGradient(inputs []*graph.Node, forward func(in []*graph.Node) *graph.Node, gradient func(in []*graph.Node, y, v *graph.Node) []*graph.Node) *graph.Node {
 	var gradients []*graph.Node
 	in := make([]*graph.Node, len(inputs))

@@ -13,35 +13,39 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 )
 
-// What BatchNorm adds to the variance, and how much of the moving averages a step keeps, by default: Keras' values.
+// Defaults of BatchNorm, as in Keras: the number added to the variance, and the share of the moving averages
+// that a step keeps.
 const (
 	normEpsilon  = 1e-3
 	normMomentum = 0.99
 )
 
-// BatchNorm normalises every channel (the last axis) of x to mean 0 and variance 1 over the examples, and gives it a
-// trained scale and offset. In inference it uses moving averages of mean and variance.
+// BatchNorm normalises every channel (the last axis) of x, of shape (rows, …, channels), to mean 0 and
+// variance 1 over the examples. It then applies a trained scale and offset. In inference it uses moving
+// averages of mean and variance.
 //
-// Padding is left out of mean and variance, and a replica without examples leaves its averages as they are. All examples
-// count alike, whatever their weights, as in Keras. The gradient is the true one, through mean and variance. GoMLX's
-// norm.BatchNorm counts padding; by default it does not run on the Go backend, and with UseBackendInference(false) it
-// takes mean and variance for constants in the gradient.
+// Mean and variance exclude padding, and a replica without examples does not change its averages. All
+// examples count equally, whatever their weights, as in Keras. The gradient is exact, through mean and
+// variance. GoMLX's norm.BatchNorm includes padding. By default it does not run on the Go backend, and with
+// UseBackendInference(false) it treats mean and variance as constants in the gradient.
 //
-// Each replica normalises by its own examples, as TensorFlow's layer does unless told otherwise; the averages are
-// combined over the replicas when they are read. The variables are "batch_normalization/scale", "…/offset", "…/mean"
-// and "…/variance".
+// Each replica normalises by its local examples, as TensorFlow's layer does by default. The averages are
+// combined over the replicas when they are read. The variables are "batch_normalization/scale", "…/offset",
+// "…/mean" and "…/variance".
 //
-// Float16 and bfloat16 are normalized in float32, as Keras does: neither has room for a sum over many rows, nor for a moving average's
-// small steps. Scale and offset are of x's type, the moving averages float32.
+// Float16 and bfloat16 are normalised in float32, as in Keras, because their precision is too low for a sum
+// over many rows and for the small steps of a moving average. Scale and offset have the dtype of x; the
+// moving averages are float32.
 func BatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
 	return BatchNormWith(s, x, BatchNormOptions{})
 }
 
-// SyncBatchNorm is [BatchNorm] over the examples of all replicas: n replicas normalise as one with the whole batch would,
-// which matters where a replica's share is small (Keras' BatchNormalization(synchronized=True), PyTorch's SyncBatchNorm).
-// The gradient is the true one, through the mean and variance of the global batch. Each call costs one all-reduce of
-// three numbers per channel going forward, and one going back; see [gomlx.AllReduce]. The moving averages come out equal
-// on all replicas. Variables and inference are those of BatchNorm, so a model may be trained with one and go on with the
+// SyncBatchNorm is [BatchNorm] over the examples of all replicas: n replicas normalise like one replica with
+// the whole batch. This matters if a replica's share is small. It is Keras'
+// BatchNormalization(synchronized=True) and PyTorch's SyncBatchNorm. The gradient is exact, through the mean
+// and variance of the global batch. Each call adds one all-reduce of three numbers per channel to the forward
+// pass, and one to the backward pass; see [gomlx.AllReduce]. The moving averages are equal on all replicas.
+// Variables and inference are those of BatchNorm, so a model may be trained with one and continued with the
 // other.
 func SyncBatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
 	return BatchNormWith(s, x, BatchNormOptions{Sync: true})
@@ -49,7 +53,7 @@ func SyncBatchNorm(s *model.Scope, x *graph.Node) *graph.Node {
 
 // BatchNormOptions are the settings of [BatchNormWith]. The zero value is [BatchNorm].
 type BatchNormOptions struct {
-	Momentum float64 // share of the moving averages that a step keeps, between 0 and 1; default 0.99
+	Momentum float64 // share of the moving averages that a step keeps, above 0 and below 1; default 0.99
 	Epsilon  float64 // added to the variance, positive; default 0.001
 	Sync     bool    // normalise over the examples of all replicas: see [SyncBatchNorm]
 }
@@ -97,13 +101,14 @@ func BatchNormWith(s *model.Scope, x *graph.Node, o BatchNormOptions) *graph.Nod
 	return graph.ConvertDType(graph.Add(graph.Mul(graph.Sub(x, wide(mean)), wide(factor)), wide(offset)), dtype)
 }
 
-// moments returns mean and variance of each channel over the rows that are examples, and 1, or 0 if there are none.
+// moments returns mean and variance of each channel over the rows that are examples. used is 1, or 0 if there
+// are no examples.
 func moments(x *graph.Node) (mean, variance, used *graph.Node) {
 	l := localMoments(x)
 	return l.mean, graph.Div(l.squares, l.count), l.used
 }
 
-// local is what a replica knows of its channels.
+// local holds the moments of a replica's rows, per channel.
 type local struct {
 	mean    *graph.Node
 	squares *graph.Node // sum of squared distances from the mean
@@ -138,10 +143,10 @@ func localMoments(x *graph.Node) local {
 	return l
 }
 
-// syncMoments is moments over the rows of all replicas. Each replica centres its own numbers, as cancellation would
-// otherwise eat the variance of channels far from 0; what is joined, with the means' distances from each other, travels
-// as float64 for the same reason (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-// sample variances", 1979).
+// syncMoments is moments over the rows of all replicas. Each replica centres its local numbers, because
+// cancellation would otherwise destroy the variance of channels far from 0. For the same reason, the combined
+// sums, with the distances between the means, are float64 (Chan, Golub and LeVeque, "Updating formulae and a
+// pairwise algorithm for computing sample variances", 1979).
 func syncMoments(x *graph.Node) (mean, variance, used *graph.Node) {
 	if gomlx.Replicas(x.Graph()) == 1 {
 		return moments(x)

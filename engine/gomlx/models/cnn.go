@@ -8,16 +8,17 @@ import (
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
 )
 
-// CNN is a convolutional network for images of shape (rows, height, width, channels): stages of one convolution with a
-// ReLU and a max-pool of 2 by 2, then a dense layer with a ReLU, and one that gives the logits.
+// CNN is a convolutional network for images of shape (rows, height, width, channels). It applies stages of
+// one convolution with ReLU and a max-pool of 2 by 2, then a dense layer with ReLU, and a dense layer that
+// outputs the logits.
 type CNN struct {
 	Filters []int // filters of each stage; nil: 32, 64
 	Kernel  int   // size of the kernels; 0: 3
-	Same    bool  // pad, so that a convolution keeps the size of the images
+	Same    bool  // pad the images, so that a convolution preserves their size
 	Dense   int   // width of the dense layer; 0: 128
 	Classes int   // number of logits; 0: 10
 
-	// Dropout is the share of the dense layer's values that are dropped at random in training.
+	// Dropout is the share of the dense layer's outputs that are dropped at random in training, from 0 to 1.
 	Dropout float64
 }
 
@@ -29,7 +30,7 @@ func (m CNN) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	}
 	x := inputs[0]
 	for i, n := range filters {
-		// ReLU and maximum commute; after the pool there is a quarter left to compare.
+		// ReLU and maximum commute. After the pool, only a quarter of the elements remain to compare.
 		x = layer.Relu(layer.MaxPool2D(cropToEven(layer.Conv2D(s.In("stage_%d", i), x, n, kernel, m.Same))))
 	}
 	x = layer.DenseRelu(s.In("hidden"), flatten(x), width)
@@ -37,7 +38,8 @@ func (m CNN) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	return []*graph.Node{layer.Dense(s.In("readout"), x, classes)}
 }
 
-// cropToEven leaves out the last row and column of pixels of an odd size, which no window of the pool holds.
+// cropToEven crops the last row or column of pixels if the size is odd, because no window of the pool
+// contains it.
 func cropToEven(x *graph.Node) *graph.Node {
 	h, w := x.Shape().Dim(1)/2*2, x.Shape().Dim(2)/2*2
 	if h == x.Shape().Dim(1) && w == x.Shape().Dim(2) {

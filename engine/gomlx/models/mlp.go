@@ -1,4 +1,4 @@
-// Package models has the models that Lockstep's command, examples and measurements train: ordinary GoMLX model
+// Package models provides the models of Lockstep's command, examples and measurements: ordinary GoMLX model
 // functions for [gomlx.Model].
 package models
 
@@ -14,8 +14,8 @@ import (
 // Forward is the type of a model function.
 type Forward = func(s *model.Scope, inputs []*graph.Node) []*graph.Node
 
-// MLP is a multi-layer perceptron: the input is flattened, each hidden layer is dense with a ReLU, and the last one
-// gives the logits.
+// MLP is a multi-layer perceptron. It flattens its input, applies hidden dense layers with ReLU, and a last
+// dense layer that outputs the logits.
 type MLP struct {
 	Hidden  []int // widths of the hidden layers; nil: 512, 512
 	Classes int   // number of logits; 0: 10
@@ -37,7 +37,7 @@ func (m MLP) Forward(s *model.Scope, inputs []*graph.Node) []*graph.Node {
 	return []*graph.Node{layer.Dense(s.In("readout"), x, classes)}
 }
 
-// flatten gives each row one dimension.
+// flatten reshapes each row to one dimension.
 func flatten(x *graph.Node) *graph.Node {
 	if x.Rank() == 0 {
 		panic(fmt.Errorf("models: an input of shape %s has no rows", x.Shape()))

@@ -21,7 +21,7 @@ type AdamConfig struct {
 //	v ← beta2·v + (1-beta2)·g²
 //	w ← w - rate·sqrt(1-beta2ᵗ)/(1-beta1ᵗ) · m/(sqrt(v)+epsilon)
 //
-// With WeightDecay it is AdamW (Loshchilov and Hutter, 2017). Call Done for the optimizer.
+// With WeightDecay it is AdamW (Loshchilov and Hutter, 2017). Call Done to get the optimizer.
 func Adam() *AdamConfig {
 	return &AdamConfig{common: common{rate: -1, fallback: 0.001}, beta1: 0.9, beta2: 0.999, epsilon: 1e-7}
 }
@@ -32,21 +32,22 @@ func (c *AdamConfig) LearningRate(rate float64) *AdamConfig { c.rate = rate; ret
 // Schedule makes the learning rate a function of the number of updates, in place of LearningRate.
 func (c *AdamConfig) Schedule(s Schedule) *AdamConfig { c.schedule = s; return c }
 
-// Betas sets how much of the moving averages of gradients and of their squares an update keeps. The defaults are 0.9
-// and 0.999.
+// Betas sets the shares of the moving averages of gradients (beta1) and of their squares (beta2) that an
+// update keeps. The defaults are 0.9 and 0.999.
 func (c *AdamConfig) Betas(beta1, beta2 float64) *AdamConfig {
 	c.beta1, c.beta2 = beta1, beta2
 	return c
 }
 
-// Epsilon sets what is added to the denominator. The default is 1e-7.
+// Epsilon sets the number added to the denominator. The default is 1e-7.
 func (c *AdamConfig) Epsilon(epsilon float64) *AdamConfig { c.epsilon = epsilon; return c }
 
-// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the
-// gradient: AdamW. The default is 0; Keras' AdamW has 0.004.
+// WeightDecay sets a decoupled weight decay, as in AdamW: an update also subtracts decay times the learning
+// rate times the variable. The default is 0; in Keras' AdamW it is 0.004.
 func (c *AdamConfig) WeightDecay(decay float64) *AdamConfig { c.decay = decay; return c }
 
-// Done returns the optimizer. Later calls of the other methods do not change it.
+// Done returns the optimizer. Later calls of the other methods do not affect it. Invalid options make Compile
+// fail.
 func (c *AdamConfig) Done() optimizer.Interface {
 	return &built{c.common, &adam{beta1: c.beta1, beta2: c.beta2, epsilon: c.epsilon}}
 }

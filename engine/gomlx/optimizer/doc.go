@@ -1,6 +1,6 @@
-// Package optimizer has SGD with momentum, Adam and RMSprop as Keras defines them. They are GoMLX optimizers: they
-// implement GoMLX's optimizer.Interface, fit [gomlx.Model.Optimizer] as well as GoMLX's own trainer, and follow its
-// hyperparameters "learning_rate", "clip_step_by_value" and "clip_nan".
+// Package optimizer provides SGD with momentum, Adam and RMSprop as Keras defines them. They implement
+// GoMLX's optimizer.Interface, so they work with [gomlx.Model.Optimizer] and with GoMLX's trainer. They use
+// its hyperparameters "learning_rate", "clip_step_by_value" and "clip_nan".
 //
 //	m := &gomlx.Model{
 //		…

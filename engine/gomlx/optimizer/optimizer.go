@@ -21,20 +21,21 @@ type common struct {
 	decay    float64
 }
 
-// rule is what distinguishes one optimizer from another.
+// rule is the part of an optimizer that differs between them.
 type rule interface {
-	// name is that of the optimizer, and the scope of its variables.
+	// name returns the name of the optimizer, which is also the scope of its variables.
 	name() string
-	// validate returns an error if an option has a value that the optimizer cannot work with.
+	// validate returns an error if an option has an invalid value.
 	validate() error
-	// step returns what one update subtracts from a variable, from its gradient and its slots.
+	// step computes, from a variable's gradient and slots, the step that one update subtracts from the
+	// variable.
 	step(u update, gradient *graph.Node, slot func(name string) *slot) *graph.Node
 }
 
 // update holds the scalars of one update.
 type update struct {
 	rate  *graph.Node
-	count *graph.Node // of updates, this one included
+	count *graph.Node // of updates, including this one
 }
 
 // slot is a variable of the optimizer that belongs to a trained variable and has its shape. Its first value is 0.
@@ -45,7 +46,7 @@ type slot struct {
 
 func (s *slot) value() *graph.Node { return s.variable.NodeValue(s.graph) }
 
-// set gives the slot its next value, and returns it.
+// set sets the slot's next value, and returns it.
 func (s *slot) set(next *graph.Node) *graph.Node {
 	s.variable.SetNodeValue(next)
 	return next
@@ -73,8 +74,8 @@ func (b *built) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.Node
 	b.UpdateGraphWithGradients(scope, scope.BuildTrainableVariablesGradientsGraph(loss), loss.DType())
 }
 
-// UpdateGraphWithGradients implements GoMLX's train.OptimizeWithGradients. The gradients belong to the trainable
-// variables in use by the graph, in the order of scope.IterVariables.
+// UpdateGraphWithGradients implements GoMLX's train.OptimizeWithGradients. The gradients are those of the
+// trainable variables that the graph uses, in the order of scope.IterVariables.
 func (b *built) UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.Node, lossType dtypes.DType) {
 	if err := b.check(); err != nil {
 		panic(fmt.Errorf("optimizer %s: %w", b.name(), err))
@@ -95,7 +96,7 @@ func (b *built) UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.
 	}
 	dtype := lossType
 	if dtype == dtypes.Float16 || dtype == dtypes.BFloat16 {
-		dtype = dtypes.Float32 // neither counts nor averages have room in 8 or 11 bits
+		dtype = dtypes.Float32 // 8 or 11 bits of precision are too few for counts and averages
 	}
 	u := b.begin(scope, g, dtype)
 	for i, v := range variables {
@@ -103,7 +104,7 @@ func (b *built) UpdateGraphWithGradients(scope *model.Scope, gradients []*graph.
 	}
 }
 
-// begin counts the update and sets its learning rate.
+// begin increments the count of updates and sets the learning rate.
 func (b *built) begin(scope *model.Scope, g *graph.Graph, dtype dtypes.DType) update {
 	rate := b.rate
 	if rate < 0 {
@@ -118,7 +119,7 @@ func (b *built) begin(scope *model.Scope, g *graph.Graph, dtype dtypes.DType) up
 	return u
 }
 
-// updateVariable computes in dtype, and gives v and its slots their next values.
+// updateVariable sets the next values of v and its slots. It computes in dtype.
 func (b *built) updateVariable(
 	scope *model.Scope, u update, v *model.Variable, gradient *graph.Node, dtype dtypes.DType,
 ) {

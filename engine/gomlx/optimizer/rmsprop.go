@@ -20,8 +20,8 @@ type RMSPropConfig struct {
 //	v ← rho·v + (1-rho)·g²
 //	w ← w - rate·g/sqrt(v+epsilon)
 //
-// Centered, the root is of v - a² + epsilon, where a ← rho·a + (1-rho)·g. With momentum, the step of w is
-// s ← momentum·s + rate·g/sqrt(v+epsilon). Call Done for the optimizer.
+// If centered, the root is that of v - a² + epsilon, where a ← rho·a + (1-rho)·g. With momentum, the step of
+// w is s ← momentum·s + rate·g/sqrt(v+epsilon). Call Done to get the optimizer.
 func RMSProp() *RMSPropConfig {
 	return &RMSPropConfig{common: common{rate: -1, fallback: 0.001}, rho: 0.9, epsilon: 1e-7}
 }
@@ -32,23 +32,25 @@ func (c *RMSPropConfig) LearningRate(rate float64) *RMSPropConfig { c.rate = rat
 // Schedule makes the learning rate a function of the number of updates, in place of LearningRate.
 func (c *RMSPropConfig) Schedule(s Schedule) *RMSPropConfig { c.schedule = s; return c }
 
-// Rho sets how much of the moving average of squared gradients an update keeps. The default is 0.9.
+// Rho sets the share of the moving average of squared gradients that an update keeps. The default is 0.9.
 func (c *RMSPropConfig) Rho(rho float64) *RMSPropConfig { c.rho = rho; return c }
 
 // Momentum sets the share of the last step that the next one keeps. The default is 0.
 func (c *RMSPropConfig) Momentum(m float64) *RMSPropConfig { c.momentum = m; return c }
 
-// Epsilon sets what is added under the root. The default is 1e-7.
+// Epsilon sets the number added under the root. The default is 1e-7.
 func (c *RMSPropConfig) Epsilon(epsilon float64) *RMSPropConfig { c.epsilon = epsilon; return c }
 
-// Centered divides by the gradients' estimated standard deviation, not by the root of their mean square.
+// Centered divides by the estimated standard deviation of the gradients, instead of the root of their mean
+// square.
 func (c *RMSPropConfig) Centered(enabled bool) *RMSPropConfig { c.centered = enabled; return c }
 
-// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the
-// gradient. The default is 0.
+// WeightDecay sets a decoupled weight decay: an update also subtracts decay times the learning rate times the
+// variable. The default is 0.
 func (c *RMSPropConfig) WeightDecay(decay float64) *RMSPropConfig { c.decay = decay; return c }
 
-// Done returns the optimizer. Later calls of the other methods do not change it.
+// Done returns the optimizer. Later calls of the other methods do not affect it. Invalid options make Compile
+// fail.
 func (c *RMSPropConfig) Done() optimizer.Interface {
 	return &built{c.common, &rmsProp{rho: c.rho, momentum: c.momentum, epsilon: c.epsilon, centered: c.centered}}
 }

@@ -7,13 +7,14 @@ import (
 	"github.com/gomlx/gomlx/core/graph"
 )
 
-// Schedule builds the learning rate of an update from the number of updates before it, both scalars of the same
-// floating-point type. The first update is number 0. The rate is stored in "/optimizers/learning_rate" after every
-// update.
+// Schedule builds the learning rate of an update from the number of previous updates. Both are scalars of the
+// same floating-point dtype. The first update has number 0. After every update, the rate is stored in
+// "/optimizers/learning_rate".
 type Schedule func(step *graph.Node) *graph.Node
 
-// CosineDecay lowers the rate from initial to alpha·initial along half a cosine, over so many updates, and then keeps
-// it there. It is Keras' CosineDecay. GoMLX's cosineschedule begins again with the initial rate instead.
+// CosineDecay decreases the rate from initial to alpha·initial along half a cosine, over the given number of
+// updates, and then keeps it constant. It is Keras' CosineDecay; GoMLX's cosineschedule restarts with the
+// initial rate instead. It panics if steps is below 1.
 func CosineDecay(initial float64, steps int, alpha float64) Schedule {
 	if steps < 1 {
 		panic(fmt.Sprintf("optimizer: CosineDecay over %d steps: want at least 1", steps))

@@ -21,7 +21,7 @@ type SGDConfig struct {
 // The rate is part of m, so a change of the rate acts on later gradients only. PyTorch keeps m without the rate. Both
 // agree while the rate is constant.
 //
-// Call Done for the optimizer.
+// Call Done to get the optimizer.
 func SGD() *SGDConfig { return &SGDConfig{common: common{rate: -1, fallback: 0.01}} }
 
 // LearningRate sets the learning rate. The default is the hyperparameter "learning_rate", or else 0.01.
@@ -30,18 +30,19 @@ func (c *SGDConfig) LearningRate(rate float64) *SGDConfig { c.rate = rate; retur
 // Schedule makes the learning rate a function of the number of updates, in place of LearningRate.
 func (c *SGDConfig) Schedule(s Schedule) *SGDConfig { c.schedule = s; return c }
 
-// Momentum sets the share of the last update that the next one keeps, from 0 up to, but not including, 1. The
-// default, 0, is no momentum, and then the optimizer keeps no state.
+// Momentum sets the share of the last update that the next one keeps, at least 0 and below 1. The default, 0,
+// means no momentum; the optimizer then keeps no state.
 func (c *SGDConfig) Momentum(m float64) *SGDConfig { c.momentum = m; return c }
 
 // Nesterov selects Nesterov momentum. It has no effect without momentum.
 func (c *SGDConfig) Nesterov(enabled bool) *SGDConfig { c.nesterov = enabled; return c }
 
-// WeightDecay sets the share of every variable, times the learning rate, that an update subtracts apart from the
-// gradient. The default is 0.
+// WeightDecay sets a decoupled weight decay: an update also subtracts decay times the learning rate times the
+// variable. The default is 0.
 func (c *SGDConfig) WeightDecay(decay float64) *SGDConfig { c.decay = decay; return c }
 
-// Done returns the optimizer. Later calls of the other methods do not change it.
+// Done returns the optimizer. Later calls of the other methods do not affect it. Invalid options make Compile
+// fail.
 func (c *SGDConfig) Done() optimizer.Interface {
 	return &built{c.common, &sgd{momentum: c.momentum, nesterov: c.nesterov}}
 }

@@ -2,7 +2,8 @@
 //
 //	go run ./data/digits/internal/gen FOLDER data/digits
 //
-// FOLDER holds the two files, with a line of names or without. The output depends on their contents only.
+// FOLDER contains the two files, with or without a first line of names. The output depends only on their
+// contents.
 package main
 
 import (

@@ -12,8 +12,8 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Deferred is a graph that is recorded as a whole, with its outputs, and compiled when it is first needed. It is what a
-// graph over a [Recorder] with Defer set has as its executable.
+// Deferred is a completely recorded graph that is compiled on first use. It is the executable of a graph
+// whose [Recorder] has Defer set.
 type Deferred struct {
 	b   *builder
 	exe compute.Executable
@@ -21,8 +21,8 @@ type Deferred struct {
 
 var _ compute.Executable = (*Deferred)(nil)
 
-// Compile compiles the graph unless that was done: to the backend's own executable, or to a [Program] if there are
-// all-reduces. The record ends with it, so Describe must be called before.
+// Compile compiles the graph, if it is not compiled yet, to the backend's executable, or to a [Program] if it
+// has all-reduces. It drops the record, so Describe must be called before.
 func (d *Deferred) Compile() (compute.Executable, error) {
 	if d.exe != nil {
 		return d.exe, nil
@@ -40,10 +40,10 @@ func (d *Deferred) Compile() (compute.Executable, error) {
 	return d.exe, err
 }
 
-// Describe lists the operations that the graph's outputs need, one a line, with everything that decides what they
-// compute: attributes, the values of constants, names and shapes of parameters. Operations are numbered in the order in
-// which the outputs reach them, so the lines depend on the graph alone: not on the order in which it was built, on
-// operations that nobody needs, or on the process.
+// Describe lists the operations that the graph's outputs need, one per line, with everything that determines
+// their results: attributes, the values of constants, names and shapes of parameters. Operations are numbered
+// in the order in which they are reached from the outputs. So the lines depend only on the graph, not on the
+// order in which it was built, on unused operations, or on the process.
 func (d *Deferred) Describe() []string {
 	w := &description{numbers: map[*op]int{}}
 	outputs := w.values(d.b.main.outputs)
@@ -73,7 +73,7 @@ func (d *Deferred) Outputs() []shapes.Shape {
 	return d.exe.Outputs()
 }
 
-// Execute implements compute.Executable. It compiles the graph if that was not done.
+// Execute implements compute.Executable. It compiles the graph if it is not compiled yet.
 func (d *Deferred) Execute(inputs []compute.Buffer, donate []bool, device compute.DeviceNum) ([]compute.Buffer, error) {
 	exe, err := d.Compile()
 	if err != nil {
@@ -90,7 +90,8 @@ func valuesOf(list []*value) []compute.Value {
 	return out
 }
 
-// forget drops what only Describe and stages need: constants above all, which the backend has its own copies of.
+// forget drops the data that only Describe and stages need: mainly constants, of which the backend has
+// copies.
 func (b *builder) forget() {
 	for _, f := range b.functions {
 		for _, o := range f.ops {
@@ -99,13 +100,13 @@ func (b *builder) forget() {
 	}
 }
 
-// description is a list of operations in progress.
+// description is a list of operations that is being built.
 type description struct {
 	lines   []string
-	numbers map[*op]int // of operations that have their line
+	numbers map[*op]int // of operations that have a line
 }
 
-// values names values, after the lines of the operations that they come from.
+// values returns the names of values, after adding the lines of the operations that compute them.
 func (w *description) values(list []*value) string {
 	names := make([]string, len(list))
 	for i, v := range list {
@@ -121,8 +122,8 @@ func (w *description) values(list []*value) string {
 	return strings.Join(names, ", ")
 }
 
-// operation returns the number of an operation, which has its line then. It visits what the operation needs without
-// recursion, as graphs may be thousands of operations deep.
+// operation returns the number of an operation, after adding its line. It visits the operation's inputs
+// without recursion, because graphs may be thousands of operations deep.
 func (w *description) operation(last *op) int {
 	pending := []*op{last}
 	for len(pending) > 0 {
@@ -145,7 +146,8 @@ func (w *description) operation(last *op) int {
 	return w.numbers[last]
 }
 
-// direct lists the operations whose values o uses, itself or in its functions, without those inside of these functions.
+// direct lists the operations whose values o uses, directly or in its functions, except those inside these
+// functions.
 func (o *op) direct() []*op {
 	var list []*op
 	add := func(inputs []*value) {
@@ -177,7 +179,7 @@ func (o *op) direct() []*op {
 	return slices.DeleteFunc(list, func(in *op) bool { return inside[in.fn] })
 }
 
-// line adds the line of an operation whose inputs have theirs.
+// line adds the line of an operation. The lines of its inputs must exist.
 func (w *description) line(o *op) {
 	text := fmt.Sprintf("%s(%s)", o.name, w.values(o.inputs))
 	for _, a := range o.attributes {
@@ -190,8 +192,8 @@ func (w *description) line(o *op) {
 	w.lines = append(w.lines, fmt.Sprintf("%%%d = %s", w.numbers[o], text))
 }
 
-// function describes a function that an operation was given. Its own operations have numbers only while it is
-// described, those of functions around it are in w.
+// function describes a function argument of an operation. Its operations have numbers only while it is
+// described. Operations of enclosing functions are in w.
 func (w *description) function(f *function) []string {
 	inner := &description{numbers: map[*op]int{}}
 	for o, number := range w.numbers {
@@ -205,7 +207,8 @@ func (w *description) function(f *function) []string {
 	return append(inner.lines, "return "+inner.values(f.outputs))
 }
 
-// shownConstant is up to how many elements of a constant are written down; of larger ones only a hash is.
+// shownConstant is the largest number of elements for which a constant's values are listed. For larger ones
+// only a hash is.
 const shownConstant = 8
 
 // constant describes the value of a constant: flat is a slice of numbers.

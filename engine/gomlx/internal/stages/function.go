@@ -15,7 +15,7 @@ type function struct {
 	real    compute.Function
 	name    string
 	parent  *function // of a closure
-	ops     []*op     // parameters included
+	ops     []*op     // including parameters
 	outputs []*value
 }
 
@@ -47,7 +47,7 @@ func (f *function) Shape(v compute.Value) (shapes.Shape, error) {
 	return f.real.Shape(real)
 }
 
-// add records an operation and adds it to the whole graph. attributes are its arguments that are no values.
+// add records an operation and adds it to the whole graph. attributes are its arguments that are not values.
 func (f *function) add(name string, attributes []any, emit func(to compute.Function, in []compute.Value) ([]compute.Value, error), inputs ...compute.Value) ([]compute.Value, error) {
 	o := &op{name: name, attributes: attributes, emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
 		return emit(to, in)
@@ -55,7 +55,7 @@ func (f *function) add(name string, attributes []any, emit func(to compute.Funct
 	return f.record(o, inputs)
 }
 
-// record adds o to the whole graph, and to the list of operations if the backend takes it.
+// record adds o to the whole graph, and to the list of operations if the backend accepts it.
 func (f *function) record(o *op, inputs []compute.Value) ([]compute.Value, error) {
 	real, err := unwrapAll(o.name, inputs)
 	if err != nil {
@@ -104,14 +104,14 @@ func (f *function) Constant(flat any, dims ...int) (compute.Value, error) {
 	}))
 }
 
-// Identity is an identity, or the all-reduce that the recorder was told to expect.
+// Identity adds an identity, or an all-reduce within Recorder.AllReduce.
 func (f *function) Identity(x compute.Value) (compute.Value, error) {
 	o := &op{name: "Identity", emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
 		return list1(to.Identity(in[0]))
 	}}
 	if f.b.recorder.next != "" {
 		if f != f.b.main {
-			return nil, errors.New("an all-reduce must not be inside of a condition, a loop or another function: replicas could come to it in different orders")
+			return nil, errors.New("an all-reduce must not be inside a condition, a loop or another function: replicas could execute it in different orders")
 		}
 		o.name, o.kind, o.parameter = f.b.recorder.next, sumOp, len(f.b.sums)
 		f.b.recorder.next = ""
@@ -123,9 +123,9 @@ func (f *function) Identity(x compute.Value) (compute.Value, error) {
 	return v, err
 }
 
-// AllReduce is the backend's own, between its devices, which Lockstep does not use.
+// AllReduce would be the backend's all-reduce between its devices. Lockstep does not support it.
 func (f *function) AllReduce([]compute.Value, compute.ReduceOpType, [][]int) ([]compute.Value, error) {
-	return nil, errors.New("graph.Distributed().AllReduce is not for models that Lockstep distributes: use gomlx.AllReduce")
+	return nil, errors.New("graph.Distributed().AllReduce is not supported in models that Lockstep distributes: use gomlx.AllReduce")
 }
 
 func (f *function) Return(outputs []compute.Value, shardings []*compute.ShardingSpec) error {
@@ -206,7 +206,7 @@ func (f *function) FusedQuantizedDense(x, weights, bias compute.Value, q *comput
 	}, x, weights, bias, q.Scale, q.ZeroPoint))
 }
 
-// quantization is q with other values.
+// quantization returns q with other values.
 func quantization(q *compute.Quantization, in []compute.Value) *compute.Quantization {
 	c := *q
 	c.Scale, c.ZeroPoint = in[0], in[1]
@@ -240,7 +240,7 @@ func attentionValues(options *compute.ScaledDotProductAttentionConfig) []compute
 	return []compute.Value{options.QuerySeqLen, options.KeyValueSeqLen, options.Bias}
 }
 
-// attentionAttributes lists what is no value in layout and options.
+// attentionAttributes lists the parts of layout and options that are not values.
 func attentionAttributes(layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig) []any {
 	if options == nil {
 		return []any{layout}
@@ -248,7 +248,7 @@ func attentionAttributes(layout compute.AttentionAxesLayout, options *compute.Sc
 	return []any{layout, *attention(options, []compute.Value{nil, nil, nil})}
 }
 
-// attention is options with other values.
+// attention returns options with other values.
 func attention(options *compute.ScaledDotProductAttentionConfig, in []compute.Value) *compute.ScaledDotProductAttentionConfig {
 	if options == nil {
 		return nil

@@ -1,7 +1,7 @@
 //go:build ignore
 
-// Writes operations.go: a recording method for every operation of compute.StandardOps and compute.FusedOps, but those
-// whose values hide inside other arguments, which are written by hand.
+// Writes operations.go: a recording method for every operation of compute.StandardOps and compute.FusedOps,
+// except those with values nested in other arguments, which are written by hand.
 package main
 
 import (

@@ -9,14 +9,15 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// plan says where an operation of the main function is computed.
+// plan determines the stage in which an operation of the main function is computed.
 type plan struct {
 	planned bool
-	level   int  // its stage: the earliest that its inputs allow; that of an all-reduce is the stage it ends
-	free    bool // it depends on constants only: computed wherever it is used
+	level   int  // its stage: the earliest that its inputs allow; for an all-reduce, the stage that it ends
+	free    bool // it depends only on constants, so every stage that uses it computes it
 }
 
-// assign finds the level of o and of all that it needs. Operations come in order of recording, inputs first.
+// assign sets the level of o and of the operations that it needs. It is called in the order of recording,
+// inputs first, which bounds the recursion.
 func (o *op) assign() {
 	if o.planned {
 		return
@@ -35,22 +36,22 @@ func (o *op) assign() {
 	o.free = o.free && o.kind == plainOp
 }
 
-// repeated says whether o is computed in every stage that uses it, rather than carried there.
+// repeated reports whether every stage that uses o computes it, instead of passing its value between stages.
 func (o *op) repeated() bool { return o.free || o.name == "BroadcastInDim" }
 
-// stage is one executable, and what runs after it.
+// stage is one executable, and the all-reduces after it.
 type stage struct {
 	args    []*value // parameters, sums and values of earlier stages
-	outputs []*value // operands of the all-reduces that end it, results of the program, and what later stages need
+	outputs []*value // operands of the all-reduces that end it, results of the program, and values for later stages
 	sums    []int    // the all-reduces that end it
 	exe     compute.Executable
 
 	operands []*value // of sums
-	last     []bool   // by argument: a value of an earlier stage that nobody needs after this one
-	dropped  []bool   // by output: nobody needs it after the all-reduces
+	last     []bool   // by argument: a value of an earlier stage that is not needed after this one
+	dropped  []bool   // by output: not needed after the all-reduces
 }
 
-// stages cuts the graph. Each stage has its outputs; arguments and operations are found when it is emitted.
+// stages splits the graph. It sets the outputs of each stage; build finds its arguments and operations.
 func (b *builder) stages() []*stage {
 	for _, v := range b.main.outputs {
 		v.op.assign()
@@ -87,8 +88,8 @@ func (b *builder) stages() []*stage {
 	return list
 }
 
-// stageOf is the stage that gives a result of the program that o computes; parameters, sums and constants are given by
-// the last of n.
+// stageOf returns the stage that outputs a result of the program computed by o. Parameters, sums and
+// constants are output by the last of n stages.
 func (o *op) stageOf(n int) int {
 	if o.kind != plainOp || o.free {
 		return n - 1
@@ -96,14 +97,14 @@ func (o *op) stageOf(n int) int {
 	return o.level
 }
 
-// output adds an output, once.
+// output adds an output unless it is already one.
 func (s *stage) output(v *value) {
 	if !slices.Contains(s.outputs, v) {
 		s.outputs = append(s.outputs, v)
 	}
 }
 
-// uses lists what stage number i must be given for its outputs, in order of recording.
+// uses lists the values that stage i needs as arguments, in the order of recording.
 func (s *stage) uses(i int) []*value {
 	seen := map[*value]bool{}
 	var list []*value
@@ -128,7 +129,7 @@ func (s *stage) uses(i int) []*value {
 	return list
 }
 
-// inside says whether stage i computes o, if it needs it.
+// inside reports whether stage i computes o if it needs o.
 func (o *op) inside(i int) bool { return o.kind == plainOp && (o.level == i || o.repeated()) }
 
 func compareValues(a, b *value) int {
@@ -164,7 +165,7 @@ func (s *stage) build(b *builder, i int) error {
 			return err
 		}
 		outputs[k] = e.values[v]
-		if slices.Contains(s.args, v) { // an output must be a buffer of its own
+		if slices.Contains(s.args, v) { // an output needs a separate buffer
 			var err error
 			if outputs[k], err = e.main.Identity(outputs[k]); err != nil {
 				return err
@@ -179,7 +180,7 @@ func (s *stage) build(b *builder, i int) error {
 	return err
 }
 
-// compute adds to the stage what o needs, and o, unless its values are there.
+// compute adds o and its inputs to the stage, unless they are already there.
 func (e *emission) compute(o *op, to compute.Builder) error {
 	if e.there(o) {
 		return nil
@@ -194,7 +195,7 @@ func (e *emission) compute(o *op, to compute.Builder) error {
 	return e.emit(o, e.main, to)
 }
 
-// there says whether the values of o that anybody may ask for are known.
+// there reports whether the values of o are known in the stage.
 func (e *emission) there(o *op) bool {
 	return slices.ContainsFunc(o.outputs, func(v *value) bool { return e.values[v] != nil })
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Program is a graph with all-reduces, compiled. It may run several times at once.
+// Program is a compiled graph with all-reduces. Several goroutines may run it concurrently.
 type Program struct {
 	stages  []*stage
 	sums    []Sum
@@ -17,7 +17,7 @@ type Program struct {
 	names   []string // of the graph's parameters
 	shapes  []shapes.Shape
 	outputs []shapes.Shape
-	slots   map[*value]int // where a run keeps an output of a stage
+	slots   map[*value]int // in which a run keeps an output of a stage
 }
 
 var _ compute.Executable = (*Program)(nil)
@@ -61,7 +61,7 @@ func newProgram(b *builder) (*Program, error) {
 	return p, nil
 }
 
-// findLastUses marks what nobody needs after a stage.
+// findLastUses marks the values that are not needed after a stage.
 func (p *Program) findLastUses() {
 	results, needed := map[*value]bool{}, map[*value]bool{}
 	for _, v := range p.results {
@@ -86,12 +86,13 @@ func (p *Program) Stages() int { return len(p.stages) }
 // Sums lists the all-reduces.
 func (p *Program) Sums() []Sum { return p.sums }
 
-// Exchange adds up buffers over the replicas: buffers[i] is this replica's value of all-reduce which[i]. It returns the
-// sums, which stay its own: they must keep their values until the run is over.
+// Exchange all-reduces buffers over the replicas: buffers[i] is this replica's operand of all-reduce
+// which[i]. It returns the sums. They remain owned by Exchange, and must keep their values until the run
+// ends.
 type Exchange func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error)
 
-// Run runs the program. args are the graph's parameters, as for Executable.Execute, and stay the caller's; donate says
-// whether the backend gains from being given the buffers that pass from stage to stage.
+// Run runs the program. args are the graph's parameters, as for Executable.Execute, and remain owned by the
+// caller. donate selects whether to donate the buffers that pass between stages to the backend.
 func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange) ([]compute.Buffer, error) {
 	r := &run{p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)), device: device, donate: donate}
 	for _, s := range p.stages {
@@ -117,7 +118,7 @@ func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bo
 type run struct {
 	p      *Program
 	args   []compute.Buffer
-	slots  []compute.Buffer // values of stages that are still needed
+	slots  []compute.Buffer // values that later stages need
 	sums   []compute.Buffer
 	device compute.DeviceNum
 	donate bool
@@ -155,7 +156,7 @@ func (r *run) execute(s *stage) error {
 	return nil
 }
 
-// exchange adds up the operands of the all-reduces that end a stage, and frees what was only for them.
+// exchange executes the all-reduces that end a stage, and frees values that only they needed.
 func (r *run) exchange(s *stage, exchange Exchange) error {
 	if len(s.sums) > 0 {
 		operands := make([]compute.Buffer, len(s.sums))
@@ -180,7 +181,7 @@ func (r *run) exchange(s *stage, exchange Exchange) error {
 
 func (r *run) free(slot int) {
 	if b := r.slots[slot]; b != nil {
-		_ = b.Finalize() // what cannot be freed is lost with the backend
+		_ = b.Finalize() // a buffer that cannot be freed is freed with the backend
 		r.slots[slot] = nil
 	}
 }
@@ -207,7 +208,8 @@ func (p *Program) Inputs() (names []string, inputShapes []shapes.Shape) { return
 // Outputs implements compute.Executable.
 func (p *Program) Outputs() []shapes.Shape { return p.outputs }
 
-// Execute implements compute.Executable, and fails: a program with all-reduces needs the other replicas.
+// Execute implements compute.Executable. It always fails, because a program with all-reduces needs the other
+// replicas.
 func (p *Program) Execute([]compute.Buffer, []bool, compute.DeviceNum) ([]compute.Buffer, error) {
-	return nil, errors.New("stages: a graph with all-reduces runs by Program.Run only")
+	return nil, errors.New("stages: a graph with all-reduces must be run by Program.Run")
 }

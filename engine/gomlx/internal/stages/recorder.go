@@ -7,22 +7,23 @@ import (
 	"github.com/gomlx/compute/shapes"
 )
 
-// Recorder is the backend of one graph. It computes nothing itself, and owns nothing.
+// Recorder is the backend of one graph. It computes nothing, and owns no resources.
 type Recorder struct {
 	compute.Backend
 
-	// Defer has graphs recorded with their outputs when GoMLX compiles them, and compiled later: their executables are
-	// [Deferred].
+	// Defer postpones compilation: when GoMLX compiles a graph, its outputs are recorded, and the executable
+	// is a [Deferred].
 	Defer bool
 
-	next string // the name of the all-reduce that the next Identity is to be; empty if it is to be one
+	next string // if not empty, the next Identity becomes an all-reduce with this name
 }
 
-// New returns a Recorder in front of b, for one graph.
+// New returns a Recorder that wraps b, for one graph.
 func New(b compute.Backend) *Recorder { return &Recorder{Backend: b} }
 
-// AllReduce calls identity, which must add one Identity to the graph, and makes that an all-reduce by sum, called name
-// in errors: its output is the sum of the input over the replicas. GoMLX sees an identity, and can be told its gradient.
+// AllReduce calls identity, which must add one Identity to the graph, and turns that into an all-reduce. Its
+// output is the sum of the input over the replicas. name is its name in errors. For GoMLX it is an identity,
+// for which a gradient can be set.
 func (r *Recorder) AllReduce(name string, identity func()) {
 	r.next = name
 	identity()
@@ -37,7 +38,8 @@ func (r *Recorder) Builder(name string) compute.Builder {
 	return b
 }
 
-// builder records what is built. What it does not override is for distribution by the backend, which is not used here.
+// builder records operations. The methods that it does not override are for distribution by the backend,
+// which Lockstep does not use.
 type builder struct {
 	compute.Builder
 	recorder   *Recorder
@@ -73,7 +75,7 @@ func (b *builder) OpShape(v compute.Value) (shapes.Shape, error) {
 	return b.Builder.OpShape(real)
 }
 
-// Compile returns the backend's own executable, or a [Program] if there are all-reduces, or a [Deferred].
+// Compile returns the backend's executable, a [Program] if the graph has all-reduces, or a [Deferred].
 func (b *builder) Compile() (compute.Executable, error) {
 	if b.recorder.Defer {
 		return &Deferred{b: b}, nil
@@ -117,21 +119,21 @@ func unwrapAll(what string, list []compute.Value) ([]compute.Value, error) {
 	return out, nil
 }
 
-// emitter adds an operation to a function, of the whole graph or of a stage. functions are the counterparts there of the
-// functions that the operation was given.
+// emitter adds an operation to a function of the whole graph or of a stage. functions are the counterparts,
+// in that graph, of the operation's function arguments.
 type emitter func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error)
 
-// op is an operation that was recorded.
+// op is a recorded operation.
 type op struct {
 	name       string
-	attributes []any // the arguments that are no values
+	attributes []any // the arguments that are not values
 	index      int   // in order of recording
 	fn         *function
-	inputs     []*value // nil for an argument that was left out
+	inputs     []*value // nil for an omitted argument
 	functions  []*function
 	outputs    []*value
 	emit       emitter
-	parameter  int // if kind is parameterOp or sumOp, which
+	parameter  int // its index if kind is parameterOp or sumOp
 	kind       opKind
 	plan       // of operations of the main function
 }
@@ -144,7 +146,7 @@ const (
 	sumOp
 )
 
-// needs lists the values of the main function that the operation uses, itself or in its functions.
+// needs lists the values of the main function that the operation uses, directly or in its functions.
 func (o *op) needs() []*value {
 	var list []*value
 	add := func(inputs []*value) {

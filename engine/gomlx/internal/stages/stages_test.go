@@ -271,7 +271,7 @@ func TestExchangeFails(t *testing.T) {
 func TestNotInClosures(t *testing.T) {
 	r := stages.New(newBackend(t))
 	defer func() {
-		if err := fmt.Sprint(recover()); !strings.Contains(err, "must not be inside of a condition, a loop") {
+		if err := fmt.Sprint(recover()); !strings.Contains(err, "must not be inside a condition, a loop") {
 			t.Errorf("panic %q", err)
 		}
 	}()
