@@ -15,7 +15,7 @@ import (
 
 // Frame is a table of numbers with named columns, as read from a CSV file.
 type Frame struct {
-	Names  []string
+	Names  []string       // of the columns
 	Values *tensor.Tensor // float64, [rows, columns]
 }
 

@@ -57,9 +57,9 @@ type Dataset interface {
 // Batch is the element type for training: examples along the first dimension of every tensor. Before
 // Pipeline.Batch, the same type holds one example, without that dimension.
 type Batch struct {
-	Inputs  []*tensor.Tensor
-	Labels  []*tensor.Tensor
-	Weights *tensor.Tensor // float32, one per example; nil means 1 for each
+	Inputs  []*tensor.Tensor // the model's inputs
+	Labels  []*tensor.Tensor // the labels for the loss; may be empty for prediction
+	Weights *tensor.Tensor   // float32, one per example; nil means 1 for each
 }
 
 // Rows returns the number of examples: the first dimension of the first input.

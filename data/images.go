@@ -11,11 +11,11 @@ import (
 // Set is a data set of labelled images with its standard division into training and test data. Each element
 // is a [Batch] with one input, a float32 image with values from 0 to 1, and one int32 label.
 type Set struct {
-	Name    string // "mnist"
-	Shape   []int  // of an image: height, width, channels
-	Classes int    // labels are 0…Classes-1
-	Train   Pipeline
-	Test    Pipeline
+	Name    string   // "mnist"
+	Shape   []int    // of an image: height, width, channels
+	Classes int      // labels are 0…Classes-1
+	Train   Pipeline // training data
+	Test    Pipeline // test data
 }
 
 // FromImages returns a pipeline of images and labels. Each element is a [Batch] of one float32 image [height,

@@ -108,8 +108,8 @@ func checkFormatError(t *testing.T, err error, offset int64, want ...string) {
 	}
 }
 
-// checkTruncated requires that every proper beginning of a file, compressed or not, is refused with the name of the file;
-// whole says which beginnings are files of their own.
+// checkTruncated requires that every proper beginning of a file, compressed or not, is refused with the name
+// of the file; whole reports which prefixes are complete files.
 func checkTruncated(t *testing.T, contents []byte, load func(name string) error, whole map[int]bool) {
 	t.Helper()
 	dir := t.TempDir()

@@ -17,7 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// example is element i of the datasets of these tests: several dtypes, shapes and strings, in a struct of one's own.
+// example is element i of the datasets of these tests: several dtypes, shapes and strings, in a custom
+// struct.
 type example struct {
 	ID     *tensor.Tensor
 	Pair   *tensor.Tensor

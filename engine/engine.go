@@ -72,10 +72,10 @@ type Feature struct {
 // Batch is one replica's padded share of a global batch: every tensor has Spec.Rows rows. The caller owns it,
 // and must not modify it until the call returns.
 type Batch struct {
-	Inputs  []*tensor.Tensor
-	Labels  []*tensor.Tensor
-	Weights []float32 // one per row
-	Padding int       // number of padding rows at the end, whose weight must be 0
+	Inputs  []*tensor.Tensor // in the order of Spec.Inputs
+	Labels  []*tensor.Tensor // in the order of Spec.Labels
+	Weights []float32        // one per row
+	Padding int              // number of padding rows at the end, whose weight must be 0
 }
 
 // Lender is a [Program] that lends out its batch buffers, so that filling a batch takes one copy instead of

@@ -69,7 +69,7 @@ func overWorkersOn(t failer, layout []int, engines []engine.Engine, f func(worke
 			}
 			errs[w] = f(w, s)
 			all.Done()
-			all.Wait() // nobody leaves while others need it
+			all.Wait() // no worker leaves while others need it
 			errs[w] = errors.Join(errs[w], s.Close())
 		})
 	}
@@ -177,7 +177,7 @@ func TestStopOverWorkers(t *testing.T) {
 				rt.Errorf("worker %d: %v", w, errs[w])
 				continue
 			}
-			if got.Steps == steps { // the whole training: nobody was left to be told
+			if got.Steps == steps { // the complete training: no worker was left to notify
 				want.Stopped = got.Stopped
 			}
 			if weights[w] != hash || !reflect.DeepEqual(got, want) {
@@ -285,8 +285,8 @@ func TestFailureIsTold(t *testing.T) {
 	}
 }
 
-// TestStartEqual: all workers begin with the chief's values, whatever their own are; models that differ are an error on all, and that one
-// cannot compile its model is as well.
+// TestStartEqual: all workers begin with the chief's values, whatever their own are; models that differ are
+// an error on all, and that one cannot compile its model is also reported.
 func TestStartEqual(t *testing.T) {
 	refuse := errors.New("no such operation")
 	for _, c := range []struct {
@@ -335,8 +335,8 @@ func TestStartEqual(t *testing.T) {
 	}
 }
 
-// TestWorkersPartWays: that the workers' variables differ is found, whichever differs.
-func TestWorkersPartWays(t *testing.T) {
+// TestWorkersDiverge: a difference between the variables of workers is found, whichever worker differs.
+func TestWorkersDiverge(t *testing.T) {
 	for bad := range 3 {
 		errs := overWorkers(t, []int{1, 2, 1}, func(w int, s *distribute.Strategy) error {
 			trainer, err := New(t.Context(), s, fakeModel{}, fakeConfig(7))
@@ -394,7 +394,7 @@ func TestLeftOverBatches(t *testing.T) {
 	}
 }
 
-// TestProgress: every phase of a step is told, by its number.
+// TestProgress: every phase of a step is reported, with the step's number.
 func TestProgress(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{2}})
 	if err != nil {
@@ -436,7 +436,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestFacts: what differs between two workers' trainers is told by its name, and nothing else.
+// TestFacts: the facts name what differs between two workers' trainers, and nothing else.
 func TestFacts(t *testing.T) {
 	facts := func(change func(*Config, *Trainer)) map[string]string {
 		cfg := fakeConfig(6)
@@ -623,7 +623,8 @@ func TestEqualData(t *testing.T) {
 	}
 }
 
-// TestWrongDataElsewhere: other data are found in evaluation, prediction and a training loop of the user's as well.
+// TestWrongDataElsewhere: different data are also detected in evaluation, prediction and a custom training
+// loop.
 func TestWrongDataElsewhere(t *testing.T) {
 	for _, c := range []struct {
 		name string

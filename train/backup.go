@@ -101,7 +101,7 @@ func (b *Backup) Callback() Callback {
 			return b.Save(ctx)
 		},
 		OnTrainDone: func(ctx context.Context, _ *History) error { return errors.Join(b.Save(ctx), b.wait()) },
-		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // after an earlier failure, already reported
+		OnTrainEnd:  func(context.Context, *History, error) { _ = b.wait() }, // the error is already reported
 	}
 }
 

@@ -233,7 +233,7 @@ func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, o
 		}
 		defer trainer.Close()
 		mine, its := cfg, own
-		if w > 0 { // the chief's counts, and nobody else touches a folder
+		if w > 0 { // the chief's configuration applies; the others access no folder
 			its = BackupConfig{Dir: filepath.Join(os.DevNull, "none"), EverySteps: w, Resume: os.DevNull}
 		}
 		b := backup(t, trainer, its)
@@ -540,7 +540,8 @@ func FuzzSharedTensor(f *testing.F) {
 	})
 }
 
-// TestRestart: a job that is restarted goes on at its own snapshot, whatever it was told at first, and at nobody else's.
+// TestRestart: a restarted job resumes from the newest snapshot if that is its own, whatever Resume says, and
+// from no other job's.
 func TestRestart(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	other, dir := t.TempDir(), t.TempDir()

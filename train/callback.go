@@ -22,8 +22,8 @@ type Callback struct {
 	OnEpochBegin func(ctx context.Context, e EpochBegin) error
 	OnStepEnd    func(ctx context.Context, s Step) error
 	OnEpochEnd   func(ctx context.Context, e Epoch) error         // after a complete epoch and its validation
-	OnTrainDone  func(ctx context.Context, h *History) error      // before Fit returns without an error; an error from here becomes Fit's
-	OnTrainEnd   func(ctx context.Context, h *History, err error) // always called, with the results that Fit will return
+	OnTrainDone  func(ctx context.Context, h *History) error      // before Fit returns nil; its error becomes Fit's
+	OnTrainEnd   func(ctx context.Context, h *History, err error) // always called, with Fit's results
 }
 
 // EpochBegin describes an epoch that is about to begin.

@@ -9,8 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/train/checkpoint"
 )
 
-// TestEvaluateComputesWithExportedWeights: validation, Evaluate and Predict of replicas with averages of their own
-// compute with the weights of the file that Export writes, bit for bit, and leave every replica its own averages.
+// TestEvaluateComputesWithExportedWeights: validation, Evaluate and Predict of replicas with different
+// averages compute with the weights of the file that Export writes, bit for bit, and leave every replica its
+// own averages.
 func TestEvaluateComputesWithExportedWeights(t *testing.T) {
 	all := loadDigits(t).Train
 	validation := all.Skip(300).Take(70).Batch(30)

@@ -92,7 +92,7 @@ type fakeProgram struct {
 	replicas []*fakeReplica
 
 	mu     sync.Mutex
-	states map[[3]uint64]string // random states that were used, and by whom
+	states map[[3]uint64]string // random states that were used, and their users
 	closed bool
 }
 

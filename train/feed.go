@@ -243,7 +243,8 @@ func (t *Trainer) borrow(labels bool) (*globalBatch, error) {
 	if n := len(t.spare); n > 0 {
 		g := t.spare[n-1]
 		t.spare = t.spare[:n-1]
-		g.labels, g.position, g.stop = labels, batchPosition{}, false // leftovers of batches read ahead differ between workers
+		// Leftovers of batches that were read ahead differ between workers.
+		g.labels, g.position, g.stop = labels, batchPosition{}, false
 		return g, nil
 	}
 	n := t.strategy.NumReplicasInSync()

@@ -226,7 +226,7 @@ func TestNotFiniteSkip(t *testing.T) {
 	}
 }
 
-// TestNotFiniteWarn: warning takes the same steps as if nobody looked.
+// TestNotFiniteWarn: WarnNotFinite takes the same steps as training without checks.
 func TestNotFiniteWarn(t *testing.T) {
 	b := numbers()
 	tensor.Data[float32](b.Inputs[0])[2] = float32(math.NaN())

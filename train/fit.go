@@ -60,7 +60,8 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
 	}
-	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, position: fitPosition{epoch: cfg.InitialEpoch, next: batchPosition{pass: cfg.InitialEpoch}}}
+	start := fitPosition{epoch: cfg.InitialEpoch, next: batchPosition{pass: cfg.InitialEpoch}}
+	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, position: start}
 	t.fitting = f
 	defer func() { t.fitting = nil }()
 	err := cfg.validate()
@@ -134,7 +135,10 @@ func (f *fit) run(ctx context.Context) (err error) {
 		if left := f.left(); left >= 0 {
 			limit = min(limit, left)
 		}
-		stream, err = f.t.feed(ctx, f.ds, feedConfig{epoch: f.position.next.pass, skip: f.position.next.batch, repeat: true, limit: max(limit, 0), labels: true})
+		next := f.position.next
+		stream, err = f.t.feed(ctx, f.ds, feedConfig{
+			epoch: next.pass, skip: next.batch, repeat: true, limit: max(limit, 0), labels: true,
+		})
 		if err != nil {
 			return f.dataFailed(ctx, err)
 		}

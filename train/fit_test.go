@@ -17,7 +17,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// recorder is a callback that writes down what it is told.
+// recorder is a callback that records its calls.
 func recorder(events *[]string) Callback {
 	note := func(format string, args ...any) { *events = append(*events, fmt.Sprintf(format, args...)) }
 	return Callback{
@@ -370,7 +370,7 @@ func TestReadsAhead(t *testing.T) {
 		}
 		first = false
 		<-fetched
-		<-fetched // the second batch, within the first step: without reading ahead this waits for ever
+		<-fetched // the second batch, within the first step: without reading ahead, this blocks
 		return nil
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -190,10 +190,10 @@ func (c *goldenTraining) names() map[string]string {
 // decidedByRounding returns, by Keras' path, the variables whose values rounding decides, and how far they may be
 // from Keras'.
 //
-// A batch normalisation subtracts its mean, so it takes away what the biases before it add, and their true gradient
-// is 0. The computed one is rounding errors of about 1e-8, which Adam divides by their own size: it moves such a bias
-// by up to its learning rate in every step, in any direction, on one device as well. The moving mean follows.
-// Training does not depend on either.
+// A batch normalisation subtracts its mean, so it takes away what the biases before it add, and their true
+// gradient is 0. The computed one is rounding errors of about 1e-8, which Adam divides by their own size: it
+// moves such a bias by up to its learning rate in every step, in any direction, also on one device. The
+// moving mean follows. Training does not depend on either.
 func (c *goldenTraining) decidedByRounding() map[string]float64 {
 	if c.Optimizer.Name != "adam" && c.Optimizer.Name != "adamw" {
 		return nil // only Adam's epsilon is as small as the errors

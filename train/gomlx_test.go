@@ -160,7 +160,7 @@ func TestFitLearns(t *testing.T) {
 	}
 }
 
-// TestAccumulate makes one step of two halves of a batch, in a loop of one's own.
+// TestAccumulate takes one step with two halves of a batch, in a custom loop.
 func TestAccumulate(t *testing.T) {
 	all := loadDigits(t).Train
 	whole, halves := newGoMLX(t, 2, 64, 1, sgd()), newGoMLX(t, 2, 32, 1, sgd())

@@ -8,15 +8,15 @@ type History struct {
 	Steps   int     // batches processed, including skipped ones
 	Skipped int     // batches whose weights added up to 0, or that Config.NotFinite skipped
 	Stopped bool    // a callback or Trainer.Stop ended training
-	Speed   Speed
+	Speed   Speed   // throughput
 }
 
 // Epoch is one epoch of a History.
 type Epoch struct {
 	Result
 
-	Epoch      int // from 0
-	Steps      int
+	Epoch      int           // from 0
+	Steps      int           // batches processed, including skipped ones
 	Duration   time.Duration // of its steps, without validation
 	Validation *Result       // nil: not evaluated
 }

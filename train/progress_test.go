@@ -91,7 +91,8 @@ func TestProgressBar(t *testing.T) {
 	}
 }
 
-// TestProgressBarByWidth shows what a narrow terminal leaves out: first what the bar shows as well, last loss and metrics.
+// TestProgressBarByWidth checks what is omitted on a narrow terminal: first what the bar also shows, last
+// loss and metrics.
 func TestProgressBarByWidth(t *testing.T) {
 	for width, want := range map[int][3]string{ // a step, and the two lines of the last epoch's end
 		80: {

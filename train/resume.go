@@ -118,7 +118,8 @@ func (f *fit) state() *fitState {
 	}
 	s := &fitState{
 		StepsPerEpoch: f.cfg.StepsPerEpoch, Batches: f.ds.Len(),
-		Epoch: f.position.epoch, Step: f.position.step, Pass: f.position.next.pass, Batch: f.position.next.batch, Cut: f.position.truncated,
+		Epoch: f.position.epoch, Step: f.position.step,
+		Pass: f.position.next.pass, Batch: f.position.next.batch, Cut: f.position.truncated,
 		Steps: f.history.Steps, Skipped: f.history.Skipped,
 	}
 	if f.position.step > 0 {

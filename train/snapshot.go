@@ -18,9 +18,9 @@ import (
 // averages combined over replicas; [Trainer.Weights] returns those.)
 type Snapshot struct {
 	Step        int64 // steps taken, as Trainer.Steps counts them
-	Seed        int64
-	GlobalBatch int
-	Replicas    int
+	Seed        int64 // Config.Seed
+	GlobalBatch int   // Config.GlobalBatch
+	Replicas    int   // number of replicas, over all workers
 	// Variables holds all variables, in the order of Trainer.Variables. An average has one row per replica.
 	Variables []Weight
 	// Facts, Build and Job describe the program; see [BackupConfig].

@@ -9,12 +9,12 @@ import (
 // Speed is the training throughput of a Fit. It excludes the first step, a warm-up, unless that is the only
 // one. Its time includes waiting for batches, and excludes validation and callbacks.
 type Speed struct {
-	Steps             int
-	Examples          int64
-	Duration          time.Duration
-	ExamplesPerSecond float64
-	ReduceShare       float64 // share of the replicas' time spent in all-reduces, from 0 to 1
-	WaitShare         float64 // share of the replicas' time spent waiting for other replicas, from 0 to 1
+	Steps             int           // steps measured
+	Examples          int64         // examples of these steps, of all replicas
+	Duration          time.Duration // of these steps
+	ExamplesPerSecond float64       // of all replicas together
+	ReduceShare       float64       // share of the replicas' time spent in all-reduces, from 0 to 1
+	WaitShare         float64       // share of the replicas' time spent waiting for other replicas, from 0 to 1
 }
 
 // stopwatch accumulates steps for a Speed.

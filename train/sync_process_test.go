@@ -29,8 +29,8 @@ func strategyOf(e engine.Engine, replicas int) (*distribute.Strategy, error) {
 	return distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Engine: e, Devices: devices})
 }
 
-// TestSyncBatchNormProcesses: a model that normalises over all replicas, with all-reduces of its own inside of the step, trains to
-// the same bits in one process and in several.
+// TestSyncBatchNormProcesses: a model that normalises over all replicas, with additional all-reduces inside
+// the step, trains to the same bits in one process and in several.
 func TestSyncBatchNormProcesses(t *testing.T) {
 	if n := os.Getenv(replicasEnv); n != "" {
 		replicas := 0

@@ -39,7 +39,7 @@ type Trainer struct {
 	resume    *fitState   // where the next Fit goes on; nil: at its beginning
 
 	assigned      assigned    // values that variables were set to
-	initial       uint64      // with several workers: prefix of a hash of this worker's own initial values, before it got the chief's
+	initial       uint64      // with several workers: hash prefix of this worker's own initial values
 	stopping      atomic.Bool // Stop was called
 	stopRequested bool        // a callback of the current Fit asked to stop; the other workers do not know it yet
 
@@ -57,7 +57,7 @@ type part struct {
 	inputs    [][]*tensor.Tensor // by pack: apply's input buffers
 	gradients [][]*tensor.Tensor // by pack: of the current step
 	sums      [][]*tensor.Tensor // by pack: where the sums are written: inputs or gradients
-	local     []*tensor.Tensor   // one float64 vector: this replica's loss and metrics, and the values that the workers compare
+	local     []*tensor.Tensor   // one float64 vector: loss, metrics, and the values that workers compare
 	global    []*tensor.Tensor   // the sum of local over all replicas
 	flat      flat               // gradients and sums as one list
 	notFinite int                // the first parameter whose gradient sum is not finite; -1: none

@@ -17,8 +17,8 @@ import (
 
 // Weight is one variable: its name and value.
 type Weight struct {
-	Name  string
-	Value *tensor.Tensor
+	Name  string         // path in the model; unique
+	Value *tensor.Tensor // in host memory
 }
 
 // Weights returns the model's weights, sorted by name: all variables except the optimizer's slots. Averages

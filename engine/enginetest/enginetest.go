@@ -1,5 +1,5 @@
-// Package enginetest holds what every implementation of package engine must do, as tests. An engine's own tests call
-// [Run] with a way to open it and the models that the tests train, written with that engine's means.
+// Package enginetest is the conformance suite for implementations of package engine. An engine's tests call
+// [Run] with a function that opens the engine, and with the models to train, written for that engine.
 package enginetest
 
 import (
@@ -18,32 +18,33 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// The models' inputs are float32 rows of Features numbers, their labels int32 scalars below Classes.
+// Shapes of the models. Inputs are float32 rows of Features numbers; labels are int32 scalars from 0 to
+// Classes-1.
 const (
 	Features = 6
 	Classes  = 4
 )
 
-// Config says what to test, and with which models. All models are classifiers with softmax cross entropy as loss and
-// one metric, "accuracy". They train with Adam or another optimizer that has slots.
+// Config holds the engine and the models for [Run]. All models are classifiers with a softmax cross-entropy
+// loss and one metric, "accuracy". Their optimizer is Adam or another one with slots.
 type Config struct {
 	// Open opens an engine with at least n devices.
 	Open func(n int) (engine.Engine, error)
 
-	// Plain has at least four parameters, no randomness and no regularisation; its apply step is compiled in the given
-	// number of packs.
+	// Plain returns a model with at least four parameters, no randomness and no regularisation. Its apply
+	// step is compiled in the given number of packs.
 	Plain func(packs int) engine.Model
-	// Random drops activations at random in training.
+	// Random returns a model that uses dropout in training.
 	Random func() engine.Model
-	// Averaging has a moving average that inference uses.
+	// Averaging returns a model with a moving average that inference uses.
 	Averaging func() engine.Model
-	// Regularised adds a penalty on its weights to the loss.
+	// Regularised returns a model that adds a penalty on its weights to the loss.
 	Regularised func() engine.Model
-	// Panicking panics with the word "deliberate" while it is built.
+	// Panicking returns a model that panics with a value containing "deliberate" while it is built.
 	Panicking func() engine.Model
 }
 
-// Run tests an engine.
+// Run tests an engine, in subtests of t.
 func Run(t *testing.T, c Config) {
 	for _, test := range []struct {
 		name string
@@ -57,13 +58,13 @@ func Run(t *testing.T, c Config) {
 		{"gradients of parts", testParts},
 		{"padding rows do not matter", testPadding},
 		{"weights count as copies", testWeights},
-		{"commit shows, discard forgets", testCommit},
+		{"commit makes values visible, discard drops them", testCommit},
 		{"a failed step changes nothing", testFailedStep},
 		{"packs give the same bits", testPacks},
 		{"apply without gradients", testApplyAlone},
 		{"input buffers stay", testInputsStay},
 		{"apply in place", testInPlace},
-		{"gradients lie apart", testApart},
+		{"gradients do not overlap", testApart},
 		{"random state", testRandom},
 		{"moving averages", testAverages},
 		{"averages alone", testAveragesAlone},
@@ -212,7 +213,7 @@ func testReadWrite(t *testing.T, c Config) {
 	}
 }
 
-// testDifferences holds gradients against the slope of the loss that Evaluate gives.
+// testDifferences compares gradients with finite differences of the loss that Evaluate returns.
 func testDifferences(t *testing.T, c Config) {
 	p := compile(t, c, c.Plain(1), 1, 8)
 	b := batch(1, 8)
@@ -256,7 +257,7 @@ func testDifferences(t *testing.T, c Config) {
 	}
 }
 
-// testParts holds that the parts of a global batch add up to the whole, however it is split.
+// testParts checks that the parts of a global batch add up to the whole, however it is split.
 func testParts(t *testing.T, c Config) {
 	const rows = 12
 	whole := compile(t, c, c.Plain(1), 1, rows)
@@ -416,7 +417,7 @@ func testFailedStep(t *testing.T, c Config) {
 
 	testOneFails(t, c)
 
-	// And the program is as good as new.
+	// The program still works as before.
 	q := compile(t, c, c.Averaging(), 1, 4)
 	step(t, q, 0, batch(7, 4), 4)
 	for _, x := range []engine.Program{p, q} {
@@ -425,7 +426,8 @@ func testFailedStep(t *testing.T, c Config) {
 	sameBits(t, "the next step after a failed one", read(t, p, 0), read(t, q, 0))
 }
 
-// testOneFails lets one replica's gradients fail while another is already in apply, and wants both as they were.
+// testOneFails makes one replica's gradients fail while another one applies, and checks that both keep their
+// values.
 func testOneFails(t *testing.T, c Config) {
 	t.Helper()
 	p := compile(t, c, c.Averaging(), 2, 4)
@@ -464,7 +466,7 @@ func testPacks(t *testing.T, c Config) {
 	}
 }
 
-// testApplyAlone holds that gradients from elsewhere can be applied.
+// testApplyAlone checks that gradients that the program did not compute can be applied.
 func testApplyAlone(t *testing.T, c Config) {
 	p := compile(t, c, c.Plain(1), 2, 4)
 	g := gradients(t, p, 0, batch(9, 4), 4)
@@ -481,7 +483,8 @@ func testApplyAlone(t *testing.T, c Config) {
 	}
 }
 
-// testInPlace: sums that are written over the gradients give what they give as inputs of apply, and are gone after the step.
+// testInPlace checks that sums written over the gradients give the same results as the input buffers of
+// Apply, and are invalid after the step.
 func testInPlace(t *testing.T, c Config) {
 	for _, packs := range []int{1, 3} {
 		p := inPlace(t, c, c.Plain(packs), 4)
@@ -527,7 +530,7 @@ func testInPlace(t *testing.T, c Config) {
 	}
 }
 
-// testApart: writing to gradients changes nothing but them.
+// testApart checks that writing to gradients changes nothing else.
 func testApart(t *testing.T, c Config) {
 	for name, m := range map[string]engine.Model{"plain": c.Plain(1), "averaging": c.Averaging(), "regularised": c.Regularised()} {
 		p := inPlace(t, c, m, 4)
@@ -630,7 +633,8 @@ func testAverages(t *testing.T, c Config) {
 	if len(averages) == 0 {
 		t.Fatal("the averaging model has no variable of role Average")
 	}
-	// Replicas see other examples, so their averages differ; parameters get the same gradients and do not.
+	// Replicas get different examples, so their averages differ. Parameters get the same gradients, so they
+	// do not.
 	var sum []*tensor.Tensor
 	g0 := gradients(t, p, 0, batch(12, 4), 8)
 	sum = make([]*tensor.Tensor, len(g0.Tensors))
@@ -672,7 +676,8 @@ func testAverages(t *testing.T, c Config) {
 	}
 }
 
-// testAveragesAlone: a commit after gradients alone shows the averages of a whole step, and nothing else.
+// testAveragesAlone checks that a commit after gradients alone sets the averages as a complete step does, and
+// nothing else.
 func testAveragesAlone(t *testing.T, c Config) {
 	p := compile(t, c, c.Averaging(), 2, 4)
 	b := batch(19, 4)
@@ -754,7 +759,8 @@ func testEvaluate(t *testing.T, c Config) {
 	}
 }
 
-// testLent: a batch in the program's own memory gives what any other one gives, however often it is filled, and beside others.
+// testLent checks that a batch in the program's memory gives the same results as any other batch, also when
+// refilled or mixed with others.
 func testLent(t *testing.T, c Config) {
 	p, ok := compile(t, c, c.Plain(1), 2, 6).(engine.Lender)
 	if !ok {
@@ -780,7 +786,7 @@ func testLent(t *testing.T, c Config) {
 		copy(to.Inputs[0].Memory().HostBytes(), want.Inputs[0].Memory().HostBytes())
 		copy(to.Labels[0].Memory().HostBytes(), want.Labels[0].Memory().HostBytes())
 		copy(to.Weights, want.Weights)
-		if i == 4 { // some of it is elsewhere
+		if i == 4 { // part of it in other memory
 			to.Labels = []*tensor.Tensor{want.Labels[0]}
 			to.Weights = want.Weights
 		}
@@ -802,7 +808,7 @@ func testLent(t *testing.T, c Config) {
 		}
 		sameBits(t, "predictions of a lent batch", y, x)
 		for r := range 2 {
-			feed(t, p, r, a.Tensors) // which are gone after the commit
+			feed(t, p, r, a.Tensors) // invalid after the commit
 		}
 		for r := range 2 {
 			apply(t, p, r)
@@ -897,7 +903,7 @@ func testPanic(t *testing.T, c Config) {
 	step(t, compiled, 0, batch(1, 4), 4)
 }
 
-// testConcurrent holds that replicas at the same time give the bits that they give one after the other.
+// testConcurrent checks that concurrent replicas compute the same bits as sequential ones.
 func testConcurrent(t *testing.T, c Config) {
 	const n, steps = 3, 20
 	train := func(each func(f func(r int))) [][]*tensor.Tensor {
@@ -1019,7 +1025,7 @@ func mustCompile(t *testing.T, m engine.Model, e engine.Engine, s engine.Spec) e
 	return p
 }
 
-// batch makes a batch of random rows, all of weight 1.
+// batch returns a batch of random rows, all of weight 1.
 func batch(seed uint64, rows int) engine.Batch {
 	r := rand.New(rand.NewPCG(seed, 0))
 	x, y := tensor.New(tensor.Float32, rows, Features), tensor.New(tensor.Int32, rows)
@@ -1090,7 +1096,7 @@ func apply(t *testing.T, p engine.Program, replica int) {
 	}
 }
 
-// step trains a replica alone.
+// step takes one training step on one replica only.
 func step(t *testing.T, p engine.Program, replica int, b engine.Batch, weightSum float64) {
 	t.Helper()
 	feed(t, p, replica, gradients(t, p, replica, b, weightSum).Tensors)
@@ -1119,7 +1125,7 @@ func cloneAll(list []*tensor.Tensor) []*tensor.Tensor {
 	return out
 }
 
-// addAll adds float32 tensors to sum, where nil stands for zeros.
+// addAll adds float32 tensors to sum. A nil sum means zeros.
 func addAll(sum, list []*tensor.Tensor) {
 	for i, t := range list {
 		if sum[i] == nil {

@@ -59,7 +59,7 @@ func (m *meeting) sum(_ context.Context, replica int, dst, src []*tensor.Tensor,
 	if replica == 0 {
 		m.calls = append(m.calls, strings.Join(names, " "))
 	}
-	m.wait() // nobody's src changes before all have read it
+	m.wait() // no src changes before all have read it
 	return m.failed
 }
 
@@ -349,7 +349,7 @@ func TestAllReduceMistakes(t *testing.T) {
 		t.Error(err)
 	}
 
-	// In inference nobody waits.
+	// Inference does not wait for other replicas.
 	p = compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e, spec)
 	if _, _, err := p.Evaluate(t.Context(), 0, b, 3); err == nil || !strings.Contains(err.Error(), "Scope.IsTraining") {
 		t.Errorf("Evaluate: %v", err)

@@ -15,8 +15,8 @@ import (
 type ModelError struct {
 	Doing string // "build the gradients program", …
 	File  string // of the innermost frame of user code; empty if none
-	Line  int
-	Cause error
+	Line  int    // in File
+	Cause error  // the error, or the value of the panic
 }
 
 // Error returns the operation, the position in the user's code, and the cause.

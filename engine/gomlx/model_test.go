@@ -575,8 +575,8 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	}
 }
 
-// TestRandomInInference holds that a model that is random in inference as well is evaluated alike each time, whatever a
-// step before it drew.
+// TestRandomInInference checks that a model that is also random in inference is evaluated identically each
+// time, whatever a step before it drew.
 func TestRandomInInference(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
 		p := compile(t, dense(func(s *model.Scope, x *graph.Node) *graph.Node {
@@ -608,9 +608,10 @@ func TestRandomInInference(t *testing.T) {
 	})
 }
 
-// TestGradientsLieApart holds that each gradient is memory of its own, to be written to, although the backends could give one value for
-// several of them, or a constant: gradients of parameters that are used alike, that are not used, and that are the weights themselves.
-func TestGradientsLieApart(t *testing.T) {
+// TestGradientsDoNotOverlap checks that gradients do not overlap, so that they can be written to, although the
+// backends could give one value for several of them, or a constant: gradients of parameters that are used
+// alike, that are not used, and that are the weights themselves.
+func TestGradientsDoNotOverlap(t *testing.T) {
 	const rows, classes = 4, 3
 	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {
 		for _, name := range []string{"twin", "other_twin"} {
@@ -672,8 +673,8 @@ func TestGradientsLieApart(t *testing.T) {
 	})
 }
 
-// TestManyProductsAtOnce runs more matrix products that do not depend on one another than the Go backend has workers.
-// In its default mode they wait for one another for ever.
+// TestManyProductsAtOnce runs more matrix products that do not depend on one another than the Go backend has
+// workers. In its default mode they deadlock.
 func TestManyProductsAtOnce(t *testing.T) {
 	const rows, width = 512, 128
 	m := dense(func(s *model.Scope, x *graph.Node) *graph.Node {

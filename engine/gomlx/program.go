@@ -241,7 +241,7 @@ func (p *program) apply(ctx context.Context, replica, pack int, inPlace bool) er
 		return err
 	}
 	for i, v := range x.changed {
-		release(r.pendingUpdates[v]) // set already by another pack if it is a step counter, or by this pack if it is applied twice
+		release(r.pendingUpdates[v]) // not nil for a step counter, or after a second apply
 		r.pendingUpdates[v] = out[i]
 	}
 	return nil
@@ -410,7 +410,7 @@ type replica struct {
 	inputs, labels          []*hostBuffer // to which batches are copied
 	weights, weightSum, rng *hostBuffer
 	borrowed                map[unsafe.Pointer]*hostBuffer // buffers of the batches of NewBatch, by their memory
-	feedInputs, feedLabels  []*hostBuffer                  // of the current batch: inputs and labels, or borrowed buffers
+	feedInputs, feedLabels  []*hostBuffer                  // of the current batch, copied or borrowed
 	feedWeights             *hostBuffer
 	rngTensor               *tensor.Tensor // a view of the memory of rng
 	weightSumTensor         *tensor.Tensor
@@ -425,7 +425,7 @@ type replica struct {
 	inPlace         bool             // apply reads gradients, not reduced
 
 	staged []*tensor.Tensor // by parameter: host copies of the gradients, where there is no shared memory
-	copied []uint64         // by variable: the version of the central copy that values holds, on a device other than the central one
+	copied []uint64         // by variable: the version of the central copy that values holds, on other devices
 	sums   []*sum           // by all-reduce of the gradients program
 	args   []compute.Buffer // scratch
 	old    []compute.Buffer // scratch
@@ -434,9 +434,14 @@ type replica struct {
 func newReplica(p *program, index int, d engine.Device, inputs, labels []shapes.Shape) (*replica, error) {
 	n := len(p.variables)
 	r := &replica{
-		p: p, index: index,
-		values: make([]compute.Buffer, n), pendingAverages: make([]compute.Buffer, n), pendingUpdates: make([]compute.Buffer, n),
-		borrowed: map[unsafe.Pointer]*hostBuffer{}, feedInputs: make([]*hostBuffer, len(inputs)), feedLabels: make([]*hostBuffer, len(labels)),
+		p:               p,
+		index:           index,
+		values:          make([]compute.Buffer, n),
+		pendingAverages: make([]compute.Buffer, n),
+		pendingUpdates:  make([]compute.Buffer, n),
+		borrowed:        map[unsafe.Pointer]*hostBuffer{},
+		feedInputs:      make([]*hostBuffer, len(inputs)),
+		feedLabels:      make([]*hostBuffer, len(labels)),
 	}
 	var err error
 	if r.device, err = p.backend.deviceNum(d); err != nil {
@@ -557,7 +562,9 @@ func (r *replica) feed(b engine.Batch, weightSum float64) error {
 
 // take sets, in read, the host buffers of tensors of one kind. It copies a tensor that is in no borrowed
 // buffer to one of buffers.
-func (r *replica) take(what string, read, buffers []*hostBuffer, features []engine.Feature, list []*tensor.Tensor) error {
+func (r *replica) take(
+	what string, read, buffers []*hostBuffer, features []engine.Feature, list []*tensor.Tensor,
+) error {
 	if len(list) != len(buffers) {
 		return fmt.Errorf("gomlx: %d %ss for replica %d: want %d", len(list), what, r.index, len(buffers))
 	}

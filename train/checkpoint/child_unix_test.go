@@ -301,7 +301,7 @@ func TestFilesTooLong(t *testing.T) {
 	latest(t, dir)
 }
 
-// TestPipe: what would make a reader wait for ever is refused.
+// TestPipe: a file that would block the reader is rejected.
 func TestPipe(t *testing.T) {
 	dir := t.TempDir()
 	save(t, open(t, Config{Dir: dir}), 1)

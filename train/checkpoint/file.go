@@ -94,7 +94,7 @@ func createBeside(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if free, err := tryLock(f); err == nil && (!free || !isAt(f, f.Name())) { // another process took it for a leftover
+		if free, err := tryLock(f); err == nil && (!free || !isAt(f, f.Name())) { // another process removed it
 			f.Close()
 			continue
 		}

@@ -38,7 +38,7 @@ func (h *Holder) String() string {
 
 // LockedError reports that another process has locked the folder.
 type LockedError struct {
-	Dir    string
+	Dir    string // the locked folder
 	Holder Holder // zero: not known yet
 	why    string
 }

@@ -25,7 +25,8 @@ type Config struct {
 	// Logger receives warnings. Default: slog.Default().
 	Logger *slog.Logger
 
-	watch func(op, path string) error // for tests: called before each disk operation; its error makes the operation fail
+	// watch, for tests, is called before each disk operation. Its error makes the operation fail.
+	watch func(op, path string) error
 }
 
 // keepDefault keeps the newest snapshot and two older ones to fall back on.

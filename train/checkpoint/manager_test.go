@@ -192,7 +192,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestNoFolder: a configuration without a folder is told as that.
+// TestNoFolder: the error of a configuration without a folder says so.
 func TestNoFolder(t *testing.T) {
 	if m, err := Open(Config{}); err == nil || !strings.Contains(err.Error(), "Config.Dir is empty") {
 		t.Errorf("got %v, %v", m, err)
@@ -378,7 +378,8 @@ func TestOrderOfSteps(t *testing.T) {
 	}
 }
 
-// FuzzReadSnapshot: whatever stands in a manifest, with checksums that fit, reading ends with a snapshot or an error.
+// FuzzReadSnapshot: whatever a manifest contains, with matching checksums, reading ends with a snapshot or an
+// error.
 func FuzzReadSnapshot(f *testing.F) {
 	dir := f.TempDir()
 	save(f, open(f, Config{Dir: dir}), 3)

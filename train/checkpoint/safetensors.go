@@ -18,8 +18,8 @@ import (
 
 // Tensor is one named tensor of a file.
 type Tensor struct {
-	Name  string
-	Value *tensor.Tensor // any dtype but String, in host memory
+	Name  string         // unique in the file, not empty
+	Value *tensor.Tensor // any dtype except String, in host memory
 }
 
 // Save atomically writes tensors to the file path, in the format of [Write]; see [WriteFile]. metadata may be

@@ -21,7 +21,7 @@ import (
 type Contents struct {
 	Step    int64           // training step, part of the snapshot's name
 	State   json.RawMessage // the program's state besides tensors
-	Tensors []Tensor
+	Tensors []Tensor        // with unique names
 }
 
 // Snapshot is a snapshot that was read from disk.

@@ -232,7 +232,7 @@ func TestLikeTheWholeGraph(t *testing.T) {
 					if got := values(t, x); !reflect.DeepEqual(got, want[i]) {
 						t.Errorf("result %d, donating %v: %v, want %v", i, donate, got, want[i])
 					}
-					if err := x.Finalize(); err != nil { // each is a buffer of its own
+					if err := x.Finalize(); err != nil { // each is a separate buffer
 						t.Errorf("result %d: %v", i, err)
 					}
 				}
