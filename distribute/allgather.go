@@ -8,10 +8,11 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// AllGather concatenates the replicas' tensors along an axis, negative ones counted from the end, in the order of the
-// replicas, and gives every replica the result (TensorFlow's ReplicaContext.all_gather). v is a nest, of the same structure
-// on all replicas, of tensors whose dtypes and dimensions are the same but for the lengths along the axis, which the
-// replicas tell each other first. IndexedSlices are not supported, as in TensorFlow; with one replica v comes back as it is.
+// AllGather concatenates the replicas' tensors along an axis, in the order of the replicas, and returns the
+// result on every replica (TensorFlow's ReplicaContext.all_gather). A negative axis counts from the end. v is a
+// nest of tensors with the same structure on all replicas. The tensors of one leaf have the same dtype and the
+// same dimensions, except for the length along the axis; the replicas exchange these lengths first.
+// IndexedSlices are not supported, as in TensorFlow. With one replica AllGather returns v unchanged.
 func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "AllGather"
 	run, o, err := r.enter(ctx, name, Sum, opts)
@@ -47,10 +48,10 @@ func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Opti
 	return tensor.Pack(v, out)
 }
 
-// partDims is how many dimensions a tensor can have on its way.
+// partDims is the largest number of dimensions of a tensor that can be gathered.
 const partDims = 30
 
-// gatherLeaves tells all replicas the shapes of each other's tensors, then gathers one after the other.
+// gatherLeaves exchanges the shapes of all replicas' tensors, then gathers one tensor after the other.
 func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []any, names []string, axis int, o Options) ([]any, error) {
 	const name, width = "AllGather", 2 + partDims
 	mine := make([]int64, width*len(leaves))
@@ -90,7 +91,7 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []
 	return out, nil
 }
 
-// gatherLeaf gathers one tensor, whose parts fit each other.
+// gatherLeaf gathers one tensor; the parts' shapes have been checked.
 func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		return r.gatherStrings(ctx, t, axis, name, o)
@@ -114,7 +115,7 @@ func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.T
 	return flat.Reshape(shape...), nil
 }
 
-// gatherFlat gives every replica the elements of all, one behind the other.
+// gatherFlat gives every replica the elements of all replicas, concatenated.
 func (r *Replica) gatherFlat(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, counts []int, name string, o Options) (*tensor.Tensor, error) {
 	total := 0
 	for _, n := range counts {
@@ -141,7 +142,7 @@ func (r *Replica) gatherFlat(ctx context.Context, run *deadlock.Run, t *tensor.T
 	return out, nil
 }
 
-// gatherStrings gathers what has no place in the memory that collectives know.
+// gatherStrings gathers strings, which collectives on raw memory cannot transfer.
 func (r *Replica) gatherStrings(ctx context.Context, t *tensor.Tensor, axis int, name string, o Options) (*tensor.Tensor, error) {
 	out, err := r.mergeLeaves(ctx, "AllGather", []any{t}, []string{name}, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
 		return gatherBatch(ctx, r.strategy.collective, batch, axis, o)

@@ -10,13 +10,14 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// AllReduce combines the replicas' values and gives every replica the result. v is a nest, of the same structure on all
-// replicas, of tensors of the same dtype and shape, IndexedSlices (whose rows are concatenated in the order of the
-// replicas, unless [Options.Sparse] says otherwise; among tensors of other replicas they count as tensors), variables (the replica's own component) and host numbers. The result has the same structure; the mean of
-// integers is a float (see [Mean]). A batch with int32 tensors must have nothing else in it and one of them only, as in
-// TensorFlow, which keeps int32 on the host.
+// AllReduce combines the replicas' values and returns the result on every replica. v is a nest with the same
+// structure on all replicas. Its leaves are tensors of the same dtype and shape, IndexedSlices, variables (the
+// replica's own component) and host numbers. The rows of IndexedSlices are concatenated in the order of the
+// replicas unless [Options.Sparse] says otherwise; if other replicas have a tensor at that leaf, they are
+// converted to a tensor. The result has the same structure. The mean of integers is a float (see [Mean]). A
+// nest with an int32 tensor must contain that one tensor only, as in TensorFlow, which keeps int32 on the host.
 //
-// The tensors travel in packs ([Options.BytesPerPack]), which change no bit of the result.
+// The tensors are reduced in packs ([Options.BytesPerPack]). Packing does not change the result, bit for bit.
 func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...Options) (Value, error) {
 	const name = "AllReduce"
 	run, o, err := r.enter(ctx, name, op, opts)
@@ -63,7 +64,7 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	return tensor.Pack(v, out)
 }
 
-// named returns the leaves of a nest, and where in it they are: what must be the same on all replicas.
+// named returns the leaves of a nest and their paths, which must be the same on all replicas.
 func named(v Value) (leaves []any, names []string) {
 	_, _ = tensor.Zip(func(path string, leaf []any) (any, error) {
 		leaves, names = append(leaves, leaf[0]), append(names, path)
@@ -89,7 +90,7 @@ func (r *Replica) allReduceDense(ctx context.Context, run *deadlock.Run, op Redu
 	}
 	out := make([]any, len(leaves))
 	for i, sum := range dst {
-		if op == Mean && !sum.DType().IsFloat() { // it was only summed: the quotient has another type
+		if op == Mean && !sum.DType().IsFloat() { // only summed so far: the quotient has another dtype
 			sum = divide(sum, r.strategy.size).OnDevice(r.device.Index)
 		}
 		out[i] = sum
@@ -98,13 +99,13 @@ func (r *Replica) allReduceDense(ctx context.Context, run *deadlock.Run, op Redu
 	return out, nil
 }
 
-// AllReduceInto combines the replicas' tensors src[i] into dst[i], without allocating: what training does with gradients.
-// Tensors are read and written where they lie, except that small ones travel together ([Options.BytesPerPack]). dst[i]
-// must have the dtype and as many elements as src[i] and be the same memory or apart from it; names, if not nil, says in
-// errors which tensor is meant. After an error the contents of dst are undefined. The memory belongs to the library until
-// the call returns.
+// AllReduceInto combines the replicas' tensors src[i] into dst[i] without allocating. It is meant for
+// gradients. Tensors are read and written in place; only small ones are copied into packs
+// ([Options.BytesPerPack]). dst[i] must have the dtype and the number of elements of src[i], and either be the
+// same memory or not overlap it. names, if not nil, are the tensors' names for errors. After an error the
+// contents of dst are undefined. The library owns the memory until the call returns.
 //
-// The mean of integers has no place in a dst of their type and is an error.
+// The mean of integers is an error, because a dst of their dtype cannot hold it.
 func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) error {
 	const name = "AllReduceInto"
 	run, o, err := r.enter(ctx, name, op, opts)
@@ -134,7 +135,7 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 	return nil
 }
 
-// copyAll is the reduction over one replica; run is nil outside of every Run.
+// copyAll is the reduction over one replica; run is nil outside of a Run.
 func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 	if run != nil {
 		if err := run.Acquire(replica); err != nil {
@@ -148,8 +149,9 @@ func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 	return nil
 }
 
-// AllReducePacks is [Replica.AllReduceInto] for those who go on with some results while others travel. All packs are
-// started at once; the loop gets, pack by pack, the indices of the tensors whose results are there:
+// AllReducePacks is [Replica.AllReduceInto] as an iterator over packs, so that the caller can use the first results while
+// the others are in flight. It starts all packs at once. Each iteration yields the indices of the tensors in a completed
+// pack:
 //
 //	for done, err := range r.AllReducePacks(ctx, distribute.Sum, gradients, gradients, names, distribute.Options{BytesPerPack: 50 << 20}) {
 //		if err != nil {
@@ -160,9 +162,9 @@ func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 //		}
 //	}
 //
-// The last tensors come first, as a backward pass finds them. A failure in any pack is yielded once and ends the loop;
-// what the step wrote to variables before is taken back, as after every failed step. A loop that is left early waits for
-// the rest.
+// The last tensors are reduced first, because a backward pass computes them first. A failure in any pack is yielded once
+// and ends the loop; the step's writes to variables are rolled back, as after every failed step. A break waits for the
+// remaining packs.
 func (r *Replica) AllReducePacks(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) iter.Seq2[[]int, error] {
 	return func(yield func([]int, error) bool) {
 		const name = "AllReducePacks"
@@ -194,7 +196,7 @@ func indices(n int) []int {
 	return out
 }
 
-// checkInto reports what is wrong with the tensors of AllReduceInto.
+// checkInto validates the tensors of AllReduceInto.
 func checkInto(op string, reduce ReduceOp, dst, src []*tensor.Tensor, names []string) error {
 	if len(dst) != len(src) || names != nil && len(names) != len(src) {
 		return errorf(op, ErrInvalid, "%d destinations and %d names given for %d tensors", len(dst), len(names), len(src))
@@ -213,7 +215,7 @@ func checkInto(op string, reduce ReduceOp, dst, src []*tensor.Tensor, names []st
 		case !t.DType().IsNumeric():
 			return badDType(op, t.DType())
 		case reduce == Mean && !t.DType().IsFloat():
-			return errorf(op, ErrInvalid, "%s: the mean of %v is no %v: use AllReduce, which returns a float", leafName(i, name), t.DType(), t.DType())
+			return errorf(op, ErrInvalid, "%s: the mean of %v is not a %v: use AllReduce, which returns a float", leafName(i, name), t.DType(), t.DType())
 		}
 	}
 	return nil
@@ -227,7 +229,7 @@ func leafName(i int, name string) string {
 	return fmt.Sprintf("value %d (%s)", i, name)
 }
 
-// allReduceIntoByOps reduces by the user's CrossDeviceOps, which return new tensors, and copies these.
+// allReduceIntoByOps reduces by the user's CrossDeviceOps and copies the new tensors that they return into dst.
 func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, o Options) error {
 	values := make([]any, len(src))
 	for i, t := range src {
@@ -259,7 +261,7 @@ func (r *Replica) do(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, s
 	return nil
 }
 
-// comm returns the replica's communicator with the others.
+// comm returns the replica's communicator.
 func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.local] }
 
 // operand returns a leaf of AllReduce as a tensor or IndexedSlices.

@@ -13,7 +13,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// operand returns a leaf as what a reduction takes: a tensor or IndexedSlices, host numbers as TensorFlow's tensors of them.
+// operand converts a leaf to an operand of a reduction: a tensor or IndexedSlices. A host number becomes the
+// tensor that TensorFlow makes of it.
 func operand(v Value) (Value, error) {
 	switch v := v.(type) {
 	case *tensor.Tensor:
@@ -34,12 +35,12 @@ func hostTensor(v Value) (*tensor.Tensor, error) {
 	switch v := v.(type) {
 	case *tensor.Tensor:
 		if v == nil {
-			return nil, errors.New("a nil *tensor.Tensor is no value")
+			return nil, errors.New("nil *tensor.Tensor: want a tensor")
 		}
 		return v, nil
 	case int:
 		if v < math.MinInt32 || v > math.MaxInt32 {
-			return nil, fmt.Errorf("the host number %d does not fit int32: give a tensor", v)
+			return nil, fmt.Errorf("host number %d overflows int32: pass a tensor", v)
 		}
 		return tensor.Scalar(int32(v)), nil
 	case float64:
@@ -67,7 +68,7 @@ func hostTensor(v Value) (*tensor.Tensor, error) {
 	case string:
 		return tensor.Strings([]string{v}, []int{}...), nil
 	}
-	return nil, fmt.Errorf("a %T is no tensor, IndexedSlices or host number", v)
+	return nil, fmt.Errorf("cannot reduce a %T: want a tensor, IndexedSlices or a host number", v)
 }
 
 // isHostZero reports whether v is a host number equal to 0.
@@ -95,8 +96,8 @@ func badDType(op string, d tensor.DType) error {
 	return errorf(op, ErrInvalid, "dtype %v is not in the list of allowed values for a sum: want an integer or floating-point type", d)
 }
 
-// denseOperands returns the components as tensors of one numeric dtype and one shape. dense is false if all are
-// IndexedSlices; where only some are, these are made dense.
+// denseOperands returns the components as tensors of one numeric dtype and one shape. dense is false if all
+// components are IndexedSlices. If only some are, these are converted to tensors.
 func denseOperands(op string, values []Value) (ts []*tensor.Tensor, dense bool, err error) {
 	ts = make([]*tensor.Tensor, len(values))
 	sparse := 0
@@ -137,7 +138,7 @@ func denseOperands(op string, values []Value) (ts []*tensor.Tensor, dense bool, 
 		case !t.SameShape(first):
 			return nil, false, errorf(op, ErrMismatch, "components must have the same size and shape: component 0 has %s, component %d %s", bracketed(first.Shape()), i, bracketed(t.Shape()))
 		case t.Memory().Kind == tensor.Device:
-			return nil, false, errorf(op, ErrUnsupported, "component %d lies in a device's memory: read it to the host first", i)
+			return nil, false, errorf(op, ErrUnsupported, "component %d is in device memory: copy it to the host first", i)
 		}
 	}
 	return ts, true, nil
@@ -152,8 +153,8 @@ func bracketed(shape []int) string {
 	return "[" + strings.Join(parts, ",") + "]"
 }
 
-// divide returns t truly divided by n: floating-point types keep their dtype; int32, int64, uint32 and uint64 become
-// float64, smaller integers float32.
+// divide returns t divided by n. Floating-point types keep their dtype; int32, int64, uint32 and uint64 become
+// float64; smaller integers become float32.
 func divide(t *tensor.Tensor, n int) *tensor.Tensor {
 	switch t.DType() {
 	case tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64:
@@ -179,13 +180,13 @@ func divide(t *tensor.Tensor, n int) *tensor.Tensor {
 	return out
 }
 
-// divideByZero gives the mean of no elements: NaN, or an infinity where a sum is not 0.
+// divideByZero returns the mean of no elements: NaN, or an infinity where the sum is not 0.
 func divideByZero(t *tensor.Tensor) *tensor.Tensor {
 	zero := 0.0
 	return fromFloats(t.DType(), t.Shape(), func(i int) float64 { return t.Float64s()[i] / zero })
 }
 
-// fromFloats returns a tensor of a floating-point type whose elements are f's, rounded.
+// fromFloats returns a tensor of a floating-point dtype whose element i is f(i), rounded.
 func fromFloats(d tensor.DType, shape []int, f func(i int) float64) *tensor.Tensor {
 	out := tensor.New(d, shape...)
 	for i := range out.Len() {
@@ -204,7 +205,8 @@ func fromFloats(d tensor.DType, shape []int, f func(i int) float64) *tensor.Tens
 	return out
 }
 
-// sumAxes returns the sum of t over the axes, and how many elements of t each element of it stands for.
+// sumAxes returns the sum of t over the axes, and how many elements of t are summed into each element of the
+// result.
 func sumAxes(op string, t *tensor.Tensor, axes []int) (*tensor.Tensor, int, error) {
 	rank := t.Rank()
 	if !t.DType().IsNumeric() {
@@ -227,7 +229,7 @@ func sumAxes(op string, t *tensor.Tensor, axes []int) (*tensor.Tensor, int, erro
 		count *= t.Shape()[at]
 	}
 	var shape []int
-	strides := make([]int, rank) // of the output, by input dimension; 0 where it is reduced
+	strides := make([]int, rank) // of the output, by input dimension; 0 if the dimension is reduced
 	for i, size := range t.Shape() {
 		if !reduced[i] {
 			shape = append(shape, size)
@@ -243,8 +245,8 @@ func sumAxes(op string, t *tensor.Tensor, axes []int) (*tensor.Tensor, int, erro
 	return sumStrided(t, shape, strides), count, nil
 }
 
-// sumStrided adds element i of t to the output element that the strides give. Floats are added in float64 and rounded
-// once; integers wrap around.
+// sumStrided adds element i of t to the output element given by the strides. Floats are added in float64 and
+// rounded once; integers wrap around.
 func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	out := tensor.New(t.DType(), shape...)
 	at := make([]int, t.Rank())
@@ -269,7 +271,8 @@ func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	}
 	size := t.DType().Bytes()
 	for i := range t.Len() {
-		o := unsafe.Add(sums.Memory().Ptr, where()*size) // by the kernel, so that NaNs have the bits that they have elsewhere
+		// By the kernel, so that NaNs have the same bits as in other sums.
+		o := unsafe.Add(sums.Memory().Ptr, where()*size)
 		kernel.Reduce(kernel.Sum, t.DType(), o, o, unsafe.Add(t.Memory().Ptr, i*size), 1)
 		next()
 	}
@@ -279,7 +282,8 @@ func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	return fromFloats(out.DType(), shape, func(i int) float64 { return tensor.Data[float64](sums)[i] })
 }
 
-// stack returns a leaf as a tensor, and a list or tuple of values of one shape as one tensor with a new first dimension.
+// stack returns a leaf as a tensor. A list or tuple of values of one shape becomes one tensor with a new first
+// dimension.
 func stack(v Value) (*tensor.Tensor, error) {
 	var items []any
 	switch v := v.(type) {
@@ -339,8 +343,8 @@ func concatRows(parts []*tensor.Tensor) *tensor.Tensor {
 	return out
 }
 
-// concatSlices returns IndexedSlices with all rows, in the order of the components; equal indices stay apart. The dense
-// shape is the first one's; indices of different dtypes become int64.
+// concatSlices returns IndexedSlices with all rows, in the order of the components. Rows with equal indices are
+// not combined. The dense shape is that of the first component; indices of different dtypes become int64.
 func concatSlices(op string, values []Value) (*tensor.IndexedSlices, error) {
 	first := values[0].(*tensor.IndexedSlices)
 	if !first.Values.DType().IsNumeric() {
@@ -368,7 +372,7 @@ func concatSlices(op string, values []Value) (*tensor.IndexedSlices, error) {
 	return &tensor.IndexedSlices{Values: concatRows(rows), Indices: concatRows(indices), DenseShape: first.DenseShape}, nil
 }
 
-// Densify returns the dense tensor that the slices stand for: rows of one index are added. The dense shape must be known.
+// Densify converts s to a dense tensor. Rows with the same index are added. The dense shape must be known.
 func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
 	const op = "Densify"
 	if err := checkSlices(s); err != nil {
@@ -409,7 +413,7 @@ func toInt64(t *tensor.Tensor) *tensor.Tensor {
 	return out
 }
 
-// copyMemory copies host bytes between equal lengths, which may be the same memory.
+// copyMemory copies host bytes between memories of equal length, which may be the same.
 func copyMemory(dst, src tensor.Memory) {
 	if dst.Ptr != src.Ptr {
 		copy(dst.HostBytes(), src.HostBytes())
@@ -456,7 +460,7 @@ func neg[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](t *t
 	return out
 }
 
-// converted returns numbers in another numeric type; what an integer type cannot hold is cut off.
+// converted returns t in another numeric dtype. Conversion to an integer dtype truncates.
 func converted(t *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	xs := t.Float64s()
 	switch d {

@@ -7,15 +7,16 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// mutation is one way to write a variable.
+// mutation is one kind of write to a variable.
 type mutation struct {
-	op string // as users call it: "AssignAdd"
-	// fit returns what is given as the mutation takes it, or an error if it does not suit the variable.
+	op string // the method's name: "AssignAdd"
+	// fit converts the written value to the operand of apply, or returns an error if it does not fit the
+	// variable.
 	fit func(v *Variable, op string, x Value) (Value, error)
 	// apply computes a component's new value from the old one and what fit returned.
 	apply func(old *tensor.Tensor, x Value) *tensor.Tensor
-	// inTurn says that a component which all replicas share takes what each gives, one after the other, and not what the
-	// variable's aggregation makes of it.
+	// inTurn: a component that all replicas share applies each replica's value in replica order, instead of
+	// their aggregate.
 	inTurn bool
 }
 
@@ -27,23 +28,24 @@ var (
 	}}
 )
 
-// Assign sets the value. In cross-replica context every component gets x, or its own component of a distributed x. In
-// replica context a mirrored variable first combines the replicas' values by its aggregation, which is a merge call
-// that all replicas must make; without an aggregation, and for sync-on-read variables, each replica sets its own
-// component. A variable of [NewCentralStorageStrategy] always combines.
+// Assign sets the value. In cross-replica context every component is set to x, or to its component of a
+// distributed x. In replica context a mirrored variable first combines the replicas' values by its aggregation;
+// this is a merge call, which all replicas must make. Without an aggregation, and for sync-on-read variables,
+// each replica sets its own component. A variable of [NewCentralStorageStrategy] always combines.
 //
-// With several workers, values are combined over all replicas of all of them, but for [AggregateFirst], which takes that of
-// each worker's own first replica; in cross-replica context every worker sets its own components.
+// With several workers, values are combined over all replicas of all workers, except with [AggregateFirst],
+// which uses the first replica of each worker. In cross-replica context every worker sets its own components.
 //
-// In cross-replica context a sync-on-read variable, and one of a strategy of one device, takes no [*PerReplica]. A sync-on-read
-// variable that is summed gets an equal share on each replica.
+// In cross-replica context a [*PerReplica] is an error for a sync-on-read variable and for a variable of a
+// strategy with one device. A sync-on-read variable with [AggregateSum] is set to an equal share of x on each
+// replica.
 func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
 
-// AssignAdd adds to the value, as [Variable.Assign] sets it. In cross-replica context it is an error for a sync-on-read
-// variable that is summed.
+// AssignAdd adds x to the value. It combines and distributes x as [Variable.Assign] does. In cross-replica
+// context it is an error for a sync-on-read variable with [AggregateSum].
 func (v *Variable) AssignAdd(in Context, x Value) error { return v.write(in, x, assignAdd) }
 
-// AssignSub subtracts from the value, as [Variable.AssignAdd] adds to it.
+// AssignSub subtracts x from the value, under the conditions of [Variable.AssignAdd].
 func (v *Variable) AssignSub(in Context, x Value) error { return v.write(in, x, assignSub) }
 
 func (v *Variable) write(in Context, x Value, m mutation) error {
@@ -62,7 +64,7 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 		}
 		if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
 			if m.op != assign.op {
-				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when aggregation is set to SUM: its components' sum has no place to add to. Assign the sum", m.op)
+				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when aggregation is set to SUM: assign the new sum instead", m.op)
 			}
 			return v.setShares(m.op, x)
 		}
@@ -71,7 +73,7 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 	return errNoContext(m.op)
 }
 
-// combines reports whether what replicas write is combined first.
+// combines reports whether the replicas' values are combined before the write.
 func (v *Variable) combines() bool {
 	switch v.Kind() {
 	case MirroredVariable:
@@ -88,7 +90,7 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	}
 	inTurn := m.inTurn && v.Kind() == AggregatingVariable
 	if v.agg == AggregateNone && !inTurn {
-		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica context: give its config an Aggregation, AggregateSum for one", v.Name(), v.strategy)
+		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica context: set Aggregation in its config, for example AggregateSum", v.Name(), v.strategy)
 	}
 	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
 		s, value := v.strategy, args[0]
@@ -120,7 +122,8 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	return err
 }
 
-// setAll changes every component by x, or by its own component of a distributed x. All are checked before any is changed.
+// setAll writes x, or the component's own part of a distributed x, to every component. All values are checked
+// before any component changes.
 func (v *Variable) setAll(x Value, m mutation) error {
 	values := make([]Value, len(v.components))
 	for i := range v.components {
@@ -153,7 +156,8 @@ func (v *Variable) setOne(i int, x Value, m mutation) error {
 	return nil
 }
 
-// setShares gives every component an equal share of x, so that their sum reads as x. Shares of integers are cut off.
+// setShares gives every component an equal share of x, so that their sum is x. Shares of integers are
+// truncated.
 func (v *Variable) setShares(op string, x Value) error {
 	if m, ok := x.(*Mirrored); ok {
 		x = m.Values()[0] // all are the same
@@ -184,9 +188,9 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 		return nil, errorf(op, ErrInvalid, "variable %s: %w", v.Name(), err)
 	}
 	_, isTensor := x.(*tensor.Tensor)
-	cut := t.DType().IsFloat() && v.DType().IsInteger() // which would lose what is after the point
+	cut := t.DType().IsFloat() && v.DType().IsInteger() // the fraction would be lost
 	if !isTensor && !cut && t.DType() != v.DType() && v.DType().IsNumeric() && t.DType().IsNumeric() {
-		t = converted(t, v.DType()) // a host number takes the variable's type
+		t = converted(t, v.DType()) // a host number is converted to the variable's dtype
 	}
 	switch {
 	case t.DType() != v.DType():
@@ -197,7 +201,7 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 	return t, nil
 }
 
-// fitNumber is fit for what only numbers can do.
+// fitNumber is fit for operations that need numbers.
 func (v *Variable) fitNumber(op string, x Value) (Value, error) {
 	if d := v.DType(); !d.IsNumeric() {
 		return nil, badDType(op, d)

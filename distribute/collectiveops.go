@@ -13,8 +13,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// CollectiveAllReduce reduces by the library's collectives, in parallel: one rank per component. It is the default. Its
-// methods may be called at any time: one batch is reduced after the other.
+// CollectiveAllReduce reduces by the library's collectives, in parallel, with one rank per component. It is the
+// default. Its methods may be called concurrently; batches are reduced one at a time.
 type CollectiveAllReduce struct {
 	cfg     CollectiveConfig
 	devices []Device
@@ -23,26 +23,29 @@ type CollectiveAllReduce struct {
 	mu    sync.Mutex // one batch at a time
 	group collective.Group
 
-	// shared is the communicators between the replicas of a strategy of several workers, in whose calls these take their turn; or nil.
+	// shared holds the communicators between the replicas of a multi-worker strategy, or nil. Reductions and
+	// the strategy's own calls take turns on them.
 	shared *replicaGroup
 }
 
 // CollectiveConfig describes a [CollectiveAllReduce].
 type CollectiveConfig struct {
-	// Devices of the local members, in the order of their ranks.
+	// Devices are the devices of the local members, in the order of their ranks.
 	Devices []string
-	// GroupSize is the number of members over all workers, a multiple of the number of devices. Default: the devices are all
-	// there are. A larger group needs Group, or nobody else ever comes, and calls end at their timeout.
+	// GroupSize is the number of members over all workers, a multiple of the number of devices. Default: the
+	// number of devices. A larger group needs Group; without it calls wait for members that do not exist, until
+	// their timeout.
 	GroupSize int
-	// Group is the communicators of the devices, which the operations close. Default: the operations open their own.
+	// Group holds the communicators of the devices. Close closes it. Default: the operations open a group
+	// themselves.
 	Group collective.Group
-	// Keys number the group and its calls, which errors and logs show. Default: keys of its own.
+	// Keys number the group and its calls in errors and logs. Default: new keys.
 	Keys    *CollectiveKeys
 	Options Options
 	Logger  *slog.Logger // default slog.Default()
 }
 
-// NewCollectiveAllReduce returns the operations for a group of devices. Close it when it is not needed any more.
+// NewCollectiveAllReduce returns the operations for a group of devices. The caller must close it.
 func NewCollectiveAllReduce(cfg CollectiveConfig) (*CollectiveAllReduce, error) {
 	return newCollectiveAllReduce("NewCollectiveAllReduce", cfg, nil)
 }
@@ -82,12 +85,12 @@ func newCollectiveAllReduce(op string, cfg CollectiveConfig, shared *replicaGrou
 	return c, nil
 }
 
-// Clone returns operations for the same devices, whose keys go on from those of c, independently (TensorFlow's deepcopy).
-// Communicators are not copied: operations over a Group of the caller's cannot be.
+// Clone returns operations for the same devices, with an independent copy of the keys (TensorFlow's deepcopy).
+// Communicators are not copied: it is an error if the configuration has a Group.
 func (c *CollectiveAllReduce) Clone() (*CollectiveAllReduce, error) {
 	cfg := c.cfg
 	if cfg.Group != nil || c.shared != nil {
-		return nil, errorf("Clone", ErrInvalid, "the communicators were given from outside: open a group of its own for a copy")
+		return nil, errorf("Clone", ErrInvalid, "cannot copy the communicators of CollectiveConfig.Group: open another Group and call NewCollectiveAllReduce")
 	}
 	cfg.Keys = cfg.Keys.Clone()
 	return NewCollectiveAllReduce(cfg)
@@ -111,14 +114,15 @@ func (c *CollectiveAllReduce) Close() error {
 	return group.Close()
 }
 
-// BatchReduce implements [CrossDeviceOps]. The dense values travel in packs. IndexedSlices are reduced on the host, those of
-// other workers after they have been gathered; so are, if there are no other workers, values that have not one component per
-// device. What is dense on one worker must be so on all.
+// BatchReduce implements [CrossDeviceOps]. Dense values are reduced in packs. IndexedSlices are reduced on the
+// host, after those of other workers have been gathered. Without other workers, values whose number of
+// components is not the number of devices are reduced on the host, too. A value must be dense on all workers or
+// on none.
 func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
 	opts = c.cfg.Options.Merge(opts)
 	sums := make([]*tensor.Tensor, len(batch))
 	var tensors []packing.Tensor
-	var at []int // where in the batch each of tensors is
+	var at []int // index in the batch of each of tensors
 	sources := make([][]*tensor.Tensor, len(batch))
 	batch = slices.Clone(batch)
 	for i, b := range batch {
@@ -181,15 +185,15 @@ func (c *CollectiveAllReduce) reducePacks(ctx context.Context, op ReduceOp, tens
 	return nil
 }
 
-// reducePack sums the tensors of one pack by one collective call. All local ranks share one destination, of which the sums
-// are parts.
+// reducePack sums the tensors of one pack by one collective call. All local ranks share one destination buffer,
+// and the sums are slices of it.
 func (c *CollectiveAllReduce) reducePack(ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
 	sum := tensor.New(p.Type, p.Count)
 	manifest := collective.Manifest{Name: c.instance()}
 	o := opts.collective()
 	direct := op
 	if op == Mean && !p.Type.IsFloat() {
-		direct = Sum // the quotient has another type
+		direct = Sum // the quotient has another dtype
 	}
 	calls := make([]collective.Call, len(c.devices))
 	for rank := range calls {
@@ -216,16 +220,17 @@ func (c *CollectiveAllReduce) reducePack(ctx context.Context, op ReduceOp, p pac
 	return nil
 }
 
-// instance names the next call of the group.
+// instance names the group's next call.
 func (c *CollectiveAllReduce) instance() string {
 	key := 0
 	for _, d := range c.devices {
-		key, _ = c.cfg.Keys.InstanceKey(c.key, d.String()) // of a group and a device that are there
+		key, _ = c.cfg.Keys.InstanceKey(c.key, d.String()) // no error: the group and the device exist
 	}
 	return fmt.Sprintf("instance %d of group %d", key, c.key)
 }
 
-// packSource returns what a rank gives to a pack: its tensor itself, or a copy of its tensors one behind the other.
+// packSource returns a rank's input of a pack: its only tensor, or a buffer with copies of its tensors,
+// concatenated.
 func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) tensor.Memory {
 	if len(p.Tensors) == 1 {
 		return sources[at[p.Tensors[0]]][rank].Memory()
@@ -242,7 +247,7 @@ func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) 
 	return all
 }
 
-// open makes the communicators on first use, and new ones after a failure.
+// open creates the communicators on first use and recreates them after a failure.
 func (c *CollectiveAllReduce) open(ctx context.Context) error {
 	var err error
 	switch {

@@ -2,8 +2,8 @@ package distribute
 
 import "context"
 
-// Context is where code runs: a [*Replica] in replica context, a [*CrossReplica] in cross-replica context. There are no
-// other ones.
+// Context is the context that code runs in: a [*Replica] (replica context) or a [*CrossReplica] (cross-replica
+// context). No other type implements it.
 type Context interface {
 	// Strategy returns the strategy that the context belongs to.
 	Strategy() *Strategy
@@ -13,16 +13,16 @@ type Context interface {
 func (*Replica) sealed()      {}
 func (*CrossReplica) sealed() {}
 
-// frame is what a context.Context carries: the innermost context of a strategy.
+// frame is the innermost strategy context that a context.Context carries.
 type frame struct {
 	strategy *Strategy
 	replica  *Replica  // in replica context
-	merge    *Strategy // in a merge function: whose replicas wait for it
+	merge    *Strategy // in a merge function: the strategy whose replicas wait for it
 	update   int       // replica whose component an update function changes, or -1
-	at       *Device   // where the component that an update function changes lives
-	colocate *Variable // whose devices new variables get
-	set      bool      // by WithStrategy, outside of every scope
-	err      error     // the scope was entered where it must not be: every use reports it
+	at       *Device   // device of the component that an update function changes
+	colocate *Variable // variable on whose devices new variables are placed
+	set      bool      // by WithStrategy, outside of all scopes
+	err      error     // the scope was entered in the wrong place: every use returns it
 }
 
 type frameKey struct{}
@@ -41,8 +41,8 @@ func innermost(ctx context.Context) *frame {
 	return f
 }
 
-// StrategyFrom returns the strategy whose scope or Run ctx belongs to, or nil: ctx is then in no strategy but the default
-// one (TensorFlow's has_strategy).
+// StrategyFrom returns the strategy whose scope or Run ctx belongs to, or nil if ctx is in no strategy other
+// than the default one (TensorFlow's has_strategy).
 func StrategyFrom(ctx context.Context) *Strategy {
 	if f := frameOf(ctx); f != nil {
 		return f.strategy
@@ -58,8 +58,8 @@ func CurrentStrategy(ctx context.Context) *Strategy {
 	return Default()
 }
 
-// ReplicaFrom returns the replica whose step ctx belongs to, or nil: ctx is then in cross-replica context, or outside of
-// every strategy.
+// ReplicaFrom returns the replica whose step ctx belongs to, or nil if ctx is in cross-replica context or
+// outside of all strategies.
 func ReplicaFrom(ctx context.Context) *Replica {
 	if f := innermost(ctx); f != nil {
 		return f.replica
@@ -67,9 +67,9 @@ func ReplicaFrom(ctx context.Context) *Replica {
 	return nil
 }
 
-// CurrentReplica returns the replica whose step ctx belongs to and, outside of every strategy, the one replica of
-// [Default], with which code that is written for a replica runs undistributed; nil in cross-replica context
-// (TensorFlow's get_replica_context).
+// CurrentReplica returns the replica whose step ctx belongs to. Outside of all strategies it returns the only
+// replica of [Default], so that code written for replicas also runs undistributed. In cross-replica context it
+// returns nil (TensorFlow's get_replica_context).
 func CurrentReplica(ctx context.Context) *Replica {
 	if f := innermost(ctx); f != nil {
 		return f.replica
@@ -83,8 +83,8 @@ func InCrossReplica(ctx context.Context) bool {
 	return f != nil && f.replica == nil
 }
 
-// UpdateReplica returns the replica whose component the update function that ctx belongs to is changing. A variable that
-// has one component for all replicas has it on a device, see [UpdateDevice], and on no replica.
+// UpdateReplica returns the replica whose component is changed by the update function that ctx belongs to. It
+// returns false if all replicas share one component; that has a device only, see [UpdateDevice].
 func UpdateReplica(ctx context.Context) (int, bool) {
 	if f := innermost(ctx); f != nil && f.update >= 0 {
 		return f.update, true
@@ -92,8 +92,8 @@ func UpdateReplica(ctx context.Context) (int, bool) {
 	return 0, false
 }
 
-// UpdateDevice returns the device of the component that the update function that ctx belongs to is changing, in
-// TensorFlow's full form.
+// UpdateDevice returns the device of the component that is changed by the update function that ctx belongs to,
+// in TensorFlow's full form.
 func UpdateDevice(ctx context.Context) (string, bool) {
 	if f := innermost(ctx); f != nil && f.at != nil {
 		return f.at.String(), true
@@ -101,8 +101,9 @@ func UpdateDevice(ctx context.Context) (string, bool) {
 	return "", false
 }
 
-// Scope returns a context in whose functions s is the current strategy: what they create belongs to it. A scope of
-// another strategy, or inside a step, is an error that everything done with the context returns.
+// Scope returns a context in which s is the current strategy: variables and datasets created with it belong to
+// s. A scope inside a scope of another strategy, or inside a step, is an error; everything that uses the
+// context returns it.
 func (s *Strategy) Scope(ctx context.Context) context.Context {
 	if s.kind == defaultKind && frameOf(ctx) == nil {
 		return ctx // outside of every other scope is its scope
@@ -114,10 +115,10 @@ func (s *Strategy) Scope(ctx context.Context) context.Context {
 	return context.WithValue(ctx, frameKey{}, f)
 }
 
-// WithStrategy returns a context in which s is the current strategy from the outside, as if all that is done with it were
-// in its scope; a nil s makes it none. It takes the place of an earlier WithStrategy, and is an error inside a scope or a
-// step (TensorFlow's experimental_set_strategy, without the global variable: a program does it once with the context
-// that it gives to everything).
+// WithStrategy returns a context in which s is the current strategy, as if all code that uses the context ran
+// in its scope. A nil s clears it. WithStrategy replaces an earlier WithStrategy, and is an error inside a
+// scope or a step. It is TensorFlow's experimental_set_strategy without the global variable: a program calls it
+// once and passes the context on.
 func WithStrategy(ctx context.Context, s *Strategy) (context.Context, error) {
 	if f := frameOf(ctx); f != nil && !f.set {
 		return nil, errorf("WithStrategy", ErrContext, "must not be called inside a scope or a step of a strategy (here of %v): use it on the context from outside", f.strategy)
@@ -132,8 +133,8 @@ func WithStrategy(ctx context.Context, s *Strategy) (context.Context, error) {
 	return context.WithValue(ctx, frameKey{}, f), nil
 }
 
-// ColocateVariablesWith returns a context, of a scope of s, in which new variables live on the devices of v, which must be
-// the strategy's (TensorFlow's colocate_vars_with).
+// ColocateVariablesWith returns a context of a scope of s, in which new variables are placed on the devices of
+// v. v must belong to s (TensorFlow's colocate_vars_with).
 func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (context.Context, error) {
 	const op = "ColocateVariablesWith"
 	if err := s.requireCross(ctx, op); err != nil {
@@ -141,7 +142,7 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 	}
 	f := frameOf(ctx)
 	if f == nil && s.kind == defaultKind {
-		f = &frame{strategy: s, update: -1} // the default strategy's scope is outside of every other one
+		f = &frame{strategy: s, update: -1} // code outside of all scopes is in the default strategy's scope
 	}
 	switch {
 	case f == nil:
@@ -155,7 +156,7 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 	}
 }
 
-// requireCross reports an error unless ctx is in s's cross-replica context or outside of every strategy.
+// requireCross returns an error unless ctx is in s's cross-replica context or outside of all strategies.
 func (s *Strategy) requireCross(ctx context.Context, op string) error {
 	if f := innermost(ctx); f != nil && f.err != nil {
 		return f.err
@@ -172,16 +173,16 @@ func (s *Strategy) requireCross(ctx context.Context, op string) error {
 	case f.strategy != s:
 		return errorf(op, ErrContext, "mixing different strategies: %v is not %v", f.strategy, s)
 	case f.replica != nil:
-		return errorf(op, ErrContext, "called inside a step function; the method requires being in cross-replica context: use Replica.MergeCall, whose function is")
+		return errorf(op, ErrContext, "called inside a step function; the method requires being in cross-replica context: use Replica.MergeCall")
 	}
 	return nil
 }
 
 type deviceKey struct{}
 
-// WithDevice returns a context in which d is the current device: parts that d leaves open are those of the device around
-// it (TensorFlow's tf.device). Results that go to no place in particular are put there, and a mirrored variable is read
-// there.
+// WithDevice returns a context in which d is the current device. Parts that d leaves open are taken from the
+// current device of ctx (TensorFlow's tf.device). Results without a destination are placed on the current
+// device, and mirrored variables are read there.
 func WithDevice(ctx context.Context, d Device) context.Context {
 	if outer, ok := ctx.Value(deviceKey{}).(Device); ok {
 		d = d.fill(outer)
@@ -195,8 +196,8 @@ func CurrentDevice(ctx context.Context) (Device, bool) {
 	return d, ok
 }
 
-// ResolveDevice parses a device string and fills what it leaves open from the current device, and then as
-// [CanonicalDevice] does (TensorFlow's device_util.resolve).
+// ResolveDevice parses a device string. Missing parts are taken from the current device, then from the defaults
+// of [CanonicalDevice] (TensorFlow's device_util.resolve).
 func ResolveDevice(ctx context.Context, name string) (Device, error) {
 	if d, ok := CurrentDevice(ctx); ok {
 		return CanonicalDevice(name, d.String())
@@ -204,7 +205,7 @@ func ResolveDevice(ctx context.Context, name string) (Device, error) {
 	return CanonicalDevice(name)
 }
 
-// hostDevice returns where results go that nobody said a place for: the current device, or CPU:0.
+// hostDevice returns the device of results without a destination: the current device, or CPU:0.
 func hostDevice(ctx context.Context) Device {
 	d, _ := CurrentDevice(ctx)
 	return Device.fill(d, localCPU)

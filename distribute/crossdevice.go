@@ -9,27 +9,28 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// CrossDeviceOps carries out reductions between the devices of a strategy. The package has [ReductionToOneDevice],
-// [HierarchicalCopyAllReduce] and [CollectiveAllReduce], which all give the same bits; users may write their own.
+// CrossDeviceOps implements reductions between the devices of a strategy. The package has
+// [ReductionToOneDevice], [HierarchicalCopyAllReduce] and [CollectiveAllReduce], which all return the same
+// bits. Users may implement it.
 //
-// One goroutine at a time calls it, in cross-replica context.
+// Methods are called in cross-replica context, by one goroutine at a time.
 type CrossDeviceOps interface {
-	// BatchReduce combines the components of each value, by replica, and returns the results in the order of the batch,
-	// each on its destination: a leaf on one device, a [*Mirrored] on several. Components are *tensor.Tensor or
-	// *tensor.IndexedSlices and must not be changed.
+	// BatchReduce combines the components of each value, by replica, and returns the results in the order of
+	// the batch. Each result is placed on its destination: a leaf on one device, a [*Mirrored] on several.
+	// Components are *tensor.Tensor or *tensor.IndexedSlices; BatchReduce must not change them.
 	BatchReduce(ctx context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error)
 	// String names the kind: "ReductionToOneDevice".
 	String() string
 }
 
-// Reduction is one value to reduce and the devices that get the result, one at least.
+// Reduction is one value to reduce and the devices that receive the result, at least one.
 type Reduction struct {
 	Value *PerReplica
 	To    []Device
 }
 
-// ReduceWith combines the components of v by ops, outside of a strategy, and puts the result on the destination's
-// devices. A tensor alone counts as a value of one component.
+// ReduceWith combines the components of v by ops, outside of a strategy, and places the result on the
+// destination's devices. A single tensor is a value of one component.
 func ReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
 	out, err := BatchReduceWith(ctx, ops, op, []ValueTo{{v, to}}, opts...)
 	if err != nil {
@@ -66,7 +67,8 @@ func BatchReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch
 	return ops.BatchReduce(ctx, op, reductions, o)
 }
 
-// Broadcast puts a leaf value on the destination's devices: alone on one, mirrored on several.
+// Broadcast places a leaf value on the destination's devices: unwrapped on one device, as a [*Mirrored] on
+// several.
 func Broadcast(v Value, to Destination) (Value, error) {
 	devices, err := to.destination("Broadcast")
 	if err != nil {
@@ -79,8 +81,9 @@ func Broadcast(v Value, to Destination) (Value, error) {
 	return place(leaf, devices), nil
 }
 
-// reduceEach reduces a batch value by value: dense tensors by reduce, which gets the index in the batch, everything else by
-// the rules that all CrossDeviceOps share. others says that members of other workers take part, too.
+// reduceEach reduces a batch value by value. It reduces dense tensors by reduce, which gets the index in the
+// batch, and everything else by the rules common to all CrossDeviceOps. others reports whether members of other
+// workers take part.
 func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, others bool, reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
@@ -124,8 +127,8 @@ func meanOf(name string, sum Value, n int) (Value, error) {
 	return divide(sum.(*tensor.Tensor), n), nil
 }
 
-// isOn reports whether a value is where its reduction goes, and nowhere else. A single component that is there stays as it
-// is, also as the mean of an integer; TensorFlow has it so.
+// isOn reports whether a value is on its destination and nowhere else. A single component that is there is
+// returned unchanged, even as the mean of an integer, as in TensorFlow.
 func isOn(v Value, to []Device) bool {
 	d, ok := DeviceOf(v)
 	return ok && len(to) == 1 && d.Kind == to[0].Kind && d.Index == to[0].Index
@@ -142,7 +145,8 @@ func reduceTree(op ReduceOp, ts []*tensor.Tensor, acc collective.Accumulate) *te
 	return sum
 }
 
-// addRange adds elements along the tree and divides the sums; wide keeps those of half-width numbers in float32 until the end.
+// addRange adds elements along the tree and divides the sums. wide keeps sums of half-precision numbers in
+// float32 until the end.
 func addRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool, by int) {
 	if lo >= hi {
 		return

@@ -11,39 +11,41 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// DistributedDataset yields a dataset's elements, one for each replica a step.
+// DistributedDataset yields the elements of a dataset, one per replica and step.
 type DistributedDataset struct {
 	strategy *Strategy
 	options  InputOptions
-	steps    int                       // of one iteration, or -1
-	sources  []data.Dataset            // one, or one for each replica
-	pieces   func(data.Dataset) pieces // nil: elements come as they are
-	pad      bool                      // a last step that has not something for every replica is filled up
+	steps    int                       // per iteration, or -1
+	sources  []data.Dataset            // one, or one per replica
+	pieces   func(data.Dataset) pieces // nil: elements are not split
+	pad      bool                      // complete a last step that lacks elements for some replicas
 }
 
-// pieces are what successive replicas get of successive steps.
+// pieces yields the parts of successive replicas in successive steps.
 type pieces = func(context.Context) iter.Seq2[Value, error]
 
-// DistributeDataset returns a dataset whose elements, global batches, are those of ds split along the first dimension of
-// their tensors. A worker alone gives replica i the rows from i*ceil(n/replicas) on, ceil(n/replicas) of them or what is
-// left, where n is the number of rows of that batch. Later replicas may so get fewer rows, or a tensor with none; the step
-// runs on every replica all the same. Several workers cut a batch in the same way over all their replicas, and take the
-// parts by turns, as in TensorFlow; if they have different numbers of replicas, replica i gets part i.
+// DistributeDataset splits the elements of ds, which are global batches, along the first dimension of their
+// tensors. With one worker replica i gets the rows from i*ceil(n/replicas) on: ceil(n/replicas) of them, or the
+// rest, where n is the number of rows of the batch. So later replicas may get fewer rows, or a tensor without
+// rows; the step runs on every replica in any case. Several workers split a batch in the same way over all
+// replicas and take the parts in turn, as in TensorFlow. If the workers have different numbers of replicas,
+// replica i gets part i.
 //
-// Several workers end at the same step: when the data of all have ended. A worker whose data has ended before gets tensors
-// without rows, and zeros for scalars. They agree on that before each step, so all of them must read the same number of
-// steps; an error of one worker's dataset ends the iteration on all.
+// Several workers end at the same step: when the data of all have ended. A worker whose data ended earlier gets
+// tensors without rows, and zeros for scalars. The workers agree on the end before each step, so all of them
+// must read the same number of steps. An error of one worker's dataset ends the iteration on all workers.
 //
-// With [ShardOff], [ShardFile] and [ShardHint] the parts differ by one row at most, see [BatchSizesForWorker], and go on
-// from one batch into the next. That takes a dataset of package data, which knows its batch size; another one is cut as
-// above. With [NewCentralStorageStrategy] these policies leave out a last step that has not a part for every replica, as
-// TensorFlow does; [ShardAuto] and [ShardData] keep it.
+// With [ShardOff], [ShardFile] and [ShardHint] the sizes of the parts differ by one row at most, see
+// [BatchSizesForWorker], and parts continue from one batch into the next. This needs a dataset of package data,
+// which knows its batch size; other datasets are split as above. With [NewCentralStorageStrategy] these
+// policies drop a last step that lacks a part for some replica, as TensorFlow does; [ShardAuto] and [ShardData]
+// keep it.
 //
-// A dataset that keeps this worker's share already, by Shard(worker, workers), is an error with [ShardFile] and
-// [ShardData]: each worker would get a share of its share.
+// A dataset that is already sharded by Shard(worker, workers) is an error with [ShardFile] and [ShardData]:
+// each worker would get a shard of its shard.
 //
-// An element comes as one nest of [*PerReplica] (see [Regroup]), to be given to [Run]; with a single replica it comes as it
-// is, and need not be a batch.
+// An element is one nest of [*PerReplica] (see [Regroup]), an argument for [Run]. With a single replica it is
+// unchanged, and need not be a batch.
 func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*DistributedDataset, error) {
 	const op = "DistributeDataset"
 	o, err := s.inputOptions(op, opts)
@@ -83,7 +85,7 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 	d.sources = []data.Dataset{ds}
 	rows, _, known := data.BatchSize(ds)
 	switch {
-	case in.NumReplicasInSync == 1: // nothing to split, so that elements need no rows
+	case in.NumReplicasInSync == 1: // not split, so elements need no rows
 		d.steps = ds.Len()
 		d.pieces = func(ds data.Dataset) pieces { return ds.Iter }
 	case policy == ShardData:
@@ -98,14 +100,15 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 	return d, nil
 }
 
-// DistributeDatasetsFromFunction returns a dataset of what f makes, whose elements are batches of one replica: they go, as
-// they are, to successive replicas (TensorFlow's distribute_datasets_from_function). f is called once, by this function,
-// or once per replica with PerReplicaInput, each replica then having a dataset of its own.
+// DistributeDatasetsFromFunction returns a dataset that gives the elements of f's dataset, which are batches of
+// one replica, to successive replicas without splitting them (TensorFlow's distribute_datasets_from_function).
+// f is called once, by this function. With PerReplicaInput it is called once per replica, and each replica has
+// its own dataset.
 //
-// At the end of the data, a step for which there are not enough elements gets tensors without rows for the later
-// replicas, if the dataset has batches the last of which may be smaller; of elements that are no batches or full ones
-// ([data.Pipeline.BatchFull]), and with [NewCentralStorageStrategy], they are left out. Several workers end together, as with
-// [Strategy.DistributeDataset].
+// At the end of the data there may be too few elements for a step. If the dataset's last batch may be smaller,
+// the later replicas get tensors without rows. If elements are not batches or all batches are full
+// ([data.Pipeline.BatchFull]), and with [NewCentralStorageStrategy], the remaining elements are dropped.
+// Several workers end at the same step, as with [Strategy.DistributeDataset].
 func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(InputContext) (data.Dataset, error), opts ...InputOptions) (*DistributedDataset, error) {
 	const op = "DistributeDatasetsFromFunction"
 	if err := s.requireCross(ctx, op); err != nil {
@@ -150,7 +153,7 @@ func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(In
 	return d, nil
 }
 
-// inputOptions checks what every distributed dataset needs.
+// inputOptions checks the preconditions of distributed datasets.
 func (s *Strategy) inputOptions(op string, opts []InputOptions) (InputOptions, error) {
 	if len(opts) > 1 {
 		return InputOptions{}, errorf(op, ErrInvalid, "%d options given: want one at most", len(opts))
@@ -161,16 +164,16 @@ func (s *Strategy) inputOptions(op string, opts []InputOptions) (InputOptions, e
 	return opts[0], opts[0].validate(op)
 }
 
-// Len returns the number of steps of one iteration, or -1 if that is not known.
+// Len returns the number of steps per iteration, or -1 if it is not known.
 func (d *DistributedDataset) Len() int { return d.steps }
 
-// Iter reads the dataset from its start, one step's elements at a time. It yields an error at most once, as its last pair.
-// It belongs outside of steps: inside a step it yields an error that matches [ErrContext].
+// Iter reads the dataset from its start and yields the elements of one step at a time. It yields an error at
+// most once, as its last pair. Inside a step it yields an error that matches [ErrContext].
 func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	const op = "DistributedDataset.Iter"
 	if err := d.strategy.requireCross(ctx, op); err != nil && d.strategy.kind != defaultKind {
 		return func(yield func(Value, error) bool) {
-			yield(nil, fmt.Errorf("%w. Take elements outside of the step and give them to Run", err))
+			yield(nil, fmt.Errorf("%w. Take elements outside of the step and pass them to Run", err))
 		}
 	}
 	steps := d.together
@@ -188,7 +191,7 @@ func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	return steps(ctx)
 }
 
-// together gives successive pieces of one dataset to the replicas, a round of them a step.
+// together gives successive pieces of one dataset to the replicas, one round per step.
 func (d *DistributedDataset) together(ctx context.Context) iter.Seq2[Value, error] {
 	return func(yield func(Value, error) bool) {
 		for v, err := range d.rounds(ctx) {
@@ -208,8 +211,8 @@ func (d *DistributedDataset) together(ctx context.Context) iter.Seq2[Value, erro
 	}
 }
 
-// rounds collects successive pieces of one dataset, one for each replica of this worker: a []Value a step. The last one may have
-// fewer.
+// rounds collects successive pieces of one dataset, one for each replica of this worker, as a []Value per step.
+// The last one may have fewer.
 func (d *DistributedDataset) rounds(ctx context.Context) iter.Seq2[Value, error] {
 	return func(yield func(Value, error) bool) {
 		n := len(d.strategy.devices)
@@ -233,7 +236,7 @@ func (d *DistributedDataset) rounds(ctx context.Context) iter.Seq2[Value, error]
 	}
 }
 
-// apart gives each replica the elements of its own dataset, until all have ended.
+// apart gives each replica the elements of its dataset, until all datasets have ended.
 func (d *DistributedDataset) apart(ctx context.Context) iter.Seq2[Value, error] {
 	return func(yield func(Value, error) bool) {
 		next := make([]func() (Value, error, bool), len(d.sources))
@@ -278,7 +281,7 @@ func (d *DistributedDataset) apart(ctx context.Context) iter.Seq2[Value, error] 
 	}
 }
 
-// fill completes a step by pieces without rows; it returns nil if the elements have no rows that could be missing.
+// fill completes a step by pieces without rows. It returns nil if the elements have no rows.
 func (d *DistributedDataset) fill(round []Value) (Value, error) {
 	if !d.pad {
 		return nil, nil
@@ -293,7 +296,7 @@ func (d *DistributedDataset) fill(round []Value) (Value, error) {
 	return d.group(round)
 }
 
-// group makes one value of what the replicas get in a step.
+// group combines the replicas' elements of a step into one value.
 func (d *DistributedDataset) group(round []Value) (Value, error) {
 	const op = "DistributedDataset.Iter"
 	placed := make([]Value, len(round))
@@ -305,7 +308,7 @@ func (d *DistributedDataset) group(round []Value) (Value, error) {
 		var err error
 		if placed[i], err = tensor.Map(piece, func(leaf any) (any, error) {
 			if t, ok := leaf.(*tensor.Tensor); ok && t == nil {
-				return leaf, nil // an optional part that is not there
+				return leaf, nil // an optional part that is absent
 			}
 			return onDevice(leaf, device), nil
 		}); err != nil {
@@ -318,7 +321,8 @@ func (d *DistributedDataset) group(round []Value) (Value, error) {
 	return regroup(op, placed, true)
 }
 
-// cutPieces cuts every element into equal parts, one for each replica of the job: the parts of one worker, or all.
+// cutPieces cuts every element into equal parts, one for each replica of the job, and yields the parts of one
+// worker, or all.
 func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
 	return func(ctx context.Context) iter.Seq2[Value, error] {
 		return func(yield func(Value, error) bool) {
@@ -347,12 +351,12 @@ func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
 	}
 }
 
-// rebatched takes the rows of all elements one after the other and makes pieces of the sizes, over and over. The last
-// piece may be smaller; pieces of no rows that follow it are still made.
+// rebatched concatenates the rows of all elements and cuts them into pieces of the given sizes, which repeat.
+// The last piece may be smaller; it is followed by pieces without rows up to the end of sizes.
 func rebatched(op string, ds data.Dataset, sizes []int) pieces {
 	return func(ctx context.Context) iter.Seq2[Value, error] {
 		return func(yield func(Value, error) bool) {
-			at, have := 0, 0 // in sizes; rows in parts
+			at, have := 0, 0 // index into sizes; rows in parts
 			var parts []Value
 			var last Value
 			emit := func() bool {
@@ -395,7 +399,7 @@ func rebatched(op string, ds data.Dataset, sizes []int) pieces {
 	}
 }
 
-// joined concatenates the rows of elements of one structure.
+// joined concatenates the rows of elements that have the same structure.
 func joined(op string, parts []Value) (Value, error) {
 	if len(parts) == 1 {
 		return parts[0], nil
@@ -406,7 +410,7 @@ func joined(op string, parts []Value) (Value, error) {
 			t, _ := leaf.(*tensor.Tensor)
 			switch {
 			case t == nil && i == 0:
-				return leaf, nil // an optional part that is not there
+				return leaf, nil // an optional part that is absent
 			case t == nil || i > 0 && (t.DType() != ts[0].DType() || !slices.Equal(t.Shape()[1:], ts[0].Shape()[1:])):
 				return nil, errorf(op, ErrMismatch, "element%s is %v, in the batch before it %v: batches must be of one dtype and their rows of one shape", path, leaf, leaves[0])
 			}
@@ -421,13 +425,13 @@ func rowsBetween(element Value, lo, hi int) (Value, error) {
 	return tensor.Map(element, func(leaf any) (any, error) {
 		t, _ := leaf.(*tensor.Tensor)
 		if t == nil {
-			return leaf, nil // an optional part that is not there
+			return leaf, nil // an optional part that is absent
 		}
 		return t.Rows(lo, hi), nil
 	})
 }
 
-// withoutRows returns an element without its rows, or nil if some of its tensors has none.
+// withoutRows returns an element without its rows, or nil if one of its tensors has no rows.
 func withoutRows(element Value) (Value, error) {
 	for _, leaf := range tensor.Flatten(element) {
 		if t, ok := leaf.(*tensor.Tensor); ok && t != nil && t.Rank() == 0 {
@@ -437,7 +441,7 @@ func withoutRows(element Value) (Value, error) {
 	return rowsBetween(element, 0, 0)
 }
 
-// rowsOf returns the number of examples of an element, which all its tensors must share.
+// rowsOf returns the number of examples of an element, which must be the same in all its tensors.
 func rowsOf(op string, element any) (int, error) {
 	rows := -1
 	_, err := tensor.Zip(func(path string, leaves []any) (any, error) {
@@ -461,7 +465,7 @@ func rowsOf(op string, element any) (int, error) {
 	return max(rows, 0), err
 }
 
-// ValueContext says for which replica [Strategy.DistributeValuesFromFunction] wants a value.
+// ValueContext says for which replica [Strategy.DistributeValuesFromFunction] needs a value.
 type ValueContext struct {
 	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers
 	NumReplicas int // its num_replicas_in_sync
@@ -472,8 +476,9 @@ func (c ValueContext) String() string {
 	return fmt.Sprintf("tf.distribute.ValueContext(replica id %d,  total replicas in sync: %d)", c.ReplicaID, c.NumReplicas)
 }
 
-// DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns what it gave as one nest of [*PerReplica],
-// also with one replica and where all values are the same; with [NewOneDeviceStrategy] as it is.
+// DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns the results as
+// one nest of [*PerReplica], even with one replica or if all values are equal. With [NewOneDeviceStrategy] it
+// returns the result unchanged.
 func (s *Strategy) DistributeValuesFromFunction(ctx context.Context, f func(ValueContext) (Value, error)) (Value, error) {
 	const op = "DistributeValuesFromFunction"
 	if err := s.requireCross(ctx, op); err != nil {

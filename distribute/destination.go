@@ -2,8 +2,8 @@ package distribute
 
 import "github.com/lockstep-ml/lockstep/tensor"
 
-// Destination says on which devices the result of a reduction goes: a [*PerReplica], [*Mirrored] or [*Variable] (the
-// devices of its components), [At] (a device string), or what [Like] makes of any value.
+// Destination is the set of devices that receives the result of a reduction: the devices of a [*PerReplica],
+// [*Mirrored] or [*Variable], a device string ([At]), or the devices of any value ([Like]).
 type Destination interface {
 	destination(op string) ([]Device, error)
 }
@@ -12,7 +12,7 @@ func errNoDestination(op string) error {
 	return errorf(op, ErrInvalid, "destinations can not be empty: the destination is nil; want a value (Like), a variable or a device (At)")
 }
 
-// At is the destination that a device string names.
+// At is the destination named by a device string.
 type At string
 
 func (a At) destination(op string) ([]Device, error) {
@@ -29,8 +29,8 @@ func (a At) destination(op string) ([]Device, error) {
 	return []Device{d}, nil
 }
 
-// Like returns the destination where v is: the devices of a distributed value's components, or of a tensor. Other values
-// have no device; using them is an error.
+// Like returns the devices of v as a destination: those of a distributed value's components, or that of a
+// tensor. Other values have no device; using the destination is then an error.
 func Like(v Value) Destination {
 	if d, ok := v.(Destination); ok {
 		return d
@@ -72,8 +72,8 @@ func (c *components) destination(op string) ([]Device, error) {
 	return devices, nil
 }
 
-// place puts a leaf on devices, as it is on the host: alone on one, mirrored on several. Logical devices share the host's
-// memory, and tensors do not change, so nothing is copied.
+// place puts a host leaf on devices: unwrapped on one, mirrored on several. Logical devices share the host's
+// memory and tensors are immutable, so nothing is copied.
 func place(v Value, to []Device) Value {
 	if len(to) == 1 {
 		return onDevice(v, to[0])

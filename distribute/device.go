@@ -9,21 +9,21 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Device names a device as TensorFlow does. Make one with [ParseDevice] or [CanonicalDevice].
+// Device is a device name in TensorFlow's form. Make one with [ParseDevice] or [CanonicalDevice].
 type Device struct {
 	Job     string // "" if not given
 	Replica int    // -1 if not given
 	Task    int    // -1 if not given
-	Kind    string // "CPU", "GPU", "TPU" or another that an engine has; "" if not given
-	Index   int    // among the devices of its kind; -1 if not given
+	Kind    string // "CPU", "GPU", "TPU" or another kind of the engine; "" if not given
+	Index   int    // among devices of the same kind; -1 if not given
 }
 
-// localCPU fills what a device string leaves open.
+// localCPU completes partial device strings.
 var localCPU = Device{Job: "localhost", Kind: "CPU"}
 
-// ParseDevice parses a device string: a short form such as "CPU:0", "/gpu:1" or "cpu", or any part of the full
-// "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index open. The short form has CPU, GPU and TPU; other kinds
-// of device need the full "/device:KIND:0".
+// ParseDevice parses a device string. It accepts short forms such as "CPU:0", "/gpu:1" or "cpu", and any part
+// of the full form "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index open. Short forms exist for
+// CPU, GPU and TPU; other kinds need "/device:KIND:0".
 func ParseDevice(s string) (Device, error) {
 	d := Device{Replica: -1, Task: -1, Index: -1}
 	bad := func(format string, args ...any) (Device, error) {
@@ -71,8 +71,8 @@ func ParseDevice(s string) (Device, error) {
 	return d, nil
 }
 
-// CanonicalDevice parses s and fills what it leaves open from defaults, device strings too, in their order, and then
-// from /job:localhost/replica:0/task:0/device:CPU:0.
+// CanonicalDevice parses s. Missing parts are taken from defaults, device strings in order of precedence, and
+// then from /job:localhost/replica:0/task:0/device:CPU:0.
 func CanonicalDevice(s string, defaults ...string) (Device, error) {
 	d, err := ParseDevice(s)
 	if err != nil {
@@ -114,7 +114,7 @@ func (d Device) String() string {
 // Short returns the kind and the index: "CPU:0".
 func (d Device) Short() string { return fmt.Sprintf("%s:%d", d.Kind, max(d.Index, 0)) }
 
-// destination makes a device a [Destination], as its name is one.
+// A Device is a [Destination], because its name is one.
 func (d Device) destination(op string) ([]Device, error) { return At(d.String()).destination(op) }
 
 // local reports whether the device belongs to this process.
@@ -145,12 +145,12 @@ func parseIndex(s string) (int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 0 || strings.HasPrefix(s, "+") {
-		return 0, fmt.Errorf("'%s' is no index", s)
+		return 0, fmt.Errorf("'%s' is not an index", s)
 	}
 	return n, nil
 }
 
-// isDeviceKind reports whether a short form may begin so.
+// isDeviceKind reports whether s is a kind that has a short form.
 func isDeviceKind(s string) bool {
 	return strings.EqualFold(s, "CPU") || strings.EqualFold(s, "GPU") || strings.EqualFold(s, "TPU")
 }
@@ -166,7 +166,8 @@ func isIdentifier(s string) bool {
 	return s != ""
 }
 
-// canonicalDevices parses a strategy's list of devices: all of them known, local and different.
+// canonicalDevices parses a strategy's list of devices. It returns an error unless all are known, local and
+// distinct.
 func canonicalDevices(op string, names []string, known []engine.Device) ([]Device, error) {
 	if len(names) == 0 {
 		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)", joinDevices(known))
@@ -186,7 +187,7 @@ func canonicalDevices(op string, names []string, known []engine.Device) ([]Devic
 			}
 		}
 		if !isKnown(d, known) {
-			return nil, errorf(op, ErrInvalid, "there is no device %s; there are %s. More logical CPU devices are had by LogicalCPUs", d.Short(), joinDevices(known))
+			return nil, errorf(op, ErrInvalid, "device %s does not exist: want one of %s; set LogicalCPUs for more logical CPU devices", d.Short(), joinDevices(known))
 		}
 		devices[i] = d
 	}
@@ -214,7 +215,7 @@ func joinDevices(devices []engine.Device) string {
 	return strings.Join(names, ", ")
 }
 
-// DeviceOf returns the device that a leaf value lives on, or false for a host number.
+// DeviceOf returns the device of a leaf value, or false for a host number.
 func DeviceOf(v Value) (Device, bool) {
 	switch v := v.(type) {
 	case *tensor.Tensor:

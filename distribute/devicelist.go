@@ -6,9 +6,10 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 )
 
-// IsSingleWorker reports whether device strings are all of one worker: of one job, task and replica as they are written, so
-// that a full name and a short one of the same process count as two (TensorFlow's _is_device_list_single_worker). Names of
-// this process next to those of a cluster, and a cluster's without task, are errors.
+// IsSingleWorker reports whether all device strings belong to one worker: one job, task and replica. It
+// compares the strings as written, so a full name and a short name of the same process count as two workers
+// (TensorFlow's _is_device_list_single_worker). It is an error to mix local devices with devices of a cluster,
+// or to omit the task of a cluster's device.
 func IsSingleWorker(devices []string) (bool, error) {
 	const op = "IsSingleWorker"
 	type worker struct {
@@ -41,8 +42,8 @@ func IsSingleWorker(devices []string) (bool, error) {
 	return len(workers) == 1, nil
 }
 
-// GroupDevices returns the device strings of several workers by job and task; a task that has none gets an empty list
-// (TensorFlow's _group_device_list). It is an error for those of a single worker.
+// GroupDevices returns the device strings of several workers by job and task (TensorFlow's _group_device_list).
+// A task without devices has an empty list. It is an error if all devices belong to a single worker.
 func GroupDevices(devices []string) (map[string][][]string, error) {
 	const op = "GroupDevices"
 	single, err := IsSingleWorker(devices)
@@ -69,8 +70,8 @@ func GroupDevices(devices []string) (map[string][][]string, error) {
 	return groups, nil
 }
 
-// GPUsPerWorker returns the number of GPUs that each worker has, which must be one number and their indices those from 0
-// on (TensorFlow's _infer_num_gpus_per_worker).
+// GPUsPerWorker returns the number of GPUs of each worker (TensorFlow's _infer_num_gpus_per_worker). It is an
+// error unless all workers have the same number, with indices 0, 1, 2, ….
 func GPUsPerWorker(devices []string) (int, error) {
 	const op = "GPUsPerWorker"
 	single, err := IsSingleWorker(devices)
@@ -100,7 +101,7 @@ func GPUsPerWorker(devices []string) (int, error) {
 	return max(count, 0), nil
 }
 
-// gpuIndices returns the indices of the GPUs among devices that ParseDevice has seen before.
+// gpuIndices returns the indices of the GPUs among devices; ParseDevice has accepted all of them.
 func gpuIndices(devices []string) []int {
 	var indices []int
 	for _, name := range devices {
@@ -111,17 +112,18 @@ func gpuIndices(devices []string) []int {
 	return indices
 }
 
-// InputWorkers are where a job's input pipelines run and which devices each feeds.
+// InputWorkers describes the hosts of a job's input pipelines and the devices that each one feeds.
 type InputWorkers struct {
-	// Hosts lists a device for each worker; Devices lists the devices that it feeds.
+	// Hosts has one device per worker. Devices has the list of devices that it feeds.
 	Hosts   []string
 	Devices [][]string
-	// Default is the device that a scope sets: the first worker's of several, else none.
+	// Default is the device that a scope sets: the first worker's with several workers, else empty.
 	Default string
 }
 
-// InputDevices returns where the input pipelines of a strategy on these devices run: on the CPU of a single worker, and on
-// each of several workers, the chief first (TensorFlow's MirroredStrategy._input_workers_devices and _default_device).
+// InputDevices returns the hosts of the input pipelines of a strategy on these devices: the CPU of a single
+// worker, or one host per worker, the chief first (TensorFlow's MirroredStrategy._input_workers_devices and
+// _default_device).
 func InputDevices(devices []string) (InputWorkers, error) {
 	single, err := IsSingleWorker(devices)
 	if err != nil {

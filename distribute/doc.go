@@ -1,9 +1,9 @@
-// Package distribute is tf.distribute in Go: strategies that run a step of training on several replicas in lock-step, and
-// the values, variables and reductions that go with it.
+// Package distribute implements TensorFlow's tf.distribute API: strategies that run training steps on several replicas in
+// parallel, with distributed values, variables and reductions.
 //
-// A [Strategy] says how training is spread. [NewMirroredStrategy] keeps one replica on each of several devices of this
-// process; [NewOneDeviceStrategy] has a single one; [NewCentralStorageStrategy] keeps variables in one place;
-// [NewMultiWorkerMirroredStrategy] trains together with the other processes of its job; [Default] is what code runs in that names
+// A [Strategy] decides how training is distributed. [NewMirroredStrategy] has one replica on each of several devices of
+// this process. [NewOneDeviceStrategy] has a single replica. [NewCentralStorageStrategy] keeps all variables on one device.
+// [NewMultiWorkerMirroredStrategy] has replicas on all processes of a job. [Default] is the strategy of code that selects
 // none. [Run] calls a step function once per replica, each on its own goroutine, all at the same time:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
@@ -16,38 +16,38 @@
 // # Contexts
 //
 // Code runs in one of two contexts. A step function is in replica context: it runs once per replica and gets a
-// [*Replica]. A merge function ([Replica.MergeCall]), an update function and everything outside of Run are in
-// cross-replica context: they run once for all replicas. Functions of the one kind do not compile where the other is
-// needed as far as types can tell; the rest is an error that matches [ErrContext].
+// [*Replica]. A merge function ([Replica.MergeCall]), an update function and all code outside of Run are in cross-replica
+// context: they run once for all replicas. As far as types allow, a function for the wrong context does not compile.
+// Otherwise it returns an error that matches [ErrContext].
 //
 // # Values
 //
 // A [Value] is a nest (see package tensor) whose leaves are tensors, [tensor.IndexedSlices], host numbers, and the
-// distributed values [*PerReplica], one component per replica, and [*Mirrored], the same on every replica. A [*Variable]
-// is mirrored (kept equal by its updates) or sync-on-read (one value per replica, aggregated when it is read in
-// cross-replica context).
+// distributed values [*PerReplica], with one component per replica, and [*Mirrored], the same on every replica. A
+// [*Variable] is mirrored (its updates keep it equal) or sync-on-read (one value per replica, aggregated when it is read
+// in cross-replica context).
 //
 // # Reductions
 //
-// Tensors of one call travel in packs ([Options].BytesPerPack), and [Replica.AllReducePacks] yields each as it is there.
-// [CrossDeviceOps] carry out reductions across replicas; all kinds, all packs and [Replica.AllReduce] itself give the same
-// bits, the canonical tree's. [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and
-// [Replica.AllGatherGradient] carry gradients back through a collective.
+// The tensors of one call are reduced in packs ([Options].BytesPerPack); [Replica.AllReducePacks] yields each pack when it
+// completes. [CrossDeviceOps] implement reductions across replicas. All implementations, all sizes of packs and
+// [Replica.AllReduce] give the same bits: those of the canonical tree, a fixed order of additions. [Sparse] says how
+// IndexedSlices are reduced. [Replica.AllReduceGradient] and [Replica.AllGatherGradient] are the gradients of collectives.
 //
-// # Failure
+// # Failures
 //
-// No call can hang. When a replica returns early, panics, makes another call than its peers, or blocks for ever, every
-// replica and the caller of Run get the same error, which lists what each replica was doing and where. Variables then
+// No call can hang. If a replica returns early, panics, calls something else than its peers, or blocks forever, every
+// replica and the caller of Run get the same error. It lists what each replica was doing, with file and line. Variables
 // keep the values that they had before the Run, and the strategy can run again.
 //
 // # Several workers
 //
-// Every worker makes its own [NewMultiWorkerMirroredStrategy], which meets those of the others (package cluster/worker), and makes the
-// same calls as the others in the same order. What replicas of one process can never do is still proven at once; between
-// processes a wait ends by the peer's closed connection, its heartbeat or the deadline, with an error that says which worker it
-// is about and what that was last seen doing (docs/failure.md). A failure ends the step on all workers, but one whose step had ended
-// already keeps what it wrote.
+// Every worker makes its own [NewMultiWorkerMirroredStrategy], which joins those of the other workers (package
+// cluster/worker). All workers make the same calls in the same order. A deadlock among the replicas of one process is
+// still detected at once. Between processes a wait ends when the peer's connection closes, its heartbeat stops or the
+// deadline passes. The error names the worker and what it was last seen doing (docs/failure.md). A failure ends the step on
+// all workers; a worker whose step has already ended keeps its writes.
 //
-// docs/tf-distribute.md has a row for every name of tf.distribute, with what differs and why.
-// Logical CPU devices differ from TensorFlow, which has one unless told otherwise: here there is one per core.
+// docs/tf-distribute.md has a row for every name of tf.distribute, with the differences and the reasons. One difference:
+// the default number of logical CPU devices is one per core; in TensorFlow it is one.
 package distribute

@@ -8,28 +8,29 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
-// The kinds of failure; an error of this package matches one of them with errors.Is. What fails inside a collective
-// call is a *[collective.Error] and matches that package's kinds, some of which are the same values.
+// The kinds of errors. Every error of this package matches one of them with errors.Is. A failure inside of a
+// collective call is a *[collective.Error], which matches that package's kinds; some of these are the same
+// values.
 var (
-	ErrInvalid     = collective.ErrInvalid  // an argument is wrong by itself
-	ErrMismatch    = collective.ErrMismatch // the replicas' values or calls differ where they must not
-	ErrTimeout     = collective.ErrTimeout  // a replica did not come in time
-	ErrDesync      = collective.ErrDesync   // the replicas' calls can never meet
+	ErrInvalid     = collective.ErrInvalid  // an argument is invalid
+	ErrMismatch    = collective.ErrMismatch // values or calls differ between replicas where they must be equal
+	ErrTimeout     = collective.ErrTimeout  // timed out waiting for a replica
+	ErrDesync      = collective.ErrDesync   // the replicas' calls can never match
 	ErrPeerLost    = collective.ErrPeerLost // a replica panicked or called runtime.Goexit
 	ErrBusy        = collective.ErrBusy     // two goroutines used one replica at the same time
-	ErrAborted     = collective.ErrAborted  // a call was given up, with its context for one
+	ErrAborted     = collective.ErrAborted  // a call was cancelled, for example by its context
 	ErrClosed      = collective.ErrClosed   // used after Close
-	ErrNested      = deadlock.ErrNested     // a Run inside a Run of the same strategy; it matches ErrContext, too
+	ErrNested      = deadlock.ErrNested     // a Run inside a Run of the same strategy; it also matches ErrContext
 	ErrContext     = errors.New("wrong context")
 	ErrUnsupported = errors.ErrUnsupported
 )
 
-// Error is a failure of an operation of this package.
+// Error describes a failed operation of this package.
 type Error struct {
-	Op   string // what was called: "Reduce"
-	Kind error  // one of the kinds above, or nil where Err says it all
-	Err  error  // what was wrong and what would be right
-	At   string // the user's code that called Op on a replica, as "file:line (function)"; else empty
+	Op   string // the operation: "Reduce"
+	Kind error  // one of the kinds above, or nil if Err suffices
+	Err  error  // what was wrong and what was expected
+	At   string // call site of Op on a replica, as "file:line (function)"; else empty
 }
 
 // Error returns the operation and what was wrong.
@@ -40,8 +41,7 @@ func (e *Error) Error() string {
 	return "distribute: " + e.Op + ": " + e.Err.Error()
 }
 
-// located adds the place of the user's call to an error that was made for it: when a step has returned the error, its
-// stack is gone.
+// located adds the user's call site to an error. The stack of the call is gone when the step has returned.
 func located(err error) error {
 	if e, ok := err.(*Error); ok && e.At == "" {
 		if at := deadlock.Site(); at != (deadlock.Frame{}) {
@@ -64,6 +64,6 @@ func errorf(op string, kind error, format string, args ...any) error {
 	return &Error{Op: op, Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// StepError is what every replica and the caller of [Run] get when a step fails: its cause, and what each replica was
-// doing then, with file and line.
+// StepError is the error of a failed step. Every replica and the caller of [Run] get the same one. It has the
+// cause, and what each replica was doing at that time, with file and line.
 type StepError = deadlock.StepError

@@ -181,7 +181,7 @@ var failures = []struct {
 	{
 		name: "Close",
 		last: func(_ context.Context, r *distribute.Replica) error { return r.Strategy().Close() },
-		kind: distribute.ErrContext, says: []string{"distribute: Close at ", "for whose end it would wait"}, sites: 2,
+		kind: distribute.ErrContext, says: []string{"distribute: Close at ", "Close would wait for the step to end"}, sites: 2,
 	},
 	{
 		name: "Close inside a merge function",
@@ -197,7 +197,7 @@ var failures = []struct {
 			})
 			return err
 		},
-		kind: distribute.ErrContext, says: []string{"for whose end it would wait"}, sites: 1,
+		kind: distribute.ErrContext, says: []string{"Close would wait for the step to end"}, sites: 1,
 	},
 	{
 		name:   "fewer merge calls",

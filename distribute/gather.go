@@ -8,17 +8,19 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Gatherer is CrossDeviceOps that gather in a way of their own; others have the processor do it.
+// Gatherer is implemented by CrossDeviceOps that also gather. For other CrossDeviceOps values are gathered on
+// the host.
 type Gatherer interface {
 	CrossDeviceOps
-	// BatchGather concatenates the components of each value along an axis, in the order of the replicas, and returns the
-	// results in the order of the batch, each on its destination, as BatchReduce does. Components are *tensor.Tensor.
+	// BatchGather concatenates the components of each value along an axis, in the order of the replicas, and
+	// returns the results in the order of the batch. Each result is placed on its destination, as in
+	// BatchReduce. Components are *tensor.Tensor.
 	BatchGather(ctx context.Context, batch []Reduction, axis int, opts Options) ([]Value, error)
 }
 
-// GatherWith concatenates the components of v along an axis by ops, outside of a strategy, and puts the result on the
-// destination's devices. A tensor alone counts as a value of one component. IndexedSlices are not supported, as in
-// TensorFlow.
+// GatherWith concatenates the components of v along an axis by ops, outside of a strategy, and places the
+// result on the destination's devices. A single tensor is a value of one component. IndexedSlices are not
+// supported, as in TensorFlow.
 func GatherWith(ctx context.Context, ops CrossDeviceOps, v Value, to Destination, axis int, opts ...Options) (Value, error) {
 	name := ops.String()
 	p, err := perReplica(v)
@@ -45,12 +47,11 @@ func GatherWith(ctx context.Context, ops CrossDeviceOps, v Value, to Destination
 	return out[0], nil
 }
 
-// Gather concatenates the replicas' components of v along an axis, negative ones counted from the end, in the order of the
-// replicas, and returns the result as one host value (TensorFlow's Strategy.gather). Their lengths along the axis may
-// differ. Components that are IndexedSlices count as the dense tensors that they stand for. A value that is not
-// distributed comes back as it is, with several workers once for each of them; a mirrored one as often as there are
-// replicas. Of a nest each value is gathered.
-// Inside of a step it is [Replica.AllGather].
+// Gather concatenates the replicas' components of v along an axis, in the order of the replicas, and returns
+// the result as one host value (TensorFlow's Strategy.gather). A negative axis counts from the end. The lengths
+// along the axis may differ. IndexedSlices are converted to dense tensors. A value that is not distributed is
+// returned unchanged; with several workers it is repeated once per worker. A mirrored value is repeated once
+// per replica. In a nest each leaf is gathered. Inside a step use [Replica.AllGather].
 func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "Gather"
 	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s {
@@ -64,7 +65,7 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
 	if _, sparse := v.(*tensor.IndexedSlices); sparse {
-		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: give the replicas' components, or Densify them")
+		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: pass the replicas' components, or convert them with Densify")
 	}
 	d, ok := v.(distributed)
 	if variable, isVariable := v.(*Variable); isVariable {
@@ -96,7 +97,7 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 	return out[0], nil
 }
 
-// gatherWorkers concatenates a value of each worker, once for each of them.
+// gatherWorkers concatenates one value per worker.
 func (s *Strategy) gatherWorkers(ctx context.Context, name string, v Value, axis int, o Options) (Value, error) {
 	leaf, err := operand(v)
 	if err != nil {
@@ -113,7 +114,7 @@ func (s *Strategy) gatherWorkers(ctx context.Context, name string, v Value, axis
 	return out[0], nil
 }
 
-// densified returns IndexedSlices as the tensor that they stand for, and other leaves as they are.
+// densified converts IndexedSlices to a dense tensor and returns other leaves unchanged.
 func densified(v Value) (Value, error) {
 	if s, ok := v.(*tensor.IndexedSlices); ok {
 		return Densify(s)
@@ -129,7 +130,7 @@ func (c *CrossReplica) Gather(ctx context.Context, v Value, axis int, opts ...Op
 	return c.strategy.Gather(ctx, v, axis, opts...)
 }
 
-// mergeLeaves has one goroutine act for all replicas on the leaves of their nests, which must have the same names.
+// mergeLeaves runs f on one goroutine for the leaves of all replicas' nests, which must have the same names.
 func (r *Replica) mergeLeaves(ctx context.Context, name string, leaves []any, names []string, o Options, f func(context.Context, []Reduction) ([]Value, error)) ([]Value, error) {
 	s := r.strategy
 	out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
@@ -149,7 +150,8 @@ func (r *Replica) mergeLeaves(ctx context.Context, name string, leaves []any, na
 	return out.([]Value), nil
 }
 
-// onAll returns an argument of a merge function with its components: the very same object on all replicas is not wrapped.
+// onAll wraps the components of an argument of a merge function. An argument that is the same object on all
+// replicas was not wrapped.
 func (s *Strategy) onAll(v Value) *PerReplica {
 	switch v := v.(type) {
 	case *PerReplica:
@@ -198,12 +200,12 @@ func gatherHere(name string, batch []Reduction, axis int) ([]Value, error) {
 	return out, nil
 }
 
-// concat returns tensors of any dtype one behind the other along an axis.
+// concat concatenates tensors of any dtype along an axis.
 func concat(op string, ts []*tensor.Tensor, axis int) (*tensor.Tensor, error) {
 	parts := make([]part, len(ts))
 	for i, t := range ts {
 		if t.Memory().Kind == tensor.Device {
-			return nil, errorf(op, ErrUnsupported, "component %d lies in a device's memory: read it to the host first", i)
+			return nil, errorf(op, ErrUnsupported, "component %d is in device memory: copy it to the host first", i)
 		}
 		parts[i] = part{t.DType(), t.Shape()}
 	}
@@ -220,7 +222,7 @@ func concat(op string, ts []*tensor.Tensor, axis int) (*tensor.Tensor, error) {
 	return out, nil
 }
 
-// part is the type and shape of what is concatenated.
+// part is the dtype and the shape of a tensor to concatenate.
 type part struct {
 	dtype tensor.DType
 	shape []int
@@ -265,7 +267,8 @@ func product(shape []int) int {
 	return n
 }
 
-// copyColumns copies a part into the matrix of so many rows that out is, from column to on.
+// copyColumns treats out as a matrix with the given number of rows and copies part into it, starting at column
+// to.
 func copyColumns(out, part *tensor.Tensor, rows, to int) {
 	if part.Len() == 0 {
 		return
@@ -281,7 +284,7 @@ func copyColumns(out, part *tensor.Tensor, rows, to int) {
 	}
 }
 
-// columnsOf returns the slice [from, from+n) of t along an axis: what copyColumns has put there.
+// columnsOf returns the slice [from, from+n) of t along an axis, the inverse of copyColumns.
 func columnsOf(t *tensor.Tensor, axis, from, n int) *tensor.Tensor {
 	shape := append([]int(nil), t.Shape()...)
 	shape[axis] = n

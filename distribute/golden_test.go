@@ -309,7 +309,7 @@ var goldenDefects = []goldenException{
 			return c.Op == "canonicalize_device" && strings.Contains(name, ":-")
 		},
 		func(_ *goldenRun, answer map[string]any, err error) error {
-			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "is no index") {
+			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "is not an index") {
 				return fmt.Errorf("got %v, %w, want no index", answer, err)
 			}
 			return nil
@@ -509,7 +509,7 @@ var goldenDefects = []goldenException{
 		"no-such-device", "TensorFlow makes strategies of devices that are not there",
 		func(c *goldenCase, _ string) bool { return c.Op == "mirrored_init" && !c.fails() },
 		func(_ *goldenRun, answer map[string]any, err error) error {
-			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "there is no device") {
+			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "does not exist") {
 				return fmt.Errorf("got %v, %w, want a device that is not there", answer, err)
 			}
 			return nil

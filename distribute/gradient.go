@@ -6,15 +6,15 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// AllReduceGradient returns the gradient of [Replica.AllReduce] (TensorFlow's is part of its tapes): with y = AllReduce(x)
-// on every replica, and dy the gradient of a replica's loss L with respect to its y, it is that of the sum of all replicas'
-// losses with respect to the replica's x. Every replica calls it with its own x and dy, in the order of AllReduce's
-// nest.
+// AllReduceGradient returns the gradient of [Replica.AllReduce] (in TensorFlow a tape computes it). Let y =
+// AllReduce(x) on every replica, and dy be the gradient of a replica's loss with respect to its y. The result
+// is the gradient of the sum of all replicas' losses with respect to the replica's x. Every replica calls it
+// with its own x and dy, in the order of AllReduce's nest.
 //
-// For a tensor it is AllReduce(dy) by the same op: all replicas used the one sum. For IndexedSlices, of which TensorFlow
-// knows no gradient, the leaf of dy is the gradient with respect to y's values, one row per row of all replicas, and the
-// result that with respect to x's values. Where replicas mix tensors and IndexedSlices, y and its dy are dense, and the
-// gradient of a row is that of its index.
+// For a tensor the result is AllReduce(dy) with the same op, because all replicas used the one sum. TensorFlow
+// has no gradient for IndexedSlices. Here the leaf of dy is the gradient with respect to the values of y, one
+// row per row of all replicas, and the result is the gradient with respect to the values of x. If some replicas
+// have a tensor and others IndexedSlices, y and dy are dense, and the gradient of a row is that of its index.
 func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Value, opts ...Options) (Value, error) {
 	const name = "AllReduceGradient"
 	run, o, err := r.enter(ctx, name, op, opts)
@@ -56,23 +56,23 @@ func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Valu
 	return tensor.Pack(x, out)
 }
 
-// isDense stands for the number of rows of a replica that has a tensor.
+// isDense marks a replica that has a tensor, in place of its number of rows.
 const isDense = -1
 
-// gradientOfRows returns a replica's part of the reduced gradient dy of leaf i, of which it gave slices.
+// gradientOfRows returns this replica's part of the reduced gradient dy of leaf i, whose input was slices.
 func gradientOfRows(op string, s *tensor.IndexedSlices, dy *tensor.Tensor, i, replica int, rows [][]int64) (*tensor.Tensor, error) {
 	for _, of := range rows {
-		if of[i] == isDense { // so was the result
+		if of[i] == isDense { // the result was dense, too
 			return rowsAt(op, dy, s.Indices)
 		}
 	}
 	return ownColumns(op, dy, 0, i, replica, rows)
 }
 
-// rowsAt returns the rows of t with the indices.
+// rowsAt returns the rows of t at the indices.
 func rowsAt(op string, t, indices *tensor.Tensor) (*tensor.Tensor, error) {
 	if t.Rank() == 0 {
-		return nil, errorf(op, ErrMismatch, "a gradient without rows for IndexedSlices")
+		return nil, errorf(op, ErrMismatch, "the gradient of IndexedSlices has no rows")
 	}
 	rows := []*tensor.Tensor{t.Rows(0, 0)}
 	for _, at := range tensor.Data[int64](toInt64(indices)) {
@@ -84,7 +84,7 @@ func rowsAt(op string, t, indices *tensor.Tensor) (*tensor.Tensor, error) {
 	return concatRows(rows), nil
 }
 
-// operandPairs returns the leaves of two nests of one structure.
+// operandPairs returns the leaves of two nests of the same structure.
 func (r *Replica) operandPairs(op string, x, dy Value) (xs []any, names []string, dys []any, err error) {
 	_, err = tensor.Zip(func(path string, pair []any) (any, error) {
 		a, err := r.operand(pair[0])
@@ -107,9 +107,10 @@ func (r *Replica) operandPairs(op string, x, dy Value) (xs []any, names []string
 	return xs, names, dys, nil
 }
 
-// AllGatherGradient returns the gradient of [Replica.AllGather]: with y = AllGather(x, axis) on every replica, and dy the
-// gradient of a replica's loss with respect to its y, it is that of the sum of all replicas' losses with respect to the
-// replica's x: its own columns of AllReduce(SUM, dy). Every replica calls it with its own x and dy.
+// AllGatherGradient returns the gradient of [Replica.AllGather]. Let y = AllGather(x, axis) on every replica,
+// and dy be the gradient of a replica's loss with respect to its y. The result is the gradient of the sum of
+// all replicas' losses with respect to the replica's x: its own columns of AllReduce(Sum, dy). Every replica
+// calls it with its own x and dy.
 func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, opts ...Options) (Value, error) {
 	const name = "AllGatherGradient"
 	run, o, err := r.enter(ctx, name, Sum, opts)
@@ -154,7 +155,7 @@ func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, 
 	return tensor.Pack(x, out)
 }
 
-// ownColumns returns a replica's part of what was gathered of leaf i.
+// ownColumns returns a replica's part of the gathered leaf i.
 func ownColumns(op string, t *tensor.Tensor, axis, i, replica int, lengths [][]int64) (*tensor.Tensor, error) {
 	from, total := 0, 0
 	for k, l := range lengths {
@@ -164,7 +165,7 @@ func ownColumns(op string, t *tensor.Tensor, axis, i, replica int, lengths [][]i
 		total += int(l[i])
 	}
 	if axis >= t.Rank() || t.Shape()[axis] != total {
-		return nil, errorf(op, ErrMismatch, "a gradient of shape %s, where all replicas have %d along axis %d: want one of the result that all replicas got", bracketed(t.Shape()), total, axis)
+		return nil, errorf(op, ErrMismatch, "the gradient has shape %s, but the gathered result has length %d along axis %d: want the shape of the result", bracketed(t.Shape()), total, axis)
 	}
 	return columnsOf(t, axis, from, int(lengths[replica][i])), nil
 }

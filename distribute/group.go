@@ -8,8 +8,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// replicaGroup is the communicators between a strategy's replicas, of which this worker has some or all, watched by its
-// detector.
+// replicaGroup holds this worker's communicators between the strategy's replicas. The strategy's deadlock
+// detector monitors their calls.
 type replicaGroup struct {
 	owner   *Strategy
 	group   collective.Group
@@ -19,7 +19,7 @@ type replicaGroup struct {
 
 func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
 	g := &replicaGroup{owner: s}
-	g.monitor = s.detector.Monitor("", nil, g.abort) // no name: reports need none to tell it from others
+	g.monitor = s.detector.Monitor("", nil, g.abort) // no name: a strategy has only this group
 	group, err := collective.Open(mem.New(len(s.devices)), collective.Config{
 		Timeout: s.options.Timeout, Stall: s.stall, Order: s.options.Order, Accumulate: s.options.Accumulate,
 		Monitor: g.monitor, Logger: s.logger, Name: "replicas",
@@ -31,8 +31,9 @@ func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
 	return g, nil
 }
 
-// adoptReplicaGroup takes over the group that the strategy was given. Its calls are watched like those of any other: that
-// replicas of this worker can never meet is proven at once, while those of other workers are waited for until the deadline.
+// adoptReplicaGroup takes over the group that the strategy was given, and monitors its calls. If the calls of
+// this worker's replicas can never match, they fail at once. Replicas of other workers are awaited until the
+// deadline.
 func adoptReplicaGroup(s *Strategy) *replicaGroup {
 	g := &replicaGroup{owner: s}
 	g.set(s.given)
@@ -50,21 +51,21 @@ func adoptReplicaGroup(s *Strategy) *replicaGroup {
 	return g
 }
 
-// share lets the Runs of a strategy behind the owner use the group, while the owner's replicas wait. Its own deadlock detector does not see
-// the calls; that one of its Runs fails ends them.
+// share lets the Runs of the inner strategy use the group while the owner's replicas wait. The inner strategy's
+// deadlock detector does not see the calls of the owner. A failed Run of the inner strategy aborts the group.
 func (g *replicaGroup) share(s *Strategy) { s.detector.Monitor("", nil, g.abort) }
 
 func (g *replicaGroup) set(group collective.Group) { g.group, g.comms = group, group.Local() }
 
-// abort poisons the communicators of all replicas.
+// abort fails the current and later calls of all communicators.
 func (g *replicaGroup) abort(cause error) {
 	for _, c := range g.comms {
 		c.Abort(cause)
 	}
 }
 
-// rebuild replaces poisoned communicators by new ones, at the next epoch. Each failure reaches every worker once, so the
-// epochs stay the same on all of them.
+// rebuild replaces failed communicators by new ones at the next epoch. Each failure reaches every worker once,
+// so the epochs stay equal on all workers.
 func (g *replicaGroup) rebuild(ctx context.Context) error {
 	if g.comms[0].Err() == nil {
 		return nil
@@ -78,8 +79,8 @@ func (g *replicaGroup) rebuild(ctx context.Context) error {
 	return nil
 }
 
-// ready is called before a call for all of this worker's replicas: it replaces communicators that failed since the last
-// Run, by a call of this kind. In a Run a failure is the Run's, and stays.
+// ready is called before a call for all of this worker's replicas. It replaces communicators that failed since
+// the last Run. In a Run it does not: the failure fails the Run.
 func (g *replicaGroup) ready(ctx context.Context) error {
 	if g.owner.closed.Load() {
 		return errorf("Group", ErrClosed, "the strategy was closed")

@@ -12,15 +12,15 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// HierarchicalCopyAllReduce adds in two levels: the components of near devices with each other, then the groups' sums. The
-// packs, parts of equal length of the whole batch, are added at the same time.
+// HierarchicalCopyAllReduce adds in two levels: the components of nearby devices first, then the groups' sums.
+// A batch is concatenated and cut into packs of equal length, which are added in parallel.
 type HierarchicalCopyAllReduce struct {
 	packs  int
 	groups func([]Device) []int // of each device
 }
 
-// NewHierarchicalCopyAllReduce returns the operations with that many packs, TensorFlow's default of which is 1; 0: one value
-// after the other. Devices are near that [DeviceGroups] puts together.
+// NewHierarchicalCopyAllReduce returns the operations with the given number of packs. TensorFlow's default is
+// 1; 0 reduces one value after the other. [DeviceGroups] decides which devices are nearby.
 func NewHierarchicalCopyAllReduce(packs int) (HierarchicalCopyAllReduce, error) {
 	if packs < 0 {
 		return HierarchicalCopyAllReduce{}, errorf("NewHierarchicalCopyAllReduce", ErrInvalid, "HierarchicalCopy requires num_packs >= 0, but %d is specified", packs)
@@ -28,8 +28,8 @@ func NewHierarchicalCopyAllReduce(packs int) (HierarchicalCopyAllReduce, error) 
 	return HierarchicalCopyAllReduce{packs, DeviceGroups}, nil
 }
 
-// WithGroups returns the same operations with another idea of which devices are near: groups gives each device of a value,
-// by replica, the number of its group.
+// WithGroups returns the same operations with another grouping of the devices: groups returns the group of each
+// of a value's devices, by replica.
 func (h HierarchicalCopyAllReduce) WithGroups(groups func([]Device) []int) HierarchicalCopyAllReduce {
 	h.groups = groups
 	return h
@@ -41,22 +41,22 @@ func (h HierarchicalCopyAllReduce) Packs() int { return h.packs }
 // String returns "HierarchicalCopyAllReduce".
 func (HierarchicalCopyAllReduce) String() string { return "HierarchicalCopyAllReduce" }
 
-// BatchReduce implements [CrossDeviceOps]. A group adds the parts of the canonical tree that it has all leaves of, so every
-// grouping of any number of devices gives the same bits.
+// BatchReduce implements [CrossDeviceOps]. A group adds the subtrees of the canonical tree whose leaves are all
+// in the group, so every grouping of any number of devices gives the same bits.
 func (h HierarchicalCopyAllReduce) BatchReduce(_ context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
 	return reduceInPacks(h.String(), h.packs, h.groups, op, batch, opts)
 }
 
-// NcclAllReduce stands for TensorFlow's reduction by NVIDIA's NCCL. There is no NCCL here: the processor adds, in packs, which
-// the log says once.
+// NcclAllReduce takes the place of TensorFlow's reduction by NVIDIA's NCCL. It does not use NCCL: it adds on
+// the CPU, in packs, and logs that once.
 type NcclAllReduce struct {
 	packs  int
 	logger *slog.Logger
 	warned *sync.Once
 }
 
-// NewNcclAllReduce returns the operations with that many packs, TensorFlow's default of which is 1; 0: one value after the
-// other. A nil logger is slog.Default().
+// NewNcclAllReduce returns the operations with the given number of packs. TensorFlow's default is 1; 0 reduces
+// one value after the other. A nil logger is slog.Default().
 func NewNcclAllReduce(packs int, logger *slog.Logger) (NcclAllReduce, error) {
 	if packs < 0 {
 		return NcclAllReduce{}, errorf("NewNcclAllReduce", ErrInvalid, "NCCL all-reduce requires num_packs >= 0, but %d is specified", packs)
@@ -120,7 +120,7 @@ func reduceInPacks(name string, packs int, groups func([]Device) []int, op Reduc
 	})
 }
 
-// divisor returns by what the sum of tensors is divided where it is made: by nothing if the quotient has another type.
+// divisor returns the divisor to apply to a sum in place, or none if the quotient has another dtype.
 func divisor(op ReduceOp, ts []*tensor.Tensor) int {
 	if op == Mean && ts[0].DType().IsFloat() {
 		return len(ts)
@@ -128,17 +128,17 @@ func divisor(op ReduceOp, ts []*tensor.Tensor) int {
 	return 1
 }
 
-// packPart is the elements [lo, hi) of one value's sum.
+// packPart is a range [lo, hi) of the elements of one value's sum.
 type packPart struct {
 	sum    *tensor.Tensor
 	src    []*tensor.Tensor
 	group  []int // of each src
 	lo, hi int
-	by     int // divides the sum
+	by     int // divisor of the sum
 }
 
-// PackSizes returns the lengths of the parts into which TensorFlow's num_packs cuts the concatenation of a batch: n-1 parts
-// of total/n elements, and the last with the rest. n must be at least 1.
+// PackSizes returns the lengths of the parts into which TensorFlow's num_packs cuts a concatenated batch: n-1
+// parts of total/n elements, and a last part with the rest. It is an error if n is less than 1.
 func PackSizes(total, n int) ([]int, error) {
 	if n <= 0 {
 		return nil, errorf("PackSizes", ErrInvalid, "num_packs must be greater than zero, not %d", n)
@@ -151,7 +151,7 @@ func PackSizes(total, n int) ([]int, error) {
 	return sizes, nil
 }
 
-// splitPacks cuts the concatenation of all parts into n packs of [PackSizes]; 0 makes one pack of everything.
+// splitPacks concatenates all parts and cuts them into n packs of [PackSizes]; 0 makes one pack.
 func splitPacks(parts []packPart, n int) [][]packPart {
 	total := 0
 	for _, p := range parts {
@@ -178,7 +178,8 @@ func splitPacks(parts []packPart, n int) [][]packPart {
 	return packs
 }
 
-// add sums the part: first every group its own nodes of the canonical tree, at the same time, then the nodes above.
+// add sums the part. The groups add their own nodes of the canonical tree in parallel; then the nodes above are
+// added.
 func (p packPart) add(wide bool) {
 	if p.lo >= p.hi {
 		return
@@ -199,15 +200,16 @@ func (p packPart) add(wide bool) {
 	}
 }
 
-// groupedTree is the canonical tree over a part's sources, whose nodes that lie in one group are that group's to add.
+// groupedTree is the canonical tree over a part's sources. A node whose leaves are all in one group is added by
+// that group.
 type groupedTree struct {
 	part  packPart
-	wide  bool // half-width numbers stay float32 until the end
+	wide  bool // half-precision numbers stay float32 until the end
 	nodes map[int][][2]int
-	sums  map[[2]int]*tensor.Tensor // by node: its first leaf and their number
+	sums  map[[2]int]*tensor.Tensor // by node: its first leaf and its number of leaves
 }
 
-// own gives the nodes that have all leaves in one group to it.
+// own assigns each node whose leaves are all in one group to that group.
 func (t *groupedTree) own(lo, n int) {
 	group, same := t.part.group[lo], true
 	for _, g := range t.part.group[lo : lo+n] {
@@ -230,7 +232,7 @@ func (t *groupedTree) own(lo, n int) {
 // halfTree returns how many of n leaves are in the left subtree: the largest power of two below n.
 func halfTree(n int) int { return 1 << (bits.Len(uint(n-1)) - 1) }
 
-// place returns where the sum of a node goes: the part's sum itself if nothing is added to it any more.
+// place returns the destination of a node's sum: the part's sum itself if it is the root.
 func (t *groupedTree) place(root bool) *tensor.Tensor {
 	p := t.part
 	switch {
@@ -268,14 +270,15 @@ func (t *groupedTree) reduce(node [2]int) {
 		addRange(out, leaves, 0, out.Len(), t.wide, by)
 		return
 	}
-	for i, leaf := range leaves { // the sum stays wide: so must be what it is made of
+	for i, leaf := range leaves { // the sum is float32, and so must be its inputs
 		leaves[i] = tensor.New(out.DType(), leaf.Len())
 		kernel.Convert(out.DType(), leaf.DType(), leaves[i].Memory().Ptr, leaf.Memory().Ptr, leaf.Len())
 	}
 	addRange(out, leaves, 0, out.Len(), false, 1)
 }
 
-// combine returns the sum of a node whose leaves are in several groups, nil if it is the root's and there is no more to add.
+// combine returns the sum of a node whose leaves are in several groups, or nil if it is the root and already in
+// place.
 func (t *groupedTree) combine(lo, n int) *tensor.Tensor {
 	if sum, ok := t.sums[[2]int{lo, n}]; ok {
 		if n == len(t.part.src) {
@@ -289,7 +292,7 @@ func (t *groupedTree) combine(lo, n int) *tensor.Tensor {
 	return left
 }
 
-// round divides the root's sum and brings it to its place.
+// round divides the root's sum and stores it in the part's sum.
 func (t *groupedTree) round(top *tensor.Tensor) {
 	p := t.part
 	if p.by > 1 {

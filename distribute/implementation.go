@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/nccl"
 )
 
-// Opener returns how workers are joined for an implementation: what [worker.Config] takes for a worker that a strategy with this
-// implementation is given. It is nil where the library's own collectives do it.
+// Opener returns the opener of communicators for an implementation. Set it in [worker.Config] for a worker that
+// is given to a strategy with this implementation. It is nil if the library's own collectives are used.
 func (i Implementation) Opener() *clusterworker.Opener {
 	switch i {
 	case ImplementationMPI:
@@ -23,20 +23,20 @@ func (i Implementation) Opener() *clusterworker.Opener {
 	return nil
 }
 
-// What communicators over MPI and NCCL call their transport.
+// Transport names of communicators over MPI and NCCL.
 const (
 	mpiName  = "mpi"
 	ncclName = "nccl"
 )
 
-// openMPI makes the group over MPI, whose processes come in the order of the workers.
+// openMPI opens the group over MPI. The ranks of the MPI processes are in the order of the workers.
 func openMPI(ctx context.Context, w *clusterworker.Worker, cfg collective.Config) (collective.Group, error) {
 	job := w.Job()
 	return mpi.Open(ctx, mpi.Config{Replicas: w.Members()[job.Worker].Replicas, Processes: job.Workers, Key: job.Worker, Collective: cfg})
 }
 
-// openNCCL makes the group over NCCL if all workers have it; else they are joined by the library's own collectives, with a line in each
-// one's log that says why.
+// openNCCL opens the group over NCCL if all workers have it. Otherwise it uses the library's own collectives,
+// and every worker logs why.
 func openNCCL(ctx context.Context, w *clusterworker.Worker, cfg collective.Config) (collective.Group, error) {
 	lack := ""
 	if err := nccl.Available(); err != nil {
@@ -50,7 +50,7 @@ func openNCCL(ctx context.Context, w *clusterworker.Worker, cfg collective.Confi
 	ranks := make([][]int, len(members))
 	for i, text := range all {
 		if len(text) > 0 {
-			cfg.Logger.Warn(noNCCL, "worker", i, "why", string(text))
+			cfg.Logger.Warn(noNCCL, "worker", i, "reason", string(text))
 			return nil, nil
 		}
 		ranks[i] = members[i].Ranks()
@@ -65,21 +65,22 @@ func openNCCL(ctx context.Context, w *clusterworker.Worker, cfg collective.Confi
 
 const noNCCL = "distribute: NCCL is not available; the library's own collectives reduce instead"
 
-// checkImplementation refuses a strategy whose replicas are not joined as its options say.
+// checkImplementation returns an error if the replicas' communicators are not those of the implementation in
+// the options.
 func (s *Strategy) checkImplementation(op string) error {
 	if s.options.Implementation != ImplementationMPI {
 		return nil
 	}
 	if s.kind != multiWorkerKind {
-		return errorf(op, ErrInvalid, "implementation MPI joins processes, and this strategy has one: want NewMultiWorkerMirroredStrategy, or AUTO")
+		return errorf(op, ErrInvalid, "implementation MPI needs several processes, and this strategy has one: use NewMultiWorkerMirroredStrategy, or AUTO")
 	}
 	if t := s.transport(); s.workersInSync > 1 && t != mpiName {
-		return errorf(op, ErrInvalid, "implementation MPI is asked for, and the group that the strategy was given goes over %s: join with worker.Config.Opener of ImplementationMPI.Opener()", t)
+		return errorf(op, ErrInvalid, "implementation MPI is requested, but the group in the strategy's configuration uses %s: join with worker.Config.Opener of ImplementationMPI.Opener()", t)
 	}
 	return nil
 }
 
-// transport is what joins the replicas, or empty if there is one.
+// transport is the transport of the replicas' communicators, or empty with one replica.
 func (s *Strategy) transport() string {
 	if s.group == nil {
 		return ""
@@ -87,22 +88,25 @@ func (s *Strategy) transport() string {
 	return s.group.comms[0].Properties().Transport
 }
 
-// noteImplementation logs once that a wish for NCCL or MPI cannot be met. Workers that were joined in that wish have been told already.
+// noteImplementation logs once that a request for NCCL or MPI cannot be met. If workers have joined with that
+// request, openNCCL has logged it.
 func (s *Strategy) noteImplementation(o Options) {
 	i := o.Implementation
 	if i != ImplementationNCCL && i != ImplementationMPI {
-		return // without a name to make lower: this is in the way of every call
+		return // does not build the transport's name: every call takes this path
 	}
-	told := s.member != nil && s.member.Opener() != nil && s.member.Opener().Name == strings.ToLower(i.String())
+	logged := s.member != nil && s.member.Opener() != nil && s.member.Opener().Name == strings.ToLower(i.String())
 	switch {
-	case told || s.transport() == strings.ToLower(i.String()):
+	case logged || s.transport() == strings.ToLower(i.String()):
 	case i == ImplementationNCCL:
 		s.elsewhere.Do(func() {
-			s.logger.Warn(noNCCL, "strategy", s.String(), "why", "it joins the workers of MultiWorkerMirroredStrategy, and the replicas of one process work in each other's memory")
+			s.logger.Warn(noNCCL, "strategy", s.String(),
+				"reason", "NCCL is only used by MultiWorkerMirroredStrategy; replicas of one process share memory")
 		})
 	case i == ImplementationMPI && s.workersInSync > 1:
 		s.elsewhere.Do(func() {
-			s.logger.Warn("distribute: MPI is chosen for a strategy, not for a call; the library's own collectives reduce", "strategy", s.String())
+			s.logger.Warn("distribute: MPI must be chosen for a whole strategy, not for a call; using the library's own collectives",
+				"strategy", s.String())
 		})
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/lockstep-ml/lockstep/data"
 )
 
-// AutoShardPolicy says how the workers of a job share out a dataset that each of them reads.
+// AutoShardPolicy says how the workers of a job shard a dataset.
 type AutoShardPolicy uint8
 
 // The policies, TensorFlow's AutoShardPolicy.
@@ -18,7 +18,8 @@ const (
 	ShardFile
 	// ShardData gives the workers equal parts of every global batch.
 	ShardData
-	// ShardHint gives worker w of n the elements w, w+n, … where [data.Pipeline.ShardHint] marks it, and else all of them.
+	// ShardHint gives worker w of n the elements w, w+n, … at the place marked by [data.Pipeline.ShardHint].
+	// Without a mark every worker gets all elements.
 	ShardHint
 )
 
@@ -39,46 +40,47 @@ const (
 	PerReplicaInput                        // once per replica; with [NewMirroredStrategy] only
 )
 
-// InputOptions tune distributed datasets. The zero value is TensorFlow's default, but for Prefetch, which is 1 there.
+// InputOptions configure distributed datasets. The zero value has TensorFlow's defaults, except for Prefetch,
+// which is 1 in TensorFlow.
 type InputOptions struct {
-	// AutoShard says how several workers share out the data.
+	// AutoShard says how several workers shard the data.
 	AutoShard AutoShardPolicy
-	// KeepOnHost leaves the elements on the host's device. Else each replica's lie on its own
-	// (TensorFlow's experimental_fetch_to_device, negated).
+	// KeepOnHost leaves the elements on the host's device. By default each replica's elements are on the
+	// replica's device (TensorFlow's experimental_fetch_to_device, negated).
 	KeepOnHost bool
 	// ReplicationMode says how often a dataset function is called.
 	ReplicationMode ReplicationMode
-	// PlaceOnDevice makes each replica's dataset on its own device. It needs PerReplicaInput and KeepOnHost. Logical CPU
-	// devices share the host's memory, so there it changes nothing.
+	// PlaceOnDevice creates each replica's dataset on the replica's device. It needs PerReplicaInput and
+	// KeepOnHost. It has no effect on logical CPU devices, which share the host's memory.
 	PlaceOnDevice bool
-	// Prefetch is the number of steps that are made ready ahead; 0: none (experimental_per_replica_buffer_size).
+	// Prefetch is the number of steps to prefetch; 0: none (experimental_per_replica_buffer_size).
 	Prefetch int
-	// Input says which part of the job's input this is. Nil: that of the strategy's worker.
+	// Input selects the part of the job's input. Default: the part of the strategy's worker.
 	Input *InputContext
 }
 
-// validate reports what is wrong with the options, by themselves.
+// validate checks the options independently of a strategy.
 func (o InputOptions) validate(op string) error {
 	switch {
 	case o.AutoShard > ShardHint:
-		return errorf(op, ErrInvalid, "%v is none of AUTO, OFF, FILE, DATA and HINT", o.AutoShard)
+		return errorf(op, ErrInvalid, "%v is not one of AUTO, OFF, FILE, DATA and HINT", o.AutoShard)
 	case o.ReplicationMode > PerReplicaInput:
-		return errorf(op, ErrInvalid, "ReplicationMode(%d) is none of PerWorker and PerReplicaInput", o.ReplicationMode)
+		return errorf(op, ErrInvalid, "ReplicationMode(%d) is not one of PerWorker and PerReplicaInput", o.ReplicationMode)
 	case o.Prefetch < 0:
 		return errorf(op, ErrInvalid, "Prefetch is %d steps; want at least 0", o.Prefetch)
 	case o.PlaceOnDevice && o.ReplicationMode != PerReplicaInput:
 		return errorf(op, ErrInvalid, "when PlaceOnDevice is set, you must also specify PerReplicaInput for the replication mode")
 	case o.PlaceOnDevice && !o.KeepOnHost:
-		return errorf(op, ErrInvalid, "PlaceOnDevice can not be set when elements are fetched to the device, too: set KeepOnHost")
+		return errorf(op, ErrInvalid, "PlaceOnDevice can not be set while elements are fetched to the device: set KeepOnHost")
 	}
 	return o.Input.validate(op)
 }
 
-// InputContext says for which part of a job's input a dataset function makes a dataset.
+// InputContext describes the part of a job's input for which a dataset function makes a dataset.
 type InputContext struct {
-	NumInputPipelines int // how many there are, mostly one per worker
-	InputPipelineID   int // which of them this is, from 0
-	NumReplicasInSync int // replicas of all workers
+	NumInputPipelines int // number of input pipelines, usually one per worker
+	InputPipelineID   int // index of this pipeline, from 0
+	NumReplicasInSync int // number of replicas of all workers
 }
 
 // String prints the context as TensorFlow does.
@@ -86,8 +88,8 @@ func (c InputContext) String() string {
 	return fmt.Sprintf("tf.distribute.InputContext(input pipeline id %d, total: %d)", c.InputPipelineID, c.NumInputPipelines)
 }
 
-// PerReplicaBatchSize returns the number of examples of a global batch that each replica gets; it is an error if they do
-// not divide evenly.
+// PerReplicaBatchSize returns the number of examples of a global batch per replica. It is an error if the
+// division has a remainder.
 func (c InputContext) PerReplicaBatchSize(global int) (int, error) {
 	if c.NumReplicasInSync < 1 || global%c.NumReplicasInSync != 0 {
 		return 0, errorf("PerReplicaBatchSize", ErrInvalid, "the global batch size %d is not divisible by the number of replicas in sync, %d", global, c.NumReplicasInSync)
@@ -102,14 +104,14 @@ func (c *InputContext) validate(op string) error {
 	case c.NumInputPipelines < 1 || c.InputPipelineID < 0 || c.InputPipelineID >= c.NumInputPipelines || c.NumReplicasInSync < 1:
 		return errorf(op, ErrInvalid, "%v for %d replicas: want an id from 0 to one less than the total, and a replica at least", *c, c.NumReplicasInSync)
 	case c.NumReplicasInSync%c.NumInputPipelines != 0:
-		return errorf(op, ErrInvalid, "every worker must have the same number of replicas: %d replicas cannot be divided by %d workers", c.NumReplicasInSync, c.NumInputPipelines)
+		return errorf(op, ErrInvalid, "every worker must have the same number of replicas: %d replicas cannot be divided among %d workers", c.NumReplicasInSync, c.NumInputPipelines)
 	}
 	return nil
 }
 
-// BatchSizesForWorker returns the sizes of the parts that a global batch is cut into on one of several workers, one for
-// each replica of the job. They differ by at most one; worker 0 has the larger ones first, and the others the same list
-// from their own replicas on (TensorFlow's batch_sizes_for_worker).
+// BatchSizesForWorker returns the sizes of the parts into which a worker cuts a global batch, one per replica
+// of the job. The sizes differ by at most one. Worker 0 has the larger parts first; every other worker has the
+// same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
 func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
 	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
 		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
@@ -117,7 +119,7 @@ func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int,
 	return batchSizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
 }
 
-// batchSizes returns the sizes of n parts, beginning with those of replica first.
+// batchSizes returns the sizes of n parts, starting with that of replica first.
 func batchSizes(global, n, first int) []int {
 	sizes := make([]int, n)
 	for i := range sizes {
@@ -133,7 +135,7 @@ func batchSizes(global, n, first int) []int {
 type inputShare struct {
 	InputContext
 	first, replicas int  // of the worker
-	turns           bool // parts of a batch go to the workers by turns; else to the replicas by their ids
+	turns           bool // parts of a batch go to the workers in turn; otherwise to the replicas by id
 }
 
 // input returns the part of the job's input that the strategy's worker reads.
@@ -151,7 +153,7 @@ func (s *Strategy) input(o InputOptions) inputShare {
 	return in
 }
 
-// has reports whether a part of a batch is the worker's.
+// has reports whether a part of a batch belongs to the worker.
 func (in *inputShare) has(part int) bool {
 	if in.turns {
 		return part%in.NumInputPipelines == in.InputPipelineID
@@ -159,7 +161,7 @@ func (in *inputShare) has(part int) bool {
 	return part >= in.first && part < in.first+in.replicas
 }
 
-// policy returns the policy that holds for a dataset.
+// policy returns the effective policy for a dataset.
 func (o InputOptions) policy(ds data.Dataset) AutoShardPolicy {
 	switch {
 	case o.AutoShard != ShardAuto:

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// CollectiveKeys numbers groups of devices and the collectives of each, so that members which do not talk to each other
-// find the same numbers (TensorFlow's CollectiveKeys). Give several [CollectiveAllReduce] one to tell their communicators
-// apart in errors and logs. Its methods may be called at any time.
+// CollectiveKeys numbers groups of devices and the collectives of each group. Members compute the same numbers
+// without communication (TensorFlow's CollectiveKeys). Share one between several [CollectiveAllReduce] to tell
+// their communicators apart in errors and logs. Its methods may be called concurrently.
 type CollectiveKeys struct {
 	mu        sync.Mutex
 	next      int            // group key
@@ -20,12 +20,13 @@ type CollectiveKeys struct {
 // The first instance key of every device in every group, as in TensorFlow.
 const firstInstanceKey = 100
 
-// NewCollectiveKeys returns keys whose groups are numbered from start; TensorFlow's default is 1.
+// NewCollectiveKeys returns keys whose groups are numbered from start. TensorFlow's default is 1.
 func NewCollectiveKeys(start int) *CollectiveKeys {
 	return &CollectiveKeys{next: start, groups: map[string]int{}, instances: map[int]map[string]int{}}
 }
 
-// GroupKey returns the number of the group of these devices: the same for the same devices in the same order.
+// GroupKey returns the number of the group of these devices. The same devices in the same order have the same
+// number.
 func (k *CollectiveKeys) GroupKey(devices []string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -43,7 +44,8 @@ func (k *CollectiveKeys) GroupKey(devices []string) int {
 	return key
 }
 
-// InstanceKey returns the number of the next collective of a device in a group.
+// InstanceKey returns the number of the next collective of a device in a group. It is an error if the group
+// does not have the device.
 func (k *CollectiveKeys) InstanceKey(group int, device string) (int, error) {
 	const op = "InstanceKey"
 	k.mu.Lock()
@@ -60,7 +62,7 @@ func (k *CollectiveKeys) InstanceKey(group int, device string) (int, error) {
 	return key, nil
 }
 
-// Clone returns keys that go on from these, independently.
+// Clone returns an independent copy, which continues with the same numbers.
 func (k *CollectiveKeys) Clone() *CollectiveKeys {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -9,15 +9,16 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// knownDense remembers which nests were tensors on all replicas: those are reduced without asking again. A replica that has
-// IndexedSlices always asks, so what all of them remember is the same.
+// knownDense is a cache of nests that had tensors on all replicas. These are reduced without another exchange.
+// A replica that has IndexedSlices always exchanges, so the caches of all replicas are equal.
 type knownDense map[uint64]struct{}
 
-// knownDenseMax bounds it. A program has fewer different nests; one that has more asks again now and then.
+// knownDenseMax bounds the cache. Programs have fewer different nests; otherwise the cache is cleared and
+// filled again.
 const knownDenseMax = 4096
 
-// whichSparse returns which leaves are IndexedSlices (1) on which replica: sparse[replica][i], or nil if none is. The replica has
-// not been acquired.
+// whichSparse returns which leaves are IndexedSlices (1) on which replica: sparse[replica][i], or nil if none
+// is. The caller has not acquired the replica.
 func (r *Replica) whichSparse(ctx context.Context, run *deadlock.Run, leaves []any, names []string, o Options) (all [][]int64, err error) {
 	sparse := make([]int64, 0, 8)
 	mine := true
@@ -51,7 +52,8 @@ func (r *Replica) whichSparse(ctx context.Context, run *deadlock.Run, leaves []a
 	return nil, nil
 }
 
-// exchange gives every replica the numbers of all: all[replica][i]. what says what they are. The replica has not been acquired.
+// exchange gathers every replica's numbers on all replicas: all[replica][i]. what describes them in errors. The
+// caller has not acquired the replica.
 func (r *Replica) exchange(ctx context.Context, run *deadlock.Run, mine []int64, what string, o Options) ([][]int64, error) {
 	if err := run.Acquire(r.local); err != nil {
 		return nil, err
@@ -71,9 +73,9 @@ func (r *Replica) exchange(ctx context.Context, run *deadlock.Run, mine []int64,
 	return all, nil
 }
 
-// nestHash returns a number of a nest of tensors that all replicas which have it find.
+// nestHash hashes a nest of tensors; equal nests have equal hashes on all replicas.
 func nestHash(leaves []any, names []string) uint64 {
-	const prime = 1099511628211 // FNV-1a's, by words
+	const prime = 1099511628211 // FNV-1a, by words
 	h := uint64(14695981039346656037)
 	add := func(x uint64) { h = (h ^ x) * prime }
 	for i, leaf := range leaves {
@@ -92,7 +94,8 @@ func nestHash(leaves []any, names []string) uint64 {
 	return h
 }
 
-// nestText names a nest's first leaves: what must be the same on all replicas, whatever kinds of values they have.
+// nestText returns the names of a nest's first leaves. They must be the same on all replicas, whatever the
+// leaves' types.
 func nestText(names []string) string {
 	const shown = 4
 	if len(names) <= shown {

@@ -10,20 +10,21 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
-// CrossReplica is the cross-replica context: code that has it runs once for all replicas. A merge function gets one, and
-// [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
+// CrossReplica is the cross-replica context: code that runs once for all replicas. A merge function gets one,
+// and [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
 type CrossReplica struct {
 	strategy *Strategy
-	device   Device      // where mirrored values are read, if they are there
-	merge    bool        // a merge function's
+	device   Device      // device to read mirrored values on, if they have a component there
+	merge    bool        // of a merge function
 	over     atomic.Bool // the merge function has returned
 }
 
 // Strategy returns the strategy that the context belongs to.
 func (c *CrossReplica) Strategy() *Strategy { return c.strategy }
 
-// Cross returns the strategy's cross-replica context, for variables' operations outside of steps. Mirrored variables are
-// read on ctx's current device (see [WithDevice]) where they have a component there. It is an error inside a step; using the context while a Run is in progress is one too.
+// Cross returns the strategy's cross-replica context, for operations on variables outside of steps. Mirrored
+// variables are read on ctx's current device (see [WithDevice]) if they have a component there. It is an error
+// to call it inside a step, or to use the context while a Run is in progress.
 func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
 	if err := s.requireCross(ctx, "Cross"); err != nil {
 		return nil, err
@@ -31,7 +32,7 @@ func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
 	return &CrossReplica{strategy: s, device: hostDevice(ctx)}, nil
 }
 
-// valid reports an error if the context is used where it does not hold.
+// valid returns an error if the context must not be used now.
 func (c *CrossReplica) valid(op string) error {
 	switch {
 	case c.over.Load():
@@ -42,17 +43,17 @@ func (c *CrossReplica) valid(op string) error {
 	return nil
 }
 
-// MergeCall waits until all replicas have called it, then runs f once for all of them, in cross-replica context, and
-// returns its result on every replica: a distributed value's own component, anything else as it is. f gets the
-// replicas' arguments regrouped, so that a tensor of each becomes a [*PerReplica]. The function of replica 0 is used,
-// and the context that it is given ends with the Run.
+// MergeCall waits until all replicas have called it, then calls f once for all of them, in cross-replica
+// context. It returns f's result on every replica: the replica's component of a distributed value, and any
+// other value unchanged. f gets the replicas' arguments regrouped, so the tensors of all replicas become one
+// [*PerReplica]. MergeCall uses the f of replica 0. f's context ends with the Run.
 //
 // An error of f is returned on every replica.
 func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Value, error) {
 	return r.mergeCall(ctx, mergeCallName, r.strategy.options.Timeout, f, args)
 }
 
-// mergeCallName is the operation of the merge calls that users make.
+// mergeCallName is the operation's name in merge calls by the user.
 const mergeCallName = "MergeCall"
 
 // MergeFunc is a function that runs once for all replicas.
@@ -72,7 +73,8 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	}
 	call := &mergeCall{name, f, args}
 	for !r.merging.CompareAndSwap(nil, call) {
-		// Another goroutine is in a merge call of this replica, or about to enter one: let the deadlock detector say so.
+		// Another goroutine is in a merge call of this replica, or about to enter one: the deadlock detector
+		// reports it.
 		if err := run.Acquire(r.local); err != nil {
 			return nil, err
 		}
@@ -93,14 +95,14 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	return SelectReplica(r.local, out)
 }
 
-// mergeCall is what one replica brings to a merge call.
+// mergeCall holds one replica's arguments of a merge call.
 type mergeCall struct {
-	name string // of the operation that is made of the merge call
+	name string // the operation that makes the merge call
 	f    MergeFunc
 	args []Value
 }
 
-// mergeAll runs the merge function that all replicas have come for. It is called by the last of them.
+// mergeAll runs the merge function of a call that all replicas have entered. The last of them calls it.
 func (s *Strategy) mergeAll(ctx context.Context, run *deadlock.Run) (Value, error) {
 	first := s.replicas[0].merging.Load()
 	n := len(first.args)

@@ -8,14 +8,14 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ReductionToOneDevice adds all components on one device and copies the result to the destinations. The zero value is
-// ready to use.
+// ReductionToOneDevice adds all components on one device and copies the result to the destinations. The zero
+// value is ready to use.
 type ReductionToOneDevice struct {
-	// ReduceTo is the device that adds; default the first destination. Logical CPU devices share the host's memory and
-	// cores, so there it changes nothing.
+	// ReduceTo is the device that adds. Default: the first destination. It has no effect on logical CPU
+	// devices, which share the host's memory and cores.
 	ReduceTo string
-	// AccumulationFn replaces the sum of dense tensors, given in the order of the replicas. Default: the sum along the
-	// canonical tree. A mean divides what it returns.
+	// AccumulationFn replaces the sum of dense tensors. Its argument is in the order of the replicas. Default:
+	// the sum along the canonical tree. A mean divides its result.
 	AccumulationFn func([]*tensor.Tensor) (*tensor.Tensor, error)
 }
 

@@ -28,13 +28,14 @@ func ParseReduceOp(name string) (ReduceOp, error) {
 	return 0, errorf("ParseReduceOp", ErrInvalid, "'%s' is not a valid ReduceOp: want SUM or MEAN", name)
 }
 
-// Implementation chooses who carries out collectives.
+// Implementation selects the implementation of the collectives.
 type Implementation uint8
 
-// The implementations. As in TensorFlow Ring means the library's own collectives, whatever their algorithm; so does Auto here. MPI
-// and NCCL are for [NewMultiWorkerMirroredStrategy], and add in orders of their own ([collective.Properties]). Without MPI a strategy
-// that names it is not made. A wish for NCCL that cannot be met, also by strategies of one process, is met by the library's own
-// collectives, with a warning in the log that says why.
+// The implementations. As in TensorFlow, Ring means the library's own collectives, whatever the algorithm; Auto
+// means the same here. MPI and NCCL are for [NewMultiWorkerMirroredStrategy], and do not add in the order of
+// the canonical tree ([collective.Properties]). A strategy that requests MPI cannot be made without MPI. A
+// request for NCCL that cannot be met, including that of a strategy of one process, is met by the library's own
+// collectives, and a warning in the log says why.
 const (
 	ImplementationAuto Implementation = iota
 	ImplementationRing
@@ -62,37 +63,38 @@ func ParseImplementation(name string) (Implementation, error) {
 	return 0, errorf("ParseImplementation", ErrInvalid, "'%s' is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI", name)
 }
 
-// Options tune reductions (TensorFlow's CommunicationOptions). A zero field inherits: a call's from its strategy's, the
-// strategy's from the defaults.
+// Options configure reductions (TensorFlow's CommunicationOptions). A zero field is inherited: a call's from
+// its strategy, the strategy's from the defaults.
 type Options struct {
-	// BytesPerPack groups the tensors of one call, the last ones first: those that travel as one are closed once they have
-	// more bytes than this. It changes no result. 0: the library chooses; [OnePack]: all tensors of a dtype are one pack.
+	// BytesPerPack is the size of packs in bytes: tensors of one call are packed, the last tensors first, and a
+	// pack is closed when it exceeds this size. Packing does not change results. 0: the library chooses;
+	// [OnePack]: one pack for all tensors of a dtype.
 	BytesPerPack int
-	// Timeout is how long a call may wait for the other replicas. Default 10 minutes; negative: for ever.
+	// Timeout is how long a call may wait for the other replicas. Default 10 minutes; negative: no timeout.
 	Timeout time.Duration
-	// Implementation chooses who carries out the collectives; default AUTO.
+	// Implementation selects the implementation of the collectives. Default: AUTO.
 	Implementation Implementation
-	// Order says whether sums keep the canonical tree; default Canonical.
+	// Order says whether sums use the canonical tree. Default: Canonical.
 	Order collective.Order
-	// Sparse says how IndexedSlices are reduced; default SparseKeep.
+	// Sparse says how IndexedSlices are reduced. Default: SparseKeep.
 	Sparse Sparse
-	// Accumulate says in which type partial sums of float16 and bfloat16 travel; default AccumulateDType.
+	// Accumulate is the type of partial sums of float16 and bfloat16 in transfers. Default: AccumulateDType.
 	Accumulate collective.Accumulate
 }
 
-// CollectiveHints returns the options that TensorFlow's older tf.distribute.experimental.CollectiveHints describes: how
-// tensors are packed, and how long a call waits. A hint of 0 says nothing.
+// CollectiveHints returns the options for TensorFlow's older tf.distribute.experimental.CollectiveHints: the
+// size of packs and the timeout of a call. A hint of 0 leaves the option unset.
 func CollectiveHints(bytesPerPack int, timeout time.Duration) Options {
 	return Options{BytesPerPack: bytesPerPack, Timeout: timeout}
 }
 
-// NoTimeout as [Options.Timeout] lets a call wait for ever, which TensorFlow's timeout_seconds of 0 does.
+// NoTimeout as [Options.Timeout] disables the timeout, as TensorFlow's timeout_seconds of 0 does.
 const NoTimeout time.Duration = -1
 
-// defaultTimeout bounds every wait unless the options say otherwise.
+// defaultTimeout bounds every wait unless the options change it.
 const defaultTimeout = 10 * time.Minute
 
-// Merge returns o with the fields that are set in over taking its place.
+// Merge returns o with each field that is set in over replaced by that of over.
 func (o Options) Merge(over Options) Options {
 	if over.BytesPerPack != 0 {
 		o.BytesPerPack = over.BytesPerPack
@@ -115,7 +117,7 @@ func (o Options) Merge(over Options) Options {
 	return o
 }
 
-// Validate reports what is wrong with the options.
+// Validate returns an error if the options are invalid.
 func (o Options) Validate() error {
 	switch {
 	case o.BytesPerPack < 0:
@@ -123,16 +125,16 @@ func (o Options) Validate() error {
 	case o.Implementation > ImplementationMPI:
 		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI", o.Implementation)
 	case o.Order > collective.Any:
-		return errorf("Options", ErrInvalid, "Order(%d) is none of Canonical and Any", o.Order)
+		return errorf("Options", ErrInvalid, "Order(%d) is not one of Canonical and Any", o.Order)
 	case o.Sparse > SparseDense:
-		return errorf("Options", ErrInvalid, "%v is no way to reduce IndexedSlices: want keep, auto, gather, reduce or dense", o.Sparse)
+		return errorf("Options", ErrInvalid, "%v is not a way to reduce IndexedSlices: want keep, auto, gather, reduce or dense", o.Sparse)
 	case o.Accumulate > collective.AccumulateFloat32:
-		return errorf("Options", ErrInvalid, "Accumulate(%d) is none of AccumulateDType and AccumulateFloat32", o.Accumulate)
+		return errorf("Options", ErrInvalid, "Accumulate(%d) is not one of AccumulateDType and AccumulateFloat32", o.Accumulate)
 	}
 	return nil
 }
 
-// over merges a call's options over these and validates the outcome.
+// over merges a call's options into o and validates the result.
 func (o Options) over(call []Options) (Options, error) {
 	for _, c := range call {
 		o = o.Merge(c)
@@ -144,7 +146,7 @@ func (o Options) collective() collective.Options {
 	return collective.Options{Timeout: o.Timeout, Order: o.Order, Accumulate: o.Accumulate}
 }
 
-// checkReduceOp refuses the reductions that tf.distribute does not have.
+// checkReduceOp returns an error for reductions that tf.distribute does not have.
 func checkReduceOp(op string, r ReduceOp) error {
 	if r != Sum && r != Mean {
 		return errorf(op, ErrInvalid, "'%v' is not a valid ReduceOp: want SUM or MEAN", r)

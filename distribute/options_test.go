@@ -94,7 +94,7 @@ func TestTimeoutOfOneCall(t *testing.T) {
 
 func TestMPIIsForSeveralProcesses(t *testing.T) {
 	_, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2, Options: distribute.Options{Implementation: distribute.ImplementationMPI}})
-	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "want NewMultiWorkerMirroredStrategy") {
+	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "use NewMultiWorkerMirroredStrategy") {
 		t.Errorf("a strategy of one process: %v", err)
 	}
 }

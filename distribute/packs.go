@@ -10,10 +10,10 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// OnePack as [Options.BytesPerPack] makes one pack of all tensors of a dtype, where 0 lets the library choose.
+// OnePack as [Options.BytesPerPack] puts all tensors of a dtype into one pack. 0 lets the library choose.
 const OnePack = packing.OnePack
 
-// reduceInto reduces tensors in packs and waits for all of them. The replica has been acquired.
+// reduceInto reduces tensors in packs and waits for all of them. The caller has acquired the replica.
 func (r *Replica) reduceInto(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options) error {
 	if len(src) == 1 {
 		if op == Mean && !src[0].DType().IsFloat() {
@@ -22,7 +22,7 @@ func (r *Replica) reduceInto(ctx context.Context, run *deadlock.Run, op ReduceOp
 		return r.do(ctx, run, op, dst[0], src[0], nameAt(names, 0), o)
 	}
 	if o.BytesPerPack == 0 && r.comm().Properties().Memory {
-		o.BytesPerPack = OnePack // nobody looks at a part of the tensors before all are there, and none travels while others are copied
+		o.BytesPerPack = OnePack // the caller waits for all results, so overlapping copies and transfers gains nothing
 	}
 	p, err := r.packed(op, dst, src, names, o)
 	if err == nil {
@@ -34,7 +34,7 @@ func (r *Replica) reduceInto(ctx context.Context, run *deadlock.Run, op ReduceOp
 	return nil
 }
 
-// reducePacks reduces tensors in packs and yields each as it completes.
+// reducePacks reduces tensors in packs and yields each pack when it completes.
 func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options, yield func([]int, error) bool) {
 	if err := run.Acquire(r.local); err != nil {
 		yield(nil, err)
@@ -43,7 +43,7 @@ func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceO
 	begin := r.stats.arrive(r)
 	p, err := r.packed(op, dst, src, names, o)
 	if err == nil {
-		// The memories are the reduction's until it ends, and the loop may make other calls.
+		// The reduction owns these memories until it ends, and the loop may make other calls.
 		err = p.Start(ctx, slices.Clone(r.packDst), slices.Clone(r.packSrc))
 	}
 	run.Release(r.local)
@@ -52,8 +52,8 @@ func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceO
 		return
 	}
 	defer func() {
-		// Also when the loop was left early, or by a panic: nothing may be in flight when the step ends. If the packs have
-		// failed the loop knows, or it does not want to and the run's failure says it.
+		// Also after an early break or a panic in the loop: nothing may be in flight when the step ends. A
+		// failed pack has been yielded already, or the loop has ended and the Run's failure reports it.
 		if err := p.Finish(ctx); err != nil {
 			_ = run.Fail(err)
 		}
@@ -78,13 +78,13 @@ func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceO
 	}
 }
 
-// reducers are those that a replica used last, for as many lists of tensors.
+// reducers caches a replica's most recently used reducers, one per list of tensors.
 type reducers struct {
 	cached           []*cachedReducer
 	packDst, packSrc []tensor.Memory // of the call in progress
 }
 
-// cachedReducer is a reducer and what it was made for.
+// cachedReducer is a reducer and the properties of its tensors.
 type cachedReducer struct {
 	*packing.Reducer
 	comm    collective.Communicator
@@ -93,10 +93,10 @@ type cachedReducer struct {
 	tensors []packing.Tensor
 }
 
-// reducersMax is how many lists of tensors a replica reduces without making a reducer anew. A step has a few: gradients, metrics.
+// reducersMax is the size of the cache. A step has few lists of tensors: gradients, metrics.
 const reducersMax = 16
 
-// packed returns the reducer of such tensors, and sets the memories of the call.
+// packed returns the reducer of these tensors, and sets the memories of the call.
 func (r *Replica) packed(op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options) (*packing.Reducer, error) {
 	r.packDst, r.packSrc = r.packDst[:0], r.packSrc[:0]
 	for i, t := range src {
@@ -122,7 +122,7 @@ func (r *Replica) packed(op ReduceOp, dst, src []*tensor.Tensor, names []string,
 	return made, nil
 }
 
-// keep puts a reducer in front, in the place of the one that was not used for the longest time.
+// keep puts a reducer first in the cache and evicts the least recently used one.
 func (r *Replica) keep(c *cachedReducer) {
 	if len(r.cached) == reducersMax {
 		last := r.cached[reducersMax-1]
@@ -134,7 +134,7 @@ func (r *Replica) keep(c *cachedReducer) {
 	r.cached = slices.Insert(r.cached, 0, c)
 }
 
-// fits reports whether the reducer is one of such tensors.
+// fits reports whether the reducer was made for such tensors.
 func (c *cachedReducer) fits(src []*tensor.Tensor, names []string) bool {
 	if len(src) != len(c.tensors) {
 		return false

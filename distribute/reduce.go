@@ -6,25 +6,26 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ReduceOptions tune [Strategy.Reduce].
+// ReduceOptions configure [Strategy.Reduce].
 type ReduceOptions struct {
-	// Axis lists the dimensions that each replica's value is reduced over first, negative ones counted from the end; their
-	// lengths may differ between the replicas. Nil: none. An empty, non-nil Axis reduces over no dimension either,
-	// but counts every replica's value once in a mean, as TensorFlow's axis=() does.
+	// Axis lists the dimensions over which each replica's value is reduced first. Negative ones count from the
+	// end. The lengths may differ between replicas. Nil: none. An empty, non-nil Axis also reduces over no
+	// dimension, but counts every replica's value once in a mean, as TensorFlow's axis=() does.
 	Axis []int
 	Options
 }
 
-// Reduce combines the components of v and returns the result as one host value. Without an axis, the components are
-// added (and divided by their number), leaf by leaf for a nest. With one, each component is summed over it first; a mean
-// is then the sum of all elements divided by their number over all replicas, so that shares of different lengths count
-// by their elements, not by their replica.
+// Reduce combines the components of v and returns the result as one host value. Without an axis it adds the
+// components, leaf by leaf, and for a mean divides by their number. With an axis it first sums each component
+// over the axis; a mean then divides the sum of all elements by their number over all replicas. So components
+// of different lengths are weighted by their elements.
 //
-// A value that is not distributed is the same on all replicas: its mean is itself; its sum is an error without an axis,
-// and the number of replicas times its sum with one. A mirrored value's mean is itself, and its sum an error; with an axis its first
-// component counts for every replica. With several workers a value that is not distributed may differ between them: without an
-// axis, its sum and its mean are those of the workers' values (see [NewMultiWorkerMirroredStrategy]); with one it counts for every
-// replica of its worker.
+// A value that is not distributed is the same on all replicas. Its mean is the value itself. Its sum is an
+// error without an axis, and the number of replicas times its sum with one. A mirrored value's mean is the
+// value itself, and its sum an error; with an axis its first component counts for every replica. With several
+// workers a value that is not distributed may differ between the workers. Without an axis its sum and mean are
+// those of the workers' values (see [NewMultiWorkerMirroredStrategy]); with one it counts for every replica of
+// its worker.
 func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
 	const name = "Reduce"
 	o, err := s.enterCross(ctx, name, op, []Options{opts.Options})
@@ -37,7 +38,7 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 	}
 	n := len(s.devices)
 	if m, ok := v.(*Mirrored); ok && len(m.values) > 0 {
-		v = m.values[0] // which stands for all
+		v = m.values[0] // equal on all replicas
 	}
 	sums := make([]Value, n)
 	count := 0
@@ -83,9 +84,9 @@ func (s *Strategy) reduceToHost(ctx context.Context, name string, op ReduceOp, v
 	return s.LocalResults(out)[0], nil
 }
 
-// ReduceTo combines the components of v and puts the result on the destination's devices: a tensor on one, a
-// [*Mirrored] on several. Values that are not distributed, and mirrored ones, are as in [Strategy.Reduce].
-// With [NewOneDeviceStrategy] the value comes back unchanged.
+// ReduceTo combines the components of v and places the result on the destination's devices: a tensor on one, a
+// [*Mirrored] on several. Values that are not distributed, and mirrored values, are treated as in
+// [Strategy.Reduce]. With [NewOneDeviceStrategy] it returns the value unchanged.
 func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
 	const name = "ReduceTo"
 	o, err := s.enterCross(ctx, name, op, opts)
@@ -99,13 +100,13 @@ func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destin
 	return s.reduceTo(ctx, name, op, v, devices, o)
 }
 
-// ValueTo is a value and where its reduction goes.
+// ValueTo is a value and the destination of its reduction.
 type ValueTo struct {
 	Value Value
 	To    Destination
 }
 
-// BatchReduceTo is [Strategy.ReduceTo] of several values at once, which may travel together. The results come in the
+// BatchReduceTo is [Strategy.ReduceTo] for several values, which may share transfers. The results are in the
 // order of the batch.
 func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
 	const name = "BatchReduceTo"
@@ -122,7 +123,7 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 	}
 	var together []Reduction
 	var first []any
-	var places []int // in the batch, of those that are reduced together
+	var places []int // indices in the batch of the values that are reduced together
 	ofWorkers := make([]bool, len(batch))
 	to := make([][]Device, len(batch))
 	for i, b := range batch {
@@ -170,7 +171,7 @@ func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []Value
 	return out, nil
 }
 
-// enterCross checks what every reduction in cross-replica context needs.
+// enterCross checks the preconditions of reductions in cross-replica context.
 func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opts []Options) (Options, error) {
 	if err := s.requireCross(ctx, name); err != nil {
 		return Options{}, err
@@ -259,7 +260,7 @@ func (s *Strategy) reduceSame(name string, op ReduceOp, v Value, to []Device) (V
 	return place(leaf, to), nil
 }
 
-// mirroredValue returns the value that stands for a mirrored value's mean: the value itself, or a variable's.
+// mirroredValue returns the mean of a mirrored value: the value itself, or a variable's value.
 func mirroredValue(v Value) (Value, bool) {
 	switch v := v.(type) {
 	case *Mirrored:
@@ -272,7 +273,7 @@ func mirroredValue(v Value) (Value, bool) {
 	return nil, false
 }
 
-// perReplica returns a value of a batch with its components: a tensor alone has one.
+// perReplica returns the components of a value of a batch. A single tensor is one component.
 func perReplica(v Value) (*PerReplica, error) {
 	switch v := v.(type) {
 	case *PerReplica:
@@ -292,8 +293,8 @@ func perReplica(v Value) (*PerReplica, error) {
 	return NewPerReplica(leaf), nil
 }
 
-// checkBatch refuses batches that TensorFlow's MirroredStrategy refuses: int32 tensors live on the host there, and each takes
-// a reduction of its own.
+// checkBatch rejects batches that TensorFlow's MirroredStrategy rejects: int32 tensors are on the host there,
+// and each needs a separate reduction.
 func (s *Strategy) checkBatch(name string, leaves []any) error {
 	int32s := 0
 	for _, leaf := range leaves {

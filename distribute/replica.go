@@ -8,30 +8,30 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
-// Replica is one copy of the model on one device, as the step function sees it while it runs (TensorFlow's
-// ReplicaContext). It must be used by one goroutine at a time and not after the Run: each Run has Replicas of its own.
+// Replica is one copy of the model on one device, as the step function sees it (TensorFlow's ReplicaContext).
+// It is valid during one Run, and only one goroutine at a time may use it.
 //
-// Every replica must make the same calls in the same order; where they do not, all of them get an error.
+// All replicas must make the same calls in the same order. If they do not, all of them get an error.
 type Replica struct {
 	*replicaState
 	strategy *Strategy
-	home     *Strategy // whose Run this is: strategy, or the one behind it
-	id       int       // over all workers
-	local    int       // on this one
+	home     *Strategy // strategy that executes this Run: strategy, or the inner one
+	id       int       // among all workers' replicas
+	local    int       // among this worker's replicas
 	device   *Device
 	run      *deadlock.Run
 	over     atomic.Bool // the Run has ended
 	frame    frame
-	ctx      stepContext // what the step function is given
+	ctx      stepContext // context of the step function
 }
 
-// replicaState is what one Run's replica leaves to the next one's, so that calls allocate nothing.
+// replicaState is kept from one Run's replica to the next one's, so that calls do not allocate.
 type replicaState struct {
 	stats replicaStats
 	reducers
 	dense knownDense
 
-	// Of the call in progress.
+	// Of the call in progress:
 	call     collective.Call
 	manifest collective.Manifest
 	options  collective.Options
@@ -45,7 +45,7 @@ func newReplicaState() *replicaState {
 	return r
 }
 
-// begin makes a zero Replica one of a Run.
+// begin initializes a replica for a Run.
 func (r *Replica) begin(s *Strategy, local int, run *deadlock.Run, state *replicaState) {
 	r.replicaState, r.strategy, r.home, r.device, r.run = state, s.self, s, &s.devices[local], run
 	r.id, r.local = s.first+local, local
@@ -53,14 +53,14 @@ func (r *Replica) begin(s *Strategy, local int, run *deadlock.Run, state *replic
 	r.ctx = stepContext{run.Context(), &r.frame}
 }
 
-// ID returns the replica's number, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
+// ID returns the replica's id, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
 func (r *Replica) ID() int { return r.id }
 
-// LocalID returns the replica's number among those of its worker, from 0: the index of its component in distributed values.
-// With one worker it is [Replica.ID].
+// LocalID returns the replica's index among its worker's replicas, from 0. It is the index of its component in
+// distributed values. With one worker it equals [Replica.ID].
 func (r *Replica) LocalID() int { return r.local }
 
-// NumReplicas returns the number of replicas in the step, of all workers.
+// NumReplicas returns the number of replicas of all workers.
 func (r *Replica) NumReplicas() int { return r.strategy.size }
 
 // Device returns the replica's device in TensorFlow's full form.
@@ -69,7 +69,7 @@ func (r *Replica) Device() string { return r.strategy.deviceName(*r.device) }
 // Strategy returns the strategy that the replica belongs to.
 func (r *Replica) Strategy() *Strategy { return r.strategy }
 
-// enter checks what every call in replica context needs.
+// enter checks the preconditions of calls in replica context.
 func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Options) (*deadlock.Run, Options, error) {
 	if err := checkReduceOp(name, op); err != nil {
 		return nil, Options{}, err
@@ -83,8 +83,8 @@ func (r *Replica) enter(ctx context.Context, name string, op ReduceOp, opts []Op
 	return run, o, err
 }
 
-// inRun returns the Run in progress, nil for [Default]'s replica outside of every Run. ctx must be of this replica's step,
-// or of no strategy at all.
+// inRun returns the Run in progress, or nil for the replica of [Default] outside of a Run. ctx must belong to
+// this replica's step, or to no strategy.
 func (r *Replica) inRun(ctx context.Context, name string) (*deadlock.Run, error) {
 	if err := r.current(name); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (r *Replica) inRun(ctx context.Context, name string) (*deadlock.Run, error)
 	return nil, errorf(name, ErrContext, "need to be inside the step function of distribute.Run: replica %d was used in a merge or update function, whose *CrossReplica acts for all replicas", r.id)
 }
 
-// current reports an error if the replica's Run is over: if it has failed, its failure.
+// current returns an error if the replica's Run has ended: the Run's failure if it failed.
 func (r *Replica) current(name string) error {
 	if !r.over.Load() {
 		return nil

@@ -10,16 +10,17 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 
-// Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results regrouped
-// (see [Regroup]). Distributed values among the arguments, at any depth, are replaced by the replica's own component;
-// other values are given to every replica as they are.
+// Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results
+// regrouped (see [Regroup]). Distributed values among the arguments, at any depth, are replaced by the
+// replica's component; other values are passed to every replica unchanged.
 //
-// Runs of one strategy come one after the other. A Run inside a step is an error. A merge function may begin one with the
-// context that it is given: it has the same replica ids and devices, while the replicas of the Run around it wait. If a replica returns an error, panics or calls runtime.Goexit, or if ctx ends, the contexts and the waiting
-// calls of the others end with that cause, variables keep the values that they had before the Run, and Run returns a
-// *[StepError], as all replicas' calls did. The strategy can run again.
+// Runs of one strategy are serialized. A Run inside a step is an error. A merge function may start one with its
+// context: it has the same replica ids and devices, while the replicas of the outer Run wait. If a replica
+// returns an error, panics or calls runtime.Goexit, or if ctx ends, the contexts and the waiting calls of all
+// replicas end with that cause. Variables then keep the values that they had before the Run, and Run returns a
+// *[StepError], as the calls of all replicas did. The strategy can run again.
 //
-// step is given a context that ends with the Run, and a replica that must not be used after it.
+// step's context ends with the Run. step's replica must not be used after the Run.
 func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value) (Value, error) {
 	if err := s.requireNoStep(ctx, "Run"); err != nil {
 		return nil, err
@@ -53,8 +54,8 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 	return regroup("Run", results, false)
 }
 
-// RunTyped is [Run] without nests: replica i gets in[i] and its result is the i-th of the returned slice. A nil in gives
-// every replica the zero value.
+// RunTyped is [Run] without nests: replica i gets in[i], and its result is element i of the returned slice. If
+// in is nil, every replica gets the zero value.
 func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in []I) ([]O, error) {
 	if err := s.requireNoStep(ctx, "RunTyped"); err != nil {
 		return nil, err
@@ -85,7 +86,7 @@ func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Cont
 	return out, nil
 }
 
-// requireNoStep reports an error if ctx is that of a step: Runs do not nest.
+// requireNoStep returns an error if ctx is that of a step: Runs do not nest.
 func (s *Strategy) requireNoStep(ctx context.Context, op string) error {
 	if f := frameOf(ctx); f != nil && f.strategy == s && f.replica != nil {
 		return located(errorf(op, ErrContext, "%w", &nested{f.replica}))
@@ -93,7 +94,7 @@ func (s *Strategy) requireNoStep(ctx context.Context, op string) error {
 	return s.requireCross(ctx, op)
 }
 
-// nested is the reason why a Run must not begin in a step.
+// nested is the reason why a Run must not start in a step.
 type nested struct{ replica *Replica }
 
 func (e *nested) Error() string {
@@ -102,7 +103,8 @@ func (e *nested) Error() string {
 
 func (*nested) Unwrap() error { return ErrNested }
 
-// host returns who carries out a Run of s: s itself or, in a merge function, the strategy behind the one that merges.
+// host returns the strategy that executes a Run of s: s itself or, in a merge function, the inner strategy of
+// the one that merges.
 func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 	f := innermost(ctx)
 	if f == nil || f.strategy != s || f.merge == nil {
@@ -114,7 +116,7 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 	if outer.inner == nil {
 		var shared *replicaGroup
 		if s.workersInSync > 1 {
-			shared = outer.group // another one between the workers would have to be agreed on
+			shared = outer.group // opening another group would need an agreement of all workers
 		}
 		inner, err := (&Strategy{
 			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine, ops: s.ops,
@@ -129,7 +131,8 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 	return outer.inner, nil
 }
 
-// run calls body for every replica at the same time and settles the outcome. step is the user's function behind body.
+// run calls body for every replica at the same time and settles the outcome. step is the user's function that
+// body calls.
 func (s *Strategy) run(ctx context.Context, step any, body func(context.Context, *Replica) error) error {
 	if err := s.requireOpen("Run"); err != nil {
 		return err
@@ -141,7 +144,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	case err != nil:
 		return errorf("Run", nil, "%w", err)
 	}
-	s.turn <- struct{}{} // the Run before may still be settling its outcome
+	s.turn <- struct{}{} // the previous Run may still be settling its outcome
 	defer func() { <-s.turn }()
 	if err := s.requireOpen("Run"); err != nil {
 		return s.decline(run, err) // closed while this Run waited
@@ -172,7 +175,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	return s.settle(ctx, mark, abandoned, err)
 }
 
-// decline ends a Run that must not take place.
+// decline ends a Run that must not start.
 func (s *Strategy) decline(run *deadlock.Run, why error) error {
 	for i := range s.devices {
 		_ = run.Do(i, 0, func(context.Context) error { return nil })
@@ -181,8 +184,9 @@ func (s *Strategy) decline(run *deadlock.Run, why error) error {
 	return why
 }
 
-// settle makes a Run's writes final or takes them back and, after a failure, makes the strategy able to run again. The
-// abandoned replicas' goroutines are blocked in the user's code; they and their replicas' state are left behind.
+// settle commits a Run's writes or rolls them back. After a failure it also makes the strategy able to run
+// again. The goroutines of abandoned replicas are blocked in the user's code; they and their replicas' state
+// are replaced.
 func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, err error) error {
 	s.self.undo.end(mark, err)
 	if err != nil || s.kind == defaultKind {
@@ -193,14 +197,14 @@ func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, e
 	}
 	if s.member != nil {
 		if e := s.member.Fail(err); e != nil {
-			s.logger.Warn("distribute: the other workers may not learn why this one's step failed", "error", e)
+			s.logger.Warn("distribute: could not report this worker's failed step to the other workers", "error", e)
 		}
 	}
 	if s.group != nil {
 		if e := s.group.rebuild(context.WithoutCancel(ctx)); e != nil {
 			s.closed.Store(true)
 			if s.member != nil && s.member.Err() != nil {
-				return err // the worker has said so, and why
+				return err // the worker has logged the reason
 			}
 			s.logger.Error("lockstep: the strategy cannot go on after a failed step", "strategy", s.String(), "error", e)
 		}
@@ -211,18 +215,18 @@ func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, e
 	return err
 }
 
-// job is one Run as a worker sees it.
+// job is one Run, as a worker goroutine executes it.
 type job struct {
 	replica *Replica
 	body    func(context.Context, *Replica) error
 }
 
-// worker is the goroutine of one replica. It lives as long as the strategy, so that a Run starts no goroutine; a failed
-// Run, or a step that calls runtime.Goexit, costs it its place.
+// worker is the goroutine of one replica. It lives as long as the strategy, so that a Run starts no goroutine.
+// It is replaced after a failed Run, or after a step that calls runtime.Goexit.
 type worker struct {
 	state   *replicaState
 	jobs    chan job
-	current job           // the one that step carries out
+	current job           // executed by step
 	done    chan struct{} // closed when the goroutine has ended
 }
 
@@ -235,7 +239,7 @@ func (s *Strategy) staff() {
 	}
 }
 
-// dismiss lets every worker end when it is done, and waits for those that are not abandoned.
+// dismiss stops the workers when they are idle, and waits for those that are not abandoned.
 func (s *Strategy) dismiss(abandoned []int) {
 	for _, w := range s.workers {
 		close(w.jobs)
@@ -256,7 +260,7 @@ func (w *worker) work() {
 	}
 }
 
-// step is the replica's part of the current Run.
+// step executes the replica's part of the current Run.
 func (w *worker) step(context.Context) error {
 	r, body := w.current.replica, w.current.body
 	w.current = job{} // an idle worker keeps nothing alive
@@ -266,7 +270,7 @@ func (w *worker) step(context.Context) error {
 	return err
 }
 
-// stepContext is a step's context: its Run's, with the frame of its replica.
+// stepContext is a step's context: the Run's context with the replica's frame.
 type stepContext struct {
 	context.Context
 	frame *frame

@@ -6,8 +6,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Saved returns what a checkpoint holds of the variable, which a variable of any strategy, or of none, can be restored
-// from: the value on replica 0, or the aggregate of a sync-on-read variable, which must have an aggregation.
+// Saved returns the variable's value for a checkpoint: the value on replica 0, or the aggregate of a
+// sync-on-read variable, which must have an aggregation. A variable of any strategy can be restored from it,
+// and so can one without a strategy.
 func (v *Variable) Saved(in *CrossReplica) (*tensor.Tensor, error) {
 	const op = "Saved"
 	if in == nil {
@@ -19,8 +20,9 @@ func (v *Variable) Saved(in *CrossReplica) (*tensor.Tensor, error) {
 	return v.readCross(op, v.devices[0])
 }
 
-// Restore sets the variable to what [Variable.Saved] returned: every component gets x, and those of a sync-on-read
-// variable that is summed an equal share of it, which of integers is cut off.
+// Restore sets the variable to a value that [Variable.Saved] returned. Every component is set to x. For a
+// sync-on-read variable with [AggregateSum] every component is set to an equal share of x; shares of integers
+// are truncated.
 func (v *Variable) Restore(in *CrossReplica, x *tensor.Tensor) error {
 	const op = "Restore"
 	if in == nil {

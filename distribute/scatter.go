@@ -6,37 +6,37 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ScatterAdd adds the rows of x, IndexedSlices or a distributed value of them, to the rows of the variable that their
-// indices name; rows of one index come one after the other. In replica context the replicas' slices are combined by the
-// variable's aggregation first, as [Variable.Assign] does: a sum is all rows in the order of the replicas, a mean these
-// divided by the number of replicas. A variable of [NewCentralStorageStrategy] takes the replicas' rows in their order as they
-// are, whatever its aggregation.
+// ScatterAdd adds the rows of x to the rows of the variable given by their indices. x is IndexedSlices or a
+// distributed value of them. Rows with the same index are added in order. In replica context the replicas'
+// slices are first combined by the variable's aggregation, as in [Variable.Assign]: a sum has all rows in the
+// order of the replicas, a mean has the same rows divided by the number of replicas. A variable of
+// [NewCentralStorageStrategy] applies the replicas' rows in replica order, whatever its aggregation.
 //
-// Sync-on-read variables cannot be scattered to; the error matches [ErrUnsupported].
+// Sync-on-read variables do not support it; the error matches [ErrUnsupported].
 func (v *Variable) ScatterAdd(in Context, x Value) error { return v.scatter(in, x, scatterAdd) }
 
-// ScatterSub subtracts rows, as [Variable.ScatterAdd] adds them.
+// ScatterSub subtracts the rows of x, under the conditions of [Variable.ScatterAdd].
 func (v *Variable) ScatterSub(in Context, x Value) error { return v.scatter(in, x, scatterSub) }
 
-// ScatterMul multiplies by rows, as [Variable.ScatterAdd] adds them: a mean multiplies by each row divided by the number of
-// replicas.
+// ScatterMul multiplies rows of the variable by the rows of x, under the conditions of [Variable.ScatterAdd]. A
+// mean multiplies by each row divided by the number of replicas.
 func (v *Variable) ScatterMul(in Context, x Value) error { return v.scatter(in, x, scatterMul) }
 
-// ScatterDiv divides by rows, as [Variable.ScatterMul] multiplies. Integers are cut off; dividing them by zero is an
-// error.
+// ScatterDiv divides rows of the variable by the rows of x, under the conditions of [Variable.ScatterMul].
+// Integer division truncates; integer division by zero is an error.
 func (v *Variable) ScatterDiv(in Context, x Value) error { return v.scatter(in, x, scatterDiv) }
 
-// ScatterMin keeps the smaller of the variable's elements and those of the rows. A mirrored variable must aggregate by
-// nothing or the first replica; another error matches [ErrUnsupported].
+// ScatterMin keeps the smaller of each element of the variable and of the rows of x. A mirrored variable must
+// have [AggregateNone] or [AggregateFirst]; the error for others matches [ErrUnsupported].
 func (v *Variable) ScatterMin(in Context, x Value) error { return v.scatter(in, x, scatterMin) }
 
-// ScatterMax keeps the larger elements, as [Variable.ScatterMin] the smaller ones.
+// ScatterMax keeps the larger elements, under the conditions of [Variable.ScatterMin].
 func (v *Variable) ScatterMax(in Context, x Value) error { return v.scatter(in, x, scatterMax) }
 
 // ScatterUpdate sets rows, under the conditions of [Variable.ScatterMin].
 func (v *Variable) ScatterUpdate(in Context, x Value) error { return v.scatter(in, x, scatterUpdate) }
 
-// scatterOp is what a scatter does with two elements.
+// scatterOp is the operation of a scatter on two elements.
 type scatterOp uint8
 
 const (
@@ -71,14 +71,14 @@ func (v *Variable) scatter(in Context, x Value, o scatterOp) error {
 	op := o.String()
 	switch name := "scatter_" + strings.ToLower(strings.TrimPrefix(op, "Scatter")); {
 	case v.Kind() == SyncOnReadVariable:
-		return errorf(op, ErrUnsupported, "variables with `synchronization=ON_READ` don't support `%s`: they are %s's own on each replica; scatter to a tensor and assign it", name, v.Name())
+		return errorf(op, ErrUnsupported, "variables with `synchronization=ON_READ` don't support `%s`: %s has a separate value on each replica; scatter to a tensor and assign it", name, v.Name())
 	case v.Kind() == MirroredVariable && o >= scatterMin && (v.agg == AggregateSum || v.agg == AggregateMean):
 		return errorf(op, ErrUnsupported, "%s is only supported for mirrored variable %s with NONE or `ONLY_FIRST_REPLICA` aggregation, got: %v", name, v.Name(), v.agg)
 	}
 	return v.write(in, x, scatters[o])
 }
 
-// fitRows returns x as slices that suit the variable: of its dtype, with rows of its shape and indices inside of it.
+// fitRows converts x to slices that fit the variable: its dtype, rows of its shape, indices in its range.
 func (v *Variable) fitRows(op string, o scatterOp, x Value) (Value, error) {
 	s, ok := x.(*tensor.IndexedSlices)
 	if !ok {
@@ -113,7 +113,7 @@ func (v *Variable) fitRows(op string, o scatterOp, x Value) (Value, error) {
 	return s, nil
 }
 
-// scattered returns old with the rows of s put in.
+// scattered returns a copy of old with the rows of s applied.
 func scattered(o scatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor.Tensor {
 	out := old.Clone()
 	switch old.DType() {
@@ -159,12 +159,12 @@ func scatterNumbers[T number](o scatterOp, out *tensor.Tensor, s *tensor.Indexed
 	scatterRows(tensor.Data[T](out), s, tensor.Data[T](s.Values), combine[T](o))
 }
 
-// number is what a tensor of numbers holds, but for the half-width ones.
+// number lists the Go types of numeric elements, without the half-precision ones.
 type number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
 }
 
-// combine returns an operation's function of the variable's element and the row's.
+// combine returns the function of an operation on the variable's element and the row's element.
 func combine[T number](o scatterOp) func(a, b T) T {
 	switch o {
 	case scatterAdd:
@@ -183,7 +183,7 @@ func combine[T number](o scatterOp) func(a, b T) T {
 	return func(_, b T) T { return b }
 }
 
-// scatterRows puts the rows of src into those of dst that s.Indices names, element by element.
+// scatterRows applies the rows of src to the rows of dst at s.Indices, element by element.
 func scatterRows[T any](dst []T, s *tensor.IndexedSlices, src []T, f func(a, b T) T) {
 	rows := s.Indices.Len()
 	if rows == 0 {

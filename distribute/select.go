@@ -7,28 +7,29 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Machine is what a choice of CrossDeviceOps depends on.
+// Machine describes the hardware for a choice of CrossDeviceOps.
 type Machine struct {
-	// Devices that programs can use, by their names. Several GPUs among them may be parts of one physical GPU.
+	// Devices are the names of the devices that programs can use. Several GPUs may be parts of one physical
+	// GPU.
 	Devices []string
-	// PhysicalGPUs is the number of GPUs that there really are.
+	// PhysicalGPUs is the number of physical GPUs.
 	PhysicalGPUs int
-	// NCCL says that the library is there.
+	// NCCL reports whether the NCCL library is available.
 	NCCL bool
 }
 
 // Selection is a choice of CrossDeviceOps.
 type Selection struct {
-	Ops            string // their kind: "ReductionToOneDevice", "NcclAllReduce", "CollectiveAllReduce"
+	Ops            string // its kind: "ReductionToOneDevice", "NcclAllReduce", "CollectiveAllReduce"
 	Packs          int    // of NcclAllReduce
 	Implementation Implementation
-	Warnings       []string // what the user should know
+	Warnings       []string // for the user
 }
 
-// SelectCrossDeviceOps chooses by the rule of TensorFlow's function of that name, which its older strategies follow: with
-// any other device than GPUs, with logical GPUs that are not physical ones, or without NCCL it is ReductionToOneDevice; else
-// NCCL with one pack. A device that is not there is only warned of. [DefaultCrossDeviceOps] is what TensorFlow 2.21's
-// MirroredStrategy follows, and what the strategies here do.
+// SelectCrossDeviceOps follows the rule of TensorFlow's function of that name, which its older strategies use.
+// It selects ReductionToOneDevice if a device is no GPU, if there are virtual GPUs, or without NCCL; otherwise
+// NcclAllReduce with one pack. A device that does not exist causes a warning only. [DefaultCrossDeviceOps] is
+// the rule of TensorFlow 2.21's MirroredStrategy and of the strategies here.
 func SelectCrossDeviceOps(devices []string, m Machine) (Selection, error) {
 	requested, seen, err := machineDevices(devices, m)
 	if err != nil {
@@ -59,8 +60,9 @@ func SelectCrossDeviceOps(devices []string, m Machine) (Selection, error) {
 	return out, nil
 }
 
-// DefaultCrossDeviceOps chooses by the rule of TensorFlow 2.21's MirroredStrategy: CPUs and GPUs together reduce to one
-// device; all else uses collectives, with RING for CPUs alone and NCCL for GPUs of which none is virtual.
+// DefaultCrossDeviceOps follows the rule of TensorFlow 2.21's MirroredStrategy. CPUs together with GPUs reduce
+// to one device. Everything else uses collectives: RING if all devices are CPUs, NCCL if all are GPUs and none
+// is virtual.
 func DefaultCrossDeviceOps(devices []string, m Machine) (Selection, error) {
 	requested, seen, err := machineDevices(devices, m)
 	if err != nil {
@@ -108,7 +110,7 @@ func machineDevices(devices []string, m Machine) (requested, seen []Device, err 
 	return requested, seen, nil
 }
 
-// selectOps finds who carries out the strategy's reductions.
+// selectOps selects the CrossDeviceOps of the strategy.
 func (s *Strategy) selectOps(op string) error {
 	var err error
 	var shared *replicaGroup
@@ -135,7 +137,7 @@ func (s *Strategy) selectOps(op string) error {
 	return nil
 }
 
-// CrossDeviceOps returns who carries out the strategy's reductions: what it was made with, or what was chosen for it.
+// CrossDeviceOps returns the strategy's CrossDeviceOps: those of its configuration, or the default.
 func (s *Strategy) CrossDeviceOps() CrossDeviceOps {
 	if s.ops != nil {
 		return s.ops
@@ -143,9 +145,10 @@ func (s *Strategy) CrossDeviceOps() CrossDeviceOps {
 	return s.collective
 }
 
-// reduceOps selects who reduces one value, by TensorFlow's rules: a user's CrossDeviceOps take part only where value and
-// destination are on the same accelerators; with a CPU among the destinations, with other devices, and for int32, it is
-// ReductionToOneDevice. Without a user's, the collectives do it wherever they can, which gives the same bits.
+// reduceOps selects the CrossDeviceOps for one value, by TensorFlow's rules. A user's CrossDeviceOps are used
+// only if value and destination are on the same accelerators. With a CPU among the destinations, with other
+// devices, and for int32, it is ReductionToOneDevice. Without a user's CrossDeviceOps the collectives are used
+// wherever possible, which gives the same bits.
 func (s *Strategy) reduceOps(r Reduction) CrossDeviceOps {
 	if s.ops == nil {
 		return s.collective
@@ -157,7 +160,7 @@ func (s *Strategy) reduceOps(r Reduction) CrossDeviceOps {
 	return s.ops
 }
 
-// batchOps selects who reduces a batch: the user's CrossDeviceOps except for int32, else the collectives.
+// batchOps selects the CrossDeviceOps for a batch: the user's, except for int32; otherwise the collectives.
 func (s *Strategy) batchOps(batch []Reduction) CrossDeviceOps {
 	switch {
 	case s.ops == nil:

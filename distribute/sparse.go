@@ -13,19 +13,21 @@ import (
 // Sparse says how IndexedSlices are reduced.
 type Sparse uint8
 
-// The ways to reduce IndexedSlices. [SparseKeep] is TensorFlow's, and the default: the result has the rows of all replicas, in
-// their order; equal indices stay apart, and whoever applies them adds them up.
+// The ways to reduce IndexedSlices. [SparseKeep] is TensorFlow's, and the default: the result has the rows of
+// all replicas, in the order of the replicas. Rows with equal indices are not combined; they add up when the
+// slices are applied.
 //
-// All others add the rows of equal indices: within a replica in their order, then over the replicas along the canonical
-// tree. Their results stand for the same tensor, bit for bit; what travels differs. [SparseGather], that every replica
-// combines all rows by itself, is best where few replicas share few rows. [SparseReduce], that indices are gathered and
-// then the rows of their union summed, is best where many replicas have the same rows. Both give each index once, in
-// ascending order. [SparseDense], that slices are made tensors first, is best where most rows are there; the result is a
-// tensor.
+// All others add the rows with equal indices, first within a replica in their order, then over the replicas
+// along the canonical tree. Their results represent the same tensor, bit for bit; the transferred data differ.
+// With [SparseGather] every replica gathers and combines all rows; it is best if few replicas share few rows.
+// With [SparseReduce] the indices are gathered, then the rows of their union are summed; it is best if many
+// replicas have the same rows. Both return each index once, in ascending order. With [SparseDense] slices are
+// converted to tensors first; it is best if most rows are present. Its result is a tensor.
 //
-// [SparseAuto] chooses one of the three for each leaf of each call: with K rows on all replicas together, u different ones
-// among them and R in the whole, gathering moves K rows to every replica, summing the union about 2u, and summing
-// tensors about 2R. K is known from the lengths, which replicas tell each other first; u when the indices are there.
+// [SparseAuto] chooses one of the three for each leaf of each call. Let K be the number of rows of all
+// replicas, u the number of distinct rows among them, and R the number of rows of the tensor. Gathering
+// transfers K rows to every replica, summing the union about 2u, and summing tensors about 2R. K is computed
+// from the lengths, which are exchanged first; u is known after the indices are gathered.
 const (
 	SparseInherit Sparse = iota
 	SparseKeep
@@ -44,23 +46,23 @@ func (s Sparse) String() string {
 	return fmt.Sprintf("Sparse(%d)", uint8(s))
 }
 
-// keeps reports whether rows of equal indices stay apart.
+// keeps reports whether rows with equal indices are not combined.
 func (s Sparse) keeps() bool { return s == SparseInherit || s == SparseKeep }
 
-// extent is what a choice of a way rests on.
+// extent has the sizes that the choice depends on.
 type extent struct {
-	rows     int // of all replicas together
-	distinct int // among them; 0: not known yet
-	longest  int // of one replica: if it has none twice there are at least as many different ones
-	whole    int // of the tensor that they stand for; 0: not known
+	rows     int // of all replicas
+	distinct int // distinct rows; 0: not known yet
+	longest  int // of one replica: a lower bound of distinct, if no index repeats
+	whole    int // of the dense tensor; 0: not known
 	rowBytes int
 }
 
-// indexBytes is what an index takes on its way.
+// indexBytes is the size of a transferred index.
 const indexBytes = 8
 
-// choose returns the way to reduce slices of an extent. Before the indices are known it returns SparseAuto unless the dense way
-// is better than any other can be.
+// choose returns the way to reduce slices of this extent. Before the indices are known it returns SparseAuto,
+// unless SparseDense is better than both others can be.
 func (e extent) choose() Sparse {
 	gather, dense := e.rows*e.rowBytes, 2*e.whole*e.rowBytes
 	if e.distinct == 0 && e.rows > 0 {
@@ -79,15 +81,16 @@ func (e extent) choose() Sparse {
 	return SparseGather
 }
 
-// checkSlices reports what is wrong with IndexedSlices by themselves.
+// checkSlices validates IndexedSlices.
 func checkSlices(s *tensor.IndexedSlices) error {
 	switch {
 	case s.Values == nil || s.Indices == nil:
-		return fmt.Errorf("IndexedSlices without values or indices")
+		return fmt.Errorf("IndexedSlices have no values or no indices")
 	case s.Values.Rank() == 0:
-		return fmt.Errorf("IndexedSlices whose values have no rows: want a dimension at least")
+		return fmt.Errorf("values of IndexedSlices are a scalar: want at least one dimension")
 	case s.Indices.DType() != tensor.Int32 && s.Indices.DType() != tensor.Int64 || s.Indices.Rank() != 1:
-		return fmt.Errorf("the indices of IndexedSlices are %v%s: want a vector of int32 or int64", s.Indices.DType(), tensor.FormatShape(s.Indices.Shape()))
+		return fmt.Errorf("indices of IndexedSlices are %v%s: want a vector of int32 or int64",
+			s.Indices.DType(), tensor.FormatShape(s.Indices.Shape()))
 	case s.Indices.Len() != s.Values.Shape()[0]:
 		return fmt.Errorf("IndexedSlices of %d rows with %d indices", s.Values.Shape()[0], s.Indices.Len())
 	case s.DenseShape != nil && (s.DenseShape.DType() != tensor.Int32 && s.DenseShape.DType() != tensor.Int64 || s.DenseShape.Len() != s.Values.Rank()):
@@ -96,7 +99,7 @@ func checkSlices(s *tensor.IndexedSlices) error {
 	return nil
 }
 
-// wholeRows returns how many rows the tensor has that slices stand for, 0 if that is not known.
+// wholeRows returns the number of rows of the dense tensor, or 0 if that is not known.
 func wholeRows(s *tensor.IndexedSlices) int {
 	if s.DenseShape == nil {
 		return 0
@@ -104,7 +107,7 @@ func wholeRows(s *tensor.IndexedSlices) int {
 	return int(tensor.Data[int64](toInt64(s.DenseShape))[0])
 }
 
-// reduceSlices reduces the components of a value that are all IndexedSlices, with one goroutine.
+// reduceSlices reduces the components of a value that are all IndexedSlices, on one goroutine.
 func reduceSlices(op string, reduce ReduceOp, values []Value, o Options) (Value, error) {
 	all, err := concatSlices(op, values)
 	if err != nil {
@@ -137,13 +140,13 @@ func reduceSlices(op string, reduce ReduceOp, values []Value, o Options) (Value,
 
 func rowBytes(values *tensor.Tensor) int { return product(values.Shape()[1:]) * values.DType().Bytes() }
 
-// unionOf returns the different indices, ascending.
+// unionOf returns the distinct indices in ascending order.
 func unionOf(indices *tensor.Tensor) []int64 {
 	return slices.Compact(slices.Sorted(slices.Values(tensor.Data[int64](toInt64(indices)))))
 }
 
-// block returns the rows of the slices at the places that their indices have in the union; rows of one index are added in
-// their order, and there are zeros elsewhere.
+// block returns one row for each index of the union: the sum of the slices' rows with that index, added in
+// their order, or zeros.
 func block(s *tensor.IndexedSlices, union []int64) *tensor.Tensor {
 	shape := append([]int{len(union)}, s.Values.Shape()[1:]...)
 	out := tensor.New(s.Values.DType(), shape...)
@@ -174,7 +177,8 @@ func indicesOf(union []int64, d tensor.DType) *tensor.Tensor {
 	return out
 }
 
-// reduceSparse reduces leaves of which some are IndexedSlices on some replicas: sparse says which of each.
+// reduceSparse reduces leaves that are IndexedSlices on some replicas; sparse has which leaves on which
+// replica.
 func (r *Replica) reduceSparse(ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, sparse [][]int64, o Options) ([]any, error) {
 	out := make([]any, len(leaves))
 	var dense []any
@@ -266,7 +270,7 @@ func (r *Replica) reduceRows(ctx context.Context, run *deadlock.Run, op ReduceOp
 	}
 }
 
-// result returns the reduced rows of the different indices.
+// result returns the reduced rows of the distinct indices.
 func (a *allSlices) result(way Sparse, rows, indices *tensor.Tensor) (Value, error) {
 	s := &tensor.IndexedSlices{Values: rows, Indices: indices, DenseShape: a.denseShape}
 	if way == SparseDense {
@@ -284,7 +288,7 @@ func (r *Replica) reduceOne(ctx context.Context, run *deadlock.Run, op ReduceOp,
 	return out[0].(*tensor.Tensor), nil
 }
 
-// allSlices is what all replicas know of a leaf that is IndexedSlices on each.
+// allSlices describes a leaf that is IndexedSlices on every replica; it is the same on all replicas.
 type allSlices struct {
 	extent
 	lengths    []int          // rows, by replica
@@ -292,7 +296,7 @@ type allSlices struct {
 	denseShape *tensor.Tensor // replica 0's
 }
 
-// counts returns the numbers of elements by replica, of rows of so many.
+// counts returns the number of elements by replica, for rows of width elements.
 func (a *allSlices) counts(width int) []int {
 	out := make([]int, len(a.lengths))
 	for i, n := range a.lengths {
@@ -301,10 +305,10 @@ func (a *allSlices) counts(width int) []int {
 	return out
 }
 
-// sliceDims is how many dimensions IndexedSlices can have on their way.
+// sliceDims is the largest number of dimensions of IndexedSlices that can be transferred.
 const sliceDims = 14
 
-// exchangeSlices tells all replicas how many rows each has, and checks that they fit each other.
+// exchangeSlices exchanges the replicas' numbers of rows and checks that their slices match.
 func (r *Replica) exchangeSlices(ctx context.Context, run *deadlock.Run, s *tensor.IndexedSlices, name string, o Options) (*allSlices, error) {
 	const op = "AllReduce"
 	if s.Values.Rank() > sliceDims {
@@ -326,7 +330,7 @@ func (r *Replica) exchangeSlices(ctx context.Context, run *deadlock.Run, s *tens
 	return joinSlices(op, name, headers)
 }
 
-// joinSlices reads what the replicas have told. Every replica finds the same, an error too.
+// joinSlices decodes the replicas' headers. The result, including an error, is the same on every replica.
 func joinSlices(op, name string, headers [][]int64) (*allSlices, error) {
 	first := headers[0]
 	rank := int(first[2])

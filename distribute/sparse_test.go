@@ -179,10 +179,10 @@ func TestSparseErrors(t *testing.T) {
 	}{
 		{"other dtype", &tensor.IndexedSlices{Values: tensor.New(tensor.Float64, 1, 2), Indices: tensor.From([]int64{0})}, 0, distribute.ErrMismatch, "expected to be a float32 tensor"},
 		{"other rows", &tensor.IndexedSlices{Values: f32(1, 3), Indices: tensor.From([]int64{0})}, 0, distribute.ErrMismatch, "must have the same size and shape"},
-		{"no indices", &tensor.IndexedSlices{Values: f32(1, 2)}, 0, distribute.ErrInvalid, "without values or indices"},
+		{"no indices", &tensor.IndexedSlices{Values: f32(1, 2)}, 0, distribute.ErrInvalid, "no values or no indices"},
 		{"indices of floats", &tensor.IndexedSlices{Values: f32(1, 2), Indices: f32(1)}, 0, distribute.ErrInvalid, "want a vector of int32 or int64"},
 		{"too many indices", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0, 1})}, 0, distribute.ErrInvalid, "1 rows with 2 indices"},
-		{"no rows", &tensor.IndexedSlices{Values: f32(), Indices: tensor.From([]int64{})}, 0, distribute.ErrInvalid, "have no rows"},
+		{"no rows", &tensor.IndexedSlices{Values: f32(), Indices: tensor.From([]int64{})}, 0, distribute.ErrInvalid, "values of IndexedSlices are a scalar"},
 		{"a dense shape of another rank", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0}), DenseShape: tensor.From([]int64{3})}, 0, distribute.ErrInvalid, "want 2 dimensions"},
 		{"an index outside, dense", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{3})}, distribute.SparseDense, distribute.ErrInvalid, "outside of the 3 rows"},
 	} {

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// Stats says where the time of a strategy's Runs went, summed since it was made.
+// Stats has the times of a strategy's Runs, summed since the strategy was made.
 type Stats struct {
-	Runs     int           // Runs that have ended
+	Runs     int           // number of Runs that have ended
 	Elapsed  time.Duration // from the start to the end of each
 	Replicas []ReplicaStats
 }
 
-// ReplicaStats says where one replica's time went.
+// ReplicaStats has the times of one replica.
 type ReplicaStats struct {
-	Step   time.Duration // in the step function, Reduce and the waits inside it included
-	Reduce time.Duration // in reductions and merge calls, from the moment when all replicas had come
-	Wait   time.Duration // for other replicas: to come to a reduction or a merge call, and to end their step
+	Step   time.Duration // in the step function, including Reduce and the waits inside it
+	Reduce time.Duration // in reductions and merge calls, after the last replica has joined
+	Wait   time.Duration // waiting for other replicas to join a reduction or a merge call, or to end their step
 }
 
 // Stats returns the times so far. Those of a Run in progress may be counted in part.
@@ -32,16 +32,17 @@ func (s *Strategy) Stats() Stats {
 }
 
 type runStats struct {
-	epoch         time.Time // all times are counted from here, on the monotonic clock
+	epoch         time.Time // origin of all times, on the monotonic clock
 	runs, elapsed atomic.Int64
 	replicas      []counters
 }
 
-// counters are one replica's times, on cache lines of their own: a strategy's replicas write theirs at the same time.
+// counters are one replica's times. They are padded to cache lines, because all replicas write at the same
+// time.
 type counters struct {
 	stepTime, reduceTime, waitTime atomic.Int64
-	// arrived holds when the replica came to its call, by the call's parity. Two places are enough: a peer that reads
-	// the time of call k has not begun k+1, so no replica has finished k+1 and come to k+2.
+	// arrived is the time at which the replica joined its call, by the call's parity. Two entries suffice: a
+	// peer that reads the time of call k has not started k+1, so no replica has finished k+1 and joined k+2.
 	arrived [2]atomic.Int64
 	ended   atomic.Int64
 
@@ -55,7 +56,7 @@ func (s *runStats) open(replicas int) {
 
 func (s *runStats) now() int64 { return int64(time.Since(s.epoch)) }
 
-// ended counts a Run and the waits for its last replica.
+// ended counts a Run and the replicas' waits for the last one.
 func (s *runStats) ended(start int64) {
 	end := s.now()
 	s.runs.Add(1)
@@ -71,7 +72,7 @@ func (s *runStats) ended(start int64) {
 	}
 }
 
-// replicaStats is what a replica needs to count its times.
+// replicaStats is the state that a replica needs to count its times.
 type replicaStats struct{ calls atomic.Uint64 }
 
 // step counts the time of a step function.
@@ -81,14 +82,14 @@ func (p *replicaStats) step(r *Replica, start, end int64) {
 	c.ended.Store(end)
 }
 
-// arrive notes that the replica comes to a call that all of them make, and returns when.
+// arrive records and returns the time at which the replica joins a call that all replicas make.
 func (p *replicaStats) arrive(r *Replica) int64 {
 	now := r.home.stats.now()
 	r.home.stats.replicas[r.local].arrived[p.calls.Load()%2].Store(now)
 	return now
 }
 
-// leave counts the time of a call that began then: waiting until the last replica came, reducing from there on.
+// leave counts the time of a call that started at begin: waiting until the last replica joined, then reducing.
 func (p *replicaStats) leave(r *Replica, begin int64) {
 	s := &r.home.stats
 	last := begin

@@ -10,13 +10,13 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// CentralStorageConfig describes a strategy whose variables are kept in one place.
+// CentralStorageConfig configures a strategy with one copy of each variable.
 type CentralStorageConfig struct {
-	// ComputeDevices lists the replicas' devices, by replica id. None: all accelerators that the engine reports or, if it has
-	// none, CPU:0.
+	// ComputeDevices lists the replicas' devices, by replica id. Default: all accelerators of the engine or,
+	// without any, CPU:0.
 	ComputeDevices []string
-	// ParameterDevice is where variables live. Default: the compute device if there is only one, else CPU:0. Package
-	// train wants one of the compute devices, as the engine computes the new values there.
+	// ParameterDevice is the device of the variables. Default: the compute device if there is only one, else
+	// CPU:0. Package train needs one of the compute devices, because the engine computes the new values there.
 	ParameterDevice string
 	// Engine, LogicalCPUs, CrossDeviceOps, Options, Stall and Logger are as in [MirroredConfig].
 	Engine         engine.Engine
@@ -27,9 +27,9 @@ type CentralStorageConfig struct {
 	Logger         *slog.Logger
 }
 
-// NewCentralStorageStrategy returns a strategy with a replica on each of several devices of this process and one copy of
-// each variable, on the parameter device (TensorFlow's CentralStorageStrategy). What replicas write is combined by the
-// variable's aggregation and written once.
+// NewCentralStorageStrategy returns a strategy with a replica on each of several devices of this process, and
+// one copy of each variable on the parameter device (TensorFlow's CentralStorageStrategy). The replicas' writes
+// are combined by the variable's aggregation and applied once.
 func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	const op = "NewCentralStorageStrategy"
 	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
@@ -63,16 +63,16 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 	return s.open(op)
 }
 
-// Default returns the strategy of code that runs in no other one's scope: one replica on CPU:0, whose values are never
-// wrapped and whose variables are plain (TensorFlow's default strategy). There is one in the process; it holds nothing
-// while no Run is in progress.
+// Default returns the strategy of code outside of all scopes: one replica on CPU:0, whose values are never
+// wrapped and whose variables are plain (TensorFlow's default strategy). The process has one. It holds no
+// resources while no Run is in progress.
 func Default() *Strategy { return defaultStrategy().strategy }
 
-// defaultStrategy makes the default strategy, and the replica that code outside of every Run is.
+// defaultStrategy makes the default strategy and the replica of code outside of a Run.
 var defaultStrategy = sync.OnceValue(func() *Replica {
 	s, err := (&Strategy{kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU}, task: cluster.NoTask}).open("Default")
 	if err != nil {
-		panic(err) // there is nothing that could fail
+		panic(err) // nothing can fail
 	}
 	r := &Replica{replicaState: newReplicaState(), strategy: s, home: s, device: &s.devices[0]}
 	r.frame = frame{strategy: s, replica: r, update: -1}
@@ -80,22 +80,22 @@ var defaultStrategy = sync.OnceValue(func() *Replica {
 	return r
 })
 
-// Properties are what TensorFlow's strategies say about themselves.
+// Properties has TensorFlow's properties of a strategy (StrategyExtended's).
 type Properties struct {
 	ShouldCheckpoint    bool // this worker writes checkpoints
 	ShouldSaveSummary   bool // this worker writes summaries
 	ShouldInit          bool // this worker initialises variables
-	BetweenGraph        bool // each worker runs a program of its own
+	BetweenGraph        bool // each worker runs its own program
 	RequireStaticShapes bool // all batches must have one shape
 	InMultiWorkerMode   bool // there is more than one worker
 	NumReplicasInSync   int
 	WorkerDevices       []string // of this worker's replicas
 	ParameterDevices    []string // where variables live
 	InputDevice         string   // where this worker's input pipeline runs
-	DefaultDevice       string   // that a scope sets; empty: none, as with one worker
+	DefaultDevice       string   // set by a scope; empty: none, as with one worker
 }
 
-// Properties returns what TensorFlow's strategy of this kind says about itself (StrategyExtended's properties).
+// Properties returns TensorFlow's properties of a strategy of this kind (StrategyExtended's properties).
 func (s *Strategy) Properties() Properties {
 	p := Properties{
 		ShouldCheckpoint: s.chief, ShouldSaveSummary: s.chief, ShouldInit: true,
@@ -110,16 +110,17 @@ func (s *Strategy) Properties() Properties {
 	return p
 }
 
-// ParameterDevices returns the devices on which a variable's components live, in TensorFlow's full form.
+// ParameterDevices returns the devices of a variable's components, in TensorFlow's full form.
 func (s *Strategy) ParameterDevices() []string { return s.deviceNames(s.params) }
 
-// VariableCreatedInScope reports whether a variable is the strategy's (TensorFlow's variable_created_in_scope).
+// VariableCreatedInScope reports whether a variable belongs to the strategy (TensorFlow's
+// variable_created_in_scope).
 func (s *Strategy) VariableCreatedInScope(v *Variable) bool { return v != nil && v.strategy == s }
 
 // ClusterResolver returns the resolver that the strategy was made with, or nil.
 func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
 
-// deviceName returns a device's full name: that of this process' task if it is one of a cluster.
+// deviceName returns a device's full name. In a cluster it has the job and task of this process.
 func (s *Strategy) deviceName(d Device) string {
 	if s.task.Known() {
 		d.Job, d.Task = s.task.Type, s.task.Index

@@ -16,8 +16,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
-// Strategy says how training is spread over devices. Its methods may be called from any goroutine; Runs of one strategy
-// come one after the other. Close it when it is not needed any more.
+// Strategy distributes training over devices. Its methods may be called concurrently; Runs of one strategy are
+// serialized. The caller must close it.
 type Strategy struct {
 	kind          strategyKind
 	oneDevice     bool             // one replica, whose values are never wrapped
@@ -26,12 +26,12 @@ type Strategy struct {
 	first         int              // id of this worker's first replica
 	workersInSync int              // number of workers
 	workerID      int              // this one, in the order of their replicas
-	chief         bool             // this worker writes what one of them must write
+	chief         bool             // this worker writes what exactly one worker must write
 	replicasOf    []int            // by worker, if there are several
-	given         collective.Group // the communicators between the replicas, if they were given
+	given         collective.Group // the communicators between the replicas, from the configuration
 	member        *clusterworker.Worker
-	joined        bool     // member is the strategy's own
-	params        []Device // where variables live
+	joined        bool     // the strategy created member
+	params        []Device // devices of variables
 	resolver      cluster.Resolver
 	task          cluster.Task // this process, if it is one of a cluster
 	engine        engine.Engine
@@ -45,12 +45,13 @@ type Strategy struct {
 	closed        atomic.Bool
 	running       atomic.Bool // a Run is in progress
 
-	// self is the strategy that the user made. Another one behind it, inner, has replicas of its own for the Runs that a
-	// merge function begins while those of this one wait.
+	// self is the strategy that the user made. Its inner strategy executes the Runs that a merge function
+	// starts while the replicas of the outer Run wait; it has separate replicas.
 	self  *Strategy
 	inner *Strategy // guarded by mu
 
-	// turn is held from the start of a Run until its outcome is settled, after the deadlock detector's own turn.
+	// turn is held from the start of a Run until its outcome is settled. It is acquired after the deadlock
+	// detector's own turn.
 	turn     chan struct{}
 	replicas []Replica     // of the last Run
 	group    *replicaGroup // nil with one replica
@@ -82,27 +83,28 @@ func (k strategyKind) String() string {
 // mirrors reports whether variables have a component on each of several replicas' devices.
 func (k strategyKind) mirrors() bool { return k == mirroredKind || k == multiWorkerKind }
 
-// MirroredConfig describes a mirrored strategy. The zero value is one replica per logical CPU device.
+// MirroredConfig configures a mirrored strategy. The zero value is one replica per logical CPU device.
 type MirroredConfig struct {
-	// Devices lists the replicas' devices, by replica id: "CPU:0", "/gpu:1", or full names. They must be there and differ.
-	// None: all accelerators that the engine reports or, if it has none, all logical CPU devices.
+	// Devices lists the replicas' devices, by replica id: "CPU:0", "/gpu:1", or full names. They must exist and
+	// differ. Default: all accelerators of the engine or, without any, all logical CPU devices.
 	Devices []string
-	// Engine computes and says which devices there are. Nil: there are only logical CPU devices, and values are host tensors.
+	// Engine computes and lists the devices. Nil: only logical CPU devices exist, and values are host tensors.
 	Engine engine.Engine
-	// LogicalCPUs is the number of logical CPU devices. Default: as many as the engine reports, and without an engine one
-	// per core (GOMAXPROCS). TensorFlow's default is a single one.
+	// LogicalCPUs is the number of logical CPU devices. Default: the engine's number, or without an engine one
+	// per core (GOMAXPROCS). TensorFlow's default is 1.
 	LogicalCPUs int
-	// CrossDeviceOps carries out reductions. Default: the library's collectives ([CollectiveAllReduce]).
+	// CrossDeviceOps implement the reductions. Default: the library's collectives ([CollectiveAllReduce]).
 	CrossDeviceOps CrossDeviceOps
-	// Options are the defaults of every reduction's options.
+	// Options are the default options of all reductions.
 	Options Options
-	// Stall is how long a call waits for its peers before that is logged, once. Default 30 seconds; negative: never.
+	// Stall is how long a call waits for its peers before the wait is logged, once. Default 30 seconds;
+	// negative: never.
 	Stall time.Duration
 	// Logger gets stall reports and warnings. Default: slog.Default().
 	Logger *slog.Logger
 }
 
-// NewMirroredStrategy returns a strategy with a replica on each of several devices of this process, which keeps its
+// NewMirroredStrategy returns a strategy with a replica on each of several devices of this process. It keeps
 // variables equal on all of them (TensorFlow's MirroredStrategy).
 func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 	const op = "NewMirroredStrategy"
@@ -128,22 +130,22 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 	return s.open(op)
 }
 
-// OneDeviceConfig describes a strategy of one device. The zero value is CPU:0.
+// OneDeviceConfig configures a strategy with one device. The zero value is CPU:0.
 type OneDeviceConfig struct {
-	// Device is the device; default the first accelerator that the engine reports, else "CPU:0".
+	// Device is the device. Default: the first accelerator of the engine, else "CPU:0".
 	Device string
-	// Engine computes and says which devices there are. Nil: there are only logical CPU devices, and values are host tensors.
+	// Engine computes and lists the devices. Nil: only logical CPU devices exist, and values are host tensors.
 	Engine engine.Engine
 	// LogicalCPUs is the number of logical CPU devices, as in [MirroredConfig].
 	LogicalCPUs int
-	// Options are accepted as by every strategy; with one replica nothing waits.
+	// Options are accepted as by every strategy. They have no effect with one replica.
 	Options Options
 	// Logger gets warnings. Default: slog.Default().
 	Logger *slog.Logger
 }
 
 // NewOneDeviceStrategy returns a strategy with one replica on one device, whose values are never wrapped
-// (TensorFlow's OneDeviceStrategy): to try a program that is written for several.
+// (TensorFlow's OneDeviceStrategy). Use it to test a program that is written for several replicas.
 func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 	const op = "NewOneDeviceStrategy"
 	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
@@ -165,7 +167,7 @@ func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
 	return s.open(op)
 }
 
-// open fills the defaults and starts what the strategy owns.
+// open sets the defaults and starts the strategy's goroutines and communicators.
 func (s *Strategy) open(op string) (*Strategy, error) {
 	if err := s.options.Validate(); err != nil {
 		return nil, err
@@ -192,7 +194,7 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	}
 	s.detector = deadlock.New(deadlock.Config{Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
 	switch {
-	case s.group != nil: // shared with the strategy that this one is behind
+	case s.group != nil: // shared with the outer strategy
 		s.group.share(s)
 	case s.given != nil:
 		s.group = adoptReplicaGroup(s)
@@ -217,20 +219,19 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	return s, nil
 }
 
-// NumReplicasInSync returns the number of replicas over which a step's gradients are reduced.
+// NumReplicasInSync returns the number of replicas over which gradients are reduced, of all workers.
 func (s *Strategy) NumReplicasInSync() int { return s.size }
 
 // Devices returns the devices of this worker's replicas, in TensorFlow's full form.
 func (s *Strategy) Devices() []string { return s.deviceNames(s.devices) }
 
-// EngineDevices returns the devices of this worker's replicas, in their order, as the engine names them.
+// EngineDevices returns the devices of this worker's replicas, in their order, as the engine's devices.
 func (s *Strategy) EngineDevices() []engine.Device {
 	return append([]engine.Device(nil), s.engineDevices...)
 }
 
-// EngineParameterDevice returns the device on which a strategy that keeps one copy of each variable for all replicas
-// ([NewCentralStorageStrategy]) has them, as the engine names it. ok is false for a strategy whose replicas have copies
-// of their own.
+// EngineParameterDevice returns the engine's device for the variables of a strategy with one copy of each
+// variable ([NewCentralStorageStrategy]). ok is false for strategies with a copy per replica.
 func (s *Strategy) EngineParameterDevice() (d engine.Device, ok bool) {
 	if s.kind != centralKind {
 		return d, false
@@ -241,7 +242,7 @@ func (s *Strategy) EngineParameterDevice() (d engine.Device, ok bool) {
 // Engine returns the engine that the strategy was made with, or nil.
 func (s *Strategy) Engine() engine.Engine { return s.engine }
 
-// Options returns the defaults of every reduction's options.
+// Options returns the default options of all reductions.
 func (s *Strategy) Options() Options { return s.options }
 
 // String returns the kind of strategy and its devices: "MirroredStrategy(CPU:0, CPU:1)".
@@ -253,14 +254,15 @@ func (s *Strategy) String() string {
 	return fmt.Sprintf("%v(%s)", s.kind, strings.Join(short, ", "))
 }
 
-// Close waits for the Run in progress and frees what the strategy holds. Later Runs return [ErrClosed], a second
-// Close nil. Closing the default strategy does nothing. Inside a step, which it would wait for, it is an error. It does not close the engine.
+// Close waits for the Run in progress and frees the strategy's resources. Later Runs return [ErrClosed]; a
+// second Close returns nil. Closing the default strategy does nothing. Inside a step Close is an error, because
+// it would wait for that step. It does not close the engine.
 func (s *Strategy) Close() error {
 	if s.kind == defaultKind && s == s.self {
-		return nil // it is the whole process' and holds nothing
+		return nil // it is shared by the whole process and holds no resources
 	}
 	if replica, inside := s.detector.Here(); inside {
-		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v, for whose end it would wait: call it after the Run", replica, s))
+		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v: Close would wait for the step to end; call it after the Run", replica, s))
 	}
 	if s.closed.Swap(true) {
 		return nil
@@ -291,7 +293,8 @@ func (s *Strategy) Close() error {
 	return nil
 }
 
-// knownDevices lists the devices that a strategy can have: the logical CPUs first, then what else the engine reports.
+// knownDevices lists the devices that a strategy can use: the logical CPUs first, then the engine's other
+// devices.
 func knownDevices(op string, e engine.Engine, cpus int) ([]engine.Device, error) {
 	var others []engine.Device
 	engineCPUs := 0
@@ -325,7 +328,7 @@ func knownDevices(op string, e engine.Engine, cpus int) ([]engine.Device, error)
 	return known, nil
 }
 
-// defaultDevices returns all accelerators or, if there are none, all logical CPU devices.
+// defaultDevices returns all accelerators or, without any, all logical CPU devices.
 func defaultDevices(known []engine.Device) []string {
 	var cpus, others []string
 	for _, d := range known {
@@ -342,7 +345,7 @@ func defaultDevices(known []engine.Device) []string {
 	return cpus
 }
 
-// requireOpen reports an error after Close.
+// requireOpen returns an error after Close.
 func (s *Strategy) requireOpen(op string) error {
 	if s.closed.Load() {
 		return errorf(op, ErrClosed, "the strategy was closed")

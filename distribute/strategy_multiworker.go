@@ -16,25 +16,27 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// MultiWorkerConfig describes a strategy over several workers. The zero value is a single worker.
+// MultiWorkerConfig configures a strategy over several workers. The zero value is a single worker.
 type MultiWorkerConfig struct {
-	// Devices lists this worker's devices, by replica. None: all accelerators that the engine reports or, if it has none, CPU:0
-	// alone, as in TensorFlow.
+	// Devices lists this worker's devices, by replica. Default: all accelerators of the engine or, without any,
+	// CPU:0 alone, as in TensorFlow.
 	Devices []string
-	// Resolver says who is in the job. Default: Worker's, else what [cluster.Discover] finds, TF_CONFIG among others; without any of
-	// that this process is alone.
+	// Resolver describes the job's cluster. Default: that of Worker, else the result of [cluster.Discover],
+	// which reads TF_CONFIG among others. Without any of these the job has this process only.
 	Resolver cluster.Resolver
-	// Worker is this process as a worker of its job, if it has joined it before. Its replicas are those of Devices. The strategy uses
-	// its Group and tells it of Runs and of their failures; the caller closes it after the strategy. One worker is for one strategy.
+	// Worker is this process as a worker of its job, if it has joined already. Its replicas are those of
+	// Devices. The strategy uses its Group and reports Runs and their failures to it. The caller closes it
+	// after the strategy. A worker must not be shared by several strategies.
 	Worker *clusterworker.Worker
-	// Join sets up how this process joins its job, if it has several workers and neither Worker nor Group is given: then the
-	// strategy joins by itself ([worker.Join]), as TensorFlow's does, and leaves with its Close. Job, Replicas and the
-	// communicator's options are the strategy's to say.
+	// Join configures how this process joins its job, if the job has several workers and neither Worker nor
+	// Group is set. The strategy then joins ([worker.Join]), as TensorFlow's does, and its Close leaves the
+	// job. The strategy sets Job, Replicas and the communicator's options.
 	Join clusterworker.Config
-	// Group is the communicators of this worker's replicas, in the order of Devices: its local ranks are these, and its size is the
-	// number of replicas of all workers. A worker's ranks follow each other, and workers come in the order of
-	// [cluster.IDInCluster]. Workers may have different numbers of replicas. It is for those who make their own; nil: Worker's or
-	// the strategy's. The strategy closes it, unless it could not be made.
+	// Group holds the communicators of this worker's replicas, in the order of Devices: its local ranks are
+	// this worker's replicas, and its size is the number of replicas of all workers. A worker's ranks are
+	// consecutive, and workers are in the order of [cluster.IDInCluster]. Workers may have different numbers of
+	// replicas. Set it to use your own communicators. Default: the group of Worker or the strategy's own. The
+	// strategy closes it, unless NewMultiWorkerMirroredStrategy fails.
 	Group collective.Group
 	// Engine, LogicalCPUs, Options, Stall and Logger are as in [MirroredConfig].
 	Engine      engine.Engine
@@ -45,21 +47,24 @@ type MultiWorkerConfig struct {
 }
 
 // NewMultiWorkerMirroredStrategy returns a strategy that keeps variables equal on the devices of all workers
-// (TensorFlow's MultiWorkerMirroredStrategy). Every worker makes one, and all make the same calls of it in the same order: with
-// several workers this function, what makes variables, reductions and gathers in cross-replica context, reads of sync-on-read
-// variables there, and a distributed dataset's steps wait for the other workers, as replicas' calls do.
+// (TensorFlow's MultiWorkerMirroredStrategy). Every worker makes one, and all workers make the same calls in
+// the same order. With several workers these calls wait for the other workers, as replicas' calls do: this
+// function, the creation of variables, reductions and gathers in cross-replica context, reads of sync-on-read
+// variables there, and the steps of a distributed dataset.
 //
-// Replica ids run over all workers; distributed values and variables hold the components of this worker's replicas. A value that
-// is not distributed, given to a reduction or a gather in cross-replica context, is one value of its worker with several workers:
-// it counts once for each worker, however many replicas that has. Only where some workers have one replica and others several does
-// it count for every replica of its worker, and has no sum: a value of a worker's only replica looks the same.
+// Replica ids run over all workers. Distributed values and variables hold the components of this worker's
+// replicas. With several workers a value that is not distributed, passed to a reduction or a gather in
+// cross-replica context, is one value per worker: it counts once for each worker, whatever its number of
+// replicas. There is one exception: if some workers have one replica and others several, it counts for every
+// replica of its worker and has no sum, because it cannot be distinguished from a value of a worker's only
+// replica.
 func NewMultiWorkerMirroredStrategy(cfg MultiWorkerConfig) (*Strategy, error) {
 	const op = "NewMultiWorkerMirroredStrategy"
 	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
 	if err != nil {
 		return nil, err
 	}
-	if err := cfg.Options.Validate(); err != nil { // before others are met
+	if err := cfg.Options.Validate(); err != nil { // before joining
 		return nil, err
 	}
 	p, job, err := cfg.place(op)
@@ -108,31 +113,32 @@ func (s *Strategy) begin(op string, group collective.Group) (*Strategy, error) {
 	if err != nil || s.workersInSync == 1 {
 		return s, err
 	}
-	err = s.meetWorkers(op) // first: whoever waits in the store is not told of a worker that fails
+	// Before comparing options: a worker that waits in the store is not notified of another's failure.
+	err = s.joinWorkers(op)
 	if err == nil {
 		err = s.compareOptions(op)
 	}
 	if err != nil {
 		s.giveUp(err)
-		s.group.owner = nil // it stays the caller's
+		s.group.owner = nil // the caller keeps ownership
 		_ = s.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// giveUp leaves the job that the strategy has joined by itself, for err.
+// giveUp leaves the job that the strategy has joined, because of err.
 func (s *Strategy) giveUp(err error) {
 	if s.joined {
-		_ = s.member.Fail(err) // the caller gets err, whether the others can be told of it or not
+		_ = s.member.Fail(err) // the caller gets err, whether or not the others can be notified
 		_ = s.member.Close()
 	}
 }
 
-// place finds this process' place, and the job that it is to join if it has to join one by itself.
+// place finds this process' place in the cluster, and the job to join if the strategy must join one.
 func (cfg *MultiWorkerConfig) place(op string) (jobPlace, *cluster.Job, error) {
 	if cfg.Worker != nil && cfg.Group != nil {
-		return jobPlace{}, nil, errorf(op, ErrInvalid, "a Worker and a Group are given: want one of them, for a worker has a group")
+		return jobPlace{}, nil, errorf(op, ErrInvalid, "both Worker and Group are set: want only one, because a worker has a group")
 	}
 	var job *cluster.Job
 	switch {
@@ -160,11 +166,12 @@ func (cfg *MultiWorkerConfig) place(op string) (jobPlace, *cluster.Job, error) {
 	return p, job, err
 }
 
-// discover finds out which job this is, and the resolver that says so. Where TF_CONFIG does, or nobody, it is TensorFlow's default.
+// discover returns the job, and the resolver that describes it. If TF_CONFIG describes it, or nothing does, the
+// result is TensorFlow's default.
 func (cfg *MultiWorkerConfig) discover(op string) (*cluster.Job, error) {
 	tf := &cluster.TFConfig{}
 	if _, err := findPlace(op, tf); err != nil {
-		return nil, err // in TensorFlow's words
+		return nil, err // TensorFlow's error text
 	}
 	job, err := cluster.Discover(cluster.Discovery{})
 	if err != nil {
@@ -177,7 +184,7 @@ func (cfg *MultiWorkerConfig) discover(op string) (*cluster.Job, error) {
 	return job, nil
 }
 
-// jobOf returns the job that a resolver of the caller's describes: the workers meet at the address of the first.
+// jobOf returns the job described by a caller's resolver. The rendezvous is at the address of the first worker.
 func jobOf(op string, r cluster.Resolver, p jobPlace) (*cluster.Job, error) {
 	spec, err := r.Spec()
 	if err != nil {
@@ -185,14 +192,14 @@ func jobOf(op string, r cluster.Resolver, p jobPlace) (*cluster.Job, error) {
 	}
 	addresses := append(spec.Tasks(cluster.Chief), spec.Tasks(cluster.Worker)...)
 	if _, _, err := net.SplitHostPort(addresses[0]); err != nil {
-		return nil, errorf(op, ErrInvalid, "the workers would meet at the first one's address in the cluster spec, %q: want host:port, a Worker or a Group", addresses[0])
+		return nil, errorf(op, ErrInvalid, "the rendezvous is at the address of the first worker in the cluster spec, which is %q: want host:port, or set Worker or Group", addresses[0])
 	}
 	return &cluster.Job{
 		Source: "the resolver", Worker: p.id, Workers: p.workers, LocalWorker: -1, Store: "tcp://" + addresses[0], Spec: spec, Task: p.task,
 	}, nil
 }
 
-// join has this process join its job, with so many replicas.
+// join joins the job with the given number of replicas.
 func (cfg *MultiWorkerConfig) join(op string, job *cluster.Job, replicas int) (*clusterworker.Worker, error) {
 	c := cfg.Join
 	c.Job, c.Replicas = job, replicas
@@ -215,12 +222,12 @@ func (cfg *MultiWorkerConfig) join(op string, job *cluster.Job, replicas int) (*
 // jobPlace is a process' place in the job.
 type jobPlace struct {
 	task    cluster.Task
-	workers int // how many workers train together
-	id      int // which of them this is
+	workers int // number of workers that train together
+	id      int // index of this worker
 	chief   bool
 }
 
-// findPlace asks a resolver for this process' place.
+// findPlace gets this process' place from a resolver.
 func findPlace(op string, r cluster.Resolver) (jobPlace, error) {
 	alone := jobPlace{task: cluster.NoTask, workers: 1, chief: true}
 	spec, err := r.Spec()
@@ -249,7 +256,7 @@ func findPlace(op string, r cluster.Resolver) (jobPlace, error) {
 	return p, nil
 }
 
-// give sets the group between the replicas, if it is one that the strategy can have.
+// give validates and sets the group between the replicas.
 func (s *Strategy) give(op string, g collective.Group) error {
 	local := g.Local()
 	if len(local) != len(s.devices) {
@@ -257,20 +264,21 @@ func (s *Strategy) give(op string, g collective.Group) error {
 	}
 	s.given, s.size, s.first = g, local[0].Size(), local[0].Rank()
 	if alone := s.size == len(s.devices); alone != (s.workersInSync == 1) {
-		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: want those of all workers in the group, and no others", s.workersInSync, len(local), s.size)
+		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: want a group of exactly these workers", s.workersInSync, len(local), s.size)
 	}
 	for i, c := range local {
 		if c.Rank() != s.first+i {
-			return errorf(op, ErrInvalid, "the group's communicators here are ranks %d and, at %d, %d: want a worker's ranks to follow each other", s.first, i, c.Rank())
+			return errorf(op, ErrInvalid, "the group's communicators here are ranks %d and, at %d, %d: want consecutive ranks", s.first, i, c.Rank())
 		}
 	}
 	return nil
 }
 
-// compareOptions holds what all workers must want alike against the others, if there is a store for it. How long one waits is its own affair.
+// compareOptions checks through the store, if there is one, that all workers have the same options. Timeouts
+// may differ.
 func (s *Strategy) compareOptions(op string) error {
 	if s.member == nil {
-		return nil // the first reduction finds it
+		return nil // the first reduction reports a difference
 	}
 	o, order, accumulate := s.options, "Canonical", "AccumulateDType" // the defaults
 	if o.Order == collective.Any {
@@ -295,16 +303,16 @@ func (s *Strategy) compareOptions(op string) error {
 	return nil
 }
 
-// meetWorkers waits until all workers are there, and checks that they mean the same job: every rank tells which worker it is of,
-// of how many.
-func (s *Strategy) meetWorkers(op string) error {
+// joinWorkers waits until all workers have joined. Every rank sends its worker's id and the number of workers,
+// and checks that these are consistent.
+func (s *Strategy) joinWorkers(op string) error {
 	mine := make([][]int64, len(s.devices))
 	for i := range mine {
 		mine[i] = []int64{int64(s.workerID), int64(s.workersInSync)}
 	}
 	all, err := s.collective.exchange(context.Background(), "workers of the job", mine, s.options)
 	if err != nil {
-		return errorf(op, nil, "meeting the other workers: %w", err)
+		return errorf(op, nil, "joining the other workers: %w", err)
 	}
 	s.replicasOf = make([]int, s.workersInSync)
 	last := int64(0)
@@ -323,20 +331,20 @@ func (s *Strategy) meetWorkers(op string) error {
 		return errorf(op, ErrMismatch, "worker %d of %d has no replica in the group", missing, s.workersInSync)
 	}
 	if n := s.replicasOf[s.workerID]; n != len(s.devices) {
-		return errorf(op, ErrMismatch, "two processes say that they are worker %d: it has %d replicas here and %d in the group", s.workerID, len(s.devices), n)
+		return errorf(op, ErrMismatch, "two processes joined as worker %d: it has %d replicas here and %d in the group", s.workerID, len(s.devices), n)
 	}
 	return nil
 }
 
-// Worker returns this process as a worker of its job: the one that the strategy was given, or has become by itself; nil for
-// strategies of one process.
+// Worker returns this process as a worker of its job: the one in the configuration, or the one that the
+// strategy created. It is nil for strategies of one process.
 func (s *Strategy) Worker() *clusterworker.Worker { return s.member }
 
-// LocalReplicas returns which replicas this worker has: so many, with ids from first on.
+// LocalReplicas returns the id of this worker's first replica and the number of its replicas.
 func (s *Strategy) LocalReplicas() (first, n int) { return s.first, len(s.devices) }
 
-// everywhere returns, with several workers, a value with a component for each of this worker's replicas. What is not
-// distributed has the same one for all of them, and so no sum.
+// everywhere returns, with several workers, a value with a component for each of this worker's replicas. A
+// value that is not distributed is the same for all of them, and so has no sum.
 func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) {
 	switch {
 	case s.workersInSync == 1 || !isPlain(v):
@@ -349,8 +357,8 @@ func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) 
 	return s.onAll(v), nil
 }
 
-// isOfWorker reports whether a value is one of the whole worker, and not of a replica. That is known only where every worker
-// has several replicas: the value of a worker's only replica is not wrapped.
+// isOfWorker reports whether a value belongs to the whole worker, and not to a replica. This is known only if
+// every worker has several replicas: the value of a worker's only replica is not wrapped.
 func (s *Strategy) isOfWorker(v Value) bool {
 	return s.workersInSync > 1 && isPlain(v) && slices.Min(s.replicasOf) > 1
 }
@@ -362,7 +370,7 @@ func isPlain(v Value) bool {
 	return !isDistributed && !isVariable
 }
 
-// reduceWorkers reduces a value of each worker, which counts once for each of them, however many replicas they have.
+// reduceWorkers reduces one value per worker. Each counts once, whatever the worker's number of replicas.
 func (s *Strategy) reduceWorkers(
 	ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options,
 ) (Value, error) {
@@ -381,9 +389,9 @@ func (s *Strategy) reduceWorkers(
 	return out[0], nil
 }
 
-// workersValues gives every worker the values of all of them, by worker.
+// workersValues gathers the values of all workers on every worker, by worker.
 func (s *Strategy) workersValues(ctx context.Context, what string, v Value, o Options) ([]Value, error) {
-	mine := make([]Value, len(s.devices)) // nothing for the others of its replicas
+	mine := make([]Value, len(s.devices)) // nil for the worker's other replicas
 	mine[0] = v
 	all, err := s.collective.gatherValues(ctx, what, mine, o)
 	if err != nil {
@@ -418,7 +426,7 @@ func (s *Strategy) countAll(ctx context.Context, name string, count int, o Optio
 	return count, nil
 }
 
-// destination returns the devices of a destination. A device of this worker may be named as one of its task.
+// destination returns the devices of a destination. Devices of this worker may be named with its task.
 func (s *Strategy) destination(op string, to Destination) ([]Device, error) {
 	if s.task.Known() {
 		at, ok := to.(At)

@@ -8,15 +8,15 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// What a worker has for the next step of a dataset. The workers tell each other before each.
+// State of a worker's data for the next step. The workers exchange it before each step.
 const (
-	hasElement int64 = 1 << iota // for a replica at least
-	hasLike                      // something to make elements without rows of
+	hasElement int64 = 1 << iota // for at least one replica
+	hasLike                      // an element to copy the structure of
 	hasFailed                    // its data cannot be read
 )
 
-// agreed yields a step as long as a worker has an element for it. The local data may be read ahead; the workers agree in the order
-// of their other calls, when the step is asked for.
+// agreed yields a step as long as some worker has an element for it. Local data may be read ahead. The workers
+// agree when the step is requested, so that the exchange is in order with their other calls.
 func (d *DistributedDataset) agreed(ctx context.Context) iter.Seq2[Value, error] {
 	rounds := d.rounds
 	if n := d.options.Prefetch; n > 0 {
@@ -95,7 +95,7 @@ func (d *DistributedDataset) agree(ctx context.Context, round []Value, like *Val
 	return d.group(round)
 }
 
-// tellLike gives the workers that have read no element yet one without rows.
+// tellLike sends an element without rows to the workers that have read no element yet.
 func (d *DistributedDataset) tellLike(ctx context.Context, like Value) (Value, error) {
 	const op = "DistributedDataset.Iter"
 	s := d.strategy
@@ -105,7 +105,7 @@ func (d *DistributedDataset) tellLike(ctx context.Context, like Value) (Value, e
 		if err == nil {
 			_, err = encodeValue(empty)
 		}
-		if err == nil { // else all workers find that nobody could say it
+		if err == nil { // otherwise all workers detect that no worker could send it
 			mine[0] = empty
 		}
 	}
@@ -121,7 +121,7 @@ func (d *DistributedDataset) tellLike(ctx context.Context, like Value) (Value, e
 			return like, nil
 		}
 	}
-	return nil, errorf(op, ErrUnsupported, "a worker without any element must learn from the others what elements are like: want tensors, or []any, tensor.Tuple or map[string]any of them")
+	return nil, errorf(op, ErrUnsupported, "a worker without elements cannot receive their structure from the other workers: want tensors, or []any, tensor.Tuple or map[string]any of them")
 }
 
 // emptyLike returns an element without rows; a scalar is zero.
@@ -130,7 +130,7 @@ func emptyLike(element Value) (Value, error) {
 		t, _ := leaf.(*tensor.Tensor)
 		switch {
 		case t == nil:
-			return leaf, nil // an optional part that is not there
+			return leaf, nil // an optional part that is absent
 		case t.Rank() == 0:
 			return tensor.New(t.DType()), nil
 		}

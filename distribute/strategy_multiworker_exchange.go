@@ -13,11 +13,11 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// others reports whether some of the members are those of other workers.
+// others reports whether some members belong to other workers.
 func (c *CollectiveAllReduce) others() bool { return c.cfg.GroupSize > len(c.devices) }
 
-// exchange gives every worker the numbers of all members: all[rank][i]. mine has those of the local ones, as many of each; what
-// says what they are, and must be the same on all workers.
+// exchange gathers the numbers of all members on every worker: all[rank][i]. mine has those of the local
+// members, all of the same length. what describes them in errors and must be the same on all workers.
 func (c *CollectiveAllReduce) exchange(ctx context.Context, what string, mine [][]int64, opts Options) ([][]int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -46,8 +46,9 @@ func (c *CollectiveAllReduce) exchangeLocked(ctx context.Context, what string, m
 	return slices.Collect(slices.Chunk(tensor.Data[int64](sum), n)), nil
 }
 
-// gatherValues gives every worker the values of all members, by rank: leaves, or nests of lists, tuples and dictionaries. They
-// travel as bytes, so their types and shapes may differ, and they may be strings.
+// gatherValues gathers the values of all members on every worker, by rank. They are leaves, or nests of lists,
+// tuples and dictionaries. They are transferred as bytes, so their types and shapes may differ, and strings are
+// allowed.
 func (c *CollectiveAllReduce) gatherValues(ctx context.Context, what string, mine []Value, opts Options) ([]Value, error) {
 	texts, lengths := make([][]byte, len(mine)), make([][]int64, len(mine))
 	for i, v := range mine {
@@ -90,7 +91,8 @@ func (c *CollectiveAllReduce) gatherValues(ctx context.Context, what string, min
 	return out, nil
 }
 
-// broadcast gives every worker the tensor of member 0. They must have the same dtype and shape, and the same name.
+// broadcast sends the tensor of member 0 to every worker. All workers' tensors must have the same dtype, shape
+// and name.
 func (c *CollectiveAllReduce) broadcast(ctx context.Context, name string, t *tensor.Tensor, opts Options) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		mine := make([]Value, len(c.devices))
@@ -124,8 +126,8 @@ func (c *CollectiveAllReduce) broadcast(ctx context.Context, name string, t *ten
 	return out, c.group.DoAll(ctx, calls)
 }
 
-// BatchGather implements [Gatherer]: with several workers the components of all of them are gathered, in the order of the
-// replicas.
+// BatchGather implements [Gatherer]. With several workers it gathers the components of all of them, in the
+// order of the replicas.
 func (c *CollectiveAllReduce) BatchGather(ctx context.Context, batch []Reduction, axis int, opts Options) ([]Value, error) {
 	if !c.others() {
 		return gatherHere(c.String(), batch, axis)
@@ -145,15 +147,15 @@ func (c *CollectiveAllReduce) BatchGather(ctx context.Context, batch []Reduction
 	return gatherHere(c.String(), all, axis)
 }
 
-// checkComponents reports an error if a value has not one component for each local member.
+// checkComponents returns an error unless a value has one component for each local member.
 func (c *CollectiveAllReduce) checkComponents(p *PerReplica) error {
 	if n := len(p.values); n != len(c.devices) {
-		return errorf(c.String(), ErrInvalid, "a value of %d components on a worker with %d of the replicas: want one of each", n, len(c.devices))
+		return errorf(c.String(), ErrInvalid, "a value has %d components on a worker with %d replicas: want one component per replica", n, len(c.devices))
 	}
 	return nil
 }
 
-// wireValue is a value on its way to other workers. Kind says which of the fields hold it.
+// wireValue is the encoding of a value for other workers. Kind says which fields are used.
 type wireValue struct {
 	Kind    wireKind
 	Type    tensor.DType // of a tensor
@@ -208,7 +210,7 @@ func toWire(v Value) (w wireValue, err error) {
 		case v.DType() == tensor.String:
 			return wireValue{Kind: wireTensor, Type: tensor.String, Shape: v.Shape(), Strings: v.StringData()}, nil
 		case v.Memory().Kind == tensor.Device:
-			return w, errorf("Gather", ErrUnsupported, "the tensor lies in a device's memory: read it to the host first")
+			return w, errorf("Gather", ErrUnsupported, "the tensor is in device memory: copy it to the host first")
 		}
 		return wireValue{Kind: wireTensor, Type: v.DType(), Shape: v.Shape(), Bytes: v.Memory().HostBytes()}, nil
 	case *tensor.IndexedSlices:
@@ -227,7 +229,8 @@ func toWire(v Value) (w wireValue, err error) {
 		w.Keys = keys
 		return w, err
 	}
-	return w, fmt.Errorf("a %T does not travel between workers: want tensors, IndexedSlices, or []any, tensor.Tuple or map[string]any of them", v)
+	return w, fmt.Errorf("cannot send a %T to other workers: want tensors, IndexedSlices, or []any, tensor.Tuple or map[string]any of them",
+		v)
 }
 
 // decodeValue returns the value that encodeValue wrote.
@@ -239,7 +242,7 @@ func decodeValue(text []byte) (Value, error) {
 	return w.value(wireDepthMax)
 }
 
-// Bounds of what is decoded: nests of nests, and dimensions of tensors.
+// Bounds of decoded values: the depth of nests, and the dimensions of tensors.
 const (
 	wireDepthMax = 64
 	wireDimsMax  = 64

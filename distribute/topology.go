@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// DeviceGroups says which devices are near each other: it returns the number of each device's group. GPUs are near that hang
-// on one NUMA node, by the PCI bus; logical CPU devices of which the cores with their numbers share one. Where that is not
-// known, or all are on one node, the groups are the two halves of the list, as in TensorFlow.
+// DeviceGroups groups nearby devices: it returns the group of each device. GPUs are nearby if they are on one
+// NUMA node, by their PCI bus. Logical CPU devices are nearby if the cores with their numbers are on one node.
+// If nodes are not known, or all devices are on one node, the groups are the two halves of the list, as in
+// TensorFlow.
 func DeviceGroups(devices []Device) []int { return deviceGroups(os.DirFS("/"), devices) }
 
 func deviceGroups(root fs.FS, devices []Device) []int {
@@ -30,7 +31,7 @@ func deviceGroups(root fs.FS, devices []Device) []int {
 	return groups
 }
 
-// halves puts the devices of the canonical tree's left half together, and the others.
+// halves groups the devices of the canonical tree's left half, and the others.
 func halves(n int) []int {
 	groups := make([]int, n)
 	if n > 1 {
@@ -41,7 +42,7 @@ func halves(n int) []int {
 	return groups
 }
 
-// numaNode returns the NUMA node of a device, as Linux tells it.
+// numaNode returns the NUMA node of a device, as reported by Linux.
 func numaNode(root fs.FS, d Device) (node int, known bool) {
 	switch d.Kind {
 	case "CPU":
@@ -52,7 +53,7 @@ func numaNode(root fs.FS, d Device) (node int, known bool) {
 	return 0, false
 }
 
-// cpuNode finds the node whose list of cores has the number.
+// cpuNode returns the node that has the core.
 func cpuNode(root fs.FS, core int) (int, bool) {
 	lists, _ := fs.Glob(root, "sys/devices/system/node/node*/cpulist")
 	for _, name := range lists {
@@ -65,7 +66,7 @@ func cpuNode(root fs.FS, core int) (int, bool) {
 	return 0, false
 }
 
-// inList reports whether a list of ranges such as "0-3,8" has the number.
+// inList reports whether a list of ranges such as "0-3,8" contains the number.
 func inList(list string, n int) bool {
 	for _, part := range strings.Split(list, ",") {
 		first, last, isRange := strings.Cut(part, "-")
@@ -81,7 +82,7 @@ func inList(list string, n int) bool {
 	return false
 }
 
-// gpuNode asks NVIDIA's driver which PCI device has the number, and the bus on which node it is.
+// gpuNode looks up the GPU's PCI device in NVIDIA's driver, and the NUMA node of that PCI device.
 func gpuNode(root fs.FS, minor int) (int, bool) {
 	infos, _ := fs.Glob(root, "proc/driver/nvidia/gpus/*/information")
 	for _, name := range infos {
@@ -95,7 +96,7 @@ func gpuNode(root fs.FS, minor int) (int, bool) {
 			return 0, false
 		}
 		node, err := strconv.Atoi(strings.TrimSpace(string(number)))
-		return node, err == nil && node >= 0 // -1: the firmware does not say
+		return node, err == nil && node >= 0 // -1: the firmware does not report it
 	}
 	return 0, false
 }

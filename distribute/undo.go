@@ -6,11 +6,11 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// undoLog holds what the Run in progress, and those inside it, have overwritten, in that order.
+// undoLog holds the values that the Run in progress and its inner Runs have overwritten, in order.
 type undoLog struct {
 	mu      sync.Mutex
 	entries []undoEntry
-	last    uint64 // number of the Run that began last
+	last    uint64 // number of the Run that started last
 	current uint64 // number of the innermost Run in progress, 0: none
 }
 
@@ -19,7 +19,7 @@ type undoEntry struct {
 	before *tensor.Tensor
 }
 
-// undoMark is where a Run began.
+// undoMark is the position in the log at which a Run started.
 type undoMark struct {
 	entries int
 	outer   uint64
@@ -35,7 +35,8 @@ func (u *undoLog) begin() undoMark {
 	return m
 }
 
-// end ends a Run: what it has written stays, for the Run around it to take back if there is one, or is taken back.
+// end ends a Run. After a failure it restores the values that the Run has overwritten. Otherwise they stay in
+// the log for the outer Run, if any.
 func (u *undoLog) end(m undoMark, failure error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -51,7 +52,7 @@ func (u *undoLog) end(m undoMark, failure error) {
 	u.current = m.outer
 }
 
-// store sets a component, keeping its old value until the Run in progress has succeeded.
+// store sets a component, and logs its old value until the Run in progress succeeds.
 func (s *Strategy) store(c *component, t *tensor.Tensor) {
 	if s.running.Load() {
 		u := &s.undo

@@ -7,17 +7,18 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Component is one of a variable's components, as an update function sees it: that of a replica, or the one that all
-// replicas share.
+// Component is one of a variable's components, as an update function sees it: the component of a replica, or
+// the one that all replicas share.
 type Component struct {
 	variable *Variable
 	index    int
 }
 
-// Variable returns the variable, TensorFlow's value container of the component.
+// Variable returns the component's variable (TensorFlow's value container).
 func (c *Component) Variable() *Variable { return c.variable }
 
-// Replica returns the number of the component's replica on this worker, 0 for the component that all replicas share.
+// Replica returns the index of the component's replica on this worker, or 0 for a component that all replicas
+// share.
 func (c *Component) Replica() int { return c.index }
 
 // Name returns the component's name, as TensorFlow writes it: "v/replica_1:0".
@@ -40,7 +41,7 @@ func (c *Component) AssignAdd(x Value) error { return c.variable.setOne(c.index,
 // AssignSub subtracts from the component's value.
 func (c *Component) AssignSub(x Value) error { return c.variable.setOne(c.index, x, assignSub) }
 
-// ValueContainer returns what a value belongs to: a component's variable; any other value is its own (TensorFlow's
+// ValueContainer returns the variable of a component, and any other value unchanged (TensorFlow's
 // value_container).
 func ValueContainer(v Value) Value {
 	if c, ok := v.(*Component); ok {
@@ -49,14 +50,14 @@ func ValueContainer(v Value) Value {
 	return v
 }
 
-// UpdateFunc changes one component of a variable. Its args are those of Update, distributed values, also inside of nests,
-// replaced by their component of the replica; where all replicas share the component, by that of replica 0. What
-// TensorFlow's functions get by keyword goes into a map.
+// UpdateFunc changes one component of a variable. Its args are those of Update; distributed values, including
+// those inside of nests, are replaced by the component of the replica. If all replicas share the component,
+// they are replaced by the component of replica 0. Pass TensorFlow's keyword arguments in a map.
 type UpdateFunc func(ctx context.Context, c *Component, args ...Value) (Value, error)
 
-// Update calls f once for each component of v, in the order of the replicas, and returns its results as a [*Mirrored],
-// leaf by leaf for nests; with one component they come as they are, and nil where f returns nothing. If a call fails or panics, every component gets its
-// old value back.
+// Update calls f once for each component of v, in the order of the replicas, and returns f's results as a
+// [*Mirrored], leaf by leaf for nests. With one component it returns f's result unchanged; if f returns nil, so
+// does Update. If a call fails or panics, every component is restored to its old value.
 func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	results, err := s.update(ctx, v, f, args)
 	if err != nil {
@@ -76,7 +77,8 @@ func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args .
 	})
 }
 
-// UpdateUngrouped is [Strategy.Update] that returns, in place of each leaf, the tuple of the components' results.
+// UpdateUngrouped is [Strategy.Update], except that each leaf of the result is the tuple of the components'
+// results.
 func (s *Strategy) UpdateUngrouped(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	results, err := s.update(ctx, v, f, args)
 	if err != nil {
@@ -101,8 +103,8 @@ func (c *CrossReplica) UpdateUngrouped(ctx context.Context, v *Variable, f Updat
 	return c.strategy.UpdateUngrouped(ctx, v, f, args...)
 }
 
-// Update is [Strategy.Update] from inside a step: all replicas call it, with the same function, and it is carried out once
-// for all of them. Each gets its own part of the results.
+// Update is [Strategy.Update] inside a step. All replicas call it with the same function, and it is executed
+// once for all of them. Each replica gets its part of the results.
 func (r *Replica) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	return r.mergeCall(ctx, "Update", r.strategy.options.Timeout, func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
 		return c.Update(ctx, v, f, args...)
@@ -122,7 +124,7 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 	}
 	before := v.Values()
 	done := false
-	defer func() { // also where f panics, which is the caller's to see
+	defer func() { // also if f panics; the panic is passed on to the caller
 		for k, c := range v.components {
 			if !done {
 				s.store(c, before[k].(*tensor.Tensor))

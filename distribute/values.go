@@ -10,21 +10,22 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Value is a nest of *tensor.Tensor, *tensor.IndexedSlices, [*PerReplica], [*Mirrored], [*Variable], host numbers and
-// anything else that a step function takes or returns.
+// Value is a nest of *tensor.Tensor, *tensor.IndexedSlices, [*PerReplica], [*Mirrored], [*Variable], host
+// numbers and any other argument or result of a step function.
 type Value = any
 
-// PerReplica is a value with one component per replica, by replica id: what a step function returns, what a distributed
-// dataset yields. A step function that is given one gets its own replica's component.
+// PerReplica is a value with one component per replica, by replica id. Step functions return and distributed
+// datasets yield such values. As an argument of a step function it is replaced by the replica's component.
 type PerReplica struct{ components }
 
 // Mirrored is a value that is the same on every replica.
 type Mirrored struct{ components }
 
-// NewPerReplica makes a value of one component per replica, by replica id.
+// NewPerReplica returns a value with one component per replica, by replica id.
 func NewPerReplica(values ...Value) *PerReplica { return &PerReplica{components{values}} }
 
-// NewMirrored makes a mirrored value of the components on each replica. That they are equal is the caller's word.
+// NewMirrored returns a mirrored value with these components, by replica id. The caller guarantees that they
+// are equal.
 func NewMirrored(values ...Value) *Mirrored { return &Mirrored{components{values}} }
 
 // String prints the components as TensorFlow does.
@@ -33,8 +34,8 @@ func (p *PerReplica) String() string { return p.format("PerReplica") }
 // String prints the components as TensorFlow does.
 func (m *Mirrored) String() string { return m.format("Mirrored") }
 
-// Get returns the component on ctx's current device (see [WithDevice]) or, if there is none, the first: what TensorFlow takes
-// where a mirrored value is used as a tensor in cross-replica context.
+// Get returns the component on ctx's current device (see [WithDevice]) or, if that device has none, the first
+// component. TensorFlow does the same if a mirrored value is used as a tensor in cross-replica context.
 func (m *Mirrored) Get(ctx context.Context) Value {
 	at := hostDevice(ctx)
 	for _, v := range m.values {
@@ -64,8 +65,8 @@ func (c *components) format(name string) string {
 	return name + ":{\n" + strings.Join(lines, ",\n") + "\n}"
 }
 
-// distributed is implemented by the values that a step function gets its own component of. A variable is none: it is
-// given to the step whole.
+// distributed is implemented by values that are replaced by a component in the arguments of a step function. A
+// variable does not implement it: the step gets the whole variable.
 type distributed interface {
 	Values() []Value
 	isDistributed()
@@ -73,11 +74,11 @@ type distributed interface {
 
 func (*components) isDistributed() {}
 
-// Regroup makes one nest of the nests that the replicas returned, by replica: each leaf becomes a [*PerReplica], except
-// that a leaf which is the very same (one pointer, or equal host values) on all replicas stays itself, and that the
-// components of one variable become the variable. A typed container that cannot hold distributed values, such as a
-// []*tensor.Tensor or a struct with a *tensor.Tensor field, becomes a PerReplica as a whole. Nests whose structures
-// differ are an error.
+// Regroup combines the replicas' nests, by replica, into one nest. Each leaf becomes a [*PerReplica], with two
+// exceptions: a leaf that is identical on all replicas (the same pointer, or equal host values) is kept, and
+// the components of one variable become the variable. A typed container that cannot hold distributed values,
+// such as a []*tensor.Tensor or a struct with a *tensor.Tensor field, becomes a PerReplica as a whole. Nests
+// with different structures are an error.
 func Regroup(perReplica []Value) (Value, error) { return regroup("Regroup", perReplica, false) }
 
 func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
@@ -95,12 +96,12 @@ func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
 	})
 }
 
-// regroupAs makes one nest of several, whose leaves are made by wrap.
+// regroupAs combines nests into one; wrap makes its leaves.
 func regroupAs(op string, perReplica []Value, wrap func(leaves []any) Value) (Value, error) {
 	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) { return wrap(leaves), nil }, isWhole, perReplica...)
 	if err != nil {
 		if se, ok := errors.AsType[*tensor.StructureError](err); ok {
-			return nil, errorf(op, ErrMismatch, "replica %d gave another structure than replica 0: %w", se.Nest, err)
+			return nil, errorf(op, ErrMismatch, "the structure of replica %d's nest differs from that of replica 0's: %w", se.Nest, err)
 		}
 		return nil, errorf(op, ErrInvalid, "%w", err)
 	}
@@ -112,7 +113,7 @@ func SelectReplica(replica int, v Value) (Value, error) {
 	return selectReplica(replica, v, func(Value) error { return nil })
 }
 
-// selectReplica is SelectReplica of leaves that suit.
+// selectReplica is SelectReplica after a check of every distributed leaf by suits.
 func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, error) {
 	if !hasDistributed(v) {
 		return v, nil
@@ -132,18 +133,19 @@ func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, e
 	})
 }
 
-// suits reports an error if v is a [*PerReplica] with another number of components than this worker has replicas: it would be
-// taken for what it is not, in silence.
+// suits returns an error if v is a [*PerReplica] whose number of components is not this worker's number of
+// replicas. Without the check it could be used as a wrong value silently.
 func (s *Strategy) suits(v Value) error {
 	p, ok := v.(*PerReplica)
 	if n := len(s.devices); ok && len(p.values) != n {
-		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have one for each, in their order; is it another strategy's?", len(p.values), s, n)
+		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have one for each, in their order; does it belong to another strategy?", len(p.values), s, n)
 	}
 	return nil
 }
 
-// LocalResults returns the components of v on this process, by replica: those of a distributed value, one nest per
-// replica for a nest, and v alone for anything else. With [NewOneDeviceStrategy] it is always v alone.
+// LocalResults returns the components of v on this process, by replica: those of a distributed value, one nest
+// per replica for a nest, and v itself for anything else. With [NewOneDeviceStrategy] it always returns v
+// itself.
 func (s *Strategy) LocalResults(v Value) []Value {
 	variable, isVariable := v.(*Variable)
 	switch d, ok := v.(distributed); {
@@ -160,14 +162,14 @@ func (s *Strategy) LocalResults(v Value) []Value {
 	for i := range out {
 		nest, err := SelectReplica(i, v)
 		if err != nil {
-			return []Value{v} // a value of another strategy: it has no component for each of ours
+			return []Value{v} // a value of another strategy, with a different number of components
 		}
 		out[i] = nest
 	}
 	return out
 }
 
-// hasDistributed reports whether a nest has a distributed leaf; it spares the copy of nests that have none.
+// hasDistributed reports whether a nest has a distributed leaf. Nests without one need not be copied.
 func hasDistributed(v Value) bool {
 	switch v := v.(type) {
 	case nil, *tensor.Tensor, *tensor.IndexedSlices:
@@ -193,7 +195,7 @@ func hasDistributed(v Value) bool {
 	return false
 }
 
-// sameLeaf reports whether a leaf is the very same on all replicas.
+// sameLeaf reports whether a leaf is identical on all replicas.
 func sameLeaf(leaves []any) bool {
 	first := leaves[0]
 	if first != nil && !reflect.TypeOf(first).Comparable() {
@@ -221,7 +223,7 @@ func wholeVariable(leaves []any) *Variable {
 	return first.variable
 }
 
-// isWhole reports whether a container cannot hold distributed values where its leaves are.
+// isWhole reports whether a container cannot hold distributed values in place of its leaves.
 func isWhole(container any) bool {
 	switch container.(type) {
 	case []any, tensor.Tuple, map[string]any:

@@ -11,7 +11,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Synchronization says when a variable's components are made one.
+// Synchronization says when a variable's components are combined.
 type Synchronization uint8
 
 // The synchronizations. Auto is OnWrite.
@@ -19,7 +19,7 @@ const (
 	Auto Synchronization = iota
 	OnWrite
 	OnRead
-	SynchronizeNone // only where there is one device
+	SynchronizeNone // only with one device
 )
 
 // String returns TensorFlow's name: "ON_WRITE".
@@ -37,7 +37,7 @@ func (s Synchronization) String() string {
 	return fmt.Sprintf("Synchronization(%d)", uint8(s))
 }
 
-// Aggregation says how the replicas' values become one.
+// Aggregation says how the replicas' values are combined.
 type Aggregation uint8
 
 // The aggregations.
@@ -63,32 +63,35 @@ func (a Aggregation) String() string {
 	return fmt.Sprintf("Aggregation(%d)", uint8(a))
 }
 
-// VariableConfig describes a variable.
+// VariableConfig configures a variable.
 type VariableConfig struct {
-	// Name; default "Variable". Several variables may have one name, as in TensorFlow.
+	// Name is the variable's name. Default "Variable". Several variables may have the same name, as in
+	// TensorFlow.
 	Name string
-	// Initial is the value on every replica, a tensor or a host number. Init makes it instead, once, if Initial is nil.
+	// Initial is the value on every replica, a tensor or a host number. If Initial is nil, Init is called once
+	// to make the value.
 	Initial Value
 	Init    func(context.Context) (Value, error)
-	// Synchronization; default OnWrite: a mirrored variable.
+	// Synchronization says when the components are combined. Default: OnWrite, a mirrored variable.
 	Synchronization Synchronization
-	// Aggregation of what replicas write (OnWrite) or hold (OnRead); default none.
+	// Aggregation says how values that replicas write (OnWrite) or hold (OnRead) are combined. Default: none.
 	Aggregation Aggregation
-	// NotTrainable: no gradient is wanted for it. Sync-on-read variables never are unless Trainable is set.
+	// NotTrainable excludes the variable from training. Sync-on-read variables are excluded unless Trainable is
+	// set.
 	NotTrainable bool
 	Trainable    bool
 }
 
-// Variable is a value on every replica that lasts over steps. A mirrored variable (OnWrite) is kept equal on all replicas
-// by its updates; a sync-on-read variable (OnRead) is each replica's own, and aggregated when it is read in
-// cross-replica context.
+// Variable is a value on every replica that is kept between steps. A mirrored variable (OnWrite) is kept equal
+// on all replicas by its updates. A sync-on-read variable (OnRead) has separate values on the replicas, which
+// are aggregated when it is read in cross-replica context.
 //
-// What a Run writes is final only when the whole Run has succeeded: after a failed one every component has the value
-// from before it.
+// The writes of a Run are committed only if the whole Run succeeds. After a failed Run every component has the
+// value from before it.
 //
-// With [NewCentralStorageStrategy] a variable has one component for all replicas, on the parameter device, whatever its
-// synchronization; what replicas write is combined by the aggregation, which must be given then. With
-// [NewOneDeviceStrategy] and [Default] it is a plain one.
+// With [NewCentralStorageStrategy] a variable has one component for all replicas, on the parameter device,
+// whatever its synchronization. The replicas' writes are combined by the aggregation, which is then required.
+// With [NewOneDeviceStrategy] and [Default] it is a plain variable.
 type Variable struct {
 	strategy   *Strategy
 	name       string
@@ -103,14 +106,14 @@ type Variable struct {
 type component struct {
 	value atomic.Pointer[tensor.Tensor]
 
-	saved uint64 // number of the last Run that wrote it; guarded by its strategy's undo log
+	saved uint64 // number of the last Run that wrote it; guarded by the strategy's undo log
 }
 
 func (c *component) load() *tensor.Tensor { return c.value.Load() }
 
-// NewVariable makes a variable on every replica, in cross-replica context or outside of every strategy. With several workers all
-// make it, with one name, dtype and shape, and it starts on all of them with the value of replica 0.
-// [Replica.NewVariable] makes one inside a step.
+// NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies. With
+// several workers all workers call it, with the same name, dtype and shape; the variable starts with the value
+// of replica 0 on all of them. [Replica.NewVariable] makes one inside a step.
 func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	if err := s.requireCross(ctx, "NewVariable"); err != nil {
 		return nil, err
@@ -118,8 +121,9 @@ func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	return s.newVariable(ctx, cfg)
 }
 
-// NewVariable makes one variable for all replicas from inside a step: every replica calls it, in the same order and with
-// the same name but for a number at its end, and gets the same variable with the configuration of replica 0.
+// NewVariable makes one variable for all replicas inside a step. Every replica calls it, in the same order and
+// with the same name (a number at its end may differ), and gets the same variable, with the configuration of
+// replica 0.
 func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	s := r.strategy
 	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout, func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
@@ -142,17 +146,18 @@ func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variabl
 	return out.(*created).v, nil
 }
 
-// LazyVariable makes a variable on its first use inside a step and keeps it for the Runs that follow, as TensorFlow's
-// functions do with variables that they create. The zero value is ready to use; one belongs to one strategy.
+// LazyVariable makes a variable on its first use inside a step and keeps it for later Runs, as TensorFlow's
+// functions do with variables that they create. The zero value is ready to use. A LazyVariable belongs to one
+// strategy.
 type LazyVariable struct{ made atomic.Pointer[Variable] }
 
-// Get returns the variable. The first Run in which it is called makes it, by [Replica.NewVariable]: all replicas have to
-// call it then.
+// Get returns the variable. The first Run that calls it makes it by [Replica.NewVariable], so all replicas must
+// call it in that Run.
 func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) (*Variable, error) {
 	if v := l.made.Load(); v != nil {
 		return v, v.mine("LazyVariable", r.strategy)
 	}
-	// No replica can see the variable before all of them have come here, for NewVariable waits for all.
+	// NewVariable waits for all replicas, so no replica gets the variable before all have reached this line.
 	v, err := r.NewVariable(ctx, cfg)
 	if err == nil {
 		l.made.Store(v)
@@ -160,7 +165,7 @@ func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) 
 	return v, err
 }
 
-// created carries a variable out of a merge call as it is, where a variable itself would be split.
+// created wraps a variable so that a merge call returns it whole, instead of its components.
 type created struct{ v *Variable }
 
 func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
@@ -176,7 +181,7 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	case cfg.Aggregation > AggregateFirst:
 		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation, cfg.Name)
 	case cfg.NotTrainable && cfg.Trainable:
-		return nil, errorf(op, ErrInvalid, "variable %s is said to be both trainable and not", cfg.Name)
+		return nil, errorf(op, ErrInvalid, "variable %s has both Trainable and NotTrainable set", cfg.Name)
 	}
 	initial := cfg.Initial
 	if initial == nil && cfg.Init != nil {
@@ -228,15 +233,15 @@ func (v *Variable) Name() string { return v.name + ":0" }
 // Strategy returns the strategy that the variable belongs to.
 func (v *Variable) Strategy() *Strategy { return v.strategy }
 
-// VariableKind says what a strategy makes of a variable.
+// VariableKind says how a strategy implements a variable.
 type VariableKind uint8
 
 // The kinds of variables.
 const (
 	PlainVariable       VariableKind = iota // one component, for one replica
-	MirroredVariable                        // a component per replica, kept equal by writes
-	SyncOnReadVariable                      // a component per replica, combined by reads
-	AggregatingVariable                     // one component for several replicas, whose writes are combined
+	MirroredVariable                        // one component per replica, kept equal by writes
+	SyncOnReadVariable                      // one component per replica, combined by reads
+	AggregatingVariable                     // one component for several replicas; combined writes
 )
 
 // String returns the name of TensorFlow's class.
@@ -254,7 +259,7 @@ func (k VariableKind) String() string {
 	return fmt.Sprintf("VariableKind(%d)", uint8(k))
 }
 
-// Kind returns what the strategy has made of the variable.
+// Kind returns how the strategy implements the variable.
 func (v *Variable) Kind() VariableKind {
 	switch {
 	case v.strategy.kind.mirrors() && v.sync == OnRead:
@@ -270,13 +275,13 @@ func (v *Variable) Kind() VariableKind {
 // Devices returns the components' devices, in TensorFlow's full form.
 func (v *Variable) Devices() []string { return v.strategy.deviceNames(v.devices) }
 
-// Synchronization returns when the components are made one.
+// Synchronization returns when the components are combined.
 func (v *Variable) Synchronization() Synchronization { return v.sync }
 
-// Aggregation returns how the replicas' values become one.
+// Aggregation returns how the replicas' values are combined.
 func (v *Variable) Aggregation() Aggregation { return v.agg }
 
-// Trainable reports whether a gradient is wanted for the variable.
+// Trainable reports whether the variable takes part in training.
 func (v *Variable) Trainable() bool { return v.trainable }
 
 // DType returns the type of the elements.
@@ -285,7 +290,7 @@ func (v *Variable) DType() tensor.DType { return v.components[0].load().DType() 
 // Shape returns the shape; the caller must not change it.
 func (v *Variable) Shape() []int { return v.components[0].load().Shape() }
 
-// Values returns the components' values: by replica, or the one that all replicas share.
+// Values returns the components' values, by replica, or the value of the one component that all replicas share.
 func (v *Variable) Values() []Value {
 	out := make([]Value, len(v.components))
 	for i, c := range v.components {
@@ -294,7 +299,7 @@ func (v *Variable) Values() []Value {
 	return out
 }
 
-// on returns the number of the component that a replica has.
+// on returns the index of a replica's component.
 func (v *Variable) on(replica int) int { return min(replica, len(v.components)-1) }
 
 // ComponentName returns the name of the component on a replica: "v:0", "v/replica_1:0".
@@ -322,7 +327,7 @@ func (v *Variable) String() string {
 	return kind.String() + ":{\n" + strings.Join(lines, ",\n") + "\n}"
 }
 
-// numpy prints a tensor as TensorFlow does in a variable: on lines of its own if it takes several.
+// numpy prints a tensor as TensorFlow does in a variable: on separate lines if it takes several.
 func numpy(t *tensor.Tensor) string {
 	s := t.Repr()
 	if strings.Contains(s, "\n") {
@@ -337,8 +342,9 @@ func (v *Variable) perReplica() *PerReplica { return NewPerReplica(v.Values()...
 
 func (v *Variable) mirrored() *Mirrored { return NewMirrored(v.Values()...) }
 
-// Read returns the value: in replica context the replica's own, in cross-replica context that of a mirrored variable
-// on the current device (see [Strategy.Cross]) or replica 0, or the aggregate of a sync-on-read one.
+// Read returns the value. In replica context it is the replica's own. In cross-replica context it is the
+// mirrored variable's value on the current device (see [Strategy.Cross]) or else on replica 0, or the aggregate
+// of a sync-on-read variable.
 func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 	const op = "Read"
 	switch in := in.(type) {
@@ -360,7 +366,8 @@ func errNoContext(op string) error {
 	return errorf(op, ErrContext, "no context given: want the *Replica of a step or a *CrossReplica")
 }
 
-// readCross returns the value in cross-replica context; a mirrored variable's on the device, if it is there.
+// readCross returns the value in cross-replica context. A mirrored variable is read on the device at, if it has
+// a component there.
 func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 	if v.Kind() != SyncOnReadVariable {
 		return v.components[max(slices.Index(v.devices, at), 0)].load(), nil
@@ -384,15 +391,16 @@ func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 	return out.(*tensor.Tensor), nil
 }
 
-// mine reports an error if the variable belongs to another strategy.
+// mine returns an error if the variable belongs to another strategy.
 func (v *Variable) mine(op string, s *Strategy) error {
 	if v.strategy != s {
-		return errorf(op, ErrContext, "mixing different strategies: variable %s belongs to %v, the context to %v, which is not it", v.Name(), v.strategy, s)
+		return errorf(op, ErrContext, "mixing different strategies: variable %s belongs to %v, the context to another strategy, %v", v.Name(), v.strategy, s)
 	}
 	return nil
 }
 
-// componentOf returns a replica's part of a value: its component of a distributed value or variable, or the value.
+// componentOf returns a replica's part of a value: its component of a distributed value or variable, or the
+// value itself.
 func componentOf(replica int, x Value) (Value, error) {
 	if src, ok := x.(*Variable); ok {
 		return src.components[src.on(replica)].load(), nil

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// DType is the type of the elements of a [Tensor]. The zero value is [Invalid].
+// DType is the type of a [Tensor]'s elements. The zero value is [Invalid].
 type DType uint8
 
-// The element types. String elements live on the host only and take part in no reduction.
+// The element types. String tensors are on the host only and cannot be reduced.
 const (
 	Invalid DType = iota
 	Bool
@@ -76,18 +76,18 @@ func (d DType) Valid() bool { return d > Invalid && d < dtypeCount }
 // IsFloat reports whether d is a floating-point type.
 func (d DType) IsFloat() bool { return d >= Float16 && d <= Float64 }
 
-// IsInteger reports whether d is a signed or unsigned integer type. Bool is none.
+// IsInteger reports whether d is a signed or unsigned integer type. Bool is not.
 func (d DType) IsInteger() bool { return d >= Int8 && d <= Uint64 }
 
 // IsNumeric reports whether d can be added and multiplied.
 func (d DType) IsNumeric() bool { return d >= Int8 && d <= Float64 }
 
-// ParseDType returns the DType of that name ("float32", "bfloat16", …), in any case.
+// ParseDType returns the DType with that name ("float32", "bfloat16", …). Case does not matter.
 func ParseDType(name string) (DType, error) {
 	for _, d := range DTypes {
 		if strings.EqualFold(name, d.String()) {
 			return d, nil
 		}
 	}
-	return Invalid, fmt.Errorf("tensor: %q is no dtype: want one of %v", name, DTypes)
+	return Invalid, fmt.Errorf("tensor: %q is not a dtype: want one of %v", name, DTypes)
 }

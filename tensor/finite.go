@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// FirstNotFinite returns the index of the first element that is an infinity or NaN, in row-major order, or -1 if all
-// elements are finite. Elements of integer and other types that have neither are finite. The tensor must lie in host
-// memory.
+// FirstNotFinite returns the index of the first element that is an infinity or NaN, in row-major order, or -1
+// if all elements are finite. Elements of types without infinities and NaNs, such as integers, are finite. The
+// tensor must be in host memory.
 func FirstNotFinite(t *Tensor) int {
 	if FiniteBetween(t, 0, t.Len()) {
 		return -1
@@ -20,8 +20,8 @@ func FirstNotFinite(t *Tensor) int {
 	return -1
 }
 
-// FiniteBetween reports whether the elements [lo, hi) are finite, in row-major order. It is [FirstNotFinite] for callers
-// that share the work: it allocates nothing.
+// FiniteBetween reports whether the elements [lo, hi) are finite, in row-major order. Callers use it in place
+// of [FirstNotFinite] to check one tensor from several goroutines. It does not allocate.
 func FiniteBetween(t *Tensor, lo, hi int) bool {
 	switch t.DType() {
 	case Float16:
@@ -36,9 +36,9 @@ func FiniteBetween(t *Tensor, lo, hi int) bool {
 	return true
 }
 
-// finite tests 8 bytes at once. exponents masks the exponents of the elements in them, and ones is 1 in the lowest bit
-// of each exponent. Infinities and NaNs, and only they, have an exponent of all ones. Adding ones to it carries into the
-// bit of the sign, and never beyond.
+// finite tests 8 bytes at once. exponents is the mask of the elements' exponents. ones has a 1 in the lowest
+// bit of each exponent. Only infinities and NaNs have an exponent of all ones. Adding ones to it carries into
+// the sign bit, and never further.
 func finite(t *Tensor, lo, hi int, exponents, ones uint64) bool {
 	size := t.DType().Bytes()
 	b := t.Memory().HostBytes()[lo*size : hi*size]

@@ -8,10 +8,11 @@ type F16 uint16
 // BF16 is a bfloat16 number, the upper half of a float32, the element of a [BFloat16] tensor.
 type BF16 uint16
 
-// The conversions are our own because every sum of half-width numbers goes through them (the promise of equal
-// bits): they round to nearest, ties to even, over the whole range, subnormal numbers included, keep the sign of
-// zero, and turn a NaN into a quiet NaN with the upper bits of its payload, as the processors' own instructions
-// do (VCVTPS2PH, VCVTNEPS2BF16). The processor's bfloat16 instruction also flushes subnormals; we do not.
+// The conversions are implemented here because every sum of half-precision numbers uses them, and sums have
+// equal bits on all platforms. They round to nearest, ties to even, over the whole range including subnormal
+// numbers, keep the sign of zero, and convert a NaN to a quiet NaN with the upper bits of its payload, as the
+// processors' instructions do (VCVTPS2PH, VCVTNEPS2BF16). The processor's bfloat16 instruction also flushes
+// subnormals to zero; these conversions do not.
 
 // F16From returns x rounded to binary16.
 func F16From(x float32) F16 {
@@ -27,12 +28,12 @@ func F16From(x float32) F16 {
 		b += 0x0fff + b>>13&1
 		return F16(sign | uint16((b-0x38000000)>>13))
 	}
-	// Subnormal: adding 0.5 lines the number's unit up with 2^-24, the smallest step of binary16, and the
-	// addition itself rounds to nearest even.
+	// Subnormal: adding 0.5 aligns the number's unit with 2^-24, the smallest step of binary16. The addition
+	// rounds to nearest even.
 	return F16(sign | uint16(math.Float32bits(math.Float32frombits(b)+0.5)-0x3f000000))
 }
 
-// Float32 returns h exactly.
+// Float32 returns h as a float32, exactly.
 func (h F16) Float32() float32 {
 	sign := uint32(h&0x8000) << 16
 	exp := uint32(h>>10) & 0x1f
@@ -59,5 +60,5 @@ func BF16From(x float32) BF16 {
 	return BF16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// Float32 returns h exactly.
+// Float32 returns h as a float32, exactly.
 func (h BF16) Float32() float32 { return math.Float32frombits(uint32(h) << 16) }

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// MemoryKind says where a [Memory] lies.
+// MemoryKind is the kind of a [Memory].
 type MemoryKind uint8
 
 // The kinds of memory.
@@ -28,24 +28,24 @@ func (k MemoryKind) String() string {
 	return fmt.Sprintf("MemoryKind(%d)", uint8(k))
 }
 
-// Owner keeps a [Memory] alive: whoever uses the memory beyond the call it was given to retains it first and
-// releases it afterwards. The memory of the Go heap needs none.
+// Owner keeps a [Memory] alive. Code that uses the memory after the call that passed it calls Retain first and
+// Release afterwards. Memory of the Go heap needs no owner.
 type Owner interface {
 	Retain()
 	Release()
 }
 
-// Memory is a region of bytes that somebody else may own. It is a plain value; copying it copies no bytes and
-// retains nothing. The zero value is an empty region.
+// Memory is a region of bytes, with an optional owner. It is a plain value; copying it does not copy the bytes
+// and does not retain them. The zero value is an empty region.
 type Memory struct {
 	Ptr    unsafe.Pointer // first byte; nil only if Bytes is 0
 	Bytes  int            // length in bytes
-	Kind   MemoryKind     // where it lies
+	Kind   MemoryKind     // kind of memory
 	Device int            // index of the device it belongs to, among devices of its kind
-	Owner  Owner          // nil: the garbage collector keeps it
+	Owner  Owner          // nil: the garbage collector keeps it alive
 }
 
-// Slice returns the bytes [lo, hi) of m. It panics if they are not inside m.
+// Slice returns the bytes [lo, hi) of m. It panics if they are out of range.
 func (m Memory) Slice(lo, hi int) Memory {
 	if lo < 0 || hi < lo || hi > m.Bytes {
 		panic(fmt.Sprintf("tensor: Slice(%d, %d) of a memory of %d bytes", lo, hi, m.Bytes))
@@ -53,7 +53,7 @@ func (m Memory) Slice(lo, hi int) Memory {
 	m.Bytes = hi - lo
 	switch {
 	case lo == hi:
-		m.Ptr = nil // one past the end may be another's memory
+		m.Ptr = nil // one past the end may belong to another allocation
 	case m.Ptr != nil:
 		m.Ptr = unsafe.Add(m.Ptr, lo)
 	}
@@ -68,7 +68,7 @@ func (m Memory) HostBytes() []byte {
 	return unsafe.Slice((*byte)(m.Ptr), m.Bytes)
 }
 
-// HostMemory returns the memory of the elements of s; it shares them.
+// HostMemory returns the memory of the elements of s, without copying.
 func HostMemory[T Element](s []T) Memory {
 	var zero T
 	if len(s) == 0 {

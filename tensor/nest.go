@@ -7,13 +7,14 @@ import (
 	"strconv"
 )
 
-// Tuple is a sequence in a nest that is told apart from a list: regrouped results of several values are a Tuple.
+// Tuple is a sequence in a nest, distinct from a list. The regrouped results of several values are a Tuple.
 type Tuple []any
 
-// A nest is a value made of containers and leaves (TensorFlow's tf.nest). The containers are []any and any other
-// slice whose elements are not plain numbers, strings or bools; Tuple; maps with string keys, in the order of their
-// sorted keys; and structs by value with at least one exported field, whose exported fields count in their order.
-// Everything else is a leaf: tensors and other pointers, nil, numbers, []float32, structs without exported fields.
+// A nest is a value made of containers and leaves (TensorFlow's tf.nest). The containers are []any and any
+// other slice whose elements are not plain numbers, strings or bools; Tuple; maps with string keys, in the
+// order of their sorted keys; and struct values with at least one exported field, whose exported fields are
+// visited in order. Everything else is a leaf: tensors and other pointers, nil, numbers, []float32, structs
+// without exported fields.
 
 // Flatten returns the leaves of a nest in order.
 func Flatten(nest any) []any {
@@ -25,14 +26,15 @@ func Flatten(nest any) []any {
 	return leaves
 }
 
-// Map returns a nest of the same structure in which every leaf is replaced by f's result. Typed slices and maps whose
-// element type cannot hold the results become []any and map[string]any; a struct whose field cannot hold its result is
-// an error, as is any error of f; both name the path of the leaf.
+// Map returns a nest of the same structure in which every leaf is replaced by f's result. Typed slices and maps
+// whose element type cannot hold the results become []any and map[string]any. A struct whose field cannot hold
+// its result is an error, and so is any error of f; both errors have the path of the leaf.
 func Map(nest any, f func(leaf any) (any, error)) (any, error) {
 	return Zip(func(_ string, leaves []any) (any, error) { return f(leaves[0]) }, nil, nest)
 }
 
-// Pack returns a nest of the structure of like with the given leaves, in order. Their number must be right.
+// Pack returns a nest with the structure of like and the given leaves, in order. It is an error if their number
+// differs.
 func Pack(like any, leaves []any) (any, error) {
 	if n := len(Flatten(like)); n != len(leaves) {
 		return nil, fmt.Errorf("tensor: %d leaves given for a nest that has %d", len(leaves), n)
@@ -44,10 +46,10 @@ func Pack(like any, leaves []any) (any, error) {
 	})
 }
 
-// Zip walks several nests of one structure together and returns a nest in which f's result stands for each tuple of
-// leaves. f gets the path of the leaf, such as ".Loss[2]", and one leaf of each nest, in a slice that it may keep.
-// Where stop reports true for the first nest's container, the containers are taken as leaves; a nil stop never does.
-// Nests of different structure are a *[StructureError]. Results are placed as [Map] does.
+// Zip walks several nests of the same structure together and returns a nest of f's results. f gets the path of
+// the leaf, such as ".Loss[2]", and one leaf of each nest, in a slice that it may keep. If stop returns true
+// for a container of the first nest, the containers are treated as leaves. A nil stop always returns false.
+// Nests with different structures are a *[StructureError]. Results are stored as in [Map].
 func Zip(f func(path string, leaves []any) (any, error), stop func(container any) bool, nests ...any) (any, error) {
 	if len(nests) == 0 {
 		return nil, nil
@@ -55,14 +57,14 @@ func Zip(f func(path string, leaves []any) (any, error), stop func(container any
 	return (&zipper{f: f, stop: stop}).walk("", nests)
 }
 
-// StructureError says that nests which must have one structure differ.
+// StructureError reports nests whose structures differ but must be equal.
 type StructureError struct {
-	Path   string // where: "" is the top
-	Nest   int    // which nest differs from the first
-	Detail string // how
+	Path   string // position in the nest: "" is the top
+	Nest   int    // index of the nest that differs from the first
+	Detail string // the difference
 }
 
-// Error describes the difference with its path.
+// Error returns the difference and its path.
 func (e *StructureError) Error() string {
 	at := e.Path
 	if at == "" {

@@ -11,7 +11,7 @@ import (
 const (
 	printLineBytes = 75   // lines are wrapped at this width
 	printThreshold = 1000 // larger tensors are shortened
-	printEdge      = 3    // to so many items at both ends of a dimension
+	printEdge      = 3    // to this many items at both ends of a dimension
 	printPrecision = 8    // digits after the point
 )
 
@@ -24,9 +24,9 @@ func (t *Tensor) String() string {
 	return fmt.Sprintf("tf.Tensor(%s, shape=%s, dtype=%v)", s, FormatShape(t.shape), t.dtype)
 }
 
-// Format prints the elements as NumPy's str does (its versions 1.14 to 2.2), in columns: [1. 2.], or on several lines
-// [[ 1. 20.]
-// [ 3.  4.]]. Of more than 1000 elements, 3 items at both ends of each dimension are shown. Device memory shows as "?".
+// Format prints the elements as NumPy's str does (versions 1.14 to 2.2), in columns: [1. 2.], or on several
+// lines [[ 1. 20.] [ 3.  4.]]. Of more than 1000 elements, 3 items at both ends of each dimension are shown.
+// Device memory is printed as "?".
 func (t *Tensor) Format() string {
 	if len(t.shape) == 0 {
 		return t.formatScalar()
@@ -38,8 +38,8 @@ func (t *Tensor) Format() string {
 	return newPrinter(t, " ").format(0, 0, " ", printLineBytes)
 }
 
-// Repr prints the elements as NumPy's repr does (that of 2.2): array([1., 2.], dtype=float32), and a scalar as TensorFlow shows it in a
-// variable.
+// Repr prints the elements as NumPy's repr does (version 2.2): array([1., 2.], dtype=float32). A scalar is
+// printed as TensorFlow prints it in a variable.
 func (t *Tensor) Repr() string {
 	if len(t.shape) == 0 {
 		return t.formatScalar()
@@ -70,7 +70,7 @@ func (t *Tensor) Repr() string {
 	return s + " " + extra
 }
 
-// printer is NumPy's array2string.
+// printer implements NumPy's array2string.
 type printer struct {
 	t     *Tensor
 	sep   string // between elements
@@ -86,7 +86,7 @@ func newPrinter(t *Tensor, sep string) *printer {
 	return p
 }
 
-// items calls f with the positions of a dimension of n that are shown, and a -1 where others are left out.
+// items calls f with the shown positions of a dimension of length n, and with -1 for omitted ones.
 func (p *printer) items(n int, f func(i int)) {
 	if !p.short || n <= 2*printEdge {
 		for i := range n {
@@ -103,7 +103,7 @@ func (p *printer) items(n int, f func(i int)) {
 	}
 }
 
-// each calls f with the index of every element shown, under dimension dim from element at on.
+// each calls f with the index of every shown element of dimension dim, starting at element at.
 func (p *printer) each(dim, at int, f func(i int)) {
 	if dim == len(p.t.shape) {
 		f(at)
@@ -117,7 +117,8 @@ func (p *printer) each(dim, at int, f func(i int)) {
 	})
 }
 
-// format prints dimension dim from element at on. Its lines after the first begin with indent and have width columns.
+// format prints dimension dim, starting at element at. Its lines after the first begin with indent and have
+// width columns.
 func (p *printer) format(dim, at int, indent string, width int) string {
 	var b strings.Builder
 	below := len(p.t.shape) - dim - 1 // dimensions
@@ -153,7 +154,7 @@ func (p *printer) format(dim, at int, indent string, width int) string {
 	return b.String()
 }
 
-// formatter returns what prints one element beside the others that are shown, all in one width.
+// formatter returns a function that prints one element, padded to the common width of all shown elements.
 func (p *printer) formatter() func(i int) string {
 	t := p.t
 	switch {
@@ -171,10 +172,11 @@ func (p *printer) formatter() func(i int) string {
 	return p.floats()
 }
 
-// floats is NumPy's FloatingFormat: all with an exponent or none, aligned at the point.
+// floats implements NumPy's FloatingFormat: all numbers have an exponent or none has, and their points are
+// aligned.
 func (p *printer) floats() func(i int) string {
 	lo, hi := math.Inf(1), 0.0
-	strange := 0 // the width of the longest that is not finite
+	strange := 0 // width of the longest infinity or NaN
 	for _, i := range p.shown {
 		x := p.t.float64At(i)
 		if math.IsNaN(x) || math.IsInf(x, 0) {
@@ -216,7 +218,7 @@ func (p *printer) floats() func(i int) string {
 	}
 }
 
-// ratio divides as the dtype's own arithmetic does.
+// ratio divides with the precision of the dtype.
 func (t *Tensor) ratio(a, b float64) float64 {
 	switch t.dtype {
 	case Float16:
@@ -227,8 +229,8 @@ func (t *Tensor) ratio(a, b float64) float64 {
 	return a / b
 }
 
-// digits prints a finite number with as few digits as tell it from its neighbours, at most printPrecision after the
-// point, and always a point: "1.", "0.5", "1.5e-05".
+// digits prints a finite number with the fewest digits that identify it in its dtype, at most printPrecision
+// after the point, and always with a point: "1.", "0.5", "1.5e-05".
 func (t *Tensor) digits(x float64, exponent bool) string {
 	format := byte('f')
 	if exponent {
@@ -248,11 +250,11 @@ func (t *Tensor) digits(x float64, exponent bool) string {
 	return whole + "." + part + e
 }
 
-// shortest prints x with as few digits as tell it from its neighbours in the dtype.
+// shortest prints x with the fewest digits that identify it in the dtype.
 func (t *Tensor) shortest(x float64, format byte) string {
 	switch t.dtype {
 	case Float16:
-		for precision := 0; ; precision++ { // strconv knows no binary16, whose numbers need at most 5 digits
+		for precision := 0; ; precision++ { // strconv does not support binary16, whose numbers need at most 5 digits
 			e := strconv.FormatFloat(x, 'e', precision, 64)
 			y, _ := strconv.ParseFloat(e, 64)
 			if float64(F16From(float32(y)).Float32()) == x {
@@ -284,7 +286,7 @@ func (t *Tensor) formatScalar() string {
 	return s
 }
 
-// formatAt prints one element on its own.
+// formatAt prints one element without padding.
 func (t *Tensor) formatAt(i int) string {
 	switch {
 	case t.mem.Kind == Device:
@@ -307,10 +309,10 @@ func (t *Tensor) formatAt(i int) string {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
 		return strangeFloat(x)
 	}
-	return strconv.FormatFloat(x, 'g', 6, 64) // what ml_dtypes prints of a bfloat16
+	return strconv.FormatFloat(x, 'g', 6, 64) // as ml_dtypes prints a bfloat16
 }
 
-// strangeFloat prints a number that is not finite.
+// strangeFloat prints an infinity or NaN.
 func strangeFloat(x float64) string {
 	switch {
 	case math.IsNaN(x):

@@ -2,12 +2,12 @@ package tensor
 
 import "fmt"
 
-// IndexedSlices is a sparse tensor: row i of Values belongs to row Indices[i] of the whole. Rows may repeat, and
-// then add up; their order is kept. It is TensorFlow's tf.IndexedSlices, the gradient of a table look-up.
+// IndexedSlices is a sparse tensor: row i of Values is row Indices[i] of the dense tensor. Rows with the same
+// index add up; their order is kept. It is TensorFlow's tf.IndexedSlices, the gradient of an embedding look-up.
 type IndexedSlices struct {
 	Values     *Tensor // shape (k, …)
 	Indices    *Tensor // shape (k), int32 or int64
-	DenseShape *Tensor // the shape of the whole, int32 or int64; nil if unknown
+	DenseShape *Tensor // shape of the dense tensor, int32 or int64; nil if unknown
 }
 
 // String prints the slices with their shapes.

@@ -1,9 +1,9 @@
-// Package tensor holds what every other package of Lockstep passes around: dense tensors over memory that may
-// belong to somebody else, sparse [IndexedSlices], and nests of them.
+// Package tensor has the data types of Lockstep's packages: dense tensors over memory that may have another
+// owner, sparse [IndexedSlices], and nests of them.
 //
-// A [Tensor] is an element type, a shape and a [Memory], in row-major order. It is a value to read: who changes
-// the memory of a tensor that others hold has to agree with them, so the library itself never does.
-// Nothing here computes: sums live in internal/kernel, models in an engine.
+// A [Tensor] is a dtype, a shape and a [Memory], in row-major order. It is immutable by convention: the library
+// never changes the memory of a tensor, and a caller that does must coordinate with all users of the tensor.
+// The package does not compute: sums are in internal/kernel, models in an engine.
 package tensor
 
 import (
@@ -14,13 +14,14 @@ import (
 	"unsafe"
 )
 
-// Element lists the Go types that a tensor's elements can have. bool, F16 and BF16 stand for their dtypes.
+// Element lists the Go types of tensor elements. bool, F16 and BF16 are the elements of Bool, Float16 and
+// BFloat16.
 type Element interface {
 	bool | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | F16 | BF16 | float32 | float64
 }
 
-// Tensor is a dense, row-major array. Make one with [New], [From], [Scalar], [Strings] or [Wrap]. A Tensor is
-// immutable by agreement; see the package documentation.
+// Tensor is a dense, row-major array. Make one with [New], [From], [Of], [Scalar], [Strings] or [Wrap]. A
+// Tensor is immutable by convention; see the package documentation.
 type Tensor struct {
 	dtype   DType
 	shape   []int
@@ -28,8 +29,8 @@ type Tensor struct {
 	strings []string // the elements if dtype is String
 }
 
-// New returns a tensor of zeros (empty strings, false). It panics if dtype is invalid, a dimension negative, or the
-// size no int.
+// New returns a tensor of zeros (empty strings, false). It panics if dtype is invalid, a dimension is negative,
+// or the size overflows int.
 func New(dtype DType, shape ...int) *Tensor {
 	n := count(shape)
 	t := &Tensor{dtype: dtype, shape: slices.Clone(shape)}
@@ -53,8 +54,8 @@ func From[T Element](data []T, shape ...int) *Tensor {
 	return Of(slices.Clone(data), shape...)
 }
 
-// Of returns a tensor that shares the memory of data, which the caller must not change any more. Without a shape
-// it has one dimension. It panics if the shape does not hold len(data) elements.
+// Of returns a tensor that shares the memory of data. The caller must not change data afterwards. Without a
+// shape it has one dimension. It panics if the shape does not hold len(data) elements.
 func Of[T Element](data []T, shape ...int) *Tensor {
 	if len(shape) == 0 {
 		shape = []int{len(data)}
@@ -81,7 +82,7 @@ func Strings(data []string, shape ...int) *Tensor {
 	return &Tensor{dtype: String, shape: slices.Clone(shape), strings: slices.Clone(data)}
 }
 
-// Wrap returns a tensor over mem, which it shares and does not retain. It panics if mem does not hold exactly the
+// Wrap returns a tensor over mem, without copying or retaining it. It panics if mem does not hold exactly the
 // elements of the shape.
 func Wrap(mem Memory, dtype DType, shape ...int) *Tensor {
 	if !dtype.Valid() || dtype == String {
@@ -134,17 +135,17 @@ func (t *Tensor) Shape() []int { return t.shape }
 // Rank returns the number of dimensions.
 func (t *Tensor) Rank() int { return len(t.shape) }
 
-// Len returns the number of elements, 1 for a scalar.
+// Len returns the number of elements; it is 1 for a scalar.
 func (t *Tensor) Len() int { return count(t.shape) }
 
-// Memory returns the elements' memory, shared; it is empty for strings.
+// Memory returns the elements' memory, without copying. It is empty for strings.
 func (t *Tensor) Memory() Memory { return t.mem }
 
-// StringData returns the elements of a String tensor, shared, and nil for any other.
+// StringData returns the elements of a String tensor, without copying, and nil for other dtypes.
 func (t *Tensor) StringData() []string { return t.strings }
 
-// Data returns the elements as a slice that shares the tensor's memory. It panics if T is not the element type or
-// the memory is a device's.
+// Data returns the elements as a slice that shares the tensor's memory. It panics if T is not the element type
+// or if the memory is on a device.
 func Data[T Element](t *Tensor) []T {
 	if want := DTypeOf[T](); want != t.dtype {
 		panic(fmt.Sprintf("tensor: Data[%v] of a %v tensor", want, t.dtype))
@@ -155,8 +156,8 @@ func Data[T Element](t *Tensor) []T {
 	return unsafe.Slice((*T)(t.mem.Ptr), t.Len())
 }
 
-// Rows returns the rows [lo, hi) of the first dimension; it shares the memory. It panics if t is a scalar or the
-// rows are not inside it.
+// Rows returns the rows [lo, hi) of the first dimension, without copying. It panics if t is a scalar or the
+// rows are out of range.
 func (t *Tensor) Rows(lo, hi int) *Tensor {
 	if len(t.shape) == 0 || lo < 0 || hi < lo || hi > t.shape[0] {
 		panic(fmt.Sprintf("tensor: Rows(%d, %d) of shape %v", lo, hi, t.shape))
@@ -173,8 +174,8 @@ func (t *Tensor) Rows(lo, hi int) *Tensor {
 	return out
 }
 
-// Reshape returns a tensor of another shape that shares the memory. It panics if the shape holds another number of
-// elements.
+// Reshape returns a tensor of another shape that shares the memory. It panics if the numbers of elements
+// differ.
 func (t *Tensor) Reshape(shape ...int) *Tensor {
 	if count(shape) != t.Len() {
 		panic(fmt.Sprintf("tensor: Reshape of %v to %v", t.shape, shape))
@@ -184,16 +185,16 @@ func (t *Tensor) Reshape(shape ...int) *Tensor {
 	return &out
 }
 
-// OnDevice returns a tensor that shares the memory and says that it belongs to device index i of its kind: logical
-// CPU devices share the host's memory, so moving between them copies nothing.
+// OnDevice returns a tensor that shares the memory and has device index i of its kind. Logical CPU devices
+// share the host's memory, so moving between them does not copy.
 func (t *Tensor) OnDevice(i int) *Tensor {
 	out := *t
 	out.mem.Device = i
 	return &out
 }
 
-// Clone returns a tensor with a copy of the elements in the Go heap, on the same device index. It panics for device
-// memory.
+// Clone returns a tensor with a copy of the elements in the Go heap, with the same device index. It panics for
+// device memory.
 func (t *Tensor) Clone() *Tensor {
 	out := New(t.dtype, t.shape...)
 	out.mem.Device = t.mem.Device
@@ -260,11 +261,11 @@ func (t *Tensor) float64At(i int) float64 {
 	case Float64:
 		return Data[float64](t)[i]
 	}
-	panic(fmt.Sprintf("tensor: a %v has no number", t.dtype))
+	panic(fmt.Sprintf("tensor: cannot convert a %v to a number", t.dtype))
 }
 
-// count returns the number of elements of a shape. It panics if a dimension is negative, or if the product of those that
-// are not 0 is no int.
+// count returns the number of elements of a shape. It panics if a dimension is negative, or if the product of
+// the dimensions other than 0 overflows int.
 func count(shape []int) int {
 	n, empty := 1, false
 	for _, d := range shape {
@@ -285,7 +286,7 @@ func count(shape []int) int {
 	return n
 }
 
-// size returns the number of bytes of n elements. It panics if that is no int.
+// size returns the number of bytes of n elements. It panics if it overflows int.
 func size(dtype DType, n int) int {
 	if b := dtype.Bytes(); b > 0 && n > (math.MaxInt-7)/b {
 		panic(fmt.Sprintf("tensor: %d elements of %v are more bytes than can be addressed", n, dtype))

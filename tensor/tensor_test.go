@@ -265,7 +265,7 @@ func TestPanics(t *testing.T) {
 		{"Slice", func() { x.Memory().Slice(0, 17) }, "tensor: Slice(0, 17) of a memory of 16 bytes"},
 		{"HostBytes", func() { device.HostBytes() }, "tensor: HostBytes of device memory"},
 		{"Clone device", func() { tensor.Wrap(device, tensor.Float32, 2).Clone() }, "tensor: HostBytes of device memory"},
-		{"Float64s", func() { tensor.Strings([]string{"a"}).Float64s() }, "tensor: a string has no number"},
+		{"Float64s", func() { tensor.Strings([]string{"a"}).Float64s() }, "tensor: cannot convert a string to a number"},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
