@@ -64,7 +64,7 @@ var conformanceNone = map[string]string{
 	"N27": "peers in other processes: the rendezvous's tests",
 }
 
-// conformanceElsewhere are the rows that other tests of this package hold, by the text of a test's declaration.
+// conformanceElsewhere lists the rows that other tests of this package verify, by the text of a test's declaration.
 var conformanceElsewhere = map[string]string{
 	"B03": "func TestAccumulationFn(",
 	"B20": "func TestGather(",
@@ -73,7 +73,7 @@ var conformanceElsewhere = map[string]string{
 	"C15": "func TestGatherErrors(",
 }
 
-// TestConformance holds that every row of the table has its cases, its test or its reason, and carries the tests out.
+// TestConformance checks that every row of the table has its cases, its test or its reason, and carries the tests out.
 func TestConformance(t *testing.T) {
 	text, err := os.ReadFile("testdata/conformance.txt")
 	if err != nil {

@@ -271,7 +271,7 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 	}
 }
 
-// TestAccumulationFnErrors: what a user's function does wrong is an error that names it.
+// TestAccumulationFnErrors: an error of a user's function names the function.
 func TestAccumulationFnErrors(t *testing.T) {
 	v := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{2}).OnDevice(1))
 	for says, f := range map[string]func([]*tensor.Tensor) (*tensor.Tensor, error){

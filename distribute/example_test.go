@@ -19,7 +19,7 @@ func twoReplicas() *distribute.Strategy {
 	return s
 }
 
-// Each replica gets its own component of a distributed value, and the results come back as one.
+// Each replica gets its component of a distributed value. The results are regrouped into one value.
 func ExampleRun() {
 	s := twoReplicas()
 	defer s.Close()
@@ -46,7 +46,7 @@ func ExampleRun() {
 	// }
 }
 
-// A step with inputs and results of one's own types.
+// A step whose inputs and results have the user's types.
 func ExampleRunTyped() {
 	s := twoReplicas()
 	defer s.Close()
@@ -66,7 +66,7 @@ func ExampleRunTyped() {
 	// Output: [{2} {4.5}]
 }
 
-// Every replica gets the sum of what all of them give, whatever the structure.
+// Every replica gets the sum of all replicas' values, whatever their structure.
 func ExampleReplica_AllReduce() {
 	s := twoReplicas()
 	defer s.Close()
@@ -139,7 +139,7 @@ func ExampleStrategy_Update() {
 	// }
 }
 
-// A reduction's result goes where it is wanted.
+// The result of a reduction is placed on its destination.
 func ExampleStrategy_ReduceTo() {
 	s := twoReplicas()
 	defer s.Close()

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// step is what one replica does in a failing Run.
+// step is one replica's step function in a failing Run.
 type step func(ctx context.Context, r *distribute.Replica) error
 
 func sum(ctx context.Context, r *distribute.Replica, name string, shape ...int) error {
@@ -56,7 +56,7 @@ func (e *nilError) Error() string { return *e.why }
 
 var errStep = errors.New("the step's own error")
 
-// failures lists the ways in which a step goes wrong on its last replica, while the others wait for it.
+// failures lists the ways in which a step fails on its last replica while the others wait for it.
 var failures = []struct {
 	name   string
 	others step // nil: they reduce
@@ -303,7 +303,7 @@ func TestFailuresAreFoundAtOnce(t *testing.T) {
 	}
 }
 
-// checkStepError holds a Run's error against what it must say.
+// checkStepError compares a Run's error with what it must say.
 func checkStepError(t *testing.T, err, kind error, says []string, sites, n int) {
 	t.Helper()
 	var step *distribute.StepError
@@ -333,7 +333,7 @@ func checkStepError(t *testing.T, err, kind error, says []string, sites, n int) 
 	}
 }
 
-// checkRunsAgain holds that a strategy works after a failed Run.
+// checkRunsAgain checks that a strategy works after a failed Run.
 func checkRunsAgain(t *testing.T, s *distribute.Strategy) {
 	t.Helper()
 	n := s.NumReplicasInSync()
@@ -592,7 +592,7 @@ func TestReplicaOutsideItsRun(t *testing.T) {
 	if !errors.Is(err, distribute.ErrContext) || !strings.Contains(err.Error(), "mismatching replica") {
 		t.Errorf("another replica's: got %v, want ErrContext", err)
 	}
-	// After a failed Run the failure is what they get.
+	// After a failed Run they return its failure.
 	failed := inStep(t, s, func(_ context.Context, r *distribute.Replica) error {
 		replicas[r.ID()] = r
 		return errStep

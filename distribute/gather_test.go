@@ -41,7 +41,7 @@ func drawParts(rt *rapid.T, n int) (parts []*tensor.Tensor, axis int) {
 	return parts, axis
 }
 
-// element returns what stands at a place, as text.
+// element returns the element at an index, as text.
 func element(t *tensor.Tensor, at []int) string {
 	i := 0
 	for d, x := range at {
@@ -53,7 +53,7 @@ func element(t *tensor.Tensor, at []int) string {
 	return fmt.Sprint(t.Float64s()[i])
 }
 
-// checkGathered holds a concatenation against its parts, element by element.
+// checkGathered compares a concatenation with its parts, element by element.
 func checkGathered(parts []*tensor.Tensor, axis int, got *tensor.Tensor) error {
 	offset := 0
 	for _, p := range parts {
@@ -168,7 +168,7 @@ func TestGatherErrors(t *testing.T) {
 	}
 }
 
-// collecting is a user's CrossDeviceOps that gathers in a way of its own: backwards.
+// collecting is a user's CrossDeviceOps that gathers in reverse order.
 type collecting struct {
 	distribute.ReductionToOneDevice
 }

@@ -65,7 +65,7 @@ func unnumbered(v any) any {
 	return v
 }
 
-// orNil returns nothing for the zero string, which stands for Python's None where TensorFlow has it.
+// orNil returns nil, for Python's None, if the string is empty.
 func orNil(s string) any {
 	if s == "" {
 		return nil
@@ -359,7 +359,7 @@ func goldenClusterDevices(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": plain(append([]string{}, devices...))}, nil
 }
 
-// checkButForLayer holds an answer against TensorFlow's but for the layer: the address may begin with the resolver's own.
+// checkButForLayer compares an answer with TensorFlow's but for the layer: the address may begin with the resolver's own.
 func checkButForLayer(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -481,8 +481,9 @@ func isNoIndex(v any) bool {
 	return isNumber && (err != nil || i < 0)
 }
 
-// checkTFConfigParts holds each field against TensorFlow's answer, and those that differ against [tfConfigParts]. An argument that
-// is empty, or a negative index, TensorFlow tells from one that is not given: here it must be as if it were not given.
+// checkTFConfigParts compares each field with TensorFlow's answer, and those that differ against
+// [tfConfigParts]. An argument that is empty, or a negative index, TensorFlow tells from one that is not given:
+// here it must be as if it were not given.
 func checkTFConfigParts(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -537,7 +538,7 @@ func withoutEmpty(g *goldenRun) (map[string]any, error) {
 	return value, err
 }
 
-// goldenClusterDefects lists what TensorFlow does wrong with clusters, as goldenDefects does.
+// goldenClusterDefects lists TensorFlow's defects with clusters, like goldenDefects.
 var goldenClusterDefects = []goldenException{{
 	"chief-without-tasks", "in a cluster whose job chief has no tasks, nobody is TensorFlow's chief, and so nobody saves; here it is worker 0",
 	func(c *goldenCase, _ string) bool {

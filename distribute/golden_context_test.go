@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// contextState is what a context says of where it is.
+// contextState returns the state that a context reports.
 func contextState(ctx context.Context, s *distribute.Strategy) map[string]any {
 	state := map[string]any{
 		"in_cross_replica_context": distribute.InCrossReplica(ctx),
@@ -113,7 +113,7 @@ func goldenContextQuery(g *goldenRun) (map[string]any, error) {
 	}
 }
 
-// events collects what happens on replicas that run at once.
+// events collects events of replicas that run concurrently.
 type events struct {
 	mu    sync.Mutex
 	lines []string

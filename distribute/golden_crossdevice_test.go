@@ -589,7 +589,7 @@ var goldenGatherLimits = []goldenException{
 
 func isGather(c *goldenCase) bool { return c.Op == "gather" || c.Op == "all_gather" }
 
-// checkPlainGather holds a gather against the parts, element by element.
+// checkPlainGather compares a gather with the parts, element by element.
 func checkPlainGather(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -650,8 +650,8 @@ func checkPlainGather(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkPlainGatherGradient holds each replica's gradient against its own rows of the sum of what all replicas were given for the
-// results.
+// checkPlainGatherGradient compares each replica's gradient with its own rows of the sum of what all replicas
+// were given for the results.
 func checkPlainGatherGradient(g *goldenRun, parts, gradients []any) error {
 	ups, err := g.inputs("upstream", true)
 	if err != nil {
@@ -688,7 +688,7 @@ func checkPlainGatherGradient(g *goldenRun, parts, gradients []any) error {
 	return nil
 }
 
-// checkSparseGradient holds the gradient of the sum of all values against what it must be: each value is in every replica's
+// checkSparseGradient compares the gradient of the sum of all values with what it must be: each value is in every replica's
 // sum, divided by their number in a mean.
 func checkSparseGradient(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
@@ -723,7 +723,7 @@ func checkSparseGradient(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkPackTotals holds packs against the tensors: as many elements of each dtype.
+// checkPackTotals compares packs with the tensors: as many elements of each dtype.
 func checkPackTotals(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err

@@ -443,7 +443,7 @@ func checkTooFewFiles(_ *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// hasOwnFunction reports whether the case's dataset has an operation that is a function of the user's own here.
+// hasOwnFunction reports whether the case's dataset has an operation that is a user's function here.
 func hasOwnFunction(c *goldenCase) bool {
 	set, _ := c.Inputs["dataset"].(map[string]any)
 	ops, _ := set["ops"].([]any)
@@ -453,7 +453,7 @@ func hasOwnFunction(c *goldenCase) bool {
 	})
 }
 
-// checkCutElsewhere holds all rows of each step against TensorFlow's.
+// checkCutElsewhere compares all rows of each step with TensorFlow's.
 func checkCutElsewhere(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err

@@ -350,7 +350,7 @@ var goldenWorkerLimits = []goldenException{
 	},
 }
 
-// goldenWorkerDefects lists what TensorFlow does wrong with several workers, as goldenDefects does.
+// goldenWorkerDefects lists TensorFlow's defects with several workers, like goldenDefects.
 var goldenWorkerDefects = []goldenException{
 	{
 		"shared-tensor", "TensorFlow takes a tensor object that all replicas of a worker give in a step for one value of the worker, and counts it once",
@@ -364,7 +364,7 @@ var goldenWorkerDefects = []goldenException{
 	},
 }
 
-// checkSharedTensor wants what is answered where each replica gives a tensor of its own, with the same elements.
+// checkSharedTensor checks the answer for replicas that return separate tensors with the same elements.
 func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
 	own := *g.c
 	own.Inputs = maps.Clone(g.c.Inputs)
@@ -391,7 +391,7 @@ func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
 // kernelLimits are in the messages of TensorFlow's kernels that cannot do what ours can.
 var kernelLimits = []string{"Value for attr 'T' of ", "Value passed to parameter 'input' has DataType ", "Requires start <= limit"}
 
-// checkWorkersPlainly holds what every worker got against a plain sum, or against the workers' tensors one behind the other.
+// checkWorkersPlainly compares what every worker got with a plain sum, or against the workers' tensors one behind the other.
 func checkWorkersPlainly(g *goldenRun, answer map[string]any, err error) error {
 	inputs, e := decodeList(g.c.Inputs["per_worker"], nil, false)
 	if err = errors.Join(err, e); err != nil {

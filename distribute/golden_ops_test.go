@@ -186,7 +186,7 @@ func communication(v any) (distribute.Options, error) {
 	return o, nil
 }
 
-// destination returns where a result of the case goes.
+// destination returns the destination of a case's result.
 func (g *goldenRun) destination(s *distribute.Strategy, spec any, value distribute.Value) (distribute.Destination, error) {
 	switch d := spec.(type) {
 	case nil:
@@ -240,7 +240,7 @@ func (g *goldenRun) input(name string) (distribute.Value, error) {
 	return decodeValue(g.c.Inputs[name], g.devices)
 }
 
-// inputs decodes a list of values, each of its own or of one replica.
+// inputs decodes a list of values: separate ones, or one per replica.
 func (g *goldenRun) inputs(name string, spread bool) ([]any, error) {
 	return decodeList(g.c.Inputs[name], g.devices, spread)
 }
@@ -876,10 +876,10 @@ func goldenVarCreate(g *goldenRun) (map[string]any, error) {
 	}}, nil
 }
 
-// checkPlainSum holds the answer to a reduction against a plain sum of the inputs.
+// checkPlainSum compares the answer to a reduction with a plain sum of the inputs.
 func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	if g.c.fails() && (errors.Is(err, distribute.ErrMismatch) || errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "is not in the list of allowed values")) {
-		return nil // which is wrong as well; TensorFlow came to the other fault first
+		return nil // also wrong; TensorFlow reports the other fault first
 	}
 	if err != nil {
 		return err
@@ -903,7 +903,7 @@ func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkAlone holds what a batch with tensors alone makes of these against themselves: they count as values of one component.
+// checkAlone compares what a batch with tensors alone makes of these with themselves: they count as values of one component.
 func checkAlone(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -956,7 +956,7 @@ func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, e
 			results, _ = answer["outputs"].([]any)
 			return replicas, results, err
 		}
-		// what comes back is the sum of what is given for the results
+		// the gradient is the sum of the gradients of the results
 		ins, e := g.inputs("upstream", true)
 		if e != nil {
 			return nil, nil, e
@@ -985,8 +985,8 @@ func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, e
 	return replicas, []any{result}, errors.Join(err, e)
 }
 
-// plainSum holds one leaf of a reduction against a plain sum in float64. The sum of IndexedSlices is all their rows; where
-// only some of the inputs are IndexedSlices, they count as the dense tensors that they stand for.
+// plainSum compares one leaf of a reduction with a plain sum in float64. The sum of IndexedSlices is all their rows. If only
+// some of the inputs are IndexedSlices, these are converted to dense tensors.
 func plainSum(path string, op distribute.ReduceOp, got any, inputs []any) error {
 	if slices, ok := got.(*tensor.IndexedSlices); ok {
 		return plainRows(path, op, slices, inputs)

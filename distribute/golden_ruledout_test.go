@@ -19,8 +19,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ruledOut lists the scenarios that cannot be written in Go, each with what is held instead: that the compiler refuses the mistake, or
-// that what TensorFlow's mistake comes from is not there.
+// ruledOut lists the scenarios that cannot be written in Go, each with the test that takes its place: the
+// compiler rejects the mistake, or the API that causes it in TensorFlow does not exist.
 var ruledOut = map[string]struct {
 	reason  string
 	code    string // in a function with a ctx, a strategy s and a value v: the mistake, which must not compile
@@ -129,7 +129,7 @@ func onVariable(ctx context.Context, s *distribute.Strategy, f func(*distribute.
 	return f(v, c)
 }
 
-// reads holds that a variable reads as x.
+// reads checks that a variable reads as x.
 func reads(v *distribute.Variable, c *distribute.CrossReplica, x float64) error {
 	got, err := v.Read(c)
 	if err != nil {
@@ -180,7 +180,7 @@ func TestRuledOut(t *testing.T) {
 	}
 }
 
-// TestInsteadOfRuledOut holds what there is instead of [ruledOut]'s mistakes.
+// TestInsteadOfRuledOut tests the APIs that take the place of [ruledOut]'s mistakes.
 func TestInsteadOfRuledOut(t *testing.T) {
 	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2})
 	if err != nil {

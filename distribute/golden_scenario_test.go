@@ -629,7 +629,7 @@ func withForeign(ctx context.Context, s, other *distribute.Strategy, f func(*dis
 	return f(v, cross)
 }
 
-// colocate asks s to put variables where one of another strategy is.
+// colocate requests that s places variables on the devices of another strategy's variable.
 func colocate(ctx, at context.Context, owner, s *distribute.Strategy) (any, error) {
 	v, err := newVariable(ctx, owner, 1, distribute.VariableConfig{})
 	if err != nil {

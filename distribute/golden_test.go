@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// goldenCase is one question that TensorFlow was asked, with its answer.
+// goldenCase is one input that TensorFlow was run with, and its result.
 type goldenCase struct {
 	ID       string
 	Op       string
@@ -538,7 +538,7 @@ var goldenDefects = []goldenException{
 	},
 }
 
-// checkNotInGo wants what does not compile.
+// checkNotInGo checks cases that do not compile.
 func checkNotInGo(_ *goldenRun, answer map[string]any, err error) error {
 	if !errors.Is(err, errNotInGo) {
 		return fmt.Errorf("got %v, %w, want what does not compile", answer, err)
@@ -608,7 +608,7 @@ func undistributed(v any) any {
 	return v
 }
 
-// isScenario returns what tells the cases of a scenario.
+// isScenario returns a function that reports whether a case is one of the scenario.
 func isScenario(name string) func(*goldenCase, string) bool {
 	return func(c *goldenCase, _ string) bool { return c.Op == "scenario" && c.Options["scenario"] == name }
 }
@@ -775,7 +775,7 @@ func testGoldenCase(t *testing.T, c *goldenCase) exceptionKind {
 	return none
 }
 
-// notGiven makes what an answer has not as TensorFlow has it, which knows None, its text and the empty text for that.
+// notGiven converts absent fields of an answer to TensorFlow's form: None, its text or the empty text.
 func notGiven(want, got any) {
 	expect, _ := want.(map[string]any)
 	answer, _ := got.(map[string]any)
@@ -822,11 +822,11 @@ func isStepAnswer(v any) bool {
 	return ok
 }
 
-// errNotInGo marks what a case asks and Go's types rule out: it does not compile.
+// errNotInGo marks cases that Go's types rule out: they do not compile.
 var errNotInGo = errors.New("does not compile in Go")
 
-// errorKinds says which kinds of ours stand for TensorFlow's exceptions. Those that come from unguarded Python stand for
-// any error.
+// errorKinds maps TensorFlow's exceptions to this package's kinds of errors. Exceptions from unguarded Python match any
+// error.
 var errorKinds = map[string][]error{
 	"ValueError":            {distribute.ErrInvalid, distribute.ErrMismatch, distribute.ErrContext, errNotInGo},
 	"TypeError":             {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
@@ -848,8 +848,8 @@ var errorKinds = map[string][]error{
 	"StagingError":          nil, // any of these, inside of a function
 }
 
-// keyPhrases lists what is essential in TensorFlow's messages, in lower case, and what stands for it in ours if that is
-// something else.
+// keyPhrases lists the essential phrases of TensorFlow's messages, in lower case, and the corresponding phrases of this
+// package's messages if they differ.
 var keyPhrases = []struct {
 	tf   string
 	ours []string
@@ -904,10 +904,10 @@ var keyPhrases = []struct {
 	{"you must also specify `task_type` and `task_id`", []string{"you must also specify the task's type and index"}},
 }
 
-// callsDiffer is what every mismatch between replicas says.
+// callsDiffer is in every error about a mismatch between replicas.
 const callsDiffer = "differ"
 
-// matchError compares an error with TensorFlow's: its kind, and what is essential in its message.
+// matchError compares an error with TensorFlow's: its kind, and the essential phrases of its message.
 func matchError(want, message string, answer map[string]any, err error) error {
 	if err == nil {
 		return fmt.Errorf("got %v, want a %s: %s", answer, want, message)
@@ -945,7 +945,7 @@ func matchError(want, message string, answer map[string]any, err error) error {
 	return nil
 }
 
-// tolerance says how close numbers must be.
+// tolerance is the largest difference between equal numbers.
 type tolerance struct {
 	exact bool
 	float float64 // relative, of float32; 0: the schema's

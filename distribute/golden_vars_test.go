@@ -467,8 +467,8 @@ func failedWrite(c *goldenCase) int {
 	return -1
 }
 
-// checkNothingWritten holds the steps before a write that fails against TensorFlow's, and what is there after it against what was
-// there before it.
+// checkNothingWritten compares the steps before a write that fails with TensorFlow's, and what is there after
+// it against what was there before it.
 func checkNothingWritten(g *goldenRun, _ map[string]any, _ error) error {
 	i := failedWrite(g.c)
 	steps, _ := g.c.Inputs["steps"].([]any)
@@ -497,7 +497,7 @@ func isHostZeroAccident(message string) bool {
 	return strings.Contains(message, "has no attribute 'shape'")
 }
 
-// checkHostZero holds all steps of a program against TensorFlow's but those in which it crashed on a host number 0.
+// checkHostZero compares all steps of a program with TensorFlow's but those in which it crashed on a host number 0.
 func checkHostZero(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err

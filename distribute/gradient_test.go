@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestGradients holds the gradients of collectives against finite differences of a loss: each replica's is the sum of
-// c·sin(y) over its result y, with numbers c of its own, so that no two replicas' gradients are alike.
+// TestGradients compares the gradients of collectives with finite differences of a loss. Each replica's loss is the sum of
+// c·sin(y) over its result y. The numbers c differ between replicas, and so do the gradients.
 func TestGradients(t *testing.T) {
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.Float64} {
 		step, tolerance := 1e-5, 1e-8
@@ -150,7 +150,7 @@ func (g *gradientCheck) loss(xs []distribute.Value) float64 {
 	return total
 }
 
-// gradients returns what the library says.
+// gradients returns the library's gradients.
 func (g *gradientCheck) gradients(xs []distribute.Value) []distribute.Value {
 	out, err := distribute.RunTyped(g.Context(), g.s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
 		y, err := g.forward(ctx, r, x)

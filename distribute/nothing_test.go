@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestNothingGiven: where nil is given for a value, a destination or a function, an error says so and nothing panics.
+// TestNothingGiven: a nil value, destination or function is an error, not a panic.
 func TestNothingGiven(t *testing.T) {
 	m, ctx := mirrored(t, 2), t.Context()
 	cross, err := m.Cross(ctx)

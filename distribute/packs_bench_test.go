@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// BenchmarkPacks reduces what a small network's gradients are: many small tensors and a few large ones, by size of packs.
+// BenchmarkPacks reduces tensors like a small network's gradients, many small and a few large, by size of packs.
 func BenchmarkPacks(b *testing.B) {
 	var sizes []int
 	for range 30 {

@@ -57,7 +57,7 @@ func ExampleCollectiveHints() {
 	// }
 }
 
-// Every replica gets what all of them have, though of different lengths.
+// Every replica gets the values of all replicas, even if their lengths differ.
 func ExampleReplica_AllGather() {
 	s := twoReplicas()
 	defer s.Close()

@@ -51,7 +51,7 @@ func TestPacksGiveTheSameBits(t *testing.T) {
 			err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 				mine := inputs[r.ID()]
 				nest := make([]any, len(mine))
-				alone := make([]*tensor.Tensor, len(mine)) // each by a call of its own
+				alone := make([]*tensor.Tensor, len(mine)) // each by a separate call
 				for i, x := range mine {
 					nest[i] = x
 					v, err := r.AllReduce(ctx, op, x)
@@ -206,7 +206,7 @@ func TestFailureBetweenPacks(t *testing.T) {
 					}
 					if done[0] == 2 {
 						written <- struct{}{}
-					} else if err := merge(ctx, r); err != nil { // wait for what replica 2 does not come to
+					} else if err := merge(ctx, r); err != nil { // wait for a merge call that replica 2 never makes
 						return err
 					}
 				}
@@ -236,7 +236,7 @@ func TestMismatchInPack(t *testing.T) {
 }
 
 // TestConcurrentBatches: goroutines that reduce batches on one strategy, and strategies over the same devices, never
-// mix up their calls and never wait for each other for ever.
+// mix up their calls and never deadlock.
 func TestConcurrentBatches(t *testing.T) {
 	rounds := 1000
 	if testing.Short() || raceEnabled {

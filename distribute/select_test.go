@@ -56,7 +56,7 @@ func TestSelectCrossDeviceOps(t *testing.T) {
 	}
 }
 
-// TestStrategysOps: a strategy says who reduces, and what was given wins.
+// TestStrategysOps: a strategy selects its CrossDeviceOps; those of its configuration take precedence.
 func TestStrategysOps(t *testing.T) {
 	mixed := fakeEngine{{Kind: "CPU", Index: 0}, {Kind: "GPU", Index: 0}}
 	given := &recorder{}
@@ -82,7 +82,7 @@ func TestStrategysOps(t *testing.T) {
 	}
 }
 
-// TestNcclFallsBack: NCCL's operations reduce without it, and the log says so once.
+// TestNcclFallsBack: NCCL's operations reduce without it, and log that once.
 func TestNcclFallsBack(t *testing.T) {
 	var log bytes.Buffer
 	ops, err := distribute.NewNcclAllReduce(1, slog.New(slog.NewTextHandler(&log, nil)))

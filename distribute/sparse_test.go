@@ -39,8 +39,8 @@ func drawSlices(rt *rapid.T, n int) []*tensor.IndexedSlices {
 	return out
 }
 
-// standsFor returns what a reduction of slices stands for.
-func standsFor(v distribute.Value) (*tensor.Tensor, error) {
+// densified returns the dense tensor of a reduced value.
+func densified(v distribute.Value) (*tensor.Tensor, error) {
 	if s, ok := v.(*tensor.IndexedSlices); ok {
 		return distribute.Densify(s)
 	}
@@ -48,7 +48,7 @@ func standsFor(v distribute.Value) (*tensor.Tensor, error) {
 }
 
 // TestSparseWays: gathered, reduced, dense or chosen, by collectives or by one device, slices give the bits of the reduction
-// of the tensors that they stand for, on every replica.
+// of their dense tensors, on every replica.
 func TestSparseWays(t *testing.T) {
 	strategies := map[int][]*distribute.Strategy{}
 	for n := 2; n <= 4; n++ {
@@ -82,7 +82,7 @@ func TestSparseWays(t *testing.T) {
 					rt.Fatalf("%v by %v: %v", way, s.CrossDeviceOps(), err)
 				}
 				for i, v := range all {
-					got, err := standsFor(v)
+					got, err := densified(v)
 					if err != nil {
 						rt.Fatal(err)
 					}

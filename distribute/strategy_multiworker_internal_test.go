@@ -32,7 +32,7 @@ func TestWireValues(t *testing.T) {
 	}
 }
 
-// Whatever comes is a value, which can be sent on, or an error.
+// Any input decodes to a value that can be encoded again, or to an error.
 func FuzzWireValue(f *testing.F) {
 	for _, v := range []Value{
 		tensor.Scalar(float32(1)), tensor.Strings([]string{"a"}, 1),

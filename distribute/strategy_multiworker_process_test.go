@@ -29,7 +29,7 @@ type twoWays struct {
 	io.Writer
 }
 
-// workerMain is a worker's life: it runs jobProgram and prints what came of it.
+// workerMain is the main function of a worker: it runs jobProgram and prints the result.
 func workerMain(text string) {
 	result, err := workerJob(text)
 	if err != nil {
@@ -116,7 +116,7 @@ func TestWorkerProcesses(t *testing.T) {
 	}
 }
 
-// startWorkers runs a process for each worker and returns what they print.
+// startWorkers runs a process for each worker and returns their output.
 func startWorkers(t *testing.T, layout, by string) (results []string) {
 	exe, err := os.Executable()
 	if err != nil {

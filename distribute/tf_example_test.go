@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// The examples of TensorFlow's documentation, with what TensorFlow prints.
+// The examples of TensorFlow's documentation, with TensorFlow's output.
 
 // A variable made by the strategy has a copy on each replica's device, kept equal.
 func ExampleNewMirroredStrategy() {
@@ -174,7 +174,7 @@ func ExampleStrategy_Update_assign() {
 	// }
 }
 
-// Code that is written for a replica runs in no strategy as well.
+// Code that is written for a replica also runs outside of all strategies.
 func ExampleCurrentReplica() {
 	ctx := context.Background()
 	r := distribute.CurrentReplica(ctx)

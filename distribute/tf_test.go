@@ -383,7 +383,7 @@ func TestRunInsideAMerge(t *testing.T) {
 			}
 		}
 	}
-	// A failure of the Run around it takes back what the one inside wrote, too.
+	// A failure of the outer Run also rolls back the writes of the inner one.
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		if err := nested(nil)(ctx, r); err != nil {
 			return err

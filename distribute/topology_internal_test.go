@@ -19,7 +19,7 @@ func devicesNamed(t *testing.T, names ...string) []Device {
 	return out
 }
 
-// TestDeviceGroups: devices are grouped by NUMA node where Linux tells it, else in halves.
+// TestDeviceGroups: devices are grouped by NUMA node if Linux reports them, else in halves.
 func TestDeviceGroups(t *testing.T) {
 	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 	gpu := func(minor int) *fstest.MapFile {

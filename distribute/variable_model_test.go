@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// variableModel is what a variable does, in plain arithmetic: one number per component.
+// variableModel models a variable in plain arithmetic, with one number per component.
 type variableModel struct {
 	kind     distribute.VariableKind
 	agg      distribute.Aggregation
@@ -20,12 +20,12 @@ type variableModel struct {
 	values   []float64
 }
 
-// errModel says that a write or a read must be refused.
+// errModel is returned for a write or a read that must be rejected.
 var errModel = errors.New("refused")
 
 func (m *variableModel) on(replica int) int { return min(replica, len(m.values)-1) }
 
-// inReplica is a write by all replicas at once, each with its own number.
+// inReplica models a write by all replicas at once, each with its number.
 func (m *variableModel) inReplica(apply func(old, x float64) float64, xs []float64) error {
 	switch {
 	case m.kind == distribute.AggregatingVariable && m.agg == distribute.AggregateNone:
@@ -49,7 +49,7 @@ func (m *variableModel) inReplica(apply func(old, x float64) float64, xs []float
 	return m.inCross("", apply, one)
 }
 
-// inCross is a write for all replicas; the op's name tells an assignment.
+// inCross models a write for all replicas; op distinguishes assignments.
 func (m *variableModel) inCross(op string, apply func(old, x float64) float64, x float64) error {
 	if m.kind == distribute.SyncOnReadVariable && m.agg == distribute.AggregateSum {
 		if op != "assign" {

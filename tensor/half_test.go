@@ -16,7 +16,7 @@ type half struct {
 	from     func(float32) uint16
 	to       func(uint16) float32
 	inf      uint16  // bits
-	beyond   float64 // the number that infinity's bits would stand for, were it one
+	beyond   float64 // the number that infinity's bits would encode
 	fraction int     // bits
 	bias     int
 }
@@ -36,7 +36,7 @@ var halves = []half{
 	},
 }
 
-// value is what the bits stand for by the definition of IEEE 754.
+// value decodes the bits by the definition of IEEE 754.
 func (f half) value(h uint16) float64 {
 	sign := 1.0
 	if h&0x8000 != 0 {
