@@ -149,9 +149,9 @@ func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 	return nil
 }
 
-// AllReducePacks is [Replica.AllReduceInto] as an iterator over packs, so that the caller can use the first results while
-// the others are in flight. It starts all packs at once. Each iteration yields the indices of the tensors in a completed
-// pack:
+// AllReducePacks is [Replica.AllReduceInto] as an iterator over packs, so that the caller can use the first
+// results while the others are in flight. It starts all packs at once. Each iteration yields the indices of the
+// tensors in a completed pack:
 //
 //	for done, err := range r.AllReducePacks(ctx, distribute.Sum, gradients, gradients, names, distribute.Options{BytesPerPack: 50 << 20}) {
 //		if err != nil {
@@ -162,9 +162,9 @@ func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 //		}
 //	}
 //
-// The last tensors are reduced first, because a backward pass computes them first. A failure in any pack is yielded once
-// and ends the loop; the step's writes to variables are rolled back, as after every failed step. A break waits for the
-// remaining packs.
+// The last tensors are reduced first, because a backward pass computes them first. A failure in any pack is
+// yielded once and ends the loop; the step's writes to variables are rolled back, as after every failed step. A
+// break waits for the remaining packs.
 func (r *Replica) AllReducePacks(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) iter.Seq2[[]int, error] {
 	return func(yield func([]int, error) bool) {
 		const name = "AllReducePacks"

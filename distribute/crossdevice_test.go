@@ -18,8 +18,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// TestHierarchyGivesTheSameBits: whatever the groups, their number, the packs and the accumulation, the sums have the bits of
-// a reduction to one device. NaNs of any payload are among the numbers.
+// TestHierarchyGivesTheSameBits: whatever the groups, their number, the packs and the accumulation, the sums
+// have the bits of a reduction to one device. NaNs of any payload are among the numbers.
 func TestHierarchyGivesTheSameBits(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(2, 13).Draw(rt, "replicas")
@@ -162,8 +162,8 @@ func TestCollectiveConfigErrors(t *testing.T) {
 	}
 }
 
-// TestGroupOfSeveralWorkers: operations over parts of one group of communicators, as several workers have them, reduce over
-// all members.
+// TestGroupOfSeveralWorkers: operations over parts of one group of communicators, as several workers have them,
+// reduce over all members.
 func TestGroupOfSeveralWorkers(t *testing.T) {
 	const workers, each = 2, 2
 	parts := workerGroups(t, workers, each)

@@ -1,10 +1,11 @@
-// Package distribute implements TensorFlow's tf.distribute API: strategies that run training steps on several replicas in
-// parallel, with distributed values, variables and reductions.
+// Package distribute implements TensorFlow's tf.distribute API: strategies that run training steps on several
+// replicas in parallel, with distributed values, variables and reductions.
 //
-// A [Strategy] decides how training is distributed. [NewMirroredStrategy] has one replica on each of several devices of
-// this process. [NewOneDeviceStrategy] has a single replica. [NewCentralStorageStrategy] keeps all variables on one device.
-// [NewMultiWorkerMirroredStrategy] has replicas on all processes of a job. [Default] is the strategy of code that selects
-// none. [Run] calls a step function once per replica, each on its own goroutine, all at the same time:
+// A [Strategy] decides how training is distributed. [NewMirroredStrategy] has one replica on each of several
+// devices of this process. [NewOneDeviceStrategy] has a single replica. [NewCentralStorageStrategy] keeps all
+// variables on one device. [NewMultiWorkerMirroredStrategy] has replicas on all processes of a job. [Default]
+// is the strategy of code that selects none. [Run] calls a step function once per replica, each on its own
+// goroutine, all at the same time:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
 //	…
@@ -16,23 +17,24 @@
 // # Contexts
 //
 // Code runs in one of two contexts. A step function is in replica context: it runs once per replica and gets a
-// [*Replica]. A merge function ([Replica.MergeCall]), an update function and all code outside of Run are in cross-replica
-// context: they run once for all replicas. As far as types allow, a function for the wrong context does not compile.
-// Otherwise it returns an error that matches [ErrContext].
+// [*Replica]. A merge function ([Replica.MergeCall]), an update function and all code outside of Run are in
+// cross-replica context: they run once for all replicas. As far as types allow, a function for the wrong
+// context does not compile. Otherwise it returns an error that matches [ErrContext].
 //
 // # Values
 //
-// A [Value] is a nest (see package tensor) whose leaves are tensors, [tensor.IndexedSlices], host numbers, and the
-// distributed values [*PerReplica], with one component per replica, and [*Mirrored], the same on every replica. A
-// [*Variable] is mirrored (its updates keep it equal) or sync-on-read (one value per replica, aggregated when it is read
-// in cross-replica context).
+// A [Value] is a nest (see package tensor) whose leaves are tensors, [tensor.IndexedSlices], host numbers, and
+// the distributed values [*PerReplica], with one component per replica, and [*Mirrored], the same on every
+// replica. A [*Variable] is mirrored (its updates keep it equal) or sync-on-read (one value per replica,
+// aggregated when it is read in cross-replica context).
 //
 // # Reductions
 //
-// The tensors of one call are reduced in packs ([Options].BytesPerPack); [Replica.AllReducePacks] yields each pack when it
-// completes. [CrossDeviceOps] implement reductions across replicas. All implementations, all sizes of packs and
-// [Replica.AllReduce] give the same bits: those of the canonical tree, a fixed order of additions. [Sparse] says how
-// IndexedSlices are reduced. [Replica.AllReduceGradient] and [Replica.AllGatherGradient] are the gradients of collectives.
+// The tensors of one call are reduced in packs ([Options].BytesPerPack); [Replica.AllReducePacks] yields each
+// pack when it completes. [CrossDeviceOps] implement reductions across replicas. All implementations, all sizes
+// of packs and [Replica.AllReduce] give the same bits: those of the canonical tree, a fixed order of additions.
+// [Sparse] says how IndexedSlices are reduced. [Replica.AllReduceGradient] and [Replica.AllGatherGradient] are
+// the gradients of collectives.
 //
 // # Failures
 //
@@ -43,11 +45,12 @@
 // # Several workers
 //
 // Every worker makes its own [NewMultiWorkerMirroredStrategy], which joins those of the other workers (package
-// cluster/worker). All workers make the same calls in the same order. A deadlock among the replicas of one process is
-// still detected at once. Between processes a wait ends when the peer's connection closes, its heartbeat stops or the
-// deadline passes. The error names the worker and what it was last seen doing (docs/failure.md). A failure ends the step on
-// all workers; a worker whose step has already ended keeps its writes.
+// cluster/worker). All workers make the same calls in the same order. A deadlock among the replicas of one
+// process is still detected at once. Between processes a wait ends when the peer's connection closes, its
+// heartbeat stops or the deadline passes. The error names the worker and what it was last seen doing
+// (docs/failure.md). A failure ends the step on all workers; a worker whose step has already ended keeps its
+// writes.
 //
-// docs/tf-distribute.md has a row for every name of tf.distribute, with the differences and the reasons. One difference:
-// the default number of logical CPU devices is one per core; in TensorFlow it is one.
+// docs/tf-distribute.md has a row for every name of tf.distribute, with the differences and the reasons. One
+// difference: the default number of logical CPU devices is one per core; in TensorFlow it is one.
 package distribute

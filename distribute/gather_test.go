@@ -79,7 +79,8 @@ func checkGathered(parts []*tensor.Tensor, axis int, got *tensor.Tensor) error {
 	return nil
 }
 
-// TestGather: whatever the dtype, shapes and axis, every replica gets all parts, in their order, by every way to gather.
+// TestGather: whatever the dtype, shapes and axis, every replica gets all parts, in their order, by every way
+// to gather.
 func TestGather(t *testing.T) {
 	strategies := map[int][]*distribute.Strategy{}
 	for n := 1; n <= 4; n++ {

@@ -359,7 +359,8 @@ func goldenClusterDevices(g *goldenRun) (map[string]any, error) {
 	return map[string]any{"value": plain(append([]string{}, devices...))}, nil
 }
 
-// checkButForLayer compares an answer with TensorFlow's but for the layer: the address may begin with the resolver's own.
+// checkButForLayer compares an answer with TensorFlow's but for the layer: the address may begin with the
+// resolver's own.
 func checkButForLayer(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -379,8 +380,8 @@ func checkButForLayer(g *goldenRun, answer map[string]any, err error) error {
 	return match("value", expect, got, exact)
 }
 
-// tfConfigParts lists what TensorFlow takes in a TF_CONFIG and is an error here, with what the error says. The reasons are
-// written down in docs/tf-distribute.md.
+// tfConfigParts lists what TensorFlow takes in a TF_CONFIG and is an error here, with what the error says. The
+// reasons are written down in docs/tf-distribute.md.
 var tfConfigParts = []struct {
 	name, reason, says string
 	applies            func(*tfConfigCase) bool

@@ -688,8 +688,8 @@ func checkPlainGatherGradient(g *goldenRun, parts, gradients []any) error {
 	return nil
 }
 
-// checkSparseGradient compares the gradient of the sum of all values with what it must be: each value is in every replica's
-// sum, divided by their number in a mean.
+// checkSparseGradient compares the gradient of the sum of all values with what it must be: each value is in
+// every replica's sum, divided by their number in a mean.
 func checkSparseGradient(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err

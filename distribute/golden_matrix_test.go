@@ -23,8 +23,8 @@ type variant struct {
 	bytes int    // Options.BytesPerPack
 }
 
-// make makes the variant's operations. Where a case calls CrossDeviceOps without a strategy, whose own collectives stand
-// for no kind, they are CollectiveAllReduce.
+// make makes the variant's operations. Where a case calls CrossDeviceOps without a strategy, whose own
+// collectives stand for no kind, they are CollectiveAllReduce.
 func (v *variant) make(g *goldenRun, devices []string) (distribute.CrossDeviceOps, error) {
 	kind := v.kind
 	if kind == "" {
@@ -57,8 +57,8 @@ var matrixOps = []string{
 	"cross_device_reduce", "cross_device_batch_reduce", "train_loop", "var_program", "run",
 }
 
-// TestGoldenMatrix: every case that applies has the same answer, bit for bit, under every kind of CrossDeviceOps and with every
-// size of packs. That it is TensorFlow's, TestGolden holds.
+// TestGoldenMatrix: every case that applies has the same answer, bit for bit, under every kind of
+// CrossDeviceOps and with every size of packs. That it is TensorFlow's, TestGolden holds.
 func TestGoldenMatrix(t *testing.T) {
 	files := goldenFiles
 	if another := os.Getenv("LOCKSTEP_GOLDEN"); another != "" {

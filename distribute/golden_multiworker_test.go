@@ -20,11 +20,12 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// workerTimeout bounds the waits of workers for each other in tests. None of them comes near it unless something is wrong.
+// workerTimeout bounds the waits of workers for each other in tests. None of them comes near it unless
+// something is wrong.
 const workerTimeout = 30 * time.Second
 
-// workerConfigs returns the configurations of workers in this process, with so many replicas each, whose groups exchange messages
-// as those of processes do.
+// workerConfigs returns the configurations of workers in this process, with so many replicas each, whose groups
+// exchange messages as those of processes do.
 func workerConfigs(t testing.TB, replicas ...int) []distribute.MultiWorkerConfig {
 	total := 0
 	for _, n := range replicas {
@@ -59,8 +60,8 @@ func workersOf(t testing.TB, ends []transport.Endpoint, replicas ...int) []distr
 	return configs
 }
 
-// onWorkers makes a strategy for each configuration and calls f with all of them at the same time, as that many processes would.
-// A worker that fails leaves the job at once, the others when all have ended.
+// onWorkers makes a strategy for each configuration and calls f with all of them at the same time, as that many
+// processes would. A worker that fails leaves the job at once, the others when all have ended.
 func onWorkers(configs []distribute.MultiWorkerConfig, f func(s *distribute.Strategy, worker int) error) []error {
 	errs := make([]error, len(configs))
 	var ended, closed sync.WaitGroup
@@ -87,8 +88,8 @@ func onWorkers(configs []distribute.MultiWorkerConfig, f func(s *distribute.Stra
 	return errs
 }
 
-// goldenMultiWorker does what a case asks on all workers of its cluster. With a chief, that is the first of them, before the tasks of
-// job worker.
+// goldenMultiWorker does what a case asks on all workers of its cluster. With a chief, that is the first of
+// them, before the tasks of job worker.
 func goldenMultiWorker(g *goldenRun) (map[string]any, error) {
 	chief, _ := g.c.Strategy["chief"].(bool)
 	workers := intOf(g.c.Strategy, "workers", 2)
@@ -141,8 +142,8 @@ func makeChief(configs []distribute.MultiWorkerConfig) {
 	}
 }
 
-// onWorker does what a case asks on one worker. Each replica gets its part of the worker's own value, if that is distributed, and all
-// of it if it is not.
+// onWorker does what a case asks on one worker. Each replica gets its part of the worker's own value, if that
+// is distributed, and all of it if it is not.
 func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any, error) {
 	ctx := g.Context()
 	axis := intOf(g.c.Options, "axis", 0)
@@ -329,7 +330,8 @@ func propertiesOnWorker(s *distribute.Strategy) (any, error) {
 	}, err
 }
 
-// goldenWorkerLimits lists the limits of TensorFlow's kernels that cases of several workers come to, as goldenLimits does.
+// goldenWorkerLimits lists the limits of TensorFlow's kernels that cases of several workers come to, as
+// goldenLimits does.
 var goldenWorkerLimits = []goldenException{
 	{
 		"workers-dtypes", "TensorFlow's collective kernels lack some dtypes, and its gather axes that are counted from the end",
@@ -391,7 +393,8 @@ func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
 // kernelLimits are in the messages of TensorFlow's kernels that cannot do what ours can.
 var kernelLimits = []string{"Value for attr 'T' of ", "Value passed to parameter 'input' has DataType ", "Requires start <= limit"}
 
-// checkWorkersPlainly compares what every worker got with a plain sum, or against the workers' tensors one behind the other.
+// checkWorkersPlainly compares what every worker got with a plain sum, or against the workers' tensors one
+// behind the other.
 func checkWorkersPlainly(g *goldenRun, answer map[string]any, err error) error {
 	inputs, e := decodeList(g.c.Inputs["per_worker"], nil, false)
 	if err = errors.Join(err, e); err != nil {

@@ -446,8 +446,8 @@ func addAll(ctx context.Context, values ...any) (distribute.Value, error) {
 	return distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum, distribute.NewPerReplica(values...), distribute.At("CPU:0"))
 }
 
-// meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: that of integers is cut off,
-// and the sum of int32 wraps around.
+// meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: that of
+// integers is cut off, and the sum of int32 wraps around.
 func meanOf(ctx context.Context, v distribute.Value) (distribute.Value, error) {
 	t, ok := v.(*tensor.Tensor)
 	if !ok {
@@ -794,7 +794,8 @@ func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 	return map[string]any{"losses": losses, "w": w.Values()}, nil
 }
 
-// linearLoss returns sum((x*w - y)^2)/batch and its gradient with respect to w, rounded at each step as TensorFlow's are.
+// linearLoss returns sum((x*w - y)^2)/batch and its gradient with respect to w, rounded at each step as
+// TensorFlow's are.
 func linearLoss(w, x, y *tensor.Tensor, batch int) (loss, gradient *tensor.Tensor) {
 	ws, xs := tensor.Data[float32](w), tensor.Data[float32](x)
 	gradient = tensor.New(tensor.Float32, len(ws))
@@ -903,7 +904,8 @@ func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
 	return nil
 }
 
-// checkAlone compares what a batch with tensors alone makes of these with themselves: they count as values of one component.
+// checkAlone compares what a batch with tensors alone makes of these with themselves: they count as values of
+// one component.
 func checkAlone(g *goldenRun, answer map[string]any, err error) error {
 	if err != nil {
 		return err
@@ -985,8 +987,8 @@ func (g *goldenRun) reduction(answer map[string]any) (replicas, results []any, e
 	return replicas, []any{result}, errors.Join(err, e)
 }
 
-// plainSum compares one leaf of a reduction with a plain sum in float64. The sum of IndexedSlices is all their rows. If only
-// some of the inputs are IndexedSlices, these are converted to dense tensors.
+// plainSum compares one leaf of a reduction with a plain sum in float64. The sum of IndexedSlices is all their
+// rows. If only some of the inputs are IndexedSlices, these are converted to dense tensors.
 func plainSum(path string, op distribute.ReduceOp, got any, inputs []any) error {
 	if slices, ok := got.(*tensor.IndexedSlices); ok {
 		return plainRows(path, op, slices, inputs)

@@ -582,8 +582,8 @@ func nothing(context.Context, *distribute.CrossReplica, ...distribute.Value) (di
 	return nil, nil
 }
 
-// mergeCallOrder returns what happens on replicas that merge twice. They run at once: what happens between two merges has no
-// order, and is put in that of the replicas.
+// mergeCallOrder returns what happens on replicas that merge twice. They run at once: what happens between two
+// merges has no order, and is put in that of the replicas.
 func mergeCallOrder(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 	var log events
 	_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {

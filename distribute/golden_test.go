@@ -81,15 +81,16 @@ var goldenOps = map[string]func(*goldenRun) (map[string]any, error){
 	"cluster_spec_to_device_list": goldenClusterDevices,
 }
 
-// goldenException is an answer of TensorFlow's that is not ours, with the reason. check holds ours against what is right.
+// goldenException is an answer of TensorFlow's that is not ours, with the reason. check holds ours against what
+// is right.
 type goldenException struct {
 	name, reason string
 	applies      func(c *goldenCase, message string) bool
 	check        func(g *goldenRun, answer map[string]any, err error) error
 }
 
-// goldenLimits lists the cases in which TensorFlow's answer is only a limit of its kernels or an accident of Python, and a
-// right answer is given here. Where that is a sum, it is held against a plain one.
+// goldenLimits lists the cases in which TensorFlow's answer is only a limit of its kernels or an accident of
+// Python, and a right answer is given here. Where that is a sum, it is held against a plain one.
 var goldenLimits = []goldenException{
 	{
 		"collective-dtypes", "TensorFlow's collective kernels lack the small and the unsigned integers, and bfloat16",
@@ -613,8 +614,8 @@ func isScenario(name string) func(*goldenCase, string) bool {
 	return func(c *goldenCase, _ string) bool { return c.Op == "scenario" && c.Options["scenario"] == name }
 }
 
-// outOfOrder reports whether the case's collectives are TensorFlow's own, between devices that are not in the order of their
-// names, and gave an answer.
+// outOfOrder reports whether the case's collectives are TensorFlow's own, between devices that are not in the
+// order of their names, and gave an answer.
 func outOfOrder(c *goldenCase) bool {
 	devices, _ := c.Strategy["devices"].([]any)
 	ascending := slices.IsSortedFunc(devices, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
@@ -662,14 +663,16 @@ func contains(v any, kind string) bool {
 	return false
 }
 
-// goldenExceptionsMax is the share of the cases that may be exceptions of one kind: limits of TensorFlow's, where a right answer
-// is given here and held against what is right; and defects, where the answers cannot be the same.
+// goldenExceptionsMax is the share of the cases that may be exceptions of one kind: limits of TensorFlow's,
+// where a right answer is given here and held against what is right; and defects, where the answers cannot be
+// the same.
 const goldenExceptionsMax = 0.03
 
-// goldenFiles are the cases with TensorFlow 2.21's answers. Those of golden-more.json are a choice of random ones in the same
-// schema: new data, dtypes, numbers of replicas, axes and destinations, one of each kind. Those of golden-workers.json ran on real
-// clusters of three workers, a chief and workers, and workers with two devices, those of golden-tfconfig.json ask for the meaning of
-// malformed and unusual TF_CONFIGs; testdata/golden.md says how.
+// goldenFiles are the cases with TensorFlow 2.21's answers. Those of golden-more.json are a choice of random
+// ones in the same schema: new data, dtypes, numbers of replicas, axes and destinations, one of each kind.
+// Those of golden-workers.json ran on real clusters of three workers, a chief and workers, and workers with two
+// devices, those of golden-tfconfig.json ask for the meaning of malformed and unusual TF_CONFIGs;
+// testdata/golden.md says how.
 var goldenFiles = []string{
 	"testdata/golden.json", "testdata/golden-more.json", "testdata/golden-workers.json", "testdata/golden-tfconfig.json",
 }
@@ -949,7 +952,8 @@ func matchError(want, message string, answer map[string]any, err error) error {
 type tolerance struct {
 	exact bool
 	float float64 // relative, of float32; 0: the schema's
-	// pieces: of a piece without rows, TensorFlow makes the dimensions 0 that it does not know before it has seen an element
+	// pieces: of a piece without rows, TensorFlow makes the dimensions 0 that it does not know before it has
+	// seen an element
 	pieces bool
 }
 

@@ -413,8 +413,8 @@ func (p *program) restorePlain(v *distribute.Variable) (any, error) {
 	return plain.Values()[0], nil
 }
 
-// matchSteps compares the steps of a program with TensorFlow's, each of which may be an error. accident says of which of
-// TensorFlow's errors nothing follows.
+// matchSteps compares the steps of a program with TensorFlow's, each of which may be an error. accident says of
+// which of TensorFlow's errors nothing follows.
 func matchSteps(want []any, got []any, tol tolerance, accident func(message string) bool) error {
 	if len(want) != len(got) {
 		return fmt.Errorf("got %d steps, want %d", len(got), len(want))
@@ -449,7 +449,8 @@ func matchSteps(want []any, got []any, tol tolerance, accident func(message stri
 	return nil
 }
 
-// failedWrite returns the first step of a program, but for the last, that writes on the replicas, or updates, and fails; else -1.
+// failedWrite returns the first step of a program, but for the last, that writes on the replicas, or updates,
+// and fails; else -1.
 func failedWrite(c *goldenCase) int {
 	steps, _ := c.Inputs["steps"].([]any)
 	answers, _ := c.Expect["steps"].([]any)

@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// TestGradients compares the gradients of collectives with finite differences of a loss. Each replica's loss is the sum of
-// c·sin(y) over its result y. The numbers c differ between replicas, and so do the gradients.
+// TestGradients compares the gradients of collectives with finite differences of a loss. Each replica's loss is
+// the sum of c·sin(y) over its result y. The numbers c differ between replicas, and so do the gradients.
 func TestGradients(t *testing.T) {
 	for _, dtype := range []tensor.DType{tensor.Float32, tensor.Float64} {
 		step, tolerance := 1e-5, 1e-8

@@ -11,8 +11,8 @@ import (
 // ReduceOp says how the replicas' values are combined: [Sum] or [Mean].
 type ReduceOp = collective.ReduceOp
 
-// The reductions of tf.distribute. Mean is the sum, then a true division by the number of replicas: int32 and int64 give
-// float64, smaller integers float32.
+// The reductions of tf.distribute. Mean is the sum, then a true division by the number of replicas: int32 and
+// int64 give float64, smaller integers float32.
 const (
 	Sum  = collective.Sum
 	Mean = collective.Mean

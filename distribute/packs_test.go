@@ -30,7 +30,8 @@ func randomTensors(rng *rand.Rand, shapes [][]int, dtypes []tensor.DType) []*ten
 	return out
 }
 
-// TestPacksGiveTheSameBits: nests of several dtypes come back the same for every size of pack, by every way to reduce them.
+// TestPacksGiveTheSameBits: nests of several dtypes come back the same for every size of pack, by every way to
+// reduce them.
 func TestPacksGiveTheSameBits(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -121,7 +122,8 @@ func ones(sizes ...int) []*tensor.Tensor {
 	return out
 }
 
-// TestPacksComeInOrder: the last tensors first, by their sizes as TensorFlow groups them; other calls may be made meanwhile.
+// TestPacksComeInOrder: the last tensors first, by their sizes as TensorFlow groups them; other calls may be
+// made meanwhile.
 func TestPacksComeInOrder(t *testing.T) {
 	s := mirrored(t, 2)
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -173,8 +175,8 @@ func TestPackLoopLeftEarly(t *testing.T) {
 	}
 }
 
-// TestFailureBetweenPacks: a replica that ends between two packs, in whatever way, leaves the old values everywhere, also where
-// others have written what the first pack brought.
+// TestFailureBetweenPacks: a replica that ends between two packs, in whatever way, leaves the old values
+// everywhere, also where others have written what the first pack brought.
 func TestFailureBetweenPacks(t *testing.T) {
 	for name, end := range map[string]func() error{
 		"an error": func() error { return errStep },

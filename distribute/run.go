@@ -157,7 +157,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 		defer s.member.Running(false)
 	}
 	if s.workers == nil {
-		s.staff()
+		s.startWorkers()
 	}
 	s.replicas = make([]Replica, len(s.devices))
 	for i, w := range s.workers {
@@ -190,7 +190,7 @@ func (s *Strategy) decline(run *deadlock.Run, why error) error {
 func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, err error) error {
 	s.self.undo.end(mark, err)
 	if err != nil || s.kind == defaultKind {
-		s.dismiss(abandoned)
+		s.stopWorkers(abandoned)
 	}
 	if err == nil {
 		return nil
@@ -210,7 +210,7 @@ func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, e
 		}
 	}
 	if !s.closed.Load() && s.kind != defaultKind {
-		s.staff()
+		s.startWorkers()
 	}
 	return err
 }
@@ -230,8 +230,8 @@ type worker struct {
 	done    chan struct{} // closed when the goroutine has ended
 }
 
-// staff starts a worker for each replica.
-func (s *Strategy) staff() {
+// startWorkers starts a worker for each replica.
+func (s *Strategy) startWorkers() {
 	s.workers = make([]*worker, len(s.devices))
 	for i := range s.workers {
 		s.workers[i] = &worker{state: newReplicaState(), jobs: make(chan job, 1), done: make(chan struct{})}
@@ -239,8 +239,8 @@ func (s *Strategy) staff() {
 	}
 }
 
-// dismiss stops the workers when they are idle, and waits for those that are not abandoned.
-func (s *Strategy) dismiss(abandoned []int) {
+// stopWorkers stops the workers when they are idle, and waits for those that are not abandoned.
+func (s *Strategy) stopWorkers(abandoned []int) {
 	for _, w := range s.workers {
 		close(w.jobs)
 	}

@@ -47,8 +47,8 @@ func densified(v distribute.Value) (*tensor.Tensor, error) {
 	return v.(*tensor.Tensor), nil
 }
 
-// TestSparseWays: gathered, reduced, dense or chosen, by collectives or by one device, slices give the bits of the reduction
-// of their dense tensors, on every replica.
+// TestSparseWays: gathered, reduced, dense or chosen, by collectives or by one device, slices give the bits of
+// the reduction of their dense tensors, on every replica.
 func TestSparseWays(t *testing.T) {
 	strategies := map[int][]*distribute.Strategy{}
 	for n := 2; n <= 4; n++ {
@@ -130,8 +130,8 @@ func TestSparseKeep(t *testing.T) {
 	})
 }
 
-// TestSparseChoice: few rows of a large table are gathered, the same rows on all replicas are summed, most of a table is a
-// tensor.
+// TestSparseChoice: few rows of a large table are gathered, the same rows on all replicas are summed, most of a
+// table is a tensor.
 func TestSparseChoice(t *testing.T) {
 	const table, width = 1000, 16
 	s := mirrored(t, 4)

@@ -214,7 +214,7 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	s.noteImplementation(s.options)
 	s.stats.open(len(s.devices))
 	if s.kind != defaultKind {
-		s.staff()
+		s.startWorkers()
 	}
 	return s, nil
 }
@@ -268,7 +268,7 @@ func (s *Strategy) Close() error {
 		return nil
 	}
 	s.turn <- struct{}{}
-	s.dismiss(nil)
+	s.stopWorkers(nil)
 	var err error
 	if s.inner != nil {
 		err = s.inner.Close()

@@ -81,7 +81,7 @@ func (d *DistributedDataset) agree(ctx context.Context, round []Value, like *Val
 		return nil, nil
 	}
 	if lacking {
-		if *like, err = d.tellLike(ctx, *like); err != nil {
+		if *like, err = d.sendLike(ctx, *like); err != nil {
 			return nil, err
 		}
 	}
@@ -95,8 +95,8 @@ func (d *DistributedDataset) agree(ctx context.Context, round []Value, like *Val
 	return d.group(round)
 }
 
-// tellLike sends an element without rows to the workers that have read no element yet.
-func (d *DistributedDataset) tellLike(ctx context.Context, like Value) (Value, error) {
+// sendLike sends an element without rows to the workers that have read no element yet.
+func (d *DistributedDataset) sendLike(ctx context.Context, like Value) (Value, error) {
 	const op = "DistributedDataset.Iter"
 	s := d.strategy
 	mine := make([]Value, len(s.devices))

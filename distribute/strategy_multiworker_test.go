@@ -21,8 +21,8 @@ import (
 // layouts are ways to spread four replicas over workers.
 var layouts = [][]int{{2, 2}, {1, 3}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}}
 
-// jobProgram trains and reduces in every way, and returns what must not depend on how the replicas are spread, bit for bit, as
-// text. Each replica's data come from its id.
+// jobProgram trains and reduces in every way, and returns what must not depend on how the replicas are spread,
+// bit for bit, as text. Each replica's data come from its id.
 func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 	var out strings.Builder
 	note := func(what string, v distribute.Value, err error) error {
@@ -265,8 +265,8 @@ func TestWorkersDatasetFails(t *testing.T) {
 	}
 }
 
-// That replicas of one worker can never meet is proven at once though others are far away; the failure ends the step on all
-// workers, names replicas by their ids, and the strategies run again.
+// That replicas of one worker can never meet is proven at once though others are far away; the failure ends the
+// step on all workers, names replicas by their ids, and the strategies run again.
 func TestWorkersFailTogether(t *testing.T) {
 	for w, err := range onWorkers(workerConfigs(t, 1, 2), func(s *distribute.Strategy, worker int) error {
 		for round := range 3 {

@@ -35,8 +35,9 @@ var oursAlone = []string{
 // goNames finds the names in a cell of the page.
 var goNames = regexp.MustCompile("`((?:[a-z]+\\.)?[A-Z]\\w*(?:\\.[A-Z]\\w*)*)`")
 
-// TestPageNamesWhatExists holds docs/tf-distribute.md: every name of ours that it has in a second column exists, every row says
-// something, every name of TensorFlow's has a row, and every exported name of the package is on it unless TensorFlow has none for it.
+// TestPageNamesWhatExists holds docs/tf-distribute.md: every name of ours that it has in a second column
+// exists, every row says something, every name of TensorFlow's has a row, and every exported name of the
+// package is on it unless TensorFlow has none for it.
 func TestPageNamesWhatExists(t *testing.T) {
 	if testing.Short() {
 		t.Skip("type-checks the package and all that it imports from source: a few seconds")

@@ -81,8 +81,8 @@ func (m *variableModel) read() (float64, error) {
 }
 
 // TestVariablesAgainstAModel writes, reads, saves and restores variables of every strategy, synchronization and
-// aggregation in both contexts, and compares with the model. Numbers are multiples of 12 so that sums and means of up to four
-// are exact for long enough.
+// aggregation in both contexts, and compares with the model. Numbers are multiples of 12 so that sums and means
+// of up to four are exact for long enough.
 func TestVariablesAgainstAModel(t *testing.T) {
 	writes := map[string]func(old, x float64) float64{
 		"assign":     func(_, x float64) float64 { return x },
