@@ -24,7 +24,7 @@ type variant struct {
 }
 
 // make makes the variant's operations. Where a case calls CrossDeviceOps without a strategy, whose own
-// collectives stand for no kind, they are CollectiveAllReduce.
+// collectives are of no kind, they are CollectiveAllReduce.
 func (v *variant) make(g *goldenRun, devices []string) (distribute.CrossDeviceOps, error) {
 	kind := v.kind
 	if kind == "" {
