@@ -46,8 +46,8 @@ type formulas map[*graph.Node]formula
 // nodeNumber matches GoMLX's reference to another node of the graph.
 var nodeNumber = regexp.MustCompile(`#[0-9]+`)
 
-// of returns the formula of n. ok is false if n depends on a function of the graph, whose contents GoMLX does
-// not expose.
+// of returns the formula of n. ok is false if n depends on a function of the graph or on a large constant, whose
+// contents GoMLX does not expose.
 func (known formulas) of(n *graph.Node) (f formula, ok bool) {
 	if f, ok := known[n]; ok {
 		return f, true
@@ -55,6 +55,10 @@ func (known formulas) of(n *graph.Node) (f formula, ok bool) {
 	switch n.Type() {
 	case graph.NodeTypeCall, graph.NodeTypeWhile, graph.NodeTypeIf, graph.NodeTypeSort:
 		return f, false
+	case graph.NodeTypeConstant: // GoMLX prints the values of small ones only
+		if n.Shape().Size() >= graph.MinConstValueSizeToKeep {
+			return f, false
+		}
 	}
 	text := []byte(nodeNumber.ReplaceAllString(n.String(), "#")) // operation, settings and shapes
 	for _, in := range n.Inputs() {

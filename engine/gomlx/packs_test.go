@@ -63,6 +63,16 @@ func TestPacksOfJoiningOptimizers(t *testing.T) {
 			}
 			return out
 		}}, false},
+		{"divided by the number of gradients, from a table", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
+			table := make([]float32, 64) // longer than the constants whose values GoMLX prints
+			for i := range table {
+				table[i] = 1 / float32(len(gradients))
+			}
+			for _, g := range gradients {
+				out = append(out, graph.Mul(g, graph.ReduceAllMean(graph.Const(g.Graph(), table))))
+			}
+			return out
+		}}, false},
 		{"each clipped by value", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
 			for _, g := range gradients {
 				out = append(out, graph.ClipScalar(g, -0.01, 0.01))
