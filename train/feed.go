@@ -186,10 +186,9 @@ func (f *feeder) send(ctx context.Context, element data.Element, at batchPositio
 	}
 	select {
 	case g := <-f.free:
-		if err := f.fill(g, b); err != nil {
+		if err := f.fill(g, b, at); err != nil {
 			return err
 		}
-		g.position = at
 		select {
 		case f.ready <- g:
 			return nil
@@ -201,12 +200,13 @@ func (f *feeder) send(ctx context.Context, element data.Element, at batchPositio
 }
 
 // fill fills g, unless the feeder is closed: g may then be in use elsewhere.
-func (f *feeder) fill(g *globalBatch, b data.Batch) error {
+func (f *feeder) fill(g *globalBatch, b data.Batch, at batchPosition) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
 		return context.Canceled
 	}
+	g.position = at
 	return g.fill(b)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -239,4 +240,39 @@ func TestDataTimeoutOverWorkers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestLateReader: a feeder that is closed while its reader has just filled a batch leaves that batch alone afterwards, and
+// fills no other.
+func TestLateReader(t *testing.T) {
+	trainer, _ := newFake(t, 1, 4, fakeModel{})
+	g, err := trainer.borrow(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &feeder{ready: make(chan *globalBatch), free: make(chan *globalBatch, 1), t: trainer}
+	f.free <- g
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := make(chan error, 1)
+	at := place{2, 7}
+	go func() { sent <- f.send(ctx, lineExamples(4), at) }()
+	for !f.closed {
+		f.mu.Lock()
+		if g.examples > 0 {
+			f.closed = true
+			if g.place != at { // -race reports a reader that sets it later
+				t.Errorf("a filled batch is at %v, want %v", g.place, at)
+			}
+		}
+		f.mu.Unlock()
+		runtime.Gosched()
+	}
+	cancel()
+	if err := <-sent; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	f.free <- g
+	if err := f.send(t.Context(), lineExamples(4), place{3, 8}); !errors.Is(err, context.Canceled) || g.place != at {
+		t.Errorf("after close: got %v, and the batch is at %v", err, g.place)
+	}
 }
