@@ -165,7 +165,7 @@ func firstElement(ctx context.Context, ds data.Dataset, timeout time.Duration) (
 	case <-deadline:
 		err := r.noBatchError(timeout)
 		cancel()
-		r.wait(endTimeout)
+		r.wait(stuckTimeout)
 		return nil, err
 	}
 }

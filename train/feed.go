@@ -124,7 +124,11 @@ func (f *feeder) release(g *globalBatch) { f.free <- g }
 // goroutine remains until the dataset returns.
 func (f *feeder) close() error {
 	f.cancel()
-	returned := f.reader.wait(endTimeout)
+	timeout := endTimeout
+	if f.stuck {
+		timeout = stuckTimeout
+	}
+	returned := f.reader.wait(timeout)
 	f.mu.Lock()
 	f.closed = true
 	f.mu.Unlock()

@@ -17,6 +17,9 @@ import (
 // endTimeout is how long a dataset may take to return after its context has ended.
 const endTimeout = 10 * time.Second
 
+// stuckTimeout is the same for a dataset that yielded no batch within Config.DataTimeout.
+const stuckTimeout = time.Second
+
 // DataTimeoutError reports that a dataset yielded no batch in time, or did not return after its context
 // ended. It matches distribute.ErrTimeout and context.DeadlineExceeded with errors.Is.
 type DataTimeoutError struct {

@@ -99,8 +99,8 @@ func TestDataTimeout(t *testing.T) {
 						!errors.Is(err, context.DeadlineExceeded) {
 						t.Fatalf("got %v", err)
 					}
-					if took := time.Since(start); took != c.want+endTimeout {
-						t.Errorf("it took %v: want %v, and %v for the dataset to return", took, c.want, endTimeout)
+					if took := time.Since(start); took != c.want+stuckTimeout {
+						t.Errorf("it took %v: want %v, and %v for the dataset to return", took, c.want, stuckTimeout)
 					}
 					for _, want := range []string{
 						fmt.Sprintf("the dataset gave no batch for %v: it is at ", c.want),
@@ -133,7 +133,11 @@ func TestDataTimeout(t *testing.T) {
 func TestDataTimeoutInNew(t *testing.T) {
 	inBubble(t, distribute.Options{}, func(t *testing.T, s *distribute.Strategy) {
 		release := make(chan struct{})
+		start := time.Now()
 		_, err := New(t.Context(), s, fakeModel{}, Config{Data: blocked(release), DataTimeout: time.Second})
+		if took := time.Since(start); took != time.Second+stuckTimeout {
+			t.Errorf("it took %v: want 1s, and %v for the dataset to return", took, stuckTimeout)
+		}
 		var e *DataTimeoutError
 		if !errors.As(err, &e) || !strings.HasPrefix(err.Error(),
 			"train: Config.Data: first batch: the dataset gave no batch for 1s: it is at ") {
