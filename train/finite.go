@@ -145,6 +145,7 @@ const (
 	causeVariable cause = iota
 	causeInput
 	causeLabel
+	causeFrozen
 	causeLoss
 	causeGradient
 	causeNone
@@ -218,7 +219,7 @@ func (e *NotFiniteError) conclude(byReplica []finding, parameters []engine.Varia
 			sum = f.Sum
 		}
 	}
-	e.persists = first.Cause == causeVariable
+	e.persists = first.Cause == causeVariable || first.Cause == causeFrozen
 	if first.Cause == causeNone && sum >= 0 {
 		v := parameters[sum]
 		e.Detail = fmt.Sprintf("each replica's gradient of %s is finite, but their sum overflows %v: use a wider "+
@@ -232,12 +233,22 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 	rows := g.rows[r.ID()]
 	share := g.shares[local]
 	f := finding{Example: -1, Sum: t.parts[local].notFinite}
+	finiteVariables, frozen := "all variables", "" // frozen: what is wrong with the first frozen variable that has NaN
 	for i, v := range t.variables {
 		value, err := t.program.Read(local, i)
 		if err != nil {
 			return f, fmt.Errorf("reading %s: %w", v.Name, err)
 		}
-		if at := tensor.FirstNotFinite(value); at >= 0 {
+		at := tensor.FirstNotFinite(value)
+		switch {
+		case at < 0:
+		case v.Role == engine.Frozen: // no step made it so: an infinity may be meant, in an attention mask, say
+			finiteVariables = "all variables but frozen ones"
+			if at = slices.IndexFunc(value.Float64s(), math.IsNaN); at >= 0 && frozen == "" {
+				frozen = fmt.Sprintf("the frozen variable %s has NaN: element %s: want numbers there",
+					v.Name, position(value.Shape(), at))
+			}
+		default:
 			f.Cause = causeVariable
 			f.Detail = fmt.Sprintf("the %v %s was not finite before this step: element %s is %v, from an earlier step or "+
 				"from the program: use a smaller learning rate, or clip the gradients",
@@ -267,23 +278,32 @@ func (t *Trainer) find(r *distribute.Replica, g *globalBatch, gradients []*tenso
 			}
 		}
 	}
+	loss, bad := 0.0, -1 // of the first example whose loss is not finite
 	if ok && rows > 0 {
 		losses, err := inspector.Losses(local)
 		if err != nil {
 			return f, err
 		}
-		for row := range rows {
+		for row := rows - 1; row >= 0; row-- {
 			if share.Weights[row] != 0 && !finite(losses[row]) {
-				f.Cause, f.Example = causeLoss, r.ID()*g.per+row
-				f.Detail = fmt.Sprintf("%s: its loss is %v, though its inputs and labels and all variables are "+
-					"finite: the model or the loss overflows, or takes the logarithm or root of an invalid number",
-					g.exampleText(f.Example), losses[row])
-				return f, nil
+				loss, bad = losses[row], row
 			}
 		}
 	}
-	// The loss of an example of weight 0 does not count, but its gradient can be 0 times an infinity.
-	if len(gradients) > 0 && t.findElement(&f, r, g, func(weight float32) bool { return weight == 0 }) {
+	// The loss of an example of weight 0 does not count, but its gradient can be 0 times an infinity. A layer over the
+	// whole batch, such as batch normalization, carries its NaN to the other examples.
+	if (bad >= 0 || len(gradients) > 0) && t.findElement(&f, r, g, func(weight float32) bool { return weight == 0 }) {
+		return f, nil
+	}
+	if frozen != "" {
+		f.Cause, f.Detail = causeFrozen, frozen
+		return f, nil
+	}
+	if bad >= 0 {
+		f.Cause, f.Example = causeLoss, r.ID()*g.per+bad
+		f.Detail = fmt.Sprintf("%s: its loss is %v, though its inputs and labels and %s are "+
+			"finite: the model or the loss overflows, or takes the logarithm or root of an invalid number",
+			g.exampleText(f.Example), loss, finiteVariables)
 		return f, nil
 	}
 	for i, x := range gradients {

@@ -165,6 +165,70 @@ func TestNotFiniteCauses(t *testing.T) {
 	}
 }
 
+// masked is a model that adds a frozen variable to its two inputs before a softmax over them, as an attention mask is.
+func masked() *gomlx.Model {
+	return &gomlx.Model{
+		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
+			mask := s.VariableWithValue("mask", []float32{0, 0, float32(math.Inf(-1))}).SetTrainable(false)
+			x := in[0]
+			shares := graph.Softmax(graph.Add(graph.ZerosLike(x), graph.ExpandLeftToRank(mask.NodeValue(x.Graph()), 2)), -1)
+			return []*graph.Node{layer.Dense(s, graph.Mul(x, shares), 5)}
+		},
+		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd(),
+	}
+}
+
+// TestNotFiniteFrozen: an infinity in a frozen variable is no cause. NaN is one if the data are finite.
+func TestNotFiniteFrozen(t *testing.T) {
+	bad := numbers()
+	tensor.Data[float32](bad.Inputs[0])[3*5] = float32(math.NaN())
+	var log bytes.Buffer
+	trainer := newNumbers(t, masked(), train.Config{
+		NotFinite: train.SkipNotFinite,
+		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	h, err := trainer.Fit(t.Context(), data.FromTensors(bad).Batch(8), train.FitConfig{})
+	if err != nil || h.Steps != 3 || h.Skipped != 1 || !strings.Contains(log.String(), "example 5 ") {
+		t.Errorf("got %d steps, %d skipped, %v, log %s", h.Steps, h.Skipped, err, log.String())
+	}
+	if err := trainer.SetVariable("/mask", tensor.Of([]float32{0, float32(math.NaN()), 0}, 3)); err != nil {
+		t.Fatal(err)
+	}
+	const nan = "the frozen variable /mask has NaN: element (1,)"
+	if _, err := trainer.Fit(t.Context(), data.FromTensors(numbers()).Batch(8), train.FitConfig{}); err == nil ||
+		!strings.Contains(err.Error(), nan) {
+		t.Errorf("NaN in the frozen variable: got %v", err)
+	}
+	tensor.Data[float32](bad.Inputs[0])[3*3] = float32(math.NaN())
+	if _, err := trainer.Evaluate(t.Context(), data.FromTensors(bad).Batch(8)); err != nil {
+		t.Errorf("an evaluation only warns: got %v", err)
+	}
+}
+
+// TestNotFiniteWeightZero: a batch normalization without regard to weights takes NaN from an example of weight 0 to all
+// others, which are not to blame.
+func TestNotFiniteWeightZero(t *testing.T) {
+	m := numbersModel(1, nil)
+	forward := m.Forward
+	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
+		return forward(s, []*graph.Node{layer.BatchNorm(s, in[0])})
+	}
+	b := numbers()
+	tensor.Data[float32](b.Inputs[0])[3*(8+2)+1] = float32(math.NaN())
+	b.Weights = tensor.New(tensor.Float32, 24)
+	for i := range tensor.Data[float32](b.Weights) {
+		tensor.Data[float32](b.Weights)[i] = 1
+	}
+	tensor.Data[float32](b.Weights)[8+2] = 0
+	trainer := newNumbers(t, m, train.Config{})
+	_, err := trainer.Fit(t.Context(), data.FromTensors(b).Batch(8), train.FitConfig{})
+	var e *train.NotFiniteError
+	if !errors.As(err, &e) || e.Replica != 0 || e.Example != 2 || !strings.Contains(err.Error(),
+		"input 0 is not finite: element (1,) is NaN") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestNotFiniteSkip: skipping makes the same weights as training without those batches, and says so once,
 // twice, four times, ….
 func TestNotFiniteSkip(t *testing.T) {
