@@ -31,7 +31,9 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 				return ErrStop
 			}
 			if !t.allFinite() {
-				if _, err := t.report(ctx, g, true); err != nil {
+				if t.tolerates(true) {
+					t.notFinite++
+				} else if _, err := t.report(ctx, g, true); err != nil {
 					return err
 				}
 			}

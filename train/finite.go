@@ -81,9 +81,10 @@ func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 var errNotFinite = errors.New("not finite")
 
 // tolerates reports whether the next non-finite batch is processed like any other, without a log entry.
-func (t *Trainer) tolerates() bool {
+func (t *Trainer) tolerates(evaluation bool) bool {
 	n := t.notFinite + 1
-	return t.config.NotFinite == WarnNotFinite && n&(n-1) != 0
+	continues := t.config.NotFinite == WarnNotFinite || evaluation && t.config.NotFinite == SkipNotFinite
+	return continues && n&(n-1) != 0
 }
 
 // allFinite reports whether loss and gradients of the last batch are finite on all replicas. The result is

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/tensor"
@@ -122,6 +123,38 @@ func TestNotFiniteConclusion(t *testing.T) {
 		}
 		if !strings.HasPrefix(e.Error(), "a gradient of step 3 is not finite, though its loss is 0.25: ") {
 			t.Errorf("got %v", e)
+		}
+	}
+}
+
+// TestNotFiniteEvaluateOften: an evaluation that goes on finds out why only where it logs it: the 1st, 2nd and 4th of 6
+// times.
+func TestNotFiniteEvaluateOften(t *testing.T) {
+	for _, policy := range []NotFinitePolicy{WarnNotFinite, SkipNotFinite} {
+		reads := 0
+		trainer, _ := newFake(t, 1, 4, fakeModel{fail: func(phase string, _ int) error {
+			if phase == "read" {
+				reads++
+			}
+			return nil
+		}})
+		var log strings.Builder
+		trainer.config.NotFinite, trainer.config.Logger = policy, slog.New(slog.NewTextHandler(&log, nil))
+		evaluate := func(b data.Batch) int {
+			reads = 0
+			if _, err := trainer.Evaluate(t.Context(), batches(b, b, b, b, b, b)); err != nil {
+				t.Fatal(err)
+			}
+			return reads
+		}
+		finite := evaluate(lineExamples(4))
+		b := lineExamples(4)
+		tensor.Data[float64](b.Labels[0])[1] = math.NaN()
+		if got, want := evaluate(b), finite+3*len(fakeVariables); got != want {
+			t.Errorf("%v: an evaluation reads %d variables, want %d", policy, got, want)
+		}
+		if lines := strings.Count(log.String(), "the evaluation goes on"); lines != 3 || trainer.notFinite != 6 {
+			t.Errorf("%v: %d lines, %d counted: want 3, 6\n%s", policy, lines, trainer.notFinite, log.String())
 		}
 	}
 }

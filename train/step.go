@@ -29,7 +29,7 @@ func (t *Trainer) step(ctx context.Context, g *globalBatch) (made, stop bool, pr
 			return t.reduceAndApply(ctx, r, g)
 		})
 	}
-	g.tolerated = t.tolerates()
+	g.tolerated = t.tolerates(false)
 	if stop, err = once(); !errors.Is(err, errNotFinite) {
 		if made = err == nil && !stop; made && !t.allFinite() { // not reported, see tolerates
 			t.notFinite++
