@@ -291,12 +291,12 @@ func (c *goldenTraining) examples() data.Dataset {
 // compare returns all that differs from what Keras has come to.
 func (c *goldenTraining) compare(got *trainedGolden) (differences []string) {
 	differ := func(format string, args ...any) { differences = append(differences, fmt.Sprintf(format, args...)) }
-	within := func(what string, got, want goldenArray, tolerance float64) {
-		if d := got.differs(want, tolerance); d != "" {
+	within := func(what string, got, want goldenArray, bound float64) {
+		if d := got.differs(want, bound); d != "" {
 			differ("%s: %s", what, d)
 		}
 	}
-	same := func(what string, got, want goldenArray) { within(what, got, want, goldenTolerance) }
+	same := func(what string, got, want goldenArray) { within(what, got, want, want.bound()) }
 	if len(got.stepLoss) != len(c.StepLoss) {
 		differ("%d steps: want %d", len(got.stepLoss), len(c.StepLoss))
 	} else {
@@ -311,8 +311,8 @@ func (c *goldenTraining) compare(got *trainedGolden) (differences []string) {
 	}
 	names, decided := c.names(), c.decidedByRounding()
 	for _, theirs := range slices.Sorted(maps.Keys(c.After)) {
-		tolerance := max(goldenTolerance, decided[theirs])
-		within(theirs+" after training", got.weights[names[theirs]], c.After[theirs], tolerance)
+		want := c.After[theirs]
+		within(theirs+" after training", got.weights[names[theirs]], want, max(want.bound(), decided[theirs]))
 	}
 	if len(got.weights) != len(c.After) {
 		differ("%d weights: want %d", len(got.weights), len(c.After))
@@ -368,18 +368,30 @@ func (n goldenArray) tensor(dtype tensor.DType) *tensor.Tensor {
 	return t
 }
 
-// goldenTolerance is how far a number may be from Keras', relative to the larger of 1 and the wanted number: float32
-// sums in another order, and other kernels, over some tens of steps.
-const goldenTolerance = 1e-4
+// goldenTolerance is how far a number may be from Keras', relative to the largest of its array: float32 sums in another
+// order, and other kernels, over some tens of steps. goldenFloor is added to it, for arrays of numbers near 0.
+const (
+	goldenTolerance = 1e-4
+	goldenFloor     = 1e-6
+)
 
-// differs says where n is farthest from want, if that is farther than the tolerance.
-func (n goldenArray) differs(want goldenArray, tolerance float64) string {
+// bound returns how far numbers may be from those of n.
+func (n goldenArray) bound() float64 {
+	largest := 0.0
+	for _, x := range n.values {
+		largest = max(largest, math.Abs(x))
+	}
+	return goldenTolerance*largest + goldenFloor
+}
+
+// differs says where n is farthest from want, if that is farther than the bound.
+func (n goldenArray) differs(want goldenArray, bound float64) string {
 	if !slices.Equal(n.shape, want.shape) || len(n.values) != len(want.values) {
 		return fmt.Sprintf("shape %v of %d numbers, want %v of %d", n.shape, len(n.values), want.shape, len(want.values))
 	}
 	worst, at := 0.0, -1
 	for i, x := range want.values {
-		d := math.Abs(n.values[i]-x) / math.Max(1, math.Abs(x))
+		d := math.Abs(n.values[i] - x)
 		if math.IsNaN(d) {
 			d = math.Inf(1)
 		}
@@ -387,9 +399,33 @@ func (n goldenArray) differs(want goldenArray, tolerance float64) string {
 			worst, at = d, i
 		}
 	}
-	if worst <= tolerance {
+	if worst <= bound {
 		return ""
 	}
 	return fmt.Sprintf("element %d of %v is %v, want %v: %.1e apart, more than %.0e",
-		at, want.shape, n.values[at], want.values[at], worst, tolerance)
+		at, want.shape, n.values[at], want.values[at], worst, bound)
+}
+
+// TestGoldenDiffers: what is near Keras' number is so by the size of its array.
+func TestGoldenDiffers(t *testing.T) {
+	array := func(values ...float64) goldenArray { return goldenArray{[]int{len(values)}, values} }
+	for _, c := range []struct {
+		got, want goldenArray
+		differ    bool
+	}{
+		{array(0.001, 0.002), array(0.001, 0.002), false},
+		{array(0.00105, 0.002), array(0.001, 0.002), true}, // by 5 %
+		{array(0.001001, 0.002), array(0.001, 0.002), false},
+		{array(1e-5, 3), array(0, 3), false},
+		{array(1e-5, 0), array(0, 0), true},
+		{array(1e-7, 0), array(0, 0), false},
+		{array(100.005), array(100), false},
+		{array(100.05), array(100), true},
+		{array(math.NaN()), array(1), true},
+		{array(1, 2), array(1), true},
+	} {
+		if got := c.got.differs(c.want, c.want.bound()); (got != "") != c.differ {
+			t.Errorf("%v, want %v: differs %v: %q", c.got.values, c.want.values, !c.differ, got)
+		}
+	}
 }
