@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"reflect"
 	"slices"
@@ -282,6 +283,57 @@ func TestFailureIsTold(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// namedEngine is a fakeEngine of another name.
+type namedEngine struct {
+	fakeEngine
+	name string
+}
+
+func (e namedEngine) Name() string { return e.name }
+
+// TestProgramsNotCompared: the chief warns once of programs that are not compared, because engines have different names.
+func TestProgramsNotCompared(t *testing.T) {
+	for _, c := range []struct {
+		names []string
+		want  string // in the chief's log; "": no warning
+	}{
+		{[]string{"fake", "fake", "fake"}, ""},
+		{[]string{"fake", "other", "fake"}, `msg="train: engines of different names build different programs of one model, ` +
+			`which are not compared: make sure that all workers have the same model, loss and optimizer, with the same ` +
+			`constants" engine=fake "workers with others"=[1]`},
+	} {
+		var engines []engine.Engine
+		for _, name := range c.names {
+			engines = append(engines, namedEngine{fakeEngine{1}, name})
+		}
+		logs := make([]strings.Builder, len(engines))
+		errs := overWorkersOn(t, []int{1, 1, 1}, engines, func(w int, s *distribute.Strategy) error {
+			cfg, m := fakeConfig(6), fakeModel{}
+			cfg.Logger = slog.New(slog.NewTextHandler(&logs[w], nil))
+			if engines[w].Name() == "other" {
+				m.rate = 1
+			}
+			trainer, err := New(t.Context(), s, m, cfg)
+			if err != nil {
+				return err
+			}
+			return trainer.Close()
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Errorf("%v: %v", c.names, err)
+		}
+		for w := range logs {
+			want := c.want
+			if w > 0 {
+				want = ""
+			}
+			if got := logs[w].String(); !strings.Contains(got, want) || strings.Count(got, "\n") != min(1, len(want)) {
+				t.Errorf("%v: worker %d logs %q, want %q", c.names, w, got, want)
+			}
+		}
 	}
 }
 

@@ -107,6 +107,17 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 		return fmt.Errorf("train: the workers have compiled different programs: %s. Give all workers the same model, loss and "+
 			"optimizer, with the same constants (rates, say)", programDifference(like, w, both[0], both[1]))
 	}
+	var others []int
+	for w, p := range workers {
+		if p.engine != int64(engineHash) {
+			others = append(others, w)
+		}
+	}
+	if len(others) > 0 && t.strategy.Properties().ShouldCheckpoint { // one worker's warning is enough
+		t.config.Logger.Warn("train: engines of different names build different programs of one model, which are not "+
+			"compared: make sure that all workers have the same model, loss and optimizer, with the same constants",
+			"engine", t.strategy.Engine().Name(), "workers with others", others)
+	}
 	return nil
 }
 
