@@ -171,7 +171,8 @@ func masked() *gomlx.Model {
 		Forward: func(s *model.Scope, in []*graph.Node) []*graph.Node {
 			mask := s.VariableWithValue("mask", []float32{0, 0, float32(math.Inf(-1))}).SetTrainable(false)
 			x := in[0]
-			shares := graph.Softmax(graph.Add(graph.ZerosLike(x), graph.ExpandLeftToRank(mask.NodeValue(x.Graph()), 2)), -1)
+			logits := graph.Add(graph.ZerosLike(x), graph.ExpandLeftToRank(mask.NodeValue(x.Graph()), 2))
+			shares := graph.Softmax(logits, -1)
 			return []*graph.Node{layer.Dense(s, graph.Mul(x, shares), 5)}
 		},
 		Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: sgd(),

@@ -63,7 +63,7 @@ func TestPacksOfJoiningOptimizers(t *testing.T) {
 			}
 			return out
 		}}, false},
-		{"divided by the number of gradients, from a table", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
+		{"divided by a table of their number", joining{sgd(), func(gradients []*graph.Node) (out []*graph.Node) {
 			table := make([]float32, 64) // longer than the constants whose values GoMLX prints
 			for i := range table {
 				table[i] = 1 / float32(len(gradients))
