@@ -572,6 +572,77 @@ func TestConclusionIsInTheSeat(t *testing.T) {
 	}
 }
 
+// between is a store that calls a function once, before it changes a key.
+type between struct {
+	rendezvous.Store
+	key  string
+	call func()
+}
+
+func (b *between) before(key string) {
+	if call := b.call; key == b.key && call != nil {
+		b.call = nil
+		call()
+	}
+}
+
+func (b *between) Swap(ctx context.Context, key string, revision uint64, value []byte) (bool, error) {
+	b.before(key)
+	return b.Store.Swap(ctx, key, revision, value)
+}
+
+func (b *between) Delete(ctx context.Context, key string) error {
+	b.before(key)
+	return b.Store.Delete(ctx, key)
+}
+
+// TestClearingEarlierRun: an agent that removes the conclusion of an earlier run from a lasting store does not remove a
+// node slot that another agent of the new run has taken meanwhile, nor leaves a conclusion that is written meanwhile.
+func TestClearingEarlierRun(t *testing.T) {
+	begin := func(t *testing.T) (*rendezvous.Memory, func(node int, store rendezvous.Store) *peers, func(*peers)) {
+		memory := rendezvous.NewMemory()
+		newNode := func(node int, store rendezvous.Store) *peers {
+			return newPeers(&Agent{cfg: Config{ID: "lockstep", Node: node, Nodes: 2, Store: store, HeartbeatTimeout: time.Hour}})
+		}
+		sit := func(p *peers) {
+			t.Helper()
+			if err := p.sit(t.Context(), card{Node: p.node, Workers: 1, Ports: []int{1}}, func(string) {}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return memory, newNode, sit
+	}
+	t.Run("taken", func(t *testing.T) {
+		memory, newNode, sit := begin(t)
+		earlier, next := newNode(1, memory.Open()), newNode(1, memory.Open())
+		sit(earlier)
+		earlier.conclude(t.Context(), 3, "enough")
+		sit(newNode(0, &between{memory.Open(), next.key("event", "seat", 1), func() { sit(next) }}))
+		if err := next.renew(t.Context(), 0, next.mine.card); err != nil {
+			t.Errorf("the agent that has taken its slot meanwhile: %v", err)
+		}
+	})
+	t.Run("left", func(t *testing.T) {
+		memory, newNode, sit := begin(t)
+		earlier, next := newNode(1, memory.Open()), newNode(0, nil)
+		sit(earlier)
+		earlier.conclude(t.Context(), 3, "enough")
+		leave := func() {
+			if !earlier.leave() {
+				t.Error("the agent of the earlier run has not left")
+			}
+		}
+		next.store = &between{memory.Open(), next.key("event", "seat", 1), leave}
+		sit(next)
+		if earlier.leave() {
+			t.Error("the agent of the earlier run has written to a slot that was cleared")
+		}
+		if o, _, err := next.conclusion(t.Context()); o != nil || err != nil {
+			t.Errorf("the new run has ended: %v, %v", o, err)
+		}
+	})
+}
+
 // cuttable is a store whose link can be cut: calls wait until it is back.
 type cuttable struct {
 	rendezvous.Store

@@ -311,7 +311,7 @@ func (p *peers) farewell() bool {
 		left := false
 		for n, s := range seats {
 			switch {
-			case s == nil || s.State == lost:
+			case s == nil || s.State == lost || s.cleared():
 			case n < p.node:
 				return false
 			case s.State == here:
@@ -476,7 +476,7 @@ func (p *peers) hear() {
 		}
 		after = revision
 		for _, entry := range entries {
-			if ev, ok := p.decode(entry); ok && !ev.before(p.first) {
+			if ev, ok := p.decode(entry); ok && !ev.before(p.first) && (ev.seat == nil || !ev.seat.cleared()) {
 				p.send(ev)
 			}
 		}

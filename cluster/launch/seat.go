@@ -279,7 +279,7 @@ func (p *peers) unfit(ctx context.Context, why error, begun bool) error {
 // ended returns the error of a job that is over. A store that outlives jobs may still have the end of an
 // earlier job of this name.
 func (p *peers) ended(ctx context.Context, say func(string)) error {
-	o, keys, err := p.conclusion(ctx)
+	o, held, err := p.conclusion(ctx)
 	switch {
 	case err != nil || o == nil:
 		return err
@@ -288,16 +288,41 @@ func (p *peers) ended(ctx context.Context, say func(string)) error {
 	}
 	p.earlier = fmt.Sprintf("an earlier run of job %q is over: %v", p.job, o)
 	say("lockstep run: " + p.earlier + "; starting a new run\n")
-	for _, key := range keys {
-		if err := p.store.Delete(ctx, key); err != nil {
+	for len(held) > 0 {
+		for _, ev := range held {
+			if err := p.clear(ctx, ev); err != nil {
+				return err
+			}
+		}
+		// An agent of the earlier run may have written its seat, with the conclusion, at the same time.
+		if _, held, err = p.conclusion(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// conclusion returns how the job has ended, nil if it has not, and the keys that hold it.
-func (p *peers) conclusion(ctx context.Context) (o *over, keys []string, err error) {
+// clear removes a conclusion of an earlier run. An agent of this run may have taken the slot since it was read: then
+// the slot stays as it is. Without the nonce, the agent that had the slot cannot write to it again.
+func (p *peers) clear(ctx context.Context, ev event) error {
+	if ev.seat == nil {
+		return p.store.Delete(ctx, p.key("event", "over"))
+	}
+	s := *ev.seat
+	s.Nonce, s.State, s.Over = "", gone, nil
+	text, err := json.Marshal(&s)
+	if err != nil {
+		return err
+	}
+	_, err = p.store.Swap(ctx, p.key("event", "seat", s.Node), s.revision, text)
+	return err
+}
+
+// cleared reports whether a later run cleared the slot and no agent has taken it since.
+func (s *nodeSlot) cleared() bool { return s.Nonce == "" }
+
+// conclusion returns how the job has ended, nil if it has not, and the events that hold it.
+func (p *peers) conclusion(ctx context.Context) (o *over, held []event, err error) {
 	entries, _, err := p.store.List(ctx, p.key("event")+"/")
 	if err != nil {
 		return nil, nil, err
@@ -311,12 +336,12 @@ func (p *peers) conclusion(ctx context.Context) (o *over, keys []string, err err
 		if !ok || ev.over == nil {
 			continue
 		}
-		keys = append(keys, entry.Key)
+		held = append(held, ev)
 		if o == nil {
 			o = ev.over
 		}
 	}
-	return o, keys, nil
+	return o, held, nil
 }
 
 // read returns the current slots, nil for those that are free, and the epochs that have begun.
