@@ -7,12 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 )
 
 // Check returns an error unless a folder belongs to this user and no other user can modify its content or
 // replace it. It must belong to this user, must not be a symbolic link, and no other user may write to it or
-// to the folders above, unless these are sticky like /tmp.
+// to the folders above, unless these are sticky like /tmp. The folders above must belong to this user or to root.
 func Check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
@@ -46,10 +48,14 @@ func checkPlace(folder string) error {
 		if err != nil {
 			return fmt.Errorf("the folder %s: %w", folder, err)
 		}
-		mode, stat := info.Mode(), info.Sys().(*syscall.Stat_t)
-		// A group that is the user's primary one is most often the user's own.
-		if open := mode.Perm()&0o002 != 0 || mode.Perm()&0o020 != 0 && int(stat.Gid) != os.Getegid(); open &&
-			mode&fs.ModeSticky == 0 {
+		mode, owner := info.Mode(), ownerOf(info)
+		open := mode.Perm()&0o022 != 0
+		// The owner may rename the content of a folder, even of a sticky one. A user namespace hides the owner of
+		// folders from outside, such as /.
+		if owner != 0 && owner != os.Geteuid() && (open || !unmapped(owner)) {
+			return fmt.Errorf("user %d may rename the folder %s, since %s belongs to that user (its mode is %v); want one of this user (%d) or of root", owner, folder, above, mode, os.Geteuid())
+		}
+		if open && mode&fs.ModeSticky == 0 {
 			return fmt.Errorf("other users may rename the folder %s, since they may write to %s (its mode is %v); want a sticky one", folder, above, mode)
 		}
 		parent := filepath.Dir(above)
@@ -58,6 +64,17 @@ func checkPlace(folder string) error {
 		}
 		above = parent
 	}
+}
+
+// unmapped reports whether a user id stands for all users that this process's user namespace has no number for.
+func unmapped(owner int) bool {
+	text, err := os.ReadFile("/proc/sys/kernel/overflowuid")
+	if err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(owner) {
+		return false
+	}
+	text, err = os.ReadFile("/proc/self/uid_map")
+	// The first namespace has all: there the id is a user like any other.
+	return err == nil && strings.Join(strings.Fields(string(text)), " ") != "0 0 4294967295"
 }
 
 func ownerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }

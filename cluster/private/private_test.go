@@ -16,6 +16,9 @@ import (
 func place(t *testing.T) (temporary, session string) {
 	t.Helper()
 	tmp, runtime := t.TempDir(), t.TempDir()
+	for _, folder := range []string{tmp, runtime} {
+		must(t, os.Chmod(folder, 0o700)) // whatever the umask is
+	}
 	t.Setenv("TMPDIR", tmp)
 	t.Setenv("XDG_RUNTIME_DIR", runtime)
 	return filepath.Join(tmp, "lockstep-"+strconv.Itoa(os.Getuid())), filepath.Join(runtime, "lockstep")
@@ -26,6 +29,17 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// giveParent gives the folder above one to another user.
+func giveParent(t *testing.T, folder string, mode os.FileMode) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("left out: only root can give a folder to another user")
+	}
+	above := filepath.Dir(folder)
+	must(t, os.Chown(above, 12345, 12345))
+	must(t, os.Chmod(above, mode))
 }
 
 // TestFolder: the folder is made for this user alone; what others have made in its place, or can change, is not used.
@@ -55,6 +69,18 @@ func TestFolder(t *testing.T) {
 		{name: "open to all", want: "other users may write to the folder", spoil: func(t *testing.T, folder string) {
 			must(t, os.Mkdir(folder, 0o700))
 			must(t, os.Chmod(folder, 0o722))
+		}},
+		{name: "another user's parent", want: "user 12345 may rename the folder", spoil: func(t *testing.T, folder string) {
+			giveParent(t, folder, 0o755)
+		}},
+		{name: "another user's sticky parent", want: "user 12345 may rename the folder", spoil: func(t *testing.T, folder string) {
+			giveParent(t, folder, 0o777|os.ModeSticky)
+		}},
+		{name: "a sticky parent", spoil: func(t *testing.T, folder string) {
+			must(t, os.Chmod(filepath.Dir(folder), 0o777|os.ModeSticky))
+		}},
+		{name: "can be renamed by the group", want: "other users may rename the folder", spoil: func(t *testing.T, folder string) {
+			must(t, os.Chmod(filepath.Dir(folder), 0o770))
 		}},
 		{name: "can be renamed", want: "other users may rename the folder", spoil: func(t *testing.T, folder string) {
 			must(t, os.Chmod(filepath.Dir(folder), 0o777))

@@ -55,7 +55,11 @@ func TestOtherUsers(t *testing.T) {
 	c.Worker, c.Store, c.Rendezvous = 0, freeStore(t), 20*time.Second
 	first = start(t, c)
 	c.Worker = 1
-	second = startBy(t, c, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "TMPDIR="+t.TempDir()) })
+	folder := t.TempDir()
+	if err := os.Chmod(folder, 0o700); err != nil { // whatever the umask is
+		t.Fatal(err)
+	}
+	second = startBy(t, c, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "TMPDIR="+folder) })
 	if text := second.says(t, "error"); !strings.Contains(second.kinds, "worker.ErrNoSecret") || !strings.Contains(text,
 		"does not have the key of this user on this host") {
 		t.Errorf("%s: %s", second.kinds, text)
