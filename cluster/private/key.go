@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 )
 
 // keyName is the name of the key's file in the folder.
@@ -48,10 +49,45 @@ func makeKey(folder, path string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
+	if err := link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		if e := renameKey(f.Name(), path); e != nil {
+			return fmt.Errorf("%w (and without a hard link: %w)", err, e)
+		}
 	}
 	return nil
+}
+
+var link = os.Link // or a test's
+
+// lockWait bounds the wait for another process that renames its key at this moment.
+var lockWait = 10 * time.Second
+
+// renameKey is for file systems without hard links. A rename replaces a key that is there already, so only the process
+// that has created the lock file may do it.
+func renameKey(from, path string) error {
+	lock := path + ".lock"
+	for since := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		f, err := os.OpenFile(lock, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err == nil {
+			defer os.Remove(lock)
+			if err := f.Close(); err != nil {
+				return err
+			}
+			if _, err = os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+				err = os.Rename(from, path)
+			}
+			return err
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if _, err := os.Lstat(path); err == nil {
+			return nil
+		}
+		if time.Since(since) > lockWait {
+			return fmt.Errorf("the file %s has been there for %v, but no key: a process that was making the key has ended; remove that file", lock, lockWait)
+		}
+	}
 }
 
 // readKey reads the key.

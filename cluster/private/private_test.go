@@ -8,7 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // place gives a test folders for temporary files and for the session of its own, and returns this user's folders in
@@ -111,6 +113,50 @@ func TestFolder(t *testing.T) {
 				t.Errorf("%q, %v; want an error with %q", got, err, c.want)
 			}
 		})
+	}
+}
+
+// TestKeyWithoutLinks: on a file system without hard links, too, processes that begin at the same time have the same
+// key. A lock file whose process has ended is an error that names it.
+func TestKeyWithoutLinks(t *testing.T) {
+	oldLink, oldWait := link, lockWait
+	t.Cleanup(func() { link, lockWait = oldLink, oldWait })
+	link = func(from, to string) error { return &os.LinkError{Op: "link", Old: from, New: to, Err: syscall.EPERM} }
+	for range 20 {
+		temporary, _ := place(t)
+		keys := make([]string, 8)
+		var work sync.WaitGroup
+		for i := range keys {
+			work.Go(func() {
+				var err error
+				if keys[i], err = Key(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		work.Wait()
+		for _, k := range keys {
+			if k != keys[0] || len(k) != keyBytes {
+				t.Fatalf("different keys: %d and %d bytes", len(k), len(keys[0]))
+			}
+		}
+		files, err := os.ReadDir(temporary)
+		must(t, err)
+		if len(files) != 1 {
+			t.Errorf("%v, want the key only", files)
+		}
+	}
+	temporary, _ := place(t)
+	lockWait = 50 * time.Millisecond
+	must(t, os.Mkdir(temporary, 0o700))
+	lock := filepath.Join(temporary, keyName+".lock")
+	must(t, os.WriteFile(lock, nil, 0o600))
+	if _, err := Key(); err == nil || !strings.Contains(err.Error(), lock) {
+		t.Errorf("a lock file whose process has ended: %v", err)
+	}
+	must(t, os.Remove(lock))
+	if _, err := Key(); err != nil {
+		t.Error(err)
 	}
 }
 
