@@ -7,13 +7,15 @@ import (
 	"math"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Available returns how many bytes of memory this process can still allocate: the minimum of what the host and each of its control
-// groups have left, including file caches, which the kernel reclaims on demand, and free swap. It returns false if the system does
-// not report it, as on systems other than Linux. Other processes may take the memory at any time.
+// Available returns how many bytes of memory this process can still allocate: the minimum of what the host and each of
+// its control groups have left, including file caches, which the kernel reclaims on demand, and the free swap that each
+// may use. It returns false if the system does not report it, as on systems other than Linux. Other processes may take
+// the memory at any time.
 func Available() (bytes int64, ok bool) { return available(os.DirFS("/")) }
 
 // Total returns how many bytes of memory this process may use in total: the minimum of the host's memory and the limits of its
@@ -40,7 +42,11 @@ func available(root fs.FS) (int64, bool) {
 	}
 	swap := host["SwapFree"]
 	left += swap
-	for _, g := range groups(root) {
+	for _, g := range slices.Backward(groups(root)) { // from above: a limit of swap holds for all groups below
+		if limit, ok := number(root, g.swapLimit); ok && !g.both {
+			used, _ := number(root, g.swapUsage)
+			swap = min(swap, max(limit-used, 0))
+		}
 		limit, ok := number(root, g.limit)
 		if !ok {
 			continue
@@ -52,6 +58,11 @@ func available(root fs.FS) (int64, bool) {
 		stat := fields(root, g.stat)
 		cached := stat[g.prefix+"inactive_file"] + stat[g.prefix+"active_file"]
 		left = min(left, max(limit-used+cached, 0)+swap)
+		if limit, ok := number(root, g.swapLimit); ok && g.both {
+			if used, ok := number(root, g.swapUsage); ok {
+				left = min(left, max(limit-used+cached, 0))
+			}
+		}
 	}
 	return left, true
 }
@@ -60,6 +71,9 @@ func available(root fs.FS) (int64, bool) {
 type group struct {
 	limit, usage, stat string
 	prefix             string // of the names in stat
+
+	swapLimit, swapUsage string
+	both                 bool // these two are of memory and swap together
 }
 
 // groups returns the control groups that bound this process's memory: its own and all above it. In a container the group's
@@ -79,12 +93,18 @@ func groups(root fs.FS) []group {
 		case parts[0] == "0" && parts[1] == "":
 			for _, mount := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
 				for _, dir := range upward(mount, parts[2]) {
-					out = append(out, group{dir + "/memory.max", dir + "/memory.current", dir + "/memory.stat", ""})
+					out = append(out, group{
+						limit: dir + "/memory.max", usage: dir + "/memory.current", stat: dir + "/memory.stat",
+						swapLimit: dir + "/memory.swap.max", swapUsage: dir + "/memory.swap.current",
+					})
 				}
 			}
 		case strings.Contains(","+parts[1]+",", ",memory,"):
 			for _, dir := range upward("sys/fs/cgroup/memory", parts[2]) {
-				out = append(out, group{dir + "/memory.limit_in_bytes", dir + "/memory.usage_in_bytes", dir + "/memory.stat", "total_"})
+				out = append(out, group{
+					limit: dir + "/memory.limit_in_bytes", usage: dir + "/memory.usage_in_bytes", stat: dir + "/memory.stat", prefix: "total_",
+					swapLimit: dir + "/memory.memsw.limit_in_bytes", swapUsage: dir + "/memory.memsw.usage_in_bytes", both: true,
+				})
 			}
 		}
 	}

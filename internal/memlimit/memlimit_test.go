@@ -8,6 +8,8 @@ import (
 
 const meminfo = "MemTotal:       16000 kB\nMemFree:         2000 kB\nMemAvailable:    8000 kB\nSwapFree:           0 kB\n"
 
+const big = "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\nSwapFree: 8000000 kB\n"
+
 func TestAvailable(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -34,6 +36,31 @@ func TestAvailable(t *testing.T) {
 			"sys/fs/cgroup/memory/a/memory.stat":         "inactive_file 1\ntotal_inactive_file 70\ntotal_active_file 5\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "4000\n",
 		}, 1075, true},
+		{"version 2, no swap allowed", map[string]string{
+			"proc/meminfo": big, "proc/self/cgroup": "0::/pod\n",
+			"sys/fs/cgroup/pod/memory.max": "1073741824\n", "sys/fs/cgroup/pod/memory.current": "536870912\n",
+			"sys/fs/cgroup/pod/memory.swap.max": "0\n", "sys/fs/cgroup/pod/memory.stat": "inactive_file 0\nactive_file 0\n",
+		}, 512 << 20, true},
+		{"version 2, some swap allowed", map[string]string{
+			"proc/meminfo": big, "proc/self/cgroup": "0::/pod\n",
+			"sys/fs/cgroup/pod/memory.max": "1073741824\n", "sys/fs/cgroup/pod/memory.current": "536870912\n",
+			"sys/fs/cgroup/pod/memory.swap.max": "5000\n", "sys/fs/cgroup/pod/memory.swap.current": "2000\n",
+		}, 512<<20 + 3000, true},
+		{"version 2, more swap allowed than there is", map[string]string{
+			"proc/meminfo": meminfo + "SwapFree: 2 kB\n", "proc/self/cgroup": "0::/pod\n",
+			"sys/fs/cgroup/pod/memory.max": "1000\n", "sys/fs/cgroup/pod/memory.current": "400\n",
+			"sys/fs/cgroup/pod/memory.swap.max": "5000\n", "sys/fs/cgroup/pod/memory.swap.current": "0\n",
+		}, 600 + 2048, true},
+		{"version 2, no swap allowed in the group above", map[string]string{
+			"proc/meminfo": big, "proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/memory.swap.max": "0\n",
+			"sys/fs/cgroup/pod/box/memory.max": "1000\n", "sys/fs/cgroup/pod/box/memory.current": "400\n",
+			"sys/fs/cgroup/pod/box/memory.swap.max": "max\n",
+		}, 600, true},
+		{"version 1, a limit of memory and swap", map[string]string{
+			"proc/meminfo": big, "proc/self/cgroup": "4:memory:/a\n",
+			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "5000\n", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "4000\n",
+			"sys/fs/cgroup/memory/a/memory.memsw.limit_in_bytes": "9000\n", "sys/fs/cgroup/memory/a/memory.memsw.usage_in_bytes": "6000\n",
+		}, 3000, true},
 		{"over the limit", map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n",
 			"sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "1400\n",
