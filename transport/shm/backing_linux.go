@@ -3,6 +3,7 @@ package shm
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,14 +32,27 @@ func enough(bytes int) error {
 // backedAtOnce is how much memory one system call requests: a signal aborts the whole call.
 const backedAtOnce = 16 << 20
 
-// back makes the system provide the memory of b, which is mapped from file at offset; both are multiples of a page. New memory is
-// zero.
+// How often, and after what pause, a call that reports a busy system is repeated, before another call is used.
+const (
+	busyTries = 50
+	busyPause = time.Millisecond
+)
+
+var madvise = unix.Madvise // replaced in tests
+
+// back makes the system provide the memory of b, which is mapped from file at offset; both are multiples of a page. New
+// memory is zero.
 func back(file *os.File, offset int64, b []byte) error {
+	busy := 0
 	for again := true; again; {
-		switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); err {
+		switch err := madvise(b, unix.MADV_POPULATE_WRITE); err {
 		case nil:
 			return nil
-		case unix.EINTR, unix.EAGAIN:
+		case unix.EINTR:
+		case unix.EAGAIN:
+			busy++
+			again = busy < busyTries
+			time.Sleep(busyPause)
 		default:
 			again = false // before Linux 5.14 (EINVAL), or not all is available: the next call reports why
 		}

@@ -164,6 +164,45 @@ func useGroup(f *os.File) error {
 	return nil
 }
 
+// TestBusySystem: a system that is busy is asked again for a while, and then for the memory in another way.
+func TestBusySystem(t *testing.T) {
+	for _, c := range []struct {
+		busy      int // how many calls fail
+		allocated bool
+	}{{3, false}, {10_000, true}} {
+		fd, err := unix.MemfdCreate("busy", unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "busy")
+		defer f.Close()
+		if err := f.Truncate(smallBytes); err != nil {
+			t.Fatal(err)
+		}
+		b, err := unix.Mmap(fd, 0, smallBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(b)
+		calls := 0
+		if err := shm.BackBy(f, b, func([]byte, int) error {
+			if calls++; calls > c.busy {
+				return nil
+			}
+			return unix.EAGAIN
+		}); err != nil {
+			t.Errorf("busy for %d calls: %v", c.busy, err)
+		}
+		var stat unix.Stat_t
+		if err := unix.Fstat(fd, &stat); err != nil {
+			t.Fatal(err)
+		}
+		if allocated := stat.Blocks*512 >= smallBytes; allocated != c.allocated {
+			t.Errorf("busy for %d calls: after %d calls it is allocated in another way: %v, want %v", c.busy, calls, allocated, c.allocated)
+		}
+	}
+}
+
 // TestMemoryLimitIsAnError asks for more than a memory control group lets a process have, in which the kernel would kill it.
 func TestMemoryLimitIsAnError(t *testing.T) {
 	group, limitFile := memoryGroup(t)

@@ -22,6 +22,14 @@ func ArenaOn(f *os.File, bytes int64) (allocate func(bytes int) (tensor.Memory, 
 	return a.allocate, nil
 }
 
+// BackBy calls back for a mapping of a file, with another function in place of unix.Madvise.
+func BackBy(f *os.File, b []byte, advise func(b []byte, advice int) error) error {
+	old := madvise
+	defer func() { madvise = old }()
+	madvise = advise
+	return back(f, 0, b)
+}
+
 // EndsOn makes the ends of two ranks of this process whose group lies in a file.
 func EndsOn(f *os.File) (ends [2]transport.Endpoint, err error) {
 	if err := f.Truncate(int64(layoutOf(2).bytes)); err != nil {
