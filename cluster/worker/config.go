@@ -32,7 +32,8 @@ type Config struct {
 	Secret secret.Secret
 	// DataPlaintext disables the encryption of the replicas' traffic, for trusted networks; the workers still
 	// authenticate each other with the secret. It also allows several hosts without a secret; then any
-	// process can join and disturb the job.
+	// process can join and disturb the job. A job whose workers are all known to be on one host uses this
+	// user's key on this host anyway.
 	DataPlaintext bool
 	// RendezvousTimeout is how long Join and Compare wait for the other workers. Default 10 minutes.
 	RendezvousTimeout time.Duration
@@ -269,14 +270,16 @@ func oneHost(j *cluster.Job) bool {
 	if j.LocalWorkers == j.Workers {
 		return true
 	}
+	known := 0
 	for _, kind := range []string{cluster.Chief, cluster.Worker} {
 		for _, address := range j.Spec.Tasks(kind) {
 			if address == "" {
 				return false
 			}
+			known++
 		}
 	}
-	return hosts(j) == nil
+	return known >= j.Workers && hosts(j) == nil
 }
 
 // hosts returns the hosts in the job's spec, if it names several: nil if it names one, or none.

@@ -67,6 +67,53 @@ func TestOtherUsers(t *testing.T) {
 	first.logged(t, "its proof is wrong")
 }
 
+// TestPlaintextOnOneHost: a job without a secret that leaves data unencrypted uses this user's key if all its workers
+// are known to be on one host, and none otherwise.
+func TestPlaintextOnOneHost(t *testing.T) {
+	t.Parallel()
+	for name, addresses := range map[string][]string{"known": {"127.0.0.1:0", "localhost:0"}, "not known": {"127.0.0.1:0", ""}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := child{
+				Workers: 2, Replicas: 1, Store: freeStore(t), Job: "plain", Steps: 2, At: -1, TCP: true, Plain: true,
+				Addresses: addresses, Rendezvous: testWait,
+			}
+			first := start(t, c)
+			first.logged(t, "joining")
+			ctx, cancel := context.WithTimeout(t.Context(), testWait)
+			defer cancel()
+			s, err := rendezvous.Open(ctx, c.Store, rendezvous.Config{})
+			if err == nil {
+				s.Close()
+			} else if !strings.Contains(err.Error(), "secret") {
+				t.Fatal(err)
+			}
+			if refused := err != nil; refused != (name == "known") {
+				t.Errorf("the store refuses a process without a key: %v", refused)
+			}
+			c.Worker = 1
+			if name == "known" {
+				c.Rendezvous = 20 * time.Second
+				stranger := startBy(t, c, func(cmd *exec.Cmd) {
+					folder := t.TempDir()
+					if err := os.Chmod(folder, 0o700); err != nil {
+						t.Error(err)
+					}
+					cmd.Env = append(cmd.Env, "TMPDIR="+folder)
+				})
+				if text := stranger.says(t, "error"); !strings.Contains(stranger.kinds, "worker.ErrNoSecret") ||
+					!strings.Contains(text, "Give all workers the same secret") {
+					t.Errorf("a worker with another key: %s: %s", stranger.kinds, text)
+				}
+			}
+			second := start(t, c)
+			for _, p := range []*process{first, second} {
+				p.says(t, "done")
+			}
+		})
+	}
+}
+
 // TestFullStore: the store that a worker serves is bounded.
 func TestFullStore(t *testing.T) {
 	t.Parallel()

@@ -43,7 +43,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if several := hosts(w.job); several != nil && !cfg.Secret.Given() && !cfg.DataPlaintext {
 		return nil, noSecret("the job is spread over " + strings.Join(several, ", "))
 	}
-	if !cfg.Secret.Given() && !cfg.DataPlaintext {
+	if !cfg.Secret.Given() && (!cfg.DataPlaintext || oneHost(w.job)) {
 		if w.secret, err = secret.OfHost(); err != nil {
 			return nil, fmt.Errorf("worker: a job without a secret must run as one user on one host, where all processes share a key file: %w; or give all workers the same secret (%s)",
 				err, cluster.EnvSecret)
@@ -224,6 +224,10 @@ func (w *Worker) openStore(ctx context.Context) error {
 	}
 	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
 	switch {
+	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil && w.cfg.DataPlaintext:
+		return fmt.Errorf("worker: %w: the job's addresses or its launcher say that all workers are on this host, but worker 0, which serves the store at %s, does not have "+
+			"the key of this user on this host (%s): it runs in another container or as another user, or has a secret. Give all workers the same secret (%s): %w",
+			ErrNoSecret, w.job.Store, hostName(), cluster.EnvSecret, err)
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
 		return fmt.Errorf("%w: %w",
 			noSecret(fmt.Sprintf("worker 0, which serves the store at %s, does not have the key of this user on this host (%s): it runs on another host, "+
@@ -447,7 +451,7 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 	cfg.Token = s.Token("shared memory")
 	cfg.TCP.Authenticate = s.Authenticate(w.job.ID, w.job.Epoch)
 	if !w.cfg.Secret.Given() {
-		return nil // all are on this host: checkHosts
+		return nil // all are on this host, or DataPlaintext: checkHosts
 	}
 	if w.cfg.DataPlaintext {
 		if other := w.elsewhere(); other >= 0 {
