@@ -21,6 +21,7 @@ const (
 	dialWithin    = 10 * time.Second // for one attempt
 	dialPauseMin  = 5 * time.Millisecond
 	dialPauseMax  = time.Second
+	refusedFor    = time.Second // an attempt that failed longer ago is stale: about the time between two heartbeats
 )
 
 // client accesses a [Server] over TCP. All calls share one connection. When it breaks, a goroutine reconnects
@@ -43,12 +44,14 @@ type client struct {
 	wanted  chan struct{} // buffer of one: a call waits and there is no connection
 	failed  error         // why no further connection will be made
 	refused error         // why the last connection attempt failed; nil if it succeeded
+
+	refusedAt time.Time
 }
 
 type impatientKey struct{}
 
-// Impatient returns a context whose calls do not wait for a TCP store to come back: they return [ErrLost] as
-// soon as one connection attempt has failed. Use it when leaving a job.
+// Impatient returns a context whose calls do not wait for a TCP store to come back: they return [ErrLost] as soon as one
+// connection attempt has failed, and at once if one failed within the last second. Use it when leaving a job.
 func Impatient(ctx context.Context) context.Context {
 	return context.WithValue(ctx, impatientKey{}, true)
 }
@@ -195,7 +198,7 @@ func (c *client) dial(ctx context.Context, patience time.Duration) (net.Conn, in
 func (c *client) dialed(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refused = err
+	c.refused, c.refusedAt = err, time.Now()
 	if err == nil {
 		return
 	}
@@ -332,7 +335,7 @@ func (c *client) begin(call *call) error {
 	switch {
 	case c.failed != nil:
 		return c.failed
-	case call.impatient && c.link == nil && c.refused != nil:
+	case call.impatient && c.link == nil && c.refused != nil && time.Since(c.refusedAt) < refusedFor:
 		return c.unreachable()
 	}
 	c.next++

@@ -64,3 +64,43 @@ func TestImpatient(t *testing.T) {
 		t.Errorf("when the store is back: %v", err)
 	}
 }
+
+// TestImpatientTriesAgain: a call of one who leaves does not take an attempt of long ago for the state of the store, but
+// waits for one attempt.
+func TestImpatientTriesAgain(t *testing.T) {
+	t.Parallel()
+	server := serve(t, rendezvous.ServerConfig{Logger: quiet})
+	var gone atomic.Bool
+	var dials atomic.Int64
+	var last atomic.Pointer[net.Conn]
+	s := open(t, server.URL(), rendezvous.Config{Logger: quiet, Patience: time.Nanosecond, Dial: func(ctx context.Context,
+		network, address string,
+	) (net.Conn, error) {
+		dials.Add(1)
+		if gone.Load() {
+			return nil, errors.New("connection refused")
+		}
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		last.Store(&c)
+		return c, err
+	}})
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	gone.Store(true)
+	(*last.Load()).Close()
+	for s.Set(ctx, "k", nil) == nil { // until it is noticed
+		time.Sleep(time.Millisecond)
+	}
+	const long = 1100 * time.Millisecond
+	time.Sleep(long)
+	before := dials.Load()
+	if err := s.Set(rendezvous.Impatient(ctx), "k", nil); !errors.Is(err, rendezvous.ErrLost) || dials.Load() == before {
+		t.Errorf("while the store is gone: %v after %d attempts, want ErrLost after one", err, dials.Load()-before)
+	}
+	gone.Store(false)
+	time.Sleep(long)
+	if err := s.Set(rendezvous.Impatient(ctx), "k", []byte("v")); err != nil {
+		t.Errorf("when the store is back: %v", err)
+	}
+}
