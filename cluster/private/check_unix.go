@@ -53,7 +53,8 @@ func checkPlace(folder string) error {
 		// The owner may rename the content of a folder, even of a sticky one. A user namespace hides the owner of
 		// folders from outside, such as /.
 		if owner != 0 && owner != os.Geteuid() && (open || !unmapped(owner)) {
-			return fmt.Errorf("user %d may rename the folder %s, since %s belongs to that user (its mode is %v); want one of this user (%d) or of root", owner, folder, above, mode, os.Geteuid())
+			return fmt.Errorf("user %d may rename the folder %s, since %s belongs to that user (its mode is %v); "+
+				"want one of this user (%d) or of root", owner, folder, above, mode, os.Geteuid())
 		}
 		if open && mode&fs.ModeSticky == 0 {
 			return fmt.Errorf("other users may rename the folder %s, since they may write to %s (its mode is %v); want a sticky one", folder, above, mode)

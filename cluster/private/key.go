@@ -85,7 +85,8 @@ func renameKey(from, path string) error {
 			return nil
 		}
 		if time.Since(since) > lockWait {
-			return fmt.Errorf("the file %s has been there for %v, but no key: a process that was making the key has ended; remove that file", lock, lockWait)
+			return fmt.Errorf("the file %s has been there for %v, but no key: a process that was making the key has ended; "+
+				"remove that file", lock, lockWait)
 		}
 	}
 }

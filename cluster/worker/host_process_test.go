@@ -71,7 +71,10 @@ func TestOtherUsers(t *testing.T) {
 // are known to be on one host, and none otherwise.
 func TestPlaintextOnOneHost(t *testing.T) {
 	t.Parallel()
-	for name, addresses := range map[string][]string{"known": {"127.0.0.1:0", "localhost:0"}, "not known": {"127.0.0.1:0", ""}} {
+	for name, addresses := range map[string][]string{
+		"known":     {"127.0.0.1:0", "localhost:0"},
+		"not known": {"127.0.0.1:0", ""},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := child{

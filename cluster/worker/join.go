@@ -225,8 +225,9 @@ func (w *Worker) openStore(ctx context.Context) error {
 	store, err := rendezvous.Open(ctx, w.job.Store, cfg)
 	switch {
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil && w.cfg.DataPlaintext:
-		return fmt.Errorf("worker: %w: the job's addresses or its launcher say that all workers are on this host, but worker 0, which serves the store at %s, does not have "+
-			"the key of this user on this host (%s): it runs in another container or as another user, or has a secret. Give all workers the same secret (%s): %w",
+		return fmt.Errorf("worker: %w: the job's addresses or its launcher say that all workers are on this host, "+
+			"but worker 0, which serves the store at %s, does not have the key of this user on this host (%s): "+
+			"it runs in another container or as another user, or has a secret. Give all workers the same secret (%s): %w",
 			ErrNoSecret, w.job.Store, hostName(), cluster.EnvSecret, err)
 	case errors.Is(err, secret.ErrRefused) && !w.cfg.Secret.Given() && cfg.Authenticate != nil:
 		return fmt.Errorf("%w: %w",

@@ -21,7 +21,7 @@ import (
 // concurrent use.
 type Worker struct {
 	cfg     Config
-	secret  secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless all are known to be on one host
+	secret  secret.Secret // the job's or, if it has none, this host's; none with DataPlaintext unless oneHost
 	job     *cluster.Job
 	card    rendezvous.Card
 	cards   []rendezvous.Card // of all, by worker

@@ -102,7 +102,8 @@ func groups(root fs.FS) []group {
 		case strings.Contains(","+parts[1]+",", ",memory,"):
 			for _, dir := range upward("sys/fs/cgroup/memory", parts[2]) {
 				out = append(out, group{
-					limit: dir + "/memory.limit_in_bytes", usage: dir + "/memory.usage_in_bytes", stat: dir + "/memory.stat", prefix: "total_",
+					limit: dir + "/memory.limit_in_bytes", usage: dir + "/memory.usage_in_bytes", stat: dir + "/memory.stat",
+					prefix:    "total_",
 					swapLimit: dir + "/memory.memsw.limit_in_bytes", swapUsage: dir + "/memory.memsw.usage_in_bytes", both: true,
 				})
 			}

@@ -59,7 +59,8 @@ func TestAvailable(t *testing.T) {
 		{"version 1, a limit of memory and swap", map[string]string{
 			"proc/meminfo": big, "proc/self/cgroup": "4:memory:/a\n",
 			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "5000\n", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "4000\n",
-			"sys/fs/cgroup/memory/a/memory.memsw.limit_in_bytes": "9000\n", "sys/fs/cgroup/memory/a/memory.memsw.usage_in_bytes": "6000\n",
+			"sys/fs/cgroup/memory/a/memory.memsw.limit_in_bytes": "9000\n",
+			"sys/fs/cgroup/memory/a/memory.memsw.usage_in_bytes": "6000\n",
 		}, 3000, true},
 		{"over the limit", map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n",

@@ -198,7 +198,8 @@ func TestBusySystem(t *testing.T) {
 			t.Fatal(err)
 		}
 		if allocated := stat.Blocks*512 >= smallBytes; allocated != c.allocated {
-			t.Errorf("busy for %d calls: after %d calls it is allocated in another way: %v, want %v", c.busy, calls, allocated, c.allocated)
+			t.Errorf("busy for %d calls: after %d calls it is allocated in another way: %v, want %v",
+				c.busy, calls, allocated, c.allocated)
 		}
 	}
 }
