@@ -30,7 +30,9 @@ func TestFolderInNamespace(t *testing.T) {
 		ok   bool
 	}{{"closed", 0o755, true}, {"open", 0o777 | os.ModeSticky, false}} {
 		t.Run(c.name, func(t *testing.T) {
-			foreign := filepath.Join(t.TempDir(), "foreign")
+			top := t.TempDir()
+			must(t, os.Chmod(top, 0o700)) // whatever the umask is
+			foreign := filepath.Join(top, "foreign")
 			parent := filepath.Join(foreign, "own")
 			must(t, os.MkdirAll(parent, 0o700))
 			must(t, os.Chown(foreign, 12345, 12345))
