@@ -258,14 +258,14 @@ func TestLateReader(t *testing.T) {
 	f.free <- g
 	ctx, cancel := context.WithCancel(t.Context())
 	sent := make(chan error, 1)
-	at := place{2, 7}
+	at := batchPosition{2, 7}
 	go func() { sent <- f.send(ctx, lineExamples(4), at) }()
 	for !f.closed {
 		f.mu.Lock()
 		if g.examples > 0 {
 			f.closed = true
-			if g.place != at { // -race reports a reader that sets it later
-				t.Errorf("a filled batch is at %v, want %v", g.place, at)
+			if g.position != at { // -race reports a reader that sets it later
+				t.Errorf("a filled batch is at %v, want %v", g.position, at)
 			}
 		}
 		f.mu.Unlock()
@@ -276,7 +276,7 @@ func TestLateReader(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	f.free <- g
-	if err := f.send(t.Context(), lineExamples(4), place{3, 8}); !errors.Is(err, context.Canceled) || g.place != at {
-		t.Errorf("after close: got %v, and the batch is at %v", err, g.place)
+	if err := f.send(t.Context(), lineExamples(4), batchPosition{3, 8}); !errors.Is(err, context.Canceled) || g.position != at {
+		t.Errorf("after close: got %v, and the batch is at %v", err, g.position)
 	}
 }
