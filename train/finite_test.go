@@ -153,7 +153,7 @@ func TestNotFiniteEvaluateOften(t *testing.T) {
 		if got, want := evaluate(b), finite+3*len(fakeVariables); got != want {
 			t.Errorf("%v: an evaluation reads %d variables, want %d", policy, got, want)
 		}
-		if lines := strings.Count(log.String(), "the evaluation goes on"); lines != 3 || trainer.notFinite != 6 {
+		if lines := strings.Count(log.String(), "the evaluation continues"); lines != 3 || trainer.notFinite != 6 {
 			t.Errorf("%v: %d lines, %d counted: want 3, 6\n%s", policy, lines, trainer.notFinite, log.String())
 		}
 	}

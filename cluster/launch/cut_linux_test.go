@@ -89,7 +89,7 @@ func cutByKill(t *testing.T) {
 		n.wait(t, 1)
 		for _, want := range []string{
 			"ended with 1 after 0 restarts",
-			"the store cannot be reached any more, which ends with node 0's lockstep run, and the job with it",
+			"the store cannot be reached any more; it ended with node 0's lockstep run, and so does the job",
 		} {
 			if !strings.Contains(n.out.String(), want) {
 				t.Errorf("not said: %q in\n%s", want, n.out)

@@ -50,7 +50,7 @@ func TestMPI(t *testing.T) {
 				if err != nil || !strings.Contains(out, "worker 0 of 2 (the chief), "+m.believed) || !strings.Contains(out, "worker 1 of 2, "+m.believed) {
 					t.Fatalf("%v\n%s", err, out)
 				}
-				if own := implementation == "auto"; own && s["weights_hash"] != one["weights_hash"] || own == strings.Contains(out, "in an order of its own") {
+				if own := implementation == "auto"; own && s["weights_hash"] != one["weights_hash"] || own == strings.Contains(out, "which adds in another order") {
 					t.Errorf("%s: weights %v, want %v\n%s", implementation, s["weights_hash"], one["weights_hash"], out)
 				}
 				if a, b := s["test_accuracy"].(float64), one["test_accuracy"].(float64); math.Abs(a-b) > 0.001 {
