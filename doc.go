@@ -19,5 +19,5 @@
 //
 // The module follows semantic versioning. Before version 1.0 the API may change between minor versions (v0.1 to v0.2),
 // never between patch versions; CHANGELOG.md names every change. Snapshots, tables and the protocol between workers carry
-// versions of their own, and one that does not fit is refused with an error. Workers of one job must run the same build.
+// versions of their own, and one that does not fit is refused with an error. Workers of one job must run the same build, unless --mixed-builds allows others.
 package lockstep

@@ -30,12 +30,12 @@
 //
 // Steps are atomic. New values become visible on all replicas after every replica has computed and reduced
 // everything. If anything fails on any replica, or the context ends, every variable keeps its old value on
-// every replica.
+// every replica of this worker.
 //
 // # Reproducibility
 //
-// Weights depend only on the seed, the data, the number of replicas and the build of the engine: the same
-// command run twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order,
+// Weights depend only on the model, the seed, the data, the number of replicas, the build of the engine and the
+// vector instructions of the CPU: the same command run twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order,
 // so the last digits differ.
 //
 // # Resuming

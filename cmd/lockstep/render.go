@@ -174,7 +174,7 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 }
 
 func (r *rendering) restartsFlag(f *pflag.FlagSet) {
-	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "how often a failed job is restarted")
+	f.IntVar(&r.MaxRestarts, "max-restarts", 0, "maximum number of restarts of a failed job (default 0)")
 }
 
 func (r *rendering) nameFlag(f *pflag.FlagSet) {

@@ -110,7 +110,7 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.IntVar(&o.masterPort, "master-port", 0, "port of --rdzv-endpoint, as torchrun names it")
 	f.StringVar(&o.localAddr, "local-addr", "", "`address` at which other nodes reach this one (default that of the route to the endpoint)")
 	f.BoolVar(&o.plaintext, "data-plaintext", false, "allow several nodes without a secret, unencrypted: for isolated networks only; the program needs the same setting")
-	f.IntVar(&o.maxRestarts, "max-restarts", 0, "how often all workers are restarted after a failure or the loss of a node; another lockstep run may replace a lost node")
+	f.IntVar(&o.maxRestarts, "max-restarts", 0, "maximum number of restarts of all workers after a failure or the loss of a node (default 0); another lockstep run may replace a lost node")
 	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat, "time without a heartbeat after which a node is lost, and time for which a worker may be suspended")
 	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to exit after another has failed, before they are killed")
 	f.StringVar(&o.logDir, "log-dir", "", "also write the workers' output to this `folder`, one file per worker and stream")

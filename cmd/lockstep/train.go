@@ -52,9 +52,9 @@ gradients, and every replica applies the same update.
 Without flags it trains a small CNN on the handwritten digits that are built
 into the program, with one replica per core. The batch size need not be a
 multiple of the number of replicas, and the last batch may be partial: loss and
-metrics are means over examples. The same command and seed give the same
-weights, bit for bit. Another number of replicas adds in another order, so the
-last digits differ.
+metrics are means over examples. On CPUs of one type the same command and seed
+give the same weights, bit for bit. Another number of replicas adds in another
+order, so the last digits differ.
 
 With --strategy multi-worker this process is one worker of a job. The replicas
 of all workers train together and get the same bits as in one process. The
@@ -62,8 +62,9 @@ worker's number, the number of workers and the rendezvous address are detected
 and printed. They come from lockstep run, TF_CONFIG, torchrun, mpirun, Slurm,
 Kubernetes, or the flags of a worker below. Give all workers the same flags,
 except --replicas and --devices: before the first step the workers compare
-programs, options, data and models. Worker 0, the chief, prints and writes for
-all. Between hosts a job needs a secret, which lockstep run creates.
+programs, options, data and models. Worker 0, the chief, prints the progress and
+writes the files. A job on several hosts needs a secret: lockstep run -H creates
+one, otherwise set LOCKSTEP_SECRET on every host.
 
 Ctrl-C on any worker finishes the step on all workers, writes the results so
 far, and exits with code 130. A second Ctrl-C stops at once.`,

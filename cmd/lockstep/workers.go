@@ -50,7 +50,7 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w.DurationVar(&o.rdzvTimeout, "rdzv-timeout", 10*time.Minute, "how long to wait for the other workers to join")
 	w.DurationVar(&o.heartbeatTimeout, "heartbeat-timeout", 30*time.Second, "time without a heartbeat after which a worker has failed")
 	w.DurationVar(&o.collectiveTimeout, "collective-timeout", 10*time.Minute, "how long replicas wait for one another in a step")
-	w.DurationVar(&o.progressTimeout, "progress-timeout", 0, "how long a live worker may make no progress while others wait for it (default as long as --collective-timeout allows)")
+	w.DurationVar(&o.progressTimeout, "progress-timeout", 0, "how long a live worker may make no progress while others wait for it (default --collective-timeout plus --heartbeat-timeout)")
 	w.StringVar(&o.listen, "interface", "", "`address` or network interface to listen on (default that of the route to the rendezvous)")
 	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP between workers of one host, too")
