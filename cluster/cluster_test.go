@@ -42,7 +42,7 @@ func TestTFConfig(t *testing.T) {
 		{"index too large", `{"cluster": {"worker": {"2147483648": "w:1"}}}`, NoTask, "", "want a whole number from 0 to 2147483647"},
 		{"no address", `{"cluster": {"worker": ["w:1", null]}}`, NoTask, "", "the address of task 1 in job 'worker' is null: want a text, host:port"},
 		{"address of a wrong type", `{"cluster": {"worker": {"3": 5}}}`, NoTask, "", "the address of task 3 in job 'worker' is 5"},
-		{"address that is no Unicode", `{"cluster": {"worker": ["\ud800:1"]}}`, NoTask, "", "the address of task 0 in job 'worker'"},
+		{"address that is not Unicode", `{"cluster": {"worker": ["\ud800:1"]}}`, NoTask, "", "the address of task 0 in job 'worker'"},
 		{"two spellings of an index", `{"cluster": {"worker": {" +1 ": 5, "01": "w:1", "0": "v:1"}}, "task": {"type": "worker", "index": "1"}}`, Task{"worker", 1}, "w:1", ""},
 		{"digits of another script", `{"cluster": {"worker": {"\u0661": "w:1", "1_0": "v:1"}}, "task": {"type": "worker", "index": "\uff11"}}`, Task{"worker", 1}, "w:1", ""},
 		{"whole fraction", `{` + two + `, "task": {"type": "worker", "index": 4e0}}`, Task{"worker", 4}, "w:4", ""},

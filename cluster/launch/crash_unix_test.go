@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestNativeCrash: a worker that crashes in native code is a root cause by its signal, told with what it wrote
+// TestNativeCrash: a worker that crashes in native code is a root cause by its signal, reported with the lines that it wrote
 // before; the registers are not shown.
 func TestNativeCrash(t *testing.T) {
 	for name, want := range map[string][]string{

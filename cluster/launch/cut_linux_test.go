@@ -26,7 +26,7 @@ const (
 // again: the job goes on in a later epoch. No node ends the job, and none says of a healthy one that it is lost.
 func TestCut(t *testing.T) {
 	if testing.Short() {
-		t.Skip("waits for several seconds until a link is back")
+		t.Skip("waits for several seconds until a link is back; the README's command runs it")
 	}
 	t.Parallel()
 	probe := exec.Command("ip", "link", "add", "lockstep", "type", "bridge")
@@ -122,7 +122,7 @@ func startCut(t *testing.T) (*testSwitch, []*nodeProcess) {
 	return network, nodes
 }
 
-// testSwitch is a switch with hosts on cables, each in a network namespace of its own, which end with the test.
+// testSwitch is a switch with hosts on cables, each in a separate network namespace. All are removed at the end of the test.
 type testSwitch struct {
 	hub   int
 	hosts []int

@@ -56,14 +56,14 @@ type nodeEnd struct {
 	Fine     []fine `json:"fine,omitempty"`
 }
 
-// fine is a worker that ended with exit code 0, which is no failure unless the others still needed it.
+// fine is a clean exit: a worker that ended with code 0. It is a failure only if the others still needed it.
 type fine struct {
 	Worker int    `json:"worker"`
 	Host   string `json:"host"`
 	PID    int    `json:"pid"`
 }
 
-// told is a failure, and the worker's last output.
+// told is a failure report: the record, with the last output of the worker.
 type told struct {
 	failure.Record
 
@@ -244,7 +244,7 @@ func (e *epoch) interrupt(sig os.Signal) {
 	}
 }
 
-// heard handles an event from another agent.
+// heard processes an event from another agent.
 func (e *epoch) heard(ev event) {
 	switch {
 	case ev.err != nil:

@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/rendezvous"
 )
 
-// meet waits until the agents of all nodes have joined an epoch, or the next one if it has begun without this
+// meet waits until the agents of all nodes have joined an epoch, or the next one if it has started without this
 // agent. It ends for all agents when the user or another agent ends the job, or when a node's agent does not
 // join in time: the first one, or the replacement of a lost one.
 func (a *Agent) meet(ctx context.Context, number uint32, mine card) (*meeting, error) {

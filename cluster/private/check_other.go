@@ -13,7 +13,7 @@ import (
 func Check(folder string) error {
 	info, err := os.Lstat(folder)
 	if err == nil && !info.IsDir() {
-		err = fmt.Errorf("%s is no folder", folder)
+		err = fmt.Errorf("%s is not a folder", folder)
 	}
 	return err
 }

@@ -26,7 +26,7 @@ func Check(folder string) error {
 		return fmt.Errorf("%s is a symbolic link, which user %d has made; want a folder of this user's own", folder,
 			owner)
 	case !info.IsDir():
-		return fmt.Errorf("%s is no folder; want one of this user's own", folder)
+		return fmt.Errorf("%s is not a folder; want a folder that belongs to this user", folder)
 	case owner != os.Geteuid():
 		return fmt.Errorf("the folder %s belongs to user %d; want one of this user's own (%d)", folder, owner,
 			os.Geteuid())

@@ -24,13 +24,13 @@ var install = flag.Bool("install", false, "TestOutside also installs the command
 // the module cache.
 func TestOutside(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds a module of its own: not with -short")
+		t.Skip("builds a separate module: not with -short")
 	}
 	cache := strings.TrimSpace(command(t, ".", nil, "go", "env", "GOMODCACHE"))
 	proxy, scratch := t.TempDir(), t.TempDir()
 	version := release(t)
 	if !publish(t, proxy, "../..", version) {
-		t.Skip("the files of the tree are not known: it is no git repository")
+		t.Skip("the list of files is unknown: the tree is not a git repository")
 	}
 	publish(t, proxy, "../../cluster/etcd", version)
 	goproxy := "file://" + proxy + ",file://" + filepath.Join(cache, "cache", "download")
