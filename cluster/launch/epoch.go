@@ -51,20 +51,20 @@ type loss struct {
 
 // nodeEnd is what an agent publishes when all its workers have ended.
 type nodeEnd struct {
-	Node     int    `json:"node"`
-	Failures []told `json:"failures,omitempty"`
-	Fine     []fine `json:"fine,omitempty"`
+	Node     int             `json:"node"`
+	Failures []failureReport `json:"failures,omitempty"`
+	Fine     []cleanExit     `json:"fine,omitempty"`
 }
 
-// fine is a clean exit: a worker that ended with code 0. It is a failure only if the others still needed it.
-type fine struct {
+// cleanExit is a clean exit: a worker that ended with code 0. It is a failure only if the others still needed it.
+type cleanExit struct {
 	Worker int    `json:"worker"`
 	Host   string `json:"host"`
 	PID    int    `json:"pid"`
 }
 
-// told is a failure report: the record, with the last output of the worker.
-type told struct {
+// failureReport is a failure: the record, with the last output of the worker.
+type failureReport struct {
 	failure.Record
 
 	Stderr []string `json:"stderr,omitempty"`
@@ -398,7 +398,7 @@ func (e *epoch) order() {
 // finish publishes how this node's workers ended.
 func (e *epoch) finish() {
 	e.order()
-	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.fine()}
+	end := nodeEnd{Node: e.agent.cfg.Node, Failures: e.failures(), Fine: e.cleanExits()}
 	e.ends[end.Node] = end
 	p := e.agent.peers
 	p.publish(end.bounded(), "event", "end", e.number, end.Node)
@@ -406,7 +406,7 @@ func (e *epoch) finish() {
 }
 
 // failures merges the records of this node's workers with the agent's observations.
-func (e *epoch) failures() []told {
+func (e *epoch) failures() []failureReport {
 	own := map[int]failure.Record{}
 	if dir := e.agent.cfg.Records; dir != "" {
 		records, err := failure.Read(dir, e.number)
@@ -417,7 +417,7 @@ func (e *epoch) failures() []told {
 			own[r.Worker] = r
 		}
 	}
-	var out []told
+	var out []failureReport
 	for _, w := range e.workers {
 		seen, failed := w.record(e.agent.cfg.Grace)
 		seen.Job, seen.Epoch, seen.Host = e.agent.cfg.ID, e.number, e.agent.host
@@ -437,16 +437,16 @@ func (e *epoch) failures() []told {
 		case seen.Kind == "signal" && nativeCrash(crash) >= 0:
 			last = nil // the goroutines, which the stack contains already
 		}
-		out = append(out, told{seen, last})
+		out = append(out, failureReport{seen, last})
 	}
 	return out
 }
 
-// fine returns this node's workers that ended with exit code 0 without being asked to.
-func (e *epoch) fine() (out []fine) {
+// cleanExits returns this node's workers that ended with exit code 0 without being asked to.
+func (e *epoch) cleanExits() (out []cleanExit) {
 	for _, w := range e.workers {
 		if w.err == nil && w.ending.code == 0 && !w.asked {
-			out = append(out, fine{w.rank, e.agent.host, w.pid()})
+			out = append(out, cleanExit{w.rank, e.agent.host, w.pid()})
 		}
 	}
 	return out

@@ -137,9 +137,9 @@ func (w *worker) wait(patience *atomic.Bool, grace time.Duration, scr *screen) {
 		at = time.Now()
 	}
 	w.at, w.ending = at, endingOf(w.cmd.ProcessState)
-	for told := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
-		if !told && time.Since(w.at) > grace {
-			told = true
+	for reported := false; patience.Load() && groupLives(pid); time.Sleep(leftoverPoll) {
+		if !reported && time.Since(w.at) > grace {
+			reported = true
 			scr.say(fmt.Sprintf("lockstep run: worker %d (pid %d) has ended, but its child processes still run: process group %d, with %v; waiting for them; Ctrl-C kills them\n", w.rank, pid, pid, groupMembers(os.DirFS("/"), pid)))
 		}
 	}
