@@ -6,7 +6,7 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
 // The kinds of errors. Every error of this package matches one of them with errors.Is. A failure inside of a

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
 // Replica is one copy of the model on one device, as the step function sees it (TensorFlow's ReplicaContext).

@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster"
 	clusterworker "github.com/lockstep-ml/lockstep/cluster/worker"
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
 )
 
 // Strategy distributes training over devices. Its methods may be called concurrently; Runs of one strategy are

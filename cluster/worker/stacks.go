@@ -104,7 +104,9 @@ func weight(g *stacks.Goroutine) int {
 }
 
 // replicas reports whether a frame calls the step function of a replica.
-func replicas(f stacks.Frame) bool { return strings.HasSuffix(f.Func, "/internal/deadlock.(*Run).Do") }
+func replicas(f stacks.Frame) bool {
+	return strings.HasSuffix(f.Func, "/distribute/internal/deadlock.(*Run).Do")
+}
 
 // userPart drops the frames that called the step function, and the runtime's frames at the top.
 func userPart(frames []stacks.Frame) []stacks.Frame {

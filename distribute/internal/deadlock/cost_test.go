@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/internal/stacks"
 )
 

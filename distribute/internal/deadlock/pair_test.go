@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
 // The communicators that follow a failed run count from 0; a call that lacks a replica is found in them all the same.

@@ -165,8 +165,8 @@ func userPart(frames []stacks.Frame, died bool) []stacks.Frame {
 
 // isCore reports whether a library frame belongs to the layers that every call goes through.
 func isCore(f stacks.Frame) bool {
-	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "internal/deadlock"))
-	for _, prefix := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute."} {
+	rest := strings.TrimPrefix(f.Func, strings.TrimSuffix(packagePath(), "distribute/internal/deadlock"))
+	for _, prefix := range []string{"internal/", "collective.", "collective/", "transport.", "transport/", "distribute.", "distribute/"} {
 		if strings.HasPrefix(rest, prefix) {
 			return true
 		}
