@@ -86,8 +86,8 @@ func (m *member) Progress() (begun, over uint64, call string) {
 	m.textMu.Lock()
 	defer m.textMu.Unlock()
 	if m.current != nil {
-		t := m.current.text()
-		call = describe(&t.header, &t.label)
+		c := m.current.call()
+		call = c.String()
 	}
 	return begun, over, call
 }

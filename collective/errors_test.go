@@ -5,8 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
 func TestErrorText(t *testing.T) {
@@ -34,41 +32,6 @@ func TestErrorText(t *testing.T) {
 	}
 }
 
-// TestDiffer: whatever field of two headers differs, the sentence names it, with and without the text behind the hashes.
-func TestDiffer(t *testing.T) {
-	known := &label{name: "w", shape: []int{3}, algo: "direct"}
-	for name, test := range map[string]struct {
-		change func(*transport.Header)
-		theirs *label
-		want   string
-	}{
-		"epoch":             {func(h *transport.Header) { h.Epoch++ }, known, "the epochs differ: 1 and 0"},
-		"communicator":      {func(h *transport.Header) { h.Comm = 0xab }, known, "the communicators differ: 0xab and 0x0"},
-		"seq":               {func(h *transport.Header) { h.Seq = 9 }, known, "the numbers of the calls differ: 9 and 0"},
-		"op":                {func(h *transport.Header) { h.Op = 2 }, known, "the operations differ"},
-		"reduce":            {func(h *transport.Header) { h.Reduce++ }, known, "the reductions differ"},
-		"dtype":             {func(h *transport.Header) { h.Type++ }, known, "the dtypes differ"},
-		"root":              {func(h *transport.Header) { h.Root++ }, known, "the roots differ"},
-		"count":             {func(h *transport.Header) { h.Count++ }, known, "the counts differ"},
-		"name":              {func(h *transport.Header) { h.Names++ }, &label{name: "b", shape: []int{3}}, "the names differ"},
-		"shape":             {func(h *transport.Header) { h.Names++ }, &label{name: "w", shape: []int{4}}, "the shapes differ"},
-		"names, not known":  {func(h *transport.Header) { h.Names++ }, nil, "the names, shapes or counts by rank differ"},
-		"count, not known":  {func(h *transport.Header) { h.Names++; h.Count++ }, nil, "the counts differ"},
-		"order":             {func(h *transport.Header) { h.Order = uint8(Any) << 4 }, known, "the orders of reduction differ: any and canonical"},
-		"accumulate":        {func(h *transport.Header) { h.Order |= uint8(AccumulateFloat32) }, known, "the accumulation types differ: float32 and the dtype"},
-		"plan":              {func(h *transport.Header) { h.Plan++ }, &label{algo: "recursive_doubling"}, `the algorithms differ: "recursive_doubling" and "direct"`},
-		"plan, not known":   {func(h *transport.Header) { h.Plan++ }, nil, "the algorithms differ"},
-		"frame out of turn": {func(h *transport.Header) { h.Frame = 5 }, known, "the frames differ: got number 5, want 0"},
-	} {
-		own := transport.Header{Order: uint8(Canonical) << 4}
-		other := own
-		test.change(&other)
-		if got := differ(&own, &other, known, test.theirs); got != test.want {
-			t.Errorf("%s: got %q, want %q", name, got, test.want)
-		}
-	}
-}
-
 func TestParseReduceOp(t *testing.T) {
 	for r := Sum; r <= Prod; r++ {
 		if got, err := ParseReduceOp(strings.ToLower(r.String())); err != nil || got != r {
@@ -77,36 +40,6 @@ func TestParseReduceOp(t *testing.T) {
 	}
 	if _, err := ParseReduceOp("MEDIAN"); err == nil || !strings.Contains(err.Error(), `"MEDIAN" is not a reduction`) {
 		t.Errorf("MEDIAN: %v", err)
-	}
-}
-
-// TestNamesHash: the hash is the same in every build, and tells apart what differs.
-func TestNamesHash(t *testing.T) {
-	seen := map[uint64]*Manifest{}
-	for _, m := range []*Manifest{
-		nil,
-		{},
-		{Name: "w"},
-		{Name: "w\x00"},
-		{Name: "longer than eight bytes"},
-		{Name: "longer than eight bytez"},
-		{Name: "w", Shape: []int{}},
-		{Name: "w", Shape: []int{2, 3}},
-		{Name: "w", Shape: []int{3, 2}},
-		{Name: "w", Shape: []int{1, 2, 3}},
-	} {
-		h := namesHash(&Call{Manifest: m}, 6, fieldShape)
-		if other, ok := seen[h]; ok {
-			t.Errorf("%+v and %+v have the hash %#x", m, other, h)
-		}
-		seen[h] = m
-	}
-	if a, b := namesHash(&Call{Manifest: &Manifest{Name: "w"}}, 6, fieldShape), namesHash(&Call{Manifest: &Manifest{Name: "w", Shape: []int{6}}}, 6, fieldShape); a != b {
-		t.Errorf("no shape hashes to %#x, the vector that it means to %#x", a, b)
-	}
-	const want = 0x56a201b193c8d318
-	if got := namesHash(&Call{Manifest: &Manifest{Name: "layers/0/kernel", Shape: []int{784, 512}}}, 784*512, fieldShape); got != want {
-		t.Errorf("the hash that crosses the wire changed: %#x, was %#x", got, uint64(want))
 	}
 }
 

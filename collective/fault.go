@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -17,7 +18,7 @@ import (
 
 // peerState is the state of a rank at one moment, as the rank reports it.
 type peerState struct {
-	text    text // its latest call, or the call that was requested; operation 0: it has made none
+	call    fingerprint.Call // its latest call, or the call that was requested; none: it has made none
 	state   doing
 	entered uint64 // number of collectives that it has entered
 	waits   []int  // waiting: the ranks that it waits for
@@ -35,14 +36,14 @@ const (
 
 // inCollective reports whether the rank is in a collective now.
 func (s *peerState) inCollective() bool {
-	return (s.state == busy || s.state == waiting) && s.text.header.Op != 0 && s.text.label.op == 0
+	return (s.state == busy || s.state == waiting) && s.call.Collective()
 }
 
 // past reports whether a rank has done everything that a rank in the given call can wait for. For a message
 // that is unknown.
-func (s *peerState) past(call *text) bool {
-	seq := call.header.Seq
-	return call.label.op == 0 && (s.entered > seq+1 || s.entered == seq+1 && !s.inCollective())
+func (s *peerState) past(call *fingerprint.Call) bool {
+	seq := call.Header.Seq
+	return call.Pair == 0 && (s.entered > seq+1 || s.entered == seq+1 && !s.inCollective())
 }
 
 // peerState returns this rank's state, with the description of collective seq, or of its latest call if
@@ -56,7 +57,7 @@ func (m *member) peerState(seq uint64) (s peerState) {
 		if other := &m.notes[seq&1]; other.sig != nil && other.seq == seq {
 			n = other
 		}
-		s.text = n.text()
+		s.call = n.call()
 	}
 	m.textMu.Unlock()
 	m.mu.Lock() // read after the call: if the call has ended by now, the state says so
@@ -235,9 +236,9 @@ func (q *probing) probeRank(rank int, by *probedPeer) {
 		q.asked[rank], q.order = w, append(q.order, w)
 		q.probe(w)
 	}
-	call := &q.self.text
+	call := &q.self.call
 	if by != nil {
-		call = &by.text
+		call = &by.call
 	}
 	switch {
 	case w.level >= fails || w.state == waiting || w.past(call):
@@ -284,7 +285,7 @@ func (m *member) guess(rank int) (level faultLevel, lastSeen string) {
 			return unanswered, "is in this call, and does not answer"
 		}
 		if before := &m.notes[(m.header.Seq+1)&1]; before.sig != nil && before.seq+1 == m.header.Seq {
-			last := before.text()
+			last := before.call()
 			return absent, lastEntered(&last)
 		}
 	}
@@ -295,11 +296,11 @@ func (m *member) guess(rank int) (level faultLevel, lastSeen string) {
 }
 
 // lastEntered describes the last call that a rank entered.
-func lastEntered(t *text) string {
-	if t.header.Op == 0 {
+func lastEntered(c *fingerprint.Call) string {
+	if c.None() {
 		return "has made no call"
 	}
-	return fmt.Sprintf("last entered call %d, %s", t.header.Seq, describe(&t.header, &t.label))
+	return fmt.Sprintf("last entered call %d, %s", c.Header.Seq, c)
 }
 
 // are returns the ranks with a fault level, in the order of probing.
@@ -380,10 +381,10 @@ func (q *probing) finding() finding {
 			r.lastSeen += fmt.Sprintf(", rank %d %s", w.rank, lastSeen)
 		case w.level == fails:
 			r.lastSeen += fmt.Sprintf(", rank %d has failed", w.rank)
-		case w.level == computing && w.inCollective() && w.text.header.Seq == q.self.text.header.Seq:
+		case w.level == computing && w.inCollective() && w.call.Header.Seq == q.self.call.Header.Seq:
 			r.lastSeen += fmt.Sprintf(", rank %d is in this call, and waits for no peer", w.rank)
 		default:
-			r.lastSeen += fmt.Sprintf(", rank %d %s", w.rank, lastEntered(&w.text))
+			r.lastSeen += fmt.Sprintf(", rank %d %s", w.rank, lastEntered(&w.call))
 		}
 	}
 	slices.Sort(r.peers)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 )
 
 // Recorded is a [Group] whose ranks record their last calls, also those of communicators that were split off.
@@ -154,36 +155,33 @@ func firstLine(err error) string {
 func (k *kept) call(began time.Time) flight.Call {
 	sig := k.sig
 	key := &sig.key
-	must := field(0)
-	if int(key.op) < len(agreed) {
-		must = agreed[key.op]
-	}
+	must := fingerprint.Agreed(key.op)
 	c := flight.Call{Seq: k.seq, Op: key.op.String(), Name: key.name}
 	if key.op == Send || key.op == Recv {
 		c.Pair, c.Peer = true, key.peer
 	}
-	if must&fieldReduce != 0 {
+	if must.Has(fingerprint.Reduce) {
 		c.Reduce = key.reduce.String()
 	}
-	if must&fieldType != 0 {
+	if must.Has(fingerprint.Type) {
 		c.DType = key.dtype.String()
 	}
-	if must&fieldCount != 0 {
+	if must.Has(fingerprint.Count) {
 		c.Count = sig.count
 	}
-	if must&fieldShape != 0 && len(sig.shape) > 0 {
+	if must.Has(fingerprint.Shape) && len(sig.shape) > 0 {
 		c.Shape = slices.Clone(sig.shape)
 	}
 	if p := key.plan; p != nil {
 		c.Algorithm = p.row.Name
-		if must&fieldRoot != 0 {
+		if must.Has(fingerprint.Root) {
 			c.Rooted, c.Root = true, p.problem.Root
 		}
-		if must&fieldCounts != 0 {
+		if must.Has(fingerprint.Counts) {
 			c.Counts = p.problem.Counts
 		}
 	}
-	if must&fieldOrder != 0 && (key.order == Any || key.accumulate == AccumulateFloat32) {
+	if must.Has(fingerprint.Order) && (key.order == Any || key.accumulate == AccumulateFloat32) {
 		c.Order = "canonical"
 		if key.order == Any {
 			c.Order = "any"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -47,7 +48,7 @@ func open(endpoints []transport.Endpoint, cfg Config, d *flight.Book[*member]) (
 	if cfg.Timeout < 0 {
 		cfg.Logger.Warn("collective: no deadline: a call may wait for its peers indefinitely", "communicator", cfg.Name)
 	}
-	t := newTeam(cfg, hashString(hashSeed, cfg.Name), size, len(endpoints))
+	t := newTeam(cfg, fingerprint.HashString(fingerprint.Seed, cfg.Name), size, len(endpoints))
 	t.book = d
 	g := &group{team: t}
 	for _, e := range endpoints {
@@ -116,7 +117,7 @@ func (g *group) Rebuild(ctx context.Context) (Group, error) {
 		if !ok {
 			return nil, fmt.Errorf("collective: rebuilding %q: transport %s cannot make a new group of the same ranks", cfg.Name, m.end.Transport())
 		}
-		end, err := s.Split(mix(g.team.id, uint64(cfg.Epoch)|1<<63), ranks)
+		end, err := s.Split(fingerprint.Hash(g.team.id, uint64(cfg.Epoch)|1<<63), ranks)
 		if err != nil {
 			return nil, fmt.Errorf("collective: rebuilding %q: %w", cfg.Name, err)
 		}

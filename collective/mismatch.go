@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -55,9 +56,9 @@ func (m *member) mismatch(here func(rank int) bool) error {
 			continue
 		}
 		slot := m.site.marker.Peer(r)
-		at := slices.IndexFunc(calls, func(g party) bool { return g.slot.Header == slot.Header })
+		at := slices.IndexFunc(calls, func(g party) bool { return g.call.Header == slot.Header })
 		if at < 0 {
-			calls = append(calls, party{slot: slot})
+			calls = append(calls, party{call: fingerprint.Of(slot)})
 			at = len(calls) - 1
 		}
 		calls[at].ranks = append(calls[at].ranks, r)
@@ -65,16 +66,15 @@ func (m *member) mismatch(here func(rank int) bool) error {
 	if len(calls) < 2 {
 		return nil
 	}
-	first := calls[0]
+	first := &calls[0]
 	var text string
 	var peers []int
-	for _, g := range calls[1:] {
+	for i := range calls[1:] {
+		g := &calls[1+i]
 		text += g.text() + ", "
 		peers = append(peers, g.ranks...)
 	}
-	second := calls[1]
-	err := m.failure(ErrMismatch, fmt.Errorf("%s%s: %s", text, first.text(),
-		differ(&first.slot.Header, &second.slot.Header, first.label(), second.label())))
+	err := m.failure(ErrMismatch, fmt.Errorf("%s%s: %s", text, first.text(), fingerprint.Differ(&first.call, &calls[1].call)))
 	err.Peers = peers
 	return err
 }
@@ -82,11 +82,7 @@ func (m *member) mismatch(here func(rank int) bool) error {
 // party is the ranks that make the same call.
 type party struct {
 	ranks []int
-	slot  *transport.Slot
-}
-
-func (g *party) label() *label {
-	return &label{name: g.slot.Name, shape: g.slot.Shape, algo: g.slot.Algorithm}
+	call  fingerprint.Call
 }
 
 func (g *party) text() string {
@@ -94,7 +90,7 @@ func (g *party) text() string {
 	if len(g.ranks) > 1 {
 		verb = "call"
 	}
-	return fmt.Sprintf("%s %s %s", ranges.Text("rank", g.ranks), verb, describe(&g.slot.Header, g.label()))
+	return fmt.Sprintf("%s %s %v", ranges.Text("rank", g.ranks), verb, &g.call)
 }
 
 // oddFrame is a frame that does not belong to the current call.
@@ -157,25 +153,26 @@ func (x *executor) oddity() error {
 	m := x.m
 	peer, h := x.odd.peer, x.odd.header
 	if Op(h.Op) != Send && !x.wait.call.pairwise() && h.Comm == x.header.Comm && h.Epoch == x.header.Epoch {
-		before := x.notes[(x.header.Seq+1)&1].text()
+		before := x.notes[(x.header.Seq+1)&1].call()
 		switch {
-		case h.Seq+1 == x.header.Seq && before.header.Seq == h.Seq && before.header != plain(h):
-			return m.mismatchError(&before.header, &before.label, peer, &h, x.labelOf(peer, &h))
+		case h.Seq+1 == x.header.Seq && before.Header.Seq == h.Seq && before.Header != fingerprint.WithoutFrame(h):
+			theirs := x.callOf(peer, &h)
+			return m.mismatchError(&before, peer, &theirs)
 		case h.Seq > x.header.Seq:
-			if theirs, ok := x.ask(peer, x.header.Seq); ok && theirs.header.Seq == x.header.Seq && theirs.header != plain(x.header) {
-				own := x.current.text()
-				return m.mismatchError(&own.header, &own.label, peer, &theirs.header, &theirs.label)
+			if theirs, ok := x.ask(peer, x.header.Seq); ok && theirs.Header.Seq == x.header.Seq && theirs.Header != fingerprint.WithoutFrame(x.header) {
+				own := x.current.call()
+				return m.mismatchError(&own, peer, theirs)
 			}
 		}
 	}
-	theirs := x.labelOf(peer, &h)
-	if theirs == nil && x.asked {
+	theirs := x.callOf(peer, &h)
+	if theirs.HeaderOnly && x.asked {
 		// A peer that does not answer may have failed: then it reports the reason, which is more precise.
 		if told := m.awaitReason(100 * time.Millisecond); told != nil {
 			return x.diagnose(told)
 		}
 	}
-	return m.mismatched(peer, &h, theirs)
+	return m.mismatched(peer, &theirs)
 }
 
 // awaitReason waits until a peer has reported that it failed, and why; it returns nil if none has. With no
@@ -201,7 +198,7 @@ func (m *member) awaitReason(patience time.Duration) *departure {
 }
 
 // ask returns the description of call seq of a peer in another process, or of its latest call.
-func (x *executor) ask(peer int, seq uint64) (*text, bool) {
+func (x *executor) ask(peer int, seq uint64) (*fingerprint.Call, bool) {
 	asker, ok := x.m.end.(transport.Asker)
 	if !ok {
 		return nil, false
@@ -210,59 +207,54 @@ func (x *executor) ask(peer int, seq uint64) (*text, bool) {
 	if !ok { // its process may be getting no CPU time
 		s, ok = decodeAnswer(asker.Ask(peer, seq))
 	}
-	return &s.text, ok && s.text.header.Op != 0
+	return &s.call, ok && !s.call.None()
 }
 
-// mismatched describes how a peer's call differs from this rank's; theirs is nil if the description of its
-// call is unknown.
-func (m *member) mismatched(peer int, h *transport.Header, theirs *label) error {
-	own := m.current.text()
-	own.header.Frame = m.got[peer]
-	return m.mismatchError(&own.header, &own.label, peer, h, theirs)
+// mismatched describes how a peer's call differs from this rank's.
+func (m *member) mismatched(peer int, theirs *fingerprint.Call) error {
+	own := m.current.call()
+	own.Header.Frame = m.got[peer]
+	return m.mismatchError(&own, peer, theirs)
 }
 
 // mismatchError returns the error in a form that is the same on both ranks.
-func (m *member) mismatchError(own *transport.Header, mine *label, peer int, h *transport.Header, theirs *label) error {
+func (m *member) mismatchError(own *fingerprint.Call, peer int, theirs *fingerprint.Call) error {
 	high, low := peer, m.rank
-	highHeader, lowHeader, highLabel, lowLabel := h, own, theirs, mine
+	highCall, lowCall := theirs, own
 	if high < low {
-		high, low, highHeader, lowHeader, highLabel, lowLabel = low, high, lowHeader, highHeader, lowLabel, highLabel
+		high, low, highCall, lowCall = low, high, lowCall, highCall
 	}
-	kind, how := ErrMismatch, differ(lowHeader, highHeader, lowLabel, highLabel)
-	if own.Op == h.Op && Op(h.Op) == Send && m.wait.call.Op == Send {
+	kind, how := ErrMismatch, fingerprint.Differ(lowCall, highCall)
+	if own.Header.Op == theirs.Header.Op && Op(theirs.Header.Op) == Send && m.wait.call.Op == Send {
 		kind, how = ErrDesync, "both send to each other, and neither receives"
 	}
-	err := m.failure(kind, fmt.Errorf("rank %d calls %s, rank %d calls %s: %s",
-		high, describe(highHeader, highLabel), low, describe(lowHeader, lowLabel), how))
-	err.Peers, err.Seq = []int{peer}, own.Seq
+	err := m.failure(kind, fmt.Errorf("rank %d calls %v, rank %d calls %v: %s", high, highCall, low, lowCall, how))
+	err.Peers, err.Seq = []int{peer}, own.Header.Seq
 	return err
 }
 
-// labelOf returns the label of a peer's call, or nil if it cannot be determined.
-func (x *executor) labelOf(peer int, h *transport.Header) *label {
-	if l := x.m.team.label(peer, h); l != nil {
-		return l
+// callOf returns the call of a peer's frame; if its description cannot be determined, only the header.
+func (x *executor) callOf(peer int, h *transport.Header) fingerprint.Call {
+	header := fingerprint.WithoutFrame(*h)
+	c, ok := x.m.team.callOf(peer, header)
+	if !ok {
+		seq := h.Seq
+		if Op(h.Op) == Send {
+			seq = latestCall
+		}
+		theirs, known := x.ask(peer, seq)
+		if ok = known && theirs.Header == header; ok {
+			c = *theirs
+		}
 	}
-	seq := h.Seq
-	if Op(h.Op) == Send {
-		seq = ^uint64(0) // its latest call
-	}
-	if t, ok := x.ask(peer, seq); ok && t.header == plain(*h) {
-		return &t.label
-	}
-	return nil
-}
-
-// plain returns a header without the frame's number.
-func plain(h transport.Header) transport.Header {
-	h.Frame = 0
-	return h
+	c.Header, c.HeaderOnly = *h, !ok
+	return c
 }
 
 // describe describes this rank's current call.
 func (m *member) describe() string {
-	t := m.current.text()
-	return describe(&t.header, &t.label)
+	c := m.current.call()
+	return c.String()
 }
 
 // probe requests the call of the rank in another process that this rank waits for, and returns how it
@@ -278,23 +270,23 @@ func (m *member) probe() error {
 		seq = latestCall
 	}
 	state, ok := decodeAnswer(asker.Ask(peer, seq))
-	theirs := &state.text
+	theirs := &state.call
 	if m.wait.silent = -1; !ok {
 		m.wait.silent = peer
 	}
-	if !ok || theirs.header.Op == 0 || theirs.header.Comm != m.header.Comm || theirs.header.Epoch != m.header.Epoch {
+	if !ok || theirs.None() || theirs.Header.Comm != m.header.Comm || theirs.Header.Epoch != m.header.Epoch {
 		return nil
 	}
-	own := plain(m.header)
+	own := fingerprint.WithoutFrame(m.header)
 	switch {
 	case m.wait.call.pairwise():
-		other := &blocked{text: *theirs, rank: peer}
-		if theirs.label.op != Recv || !m.deadlocked(other) {
+		other := &blocked{call: *theirs, rank: peer}
+		if theirs.Pair != Recv || !m.deadlocked(other) {
 			return nil // a frame that it sends, or has sent before that collective, may be in transit
 		}
 		return m.deadlockError(other)
-	case theirs.label.op == 0 && theirs.header.Seq == own.Seq && theirs.header != own:
-		return m.mismatched(peer, &theirs.header, &theirs.label)
+	case theirs.Pair == 0 && theirs.Header.Seq == own.Seq && theirs.Header != own:
+		return m.mismatched(peer, theirs)
 	}
 	return nil
 }

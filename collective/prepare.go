@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective/chooser"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -67,7 +68,7 @@ func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err e
 		key.root = call.Root
 	}
 	if call.Counts != nil {
-		key.counts = hashInts(hashSeed, call.Counts)
+		key.counts = fingerprint.HashInts(fingerprint.Seed, call.Counts)
 	}
 	if p := x.last; p != nil && x.lastKey == key && slices.Equal(p.problem.Counts, call.Counts) {
 		return count, p, nil
@@ -117,10 +118,10 @@ func (x *executor) plan(call *Call, key planKey, o *Options) (*planned, error) {
 	}
 	p.Private = false
 	made := &planned{problem: p, row: row, open: x.script(row, p)}
-	hash := hashString(hashSeed, row.Name)
+	hash := fingerprint.HashString(fingerprint.Seed, row.Name)
 	for i := range made.open.steps {
 		if plan.InTurns(p.Size, made.open.steps[i:]) > 0 {
-			hash = hashString(hash, " in turns") // its frames have a different order
+			hash = fingerprint.HashString(hash, " in turns") // its frames have a different order
 		}
 	}
 	made.hash = uint32(hash)
@@ -221,9 +222,9 @@ func shown(s plan.Span) bool { return s.Buffer == plan.Src || s.Buffer == plan.D
 
 // show publishes a call to the peers of the domain.
 func (x *executor) show(w *work) {
-	l := &x.sig.label
+	c := &x.sig.call
 	x.m.site.marker.Publish(transport.Slot{
-		Sum: x.sum, Header: x.header, Name: l.name, Shape: l.shape, Algorithm: l.algo, Src: x.visible(w.src), Dst: x.visible(w.dst),
+		Sum: x.sum, Header: x.header, Name: c.Name, Shape: c.Shape, Algorithm: c.Algorithm, Src: x.visible(w.src), Dst: x.visible(w.dst),
 	})
 }
 

@@ -3,17 +3,17 @@ package collective
 import (
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// signature is everything that describes a call except its number: its header, its text in errors, and its
+// signature is everything that describes a call except its number: what identifies it to other ranks, and its
 // flight record. It is immutable, so it can be shared. A rank that repeats the same calls, as in the steps of
 // a training, records only a reference to it.
 type signature struct {
-	header transport.Header // of call 0
-	sum    uint64           // of that header
-	label  label            // except back
-	next   *signature       // of the call that followed a call like this the last time; used by the executor only
+	call fingerprint.Call // number 0; without Back
+	sum  uint64           // of its header
+	next *signature       // of the call that followed a call like this the last time; used by the executor only
 
 	// The inputs it was made from, to recognise an equal call.
 	key       signed
@@ -60,12 +60,8 @@ func (x *executor) signature(call *Call, count int, o *Options, p *planned) *sig
 // sign makes a signature, and caches it.
 func (x *executor) sign(call *Call, key signed, count int, o *Options) *signature {
 	s := unsigned(call, key, count)
-	row := uint32(0)
-	if p := key.plan; p != nil {
-		row, s.label.algo = p.hash, p.row.Name
-	}
-	s.header = fingerprint(x.m.team, 0, call, count, o, row)
-	s.sum = s.header.Sum()
+	s.call = fingerprint.New(s.params(x.m.team, call, o))
+	s.sum = s.call.Header.Sum()
 	if len(x.signatures) >= signaturesMax {
 		for _, old := range x.signatures {
 			old.next = nil // or each would keep another one alive
@@ -79,22 +75,24 @@ func (x *executor) sign(call *Call, key signed, count int, o *Options) *signatur
 	return s
 }
 
-// unsigned returns a signature without a header: the description of an invalid call.
-func unsigned(call *Call, key signed, count int) *signature {
-	s := &signature{key: key, count: count, byteCount: count * call.Type.Bytes(), label: label{name: key.name}}
-	if call.pairwise() {
-		s.label.op, s.label.peer = call.Op, call.Peer
+// params returns what the header and the description of a checked call are made of.
+func (s *signature) params(t *team, call *Call, o *Options) *fingerprint.Params {
+	p := &fingerprint.Params{
+		Epoch: t.cfg.Epoch, Comm: t.id, Op: call.Op, Reduce: call.Reduce, Type: call.Type,
+		Count: s.count, Counts: call.Counts, Root: call.Root, Peer: call.Peer,
+		Named: s.key.named, Name: s.key.name, Shape: s.shape, Order: o.Order, Accumulate: uint8(o.Accumulate),
 	}
+	if made := s.key.plan; made != nil {
+		p.Algorithm, p.AlgorithmHash = made.row.Name, made.hash
+	}
+	return p
+}
+
+// unsigned returns a signature that does not identify the call to other ranks: that of an invalid call.
+func unsigned(call *Call, key signed, count int) *signature {
+	s := &signature{key: key, count: count, byteCount: count * call.Type.Bytes()}
 	if key.shaped {
 		s.shape = slices.Clone(call.Manifest.Shape)
-	}
-	switch {
-	case countsByRank(call.Op):
-		s.label.shape = append([]int{}, call.Counts...)
-	case key.shaped:
-		s.label.shape = s.shape
-	default:
-		s.label.shape = []int{count}
 	}
 	return s
 }
@@ -106,7 +104,7 @@ func keyOf(call *Call, o *Options, p *planned) signed {
 	}
 	if m := call.Manifest; m != nil {
 		key.named, key.name, key.shaped = true, m.Name, m.Shape != nil
-		key.shape = hashInts(hashSeed, m.Shape)
+		key.shape = fingerprint.HashInts(fingerprint.Seed, m.Shape)
 	}
 	return key
 }
@@ -129,22 +127,17 @@ func (s *signature) is(call *Call, count int, o *Options, p *planned) bool {
 type noted struct {
 	sig  *signature // nil: none so far
 	seq  uint64
-	back uint64 // of the label
+	back uint64 // Send, Recv: see fingerprint.Call
 }
 
-// text describes a call: its header without the number of a frame, and its label.
-type text struct {
-	header transport.Header
-	label  label
-}
-
-func (n *noted) text() text {
+// call returns the call; the zero value if there was none so far.
+func (n *noted) call() fingerprint.Call {
 	if n.sig == nil {
-		return text{}
+		return fingerprint.Call{}
 	}
-	t := text{n.sig.header, n.sig.label}
-	t.header.Seq, t.label.back = n.seq, n.back
-	return t
+	c := n.sig.call
+	c.Header.Seq, c.Back = n.seq, n.back
+	return c
 }
 
 // note records the call, for its frames, for errors, and for ranks that read its slot or probe this rank. The
@@ -152,7 +145,7 @@ func (n *noted) text() text {
 func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned) {
 	s := x.signature(call, count, o, p)
 	if x.sig != s {
-		x.sig, x.header = s, s.header
+		x.sig, x.header = s, s.call.Header
 	}
 	x.header.Seq = at.seq
 	x.sum = s.sum + at.seq*transport.SumStep

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -36,7 +37,7 @@ func (m *member) Split(ctx context.Context, color, key int) (Communicator, error
 		return nil, nil
 	}
 	ranks := groupOf(all, color)
-	id := mix(mix(mix(m.team.id, uint64(m.team.cfg.Epoch)), nth), uint64(color))
+	id := fingerprint.Hash(fingerprint.Hash(fingerprint.Hash(m.team.id, uint64(m.team.cfg.Epoch)), nth), uint64(color))
 	end, err := splitter.Split(id, ranks)
 	if err != nil {
 		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)

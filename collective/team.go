@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -52,7 +53,7 @@ type team struct {
 
 // blocked is the call in which a rank blocked last, and may still block.
 type blocked struct {
-	text
+	call  fingerprint.Call
 	rank  int     // -1: in none so far
 	begun numbers // the rank's counters at that time
 }
@@ -222,7 +223,7 @@ func (t *team) meet(m *member) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	own := &t.blocked[m.local]
-	own.rank, own.text = m.rank, m.current.text()
+	own.rank, own.call = m.rank, m.current.call()
 	for kind := range own.begun {
 		own.begun[kind] = append(own.begun[kind][:0], m.begun[kind]...)
 	}
@@ -230,12 +231,12 @@ func (t *team) meet(m *member) error {
 		other := &t.blocked[i]
 		switch {
 		case other.rank < 0 || other == own:
-		case own.label.op != 0 || other.label.op != 0:
+		case own.call.Pair != 0 || other.call.Pair != 0:
 			if m.deadlocked(other) {
 				return m.deadlockError(other)
 			}
-		case other.header.Seq == own.header.Seq && other.header != own.header:
-			return m.mismatched(other.rank, &other.header, &other.label)
+		case other.call.Header.Seq == own.call.Header.Seq && other.call.Header != own.call.Header:
+			return m.mismatched(other.rank, &other.call)
 		}
 	}
 	return nil
@@ -249,15 +250,15 @@ func (m *member) deadlocked(peer *blocked) bool {
 	near := m.site.marker != nil && m.site.in(peer.rank) // collectives need every rank of the domain
 	own := m.wait.call
 	switch {
-	case own.pairwise() && peer.label.op != 0:
-		return peer.rank == own.Peer && peer.label.peer == m.rank && own.Op == peer.label.op &&
-			peer.label.back <= m.header.Seq && m.begun[opposite(own.Op)].of(peer.rank) <= peer.header.Seq
+	case own.pairwise() && peer.call.Pair != 0:
+		return peer.rank == own.Peer && peer.call.Peer == m.rank && own.Op == peer.call.Pair &&
+			peer.call.Back <= m.header.Seq && m.begun[opposite(own.Op)].of(peer.rank) <= peer.call.Header.Seq
 	case own.pairwise():
 		return near && peer.rank == own.Peer && peer.begun[opposite(own.Op)].of(m.rank) <= m.header.Seq &&
-			m.begun[0].of(0) <= peer.header.Seq
+			m.begun[0].of(0) <= peer.call.Header.Seq
 	}
-	return near && peer.label.op != 0 && peer.label.peer == m.rank && peer.begun[0].of(0) <= m.header.Seq &&
-		m.begun[opposite(peer.label.op)].of(peer.rank) <= peer.header.Seq
+	return near && peer.call.Pair != 0 && peer.call.Peer == m.rank && peer.begun[0].of(0) <= m.header.Seq &&
+		m.begun[opposite(peer.call.Pair)].of(peer.rank) <= peer.call.Header.Seq
 }
 
 // opposite returns the other of Send and Recv.
@@ -270,7 +271,7 @@ func opposite(op Op) Op {
 
 // deadlockError returns the error that this rank and a peer wait for each other.
 func (m *member) deadlockError(peer *blocked) error {
-	high, low := describe(&peer.header, &peer.label), m.describe()
+	high, low := peer.call.String(), m.describe()
 	first, second := peer.rank, m.rank
 	if first < second {
 		first, second, high, low = second, first, low, high
@@ -296,9 +297,9 @@ func (t *team) writeOnce(local int, seq uint64, dst unsafe.Pointer, write func()
 	t.written[local] = writing{seq, dst}
 }
 
-// label returns how a local rank describes the call of a header, or nil if the rank is in another process or
-// in another call. The rank is waiting for its frame to be received, so the label does not change meanwhile.
-func (t *team) label(rank int, h *transport.Header) *label {
+// callOf returns the call of a local rank with this header; ok is false if the rank is in another process or
+// in another call. The rank is waiting for its frame to be received, so the call does not change meanwhile.
+func (t *team) callOf(rank int, h transport.Header) (c fingerprint.Call, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, m := range t.members {
@@ -308,10 +309,10 @@ func (t *team) label(rank int, h *transport.Header) *label {
 		m.textMu.Lock()
 		defer m.textMu.Unlock()
 		for i := range m.notes {
-			if t := m.notes[i].text(); t.header == plain(*h) {
-				return &t.label
+			if c = m.notes[i].call(); c.Header == h {
+				return c, true
 			}
 		}
 	}
-	return nil
+	return fingerprint.Call{}, false
 }

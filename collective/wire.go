@@ -74,19 +74,19 @@ func decodeFailure(b []byte) (e *Error, ok bool) {
 
 // encodeAnswer encodes a rank's state.
 func encodeAnswer(s *peerState) []byte {
-	t := &s.text
-	h := &t.header
-	b := []byte{wireVersion, h.Op, h.Reduce, h.Type, h.Order, byte(t.label.op), byte(s.state)}
-	b = binary.LittleEndian.AppendUint32(b, uint32(t.label.peer))
+	c := &s.call
+	h := &c.Header
+	b := []byte{wireVersion, h.Op, h.Reduce, h.Type, h.Order, byte(c.Pair), byte(s.state)}
+	b = binary.LittleEndian.AppendUint32(b, uint32(c.Peer))
 	b = binary.LittleEndian.AppendUint32(b, h.Epoch)
 	b = binary.LittleEndian.AppendUint32(b, uint32(h.Root))
 	b = binary.LittleEndian.AppendUint32(b, h.Plan)
-	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, t.label.back, s.entered} {
+	for _, v := range []uint64{h.Comm, h.Seq, h.Count, h.Names, c.Back, s.entered} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
-	b = appendText(b, t.label.name, wireNameMax)
-	b = appendText(b, t.label.algo, wireNameMax)
-	shape := t.label.shape[:min(len(t.label.shape), wireShapeMax)]
+	b = appendText(b, c.Name, wireNameMax)
+	b = appendText(b, c.Algorithm, wireNameMax)
+	shape := c.Shape[:min(len(c.Shape), wireShapeMax)]
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(shape)))
 	for _, d := range shape {
 		b = binary.LittleEndian.AppendUint64(b, uint64(d))
@@ -98,25 +98,25 @@ func encodeAnswer(s *peerState) []byte {
 func decodeAnswer(b []byte) (s peerState, ok bool) {
 	r := reader{b: b}
 	version := r.byte()
-	t := &s.text
-	h := &t.header
+	c := &s.call
+	h := &c.Header
 	h.Op, h.Reduce, h.Type, h.Order = r.byte(), r.byte(), r.byte(), r.byte()
-	t.label.op, s.state = Op(r.byte()), doing(r.byte())
-	t.label.peer = int(int32(r.uint32()))
+	c.Pair, s.state = Op(r.byte()), doing(r.byte())
+	c.Peer = int(int32(r.uint32()))
 	h.Epoch, h.Root, h.Plan = r.uint32(), int32(r.uint32()), r.uint32()
 	h.Comm, h.Seq, h.Count, h.Names = r.uint64(), r.uint64(), r.uint64(), r.uint64()
-	t.label.back, s.entered = r.uint64(), r.uint64()
-	t.label.name, t.label.algo = r.text(), r.text()
-	t.label.shape = []int{}
+	c.Back, s.entered = r.uint64(), r.uint64()
+	c.Name, c.Algorithm = r.text(), r.text()
+	c.Shape = []int{}
 	for range r.uint16() {
 		if r.bad {
 			break
 		}
-		t.label.shape = append(t.label.shape, int(r.uint64()))
+		c.Shape = append(c.Shape, int(r.uint64()))
 	}
 	s.waits = r.ranks()
 	waits := len(s.waits) > 0
-	return s, !r.bad && len(r.b) == 0 && version == wireVersion && Op(h.Op) <= Recv && t.label.op <= Recv && waits == (s.state == waiting) && s.state <= broken
+	return s, !r.bad && len(r.b) == 0 && version == wireVersion && Op(h.Op) <= Recv && c.Pair <= Recv && waits == (s.state == waiting) && s.state <= broken
 }
 
 // appendRanks appends a list of ranks, truncated if it is too long.

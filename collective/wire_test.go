@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
@@ -72,9 +73,9 @@ func FuzzDecodeFailure(f *testing.F) {
 }
 
 func FuzzDecodeAnswer(f *testing.F) {
-	call := text{header: transport.Header{Op: uint8(AllReduce), Seq: 7}, label: label{name: "w", shape: []int{2, 3}, algo: "direct"}}
-	f.Add(encodeAnswer(&peerState{text: call, state: waiting, entered: 8, waits: []int{2, 5}}))
-	f.Add(encodeAnswer(&peerState{text: call, state: busy, entered: 8}))
+	call := fingerprint.Call{Header: transport.Header{Op: uint8(AllReduce), Seq: 7}, Name: "w", Shape: []int{2, 3}, Algorithm: "direct"}
+	f.Add(encodeAnswer(&peerState{call: call, state: waiting, entered: 8, waits: []int{2, 5}}))
+	f.Add(encodeAnswer(&peerState{call: call, state: busy, entered: 8}))
 	f.Add(encodeAnswer(&peerState{}))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -82,50 +83,12 @@ func FuzzDecodeAnswer(f *testing.F) {
 		if !ok {
 			return
 		}
-		_ = describe(&a.text.header, &a.text.label)
+		_ = a.call.String()
 		again, ok := decodeAnswer(encodeAnswer(&a))
-		if !ok || again.text.header != a.text.header || again.state != a.state || again.entered != a.entered || !slices.Equal(again.waits, a.waits[:min(len(a.waits), wirePeersMax)]) {
+		if !ok || again.call.Header != a.call.Header || again.state != a.state || again.entered != a.entered || !slices.Equal(again.waits, a.waits[:min(len(a.waits), wirePeersMax)]) {
 			t.Errorf("%+v became %+v, %v", a, again, ok)
 		}
 	})
-}
-
-// TestAgreed: for every operation and every part of a call, the headers of two ranks are equal exactly if the table says that
-// the part need not agree, or has no meaning.
-func TestAgreed(t *testing.T) {
-	tm := &team{id: 5}
-	o := &Options{Order: Canonical, Accumulate: AccumulateDType}
-	manifest := &Manifest{Name: "w", Shape: []int{2, 3}}
-	changes := map[field]func(c *Call, count *int, o *Options, row *uint32){
-		fieldReduce:    func(c *Call, _ *int, _ *Options, _ *uint32) { c.Reduce = Max },
-		fieldType:      func(c *Call, _ *int, _ *Options, _ *uint32) { c.Type = tensor.Int32 },
-		fieldRoot:      func(c *Call, _ *int, _ *Options, _ *uint32) { c.Root = 1 },
-		fieldCount:     func(_ *Call, count *int, _ *Options, _ *uint32) { *count = 12 },
-		fieldCounts:    func(c *Call, _ *int, _ *Options, _ *uint32) { c.Counts = []int{2, 4} },
-		fieldName:      func(c *Call, _ *int, _ *Options, _ *uint32) { c.Manifest = &Manifest{Name: "b", Shape: []int{2, 3}} },
-		fieldShape:     func(c *Call, _ *int, _ *Options, _ *uint32) { c.Manifest = &Manifest{Name: "w", Shape: []int{3, 2}} },
-		fieldOrder:     func(_ *Call, _ *int, o *Options, _ *uint32) { o.Accumulate = AccumulateFloat32 },
-		fieldAlgorithm: func(_ *Call, _ *int, _ *Options, row *uint32) { *row = 9 },
-	}
-	for op := AllReduce; op <= Recv; op++ {
-		if agreed[op] == 0 || int(op) >= len(roles) {
-			t.Errorf("%v has no row", op)
-		}
-		for f, change := range changes {
-			c := Call{Op: op, Type: tensor.Float32, Counts: []int{3, 3}, Manifest: manifest}
-			before := fingerprint(tm, 1, &c, 6, o, 8)
-			count, own, row := 6, *o, uint32(8)
-			change(&c, &count, &own, &row)
-			after := fingerprint(tm, 1, &c, count, &own, row)
-			if must := agreed[op]&f != 0; (before != after) != must {
-				t.Errorf("%v: field %b changes the header: %v, want %v", op, f, before != after, must)
-			}
-		}
-	}
-	send, receive := Call{Op: Send, Type: tensor.Float32, Peer: 1}, Call{Op: Recv, Type: tensor.Float32, Peer: 0}
-	if a, b := fingerprint(tm, 1, &send, 6, o, 0), fingerprint(tm, 1, &receive, 6, o, 0); a != b {
-		t.Errorf("the two ends of a message have the headers %+v and %+v", a, b)
-	}
 }
 
 // TestSignatures: a call has the header, the text and the record that it would have as the first of its rank, whatever came before
@@ -161,31 +124,30 @@ func TestSignatures(t *testing.T) {
 		if was != nil && was.next == x.sig {
 			repeated++
 		}
-		header := fingerprint(m.team, at.seq, c, count, &o, 0)
-		want := label{name: c.name(), shape: []int{count}}
-		if p == nil {
-			want.op, want.peer = c.Op, c.Peer
-		} else {
-			header = fingerprint(m.team, at.seq, c, count, &o, p.hash)
-			want.algo = p.row.Name
+		must := fingerprint.Params{
+			Epoch: m.team.cfg.Epoch, Comm: m.team.id, Op: c.Op, Reduce: c.Reduce, Type: c.Type, Count: count,
+			Counts: c.Counts, Peer: c.Peer, Named: c.Manifest != nil, Name: c.name(), Order: o.Order, Accumulate: uint8(o.Accumulate),
 		}
-		switch {
-		case countsByRank(c.Op):
-			want.shape = slices.Clone(c.Counts)
-		case c.Manifest != nil && c.Manifest.Shape != nil:
-			want.shape = c.Manifest.Shape
+		if c.Manifest != nil {
+			must.Shape = c.Manifest.Shape
 		}
-		got := x.current.text()
-		if got.header != header || x.header != header || x.sum != header.Sum() {
-			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.header, x.header, x.sum, header, header.Sum())
+		if p != nil {
+			must.Algorithm, must.AlgorithmHash = p.row.Name, p.hash
 		}
-		if !slices.Equal(got.label.shape, want.shape) || describe(&header, &got.label) != describe(&header, &want) || got.label.algo != want.algo {
-			t.Fatalf("%+v is called %+v, want %+v", c, got.label, want)
+		want := fingerprint.New(&must)
+		header := want.Header
+		header.Seq = at.seq
+		got := x.current.call()
+		if got.Header != header || x.header != header || x.sum != header.Sum() {
+			t.Fatalf("%+v has the header %+v, and sends %+v, sum %#x: want %+v, %#x", c, got.Header, x.header, x.sum, header, header.Sum())
+		}
+		if !slices.Equal(got.Shape, want.Shape) || got.String() != want.String() || got.Algorithm != want.Algorithm {
+			t.Fatalf("%+v is called %+v, want %+v", c, got, want)
 		}
 		record := x.callLog.calls[turn%keptCalls].call(x.callLog.began)
-		if text := describe(&header, &want); record.Op != c.Op.String() || record.Name != c.name() || record.Count != count ||
-			record.Peer != want.peer || record.DType != c.Type.String() || record.Algorithm != want.algo {
-			t.Fatalf("the record of %s is %+v", text, record)
+		if record.Op != c.Op.String() || record.Name != c.name() || record.Count != count ||
+			record.Peer != want.Peer || record.DType != c.Type.String() || record.Algorithm != want.Algorithm {
+			t.Fatalf("the record of %v is %+v", &want, record)
 		}
 	}
 	if repeated < 2000 {

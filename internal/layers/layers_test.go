@@ -32,6 +32,7 @@ var mayImport = []struct {
 	{"internal/storetest", []string{"cluster/rendezvous"}},
 	{"collective/plan", []string{"tensor"}},
 	{"collective/chooser", []string{"tensor", "collective/plan"}},
+	{"collective/internal/fingerprint", []string{"tensor", "transport", "collective/plan"}},
 	{"collective/mpi", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/nccl", []string{"tensor", "internal/foreign", "collective", "collective/library/..."}},
 	{"collective/...", []string{"tensor", "internal/kernel", "internal/memlimit", "internal/ranges", "transport/...", "collective/..."}},
