@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -241,7 +242,7 @@ func TestMismatchInPack(t *testing.T) {
 // mix up their calls and never deadlock.
 func TestConcurrentBatches(t *testing.T) {
 	rounds := 1000
-	if testing.Short() || raceEnabled {
+	if testing.Short() || race.Enabled {
 		rounds = 100
 	}
 	one, other := mirrored(t, 2), mirrored(t, 2)
@@ -302,7 +303,7 @@ func batchRound(ctx context.Context, s *distribute.Strategy, g, i float32) error
 }
 
 func TestAllReduceInPacksDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
 	const runs = 50

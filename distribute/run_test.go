@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/distribute"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -46,7 +47,7 @@ func TestRunCallsEveryReplicaOnce(t *testing.T) {
 
 // A Run allocates a few objects, the same number however many replicas there are.
 func TestRunAllocations(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
 	step := func(context.Context, *distribute.Replica, struct{}) (struct{}, error) { return struct{}{}, nil }

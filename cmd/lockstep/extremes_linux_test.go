@@ -62,6 +62,7 @@ const (
 // TestExtremeNumbers sets every numeric flag of bench, train, simulate and run to extreme numbers. Each is soon
 // accepted or refused with a reason, without a panic, and without allocating memory for it.
 func TestExtremeNumbers(t *testing.T) {
+	skipShort(t, "some 200 command lines")
 	var trials [][]string
 	turn := 0
 	for _, base := range quickly {

@@ -13,6 +13,7 @@ import (
 // TestUnderLaunchers: the same training under lockstep run and under mpirun gives the bits of one process, and prints
 // its launcher.
 func TestUnderLaunchers(t *testing.T) {
+	skipShort(t, "a job for each launcher")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/lockstep-ml/lockstep/internal/freeport"
+	"github.com/lockstep-ml/lockstep/internal/race"
 )
 
 // asCommand makes the test binary run as lockstep, for tests that start it as a separate process.
@@ -27,6 +28,14 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"lockstep": main})
 }
 
+// skipShort skips a test with -short, and prints why.
+func skipShort(t *testing.T, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: " + why)
+	}
+}
+
 // TestScripts runs the scripts in testdata/script.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -34,6 +43,12 @@ func TestScripts(t *testing.T) {
 		UpdateScripts:       os.Getenv("LOCKSTEP_UPDATE") != "",
 		RequireUniqueNames:  true,
 		RequireExplicitExec: true,
+		Condition: func(name string) (bool, error) { // [race]
+			if name != "race" {
+				return false, fmt.Errorf("unknown condition %q", name)
+			}
+			return race.Enabled, nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"usage":     exits(exitUsage),
 			"fails":     exits(exitError),

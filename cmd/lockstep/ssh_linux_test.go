@@ -24,6 +24,7 @@ import (
 // gives the bits of one process, the exit code is that of the worker that failed, and Ctrl-C leaves no process on the
 // hosts.
 func TestSSH(t *testing.T) {
+	skipShort(t, "whole jobs over ssh")
 	ssh := serveSSH(t)
 	hosts := []string{"run", "-H", "far1:1,far2:1", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--rdzv-timeout", "5m"}
 	exe, err := os.Executable()

@@ -103,6 +103,7 @@ func TestKilledTraining(t *testing.T) {
 
 // TestInterruptedTraining: SIGTERM leaves a snapshot of the finished step, from which training resumes.
 func TestInterruptedTraining(t *testing.T) {
+	skipShort(t, "trainings of many seconds")
 	dir := t.TempDir()
 	cmd := lockstepProcess(t, append(shortTraining[:len(shortTraining):len(shortTraining)], "--epochs", "1000", "--progress", "plain", "--checkpoint-dir", dir, "--save-every", "1000000")...)
 	stdout, err := cmd.StdoutPipe()

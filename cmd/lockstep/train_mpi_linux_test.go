@@ -32,6 +32,7 @@ var mpiruns = []struct {
 // TestMPI: under mpirun, training with Lockstep's collectives gives the bits of one process. With MPI's collectives it
 // reaches the same accuracy. The source of the job is printed.
 func TestMPI(t *testing.T) {
+	skipShort(t, "whole jobs under mpirun")
 	one, _ := trainOnce(t, append([]string{"--replicas", "2"}, small...)...)
 	for _, m := range mpiruns {
 		t.Run(m.believed, func(t *testing.T) {
@@ -97,6 +98,7 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 // TestStoppedUnderMPI: if a worker is suspended during a reduction by MPI, the others name it and its last reported
 // activity, long before the deadline of the call. Their records name the call in which they wait for it.
 func TestStoppedUnderMPI(t *testing.T) {
+	skipShort(t, "whole jobs under mpirun")
 	command, err := exec.LookPath("mpirun.openmpi")
 	if err != nil {
 		t.Skip("mpirun.openmpi is not installed")

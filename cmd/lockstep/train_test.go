@@ -58,12 +58,9 @@ func TestSummary(t *testing.T) {
 
 // TestSeedDecides: the same command and seed give the same hash, another seed gives another hash.
 func TestSeedDecides(t *testing.T) {
-	model := "cnn"
-	if testing.Short() {
-		model = "mlp"
-	}
+	skipShort(t, "several trainings")
 	hash := func(seed string) any {
-		s, _ := trainOnce(t, "--model", model, "--replicas", "2", "--steps", "3", "--seed", seed)
+		s, _ := trainOnce(t, "--model", "cnn", "--replicas", "2", "--steps", "3", "--seed", seed)
 		return s["weights_hash"]
 	}
 	first := hash("1")
@@ -77,6 +74,7 @@ func TestSeedDecides(t *testing.T) {
 
 // TestPacksGiveTheSameBits: the number of packs does not change the bits.
 func TestPacksGiveTheSameBits(t *testing.T) {
+	skipShort(t, "several trainings")
 	var first any
 	for _, packs := range []string{"1", "2", "4"} {
 		s, _ := trainOnce(t, "--model", "mlp", "--replicas", "2", "--steps", "4", "--packs", packs)

@@ -16,6 +16,7 @@ import (
 // TestNamespaces: two workers in separate network namespaces, connected by a veth pair, are two hosts. Without a secret
 // they refuse to start. With one they give the bits of one process, encrypted or not.
 func TestNamespaces(t *testing.T) {
+	skipShort(t, "whole jobs in network namespaces")
 	probe := exec.Command("ip", "link", "set", "lo", "up")
 	probe.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := probe.CombinedOutput(); err != nil {
@@ -27,9 +28,6 @@ func TestNamespaces(t *testing.T) {
 		all := inNamespaces(t, []string{"LOCKSTEP_SECRET=" + secret.New().Text()}, append([]string{"--out", dir}, small...))
 		wantHash(t, all, dir, want)
 	})
-	if testing.Short() {
-		return
-	}
 	t.Run("data in plain text", func(t *testing.T) {
 		dir := t.TempDir()
 		all := inNamespaces(t, []string{"LOCKSTEP_SECRET=" + secret.New().Text()}, append([]string{"--data-plaintext", "--port-range", "29610-29620", "--out", dir}, small...))

@@ -141,6 +141,7 @@ func summaryHash(t *testing.T, file string) string {
 
 // TestSources: workers join one job by every source of its description, and each worker prints its source.
 func TestSources(t *testing.T) {
+	skipShort(t, "a job for each launcher")
 	port := freeport.Take(t, 2)
 	endpoint := fmt.Sprintf("127.0.0.1:%d", port)
 	want := hashOfOne(t, 2)
@@ -323,6 +324,7 @@ func TestInterruptOneWorker(t *testing.T) {
 
 // TestMissingWorker: the error of a rendezvous timeout names the missing worker.
 func TestMissingWorker(t *testing.T) {
+	skipShort(t, "waits until a rendezvous times out")
 	by := tfConfig(t, 3)
 	all := job{
 		flags: append([]string{"--replicas", "1", "--rdzv-timeout", "10s"}, small...),

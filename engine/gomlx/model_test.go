@@ -26,6 +26,7 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 	"github.com/lockstep-ml/lockstep/engine/gomlx"
 	"github.com/lockstep-ml/lockstep/engine/gomlx/layer"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -541,7 +542,7 @@ func TestDiscardAfterAFailureInside(t *testing.T) {
 // TestStepsLeaveNoGarbage holds that the memory of outputs is used again: GoMLX's trainer leaves all of it to the
 // garbage collector.
 func TestStepsLeaveNoGarbage(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("sync.Pool drops items at random under the race detector")
 	}
 	const width = 400

@@ -21,6 +21,7 @@ var mayImport = []struct {
 	{"internal/kernel/...", []string{"tensor"}},
 	{"internal/stacks", nil},
 	{"internal/ranges", nil},
+	{"internal/race", nil},
 	{"internal/freeport", nil},
 	{"internal/foreign", nil},
 	{"internal/layers", []string{"..."}},

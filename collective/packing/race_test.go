@@ -1,5 +1,0 @@
-//go:build race
-
-package packing_test
-
-const raceEnabled = true

@@ -1,5 +1,0 @@
-//go:build race
-
-package distribute_test
-
-const raceEnabled = true

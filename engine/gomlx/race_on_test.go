@@ -1,5 +1,0 @@
-//go:build race
-
-package gomlx_test
-
-const raceEnabled = true
