@@ -9,12 +9,16 @@ import (
 	"testing"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/race"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // TestNoAllocation: a call like an earlier one allocates nothing on any rank, and starts no goroutine. AllocsPerRun counts
 // the whole process.
 func TestNoAllocation(t *testing.T) {
+	if race.Enabled {
+		t.Skip("the race detector allocates, and is slow")
+	}
 	calls := map[string]func() *collective.Call{
 		"small all_reduce": func() *collective.Call {
 			return named(sum(make([]float32, 1), make([]float32, 1)), "layers/0/kernel", 1)
