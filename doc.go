@@ -1,6 +1,6 @@
 // Package lockstep is the root of a library for synchronous data-parallel training: one program, as one process or as
-// several, trains one model on several replicas, which all-reduce their gradients after every step. It has no code of its
-// own. Import the packages below it:
+// several, trains one model on several replicas, which all-reduce their gradients after every step. It contains no
+// code. Import the packages below it:
 //
 //   - [github.com/lockstep-ml/lockstep/train]: Fit, Evaluate and Predict over a strategy; snapshots; callbacks
 //   - [github.com/lockstep-ml/lockstep/distribute]: the strategies, contexts, values and variables of TensorFlow's
@@ -18,6 +18,7 @@
 // # Versions
 //
 // The module follows semantic versioning. Before version 1.0 the API may change between minor versions (v0.1 to v0.2),
-// never between patch versions; CHANGELOG.md names every change. Snapshots, tables and the protocol between workers carry
-// versions of their own, and one that does not fit is refused with an error. Workers of one job must run the same build, unless --mixed-builds allows others.
+// never between patch versions; CHANGELOG.md names every change. Snapshots, algorithm tables and the protocol between
+// workers have separate versions; an unsupported version is an error. All workers of a job must run the same build,
+// unless --mixed-builds is given.
 package lockstep

@@ -108,7 +108,8 @@ func (s *stacker) add(e Element, at, n int) error {
 			s.out[k] = tensor.New(t.DType(), append([]int{n}, t.Shape()...)...)
 		}
 	} else if err := checkStructure(s.like, e); err != nil {
-		return fmt.Errorf("data: Batch: the structures of element %d, a %T, and element %d, a %T, differ: %w", at, e, at-s.rows, s.like, err)
+		return fmt.Errorf("data: Batch: the structures of element %d, a %T, and element %d, a %T, differ: %w", at, e,
+			at-s.rows, s.like, err)
 	}
 	for k, t := range s.in {
 		out := s.out[k]

@@ -86,7 +86,8 @@ func (c CSV) read(s *source) (*Frame, error) {
 		for i, f := range fields {
 			x, err := strconv.ParseFloat(string(f), 64)
 			if err != nil {
-				return nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("column %q: %q is not a number", names[i], clip(f)))
+				return nil, s.wrongLine(number, start+offsetIn(line, f),
+					fmt.Errorf("column %q: %q is not a number", names[i], clip(f)))
 			}
 			values = append(values, x)
 		}

@@ -27,7 +27,13 @@ func TestCSV(t *testing.T) {
 		{"no line end at the end", data.CSV{}, "a,b\n1,2", []string{"a", "b"}, []float64{1, 2}},
 		{"Windows", data.CSV{}, "\ufeffa,b\r\n1,2\r\n", []string{"a", "b"}, []float64{1, 2}},
 		{"spaces and blank lines", data.CSV{}, "\n a , b\n\n 1 ,\t2\n  \n", []string{"a", "b"}, []float64{1, 2}},
-		{"quotes", data.CSV{}, "\"a, first\", \"say \"\"b\"\"\"\n\"1\",2\n", []string{"a, first", `say "b"`}, []float64{1, 2}},
+		{
+			"quotes",
+			data.CSV{},
+			"\"a, first\", \"say \"\"b\"\"\"\n\"1\",2\n",
+			[]string{"a, first", `say "b"`},
+			[]float64{1, 2},
+		},
 		{"semicolons", data.CSV{Comma: ';'}, "a;b\n1;2\n", []string{"a", "b"}, []float64{1, 2}},
 		{"no header", data.CSV{NoHeader: true}, "1,2\n3,4\n", []string{"0", "1"}, []float64{1, 2, 3, 4}},
 		{"only a header", data.CSV{}, "a,b\n", []string{"a", "b"}, []float64{}},
@@ -41,7 +47,8 @@ func TestCSV(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if !slices.Equal(got.Names, c.names) || !slices.Equal(tensor.Data[float64](got.Values), c.want) || got.Rows() != len(c.want)/len(c.names) {
+				if !slices.Equal(got.Names, c.names) || !slices.Equal(tensor.Data[float64](got.Values), c.want) ||
+					got.Rows() != len(c.want)/len(c.names) {
 					t.Errorf("got %q, %v", got.Names, got.Values)
 				}
 			}
@@ -59,7 +66,8 @@ func TestCSVErrors(t *testing.T) {
 	}{
 		{"empty", data.CSV{}, "", 0, "CSV: offset 0: the file is empty: a line with the columns' names expected"},
 		{"blank", data.CSV{}, "\n \n", 3, "the file is empty"},
-		{"no header", data.CSV{}, "1,2\n3,4\n", 0, "line 1, offset 0: only numbers: the columns' names expected (set NoHeader for a file without them)"},
+		{"no header", data.CSV{}, "1,2\n3,4\n", 0, "line 1, offset 0: only numbers: the columns' names expected (set " +
+			"NoHeader for a file without them)"},
 		{"no number", data.CSV{}, "a,b\n1,2\n3, four\n", 11, `line 3, offset 11: column "b": "four" is not a number`},
 		{"missing value", data.CSV{}, "a,b\n1,\n", 4, `line 2, offset 4: column "b": "" is not a number`},
 		{"too large", data.CSV{}, "a\n1e999\n", 2, `"1e999" is not a number`},
@@ -67,7 +75,12 @@ func TestCSVErrors(t *testing.T) {
 		{"more fields", data.CSV{}, "a,b\n1,2,3\n", 4, "3 fields, where the first line has 2"},
 		{"names twice", data.CSV{}, "a,b,a\n", 0, `columns 1 and 3 are both named "a"`},
 		{"quote open", data.CSV{}, "a,b\n1,\"2\n", 4, "quotes that do not match, or a field over several lines"},
-		{"long field", data.CSV{}, "a\n" + strings.Repeat("x", 100) + "\n", 2, strings.Repeat("x", 40) + "…\" is not a number"},
+		{
+			"long field",
+			data.CSV{},
+			"a\n" + strings.Repeat("x", 100) + "\n", 2,
+			strings.Repeat("x", 40) + "…\" is not a number",
+		},
 		{"no line ends", data.CSV{}, "a\n" + strings.Repeat("1", 17<<20), 2, "a line of more than 16777216 bytes"},
 	}
 	for _, c := range tests {
@@ -143,7 +156,10 @@ func TestCSVRoundTrip(t *testing.T) {
 }
 
 func FuzzCSV(f *testing.F) {
-	for _, s := range []string{"a,b\n1,2\n", "\ufeffa\r\n1\r\n", "\"a\",\"b\"\"\"\n1,\"2\"", "1,2\n", "a\nnan\ninf\n0x1p-2\n", ",\n,"} {
+	for _, s := range []string{
+		"a,b\n1,2\n", "\ufeffa\r\n1\r\n", "\"a\",\"b\"\"\"\n1,\"2\"", "1,2\n",
+		"a\nnan\ninf\n0x1p-2\n", ",\n,",
+	} {
 		f.Add([]byte(s), byte(','), false)
 	}
 	f.Add([]byte("1;2\n"), byte(';'), true)
@@ -157,7 +173,8 @@ func FuzzCSV(f *testing.F) {
 			t.Errorf("%q became %v of %q", file, frame.Values, frame.Names)
 		}
 		for _, x := range tensor.Data[float64](frame.Values) {
-			if !math.IsNaN(x) && !math.IsInf(x, 0) && !bytes.ContainsAny(file, "0123456789") && !bytes.HasPrefix(file, []byte{0x1f, 0x8b}) {
+			if !math.IsNaN(x) && !math.IsInf(x, 0) && !bytes.ContainsAny(file, "0123456789") &&
+				!bytes.HasPrefix(file, []byte{0x1f, 0x8b}) {
 				t.Errorf("%q holds no number, but gave %v", file, x)
 			}
 		}

@@ -29,7 +29,8 @@ func leaves(dst []*tensor.Tensor, e Element) ([]*tensor.Tensor, error) {
 	for _, leaf := range tensor.Flatten(e) {
 		t, ok := leaf.(*tensor.Tensor)
 		if !ok {
-			return dst, fmt.Errorf("data: an element of type %T contains a %T: want *tensor.Tensor, data.Batch, or a nest of tensors", e, leaf)
+			return dst, fmt.Errorf("data: an element of type %T contains a %T: want *tensor.Tensor, data.Batch, or a nest of "+
+				"tensors", e, leaf)
 		}
 		if t != nil {
 			dst = append(dst, t)

@@ -12,7 +12,10 @@ import (
 // TestHash: equal datasets have one hash, and each of these has its own.
 func TestHash(t *testing.T) {
 	batch := func(weights *tensor.Tensor, x ...float32) data.Batch {
-		return data.Batch{Inputs: []*tensor.Tensor{tensor.Of(x, len(x))}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, len(x))}, Weights: weights}
+		return data.Batch{
+			Inputs: []*tensor.Tensor{tensor.Of(x, len(x))},
+			Labels: []*tensor.Tensor{tensor.New(tensor.Int32, len(x))}, Weights: weights,
+		}
 	}
 	of := func(elements ...data.Element) func() data.Dataset {
 		return func() data.Dataset { return given(elements...) }
@@ -22,14 +25,20 @@ func TestHash(t *testing.T) {
 		"empty":       of(),
 		"one":         of(batch(nil, 1, 2)),
 		"other value": of(batch(nil, 1, 3)),
-		"other shape": of(data.Batch{Inputs: []*tensor.Tensor{tensor.Of([]float32{1, 2}, 2, 1)}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 2)}}),
-		"other dtype": of(data.Batch{Inputs: []*tensor.Tensor{tensor.Of([]float32{1, 2}, 2)}, Labels: []*tensor.Tensor{tensor.New(tensor.Uint32, 2)}}),
-		"weights":     of(batch(tensor.Of([]float32{1, 1}, 2), 1, 2)),
-		"two":         of(batch(nil, 1, 2), batch(nil, 1, 2)),
-		"in order":    of(batch(nil, 1), batch(nil, 2)),
-		"turned":      of(batch(nil, 2), batch(nil, 1)),
-		"strings":     of(tensor.Strings([]string{"ab", "c"}, 2)),
-		"cut":         of(tensor.Strings([]string{"a", "bc"}, 2)),
+		"other shape": of(data.Batch{
+			Inputs: []*tensor.Tensor{tensor.Of([]float32{1, 2}, 2, 1)},
+			Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 2)},
+		}),
+		"other dtype": of(data.Batch{
+			Inputs: []*tensor.Tensor{tensor.Of([]float32{1, 2}, 2)},
+			Labels: []*tensor.Tensor{tensor.New(tensor.Uint32, 2)},
+		}),
+		"weights":  of(batch(tensor.Of([]float32{1, 1}, 2), 1, 2)),
+		"two":      of(batch(nil, 1, 2), batch(nil, 1, 2)),
+		"in order": of(batch(nil, 1), batch(nil, 2)),
+		"turned":   of(batch(nil, 2), batch(nil, 1)),
+		"strings":  of(tensor.Strings([]string{"ab", "c"}, 2)),
+		"cut":      of(tensor.Strings([]string{"a", "bc"}, 2)),
 	} {
 		hash := hashOf(t, make())
 		if again := hashOf(t, make()); again != hash || len(hash) != 64 {

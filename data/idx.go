@@ -47,7 +47,8 @@ func readIDX(s *source) (*tensor.Tensor, error) {
 	}
 	dtype, ok := idxTypes[head[2]]
 	if head[0] != 0 || head[1] != 0 || !ok {
-		return nil, s.wrong(0, fmt.Errorf("magic number 0x%08x is not IDX's: want 0x0000TTNN with type TT one of 08, 09, 0b, 0c, 0d, 0e",
+		return nil, s.wrong(0, fmt.Errorf("magic number 0x%08x is not IDX's: want 0x0000TTNN with type TT one of 08, 09, "+
+			"0b, 0c, 0d, 0e",
 			binary.BigEndian.Uint32(head[:])))
 	}
 	if head[3] == 0 {

@@ -73,11 +73,24 @@ func TestIDXErrors(t *testing.T) {
 		{"type", idx(0x0a, []uint32{1}, 0), 0, []string{"magic number 0x00000a01"}},
 		{"no dimensions", idx(0x08, nil, 1), 3, []string{"offset 3: no dimensions: want at least 1"}},
 		{"dimensions cut", good[:7], 4, []string{"dimension 1 of 2 expected, 4 bytes; the file ends after 3"}},
-		{"elements cut", good[:14], 12, []string{"elements of a uint8 tensor of shape [2 2] expected, 4 bytes; the file ends after 2 of them"}},
-		{"too long", append(bytes.Clone(good), 0), 16, []string{"offset 16: end of file expected after the elements of shape [2 2], more bytes found"}},
-		{"too long, gzip", zipped(append(bytes.Clone(good), 0)), 16, []string{"offset 16 of the uncompressed contents: end of file expected"}},
-		{"overflow", idx(0x0e, []uint32{math.MaxUint32, math.MaxUint32}), 4, []string{"shape [4294967295 4294967295] of float64 is more bytes than can be addressed"}},
-		{"overflow, empty", idx(0x0e, []uint32{0, math.MaxUint32, math.MaxUint32}), 4, []string{"more bytes than can be addressed"}},
+		{"elements cut", good[:14], 12, []string{"elements of a uint8 tensor of shape [2 2] expected, 4 bytes; the file " +
+			"ends after 2 of them"}},
+		{
+			"too long", append(bytes.Clone(good), 0), 16,
+			[]string{"offset 16: end of file expected after the elements of shape [2 2], more bytes found"},
+		},
+		{
+			"too long, gzip", zipped(append(bytes.Clone(good), 0)), 16,
+			[]string{"offset 16 of the uncompressed contents: end of file expected"},
+		},
+		{
+			"overflow", idx(0x0e, []uint32{math.MaxUint32, math.MaxUint32}), 4,
+			[]string{"shape [4294967295 4294967295] of float64 is more bytes than can be addressed"},
+		},
+		{
+			"overflow, empty", idx(0x0e, []uint32{0, math.MaxUint32, math.MaxUint32}), 4,
+			[]string{"more bytes than can be addressed"},
+		},
 		{"gzip checksum", damaged, 16, []string{"the contents do not match their checksum: the file is corrupt"}},
 		{"gzip cut", zipped(good)[:25], 16, []string{"the gzip stream ends too early: the file is truncated"}},
 		{"gzip header", []byte{0x1f, 0x8b, 0xff, 0, 0, 0, 0, 0, 0, 0}, 0, []string{"gzip: invalid header"}},
@@ -139,7 +152,10 @@ func TestHeadersClaimMemory(t *testing.T) {
 
 func TestIDXRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		dtype := rapid.SampledFrom([]tensor.DType{tensor.Uint8, tensor.Int8, tensor.Int16, tensor.Int32, tensor.Float32, tensor.Float64}).Draw(t, "dtype")
+		dtype := rapid.SampledFrom([]tensor.DType{
+			tensor.Uint8, tensor.Int8, tensor.Int16, tensor.Int32, tensor.Float32,
+			tensor.Float64,
+		}).Draw(t, "dtype")
 		x := tensor.New(dtype, rapid.SliceOfN(rapid.IntRange(0, 5), 1, 4).Draw(t, "shape")...)
 		if x.Len() > 0 {
 			copy(x.Memory().HostBytes(), rapid.SliceOfN(rapid.Byte(), x.Memory().Bytes, -1).Draw(t, "bytes"))

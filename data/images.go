@@ -76,7 +76,8 @@ func RandomShift(pixels int) func(ctx context.Context, r *rand.Rand, e Element) 
 			if len(ts) > 0 {
 				what = ts[0].DType().String() + tensor.FormatShape(ts[0].Shape())
 			}
-			return nil, fmt.Errorf("data: RandomShift of %s: want float32 [height, width, channels] or [n, height, width, channels]", what)
+			return nil, fmt.Errorf("data: RandomShift of %s: want float32 [height, width, channels] or [n, height, width, "+
+				"channels]", what)
 		}
 		ts[0] = shiftImages(ts[0], func() (down, right int) {
 			return r.IntN(2*pixels+1) - pixels, r.IntN(2*pixels+1) - pixels

@@ -20,13 +20,17 @@ import (
 
 func TestFromImages(t *testing.T) {
 	images := tensor.From([]uint8{0, 1, 2, 4, 8, 16, 3, 5}, 2, 2, 2)
-	for _, labels := range []*tensor.Tensor{tensor.From([]uint8{7, 9}), tensor.From([]int64{7, 9}), tensor.From([]int32{7, 9})} {
+	for _, labels := range []*tensor.Tensor{
+		tensor.From([]uint8{7, 9}), tensor.From([]int64{7, 9}),
+		tensor.From([]int32{7, 9}),
+	} {
 		p, err := data.FromImages(images, labels, 16)
 		if err != nil {
 			t.Fatal(err)
 		}
 		one := collect(t, p, 0)[1].(data.Batch)
-		if want := tensor.From([]float32{0.5, 1, 0.1875, 0.3125}, 2, 2, 1); !one.Inputs[0].Equal(want) || !one.Labels[0].Equal(tensor.Scalar(int32(9))) {
+		if want := tensor.From([]float32{0.5, 1, 0.1875, 0.3125}, 2, 2, 1); !one.Inputs[0].Equal(want) ||
+			!one.Labels[0].Equal(tensor.Scalar(int32(9))) {
 			t.Errorf("got %v, %v", one.Inputs[0], one.Labels[0])
 		}
 		both := collect(t, p.Batch(2), 0)[0].(data.Batch)
@@ -46,8 +50,14 @@ func TestFromImages(t *testing.T) {
 		white          float32
 		want           string
 	}{
-		{"dtype", tensor.New(tensor.Float32, 2, 2, 2), tensor.New(tensor.Uint8, 2), 1, "images of float32(2, 2, 2): want uint8"},
-		{"rank", tensor.New(tensor.Uint8, 2, 4), tensor.New(tensor.Uint8, 2), 1, "images of uint8(2, 4): want uint8 [n, height, width]"},
+		{
+			"dtype", tensor.New(tensor.Float32, 2, 2, 2), tensor.New(tensor.Uint8, 2), 1,
+			"images of float32(2, 2, 2): want uint8",
+		},
+		{
+			"rank", tensor.New(tensor.Uint8, 2, 4), tensor.New(tensor.Uint8, 2), 1,
+			"images of uint8(2, 4): want uint8 [n, height, width]",
+		},
 		{"white", images, tensor.New(tensor.Uint8, 2), 0, "white = 0"},
 		{"count", images, tensor.New(tensor.Uint8, 3), 1, "labels of uint8(3,) for 2 images: want one integer for each"},
 		{"labels' rank", images, tensor.New(tensor.Uint8, 2, 1), 1, "labels of uint8(2, 1)"},
@@ -79,7 +89,8 @@ func TestRandomShift(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := e.(data.Batch)
-		if !images.Equal(tensor.From(values, n, height, width, channels)) || out.Labels[0] != in.Labels[0] || !out.Inputs[0].SameShape(images) {
+		if !images.Equal(tensor.From(values, n, height, width, channels)) || out.Labels[0] != in.Labels[0] ||
+			!out.Inputs[0].SameShape(images) {
 			t.Fatal("the input changed, or the labels")
 		}
 		at := func(x *tensor.Tensor, i, row, column, c int) float32 {
@@ -139,7 +150,8 @@ func TestRandomShiftOfPipelines(t *testing.T) {
 		})
 	}
 	for _, x := range []data.Element{tensor.New(tensor.Float32, 2, 2), tensor.New(tensor.Uint8, 2, 2, 1), []any{}, 3} {
-		_, err := firstError(t.Context(), data.FromFunc(1, func(context.Context, int) (data.Element, error) { return x, nil }).
+		_, err := firstError(t.Context(), data.FromFunc(1,
+			func(context.Context, int) (data.Element, error) { return x, nil }).
 			MapRandom(1, data.RandomShift(1)))
 		if err == nil || !strings.HasPrefix(err.Error(), "data: ") {
 			t.Errorf("%v: got %v", x, err)
@@ -157,7 +169,10 @@ func mnistFolder(t *testing.T, images, labels string, pack func([]byte) []byte) 
 		for i := range digits {
 			px[4*i], digits[i] = 255, byte(9-i)
 		}
-		for name, file := range map[string][]byte{images: idx(8, []uint32{n, 2, 2}, px...), labels: idx(8, []uint32{n}, digits...)} {
+		for name, file := range map[string][]byte{
+			images: idx(8, []uint32{n, 2, 2}, px...),
+			labels: idx(8, []uint32{n}, digits...),
+		} {
 			if err := os.WriteFile(filepath.Join(dir, prefix+"-"+name), pack(file), 0o666); err != nil {
 				t.Fatal(err)
 			}
@@ -183,11 +198,13 @@ func TestMNIST(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if set.Name != "mnist" || set.Classes != 10 || !slices.Equal(set.Shape, []int{2, 2, 1}) || set.Train.Len() != 3 || set.Test.Len() != 2 {
+			if set.Name != "mnist" || set.Classes != 10 || !slices.Equal(set.Shape, []int{2, 2, 1}) || set.Train.Len() != 3 ||
+				set.Test.Len() != 2 {
 				t.Errorf("got %+v", set)
 			}
 			b := collect(t, set.Train.Batch(3), 0)[0].(data.Batch)
-			if want := tensor.From([]float32{1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0}, 3, 2, 2, 1); !b.Inputs[0].Equal(want) || !b.Labels[0].Equal(tensor.From([]int32{9, 8, 7})) {
+			if want := tensor.From([]float32{1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0}, 3, 2, 2, 1); !b.Inputs[0].Equal(want) ||
+				!b.Labels[0].Equal(tensor.From([]int32{9, 8, 7})) {
 				t.Errorf("got %v, %v", b.Inputs[0], b.Labels[0])
 			}
 		})
@@ -204,13 +221,36 @@ func TestMNISTErrors(t *testing.T) {
 		offset int64 // -1: no *data.FormatError
 	}{
 		{"missing", "t10k-" + labels, nil, []string{
-			"no t10k labels in DIR: looked for t10k-labels-idx1-ubyte, t10k-labels-idx1-ubyte.gz, t10k-labels.idx1-ubyte, t10k-labels.idx1-ubyte.gz",
+			"no t10k labels in DIR: looked for t10k-labels-idx1-ubyte, t10k-labels-idx1-ubyte.gz, t10k-labels.idx1-ubyte, " +
+				"t10k-labels.idx1-ubyte.gz",
 		}, -1},
-		{"swapped", "train-" + images, idx(8, []uint32{3}, 1, 2, 3), []string{"DIR/train-images-idx3-ubyte: IDX: offset 0: images expected, uint8 of 3 dimensions; the file holds uint8(3,)"}, 0},
-		{"count", "train-" + labels, idx(8, []uint32{2}, 1, 2), []string{"DIR/train-images-idx3-ubyte has 3 images, but DIR/train-labels-idx1-ubyte 2 labels"}, -1},
-		{"label", "t10k-" + labels, idx(8, []uint32{2}, 1, 10), []string{"DIR/t10k-labels-idx1-ubyte: IDX: offset 9: label 10 of example 1: want 0 to 9"}, 9},
-		{"truncated", "t10k-" + images, idx(8, []uint32{2, 2, 2}, 1, 10), []string{"DIR/t10k-images-idx3-ubyte: IDX: offset 16: elements of a uint8 tensor of shape [2 2 2] expected, 8 bytes; the file ends after 2 of them"}, 16},
-		{"other size", "t10k-" + images, idx(8, []uint32{2, 1, 2}, 1, 2, 3, 4), []string{"DIR/t10k-images-idx3-ubyte: images of [1 2], where the training set's are [2 2]"}, -1},
+		{
+			"swapped", "train-" + images, idx(8, []uint32{3}, 1, 2, 3),
+			[]string{"DIR/train-images-idx3-ubyte: IDX: offset 0: images expected, uint8 of 3 dimensions; the file holds " +
+				"uint8(3,)"},
+			0,
+		},
+		{
+			"count", "train-" + labels, idx(8, []uint32{2}, 1, 2),
+			[]string{"DIR/train-images-idx3-ubyte has 3 images, but DIR/train-labels-idx1-ubyte 2 labels"},
+			-1,
+		},
+		{
+			"label", "t10k-" + labels, idx(8, []uint32{2}, 1, 10),
+			[]string{"DIR/t10k-labels-idx1-ubyte: IDX: offset 9: label 10 of example 1: want 0 to 9"},
+			9,
+		},
+		{
+			"truncated", "t10k-" + images, idx(8, []uint32{2, 2, 2}, 1, 10),
+			[]string{"DIR/t10k-images-idx3-ubyte: IDX: offset 16: elements of a uint8 tensor of shape [2 2 2] expected, 8 " +
+				"bytes; the file ends after 2 of them"},
+			16,
+		},
+		{
+			"other size", "t10k-" + images, idx(8, []uint32{2, 1, 2}, 1, 2, 3, 4),
+			[]string{"DIR/t10k-images-idx3-ubyte: images of [1 2], where the training set's are [2 2]"},
+			-1,
+		},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
@@ -238,7 +278,8 @@ func TestMNISTErrors(t *testing.T) {
 			}
 		})
 	}
-	if _, err := data.MNIST(filepath.Join(t.TempDir(), "nowhere")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "nowhere") {
+	if _, err := data.MNIST(filepath.Join(t.TempDir(), "nowhere")); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("no folder: got %v", err)
 	}
 }
@@ -275,7 +316,8 @@ func TestOptdigits(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if want := bytes.Repeat([]byte{0, 16}, 64); !slices.Equal(images.Shape(), []int{2, 8, 8}) || !bytes.Equal(tensor.Data[uint8](images), want) || !labels.Equal(tensor.From([]uint8{3, 9})) {
+		if want := bytes.Repeat([]byte{0, 16}, 64); !slices.Equal(images.Shape(), []int{2, 8, 8}) ||
+			!bytes.Equal(tensor.Data[uint8](images), want) || !labels.Equal(tensor.From([]uint8{3, 9})) {
 			t.Errorf("%s: got %v, %v", name, images, labels)
 		}
 	}
@@ -287,7 +329,10 @@ func TestOptdigits(t *testing.T) {
 		{"empty", "", 0, "the file contains no examples"},
 		{"names only", header, int64(len(header)), "the file contains no examples"},
 		{"fields", row + "3\n1,2\n", 162, "line 2, offset 162: 2 fields: want 64 pixels and the digit"},
-		{"pixel", row + "3\n" + strings.Replace(row, "16", "17", 1) + "3\n", 164, `line 2, offset 164: field 2 is "17": want a number from 0 to 16`},
+		{
+			"pixel", row + "3\n" + strings.Replace(row, "16", "17", 1) + "3\n", 164,
+			`line 2, offset 164: field 2 is "17": want a number from 0 to 16`,
+		},
 		{"digit", row + "10\n", 160, `line 1, offset 160: field 65 is "10": want a number from 0 to 9`},
 		{"names later", row + "1\n" + header, 162, `line 2, offset 162: field 1 is "Block"`},
 	} {

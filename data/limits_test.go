@@ -30,7 +30,8 @@ func TestUnpackedSizes(t *testing.T) {
 			if n := allocated(func() { err = load() }); n > 512<<20 {
 				t.Errorf("%d bytes were allocated", n)
 			}
-			if name == "IDX" && (err == nil || !strings.Contains(err.Error(), "compressed bytes decompress to more than 67") || !strings.Contains(err.Error(), "gunzip")) {
+			if name == "IDX" && (err == nil || !strings.Contains(err.Error(), "compressed bytes decompress to more than 67") ||
+				!strings.Contains(err.Error(), "gunzip")) {
 				t.Errorf("got %v, want a limit of what it grows to, and gunzip", err)
 			}
 			if err == nil {
@@ -97,11 +98,13 @@ func TestManyColumns(t *testing.T) {
 	if rest := f.Without(names[1:]...); len(rest) != 1 || rest[0] != names[0] {
 		t.Errorf("without all columns but one: %d are left", len(rest))
 	}
-	if _, err := f.Floats("missing"); err == nil || len(err.Error()) > 2000 || !strings.Contains(err.Error(), "199950 more") {
+	if _, err := f.Floats("missing"); err == nil || len(err.Error()) > 2000 ||
+		!strings.Contains(err.Error(), "199950 more") {
 		t.Errorf("a missing column: %.3000v", err)
 	}
 	twice := strings.Replace(head.String(), names[columns-1], names[0], 1)
-	if _, err := data.ReadCSV(strings.NewReader(twice), data.CSV{}); err == nil || !strings.Contains(err.Error(), `columns 1 and 200000 are both named "feature0"`) {
+	if _, err := data.ReadCSV(strings.NewReader(twice), data.CSV{}); err == nil ||
+		!strings.Contains(err.Error(), `columns 1 and 200000 are both named "feature0"`) {
 		t.Errorf("a column twice: %.300v", err)
 	}
 }

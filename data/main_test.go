@@ -132,7 +132,8 @@ func checkTruncated(t *testing.T, contents []byte, load func(name string) error,
 			var format *data.FormatError
 			if !errors.As(err, &format) || format.File != name || format.Offset > int64(len(contents)) ||
 				packed && n > 1 && !format.Packed || !strings.Contains(err.Error(), name) {
-				t.Errorf("%d of %d bytes, packed %t: got %v, want a *data.FormatError that names the file", n, len(all), packed, err)
+				t.Errorf("%d of %d bytes, packed %t: got %v, want a *data.FormatError that names the file", n, len(all), packed,
+					err)
 			}
 		}
 	}

@@ -88,12 +88,14 @@ func loadMNIST(files fs.FS, dir, prefix, kind string, rank int) (*tensor.Tensor,
 	if dir == "" {
 		dir = "."
 	}
-	return nil, "", fmt.Errorf("data: no %s %s in %s: looked for %s: %w", prefix, kind, dir, strings.Join(names, ", "), fs.ErrNotExist)
+	return nil, "", fmt.Errorf("data: no %s %s in %s: looked for %s: %w", prefix, kind, dir, strings.Join(names, ", "),
+		fs.ErrNotExist)
 }
 
 func checkMNIST(s *source, t *tensor.Tensor, kind string, rank int) error {
 	if t.DType() != tensor.Uint8 || t.Rank() != rank {
-		return s.wrong(0, fmt.Errorf("%s expected, uint8 of %d dimensions; the file holds %v%s", kind, rank, t.DType(), tensor.FormatShape(t.Shape())))
+		return s.wrong(0, fmt.Errorf("%s expected, uint8 of %d dimensions; the file holds %v%s", kind, rank, t.DType(),
+			tensor.FormatShape(t.Shape())))
 	}
 	if kind != "labels" {
 		return nil

@@ -69,7 +69,10 @@ func TestNPYErrors(t *testing.T) {
 	}{
 		{"not NPY", []byte("PK\x03\x04 a zip"), 0, `"\x93NUMPY" expected, found "PK\x03\x04 a"`},
 		{"version", []byte("\x93NUMPY\x04\x00\x00\x00"), 6, "version 4.0: want 1, 2 or 3"},
-		{"header too long", []byte("\x93NUMPY\x02\x00\xff\xff\xff\xff"), 8, "a header of 4294967295 bytes: want at most 65536"},
+		{
+			"header too long", []byte("\x93NUMPY\x02\x00\xff\xff\xff\xff"), 8,
+			"a header of 4294967295 bytes: want at most 65536",
+		},
 		{"header cut", npy("{'descr'")[:14], 10, "the header expected, 8 bytes; the file ends after 4"},
 		{"no dict", npy("[]"), 10, `'{' expected`},
 		{"no quotes", npy("{descr: 1}"), 11, "a quoted string expected"},
@@ -81,11 +84,20 @@ func TestNPYErrors(t *testing.T) {
 		{"shape", npy("{'shape': (2, x)}"), 24, "'shape': a dimension expected"},
 		{"shape overflows", npy("{'shape': (99999999999999999999,)}"), 21, "'shape': a dimension expected"},
 		{"negative shape", npy("{'shape': (-1,)}"), 21, "'shape': a dimension expected"},
-		{"too large", npy("{'descr': '<f8', 'fortran_order': False, 'shape': (4611686018427387904, 2), }"), 10, "is more bytes than can be addressed"},
+		{
+			"too large", npy("{'descr': '<f8', 'fortran_order': False, 'shape': (4611686018427387904, 2), }"), 10,
+			"is more bytes than can be addressed",
+		},
 		{"order", npy("{'fortran_order': 0}"), 28, "'fortran_order': True or False expected"},
 		{"after", npy("{'descr': '<i1', 'fortran_order': False, 'shape': (1,)} x", 1), 66, "end of the header expected"},
-		{"too long", npy("{'descr': '|i1', 'fortran_order': False, 'shape': (1,)}", 1, 2), 66, "end of file expected after the elements of shape [1]"},
-		{"elements cut", npy("{'descr': '<i2', 'fortran_order': False, 'shape': (2,)}", 1, 2), 65, "elements of a int16 array of shape [2] expected, 4 bytes; the file ends after 2"},
+		{
+			"too long", npy("{'descr': '|i1', 'fortran_order': False, 'shape': (1,)}", 1, 2), 66,
+			"end of file expected after the elements of shape [1]",
+		},
+		{
+			"elements cut", npy("{'descr': '<i2', 'fortran_order': False, 'shape': (2,)}", 1, 2), 65,
+			"elements of a int16 array of shape [2] expected, 4 bytes; the file ends after 2",
+		},
 		{"bool", npy("{'descr': '|b1', 'fortran_order': False, 'shape': (2,)}", 1, 2), 66, "a bool of value 2: want 0 or 1"},
 	}
 	for _, c := range tests {

@@ -44,7 +44,8 @@ func readOptdigits(s *source) (images, labels *tensor.Tensor, err error) {
 			return nil, nil, s.wrongLine(number, start, err)
 		}
 		if len(fields) != pixels+1 {
-			return nil, nil, s.wrongLine(number, start, fmt.Errorf("%d fields: want %d pixels and the digit", len(fields), pixels))
+			return nil, nil, s.wrongLine(number, start,
+				fmt.Errorf("%d fields: want %d pixels and the digit", len(fields), pixels))
 		}
 		if _, err := strconv.ParseFloat(string(fields[pixels]), 64); number == 1 && err != nil {
 			continue // names
@@ -56,7 +57,8 @@ func readOptdigits(s *source) (images, labels *tensor.Tensor, err error) {
 			}
 			x, err := strconv.ParseUint(string(f), 10, 8)
 			if err != nil || x > limit {
-				return nil, nil, s.wrongLine(number, start+offsetIn(line, f), fmt.Errorf("field %d is %q: want a number from 0 to %d", i+1, clip(f), limit))
+				return nil, nil, s.wrongLine(number, start+offsetIn(line, f),
+					fmt.Errorf("field %d is %q: want a number from 0 to %d", i+1, clip(f), limit))
 			}
 			if i < pixels {
 				px = append(px, byte(x))

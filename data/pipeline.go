@@ -83,7 +83,9 @@ func (p Pipeline) Map(f func(ctx context.Context, e Element) (Element, error)) P
 // MapRandom is Map for a function that makes random choices with r, which f may use until it returns. The
 // random numbers depend on the seed, the epoch and the element. With random access, the element is identified
 // by its index (the same before and after Shuffle), otherwise by its position.
-func (p Pipeline) MapRandom(seed int64, f func(ctx context.Context, r *rand.Rand, e Element) (Element, error)) Pipeline {
+func (p Pipeline) MapRandom(seed int64, f func(ctx context.Context, r *rand.Rand, e Element) (Element,
+	error),
+) Pipeline {
 	return p.mapWith(func(ctx context.Context, i int, e Element) (Element, error) {
 		var g rand.PCG
 		reseed(&g, seed, forMap, uint64(Epoch(ctx)), uint64(i))
@@ -224,5 +226,6 @@ func (p Pipeline) random(method string) *view {
 	case *view:
 		return ds
 	}
-	panic("data: " + method + " without random access: put it before Batch, Repeat and Prefetch, and shuffle streams by ShuffleBuffer")
+	panic("data: " + method + " without random access: put it before Batch, Repeat and Prefetch, and shuffle streams by " +
+		"ShuffleBuffer")
 }

@@ -76,11 +76,13 @@ func ids(t interface {
 	for i, id := range tensor.Data[int32](x.ID) {
 		out = append(out, int(id))
 		pair := tensor.Data[float32](x.Pair)[2*i : 2*i+2]
-		if pair[0] != float32(id) || pair[1] != -float32(id) || x.Word.StringData()[i] != fmt.Sprint("w", id) || x.Absent != nil {
+		if pair[0] != float32(id) || pair[1] != -float32(id) || x.Word.StringData()[i] != fmt.Sprint("w", id) ||
+			x.Absent != nil {
 			t.Fatalf("example %d has pair %v and word %q", id, pair, x.Word.StringData()[i])
 		}
 	}
-	if n := len(x.Pair.Shape()); n != x.ID.Rank()+1 || x.Pair.Len() != 2*len(out) || !slices.Equal(x.Word.Shape(), x.ID.Shape()) {
+	if n := len(x.Pair.Shape()); n != x.ID.Rank()+1 || x.Pair.Len() != 2*len(out) ||
+		!slices.Equal(x.Word.Shape(), x.ID.Shape()) {
 		t.Fatalf("got shapes %v, %v, %v", x.ID.Shape(), x.Pair.Shape(), x.Word.Shape())
 	}
 	return out
@@ -100,7 +102,10 @@ func TestPipelineAgainstSlices(t *testing.T) {
 		for range rapid.IntRange(0, 5).Draw(t, "operations") {
 			k := rapid.IntRange(0, 6).Draw(t, "argument")
 			var op func(data.Pipeline) data.Pipeline
-			switch name := rapid.SampledFrom([]string{"Take", "Skip", "Shard", "Repeat", "Map", "Batch", "BatchFull", "Prefetch", "Of"}).Draw(t, "operation"); name {
+			switch name := rapid.SampledFrom([]string{
+				"Take", "Skip", "Shard", "Repeat", "Map", "Batch", "BatchFull", "Prefetch",
+				"Of",
+			}).Draw(t, "operation"); name {
 			case "Take":
 				op = func(p data.Pipeline) data.Pipeline { return p.Take(k) }
 				want = want[:min(k, len(want))]
@@ -373,7 +378,10 @@ func TestMapRandom(t *testing.T) {
 		if got := drawn(p.MapRandom(1, draw), 0); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: other numbers when read again", name)
 		}
-		for what, got := range map[string]map[int32]uint64{"epoch": drawn(p.MapRandom(1, draw), 1), "seed": drawn(p.MapRandom(2, draw), 0)} {
+		for what, got := range map[string]map[int32]uint64{
+			"epoch": drawn(p.MapRandom(1, draw), 1),
+			"seed":  drawn(p.MapRandom(2, draw), 0),
+		} {
 			for id, v := range got {
 				if v == want[id] {
 					t.Errorf("%s: another %s gives the same number", name, what)
@@ -469,7 +477,8 @@ func TestContextEndsAnIteration(t *testing.T) {
 	}
 }
 
-// TestBatchLeavesOut: a batch that is left out because it does not become full may hold elements that do not fit together.
+// TestBatchLeavesOut: a batch that is left out because it does not become full may hold elements that do not fit
+// together.
 func TestBatchLeavesOut(t *testing.T) {
 	ds := data.FromTensors(tensor.New(tensor.Float32, 8)).Batch(3).BatchFull(2) // of 3, 3 and 2 rows
 	n := 0
@@ -500,18 +509,31 @@ func TestBatchRefusesWhatDiffers(t *testing.T) {
 		want string
 	}{
 		{"shape", f, g, "data: Batch: tensor 0 of element 1 is float32(2,), of element 0 float32(1,): they must agree"},
-		{"dtype", f, tensor.From([]int32{1}), "data: Batch: tensor 0 of element 1 is int32(1,), of element 0 float32(1,): they must agree"},
+		{"dtype", f, tensor.From([]int32{1}), "data: Batch: tensor 0 of element 1 is int32(1,), of element 0 float32(1,): " +
+			"they must agree"},
 		{"structure", f, []any{f}, "the structures of element"},
 		{"more tensors", []any{f}, []any{f, f}, "the structures of element"},
 		{"keys", map[string]any{"a": f}, map[string]any{"b": f}, "the structures of element"},
-		{"optional", data.Batch{Inputs: []*tensor.Tensor{f}}, data.Batch{Inputs: []*tensor.Tensor{f}, Weights: f}, "the structures of element"},
-		{"optional moved", data.Batch{Inputs: []*tensor.Tensor{nil, f}}, data.Batch{Inputs: []*tensor.Tensor{f, nil}}, "the structures of element"},
+		{
+			"optional",
+			data.Batch{Inputs: []*tensor.Tensor{f}},
+			data.Batch{Inputs: []*tensor.Tensor{f}, Weights: f},
+			"the structures of element",
+		},
+		{
+			"optional moved",
+			data.Batch{Inputs: []*tensor.Tensor{nil, f}},
+			data.Batch{Inputs: []*tensor.Tensor{f, nil}},
+			"the structures of element",
+		},
 		{"no tensor", []any{}, []any{}, "data: Batch: element 0 contains no tensor"},
-		{"number", 1, 2, "data: an element of type int contains a int: want *tensor.Tensor, data.Batch, or a nest of tensors"},
+		{"number", 1, 2, "data: an element of type int contains a int: want *tensor.Tensor, data.Batch, or a nest of " +
+			"tensors"},
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
-			if n, err := firstError(t.Context(), pair(c.a, c.b).Batch(2)); n != 0 || err == nil || !strings.Contains(err.Error(), c.want) {
+			if n, err := firstError(t.Context(), pair(c.a, c.b).Batch(2)); n != 0 || err == nil ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("got  %v\nwant %s", err, c.want)
 			}
 		})
@@ -530,7 +552,8 @@ func TestBatchOfRowsShares(t *testing.T) {
 func TestZeroPipeline(t *testing.T) {
 	var p data.Pipeline
 	for name, q := range map[string]data.Pipeline{
-		"zero": p, "Of(nil)": data.Of(nil), "Shuffle": p.Shuffle(1), "Batch": p.Batch(2), "Repeat": p.Repeat(-1), "Prefetch": p.Prefetch(1),
+		"zero": p, "Of(nil)": data.Of(nil), "Shuffle": p.Shuffle(1), "Batch": p.Batch(2), "Repeat": p.Repeat(-1),
+		"Prefetch": p.Prefetch(1),
 	} {
 		if q.Len() != 0 || len(collect(t, q, 0)) != 0 {
 			t.Errorf("%s: Len is %d", name, q.Len())
@@ -552,13 +575,26 @@ func TestMisusePanics(t *testing.T) {
 		{"Skip", func() { p.Skip(-1) }, "data: Skip of -1 elements"},
 		{"Shard", func() { p.Shard(2, 2) }, "data: Shard(2, 2): want an index from 0 to count-1"},
 		{"Split fraction", func() { p.Split(1.5, 0) }, "data: Split of 1.5: want a fraction from 0 to 1"},
-		{"Split after Shuffle", func() { p.Shuffle(1).Split(0.5, 1) }, "data: Split after Shuffle would mix the parts between epochs: split first, then shuffle the parts"},
+		{
+			"Split after Shuffle", func() { p.Shuffle(1).Split(0.5, 1) },
+			"data: Split after Shuffle would mix the parts between epochs: split first, then shuffle the parts",
+		},
 		{"Split stream", func() { stream.Split(0.5, 1) }, "data: Split without random access"},
-		{"Shuffle stream", func() { stream.Shuffle(1) }, "data: Shuffle without random access: put it before Batch, Repeat and Prefetch, and shuffle streams by ShuffleBuffer"},
+		{
+			"Shuffle stream", func() { stream.Shuffle(1) },
+			"data: Shuffle without random access: put it before Batch, Repeat and Prefetch, and shuffle streams by " +
+				"ShuffleBuffer",
+		},
 		{"Shuffle batches", func() { p.Batch(2).Shuffle(1) }, "data: Shuffle without random access"},
 		{"ShuffleBuffer", func() { p.ShuffleBuffer(1, 0) }, "data: ShuffleBuffer of 0 elements: want at least 1"},
-		{"FromTensors scalar", func() { data.FromTensors(tensor.Scalar(1.0)) }, "data: tensor 0 is a scalar: rows are along the first dimension"},
-		{"FromTensors rows", func() { data.FromTensors([]any{tensor.New(tensor.Int8, 2), tensor.New(tensor.Int8, 3)}) }, "data: tensor 1 has 3 rows, the first one 2"},
+		{
+			"FromTensors scalar", func() { data.FromTensors(tensor.Scalar(1.0)) },
+			"data: tensor 0 is a scalar: rows are along the first dimension",
+		},
+		{
+			"FromTensors rows", func() { data.FromTensors([]any{tensor.New(tensor.Int8, 2), tensor.New(tensor.Int8, 3)}) },
+			"data: tensor 1 has 3 rows, the first one 2",
+		},
 		{"FromTensors none", func() { data.FromTensors([]any{}) }, "data: an element without tensors has no rows"},
 		{"FromTensors number", func() { data.FromTensors(3) }, "data: an element of type int contains a int"},
 		{"FromFunc", func() { data.FromFunc(-1, nil) }, "data: FromFunc of -1 elements, function given: false"},
@@ -579,7 +615,10 @@ func TestMisusePanics(t *testing.T) {
 
 // TestBatchAllocates holds that a shuffled batch of rows in memory costs allocations per batch, not per row.
 func TestBatchAllocates(t *testing.T) {
-	x := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4096, 8)}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 4096)}}).Shuffle(1)
+	x := data.FromTensors(data.Batch{
+		Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4096, 8)},
+		Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 4096)},
+	}).Shuffle(1)
 	perEpoch := func(rows int) float64 {
 		p := x.Batch(rows)
 		return testing.AllocsPerRun(5, func() {

@@ -101,7 +101,8 @@ func ShardFiles(ds Dataset, index, count int) (Dataset, error) {
 	case n == 0:
 		return nil, ErrNoFiles
 	case n < count:
-		return nil, fmt.Errorf("data: could not apply FILE based sharding: the dataset only has %d file(s), which is not enough for the required %d shards/workers. Shard it by its data, or split it into more files", n, count)
+		return nil, fmt.Errorf("data: could not apply FILE based sharding: the dataset only has %d file(s), which is not "+
+			"enough for the required %d shards/workers. Shard it by its data, or split it into more files", n, count)
 	}
 	return rewrite(ds, func(ds Dataset) Dataset {
 		f, ok := ds.(*files)

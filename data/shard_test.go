@@ -49,7 +49,8 @@ func TestShardFiles(t *testing.T) {
 			}
 		}
 	}
-	if mine, err := ShardFiles(Lines(names...).Through(onlyOnes).Batch(2), 1, 2); err != nil || !slices.Equal(texts(t, mine), []string{"b1"}) {
+	if mine, err := ShardFiles(Lines(names...).Through(onlyOnes).Batch(2), 1, 2); err != nil ||
+		!slices.Equal(texts(t, mine), []string{"b1"}) {
 		t.Errorf("worker 1 of 2 through a function: got %v, %v, want b1", mine, err)
 	}
 	if rows, _, known := BatchSize(Lines(names...).Batch(3).Through(onlyOnes)); known {
@@ -102,9 +103,15 @@ func TestBatchSize(t *testing.T) {
 		"full batches":        {source.Repeat(2).BatchFull(3).Take(1), 3, true, true},
 		"mapped batches":      {source.Batch(2).Map(same), 0, false, false},
 		"mapped full batches": {source.BatchFull(3).Map(same), 3, true, true},
-		"rows in memory":      {FromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 4, 2)}).Skip(1), 4, true, true},
-		"unequal rows":        {FromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 3)}), 0, true, true},
-		"another's":           {Of(FromSeq(-1, source.Iter).Take(3)), 0, false, false},
+		"rows in memory": {FromTensors([]any{
+			tensor.New(tensor.Float32, 5, 4),
+			tensor.New(tensor.Float32, 5, 4, 2),
+		}).Skip(1), 4, true, true},
+		"unequal rows": {
+			FromTensors([]any{tensor.New(tensor.Float32, 5, 4), tensor.New(tensor.Float32, 5, 3)}), 0, true,
+			true,
+		},
+		"another's": {Of(FromSeq(-1, source.Iter).Take(3)), 0, false, false},
 	} {
 		if rows, full, known := BatchSize(c.ds); rows != c.rows || full != c.full || known != c.known {
 			t.Errorf("%s: got %d, %t, %t, want %d, %t, %t", name, rows, full, known, c.rows, c.full, c.known)
@@ -130,7 +137,10 @@ func TestSharded(t *testing.T) {
 		want bool
 	}{
 		{"rows", rows.Shard(1, 2), true},
-		{"rows, shuffled before and mapped after", rows.Shuffle(1).Shard(1, 2).Map(same).Take(2).Skip(1).Batch(2).Prefetch(1), true},
+		{
+			"rows, shuffled before and mapped after", rows.Shuffle(1).Shard(1, 2).Map(same).Take(2).Skip(1).Batch(2).Prefetch(1),
+			true,
+		},
 		{"stream", stream.Map(same).Shard(1, 2).Batch(2).Through(through).Repeat(2).Take(1).Skip(0).ShardHint(), true},
 		{"batches", rows.Batch(2).Shard(1, 2).ShuffleBuffer(1, 2), true},
 		{"kept", kept.Batch(2), true},

@@ -106,7 +106,8 @@ func (u *unpackedReader) Read(b []byte) (int, error) {
 	n, err := u.r.Read(b)
 	u.n += int64(n)
 	if u.n > unpackedFreely && u.n/unpackedRatioMax > u.packed.n {
-		return n, fmt.Errorf("%d compressed bytes decompress to more than %d, %d times as many; at most %d times is expected: "+
+		return n, fmt.Errorf("%d compressed bytes decompress to more than %d, %d times as many; at most %d times is "+
+			"expected: "+
 			"if you trust the file, decompress it first (gunzip)", u.packed.n, u.n, u.n/max(u.packed.n, 1), unpackedRatioMax)
 	}
 	return n, err

@@ -8,8 +8,8 @@ import (
 	"math"
 )
 
-// The framing of TFRecord files (tensorflow/core/lib/io/record_writer.h), all little-endian: uint64 length, uint32 masked
-// CRC-32C of those 8 bytes, the record, uint32 masked CRC-32C of the record.
+// The framing of TFRecord files (tensorflow/core/lib/io/record_writer.h), all little-endian: uint64 length, uint32
+// masked CRC-32C of those 8 bytes, the record, uint32 masked CRC-32C of the record.
 const (
 	recordHeadBytes = 12
 	recordFootBytes = 4
@@ -69,7 +69,8 @@ func (s *source) record() ([]byte, error) {
 		return nil, err
 	}
 	if got, want := maskedCRC(head[:8]), binary.LittleEndian.Uint32(head[8:]); got != want {
-		return nil, s.wrong(start, fmt.Errorf("the length of the record has checksum %08x, the file has %08x: corrupt, or not a TFRecord file", got, want))
+		return nil, s.wrong(start, fmt.Errorf("the length of the record has checksum %08x, the file has %08x: corrupt, or "+
+			"not a TFRecord file", got, want))
 	}
 	n := binary.LittleEndian.Uint64(head[:])
 	if n > recordBytesMax {
@@ -85,7 +86,8 @@ func (s *source) record() ([]byte, error) {
 		return nil, err
 	}
 	if got, want := maskedCRC(record), binary.LittleEndian.Uint32(foot[:]); got != want {
-		return nil, s.wrong(at, fmt.Errorf("the record of %d bytes has checksum %08x, the file has %08x: corrupt", n, got, want))
+		return nil, s.wrong(at, fmt.Errorf("the record of %d bytes has checksum %08x, the file has %08x: corrupt", n, got,
+			want))
 	}
 	return record, nil
 }

@@ -130,12 +130,14 @@ func (c *Cluster) check() error {
 	}
 	for rank, factor := range c.Stragglers {
 		if rank < 0 || rank >= c.Ranks || !(factor >= 1 && factor <= FactorMax) {
-			return fmt.Errorf("simulate: straggler %d, %v times slower: want one of %d ranks and a factor from 1 to %.0f", rank, factor, c.Ranks, float64(FactorMax))
+			return fmt.Errorf("simulate: straggler %d, %v times slower: want one of %d ranks and a factor from 1 to %.0f", rank,
+				factor, c.Ranks, float64(FactorMax))
 		}
 	}
 	for rank, by := range c.Late {
 		if rank < 0 || rank >= c.Ranks || by < 0 || by > DelayMax {
-			return fmt.Errorf("simulate: rank %d, %v late: want one of %d ranks and a time up to %v", rank, by, c.Ranks, DelayMax)
+			return fmt.Errorf("simulate: rank %d, %v late: want one of %d ranks and a time up to %v", rank, by, c.Ranks,
+				DelayMax)
 		}
 	}
 	return nil

@@ -13,12 +13,18 @@ import (
 
 func describe(ranks, hosts int) Cluster {
 	link := plan.Link{Latency: time.Microsecond, Bandwidth: 1e9}
-	return Cluster{Ranks: ranks, Hosts: hosts, Memory: true, Private: true, Inside: link, Outside: link, Combine: 1e9, Copy: 1e9}
+	return Cluster{
+		Ranks: ranks, Hosts: hosts, Memory: true, Private: true, Inside: link, Outside: link, Combine: 1e9,
+		Copy: 1e9,
+	}
 }
 
 // TestExtremes simulates clusters with extreme values: each is an error, or gives a valid time.
 func TestExtremes(t *testing.T) {
-	numbers := []float64{0, 0.5, 1, 2, 1e6, 1e9, 1e300, math.MaxFloat64, math.SmallestNonzeroFloat64, -1, math.NaN(), math.Inf(1), math.Inf(-1)}
+	numbers := []float64{
+		0, 0.5, 1, 2, 1e6, 1e9, 1e300, math.MaxFloat64, math.SmallestNonzeroFloat64, -1, math.NaN(),
+		math.Inf(1), math.Inf(-1),
+	}
 	durations := []time.Duration{-1, 0, 1, time.Microsecond, DelayMax, DelayMax + 1, math.MaxInt64, math.MinInt64}
 	rapid.Check(t, func(t *rapid.T) {
 		number := func(name string) float64 { return rapid.SampledFrom(numbers).Draw(t, name) }
@@ -45,13 +51,17 @@ func TestExtremes(t *testing.T) {
 				c.Cores = rapid.SampledFrom([]int{-1, 0, 1, math.MaxInt}).Draw(t, "cores")
 			}
 		}
-		p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: rapid.SampledFrom([]int{0, 1, 1000, math.MaxInt >> 13}).Draw(t, "count")}, 1)
+		p := c.Problem(plan.Problem{
+			Op:    plan.AllReduce,
+			Count: rapid.SampledFrom([]int{0, 1, 1000, math.MaxInt >> 13}).Draw(t, "count"),
+		}, 1)
 		a := rapid.SampledFrom(plan.Algorithms).Draw(t, "algorithm")
 		if a.Fits(p) != nil || p.Count > 1000 && a.Name != "recursive_doubling" && a.Name != "direct" {
 			return // the steps of the others grow with the size
 		}
 		r, err := Run(t.Context(), c, a, p, 1, nil)
-		if err == nil && (r.Time < 0 || r.Fastest < 0 || r.Fastest > r.Time || r.Time >= timeMax || r.Sent < 0 || c.Bound(p.Count) < 0) {
+		if err == nil && (r.Time < 0 || r.Fastest < 0 || r.Fastest > r.Time || r.Time >= timeMax || r.Sent < 0 ||
+			c.Bound(p.Count) < 0) {
 			t.Fatalf("%s on %+v: %+v, bound %v", a.Name, c, r, c.Bound(p.Count))
 		}
 	})

@@ -33,7 +33,9 @@ type Event struct {
 // is not nil, Run calls it at the end of every step. Run returns an error if ctx is cancelled, the cluster is
 // invalid, the algorithm does not fit the problem, the plans deadlock, or the simulation needs more memory than is
 // available.
-func Run(ctx context.Context, c Cluster, a plan.Algorithm, p plan.Problem, elementBytes int, watch func(Event)) (Result, error) {
+func Run(ctx context.Context, c Cluster, a plan.Algorithm, p plan.Problem, elementBytes int, watch func(Event)) (Result,
+	error,
+) {
 	if err := c.check(); err != nil {
 		return Result{}, err
 	}
@@ -41,7 +43,8 @@ func Run(ctx context.Context, c Cluster, a plan.Algorithm, p plan.Problem, eleme
 		return Result{}, fmt.Errorf("simulate: %s: %w", a.Name, err)
 	}
 	if p.Size != c.Ranks || len(p.Places) != c.Ranks {
-		return Result{}, fmt.Errorf("simulate: a problem of %d ranks at %d places, on a cluster of %d ranks", p.Size, len(p.Places), c.Ranks)
+		return Result{}, fmt.Errorf("simulate: a problem of %d ranks at %d places, on a cluster of %d ranks", p.Size,
+			len(p.Places), c.Ranks)
 	}
 	r := newRun(&c, a, p, elementBytes, watch)
 	defer r.stop()
@@ -99,7 +102,10 @@ type domain struct {
 }
 
 func newRun(c *Cluster, a plan.Algorithm, p plan.Problem, elementBytes int, watch func(Event)) *run {
-	r := &run{c: c, p: p, element: elementBytes, watch: watch, ranks: make([]rank, p.Size), hosts: make([]host, c.Hosts), domains: map[int]*domain{}, memory: math.MaxUint64}
+	r := &run{
+		c: c, p: p, element: elementBytes, watch: watch, ranks: make([]rank, p.Size), hosts: make([]host, c.Hosts),
+		domains: map[int]*domain{}, memory: math.MaxUint64,
+	}
 	if left, ok := memlimit.Available(); ok {
 		r.memory = usedMemory() + uint64(left)/4*3 // the garbage collector and other programs take the rest
 	}
@@ -149,9 +155,11 @@ func (r *run) interrupted(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case r.tooLong:
-		return fmt.Errorf("simulate: the collective takes more than %.0f years: check sizes, rates and factors", timeMax.Hours()/24/365)
+		return fmt.Errorf("simulate: the collective takes more than %.0f years: check sizes, rates and factors",
+			timeMax.Hours()/24/365)
 	case usedMemory() > r.memory:
-		return fmt.Errorf("simulate: plans of %d ranks need more memory than the %d bytes that are available: simulate fewer ranks", len(r.ranks), r.memory)
+		return fmt.Errorf("simulate: plans of %d ranks need more memory than the %d bytes that are available: simulate "+
+			"fewer ranks", len(r.ranks), r.memory)
 	}
 	return nil
 }

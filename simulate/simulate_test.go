@@ -18,7 +18,8 @@ import (
 func cluster(ranks, hosts int, memory bool) simulate.Cluster {
 	return simulate.Cluster{
 		Ranks: ranks, Hosts: hosts, Memory: memory,
-		Inside: plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}, Outside: plan.Link{Latency: 10 * time.Microsecond, Bandwidth: 1e9},
+		Inside:  plan.Link{Latency: time.Microsecond, Bandwidth: 10e9},
+		Outside: plan.Link{Latency: 10 * time.Microsecond, Bandwidth: 1e9},
 		Combine: 100e9, Copy: 50e9,
 	}
 }
@@ -39,7 +40,8 @@ func TestByHand(t *testing.T) {
 	p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: bytes / 4}, 4)
 	r, err := simulate.Run(t.Context(), c, algorithm(t, "recursive_doubling"), p, 4, nil)
 	// One frame each way, 100 us and its latency, then both vectors are combined; copied before and after, 2 us each.
-	if want := 114*time.Microsecond + 2*bytes/100*time.Nanosecond; err != nil || r.Time.Round(time.Microsecond) != want || r.Frames != 2 || r.Sent != bytes {
+	if want := 114*time.Microsecond + 2*bytes/100*time.Nanosecond; err != nil || r.Time.Round(time.Microsecond) != want ||
+		r.Frames != 2 || r.Sent != bytes {
 		t.Errorf("recursive_doubling: %+v, %v; want %v", r, err, want)
 	}
 	c = cluster(4, 1, true)
@@ -54,7 +56,10 @@ func TestByHand(t *testing.T) {
 // TestBound checks that no algorithm is faster than the lower bound of a card.
 func TestBound(t *testing.T) {
 	for _, a := range plan.Algorithms {
-		for _, c := range []simulate.Cluster{cluster(2, 2, false), cluster(6, 6, false), cluster(8, 8, false), cluster(8, 2, true), cluster(8, 4, true), cluster(5, 2, true)} {
+		for _, c := range []simulate.Cluster{
+			cluster(2, 2, false), cluster(6, 6, false), cluster(8, 8, false),
+			cluster(8, 2, true), cluster(8, 4, true), cluster(5, 2, true),
+		} {
 			for _, order := range []plan.Order{plan.Canonical, plan.Any} {
 				p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: 1 << 20, Order: order}, 4)
 				if a.Fits(p) != nil {
@@ -106,7 +111,10 @@ func TestChooses(t *testing.T) {
 	fast := func(ranks, hosts int, memory bool) simulate.Cluster {
 		c := cluster(ranks, hosts, memory)
 		c.Private, c.Combine, c.Copy = memory, 30e9, 12e9
-		c.Inside, c.Outside = plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}, plan.Link{Latency: 25 * time.Microsecond, Bandwidth: 12.5e9}
+		c.Inside, c.Outside = plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}, plan.Link{
+			Latency:   25 * time.Microsecond,
+			Bandwidth: 12.5e9,
+		}
 		return c
 	}
 	for _, test := range []struct {
@@ -124,14 +132,17 @@ func TestChooses(t *testing.T) {
 		for _, count := range test.counts {
 			chosen, took, name, best := choice(t, test.c, count)
 			if float64(took) > test.factor*float64(best) {
-				t.Errorf("%d elements on %d ranks, %d hosts: chose %s, %v; %s takes %v", count, test.c.Ranks, test.c.Hosts, chosen, took, name, best)
+				t.Errorf("%d elements on %d ranks, %d hosts: chose %s, %v; %s takes %v", count, test.c.Ranks, test.c.Hosts, chosen,
+					took, name, best)
 			}
 		}
 	}
 }
 
 // choice returns the algorithm that the table chooses for an all-reduce, and the fastest one, with their times.
-func choice(t *testing.T, c simulate.Cluster, count int) (chosen string, took time.Duration, fastest string, least time.Duration) {
+func choice(t *testing.T, c simulate.Cluster, count int) (chosen string, took time.Duration, fastest string,
+	least time.Duration,
+) {
 	t.Helper()
 	p := c.Problem(plan.Problem{Op: plan.AllReduce, Count: count}, 4)
 	choice, err := c.Table().Choose(p, c.Where(4))
@@ -234,12 +245,16 @@ func TestRefused(t *testing.T) {
 	}
 	// Deadlocks are detected.
 	p.Size = 4
-	stuck := plan.Algorithm{Name: "stuck", Fits: func(plan.Problem) error { return nil }, Steps: func(_ plan.Problem, rank int) iter.Seq[plan.Step] {
-		return func(yield func(plan.Step) bool) {
-			yield(plan.Step{Kind: plan.Exchange, To: -1, From: (rank + 1) % 4})
-		}
-	}}
-	if _, err := simulate.Run(t.Context(), c, stuck, p, 4, nil); err == nil || !strings.Contains(err.Error(), "4 ranks wait forever") {
+	stuck := plan.Algorithm{
+		Name: "stuck", Fits: func(plan.Problem) error { return nil },
+		Steps: func(_ plan.Problem, rank int) iter.Seq[plan.Step] {
+			return func(yield func(plan.Step) bool) {
+				yield(plan.Step{Kind: plan.Exchange, To: -1, From: (rank + 1) % 4})
+			}
+		},
+	}
+	if _, err := simulate.Run(t.Context(), c, stuck, p, 4, nil); err == nil ||
+		!strings.Contains(err.Error(), "4 ranks wait forever") {
 		t.Errorf("a deadlock: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -42,7 +42,8 @@ func (t *Trace) Write(e Event) {
 	}
 	micros := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 	text, err := json.Marshal(traceEvent{
-		Name: e.Step.String(), Category: e.Step.Kind.String(), Phase: "X", Start: micros(e.Start), Duration: micros(e.End - e.Start), Host: e.Host, Rank: e.Rank,
+		Name: e.Step.String(), Category: e.Step.Kind.String(), Phase: "X", Start: micros(e.Start),
+		Duration: micros(e.End - e.Start), Host: e.Host, Rank: e.Rank,
 		Args: map[string]any{"elements": max(e.Step.In.Hi-e.Step.In.Lo, e.Step.Out.Hi-e.Step.Out.Lo)},
 	})
 	if err != nil {

@@ -98,7 +98,8 @@ func (f half) check(t *testing.T, x float32) {
 		return
 	}
 	if got != want {
-		t.Fatalf("%s of %v (%#x): got %#x (%v), want %#x (%v)", f.name, x, math.Float32bits(x), got, f.to(got), want, f.to(want))
+		t.Fatalf("%s of %v (%#x): got %#x (%v), want %#x (%v)", f.name, x, math.Float32bits(x), got, f.to(got), want,
+			f.to(want))
 	}
 }
 
@@ -159,7 +160,10 @@ func TestHalfRounds(t *testing.T) {
 					}
 				}
 			}
-			for _, bits := range []uint32{0x7f800000, 0x7f7fffff, 0x7f800001, 0x7fc00000, 0x7fffffff, 0x7f801fff, 0x00000001, 0x007fffff, 0x00800000, 0x80000000} {
+			for _, bits := range []uint32{
+				0x7f800000, 0x7f7fffff, 0x7f800001, 0x7fc00000, 0x7fffffff, 0x7f801fff, 0x00000001,
+				0x007fffff, 0x00800000, 0x80000000,
+			} {
 				f.check(t, math.Float32frombits(bits))
 				f.check(t, math.Float32frombits(bits|1<<31))
 			}
@@ -172,7 +176,10 @@ func TestHalfRounds(t *testing.T) {
 }
 
 func FuzzHalf(f *testing.F) {
-	for _, x := range []float32{0, 1, -65504, 65520, 5.9604645e-08, 3.4e38, 1e-45, float32(math.NaN()), float32(math.Inf(-1))} {
+	for _, x := range []float32{
+		0, 1, -65504, 65520, 5.9604645e-08, 3.4e38, 1e-45, float32(math.NaN()),
+		float32(math.Inf(-1)),
+	} {
 		f.Add(math.Float32bits(x))
 	}
 	f.Fuzz(func(t *testing.T, bits uint32) {

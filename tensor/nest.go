@@ -155,7 +155,8 @@ func (z *zipper) walkSlice(path string, t reflect.Type, values []reflect.Value) 
 	items := make([]any, n)
 	fits := true
 	for j := range items {
-		item, err := z.walk(path+"["+strconv.Itoa(j)+"]", each(values, func(v reflect.Value) any { return v.Index(j).Interface() }))
+		item, err := z.walk(path+"["+strconv.Itoa(j)+"]",
+			each(values, func(v reflect.Value) any { return v.Index(j).Interface() }))
 		if err != nil {
 			return nil, err
 		}
@@ -186,7 +187,8 @@ func (z *zipper) walkMap(path string, t reflect.Type, values []reflect.Value) (a
 	fits := true
 	for _, k := range keys {
 		key := reflect.ValueOf(k).Convert(t.Key())
-		item, err := z.walk(path+"["+strconv.Quote(k)+"]", each(values, func(v reflect.Value) any { return v.MapIndex(key).Interface() }))
+		item, err := z.walk(path+"["+strconv.Quote(k)+"]",
+			each(values, func(v reflect.Value) any { return v.MapIndex(key).Interface() }))
 		if err != nil {
 			return nil, err
 		}

@@ -86,7 +86,13 @@ func TestZipNamesWhatDiffers(t *testing.T) {
 		{"lengths", []any{1, []any{1}}, []any{1, []any{1, 2}}, "[1]", "2 items against 1"},
 		{"keys", map[string]any{"a": 1}, map[string]any{"b": 1}, "", `["b"] against ["a"]`},
 		{"list and tuple", []any{[]any{1}}, []any{tensor.Tuple{1}}, "[0]", "tensor.Tuple against []interface {}"},
-		{"leaf and container", map[string]any{"x": 1}, map[string]any{"x": []any{1}}, `["x"]`, "a container, against int, a leaf"},
+		{
+			"leaf and container",
+			map[string]any{"x": 1},
+			map[string]any{"x": []any{1}},
+			`["x"]`,
+			"a container, against int, a leaf",
+		},
 		{"container and leaf", pair{Loss: []any{1}}, pair{Loss: 1}, ".Loss", "int against []interface {}"},
 	} {
 		_, err := tensor.Zip(func(string, []any) (any, error) { return nil, nil }, nil, c.a, c.b)
@@ -111,7 +117,8 @@ func TestZipStops(t *testing.T) {
 
 func TestPackCounts(t *testing.T) {
 	for _, leaves := range [][]any{{1}, {1, 2, 3}} {
-		if _, err := tensor.Pack([]any{nil, nil}, leaves); err == nil || !strings.Contains(err.Error(), fmt.Sprint(len(leaves))) {
+		if _, err := tensor.Pack([]any{nil, nil}, leaves); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprint(len(leaves))) {
 			t.Errorf("%d leaves for 2: got %v", len(leaves), err)
 		}
 	}

@@ -128,14 +128,21 @@ func TestString(t *testing.T) {
 	}{
 		{"scalar", tensor.Scalar(float32(5)).String(), "tf.Tensor(5.0, shape=(), dtype=float32)"},
 		{"vector", tensor.From([]float32{1, 4}).String(), "tf.Tensor([1. 4.], shape=(2,), dtype=float32)"},
-		{"matrix", tensor.From([]int32{1, 2, 3, 40}, 2, 2).String(), "tf.Tensor(\n[[ 1  2]\n [ 3 40]], shape=(2, 2), dtype=int32)"},
+		{
+			"matrix", tensor.From([]int32{1, 2, 3, 40}, 2, 2).String(),
+			"tf.Tensor(\n[[ 1  2]\n [ 3 40]], shape=(2, 2), dtype=int32)",
+		},
 		{"empty", tensor.New(tensor.Float32, 0, 3).String(), "tf.Tensor([], shape=(0, 3), dtype=float32)"},
 		{"bool", tensor.Scalar(true).String(), "tf.Tensor(True, shape=(), dtype=bool)"},
 		{"string", tensor.Strings([]string{"a"}, []int{}...).String(), "tf.Tensor(b'a', shape=(), dtype=string)"},
 		{"device", tensor.Wrap(device, tensor.Float32, 2).String(), "tf.Tensor([? ?], shape=(2,), dtype=float32)"},
 		{
-			"slices", (&tensor.IndexedSlices{Values: tensor.From([]float32{1}, 1, 1), Indices: tensor.From([]int32{3})}).String(),
-			"IndexedSlices(indices=tf.Tensor([3], shape=(1,), dtype=int32), values=tf.Tensor([[1.]], shape=(1, 1), dtype=float32), dense_shape=None)",
+			"slices", (&tensor.IndexedSlices{
+				Values:  tensor.From([]float32{1}, 1, 1),
+				Indices: tensor.From([]int32{3}),
+			}).String(),
+			"IndexedSlices(indices=tf.Tensor([3], shape=(1,), dtype=int32), values=tf.Tensor([[1.]], shape=(1, 1), " +
+				"dtype=float32), dense_shape=None)",
 		},
 	}
 	for _, c := range tests {

@@ -47,7 +47,8 @@ func TestDTypes(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	for _, name := range []string{"", "invalid", "float", "double"} {
-		if d, err := tensor.ParseDType(name); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) || !strings.Contains(err.Error(), "float32") {
+		if d, err := tensor.ParseDType(name); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) ||
+			!strings.Contains(err.Error(), "float32") {
 			t.Errorf("ParseDType(%q): %v, %v", name, d, err)
 		}
 	}
@@ -161,7 +162,8 @@ func TestRows(t *testing.T) {
 		if !slices.Equal(got.Shape(), want) || !slices.Equal(tensor.Data[int16](got), data[lo*row:hi*row]) {
 			t.Fatalf("got %v", got)
 		}
-		if s := tensor.Strings(words, shape...).Rows(lo, hi); !slices.Equal(s.Shape(), want) || !slices.Equal(s.StringData(), words[lo*row:hi*row]) {
+		if s := tensor.Strings(words, shape...).Rows(lo, hi); !slices.Equal(s.Shape(), want) ||
+			!slices.Equal(s.StringData(), words[lo*row:hi*row]) {
 			t.Fatalf("got %v", s)
 		}
 		if c := got.Clone(); !c.Equal(got) || !c.Reshape(got.Len()).Reshape(want...).Equal(got) {
@@ -233,7 +235,10 @@ func TestMemory(t *testing.T) {
 	if empty := tensor.HostMemory([]int64{}); empty.Ptr != nil || len(empty.Slice(0, 0).HostBytes()) != 0 {
 		t.Errorf("got %+v", empty)
 	}
-	for kind, want := range map[tensor.MemoryKind]string{tensor.Host: "host", tensor.Shared: "shared", tensor.Device: "device", 9: "MemoryKind(9)"} {
+	for kind, want := range map[tensor.MemoryKind]string{
+		tensor.Host: "host", tensor.Shared: "shared",
+		tensor.Device: "device", 9: "MemoryKind(9)",
+	} {
 		if kind.String() != want {
 			t.Errorf("got %q, want %q", kind, want)
 		}
@@ -250,14 +255,29 @@ func TestPanics(t *testing.T) {
 	}{
 		{"New invalid", func() { tensor.New(tensor.Invalid, 1) }, "tensor: New of dtype invalid"},
 		{"New negative", func() { tensor.New(tensor.Int8, 2, -1) }, "tensor: negative dimension in shape [2 -1]"},
-		{"New too large", func() { tensor.New(tensor.Int8, math.MaxInt/2, 3) }, fmt.Sprintf("tensor: shape [%d 3] holds more elements than can be addressed", math.MaxInt/2)},
-		{"New too many bytes", func() { tensor.New(tensor.Int64, math.MaxInt/4) }, fmt.Sprintf("tensor: %d elements of int64 are more bytes than can be addressed", math.MaxInt/4)},
+		{
+			"New too large", func() { tensor.New(tensor.Int8, math.MaxInt/2, 3) },
+			fmt.Sprintf("tensor: shape [%d 3] holds more elements than can be addressed", math.MaxInt/2),
+		},
+		{
+			"New too many bytes", func() { tensor.New(tensor.Int64, math.MaxInt/4) },
+			fmt.Sprintf("tensor: %d elements of int64 are more bytes than can be addressed", math.MaxInt/4),
+		},
 		{"From count", func() { tensor.From([]int8{1}, 2) }, "tensor: 1 elements given for shape [2], which holds 2"},
-		{"Strings count", func() { tensor.Strings([]string{"a"}, 2, 2) }, "tensor: 1 elements given for shape [2 2], which holds 4"},
-		{"Wrap bytes", func() { tensor.Wrap(x.Memory(), tensor.Float32, 3) }, "tensor: Wrap of 16 bytes as float32[3], which takes 12"},
+		{
+			"Strings count", func() { tensor.Strings([]string{"a"}, 2, 2) },
+			"tensor: 1 elements given for shape [2 2], which holds 4",
+		},
+		{
+			"Wrap bytes", func() { tensor.Wrap(x.Memory(), tensor.Float32, 3) },
+			"tensor: Wrap of 16 bytes as float32[3], which takes 12",
+		},
 		{"Wrap string", func() { tensor.Wrap(tensor.Memory{}, tensor.String, 3) }, "tensor: Wrap of memory as string"},
 		{"Data type", func() { tensor.Data[int32](x) }, "tensor: Data[int32] of a float32 tensor"},
-		{"Data device", func() { tensor.Data[float32](tensor.Wrap(device, tensor.Float32, 2)) }, "tensor: Data of device memory"},
+		{
+			"Data device", func() { tensor.Data[float32](tensor.Wrap(device, tensor.Float32, 2)) },
+			"tensor: Data of device memory",
+		},
 		{"Rows outside", func() { x.Rows(1, 3) }, "tensor: Rows(1, 3) of shape [2 2]"},
 		{"Rows backwards", func() { x.Rows(2, 1) }, "tensor: Rows(2, 1) of shape [2 2]"},
 		{"Rows scalar", func() { tensor.Scalar(true).Rows(0, 1) }, "tensor: Rows(0, 1) of shape []"},

@@ -103,7 +103,8 @@ func (t *Trainer) checkAgreement(ctx context.Context, r *distribute.Replica, g *
 	if err := t.compareStates(ctx, r, g); err != nil {
 		return err
 	}
-	return errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over all replicas are wrong")
+	return errors.New("the collectives do not add up float64 exactly: sums of small whole numbers over " +
+		"all replicas are wrong")
 }
 
 // compareStates gathers the states of all replicas' workers. It returns an error that describes their
@@ -226,7 +227,8 @@ func (t *Trainer) describeDifference(wrong, right string, a, b stepState) string
 	}
 	switch {
 	case a[stateSteps] != b[stateSteps]:
-		return fmt.Sprintf("%s took %d steps before it, %s %d. Call Fit, ApplyGradients and Restore on all workers in the same order",
+		return fmt.Sprintf("%s took %d steps before it, %s %d. Call Fit, ApplyGradients and Restore on all workers in the "+
+			"same order",
 			wrong, a[stateSteps], right, b[stateSteps])
 	case a[statePass] != b[statePass] || a[stateBatch] != b[stateBatch]:
 		return fmt.Sprintf("%s: batch %d of pass %d over the data, %s: %s",
@@ -314,9 +316,10 @@ func (t *Trainer) failOthers(ctx context.Context, err error) {
 	if !t.others() {
 		return
 	}
-	_, _ = distribute.Run(context.WithoutCancel(ctx), t.strategy, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-		return nil, failureReport{err}
-	})
+	_, _ = distribute.Run(context.WithoutCancel(ctx), t.strategy,
+		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+			return nil, failureReport{err}
+		})
 }
 
 // failureReport is an error that is sent to the other workers by a step that does nothing else. Errors omit

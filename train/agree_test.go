@@ -24,7 +24,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// overWorkers runs f on every worker at the same time. layout is how many replicas each has. It returns each one's error.
+// overWorkers runs f on every worker at the same time. layout is how many replicas each has. It returns each one's
+// error.
 func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strategy) error) []error {
 	t.Helper()
 	engines := make([]engine.Engine, len(layout))
@@ -35,7 +36,9 @@ func overWorkers(t failer, layout []int, f func(worker int, s *distribute.Strate
 }
 
 // overWorkersOn is overWorkers with an engine for each worker.
-func overWorkersOn(t failer, layout []int, engines []engine.Engine, f func(worker int, s *distribute.Strategy) error) []error {
+func overWorkersOn(t failer, layout []int, engines []engine.Engine,
+	f func(worker int, s *distribute.Strategy) error,
+) []error {
 	t.Helper()
 	replicas := 0
 	var tasks []string
@@ -85,8 +88,11 @@ type failer interface {
 	Errorf(format string, args ...any)
 }
 
-// fitOver trains a fake model over workers, with callbacks of each, and returns their histories without times, their weights and errors.
-func fitOver(t failer, layout []int, seen func(worker int) data.Dataset, cfg func(worker int, trainer *Trainer) FitConfig) (histories []*History, weights []string, errs []error) {
+// fitOver trains a fake model over workers, with callbacks of each, and returns their histories without times, their
+// weights and errors.
+func fitOver(t failer, layout []int, seen func(worker int) data.Dataset,
+	cfg func(worker int, trainer *Trainer) FitConfig,
+) (histories []*History, weights []string, errs []error) {
 	t.Helper()
 	histories, weights = make([]*History, len(layout)), make([]string, len(layout))
 	errs = overWorkers(t, layout, func(w int, s *distribute.Strategy) error {
@@ -133,8 +139,8 @@ func stopAt(n int) Callback {
 	}
 }
 
-// TestStopOverWorkers: whoever asks to stop, and when, all workers end after the step after which one worker would, with its history
-// and bits.
+// TestStopOverWorkers: whoever asks to stop, and when, all workers end after the step after which one worker would,
+// with its history and bits.
 func TestStopOverWorkers(t *testing.T) {
 	examples := lineExamples(16)
 	layouts := [][]int{{1, 1, 1}, {1, 2}, {2, 1}}
@@ -165,14 +171,15 @@ func TestStopOverWorkers(t *testing.T) {
 			rt.Fatal(err)
 		}
 
-		histories, weights, errs := fitOver(rt, layout, func(int) data.Dataset { return ds }, func(w int, _ *Trainer) FitConfig {
-			mine := cfg
-			mine.Callbacks = []Callback{{}}
-			if slices.Contains(who, w) {
-				mine.Callbacks = append(mine.Callbacks, stopAt(event))
-			}
-			return mine
-		})
+		histories, weights, errs := fitOver(rt, layout, func(int) data.Dataset { return ds },
+			func(w int, _ *Trainer) FitConfig {
+				mine := cfg
+				mine.Callbacks = []Callback{{}}
+				if slices.Contains(who, w) {
+					mine.Callbacks = append(mine.Callbacks, stopAt(event))
+				}
+				return mine
+			})
 		for w, got := range histories {
 			if errs[w] != nil {
 				rt.Errorf("worker %d: %v", w, errs[w])
@@ -252,7 +259,11 @@ func TestFailureIsTold(t *testing.T) {
 		want     string       // in all workers' errors
 	}{
 		{"at the beginning", good, Callback{OnTrainBegin: func(context.Context) error { return cause }}, cause.Error()},
-		{"before an epoch", good, Callback{OnEpochBegin: func(context.Context, EpochBegin) error { return cause }}, cause.Error()},
+		{
+			"before an epoch", good,
+			Callback{OnEpochBegin: func(context.Context, EpochBegin) error { return cause }},
+			cause.Error(),
+		},
 		{"after a step", good, Callback{OnStepEnd: func(context.Context, Step) error { return cause }}, cause.Error()},
 		{"after the last epoch", good, Callback{OnEpochEnd: func(_ context.Context, e Epoch) error {
 			if e.Epoch == 1 {
@@ -260,8 +271,17 @@ func TestFailureIsTold(t *testing.T) {
 			}
 			return nil
 		}}, cause.Error()},
-		{"other data", sizes(lineExamples(9), 7, 2), Callback{}, "the workers do not make the same step: worker 1: 2 examples in batch 2 of pass 1 over the data, workers 0, 2: 7. All workers must read"},
-		{"fewer data", sizes(examples, 7, 7), Callback{}, "the workers do not make the same step: worker 1: batch 1 of pass 2 over the data, workers 0, 2: batch 3 of pass 1"},
+		{
+			"other data", sizes(lineExamples(9), 7, 2),
+			Callback{},
+			"the workers do not make the same step: worker 1: 2 examples in batch 2 of pass 1 over the data, workers 0, 2: 7. " +
+				"All workers must read",
+		},
+		{
+			"fewer data", sizes(examples, 7, 7),
+			Callback{},
+			"the workers do not make the same step: worker 1: batch 1 of pass 2 over the data, workers 0, 2: batch 3 of pass 1",
+		},
 		{"damaged data", batches(data.Batch{}), Callback{}, "it has 0 inputs: want 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -294,7 +314,8 @@ type namedEngine struct {
 
 func (e namedEngine) Name() string { return e.name }
 
-// TestProgramsNotCompared: the chief warns once of programs that are not compared, because engines have different names.
+// TestProgramsNotCompared: the chief warns once of programs that are not compared, because engines have different
+// names.
 func TestProgramsNotCompared(t *testing.T) {
 	for _, c := range []struct {
 		names []string
@@ -347,9 +368,19 @@ func TestStartEqual(t *testing.T) {
 		want   string                    // there; "": it works
 	}{
 		{"other values", func(_ *Config, m *fakeModel) { m.start = 7 }, ""},
-		{"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 }, "this worker's model differs from the chief's: it has seed 9, the chief has seed 3"},
-		{"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 }, "global batches of 8, the chief has global batches of 7"},
-		{"other rate", func(_ *Config, m *fakeModel) { m.rate = 0.25 }, "train: the workers have compiled different programs: worker 1 computes \"apply: momentum, rate 0.25\", where worker 0 computes \"apply: momentum, rate 0\". Give all workers the same model"},
+		{
+			"other seed", func(c *Config, _ *fakeModel) { c.Seed = 9 },
+			"this worker's model differs from the chief's: it has seed 9, the chief has seed 3",
+		},
+		{
+			"other batch", func(c *Config, _ *fakeModel) { c.GlobalBatch = 8 },
+			"global batches of 8, the chief has global batches of 7",
+		},
+		{
+			"other rate", func(_ *Config, m *fakeModel) { m.rate = 0.25 },
+			"train: the workers have compiled different programs: worker 1 computes \"apply: momentum, rate 0.25\", where " +
+				"worker 0 computes \"apply: momentum, rate 0\". Give all workers the same model",
+		},
 		{"a part of the data", func(c *Config, _ *fakeModel) {
 			*c = Config{Data: data.FromTensors(lineExamples(14)).Shard(1, 3).Batch(7), Seed: 3}
 		}, "train: Config.Data: the dataset has Shard(1, 3), so this worker would train on only a part of its share"},
@@ -396,27 +427,32 @@ func TestWorkersDiverge(t *testing.T) {
 				return err
 			}
 			defer trainer.Close()
-			_, err = trainer.Fit(t.Context(), sizes(lineExamples(7), 7), FitConfig{Callbacks: []Callback{{OnEpochEnd: func(context.Context, Epoch) error {
-				for _, r := range trainer.program.(*fakeProgram).replicas {
-					if r.now[4][0]++; w == bad { // averages may differ
-						r.now[1][1]++
+			_, err = trainer.Fit(t.Context(), sizes(lineExamples(7), 7),
+				FitConfig{Callbacks: []Callback{{OnEpochEnd: func(context.Context, Epoch) error {
+					for _, r := range trainer.program.(*fakeProgram).replicas {
+						if r.now[4][0]++; w == bad { // averages may differ
+							r.now[1][1]++
+						}
 					}
-				}
-				return nil
-			}}}})
+					return nil
+				}}}})
 			return err
 		})
 		for w, err := range errs {
-			want := []string{"differ from those of replica 1, 2, 3", "differ from those of replica 1, 2", "differ from those of replica 3"}[bad]
-			if err == nil || !strings.Contains(err.Error(), "the mirrored variable weights is no longer the same on all workers: the bits of replica 0 "+want) {
+			want := []string{
+				"differ from those of replica 1, 2, 3", "differ from those of replica 1, 2",
+				"differ from those of replica 3",
+			}[bad]
+			if err == nil || !strings.Contains(err.Error(),
+				"the mirrored variable weights is no longer the same on all workers: the bits of replica 0 "+want) {
 				t.Errorf("worker %d, while %d differs: %v", w, bad, err)
 			}
 		}
 	}
 }
 
-// TestLeftOverBatches: workers may have read ahead differently far when a pass over their data ended early. What they do next does not
-// depend on it.
+// TestLeftOverBatches: workers may have read ahead differently far when a pass over their data ended early. What they
+// do next does not depend on it.
 func TestLeftOverBatches(t *testing.T) {
 	for w, err := range overWorkers(t, []int{1, 1}, func(w int, s *distribute.Strategy) error {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 1}, fakeConfig(2))
@@ -437,7 +473,10 @@ func TestLeftOverBatches(t *testing.T) {
 			stream.release(g)
 		}
 		stream.close()
-		_, _, err = trainer.Gradients(t.Context(), data.Batch{Inputs: []*tensor.Tensor{examples.Inputs[0].Rows(0, 2)}, Labels: []*tensor.Tensor{examples.Labels[0].Rows(0, 2)}})
+		_, _, err = trainer.Gradients(t.Context(), data.Batch{
+			Inputs: []*tensor.Tensor{examples.Inputs[0].Rows(0, 2)},
+			Labels: []*tensor.Tensor{examples.Labels[0].Rows(0, 2)},
+		})
 		return err
 	}) {
 		if err != nil {
@@ -466,7 +505,8 @@ func TestProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want []string
-	for _, phase := range []Phase{PhaseCompile, PhaseStart, PhaseBetween, PhaseBetween} { // training and its epoch begin last
+	// training and its epoch begin last
+	for _, phase := range []Phase{PhaseCompile, PhaseStart, PhaseBetween, PhaseBetween} {
 		want = append(want, "1 "+phase)
 	}
 	for step := 1; step <= 2; step++ {
@@ -476,7 +516,8 @@ func TestProgress(t *testing.T) {
 		want = append(want, fmt.Sprintf("%d %s", step+1, PhaseBetween))
 	}
 	want = append(want, "3 "+PhaseData, "3 "+PhaseBetween)
-	if got := slices.CompactFunc(slices.Clone(told), func(a, b string) bool { return a == b && strings.HasSuffix(a, PhasePacks) }); !slices.Equal(got, want) {
+	if got := slices.CompactFunc(slices.Clone(told),
+		func(a, b string) bool { return a == b && strings.HasSuffix(a, PhasePacks) }); !slices.Equal(got, want) {
 		t.Errorf("told\n%v\nwant\n%v", got, want)
 	}
 	told = nil
@@ -570,7 +611,8 @@ func TestSameHash(t *testing.T) {
 		if agreedPieces*width >= 64 {
 			kept = math.MaxUint64
 		}
-		few := rapid.SliceOfN(rapid.OneOf(rapid.Uint64(), rapid.SampledFrom([]uint64{0, 1, 2, 3, math.MaxUint64})), 1, 4).Draw(rt, "hashes")
+		few := rapid.SliceOfN(rapid.OneOf(rapid.Uint64(), rapid.SampledFrom([]uint64{0, 1, 2, 3, math.MaxUint64})), 1,
+			4).Draw(rt, "hashes")
 		sums, one := make([]float64, agreed), make([]float64, agreed)
 		equal := true
 		for i := range n {
@@ -620,11 +662,17 @@ func TestWrongData(t *testing.T) {
 			w[2*rows], w[2*rows+1] = 2, 1
 			return datasetOf(b)
 		}, 3, " read other weights than worker"},
-		{"the order", func(b data.Batch, _ int) data.Dataset { return data.FromTensors(b).Shuffle(5).Batch(rows) }, 1, " read other inputs and labels and weights than worker"},
+		{
+			"the order", func(b data.Batch, _ int) data.Dataset { return data.FromTensors(b).Shuffle(5).Batch(rows) }, 1,
+			" read other inputs and labels and weights than worker",
+		},
 		{"a hidden part", func(b data.Batch, w int) data.Dataset {
 			return data.FromSeq(-1, data.FromTensors(b).Shard(w, 9).Iter).Batch(rows)
 		}, 1, "examples in batch 1 of pass 1 over the data, "},
-		{"a part", func(b data.Batch, w int) data.Dataset { return data.FromTensors(b).Shuffle(1).Shard(w, 3).Batch(rows) }, 0, "Leave out Shard"},
+		{
+			"a part", func(b data.Batch, w int) data.Dataset { return data.FromTensors(b).Shuffle(1).Shard(w, 3).Batch(rows) },
+			0, "Leave out Shard",
+		},
 	} {
 		for _, layout := range [][]int{{1, 1}, {1, 2, 1}} {
 			t.Run(fmt.Sprint(c.name, layout), func(t *testing.T) {
@@ -640,12 +688,14 @@ func TestWrongData(t *testing.T) {
 					}
 					h, err := trainer.Fit(t.Context(), ds, FitConfig{})
 					if trainer.Steps() != int64(max(c.step-1, 0)) || h.Steps != max(c.step-1, 0) {
-						t.Errorf("worker %d made %d steps, %d in its history; the data differ in step %d", w, trainer.Steps(), h.Steps, c.step)
+						t.Errorf("worker %d made %d steps, %d in its history; the data differ in step %d", w, trainer.Steps(), h.Steps,
+							c.step)
 					}
 					return err
 				})
 				for w, err := range errs {
-					if err == nil || !strings.Contains(err.Error(), c.want) || c.step > 0 && !strings.Contains(err.Error(), fmt.Sprintf("epoch 1, step %d: ", c.step)) {
+					if err == nil || !strings.Contains(err.Error(), c.want) ||
+						c.step > 0 && !strings.Contains(err.Error(), fmt.Sprintf("epoch 1, step %d: ", c.step)) {
 						t.Errorf("worker %d ends with %v, want %q", w, err, c.want)
 					}
 				}
@@ -698,7 +748,8 @@ func TestWrongDataElsewhere(t *testing.T) {
 		}, "other inputs and labels than workers 0, 1"},
 		{"another step", func(trainer *Trainer, b data.Batch) error {
 			if tensor.Data[float64](b.Labels[0])[0] != tensor.Data[float64](lineExamples(7).Labels[0])[0] {
-				if err := trainer.ApplyGradients(t.Context(), []*tensor.Tensor{tensor.New(tensor.Float64), tensor.New(tensor.Float64, 2)}); err != nil {
+				if err := trainer.ApplyGradients(t.Context(),
+					[]*tensor.Tensor{tensor.New(tensor.Float64), tensor.New(tensor.Float64, 2)}); err != nil {
 					return err
 				}
 			}
@@ -718,7 +769,8 @@ func TestWrongDataElsewhere(t *testing.T) {
 			defer trainer.Close()
 			b := lineExamples(7)
 			if w == 2 {
-				b.Inputs[0], b.Labels[0] = tensor.From(slices.Repeat([]float64{1}, 14), 7, 2), tensor.From(slices.Repeat([]float64{5}, 7))
+				b.Inputs[0], b.Labels[0] = tensor.From(slices.Repeat([]float64{1}, 14), 7,
+					2), tensor.From(slices.Repeat([]float64{5}, 7))
 			}
 			return c.do(trainer, b)
 		}) {
@@ -745,12 +797,18 @@ func TestSetOnOneWorker(t *testing.T) {
 		first, last func(trainer *Trainer) error // what worker 0 and the last one do after step 2
 		want        string                       // "": no error
 	}{
-		{"on one", nothing, set("momentum/bias", 3), "variables were set between steps on some workers only, or to other values: worker 2 last momentum/bias, workers 0, 1 none. Call SetVariable and SetWeights on all workers"},
+		{
+			"on one", nothing, set("momentum/bias", 3),
+			"variables were set between steps on some workers only, or to other values: worker 2 last momentum/bias, workers " +
+				"0, 1 none. Call SetVariable and SetWeights on all workers",
+		},
 		{"other values", set("bias", 1), set("bias", 2), "last bias"},
 		{"an average", nothing, set("seen", 2), "worker 2 last seen"},
 		{"all weights", nothing, func(trainer *Trainer) error {
 			return trainer.SetWeights([]Weight{
-				{"bias", tensor.Of([]float64{5}).Reshape()}, {"weights", tensor.Of([]float64{1, 2})}, {"seen", tensor.Of([]float64{0}).Reshape()},
+				{"bias", tensor.Of([]float64{5}).Reshape()},
+				{"weights", tensor.Of([]float64{1, 2})},
+				{"seen", tensor.Of([]float64{0}).Reshape()},
 			})
 		}, "worker 2 last "},
 		{"the value that it has", nothing, sameValue, ""},
@@ -763,22 +821,24 @@ func TestSetOnOneWorker(t *testing.T) {
 					return err
 				}
 				defer trainer.Close()
-				_, err = trainer.Fit(t.Context(), sizes(lineExamples(8), 2, 2, 2, 2), FitConfig{Callbacks: []Callback{{OnStepEnd: func(_ context.Context, s Step) error {
-					if s.Step != 2 {
-						return nil
-					}
-					if w == 2 {
-						return c.last(trainer)
-					}
-					return c.first(trainer)
-				}}}})
+				_, err = trainer.Fit(t.Context(), sizes(lineExamples(8), 2, 2, 2, 2),
+					FitConfig{Callbacks: []Callback{{OnStepEnd: func(_ context.Context, s Step) error {
+						if s.Step != 2 {
+							return nil
+						}
+						if w == 2 {
+							return c.last(trainer)
+						}
+						return c.first(trainer)
+					}}}})
 				if made := trainer.Steps(); c.want != "" && made != 2 || c.want == "" && made != 4 {
 					t.Errorf("worker %d made %d steps", w, made)
 				}
 				return err
 			})
 			for w, err := range errs {
-				if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "step 3")) {
+				if c.want == "" && err != nil || c.want != "" &&
+					(err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "step 3")) {
 					t.Errorf("worker %d ends with %v, want %q", w, err, c.want)
 				}
 			}
@@ -788,7 +848,10 @@ func TestSetOnOneWorker(t *testing.T) {
 
 // BenchmarkContent is what the hash of a batch costs: of 128 images of MNIST's size.
 func BenchmarkContent(b *testing.B) {
-	batch := data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 128, 28, 28, 1)}, Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 128)}}
+	batch := data.Batch{
+		Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 128, 28, 28, 1)},
+		Labels: []*tensor.Tensor{tensor.New(tensor.Int32, 128)},
+	}
 	b.SetBytes(128 * (28*28 + 1) * 4)
 	for b.Loop() {
 		contentOf(batch, true)

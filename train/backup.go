@@ -71,7 +71,8 @@ type moment struct {
 // NewBackup returns a Backup for t. It does not access files. The caller must call [Backup.Close].
 func NewBackup(t *Trainer, cfg BackupConfig) (*Backup, error) {
 	if cfg.EverySteps < 0 {
-		return nil, fmt.Errorf("train: BackupConfig.EverySteps is %d: want at least 1, or 0 for a snapshot after every epoch", cfg.EverySteps)
+		return nil, fmt.Errorf("train: BackupConfig.EverySteps is %d: want at least 1, or 0 for a snapshot after every epoch",
+			cfg.EverySteps)
 	}
 	return &Backup{t: t, cfg: cfg, saves: cfg.Dir != "", every: cfg.EverySteps}, nil
 }
@@ -241,7 +242,7 @@ func newerIn(dir, path string) (bool, error) {
 	return err == nil && !os.SameFile(newest, from), err
 }
 
-// folder makes the folder of the snapshots, if there is to be one, and holds that it can be read.
+// folder creates the folder of the snapshots, if one is configured, and checks that it can be read.
 func (b *Backup) folder() error {
 	if b.cfg.Dir == "" {
 		return nil
@@ -263,7 +264,10 @@ func (b *Backup) open() (err error) {
 	if err := b.folder(); err != nil {
 		return err
 	}
-	b.manager, err = checkpoint.Open(checkpoint.Config{Dir: b.cfg.Dir, Keep: b.cfg.Keep, Job: b.cfg.Job, Epoch: b.cfg.Epoch})
+	b.manager, err = checkpoint.Open(checkpoint.Config{
+		Dir: b.cfg.Dir, Keep: b.cfg.Keep, Job: b.cfg.Job,
+		Epoch: b.cfg.Epoch,
+	})
 	return err
 }
 

@@ -50,7 +50,8 @@ func textOf(h *History) string {
 func sameFit(t failer, what string, got, want *History, gotState, wantState []fakeValues, gotSteps, wantSteps int64) {
 	t.Helper()
 	if textOf(got) != textOf(want) || !reflect.DeepEqual(gotState, wantState) || gotSteps != wantSteps {
-		t.Errorf("%s: got\n%s\n%v, %d steps, want\n%s\n%v, %d steps", what, textOf(got), gotState, gotSteps, textOf(want), wantState, wantSteps)
+		t.Errorf("%s: got\n%s\n%v, %d steps, want\n%s\n%v, %d steps", what, textOf(got), gotState, gotSteps, textOf(want),
+			wantState, wantSteps)
 	}
 }
 
@@ -64,13 +65,16 @@ func weighted(examples data.Batch, rng func(n int) int) data.Batch {
 	return examples
 }
 
-// TestResumeAnywhere: from the snapshot of any step, training ends with the history and the bits, on every replica, of a training that
-// was never disturbed.
+// TestResumeAnywhere: from the snapshot of any step, training ends with the history and the bits, on every replica, of
+// a training that was never disturbed.
 func TestResumeAnywhere(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		replicas := rapid.IntRange(1, 4).Draw(rt, "replicas")
 		rows := rapid.SliceOfN(rapid.IntRange(1, 5), 1, 4).Draw(rt, "rows of the batches")
-		cfg := FitConfig{Epochs: rapid.IntRange(1, 3).Draw(rt, "epochs"), StepsPerEpoch: rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "steps per epoch")}
+		cfg := FitConfig{
+			Epochs:        rapid.IntRange(1, 3).Draw(rt, "epochs"),
+			StepsPerEpoch: rapid.SampledFrom([]int{0, 0, 1, 3}).Draw(rt, "steps per epoch"),
+		}
 		if rapid.Bool().Draw(rt, "limit") {
 			cfg.Steps = rapid.IntRange(1, 8).Draw(rt, "steps")
 		}
@@ -135,12 +139,14 @@ func TestResumeAnywhere(t *testing.T) {
 			if err != nil {
 				rt.Fatal(err)
 			}
-			sameFit(rt, fmt.Sprintf("from snapshot %d, %s", i, c.State), got, want, againProgram.snapshot(), program.snapshot(), again.Steps(), trainer.Steps())
+			sameFit(rt, fmt.Sprintf("from snapshot %d, %s", i, c.State), got, want, againProgram.snapshot(), program.snapshot(),
+				again.Steps(), trainer.Steps())
 		}
 	})
 }
 
-// TestResumeChain: a training that is stopped, or fails, again and again, and goes on each time, is the training that was not.
+// TestResumeChain: a training that is stopped, or fails, again and again, and goes on each time, is the training that
+// was not.
 func TestResumeChain(t *testing.T) {
 	cause := errors.New("killed")
 	seed := uint64(time.Now().UnixNano())
@@ -191,7 +197,8 @@ func TestResumeChain(t *testing.T) {
 	}
 }
 
-// TestRaiseLimit: a training that the limit of steps ended inside an epoch goes on under a higher one as if that had been its limit.
+// TestRaiseLimit: a training that the limit of steps ended inside an epoch goes on under a higher one as if that had
+// been its limit.
 func TestRaiseLimit(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	for _, per := range []int{0, 2} {
@@ -205,14 +212,18 @@ func TestRaiseLimit(t *testing.T) {
 			dir := t.TempDir()
 			for _, steps := range []int{first, first, 8} {
 				again, againProgram := newFake(t, 2, 7, fakeModel{})
-				got, err := again.Fit(t.Context(), ds, FitConfig{Epochs: 4, StepsPerEpoch: per, Steps: steps, Validation: ds, Callbacks: []Callback{backup(t, again, BackupConfig{Dir: dir}).Callback()}})
+				got, err := again.Fit(t.Context(), ds, FitConfig{
+					Epochs: 4, StepsPerEpoch: per, Steps: steps, Validation: ds,
+					Callbacks: []Callback{backup(t, again, BackupConfig{Dir: dir}).Callback()},
+				})
 				if err != nil {
 					t.Fatal(err)
 				}
 				if got.Steps != steps {
 					t.Errorf("%d steps, want %d", got.Steps, steps)
 				}
-				if timeless(got); steps == 8 && (!reflect.DeepEqual(got, want) || !reflect.DeepEqual(againProgram.snapshot(), program.snapshot())) {
+				if timeless(got); steps == 8 && (!reflect.DeepEqual(got, want) ||
+					!reflect.DeepEqual(againProgram.snapshot(), program.snapshot())) {
 					t.Errorf("after %d steps, %d a epoch: got\n%+v, want\n%+v", first, per, got, want)
 				}
 			}
@@ -221,7 +232,9 @@ func TestRaiseLimit(t *testing.T) {
 }
 
 // fitWithBackup trains over workers with a Backup, and returns the chief's history and the state of all replicas.
-func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, own BackupConfig) (*History, []fakeValues, Restored) {
+func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, own BackupConfig) (*History,
+	[]fakeValues, Restored,
+) {
 	t.Helper()
 	states := make([][]fakeValues, len(layout))
 	histories := make([]*History, len(layout))
@@ -253,7 +266,8 @@ func fitWithBackup(t *testing.T, layout []int, ds data.Dataset, cfg FitConfig, o
 	}
 	for w := range layout {
 		if !reflect.DeepEqual(histories[w], histories[0]) || !reflect.DeepEqual(restored[w], restored[0]) {
-			t.Errorf("%v: worker %d has\n%+v, %+v, the chief\n%+v, %+v", layout, w, histories[w], restored[w], histories[0], restored[0])
+			t.Errorf("%v: worker %d has\n%+v, %+v, the chief\n%+v, %+v", layout, w, histories[w], restored[w], histories[0],
+				restored[0])
 		}
 	}
 	return histories[0], slices.Concat(states...), restored[0]
@@ -286,7 +300,8 @@ func TestResumeOverWorkers(t *testing.T) {
 			if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(state, program.snapshot()) {
 				t.Errorf("%v to %v: got\n%+v\n%v, want\n%+v\n%v", from, to, got, state, want, program.snapshot())
 			}
-			if !restored.Found || restored.Step != int64(some.Steps) || restored.Differ != nil || restored.Refused != nil || filepath.Dir(restored.Path) != dir {
+			if !restored.Found || restored.Step != int64(some.Steps) || restored.Differ != nil || restored.Refused != nil ||
+				filepath.Dir(restored.Path) != dir {
 				t.Errorf("%v to %v: %+v", from, to, restored)
 			}
 		}
@@ -301,7 +316,8 @@ func TestResumeOnOtherReplicas(t *testing.T) {
 	mean := (before[0][4][0] + before[1][4][0] + before[2][4][0]) / 3
 	for _, layout := range [][]int{{1}, {2}, {1, 1}, {2, 2}} {
 		got, state, restored := fitWithBackup(t, layout, ds, FitConfig{Epochs: 3, Steps: 4}, BackupConfig{Resume: dir})
-		if got.Steps != 4 || len(restored.Differ) != 1 || !strings.Contains(restored.Differ[0], "made by 3 replicas, this is ") {
+		if got.Steps != 4 || len(restored.Differ) != 1 ||
+			!strings.Contains(restored.Differ[0], "made by 3 replicas, this is ") {
 			t.Errorf("%v: %+v, %+v", layout, got, restored)
 		}
 		for _, replica := range state {
@@ -315,7 +331,8 @@ func TestResumeOnOtherReplicas(t *testing.T) {
 	}
 }
 
-// TestRestoreFailsEverywhere: that the chief cannot read, or may not write, is an error on all workers, and of the same words.
+// TestRestoreFailsEverywhere: that the chief cannot read, or may not write, is an error on all workers, and of the same
+// words.
 func TestRestoreFailsEverywhere(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
@@ -362,11 +379,15 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 	for want, change := range map[string]func(s *Snapshot){
 		"made with seed 4 and a global batch of 7 examples, and this training has seed 3": func(s *Snapshot) { s.Seed = 4 },
-		"a global batch of 8 examples":               func(s *Snapshot) { s.GlobalBatch = 8 },
-		"the snapshot has no variable bias":          func(s *Snapshot) { s.Variables = s.Variables[1:] },
-		"the model has no variable another":          func(s *Snapshot) { s.Variables = append(s.Variables, Weight{"another", s.Variables[0].Value}) },
-		"seen: got float64(2,), want float64(3,)":    func(s *Snapshot) { s.Replicas = 3 },
-		"weights: got float32(2,), want float64(2,)": func(s *Snapshot) { s.Variables[1].Value = tensor.New(tensor.Float32, 2) },
+		"a global batch of 8 examples":      func(s *Snapshot) { s.GlobalBatch = 8 },
+		"the snapshot has no variable bias": func(s *Snapshot) { s.Variables = s.Variables[1:] },
+		"the model has no variable another": func(s *Snapshot) {
+			s.Variables = append(s.Variables, Weight{"another", s.Variables[0].Value})
+		},
+		"seen: got float64(2,), want float64(3,)": func(s *Snapshot) { s.Replicas = 3 },
+		"weights: got float32(2,), want float64(2,)": func(s *Snapshot) {
+			s.Variables[1].Value = tensor.New(tensor.Float32, 2)
+		},
 	} {
 		trainer, program := newFake(t, 2, 7, fakeModel{})
 		before, bad := program.snapshot(), *s
@@ -380,8 +401,12 @@ func TestRestoreRefuses(t *testing.T) {
 		}
 	}
 	for want, cfg := range map[string]BackupConfig{
-		"is of another training: its model is line, here it is curve; its data set is examples, this training has none": {Dir: dir, Facts: []Fact{{"model", "curve"}}},
-		"it does not record its optimizer, this training has sgd":                                                       {Resume: dir, Facts: append([]Fact{{"optimizer", "sgd"}}, facts...)},
+		"is of another training: its model is line, here it is curve; its data set is examples, this training has none": {
+			Dir: dir, Facts: []Fact{{"model", "curve"}},
+		},
+		"it does not record its optimizer, this training has sgd": {
+			Resume: dir, Facts: append([]Fact{{"optimizer", "sgd"}}, facts...),
+		},
 	} {
 		trainer, _ := newFake(t, 2, 7, fakeModel{})
 		if _, err := backup(t, trainer, cfg).Restore(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
@@ -389,8 +414,12 @@ func TestRestoreRefuses(t *testing.T) {
 		}
 	}
 	trainer, _ := newFake(t, 2, 7, fakeModel{})
-	r, err := backup(t, trainer, BackupConfig{Dir: dir, Facts: facts, Build: []Fact{{"engine", "two"}}}).Restore(t.Context())
-	if err != nil || !slices.Equal(r.Differ, []string{"its engine is one, here it is two"}) || r.Step != 2 || r.EpochAt != 2 {
+	r, err := backup(t, trainer, BackupConfig{
+		Dir: dir, Facts: facts,
+		Build: []Fact{{"engine", "two"}},
+	}).Restore(t.Context())
+	if err != nil || !slices.Equal(r.Differ, []string{"its engine is one, here it is two"}) || r.Step != 2 ||
+		r.EpochAt != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	for want, fit := range map[string]struct {
@@ -400,12 +429,18 @@ func TestRestoreRefuses(t *testing.T) {
 		"FitConfig.StepsPerEpoch is 2, but the snapshot was taken with 0": {ds, FitConfig{StepsPerEpoch: 2}},
 		"FitConfig.InitialEpoch is 1":                                     {ds, FitConfig{InitialEpoch: 1, Epochs: 2}},
 		"this dataset has 2 batches, but the snapshot's had 3":            {sizes(lineExamples(14), 7, 7), FitConfig{}},
-		"the dataset has 1 batches, but the snapshot was taken after 2":   {data.Of(ds).Take(1).Through(identity), FitConfig{}},
+		"the dataset has 1 batches, but the snapshot was taken after 2": {
+			data.Of(ds).Take(1).Through(identity),
+			FitConfig{},
+		},
 	} {
 		if _, err := trainer.Restore(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := backup(t, trainer, BackupConfig{Resume: dir, Facts: facts, Build: []Fact{{"engine", "one"}}}).Restore(t.Context()); err != nil {
+		if _, err := backup(t, trainer, BackupConfig{
+			Resume: dir, Facts: facts,
+			Build: []Fact{{"engine", "one"}},
+		}).Restore(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := trainer.Fit(t.Context(), fit.ds, fit.cfg); err == nil || !strings.Contains(err.Error(), want) {
@@ -481,7 +516,8 @@ func TestResumeWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, r := train(ResumeAuto, 4)
-	if r.Path != paths[len(paths)-2] || len(r.Refused) != 1 || !strings.Contains(r.Refused[0], newest+" is refused: state.safetensors has 30 bytes") {
+	if r.Path != paths[len(paths)-2] || len(r.Refused) != 1 ||
+		!strings.Contains(r.Refused[0], newest+" is refused: state.safetensors has 30 bytes") {
 		t.Errorf("with a damaged one: %+v", r)
 	}
 	if _, err := NewBackup(nil, BackupConfig{EverySteps: -1}); err == nil {
@@ -494,15 +530,18 @@ func FuzzSnapshotState(f *testing.F) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	saving, _ := newFake(f, 2, 7, fakeModel{})
 	var good *checkpoint.Contents
-	_, err := saving.Fit(f.Context(), ds, FitConfig{Epochs: 2, Validation: ds, Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
-		s, err := saving.Snapshot(ctx)
-		if err != nil {
+	_, err := saving.Fit(f.Context(), ds, FitConfig{
+		Epochs: 2, Validation: ds,
+		Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
+			s, err := saving.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			good, err = s.Contents()
+			f.Add([]byte(good.State))
 			return err
-		}
-		good, err = s.Contents()
-		f.Add([]byte(good.State))
-		return err
-	}}}})
+		}}},
+	})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -530,10 +569,12 @@ func FuzzSharedTensor(f *testing.F) {
 	f.Fuzz(func(t *testing.T, dtype uint8, rows, columns int, elements []byte) {
 		d := tensor.DType(dtype)
 		v, err := sharedTensor{"x", d, []int{rows, columns}}.value(elements)
-		if err == nil && (v.DType() != d || !slices.Equal(v.Shape(), []int{rows, columns}) || string(v.Memory().HostBytes()) != string(elements)) {
+		if err == nil && (v.DType() != d || !slices.Equal(v.Shape(), []int{rows, columns}) ||
+			string(v.Memory().HostBytes()) != string(elements)) {
 			t.Errorf("%d (%d, %d) of %d bytes: got %v", dtype, rows, columns, len(elements), v)
 		}
-		fits := d.Valid() && d != tensor.String && rows >= 0 && columns >= 0 && rows < 1<<20 && columns < 1<<20 && rows*columns*d.Bytes() == len(elements)
+		fits := d.Valid() && d != tensor.String && rows >= 0 && columns >= 0 && rows < 1<<20 && columns < 1<<20 &&
+			rows*columns*d.Bytes() == len(elements)
 		if fits != (err == nil) && rows < 1<<20 && columns < 1<<20 {
 			t.Errorf("%d (%d, %d) of %d bytes: got %v", dtype, rows, columns, len(elements), err)
 		}
@@ -549,15 +590,18 @@ func TestRestart(t *testing.T) {
 		fitWithBackup(t, layout, ds, FitConfig{Steps: 1}, BackupConfig{Dir: other, Resume: ResumeNever, Job: "former"})
 		fitWithBackup(t, layout, ds, FitConfig{Steps: 2}, BackupConfig{Dir: dir, Resume: ResumeNever, Job: "former"})
 		for resume, first := range map[string]int64{ResumeNever: 0, other: 1} {
-			_, _, r := fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 4}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
+			_, _, r := fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 4},
+				BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
 			if r.Step != first {
 				t.Errorf("%v, resume %q, without a snapshot of its own: %+v", layout, resume, r)
 			}
-			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5}, BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
+			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5},
+				BackupConfig{Dir: dir, Resume: resume, Job: "own", Epoch: 1})
 			if r.Step != 4 {
 				t.Errorf("%v, resume %q, with one: %+v", layout, resume, r)
 			}
-			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5}, BackupConfig{Dir: dir, Resume: resume, Job: "own"})
+			_, _, r = fitWithBackup(t, layout, ds, FitConfig{Epochs: 9, Steps: 5},
+				BackupConfig{Dir: dir, Resume: resume, Job: "own"})
 			if r.Step != first {
 				t.Errorf("%v, resume %q, when it was not restarted: %+v", layout, resume, r)
 			}
@@ -566,7 +610,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestBackupFails: a snapshot that cannot be written ends training on all workers, with an error that says what was lost and what was not.
+// TestBackupFails: a snapshot that cannot be written ends training on all workers, with an error that says what was
+// lost and what was not.
 func TestBackupFails(t *testing.T) {
 	ds := sizes(lineExamples(16), 7, 7, 2)
 	for _, layout := range [][]int{{2}, {1, 2}} {
@@ -592,8 +637,11 @@ func TestBackupFails(t *testing.T) {
 				return err
 			})
 			for w, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), "training stops because it could not be resumed: checkpoint: the snapshot ") ||
-					!strings.Contains(err.Error(), "could not be written") && !strings.Contains(err.Error(), "was written, but old ones could not be removed") { // one may be under way
+				if err == nil || !strings.Contains(err.Error(),
+					"training stops because it could not be resumed: checkpoint: the snapshot ") ||
+					// one may be under way
+					!strings.Contains(err.Error(), "could not be written") &&
+						!strings.Contains(err.Error(), "was written, but old ones could not be removed") {
 					t.Errorf("%v, every %d: worker %d ends with %v", layout, every, w, err)
 				}
 			}
@@ -620,7 +668,8 @@ func TestModelCheckpoint(t *testing.T) {
 	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "best"), BestOnly: true}, ds); err != nil {
 		t.Fatal(err)
 	}
-	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Larger: new(true)}, ds); err != nil {
+	if err := fit(ModelCheckpointConfig{Path: filepath.Join(dir, "worst-{epoch}"), BestOnly: true, Larger: new(true)},
+		ds); err != nil {
 		t.Fatal(err)
 	}
 	// Training that is stopped within an epoch has no val_loss of it.

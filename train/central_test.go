@@ -54,7 +54,8 @@ func newCentral(t *testing.T, engineName string, devices []string, at string, pa
 // TestCentralStorage: over a strategy that keeps variables in one place, all replicas train one copy of each:
 // parameters and slots with the bits of mirrored ones, and averages that are the mean of the mirrored ones.
 func TestCentralStorage(t *testing.T) {
-	batches := loadDigits(t).Train.Take(150).Batch(30) // without examples a replica leaves its own averages, not common ones
+	// without examples a replica leaves its own averages, not common ones
+	batches := loadDigits(t).Train.Take(150).Batch(30)
 	validation := loadDigits(t).Test.Take(50).Batch(30)
 	adam := func() optimizer.Interface { return optimizer.Adam().Done() }
 	eachEngine(t, func(t *testing.T, engineName string) {
@@ -82,7 +83,8 @@ func TestCentralStorage(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if a, b := results[0].Epochs[0], results[1].Epochs[0]; a.Loss != b.Loss || math.Abs(a.Validation.Loss-b.Validation.Loss) > 1e-5 {
+			if a, b := results[0].Epochs[0], results[1].Epochs[0]; a.Loss != b.Loss ||
+				math.Abs(a.Validation.Loss-b.Validation.Loss) > 1e-5 {
 				t.Errorf("%v: losses %v and %v, of mirrored variables %v and %v",
 					test, b.Loss, b.Validation.Loss, a.Loss, a.Validation.Loss)
 			}

@@ -81,7 +81,8 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	}
 	switch {
 	case c.Data == nil && len(c.Inputs) == 0:
-		return errors.New("train: Config has neither Data nor Inputs: set a dataset of global batches, or the type and shape of one example of each input")
+		return errors.New("train: Config has neither Data nor Inputs: set a dataset of global batches, or the type and " +
+			"shape of one example of each input")
 	case c.NotFinite > SkipNotFinite:
 		return fmt.Errorf("train: Config.NotFinite is %v: want FailNotFinite, WarnNotFinite or SkipNotFinite",
 			c.NotFinite)
@@ -90,7 +91,8 @@ func (c *Config) complete(ctx context.Context, timeout time.Duration) error {
 	}
 	for _, f := range slices.Concat(c.Inputs, c.Labels) {
 		if !f.DType.Valid() || f.DType == tensor.String || slices.ContainsFunc(f.Shape, func(d int) bool { return d < 0 }) {
-			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension", f.DType, tensor.FormatShape(f.Shape))
+			return fmt.Errorf("train: Config has a feature of type %v and shape %s: want numbers and no negative dimension",
+				f.DType, tensor.FormatShape(f.Shape))
 		}
 	}
 	return nil
@@ -175,7 +177,8 @@ func featuresOf(kind string, tensors []*tensor.Tensor) ([]engine.Feature, error)
 	var out []engine.Feature
 	for i, t := range tensors {
 		if t == nil || t.Rank() == 0 {
-			return nil, fmt.Errorf("%s %d is missing or a scalar: want a first dimension that counts examples, as data.Pipeline.Batch makes it", kind, i)
+			return nil, fmt.Errorf("%s %d is missing or a scalar: want a first dimension that counts examples, as "+
+				"data.Pipeline.Batch makes it", kind, i)
 		}
 		out = append(out, engine.Feature{DType: t.DType(), Shape: slices.Clone(t.Shape()[1:])})
 	}

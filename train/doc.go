@@ -35,8 +35,8 @@
 // # Reproducibility
 //
 // Weights depend only on the model, the seed, the data, the number of replicas, the build of the engine and the
-// vector instructions of the CPU: the same command run twice gives the same [Trainer.WeightsHash]. Another number of replicas adds in another order,
-// so the last digits differ.
+// vector instructions of the CPU: the same command run twice gives the same [Trainer.WeightsHash]. Another number of
+// replicas adds in another order, so the last digits differ.
 //
 // # Resuming
 //

@@ -87,8 +87,8 @@ func ExampleTrainer_Predict() {
 	// x = 20: y = 41
 }
 
-// A loss of your own: the Huber loss, one number for each example. It must not average over the batch; the trainer does, over the
-// examples of all replicas.
+// A loss of your own: the Huber loss, one number for each example. It must not average over the batch; the trainer
+// does, over the examples of all replicas.
 func ExampleNew_customLoss() {
 	ctx := context.Background()
 	huber := func(labels, predictions []*graph.Node) *graph.Node {
@@ -107,8 +107,8 @@ func ExampleNew_customLoss() {
 	// Output: the loss became small: true
 }
 
-// A training ends after 5 of 10 epochs. Another process continues it from the newest snapshot, and ends with the same bits as a
-// training that was not interrupted.
+// A training ends after 5 of 10 epochs. Another process continues it from the newest snapshot, and ends with the same
+// bits as a training that was not interrupted.
 func ExampleNewBackup() {
 	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "example")
@@ -141,8 +141,8 @@ func ExampleNewBackup() {
 	// Output: equal bits: true
 }
 
-// Two workers with a replica each train one model. Here both are goroutines of one process, and the job is described in the
-// program; a real worker is a process and leaves Join empty: then the strategy finds its job in the environment.
+// Two workers with a replica each train one model. Here both are goroutines of one process, and the job is described in
+// the program; a real worker is a process and leaves Join empty: then the strategy finds its job in the environment.
 func ExampleNew_severalWorkers() {
 	dir, err := os.MkdirTemp("", "example")
 	if err != nil {

@@ -28,8 +28,9 @@ func (e fakeEngine) Devices() (out []engine.Device) {
 	return out
 }
 
-// fakeModel is y = x·weights + bias for x of two numbers, mean squared error, and SGD with momentum. It notes the mean of the
-// inputs it saw as a sync-on-read average, and counts predictions within 1/2 of the label. All numbers are float64.
+// fakeModel is y = x·weights + bias for x of two numbers, mean squared error, and SGD with momentum. It notes the mean
+// of the inputs it saw as a sync-on-read average, and counts predictions within 1/2 of the label. All numbers are
+// float64.
 type fakeModel struct {
 	rate  float64
 	start float64                               // added to the initial values
@@ -98,7 +99,10 @@ type fakeProgram struct {
 
 // Describe implements engine.Described: the rate is no variable.
 func (p *fakeProgram) Describe() []string {
-	return []string{"gradients: y = x·weights + bias", fmt.Sprintf("apply: momentum, rate %v", p.model.rate), "apply: return"}
+	return []string{
+		"gradients: y = x·weights + bias", fmt.Sprintf("apply: momentum, rate %v", p.model.rate),
+		"apply: return",
+	}
 }
 
 func (p *fakeProgram) Parameters() []engine.Variable { return fakeVariables[:2] }
@@ -109,7 +113,9 @@ func (p *fakeProgram) Pack(parameter int) int        { return 1 - parameter }
 func (p *fakeProgram) Close() error                  { p.closed = true; return nil }
 
 // forward returns loss and metric sums, and calls back with each row's weighted derivative.
-func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64, row func(x []float64, w, d float64)) (loss float64, near float64) {
+func (p *fakeProgram) forward(r *fakeReplica, b engine.Batch, weightSum float64,
+	row func(x []float64, w, d float64),
+) (loss float64, near float64) {
 	if len(b.Weights) != p.rows || b.Inputs[0].Shape()[0] != p.rows || b.Labels[0].Shape()[0] != p.rows {
 		panic("a share has another number of rows than the program was compiled for")
 	}
@@ -130,7 +136,9 @@ func predict(r *fakeReplica, x []float64) float64 {
 	return x[0]*r.now[1][0] + x[1]*r.now[1][1] + r.now[0][0] + r.shift
 }
 
-func (p *fakeProgram) Gradients(_ context.Context, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error) {
+func (p *fakeProgram) Gradients(_ context.Context, replica int, b engine.Batch, weightSum float64,
+	rng [3]uint64,
+) (engine.Gradients, error) {
 	r := p.replicas[replica]
 	p.note(replica, rng)
 	r.shift = 0
@@ -199,7 +207,9 @@ func (p *fakeProgram) Discard(replica int) {
 	r.phase = ""
 }
 
-func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64, error) {
+func (p *fakeProgram) Evaluate(_ context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64,
+	error,
+) {
 	if err := p.model.failed("evaluate", replica); err != nil {
 		return 0, nil, err
 	}
@@ -229,7 +239,8 @@ func (p *fakeProgram) Read(replica, variable int) (*tensor.Tensor, error) {
 	if err := p.model.failed("read", replica); err != nil {
 		return nil, err
 	}
-	return tensor.From(p.replicas[replica].now[variable], len(p.replicas[replica].now[variable])).Reshape(fakeVariables[variable].Shape...), nil
+	return tensor.From(p.replicas[replica].now[variable],
+		len(p.replicas[replica].now[variable])).Reshape(fakeVariables[variable].Shape...), nil
 }
 
 func (p *fakeProgram) Write(replica, variable int, value *tensor.Tensor) error {
@@ -284,7 +295,10 @@ func sizes(b data.Batch, rows ...int) data.Dataset {
 	var out []data.Batch
 	lo := 0
 	for _, n := range rows {
-		c := data.Batch{Inputs: []*tensor.Tensor{b.Inputs[0].Rows(lo, lo+n)}, Labels: []*tensor.Tensor{b.Labels[0].Rows(lo, lo+n)}}
+		c := data.Batch{
+			Inputs: []*tensor.Tensor{b.Inputs[0].Rows(lo, lo+n)},
+			Labels: []*tensor.Tensor{b.Labels[0].Rows(lo, lo+n)},
+		}
 		if b.Weights != nil {
 			c.Weights = b.Weights.Rows(lo, lo+n)
 		}

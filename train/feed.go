@@ -174,7 +174,8 @@ func (f *feeder) read(ctx context.Context, ds data.Dataset, cfg feedConfig) erro
 		case batch == 0:
 			return errors.New("the dataset is empty")
 		case batch < skip:
-			return fmt.Errorf("resuming: the dataset has %d batches, but the snapshot was taken after %d: use the same dataset", batch, skip)
+			return fmt.Errorf("resuming: the dataset has %d batches, but the snapshot was taken after %d: use the same dataset",
+				batch, skip)
 		}
 		if !cfg.repeat {
 			return nil
@@ -274,7 +275,10 @@ func (t *Trainer) newShare(replica, rows int) (engine.Batch, error) {
 	if p, ok := t.program.(engine.Lender); ok {
 		return p.NewBatch(replica)
 	}
-	return engine.Batch{Inputs: newRows(t.config.Inputs, rows), Labels: newRows(t.config.Labels, rows), Weights: make([]float32, rows)}, nil
+	return engine.Batch{
+		Inputs: newRows(t.config.Inputs, rows), Labels: newRows(t.config.Labels, rows),
+		Weights: make([]float32, rows),
+	}, nil
 }
 
 func newRows(features []engine.Feature, rows int) []*tensor.Tensor {
@@ -348,14 +352,16 @@ func (g *globalBatch) check(b data.Batch) error {
 		return fmt.Errorf("it has %d inputs: want %d", len(b.Inputs), len(g.config.Inputs))
 	}
 	if b.Inputs[0] == nil || b.Inputs[0].Rank() == 0 {
-		return errors.New("input 0 is missing or a scalar: want a first dimension that counts examples, as data.Pipeline.Batch makes it")
+		return errors.New("input 0 is missing or a scalar: want a first dimension that counts examples, as " +
+			"data.Pipeline.Batch makes it")
 	}
 	if err := checkBatched("input", b.Inputs, g.config.Inputs); err != nil {
 		return err
 	}
 	rows := b.Rows()
 	if rows > g.config.GlobalBatch {
-		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", rows, g.config.GlobalBatch)
+		return fmt.Errorf("it has %d examples: want at most the global batch of %d that the model was compiled for", rows,
+			g.config.GlobalBatch)
 	}
 	if err := checkFeatures("input", b.Inputs, g.config.Inputs, rows); err != nil {
 		return err

@@ -94,8 +94,8 @@ func (t *Trainer) allFinite() bool {
 	return finite(s[0]) && s[1+len(t.metrics)+agreedNotFinite] == 0
 }
 
-// checkSums notes the first gradient whose sum over all replicas is not finite. All replicas have the same sums, so each
-// replica of a worker checks its part of every one. parameter returns the parameter of sum i.
+// checkSums notes the first gradient whose sum over all replicas is not finite. All replicas have the same sums, so
+// each replica of a worker checks its part of every one. parameter returns the parameter of sum i.
 func (p *part) checkSums(local, locals int, sums []*tensor.Tensor, parameter func(i int) int) {
 	for i, s := range sums {
 		lo, hi := local*s.Len()/locals, (local+1)*s.Len()/locals

@@ -54,7 +54,8 @@ type FitConfig struct {
 // same random numbers.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
 	if !t.fits.CompareAndSwap(false, true) {
-		return &History{}, errors.New("train: Fit was called while another Fit of this trainer is running: call one after the other, and none in a callback")
+		return &History{}, errors.New("train: Fit was called while another Fit of this trainer is running: call one after " +
+			"the other, and none in a callback")
 	}
 	defer t.fits.Store(false)
 	if cfg.Epochs == 0 {
@@ -94,9 +95,11 @@ func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*His
 func (c *FitConfig) validate() error {
 	switch {
 	case c.InitialEpoch < 0 || c.Epochs < c.InitialEpoch:
-		return fmt.Errorf("train: FitConfig asks for the epochs from %d up to %d: want 0 <= InitialEpoch <= Epochs", c.InitialEpoch, c.Epochs)
+		return fmt.Errorf("train: FitConfig asks for the epochs from %d up to %d: want 0 <= InitialEpoch <= Epochs",
+			c.InitialEpoch, c.Epochs)
 	case c.StepsPerEpoch < 0:
-		return fmt.Errorf("train: FitConfig.StepsPerEpoch is %d: want at least 1, or 0 for the whole dataset", c.StepsPerEpoch)
+		return fmt.Errorf("train: FitConfig.StepsPerEpoch is %d: want at least 1, or 0 for the whole dataset",
+			c.StepsPerEpoch)
 	case c.Steps < 0:
 		return fmt.Errorf("train: FitConfig.Steps is %d: want at least 1, or 0 for no limit", c.Steps)
 	}

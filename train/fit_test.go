@@ -58,26 +58,32 @@ func TestCallbacks(t *testing.T) {
 	}{
 		{"whole dataset", FitConfig{Epochs: 2, Validation: sizes(all, 3)}, nil, []string{
 			"train",
-			"epoch 0/2 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples", "end 0: 3 steps, 10 examples, validated true",
-			"epoch 1/2 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples", "end 1: 3 steps, 10 examples, validated true",
+			"epoch 0/2 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+			"end 0: 3 steps, 10 examples, validated true",
+			"epoch 1/2 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+			"end 1: 3 steps, 10 examples, validated true",
 			"done: 6 steps, stopped false, error <nil>",
 		}},
 		{"initial epoch", FitConfig{Epochs: 5, InitialEpoch: 4}, nil, []string{
-			"train", "epoch 4/5 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples", "end 4: 3 steps, 10 examples, validated false",
+			"train", "epoch 4/5 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+			"end 4: 3 steps, 10 examples, validated false",
 			"done: 3 steps, stopped false, error <nil>",
 		}},
 		{"steps per epoch go on in the dataset", FitConfig{Epochs: 2, StepsPerEpoch: 2}, nil, []string{
-			"train", "epoch 0/2 of 2", "step 1/2: 4 examples", "step 2/2: 4 examples", "end 0: 2 steps, 8 examples, validated false",
+			"train", "epoch 0/2 of 2", "step 1/2: 4 examples", "step 2/2: 4 examples",
+			"end 0: 2 steps, 8 examples, validated false",
 			"epoch 1/2 of 2", "step 1/2: 2 examples", "step 2/2: 4 examples", "end 1: 2 steps, 6 examples, validated false",
 			"done: 4 steps, stopped false, error <nil>",
 		}},
 		{"limit of steps", FitConfig{Epochs: 9, Steps: 4}, nil, []string{
-			"train", "epoch 0/9 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples", "end 0: 3 steps, 10 examples, validated false",
+			"train", "epoch 0/9 of 3", "step 1/3: 4 examples", "step 2/3: 4 examples", "step 3/3: 2 examples",
+			"end 0: 3 steps, 10 examples, validated false",
 			"epoch 1/9 of 1", "step 1/1: 4 examples", "end 1: 1 steps, 4 examples, validated false",
 			"done: 4 steps, stopped false, error <nil>",
 		}},
 		{"both limits", FitConfig{Epochs: 9, StepsPerEpoch: 2, Steps: 3}, nil, []string{
-			"train", "epoch 0/9 of 2", "step 1/2: 4 examples", "step 2/2: 4 examples", "end 0: 2 steps, 8 examples, validated false",
+			"train", "epoch 0/9 of 2", "step 1/2: 4 examples", "step 2/2: 4 examples",
+			"end 0: 2 steps, 8 examples, validated false",
 			"epoch 1/9 of 1", "step 1/1: 2 examples", "end 1: 1 steps, 2 examples, validated false",
 			"done: 3 steps, stopped false, error <nil>",
 		}},
@@ -104,10 +110,18 @@ func TestCallbacks(t *testing.T) {
 				"done: 3 steps, stopped true, error <nil>",
 			},
 		},
-		{"stop at the beginning", FitConfig{}, []Callback{{OnEpochBegin: func(context.Context, EpochBegin) error { return ErrStop }}}, []string{
-			"train", "epoch 0/1 of 3", "done: 0 steps, stopped true, error <nil>",
-		}},
-		{"failing callback", FitConfig{}, []Callback{stopAfter(1), {OnStepEnd: func(context.Context, Step) error { return errors.New("full disk") }}}, []string{
+		{
+			"stop at the beginning",
+			FitConfig{},
+			[]Callback{{OnEpochBegin: func(context.Context, EpochBegin) error { return ErrStop }}},
+			[]string{
+				"train", "epoch 0/1 of 3", "done: 0 steps, stopped true, error <nil>",
+			},
+		},
+		{"failing callback", FitConfig{}, []Callback{
+			stopAfter(1),
+			{OnStepEnd: func(context.Context, Step) error { return errors.New("full disk") }},
+		}, []string{
 			"train", "epoch 0/1 of 3", "step 1/3: 4 examples", "done: 1 steps, stopped false, error full disk",
 		}},
 		{"failing at the end of an epoch that was stopped", FitConfig{}, []Callback{
@@ -123,7 +137,8 @@ func TestCallbacks(t *testing.T) {
 			trainer, _ := newFake(t, 2, 4, fakeModel{})
 			var events []string
 			c.cfg.Callbacks = append(c.more, recorder(&events))
-			if _, err := trainer.Fit(t.Context(), sizes(all, 4, 4, 2), c.cfg); err != nil && !strings.HasPrefix(c.name, "failing") {
+			if _, err := trainer.Fit(t.Context(), sizes(all, 4, 4, 2), c.cfg); err != nil &&
+				!strings.HasPrefix(c.name, "failing") {
 				t.Fatal(err)
 			}
 			if !slices.Equal(events, c.want) {
@@ -161,13 +176,15 @@ func TestFitInFit(t *testing.T) {
 	trainer, _ := newFake(t, 2, 4, fakeModel{})
 	ds := sizes(lineExamples(4), 4)
 	inner := 0
-	h, err := trainer.Fit(t.Context(), ds, FitConfig{Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
-		inner++
-		if _, err := trainer.Fit(ctx, ds, FitConfig{}); err == nil || !strings.Contains(err.Error(), "while another Fit of this trainer is running") {
-			t.Errorf("Fit in a callback: %v", err)
-		}
-		return nil
-	}}}})
+	h, err := trainer.Fit(t.Context(), ds,
+		FitConfig{Callbacks: []Callback{{OnStepEnd: func(ctx context.Context, _ Step) error {
+			inner++
+			if _, err := trainer.Fit(ctx, ds, FitConfig{}); err == nil ||
+				!strings.Contains(err.Error(), "while another Fit of this trainer is running") {
+				t.Errorf("Fit in a callback: %v", err)
+			}
+			return nil
+		}}}})
 	if err != nil || h.Steps != 1 || inner != 1 {
 		t.Errorf("%d steps, %d callbacks: %v", h.Steps, inner, err)
 	}
@@ -176,7 +193,8 @@ func TestFitInFit(t *testing.T) {
 	}
 }
 
-// TestEndOfContext ends the context while a replica computes: the step is undone on all replicas, and Fit returns the cause.
+// TestEndOfContext ends the context while a replica computes: the step is undone on all replicas, and Fit returns the
+// cause.
 func TestEndOfContext(t *testing.T) {
 	for bad := range 2 {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -209,7 +227,8 @@ func TestEndOfContext(t *testing.T) {
 				t.Errorf("replica %d has the bias %v, want %v of after two steps", replica, v[0][0], o.bias)
 			}
 		}
-		if last := events[len(events)-1]; !strings.HasPrefix(last, "done: 2 steps, stopped false, error train: epoch 3, step 1: ") {
+		if last := events[len(events)-1]; !strings.HasPrefix(last,
+			"done: 2 steps, stopped false, error train: epoch 3, step 1: ") {
 			t.Errorf("OnTrainEnd saw %q", last)
 		}
 	}
@@ -242,20 +261,57 @@ func TestDatasetErrors(t *testing.T) {
 		{"none", nil, "the dataset is nil"},
 		{"empty", elements(), "the dataset is empty"},
 		{"no batch", elements(good.Inputs[0]), "batch 1 of the dataset: it is a *tensor.Tensor: want a data.Batch"},
-		{"too large", elements(good, lineExamples(5)), "batch 2 of the dataset: it has 5 examples: want at most the global batch of 4"},
-		{"other shape", elements(data.Batch{Inputs: []*tensor.Tensor{wide}, Labels: good.Labels}), "input 0: got float64(4, 3), want float64(4, 2)"},
-		{"other dtype", elements(data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4, 2)}, Labels: good.Labels}), "input 0: got float32(4, 2), want float64(4, 2)"},
+		{
+			"too large", elements(good, lineExamples(5)),
+			"batch 2 of the dataset: it has 5 examples: want at most the global batch of 4",
+		},
+		{
+			"other shape", elements(data.Batch{Inputs: []*tensor.Tensor{wide}, Labels: good.Labels}),
+			"input 0: got float64(4, 3), want float64(4, 2)",
+		},
+		{
+			"other dtype", elements(data.Batch{Inputs: []*tensor.Tensor{tensor.New(tensor.Float32, 4, 2)}, Labels: good.Labels}),
+			"input 0: got float32(4, 2), want float64(4, 2)",
+		},
 		{"inputs", elements(data.Batch{Labels: good.Labels}), "it has 0 inputs: want 1"},
-		{"scalar", elements(data.Batch{Inputs: []*tensor.Tensor{tensor.Scalar(1.0)}, Labels: good.Labels}), "input 0 is missing or a scalar"},
-		{"nil input", elements(data.Batch{Inputs: []*tensor.Tensor{nil}, Labels: good.Labels}), "input 0 is missing or a scalar"},
+		{
+			"scalar", elements(data.Batch{Inputs: []*tensor.Tensor{tensor.Scalar(1.0)}, Labels: good.Labels}),
+			"input 0 is missing or a scalar",
+		},
+		{
+			"nil input", elements(data.Batch{Inputs: []*tensor.Tensor{nil}, Labels: good.Labels}),
+			"input 0 is missing or a scalar",
+		},
 		{"labels", elements(data.Batch{Inputs: good.Inputs}), "it has 0 labels: want 1"},
-		{"fewer labels", elements(data.Batch{Inputs: good.Inputs, Labels: lineExamples(3).Labels}), "label 0: got float64(3,), want float64(4,)"},
-		{"nil label", elements(data.Batch{Inputs: good.Inputs, Labels: []*tensor.Tensor{nil}}), "label 0: missing: want float64(4,)"},
-		{"weights", elements(data.Batch{Inputs: good.Inputs, Labels: good.Labels, Weights: tensor.New(tensor.Float32, 3)}), "weights: got float32(3,), want float32(4,)"},
-		{"negative weight", elements(data.Batch{Inputs: good.Inputs, Labels: good.Labels, Weights: tensor.Of([]float32{1, -1, 1, 1})}), "weight 1 is -1"},
-		{"weight no number", elements(data.Batch{Inputs: good.Inputs, Labels: good.Labels, Weights: tensor.Of([]float32{1, 1, 1, float32(math.NaN())})}), "weight 3 is NaN"},
+		{
+			"fewer labels", elements(data.Batch{Inputs: good.Inputs, Labels: lineExamples(3).Labels}),
+			"label 0: got float64(3,), want float64(4,)",
+		},
+		{
+			"nil label", elements(data.Batch{Inputs: good.Inputs, Labels: []*tensor.Tensor{nil}}),
+			"label 0: missing: want float64(4,)",
+		},
+		{
+			"weights", elements(data.Batch{Inputs: good.Inputs, Labels: good.Labels, Weights: tensor.New(tensor.Float32, 3)}),
+			"weights: got float32(3,), want float32(4,)",
+		},
+		{
+			"negative weight",
+			elements(data.Batch{Inputs: good.Inputs, Labels: good.Labels, Weights: tensor.Of([]float32{1, -1, 1, 1})}),
+			"weight 1 is -1",
+		},
+		{
+			"weight no number",
+			elements(data.Batch{
+				Inputs: good.Inputs, Labels: good.Labels,
+				Weights: tensor.Of([]float32{1, 1, 1, float32(math.NaN())}),
+			}), "weight 3 is NaN",
+		},
 		{"reader", elements(good, broken), "disk gone"},
-		{"panic", data.FromSeq(1, func(context.Context) iter.Seq2[data.Element, error] { panic("bug in the reader") }), "the dataset panicked: bug in the reader"},
+		{
+			"panic", data.FromSeq(1, func(context.Context) iter.Seq2[data.Element, error] { panic("bug in the reader") }),
+			"the dataset panicked: bug in the reader",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			trainer, _ := newFake(t, 2, 4, fakeModel{})
@@ -296,15 +352,27 @@ func TestConfigErrors(t *testing.T) {
 		{"nothing", s, func(c *Config, _ *fakeModel) { *c = Config{} }, "neither Data nor Inputs"},
 		{"dtype", s, func(c *Config, _ *fakeModel) { c.Inputs[0].DType = tensor.String }, "a feature of type string"},
 		{"shape", s, func(c *Config, _ *fakeModel) { c.Labels[0].Shape = []int{-1} }, "shape (-1,)"},
-		{"data and inputs", s, func(c *Config, _ *fakeModel) { c.Data = sizes(lineExamples(4), 4) }, "Config sets Data, and also Inputs or Labels"},
+		{
+			"data and inputs", s, func(c *Config, _ *fakeModel) { c.Data = sizes(lineExamples(4), 4) },
+			"Config sets Data, and also Inputs or Labels",
+		},
 		{"empty data", s, fromData(data.Pipeline{}), "Config.Data: first batch: the dataset is empty"},
 		{"empty batch", s, fromData(sizes(lineExamples(4), 0, 4)), "first batch: it has no examples: set GlobalBatch"},
-		{"no batch", s, fromData(data.FromTensors(tensor.Of([]float64{1}))), "first batch: it is a *tensor.Tensor: want a data.Batch"},
+		{
+			"no batch", s, fromData(data.FromTensors(tensor.Of([]float64{1}))),
+			"first batch: it is a *tensor.Tensor: want a data.Batch",
+		},
 		{"one example", s, fromData(data.FromTensors(lineExamples(4))), "label 0 is missing or a scalar"},
-		{"no inputs", s, fromData(batches(data.Batch{Labels: []*tensor.Tensor{tensor.Of([]float64{1})}})), "it has no inputs"},
+		{
+			"no inputs", s, fromData(batches(data.Batch{Labels: []*tensor.Tensor{tensor.Of([]float64{1})}})),
+			"it has no inputs",
+		},
 		{"failing data", s, fromData(data.Lines("absent")), "open absent: "},
 		{"engine", bare, func(*Config, *fakeModel) {}, "the strategy has no engine"},
-		{"model", s, func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } }, "compiling the model: no such operation"},
+		{
+			"model", s, func(_ *Config, m *fakeModel) { m.fail = func(string, int) error { return refuse } },
+			"compiling the model: no such operation",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg, m := fakeConfig(4), fakeModel{}
@@ -322,7 +390,8 @@ func TestConfigErrors(t *testing.T) {
 		"StepsPerEpoch is -1":   {StepsPerEpoch: -1},
 		"Steps is -2":           {Steps: -2},
 	} {
-		if _, err := trainer.Fit(t.Context(), sizes(lineExamples(4), 4), cfg); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := trainer.Fit(t.Context(), sizes(lineExamples(4), 4), cfg); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q in it", err, want)
 		}
 	}
@@ -388,7 +457,8 @@ func TestCheckMirrored(t *testing.T) {
 	p.replicas[2].now[3][1] = 7
 	p.replicas[1].now[4][0] = 9 // sync-on-read: may differ
 	_, err := trainer.Fit(t.Context(), sizes(lineExamples(4), 4), FitConfig{Epochs: 2})
-	want := "train: the mirrored variable weights is no longer the same on all replicas: against replica 0, replica 2 at element 1 of 2 ("
+	want := "train: the mirrored variable weights is no longer the same on all replicas: against replica 0, replica 2 " +
+		"at element 1 of 2 ("
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
@@ -405,7 +475,10 @@ func TestSpeed(t *testing.T) {
 	}
 	w.add(Step{Examples: 10, Duration: time.Second}, stats(0), stats(100*time.Millisecond))
 	w.add(Step{Examples: 6, Duration: time.Second}, stats(0), stats(0))
-	want := Speed{Steps: 2, Examples: 16, Duration: 2 * time.Second, ExamplesPerSecond: 8, ReduceShare: 0.1, WaitShare: 0.1}
+	want := Speed{
+		Steps: 2, Examples: 16, Duration: 2 * time.Second, ExamplesPerSecond: 8, ReduceShare: 0.1,
+		WaitShare: 0.1,
+	}
 	if got := w.result(2); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -420,13 +493,17 @@ func TestConfigFromData(t *testing.T) {
 	defer s.Close()
 	ds := sizes(lineExamples(11), 4, 4, 3)
 	want := fakeConfig(4)
-	for name, cfg := range map[string]Config{"batch inferred": {Data: ds}, "batch given": {Data: sizes(lineExamples(3), 3), GlobalBatch: 4}} {
+	for name, cfg := range map[string]Config{
+		"batch inferred": {Data: ds},
+		"batch given":    {Data: sizes(lineExamples(3), 3), GlobalBatch: 4},
+	} {
 		trainer, err := New(t.Context(), s, fakeModel{rate: 0.01}, cfg)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		got := trainer.config
-		if !reflect.DeepEqual([]any{got.Inputs, got.Labels, got.GlobalBatch}, []any{want.Inputs, want.Labels, want.GlobalBatch}) {
+		if !reflect.DeepEqual([]any{got.Inputs, got.Labels, got.GlobalBatch},
+			[]any{want.Inputs, want.Labels, want.GlobalBatch}) {
 			t.Errorf("%s: got %+v, want %+v", name, got, want)
 		}
 		if _, err := trainer.Fit(t.Context(), ds, FitConfig{}); err != nil {

@@ -26,13 +26,19 @@ func newGoMLX(t *testing.T, replicas, globalBatch int, seed int64, opt optimizer
 }
 
 // newTrainer returns a trainer of a model for the digits.
-func newTrainer(t testing.TB, engineName string, replicas, globalBatch int, seed int64, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+func newTrainer(t testing.TB, engineName string, replicas, globalBatch int, seed int64, opt optimizer.Interface,
+	forward func(*model.Scope, []*graph.Node) []*graph.Node,
+) *train.Trainer {
 	t.Helper()
-	return newTrainerOf(t, engineName, replicas, globalBatch, seed, func(m *gomlx.Model) engine.Model { return m }, opt, forward)
+	return newTrainerOf(t, engineName, replicas, globalBatch, seed, func(m *gomlx.Model) engine.Model { return m }, opt,
+		forward)
 }
 
 // newTrainerOf is newTrainer with something around the model.
-func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, seed int64, around func(*gomlx.Model) engine.Model, opt optimizer.Interface, forward func(*model.Scope, []*graph.Node) []*graph.Node) *train.Trainer {
+func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, seed int64,
+	around func(*gomlx.Model) engine.Model, opt optimizer.Interface,
+	forward func(*model.Scope, []*graph.Node) []*graph.Node,
+) *train.Trainer {
 	t.Helper()
 	e, err := gomlx.Open(engineName, gomlx.Options{Devices: replicas})
 	if err != nil {
@@ -47,7 +53,8 @@ func newTrainerOf(t testing.TB, engineName string, replicas, globalBatch int, se
 		Optimizer: opt, Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 	}
 	trainer, err := train.New(t.Context(), s, around(m), train.Config{
-		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+		Inputs:      []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
+		Labels:      []engine.Feature{{DType: tensor.Int32}},
 		GlobalBatch: globalBatch, Seed: seed,
 	})
 	if err != nil {
@@ -124,7 +131,8 @@ func TestClosed(t *testing.T) {
 	if err := trainer.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := trainer.Evaluate(t.Context(), batches); err == nil || !strings.Contains(err.Error(), "memory for a batch of replica 0: gomlx: the program is closed") {
+	if _, err := trainer.Evaluate(t.Context(), batches); err == nil ||
+		!strings.Contains(err.Error(), "memory for a batch of replica 0: gomlx: the program is closed") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -133,19 +141,22 @@ func TestClosed(t *testing.T) {
 func TestFitLearns(t *testing.T) {
 	set := loadDigits(t)
 	trainer := newGoMLX(t, 3, 64, 1, optimizer.Adam().LearningRate(0.003).Done())
-	h, err := trainer.Fit(t.Context(), set.Train.Shuffle(1).Batch(64), train.FitConfig{Epochs: 4, Validation: set.Test.Batch(64)})
+	h, err := trainer.Fit(t.Context(), set.Train.Shuffle(1).Batch(64),
+		train.FitConfig{Epochs: 4, Validation: set.Test.Batch(64)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range h.Epochs {
-		t.Logf("epoch %d: loss %.4f, accuracy %.4f, on the test images %.4f", e.Epoch, e.Loss, e.Metrics["accuracy"], e.Validation.Metrics["accuracy"])
+		t.Logf("epoch %d: loss %.4f, accuracy %.4f, on the test images %.4f", e.Epoch, e.Loss, e.Metrics["accuracy"],
+			e.Validation.Metrics["accuracy"])
 	}
 	result, err := trainer.Evaluate(t.Context(), set.Test.Batch(50)) // other sizes, the same examples
 	if err != nil {
 		t.Fatal(err)
 	}
 	last := h.Epochs[3].Validation
-	if math.Abs(result.Loss-last.Loss) > 1e-6 || result.Metrics["accuracy"] != last.Metrics["accuracy"] || result.Examples != 1797 {
+	if math.Abs(result.Loss-last.Loss) > 1e-6 || result.Metrics["accuracy"] != last.Metrics["accuracy"] ||
+		result.Examples != 1797 {
 		t.Errorf("evaluated in batches of 50: %+v, of 64: %+v", result, *last)
 	}
 	if result.Metrics["accuracy"] < 0.9 {
@@ -213,7 +224,8 @@ func TestSeeds(t *testing.T) {
 	hashes := map[string]string{}
 	for run, seed := range []int64{1, 1, 2} {
 		trainer := newGoMLX(t, 2, 50, seed, sgd())
-		if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Batch(50), train.FitConfig{Steps: 10, Epochs: 1}); err != nil {
+		if _, err := trainer.Fit(t.Context(), loadDigits(t).Train.Batch(50),
+			train.FitConfig{Steps: 10, Epochs: 1}); err != nil {
 			t.Fatal(err)
 		}
 		hash, err := trainer.WeightsHash(t.Context())

@@ -87,7 +87,8 @@ func (p *progress) show(s Step) {
 	p.pending = nil
 	r := s.Mean()
 	if p.cfg.Mode == ProgressPlain {
-		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps), p.rate(s.Step, r), numbers(r, "", " ", ", "))
+		fmt.Fprintf(p.cfg.Out, "epoch %d/%d, step %s: %s, %s\n", s.Epoch+1, s.Epochs, count(s.Step, s.Steps),
+			p.rate(s.Step, r), numbers(r, "", " ", ", "))
 		return
 	}
 	perStep, left := short(p.duration/time.Duration(s.Step))+"/step", ""
@@ -95,7 +96,8 @@ func (p *progress) show(s Step) {
 		left = ", " + short((p.duration / time.Duration(s.Step) * time.Duration(s.Steps-s.Step)).Round(time.Second)) + " left"
 	}
 	nums := numbers(r, "", ": ", " - ")
-	line := p.line(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+nums, p.rate(s.Step, r)+" - "+nums, perStep+" - "+nums, nums)
+	line := p.line(s.Step, s.Steps, p.rate(s.Step, r)+left+" - "+nums, p.rate(s.Step, r)+" - "+nums, perStep+" - "+nums,
+		nums)
 	fmt.Fprintf(p.cfg.Out, "\r%s\x1b[K", clip(line, p.cfg.Width()-1)) // a line that wraps cannot be drawn again
 	p.open = true
 }
@@ -107,7 +109,8 @@ func (p *progress) end(e Epoch) {
 		if e.Validation != nil {
 			val = ", " + numbers(*e.Validation, "val_", " ", ", ")
 		}
-		fmt.Fprintf(p.cfg.Out, "epoch %d/%d: %s in %s, %s, %s%s\n", e.Epoch+1, p.epoch.Epochs, plural(e.Steps, "step"), short(e.Duration), p.rate(e.Steps, r), numbers(r, "", " ", ", "), val)
+		fmt.Fprintf(p.cfg.Out, "epoch %d/%d: %s in %s, %s, %s%s\n", e.Epoch+1, p.epoch.Epochs, plural(e.Steps, "step"),
+			short(e.Duration), p.rate(e.Steps, r), numbers(r, "", " ", ", "), val)
 		return
 	}
 	took, nums := short(e.Duration), numbers(r, "", ": ", " - ")
@@ -169,7 +172,8 @@ func (p *progress) rate(steps int, r Result) string {
 	if steps == 0 || p.duration <= 0 {
 		return "no step yet"
 	}
-	return fmt.Sprintf("%s/step, %.0f %s/s", short(p.duration/time.Duration(steps)), float64(r.Examples)/p.duration.Seconds(), p.cfg.Unit)
+	return fmt.Sprintf("%s/step, %.0f %s/s", short(p.duration/time.Duration(steps)),
+		float64(r.Examples)/p.duration.Seconds(), p.cfg.Unit)
 }
 
 func bar(step, steps, width int) string {

@@ -24,8 +24,12 @@ func replay(t *testing.T, cfg ProgressConfig, steps, known int) string {
 			m := &mean{names: []string{"accuracy"}, sums: []float64{0}}
 			for step := 1; step <= steps; step++ {
 				time.Sleep(500 * time.Millisecond)
-				m.loss, m.weight, m.examples, m.sums[0] = float64(64*step)*0.2512, float64(64*step), int64(64*step), float64(48*step)
-				check(t, c.OnStepEnd(ctx, Step{EpochBegin: begin, Step: step, Examples: 64, Duration: 500 * time.Millisecond, mean: m}))
+				m.loss, m.weight = float64(64*step)*0.2512, float64(64*step)
+				m.examples, m.sums[0] = int64(64*step), float64(48*step)
+				check(t, c.OnStepEnd(ctx, Step{
+					EpochBegin: begin, Step: step, Examples: 64, Duration: 500 * time.Millisecond,
+					mean: m,
+				}))
 			}
 			e := Epoch{Result: m.result(), Epoch: epoch, Steps: steps, Duration: time.Duration(steps) * 500 * time.Millisecond}
 			if epoch == 1 {
@@ -85,7 +89,8 @@ func TestProgressBar(t *testing.T) {
 		"Epoch 2/2\n" +
 		"\r1/4 ━━━━━━────────────────── 500ms/step, 128 images/s, 2.0s left - loss: 0.2512 - accuracy: 0.7500\x1b[K" +
 		"\r2/4 ━━━━━━━━━━━━──────────── 500ms/step, 128 images/s, 1.0s left - loss: 0.2512 - accuracy: 0.7500\x1b[K" +
-		"\r2/4 ━━━━──── 1.0s, 500ms/step, 128 images/s - loss: 0.2512 - accuracy: 0.7500 - val_loss: 0.5125 - val_accuracy: 0.6250\x1b[K\n"
+		"\r2/4 ━━━━──── 1.0s, 500ms/step, 128 images/s - loss: 0.2512 - accuracy: 0.7500 - val_loss: 0.5125 - " +
+		"val_accuracy: 0.6250\x1b[K\n"
 	if got != want {
 		t.Errorf("got\n%q\nwant\n%q", got, want)
 	}
@@ -121,7 +126,10 @@ func TestProgressBarByWidth(t *testing.T) {
 			"    val_loss: 0.5125 - val_accuracy: 0.6250",
 		},
 	} {
-		lines := strings.FieldsFunc(replay(t, ProgressConfig{Mode: ProgressBar, Unit: "images", Width: func() int { return width }}, 2, 4), func(r rune) bool { return r == '\r' || r == '\n' })
+		lines := strings.FieldsFunc(replay(t, ProgressConfig{
+			Mode: ProgressBar, Unit: "images",
+			Width: func() int { return width },
+		}, 2, 4), func(r rune) bool { return r == '\r' || r == '\n' })
 		for i, line := range lines[len(lines)-3:] {
 			if line = strings.TrimSuffix(line, "\x1b[K"); line != want[i] {
 				t.Errorf("%d columns: got\n%q\nwant\n%q", width, line, want[i])
@@ -133,9 +141,12 @@ func TestProgressBarByWidth(t *testing.T) {
 // TestProgressFits: no line that is drawn again reaches a terminal's last column, whatever its width.
 func TestProgressFits(t *testing.T) {
 	for width := 1; width < 130; width++ {
-		for _, line := range strings.FieldsFunc(replay(t, ProgressConfig{Mode: ProgressBar, Width: func() int { return width }}, 3, -1), func(r rune) bool { return r == '\r' || r == '\n' }) {
+		for _, line := range strings.FieldsFunc(replay(t,
+			ProgressConfig{Mode: ProgressBar, Width: func() int { return width }}, 3, -1),
+			func(r rune) bool { return r == '\r' || r == '\n' }) {
 			line = strings.TrimSuffix(line, "\x1b[K")
-			last := strings.HasPrefix(line, "3/3") || strings.HasPrefix(line, "    val_loss") // of an epoch: it may wrap, because it is not drawn again
+			// of an epoch: it may wrap, because it is not drawn again
+			last := strings.HasPrefix(line, "3/3") || strings.HasPrefix(line, "    val_loss")
 			if n := utf8.RuneCountInString(line); n >= max(width, 2) && !last && !strings.HasPrefix(line, "Epoch ") {
 				t.Fatalf("width %d: %d columns: %q", width, n, line)
 			}
@@ -190,7 +201,8 @@ func TestProgressEndsOpenLine(t *testing.T) {
 		}
 		return nil
 	}})
-	if _, err := trainer.Fit(context.Background(), sizes(lineExamples(8), 4, 4), FitConfig{Callbacks: []Callback{c}}); err == nil {
+	if _, err := trainer.Fit(context.Background(), sizes(lineExamples(8), 4, 4),
+		FitConfig{Callbacks: []Callback{c}}); err == nil {
 		t.Fatal("no error")
 	}
 	if !strings.HasSuffix(out.String(), "\x1b[K\n") {

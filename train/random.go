@@ -14,8 +14,8 @@ func randomState(seed, step, pass int64, replica int) [3]uint64 {
 	return [3]uint64{mix(h + 1), mix(h + 2), mix(h + 3)}
 }
 
-// mix is one step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): a bijection in
-// which every bit of x changes about half of the bits of the result.
+// mix is one step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): a bijection
+// in which every bit of x changes about half of the bits of the result.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

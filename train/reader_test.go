@@ -246,8 +246,8 @@ func TestDataTimeoutOverWorkers(t *testing.T) {
 	})
 }
 
-// TestLateReader: a feeder that is closed while its reader has just filled a batch leaves that batch alone afterwards, and
-// fills no other.
+// TestLateReader: a feeder that is closed while its reader has just filled a batch leaves that batch alone afterwards,
+// and fills no other.
 func TestLateReader(t *testing.T) {
 	trainer, _ := newFake(t, 1, 4, fakeModel{})
 	g, err := trainer.borrow(true)
@@ -276,7 +276,8 @@ func TestLateReader(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	f.free <- g
-	if err := f.send(t.Context(), lineExamples(4), batchPosition{3, 8}); !errors.Is(err, context.Canceled) || g.position != at {
+	if err := f.send(t.Context(), lineExamples(4), batchPosition{3, 8}); !errors.Is(err, context.Canceled) ||
+		g.position != at {
 		t.Errorf("after close: got %v, and the batch is at %v", err, g.position)
 	}
 }

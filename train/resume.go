@@ -167,10 +167,12 @@ func (s *fitState) check() error {
 	least := min(s.StepsPerEpoch, s.Epoch, s.Step, s.Pass, s.Batch, s.Steps, s.Skipped)
 	switch {
 	case least < 0 || s.Batches < -1 || s.Skipped > s.Steps || s.Step > s.Steps:
-		return fmt.Errorf("inconsistent position: epoch %d, step %d, pass %d, batch %d of %d, with %d steps taken and %d of them skipped", s.Epoch, s.Step, s.Pass, s.Batch, s.Batches, s.Steps, s.Skipped)
+		return fmt.Errorf("inconsistent position: epoch %d, step %d, pass %d, batch %d of %d, with %d steps taken and %d "+
+			"of them skipped", s.Epoch, s.Step, s.Pass, s.Batch, s.Batches, s.Steps, s.Skipped)
 	case (s.Mean != nil) != (s.Step > 0) || s.Cut && s.Step == 0:
 		return fmt.Errorf("its position is step %d of an epoch, but its means or its truncation do not match", s.Step)
-	case s.Step > 0 && (len(s.Epochs) == 0 || s.Epochs[len(s.Epochs)-1].Epoch != s.Epoch || s.Epochs[len(s.Epochs)-1].Steps != s.Step):
+	case s.Step > 0 && (len(s.Epochs) == 0 || s.Epochs[len(s.Epochs)-1].Epoch != s.Epoch ||
+		s.Epochs[len(s.Epochs)-1].Steps != s.Step):
 		return fmt.Errorf("its history does not end at its position, step %d of epoch %d", s.Step, s.Epoch)
 	}
 	return nil
@@ -186,13 +188,17 @@ func (f *fit) resumePosition() error {
 	batches := f.ds.Len()
 	switch {
 	case s.StepsPerEpoch != f.cfg.StepsPerEpoch:
-		return fmt.Errorf("train: resuming: FitConfig.StepsPerEpoch is %d, but the snapshot was taken with %d", f.cfg.StepsPerEpoch, s.StepsPerEpoch)
+		return fmt.Errorf("train: resuming: FitConfig.StepsPerEpoch is %d, but the snapshot was taken with %d",
+			f.cfg.StepsPerEpoch, s.StepsPerEpoch)
 	case s.Epoch < f.cfg.InitialEpoch:
-		return fmt.Errorf("train: resuming: FitConfig.InitialEpoch is %d, but the snapshot is at epoch %d", f.cfg.InitialEpoch, s.Epoch)
+		return fmt.Errorf("train: resuming: FitConfig.InitialEpoch is %d, but the snapshot is at epoch %d",
+			f.cfg.InitialEpoch, s.Epoch)
 	case s.Batches != batches && s.Batches >= 0 && batches >= 0:
-		return fmt.Errorf("train: resuming: this dataset has %d batches, but the snapshot's had %d: use the same dataset", batches, s.Batches)
+		return fmt.Errorf("train: resuming: this dataset has %d batches, but the snapshot's had %d: use the same dataset",
+			batches, s.Batches)
 	case s.Mean != nil && len(s.Mean.Sums) != len(f.t.metrics):
-		return fmt.Errorf("train: resuming: the model has %d metrics, but the snapshot's had %d", len(f.t.metrics), len(s.Mean.Sums))
+		return fmt.Errorf("train: resuming: the model has %d metrics, but the snapshot's had %d", len(f.t.metrics),
+			len(s.Mean.Sums))
 	}
 	f.position = fitPosition{epoch: s.Epoch, step: s.Step, next: batchPosition{s.Pass, s.Batch}, truncated: s.Cut}
 	if s.Mean != nil {

@@ -42,8 +42,8 @@ func left(t *testing.T, trainer *train.Trainer, h *train.History) string {
 	return text
 }
 
-// TestResumeModel: a real model, with dropout, averages, Adam, shuffled and shifted images and partial batches, goes on from the snapshot of
-// any step to the bits and the history of a training that was not disturbed.
+// TestResumeModel: a real model, with dropout, averages, Adam, shuffled and shifted images and partial batches, goes on
+// from the snapshot of any step to the bits and the history of a training that was not disturbed.
 func TestResumeModel(t *testing.T) {
 	all := loadDigits(t).Train
 	batches := all.Take(45).Shuffle(3).Batch(20).MapRandom(5, data.RandomShift(1))

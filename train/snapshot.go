@@ -56,7 +56,10 @@ type snapshotState struct {
 // Contents converts the snapshot to the form that package checkpoint writes. The tensors are shared, not
 // copied.
 func (s *Snapshot) Contents() (*checkpoint.Contents, error) {
-	state, err := json.Marshal(snapshotState{s.Step, s.passes, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job, s.fit})
+	state, err := json.Marshal(snapshotState{
+		s.Step, s.passes, s.Seed, s.GlobalBatch, s.Replicas, s.Facts, s.Build, s.Job,
+		s.fit,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("train: snapshot: %w", err)
 	}
@@ -74,9 +77,13 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 	if err := json.Unmarshal(c.State, &state); err != nil {
 		return nil, fmt.Errorf("train: snapshot: its state: %w", err)
 	}
-	s := &Snapshot{Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas, Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, fit: state.Fit}
+	s := &Snapshot{
+		Step: state.Step, Seed: state.Seed, GlobalBatch: state.GlobalBatch, Replicas: state.Replicas,
+		Facts: state.Facts, Build: state.Build, Job: state.Job, passes: state.Passes, fit: state.Fit,
+	}
 	if s.Step < 0 || s.passes < 0 || s.Replicas < 1 || s.GlobalBatch < 1 {
-		return nil, fmt.Errorf("train: snapshot: invalid state: step %d, %d replicas, global batch %d", s.Step, s.Replicas, s.GlobalBatch)
+		return nil, fmt.Errorf("train: snapshot: invalid state: step %d, %d replicas, global batch %d", s.Step, s.Replicas,
+			s.GlobalBatch)
 	}
 	if s.fit != nil {
 		if err := s.fit.check(); err != nil {
@@ -97,7 +104,10 @@ func SnapshotOf(c *checkpoint.Contents) (*Snapshot, error) {
 func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	t.at(PhaseSnapshot)
 	chief := t.strategy.Properties().ShouldCheckpoint
-	s := &Snapshot{Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch, Replicas: t.strategy.NumReplicasInSync(), passes: t.passes}
+	s := &Snapshot{
+		Step: t.committed, Seed: t.config.Seed, GlobalBatch: t.config.GlobalBatch,
+		Replicas: t.strategy.NumReplicasInSync(), passes: t.passes,
+	}
 	for i, v := range t.variables {
 		var value *tensor.Tensor
 		var err error
@@ -198,11 +208,13 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 			}
 		}
 	}
-	t.committed, t.passes, t.resume, t.assigned = s.Step, s.passes, s.fit, assigned{variable: -1} // all workers have the snapshot's values now
+	// all workers have the snapshot's values now
+	t.committed, t.passes, t.resume, t.assigned = s.Step, s.passes, s.fit, assigned{variable: -1}
 	r := Restored{Found: true, Step: s.Step}
 	r.Epoch, r.EpochAt = s.Epoch()
 	if n := t.strategy.NumReplicasInSync(); n != s.Replicas {
-		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
+		r.Differ = append(r.Differ, fmt.Sprintf("the snapshot was made by %s, this is %s: averages were combined, and sums "+
+			"are made in another order", plural(s.Replicas, "replica"), plural(n, "replica")))
 	}
 	return r, nil
 }
@@ -210,7 +222,8 @@ func (t *Trainer) restore(s *Snapshot) (Restored, error) {
 // fitSnapshot returns, by variable, the value of each replica, or a single value if it is the same on all.
 func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 	if s.Seed != t.config.Seed || s.GlobalBatch != t.config.GlobalBatch {
-		return nil, fmt.Errorf("train: restore: the snapshot was made with seed %d and a global batch of %s, and this training has seed %d and %s: it would be a different training; to start from the weights alone, use SetWeights",
+		return nil, fmt.Errorf("train: restore: the snapshot was made with seed %d and a global batch of %s, and this "+
+			"training has seed %d and %s: it would be a different training; to start from the weights alone, use SetWeights",
 			s.Seed, plural(s.GlobalBatch, "example"), t.config.Seed, plural(t.config.GlobalBatch, "example"))
 	}
 	byName := make(map[string]*tensor.Tensor, len(s.Variables))
@@ -221,7 +234,8 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 	for i, v := range t.variables {
 		value, ok := byName[v.Name]
 		if !ok {
-			return nil, fmt.Errorf("train: restore: the snapshot has no variable %s: it is of another model or optimizer", v.Name)
+			return nil, fmt.Errorf("train: restore: the snapshot has no variable %s: it is of another model or optimizer",
+				v.Name)
 		}
 		delete(byName, v.Name)
 		shape := v.Shape
@@ -243,7 +257,8 @@ func (t *Trainer) fitSnapshot(s *Snapshot) ([][]*tensor.Tensor, error) {
 		}
 	}
 	for name := range byName {
-		return nil, fmt.Errorf("train: restore: the model has no variable %s: the snapshot is of another model or optimizer", name)
+		return nil, fmt.Errorf("train: restore: the model has no variable %s: the snapshot is of another model or optimizer",
+			name)
 	}
 	return values, nil
 }

@@ -104,8 +104,9 @@ func (t *Trainer) comparePrograms(ctx context.Context) error {
 			}
 			both[i] = string(bytes)
 		}
-		return fmt.Errorf("train: the workers have compiled different programs: %s. Give all workers the same model, loss and "+
-			"optimizer, with the same constants (rates, say)", programDifference(like, w, both[0], both[1]))
+		return fmt.Errorf("train: the workers have compiled different programs: %s. "+
+			"Give all workers the same model, loss and optimizer, with the same constants (rates, say)",
+			programDifference(like, w, both[0], both[1]))
 	}
 	var others []int
 	for w, p := range workers {
@@ -135,7 +136,8 @@ func programDifference(v, w int, a, b string) string {
 // describe lists, one per line, the properties that must be the same on all workers for their steps to match.
 func (t *Trainer) describe() []string {
 	out := []string{
-		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed), fmt.Sprintf("%d packs", len(t.packs)), fmt.Sprintf("metrics %q", t.metrics),
+		fmt.Sprintf("global batches of %d", t.config.GlobalBatch), fmt.Sprintf("seed %d", t.config.Seed),
+		fmt.Sprintf("%d packs", len(t.packs)), fmt.Sprintf("metrics %q", t.metrics),
 		fmt.Sprintf("the policy %q for what is not finite", t.config.NotFinite),
 	}
 	for _, v := range t.variables {

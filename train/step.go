@@ -91,7 +91,8 @@ func (t *Trainer) gradients(ctx context.Context, r *distribute.Replica, g *globa
 	local := r.LocalID()
 	t.replicaAt(r, PhaseCompute)
 	t.parts[local].replica = r // for the model's own all-reduces
-	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum, randomState(t.config.Seed, t.committed, g.pass, r.ID()))
+	out, err := t.program.Gradients(ctx, local, g.shares[local], g.weightSum,
+		randomState(t.config.Seed, t.committed, g.pass, r.ID()))
 	if err != nil {
 		return out, fmt.Errorf("gradients: %w", err)
 	}
@@ -125,7 +126,9 @@ func (p *part) take(packs []pack, gradients []*tensor.Tensor) {
 // transact runs f on every replica, then commits on all. If f failed on any replica, or a worker requested a
 // stop, it discards on all. g is the batch whose scalars f reduces, or nil if it reduces none. transact
 // returns errNotFinite if the scalars are not finite and g does not tolerate that.
-func (t *Trainer) transact(ctx context.Context, g *globalBatch, f func(context.Context, *distribute.Replica) error) (stop bool, err error) {
+func (t *Trainer) transact(ctx context.Context, g *globalBatch,
+	f func(context.Context, *distribute.Replica) error,
+) (stop bool, err error) {
 	err = t.run(ctx, f)
 	stop = err == nil && g != nil && t.stopAgreed()
 	if err == nil && !stop && g != nil && !g.tolerated && !t.allFinite() {
@@ -158,7 +161,9 @@ func (t *Trainer) discard() {
 // always returns; until then the engine's variables must not be touched.
 func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
 	var running callGroup
-	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica,
+		_ ...distribute.Value,
+	) (distribute.Value, error) {
 		if !running.enter() {
 			return nil, errStepEnded
 		}
@@ -223,7 +228,9 @@ func (t *Trainer) sum(ctx context.Context, replica int, dst, src []*tensor.Tenso
 }
 
 // reduceScalars all-reduces loss and metrics, together with the values that the workers compare.
-func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64, metrics []float64) error {
+func (t *Trainer) reduceScalars(ctx context.Context, r *distribute.Replica, g *globalBatch, loss float64,
+	metrics []float64,
+) error {
 	t.replicaAt(r, PhaseReduce)
 	p := &t.parts[r.LocalID()]
 	local := tensor.Data[float64](p.local[0])
@@ -246,7 +253,9 @@ func (t *Trainer) scalars() (loss float64, sums []float64) {
 }
 
 // apply applies all packs with the given method of the program.
-func (t *Trainer) apply(ctx context.Context, r *distribute.Replica, pack func(ctx context.Context, replica, pack int) error) error {
+func (t *Trainer) apply(ctx context.Context, r *distribute.Replica,
+	pack func(ctx context.Context, replica, pack int) error,
+) error {
 	t.replicaAt(r, PhaseApply)
 	for k := range t.packs {
 		if err := pack(ctx, r.LocalID(), k); err != nil {

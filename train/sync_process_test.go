@@ -58,7 +58,8 @@ func TestSyncBatchNormProcesses(t *testing.T) {
 		for w, replicas := range layout {
 			cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestSyncBatchNormProcesses$")
 			cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", replicasEnv, replicas),
-				fmt.Sprintf(`TF_CONFIG={"cluster":{"worker":[%s]},"task":{"type":"worker","index":%d}}`, strings.Join(addresses, ","), w))
+				fmt.Sprintf(`TF_CONFIG={"cluster":{"worker":[%s]},"task":{"type":"worker","index":%d}}`,
+					strings.Join(addresses, ","), w))
 			cmd.Stdout, cmd.Stderr = &outs[w], &outs[w]
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)

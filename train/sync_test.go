@@ -51,7 +51,9 @@ type trained struct {
 }
 
 // trainNormalised makes ten steps of 30 examples, of which the last has 7, and takes the gradients of one more batch.
-func trainNormalised(t *testing.T, engineName string, replicas int, norm func(*model.Scope, *graph.Node) *graph.Node) trained {
+func trainNormalised(t *testing.T, engineName string, replicas int,
+	norm func(*model.Scope, *graph.Node) *graph.Node,
+) trained {
 	t.Helper()
 	trainer := newTrainer(t, engineName, replicas, 30, 1, sgd(), normalised(norm))
 	all := loadDigits(t).Train
@@ -60,7 +62,8 @@ func trainNormalised(t *testing.T, engineName string, replicas int, norm func(*m
 		out.losses = append(out.losses, s.Loss)
 		return nil
 	}}
-	if _, err := trainer.Fit(t.Context(), all.Take(277).Batch(30), train.FitConfig{Callbacks: []train.Callback{record}}); err != nil {
+	if _, err := trainer.Fit(t.Context(), all.Take(277).Batch(30),
+		train.FitConfig{Callbacks: []train.Callback{record}}); err != nil {
 		t.Fatal(err)
 	}
 	for e, err := range all.Take(290).Batch(29).Iter(t.Context()) {
@@ -118,8 +121,8 @@ func apart(a, b []float64) (most float64) {
 	return most
 }
 
-// TestSyncBatchNorm: with synchronised normalisation, 2 and 4 replicas train as one, through batches that do not divide;
-// with the ordinary one they do not.
+// TestSyncBatchNorm: with synchronised normalisation, 2 and 4 replicas train as one, through batches that do not
+// divide; with the ordinary one they do not.
 func TestSyncBatchNorm(t *testing.T) {
 	eachEngine(t, func(t *testing.T, engineName string) {
 		replicas := []int{2, 4}
@@ -192,7 +195,8 @@ func (m faulty) Compile(ctx context.Context, e engine.Engine, s engine.Spec) (en
 func TestFailureInside(t *testing.T) {
 	for calls := 1; calls <= 4; calls++ { // two layers, forward and back
 		left := calls
-		trainer := newTrainerOf(t, "go", 3, 30, 1, func(m *gomlx.Model) engine.Model { return faulty{m, &left} }, sgd(), normalised(layer.SyncBatchNorm))
+		trainer := newTrainerOf(t, "go", 3, 30, 1, func(m *gomlx.Model) engine.Model { return faulty{m, &left} }, sgd(),
+			normalised(layer.SyncBatchNorm))
 		before := hash(t, trainer)
 		_, err := trainer.Fit(t.Context(), loadDigits(t).Train.Take(30).Batch(30), train.FitConfig{})
 		if !errors.Is(err, errFaulty) {

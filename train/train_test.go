@@ -70,8 +70,8 @@ func (o *oracle) step(rate float64, b data.Batch) (loss, near, weight float64) {
 	return loss, near, weight
 }
 
-// TestFitEqualsOneLoop: whatever the number of replicas and the sizes and weights of batches, training is that of one plain loop
-// over whole batches, and so are loss and metrics.
+// TestFitEqualsOneLoop: whatever the number of replicas and the sizes and weights of batches, training is that of one
+// plain loop over whole batches, and so are loss and metrics.
 func TestFitEqualsOneLoop(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		replicas := rapid.IntRange(1, 4).Draw(rt, "replicas")
@@ -108,7 +108,8 @@ func TestFitEqualsOneLoop(t *testing.T) {
 			}
 		}
 		if h.Steps != 2*len(list) || h.Skipped != skipped || trainer.Steps() != int64(2*len(list)-skipped) {
-			rt.Errorf("%d steps, %d skipped, %d committed: want %d, %d", h.Steps, h.Skipped, trainer.Steps(), 2*len(list), skipped)
+			rt.Errorf("%d steps, %d skipped, %d committed: want %d, %d", h.Steps, h.Skipped, trainer.Steps(), 2*len(list),
+				skipped)
 		}
 		var seen float64
 		for replica, v := range p.snapshot() {
@@ -222,7 +223,8 @@ func TestCentralStorageRefused(t *testing.T) {
 	defer s.Close()
 	_, err = New(t.Context(), s, fakeModel{}, fakeConfig(4))
 	want := "train: compiling the model: the engine fake gives every replica its own variables, " +
-		"where CentralStorageStrategy(CPU:0, CPU:1) keeps them on /job:localhost/replica:0/task:0/device:CPU:0: use NewMirroredStrategy"
+		"where CentralStorageStrategy(CPU:0, CPU:1) keeps them on /job:localhost/replica:0/task:0/device:CPU:0: use " +
+		"NewMirroredStrategy"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -139,7 +139,8 @@ func keepsCentral(s *distribute.Strategy, program engine.Program) error {
 	if p, ok := program.(engine.Central); ok && p.Central() {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("the engine %s gives every replica its own variables, where %v keeps them on %s: use NewMirroredStrategy",
+	return errors.Join(fmt.Errorf("the engine %s gives every replica its own variables, where %v keeps them on %s: use "+
+		"NewMirroredStrategy",
 		s.Engine().Name(), s, strings.Join(s.ParameterDevices(), ", ")), program.Close())
 }
 

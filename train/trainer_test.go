@@ -27,8 +27,10 @@ func TestEvaluate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !close64(got.Loss, want.loss/want.weight) || !close64(got.Metrics["near"], want.near/want.weight) || got.Examples != 11 {
-			t.Errorf("%d replicas: got %+v, want loss %v, near %v, 11 examples", replicas, got, want.loss/want.weight, want.near/want.weight)
+		if !close64(got.Loss, want.loss/want.weight) || !close64(got.Metrics["near"], want.near/want.weight) ||
+			got.Examples != 11 {
+			t.Errorf("%d replicas: got %+v, want loss %v, near %v, 11 examples", replicas, got, want.loss/want.weight,
+				want.near/want.weight)
 		}
 		if !reflect.DeepEqual(p.snapshot(), before) {
 			t.Errorf("%d replicas: Evaluate changed variables", replicas)
@@ -45,10 +47,12 @@ func TestEvaluateFails(t *testing.T) {
 		return nil
 	}})
 	all := sizes(lineExamples(6), 6)
-	if _, err := trainer.Evaluate(t.Context(), all); !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "train: evaluate: ") {
+	if _, err := trainer.Evaluate(t.Context(), all); !errors.Is(err, cause) ||
+		!strings.HasPrefix(err.Error(), "train: evaluate: ") {
 		t.Errorf("Evaluate: %v", err)
 	}
-	if _, err := trainer.Predict(t.Context(), all); !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "train: predict: ") {
+	if _, err := trainer.Predict(t.Context(), all); !errors.Is(err, cause) ||
+		!strings.HasPrefix(err.Error(), "train: predict: ") {
 		t.Errorf("Predict: %v", err)
 	}
 	if _, err := trainer.Evaluate(t.Context(), nil); err == nil || err.Error() != "train: evaluate: the dataset is nil" {
@@ -161,7 +165,8 @@ func TestApplyGradientsErrors(t *testing.T) {
 	}
 	weightless := lineExamples(2)
 	weightless.Weights = tensor.New(tensor.Float32, 2)
-	if _, _, err := trainer.Gradients(t.Context(), weightless); err == nil || !strings.Contains(err.Error(), "2 examples add up to 0") {
+	if _, _, err := trainer.Gradients(t.Context(), weightless); err == nil ||
+		!strings.Contains(err.Error(), "2 examples add up to 0") {
 		t.Errorf("weights of 0: %v", err)
 	}
 }
@@ -175,7 +180,11 @@ func TestWeights(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Weight{{"bias", tensor.Scalar(0.0)}, {"seen", tensor.Scalar(3.0)}, {"weights", tensor.Of([]float64{3, 0}, 2)}}
+	want := []Weight{
+		{"bias", tensor.Scalar(0.0)},
+		{"seen", tensor.Scalar(3.0)},
+		{"weights", tensor.Of([]float64{3, 0}, 2)},
+	}
 	if len(weights) != len(want) {
 		t.Fatalf("got %v", weights)
 	}

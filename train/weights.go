@@ -183,7 +183,8 @@ func (t *Trainer) CheckMirrored() error {
 			}
 		}
 		if differ != nil {
-			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all replicas: against replica 0, %s", v.Name, strings.Join(differ, "; "))
+			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all replicas: against replica 0, %s",
+				v.Name, strings.Join(differ, "; "))
 		}
 	}
 	return nil
@@ -225,7 +226,8 @@ func (t *Trainer) checkAll(ctx context.Context) error {
 			}
 		}
 		if differ != nil {
-			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all workers: the bits of replica 0 differ from those of replica %s", v.Name, strings.Join(differ, ", "))
+			return fmt.Errorf("train: the mirrored variable %s is no longer the same on all workers: the bits of replica 0 "+
+				"differ from those of replica %s", v.Name, strings.Join(differ, ", "))
 		}
 	}
 	return nil
@@ -248,7 +250,8 @@ func (t *Trainer) fingerprints() ([]int64, error) {
 // firstDifference describes the first element of b that differs from a.
 func firstDifference(a, b *tensor.Tensor) string {
 	if a.DType() != b.DType() || !a.SameShape(b) {
-		return fmt.Sprintf("type and shape (%v%s, %v%s)", a.DType(), tensor.FormatShape(a.Shape()), b.DType(), tensor.FormatShape(b.Shape()))
+		return fmt.Sprintf("type and shape (%v%s, %v%s)", a.DType(), tensor.FormatShape(a.Shape()), b.DType(),
+			tensor.FormatShape(b.Shape()))
 	}
 	x, y, n := a.Memory().HostBytes(), b.Memory().HostBytes(), a.DType().Bytes()
 	for i := 0; i < len(x); i += n {

@@ -44,8 +44,8 @@ func fitted(ctx context.Context, s *distribute.Strategy) (string, error) {
 	return fmt.Sprintf("%v\n%v\n%v\n%v", last.Result, evaluated, outputs, weights), errors.Join(err, trainer.Close())
 }
 
-// Three replicas train to the same bits on one worker, on three, and on two of different sizes; a last batch leaves replicas
-// without examples.
+// Three replicas train to the same bits on one worker, on three, and on two of different sizes; a last batch leaves
+// replicas without examples.
 func TestTrainOverWorkers(t *testing.T) {
 	one, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Engine: fakeEngine{3}})
 	if err != nil {

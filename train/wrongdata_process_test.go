@@ -50,15 +50,26 @@ var wrong = []struct {
 	made   int    // steps that were made before it was found; -1: there is no trainer
 	want   string // in both workers' errors
 }{
-	{"shuffle seed", func(j *job, _ **train.Trainer) { j.shuffle++ }, false, 0, "worker 1 read other inputs and labels than worker 0"},
-	{"one pixel of one image", func(j *job, _ **train.Trainer) { tensor.Data[float32](j.examples.Inputs[0])[64*50] += 1.0 / 255 }, false, -2, "worker 1 read other inputs than worker 0"},
+	{
+		"shuffle seed", func(j *job, _ **train.Trainer) { j.shuffle++ }, false, 0,
+		"worker 1 read other inputs and labels than worker 0",
+	},
+	{"one pixel of one image", func(j *job, _ **train.Trainer) {
+		tensor.Data[float32](j.examples.Inputs[0])[64*50] += 1.0 / 255
+	}, false, -2, "worker 1 read other inputs than worker 0"},
 	{"random labels", func(j *job, _ **train.Trainer) {
 		for i := range tensor.Data[int32](j.examples.Labels[0]) {
 			tensor.Data[int32](j.examples.Labels[0])[i] = rand.Int32N(10)
 		}
 	}, false, 0, "worker 1 read other labels"},
-	{"weights", func(j *job, _ **train.Trainer) { j.weights = []float32{2, 1, 1, 1, 1, 1, 1, 1} }, false, 0, "worker 1 read other weights than worker 0"},
-	{"random changes", func(j *job, _ **train.Trainer) { j.changes++ }, false, 0, "worker 1 read other inputs than worker 0"},
+	{
+		"weights", func(j *job, _ **train.Trainer) { j.weights = []float32{2, 1, 1, 1, 1, 1, 1, 1} }, false, 0,
+		"worker 1 read other weights than worker 0",
+	},
+	{
+		"random changes", func(j *job, _ **train.Trainer) { j.changes++ }, false, 0,
+		"worker 1 read other inputs than worker 0",
+	},
 	{"a part of the data", func(j *job, _ **train.Trainer) {
 		j.shard = func(p data.Pipeline) data.Pipeline { return p.Shard(worker(), 2) }
 	}, true, 0, "Leave out Shard"},
@@ -67,7 +78,10 @@ var wrong = []struct {
 	}, true, 0, "worker 1 read other inputs and labels than worker 0"},
 	{"dropout", func(j *job, _ **train.Trainer) { j.dropout = 0.4 }, false, -1, "0.4"},
 	{"constant of a layer", func(j *job, _ **train.Trainer) { j.scale = 1.5 }, false, -1, "[1.5]"},
-	{"a layer without weights", func(j *job, _ **train.Trainer) { j.deeper = true }, false, -1, "the workers have compiled different programs"},
+	{
+		"a layer without weights", func(j *job, _ **train.Trainer) { j.deeper = true }, false, -1,
+		"the workers have compiled different programs",
+	},
 	{"constant of the optimizer", func(j *job, _ **train.Trainer) { j.beta = 0.8 }, false, -1, "apply 1 of 1"},
 	{"a variable that is set", func(j *job, trainer **train.Trainer) {
 		j.callback.OnStepEnd = func(_ context.Context, s train.Step) error {
@@ -98,7 +112,8 @@ func newJob() *job {
 		tensor.Data[int32](y)[i] = r.Int32N(10)
 	}
 	return &job{
-		examples: data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}}, shuffle: 1, changes: 1, dropout: 0.5, scale: 2, beta: 0.9,
+		examples: data.Batch{Inputs: []*tensor.Tensor{x}, Labels: []*tensor.Tensor{y}}, shuffle: 1, changes: 1, dropout: 0.5,
+		scale: 2, beta: 0.9,
 		weights: []float32{1, 2, 1, 1, 1, 1, 1, 1},
 		shard:   func(p data.Pipeline) data.Pipeline { return p },
 	}
@@ -141,13 +156,17 @@ func (j *job) train(ctx context.Context, change func(*job, **train.Trainer)) (ma
 	if err != nil {
 		return -1, err
 	}
-	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Engine: e, Devices: []string{"CPU:0"}})
+	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+		Engine:  e,
+		Devices: []string{"CPU:0"},
+	})
 	if err != nil {
 		return -1, err
 	}
 	defer func() { err = errors.Join(err, s.Close(), e.Close()) }()
 	trainer, err = train.New(ctx, s, j.model(), train.Config{
-		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{64}}}, Labels: []engine.Feature{{DType: tensor.Int32}}, GlobalBatch: 8,
+		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{64}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+		GlobalBatch: 8,
 	})
 	if err != nil {
 		return -1, err
@@ -214,7 +233,8 @@ func TestWrongDataProcesses(t *testing.T) {
 			for w := range 2 {
 				cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestWrongDataProcesses$")
 				cmd.Env = append(os.Environ(), wrongEnv+"="+c.name,
-					fmt.Sprintf(`TF_CONFIG={"cluster":{"worker":["127.0.0.1:%d","127.0.0.1:%d"]},"task":{"type":"worker","index":%d}}`, ports[0], ports[1], w))
+					fmt.Sprintf(`TF_CONFIG={"cluster":{"worker":["127.0.0.1:%d","127.0.0.1:%d"]},"task":{"type":"worker","index":%d}}`,
+						ports[0], ports[1], w))
 				cmd.Stdout, cmd.Stderr = &outs[w], &outs[w]
 				if err := cmd.Start(); err != nil {
 					t.Fatal(err)

@@ -43,7 +43,8 @@ minutes and needs an idle machine.`,
 	f := cmd.Flags()
 	f.BoolVar(&calibrate, "calibrate", false, "measure this machine and write a table from which algorithms are chosen")
 	f.StringVar(&out, "out", "lockstep-table.json", "with --calibrate, the `file` to write")
-	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"}, "with --calibrate, the transports to measure")
+	f.StringSliceVar(&transports, "transports", []string{"mem", "shm", "tcp"},
+		"with --calibrate, the transports to measure")
 	for _, name := range sorted(bench.Ops) {
 		cmd.AddCommand(newBenchCollective(name))
 	}
@@ -90,7 +91,8 @@ func runCalibrate(cmd *cobra.Command, transports []string, out string) error {
 	if err := t.print(cmd.OutOrStdout()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "\nwritten to %s: set LOCKSTEP_TABLE to this file on every host of a job\n", out)
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "\nwritten to %s: set LOCKSTEP_TABLE to this file on every host of a job\n",
+		out)
 	return err
 }
 

@@ -61,7 +61,8 @@ With --format table it also prints nccl-tests' columns: algbw, the size divided
 by the time, and busbw, the least that every rank's link carries. With --limit
 it also measures a lower bound in the same run: the ranks do the same reads and
 writes without synchronizing or adding (or exchange the same bytes over bare
-sockets).`, strings.Join(wrapWords(strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
+sockets).`, strings.Join(wrapWords(
+			strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
 		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2
   lockstep bench %s --transport shm --ranks 4 --sizes 64KiB,1MiB --format table --limit
   lockstep bench %s --ranks 4 --explain`, name, name, name),
@@ -88,19 +89,22 @@ sockets).`, strings.Join(wrapWords(strings.ToUpper(name[:1])+name[1:]+" measures
 	o := &b.opts
 	f.StringVar(&o.Transport, "transport", "mem", "transport between the ranks: "+transportHelp())
 	f.IntVar(&o.Ranks, "ranks", 2, "number of ranks")
-	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; mem and pipe: 1)")
+	f.IntVar(&o.Processes, "processes", 0, "number of processes, over which the ranks are spread (default one per rank; "+
+		"mem and pipe: 1)")
 	f.StringVar(&o.Algorithm, "algorithm", "", "name of the algorithm (default the library's choice)")
 	f.StringVar(&b.table, "table", "", "`file` that lockstep bench --calibrate wrote, from which algorithms are chosen")
 	f.IntVar(&o.Calls, "calls", 0, "timed calls per size (default 500, fewer for large sizes)")
 	f.StringVar(&o.Format, "format", "plain", "plain (one line per size, for other programs), table or json")
-	f.BoolVar(&b.explain, "explain", false, "measure nothing; print which algorithm would be chosen for each size, and why")
+	f.BoolVar(&b.explain, "explain", false,
+		"measure nothing; print which algorithm would be chosen for each size, and why")
 	f.StringVar(&o.Name, "name", "", "first word of a plain line (default lockstep- and the transport)")
 	if op == collective.Barrier {
 		return cmd
 	}
 	f.StringSliceVar(&b.sizes, "sizes", nil, "sizes of the whole vector of a call (default 4 bytes to 64MiB)")
 	f.StringVar(&b.dtype, "dtype", "float32", "type of the elements")
-	f.StringVar(&o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or ordinary (default shared for mem and shm, else ordinary)")
+	f.StringVar(&o.Buffers, "buffers", "", "shared (the communicator's memory, which peers access in place) or ordinary "+
+		"(default shared for mem and shm, else ordinary)")
 	f.BoolVar(&o.Limit, "limit", false, "also measure the lower bound on this machine")
 	if op.Reduces() {
 		f.StringVar(&b.reduce, "reduce", "sum", "reduction: sum, mean, min, max or prod")
@@ -116,7 +120,8 @@ func (b *benchFlags) soFar(lines int) string {
 	if b.opts.Format == "table" {
 		lines = max(0, lines-1) // the header
 	}
-	return fmt.Sprintf("measuring %s on %s, %s done", count(b.opts.Ranks, "rank"), count(runtime.NumCPU(), "processor"), count(lines, "size"))
+	return fmt.Sprintf("measuring %s on %s, %s done", count(b.opts.Ranks, "rank"), count(runtime.NumCPU(), "processor"),
+		count(lines, "size"))
 }
 
 // lineCounter counts the lines that are written.
@@ -150,7 +155,8 @@ func (b *benchFlags) check(cmd *cobra.Command) error {
 	case o.Transport == "shm" && o.Ranks > bench.ProcessesMax:
 		return usagef("--ranks %d: want at most %d with --transport shm", o.Ranks, bench.ProcessesMax)
 	case !t.Goroutines() && max(o.Processes, 0) == 0 && o.Ranks > bench.ProcessesMax:
-		return usagef("--ranks %d: want at most %d, one process per rank; or give --processes, up to this number", o.Ranks, bench.ProcessesMax)
+		return usagef("--ranks %d: want at most %d, one process per rank; or give --processes, up to this number", o.Ranks,
+			bench.ProcessesMax)
 	case o.Processes > bench.ProcessesMax:
 		return usagef("--processes %d: want at most %d", o.Processes, bench.ProcessesMax)
 	case cmd.Flags().Changed("processes") && (o.Processes < 1 || o.Processes > o.Ranks):

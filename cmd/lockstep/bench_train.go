@@ -107,7 +107,8 @@ the workers of that job.`, benchSteps, benchRounds, benchSteps, benchSteps),
 func (o *benchTrainFlags) checkMemory() error {
 	left, ok := memlimit.Available()
 	if need := o.globalBatch * exampleBytes[o.model]; ok && int64(need) > left {
-		return usagef("--global-batch %d: its examples need at least %s of memory, and %s are available: want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
+		return usagef("--global-batch %d: its examples need at least %s of memory, and %s are available: "+
+			"want a smaller batch", o.globalBatch, formatBytes(need), formatBytes(int(left)))
 	}
 	return nil
 }
@@ -139,7 +140,10 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	const classes = 10
 	m := newClassifier(o.model, benchShape, classes, optimizers["sgd"].make(benchLearningRate))
 	m.Metrics = nil
-	cfg := sessionConfig{engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas, globalBatch: o.globalBatch, seed: 1}
+	cfg := sessionConfig{
+		engine: o.engine, plugin: o.plugin, replicas: o.replicas, logicalCPUs: o.replicas,
+		globalBatch: o.globalBatch, seed: 1,
+	}
 	if job.Workers > 1 {
 		if cfg, err = o.share(cfg, job); err != nil {
 			return err
@@ -153,7 +157,8 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 	var steps atomic.Int64
 	if s.chief() {
 		defer reassure(os.Stderr, func() string {
-			return fmt.Sprintf("measuring %s on %s, %s done", count(o.replicas, "replica"), count(runtime.GOMAXPROCS(0), "core"), count(int(steps.Load()), "step"))
+			return fmt.Sprintf("measuring %s on %s, %s done", count(o.replicas, "replica"), count(runtime.GOMAXPROCS(0), "core"),
+				count(int(steps.Load()), "step"))
 		})()
 	}
 	if err := s.compile(in, m, benchShape); err != nil {
@@ -201,7 +206,8 @@ func runBenchTrain(ctx context.Context, out io.Writer, o benchTrainFlags, job *c
 		if o.alone {
 			more = a.overhead().plain()
 		}
-		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f%s\n", o.model, o.replicas, o.globalBatch, rate, more)
+		_, err = fmt.Fprintf(out, "lockstep model=%s replicas=%d global_batch=%d images/s=%.0f%s\n", o.model, o.replicas,
+			o.globalBatch, rate, more)
 		return err
 	}
 	_, err = fmt.Fprintf(out, `model         %s
@@ -212,7 +218,8 @@ machine       %s, %s/%s, %s
 images/s      %.0f (%.0f to %.0f)
 all-reduce    %.1f %% of a step
 wait          %.1f %% of a step, for other replicas%s
-`, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
+`, o.model, s.strategy, o.globalBatch, s.engine.Description(), count(runtime.GOMAXPROCS(0), "core"),
+		runtime.GOOS, runtime.GOARCH, vectors(), rate, rates[0], rates[len(rates)-1],
 		100*history.Speed.ReduceShare, 100*history.Speed.WaitShare, s.ofThisWorker())
 	if err == nil && o.alone {
 		err = a.overhead().table(out)

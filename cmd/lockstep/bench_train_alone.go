@@ -180,14 +180,16 @@ func middle[T interface{ ~int64 | ~float64 }](list []T) T {
 
 // plain formats the overhead for other programs, to be appended to a line.
 func (s overhead) plain() string {
-	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%%", micros(s.step), micros(s.alone), 100*s.cost, 100*s.cpu)
+	return fmt.Sprintf(" step_us=%.0f alone_us=%.0f cost=%.1f%% processor_cost=%.1f%%", micros(s.step), micros(s.alone),
+		100*s.cost, 100*s.cpu)
 }
 
 func (s overhead) table(out io.Writer) error {
 	_, err := fmt.Fprintf(out, `step          %.0f µs; its computation alone %.0f µs, measured alternately
 overhead      %+.1f %% (half of the blocks: %+.1f to %+.1f), %+.1f %% of the processors' time
 lower bound   %+.1f %%: each replica reads and writes %s of gradients once, %.0f µs
-`, micros(s.step), micros(s.alone), 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu, 100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
+`, micros(s.step), micros(s.alone), 100*s.cost, 100*s.low, 100*s.high, 100*s.cpu,
+		100*float64(s.limit)/float64(s.alone), formatBytes(s.bytes), micros(s.limit))
 	return err
 }
 

@@ -59,7 +59,8 @@ func drawFaults(seed uint64) []fault {
 	first := drawFault(g, faultKinds[seed%uint64(len(faultKinds))], faultPhases[seed%uint64(len(faultPhases))])
 	all := []fault{first}
 	for g.IntN(3) == 0 && len(all) < 2 && first.Kind != faultCut { // sometimes two faults
-		all = append(all, drawFault(g, []string{faultKill, faultStop, faultDisk}[g.IntN(3)], faultPhases[g.IntN(len(faultPhases))]))
+		all = append(all, drawFault(g, []string{faultKill, faultStop, faultDisk}[g.IntN(3)],
+			faultPhases[g.IntN(len(faultPhases))]))
 	}
 	return all
 }
@@ -190,7 +191,8 @@ func (m *injector) later(i int, f fault) {
 		if begun, _ := filepath.Glob(filepath.Join(m.Snapshots, ".snapshot-*")); len(begun) > 0 {
 			break
 		}
-		if now, _ := checkpoint.List(m.Snapshots); len(now) > 0 && (len(before) == 0 || now[len(now)-1] != before[len(before)-1]) {
+		if now, _ := checkpoint.List(m.Snapshots); len(now) > 0 &&
+			(len(before) == 0 || now[len(now)-1] != before[len(before)-1]) {
 			break
 		}
 		time.Sleep(50 * time.Microsecond)
@@ -251,7 +253,8 @@ func hostAddress(worker int) string { return fmt.Sprintf("10.80.0.%d", worker+1)
 // cutFrom returns netfilter rules that drop all packets to and from a worker.
 func cutFrom(peer int) string {
 	chain := "chain %s {\n type filter hook %s priority 0\n ip %s %s drop\n }\n"
-	return "table inet chaos {\n" + fmt.Sprintf(chain, "in", "input", "saddr", hostAddress(peer)) + fmt.Sprintf(chain, "out", "output", "daddr", hostAddress(peer)) + "}\n"
+	return "table inet chaos {\n" + fmt.Sprintf(chain, "in", "input", "saddr", hostAddress(peer)) +
+		fmt.Sprintf(chain, "out", "output", "daddr", hostAddress(peer)) + "}\n"
 }
 
 // netfilter makes nft read rules, in the network namespace of a process if one is given, else in that of this process.

@@ -24,7 +24,8 @@ import (
 
 var (
 	chaosRuns = flag.Int("runs", 4, "runs of TestChaos: 28 or more have each fault in each phase")
-	chaosSeed = flag.Uint64("seed", 0, "seed of the first run of TestChaos; those of the others follow (default: another each time)")
+	chaosSeed = flag.Uint64("seed", 0, "seed of the first run of TestChaos; those of the others follow (default: "+
+		"another each time)")
 )
 
 const (
@@ -41,7 +42,8 @@ const (
 
 // chaosTraining is the training: several packs, and a snapshot after every second step.
 var chaosTraining = []string{
-	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--packs", "3", "--progress", "none",
+	"train", "--model", "mlp", "--global-batch", "24", "--steps", fmt.Sprint(chaosSteps), "--packs", "3", "--progress",
+	"none",
 }
 
 // TestChaos injects any fault into one of three workers, in any phase of a step. lockstep run names the worker and
@@ -83,7 +85,8 @@ func TestChaos(t *testing.T) {
 
 // chaosHost reports whether processes can have separate networks, disks and firewalls here.
 func chaosHost(t *testing.T) bool {
-	try := exec.Command("unshare", "-n", "-m", "sh", "-c", `mount -t tmpfs none /dev/shm && ip link add cable0 type veth peer name cable1 && nft -f -`)
+	try := exec.Command("unshare", "-n", "-m", "sh", "-c",
+		`mount -t tmpfs none /dev/shm && ip link add cable0 type veth peer name cable1 && nft -f -`)
 	try.Stdin = strings.NewReader(cutFrom(0))
 	out, err := try.CombinedOutput()
 	if err != nil {
@@ -96,7 +99,8 @@ func chaosHost(t *testing.T) bool {
 func chaosUndisturbed(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "summary.json")
-	if out, err := lockstepProcess(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas", fmt.Sprint(chaosWorkers), "--summary", file)...).CombinedOutput(); err != nil {
+	if out, err := lockstepProcess(t, append(chaosTraining[:len(chaosTraining):len(chaosTraining)], "--replicas",
+		fmt.Sprint(chaosWorkers), "--summary", file)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return summaryHash(t, file)
@@ -117,7 +121,10 @@ type chaosRun struct {
 func newChaosRun(t *testing.T, faults []fault, hosted bool) *chaosRun {
 	t.Helper()
 	dir := t.TempDir()
-	r := &chaosRun{t: t, dir: dir, hosted: hosted, plan: chaosPlan{Folder: filepath.Join(dir, "marks"), Snapshots: filepath.Join(dir, "snapshots"), Faults: faults}}
+	r := &chaosRun{
+		t: t, dir: dir, hosted: hosted,
+		plan: chaosPlan{Folder: filepath.Join(dir, "marks"), Snapshots: filepath.Join(dir, "snapshots"), Faults: faults},
+	}
 	for _, name := range []string{"marks", "snapshots", "kept", "temporary", "left"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
 			t.Fatal(err)
@@ -145,13 +152,17 @@ func (r *chaosRun) command(host, hosts int) []string {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	run := []string{exe, "run", "--max-restarts", "3", "--grace", "1s", "--nproc-per-node", fmt.Sprint(chaosWorkers / hosts)}
+	run := []string{
+		exe, "run", "--max-restarts", "3", "--grace", "1s", "--nproc-per-node",
+		fmt.Sprint(chaosWorkers / hosts),
+	}
 	train := []string{
 		"--strategy", "multi-worker", "--replicas", "1", "--heartbeat-timeout", "4s", "--rdzv-timeout", "30s",
 		"--summary", filepath.Join(r.dir, "summary.json"), "--checkpoint-dir", r.plan.Snapshots, "--save-every", "2",
 	}
 	if hosts > 1 {
-		run = append(run, "--nnodes", fmt.Sprint(hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint", hostAddress(0)+":29400")
+		run = append(run, "--nnodes", fmt.Sprint(hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint",
+			hostAddress(0)+":29400")
 	}
 	run = append(run, "--", exe)
 	return append(append(run, chaosTraining...), train...)
@@ -174,7 +185,8 @@ ports() { cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep ' 0A '; }
 sockets() { tail -n +2 /proc/net/unix; }
 memory() { ls -A /dev/shm; }
 for what in ports sockets memory; do
-	for try in $(seq 100); do # what was on its way through a socket the system closes a moment after its processes have ended
+	# The system closes a socket that still has data to send a moment after its process has ended.
+	for try in $(seq 100); do
 		$what >"$LEFT.$what"
 		[ -s "$LEFT.$what" ] || break
 		sleep 0.1
@@ -300,7 +312,8 @@ func (r *chaosRun) heal(done <-chan struct{}) {
 		case r.mayMend(time.Since(cut)):
 			mended = true
 			worker := r.plan.Faults[0].Worker
-			if err := netfilter("delete table inet chaos\n", "nsenter", "-t", fmt.Sprint(r.hosts[worker].Process.Pid), "-n"); err != nil {
+			if err := netfilter("delete table inet chaos\n", "nsenter", "-t", fmt.Sprint(r.hosts[worker].Process.Pid),
+				"-n"); err != nil {
 				r.t.Error(err)
 			}
 		}
@@ -386,7 +399,9 @@ func (r *chaosRun) checkBlock(f fault, epoch int) {
 			t.Errorf("epoch %d, %v: %s%s\nwant %q", epoch, f, failedLine, block, want)
 		}
 	}
-	if !slices.ContainsFunc(struck, func(worker int) bool { return strings.HasPrefix(block, fmt.Sprintf("%d\n", worker)) }) {
+	if !slices.ContainsFunc(struck, func(worker int) bool {
+		return strings.HasPrefix(block, fmt.Sprintf("%d\n", worker))
+	}) {
 		t.Errorf("epoch %d, %v: the root cause is worker %.1s", epoch, f, block)
 	}
 }
@@ -423,7 +438,8 @@ func (r *chaosRun) checkSnapshots() {
 		}
 	}
 	entries, err := os.ReadDir(dir)
-	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(r.plan.ballast()) }) // if it was not noticed
+	// if it was not noticed
+	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(r.plan.ballast()) })
 	if err != nil || len(entries) != len(all) {
 		t.Errorf("files other than snapshots: %v, %v", entries, err)
 	}

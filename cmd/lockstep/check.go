@@ -136,9 +136,13 @@ func findings(ctx context.Context) []finding {
 // transportFindings tries every transport.
 func transportFindings() []finding {
 	out := []finding{{"transports", "mem", true, "goroutines of one process, through its memory"}}
-	shared := finding{Topic: "transports", Name: "shm", Usable: true, Text: "processes of this host, through shared memory"}
+	shared := finding{
+		Topic: "transports", Name: "shm", Usable: true,
+		Text: "processes of this host, through shared memory",
+	}
 	if shm.HostID() == "" {
-		shared.Usable, shared.Text = false, "this system has no shared memory between processes; processes of one host use sockets"
+		shared.Usable, shared.Text = false, "this system has no shared memory between processes; processes of one host use "+
+			"sockets"
 	}
 	tcp := finding{Topic: "transports", Name: "tcp", Usable: true, Text: "processes anywhere, through sockets"}
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err != nil {

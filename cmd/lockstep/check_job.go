@@ -37,8 +37,10 @@ func printJob(w io.Writer, format string) error {
 		return err
 	}
 	out := jobFinding{
-		Source: job.Source, ID: job.ID, Worker: job.Worker, Workers: job.Workers, LocalWorker: job.LocalWorker, LocalWorkers: job.LocalWorkers,
-		Store: cluster.Value{Name: "store", Value: job.Store}.Shown(), Hosted: job.Hosted, NoStore: job.NoStore, Epoch: job.Epoch, Cluster: job.Spec, Task: job.Task.String(),
+		Source: job.Source, ID: job.ID, Worker: job.Worker, Workers: job.Workers, LocalWorker: job.LocalWorker,
+		LocalWorkers: job.LocalWorkers,
+		Store:        cluster.Value{Name: "store", Value: job.Store}.Shown(), Hosted: job.Hosted, NoStore: job.NoStore,
+		Epoch: job.Epoch, Cluster: job.Spec, Task: job.Task.String(),
 	}
 	for _, v := range job.Values {
 		out.Read = append(out.Read, v.String())

@@ -14,7 +14,8 @@ import (
 func flagValues() map[string]map[string][]string {
 	training := map[string][]string{
 		"data": sorted(dataSets), "model": sorted(modelsByName), "optimizer": sorted(optimizers), "engine": gomlx.Names,
-		"strategy": {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"}, "schedule": {"cosine", "constant"}, "progress": progressModes,
+		"strategy": {"mirrored", multiWorker, "one-device"}, "implementation": {"auto", "ring", "nccl", "mpi"},
+		"schedule": {"cosine", "constant"}, "progress": progressModes,
 	}
 	return map[string]map[string][]string{
 		"lockstep train":       training,
@@ -23,9 +24,18 @@ func flagValues() map[string]map[string][]string {
 			"rdzv-backend": {"tcp", "file", "etcd"}, "tee": {"both", "stdout", "stderr", "none"},
 			"cpu-affinity": {"auto", "on", "off"}, "nproc-per-node": {"auto", "cpu", "gpu"},
 		},
-		"lockstep bench":      {"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"}, "transports": {"mem", "shm", "tcp"}},
-		"lockstep simulate":   {"op": sorted(simulateOps), "format": {"table", "json"}, "memory": {"inplace", "private", "none"}},
-		"lockstep plan":       {"algorithm": append([]string{"auto"}, chooser.Names()...), "format": planFormats, "memory": {"inplace", "private", "none"}, "reduce": {"sum", "prod", "min", "max", "mean"}},
+		"lockstep bench": {
+			"format": {"plain", "table", "json"}, "transport": {"mem", "shm", "tcp"},
+			"transports": {"mem", "shm", "tcp"},
+		},
+		"lockstep simulate": {
+			"op": sorted(simulateOps), "format": {"table", "json"},
+			"memory": {"inplace", "private", "none"},
+		},
+		"lockstep plan": {
+			"algorithm": append([]string{"auto"}, chooser.Names()...), "format": planFormats,
+			"memory": {"inplace", "private", "none"}, "reduce": {"sum", "prod", "min", "max", "mean"},
+		},
 		"lockstep check":      {"format": {"table", "json"}},
 		"lockstep doctor":     {"format": {"plain", "table", "json"}},
 		"lockstep render mpi": {"launcher": {"openmpi", "mpich"}},
@@ -39,7 +49,8 @@ func completeValues(cmd *cobra.Command, values map[string][]string, all map[stri
 	}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if v := values[f.Name]; v != nil {
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(v, cobra.ShellCompDirectiveNoFileComp)) // fails only if the flag already has a function
+			// fails only if the flag already has a function
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(v, cobra.ShellCompDirectiveNoFileComp))
 		}
 	})
 	for _, c := range cmd.Commands() {

@@ -82,7 +82,8 @@ With --env it lists the environment variables that Lockstep reads.`,
 	f.DurationVar(&o.time, "time", 200*time.Millisecond, "approximate time of the measurement of each direction of a pair")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long to wait for the answer of a pair")
 	f.DurationVar(&o.wait, "rdzv-timeout", time.Minute, "how long the workers wait for one another to join")
-	f.BoolVar(&o.plaintext, "data-plaintext", false, "do not encrypt the data, as in the training: for trusted networks only")
+	f.BoolVar(&o.plaintext, "data-plaintext", false,
+		"do not encrypt the data, as in the training: for trusted networks only")
 	f.IntVar(&o.workers, "workers", 2, "number of processes on this machine, without a launcher")
 	f.IntVar(&o.epoch, "epoch", -1, "which start of the job to read records of, from 0 (default the last one)")
 	f.BoolVar(&o.environment, "env", false, "list the environment variables that Lockstep reads")
@@ -121,7 +122,10 @@ func (o *doctorFlags) examine(ctx context.Context, out io.Writer) error {
 	defer in.close()
 	report, err := doctor.Examine(in, doctor.Config{
 		Bytes: int(o.bytes), Time: o.time, Timeout: o.timeout, Facts: facts(),
-		Join: worker.Config{Job: job, RendezvousTimeout: o.wait, DataPlaintext: o.plaintext, MixedBuilds: true, Logger: logger},
+		Join: worker.Config{
+			Job: job, RendezvousTimeout: o.wait, DataPlaintext: o.plaintext, MixedBuilds: true,
+			Logger: logger,
+		},
 	})
 	switch {
 	case in.interrupted.Load():
@@ -177,13 +181,15 @@ func buildHash() string {
 
 // start runs this command as the workers of a job on this machine.
 func (o *doctorFlags) start(ctx context.Context, out io.Writer) error {
-	command, err := ownCommand("doctor", "--format", o.format, "--bytes", strconv.Itoa(int(o.bytes)), "--time", o.time.String(),
+	command, err := ownCommand("doctor", "--format", o.format, "--bytes", strconv.Itoa(int(o.bytes)), "--time",
+		o.time.String(),
 		"--timeout", o.timeout.String(), "--rdzv-timeout", o.wait.String())
 	if err != nil {
 		return err
 	}
 	run := runFlags{
-		perNode: strconv.Itoa(o.workers), nodes: "1", backend: "tcp", timeout: o.wait, heartbeat: agentHeartbeat, grace: o.timeout, tee: "both", affinity: "auto",
+		perNode: strconv.Itoa(o.workers), nodes: "1", backend: "tcp", timeout: o.wait, heartbeat: agentHeartbeat,
+		grace: o.timeout, tee: "both", affinity: "auto",
 		command: command, given: func(string) bool { return false },
 	}
 	cfg, err := run.config()

@@ -47,7 +47,8 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 	}
 	for _, f := range chosen[1:] {
 		if f.Job != chosen[0].Job {
-			return fmt.Errorf("%s has records of two jobs, %q and %q, in one epoch: copy the records of one job into a separate folder", folder, chosen[0].Job, f.Job)
+			return fmt.Errorf("%s has records of two jobs, %q and %q, in one epoch: copy the records of one job into a "+
+				"separate folder", folder, chosen[0].Job, f.Job)
 		}
 	}
 	d := diagnosis{Folder: folder, Report: flight.Find(chosen)}
@@ -71,20 +72,24 @@ func explainRecords(out io.Writer, folder, format string, epoch int) error {
 
 func noFlights(folder string) error {
 	if found, _ := filepath.Glob(filepath.Join(folder, "failure-*.json")); len(found) > 0 {
-		return fmt.Errorf("%s has records of failures, but none of collectives (flight-*.jsonl): no worker had started one", folder)
+		return fmt.Errorf("%s has records of failures, but none of collectives (flight-*.jsonl): no worker had started one",
+			folder)
 	}
-	return fmt.Errorf("%s has no records of collectives (flight-*.jsonl): is it the folder that LOCKSTEP_RECORDS named?", folder)
+	return fmt.Errorf("%s has no records of collectives (flight-*.jsonl): is it the folder that LOCKSTEP_RECORDS named?",
+		folder)
 }
 
 func (d *diagnosis) print(out io.Writer, epochs int) error {
 	if epochs > 1 {
-		if _, err := fmt.Fprintf(out, "the folder has records of %s; these are of epoch %d\n", count(epochs, "epoch"), d.Epoch); err != nil {
+		if _, err := fmt.Fprintf(out, "the folder has records of %s; these are of epoch %d\n", count(epochs, "epoch"),
+			d.Epoch); err != nil {
 			return err
 		}
 	}
 	if r := d.Root; r != nil {
 		message, _, _ := strings.Cut(r.Message, "\n")
-		if _, err := fmt.Fprintf(out, "worker %d failed first (host %s, pid %d), %s: %s\n", r.Worker, r.Host, r.PID, r.Kind, message); err != nil {
+		if _, err := fmt.Fprintf(out, "worker %d failed first (host %s, pid %d), %s: %s\n", r.Worker, r.Host, r.PID, r.Kind,
+			message); err != nil {
 			return err
 		}
 	}

@@ -34,12 +34,14 @@ var variables = []variable{
 	{Name: cluster.EnvEpoch, About: "number of restarts of the job so far"},
 	{Name: cluster.EnvSecret, About: "the job's secret; the same on all hosts"},
 	{Name: cluster.EnvSecretFile, About: "file that holds the secret"},
-	{Name: cluster.EnvRecords, About: "folder for records of failures and of the last collectives, which lockstep doctor reads"},
+	{Name: cluster.EnvRecords, About: "folder for records of failures and of the last collectives, which lockstep " +
+		"doctor reads"},
 	{Name: "LOCKSTEP_SSH", About: "command with which lockstep run -H reaches hosts"},
 }
 
 // otherVariables describes the variables of other systems that Lockstep reads.
-const otherVariables = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow describe the job: see lockstep check --job\n" +
+const otherVariables = "TF_CONFIG, and those of torchrun, Slurm, Open MPI, MPICH, Kubernetes and Kubeflow describe " +
+	"the job: see lockstep check --job\n" +
 	"PET_* set flags of lockstep run; GOMAXPROCS, GOGC and GOMEMLIMIT have Go's meaning\n"
 
 func printEnvironment(out io.Writer, format string, lookup func(string) (string, bool)) error {

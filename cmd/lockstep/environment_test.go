@@ -18,7 +18,8 @@ func TestVariablesAreListed(t *testing.T) {
 	name := regexp.MustCompile(`"(LOCKSTEP_[A-Z_]+[A-Z])"`)
 	inCode := map[string]bool{}
 	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || filepath.Base(path) == "environment.go" || strings.Contains(path, "test/") || strings.Contains(path, "/tools/") {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+			filepath.Base(path) == "environment.go" || strings.Contains(path, "test/") || strings.Contains(path, "/tools/") {
 			return err
 		}
 		text, err := os.ReadFile(path)

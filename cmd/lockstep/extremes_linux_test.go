@@ -35,7 +35,10 @@ var muchWork = map[string]string{"steps": "1000000000000", "epochs": "1000000000
 
 // extremes are values that a flag of a type must accept or refuse.
 func extremes(f *pflag.Flag) []string {
-	numbers := []string{"-9223372036854775808", "9223372036854775807", "9223372036854775808", "1000000000000", "-1", "0", "x", ""}
+	numbers := []string{
+		"-9223372036854775808", "9223372036854775807", "9223372036854775808", "1000000000000", "-1", "0",
+		"x", "",
+	}
 	switch f.Value.Type() {
 	case "int", "int64":
 		return numbers
@@ -47,9 +50,12 @@ func extremes(f *pflag.Flag) []string {
 		return []string{"1024TiB", "NaN", "Inf", "-1", "1e308TiB", "0", "NaN/s", "1024TB/s", "1e-300B/s", "NaNGB/s", "x", ""}
 	}
 	return map[string][]string{
-		"sizes": {"1024TiB", "64TiB", "NaN", "-4", "0", "3", "1e308GiB"}, "straggler": {"0:NaN", "0:Inf", "0:1e308", "0:-1", "9223372036854775807:1"},
-		"late": {"0:2562047h47m", "0:-1ns", "-1:1s"}, "link": {"inside=2562047h,1GB/s", "outside=1us,NaNGB/s", "outside=0s,1e-300B/s"},
-		"nproc-per-node": numbers, "nnodes": numbers, "devices": {"CPU:9223372036854775807", "CPU:-1", "CPU:99999999999999999999"},
+		"sizes":          {"1024TiB", "64TiB", "NaN", "-4", "0", "3", "1e308GiB"},
+		"straggler":      {"0:NaN", "0:Inf", "0:1e308", "0:-1", "9223372036854775807:1"},
+		"late":           {"0:2562047h47m", "0:-1ns", "-1:1s"},
+		"link":           {"inside=2562047h,1GB/s", "outside=1us,NaNGB/s", "outside=0s,1e-300B/s"},
+		"nproc-per-node": numbers, "nnodes": numbers,
+		"devices": {"CPU:9223372036854775807", "CPU:-1", "CPU:99999999999999999999"},
 	}[f.Name]
 }
 
@@ -67,7 +73,8 @@ func TestExtremeNumbers(t *testing.T) {
 	turn := 0
 	for _, base := range quickly {
 		root := newRoot()
-		cmd, _, err := root.Find(slices.DeleteFunc(slices.Clone(base), func(s string) bool { return strings.HasPrefix(s, "-") || s == "true" }))
+		cmd, _, err := root.Find(slices.DeleteFunc(slices.Clone(base),
+			func(s string) bool { return strings.HasPrefix(s, "-") || s == "true" }))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +91,8 @@ func TestExtremeNumbers(t *testing.T) {
 				if base[0] == "bench" {
 					flags = base[:2:2]
 				}
-				rest := slices.DeleteFunc(slices.Clone(base[len(flags):]), func(s string) bool { return strings.HasPrefix(s, "--"+f.Name+"=") })
+				rest := slices.DeleteFunc(slices.Clone(base[len(flags):]),
+					func(s string) bool { return strings.HasPrefix(s, "--"+f.Name+"=") })
 				trials = append(trials, slices.Concat(flags, []string{"--" + f.Name + "=" + text}, rest))
 			}
 		})
@@ -123,7 +131,8 @@ func tryExtreme(t *testing.T, args []string) {
 		t.Errorf("%s: %v", line, err)
 	case err != nil && exit.ExitCode() != exitError && exit.ExitCode() != exitUsage:
 		t.Errorf("%s: %v, want exit code 0, %d or %d:\n%s", line, err, exitError, exitUsage, clipText(out.String()))
-	case err != nil && (!strings.Contains(out.String(), "lockstep: ") || strings.Contains(out.String(), "goroutine ") || strings.Contains(out.String(), "strconv")):
+	case err != nil && (!strings.Contains(out.String(), "lockstep: ") || strings.Contains(out.String(), "goroutine ") ||
+		strings.Contains(out.String(), "strconv")):
 		t.Errorf("%s: %v, without a plain reason:\n%s", line, err, clipText(out.String()))
 	}
 	if usage := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss; usage > extremeMemory {

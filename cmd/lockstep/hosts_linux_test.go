@@ -46,10 +46,12 @@ func openHosts(t *testing.T) (h *twoHosts, why string) {
 	}
 	run := func(command ...string) {
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil && why == "" {
-			why = fmt.Sprintf("it needs nsenter, and iproute2 with veth: %v: %v: %s", command, err, strings.TrimSpace(string(out)))
+			why = fmt.Sprintf("it needs nsenter, and iproute2 with veth: %v: %v: %s", command, err,
+				strings.TrimSpace(string(out)))
 		}
 	}
-	run("ip", "link", "add", "lockstep0", "netns", fmt.Sprint(h.pids[0]), "type", "veth", "peer", "name", "lockstep1", "netns", fmt.Sprint(h.pids[1]))
+	run("ip", "link", "add", "lockstep0", "netns", fmt.Sprint(h.pids[0]), "type", "veth", "peer", "name", "lockstep1",
+		"netns", fmt.Sprint(h.pids[1]))
 	for i := range h.pids {
 		device := fmt.Sprintf("lockstep%d", i)
 		run(append(h.at(i), "ip", "link", "set", "lo", "up")...)

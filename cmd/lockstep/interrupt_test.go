@@ -50,7 +50,8 @@ func TestInterrupt(t *testing.T) {
 	for _, sig := range signals {
 		t.Run(sig.String(), func(t *testing.T) {
 			dir := t.TempDir()
-			cmd := lockstepProcess(t, "train", "--model", "mlp", "--global-batch", "16", "--epochs", "1000000", "--progress", "plain", "--out", dir)
+			cmd := lockstepProcess(t, "train", "--model", "mlp", "--global-batch", "16", "--epochs", "1000000", "--progress",
+				"plain", "--out", dir)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			stdout, err := cmd.StdoutPipe()
@@ -75,7 +76,8 @@ func TestInterrupt(t *testing.T) {
 				t.Errorf("exit code %d, want 130", code)
 			}
 			out := strings.Join(lines, "\n")
-			if !strings.Contains(stderr.String(), "stopping after this step") || !strings.Contains(out, "not measured: interrupted") {
+			if !strings.Contains(stderr.String(), "stopping after this step") ||
+				!strings.Contains(out, "not measured: interrupted") {
 				t.Errorf("standard output:\n%s\nstandard error:\n%s", out, stderr.String())
 			}
 			var s struct {

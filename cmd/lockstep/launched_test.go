@@ -24,8 +24,16 @@ func TestUnderLaunchers(t *testing.T) {
 		command []string
 		said    string
 	}{
-		{"lockstep run, 2x2", []string{exe, "run", "--nproc-per-node", "2", "--", exe, "train", "--replicas", "2"}, "worker 1 of 2, by lockstep run"},
-		{"lockstep run, 4x1", []string{exe, "run", "--nproc-per-node", "4", "--", exe, "train", "--replicas", "1"}, "worker 3 of 4, by lockstep run"},
+		{
+			"lockstep run, 2x2",
+			[]string{exe, "run", "--nproc-per-node", "2", "--", exe, "train", "--replicas", "2"},
+			"worker 1 of 2, by lockstep run",
+		},
+		{
+			"lockstep run, 4x1",
+			[]string{exe, "run", "--nproc-per-node", "4", "--", exe, "train", "--replicas", "1"},
+			"worker 3 of 4, by lockstep run",
+		},
 		{"mpirun, 2x2", []string{"mpirun", "-np", "2", exe, "train", "--replicas", "2"}, "worker 1 of 2, by "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -35,11 +43,14 @@ func TestUnderLaunchers(t *testing.T) {
 			dir := t.TempDir()
 			args := append(c.command[1:], "--strategy", "multi-worker", "--progress", "none", "--out", dir)
 			cmd := exec.CommandContext(t.Context(), c.command[0], append(args, small...)...)
-			cmd.Env = append(os.Environ(), asCommand+"=1", "TMPDIR="+t.TempDir(), // two concurrent mpiruns may both create their folder
-				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
+			// two concurrent mpiruns may both create their folder
+			cmd.Env = append(os.Environ(), asCommand+"=1", "TMPDIR="+t.TempDir(),
+				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
+				"PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe")
 			out, err := cmd.CombinedOutput()
 			summary, _ := os.ReadFile(filepath.Join(dir, summaryFile))
-			if err != nil || !strings.Contains(string(out), c.said) || !strings.Contains(string(summary), `"weights_hash": "`+want) {
+			if err != nil || !strings.Contains(string(out), c.said) ||
+				!strings.Contains(string(summary), `"weights_hash": "`+want) {
 				t.Errorf("%v\n%s\nwant %q and the weights hash %s, the chief wrote %s", err, out, c.said, want, summary)
 			}
 		})

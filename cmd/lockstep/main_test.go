@@ -108,8 +108,8 @@ func sameField(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// sortedField is a script command: sorted FILE FIELD wants a number in each line's object that is no less than that of the line before, and
-// several different ones.
+// sortedField is a script command: sorted FILE FIELD wants a number in each line's object that is no less than that of
+// the line before, and several different ones.
 func sortedField(ts *testscript.TestScript, _ bool, args []string) {
 	var numbers []float64
 	for line := range strings.Lines(ts.ReadFile(args[0])) {

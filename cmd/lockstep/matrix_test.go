@@ -55,9 +55,15 @@ type way struct {
 
 var matrixWays = []way{
 	{name: "shared memory", hosts: 1, links: "shm with worker", notLinks: "tcp"},
-	{name: "TCP", hosts: 1, train: []string{"--no-shared-memory", "--packs", "2"}, links: "tcp with worker", notLinks: "shm"},
+	{
+		name: "TCP", hosts: 1, train: []string{"--no-shared-memory", "--packs", "2"}, links: "tcp with worker",
+		notLinks: "shm",
+	},
 	{name: "two hosts, TLS", hosts: 2, secret: true, links: "tcp+tls with worker"},
-	{name: "two hosts, plain", hosts: 2, run: []string{"--data-plaintext"}, train: []string{"--data-plaintext"}, links: "tcp with worker", notLinks: "tls"},
+	{
+		name: "two hosts, plain", hosts: 2, run: []string{"--data-plaintext"}, train: []string{"--data-plaintext"},
+		links: "tcp with worker", notLinks: "tls",
+	},
 }
 
 // TestMatrix: a number of replicas gives the same bits in any number of processes, with any connection. It prints the
@@ -161,7 +167,8 @@ func placedCommand(t *testing.T, p placement, w way, host int, summary string) [
 	here := (p.processes + w.hosts - 1 - host) / w.hosts
 	args := append([]string{exe, "run", "--nproc-per-node", fmt.Sprint(here)}, w.run...)
 	if w.hosts > 1 {
-		args = append(args, "--nnodes", fmt.Sprint(w.hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint", hostsAddress+":29400")
+		args = append(args, "--nnodes", fmt.Sprint(w.hosts), "--node-rank", fmt.Sprint(host), "--rdzv-endpoint",
+			hostsAddress+":29400")
 	}
 	args = append(args, "--", "sh", "-c", `exec "$0" "$@" --replicas `+p.own, exe, "train", "--strategy", "multi-worker",
 		"--engine", *matrixEngine, "--progress", "none", "--heartbeat-timeout", "5m", "--summary", summary)

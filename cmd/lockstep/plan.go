@@ -46,7 +46,8 @@ func planOps() map[string]plan.Op {
 
 func newPlan() *cobra.Command {
 	f := planPrinter{cluster: simulate.Cluster{
-		Inside: plan.Link{Latency: time.Microsecond, Bandwidth: 10e9}, Outside: plan.Link{Latency: 25 * time.Microsecond, Bandwidth: 12.5e9},
+		Inside:  plan.Link{Latency: time.Microsecond, Bandwidth: 10e9},
+		Outside: plan.Link{Latency: 25 * time.Microsecond, Bandwidth: 12.5e9},
 		Combine: 30e9, Copy: 12e9, // as in lockstep simulate
 	}}
 	ops := planOps()
@@ -87,7 +88,8 @@ Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColu
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.algorithm, "algorithm", "auto", "auto (the default for this topology) or one of "+strings.Join(chooser.Names(), ", "))
+	flags.StringVar(&f.algorithm, "algorithm", "auto",
+		"auto (the default for this topology) or one of "+strings.Join(chooser.Names(), ", "))
 	flags.IntVar(&f.cluster.Ranks, "ranks", 4, "number of ranks")
 	flags.IntVar(&f.cluster.Hosts, "hosts", 1, "number of hosts; the ranks are spread over them in order")
 	flags.IntVar(&f.count, "count", 0, "elements of the whole vector (default 64 for each rank)")
@@ -95,7 +97,9 @@ Operations: ` + strings.Join(wrapWords(strings.Join(sorted(ops), ", "), helpColu
 	flags.IntVar(&f.root, "root", 0, "the root of a rooted operation; the sender of a send")
 	flags.IntVar(&f.peer, "peer", 1, "the receiver of a send")
 	flags.BoolVar(&f.anyOrder, "any-order", false, "allow any order of addition (default: only if the algorithm needs it)")
-	flags.StringVar(&f.memory, "memory", "inplace", "what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange messages)")
+	flags.StringVar(&f.memory, "memory", "inplace",
+		"what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange "+
+			"messages)")
 	flags.StringVar(&f.format, "format", "text", "text, dot (Graphviz) or svg")
 	return cmd
 }
@@ -166,7 +170,8 @@ func (f *planPrinter) print(w io.Writer, p plan.Problem) error {
 	case "svg":
 		_, err = io.WriteString(w, d.SVG())
 	default:
-		_, err = fmt.Fprintf(w, "%v\nproven: right result on every rank, no deadlock, no data race (%d symbolic executions)\n", d, d.Proofs)
+		_, err = fmt.Fprintf(w, "%v\nproven: right result on every rank, no deadlock, no data race (%d symbolic "+
+			"executions)\n", d, d.Proofs)
 	}
 	return err
 }

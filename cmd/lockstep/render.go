@@ -104,7 +104,8 @@ Or create a Secret with the key "secret" and name it with --secret.`,
 	r.portFlag(f, "the first pod")
 	f.StringVar(&r.Namespace, "namespace", "", "namespace (default: that of kubectl)")
 	f.BoolVar(&r.JobSet, "jobset", false, "print a JobSet, which needs its controller in the cluster")
-	f.StringVar(&r.SecretName, "secret", "", "an existing Secret with the key \"secret\" (default: a new one in the manifest)")
+	f.StringVar(&r.SecretName, "secret", "", "an existing Secret with the key \"secret\" (default: a new one in the "+
+		"manifest)")
 	f.IntVar(&r.CPUs, "cpus", 0, "CPUs of each pod")
 	f.IntVar(&r.GPUs, "gpus", 0, "NVIDIA GPUs of each pod")
 	f.StringVar(&r.Memory, "memory", "", "memory of each pod, such as 8Gi")
@@ -162,7 +163,8 @@ func (r *rendering) command(name, short, long, example string, print func(io.Wri
 		Example: example,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if dash := cmd.ArgsLenAtDash(); len(args) > 0 && dash != 0 {
-				return usagef("want -- before the program and its arguments: lockstep render %s … -- %s", name, strings.Join(args, " "))
+				return usagef("want -- before the program and its arguments: lockstep render %s … -- %s", name,
+					strings.Join(args, " "))
 			}
 			if r.program = args; len(args) == 0 {
 				r.program = defaultProgram
@@ -273,7 +275,8 @@ func (r *rendering) PodCommand() []string {
 		return out
 	}
 	return append([]string{
-		"lockstep", "run", "--nnodes", strconv.Itoa(r.Nodes), "--node-rank", "$(JOB_COMPLETION_INDEX)", "--nproc-per-node", strconv.Itoa(r.Each),
+		"lockstep", "run", "--nnodes", strconv.Itoa(r.Nodes), "--node-rank", "$(JOB_COMPLETION_INDEX)", "--nproc-per-node",
+		strconv.Itoa(r.Each),
 		"--rdzv-backend", "tcp", "--rdzv-endpoint", r.endpoint(), "--rdzv-id", r.Name, "--",
 	}, out...)
 }
@@ -324,7 +327,8 @@ func (r *rendering) checkKubernetes() error {
 	case !labelText.MatchString(r.Name):
 		return usagef("--name %s: want lower-case letters, digits and hyphens, starting with a letter", r.Name)
 	case len(last) > labelMax:
-		return usagef("--name %s is too long: the last pod's name would be %s, and %d characters are allowed", r.Name, last, labelMax)
+		return usagef("--name %s is too long: the last pod's name would be %s, and %d characters are allowed", r.Name, last,
+			labelMax)
 	case r.Image == "" || strings.ContainsAny(r.Image, " \t\n"):
 		return usagef("--image %q: want the name of a container image", r.Image)
 	case r.Namespace != "" && (!labelText.MatchString(r.Namespace) || len(r.Namespace) > labelMax):
@@ -438,7 +442,10 @@ func (r *rendering) Command() string {
 	case "slurm":
 		words = []string{"srun", "--kill-on-bad-exit=1"}
 	case "openmpi":
-		words = []string{"mpirun", "-np", strconv.Itoa(r.Total()), "--map-by", "slot", "--bind-to", "none", "-x", cluster.EnvSecret}
+		words = []string{
+			"mpirun", "-np", strconv.Itoa(r.Total()), "--map-by", "slot", "--bind-to", "none", "-x",
+			cluster.EnvSecret,
+		}
 		if len(hosts) > 0 {
 			words = append(words, "--host", strings.Join(hosts, ","))
 		}

@@ -127,7 +127,10 @@ func TestKubernetesManifestIsAJob(t *testing.T) {
 		port   int
 	}{{false, 0}, {true, 0}, {false, 4000}} {
 		jobSet := test.jobSet
-		all := rendered(t, &rendering{Image: "i", Nodes: 3, Each: 1, JobSet: jobSet, port: test.port, program: []string{"p"}, MaxRestarts: 2, claims: []string{"c:/data"}})
+		all := rendered(t, &rendering{
+			Image: "i", Nodes: 3, Each: 1, JobSet: jobSet, port: test.port, program: []string{"p"},
+			MaxRestarts: 2, claims: []string{"c:/data"},
+		})
 		job := all[len(all)-1].Spec.jobSpec
 		want, domain := "v1/Secret/train v1/Service/train batch/v1/Job/train", "train"
 		if jobSet {
@@ -136,20 +139,24 @@ func TestKubernetesManifestIsAJob(t *testing.T) {
 			job = set.Replicated[0].Template.Spec
 			domain = all[len(all)-1].Metadata.Name // the JobSet creates a Service with its name
 			if set.Failure.MaxRestarts != 2 || job.BackoffLimit != 0 || set.Replicated[0].Replicas != 1 {
-				t.Errorf("JobSet: %d restarts, back-off limit %d, %d replicas", set.Failure.MaxRestarts, job.BackoffLimit, set.Replicated[0].Replicas)
+				t.Errorf("JobSet: %d restarts, back-off limit %d, %d replicas", set.Failure.MaxRestarts, job.BackoffLimit,
+					set.Replicated[0].Replicas)
 			}
-		} else if s := all[1].Spec; s.ClusterIP != "None" || !s.Publish || s.Selector["job-name"] != "train" || job.BackoffLimit != 6 {
+		} else if s := all[1].Spec; s.ClusterIP != "None" || !s.Publish || s.Selector["job-name"] != "train" ||
+			job.BackoffLimit != 6 {
 			t.Errorf("the Service is %+v, the back-off limit %d", s, job.BackoffLimit)
 		}
 		if kinds(all) != want {
 			t.Fatalf("%s, want %s", kinds(all), want)
 		}
 		pod := job.Template.Spec
-		if job.CompletionMode != "Indexed" || job.Completions != 3 || job.Parallelism != 3 || pod.Restart != "Never" || pod.Subdomain != domain {
+		if job.CompletionMode != "Indexed" || job.Completions != 3 || job.Parallelism != 3 || pod.Restart != "Never" ||
+			pod.Subdomain != domain {
 			t.Fatalf("%+v", job)
 		}
 		c := pod.Containers[0]
-		if all[0].StringData["secret"] != "a-new-secret" || pod.Volumes[0].Secret.Name != "train" || c.Mounts[0].Path+"/secret" != "/etc/lockstep/secret" {
+		if all[0].StringData["secret"] != "a-new-secret" || pod.Volumes[0].Secret.Name != "train" ||
+			c.Mounts[0].Path+"/secret" != "/etc/lockstep/secret" {
 			t.Errorf("the secret is %v, the volumes %+v, mounted %+v", all[0].StringData, pod.Volumes, c.Mounts)
 		}
 		if pod.Volumes[1].Claim.Name != "c" || c.Mounts[1].Name != pod.Volumes[1].Name || c.Mounts[1].Path != "/data" {
@@ -208,7 +215,8 @@ func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 		t.Fatal(kinds(all))
 	}
 	pod := all[1].Spec.Template.Spec
-	want := strings.Fields("lockstep run --nnodes 2 --node-rank $(JOB_COMPLETION_INDEX) --nproc-per-node 4 --rdzv-backend tcp --rdzv-endpoint train-0.train:29400 --rdzv-id train -- p -x")
+	want := strings.Fields("lockstep run --nnodes 2 --node-rank $(JOB_COMPLETION_INDEX) --nproc-per-node 4 " +
+		"--rdzv-backend tcp --rdzv-endpoint train-0.train:29400 --rdzv-id train -- p -x")
 	if got := pod.Containers[0].Command; !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
@@ -235,8 +243,13 @@ func TestKubernetesRunsSeveralWorkersInAPod(t *testing.T) {
 func TestRenderKeepsArguments(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	rapid.Check(t, func(rt *rapid.T) {
-		args := rapid.SliceOfN(rapid.StringOf(rapid.Rune().Filter(func(c rune) bool { return c != 0 && c != 0xfffd })), 1, 6).Draw(rt, "args")
-		args = append(args, rapid.SampledFrom([]string{"$(HOME)", "$$(A)", "it's", "a\nb", "- x: y", "#", "", "\\", "`id`", "!!int 3", "é\u2028"}).Draw(rt, "special"))
+		args := rapid.SliceOfN(rapid.StringOf(rapid.Rune().Filter(func(c rune) bool { return c != 0 && c != 0xfffd })), 1,
+			6).Draw(rt, "args")
+		args = append(args,
+			rapid.SampledFrom([]string{
+				"$(HOME)", "$$(A)", "it's", "a\nb", "- x: y", "#", "", "\\", "`id`", "!!int 3",
+				"é\u2028",
+			}).Draw(rt, "special"))
 		all := rendered(rt, &rendering{Image: "i", Nodes: 2, Each: 1, program: slices.Clone(args)})
 		var got []string
 		for _, word := range all[len(all)-1].Spec.Template.Spec.Containers[0].Command {

@@ -85,9 +85,11 @@ Ctrl-C or SIGTERM. lockstep run exits with the code of the worker that failed fi
 	root.Flags().Bool("version", false, "print the version and how the program was built")
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(explainFlag)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "Flags.FlagUsages ",
+		fmt.Sprintf("Flags.FlagUsagesWrapped %d ", helpColumns)))
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newPlan(), newCheck(), newDoctor(), newRender(), newVersion())
+	root.AddCommand(newTrain(), newRun(), newAgent(), newGuard(), newBench(), newSimulate(), newPlan(), newCheck(),
+		newDoctor(), newRender(), newVersion())
 	root.InitDefaultHelpCmd()
 	strictHelp(root)
 	completeValues(root, nil, flagValues())

@@ -97,28 +97,43 @@ not given. Flags may be written with underscores, such as --nproc_per_node.`,
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // torchrun accepts both
 	})
-	f.StringVar(&o.perNode, "nproc-per-node", "1", "workers on this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are GPUs, else cpu)")
+	f.StringVar(&o.perNode, "nproc-per-node", "1",
+		"workers on this node: a number, cpu (one per core), gpu (one per GPU), auto (gpu if there are GPUs, else cpu)")
 	f.StringVar(&o.nodes, "nnodes", "1", "number of nodes")
 	f.IntVar(&o.nodeRank, "node-rank", 0, "number of this node, from 0")
-	f.StringVarP(&o.hosts, "hosts", "H", "", "start all nodes from here by ssh: `hosts` and their numbers of workers, such as host1:4,host2:4")
+	f.StringVarP(&o.hosts, "hosts", "H", "", "start all nodes from here by ssh: `hosts` and their numbers of workers, "+
+		"such as host1:4,host2:4")
 	f.BoolVar(&o.standalone, "standalone", false, "run on this node only (the default for one node)")
-	f.StringVar(&o.backend, "rdzv-backend", "tcp", "rendezvous store: tcp (in node 0's lockstep run), file (a folder that all nodes share), etcd")
-	f.StringVar(&o.endpoint, "rdzv-endpoint", "", "address of node 0 (default port 29400), the shared folder, or etcd's addresses; with -H this machine's address (default any free port)")
-	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new name for one node, else lockstep)")
+	f.StringVar(&o.backend, "rdzv-backend", "tcp",
+		"rendezvous store: tcp (in node 0's lockstep run), file (a folder that all nodes share), etcd")
+	f.StringVar(&o.endpoint, "rdzv-endpoint", "",
+		"address of node 0 (default port 29400), the shared folder, or etcd's addresses; with -H this machine's address "+
+			"(default any free port)")
+	f.StringVar(&o.id, "rdzv-id", "", "`name` of the job, the same on all nodes (default a new name for one node, else "+
+		"lockstep)")
 	f.DurationVar(&o.timeout, "rdzv-timeout", 5*time.Minute, "how long the nodes wait for one another to join")
 	f.StringVar(&o.masterAddr, "master-addr", "", "host of --rdzv-endpoint, as torchrun names it")
 	f.IntVar(&o.masterPort, "master-port", 0, "port of --rdzv-endpoint, as torchrun names it")
-	f.StringVar(&o.localAddr, "local-addr", "", "`address` at which other nodes reach this one (default that of the route to the endpoint)")
-	f.BoolVar(&o.plaintext, "data-plaintext", false, "allow several nodes without a secret, unencrypted: for isolated networks only; the program needs the same setting")
-	f.IntVar(&o.maxRestarts, "max-restarts", 0, "maximum number of restarts of all workers after a failure or the loss of a node (default 0); another lockstep run may replace a lost node")
-	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat, "time without a heartbeat after which a node is lost, and time for which a worker may be suspended")
-	f.DurationVar(&o.grace, "grace", 15*time.Second, "how long workers have to exit after another has failed, before they are killed")
-	f.StringVar(&o.logDir, "log-dir", "", "also write the workers' output to this `folder`, one file per worker and stream")
+	f.StringVar(&o.localAddr, "local-addr", "", "`address` at which other nodes reach this one (default that of the "+
+		"route to the endpoint)")
+	f.BoolVar(&o.plaintext, "data-plaintext", false,
+		"allow several nodes without a secret, unencrypted: for isolated networks only; the program needs the same setting")
+	f.IntVar(&o.maxRestarts, "max-restarts", 0, "maximum number of restarts of all workers after a failure or the loss "+
+		"of a node (default 0); another lockstep run may replace a lost node")
+	f.DurationVar(&o.heartbeat, "heartbeat-timeout", agentHeartbeat,
+		"time without a heartbeat after which a node is lost, and time for which a worker may be suspended")
+	f.DurationVar(&o.grace, "grace", 15*time.Second,
+		"how long workers have to exit after another has failed, before they are killed")
+	f.StringVar(&o.logDir, "log-dir", "",
+		"also write the workers' output to this `folder`, one file per worker and stream")
 	f.StringVar(&o.tee, "tee", "both", "streams to show: both, stdout, stderr, none (torchrun's 3, 1, 2, 0)")
 	f.StringVar(&o.ranks, "ranks", "", "show only these workers, such as 0,2-3; log files contain all")
-	f.StringVar(&o.affinity, "cpu-affinity", "auto", "pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
-	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to copy its value from here")
-	f.StringVar(&o.ssh, "ssh", "", "`command` by which -H reaches a host; its arguments are the host and a shell command (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
+	f.StringVar(&o.affinity, "cpu-affinity", "auto",
+		"pin each worker to its own CPUs: on, off, auto (on machines with several NUMA nodes)")
+	f.StringArrayVar(&o.env, "env", nil, "environment variable for the workers on all hosts: `NAME=VALUE`, or NAME to "+
+		"copy its value from here")
+	f.StringVar(&o.ssh, "ssh", "", "`command` by which -H reaches a host; its arguments are the host and a shell "+
+		"command (default $LOCKSTEP_SSH, else \"ssh -o BatchMode=yes\")")
 	return cmd
 }
 
@@ -146,7 +161,8 @@ func (o *runFlags) launch(ctx context.Context, cfg launch.Config) error {
 	defer passOnSignals(user.interrupt, o.readers)()
 	place, err := m.Open(opening)
 	if err != nil && user.isPending() {
-		fmt.Fprintln(os.Stderr, "lockstep: stopped before this node reached the rendezvous store: if other nodes wait for it, stop them, too")
+		fmt.Fprintln(os.Stderr, "lockstep: stopped before this node reached the rendezvous store: if other nodes wait for "+
+			"it, stop them, too")
 		return endWith(exitInterrupted)
 	}
 	if err != nil {
@@ -215,7 +231,8 @@ const agentHeartbeat = 30 * time.Second
 func (o *runFlags) config() (launch.Config, error) {
 	o.readers = make(readers, 1)
 	cfg := launch.Config{
-		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, HeartbeatTimeout: o.heartbeat, Grace: o.grace, Affinity: launch.Affinity(o.affinity),
+		Command: o.command, ID: o.id, RestartsMax: o.maxRestarts, RendezvousTimeout: o.timeout, HeartbeatTimeout: o.heartbeat,
+		Grace: o.grace, Affinity: launch.Affinity(o.affinity),
 		Stdout: o.readers.of(os.Stdout), Stderr: o.readers.of(os.Stderr),
 	}
 	if o.maxRestarts < 0 {
@@ -303,7 +320,8 @@ func (o *runFlags) workers() (int, error) {
 	case "gpu":
 		n := gpus(os.Getenv, filepath.Glob)
 		if n == 0 {
-			return 0, errors.New("--nproc-per-node gpu: this machine has no NVIDIA GPU (no /dev/nvidia0), or CUDA_VISIBLE_DEVICES hides them all")
+			return 0, errors.New("--nproc-per-node gpu: this machine has no NVIDIA GPU (no /dev/nvidia0), or " +
+				"CUDA_VISIBLE_DEVICES hides them all")
 		}
 		return n, nil
 	}

@@ -22,7 +22,10 @@ import (
 const storePort = "29400"
 
 // petFlags are the flags that torchrun, and so Kubeflow, sets in environment variables: PET_ and the flag's name.
-var petFlags = []string{"nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "max-restarts", "master-addr", "master-port", "log-dir", "standalone"}
+var petFlags = []string{
+	"nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id",
+	"max-restarts", "master-addr", "master-port", "log-dir", "standalone",
+}
 
 // setFromEnvironment sets the flags that are not given from their environment variables.
 func setFromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
@@ -42,7 +45,8 @@ func setFromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) er
 // countNodes returns the number of nodes.
 func (o *runFlags) countNodes() (int, error) {
 	if least, most, isRange := strings.Cut(o.nodes, ":"); isRange && least != most {
-		return 0, usagef("--nnodes %s: the number of nodes is fixed, since results depend on the number of replicas: want one number, such as --nnodes %s", o.nodes, most)
+		return 0, usagef("--nnodes %s: the number of nodes is fixed, since results depend on the number of replicas: want "+
+			"one number, such as --nnodes %s", o.nodes, most)
 	}
 	n, err := strconv.Atoi(strings.SplitN(o.nodes, ":", 2)[0])
 	if err != nil || n < 1 || n > workersMax {
@@ -91,7 +95,8 @@ func (o *runFlags) checkRendezvous(m *launch.Meeting, nodes int) error {
 		return usagef("--nnodes %d: give --node-rank, the number of this node, from 0 to %d", nodes, nodes-1)
 	case nodes > 1 && m.Endpoint == "" || m.Backend != "tcp" && m.Endpoint == "":
 		return usagef("--rdzv-endpoint is missing: want %s", map[string]string{
-			"tcp": "the address of node 0, such as host1:" + storePort, "file": "a folder that all nodes share", "etcd": "etcd's addresses, such as host1:2379",
+			"tcp": "the address of node 0, such as host1:" + storePort, "file": "a folder that all nodes share",
+			"etcd": "etcd's addresses, such as host1:2379",
 		}[m.Backend])
 	}
 	if o.standalone && m.Backend == "tcp" {
@@ -139,8 +144,9 @@ func (o *runFlags) secret(nodes int) (secret.Secret, error) {
 		return secret.Secret{}, nil
 	}
 	return s, usagef(`several nodes need a secret, and none is set. Do one of these:
-  give all nodes the same secret: LOCKSTEP_SECRET=$(openssl rand -hex 32), or LOCKSTEP_SECRET_FILE, a file that holds it (-H does this itself);
-  or, on an isolated and trusted network, give --data-plaintext: then nothing is encrypted and no process authenticates`)
+  give all nodes the same secret: LOCKSTEP_SECRET=$(openssl rand -hex 32), or LOCKSTEP_SECRET_FILE, a file that
+  contains it (-H does this itself);
+  or, on an isolated and trusted network, give --data-plaintext: nothing is encrypted, no process authenticates`)
 }
 
 // ownAddress returns the address at which other nodes reach this one: that of the interface on the route to the
@@ -181,7 +187,8 @@ func (o *runFlags) environment() ([]string, error) {
 		case name == "":
 			return nil, usagef("--env %s: want NAME=VALUE or NAME", kv)
 		case name == cluster.EnvSecret || name == cluster.EnvSecretFile:
-			return nil, usagef("--env %s: lockstep run passes the job's secret to the workers itself: set %s, or %s for a file, in its "+
+			return nil, usagef("--env %s: lockstep run passes the job's secret to the workers itself: set %s, or %s for a "+
+				"file, in its "+
 				"own environment instead", name, cluster.EnvSecret, cluster.EnvSecretFile)
 		case launch.SetByAgent(name):
 			return nil, usagef("--env %s: lockstep run sets %s for each worker itself: leave it out", kv, name)
@@ -201,7 +208,10 @@ var forwarded = []string{"LOCKSTEP_", "OMP_", "NCCL_", "GODEBUG", "GOGC", "GOMAX
 
 // runHosts starts an agent on each host.
 func (o *runFlags) runHosts(ctx context.Context, cfg launch.Config) error {
-	for _, flag := range []string{"nnodes", "node-rank", "standalone", "rdzv-backend", "local-addr", "data-plaintext", "master-addr", "master-port"} {
+	for _, flag := range []string{
+		"nnodes", "node-rank", "standalone", "rdzv-backend", "local-addr", "data-plaintext",
+		"master-addr", "master-port",
+	} {
 		if o.given(flag) {
 			return usagef("--%s cannot be combined with -H, which sets it", flag)
 		}

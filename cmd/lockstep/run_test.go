@@ -67,7 +67,8 @@ func TestRunInterrupted(t *testing.T) {
 			if c.hear != "" && strings.Count(string(rest), c.hear+"\n") != 2 {
 				t.Errorf("the workers wrote:\n%s", rest)
 			}
-			if !strings.Contains(stderr.String(), "to the workers, which may finish their step; a second signal kills them") || strings.Contains(stderr.String(), "starting all") {
+			if !strings.Contains(stderr.String(), "to the workers, which may finish their step; a second signal kills them") ||
+				strings.Contains(stderr.String(), "starting all") {
 				t.Errorf("standard error:\n%s", &stderr)
 			}
 		})
@@ -82,7 +83,8 @@ func TestRunStoppedEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	cmd := lockstepProcess(t, "run", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", silent.Addr().String(), "--rdzv-timeout", "1h", "--", "true")
+	cmd := lockstepProcess(t, "run", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", silent.Addr().String(),
+		"--rdzv-timeout", "1h", "--", "true")
 	cmd.Env = append(cmd.Environ(), "LOCKSTEP_SECRET=correct-horse-battery-staple")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -97,14 +99,16 @@ func TestRunStoppedEarly(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if code := exitCode(cmd.Wait()); code != 130 || !strings.Contains(stderr.String(), "stopped before this node reached the rendezvous store") {
+	if code := exitCode(cmd.Wait()); code != 130 ||
+		!strings.Contains(stderr.String(), "stopped before this node reached the rendezvous store") {
 		t.Errorf("exit code %d, want 130:\n%s", code, &stderr)
 	}
 }
 
 // TestRunWithoutAReader: when the reader of the output is gone, as in `lockstep run … | head`, the job ends.
 func TestRunWithoutAReader(t *testing.T) {
-	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c", `trap 'exit 0' TERM; while echo line; do sleep 0.02; done`)
+	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c",
+		`trap 'exit 0' TERM; while echo line; do sleep 0.02; done`)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +165,8 @@ func TestGPUs(t *testing.T) {
 func TestRunUnread(t *testing.T) {
 	dir := t.TempDir()
 	cmd := lockstepProcess(t, "run", "--nproc-per-node", "2", "--", "sh", "-c",
-		`trap 'touch `+dir+`/got$RANK' INT; while :; do echo line; [ -e `+dir+`/ready$RANK ] || touch `+dir+`/ready$RANK; done`)
+		`trap 'touch `+dir+`/got$RANK' INT; while :; do echo line; [ -e `+dir+`/ready$RANK ] || touch `+dir+
+			`/ready$RANK; done`)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	read, write, err := os.Pipe()

@@ -65,7 +65,8 @@ func (s *session) compile(ctx context.Context, m engine.Model, shape []int) (err
 	switch {
 	case s.worker != nil:
 		s.strategy, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
-			Engine: s.engine, Devices: s.devices, Worker: s.worker, Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout, Implementation: s.cfg.workers.reducer()},
+			Engine: s.engine, Devices: s.devices, Worker: s.worker,
+			Options: distribute.Options{Timeout: s.cfg.workers.collectiveTimeout, Implementation: s.cfg.workers.reducer()},
 		})
 		cfg.Progress = s.worker.Progress
 	case s.cfg.oneDevice:
@@ -135,7 +136,8 @@ func firstDevices(e engine.Engine, n int) ([]string, error) {
 		n = len(list)
 	}
 	if n > len(list) {
-		return nil, fmt.Errorf("--replicas %d: the engine %s has %d devices (%s), and each carries one replica", n, e.Name(), len(list), list)
+		return nil, fmt.Errorf("--replicas %d: the engine %s has %d devices (%s), and each carries one replica", n, e.Name(),
+			len(list), list)
 	}
 	return list[:n], nil
 }

@@ -55,8 +55,9 @@ type simulated struct {
 }
 
 var simulateOps = map[string]plan.Op{
-	"allreduce": plan.AllReduce, "reduce": plan.Reduce, "reducescatter": plan.ReduceScatter, "broadcast": plan.Broadcast, "allgather": plan.AllGather,
-	"gather": plan.Gather, "scatter": plan.Scatter, "alltoall": plan.AllToAll, "barrier": plan.Barrier,
+	"allreduce": plan.AllReduce, "reduce": plan.Reduce, "reducescatter": plan.ReduceScatter, "broadcast": plan.Broadcast,
+	"allgather": plan.AllGather,
+	"gather":    plan.Gather, "scatter": plan.Scatter, "alltoall": plan.AllToAll, "barrier": plan.Barrier,
 }
 
 func newSimulate() *cobra.Command {
@@ -99,14 +100,18 @@ hosts, with a network card's bandwidth in each direction.`,
 	f.IntVar(&s.cluster.Ranks, "ranks", 64, "number of ranks")
 	f.IntVar(&s.cluster.Hosts, "hosts", 8, "number of hosts, over which the ranks are spread in order")
 	f.StringVar(&s.op, "op", "allreduce", "operation: "+strings.Join(sorted(simulateOps), ", "))
-	f.StringVar(&s.algorithm, "algorithm", "auto", "auto (the default), all (every algorithm that fits, fastest first) or one of "+strings.Join(chooser.Names(), ", "))
+	f.StringVar(&s.algorithm, "algorithm", "auto",
+		"auto (the default), all (every algorithm that fits, fastest first) or one of "+strings.Join(chooser.Names(), ", "))
 	f.Var(&s.bytes, "bytes", "size of the whole vector")
 	f.IntVar(&s.element, "element-bytes", 4, "size of an element: 1, 2, 4 or 8")
 	f.BoolVar(&s.anyOrder, "any-order", false, "allow algorithms that do not add along the canonical tree")
 	f.IntVar(&s.root, "root", 0, "the root of a rooted operation")
-	f.StringVar(&s.memory, "memory", "private", "what ranks of one host share: inplace (each other's buffers), private (a staging buffer), none (they exchange frames)")
-	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and outside=25us,12.5GB/s)")
-	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1, "the switch between the hosts carries 1/x of the bandwidth of all network cards")
+	f.StringVar(&s.memory, "memory", "private", "what ranks of one host share: inplace (each other's buffers), private "+
+		"(a staging buffer), none (they exchange frames)")
+	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and "+
+		"outside=25us,12.5GB/s)")
+	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1,
+		"the switch between the hosts carries 1/x of the bandwidth of all network cards")
 	f.IntVar(&s.cluster.Cores, "cores", 0, "processors of a host (default one per rank)")
 	f.Var(&s.combine, "combine", "rate at which a rank reads while it reduces")
 	f.Var(&s.copying, "copy", "rate at which a rank copies")
@@ -190,7 +195,8 @@ func (s *simulation) parse() error {
 		rank, value, err := s.rankAnd(text)
 		factor, e := strconv.ParseFloat(value, 64)
 		if err != nil || e != nil || !(factor >= 1 && factor <= simulate.FactorMax) {
-			return usagef("--straggler %s: want RANK:FACTOR with a rank from 0 to %d and a factor from 1 to %s", text, c.Ranks-1, grouped(simulate.FactorMax))
+			return usagef("--straggler %s: want RANK:FACTOR with a rank from 0 to %d and a factor from 1 to %s", text, c.Ranks-1,
+				grouped(simulate.FactorMax))
 		}
 		c.Stragglers[rank] = factor
 	}
@@ -198,7 +204,8 @@ func (s *simulation) parse() error {
 		rank, value, err := s.rankAnd(text)
 		by, e := time.ParseDuration(value)
 		if err != nil || e != nil || by < 0 || by > simulate.DelayMax {
-			return usagef("--late %s: want RANK:TIME with a rank from 0 to %d and a time such as 5ms, up to %v", text, c.Ranks-1, simulate.DelayMax)
+			return usagef("--late %s: want RANK:TIME with a rank from 0 to %d and a time such as 5ms, up to %v", text, c.Ranks-1,
+				simulate.DelayMax)
 		}
 		c.Late[rank] = by
 	}
@@ -219,7 +226,9 @@ func (s *simulation) run(in context.Context, w, progress io.Writer, p plan.Probl
 	var now atomic.Value // describes the current work
 	var steps atomic.Int64
 	now.Store("choosing an algorithm")
-	defer reassure(progress, func() string { return fmt.Sprintf("%v, %s", now.Load(), count(int(steps.Load()), "step")) })()
+	defer reassure(progress, func() string {
+		return fmt.Sprintf("%v, %s", now.Load(), count(int(steps.Load()), "step"))
+	})()
 	ranked := s.cluster.Table().Rank(p, s.cluster.Where(s.element))
 	if ranked[0].Err != nil {
 		return fmt.Errorf("no algorithm fits: %s: %w", ranked[0].Algorithm.Name, ranked[0].Err)
@@ -259,7 +268,10 @@ func (s *simulation) run(in context.Context, w, progress io.Writer, p plan.Probl
 		if err != nil {
 			return err
 		}
-		one := simulated{Algorithm: a.Name, Chosen: a.Name == chosen, Time: r.Time, Frames: r.Frames, Sent: r.Sent, Steps: r.Steps}
+		one := simulated{
+			Algorithm: a.Name, Chosen: a.Name == chosen, Time: r.Time, Frames: r.Frames, Sent: r.Sent,
+			Steps: r.Steps,
+		}
 		if p.Op == plan.AllReduce {
 			one.Bound = s.cluster.Bound(p.Count * s.element)
 		}
@@ -293,7 +305,8 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v, %s\n", p, formatBytes(p.Count*s.element))
 	fmt.Fprintf(&b, "%d ranks on %d hosts, memory %s\n", c.Ranks, c.Hosts, s.memory)
-	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s per network card\n\n", c.Inside.Latency, formatRate(c.Inside.Bandwidth), c.Outside.Latency, formatRate(c.Outside.Bandwidth))
+	fmt.Fprintf(&b, "inside %v, %s; outside %v, %s per network card\n\n", c.Inside.Latency, formatRate(c.Inside.Bandwidth),
+		c.Outside.Latency, formatRate(c.Outside.Bandwidth))
 	fmt.Fprintf(&b, "  %-20s %12s %12s %7s %10s %14s\n", "algorithm", "time", "bound", "share", "frames", "busiest NIC")
 	for _, r := range results {
 		mark, bound, share := " ", "-", "-"
@@ -303,7 +316,8 @@ func (s *simulation) print(w io.Writer, p plan.Problem, results []simulated) err
 		if r.Bound > 0 {
 			bound, share = round(r.Bound).String(), fmt.Sprintf("%.0f %%", 100*float64(r.Bound)/float64(r.Time))
 		}
-		fmt.Fprintf(&b, "%s %-20s %12v %12s %7s %10d %14s\n", mark, r.Algorithm, round(r.Time), bound, share, r.Frames, formatBytes(r.Sent))
+		fmt.Fprintf(&b, "%s %-20s %12v %12s %7s %10d %14s\n", mark, r.Algorithm, round(r.Time), bound, share, r.Frames,
+			formatBytes(r.Sent))
 	}
 	if s.trace != "" {
 		fmt.Fprintf(&b, "\n%s holds every step: open it with chrome://tracing or Perfetto\n", s.trace)

@@ -34,7 +34,10 @@ func TestSSH(t *testing.T) {
 
 	t.Run("training", func(t *testing.T) {
 		want, dir := hashOfOne(t, 2), t.TempDir()
-		args := slices.Concat(hosts, []string{"--", exe, "train", "--strategy", "multi-worker", "--replicas", "1", "--progress", "none", "--out", dir}, small)
+		args := slices.Concat(hosts, []string{
+			"--", exe, "train", "--strategy", "multi-worker", "--replicas", "1",
+			"--progress", "none", "--out", dir,
+		}, small)
 		p := &workerProcess{cmd: lockstepProcess(t, args...)}
 		p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 		p.code = exitCode(p.cmd.Run())
@@ -47,7 +50,8 @@ func TestSSH(t *testing.T) {
 	})
 
 	t.Run("exit code", func(t *testing.T) {
-		out, err := lockstepProcess(t, slices.Concat(hosts, []string{"--", "sh", "-c", "if [ $RANK = 1 ]; then exit 6; fi; exec sleep 1000"})...).CombinedOutput()
+		out, err := lockstepProcess(t, slices.Concat(hosts,
+			[]string{"--", "sh", "-c", "if [ $RANK = 1 ]; then exit 6; fi; exec sleep 1000"})...).CombinedOutput()
 		if code := exitCode(err); code != 6 || !strings.Contains(string(out), "who     worker 1 of 2, node 1, host ") {
 			t.Errorf("exit code %d, want 6, and worker 1 to be named:\n%s", code, out)
 		}
@@ -88,7 +92,8 @@ func TestSSH(t *testing.T) {
 	})
 
 	t.Run("a host that has no sshd", func(t *testing.T) {
-		out, err := lockstepProcess(t, "run", "-H", "far1,nowhere", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--", "sleep", "1000").CombinedOutput()
+		out, err := lockstepProcess(t, "run", "-H", "far1,nowhere", "--ssh", ssh, "--rdzv-endpoint", "127.0.0.1", "--",
+			"sleep", "1000").CombinedOutput()
 		if code := exitCode(err); code != 1 || !strings.Contains(string(out), "host nowhere: ") {
 			t.Errorf("exit code %d, want 1, and the host to be named:\n%s", code, out)
 		}
@@ -107,7 +112,8 @@ func serveSSH(t *testing.T) string {
 	}
 	dir := t.TempDir()
 	for _, key := range []string{"host", "user"} {
-		if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, key)).CombinedOutput(); err != nil {
+		if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+			filepath.Join(dir, key)).CombinedOutput(); err != nil {
 			t.Skipf("needs ssh-keygen: %v: %s", err, out)
 		}
 	}

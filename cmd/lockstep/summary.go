@@ -58,13 +58,17 @@ func (n number) MarshalJSON() ([]byte, error) {
 func (r *trainRun) summarise() summary {
 	s := summary{
 		Version: version(), Data: r.flags.data, Model: r.flags.model, Engine: r.engine.Name(), SIMD: withSIMD,
-		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(), Workers: r.workerCount(),
-		GlobalBatch: r.batch, Optimizer: r.flags.optimizer, LearningRate: r.flags.learningRate, Schedule: r.flags.schedule, Seed: r.flags.seed,
+		Strategy: r.flags.strategy, Devices: r.strategy.Devices(), Replicas: r.strategy.NumReplicasInSync(),
+		Workers:     r.workerCount(),
+		GlobalBatch: r.batch, Optimizer: r.flags.optimizer, LearningRate: r.flags.learningRate, Schedule: r.flags.schedule,
+		Seed:   r.flags.seed,
 		Epochs: len(r.history.Epochs), Steps: r.history.Steps, Interrupted: r.stopped,
-		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()), TestLoss: number(math.NaN()),
+		TrainLoss: number(math.NaN()), TrainAccuracy: number(math.NaN()), TestAccuracy: number(math.NaN()),
+		TestLoss:        number(math.NaN()),
 		ImagesPerSecond: number(r.history.Speed.ExamplesPerSecond),
 		ReduceShare:     number(r.history.Speed.ReduceShare), WaitShare: number(r.history.Speed.WaitShare),
-		Seconds: number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights), Kernels: kernels(r.flags.engine),
+		Seconds: number(r.trainingTime().Seconds()), WeightsHash: train.HashWeights(r.weights),
+		Kernels: kernels(r.flags.engine),
 	}
 	if n := len(r.history.Epochs); n > 0 {
 		last := r.history.Epochs[n-1]

@@ -87,25 +87,33 @@ far, and exits with code 130. A second Ctrl-C stops at once.`,
 	f.SortFlags = false
 	f.StringVar(&o.data, "data", "digits", "data set: "+names(dataSets)+" (digits is built in)")
 	f.StringVar(&o.dataDir, "data-dir", "", "folder of the data set's IDX files, gzipped or not (mnist)")
-	f.IntVar(&o.shift, "shift", 0, "shift training images at random by up to this many pixels (default 1 for digits, 0 for mnist)")
-	f.Float64Var(&o.validationSplit, "validation-split", 0, "fraction of the training data to hold out and evaluate after each epoch, from 0 to 1")
+	f.IntVar(&o.shift, "shift", 0, "shift training images at random by up to this many pixels (default 1 for digits, 0 "+
+		"for mnist)")
+	f.Float64Var(&o.validationSplit, "validation-split", 0,
+		"fraction of the training data to hold out and evaluate after each epoch, from 0 to 1")
 	f.StringVar(&o.model, "model", "cnn", "model: "+names(modelsByName))
 	f.StringVar(&o.weights, "weights", "", "safetensors `file` with the initial weights")
-	f.StringVar(&o.strategy, "strategy", "mirrored", "strategy: mirrored (several replicas), multi-worker (replicas of several processes), one-device")
-	f.IntVar(&o.replicas, "replicas", 0, "number of replicas in this process (default one per accelerator, or one per core if there are none)")
+	f.StringVar(&o.strategy, "strategy", "mirrored",
+		"strategy: mirrored (several replicas), multi-worker (replicas of several processes), one-device")
+	f.IntVar(&o.replicas, "replicas", 0, "number of replicas in this process (default one per accelerator, or one per "+
+		"core if there are none)")
 	f.StringSliceVar(&o.devices, "devices", nil, "devices of the replicas, such as CPU:0,CPU:1, instead of --replicas")
-	f.IntVar(&o.globalBatch, "global-batch", 0, "examples per step, over all replicas of all workers (default 64 for digits, 128 for mnist)")
+	f.IntVar(&o.globalBatch, "global-batch", 0, "examples per step, over all replicas of all workers (default 64 for "+
+		"digits, 128 for mnist)")
 	f.IntVar(&o.batchPerReplica, "batch-per-replica", 0, "examples per step on each replica, instead of --global-batch")
-	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, or as many as --steps needs)")
+	f.IntVar(&o.epochs, "epochs", 0, "passes over the training data (default 25 for digits, 3 for mnist, or as many as "+
+		"--steps needs)")
 	f.IntVar(&o.steps, "steps", 0, "stop after this many steps (default no limit)")
-	f.IntVar(&o.packs, "packs", 1, "number of packs: parts of the gradients that are all-reduced one after the other; each is applied while the next ones are all-reduced")
+	f.IntVar(&o.packs, "packs", 1, "number of packs: parts of the gradients that are all-reduced one after the other; "+
+		"each is applied while the next ones are all-reduced")
 	f.StringVar(&o.optimizer, "optimizer", "adam", "optimizer: "+names(optimizers))
 	f.Float64Var(&o.learningRate, "learning-rate", 0, "learning rate (default by optimizer: "+learningRates()+")")
 	f.StringVar(&o.schedule, "schedule", "cosine", "learning-rate schedule, by epoch: cosine (falls to 0), constant")
 	f.Int64Var(&o.seed, "seed", 1, "seed of the initial weights, of shuffling and of shifts")
 	f.StringVar(&o.engine, "engine", "go", "compute engine: "+strings.Join(gomlx.Names, ", "))
 	f.StringVar(&o.plugin, "xla-plugin", "", "PJRT plugin `file` for --engine xla (default $"+gomlx.PluginEnv+")")
-	f.StringVar(&o.progress, "progress", "auto", "progress display: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
+	f.StringVar(&o.progress, "progress", "auto",
+		"progress display: "+strings.Join(progressModes, ", ")+" (auto: bar on a terminal, else plain)")
 	f.StringVar(&o.summary, "summary", "", "write the results to this `file`, as JSON (worker 0)")
 	f.StringVar(&o.out, "out", "", "write weights, history and summary into this `folder` (worker 0)")
 	o.checkpoint.add(f)
@@ -188,7 +196,8 @@ func (o *trainFlags) check(given func(flag string) bool) error {
 	case !(o.validationSplit >= 0 && o.validationSplit < 1):
 		return usagef("--validation-split %v: want at least 0 and less than 1", o.validationSplit)
 	case given("global-batch") && given("batch-per-replica"):
-		return usagef("--global-batch and --batch-per-replica exclude each other: the global batch is the batch per replica times the number of replicas; give one of them")
+		return usagef("--global-batch and --batch-per-replica exclude each other: the global batch is the batch per " +
+			"replica times the number of replicas; give one of them")
 	case dataSets[o.data].needsDir && o.dataDir == "":
 		return usagef("--data %s needs --data-dir, the folder of its IDX files", o.data)
 	case !dataSets[o.data].needsDir && given("data-dir"):
@@ -215,16 +224,19 @@ func (o *trainFlags) checkDevices(given func(flag string) bool) error {
 	case given("devices") && len(o.devices) == 0:
 		return usagef("--devices is empty: want a list such as CPU:0,CPU:1")
 	case o.strategy == "one-device" && o.replicas > 1:
-		return usagef("--strategy one-device has 1 replica, not %d: leave out --replicas, or use --strategy mirrored", o.replicas)
+		return usagef("--strategy one-device has 1 replica, not %d: leave out --replicas, or use --strategy mirrored",
+			o.replicas)
 	case o.strategy == "one-device" && len(o.devices) > 1:
-		return usagef("--strategy one-device takes one device, not %d: list one in --devices, or use --strategy mirrored", len(o.devices))
+		return usagef("--strategy one-device takes one device, not %d: list one in --devices, or use --strategy mirrored",
+			len(o.devices))
 	}
 	for i, name := range o.devices {
 		o.devices[i] = strings.TrimSpace(name)
 		d, err := distribute.ParseDevice(o.devices[i])
 		switch {
 		case o.devices[i] == "":
-			return usagef("--devices %q: device %d of %d has no name: want a list such as CPU:0,CPU:1", strings.Join(o.devices, ","), i+1, len(o.devices))
+			return usagef("--devices %q: device %d of %d has no name: want a list such as CPU:0,CPU:1",
+				strings.Join(o.devices, ","), i+1, len(o.devices))
 		case err != nil:
 			return usagef("--devices %s: %v", o.devices[i], err)
 		case d.Index >= replicasMax:

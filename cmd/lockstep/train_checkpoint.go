@@ -22,10 +22,12 @@ type checkpointFlags struct {
 }
 
 func (o *checkpointFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&o.dir, "checkpoint-dir", "", "write snapshots of the training into this `folder`, and resume from the newest (worker 0)")
+	f.StringVar(&o.dir, "checkpoint-dir", "", "write snapshots of the training into this `folder`, and resume from the "+
+		"newest (worker 0)")
 	f.IntVar(&o.saveEvery, "save-every", 0, "steps between snapshots (default one snapshot after each epoch)")
 	f.IntVar(&o.keep, "keep", 3, "number of newest snapshots to keep; -1 for all")
-	f.StringVar(&o.resume, "resume", "auto", "where to resume: auto (from the newest valid snapshot in --checkpoint-dir, if any), never, or the `path` of a snapshot or of a folder of snapshots")
+	f.StringVar(&o.resume, "resume", "auto", "where to resume: auto (from the newest valid snapshot in "+
+		"--checkpoint-dir, if any), never, or the `path` of a snapshot or of a folder of snapshots")
 }
 
 func (o *checkpointFlags) check(given func(flag string) bool) error {

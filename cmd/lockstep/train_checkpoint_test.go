@@ -25,13 +25,18 @@ import (
 )
 
 // shortTraining has 4 steps an epoch.
-var shortTraining = []string{"train", "--model", "mlp", "--replicas", "2", "--global-batch", "100", "--validation-split", "0.9", "--schedule", "constant"}
+var shortTraining = []string{
+	"train", "--model", "mlp", "--replicas", "2", "--global-batch", "100",
+	"--validation-split", "0.9", "--schedule", "constant",
+}
 
 // finished runs lockstep train to its end and returns its summary without the measured times.
 func finished(t *testing.T, args ...string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "summary.json")
-	cmd := lockstepProcess(t, append(append(shortTraining[:len(shortTraining):len(shortTraining)], "--progress", "none", "--summary", file), args...)...)
+	cmd := lockstepProcess(t,
+		append(append(shortTraining[:len(shortTraining):len(shortTraining)], "--progress", "none", "--summary", file),
+			args...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
@@ -105,7 +110,8 @@ func TestKilledTraining(t *testing.T) {
 func TestInterruptedTraining(t *testing.T) {
 	skipShort(t, "trainings of many seconds")
 	dir := t.TempDir()
-	cmd := lockstepProcess(t, append(shortTraining[:len(shortTraining):len(shortTraining)], "--epochs", "1000", "--progress", "plain", "--checkpoint-dir", dir, "--save-every", "1000000")...)
+	cmd := lockstepProcess(t, append(shortTraining[:len(shortTraining):len(shortTraining)], "--epochs", "1000",
+		"--progress", "plain", "--checkpoint-dir", dir, "--save-every", "1000000")...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -160,8 +166,12 @@ func TestKilledWorkers(t *testing.T) {
 		return out
 	}
 	dir := t.TempDir()
-	length := []string{"--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "12", "--progress", "none", "--summary"}
-	if out, err := lockstepProcess(t, append(append([]string{"train"}, length...), filepath.Join(dir, "whole"), "--replicas", "3")...).CombinedOutput(); err != nil {
+	length := []string{
+		"--global-batch", "100", "--validation-split", "0.9", "--model", "mlp", "--epochs", "12",
+		"--progress", "none", "--summary",
+	}
+	if out, err := lockstepProcess(t, append(append([]string{"train"}, length...), filepath.Join(dir, "whole"),
+		"--replicas", "3")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	exe, err := os.Executable()
@@ -169,8 +179,12 @@ func TestKilledWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	snapshots := filepath.Join(dir, "snapshots")
-	cmd := lockstepProcess(t, slices.Concat([]string{"run", "--nproc-per-node", "3", "--max-restarts", "2", "--", exe, "train"}, length,
-		[]string{filepath.Join(dir, "again"), "--replicas", "1", "--strategy", "multi-worker", "--checkpoint-dir", snapshots, "--save-every", "1"})...)
+	cmd := lockstepProcess(t,
+		slices.Concat([]string{"run", "--nproc-per-node", "3", "--max-restarts", "2", "--", exe, "train"}, length,
+			[]string{
+				filepath.Join(dir, "again"), "--replicas", "1", "--strategy", "multi-worker", "--checkpoint-dir", snapshots,
+				"--save-every", "1",
+			})...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
@@ -203,7 +217,8 @@ func TestKilledWorkers(t *testing.T) {
 		delay := time.Duration(g.Int64N(int64(30 * time.Millisecond)))
 		killing.Go(func() { // after the first snapshot
 			for jobEnded.Err() == nil {
-				if now, _ := checkpoint.List(snapshots); len(now) > 0 && (len(before) == 0 || now[len(now)-1] != before[len(before)-1]) {
+				if now, _ := checkpoint.List(snapshots); len(now) > 0 &&
+					(len(before) == 0 || now[len(now)-1] != before[len(before)-1]) {
 					break
 				}
 				time.Sleep(time.Millisecond)

@@ -42,16 +42,19 @@ func TestMPI(t *testing.T) {
 			}
 			for _, implementation := range []string{"auto", "mpi"} {
 				dir := t.TempDir()
-				out := underMPI(t, command, append(m.args, "-np", "2"), append([]string{"--implementation", implementation, "--out", dir}, small...))
+				out := underMPI(t, command, append(m.args, "-np", "2"),
+					append([]string{"--implementation", implementation, "--out", dir}, small...))
 				var s map[string]any
 				text, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 				if err == nil {
 					err = json.Unmarshal(text, &s)
 				}
-				if err != nil || !strings.Contains(out, "worker 0 of 2 (the chief), "+m.believed) || !strings.Contains(out, "worker 1 of 2, "+m.believed) {
+				if err != nil || !strings.Contains(out, "worker 0 of 2 (the chief), "+m.believed) ||
+					!strings.Contains(out, "worker 1 of 2, "+m.believed) {
 					t.Fatalf("%v\n%s", err, out)
 				}
-				if own := implementation == "auto"; own && s["weights_hash"] != one["weights_hash"] || own == strings.Contains(out, "which adds in another order") {
+				if own := implementation == "auto"; own && s["weights_hash"] != one["weights_hash"] ||
+					own == strings.Contains(out, "which adds in another order") {
 					t.Errorf("%s: weights %v, want %v\n%s", implementation, s["weights_hash"], one["weights_hash"], out)
 				}
 				if a, b := s["test_accuracy"].(float64), one["test_accuracy"].(float64); math.Abs(a-b) > 0.001 {
@@ -70,7 +73,8 @@ func TestOneWithoutMPI(t *testing.T) {
 	}
 	script := `test "$OMPI_COMM_WORLD_RANK" = 0 && exec "$0" "$@" --implementation mpi; exec "$0" "$@"`
 	out := underMPI(t, command, []string{"--allow-run-as-root", "--oversubscribe", "-np", "2", "sh", "-c", script}, small)
-	if !strings.Contains(out, "use mpi, and those of") || !strings.Contains(out, "want the same collectives on all workers") {
+	if !strings.Contains(out, "use mpi, and those of") ||
+		!strings.Contains(out, "want the same collectives on all workers") {
 		t.Errorf("%s", out)
 	}
 }
@@ -84,7 +88,8 @@ func underMPI(t *testing.T, command string, args, flags []string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	args = append(append(append([]string{}, args...), exe, "train", "--strategy", "multi-worker", "--replicas", "1", "--progress", "none", "--rdzv-timeout", "5m"), flags...)
+	args = append(append(append([]string{}, args...), exe, "train", "--strategy", "multi-worker", "--replicas", "1",
+		"--progress", "none", "--rdzv-timeout", "5m"), flags...)
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", fmt.Sprintf("TMPDIR=%s", t.TempDir()))
 	cmd.WaitDelay = 5 * time.Second
@@ -109,8 +114,10 @@ func TestStoppedUnderMPI(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, command, "--allow-run-as-root", "--oversubscribe", "-np", "2", exe, "train", "--strategy", "multi-worker",
-		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi", "--heartbeat-timeout", "5s")
+	cmd := exec.CommandContext(ctx, command, "--allow-run-as-root", "--oversubscribe", "-np", "2", exe, "train",
+		"--strategy", "multi-worker",
+		"--replicas", "1", "--model", "mlp", "--epochs", "10000", "--progress", "none", "--implementation", "mpi",
+		"--heartbeat-timeout", "5s")
 	records := t.TempDir()
 	cmd.Env = append(os.Environ(), asCommand+"=1", "GOMAXPROCS=1", "TMPDIR="+t.TempDir(), cluster.EnvRecords+"="+records)
 	cmd.WaitDelay = 5 * time.Second

@@ -98,7 +98,8 @@ func (r *trainRun) unlessInterrupted(err error) error {
 func (r *trainRun) join() (err error) {
 	cfg := sessionConfig{
 		engine: r.flags.engine, plugin: r.flags.plugin,
-		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices, logicalCPUs: r.flags.logicalCPUs(),
+		oneDevice: r.flags.strategy == "one-device", replicas: r.flags.replicas, devices: r.flags.devices,
+		logicalCPUs: r.flags.logicalCPUs(),
 		globalBatch: r.flags.globalBatch, batchPerReplica: r.flags.batchPerReplica, seed: r.flags.seed,
 	}
 	if r.flags.strategy == multiWorker {
@@ -200,10 +201,14 @@ func (r *trainRun) openData() (err error) {
 	if split := r.flags.validationSplit; split > 0 {
 		r.kept, r.held = r.kept.Split(split, r.flags.seed)
 		if r.kept.Len() == 0 || r.held.Len() == 0 {
-			return usagef("--validation-split %v: of %s training images, this leaves %s for training and %s for validation", split, grouped(n), grouped(r.kept.Len()), grouped(r.held.Len()))
+			return usagef("--validation-split %v: of %s training images, this leaves %s for training and %s for validation",
+				split, grouped(n), grouped(r.kept.Len()), grouped(r.held.Len()))
 		}
 	}
-	for flag, batch := range map[string]int{"global-batch": r.flags.globalBatch, "batch-per-replica": r.flags.batchPerReplica} {
+	for flag, batch := range map[string]int{
+		"global-batch":      r.flags.globalBatch,
+		"batch-per-replica": r.flags.batchPerReplica,
+	} {
 		if batch > n {
 			return usagef("--%s %d: want at most the %s training images", flag, batch, grouped(n))
 		}
@@ -242,7 +247,8 @@ func (r *trainRun) announce() error {
 		from = ", starting from " + r.flags.weights
 	}
 	var t table
-	t.row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()), grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2])
+	t.row("data", "%s: %s training and %s test images of %dx%dx%d", r.flags.data, grouped(r.set.Train.Len()),
+		grouped(r.set.Test.Len()), r.set.Shape[0], r.set.Shape[1], r.set.Shape[2])
 	if text := r.preparation(); text != "" {
 		t.row("training", "%s", text)
 	}
@@ -250,7 +256,8 @@ func (r *trainRun) announce() error {
 	t.row("strategy", "%v, %s", r.strategy, count(replicas, "replica"))
 	r.announceWorkers(&t)
 	t.row("batch", "%s a step, %d on each replica", count(r.batch, "example"), (r.batch+replicas-1)/replicas)
-	t.row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule, r.flags.seed, r.length())
+	t.row("optimizer", "%s, learning rate %v (%s), seed %d, %s", r.flags.optimizer, r.flags.learningRate, r.flags.schedule,
+		r.flags.seed, r.length())
 	r.announceSnapshots(&t)
 	t.row("engine", "%s", r.engine.Description())
 	t.row("machine", "%s, %s/%s, %s", count(runtime.GOMAXPROCS(0), "core"), runtime.GOOS, runtime.GOARCH, vectors())
@@ -312,7 +319,10 @@ func (r *trainRun) fit(ctx context.Context) error {
 	}
 	stop := r.reassure("running the first step")
 	defer stop()
-	cfg.Callbacks = append(cfg.Callbacks, train.Callback{OnStepEnd: func(context.Context, train.Step) error { stop(); return nil }})
+	cfg.Callbacks = append(cfg.Callbacks, train.Callback{OnStepEnd: func(context.Context, train.Step) error {
+		stop()
+		return nil
+	}})
 	var err error
 	r.history, err = r.trainer.Fit(ctx, batches, cfg)
 	r.stopped = r.history.Stopped
@@ -377,7 +387,8 @@ func (r *trainRun) evaluate(ctx context.Context) error {
 // report prints the final table.
 func (r *trainRun) report() error {
 	if !r.chief {
-		_, err := fmt.Fprintf(r.out, "%v: %s, weights hash %s\n", r.cfg.job, count(r.history.Steps, "step"), train.HashWeights(r.weights))
+		_, err := fmt.Fprintf(r.out, "%v: %s, weights hash %s\n", r.cfg.job, count(r.history.Steps, "step"),
+			train.HashWeights(r.weights))
 		return err
 	}
 	fmt.Fprintln(r.out)

@@ -46,7 +46,8 @@ func TestSummary(t *testing.T) {
 			t.Errorf("the summary has no %s: %v", field, s)
 		}
 	}
-	if s["data"] != "digits" || s["model"] != "cnn" || s["strategy"] != "mirrored" || s["replicas"] != 2.0 || s["global_batch"] != 64.0 || s["steps"] != 2.0 {
+	if s["data"] != "digits" || s["model"] != "cnn" || s["strategy"] != "mirrored" || s["replicas"] != 2.0 ||
+		s["global_batch"] != 64.0 || s["steps"] != 2.0 {
 		t.Errorf("the summary says %v", s)
 	}
 	for _, share := range []string{"reduce_share", "wait_share"} {
@@ -95,7 +96,8 @@ func TestReplicasGiveTheSameWeights(t *testing.T) {
 	}
 	var first []checkpoint.Tensor
 	for _, replicas := range []string{"1", "2", "3"} {
-		_, weights := trainOnce(t, "--model", "mlp", "--replicas", replicas, "--global-batch", "100", "--optimizer", "sgd", "--steps", steps)
+		_, weights := trainOnce(t, "--model", "mlp", "--replicas", replicas, "--global-batch", "100", "--optimizer", "sgd",
+			"--steps", steps)
 		if first == nil {
 			first = weights
 		}
@@ -122,7 +124,10 @@ func TestNumbers(t *testing.T) {
 }
 
 func TestGrouped(t *testing.T) {
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -999: "-999", -1000: "-1,000"} {
+	for n, want := range map[int]string{
+		0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -999: "-999",
+		-1000: "-1,000",
+	} {
 		if got := grouped(n); got != want {
 			t.Errorf("%d: got %s, want %s", n, got, want)
 		}
@@ -132,7 +137,8 @@ func TestGrouped(t *testing.T) {
 func TestClosest(t *testing.T) {
 	names := []string{"epochs", "steps", "seed", "replicas", "global-batch"}
 	for word, want := range map[string]string{
-		"epoch": "epochs", "epcohs": "epochs", "step": "steps", "replica": "replicas", "globalbatch": "global-batch", "sed": "seed",
+		"epoch": "epochs", "epcohs": "epochs", "step": "steps", "replica": "replicas", "globalbatch": "global-batch",
+		"sed":    "seed",
 		"colour": "", "x": "", "": "", "verbose": "",
 	} {
 		if got := closest(word, names); got != want {

@@ -62,7 +62,8 @@ func (r *trainRun) announceWorkers(t *table) {
 		t.row("transport", "%s", links)
 	}
 	if p := r.worker.Group().Local()[0].Properties(); !p.Canonical {
-		t.row("backend", "%s, which adds in another order: the bits differ from those of Lockstep's own collectives", p.Transport)
+		t.row("backend", "%s, which adds in another order: the bits differ from those of Lockstep's own collectives",
+			p.Transport)
 	}
 }
 
@@ -77,10 +78,12 @@ func (r *trainRun) compareOptions() error {
 		{Name: "processor", Value: runtime.GOARCH + " with " + vectors()},
 	})
 	if err != nil && (!r.flags.workers.anyEngine || !errors.Is(err, worker.ErrDiffer)) {
-		return fmt.Errorf("%w\nengines and processors round differently, so the weights of the workers would diverge. Start the same build on machines of one kind, or give --mixed-engines", err)
+		return fmt.Errorf("%w\nengines and processors round differently, so the weights of the workers would diverge. "+
+			"Start the same build on machines of one kind, or give --mixed-engines", err)
 	}
 	if err != nil {
-		slog.Default().Warn("lockstep: the workers' engines differ, so results may differ between runs and machines", "error", err)
+		slog.Default().Warn("lockstep: the workers' engines differ, so results may differ between runs and machines", "error",
+			err)
 	}
 	o := &r.flags
 	var facts []rendezvous.Fact
@@ -128,7 +131,10 @@ func (r *trainRun) compareModel() error {
 		if err != nil {
 			return fmt.Errorf("reading the %s: %w", part.name, err)
 		}
-		facts = append(facts, rendezvous.Fact{Name: part.name, Value: fmt.Sprintf("%s, hashed %.16s", grouped(part.images.Len()), hash)})
+		facts = append(facts, rendezvous.Fact{
+			Name:  part.name,
+			Value: fmt.Sprintf("%s, hashed %.16s", grouped(part.images.Len()), hash),
+		})
 	}
 	own, err := r.trainer.Facts()
 	if err != nil {
@@ -193,7 +199,8 @@ func (r *trainRun) workerCount() int {
 // separateHint returns a hint if several processes were started that do not train together, else an empty string.
 func (r *trainRun) separateHint() string {
 	if n := os.Getenv(cluster.EnvWorkers); r.worker == nil && n != "" && n != "1" {
-		return fmt.Sprintf("lockstep run started %s processes, and each trains its own model; to train one model together, give --strategy %s", n, multiWorker)
+		return fmt.Sprintf("lockstep run started %s processes, and each trains its own model; to train one model together, "+
+			"give --strategy %s", n, multiWorker)
 	}
 	return ""
 }

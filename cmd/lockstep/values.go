@@ -62,7 +62,8 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	}
 	f := invalid.GetFlag()
 	want := map[string]string{
-		"int": "a whole number", "int64": "a whole number", "float64": "a number such as 0.5", "duration": "a time such as 30s or 5m", "bool": "true or false",
+		"int": "a whole number", "int64": "a whole number", "float64": "a number such as 0.5",
+		"duration": "a time such as 30s or 5m", "bool": "true or false",
 	}[f.Value.Type()]
 	switch number := (*strconv.NumError)(nil); {
 	case want == "": // a type of this package, whose error names the valid values

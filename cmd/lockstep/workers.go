@@ -43,20 +43,31 @@ func (o *workerFlags) add(f *pflag.FlagSet) {
 	w := o.set
 	w.IntVar(&o.worker, "worker", -1, "this worker's number, from 0 (default detected from the environment)")
 	w.IntVar(&o.workers, "workers", 0, "number of workers (default detected from the environment)")
-	w.StringVar(&o.endpoint, "rdzv-endpoint", "", "rendezvous address: `host:port` of worker 0, or a URL such as file:///folder (default detected from the environment)")
+	w.StringVar(&o.endpoint, "rdzv-endpoint", "",
+		"rendezvous address: `host:port` of worker 0, or a URL such as file:///folder (default detected from the "+
+			"environment)")
 	w.StringVar(&o.id, "rdzv-id", "", "`name` of the job; workers of other jobs are refused")
-	w.StringVar(&o.secretFile, "secret-file", "", "`file` with the job's secret (default $"+cluster.EnvSecretFile+" or $"+cluster.EnvSecret+")")
+	w.StringVar(&o.secretFile, "secret-file", "",
+		"`file` with the job's secret (default $"+cluster.EnvSecretFile+" or $"+cluster.EnvSecret+")")
 	w.BoolVar(&o.plaintext, "data-plaintext", false, "do not encrypt tensors between hosts: for trusted networks only")
 	w.DurationVar(&o.rdzvTimeout, "rdzv-timeout", 10*time.Minute, "how long to wait for the other workers to join")
-	w.DurationVar(&o.heartbeatTimeout, "heartbeat-timeout", 30*time.Second, "time without a heartbeat after which a worker has failed")
-	w.DurationVar(&o.collectiveTimeout, "collective-timeout", 10*time.Minute, "how long replicas wait for one another in a step")
-	w.DurationVar(&o.progressTimeout, "progress-timeout", 0, "how long a live worker may make no progress while others wait for it (default --collective-timeout plus --heartbeat-timeout)")
-	w.StringVar(&o.listen, "interface", "", "`address` or network interface to listen on (default that of the route to the rendezvous)")
+	w.DurationVar(&o.heartbeatTimeout, "heartbeat-timeout", 30*time.Second,
+		"time without a heartbeat after which a worker has failed")
+	w.DurationVar(&o.collectiveTimeout, "collective-timeout", 10*time.Minute,
+		"how long replicas wait for one another in a step")
+	w.DurationVar(&o.progressTimeout, "progress-timeout", 0,
+		"how long a live worker may make no progress while others wait for it (default --collective-timeout plus "+
+			"--heartbeat-timeout)")
+	w.StringVar(&o.listen, "interface", "", "`address` or network interface to listen on (default that of the route to "+
+		"the rendezvous)")
 	w.StringVar(&o.ports, "port-range", "", "ports to listen on, such as 29600-29699 (default any)")
 	w.BoolVar(&o.noSharedMemory, "no-shared-memory", false, "use TCP between workers of one host, too")
-	w.BoolVar(&o.anyEngine, "mixed-engines", false, "only warn if workers have different builds of the engine or different processors")
-	w.BoolVar(&o.mixedBuilds, "mixed-builds", false, "only warn if workers run different executables; give it to all workers")
-	w.StringVar(&o.implementation, "implementation", "auto", "collectives backend: auto or ring (Lockstep's own collectives), nccl, mpi (under mpirun)")
+	w.BoolVar(&o.anyEngine, "mixed-engines", false,
+		"only warn if workers have different builds of the engine or different processors")
+	w.BoolVar(&o.mixedBuilds, "mixed-builds", false,
+		"only warn if workers run different executables; give it to all workers")
+	w.StringVar(&o.implementation, "implementation", "auto",
+		"collectives backend: auto or ring (Lockstep's own collectives), nccl, mpi (under mpirun)")
 	w.Lookup("worker").DefValue = "0" // so that help does not show -1
 	f.AddFlagSet(w)
 }
@@ -137,7 +148,8 @@ func (o *workerFlags) join(ctx context.Context, job *cluster.Job, replicas int) 
 		Collective:  collective.Config{Timeout: o.collectiveTimeout},
 		Opener:      o.reducer().Opener(),
 		OnProgress:  onProgress,
-		Logger:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), // the sources of the job have been printed
+		// the sources of the job have been printed
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 }
 

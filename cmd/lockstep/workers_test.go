@@ -77,7 +77,8 @@ func (j job) start(t *testing.T, workers int) []*workerProcess {
 }
 
 func (p *workerProcess) String() string {
-	return fmt.Sprintf("exit code %d after %v, standard output:\n%s\nstandard error:\n%s", p.code, p.took, &p.stdout, &p.stderr)
+	return fmt.Sprintf("exit code %d after %v, standard output:\n%s\nstandard error:\n%s", p.code, p.took, &p.stdout,
+		&p.stderr)
 }
 
 // tfConfig describes a job to its workers by TF_CONFIG.
@@ -154,8 +155,10 @@ func TestSources(t *testing.T) {
 		{"TF_CONFIG", "by TF_CONFIG", tfConfig(t, 2), nil},
 		{"Slurm", "by Slurm", func(w int) []string {
 			return []string{
-				"SLURM_JOB_ID=" + fmt.Sprint(os.Getpid()), "SLURM_STEP_ID=0", fmt.Sprintf("SLURM_PROCID=%d", w), "SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=2",
-				fmt.Sprintf("SLURM_LOCALID=%d", w), "SLURM_NODEID=0", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_STEP_NODELIST=localhost",
+				"SLURM_JOB_ID=" + fmt.Sprint(os.Getpid()), "SLURM_STEP_ID=0", fmt.Sprintf("SLURM_PROCID=%d", w),
+				"SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=2",
+				fmt.Sprintf("SLURM_LOCALID=%d", w), "SLURM_NODEID=0", "SLURM_STEP_NUM_NODES=1", "SLURM_STEP_TASKS_PER_NODE=2",
+				"SLURM_STEP_NODELIST=localhost",
 			}
 		}, nil},
 		{"flags", "by flags", nil, func(w int) []string {
@@ -163,7 +166,8 @@ func TestSources(t *testing.T) {
 		}},
 		{"torchrun", "by torchrun", func(w int) []string {
 			return []string{
-				fmt.Sprintf("RANK=%d", w), "WORLD_SIZE=2", fmt.Sprintf("LOCAL_RANK=%d", w), "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+				fmt.Sprintf("RANK=%d", w), "WORLD_SIZE=2", fmt.Sprintf("LOCAL_RANK=%d", w), "LOCAL_WORLD_SIZE=2",
+				"MASTER_ADDR=127.0.0.1",
 				fmt.Sprintf("MASTER_PORT=%d", port), "TORCHELASTIC_RUN_ID=test",
 			}
 		}, nil},
@@ -175,7 +179,8 @@ func TestSources(t *testing.T) {
 			}.start(t, 2)
 			wantHash(t, all, dir, want)
 			for w, p := range all {
-				if first, _, _ := strings.Cut(p.stdout.String(), "\n"); !strings.HasPrefix(first, fmt.Sprintf("worker %d of 2", w)) || !strings.HasSuffix(first, c.said) {
+				if first, _, _ := strings.Cut(p.stdout.String(), "\n"); !strings.HasPrefix(first,
+					fmt.Sprintf("worker %d of 2", w)) || !strings.HasSuffix(first, c.said) {
 					t.Errorf("worker %d begins with %q", w, first)
 				}
 			}
@@ -189,7 +194,10 @@ func TestWorkersThatDiffer(t *testing.T) {
 	weights := filepath.Join(t.TempDir(), "weights")
 	root := newRoot()
 	root.SetOut(&strings.Builder{})
-	root.SetArgs([]string{"train", "--replicas", "1", "--model", "cnn", "--steps", "1", "--global-batch", "8", "--progress", "none", "--out", weights})
+	root.SetArgs([]string{
+		"train", "--replicas", "1", "--model", "cnn", "--steps", "1", "--global-batch", "8",
+		"--progress", "none", "--out", weights,
+	})
 	if err := root.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +205,11 @@ func TestWorkersThatDiffer(t *testing.T) {
 		flags []string // of worker 1
 		want  string
 	}{
-		{[]string{"--global-batch", "60"}, `--global-batch is "61" for worker 0 (host HOST, pid PID) and worker 2 (host HOST, pid PID), but "60" for worker 1 (host HOST, pid PID)`},
+		{
+			[]string{"--global-batch", "60"},
+			`--global-batch is "61" for worker 0 (host HOST, pid PID) and worker 2 (host HOST, pid PID), ` +
+				`but "60" for worker 1 (host HOST, pid PID)`,
+		},
 		{[]string{"--weights", filepath.Join(weights, weightsFile)}, `--weights is "not given" for worker 0`},
 		{[]string{"--data", "mnist", "--data-dir", "absent"}, `--data is "digits" for worker 0`},
 		{[]string{"--model", "mlp"}, `--model is "cnn" for worker 0`},
@@ -284,13 +296,17 @@ func TestInterruptOneWorker(t *testing.T) {
 				}
 			}()
 			all := job{
-				flags: []string{"--replicas", "1", "--model", "cnn", "--global-batch", "256", "--epochs", "1000000", "--progress", "plain", "--out", dir}, env: tfConfig(t, 2),
+				flags: []string{
+					"--replicas", "1", "--model", "cnn", "--global-batch", "256", "--epochs", "1000000", "--progress",
+					"plain", "--out", dir,
+				}, env: tfConfig(t, 2),
 				watch: func(w int, line string, p *workerProcess) {
 					if strings.HasPrefix(line, "worker ") && processes[w] == nil {
 						processes[w] = p.cmd.Process
 						known.Done()
 					}
-					if strings.HasPrefix(line, "epoch 1/1000000:") { // both workers have trained an epoch: no worker is still comparing
+					// both workers have trained an epoch: no worker is still comparing
+					if strings.HasPrefix(line, "epoch 1/1000000:") {
 						once.Do(func() { close(begun) })
 					}
 				},
@@ -315,7 +331,8 @@ func TestInterruptOneWorker(t *testing.T) {
 					t.Errorf("worker %d: %v", w, p)
 				}
 			}
-			if end := fmt.Sprintf("%s, weights hash %s", count(s.Steps, "step"), s.WeightsHash); !s.Interrupted || !strings.Contains(all[1].stdout.String(), end) {
+			if end := fmt.Sprintf("%s, weights hash %s", count(s.Steps, "step"), s.WeightsHash); !s.Interrupted ||
+				!strings.Contains(all[1].stdout.String(), end) {
 				t.Errorf("the chief says %s, the other %v", text, all[1])
 			}
 		})
@@ -352,12 +369,16 @@ func TestListenAddress(t *testing.T) {
 	if loopback == "" {
 		t.Skip("this host has no loopback interface")
 	}
-	for name, want := range map[string]string{"": "", "10.1.2.3": "10.1.2.3", "fd00::1": "fd00::1", loopback: "127.0.0.1"} {
+	for name, want := range map[string]string{
+		"": "", "10.1.2.3": "10.1.2.3", "fd00::1": "fd00::1",
+		loopback: "127.0.0.1",
+	} {
 		if got, err := listenAddress(name); err != nil || got != want {
 			t.Errorf("%s: %s, %v, want %s", name, got, err, want)
 		}
 	}
-	if _, err := listenAddress("nosuch0"); err == nil || !strings.Contains(err.Error(), "--interface nosuch0: want an address or a network interface") {
+	if _, err := listenAddress("nosuch0"); err == nil ||
+		!strings.Contains(err.Error(), "--interface nosuch0: want an address or a network interface") {
 		t.Errorf("no such interface: %v", err)
 	}
 }

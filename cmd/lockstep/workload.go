@@ -50,8 +50,10 @@ var optimizers = map[string]optimizerMaker{
 	"sgd": {0.1, func(rate float64) optimizer.Interface {
 		return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(rate).Done()
 	}},
-	"adam":   {0.003, func(rate float64) optimizer.Interface { return optimizer.Adam().LearningRate(rate).Done() }},
-	"adamax": {0.001, func(rate float64) optimizer.Interface { return optimizer.Adam().Adamax().LearningRate(rate).Done() }},
+	"adam": {0.003, func(rate float64) optimizer.Interface { return optimizer.Adam().LearningRate(rate).Done() }},
+	"adamax": {0.001, func(rate float64) optimizer.Interface {
+		return optimizer.Adam().Adamax().LearningRate(rate).Done()
+	}},
 	"adamw": {0.003, func(rate float64) optimizer.Interface {
 		return optimizer.Adam().WeightDecay(0.004).LearningRate(rate).Done()
 	}},

@@ -198,7 +198,8 @@ func (o *Options) count(size int) int {
 func (o *Options) result(bytes int, times []time.Duration) Result {
 	slices.Sort(times)
 	r := Result{
-		Op: o.Op.String(), Transport: o.Transport, Ranks: o.Ranks, Processes: o.Processes, Type: o.Type.String(), Buffers: o.Buffers,
+		Op: o.Op.String(), Transport: o.Transport, Ranks: o.Ranks, Processes: o.Processes, Type: o.Type.String(),
+		Buffers:   o.Buffers,
 		Algorithm: o.Algorithm, Bytes: bytes, Median: times[len(times)/2], Best: times[0], Calls: len(times),
 	}
 	if r.Median > 0 {
@@ -324,7 +325,8 @@ func (o Options) filled() (Options, error) {
 	case o.Transport == "shm" && o.Ranks > shm.SizeMax:
 		return o, fmt.Errorf("bench: %d ranks: the transport shm joins at most %d", o.Ranks, shm.SizeMax)
 	case o.Processes > 1 && t.here != nil:
-		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport, o.Processes)
+		return o, fmt.Errorf("bench: transport %s joins the goroutines of one process, not %d processes", o.Transport,
+			o.Processes)
 	case t.here == nil && o.Worker == nil:
 		return o, fmt.Errorf("bench: transport %s joins processes, and Options.Worker is not set", o.Transport)
 	case o.Buffers != "shared" && o.Buffers != "ordinary":
@@ -335,7 +337,8 @@ func (o Options) filled() (Options, error) {
 			return o, fmt.Errorf("bench: size %d: want a multiple of %d bytes, the size of a %v", size, element, o.Type)
 		}
 		if left, ok := memlimit.Available(); ok && int64(o.Memory(size)) > left {
-			return o, fmt.Errorf("bench: size %d: %d ranks take at least %d bytes of memory for it, and %d are available: want smaller sizes or fewer ranks", size, o.Ranks, o.Memory(size), left)
+			return o, fmt.Errorf("bench: size %d: %d ranks take at least %d bytes of memory for it, and %d are available: "+
+				"want smaller sizes or fewer ranks", size, o.Ranks, o.Memory(size), left)
 		}
 	}
 	return o, nil

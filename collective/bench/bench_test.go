@@ -43,14 +43,16 @@ func TestPlain(t *testing.T) {
 	for _, transport := range []string{"mem", "pipe"} {
 		var out bytes.Buffer
 		err := bench.Run(t.Context(), &out, bench.Options{Transport: transport, Ranks: 3, Sizes: []int{4, 4096}, Calls: 5})
-		want := regexp.MustCompile(`^lockstep-` + transport + ` ranks=3 bytes=4 us=[0-9]+\.[0-9]\nlockstep-` + transport + ` ranks=3 bytes=4096 us=[0-9]+\.[0-9]\n$`)
+		want := regexp.MustCompile(`^lockstep-` + transport + ` ranks=3 bytes=4 us=[0-9]+\.[0-9]\nlockstep-` + transport +
+			` ranks=3 bytes=4096 us=[0-9]+\.[0-9]\n$`)
 		if err != nil || !want.MatchString(out.String()) {
 			t.Errorf("%v, printed:\n%swant lines like %s", err, out.String(), want)
 		}
 	}
 }
 
-// TestAll measures every operation over every transport. The measurement itself holds the results against what they must be.
+// TestAll measures every operation over every transport. The measurement itself holds the results against what they
+// must be.
 func TestAll(t *testing.T) {
 	for transport := range bench.Transports {
 		for name, op := range bench.Ops {
@@ -60,7 +62,8 @@ func TestAll(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%s/%s/%v", transport, name, dtype), func(t *testing.T) {
 					results, err := bench.Measure(t.Context(), bench.Options{
-						Op: op, Transport: transport, Type: dtype, Ranks: 3, Root: 1, Sizes: []int{96, 96 << 10}, Calls: 3, Worker: worker,
+						Op: op, Transport: transport, Type: dtype, Ranks: 3, Root: 1, Sizes: []int{96, 96 << 10}, Calls: 3,
+						Worker: worker,
 					})
 					if err != nil {
 						t.Fatal(err)
@@ -85,7 +88,10 @@ func TestAll(t *testing.T) {
 
 func TestReductions(t *testing.T) {
 	for op := collective.Sum; op <= collective.Prod; op++ {
-		if _, err := bench.Measure(t.Context(), bench.Options{Reduce: op, Ranks: 5, Sizes: []int{4000}, Calls: 1}); err != nil {
+		if _, err := bench.Measure(t.Context(), bench.Options{
+			Reduce: op, Ranks: 5, Sizes: []int{4000},
+			Calls: 1,
+		}); err != nil {
 			t.Errorf("%v: %v", op, err)
 		}
 	}
@@ -94,7 +100,10 @@ func TestReductions(t *testing.T) {
 // TestSeveralRanksInAProcess spreads five ranks over two processes.
 func TestSeveralRanksInAProcess(t *testing.T) {
 	for _, transport := range []string{"shm", "tcp"} {
-		results, err := bench.Measure(t.Context(), bench.Options{Transport: transport, Ranks: 5, Processes: 2, Sizes: []int{40000}, Calls: 3, Worker: worker})
+		results, err := bench.Measure(t.Context(), bench.Options{
+			Transport: transport, Ranks: 5, Processes: 2,
+			Sizes: []int{40000}, Calls: 3, Worker: worker,
+		})
 		if err != nil || len(results) != 1 || results[0].Processes != 2 {
 			t.Errorf("%s: %+v, %v", transport, results, err)
 		}
@@ -106,15 +115,18 @@ func TestTableAndJSON(t *testing.T) {
 	o := bench.Options{Op: collective.AllGather, Sizes: []int{1 << 20}, Format: "table", Limit: true, Calls: 5}
 	err := bench.Run(t.Context(), &out, o)
 	lines := strings.Split(out.String(), "\n")
-	if err != nil || len(lines) != 5 || !strings.Contains(lines[0], "all_gather of float32, 2 ranks in 1 process over mem") ||
-		!strings.Contains(lines[1], "busbw") || !strings.Contains(lines[1], "limit") || !strings.Contains(lines[3], "1048576") {
+	if err != nil || len(lines) != 5 || !strings.Contains(lines[0],
+		"all_gather of float32, 2 ranks in 1 process over mem") ||
+		!strings.Contains(lines[1], "busbw") || !strings.Contains(lines[1], "limit") ||
+		!strings.Contains(lines[3], "1048576") {
 		t.Errorf("%v, printed:\n%s", err, out.String())
 	}
 	out.Reset()
 	o.Format = "json"
 	err = bench.Run(t.Context(), &out, o)
 	var r bench.Result
-	if e := json.Unmarshal(out.Bytes(), &r); err != nil || e != nil || r.Op != "all_gather" || r.Bytes != 1<<20 || r.Limit <= 0 || r.Share() <= 0 {
+	if e := json.Unmarshal(out.Bytes(), &r); err != nil || e != nil || r.Op != "all_gather" || r.Bytes != 1<<20 ||
+		r.Limit <= 0 || r.Share() <= 0 {
 		t.Errorf("%v, %v, printed:\n%s", err, e, out.String())
 	}
 	if busbw := r.AlgBW / 2; r.BusBW < busbw*0.99 || r.BusBW > busbw*1.01 {
@@ -219,10 +231,12 @@ func TestExplainAsRun(t *testing.T) {
 		}
 	}
 	t.Setenv("LOCKSTEP_ALGORITHM", "recursive_doubling")
-	if text := explain(bench.Options{}); chosen(text) != "recursive_doubling" || !strings.Contains(text, "LOCKSTEP_ALGORITHM asks for it") {
+	if text := explain(bench.Options{}); chosen(text) != "recursive_doubling" ||
+		!strings.Contains(text, "LOCKSTEP_ALGORITHM asks for it") {
 		t.Errorf("asked for by the environment:\n%s", text)
 	}
-	if text := explain(bench.Options{Algorithm: "all_reduce:reduce_broadcast"}); chosen(text) != "reduce_broadcast" || !strings.Contains(text, "the configuration asks for it") {
+	if text := explain(bench.Options{Algorithm: "all_reduce:reduce_broadcast"}); chosen(text) != "reduce_broadcast" ||
+		!strings.Contains(text, "the configuration asks for it") {
 		t.Errorf("asked for by the options:\n%s", text)
 	}
 	table := *chooser.Default()
@@ -256,7 +270,8 @@ func TestCalibrate(t *testing.T) {
 	if err := table.Save(t.TempDir() + "/table.json"); err != nil { // it checks every number
 		t.Error(err)
 	}
-	if len(table.Corrections) < 8 || table.Transports["mem"].Read <= 0 || table.Transports["mem"].Send <= 0 || len(said) < 3 {
+	if len(table.Corrections) < 8 || table.Transports["mem"].Read <= 0 || table.Transports["mem"].Send <= 0 ||
+		len(said) < 3 {
 		t.Errorf("%+v, said %q", table, said)
 	}
 }

@@ -26,7 +26,10 @@ type Calibration struct {
 // What calibration measures: the sizes of the corrections, and the operations.
 var (
 	correctedSizes = []int{1 << 10, 16 << 10, 256 << 10, 4 << 20}
-	correctedOps   = []collective.Op{collective.AllReduce, collective.Broadcast, collective.AllGather, collective.ReduceScatter}
+	correctedOps   = []collective.Op{
+		collective.AllReduce, collective.Broadcast, collective.AllGather,
+		collective.ReduceScatter,
+	}
 )
 
 // Calibrate measures this machine and returns the result as a table for the chooser: rates of copying and
@@ -88,14 +91,18 @@ func copyRate() float64 {
 func combineRate() float64 {
 	a, b, dst := make([]float32, rateBytes/4), make([]float32, rateBytes/4), make([]float32, rateBytes/4)
 	return 2 * rateBytes / best(func() {
-		kernel.Reduce(kernel.Sum, tensor.Float32, unsafe.Pointer(&dst[0]), unsafe.Pointer(&a[0]), unsafe.Pointer(&b[0]), len(dst))
+		kernel.Reduce(kernel.Sum, tensor.Float32, unsafe.Pointer(&dst[0]), unsafe.Pointer(&a[0]), unsafe.Pointer(&b[0]),
+			len(dst))
 	}).Seconds()
 }
 
 // median measures one size of an operation between two ranks.
-func (c *Calibration) median(ctx context.Context, transport string, op collective.Op, size int, algorithm string, ranks int) (time.Duration, error) {
+func (c *Calibration) median(ctx context.Context, transport string, op collective.Op, size int, algorithm string,
+	ranks int,
+) (time.Duration, error) {
 	results, err := Measure(ctx, Options{
-		Op: op, Transport: transport, Ranks: ranks, Sizes: []int{size}, Algorithm: algorithm, Calls: c.Calls, Worker: c.Worker,
+		Op: op, Transport: transport, Ranks: ranks, Sizes: []int{size}, Algorithm: algorithm, Calls: c.Calls,
+		Worker: c.Worker,
 	})
 	if err != nil {
 		return 0, fmt.Errorf("%s, %v of %d bytes %s: %w", transport, op, size, algorithm, err)
@@ -132,7 +139,9 @@ func (c *Calibration) transport(ctx context.Context, name string) (chooser.Trans
 }
 
 // correct measures an algorithm at some sizes, if it fits, and adds the corrections.
-func (c *Calibration) correct(ctx context.Context, t *chooser.Table, transport string, op collective.Op, a plan.Algorithm, ranks int) error {
+func (c *Calibration) correct(ctx context.Context, t *chooser.Table, transport string, op collective.Op,
+	a plan.Algorithm, ranks int,
+) error {
 	o := Options{Op: op, Transport: transport, Ranks: ranks, Type: tensor.Float32}
 	p, w := o.problem(correctedSizes[0])
 	if _, err := chooser.Named(a.Name, p, w); err != nil {
@@ -151,7 +160,8 @@ func (c *Calibration) correct(ctx context.Context, t *chooser.Table, transport s
 			return err
 		}
 		t.Corrections = append(t.Corrections, chooser.Correction{
-			Algorithm: a.Name, Operation: op.String(), Over: transport, Bytes: size, Factor: float64(took) / float64(ranked[i].Cost),
+			Algorithm: a.Name, Operation: op.String(), Over: transport, Bytes: size,
+			Factor: float64(took) / float64(ranked[i].Cost),
 		})
 	}
 	return nil
@@ -163,7 +173,10 @@ const stageBytes = 1 << 20
 // problem returns the chooser's input for a size.
 func (o *Options) problem(size int) (plan.Problem, chooser.Where) {
 	t := Transports[o.Transport]
-	p := plan.Problem{Op: o.Op, Reduce: o.Reduce, Size: o.Ranks, Count: o.count(size), Root: o.Root, Places: make([]plan.Place, o.Ranks)}
+	p := plan.Problem{
+		Op: o.Op, Reduce: o.Reduce, Size: o.Ranks, Count: o.count(size), Root: o.Root,
+		Places: make([]plan.Place, o.Ranks),
+	}
 	if o.Op == collective.Barrier {
 		p.Count = 0
 	}

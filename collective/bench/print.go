@@ -36,7 +36,8 @@ func (p *printer) print(r Result) error {
 				return err
 			}
 		}
-		line := fmt.Sprintf("%12d %10d %12.1f %12.1f %8.2f %8.2f", r.Bytes, r.Bytes/p.opts.Type.Bytes(), micros(r.Median), micros(r.Best), r.AlgBW, r.BusBW)
+		line := fmt.Sprintf("%12d %10d %12.1f %12.1f %8.2f %8.2f", r.Bytes, r.Bytes/p.opts.Type.Bytes(), micros(r.Median),
+			micros(r.Best), r.AlgBW, r.BusBW)
 		if r.Limit > 0 {
 			line += fmt.Sprintf(" %12.*f %6.0f", decimals(r.Limit), micros(r.Limit), 100*r.Share())
 		}
@@ -69,7 +70,8 @@ func (p *printer) head() error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s of %v, %d ranks in %d %s over %s, %s buffers, algorithm %s, %d processors\n",
-		what, o.Type, o.Ranks, o.Processes, plural("process", "processes", o.Processes), o.Transport, o.Buffers, algorithm, cores())
+		what, o.Type, o.Ranks, o.Processes, plural("process", "processes", o.Processes), o.Transport, o.Buffers, algorithm,
+		cores())
 	limit, units := "", ""
 	if o.Limit && o.Op != collective.Barrier {
 		limit, units = fmt.Sprintf(" %12s %6s", "limit", "share"), fmt.Sprintf(" %12s %6s", "us", "%")

@@ -139,7 +139,8 @@ func Work(ctx context.Context, text string, r io.Reader, w io.Writer) error {
 	o := &j.Options
 	t, ok := Transports[o.Transport]
 	if !ok || t.Goroutines() || o.Processes < 1 || o.Ranks < o.Processes || j.Process < 0 || j.Process >= o.Processes {
-		return fmt.Errorf("bench: invalid job for process %d of %d with %d ranks over %q", j.Process, o.Processes, o.Ranks, o.Transport)
+		return fmt.Errorf("bench: invalid job for process %d of %d with %d ranks over %q", j.Process, o.Processes, o.Ranks,
+			o.Transport)
 	}
 	ends, err := t.join(ctx, &j, link{r, w})
 	if err != nil {

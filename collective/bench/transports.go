@@ -35,10 +35,16 @@ func (t *Transport) processes(ranks int) int {
 // Transports are the transports that can be measured, by name. The processes of a transport between processes
 // may have several ranks each; those access each other's memory.
 var Transports = map[string]*Transport{
-	"mem":  {About: "goroutines of one process that reach each other's memory", buffers: "shared", here: mem.New},
-	"pipe": {About: "goroutines of one process that exchange frames", frames: true, buffers: "ordinary", here: mem.NewPipes},
-	"shm":  {About: "processes that share memory", buffers: "shared", lacks: noSharedMemory, join: joinShared},
-	"tcp":  {About: "processes that exchange frames over loopback sockets", frames: true, buffers: "ordinary", join: joinTCP},
+	"mem": {About: "goroutines of one process that reach each other's memory", buffers: "shared", here: mem.New},
+	"pipe": {
+		About: "goroutines of one process that exchange frames", frames: true, buffers: "ordinary",
+		here: mem.NewPipes,
+	},
+	"shm": {About: "processes that share memory", buffers: "shared", lacks: noSharedMemory, join: joinShared},
+	"tcp": {
+		About: "processes that exchange frames over loopback sockets", frames: true, buffers: "ordinary",
+		join: joinTCP,
+	},
 }
 
 // Goroutines reports whether it connects goroutines of one process rather than processes.
@@ -67,7 +73,10 @@ func joinShared(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.
 }
 
 func joinTCP(ctx context.Context, j *job, parent io.ReadWriter) ([]transport.Endpoint, error) {
-	return mixed.Open(ctx, mixed.Config{Ranks: j.ranks(), Size: j.Options.Ranks, Exchange: mixed.Through(parent), NoSharedMemory: true, TCP: tcp.Config{Job: "bench"}})
+	return mixed.Open(ctx, mixed.Config{
+		Ranks: j.ranks(), Size: j.Options.Ranks, Exchange: mixed.Through(parent),
+		NoSharedMemory: true, TCP: tcp.Config{Job: "bench"},
+	})
 }
 
 // config returns the communicator's configuration.

@@ -82,7 +82,8 @@ func newPart(c collective.Communicator, o *Options, count int) (*part, error) {
 	}
 	p.want = elements(o.Type, get, value)
 	var err error
-	if p.call.Src, err = p.memory(c, o, elements(o.Type, give, func(i int) float64 { return contribution(o.Reduce, rank, n, first+i) })); err != nil {
+	if p.call.Src, err = p.memory(c, o, elements(o.Type, give,
+		func(i int) float64 { return contribution(o.Reduce, rank, n, first+i) })); err != nil {
 		return nil, err
 	}
 	p.call.Dst, err = p.memory(c, o, make([]byte, get*o.Type.Bytes()))
@@ -199,7 +200,8 @@ func (p *part) check(rank int) error {
 	size := p.call.Type.Bytes()
 	for i := 0; i < len(got); i += size {
 		if !bytes.Equal(got[i:i+size], p.want[i:i+size]) {
-			return fmt.Errorf("bench: %v: rank %d has the bytes %x at element %d of %d, want %x", p.call.Op, rank, got[i:i+size], i/size, len(got)/size, p.want[i:i+size])
+			return fmt.Errorf("bench: %v: rank %d has the bytes %x at element %d of %d, want %x", p.call.Op, rank, got[i:i+size],
+				i/size, len(got)/size, p.want[i:i+size])
 		}
 	}
 	return nil

@@ -54,7 +54,8 @@ func TestChooseFits(t *testing.T) {
 						break // that was measured
 					}
 					if w.fits(other, p) == nil && other.Cost(p, links) < a.Cost(p, links) {
-						t.Errorf("%v over %+v: chose %s, which costs %v; %s costs %v", p, w, a.Name, a.Cost(p, links), other.Name, other.Cost(p, links))
+						t.Errorf("%v over %+v: chose %s, which costs %v; %s costs %v", p, w, a.Name, a.Cost(p, links), other.Name,
+							other.Cost(p, links))
 					}
 				}
 			}
@@ -64,19 +65,21 @@ func TestChooseFits(t *testing.T) {
 
 func TestNoMemory(t *testing.T) {
 	p := plan.Problem{Op: plan.AllReduce, Size: 2, Count: 5}
-	if _, err := Named("direct", p, Where{Frames: "tcp"}); err == nil || !strings.Contains(err.Error(), "no peer's memory is accessible") {
+	if _, err := Named("direct", p, Where{Frames: "tcp"}); err == nil ||
+		!strings.Contains(err.Error(), "no peer's memory is accessible") {
 		t.Errorf("direct over frames: %v", err)
 	}
 	if _, err := Named("direct", p, Where{Memory: "mem"}); err != nil {
 		t.Errorf("direct over memory: %v", err)
 	}
-	if _, err := Named("magic", p, Where{Memory: "mem"}); err == nil || !strings.Contains(err.Error(), `no algorithm "magic": want one of`) {
+	if _, err := Named("magic", p, Where{Memory: "mem"}); err == nil ||
+		!strings.Contains(err.Error(), `no algorithm "magic": want one of`) {
 		t.Errorf("magic: %v", err)
 	}
 }
 
-// TestMeasured holds the built-in table's choices for two ranks and four, at sizes where they were measured: what a cost function cannot
-// know is what a second synchronisation takes when the peer was not quite ready.
+// TestMeasured holds the built-in table's choices for two ranks and four, at sizes where they were measured: what a
+// cost function cannot know is what a second synchronisation takes when the peer was not quite ready.
 func TestMeasured(t *testing.T) {
 	stage := (512 << 10) / 4 // elements; of ranks that share memory
 	for _, test := range []struct {
@@ -108,7 +111,8 @@ func TestMeasured(t *testing.T) {
 			p.Places = apart(test.ranks, test.ranks)
 		}
 		if a, err := Default().Choose(p, test.over); err != nil || a.Name != test.row {
-			t.Errorf("%v, %d bytes over %+v: chose %s (%v), want %s: %s takes %s times as long", p, test.bytes, test.over, a.Name, err, test.row, test.instead, test.measured)
+			t.Errorf("%v, %d bytes over %+v: chose %s (%v), want %s: %s takes %s times as long", p, test.bytes, test.over,
+				a.Name, err, test.row, test.instead, test.measured)
 		}
 	}
 }
@@ -127,7 +131,8 @@ func TestRules(t *testing.T) {
 		w := Where{Memory: "mem", ElementBytes: 4}
 		first := x.Rank(plan.Problem{Op: plan.AllReduce, Size: test.n, Count: test.count}, w)[0]
 		if first.Rule != test.rule || test.rule && first.Algorithm.Name != "recursive_doubling" {
-			t.Errorf("%d elements over %d ranks: %s, by a rule: %v, want %v", test.count, test.n, first.Algorithm.Name, first.Rule, test.rule)
+			t.Errorf("%d elements over %d ranks: %s, by a rule: %v, want %v", test.count, test.n, first.Algorithm.Name,
+				first.Rule, test.rule)
 		}
 	}
 	p := plan.Problem{Op: plan.AllReduce, Size: 4, Count: 10, Places: apart(4, 4)}
@@ -142,7 +147,10 @@ func TestCorrections(t *testing.T) {
 		bytes  int
 		factor float64
 	}{{1 << 20, 4}, {1 << 10, 2}} {
-		x.Corrections = append(x.Corrections, Correction{Algorithm: "direct", Operation: "all_reduce", Over: "mem", Bytes: c.bytes, Factor: c.factor})
+		x.Corrections = append(x.Corrections, Correction{
+			Algorithm: "direct", Operation: "all_reduce", Over: "mem",
+			Bytes: c.bytes, Factor: c.factor,
+		})
 	}
 	for _, test := range []struct {
 		bytes  int
@@ -159,14 +167,22 @@ func TestCorrections(t *testing.T) {
 	x.Rules = nil
 	p, w := plan.Problem{Op: plan.AllReduce, Size: 2, Count: 1 << 20}, Where{Memory: "mem", ElementBytes: 4}
 	first, _ := x.Choose(p, w)
-	x.Corrections = []Correction{{Algorithm: first.Name, Operation: "all_reduce", Over: "mem", Bytes: 1 << 22, Factor: 1e6}}
+	x.Corrections = []Correction{{
+		Algorithm: first.Name, Operation: "all_reduce", Over: "mem", Bytes: 1 << 22,
+		Factor: 1e6,
+	}}
 	if second, _ := x.Choose(p, w); second.Name == first.Name {
 		t.Errorf("%s was chosen although it takes a million times as long", first.Name)
 	}
 }
 
 func TestOver(t *testing.T) {
-	pairs := []plan.Place{{Worker: 0, Domain: 0}, {Worker: 0, Domain: 0}, {Worker: 1, Domain: 1, Host: 1}, {Worker: 1, Domain: 1, Host: 1}}
+	pairs := []plan.Place{
+		{Worker: 0, Domain: 0},
+		{Worker: 0, Domain: 0},
+		{Worker: 1, Domain: 1, Host: 1},
+		{Worker: 1, Domain: 1, Host: 1},
+	}
 	for _, test := range []struct {
 		p    plan.Problem
 		w    Where
@@ -215,7 +231,12 @@ func TestRefused(t *testing.T) {
 		{`"rules": [`, `"rules": [{"algorithm": "magic"},`, `rule 0: no algorithm "magic"`},
 		{`"rules": [`, `"rules": [{"algorithm": "direct", "operation": "sum"},`, `rule 0: no operation "sum"`},
 		{`"rules": [`, `"rules": [{"algorithm": "direct", "bytes_min": 9, "bytes_max": 8},`, "an empty range"},
-		{`"version": 1,`, `"version": 1, "corrections": [{"algorithm": "direct", "operation": "reduce", "over": "mem", "bytes": 1, "factor": 0}],`, "correction 0"},
+		{
+			`"version": 1,`,
+			`"version": 1, "corrections": [{"algorithm": "direct", "operation": "reduce", "over": "mem", ` +
+				`"bytes": 1, "factor": 0}],`,
+			"correction 0",
+		},
 	} {
 		text := strings.Replace(string(builtIn), test.change, test.to, 1)
 		if text == string(builtIn) {
@@ -240,7 +261,8 @@ func FuzzParse(f *testing.F) {
 		}
 		// A table that was taken can be used.
 		for _, n := range []int{1, 2, 5} {
-			if _, err := x.Choose(plan.Problem{Op: plan.AllReduce, Size: n, Count: 1000}, Where{Memory: "mem", ElementBytes: 4}); err != nil {
+			if _, err := x.Choose(plan.Problem{Op: plan.AllReduce, Size: n, Count: 1000},
+				Where{Memory: "mem", ElementBytes: 4}); err != nil {
 				t.Errorf("%s: %v", text, err)
 			}
 		}
@@ -248,7 +270,8 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestExplain(t *testing.T) {
-	text := Default().Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 1 << 20}, Where{Memory: "mem", ElementBytes: 4}, "", "")
+	text := Default().Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 1 << 20},
+		Where{Memory: "mem", ElementBytes: 4}, "", "")
 	for _, want := range []string{"4 MiB, over mem", "built in", "predicted", "the shortest time", "recursive_doubling"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the explanation lacks %q:\n%s", want, text)
@@ -256,7 +279,8 @@ func TestExplain(t *testing.T) {
 	}
 	x := table(t)
 	x.Rules = []Rule{{Algorithm: "recursive_doubling"}}
-	text = x.Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 8, Places: apart(4, 4)}, Where{Frames: "tcp"}, "", "")
+	text = x.Explain(plan.Problem{Op: plan.AllReduce, Size: 4, Count: 8, Places: apart(4, 4)}, Where{Frames: "tcp"}, "",
+		"")
 	if !strings.Contains(text, "a rule of the table names it") || !strings.Contains(text, "direct  ") {
 		t.Errorf("the explanation lacks the rule, or what does not fit:\n%s", text)
 	}

@@ -26,7 +26,8 @@ func (t *Table) Explain(p plan.Problem, w Where, named, why string) string {
 			fmt.Fprintf(&b, "  %-21s %v, %s/s\n", l.name, l.link.Latency, size(int(l.link.Bandwidth)))
 		}
 	}
-	fmt.Fprintf(&b, "  %-21s %s/s\n  %-21s %s/s\n\n", "combining", size(int(links.Combine)), "copying", size(int(links.Copy)))
+	fmt.Fprintf(&b, "  %-21s %s/s\n  %-21s %s/s\n\n", "combining", size(int(links.Combine)), "copying",
+		size(int(links.Copy)))
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "\talgorithm\tpredicted\tcorrected\twhy")
 	for i, c := range ranked {

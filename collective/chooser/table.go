@@ -154,7 +154,8 @@ func (t *Table) check() error {
 		return fmt.Errorf("version %d: this build reads version %d", t.Version, Version)
 	}
 	if !rate(t.Combine) || !rate(t.Copy) {
-		return fmt.Errorf("combine_bytes_per_second and copy_bytes_per_second are %v and %v: want positive numbers", t.Combine, t.Copy)
+		return fmt.Errorf("combine_bytes_per_second and copy_bytes_per_second are %v and %v: want positive numbers",
+			t.Combine, t.Copy)
 	}
 	for name, tr := range t.Transports {
 		if tr.Sync < 0 || tr.Frame < 0 || tr.Read != 0 && !rate(tr.Read) || tr.Send != 0 && !rate(tr.Send) {
@@ -176,7 +177,8 @@ func (t *Table) check() error {
 		if err := known(r.Algorithm, r.Operation); err != nil {
 			return fmt.Errorf("rule %d: %w", i, err)
 		}
-		if r.RanksMin < 0 || r.BytesMin < 0 || r.RanksMax != 0 && r.RanksMax < r.RanksMin || r.BytesMax != 0 && r.BytesMax < r.BytesMin {
+		if r.RanksMin < 0 || r.BytesMin < 0 || r.RanksMax != 0 && r.RanksMax < r.RanksMin ||
+			r.BytesMax != 0 && r.BytesMax < r.BytesMin {
 			return fmt.Errorf("rule %d: an empty range", i)
 		}
 	}

@@ -203,7 +203,8 @@ func (h *Header) check() error {
 }
 
 func (r *Rank) check() error {
-	if r.Size < 1 || r.Size > sizeMax || r.Rank < 0 || r.Rank >= r.Size || r.World != nil && len(r.World) != r.Size || r.Queued < 0 {
+	if r.Size < 1 || r.Size > sizeMax || r.Rank < 0 || r.Rank >= r.Size || r.World != nil && len(r.World) != r.Size ||
+		r.Queued < 0 {
 		return fmt.Errorf("rank %d of %d of %q, of which %d are known", r.Rank, r.Size, r.Comm, len(r.World))
 	}
 	sanitize(&r.Comm, &r.Err)

@@ -101,7 +101,8 @@ func Find(files []File) *Report {
 		out.Parts = append(out.Parts, find(views, members))
 	}
 	slices.SortFunc(out.Parts, func(a, b Part) int {
-		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Kind), slices.Index(kinds, b.Kind)), cmp.Compare(a.Comm, b.Comm), cmp.Compare(a.Epoch, b.Epoch))
+		return cmp.Or(cmp.Compare(slices.Index(kinds, a.Kind), slices.Index(kinds, b.Kind)), cmp.Compare(a.Comm, b.Comm),
+			cmp.Compare(a.Epoch, b.Epoch))
 	})
 	return out
 }
@@ -156,7 +157,10 @@ func find(views []*view, members []Member) Part {
 	slices.SortStableFunc(views, func(a, b *view) int { return a.Rank.Rank - b.Rank.Rank })
 	views = slices.CompactFunc(views, func(a, b *view) bool { return a.Rank.Rank == b.Rank.Rank })
 	first := views[0]
-	s := &search{views: views, members: members, Part: Part{Comm: first.Comm, Epoch: first.Rank.Epoch, Size: first.Size, Kind: Together}}
+	s := &search{
+		views: views, members: members,
+		Part: Part{Comm: first.Comm, Epoch: first.Rank.Epoch, Size: first.Size, Kind: Together},
+	}
 	s.Common = first.over
 	for _, v := range views {
 		s.Common = min(s.Common, v.over)
@@ -258,7 +262,9 @@ func (s *search) differAt(seq uint64) bool {
 
 // made reports whether a rank has made a call like c before number seq.
 func (v *view) made(c *Call, seq uint64) bool {
-	return slices.ContainsFunc(v.Calls, func(old Call) bool { return !old.Pair && old.Seq < seq && differ(&old, c) == nil })
+	return slices.ContainsFunc(v.Calls, func(old Call) bool {
+		return !old.Pair && old.Seq < seq && differ(&old, c) == nil
+	})
 }
 
 // standing is how long a rank must have been in a call for that to be significant.
@@ -319,7 +325,8 @@ func (s *search) absent() bool {
 	waited := false // a rank waits for the missing ranks, which may have been ahead
 	for _, v := range s.views {
 		if v.now != nil {
-			waited = waited || len(v.now.WaitsFor) == 0 || slices.ContainsFunc(s.gone, func(r int) bool { return slices.Contains(v.now.WaitsFor, r) })
+			waited = waited || len(v.now.WaitsFor) == 0 ||
+				slices.ContainsFunc(s.gone, func(r int) bool { return slices.Contains(v.now.WaitsFor, r) })
 		}
 	}
 	if len(in) == 0 || len(out) == 0 && (len(s.gone) == 0 || !waited) {
@@ -344,7 +351,8 @@ func (s *search) absent() bool {
 	if len(s.gone) > 0 && waited {
 		s.Blamed = append(s.Blamed, s.gone...)
 		slices.Sort(s.Blamed)
-		s.say("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.gone), are(in), s.Common, text)
+		s.say("%s left no record: killed, stopped, or its records are on another host; %s in call %d%s", have(s.gone),
+			are(in), s.Common, text)
 	}
 	return true
 }
@@ -401,7 +409,8 @@ func (s *search) slow() bool {
 	}
 	v := s.views[least]
 	s.Kind, s.Blamed = Slow, []int{v.Rank.Rank}
-	s.say("rank %d waits for %.2g %% of its time, the others for %.2g %%: they wait for it", v.Rank.Rank, 100*shares[least], 100*median)
+	s.say("rank %d waits for %.2g %% of its time, the others for %.2g %%: they wait for it", v.Rank.Rank,
+		100*shares[least], 100*median)
 	return true
 }
 
@@ -439,7 +448,8 @@ func (s *search) described(c *Call) bool {
 	if c.Pair {
 		return false
 	}
-	return c.Seq == s.At && s.Kind != Together && s.Kind != Slow && s.Kind != Crossed || c.Seq+1 == s.Common && s.Last == c.String()
+	return c.Seq == s.At && s.Kind != Together && s.Kind != Slow && s.Kind != Crossed ||
+		c.Seq+1 == s.Common && s.Last == c.String()
 }
 
 // rows describes what every rank did last.

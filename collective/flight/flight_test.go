@@ -23,12 +23,18 @@ var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func job(workers, n int) []flight.File {
 	var members []flight.Member
 	for i := range workers {
-		members = append(members, flight.Member{Worker: i, Host: fmt.Sprintf("host%d", i/2), PID: 100 + i, First: i, Replicas: 1})
+		members = append(members, flight.Member{
+			Worker: i, Host: fmt.Sprintf("host%d", i/2), PID: 100 + i, First: i,
+			Replicas: 1,
+		})
 	}
 	files := make([]flight.File, workers)
 	for i := range files {
 		began := start.Add(time.Duration(i) * 5 * time.Hour)
-		f := flight.File{Header: flight.Header{Version: 1, Job: "golden", Worker: i, Members: members, At: began.Add(time.Duration(n+100) * time.Second)}}
+		f := flight.File{Header: flight.Header{
+			Version: 1, Job: "golden", Worker: i, Members: members,
+			At: began.Add(time.Duration(n+100) * time.Second),
+		}}
 		r := flight.Rank{Comm: "world", Rank: i, Size: workers, Entered: uint64(n)}
 		for seq := range n {
 			c := all([]string{"w", "b"}[seq%2], 3-seq%2, flight.Done)
@@ -44,10 +50,14 @@ func job(workers, n int) []flight.File {
 }
 
 func all(name string, n int, s flight.State) flight.Call {
-	return flight.Call{Op: "all_reduce", Reduce: "SUM", DType: "float32", Count: n, Name: name, Algorithm: "direct", State: s}
+	return flight.Call{
+		Op: "all_reduce", Reduce: "SUM", DType: "float32", Count: n, Name: name, Algorithm: "direct",
+		State: s,
+	}
 }
 
-// then adds a call to what a rank remembers; waits is how many seconds it was in it when it failed, or when the record was written.
+// then adds a call to what a rank remembers; waits is how many seconds it was in it when it failed, or when the record
+// was written.
 func then(f *flight.File, c flight.Call, waits float64, waitsFor ...int) {
 	r := &f.Ranks[0]
 	if !c.Pair {
@@ -204,7 +214,8 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	for name, text := range map[string]string{
-		"flight-0-7.jsonl": "no JSON", "flight-0-8.jsonl": "", "flight-0-9.jsonl": `{"flight":{"version":1,"worker":1}}`, "flight-0-5.jsonl": `{"flight":{"version":2,"worker":5}}`,
+		"flight-0-7.jsonl": "no JSON", "flight-0-8.jsonl": "", "flight-0-9.jsonl": `{"flight":{"version":1,"worker":1}}`,
+		"flight-0-5.jsonl": `{"flight":{"version":2,"worker":5}}`,
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -214,7 +225,10 @@ func TestFiles(t *testing.T) {
 	if !reflect.DeepEqual(got, files) {
 		t.Errorf("got %+v\nwant %+v", got, files)
 	}
-	for _, says := range []string{"flight-0-7.jsonl: line 1: invalid record", "flight-0-8.jsonl: it is empty", "it holds the records of flight-0-1.jsonl", "version 2 of the format: want 1"} {
+	for _, says := range []string{
+		"flight-0-7.jsonl: line 1: invalid record", "flight-0-8.jsonl: it is empty",
+		"it holds the records of flight-0-1.jsonl", "version 2 of the format: want 1",
+	} {
 		if !strings.Contains(fmt.Sprint(err), says) {
 			t.Errorf("%v\ndoes not say %q", err, says)
 		}

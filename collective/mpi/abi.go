@@ -30,7 +30,9 @@ type functions struct {
 
 	commRank, commSize, commSplit, commFree, setErrhandler, errorString uintptr
 
-	iallreduce, ireduce, ibcast, iallgatherv, igatherv, iscatterv, ireduceScatter, ialltoallv, ibarrier, isend, irecv, test uintptr
+	iallreduce, ireduce, ibcast, iallgatherv, igatherv, iscatterv uintptr
+
+	ireduceScatter, ialltoallv, ibarrier, isend, irecv, test uintptr
 }
 
 // Constants that are the same in all libraries.
@@ -50,11 +52,14 @@ func load() (*abi, error) {
 	for name, at := range map[string]*uintptr{
 		"MPI_Initialized": &a.f.initialized, "MPI_Init_thread": &a.f.initThread, "MPI_Query_thread": &a.f.queryThread,
 		"MPI_Finalized": &a.f.finalized, "MPI_Finalize": &a.f.finalize,
-		"MPI_Comm_rank": &a.f.commRank, "MPI_Comm_size": &a.f.commSize, "MPI_Comm_split": &a.f.commSplit, "MPI_Comm_free": &a.f.commFree,
+		"MPI_Comm_rank": &a.f.commRank, "MPI_Comm_size": &a.f.commSize, "MPI_Comm_split": &a.f.commSplit,
+		"MPI_Comm_free":           &a.f.commFree,
 		"MPI_Comm_set_errhandler": &a.f.setErrhandler, "MPI_Error_string": &a.f.errorString,
-		"MPI_Iallreduce": &a.f.iallreduce, "MPI_Ireduce": &a.f.ireduce, "MPI_Ibcast": &a.f.ibcast, "MPI_Iallgatherv": &a.f.iallgatherv,
-		"MPI_Igatherv": &a.f.igatherv, "MPI_Iscatterv": &a.f.iscatterv, "MPI_Ireduce_scatter": &a.f.ireduceScatter,
-		"MPI_Ialltoallv": &a.f.ialltoallv, "MPI_Ibarrier": &a.f.ibarrier, "MPI_Isend": &a.f.isend, "MPI_Irecv": &a.f.irecv, "MPI_Test": &a.f.test,
+		"MPI_Iallreduce": &a.f.iallreduce, "MPI_Ireduce": &a.f.ireduce, "MPI_Ibcast": &a.f.ibcast,
+		"MPI_Iallgatherv": &a.f.iallgatherv,
+		"MPI_Igatherv":    &a.f.igatherv, "MPI_Iscatterv": &a.f.iscatterv, "MPI_Ireduce_scatter": &a.f.ireduceScatter,
+		"MPI_Ialltoallv": &a.f.ialltoallv, "MPI_Ibarrier": &a.f.ibarrier, "MPI_Isend": &a.f.isend, "MPI_Irecv": &a.f.irecv,
+		"MPI_Test": &a.f.test,
 	} {
 		if *at, err = l.Symbol(name); err != nil {
 			return nil, fmt.Errorf("mpi: %s (%s) has no %s, which came with MPI 3.0: %w", l.Path, l.Version, name, err)
@@ -69,7 +74,8 @@ func load() (*abi, error) {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("mpi: %s is %q, which is not supported: want Open MPI, or MPICH or one of its derivatives", l.Path, l.Version)
+	return nil, fmt.Errorf("mpi: %s is %q, which is not supported: want Open MPI, or MPICH or one of its derivatives",
+		l.Path, l.Version)
 }
 
 // openMPI reads the addresses of Open MPI's objects (ompi/include/mpi.h: OMPI_PREDEFINED_GLOBAL).
@@ -92,7 +98,10 @@ func (a *abi) openMPI() error {
 	} {
 		a.types[d] = object("ompi_mpi_" + name)
 	}
-	for op, name := range map[collective.ReduceOp]string{collective.Sum: "sum", collective.Prod: "prod", collective.Min: "min", collective.Max: "max"} {
+	for op, name := range map[collective.ReduceOp]string{
+		collective.Sum: "sum", collective.Prod: "prod",
+		collective.Min: "min", collective.Max: "max",
+	} {
 		a.ops[op] = object("ompi_mpi_op_" + name)
 	}
 	return err
@@ -106,5 +115,8 @@ func (a *abi) mpich() {
 		tensor.Uint8: 0x4c00013b, tensor.Uint16: 0x4c00023c, tensor.Uint32: 0x4c00043d, tensor.Uint64: 0x4c00083e,
 		tensor.Float32: 0x4c00040a, tensor.Float64: 0x4c00080b,
 	}
-	a.ops = map[collective.ReduceOp]uintptr{collective.Max: 0x58000001, collective.Min: 0x58000002, collective.Sum: 0x58000003, collective.Prod: 0x58000004}
+	a.ops = map[collective.ReduceOp]uintptr{
+		collective.Max: 0x58000001, collective.Min: 0x58000002,
+		collective.Sum: 0x58000003, collective.Prod: 0x58000004,
+	}
 }

@@ -41,7 +41,8 @@ func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int
 	err := p.do(ctx, "MPI_Comm_split", func() error {
 		s := p.scratch
 		s.handle = 0
-		if err := p.check("MPI_Comm_split", foreign.Call(p.f.commSplit, comm, color, uintptr(key), address(&s.handle))); err != nil || !member {
+		if err := p.check("MPI_Comm_split", foreign.Call(p.f.commSplit, comm, color, uintptr(key),
+			address(&s.handle))); err != nil || !member {
 			return err
 		}
 		b.comm = s.handle

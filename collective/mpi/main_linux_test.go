@@ -36,7 +36,8 @@ func TestMain(m *testing.M) {
 }
 
 var rankDoes = map[string]func() error{
-	"exercise": exercise, "mismatch": mismatch, "absent": absent, "alone": alone, "rebuild": rebuild, "killed": killed, "stopped": stopped, "again": again,
+	"exercise": exercise, "mismatch": mismatch, "absent": absent, "alone": alone, "rebuild": rebuild, "killed": killed,
+	"stopped": stopped, "again": again,
 }
 
 var allTypes = []tensor.DType{
@@ -88,7 +89,8 @@ func exercise() error {
 
 func vector(n int) *collective.Call {
 	return &collective.Call{
-		Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(make([]float32, n)), Dst: tensor.HostMemory(make([]float32, n)),
+		Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(make([]float32, n)),
+		Dst:      tensor.HostMemory(make([]float32, n)),
 		Manifest: &collective.Manifest{Name: "gradients"},
 	}
 }
@@ -101,7 +103,8 @@ func mismatch() error {
 	}
 	err = g.Local()[0].Do(context.Background(), vector(10+launched()))
 	fmt.Println("SAID", strings.ReplaceAll(fmt.Sprint(err), "\n", " "))
-	// They meet once more: MPICH's launcher ends the others as soon as one leaves without MPI_Finalize, be it before they have said it.
+	// One more collective: MPICH's launcher ends the other processes as soon as one exits without MPI_Finalize, even
+	// before they have printed the line.
 	if g, err = g.Rebuild(context.Background()); err != nil {
 		return err
 	}
@@ -138,7 +141,10 @@ func rebuild() error {
 	if err != nil {
 		return err
 	}
-	if err := g.DoAll(context.Background(), []collective.Call{*vector(10 + launched()), *vector(10 + launched())}); err == nil {
+	if err := g.DoAll(context.Background(), []collective.Call{
+		*vector(10 + launched()),
+		*vector(10 + launched()),
+	}); err == nil {
 		return fmt.Errorf("a mismatch was not found")
 	}
 	g, err = g.Rebuild(context.Background())
@@ -164,7 +170,10 @@ func lost(signal syscall.Signal) error {
 	}
 	c := g.Local()[0]
 	mine, all := []int64{int64(os.Getpid())}, make([]int64, 2)
-	gather := &collective.Call{Op: collective.AllGather, Type: tensor.Int64, Src: tensor.HostMemory(mine), Dst: tensor.HostMemory(all)}
+	gather := &collective.Call{
+		Op: collective.AllGather, Type: tensor.Int64, Src: tensor.HostMemory(mine),
+		Dst: tensor.HostMemory(all),
+	}
 	if err := c.Do(context.Background(), gather); err != nil {
 		return err
 	}

@@ -93,7 +93,8 @@ func (p *process) open(ctx context.Context, key int) (*backend, error) {
 // ranks returns the ranks of each process.
 func (b *backend) ranks(ctx context.Context, cfg Config) ([][]int, error) {
 	if cfg.Processes > 0 && b.size != cfg.Processes {
-		return nil, fmt.Errorf("mpi: the job has %d processes, and %s (%s) joins %d: start all of them with the launcher of this library, or name another library in LOCKSTEP_MPI",
+		return nil, fmt.Errorf("mpi: the job has %d processes, and %s (%s) joins %d: start all of them with the launcher "+
+			"of this library, or name another library in LOCKSTEP_MPI",
 			cfg.Processes, strings.TrimRight(b.p.library.Version, ", "), b.p.library.Path, b.size)
 	}
 	mine, all := []int64{int64(cfg.Replicas)}, make([]int64, b.size)

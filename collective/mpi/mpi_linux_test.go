@@ -46,7 +46,8 @@ func (l *launcher) mpirun(t *testing.T, np int, what string, extra []string, env
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command, append(append(slices.Clone(extra), l.args(np)...), exe)...)
-	// Open MPI's launchers keep a common folder there, which two that begin at once may both be about to make: then one of them fails.
+	// Open MPI's launchers keep a common folder there, which two that begin at once may both be about to make: then one of
+	// them fails.
 	cmd.Env = append(append(os.Environ(), asRank+"="+what, "GOMAXPROCS=2", "TMPDIR="+t.TempDir()), env...)
 	cmd.WaitDelay = 5 * time.Second
 	var out bytes.Buffer
@@ -69,13 +70,15 @@ func eachLauncher(t *testing.T, f func(t *testing.T, l *launcher)) {
 	}
 }
 
-// TestExercise: every operation gives what it must, with one replica a process and with several, in equal numbers and not.
+// TestExercise: every operation gives what it must, with one replica a process and with several, in equal numbers and
+// not.
 func TestExercise(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
 		for _, replicas := range []string{"1,1", "2,1", "1,3,2"} {
 			seed := rand.Uint64()
 			np := strings.Count(replicas, ",") + 1
-			out, err := l.mpirun(t, np, "exercise", nil, "LOCKSTEP_TEST_REPLICAS="+replicas, fmt.Sprintf("LOCKSTEP_TEST_SEED=%d", seed))
+			out, err := l.mpirun(t, np, "exercise", nil, "LOCKSTEP_TEST_REPLICAS="+replicas,
+				fmt.Sprintf("LOCKSTEP_TEST_SEED=%d", seed))
 			if err != nil || strings.Count(out, "EXERCISED 24") != np {
 				t.Fatalf("replicas %s, seed %d: %v\n%s", replicas, seed, err, out)
 			}
@@ -97,7 +100,8 @@ func (l *launcher) says(t *testing.T, np int, what string, extra []string, wants
 
 func TestMismatch(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		out := l.says(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM of 10 float32 ("gradients")`, `rank 1 calls all_reduce SUM of 11 float32 ("gradients")`)
+		out := l.says(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM of 10 float32 ("gradients")`,
+			`rank 1 calls all_reduce SUM of 11 float32 ("gradients")`)
 		if strings.Count(out, "mismatch: rank 0 calls") != 2 {
 			t.Errorf("want it on both ranks:\n%s", out)
 		}
@@ -111,8 +115,8 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// TestKilled: a process that is killed does not leave the others waiting: the launcher ends them, or, if it is asked not to, their deadline
-// does. (MPICH's ends them though it is asked not to.)
+// TestKilled: a process that is killed does not leave the others waiting: the launcher ends them, or, if it is asked
+// not to, their deadline does. (MPICH's ends them though it is asked not to.)
 func TestKilled(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
 		if l.name == "MPICH" {

@@ -64,7 +64,8 @@ func acquire(ctx context.Context) (*process, error) {
 			return nil, p.broken
 		}
 		if p.ended {
-			return nil, errors.New("mpi: MPI was finalised in this process by the last communicator's Close, and cannot be started again: keep one communicator open")
+			return nil, errors.New("mpi: MPI was finalised in this process by the last communicator's Close, and cannot be " +
+				"started again: keep one communicator open")
 		}
 		p.users++
 		return p, nil
@@ -91,10 +92,12 @@ func (p *process) start() error {
 			return err
 		}
 		if s.number <= threadFunneled {
-			return errors.New("mpi: MPI was initialised elsewhere in this process, for a single other thread: want MPI_THREAD_SERIALIZED or more")
+			return errors.New("mpi: MPI was initialised elsewhere in this process, for a single other thread: want " +
+				"MPI_THREAD_SERIALIZED or more")
 		}
 	} else {
-		if err := p.check("MPI_Init_thread", foreign.Call(p.f.initThread, 0, 0, threadFunneled, address(&s.number))); err != nil {
+		if err := p.check("MPI_Init_thread", foreign.Call(p.f.initThread, 0, 0, threadFunneled,
+			address(&s.number))); err != nil {
 			return err
 		}
 		p.mine = true
@@ -200,7 +203,8 @@ func (p *process) do(ctx context.Context, name string, f func() error) error {
 		p.mu.Lock()
 		p.stuck = name
 		p.mu.Unlock()
-		return fmt.Errorf("mpi: %s (%s) has not returned; it returns only when all processes of the launcher have called it: %w",
+		return fmt.Errorf("mpi: %s (%s) has not returned; it returns only when all processes of the launcher have "+
+			"called it: %w",
 			name, p.library.Version, context.Cause(ctx))
 	}
 }

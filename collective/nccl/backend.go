@@ -36,9 +36,13 @@ func (b *backend) Size() int { return b.size }
 // types and operations have the values of ncclDataType_t and ncclRedOp_t.
 var (
 	types = map[tensor.DType]uintptr{
-		tensor.Int8: 0, tensor.Uint8: 1, tensor.Int32: 2, tensor.Uint32: 3, tensor.Int64: 4, tensor.Uint64: 5, tensor.Float32: 7, tensor.Float64: 8,
+		tensor.Int8: 0, tensor.Uint8: 1, tensor.Int32: 2, tensor.Uint32: 3, tensor.Int64: 4, tensor.Uint64: 5,
+		tensor.Float32: 7, tensor.Float64: 8,
 	}
-	operations = map[collective.ReduceOp]uintptr{collective.Sum: 0, collective.Prod: 1, collective.Max: 2, collective.Min: 3}
+	operations = map[collective.ReduceOp]uintptr{
+		collective.Sum: 0, collective.Prod: 1, collective.Max: 2,
+		collective.Min: 3,
+	}
 )
 
 // byteType is the type of data that is not reduced.
@@ -75,7 +79,8 @@ func (a *api) open(ctx context.Context, cfg *Config) (*backend, error) {
 			}
 			s := b.scratch
 			copy(s.id[:], all[0])
-			err := b.check("ncclCommInitRankScalable", foreign.Call(a.f.initRank, address(&s.handle), uintptr(b.size), uintptr(b.rank), 1, address(&s.id[0]), 0))
+			err := b.check("ncclCommInitRankScalable",
+				foreign.Call(a.f.initRank, address(&s.handle), uintptr(b.size), uintptr(b.rank), 1, address(&s.id[0]), 0))
 			b.comm = s.handle
 			return err
 		})
@@ -113,7 +118,8 @@ func (b *backend) Split(ctx context.Context, member bool, key int) (library.Back
 		in[i] = 1
 	}
 	o := library.Operation{
-		Op: collective.AllGather, Type: tensor.Uint64, Src: tensor.HostMemory(keys).Ptr, Dst: tensor.HostMemory(order).Ptr, In: in, Keep: [2][]int64{keys, order},
+		Op: collective.AllGather, Type: tensor.Uint64, Src: tensor.HostMemory(keys).Ptr, Dst: tensor.HostMemory(order).Ptr,
+		In: in, Keep: [2][]int64{keys, order},
 	}
 	select {
 	case err := <-b.Start(o):

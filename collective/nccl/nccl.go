@@ -49,7 +49,8 @@ const startTimeout = 10 * time.Minute
 // at most 10 minutes.
 func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	if cfg.Process < 0 || cfg.Process >= len(cfg.Ranks) || cfg.Device < 0 || cfg.Exchange == nil {
-		return nil, fmt.Errorf("nccl: process %d of %d, device %d: want a process in range, a device, and an Exchange", cfg.Process, len(cfg.Ranks), cfg.Device)
+		return nil, fmt.Errorf("nccl: process %d of %d, device %d: want a process in range, a device, and an Exchange",
+			cfg.Process, len(cfg.Ranks), cfg.Device)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -88,7 +89,8 @@ func load() (*api, error) {
 		return nil, fmt.Errorf("nccl: %w: install CUDA's runtime, or set LOCKSTEP_CUDART to its path", err)
 	}
 	for name, at := range map[string]*uintptr{
-		"cudaGetDeviceCount": &a.f.deviceCount, "cudaSetDevice": &a.f.setDevice, "cudaMalloc": &a.f.malloc, "cudaFree": &a.f.free,
+		"cudaGetDeviceCount": &a.f.deviceCount, "cudaSetDevice": &a.f.setDevice, "cudaMalloc": &a.f.malloc,
+		"cudaFree":   &a.f.free,
 		"cudaMemcpy": &a.f.memcpy, "cudaStreamCreate": &a.f.streamCreate, "cudaStreamDestroy": &a.f.streamDestroy,
 		"cudaStreamQuery": &a.f.streamQuery, "cudaGetErrorString": &a.f.cudaErrorString,
 	} {
@@ -100,10 +102,12 @@ func load() (*api, error) {
 		"ncclGetUniqueId": &a.f.uniqueID, "ncclCommInitRankScalable": &a.f.initRank, "ncclCommSplit": &a.f.split,
 		"ncclCommDestroy": &a.f.destroy, "ncclCommAbort": &a.f.abort, "ncclCommGetAsyncError": &a.f.asyncError,
 		"ncclGetErrorString": &a.f.errorString, "ncclGroupStart": &a.f.groupStart, "ncclGroupEnd": &a.f.groupEnd,
-		"ncclAllReduce": &a.f.allReduce, "ncclReduce": &a.f.reduce, "ncclBroadcast": &a.f.broadcast, "ncclSend": &a.f.send, "ncclRecv": &a.f.recv,
+		"ncclAllReduce": &a.f.allReduce, "ncclReduce": &a.f.reduce, "ncclBroadcast": &a.f.broadcast, "ncclSend": &a.f.send,
+		"ncclRecv": &a.f.recv,
 	} {
 		if *at, err = a.nccl.Symbol(name); err != nil {
-			return nil, fmt.Errorf("nccl: %s (NCCL %s) has no %s: want NCCL 2.23 or later: %w", a.nccl.Path, a.nccl.Version, name, err)
+			return nil, fmt.Errorf("nccl: %s (NCCL %s) has no %s: want NCCL 2.23 or later: %w", a.nccl.Path, a.nccl.Version,
+				name, err)
 		}
 	}
 	s := &scratch{}

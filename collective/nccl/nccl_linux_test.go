@@ -18,8 +18,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// fake builds the library that stands in for NCCL and CUDA's runtime, and has it found. It shows that calls are made as the headers
-// have them, not what the real one does with them: that takes GPUs.
+// fake builds a fake library of NCCL and the CUDA runtime, and sets the variables by which they are found. It verifies
+// that calls match the headers. What the real libraries do with them can only be tested on GPUs.
 func fake(t *testing.T, flags ...string) {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -44,7 +44,9 @@ func processes(t *testing.T, ranks [][]int) []collective.Group {
 	for p := range ranks {
 		wg.Go(func() {
 			g, err := nccl.Open(t.Context(), nccl.Config{
-				Ranks: ranks, Process: p, Device: p, Exchange: func(_ context.Context, mine []byte) ([][]byte, error) { return meeting.exchange(p, mine), nil },
+				Ranks: ranks, Process: p, Device: p, Exchange: func(_ context.Context, mine []byte) ([][]byte, error) {
+					return meeting.exchange(p, mine), nil
+				},
 				Collective: collective.Config{Timeout: time.Minute},
 			})
 			if err != nil {
@@ -98,7 +100,10 @@ func inAll(groups []collective.Group, f func(p int, g collective.Group)) {
 // TestExercise: every operation gives what it must, and nothing is left on the GPU.
 func TestExercise(t *testing.T) {
 	fake(t)
-	types := []tensor.DType{tensor.Int8, tensor.Uint32, tensor.Int64, tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64}
+	types := []tensor.DType{
+		tensor.Int8, tensor.Uint32, tensor.Int64, tensor.Float16, tensor.BFloat16, tensor.Float32,
+		tensor.Float64,
+	}
 	for _, ranks := range [][][]int{{{0}, {1}}, {{0, 1}, {2}, {3}}} {
 		groups := processes(t, ranks)
 		seed := rand.Uint64()
@@ -131,9 +136,13 @@ func TestRebuild(t *testing.T) {
 	groups := processes(t, [][]int{{0}, {1}})
 	inAll(groups, func(p int, g collective.Group) {
 		call := func(n int) *collective.Call {
-			return &collective.Call{Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(make([]float32, n)), Dst: tensor.HostMemory(make([]float32, n))}
+			return &collective.Call{
+				Op: collective.AllReduce, Type: tensor.Float32, Src: tensor.HostMemory(make([]float32, n)),
+				Dst: tensor.HostMemory(make([]float32, n)),
+			}
 		}
-		if err := g.Local()[0].Do(t.Context(), call(3+p)); !errors.Is(err, collective.ErrMismatch) || !strings.Contains(err.Error(), "rank 1 calls all_reduce SUM of 4 float32") {
+		if err := g.Local()[0].Do(t.Context(), call(3+p)); !errors.Is(err, collective.ErrMismatch) ||
+			!strings.Contains(err.Error(), "rank 1 calls all_reduce SUM of 4 float32") {
 			t.Errorf("%v", err)
 		}
 		g, err := g.Rebuild(t.Context())
@@ -174,7 +183,8 @@ func TestRefused(t *testing.T) {
 	}
 	t.Run("an old NCCL", func(t *testing.T) {
 		fake(t, "-DncclCommInitRankScalable=ncclCommInitRank")
-		if err := nccl.Available(); err == nil || !strings.Contains(err.Error(), "NCCL 2.23.4) has no ncclCommInitRankScalable: want NCCL 2.23 or later") {
+		if err := nccl.Available(); err == nil || !strings.Contains(err.Error(),
+			"NCCL 2.23.4) has no ncclCommInitRankScalable: want NCCL 2.23 or later") {
 			t.Errorf("%v", err)
 		}
 	})

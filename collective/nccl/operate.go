@@ -122,7 +122,8 @@ func (j *job) begin() error {
 		from, to, n = j.Dst, j.out.at, out
 	}
 	if n > 0 {
-		if err := b.cudaCheck("cudaMemcpy", foreign.Call(b.f.memcpy, to, uintptr(from), uintptr(n), hostToDevice)); err != nil {
+		if err := b.cudaCheck("cudaMemcpy", foreign.Call(b.f.memcpy, to, uintptr(from), uintptr(n),
+			hostToDevice)); err != nil {
 			return err
 		}
 	}
@@ -173,7 +174,8 @@ func (j *job) enqueue() error {
 	case collective.Reduce:
 		return b.check("ncclReduce", foreign.Call(f.reduce, j.in.at, j.out.at, n, t, op, root, b.comm, b.stream))
 	case collective.Broadcast:
-		return b.check("ncclBroadcast", foreign.Call(f.broadcast, j.out.at, j.out.at, bytes, byteType, root, b.comm, b.stream))
+		return b.check("ncclBroadcast", foreign.Call(f.broadcast, j.out.at, j.out.at, bytes, byteType, root, b.comm,
+			b.stream))
 	case collective.Send:
 		return b.check("ncclSend", foreign.Call(f.send, j.in.at, bytes, byteType, uintptr(j.Peer), b.comm, b.stream))
 	case collective.Recv:
@@ -195,7 +197,8 @@ func (j *job) part(p int) error {
 		if j.Out[p] == 0 {
 			return nil
 		}
-		return b.check("ncclReduce", foreign.Call(b.f.reduce, j.in.at+uintptr(j.offset[0][p]), j.out.at, uintptr(j.Out[p]), types[j.Type], operations[j.Reduce],
+		return b.check("ncclReduce", foreign.Call(b.f.reduce, j.in.at+uintptr(j.offset[0][p]), j.out.at, uintptr(j.Out[p]),
+			types[j.Type], operations[j.Reduce],
 			uintptr(p), b.comm, b.stream))
 	case collective.AllGather:
 		return errors.Join(j.send(p, 0, j.In[own]), j.recv(p, j.offset[1][p], j.In[p]))
@@ -225,12 +228,14 @@ func (j *job) send(to, at, n int) error {
 	if n == 0 {
 		return nil
 	}
-	return j.b.check("ncclSend", foreign.Call(j.b.f.send, j.in.at+uintptr(at), uintptr(n*j.size), byteType, uintptr(to), j.b.comm, j.b.stream))
+	return j.b.check("ncclSend", foreign.Call(j.b.f.send, j.in.at+uintptr(at), uintptr(n*j.size), byteType, uintptr(to),
+		j.b.comm, j.b.stream))
 }
 
 func (j *job) recv(from, at, n int) error {
 	if n == 0 {
 		return nil
 	}
-	return j.b.check("ncclRecv", foreign.Call(j.b.f.recv, j.out.at+uintptr(at), uintptr(n*j.size), byteType, uintptr(from), j.b.comm, j.b.stream))
+	return j.b.check("ncclRecv", foreign.Call(j.b.f.recv, j.out.at+uintptr(at), uintptr(n*j.size), byteType, uintptr(from),
+		j.b.comm, j.b.stream))
 }

@@ -123,7 +123,8 @@ func (t *thread) do(ctx context.Context, name string, f func() error) error {
 		t.mu.Lock()
 		t.stuck = name
 		t.mu.Unlock()
-		return fmt.Errorf("nccl: %s has not returned; it returns only when all processes have called it: %w", name, context.Cause(ctx))
+		return fmt.Errorf("nccl: %s has not returned; it returns only when all processes have called it: %w", name,
+			context.Cause(ctx))
 	}
 }
 

@@ -33,7 +33,10 @@ func ExampleReducer() {
 				log.Fatal(err)
 			}
 			defer r.Close()
-			x := []tensor.Memory{tensor.HostMemory([]float32{1, 2, 3, 4}), tensor.HostMemory([]float32{5}), tensor.HostMemory([]float32{6})}
+			x := []tensor.Memory{
+				tensor.HostMemory([]float32{1, 2, 3, 4}), tensor.HostMemory([]float32{5}),
+				tensor.HostMemory([]float32{6}),
+			}
 			sum := []*tensor.Tensor{tensor.New(tensor.Float32, 4), tensor.New(tensor.Float32, 1), tensor.New(tensor.Float32, 1)}
 			dst := []tensor.Memory{sum[0].Memory(), sum[1].Memory(), sum[2].Memory()}
 			if err := r.Start(ctx, dst, x); err != nil {

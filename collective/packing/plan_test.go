@@ -53,7 +53,8 @@ func TestGroupBySize(t *testing.T) {
 func drawTensors(rt *rapid.T) []packing.Tensor {
 	return rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) packing.Tensor {
 		return packing.Tensor{
-			Type:  rapid.SampledFrom([]tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float64, tensor.Int8}).Draw(rt, "dtype"),
+			Type: rapid.SampledFrom([]tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float64, tensor.Int8}).Draw(rt,
+				"dtype"),
 			Count: rapid.IntRange(0, 40).Draw(rt, "count"),
 		}
 	}), 0, 20).Draw(rt, "tensors")
@@ -77,7 +78,8 @@ func TestGroupBySizeOfAny(t *testing.T) {
 				size += last
 			}
 			if k < len(groups)-1 && (size <= bytes || size-last > bytes) {
-				rt.Fatalf("group %d of %v has %d bytes, %d without its last tensor: want it closed right after it exceeds %d", k, groups, size, size-last, bytes)
+				rt.Fatalf("group %d of %v has %d bytes, %d without its last tensor: want it closed right after it exceeds %d", k,
+					groups, size, size-last, bytes)
 			}
 		}
 		if next != len(tensors) {
@@ -135,9 +137,14 @@ func TestPlanOrder(t *testing.T) {
 	}
 }
 
-// TestChosenSize: the size of packs is never 0, grows with the total, and is no larger than half of it unless all is one pack.
+// TestChosenSize: the size of packs is never 0, grows with the total, and is no larger than half of it unless all is
+// one pack.
 func TestChosenSize(t *testing.T) {
-	for _, c := range []packing.Costs{packing.MemoryCosts, packing.SharedCosts, packing.MessageCosts, {}, {Latency: time.Second}} {
+	for _, c := range []packing.Costs{
+		packing.MemoryCosts, packing.SharedCosts, packing.MessageCosts,
+		{},
+		{Latency: time.Second},
+	} {
 		before := 0
 		for total := 1; total < math.MaxInt/8; total *= 4 {
 			n := c.BytesPerPack(total)

@@ -235,7 +235,8 @@ func (r *Reducer) begin(dst, src []tensor.Memory) error {
 	}
 	for i := range r.tensors {
 		if n := r.tensors[i].bytes(); dst[i].Bytes != n || src[i].Bytes != n {
-			return fmt.Errorf("packing: %s has %d bytes; its source has %d and its destination %d", describe(i, &r.tensors[i]), n, src[i].Bytes, dst[i].Bytes)
+			return fmt.Errorf("packing: %s has %d bytes; its source has %d and its destination %d", describe(i, &r.tensors[i]),
+				n, src[i].Bytes, dst[i].Bytes)
 		}
 		if dst[i].Kind == tensor.Device || src[i].Kind == tensor.Device {
 			return fmt.Errorf("packing: %s is in device memory: want host memory", describe(i, &r.tensors[i]))

@@ -22,10 +22,12 @@ import (
 )
 
 // transports are the ways in which ranks can meet here: in memory, and by messages.
-var transports = map[string]func(n int) []transport.Endpoint{"memory": mem.New, "shared memory": shared, "messages": mem.NewPipes}
+var transports = map[string]func(n int) []transport.Endpoint{
+	"memory": mem.New, "shared memory": shared, "messages": mem.NewPipes,
+}
 
-// shared joins ranks of this process as those of several would be: their ordinary memory is out of reach of the others, where the system
-// shares any.
+// shared joins ranks of this process as those of several would be: their ordinary memory is out of reach of the others,
+// where the system shares any.
 func shared(n int) []transport.Endpoint {
 	ends := make([]transport.Endpoint, n)
 	name := fmt.Sprintf("packing-%d-%d", os.Getpid(), groups.Add(1))
@@ -70,7 +72,8 @@ func each(g collective.Group, f func(c collective.Communicator) error) []error {
 	return errs
 }
 
-// memories returns memory for each tensor, filled with random bits: NaNs of any payload, infinities, zeros of both signs.
+// memories returns memory for each tensor, filled with random bits: NaNs of any payload, infinities, zeros of both
+// signs.
 func memories(tensors []packing.Tensor, rng *rand.Rand) []tensor.Memory {
 	out := make([]tensor.Memory, len(tensors))
 	for i, t := range tensors {
@@ -129,7 +132,8 @@ func TestSameBits(t *testing.T) {
 						}
 					}
 					for _, size := range sizes {
-						if err := reduceAndCompare(t.Context(), c, tensors, packing.Config{Reduce: op, BytesPerPack: size}, src[r], want[r]); err != nil {
+						if err := reduceAndCompare(t.Context(), c, tensors, packing.Config{Reduce: op, BytesPerPack: size}, src[r],
+							want[r]); err != nil {
 							return fmt.Errorf("packs of %d bytes: %w", size, err)
 						}
 					}
@@ -145,7 +149,9 @@ func TestSameBits(t *testing.T) {
 }
 
 // reduceAndCompare reduces twice, by Do and by Start and Wait.
-func reduceAndCompare(ctx context.Context, c collective.Communicator, tensors []packing.Tensor, cfg packing.Config, src, want []tensor.Memory) error {
+func reduceAndCompare(ctx context.Context, c collective.Communicator, tensors []packing.Tensor, cfg packing.Config, src,
+	want []tensor.Memory,
+) error {
 	r, err := packing.NewReducer(c, tensors, cfg)
 	if err != nil {
 		return err
@@ -191,7 +197,8 @@ func TestReduceDoesNotAllocate(t *testing.T) {
 		defer reducer.Close()
 		src, dst := memories(tensors, rand.New(rand.NewPCG(1, 2))), memories(tensors, rand.New(rand.NewPCG(1, 2)))
 		reduce := func() {
-			err = errors.Join(err, reducer.Do(t.Context(), dst, src), reducer.Start(t.Context(), dst, src), reducer.Finish(t.Context()))
+			err = errors.Join(err, reducer.Do(t.Context(), dst, src), reducer.Start(t.Context(), dst, src),
+				reducer.Finish(t.Context()))
 		}
 		if c.Rank() > 0 { // testing.AllocsPerRun counts the whole process: one rank measures
 			for range runs + 1 {
@@ -257,7 +264,8 @@ func TestPacksCompleteOneByOne(t *testing.T) {
 	}
 }
 
-// TestFirstCause: when a peer ends between two packs, those before it are there, and all later ones fail with one cause.
+// TestFirstCause: when a peer ends between two packs, those before it are there, and all later ones fail with one
+// cause.
 func TestFirstCause(t *testing.T) {
 	g := open(t, mem.New(2))
 	cause := errors.New("enough")
@@ -368,7 +376,8 @@ func TestReducerErrors(t *testing.T) {
 	if err := r.Start(t.Context(), x, x[:1]); err == nil || !strings.Contains(err.Error(), "1 sources for 2 tensors") {
 		t.Errorf("got %v", err)
 	}
-	if err := r.Do(t.Context(), x, []tensor.Memory{x[0], x[0]}); err == nil || !strings.Contains(err.Error(), "has 4 bytes; its source has 8") {
+	if err := r.Do(t.Context(), x, []tensor.Memory{x[0], x[0]}); err == nil ||
+		!strings.Contains(err.Error(), "has 4 bytes; its source has 8") {
 		t.Errorf("got %v", err)
 	}
 	if err := r.Start(t.Context(), x, x); err != nil {

@@ -64,7 +64,8 @@ func binomialGather(p Problem, rank int, yield func(Step) bool) bool {
 		if !yield(receive((rank+reach)%p.Size, in)) {
 			return false
 		}
-		if t.number == 0 && block.wraps && !(yield(duplicate(block.before(), block.high(Dst))) && yield(duplicate(block.after(), block.low(Dst)))) {
+		if t.number == 0 && block.wraps && !(yield(duplicate(block.before(), block.high(Dst))) &&
+			yield(duplicate(block.after(), block.low(Dst)))) {
 			return false
 		}
 	}
@@ -90,7 +91,8 @@ func binomialScatter(p Problem, rank int, yield func(Step) bool) bool {
 		if t.number == 0 && !block.wraps {
 			out = block.ranks(Src)
 		}
-		if t.number == 0 && block.wraps && !(yield(duplicate(block.high(Src), block.before())) && yield(duplicate(block.low(Src), block.after()))) {
+		if t.number == 0 && block.wraps && !(yield(duplicate(block.high(Src), block.before())) &&
+			yield(duplicate(block.low(Src), block.after()))) {
 			return false
 		}
 		if !yield(send((rank+reach)%p.Size, out)) {

@@ -45,7 +45,8 @@ func InTurns(size int, steps []Step) int {
 	b := &steps[n-1]
 	both := func(s *Step) bool { return s.Kind == Exchange && s.To >= 0 && s.To == s.From }
 	if !both(a) || !both(b) || a.Side == Replace || b.Side != Replace || b.Out != a.In || a.In.Buffer != Work ||
-		b.In.Buffer != Work || a.Out.Buffer != Src || a.Out.Lo != b.In.Lo || a.Out.Hi != b.In.Hi || a.In.Lo < b.In.Hi && b.In.Lo < a.In.Hi {
+		b.In.Buffer != Work || a.Out.Buffer != Src || a.Out.Lo != b.In.Lo || a.Out.Hi != b.In.Hi ||
+		a.In.Lo < b.In.Hi && b.In.Lo < a.In.Hi {
 		return 0
 	}
 	return n

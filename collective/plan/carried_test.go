@@ -36,8 +36,8 @@ func TestFused(t *testing.T) {
 	}
 }
 
-// TestTurns: in turns every segment of both exchanges comes once, those of each in order, and one of the all-gather is ready exactly when
-// the reduce-scatter's of its number is done.
+// TestTurns: in turns every segment of both exchanges comes once, those of each in order, and one of the all-gather is
+// ready exactly when the reduce-scatter's of its number is done.
 func TestTurns(t *testing.T) {
 	for each := 1; each < 30; each++ {
 		for lead := 1; lead <= each; lead++ {
@@ -99,7 +99,8 @@ func TestCarriedIsOther(t *testing.T) {
 	}
 }
 
-// TestWronglyCarried: plans that are carried out wrongly are refused: in turns that are none, or with another part of one's own.
+// TestWronglyCarried checks that the checker rejects a wrong use of the in-place transfer: wrong turns, or the wrong part
+// of the rank's own vector.
 func TestWronglyCarried(t *testing.T) {
 	p := Problem{Op: AllReduce, Size: 2, Count: 77, Places: []Place{{}, {1, 1, 1}}}
 	own := func(steps []Step) int {

@@ -10,16 +10,16 @@ import (
 //
 // It executes the plans on symbols instead of numbers: a rank's source holds the symbol of that rank, element
 // by element, and combining two values makes a node over them. It proves:
-//   - Every send is matched by a receive of the same length, and no rank waits forever, although a send ends only when it is
-//     received (no buffering) and one half of an Exchange may block the other. Every flag that is awaited is set.
-//   - Every rank ends with the result of the operation, each element in its place: what a rank contributed; the reduction
-//     with every rank's contribution exactly once, along exactly the canonical tree (any tree for Order: Any), divided once
-//     for Mean, and rounded once; for a barrier, the knowledge that every rank has entered.
+//   - Every send is matched by a receive of the same length, and no rank waits forever, although a send ends only when
+//     it is received (no buffering) and one half of an Exchange may block the other. Every flag that is awaited is set.
+//   - Every rank ends with the result of the operation, each element in its place: what a rank contributed; the
+//     reduction with every rank's contribution exactly once, along exactly the canonical tree (any tree for Order:
+//     Any), divided once for Mean, and rounded once; for a barrier, the knowledge that every rank has entered.
 //   - Two accesses to the same element of a buffer, one of them a write, are always ordered by frames or flags. That
-//     includes the caller's: no rank accesses another's Src or Dst before the owner entered the call or after it left, nor
-//     the Stage of the next call but one, which uses the same half of it.
-//   - Only elements that were written before are read, a source that is not also the destination is never written, and peers
-//     access only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
+//     includes the caller's: no rank accesses another's Src or Dst before the owner entered the call or after it left,
+//     nor the Stage of the next call but one, which uses the same half of it.
+//   - Only elements that were written before are read, a source that is not also the destination is never written, and
+//     peers access only what they can: each other's Src and Dst, or for Private only Stage, in their own domain.
 //
 // All this is proven for each way in which the buffers of a call can be the same memory, and for the plans
 // both as they are written and as they are executed ([Fuse], [Turns]).
@@ -193,7 +193,10 @@ func newProof(calls []solved, s sharing, room *arena) *proof {
 	if room.ranks == nil {
 		room.ranks, room.pieces = make([]prover, p.Size), make([][]piece, p.Size)
 	}
-	x := &proof{calls: calls, sharing: s, ranks: room.ranks, domainOf: make([]int, p.Size), terms: &room.terms, pieces: room.pieces}
+	x := &proof{
+		calls: calls, sharing: s, ranks: room.ranks, domainOf: make([]int, p.Size), terms: &room.terms,
+		pieces: room.pieces,
+	}
 	for i, ranks := range p.domains() {
 		x.domains = append(x.domains, domain{ranks: ranks, flags: make([][]syncFlag, len(calls))})
 		for _, rank := range ranks {

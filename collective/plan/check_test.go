@@ -365,7 +365,8 @@ func TestCheckRefuses(t *testing.T) {
 				t.Fatalf("Check = %v, want a Fault", err)
 			}
 			if f.Rank != c.rank || f.Index != c.index || !strings.Contains(f.Reason, c.reason) {
-				t.Errorf("got rank %d, step %d: %s\nwant rank %d, step %d: %s\n%v", f.Rank, f.Index, f.Reason, c.rank, c.index, c.reason, err)
+				t.Errorf("got rank %d, step %d: %s\nwant rank %d, step %d: %s\n%v", f.Rank, f.Index, f.Reason, c.rank, c.index,
+					c.reason, err)
 			}
 		})
 	}
@@ -405,8 +406,8 @@ func roundTable(_ Problem, rank int) iter.Seq[Step] {
 	return slices.Values([]Step{meet(rank, right, Span{}), meet(rank, left, Span{})})
 }
 
-// heldUp has rank 0 send to rank 1, which at the same time sends to rank 2, which waits for rank 0 first: with frames of one
-// segment that would do.
+// heldUp has rank 0 send to rank 1, which at the same time sends to rank 2, which waits for rank 0 first: with frames
+// of one segment that would do.
 func heldUp(_ Problem, rank int) iter.Seq[Step] {
 	switch rank {
 	case 0:
@@ -428,7 +429,8 @@ func reduceScatterInSource(p Problem, rank int) iter.Seq[Step] {
 func roundsOnTheWay(p Problem, rank int) iter.Seq[Step] {
 	work, dst := p.all(Work), p.all(Dst)
 	return slices.Values([]Step{
-		duplicate(p.all(Src), work), meet(rank, rank^1, work), duplicate(work, dst), meet(rank, rank^2, dst), duplicate(dst, dst),
+		duplicate(p.all(Src), work), meet(rank, rank^1, work), duplicate(work, dst), meet(rank, rank^2, dst),
+		duplicate(dst, dst),
 	})
 }
 
@@ -444,7 +446,8 @@ func sendThenReceive(p Problem, rank int) iter.Seq[Step] {
 func shareThenPull(p Problem, rank int) iter.Seq[Step] {
 	plan := []Step{signal(0), await(0)}
 	if rank == p.Root {
-		plan = append(plan, duplicate(p.all(Src), p.all(Work)), signal(1), await(1), duplicate(p.all(Work), p.all(Dst)), signal(2))
+		plan = append(plan, duplicate(p.all(Src), p.all(Work)), signal(1), await(1), duplicate(p.all(Work), p.all(Dst)),
+			signal(2))
 	} else {
 		plan = append(plan, signal(1), await(1), pull(p.Root, p.all(Src), p.all(Dst)), signal(2))
 	}
@@ -461,12 +464,24 @@ func TestCheckSaysWhyNot(t *testing.T) {
 		want string
 	}{
 		{direct, Problem{Op: AllReduce, Size: 3, Places: away}, "rank 2 is in domain 1, rank 0 in domain 0"},
-		{eager, Problem{Op: AllReduce, Size: 3, Places: away}, "eager needs every rank in one process, or on one host with shared memory"},
+		{
+			eager,
+			Problem{Op: AllReduce, Size: 3, Places: away},
+			"eager needs every rank in one process, or on one host with shared memory",
+		},
 		{direct, Problem{Op: AllReduce, Size: 3, Private: true}, "some are private"},
 		{direct, Problem{Op: Send, Size: 3, Peer: 1}, "1 others have none in a send"},
 		{eager, Problem{Op: AllReduce, Size: 3, Count: 11, Stage: 10}, "11 elements, the staging buffer has 10"},
-		{eager, Problem{Op: AllGather, Size: 2, Count: 11, Counts: []int{0, 11}, Stage: 10}, "11 elements, the staging buffer has 10"},
-		{staged, Problem{Op: AllReduce, Size: 3, Count: 11, Stage: 575}, "a staging buffer of 576 elements at least, it has 575"},
+		{
+			eager,
+			Problem{Op: AllGather, Size: 2, Count: 11, Counts: []int{0, 11}, Stage: 10},
+			"11 elements, the staging buffer has 10",
+		},
+		{
+			staged,
+			Problem{Op: AllReduce, Size: 3, Count: 11, Stage: 575},
+			"a staging buffer of 576 elements at least, it has 575",
+		},
 		{recursiveDoubling, Problem{Op: AllToAll, Size: 3}, "no plan for all_to_all"},
 		{recursiveDoubling, Problem{Op: 77, Size: 3}, "no plan for Op(77)"},
 		{recursiveDoubling, Problem{Op: Recv, Size: 3}, "no plan for recv"},
@@ -478,12 +493,20 @@ func TestCheckSaysWhyNot(t *testing.T) {
 		{direct, Problem{Op: Send, Size: 2, Root: 1, Peer: 1}, "rank 1 would send to itself"},
 		{direct, Problem{Op: Broadcast, Size: 2, Stage: -1}, "a staging buffer of -1 elements"},
 		{direct, Problem{Op: Broadcast, Size: 2, Places: away}, "3 places for 2 ranks"},
-		{directFrames, Problem{Op: Broadcast, Size: 3, Places: split}, "worker 0 is in domain 0, and rank 2 of it in domain 1"},
+		{
+			directFrames,
+			Problem{Op: Broadcast, Size: 3, Places: split},
+			"worker 0 is in domain 0, and rank 2 of it in domain 1",
+		},
 		{directFrames, Problem{Op: Broadcast, Size: 3, Places: torn}, "domain 1 is on host 0, and rank 2 of it on host 1"},
 		{direct, Problem{Op: AllReduce, Size: 2, Counts: []int{1, 2}}, "counts by rank given for all_reduce"},
 		{direct, Problem{Op: Gather, Size: 2, Counts: []int{1, 2, 3}}, "3 counts for 2 ranks"},
 		{direct, Problem{Op: Gather, Size: 2, Count: 1, Counts: []int{2, -1}}, "-1 elements for rank 1"},
-		{direct, Problem{Op: Gather, Size: 2, Count: 4, Counts: []int{1, 2}}, "the counts by rank are 3 elements, the vector has 4"},
+		{
+			direct,
+			Problem{Op: Gather, Size: 2, Count: 4, Counts: []int{1, 2}},
+			"the counts by rank are 3 elements, the vector has 4",
+		},
 		{direct, Problem{Op: AllToAll, Size: 2, Count: 3}, "3 elements cannot be divided into 2 equal parts"},
 	} {
 		t.Run(fmt.Sprintf("%s/%s", c.a.Name, c.want), func(t *testing.T) {

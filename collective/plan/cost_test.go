@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// How much less and more than the slowest rank takes a cost may say: ranks wait for each other in ways that it does not follow, a
-// rank's part in an incomplete end may be shorter than the longest path, uneven parts are reckoned as the longest. Of two
-// rows of which one takes twice as long, the costs still say which.
+// How much less and more than the slowest rank takes a cost may say: ranks wait for each other in ways that it does not
+// follow, a rank's part in an incomplete end may be shorter than the longest path, uneven parts are reckoned as the
+// longest. Of two rows of which one takes twice as long, the costs still say which.
 const (
 	costLeast = 0.9
 	costMost  = 1.6
@@ -21,7 +21,8 @@ var manyRanks = flag.Bool("many-ranks", false, "TestCost also predicts for 16, 3
 // TestCost holds each cost function against a run of the plans in virtual time.
 func TestCost(t *testing.T) {
 	near := Links{
-		Memory: Link{time.Microsecond, 12e9}, Host: Link{5 * time.Microsecond, 3e9}, Network: Link{30 * time.Microsecond, 1e9},
+		Memory: Link{time.Microsecond, 12e9}, Host: Link{5 * time.Microsecond, 3e9},
+		Network: Link{30 * time.Microsecond, 1e9},
 		Combine: 20e9, Copy: 10e9, ElementBytes: 4,
 	}
 	crowded := near
@@ -43,7 +44,8 @@ func TestCost(t *testing.T) {
 							continue
 						}
 						cost, took := a.Cost(p, l), virtualTime(t, a, p, l)
-						if slack := time.Duration(4 * n); float64(cost+slack) < costLeast*float64(took) || float64(cost-slack) > costMost*float64(took) {
+						if slack := time.Duration(4 * n); float64(cost+slack) < costLeast*float64(took) ||
+							float64(cost-slack) > costMost*float64(took) {
 							t.Errorf("%v over links %d costs %v, takes %v", p, i, cost, took)
 						}
 					}
@@ -109,10 +111,13 @@ type virtual struct {
 	flags [][]time.Duration // by rank
 }
 
-// virtualTime returns when the slowest rank has ended, where frames and flags take their latency, links their bandwidth, and
-// reading and copying their rates.
+// virtualTime returns when the slowest rank has ended, where frames and flags take their latency, links their
+// bandwidth, and reading and copying their rates.
 func virtualTime(t *testing.T, a Algorithm, p Problem, l Links) time.Duration {
-	v := &virtual{p: p, c: l.of(p), plans: solve(a, p).plans, next: make([]int, p.Size), now: make([]time.Duration, p.Size), flags: make([][]time.Duration, p.Size)}
+	v := &virtual{
+		p: p, c: l.of(p), plans: solve(a, p).plans, next: make([]int, p.Size),
+		now: make([]time.Duration, p.Size), flags: make([][]time.Duration, p.Size),
+	}
 	for v.round() {
 	}
 	for rank := range v.plans {

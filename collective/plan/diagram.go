@@ -199,7 +199,8 @@ func (d *Diagram) String() string {
 // for frames, dashed ones for flags. Memory accesses appear in the labels of their steps.
 func (d *Diagram) DOT() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "digraph plan {\n  label=%q; labelloc=t; rankdir=TB; node [shape=box, fontname=monospace, fontsize=10];\n",
+	fmt.Fprintf(&b, "digraph plan {\n  label=%q; labelloc=t; rankdir=TB; node [shape=box, fontname=monospace, "+
+		"fontsize=10];\n",
 		fmt.Sprintf("%s: %v", d.Algorithm, d.Problem))
 	for rank, steps := range d.Ranks {
 		fmt.Fprintf(&b, "  subgraph cluster_%d {\n    label=\"rank %d\";\n", rank, rank)
@@ -261,7 +262,8 @@ func (d *Diagram) SVG() string {
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/><text x="10" y="20" font-size="13">%s</text>`+"\n",
 		width, height, escape(title))
 	for rank := range d.Ranks {
-		fmt.Fprintf(&b, `<text x="%d" y="50" text-anchor="middle">rank %d</text><line x1="%d" y1="58" x2="%d" y2="%d" stroke="#ccc"/>`+"\n",
+		fmt.Fprintf(&b,
+			`<text x="%d" y="50" text-anchor="middle">rank %d</text><line x1="%d" y1="58" x2="%d" y2="%d" stroke="#ccc"/>`+"\n",
 			x(rank), rank, x(rank), x(rank), height-10)
 	}
 	for _, e := range d.Edges {
@@ -275,7 +277,8 @@ func (d *Diagram) SVG() string {
 			}
 			fmt.Fprintf(&b, `<g><title>%s</title><rect x="%d" y="%d" width="%d" height="%d" rx="4" fill="%s" stroke="#1f4e79"/>`+
 				`<text x="%d" y="%d" text-anchor="middle" font-size="11">%s</text></g>`+"\n",
-				escape(text), x(rank)-svgBox/2, y(s.Slot)-svgBoxHeight/2, svgBox, svgBoxHeight, fill(s.Kind), x(rank), y(s.Slot)+4, escape(short(s.Step)))
+				escape(text), x(rank)-svgBox/2, y(s.Slot)-svgBoxHeight/2, svgBox, svgBoxHeight, fill(s.Kind), x(rank), y(s.Slot)+4,
+				escape(short(s.Step)))
 		}
 	}
 	b.WriteString("</svg>\n")
@@ -320,9 +323,12 @@ func (d *Diagram) arrow(b *strings.Builder, e Edge, x, y func(int) int) {
 		y2 -= edge
 	}
 	middle := [2]int{(x1 + x2) / 2, (y1+y2)/2 + bend}
-	fmt.Fprintf(b, `<path d="M%d %dQ%d %d %d %d" fill="none" %s marker-end="url(#head)"/>`+"\n", x1, y1, middle[0], middle[1], x2, y2, style)
+	fmt.Fprintf(b, `<path d="M%d %dQ%d %d %d %d" fill="none" %s marker-end="url(#head)"/>`+"\n", x1, y1, middle[0],
+		middle[1], x2, y2, style)
 	if text != "" {
-		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="middle" font-size="10" fill="#1f4e79" stroke="white" stroke-width="3" paint-order="stroke">%s</text>`+"\n",
+		fmt.Fprintf(b,
+			`<text x="%d" y="%d" text-anchor="middle" font-size="10" fill="#1f4e79" `+
+				`stroke="white" stroke-width="3" paint-order="stroke">%s</text>`+"\n",
 			middle[0], (y1+y2)/2+bend/2+3, text)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDiagram: of every algorithm and problem that fits it, each step starts after what it waits for, each frame has one
-// sender and one receiver, and the picture is well-formed XML that names every step.
+// TestDiagram: of every algorithm and problem that fits it, each step starts after what it waits for, each frame has
+// one sender and one receiver, and the picture is well-formed XML that names every step.
 func TestDiagram(t *testing.T) {
 	drawn := map[string]bool{}
 	for _, a := range Algorithms {
@@ -48,7 +48,8 @@ func checkDiagram(t *testing.T, d *Diagram) {
 	for rank, steps := range d.Ranks {
 		for index, s := range steps {
 			if index > 0 && s.Slot <= steps[index-1].Slot {
-				t.Errorf("%s: rank %d, step %d is in slot %d, the step before in slot %d", name, rank, index, s.Slot, steps[index-1].Slot)
+				t.Errorf("%s: rank %d, step %d is in slot %d, the step before in slot %d", name, rank, index, s.Slot,
+					steps[index-1].Slot)
 			}
 			if s.Kind == Exchange && s.From >= 0 {
 				received++
@@ -67,8 +68,10 @@ func checkDiagram(t *testing.T, d *Diagram) {
 				t.Errorf("%s: %v of rank %d is received before it is sent", name, to.Step, e.To.Rank)
 			}
 		case FlagEdge:
-			if from, to := d.Ranks[e.From.Rank][e.From.Index], d.Ranks[e.To.Rank][e.To.Index]; from.Slot >= to.Slot || from.Mark != to.Mark {
-				t.Errorf("%s: %v of rank %d in slot %d, %v of rank %d in slot %d", name, from.Step, e.From.Rank, from.Slot, to.Step, e.To.Rank, to.Slot)
+			if from, to := d.Ranks[e.From.Rank][e.From.Index], d.Ranks[e.To.Rank][e.To.Index]; from.Slot >= to.Slot ||
+				from.Mark != to.Mark {
+				t.Errorf("%s: %v of rank %d in slot %d, %v of rank %d in slot %d", name, from.Step, e.From.Rank, from.Slot, to.Step,
+					e.To.Rank, to.Slot)
 			}
 		}
 	}

@@ -136,7 +136,10 @@ func (d *schedule) combine(t reduceTree, tree, x int) {
 			if child == right {
 				side = Right
 			}
-			slots[colour(a, t.atSender, t.atReceiver)] = move{on: true, peer: t.host(tree, child), tree: tree, level: t.level(x), side: side}
+			slots[colour(a, t.atSender, t.atReceiver)] = move{
+				on: true, peer: t.host(tree, child), tree: tree, level: t.level(x),
+				side: side,
+			}
 		}
 	}
 	for i := range slots {

@@ -23,7 +23,8 @@ func eagerFits(p Problem) error {
 		return err
 	}
 	if most := p.longestSource(); most > p.Stage {
-		return fmt.Errorf("eager needs every source to fit in the staging buffer: %d elements, the staging buffer has %d", most, p.Stage)
+		return fmt.Errorf("eager needs every source to fit in the staging buffer: %d elements, the staging buffer has %d",
+			most, p.Stage)
 	}
 	return nil
 }

@@ -80,7 +80,8 @@ func (p Problem) contiguous(name string) ([]Ranks, error) {
 		case !ok:
 			all = append(all, Ranks{rank, rank + 1})
 		case last != rank-1:
-			return nil, fmt.Errorf("%s needs the ranks of a domain to follow each other: ranks %d and %d are in domain %d, rank %d is not",
+			return nil, fmt.Errorf("%s needs the ranks of a domain to follow each other: ranks %d and %d are in domain %d, "+
+				"rank %d is not",
 				name, last, rank, at.Domain, rank-1)
 		default:
 			all[len(all)-1].Hi++
@@ -113,7 +114,10 @@ type hierarchy struct {
 const stageHalves = 2
 
 func newHierarchy(p Problem, rank int, long bool) *hierarchy {
-	h := &hierarchy{p: p, rank: rank, long: long, lanes: p.Size, half: p.Stage / stageHalves / sliceElements * sliceElements}
+	h := &hierarchy{
+		p: p, rank: rank, long: long, lanes: p.Size,
+		half: p.Stage / stageHalves / sliceElements * sliceElements,
+	}
 	h.domains, _ = p.contiguous("")
 	for i, d := range h.domains {
 		if d.Lo <= rank && rank < d.Hi {

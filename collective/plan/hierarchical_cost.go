@@ -133,7 +133,8 @@ func (t *tiers) reducing() time.Duration {
 		for _, d := range t.domains {
 			nodes = max(nodes, len(s.nodes(d)))
 		}
-		took = time.Duration((m-1)*nodes) * (t.over(t.slowest(t.members, func(i int) int { return (i + 1) % m }), t.piece) + t.combining(2*t.piece))
+		took = time.Duration((m-1)*nodes) * (t.over(t.slowest(t.members, func(i int) int { return (i + 1) % m }),
+			t.piece) + t.combining(2*t.piece))
 	}
 	switch t.p.Op {
 	case AllReduce:

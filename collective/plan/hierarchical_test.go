@@ -106,8 +106,8 @@ func TestHierarchicalFrames(t *testing.T) {
 	}
 }
 
-// TestHierarchicalMoves holds what crosses between domains in an all-reduce: with equal domains that are nodes a slice a round, or
-// 2S(m-1)/m of it, m the number of domains; with others at most as often as there are nodes in a domain.
+// TestHierarchicalMoves holds what crosses between domains in an all-reduce: with equal domains that are nodes a slice
+// a round, or 2S(m-1)/m of it, m the number of domains; with others at most as often as there are nodes in a domain.
 func TestHierarchicalMoves(t *testing.T) {
 	for _, c := range []struct {
 		sizes       []int
@@ -118,8 +118,9 @@ func TestHierarchicalMoves(t *testing.T) {
 		{[]int{4, 4, 4, 4}, 2, 32, 24},
 		{[]int{2, 2, 2, 2}, 2, 64, 48},
 		{[]int{8, 8, 8, 8, 8, 8, 8, 8}, 3, 24, 14},
-		{[]int{3, 3}, 2, 43, 32},    // two nodes in each: 2/3 S; half of each, and half a slice back
-		{[]int{6, 6, 6}, 7, 75, 22}, // two rounds up of at most three sums, then one back; a third of two sums to each of two, and 2/3 of the slice
+		{[]int{3, 3}, 2, 43, 32}, // two nodes in each: 2/3 S; half of each, and half a slice back
+		// two rounds up of at most three sums, then one back; a third of two sums to each of two, and 2/3 of the slice
+		{[]int{6, 6, 6}, 7, 75, 22},
 	} {
 		const count = 64 * 64 * 3 * 5 * 8
 		p := Problem{Op: AllReduce, Places: shaped(c.sizes...), Count: count}
@@ -127,7 +128,8 @@ func TestHierarchicalMoves(t *testing.T) {
 		_, short := counted(hierarchical, p)
 		_, long := counted(hierarchicalLong, p)
 		if short.steps > c.rounds || !near(short.sent, count/64*c.short, 8) || !near(long.sent, count/64*c.long, 8) {
-			t.Errorf("%v: short %+v, long %+v of %d elements; want at most %d steps, %d and %d 64ths", c.sizes, short, long, count, c.rounds, c.short, c.long)
+			t.Errorf("%v: short %+v, long %+v of %d elements; want at most %d steps, %d and %d 64ths", c.sizes, short, long,
+				count, c.rounds, c.short, c.long)
 		}
 	}
 }
@@ -138,10 +140,16 @@ func TestHierarchicalRefuses(t *testing.T) {
 		p    Problem
 		want string
 	}{
-		{Problem{Op: AllReduce, Size: 4, Places: dealt}, "the ranks of a domain to follow each other: ranks 0 and 2 are in domain 0, rank 1 is not"},
+		{
+			Problem{Op: AllReduce, Size: 4, Places: dealt},
+			"the ranks of a domain to follow each other: ranks 0 and 2 are in domain 0, rank 1 is not",
+		},
 		{Problem{Op: AllReduce, Size: 4}, "needs several domains"},
 		{Problem{Op: AllReduce, Size: 3, Places: shaped(1, 1, 1)}, "needs a domain of several ranks"},
-		{Problem{Op: AllReduce, Size: 4, Places: shaped(2, 2), Private: true, Stage: 255}, "a staging buffer of 256 elements at least, it has 255"},
+		{
+			Problem{Op: AllReduce, Size: 4, Places: shaped(2, 2), Private: true, Stage: 255},
+			"a staging buffer of 256 elements at least, it has 255",
+		},
 		{Problem{Op: AllToAll, Size: 4, Places: shaped(2, 2)}, "no plan for all_to_all"},
 	} {
 		if err := hierarchical.Fits(c.p); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -150,7 +158,8 @@ func TestHierarchicalRefuses(t *testing.T) {
 	}
 }
 
-// TestNodes holds that the nodes of some ranks are nodes, follow each other, are as few as promised, and that no two are neighbours.
+// TestNodes holds that the nodes of some ranks are nodes, follow each other, are as few as promised, and that no two
+// are neighbours.
 func TestNodes(t *testing.T) {
 	for n := 1; n <= 70; n++ {
 		s := &sums{size: n}
@@ -175,7 +184,8 @@ func TestNodes(t *testing.T) {
 // TestHierarchicalCost holds the costs against virtual time for all shapes.
 func TestHierarchicalCost(t *testing.T) {
 	l := Links{
-		Memory: Link{time.Microsecond, 12e9}, Host: Link{5 * time.Microsecond, 3e9}, Network: Link{30 * time.Microsecond, 1e9},
+		Memory: Link{time.Microsecond, 12e9}, Host: Link{5 * time.Microsecond, 3e9},
+		Network: Link{30 * time.Microsecond, 1e9},
 		Combine: 20e9, Copy: 10e9, ElementBytes: 4,
 	}
 	for _, sizes := range shapes {

@@ -23,7 +23,8 @@ func TestCanonical(t *testing.T) {
 			}
 			level = next
 		}
-		got := canonical(0, n, func(rank int) string { return fmt.Sprint(rank) }, func(l, r string) string { return "(" + l + "+" + r + ")" })
+		got := canonical(0, n, func(rank int) string { return fmt.Sprint(rank) },
+			func(l, r string) string { return "(" + l + "+" + r + ")" })
 		if got != level[0] {
 			t.Fatalf("tree of %d: %s, want %s", n, got, level[0])
 		}
@@ -49,8 +50,8 @@ func TestSlice(t *testing.T) {
 	}
 }
 
-// TestTail holds that the places of a tail's ranks are a permutation, that place and rank undo each other, and that some
-// rank always holds the tail's sum.
+// TestTail holds that the places of a tail's ranks are a permutation, that place and rank undo each other, and that
+// some rank always holds the tail's sum.
 func TestTail(t *testing.T) {
 	for size := 1; size <= 130; size++ {
 		tails := tailOf(size)
@@ -59,7 +60,8 @@ func TestTail(t *testing.T) {
 			for rank := size - length; rank < size; rank++ {
 				place := tails.place(k, rank)
 				if place < 0 || place >= length || seen[place] || tails.rank(k, place) != rank {
-					t.Fatalf("size %d, round %d: rank %d has place %d, where rank %d is; places taken %v", size, k, rank, place, tails.rank(k, place), seen)
+					t.Fatalf("size %d, round %d: rank %d has place %d, where rank %d is; places taken %v", size, k, rank, place,
+						tails.rank(k, place), seen)
 				}
 				seen[place] = true
 			}

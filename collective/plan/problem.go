@@ -162,7 +162,8 @@ func (p Problem) domains() [][]int {
 func (p Problem) together(algorithm string) error {
 	for rank := range p.Places {
 		if p.domain(rank) != p.domain(0) {
-			return fmt.Errorf("%s needs every rank in one process, or on one host with shared memory: rank %d is in domain %d, rank 0 in domain %d",
+			return fmt.Errorf("%s needs every rank in one process, or on one host with shared memory: rank %d is in domain "+
+				"%d, rank 0 in domain %d",
 				algorithm, rank, p.domain(rank), p.domain(0))
 		}
 	}

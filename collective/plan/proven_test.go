@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestAlgorithmsProven proves every row of the table for every problem that it fits: all operations, all sizes to 64 and some
-// beyond, all roots where they are few, several placements, counts that do not divide.
+// TestAlgorithmsProven proves every row of the table for every problem that it fits: all operations, all sizes to 64
+// and some beyond, all roots where they are few, several placements, counts that do not divide.
 func TestAlgorithmsProven(t *testing.T) {
 	largest := 64
 	if testing.Short() {
@@ -127,8 +127,8 @@ type placed struct {
 	private bool
 }
 
-// placements are where n ranks can be: together; in domains of four, which are nodes of the tree; of three, which are not; alone;
-// in domains that grow; dealt out to two domains on one host.
+// placements are where n ranks can be: together; in domains of four, which are nodes of the tree; of three, which are
+// not; alone; in domains that grow; dealt out to two domains on one host.
 func placements(n int) []placed {
 	all := []placed{{}, {private: true}}
 	if n == 1 {
@@ -174,7 +174,8 @@ func operations(n int) iter.Seq[Problem] {
 					(n == 1 || yield(Problem{Op: Send, Size: n, Count: count, Root: root, Peer: (root + n/2 + n%2) % n}))
 			}
 		}
-		ok = ok && yield(Problem{Op: AllToAll, Size: n, Count: countsToProve(n)[len(countsToProve(n))-1] / n * n}) && (n > 9 || yield(Problem{Op: AllToAll, Size: n}))
+		ok = ok && yield(Problem{Op: AllToAll, Size: n, Count: countsToProve(n)[len(countsToProve(n))-1] / n * n}) &&
+			(n > 9 || yield(Problem{Op: AllToAll, Size: n}))
 		for _, parts := range partitions(n) {
 			count := 0
 			for _, length := range parts {

@@ -27,7 +27,8 @@ func ringFits(p Problem) error {
 		return err
 	}
 	if p.Op.Reduces() && p.Order != Any {
-		return errors.New("ring adds in the order of the ranks around the ring, starting at another rank for each slice, and not along the canonical tree: it needs Order: Any")
+		return errors.New("ring adds in the order of the ranks around the ring, starting at another rank for each slice, " +
+			"and not along the canonical tree: it needs Order: Any")
 	}
 	return nil
 }

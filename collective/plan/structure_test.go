@@ -36,8 +36,8 @@ func counted(a Algorithm, p Problem) (of []moves, most moves) {
 // near reports whether elements are what they should be, but for a granule more in each of some frames.
 func near(got, want, frames int) bool { return got <= want+frames*sliceElements }
 
-// TestRabenseifnerMoves holds the numbers of docs/algorithms.md: in powers of two 2·log2(n) steps and 2S(n-1)/n; in other sizes a
-// join of a block of 2^b into one of 2^c costs c-b+1 steps and S/2^b.
+// TestRabenseifnerMoves holds the numbers of docs/algorithms.md: in powers of two 2·log2(n) steps and 2S(n-1)/n; in
+// other sizes a join of a block of 2^b into one of 2^c costs c-b+1 steps and S/2^b.
 func TestRabenseifnerMoves(t *testing.T) {
 	const count = 64 * 7 * 9 * 11 * 64
 	for n := 2; n <= 64; n++ {
@@ -61,9 +61,13 @@ func TestRabenseifnerMoves(t *testing.T) {
 	}
 }
 
-// TestRabenseifnerPath holds how many steps lie on the longest path: those of the blocks, of the joins, the share and the all-gather.
+// TestRabenseifnerPath holds how many steps lie on the longest path: those of the blocks, of the joins, the share and
+// the all-gather.
 func TestRabenseifnerPath(t *testing.T) {
-	for size, want := range map[int]int{1: 0, 2: 2, 3: 3 + 1 + 2, 4: 4, 5: 5 + 1 + 3, 6: 4 + 1 + 3, 7: 5 + 1 + 3, 8: 6, 12: 5 + 1 + 4, 15: 7 + 1 + 4, 16: 8, 24: 6 + 1 + 5, 33: 11 + 1 + 6, 64: 12} {
+	for size, want := range map[int]int{
+		1: 0, 2: 2, 3: 3 + 1 + 2, 4: 4, 5: 5 + 1 + 3, 6: 4 + 1 + 3, 7: 5 + 1 + 3, 8: 6,
+		12: 5 + 1 + 4, 15: 7 + 1 + 4, 16: 8, 24: 6 + 1 + 5, 33: 11 + 1 + 6, 64: 12,
+	} {
 		l := Links{Host: Link{Latency: 1}}
 		p := Problem{Op: AllReduce, Size: size}
 		if got := int(virtualTime(t, rabenseifner, p, l)); got != want {
@@ -78,16 +82,20 @@ func TestRabenseifnerPath(t *testing.T) {
 // TestRabenseifnerBytes holds how many vectors lie on the longest path, as docs/algorithms.md says.
 func TestRabenseifnerBytes(t *testing.T) {
 	const count = 64 * 64 * 33 * 7 * 5 * 9
-	for size, want := range map[int]float64{2: 1, 3: 2.7, 4: 1.5, 5: 2.8, 6: 2.3, 7: 3.1, 8: 1.8, 12: 2.2, 15: 3.3, 16: 1.9, 24: 2.1, 33: 3, 64: 2} {
+	for size, want := range map[int]float64{
+		2: 1, 3: 2.7, 4: 1.5, 5: 2.8, 6: 2.3, 7: 3.1, 8: 1.8, 12: 2.2, 15: 3.3,
+		16: 1.9, 24: 2.1, 33: 3, 64: 2,
+	} {
 		l := Links{Host: Link{Bandwidth: 1e9}, ElementBytes: 1} // an element a nanosecond
-		if got := float64(virtualTime(t, rabenseifner, Problem{Op: AllReduce, Size: size, Count: count}, l)) / count; math.Abs(got-want) > 0.06 {
+		if got := float64(virtualTime(t, rabenseifner, Problem{Op: AllReduce, Size: size, Count: count},
+			l)) / count; math.Abs(got-want) > 0.06 {
 			t.Errorf("%d ranks move %.2f vectors, want %.1f", size, got, want)
 		}
 	}
 }
 
-// TestPlaces holds that places are a permutation of the members, that owners undo it, and that the parts of a slice are those of its
-// owner and of the member beyond.
+// TestPlaces holds that places are a permutation of the members, that owners undo it, and that the parts of a slice are
+// those of its owner and of the member beyond.
 func TestPlaces(t *testing.T) {
 	for n := 1; n <= 200; n++ {
 		p := Problem{Op: AllReduce, Size: n}
@@ -106,14 +114,15 @@ func TestPlaces(t *testing.T) {
 				parts = 2
 			}
 			if h.cut(s+1)-h.cut(s) != parts || h.owner(h.cut(s)) != h.reversed(s) {
-				t.Fatalf("%d members: slice %d has the places [%d, %d), want %d from member %d's on", n, s, h.cut(s), h.cut(s+1), parts, h.reversed(s))
+				t.Fatalf("%d members: slice %d has the places [%d, %d), want %d from member %d's on", n, s, h.cut(s), h.cut(s+1),
+					parts, h.reversed(s))
 			}
 		}
 	}
 }
 
-// TestDoubleTreeMoves holds that no rank sends or receives more than 5S/2 in an all-reduce, S in a broadcast, 3S/2 in a reduce but for the
-// root; and that a rank has much to do up in one tree only.
+// TestDoubleTreeMoves holds that no rank sends or receives more than 5S/2 in an all-reduce, S in a broadcast, 3S/2 in a
+// reduce but for the root; and that a rank has much to do up in one tree only.
 func TestDoubleTreeMoves(t *testing.T) {
 	const count = 200_000
 	for n := 2; n <= 40; n++ {
@@ -152,7 +161,8 @@ func TestDoubleTreeMoves(t *testing.T) {
 	}
 }
 
-// TestColours holds that no rank has two arcs of one colour to send, or to receive, and that parents and children agree.
+// TestColours holds that no rank has two arcs of one colour to send, or to receive, and that parents and children
+// agree.
 func TestColours(t *testing.T) {
 	type end struct{ rank, colour int }
 	for n := 2; n <= 130; n++ {
@@ -182,7 +192,8 @@ func TestColours(t *testing.T) {
 				for u := 1; u < n; u++ {
 					left, right := down.children(down.parent(u))
 					if left != u && right != u || down.number(tree, down.rank(tree, u)) != u {
-						t.Fatalf("%d ranks: number %d of tree %d has the parent %d, whose children are %d and %d", n, u, tree, down.parent(u), left, right)
+						t.Fatalf("%d ranks: number %d of tree %d has the parent %d, whose children are %d and %d", n, u, tree,
+							down.parent(u), left, right)
 					}
 					a := arc{tree, u}
 					take("down", down.rank(tree, down.parent(u)), down.rank(tree, u), colour(a, down.atSender, down.atReceiver), a)
@@ -211,7 +222,10 @@ func TestRingMoves(t *testing.T) {
 }
 
 func TestRingRefusesOrder(t *testing.T) {
-	for _, p := range []Problem{{Op: AllReduce, Size: 4, Count: 64}, {Op: ReduceScatter, Size: 4, Count: 64, Order: Canonical}} {
+	for _, p := range []Problem{
+		{Op: AllReduce, Size: 4, Count: 64},
+		{Op: ReduceScatter, Size: 4, Count: 64, Order: Canonical},
+	} {
 		if err := ring.Fits(p); err == nil || !strings.Contains(err.Error(), "it needs Order: Any") {
 			t.Errorf("ring for %v: %v", p, err)
 		}

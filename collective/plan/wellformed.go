@@ -24,7 +24,10 @@ func (x *proof) unequalMarks() *Fault {
 		first := x.marksOf(d.ranks[0])
 		for _, rank := range d.ranks[1:] {
 			if n := x.marksOf(rank); n != first {
-				return &Fault{Rank: rank, Index: len(x.ranks[rank].plan), Reason: fmt.Sprintf("sets %d flags, rank %d of the same domain %d", n, d.ranks[0], first)}
+				return &Fault{
+					Rank: rank, Index: len(x.ranks[rank].plan),
+					Reason: fmt.Sprintf("sets %d flags, rank %d of the same domain %d", n, d.ranks[0], first),
+				}
 			}
 		}
 	}

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// TestWinners holds the table of docs/algorithms.md that says which row costs least, on links as they are in a data centre: 25 µs and 10 Gb/s
-// between hosts, ranks of a host in one domain. The output of a failure is the table as it should be.
+// TestWinners holds the table of docs/algorithms.md that says which row costs least, on links as they are in a data
+// centre: 25 µs and 10 Gb/s between hosts, ranks of a host in one domain. The output of a failure is the table as it
+// should be.
 func TestWinners(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/algorithms.md")
 	if err != nil {
@@ -24,12 +25,24 @@ func TestWinners(t *testing.T) {
 
 func winners(p Problem) string {
 	l := Links{
-		Memory: Link{150 * time.Nanosecond, 12e9}, Host: Link{10 * time.Microsecond, 2e9}, Network: Link{25 * time.Microsecond, 1.25e9},
+		Memory: Link{150 * time.Nanosecond, 12e9}, Host: Link{10 * time.Microsecond, 2e9},
+		Network: Link{25 * time.Microsecond, 1.25e9},
 		Combine: 30e9, Copy: 12e9, ElementBytes: 4,
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "| %s | 1 KiB | 64 KiB | 1 MiB | 16 MiB | 256 MiB |\n|---|---|---|---|---|---|\n", p.Op)
-	for _, c := range []struct{ hosts, ranks int }{{2, 1}, {3, 1}, {8, 1}, {24, 1}, {33, 1}, {128, 1}, {2, 4}, {8, 4}, {2, 3}, {128, 8}} {
+	for _, c := range []struct{ hosts, ranks int }{
+		{2, 1},
+		{3, 1},
+		{8, 1},
+		{24, 1},
+		{33, 1},
+		{128, 1},
+		{2, 4},
+		{8, 4},
+		{2, 3},
+		{128, 8},
+	} {
 		sizes := make([]int, c.hosts)
 		for i := range sizes {
 			sizes[i] = c.ranks

@@ -337,7 +337,8 @@ func testWeights(t *testing.T, c Config) {
 		}
 	}
 	if math.Abs(g.Loss-wantLoss) > 1e-6 || g.Metrics[0] != wantMetric {
-		t.Errorf("loss and metric %v, %v with weight 2; %v, %v with the row twice", wantLoss, wantMetric, g.Loss, g.Metrics[0])
+		t.Errorf("loss and metric %v, %v with weight 2; %v, %v with the row twice", wantLoss, wantMetric, g.Loss,
+			g.Metrics[0])
 	}
 }
 
@@ -532,7 +533,10 @@ func testInPlace(t *testing.T, c Config) {
 
 // testApart checks that writing to gradients changes nothing else.
 func testApart(t *testing.T, c Config) {
-	for name, m := range map[string]engine.Model{"plain": c.Plain(1), "averaging": c.Averaging(), "regularised": c.Regularised()} {
+	for name, m := range map[string]engine.Model{
+		"plain": c.Plain(1), "averaging": c.Averaging(),
+		"regularised": c.Regularised(),
+	} {
 		p := inPlace(t, c, m, 4)
 		start := read(t, p, 0)
 		g := gradients(t, p, 0, batch(70, 4), 4).Tensors
@@ -1055,7 +1059,8 @@ func part(b engine.Batch, n, i, rows int) engine.Batch {
 	w := make([]float32, rows)
 	copy(w, b.Weights[lo:hi])
 	return engine.Batch{
-		Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w, Padding: rows - (hi - lo),
+		Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w,
+		Padding: rows - (hi - lo),
 	}
 }
 
@@ -1066,7 +1071,8 @@ func gradients(t *testing.T, p engine.Program, replica int, b engine.Batch, weig
 		t.Fatal(err)
 	}
 	if len(g.Tensors) != len(p.Parameters()) || len(g.Metrics) != len(p.Metrics()) {
-		t.Fatalf("%d gradients, %d metrics: want %d, %d", len(g.Tensors), len(g.Metrics), len(p.Parameters()), len(p.Metrics()))
+		t.Fatalf("%d gradients, %d metrics: want %d, %d", len(g.Tensors), len(g.Metrics), len(p.Parameters()),
+			len(p.Metrics()))
 	}
 	for i, v := range p.Parameters() {
 		if g.Tensors[i].DType() != v.DType || !slices.Equal(g.Tensors[i].Shape(), v.Shape) {

@@ -53,7 +53,8 @@ func BenchmarkStep(b *testing.B) {
 func benchmarkStep(b *testing.B, e engine.Engine, forward models.Forward, shape []int, rows int) {
 	ctx := context.Background()
 	m := &gomlx.Model{
-		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Metrics: []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
+		Forward: forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
+		Metrics:   []gomlx.Metric{gomlx.SparseCategoricalAccuracy()},
 		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.01),
 	}
 	p, err := m.Compile(ctx, e, engine.Spec{

@@ -327,7 +327,8 @@ func Examples(g *graph.Graph) *graph.Node {
 	}
 	if e.mask == nil {
 		count := graph.Parameter(g, argName(examplesArg, 0), shapes.Make(dtypes.Int32))
-		e.mask = graph.ConvertDType(graph.LessThan(graph.Iota(g, shapes.Make(dtypes.Int32, e.rows), 0), count), dtypes.Float32)
+		e.mask = graph.ConvertDType(graph.LessThan(graph.Iota(g, shapes.Make(dtypes.Int32, e.rows), 0), count),
+			dtypes.Float32)
 	}
 	return e.mask
 }
@@ -354,7 +355,8 @@ func (bl *builder) forward(inputs []*graph.Node) ([]*graph.Node, error) {
 			return nil, fmt.Errorf("the model function returned nil as prediction %d", i)
 		}
 		if n.Rank() == 0 || n.Shape().Dim(0) != bl.spec.Rows {
-			return nil, fmt.Errorf("the model function returned a prediction of shape %s: want %d rows, one per example", n.Shape(), bl.spec.Rows)
+			return nil, fmt.Errorf("the model function returned a prediction of shape %s: want %d rows, one per example",
+				n.Shape(), bl.spec.Rows)
 		}
 	}
 	return out, nil
@@ -617,7 +619,8 @@ func bindOne(name string, variables map[string]int) (argument, error) {
 			return argument{kind: kind, index: i}, nil
 		}
 	}
-	return argument{}, fmt.Errorf("parameter %q is neither a variable nor part of the batch: a model function must not call graph.Parameter", name)
+	return argument{}, fmt.Errorf("parameter %q is neither a variable nor part of the batch: a model function must not "+
+		"call graph.Parameter", name)
 }
 
 // finish ends the recording of a graph that has one, and describes it.

@@ -22,7 +22,8 @@ func (p *program) openCentral() error {
 		return nil
 	}
 	if n := p.spec.Replicas; n > len(p.spec.Devices) {
-		return fmt.Errorf("gomlx: Spec.Central is set for %d replicas of which %d are local: want all replicas in one process",
+		return fmt.Errorf("gomlx: Spec.Central is set for %d replicas of which %d are local: want all replicas in one "+
+			"process",
 			n, len(p.spec.Devices))
 	}
 	device, err := p.backend.deviceNum(*d)

@@ -98,7 +98,8 @@ func (c *collectives) misused() error {
 	if c == nil || !c.inference {
 		return nil
 	}
-	return errors.New("the model function calls gomlx.AllReduce in inference, where replicas do not wait for each other: call it only where Scope.IsTraining")
+	return errors.New("the model function calls gomlx.AllReduce in inference, where replicas do not wait for each " +
+		"other: call it only where Scope.IsTraining")
 }
 
 // replicas returns the number of replicas of the whole job.
@@ -111,7 +112,10 @@ func (bl *builder) replicas() int {
 
 // overReplicas allows all-reduces in the graph of x, if there are other replicas.
 func (bl *builder) overReplicas(x *executable) {
-	x.g.AttachState(collectivesKey{}, &collectives{replicas: bl.replicas(), summable: bl.spec.Sum != nil, recorder: x.recorder})
+	x.g.AttachState(collectivesKey{}, &collectives{
+		replicas: bl.replicas(), summable: bl.spec.Sum != nil,
+		recorder: x.recorder,
+	})
 }
 
 // inference records in the graph of x that there are other replicas, but all-reduces are not allowed.
@@ -170,9 +174,10 @@ func (r *replica) runStages(ctx context.Context, p *stages.Program) ([]compute.B
 		}
 		r.sums = append(r.sums, x)
 	}
-	return p.Run(r.args, r.device, r.p.backend.recycles, func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
-		return r.exchange(ctx, which, buffers)
-	})
+	return p.Run(r.args, r.device, r.p.backend.recycles,
+		func(which []int, buffers []compute.Buffer) ([]compute.Buffer, error) {
+			return r.exchange(ctx, which, buffers)
+		})
 }
 
 // exchange all-reduces operands over the replicas.

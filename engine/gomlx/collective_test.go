@@ -102,7 +102,9 @@ func addTo[T float32 | float64 | int32](dst, src []T, first bool) {
 }
 
 // allGradients runs the gradients program of n replicas at once, and returns loss and gradients summed over them.
-func allGradients(p engine.Program, m *meeting, batches []engine.Batch, weightSum float64) (float64, [][]float64, error) {
+func allGradients(p engine.Program, m *meeting, batches []engine.Batch, weightSum float64) (float64, [][]float64,
+	error,
+) {
 	out, errs := make([]engine.Gradients, len(batches)), make([]error, len(batches))
 	var wg sync.WaitGroup
 	for r, b := range batches {
@@ -195,7 +197,8 @@ func TestAllReduceGradient(t *testing.T) {
 				if _, _, err := allGradients(p, m, batches, 9); err != nil {
 					t.Fatal(err)
 				}
-				if want := "all_reduce_1 all_reduce_2|all_reduce_3|all_reduce_3/gradient|all_reduce_1/gradient"; strings.Join(m.calls, "|") != want {
+				want := "all_reduce_1 all_reduce_2|all_reduce_3|all_reduce_3/gradient|all_reduce_1/gradient"
+				if strings.Join(m.calls, "|") != want {
 					t.Errorf("calls %q, want %q", m.calls, want)
 				}
 				holdGradient(t, p, m, batches, 9, c.step, c.want)
@@ -340,7 +343,8 @@ func TestAllReduceMistakes(t *testing.T) {
 	// Without a sum one replica needs none, and x is what comes back.
 	alone := spec
 	alone.Sum, alone.Devices = nil, alone.Devices[:1]
-	p := compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e, alone)
+	p := compile(t, with(func(_ *model.Scope, x *graph.Node) *graph.Node { return gomlx.AllReduce(x, gomlx.Sum) }), e,
+		alone)
 	b := entangledBatches(tensor.Float32, 1)[0]
 	if _, err := p.Gradients(t.Context(), 0, b, 3, [3]uint64{}); err != nil {
 		t.Error(err)

@@ -15,13 +15,17 @@ import (
 
 func TestConformanceXLA(t *testing.T) {
 	needXLA(t)
-	enginetest.Run(t, conformance(func(n int) (engine.Engine, error) { return gomlx.OpenXLA(gomlx.XLAOptions{Devices: n}) }))
+	enginetest.Run(t, conformance(func(n int) (engine.Engine, error) {
+		return gomlx.OpenXLA(gomlx.XLAOptions{Devices: n})
+	}))
 }
 
 // TestConformanceStaged runs the suite with the copies that an accelerator needs.
 func TestConformanceStaged(t *testing.T) {
 	needXLA(t)
-	enginetest.Run(t, conformance(func(n int) (engine.Engine, error) { return gomlx.OpenXLA(gomlx.Staged(gomlx.XLAOptions{Devices: n})) }))
+	enginetest.Run(t, conformance(func(n int) (engine.Engine, error) {
+		return gomlx.OpenXLA(gomlx.Staged(gomlx.XLAOptions{Devices: n}))
+	}))
 }
 
 const builtWithXLA = true

@@ -28,7 +28,10 @@ type constants struct {
 }
 
 func someConstants() constants {
-	return constants{dropout: 0.5, scale: 2, l2: 1e-3, beta: 0.9, decay: 1e-4, clip: 5, table: make([]float32, 12), loop: 3, step: 1}
+	return constants{
+		dropout: 0.5, scale: 2, l2: 1e-3, beta: 0.9, decay: 1e-4, clip: 5, table: make([]float32, 12),
+		loop: 3, step: 1,
+	}
 }
 
 func (c constants) model() *gomlx.Model {
@@ -98,7 +101,10 @@ func TestDescribe(t *testing.T) {
 				t.Errorf("an address: %s", line)
 			}
 		}
-		for _, name := range []string{"gradients: return", "apply 1 of 2: return", "apply 2 of 2: return", "evaluate: return", "predict: return"} {
+		for _, name := range []string{
+			"gradients: return", "apply 1 of 2: return", "apply 2 of 2: return", "evaluate: return",
+			"predict: return",
+		} {
 			if !slices.ContainsFunc(want, func(line string) bool { return strings.HasPrefix(line, name) }) {
 				t.Errorf("the %s is missing", name)
 			}

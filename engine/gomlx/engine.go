@@ -61,12 +61,13 @@ func OpenGo(o GoOptions) (engine.Engine, error) {
 		return nil, err
 	}
 	return &backend{
-		Backend:     b,
-		name:        "go",
-		description: fmt.Sprintf("GoMLX %s, pure Go backend (compute %s, %s, %s)", gomlxVersion, computeVersion, simd(), runtime.Version()),
-		kind:        "CPU",
-		devices:     n,
-		recycles:    true,
+		Backend: b,
+		name:    "go",
+		description: fmt.Sprintf("GoMLX %s, pure Go backend (compute %s, %s, %s)", gomlxVersion, computeVersion, simd(),
+			runtime.Version()),
+		kind:     "CPU",
+		devices:  n,
+		recycles: true,
 	}, nil
 }
 
@@ -130,7 +131,8 @@ func (b *backend) Close() error {
 // deviceNum returns the backend's number for a device.
 func (b *backend) deviceNum(d engine.Device) (compute.DeviceNum, error) {
 	if !slices.Contains(b.Devices(), d) {
-		return 0, fmt.Errorf("gomlx: engine %s has no device %s:%d: it has %d of kind %s", b.name, d.Kind, d.Index, b.devices, b.kind)
+		return 0, fmt.Errorf("gomlx: engine %s has no device %s:%d: it has %d of kind %s", b.name, d.Kind, d.Index, b.devices,
+			b.kind)
 	}
 	if !b.physical {
 		return 0, nil

@@ -57,7 +57,10 @@ func TestEnginesAgree(t *testing.T) {
 						}
 					}
 				}
-				g, err := p.Gradients(t.Context(), 0, engine.Batch{Inputs: []*tensor.Tensor{x}, Labels: b.Labels, Weights: b.Weights}, rows, [3]uint64{})
+				g, err := p.Gradients(t.Context(), 0, engine.Batch{
+					Inputs: []*tensor.Tensor{x}, Labels: b.Labels,
+					Weights: b.Weights,
+				}, rows, [3]uint64{})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -123,7 +123,10 @@ func panicFrames() (file string, line int, function, loss string) {
 }
 
 // ofGo lists the prefixes of the standard library's functions that may be on a stack that panics.
-var ofGo = []string{"runtime.", "reflect.", "internal/", "slices.", "maps.", "sort.", "strings.", "iter.", "sync.", "fmt.", "math."}
+var ofGo = []string{
+	"runtime.", "reflect.", "internal/", "slices.", "maps.", "sort.", "strings.", "iter.", "sync.",
+	"fmt.", "math.",
+}
 
 // foreign lists the prefixes of other functions that are not user code, this package first.
 var foreign = []string{

@@ -16,8 +16,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// A model is a function of GoMLX with a loss, an optimizer and metrics. Package train compiles it; here it is compiled by hand,
-// for one replica and batches of 32.
+// A model is a function of GoMLX with a loss, an optimizer and metrics. Package train compiles it; here it is compiled
+// by hand, for one replica and batches of 32.
 func ExampleModel() {
 	m := &gomlx.Model{
 		Forward: func(s *model.Scope, inputs []*graph.Node) []*graph.Node {

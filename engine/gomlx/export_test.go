@@ -17,5 +17,6 @@ func ComputeBackend(e engine.Engine) compute.Backend { return e.(*backend).Backe
 
 // Versions is what descriptions say of the modules that compute.
 var Versions = map[string]string{
-	"github.com/gomlx/gomlx": gomlxVersion, "github.com/gomlx/compute": computeVersion, "github.com/gomlx/go-xla": goXLAVersion,
+	"github.com/gomlx/gomlx": gomlxVersion, "github.com/gomlx/compute": computeVersion,
+	"github.com/gomlx/go-xla": goXLAVersion,
 }

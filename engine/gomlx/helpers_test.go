@@ -95,7 +95,8 @@ func share(b engine.Batch, lo, hi, per, n int) []engine.Batch {
 		w := make([]float32, per)
 		copy(w, ones(to-from))
 		list[i] = engine.Batch{
-			Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w, Padding: per - (to - from),
+			Inputs: []*tensor.Tensor{pad(b.Inputs[0])}, Labels: []*tensor.Tensor{pad(b.Labels[0])}, Weights: w,
+			Padding: per - (to - from),
 		}
 	}
 	return list

@@ -178,7 +178,8 @@ func sparseLabels(what string, label, logits *graph.Node) *graph.Node {
 		label = graph.Reshape(label, label.Shape().Dimensions[:len(dims)-1]...)
 	}
 	if label.Rank() != len(want) || label.Shape().Size() != logits.Shape().Size()/dims[len(dims)-1] {
-		panic(fmt.Errorf("%s takes labels of shape %v for logits of shape %s, not %s", what, want, logits.Shape(), label.Shape()))
+		panic(fmt.Errorf("%s takes labels of shape %v for logits of shape %s, not %s", what, want, logits.Shape(),
+			label.Shape()))
 	}
 	return label
 }
@@ -191,7 +192,8 @@ func matched(what string, label, prediction *graph.Node) *graph.Node {
 		label = graph.InsertAxes(label, -1)
 	}
 	if !label.Shape().EqualDimensions(prediction.Shape()) {
-		panic(fmt.Errorf("%s takes labels and predictions of one shape, not %s and %s", what, label.Shape(), prediction.Shape()))
+		panic(fmt.Errorf("%s takes labels and predictions of one shape, not %s and %s", what, label.Shape(),
+			prediction.Shape()))
 	}
 	return graph.ConvertDType(label, prediction.DType())
 }

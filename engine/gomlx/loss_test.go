@@ -75,10 +75,30 @@ func TestLossesAndMetrics(t *testing.T) {
 		labels        tensor.DType
 		want          func(y, z []float64) (loss, metric float64) // of one row
 	}{
-		{"sparse", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(), []int{4}, nil, tensor.Int32, sparse(4)},
-		{"sparse, labels of width 1", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(), []int{4}, []int{1}, tensor.Int64, sparse(4)},
-		{"sparse, bytes", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(), []int{4}, []int{1}, tensor.Uint8, sparse(4)},
-		{"sparse, sequences", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(), []int{3, 4}, []int{3}, tensor.Int32, sparse(4)},
+		{
+			"sparse", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(),
+			[]int{4},
+			nil, tensor.Int32,
+			sparse(4),
+		},
+		{
+			"sparse, labels of width 1", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(),
+			[]int{4},
+			[]int{1},
+			tensor.Int64, sparse(4),
+		},
+		{
+			"sparse, bytes", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(),
+			[]int{4},
+			[]int{1},
+			tensor.Uint8, sparse(4),
+		},
+		{
+			"sparse, sequences", gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy(),
+			[]int{3, 4},
+			[]int{3},
+			tensor.Int32, sparse(4),
+		},
 		{
 			"categorical", gomlx.CategoricalCrossEntropyLogits, gomlx.CategoricalAccuracy(),
 			[]int{4},
@@ -114,7 +134,8 @@ func TestLossesAndMetrics(t *testing.T) {
 			[]int{2, 3},
 			tensor.Float32,
 			func(y, z []float64) (float64, float64) {
-				return mean(6, func(i int) float64 { return (y[i] - z[i]) * (y[i] - z[i]) }), mean(6, func(i int) float64 { return math.Abs(y[i] - z[i]) })
+				return mean(6, func(i int) float64 { return (y[i] - z[i]) * (y[i] - z[i]) }), mean(6,
+					func(i int) float64 { return math.Abs(y[i] - z[i]) })
 			},
 		},
 		{
@@ -149,7 +170,8 @@ func TestLossesAndMetrics(t *testing.T) {
 			s := features(e, rows, test.output...)
 			s.Labels = []engine.Feature{{DType: test.labels, Shape: test.label}}
 			p := compile(t, asGiven(test.loss, test.metric), e, s)
-			z := randomBatch(1, rows, tensor.New(tensor.Float32, test.output...).Len(), 2).Inputs[0].Reshape(append([]int{rows}, test.output...)...)
+			z := randomBatch(1, rows, tensor.New(tensor.Float32, test.output...).Len(),
+				2).Inputs[0].Reshape(append([]int{rows}, test.output...)...)
 			y := tensor.New(test.labels, append([]int{rows}, test.label...)...)
 			for i := range y.Len() {
 				setLabel(y, i)
@@ -188,7 +210,10 @@ func setLabel(y *tensor.Tensor, i int) {
 
 // TestLargeLogits holds that losses do not overflow.
 func TestLargeLogits(t *testing.T) {
-	for name, l := range map[string]gomlx.Loss{"sparse": gomlx.SparseCategoricalCrossEntropyLogits, "binary": gomlx.BinaryCrossEntropyLogits} {
+	for name, l := range map[string]gomlx.Loss{
+		"sparse": gomlx.SparseCategoricalCrossEntropyLogits,
+		"binary": gomlx.BinaryCrossEntropyLogits,
+	} {
 		t.Run(name, func(t *testing.T) {
 			e := openEngine(t, "go", 1)
 			s := features(e, 2, 2)
@@ -199,7 +224,8 @@ func TestLargeLogits(t *testing.T) {
 			}
 			p := compile(t, asGiven(l), e, s)
 			b := engine.Batch{
-				Inputs: []*tensor.Tensor{tensor.From([]float32{-1000, 1000, 1000, -1000}, 2, 2)}, Labels: []*tensor.Tensor{y}, Weights: ones(2),
+				Inputs: []*tensor.Tensor{tensor.From([]float32{-1000, 1000, 1000, -1000}, 2, 2)}, Labels: []*tensor.Tensor{y},
+				Weights: ones(2),
 			}
 			g, err := p.Gradients(t.Context(), 0, b, 2, [3]uint64{})
 			if err != nil {
@@ -212,11 +238,12 @@ func TestLargeLogits(t *testing.T) {
 	}
 }
 
-// TestUnknownLabels holds that a label that is no class shows in the loss, and that an example of weight 0 does not count,
-// whatever its loss is.
+// TestUnknownLabels holds that a label that is no class shows in the loss, and that an example of weight 0 does not
+// count, whatever its loss is.
 func TestUnknownLabels(t *testing.T) {
 	eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
-		p := compile(t, asGiven(gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy()), e, features(e, 4, 3))
+		p := compile(t, asGiven(gomlx.SparseCategoricalCrossEntropyLogits, gomlx.SparseCategoricalAccuracy()), e,
+			features(e, 4, 3))
 		b := randomBatch(1, 4, 3, 3)
 		copy(tensor.Data[int32](b.Labels[0]), []int32{0, 1, 2, 0})
 		copy(b.Weights, []float32{1, 1, 1, 0})
@@ -231,7 +258,8 @@ func TestUnknownLabels(t *testing.T) {
 		for _, label := range []int32{-1, 3, math.MaxInt32} {
 			tensor.Data[int32](b.Labels[0])[3] = label
 			if l, a, o := gradients(); l != loss || a != accuracy || o != offset {
-				t.Errorf("label %d of weight 0: loss %v, accuracy %v, gradient %v: want %v, %v, %v", label, l, a, o, loss, accuracy, offset)
+				t.Errorf("label %d of weight 0: loss %v, accuracy %v, gradient %v: want %v, %v, %v", label, l, a, o, loss, accuracy,
+					offset)
 			}
 			b.Weights[3] = 1
 			if l, _, _ := gradients(); !math.IsNaN(l) {
@@ -267,7 +295,10 @@ func TestHalfWidth(t *testing.T) {
 				for i := range rows {
 					tensor.Data[float32](y)[i] = 1
 				}
-				b := engine.Batch{Inputs: []*tensor.Tensor{tensor.New(dtype, rows, 1)}, Labels: []*tensor.Tensor{y}, Weights: ones(rows)}
+				b := engine.Batch{
+					Inputs: []*tensor.Tensor{tensor.New(dtype, rows, 1)}, Labels: []*tensor.Tensor{y},
+					Weights: ones(rows),
+				}
 				first := math.NaN()
 				for step := range 4 {
 					g, err := p.Gradients(t.Context(), 0, b, rows, [3]uint64{})
@@ -307,9 +338,21 @@ func TestLossErrors(t *testing.T) {
 		want          string
 	}{
 		{"sparse with numbers", gomlx.SparseCategoricalCrossEntropyLogits, []int{4}, nil, tensor.Float32, "integer labels"},
-		{"sparse of another shape", gomlx.SparseCategoricalCrossEntropyLogits, []int{4}, []int{2}, tensor.Int32, "(Int32)[3 2]"},
+		{
+			"sparse of another shape", gomlx.SparseCategoricalCrossEntropyLogits,
+			[]int{4},
+			[]int{2},
+			tensor.Int32,
+			"(Int32)[3 2]",
+		},
 		{"sparse without classes", gomlx.SparseCategoricalCrossEntropyLogits, nil, nil, tensor.Int32, "(rows, …, classes)"},
-		{"categorical of another shape", gomlx.CategoricalCrossEntropyLogits, []int{4}, []int{3}, tensor.Float32, "one shape"},
+		{
+			"categorical of another shape", gomlx.CategoricalCrossEntropyLogits,
+			[]int{4},
+			[]int{3},
+			tensor.Float32,
+			"one shape",
+		},
 		{"binary of another shape", gomlx.BinaryCrossEntropyLogits, []int{4}, []int{3}, tensor.Float32, "one shape"},
 		{"squares of another shape", gomlx.MeanSquaredError, []int{4}, nil, tensor.Float32, "one shape"},
 	} {
@@ -321,7 +364,8 @@ func TestLossErrors(t *testing.T) {
 				p.Close()
 				t.Fatal("compiled")
 			}
-			if got := strings.ReplaceAll(fmt.Sprint(err), ", ", " "); !strings.Contains(got, strings.ReplaceAll(test.want, ", ", " ")) {
+			if got := strings.ReplaceAll(fmt.Sprint(err), ", ", " "); !strings.Contains(got,
+				strings.ReplaceAll(test.want, ", ", " ")) {
 				t.Errorf("error %q does not mention %q", err, test.want)
 			}
 		})

@@ -79,7 +79,8 @@ func (m *Model) validate(spec engine.Spec) error {
 		return err
 	}
 	if _, ok := m.Optimizer.(train.OptimizeWithGradients); !ok {
-		return fmt.Errorf("gomlx: optimizer %T cannot apply given gradients (it has no method UpdateGraphWithGradients, as GoMLX's SGD, "+
+		return fmt.Errorf("gomlx: optimizer %T cannot apply given gradients (it has no method UpdateGraphWithGradients, as "+
+			"GoMLX's SGD, "+
 			"Adam, AdamW, Adamax and RMSProp have), so its gradients cannot be reduced over replicas", m.Optimizer)
 	}
 	seen := map[string]bool{}

@@ -138,7 +138,8 @@ func TestCompileErrors(t *testing.T) {
 
 func TestCompileForAnotherEngine(t *testing.T) {
 	var e engine.Engine = otherEngine{}
-	if _, err := dense(nil).Compile(t.Context(), e, engine.Spec{}); err == nil || !strings.Contains(err.Error(), "otherEngine") {
+	if _, err := dense(nil).Compile(t.Context(), e, engine.Spec{}); err == nil ||
+		!strings.Contains(err.Error(), "otherEngine") {
 		t.Errorf("error %v does not name the engine", err)
 	}
 }
@@ -219,13 +220,14 @@ func TestErrorsOutsideTheUsersCode(t *testing.T) {
 	}
 }
 
-// TestAccidentsSayWhere holds that a panic inside the backend, which says nothing by itself, names the function, and that
-// the program can be used afterwards. XLA moves the index to the nearest row.
+// TestAccidentsSayWhere holds that a panic inside the backend, which says nothing by itself, names the function, and
+// that the program can be used afterwards. XLA moves the index to the nearest row.
 func TestAccidentsSayWhere(t *testing.T) {
 	e := openEngine(t, "go", 1)
 	m := dense(nil)
 	m.Forward = func(s *model.Scope, in []*graph.Node) []*graph.Node {
-		return []*graph.Node{layers.Dense(s, graph.ReduceMean(layers.Embedding(s.In("embedding"), in[0], dtypes.Float32, 7, 4), 1), true, 3)}
+		return []*graph.Node{layers.Dense(s,
+			graph.ReduceMean(layers.Embedding(s.In("embedding"), in[0], dtypes.Float32, 7, 4), 1), true, 3)}
 	}
 	s := features(e, 4, 5)
 	s.Inputs[0].DType = tensor.Int32
@@ -236,7 +238,8 @@ func TestAccidentsSayWhere(t *testing.T) {
 	tensor.Data[int32](b.Inputs[0])[2] = 700
 	_, err := p.Gradients(t.Context(), 0, b, 4, [3]uint64{})
 	var at *gomlx.ModelError
-	if !errors.As(err, &at) || at.File != "" || !strings.Contains(err.Error(), "panic in github.com/gomlx/compute/") || !strings.Contains(err.Error(), "index out of range") {
+	if !errors.As(err, &at) || at.File != "" || !strings.Contains(err.Error(), "panic in github.com/gomlx/compute/") ||
+		!strings.Contains(err.Error(), "index out of range") {
 		t.Errorf("error %v: want one that names a function of the backend", err)
 	}
 	p.Discard(0)
@@ -256,7 +259,8 @@ func TestOutputsThatAreArguments(t *testing.T) {
 			last.SetNodeValue(in[0])
 			fixed.SetNodeValue(graph.Scalar(g, dtypes.Float32, 3))
 		}
-		a, b := zero.VariableWithShape("a", shapes.Make(dtypes.Float32, 3)), zero.VariableWithShape("b", shapes.Make(dtypes.Float32, 3))
+		a, b := zero.VariableWithShape("a", shapes.Make(dtypes.Float32, 3)), zero.VariableWithShape("b",
+			shapes.Make(dtypes.Float32, 3))
 		bias := graph.ExpandLeftToRank(graph.Add(a.NodeValue(g), b.NodeValue(g)), 2) // one gradient for both
 		return []*graph.Node{graph.Add(layers.Dense(s, in[0], true, 3), bias), in[0], in[0], last.NodeValue(g)}
 	}
@@ -561,7 +565,8 @@ func TestStepsLeaveNoGarbage(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if perStep, parameters := (after.TotalAlloc-before.TotalAlloc)/steps, uint64(4*width*width); perStep > parameters {
-		t.Errorf("%d bytes allocated per step: the gradients and new values of %d bytes of parameters are not used again", perStep, parameters)
+		t.Errorf("%d bytes allocated per step: the gradients and new values of %d bytes of parameters are not used again",
+			perStep, parameters)
 	}
 	// A caller who computes gradients only need not discard them each time.
 	runtime.ReadMemStats(&before)

@@ -161,7 +161,9 @@ func (p *program) LastStep() int {
 }
 
 // Gradients implements [engine.Program].
-func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, weightSum float64, rng [3]uint64) (engine.Gradients, error) {
+func (p *program) Gradients(ctx context.Context, replica int, b engine.Batch, weightSum float64,
+	rng [3]uint64,
+) (engine.Gradients, error) {
 	r, err := p.replica(replica)
 	if err != nil {
 		return engine.Gradients{}, err
@@ -226,7 +228,8 @@ func (p *program) apply(ctx context.Context, replica, pack int, inPlace bool) er
 	case inPlace && !p.InPlace():
 		return errors.New("gomlx: apply in place: the gradients are copies, because host and device share no memory")
 	case inPlace && len(r.gradients) == 0:
-		return fmt.Errorf("gomlx: apply in place: replica %d has no gradients: call Gradients first, and neither Commit nor Discard in between", replica)
+		return fmt.Errorf("gomlx: apply in place: replica %d has no gradients: call Gradients first, and neither Commit "+
+			"nor Discard in between", replica)
 	}
 	if pack < 0 || pack >= len(p.packs) {
 		return fmt.Errorf("gomlx: no pack %d: the program has %d", pack, len(p.packs))
@@ -254,7 +257,9 @@ func (p *program) Commit(replica int) { p.mustReplica(replica).commit() }
 func (p *program) Discard(replica int) { p.mustReplica(replica).discard() }
 
 // Evaluate implements [engine.Program].
-func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64, error) {
+func (p *program) Evaluate(ctx context.Context, replica int, b engine.Batch, weightSum float64) (float64, []float64,
+	error,
+) {
 	r, err := p.replica(replica)
 	if err != nil {
 		return 0, nil, err
@@ -552,7 +557,8 @@ func (r *replica) feed(b engine.Batch, weightSum float64) error {
 		return fmt.Errorf("gomlx: padding of %d rows for replica %d: want 0 to %d", b.Padding, r.index, r.p.spec.Rows)
 	}
 	if !(weightSum > 0) {
-		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no mean: skip it", weightSum)
+		return fmt.Errorf("gomlx: weight sum %v of the global batch: want a positive number; a batch of weight 0 has no "+
+			"mean: skip it", weightSum)
 	}
 	r.feedWeights = r.hostBufferOf(tensor.HostMemory(b.Weights), r.weights)
 	setScalar(r.weightSumTensor, weightSum)

@@ -54,13 +54,22 @@ func TestEqualsGoMLXTrainer(t *testing.T) {
 		{"adam", plain, nil, func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).Done() }},
 		{"adamw", unsorted, nil, func() optimizer.Interface { return optimizer.Adam().WeightDecay(0.004).Done() }},
 		{"rmsprop", unsorted, nil, func() optimizer.Interface { return optimizer.RMSProp().Done() }},
-		{"l2", plain, map[string]any{"l2_regularization": 0.01}, func() optimizer.Interface { return optimizer.Adam().Done() }},
+		{
+			"l2", plain,
+			map[string]any{"l2_regularization": 0.01},
+			func() optimizer.Interface { return optimizer.Adam().Done() },
+		},
 		{"l1 with its hook", plain, map[string]any{"l1_regularization": 0.05}, func() optimizer.Interface {
 			return optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.5)
 		}},
-		{"clipped steps", plain, map[string]any{"clip_step_by_value": 0.001}, func() optimizer.Interface { return optimizer.Adam().Done() }},
+		{
+			"clipped steps", plain,
+			map[string]any{"clip_step_by_value": 0.001},
+			func() optimizer.Interface { return optimizer.Adam().Done() },
+		},
 		{"nesterov momentum with a schedule", unsorted, nil, func() optimizer.Interface {
-			return lockstepoptimizer.SGD().Schedule(lockstepoptimizer.CosineDecay(0.1, 6, 0.1)).Momentum(0.9).Nesterov(true).Done()
+			return lockstepoptimizer.SGD().Schedule(lockstepoptimizer.CosineDecay(0.1, 6,
+				0.1)).Momentum(0.9).Nesterov(true).Done()
 		}},
 		{"adamw as Keras has it", unsorted, nil, func() optimizer.Interface {
 			return lockstepoptimizer.Adam().LearningRate(0.01).WeightDecay(0.01).Done()
@@ -75,7 +84,10 @@ func TestEqualsGoMLXTrainer(t *testing.T) {
 		for _, rows := range []int{16, 48, 7} {
 			t.Run(fmt.Sprintf("%s/%d rows", test.name, rows), func(t *testing.T) {
 				eachEngine(t, 1, func(t *testing.T, e engine.Engine) {
-					m := &gomlx.Model{Forward: test.forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: test.opt(), Params: test.params}
+					m := &gomlx.Model{
+						Forward: test.forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: test.opt(),
+						Params: test.params,
+					}
 					compareWithTrainer(t, e, m, test.opt(), rows)
 				})
 			})
@@ -99,9 +111,10 @@ func compareWithTrainer(t *testing.T, e engine.Engine, m *gomlx.Model, opt optim
 		initial[v.Name] = toGoMLX(t, readVariable(t, p, 0, i))
 	}
 	// The trainer makes its variables in the order of the model function; they take the values given before.
-	trainer := train.NewTrainer(gomlx.ComputeBackend(e), store, func(s *model.Scope, _ any, in []*graph.Node) []*graph.Node {
-		return m.Forward(s, in)
-	}, loss.SparseCategoricalCrossEntropyLogits, opt, nil, nil)
+	trainer := train.NewTrainer(gomlx.ComputeBackend(e), store,
+		func(s *model.Scope, _ any, in []*graph.Node) []*graph.Node {
+			return m.Forward(s, in)
+		}, loss.SparseCategoricalCrossEntropyLogits, opt, nil, nil)
 	store.SetLoader(loader(initial))
 	for step := range steps {
 		b := randomBatch(uint64(step), rows, features, 5)
@@ -164,7 +177,8 @@ func TestReplicasAgree(t *testing.T) {
 			per := (global + n - 1) / n
 			p := compile(t, m, e, engine.Spec{
 				Rows: per, Seed: 5, Devices: e.Devices()[:n],
-				Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{features}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+				Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{features}}},
+				Labels: []engine.Feature{{DType: tensor.Int32}},
 			})
 			for range epochs {
 				for lo := 0; lo < rows; lo += global {

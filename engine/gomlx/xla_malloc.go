@@ -27,7 +27,10 @@ import "os"
 // and a gigabyte of free memory at the end of a heap. Nothing changes if the user has set one of glibc's
 // variables.
 func keepPages() {
-	for _, name := range []string{"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"} {
+	for _, name := range []string{
+		"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_",
+		"GLIBC_TUNABLES",
+	} {
 		if os.Getenv(name) != "" {
 			return
 		}

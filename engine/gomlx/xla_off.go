@@ -11,6 +11,6 @@ import (
 // OpenXLA opens XLA through a PJRT plugin. XLA needs cgo and the build tag xla. This build lacks them, so
 // OpenXLA always returns an error.
 func OpenXLA(XLAOptions) (engine.Engine, error) {
-	return nil, errors.New("gomlx: this program was built without XLA: build it with CGO_ENABLED=1 and -tags xla, and set $" + PluginEnv +
-		" (or XLAOptions.Plugin) to the absolute path of a PJRT plugin")
+	return nil, errors.New("gomlx: this program was built without XLA: build it with CGO_ENABLED=1 and " +
+		"-tags xla, and set $" + PluginEnv + " (or XLAOptions.Plugin) to the absolute path of a PJRT plugin")
 }

@@ -58,7 +58,8 @@ func (o XLAOptions) plugin() (string, error) {
 	}
 	switch {
 	case path == "":
-		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, such as pjrt_c_api_cpu_plugin.so", PluginEnv)
+		return "", fmt.Errorf("gomlx: XLA needs a PJRT plugin: set XLAOptions.Plugin or $%s to the absolute path of one, "+
+			"such as pjrt_c_api_cpu_plugin.so", PluginEnv)
 	case !strings.HasPrefix(path, "/"):
 		return "", fmt.Errorf("gomlx: the PJRT plugin %q of %s is not an absolute path", path, from)
 	}

@@ -1,4 +1,5 @@
-// Command collective all-reduces vectors between goroutines and processes. It uses package collective only: no model, no strategy.
+// Command collective all-reduces vectors between goroutines and processes. It uses package collective only: no model,
+// no strategy.
 //
 //	go run ./examples/collective                       # four goroutines
 //	go run ./examples/collective -processes 2          # two processes of two goroutines each
@@ -66,7 +67,8 @@ func sum(ctx context.Context, ends []transport.Endpoint) error {
 				Src: tensor.HostMemory(x), Dst: tensor.HostMemory(x),
 			})
 			if err == nil {
-				fmt.Fprintf(os.Stderr, "rank %d of %d in process %d, over %s: %v\n", c.Rank(), c.Size(), os.Getpid(), c.Properties().Transport, x)
+				fmt.Fprintf(os.Stderr, "rank %d of %d in process %d, over %s: %v\n", c.Rank(), c.Size(), os.Getpid(),
+					c.Properties().Transport, x)
 			}
 			errs <- err
 		}()

@@ -19,7 +19,8 @@ func TestSums(t *testing.T) {
 			t.Errorf("%s processes: %v, %d sums in\n%s", processes, err, n, out)
 		}
 	}
-	if out, err := exec.Command(program, "-processes", "3").CombinedOutput(); err == nil || !strings.Contains(string(out), "want 1, 2 or 4") {
+	if out, err := exec.Command(program, "-processes", "3").CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "want 1, 2 or 4") {
 		t.Errorf("3 processes: %v, %s", err, out)
 	}
 }

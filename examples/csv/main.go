@@ -1,5 +1,6 @@
 // Command csv trains your own model on your own data: it reads a table of flowers (made up for this example), trains a
-// small network on most of it, evaluates it on the rest after every epoch, writes the weights, and classifies new flowers.
+// small network on most of it, evaluates it on the rest after every epoch, writes the weights, and classifies new
+// flowers.
 package main
 
 import (

@@ -25,7 +25,10 @@ const (
 )
 
 func run(ctx context.Context, out io.Writer) error {
-	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+		Devices:     []string{"CPU:0", "CPU:1"},
+		LogicalCPUs: 2,
+	})
 	if err != nil {
 		return err
 	}
@@ -50,7 +53,9 @@ func run(ctx context.Context, out io.Writer) error {
 			return nil, err
 		}
 		// In cross-replica context, once for all replicas: sum the gradients, and update every replica's component.
-		_, err = r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+		_, err = r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica,
+			args ...distribute.Value,
+		) (distribute.Value, error) {
 			sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], w)
 			if err != nil {
 				return nil, err

@@ -32,7 +32,8 @@ func TestProgram(t *testing.T) {
 	var workers []*exec.Cmd
 	var outs []*bytes.Buffer
 	for i := range addresses {
-		config := fmt.Sprintf(`{"cluster": {"worker": [%q, %q]}, "task": {"type": "worker", "index": %d}}`, addresses[0], addresses[1], i)
+		config := fmt.Sprintf(`{"cluster": {"worker": [%q, %q]}, "task": {"type": "worker", "index": %d}}`, addresses[0],
+			addresses[1], i)
 		cmd, out := exampletest.Command(t, []string{"TF_CONFIG=" + config})
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)

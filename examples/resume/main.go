@@ -1,5 +1,6 @@
 // Command resume trains a classifier of handwritten digits and writes snapshots. If it is interrupted or killed, and
-// restarted with the same folder, it resumes from the newest snapshot. It ends with the same weights as an uninterrupted run.
+// restarted with the same folder, it resumes from the newest snapshot. It ends with the same weights as an
+// uninterrupted run.
 package main
 
 import (

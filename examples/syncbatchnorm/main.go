@@ -1,6 +1,6 @@
-// Command syncbatchnorm trains one network with batch normalisation on one replica and on four. With the ordinary layer,
-// each of the four replicas normalises by its eight examples, so the model differs. The synchronised layer all-reduces its
-// statistics in the forward and the backward pass, so four replicas train the same model as one.
+// Command syncbatchnorm trains one network with batch normalisation on one replica and on four. With the ordinary
+// layer, each of the four replicas normalises by its eight examples, so the model differs. The synchronised layer
+// all-reduces its statistics in the forward and the backward pass, so four replicas train the same model as one.
 package main
 
 import (
@@ -75,7 +75,8 @@ func loss(ctx context.Context, replicas int, norm norm) (float64, error) {
 		Optimizer: optimizer.StochasticGradientDescent().WithDecay(false).WithLearningRate(0.1),
 	}
 	trainer, err := train.New(ctx, s, m, train.Config{
-		Inputs: []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+		Inputs:      []engine.Feature{{DType: tensor.Float32, Shape: []int{8, 8, 1}}},
+		Labels:      []engine.Feature{{DType: tensor.Int32}},
 		GlobalBatch: 32, Seed: 1,
 	})
 	if err != nil {

@@ -16,8 +16,8 @@ func open(file string) (uintptr, error) {
 
 func symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
 
-// Call calls a C function of up to 15 arguments, which are integers or addresses of memory that stays where it is, and returns its int. The
-// calling goroutine's thread carries it out.
+// Call calls a C function of up to 15 arguments, which are integers or addresses of memory that stays where it is, and
+// returns its int. The calling goroutine's thread carries it out.
 func Call(function uintptr, args ...uintptr) int32 {
 	r, _, _ := purego.SyscallN(function, args...)
 	return int32(r)

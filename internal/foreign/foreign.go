@@ -1,8 +1,8 @@
-// Package foreign finds third-party libraries that a program can use without being linked with them: MPI, NCCL and the CUDA
-// runtime. It loads them with dlopen, without cgo, and queries their versions.
+// Package foreign finds third-party libraries that a program can use without being linked with them: MPI, NCCL and the
+// CUDA runtime. It loads them with dlopen, without cgo, and queries their versions.
 //
-// Loading a library runs its code. A program that only needs to know whether a library exists should call this package in a
-// separate process.
+// Loading a library runs its code. A program that only needs to know whether a library exists should call this package
+// in a separate process.
 package foreign
 
 import (
@@ -33,17 +33,24 @@ type kind struct {
 }
 
 var kinds = map[string]kind{
-	"mpi":  {"MPI", "LOCKSTEP_MPI", []string{"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib"}, mpiVersion},
-	"cuda": {"CUDA runtime", "LOCKSTEP_CUDART", []string{"libcudart.so.13", "libcudart.so.12", "libcudart.so"}, cudaVersion},
+	"mpi": {"MPI", "LOCKSTEP_MPI", []string{
+		"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so",
+		"libmpi.dylib",
+	}, mpiVersion},
+	"cuda": {
+		"CUDA runtime", "LOCKSTEP_CUDART",
+		[]string{"libcudart.so.13", "libcudart.so.12", "libcudart.so"},
+		cudaVersion,
+	},
 	"nccl": {"NCCL", "LOCKSTEP_NCCL", []string{"libnccl.so.2", "libnccl.so"}, ncclVersion},
 }
 
 // Names returns the names that [Find] knows.
 func Names() []string { return []string{"mpi", "nccl", "cuda"} }
 
-// Find loads the library of that name ("mpi", "nccl", "cuda") and asks its version. It looks where LOCKSTEP_MPI, LOCKSTEP_NCCL or
-// LOCKSTEP_CUDART says, else where the system's loader looks; of several MPIs it takes the one whose launcher has started this process, as far as that
-// shows. The library stays loaded.
+// Find loads the library of that name ("mpi", "nccl", "cuda") and asks its version. It looks where LOCKSTEP_MPI,
+// LOCKSTEP_NCCL or LOCKSTEP_CUDART says, else where the system's loader looks; of several MPIs it takes the one whose
+// launcher has started this process, as far as that shows. The library stays loaded.
 func Find(name string) (Library, error) {
 	k, ok := kinds[name]
 	if !ok {

@@ -34,7 +34,10 @@ func TestFind(t *testing.T) {
 int MPI_Get_library_version(char *v, int *n) { strcpy(v, "Test MPI 9.8, made here\nsecond line"); *n = 30; return 0; }`
 	for _, test := range []struct{ name, variable, source, version, says string }{
 		{"mpi", "LOCKSTEP_MPI", mpi, "Test MPI 9.8, made here", ""},
-		{"mpi", "LOCKSTEP_MPI", `int MPI_Get_library_version(char *v, int *n) { return 3; }`, "", "MPI_Get_library_version returned 3"},
+		{
+			"mpi", "LOCKSTEP_MPI", `int MPI_Get_library_version(char *v, int *n) { return 3; }`, "",
+			"MPI_Get_library_version returned 3",
+		},
 		{"mpi", "LOCKSTEP_MPI", `int other;`, "", "MPI_Get_library_version"},
 		{"nccl", "LOCKSTEP_NCCL", `int ncclGetVersion(int *v) { *v = 22005; return 0; }`, "2.20.5", ""},
 		{"nccl", "LOCKSTEP_NCCL", `int ncclGetVersion(int *v) { return 2; }`, "", "ncclGetVersion returned 2"},
@@ -54,7 +57,8 @@ int MPI_Get_library_version(char *v, int *n) { strcpy(v, "Test MPI 9.8, made her
 		}
 	}
 	t.Setenv("LOCKSTEP_NCCL", filepath.Join(dir, "missing.so"))
-	if _, err := Find("nccl"); err == nil || !strings.Contains(err.Error(), "no NCCL") || !strings.Contains(err.Error(), "missing.so") {
+	if _, err := Find("nccl"); err == nil || !strings.Contains(err.Error(), "no NCCL") ||
+		!strings.Contains(err.Error(), "missing.so") {
 		t.Errorf("a missing library: %v", err)
 	}
 }
@@ -67,7 +71,8 @@ func letters(r rune) rune {
 }
 
 func TestUnknown(t *testing.T) {
-	if _, err := Find("pvm"); err == nil || !strings.Contains(err.Error(), `no library "pvm": want one of mpi, nccl, cuda`) {
+	if _, err := Find("pvm"); err == nil || !strings.Contains(err.Error(),
+		`no library "pvm": want one of mpi, nccl, cuda`) {
 		t.Errorf("%v", err)
 	}
 }

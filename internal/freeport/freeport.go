@@ -1,8 +1,8 @@
 // Package freeport finds TCP ports for tests whose servers get a fixed port to listen on.
 //
-// A port that was free before may be taken when it is used, because tests of other packages run concurrently and every dialed
-// connection takes a port. So the port is reserved for the test: the system does not assign it to sockets that request any free
-// port, but a socket can bind to it explicitly.
+// A port that was free before may be taken when it is used, because tests of other packages run concurrently and every
+// dialed connection takes a port. So the port is reserved for the test: the system does not assign it to sockets that
+// request any free port, but a socket can bind to it explicitly.
 package freeport
 
 import (
@@ -20,9 +20,9 @@ type Test interface {
 	Fatalf(format string, args ...any)
 }
 
-// Take returns the first of n consecutive TCP ports. Until the test ends, the system does not assign them to sockets that request any
-// free port, but a server can listen on them at any IPv4 address of this host. On systems other than Linux the ports are only
-// free at the time of the call.
+// Take returns the first of n consecutive TCP ports. Until the test ends, the system does not assign them to sockets
+// that request any free port, but a server can listen on them at any IPv4 address of this host. On systems other than
+// Linux the ports are only free at the time of the call.
 func Take(t Test, n int) (first int) {
 	t.Helper()
 	for range tries {

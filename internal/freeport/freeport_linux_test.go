@@ -11,10 +11,14 @@ import (
 	"testing"
 )
 
-// TestTake: the ports can be listened on again and again by who names them, and by nobody who wants a port for himself; later they are free.
+// TestTake checks that a reserved port can be bound repeatedly by sockets that allow the reuse of addresses, and not by
+// sockets that want it exclusively; and that it is free again after the test.
 func TestTake(t *testing.T) {
-	own := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) { // as one is treated who asks for any port
-		if e := c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 0) }); e != nil {
+	// Without SO_REUSEADDR, as when the system assigns a port.
+	own := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if e := c.Control(func(fd uintptr) {
+			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 0)
+		}); e != nil {
 			return e
 		}
 		return err
@@ -43,7 +47,7 @@ func TestTake(t *testing.T) {
 			}
 		}
 	})
-	for port := first; port < first+n; port++ { // somebody else may have one by now, but not all
+	for port := first; port < first+n; port++ { // another process may have one by now, but not all
 		if l, err := own.Listen(context.Background(), "tcp4", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			l.Close()
 			return
@@ -54,15 +58,18 @@ func TestTake(t *testing.T) {
 
 const childEnv = "LOCKSTEP_FREEPORT_CHILD"
 
-// TestNobodyElseIsGivenIt: in a network of a few ports those that are held are given neither to listeners nor to connections.
-func TestNobodyElseIsGivenIt(t *testing.T) {
+// TestNotAssigned checks in a network namespace with few ports that the system assigns a reserved port neither to
+// listeners nor to connections.
+func TestNotAssigned(t *testing.T) {
 	if os.Getenv(childEnv) == "" {
-		cmd := exec.Command("/bin/sh", "-c", `ip link set lo up && echo "50000 50100" > /proc/sys/net/ipv4/ip_local_port_range && exec "$0" -test.run '^TestNobodyElseIsGivenIt$'`, os.Args[0])
+		cmd := exec.Command("/bin/sh", "-c",
+			`ip link set lo up && echo "50000 50100" > /proc/sys/net/ipv4/ip_local_port_range && `+
+				`exec "$0" -test.run '^TestNotAssigned$'`, os.Args[0])
 		cmd.Env = append(os.Environ(), childEnv+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 		out, err := cmd.CombinedOutput()
 		if err != nil && !strings.Contains(string(out), "FAIL") {
-			t.Skipf("left out, for it needs root, network namespaces and iproute2: %v: %s", err, out)
+			t.Skipf("skipped: it needs root, network namespaces and iproute2: %v: %s", err, out)
 		}
 		if err != nil {
 			t.Errorf("%v: %s", err, out)

@@ -8,8 +8,9 @@ type held struct {
 	sockets []int
 }
 
-// hold binds a socket to each port and only then allows that others are bound there, too: from then on Linux takes the ports for taken when it
-// chooses one, for a listener or a connection that is dialed, but lets everybody have them who names them and allows the same, as net.Listen does.
+// hold binds a socket to each port and only then allows that others are bound there, too: from then on Linux takes the
+// ports for taken when it chooses one, for a listener or a connection that is dialed, but lets everybody have them who
+// names them and allows the same, as net.Listen does.
 func hold(n int) (held, bool) {
 	h := held{}
 	for range n {

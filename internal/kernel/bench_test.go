@@ -24,7 +24,10 @@ func BenchmarkCopy(b *testing.B) {
 }
 
 func BenchmarkReduce(b *testing.B) {
-	for _, t := range []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Int8, tensor.Int32} {
+	for _, t := range []tensor.DType{
+		tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16, tensor.Int8,
+		tensor.Int32,
+	} {
 		for _, op := range []Op{Sum, Max} {
 			for _, bytes := range []int{4 << 10, 256 << 10, 4 << 20} {
 				b.Run(fmt.Sprintf("%v/%v/%s", t, op, size(bytes)), func(b *testing.B) {
@@ -53,7 +56,8 @@ func BenchmarkTree(b *testing.B) {
 	} {
 		for _, n := range []int{2, 3, 4, 5, 8, 16} {
 			for _, bytes := range []int{64 << 10, 2 << 20} {
-				name := fmt.Sprintf("%v/wide=%v/divide=%d/stream=%v/ranks=%d/%s", tree.Type, tree.Float32, tree.Divide, tree.Stream, n, size(bytes))
+				name := fmt.Sprintf("%v/wide=%v/divide=%d/stream=%v/ranks=%d/%s", tree.Type, tree.Float32, tree.Divide, tree.Stream,
+					n, size(bytes))
 				b.Run(name, func(b *testing.B) {
 					src, dst, scratch := vectors(n, bytes), vectors(n, bytes), NewScratch(n)
 					b.SetBytes(int64(bytes))

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// The instructions that the loops need. An operating system that does not keep the registers counts as a processor without them.
+// The instructions that the loops need. An operating system that does not keep the registers counts as a processor
+// without them.
 var (
 	hasAVX2   = cpu.X86.HasAVX2
 	hasF16C   = cpu.X86.HasAVX2 && cpu.X86.HasF16C
@@ -175,7 +176,8 @@ func narrowFast(t tensor.DType, dst, src unsafe.Pointer, n int) int {
 	return m / 2
 }
 
-// streamFast copies whole vectors with streaming stores to dst, which is aligned to a vector, and returns the number of bytes copied.
+// streamFast copies whole vectors with streaming stores to dst, which is aligned to a vector, and returns the number of
+// bytes copied.
 func streamFast(dst, src unsafe.Pointer, bytes int) int {
 	switch d, s := (*byte)(dst), (*byte)(src); {
 	case hasAVX512:

@@ -144,8 +144,8 @@ func narrowBFloat16(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-// widenFloat16 sets dst[i] = src[i].Float32(). Zeros and subnormals are common among gradients, so they are handled without
-// a branch: the fraction is put behind 2^-14, which is then taken away again.
+// widenFloat16 sets dst[i] = src[i].Float32(). Zeros and subnormals are common among gradients, so they are handled
+// without a branch: the fraction is put behind 2^-14, which is then taken away again.
 func widenFloat16(dst, src unsafe.Pointer, n int) {
 	for i := range n {
 		h := uint32(*one[uint16](src, i))

@@ -1,5 +1,5 @@
-// Package kernel implements the innermost loops of reductions: combining two vectors element by element, combining many along the
-// canonical tree, dividing by a count, and converting between widths.
+// Package kernel implements the innermost loops of reductions: combining two vectors element by element, combining many
+// along the canonical tree, dividing by a count, and converting between widths.
 //
 // Memory is given as pointers and counts of elements. Any start address is allowed, aligned or not, and any count, 0
 // included. A destination may be the same memory as a source (the same start), but must not overlap one otherwise.
@@ -17,9 +17,10 @@
 //
 // # How loops are chosen
 //
-// One table by operation and element type ([Op], tensor.DType) holds the loops; the rest of the package uses that table. The loops in loops.go and half.go, with nan.go, are the reference that any other
-// implementation has to equal bit for bit. On amd64 processors with AVX2 or AVX-512 assembly replaces them
-// (fast_amd64.go); it is written by the program in _gen. The build tag noasm leaves it out.
+// One table by operation and element type ([Op], tensor.DType) holds the loops; the rest of the package uses that
+// table. The loops in loops.go and half.go, with nan.go, are the reference that any other implementation has to equal
+// bit for bit. On amd64 processors with AVX2 or AVX-512 assembly replaces them (fast_amd64.go); it is written by the
+// program in _gen. The build tag noasm leaves it out.
 package kernel
 
 import (
@@ -111,9 +112,9 @@ func move(dst, src unsafe.Pointer, bytes int) {
 	}
 }
 
-// Stream copies bytes with non-temporal (streaming) stores: the written cache lines are not read first, and they evict nothing from
-// the caches. This is faster where the caches do not hold written data until it is read. dst and src are the same memory or
-// disjoint.
+// Stream copies bytes with non-temporal (streaming) stores: the written cache lines are not read first, and they evict
+// nothing from the caches. This is faster where the caches do not hold written data until it is read. dst and src are
+// the same memory or disjoint.
 func Stream(dst, src unsafe.Pointer, bytes int) {
 	if dst != src {
 		streamLines(dst, src, bytes)
@@ -124,7 +125,8 @@ func Stream(dst, src unsafe.Pointer, bytes int) {
 // streamAlignment is the alignment of streamed vectors: a cache line.
 const streamAlignment = 64
 
-// streamLines copies bytes with streaming stores, except for the ends of dst that are not whole cache lines. A fence must follow.
+// streamLines copies bytes with streaming stores, except for the ends of dst that are not whole cache lines. A fence
+// must follow.
 func streamLines(dst, src unsafe.Pointer, bytes int) {
 	head := min(bytes, -int(uintptr(dst))&(streamAlignment-1))
 	move(dst, src, head)

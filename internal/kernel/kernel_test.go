@@ -215,9 +215,15 @@ func (v vector) fill(r *rand.Rand) {
 func element(t tensor.DType, r *rand.Rand) uint64 {
 	width := 8 * t.Bytes()
 	if !t.IsFloat() {
-		return []uint64{0, 1, 1 << (width - 1), 1<<(width-1) - 1, ^uint64(0), r.Uint64(), r.Uint64()}[r.IntN(7)] & (1<<(width-1)<<1 - 1)
+		return []uint64{
+			0, 1, 1 << (width - 1), 1<<(width-1) - 1, ^uint64(0), r.Uint64(),
+			r.Uint64(),
+		}[r.IntN(7)] & (1<<(width-1)<<1 - 1)
 	}
-	special := []float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 1, -1, 65504, -65520, 3e38, 0x1p-24, 0x1p-140, -0x1p-15}
+	special := []float64{
+		0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 1, -1, 65504, -65520, 3e38,
+		0x1p-24, 0x1p-140, -0x1p-15,
+	}
 	x := r.NormFloat64()
 	switch r.IntN(8) {
 	case 0:
@@ -281,7 +287,8 @@ func checkReduce(t *testing.T, op Op, a, b, dst vector) {
 	for into, got := range map[string]vector{"apart": dst, "into a": x, "into b": y, "generic": plain} {
 		for i := range a.n {
 			if want := slowReduce(op, a.t, a.get(i), b.get(i)); got.get(i) != want {
-				t.Fatalf("%v of %v %s, element %d of %d: %#x and %#x give %#x, want %#x", op, a.t, into, i, a.n, a.get(i), b.get(i), got.get(i), want)
+				t.Fatalf("%v of %v %s, element %d of %d: %#x and %#x give %#x, want %#x", op, a.t, into, i, a.n, a.get(i), b.get(i),
+					got.get(i), want)
 			}
 		}
 		got.intact(t, into)
@@ -362,26 +369,27 @@ func TestTree(t *testing.T) {
 				if tree.Divide > 1 && !dtype.IsFloat() {
 					continue
 				}
-				t.Run(fmt.Sprintf("%v/%v/divide=%d/wide=%v/stream=%v", dtype, op, tree.Divide, tree.Float32, tree.Stream), func(t *testing.T) {
-					r := rand.New(rand.NewPCG(uint64(dtype), uint64(op)))
-					for n := 1; n <= 33; n++ {
-						checkTree(t, tree, n, 1+r.IntN(40), r)
-					}
-					many := []int{1, 2, 3, 5, 7, 13}
-					if testing.Short() {
-						many = []int{5}
-					}
-					for _, n := range many { // of more than one block
-						checkTree(t, tree, n, blockBytes/dtype.Bytes()+r.IntN(blockBytes/dtype.Bytes()), r)
-					}
-					checkTree(t, tree, 200, 3, r)
-				})
+				t.Run(fmt.Sprintf("%v/%v/divide=%d/wide=%v/stream=%v", dtype, op, tree.Divide, tree.Float32, tree.Stream),
+					func(t *testing.T) {
+						r := rand.New(rand.NewPCG(uint64(dtype), uint64(op)))
+						for n := 1; n <= 33; n++ {
+							checkTree(t, tree, n, 1+r.IntN(40), r)
+						}
+						many := []int{1, 2, 3, 5, 7, 13}
+						if testing.Short() {
+							many = []int{5}
+						}
+						for _, n := range many { // of more than one block
+							checkTree(t, tree, n, blockBytes/dtype.Bytes()+r.IntN(blockBytes/dtype.Bytes()), r)
+						}
+						checkTree(t, tree, 200, 3, r)
+					})
 			}
 		}
 	}
 }
 
-// checkTree reduces the middle part of n vectors into vectors of their own, into themselves, and into one only.
+// checkTree reduces the middle part of n vectors into separate vectors, in place, and into one vector only.
 func checkTree(t *testing.T, tree Tree, n, count int, r *rand.Rand) {
 	t.Helper()
 	src := make([]vector, n)
@@ -430,7 +438,8 @@ func checkTree(t *testing.T, tree Tree, n, count int, r *rand.Rand) {
 						t.Fatalf("%+v of %d vectors %s: element %d outside of [%d, %d) changed", tree, n, c.name, i, lo, hi)
 					}
 				} else if got := dst.get(i); got != want[i-lo] {
-					t.Fatalf("%+v of %d vectors %s: destination %d, element %d of [%d, %d): got %#x, want %#x", tree, n, c.name, j, i, lo, hi, got, want[i-lo])
+					t.Fatalf("%+v of %d vectors %s: destination %d, element %d of [%d, %d): got %#x, want %#x", tree, n, c.name, j, i,
+						lo, hi, got, want[i-lo])
 				}
 			}
 			dst.intact(t, c.name)
@@ -490,7 +499,10 @@ func TestConvertAll(t *testing.T) {
 			}
 			dst.intact(t, "wide")
 			r := rand.New(rand.NewPCG(3, 3))
-			for _, low := range []uint64{0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0xf000, 0xffff, r.Uint64N(1 << 16)} {
+			for _, low := range []uint64{
+				0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0xf000,
+				0xffff, r.Uint64N(1 << 16),
+			} {
 				wide, narrow, plain := newVector(tensor.Float32, 1<<16, 3), newVector(half, 1<<16, 5), newVector(half, 1<<16, 1)
 				for i := range wide.n {
 					wide.set(i, uint64(i)<<16|low)
@@ -525,7 +537,8 @@ func TestConvertSame(t *testing.T) {
 // TestKnown holds some results that were worked out by hand.
 func TestKnown(t *testing.T) {
 	inf, negZero := float32(math.Inf(1)), float32(math.Copysign(0, -1))
-	nan, other, wrong := math.Float32frombits(0x7fc40000), math.Float32frombits(0xffe80000), math.Float32frombits(0xffc00000)
+	nan, other := math.Float32frombits(0x7fc40000), math.Float32frombits(0xffe80000)
+	wrong := math.Float32frombits(0xffc00000)
 	for _, c := range []struct {
 		op         Op
 		a, b, want float32

@@ -2,8 +2,8 @@ package kernel
 
 import "unsafe"
 
-// Processors agree on every bit of a sum but those of a NaN, and compilers may exchange the operands. So the generic loops
-// decide for themselves which NaN it is, as amd64's instructions do; they look only where the result is a NaN.
+// Processors agree on every bit of a sum but those of a NaN, and compilers may exchange the operands. So the generic
+// loops decide for themselves which NaN it is, as amd64's instructions do; they look only where the result is a NaN.
 
 func add[T number](a, b T) T {
 	r := a + b
@@ -46,8 +46,8 @@ func div[T number](x, d T) T {
 	return r
 }
 
-// nan returns the NaN that a ⊕ b is: the left operand if that is one, else the right one, made quiet; if neither is, the
-// operation was invalid (∞ - ∞, 0 · ∞), and it is the quiet one of negative sign without a payload.
+// nan returns the NaN that a ⊕ b is: the left operand if that is one, else the right one, made quiet; if neither is,
+// the operation was invalid (∞ - ∞, 0 · ∞), and it is the quiet one of negative sign without a payload.
 //
 //go:noinline
 func nan[T number](a, b T) T {

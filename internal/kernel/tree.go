@@ -12,8 +12,9 @@ import (
 // to the other destinations, stay in the first-level cache.
 const blockBytes = 8192
 
-// streamBytes is the same for destinations that are written with streaming stores. It is smaller, so that the processor reads the
-// next block while it still writes this one; with larger ones the two take turns, at three quarters of the speed.
+// streamBytes is the same for destinations that are written with streaming stores. It is smaller, so that the processor
+// reads the next block while it still writes this one; with larger ones the two take turns, at three quarters of the
+// speed.
 const streamBytes = 2048
 
 // Tree combines vectors along the canonical tree: level by level neighbours 2j and 2j+1 are combined, the lower always
@@ -98,8 +99,8 @@ type reducer struct {
 	scratch [][blockBytes / 8]uint64
 }
 
-// stream writes the result to all destinations. The lines of one that is a source are in the cache already: there they are
-// written faster.
+// stream writes the result to all destinations. The lines of one that is a source are in the cache already: there they
+// are written faster.
 func (r *reducer) stream(dst []unsafe.Pointer, result unsafe.Pointer, size int) {
 	for _, d := range dst {
 		to := unsafe.Add(d, r.offset)

@@ -62,12 +62,19 @@ var (
 	} = transport.Endpoint(nil)
 	_ = [...]transport.Reach{transport.Memory, transport.Messages}
 
-	_ func(context.Context, *distribute.Strategy, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error), ...distribute.Value) (distribute.Value, error)     = distribute.Run
-	_ func(context.Context, *distribute.Strategy, func(context.Context, *distribute.Replica, int) (string, error), []int) ([]string, error)                                                     = distribute.RunTyped[int, string]
-	_ func(*distribute.Replica, context.Context, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error), ...distribute.Value) (distribute.Value, error) = (*distribute.Replica).MergeCall
-	_ func(v *distribute.Variable, in distribute.Context, x distribute.Value) error                                                                                                             = (*distribute.Variable).Assign
-	_                                                                                                                                                                                           = [...]distribute.Context{(*distribute.Replica)(nil), (*distribute.CrossReplica)(nil)}
-	_                                                                                                                                                                                           = distribute.Options{
+	_ func(context.Context, *distribute.Strategy,
+		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error),
+		...distribute.Value) (distribute.Value, error) = distribute.Run
+	_ func(context.Context, *distribute.Strategy, func(context.Context, *distribute.Replica, int) (string, error),
+		[]int) ([]string, error) = distribute.RunTyped[int, string]
+	_ func(*distribute.Replica, context.Context,
+		func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error),
+		...distribute.Value) (distribute.Value, error) = (*distribute.Replica).MergeCall
+	_ func(v *distribute.Variable, in distribute.Context, x distribute.Value) error = (*distribute.Variable).Assign
+	_                                                                               = [...]distribute.Context{
+		(*distribute.Replica)(nil), (*distribute.CrossReplica)(nil),
+	}
+	_ = distribute.Options{
 		BytesPerPack: 0, Timeout: time.Duration(0), Implementation: distribute.ImplementationAuto,
 		Order: collective.Canonical, Accumulate: collective.AccumulateDType,
 	}

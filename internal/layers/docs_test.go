@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPagesShowTheExamples checks that every Go program in the README and the tutorial is an example, which has a test that runs it.
-// A page may omit the part before "package main", or show only some consecutive lines.
+// TestPagesShowTheExamples checks that every Go program in the README and the tutorial is an example, which has a test
+// that runs it. A page may omit the part before "package main", or show only some consecutive lines.
 func TestPagesShowTheExamples(t *testing.T) {
 	var examples strings.Builder
 	files, err := filepath.Glob("../../examples/*/main.go")

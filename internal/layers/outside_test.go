@@ -17,7 +17,8 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-var install = flag.Bool("install", false, "TestOutside also installs the command and builds the examples of the README outside of this tree, which compiles everything once more")
+var install = flag.Bool("install", false, "TestOutside also installs the command and builds the examples of the "+
+	"README outside of this tree, which compiles everything once more")
 
 // TestOutside: a module outside of this tree can use the library, its nested module and the command by their module
 // paths. It serves the files of this tree as the release that the nested module requires, and every other module from
@@ -49,7 +50,8 @@ func TestOutside(t *testing.T) {
 	if got := strings.TrimSpace(command(t, program, env, "go", "run", ".")); got != "rank 0: [3], rank 1: [3]" {
 		t.Errorf("the program outside printed %q", got)
 	}
-	listed := command(t, program, env, "go", "list", "-m", "-f", "{{.Path}} {{.Version}} {{.Replace}}", modulePath, modulePath+"/cluster/etcd")
+	listed := command(t, program, env, "go", "list", "-m", "-f", "{{.Path}} {{.Version}} {{.Replace}}", modulePath,
+		modulePath+"/cluster/etcd")
 	if want := fmt.Sprintf("%s %s <nil>\n%s/cluster/etcd %[2]s <nil>\n", modulePath, version, modulePath); listed != want {
 		t.Errorf("the module outside uses\n%swant\n%s", listed, want)
 	}
@@ -58,7 +60,8 @@ func TestOutside(t *testing.T) {
 	}
 	command(t, program, env, "go", "build", modulePath+"/cluster/etcd", modulePath+"/examples/...")
 	command(t, scratch, append(env, "GOEXPERIMENT=simd"), "go", "install", modulePath+"/cmd/lockstep@latest")
-	if got := command(t, scratch, nil, filepath.Join(bin, "lockstep"), "--version"); !strings.HasPrefix(got, "lockstep "+version+" ") {
+	if got := command(t, scratch, nil, filepath.Join(bin, "lockstep"), "--version"); !strings.HasPrefix(got,
+		"lockstep "+version+" ") {
 		t.Errorf("lockstep --version printed %q, want version %s", got, version)
 	}
 }
@@ -133,7 +136,8 @@ func publish(t *testing.T, proxy, folder, version string) bool {
 	}
 	var files []zip.File
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		if info, err := os.Lstat(filepath.Join(folder, name)); err == nil && info.Mode().IsRegular() && !nested(folder, name) {
+		if info, err := os.Lstat(filepath.Join(folder, name)); err == nil && info.Mode().IsRegular() &&
+			!nested(folder, name) {
 			files = append(files, file{folder, name})
 		}
 	}

@@ -13,14 +13,18 @@ import (
 )
 
 var ops = []collective.Op{
-	collective.AllReduce, collective.Broadcast, collective.Barrier, collective.Reduce, collective.ReduceScatter, collective.AllGather,
+	collective.AllReduce, collective.Broadcast, collective.Barrier, collective.Reduce, collective.ReduceScatter,
+	collective.AllGather,
 	collective.Gather, collective.Scatter, collective.AllToAll,
 }
 
-// Exercise makes random calls of every operation, dtype and reduction on all local ranks of a group, and verifies the results. Every
-// process must call it with the same seed. Sums add small integers, so they are exact in any order. At the end each rank sends a
-// message to the next one, and the group is split. Exercise returns the number of calls of each operation.
-func Exercise(ctx context.Context, g collective.Group, seed uint64, calls int, dtypes []tensor.DType) (map[string]int, error) {
+// Exercise makes random calls of every operation, dtype and reduction on all local ranks of a group, and verifies the
+// results. Every process must call it with the same seed. Sums add small integers, so they are exact in any order. At
+// the end each rank sends a message to the next one, and the group is split. Exercise returns the number of calls of
+// each operation.
+func Exercise(ctx context.Context, g collective.Group, seed uint64, calls int, dtypes []tensor.DType) (map[string]int,
+	error,
+) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	size := g.Local()[0].Size()
 	done := map[string]int{}
@@ -59,11 +63,15 @@ func (e *example) String() string {
 }
 
 func draw(random *rand.Rand, op collective.Op, d tensor.DType, n int) *example {
-	e := &example{op: op, dtype: d, root: random.IntN(n), reduce: collective.ReduceOp(random.IntN(int(collective.Prod) + 1))}
+	e := &example{
+		op: op, dtype: d, root: random.IntN(n),
+		reduce: collective.ReduceOp(random.IntN(int(collective.Prod) + 1)),
+	}
 	if e.reduce == collective.Mean && !d.IsFloat() {
 		e.reduce = collective.Sum
 	}
-	uneven := op == collective.ReduceScatter || op == collective.AllGather || op == collective.Gather || op == collective.Scatter
+	uneven := op == collective.ReduceScatter || op == collective.AllGather || op == collective.Gather ||
+		op == collective.Scatter
 	most := []int{3, 50, 3000}[random.IntN(3)]
 	part := random.IntN(most)
 	for range n {
@@ -191,7 +199,8 @@ func (e *example) carryOut(ctx context.Context, g collective.Group, manner int) 
 			dsts[i] = src
 		}
 		calls[i] = collective.Call{
-			Op: e.op, Reduce: e.reduce, Type: e.dtype, Root: e.root, Counts: e.counts, Src: tensor.HostMemory(src), Dst: tensor.HostMemory(dsts[i]), Manifest: name,
+			Op: e.op, Reduce: e.reduce, Type: e.dtype, Root: e.root, Counts: e.counts, Src: tensor.HostMemory(src),
+			Dst: tensor.HostMemory(dsts[i]), Manifest: name,
 		}
 	}
 	var err error
@@ -237,7 +246,10 @@ func passOn(ctx context.Context, c collective.Communicator) error {
 			mine[i] = float32(1000*r + i)
 		}
 		send := &collective.Call{Op: collective.Send, Type: tensor.Float32, Peer: (r + 1) % n, Src: tensor.HostMemory(mine)}
-		recv := &collective.Call{Op: collective.Recv, Type: tensor.Float32, Peer: (r + n - 1) % n, Dst: tensor.HostMemory(theirs)}
+		recv := &collective.Call{
+			Op: collective.Recv, Type: tensor.Float32, Peer: (r + n - 1) % n,
+			Dst: tensor.HostMemory(theirs),
+		}
 		first, second := send, recv
 		if r%2 == 1 || r == n-1 { // nothing relies on buffers
 			first, second = recv, send
@@ -275,7 +287,10 @@ func splitUp(ctx context.Context, c collective.Communicator) error {
 		return fmt.Errorf("rank %d is %d of %d, want the order %v", c.Rank(), s.Rank(), s.Size(), order)
 	}
 	mine, sum := []float64{float64(c.Rank())}, []float64{0}
-	call := &collective.Call{Op: collective.AllReduce, Type: tensor.Float64, Src: tensor.HostMemory(mine), Dst: tensor.HostMemory(sum)}
+	call := &collective.Call{
+		Op: collective.AllReduce, Type: tensor.Float64, Src: tensor.HostMemory(mine),
+		Dst: tensor.HostMemory(sum),
+	}
 	if err := s.Do(ctx, call); err != nil {
 		return err
 	}
@@ -283,7 +298,10 @@ func splitUp(ctx context.Context, c collective.Communicator) error {
 		return fmt.Errorf("rank %d: the sum over %v is %v", c.Rank(), order, sum[0])
 	}
 	all := make([]float64, s.Size())
-	gather := &collective.Call{Op: collective.AllGather, Type: tensor.Float64, Src: tensor.HostMemory(mine), Dst: tensor.HostMemory(all)}
+	gather := &collective.Call{
+		Op: collective.AllGather, Type: tensor.Float64, Src: tensor.HostMemory(mine),
+		Dst: tensor.HostMemory(all),
+	}
 	if err := s.Do(ctx, gather); err != nil {
 		return err
 	}

@@ -14,10 +14,13 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// Backends returns backends of so many processes that are all in this one, over the library's own collectives: what package library makes
-// of them can be tested without another library.
+// Backends returns backends of so many processes that are all in this one, over the library's own collectives: what
+// package library makes of them can be tested without another library.
 func Backends(n int) ([]library.Backend, error) {
-	g, err := collective.Open(mem.New(n), collective.Config{Name: "between processes", Timeout: -1, Stall: -1, Logger: slog.New(slog.DiscardHandler)})
+	g, err := collective.Open(mem.New(n), collective.Config{
+		Name: "between processes", Timeout: -1, Stall: -1,
+		Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +143,10 @@ func (b *inProcess) uneven(o library.Operation) <-chan error {
 	for p, c := range o.Out {
 		mine[p] = int64(c)
 	}
-	first := collective.Call{Op: collective.AllGather, Type: tensor.Int64, Src: tensor.HostMemory(mine), Dst: tensor.HostMemory(lengths)}
+	first := collective.Call{
+		Op: collective.AllGather, Type: tensor.Int64, Src: tensor.HostMemory(mine),
+		Dst: tensor.HostMemory(lengths),
+	}
 	known := make(chan error, 1)
 	b.begin(&first, known)
 	b.work.Go(func() {

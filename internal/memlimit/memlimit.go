@@ -1,5 +1,5 @@
-// Package memlimit reports how much more memory this process can allocate, limited by the host and by its memory control groups
-// (cgroups, version 1 or 2). Beyond that the kernel does not refuse memory; it kills a process.
+// Package memlimit reports how much more memory this process can allocate, limited by the host and by its memory
+// control groups (cgroups, version 1 or 2). Beyond that the kernel does not refuse memory; it kills a process.
 package memlimit
 
 import (
@@ -18,8 +18,8 @@ import (
 // the memory at any time.
 func Available() (bytes int64, ok bool) { return available(os.DirFS("/")) }
 
-// Total returns how many bytes of memory this process may use in total: the minimum of the host's memory and the limits of its
-// control groups. It returns false if the system does not report it.
+// Total returns how many bytes of memory this process may use in total: the minimum of the host's memory and the limits
+// of its control groups. It returns false if the system does not report it.
 func Total() (bytes int64, ok bool) {
 	root := os.DirFS("/")
 	least, ok := fields(root, "proc/meminfo")["MemTotal"]
@@ -76,8 +76,8 @@ type group struct {
 	both                 bool // these two are of memory and swap together
 }
 
-// groups returns the control groups that bound this process's memory: its own and all above it. In a container the group's
-// path may be the host's, which is not mounted: then only the root of the mount is looked at.
+// groups returns the control groups that bound this process's memory: its own and all above it. In a container the
+// group's path may be the host's, which is not mounted: then only the root of the mount is looked at.
 func groups(root fs.FS) []group {
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {

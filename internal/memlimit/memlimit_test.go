@@ -6,7 +6,8 @@ import (
 	"testing/fstest"
 )
 
-const meminfo = "MemTotal:       16000 kB\nMemFree:         2000 kB\nMemAvailable:    8000 kB\nSwapFree:           0 kB\n"
+const meminfo = "MemTotal:       16000 kB\nMemFree:         2000 kB\n" +
+	"MemAvailable:    8000 kB\nSwapFree:           0 kB\n"
 
 const big = "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\nSwapFree: 8000000 kB\n"
 
@@ -34,7 +35,8 @@ func TestAvailable(t *testing.T) {
 			"proc/meminfo": meminfo, "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/a\n0::/\n",
 			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "5000\n", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "4000\n",
 			"sys/fs/cgroup/memory/a/memory.stat":         "inactive_file 1\ntotal_inactive_file 70\ntotal_active_file 5\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "4000\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+			"sys/fs/cgroup/memory/memory.usage_in_bytes": "4000\n",
 		}, 1075, true},
 		{"version 2, no swap allowed", map[string]string{
 			"proc/meminfo": big, "proc/self/cgroup": "0::/pod\n",

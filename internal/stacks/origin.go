@@ -33,8 +33,8 @@ func (f Frame) Standard() bool {
 	return first != "main" && !strings.Contains(first, ".")
 }
 
-// modulePath is the path of the module, standardRoot the folder of the standard library's files, or empty if the program was
-// built without it.
+// modulePath is the path of the module, standardRoot the folder of the standard library's files, or empty if the
+// program was built without it.
 var (
 	modulePath = sync.OnceValue(func() string {
 		return strings.TrimSuffix(reflect.TypeFor[Frame]().PkgPath(), "/internal/stacks")

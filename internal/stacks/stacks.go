@@ -1,9 +1,9 @@
-// Package stacks parses the runtime's text about goroutines: their numbers, their wait reasons and their stacks. It is used
-// only after failures, where the cost of stopping the world does not matter. No function here belongs on a hot path, except
-// [ID], which takes a few microseconds.
+// Package stacks parses the runtime's text about goroutines: their numbers, their wait reasons and their stacks. It is
+// used only after failures, where the cost of stopping the world does not matter. No function here belongs on a hot
+// path, except [ID], which takes a few microseconds.
 //
-// The text is that of [runtime.Stack], of [runtime/debug.Stack] and of a crash. Parsing never fails: unknown text is skipped, so
-// a change of the format only costs detail in error messages.
+// The text is that of [runtime.Stack], of [runtime/debug.Stack] and of a crash. Parsing never fails: unknown text is
+// skipped, so a change of the format only costs detail in error messages.
 package stacks
 
 import (
@@ -45,8 +45,8 @@ func (f Frame) Name() string {
 	return f.Func[pathEnd(f.Func):]
 }
 
-// pathEnd returns the index of the last element of the package path in a function's name. A receiver or type argument may contain
-// slashes, so only the part before the first bracket counts.
+// pathEnd returns the index of the last element of the package path in a function's name. A receiver or type argument
+// may contain slashes, so only the part before the first bracket counts.
 func pathEnd(name string) int {
 	path := name
 	if i := strings.IndexAny(path, "([{"); i >= 0 {
@@ -55,8 +55,8 @@ func pathEnd(name string) int {
 	return strings.LastIndexByte(path, '/') + 1
 }
 
-// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax], the last
-// ones are missing.
+// Snapshot stops the world and returns all goroutines, the calling one first. If their text is longer than [BytesMax],
+// the last ones are missing.
 func Snapshot() []Goroutine {
 	for size := 64 << 10; ; size *= 4 {
 		size = min(size, BytesMax)

@@ -55,8 +55,12 @@ func TestParse(t *testing.T) {
 		},
 		{
 			name: "header of a crash, labels that look like its end",
-			text: "goroutine 7 gp=0xc00010 m=3 mp=0xc000 [running labels:{\"a]:, b\": \"c\"}]:\nmain.f()\n\t/f.go:1 +0x1 fp=0xc0 sp=0xc0 pc=0x47\n",
-			want: []stacks.Goroutine{{ID: 7, State: "running", Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}}}},
+			text: "goroutine 7 gp=0xc00010 m=3 mp=0xc000 [running labels:{\"a]:, b\": \"c\"}]:\nmain.f()\n\t/f.go:1 +0x1 " +
+				"fp=0xc0 sp=0xc0 pc=0x47\n",
+			want: []stacks.Goroutine{{
+				ID: 7, State: "running",
+				Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}},
+			}},
 		},
 		{
 			name: "generics, closures, method values, go statement of a bound call",
@@ -84,7 +88,8 @@ func TestParse(t *testing.T) {
 		},
 		{
 			name: "frames left out, unknown how many",
-			text: "goroutine 7 [running]:\nmain.f(...)\n\t/f.go:1\n...additional frames elided...\ncreated by main.main\n\t/f.go:2 +0x1\n",
+			text: "goroutine 7 [running]:\nmain.f(...)\n\t/f.go:1\n...additional frames elided...\ncreated by " +
+				"main.main\n\t/f.go:2 +0x1\n",
 			want: []stacks.Goroutine{{
 				ID: 7, State: "running", Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}},
 				CreatedBy: stacks.Frame{Func: "main.main", File: "/f.go", Line: 2},
@@ -92,13 +97,21 @@ func TestParse(t *testing.T) {
 		},
 		{
 			name: "ancestors are not frames",
-			text: "goroutine 7 [running]:\nmain.f()\n\t/f.go:1 +0x1\n[originating from goroutine 3]:\nmain.g()\n\t/f.go:2 +0x1\n",
-			want: []stacks.Goroutine{{ID: 7, State: "running", Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}}}},
+			text: "goroutine 7 [running]:\nmain.f()\n\t/f.go:1 +0x1\n" +
+				"[originating from goroutine 3]:\nmain.g()\n\t/f.go:2 +0x1\n",
+			want: []stacks.Goroutine{{
+				ID: 7, State: "running",
+				Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}},
+			}},
 		},
 		{
 			name: "message of a panic before, exit status after",
-			text: "panic: goroutine trouble\n\ngoroutine 7 [running]:\npanic({0x1, 0x2})\n\t/go/src/runtime/panic.go:783 +0x132\n\nexit status 2\n",
-			want: []stacks.Goroutine{{ID: 7, State: "running", Frames: []stacks.Frame{{Func: "panic", File: "/go/src/runtime/panic.go", Line: 783}}}},
+			text: "panic: goroutine trouble\n\ngoroutine 7 [running]:\npanic({0x1, 0x2})\n\t/go/src/runtime/panic.go:783 " +
+				"+0x132\n\nexit status 2\n",
+			want: []stacks.Goroutine{{
+				ID: 7, State: "running",
+				Frames: []stacks.Frame{{Func: "panic", File: "/go/src/runtime/panic.go", Line: 783}},
+			}},
 		},
 		{
 			name: "stack unavailable, carriage returns",
@@ -108,7 +121,10 @@ func TestParse(t *testing.T) {
 		{
 			name: "cut off in the middle of a line",
 			text: "goroutine 7 [running]:\nmain.f()\n\t/f.go:1 +0x1\nmain.g(0x",
-			want: []stacks.Goroutine{{ID: 7, State: "running", Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}}}},
+			want: []stacks.Goroutine{{
+				ID: 7, State: "running",
+				Frames: []stacks.Frame{{Func: "main.f", File: "/f.go", Line: 1}},
+			}},
 		},
 		{name: "not a goroutine", text: "goroutine x [running]:\nmain.f()\n\t/f.go:1 +0x1\n"},
 		{name: "header cut off", text: "goroutine 7 [runn\nmain.f()\n"},
@@ -125,7 +141,8 @@ func TestParse(t *testing.T) {
 }
 
 func equal(a, b stacks.Goroutine) bool {
-	return a.ID == b.ID && a.State == b.State && a.Minutes == b.Minutes && a.CreatedBy == b.CreatedBy && a.Creator == b.Creator && slices.Equal(a.Frames, b.Frames)
+	return a.ID == b.ID && a.State == b.State && a.Minutes == b.Minutes && a.CreatedBy == b.CreatedBy &&
+		a.Creator == b.Creator && slices.Equal(a.Frames, b.Frames)
 }
 
 func TestFrame(t *testing.T) {
@@ -225,8 +242,11 @@ func TestDeepStack(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(string(debug.Stack()))
-	f.Add("goroutine 7 [select (durable), 5 minutes, locked to thread, synctest bubble 1]:\nmain.f(...)\n\t/f.go:1\n...23 frames elided...\ncreated by main.g in goroutine 9\n\t/f.go:1 +0x1\n\ngoroutine 8 [running]:\n")
-	f.Add("goroutine 1 [a labels:{\"k\": \"v\"}]:\n(\n()\n\t:\n\t:1\n... frames elided...\n...99999999999999999999 frames elided...\ncreated by \n")
+	f.Add("goroutine 7 [select (durable), 5 minutes, locked to thread, synctest bubble " +
+		"1]:\nmain.f(...)\n\t/f.go:1\n...23 frames elided...\ncreated by main.g in goroutine 9\n\t/f.go:1 " +
+		"+0x1\n\ngoroutine 8 [running]:\n")
+	f.Add("goroutine 1 [a labels:{\"k\": \"v\"}]:\n(\n()\n\t:\n\t:1\n... frames elided...\n...99999999999999999999 " +
+		"frames elided...\ncreated by \n")
 	f.Add("goroutine 99999999999999999999 []:\ngoroutine 1 [:\ngoroutine 1 []:\ngoroutine 1]:[\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		all := stacks.Parse(text)

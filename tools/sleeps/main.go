@@ -4,8 +4,8 @@
 //	go run -C tools ./sleeps -seed 7 ./collective/... ./cluster/worker -- -short -timeout 20m
 //
 // Arguments after -- are passed to go test. The sources are not changed: the build reads the rewritten files from a
-// temporary folder (go build -overlay). The seed decides which points sleep, and how long. A failed run prints its seed.
-// To repeat the run with a test binary that was kept, set LOCKSTEP_SLEEPS=SEED:EVERY:MAX:VISITS.
+// temporary folder (go build -overlay). The seed decides which points sleep, and how long. A failed run prints its
+// seed. To repeat the run with a test binary that was kept, set LOCKSTEP_SLEEPS=SEED:EVERY:MAX:VISITS.
 package main
 
 import (
@@ -38,7 +38,8 @@ func main() {
 	only := flag.Bool("build", false, "only print the flag for go build or go test, -overlay=FILE, and keep the folder")
 	flag.Parse()
 	if err := run(*seed, *every, *visits, *longest, *only, flag.Args()); err != nil {
-		fmt.Fprintf(os.Stderr, "sleeps: %v\nrepeat it with: go run -C tools ./sleeps -seed %d -every %d -max %v -visits %d %s\n",
+		fmt.Fprintf(os.Stderr,
+			"sleeps: %v\nrepeat it with: go run -C tools ./sleeps -seed %d -every %d -max %v -visits %d %s\n",
 			err, *seed, *every, *longest, *visits, strings.Join(flag.Args(), " "))
 		os.Exit(1)
 	}
@@ -77,8 +78,10 @@ func run(seed uint64, every, visits int, longest time.Duration, only bool, args 
 		fmt.Println("-overlay=" + overlay)
 		return nil
 	}
-	fmt.Printf("sleeps: %d points, seed %d, one in %d sleeps up to %v, at most %d times\n", points, seed, every, longest, visits)
-	cmd := exec.Command("go", append(append([]string{"test", "-count", "1", "-vet=off", "-overlay", overlay}, packages...), flags...)...)
+	fmt.Printf("sleeps: %d points, seed %d, one in %d sleeps up to %v, at most %d times\n", points, seed, every, longest,
+		visits)
+	cmd := exec.Command("go", append(append([]string{"test", "-count", "1", "-vet=off", "-overlay", overlay}, packages...),
+		flags...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), fmt.Sprintf("LOCKSTEP_SLEEPS=%d:%d:%v:%d", seed, every, longest, visits))
 	return cmd.Run()
@@ -123,9 +126,12 @@ func rewrite(root, folder string) (overlay string, points int, err error) {
 
 // calls are the methods and functions that have a point before them.
 var calls = []string{
-	"Lock", "RLock", "Unlock", "RUnlock", "TryLock", "Load", "Store", "Add", "Swap", "CompareAndSwap", "And", "Or", "Wait", "Signal", "Broadcast",
-	"Done", "Go", "Do", "Read", "Write", "Accept", "Dial", "DialContext", "Close", "CloseWrite", "ReadFull", "Reset", "Stop", "AfterFunc", "Sleep",
-	"WriteTo", "ReadFrom", "SetDeadline", "SetReadDeadline", "SetWriteDeadline", "Kill", "Start", "Sync", "Rename", "Remove",
+	"Lock", "RLock", "Unlock", "RUnlock", "TryLock", "Load", "Store", "Add", "Swap", "CompareAndSwap", "And", "Or", "Wait",
+	"Signal", "Broadcast",
+	"Done", "Go", "Do", "Read", "Write", "Accept", "Dial", "DialContext", "Close", "CloseWrite", "ReadFull", "Reset",
+	"Stop", "AfterFunc", "Sleep",
+	"WriteTo", "ReadFrom", "SetDeadline", "SetReadDeadline", "SetWriteDeadline", "Kill", "Start", "Sync", "Rename",
+	"Remove",
 }
 
 // withPoints returns the text of a file with a call before each statement that has a point, on the same line.

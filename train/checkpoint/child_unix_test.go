@@ -19,9 +19,10 @@ import (
 	"time"
 )
 
-// childMain saves snapshots of the steps 1, 2, … into a folder, and prints each step that is saved. text is "DIR KILL SAVES LIMIT KEEP": it
-// kills itself before step KILL on the disk (0: never), and ends after so many saves (0: never); LIMIT is the longest file that it may
-// write, in bytes (0: any), KEEP is Config's, 2 if it is not there. After an error it says which snapshot can be read.
+// childMain saves snapshots of the steps 1, 2, … into a folder, and prints each step that is saved. text is "DIR KILL
+// SAVES LIMIT KEEP": it kills itself before step KILL on the disk (0: never), and ends after so many saves (0: never);
+// LIMIT is the longest file that it may write, in bytes (0: any), KEEP is Config's, 2 if it is not there. After an
+// error it says which snapshot can be read.
 func childMain(text string) {
 	var dir string
 	var kill, saves int
@@ -70,8 +71,8 @@ func child(t testing.TB, dir string, kill, saves int, limit uint64) *exec.Cmd {
 	return cmd
 }
 
-// survives holds what a killed process left: the last snapshot of which it had said so, or a newer one, as it was written. And one can
-// go on.
+// survives holds what a killed process left: the last snapshot of which it had said so, or a newer one, as it was
+// written. And one can go on.
 func survives(t testing.TB, dir string, said []byte) {
 	t.Helper()
 	last := int64(0)
@@ -102,8 +103,8 @@ func survives(t testing.TB, dir string, said []byte) {
 	}
 }
 
-// TestKilledAtEveryStep kills a process before each of its steps on the disk; and so that the machine goes down with it, which loses what was
-// not synced.
+// TestKilledAtEveryStep kills a process before each of its steps on the disk; and so that the machine goes down with
+// it, which loses what was not synced.
 func TestKilledAtEveryStep(t *testing.T) {
 	const saves = 3
 	var trace []diskStep
@@ -142,8 +143,8 @@ func TestKilledAtEveryStep(t *testing.T) {
 // diskStep is a step on the disk, with a path in the folder.
 type diskStep struct{ op, path string }
 
-// powerLoss makes of what a process has left after some steps what a machine that goes down may leave: any part of a file that was not synced,
-// and either name of a folder that was renamed in another which was not synced since.
+// powerLoss makes of what a process has left after some steps what a machine that goes down may leave: any part of a
+// file that was not synced, and either name of a folder that was renamed in another which was not synced since.
 func powerLoss(t *testing.T, g *rand.Rand, dir string, done []diskStep) {
 	t.Helper()
 	unsynced, renamed := map[string]bool{}, ""
@@ -191,8 +192,9 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// TestFailsAtEveryStep has each step on the disk fail, for good or once. What was saved before stays, an error says which one that is, and
-// the next process can go on. A disk that is full once costs nothing if there is an old snapshot to make room.
+// TestFailsAtEveryStep has each step on the disk fail, for good or once. What was saved before stays, an error says
+// which one that is, and the next process can go on. A disk that is full once costs nothing if there is an old snapshot
+// to make room.
 func TestFailsAtEveryStep(t *testing.T) {
 	steps := 0
 	save(t, open(t, Config{Dir: t.TempDir(), Keep: 2, watch: func(string, string) error { steps++; return nil }}), 1, 2, 3)
@@ -229,7 +231,8 @@ func TestFailsAtEveryStep(t *testing.T) {
 			case fault.err == syscall.ENOSPC && fault.once && !removing && len(said) == 6: // it has made room
 			case err == nil && len(said) != 6, !errors.Is(err, fault.err):
 				t.Errorf("%s at step %d, %s: %v", fault.name, at, op, err)
-			case len(said) > 0 && !removing && !strings.Contains(err.Error(), fmt.Sprintf("the last one before it is snapshot-%06d-step-%d", len(said)/2, len(said)/2)):
+			case len(said) > 0 && !removing && !strings.Contains(err.Error(),
+				fmt.Sprintf("the last one before it is snapshot-%06d-step-%d", len(said)/2, len(said)/2)):
 				t.Errorf("%s at step %d, %s: after %q, %v", fault.name, at, op, said, err)
 			}
 			if err := m.lock.release(); err != nil {
@@ -290,7 +293,10 @@ func TestFilesTooLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"state.safetensors: file too large", "snapshot-000002-step-1 could not be written (the last one before it is snapshot-000001-step-1)"} {
+	for _, want := range []string{
+		"state.safetensors: file too large",
+		"snapshot-000002-step-1 could not be written (the last one before it is snapshot-000001-step-1)",
+	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("got %s, want %q", out, want)
 		}

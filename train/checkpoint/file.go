@@ -110,7 +110,8 @@ func removeLeft(path string) {
 	}
 	for _, e := range entries {
 		number, ok := strings.CutPrefix(e.Name(), filepath.Base(path)+".")
-		if number, tmp := strings.CutSuffix(number, ".tmp"); ok && tmp && number != "" && strings.Trim(number, "0123456789") == "" && e.Type().IsRegular() {
+		if number, tmp := strings.CutSuffix(number, ".tmp"); ok && tmp && number != "" &&
+			strings.Trim(number, "0123456789") == "" && e.Type().IsRegular() {
 			removeUnlocked(filepath.Join(filepath.Dir(path), e.Name()))
 		}
 	}

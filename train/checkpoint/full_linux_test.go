@@ -18,7 +18,8 @@ func TestDiskFull(t *testing.T) {
 	}
 	for _, want := range []string{
 		"error: checkpoint: ", "no space left on device",
-		fmt.Sprintf("snapshot-%06d-step-%d could not be written (the last one before it is snapshot-%06d-step-%d)", saved+1, saved+1, saved, saved),
+		fmt.Sprintf("snapshot-%06d-step-%d could not be written (the last one before it is snapshot-%06d-step-%d)", saved+1,
+			saved+1, saved, saved),
 		fmt.Sprintf("left: snapshot-%06d-step-%d", saved, saved),
 	} {
 		if !strings.Contains(out, want) {
@@ -29,7 +30,8 @@ func TestDiskFull(t *testing.T) {
 	if out := onSmallDisk(t, fmt.Sprint(12*page), 3, 9); out != "1\n2\n3\n4\n5\n6\n7\n8\n9\n" {
 		t.Errorf("keeping three where there is room for three: %s", out)
 	}
-	if out := onSmallDisk(t, fmt.Sprint(6*page), 1, 9); !strings.Contains(out, "no space left on device") || !strings.HasSuffix(out, "left: snapshot-000001-step-1\n") {
+	if out := onSmallDisk(t, fmt.Sprint(6*page), 1, 9); !strings.Contains(out, "no space left on device") ||
+		!strings.HasSuffix(out, "left: snapshot-000001-step-1\n") {
 		t.Errorf("keeping one where there is room for one: %s", out)
 	}
 }
@@ -47,7 +49,10 @@ func onSmallDisk(t *testing.T, size string, keep, saves int) string {
 	}
 	cmd := child(t, dir, 0, saves, 0)
 	cmd.Env = append(cmd.Env, fmt.Sprintf("%s %d", cmd.Env[len(cmd.Env)-1], keep))
-	cmd.Args = []string{unshare, "-m", "sh", "-c", `mount -t tmpfs -o size="$2" none "$1" && exec "$0"`, cmd.Path, dir, size}
+	cmd.Args = []string{
+		unshare, "-m", "sh", "-c", `mount -t tmpfs -o size="$2" none "$1" && exec "$0"`, cmd.Path, dir,
+		size,
+	}
 	cmd.Path = unshare
 	out, err := cmd.Output()
 	if err != nil {

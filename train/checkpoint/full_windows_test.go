@@ -12,7 +12,8 @@ import (
 // TestNoSpace: what Windows says of a full disk is taken for that, and nothing else.
 func TestNoSpace(t *testing.T) {
 	for err, want := range map[error]bool{
-		windows.ERROR_DISK_FULL: true, windows.ERROR_HANDLE_DISK_FULL: true, windows.ERROR_DISK_QUOTA_EXCEEDED: true, syscall.ENOSPC: true,
+		windows.ERROR_DISK_FULL: true, windows.ERROR_HANDLE_DISK_FULL: true, windows.ERROR_DISK_QUOTA_EXCEEDED: true,
+		syscall.ENOSPC:              true,
 		windows.ERROR_ACCESS_DENIED: false, windows.ERROR_SHARING_VIOLATION: false,
 	} {
 		if got := noSpace(fmt.Errorf("writing: %w", &fs.PathError{Op: "write", Path: "weights", Err: err})); got != want {

@@ -213,7 +213,8 @@ func (l *lock) held() error {
 	if err != nil {
 		return fmt.Errorf("checkpoint: this process no longer holds the lock of %s: %w", l.dir, err)
 	}
-	return fmt.Errorf("checkpoint: another start of this training (%v) has taken over %s: this one must not write to it any more", &holder, l.dir)
+	return fmt.Errorf("checkpoint: another start of this training (%v) has taken over %s: this one must not write to it "+
+		"any more", &holder, l.dir)
 }
 
 // release releases the lock.

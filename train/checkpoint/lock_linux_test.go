@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestContainers: processes of equal host names and PIDs in two containers are two, whether the disk knows locks or not; a PID that another
-// process has now, and a host that was started anew, free the lock.
+// TestContainers: processes of equal host names and PIDs in two containers are two, whether the disk knows locks or
+// not; a PID that another process has now, and a host that was started anew, free the lock.
 func TestContainers(t *testing.T) {
 	me := Holder{Host: "trainer", PID: os.Getpid(), Job: "mine", Since: time.Now()}
 	parent := Holder{Host: "trainer", PID: os.Getppid(), Job: "other", Since: time.Now()}
@@ -23,20 +23,24 @@ func TestContainers(t *testing.T) {
 		change(&h)
 		return h
 	}
-	const held, cannotTell = "another process (host trainer, pid ", "This file system has no locks: if that process no longer runs, remove "
+	const held, cannotTell = "another process (host trainer, pid ", "This file system has no locks: if that process no " +
+		"longer runs, remove "
 	elsewhere := like(me, func(h *Holder) { h.Job, h.PIDs = "other", "pid:[4026532001]" })
 	for name, c := range map[string]struct {
 		h                Holder
 		locked, lockless string // of the error; "": the lock is taken
 	}{
-		"this process":                 {me, "", ""},
-		"another container":            {elsewhere, held, cannotTell},
-		"one on another machine":       {like(elsewhere, func(h *Holder) { h.Boot = "another" }), held, cannotTell},
-		"one that had the PID before":  {like(me, func(h *Holder) { h.Started++ }), held, ""},
-		"one whose PID a process has":  {like(parent, func(h *Holder) { h.Started++ }), held, ""},
-		"one that runs":                {parent, held, held},
-		"one before the host's start":  {like(parent, func(h *Holder) { h.Boot = "another" }), held, ""},
-		"an earlier start, elsewhere":  {like(elsewhere, func(h *Holder) { h.Job, h.Epoch = me.Job, me.Epoch }), held, cannotTell},
+		"this process":                {me, "", ""},
+		"another container":           {elsewhere, held, cannotTell},
+		"one on another machine":      {like(elsewhere, func(h *Holder) { h.Boot = "another" }), held, cannotTell},
+		"one that had the PID before": {like(me, func(h *Holder) { h.Started++ }), held, ""},
+		"one whose PID a process has": {like(parent, func(h *Holder) { h.Started++ }), held, ""},
+		"one that runs":               {parent, held, held},
+		"one before the host's start": {like(parent, func(h *Holder) { h.Boot = "another" }), held, ""},
+		"an earlier start, elsewhere": {
+			like(elsewhere, func(h *Holder) { h.Job, h.Epoch = me.Job, me.Epoch }), held,
+			cannotTell,
+		},
 		"one that says less of itself": {like(parent, func(h *Holder) { h.Boot, h.PIDs, h.Started = "", "", 0 }), held, held},
 		"this one, saying less":        {like(me, func(h *Holder) { h.Boot, h.PIDs, h.Started = "", "", 0 }), "", ""},
 	} {
@@ -58,7 +62,8 @@ func TestContainers(t *testing.T) {
 				if err == nil {
 					defer l.file.Close()
 				}
-				if locked := (*LockedError)(nil); d.want == "" && err != nil || d.want != "" && (!errors.As(err, &locked) || !strings.Contains(err.Error(), d.want)) {
+				if locked := (*LockedError)(nil); d.want == "" && err != nil ||
+					d.want != "" && (!errors.As(err, &locked) || !strings.Contains(err.Error(), d.want)) {
 					t.Fatalf("got %v, want %q", err, d.want)
 				}
 				if h, err := readHolder(l.path()); err != nil || h.is(&me) != (d.want == "") {
@@ -72,7 +77,10 @@ func TestContainers(t *testing.T) {
 // TestStarted reads the time of a start, whatever a program calls itself.
 func TestStarted(t *testing.T) {
 	const rest = " S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 8675309 1000 200 18446744073709551615"
-	for stat, want := range map[string]uint64{"17 (sh)" + rest: 8675309, "17 (a) b (c 1 2)" + rest: 8675309, "17 (sh) S 1": 0, "": 0} {
+	for stat, want := range map[string]uint64{
+		"17 (sh)" + rest: 8675309, "17 (a) b (c 1 2)" + rest: 8675309,
+		"17 (sh) S 1": 0, "": 0,
+	} {
 		if got, ok := startedIn(stat); got != want || ok != (want > 0) {
 			t.Errorf("%q: got %d, %v", stat, got, ok)
 		}

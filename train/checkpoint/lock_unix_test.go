@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// TestLocked: while a process writes into a folder no other may, but for a later start of the same job; that ends the earlier one's writing,
-// and loses no snapshot. What a killed process has locked is free.
+// TestLocked: while a process writes into a folder no other may, but for a later start of the same job; that ends the
+// earlier one's writing, and loses no snapshot. What a killed process has locked is free.
 func TestLocked(t *testing.T) {
 	dir := t.TempDir()
 	first := child(t, dir, 0, 0, 0)
@@ -37,14 +37,16 @@ func TestLocked(t *testing.T) {
 		cfg.Dir = dir
 		_, err := Open(cfg)
 		locked := (*LockedError)(nil)
-		if !errors.As(err, &locked) || locked.Holder.PID != first.Process.Pid || !strings.Contains(err.Error(), fmt.Sprintf("pid %d, job \"child\", since ", first.Process.Pid)) {
+		if !errors.As(err, &locked) || locked.Holder.PID != first.Process.Pid ||
+			!strings.Contains(err.Error(), fmt.Sprintf("pid %d, job \"child\", since ", first.Process.Pid)) {
 			t.Errorf("%+v: %v", cfg, err)
 		}
 	}
 	m := open(t, Config{Dir: dir, Keep: 2, Job: "child", Epoch: 1})
 	text, err := io.ReadAll(lines) // it ends
 	if err != nil || !strings.Contains(string(text), "error: checkpoint: the snapshot ") ||
-		!strings.Contains(string(text), fmt.Sprintf("another start of this training (host %s, pid %d, job \"child\"", m.lock.me.Host, os.Getpid())) {
+		!strings.Contains(string(text), fmt.Sprintf("another start of this training (host %s, pid %d, job \"child\"",
+			m.lock.me.Host, os.Getpid())) {
 		t.Errorf("the first one says %s, %v", text, err)
 	}
 	_ = first.Wait()
@@ -141,14 +143,23 @@ func TestNoLocks(t *testing.T) {
 		h    Holder
 		want string // of the error; "": it is taken
 	}{
-		"nobody":                      {text: ""},
-		"torn":                        {text: `{"host":"there","pi`},
-		"this process":                {h: me},
-		"one that has ended":          {h: Holder{Host: "here", PID: ended.Process.Pid, Job: "other"}},
-		"one that runs":               {h: Holder{Host: "here", PID: os.Getppid(), Job: "other"}, want: fmt.Sprintf("another process (host here, pid %d, job \"other\"", os.Getppid())},
-		"one elsewhere":               {h: Holder{Host: "there", PID: 1, Job: "other"}, want: "This file system has no locks: if that process no longer runs, remove "},
+		"nobody":             {text: ""},
+		"torn":               {text: `{"host":"there","pi`},
+		"this process":       {h: me},
+		"one that has ended": {h: Holder{Host: "here", PID: ended.Process.Pid, Job: "other"}},
+		"one that runs": {
+			h:    Holder{Host: "here", PID: os.Getppid(), Job: "other"},
+			want: fmt.Sprintf("another process (host here, pid %d, job \"other\"", os.Getppid()),
+		},
+		"one elsewhere": {
+			h:    Holder{Host: "there", PID: 1, Job: "other"},
+			want: "This file system has no locks: if that process no longer runs, remove ",
+		},
 		"an earlier start, elsewhere": {h: Holder{Host: "there", PID: 1, Job: "mine", Epoch: 1}},
-		"a later start":               {h: Holder{Host: "there", PID: 1, Job: "mine", Epoch: 3}, want: "another process (host there, pid 1, job \"mine\""},
+		"a later start": {
+			h:    Holder{Host: "there", PID: 1, Job: "mine", Epoch: 3},
+			want: "another process (host there, pid 1, job \"mine\"",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -183,7 +194,8 @@ func TestNoLocks(t *testing.T) {
 	}
 }
 
-// TestLeftBehind: what a killed writer of a file has left beside it is removed by the next one; what is being written, and other files, stay.
+// TestLeftBehind: what a killed writer of a file has left beside it is removed by the next one; what is being written,
+// and other files, stay.
 func TestLeftBehind(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "weights")
@@ -204,7 +216,8 @@ func TestLeftBehind(t *testing.T) {
 	if text, err := os.ReadFile(path); err != nil || string(text) != "one" {
 		t.Errorf("got %s, %v", text, err)
 	}
-	if got, want := bases(t, dir), []string{"others.17.tmp", "weights", "weights.tmp", "weights.x.tmp"}; !slices.Equal(got, want) {
+	if got, want := bases(t, dir), []string{"others.17.tmp", "weights", "weights.tmp", "weights.x.tmp"}; !slices.Equal(got,
+		want) {
 		t.Errorf("left are %v, want %v", got, want)
 	}
 }

@@ -249,7 +249,8 @@ func (m *Manager) makeRoom() bool {
 		return false
 	}
 	err = m.removeOld(m.keep - 1)
-	m.logger.Warn("checkpoint: the disk is full: old snapshots are removed before the next one is written", "folder", m.dir, "removed", len(all)-m.keep+1, "newest", newest, "error", err)
+	m.logger.Warn("checkpoint: the disk is full: old snapshots are removed before the next one is written", "folder",
+		m.dir, "removed", len(all)-m.keep+1, "newest", newest, "error", err)
 	return err == nil
 }
 
@@ -328,10 +329,12 @@ func Find(path string) (s *Snapshot, refused []error, err error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, nil, wrap(err)
 	} else if !info.IsDir() {
-		return nil, nil, fmt.Errorf("checkpoint: %s is not a folder: want a snapshot (%sNUMBER-step-STEP), or a folder of them", path, namePrefix)
+		return nil, nil, fmt.Errorf("checkpoint: %s is not a folder: want a snapshot (%sNUMBER-step-STEP), "+
+			"or a folder of them", path, namePrefix)
 	}
 	if s, refused, err = Latest(path); err == nil && s == nil {
-		err = fmt.Errorf("checkpoint: %s contains no snapshot: want a folder %sNUMBER-step-STEP, or a folder of them", path, namePrefix)
+		err = fmt.Errorf("checkpoint: %s contains no snapshot: want a folder %sNUMBER-step-STEP, or a folder of them", path,
+			namePrefix)
 	}
 	return s, refused, err
 }
@@ -361,7 +364,8 @@ func list(dir string) (all []name, strange []error, err error) {
 		if n, ok := parseName(e.Name()); ok {
 			all = append(all, n)
 		} else if strings.HasPrefix(e.Name(), namePrefix) {
-			strange = append(strange, fmt.Errorf("checkpoint: the snapshot %s is refused: its name is not %sNUMBER-step-STEP", filepath.Join(dir, e.Name()), namePrefix))
+			strange = append(strange, fmt.Errorf("checkpoint: the snapshot %s is refused: its name is not %sNUMBER-step-STEP",
+				filepath.Join(dir, e.Name()), namePrefix))
 		}
 	}
 	slices.SortFunc(all, func(a, b name) int { return a.number - b.number })

@@ -46,10 +46,12 @@ func contents(step int64) *Contents {
 func same(s *Snapshot) error {
 	want := contents(s.Step)
 	var state, wanted map[string]int
-	if err := errors.Join(json.Unmarshal(s.State, &state), json.Unmarshal(want.State, &wanted)); err != nil || !maps.Equal(state, wanted) {
+	if err := errors.Join(json.Unmarshal(s.State, &state), json.Unmarshal(want.State, &wanted)); err != nil ||
+		!maps.Equal(state, wanted) {
 		return fmt.Errorf("state %s, want %s (%v)", s.State, want.State, err)
 	}
-	if !slices.EqualFunc(s.Tensors, want.Tensors, func(a, b Tensor) bool { return a.Name == b.Name && a.Value.Equal(b.Value) }) {
+	if !slices.EqualFunc(s.Tensors, want.Tensors,
+		func(a, b Tensor) bool { return a.Name == b.Name && a.Value.Equal(b.Value) }) {
 		return fmt.Errorf("tensors %v, want %v", s.Tensors, want.Tensors)
 	}
 	return nil
@@ -107,9 +109,12 @@ func bases(t testing.TB, dir string) (names []string) {
 
 func TestSnapshotsAreKept(t *testing.T) {
 	for keep, want := range map[int][]string{
-		0:  {"snapshot-000003-step-2", "snapshot-000004-step-5", "snapshot-000005-step-5"},
-		1:  {"snapshot-000005-step-5"},
-		-1: {"snapshot-000001-step-0", "snapshot-000002-step-7", "snapshot-000003-step-2", "snapshot-000004-step-5", "snapshot-000005-step-5"},
+		0: {"snapshot-000003-step-2", "snapshot-000004-step-5", "snapshot-000005-step-5"},
+		1: {"snapshot-000005-step-5"},
+		-1: {
+			"snapshot-000001-step-0", "snapshot-000002-step-7", "snapshot-000003-step-2", "snapshot-000004-step-5",
+			"snapshot-000005-step-5",
+		},
 	} {
 		dir := filepath.Join(t.TempDir(), "new")
 		m := open(t, Config{Dir: dir, Keep: keep})
@@ -121,7 +126,8 @@ func TestSnapshotsAreKept(t *testing.T) {
 		if got := bases(t, dir); !slices.Equal(got, want) {
 			t.Errorf("keep %d: got %v, want %v", keep, got, want)
 		}
-		if s, refused := latest(t, dir); s.Step != 5 || refused != nil || filepath.Base(s.Path) != "snapshot-000005-step-5" || s.Written.IsZero() {
+		if s, refused := latest(t, dir); s.Step != 5 || refused != nil || filepath.Base(s.Path) != "snapshot-000005-step-5" ||
+			s.Written.IsZero() {
 			t.Errorf("latest: %v, %v", s, refused)
 		}
 		paths, err := List(dir)
@@ -183,7 +189,8 @@ func TestStart(t *testing.T) {
 	}
 	for range 2 {
 		err := m.Wait()
-		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "snapshot-000002-step-2 could not be written (no earlier snapshot exists)") {
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(),
+			"snapshot-000002-step-2 could not be written (no earlier snapshot exists)") {
 			t.Errorf("wait: got %v", err)
 		}
 		if m.Err() != err || m.Start(contents(3)) != err {
@@ -199,8 +206,8 @@ func TestNoFolder(t *testing.T) {
 	}
 }
 
-// TestDamage: a snapshot with any byte changed, with any file cut short, longer, missing or of another snapshot, is refused by name,
-// and the one before is taken.
+// TestDamage: a snapshot with any byte changed, with any file cut short, longer, missing or of another snapshot, is
+// refused by name, and the one before is taken.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()
 	save(t, open(t, Config{Dir: dir}), 10, 20)
@@ -208,7 +215,8 @@ func TestDamage(t *testing.T) {
 	refused := func(what, file string) {
 		t.Helper()
 		_, err := ReadSnapshot(bad)
-		if err == nil || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), file) && !strings.Contains(err.Error(), sumsFile) {
+		if err == nil || !strings.Contains(err.Error(), bad) ||
+			!strings.Contains(err.Error(), file) && !strings.Contains(err.Error(), sumsFile) {
 			t.Fatalf("%s: %s: got %v", file, what, err)
 		}
 	}
@@ -267,7 +275,9 @@ func TestDamage(t *testing.T) {
 	if err := os.Rename(bad, renamed); err != nil {
 		t.Fatal(err)
 	}
-	if s, _, err := Latest(dir); s != nil || err == nil || !strings.Contains(err.Error(), "no snapshot in "+dir+" can be read") || !strings.Contains(err.Error(), "manifest.json is of step 20") {
+	if s, _, err := Latest(dir); s != nil || err == nil ||
+		!strings.Contains(err.Error(), "no snapshot in "+dir+" can be read") ||
+		!strings.Contains(err.Error(), "manifest.json is of step 20") {
 		t.Errorf("with none that can be read: %v, %v", s, err)
 	}
 }
@@ -278,7 +288,10 @@ func TestForeign(t *testing.T) {
 	m := open(t, Config{Dir: dir, Keep: 1})
 	save(t, m, 1)
 	mine := filepath.Join(dir, "snapshot-000001-step-1")
-	for name, text := range map[string]string{"model.ckpt": "x", "snapshot-000009-step-3": "a file", "snapshot-7": "x", "notes/snapshot-000009-step-9/manifest.json": "{}"} {
+	for name, text := range map[string]string{
+		"model.ckpt": "x", "snapshot-000009-step-3": "a file", "snapshot-7": "x",
+		"notes/snapshot-000009-step-9/manifest.json": "{}",
+	} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
 			t.Fatal(err)
@@ -288,7 +301,10 @@ func TestForeign(t *testing.T) {
 	if s == nil || s.Path != mine || len(refused) != 2 {
 		t.Fatalf("latest: %v, %v", s, refused)
 	}
-	for i, want := range []string{"snapshot-7 is refused: its name is not snapshot-NUMBER-step-STEP", "snapshot-000009-step-3 is refused: it is not a folder"} {
+	for i, want := range []string{
+		"snapshot-7 is refused: its name is not snapshot-NUMBER-step-STEP",
+		"snapshot-000009-step-3 is refused: it is not a folder",
+	} {
 		if !strings.Contains(refused[i].Error(), want) {
 			t.Errorf("got %v, want %q", refused[i], want)
 		}
@@ -306,9 +322,11 @@ func TestForeign(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", path, err, want)
 		}
 	}
-	newer := strings.Replace(string(mustRead(t, filepath.Join(mine, manifestFile))), `"version": 1`, `"version": 2, "more": 1`, 1)
+	newer := strings.Replace(string(mustRead(t, filepath.Join(mine, manifestFile))), `"version": 1`,
+		`"version": 2, "more": 1`, 1)
 	rewrite(t, mine, newer)
-	if _, err := ReadSnapshot(mine); err == nil || !strings.Contains(err.Error(), "is of version 2; this program reads version 1") {
+	if _, err := ReadSnapshot(mine); err == nil ||
+		!strings.Contains(err.Error(), "is of version 2; this program reads version 1") {
 		t.Errorf("newer: got %v", err)
 	}
 	rewrite(t, mine, strings.Replace(newer, formatName, "something", 1))
@@ -335,14 +353,16 @@ func mustRead(t testing.TB, path string) []byte {
 // rewrite gives a snapshot another manifest, and the checksums that fit.
 func rewrite(t testing.TB, path, manifest string) {
 	t.Helper()
-	if err := errors.Join(os.Remove(filepath.Join(path, manifestFile)), os.Remove(filepath.Join(path, sumsFile))); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(path, manifestFile)),
+		os.Remove(filepath.Join(path, sumsFile))); err != nil {
 		t.Fatal(err)
 	}
 	said, _, err := disk{}.writeSummed(filepath.Join(path, manifestFile), writeAll([]byte(manifest)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	tensors, _, err := disk{}.writeSummed(filepath.Join(t.TempDir(), "copy"), writeAll(mustRead(t, filepath.Join(path, tensorsFile))))
+	tensors, _, err := disk{}.writeSummed(filepath.Join(t.TempDir(), "copy"),
+		writeAll(mustRead(t, filepath.Join(path, tensorsFile))))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,10 @@ func python(t *testing.T) string {
 // TestPython: Python's safetensors reads what we write, to the bit.
 func TestPython(t *testing.T) {
 	program := python(t)
-	dtypes := map[string]string{"F32": "float32", "F64": "float64", "I64": "int64", "BOOL": "bool", "F16": "float16", "U8": "uint8"}
+	dtypes := map[string]string{
+		"F32": "float32", "F64": "float64", "I64": "int64", "BOOL": "bool", "F16": "float16",
+		"U8": "uint8",
+	}
 	var tensors []Tensor
 	for _, v := range sample() { // numpy has no bfloat16
 		if _, ok := dtypes[names[v.Value.DType()]]; ok {
@@ -51,7 +54,10 @@ func TestPython(t *testing.T) {
 	}
 	m := open(t, Config{Dir: dir})
 	save(t, m, 7)
-	for path, want := range map[string][]Tensor{export: tensors, filepath.Join(dir, "snapshot-000001-step-7", tensorsFile): contents(7).Tensors} {
+	for path, want := range map[string][]Tensor{
+		export: tensors,
+		filepath.Join(dir, "snapshot-000001-step-7", tensorsFile): contents(7).Tensors,
+	} {
 		out, err := exec.Command(program, "-c", readInPython, path).Output()
 		if err != nil {
 			t.Fatalf("%s: %v", path, err)
@@ -69,7 +75,8 @@ func TestPython(t *testing.T) {
 				shape = append(shape, float64(d))
 			}
 			found := slices.ContainsFunc(got, func(g [4]any) bool {
-				return g[0] == w.Name && g[1] == dtypes[names[w.Value.DType()]] && slices.Equal(g[2].([]any), shape) && g[3] == hex.EncodeToString(w.Value.Memory().HostBytes())
+				return g[0] == w.Name && g[1] == dtypes[names[w.Value.DType()]] && slices.Equal(g[2].([]any), shape) &&
+					g[3] == hex.EncodeToString(w.Value.Memory().HostBytes())
 			})
 			if !found {
 				t.Errorf("%s: it does not find %s %v", path, w.Name, w.Value)

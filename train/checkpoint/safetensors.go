@@ -90,7 +90,8 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 		case twice:
 			return fmt.Errorf("checkpoint: two tensors have the name %q", t.Name)
 		case !ok || t.Value.Memory().Kind == tensor.Device:
-			return fmt.Errorf("checkpoint: tensor %q (%v) cannot be written: want numbers in host memory", t.Name, t.Value.DType())
+			return fmt.Errorf("checkpoint: tensor %q (%v) cannot be written: want numbers in host memory", t.Name,
+				t.Value.DType())
 		}
 		e := entry{DType: dtype, Shape: []int64{}, Offsets: [2]uint64{at, at + uint64(t.Value.Memory().Bytes)}}
 		for _, d := range t.Value.Shape() {
@@ -133,7 +134,8 @@ func Read(r io.ReaderAt, size int64) ([]Tensor, map[string]string, error) {
 	}
 	length := binary.LittleEndian.Uint64(lead[:])
 	if length > headerBytesMax || length > uint64(size-8) {
-		return nil, nil, fmt.Errorf("checkpoint: the first 8 bytes give a header of %d bytes, but %d bytes follow (and %d is the most): not a safetensors file, or truncated",
+		return nil, nil, fmt.Errorf("checkpoint: the first 8 bytes give a header of %d bytes, but %d bytes follow (and %d "+
+			"is the most): not a safetensors file, or truncated",
 			length, size-8, headerBytesMax)
 	}
 	text := make([]byte, length)
@@ -220,7 +222,8 @@ func parseHeader(text []byte) ([]namedEntry, map[string]string, error) {
 // overlaps.
 func checkLayout(entries []namedEntry, size uint64) error {
 	slices.SortFunc(entries, func(a, b namedEntry) int {
-		return cmp.Or(cmp.Compare(a.Offsets[0], b.Offsets[0]), cmp.Compare(a.Offsets[1], b.Offsets[1]), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.Offsets[0], b.Offsets[0]), cmp.Compare(a.Offsets[1], b.Offsets[1]),
+			cmp.Compare(a.name, b.name))
 	})
 	var at uint64
 	for i := range entries {
@@ -240,9 +243,11 @@ func checkLayout(entries []namedEntry, size uint64) error {
 		begin, end := e.Offsets[0], e.Offsets[1]
 		switch {
 		case begin != at:
-			return fmt.Errorf("checkpoint: tensor %q begins at byte %d, want %d: tensors must follow one another without gaps", e.name, begin, at)
+			return fmt.Errorf("checkpoint: tensor %q begins at byte %d, want %d: tensors must follow one another without gaps",
+				e.name, begin, at)
 		case end < begin || end-begin != bytes:
-			return fmt.Errorf("checkpoint: tensor %q takes the bytes [%d, %d), but %s%v has %d bytes", e.name, begin, end, e.DType, e.Shape, bytes)
+			return fmt.Errorf("checkpoint: tensor %q takes the bytes [%d, %d), but %s%v has %d bytes", e.name, begin, end,
+				e.DType, e.Shape, bytes)
 		case end > size:
 			return fmt.Errorf("checkpoint: tensor %q ends at byte %d of %d: the file is truncated", e.name, end, size)
 		}

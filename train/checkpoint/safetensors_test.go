@@ -69,7 +69,8 @@ func TestBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	header := `{"__metadata__":{"a":"b"},"w":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]}}       `
-	want := string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header + "\x00\x00\x80\x3f\x00\x00\x00\x40"
+	want := string(binary.LittleEndian.AppendUint64(nil, uint64(len(header)))) + header +
+		"\x00\x00\x80\x3f\x00\x00\x00\x40"
 	if len(header)%8 != 0 {
 		t.Fatalf("the header of this test has %d bytes", len(header))
 	}
@@ -111,25 +112,42 @@ func TestReadErrors(t *testing.T) {
 		file []byte
 		want string
 	}{
-		"empty":               {nil, "the file has 0 bytes"},
-		"short header":        {file("{}", "")[:9], "header of 2 bytes, but 1 bytes follow"},
-		"huge header":         {[]byte("\xff\xff\xff\xff\xff\xff\xff\xff{}"), "not a safetensors file"},
-		"no object":           {file("[]", ""), "not a JSON object"},
-		"broken":              {file(`{"a":{`, ""), `header, "a"`},
-		"not closed":          {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, ""), "header, byte"},
-		"trailing":            {file("{} {}", ""), "unexpected data after the JSON object"},
-		"unknown field":       {file(`{"a":{"dtype":"F32","x":1}}`, ""), "unknown field"},
-		"twice":               {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, ""), `names "a" twice`},
-		"dtype":               {file(`{"a":{"dtype":"F8","shape":[1],"data_offsets":[0,1]}}`, "x"), `the dtype "F8"`},
-		"negative":            {file(`{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}`, "x"), "negative dimension"},
-		"overflow":            {file(`{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, ""), "too large"},
-		"overflow behind a 0": {file(`{"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}`, ""), "too large"},
-		"gap":                 {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, "xx"), "begins at byte 1, want 0"},
-		"wrong size":          {file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, "xxxx"), "has 8 bytes"},
-		"reversed":            {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"U8","shape":[1],"data_offsets":[0,-1]}}`, "x"), `header, "b"`},
-		"truncated":           {file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, "xxxx"), "the file is truncated"},
-		"rest":                {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, "xyz"), "2 bytes follow the last tensor"},
-		"metadata":            {file(`{"__metadata__":{"a":1}}`, ""), `header, "__metadata__"`},
+		"empty":         {nil, "the file has 0 bytes"},
+		"short header":  {file("{}", "")[:9], "header of 2 bytes, but 1 bytes follow"},
+		"huge header":   {[]byte("\xff\xff\xff\xff\xff\xff\xff\xff{}"), "not a safetensors file"},
+		"no object":     {file("[]", ""), "not a JSON object"},
+		"broken":        {file(`{"a":{`, ""), `header, "a"`},
+		"not closed":    {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}`, ""), "header, byte"},
+		"trailing":      {file("{} {}", ""), "unexpected data after the JSON object"},
+		"unknown field": {file(`{"a":{"dtype":"F32","x":1}}`, ""), "unknown field"},
+		"twice": {
+			file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},`+
+				`"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, ""),
+			`names "a" twice`,
+		},
+		"dtype":    {file(`{"a":{"dtype":"F8","shape":[1],"data_offsets":[0,1]}}`, "x"), `the dtype "F8"`},
+		"negative": {file(`{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}`, "x"), "negative dimension"},
+		"overflow": {
+			file(`{"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, ""),
+			"too large",
+		},
+		"overflow behind a 0": {
+			file(`{"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}}`, ""),
+			"too large",
+		},
+		"gap":        {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, "xx"), "begins at byte 1, want 0"},
+		"wrong size": {file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, "xxxx"), "has 8 bytes"},
+		"reversed": {
+			file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},`+
+				`"b":{"dtype":"U8","shape":[1],"data_offsets":[0,-1]}}`, "x"),
+			`header, "b"`,
+		},
+		"truncated": {file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, "xxxx"), "the file is truncated"},
+		"rest": {
+			file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, "xyz"),
+			"2 bytes follow the last tensor",
+		},
+		"metadata": {file(`{"__metadata__":{"a":1}}`, ""), `header, "__metadata__"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := Read(bytes.NewReader(c.file), int64(len(c.file)))

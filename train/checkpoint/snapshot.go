@@ -86,7 +86,8 @@ func parseName(text string) (n name, ok bool) {
 
 // writeSnapshot writes the files of a snapshot into the folder dir, and syncs them.
 func (d disk) writeSnapshot(dir string, c *Contents) error {
-	tensors, size, err := d.writeSummed(filepath.Join(dir, tensorsFile), func(w io.Writer) error { return Write(w, c.Tensors, nil) })
+	tensors, size, err := d.writeSummed(filepath.Join(dir, tensorsFile),
+		func(w io.Writer) error { return Write(w, c.Tensors, nil) })
 	if err != nil {
 		return err
 	}
@@ -94,7 +95,10 @@ func (d disk) writeSnapshot(dir string, c *Contents) error {
 	if state == nil {
 		state = json.RawMessage("null")
 	}
-	text, err := json.MarshalIndent(manifest{formatName, formatVersion, c.Step, time.Now().UTC().Truncate(time.Millisecond), size, state}, "", "  ")
+	text, err := json.MarshalIndent(manifest{
+		formatName, formatVersion, c.Step,
+		time.Now().UTC().Truncate(time.Millisecond), size, state,
+	}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("checkpoint: the state is not JSON: %w", err)
 	}
@@ -190,14 +194,17 @@ func readSnapshot(path string) (*Snapshot, error) {
 	err = d.Decode(&m)
 	switch {
 	case m.Format == formatName && m.Version > formatVersion:
-		return nil, fmt.Errorf("%s is of version %d; this program reads version %d and older ones", manifestFile, m.Version, formatVersion)
+		return nil, fmt.Errorf("%s is of version %d; this program reads version %d and older ones", manifestFile, m.Version,
+			formatVersion)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", manifestFile, err)
 	case m.Format != formatName || m.Version < 1 || m.Step < 0:
-		return nil, fmt.Errorf("%s has format %q, version %d, step %d: not a snapshot", manifestFile, m.Format, m.Version, m.Step)
+		return nil, fmt.Errorf("%s has format %q, version %d, step %d: not a snapshot", manifestFile, m.Format, m.Version,
+			m.Step)
 	}
 	if n, ok := parseName(filepath.Base(path)); ok && n.step != m.Step {
-		return nil, fmt.Errorf("%s is of step %d: the folder was renamed, or mixes files of two snapshots", manifestFile, m.Step)
+		return nil, fmt.Errorf("%s is of step %d: the folder was renamed, or mixes files of two snapshots", manifestFile,
+			m.Step)
 	}
 	s := &Snapshot{Contents: Contents{Step: m.Step, State: m.State}, Path: path, Written: m.Written}
 	s.Tensors, err = readTensors(filepath.Join(path, tensorsFile), m.Bytes, wantTensors)
@@ -212,7 +219,8 @@ func readTensors(path string, size int64, want string) ([]Tensor, error) {
 	}
 	defer f.Close()
 	if info.Size() != size {
-		return nil, fmt.Errorf("%s has %d bytes, %s says %d: truncated, or of another snapshot", tensorsFile, info.Size(), manifestFile, size)
+		return nil, fmt.Errorf("%s has %d bytes, %s says %d: truncated, or of another snapshot", tensorsFile, info.Size(),
+			manifestFile, size)
 	}
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
@@ -239,7 +247,8 @@ func parseSums(text []byte) (manifest, tensors string, err error) {
 	}
 	raw, err := hex.DecodeString(manifest + tensors)
 	if err != nil || len(raw) != 2*sha256.Size || !bytes.Equal(text, sums(manifest, tensors)) {
-		return "", "", fmt.Errorf("%s is damaged: want one SHA-256 for %s and one for %s", sumsFile, manifestFile, tensorsFile)
+		return "", "", fmt.Errorf("%s is damaged: want one SHA-256 for %s and one for %s", sumsFile, manifestFile,
+			tensorsFile)
 	}
 	return manifest, tensors, nil
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // Conv2D is layers.Convolution with a square kernel, stride 1 and a bias, for images x of shape (rows, height, width,
-// channels). same pads with zeros so that the size stays, with one more at the end if the kernel is even, as Keras does;
-// otherwise it shrinks by size-1. The variables are "conv/weights", of shape (size, size, channels, filters), and
+// channels). same pads with zeros so that the size stays, with one more at the end if the kernel is even, as Keras
+// does; otherwise it shrinks by size-1. The variables are "conv/weights", of shape (size, size, channels, filters), and
 // "conv/biases". GoMLX's own layer gives its input a wrong gradient if the kernel is even.
 func Conv2D(s *model.Scope, x *graph.Node, filters, size int, same bool) *graph.Node {
 	if x.Rank() != 4 {
@@ -63,12 +63,14 @@ func convolve(x, kernel, bias *graph.Node, size int, border border) *graph.Node 
 		var parts []*graph.Node
 		for i := range size {
 			for j := range size {
-				parts = append(parts, graph.Slice(x, graph.AxisRange(), graph.AxisRange(i, i+height), graph.AxisRange(j, j+width), graph.AxisRange()))
+				parts = append(parts, graph.Slice(x, graph.AxisRange(), graph.AxisRange(i, i+height), graph.AxisRange(j, j+width),
+					graph.AxisRange()))
 			}
 		}
 		parts = append(parts, graph.Ones(x.Graph(), shapes.Make(dtype, rows, height, width, 1)))
 		patches = graph.Reshape(graph.Concatenate(parts, 3), windows, weights+1)
-		y := dot(patches, 1, graph.Concatenate([]*graph.Node{graph.Reshape(in[1], weights, filters), graph.Reshape(in[2], 1, filters)}, 0), 0)
+		y := dot(patches, 1,
+			graph.Concatenate([]*graph.Node{graph.Reshape(in[1], weights, filters), graph.Reshape(in[2], 1, filters)}, 0), 0)
 		return graph.Reshape(y, rows, height, width, filters)
 	}, func(in []*graph.Node, _, v *graph.Node) []*graph.Node {
 		v = graph.Reshape(v, windows, filters)
@@ -122,7 +124,8 @@ const largeProduct = 4 << 20
 // panics unless height and width are even. If several elements are the largest, the first gets the gradient.
 func MaxPool2D(x *graph.Node) *graph.Node {
 	if x.Rank() != 4 || x.Shape().Dim(1)%2 != 0 || x.Shape().Dim(2)%2 != 0 {
-		panic(fmt.Errorf("layer.MaxPool2D takes images of an even height and width, (rows, height, width, channels), not %s", x.Shape()))
+		panic(fmt.Errorf("layer.MaxPool2D takes images of an even height and width, (rows, height, width, channels), not %s",
+			x.Shape()))
 	}
 	dims := x.Shape().Dimensions
 	rows, height, width, channels := dims[0], dims[1], dims[2], dims[3]
@@ -135,7 +138,8 @@ func MaxPool2D(x *graph.Node) *graph.Node {
 func maxHalves(x *graph.Node) *graph.Node {
 	half := x.Shape().Dim(1) / 2
 	split := func(x *graph.Node) (left, right *graph.Node) {
-		return graph.Slice(x, graph.AxisRange(), graph.AxisRange(0, half)), graph.Slice(x, graph.AxisRange(), graph.AxisRange(half))
+		return graph.Slice(x, graph.AxisRange(), graph.AxisRange(0, half)), graph.Slice(x, graph.AxisRange(),
+			graph.AxisRange(half))
 	}
 	var left, right *graph.Node
 	return withGradient([]*graph.Node{x}, func(in []*graph.Node) *graph.Node {
@@ -172,7 +176,8 @@ func pad(x *graph.Node, top, bottom, left, right int) *graph.Node {
 		return x
 	}
 	zero := graph.ScalarZero(x.Graph(), x.DType())
-	return graph.Pad(x, zero, compute.PadAxis{}, compute.PadAxis{Start: top, End: bottom}, compute.PadAxis{Start: left, End: right}, compute.PadAxis{})
+	return graph.Pad(x, zero, compute.PadAxis{}, compute.PadAxis{Start: top, End: bottom},
+		compute.PadAxis{Start: left, End: right}, compute.PadAxis{})
 }
 
 // onGoBackend reports whether the graph is for the pure-Go backend.

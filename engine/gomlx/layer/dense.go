@@ -121,7 +121,9 @@ func Relu(x *graph.Node) *graph.Node {
 // computes the gradients. Each input passes through an identity that replaces the gradients that GoMLX
 // derived, which are then dead code. GoMLX visits nodes from the last to the first, so the output's identity
 // comes before those of the inputs.
-func withGradient(inputs []*graph.Node, forward func(in []*graph.Node) *graph.Node, gradient func(in []*graph.Node, y, v *graph.Node) []*graph.Node) *graph.Node {
+func withGradient(inputs []*graph.Node, forward func(in []*graph.Node) *graph.Node,
+	gradient func(in []*graph.Node, y, v *graph.Node) []*graph.Node,
+) *graph.Node {
 	var gradients []*graph.Node
 	in := make([]*graph.Node, len(inputs))
 	for i, x := range inputs {

@@ -127,7 +127,8 @@ func TestLikeGoMLX(t *testing.T) {
 				return layer.Relu(layer.MaxPool2D(layer.Conv2D(s, x, 3, 3, true)))
 			},
 			func(s *model.Scope, x *graph.Node) *graph.Node {
-				return graph.MaxPool(activation.Relu(layers.Convolution(s, x).Channels(3).KernelSize(3).PadSame().Done())).Window(2).Done()
+				return graph.MaxPool(activation.Relu(layers.Convolution(s,
+					x).Channels(3).KernelSize(3).PadSame().Done())).Window(2).Done()
 			},
 		},
 	} {
@@ -155,7 +156,9 @@ func TestLikeGoMLX(t *testing.T) {
 
 // run builds a layer, and returns its output and gradients by name. Variables take the given values; those missing are
 // drawn and added.
-func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor, f func(s *model.Scope, x *graph.Node) *graph.Node) map[string]*tensors.Tensor {
+func run(t *testing.T, values map[string]*tensors.Tensor, x *tensors.Tensor,
+	f func(s *model.Scope, x *graph.Node) *graph.Node,
+) map[string]*tensors.Tensor {
 	t.Helper()
 	b, err := gobackend.New("ops_sequential")
 	if err != nil {
@@ -267,7 +270,8 @@ func TestMaxPoolTies(t *testing.T) {
 		1, 1, 0, 3,
 		1, 1, 3, 0,
 	}, 1, 2, 4, 1)
-	got := run(t, map[string]*tensors.Tensor{}, x, func(_ *model.Scope, x *graph.Node) *graph.Node { return layer.MaxPool2D(x) })["gradient of input"]
+	got := run(t, map[string]*tensors.Tensor{}, x,
+		func(_ *model.Scope, x *graph.Node) *graph.Node { return layer.MaxPool2D(x) })["gradient of input"]
 	v := tensors.MustCopyFlatData[float32](random(2, 1, 1, 2, 1))
 	want := []float32{v[0], 0, 0, v[1], 0, 0, 0, 0}
 	if g := tensors.MustCopyFlatData[float32](got); fmt.Sprint(g) != fmt.Sprint(want) {

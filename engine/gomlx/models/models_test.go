@@ -25,7 +25,11 @@ func TestModels(t *testing.T) {
 		{"small mlp", models.MLP{Hidden: []int{32}, Classes: 4}.Forward, []int{8, 8, 1}, 64*32 + 32 + 32*4 + 4, 4},
 		{"linear", models.MLP{Hidden: []int{}, Classes: 4}.Forward, []int{5}, 24, 4},
 		{"cnn", models.CNN{}.Forward, []int{28, 28, 1}, 225034, 10},
-		{"cnn of odd images", models.CNN{Same: true, Classes: 2, Dropout: 0.5}.Forward, []int{9, 7, 3}, 32*28 + 64*289 + 128*(2*64+1) + 2*129, 2},
+		{
+			"cnn of odd images", models.CNN{Same: true, Classes: 2, Dropout: 0.5}.Forward,
+			[]int{9, 7, 3},
+			32*28 + 64*289 + 128*(2*64+1) + 2*129, 2,
+		},
 		{"cnn that pads", models.CNN{Same: true}.Forward, []int{8, 8, 1}, 32*10 + 64*289 + 128*(256+1) + 10*129, 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -34,10 +38,14 @@ func TestModels(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer e.Close()
-			m := &gomlx.Model{Forward: test.forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits, Optimizer: optimizer.Adam().Done()}
+			m := &gomlx.Model{
+				Forward: test.forward, Loss: gomlx.SparseCategoricalCrossEntropyLogits,
+				Optimizer: optimizer.Adam().Done(),
+			}
 			p, err := m.Compile(t.Context(), e, engine.Spec{
 				Rows: 2, Seed: 1, Devices: e.Devices(),
-				Inputs: []engine.Feature{{DType: tensor.Float32, Shape: test.shape}}, Labels: []engine.Feature{{DType: tensor.Int32}},
+				Inputs: []engine.Feature{{DType: tensor.Float32, Shape: test.shape}},
+				Labels: []engine.Feature{{DType: tensor.Int32}},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -50,7 +58,8 @@ func TestModels(t *testing.T) {
 			if n != test.parameters {
 				t.Errorf("%d parameters, want %d", n, test.parameters)
 			}
-			out, err := p.Predict(t.Context(), 0, []*tensor.Tensor{tensor.New(tensor.Float32, append([]int{2}, test.shape...)...)})
+			out, err := p.Predict(t.Context(), 0,
+				[]*tensor.Tensor{tensor.New(tensor.Float32, append([]int{2}, test.shape...)...)})
 			if err != nil {
 				t.Fatal(err)
 			}

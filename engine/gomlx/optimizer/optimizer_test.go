@@ -26,7 +26,9 @@ var starts = map[string][]float64{"/one/w": {0.5, -1, 2}, "/two/v": {1, 0, -0.25
 
 // line is a program of the model x·w + v, element by element, with the mean of squared differences as its loss, all
 // in one type.
-func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, packs int, params map[string]any) engine.Program {
+func line(t *testing.T, dtype tensor.DType, o gomlxoptimizer.Interface, packs int,
+	params map[string]any,
+) engine.Program {
 	t.Helper()
 	e, err := gomlx.OpenGo(gomlx.GoOptions{LogicalCPUs: 1})
 	if err != nil {

@@ -48,10 +48,16 @@ func (f *function) Shape(v compute.Value) (shapes.Shape, error) {
 }
 
 // add records an operation and adds it to the whole graph. attributes are its arguments that are not values.
-func (f *function) add(name string, attributes []any, emit func(to compute.Function, in []compute.Value) ([]compute.Value, error), inputs ...compute.Value) ([]compute.Value, error) {
-	o := &op{name: name, attributes: attributes, emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
-		return emit(to, in)
-	}}
+func (f *function) add(name string, attributes []any,
+	emit func(to compute.Function, in []compute.Value) ([]compute.Value, error), inputs ...compute.Value) ([]compute.Value,
+	error,
+) {
+	o := &op{
+		name: name, attributes: attributes,
+		emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
+			return emit(to, in)
+		},
+	}
 	return f.record(o, inputs)
 }
 
@@ -99,19 +105,23 @@ func (f *function) Parameter(name string, shape shapes.Shape, sharding *compute.
 
 func (f *function) Constant(flat any, dims ...int) (compute.Value, error) {
 	dims = slices.Clone(dims)
-	return first1(f.add("Constant", []any{constant(flat, dims)}, func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
-		return list1(to.Constant(flat, dims...))
-	}))
+	return first1(f.add("Constant", []any{constant(flat, dims)},
+		func(to compute.Function, _ []compute.Value) ([]compute.Value, error) {
+			return list1(to.Constant(flat, dims...))
+		}))
 }
 
 // Identity adds an identity, or an all-reduce within Recorder.AllReduce.
 func (f *function) Identity(x compute.Value) (compute.Value, error) {
-	o := &op{name: "Identity", emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value, error) {
+	o := &op{name: "Identity", emit: func(to compute.Function, in []compute.Value, _ []compute.Function) ([]compute.Value,
+		error,
+	) {
 		return list1(to.Identity(in[0]))
 	}}
 	if f.b.recorder.next != "" {
 		if f != f.b.main {
-			return nil, errors.New("an all-reduce must not be inside a condition, a loop or another function: replicas could execute it in different orders")
+			return nil, errors.New("an all-reduce must not be inside a condition, a loop or another function: replicas could " +
+				"execute it in different orders")
 		}
 		o.name, o.kind, o.parameter = f.b.recorder.next, sumOp, len(f.b.sums)
 		f.b.recorder.next = ""
@@ -125,7 +135,8 @@ func (f *function) Identity(x compute.Value) (compute.Value, error) {
 
 // AllReduce would be the backend's all-reduce between its devices. Lockstep does not support it.
 func (f *function) AllReduce([]compute.Value, compute.ReduceOpType, [][]int) ([]compute.Value, error) {
-	return nil, errors.New("graph.Distributed().AllReduce is not supported in models that Lockstep distributes: use gomlx.AllReduce")
+	return nil, errors.New("graph.Distributed().AllReduce is not supported in models that Lockstep distributes: use " +
+		"gomlx.AllReduce")
 }
 
 func (f *function) Return(outputs []compute.Value, shardings []*compute.ShardingSpec) error {
@@ -143,30 +154,38 @@ func (f *function) Return(outputs []compute.Value, shardings []*compute.Sharding
 }
 
 func (f *function) Call(called compute.Function, inputs ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("Call", nil, []compute.Function{called}, inputs, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-		return to.Call(functions[0], in...)
-	})
+	return f.withFunctions("Call", nil, []compute.Function{called}, inputs,
+		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+			return to.Call(functions[0], in...)
+		})
 }
 
-func (f *function) Sort(comparator compute.Function, axis int, isStable bool, inputs ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("Sort", []any{axis, isStable}, []compute.Function{comparator}, inputs, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-		return to.Sort(functions[0], axis, isStable, in...)
-	})
+func (f *function) Sort(comparator compute.Function, axis int, isStable bool, inputs ...compute.Value) ([]compute.Value,
+	error,
+) {
+	return f.withFunctions("Sort", []any{axis, isStable}, []compute.Function{comparator}, inputs,
+		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+			return to.Sort(functions[0], axis, isStable, in...)
+		})
 }
 
 func (f *function) While(cond, body compute.Function, initialState ...compute.Value) ([]compute.Value, error) {
-	return f.withFunctions("While", nil, []compute.Function{cond, body}, initialState, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-		return to.While(functions[0], functions[1], in...)
-	})
+	return f.withFunctions("While", nil, []compute.Function{cond, body}, initialState,
+		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+			return to.While(functions[0], functions[1], in...)
+		})
 }
 
 func (f *function) If(pred compute.Value, trueBranch, falseBranch compute.Function) ([]compute.Value, error) {
-	return f.withFunctions("If", nil, []compute.Function{trueBranch, falseBranch}, []compute.Value{pred}, func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
-		return to.If(in[0], functions[0], functions[1])
-	})
+	return f.withFunctions("If", nil, []compute.Function{trueBranch, falseBranch}, []compute.Value{pred},
+		func(to compute.Function, in []compute.Value, functions []compute.Function) ([]compute.Value, error) {
+			return to.If(in[0], functions[0], functions[1])
+		})
 }
 
-func (f *function) withFunctions(name string, attributes []any, functions []compute.Function, inputs []compute.Value, emit emitter) ([]compute.Value, error) {
+func (f *function) withFunctions(name string, attributes []any, functions []compute.Function, inputs []compute.Value,
+	emit emitter,
+) ([]compute.Value, error) {
 	o := &op{name: name, attributes: attributes, emit: emit}
 	for _, g := range functions {
 		r, ok := g.(*function)
@@ -178,32 +197,41 @@ func (f *function) withFunctions(name string, attributes []any, functions []comp
 	return f.record(o, inputs)
 }
 
-func (f *function) DynamicReshape(operand compute.Value, dimensions ...compute.DynamicDimensionSpec) (compute.Value, error) {
+func (f *function) DynamicReshape(operand compute.Value, dimensions ...compute.DynamicDimensionSpec) (compute.Value,
+	error,
+) {
 	dimensions = slices.Clone(dimensions)
 	inputs := []compute.Value{operand}
 	static := slices.Clone(dimensions)
 	for i, d := range dimensions {
 		inputs, static[i].Value = append(inputs, d.Value), nil
 	}
-	return first1(f.add("DynamicReshape", []any{static}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		list := slices.Clone(dimensions)
-		for i := range list {
-			list[i].Value = in[1+i]
-		}
-		return list1(to.DynamicReshape(in[0], list...))
-	}, inputs...))
+	return first1(f.add("DynamicReshape", []any{static},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			list := slices.Clone(dimensions)
+			for i := range list {
+				list[i].Value = in[1+i]
+			}
+			return list1(to.DynamicReshape(in[0], list...))
+		}, inputs...))
 }
 
-func (f *function) QuantizedEmbeddingLookup(data, indices compute.Value, q *compute.Quantization) (compute.Value, error) {
-	return first1(f.add("QuantizedEmbeddingLookup", []any{*quantization(q, []compute.Value{nil, nil})}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.QuantizedEmbeddingLookup(in[0], in[1], quantization(q, in[2:])))
-	}, data, indices, q.Scale, q.ZeroPoint))
+func (f *function) QuantizedEmbeddingLookup(data, indices compute.Value, q *compute.Quantization) (compute.Value,
+	error,
+) {
+	return first1(f.add("QuantizedEmbeddingLookup", []any{*quantization(q, []compute.Value{nil, nil})},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.QuantizedEmbeddingLookup(in[0], in[1], quantization(q, in[2:])))
+		}, data, indices, q.Scale, q.ZeroPoint))
 }
 
-func (f *function) FusedQuantizedDense(x, weights, bias compute.Value, q *compute.Quantization, activation compute.ActivationType) (compute.Value, error) {
-	return first1(f.add("FusedQuantizedDense", []any{*quantization(q, []compute.Value{nil, nil}), activation}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.FusedQuantizedDense(in[0], in[1], in[2], quantization(q, in[3:]), activation))
-	}, x, weights, bias, q.Scale, q.ZeroPoint))
+func (f *function) FusedQuantizedDense(x, weights, bias compute.Value, q *compute.Quantization,
+	activation compute.ActivationType,
+) (compute.Value, error) {
+	return first1(f.add("FusedQuantizedDense", []any{*quantization(q, []compute.Value{nil, nil}), activation},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.FusedQuantizedDense(in[0], in[1], in[2], quantization(q, in[3:]), activation))
+		}, x, weights, bias, q.Scale, q.ZeroPoint))
 }
 
 // quantization returns q with other values.
@@ -213,23 +241,31 @@ func quantization(q *compute.Quantization, in []compute.Value) *compute.Quantiza
 	return &c
 }
 
-func (f *function) FusedScaledDotProductAttention(query, key, val compute.Value, layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig) (compute.Value, []compute.Value, error) {
-	out, err := f.add("FusedScaledDotProductAttention", attentionAttributes(layout, options), func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		output, states, err := to.FusedScaledDotProductAttention(in[0], in[1], in[2], layout, attention(options, in[3:]))
-		return append([]compute.Value{output}, states...), err
-	}, append([]compute.Value{query, key, val}, attentionValues(options)...)...)
+func (f *function) FusedScaledDotProductAttention(query, key, val compute.Value, layout compute.AttentionAxesLayout,
+	options *compute.ScaledDotProductAttentionConfig,
+) (compute.Value, []compute.Value, error) {
+	out, err := f.add("FusedScaledDotProductAttention", attentionAttributes(layout, options),
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			output, states, err := to.FusedScaledDotProductAttention(in[0], in[1], in[2], layout, attention(options, in[3:]))
+			return append([]compute.Value{output}, states...), err
+		}, append([]compute.Value{query, key, val}, attentionValues(options)...)...)
 	if err != nil {
 		return nil, nil, err
 	}
 	return out[0], out[1:], nil
 }
 
-func (f *function) FusedScaledDotProductAttentionVJP(query, key, val compute.Value, layout compute.AttentionAxesLayout, options *compute.ScaledDotProductAttentionConfig, output compute.Value, states []compute.Value, dOutput compute.Value) (compute.Value, compute.Value, compute.Value, error) {
+func (f *function) FusedScaledDotProductAttentionVJP(query, key, val compute.Value, layout compute.AttentionAxesLayout,
+	options *compute.ScaledDotProductAttentionConfig, output compute.Value, states []compute.Value,
+	dOutput compute.Value,
+) (compute.Value, compute.Value, compute.Value, error) {
 	inputs := append([]compute.Value{query, key, val, output, dOutput}, attentionValues(options)...)
 	n := len(inputs)
-	return first3(f.add("FusedScaledDotProductAttentionVJP", attentionAttributes(layout, options), func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list3(to.FusedScaledDotProductAttentionVJP(in[0], in[1], in[2], layout, attention(options, in[5:n]), in[3], in[n:], in[4]))
-	}, append(inputs, states...)...))
+	return first3(f.add("FusedScaledDotProductAttentionVJP", attentionAttributes(layout, options),
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list3(to.FusedScaledDotProductAttentionVJP(in[0], in[1], in[2], layout, attention(options, in[5:n]), in[3],
+				in[n:], in[4]))
+		}, append(inputs, states...)...))
 }
 
 // attentionValues lists the values in options, nil for those that are not set.
@@ -249,7 +285,9 @@ func attentionAttributes(layout compute.AttentionAxesLayout, options *compute.Sc
 }
 
 // attention returns options with other values.
-func attention(options *compute.ScaledDotProductAttentionConfig, in []compute.Value) *compute.ScaledDotProductAttentionConfig {
+func attention(options *compute.ScaledDotProductAttentionConfig,
+	in []compute.Value,
+) *compute.ScaledDotProductAttentionConfig {
 	if options == nil {
 		return nil
 	}

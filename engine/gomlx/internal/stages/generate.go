@@ -112,8 +112,10 @@ func method(out *bytes.Buffer, name string, t *ast.FuncType) {
 	case len(fixed) > 0:
 		inputs = ", " + strings.Join(fixed, ", ")
 	}
-	fmt.Fprintf(out, "\nfunc (f *function) %s(%s) %s {\n%sreturn %sf.add(%q, %s, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {\n"+
-		"return %sto.%s(%s)%s\n}%s)%s\n}\n", name, strings.Join(params, ", "), returns, strings.Join(clones, ""), get, name, attributes, put, name, call, end, inputs, end)
+	fmt.Fprintf(out, "\nfunc (f *function) %s(%s) %s {\n%sreturn %sf.add(%q, %s, func(to compute.Function, in "+
+		"[]compute.Value) ([]compute.Value, error) {\n"+
+		"return %sto.%s(%s)%s\n}%s)%s\n}\n", name, strings.Join(params, ", "), returns, strings.Join(clones, ""), get, name,
+		attributes, put, name, call, end, inputs, end)
 }
 
 func dots(typ string) string {

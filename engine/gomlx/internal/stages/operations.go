@@ -29,33 +29,45 @@ func (f *function) Atan2(lhs compute.Value, rhs compute.Value) (compute.Value, e
 }
 
 func (f *function) ArgMinMax(x compute.Value, axis int, outputDType dtypes.DType, isMin bool) (compute.Value, error) {
-	return first1(f.add("ArgMinMax", []any{axis, outputDType, isMin}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ArgMinMax(in[0], axis, outputDType, isMin))
-	}, x))
+	return first1(f.add("ArgMinMax", []any{axis, outputDType, isMin},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ArgMinMax(in[0], axis, outputDType, isMin))
+		}, x))
 }
 
-func (f *function) BatchNormForInference(operand compute.Value, scale compute.Value, offset compute.Value, mean compute.Value, variance compute.Value, epsilon float32, featureAxis int) (compute.Value, error) {
-	return first1(f.add("BatchNormForInference", []any{epsilon, featureAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.BatchNormForInference(in[0], in[1], in[2], in[3], in[4], epsilon, featureAxis))
-	}, operand, scale, offset, mean, variance))
+func (f *function) BatchNormForInference(operand compute.Value, scale compute.Value, offset compute.Value,
+	mean compute.Value, variance compute.Value, epsilon float32, featureAxis int,
+) (compute.Value, error) {
+	return first1(f.add("BatchNormForInference", []any{epsilon, featureAxis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.BatchNormForInference(in[0], in[1], in[2], in[3], in[4], epsilon, featureAxis))
+		}, operand, scale, offset, mean, variance))
 }
 
-func (f *function) BatchNormForTraining(operand compute.Value, scale compute.Value, offset compute.Value, epsilon float32, featureAxis int) (compute.Value, compute.Value, compute.Value, error) {
-	return first3(f.add("BatchNormForTraining", []any{epsilon, featureAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list3(to.BatchNormForTraining(in[0], in[1], in[2], epsilon, featureAxis))
-	}, operand, scale, offset))
+func (f *function) BatchNormForTraining(operand compute.Value, scale compute.Value, offset compute.Value,
+	epsilon float32, featureAxis int,
+) (compute.Value, compute.Value, compute.Value, error) {
+	return first3(f.add("BatchNormForTraining", []any{epsilon, featureAxis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list3(to.BatchNormForTraining(in[0], in[1], in[2], epsilon, featureAxis))
+		}, operand, scale, offset))
 }
 
-func (f *function) BatchNormGradient(operand compute.Value, scale compute.Value, mean compute.Value, variance compute.Value, gradOutput compute.Value, epsilon float32, featureAxis int) (compute.Value, compute.Value, compute.Value, error) {
-	return first3(f.add("BatchNormGradient", []any{epsilon, featureAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list3(to.BatchNormGradient(in[0], in[1], in[2], in[3], in[4], epsilon, featureAxis))
-	}, operand, scale, mean, variance, gradOutput))
+func (f *function) BatchNormGradient(operand compute.Value, scale compute.Value, mean compute.Value,
+	variance compute.Value, gradOutput compute.Value, epsilon float32, featureAxis int) (compute.Value, compute.Value,
+	compute.Value, error,
+) {
+	return first3(f.add("BatchNormGradient", []any{epsilon, featureAxis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list3(to.BatchNormGradient(in[0], in[1], in[2], in[3], in[4], epsilon, featureAxis))
+		}, operand, scale, mean, variance, gradOutput))
 }
 
 func (f *function) Bitcast(operand compute.Value, targetDType dtypes.DType) (compute.Value, error) {
-	return first1(f.add("Bitcast", []any{targetDType}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Bitcast(in[0], targetDType))
-	}, operand))
+	return first1(f.add("Bitcast", []any{targetDType},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.Bitcast(in[0], targetDType))
+		}, operand))
 }
 
 func (f *function) BitCount(operand compute.Value) (compute.Value, error) {
@@ -88,11 +100,14 @@ func (f *function) BitwiseXor(lhs compute.Value, rhs compute.Value) (compute.Val
 	}, lhs, rhs))
 }
 
-func (f *function) BroadcastInDim(x compute.Value, outputShape shapes.Shape, broadcastAxes []int) (compute.Value, error) {
+func (f *function) BroadcastInDim(x compute.Value, outputShape shapes.Shape, broadcastAxes []int) (compute.Value,
+	error,
+) {
 	broadcastAxes = slices.Clone(broadcastAxes)
-	return first1(f.add("BroadcastInDim", []any{outputShape, broadcastAxes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.BroadcastInDim(in[0], outputShape, broadcastAxes))
-	}, x))
+	return first1(f.add("BroadcastInDim", []any{outputShape, broadcastAxes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.BroadcastInDim(in[0], outputShape, broadcastAxes))
+		}, x))
 }
 
 func (f *function) Ceil(x compute.Value) (compute.Value, error) {
@@ -120,9 +135,10 @@ func (f *function) Complex(lhs compute.Value, rhs compute.Value) (compute.Value,
 }
 
 func (f *function) Concatenate(axis int, operands ...compute.Value) (compute.Value, error) {
-	return first1(f.add("Concatenate", []any{axis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Concatenate(axis, in[0:]...))
-	}, operands...))
+	return first1(f.add("Concatenate", []any{axis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.Concatenate(axis, in[0:]...))
+		}, operands...))
 }
 
 func (f *function) Conj(x compute.Value) (compute.Value, error) {
@@ -131,20 +147,28 @@ func (f *function) Conj(x compute.Value) (compute.Value, error) {
 	}, x))
 }
 
-func (f *function) ConvGeneral(input compute.Value, kernel compute.Value, axes compute.ConvolveAxesConfig, strides []int, paddings [][2]int, inputDilations []int, kernelDilations []int, channelGroupCount int, batchGroupCount int) (compute.Value, error) {
+func (f *function) ConvGeneral(input compute.Value, kernel compute.Value, axes compute.ConvolveAxesConfig,
+	strides []int, paddings [][2]int, inputDilations []int, kernelDilations []int, channelGroupCount int,
+	batchGroupCount int,
+) (compute.Value, error) {
 	strides = slices.Clone(strides)
 	paddings = slices.Clone(paddings)
 	inputDilations = slices.Clone(inputDilations)
 	kernelDilations = slices.Clone(kernelDilations)
-	return first1(f.add("ConvGeneral", []any{axes, strides, paddings, inputDilations, kernelDilations, channelGroupCount, batchGroupCount}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ConvGeneral(in[0], in[1], axes, strides, paddings, inputDilations, kernelDilations, channelGroupCount, batchGroupCount))
+	return first1(f.add("ConvGeneral", []any{
+		axes, strides, paddings, inputDilations, kernelDilations, channelGroupCount,
+		batchGroupCount,
+	}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+		return list1(to.ConvGeneral(in[0], in[1], axes, strides, paddings, inputDilations, kernelDilations, channelGroupCount,
+			batchGroupCount))
 	}, input, kernel))
 }
 
 func (f *function) ConvertDType(x compute.Value, dtype dtypes.DType) (compute.Value, error) {
-	return first1(f.add("ConvertDType", []any{dtype}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ConvertDType(in[0], dtype))
-	}, x))
+	return first1(f.add("ConvertDType", []any{dtype},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ConvertDType(in[0], dtype))
+		}, x))
 }
 
 func (f *function) Cos(x compute.Value) (compute.Value, error) {
@@ -159,20 +183,24 @@ func (f *function) Div(lhs compute.Value, rhs compute.Value) (compute.Value, err
 	}, lhs, rhs))
 }
 
-func (f *function) DotGeneral(lhs compute.Value, lhsContractingAxes []int, lhsBatchAxes []int, rhs compute.Value, rhsContractingAxes []int, rhsBatchAxes []int, config compute.DotGeneralConfig) (compute.Value, error) {
+func (f *function) DotGeneral(lhs compute.Value, lhsContractingAxes []int, lhsBatchAxes []int, rhs compute.Value,
+	rhsContractingAxes []int, rhsBatchAxes []int, config compute.DotGeneralConfig,
+) (compute.Value, error) {
 	lhsContractingAxes = slices.Clone(lhsContractingAxes)
 	lhsBatchAxes = slices.Clone(lhsBatchAxes)
 	rhsContractingAxes = slices.Clone(rhsContractingAxes)
 	rhsBatchAxes = slices.Clone(rhsBatchAxes)
-	return first1(f.add("DotGeneral", []any{lhsContractingAxes, lhsBatchAxes, rhsContractingAxes, rhsBatchAxes, config}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.DotGeneral(in[0], lhsContractingAxes, lhsBatchAxes, in[1], rhsContractingAxes, rhsBatchAxes, config))
-	}, lhs, rhs))
+	return first1(f.add("DotGeneral", []any{lhsContractingAxes, lhsBatchAxes, rhsContractingAxes, rhsBatchAxes, config},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.DotGeneral(in[0], lhsContractingAxes, lhsBatchAxes, in[1], rhsContractingAxes, rhsBatchAxes, config))
+		}, lhs, rhs))
 }
 
 func (f *function) DynamicDimensionSize(operand compute.Value, axis int) (compute.Value, error) {
-	return first1(f.add("DynamicDimensionSize", []any{axis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.DynamicDimensionSize(in[0], axis))
-	}, operand))
+	return first1(f.add("DynamicDimensionSize", []any{axis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.DynamicDimensionSize(in[0], axis))
+		}, operand))
 }
 
 func (f *function) DynamicShape(operand compute.Value) (compute.Value, error) {
@@ -181,14 +209,19 @@ func (f *function) DynamicShape(operand compute.Value) (compute.Value, error) {
 	}, operand))
 }
 
-func (f *function) DynamicSlice(operand compute.Value, startIndices []compute.Value, sliceDims []int) (compute.Value, error) {
+func (f *function) DynamicSlice(operand compute.Value, startIndices []compute.Value, sliceDims []int) (compute.Value,
+	error,
+) {
 	sliceDims = slices.Clone(sliceDims)
-	return first1(f.add("DynamicSlice", []any{sliceDims}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.DynamicSlice(in[0], in[1:], sliceDims))
-	}, append([]compute.Value{operand}, startIndices...)...))
+	return first1(f.add("DynamicSlice", []any{sliceDims},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.DynamicSlice(in[0], in[1:], sliceDims))
+		}, append([]compute.Value{operand}, startIndices...)...))
 }
 
-func (f *function) DynamicUpdateSlice(operand compute.Value, update compute.Value, startIndices []compute.Value) (compute.Value, error) {
+func (f *function) DynamicUpdateSlice(operand compute.Value, update compute.Value,
+	startIndices []compute.Value,
+) (compute.Value, error) {
 	return first1(f.add("DynamicUpdateSlice", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
 		return list1(to.DynamicUpdateSlice(in[0], in[1], in[2:]))
 	}, append([]compute.Value{operand, update}, startIndices...)...))
@@ -226,9 +259,10 @@ func (f *function) Expm1(x compute.Value) (compute.Value, error) {
 
 func (f *function) FFT(operand compute.Value, fftType compute.FFTType, fftLength []int) (compute.Value, error) {
 	fftLength = slices.Clone(fftLength)
-	return first1(f.add("FFT", []any{fftType, fftLength}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.FFT(in[0], fftType, fftLength))
-	}, operand))
+	return first1(f.add("FFT", []any{fftType, fftLength},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.FFT(in[0], fftType, fftLength))
+		}, operand))
 }
 
 func (f *function) Floor(x compute.Value) (compute.Value, error) {
@@ -237,13 +271,20 @@ func (f *function) Floor(x compute.Value) (compute.Value, error) {
 	}, x))
 }
 
-func (f *function) Gather(operand compute.Value, startIndices compute.Value, indexVectorAxis int, offsetOutputAxes []int, collapsedSliceAxes []int, startIndexMap []int, sliceSizes []int, indicesAreSorted bool) (compute.Value, error) {
+func (f *function) Gather(operand compute.Value, startIndices compute.Value, indexVectorAxis int,
+	offsetOutputAxes []int, collapsedSliceAxes []int, startIndexMap []int, sliceSizes []int,
+	indicesAreSorted bool,
+) (compute.Value, error) {
 	offsetOutputAxes = slices.Clone(offsetOutputAxes)
 	collapsedSliceAxes = slices.Clone(collapsedSliceAxes)
 	startIndexMap = slices.Clone(startIndexMap)
 	sliceSizes = slices.Clone(sliceSizes)
-	return first1(f.add("Gather", []any{indexVectorAxis, offsetOutputAxes, collapsedSliceAxes, startIndexMap, sliceSizes, indicesAreSorted}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Gather(in[0], in[1], indexVectorAxis, offsetOutputAxes, collapsedSliceAxes, startIndexMap, sliceSizes, indicesAreSorted))
+	return first1(f.add("Gather", []any{
+		indexVectorAxis, offsetOutputAxes, collapsedSliceAxes, startIndexMap, sliceSizes,
+		indicesAreSorted,
+	}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+		return list1(to.Gather(in[0], in[1], indexVectorAxis, offsetOutputAxes, collapsedSliceAxes, startIndexMap, sliceSizes,
+			indicesAreSorted))
 	}, operand, startIndices))
 }
 
@@ -254,9 +295,10 @@ func (f *function) GreaterOrEqual(lhs compute.Value, rhs compute.Value) (compute
 }
 
 func (f *function) GreaterOrEqualTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("GreaterOrEqualTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.GreaterOrEqualTotalOrder(in[0], in[1]))
-	}, lhs, rhs))
+	return first1(f.add("GreaterOrEqualTotalOrder", nil,
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.GreaterOrEqualTotalOrder(in[0], in[1]))
+		}, lhs, rhs))
 }
 
 func (f *function) GreaterThan(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
@@ -266,9 +308,10 @@ func (f *function) GreaterThan(lhs compute.Value, rhs compute.Value) (compute.Va
 }
 
 func (f *function) GreaterThanTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("GreaterThanTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.GreaterThanTotalOrder(in[0], in[1]))
-	}, lhs, rhs))
+	return first1(f.add("GreaterThanTotalOrder", nil,
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.GreaterThanTotalOrder(in[0], in[1]))
+		}, lhs, rhs))
 }
 
 func (f *function) Imag(x compute.Value) (compute.Value, error) {
@@ -278,9 +321,10 @@ func (f *function) Imag(x compute.Value) (compute.Value, error) {
 }
 
 func (f *function) Iota(shape shapes.Shape, iotaAxis int) (compute.Value, error) {
-	return first1(f.add("Iota", []any{shape, iotaAxis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Iota(shape, iotaAxis))
-	}))
+	return first1(f.add("Iota", []any{shape, iotaAxis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.Iota(shape, iotaAxis))
+		}))
 }
 
 func (f *function) IsFinite(x compute.Value) (compute.Value, error) {
@@ -302,9 +346,10 @@ func (f *function) LessOrEqual(lhs compute.Value, rhs compute.Value) (compute.Va
 }
 
 func (f *function) LessOrEqualTotalOrder(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("LessOrEqualTotalOrder", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.LessOrEqualTotalOrder(in[0], in[1]))
-	}, lhs, rhs))
+	return first1(f.add("LessOrEqualTotalOrder", nil,
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.LessOrEqualTotalOrder(in[0], in[1]))
+		}, lhs, rhs))
 }
 
 func (f *function) LessThan(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
@@ -418,44 +463,50 @@ func (f *function) Real(x compute.Value) (compute.Value, error) {
 
 func (f *function) ReduceBitwiseAnd(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceBitwiseAnd", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceBitwiseAnd(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceBitwiseAnd", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceBitwiseAnd(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceBitwiseOr(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceBitwiseOr", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceBitwiseOr(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceBitwiseOr", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceBitwiseOr(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceBitwiseXor(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceBitwiseXor", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceBitwiseXor(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceBitwiseXor", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceBitwiseXor(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceLogicalAnd(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceLogicalAnd", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceLogicalAnd(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceLogicalAnd", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceLogicalAnd(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceLogicalOr(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceLogicalOr", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceLogicalOr(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceLogicalOr", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceLogicalOr(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceLogicalXor(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceLogicalXor", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceLogicalXor(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceLogicalXor", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceLogicalXor(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceMax(x compute.Value, axes ...int) (compute.Value, error) {
@@ -474,9 +525,10 @@ func (f *function) ReduceMin(x compute.Value, axes ...int) (compute.Value, error
 
 func (f *function) ReduceProduct(x compute.Value, axes ...int) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("ReduceProduct", []any{axes}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceProduct(in[0], axes...))
-	}, x))
+	return first1(f.add("ReduceProduct", []any{axes},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ReduceProduct(in[0], axes...))
+		}, x))
 }
 
 func (f *function) ReduceSum(x compute.Value, axes ...int) (compute.Value, error) {
@@ -486,14 +538,20 @@ func (f *function) ReduceSum(x compute.Value, axes ...int) (compute.Value, error
 	}, x))
 }
 
-func (f *function) ReduceWindow(input compute.Value, reductionType compute.ReduceOpType, windowDimensions []int, strides []int, inputDilations []int, windowDilations []int, paddings [][2]int) (compute.Value, error) {
+func (f *function) ReduceWindow(input compute.Value, reductionType compute.ReduceOpType, windowDimensions []int,
+	strides []int, inputDilations []int, windowDilations []int, paddings [][2]int,
+) (compute.Value, error) {
 	windowDimensions = slices.Clone(windowDimensions)
 	strides = slices.Clone(strides)
 	inputDilations = slices.Clone(inputDilations)
 	windowDilations = slices.Clone(windowDilations)
 	paddings = slices.Clone(paddings)
-	return first1(f.add("ReduceWindow", []any{reductionType, windowDimensions, strides, inputDilations, windowDilations, paddings}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ReduceWindow(in[0], reductionType, windowDimensions, strides, inputDilations, windowDilations, paddings))
+	return first1(f.add("ReduceWindow", []any{
+		reductionType, windowDimensions, strides, inputDilations, windowDilations,
+		paddings,
+	}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+		return list1(to.ReduceWindow(in[0], reductionType, windowDimensions, strides, inputDilations, windowDilations,
+			paddings))
 	}, input))
 }
 
@@ -505,9 +563,10 @@ func (f *function) Rem(lhs compute.Value, rhs compute.Value) (compute.Value, err
 
 func (f *function) Reshape(x compute.Value, dimensions ...int) (compute.Value, error) {
 	dimensions = slices.Clone(dimensions)
-	return first1(f.add("Reshape", []any{dimensions}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Reshape(in[0], dimensions...))
-	}, x))
+	return first1(f.add("Reshape", []any{dimensions},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.Reshape(in[0], dimensions...))
+		}, x))
 }
 
 func (f *function) Reverse(x compute.Value, axes ...int) (compute.Value, error) {
@@ -518,9 +577,10 @@ func (f *function) Reverse(x compute.Value, axes ...int) (compute.Value, error) 
 }
 
 func (f *function) RNGBitGenerator(state compute.Value, shape shapes.Shape) (compute.Value, compute.Value, error) {
-	return first2(f.add("RNGBitGenerator", []any{shape}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list2(to.RNGBitGenerator(in[0], shape))
-	}, state))
+	return first2(f.add("RNGBitGenerator", []any{shape},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list2(to.RNGBitGenerator(in[0], shape))
+		}, state))
 }
 
 func (f *function) Round(x compute.Value) (compute.Value, error) {
@@ -535,49 +595,79 @@ func (f *function) Rsqrt(x compute.Value) (compute.Value, error) {
 	}, x))
 }
 
-func (f *function) ScatterMax(operand compute.Value, scatterIndices compute.Value, updates compute.Value, indexVectorAxis int, updateWindowAxes []int, insertedWindowAxes []int, scatterAxesToOperandAxes []int, indicesAreSorted bool, uniqueIndices bool) (compute.Value, error) {
+func (f *function) ScatterMax(operand compute.Value, scatterIndices compute.Value, updates compute.Value,
+	indexVectorAxis int, updateWindowAxes []int, insertedWindowAxes []int, scatterAxesToOperandAxes []int,
+	indicesAreSorted bool, uniqueIndices bool,
+) (compute.Value, error) {
 	updateWindowAxes = slices.Clone(updateWindowAxes)
 	insertedWindowAxes = slices.Clone(insertedWindowAxes)
 	scatterAxesToOperandAxes = slices.Clone(scatterAxesToOperandAxes)
-	return first1(f.add("ScatterMax", []any{indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ScatterMax(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
-	}, operand, scatterIndices, updates))
+	return first1(f.add("ScatterMax", []any{
+		indexVectorAxis, updateWindowAxes, insertedWindowAxes,
+		scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices,
+	},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ScatterMax(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes,
+				scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
+		}, operand, scatterIndices, updates))
 }
 
-func (f *function) ScatterMin(operand compute.Value, scatterIndices compute.Value, updates compute.Value, indexVectorAxis int, updateWindowAxes []int, insertedWindowAxes []int, scatterAxesToOperandAxes []int, indicesAreSorted bool, uniqueIndices bool) (compute.Value, error) {
+func (f *function) ScatterMin(operand compute.Value, scatterIndices compute.Value, updates compute.Value,
+	indexVectorAxis int, updateWindowAxes []int, insertedWindowAxes []int, scatterAxesToOperandAxes []int,
+	indicesAreSorted bool, uniqueIndices bool,
+) (compute.Value, error) {
 	updateWindowAxes = slices.Clone(updateWindowAxes)
 	insertedWindowAxes = slices.Clone(insertedWindowAxes)
 	scatterAxesToOperandAxes = slices.Clone(scatterAxesToOperandAxes)
-	return first1(f.add("ScatterMin", []any{indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ScatterMin(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
-	}, operand, scatterIndices, updates))
+	return first1(f.add("ScatterMin", []any{
+		indexVectorAxis, updateWindowAxes, insertedWindowAxes,
+		scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices,
+	},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ScatterMin(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes,
+				scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
+		}, operand, scatterIndices, updates))
 }
 
-func (f *function) ScatterSum(operand compute.Value, scatterIndices compute.Value, updates compute.Value, indexVectorAxis int, updateWindowAxes []int, insertedWindowAxes []int, scatterAxesToOperandAxes []int, indicesAreSorted bool, uniqueIndices bool) (compute.Value, error) {
+func (f *function) ScatterSum(operand compute.Value, scatterIndices compute.Value, updates compute.Value,
+	indexVectorAxis int, updateWindowAxes []int, insertedWindowAxes []int, scatterAxesToOperandAxes []int,
+	indicesAreSorted bool, uniqueIndices bool,
+) (compute.Value, error) {
 	updateWindowAxes = slices.Clone(updateWindowAxes)
 	insertedWindowAxes = slices.Clone(insertedWindowAxes)
 	scatterAxesToOperandAxes = slices.Clone(scatterAxesToOperandAxes)
-	return first1(f.add("ScatterSum", []any{indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ScatterSum(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes, scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
-	}, operand, scatterIndices, updates))
+	return first1(f.add("ScatterSum", []any{
+		indexVectorAxis, updateWindowAxes, insertedWindowAxes,
+		scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices,
+	},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ScatterSum(in[0], in[1], in[2], indexVectorAxis, updateWindowAxes, insertedWindowAxes,
+				scatterAxesToOperandAxes, indicesAreSorted, uniqueIndices))
+		}, operand, scatterIndices, updates))
 }
 
-func (f *function) SelectAndScatterMax(operand compute.Value, source compute.Value, windowDimensions []int, windowStrides []int, paddings [][2]int) (compute.Value, error) {
+func (f *function) SelectAndScatterMax(operand compute.Value, source compute.Value, windowDimensions []int,
+	windowStrides []int, paddings [][2]int,
+) (compute.Value, error) {
 	windowDimensions = slices.Clone(windowDimensions)
 	windowStrides = slices.Clone(windowStrides)
 	paddings = slices.Clone(paddings)
-	return first1(f.add("SelectAndScatterMax", []any{windowDimensions, windowStrides, paddings}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.SelectAndScatterMax(in[0], in[1], windowDimensions, windowStrides, paddings))
-	}, operand, source))
+	return first1(f.add("SelectAndScatterMax", []any{windowDimensions, windowStrides, paddings},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.SelectAndScatterMax(in[0], in[1], windowDimensions, windowStrides, paddings))
+		}, operand, source))
 }
 
-func (f *function) SelectAndScatterMin(operand compute.Value, source compute.Value, windowDimensions []int, windowStrides []int, paddings [][2]int) (compute.Value, error) {
+func (f *function) SelectAndScatterMin(operand compute.Value, source compute.Value, windowDimensions []int,
+	windowStrides []int, paddings [][2]int,
+) (compute.Value, error) {
 	windowDimensions = slices.Clone(windowDimensions)
 	windowStrides = slices.Clone(windowStrides)
 	paddings = slices.Clone(paddings)
-	return first1(f.add("SelectAndScatterMin", []any{windowDimensions, windowStrides, paddings}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.SelectAndScatterMin(in[0], in[1], windowDimensions, windowStrides, paddings))
-	}, operand, source))
+	return first1(f.add("SelectAndScatterMin", []any{windowDimensions, windowStrides, paddings},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.SelectAndScatterMin(in[0], in[1], windowDimensions, windowStrides, paddings))
+		}, operand, source))
 }
 
 func (f *function) ShiftLeft(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
@@ -587,9 +677,10 @@ func (f *function) ShiftLeft(lhs compute.Value, rhs compute.Value) (compute.Valu
 }
 
 func (f *function) ShiftRightArithmetic(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
-	return first1(f.add("ShiftRightArithmetic", nil, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.ShiftRightArithmetic(in[0], in[1]))
-	}, lhs, rhs))
+	return first1(f.add("ShiftRightArithmetic", nil,
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.ShiftRightArithmetic(in[0], in[1]))
+		}, lhs, rhs))
 }
 
 func (f *function) ShiftRightLogical(lhs compute.Value, rhs compute.Value) (compute.Value, error) {
@@ -614,9 +705,10 @@ func (f *function) Slice(x compute.Value, starts []int, limits []int, strides []
 	starts = slices.Clone(starts)
 	limits = slices.Clone(limits)
 	strides = slices.Clone(strides)
-	return first1(f.add("Slice", []any{starts, limits, strides}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Slice(in[0], starts, limits, strides))
-	}, x))
+	return first1(f.add("Slice", []any{starts, limits, strides},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.Slice(in[0], starts, limits, strides))
+		}, x))
 }
 
 func (f *function) Sqrt(x compute.Value) (compute.Value, error) {
@@ -639,9 +731,10 @@ func (f *function) Tanh(x compute.Value) (compute.Value, error) {
 
 func (f *function) Transpose(x compute.Value, permutation ...int) (compute.Value, error) {
 	permutation = slices.Clone(permutation)
-	return first1(f.add("Transpose", []any{permutation}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.Transpose(in[0], permutation...))
-	}, x))
+	return first1(f.add("Transpose", []any{permutation},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.Transpose(in[0], permutation...))
+		}, x))
 }
 
 func (f *function) Where(condition compute.Value, onTrue compute.Value, onFalse compute.Value) (compute.Value, error) {
@@ -663,9 +756,10 @@ func (f *function) SchedulingBarrier(operand compute.Value, dependencies ...comp
 }
 
 func (f *function) FusedSoftmax(x compute.Value, axis int) (compute.Value, error) {
-	return first1(f.add("FusedSoftmax", []any{axis}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.FusedSoftmax(in[0], axis))
-	}, x))
+	return first1(f.add("FusedSoftmax", []any{axis},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.FusedSoftmax(in[0], axis))
+		}, x))
 }
 
 func (f *function) FusedGelu(x compute.Value, exact bool) (compute.Value, error) {
@@ -674,21 +768,31 @@ func (f *function) FusedGelu(x compute.Value, exact bool) (compute.Value, error)
 	}, x))
 }
 
-func (f *function) FusedLayerNorm(x compute.Value, axes []int, epsilon float64, gamma compute.Value, beta compute.Value) (compute.Value, error) {
+func (f *function) FusedLayerNorm(x compute.Value, axes []int, epsilon float64, gamma compute.Value,
+	beta compute.Value,
+) (compute.Value, error) {
 	axes = slices.Clone(axes)
-	return first1(f.add("FusedLayerNorm", []any{axes, epsilon}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.FusedLayerNorm(in[0], axes, epsilon, in[1], in[2]))
-	}, x, gamma, beta))
+	return first1(f.add("FusedLayerNorm", []any{axes, epsilon},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.FusedLayerNorm(in[0], axes, epsilon, in[1], in[2]))
+		}, x, gamma, beta))
 }
 
-func (f *function) FusedDense(x compute.Value, weight compute.Value, bias compute.Value, options compute.DenseConfig) (compute.Value, error) {
-	return first1(f.add("FusedDense", []any{options}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list1(to.FusedDense(in[0], in[1], in[2], options))
-	}, x, weight, bias))
+func (f *function) FusedDense(x compute.Value, weight compute.Value, bias compute.Value,
+	options compute.DenseConfig,
+) (compute.Value, error) {
+	return first1(f.add("FusedDense", []any{options},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list1(to.FusedDense(in[0], in[1], in[2], options))
+		}, x, weight, bias))
 }
 
-func (f *function) FusedAttentionQKVProjection(x compute.Value, wQKV compute.Value, biasQ compute.Value, biasK compute.Value, biasV compute.Value, queryDim int, keyValueDim int) (compute.Value, compute.Value, compute.Value, error) {
-	return first3(f.add("FusedAttentionQKVProjection", []any{queryDim, keyValueDim}, func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
-		return list3(to.FusedAttentionQKVProjection(in[0], in[1], in[2], in[3], in[4], queryDim, keyValueDim))
-	}, x, wQKV, biasQ, biasK, biasV))
+func (f *function) FusedAttentionQKVProjection(x compute.Value, wQKV compute.Value, biasQ compute.Value,
+	biasK compute.Value, biasV compute.Value, queryDim int, keyValueDim int) (compute.Value, compute.Value, compute.Value,
+	error,
+) {
+	return first3(f.add("FusedAttentionQKVProjection", []any{queryDim, keyValueDim},
+		func(to compute.Function, in []compute.Value) ([]compute.Value, error) {
+			return list3(to.FusedAttentionQKVProjection(in[0], in[1], in[2], in[3], in[4], queryDim, keyValueDim))
+		}, x, wQKV, biasQ, biasK, biasV))
 }

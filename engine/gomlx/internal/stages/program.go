@@ -93,8 +93,13 @@ type Exchange func(which []int, buffers []compute.Buffer) ([]compute.Buffer, err
 
 // Run runs the program. args are the graph's parameters, as for Executable.Execute, and remain owned by the
 // caller. donate selects whether to donate the buffers that pass between stages to the backend.
-func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool, exchange Exchange) ([]compute.Buffer, error) {
-	r := &run{p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)), device: device, donate: donate}
+func (p *Program) Run(args []compute.Buffer, device compute.DeviceNum, donate bool,
+	exchange Exchange,
+) ([]compute.Buffer, error) {
+	r := &run{
+		p: p, args: args, slots: make([]compute.Buffer, len(p.slots)), sums: make([]compute.Buffer, len(p.sums)),
+		device: device, donate: donate,
+	}
 	for _, s := range p.stages {
 		err := r.execute(s)
 		if err == nil {

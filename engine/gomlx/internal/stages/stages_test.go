@@ -107,7 +107,11 @@ var programs = map[string]struct {
 		weights := graph.ConvertDType(graph.Const(g, [][]int32{{1, -2}, {3, 4}, {-5, 6}, {7, 0}}), dtypes.Int8)
 		scale := graph.Reshape(graph.Abs(w), 4, 1) // a value inside of a configuration, which crosses to the next stage
 		y := s.of(x)
-		return []*graph.Node{graph.BackendFusedQuantizedDense(y, weights, nil, &graph.Quantization{Scheme: compute.QuantLinear, Scale: scale, BlockAxis: 1, BlockSize: 2}, compute.ActivationNone), scale}
+		return []*graph.Node{
+			graph.BackendFusedQuantizedDense(y, weights, nil,
+				&graph.Quantization{Scheme: compute.QuantLinear, Scale: scale, BlockAxis: 1, BlockSize: 2}, compute.ActivationNone),
+			scale,
+		}
 	}},
 	"functions with a name": {2, func(s *sums, x, w *graph.Node) []*graph.Node {
 		f := graph.NewFunction(x.Graph(), "double and square", func(g *graph.Graph) []*graph.Node {
@@ -131,7 +135,9 @@ func newBackend(t *testing.T) compute.Backend {
 }
 
 // build compiles a program over b.
-func build(t *testing.T, b compute.Backend, s *sums, f func(s *sums, x, w *graph.Node) []*graph.Node) compute.Executable {
+func build(t *testing.T, b compute.Backend, s *sums,
+	f func(s *sums, x, w *graph.Node) []*graph.Node,
+) compute.Executable {
 	t.Helper()
 	g := graph.NewGraph(b, t.Name())
 	x, w := graph.Parameter(g, "x", xShape), graph.Parameter(g, "w", shapes.Make(dtypes.Float32, 4))
