@@ -99,8 +99,8 @@ func TestCarriedIsOther(t *testing.T) {
 	}
 }
 
-// TestWronglyCarried checks that the checker rejects a wrong use of the in-place transfer: wrong turns, or the wrong part
-// of the rank's own vector.
+// TestWronglyCarried checks that the checker rejects a wrong use of the in-place transfer: wrong turns, or the wrong
+// part of the rank's own vector.
 func TestWronglyCarried(t *testing.T) {
 	p := Problem{Op: AllReduce, Size: 2, Count: 77, Places: []Place{{}, {1, 1, 1}}}
 	own := func(steps []Step) int {
