@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
-	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -47,50 +47,22 @@ func (x *executor) compare() error {
 	return nil
 }
 
-// mismatch describes which of the ranks that have arrived make which call, from their slots: the first rank
-// represents all that agree with it, then the first that does not agree.
+// mismatch returns the error that ranks which have arrived make different calls, from their slots; nil if
+// they make the same call.
 func (m *member) mismatch(here func(rank int) bool) error {
-	var calls []party
+	var parties fault.Parties
 	for _, r := range m.site.domain {
-		if !here(r) {
-			continue
+		if here(r) {
+			parties.Add(r, m.site.marker.Peer(r))
 		}
-		slot := m.site.marker.Peer(r)
-		at := slices.IndexFunc(calls, func(g party) bool { return g.call.Header == slot.Header })
-		if at < 0 {
-			calls = append(calls, party{call: fingerprint.Of(slot)})
-			at = len(calls) - 1
-		}
-		calls[at].ranks = append(calls[at].ranks, r)
 	}
-	if len(calls) < 2 {
+	text, others := parties.Mismatch()
+	if others == nil {
 		return nil
 	}
-	first := &calls[0]
-	var text string
-	var peers []int
-	for i := range calls[1:] {
-		g := &calls[1+i]
-		text += g.text() + ", "
-		peers = append(peers, g.ranks...)
-	}
-	err := m.failure(ErrMismatch, fmt.Errorf("%s%s: %s", text, first.text(), fingerprint.Differ(&first.call, &calls[1].call)))
-	err.Peers = peers
+	err := m.failure(ErrMismatch, errors.New(text))
+	err.Peers = others
 	return err
-}
-
-// party is the ranks that make the same call.
-type party struct {
-	ranks []int
-	call  fingerprint.Call
-}
-
-func (g *party) text() string {
-	verb := "calls"
-	if len(g.ranks) > 1 {
-		verb = "call"
-	}
-	return fmt.Sprintf("%s %s %v", ranges.Text("rank", g.ranks), verb, &g.call)
 }
 
 // oddFrame is a frame that does not belong to the current call.
@@ -203,11 +175,11 @@ func (x *executor) ask(peer int, seq uint64) (*fingerprint.Call, bool) {
 	if !ok {
 		return nil, false
 	}
-	s, ok := decodeAnswer(asker.Ask(peer, seq))
+	s, ok := fault.DecodeState(asker.Ask(peer, seq))
 	if !ok { // its process may be getting no CPU time
-		s, ok = decodeAnswer(asker.Ask(peer, seq))
+		s, ok = fault.DecodeState(asker.Ask(peer, seq))
 	}
-	return &s.call, ok && !s.call.None()
+	return &s.Call, ok && !s.Call.None()
 }
 
 // mismatched describes how a peer's call differs from this rank's.
@@ -217,18 +189,14 @@ func (m *member) mismatched(peer int, theirs *fingerprint.Call) error {
 	return m.mismatchError(&own, peer, theirs)
 }
 
-// mismatchError returns the error in a form that is the same on both ranks.
+// mismatchError returns the error that a call of this rank and one of a peer differ.
 func (m *member) mismatchError(own *fingerprint.Call, peer int, theirs *fingerprint.Call) error {
-	high, low := peer, m.rank
-	highCall, lowCall := theirs, own
-	if high < low {
-		high, low, highCall, lowCall = low, high, lowCall, highCall
+	kind := ErrMismatch
+	text, deadlock := fault.Differ(fault.Part{Rank: m.rank, Call: own}, fault.Part{Rank: peer, Call: theirs})
+	if deadlock {
+		kind = ErrDesync
 	}
-	kind, how := ErrMismatch, fingerprint.Differ(lowCall, highCall)
-	if own.Header.Op == theirs.Header.Op && Op(theirs.Header.Op) == Send && m.wait.call.Op == Send {
-		kind, how = ErrDesync, "both send to each other, and neither receives"
-	}
-	err := m.failure(kind, fmt.Errorf("rank %d calls %v, rank %d calls %v: %s", high, highCall, low, lowCall, how))
+	err := m.failure(kind, errors.New(text))
 	err.Peers, err.Seq = []int{peer}, own.Header.Seq
 	return err
 }
@@ -240,7 +208,7 @@ func (x *executor) callOf(peer int, h *transport.Header) fingerprint.Call {
 	if !ok {
 		seq := h.Seq
 		if Op(h.Op) == Send {
-			seq = latestCall
+			seq = fault.LatestCall
 		}
 		theirs, known := x.ask(peer, seq)
 		if ok = known && theirs.Header == header; ok {
@@ -267,10 +235,10 @@ func (m *member) probe() error {
 	}
 	seq := m.header.Seq
 	if m.wait.call.pairwise() {
-		seq = latestCall
+		seq = fault.LatestCall
 	}
-	state, ok := decodeAnswer(asker.Ask(peer, seq))
-	theirs := &state.call
+	state, ok := fault.DecodeState(asker.Ask(peer, seq))
+	theirs := &state.Call
 	if m.wait.silent = -1; !ok {
 		m.wait.silent = peer
 	}
@@ -290,9 +258,6 @@ func (m *member) probe() error {
 	}
 	return nil
 }
-
-// latestCall requests the latest call, whatever its number.
-const latestCall = ^uint64(0)
 
 // elsewhere returns a rank that this one waits for and whose calls it cannot see, or -1. A slot shows only
 // calls of all ranks.

@@ -1,7 +1,7 @@
 package collective
 
 import (
-	"fmt"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
+	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -271,12 +272,9 @@ func opposite(op Op) Op {
 
 // deadlockError returns the error that this rank and a peer wait for each other.
 func (m *member) deadlockError(peer *blocked) error {
-	high, low := peer.call.String(), m.describe()
-	first, second := peer.rank, m.rank
-	if first < second {
-		first, second, high, low = second, first, low, high
-	}
-	err := m.failure(ErrDesync, fmt.Errorf("rank %d calls %s, rank %d calls %s: they wait for each other", first, high, second, low))
+	own := m.current.call()
+	text := fault.Deadlock(fault.Part{Rank: m.rank, Call: &own}, fault.Part{Rank: peer.rank, Call: &peer.call})
+	err := m.failure(ErrDesync, errors.New(text))
 	err.Peers = []int{peer.rank}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -184,5 +185,5 @@ func (w *waiter) ended(end *ended) error {
 	if errors.Is(end.kind(), ErrTimeout) {
 		return w.overdue(end)
 	}
-	return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.why(time.Since(w.since), ""), end))
+	return w.m.failure(end.kind(), fmt.Errorf("%s: %w", w.fault().Describe(time.Since(w.since), fault.Finding{}), end))
 }

@@ -12,83 +12,35 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// TestFailureCrosses: what a rank says of its failure arrives as it was, in bounds.
+// TestFailureCrosses checks that other processes receive a rank's failure as it was.
 func TestFailureCrosses(t *testing.T) {
 	m := &member{team: &team{cfg: Config{Name: "world"}}, rank: 2}
-	long := strings.Repeat("ä", 5000)
-	for _, kind := range wireKinds {
-		e := &Error{Kind: kind, Comm: "world/1.0", Rank: 3, Op: AllGather, Seq: 1 << 40, Name: "w", Peers: []int{1, 7}, Err: errors.New("it broke")}
+	for _, kind := range failureKinds[1:] {
+		e := &Error{
+			Kind: kind, Comm: "world/1.0", Rank: 3, Op: AllGather, Seq: 1 << 40, Name: "w", Peers: []int{1, 7},
+			Err: errors.New("it broke"), Who: "worker 3",
+		}
 		got, ok := decodeFailure(encodeFailure(e, m))
 		if kind == ErrClosed {
 			if !ok || got.Kind != ErrPeerLost || !reflect.DeepEqual(got.Peers, []int{3}) {
-				t.Errorf("a rank that closed came as %v, %v, want it lost", got, ok)
+				t.Errorf("a rank that closed was decoded as %v, %v, want it lost", got, ok)
 			}
 			continue
 		}
 		if !ok || got.Error() != e.Error() || !reflect.DeepEqual(got.Peers, e.Peers) || !errors.Is(got, kind) {
-			t.Errorf("%v\ncame as\n%v, %v", e, got, ok)
-		}
-		e.Err, e.Name, e.Comm, e.Peers = errors.New(long), long, long, make([]int, 1000)
-		b := encodeFailure(e, m)
-		if got, ok := decodeFailure(b); len(b) > transport.ReasonMax || !ok || !strings.HasSuffix(got.Err.Error(), "ä…") {
-			t.Errorf("a long text became %d bytes, %v %v", len(b), ok, got)
+			t.Errorf("%v\nwas decoded as\n%v, %v", e, got, ok)
 		}
 	}
 	got, ok := decodeFailure(encodeFailure(errors.New("anything"), m))
 	if !ok || got.Kind != ErrAborted || got.Rank != 2 || got.Err.Error() != "anything" {
-		t.Errorf("an error of another type came as %v, %v", got, ok)
+		t.Errorf("an error of another type was decoded as %v, %v", got, ok)
 	}
-	for name, b := range map[string][]byte{
-		"nothing":      nil,
-		"version":      append([]byte{9}, encodeFailure(errors.New("x"), m)[1:]...),
-		"unknown kind": append([]byte{wireVersion, 99}, encodeFailure(errors.New("x"), m)[2:]...),
-		"too short":    encodeFailure(errors.New("x"), m)[:20],
-		"too long":     append(encodeFailure(errors.New("x"), m), 0),
-	} {
-		if got, ok := decodeFailure(b); ok {
-			t.Errorf("%s was taken for %v", name, got)
-		}
+	if got, ok := decodeFailure(encodeFailure(&Error{Kind: errors.New("unknown")}, m)); ok {
+		t.Errorf("an unknown kind was decoded as %v", got)
 	}
-}
-
-func FuzzDecodeFailure(f *testing.F) {
-	m := &member{team: &team{cfg: Config{Name: "world"}}}
-	f.Add(encodeFailure(&Error{Kind: ErrMismatch, Rank: 1, Op: Reduce, Peers: []int{3}, Err: errors.New("why")}, m))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		e, ok := decodeFailure(b)
-		if !ok {
-			return
-		}
-		_ = e.Error()
-		again, ok := decodeFailure(encodeFailure(e, m))
-		if !ok || len(e.Peers) <= wirePeersMax && len(e.Comm) <= wireNameMax && len(e.Name) <= wireNameMax && len(e.Error()) < wireTextMax && again.Error() != e.Error() {
-			t.Errorf("%v became %v, %v", e, again, ok)
-		}
-	})
-}
-
-func FuzzDecodeAnswer(f *testing.F) {
-	call := fingerprint.Call{Header: transport.Header{Op: uint8(AllReduce), Seq: 7}, Name: "w", Shape: []int{2, 3}, Algorithm: "direct"}
-	f.Add(encodeAnswer(&peerState{call: call, state: waiting, entered: 8, waits: []int{2, 5}}))
-	f.Add(encodeAnswer(&peerState{call: call, state: busy, entered: 8}))
-	f.Add(encodeAnswer(&peerState{}))
-	f.Add([]byte{1})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		a, ok := decodeAnswer(b)
-		if !ok {
-			return
-		}
-		_ = a.call.String()
-		again, ok := decodeAnswer(encodeAnswer(&a))
-		if !ok || again.call.Header != a.call.Header || again.state != a.state || again.entered != a.entered || !slices.Equal(again.waits, a.waits[:min(len(a.waits), wirePeersMax)]) {
-			t.Errorf("%+v became %+v, %v", a, again, ok)
-		}
-	})
 }
 
 // TestSignatures: a call has the header, the text and the record that it would have as the first of its rank, whatever came before
