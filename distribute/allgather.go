@@ -3,7 +3,6 @@ package distribute
 import (
 	"context"
 
-	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -72,7 +71,7 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []
 	}
 	out := make([]any, len(leaves))
 	for i, leaf := range leaves {
-		parts := make([]part, len(headers))
+		parts := make([]piece, len(headers))
 		for k, h := range headers {
 			h = h[width*i : width*(i+1)]
 			parts[k].dtype = tensor.DType(h[0])
@@ -92,7 +91,7 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []
 }
 
 // gatherLeaf gathers one tensor; the parts' shapes have been checked.
-func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []piece, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		return r.gatherStrings(ctx, t, axis, name, o)
 	}
@@ -113,33 +112,6 @@ func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.T
 		return out.OnDevice(r.device.Index), nil
 	}
 	return flat.Reshape(shape...), nil
-}
-
-// gatherFlat gives every replica the elements of all replicas, concatenated.
-func (r *Replica) gatherFlat(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, counts []int, name string, o Options) (*tensor.Tensor, error) {
-	total := 0
-	for _, n := range counts {
-		total += n
-	}
-	out := tensor.New(t.DType(), total).OnDevice(r.device.Index)
-	if total == 0 {
-		return out, nil
-	}
-	if err := run.Acquire(r.local); err != nil {
-		return nil, err
-	}
-	defer run.Release(r.local)
-	options := o.collective()
-	call := &collective.Call{
-		Op: collective.AllGather, Type: t.DType(), Src: t.Memory(), Dst: out.Memory(), Counts: counts,
-		Manifest: &collective.Manifest{Name: name}, Options: &options,
-	}
-	begin := r.stats.arrive(r)
-	if err := r.comm().Do(ctx, call); err != nil {
-		return nil, run.Fail(err)
-	}
-	r.stats.leave(r, begin)
-	return out, nil
 }
 
 // gatherStrings gathers strings, which collectives on raw memory cannot transfer.

@@ -2,11 +2,8 @@ package distribute
 
 import (
 	"context"
-	"fmt"
 	"iter"
 
-	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -64,41 +61,6 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 	return tensor.Pack(v, out)
 }
 
-// named returns the leaves of a nest and their paths, which must be the same on all replicas.
-func named(v Value) (leaves []any, names []string) {
-	_, _ = tensor.Zip(func(path string, leaf []any) (any, error) {
-		leaves, names = append(leaves, leaf[0]), append(names, path)
-		return leaf[0], nil
-	}, nil, v)
-	return leaves, names
-}
-
-// allReduceDense reduces tensors by collective calls between the replicas.
-func (r *Replica) allReduceDense(ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, o Options) ([]any, error) {
-	if err := run.Acquire(r.local); err != nil {
-		return nil, err
-	}
-	defer run.Release(r.local)
-	src, dst := make([]*tensor.Tensor, len(leaves)), make([]*tensor.Tensor, len(leaves))
-	for i, leaf := range leaves {
-		t := leaf.(*tensor.Tensor)
-		src[i], dst[i] = t, tensor.New(t.DType(), t.Shape()...).OnDevice(r.device.Index)
-	}
-	begin := r.stats.arrive(r)
-	if err := r.reduceInto(ctx, run, op, dst, src, names, o); err != nil {
-		return nil, err
-	}
-	out := make([]any, len(leaves))
-	for i, sum := range dst {
-		if op == Mean && !sum.DType().IsFloat() { // only summed so far: the quotient has another dtype
-			sum = divide(sum, r.strategy.size).OnDevice(r.device.Index)
-		}
-		out[i] = sum
-	}
-	r.stats.leave(r, begin)
-	return out, nil
-}
-
 // AllReduceInto combines the replicas' tensors src[i] into dst[i] without allocating. It is meant for
 // gradients. Tensors are read and written in place; only small ones are copied into packs
 // ([Options.BytesPerPack]). dst[i] must have the dtype and the number of elements of src[i], and either be the
@@ -127,25 +89,11 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 		return err
 	}
 	defer run.Release(r.local)
-	begin := r.stats.arrive(r)
+	begin := r.arrive()
 	if err := r.reduceInto(ctx, run, op, dst, src, names, o); err != nil {
 		return err
 	}
-	r.stats.leave(r, begin)
-	return nil
-}
-
-// copyAll is the reduction over one replica; run is nil outside of a Run.
-func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
-	if run != nil {
-		if err := run.Acquire(replica); err != nil {
-			return err
-		}
-		defer run.Release(replica)
-	}
-	for i, t := range src {
-		copyMemory(dst[i].Memory(), t.Memory())
-	}
+	r.leave(begin)
 	return nil
 }
 
@@ -221,14 +169,6 @@ func checkInto(op string, reduce ReduceOp, dst, src []*tensor.Tensor, names []st
 	return nil
 }
 
-// leafName names a tensor of a call in errors.
-func leafName(i int, name string) string {
-	if name == "" {
-		return fmt.Sprintf("value %d", i)
-	}
-	return fmt.Sprintf("value %d (%s)", i, name)
-}
-
 // allReduceIntoByOps reduces by the user's CrossDeviceOps and copies the new tensors that they return into dst.
 func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, o Options) error {
 	values := make([]any, len(src))
@@ -247,38 +187,4 @@ func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src 
 		copyMemory(dst[i].Memory(), t.Memory())
 	}
 	return nil
-}
-
-// do makes one collective call of this replica, which has been acquired.
-func (r *Replica) do(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src *tensor.Tensor, name string, o Options) error {
-	r.manifest.Name, r.manifest.Shape = name, src.Shape()
-	r.options = o.collective()
-	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
-	r.call.Src, r.call.Dst = src.Memory(), dst.Memory()
-	if err := r.comm().Do(ctx, &r.call); err != nil {
-		return run.Fail(err)
-	}
-	return nil
-}
-
-// comm returns the replica's communicator.
-func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.local] }
-
-// operand returns a leaf of AllReduce as a tensor or IndexedSlices.
-func (r *Replica) operand(leaf any) (any, error) {
-	switch leaf := leaf.(type) {
-	case *tensor.IndexedSlices:
-		return leaf, checkSlices(leaf)
-	case *Variable:
-		return leaf.Read(r)
-	}
-	return hostTensor(leaf)
-}
-
-func repeat(v Value, n int) []Value {
-	out := make([]Value, n)
-	for i := range out {
-		out[i] = v
-	}
-	return out
 }

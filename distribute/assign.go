@@ -136,7 +136,7 @@ func (v *Variable) setAll(x Value, m mutation) error {
 		}
 	}
 	for i, c := range v.components {
-		v.strategy.store(c, m.apply(c.load(), values[i]).OnDevice(v.devices[i].Index))
+		v.strategy.undo.Store(c, m.apply(c.Load(), values[i]).OnDevice(v.devices[i].Index))
 	}
 	return nil
 }
@@ -152,7 +152,7 @@ func (v *Variable) setOne(i int, x Value, m mutation) error {
 		return err
 	}
 	c := v.components[i]
-	v.strategy.store(c, m.apply(c.load(), value).OnDevice(v.devices[i].Index))
+	v.strategy.undo.Store(c, m.apply(c.Load(), value).OnDevice(v.devices[i].Index))
 	return nil
 }
 
@@ -195,7 +195,7 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 	switch {
 	case t.DType() != v.DType():
 		return nil, errorf(op, ErrInvalid, "variable %s has dtype %v, the value %v", v.Name(), v.DType(), t.DType())
-	case !t.SameShape(v.components[0].load()):
+	case !t.SameShape(v.first()):
 		return nil, errorf(op, ErrInvalid, "cannot write variable %s: shape mismatch: the variable's shape is %s, the value's %s", v.Name(), tensor.FormatShape(v.Shape()), tensor.FormatShape(t.Shape()))
 	}
 	return t, nil

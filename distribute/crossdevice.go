@@ -2,10 +2,7 @@ package distribute
 
 import (
 	"context"
-	"unsafe"
 
-	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -114,19 +111,6 @@ func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, other
 	return out, nil
 }
 
-// meanOf returns the sum of n components divided by their number.
-func meanOf(name string, sum Value, n int) (Value, error) {
-	if d := dtypeOf(sum); !d.IsNumeric() {
-		return nil, badDType(name, d)
-	}
-	if s, ok := sum.(*tensor.IndexedSlices); ok {
-		mean := *s
-		mean.Values = divide(s.Values, n)
-		return &mean, nil
-	}
-	return divide(sum.(*tensor.Tensor), n), nil
-}
-
 // isOn reports whether a value is on its destination and nowhere else. A single component that is there is
 // returned unchanged, even as the mean of an integer, as in TensorFlow.
 func isOn(v Value, to []Device) bool {
@@ -134,27 +118,8 @@ func isOn(v Value, to []Device) bool {
 	return ok && len(to) == 1 && d.Kind == to[0].Kind && d.Index == to[0].Index
 }
 
-// reduceTree returns the sum or the mean of tensors of one dtype and shape, along the canonical tree.
-func reduceTree(op ReduceOp, ts []*tensor.Tensor, acc collective.Accumulate) *tensor.Tensor {
-	sum := tensor.New(ts[0].DType(), ts[0].Shape()...)
-	by := divisor(op, ts)
-	addRange(sum, ts, 0, sum.Len(), acc == collective.AccumulateFloat32, by)
-	if op == Mean && by == 1 {
-		return divide(sum, len(ts))
-	}
-	return sum
-}
-
-// addRange adds elements along the tree and divides the sums. wide keeps sums of half-precision numbers in
-// float32 until the end.
-func addRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool, by int) {
-	if lo >= hi {
-		return
-	}
-	src := make([]unsafe.Pointer, len(ts))
-	for i, t := range ts {
-		src[i] = t.Memory().Ptr
-	}
-	tree := kernel.Tree{Op: kernel.Sum, Type: sum.DType(), Float32: wide, Divide: by}
-	tree.Reduce(kernel.NewScratch(len(ts)), []unsafe.Pointer{sum.Memory().Ptr}, src, lo, hi)
+// ValueTo is a value and the destination of its reduction.
+type ValueTo struct {
+	Value Value
+	To    Destination
 }

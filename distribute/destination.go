@@ -1,6 +1,8 @@
 package distribute
 
-import "github.com/lockstep-ml/lockstep/tensor"
+import (
+	"github.com/lockstep-ml/lockstep/tensor"
+)
 
 // Destination is the set of devices that receives the result of a reduction: the devices of a [*PerReplica],
 // [*Mirrored] or [*Variable], a device string ([At]), or the devices of any value ([Like]).
@@ -96,3 +98,6 @@ func onDevice(v Value, d Device) Value {
 	}
 	return v
 }
+
+// A Device is a [Destination], because its name is one.
+func (d Device) destination(op string) ([]Device, error) { return At(d.String()).destination(op) }

@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-
-	"github.com/lockstep-ml/lockstep/engine"
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Device is a device name in TensorFlow's form. Make one with [ParseDevice] or [CanonicalDevice].
@@ -114,9 +111,6 @@ func (d Device) String() string {
 // Short returns the kind and the index: "CPU:0".
 func (d Device) Short() string { return fmt.Sprintf("%s:%d", d.Kind, max(d.Index, 0)) }
 
-// A Device is a [Destination], because its name is one.
-func (d Device) destination(op string) ([]Device, error) { return At(d.String()).destination(op) }
-
 // local reports whether the device belongs to this process.
 func (d Device) local() bool { return d.Job == "localhost" && d.Task == 0 }
 
@@ -164,69 +158,4 @@ func isIdentifier(s string) bool {
 		}
 	}
 	return s != ""
-}
-
-// canonicalDevices parses a strategy's list of devices. It returns an error unless all are known, local and
-// distinct.
-func canonicalDevices(op string, names []string, known []engine.Device) ([]Device, error) {
-	if len(names) == 0 {
-		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)", joinDevices(known))
-	}
-	devices := make([]Device, len(names))
-	for i, name := range names {
-		d, err := CanonicalDevice(name)
-		if err != nil {
-			return nil, errorf(op, ErrInvalid, "device %d: %w", i, err)
-		}
-		if !d.local() {
-			return nil, errorf(op, ErrInvalid, "device %v belongs to another worker: in-graph multi-worker training with MirroredStrategy is not supported", d)
-		}
-		for _, other := range devices[:i] {
-			if other == d {
-				return nil, errorf(op, ErrInvalid, "no duplicates allowed in the list of devices: %v is given twice in %q", d, names)
-			}
-		}
-		if !isKnown(d, known) {
-			return nil, errorf(op, ErrInvalid, "device %s does not exist: want one of %s; set LogicalCPUs for more logical CPU devices", d.Short(), joinDevices(known))
-		}
-		devices[i] = d
-	}
-	return devices, nil
-}
-
-func isKnown(d Device, known []engine.Device) bool {
-	for _, k := range known {
-		if strings.EqualFold(k.Kind, d.Kind) && k.Index == d.Index {
-			return true
-		}
-	}
-	return false
-}
-
-func joinDevices(devices []engine.Device) string {
-	if len(devices) > 8 {
-		first, last := devices[0], devices[len(devices)-1]
-		return fmt.Sprintf("%s:%d … %s:%d", first.Kind, first.Index, last.Kind, last.Index)
-	}
-	names := make([]string, len(devices))
-	for i, d := range devices {
-		names[i] = fmt.Sprintf("%s:%d", d.Kind, d.Index)
-	}
-	return strings.Join(names, ", ")
-}
-
-// DeviceOf returns the device of a leaf value, or false for a host number.
-func DeviceOf(v Value) (Device, bool) {
-	switch v := v.(type) {
-	case *tensor.Tensor:
-		d := localCPU
-		if v.Memory().Kind == tensor.Device {
-			d.Kind = "GPU"
-		}
-		d.Index = v.Memory().Device
-		return d, true
-	case *tensor.IndexedSlices:
-		return DeviceOf(v.Values)
-	}
-	return Device{}, false
 }

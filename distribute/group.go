@@ -8,22 +8,27 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// replicaGroup holds this worker's communicators between the strategy's replicas. The strategy's deadlock
+// replicaGroup holds this worker's communicators between the replicas of a strategy. The strategy's deadlock
 // detector monitors their calls.
 type replicaGroup struct {
-	owner   *Strategy
+	owner   groupOwner // closes the group; nil: the caller does
 	group   collective.Group
 	comms   []collective.Communicator // of this worker's replicas
 	monitor *deadlock.Monitor
 }
 
-func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
-	g := &replicaGroup{owner: s}
-	g.monitor = s.detector.Monitor("", nil, g.abort) // no name: a strategy has only this group
-	group, err := collective.Open(mem.New(len(s.devices)), collective.Config{
-		Timeout: s.options.Timeout, Stall: s.stall, Order: s.options.Order, Accumulate: s.options.Accumulate,
-		Monitor: g.monitor, Logger: s.logger, Name: "replicas",
-	})
+// groupOwner is the strategy whose replicas a group connects.
+type groupOwner interface {
+	requireOpen(op string) error
+	inRun() bool
+}
+
+// openReplicaGroup connects n replicas of this process.
+func openReplicaGroup(owner groupOwner, d *deadlock.Detector, n int, cfg collective.Config) (*replicaGroup, error) {
+	g := &replicaGroup{owner: owner}
+	g.monitor = d.Monitor("", nil, g.abort) // no name: a strategy has only this group
+	cfg.Monitor = g.monitor
+	group, err := collective.Open(mem.New(n), cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -31,29 +36,28 @@ func openReplicaGroup(s *Strategy) (*replicaGroup, error) {
 	return g, nil
 }
 
-// adoptReplicaGroup takes over the group that the strategy was given, and monitors its calls. If the calls of
-// this worker's replicas can never match, they fail at once. Replicas of other workers are awaited until the
-// deadline.
-func adoptReplicaGroup(s *Strategy) *replicaGroup {
-	g := &replicaGroup{owner: s}
-	g.set(s.given)
-	members := make([]int, s.size)
+// adoptReplicaGroup takes over a group of size ranks, and monitors its calls. If the calls of this worker's
+// replicas can never match, they fail at once. Replicas of other workers are awaited until the deadline.
+func adoptReplicaGroup(owner groupOwner, d *deadlock.Detector, group collective.Group, size int) *replicaGroup {
+	g := &replicaGroup{owner: owner}
+	g.set(group)
+	members := make([]int, size)
 	for rank := range members {
 		members[rank] = -1
 	}
 	for local, c := range g.comms {
 		members[c.Rank()] = local
 	}
-	g.monitor = s.detector.Monitor("", members, g.abort)
-	if w, ok := s.given.(collective.Watchable); ok {
+	g.monitor = d.Monitor("", members, g.abort)
+	if w, ok := group.(collective.Watchable); ok {
 		w.Watch(g.monitor)
 	}
 	return g
 }
 
-// share lets the Runs of the inner strategy use the group while the owner's replicas wait. The inner strategy's
-// deadlock detector does not see the calls of the owner. A failed Run of the inner strategy aborts the group.
-func (g *replicaGroup) share(s *Strategy) { s.detector.Monitor("", nil, g.abort) }
+// share lets the Runs of an inner strategy, which d monitors, use the group while the owner's replicas wait. d
+// does not see the calls of the owner. A failed Run of the inner strategy aborts the group.
+func (g *replicaGroup) share(d *deadlock.Detector) { d.Monitor("", nil, g.abort) }
 
 func (g *replicaGroup) set(group collective.Group) { g.group, g.comms = group, group.Local() }
 
@@ -82,10 +86,10 @@ func (g *replicaGroup) rebuild(ctx context.Context) error {
 // ready is called before a call for all of this worker's replicas. It replaces communicators that failed since
 // the last Run. In a Run it does not: the failure fails the Run.
 func (g *replicaGroup) ready(ctx context.Context) error {
-	if g.owner.closed.Load() {
-		return errorf("Group", ErrClosed, "the strategy was closed")
+	if err := g.owner.requireOpen("Group"); err != nil {
+		return err
 	}
-	if g.owner.running.Load() || g.comms[0].Err() == nil {
+	if g.owner.inRun() || g.comms[0].Err() == nil {
 		return nil
 	}
 	return g.rebuild(context.WithoutCancel(ctx))

@@ -109,48 +109,11 @@ func (c *InputContext) validate(op string) error {
 	return nil
 }
 
-// BatchSizesForWorker returns the sizes of the parts into which a worker cuts a global batch, one per replica
-// of the job. The sizes differ by at most one. Worker 0 has the larger parts first; every other worker has the
-// same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
-func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
-	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
-		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
-	}
-	return batchSizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
-}
-
-// batchSizes returns the sizes of n parts, starting with that of replica first.
-func batchSizes(global, n, first int) []int {
-	sizes := make([]int, n)
-	for i := range sizes {
-		sizes[i] = global / n
-		if (i+first)%n < global%n {
-			sizes[i]++
-		}
-	}
-	return sizes
-}
-
 // inputShare is the part of the job's input that one worker reads.
 type inputShare struct {
 	InputContext
 	first, replicas int  // of the worker
 	turns           bool // parts of a batch go to the workers in turn; otherwise to the replicas by id
-}
-
-// input returns the part of the job's input that the strategy's worker reads.
-func (s *Strategy) input(o InputOptions) inputShare {
-	in := inputShare{InputContext{s.workersInSync, s.workerID, s.size}, s.first, len(s.devices), true}
-	if o.Input != nil {
-		in.InputContext = *o.Input
-		in.replicas = in.NumReplicasInSync / in.NumInputPipelines
-		in.first = in.InputPipelineID * in.replicas
-		return in
-	}
-	for _, n := range s.replicasOf {
-		in.turns = in.turns && n == len(s.devices)
-	}
-	return in
 }
 
 // has reports whether a part of a batch belongs to the worker.

@@ -4,44 +4,10 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
-
-// CrossReplica is the cross-replica context: code that runs once for all replicas. A merge function gets one,
-// and [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
-type CrossReplica struct {
-	strategy *Strategy
-	device   Device      // device to read mirrored values on, if they have a component there
-	merge    bool        // of a merge function
-	over     atomic.Bool // the merge function has returned
-}
-
-// Strategy returns the strategy that the context belongs to.
-func (c *CrossReplica) Strategy() *Strategy { return c.strategy }
-
-// Cross returns the strategy's cross-replica context, for operations on variables outside of steps. Mirrored
-// variables are read on ctx's current device (see [WithDevice]) if they have a component there. It is an error
-// to call it inside a step, or to use the context while a Run is in progress.
-func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
-	if err := s.requireCross(ctx, "Cross"); err != nil {
-		return nil, err
-	}
-	return &CrossReplica{strategy: s, device: hostDevice(ctx)}, nil
-}
-
-// valid returns an error if the context must not be used now.
-func (c *CrossReplica) valid(op string) error {
-	switch {
-	case c.over.Load():
-		return errorf(op, ErrContext, "the *CrossReplica of a merge function was used after the function had returned")
-	case !c.merge && c.strategy.running.Load():
-		return errorf(op, ErrContext, "a Run is in progress; need its replica context: give the operation the step's *Replica, or use Replica.MergeCall")
-	}
-	return nil
-}
 
 // MergeCall waits until all replicas have called it, then calls f once for all of them, in cross-replica
 // context. It returns f's result on every replica: the replica's component of a distributed value, and any
@@ -55,9 +21,6 @@ func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Va
 
 // mergeCallName is the operation's name in merge calls by the user.
 const mergeCallName = "MergeCall"
-
-// MergeFunc is a function that runs once for all replicas.
-type MergeFunc = func(context.Context, *CrossReplica, ...Value) (Value, error)
 
 func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Duration, f MergeFunc, args []Value) (Value, error) {
 	run, err := r.inRun(ctx, name)
@@ -82,7 +45,7 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 		runtime.Gosched()
 	}
 	defer r.merging.Store(nil)
-	begin := r.stats.arrive(r)
+	begin := r.arrive()
 	purpose := ""
 	if name != mergeCallName {
 		purpose = name
@@ -91,15 +54,8 @@ func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Durat
 	if err != nil {
 		return nil, err
 	}
-	r.stats.leave(r, begin)
+	r.leave(begin)
 	return SelectReplica(r.local, out)
-}
-
-// mergeCall holds one replica's arguments of a merge call.
-type mergeCall struct {
-	name string // the operation that makes the merge call
-	f    MergeFunc
-	args []Value
 }
 
 // mergeAll runs the merge function of a call that all replicas have entered. The last of them calls it.
@@ -133,30 +89,3 @@ func (s *Strategy) callMerge(ctx context.Context, f MergeFunc, args []Value) (Va
 	defer c.over.Store(true)
 	return f(&stepContext{ctx, &frame{strategy: s.self, merge: s, update: -1}}, c, args...)
 }
-
-// ReduceTo is [Strategy.ReduceTo].
-func (c *CrossReplica) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
-	if err := c.valid("ReduceTo"); err != nil {
-		return nil, err
-	}
-	return c.strategy.ReduceTo(ctx, op, v, to, opts...)
-}
-
-// BatchReduceTo is [Strategy.BatchReduceTo].
-func (c *CrossReplica) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
-	if err := c.valid("BatchReduceTo"); err != nil {
-		return nil, err
-	}
-	return c.strategy.BatchReduceTo(ctx, op, batch, opts...)
-}
-
-// Reduce is [Strategy.Reduce].
-func (c *CrossReplica) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
-	if err := c.valid("Reduce"); err != nil {
-		return nil, err
-	}
-	return c.strategy.Reduce(ctx, op, v, opts)
-}
-
-// LocalResults is [Strategy.LocalResults].
-func (c *CrossReplica) LocalResults(v Value) []Value { return c.strategy.LocalResults(v) }

@@ -2,10 +2,12 @@ package distribute
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/packing"
 )
 
 // ReduceOp says how the replicas' values are combined: [Sum] or [Mean].
@@ -142,6 +144,14 @@ func (o Options) over(call []Options) (Options, error) {
 	return o, o.Validate()
 }
 
+// group returns the configuration of communicators between replicas.
+func (o Options) group(stall time.Duration, logger *slog.Logger) collective.Config {
+	return collective.Config{
+		Name: "replicas", Timeout: o.Timeout, Stall: stall, Order: o.Order, Accumulate: o.Accumulate, Logger: logger,
+	}
+}
+
+// collective returns the options of one collective call.
 func (o Options) collective() collective.Options {
 	return collective.Options{Timeout: o.Timeout, Order: o.Order, Accumulate: o.Accumulate}
 }
@@ -153,3 +163,45 @@ func checkReduceOp(op string, r ReduceOp) error {
 	}
 	return nil
 }
+
+// OnePack as [Options.BytesPerPack] puts all tensors of a dtype into one pack. 0 lets the library choose.
+const OnePack = packing.OnePack
+
+// Sparse says how IndexedSlices are reduced.
+type Sparse uint8
+
+// The ways to reduce IndexedSlices. [SparseKeep] is TensorFlow's, and the default: the result has the rows of
+// all replicas, in the order of the replicas. Rows with equal indices are not combined; they add up when the
+// slices are applied.
+//
+// All others add the rows with equal indices, first within a replica in their order, then over the replicas
+// along the canonical tree. Their results represent the same tensor, bit for bit; the transferred data differ.
+// With [SparseGather] every replica gathers and combines all rows; it is best if few replicas share few rows.
+// With [SparseReduce] the indices are gathered, then the rows of their union are summed; it is best if many
+// replicas have the same rows. Both return each index once, in ascending order. With [SparseDense] slices are
+// converted to tensors first; it is best if most rows are present. Its result is a tensor.
+//
+// [SparseAuto] chooses one of the three for each leaf of each call. Let K be the number of rows of all
+// replicas, u the number of distinct rows among them, and R the number of rows of the tensor. Gathering
+// transfers K rows to every replica, summing the union about 2u, and summing tensors about 2R. K is computed
+// from the lengths, which are exchanged first; u is known after the indices are gathered.
+const (
+	SparseInherit Sparse = iota
+	SparseKeep
+	SparseAuto
+	SparseGather
+	SparseReduce
+	SparseDense
+)
+
+// String returns the way's name: "keep".
+func (s Sparse) String() string {
+	names := [...]string{"inherit", "keep", "auto", "gather", "reduce", "dense"}
+	if int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprintf("Sparse(%d)", uint8(s))
+}
+
+// keeps reports whether rows with equal indices are not combined.
+func (s Sparse) keeps() bool { return s == SparseInherit || s == SparseKeep }

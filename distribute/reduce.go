@@ -2,9 +2,44 @@ package distribute
 
 import (
 	"context"
+	"slices"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
+
+// CrossDeviceOps returns the strategy's CrossDeviceOps: those of its configuration, or the default.
+func (s *Strategy) CrossDeviceOps() CrossDeviceOps {
+	if s.ops != nil {
+		return s.ops
+	}
+	return s.collective
+}
+
+// reduceOps selects the CrossDeviceOps for one value, by TensorFlow's rules. A user's CrossDeviceOps are used
+// only if value and destination are on the same accelerators. With a CPU among the destinations, with other
+// devices, and for int32, it is ReductionToOneDevice. Without a user's CrossDeviceOps the collectives are used
+// wherever possible, which gives the same bits.
+func (s *Strategy) reduceOps(r Reduction) CrossDeviceOps {
+	if s.ops == nil {
+		return s.collective
+	}
+	from, err := r.Value.destination("")
+	if err != nil || slices.ContainsFunc(r.To, isCPU) || !slices.Equal(from, r.To) || dtypeOf(r.Value.values[0]) == tensor.Int32 {
+		return ReductionToOneDevice{}
+	}
+	return s.ops
+}
+
+// batchOps selects the CrossDeviceOps for a batch: the user's, except for int32; otherwise the collectives.
+func (s *Strategy) batchOps(batch []Reduction) CrossDeviceOps {
+	switch {
+	case s.ops == nil:
+		return s.collective
+	case dtypeOf(batch[0].Value.values[0]) == tensor.Int32:
+		return ReductionToOneDevice{}
+	}
+	return s.ops
+}
 
 // ReduceOptions configure [Strategy.Reduce].
 type ReduceOptions struct {
@@ -100,12 +135,6 @@ func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destin
 	return s.reduceTo(ctx, name, op, v, devices, o)
 }
 
-// ValueTo is a value and the destination of its reduction.
-type ValueTo struct {
-	Value Value
-	To    Destination
-}
-
 // BatchReduceTo is [Strategy.ReduceTo] for several values, which may share transfers. The results are in the
 // order of the batch.
 func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
@@ -197,8 +226,8 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 	if s.oneDevice {
 		return v, nil
 	}
-	if plain, ok := v.(*Variable); ok && !s.kind.mirrors() {
-		v = plain.components[0].load() // the same for all replicas
+	if plain, ok := v.(stored); ok && !s.kind.mirrors() {
+		v = plain.first() // the same for all replicas
 	}
 	if m, ok := mirroredValue(v); ok && s.kind.mirrors() {
 		if op == Mean {
@@ -208,7 +237,7 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 	}
 	return tensor.Map(v, func(leaf any) (any, error) {
 		switch d := leaf.(type) {
-		case *Variable:
+		case stored:
 			return s.reduceLeaf(ctx, name, op, d.perReplica(), to, o)
 		case distributed:
 			if err := s.suits(leaf); err != nil {
@@ -265,32 +294,12 @@ func mirroredValue(v Value) (Value, bool) {
 	switch v := v.(type) {
 	case *Mirrored:
 		return v, true
-	case *Variable:
-		if v.sync == OnWrite {
-			return v.mirrored(), true
+	case stored:
+		if v.keptEqual() {
+			return &Mirrored{v.perReplica().components}, true
 		}
 	}
 	return nil, false
-}
-
-// perReplica returns the components of a value of a batch. A single tensor is one component.
-func perReplica(v Value) (*PerReplica, error) {
-	switch v := v.(type) {
-	case *PerReplica:
-		if len(v.values) > 0 {
-			return v, nil
-		}
-		return nil, errorf("PerReplica", ErrInvalid, "per-replica value must be non-empty")
-	case *Variable:
-		return v.perReplica(), nil
-	case *Mirrored:
-		return &PerReplica{v.components}, nil
-	}
-	leaf, err := operand(v)
-	if err != nil {
-		return nil, err
-	}
-	return NewPerReplica(leaf), nil
 }
 
 // checkBatch rejects batches that TensorFlow's MirroredStrategy rejects: int32 tensors are on the host there,
@@ -306,4 +315,28 @@ func (s *Strategy) checkBatch(name string, leaves []any) error {
 		return errorf(name, ErrInvalid, "inputs to batch_reduce_to must be either all on the host or all on the compute devices: int32 tensors count as host values, one batch each. Reduce them one by one, or as int64 or float32")
 	}
 	return nil
+}
+
+// Reduce is [Strategy.Reduce].
+func (c *CrossReplica) Reduce(ctx context.Context, op ReduceOp, v Value, opts ReduceOptions) (Value, error) {
+	if err := c.valid("Reduce"); err != nil {
+		return nil, err
+	}
+	return c.strategy.Reduce(ctx, op, v, opts)
+}
+
+// ReduceTo is [Strategy.ReduceTo].
+func (c *CrossReplica) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
+	if err := c.valid("ReduceTo"); err != nil {
+		return nil, err
+	}
+	return c.strategy.ReduceTo(ctx, op, v, to, opts...)
+}
+
+// BatchReduceTo is [Strategy.BatchReduceTo].
+func (c *CrossReplica) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+	if err := c.valid("BatchReduceTo"); err != nil {
+		return nil, err
+	}
+	return c.strategy.BatchReduceTo(ctx, op, batch, opts...)
 }

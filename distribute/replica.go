@@ -53,6 +53,12 @@ func (r *Replica) begin(s *Strategy, local int, run *deadlock.Run, state *replic
 	r.ctx = stepContext{run.Context(), &r.frame}
 }
 
+// arrive records and returns the time at which the replica joins a call that all replicas make.
+func (r *Replica) arrive() int64 { return r.stats.arrive(&r.home.stats, r.local) }
+
+// leave counts the time of a call that the replica has joined at begin.
+func (r *Replica) leave(begin int64) { r.stats.leave(&r.home.stats, r.local, begin) }
+
 // ID returns the replica's id, from 0 to NumReplicas()-1 (TensorFlow's replica_id_in_sync_group).
 func (r *Replica) ID() int { return r.id }
 
@@ -112,3 +118,5 @@ func (r *Replica) current(name string) error {
 	}
 	return errorf(name, ErrContext, "replica %d is used outside of the Run that it belongs to; need to be inside the step function of distribute.Run", r.id)
 }
+
+func (*Replica) sealed() {}

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
-	"github.com/lockstep-ml/lockstep/internal/stacks"
+	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 )
 
 // Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results
@@ -149,7 +148,7 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	if err := s.requireOpen("Run"); err != nil {
 		return s.decline(run, err) // closed while this Run waited
 	}
-	mark := s.self.undo.begin()
+	mark := s.self.undo.Begin()
 	s.running.Store(true)
 	start := s.stats.now()
 	if s.member != nil {
@@ -187,8 +186,8 @@ func (s *Strategy) decline(run *deadlock.Run, why error) error {
 // settle commits a Run's writes or rolls them back. After a failure it also makes the strategy able to run
 // again. The goroutines of abandoned replicas are blocked in the user's code; they and their replicas' state
 // are replaced.
-func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, err error) error {
-	s.self.undo.end(mark, err)
+func (s *Strategy) settle(ctx context.Context, mark undo.Mark, abandoned []int, err error) error {
+	s.self.undo.End(mark, err)
 	if err != nil || s.kind == defaultKind {
 		s.stopWorkers(abandoned)
 	}
@@ -213,72 +212,4 @@ func (s *Strategy) settle(ctx context.Context, mark undoMark, abandoned []int, e
 		s.startWorkers()
 	}
 	return err
-}
-
-// job is one Run, as a worker goroutine executes it.
-type job struct {
-	replica *Replica
-	body    func(context.Context, *Replica) error
-}
-
-// worker is the goroutine of one replica. It lives as long as the strategy, so that a Run starts no goroutine.
-// It is replaced after a failed Run, or after a step that calls runtime.Goexit.
-type worker struct {
-	state   *replicaState
-	jobs    chan job
-	current job           // executed by step
-	done    chan struct{} // closed when the goroutine has ended
-}
-
-// startWorkers starts a worker for each replica.
-func (s *Strategy) startWorkers() {
-	s.workers = make([]*worker, len(s.devices))
-	for i := range s.workers {
-		s.workers[i] = &worker{state: newReplicaState(), jobs: make(chan job, 1), done: make(chan struct{})}
-		go s.workers[i].work()
-	}
-}
-
-// stopWorkers stops the workers when they are idle, and waits for those that are not abandoned.
-func (s *Strategy) stopWorkers(abandoned []int) {
-	for _, w := range s.workers {
-		close(w.jobs)
-	}
-	for i, w := range s.workers {
-		if !slices.Contains(abandoned, i) {
-			<-w.done
-		}
-	}
-	s.workers = nil
-}
-
-func (w *worker) work() {
-	defer close(w.done)
-	goroutine, step := stacks.ID(), w.step
-	for w.current = range w.jobs {
-		_ = w.current.replica.run.Do(w.current.replica.local, goroutine, step)
-	}
-}
-
-// step executes the replica's part of the current Run.
-func (w *worker) step(context.Context) error {
-	r, body := w.current.replica, w.current.body
-	w.current = job{} // an idle worker keeps nothing alive
-	start := r.home.stats.now()
-	err := body(&r.ctx, r)
-	r.stats.step(r, start, r.home.stats.now())
-	return err
-}
-
-// stepContext is a step's context: the Run's context with the replica's frame.
-type stepContext struct {
-	context.Context
-	frame *frame
-}
-
-func (c *stepContext) Value(key any) any {
-	if key == (frameKey{}) {
-		return c.frame
-	}
-	return c.Context.Value(key)
 }

@@ -36,24 +36,6 @@ func (v *Variable) ScatterMax(in Context, x Value) error { return v.scatter(in, 
 // ScatterUpdate sets rows, under the conditions of [Variable.ScatterMin].
 func (v *Variable) ScatterUpdate(in Context, x Value) error { return v.scatter(in, x, scatterUpdate) }
 
-// scatterOp is the operation of a scatter on two elements.
-type scatterOp uint8
-
-const (
-	scatterAdd scatterOp = iota
-	scatterSub
-	scatterMul
-	scatterDiv
-	scatterMin
-	scatterMax
-	scatterUpdate
-)
-
-// String returns the method's name.
-func (o scatterOp) String() string {
-	return [...]string{"ScatterAdd", "ScatterSub", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate"}[o]
-}
-
 // scatters are the mutations, by operation.
 var scatters = func() (m [scatterUpdate + 1]mutation) {
 	for o := range scatterUpdate + 1 {
@@ -111,89 +93,4 @@ func (v *Variable) fitRows(op string, o scatterOp, x Value) (Value, error) {
 		}
 	}
 	return s, nil
-}
-
-// scattered returns a copy of old with the rows of s applied.
-func scattered(o scatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor.Tensor {
-	out := old.Clone()
-	switch old.DType() {
-	case tensor.Bool:
-		scatterRows(tensor.Data[bool](out), s, tensor.Data[bool](s.Values), func(_, x bool) bool { return x })
-	case tensor.String:
-		scatterRows(out.StringData(), s, s.Values.StringData(), func(_, x string) string { return x })
-	case tensor.Int8:
-		scatterNumbers[int8](o, out, s)
-	case tensor.Int16:
-		scatterNumbers[int16](o, out, s)
-	case tensor.Int32:
-		scatterNumbers[int32](o, out, s)
-	case tensor.Int64:
-		scatterNumbers[int64](o, out, s)
-	case tensor.Uint8:
-		scatterNumbers[uint8](o, out, s)
-	case tensor.Uint16:
-		scatterNumbers[uint16](o, out, s)
-	case tensor.Uint32:
-		scatterNumbers[uint32](o, out, s)
-	case tensor.Uint64:
-		scatterNumbers[uint64](o, out, s)
-	case tensor.Float32:
-		scatterNumbers[float32](o, out, s)
-	case tensor.Float64:
-		scatterNumbers[float64](o, out, s)
-	case tensor.Float16:
-		f := combine[float32](o)
-		scatterRows(tensor.Data[tensor.F16](out), s, tensor.Data[tensor.F16](s.Values), func(a, b tensor.F16) tensor.F16 {
-			return tensor.F16From(f(a.Float32(), b.Float32()))
-		})
-	case tensor.BFloat16:
-		f := combine[float32](o)
-		scatterRows(tensor.Data[tensor.BF16](out), s, tensor.Data[tensor.BF16](s.Values), func(a, b tensor.BF16) tensor.BF16 {
-			return tensor.BF16From(f(a.Float32(), b.Float32()))
-		})
-	}
-	return out
-}
-
-func scatterNumbers[T number](o scatterOp, out *tensor.Tensor, s *tensor.IndexedSlices) {
-	scatterRows(tensor.Data[T](out), s, tensor.Data[T](s.Values), combine[T](o))
-}
-
-// number lists the Go types of numeric elements, without the half-precision ones.
-type number interface {
-	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64
-}
-
-// combine returns the function of an operation on the variable's element and the row's element.
-func combine[T number](o scatterOp) func(a, b T) T {
-	switch o {
-	case scatterAdd:
-		return func(a, b T) T { return a + b }
-	case scatterSub:
-		return func(a, b T) T { return a - b }
-	case scatterMul:
-		return func(a, b T) T { return a * b }
-	case scatterDiv:
-		return func(a, b T) T { return a / b }
-	case scatterMin:
-		return func(a, b T) T { return min(a, b) }
-	case scatterMax:
-		return func(a, b T) T { return max(a, b) }
-	}
-	return func(_, b T) T { return b }
-}
-
-// scatterRows applies the rows of src to the rows of dst at s.Indices, element by element.
-func scatterRows[T any](dst []T, s *tensor.IndexedSlices, src []T, f func(a, b T) T) {
-	rows := s.Indices.Len()
-	if rows == 0 {
-		return
-	}
-	width := len(src) / rows
-	for i, at := range s.Indices.Float64s() {
-		to := dst[int(at)*width:][:width]
-		for j, x := range src[i*width:][:width] {
-			to[j] = f(to[j], x)
-		}
-	}
 }

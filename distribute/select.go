@@ -3,8 +3,6 @@ package distribute
 import (
 	"slices"
 	"strings"
-
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Machine describes the hardware for a choice of CrossDeviceOps.
@@ -82,6 +80,7 @@ func DefaultCrossDeviceOps(devices []string, m Machine) (Selection, error) {
 }
 
 func isCPU(d Device) bool { return d.Kind == "CPU" }
+
 func isGPU(d Device) bool { return d.Kind == "GPU" }
 
 func count(devices []Device, is func(Device) bool) int {
@@ -108,65 +107,4 @@ func machineDevices(devices []string, m Machine) (requested, seen []Device, err 
 		}
 	}
 	return requested, seen, nil
-}
-
-// selectOps selects the CrossDeviceOps of the strategy.
-func (s *Strategy) selectOps(op string) error {
-	var err error
-	var shared *replicaGroup
-	if s.workersInSync > 1 {
-		shared = s.group
-	}
-	cfg := CollectiveConfig{Devices: s.Devices(), GroupSize: s.size, Options: s.options, Logger: s.logger}
-	if s.collective, err = newCollectiveAllReduce(op, cfg, shared); err != nil {
-		return errorf(op, nil, "%w", err)
-	}
-	if s.kind != mirroredKind {
-		return nil
-	}
-	chosen, err := DefaultCrossDeviceOps(s.Devices(), Machine{Devices: s.Devices(), PhysicalGPUs: count(s.devices, isGPU)})
-	if err != nil {
-		return errorf(op, nil, "%w", err)
-	}
-	if s.options.Implementation == ImplementationAuto {
-		s.options.Implementation = chosen.Implementation
-	}
-	if to := (ReductionToOneDevice{}); s.ops == nil && chosen.Ops == to.String() {
-		s.ops = to
-	}
-	return nil
-}
-
-// CrossDeviceOps returns the strategy's CrossDeviceOps: those of its configuration, or the default.
-func (s *Strategy) CrossDeviceOps() CrossDeviceOps {
-	if s.ops != nil {
-		return s.ops
-	}
-	return s.collective
-}
-
-// reduceOps selects the CrossDeviceOps for one value, by TensorFlow's rules. A user's CrossDeviceOps are used
-// only if value and destination are on the same accelerators. With a CPU among the destinations, with other
-// devices, and for int32, it is ReductionToOneDevice. Without a user's CrossDeviceOps the collectives are used
-// wherever possible, which gives the same bits.
-func (s *Strategy) reduceOps(r Reduction) CrossDeviceOps {
-	if s.ops == nil {
-		return s.collective
-	}
-	from, err := r.Value.destination("")
-	if err != nil || slices.ContainsFunc(r.To, isCPU) || !slices.Equal(from, r.To) || dtypeOf(r.Value.values[0]) == tensor.Int32 {
-		return ReductionToOneDevice{}
-	}
-	return s.ops
-}
-
-// batchOps selects the CrossDeviceOps for a batch: the user's, except for int32; otherwise the collectives.
-func (s *Strategy) batchOps(batch []Reduction) CrossDeviceOps {
-	switch {
-	case s.ops == nil:
-		return s.collective
-	case dtypeOf(batch[0].Value.values[0]) == tensor.Int32:
-		return ReductionToOneDevice{}
-	}
-	return s.ops
 }

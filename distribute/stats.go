@@ -19,18 +19,6 @@ type ReplicaStats struct {
 	Wait   time.Duration // waiting for other replicas to join a reduction or a merge call, or to end their step
 }
 
-// Stats returns the times so far. Those of a Run in progress may be counted in part.
-func (s *Strategy) Stats() Stats {
-	out := Stats{Runs: int(s.stats.runs.Load()), Elapsed: time.Duration(s.stats.elapsed.Load())}
-	for i := range s.stats.replicas {
-		r := &s.stats.replicas[i]
-		out.Replicas = append(out.Replicas, ReplicaStats{
-			Step: time.Duration(r.stepTime.Load()), Reduce: time.Duration(r.reduceTime.Load()), Wait: time.Duration(r.waitTime.Load()),
-		})
-	}
-	return out
-}
-
 type runStats struct {
 	epoch         time.Time // origin of all times, on the monotonic clock
 	runs, elapsed atomic.Int64
@@ -75,29 +63,28 @@ func (s *runStats) ended(start int64) {
 // replicaStats is the state that a replica needs to count its times.
 type replicaStats struct{ calls atomic.Uint64 }
 
-// step counts the time of a step function.
-func (p *replicaStats) step(r *Replica, start, end int64) {
-	c := &r.home.stats.replicas[r.local]
+// step counts the time of a replica's step function.
+func (s *runStats) step(replica int, start, end int64) {
+	c := &s.replicas[replica]
 	c.stepTime.Add(end - start)
 	c.ended.Store(end)
 }
 
 // arrive records and returns the time at which the replica joins a call that all replicas make.
-func (p *replicaStats) arrive(r *Replica) int64 {
-	now := r.home.stats.now()
-	r.home.stats.replicas[r.local].arrived[p.calls.Load()%2].Store(now)
+func (p *replicaStats) arrive(s *runStats, replica int) int64 {
+	now := s.now()
+	s.replicas[replica].arrived[p.calls.Load()%2].Store(now)
 	return now
 }
 
 // leave counts the time of a call that started at begin: waiting until the last replica joined, then reducing.
-func (p *replicaStats) leave(r *Replica, begin int64) {
-	s := &r.home.stats
+func (p *replicaStats) leave(s *runStats, replica int, begin int64) {
 	last := begin
 	for i := range s.replicas {
 		last = max(last, s.replicas[i].arrived[p.calls.Load()%2].Load())
 	}
 	p.calls.Add(1)
-	c := &s.replicas[r.local]
+	c := &s.replicas[replica]
 	c.waitTime.Add(last - begin)
 	c.reduceTime.Add(s.now() - last)
 }

@@ -1,14 +1,96 @@
 package distribute
 
 import (
-	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/cluster"
 	"github.com/lockstep-ml/lockstep/engine"
 )
+
+// MirroredConfig configures a mirrored strategy. The zero value is one replica per logical CPU device.
+type MirroredConfig struct {
+	// Devices lists the replicas' devices, by replica id: "CPU:0", "/gpu:1", or full names. They must exist and
+	// differ. Default: all accelerators of the engine or, without any, all logical CPU devices.
+	Devices []string
+	// Engine computes and lists the devices. Nil: only logical CPU devices exist, and values are host tensors.
+	Engine engine.Engine
+	// LogicalCPUs is the number of logical CPU devices. Default: the engine's number, or without an engine one
+	// per core (GOMAXPROCS). TensorFlow's default is 1.
+	LogicalCPUs int
+	// CrossDeviceOps implement the reductions. Default: the library's collectives ([CollectiveAllReduce]).
+	CrossDeviceOps CrossDeviceOps
+	// Options are the default options of all reductions.
+	Options Options
+	// Stall is how long a call waits for its peers before the wait is logged, once. Default 30 seconds;
+	// negative: never.
+	Stall time.Duration
+	// Logger gets stall reports and warnings. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// NewMirroredStrategy returns a strategy with a replica on each of several devices of this process. It keeps
+// variables equal on all of them (TensorFlow's MirroredStrategy).
+func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
+	const op = "NewMirroredStrategy"
+	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	names := cfg.Devices
+	if len(names) == 0 {
+		names = defaultDevices(known)
+	}
+	if _, err := IsSingleWorker(names); err != nil {
+		return nil, err
+	}
+	devices, err := canonicalDevices(op, names, known)
+	if err != nil {
+		return nil, err
+	}
+	s := &Strategy{
+		kind: mirroredKind, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
+	}
+	return s.open(op)
+}
+
+// OneDeviceConfig configures a strategy with one device. The zero value is CPU:0.
+type OneDeviceConfig struct {
+	// Device is the device. Default: the first accelerator of the engine, else "CPU:0".
+	Device string
+	// Engine computes and lists the devices. Nil: only logical CPU devices exist, and values are host tensors.
+	Engine engine.Engine
+	// LogicalCPUs is the number of logical CPU devices, as in [MirroredConfig].
+	LogicalCPUs int
+	// Options are accepted as by every strategy. They have no effect with one replica.
+	Options Options
+	// Logger gets warnings. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// NewOneDeviceStrategy returns a strategy with one replica on one device, whose values are never wrapped
+// (TensorFlow's OneDeviceStrategy). Use it to test a program that is written for several replicas.
+func NewOneDeviceStrategy(cfg OneDeviceConfig) (*Strategy, error) {
+	const op = "NewOneDeviceStrategy"
+	known, err := knownDevices(op, cfg.Engine, cfg.LogicalCPUs)
+	if err != nil {
+		return nil, err
+	}
+	name := cfg.Device
+	if name == "" {
+		name = defaultDevices(known)[0]
+	}
+	devices, err := canonicalDevices(op, []string{name}, known)
+	if err != nil {
+		return nil, err
+	}
+	s := &Strategy{
+		kind: oneDeviceKind, oneDevice: true, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine,
+		options: cfg.Options, logger: cfg.Logger,
+	}
+	return s.open(op)
+}
 
 // CentralStorageConfig configures a strategy with one copy of each variable.
 type CentralStorageConfig struct {
@@ -61,77 +143,4 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
-}
-
-// Default returns the strategy of code outside of all scopes: one replica on CPU:0, whose values are never
-// wrapped and whose variables are plain (TensorFlow's default strategy). The process has one. It holds no
-// resources while no Run is in progress.
-func Default() *Strategy { return defaultStrategy().strategy }
-
-// defaultStrategy makes the default strategy and the replica of code outside of a Run.
-var defaultStrategy = sync.OnceValue(func() *Replica {
-	s, err := (&Strategy{kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU}, task: cluster.NoTask}).open("Default")
-	if err != nil {
-		panic(err) // nothing can fail
-	}
-	r := &Replica{replicaState: newReplicaState(), strategy: s, home: s, device: &s.devices[0]}
-	r.frame = frame{strategy: s, replica: r, update: -1}
-	r.ctx = stepContext{context.Background(), &r.frame}
-	return r
-})
-
-// Properties has TensorFlow's properties of a strategy (StrategyExtended's).
-type Properties struct {
-	ShouldCheckpoint    bool // this worker writes checkpoints
-	ShouldSaveSummary   bool // this worker writes summaries
-	ShouldInit          bool // this worker initialises variables
-	BetweenGraph        bool // each worker runs its own program
-	RequireStaticShapes bool // all batches must have one shape
-	InMultiWorkerMode   bool // there is more than one worker
-	NumReplicasInSync   int
-	WorkerDevices       []string // of this worker's replicas
-	ParameterDevices    []string // where variables live
-	InputDevice         string   // where this worker's input pipeline runs
-	DefaultDevice       string   // set by a scope; empty: none, as with one worker
-}
-
-// Properties returns TensorFlow's properties of a strategy of this kind (StrategyExtended's properties).
-func (s *Strategy) Properties() Properties {
-	p := Properties{
-		ShouldCheckpoint: s.chief, ShouldSaveSummary: s.chief, ShouldInit: true,
-		BetweenGraph:      s.kind == centralKind || s.kind == multiWorkerKind,
-		InMultiWorkerMode: s.workersInSync > 1,
-		NumReplicasInSync: s.size, WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
-		InputDevice: s.deviceName(localCPU),
-	}
-	if p.InMultiWorkerMode {
-		p.DefaultDevice = Device{Job: s.task.Type, Replica: 0, Task: s.task.Index, Index: -1}.String()
-	}
-	return p
-}
-
-// ParameterDevices returns the devices of a variable's components, in TensorFlow's full form.
-func (s *Strategy) ParameterDevices() []string { return s.deviceNames(s.params) }
-
-// VariableCreatedInScope reports whether a variable belongs to the strategy (TensorFlow's
-// variable_created_in_scope).
-func (s *Strategy) VariableCreatedInScope(v *Variable) bool { return v != nil && v.strategy == s }
-
-// ClusterResolver returns the resolver that the strategy was made with, or nil.
-func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
-
-// deviceName returns a device's full name. In a cluster it has the job and task of this process.
-func (s *Strategy) deviceName(d Device) string {
-	if s.task.Known() {
-		d.Job, d.Task = s.task.Type, s.task.Index
-	}
-	return d.String()
-}
-
-func (s *Strategy) deviceNames(devices []Device) []string {
-	names := make([]string, len(devices))
-	for i, d := range devices {
-		names[i] = s.deviceName(d)
-	}
-	return names
 }

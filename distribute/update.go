@@ -17,6 +17,10 @@ type Component struct {
 // Variable returns the component's variable (TensorFlow's value container).
 func (c *Component) Variable() *Variable { return c.variable }
 
+func (c *Component) partOf() (whole Value, index, parts int) {
+	return c.variable, c.index, len(c.variable.components)
+}
+
 // Replica returns the index of the component's replica on this worker, or 0 for a component that all replicas
 // share.
 func (c *Component) Replica() int { return c.index }
@@ -30,7 +34,7 @@ func (c *Component) Device() string {
 }
 
 // Read returns the component's value.
-func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.index].load() }
+func (c *Component) Read() *tensor.Tensor { return c.variable.components[c.index].Load() }
 
 // Assign sets the component's value.
 func (c *Component) Assign(x Value) error { return c.variable.setOne(c.index, x, assign) }
@@ -67,7 +71,7 @@ func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args .
 		return results[0], nil
 	}
 	return regroupAs("Update", results, func(leaves []any) Value {
-		if whole := wholeVariable(leaves); whole != nil {
+		if whole := wholeOf(leaves); whole != nil {
 			return whole
 		}
 		if sameLeaf(leaves) {
@@ -127,7 +131,7 @@ func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args [
 	defer func() { // also if f panics; the panic is passed on to the caller
 		for k, c := range v.components {
 			if !done {
-				s.store(c, before[k].(*tensor.Tensor))
+				s.undo.Store(c, before[k].(*tensor.Tensor))
 			}
 		}
 	}()

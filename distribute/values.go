@@ -74,6 +74,18 @@ type distributed interface {
 
 func (*components) isDistributed() {}
 
+// stored is implemented by *Variable: components that are kept between steps, one per replica or one for all.
+type stored interface {
+	first() *tensor.Tensor
+	perReplica() *PerReplica
+	keptEqual() bool // its writes keep the components equal
+}
+
+// part is implemented by *Component: one of the parts of a whole. [Regroup] replaces all parts by the whole.
+type part interface {
+	partOf() (whole Value, index, parts int)
+}
+
 // Regroup combines the replicas' nests, by replica, into one nest. Each leaf becomes a [*PerReplica], with two
 // exceptions: a leaf that is identical on all replicas (the same pointer, or equal host values) is kept, and
 // the components of one variable become the variable. A typed container that cannot hold distributed values,
@@ -86,7 +98,7 @@ func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
 		return perReplica[0], nil
 	}
 	return regroupAs(op, perReplica, func(leaves []any) Value {
-		if v := wholeVariable(leaves); v != nil {
+		if v := wholeOf(leaves); v != nil {
 			return v
 		}
 		if !alwaysWrap && sameLeaf(leaves) {
@@ -133,42 +145,6 @@ func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, e
 	})
 }
 
-// suits returns an error if v is a [*PerReplica] whose number of components is not this worker's number of
-// replicas. Without the check it could be used as a wrong value silently.
-func (s *Strategy) suits(v Value) error {
-	p, ok := v.(*PerReplica)
-	if n := len(s.devices); ok && len(p.values) != n {
-		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have one for each, in their order; does it belong to another strategy?", len(p.values), s, n)
-	}
-	return nil
-}
-
-// LocalResults returns the components of v on this process, by replica: those of a distributed value, one nest
-// per replica for a nest, and v itself for anything else. With [NewOneDeviceStrategy] it always returns v
-// itself.
-func (s *Strategy) LocalResults(v Value) []Value {
-	variable, isVariable := v.(*Variable)
-	switch d, ok := v.(distributed); {
-	case s.oneDevice:
-		return []Value{v}
-	case isVariable:
-		return variable.Values()
-	case ok:
-		return d.Values()
-	case !tensor.IsNest(v):
-		return []Value{v}
-	}
-	out := make([]Value, len(s.devices))
-	for i := range out {
-		nest, err := SelectReplica(i, v)
-		if err != nil {
-			return []Value{v} // a value of another strategy, with a different number of components
-		}
-		out[i] = nest
-	}
-	return out
-}
-
 // hasDistributed reports whether a nest has a distributed leaf. Nests without one need not be copied.
 func hasDistributed(v Value) bool {
 	switch v := v.(type) {
@@ -209,18 +185,23 @@ func sameLeaf(leaves []any) bool {
 	return true
 }
 
-// wholeVariable returns the variable whose components the leaves are, or nil.
-func wholeVariable(leaves []any) *Variable {
-	first, ok := leaves[0].(*Component)
-	if !ok || len(first.variable.components) != len(leaves) {
-		return nil
-	}
-	for i, l := range leaves {
-		if c, ok := l.(*Component); !ok || c.variable != first.variable || c.index != i {
+// wholeOf returns the value whose parts the leaves are, in their order, or nil.
+func wholeOf(leaves []any) Value {
+	var first Value
+	for i, leaf := range leaves {
+		p, ok := leaf.(part)
+		if !ok {
+			return nil
+		}
+		whole, index, parts := p.partOf()
+		if i == 0 {
+			first = whole
+		}
+		if whole != first || index != i || parts != len(leaves) {
 			return nil
 		}
 	}
-	return first.variable
+	return first
 }
 
 // isWhole reports whether a container cannot hold distributed values in place of its leaves.
@@ -247,4 +228,20 @@ func holdsAny(t reflect.Type) bool {
 		return true
 	}
 	return false
+}
+
+// DeviceOf returns the device of a leaf value, or false for a host number.
+func DeviceOf(v Value) (Device, bool) {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		d := localCPU
+		if v.Memory().Kind == tensor.Device {
+			d.Kind = "GPU"
+		}
+		d.Index = v.Memory().Device
+		return d, true
+	case *tensor.IndexedSlices:
+		return DeviceOf(v.Values)
+	}
+	return Device{}, false
 }

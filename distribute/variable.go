@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -99,132 +99,7 @@ type Variable struct {
 	sync       Synchronization
 	agg        Aggregation
 	trainable  bool
-	components []*component
-}
-
-// component is a variable's value on one replica.
-type component struct {
-	value atomic.Pointer[tensor.Tensor]
-
-	saved uint64 // number of the last Run that wrote it; guarded by the strategy's undo log
-}
-
-func (c *component) load() *tensor.Tensor { return c.value.Load() }
-
-// NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies. With
-// several workers all workers call it, with the same name, dtype and shape; the variable starts with the value
-// of replica 0 on all of them. [Replica.NewVariable] makes one inside a step.
-func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
-	if err := s.requireCross(ctx, "NewVariable"); err != nil {
-		return nil, err
-	}
-	return s.newVariable(ctx, cfg)
-}
-
-// NewVariable makes one variable for all replicas inside a step. Every replica calls it, in the same order and
-// with the same name (a number at its end may differ), and gets the same variable, with the configuration of
-// replica 0.
-func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
-	s := r.strategy
-	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout, func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
-		all := []Value{configs[0]}
-		if p, ok := configs[0].(*PerReplica); ok {
-			all = p.values
-		}
-		first := all[0].(*VariableConfig)
-		for i, c := range all {
-			if name := c.(*VariableConfig).Name; baseName(name) != baseName(first.Name) {
-				return nil, errorf("NewVariable", ErrMismatch, "tried to create variable %s with mismatching name on device %d: replica 0 creates %s", name, i, first.Name)
-			}
-		}
-		v, err := s.newVariable(ctx, *first)
-		return &created{v}, err
-	}, []Value{&cfg})
-	if err != nil {
-		return nil, err
-	}
-	return out.(*created).v, nil
-}
-
-// LazyVariable makes a variable on its first use inside a step and keeps it for later Runs, as TensorFlow's
-// functions do with variables that they create. The zero value is ready to use. A LazyVariable belongs to one
-// strategy.
-type LazyVariable struct{ made atomic.Pointer[Variable] }
-
-// Get returns the variable. The first Run that calls it makes it by [Replica.NewVariable], so all replicas must
-// call it in that Run.
-func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) (*Variable, error) {
-	if v := l.made.Load(); v != nil {
-		return v, v.mine("LazyVariable", r.strategy)
-	}
-	// NewVariable waits for all replicas, so no replica gets the variable before all have reached this line.
-	v, err := r.NewVariable(ctx, cfg)
-	if err == nil {
-		l.made.Store(v)
-	}
-	return v, err
-}
-
-// created wraps a variable so that a merge call returns it whole, instead of its components.
-type created struct{ v *Variable }
-
-func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
-	const op = "NewVariable"
-	if cfg.Name == "" {
-		cfg.Name = "Variable"
-	}
-	switch {
-	case cfg.Synchronization == SynchronizeNone && s.kind.mirrors():
-		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the synchronization for variable: %s", s, cfg.Name)
-	case cfg.Synchronization > SynchronizeNone:
-		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization, cfg.Name)
-	case cfg.Aggregation > AggregateFirst:
-		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation, cfg.Name)
-	case cfg.NotTrainable && cfg.Trainable:
-		return nil, errorf(op, ErrInvalid, "variable %s has both Trainable and NotTrainable set", cfg.Name)
-	}
-	initial := cfg.Initial
-	if initial == nil && cfg.Init != nil {
-		var err error
-		if initial, err = cfg.Init(ctx); err != nil {
-			return nil, errorf(op, nil, "initial value of %s: %w", cfg.Name, err)
-		}
-	}
-	value, err := hostTensor(initial)
-	if err != nil {
-		return nil, errorf(op, ErrInvalid, "initial value of %s: %w", cfg.Name, err)
-	}
-	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && s.kind.mirrors() {
-		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
-	}
-	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
-	if v.sync == Auto && s.kind.mirrors() {
-		v.sync = OnWrite
-	}
-	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
-	if f := frameOf(ctx); f != nil && f.colocate != nil {
-		v.devices = f.colocate.devices
-	}
-	if s.workersInSync > 1 {
-		name := fmt.Sprintf("initial value of %s (%v, %v)", v.Name(), v.sync, v.agg)
-		if value, err = s.collective.broadcast(ctx, name, value, s.options); err != nil {
-			return nil, errorf(op, nil, "%w", err)
-		}
-	}
-	for _, d := range v.devices {
-		c := &component{}
-		c.value.Store(value.Clone().OnDevice(d.Index))
-		v.components = append(v.components, c)
-	}
-	return v, nil
-}
-
-// baseName strips a number at the end: foo_1 is foo.
-func baseName(name string) string {
-	if base := strings.TrimRight(name, "0123456789"); len(base) > 1 && base != name && strings.HasSuffix(base, "_") {
-		return base[:len(base)-1]
-	}
-	return name
+	components []*undo.Cell // values by replica, or one for all
 }
 
 // Name returns the variable's name, as TensorFlow writes it: "Variable:0".
@@ -285,16 +160,16 @@ func (v *Variable) Aggregation() Aggregation { return v.agg }
 func (v *Variable) Trainable() bool { return v.trainable }
 
 // DType returns the type of the elements.
-func (v *Variable) DType() tensor.DType { return v.components[0].load().DType() }
+func (v *Variable) DType() tensor.DType { return v.first().DType() }
 
 // Shape returns the shape; the caller must not change it.
-func (v *Variable) Shape() []int { return v.components[0].load().Shape() }
+func (v *Variable) Shape() []int { return v.first().Shape() }
 
 // Values returns the components' values, by replica, or the value of the one component that all replicas share.
 func (v *Variable) Values() []Value {
 	out := make([]Value, len(v.components))
 	for i, c := range v.components {
-		out[i] = c.load()
+		out[i] = c.Load()
 	}
 	return out
 }
@@ -314,7 +189,7 @@ func (v *Variable) ComponentName(replica int) string {
 func (v *Variable) String() string {
 	lines := make([]string, len(v.components))
 	for i, c := range v.components {
-		t := c.load()
+		t := c.Load()
 		lines[i] = fmt.Sprintf("<tf.Variable '%s' shape=%s dtype=%v, numpy=%s>", v.ComponentName(i), tensor.FormatShape(t.Shape()), t.DType(), numpy(t))
 	}
 	kind := v.Kind()
@@ -340,7 +215,9 @@ func (v *Variable) destination(string) ([]Device, error) { return v.devices, nil
 
 func (v *Variable) perReplica() *PerReplica { return NewPerReplica(v.Values()...) }
 
-func (v *Variable) mirrored() *Mirrored { return NewMirrored(v.Values()...) }
+func (v *Variable) first() *tensor.Tensor { return v.components[0].Load() }
+
+func (v *Variable) keptEqual() bool { return v.sync == OnWrite }
 
 // Read returns the value. In replica context it is the replica's own. In cross-replica context it is the
 // mirrored variable's value on the current device (see [Strategy.Cross]) or else on replica 0, or the aggregate
@@ -352,7 +229,7 @@ func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 		if err := v.mine(op, in.strategy); err != nil {
 			return nil, err
 		}
-		return v.components[v.on(in.local)].load(), nil
+		return v.components[v.on(in.local)].Load(), nil
 	case *CrossReplica:
 		if err := errors.Join(v.mine(op, in.strategy), in.valid(op)); err != nil {
 			return nil, err
@@ -370,19 +247,19 @@ func errNoContext(op string) error {
 // a component there.
 func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 	if v.Kind() != SyncOnReadVariable {
-		return v.components[max(slices.Index(v.devices, at), 0)].load(), nil
+		return v.components[max(slices.Index(v.devices, at), 0)].Load(), nil
 	}
 	reduce := Sum
 	switch v.agg {
 	case AggregateFirst:
-		return v.components[0].load(), nil
+		return v.first(), nil
 	case AggregateNone:
 		return nil, errorf(op, ErrInvalid, "could not convert from `VariableAggregation.NONE`: reading the sync-on-read variable %s in cross-replica context needs an aggregation", v.Name())
 	case AggregateMean:
 		reduce = Mean
 	}
 	if v.strategy.size == 1 {
-		return v.components[0].load(), nil
+		return v.first(), nil
 	}
 	out, err := v.strategy.reduceLeaf(context.Background(), op, reduce, v.perReplica(), v.devices[:1], v.strategy.options)
 	if err != nil {
@@ -403,7 +280,7 @@ func (v *Variable) mine(op string, s *Strategy) error {
 // value itself.
 func componentOf(replica int, x Value) (Value, error) {
 	if src, ok := x.(*Variable); ok {
-		return src.components[src.on(replica)].load(), nil
+		return src.components[src.on(replica)].Load(), nil
 	}
 	return SelectReplica(replica, x)
 }

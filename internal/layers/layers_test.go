@@ -54,9 +54,10 @@ var mayImport = []struct {
 	{"engine/gomlx/...", []string{"tensor", "engine", "engine/gomlx/..."}},
 	{"data/...", []string{"tensor", "data/...", "internal/memlimit"}},
 	{"distribute/internal/deadlock", []string{"tensor", "collective", "internal/stacks"}},
+	{"distribute/internal/...", []string{"tensor", "collective", "internal/kernel", "data", "distribute/internal/..."}},
 	{"distribute", []string{
 		"tensor", "collective", "collective/packing", "collective/mpi", "collective/nccl",
-		"transport/mem", "distribute/internal/deadlock", "internal/stacks", "internal/kernel", "engine", "data",
+		"transport/mem", "distribute/internal/...", "internal/stacks", "internal/kernel", "engine", "data",
 		"cluster/...",
 	}},
 	{"train/...", []string{

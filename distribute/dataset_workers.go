@@ -5,7 +5,6 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/data"
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // State of a worker's data for the next step. The workers exchange it before each step.
@@ -122,18 +121,4 @@ func (d *DistributedDataset) sendLike(ctx context.Context, like Value) (Value, e
 		}
 	}
 	return nil, errorf(op, ErrUnsupported, "a worker without elements cannot receive their structure from the other workers: want tensors, or []any, tensor.Tuple or map[string]any of them")
-}
-
-// emptyLike returns an element without rows; a scalar is zero.
-func emptyLike(element Value) (Value, error) {
-	return tensor.Map(element, func(leaf any) (any, error) {
-		t, _ := leaf.(*tensor.Tensor)
-		switch {
-		case t == nil:
-			return leaf, nil // an optional part that is absent
-		case t.Rank() == 0:
-			return tensor.New(t.DType()), nil
-		}
-		return t.Rows(0, 0), nil
-	})
 }

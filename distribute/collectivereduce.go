@@ -1,0 +1,156 @@
+package distribute
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/packing"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// BatchReduce implements [CrossDeviceOps]. Dense values are reduced in packs. IndexedSlices are reduced on the
+// host, after those of other workers have been gathered. Without other workers, values whose number of
+// components is not the number of devices are reduced on the host, too. A value must be dense on all workers or
+// on none.
+func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+	opts = c.cfg.Options.Merge(opts)
+	sums := make([]*tensor.Tensor, len(batch))
+	var tensors []packing.Tensor
+	var at []int // index in the batch of each of tensors
+	sources := make([][]*tensor.Tensor, len(batch))
+	batch = slices.Clone(batch)
+	for i, b := range batch {
+		if c.others() {
+			if err := c.checkComponents(b.Value); err != nil {
+				return nil, err
+			}
+		}
+		ts, dense, err := denseOperands(c.String(), b.Value.values)
+		if err != nil {
+			return nil, err
+		}
+		switch collective := len(ts) == len(c.devices) && c.cfg.GroupSize > 1; {
+		case dense && collective:
+			if d := ts[0].DType(); !d.IsNumeric() {
+				return nil, badDType(c.String(), d)
+			}
+			sources[i] = ts
+			at = append(at, i)
+			tensors = append(tensors, packing.Tensor{Type: ts[0].DType(), Shape: ts[0].Shape(), Count: ts[0].Len()})
+		case dense && len(ts) > 1:
+			sums[i] = reduceTree(op, ts, opts.Accumulate)
+		case !dense && c.others():
+			all, err := c.gatherValues(ctx, fmt.Sprintf("IndexedSlices %d", i), b.Value.values, opts)
+			if err != nil {
+				return nil, err
+			}
+			batch[i].Value = NewPerReplica(all...)
+		}
+	}
+	if err := c.reducePacks(ctx, op, tensors, at, sources, sums, opts); err != nil {
+		return nil, err
+	}
+	return reduceEach(c.String(), op, batch, opts, c.others(), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
+}
+
+// reducePacks sums tensors pack by pack.
+func (c *CollectiveAllReduce) reducePacks(ctx context.Context, op ReduceOp, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+	if len(tensors) == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.open(ctx); err != nil {
+		return err
+	}
+	size := opts.BytesPerPack
+	if size == 0 {
+		total := 0
+		for _, t := range tensors {
+			total += t.Count * t.Type.Bytes()
+		}
+		size = packing.MemoryCosts.BytesPerPack(total)
+	}
+	for _, p := range packing.Plan(tensors, size) {
+		if err := c.reducePack(ctx, op, p, tensors, at, sources, sums, opts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reducePack sums the tensors of one pack by one collective call. All local ranks share one destination buffer,
+// and the sums are slices of it.
+func (c *CollectiveAllReduce) reducePack(ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+	sum := tensor.New(p.Type, p.Count)
+	manifest := collective.Manifest{Name: c.instance()}
+	o := opts.collective()
+	direct := op
+	if op == Mean && !p.Type.IsFloat() {
+		direct = Sum // the quotient has another dtype
+	}
+	calls := make([]collective.Call, len(c.devices))
+	for rank := range calls {
+		calls[rank] = collective.Call{
+			Op: collective.AllReduce, Reduce: direct, Type: p.Type,
+			Src: packSource(p, rank, at, sources), Dst: sum.Memory(), Manifest: &manifest, Options: &o,
+		}
+	}
+	if len(p.Tensors) == 1 {
+		manifest.Shape = tensors[p.Tensors[0]].Shape
+	}
+	if err := c.group.DoAll(ctx, calls); err != nil {
+		return err
+	}
+	lo := 0
+	for _, t := range p.Tensors {
+		hi := lo + tensors[t].Count
+		sums[at[t]] = sliceOf(sum, lo, hi).Reshape(tensors[t].Shape...)
+		if direct != op {
+			sums[at[t]] = divide(sums[at[t]], c.cfg.GroupSize)
+		}
+		lo = hi
+	}
+	return nil
+}
+
+// packSource returns a rank's input of a pack: its only tensor, or a buffer with copies of its tensors,
+// concatenated.
+func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) tensor.Memory {
+	if len(p.Tensors) == 1 {
+		return sources[at[p.Tensors[0]]][rank].Memory()
+	}
+	all := tensor.New(p.Type, p.Count).Memory()
+	lo := 0
+	for _, t := range p.Tensors {
+		m := sources[at[t]][rank].Memory()
+		if m.Bytes > 0 {
+			copyMemory(all.Slice(lo, lo+m.Bytes), m)
+		}
+		lo += m.Bytes
+	}
+	return all
+}
+
+// BatchGather implements [Gatherer]. With several workers it gathers the components of all of them, in the
+// order of the replicas.
+func (c *CollectiveAllReduce) BatchGather(ctx context.Context, batch []Reduction, axis int, opts Options) ([]Value, error) {
+	if !c.others() {
+		return gatherHere(c.String(), batch, axis)
+	}
+	opts = c.cfg.Options.Merge(opts)
+	all := slices.Clone(batch)
+	for i, b := range batch {
+		if err := c.checkComponents(b.Value); err != nil {
+			return nil, err
+		}
+		values, err := c.gatherValues(ctx, fmt.Sprintf("gather %d along axis %d", i, axis), b.Value.values, opts)
+		if err != nil {
+			return nil, err
+		}
+		all[i].Value = NewPerReplica(values...)
+	}
+	return gatherHere(c.String(), all, axis)
+}

@@ -1,0 +1,51 @@
+package distribute
+
+import (
+	"context"
+	"sync/atomic"
+)
+
+// CrossReplica is the cross-replica context: code that runs once for all replicas. A merge function gets one,
+// and [Strategy.Cross] returns one outside of steps. Its methods are those of the strategy.
+type CrossReplica struct {
+	strategy *Strategy
+	device   Device      // device to read mirrored values on, if they have a component there
+	merge    bool        // of a merge function
+	over     atomic.Bool // the merge function has returned
+}
+
+// Strategy returns the strategy that the context belongs to.
+func (c *CrossReplica) Strategy() *Strategy { return c.strategy }
+
+func (*CrossReplica) sealed() {}
+
+// Cross returns the strategy's cross-replica context, for operations on variables outside of steps. Mirrored
+// variables are read on ctx's current device (see [WithDevice]) if they have a component there. It is an error
+// to call it inside a step, or to use the context while a Run is in progress.
+func (s *Strategy) Cross(ctx context.Context) (*CrossReplica, error) {
+	if err := s.requireCross(ctx, "Cross"); err != nil {
+		return nil, err
+	}
+	return &CrossReplica{strategy: s, device: hostDevice(ctx)}, nil
+}
+
+// valid returns an error if the context must not be used now.
+func (c *CrossReplica) valid(op string) error {
+	switch {
+	case c.over.Load():
+		return errorf(op, ErrContext, "the *CrossReplica of a merge function was used after the function had returned")
+	case !c.merge && c.strategy.running.Load():
+		return errorf(op, ErrContext, "a Run is in progress; need its replica context: give the operation the step's *Replica, or use Replica.MergeCall")
+	}
+	return nil
+}
+
+// MergeFunc is a function that runs once for all replicas.
+type MergeFunc = func(context.Context, *CrossReplica, ...Value) (Value, error)
+
+// mergeCall holds one replica's arguments of a merge call.
+type mergeCall struct {
+	name string // the operation that makes the merge call
+	f    MergeFunc
+	args []Value
+}

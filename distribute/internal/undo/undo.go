@@ -1,0 +1,83 @@
+// Package undo restores the values that a failed step has overwritten.
+package undo
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// Cell holds a tensor that steps replace. It may be read while a step writes it. Make one with [NewCell].
+type Cell struct {
+	value atomic.Pointer[tensor.Tensor]
+	saved uint64 // number of the last Run that wrote it; guarded by the log
+}
+
+// NewCell returns a cell that holds t.
+func NewCell(t *tensor.Tensor) *Cell {
+	c := &Cell{}
+	c.value.Store(t)
+	return c
+}
+
+// Load returns the current value; the caller must not change it.
+func (c *Cell) Load() *tensor.Tensor { return c.value.Load() }
+
+// Log holds the values that the Run in progress and the Runs inside it have overwritten, in order. The zero
+// value is ready to use. Its methods may be called concurrently.
+type Log struct {
+	mu      sync.Mutex
+	entries []entry
+	last    uint64 // number of the Run that started last
+	current uint64 // number of the innermost Run in progress, 0: none
+}
+
+type entry struct {
+	cell   *Cell
+	before *tensor.Tensor
+}
+
+// Mark is the position in the log at which a Run started.
+type Mark struct {
+	entries int
+	outer   uint64
+}
+
+// Begin starts a Run, inside of the Run in progress if there is one.
+func (l *Log) Begin() Mark {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := Mark{len(l.entries), l.current}
+	l.last++
+	l.current = l.last
+	return m
+}
+
+// End ends the Run that started at m. After a failure it restores the values that the Run has overwritten.
+// Otherwise they stay in the log for the outer Run, if any.
+func (l *Log) End(m Mark, failure error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if failure != nil {
+		for i := len(l.entries) - 1; i >= m.entries; i-- {
+			l.entries[i].cell.value.Store(l.entries[i].before)
+		}
+	}
+	if failure != nil || m.outer == 0 {
+		clear(l.entries[m.entries:])
+		l.entries = l.entries[:m.entries]
+	}
+	l.current = m.outer
+}
+
+// Store sets the cell's value. During a Run it first logs the old value, once per Run.
+func (l *Log) Store(c *Cell, t *tensor.Tensor) {
+	l.mu.Lock()
+	if l.current != 0 && c.saved != l.current {
+		c.saved = l.current
+		l.entries = append(l.entries, entry{c, c.Load()})
+	}
+	l.mu.Unlock()
+	c.value.Store(t)
+}

@@ -1,0 +1,151 @@
+package distribute
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
+)
+
+// NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies. With
+// several workers all workers call it, with the same name, dtype and shape; the variable starts with the value
+// of replica 0 on all of them. [Replica.NewVariable] makes one inside a step.
+func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
+	if err := s.requireCross(ctx, "NewVariable"); err != nil {
+		return nil, err
+	}
+	return s.newVariable(ctx, cfg)
+}
+
+// NewVariable makes one variable for all replicas inside a step. Every replica calls it, in the same order and
+// with the same name (a number at its end may differ), and gets the same variable, with the configuration of
+// replica 0.
+func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
+	s := r.strategy
+	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout, func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
+		all := []Value{configs[0]}
+		if p, ok := configs[0].(*PerReplica); ok {
+			all = p.values
+		}
+		first := all[0].(*VariableConfig)
+		for i, c := range all {
+			if name := c.(*VariableConfig).Name; baseName(name) != baseName(first.Name) {
+				return nil, errorf("NewVariable", ErrMismatch, "tried to create variable %s with mismatching name on device %d: replica 0 creates %s", name, i, first.Name)
+			}
+		}
+		v, err := s.newVariable(ctx, *first)
+		return &created{v}, err
+	}, []Value{&cfg})
+	if err != nil {
+		return nil, err
+	}
+	return out.(*created).v, nil
+}
+
+// LazyVariable makes a variable on its first use inside a step and keeps it for later Runs, as TensorFlow's
+// functions do with variables that they create. The zero value is ready to use. A LazyVariable belongs to one
+// strategy.
+type LazyVariable struct{ made atomic.Pointer[Variable] }
+
+// Get returns the variable. The first Run that calls it makes it by [Replica.NewVariable], so all replicas must
+// call it in that Run.
+func (l *LazyVariable) Get(ctx context.Context, r *Replica, cfg VariableConfig) (*Variable, error) {
+	if v := l.made.Load(); v != nil {
+		return v, v.mine("LazyVariable", r.strategy)
+	}
+	// NewVariable waits for all replicas, so no replica gets the variable before all have reached this line.
+	v, err := r.NewVariable(ctx, cfg)
+	if err == nil {
+		l.made.Store(v)
+	}
+	return v, err
+}
+
+// created wraps a variable so that a merge call returns it whole, instead of its components.
+type created struct{ v *Variable }
+
+func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
+	const op = "NewVariable"
+	if cfg.Name == "" {
+		cfg.Name = "Variable"
+	}
+	switch {
+	case cfg.Synchronization == SynchronizeNone && s.kind.mirrors():
+		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the synchronization for variable: %s", s, cfg.Name)
+	case cfg.Synchronization > SynchronizeNone:
+		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization, cfg.Name)
+	case cfg.Aggregation > AggregateFirst:
+		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation, cfg.Name)
+	case cfg.NotTrainable && cfg.Trainable:
+		return nil, errorf(op, ErrInvalid, "variable %s has both Trainable and NotTrainable set", cfg.Name)
+	}
+	initial := cfg.Initial
+	if initial == nil && cfg.Init != nil {
+		var err error
+		if initial, err = cfg.Init(ctx); err != nil {
+			return nil, errorf(op, nil, "initial value of %s: %w", cfg.Name, err)
+		}
+	}
+	value, err := hostTensor(initial)
+	if err != nil {
+		return nil, errorf(op, ErrInvalid, "initial value of %s: %w", cfg.Name, err)
+	}
+	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && s.kind.mirrors() {
+		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
+	}
+	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
+	if v.sync == Auto && s.kind.mirrors() {
+		v.sync = OnWrite
+	}
+	v.trainable = !cfg.NotTrainable && (cfg.Synchronization != OnRead || cfg.Trainable)
+	if f := frameOf(ctx); f != nil && f.colocate != nil {
+		v.devices = f.colocate
+	}
+	if s.workersInSync > 1 {
+		name := fmt.Sprintf("initial value of %s (%v, %v)", v.Name(), v.sync, v.agg)
+		if value, err = s.collective.broadcast(ctx, name, value, s.options); err != nil {
+			return nil, errorf(op, nil, "%w", err)
+		}
+	}
+	for _, d := range v.devices {
+		v.components = append(v.components, undo.NewCell(value.Clone().OnDevice(d.Index)))
+	}
+	return v, nil
+}
+
+// baseName strips a number at the end: foo_1 is foo.
+func baseName(name string) string {
+	if base := strings.TrimRight(name, "0123456789"); len(base) > 1 && base != name && strings.HasSuffix(base, "_") {
+		return base[:len(base)-1]
+	}
+	return name
+}
+
+// ColocateVariablesWith returns a context of a scope of s, in which new variables are placed on the devices of
+// v. v must belong to s (TensorFlow's colocate_vars_with).
+func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (context.Context, error) {
+	const op = "ColocateVariablesWith"
+	if err := s.requireCross(ctx, op); err != nil {
+		return nil, err
+	}
+	f := frameOf(ctx)
+	if f == nil && s.kind == defaultKind {
+		f = &frame{strategy: s, update: -1} // code outside of all scopes is in the default strategy's scope
+	}
+	switch {
+	case f == nil:
+		return nil, errorf(op, ErrContext, "need to be inside a scope of %v: give a context that its Scope method returned", s)
+	case v == nil || v.strategy != s:
+		return nil, errorf(op, ErrInvalid, "ColocateVariablesWith must only be passed a variable created in this strategy's scope, not %v", v)
+	default:
+		in := *f
+		in.colocate = v.devices
+		return context.WithValue(ctx, frameKey{}, &in), nil
+	}
+}
+
+// VariableCreatedInScope reports whether a variable belongs to the strategy (TensorFlow's
+// variable_created_in_scope).
+func (s *Strategy) VariableCreatedInScope(v *Variable) bool { return v != nil && v.strategy == s }

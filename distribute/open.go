@@ -1,0 +1,126 @@
+package distribute
+
+import (
+	"log/slog"
+
+	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/engine"
+)
+
+// open sets the defaults and starts the strategy's goroutines and communicators.
+func (s *Strategy) open(op string) (*Strategy, error) {
+	if err := s.options.Validate(); err != nil {
+		return nil, err
+	}
+	if s.options.Timeout == 0 {
+		s.options.Timeout = defaultTimeout
+	}
+	if s.logger == nil {
+		s.logger = slog.Default()
+	}
+	if s.self == nil {
+		s.self = s
+	}
+	s.turn = make(chan struct{}, 1)
+	for _, d := range s.devices {
+		s.engineDevices = append(s.engineDevices, engine.Device{Kind: d.Kind, Index: d.Index})
+	}
+	short := make([]string, len(s.devices))
+	for i, d := range s.devices {
+		short[i] = d.Short()
+	}
+	if s.size == 0 {
+		s.size, s.workersInSync, s.chief = len(s.devices), 1, true
+	}
+	s.detector = deadlock.New(deadlock.Config{Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
+	switch {
+	case s.group != nil: // shared with the outer strategy
+		s.group.share(s.detector)
+	case s.given != nil:
+		s.group = adoptReplicaGroup(s, s.detector, s.given, s.size)
+	case s.size > 1:
+		group, err := openReplicaGroup(s, s.detector, len(s.devices), s.options.group(s.stall, s.logger))
+		if err != nil {
+			return nil, errorf(op, nil, "%w", err)
+		}
+		s.group = group
+	}
+	if err := s.selectOps(op); err != nil {
+		return nil, err
+	}
+	if err := s.checkImplementation(op); err != nil {
+		return nil, err
+	}
+	s.noteImplementation(s.options)
+	s.stats.open(len(s.devices))
+	if s.kind != defaultKind {
+		s.startWorkers()
+	}
+	return s, nil
+}
+
+// selectOps selects the CrossDeviceOps of the strategy.
+func (s *Strategy) selectOps(op string) error {
+	var err error
+	var shared *replicaGroup
+	if s.workersInSync > 1 {
+		shared = s.group
+	}
+	cfg := CollectiveConfig{Devices: s.Devices(), GroupSize: s.size, Options: s.options, Logger: s.logger}
+	if s.collective, err = newCollectiveAllReduce(op, cfg, shared); err != nil {
+		return errorf(op, nil, "%w", err)
+	}
+	if s.kind != mirroredKind {
+		return nil
+	}
+	chosen, err := DefaultCrossDeviceOps(s.Devices(), Machine{Devices: s.Devices(), PhysicalGPUs: count(s.devices, isGPU)})
+	if err != nil {
+		return errorf(op, nil, "%w", err)
+	}
+	if s.options.Implementation == ImplementationAuto {
+		s.options.Implementation = chosen.Implementation
+	}
+	if to := (ReductionToOneDevice{}); s.ops == nil && chosen.Ops == to.String() {
+		s.ops = to
+	}
+	return nil
+}
+
+// Close waits for the Run in progress and frees the strategy's resources. Later Runs return [ErrClosed]; a
+// second Close returns nil. Closing the default strategy does nothing. Inside a step Close is an error, because
+// it would wait for that step. It does not close the engine.
+func (s *Strategy) Close() error {
+	if s.kind == defaultKind && s == s.self {
+		return nil // it is shared by the whole process and holds no resources
+	}
+	if replica, inside := s.detector.Here(); inside {
+		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v: Close would wait for the step to end; call it after the Run", replica, s))
+	}
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.turn <- struct{}{}
+	s.stopWorkers(nil)
+	var err error
+	if s.inner != nil {
+		err = s.inner.Close()
+	}
+	if e := s.collective.Close(); err == nil {
+		err = e
+	}
+	if s.group != nil && s.group.owner == s {
+		if e := s.group.close(); err == nil {
+			err = e
+		}
+	}
+	if s.joined {
+		if e := s.member.Close(); err == nil {
+			err = e
+		}
+	}
+	<-s.turn
+	if err != nil {
+		return errorf("Close", nil, "%w", err)
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+package distribute
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// operand converts a leaf to an operand of a reduction: a tensor or IndexedSlices. A host number becomes the
+// tensor that TensorFlow makes of it.
+func operand(v Value) (Value, error) {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		return v, nil
+	case *tensor.IndexedSlices:
+		return v, checkSlices(v)
+	case stored:
+		return v.first(), nil
+	case distributed:
+		return nil, fmt.Errorf("%v inside of a distributed value", v)
+	}
+	return hostTensor(v)
+}
+
+// hostTensor returns the tensor that TensorFlow makes of a host number: int32 of integers, float32 of floats; sized Go
+// types keep their size.
+func hostTensor(v Value) (*tensor.Tensor, error) {
+	switch v := v.(type) {
+	case *tensor.Tensor:
+		if v == nil {
+			return nil, errors.New("nil *tensor.Tensor: want a tensor")
+		}
+		return v, nil
+	case int:
+		if v < math.MinInt32 || v > math.MaxInt32 {
+			return nil, fmt.Errorf("host number %d overflows int32: pass a tensor", v)
+		}
+		return tensor.Scalar(int32(v)), nil
+	case float64:
+		return tensor.Scalar(float32(v)), nil
+	case bool:
+		return tensor.Scalar(v), nil
+	case int8:
+		return tensor.Scalar(v), nil
+	case int16:
+		return tensor.Scalar(v), nil
+	case int32:
+		return tensor.Scalar(v), nil
+	case int64:
+		return tensor.Scalar(v), nil
+	case uint8:
+		return tensor.Scalar(v), nil
+	case uint16:
+		return tensor.Scalar(v), nil
+	case uint32:
+		return tensor.Scalar(v), nil
+	case uint64:
+		return tensor.Scalar(v), nil
+	case float32:
+		return tensor.Scalar(v), nil
+	case string:
+		return tensor.Strings([]string{v}, []int{}...), nil
+	}
+	return nil, fmt.Errorf("cannot reduce a %T: want a tensor, IndexedSlices or a host number", v)
+}
+
+// isHostZero reports whether v is a host number equal to 0.
+func isHostZero(v Value) bool {
+	switch v.(type) {
+	case int, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float32, float64:
+		t, err := hostTensor(v)
+		return err == nil && t.Float64s()[0] == 0
+	}
+	return false
+}
+
+// denseOperands returns the components as tensors of one numeric dtype and one shape. dense is false if all
+// components are IndexedSlices. If only some are, these are converted to tensors.
+func denseOperands(op string, values []Value) (ts []*tensor.Tensor, dense bool, err error) {
+	ts = make([]*tensor.Tensor, len(values))
+	sparse := 0
+	for i, v := range values {
+		leaf, err := operand(v)
+		if err != nil {
+			return nil, false, errorf(op, ErrInvalid, "component %d: %w", i, err)
+		}
+		switch leaf := leaf.(type) {
+		case *tensor.Tensor:
+			ts[i] = leaf
+		case *tensor.IndexedSlices:
+			sparse++
+		}
+	}
+	switch {
+	case sparse == len(values):
+		return nil, false, nil
+	case len(values) == 1:
+		return ts, true, nil
+	case sparse > 0:
+		for i, v := range values {
+			if ts[i] == nil {
+				if ts[i], err = Densify(v.(*tensor.IndexedSlices)); err != nil {
+					return nil, false, errorf(op, ErrInvalid, "component %d: %w", i, err)
+				}
+			}
+		}
+	}
+	first := ts[0]
+	if !first.DType().IsNumeric() {
+		return nil, false, badDType(op, first.DType())
+	}
+	for i, t := range ts {
+		switch {
+		case t.DType() != first.DType():
+			return nil, false, errorf(op, ErrMismatch, "component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.DType(), t.DType())
+		case !t.SameShape(first):
+			return nil, false, errorf(op, ErrMismatch, "components must have the same size and shape: component 0 has %s, component %d %s", bracketed(first.Shape()), i, bracketed(t.Shape()))
+		case t.Memory().Kind == tensor.Device:
+			return nil, false, errorf(op, ErrUnsupported, "component %d is in device memory: copy it to the host first", i)
+		}
+	}
+	return ts, true, nil
+}
+
+// densified converts IndexedSlices to a dense tensor and returns other leaves unchanged.
+func densified(v Value) (Value, error) {
+	if s, ok := v.(*tensor.IndexedSlices); ok {
+		return Densify(s)
+	}
+	return v, nil
+}
+
+// stack returns a leaf as a tensor. A list or tuple of values of one shape becomes one tensor with a new first
+// dimension.
+func stack(v Value) (*tensor.Tensor, error) {
+	var items []any
+	switch v := v.(type) {
+	case []any:
+		items = v
+	case tensor.Tuple:
+		items = v
+	default:
+		leaf, err := operand(v)
+		if err != nil {
+			return nil, err
+		}
+		if s, ok := leaf.(*tensor.IndexedSlices); ok {
+			return Densify(s)
+		}
+		return leaf.(*tensor.Tensor), nil
+	}
+	if len(items) == 0 {
+		return tensor.New(tensor.Float32, 0), nil
+	}
+	parts := make([]*tensor.Tensor, len(items))
+	for i, item := range items {
+		t, err := stack(item)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 && (t.DType() != parts[0].DType() || !slices.Equal(t.Shape(), parts[0].Shape()[1:])) {
+			return nil, fmt.Errorf("item %d of the list is %v%s, item 0 %v%s: only values of one dtype and shape make one tensor",
+				i, t.DType(), tensor.FormatShape(t.Shape()), parts[0].DType(), tensor.FormatShape(parts[0].Shape()[1:]))
+		}
+		parts[i] = t.Reshape(append([]int{1}, t.Shape()...)...)
+	}
+	return concatRows(parts), nil
+}
+
+// perReplica returns the components of a value of a batch. A single tensor is one component.
+func perReplica(v Value) (*PerReplica, error) {
+	switch v := v.(type) {
+	case *PerReplica:
+		if len(v.values) > 0 {
+			return v, nil
+		}
+		return nil, errorf("PerReplica", ErrInvalid, "per-replica value must be non-empty")
+	case stored:
+		return v.perReplica(), nil
+	case *Mirrored:
+		return &PerReplica{v.components}, nil
+	}
+	leaf, err := operand(v)
+	if err != nil {
+		return nil, err
+	}
+	return NewPerReplica(leaf), nil
+}
+
+func repeat(v Value, n int) []Value {
+	out := make([]Value, n)
+	for i := range out {
+		out[i] = v
+	}
+	return out
+}

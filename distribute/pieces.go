@@ -1,0 +1,193 @@
+package distribute
+
+import (
+	"context"
+	"iter"
+	"slices"
+
+	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/tensor"
+)
+
+// BatchSizesForWorker returns the sizes of the parts into which a worker cuts a global batch, one per replica
+// of the job. The sizes differ by at most one. Worker 0 has the larger parts first; every other worker has the
+// same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
+func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
+	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
+		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
+	}
+	return batchSizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
+}
+
+// batchSizes returns the sizes of n parts, starting with that of replica first.
+func batchSizes(global, n, first int) []int {
+	sizes := make([]int, n)
+	for i := range sizes {
+		sizes[i] = global / n
+		if (i+first)%n < global%n {
+			sizes[i]++
+		}
+	}
+	return sizes
+}
+
+// pieces yields the parts of successive replicas in successive steps.
+type pieces = func(context.Context) iter.Seq2[Value, error]
+
+// cutPieces cuts every element into equal parts, one for each replica of the job, and yields the parts of one
+// worker, or all.
+func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
+	return func(ctx context.Context) iter.Seq2[Value, error] {
+		return func(yield func(Value, error) bool) {
+			for element, err := range ds.Iter(ctx) {
+				rows := 0
+				if err == nil {
+					rows, err = rowsOf(op, element)
+				}
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				n := in.NumReplicasInSync
+				per := (rows + n - 1) / n
+				for c := range n {
+					if mine && !in.has(c) {
+						continue
+					}
+					part, err := rowsBetween(element, min(c*per, rows), min((c+1)*per, rows))
+					if !yield(part, err) || err != nil {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// rebatched concatenates the rows of all elements and cuts them into pieces of the given sizes, which repeat.
+// The last piece may be smaller; it is followed by pieces without rows up to the end of sizes.
+func rebatched(op string, ds data.Dataset, sizes []int) pieces {
+	return func(ctx context.Context) iter.Seq2[Value, error] {
+		return func(yield func(Value, error) bool) {
+			at, have := 0, 0 // index into sizes; rows in parts
+			var parts []Value
+			var last Value
+			emit := func() bool {
+				piece, err := joined(op, parts)
+				at, have, parts = (at+1)%len(sizes), 0, nil
+				return yield(piece, err) && err == nil
+			}
+			for element, err := range ds.Iter(ctx) {
+				rows := 0
+				if err == nil {
+					rows, err = rowsOf(op, element)
+				}
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				for lo := 0; lo < rows; {
+					hi := min(rows, lo+sizes[at]-have)
+					part, err := rowsBetween(element, lo, hi)
+					if err != nil {
+						yield(nil, err)
+						return
+					}
+					parts, have, lo, last = append(parts, part), have+hi-lo, hi, element
+					if have == sizes[at] && !emit() {
+						return
+					}
+				}
+			}
+			if have > 0 && !emit() {
+				return
+			}
+			for last != nil && sizes[at] == 0 {
+				empty, err := rowsBetween(last, 0, 0)
+				if parts = []Value{empty}; err != nil || !emit() {
+					return
+				}
+			}
+		}
+	}
+}
+
+// joined concatenates the rows of elements that have the same structure.
+func joined(op string, parts []Value) (Value, error) {
+	if len(parts) == 1 {
+		return parts[0], nil
+	}
+	return tensor.Zip(func(path string, leaves []any) (any, error) {
+		ts := make([]*tensor.Tensor, len(leaves))
+		for i, leaf := range leaves {
+			t, _ := leaf.(*tensor.Tensor)
+			switch {
+			case t == nil && i == 0:
+				return leaf, nil // an optional part that is absent
+			case t == nil || i > 0 && (t.DType() != ts[0].DType() || !slices.Equal(t.Shape()[1:], ts[0].Shape()[1:])):
+				return nil, errorf(op, ErrMismatch, "element%s is %v, in the batch before it %v: batches must be of one dtype and their rows of one shape", path, leaf, leaves[0])
+			}
+			ts[i] = t
+		}
+		return concatRows(ts), nil
+	}, nil, parts...)
+}
+
+// rowsBetween returns the rows [lo, hi) of an element's tensors.
+func rowsBetween(element Value, lo, hi int) (Value, error) {
+	return tensor.Map(element, func(leaf any) (any, error) {
+		t, _ := leaf.(*tensor.Tensor)
+		if t == nil {
+			return leaf, nil // an optional part that is absent
+		}
+		return t.Rows(lo, hi), nil
+	})
+}
+
+// withoutRows returns an element without its rows, or nil if one of its tensors has no rows.
+func withoutRows(element Value) (Value, error) {
+	for _, leaf := range tensor.Flatten(element) {
+		if t, ok := leaf.(*tensor.Tensor); ok && t != nil && t.Rank() == 0 {
+			return nil, nil
+		}
+	}
+	return rowsBetween(element, 0, 0)
+}
+
+// emptyLike returns an element without rows; a scalar is zero.
+func emptyLike(element Value) (Value, error) {
+	return tensor.Map(element, func(leaf any) (any, error) {
+		t, _ := leaf.(*tensor.Tensor)
+		switch {
+		case t == nil:
+			return leaf, nil // an optional part that is absent
+		case t.Rank() == 0:
+			return tensor.New(t.DType()), nil
+		}
+		return t.Rows(0, 0), nil
+	})
+}
+
+// rowsOf returns the number of examples of an element, which must be the same in all its tensors.
+func rowsOf(op string, element any) (int, error) {
+	rows := -1
+	_, err := tensor.Zip(func(path string, leaves []any) (any, error) {
+		t, ok := leaves[0].(*tensor.Tensor)
+		switch {
+		case ok && t == nil, leaves[0] == nil:
+			return leaves[0], nil
+		case !ok:
+			return nil, errorf(op, ErrInvalid, "element%s is a %T: want tensors", path, leaves[0])
+		case t.Rank() == 0:
+			return nil, errorf(op, ErrInvalid, "element%s is a scalar: call Batch on the dataset, so that its elements can be split across the replicas", path)
+		case rows >= 0 && t.Shape()[0] != rows:
+			return nil, errorf(op, ErrMismatch, "element%s has %d rows, the tensors before it %d: the first dimension counts examples", path, t.Shape()[0], rows)
+		}
+		rows = t.Shape()[0]
+		return t, nil
+	}, nil, element)
+	if err == nil && rows < 0 {
+		err = errorf(op, ErrInvalid, "the element holds no tensor: %v", element)
+	}
+	return max(rows, 0), err
+}

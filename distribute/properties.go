@@ -1,0 +1,55 @@
+package distribute
+
+import (
+	"time"
+
+	"github.com/lockstep-ml/lockstep/cluster"
+)
+
+// Properties has TensorFlow's properties of a strategy (StrategyExtended's).
+type Properties struct {
+	ShouldCheckpoint    bool // this worker writes checkpoints
+	ShouldSaveSummary   bool // this worker writes summaries
+	ShouldInit          bool // this worker initialises variables
+	BetweenGraph        bool // each worker runs its own program
+	RequireStaticShapes bool // all batches must have one shape
+	InMultiWorkerMode   bool // there is more than one worker
+	NumReplicasInSync   int
+	WorkerDevices       []string // of this worker's replicas
+	ParameterDevices    []string // where variables live
+	InputDevice         string   // where this worker's input pipeline runs
+	DefaultDevice       string   // set by a scope; empty: none, as with one worker
+}
+
+// Properties returns TensorFlow's properties of a strategy of this kind (StrategyExtended's properties).
+func (s *Strategy) Properties() Properties {
+	p := Properties{
+		ShouldCheckpoint: s.chief, ShouldSaveSummary: s.chief, ShouldInit: true,
+		BetweenGraph:      s.kind == centralKind || s.kind == multiWorkerKind,
+		InMultiWorkerMode: s.workersInSync > 1,
+		NumReplicasInSync: s.size, WorkerDevices: s.Devices(), ParameterDevices: s.ParameterDevices(),
+		InputDevice: s.deviceName(localCPU),
+	}
+	if p.InMultiWorkerMode {
+		p.DefaultDevice = Device{Job: s.task.Type, Replica: 0, Task: s.task.Index, Index: -1}.String()
+	}
+	return p
+}
+
+// ParameterDevices returns the devices of a variable's components, in TensorFlow's full form.
+func (s *Strategy) ParameterDevices() []string { return s.deviceNames(s.params) }
+
+// ClusterResolver returns the resolver that the strategy was made with, or nil.
+func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
+
+// Stats returns the times so far. Those of a Run in progress may be counted in part.
+func (s *Strategy) Stats() Stats {
+	out := Stats{Runs: int(s.stats.runs.Load()), Elapsed: time.Duration(s.stats.elapsed.Load())}
+	for i := range s.stats.replicas {
+		r := &s.stats.replicas[i]
+		out.Replicas = append(out.Replicas, ReplicaStats{
+			Step: time.Duration(r.stepTime.Load()), Reduce: time.Duration(r.reduceTime.Load()), Wait: time.Duration(r.waitTime.Load()),
+		})
+	}
+	return out
+}

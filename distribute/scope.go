@@ -1,0 +1,97 @@
+package distribute
+
+import (
+	"context"
+)
+
+// Scope returns a context in which s is the current strategy: variables and datasets created with it belong to
+// s. A scope inside a scope of another strategy, or inside a step, is an error; everything that uses the
+// context returns it.
+func (s *Strategy) Scope(ctx context.Context) context.Context {
+	if s.kind == defaultKind && frameOf(ctx) == nil {
+		return ctx // outside of every other scope is its scope
+	}
+	f := &frame{strategy: s, update: -1}
+	if err := s.requireCross(ctx, "Scope"); err != nil {
+		f.err = err
+	}
+	return context.WithValue(ctx, frameKey{}, f)
+}
+
+// WithStrategy returns a context in which s is the current strategy, as if all code that uses the context ran
+// in its scope. A nil s clears it. WithStrategy replaces an earlier WithStrategy, and is an error inside a
+// scope or a step. It is TensorFlow's experimental_set_strategy without the global variable: a program calls it
+// once and passes the context on.
+func WithStrategy(ctx context.Context, s *Strategy) (context.Context, error) {
+	if f := frameOf(ctx); f != nil && !f.set {
+		return nil, errorf("WithStrategy", ErrContext, "must not be called inside a scope or a step of a strategy (here of %v): use it on the context from outside", f.strategy)
+	}
+	if s == nil {
+		s = Default()
+	}
+	f := &frame{strategy: s, update: -1, set: true}
+	if s.kind == defaultKind {
+		f = nil
+	}
+	return context.WithValue(ctx, frameKey{}, f), nil
+}
+
+// StrategyFrom returns the strategy whose scope or Run ctx belongs to, or nil if ctx is in no strategy other
+// than the default one (TensorFlow's has_strategy).
+func StrategyFrom(ctx context.Context) *Strategy {
+	if f := frameOf(ctx); f != nil {
+		return f.strategy
+	}
+	return nil
+}
+
+// CurrentStrategy returns the strategy whose scope or Run ctx belongs to, or [Default] (TensorFlow's get_strategy).
+func CurrentStrategy(ctx context.Context) *Strategy {
+	if f := frameOf(ctx); f != nil {
+		return f.strategy
+	}
+	return Default()
+}
+
+// ReplicaFrom returns the replica whose step ctx belongs to, or nil if ctx is in cross-replica context or
+// outside of all strategies.
+func ReplicaFrom(ctx context.Context) *Replica {
+	if f := innermost(ctx); f != nil {
+		return f.replica
+	}
+	return nil
+}
+
+// CurrentReplica returns the replica whose step ctx belongs to. Outside of all strategies it returns the only
+// replica of [Default], so that code written for replicas also runs undistributed. In cross-replica context it
+// returns nil (TensorFlow's get_replica_context).
+func CurrentReplica(ctx context.Context) *Replica {
+	if f := innermost(ctx); f != nil {
+		return f.replica
+	}
+	return defaultStrategy()
+}
+
+// InCrossReplica reports whether ctx is in cross-replica context: in a scope, a merge function or an update function.
+func InCrossReplica(ctx context.Context) bool {
+	f := innermost(ctx)
+	return f != nil && f.replica == nil
+}
+
+// UpdateReplica returns the replica whose component is changed by the update function that ctx belongs to. It
+// returns false if all replicas share one component; that has a device only, see [UpdateDevice].
+func UpdateReplica(ctx context.Context) (int, bool) {
+	if f := innermost(ctx); f != nil && f.update >= 0 {
+		return f.update, true
+	}
+	return 0, false
+}
+
+// UpdateDevice returns the device of the component that is changed by the update function that ctx belongs to,
+// in TensorFlow's full form.
+func UpdateDevice(ctx context.Context) (string, bool) {
+	if f := innermost(ctx); f != nil && f.at != nil {
+		return f.at.String(), true
+	}
+	return "", false
+}
