@@ -171,7 +171,7 @@ func TestSplit(t *testing.T) {
 
 // noSplit is an endpoint that cannot split, and needs a minute to find out.
 type noSplit struct {
-	transport.Splitter
+	transport.Endpoint
 	err error
 }
 
@@ -186,7 +186,7 @@ func TestSplitHalfDone(t *testing.T) {
 		start := time.Now()
 		cause := errors.New("no memory left")
 		ends := mem.NewPipes(3)
-		ends[2] = noSplit{ends[2].(transport.Splitter), cause}
+		ends[2] = noSplit{ends[2], cause}
 		g, err := collective.Open(ends, collective.Config{})
 		if err != nil {
 			t.Fatal(err)

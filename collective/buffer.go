@@ -5,7 +5,6 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
 func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
@@ -18,11 +17,10 @@ func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
 	if closing {
 		return tensor.Memory{}, m.errClosed()
 	}
-	allocator, ok := m.end.(transport.Allocator)
-	if !ok {
+	if !m.end.Capabilities().Memory {
 		return tensor.HostMemory(alignedBytes(bytes)), nil
 	}
-	memory, err := allocator.NewBuffer(bytes)
+	memory, err := m.end.NewBuffer(bytes)
 	if err != nil {
 		return tensor.Memory{}, m.invalidBuffer(err)
 	}

@@ -104,11 +104,13 @@ func (m *member) Properties() Properties {
 
 // encrypted reports whether everything that this rank sends to other ranks is encrypted.
 func (m *member) encrypted() bool {
-	e, ok := m.end.(transport.Encrypter)
-	for r := 0; ok && r < m.team.size; r++ {
-		ok = r == m.rank || e.Encrypts(r)
+	encrypted := m.end.Capabilities().Encrypted
+	for r, ok := range encrypted {
+		if r != m.rank && !ok {
+			return false
+		}
 	}
-	return ok && m.team.size > 1
+	return len(encrypted) > 1
 }
 
 // refuse returns the error of a call without a context, or of a nil call. Such a call gets no number.

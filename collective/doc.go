@@ -28,7 +28,7 @@
 // and Dst may be the same memory. Send and Recv involve two ranks only: the other ranks do not take part, and
 // these calls are numbered separately.
 //
-// The endpoints determine where the ranks are ([transport.Placer]). Ranks of one process, or of one host with
+// The endpoints determine where the ranks are ([transport.Capabilities]). Ranks of one process, or of one host with
 // shared memory, form a domain: they access each other's memory directly. Between domains they exchange
 // frames. One plan can use both. All ranks of the domain access memory from [Communicator.NewBuffer] in
 // place; other memory of processes that share memory is copied through the transport's staging buffer.

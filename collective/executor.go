@@ -37,17 +37,16 @@ type executor struct {
 	notes    [3]noted   // of the even and the odd collectives, and of calls of two ranks
 	current  *noted     // one of these
 	callLog  callLog    // the last calls; guarded by textMu
-	asked    bool       // the endpoint is an Asker
 	lastFrom []uint64   // by peer: number of the last call of which a frame was received, plus 1
 
 	work   work
-	half   plan.Step // of a call of two ranks
-	begun  numbers   // calls that were executed, including the current one
-	sent   []uint32  // frames by receiver, since the start
-	got    []uint32  // frames by sender
-	seen   bool      // the header of the next awaited frame
-	poster transport.Poster
-	odd    oddFrame // rejected by judge
+	half   plan.Step          // of a call of two ranks
+	begun  numbers            // calls that were executed, including the current one
+	sent   []uint32           // frames by receiver, since the start
+	got    []uint32           // frames by sender
+	seen   bool               // the header of the next awaited frame
+	poster transport.Endpoint // nil: without non-blocking exchanges
+	odd    oddFrame           // rejected by judge
 
 	behind   []int // early: the ranks that have not entered
 	scratch  *kernel.Scratch
@@ -74,12 +73,11 @@ func (x *executor) open(m *member) {
 	x.src = make([]unsafe.Pointer, 0, n)
 	x.dst = make([]unsafe.Pointer, 0, n)
 	x.scratch = kernel.NewScratch(n)
-	x.poster, _ = m.end.(transport.Poster)
-	m.end.Inspect(x.judge)
-	if asker, ok := m.end.(transport.Asker); ok {
-		x.asked = true
-		asker.Answer(x.answer)
+	if m.end.Capabilities().Posts {
+		x.poster = m.end
 	}
+	m.end.Inspect(x.judge)
+	m.end.Answer(x.answer)
 }
 
 // execute executes a call and returns its error, which is the team's cause if the team failed.

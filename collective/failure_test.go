@@ -527,12 +527,12 @@ func TestClose(t *testing.T) {
 
 // seam is an endpoint that lets something happen when a call has just started on its rank.
 type seam struct {
-	transport.Marker
+	transport.Endpoint
 	started func()
 }
 
 func (s seam) Await(ctx context.Context, rank, mark int) error {
-	err := s.Marker.Await(ctx, rank, mark)
+	err := s.Endpoint.Await(ctx, rank, mark)
 	if mark == 0 && err == nil {
 		s.started()
 	}
@@ -547,7 +547,7 @@ func TestAbortAfterTheStart(t *testing.T) {
 			ends := mem.New(3)
 			var g collective.Group
 			cause := errors.New("enough")
-			ends[2] = seam{ends[2].(transport.Marker), func() { g.Local()[2].Abort(cause) }}
+			ends[2] = seam{ends[2], func() { g.Local()[2].Abort(cause) }}
 			g, err := collective.Open(ends, collective.Config{})
 			if err != nil {
 				t.Fatal(err)
@@ -566,7 +566,7 @@ func TestAbortAfterTheStart(t *testing.T) {
 }
 
 // garbled is an endpoint that cannot take a frame.
-type garbled struct{ transport.Marker }
+type garbled struct{ transport.Endpoint }
 
 func (garbled) Exchange(context.Context, int, transport.Frame, int, []byte) error {
 	return transport.ErrCorrupt
@@ -577,7 +577,7 @@ func (garbled) Exchange(context.Context, int, transport.Frame, int, []byte) erro
 func TestFrameLostAfterTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := mem.New(3)
-		ends[1] = garbled{ends[1].(transport.Marker)}
+		ends[1] = garbled{ends[1]}
 		g, err := collective.Open(ends, collective.Config{Algorithm: "recursive_doubling"})
 		if err != nil {
 			t.Fatal(err)
@@ -597,7 +597,7 @@ func TestAbortAfterTheLastMark(t *testing.T) {
 		ends := mem.New(3)
 		var g collective.Group
 		cause := errors.New("enough")
-		ends[2] = seam{ends[2].(transport.Marker), func() { g.Local()[2].Abort(cause) }}
+		ends[2] = seam{ends[2], func() { g.Local()[2].Abort(cause) }}
 		g, err := collective.Open(ends, collective.Config{})
 		if err != nil {
 			t.Fatal(err)
@@ -630,7 +630,7 @@ func TestCancelAfterTheStart(t *testing.T) {
 		defer cancel()
 		ends := mem.New(2)
 		for i := range ends {
-			ends[i] = seam{ends[i].(transport.Marker), cancel}
+			ends[i] = seam{ends[i], cancel}
 		}
 		g, err := collective.Open(ends, collective.Config{Algorithm: algorithm})
 		if err != nil {
@@ -801,7 +801,7 @@ func TestGroupsOfOneRankEach(t *testing.T) {
 	t.Run("abort after the start", func(t *testing.T) {
 		ends := mem.New(2)
 		var groups []collective.Group
-		ends[1] = seam{ends[1].(transport.Marker), func() { groups[1].Local()[0].Abort(cause) }}
+		ends[1] = seam{ends[1], func() { groups[1].Local()[0].Abort(cause) }}
 		groups = alone(t, ends)
 		for rank, err := range eachAlone(groups, func(c collective.Communicator) error {
 			x := []float32{1}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/internal/ranges"
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // state returns this rank's state, with the description of collective seq, or of its latest call if
@@ -61,11 +60,7 @@ func (p peers) State(rank int) (s fault.State, ok bool) {
 			return mate.state(fault.LatestCall), true
 		}
 	}
-	asker, ok := p.m.end.(transport.Asker)
-	if !ok {
-		return s, false
-	}
-	return fault.DecodeState(asker.Ask(rank, fault.LatestCall))
+	return fault.DecodeState(p.m.end.Ask(rank, fault.LatestCall))
 }
 
 func (p peers) LastSeen(rank int) (l fault.LastSeen) {

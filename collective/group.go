@@ -113,11 +113,7 @@ func (g *group) Rebuild(ctx context.Context) (Group, error) {
 	}
 	var ends []transport.Endpoint
 	for _, m := range g.members {
-		s, ok := m.end.(transport.Splitter)
-		if !ok {
-			return nil, fmt.Errorf("collective: rebuilding %q: transport %s cannot make a new group of the same ranks", cfg.Name, m.end.Transport())
-		}
-		end, err := s.Split(fingerprint.Hash(g.team.id, uint64(cfg.Epoch)|1<<63), ranks)
+		end, err := m.end.Split(fingerprint.Hash(g.team.id, uint64(cfg.Epoch)|1<<63), ranks)
 		if err != nil {
 			return nil, fmt.Errorf("collective: rebuilding %q: %w", cfg.Name, err)
 		}

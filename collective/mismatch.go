@@ -138,7 +138,7 @@ func (x *executor) oddity() error {
 		}
 	}
 	theirs := x.callOf(peer, &h)
-	if theirs.HeaderOnly && x.asked {
+	if theirs.HeaderOnly {
 		// A peer that does not answer may have failed: then it reports the reason, which is more precise.
 		if told := m.awaitReason(100 * time.Millisecond); told != nil {
 			return x.diagnose(told)
@@ -171,13 +171,10 @@ func (m *member) awaitReason(patience time.Duration) *departure {
 
 // ask returns the description of call seq of a peer in another process, or of its latest call.
 func (x *executor) ask(peer int, seq uint64) (*fingerprint.Call, bool) {
-	asker, ok := x.m.end.(transport.Asker)
-	if !ok {
-		return nil, false
-	}
-	s, ok := fault.DecodeState(asker.Ask(peer, seq))
+	end := x.m.end
+	s, ok := fault.DecodeState(end.Ask(peer, seq))
 	if !ok { // its process may be getting no CPU time
-		s, ok = fault.DecodeState(asker.Ask(peer, seq))
+		s, ok = fault.DecodeState(end.Ask(peer, seq))
 	}
 	return &s.Call, ok && !s.Call.None()
 }
@@ -228,16 +225,15 @@ func (m *member) describe() string {
 // probe requests the call of the rank in another process that this rank waits for, and returns how it
 // differs.
 func (m *member) probe() error {
-	asker, ok := m.end.(transport.Asker)
 	peer := m.elsewhere()
-	if !ok || peer < 0 {
+	if peer < 0 {
 		return nil
 	}
 	seq := m.header.Seq
 	if m.wait.call.pairwise() {
 		seq = fault.LatestCall
 	}
-	state, ok := fault.DecodeState(asker.Ask(peer, seq))
+	state, ok := fault.DecodeState(m.end.Ask(peer, seq))
 	theirs := &state.Call
 	if m.wait.silent = -1; !ok {
 		m.wait.silent = peer

@@ -13,9 +13,9 @@ import (
 // site is the placement of the ranks of a communicator, seen from one rank, and what that rank shares with
 // its domain.
 type site struct {
-	marker transport.Marker // nil: no other rank's memory is accessible
-	domain []int            // the ranks that access each other's memory
-	places []plan.Place     // of all ranks; nil: one process
+	marker transport.Endpoint // nil: no other rank's memory is accessible
+	domain []int              // the ranks that access each other's memory
+	places []plan.Place       // of all ranks; nil: one process
 	// whole reports that all ranks are in one process: a call that all ranks have entered depends on no other
 	// process, and runs to its end on all of them.
 	whole bool
@@ -32,28 +32,20 @@ const halfSpread = 32 << 10
 func findSite(end transport.Endpoint) site {
 	s := site{domain: []int{end.Rank()}}
 	size, rank := end.Size(), end.Rank()
-	marker, _ := end.(transport.Marker)
-	placer, _ := end.(transport.Placer)
-	if marker != nil && (placer != nil || len(marker.Domain()) == size) && len(marker.Domain()) > 1 {
-		s.marker, s.domain = marker, marker.Domain()
-		s.half = stageBytes(marker, rank) / 2
+	offers := end.Capabilities()
+	if domain := offers.Domain(rank); offers.Memory && len(domain) > 1 {
+		s.marker, s.domain = end, domain
+		s.half = offers.StagingBytes / 2
 	}
-	switch {
-	case placer != nil:
-		for _, p := range placer.Places() {
-			s.places = append(s.places, plan.Place(p))
-		}
-	case s.marker == nil && size > 1:
-		for r := range size {
-			s.places = append(s.places, plan.Place{Worker: r, Domain: r, Host: r})
-		}
+	for _, p := range offers.Places {
+		s.places = append(s.places, plan.Place(p))
 	}
 	s.near = !slices.ContainsFunc(s.domain, func(r int) bool { return s.places != nil && s.places[r].Worker != s.places[rank].Worker })
 	s.whole = s.near && len(s.domain) == size
 	if s.whole {
 		s.places = nil
 	}
-	s.where = s.whereabouts(end, marker != nil)
+	s.where = s.whereabouts(end, offers.Memory)
 	if s.spread() {
 		s.half = halfSpread
 	}
@@ -61,15 +53,6 @@ func findSite(end transport.Endpoint) site {
 		s.where.Cores = runtime.GOMAXPROCS(0)
 	}
 	return s
-}
-
-// stageBytes returns the length of a rank's staging buffer, if possible without making the transport allocate
-// one.
-func stageBytes(marker transport.Marker, rank int) int {
-	if m, ok := marker.(interface{ StageBytes() int }); ok {
-		return m.StageBytes()
-	}
-	return len(marker.Stage(rank))
 }
 
 // spread reports whether the ranks are in several domains.

@@ -8,20 +8,12 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // Split gathers every rank's color and key in one all-reduce (each rank adds its two numbers to zeros), so
 // every rank knows all groups. A group's id is derived from the parent's id, the number of splits so far, and
 // the color.
 func (m *member) Split(ctx context.Context, color, key int) (Communicator, error) {
-	splitter, ok := m.end.(transport.Splitter)
-	if !ok {
-		return nil, m.team.fail(&Error{
-			Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
-			Err: fmt.Errorf("transport %s cannot split a group", m.end.Transport()),
-		}, m.rank)
-	}
 	all := make([]int64, 2*m.team.size)
 	all[2*m.rank], all[2*m.rank+1] = int64(color), int64(key)
 	mem := tensor.HostMemory(all)
@@ -38,7 +30,7 @@ func (m *member) Split(ctx context.Context, color, key int) (Communicator, error
 	}
 	ranks := groupOf(all, color)
 	id := fingerprint.Hash(fingerprint.Hash(fingerprint.Hash(m.team.id, uint64(m.team.cfg.Epoch)), nth), uint64(color))
-	end, err := splitter.Split(id, ranks)
+	end, err := m.end.Split(id, ranks)
 	if err != nil {
 		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)
 	}

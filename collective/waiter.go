@@ -136,7 +136,7 @@ func (w *waiter) arm() {
 	if w.since.IsZero() {
 		w.since = now
 		w.probe = time.Time{}
-		if w.m.asked && !w.m.site.whole {
+		if !w.m.site.whole {
 			w.pause, w.probe = probeFirst, now.Add(probeFirst)
 		}
 	}

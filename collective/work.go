@@ -123,7 +123,7 @@ func (w *work) placeOf(rank int, s plan.Span) (unsafe.Pointer, DType) {
 // stage returns the half of a rank's staging buffer that belongs to this call.
 func (w *work) stage(rank int) unsafe.Pointer {
 	s := &w.x.m.site
-	return advance(unsafe.Pointer(unsafe.SliceData(s.marker.Stage(rank))), w.half*len(s.marker.Stage(rank))/2)
+	return advance(unsafe.Pointer(unsafe.SliceData(s.marker.StagingBuffer(rank))), w.half*len(s.marker.StagingBuffer(rank))/2)
 }
 
 func advance(p unsafe.Pointer, bytes int) unsafe.Pointer {

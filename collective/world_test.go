@@ -104,12 +104,13 @@ func (p placement) world(t testing.TB, n int, cfg collective.Config) *world {
 	t.Helper()
 	w := &world{}
 	for _, ends := range p.open(t, n) {
-		if placer, ok := ends[0].(transport.Placer); ok && w.places == nil {
-			for _, at := range placer.Places() {
+		offers := ends[0].Capabilities()
+		if w.places == nil {
+			for _, at := range offers.Places {
 				w.places = append(w.places, plan.Place(at))
 			}
 		}
-		if _, ok := ends[0].(transport.Marker); ok {
+		if offers.Memory {
 			w.where.Memory = "mem"
 		}
 		g, err := collective.Open(ends, cfg)

@@ -1,21 +1,36 @@
-// Package transport defines how bytes move between the ranks of a group, and how the failure of a peer is reported. It knows
-// ranks, frames and memory, but not the meaning of the bytes.
+// Package transport defines how bytes move between the ranks of a group, and how the failure of a peer is reported. It
+// knows ranks, frames and memory, but not the meaning of the bytes.
 //
-// An [Endpoint] is one rank's end of a group. It exchanges frames with every peer ([Endpoint.Exchange]). If two ranks can
-// access each other's memory (same process, shared memory), they also read each other's published slots
-// ([Endpoint.Publish], [Endpoint.Peer]). Such ranks are a domain: those of one process, or of one host. An endpoint with
-// such peers is a [Marker], whose marks are synchronization flags that order the memory accesses. Every frame and every
-// slot carries a [Header]. The receiver compares it with its current call before it reads the data.
+// An [Endpoint] is one rank's end of a group. It exchanges frames with every peer ([Endpoint.Exchange]). If two ranks
+// can access each other's memory (same process, shared memory), they also read each other's published slots
+// ([Endpoint.Publish], [Endpoint.Peer]). Such ranks are a domain: those of one process, or of one host. The domain is
+// the same for all its ranks and never changes. Every frame and every slot carries a [Header]. The receiver compares it
+// with its current call before it reads the data. [Capabilities] declares what an endpoint supports.
+//
+// # Flags
+//
+// Synchronization flags order the memory accesses of a domain. In the call that it published, a rank sets flags 0, 1,
+// 2, …, each once and in that order ([Endpoint.Signal]), and awaits the flags of others ([Endpoint.Await]). A rank that
+// awaited a flag sees everything that the other rank wrote before it set that flag. All ranks of the domain set the
+// same number of flags in a call; the number is not limited. Each rank awaits flag 0 of all others before it publishes
+// its next call.
+//
+// Flag 0 is special: a call starts, in the domain, when the last rank of the domain sets it. A rank that cannot wait
+// any longer may withdraw from a call that has not started; then the call never starts. After the start, all ranks of
+// the domain take part in it. One atomic variable decides between the two.
 //
 // # Waiting
 //
-// A transport may spin for a short time. Then it blocks through the context of the call. A context that implements [Parker]
-// does the blocking, so the caller decides what ends a wait (a deadline, a failure elsewhere) without a goroutine or a timer
-// per call. With any other context a wait ends when the context does.
+// A transport may spin for a short time. Then it blocks through the context of the call. A context that implements
+// [Parker] does the blocking, so the caller decides what ends a wait (a deadline, a failure elsewhere) without a
+// goroutine or a timer per call. With any other context a wait ends when the context does.
 //
 // # Writing a transport
 //
-// Package transporttest has the conformance suite that every transport must pass.
+// A transport implements [Endpoint]. One that only exchanges frames embeds [NoMemory], one without non-blocking
+// exchanges [NoPosts]; Capabilities declares both. Package internal/transport/transporttest has the conformance suite
+// that every transport must pass: it verifies the contracts of all methods that the capabilities declare, and that the
+// others fail.
 package transport
 
 import (
@@ -29,34 +44,15 @@ import (
 
 // The errors of waits and calls that end early. Another one is [PeerDown].
 var (
-	ErrClosed      = errors.New("transport: endpoint closed")     // call after Close of this endpoint
-	ErrInterrupted = errors.New("transport: group interrupted")   // Marker.Interrupt was called, or a peer withdrew
-	ErrSize        = errors.New("transport: frame of wrong size") // the frame does not fill the receiver's buffer exactly
-	ErrCorrupt     = errors.New("transport: corrupt frame")       // a received frame is damaged: the Err of its sender's PeerDown
+	ErrClosed      = errors.New("transport: endpoint closed")       // call after Close of this endpoint
+	ErrInterrupted = errors.New("transport: group interrupted")     // Interrupt was called, or a peer withdrew
+	ErrSize        = errors.New("transport: frame of wrong size")   // the frame does not fill the receiver's buffer exactly
+	ErrCorrupt     = errors.New("transport: corrupt frame")         // a received frame is damaged: the Err of its sender's PeerDown
+	ErrUnsupported = errors.New("transport: unsupported operation") // the Capabilities of the endpoint exclude the method
 )
 
-// Reach is how an endpoint reaches a peer.
-type Reach uint8
-
-// The values of Reach.
-const (
-	Messages Reach = iota + 1 // by frames only
-	Memory                    // also by reading and writing its published memory
-)
-
-// String returns "messages" or "memory".
-func (r Reach) String() string {
-	switch r {
-	case Messages:
-		return "messages"
-	case Memory:
-		return "memory"
-	}
-	return fmt.Sprintf("Reach(%d)", uint8(r))
-}
-
-// Header identifies the call and the communicator of a frame or a slot. All fields except Frame must be equal on all ranks of a
-// call. Transports pass it on unchanged and do not interpret it.
+// Header identifies the call and the communicator of a frame or a slot. All fields except Frame must be equal on all
+// ranks of a call. Transports pass it on unchanged and do not interpret it.
 type Header struct {
 	Epoch  uint32 // epoch of the job
 	Frame  uint32 // frames: number of the frame from its sender to its receiver, in the communicator, from 0
@@ -72,8 +68,8 @@ type Header struct {
 	Order  uint8  // order of the reduction, and accumulation type
 }
 
-// Sum returns a hash of the header. Two different headers collide with probability 2^-64, unless they are chosen to collide.
-// It grows by [SumStep] with Seq, so a rank that repeats a call need not hash the header again.
+// Sum returns a hash of the header. Two different headers collide with probability 2^-64, unless they are chosen to
+// collide. It grows by [SumStep] with Seq, so a rank that repeats a call need not hash the header again.
 func (h *Header) Sum() uint64 {
 	fold := func(a, b uint64) uint64 { // as wyhash does
 		hi, lo := bits.Mul64(a, b)
@@ -95,8 +91,8 @@ type Frame struct {
 	Data []byte // the sender's memory, not used after Exchange returns
 }
 
-// Slot describes a rank's part in the current call, for the ranks of its domain. All of them may use its memory from mark 0
-// until this rank has awaited the call's last mark.
+// Slot describes a rank's part in the current call, for the ranks of its domain. All of them may use its memory from
+// flag 0 until this rank has awaited the call's last flag.
 //
 // The fields that peers read in every call are first, next to each other: Sum, and the pointers of Src and Dst.
 type Slot struct {
@@ -125,8 +121,9 @@ func (d *PeerDown) Error() string {
 // Unwrap returns the reason.
 func (d *PeerDown) Unwrap() error { return d.Err }
 
-// Endpoint is one rank's end of a group. One goroutine at a time may use it; Close and Fail may be called at any time, by any
-// goroutine.
+// Endpoint is one rank's end of a group. One goroutine at a time may use it; Close, Fail and Interrupt may be called at
+// any time, by any goroutine. [Endpoint.Capabilities] declares which of its methods work: an endpoint that lacks memory
+// or non-blocking exchanges embeds [NoMemory] or [NoPosts].
 type Endpoint interface {
 	// Rank returns the number of this rank in the group, from 0 to Size()-1.
 	Rank() int
@@ -134,46 +131,136 @@ type Endpoint interface {
 	Size() int
 	// Transport returns the name of the transport: "mem".
 	Transport() string
-	// Reach returns how this endpoint reaches peer. It is the same in both directions and never changes.
-	Reach(peer int) Reach
-	// Exchange sends out to rank to and, at the same time, receives a frame from rank from into in; a negative rank omits that
-	// half. It returns when in is filled and out.Data may be changed. Callers must not rely on buffering: a transport may
-	// block the sender until the receiver has the whole frame.
+	// Capabilities returns where the ranks are and what this endpoint supports. It never changes.
+	Capabilities() Capabilities
+
+	// Exchange sends out to rank to and, at the same time, receives a frame from rank from into in; a negative rank
+	// omits that half. It returns when in is filled and out.Data may be changed. Callers must not rely on buffering: a
+	// transport may block the sender until the receiver has the whole frame.
 	//
-	// Exchange passes the header of the received frame to the function of Inspect before it touches the data; an error of that
-	// function refuses the frame, and Exchange returns it. Before a wait blocks, it also passes the headers of frames that
-	// other peers offer. This detects two ranks that send to each other while neither receives. A frame that does not fill
-	// in exactly is refused with ErrSize.
+	// Exchange passes the header of the received frame to the function of Inspect before it touches the data; an error
+	// of that function refuses the frame, and Exchange returns it. Before a wait blocks, it also passes the headers of
+	// frames that other peers offer. This detects two ranks that send to each other while neither receives. A frame
+	// that does not fill in exactly is refused with ErrSize.
 	//
-	// After Exchange has returned, with or without an error, the transport uses neither out.Data nor in: it cancels an offered
-	// frame, or waits until it is copied. After an error the content of in is undefined, and the group can only be closed.
+	// After Exchange has returned, with or without an error, the transport uses neither out.Data nor in: it cancels an
+	// offered frame, or waits until it is copied. After an error the content of in is undefined, and the group can only
+	// be closed.
 	Exchange(ctx context.Context, to int, out Frame, from int, in []byte) error
-	// Publish publishes slot to the peers of the domain, and starts this rank's next call. Peers that are still in the previous call
-	// can still read its slot. The endpoint copies slot.
-	Publish(slot Slot)
-	// Peer returns the slot that the peer published for this rank's latest call, or nil if the peer is in another domain. The slot
-	// may be read after this rank has awaited mark 0 of that call, until its next Publish.
-	Peer(peer int) *Slot
-	// Inspect sets the function that verifies received headers: once that of a received frame, before its data; any number of
-	// times those of frames that other peers offer. It is called on the goroutine that is in Exchange. Inspect must be called
-	// before the first Exchange.
+	// Inspect sets the function that verifies received headers: once that of a received frame, before its data; any
+	// number of times those of frames that other peers offer. It is called on the goroutine that is in Exchange.
+	// Inspect must be called before the first Exchange.
 	Inspect(inspect func(peer int, h Header) error)
-	// Down returns a channel that delivers each rank that has left the group, once: one that closed its end, is lost, or called
-	// Fail. It has the first reason, which is also the error of waits that need that rank. Delivery does not depend on a
-	// wait. The channel is never closed.
-	Down() <-chan PeerDown
-	// Fail reports to every reachable peer that the group has failed at this rank, and why. A peer's waits that need this rank,
-	// now or later, end with a PeerDown whose Err is a *[Failure] with that reason, truncated to [ReasonMax] bytes. Fail does
-	// not wait for the peers. Calls after the first, and after Close, do nothing. It may be called at any time, by any
-	// goroutine. A rank that has failed may still access its peers' memory until it raises its last mark or closes.
-	Fail(reason []byte)
-	// Retire declares that this rank no longer uses a memory from a frame or slot of a failed call, but that a peer may still
-	// use it. The transport must not reuse that memory before Close.
+	// Post starts an exchange as Exchange does, and returns without waiting for a peer: the next exchange can be in
+	// progress while the caller uses the data of the last. At most [PostsMax] may be in progress. Each Complete ends
+	// the oldest one. Until then out.Data and in belong to the transport. A peer may receive a posted frame with
+	// Exchange, and vice versa. Exchange may be called only while no posted exchange is in progress. Post needs
+	// Capabilities.Posts.
+	Post(to int, out Frame, from int, in []byte) error
+	// Complete waits for the end of the oldest posted exchange, and returns its error as Exchange does. After a failure
+	// the later ones fail too; each still needs a Complete.
+	Complete(ctx context.Context) error
+
+	// Publish publishes slot to the peers of the domain, and starts this rank's next call. Peers that are still in the
+	// previous call can still read its slot. The endpoint copies slot.
+	Publish(slot Slot)
+	// Peer returns the slot that the peer published for this rank's latest call, or nil if the peer is in another
+	// domain. The slot may be read after this rank has awaited flag 0 of that call, until its next Publish.
+	Peer(peer int) *Slot
+	// Reachable reports whether the ranks of the domain can reach this memory of this rank.
+	Reachable(tensor.Memory) bool
+	// StagingBuffer returns the staging buffer of a rank of the domain: memory of the transport that all ranks of the
+	// domain reach. It is aligned to 64 bytes, and has Capabilities.StagingBytes. It may be called before the first
+	// Publish.
+	StagingBuffer(rank int) []byte
+	// NewBuffer allocates zeroed memory that the ranks of the domain can access in place, of the given size, aligned to
+	// 64 bytes, with one reference. It is freed when its last reference is released, or by Close. Retired memory is not
+	// reused. If the system cannot provide shared memory, NewBuffer returns an error; a later write does not fail.
+	NewBuffer(bytes int) (tensor.Memory, error)
+	// Retire declares that this rank no longer uses a memory from a frame or slot of a failed call, but that a peer may
+	// still use it. The transport must not reuse that memory before Close.
 	Retire(tensor.Memory)
-	// Close leaves the group. Peers that wait for this rank, now or later, get a PeerDown. Data that this rank sent before still
-	// arrives. The caller must end its Exchange and Await first. Closing again does nothing.
+	// Signal sets a flag of this rank. For flag 0 it returns ErrInterrupted, and does not set it, if the domain was
+	// interrupted before.
+	Signal(flag int) error
+	// Await blocks until a rank, or with rank -1 every rank of the domain, has set the flag in the current call. For a
+	// flag that is set it returns nil, even after a failure. It returns ErrInterrupted for flag 0 if the call can never
+	// start, a PeerDown if a rank that has not set the flag is down or has failed, and otherwise the error that ended
+	// the wait.
+	Await(ctx context.Context, rank, flag int) error
+	// Behind appends to ranks the ranks of the domain that have not set the flag in the current call, and returns the
+	// result.
+	Behind(flag int, ranks []int) []int
+	// Withdraw removes this rank from its current call and returns true if the call has not started; afterwards no call
+	// of this domain can start. It returns false if the call has started. It wakes no rank.
+	Withdraw() bool
+	// Interrupt prevents the start of every call that has not started, and wakes all ranks of the domain.
+	Interrupt()
+
+	// Answer sets the function that answers the queries of peers about this rank. It returns the text behind the header
+	// of this rank's call seq, or of its latest call if seq is unknown, at most [ReasonMax] bytes; nil if the rank has
+	// made no call. Any goroutine may call it, at any time. Answer must be called before the first Exchange.
+	Answer(text func(seq uint64) []byte)
+	// Ask queries a peer, when a call has failed or takes long. It returns the result of the peer's function, usually
+	// the text behind the header of a call, or nil if there is no answer within at most a second. The goroutine that
+	// uses the endpoint may call it, also inside a [Parker], but not inside the function of Inspect.
+	Ask(peer int, seq uint64) []byte
+	// Split creates this rank's endpoint of a new group of the listed ranks. A rank's number in the new group is its
+	// index in the list. Each listed rank, this one included, calls Split once with the same id and list; the id must
+	// be new. Split does not wait for the other ranks. The caller closes each group separately. Close, Fail and
+	// Interrupt of one group do not affect the others. Different groups may be used concurrently.
+	Split(id uint64, ranks []int) (Endpoint, error)
+
+	// Down returns a channel that delivers each rank that has left the group, once: one that closed its end, is lost,
+	// or called Fail. It has the first reason, which is also the error of waits that need that rank. Delivery does not
+	// depend on a wait. The channel is never closed.
+	Down() <-chan PeerDown
+	// Fail reports to every reachable peer that the group has failed at this rank, and why. A peer's waits that need
+	// this rank, now or later, end with a PeerDown whose Err is a *[Failure] with that reason, truncated to [ReasonMax]
+	// bytes. Fail does not wait for the peers. Calls after the first, and after Close, do nothing. A rank that has
+	// failed may still access its peers' memory until it sets its last flag or closes.
+	Fail(reason []byte)
+	// Close leaves the group. Peers that wait for this rank, now or later, get a PeerDown. Data that this rank sent
+	// before still arrives. The caller must end its Exchange and Await first. Closing again does nothing.
 	Close() error
 }
+
+// Capabilities declares where the ranks of a group are, and which methods of an [Endpoint] work. The conformance suite
+// verifies the declaration. The caller must not change the slices.
+type Capabilities struct {
+	// Places holds the location of each rank, by rank. It is the same on every rank of the group.
+	Places []Place
+	// Memory reports that the endpoint supports memory: the methods Publish, Peer, Reachable, StagingBuffer, NewBuffer,
+	// Signal, Await, Behind, Withdraw and Interrupt. Without it every rank is in a separate domain.
+	Memory bool
+	// StagingBytes is the length of every rank's staging buffer, which is even and the same for all ranks; 0 without
+	// Memory.
+	StagingBytes int
+	// Posts reports that the endpoint supports non-blocking exchanges: Post and Complete.
+	Posts bool
+	// Encrypted reports, by rank, whether the connections with that rank are encrypted. nil: none is.
+	Encrypted []bool
+}
+
+// Domain returns the ranks of the domain of a rank, that one included, in increasing order.
+func (c *Capabilities) Domain(rank int) []int {
+	var domain []int
+	for r, p := range c.Places {
+		if p.Domain == c.Places[rank].Domain {
+			domain = append(domain, r)
+		}
+	}
+	return domain
+}
+
+// Place is the location of a rank: its process, its domain (see the package comment), and its host. The ranks of one
+// worker are in one domain, and the ranks of a domain are on one host. The numbers distinguish the places of one group;
+// they have no other meaning.
+type Place struct{ Worker, Domain, Host int }
+
+// PostsMax is the maximum number of exchanges in progress. With segments of 256 KiB it fills the buffers of a socket,
+// so that a rank that is not scheduled delays its peer as late as possible.
+const PostsMax = 8
 
 // ReasonMax bounds the reason of a failure, in bytes.
 const ReasonMax = 4096
@@ -184,119 +271,16 @@ type Failure struct{ Reason []byte }
 // Error returns a fixed text without Reason.
 func (f *Failure) Error() string { return "its group has failed" }
 
-// Marker is an endpoint that reaches the peers of its domain by memory. The domain is the same for all its ranks and never
-// changes. Marks are synchronization flags that order the accesses. In the call that it published, a rank raises marks 0, 1,
-// 2, …, each once and in that order, and awaits the marks of others. A rank that awaited a mark sees everything that the other
-// rank wrote before it raised that mark. All ranks of the domain raise the same number of marks in a call; the number is
-// not limited. Each rank awaits mark 0 of all others before it publishes its next call.
-//
-// Mark 0 is special: a call starts, in the domain, when the last rank of the domain raises it. A rank that cannot wait any
-// longer may withdraw from a call that has not started; then the call never starts. After the start, all ranks of the domain
-// take part in it. One atomic variable decides between the two.
-type Marker interface {
-	Endpoint
-	// Domain returns the ranks of the domain, this one included, in increasing order. The caller must not change it.
-	Domain() []int
-	// Reachable reports whether the ranks of the domain can reach this memory of this rank.
-	Reachable(tensor.Memory) bool
-	// Stage returns the staging buffer of a rank of the domain: memory of the transport that all ranks of the domain reach. It is
-	// aligned to 64 bytes; its length is even and the same for all ranks. Stage may be called before the first Publish.
-	Stage(rank int) []byte
-	// Signal raises a mark of this rank. For mark 0 it returns ErrInterrupted, and does not raise it, if the domain was
-	// interrupted before.
-	Signal(mark int) error
-	// Await blocks until a rank, or with rank -1 every rank of the domain, has raised the mark in the current call. For a raised
-	// mark it returns nil, even after a failure. It returns ErrInterrupted for mark 0 if the call can never start, a PeerDown
-	// if a rank that has not raised the mark is down or has failed, and otherwise the error that ended the wait.
-	Await(ctx context.Context, rank, mark int) error
-	// Behind appends to ranks the ranks of the domain that have not raised the mark in the current call, and returns the result.
-	Behind(mark int, ranks []int) []int
-	// Withdraw removes this rank from its current call and returns true if the call has not started; afterwards no call of this
-	// domain can start. It returns false if the call has started. It wakes no rank.
-	Withdraw() bool
-	// Interrupt prevents the start of every call that has not started, and wakes all ranks of the domain. It may be called at any
-	// time, by any goroutine.
-	Interrupt()
-}
-
-// Poster is an endpoint with non-blocking exchanges: the next one can be in progress while the caller uses the data of the last.
-type Poster interface {
-	Endpoint
-	// Post starts an exchange as [Endpoint.Exchange] does, and returns without waiting for a peer. At most [PostsMax] may be in
-	// progress. Each Complete ends the oldest one. Until then out.Data and in belong to the transport. A peer may receive a posted
-	// frame with Exchange, and vice versa. Exchange may be called only while no posted exchange is in progress.
-	Post(to int, out Frame, from int, in []byte) error
-	// Complete waits for the end of the oldest posted exchange, and returns its error as Exchange does. After a failure the later
-	// ones fail too; each still needs a Complete.
-	Complete(ctx context.Context) error
-}
-
-// PostsMax is the maximum number of exchanges in progress. With segments of 256 KiB it fills the buffers of a socket, so that a
-// rank that is not scheduled delays its peer as late as possible.
-const PostsMax = 8
-
-// Allocator is an endpoint that allocates memory which the ranks of its domain can access in place.
-type Allocator interface {
-	Endpoint
-	// NewBuffer allocates zeroed memory of the given size, aligned to 64 bytes, with one reference. It is freed when its last
-	// reference is released, or by Close. Retired memory is not reused. If the system cannot provide shared memory, NewBuffer
-	// returns an error; a later write does not fail.
-	NewBuffer(bytes int) (tensor.Memory, error)
-}
-
-// Encrypter is an endpoint that may encrypt its connections.
-type Encrypter interface {
-	Endpoint
-	// Encrypts reports whether the connections with a peer are encrypted.
-	Encrypts(peer int) bool
-}
-
-// Asker is an endpoint that can query the state of its peers, when a call has failed or takes long. An answer is usually the text
-// behind the header of a call.
-type Asker interface {
-	Endpoint
-	// Answer sets the function that answers queries. It returns the text behind the header of this rank's call seq, or of its
-	// latest call if seq is unknown, at most [ReasonMax] bytes; nil if the rank has made no call. Any goroutine may call it,
-	// at any time. Answer must be called before the first Exchange.
-	Answer(text func(seq uint64) []byte)
-	// Ask queries a peer and returns the result of its function, or nil if there is no answer within at most a second. The
-	// goroutine that uses the endpoint may call it, also inside a [Parker], but not inside the function of Inspect.
-	Ask(peer int, seq uint64) []byte
-}
-
-// Placer is an endpoint that knows the locations of the ranks of its group. For an endpoint that is no Placer, callers assume one
-// process if it is a [Marker] whose domain is the whole group, and otherwise one host per rank.
-type Placer interface {
-	Endpoint
-	// Places returns the location of each rank, by rank. It is the same on every rank of the group. The caller must not change it.
-	Places() []Place
-}
-
-// Place is the location of a rank: its process, its domain (see [Marker]), and its host. The ranks of one worker are in one
-// domain, and the ranks of a domain are on one host. The numbers distinguish the places of one group; they have no other
-// meaning.
-type Place struct{ Worker, Domain, Host int }
-
-// Splitter is an endpoint that can create groups of a subset of its ranks.
-type Splitter interface {
-	Endpoint
-	// Split creates this rank's endpoint of a new group of the listed ranks. A rank's number in the new group is its index in the
-	// list. Each listed rank, this one included, calls Split once with the same id and list; the id must be new. Split does not
-	// wait for the other ranks. The caller closes each group separately. Close, Fail and Interrupt of one group do not affect
-	// the others. Different groups may be used concurrently.
-	Split(id uint64, ranks []int) (Endpoint, error)
-}
-
 // Parker is a context that does the blocking of a transport. One goroutine at a time may use it.
 type Parker interface {
 	context.Context
-	// Park blocks until it receives from ready, and returns nil. If the wait must end first, it receives nothing and returns the
-	// reason.
+	// Park blocks until it receives from ready, and returns nil. If the wait must end first, it receives nothing and
+	// returns the reason.
 	Park(ready <-chan struct{}) error
 }
 
-// Park blocks until it receives from ready, and returns nil, or until ctx ends, and returns the cause. Transports call it to
-// block. If ctx is a [Parker], it calls ctx.Park.
+// Park blocks until it receives from ready, and returns nil, or until ctx ends, and returns the cause. Transports call
+// it to block. If ctx is a [Parker], it calls ctx.Park.
 func Park(ctx context.Context, ready <-chan struct{}) error {
 	if p, ok := ctx.(Parker); ok {
 		return p.Park(ready)

@@ -51,7 +51,7 @@ var (
 	}
 
 	_ interface {
-		Reach(peer int) transport.Reach
+		Capabilities() transport.Capabilities
 		Exchange(ctx context.Context, to int, out transport.Frame, from int, in []byte) error
 		Publish(transport.Slot)
 		Peer(int) *transport.Slot
@@ -60,7 +60,7 @@ var (
 		Retire(tensor.Memory)
 		Close() error
 	} = transport.Endpoint(nil)
-	_ = [...]transport.Reach{transport.Memory, transport.Messages}
+	_ = transport.Capabilities{Places: []transport.Place(nil), Memory: false, StagingBytes: 0, Posts: false, Encrypted: []bool(nil)}
 
 	_ func(context.Context, *distribute.Strategy,
 		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error),

@@ -28,8 +28,8 @@ type Accepted struct {
 // answerTimeout bounds the time to write an answer of a hundred bytes to a fresh connection.
 const answerTimeout = 2 * time.Second
 
-// Answer accepts the connection if err is nil, and sends more in the same write. Otherwise it refuses the connection because of
-// err and closes it.
+// Answer accepts the connection if err is nil, and sends more in the same write. Otherwise it refuses the connection
+// because of err and closes it.
 func (a *Accepted) Answer(err error, more ...byte) error {
 	a.Conn.SetDeadline(time.Now().Add(answerTimeout))
 	_, failed := a.Conn.Write(append(answer(err), more...))
@@ -41,8 +41,8 @@ func (a *Accepted) Answer(err error, more ...byte) error {
 	return a.Conn.SetDeadline(time.Time{})
 }
 
-// Establish removes the connection from the half-open connections, which newer ones may evict. It returns an error if the
-// connection was evicted before.
+// Establish removes the connection from the half-open connections, which newer ones may evict. It returns an error if
+// the connection was evicted before.
 func (a *Accepted) Establish() error {
 	if a.established {
 		return nil
@@ -143,8 +143,8 @@ func (a *Accepted) decode() error {
 	return nil
 }
 
-// establish authenticates the dialer, starts TLS, and passes the connection to the service. An unauthenticated dialer gets as far
-// as the hello or the proof, which is a hash: where a proof is required, TLS starts only after it.
+// establish authenticates the dialer, starts TLS, and passes the connection to the service. An unauthenticated dialer
+// gets as far as the hello or the proof, which is a hash: where a proof is required, TLS starts only after it.
 func (a *Accepted) establish() error {
 	e := a.acceptor
 	a.listener.mu.Lock()

@@ -11,12 +11,13 @@ import (
 
 // Rules are the security settings of a service's connections. Both ends must have the same.
 type Rules struct {
-	// TLS encrypts the connections. The same config is used for both sides: set Certificates, RootCAs and ClientCAs, and ClientAuth to
-	// tls.RequireAndVerifyClientCert; without ServerName the dialed host is verified. Package cluster/secret makes one. Default nil: no encryption.
+	// TLS encrypts the connections. The same config is used for both sides: set Certificates, RootCAs and ClientCAs,
+	// and ClientAuth to tls.RequireAndVerifyClientCert; without ServerName the dialed host is verified. Package
+	// cluster/secret makes one. Default nil: no encryption.
 	TLS *tls.Config
-	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello. It must read and
-	// write on conn no more than its own messages; conn has a deadline. An error refuses the connection. Package
-	// cluster/secret makes one.
+	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello. It must
+	// read and write on conn no more than its own messages; conn has a deadline. An error refuses the connection.
+	// Package cluster/secret makes one.
 	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
 	// Below, if not nil, wraps the TCP connection below TLS.
 	Below func(net.Conn) net.Conn
@@ -28,16 +29,18 @@ type ServiceConfig struct {
 	Rules
 	// Job is the job to which dialers must belong; nil: any.
 	Job *string
-	// Plain accepts connections without TLS although TLS is set; Handle decides whether to refuse them. It needs Authenticate.
+	// Plain accepts connections without TLS although TLS is set; Handle decides whether to refuse them. It needs
+	// Authenticate.
 	Plain bool
-	// Handle receives a connection after the handshake, on a new goroutine. It answers ([Accepted.Answer]) at once or later, or
-	// returns an error, which refuses the connection.
+	// Handle receives a connection after the handshake, on a new goroutine. It answers ([Accepted.Answer]) at once or
+	// later, or returns an error, which refuses the connection.
 	Handle func(*Accepted) error
 	// Refused, if not nil, is called for every refusal, possibly concurrently. It must not block.
 	Refused func(from net.Addr, reason Reason, err error)
 }
 
-// Acceptor accepts the connections of the services that one [Listener.Serve] registered. Its methods may be called concurrently.
+// Acceptor accepts the connections of the services that one [Listener.Serve] registered. Its methods may be called
+// concurrently.
 type Acceptor struct {
 	ServiceConfig
 	listener *Listener
@@ -57,8 +60,8 @@ type refused struct {
 	err  error
 }
 
-// Serve registers services and starts accepting their connections. It returns an error if the listener is closed or serves one of
-// them already.
+// Serve registers services and starts accepting their connections. It returns an error if the listener is closed or
+// serves one of them already.
 func (l *Listener) Serve(entry ServiceConfig) (*Acceptor, error) {
 	e := &Acceptor{ServiceConfig: entry, listener: l, waiting: map[*Accepted]struct{}{}}
 	if entry.Job != nil {
@@ -82,8 +85,8 @@ func (l *Listener) Serve(entry ServiceConfig) (*Acceptor, error) {
 	return e, nil
 }
 
-// Close unregisters the services, closes connections that have no answer yet, and waits for running handlers. Closing again waits
-// too.
+// Close unregisters the services, closes connections that have no answer yet, and waits for running handlers. Closing
+// again waits too.
 func (e *Acceptor) Close() {
 	e.listener.mu.Lock()
 	e.listener.acceptors = slices.DeleteFunc(e.listener.acceptors, func(other *Acceptor) bool { return other == e })
@@ -107,8 +110,8 @@ func (e *Acceptor) note(from net.Addr, reason Reason, err error) {
 	}
 }
 
-// Counts returns the number of connections that were refused, or closed because of invalid data, by reason: "magic", "proof", ….
-// It omits reasons that did not occur.
+// Counts returns the number of connections that were refused, or closed because of invalid data, by reason: "magic",
+// "proof", …. It omits reasons that did not occur.
 func (e *Acceptor) Counts() map[string]uint64 {
 	out := map[string]uint64{}
 	for r := range e.refused {
@@ -119,7 +122,8 @@ func (e *Acceptor) Counts() map[string]uint64 {
 	return out
 }
 
-// LastRefusal describes the last refused connection, for the error of a rendezvous that timed out; "" if no connection was refused.
+// LastRefusal describes the last refused connection, for the error of a rendezvous that timed out; "" if no connection
+// was refused.
 func (e *Acceptor) LastRefusal() string {
 	last := e.last.Load()
 	if last == nil {

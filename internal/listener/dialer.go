@@ -18,13 +18,13 @@ type Dialer struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Handshake bounds the time from dialing until both ends are authenticated. Default 10 seconds.
 	Handshake time.Duration
-	// Patient waits for the answer until ctx ends, because the other end may start the requested service late. Otherwise
-	// Handshake bounds the wait for the answer too, and the connection keeps that deadline.
+	// Patient waits for the answer until ctx ends, because the other end may start the requested service late.
+	// Otherwise Handshake bounds the wait for the answer too, and the connection keeps that deadline.
 	Patient bool
 }
 
-// DialContext opens a connection, sends the hello, and waits for the answer. The connection is a *tls.Conn if the hello requests TLS.
-// The error is a [*Refusal] if the other end refused; [Temporary] reports whether a retry may succeed.
+// DialContext opens a connection, sends the hello, and waits for the answer. The connection is a *tls.Conn if the hello
+// requests TLS. The error is a [*Refusal] if the other end refused; [Temporary] reports whether a retry may succeed.
 func (c *Dialer) DialContext(ctx context.Context, address string, g *Hello) (conn net.Conn, err error) {
 	dial, handshake := c.Dial, c.Handshake
 	if dial == nil {

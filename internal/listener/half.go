@@ -38,8 +38,8 @@ func (h *halfOpen) remove(c net.Conn) bool {
 	return i >= 0
 }
 
-// makeRoom closes connections until at most keep are left, each time the oldest of the address that has the most. So a flood
-// from one address evicts only its own connections.
+// makeRoom closes connections until at most keep are left, each time the oldest of the address that has the most. So a
+// flood from one address evicts only its own connections.
 func (h *halfOpen) makeRoom(keep int) {
 	for len(h.all) > max(keep, 0) {
 		most := h.all[0].from

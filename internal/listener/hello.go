@@ -76,8 +76,8 @@ func (g *Hello) Encode() []byte {
 	return le.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
 
-// Decode decodes a hello. It checks the magic and the version first, to distinguish another protocol and another version from
-// damage. Its errors are of type [*Refusal].
+// Decode decodes a hello. It checks the magic and the version first, to distinguish another protocol and another
+// version from damage. Its errors are of type [*Refusal].
 func (g *Hello) Decode(b []byte) error {
 	le := binary.LittleEndian
 	switch {

@@ -16,15 +16,15 @@ import (
 
 // Config configures a [Listener]. The zero value listens on loopback.
 type Config struct {
-	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only that
-	// address is bound. Default "127.0.0.1:0": any free port.
+	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only
+	// that address is bound. Default "127.0.0.1:0": any free port.
 	Listen string
 	// Listener replaces Listen if it is not nil. Listener.Close closes it.
 	Listener net.Listener
 	// Handshake bounds the time of the handshake of a new connection. Default 10 seconds.
 	Handshake time.Duration
-	// HalfOpen bounds the number of connections whose handshake is incomplete. One more evicts the oldest of the address
-	// that has the most. Default 128.
+	// HalfOpen bounds the number of connections whose handshake is incomplete. One more evicts the oldest of the
+	// address that has the most. Default 128.
 	HalfOpen int
 	// Logger receives the warnings about refused connections. Default slog.Default().
 	Logger *slog.Logger
@@ -174,8 +174,8 @@ func (l *Listener) reset(c net.Conn) {
 	c.Close()
 }
 
-// refuse counts and logs a refusal. It logs at most one a second for each reason, so that unauthenticated hosts cannot fill the
-// disk. All acceptors count a connection whose service is unknown.
+// refuse counts and logs a refusal. It logs at most one a second for each reason, so that unauthenticated hosts cannot
+// fill the disk. All acceptors count a connection whose service is unknown.
 func (l *Listener) refuse(e *Acceptor, from net.Addr, err error) {
 	reason := reasonOf(err)
 	if e != nil {

@@ -58,7 +58,8 @@ func call(t testing.TB, l *Listener, c Dialer, g Hello) (string, error) {
 	return string(text), err
 }
 
-// TestServices: one port has several services, each with separate rules; a service that does not exist is refused by name.
+// TestServices: one port has several services, each with separate rules; a service that does not exist is refused by
+// name.
 func TestServices(t *testing.T) {
 	l := open(t, Config{})
 	prove := Rules{Authenticate: func(conn net.Conn, dialed bool, hello []byte) error {
@@ -171,7 +172,8 @@ func TestFlood(t *testing.T) {
 	<-over
 }
 
-// TestPieces: a hello may arrive in any pieces; a connection is refused at the first byte that no hello has at that position.
+// TestPieces: a hello may arrive in any pieces; a connection is refused at the first byte that no hello has at that
+// position.
 func TestPieces(t *testing.T) {
 	l := open(t, Config{})
 	e := serve(t, l, Data, Rules{})

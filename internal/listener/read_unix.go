@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readAvailable reads the data that has arrived on a new connection, without blocking. ended reports that there is none and will
-// be none.
+// readAvailable reads the data that has arrived on a new connection, without blocking. ended reports that there is none
+// and will be none.
 func readAvailable(c net.Conn, b []byte) (n int, ended bool) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {

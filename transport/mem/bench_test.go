@@ -17,19 +17,18 @@ func BenchmarkMarks(b *testing.B) {
 			var wg sync.WaitGroup
 			for _, e := range mem.New(n) {
 				wg.Go(func() {
-					m := e.(transport.Marker)
 					ctx := context.Background()
 					for i := range b.N {
-						m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(i)}})
-						m.Signal(0)
-						m.Await(ctx, -1, 0)
+						e.Publish(transport.Slot{Header: transport.Header{Seq: uint64(i)}})
+						e.Signal(0)
+						e.Await(ctx, -1, 0)
 						for r := range n {
-							if m.Peer(r).Seq != uint64(i) {
+							if e.Peer(r).Seq != uint64(i) {
 								b.Error("another call")
 							}
 						}
-						m.Signal(1)
-						m.Await(ctx, -1, 1)
+						e.Signal(1)
+						e.Await(ctx, -1, 1)
 					}
 				})
 			}

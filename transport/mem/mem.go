@@ -1,13 +1,13 @@
 // Package mem is a transport between ranks of one process.
 //
-// [New] creates a group whose ranks reach each other's memory: slots, marks, staging buffers, and also frames. [NewPipes]
-// creates one whose ranks only exchange frames, by unbuffered pipes: the receiver copies directly from the sender's memory.
-// Pipes behave like a network, without using one. [NewDomains] creates a group in which some ranks reach each other's memory
-// and others do not, like the processes of a job.
+// [New] creates a group whose ranks reach each other's memory: slots, marks, staging buffers, and also frames.
+// [NewPipes] creates one whose ranks only exchange frames, by unbuffered pipes: the receiver copies directly from the
+// sender's memory. Pipes behave like a network, without using one. [NewDomains] creates a group in which some ranks
+// reach each other's memory and others do not, like the processes of a job.
 //
-// A wait spins for some microseconds if the ranks do not outnumber the processors, and yields to other goroutines now and then.
-// Then it blocks on a channel that was created with the group: in a bubble of testing/synctest it is durably blocked if the
-// group was created inside. No call starts a goroutine or allocates.
+// A wait spins for some microseconds if the ranks do not outnumber the processors, and yields to other goroutines now
+// and then. Then it blocks on a channel that was created with the group: in a bubble of testing/synctest it is durably
+// blocked if the group was created inside. No call starts a goroutine or allocates.
 package mem
 
 import (
@@ -17,20 +17,20 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// New returns the ends of a group of n ranks, by rank, that reach each other's memory; each is a [transport.Marker], a
-// [transport.Poster], a [transport.Allocator], a [transport.Asker] and a [transport.Splitter]. It panics if n is not positive.
+// New returns the endpoints of a group of n ranks, by rank, that reach each other's memory. It panics if n is not
+// positive.
 func New(n int) []transport.Endpoint { return newHub(n, make([]int, max(0, n))).all() }
 
-// NewPipes returns the ends of a group of n ranks, by rank, that reach each other by messages only; each is a
-// [transport.Poster], a [transport.Asker] and a [transport.Splitter]. It panics if n is not positive.
+// NewPipes returns the endpoints of a group of n ranks, by rank, that only exchange frames. It panics if n is not
+// positive.
 func NewPipes(n int) []transport.Endpoint { return newHub(n, nil).all() }
 
-// NewDomains returns the ends of a group of len(domains) ranks, by rank. Ranks of one domain, whose numbers are equal, reach
-// each other's memory; others by messages. Each end is what those of New and NewPipes are. It panics without ranks.
+// NewDomains returns the ends of a group of len(domains) ranks, by rank. Ranks of one domain, whose numbers are equal,
+// reach each other's memory; others by messages. Each end is what those of New and NewPipes are. It panics without
+// ranks.
 func NewDomains(domains []int) []transport.Endpoint {
 	return newHub(len(domains), slices.Clone(domains)).all()
 }
@@ -39,21 +39,20 @@ func NewDomains(domains []int) []transport.Endpoint {
 type hub struct {
 	root    *hub // the group made first, which knows those split from it
 	n       int
-	domains []int // by rank; nil: all by messages
-	partial bool  // some ranks reach each other by messages
-	places  []transport.Place
+	domains []int             // by rank; nil: all by messages
+	places  []transport.Place // a separate process and host for each domain, and for each rank without a domain
 	ends    []endpoint
 	pipes   []atomic.Pointer[pipe] // by sender*n + receiver; nil until it is used
 
-	staged sync.Once
-	stages []byte // by rank
+	allocated sync.Once
+	staging   []byte // the staging buffers, by rank
 
 	mu     sync.Mutex // in the root only
 	splits map[uint64]*split
 }
 
-// stageBytes is the size of a rank's staging buffer.
-const stageBytes = 64 << 10
+// stagingBytes is the size of a rank's staging buffer.
+const stagingBytes = 64 << 10
 
 // split is a group that was split off and not yet taken by all its ranks.
 type split struct {
@@ -72,7 +71,6 @@ func newHub(n int, domains []int) *hub {
 	for i, d := range domains {
 		members[d] = append(members[d], i)
 	}
-	h.partial = len(members) != 1
 	words := (n + 63) / 64
 	for i := range h.ends {
 		e := &h.ends[i]
@@ -137,34 +135,20 @@ type endpoint struct {
 	slots  *[2]slotLines // of the odd and the even calls
 }
 
-// slotLines is a slot on cache lines of its own, if what it is in begins on one: what peers read of it in every call is on two then.
+// slotLines is a slot on cache lines of its own, if what it is in begins on one: what peers read of it in every call is
+// on two then.
 type slotLines struct {
 	transport.Slot
 	_ [(64 - unsafe.Sizeof(transport.Slot{})%64) % 64]byte
 }
 
-// as returns the end with the methods that it can keep.
+// as returns the endpoint, with or without memory.
 func (e *endpoint) as() transport.Endpoint {
-	switch {
-	case e.domain == nil:
-		return &piper{e}
-	case e.hub.partial:
-		return &both{sharer{e}}
+	if e.domain == nil {
+		return &piper{endpoint: e}
 	}
 	return &sharer{e}
 }
-
-// both is the end of a rank that reaches some peers by memory and others not.
-type both struct{ sharer }
-
-var (
-	_ transport.Marker    = (*both)(nil)
-	_ transport.Poster    = (*both)(nil)
-	_ transport.Allocator = (*both)(nil)
-	_ transport.Asker     = (*both)(nil)
-	_ transport.Placer    = (*both)(nil)
-	_ transport.Splitter  = (*both)(nil)
-)
 
 func (e *endpoint) Rank() int { return e.rank }
 
@@ -172,27 +156,15 @@ func (e *endpoint) Size() int { return e.hub.n }
 
 func (e *endpoint) Transport() string { return "mem" }
 
-func (e *endpoint) Reach(peer int) transport.Reach {
-	if e.reaches(peer) {
-		return transport.Memory
-	}
-	return transport.Messages
-}
-
-func (e *endpoint) reaches(peer int) bool {
+// shares reports whether a rank is in the domain of this rank.
+func (e *endpoint) shares(rank int) bool {
 	d := e.hub.domains
-	return d != nil && d[peer] == d[e.rank]
+	return d != nil && d[rank] == d[e.rank]
 }
-
-// Places returns a separate process and host for each domain, and for each rank without a domain.
-func (e *endpoint) Places() []transport.Place { return e.hub.places }
 
 func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
 
 func (e *endpoint) Down() <-chan transport.PeerDown { return e.down }
-
-// Retire has nothing to do: memory of this process stays what it is as long as somebody points to it.
-func (e *endpoint) Retire(tensor.Memory) {}
 
 func (e *endpoint) Fail(reason []byte) {
 	reason = slices.Clone(reason[:min(len(reason), transport.ReasonMax)])
@@ -281,10 +253,10 @@ func (h *hub) part(ranks []int) *hub {
 	return p
 }
 
-// stage returns the memory that all of the domain reach, of one rank. It is made when it is needed first.
-func (h *hub) stage(rank int) []byte {
-	h.staged.Do(func() { h.stages = aligned(h.n * stageBytes) })
-	return h.stages[rank*stageBytes:][:stageBytes:stageBytes]
+// stagingBuffer returns the staging buffer of a rank. The first call allocates those of all ranks.
+func (h *hub) stagingBuffer(rank int) []byte {
+	h.allocated.Do(func() { h.staging = aligned(h.n * stagingBytes) })
+	return h.staging[rank*stagingBytes:][:stagingBytes:stagingBytes]
 }
 
 // aligned returns zeroed memory that begins on a cache line.

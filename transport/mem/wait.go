@@ -10,18 +10,18 @@ import (
 
 // How a rank waits, for frames (arrival, in pipe.go) and for marks (raising, in marks.go).
 //
-// No wake-up is lost. The waiter writes what it waits for into park, then looks at the condition, then blocks on wake. The one
-// who makes a condition true does that first and then looks at park. Both are sequentially consistent, so either the waiter
-// sees the condition, or the waker sees what it waits for. Whoever turns park to zero owns the right to the one token: a waker
-// then sends it (wake has room, for there is one token per turn), the waiter itself then sends none. A waiter that leaves and
-// finds park zero already takes the token that is on its way.
+// No wake-up is lost. The waiter writes what it waits for into park, then looks at the condition, then blocks on wake.
+// The one who makes a condition true does that first and then looks at park. Both are sequentially consistent, so
+// either the waiter sees the condition, or the waker sees what it waits for. Whoever turns park to zero owns the right
+// to the one token: a waker then sends it (wake has room, for there is one token per turn), the waiter itself then
+// sends none. A waiter that leaves and finds park zero already takes the token that is on its way.
 //
-// A rank that waits for marks is parked on one rank, whose waiters it joins, and which alone looks after it (see rouse). A rank
-// that waits for a frame is woken by all that have frames for it, since those are judged. A rank that is gone wakes all,
-// an interrupt those of its domain.
+// A rank that waits for marks is parked on one rank, whose waiters it joins, and which alone looks after it (see
+// rouse). A rank that waits for a frame is woken by all that have frames for it, since those are judged. A rank that is
+// gone wakes all, an interrupt those of its domain.
 
-// What a rank is parked on: nothing, frames, or the marks of the rank that it adds to parkedOnRank. Above these bits the
-// word has a version, so that a waker never takes a later wait for the one it saw.
+// What a rank is parked on: nothing, frames, or the marks of the rank that it adds to parkedOnRank. Above these bits
+// the word has a version, so that a waker never takes a later wait for the one it saw.
 const (
 	parkedOnFrames = 1
 	parkedOnRank   = 2
@@ -29,16 +29,16 @@ const (
 	parkedMask     = 1<<parkedBits - 1
 )
 
-// A wait spins in rounds of so many looks before it blocks, some 10 microseconds in all, about what it costs to block and to be
-// woken again. Between two rounds it yields.
+// A wait spins in rounds of so many looks before it blocks, some 10 microseconds in all, about what it costs to block
+// and to be woken again. Between two rounds it yields.
 const (
 	spinRounds = 32
 	spinLooks  = 128
 )
 
-// spins reports whether a wait spins another round. With more ranks than processors it does not: it would keep the others from
-// coming. The number of processors is looked at again after each round, and now and then when a wait blocks, so that a later
-// change counts.
+// spins reports whether a wait spins another round. With more ranks than processors it does not: it would keep the
+// others from coming. The number of processors is looked at again after each round, and now and then when a wait
+// blocks, so that a later change counts.
 func (e *endpoint) spins(round int) bool {
 	if round > 0 {
 		e.look()
@@ -144,7 +144,8 @@ type raising struct {
 	passed int    // rank -1: how many ranks, from the next of the domain on and around, have raised them
 }
 
-// behind returns a rank that has not raised the marks that e waits for, or -1. Those passed once are not looked at again.
+// behind returns a rank that has not raised the marks that e waits for, or -1. Those passed once are not looked at
+// again.
 func (v *raising) behind(e *endpoint) int {
 	ends := e.hub.ends
 	if v.rank >= 0 {
@@ -161,8 +162,8 @@ func (v *raising) behind(e *endpoint) int {
 	return -1
 }
 
-// after returns the rank that comes in the domain so many after the next one, and around: the last is the rank itself, which
-// has raised its own marks.
+// after returns the rank that comes in the domain so many after the next one, and around: the last is the rank itself,
+// which has raised its own marks.
 func (e *endpoint) after(i int) int {
 	if i += e.at + 1; i >= len(e.domain) {
 		i -= len(e.domain)
@@ -225,20 +226,21 @@ func (e *endpoint) verdict(v *raising) error {
 	return nil
 }
 
-// joinWaiters has the rank that e is parked on, as word says, look after it. e may have come to that rank too late: its marks
-// are looked at once more.
+// joinWaiters has the rank that e is parked on, as word says, look after it. e may have come to that rank too late: its
+// marks are looked at once more.
 func (e *endpoint) joinWaiters(word uint64) {
 	e.hub.ends[int(word&parkedMask)-parkedOnRank].waiters[e.rank/64].Or(1 << (e.rank % 64))
 	e.rouse(word)
 }
 
-// rouse looks after e, which is parked on the marks of a rank, as word says: if that rank has raised what e waits for, e is
-// parked on the next rank that has not, or if there is none is woken. So a rank that waits for all of its domain is woken once, by
-// the last.
+// rouse looks after e, which is parked on the marks of a rank, as word says: if that rank has raised what e waits for,
+// e is parked on the next rank that has not, or if there is none is woken. So a rank that waits for all of its domain
+// is woken once, by the last.
 //
-// It is called by the rank parked on when it has raised a mark and found e among its waiters, and after e has joined them:
-// one of the two sees the other. need is written before park: it is that of word, or of a later wait, and then park has changed
-// and the exchange fails. It reports whether e stays parked on that same rank, because that has more to raise.
+// It is called by the rank parked on when it has raised a mark and found e among its waiters, and after e has joined
+// them: one of the two sees the other. need is written before park: it is that of word, or of a later wait, and then
+// park has changed and the exchange fails. It reports whether e stays parked on that same rank, because that has more
+// to raise.
 func (e *endpoint) rouse(word uint64) (stays bool) {
 	first := word
 	need := e.need.Load()
@@ -268,8 +270,8 @@ func (e *endpoint) rouse(word uint64) (stays bool) {
 	}
 }
 
-// rouseWaiters looks after those that are parked on e's marks. What stands among the waiters and is parked on something else
-// by now is left alone.
+// rouseWaiters looks after those that are parked on e's marks. What stands among the waiters and is parked on something
+// else by now is left alone.
 func (e *endpoint) rouseWaiters() {
 	for w := range e.waiters {
 		if e.waiters[w].Load() == 0 {

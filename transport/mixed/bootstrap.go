@@ -35,8 +35,8 @@ func InProcess(n int) []Exchange {
 	return out
 }
 
-// Through returns an Exchange over a connection with a process that runs [Collect], such as the parent: a socket or a pair of
-// pipes. The end of ctx does not interrupt it; closing the connection does.
+// Through returns an Exchange over a connection with a process that runs [Collect], such as the parent: a socket or a
+// pair of pipes. The end of ctx does not interrupt it; closing the connection does.
 func Through(parent io.ReadWriter) Exchange {
 	return func(_ context.Context, mine []byte) ([][]byte, error) {
 		if err := writeRegistration(parent, mine); err != nil {

@@ -1,19 +1,21 @@
 package mixed
 
-import "github.com/lockstep-ml/lockstep/transport"
+import (
+	"strings"
 
-// By returns the transport between the rank of an endpoint, of any package, and a peer: "mem", "shm", "unix", "tcp", or "tcp+tls" if
-// it is encrypted.
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// By returns the transport between the rank of an endpoint, of any package, and a peer: "mem", "shm", "unix", "tcp", or
+// "tcp+tls" if it is encrypted.
 func By(e transport.Endpoint, peer int) string {
-	if m, ok := e.(*end); ok {
-		if m.shares(peer) {
-			return m.near.Transport()
-		}
-		e = m.allEnd
+	c := e.Capabilities()
+	near, far, both := strings.Cut(e.Transport(), "+")
+	if !both || c.Places[peer].Domain == c.Places[e.Rank()].Domain {
+		far = near
 	}
-	name := e.Transport()
-	if c, ok := e.(transport.Encrypter); ok && c.Encrypts(peer) {
-		name += "+tls"
+	if c.Encrypted != nil && c.Encrypted[peer] {
+		far += "+tls"
 	}
-	return name
+	return far
 }

@@ -16,7 +16,7 @@ type group struct {
 	places  []transport.Place
 	domains map[int][]int // the ranks of each domain, in increasing order
 	index   []int         // number in its domain, by rank
-	stage   int           // size of each rank's staging buffer, in bytes; the same in all domains
+	staging int           // size of each rank's staging buffer, in bytes; the same in all domains
 }
 
 func newGroup(places []transport.Place) *group {
@@ -25,10 +25,10 @@ func newGroup(places []transport.Place) *group {
 		g.index[r] = len(g.domains[p.Domain])
 		g.domains[p.Domain] = append(g.domains[p.Domain], r)
 	}
-	g.stage = stageShared
+	g.staging = stagingShared
 	for _, d := range g.domains {
 		if len(d) > 1 && !slices.ContainsFunc(d, func(r int) bool { return places[r].Worker != places[d[0]].Worker }) {
-			g.stage = stageLocal
+			g.staging = stagingLocal
 		}
 	}
 	return g
@@ -36,37 +36,23 @@ func newGroup(places []transport.Place) *group {
 
 // The minimum size of a rank's staging buffer in packages shm and mem.
 const (
-	stageShared = 512 << 10
-	stageLocal  = 64 << 10
+	stagingShared = 512 << 10
+	stagingLocal  = 64 << 10
 )
 
-// domainEnd is an endpoint of a domain.
-type domainEnd interface {
-	transport.Marker
-	transport.Allocator
-	transport.Splitter
-}
-
-// allEnd is an endpoint of the TCP group of all ranks.
-type allEnd interface {
-	transport.Poster
-	transport.Asker
-	transport.Splitter
-}
-
-// end is one rank's endpoint. The domain's endpoint uses rank numbers of the domain; end converts them to and from those of the
-// group.
+// end is one rank's endpoint. The domain's endpoint uses rank numbers of the domain; end converts them to and from
+// those of the group.
 type end struct {
-	allEnd // frames, failures, queries
+	transport.Endpoint // of the TCP group of all ranks: frames, failures, queries
 	*group
-	domain []int
-	near   domainEnd // memory
-	stage  []byte    // staging buffer, if the rank is the only one of its domain
-	wait   outer     // context of a wait in the domain
+	domain  []int
+	near    transport.Endpoint // of the domain: memory
+	staging []byte             // staging buffer, if the rank is the only one of its domain
+	wait    outer              // context of a wait in the domain
 }
 
-// outer wraps the caller's context for a wait in the domain. It marks the errors of the caller's context, whose rank numbers are
-// not those of the domain.
+// outer wraps the caller's context for a wait in the domain. It marks the errors of the caller's context, whose rank
+// numbers are not those of the domain.
 type outer struct{ context.Context }
 
 type fromOutside struct{ error }
@@ -79,48 +65,40 @@ func (o *outer) Park(ready <-chan struct{}) error {
 	return nil
 }
 
-var (
-	_ transport.Marker    = (*end)(nil)
-	_ transport.Poster    = (*end)(nil)
-	_ transport.Allocator = (*end)(nil)
-	_ transport.Splitter  = (*end)(nil)
-	_ transport.Asker     = (*end)(nil)
-	_ transport.Placer    = (*end)(nil)
-)
-
 func newEnd(g *group, rank int, near, far transport.Endpoint) *end {
-	e := &end{allEnd: far.(allEnd), group: g, domain: g.domains[g.places[rank].Domain], near: near.(domainEnd)}
+	e := &end{Endpoint: far, group: g, domain: g.domains[g.places[rank].Domain], near: near}
 	if len(e.domain) == 1 {
-		e.stage = make([]byte, g.stage+64)
-		at := -int(uintptr(unsafe.Pointer(&e.stage[0]))) & 63
-		e.stage = e.stage[at:][:g.stage:g.stage]
+		e.staging = make([]byte, g.staging+64)
+		at := -int(uintptr(unsafe.Pointer(&e.staging[0]))) & 63
+		e.staging = e.staging[at:][:g.staging:g.staging]
 	}
 	return e
 }
 
 // Transport returns the names of both transports: "mem+tcp", "shm+tcp".
-func (e *end) Transport() string { return e.near.Transport() + "+" + e.allEnd.Transport() }
+func (e *end) Transport() string { return e.near.Transport() + "+" + e.Endpoint.Transport() }
 
-func (e *end) Places() []transport.Place { return e.places }
+// Capabilities describes the memory of the domain, which is not encrypted, and the frames of the TCP group.
+func (e *end) Capabilities() transport.Capabilities {
+	c := e.Endpoint.Capabilities()
+	c.Places, c.Memory, c.StagingBytes, c.Encrypted = e.places, true, e.group.staging, slices.Clone(c.Encrypted)
+	for _, r := range e.domain {
+		c.Encrypted[r] = false
+	}
+	return c
+}
 
 // shares reports whether a rank is in the domain of this rank.
 func (e *end) shares(rank int) bool { return e.places[rank].Domain == e.places[e.Rank()].Domain }
 
-func (e *end) Reach(peer int) transport.Reach {
-	if e.shares(peer) {
-		return transport.Memory
-	}
-	return transport.Messages
-}
-
 func (e *end) Fail(reason []byte) {
 	e.near.Fail(reason)
-	e.allEnd.Fail(reason)
+	e.Endpoint.Fail(reason)
 }
 
 func (e *end) Retire(m tensor.Memory) { e.near.Retire(m) }
 
-func (e *end) Close() error { return errors.Join(e.near.Close(), e.allEnd.Close()) }
+func (e *end) Close() error { return errors.Join(e.near.Close(), e.Endpoint.Close()) }
 
 // mapped converts the rank numbers of a domain's error to those of the group.
 func (e *end) mapped(err error) error {
@@ -145,33 +123,28 @@ func (e *end) Peer(peer int) *transport.Slot {
 	return e.near.Peer(e.index[peer])
 }
 
-func (e *end) Domain() []int { return e.domain }
-
 func (e *end) Reachable(m tensor.Memory) bool { return e.near.Reachable(m) }
 
-func (e *end) Stage(rank int) []byte {
-	if e.stage != nil {
-		return e.stage
+func (e *end) StagingBuffer(rank int) []byte {
+	if e.staging != nil {
+		return e.staging
 	}
-	return e.near.Stage(e.index[rank])[:e.group.stage:e.group.stage]
+	return e.near.StagingBuffer(e.index[rank])[:e.group.staging:e.group.staging]
 }
 
-// StageBytes returns the size of every rank's staging buffer, and does not allocate one.
-func (e *end) StageBytes() int { return e.group.stage }
+func (e *end) Signal(flag int) error { return e.near.Signal(flag) }
 
-func (e *end) Signal(mark int) error { return e.near.Signal(mark) }
-
-func (e *end) Await(ctx context.Context, rank, mark int) error {
+func (e *end) Await(ctx context.Context, rank, flag int) error {
 	if rank >= 0 {
 		rank = e.index[rank]
 	}
 	e.wait.Context = ctx
-	return e.mapped(e.near.Await(&e.wait, rank, mark))
+	return e.mapped(e.near.Await(&e.wait, rank, flag))
 }
 
-func (e *end) Behind(mark int, ranks []int) []int {
+func (e *end) Behind(flag int, ranks []int) []int {
 	at := len(ranks)
-	ranks = e.near.Behind(mark, ranks)
+	ranks = e.near.Behind(flag, ranks)
 	for i := at; i < len(ranks); i++ {
 		ranks[i] = e.domain[ranks[i]]
 	}
@@ -184,8 +157,8 @@ func (e *end) Interrupt() { e.near.Interrupt() }
 
 func (e *end) NewBuffer(bytes int) (tensor.Memory, error) { return e.near.NewBuffer(bytes) }
 
-// Split splits the domain's endpoint if the listed ranks are in one domain, the TCP endpoint if each is in a separate domain, and
-// otherwise both.
+// Split splits the domain's endpoint if the listed ranks are in one domain, the TCP endpoint if each is in a separate
+// domain, and otherwise both.
 func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	at := slices.Index(ranks, e.Rank())
 	if at < 0 {
@@ -204,13 +177,13 @@ func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	}
 	g := newGroup(places)
 	if len(g.domains) == len(ranks) && len(ranks) > 1 {
-		return e.allEnd.Split(id, ranks)
+		return e.Endpoint.Split(id, ranks)
 	}
 	near, err := e.near.Split(id, mine)
 	if err != nil || len(g.domains) == 1 {
 		return near, err
 	}
-	far, err := e.allEnd.Split(id, ranks)
+	far, err := e.Endpoint.Split(id, ranks)
 	if err != nil {
 		near.Close()
 		return nil, err

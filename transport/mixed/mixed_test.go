@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -34,11 +33,11 @@ type mode struct {
 func oneHost(int) string { return "" }
 
 var modes = []mode{
-	{"processes of two ranks", 2, nil, transporttest.Pairs, "messages, by tcp", "mem+tcp"},
-	{"processes of one rank", 1, nil, nil, "messages, by tcp", "tcp"},
-	{"one process", 8, nil, transporttest.OneDomain, "memory, by mem", "mem"},
-	{"one host", 1, oneHost, transporttest.OneDomain, "memory, by shm", "shm"},
-	{"hosts of two processes", 1, func(p int) string { return string(rune('a' + p/2)) }, transporttest.Pairs, "messages, by tcp", "shm+tcp"},
+	{"processes of two ranks", 2, nil, transporttest.Pairs, "tcp", "mem+tcp"},
+	{"processes of one rank", 1, nil, nil, "tcp", "tcp"},
+	{"one process", 8, nil, transporttest.OneDomain, "mem", "mem"},
+	{"one host", 1, oneHost, transporttest.OneDomain, "shm", "shm"},
+	{"hosts of two processes", 1, func(p int) string { return string(rune('a' + p/2)) }, transporttest.Pairs, "tcp", "shm+tcp"},
 }
 
 // open makes a group of n ranks.
@@ -99,13 +98,13 @@ func TestBy(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			ends := m.open(t, 5)
-			if got := fmt.Sprintf("%v, by %s", ends[0].Reach(3), mixed.By(ends[0], 3)); got != m.reach {
-				t.Errorf("rank 3 is reached as %s, want %s", got, m.reach)
+			if got := mixed.By(ends[0], 3); got != m.reach {
+				t.Errorf("rank 3 is reached by %s, want %s", got, m.reach)
 			}
 			if got := ends[0].Transport(); got != m.where {
 				t.Errorf("Transport is %q, want %q", got, m.where)
 			}
-			places := ends[0].(transport.Placer).Places()
+			places := ends[0].Capabilities().Places
 			for r, p := range places {
 				for s, q := range places {
 					if together := m.domain != nil && m.domain(5, r) == m.domain(5, s) || r == s; together != (p.Domain == q.Domain) {
@@ -120,19 +119,19 @@ func TestBy(t *testing.T) {
 	}
 }
 
-// TestStages: they are equally long in all domains, whatever their kind.
-func TestStages(t *testing.T) {
+// TestStagingBuffers: they are equally long in all domains, whatever their kind.
+func TestStagingBuffers(t *testing.T) {
 	for _, m := range modes {
 		ends := m.open(t, 5)
 		var lengths []int
 		for _, e := range ends {
-			if marker, ok := e.(transport.Marker); ok {
-				lengths = append(lengths, len(marker.Stage(e.Rank())))
+			if e.Capabilities().Memory {
+				lengths = append(lengths, len(e.StagingBuffer(e.Rank())))
 			}
 		}
 		for _, n := range lengths {
 			if n != lengths[0] || n < 64<<10 {
-				t.Errorf("%s: stages of %v bytes", m.name, lengths)
+				t.Errorf("%s: staging buffers of %v bytes", m.name, lengths)
 				break
 			}
 		}

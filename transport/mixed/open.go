@@ -15,8 +15,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Exchange distributes the registrations of all processes. It is called once, with that of this process, and returns all, this
-// one included, in the same order on every process.
+// Exchange distributes the registrations of all processes. It is called once, with that of this process, and returns
+// all, this one included, in the same order on every process.
 type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
 
 // Config describes the group that a process joins, and the transports.
@@ -31,8 +31,8 @@ type Config struct {
 	Exchange Exchange
 	// TCP configures the connections between processes, and names the job.
 	TCP tcp.Config
-	// Token is a secret of the job, with which processes of one host authenticate each other. Empty: no authentication by a
-	// token.
+	// Token is a secret of the job, with which processes of one host authenticate each other. Empty: no authentication
+	// by a token.
 	Token []byte
 	// NoSharedMemory disables shared memory between this process and others.
 	NoSharedMemory bool
@@ -60,9 +60,9 @@ type registration struct {
 // registrationMax bounds the size of a registration, in bytes.
 const registrationMax = 1 << 20
 
-// Open joins the group and returns the endpoints of this process's ranks, in the order of Config.Ranks. It waits for the other
-// processes until ctx ends. The caller must close every endpoint. Closing the last one, including those split from them, releases
-// all resources.
+// Open joins the group and returns the endpoints of this process's ranks, in the order of Config.Ranks. It waits for
+// the other processes until ctx ends. The caller must close every endpoint. Closing the last one, including those split
+// from them, releases all resources.
 func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -310,8 +310,8 @@ func (l *layout) near(ctx context.Context, cfg *Config) ([]transport.Endpoint, e
 // domain returns the ranks of this process's domain.
 func (l *layout) domain(cfg *Config) []int { return l.domains[l.places[cfg.Ranks[0]].Domain] }
 
-// shmConfig returns the configuration with which processes of this host open shared memory. Only processes that have the registration
-// of the process of rank first know its name.
+// shmConfig returns the configuration with which processes of this host open shared memory. Only processes that have
+// the registration of the process of rank first know its name.
 func (l *layout) shmConfig(cfg *Config, what string, first, size int, ranks []int) shm.Config {
 	return shm.Config{
 		Name: fmt.Sprintf("%s/%d/%s%s", cfg.TCP.Job, cfg.Epoch, l.nonces[first], what),
@@ -319,9 +319,9 @@ func (l *layout) shmConfig(cfg *Config, what string, first, size int, ranks []in
 	}
 }
 
-// verifyHost returns the ranks that are verified to be on this host: their processes have connected with this one by a unix socket,
-// where the system identifies the peer, and have proven that they know the token. Processes that share memory have done so
-// before; others do it now, if it is needed. Registrations are not trusted for this.
+// verifyHost returns the ranks that are verified to be on this host: their processes have connected with this one by a
+// unix socket, where the system identifies the peer, and have proven that they know the token. Processes that share
+// memory have done so before; others do it now, if it is needed. Registrations are not trusted for this.
 func (l *layout) verifyHost(ctx context.Context, cfg *Config) ([]int, error) {
 	if cfg.TCP.TLS == nil || cfg.TCP.Authenticate == nil || len(l.host) <= len(cfg.Ranks) {
 		return nil, nil

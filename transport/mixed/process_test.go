@@ -40,8 +40,8 @@ type twoWays struct {
 	io.Writer
 }
 
-// turn is a rank's life: with its neighbour it passes marks, with a rank of the other host it exchanges frames, until an error
-// comes or somebody is down.
+// turn is a rank's life: with its neighbour it passes marks, with a rank of the other host it exchanges frames, until
+// an error comes or somebody is down.
 func turn(rank, size int) error {
 	ends, err := mixed.Open(context.Background(), mixed.Config{
 		Ranks: []int{rank}, Size: size, Exchange: mixed.Through(twoWays{os.Stdin, os.Stdout}), Apart: string(rune('a' + rank/2)),
@@ -50,10 +50,10 @@ func turn(rank, size int) error {
 	if err != nil {
 		return err
 	}
-	m, p := ends[0].(transport.Marker), ends[0].(transport.Poster)
+	e := ends[0]
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() {
-		d := <-m.Down()
+		d := <-e.Down()
 		cancel(&d)
 	}()
 	out, in := make([]byte, 50_000), make([]byte, 50_000)
@@ -63,16 +63,16 @@ func turn(rank, size int) error {
 			fmt.Fprintln(os.Stdout, "turning")
 		}
 		h := transport.Header{Seq: seq}
-		m.Publish(transport.Slot{Header: h})
+		e.Publish(transport.Slot{Header: h})
 		for mark := range 2 {
-			if err := m.Signal(mark); err != nil {
+			if err := e.Signal(mark); err != nil {
 				return err
 			}
-			if err := m.Await(ctx, -1, mark); err != nil {
+			if err := e.Await(ctx, -1, mark); err != nil {
 				return err
 			}
 		}
-		if err := errors.Join(p.Post(peer, transport.Frame{Header: h, Data: out}, peer, in), p.Complete(ctx)); err != nil {
+		if err := errors.Join(e.Post(peer, transport.Frame{Header: h, Data: out}, peer, in), e.Complete(ctx)); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,8 @@ package mixed
 
 import "testing"
 
-// FuzzRegistrations: whatever the registrations of two other processes say, it is refused or makes a layout in which everybody has a place.
+// FuzzRegistrations: whatever the registrations of two other processes say, it is refused or makes a layout in which
+// everybody has a place.
 func FuzzRegistrations(f *testing.F) {
 	f.Add([]byte(`{"ranks":[1],"size":3,"addr":"h:1","host":"x"}`), []byte(`{"ranks":[2],"size":3,"addr":"h:2","host":"x"}`))
 	f.Add([]byte(`{"ranks":[1,2],"size":3,"addr":"h:0"}`), []byte(`{"size":3,"addr":"[::1]:2"}`))

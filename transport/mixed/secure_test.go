@@ -52,7 +52,8 @@ func (c *tap) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// TestSecure: connections between hosts are encrypted, those on one host are not, whether memory is shared there or not.
+// TestSecure: connections between hosts are encrypted, those on one host are not, whether memory is shared there or
+// not.
 func TestSecure(t *testing.T) {
 	if shm.HostID() == "" {
 		t.Skip("processes cannot prove here that they are on one host")
@@ -148,7 +149,8 @@ func TestSecure(t *testing.T) {
 	}
 }
 
-// TestToken: a process that claims to be on this host and has another token is refused, and reports it; the other keeps waiting.
+// TestToken: a process that claims to be on this host and has another token is refused, and reports it; the other keeps
+// waiting.
 func TestToken(t *testing.T) {
 	if shm.HostID() == "" {
 		t.Skip("processes cannot share memory on this system")

@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// arena is the memory that a process shares: a file of which only used pages take memory. It stays mapped until the group is
-// closed and its last buffer is released.
+// arena is the memory that a process shares: a file of which only used pages take memory. It stays mapped until the
+// group is closed and its last buffer is released.
 type arena struct {
 	file *os.File
 	base unsafe.Pointer
@@ -41,8 +41,8 @@ type buffer struct {
 
 var _ tensor.Owner = (*buffer)(nil)
 
-// arenaBytes returns the default size of an arena in a group of so many processes: the memory size of the host, if all arenas fit
-// into an address space.
+// arenaBytes returns the default size of an arena in a group of so many processes: the memory size of the host, if all
+// arenas fit into an address space.
 func arenaBytes(processes int) (int64, error) {
 	if bits.UintSize == 32 {
 		return int64(max(256<<20/processes/page*page, 8<<20)), nil
@@ -76,8 +76,8 @@ func arenaOf(f *os.File, bytes int64) (*arena, error) {
 	return &arena{file: f, base: unsafe.Pointer(&mem[0]), size: len(mem), mem: mem, free: []extent{{0, len(mem)}}, live: map[int]*buffer{}}, nil
 }
 
-// allocate returns zeroed memory, backed by the system: if the system has too little, allocate returns an error, instead of SIGBUS
-// at a later write. Large memory uses huge pages, if the system provides them.
+// allocate returns zeroed memory, backed by the system: if the system has too little, allocate returns an error,
+// instead of SIGBUS at a later write. Large memory uses huge pages, if the system provides them.
 func (a *arena) allocate(bytes int) (tensor.Memory, error) {
 	m, err := a.take(bytes)
 	if err != nil || bytes == 0 {
@@ -110,9 +110,9 @@ func (a *arena) bytes(e extent, pageBytes int) []byte {
 // madvCollapse is MADV_COLLAPSE, of Linux 6.1.
 const madvCollapse = 25
 
-// collapse moves memory into huge pages: one address translation replaces 512, and hardware prefetching continues across small pages.
-// Most systems do not use huge pages when shared memory is first touched, but collapse it on request. Without them the memory
-// is only slower.
+// collapse moves memory into huge pages: one address translation replaces 512, and hardware prefetching continues
+// across small pages. Most systems do not use huge pages when shared memory is first touched, but collapse it on
+// request. Without them the memory is only slower.
 func collapse(b []byte) { _ = unix.Madvise(b, madvCollapse) }
 
 // take finds memory in the first hole that is long enough.

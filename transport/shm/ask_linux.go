@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// ask is a rank's query to another rank, in the block of the querying rank. The other rank writes the answer there too. A rank has
-// one query at a time. If an answer is so late that the next query exists, both answers may be written: the text is then wrong,
-// but it is only shown to people.
+// ask is a rank's query to another rank, in the block of the querying rank. The other rank writes the answer there too.
+// A rank has one query at a time. If an answer is so late that the next query exists, both answers may be written: the
+// text is then wrong, but it is only shown to people.
 type ask struct {
 	number atomic.Uint64 // of the query, from 1; set last
 	to     atomic.Int32

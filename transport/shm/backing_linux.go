@@ -10,14 +10,15 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/memlimit"
 )
 
-// A page of a shared file gets memory when it is first touched. If none is available then, the process is killed by SIGBUS. So memory
-// is requested at points that can return an error.
+// A page of a shared file gets memory when it is first touched. If none is available then, the process is killed by
+// SIGBUS. So memory is requested at points that can return an error.
 
-// checkedBytes is the minimum size of a request that is compared with the available memory. The check takes about 50 µs.
+// checkedBytes is the minimum size of a request that is compared with the available memory. The check takes about 50
+// µs.
 const checkedBytes = 4 << 20
 
-// enough returns an error if the system certainly cannot provide so many bytes. The check must precede the request: a memory control
-// group, and a host without swap, do not refuse memory but kill a process.
+// enough returns an error if the system certainly cannot provide so many bytes. The check must precede the request: a
+// memory control group, and a host without swap, do not refuse memory but kill a process.
 func enough(bytes int) error {
 	if bytes < checkedBytes {
 		return nil
@@ -104,19 +105,16 @@ func (e *endpoint) providePipe(p *pipeEnd, from, to, part int) error {
 	return nil
 }
 
-// Stage returns the staging buffer of a rank. If the system has no memory for it, the rank's next Signal and Await return the error,
-// and the result is ordinary memory that no rank reads.
-func (e *endpoint) Stage(rank int) []byte {
+// StagingBuffer returns the staging buffer of a rank. If the system has no memory for it, the rank's next Signal and
+// Await return the error, and the result is ordinary memory that no rank reads.
+func (e *endpoint) StagingBuffer(rank int) []byte {
 	if !e.staged[rank] {
-		at := e.g.stages + rank*stageBytes
-		if err := e.g.provide(at, at+stageBytes); err != nil {
+		at := e.g.staging + rank*stagingBytes
+		if err := e.g.provide(at, at+stagingBytes); err != nil {
 			e.unstaged = err
-			return make([]byte, stageBytes)
+			return make([]byte, stagingBytes)
 		}
 		e.staged[rank] = true
 	}
-	return e.g.stage(rank)
+	return e.g.stagingBuffer(rank)
 }
-
-// StageBytes returns the size of every rank's staging buffer. Unlike [endpoint.Stage], it allocates no memory.
-func (e *endpoint) StageBytes() int { return stageBytes }

@@ -25,8 +25,8 @@ func init() {
 	parts["limited"] = allocateBeyondLimit
 }
 
-// TestNoMemoryIsAnError fills a file system in memory with buffers of many lengths. What does not fit is an error where it
-// is asked for, whatever its length, and everything that was given out can be written.
+// TestNoMemoryIsAnError fills a file system in memory with buffers of many lengths. What does not fit is an error where
+// it is asked for, whatever its length, and everything that was given out can be written.
 func TestNoMemoryIsAnError(t *testing.T) { runOnSmallFileSystem(t, "full") }
 
 // TestNoMemoryBetweenRanksIsAnError uses stages and frames that the file system has no memory for.
@@ -138,19 +138,18 @@ func useGroup(f *os.File) error {
 		return fmt.Errorf("frames that there is memory for: %v", errs)
 	}
 	for _, e := range ends {
-		m := e.(transport.Marker)
-		if n := m.(interface{ StageBytes() int }).StageBytes(); n < 2*smallBytes {
-			return fmt.Errorf("a stage of %d bytes is too short for this test", n)
+		if n := e.Capabilities().StagingBytes; n < 2*smallBytes {
+			return fmt.Errorf("a staging buffer of %d bytes is too short for this test", n)
 		}
-		stage := m.Stage(e.Rank())
-		for i := range stage {
-			stage[i] = 1
+		staging := e.StagingBuffer(e.Rank())
+		for i := range staging {
+			staging[i] = 1
 		}
-		m.Publish(transport.Slot{})
-		if err := m.Signal(0); !errors.Is(err, unix.ENOSPC) {
+		e.Publish(transport.Slot{})
+		if err := e.Signal(0); !errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("Signal after a stage without memory: %v, want %w", err, unix.ENOSPC)
 		}
-		if err := m.Await(ctx, -1, 0); !errors.Is(err, unix.ENOSPC) {
+		if err := e.Await(ctx, -1, 0); !errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("Await after a stage without memory: %v, want %w", err, unix.ENOSPC)
 		}
 	}
@@ -204,7 +203,8 @@ func TestBusySystem(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitIsAnError asks for more than a memory control group lets a process have, in which the kernel would kill it.
+// TestMemoryLimitIsAnError asks for more than a memory control group lets a process have, in which the kernel would
+// kill it.
 func TestMemoryLimitIsAnError(t *testing.T) {
 	group, limitFile := memoryGroup(t)
 	if err := os.WriteFile(filepath.Join(group, limitFile), []byte(strconv.Itoa(limitBytes)), 0o644); err != nil {

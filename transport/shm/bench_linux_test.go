@@ -20,7 +20,7 @@ func init() {
 				return err
 			}
 			defer ends[0].Close()
-			call := b(ends[0].(transport.Marker), c.arg)
+			call := b(ends[0], c.arg)
 			for seq := uint64(0); ; seq++ {
 				if stop, err := call(transport.Header{Seq: seq}); stop || err != nil {
 					return err
@@ -31,7 +31,7 @@ func init() {
 }
 
 // benches make a call of so many bytes; it reports whether rank 0 has asked to stop.
-var benches = map[string]func(m transport.Marker, bytes int) func(h transport.Header) (bool, error){
+var benches = map[string]func(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error){
 	"marks":  marks,
 	"stages": stages,
 	"frames": frames,
@@ -40,7 +40,7 @@ var benches = map[string]func(m transport.Marker, bytes int) func(h transport.He
 var background = context.Background()
 
 // begin enters a call.
-func begin(m transport.Marker, slot transport.Slot) (stop bool, err error) {
+func begin(m transport.Endpoint, slot transport.Slot) (stop bool, err error) {
 	m.Publish(slot)
 	if err := m.Signal(0); err != nil {
 		return false, err
@@ -52,24 +52,24 @@ func begin(m transport.Marker, slot transport.Slot) (stop bool, err error) {
 }
 
 // marks meets once.
-func marks(m transport.Marker, _ int) func(h transport.Header) (bool, error) {
+func marks(m transport.Endpoint, _ int) func(h transport.Header) (bool, error) {
 	return func(h transport.Header) (bool, error) { return begin(m, transport.Slot{Header: h}) }
 }
 
 // stages copies into the own stage and out of the peer's, in one half for each call.
-func stages(m transport.Marker, bytes int) func(h transport.Header) (bool, error) {
+func stages(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error) {
 	data := make([]byte, bytes)
 	return func(h transport.Header) (bool, error) {
-		half := len(m.Stage(0)) / 2 * int(h.Seq&1)
-		copy(m.Stage(m.Rank())[half:], data)
+		half := len(m.StagingBuffer(0)) / 2 * int(h.Seq&1)
+		copy(m.StagingBuffer(m.Rank())[half:], data)
 		stop, err := begin(m, transport.Slot{Header: h})
-		copy(data, m.Stage(1 - m.Rank())[half:])
+		copy(data, m.StagingBuffer(1 - m.Rank())[half:])
 		return stop, err
 	}
 }
 
 // frames exchanges a frame.
-func frames(m transport.Marker, bytes int) func(h transport.Header) (bool, error) {
+func frames(m transport.Endpoint, bytes int) func(h transport.Header) (bool, error) {
 	out, in := make([]byte, bytes), make([]byte, bytes)
 	stop := false
 	m.Inspect(func(_ int, h transport.Header) error {
@@ -105,7 +105,7 @@ func bench(b *testing.B, name string, bytes int) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	call := benches[name](ends[0].(transport.Marker), bytes)
+	call := benches[name](ends[0], bytes)
 	b.SetBytes(int64(bytes))
 	seq := uint64(0)
 	for b.Loop() {

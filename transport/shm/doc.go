@@ -1,14 +1,13 @@
 // Package shm is a transport over shared memory, for the processes of one host.
 //
-// [Open] opens a group of ranks, one or several per process. On Linux all ranks of the group are one domain: each endpoint is
-// a [transport.Marker], [transport.Allocator], [transport.Splitter] and [transport.Placer]. On other systems, and where a
-// sandbox forbids shared memory (memfd_create), the ranks exchange frames over unix sockets with the protocol of package tcp;
-// [HostID] is then empty.
+// [Open] opens a group of ranks, one or several per process. On Linux all ranks of the group are one domain. On other
+// systems, and where a sandbox forbids shared memory (memfd_create), the ranks exchange frames over unix sockets with
+// the protocol of package tcp; [HostID] is then empty.
 //
 // # Shared files
 //
-// A control file holds the slots, marks, frames and staging buffers of the ranks. Every process adds an arena: a large file,
-// of which only used pages take memory. [transport.Allocator] allocates from it; all processes map it from the start. The
+// A control file holds the slots, flags, frames and staging buffers of the ranks. Every process adds an arena: a large
+// file, of which only used pages take memory. NewBuffer allocates from it; all processes map it from the start. The
 // files are memfds without a name, and sealed against changes of their length. So nothing is left behind, however the
 // processes end.
 //
@@ -17,19 +16,20 @@
 //
 // # Set-up
 //
-// The process with rank 0 listens on an abstract unix socket. The others dial it until the context ends. Both sides verify
-// that they belong to one user (SO_PEERCRED), know the same token, and open the same group. That connection passes the
-// files, and a socket between every two processes.
+// The process with rank 0 listens on an abstract unix socket. The others dial it until the context ends. Both sides
+// verify that they belong to one user (SO_PEERCRED), know the same token, and open the same group. That connection
+// passes the files, and a socket between every two processes.
 //
 // # Waiting
 //
-// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks until the peer sends a byte on
-// the socket between the two processes. The end of that socket shows at once that the process has ended. A stopped process is
-// not detected here; waits for it end at the caller's deadline.
+// A wait spins for some microseconds if the host has a processor for every rank. Then it blocks until the peer sends a
+// byte on the socket between the two processes. The end of that socket shows at once that the process has ended. A
+// stopped process is not detected here; waits for it end at the caller's deadline.
 //
 // # The race detector
 //
-// The race detector does not track shared memory: it reports no races there, and marks create no happens-before relation for it.
+// The race detector does not track shared memory: it reports no races there, and flags create no happens-before
+// relation for it.
 package shm
 
 import (
@@ -39,13 +39,13 @@ import (
 	"strings"
 )
 
-// Config describes a group and the ranks of this process. All processes of a group must use the same values, except for Ranks and
-// ArenaBytes.
+// Config describes a group and the ranks of this process. All processes of a group must use the same values, except for
+// Ranks and ArenaBytes.
 type Config struct {
 	// Name identifies the group on this host. It must be unique among the groups that are open or being opened there.
 	Name string
-	// Job, Epoch and Group must be equal in all processes. So a process of another job, or one that was stopped during a
-	// rebuild, is refused.
+	// Job, Epoch and Group must be equal in all processes. So a process of another job, or one that was stopped during
+	// a rebuild, is refused.
 	Job   string
 	Epoch uint32
 	Group uint64
@@ -55,14 +55,15 @@ type Config struct {
 	Ranks []int
 	// Token is a secret that all processes must know. It is never transmitted. Empty: none is required.
 	Token []byte
-	// ArenaBytes bounds the memory that NewBuffer can allocate in this process at a time. It takes address space in every process,
-	// and memory only for used pages. 0: the memory size of the host. Processes may use different values.
+	// ArenaBytes bounds the memory that NewBuffer can allocate in this process at a time. It takes address space in
+	// every process, and memory only for used pages. 0: the memory size of the host. Processes may use different
+	// values.
 	ArenaBytes int
 }
 
-// WhyApart says in what two processes of one host differ, by their [HostID]s, so that they cannot share memory: "different users
-// (1000 and 1001)". It returns "" if they are equal, or not of one host as far as can be known: a network namespace counts as a
-// host.
+// WhyApart says in what two processes of one host differ, by their [HostID]s, so that they cannot share memory:
+// "different users (1000 and 1001)". It returns "" if they are equal, or not of one host as far as can be known: a
+// network namespace counts as a host.
 func WhyApart(a, b string) string {
 	one, other := strings.Fields(a), strings.Fields(b)
 	if len(one) != hostIDParts || len(other) != hostIDParts || one[0] != other[0] || one[1] != other[1] {
@@ -77,7 +78,8 @@ func WhyApart(a, b string) string {
 	return strings.Join(out, ", ")
 }
 
-// hostIDParts are the parts of a [HostID]: the boot, the namespaces of network and of users, the user, the architecture.
+// hostIDParts are the parts of a [HostID]: the boot, the namespaces of network and of users, the user, the
+// architecture.
 const hostIDParts = 5
 
 // SizeMax bounds the number of ranks of a group.

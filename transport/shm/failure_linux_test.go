@@ -24,14 +24,14 @@ func init() {
 	parts["write"] = writePart
 }
 
-func (c *child) open() (transport.Marker, error) {
+func (c *child) open() (transport.Endpoint, error) {
 	ctx, cancel := soon()
 	defer cancel()
 	ends, err := shm.Open(ctx, c.cfg)
 	if err != nil {
 		return nil, err
 	}
-	return ends[0].(transport.Marker), nil
+	return ends[0], nil
 }
 
 // openPart opens, and closes when it is told to.
@@ -85,7 +85,8 @@ func waitPart(c *child) error {
 	}
 }
 
-// TestKilled: whoever needs a process that is killed learns it without any deadline, and what is left vanishes with the rest.
+// TestKilled: whoever needs a process that is killed learns it without any deadline, and what is left vanishes with the
+// rest.
 func TestKilled(t *testing.T) {
 	for arg, what := range []string{"marks", "frames"} {
 		t.Run(what, func(t *testing.T) {
@@ -178,7 +179,7 @@ func writePart(c *child) error {
 	c.say("in")
 	c.wait()
 	for r := range m.Size() {
-		fill(m.Stage(r), 0xee)
+		fill(m.StagingBuffer(r), 0xee)
 		if src := m.Peer(r).Src; src.Ptr != nil {
 			fill(src.HostBytes(), 0xee)
 		}
@@ -193,8 +194,8 @@ func fill(b []byte, with byte) {
 	}
 }
 
-// TestStopped: a process that is stopped is found by the deadline only. What it writes when it goes on is used by nobody:
-// neither the group that was made meanwhile, nor a buffer that was given out since.
+// TestStopped: a process that is stopped is found by the deadline only. What it writes when it goes on is used by
+// nobody: neither the group that was made meanwhile, nor a buffer that was given out since.
 func TestStopped(t *testing.T) {
 	cfg := config(t, 2, 1)
 	sleeper := start(t, "write", 0, cfg)
@@ -236,7 +237,7 @@ func TestStopped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stages := [][]byte{ends[0].(transport.Marker).Stage(0), ends[0].(transport.Marker).Stage(1)}
+	stages := [][]byte{ends[0].StagingBuffer(0), ends[0].StagingBuffer(1)}
 	for r, s := range stages {
 		fill(s, 7)
 		defer ends[r].Close()
@@ -257,9 +258,9 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-func buffer(t *testing.T, m transport.Marker, bytes int) tensor.Memory {
+func buffer(t *testing.T, m transport.Endpoint, bytes int) tensor.Memory {
 	t.Helper()
-	mem, err := m.(transport.Allocator).NewBuffer(bytes)
+	mem, err := m.NewBuffer(bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,8 +327,8 @@ func TestRefused(t *testing.T) {
 	<-group
 }
 
-// TestWaiting: the one who listens waits for the right processes, whoever else comes, and says in the end who is missing;
-// so does the one who dials.
+// TestWaiting: the one who listens waits for the right processes, whoever else comes, and says in the end who is
+// missing; so does the one who dials.
 func TestWaiting(t *testing.T) {
 	cfg := config(t, 3)
 	host, guest, stale := cfg, cfg, cfg

@@ -10,8 +10,8 @@ import (
 
 // Frames between ranks of the domain go through a ring per pair and direction. The sender writes the header, offers the
 // frame and puts in as much as fits; the receiver claims the frame, has the header judged, and takes out what is there,
-// while the sender goes on putting in. Both copy at the same time if the frame is long. The pipe's state is the number of
-// the frame, and whose it is:
+// while the sender goes on putting in. Both copy at the same time if the frame is long. The pipe's state is the number
+// of the frame, and whose it is:
 //
 //	offered → claimed (receiver) → taken (receiver)
 //	offered → idle    (sender: the frame is taken back)
@@ -217,8 +217,8 @@ func (e *endpoint) claim(p *pipeEnd) bool {
 	return true
 }
 
-// exchangeVerdict has the frames judged that peers other than the awaited one offer, and returns why the exchange cannot
-// come to its end, or nil.
+// exchangeVerdict has the frames judged that peers other than the awaited one offer, and returns why the exchange
+// cannot come to its end, or nil.
 func (e *endpoint) exchangeVerdict() error {
 	x := &e.x
 	for _, peer := range [2]int{x.from, x.to} {

@@ -213,8 +213,8 @@ func TestParkingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestArena gives out and takes back at random, and holds that no two buffers overlap, that all are zero, and that in the end
-// there is one hole.
+// TestArena gives out and takes back at random, and holds that no two buffers overlap, that all are zero, and that in
+// the end there is one hole.
 func TestArena(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

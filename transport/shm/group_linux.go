@@ -22,7 +22,6 @@ type group struct {
 	worldly []int // rank in the world, by rank
 	process []int // number of the process, by rank
 	first   bool  // it was split from the world's group
-	domain  []int
 	places  []transport.Place
 	looks   int // number of checks before a waiting rank yields its processor between checks; 0: it blocks at once
 
@@ -50,10 +49,9 @@ func newGroup(w *world, offset int64, worldly []int) (*group, error) {
 		g.unmap()
 		return nil, err
 	}
-	for i, rank := range worldly {
+	for _, rank := range worldly {
 		p := w.processOf[rank]
 		g.process = append(g.process, p)
-		g.domain = append(g.domain, i)
 		g.places = append(g.places, transport.Place{Worker: p})
 	}
 	switch {
@@ -85,8 +83,8 @@ func (g *group) join(rank int) *endpoint {
 
 // lost returns why a rank is down, or nil.
 //
-// A rank joins the group, fails in it, closes its endpoint here, then that of the world's group, and then its process ends, in this
-// order. lost reads these states in the reverse order, so it cannot miss an earlier one.
+// A rank joins the group, fails in it, closes its endpoint here, then that of the world's group, and then its process
+// ends, in this order. lost reads these states in the reverse order, so it cannot miss an earlier one.
 func (g *group) lost(rank int) error {
 	ended := g.world.processes[g.process[rank]].lost()
 	left := g.first && g.world.root.block(g.worldly[rank]).state.Load()&stateClosed != 0
@@ -157,6 +155,7 @@ func (g *group) wakeUp(rank int, b *block) {
 
 // endpoint is one rank's end of the group.
 type endpoint struct {
+	transport.NoPosts
 	g      *group
 	rank   int
 	mine   *block
@@ -191,21 +190,15 @@ type endpoint struct {
 	reported []bool // guarded by world.mu
 }
 
-var (
-	_ transport.Marker    = (*endpoint)(nil)
-	_ transport.Allocator = (*endpoint)(nil)
-	_ transport.Splitter  = (*endpoint)(nil)
-	_ transport.Placer    = (*endpoint)(nil)
-	_ transport.Asker     = (*endpoint)(nil)
-)
-
 func (e *endpoint) Rank() int                                              { return e.rank }
 func (e *endpoint) Size() int                                              { return e.g.ranks }
 func (e *endpoint) Transport() string                                      { return "shm" }
-func (e *endpoint) Reach(int) transport.Reach                              { return transport.Memory }
-func (e *endpoint) Places() []transport.Place                              { return e.g.places }
 func (e *endpoint) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
 func (e *endpoint) Down() <-chan transport.PeerDown                        { return e.down }
+
+func (e *endpoint) Capabilities() transport.Capabilities {
+	return transport.Capabilities{Places: e.g.places, Memory: true, StagingBytes: stagingBytes}
+}
 
 func (e *endpoint) NewBuffer(bytes int) (tensor.Memory, error) {
 	if e.closed.Load() {
@@ -267,7 +260,8 @@ func (g *group) unmap() {
 	unix.Munmap(g.mem)
 }
 
-// Split finds the region of the group in the control file: the first rank allocates it, the others find it by the group's id.
+// Split finds the region of the group in the control file: the first rank allocates it, the others find it by the
+// group's id.
 func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if e.closed.Load() {
 		return nil, errClosed

@@ -48,8 +48,8 @@ type answer struct {
 // proof proves that the dialing process knows the token; the file of its arena follows.
 type proof struct{ Proof []byte }
 
-// welcome ends the handshake: a refusal, or the members of the group, by process number. Then follow the control file, the arenas
-// of all other processes, and the sockets to those that do not listen.
+// welcome ends the handshake: a refusal, or the members of the group, by process number. Then follow the control file,
+// the arenas of all other processes, and the sockets to those that do not listen.
 type welcome struct {
 	Refused   string
 	Processes []member
@@ -67,8 +67,8 @@ const (
 	helloTime    = 5 * time.Second // bounds the handshake
 )
 
-// HostID returns a text that is equal in two processes if they can share memory: they have the same boot of a kernel, network
-// namespace, user namespace, user and architecture. It returns "" if this process cannot share memory.
+// HostID returns a text that is equal in two processes if they can share memory: they have the same boot of a kernel,
+// network namespace, user namespace, user and architecture. It returns "" if this process cannot share memory.
 func HostID() string {
 	f, err := newFile("lockstep-probe", 1)
 	if err != nil {
@@ -620,8 +620,8 @@ func mapArena(f *os.File) ([]byte, error) {
 	return mapAligned(f, int(size))
 }
 
-// bound makes the end of ctx interrupt the operations of a connection, until release is called. If ctx has ended before, release
-// returns an error, and the connection is unusable.
+// bound makes the end of ctx interrupt the operations of a connection, until release is called. If ctx has ended
+// before, release returns an error, and the connection is unusable.
 func bound(ctx context.Context, conn net.Conn) (release func() error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	return func() error {

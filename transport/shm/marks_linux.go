@@ -17,8 +17,6 @@ type view struct {
 	text uint32 // version of the text that was read last
 }
 
-func (e *endpoint) Domain() []int { return e.g.domain }
-
 func (e *endpoint) Reachable(m tensor.Memory) bool {
 	if m.Bytes == 0 {
 		return true
@@ -116,18 +114,18 @@ func (e *endpoint) intern(b []byte) string {
 
 // # When a call starts
 //
-// Each rank counts the marks that it raised, in the slot of its current call, and nobody else writes there: so the usual
-// call costs no atomic operation that two ranks contend for. That all have raised mark 0 can then be seen, but not decided
-// by one atomic; where it matters, a second step decides.
+// Each rank counts the marks that it raised, in the slot of its current call, and nobody else writes there: so the
+// usual call costs no atomic operation that two ranks contend for. That all have raised mark 0 can then be seen, but
+// not decided by one atomic; where it matters, a second step decides.
 //
-// A rank that sees that all have raised mark 0 of call c looks at head.contest (of that slot) and head.stop afterwards. If
-// neither says that c is in doubt, c has started. A rank that wants to leave c first puts c in doubt (Withdraw: contest =
-// c; Interrupt: stop), and looks at the marks afterwards. Whoever finds c in doubt proposes what it sees, "started" if all
-// marks are raised and "never" if not, to head.verdict, where the first proposal stands.
+// A rank that sees that all have raised mark 0 of call c looks at head.contest (of that slot) and head.stop afterwards.
+// If neither says that c is in doubt, c has started. A rank that wants to leave c first puts c in doubt (Withdraw:
+// contest = c; Interrupt: stop), and looks at the marks afterwards. Whoever finds c in doubt proposes what it sees,
+// "started" if all marks are raised and "never" if not, to head.verdict, where the first proposal stands.
 //
-// All these words are sequentially consistent. If a rank has taken c for started without a proposal, it looked for doubts
-// after all marks were raised, and found none; so every doubt came later, and every look that follows a doubt sees all
-// marks, and proposes "started". Otherwise everybody goes by the one verdict.
+// All these words are sequentially consistent. If a rank has taken c for started without a proposal, it looked for
+// doubts after all marks were raised, and found none; so every doubt came later, and every look that follows a doubt
+// sees all marks, and proposes "started". Otherwise everybody goes by the one verdict.
 //
 // Two verdicts are kept, by slot: a rank in call c+2 knows that c+1 has started, and so that all ranks have begun c+1,
 // having seen that c has started.

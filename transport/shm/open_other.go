@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Open joins the group and returns the ends of this process's ranks, in their order. It returns when all processes of the
-// group are there, or with an error when ctx ends or this process is refused. Each endpoint has to be closed.
+// Open joins the group and returns the ends of this process's ranks, in their order. It returns when all processes of
+// the group are there, or with an error when ctx ends or this process is refused. Each endpoint has to be closed.
 func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err

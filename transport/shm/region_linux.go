@@ -12,20 +12,20 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// The control file holds a table of the split groups, then one region per group, first that of all ranks. A new file reads as
-// zeros. Zero is the initial state of every part, so no initialisation is needed.
+// The control file holds a table of the split groups, then one region per group, first that of all ranks. A new file
+// reads as zeros. Zero is the initial state of every part, so no initialisation is needed.
 //
 // A region holds its head, a block per rank, the pipes by sender and receiver, and the staging buffers by rank.
 
-// splitsMax bounds the groups that can be split from a group. Regions are not reused, so a process that was stopped in one and
-// continues cannot write into memory that others use.
+// splitsMax bounds the groups that can be split from a group. Regions are not reused, so a process that was stopped in
+// one and continues cannot write into memory that others use.
 const splitsMax = 1 << 16
 
 // tableBytes is the size of the table of split groups: an entry is the group's id + 1.
 const tableBytes = 8 * splitsMax
 
-// stageBytes is the size of a rank's staging buffer.
-const stageBytes = 4 << 20 >> (bits.UintSize % 64 / 32 * 3) // 512 KiB with 32 bits
+// stagingBytes is the size of a rank's staging buffer.
+const stagingBytes = 4 << 20 >> (bits.UintSize % 64 / 32 * 3) // 512 KiB with 32 bits
 
 // head is the beginning of a region. See marks_linux.go for the words that decide whether a call starts.
 type head struct {
@@ -86,7 +86,7 @@ type layout struct {
 	ranks            int
 	ring             int // bytes of a pipe's ring
 	blocks, pipes    int
-	stages, bytes    int
+	staging, bytes   int
 	blockStep, piped int // distances between consecutive ones
 }
 
@@ -110,8 +110,8 @@ func layoutOf(ranks int) layout {
 	l.piped = up(int(unsafe.Sizeof(pipe{})), 64) + l.ring
 	l.blocks = page
 	l.pipes = l.blocks + ranks*l.blockStep
-	l.stages = up(l.pipes+ranks*ranks*l.piped, page)
-	l.bytes = l.stages + ranks*stageBytes
+	l.staging = up(l.pipes+ranks*ranks*l.piped, page)
+	l.bytes = l.staging + ranks*stagingBytes
 	return l
 }
 
@@ -140,9 +140,9 @@ func (r *region) pipe(from, to int) (*pipe, []byte) {
 	return (*pipe)(unsafe.Pointer(&r.mem[at])), r.mem[ring : ring+r.ring : ring+r.ring]
 }
 
-func (r *region) stage(rank int) []byte {
-	at := r.stages + rank*stageBytes
-	return r.mem[at : at+stageBytes : at+stageBytes]
+func (r *region) stagingBuffer(rank int) []byte {
+	at := r.staging + rank*stagingBytes
+	return r.mem[at : at+stagingBytes : at+stagingBytes]
 }
 
 // newFile creates a sealed file of the given size, which reads as zeros and takes no memory until it is written.
@@ -195,8 +195,8 @@ func mapFile(f *os.File, offset int64, bytes int) ([]byte, error) {
 	return mem, nil
 }
 
-// mapAligned maps a whole file at an address aligned to huge pages, as offsets in the file are. It reserves a longer address range
-// and releases the rest. unmapAligned unmaps it.
+// mapAligned maps a whole file at an address aligned to huge pages, as offsets in the file are. It reserves a longer
+// address range and releases the rest. unmapAligned unmaps it.
 func mapAligned(f *os.File, bytes int) ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("shm: mapping %d bytes of shared memory (is there a limit on the address space, ulimit -v?): %w", bytes, err)

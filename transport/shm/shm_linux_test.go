@@ -72,17 +72,17 @@ func (b blocking) Park(ready <-chan struct{}) error {
 	return transport.Park(b.Context, ready)
 }
 
-// TestLeftBeforeThePart: who waits in a part for a rank that closes its end of the whole, and so will never come, is told, though the
-// rank's process stays.
+// TestLeftBeforeThePart: who waits in a part for a rank that closes its end of the whole, and so will never come, is
+// told, though the rank's process stays.
 func TestLeftBeforeThePart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	ends := open(t, shm.Open, 3, 2) // 0 and 1 are one process
-	part, err := ends[2].(transport.Splitter).Split(7, []int{0, 2})
+	part, err := ends[2].Split(7, []int{0, 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, blocks, done := part.(transport.Marker), make(chan struct{}, 1), make(chan error, 1)
+	m, blocks, done := part, make(chan struct{}, 1), make(chan error, 1)
 	m.Publish(transport.Slot{})
 	if err := m.Signal(0); err != nil {
 		t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// slot is a transport.Slot in shared memory. A rank has two, for its odd and its even calls. The fields that peers read in every call
-// are one cache line: the progress of the rank, and the header.
+// slot is a transport.Slot in shared memory. A rank has two, for its odd and its even calls. The fields that peers read
+// in every call are one cache line: the progress of the rank, and the header.
 type slot struct {
 	progress atomic.Uint64 // number of marks raised, up to the last call of this slot
 	header
@@ -74,7 +74,8 @@ func encodeText(b *[slotTextBytes]byte, name, algorithm string, shape []int) {
 	}
 }
 
-// decodeText reads the text of a slot: the name and the algorithm share the memory of b, the shape is appended to shape.
+// decodeText reads the text of a slot: the name and the algorithm share the memory of b, the shape is appended to
+// shape.
 func decodeText(b *[slotTextBytes]byte, shape []int) (name, algorithm []byte, dims []int, err error) {
 	names, algorithms, count := int(binary.LittleEndian.Uint16(b[0:])), int(b[2]), int(b[3])
 	if names > nameMax || algorithms > algorithmMax || count > dimsMax {

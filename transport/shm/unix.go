@@ -21,8 +21,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Without shared memory the ranks exchange frames over unix sockets with the protocol of package tcp. Every rank listens at a
-// separate path, in a directory that only this user can access.
+// Without shared memory the ranks exchange frames over unix sockets with the protocol of package tcp. Every rank
+// listens at a separate path, in a directory that only this user can access.
 
 // openFrames implements Open without shared memory.
 func openFrames(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
@@ -56,7 +56,8 @@ func openFrames(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	return ends, nil
 }
 
-// openRank joins one rank. Each rank has a separate node, even if several are in one process: the others do not know which are.
+// openRank joins one rank. Each rank has a separate node, even if several are in one process: the others do not know
+// which are.
 func openRank(ctx context.Context, cfg *Config, at string, rank int) (transport.Endpoint, error) {
 	l, err := listenUnix(at + "-" + strconv.Itoa(rank))
 	if err != nil {
@@ -170,28 +171,20 @@ type sharedNode struct {
 
 // unixEnd is a rank's end.
 type unixEnd struct {
-	tcpEnd
-	shared *sharedNode
-	closed atomic.Bool
-}
-
-// tcpEnd is what an end of package tcp can do.
-type tcpEnd interface {
-	transport.Poster
-	transport.Splitter
-	transport.Asker
-	transport.Placer
+	transport.Endpoint // of package tcp
+	shared             *sharedNode
+	closed             atomic.Bool
 }
 
 func (d *sharedNode) end(e transport.Endpoint) transport.Endpoint {
 	d.open.Add(1)
-	return &unixEnd{tcpEnd: e.(tcpEnd), shared: d}
+	return &unixEnd{Endpoint: e, shared: d}
 }
 
 func (e *unixEnd) Transport() string { return "unix" }
 
 func (e *unixEnd) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	sub, err := e.tcpEnd.Split(id, ranks)
+	sub, err := e.Endpoint.Split(id, ranks)
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +195,7 @@ func (e *unixEnd) Close() error {
 	if e.closed.Swap(true) {
 		return nil
 	}
-	err := e.tcpEnd.Close()
+	err := e.Endpoint.Close()
 	if e.shared.open.Add(-1) == 0 {
 		err = errors.Join(err, e.shared.node.Close())
 	}

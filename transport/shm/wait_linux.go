@@ -10,10 +10,11 @@ import (
 )
 
 // A wait looks some hundred times, if the host has a processor for every rank, which takes about as long as peers that
-// compute at the same pace need to meet. Then it gives its processor to whoever needs it between looks: if that is the peer
-// that is waited for, a call takes microseconds, where spinning on would take until the end of a time slice. It blocks after
-// about the time that it costs to block and to be woken. The processor is given away to other threads, not to other
-// goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of the peers.
+// compute at the same pace need to meet. Then it gives its processor to whoever needs it between looks: if that is the
+// peer that is waited for, a call takes microseconds, where spinning on would take until the end of a time slice. It
+// blocks after about the time that it costs to block and to be woken. The processor is given away to other threads, not
+// to other goroutines (runtime.Gosched): that makes the runtime wake threads to look for work, which get in the way of
+// the peers.
 const (
 	looksFirst = 200 // before it gives the processor away, if there is one for every rank
 	looksEach  = 32  // then, each time
@@ -70,17 +71,17 @@ func (e *endpoint) happened() bool {
 
 // wait blocks until what e.want says has happened, or cannot happen, or ctx ends it.
 //
-// No wake-up is lost. The waiter writes what it waits for, sets its word parked, then looks at the condition, then blocks.
-// The one who makes a condition true does that first, and then looks at parked. All of these are sequentially consistent,
-// so either the waiter sees the condition, or the waker sees parked. Where a condition takes several ranks, the last of
-// them sees what all others did. A waker turns parked from 1 to 0, so that one rings, and puts a token into the channel:
-// itself if the waiter is of its process, else by a byte through the socket to the waiter's process. The goroutine that
-// reads there then gives a token to all ranks that wait although their parked is 0. A byte may be left out if the socket
-// is full: then others are there to be read, and whoever reads looks afterwards.
+// No wake-up is lost. The waiter writes what it waits for, sets its word parked, then looks at the condition, then
+// blocks. The one who makes a condition true does that first, and then looks at parked. All of these are sequentially
+// consistent, so either the waiter sees the condition, or the waker sees parked. Where a condition takes several ranks,
+// the last of them sees what all others did. A waker turns parked from 1 to 0, so that one rings, and puts a token into
+// the channel: itself if the waiter is of its process, else by a byte through the socket to the waiter's process. The
+// goroutine that reads there then gives a token to all ranks that wait although their parked is 0. A byte may be left
+// out if the socket is full: then others are there to be read, and whoever reads looks afterwards.
 //
-// A waker that is killed between the two is no loss either, for the end of its socket wakes all. If it is stopped there,
-// the waiter looks once more when its context ends the wait. A token that comes late or twice ends a later wait early,
-// which looks and blocks again.
+// A waker that is killed between the two is no loss either, for the end of its socket wakes all. If it is stopped
+// there, the waiter looks once more when its context ends the wait. A token that comes late or twice ends a later wait
+// early, which looks and blocks again.
 func (e *endpoint) wait(ctx context.Context) error {
 	if e.spin() {
 		return nil

@@ -18,9 +18,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// Open joins the group and returns the endpoints of this process's ranks, in increasing order. It waits until all processes have
-// joined. It returns an error if ctx ends, or if this process is refused; the error then names the value that differs, on both
-// sides. The caller must close every endpoint.
+// Open joins the group and returns the endpoints of this process's ranks, in increasing order. It waits until all
+// processes have joined. It returns an error if ctx ends, or if this process is refused; the error then names the value
+// that differs, on both sides. The caller must close every endpoint.
 func Open(ctx context.Context, cfg Config) ([]transport.Endpoint, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -148,7 +148,8 @@ func (w *world) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, g := range w.groups {
-		// A rank that has closed its end in the world's group will not join groups split from it, whose ranks are not woken for that.
+		// A rank that has closed its end in the world's group will not join groups split from it, whose ranks are not
+		// woken for that.
 		gone := g.first && g.home != w.root.head.news.Load()
 		if gone || g.seen != g.head.news.Load() {
 			g.reportLocked()
@@ -220,7 +221,8 @@ func (w *world) place(m tensor.Memory) (place, bool) {
 	return place{process: uint64(w.me) + 1, offset: uint64(at), bytes: uint64(m.Bytes)}, true
 }
 
-// memory returns the memory at a place; its Ptr is nil if it cannot be reached. It returns false if the place is invalid.
+// memory returns the memory at a place; its Ptr is nil if it cannot be reached. It returns false if the place is
+// invalid.
 func (w *world) memory(at *place) (tensor.Memory, bool) {
 	if at.process == 0 {
 		m := tensor.Memory{Bytes: int(at.bytes)}

@@ -15,7 +15,8 @@ func (e *endpoint) Answer(text func(seq uint64) []byte) {
 	e.answer = text
 }
 
-// Ask sends a query on the control connection. A goroutine of the peer's process answers it even if the rank is blocked.
+// Ask sends a query on the control connection. A goroutine of the peer's process answers it even if the rank is
+// blocked.
 func (e *endpoint) Ask(rank int, seq uint64) []byte {
 	if rank < 0 || rank >= len(e.peers) || rank == e.rank || e.closed.Load() || e.peers[rank].state.Load().gone != nil {
 		return nil

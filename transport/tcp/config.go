@@ -11,45 +11,45 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Config configures a [Node]. The zero value listens on loopback. Job, Streams and Checksum, and whether TLS or Authenticate is
-// set, must be the same in all processes.
+// Config configures a [Node]. The zero value listens on loopback. Job, Streams and Checksum, and whether TLS or
+// Authenticate is set, must be the same in all processes.
 type Config struct {
-	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only that
-	// address is bound. Default "127.0.0.1:0": any free port.
+	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only
+	// that address is bound. Default "127.0.0.1:0": any free port.
 	Listen string
 	// Listener replaces Listen if it is not nil. The node closes it.
 	Listener net.Listener
-	// SharedListener replaces Listen, Listener, Handshake, HalfOpen and the Logger of refusals if it is not nil: a port that the
-	// process shares with other services. The node does not close it.
+	// SharedListener replaces Listen, Listener, Handshake, HalfOpen and the Logger of refusals if it is not nil: a port
+	// that the process shares with other services. The node does not close it.
 	SharedListener *listener.Listener
 	// Dial opens connections. Default: a [net.Dialer]'s.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Job names the job: processes of another job are refused. It is not secret.
 	Job string
-	// Streams is the number of data connections between two ranks, 1 to 64; frames alternate over them. Default 1. More are
-	// faster where the network limits the rate of one connection, as between some cloud machines.
+	// Streams is the number of data connections between two ranks, 1 to 64; frames alternate over them. Default 1. More
+	// are faster where the network limits the rate of one connection, as between some cloud machines.
 	Streams int
-	// Checksum adds a CRC-32C of the data to each frame. Frame heads always have one. Default false: TCP and TLS have checksums,
-	// and on loopback large frames take a third more time with it.
+	// Checksum adds a CRC-32C of the data to each frame. Frame heads always have one. Default false: TCP and TLS have
+	// checksums, and on loopback large frames take a third more time with it.
 	Checksum bool
-	// TLS encrypts all connections except those with [GroupConfig.SameHost]. The same config is used for both sides: set
-	// Certificates, RootCAs and ClientCAs, and ClientAuth to tls.RequireAndVerifyClientCert; without ServerName the dialed host is
-	// verified. Package cluster/secret makes one. Default nil: no encryption.
+	// TLS encrypts all connections except those with [GroupConfig.SameHost]. The same config is used for both sides:
+	// set Certificates, RootCAs and ClientCAs, and ClientAuth to tls.RequireAndVerifyClientCert; without ServerName the
+	// dialed host is verified. Package cluster/secret makes one. Default nil: no encryption.
 	TLS *tls.Config
-	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello, before TLS. It must
-	// read and write on conn no more than its own messages; conn has a deadline. An error refuses the connection. Package
-	// cluster/secret makes one.
+	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello, before
+	// TLS. It must read and write on conn no more than its own messages; conn has a deadline. An error refuses the
+	// connection. Package cluster/secret makes one.
 	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
 	// Handshake bounds the time of the handshake of a new connection. Default 10 seconds.
 	Handshake time.Duration
-	// HalfOpen bounds the number of connections whose handshake is incomplete. One more evicts the oldest of the address that
-	// has the most. Default 128.
+	// HalfOpen bounds the number of connections whose handshake is incomplete. One more evicts the oldest of the
+	// address that has the most. Default 128.
 	HalfOpen int
 	// KeepAlive detects hosts that vanished: on Linux within Idle plus Count times Interval, also while sent data is
 	// unacknowledged. Default: Idle and Interval 5 seconds, Count 2.
 	KeepAlive net.KeepAliveConfig
-	// SocketBuffer is the size of the kernel's buffers of a data connection, in bytes. Default 0: the kernel adapts them, which
-	// measured as fast as any fixed size.
+	// SocketBuffer is the size of the kernel's buffers of a data connection, in bytes. Default 0: the kernel adapts
+	// them, which measured as fast as any fixed size.
 	SocketBuffer int
 	// Logger receives the warnings about refused connections. Default slog.Default().
 	Logger *slog.Logger

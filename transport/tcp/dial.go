@@ -15,8 +15,8 @@ type target struct {
 	plain bool // without TLS: its process is known to be on this host
 }
 
-// dial opens a connection and performs the handshake. It waits for the answer until ctx ends. It retries after temporary errors, for
-// at most patience if that is not 0.
+// dial opens a connection and performs the handshake. It waits for the answer until ctx ends. It retries after
+// temporary errors, for at most patience if that is not 0.
 func (n *Node) dial(ctx context.Context, to target, h hello, patience time.Duration) (*connection, error) {
 	h.secure = n.cfg.TLS != nil && !to.plain
 	dialer := listener.Dialer{Rules: n.rules(), Dial: n.cfg.Dial, Handshake: n.cfg.Handshake, Patient: true}

@@ -1,33 +1,34 @@
 // Package tcp is a transport over TCP connections, for ranks of different processes on one or more hosts.
 //
-// A process opens a [Node], which has one listening port. [Node.Group] joins the ranks at the given addresses into a group
-// and returns the endpoints of this process. A control connection joins every two processes from the start. It carries the
-// rare messages: a rank has closed its end or has failed, queries about calls, requests for a connection. When it ends, the
-// peer process is lost. Two ranks that exchange frames have [Config.Streams] data connections, which are opened when the
-// first frame needs them. A split group has separate data connections. The process of the higher ranks dials that of the
-// lower.
+// A process opens a [Node], which has one listening port. [Node.Group] joins the ranks at the given addresses into a
+// group and returns the endpoints of this process. A control connection joins every two processes from the start. It
+// carries the rare messages: a rank has closed its end or has failed, queries about calls, requests for a connection.
+// When it ends, the peer process is lost. Two ranks that exchange frames have [Config.Streams] data connections, which
+// are opened when the first frame needs them. A split group has separate data connections. The process of the higher
+// ranks dials that of the lower.
 //
 // # Moving a frame
 //
-// The rank's goroutine writes and reads its sockets without blocking. Data moves from and to the caller's memory, except for
-// small frames, which are copied behind their header. If the socket is full, the writer goroutine of the connection sends
-// the rest. A rank that waits spins for a while if the host has at least as many processors as ranks; then it has the
-// connections watched and blocks in [transport.Park]. No call starts a goroutine or allocates.
+// The rank's goroutine writes and reads its sockets without blocking. Data moves from and to the caller's memory,
+// except for small frames, which are copied behind their header. If the socket is full, the writer goroutine of the
+// connection sends the rest. A rank that waits spins for a while if the host has at least as many processors as ranks;
+// then it has the connections watched and blocks in [transport.Park]. No call starts a goroutine or allocates.
 //
-// A send returns when the kernel has taken the frame, so a sender may be ahead of its receiver by the size of the socket
-// buffers.
+// A send returns when the kernel has taken the frame, so a sender may be ahead of its receiver by the size of the
+// socket buffers.
 //
 // # Refused connections
 //
-// docs/wire.md specifies the wire format. A connection must start with a hello of this version, job, epoch and group, from a
-// rank that is not connected yet. Any other connection is refused with a reason, counted ([Node.Refused]) and logged, and
-// does not affect the group. A length in received data never determines an allocation. Connections whose handshake is
-// incomplete are bounded in number ([Config.HalfOpen]) and time ([Config.Handshake]). With [Config.TLS] all connections
-// between hosts are encrypted and, if the TLS config requires it, mutually authenticated; [Config.Authenticate] can require another proof.
+// docs/wire.md specifies the wire format. A connection must start with a hello of this version, job, epoch and group,
+// from a rank that is not connected yet. Any other connection is refused with a reason, counted ([Node.Refused]) and
+// logged, and does not affect the group. A length in received data never determines an allocation. Connections whose
+// handshake is incomplete are bounded in number ([Config.HalfOpen]) and time ([Config.Handshake]). With [Config.TLS]
+// all connections between hosts are encrypted and, if the TLS config requires it, mutually authenticated;
+// [Config.Authenticate] can require another proof.
 //
 // # Lost peers
 //
-// When a process ends, for any reason, its connections close, and its peers notice at once. When a host vanishes, its peers
-// notice on the control connection by [Config.KeepAlive]: by default after 15 seconds of silence. A stopped process is not lost;
-// waits for it end at the caller's deadline.
+// When a process ends, for any reason, its connections close, and its peers notice at once. When a host vanishes, its
+// peers notice on the control connection by [Config.KeepAlive]: by default after 15 seconds of silence. A stopped
+// process is not lost; waits for it end at the caller's deadline.
 package tcp

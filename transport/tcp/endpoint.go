@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"github.com/lockstep-ml/lockstep/internal/listener"
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
 // endpoint is one rank's end of a group.
 type endpoint struct {
+	transport.NoMemory
 	group  *group
 	rank   int
 	ctx    context.Context // ends with Close
@@ -43,13 +43,6 @@ type endpoint struct {
 	lastTag uint32
 	timers  []*time.Timer // of broken connections
 }
-
-var (
-	_ transport.Poster   = (*endpoint)(nil)
-	_ transport.Splitter = (*endpoint)(nil)
-	_ transport.Asker    = (*endpoint)(nil)
-	_ transport.Placer   = (*endpoint)(nil)
-)
 
 // peer is the state of another rank.
 type peer struct {
@@ -89,27 +82,13 @@ func (e *endpoint) Size() int { return len(e.peers) }
 
 func (e *endpoint) Transport() string { return "tcp" }
 
-func (e *endpoint) Reach(int) transport.Reach { return transport.Messages }
-
-// Encrypts implements [transport.Encrypter].
-func (e *endpoint) Encrypts(peer int) bool {
-	w := e.group.world
-	proc := w.proc[e.group.ranks[peer]]
-	return w.node.cfg.TLS != nil && proc != w.self && !w.near[proc]
+func (e *endpoint) Capabilities() transport.Capabilities {
+	return transport.Capabilities{Places: e.group.places, Posts: true, Encrypted: e.group.encrypted}
 }
-
-func (e *endpoint) Places() []transport.Place { return e.group.places }
-
-func (e *endpoint) Publish(transport.Slot) {}
-
-func (e *endpoint) Peer(int) *transport.Slot { return nil }
 
 func (e *endpoint) Inspect(inspect func(peer int, h transport.Header) error) { e.inspect = inspect }
 
 func (e *endpoint) Down() <-chan transport.PeerDown { return e.down }
-
-// Retire does nothing: no peer reaches this rank's memory.
-func (e *endpoint) Retire(tensor.Memory) {}
 
 func (e *endpoint) Split(id uint64, ranks []int) (transport.Endpoint, error) {
 	if id == rootID {
@@ -312,8 +291,8 @@ func (e *endpoint) lost(rank int, err error) {
 	})
 }
 
-// update changes the state of a peer, sends it to Down if it is down now, and wakes the rank. An update that changes nothing does
-// not wake: a rank that waits for others finds a broken connection in every round, and would never block.
+// update changes the state of a peer, sends it to Down if it is down now, and wakes the rank. An update that changes
+// nothing does not wake: a rank that waits for others finds a broken connection in every round, and would never block.
 func (e *endpoint) update(rank int, change func(*peerState)) {
 	e.mu.Lock()
 	p := &e.peers[rank]
@@ -332,8 +311,8 @@ func (e *endpoint) update(rank int, change func(*peerState)) {
 	e.unpark()
 }
 
-// brokenGrace is how long a broken data connection waits for its reason on the control connection: that the peer has closed its
-// endpoint, or that its process is lost.
+// brokenGrace is how long a broken data connection waits for its reason on the control connection: that the peer has
+// closed its endpoint, or that its process is lost.
 const brokenGrace = 500 * time.Millisecond
 
 // broke handles a connection with a peer that has ended or could not be opened.

@@ -207,7 +207,8 @@ func (e *endpoint) admit(x *post, s *stream) error {
 	return nil
 }
 
-// The duration of spinning before a wait blocks: longer than a wake-up takes, and than a peer takes to reduce a segment.
+// The duration of spinning before a wait blocks: longer than a wake-up takes, and than a peer takes to reduce a
+// segment.
 const (
 	spinTime  = 100 * time.Microsecond
 	spinLooks = 16 // steps between two readings of the clock
@@ -215,9 +216,9 @@ const (
 
 // wait blocks until x is complete, cannot complete, or ctx ends.
 //
-// No wake-up is lost: the rank sets parked, then tries again, then has its streams watched, then blocks. A watcher, and an
-// update of a peer's state, make their change first and then read parked. The goroutine that changes parked from true to false
-// sends the single token. Package mem uses the same scheme.
+// No wake-up is lost: the rank sets parked, then tries again, then has its streams watched, then blocks. A watcher, and
+// an update of a peer's state, make their change first and then read parked. The goroutine that changes parked from
+// true to false sends the single token. Package mem uses the same scheme.
 func (e *endpoint) wait(ctx context.Context, x *post) error {
 	for {
 		if done, err := e.spin(x); done || err != nil {
@@ -248,8 +249,9 @@ func (e *endpoint) wait(ctx context.Context, x *post) error {
 	}
 }
 
-// written waits shortly for the goroutine that writes x's frame to a peer that is down, if there is one: the peer may have
-// received the frame and closed its endpoint before that goroutine records the write. It reports whether a frame was queued.
+// written waits shortly for the goroutine that writes x's frame to a peer that is down, if there is one: the peer may
+// have received the frame and closed its endpoint before that goroutine records the write. It reports whether a frame
+// was queued.
 func (e *endpoint) written(x *post) bool {
 	if x.to < 0 || x.stream == nil {
 		return false
@@ -323,8 +325,8 @@ func (e *endpoint) failure(x *post) error {
 	return nil
 }
 
-// peerDown returns a PeerDown if the exchange with a peer cannot complete, or nil. Until its connections end, frames that a peer
-// sent before it closed its endpoint can be received, and it may still receive frames.
+// peerDown returns a PeerDown if the exchange with a peer cannot complete, or nil. Until its connections end, frames
+// that a peer sent before it closed its endpoint can be received, and it may still receive frames.
 func (e *endpoint) peerDown(rank int, receiving bool) error {
 	p := &e.peers[rank]
 	f := p.state.Load()

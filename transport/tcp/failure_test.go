@@ -18,8 +18,8 @@ import (
 )
 
 func init() {
-	// ring exchanges around the ring until an error, which it prints. After the first exchange each must end within PATIENCE
-	// milliseconds. When any rank is down it gives up, as communicators do.
+	// ring exchanges around the ring until an error, which it prints. After the first exchange each must end within
+	// PATIENCE milliseconds. When any rank is down it gives up, as communicators do.
 	parts["ring"] = func(c *child) {
 		node, e := c.join(tcp.Config{})
 		all, cancel := context.WithCancelCause(context.Background())
@@ -164,7 +164,8 @@ func (p *proxy) cut(first int) {
 	}
 }
 
-// TestCut: a cut connection is an error on both sides without a deadline, whether or not the control connection still exists.
+// TestCut: a cut connection is an error on both sides without a deadline, whether or not the control connection still
+// exists.
 func TestCut(t *testing.T) {
 	for _, cut := range []struct {
 		name  string

@@ -17,6 +17,8 @@ type group struct {
 	inProc  []bool // by process: whether it has ranks of the group
 	local   int    // number of ranks in this process
 	places  []transport.Place
+	// encrypted reports, by rank, whether the connections with it are encrypted.
+	encrypted []bool
 
 	ends  []*endpoint // created and not closed
 	took  []bool      // by rank: its endpoint was created
@@ -101,6 +103,7 @@ func (w *world) newGroup(id uint64, ranks []int) *group {
 	for at, r := range ranks {
 		p := w.proc[r]
 		g.places = append(g.places, transport.Place{Worker: at, Domain: at, Host: w.host[p]})
+		g.encrypted = append(g.encrypted, w.node.cfg.TLS != nil && p != w.self && !w.near[p])
 		g.inProc[p] = true
 		if p == w.self {
 			g.local++
@@ -120,7 +123,8 @@ func (g *group) dials(a, b int) bool {
 	return a > b
 }
 
-// endpointFor returns the endpoint that a data connection is for, or nil if it was not created yet. The caller holds the world's mu.
+// endpointFor returns the endpoint that a data connection is for, or nil if it was not created yet. The caller holds
+// the world's mu.
 func (g *group) endpointFor(a *connection) (*endpoint, error) {
 	n := len(g.ranks)
 	switch {

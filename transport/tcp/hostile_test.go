@@ -149,7 +149,8 @@ func TestInvalidHellos(t *testing.T) {
 	}
 }
 
-// TestHalfOpenBound: connections that send nothing are bounded in number and time, keep no others out, and do not slow the group.
+// TestHalfOpenBound: connections that send nothing are bounded in number and time, keep no others out, and do not slow
+// the group.
 func TestHalfOpenBound(t *testing.T) {
 	nodes, ends := pair(t, Config{HalfOpen: 16, Handshake: 3 * time.Second}) // as long as those of the group may need at worst
 	works(t, ends)
@@ -293,7 +294,8 @@ func TestEarlyInvalidHellos(t *testing.T) {
 	works(t, subs)
 }
 
-// TestWrongFrames: data that is no frame, or not the next one, closes the connection with its sender; the error sent why.
+// TestWrongFrames: data that is no frame, or not the next one, closes the connection with its sender; the error sent
+// why.
 func TestWrongFrames(t *testing.T) {
 	valid := func(h head) []byte {
 		var b [headBytes]byte

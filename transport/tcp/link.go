@@ -43,8 +43,8 @@ func newLink(w *world, proc int, a *connection) *link {
 	return l
 }
 
-// send queues a message. It drops answers while the queue is too long, since a peer determines their number; this process
-// sends few other messages.
+// send queues a message. It drops answers while the queue is too long, since a peer determines their number; this
+// process sends few other messages.
 func (l *link) send(m *message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,9 +104,9 @@ func (l *link) readLoop() {
 	l.w.lose(l.proc, lossReason(err))
 }
 
-// lossReason returns why a peer process is lost, from the error that ended its control connection. Only if the other end closed
-// the connection, the process has certainly ended: a reset may come from a device on the path, such as a firewall, while the
-// process still runs.
+// lossReason returns why a peer process is lost, from the error that ended its control connection. Only if the other
+// end closed the connection, the process has certainly ended: a reset may come from a device on the path, such as a
+// firewall, while the process still runs.
 func lossReason(err error) error {
 	switch timeout := net.Error(nil); {
 	case err == io.EOF || errors.Is(err, net.ErrClosed):

@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Node holds the groups of a process and the port on which their connections arrive. The port may be shared with other services.
-// Its methods may be called concurrently.
+// Node holds the groups of a process and the port on which their connections arrive. The port may be shared with other
+// services. Its methods may be called concurrently.
 type Node struct {
 	cfg      Config
 	job      [16]byte
@@ -69,9 +69,9 @@ func (n *Node) rules() listener.Rules {
 // Addr returns the address that the node listens on. Others can dial it unless it is a wildcard.
 func (n *Node) Addr() string { return n.listener.Addr() }
 
-// Refused returns the number of connections that were refused, or closed because of invalid data, by reason: "magic", "version",
-// "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame". It omits reasons that
-// did not occur.
+// Refused returns the number of connections that were refused, or closed because of invalid data, by reason: "magic",
+// "version", "damaged", "service", "job", "epoch", "group", "rank", "duplicate", "proof", "slow", "crowded", "frame".
+// It omits reasons that did not occur.
 func (n *Node) Refused() map[string]uint64 { return n.acceptor.Counts() }
 
 // Close closes the port, unless it is [Config.SharedListener], and all open endpoints. Closing again does nothing.
@@ -100,7 +100,8 @@ func (n *Node) closeListener() {
 	}
 }
 
-// CloseWithGroups makes the node close itself when the last endpoint of its last group is closed: at once if it has no group.
+// CloseWithGroups makes the node close itself when the last endpoint of its last group is closed: at once if it has no
+// group.
 func (n *Node) CloseWithGroups() {
 	n.mu.Lock()
 	n.retire = true
@@ -117,7 +118,8 @@ func (n *Node) closeIfEmpty() {
 	}
 }
 
-// route passes a connection to the world that its hello names. It waits until the deadline for a world that does not exist yet.
+// route passes a connection to the world that its hello names. It waits until the deadline for a world that does not
+// exist yet.
 func (n *Node) route(a *connection) error {
 	key := worldKey{a.epoch, a.world}
 	timer := time.NewTimer(time.Until(a.at.Deadline))

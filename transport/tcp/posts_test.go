@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// TestSentAmongPosts: a rank that waits only for its frame to be sent is woken then, although the next ones cannot be sent: their
-// receiver may wait for something that this rank must do first.
+// TestSentAmongPosts: a rank that waits only for its frame to be sent is woken then, although the next ones cannot be
+// sent: their receiver may wait for something that this rank must do first.
 func TestSentAmongPosts(t *testing.T) {
 	_, ends := pair(t, Config{SocketBuffer: 64 << 10})
 	works(t, ends) // so both are connected

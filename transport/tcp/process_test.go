@@ -192,8 +192,8 @@ func bothWays(conn net.Conn, out, in []byte) error {
 	return <-wrote
 }
 
-// BenchmarkExchange measures an exchange of so many bytes in each direction between two processes on loopback, and beside it
-// the same bytes by plain writes and reads.
+// BenchmarkExchange measures an exchange of so many bytes in each direction between two processes on loopback, and
+// beside it the same bytes by plain writes and reads.
 func BenchmarkExchange(b *testing.B) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

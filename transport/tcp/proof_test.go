@@ -63,8 +63,8 @@ func (c *first) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// TestSameHost: of three nodes with TLS and Authenticate, the two that are verified to be on one host use no TLS between them;
-// the third uses it with both.
+// TestSameHost: of three nodes with TLS and Authenticate, the two that are verified to be on one host use no TLS
+// between them; the third uses it with both.
 func TestSameHost(t *testing.T) {
 	seen := firsts{all: map[string][]byte{}}
 	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Dial: seen.dial, Logger: slog.New(slog.DiscardHandler)}
@@ -129,7 +129,7 @@ func split(t *testing.T, e transport.Endpoint, n int) transport.Endpoint {
 	for i := range ranks {
 		ranks[i] = i
 	}
-	sub, err := e.(transport.Splitter).Split(1, ranks)
+	sub, err := e.Split(1, ranks)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,8 +285,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestExchanged: an attacker on the path forwards the unencrypted starts of two connections, and then exchanges their ends. Each
-// TLS connection joins two processes of the job, but not the two that the hellos name.
+// TestExchanged: an attacker on the path forwards the unencrypted starts of two connections, and then exchanges their
+// ends. Each TLS connection joins two processes of the job, but not the two that the hellos name.
 func TestExchanged(t *testing.T) {
 	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Logger: slog.New(slog.DiscardHandler)}
 	var nodes []*tcp.Node

@@ -105,7 +105,8 @@ func (s *scripted) read(a, b []byte) (int, error) {
 	return n, nil
 }
 
-// FuzzStream: for any data in any pieces, the receiver returns exactly the frames that a reader of the whole data finds.
+// FuzzStream: for any data in any pieces, the receiver returns exactly the frames that a reader of the whole data
+// finds.
 func FuzzStream(f *testing.F) {
 	frame := func(number uint64, data []byte) []byte {
 		var b [headBytes]byte

@@ -8,8 +8,8 @@ import (
 // pumpBytes is the size of the buffer of each direction of a pump.
 const pumpBytes = 256 << 10
 
-// pump is a wire over any connection: two goroutines move the bytes through buffers. It is used for connections that are no
-// sockets, and on systems without non-blocking access to sockets.
+// pump is a wire over any connection: two goroutines move the bytes through buffers. It is used for connections that
+// are no sockets, and on systems without non-blocking access to sockets.
 type pump struct {
 	conn net.Conn
 	done sync.WaitGroup

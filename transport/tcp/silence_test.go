@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// TestLateReader: a rank is not lost while it computes for much longer than the keep-alive limit and more is sent to it than
-// its socket holds, because its host responds.
+// TestLateReader: a rank is not lost while it computes for much longer than the keep-alive limit and more is sent to it
+// than its socket holds, because its host responds.
 func TestLateReader(t *testing.T) {
 	t.Parallel()
 	brief := net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 1}

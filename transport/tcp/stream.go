@@ -138,7 +138,8 @@ func (s *sender) put(h *head, data []byte) uint64 {
 	return s.queued
 }
 
-// push writes a piece of the queue if the wire has room, unless another goroutine does so. It returns the connection's error.
+// push writes a piece of the queue if the wire has room, unless another goroutine does so. It returns the connection's
+// error.
 func (s *stream) push() error {
 	if !s.sender.mu.TryLock() {
 		return nil
@@ -188,8 +189,8 @@ func (s *stream) pushPiece(f *outgoing) error {
 	return err
 }
 
-// cancel empties the queue, so that the data of its frames is no longer read. If there were any, the connection cannot send
-// afterwards.
+// cancel empties the queue, so that the data of its frames is no longer read. If there were any, the connection cannot
+// send afterwards.
 func (s *sender) cancel() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,8 +206,8 @@ func (s *sender) cancel() {
 	}
 }
 
-// receiver is the receiving half, which only the rank's goroutine uses. Heads and small frames are read ahead into buf; the rest
-// of a frame is read directly into the caller's memory.
+// receiver is the receiving half, which only the rank's goroutine uses. Heads and small frames are read ahead into buf;
+// the rest of a frame is read directly into the caller's memory.
 type receiver struct {
 	buf     [headBytes + smallBytes]byte
 	lo, hi  int // the buffered data is buf[lo:hi]

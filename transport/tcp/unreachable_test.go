@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestUnreachable: when the system gives up any connection with a process, the error says that the host cannot be reached, even if
-// the other connections fail much later.
+// TestUnreachable: when the system gives up any connection with a process, the error says that the host cannot be
+// reached, even if the other connections fail much later.
 func TestUnreachable(t *testing.T) {
 	ends := twoEnds(t)
 	ends[0].broke(1, nil, os.NewSyscallError("read", syscall.ETIMEDOUT))

@@ -8,8 +8,8 @@ import (
 
 // wire moves bytes over a connection without blocking. One goroutine at a time reads, one writes.
 type wire interface {
-	// read reads available data into a, then b, and returns its length, which is at least 1. It returns errAgain if there is
-	// none, and io.EOF at the end.
+	// read reads available data into a, then b, and returns its length, which is at least 1. It returns errAgain if
+	// there is none, and io.EOF at the end.
 	read(a, b []byte) (int, error)
 	// held reports whether data may be buffered that awaitRead does not see.
 	held() bool
@@ -29,7 +29,8 @@ type wire interface {
 	join()
 }
 
-// again is the error of an operation that would block. Package tls treats it as a timeout, after which the connection stays usable.
+// again is the error of an operation that would block. Package tls treats it as a timeout, after which the connection
+// stays usable.
 type again struct{}
 
 func (again) Error() string   { return "tcp: operation would block" }

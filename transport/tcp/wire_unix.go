@@ -11,11 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallBytes is the largest size of data that is copied behind its head for a single write; larger data is written in place.
+// smallBytes is the largest size of data that is copied behind its head for a single write; larger data is written in
+// place.
 const smallBytes = 16 << 10
 
-// socket is a wire directly on a socket: the calling goroutine makes non-blocking system calls, and waits use Go's poller.
-// RawConn.Control keeps the descriptor open during a call.
+// socket is a wire directly on a socket: the calling goroutine makes non-blocking system calls, and waits use Go's
+// poller. RawConn.Control keeps the descriptor open during a call.
 type socket struct {
 	conn net.Conn
 	raw  syscall.RawConn

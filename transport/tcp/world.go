@@ -22,12 +22,14 @@ type GroupConfig struct {
 	ID uint64
 	// Epoch is the membership of the job. The node refuses connections of an epoch older than that of its latest group.
 	Epoch uint32
-	// Addrs holds the address of each rank's node, by rank, as the others dial it. Ranks of one process have the same address.
+	// Addrs holds the address of each rank's node, by rank, as the others dial it. Ranks of one process have the same
+	// address.
 	Addrs []string
 	// Local holds the ranks of this process: all ranks that have its address.
 	Local []int
-	// SameHost holds ranks whose processes are verified to be on this host. Connections with them are not encrypted, even with
-	// [Config.TLS]; with TLS, this requires [Config.Authenticate]. Those processes must list the ranks of this one too.
+	// SameHost holds ranks whose processes are verified to be on this host. Connections with them are not encrypted,
+	// even with [Config.TLS]; with TLS, this requires [Config.Authenticate]. Those processes must list the ranks of
+	// this one too.
 	SameHost []int
 }
 
@@ -72,9 +74,8 @@ const (
 	rootID     = 0 // of the whole world, among its groups
 )
 
-// Group joins the ranks at the given addresses into a group. It returns the endpoints of this process, in the order of Local.
-// Each is a [transport.Splitter], a [transport.Poster] and a [transport.Asker], and must be closed. Group waits until this process
-// is connected with every other one, or ctx ends.
+// Group joins the ranks at the given addresses into a group. It returns the endpoints of this process, in the order of
+// Local. The caller must close each. Group waits until this process is connected with every other one, or ctx ends.
 func (n *Node) Group(ctx context.Context, g GroupConfig) ([]transport.Endpoint, error) {
 	w, err := newWorld(n, g)
 	if err != nil {
@@ -327,7 +328,8 @@ func (w *world) acceptStream(a *connection) error {
 	return e.accept(a)
 }
 
-// send sends a message about a group to process proc, or, if proc is negative, to every process of the group, this one included.
+// send sends a message about a group to process proc, or, if proc is negative, to every process of the group, this one
+// included.
 func (w *world) send(g *group, m *message, proc int) {
 	m.group = g.id
 	for p := range w.procs {

@@ -1,6 +1,6 @@
-// Package faulty wraps endpoints of any transport and injects faults: late calls, lost peers, killed or stopped processes, damaged,
-// repeated or truncated frames. A seed determines the fault of each call, so the same calls get the same faults. It is for tests
-// of the layers above a transport. Package simnet injects faults at given times.
+// Package faulty wraps endpoints of any transport and injects faults: late calls, lost peers, killed or stopped
+// processes, damaged, repeated or truncated frames. A seed determines the fault of each call, so the same calls get the
+// same faults. It is for tests of the layers above a transport. Package simnet injects faults at given times.
 package faulty
 
 import (
@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -56,19 +55,16 @@ type Config struct {
 	Note     func(rank int, call string, f Fault) // is told of each; nil: nobody is
 }
 
-// Wrap returns an endpoint that is e, and a Marker, Poster, Allocator, Asker, Placer and Splitter where e is, and to which things
-// happen: in Exchange, Post, Complete, Signal and Await. Groups split from it are wrapped as well.
+// Wrap returns e with faults injected into Exchange, Post, Complete, Signal and Await. Groups split from it are wrapped
+// as well.
 func Wrap(e transport.Endpoint, cfg Config) transport.Endpoint {
 	if cfg.DelayMax == 0 {
 		cfg.DelayMax = time.Millisecond
 	}
-	w := &end{
+	return &end{
 		Endpoint: e, cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, uint64(e.Rank()))), closed: make(chan struct{}),
 		last: map[int]transport.Header{}, cut: map[int]bool{},
 	}
-	w.marker, _ = e.(transport.Marker)
-	w.poster, _ = e.(transport.Poster)
-	return w.as()
 }
 
 // WrapAll wraps all endpoints.
@@ -83,9 +79,7 @@ func WrapAll(ends []transport.Endpoint, cfg Config) []transport.Endpoint {
 // end is a wrapped endpoint.
 type end struct {
 	transport.Endpoint
-	cfg    Config
-	marker transport.Marker // nil if it is none
-	poster transport.Poster
+	cfg Config
 
 	// Used by the rank's goroutine only.
 	random *rand.Rand
@@ -242,97 +236,61 @@ func (e *end) Close() error {
 	return e.Endpoint.Close()
 }
 
-// posts are the methods of a Poster.
-type posts struct{ e *end }
-
-func (p posts) Post(to int, out transport.Frame, from int, in []byte) error {
-	if err := p.e.strike("Post", to, from); err != nil {
+func (e *end) Post(to int, out transport.Frame, from int, in []byte) error {
+	if err := e.strike("Post", to, from); err != nil {
 		return err
 	}
-	c := p.e.begin("Post", to, &out, from, in)
-	if err := p.e.poster.Post(to, out, from, in); err != nil {
+	c := e.begin("Post", to, &out, from, in)
+	if err := e.Endpoint.Post(to, out, from, in); err != nil {
 		return err
 	}
-	p.e.posted = append(p.e.posted, c)
+	e.posted = append(e.posted, c)
 	return nil
 }
 
-func (p posts) Complete(ctx context.Context) error {
-	e := p.e
+func (e *end) Complete(ctx context.Context) error {
+	if len(e.posted) == 0 {
+		return e.Endpoint.Complete(ctx)
+	}
 	c := e.posted[0]
 	e.posted = slices.Delete(e.posted, 0, 1)
 	struck := e.halt(ctx, "Complete", c.to, c.from)
 	e.waits, e.spoil = c.from, c.spoil
-	if struck != nil { // the memory is still the transport's
-		over, cancel := context.WithCancelCause(context.Background())
+	if struck != nil { // the memory still belongs to the transport
+		ended, cancel := context.WithCancelCause(context.Background())
 		cancel(struck)
-		ctx = over
+		ctx = ended
 	}
-	err := e.ended(&c, e.poster.Complete(ctx))
+	err := e.ended(&c, e.Endpoint.Complete(ctx))
 	if struck != nil {
 		return struck
 	}
 	return err
 }
 
-// marks are the methods of a Marker.
-type marks struct{ e *end }
-
-func (m marks) Domain() []int { return m.e.marker.Domain() }
-
-func (m marks) Reachable(mem tensor.Memory) bool { return m.e.marker.Reachable(mem) }
-
-func (m marks) Stage(rank int) []byte { return m.e.marker.Stage(rank) }
-
-func (m marks) Signal(mark int) error {
-	if err := m.e.strike("Signal"); err != nil {
+func (e *end) Signal(flag int) error {
+	if err := e.strike("Signal"); err != nil {
 		return err
 	}
-	return m.e.marker.Signal(mark)
+	return e.Endpoint.Signal(flag)
 }
 
-func (m marks) Await(ctx context.Context, rank, mark int) error {
-	if err := m.e.halt(ctx, "Await", rank); err != nil {
+func (e *end) Await(ctx context.Context, rank, flag int) error {
+	if err := e.halt(ctx, "Await", rank); err != nil {
 		return err
 	}
-	return m.e.marker.Await(ctx, rank, mark)
+	return e.Endpoint.Await(ctx, rank, flag)
 }
 
-func (m marks) Behind(mark int, ranks []int) []int { return m.e.marker.Behind(mark, ranks) }
-
-func (m marks) Withdraw() bool { return m.e.marker.Withdraw() }
-
-func (m marks) Interrupt() { m.e.marker.Interrupt() }
-
-// buffers, texts, places and parts are those of an Allocator, an Asker, a Placer and a Splitter.
-type (
-	buffers struct{ e *end }
-	texts   struct{ e *end }
-	places  struct{ e *end }
-	parts   struct{ e *end }
-)
-
-func (b buffers) NewBuffer(bytes int) (tensor.Memory, error) {
-	return b.e.Endpoint.(transport.Allocator).NewBuffer(bytes)
-}
-
-func (t texts) Answer(text func(seq uint64) []byte) { t.e.Endpoint.(transport.Asker).Answer(text) }
-
-func (t texts) Ask(peer int, seq uint64) []byte {
-	return t.e.Endpoint.(transport.Asker).Ask(peer, seq)
-}
-
-func (p places) Places() []transport.Place { return p.e.Endpoint.(transport.Placer).Places() }
-
-func (p parts) Split(id uint64, ranks []int) (transport.Endpoint, error) {
-	if p.e.isKilled() {
+func (e *end) Split(id uint64, ranks []int) (transport.Endpoint, error) {
+	if e.isKilled() {
 		return nil, ErrKilled
 	}
-	part, err := p.e.Endpoint.(transport.Splitter).Split(id, ranks)
+	part, err := e.Endpoint.Split(id, ranks)
 	if err != nil {
 		return nil, err
 	}
-	cfg := p.e.cfg
+	cfg := e.cfg
 	cfg.Seed ^= id
 	return Wrap(part, cfg), nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -49,28 +48,6 @@ func TestTransparent(t *testing.T) {
 		})
 	}
 }
-
-// TestKeepsInterfaces: of the optional interfaces the wrapped end has those of the one inside.
-func TestKeepsInterfaces(t *testing.T) {
-	for _, e := range []transport.Endpoint{mem.New(1)[0], mem.NewPipes(1)[0], mem.NewDomains([]int{0, 1})[0], bare{mem.New(1)[0]}} {
-		w := faulty.Wrap(e, faulty.Config{})
-		has := func(e transport.Endpoint) (out []bool) {
-			_, marker := e.(transport.Marker)
-			_, poster := e.(transport.Poster)
-			_, allocator := e.(transport.Allocator)
-			_, asker := e.(transport.Asker)
-			_, placer := e.(transport.Placer)
-			_, splitter := e.(transport.Splitter)
-			return []bool{marker, poster, allocator, asker, placer, splitter}
-		}
-		if !slices.Equal(has(w), has(e)) {
-			t.Errorf("%T has %v, wrapped %v", e, has(e), has(w))
-		}
-		w.Close()
-	}
-}
-
-type bare struct{ transport.Endpoint }
 
 var errOther = errors.New("another header")
 
@@ -138,9 +115,9 @@ func exchangeUntilError(ends []transport.Endpoint, posted bool) []error {
 			for ; errs[i] == nil; frame++ {
 				out := transport.Frame{Header: transport.Header{Comm: 7, Frame: frame}, Data: bytes.Repeat([]byte{byte(frame)}, 100)}
 				in := make([]byte, 100)
-				if p, ok := e.(transport.Poster); ok && posted {
-					if errs[i] = p.Post(1-i, out, 1-i, in); errs[i] == nil {
-						errs[i] = p.Complete(ctx)
+				if posted {
+					if errs[i] = e.Post(1-i, out, 1-i, in); errs[i] == nil {
+						errs[i] = e.Complete(ctx)
 					}
 				} else {
 					errs[i] = e.Exchange(ctx, 1-i, out, 1-i, in)
@@ -168,11 +145,10 @@ func TestMarks(t *testing.T) {
 			for i, e := range ends {
 				wg.Go(func() {
 					defer e.Close()
-					m := e.(transport.Marker)
 					for range 300 {
-						m.Publish(transport.Slot{})
+						e.Publish(transport.Slot{})
 						for mark := range 2 {
-							if errs[i] = errors.Join(m.Signal(mark), m.Await(ctx, -1, mark)); errs[i] != nil {
+							if errs[i] = errors.Join(e.Signal(mark), e.Await(ctx, -1, mark)); errs[i] != nil {
 								return
 							}
 						}

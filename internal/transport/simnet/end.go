@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
@@ -28,38 +27,34 @@ type end struct {
 	base   uint64 // marks raised before the current call
 
 	// Guarded by net.mu.
-	sent   uint64
-	inbox  [][]*flight           // frames that have arrived, by sender
-	lost   []*transport.PeerDown // what this rank knows of its peers
-	left   bool                  // the peers were told
-	closed bool
-	answer func(seq uint64) []byte
-	raised uint64 // marks so far
-	halted bool   // it cannot raise a mark 0 any more
-	slots  [2]transport.Slot
-	stage  []byte
+	sent    uint64
+	inbox   [][]*flight           // frames that have arrived, by sender
+	lost    []*transport.PeerDown // what this rank knows of its peers
+	left    bool                  // the peers were told
+	closed  bool
+	answer  func(seq uint64) []byte
+	raised  uint64 // marks so far
+	halted  bool   // it cannot raise a mark 0 any more
+	slots   [2]transport.Slot
+	staging []byte
 }
 
 // framer is an end without memory.
-type framer struct{ *end }
+type framer struct {
+	*end
+	transport.NoMemory
+}
 
-var (
-	_ transport.Poster   = (*framer)(nil)
-	_ transport.Asker    = (*framer)(nil)
-	_ transport.Placer   = (*framer)(nil)
-	_ transport.Splitter = (*framer)(nil)
-)
+func (f *framer) Capabilities() transport.Capabilities {
+	return transport.Capabilities{Places: f.group.places, Posts: true}
+}
 
-func (f *framer) Publish(transport.Slot) {}
-
-func (f *framer) Peer(int) *transport.Slot { return nil }
-
-// as returns the end with the methods that it can keep.
+// as returns the endpoint, with or without memory.
 func (e *end) as() transport.Endpoint {
 	if e.group.memory {
 		return &sharer{e}
 	}
-	return &framer{e}
+	return &framer{end: e}
 }
 
 func (e *end) Rank() int { return e.rank }
@@ -68,22 +63,12 @@ func (e *end) Size() int { return len(e.group.ends) }
 
 func (e *end) Transport() string { return "simnet" }
 
-func (e *end) Places() []transport.Place { return e.group.places }
-
-func (e *end) Reach(peer int) transport.Reach {
-	if e.reaches(peer) {
-		return transport.Memory
-	}
-	return transport.Messages
-}
-
-func (e *end) reaches(peer int) bool { return slices.Contains(e.domain, peer) }
+// shares reports whether a rank is in the domain of this rank.
+func (e *end) shares(rank int) bool { return slices.Contains(e.domain, rank) }
 
 func (e *end) Inspect(judge func(peer int, h transport.Header) error) { e.judge = judge }
 
 func (e *end) Down() <-chan transport.PeerDown { return e.down }
-
-func (e *end) Retire(tensor.Memory) {}
 
 // notify has the rank look again at what it waits for.
 func (e *end) notify() {
@@ -93,7 +78,8 @@ func (e *end) notify() {
 	}
 }
 
-// alive locks the network, as soon as the process runs, and returns nil, or why the end is of no use. All calls begin with it.
+// alive locks the network, as soon as the process runs, and returns nil, or why the end is of no use. All calls begin
+// with it.
 func (e *end) alive() error {
 	e.net.mu.Lock()
 	p := &e.net.procs[e.proc]

@@ -113,8 +113,8 @@ func (n *Net) strike(f *Fault, rank int) {
 	}
 }
 
-// sever ends a connection: from now on it carries nothing. The ranks at its two ends are told why; without reasons they notice it
-// after a while.
+// sever ends a connection: from now on it carries nothing. The ranks at its two ends are told why; without reasons they
+// notice it after a while.
 func (n *Net) sever(a, b int, tellA, tellB error) {
 	if n.dead[pair(a, b)] {
 		return

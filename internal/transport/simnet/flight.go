@@ -9,7 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// flight is a frame on its way. It has its own copy of the data: what the sender does with its memory is its own affair.
+// flight is a frame on its way. It has its own copy of the data: what the sender does with its memory is its own
+// affair.
 type flight struct {
 	from, to *end
 	number   uint64 // of the sender's frames
@@ -101,8 +102,8 @@ func (n *Net) latency(from, to int) time.Duration {
 	return time.Duration(float64(l)*max(n.slow(a), n.slow(b))) + n.procs[from].delay + n.procs[to].delay
 }
 
-// arrival has something done when it comes from one process to another, after all that was sent before, unless the connection is
-// dead by then.
+// arrival has something done when it comes from one process to another, after all that was sent before, unless the
+// connection is dead by then.
 func (n *Net) arrival(from, to int, after time.Duration, do func()) {
 	when := latest(time.Now().Add(after), n.last[[2]int{from, to}])
 	n.last[[2]int{from, to}] = when

@@ -13,23 +13,18 @@ import (
 // sharer is an end that reaches the memory of the ranks of its domain.
 type sharer struct{ *end }
 
-var (
-	_ transport.Marker    = (*sharer)(nil)
-	_ transport.Poster    = (*sharer)(nil)
-	_ transport.Allocator = (*sharer)(nil)
-	_ transport.Asker     = (*sharer)(nil)
-	_ transport.Placer    = (*sharer)(nil)
-	_ transport.Splitter  = (*sharer)(nil)
-)
+// stagingBytes is the length of a rank's staging buffer.
+const stagingBytes = 64 << 10
 
-// stageBytes is the length of a rank's stage.
-const stageBytes = 64 << 10
-
-func (s *sharer) Domain() []int { return s.domain }
+func (s *sharer) Capabilities() transport.Capabilities {
+	return transport.Capabilities{Places: s.group.places, Memory: true, StagingBytes: stagingBytes, Posts: true}
+}
 
 func (s *sharer) Reachable(tensor.Memory) bool { return true }
 
-func (s *sharer) Stage(rank int) []byte { return s.group.ends[rank].stage }
+func (s *sharer) StagingBuffer(rank int) []byte { return s.group.ends[rank].staging }
+
+func (s *sharer) Retire(tensor.Memory) {}
 
 func (s *sharer) Publish(slot transport.Slot) {
 	s.net.mu.Lock()
@@ -40,7 +35,7 @@ func (s *sharer) Publish(slot transport.Slot) {
 }
 
 func (s *sharer) Peer(peer int) *transport.Slot {
-	if !s.reaches(peer) {
+	if !s.shares(peer) {
 		return nil
 	}
 	return &s.group.ends[peer].slots[s.calls&1]

@@ -1,14 +1,15 @@
-// Package simnet simulates a network: ranks on described hosts, whose frames take the time that they would on such a network, with
-// faults at given times. It uses package time for all time. In a bubble of testing/synctest time is virtual, so minutes pass in
-// milliseconds, and a run depends only on its seed.
+// Package simnet simulates a network: ranks on described hosts, whose frames take the time that they would on such a
+// network, with faults at given times. It uses package time for all time. In a bubble of testing/synctest time is
+// virtual, so minutes pass in milliseconds, and a run depends only on its seed.
 //
 // # Durations
 //
-// A frame waits until its links are free; each link carries one frame at a time. Inside a host this is the sender's link. Between
-// hosts these are the network card of the sender's host, the switch, and the network card of the receiver's host. A frame occupies each
-// link for its bytes divided by the link's bandwidth, and arrives one latency after it has left the slowest. Frames between two
-// ranks keep their order. Simultaneous requests are ordered by rank, not by the scheduling of goroutines, so every run is the
-// same. Memory accesses and marks inside a domain take no time, nor does computing.
+// A frame waits until its links are free; each link carries one frame at a time. Inside a host this is the sender's
+// link. Between hosts these are the network card of the sender's host, the switch, and the network card of the
+// receiver's host. A frame occupies each link for its bytes divided by the link's bandwidth, and arrives one latency
+// after it has left the slowest. Frames between two ranks keep their order. Simultaneous requests are ordered by rank,
+// not by the scheduling of goroutines, so every run is the same. Memory accesses and marks inside a domain take no
+// time, nor does computing.
 //
 // # Faults
 //
@@ -37,8 +38,8 @@ var ErrKilled = errors.New("simnet: this process was killed")
 
 // Config describes the hosts, what joins them, and what happens.
 type Config struct {
-	// Places says where each rank is. Ranks of one domain reach each other's memory, those of one worker are killed and stopped
-	// together, frames between hosts take the network.
+	// Places says where each rank is. Ranks of one domain reach each other's memory, those of one worker are killed and
+	// stopped together, frames between hosts take the network.
 	Places  []transport.Place
 	Host    Link            // frames inside a host; default 1 µs and 10 GB/s
 	Network Link            // between hosts: the latency, and the bandwidth of a host's card in each direction; default 10 µs and 10 GB/s
@@ -57,8 +58,8 @@ type Link struct {
 	Bandwidth float64 // bytes a second
 }
 
-// Uniform returns the places of ranks spread over hosts, so many on each, in order, one process each. With memory the ranks of a
-// host are one domain.
+// Uniform returns the places of ranks spread over hosts, so many on each, in order, one process each. With memory the
+// ranks of a host are one domain.
 func Uniform(hosts, each int, memory bool) []transport.Place {
 	var places []transport.Place
 	for r := range hosts * each {
@@ -200,7 +201,7 @@ func (n *Net) group(ranks []int) *group {
 			wake: make(chan struct{}, 1), down: make(chan transport.PeerDown, len(ranks)),
 		}
 		if g.memory {
-			e.stage = make([]byte, stageBytes)
+			e.staging = make([]byte, stagingBytes)
 		}
 		g.ends = append(g.ends, e)
 	}
@@ -208,8 +209,8 @@ func (n *Net) group(ranks []int) *group {
 	return g
 }
 
-// at has something done after a while; things of one moment in the order in which they were asked for. The network is locked,
-// then as now.
+// at has something done after a while; things of one moment in the order in which they were asked for. The network is
+// locked, then as now.
 func (n *Net) at(after time.Duration, do func()) {
 	n.events.push(event{at: time.Now().Add(after), do: do})
 	n.arm()

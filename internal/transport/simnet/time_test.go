@@ -108,7 +108,6 @@ func transfers(t *testing.T, ends []transport.Endpoint, pairs [][2]int) []time.D
 	var wg sync.WaitGroup
 	for _, e := range ends {
 		wg.Go(func() {
-			p := e.(transport.Poster)
 			var of []int // the pair of each post
 			for i, pair := range pairs {
 				to, from := -1, -1
@@ -120,13 +119,13 @@ func transfers(t *testing.T, ends []transport.Endpoint, pairs [][2]int) []time.D
 				default:
 					continue
 				}
-				if err := p.Post(to, transport.Frame{Data: make([]byte, mega)}, from, make([]byte, mega)); err != nil {
+				if err := e.Post(to, transport.Frame{Data: make([]byte, mega)}, from, make([]byte, mega)); err != nil {
 					t.Error(err)
 				}
 				of = append(of, i)
 			}
 			for _, i := range of {
-				if err := p.Complete(ctx); err != nil {
+				if err := e.Complete(ctx); err != nil {
 					t.Error(err)
 				}
 				if e.Rank() == pairs[i][1] {

@@ -13,7 +13,7 @@ import (
 var endTests = []test{
 	{"cancelled receiver", []int{2}, 0, cancelledReceiver},
 	{"cancelled both ways", []int{2}, 0, cancelledBothWays},
-	{"cancelled sender", []int{2}, holds, cancelledSender},
+	{"cancelled sender", []int{2}, unbuffered, cancelledSender},
 	{"cancelled at any moment", []int{2, 4}, 0, cancelledAnyTime},
 	{"peer closes", []int{2, 3, 5}, 0, peerCloses},
 	{"peer closes after sending", []int{2}, 0, closesAfterSending},
@@ -56,8 +56,8 @@ func cancelledBothWays(g *group) {
 	clear(data)
 }
 
-// around exchanges around the ring until an error comes, and then uses the memory, which is the rank's own again: the race
-// detector looks.
+// around exchanges around the ring until an error comes, and then uses the memory, which is the rank's own again: the
+// race detector looks.
 func (g *group) around(c context.Context, e transport.Endpoint) error {
 	n := e.Size()
 	for round := 0; ; round++ {
@@ -209,7 +209,8 @@ func ownClose(g *group) {
 	}
 }
 
-// peerFails: whoever needs a rank that has failed gets its reason, waiting or coming later, also when it has closed then.
+// peerFails: whoever needs a rank that has failed gets its reason, waiting or coming later, also when it has closed
+// then.
 func peerFails(g *group) {
 	g.acceptAll()
 	last := len(g.ends) - 1

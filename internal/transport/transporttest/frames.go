@@ -16,76 +16,100 @@ import (
 
 var frameTests = []test{
 	{"identity", []int{1, 2, 5}, 0, identity},
+	{"places", []int{1, 2, 5}, 0, places},
+	{"capabilities", []int{1, 2, 4}, 0, capabilities},
 	{"exchange", []int{2, 3, 8}, 0, exchange},
 	{"large frames", []int{2}, 0, largeFrames},
 	{"random frames", []int{2, 4, 7}, 0, randomFrames},
 	{"one-sided exchange", []int{2, 4}, 0, oneSided},
 	{"header as sent", []int{2}, 0, headerAsSent},
-	{"held until received", []int{2}, holds, unbuffered},
+	{"held until received", []int{2}, unbuffered, heldUntilReceived},
 	{"inspect before data", []int{2}, 0, inspect},
-	{"inspect what nobody awaits", []int{2, 3}, holds, unexpected},
+	{"inspect what nobody awaits", []int{2, 3}, unbuffered, unexpected},
 	{"inspect what others offer", []int{3, 5}, 0, unexpectedThird},
 	{"frame of wrong size", []int{2}, 0, wrongSize},
 	{"parker", []int{2}, 0, parker},
-	{"parked sender", []int{2}, holds, parkedSender},
+	{"parked sender", []int{2}, unbuffered, parkedSender},
 	{"no allocation", []int{2}, frugal, noAllocation},
 }
 
 func identity(g *group) {
-	n := len(g.ends)
 	for i, e := range g.ends {
-		if e.Rank() != i || e.Size() != n {
-			g.Errorf("endpoint %d says rank %d of %d, want rank %d of %d", i, e.Rank(), e.Size(), i, n)
+		if e.Rank() != i || e.Size() != len(g.ends) {
+			g.Errorf("endpoint %d says rank %d of %d, want rank %d of %d", i, e.Rank(), e.Size(), i, len(g.ends))
 		}
 		if e.Transport() == "" {
 			g.Error("Transport is empty")
 		}
-		var domain []int
-		for j := range g.ends {
-			if j == i || g.Domain != nil && g.Domain(n, i) == g.Domain(n, j) {
-				domain = append(domain, j)
-			}
-		}
-		m, marker := e.(transport.Marker)
-		switch {
-		case marker && !slices.Equal(m.Domain(), domain):
-			g.Errorf("rank %d says that its domain is %v, want %v", i, m.Domain(), domain)
-		case !marker && len(domain) > 1:
-			g.Errorf("rank %d is no Marker, though its domain is %v", i, domain)
-		}
-		for j := range g.ends {
-			want := transport.Messages
-			if slices.Contains(domain, j) {
-				want = transport.Memory
-			}
-			if i != j && e.Reach(j) != want {
-				g.Errorf("rank %d reaches %d by %v, want %v", i, j, e.Reach(j), want)
-			}
-			if want == transport.Messages && e.Peer(j) != nil {
-				g.Errorf("rank %d sees a slot of rank %d, which it reaches by messages", i, j)
-			}
-		}
 		e.Retire(tensor.Memory{})
-		if p, ok := e.(transport.Placer); ok {
-			g.placed(p, g.ends[0].(transport.Placer).Places())
+	}
+}
+
+// places: all ranks declare the same places, and these are consistent with the domains.
+func places(g *group) {
+	n := len(g.ends)
+	first := g.ends[0].Capabilities()
+	if len(first.Places) != n {
+		g.Fatalf("%d ranks are at %v", n, first.Places)
+	}
+	for i, e := range g.ends {
+		c := e.Capabilities()
+		if !slices.Equal(c.Places, first.Places) {
+			g.Errorf("rank %d declares that the ranks are at %v, rank 0 at %v", i, c.Places, first.Places)
+			return
+		}
+		own := c.Places[i]
+		var domain []int
+		for r, at := range c.Places {
+			if r == i || g.Domain != nil && g.Domain(n, i) == g.Domain(n, r) {
+				domain = append(domain, r)
+			} else if e.Peer(r) != nil {
+				g.Errorf("rank %d sees a slot of rank %d, which is in another domain", i, r)
+			}
+			if at.Worker == own.Worker && at.Domain != own.Domain || at.Domain == own.Domain && at.Host != own.Host {
+				g.Errorf("rank %d is at %v and rank %d at %v: a worker is in one domain, a domain on one host", i, own, r, at)
+			}
+		}
+		if got := domainOf(e); !slices.Equal(got, domain) {
+			g.Errorf("rank %d declares the domain %v, want %v", i, got, domain)
 		}
 	}
 }
 
-// placed: all ranks say the same of where all are, and what they say fits their domains.
-func (g *group) placed(p transport.Placer, first []transport.Place) {
-	places := p.Places()
-	if len(places) != len(g.ends) || !slices.Equal(places, first) {
-		g.Errorf("rank %d says that the ranks are at %v, rank 0 at %v", p.Rank(), places, first)
-		return
-	}
-	own := places[p.Rank()]
-	for r, at := range places {
-		if reaches := r == p.Rank() || p.Reach(r) == transport.Memory; reaches != (at.Domain == own.Domain) {
-			g.Errorf("rank %d is at %v and rank %d at %v, though it reaches its memory: %v", p.Rank(), own, r, at, reaches)
+// capabilities: what an endpoint declares is what it does. Other tests try the methods that it supports.
+func capabilities(g *group) {
+	first := g.ends[0].Capabilities()
+	for r, e := range g.ends {
+		c := e.Capabilities()
+		if c.Memory != first.Memory || c.StagingBytes != first.StagingBytes || c.Posts != first.Posts {
+			g.Errorf("rank %d declares %+v, rank 0 %+v", r, c, first)
 		}
-		if at.Worker == own.Worker && at.Domain != own.Domain || at.Domain == own.Domain && at.Host != own.Host {
-			g.Errorf("rank %d is at %v and rank %d at %v: a worker is in one domain, a domain on one host", p.Rank(), own, r, at)
+		if c.Encrypted != nil && (len(c.Encrypted) != len(g.ends) || c.Encrypted[r]) {
+			g.Errorf("rank %d of %d declares that these connections are encrypted: %v", r, len(g.ends), c.Encrypted)
+		}
+		var unsupported []error
+		if c.Memory {
+			for _, p := range domainOf(e) {
+				if n := len(e.StagingBuffer(p)); n != c.StagingBytes || n == 0 || n%2 != 0 {
+					g.Errorf("rank %d: the staging buffer of rank %d has %d bytes, declared are %d", r, p, n, c.StagingBytes)
+				}
+			}
+		} else {
+			_, err := e.NewBuffer(64)
+			unsupported = append(unsupported, err, enter(e, 0, tensor.Memory{}), e.Await(ctx, -1, 0))
+			e.Interrupt()
+			reaches := e.Reachable(tensor.HostMemory([]byte{1})) || e.StagingBuffer(r) != nil || e.Peer(r) != nil
+			if reaches || c.StagingBytes != 0 || len(domainOf(e)) > 1 || len(e.Behind(0, nil)) > 0 || e.Withdraw() {
+				g.Errorf("rank %d declares no memory, and has it: %+v", r, c)
+			}
+		}
+		if !c.Posts {
+			unsupported = append(unsupported, e.Post(-1, transport.Frame{}, -1, nil), e.Complete(ctx))
+		}
+		for _, err := range unsupported {
+			if !errors.Is(err, transport.ErrUnsupported) {
+				g.Errorf("rank %d: a method that %+v excludes returned %v, want %v", r, c, err, transport.ErrUnsupported)
+			}
 		}
 	}
 }
@@ -226,8 +250,8 @@ func headerAsSent(g *group) {
 	}
 }
 
-// unbuffered: a send does not return before its receiver has come.
-func unbuffered(g *group) {
+// heldUntilReceived: a send does not return before its receiver receives.
+func heldUntilReceived(g *group) {
 	g.acceptAll()
 	done := async(func() error { return send(ctx, g.ends[0], 1, frame(0, []byte("abc"))) })
 	select {

@@ -13,12 +13,12 @@ import (
 )
 
 var memoryTests = []test{
-	{"stage", []int{2, 4, 5}, marks, stage},
-	{"slots", []int{2, 4}, marks, slots},
-	{"reachable", []int{2}, marks, reachable},
-	{"buffers", []int{2, 4}, allocator, buffers},
-	{"buffers given back", []int{2}, allocator, buffersGivenBack},
-	{"buffers of wrong size", []int{2}, allocator, buffersWrong},
+	{"stage", []int{2, 4, 5}, memory, stage},
+	{"slots", []int{2, 4}, memory, slots},
+	{"reachable", []int{2}, memory, reachable},
+	{"buffers", []int{2, 4}, memory, buffers},
+	{"buffers given back", []int{2}, memory, buffersGivenBack},
+	{"buffers of wrong size", []int{2}, memory, buffersWrong},
 }
 
 // stage: every rank's stage is reached by all of its domain, and by nobody else.
@@ -27,7 +27,7 @@ func stage(g *group) {
 	for _, domain := range g.domains() {
 		for _, m := range domain {
 			for _, p := range domain {
-				s := m.Stage(p.Rank())
+				s := m.StagingBuffer(p.Rank())
 				if length < 0 {
 					length = len(s)
 				}
@@ -38,15 +38,14 @@ func stage(g *group) {
 			}
 		}
 	}
-	g.each(func(e transport.Endpoint) {
-		m := e.(transport.Marker)
-		pattern(m.Stage(m.Rank()), m.Rank(), m.Rank(), 0)
+	g.each(func(m transport.Endpoint) {
+		pattern(m.StagingBuffer(m.Rank()), m.Rank(), m.Rank(), 0)
 		if err := start(m, 0, tensor.Memory{}); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
-		for _, r := range m.Domain() {
-			if !bytes.Equal(m.Stage(r), pattern(make([]byte, length), r, r, 0)) {
+		for _, r := range domainOf(m) {
+			if !bytes.Equal(m.StagingBuffer(r), pattern(make([]byte, length), r, r, 0)) {
 				g.Errorf("rank %d sees other bytes in the stage of rank %d than that wrote", m.Rank(), r)
 			}
 		}
@@ -55,15 +54,15 @@ func stage(g *group) {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
-		for _, r := range m.Domain() {
-			m.Stage(r)[length-1-m.Rank()] = byte(100 + m.Rank())
+		for _, r := range domainOf(m) {
+			m.StagingBuffer(r)[length-1-m.Rank()] = byte(100 + m.Rank())
 		}
 		if err := pass(m, 2); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
-		for _, r := range m.Domain() {
-			if got := m.Stage(m.Rank())[length-1-r]; got != byte(100+r) {
+		for _, r := range domainOf(m) {
+			if got := m.StagingBuffer(m.Rank())[length-1-r]; got != byte(100+r) {
 				g.Errorf("rank %d does not find in its stage what rank %d wrote, but %d", m.Rank(), r, got)
 			}
 		}
@@ -73,7 +72,7 @@ func stage(g *group) {
 // slots: all fields arrive, memory as the reader reaches it; and the slot of the call before stays readable.
 func slots(g *group) {
 	domain := g.shared()
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		src, dst := g.buffer(m, 64), g.buffer(m, 32)
 		for seq := range 4 {
 			// What is not reachable has no pointer for peers, but its length.
@@ -89,7 +88,7 @@ func slots(g *group) {
 				g.Errorf("rank %d: %v", m.Rank(), err)
 				return
 			}
-			for _, r := range m.Domain() {
+			for _, r := range domainOf(m) {
 				want, got := slotOf(r, seq), m.Peer(r)
 				if got.Header != want.Header || got.Sum != want.Sum || got.Name != want.Name || !slices.Equal(got.Shape, want.Shape) || got.Algorithm != want.Algorithm {
 					g.Errorf("rank %d sees of rank %d %+v, want %+v", m.Rank(), r, *got, want)
@@ -108,7 +107,7 @@ func slots(g *group) {
 				g.Errorf("rank %d: %v", m.Rank(), err)
 				return
 			}
-			for _, r := range m.Domain() {
+			for _, r := range domainOf(m) {
 				if seq < 3 && dst.HostBytes()[r] != byte(seq*50+r) {
 					g.Errorf("rank %d does not find in Dst what rank %d wrote", m.Rank(), r)
 				}
@@ -120,7 +119,7 @@ func slots(g *group) {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 			return
 		}
-		for _, r := range m.Domain() {
+		for _, r := range domainOf(m) {
 			if s := m.Peer(r); s.Header != (transport.Header{}) || s.Name != "" || len(s.Shape) != 0 || s.Algorithm != "" || s.Src.Bytes != 0 || s.Dst.Ptr != nil {
 				g.Errorf("rank %d sees an empty slot of rank %d as %+v", m.Rank(), r, *s)
 			}
@@ -154,24 +153,22 @@ func reachable(g *group) {
 	if !m.Reachable(tensor.Memory{}) {
 		g.Error("Reachable says no of memory without bytes")
 	}
-	if a, ok := m.(transport.Allocator); ok {
-		mem, err := a.NewBuffer(1000)
-		if err != nil {
-			g.Fatal(err)
-		}
-		if !m.Reachable(mem) || !m.Reachable(mem.Slice(500, 1000)) {
-			g.Error("Reachable says no of the transport's own buffer, or of a part of it")
-		}
+	mem, err := m.NewBuffer(1000)
+	if err != nil {
+		g.Fatal(err)
+	}
+	if !m.Reachable(mem) || !m.Reachable(mem.Slice(500, 1000)) {
+		g.Error("Reachable returns false for the transport's own buffer, or a part of it")
 	}
 }
 
 // buffers: zeroed, aligned, apart from each other, and reached by all of the domain.
 func buffers(g *group) {
 	domain := g.shared()
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		var mems []tensor.Memory
 		for _, size := range []int{1, 64, 65, 4096, 100_001, 3 << 20} {
-			mem, err := m.(transport.Allocator).NewBuffer(size)
+			mem, err := m.NewBuffer(size)
 			if err != nil {
 				g.Errorf("rank %d: NewBuffer(%d): %v", m.Rank(), size, err)
 				return
@@ -195,7 +192,7 @@ func buffers(g *group) {
 				g.Errorf("rank %d: %v", m.Rank(), err)
 				return
 			}
-			for _, r := range m.Domain() {
+			for _, r := range domainOf(m) {
 				if want := pattern(make([]byte, mem.Bytes), r, mem.Bytes, 0)[mem.Bytes/3:]; !bytes.Equal(m.Peer(r).Src.HostBytes(), want) {
 					g.Errorf("rank %d sees other bytes in a buffer of rank %d", m.Rank(), r)
 				}
@@ -217,7 +214,7 @@ func release(mem tensor.Memory) {
 
 // buffersGivenBack: released memory may be given out again, zeroed; retired memory is not, as long as the group lives.
 func buffersGivenBack(g *group) {
-	a := g.shared()[0].(transport.Allocator)
+	a := g.shared()[0]
 	const size = 1 << 20
 	mem, err := a.NewBuffer(size)
 	if err != nil {
@@ -249,7 +246,7 @@ func buffersGivenBack(g *group) {
 }
 
 func buffersWrong(g *group) {
-	a := g.shared()[0].(transport.Allocator)
+	a := g.shared()[0]
 	if _, err := a.NewBuffer(-1); err == nil {
 		g.Error("NewBuffer(-1): no error")
 	}

@@ -32,10 +32,9 @@ func manyUnderWay(g *group) {
 	g.acceptAll()
 	_, seed := seeded(g.T)
 	n := len(g.ends)
-	g.each(func(e transport.Endpoint) {
-		p := e.(transport.Poster)
+	g.each(func(p transport.Endpoint) {
 		random := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
-		me := e.Rank()
+		me := p.Rank()
 		to, from := (me+1)%n, (me+n-1)%n
 		var under []posted
 		const rounds = 120
@@ -66,7 +65,7 @@ func manyUnderWay(g *group) {
 // postsDoNotWait: Post returns though no peer has come.
 func postsDoNotWait(g *group) {
 	g.acceptAll()
-	p := g.ends[0].(transport.Poster)
+	p := g.ends[0]
 	out := pattern(make([]byte, transport.PostsMax*g.Large), 0, 1, 0)
 	in := make([]byte, len(out))
 	for i := range transport.PostsMax {
@@ -110,9 +109,8 @@ func postsAndExchanges(g *group) {
 			post[r] = append(post[r], random.IntN(2) == 0)
 		}
 	}
-	g.each(func(e transport.Endpoint) {
-		p := e.(transport.Poster)
-		me := e.Rank()
+	g.each(func(p transport.Endpoint) {
+		me := p.Rank()
 		to, from := (me+1)%n, (me+n-1)%n
 		var under []posted
 		complete := func() error {
@@ -138,7 +136,7 @@ func postsAndExchanges(g *group) {
 					err = complete()
 				}
 				if err == nil {
-					err = e.Exchange(ctx, to, frame(uint64(round), x.out), from, x.in)
+					err = p.Exchange(ctx, to, frame(uint64(round), x.out), from, x.in)
 				}
 				if err == nil && !bytes.Equal(x.in, x.want) {
 					err = errors.New("other bytes than sent")
@@ -162,14 +160,13 @@ func oneSidedPosts(g *group) {
 	g.acceptAll()
 	n := len(g.ends)
 	const rounds = 50
-	g.each(func(e transport.Endpoint) {
-		p := e.(transport.Poster)
+	g.each(func(p transport.Endpoint) {
 		buf := make([]byte, transport.PostsMax*1000)
 		under := 0
 		for i := range rounds * (n - 1) {
 			round, peer := i/(n-1), 1+i%(n-1)
 			half := buf[1000*(i%transport.PostsMax):][:1000]
-			if under == transport.PostsMax && e.Rank() == 0 {
+			if under == transport.PostsMax && p.Rank() == 0 {
 				if err := p.Complete(ctx); err != nil {
 					g.Errorf("rank 0, round %d: %v", round, err)
 					return
@@ -178,10 +175,10 @@ func oneSidedPosts(g *group) {
 			}
 			var err error
 			switch {
-			case e.Rank() == 0:
+			case p.Rank() == 0:
 				err = p.Post(peer, frame(uint64(round), pattern(half, 0, peer, round)), -1, nil)
 				under++
-			case e.Rank() == peer:
+			case p.Rank() == peer:
 				if err = p.Post(-1, transport.Frame{}, 0, half); err == nil {
 					err = p.Complete(ctx)
 				}
@@ -190,7 +187,7 @@ func oneSidedPosts(g *group) {
 				}
 			}
 			if err != nil {
-				g.Errorf("rank %d, round %d: %v", e.Rank(), round, err)
+				g.Errorf("rank %d, round %d: %v", p.Rank(), round, err)
 				return
 			}
 		}
@@ -205,7 +202,7 @@ func oneSidedPosts(g *group) {
 // cancelledPosts: after a Complete that failed the next fails too, and then the memory is the rank's own again.
 func cancelledPosts(g *group) {
 	g.acceptAll()
-	p := g.ends[0].(transport.Poster)
+	p := g.ends[0]
 	out, in := make([]byte, 1000*transport.PostsMax), make([]byte, 1000*transport.PostsMax)
 	for i := range transport.PostsMax {
 		if err := p.Post(1, frame(uint64(i), out[1000*i:][:1000]), 1, in[1000*i:][:1000]); err != nil {
@@ -228,7 +225,7 @@ func cancelledPosts(g *group) {
 
 func postsClose(g *group) {
 	g.acceptAll()
-	p := g.ends[0].(transport.Poster)
+	p := g.ends[0]
 	buf := make([]byte, 2000*transport.PostsMax)
 	for i := range transport.PostsMax {
 		if err := p.Post(1, frame(uint64(i), buf[2000*i:][:1000]), 1, buf[2000*i+1000:][:1000]); err != nil {
@@ -257,7 +254,7 @@ func postRefused(g *group) {
 	sent := async(func() error {
 		return errors.Join(send(sending, g.ends[0], 1, frame(0, []byte("abc"))), send(sending, g.ends[0], 1, frame(1, []byte("def"))))
 	})
-	p := g.ends[1].(transport.Poster)
+	p := g.ends[1]
 	in := bytes.Repeat([]byte("xyz"), transport.PostsMax)
 	for i := range transport.PostsMax {
 		if err := p.Post(-1, transport.Frame{}, 0, in[3*i:][:3]); err != nil {
@@ -277,7 +274,7 @@ func postRefused(g *group) {
 func postsNoAllocation(g *group) {
 	g.acceptAll()
 	const runs = 200
-	round := func(p transport.Poster, buf []byte) error {
+	round := func(p transport.Endpoint, buf []byte) error {
 		peer := 1 - p.Rank()
 		return errors.Join(
 			p.Post(peer, frame(0, buf[:64]), peer, buf[64:128]), p.Post(peer, frame(0, buf[128:192]), peer, buf[192:]),
@@ -286,14 +283,14 @@ func postsNoAllocation(g *group) {
 	peer := async(func() error {
 		buf := make([]byte, 256)
 		for range runs + 1 {
-			if err := round(g.ends[1].(transport.Poster), buf); err != nil {
+			if err := round(g.ends[1], buf); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	buf := make([]byte, 256)
-	if n := testing.AllocsPerRun(runs, func() { round(g.ends[0].(transport.Poster), buf) }); n >= 1 {
+	if n := testing.AllocsPerRun(runs, func() { round(g.ends[0], buf) }); n >= 1 {
 		g.Errorf("%v allocations per two posts, want 0", n)
 	}
 	if err := result(g, "rank 1", peer); err != nil {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,23 +12,23 @@ import (
 )
 
 var splitTests = []test{
-	{"split", []int{1, 4, 5}, splitter, split},
-	{"split again", []int{4, 6}, splitter, splitAgain},
-	{"groups at once", []int{2, 4}, splitter, groupsAtOnce},
-	{"groups apart", []int{3, 4}, splitter, groupsApart},
-	{"late to a split", []int{2}, splitter, lateSplit},
+	{"split", []int{1, 4, 5}, 0, split},
+	{"split again", []int{4, 6}, 0, splitAgain},
+	{"groups at once", []int{2, 4}, 0, groupsAtOnce},
+	{"groups apart", []int{3, 4}, 0, groupsApart},
+	{"late to a split", []int{2}, 0, lateSplit},
 }
 
 var askTests = []test{
-	{"ask", []int{2, 3}, asker, ask},
-	{"ask who is gone", []int{2}, asker, askGone},
+	{"ask", []int{2, 3}, 0, ask},
+	{"ask who is gone", []int{2}, 0, askGone},
 }
 
 // use exchanges around a group, and passes marks where it has any.
 func use(e transport.Endpoint, id int) error {
 	e.Inspect(accept)
-	if m, ok := e.(transport.Marker); ok {
-		if err := errors.Join(start(m, 0, tensor.Memory{}), pass(m, 1)); err != nil {
+	if e.Capabilities().Memory {
+		if err := errors.Join(start(e, 0, tensor.Memory{}), pass(e, 1)); err != nil {
 			return err
 		}
 	}
@@ -68,8 +67,7 @@ func split(g *group) {
 	g.each(func(e transport.Endpoint) {
 		odd := e.Rank() % 2
 		ranks := parity(n, odd)
-		s := e.(transport.Splitter)
-		sub, err := s.Split(uint64(1+odd), ranks)
+		sub, err := e.Split(uint64(1+odd), ranks)
 		if err != nil {
 			g.Errorf("rank %d: Split: %v", e.Rank(), err)
 			return
@@ -80,32 +78,20 @@ func split(g *group) {
 			return
 		}
 		for peer, r := range ranks {
-			if r != e.Rank() && sub.Reach(peer) != e.Reach(r) {
-				g.Errorf("rank %d reaches %d by %v, but as rank %d of a part by %v", e.Rank(), r, e.Reach(r), peer, sub.Reach(peer))
-			}
-		}
-		if m, ok := sub.(transport.Marker); ok {
-			domain := slices.Clone(m.Domain())
-			for i := range domain {
-				domain[i] = ranks[domain[i]]
-				if domain[i] != e.Rank() && e.Reach(domain[i]) != transport.Memory {
-					g.Errorf("rank %d has rank %d in its domain in a part only", e.Rank(), domain[i])
-				}
-			}
-			if !slices.IsSorted(m.Domain()) || !slices.Contains(domain, e.Rank()) {
-				g.Errorf("rank %d of a part says that its domain is %v", sub.Rank(), m.Domain())
+			if before := shares(e, r); shares(sub, peer) != before {
+				g.Errorf("rank %d shares memory with rank %d: %v, but in the split group: %v", e.Rank(), r, before, !before)
 			}
 		}
 		if err := errors.Join(use(sub, 3*odd), use(e, 7)); err != nil {
 			g.Errorf("rank %d: %v", e.Rank(), err)
 		}
-		if _, err := s.Split(99, nil); err == nil {
+		if _, err := e.Split(99, nil); err == nil {
 			g.Error("Split into a group that the rank is not in: no error")
 		}
-		if _, err := s.Split(98, []int{e.Rank(), n}); err == nil {
+		if _, err := e.Split(98, []int{e.Rank(), n}); err == nil {
 			g.Errorf("Split with rank %d of %d: no error", n, n)
 		}
-		if _, err := s.Split(97, []int{e.Rank(), e.Rank()}); err == nil {
+		if _, err := e.Split(97, []int{e.Rank(), e.Rank()}); err == nil {
 			g.Error("Split with one rank twice: no error")
 		}
 	})
@@ -119,7 +105,7 @@ func splitAgain(g *group) {
 		for r := e.Rank() / (n / 2) * (n / 2); len(half) < n/2; r++ {
 			half = append(half, r)
 		}
-		sub, err := e.(transport.Splitter).Split(uint64(10+half[0]), half)
+		sub, err := e.Split(uint64(10+half[0]), half)
 		if err != nil {
 			g.Errorf("rank %d: %v", e.Rank(), err)
 			return
@@ -129,7 +115,7 @@ func splitAgain(g *group) {
 		if sub.Rank() > 1 {
 			pair = []int{sub.Rank()}
 		}
-		part, err := sub.(transport.Splitter).Split(uint64(1000+10*half[0]+pair[0]), pair)
+		part, err := sub.Split(uint64(1000+10*half[0]+pair[0]), pair)
 		if err != nil {
 			g.Errorf("rank %d: %v", e.Rank(), err)
 			return
@@ -152,7 +138,7 @@ func groupsAtOnce(g *group) {
 	g.each(func(e transport.Endpoint) {
 		var wg sync.WaitGroup
 		for id := range groups {
-			sub, err := e.(transport.Splitter).Split(uint64(5+id), all)
+			sub, err := e.Split(uint64(5+id), all)
 			if err != nil {
 				g.Errorf("rank %d: %v", e.Rank(), err)
 				return
@@ -182,15 +168,13 @@ func groupsApart(g *group) {
 		func(e transport.Endpoint) { e.Close() },
 		func(e transport.Endpoint) { e.Fail([]byte("oil")) },
 		func(e transport.Endpoint) {
-			if m, ok := e.(transport.Marker); ok {
-				m.Interrupt()
-			}
+			e.Interrupt()
 		},
 	} {
 		subs := make([]transport.Endpoint, n)
 		g.each(func(e transport.Endpoint) {
 			var err error
-			if subs[e.Rank()], err = e.(transport.Splitter).Split(uint64(20+id), all); err != nil {
+			if subs[e.Rank()], err = e.Split(uint64(20+id), all); err != nil {
 				g.Errorf("rank %d: %v", e.Rank(), err)
 			}
 		})
@@ -219,7 +203,7 @@ func groupsApart(g *group) {
 // lateSplit: a rank may use its end of a part before a peer has taken its own.
 func lateSplit(g *group) {
 	done := async(func() error {
-		sub, err := g.ends[0].(transport.Splitter).Split(30, []int{0, 1})
+		sub, err := g.ends[0].Split(30, []int{0, 1})
 		if err != nil {
 			return err
 		}
@@ -227,7 +211,7 @@ func lateSplit(g *group) {
 		return use(sub, 1)
 	})
 	time.Sleep(5 * time.Millisecond)
-	sub, err := g.ends[1].(transport.Splitter).Split(30, []int{0, 1})
+	sub, err := g.ends[1].Split(30, []int{0, 1})
 	if err != nil {
 		g.Fatal(err)
 	}
@@ -243,7 +227,7 @@ func lateSplit(g *group) {
 // ask: every rank asks every other that it reaches by messages, all at once, whatever those do.
 func ask(g *group) {
 	for _, e := range g.ends {
-		e.(transport.Asker).Answer(func(seq uint64) []byte {
+		e.Answer(func(seq uint64) []byte {
 			if seq != 7 {
 				return nil
 			}
@@ -253,14 +237,13 @@ func ask(g *group) {
 	g.acceptAll()
 	g.each(func(e transport.Endpoint) {
 		for peer := range g.ends {
-			if peer == e.Rank() || e.Reach(peer) == transport.Memory {
+			if shares(e, peer) {
 				continue
 			}
-			a := e.(transport.Asker)
-			if got := a.Ask(peer, 7); string(got) != fmt.Sprintf("the call of rank %d", peer) {
+			if got := e.Ask(peer, 7); string(got) != fmt.Sprintf("the call of rank %d", peer) {
 				g.Errorf("rank %d asked rank %d and got %q", e.Rank(), peer, got)
 			}
-			if got := a.Ask(peer, 8); got != nil {
+			if got := e.Ask(peer, 8); got != nil {
 				g.Errorf("rank %d asked rank %d for a call it does not know and got %q", e.Rank(), peer, got)
 			}
 		}
@@ -275,14 +258,14 @@ func ask(g *group) {
 }
 
 func askGone(g *group) {
-	if g.ends[0].Reach(1) == transport.Memory {
+	if shares(g.ends[0], 1) {
 		return
 	}
-	g.ends[1].(transport.Asker).Answer(func(uint64) []byte { return []byte("here") })
+	g.ends[1].Answer(func(uint64) []byte { return []byte("here") })
 	g.ends[1].Close()
 	result(g, "Down", g.ends[0].Down())
 	got := make(chan []byte, 1)
-	go func() { got <- g.ends[0].(transport.Asker).Ask(1, 7) }()
+	go func() { got <- g.ends[0].Ask(1, 7) }()
 	if text := result(g, "the answer", got); text != nil {
 		g.Errorf("a rank that is gone answered %q", text)
 	}

@@ -1,5 +1,5 @@
-// Package transporttest is the conformance suite of transports: it tests any implementation of the properties that package
-// collective needs.
+// Package transporttest is the conformance suite of transports: it tests any implementation of the properties that
+// package collective needs.
 package transporttest
 
 import (
@@ -20,8 +20,8 @@ import (
 
 // Transport describes how to create groups of a transport, and its properties.
 type Transport struct {
-	// Open creates a group of n ranks and returns their endpoints, by rank. All are in the test's process, even for transports
-	// between processes. The suite closes the endpoints; Open registers other clean-up with t.Cleanup.
+	// Open creates a group of n ranks and returns their endpoints, by rank. All are in the test's process, even for
+	// transports between processes. The suite closes the endpoints; Open registers other clean-up with t.Cleanup.
 	Open func(t *testing.T, n int) []transport.Endpoint
 	// Domain returns the number of the domain of a rank. nil: the ranks reach each other by messages only.
 	Domain func(n, rank int) int
@@ -31,7 +31,8 @@ type Transport struct {
 	Buffers bool
 	// Allocates says that a call may allocate. A transport for production must not.
 	Allocates bool
-	// Virtual says that time is to be virtual: each test runs in a bubble of testing/synctest, and Open is called inside.
+	// Virtual says that time is to be virtual: each test runs in a bubble of testing/synctest, and Open is called
+	// inside.
 	Virtual bool
 	// Large is how many bytes the largest frame has; default 5 MiB.
 	Large int
@@ -43,14 +44,13 @@ func OneDomain(n, rank int) int { return 0 }
 // Pairs is the Domain of a transport where ranks 0 and 1, 2 and 3, … reach each other's memory.
 func Pairs(n, rank int) int { return rank / 2 }
 
-// Run tries everything that the contracts in package transport promise: what holds for all endpoints, and for those that
-// are a [transport.Marker], [transport.Poster], [transport.Allocator], [transport.Asker] or [transport.Splitter] what these
-// promise. After each test no goroutine is left.
+// Run tests everything that the contracts of package transport promise for the methods that the endpoints declare to
+// support ([transport.Capabilities]), and that the others are unsupported. After each test no goroutine is left.
 func Run(t *testing.T, tr Transport) {
 	if tr.Large == 0 {
 		tr.Large = 5<<20 + 3
 	}
-	for _, test := range slices.Concat(frameTests, endTests, postTests, markTests, memoryTests, splitTests, askTests) {
+	for _, test := range slices.Concat(frameTests, endTests, postTests, flagTests, memoryTests, splitTests, askTests) {
 		t.Run(test.name, func(t *testing.T) {
 			for _, n := range test.sizes {
 				t.Run(fmt.Sprintf("ranks=%d", n), func(t *testing.T) {
@@ -83,13 +83,10 @@ type test struct {
 type need uint
 
 const (
-	marks     need = 1 << iota // Markers, with two ranks in some domain
-	posts                      // Posters
-	allocator                  // Allocators, with two ranks in some domain
-	splitter                   // Splitters
-	asker                      // Askers
-	holds                      // a send is held until its receiver has come
-	frugal                     // no call allocates
+	memory     need = 1 << iota // two ranks in some domain
+	posts                       // non-blocking exchanges
+	unbuffered                  // a send does not complete before its receiver receives
+	frugal                      // no call allocates
 )
 
 func (tr Transport) try(t *testing.T, n int, test test) {
@@ -122,24 +119,16 @@ type group struct {
 	ends []transport.Endpoint
 }
 
-// lacks says what the transport lacks of what a test needs, or nothing.
+// lacks names a property that a test needs and the transport lacks, or returns "".
 func (g *group) lacks(needs need) string {
-	e := g.ends[0]
-	_, post := e.(transport.Poster)
-	_, alloc := e.(transport.Allocator)
-	_, split := e.(transport.Splitter)
-	_, ask := e.(transport.Asker)
 	for _, row := range []struct {
 		need need
 		ok   bool
 		text string
 	}{
-		{marks, g.shared() != nil, "no two ranks reach each other's memory"},
-		{posts, post, "its endpoints are no Posters"},
-		{allocator, alloc && g.shared() != nil, "its endpoints are no Allocators, or no two ranks reach each other's memory"},
-		{splitter, split, "its endpoints are no Splitters"},
-		{asker, ask, "its endpoints are no Askers"},
-		{holds, !g.Buffers, "a send may be over before its receiver has come"},
+		{memory, g.shared() != nil, "no two ranks access each other's memory"},
+		{posts, g.ends[0].Capabilities().Posts, "it has no non-blocking exchanges"},
+		{unbuffered, !g.Buffers, "a send may complete before its receiver receives"},
 		{frugal, !g.Allocates, "it may allocate"},
 	} {
 		if needs&row.need != 0 && !row.ok {
@@ -149,32 +138,37 @@ func (g *group) lacks(needs need) string {
 	return ""
 }
 
-// domains returns the Markers of each domain.
-func (g *group) domains() [][]transport.Marker {
+// domainOf returns the ranks of the domain of an endpoint's rank.
+func domainOf(e transport.Endpoint) []int {
+	c := e.Capabilities()
+	return c.Domain(e.Rank())
+}
+
+// shares reports whether a rank is in the domain of an endpoint's rank.
+func shares(e transport.Endpoint, rank int) bool { return slices.Contains(domainOf(e), rank) }
+
+// domains returns the endpoints of each domain.
+func (g *group) domains() [][]transport.Endpoint {
 	if g.Domain == nil {
 		return nil
 	}
-	var out [][]transport.Marker
+	var out [][]transport.Endpoint
 	at := map[int]int{}
 	for r, e := range g.ends {
-		m, ok := e.(transport.Marker)
-		if !ok {
-			continue // identity complains
-		}
 		d := g.Domain(len(g.ends), r)
 		i, known := at[d]
 		if !known {
 			i = len(out)
 			at[d], out = i, append(out, nil)
 		}
-		out[i] = append(out[i], m)
+		out[i] = append(out[i], e)
 	}
 	return out
 }
 
-// shared returns the Markers of the largest domain, if it has two ranks.
-func (g *group) shared() []transport.Marker {
-	var best []transport.Marker
+// shared returns the endpoints of the largest domain, if it has two ranks.
+func (g *group) shared() []transport.Endpoint {
+	var best []transport.Endpoint
 	for _, d := range g.domains() {
 		if len(d) > max(1, len(best)) {
 			best = d
@@ -198,7 +192,7 @@ func (g *group) close() {
 func (g *group) each(f func(e transport.Endpoint)) { together(g.ends, f) }
 
 // together runs f once for each end, at the same time, and waits.
-func together[E transport.Endpoint](ends []E, f func(e E)) {
+func together(ends []transport.Endpoint, f func(e transport.Endpoint)) {
 	var wg sync.WaitGroup
 	for _, e := range ends {
 		wg.Go(func() { f(e) })
@@ -299,15 +293,11 @@ func (p *parked) Park(ready <-chan struct{}) error {
 }
 
 // buffer returns zeroed memory of this rank that its domain reaches.
-func (g *group) buffer(m transport.Marker, bytes int) tensor.Memory {
+func (g *group) buffer(m transport.Endpoint, bytes int) tensor.Memory {
 	if words := tensor.HostMemory(make([]uint64, (bytes+7)/8)).Slice(0, bytes); m.Reachable(words) {
 		return words
 	}
-	a, ok := m.(transport.Allocator)
-	if !ok {
-		g.Fatalf("rank %d has no memory that its domain reaches: ordinary memory is not, and it is no Allocator", m.Rank())
-	}
-	mem, err := a.NewBuffer(bytes)
+	mem, err := m.NewBuffer(bytes)
 	if err != nil {
 		g.Fatalf("rank %d: NewBuffer(%d): %v", m.Rank(), bytes, err)
 	}

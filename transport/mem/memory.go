@@ -12,24 +12,15 @@ import (
 
 // sharer is the end of a rank that reaches the memory of others.
 //
-// Each rank counts the marks that it has raised since the beginning, in a word of its own, on a cache line of its own: that
-// word is all that others wait for. Since all ranks of the domain raise equally many marks in a call, a rank knows from its
-// own count before the call which count of another's stands for which mark.
+// Each rank counts the marks that it has raised since the beginning, in a word of its own, on a cache line of its own:
+// that word is all that others wait for. Since all ranks of the domain raise equally many marks in a call, a rank knows
+// from its own count before the call which count of another's stands for which mark.
 //
-// The word has a stop bit as well. A rank raises mark 0 by an exchange that fails if the bit stands; all other marks it raises
-// in any case. So a call starts when the last word of the domain reaches its mark 0, and it never starts once a word that
-// has not reached it is stopped: the two are exchanges on that one word, and one of them comes first. To withdraw is to stop the
-// word of one rank that is behind, to interrupt to stop all.
+// The word has a stop bit as well. A rank raises mark 0 by an exchange that fails if the bit stands; all other marks it
+// raises in any case. So a call starts when the last word of the domain reaches its mark 0, and it never starts once a
+// word that has not reached it is stopped: the two are exchanges on that one word, and one of them comes first. To
+// withdraw is to stop the word of one rank that is behind, to interrupt to stop all.
 type sharer struct{ *endpoint }
-
-var (
-	_ transport.Marker    = (*sharer)(nil)
-	_ transport.Poster    = (*sharer)(nil)
-	_ transport.Allocator = (*sharer)(nil)
-	_ transport.Asker     = (*sharer)(nil)
-	_ transport.Placer    = (*sharer)(nil)
-	_ transport.Splitter  = (*sharer)(nil)
-)
 
 // stopBit in a rank's word says that it cannot raise a mark 0 any more.
 const stopBit = 1 << 63
@@ -37,11 +28,16 @@ const stopBit = 1 << 63
 // count returns how many marks the rank has raised.
 func (e *endpoint) count() uint64 { return e.marks.Load() &^ stopBit }
 
-func (s *sharer) Domain() []int { return s.domain }
+func (s *sharer) Capabilities() transport.Capabilities {
+	return transport.Capabilities{Places: s.hub.places, Memory: true, StagingBytes: stagingBytes, Posts: true}
+}
 
 func (s *sharer) Reachable(tensor.Memory) bool { return true }
 
-func (s *sharer) Stage(rank int) []byte { return s.hub.stage(rank) }
+func (s *sharer) StagingBuffer(rank int) []byte { return s.hub.stagingBuffer(rank) }
+
+// Retire does nothing: memory of this process is not reused while anything refers to it.
+func (s *sharer) Retire(tensor.Memory) {}
 
 // Publish writes the slot of this call. Two slots are enough: a rank can begin the call after next only when all ranks
 // have begun the next one, and so have read the slots of this one.
@@ -52,7 +48,7 @@ func (s *sharer) Publish(slot transport.Slot) {
 }
 
 func (s *sharer) Peer(peer int) *transport.Slot {
-	if !s.reaches(peer) {
+	if !s.shares(peer) {
 		return nil
 	}
 	return &s.hub.ends[peer].slots[s.calls&1].Slot
@@ -62,8 +58,8 @@ func (s *sharer) Signal(mark int) error {
 	if s.raised != s.base+uint64(mark) {
 		panic(fmt.Sprintf("mem: mark %d is raised as number %d of its call", mark, s.raised-s.base))
 	}
-	// An exchange from the count that it knows costs a quarter of an addition here: the line is taken from the peers that look at
-	// it once, not read first. It fails only if the stop bit has come, which stays.
+	// An exchange from the count that it knows costs a quarter of an addition here: the line is taken from the peers
+	// that look at it once, not read first. It fails only if the stop bit has come, which stays.
 	if !s.marks.CompareAndSwap(s.raised, s.raised+1) {
 		if mark == 0 {
 			return transport.ErrInterrupted
@@ -126,12 +122,12 @@ func (s *sharer) Interrupt() {
 // bufferMax bounds buffers: no machine has more.
 const bufferMax = min(math.MaxInt-64, math.MaxInt64>>16)
 
-// hugePage is how large and how aligned memory is that can be in a page of its own kind: then the processor looks up one
-// address where it would look up 512, and prefetching goes on.
+// hugePage is how large and how aligned memory is that can be in a page of its own kind: then the processor looks up
+// one address where it would look up 512, and prefetching goes on.
 const hugePage = 2 << 20
 
-// NewBuffer returns memory that the garbage collector keeps: it has no owner to release it. Large buffers are in huge pages
-// if the system has some.
+// NewBuffer returns memory that the garbage collector keeps: it has no owner to release it. Large buffers are in huge
+// pages if the system has some.
 func (s *sharer) NewBuffer(bytes int) (tensor.Memory, error) {
 	switch {
 	case s.closed.Load():

@@ -9,21 +9,18 @@ import (
 )
 
 // piper is the end of a rank that exchanges frames only.
-type piper struct{ *endpoint }
+type piper struct {
+	*endpoint
+	transport.NoMemory
+}
 
-var (
-	_ transport.Poster   = (*piper)(nil)
-	_ transport.Asker    = (*piper)(nil)
-	_ transport.Placer   = (*piper)(nil)
-	_ transport.Splitter = (*piper)(nil)
-)
-
-func (p *piper) Publish(transport.Slot) {}
-
-func (p *piper) Peer(int) *transport.Slot { return nil }
+func (p *piper) Capabilities() transport.Capabilities {
+	return transport.Capabilities{Places: p.hub.places, Posts: true}
+}
 
 // pipe carries frames from one rank to another, without a buffer: the sender lays its frames in and offers them, the
-// receiver copies from the sender's memory. There is a slot for every frame that may be under way; both ends go around them.
+// receiver copies from the sender's memory. There is a slot for every frame that may be under way; both ends go around
+// them.
 type pipe struct {
 	slots [transport.PostsMax]slot
 	sent  uint32 // frames offered and not taken back; the sender's

@@ -15,34 +15,34 @@ import (
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-var markTests = []test{
-	{"slots and marks", []int{2, 4, 5}, marks, slotsAndMarks},
+var flagTests = []test{
+	{"slots and marks", []int{2, 4, 5}, memory, slotsAndMarks},
 	{"alone in a domain", []int{1}, 0, alone},
-	{"many marks", []int{2, 4, 6}, marks, manyMarks},
-	{"marks of one rank", []int{2, 4, 8}, marks, marksOfOne},
-	{"a mark that was raised", []int{2, 4}, marks, raisedMark},
-	{"marks between frames", []int{2, 4, 5}, marks, marksBetweenFrames},
-	{"marks end by closing", []int{2, 3, 4}, marks, marksClose},
-	{"marks end by failing", []int{2, 3, 4}, marks, marksFail},
-	{"marks cancelled", []int{2, 4}, marks, marksCancelled},
-	{"marks and a parker", []int{2, 4}, marks, marksParked},
-	{"withdraw before the start", []int{2, 3, 8}, marks, withdrawBefore},
-	{"withdraw after the start", []int{2, 4}, marks, withdrawAfter},
-	{"withdraw against the last arrival", []int{2, 4}, marks, withdrawRace},
-	{"withdraw while a peer lags", []int{2, 4}, marks, withdrawLag},
-	{"interrupt", []int{2, 3, 4}, marks, interrupt},
-	{"interrupt against the last arrival", []int{2, 4}, marks, interruptRace},
-	{"no allocation in memory", []int{2}, marks | frugal, marksNoAllocation},
+	{"many marks", []int{2, 4, 6}, memory, manyMarks},
+	{"marks of one rank", []int{2, 4, 8}, memory, marksOfOne},
+	{"a mark that was raised", []int{2, 4}, memory, raisedMark},
+	{"marks between frames", []int{2, 4, 5}, memory, marksBetweenFrames},
+	{"marks end by closing", []int{2, 3, 4}, memory, marksClose},
+	{"marks end by failing", []int{2, 3, 4}, memory, marksFail},
+	{"marks cancelled", []int{2, 4}, memory, marksCancelled},
+	{"marks and a parker", []int{2, 4}, memory, marksParked},
+	{"withdraw before the start", []int{2, 3, 8}, memory, withdrawBefore},
+	{"withdraw after the start", []int{2, 4}, memory, withdrawAfter},
+	{"withdraw against the last arrival", []int{2, 4}, memory, withdrawRace},
+	{"withdraw while a peer lags", []int{2, 4}, memory, withdrawLag},
+	{"interrupt", []int{2, 3, 4}, memory, interrupt},
+	{"interrupt against the last arrival", []int{2, 4}, memory, interruptRace},
+	{"no allocation in memory", []int{2}, memory | frugal, marksNoAllocation},
 }
 
 // enter publishes a slot of call seq and raises mark 0.
-func enter(m transport.Marker, seq int, src tensor.Memory) error {
+func enter(m transport.Endpoint, seq int, src tensor.Memory) error {
 	m.Publish(transport.Slot{Header: transport.Header{Seq: uint64(seq)}, Src: src, Shape: []int{seq}})
 	return m.Signal(0)
 }
 
 // start enters a call and awaits all others.
-func start(m transport.Marker, seq int, src tensor.Memory) error {
+func start(m transport.Endpoint, seq int, src tensor.Memory) error {
 	if err := enter(m, seq, src); err != nil {
 		return err
 	}
@@ -50,16 +50,15 @@ func start(m transport.Marker, seq int, src tensor.Memory) error {
 }
 
 // pass raises a mark and awaits it of all.
-func pass(m transport.Marker, mark int) error {
+func pass(m transport.Endpoint, mark int) error {
 	return errors.Join(m.Signal(mark), m.Await(ctx, -1, mark))
 }
 
-// slotsAndMarks: what was written before a mark is seen by all that awaited it, call after call, also with calls that have
-// mark 0 only, so that a rank runs ahead of the others. All domains do so at once.
+// slotsAndMarks: what was written before a mark is seen by all that awaited it, call after call, also with calls that
+// have mark 0 only, so that a rank runs ahead of the others. All domains do so at once.
 func slotsAndMarks(g *group) {
 	n := len(g.ends)
-	g.each(func(e transport.Endpoint) {
-		m := e.(transport.Marker)
+	g.each(func(m transport.Endpoint) {
 		src := g.buffer(m, 8*n)
 		own := unsafe.Slice((*int64)(src.Ptr), n) // element r is written by rank r
 		for seq := range 300 {
@@ -67,7 +66,7 @@ func slotsAndMarks(g *group) {
 				g.Errorf("rank %d: the start of call %d: %v", m.Rank(), seq, err)
 				return
 			}
-			for _, r := range m.Domain() {
+			for _, r := range domainOf(m) {
 				if slot := m.Peer(r); slot.Seq != uint64(seq) || len(slot.Shape) != 1 || slot.Shape[0] != seq {
 					g.Errorf("rank %d in call %d sees rank %d in call %d, shape %v", m.Rank(), seq, r, slot.Seq, slot.Shape)
 				}
@@ -75,7 +74,7 @@ func slotsAndMarks(g *group) {
 			if seq%3 == 0 {
 				continue
 			}
-			for _, r := range m.Domain() {
+			for _, r := range domainOf(m) {
 				*(*int64)(unsafe.Add(m.Peer(r).Src.Ptr, 8*m.Rank())) = int64(seq)
 			}
 			for mark := 1; mark < 4; mark++ {
@@ -84,7 +83,7 @@ func slotsAndMarks(g *group) {
 					return
 				}
 			}
-			for _, r := range m.Domain() {
+			for _, r := range domainOf(m) {
 				if own[r] != int64(seq) {
 					g.Errorf("rank %d does not see what rank %d wrote in call %d", m.Rank(), r, seq)
 				}
@@ -98,8 +97,8 @@ func slotsAndMarks(g *group) {
 
 // alone: a rank that is its whole domain waits for nobody.
 func alone(g *group) {
-	m, ok := g.ends[0].(transport.Marker)
-	if !ok {
+	m := g.ends[0]
+	if !m.Capabilities().Memory {
 		return
 	}
 	for seq := range 3 {
@@ -122,7 +121,7 @@ func alone(g *group) {
 // manyMarks: a call has as many marks as it likes, also other numbers of them in each call.
 func manyMarks(g *group) {
 	domain := g.shared()
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		src := g.buffer(m, 8)
 		own := (*int64)(src.Ptr)
 		for seq, count := range []int{1, 1000, 3, 70, 1, 300} {
@@ -152,11 +151,11 @@ func marksOfOne(g *group) {
 	domain := g.shared()
 	_, seed := seeded(g.T)
 	n := len(domain)
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		random := rand.New(rand.NewPCG(seed, 1)) // the same on all ranks
 		src := g.buffer(m, 8)
 		own := (*int64)(src.Ptr)
-		me := slices.IndexFunc(domain, func(p transport.Marker) bool { return p.Rank() == m.Rank() })
+		me := slices.IndexFunc(domain, func(p transport.Endpoint) bool { return p.Rank() == m.Rank() })
 		for seq := range 200 {
 			order := random.Perm(n)
 			at := slices.Index(order, me)
@@ -184,7 +183,7 @@ func marksOfOne(g *group) {
 // raisedMark: a mark that was raised is awaited without an error, whatever else has happened.
 func raisedMark(g *group) {
 	domain := g.shared()
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		if err := start(m, 0, tensor.Memory{}); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
@@ -210,8 +209,7 @@ func raisedMark(g *group) {
 func marksBetweenFrames(g *group) {
 	g.acceptAll()
 	n := len(g.ends)
-	g.each(func(e transport.Endpoint) {
-		m := e.(transport.Marker)
+	g.each(func(m transport.Endpoint) {
 		out, in := []byte{0}, []byte{0}
 		for seq := range 100 {
 			out[0] = byte(seq + m.Rank())
@@ -227,7 +225,7 @@ func marksBetweenFrames(g *group) {
 }
 
 // waits are the ways to wait for the mark of one rank.
-func waits(domain []transport.Marker, m transport.Marker, rank, mark int) error {
+func waits(domain []transport.Endpoint, m transport.Endpoint, rank, mark int) error {
 	if m.Rank() == domain[0].Rank() {
 		return m.Await(ctx, -1, mark)
 	}
@@ -235,7 +233,7 @@ func waits(domain []transport.Marker, m transport.Marker, rank, mark int) error 
 }
 
 // endMarks lets all but the last rank of a domain wait for the last, before the start or at mark 1, until it leaves.
-func endMarks(g *group, leave func(last transport.Marker), reason func(error) bool) {
+func endMarks(g *group, leave func(last transport.Endpoint), reason func(error) bool) {
 	for mark := range 2 {
 		g := g.again()
 		domain := g.shared()
@@ -270,11 +268,11 @@ func endMarks(g *group, leave func(last transport.Marker), reason func(error) bo
 }
 
 func marksClose(g *group) {
-	endMarks(g, func(last transport.Marker) { last.Close() }, closedReason)
+	endMarks(g, func(last transport.Endpoint) { last.Close() }, closedReason)
 }
 
 func marksFail(g *group) {
-	endMarks(g, func(last transport.Marker) { last.Fail([]byte("oil")); last.Close() }, failedReason("oil"))
+	endMarks(g, func(last transport.Endpoint) { last.Fail([]byte("oil")); last.Close() }, failedReason("oil"))
 }
 
 func marksCancelled(g *group) {
@@ -364,7 +362,7 @@ func withdrawBefore(g *group) {
 // withdrawAfter: a call that has started cannot be left, and runs to its last mark even if the group is interrupted.
 func withdrawAfter(g *group) {
 	domain := g.shared()
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		if err := start(m, 0, tensor.Memory{}); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
@@ -375,7 +373,7 @@ func withdrawAfter(g *group) {
 		}
 		m.Interrupt()
 	}
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		for mark := 1; mark < 5; mark++ {
 			if err := pass(m, mark); err != nil {
 				g.Errorf("rank %d: mark %d after Interrupt: %v", m.Rank(), mark, err)
@@ -390,9 +388,9 @@ func withdrawAfter(g *group) {
 	})
 }
 
-// agreement lets ranks start calls one after the other until something ends it, and holds that all of them have started the
-// same calls. leave is called on a rank whose wait for a start was ended.
-func agreement(g *group, domain []transport.Marker, patience func(rank int) time.Duration, leave func(m transport.Marker) bool) {
+// agreement lets ranks start calls one after the other until something ends it, and holds that all of them have started
+// the same calls. leave is called on a rank whose wait for a start was ended.
+func agreement(g *group, domain []transport.Endpoint, patience func(rank int) time.Duration, leave func(m transport.Endpoint) bool) {
 	g.Helper()
 	started := make([]int, len(domain))
 	var wg sync.WaitGroup
@@ -436,7 +434,7 @@ func withdrawRace(g *group) {
 		for _, m := range domain {
 			patience[m.Rank()] = time.Duration(random.IntN(300)) * time.Microsecond
 		}
-		agreement(g, domain, func(r int) time.Duration { return patience[r] }, func(m transport.Marker) bool {
+		agreement(g, domain, func(r int) time.Duration { return patience[r] }, func(m transport.Endpoint) bool {
 			left := m.Withdraw()
 			if left {
 				m.Interrupt()
@@ -450,17 +448,18 @@ func withdrawRace(g *group) {
 	}
 }
 
-// withdrawLag: the rank that a withdrawal waits for is still in the call before. That call it ends; the next never starts.
+// withdrawLag: the rank that a withdrawal waits for is still in the call before. That call it ends; the next never
+// starts.
 func withdrawLag(g *group) {
 	domain := g.shared()
 	n := len(domain)
 	laggard := domain[n-1]
-	together(domain, func(m transport.Marker) {
+	together(domain, func(m transport.Endpoint) {
 		if err := start(m, 0, tensor.Memory{}); err != nil {
 			g.Errorf("rank %d: %v", m.Rank(), err)
 		}
 	})
-	together(domain[:n-1], func(m transport.Marker) { // of mark 1 they need each other's only
+	together(domain[:n-1], func(m transport.Endpoint) { // of mark 1 they need each other's only
 		err := m.Signal(1)
 		for _, p := range domain[:n-1] {
 			err = errors.Join(err, m.Await(ctx, p.Rank(), 1))
@@ -526,7 +525,7 @@ func interruptRace(g *group) {
 			defer interrupted.Add(1)
 			domain[0].Interrupt()
 		})
-		agreement(g, domain, func(int) time.Duration { return time.Hour }, func(m transport.Marker) bool { return true })
+		agreement(g, domain, func(int) time.Duration { return time.Hour }, func(m transport.Endpoint) bool { return true })
 		for interrupted.Load() == 0 {
 			time.Sleep(time.Microsecond)
 		}
@@ -540,7 +539,7 @@ func interruptRace(g *group) {
 func marksNoAllocation(g *group) {
 	domain := g.shared()
 	const runs = 200
-	call := func(m, peer transport.Marker) error {
+	call := func(m, peer transport.Endpoint) error {
 		m.Publish(transport.Slot{Header: transport.Header{Seq: 1}})
 		return errors.Join(m.Signal(0), m.Await(ctx, -1, 0), m.Signal(1), m.Await(ctx, peer.Rank(), 1), m.Signal(2), m.Await(ctx, -1, 2))
 	}
