@@ -98,7 +98,7 @@ func (m Meeting) dial(ctx context.Context, where string) (*Place, error) {
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {
 			return nil, err
 		}
-		cfg.Authenticate = m.Secret.Authenticate(m.ID, 0)
+		cfg.Authenticate = m.Secret.Authenticate(secret.Store, m.ID, 0)
 	}
 	store, err := rendezvous.Open(ctx, where, cfg)
 	if err != nil {
@@ -138,7 +138,7 @@ func (m Meeting) serve(ctx context.Context) (*Place, error) {
 		if cfg.TLS, err = m.Secret.TLS(m.ID, 0); err != nil {
 			return nil, err
 		}
-		cfg.Authenticate = m.Secret.Authenticate(m.ID, 0)
+		cfg.Authenticate = m.Secret.Authenticate(secret.Store, m.ID, 0)
 	}
 	if m.Endpoint != "" {
 		address, err := listenAddress(ctx, m.Endpoint)

@@ -28,7 +28,7 @@ func guarded(t testing.TB, s secret.Secret, job string) (rendezvous.ServerConfig
 	if err != nil {
 		t.Fatal(err)
 	}
-	prove := s.Authenticate(job, 0)
+	prove := s.Authenticate(secret.Store, job, 0)
 	return rendezvous.ServerConfig{TLS: cfg, Authenticate: prove}, rendezvous.Config{TLS: cfg, Authenticate: prove, Logger: quiet}
 }
 
@@ -217,7 +217,7 @@ func attack(address string, random *rand.Rand) {
 	case 5: // another secret's proof
 		c.Write(greeting)
 		if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
-			secret.New().Authenticate("digits", 0)(c, true, greeting)
+			secret.New().Authenticate(secret.Store, "digits", 0)(c, true, greeting)
 		}
 		return
 	case 6: // another service

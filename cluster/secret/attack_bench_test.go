@@ -17,7 +17,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// scene starts a job of three processes, one that listens at an address and has nothing to do with them, and one that floods.
+// scene starts a job of three processes, one that listens at an address and has nothing to do with them, and one that
+// floods.
 func scene(b *testing.B) (all []*process, beside *process, addr string, flood *process) {
 	b.Helper()
 	s := secret.New()
@@ -30,10 +31,11 @@ func scene(b *testing.B) (all []*process, beside *process, addr string, flood *p
 	return all, beside, ask(b, []*process{beside}, "listen")[0], flooder(b, s, all)
 }
 
-// BenchmarkUnderAttack times the steps of a job of three processes while another process makes 1,000 hostile connections a
-// second: to the job, and for comparison the same to the port of a process that has nothing to do with it, which accepts, reads
-// as much as a worker would and closes. An iteration is a round of both, one shortly after the other, so what else the machine
-// does is on both sides; the metrics are the medians of the rounds' ratios. Take it from -benchtime 30x or more.
+// BenchmarkUnderAttack times the steps of a job of three processes while another process makes 1,000 hostile
+// connections a second: to the job, and for comparison the same to the port of a process that has nothing to do with
+// it, which accepts, reads as much as a worker would and closes. An iteration is a round of both, one shortly after the
+// other, so what else the machine does is on both sides; the metrics are the medians of the rounds' ratios. Take it
+// from -benchtime 30x or more.
 func BenchmarkUnderAttack(b *testing.B) {
 	const steps, settle = 300, 100
 	all, _, addr, flood := scene(b)
@@ -77,8 +79,8 @@ func BenchmarkUnderAttack(b *testing.B) {
 	ask(b, all, "leave")
 }
 
-// BenchmarkHostileConnection counts the processor time that a hostile connection costs who is hit: a worker that has nothing else to do,
-// or the process beside. An iteration is a second at each.
+// BenchmarkHostileConnection counts the processor time that a hostile connection costs who is hit: a worker that has
+// nothing else to do, or the process beside. An iteration is a second at each.
 func BenchmarkHostileConnection(b *testing.B) {
 	all, beside, addr, flood := scene(b)
 	spent, made := map[string]float64{}, map[string]float64{}
@@ -256,8 +258,8 @@ func (w *worker) hit(a *attacker, addr string, how blow) {
 	c.Close()
 }
 
-// beside is somebody else's server: it reads a request of the length of a worker's greeting and proof, for as long as a worker
-// would, and closes.
+// beside is somebody else's server: it reads a request of the length of a worker's greeting and proof, for as long as a
+// worker would, and closes.
 func (w *worker) beside() {
 	w.line()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -8,8 +8,8 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// BenchmarkLoopback times an all-reduce of two processes over loopback, encrypted and not. Their metric is the median; take
-// it from one long run: -benchtime 100x.
+// BenchmarkLoopback times an all-reduce of two processes over loopback, encrypted and not. Their metric is the median;
+// take it from one long run: -benchtime 100x.
 func BenchmarkLoopback(b *testing.B) {
 	for _, bytes := range []int{4, 64 << 10, 1 << 20, 16 << 20} {
 		for _, name := range []string{"plain", "tls"} {

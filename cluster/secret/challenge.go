@@ -12,30 +12,43 @@ import (
 	"net"
 )
 
-// The challenge. It follows the protocol's greeting, which both ends have seen:
-//
-//	acceptor  nonce                                        32 bytes
-//	dialer    nonce                                        32 bytes
-//	dialer    HMAC-SHA256(key, "dialer", transcript)       32 bytes
-//	acceptor  1 if that is right, else 0; and the same     33 bytes
-//	          for "acceptor", or zeros
-//
-// The transcript is both nonces, the greeting, and inside of TLS a value that only the two ends of this TLS connection have
-// (RFC 5705). So a proof serves no other connection, no other greeting and not the other side, whoever passes it on. The
-// dialer proves itself first: a stranger that dials learns nothing.
+// Purpose is what a connection is for. A proof for one purpose is worthless for another.
+type Purpose string
+
+// The purposes.
 const (
-	proofRight = 1
-	proofWrong = 0
+	// Store is for connections to the rendezvous store.
+	Store Purpose = "store"
+	// Group is for connections between the ranks of a group: over TCP, over unix sockets, and to set up shared memory.
+	// Their hellos distinguish them further.
+	Group Purpose = "group"
 )
 
-// Authenticate returns a function by which the two ends of a connection prove to each other that they have
-// the secret and the same job and epoch, for tcp.Config.Authenticate. greeting is the dialer's greeting,
-// dialed is true on the dialer's side, and conn must have a deadline. It does not encrypt the connection. It
-// panics for the zero Secret.
-func (s Secret) Authenticate(job string, epoch uint32) func(conn net.Conn, dialed bool, greeting []byte) error {
-	key := s.derive("challenge", job, string(binary.BigEndian.AppendUint32(nil, epoch)))
-	return func(conn net.Conn, dialed bool, greeting []byte) error {
-		c := challenge{key: key, conn: conn, greeting: greeting}
+// ErrRefused is matched by the error of [Secret.Authenticate] at an end whose proof the other end rejects.
+var ErrRefused = errors.New("the other end refuses this end's proof")
+
+var errProof = errors.New("has another secret, job or epoch")
+
+// Authenticate returns the challenge, by which the two ends of a connection prove to each other that they have the same
+// secret, purpose, job and epoch. It does not encrypt the connection. It panics for the zero Secret.
+//
+// hello is the dialer's first message, as the dialer sent it and as the acceptor received it. dialed is true on the
+// dialer's side. conn must have a deadline. The messages, which docs/wire.md specifies, follow the hello:
+//
+//	acceptor  nonce                                         32 bytes
+//	dialer    nonce, HMAC-SHA256(key, "dialer", transcript) 64 bytes
+//	acceptor  1 if that is right, and the same for          33 bytes
+//	          "acceptor"; else zeros
+//
+// The transcript is both nonces, the hello and, inside TLS, a value that only the two ends of this TLS connection have
+// (RFC 5705). So a proof is worthless on any other connection, for any other hello and on the other side. The dialer
+// authenticates first: a stranger that dials learns nothing.
+func (s Secret) Authenticate(
+	purpose Purpose, job string, epoch uint32,
+) func(conn net.Conn, dialed bool, hello []byte) error {
+	key := s.derive("challenge", string(purpose), job, string(binary.BigEndian.AppendUint32(nil, epoch)))
+	return func(conn net.Conn, dialed bool, hello []byte) error {
+		c := challenge{key: key, conn: conn, hello: hello}
 		if t, ok := conn.(*tls.Conn); ok {
 			state := t.ConnectionState()
 			var err error
@@ -50,20 +63,14 @@ func (s Secret) Authenticate(job string, epoch uint32) func(conn net.Conn, diale
 	}
 }
 
-// challenge is the state of one end of the challenge on a connection.
+// challenge is the state of one end of a challenge.
 type challenge struct {
-	key      []byte
-	conn     net.Conn
-	greeting []byte
-	channel  []byte         // inside of TLS: the channel binding
-	dialer   [keyBytes]byte // nonces
-	acceptor [keyBytes]byte
+	key              []byte
+	conn             net.Conn
+	hello            []byte
+	channel          []byte         // inside TLS: the channel binding
+	dialer, acceptor [keyBytes]byte // the nonces
 }
-
-var errProof = errors.New("has another secret, job or epoch")
-
-// ErrRefused is matched by the error of [Secret.Authenticate] at an end whose proof the other end rejects.
-var ErrRefused = errors.New("the other end refuses this end's proof")
 
 func (c *challenge) dial() error {
 	rand.Read(c.dialer[:])
@@ -77,10 +84,10 @@ func (c *challenge) dial() error {
 	if _, err := io.ReadFull(c.conn, verdict[:]); err != nil {
 		return err
 	}
-	if verdict[0] != proofRight {
+	if verdict[0] != 1 {
 		return fmt.Errorf("%w: it %w", ErrRefused, errProof)
 	}
-	return c.check("acceptor", verdict[1:])
+	return c.verify("acceptor", verdict[1:])
 }
 
 func (c *challenge) accept() error {
@@ -88,36 +95,34 @@ func (c *challenge) accept() error {
 	if _, err := c.conn.Write(c.acceptor[:]); err != nil {
 		return err
 	}
-	var said [2 * keyBytes]byte // the nonce and the proof
-	if _, err := io.ReadFull(c.conn, said[:]); err != nil {
+	var response [2 * keyBytes]byte // the nonce and the proof
+	if _, err := io.ReadFull(c.conn, response[:]); err != nil {
 		return err
 	}
-	copy(c.dialer[:], said[:])
+	copy(c.dialer[:], response[:])
 	var verdict [1 + keyBytes]byte
-	err := c.check("dialer", said[keyBytes:])
+	err := c.verify("dialer", response[keyBytes:])
 	if err == nil {
-		verdict[0] = proofRight
+		verdict[0] = 1
 		copy(verdict[1:], c.proof("acceptor"))
-	} else {
-		verdict[0] = proofWrong
 	}
 	_, failed := c.conn.Write(verdict[:])
 	return errors.Join(err, failed)
 }
 
-// proof returns the proof of the key for this connection and role.
-func (c *challenge) proof(role string) []byte {
+// proof returns the proof of a side for this connection.
+func (c *challenge) proof(side string) []byte {
 	mac := hmac.New(sha256.New, c.key)
-	for _, part := range [][]byte{[]byte(role), c.dialer[:], c.acceptor[:], c.greeting, c.channel} {
+	for _, part := range [][]byte{[]byte(side), c.dialer[:], c.acceptor[:], c.hello, c.channel} {
 		mac.Write(binary.BigEndian.AppendUint32(nil, uint32(len(part))))
 		mac.Write(part)
 	}
 	return mac.Sum(nil)
 }
 
-// check compares in constant time.
-func (c *challenge) check(role string, proof []byte) error {
-	if !hmac.Equal(proof, c.proof(role)) {
+// verify compares in constant time.
+func (c *challenge) verify(side string, proof []byte) error {
+	if !hmac.Equal(proof, c.proof(side)) {
 		return fmt.Errorf("its proof is wrong: it %w", errProof)
 	}
 	return nil

@@ -73,7 +73,7 @@ var attacks = []attack{
 	}},
 	{"wrong secret", func(c net.Conn, r *rand.Rand, a *attacker) {
 		if a.greet(c, r) {
-			a.wrong.Authenticate(job, 0)(c, true, a.heard(c)[0][:greetingBytes])
+			a.wrong.Authenticate(secret.Group, job, 0)(c, true, a.heard(c)[0][:greetingBytes])
 		}
 	}},
 	{"other job", func(c net.Conn, _ *rand.Rand, a *attacker) {
@@ -162,8 +162,8 @@ func (a *attacker) release() {
 	}
 }
 
-// TestHostile: thousands of hostile connections at a job of three processes, two of which share a host, while they reduce and
-// make new groups: the result is the same, nothing grows, and the log says who it was, in few lines.
+// TestHostile: thousands of hostile connections at a job of three processes, two of which share a host, while they
+// reduce and make new groups: the result is the same, nothing grows, and the log says who it was, in few lines.
 func TestHostile(t *testing.T) {
 	total := 10_000
 	if testing.Short() {
@@ -336,7 +336,7 @@ func TestSaid(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			node, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(job, 0), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			node, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(secret.Group, job, 0), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -375,7 +375,7 @@ func recorded(t testing.TB, s secret.Secret, job string, sameHost []int) []byte 
 	var nodes []*tcp.Node
 	var addrs []string
 	for range 2 {
-		n, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(job, 0), Dial: tape.dial})
+		n, err := tcp.Listen(tcp.Config{Job: job, TLS: secure, Authenticate: s.Authenticate(secret.Group, job, 0), Dial: tape.dial})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,12 +11,12 @@ import (
 	"github.com/lockstep-ml/lockstep/cluster/secret"
 )
 
-// cable is what two workers' network namespaces are joined by: a veth pair, on which rate, if given, caps each direction
-// by a token bucket ("1gbit").
+// cable is what two workers' network namespaces are joined by: a veth pair, on which rate, if given, caps each
+// direction by a token bucket ("1gbit").
 type cable struct{ rate string }
 
-// hosts starts two workers, each in a network namespace of its own, joined by a cable. The namespaces have no name: they end
-// with the processes, whatever happens to the test.
+// hosts starts two workers, each in a network namespace of its own, joined by a cable. The namespaces have no name:
+// they end with the processes, whatever happens to the test.
 func hosts(t testing.TB, s secret.Secret, encrypt bool, c cable) []*process {
 	t.Helper()
 	probe(t, strings.Fields("ip link set lo up"))
@@ -66,7 +66,8 @@ func probe(t testing.TB, command []string) {
 	}
 }
 
-// TestNamespaces: two hosts, as far as the network is concerned, get the bits of one process, over TLS and in plain text.
+// TestNamespaces: two hosts, as far as the network is concerned, get the bits of one process, over TLS and in plain
+// text.
 func TestNamespaces(t *testing.T) {
 	s := secret.New()
 	want := trained(t, 2, 20)
@@ -95,9 +96,10 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// TestLineRate: an all-reduce over a line of 1 Gbit/s takes the time in which the line carries its bytes. Two ranks send and
-// receive as many as the vector has. What is held against the line's rate is the best of many, and where a bare exchange of the same bytes at
-// the same time cannot fill the line either, because the machine is busy, nothing is.
+// TestLineRate: an all-reduce over a line of 1 Gbit/s takes the time in which the line carries its bytes. Two ranks
+// send and receive as many as the vector has. What is held against the line's rate is the best of many, and where a
+// bare exchange of the same bytes at the same time cannot fill the line either, because the machine is busy, nothing
+// is.
 func TestLineRate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: 16 MiB at 1 Gbit/s take seconds, and a rate under the race detector says nothing; the README's command runs it")

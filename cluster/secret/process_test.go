@@ -33,7 +33,8 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/tcp"
 )
 
-// Tests with real processes run this test binary again, as workers: each with one rank, set up by what the variable holds.
+// Tests with real processes run this test binary again, as workers: each with one rank, set up by what the variable
+// holds.
 const workerEnv = "LOCKSTEP_SECRET_TEST_WORKER"
 
 func TestMain(m *testing.M) {
@@ -146,13 +147,13 @@ func (w *worker) join(ctx context.Context) collective.Group {
 	s, err := secret.Parse(w.Secret)
 	w.check(err)
 	cfg := mixed.Config{
-		Ranks: []int{w.Rank}, Size: w.Size, Apart: w.Host, Token: s.Token("shm"),
+		Ranks: []int{w.Rank}, Size: w.Size, Apart: w.Host,
 		Exchange: mixed.Through(struct {
 			io.Reader
 			io.Writer
 		}{w.in, os.Stdout}),
 		TCP: tcp.Config{
-			Job: job, Listen: w.Listen, Authenticate: s.Authenticate(job, 0), Dial: w.tapes.dial,
+			Job: job, Listen: w.Listen, Authenticate: s.Authenticate(secret.Group, job, 0), Dial: w.tapes.dial,
 			Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		},
 	}
@@ -392,7 +393,8 @@ func ask(t testing.TB, all []*process, format string, args ...any) []string {
 	return out
 }
 
-// timed has the workers do something with so many bytes, so many times, and returns how long each took all of them, in seconds.
+// timed has the workers do something with so many bytes, so many times, and returns how long each took all of them, in
+// seconds.
 func timed(t testing.TB, all []*process, what string, bytes, times int) []float64 {
 	t.Helper()
 	out := make([]float64, times)

@@ -87,7 +87,8 @@ func FromEnvironment(getenv func(string) (string, bool), readFile func(string) (
 	}
 	switch {
 	case given && inFile && direct.Text() != filed.Text():
-		return Secret{}, false, fmt.Errorf("%s and the file %q that %s names hold different secrets: unset one of them", cluster.EnvSecret, path, cluster.EnvSecretFile)
+		return Secret{}, false, fmt.Errorf("%s and the file %q that %s names hold different secrets: unset one of them",
+			cluster.EnvSecret, path, cluster.EnvSecretFile)
 	case given:
 		return direct, true, nil
 	}
@@ -116,10 +117,6 @@ func (s Secret) String() string {
 
 // GoString is String, for the verb %#v.
 func (s Secret) GoString() string { return s.String() }
-
-// Token returns a key of 32 bytes for a purpose. Keys of other purposes, and the secret, cannot be derived
-// from it. It panics for the zero Secret.
-func (s Secret) Token(purpose string) []byte { return s.derive("token", purpose) }
 
 // derive returns the key of a path. Different paths have different keys, even if their concatenations are
 // equal.

@@ -53,7 +53,8 @@ func (s Secret) TLS(job string, epoch uint32) (*tls.Config, error) {
 // jobMax bounds a job's name, which is part of certificates.
 const jobMax = 1 << 10
 
-// notBefore and notAfter make certificates independent of clocks; RFC 5280 has the latter for certificates without an end.
+// notBefore and notAfter make certificates independent of clocks; RFC 5280 has the latter for certificates without an
+// end.
 var (
 	notBefore = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	notAfter  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// handshake makes a TLS connection over loopback and returns what each side says. The client's last word is that of its first
-// read: in TLS 1.3 it learns only then whether the server takes its certificate.
+// handshake makes a TLS connection over loopback and returns what each side says. The client's last word is that of its
+// first read: in TLS 1.3 it learns only then whether the server takes its certificate.
 func handshake(t *testing.T, client, server *tls.Config) (dialed, accepted error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -31,7 +31,7 @@ func TestOtherUsers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stranger := rendezvous.Config{Authenticate: other.Authenticate(c.Job, 0)}
+	stranger := rendezvous.Config{Authenticate: other.Authenticate(secret.Store, c.Job, 0)}
 	if stranger.TLS, err = other.TLS(c.Job, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func openAsOwn(t *testing.T, store, job string) rendezvous.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := rendezvous.Config{Authenticate: key.Authenticate(job, 0)}
+	cfg := rendezvous.Config{Authenticate: key.Authenticate(secret.Store, job, 0)}
 	if cfg.TLS, err = key.TLS(job, 0); err != nil {
 		t.Fatal(err)
 	}

@@ -206,7 +206,7 @@ func (w *Worker) openStore(ctx context.Context) error {
 		if cfg.TLS, err = w.secret.TLS(w.job.ID, 0); err != nil { // a store outlives epochs
 			return err
 		}
-		cfg.Authenticate = w.secret.Authenticate(w.job.ID, 0)
+		cfg.Authenticate = w.secret.Authenticate(secret.Store, w.job.ID, 0)
 	}
 	if serves(w.job) && w.job.Worker == 0 {
 		if err := w.serveStore(ctx, cfg); err != nil {
@@ -449,8 +449,7 @@ func (w *Worker) secure(cfg *mixed.Config) error {
 	if !s.Given() {
 		return nil
 	}
-	cfg.Token = s.Token("shared memory")
-	cfg.TCP.Authenticate = s.Authenticate(w.job.ID, w.job.Epoch)
+	cfg.TCP.Authenticate = s.Authenticate(secret.Group, w.job.ID, w.job.Epoch)
 	if !w.cfg.Secret.Given() {
 		return nil // all are on this host, or DataPlaintext: checkHosts
 	}

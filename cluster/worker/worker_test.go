@@ -171,9 +171,9 @@ func TestGoneWhileOthersConnect(t *testing.T) {
 			return nil, nil // by the library's own transports
 		}
 		_, err := mixed.Open(ctx, mixed.Config{
-			Ranks: []int{1}, Size: 3, Epoch: cfg.Epoch, NoSharedMemory: true, Token: key.Token("shared memory"),
-			TCP: tcp.Config{Job: w.Job().ID, Listen: "127.0.0.1:0", Authenticate: key.Authenticate(w.Job().ID,
-				cfg.Epoch)},
+			Ranks: []int{1}, Size: 3, Epoch: cfg.Epoch, NoSharedMemory: true,
+			TCP: tcp.Config{Job: w.Job().ID, Listen: "127.0.0.1:0", Authenticate: key.Authenticate(secret.Group,
+				w.Job().ID, cfg.Epoch)},
 			Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) {
 				return nil, errors.Join(w.Store().Set(ctx, rendezvous.Key(w.Job().ID, 0, "connect", "1"), mine), errors.New("no file descriptors are left"))
 			},

@@ -29,11 +29,9 @@ type Config struct {
 	Epoch uint32
 	// Exchange distributes the registrations. It may be nil, and is not called, if this process has all ranks.
 	Exchange Exchange
-	// TCP configures the connections between processes, and names the job.
+	// TCP configures the connections between processes, and names the job. Its Authenticate is used to set up shared
+	// memory too.
 	TCP tcp.Config
-	// Token is a secret of the job, with which processes of one host authenticate each other. Empty: no authentication
-	// by a token.
-	Token []byte
 	// NoSharedMemory disables shared memory between this process and others.
 	NoSharedMemory bool
 	// Apart makes processes with different values count as being on different hosts.
@@ -315,13 +313,15 @@ func (l *layout) domain(cfg *Config) []int { return l.domains[l.places[cfg.Ranks
 func (l *layout) shmConfig(cfg *Config, what string, first, size int, ranks []int) shm.Config {
 	return shm.Config{
 		Name: fmt.Sprintf("%s/%d/%s%s", cfg.TCP.Job, cfg.Epoch, l.nonces[first], what),
-		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: size, Ranks: ranks, Token: cfg.Token,
+		Job:  cfg.TCP.Job, Epoch: cfg.Epoch, Size: size, Ranks: ranks,
+		Authenticate: cfg.TCP.Authenticate,
 	}
 }
 
 // verifyHost returns the ranks that are verified to be on this host: their processes have connected with this one by a
-// unix socket, where the system identifies the peer, and have proven that they know the token. Processes that share
-// memory have done so before; others do it now, if it is needed. Registrations are not trusted for this.
+// unix socket, where the system identifies the peer, and both have authenticated each other (Config.TCP.Authenticate).
+// Processes that share memory have done so before; others do it now, if it is needed. Registrations are not trusted for
+// this.
 func (l *layout) verifyHost(ctx context.Context, cfg *Config) ([]int, error) {
 	if cfg.TCP.TLS == nil || cfg.TCP.Authenticate == nil || len(l.host) <= len(cfg.Ranks) {
 		return nil, nil

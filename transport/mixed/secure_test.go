@@ -104,8 +104,8 @@ func TestSecure(t *testing.T) {
 				}
 				seen.of[l.Addr().String()] = p
 				cfg := mixed.Config{
-					Ranks: []int{p}, Size: n, Exchange: exchanges[p], Apart: c.hosts[p], NoSharedMemory: !c.memory[p], Token: s.Token("shm"),
-					TCP: tcp.Config{Job: "test", Authenticate: s.Authenticate("test", 0), Listener: l, Dial: seen.dial(p), Logger: slog.New(slog.DiscardHandler)},
+					Ranks: []int{p}, Size: n, Exchange: exchanges[p], Apart: c.hosts[p], NoSharedMemory: !c.memory[p],
+					TCP: tcp.Config{Job: "test", Authenticate: s.Authenticate(secret.Group, "test", 0), Listener: l, Dial: seen.dial(p), Logger: slog.New(slog.DiscardHandler)},
 				}
 				if !c.plain {
 					if cfg.TCP.TLS, err = s.TLS("test", 0); err != nil {
@@ -149,9 +149,9 @@ func TestSecure(t *testing.T) {
 	}
 }
 
-// TestToken: a process that claims to be on this host and has another token is refused, and reports it; the other keeps
-// waiting.
-func TestToken(t *testing.T) {
+// TestOtherSecret: a process that claims to be on this host and has another secret is refused, and reports it; the
+// other keeps waiting.
+func TestOtherSecret(t *testing.T) {
 	if shm.HostID() == "" {
 		t.Skip("processes cannot share memory on this system")
 	}
@@ -160,7 +160,7 @@ func TestToken(t *testing.T) {
 		var wg sync.WaitGroup
 		all, enough := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer enough()
-		for p, want := range []string{"waiting for ranks [1]", "has another token than this process"} {
+		for p, want := range []string{"waiting for ranks [1]", "authentication: the other end refuses this end's proof"} {
 			s := secret.New()
 			secure, err := s.TLS("test", 0)
 			if err != nil {
@@ -171,8 +171,8 @@ func TestToken(t *testing.T) {
 					defer enough() // the refused process has ended; the other would wait without limit
 				}
 				_, err := mixed.Open(all, mixed.Config{
-					Ranks: []int{p}, Size: 2, Exchange: exchanges[p], NoSharedMemory: !memory, Token: s.Token("shm"),
-					TCP: tcp.Config{Job: "test", TLS: secure, Authenticate: s.Authenticate("test", 0), Logger: slog.New(slog.DiscardHandler)},
+					Ranks: []int{p}, Size: 2, Exchange: exchanges[p], NoSharedMemory: !memory,
+					TCP: tcp.Config{Job: "test", TLS: secure, Authenticate: s.Authenticate(secret.Group, "test", 0), Logger: slog.New(slog.DiscardHandler)},
 				})
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("shared memory %v, process %d: %v, want %q", memory, p, err, want)

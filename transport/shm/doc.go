@@ -17,8 +17,8 @@
 // # Set-up
 //
 // The process with rank 0 listens on an abstract unix socket. The others dial it until the context ends. Both sides
-// verify that they belong to one user (SO_PEERCRED), know the same token, and open the same group. That connection
-// passes the files, and a socket between every two processes.
+// verify that they belong to one user (SO_PEERCRED), open the same group, and pass [Config.Authenticate]. That
+// connection passes the files, and a socket between every two processes.
 //
 // # Waiting
 //
@@ -35,6 +35,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 )
@@ -53,11 +54,12 @@ type Config struct {
 	Size int
 	// Ranks holds the ranks of this process, in increasing order. The process with rank 0 listens, the others dial.
 	Ranks []int
-	// Token is a secret that all processes must know. It is never transmitted. Empty: none is required.
-	Token []byte
-	// ArenaBytes bounds the memory that NewBuffer can allocate in this process at a time. It takes address space in
-	// every process, and memory only for used pages. 0: the memory size of the host. Processes may use different
-	// values.
+	// Authenticate, if not nil, authenticates the two ends of a new connection to each other after the hello. It must read
+	// and write on conn no more than its own messages; conn has a deadline. An error refuses the process. Package
+	// cluster/secret makes one. All processes must have one, or none.
+	Authenticate func(conn net.Conn, dialed bool, hello []byte) error
+	// ArenaBytes bounds the memory that NewBuffer can allocate in this process at a time. It takes address space in every
+	// process, and memory only for used pages. 0: the memory size of the host. Processes may use different values.
 	ArenaBytes int
 }
 

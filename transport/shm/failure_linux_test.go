@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/tensor"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/shm"
@@ -267,12 +268,12 @@ func buffer(t *testing.T, m transport.Endpoint, bytes int) tensor.Memory {
 	return mem
 }
 
-// TestRefused: a process that means another group is told what differs, and what both sides have.
+// TestRefused: a process of another group is refused with what differs, on both sides.
 func TestRefused(t *testing.T) {
 	ctx, cancel := soon()
 	defer cancel()
 	right := config(t, 3)
-	right.Token = []byte("secret")
+	right.Authenticate = secret.New().Authenticate(secret.Group, right.Job, right.Epoch)
 	group := make(chan error, 2)
 	for _, ranks := range [][]int{{0}, {1, 2}} {
 		cfg := right
@@ -301,8 +302,12 @@ func TestRefused(t *testing.T) {
 		{"epoch", func(c *shm.Config) { c.Epoch = 2 }, []string{"epoch is 3 there, and 2 here"}},
 		{"group", func(c *shm.Config) { c.Group = 9 }, []string{"group is 0 there, and 9 here"}},
 		{"size", func(c *shm.Config) { c.Size = 5 }, []string{"size of the group is 3 there, and 5 here"}},
-		{"token", func(c *shm.Config) { c.Token = []byte("wrong") }, []string{"has another token"}},
-		{"no token", func(c *shm.Config) { c.Token = nil }, []string{"has another token"}},
+		{"secret", func(c *shm.Config) {
+			c.Authenticate = secret.New().Authenticate(secret.Group, c.Job, c.Epoch)
+		}, []string{"the other end refuses this end's proof: it has another secret, job or epoch"}},
+		{"no secret", func(c *shm.Config) { c.Authenticate = nil }, []string{
+			"one of the two processes has a secret, the other has none",
+		}},
 		{"started twice", func(c *shm.Config) {}, []string{fmt.Sprintf("rank 2 is taken by process %d", os.Getpid())}},
 		{"first one started twice", func(c *shm.Config) { c.Ranks = []int{0} }, []string{"another process", "rank 0"}},
 	} {

@@ -3,7 +3,6 @@ package shm
 import (
 	"cmp"
 	"context"
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -35,18 +34,12 @@ type hello struct {
 	Group    uint64
 	Size     int
 	Ranks    []int
-	Nonce    []byte
+	Proof    bool // Config.Authenticate follows
 }
 
-// answer replies to a hello: a refusal, or a nonce and the proof that the listening process knows the token.
-type answer struct {
-	Refused string
-	Nonce   []byte
-	Proof   []byte
-}
-
-// proof proves that the dialing process knows the token; the file of its arena follows.
-type proof struct{ Proof []byte }
+// answer replies to a hello: a refusal or "". Then follow Config.Authenticate, and the file of the dialing process's
+// arena.
+type answer struct{ Refused string }
 
 // welcome ends the handshake: a refusal, or the members of the group, by process number. Then follow the control file,
 // the arenas of all other processes, and the sockets to those that do not listen.
@@ -141,7 +134,7 @@ func (w *world) abandon() {
 func (c *Config) hello() hello {
 	return hello{
 		Protocol: protocolName, Version: protocolVersion, Arch: runtime.GOARCH,
-		Job: c.Job, Epoch: c.Epoch, Group: c.Group, Size: c.Size, Ranks: c.Ranks, Nonce: nonce(),
+		Job: c.Job, Epoch: c.Epoch, Group: c.Group, Size: c.Size, Ranks: c.Ranks, Proof: c.Authenticate != nil,
 	}
 }
 
@@ -163,8 +156,8 @@ func (h *hello) differ(from *hello) string {
 			return fmt.Sprintf("the %s is %v there, and %v here", f.name, quoted(f.theirs), quoted(f.ours))
 		}
 	}
-	if len(h.Nonce) != nonceBytes {
-		return "its hello is incomplete"
+	if h.Proof != from.Proof {
+		return "one of the two processes has a secret, the other has none"
 	}
 	if len(h.Ranks) == 0 || checkRanks(h.Ranks, from.Size) != nil {
 		return fmt.Sprintf("it claims the ranks %v of %d", h.Ranks, from.Size)
@@ -277,34 +270,29 @@ func (p *reception) handshake(ctx context.Context, conn *net.UnixConn) error {
 		return err
 	}
 	var h hello
-	if err := receive(conn, &h); err != nil {
+	raw, err := receive(conn, &h)
+	if err != nil {
 		return fmt.Errorf("process %d sent no hello: %w", pid, err)
 	}
 	if why := p.own.differ(&h); why != "" {
-		send(conn, answer{Refused: why})
+		send(conn, answer{why})
 		return fmt.Errorf("process %d was refused: %s", pid, why)
 	}
-	own := nonce()
-	if err := send(conn, answer{Nonce: own, Proof: p.cfg.sign("host", h.Nonce, own)}); err != nil {
+	if _, err := send(conn, answer{}); err != nil {
 		return fmt.Errorf("process %d closed the connection: %w", pid, err)
 	}
-	var proved proof
-	if err := receive(conn, &proved); err != nil {
-		return fmt.Errorf("process %d has another token, or closed the connection: %w", pid, err)
+	if err := p.cfg.authenticate(conn, false, raw); err != nil {
+		return fmt.Errorf("process %d was refused: %w", pid, err)
 	}
 	g := &guest{conn: conn, pid: pid, ranks: h.Ranks}
 	if g.arena, err = receiveFile(conn); err != nil {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
-	why := "it has another token"
-	if hmac.Equal(proved.Proof, p.cfg.sign("guest", own, h.Nonce)) {
-		if err := release(); err != nil {
-			g.arena.Close()
-			return fmt.Errorf("handshake with process %d timed out: %w", pid, err)
-		}
-		why = p.admit(g)
+	if err := release(); err != nil {
+		g.arena.Close()
+		return fmt.Errorf("handshake with process %d timed out: %w", pid, err)
 	}
-	if why != "" {
+	if why := p.admit(g); why != "" {
 		g.arena.Close()
 		send(conn, welcome{Refused: why})
 		return fmt.Errorf("process %d was refused: %s", pid, why)
@@ -439,7 +427,7 @@ func (w *world) distribute(ctx context.Context, p *reception) error {
 // serve sends a process its welcome and files.
 func (w *world) serve(ctx context.Context, g *guest, message welcome, files []*os.File) error {
 	release := bound(ctx, g.conn)
-	err := send(g.conn, message)
+	_, err := send(g.conn, message)
 	for i := 0; i < len(files) && err == nil; i++ {
 		err = sendFile(g.conn, files[i])
 	}
@@ -500,27 +488,35 @@ func (w *world) enter(conn *net.UnixConn) error {
 	if err != nil {
 		return fmt.Errorf("shm: %w", err)
 	}
-	own := w.cfg.hello()
-	if err := send(conn, own); err != nil {
+	hello, err := send(conn, w.cfg.hello())
+	if err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, closed the connection: %w", pid, w.cfg.Name, err)
 	}
 	var a answer
-	if err := receive(conn, &a); err != nil {
+	if _, err := receive(conn, &a); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, did not answer: %w", pid, w.cfg.Name, err)
 	}
 	if a.Refused != "" {
 		return w.refused(pid, a.Refused)
 	}
-	if len(a.Nonce) != nonceBytes || !hmac.Equal(a.Proof, w.cfg.sign("host", own.Nonce, a.Nonce)) {
-		return fmt.Errorf("shm: process %d, which listens for %q, has another token than this process", pid, w.cfg.Name)
-	}
-	if err := send(conn, proof{w.cfg.sign("guest", a.Nonce, own.Nonce)}); err != nil {
-		return err
+	if err := w.cfg.authenticate(conn, true, hello); err != nil {
+		return fmt.Errorf("shm: process %d, which listens for %q: %w", pid, w.cfg.Name, err)
 	}
 	if err := sendFile(conn, w.arena.file); err != nil {
 		return err
 	}
 	return w.receiveFiles(conn, pid)
+}
+
+// authenticate calls Config.Authenticate.
+func (c *Config) authenticate(conn net.Conn, dialed bool, hello []byte) error {
+	if c.Authenticate == nil {
+		return nil
+	}
+	if err := c.Authenticate(conn, dialed, hello); err != nil {
+		return fmt.Errorf("authentication: %w", err)
+	}
+	return nil
 }
 
 func (w *world) refused(pid int, why string) error {
@@ -530,7 +526,7 @@ func (w *world) refused(pid int, why string) error {
 // receiveFiles receives the messages and files that distribute sends.
 func (w *world) receiveFiles(conn *net.UnixConn, pid int) error {
 	var message welcome
-	if err := receive(conn, &message); err != nil {
+	if _, err := receive(conn, &message); err != nil {
 		return fmt.Errorf("shm: process %d, which listens for %q, ended before the group was complete: %w", pid, w.cfg.Name, err)
 	}
 	if message.Refused != "" {
@@ -652,31 +648,30 @@ func checkUser(conn *net.UnixConn) (pid int, err error) {
 	return int(cred.Pid), nil
 }
 
-// send writes a message: its length in 4 bytes, then JSON.
-func send(conn net.Conn, message any) error {
-	body, err := json.Marshal(message)
-	if err != nil {
-		return err
+// send writes a message, its length in 4 bytes, then JSON, and returns the JSON.
+func send(conn net.Conn, message any) (body []byte, err error) {
+	if body, err = json.Marshal(message); err != nil {
+		return nil, err
 	}
 	_, err = conn.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...))
-	return err
+	return body, err
 }
 
-// receive reads a message.
-func receive(r io.Reader, message any) error {
+// receive reads a message, and returns its JSON.
+func receive(r io.Reader, message any) (body []byte, err error) {
 	var length [4]byte
 	if _, err := io.ReadFull(r, length[:]); err != nil {
-		return err
+		return nil, err
 	}
 	n := binary.LittleEndian.Uint32(length[:])
 	if n > messageMax {
-		return fmt.Errorf("shm: got a message of %d bytes, want at most %d: the other process uses another protocol", n, messageMax)
+		return nil, fmt.Errorf("shm: got a message of %d bytes, want at most %d: the other process uses another protocol", n, messageMax)
 	}
-	body := make([]byte, n)
+	body = make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
-		return err
+		return nil, err
 	}
-	return json.Unmarshal(body, message)
+	return body, json.Unmarshal(body, message)
 }
 
 // sendFile passes a file to the process at the other end.

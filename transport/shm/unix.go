@@ -2,13 +2,10 @@ package shm
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -70,7 +67,7 @@ func openRank(ctx context.Context, cfg *Config, at string, rank int) (transport.
 			return d.DialContext(ctx, "unix", at+"-"+strings.TrimPrefix(address, unixHost+":"))
 		},
 		Job:          cfg.Job,
-		Authenticate: cfg.authenticate,
+		Authenticate: cfg.Authenticate,
 	})
 	if err != nil {
 		l.Close()
@@ -117,50 +114,6 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	return net.Listen("unix", path)
-}
-
-// authenticate makes both ends of a connection prove that they know the token.
-func (c *Config) authenticate(conn net.Conn, dialed bool, hello []byte) error {
-	own, theirs := nonce(), make([]byte, nonceBytes)
-	side, other := "guest", "host"
-	if !dialed {
-		side, other = other, side
-	}
-	mac := make([]byte, sha256.Size)
-	if _, err := conn.Write(own); err != nil {
-		return err
-	}
-	if _, err := io.ReadFull(conn, theirs); err != nil {
-		return err
-	}
-	if _, err := conn.Write(c.sign(side, theirs, own, hello)); err != nil {
-		return err
-	}
-	if _, err := io.ReadFull(conn, mac); err != nil {
-		return err
-	}
-	if !hmac.Equal(mac, c.sign(other, own, theirs, hello)) {
-		return errors.New("shm: the other process has another token")
-	}
-	return nil
-}
-
-const nonceBytes = 16
-
-func nonce() []byte {
-	b := make([]byte, nonceBytes)
-	rand.Read(b)
-	return b
-}
-
-// sign proves the knowledge of the token: it says what only who knows it can say about the nonces of both sides.
-func (c *Config) sign(side string, parts ...[]byte) []byte {
-	mac := hmac.New(sha256.New, c.Token)
-	io.WriteString(mac, side)
-	for _, p := range parts {
-		mac.Write(p)
-	}
-	return mac.Sum(nil)
 }
 
 // sharedNode is a rank's node, which is closed with the last endpoint of the rank.

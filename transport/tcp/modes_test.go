@@ -1,17 +1,12 @@
 package tcp_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/hmac"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
-	"io"
 	"log/slog"
 	"math/big"
 	"net"
@@ -20,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/cluster/secret"
 	"github.com/lockstep-ml/lockstep/internal/transport/transporttest"
 	"github.com/lockstep-ml/lockstep/transport"
 	"github.com/lockstep-ml/lockstep/transport/tcp"
@@ -102,34 +98,13 @@ func TestConformanceOfModes(t *testing.T) {
 	}
 }
 
-// secret authenticates by a challenge each way: HMAC over the hello and both nonces.
-func secret(key string) func(conn net.Conn, dialed bool, hello []byte) error {
-	return func(conn net.Conn, dialed bool, hello []byte) error {
-		mine, theirs, proof := make([]byte, 32), make([]byte, 32), make([]byte, 32)
-		rand.Read(mine)
-		if _, err := conn.Write(mine); err != nil {
-			return err
-		}
-		if _, err := io.ReadFull(conn, theirs); err != nil {
-			return err
-		}
-		sum := func(side byte, a, b []byte) []byte {
-			h := hmac.New(sha256.New, []byte(key))
-			h.Write(bytes.Join([][]byte{{side}, hello, a, b}, nil))
-			return h.Sum(nil)
-		}
-		sides := map[bool]byte{true: 1, false: 2}
-		if _, err := conn.Write(sum(sides[dialed], mine, theirs)); err != nil {
-			return err
-		}
-		if _, err := io.ReadFull(conn, proof); err != nil {
-			return err
-		}
-		if !hmac.Equal(proof, sum(sides[!dialed], theirs, mine)) {
-			return errors.New("the other end does not know the secret")
-		}
-		return nil
+// proves authenticates by a secret that contains key.
+func proves(key string) func(conn net.Conn, dialed bool, hello []byte) error {
+	s, err := secret.Parse("a secret of these tests " + key)
+	if err != nil {
+		panic(err)
 	}
+	return s.Authenticate(secret.Group, "", 0)
 }
 
 // TestProof: processes that cannot prove that they belong to the job are refused, with a reason.
@@ -139,7 +114,7 @@ func TestProof(t *testing.T) {
 		good, evil tcp.Config
 		want       string
 	}{
-		{"secret", tcp.Config{Authenticate: secret("a")}, tcp.Config{Authenticate: secret("b")}, "does not know the secret"},
+		{"secret", tcp.Config{Authenticate: proves("a")}, tcp.Config{Authenticate: proves("b")}, "has another secret"},
 		{"certificate", tcp.Config{TLS: authority(t)}, tcp.Config{TLS: authority(t)}, "certificate"},
 		{"plain to TLS", tcp.Config{TLS: authority(t)}, tcp.Config{Handshake: 200 * time.Millisecond}, ""},
 	} {

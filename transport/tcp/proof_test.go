@@ -67,7 +67,7 @@ func (c *first) Write(p []byte) (int, error) {
 // between them; the third uses it with both.
 func TestSameHost(t *testing.T) {
 	seen := firsts{all: map[string][]byte{}}
-	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Dial: seen.dial, Logger: slog.New(slog.DiscardHandler)}
+	cfg := tcp.Config{TLS: authority(t), Authenticate: proves("a"), Dial: seen.dial, Logger: slog.New(slog.DiscardHandler)}
 	var nodes []*tcp.Node
 	var addrs []string
 	for range 3 {
@@ -148,15 +148,15 @@ func TestRefusals(t *testing.T) {
 	}{
 		{
 			"another job",
-			[2]tcp.Config{{Job: "a", Authenticate: secret("a")}, {Job: "b", Authenticate: secret("a")}},
+			[2]tcp.Config{{Job: "a", Authenticate: proves("a")}, {Job: "b", Authenticate: proves("a")}},
 			[2][]int{},
 			`it belongs to another job; this one is "a"`, `it belongs to another job; this one is \"a\"`,
 		},
 		{
 			"another secret",
-			[2]tcp.Config{{Authenticate: secret("a")}, {Authenticate: secret("b")}},
+			[2]tcp.Config{{Authenticate: proves("a")}, {Authenticate: proves("b")}},
 			[2][]int{},
-			"does not know the secret", "does not know the secret",
+			"refuses this end's proof", "its proof is wrong",
 		},
 		{
 			"another authority",
@@ -166,13 +166,13 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			"no secret to give",
-			[2]tcp.Config{{Authenticate: secret("a")}, {}},
+			[2]tcp.Config{{Authenticate: proves("a")}, {}},
 			[2][]int{},
 			"requests a proof, but this end has none", "authentication",
 		},
 		{
 			"no secret to ask for",
-			[2]tcp.Config{{}, {Authenticate: secret("a")}},
+			[2]tcp.Config{{}, {Authenticate: proves("a")}},
 			[2][]int{},
 			"the other end requests no proof", "",
 		},
@@ -190,19 +190,19 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			"plain and proven to TLS",
-			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {Authenticate: secret("a")}},
+			[2]tcp.Config{{TLS: secure, Authenticate: proves("a")}, {Authenticate: proves("a")}},
 			[2][]int{},
 			"it is not encrypted, and its process is not known to be on this host", "it is not encrypted",
 		},
 		{
 			"TLS, and no secret to ask for",
-			[2]tcp.Config{{TLS: secure}, {TLS: secure, Authenticate: secret("a")}},
+			[2]tcp.Config{{TLS: secure}, {TLS: secure, Authenticate: proves("a")}},
 			[2][]int{},
 			"the other end requests no proof", "TLS: EOF",
 		},
 		{
 			"TLS, and no secret to give",
-			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {TLS: secure}},
+			[2]tcp.Config{{TLS: secure, Authenticate: proves("a")}, {TLS: secure}},
 			[2][]int{},
 			"requests a proof, but this end has none", "authentication",
 		},
@@ -214,13 +214,13 @@ func TestRefusals(t *testing.T) {
 		},
 		{
 			"TLS to plain and proven",
-			[2]tcp.Config{{Authenticate: secret("a")}, {TLS: secure, Authenticate: secret("a")}},
+			[2]tcp.Config{{Authenticate: proves("a")}, {TLS: secure, Authenticate: proves("a")}},
 			[2][]int{},
 			"it requests TLS, but this end has no TLS", "it requests TLS, but this end has no TLS",
 		},
 		{
 			"one host, by the word of one",
-			[2]tcp.Config{{TLS: secure, Authenticate: secret("a")}, {TLS: secure, Authenticate: secret("a")}},
+			[2]tcp.Config{{TLS: secure, Authenticate: proves("a")}, {TLS: secure, Authenticate: proves("a")}},
 			[2][]int{nil, {0, 1}},
 			"it is not encrypted, and its process is not known to be on this host", "it is not encrypted",
 		},
@@ -288,7 +288,7 @@ func TestRefusals(t *testing.T) {
 // TestExchanged: an attacker on the path forwards the unencrypted starts of two connections, and then exchanges their
 // ends. Each TLS connection joins two processes of the job, but not the two that the hellos name.
 func TestExchanged(t *testing.T) {
-	cfg := tcp.Config{TLS: authority(t), Authenticate: secret("a"), Logger: slog.New(slog.DiscardHandler)}
+	cfg := tcp.Config{TLS: authority(t), Authenticate: proves("a"), Logger: slog.New(slog.DiscardHandler)}
 	var nodes []*tcp.Node
 	var addrs []string
 	var path path
