@@ -548,6 +548,61 @@ func TestClosedStrategy(t *testing.T) {
 	}
 }
 
+// Close waits for the Run in progress. A Run that also waits for it returns ErrClosed.
+func TestCloseDuringRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+		start := time.Now()
+		run := func(d time.Duration) error {
+			_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+				time.Sleep(d)
+				return struct{}{}, sum(ctx, r, "x", 1)
+			}, nil)
+			return err
+		}
+		first, second := make(chan error), make(chan error)
+		go func() { first <- run(time.Second) }()
+		synctest.Wait()
+		go func() { second <- run(time.Hour) }()
+		synctest.Wait()
+		closed := make(chan error)
+		go func() { closed <- s.Close() }()
+		if err := <-first; err != nil {
+			t.Errorf("the Run in progress: %v", err)
+		}
+		if err := <-second; !errors.Is(err, distribute.ErrClosed) {
+			t.Errorf("the waiting Run: got %v, want ErrClosed", err)
+		}
+		if err := <-closed; err != nil || time.Since(start) != time.Second {
+			t.Errorf("Close returned after %v: %v", time.Since(start), err)
+		}
+	})
+}
+
+// Run abandons a replica that does not return; StepError.Wait waits for it, and the strategy runs in the meantime.
+func TestWaitForAbandonedReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
+		start := time.Now()
+		_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+			if r.ID() == 0 {
+				return struct{}{}, errStep
+			}
+			time.Sleep(time.Minute)
+			return struct{}{}, nil
+		}, nil)
+		failure, ok := err.(*distribute.StepError)
+		if passed := time.Since(start); !ok || !errors.Is(err, errStep) || passed != 10*time.Second {
+			t.Fatalf("after %v: got %v, want a *StepError after 10s", passed, err)
+		}
+		checkRunsAgain(t, s)
+		failure.Wait()
+		if passed := time.Since(start); passed != time.Minute {
+			t.Errorf("Wait returned after %v, want 1m", passed)
+		}
+	})
+}
+
 func TestReplicaOutsideItsRun(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 	replicas, contexts := make([]*distribute.Replica, 2), make([]context.Context, 2)

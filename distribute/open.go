@@ -21,7 +21,6 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if s.self == nil {
 		s.self = s
 	}
-	s.turn = make(chan struct{}, 1)
 	for _, d := range s.devices {
 		s.engineDevices = append(s.engineDevices, engine.Device{Kind: d.Kind, Index: d.Index})
 	}
@@ -99,7 +98,7 @@ func (s *Strategy) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.turn <- struct{}{}
+	defer s.detector.Hold()()
 	s.stopWorkers(nil)
 	var err error
 	if s.inner != nil {
@@ -118,7 +117,6 @@ func (s *Strategy) Close() error {
 			err = e
 		}
 	}
-	<-s.turn
 	if err != nil {
 		return errorf("Close", nil, "%w", err)
 	}

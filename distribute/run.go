@@ -19,6 +19,8 @@ import (
 // replicas end with that cause. Variables then keep the values that they had before the Run, and Run returns a
 // *[StepError], as the calls of all replicas did. The strategy can run again.
 //
+// Run waits at most 10 seconds for a replica that does not return after the failure; [StepError.Wait] waits for all of them.
+//
 // step's context ends with the Run. step's replica must not be used after the Run.
 func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value) (Value, error) {
 	if err := s.requireNoStep(ctx, "Run"); err != nil {
@@ -143,13 +145,11 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	case err != nil:
 		return errorf("Run", nil, "%w", err)
 	}
-	s.turn <- struct{}{} // the previous Run may still be settling its outcome
-	defer func() { <-s.turn }()
+	defer run.Close()
 	if err := s.requireOpen("Run"); err != nil {
-		return s.decline(run, err) // closed while this Run waited
+		return err // closed while this Run waited
 	}
 	mark := s.self.undo.Begin()
-	s.running.Store(true)
 	start := s.stats.now()
 	if s.member != nil {
 		s.member.Running(true)
@@ -169,18 +169,8 @@ func (s *Strategy) run(ctx context.Context, step any, body func(context.Context,
 	for i := range s.replicas {
 		s.replicas[i].over.Store(true)
 	}
-	s.running.Store(false)
 	s.stats.ended(start)
 	return s.settle(ctx, mark, abandoned, err)
-}
-
-// decline ends a Run that must not start.
-func (s *Strategy) decline(run *deadlock.Run, why error) error {
-	for i := range s.devices {
-		_ = run.Do(i, 0, func(context.Context) error { return nil })
-	}
-	_, _ = run.Wait()
-	return why
 }
 
 // settle commits a Run's writes or rolls them back. After a failure it also makes the strategy able to run

@@ -41,18 +41,14 @@ type Strategy struct {
 	logger        *slog.Logger
 	ops           CrossDeviceOps // given by the user, or nil
 	collective    *CollectiveAllReduce
-	detector      *deadlock.Detector
+	detector      *deadlock.Detector // serializes Runs and Close, from the start of a Run until its outcome is settled
 	closed        atomic.Bool
-	running       atomic.Bool // a Run is in progress
 
 	// self is the strategy that the user made. Its inner strategy executes the Runs that a merge function
 	// starts while the replicas of the outer Run wait; it has separate replicas.
 	self  *Strategy
 	inner *Strategy // guarded by mu
 
-	// turn is held from the start of a Run until its outcome is settled. It is acquired after the deadlock
-	// detector's own turn.
-	turn     chan struct{}
 	replicas []Replica     // of the last Run
 	group    *replicaGroup // nil with one replica
 	workers  []*worker
@@ -119,7 +115,7 @@ func (s *Strategy) String() string {
 }
 
 // inRun reports whether a Run is in progress.
-func (s *Strategy) inRun() bool { return s.running.Load() }
+func (s *Strategy) inRun() bool { return s.detector.Running() }
 
 // requireOpen returns an error after Close.
 func (s *Strategy) requireOpen(op string) error {

@@ -90,7 +90,7 @@ func (b *Backup) Callback() Callback {
 			return err
 		},
 		OnStepEnd: func(ctx context.Context, _ Step) error {
-			if b.every > 0 && b.t.fitting.history.Steps%b.every == 0 {
+			if b.every > 0 && b.t.fitting.Load().history.Steps%b.every == 0 {
 				return b.Save(ctx)
 			}
 			return b.failed()
@@ -171,7 +171,7 @@ func (t *Trainer) moment() moment {
 	m := moment{committed: t.committed, passes: t.passes}
 	if s := t.resume; s != nil {
 		m.epoch, m.step, m.next, m.truncated = s.Epoch, s.Step, batchPosition{s.Pass, s.Batch}, s.Cut
-	} else if f := t.fitting; f != nil {
+	} else if f := t.fitting.Load(); f != nil {
 		m.epoch, m.step, m.next, m.truncated = f.position.epoch, f.position.step, f.position.next, f.position.truncated
 	}
 	return m

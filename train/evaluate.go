@@ -41,7 +41,7 @@ func (t *Trainer) Evaluate(ctx context.Context, ds data.Dataset) (Result, error)
 		m.add(g, t)
 		return nil
 	})
-	if errors.Is(err, ErrStop) && !t.fits.Load() { // within a Fit, that Fit ends too
+	if errors.Is(err, ErrStop) && t.fitting.Load() == nil { // within a Fit, that Fit ends too
 		t.stopping.Store(false)
 	}
 	if err != nil {

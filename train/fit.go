@@ -53,18 +53,16 @@ type FitConfig struct {
 // snapshot's history. It skips the batches already trained on; the rest follow in the same order, with the
 // same random numbers.
 func (t *Trainer) Fit(ctx context.Context, ds data.Dataset, cfg FitConfig) (*History, error) {
-	if !t.fits.CompareAndSwap(false, true) {
-		return &History{}, errors.New("train: Fit was called while another Fit of this trainer is running: call one after " +
-			"the other, and none in a callback")
-	}
-	defer t.fits.Store(false)
 	if cfg.Epochs == 0 {
 		cfg.Epochs = cfg.InitialEpoch + 1
 	}
 	start := fitPosition{epoch: cfg.InitialEpoch, next: batchPosition{pass: cfg.InitialEpoch}}
 	f := &fit{t: t, ds: ds, cfg: cfg, history: &History{}, position: start}
-	t.fitting = f
-	defer func() { t.fitting = nil }()
+	if !t.fitting.CompareAndSwap(nil, f) {
+		return &History{}, errors.New("train: Fit was called while another Fit of this trainer is running: " +
+			"call one after the other, and none in a callback")
+	}
+	defer t.fitting.Store(nil)
 	err := cfg.validate()
 	switch {
 	case err == nil && ds == nil:

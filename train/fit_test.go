@@ -9,7 +9,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/data"
@@ -191,6 +193,38 @@ func TestFitInFit(t *testing.T) {
 	if _, err := trainer.Fit(t.Context(), ds, FitConfig{}); err != nil {
 		t.Errorf("the next Fit: %v", err)
 	}
+}
+
+// TestSlowReplica: a failed step returns once its computations have ended on all replicas, however long one takes,
+// since the engine's variables must not be used before. Its error is the one of the replica that failed first.
+func TestSlowReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cause := errors.New("enough")
+		var ended atomic.Bool
+		trainer, _ := newFake(t, 2, 4, fakeModel{fail: func(phase string, replica int) error {
+			switch {
+			case phase != "gradients" || ended.Load():
+				return nil
+			case replica == 1:
+				return cause
+			}
+			time.Sleep(time.Minute)
+			ended.Store(true)
+			return nil
+		}})
+		ds := sizes(lineExamples(4), 4)
+		start := time.Now()
+		_, err := trainer.Fit(t.Context(), ds, FitConfig{})
+		if took := time.Since(start); took != time.Minute || !ended.Load() {
+			t.Errorf("Fit returned after %v, want a minute; replica 0 has ended: %t", took, ended.Load())
+		}
+		if !errors.Is(err, cause) {
+			t.Errorf("got %v, want the cause", err)
+		}
+		if h, err := trainer.Fit(t.Context(), ds, FitConfig{}); err != nil || h.Steps != 1 {
+			t.Errorf("the next Fit took %d steps: %v", h.Steps, err)
+		}
+	})
 }
 
 // TestEndOfContext ends the context while a replica computes: the step is undone on all replicas, and Fit returns the

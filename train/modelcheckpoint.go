@@ -59,16 +59,16 @@ func NewModelCheckpoint(t *Trainer, cfg ModelCheckpointConfig) (Callback, error)
 		larger = *cfg.Larger
 	}
 	return Callback{OnTrainBegin: func(context.Context) error {
-		return cfg.check(t.metrics, t.fitting.cfg.Validation != nil)
+		return cfg.check(t.metrics, t.fitting.Load().cfg.Validation != nil)
 	}, OnEpochEnd: func(ctx context.Context, e Epoch) error {
 		if cfg.BestOnly {
-			best, err := isBest(t.fitting.history.Epochs, cfg.Monitor, larger)
+			best, err := isBest(t.fitting.Load().history.Epochs, cfg.Monitor, larger)
 			if err != nil || !best {
 				return err
 			}
 		}
 		numbers := e.numbers()
-		numbers["epoch"], numbers["step"] = float64(e.Epoch+1), float64(t.fitting.history.Steps)
+		numbers["epoch"], numbers["step"] = float64(e.Epoch+1), float64(t.fitting.Load().history.Steps)
 		path, err := fillIn(cfg.Path, numbers)
 		if err != nil {
 			return fmt.Errorf("train: ModelCheckpointConfig.Path %s: %w", cfg.Path, err)

@@ -125,8 +125,8 @@ func (t *Trainer) Snapshot(ctx context.Context) (*Snapshot, error) {
 	if !chief {
 		return nil, nil
 	}
-	if t.fitting != nil {
-		s.fit = t.fitting.state()
+	if f := t.fitting.Load(); f != nil {
+		s.fit = f.state()
 	} else {
 		s.fit = t.resume
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/lockstep-ml/lockstep/data"
 	"github.com/lockstep-ml/lockstep/distribute"
@@ -160,48 +159,15 @@ func (t *Trainer) discard() {
 // waits for the other replicas for a limited time only. f calls only the engine and the reductions, so it
 // always returns; until then the engine's variables must not be touched.
 func (t *Trainer) run(ctx context.Context, f func(context.Context, *distribute.Replica) error) error {
-	var running callGroup
 	_, err := distribute.Run(ctx, t.strategy, func(ctx context.Context, r *distribute.Replica,
 		_ ...distribute.Value,
 	) (distribute.Value, error) {
-		if !running.enter() {
-			return nil, errStepEnded
-		}
-		defer running.leave()
 		return nil, f(ctx, r)
 	})
-	running.closeAndWait()
-	return err
-}
-
-// errStepEnded is returned by a replica that starts a step after others have failed. Callers never see it,
-// because Run returns the first failure.
-var errStepEnded = errors.New("train: the step has ended")
-
-// callGroup counts running calls. After closeAndWait it accepts no more.
-type callGroup struct {
-	mu     sync.Mutex
-	closed bool
-
-	running sync.WaitGroup
-}
-
-func (c *callGroup) enter() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed {
-		c.running.Add(1)
+	if failure, ok := err.(*distribute.StepError); ok { // not wrapped, so of this Run and not of an outer one
+		failure.Wait()
 	}
-	return !c.closed
-}
-
-func (c *callGroup) leave() { c.running.Done() }
-
-func (c *callGroup) closeAndWait() {
-	c.mu.Lock()
-	c.closed = true
-	c.mu.Unlock()
-	c.running.Wait()
+	return err
 }
 
 // reduceGradients writes the sums of all replicas' gradients, loss and metrics to the replica's part.

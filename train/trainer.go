@@ -32,11 +32,10 @@ type Trainer struct {
 
 	metrics   []string
 	variables []engine.Variable
-	committed int64       // steps whose values are visible
-	passes    int64       // calls of Gradients since the last of them
-	fits      atomic.Bool // Fit has not returned
-	fitting   *fit        // in progress
-	resume    *fitState   // where the next Fit goes on; nil: at its beginning
+	committed int64               // steps whose values are visible
+	passes    int64               // calls of Gradients since the last of them
+	fitting   atomic.Pointer[fit] // the Fit in progress, or nil
+	resume    *fitState           // where the next Fit goes on; nil: at its beginning
 
 	assigned      assigned    // values that variables were set to
 	initial       uint64      // with several workers: hash prefix of this worker's own initial values

@@ -41,6 +41,7 @@ func inRun(tb testing.TB, l *deadlock.Detector, f func(run *deadlock.Run)) {
 	if _, err := run.Wait(); err != nil {
 		tb.Fatal(err)
 	}
+	run.Close()
 }
 
 func TestNoAllocation(t *testing.T) {
@@ -110,6 +111,7 @@ func TestMergeDoesNotAllocate(t *testing.T) {
 	if _, err := run.Wait(); err != nil {
 		t.Error(err)
 	}
+	run.Close()
 }
 
 func BenchmarkEnterLeave(b *testing.B) {
@@ -168,6 +170,7 @@ func BenchmarkMerge(b *testing.B) {
 			if _, err := run.Wait(); err != nil {
 				b.Fatal(err)
 			}
+			run.Close()
 		})
 	}
 }
@@ -200,6 +203,7 @@ func BenchmarkRun(b *testing.B) {
 		if _, err := run.Wait(); err != nil {
 			b.Fatal(err)
 		}
+		run.Close()
 	}
 	for i := range runs {
 		close(runs[i])

@@ -38,7 +38,7 @@ const (
 // Detector tracks the state of all local replicas of one strategy. Its methods may be called concurrently.
 type Detector struct {
 	cfg     Config
-	turn    chan struct{}       // holds one token while a run is in progress
+	turn    chan struct{}       // holds one token from Begin to Run.Close, and during Hold
 	current atomic.Pointer[Run] // the run in progress, or nil
 	// reporting is true while a report reads the calls in flight; see [Monitor.Leave].
 	reporting atomic.Bool
@@ -74,13 +74,13 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// Begin starts a run of all replicas. It waits until the run in progress, if any, has ended, or ctx ends; with an ended ctx it starts
+// Begin starts a run of all replicas. It waits until the previous run, if any, is closed, or ctx ends; with an ended ctx it starts
 // no run. step is the user's function or nil; reports show its location for replicas that have returned.
 //
 // A run started inside a replica of a run in progress would never start: Begin returns an error that matches [ErrNested] and
 // names the replica. It detects this by the context, by the goroutine, or by the goroutine that started it.
 //
-// After Begin the caller starts one goroutine per replica, which calls [Run.Do], and calls [Run.Wait].
+// After Begin the caller starts one goroutine per replica, which calls [Run.Do], and calls [Run.Wait]. It must call [Run.Close].
 func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	if outer, _ := ctx.Value(runKey{}).(*Run); outer != nil && outer.detector == l && l.current.Load() == outer {
 		return nil, outer.nested(-1)
@@ -115,6 +115,15 @@ func (l *Detector) Begin(ctx context.Context, step any) (*Run, error) {
 	l.current.Store(r)
 	return r, nil
 }
+
+// Hold waits until no run is in progress, and prevents the next one until release is called.
+func (l *Detector) Hold() (release func()) {
+	l.turn <- struct{}{}
+	return func() { <-l.turn }
+}
+
+// Running reports whether a run is in progress: begun, and not returned from [Run.Wait].
+func (l *Detector) Running() bool { return l.current.Load() != nil }
 
 // Monitor returns a monitor for a communicator of the local replicas. members[rank] is the replica at that rank, or -1 for one of
 // another process; nil means that rank i is replica i. abort must abort the communicator on all local ranks with the given error

@@ -90,6 +90,7 @@ func (w *world) run(ctx context.Context, step func(ctx context.Context, r replic
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	defer run.Close()
 	each = make([]error, w.n)
 	var wg sync.WaitGroup
 	for i := range w.n {

@@ -34,6 +34,7 @@ type StepError struct {
 	Replicas []ReplicaReport
 
 	kinds []error
+	ended <-chan struct{} // closed when every replica of the run has ended; nil outside a run
 }
 
 // ReplicaReport describes what a replica was doing when a step failed.
@@ -133,6 +134,15 @@ func (e *StepError) Unwrap() []error {
 		return e.kinds
 	}
 	return append(e.kinds[:len(e.kinds):len(e.kinds)], e.Cause)
+}
+
+// Wait waits until the step function has returned on every replica. Run returns earlier if a replica does not return within 10
+// seconds after the failure. What the step function uses, such as an engine's variables, must not be changed or closed before.
+// A step function must not call Wait with the failure of the Run in progress.
+func (e *StepError) Wait() {
+	if e.ended != nil {
+		<-e.ended
+	}
 }
 
 // String returns the replica's lines of the report.

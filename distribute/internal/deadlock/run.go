@@ -158,11 +158,11 @@ func (r *Run) Err() error {
 	return nil
 }
 
-// Wait waits until every replica has ended, closes the run, and returns its failure or nil. After a failure, or the end of the
+// Wait waits until every replica has ended, and returns the failure of the run or nil. After a failure, or the end of the
 // context, it waits at most [Config.Grace]. It abandons a replica that is then still blocked outside the library, and returns it
 // in abandoned; the failure has its stack. Later calls of that replica return the failure of the run.
 //
-// After Wait the next run may start. If this one failed, all communicators are aborted and must be rebuilt before.
+// If the run failed, all communicators are aborted and must be rebuilt before [Run.Close].
 func (r *Run) Wait() (abandoned []int, err error) {
 	select {
 	case <-r.ended:
@@ -182,10 +182,20 @@ func (r *Run) Wait() (abandoned []int, err error) {
 	} else {
 		r.merge.value, r.merge.err = nil, nil
 	}
-	r.cancel(nil)
-	l.current.Store(nil)
-	<-l.turn
+	r.finish()
 	return abandoned, err
+}
+
+// finish makes this run no longer the one in progress.
+func (r *Run) finish() {
+	r.cancel(nil)
+	r.detector.current.Store(nil)
+}
+
+// Close lets the next run start. The caller calls it once, after [Run.Wait], or without it if the run started no replica.
+func (r *Run) Close() {
+	r.finish()
+	<-r.detector.turn
 }
 
 // waitGrace waits for the replicas of an ending run for at most the grace period, and returns those that have not ended.
@@ -321,6 +331,7 @@ func (r *Run) fail(f fault) *StepError {
 // released it.
 func (r *Run) failLocked(f fault) *StepError {
 	failure := r.report(f)
+	failure.ended = r.ended
 	r.aborted = make(chan struct{})
 	r.failure.Store(failure)
 	if !r.over {
