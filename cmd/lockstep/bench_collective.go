@@ -57,10 +57,12 @@ call on rank 0:
 
   lockstep-mem ranks=2 bytes=1048576 us=101.3
 
-With --format table it also prints nccl-tests' columns: algbw, the size divided
-by the time, and busbw, the least that every rank's link carries. With --limit
-it also measures a lower bound in the same run: the ranks do the same reads and
-writes without synchronizing or adding (or exchange the same bytes over bare
+With --format table it also prints nccl-tests' columns. algbw is the size
+divided by the time. busbw is algbw times the share of the size that the busiest
+rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n
+ranks. It can be compared between numbers of ranks, and with the bandwidth of
+the hardware. With --limit the command also prints a lower bound, measured in the same run: the ranks do the same reads
+and writes without synchronizing or adding (or exchange the same bytes over bare
 sockets).`, strings.Join(wrapWords(
 			strings.ToUpper(name[:1])+name[1:]+" measures "+benchAbout[name]+".", helpColumns), "\n")),
 		Example: fmt.Sprintf(`  lockstep bench %s --ranks 2

@@ -107,7 +107,7 @@ hosts, with a network card's bandwidth in each direction.`,
 	f.BoolVar(&s.anyOrder, "any-order", false, "allow algorithms that do not add along the canonical tree")
 	f.IntVar(&s.root, "root", 0, "the root of a rooted operation")
 	f.StringVar(&s.memory, "memory", "private", "what ranks of one host share: inplace (each other's buffers), private "+
-		"(a staging buffer), none (they exchange frames)")
+		"(a staging buffer), none (they exchange messages)")
 	f.StringArrayVar(&s.links, "link", nil, "inside=LATENCY,RATE or outside=LATENCY,RATE (default inside=1us,10GB/s and "+
 		"outside=25us,12.5GB/s)")
 	f.Float64Var(&s.cluster.Oversub, "oversubscribe", 1,

@@ -91,8 +91,9 @@ type Result struct {
 	Best      time.Duration `json:"best_ns"`
 	Calls     int           `json:"calls"`
 	AlgBW     float64       `json:"algbw"` // GB/s: Bytes / Median
-	BusBW     float64       `json:"busbw"` // GB/s: the least traffic of each rank's link
-	Limit     time.Duration `json:"limit_ns,omitempty"`
+	// GB/s: AlgBW times the share of Bytes that the busiest rank must at least transfer
+	BusBW float64       `json:"busbw"`
+	Limit time.Duration `json:"limit_ns,omitempty"`
 }
 
 // Share returns the fraction of the limit that was reached, from 0 to 1; slightly more if the machine was
@@ -108,9 +109,10 @@ func (r Result) Share() float64 {
 //
 //	NAME ranks=N bytes=B us=T
 //
-// In the table time is the median, algbw is bytes divided by time, and busbw is the least traffic of every
-// rank's link, which is comparable between numbers of ranks (nccl-tests: PERFORMANCE.md). With Limit another
-// column shows the share of the limit that was reached: the time in which the ranks do the same reads and
+// In the table time is the median, and algbw is bytes divided by time. busbw is algbw times the share of the
+// bytes that the busiest rank must at least send or receive, such as 2(n-1)/n for an all-reduce of n ranks. It can be
+// compared between numbers of ranks, and with the bandwidth of the hardware (nccl-tests: PERFORMANCE.md). With Limit
+// another column shows the share of the limit that was reached: the time in which the ranks do the same reads and
 // writes without synchronising or adding ("mem", "shm"), or exchange the same bytes over plain sockets
 // ("tcp").
 func Run(ctx context.Context, w io.Writer, opts Options) error {
@@ -209,7 +211,8 @@ func (o *Options) result(bytes int, times []time.Duration) Result {
 	return r
 }
 
-// busFactor is the least fraction of the vector that each rank's link carries (nccl-tests' PERFORMANCE.md).
+// busFactor is the fraction of the vector that the busiest rank must at least send or receive (nccl-tests:
+// PERFORMANCE.md).
 func busFactor(op collective.Op, ranks int) float64 {
 	n := float64(ranks)
 	switch op {
