@@ -7,30 +7,24 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/lockstep-ml/lockstep/transport"
+	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// member is one rank's communicator over a transport.
+// communicator is the front end of one rank's communicator.
 //
 // Every call is numbered when it starts. Calls run one at a time in that order: on the caller's goroutine for
-// a Do, on the member's worker goroutine for a Start or a call of a DoAll. turn is the number of the call
-// that may run.
-type member struct {
-	team  *team
-	end   transport.Endpoint
-	site  site
-	rank  int
-	local int           // index among the team's local ranks
-	gone  chan struct{} // closed when the member is closed and no call is running any more
-	mine  chan struct{} // one token: it is the waiting Do's turn
-	work  chan struct{} // one token: the worker has something to do
-
-	executor // used by the running call
-
-	// Read by the other local ranks.
-	inside  atomic.Bool             // in a call in which local ranks may access each other's memory; see team.depart
-	shows   [2]atomic.Pointer[byte] // Dst of the even and the odd collectives; read once all ranks have entered
-	pending atomic.Int64            // started calls that were not awaited
+// a Do, on the rank's worker goroutine for a Start or a call of a DoAll. turn is the number of the call that
+// may run.
+type communicator struct {
+	group   *group
+	rank    int
+	backend Backend
+	run     Running       // used by the running call
+	log     callLog       // the last calls
+	gone    chan struct{} // closed when the communicator is closed and no call is running any more
+	mine    chan struct{} // one token: it is the waiting Do's turn
+	work    chan struct{} // one token: the worker has something to do
+	pending atomic.Int64  // started calls that were not awaited
 
 	mu       sync.Mutex
 	next     uint64 // number of the next call, of any kind
@@ -45,97 +39,143 @@ type member struct {
 	closing  bool
 	left     bool // gone is closed
 	workers  sync.WaitGroup
-	splits   uint64 // number of Split calls so far; see Split
+	splits   uint64 // number of Split calls so far
 	closeErr error
 	closed   chan struct{} // closed when Close has finished
 	all      handle        // the handle of DoAll
 }
 
-var _ Observable = (*member)(nil)
+var _ Observable = (*communicator)(nil)
 
-func newMember(t *team, end transport.Endpoint) *member {
-	m := &member{
-		team:   t,
-		end:    end,
-		rank:   end.Rank(),
-		gone:   make(chan struct{}),
-		closed: make(chan struct{}),
-		mine:   make(chan struct{}, 1),
-		work:   make(chan struct{}, 1),
+func newCommunicator(g *group, b Backend) *communicator {
+	c := &communicator{
+		group:   g,
+		rank:    b.Rank(),
+		backend: b,
+		gone:    make(chan struct{}),
+		closed:  make(chan struct{}),
+		mine:    make(chan struct{}, 1),
+		work:    make(chan struct{}, 1),
 	}
-	m.all = handle{m: m, done: make(chan struct{}, 1)}
-	m.executor.open(m)
-	return m
+	c.all = handle{c: c, done: make(chan struct{}, 1)}
+	c.log.open()
+	return c
 }
 
-func (m *member) Rank() int { return m.rank }
+func (c *communicator) Rank() int { return c.rank }
 
-func (m *member) Size() int { return m.team.size }
+func (c *communicator) Size() int { return c.group.size }
 
-func (m *member) Err() error { return m.team.cause() }
+func (c *communicator) Err() error { return c.group.cause() }
 
-func (m *member) Pending() int { return int(m.pending.Load()) }
+func (c *communicator) Pending() int { return int(c.pending.Load()) }
 
-func (m *member) Progress() (begun, over uint64, call string) {
-	m.mu.Lock()
-	begun, over = m.next, m.turn
-	m.mu.Unlock()
+func (c *communicator) Progress() (begun, over uint64, call string) {
+	c.mu.Lock()
+	begun, over = c.next, c.turn
+	c.mu.Unlock()
 	if begun == over {
 		return begun, over, ""
 	}
-	m.textMu.Lock()
-	defer m.textMu.Unlock()
-	if m.current != nil {
-		c := m.current.call()
-		call = c.String()
-	}
-	return begun, over, call
+	return begun, over, c.log.latest()
 }
 
-func (m *member) Properties() Properties {
-	return Properties{
-		Canonical: m.team.cfg.Order == Canonical,
-		Epoch:     m.team.cfg.Epoch,
-		Transport: m.end.Transport(),
-		Encrypted: m.encrypted(),
-		Memory:    !m.site.spread(),
-	}
+func (c *communicator) Properties() Properties {
+	p := c.backend.Properties()
+	p.Canonical, p.Epoch = c.group.cfg.Order == Canonical, c.group.cfg.Epoch
+	return p
 }
 
-// encrypted reports whether everything that this rank sends to other ranks is encrypted.
-func (m *member) encrypted() bool {
-	encrypted := m.end.Capabilities().Encrypted
-	for r, ok := range encrypted {
-		if r != m.rank && !ok {
-			return false
-		}
+func (c *communicator) NewBuffer(bytes int) (tensor.Memory, error) {
+	if bytes < 0 {
+		return tensor.Memory{}, c.failure(ErrInvalid, fmt.Errorf("a buffer of %d bytes", bytes))
 	}
-	return len(encrypted) > 1
+	c.mu.Lock()
+	closing := c.closing
+	c.mu.Unlock()
+	if closing {
+		return tensor.Memory{}, c.failure(ErrClosed, nil)
+	}
+	memory, err := c.backend.NewBuffer(bytes)
+	if err != nil { // only this call fails: the communicator stays usable
+		return tensor.Memory{}, c.failure(ErrInvalid, err)
+	}
+	return memory, nil
+}
+
+// failure returns an error outside of a call.
+func (c *communicator) failure(kind, err error) *Error {
+	return &Error{Kind: kind, Comm: c.group.cfg.Name, Rank: c.rank, Err: err}
+}
+
+// callError returns an error of a call.
+func (c *communicator) callError(call *Call, t ticket, kind, err error) *Error {
+	e := c.failure(kind, err)
+	e.Op, e.Seq, e.Name = call.Op, t.seq, call.name()
+	return e
+}
+
+// asError returns err if it is a *Error or wraps one, else an *Error of kind ErrAborted whose cause is err.
+func (c *communicator) asError(err error) error {
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	return c.failure(ErrAborted, err)
 }
 
 // refuse returns the error of a call without a context, or of a nil call. Such a call gets no number.
-func (m *member) refuse(ctx context.Context) error {
+func (c *communicator) refuse(ctx context.Context) error {
 	err := errors.New("a call that is nil")
 	if ctx == nil {
 		err = errors.New("a call without a context: want context.Background() at least")
 	}
-	return m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)
+	return c.group.fail(c.failure(ErrInvalid, err), c.rank)
 }
 
-func (m *member) Do(ctx context.Context, call *Call) error {
+func (c *communicator) Do(ctx context.Context, call *Call) error { return c.do(ctx, call, nil) }
+
+// do executes a call, and then, as a part of it, a function unless it is nil.
+func (c *communicator) do(ctx context.Context, call *Call, then func() error) error {
 	if ctx == nil || call == nil {
-		return m.refuse(ctx)
+		return c.refuse(ctx)
 	}
-	t, ready, err := m.enter(call, blocking)
+	t, ready, err := c.enter(call, blocking)
 	if err != nil {
 		return err
 	}
 	if !ready {
-		m.block(ctx, m.mine, call, t, "the calls started before")
+		c.block(ctx, c.mine, call, t, "the calls started before")
 	}
-	err = m.execute(ctx, call, t, true)
-	m.finish(true)
-	m.watchLeave(t, call, err)
+	err = c.execute(ctx, call, t, true)
+	if err == nil && then != nil {
+		err = then()
+	}
+	c.finish(true)
+	c.watchLeave(t, call, err)
+	return err
+}
+
+// execute executes the call that may run, and returns its error, which is the cause if the group failed.
+func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user bool) error {
+	g := c.group
+	if err := g.cause(); err != nil {
+		return err
+	}
+	r := &c.run
+	*r = Running{Ctx: ctx, Call: call, Options: g.cfg.of(call), ticket: t, user: user}
+	var err error
+	if r.Count, err = call.check(c.rank, g.size, &r.Options); err != nil {
+		err = c.callError(call, t, ErrInvalid, err)
+	} else if ctx.Err() != nil {
+		end := endOf(ctx)
+		err = c.callError(call, t, end.kind(), fmt.Errorf("before the call began: %w", end))
+	} else {
+		err = c.backend.Run(r)
+	}
+	if err != nil {
+		err = g.fail(err, c.rank)
+	}
+	c.log.ended(r, err)
 	return err
 }
 
@@ -184,80 +224,75 @@ const (
 )
 
 // enter numbers a call and reports whether it may run now.
-func (m *member) enter(call *Call, how manner) (t ticket, ready bool, err error) {
-	m.mu.Lock()
-	if m.closing {
-		m.mu.Unlock()
-		return t, false, m.errClosed()
+func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err error) {
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return t, false, c.failure(ErrClosed, nil)
 	}
-	if how != started && m.blocked {
-		doing := m.doing
-		m.mu.Unlock()
-		err := &Error{
-			Kind: ErrBusy, Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: doing, Name: call.name(),
-			Err: fmt.Errorf("this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing),
-		}
-		return t, false, m.team.fail(err, m.rank)
+	if how != started && c.blocked {
+		doing := c.doing
+		c.mu.Unlock()
+		err := fmt.Errorf(
+			"this rank is in call %d on another goroutine: one goroutine at a time may use a communicator", doing)
+		return t, false, c.group.fail(c.callError(call, ticket{seq: doing}, ErrBusy, err), c.rank)
 	}
-	number := m.numbers.of(call)
-	t = ticket{turn: m.next, seq: *number}
+	number := c.numbers.of(call)
+	t = ticket{turn: c.next, seq: *number}
 	*number++
-	m.next++
-	ready = m.turn == t.turn
+	c.next++
+	ready = c.turn == t.turn
 	if how != started {
-		m.blocked, m.doing, m.direct = true, t.turn, how == blocking
+		c.blocked, c.doing, c.direct = true, t.turn, how == blocking
 	}
-	m.mu.Unlock()
-	m.watchEnter(t, call)
+	c.mu.Unlock()
+	c.watchEnter(t, call)
 	return t, ready, nil
 }
 
 // block waits for the token, which another goroutine sends. If ctx ends first, it fails the communicator, and
 // that releases the token. call and what describe in the error what it waited for.
-func (m *member) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
-	monitor, err := m.watchPark(t, call)
+func (c *communicator) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
+	monitor, err := c.watchPark(t, call)
 	if err != nil {
-		m.team.abort(asError(m, err))
+		c.group.abort(c.asError(err))
 		<-token
 		return
 	}
 	if monitor != nil {
-		defer monitor.Unpark(m.rank)
+		defer monitor.Unpark(c.rank)
 	}
 	select {
 	case <-token:
 	case <-ctx.Done():
 		end := endOf(ctx)
-		m.team.fail(&Error{
-			Kind: end.kind(), Comm: m.team.cfg.Name, Rank: m.rank, Op: call.Op, Seq: t.seq, Name: call.name(),
-			Err: fmt.Errorf("waiting for %s: %w", what, end),
-		}, m.rank)
+		c.group.fail(c.callError(call, t, end.kind(), fmt.Errorf("waiting for %s: %w", what, end)), c.rank)
 		<-token
 	}
 }
 
 // finish passes the turn to the next call.
-func (m *member) finish(blocked bool) {
-	m.mu.Lock()
+func (c *communicator) finish(blocked bool) {
+	c.mu.Lock()
 	if blocked {
-		m.blocked = false
+		c.blocked = false
 	}
-	m.turn++
+	c.turn++
 	switch {
-	case m.blocked && m.direct && m.doing == m.turn:
-		m.mine <- struct{}{}
-	case len(m.queue) > 0 && m.queue[0].turn == m.turn:
-		wake(m.work)
+	case c.blocked && c.direct && c.doing == c.turn:
+		c.mine <- struct{}{}
+	case len(c.queue) > 0 && c.queue[0].turn == c.turn:
+		wake(c.work)
 	}
-	m.leaveLocked()
-	m.mu.Unlock()
+	c.leaveLocked()
+	c.mu.Unlock()
 }
 
 // leaveLocked closes gone when no call is running any more.
-func (m *member) leaveLocked() {
-	if m.closing && m.turn == m.next && !m.left {
-		m.left = true
-		close(m.gone)
+func (c *communicator) leaveLocked() {
+	if c.closing && c.turn == c.next && !c.left {
+		c.left = true
+		close(c.gone)
 	}
 }
 
@@ -268,55 +303,33 @@ func wake(c chan struct{}) {
 	}
 }
 
-func (m *member) Abort(cause error) {
-	err := &Error{Kind: ErrAborted, Comm: m.team.cfg.Name, Rank: m.rank, Err: cause}
-	if cause == nil {
-		m.team.abort(err)
-		return
-	}
-	m.team.abort(asError(m, cause))
-}
+func (c *communicator) Abort(cause error) { c.group.abort(c.asError(cause)) }
 
-// asError returns err if it is a *Error or wraps one, else an *Error of kind ErrAborted that wraps it.
-func asError(m *member, err error) error {
-	if e := (*Error)(nil); errors.As(err, &e) {
-		return err
+func (c *communicator) Close() error {
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		<-c.closed
+		return c.closeErr
 	}
-	return &Error{Kind: ErrAborted, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}
-}
-
-func (m *member) errClosed() error {
-	return &Error{Kind: ErrClosed, Comm: m.team.cfg.Name, Rank: m.rank}
-}
-
-func (m *member) Close() error {
-	m.mu.Lock()
-	if m.closing {
-		m.mu.Unlock()
-		<-m.closed
-		return m.closeErr
-	}
-	m.closing = true
-	busy := m.turn != m.next
-	m.leaveLocked()
-	wake(m.work)
-	m.mu.Unlock()
+	c.closing = true
+	busy := c.turn != c.next
+	c.leaveLocked()
+	wake(c.work)
+	c.mu.Unlock()
 	if busy {
-		m.team.abort(m.errClosed())
+		c.group.abort(c.failure(ErrClosed, nil))
 	}
-	<-m.gone
-	m.workers.Wait()
-	cause := m.team.cause()
-	m.team.book.Remove(m, cause != nil && !errors.Is(cause, ErrClosed))
-	err := m.end.Close()
-	m.team.leave()
-	if n := m.Pending(); n > 0 {
-		err = errors.Join(err, &Error{
-			Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank,
-			Err: fmt.Errorf("%d started calls were not awaited", n),
-		})
+	<-c.gone
+	c.workers.Wait()
+	cause := c.group.cause()
+	c.group.book.Remove(c, cause != nil && !errors.Is(cause, ErrClosed))
+	err := c.backend.Close()
+	c.group.leave()
+	if n := c.Pending(); n > 0 {
+		err = errors.Join(err, c.failure(ErrInvalid, fmt.Errorf("%d started calls were not awaited", n)))
 	}
-	m.closeErr = err
-	close(m.closed)
+	c.closeErr = err
+	close(c.closed)
 	return err
 }

@@ -19,12 +19,16 @@ import (
 // or compared, no text of the call is kept, no deadline is set. It exists to measure what these cost.
 func (x *executor) bare(call *Call, t ticket) error {
 	m := x.m
-	if err := m.team.cause(); err != nil {
+	if err := m.front.Err(); err != nil {
 		return err
 	}
 	*x.begun.of(call)++
 	opts := m.team.cfg.of(call)
-	count, p, err := x.prepare(call, &opts)
+	count, err := call.check(m.rank, m.team.size, &opts)
+	if err != nil {
+		return err
+	}
+	p, err := x.prepare(&Running{Call: call, Count: count, Options: opts, ticket: t})
 	if err != nil {
 		return err
 	}
@@ -70,17 +74,17 @@ func (x *executor) bare(call *Call, t ticket) error {
 }
 
 // doBare is Do by bare.
-func (m *member) doBare(call *Call) error {
-	t, ready, err := m.enter(call, blocking)
+func (c *communicator) doBare(call *Call) error {
+	t, ready, err := c.enter(call, blocking)
 	if err != nil {
 		return err
 	}
 	if !ready {
 		return fmt.Errorf("call %d is not the first", t.seq)
 	}
-	err = m.bare(call, t)
-	m.finish(true)
-	m.watchLeave(t, call, err)
+	err = c.backend.(*member).bare(call, t)
+	c.finish(true)
+	c.watchLeave(t, call, err)
 	return err
 }
 
@@ -98,7 +102,7 @@ func BenchmarkChecks(b *testing.B) {
 			var took [2][]float64 // with, without: ns of a call of rank 0
 			var ranks sync.WaitGroup
 			for _, c := range g.Local() {
-				m := c.(*member)
+				m := c.(*communicator)
 				x := func() tensor.Memory { return tensor.New(tensor.Float32, size/4).Memory() }
 				call := &Call{
 					Op: AllReduce, Type: tensor.Float32, Src: x(), Dst: x(),

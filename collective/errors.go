@@ -61,24 +61,24 @@ func (e *Error) Error() string {
 // with the failure.
 const describeWithin = 100 * time.Millisecond
 
-// tell sets the error's description of the ranks concerned, if they are not all in this process. If the
+// addDescription sets the error's description of the ranks concerned, if they are not all in this process. If the
 // description takes longer than describeWithin, for example because a store does not answer, the peers are
 // notified of the failure without it, and spread is true: then they describe it themselves.
-func (t *team) addDescription(err error) (spread bool) {
+func (g *group) addDescription(err error) (spread bool) {
 	e := (*Error)(nil)
-	if t.cfg.Describe == nil || !errors.As(err, &e) {
+	if g.cfg.Describe == nil || !errors.As(err, &e) {
 		return false
 	}
 	about := *e
 	words := make(chan string, 1)
-	go func() { words <- t.cfg.Describe(&about) }() // the caller waits for it below
+	go func() { words <- g.cfg.Describe(&about) }() // the caller waits for it below
 	timer := time.NewTimer(describeWithin)
 	defer timer.Stop()
 	who := ""
 	select {
 	case who = <-words:
 	case <-timer.C:
-		t.spread(err)
+		g.spread(err)
 		spread, who = true, <-words
 	}
 	if e.Who != "" && who != "" {

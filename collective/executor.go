@@ -1,9 +1,7 @@
 package collective
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 	"unsafe"
@@ -33,10 +31,9 @@ type executor struct {
 	header   transport.Header
 	sum      uint64     // of the header
 	sig      *signature // from which the header is made
-	textMu   sync.Mutex // for readers on other goroutines
-	notes    [3]noted   // of the even and the odd collectives, and of calls of two ranks
+	notes    [3]noted   // of the even and the odd collectives, and of calls of two ranks; see notesMu
 	current  *noted     // one of these
-	callLog  callLog    // the last calls; guarded by textMu
+	waitsFor []int      // the ranks that the current wait is for
 	lastFrom []uint64   // by peer: number of the last call of which a frame was received, plus 1
 
 	work   work
@@ -65,7 +62,6 @@ func (x *executor) open(m *member) {
 	x.m = m
 	x.wait.m = m
 	x.plans, x.signatures = map[planKey]*planned{}, map[signed]*signature{}
-	x.callLog.began = time.Now()
 	x.sent, x.got = make([]uint32, m.team.size), make([]uint32, m.team.size)
 	x.lastFrom = make([]uint64, m.team.size)
 	m.site = findSite(m.end)
@@ -80,44 +76,34 @@ func (x *executor) open(m *member) {
 	m.end.Answer(x.answer)
 }
 
-// execute executes a call and returns its error, which is the team's cause if the team failed.
-func (x *executor) execute(ctx context.Context, call *Call, t ticket, user bool) error {
-	m := x.m
-	if err := m.team.cause(); err != nil {
-		return err
-	}
-	x.wait.begin(ctx, call, t, user)
+// notesMu returns the lock of what is noted of the calls, for readers on other goroutines. It is that of the
+// front end's record: so a call locks once.
+func (m *member) notesMu() *sync.Mutex { return &m.front.c.log.mu }
+
+// Run executes a call.
+func (m *member) Run(r *Running) error {
+	x := &m.executor
+	call := r.Call
+	x.wait.begin(r)
 	*x.begun.of(call)++
-	opts := m.team.cfg.of(call)
-	count, p, err := x.prepare(call, &opts)
-	if err == nil && ctx.Err() != nil {
-		end := endOf(ctx)
-		err = m.failure(end.kind(), fmt.Errorf("before the call began: %w", end))
-	} else if err != nil {
-		err = m.failure(ErrInvalid, err)
-	}
+	p, err := x.prepare(r)
 	if err != nil {
-		x.keepOdd(call, t, &opts)
-		err = m.team.fail(err, m.rank)
-		x.ended(t, err)
-		return err
+		return m.front.Error(r, ErrInvalid, err)
 	}
-	x.wait.timeout = opts.Timeout
-	x.note(call, t, count, &opts, p)
+	x.wait.timeout = r.Options.Timeout
+	x.note(r, p)
 	if call.pairwise() {
-		err = x.pair(call, count)
+		err = x.pair(call, r.Count)
 	} else {
-		err = x.run(call, count, &opts, p)
+		err = x.run(call, r.Count, &r.Options, p)
 	}
 	if err == nil {
-		x.ended(t, nil)
 		return nil
 	}
 	if x.wait.firm && m.site.whole {
 		m.team.breakOff()
 	}
 	err = x.fail(err)
-	x.ended(t, err)
 	x.quit(call)
 	return err
 }
@@ -134,24 +120,22 @@ func (x *executor) quit(call *Call) {
 	m.end.Retire(dst)
 }
 
-// fail determines what a failed wait means for the team, and returns the team's cause.
+// fail determines what a failed wait means for the communicator, and returns the cause of its failure.
 func (x *executor) fail(err error) error {
-	m := x.m
+	f := x.m.front
 	if errors.Is(err, errFailed) {
-		<-m.team.done
-		return m.team.err
+		<-f.Failed()
+		return f.Err()
 	}
 	if v := (*monitorError)(nil); errors.As(err, &v) {
-		m.team.abort(asError(m, v.err))
-		<-m.team.done
-		return m.team.err
+		return f.Abort(v.err)
 	}
 	if errors.Is(err, transport.ErrInterrupted) {
 		if err = x.interrupted(); errors.Is(err, errFailed) {
 			return x.fail(err)
 		}
 	}
-	return m.team.fail(x.diagnose(err), m.rank)
+	return f.Fail(x.diagnose(err))
 }
 
 // diagnose translates an error of the transport.
@@ -186,10 +170,9 @@ func (x *executor) diagnose(err error) error {
 
 // failure returns an error of the current call.
 func (m *member) failure(kind, err error) *Error {
-	return &Error{
-		Kind: kind, Comm: m.team.cfg.Name, Rank: m.rank, Op: m.wait.call.Op, Seq: m.wait.seq,
-		Name: m.wait.call.name(), Peers: m.missing(), Err: err,
-	}
+	e := m.front.Error(m.wait.run, kind, err)
+	e.Peers = m.missing()
+	return e
 }
 
 // missing returns the ranks that the current wait is for.
@@ -248,7 +231,7 @@ func (x *executor) run(call *Call, count int, o *Options, p *planned) error {
 func (x *executor) begin() error {
 	m := x.m
 	m.inside.Store(true)
-	if m.team.fate.Load() != sound { // read after inside was set: see team.depart
+	if m.front.Failing() { // read after inside was set: see team.depart
 		return errFailed
 	}
 	return x.down()
@@ -287,7 +270,7 @@ func (d *departure) Error() string { return d.down.Error() }
 func (x *executor) end() {
 	m := x.m
 	m.inside.Store(false)
-	if m.team.fate.Load() != sound {
+	if m.front.Failing() {
 		m.team.departed()
 	}
 }
@@ -418,7 +401,7 @@ func (x *executor) await(rank, mark int) error {
 // which is sending its cause.
 func (x *executor) interrupted() error {
 	t := x.m.team
-	if t.local == t.size || t.leaving.Load() > 0 || t.fate.Load() != sound {
+	if t.local == t.size || t.leaving.Load() > 0 || x.m.front.Failing() {
 		return errFailed
 	}
 	if told := x.wait.told; told != nil {
@@ -432,7 +415,7 @@ func (x *executor) interrupted() error {
 			if !errors.Is(down.Err, transport.ErrClosed) || x.m.site.in(down.Rank) {
 				return keep(down)
 			}
-		case <-t.done:
+		case <-x.m.front.Failed():
 			return errFailed
 		case <-timer.C:
 			return x.m.failure(ErrPeerLost, errors.New("a rank of another group over this transport has left the call"))

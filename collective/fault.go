@@ -13,8 +13,8 @@ import (
 // state returns this rank's state, with the description of collective seq, or of its latest call if
 // collective seq is not recorded. Any goroutine may call it at any time.
 func (m *member) state(seq uint64) (s fault.State) {
-	m.textMu.Lock()
-	d := &m.callLog
+	d := &m.front.c.log
+	d.mu.Lock()
 	used, waits := d.used, d.waits
 	s.Entered, s.Waits = d.entered, slices.Clone(d.of)
 	if n := m.current; n != nil {
@@ -23,12 +23,10 @@ func (m *member) state(seq uint64) (s fault.State) {
 		}
 		s.Call = n.call()
 	}
-	m.textMu.Unlock()
-	m.mu.Lock() // read after the call: if the call has ended by now, the state says so
-	over := m.turn
-	m.mu.Unlock()
+	d.mu.Unlock()
+	over := m.front.over() // read after the call: if the call has ended by now, the state says so
 	switch {
-	case m.team.fate.Load() != sound:
+	case m.front.Failing():
 		s.Activity = fault.Broken
 	case used <= over:
 		s.Activity = fault.Idle
@@ -77,7 +75,7 @@ func (p peers) LastSeen(rank int) (l fault.LastSeen) {
 
 func (p peers) Process(rank int) int { return p.m.site.process(rank) }
 
-func (p peers) Failed() bool { return p.m.team.fate.Load() != sound }
+func (p peers) Failed() bool { return p.m.front.Failing() }
 
 // fault returns the wait of the current call, for fault attribution.
 func (w *waiter) fault() *fault.Wait {
@@ -92,7 +90,7 @@ func (w *waiter) overdue(cause *ended) error {
 	waited := time.Since(w.since)
 	wait := w.fault()
 	found := wait.Probe()
-	if m.team.fate.Load() != sound {
+	if m.front.Failing() {
 		return errFailed
 	}
 	patience := time.Duration(0) // others may have given up meanwhile, and have left
@@ -127,6 +125,6 @@ func (w *waiter) stall(waited time.Duration) {
 		found.Ranks = m.missing()
 	}
 	m.team.cfg.Logger.Warn("collective: a call is stalled", "communicator", m.team.cfg.Name, "rank", m.rank,
-		"call", w.seq, "operation", m.describe(), "waited", waited,
+		"call", w.run.seq, "operation", m.describe(), "waited", waited,
 		"waits_for", ranges.Text("rank", found.Ranks), "because", wait.Describe(waited, found))
 }

@@ -3,6 +3,7 @@ package collective
 import (
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
@@ -24,123 +25,131 @@ const (
 	timedEvery = 64        // one in this many calls is timed, among those that neither transfer much nor wait
 )
 
-// kept is the record of one call: one cache line. It is written where the call is noted, under the same lock.
-// Reading the clock costs more than that: see timedBytes.
+// kept is the record of one call: one cache line. Reading the clock costs more than writing it: see timedBytes.
 type kept struct {
 	ticket
-	sig        *signature    // nil: no call yet
-	start, end time.Duration // since the member was made; 0: unknown
+	call       *flight.Call  // shared by the calls that are alike; nil: no call yet
+	start, end time.Duration // since the log was opened; 0: unknown
 	err        error         // the failure
 	_          [8]byte
 }
 
-// callLog is the record of a rank's last calls; textMu guards it.
+// callLog is the record of a rank's last calls. Its lock also guards what a backend notes when a call begins.
 type callLog struct {
+	mu    sync.Mutex
 	began time.Time
 	calls []kept // the call of turn t is at t modulo keptCalls; nil: none yet
 	used  uint64 // turn of the last one, plus 1
 
-	entered uint64 // collectives that were noted
+	entered uint64 // collectives that have begun
 	waits   uint64 // turn of the waiting call, plus 1
 	of      []int  // the ranks that it waits for
 }
 
-// now returns the time since the member was made. It is never 0.
-func (d *callLog) now() time.Duration { return max(time.Since(d.began), 1) }
+func (d *callLog) open() { d.began = time.Now() }
 
-// keep records a call that begins.
-func (d *callLog) keep(t ticket, s *signature) {
+// since returns the time since the log was opened. It is never 0.
+func (d *callLog) since(now time.Time) time.Duration { return max(now.Sub(d.began), 1) }
+
+// keep records a call that begins. The caller holds the lock.
+func (d *callLog) keep(r *Running, call *flight.Call, timed bool) {
 	if d.calls == nil {
 		d.calls = make([]kept, keptCalls)
 	}
-	k := &d.calls[t.turn%keptCalls]
-	*k = kept{ticket: t, sig: s}
-	if t.turn%timedEvery == 0 || s.count >= timedBytes || s.byteCount >= timedBytes {
-		k.start = d.now()
+	k := &d.calls[r.turn%keptCalls]
+	*k = kept{ticket: r.ticket, call: call}
+	if timed || r.turn%timedEvery == 0 || r.Count >= timedBytes || r.Count*r.Call.Type.Bytes() >= timedBytes {
+		k.start = d.since(time.Now())
 	}
-	d.used = t.turn + 1
+	d.used = r.turn + 1
+	if !r.Call.pairwise() {
+		d.entered = r.seq + 1
+	}
 }
 
-// keepOdd records an invalid call, which is never executed.
-func (x *executor) keepOdd(call *Call, t ticket, o *Options) {
-	s := unsigned(call, keyOf(call, o, nil), 0)
-	x.textMu.Lock()
-	x.callLog.keep(t, s)
-	x.textMu.Unlock()
-}
-
-// blocks records that the current call waits, and for which ranks.
-func (m *member) blocks(now time.Time) {
-	m.textMu.Lock()
-	d := &m.callLog
-	if d.used == m.wait.turn+1 {
-		k := &d.calls[m.wait.turn%keptCalls]
-		if k.start == 0 {
-			k.start = max(now.Sub(d.began), 1)
+// waitsFor records that the call of a turn waits, and for which ranks.
+func (d *callLog) waitsFor(turn uint64, since time.Time, ranks []int) {
+	d.mu.Lock()
+	if d.used == turn+1 {
+		if k := &d.calls[turn%keptCalls]; k.start == 0 {
+			k.start = d.since(since)
 		}
 		d.waits = d.used
-		d.of = m.missingIn(d.of[:0])
+		d.of = append(d.of[:0], ranks...)
 	}
-	m.textMu.Unlock()
+	d.mu.Unlock()
 }
 
-// wakes records that the current call no longer waits. A failing call counts as waiting until it has ended.
-func (m *member) wakes() {
-	m.textMu.Lock()
-	m.callLog.waits = 0
-	m.textMu.Unlock()
+// resumes records that the last call no longer waits.
+func (d *callLog) resumes() {
+	d.mu.Lock()
+	d.waits = 0
+	d.mu.Unlock()
 }
 
-// ended records the end of the current call, if it was timed or has failed.
-func (x *executor) ended(t ticket, err error) {
-	d := &x.callLog
-	if err == nil && d.calls[t.turn%keptCalls].start == 0 { // only this goroutine writes it
+// ended records the end of a call, if it was timed or has failed. A call that has failed without beginning is
+// recorded now. Only the goroutine that executes calls calls it.
+func (d *callLog) ended(r *Running, err error) {
+	began := d.used == r.turn+1
+	if err == nil && (!began || d.calls[r.turn%keptCalls].start == 0) {
 		return
 	}
-	now := d.now()
-	x.textMu.Lock()
-	if k := &d.calls[t.turn%keptCalls]; d.used == t.turn+1 {
-		k.end, k.err = now, err
+	end := d.since(time.Now())
+	d.mu.Lock()
+	if !began {
+		record := newRecord(r.Call, 0, &r.Options, "")
+		d.keep(r, &record, false)
 	}
-	x.textMu.Unlock()
+	k := &d.calls[r.turn%keptCalls]
+	k.end, k.err = end, err
+	d.mu.Unlock()
+}
+
+// latest describes the last call, in the form used in errors.
+func (d *callLog) latest() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.used == 0 {
+		return ""
+	}
+	return d.calls[(d.used-1)%keptCalls].call.String()
 }
 
 // Flight returns the rank's record.
-func (m *member) Flight() flight.Rank {
-	t := m.team
-	out := flight.Rank{Comm: t.cfg.Name, Epoch: t.cfg.Epoch, Rank: m.rank, Size: t.size, World: t.world}
-	m.textMu.Lock()
-	d := &m.callLog
+func (c *communicator) Flight() flight.Rank {
+	g, d := c.group, &c.log
+	out := flight.Rank{Comm: g.cfg.Name, Epoch: g.cfg.Epoch, Rank: c.rank, Size: g.size, World: g.world}
+	d.mu.Lock()
 	calls := slices.Clone(d.calls)
 	used, waits, of := d.used, d.waits, slices.Clone(d.of)
-	m.textMu.Unlock()
-	m.mu.Lock() // read after the calls: a call that had ended by then counts as ended
-	over, next := m.turn, m.next
-	out.Entered = m.numbers[0].of(0)
-	m.mu.Unlock()
-	if err := t.cause(); err != nil {
+	d.mu.Unlock()
+	c.mu.Lock() // read after the calls: a call that had ended by then counts as ended
+	over, next := c.turn, c.next
+	out.Entered = c.numbers[0].of(0)
+	c.mu.Unlock()
+	if err := g.cause(); err != nil {
 		out.Err = firstLine(err)
 	}
 	for turn := used - min(used, uint64(len(calls))); turn < used; turn++ {
 		k := &calls[turn%keptCalls]
-		if k.turn != turn || k.sig == nil || k.sig.key.op == 0 {
+		if k.turn != turn || k.call == nil || k.call.Op == "" {
 			continue // it ended before it began, or there were fewer calls
 		}
-		c := k.call(d.began)
+		call := k.record(d.began)
 		switch {
 		case k.err != nil:
-			c.State, c.Err = flight.Failed, firstLine(k.err)
+			call.State, call.Err = flight.Failed, firstLine(k.err)
 		case turn < over:
-			c.State = flight.Done
+			call.State = flight.Done
 		case waits == turn+1:
-			c.State = flight.Waiting
+			call.State = flight.Waiting
 		default:
-			c.State = flight.Running
+			call.State = flight.Running
 		}
-		if c.State != flight.Done && waits == turn+1 {
-			c.WaitsFor = of
+		if call.State != flight.Done && waits == turn+1 {
+			call.WaitsFor = of
 		}
-		out.Calls = append(out.Calls, c)
+		out.Calls = append(out.Calls, call)
 	}
 	out.Queued = int(next - max(used, over))
 	return out
@@ -151,45 +160,11 @@ func firstLine(err error) string {
 	return line
 }
 
-// call returns the fields of a call that must agree, and its progress.
-func (k *kept) call(began time.Time) flight.Call {
-	sig := k.sig
-	key := &sig.key
-	must := fingerprint.Agreed(key.op)
-	c := flight.Call{Seq: k.seq, Op: key.op.String(), Name: key.name}
-	if key.op == Send || key.op == Recv {
-		c.Pair, c.Peer = true, key.peer
-	}
-	if must.Has(fingerprint.Reduce) {
-		c.Reduce = key.reduce.String()
-	}
-	if must.Has(fingerprint.Type) {
-		c.DType = key.dtype.String()
-	}
-	if must.Has(fingerprint.Count) {
-		c.Count = sig.count
-	}
-	if must.Has(fingerprint.Shape) && len(sig.shape) > 0 {
-		c.Shape = slices.Clone(sig.shape)
-	}
-	if p := key.plan; p != nil {
-		c.Algorithm = p.row.Name
-		if must.Has(fingerprint.Root) {
-			c.Rooted, c.Root = true, p.problem.Root
-		}
-		if must.Has(fingerprint.Counts) {
-			c.Counts = p.problem.Counts
-		}
-	}
-	if must.Has(fingerprint.Order) && (key.order == Any || key.accumulate == AccumulateFloat32) {
-		c.Order = "canonical"
-		if key.order == Any {
-			c.Order = "any"
-		}
-		if key.accumulate == AccumulateFloat32 {
-			c.Order += ", in float32"
-		}
-	}
+// record returns the record of a call, without its state. began is when the log was opened.
+func (k *kept) record(began time.Time) flight.Call {
+	c := *k.call
+	c.Seq = k.seq
+	c.Shape, c.Counts = slices.Clone(c.Shape), slices.Clone(c.Counts)
 	if k.start > 0 {
 		c.Start = began.Add(k.start)
 	}
@@ -199,16 +174,53 @@ func (k *kept) call(began time.Time) flight.Call {
 	return c
 }
 
-func (g *group) Flights() []flight.Rank { return g.team.book.All() }
+// newRecord returns the fields of a call that must agree, and by which algorithm or library it is executed.
+// An operation that does not exist has no name.
+func newRecord(call *Call, count int, o *Options, by string) flight.Call {
+	if call.Op == 0 {
+		return flight.Call{}
+	}
+	must := fingerprint.Agreed(call.Op)
+	c := flight.Call{Op: call.Op.String(), Name: call.name(), Algorithm: by}
+	if call.pairwise() {
+		c.Pair, c.Peer = true, call.Peer
+	}
+	if must.Has(fingerprint.Reduce) {
+		c.Reduce = call.Reduce.String()
+	}
+	if must.Has(fingerprint.Type) {
+		c.DType = call.Type.String()
+	}
+	if must.Has(fingerprint.Count) {
+		c.Count = count
+	}
+	if must.Has(fingerprint.Shape) && call.Manifest != nil && len(call.Manifest.Shape) > 0 {
+		c.Shape = slices.Clone(call.Manifest.Shape)
+	}
+	if must.Has(fingerprint.Root) {
+		c.Rooted, c.Root = true, call.Root
+	}
+	if must.Has(fingerprint.Counts) {
+		c.Counts = slices.Clone(call.Counts)
+	}
+	if must.Has(fingerprint.Order) && (o.Order == Any || o.Accumulate == AccumulateFloat32) {
+		c.Order = "canonical"
+		if o.Order == Any {
+			c.Order = "any"
+		}
+		if o.Accumulate == AccumulateFloat32 {
+			c.Order += ", in float32"
+		}
+	}
+	return c
+}
 
-var _ Recorded = (*group)(nil)
-
-// within returns the ranks of the group that Open made which correspond to ranks of this team.
-func (t *team) within(ranks []int) []int {
+// within returns the ranks of the group that Open made which correspond to ranks of this group.
+func (g *group) within(ranks []int) []int {
 	out := slices.Clone(ranks)
 	for i, r := range ranks {
-		if t.world != nil {
-			out[i] = t.world[r]
+		if g.world != nil {
+			out[i] = g.world[r]
 		}
 	}
 	return out

@@ -136,7 +136,7 @@ func TestFlightsOfFailure(t *testing.T) {
 	}
 }
 
-// TestFlightsWhileCalled: anybody may read them at any time, and sees a call that waits, with whom it waits for. (The race detector is
+// TestFlightsWhileCalled: anybody may read them at any time, and sees a call that waits, and the ranks that it waits for. (The race detector is
 // the judge.)
 func TestFlightsWhileCalled(t *testing.T) {
 	g := openFlights(t, 3, Config{})
@@ -185,18 +185,18 @@ func TestFlightsWhileCalled(t *testing.T) {
 // BenchmarkKeep measures what it costs to remember a call that does not wait.
 func BenchmarkKeep(b *testing.B) {
 	g := openFlights(b, 1, Config{})
-	x := &g.Local()[0].(*member).executor
-	call := sumOf("layers/0/kernel", 8, 8)
-	o := x.m.team.cfg.of(call)
-	count, p, err := x.prepare(call, &o)
+	c := g.Local()[0].(*communicator)
+	x := &c.backend.(*member).executor
+	r := &Running{Call: sumOf("layers/0/kernel", 8, 8), Count: 64}
+	r.Options = c.group.cfg.of(r.Call)
+	p, err := x.prepare(r)
 	if err != nil {
 		b.Fatal(err)
 	}
-	at := ticket{}
 	for b.Loop() {
-		x.note(call, at, count, &o, p)
-		x.ended(at, nil)
-		at.turn++
-		at.seq++
+		x.note(r, p)
+		c.log.ended(r, nil)
+		r.turn++
+		r.seq++
 	}
 }

@@ -4,69 +4,174 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
-	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
-	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// group is the local ranks of one communicator.
+// group is the local ranks of one communicator, and what they share: the configuration, and the failure. The
+// first failure of any of them becomes the cause that all of them return.
 type group struct {
-	team    *team
-	members []*member
-	locals  []Communicator
+	cfg     Config
+	size    int
+	local   int // number of local ranks
+	monitor Monitor
+	pairs   PairMonitor // the monitor, if it is one; else nil
+	release func()      // frees the monitor that Split made, once all local ranks are closed; or nil
+	world   []int       // its ranks as numbered in the group that Open made; nil: the same
+	book    *book       // shared with the communicators derived from this one
+
+	fate atomic.Uint32 // sound, failing, failed
+	done chan struct{} // closed when the fate is failed
+	err  error         // the cause, set before done is closed
+
+	mu      sync.Mutex
+	members []*communicator     // the local ranks, in the order in which they joined
+	locals  []Communicator      // the same
+	closed  int                 // how many of them are closed
+	splits  map[splitKey]*group // being split off: not all local ranks have joined yet
+	// of a group that is split off: how many local ranks have joined; guarded by its parent's mu
+	taken int
 }
 
-var _ Watchable = (*group)(nil)
-
-// Open makes a communicator over the endpoints of this process's ranks. It takes ownership of them: they are
-// closed with the communicators. Every process of the group calls Open, with configurations that agree. Open
-// does not wait for the other processes.
-func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
-	return open(endpoints, cfg, &flight.Book[*member]{})
+// splitKey identifies a communicator that is split off.
+type splitKey struct {
+	number uint64
+	color  int
 }
 
-func open(endpoints []transport.Endpoint, cfg Config, d *flight.Book[*member]) (Group, error) {
-	cfg, err := cfg.filled()
-	if err != nil {
-		return nil, err
-	}
-	if len(endpoints) == 0 {
-		return nil, errors.New("collective: Open needs at least one endpoint")
-	}
-	size := endpoints[0].Size()
-	taken := make([]bool, size)
-	for i, e := range endpoints {
-		switch {
-		case e.Size() != size:
-			return nil, fmt.Errorf("collective: endpoint %d belongs to a group of %d ranks, endpoint 0 to one of %d", i, e.Size(), size)
-		case taken[e.Rank()]:
-			return nil, fmt.Errorf("collective: two endpoints of rank %d", e.Rank())
-		}
-		taken[e.Rank()] = true
-	}
+type book = flight.Book[*communicator]
+
+func newBook() *book { return &book{} }
+
+const (
+	sound uint32 = iota
+	failing
+	failed
+)
+
+var (
+	_ Watchable = (*group)(nil)
+	_ Recorded  = (*group)(nil)
+)
+
+// open makes the communicators of the local ranks of a group. The configuration is complete.
+func open(backends []Backend, cfg Config, b *book) *group {
 	if cfg.Timeout < 0 {
 		cfg.Logger.Warn("collective: no deadline: a call may wait for its peers indefinitely", "communicator", cfg.Name)
 	}
-	t := newTeam(cfg, fingerprint.HashString(fingerprint.Seed, cfg.Name), size, len(endpoints))
-	t.book = d
-	g := &group{team: t}
-	for _, e := range endpoints {
-		m := t.join(e)
-		g.members = append(g.members, m)
-		g.locals = append(g.locals, m)
+	g := newGroup(cfg, backends[0].Size(), len(backends), b)
+	for _, backend := range backends {
+		g.join(backend)
 	}
-	return g, nil
+	return g
+}
+
+func newGroup(cfg Config, size, local int, b *book) *group {
+	g := &group{cfg: cfg, size: size, local: local, book: b, done: make(chan struct{}), splits: map[splitKey]*group{}}
+	g.Watch(cfg.Monitor)
+	return g
+}
+
+// join makes the communicator of a local rank.
+func (g *group) join(b Backend) *communicator {
+	c := newCommunicator(g, b)
+	b.Attach(FrontEnd{c})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.members, g.locals = append(g.members, c), append(g.locals, c)
+	g.book.Add(c)
+	return c
 }
 
 func (g *group) Local() []Communicator { return g.locals }
 
-func (g *group) Watch(m Monitor) { g.team.monitor, g.team.cfg.Monitor = m, m }
+func (g *group) Watch(m Monitor) {
+	g.monitor, g.cfg.Monitor = m, m
+	g.pairs, _ = m.(PairMonitor)
+}
+
+func (g *group) Flights() []flight.Rank { return g.book.All() }
+
+// cause returns the cause of the failure, or nil if there is none yet.
+func (g *group) cause() error {
+	if g.fate.Load() != failed {
+		return nil
+	}
+	return g.err
+}
+
+// fail makes err the cause of the group's failure, unless there is one already, and returns the cause.
+// explainer is the rank for which the monitor explains the failure. The peers do not wait for a slow
+// description.
+func (g *group) fail(err error, explainer int) error {
+	if !g.fate.CompareAndSwap(sound, failing) {
+		<-g.done
+		return g.err
+	}
+	spread := g.addDescription(err)
+	if g.monitor != nil {
+		if explained := g.monitor.Explain(explainer, err); explained != nil {
+			err = explained
+		}
+	}
+	g.settle(err, spread)
+	return err
+}
+
+// abort is fail for callers that must not wait for an explanation.
+func (g *group) abort(err error) {
+	if g.fate.CompareAndSwap(sound, failing) {
+		g.settle(err, false)
+	}
+}
+
+// settle makes err the cause of the failure. The peers may have been notified already.
+func (g *group) settle(err error, spread bool) {
+	g.err = err
+	if !spread {
+		// before a call can return: its rank may then close its backend, and the peers would learn nothing
+		// more
+		g.spread(err)
+	}
+	g.fate.Store(failed)
+	close(g.done)
+	g.mu.Lock()
+	partial := slices.Collect(maps.Values(g.splits))
+	g.mu.Unlock()
+	for _, s := range partial {
+		s.abort(err) // a rank that failed in Split never calls it
+	}
+}
+
+// spread notifies the peers of all local ranks why the group has failed.
+func (g *group) spread(err error) {
+	g.mu.Lock()
+	members := slices.Clone(g.members)
+	g.mu.Unlock()
+	for _, c := range members {
+		c.backend.Fail(err)
+	}
+}
+
+// leave records that a local rank is closed.
+func (g *group) leave() {
+	g.mu.Lock()
+	g.closed++
+	last := g.closed == g.local
+	g.mu.Unlock()
+	if last && g.release != nil {
+		g.release()
+	}
+}
 
 func (g *group) DoAll(ctx context.Context, calls []Call) error {
 	if len(calls) != len(g.members) {
-		return g.team.fail(&Error{
-			Kind: ErrInvalid, Comm: g.team.cfg.Name, Rank: -1,
+		return g.fail(&Error{
+			Kind: ErrInvalid, Comm: g.cfg.Name, Rank: -1,
 			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members)),
 		}, g.members[0].rank)
 	}
@@ -75,27 +180,27 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 	}
 	var err error
 	entered := 0
-	for i, m := range g.members {
-		t, _, e := m.enter(&calls[i], acting)
+	for i, c := range g.members {
+		t, _, e := c.enter(&calls[i], acting)
 		if e != nil {
-			g.team.abort(e) // the calls entered so far cannot complete
+			g.abort(e) // the calls entered so far cannot complete
 			err = e
 			break
 		}
-		h := &m.all
+		h := &c.all
 		h.ctx, h.call, h.ticket, h.all = ctx, &calls[i], t, true
 		entered++
 	}
-	for _, m := range g.members[:entered] {
-		m.enqueue(&m.all)
+	for _, c := range g.members[:entered] {
+		c.enqueue(&c.all)
 	}
-	for _, m := range g.members[:entered] {
-		h := &m.all
+	for _, c := range g.members[:entered] {
+		h := &c.all
 		<-h.done
 		if h.err != nil && err == nil {
 			err = h.err
 		}
-		m.watchLeave(h.ticket, h.call, h.err)
+		c.watchLeave(h.ticket, h.call, h.err)
 		h.ctx, h.call = nil, nil
 	}
 	return err
@@ -103,32 +208,28 @@ func (g *group) DoAll(ctx context.Context, calls []Call) error {
 
 func (g *group) Rebuild(ctx context.Context) (Group, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("collective: rebuilding %q: %w", g.team.cfg.Name, context.Cause(ctx))
+		return nil, fmt.Errorf("collective: rebuilding %q: %w", g.cfg.Name, context.Cause(ctx))
 	}
-	cfg := g.team.cfg
-	cfg.Epoch++
-	ranks := make([]int, g.team.size)
-	for i := range ranks {
-		ranks[i] = i
-	}
-	var ends []transport.Endpoint
-	for _, m := range g.members {
-		end, err := m.end.Split(fingerprint.Hash(g.team.id, uint64(cfg.Epoch)|1<<63), ranks)
+	var backends []Backend
+	for _, c := range g.members {
+		b, err := c.backend.Rebuild(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("collective: rebuilding %q: %w", cfg.Name, err)
+			return nil, fmt.Errorf("collective: rebuilding %q: %w", g.cfg.Name, err)
 		}
-		ends = append(ends, end)
+		backends = append(backends, b)
 	}
 	if err := g.Close(); err != nil {
-		cfg.Logger.Warn("collective: closing a group to rebuild it", "communicator", cfg.Name, "error", err)
+		g.cfg.Logger.Warn("collective: closing a group to rebuild it", "communicator", g.cfg.Name, "error", err)
 	}
-	return open(ends, cfg, g.team.book)
+	cfg := g.cfg
+	cfg.Epoch++
+	return open(backends, cfg, g.book), nil
 }
 
 func (g *group) Close() error {
 	var errs []error
-	for _, m := range g.members {
-		errs = append(errs, m.Close())
+	for _, c := range g.members {
+		errs = append(errs, c.Close())
 	}
 	return errors.Join(errs...)
 }

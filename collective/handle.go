@@ -6,10 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// handle is a call that the member's worker executes. The handles of started calls are reused after they were
+// handle is a call that the rank's worker executes. The handles of started calls are reused after they were
 // awaited, so a loop of started calls allocates nothing.
 type handle struct {
-	m    *member
+	c    *communicator
 	ctx  context.Context
 	call *Call
 	ticket
@@ -21,91 +21,93 @@ type handle struct {
 
 var _ Handle = (*handle)(nil)
 
-func (m *member) Start(ctx context.Context, call *Call) (Handle, error) {
+func (c *communicator) Start(ctx context.Context, call *Call) (Handle, error) {
 	if ctx == nil || call == nil {
-		return nil, m.refuse(ctx)
+		return nil, c.refuse(ctx)
 	}
-	t, _, err := m.enter(call, started)
+	t, _, err := c.enter(call, started)
 	if err != nil {
 		return nil, err
 	}
-	h := m.newHandle()
+	h := c.newHandle()
 	h.ctx, h.call, h.ticket, h.err = ctx, call, t, nil
 	h.waited.Store(false)
-	m.pending.Add(1)
-	m.enqueue(h)
+	c.pending.Add(1)
+	c.enqueue(h)
 	return h, nil
 }
 
 // newHandle returns an awaited handle for reuse, or a new one.
-func (m *member) newHandle() *handle {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if n := len(m.free); n > 0 {
-		h := m.free[n-1]
-		m.free = m.free[:n-1]
+func (c *communicator) newHandle() *handle {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := len(c.free); n > 0 {
+		h := c.free[n-1]
+		c.free = c.free[:n-1]
 		return h
 	}
-	return &handle{m: m, done: make(chan struct{}, 1)}
+	return &handle{c: c, done: make(chan struct{}, 1)}
 }
 
 // enqueue passes an entered call to the worker.
-func (m *member) enqueue(h *handle) {
-	m.mu.Lock()
-	m.queue = append(m.queue, h)
-	if !m.working {
-		m.working = true
-		m.workers.Go(m.serve)
+func (c *communicator) enqueue(h *handle) {
+	c.mu.Lock()
+	c.queue = append(c.queue, h)
+	if !c.working {
+		c.working = true
+		c.workers.Go(c.serve)
 	}
-	m.mu.Unlock()
-	wake(m.work)
+	c.mu.Unlock()
+	wake(c.work)
 }
 
 // serve is the worker: it executes the queued calls until Close.
-func (m *member) serve() {
+func (c *communicator) serve() {
 	for {
-		m.mu.Lock()
+		c.mu.Lock()
 		var h *handle
-		if len(m.queue) > 0 && m.queue[0].turn == m.turn {
-			h = m.queue[0]
-			n := copy(m.queue, m.queue[1:])
-			m.queue[n] = nil
-			m.queue = m.queue[:n]
+		if len(c.queue) > 0 && c.queue[0].turn == c.turn {
+			h = c.queue[0]
+			n := copy(c.queue, c.queue[1:])
+			c.queue[n] = nil
+			c.queue = c.queue[:n]
 		}
-		end := m.closing && m.turn == m.next
-		m.mu.Unlock()
+		end := c.closing && c.turn == c.next
+		c.mu.Unlock()
 		switch {
 		case h != nil:
-			h.err = m.execute(h.ctx, h.call, h.ticket, false)
-			m.finish(h.all)
+			h.err = c.execute(h.ctx, h.call, h.ticket, false)
+			c.finish(h.all)
 			h.done <- struct{}{}
 		case end:
 			return
 		default:
 			select {
-			case <-m.work:
-			case <-m.gone:
+			case <-c.work:
+			case <-c.gone:
 			}
 		}
 	}
 }
 
 func (h *handle) Wait(ctx context.Context) error {
-	m := h.m
+	c := h.c
 	if h.waited.Swap(true) {
-		return &Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Seq: h.seq, Err: errors.New("the handle was awaited before")}
+		err := c.failure(ErrInvalid, errors.New("the handle was awaited before"))
+		err.Seq = h.seq
+		return err
 	}
 	select {
 	case <-h.done:
 	default:
-		m.block(ctx, h.done, h.call, h.ticket, "a started call")
+		c.block(ctx, h.done, h.call, h.ticket, "a started call")
 	}
-	m.pending.Add(-1)
-	m.watchLeave(h.ticket, h.call, h.err)
+	c.pending.Add(-1)
+	c.watchLeave(h.ticket, h.call, h.err)
 	err := h.err
 	h.ctx, h.call = nil, nil
-	m.mu.Lock()
-	m.free = append(m.free, h)
-	m.mu.Unlock()
+	c.mu.Lock()
+	c.free = append(c.free, h)
+	c.mu.Unlock()
 	return err
 }

@@ -54,11 +54,11 @@ type script struct {
 // regenerates plans occasionally.
 const plansMax = 512
 
-// prepare validates the call and finds its plan.
-func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err error) {
-	m := x.m
-	if count, err = call.check(m.rank, m.team.size, o); err != nil || call.pairwise() {
-		return count, nil, err
+// prepare finds the plan of a valid call; a call of two ranks has none.
+func (x *executor) prepare(r *Running) (p *planned, err error) {
+	call, count, o := r.Call, r.Count, &r.Options
+	if call.pairwise() {
+		return nil, nil
 	}
 	key := planKey{
 		algorithm: o.Algorithm, op: call.Op, mean: call.mean(), order: o.Order,
@@ -71,12 +71,12 @@ func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err e
 		key.counts = fingerprint.HashInts(fingerprint.Seed, call.Counts)
 	}
 	if p := x.last; p != nil && x.lastKey == key && slices.Equal(p.problem.Counts, call.Counts) {
-		return count, p, nil
+		return p, nil
 	}
 	p = x.plans[key]
 	if p == nil || !slices.Equal(p.problem.Counts, call.Counts) {
 		if p, err = x.plan(call, key, o); err != nil {
-			return count, nil, err
+			return nil, err
 		}
 		if len(x.plans) >= plansMax {
 			clear(x.plans)
@@ -84,7 +84,7 @@ func (x *executor) prepare(call *Call, o *Options) (count int, p *planned, err e
 		x.plans[key] = p
 	}
 	x.last, x.lastKey = p, key
-	return count, p, nil
+	return p, nil
 }
 
 // partialType returns the type of a call's partial sums.

@@ -3,6 +3,7 @@ package collective
 import (
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
 )
@@ -11,15 +12,15 @@ import (
 // flight record. It is immutable, so it can be shared. A rank that repeats the same calls, as in the steps of
 // a training, records only a reference to it.
 type signature struct {
-	call fingerprint.Call // number 0; without Back
-	sum  uint64           // of its header
-	next *signature       // of the call that followed a call like this the last time; used by the executor only
+	call   fingerprint.Call // number 0; without Back
+	sum    uint64           // of its header
+	record flight.Call      // of the flight recorder
+	next   *signature       // of the call that followed a call like this the last time; used by the executor only
 
 	// The inputs it was made from, to recognise an equal call.
-	key       signed
-	shape     []int // of the Manifest
-	count     int
-	byteCount int // of the whole vector
+	key   signed
+	shape []int // of the Manifest
+	count int
 }
 
 // signed distinguishes signatures, except for shapes with the same hash, and the counts of calls of two
@@ -59,9 +60,13 @@ func (x *executor) signature(call *Call, count int, o *Options, p *planned) *sig
 
 // sign makes a signature, and caches it.
 func (x *executor) sign(call *Call, key signed, count int, o *Options) *signature {
-	s := unsigned(call, key, count)
+	s := &signature{key: key, count: count}
+	if key.shaped {
+		s.shape = slices.Clone(call.Manifest.Shape)
+	}
 	s.call = fingerprint.New(s.params(x.m.team, call, o))
 	s.sum = s.call.Header.Sum()
+	s.record = newRecord(call, count, o, s.call.Algorithm)
 	if len(x.signatures) >= signaturesMax {
 		for _, old := range x.signatures {
 			old.next = nil // or each would keep another one alive
@@ -86,15 +91,6 @@ func (s *signature) params(t *team, call *Call, o *Options) *fingerprint.Params 
 		p.Algorithm, p.AlgorithmHash = made.row.Name, made.hash
 	}
 	return p
-}
-
-// unsigned returns a signature that does not identify the call to other ranks: that of an invalid call.
-func unsigned(call *Call, key signed, count int) *signature {
-	s := &signature{key: key, count: count, byteCount: count * call.Type.Bytes()}
-	if key.shaped {
-		s.shape = slices.Clone(call.Manifest.Shape)
-	}
-	return s
 }
 
 func keyOf(call *Call, o *Options, p *planned) signed {
@@ -142,23 +138,22 @@ func (n *noted) call() fingerprint.Call {
 
 // note records the call, for its frames, for errors, and for ranks that read its slot or probe this rank. The
 // last two collectives are recorded, because there are two slots, and the last call of two ranks.
-func (x *executor) note(call *Call, at ticket, count int, o *Options, p *planned) {
-	s := x.signature(call, count, o, p)
+func (x *executor) note(r *Running, p *planned) {
+	call := r.Call
+	s := x.signature(call, r.Count, &r.Options, p)
 	if x.sig != s {
 		x.sig, x.header = s, s.call.Header
 	}
-	x.header.Seq = at.seq
-	x.sum = s.sum + at.seq*transport.SumStep
-	n, back := &x.notes[at.seq&1], uint64(0)
+	x.header.Seq = r.seq
+	x.sum = s.sum + r.seq*transport.SumStep
+	n, back := &x.notes[r.seq&1], uint64(0)
 	if call.pairwise() {
 		n, back = &x.notes[2], x.begun[opposite(call.Op)].of(call.Peer)
 	}
-	x.textMu.Lock()
-	x.callLog.keep(at, s)
-	if !call.pairwise() {
-		x.callLog.entered = at.seq + 1
-	}
-	n.sig, n.seq, n.back = s, at.seq, back
+	log := &x.m.front.c.log
+	log.mu.Lock()
+	log.keep(r, &s.record, false)
+	n.sig, n.seq, n.back = s, r.seq, back
 	x.current = n
-	x.textMu.Unlock()
+	log.mu.Unlock()
 }

@@ -3,47 +3,72 @@ package collective
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // Split gathers every rank's color and key in one all-reduce (each rank adds its two numbers to zeros), so
-// every rank knows all groups. A group's id is derived from the parent's id, the number of splits so far, and
-// the color.
-func (m *member) Split(ctx context.Context, color, key int) (Communicator, error) {
-	all := make([]int64, 2*m.team.size)
-	all[2*m.rank], all[2*m.rank+1] = int64(color), int64(key)
+// every rank knows all groups. The backends are split as a part of that call.
+func (c *communicator) Split(ctx context.Context, color, key int) (Communicator, error) {
+	all := make([]int64, 2*c.group.size)
+	all[2*c.rank], all[2*c.rank+1] = int64(color), int64(key)
 	mem := tensor.HostMemory(all)
 	call := &Call{Op: AllReduce, Reduce: Sum, Type: tensor.Int64, Src: mem, Dst: mem, Manifest: &Manifest{Name: "split"}}
-	if err := m.Do(ctx, call); err != nil {
+	var made *communicator
+	err := c.do(ctx, call, func() (err error) {
+		made, err = c.splitOff(ctx, all, color)
+		return err
+	})
+	if err != nil || made == nil {
 		return nil, err
 	}
-	m.mu.Lock()
-	m.splits++
-	nth := m.splits
-	m.mu.Unlock()
-	if color < 0 {
-		return nil, nil
-	}
-	ranks := groupOf(all, color)
-	id := fingerprint.Hash(fingerprint.Hash(fingerprint.Hash(m.team.id, uint64(m.team.cfg.Epoch)), nth), uint64(color))
-	end, err := m.end.Split(id, ranks)
-	if err != nil {
-		return nil, m.team.fail(&Error{Kind: ErrInvalid, Comm: m.team.cfg.Name, Rank: m.rank, Err: err}, m.rank)
-	}
-	part, err := m.team.split(id, fmt.Sprintf("%s/%d.%d", m.team.cfg.Name, nth, color), ranks)
-	if err != nil {
-		end.Close()
-		return nil, err
-	}
-	return part.join(end), nil
+	return made, nil
 }
 
-// groupOf returns the ranks of a color, ordered by key, then by rank.
-func groupOf(all []int64, color int) []int {
+// splitOff makes this rank's new communicator, or returns nil if its color is negative. An error has failed the
+// group.
+func (c *communicator) splitOff(ctx context.Context, all []int64, color int) (*communicator, error) {
+	c.splits++
+	p := newPartition(c.splits, all, color)
+	backend, err := c.backend.Split(ctx, p)
+	if err != nil {
+		if e := (*Error)(nil); !errors.As(err, &e) {
+			err = c.failure(ErrInvalid, err)
+		}
+		return nil, c.group.fail(err, c.rank)
+	}
+	if backend == nil {
+		return nil, nil
+	}
+	g, err := c.group.split(p)
+	if err != nil {
+		_ = backend.Close() // the cause of the failure is more useful
+		return nil, err
+	}
+	return g.join(backend), nil
+}
+
+// newPartition returns the parts of the ranks whose colors and keys are given in turns.
+func newPartition(number uint64, all []int64, color int) *Partition {
+	p := &Partition{Number: number}
+	for r := range len(all) / 2 {
+		if c := int(all[2*r]); c >= 0 && !slices.Contains(p.Colors, c) {
+			p.Colors = append(p.Colors, c)
+		}
+	}
+	slices.Sort(p.Colors)
+	p.Own = slices.Index(p.Colors, color)
+	for _, c := range p.Colors {
+		p.Ranks = append(p.Ranks, ranksOf(all, c))
+	}
+	return p
+}
+
+// ranksOf returns the ranks of a color, ordered by key, then by rank.
+func ranksOf(all []int64, color int) []int {
 	var ranks []int
 	for r := range len(all) / 2 {
 		if all[2*r] == int64(color) {
@@ -54,42 +79,43 @@ func groupOf(all []int64, color int) []int {
 	return ranks
 }
 
-// split returns the team of the communicator that is split off under id. The first local rank to arrive makes
-// it. Ranks that exchange messages may fail in a Split that has succeeded on other ranks; so a failure of t
-// also fails the new teams that not all their local ranks have reached.
-func (t *team) split(id uint64, name string, ranks []int) (*team, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.splits[id]
+// split returns the group of this rank's part. The first local rank to arrive makes it. Ranks may fail in a
+// Split that has succeeded on other ranks; so a failure of g also fails the new groups that not all their local
+// ranks have joined.
+func (g *group) split(p *Partition) (*group, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	key := splitKey{p.Number, p.Colors[p.Own]}
+	s := g.splits[key]
 	if s == nil {
-		if err := t.cause(); err != nil {
+		if err := g.cause(); err != nil {
 			return nil, err
 		}
-		s = t.child(id, name, ranks)
-		t.splits[id] = s
+		s = g.child(fmt.Sprintf("%s/%d.%d", g.cfg.Name, key.number, key.color), p.Ranks[p.Own])
+		g.splits[key] = s
 	}
 	if s.taken++; s.taken == s.local {
-		delete(t.splits, id)
+		delete(g.splits, key)
 	}
 	return s, nil
 }
 
-// child makes the team of the given ranks of t, whose mu is held.
-func (t *team) child(id uint64, name string, ranks []int) *team {
-	cfg := t.cfg
+// child makes the group of the given ranks of g, whose mu is held.
+func (g *group) child(name string, ranks []int) *group {
+	cfg := g.cfg
 	cfg.Name, cfg.Monitor = name, nil
-	if describe := t.cfg.Describe; describe != nil {
+	if describe := g.cfg.Describe; describe != nil {
 		cfg.Describe = func(e *Error) string { return describe(e.within(ranks)) }
 	}
 	local := 0
-	for _, m := range t.members {
-		if slices.Contains(ranks, m.rank) {
+	for _, c := range g.members {
+		if slices.Contains(ranks, c.rank) {
 			local++
 		}
 	}
-	s := newTeam(cfg, id, len(ranks), local)
-	s.world, s.book = t.within(ranks), t.book
-	if m, ok := t.monitor.(SplitMonitor); ok {
+	s := newGroup(cfg, len(ranks), local, g.book)
+	s.world = g.within(ranks)
+	if m, ok := g.monitor.(SplitMonitor); ok {
 		s.monitor, s.release = m.Split(name, ranks, s.abort)
 		s.pairs, _ = s.monitor.(PairMonitor)
 	}

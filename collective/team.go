@@ -2,54 +2,41 @@ package collective
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/collective/internal/fault"
 	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
 	"github.com/lockstep-ml/lockstep/transport"
 )
 
-// team is what the local ranks of one communicator share: the configuration, and the failure. The first
-// failure of any of them becomes the cause that all of them return.
+// team is what the local ranks of one communicator over a transport share.
 type team struct {
-	cfg     Config
-	prefer  preference
-	id      uint64 // in headers; the same on all ranks
-	size    int
-	local   int // number of local ranks
-	monitor Monitor
-	pairs   PairMonitor           // the monitor, if it is one; else nil
-	release func()                // frees the monitor that Split made, once all local ranks are closed; or nil
-	world   []int                 // its ranks as numbered in the group that Open made; nil: the same
-	book    *flight.Book[*member] // shared with the communicators derived from this one
-
-	fate atomic.Uint32 // sound, failing, failed
-	done chan struct{} // closed when the fate is failed
-	err  error         // the cause, set before done is closed
-	torn atomic.Bool   // a rank left out part of a call that all ranks had entered
+	cfg    *Config // set when the first rank joins
+	prefer preference
+	id     uint64 // in headers; the same on all ranks
+	size   int
+	local  int         // number of local ranks
+	torn   atomic.Bool // a rank left out part of a call that all ranks had entered
 
 	// closed when a rank has left a call that all ranks had entered: no frame of that call can be received
 	broken   chan struct{}
 	breaking sync.Once
 
-	leaving atomic.Int32 // ranks that try to withdraw from a call, or have withdrawn and will fail the team
+	leaving atomic.Int32 // ranks that try to withdraw from a call, or have withdrawn and will fail the communicator
 
 	mates atomic.Pointer[[]*member] // members, for callers that must not wait
 
 	mu      sync.Mutex
-	left    sync.Cond        // signalled when a rank has left a call of a failed team
+	left    sync.Cond        // signalled when a rank has left a call of a failed communicator
 	members []*member        // the local ranks, in the order in which they joined
-	closed  int              // how many of them are closed
-	splits  map[uint64]*team // being split off: not all local ranks have arrived yet
-	// of a team that is split off: how many local ranks have arrived; guarded by its parent's mu
-	taken   int
-	written []writing // by local rank: the last result stored in memory that ranks may share
-	blocked []blocked // by local rank: the call in which it blocked last
+	parts   map[uint64]*team // being split off: not all local ranks have arrived yet
+	taken   int              // of a team that is split off: how many have; guarded by its parent's mu
+	rebuilt *team            // the team of the same ranks in the next epoch
+	written []writing        // by local rank: the last result stored in memory that ranks may share
+	blocked []blocked        // by local rank: the call in which it blocked last
 }
 
 // blocked is the call in which a rank blocked last, and may still block.
@@ -65,99 +52,19 @@ type writing struct {
 	dst unsafe.Pointer
 }
 
-const (
-	sound uint32 = iota
-	failing
-	failed
-)
-
-func newTeam(cfg Config, id uint64, size, local int) *team {
-	t := &team{cfg: cfg, id: id, size: size, local: local, monitor: cfg.Monitor, done: make(chan struct{}), broken: make(chan struct{}), splits: map[uint64]*team{}}
-	t.prefer, _ = parsePreference(cfg.Algorithm) // validated before
+func newTeam(id uint64, size, local int) *team {
+	t := &team{id: id, size: size, local: local, broken: make(chan struct{}), parts: map[uint64]*team{}}
 	t.left.L = &t.mu
-	t.pairs, _ = t.monitor.(PairMonitor)
 	return t
-}
-
-// cause returns the cause of the failure, or nil if there is none yet.
-func (t *team) cause() error {
-	if t.fate.Load() != failed {
-		return nil
-	}
-	return t.err
-}
-
-// fail makes err the cause of the team's failure, unless there is one already, and returns the cause.
-// explainer is the rank for which the monitor explains the failure, or -1. The peers do not wait for a slow
-// description.
-func (t *team) fail(err error, explainer int) error {
-	if !t.fate.CompareAndSwap(sound, failing) {
-		<-t.done
-		return t.err
-	}
-	spread := t.addDescription(err)
-	if t.monitor != nil && explainer >= 0 {
-		if explained := t.monitor.Explain(explainer, err); explained != nil {
-			err = explained
-		}
-	}
-	t.settle(err, spread)
-	return err
-}
-
-// abort is fail for callers that must not wait for an explanation.
-func (t *team) abort(err error) {
-	if t.fate.CompareAndSwap(sound, failing) {
-		t.settle(err, false)
-	}
-}
-
-// settle makes err the cause of the failure. The peers may have been notified already.
-func (t *team) settle(err error, spread bool) {
-	t.err = err
-	if !spread {
-		// before a call can return: its rank may then close its endpoint, and the peers would learn nothing
-		// more
-		t.spread(err)
-	}
-	t.fate.Store(failed)
-	close(t.done)
-	t.mu.Lock()
-	partial := slices.Collect(maps.Values(t.splits))
-	t.mu.Unlock()
-	for _, s := range partial {
-		s.abort(err) // a rank that failed in Split never calls it
-	}
 }
 
 // breakOff ends waits of local ranks that nothing else would end, because a rank that they need leaves its
 // call.
 func (t *team) breakOff() { t.breaking.Do(func() { close(t.broken) }) }
 
-// spread notifies the peers of all local ranks why the team has failed.
-func (t *team) spread(err error) {
-	t.mu.Lock()
-	members := slices.Clone(t.members)
-	t.mu.Unlock()
-	for _, m := range members {
-		m.spread(err)
-	}
-}
-
-// spread notifies the peers of a local rank why its team has failed, and prevents calls of its domain from
-// starting.
-func (m *member) spread(err error) {
-	if m.team.local < m.team.size {
-		m.end.Fail(encodeFailure(err, m))
-	}
-	if m.site.marker != nil {
-		m.site.marker.Interrupt()
-	}
-}
-
-// depart takes a rank out of a call of a failed team. It returns when no local rank is in a call any more:
+// depart takes a rank out of a call of a failed communicator. It returns when no local rank is in a call any more:
 // until then they may access each other's memory. The wait is short, because the failure ends what they wait
-// for. A rank first marks itself as inside and then checks whether the team has failed; depart runs after the
+// for. A rank first marks itself as inside and then checks whether the communicator has failed; depart runs after the
 // failure and then reads who is inside. So no rank enters unnoticed.
 func (t *team) depart(m *member) {
 	m.inside.Store(false)
@@ -191,30 +98,52 @@ func (t *team) share(m *member, half int) bool {
 	return false
 }
 
-// join makes the communicator of a local rank.
-func (t *team) join(end transport.Endpoint) *member {
-	m := newMember(t, end)
+// join adds a local rank, whose front end is known.
+func (t *team) join(m *member) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.cfg == nil {
+		t.cfg = m.front.Config()
+		t.prefer, _ = parsePreference(t.cfg.Algorithm) // validated before
+	}
 	m.local = len(t.members)
 	t.members = append(t.members, m)
 	mates := slices.Clone(t.members)
 	t.mates.Store(&mates)
 	t.written = append(t.written, writing{seq: ^uint64(0)})
 	t.blocked = append(t.blocked, blocked{rank: -1})
-	t.book.Add(m)
-	return m
 }
 
-// leave records that a local rank is closed.
-func (t *team) leave() {
+// child returns the team of the communicator of these ranks that is split off under id. The first local rank to
+// arrive makes it.
+func (t *team) child(id uint64, ranks []int) *team {
 	t.mu.Lock()
-	t.closed++
-	last := t.closed == t.local
-	t.mu.Unlock()
-	if last && t.release != nil {
-		t.release()
+	defer t.mu.Unlock()
+	s := t.parts[id]
+	if s == nil {
+		local := 0
+		for _, m := range t.members {
+			if slices.Contains(ranks, m.rank) {
+				local++
+			}
+		}
+		s = newTeam(id, len(ranks), local)
+		t.parts[id] = s
 	}
+	if s.taken++; s.taken == s.local {
+		delete(t.parts, id)
+	}
+	return s
+}
+
+// next returns the team of the same ranks in the next epoch.
+func (t *team) next() *team {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rebuilt == nil {
+		t.rebuilt = newTeam(fingerprint.HashString(fingerprint.Seed, t.cfg.Name), t.size, t.local)
+	}
+	return t.rebuilt
 }
 
 // meet records the call in which a local rank blocks. It returns an error if a call with the same number in
@@ -304,8 +233,8 @@ func (t *team) callOf(rank int, h transport.Header) (c fingerprint.Call, ok bool
 		if m.rank != rank {
 			continue
 		}
-		m.textMu.Lock()
-		defer m.textMu.Unlock()
+		m.notesMu().Lock()
+		defer m.notesMu().Unlock()
 		for i := range m.notes {
 			if c = m.notes[i].call(); c.Header == h {
 				return c, true

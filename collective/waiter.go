@@ -11,19 +11,17 @@ import (
 )
 
 // waiter is the context that a rank passes to its transport: it blocks for the transport until the caller's
-// context, the deadline or the team's failure ends the wait. It has one timer for all calls, set only when a
+// context, the deadline or the communicator's failure ends the wait. It has one timer for all calls, set only when a
 // wait blocks, and starts no goroutine.
 type waiter struct {
 	m    *member
+	run  *Running
 	ctx  context.Context // the caller's
 	call *Call
-	ticket
 
 	// firm reports that all ranks have entered the call: then only the awaited event ends a wait, and it
 	// needs no help from any goroutine.
 	firm bool
-	// user reports that the goroutine is the caller's, so the monitor is notified when it blocks.
-	user bool
 
 	timeout time.Duration // of the call; negative: none
 	timer   *time.Timer
@@ -51,8 +49,8 @@ func (w *waiter) Err() error                  { return w.ctx.Err() }
 func (w *waiter) Value(key any) any           { return w.ctx.Value(key) }
 
 // begin prepares for a call.
-func (w *waiter) begin(ctx context.Context, call *Call, t ticket, user bool) {
-	w.ctx, w.call, w.ticket, w.user = ctx, call, t, user
+func (w *waiter) begin(r *Running) {
+	w.run, w.ctx, w.call = r, r.Ctx, r.Call
 	w.firm, w.stalled, w.since = false, false, time.Time{}
 	w.mark, w.of, w.to, w.from, w.frames, w.silent = -1, -1, -1, -1, 0, -1
 }
@@ -62,7 +60,7 @@ type monitorError struct{ err error }
 
 func (v *monitorError) Error() string { return v.err.Error() }
 
-// errFailed reports that the team has failed, or is about to fail.
+// errFailed reports that the communicator has failed, or is about to fail.
 var errFailed = errors.New("collective: the communicator has failed")
 
 // Park implements [transport.Parker].
@@ -76,18 +74,16 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	failed := (<-chan struct{})(w.m.team.broken)
 	var down <-chan transport.PeerDown
 	if !w.firm {
-		done, failed, down = w.ctx.Done(), w.m.team.done, w.m.end.Down()
+		done, failed, down = w.ctx.Done(), w.m.front.Failed(), w.m.end.Down()
 		if err := w.m.early(); err != nil {
 			return err
 		}
-		if w.user {
-			told, err := w.m.watchPark(w.ticket, w.call)
-			if err != nil {
-				return &monitorError{err}
-			}
-			if told != nil {
-				defer told.Unpark(w.m.rank)
-			}
+		monitor, err := w.m.front.Park(w.run)
+		if err != nil {
+			return &monitorError{err}
+		}
+		if monitor != nil {
+			defer monitor.Unpark(w.m.rank)
 		}
 	}
 	w.arm()
@@ -95,7 +91,7 @@ func (w *waiter) Park(ready <-chan struct{}) error {
 	for {
 		select {
 		case <-ready:
-			w.m.wakes()
+			w.m.front.Resumes()
 			return nil
 		case <-done:
 			return w.ended(endOf(w.ctx))
@@ -132,7 +128,8 @@ const (
 // arm sets the timer to the next event: a probe of the peer, the stall report or the deadline.
 func (w *waiter) arm() {
 	now := time.Now()
-	w.m.blocks(now)
+	w.m.waitsFor = w.m.missingIn(w.m.waitsFor[:0])
+	w.m.front.Waits(w.run, now, w.m.waitsFor)
 	if w.since.IsZero() {
 		w.since = now
 		w.probe = time.Time{}

@@ -17,7 +17,7 @@ import (
 
 // TestFailureCrosses checks that other processes receive a rank's failure as it was.
 func TestFailureCrosses(t *testing.T) {
-	m := &member{team: &team{cfg: Config{Name: "world"}}, rank: 2}
+	m := &member{team: &team{cfg: &Config{Name: "world"}}, rank: 2}
 	for _, kind := range failureKinds[1:] {
 		e := &Error{
 			Kind: kind, Comm: "world/1.0", Rank: 3, Op: AllGather, Seq: 1 << 40, Name: "w", Peers: []int{1, 7},
@@ -51,7 +51,8 @@ func TestSignatures(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	m := g.Local()[0].(*member)
+	front := g.Local()[0].(*communicator)
+	m := front.backend.(*member)
 	x := &m.executor
 	random := rand.New(rand.NewPCG(3, 4))
 	manifests := []*Manifest{nil, {}, {Name: "w"}, {Name: "b"}, {Name: "w", Shape: []int{6}}, {Name: "w", Shape: []int{2, 3}}, {Shape: []int{3, 2}}, {Name: "b", Shape: []int{12}}}
@@ -67,12 +68,17 @@ func TestSignatures(t *testing.T) {
 			man.Shape[0], man.Shape[len(man.Shape)-1] = man.Shape[len(man.Shape)-1], man.Shape[0] // the caller's, between two calls
 		}
 		o := m.team.cfg.of(c)
-		count, p, err := x.prepare(c, &o)
+		count, err := c.check(m.rank, m.team.size, &o)
 		if err != nil {
 			continue // a shape of another count
 		}
 		at, was := ticket{turn: turn, seq: random.Uint64()}, x.sig
-		x.note(c, at, count, &o, p)
+		r := &Running{Call: c, Count: count, Options: o, ticket: at}
+		p, err := x.prepare(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.note(r, p)
 		if was != nil && was.next == x.sig {
 			repeated++
 		}
@@ -96,7 +102,7 @@ func TestSignatures(t *testing.T) {
 		if !slices.Equal(got.Shape, want.Shape) || got.String() != want.String() || got.Algorithm != want.Algorithm {
 			t.Fatalf("%+v is called %+v, want %+v", c, got, want)
 		}
-		record := x.callLog.calls[turn%keptCalls].call(x.callLog.began)
+		record := front.log.calls[turn%keptCalls].record(front.log.began)
 		if record.Op != c.Op.String() || record.Name != c.name() || record.Count != count ||
 			record.Peer != want.Peer || record.DType != c.Type.String() || record.Algorithm != want.Algorithm {
 			t.Fatalf("the record of %v is %+v", &want, record)

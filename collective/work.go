@@ -215,7 +215,7 @@ func (w *work) anothers(b plan.Buffer) bool {
 func (w *work) stop() (skip bool, err error) {
 	t := w.x.m.team
 	switch {
-	case t.fate.Load() == sound:
+	case !w.x.m.front.Failing():
 		return false, nil
 	case !w.x.m.site.whole:
 		return true, errFailed

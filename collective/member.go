@@ -1,0 +1,153 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/lockstep-ml/lockstep/collective/internal/fingerprint"
+	"github.com/lockstep-ml/lockstep/tensor"
+	"github.com/lockstep-ml/lockstep/transport"
+)
+
+// member is the backend of one rank that executes plans over a transport.
+type member struct {
+	front FrontEnd
+	team  *team
+	end   transport.Endpoint
+	site  site
+	rank  int
+	local int // index among the team's local ranks
+
+	executor // used by the running call
+
+	// Read by the other local ranks.
+	inside atomic.Bool             // in a call in which local ranks may access each other's memory; see team.depart
+	shows  [2]atomic.Pointer[byte] // Dst of the even and the odd collectives; read once all ranks have entered
+}
+
+var _ Backend = (*member)(nil)
+
+// Open makes a communicator over the endpoints of this process's ranks. It takes ownership of them: they are
+// closed with the communicators. Every process of the group calls Open, with configurations that agree. Open
+// does not wait for the other processes.
+func Open(endpoints []transport.Endpoint, cfg Config) (Group, error) {
+	cfg, err := cfg.filled()
+	if err != nil {
+		return nil, err
+	}
+	if len(endpoints) == 0 {
+		return nil, errors.New("collective: Open needs at least one endpoint")
+	}
+	size := endpoints[0].Size()
+	taken := make([]bool, size)
+	for i, e := range endpoints {
+		switch {
+		case e.Size() != size:
+			return nil, fmt.Errorf("collective: endpoint %d belongs to a group of %d ranks, endpoint 0 to one of %d",
+				i, e.Size(), size)
+		case taken[e.Rank()]:
+			return nil, fmt.Errorf("collective: two endpoints of rank %d", e.Rank())
+		}
+		taken[e.Rank()] = true
+	}
+	t := newTeam(fingerprint.HashString(fingerprint.Seed, cfg.Name), size, len(endpoints))
+	backends := make([]Backend, len(endpoints))
+	for i, e := range endpoints {
+		backends[i] = newMember(t, e)
+	}
+	return open(backends, cfg, newBook()), nil
+}
+
+func newMember(t *team, end transport.Endpoint) *member {
+	return &member{team: t, end: end, rank: end.Rank()}
+}
+
+func (m *member) Rank() int { return m.rank }
+
+func (m *member) Size() int { return m.team.size }
+
+func (m *member) Attach(f FrontEnd) {
+	m.front = f
+	m.executor.open(m)
+	m.team.join(m)
+}
+
+func (m *member) Properties() Properties {
+	return Properties{Transport: m.end.Transport(), Encrypted: m.encrypted(), Memory: !m.site.spread()}
+}
+
+// encrypted reports whether everything that this rank sends to other ranks is encrypted.
+func (m *member) encrypted() bool {
+	encrypted := m.end.Capabilities().Encrypted
+	for r, ok := range encrypted {
+		if r != m.rank && !ok {
+			return false
+		}
+	}
+	return len(encrypted) > 1
+}
+
+// Fail notifies the peers of this rank why its communicator has failed, and prevents calls of its domain from
+// starting.
+func (m *member) Fail(cause error) {
+	if m.team.local < m.team.size {
+		m.end.Fail(encodeFailure(cause, m))
+	}
+	if m.site.marker != nil {
+		m.site.marker.Interrupt()
+	}
+}
+
+// Split derives the id of the new communicator from its parent's id, the number of splits so far, and the
+// color.
+func (m *member) Split(_ context.Context, p *Partition) (Backend, error) {
+	if p.Own < 0 {
+		return nil, nil
+	}
+	ranks := p.Ranks[p.Own]
+	id := m.team.id
+	for _, word := range []uint64{uint64(m.team.cfg.Epoch), p.Number, uint64(p.Colors[p.Own])} {
+		id = fingerprint.Hash(id, word)
+	}
+	end, err := m.end.Split(id, ranks)
+	if err != nil {
+		return nil, err
+	}
+	return newMember(m.team.child(id, ranks), end), nil
+}
+
+// Rebuild makes a new endpoint of the same ranks.
+func (m *member) Rebuild(context.Context) (Backend, error) {
+	ranks := make([]int, m.team.size)
+	for i := range ranks {
+		ranks[i] = i
+	}
+	end, err := m.end.Split(fingerprint.Hash(m.team.id, uint64(m.team.cfg.Epoch+1)|1<<63), ranks)
+	if err != nil {
+		return nil, err
+	}
+	return newMember(m.team.next(), end), nil
+}
+
+func (m *member) Close() error { return m.end.Close() }
+
+func (m *member) NewBuffer(bytes int) (tensor.Memory, error) {
+	if m.end.Capabilities().Memory {
+		return m.end.NewBuffer(bytes)
+	}
+	return HeapBuffer(bytes), nil
+}
+
+// bufferAlignment is the size of a cache line.
+const bufferAlignment = 64
+
+// HeapBuffer returns zeroed memory of the Go heap that starts at a cache line, for a [Backend] without
+// memory that peers access.
+func HeapBuffer(bytes int) tensor.Memory {
+	b := make([]byte, bytes+bufferAlignment-1)
+	skip := -int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & (bufferAlignment - 1)
+	return tensor.HostMemory(b[skip:][:bytes:bytes])
+}
