@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -71,17 +72,17 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []
 	}
 	out := make([]any, len(leaves))
 	for i, leaf := range leaves {
-		parts := make([]piece, len(headers))
+		parts := make([]dense.Part, len(headers))
 		for k, h := range headers {
 			h = h[width*i : width*(i+1)]
-			parts[k].dtype = tensor.DType(h[0])
+			parts[k].DType = tensor.DType(h[0])
 			for _, n := range h[2 : 2+h[1]] {
-				parts[k].shape = append(parts[k].shape, int(n))
+				parts[k].Shape = append(parts[k].Shape, int(n))
 			}
 		}
-		at, shape, err := joinedShape(name, parts, axis)
+		at, shape, err := dense.JoinedShape(parts, axis)
 		if err != nil {
-			return nil, errorf(name, nil, "%s: %w", leafName(i, names[i]), err)
+			return nil, errorf(name, nil, "%s: %w", leafName(i, names[i]), failed(name, err))
 		}
 		if out[i], err = r.gatherLeaf(ctx, run, leaf.(*tensor.Tensor), parts, at, shape, names[i], o); err != nil {
 			return nil, err
@@ -91,23 +92,23 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []
 }
 
 // gatherLeaf gathers one tensor; the parts' shapes have been checked.
-func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []piece, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []dense.Part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		return r.gatherStrings(ctx, t, axis, name, o)
 	}
 	counts := make([]int, len(parts))
 	for k, p := range parts {
-		counts[k] = product(p.shape)
+		counts[k] = dense.Product(p.Shape)
 	}
 	flat, err := r.gatherFlat(ctx, run, t, counts, name, o)
 	if err != nil {
 		return nil, err
 	}
-	if rows := product(shape[:axis]); rows != 1 && flat.Len() > 0 {
+	if rows := dense.Product(shape[:axis]); rows != 1 && flat.Len() > 0 {
 		out, from, to := tensor.New(t.DType(), shape...), 0, 0
 		for k, p := range parts {
-			copyColumns(out, sliceOf(flat, from, from+counts[k]), rows, to)
-			from, to = from+counts[k], to+product(p.shape[axis:])
+			dense.CopyColumns(out, dense.Slice(flat, from, from+counts[k]), rows, to)
+			from, to = from+counts[k], to+dense.Product(p.Shape[axis:])
 		}
 		return out.OnDevice(r.device.Index), nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -184,7 +185,7 @@ func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src 
 		if !ok || t.DType() != dst[i].DType() || t.Len() != dst[i].Len() {
 			return errorf("AllReduceInto", ErrInvalid, "%v gave %v for a tensor of %v%s", r.strategy.ops, v, dst[i].DType(), tensor.FormatShape(dst[i].Shape()))
 		}
-		copyMemory(dst[i].Memory(), t.Memory())
+		dense.CopyMemory(dst[i].Memory(), t.Memory())
 	}
 	return nil
 }

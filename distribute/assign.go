@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -22,9 +23,9 @@ type mutation struct {
 
 var (
 	assign    = mutation{op: "Assign", fit: (*Variable).fit, apply: func(_ *tensor.Tensor, x Value) *tensor.Tensor { return x.(*tensor.Tensor) }}
-	assignAdd = mutation{op: "AssignAdd", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor { return added(old, x.(*tensor.Tensor)) }}
+	assignAdd = mutation{op: "AssignAdd", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor { return dense.Add(old, x.(*tensor.Tensor)) }}
 	assignSub = mutation{op: "AssignSub", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor {
-		return added(old, negated(x.(*tensor.Tensor)))
+		return dense.Add(old, dense.Negate(x.(*tensor.Tensor)))
 	}}
 )
 
@@ -174,9 +175,9 @@ func (v *Variable) share(sum *tensor.Tensor) *tensor.Tensor {
 	if v.strategy.size == 1 || !sum.DType().IsNumeric() {
 		return sum
 	}
-	share := divide(sum, v.strategy.size)
+	share := dense.Divide(sum, v.strategy.size)
 	if share.DType() != sum.DType() {
-		share = converted(share, sum.DType())
+		share = dense.Convert(share, sum.DType())
 	}
 	return share
 }
@@ -190,7 +191,7 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 	_, isTensor := x.(*tensor.Tensor)
 	cut := t.DType().IsFloat() && v.DType().IsInteger() // the fraction would be lost
 	if !isTensor && !cut && t.DType() != v.DType() && v.DType().IsNumeric() && t.DType().IsNumeric() {
-		t = converted(t, v.DType()) // a host number is converted to the variable's dtype
+		t = dense.Convert(t, v.DType()) // a host number is converted to the variable's dtype
 	}
 	switch {
 	case t.DType() != v.DType():

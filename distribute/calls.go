@@ -6,6 +6,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -82,7 +83,7 @@ type readable interface {
 func (r *Replica) operand(leaf any) (any, error) {
 	switch leaf := leaf.(type) {
 	case *tensor.IndexedSlices:
-		return leaf, checkSlices(leaf)
+		return leaf, sparse.Check(leaf)
 	case readable:
 		return leaf.Read(r)
 	}

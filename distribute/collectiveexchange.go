@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute/internal/wire"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -45,8 +46,8 @@ func (c *CollectiveAllReduce) gatherValues(ctx context.Context, what string, min
 	texts, lengths := make([][]byte, len(mine)), make([][]int64, len(mine))
 	for i, v := range mine {
 		var err error
-		if texts[i], err = encodeValue(v); err != nil {
-			return nil, errorf(c.String(), ErrInvalid, "%s: component %d: %w", what, i, err)
+		if texts[i], err = wire.Encode(v); err != nil {
+			return nil, errorf(c.String(), ErrInvalid, "%s: component %d: %w", what, i, failed("Gather", err))
 		}
 		lengths[i] = []int64{int64(len(texts[i]))}
 	}
@@ -75,7 +76,7 @@ func (c *CollectiveAllReduce) gatherValues(ctx context.Context, what string, min
 	}
 	out, rest := make([]Value, len(counts)), tensor.Data[uint8](joined)
 	for rank, n := range counts {
-		if out[rank], err = decodeValue(rest[:n]); err != nil {
+		if out[rank], err = wire.Decode(rest[:n]); err != nil {
 			return nil, errorf(c.String(), ErrMismatch, "%s: the value of replica %d: %w", what, rank, err)
 		}
 		rest = rest[n:]

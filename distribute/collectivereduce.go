@@ -7,6 +7,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/collective/packing"
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -27,21 +28,21 @@ func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batc
 				return nil, err
 			}
 		}
-		ts, dense, err := denseOperands(c.String(), b.Value.values)
+		ts, allDense, err := denseOperands(c.String(), b.Value.values)
 		if err != nil {
 			return nil, err
 		}
 		switch collective := len(ts) == len(c.devices) && c.cfg.GroupSize > 1; {
-		case dense && collective:
+		case allDense && collective:
 			if d := ts[0].DType(); !d.IsNumeric() {
 				return nil, badDType(c.String(), d)
 			}
 			sources[i] = ts
 			at = append(at, i)
 			tensors = append(tensors, packing.Tensor{Type: ts[0].DType(), Shape: ts[0].Shape(), Count: ts[0].Len()})
-		case dense && len(ts) > 1:
-			sums[i] = reduceTree(op, ts, opts.Accumulate)
-		case !dense && c.others():
+		case allDense && len(ts) > 1:
+			sums[i] = dense.Reduce(op, ts, opts.Accumulate)
+		case !allDense && c.others():
 			all, err := c.gatherValues(ctx, fmt.Sprintf("IndexedSlices %d", i), b.Value.values, opts)
 			if err != nil {
 				return nil, err
@@ -107,9 +108,9 @@ func (c *CollectiveAllReduce) reducePack(ctx context.Context, op ReduceOp, p pac
 	lo := 0
 	for _, t := range p.Tensors {
 		hi := lo + tensors[t].Count
-		sums[at[t]] = sliceOf(sum, lo, hi).Reshape(tensors[t].Shape...)
+		sums[at[t]] = dense.Slice(sum, lo, hi).Reshape(tensors[t].Shape...)
 		if direct != op {
-			sums[at[t]] = divide(sums[at[t]], c.cfg.GroupSize)
+			sums[at[t]] = dense.Divide(sums[at[t]], c.cfg.GroupSize)
 		}
 		lo = hi
 	}
@@ -127,7 +128,7 @@ func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) 
 	for _, t := range p.Tensors {
 		m := sources[at[t]][rank].Memory()
 		if m.Bytes > 0 {
-			copyMemory(all.Slice(lo, lo+m.Bytes), m)
+			dense.CopyMemory(all.Slice(lo, lo+m.Bytes), m)
 		}
 		lo += m.Bytes
 	}

@@ -84,7 +84,7 @@ func Broadcast(v Value, to Destination) (Value, error) {
 func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, others bool, reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
-		ts, dense, err := denseOperands(name, b.Value.values)
+		ts, allDense, err := denseOperands(name, b.Value.values)
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, other
 			} else if op == Mean && !isOn(leaf, b.To) {
 				leaf, err = meanOf(name, leaf, 1)
 			}
-		case dense:
+		case allDense:
 			if leaf, err = reduce(i, ts); err != nil {
 				err = errorf(name, nil, "%w", err)
 			}

@@ -7,6 +7,7 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 )
 
 // DistributeDataset splits the elements of ds, which are global batches, along the first dimension of their
@@ -72,15 +73,15 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 	switch {
 	case in.NumReplicasInSync == 1: // not split, so elements need no rows
 		d.steps = ds.Len()
-		d.pieces = func(ds data.Dataset) pieces { return ds.Iter }
+		d.pieces = func(ds data.Dataset) pieces.Pieces { return ds.Iter }
 	case policy == ShardData:
 		d.steps = ds.Len()
-		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, true) }
+		d.pieces = func(ds data.Dataset) pieces.Pieces { return pieces.Split(ds, in.NumReplicasInSync, in.has) }
 	case known && rows > 0:
-		sizes := batchSizes(rows, in.NumReplicasInSync, in.first)
-		d.pieces = func(ds data.Dataset) pieces { return rebatched(op, ds, sizes) }
+		sizes := pieces.Sizes(rows, in.NumReplicasInSync, in.first)
+		d.pieces = func(ds data.Dataset) pieces.Pieces { return pieces.Rebatch(ds, sizes) }
 	default:
-		d.pieces = func(ds data.Dataset) pieces { return cutPieces(op, ds, in, false) }
+		d.pieces = func(ds data.Dataset) pieces.Pieces { return pieces.Split(ds, in.NumReplicasInSync, nil) }
 	}
 	return d, nil
 }
@@ -133,7 +134,7 @@ func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(In
 		d.sources = append(d.sources, ds)
 	}
 	if !s.oneDevice {
-		d.pieces = func(ds data.Dataset) pieces { return ds.Iter }
+		d.pieces = func(ds data.Dataset) pieces.Pieces { return ds.Iter }
 	}
 	return d, nil
 }

@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -12,10 +13,10 @@ import (
 type DistributedDataset struct {
 	strategy *Strategy
 	options  InputOptions
-	steps    int                       // per iteration, or -1
-	sources  []data.Dataset            // one, or one per replica
-	pieces   func(data.Dataset) pieces // nil: elements are not split
-	pad      bool                      // complete a last step that lacks elements for some replicas
+	steps    int                              // per iteration, or -1
+	sources  []data.Dataset                   // one, or one per replica
+	pieces   func(data.Dataset) pieces.Pieces // nil: elements are not split
+	pad      bool                             // complete a last step that lacks elements for some replicas
 }
 
 // Len returns the number of steps per iteration, or -1 if it is not known.
@@ -29,7 +30,7 @@ func (d *DistributedDataset) rounds(ctx context.Context) iter.Seq2[Value, error]
 		round := make([]Value, 0, n)
 		for piece, err := range d.pieces(d.sources[0])(ctx) {
 			if err != nil {
-				yield(nil, err)
+				yield(nil, failed("DistributeDataset", err))
 				return
 			}
 			if round = append(round, piece); len(round) < n {
@@ -97,7 +98,7 @@ func (d *DistributedDataset) apart(ctx context.Context) iter.Seq2[Value, error] 
 					continue
 				}
 				var err error
-				if round[i], err = withoutRows(some); round[i] == nil || err != nil {
+				if round[i], err = pieces.WithoutRows(some); round[i] == nil || err != nil {
 					if err != nil {
 						yield(nil, err)
 					}
@@ -116,7 +117,7 @@ func (d *DistributedDataset) fill(round []Value) (Value, error) {
 	if !d.pad {
 		return nil, nil
 	}
-	empty, err := withoutRows(round[0])
+	empty, err := pieces.WithoutRows(round[0])
 	if err != nil || empty == nil {
 		return nil, err
 	}

@@ -5,6 +5,8 @@ import (
 	"iter"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
+	"github.com/lockstep-ml/lockstep/distribute/internal/wire"
 )
 
 // State of a worker's data for the next step. The workers exchange it before each step.
@@ -85,7 +87,7 @@ func (d *DistributedDataset) agree(ctx context.Context, round []Value, like *Val
 		}
 	}
 	for len(round) < len(s.devices) {
-		empty, err := emptyLike(*like)
+		empty, err := pieces.EmptyLike(*like)
 		if err != nil {
 			return nil, errorf(op, ErrInvalid, "%w", err)
 		}
@@ -100,9 +102,9 @@ func (d *DistributedDataset) sendLike(ctx context.Context, like Value) (Value, e
 	s := d.strategy
 	mine := make([]Value, len(s.devices))
 	if like != nil {
-		empty, err := emptyLike(like)
+		empty, err := pieces.EmptyLike(like)
 		if err == nil {
-			_, err = encodeValue(empty)
+			_, err = wire.Encode(empty)
 		}
 		if err == nil { // otherwise all workers detect that no worker could send it
 			mine[0] = empty

@@ -6,6 +6,7 @@ import (
 
 	"github.com/lockstep-ml/lockstep/collective"
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/kinds"
 )
 
 // The kinds of errors. Every error of this package matches one of them with errors.Is. A failure inside of a
@@ -62,6 +63,14 @@ func (e *Error) Unwrap() []error {
 // errorf returns an *Error; the format may wrap causes with %w.
 func errorf(op string, kind error, format string, args ...any) error {
 	return &Error{Op: op, Kind: kind, Err: fmt.Errorf(format, args...)}
+}
+
+// failed adds the operation to an error of an internal package, and returns any other error unchanged.
+func failed(op string, err error) error {
+	if e, ok := err.(*kinds.Error); ok {
+		return &Error{Op: op, Kind: e.Kind, Err: e.Err}
+	}
+	return err
 }
 
 // StepError is the error of a failed step. Every replica and the caller of [Run] get the same one. It has the

@@ -3,6 +3,7 @@ package distribute
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -72,8 +73,8 @@ func gatherHere(name string, batch []Reduction, axis int) ([]Value, error) {
 		joined := parts[0]
 		if len(parts) > 1 {
 			var err error
-			if joined, err = concat(name, parts, axis); err != nil {
-				return nil, err
+			if joined, err = dense.Concat(parts, axis); err != nil {
+				return nil, failed(name, err)
 			}
 		}
 		out[i] = place(joined, b.To)

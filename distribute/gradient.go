@@ -3,6 +3,8 @@ package distribute
 import (
 	"context"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -75,13 +77,13 @@ func rowsAt(op string, t, indices *tensor.Tensor) (*tensor.Tensor, error) {
 		return nil, errorf(op, ErrMismatch, "the gradient of IndexedSlices has no rows")
 	}
 	rows := []*tensor.Tensor{t.Rows(0, 0)}
-	for _, at := range tensor.Data[int64](toInt64(indices)) {
+	for _, at := range tensor.Data[int64](sparse.Int64(indices)) {
 		if at < 0 || at >= int64(t.Shape()[0]) {
 			return nil, errorf(op, ErrInvalid, "index %d is outside of the %d rows", at, t.Shape()[0])
 		}
 		rows = append(rows, t.Rows(int(at), int(at)+1))
 	}
-	return concatRows(rows), nil
+	return dense.ConcatRows(rows), nil
 }
 
 // operandPairs returns the leaves of two nests of the same structure.
@@ -165,7 +167,7 @@ func ownColumns(op string, t *tensor.Tensor, axis, i, replica int, lengths [][]i
 		total += int(l[i])
 	}
 	if axis >= t.Rank() || t.Shape()[axis] != total {
-		return nil, errorf(op, ErrMismatch, "the gradient has shape %s, but the gathered result has length %d along axis %d: want the shape of the result", bracketed(t.Shape()), total, axis)
+		return nil, errorf(op, ErrMismatch, "the gradient has shape %s, but the gathered result has length %d along axis %d: want the shape of the result", dense.Bracketed(t.Shape()), total, axis)
 	}
-	return columnsOf(t, axis, from, int(lengths[replica][i])), nil
+	return dense.Columns(t, axis, from, int(lengths[replica][i])), nil
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/twolevel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -85,34 +87,35 @@ func (n NcclAllReduce) BatchReduce(_ context.Context, op ReduceOp, batch []Reduc
 // reduceInPacks adds a batch in packs, each in two levels.
 func reduceInPacks(name string, packs int, groups func([]Device) []int, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
 	sums := map[int]*tensor.Tensor{}
-	var work []packPart
+	var work []twolevel.Sum
 	for i, b := range batch {
-		ts, dense, err := denseOperands(name, b.Value.values)
+		ts, allDense, err := denseOperands(name, b.Value.values)
 		if err != nil {
 			return nil, err
 		}
-		if dense && len(ts) > 1 {
+		if allDense && len(ts) > 1 {
 			devices, err := b.Value.destination(name)
 			if err != nil {
 				return nil, err
 			}
 			sums[i] = tensor.New(ts[0].DType(), ts[0].Shape()...)
-			work = append(work, packPart{sum: sums[i], src: ts, group: groups(devices), hi: ts[0].Len(), by: divisor(op, ts)})
+			work = append(work, twolevel.Sum{To: sums[i], Of: ts, Group: groups(devices), Divide: dense.Divisor(op, ts)})
 		}
 	}
-	var wait sync.WaitGroup
-	for _, pack := range splitPacks(work, packs) {
-		wait.Go(func() {
-			for _, part := range pack {
-				part.add(opts.Accumulate == collective.AccumulateFloat32)
-			}
-		})
-	}
-	wait.Wait()
+	twolevel.Add(work, packs, opts.Accumulate == collective.AccumulateFloat32)
 	return reduceEach(name, op, batch, opts, false, func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
-		if op == Mean && divisor(op, ts) == 1 {
-			return divide(sums[i], len(ts)), nil
+		if op == Mean && dense.Divisor(op, ts) == 1 {
+			return dense.Divide(sums[i], len(ts)), nil
 		}
 		return sums[i], nil
 	})
+}
+
+// PackSizes returns the lengths of the parts into which TensorFlow's num_packs cuts a concatenated batch: n-1
+// parts of total/n elements, and a last part with the rest. It is an error if n is less than 1.
+func PackSizes(total, n int) ([]int, error) {
+	if n <= 0 {
+		return nil, errorf("PackSizes", ErrInvalid, "num_packs must be greater than zero, not %d", n)
+	}
+	return twolevel.Sizes(total, n), nil
 }

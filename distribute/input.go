@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 )
 
 // AutoShardPolicy says how the workers of a job shard a dataset.
@@ -133,4 +134,14 @@ func (o InputOptions) policy(ds data.Dataset) AutoShardPolicy {
 		return ShardFile
 	}
 	return ShardData
+}
+
+// BatchSizesForWorker returns the sizes of the parts into which a worker cuts a global batch, one per replica
+// of the job. The sizes differ by at most one. Worker 0 has the larger parts first; every other worker has the
+// same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
+func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
+	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
+		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
+	}
+	return pieces.Sizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -31,7 +32,7 @@ func (r ReductionToOneDevice) BatchReduce(_ context.Context, op ReduceOp, batch 
 	}
 	return reduceEach(r.String(), op, batch, opts, false, func(_ int, ts []*tensor.Tensor) (*tensor.Tensor, error) {
 		if r.AccumulationFn == nil {
-			return reduceTree(op, ts, opts.Accumulate), nil
+			return dense.Reduce(op, ts, opts.Accumulate), nil
 		}
 		sum, err := r.AccumulationFn(ts)
 		switch {
@@ -40,7 +41,7 @@ func (r ReductionToOneDevice) BatchReduce(_ context.Context, op ReduceOp, batch 
 		case sum == nil:
 			return nil, errors.New("AccumulationFn returned nil without an error")
 		case op == Mean:
-			sum = divide(sum, len(ts))
+			sum = dense.Divide(sum, len(ts))
 		}
 		return sum, nil
 	})

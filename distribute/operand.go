@@ -6,6 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -16,7 +18,7 @@ func operand(v Value) (Value, error) {
 	case *tensor.Tensor:
 		return v, nil
 	case *tensor.IndexedSlices:
-		return v, checkSlices(v)
+		return v, sparse.Check(v)
 	case stored:
 		return v.first(), nil
 	case distributed:
@@ -77,9 +79,9 @@ func isHostZero(v Value) bool {
 	return false
 }
 
-// denseOperands returns the components as tensors of one numeric dtype and one shape. dense is false if all
+// denseOperands returns the components as tensors of one numeric dtype and one shape. allDense is false if all
 // components are IndexedSlices. If only some are, these are converted to tensors.
-func denseOperands(op string, values []Value) (ts []*tensor.Tensor, dense bool, err error) {
+func denseOperands(op string, values []Value) (ts []*tensor.Tensor, allDense bool, err error) {
 	ts = make([]*tensor.Tensor, len(values))
 	sparse := 0
 	for i, v := range values {
@@ -117,7 +119,7 @@ func denseOperands(op string, values []Value) (ts []*tensor.Tensor, dense bool, 
 		case t.DType() != first.DType():
 			return nil, false, errorf(op, ErrMismatch, "component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.DType(), t.DType())
 		case !t.SameShape(first):
-			return nil, false, errorf(op, ErrMismatch, "components must have the same size and shape: component 0 has %s, component %d %s", bracketed(first.Shape()), i, bracketed(t.Shape()))
+			return nil, false, errorf(op, ErrMismatch, "components must have the same size and shape: component 0 has %s, component %d %s", dense.Bracketed(first.Shape()), i, dense.Bracketed(t.Shape()))
 		case t.Memory().Kind == tensor.Device:
 			return nil, false, errorf(op, ErrUnsupported, "component %d is in device memory: copy it to the host first", i)
 		}
@@ -167,7 +169,7 @@ func stack(v Value) (*tensor.Tensor, error) {
 		}
 		parts[i] = t.Reshape(append([]int{1}, t.Shape()...)...)
 	}
-	return concatRows(parts), nil
+	return dense.ConcatRows(parts), nil
 }
 
 // perReplica returns the components of a value of a batch. A single tensor is one component.
@@ -196,4 +198,36 @@ func repeat(v Value, n int) []Value {
 		out[i] = v
 	}
 	return out
+}
+
+func badDType(op string, d tensor.DType) error { return failed(op, dense.NotNumeric(d)) }
+
+// dtypeOf returns the dtype of a leaf's elements, Invalid if it has none.
+func dtypeOf(leaf any) tensor.DType {
+	switch leaf := leaf.(type) {
+	case *tensor.Tensor:
+		return leaf.DType()
+	case *tensor.IndexedSlices:
+		return leaf.Values.DType()
+	}
+	return tensor.Invalid
+}
+
+// meanOf returns the sum of n components divided by their number.
+func meanOf(name string, sum Value, n int) (Value, error) {
+	if d := dtypeOf(sum); !d.IsNumeric() {
+		return nil, badDType(name, d)
+	}
+	if s, ok := sum.(*tensor.IndexedSlices); ok {
+		mean := *s
+		mean.Values = dense.Divide(s.Values, n)
+		return &mean, nil
+	}
+	return dense.Divide(sum.(*tensor.Tensor), n), nil
+}
+
+// Densify converts s to a dense tensor. Rows with the same index are added. The dense shape must be known.
+func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
+	t, err := sparse.Densify(s)
+	return t, failed("Densify", err)
 }

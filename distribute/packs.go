@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -91,7 +92,7 @@ func (r *Replica) allReduceDense(ctx context.Context, run *deadlock.Run, op Redu
 	out := make([]any, len(leaves))
 	for i, sum := range dst {
 		if op == Mean && !sum.DType().IsFloat() { // only summed so far: the quotient has another dtype
-			sum = divide(sum, r.strategy.size).OnDevice(r.device.Index)
+			sum = dense.Divide(sum, r.strategy.size).OnDevice(r.device.Index)
 		}
 		out[i] = sum
 	}
@@ -108,7 +109,7 @@ func copyAll(run *deadlock.Run, replica int, dst, src []*tensor.Tensor) error {
 		defer run.Release(replica)
 	}
 	for i, t := range src {
-		copyMemory(dst[i].Memory(), t.Memory())
+		dense.CopyMemory(dst[i].Memory(), t.Memory())
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -86,9 +87,9 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 		if err != nil {
 			return nil, errorf(name, ErrInvalid, "replica %d: %w", i, err)
 		}
-		sum, elements, err := sumAxes(name, t, opts.Axis)
+		sum, elements, err := dense.SumAxes(t, opts.Axis)
 		if err != nil {
-			return nil, err
+			return nil, failed(name, err)
 		}
 		if op == Mean && tensor.IsNest(mine) {
 			return nil, errorf(name, ErrInvalid, "the mean over an axis needs a tensor on each replica, not a nest: reduce its leaves one by one")
@@ -106,7 +107,7 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 		if count, err = s.countAll(ctx, name, count, o); err != nil {
 			return nil, err
 		}
-		return divide(total.(*tensor.Tensor), count), nil
+		return dense.Divide(total.(*tensor.Tensor), count), nil
 	}
 	return total, nil
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -101,7 +103,7 @@ func (r *Replica) reduceRows(ctx context.Context, run *deadlock.Run, op ReduceOp
 	}
 	mine := s.Indices
 	if all.wide {
-		mine = toInt64(mine)
+		mine = sparse.Int64(mine)
 	}
 	indices, err := r.gatherFlat(ctx, run, mine, all.counts(1), "indices of "+name, o)
 	if err != nil {
@@ -109,18 +111,18 @@ func (r *Replica) reduceRows(ctx context.Context, run *deadlock.Run, op ReduceOp
 	}
 	var union []int64
 	if !way.keeps() {
-		union = unionOf(indices)
+		union = sparse.Union(indices)
 		if all.distinct = len(union); way == SparseAuto {
 			way = all.choose()
 		}
 	}
-	switch width := product(s.Values.Shape()[1:]); way {
+	switch width := dense.Product(s.Values.Shape()[1:]); way {
 	case SparseReduce, SparseDense:
-		rows, err := r.reduceOne(ctx, run, op, block(s, union), name, o)
+		rows, err := r.reduceOne(ctx, run, op, sparse.Block(s, union), name, o)
 		if err != nil {
 			return nil, err
 		}
-		return all.result(way, rows, indicesOf(union, indices.DType()))
+		return all.result(way, rows, sparse.Indices(union, indices.DType()))
 	default:
 		flat, err := r.gatherFlat(ctx, run, s.Values, all.counts(width), "rows of "+name, o)
 		if err != nil {
@@ -187,7 +189,7 @@ func (r *Replica) exchangeSlices(ctx context.Context, run *deadlock.Run, s *tens
 	}
 	if s.DenseShape != nil {
 		mine[3] = int64(s.DenseShape.DType())
-		copy(mine[4+sliceDims:], tensor.Data[int64](toInt64(s.DenseShape)))
+		copy(mine[4+sliceDims:], tensor.Data[int64](sparse.Int64(s.DenseShape)))
 	}
 	headers, err := r.exchange(ctx, run, mine, "extent of "+name, o)
 	if err != nil {
@@ -219,7 +221,7 @@ func joinSlices(op, name string, headers [][]int64) (*allSlices, error) {
 	}
 	if d := tensor.DType(first[3]); d != tensor.Invalid {
 		dims := first[4+sliceDims : 4+sliceDims+rank]
-		all.denseShape = indicesOf(slices.Clone(dims), d)
+		all.denseShape = sparse.Indices(slices.Clone(dims), d)
 		all.whole = int(dims[0])
 	}
 	return all, nil

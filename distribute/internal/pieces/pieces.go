@@ -1,4 +1,5 @@
-package distribute
+// Package pieces cuts the elements of a dataset, which are batches, into pieces for the replicas.
+package pieces
 
 import (
 	"context"
@@ -6,21 +7,13 @@ import (
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/data"
+	"github.com/lockstep-ml/lockstep/distribute/internal/dense"
+	"github.com/lockstep-ml/lockstep/distribute/internal/kinds"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// BatchSizesForWorker returns the sizes of the parts into which a worker cuts a global batch, one per replica
-// of the job. The sizes differ by at most one. Worker 0 has the larger parts first; every other worker has the
-// same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
-func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
-	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
-		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
-	}
-	return batchSizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
-}
-
-// batchSizes returns the sizes of n parts, starting with that of replica first.
-func batchSizes(global, n, first int) []int {
+// Sizes returns the sizes of n parts, starting with that of replica first.
+func Sizes(global, n, first int) []int {
 	sizes := make([]int, n)
 	for i := range sizes {
 		sizes[i] = global / n
@@ -31,27 +24,26 @@ func batchSizes(global, n, first int) []int {
 	return sizes
 }
 
-// pieces yields the parts of successive replicas in successive steps.
-type pieces = func(context.Context) iter.Seq2[Value, error]
+// Pieces yields the parts of successive replicas in successive steps.
+type Pieces = func(context.Context) iter.Seq2[any, error]
 
-// cutPieces cuts every element into equal parts, one for each replica of the job, and yields the parts of one
+// Split cuts every element into equal parts, one for each replica of the job, and yields the parts of one
 // worker, or all.
-func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
-	return func(ctx context.Context) iter.Seq2[Value, error] {
-		return func(yield func(Value, error) bool) {
+func Split(ds data.Dataset, n int, mine func(part int) bool) Pieces {
+	return func(ctx context.Context) iter.Seq2[any, error] {
+		return func(yield func(any, error) bool) {
 			for element, err := range ds.Iter(ctx) {
 				rows := 0
 				if err == nil {
-					rows, err = rowsOf(op, element)
+					rows, err = rowsOf(element)
 				}
 				if err != nil {
 					yield(nil, err)
 					return
 				}
-				n := in.NumReplicasInSync
 				per := (rows + n - 1) / n
 				for c := range n {
-					if mine && !in.has(c) {
+					if mine != nil && !mine(c) {
 						continue
 					}
 					part, err := rowsBetween(element, min(c*per, rows), min((c+1)*per, rows))
@@ -64,23 +56,23 @@ func cutPieces(op string, ds data.Dataset, in inputShare, mine bool) pieces {
 	}
 }
 
-// rebatched concatenates the rows of all elements and cuts them into pieces of the given sizes, which repeat.
-// The last piece may be smaller; it is followed by pieces without rows up to the end of sizes.
-func rebatched(op string, ds data.Dataset, sizes []int) pieces {
-	return func(ctx context.Context) iter.Seq2[Value, error] {
-		return func(yield func(Value, error) bool) {
+// Rebatch concatenates the rows of all elements and cuts them into Pieces of the given sizes, which repeat.
+// The last piece may be smaller; it is followed by Pieces without rows up to the end of sizes.
+func Rebatch(ds data.Dataset, sizes []int) Pieces {
+	return func(ctx context.Context) iter.Seq2[any, error] {
+		return func(yield func(any, error) bool) {
 			at, have := 0, 0 // index into sizes; rows in parts
-			var parts []Value
-			var last Value
+			var parts []any
+			var last any
 			emit := func() bool {
-				piece, err := joined(op, parts)
+				piece, err := joined(parts)
 				at, have, parts = (at+1)%len(sizes), 0, nil
 				return yield(piece, err) && err == nil
 			}
 			for element, err := range ds.Iter(ctx) {
 				rows := 0
 				if err == nil {
-					rows, err = rowsOf(op, element)
+					rows, err = rowsOf(element)
 				}
 				if err != nil {
 					yield(nil, err)
@@ -104,7 +96,7 @@ func rebatched(op string, ds data.Dataset, sizes []int) pieces {
 			}
 			for last != nil && sizes[at] == 0 {
 				empty, err := rowsBetween(last, 0, 0)
-				if parts = []Value{empty}; err != nil || !emit() {
+				if parts = []any{empty}; err != nil || !emit() {
 					return
 				}
 			}
@@ -113,7 +105,7 @@ func rebatched(op string, ds data.Dataset, sizes []int) pieces {
 }
 
 // joined concatenates the rows of elements that have the same structure.
-func joined(op string, parts []Value) (Value, error) {
+func joined(parts []any) (any, error) {
 	if len(parts) == 1 {
 		return parts[0], nil
 	}
@@ -125,16 +117,16 @@ func joined(op string, parts []Value) (Value, error) {
 			case t == nil && i == 0:
 				return leaf, nil // an optional part that is absent
 			case t == nil || i > 0 && (t.DType() != ts[0].DType() || !slices.Equal(t.Shape()[1:], ts[0].Shape()[1:])):
-				return nil, errorf(op, ErrMismatch, "element%s is %v, in the batch before it %v: batches must be of one dtype and their rows of one shape", path, leaf, leaves[0])
+				return nil, kinds.Errorf(kinds.Mismatch, "element%s is %v, in the batch before it %v: batches must be of one dtype and their rows of one shape", path, leaf, leaves[0])
 			}
 			ts[i] = t
 		}
-		return concatRows(ts), nil
+		return dense.ConcatRows(ts), nil
 	}, nil, parts...)
 }
 
 // rowsBetween returns the rows [lo, hi) of an element's tensors.
-func rowsBetween(element Value, lo, hi int) (Value, error) {
+func rowsBetween(element any, lo, hi int) (any, error) {
 	return tensor.Map(element, func(leaf any) (any, error) {
 		t, _ := leaf.(*tensor.Tensor)
 		if t == nil {
@@ -144,8 +136,8 @@ func rowsBetween(element Value, lo, hi int) (Value, error) {
 	})
 }
 
-// withoutRows returns an element without its rows, or nil if one of its tensors has no rows.
-func withoutRows(element Value) (Value, error) {
+// WithoutRows returns an element without its rows, or nil if one of its tensors has no rows.
+func WithoutRows(element any) (any, error) {
 	for _, leaf := range tensor.Flatten(element) {
 		if t, ok := leaf.(*tensor.Tensor); ok && t != nil && t.Rank() == 0 {
 			return nil, nil
@@ -154,8 +146,8 @@ func withoutRows(element Value) (Value, error) {
 	return rowsBetween(element, 0, 0)
 }
 
-// emptyLike returns an element without rows; a scalar is zero.
-func emptyLike(element Value) (Value, error) {
+// EmptyLike returns an element without rows; a scalar is zero.
+func EmptyLike(element any) (any, error) {
 	return tensor.Map(element, func(leaf any) (any, error) {
 		t, _ := leaf.(*tensor.Tensor)
 		switch {
@@ -169,7 +161,7 @@ func emptyLike(element Value) (Value, error) {
 }
 
 // rowsOf returns the number of examples of an element, which must be the same in all its tensors.
-func rowsOf(op string, element any) (int, error) {
+func rowsOf(element any) (int, error) {
 	rows := -1
 	_, err := tensor.Zip(func(path string, leaves []any) (any, error) {
 		t, ok := leaves[0].(*tensor.Tensor)
@@ -177,17 +169,17 @@ func rowsOf(op string, element any) (int, error) {
 		case ok && t == nil, leaves[0] == nil:
 			return leaves[0], nil
 		case !ok:
-			return nil, errorf(op, ErrInvalid, "element%s is a %T: want tensors", path, leaves[0])
+			return nil, kinds.Errorf(kinds.Invalid, "element%s is a %T: want tensors", path, leaves[0])
 		case t.Rank() == 0:
-			return nil, errorf(op, ErrInvalid, "element%s is a scalar: call Batch on the dataset, so that its elements can be split across the replicas", path)
+			return nil, kinds.Errorf(kinds.Invalid, "element%s is a scalar: call Batch on the dataset, so that its elements can be split across the replicas", path)
 		case rows >= 0 && t.Shape()[0] != rows:
-			return nil, errorf(op, ErrMismatch, "element%s has %d rows, the tensors before it %d: the first dimension counts examples", path, t.Shape()[0], rows)
+			return nil, kinds.Errorf(kinds.Mismatch, "element%s has %d rows, the tensors before it %d: the first dimension counts examples", path, t.Shape()[0], rows)
 		}
 		rows = t.Shape()[0]
 		return t, nil
 	}, nil, element)
 	if err == nil && rows < 0 {
-		err = errorf(op, ErrInvalid, "the element holds no tensor: %v", element)
+		err = kinds.Errorf(kinds.Invalid, "the element holds no tensor: %v", element)
 	}
 	return max(rows, 0), err
 }

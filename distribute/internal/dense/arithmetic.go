@@ -1,30 +1,22 @@
-package distribute
+package dense
 
 import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/distribute/internal/kinds"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-func badDType(op string, d tensor.DType) error {
-	return errorf(op, ErrInvalid, "dtype %v is not in the list of allowed values for a sum: want an integer or floating-point type", d)
+// NotNumeric returns the error of a sum of tensors of dtype d.
+func NotNumeric(d tensor.DType) error {
+	return kinds.Errorf(kinds.Invalid, "dtype %v is not in the list of allowed values for a sum: want an integer or "+
+		"floating-point type", d)
 }
 
-// dtypeOf returns the dtype of a leaf's elements, Invalid if it has none.
-func dtypeOf(leaf any) tensor.DType {
-	switch leaf := leaf.(type) {
-	case *tensor.Tensor:
-		return leaf.DType()
-	case *tensor.IndexedSlices:
-		return leaf.Values.DType()
-	}
-	return tensor.Invalid
-}
-
-// added returns a + b, of one dtype and shape.
-func added(a, b *tensor.Tensor) *tensor.Tensor {
+// Add returns a + b, of one dtype and shape.
+func Add(a, b *tensor.Tensor) *tensor.Tensor {
 	out := tensor.New(a.DType(), a.Shape()...)
 	if a.Len() > 0 {
 		kernel.Reduce(kernel.Sum, a.DType(), out.Memory().Ptr, a.Memory().Ptr, b.Memory().Ptr, a.Len())
@@ -32,8 +24,8 @@ func added(a, b *tensor.Tensor) *tensor.Tensor {
 	return out
 }
 
-// negated returns -t; integers wrap around.
-func negated(t *tensor.Tensor) *tensor.Tensor {
+// Negate returns -t; integers wrap around.
+func Negate(t *tensor.Tensor) *tensor.Tensor {
 	switch t.DType() {
 	case tensor.Int8:
 		return neg[int8](t)
@@ -63,8 +55,8 @@ func neg[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](t *t
 	return out
 }
 
-// converted returns t in another numeric dtype. Conversion to an integer dtype truncates.
-func converted(t *tensor.Tensor, d tensor.DType) *tensor.Tensor {
+// Convert returns t in another numeric dtype. Conversion to an integer dtype truncates.
+func Convert(t *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	xs := t.Float64s()
 	switch d {
 	case tensor.Int8:
@@ -95,9 +87,9 @@ func fromInts[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64]
 	return out
 }
 
-// divide returns t divided by n. Floating-point types keep their dtype; int32, int64, uint32 and uint64 become
+// Divide returns t divided by n. Floating-point types keep their dtype; int32, int64, uint32 and uint64 become
 // float64; smaller integers become float32.
-func divide(t *tensor.Tensor, n int) *tensor.Tensor {
+func Divide(t *tensor.Tensor, n int) *tensor.Tensor {
 	switch t.DType() {
 	case tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64:
 		if n == 0 {
@@ -128,19 +120,6 @@ func divideByZero(t *tensor.Tensor) *tensor.Tensor {
 	return fromFloats(t.DType(), t.Shape(), func(i int) float64 { return t.Float64s()[i] / zero })
 }
 
-// meanOf returns the sum of n components divided by their number.
-func meanOf(name string, sum Value, n int) (Value, error) {
-	if d := dtypeOf(sum); !d.IsNumeric() {
-		return nil, badDType(name, d)
-	}
-	if s, ok := sum.(*tensor.IndexedSlices); ok {
-		mean := *s
-		mean.Values = divide(s.Values, n)
-		return &mean, nil
-	}
-	return divide(sum.(*tensor.Tensor), n), nil
-}
-
 // fromFloats returns a tensor of a floating-point dtype whose element i is f(i), rounded.
 func fromFloats(d tensor.DType, shape []int, f func(i int) float64) *tensor.Tensor {
 	out := tensor.New(d, shape...)
@@ -160,12 +139,12 @@ func fromFloats(d tensor.DType, shape []int, f func(i int) float64) *tensor.Tens
 	return out
 }
 
-// sumAxes returns the sum of t over the axes, and how many elements of t are summed into each element of the
+// SumAxes returns the sum of t over the axes, and how many elements of t are summed into each element of the
 // result.
-func sumAxes(op string, t *tensor.Tensor, axes []int) (*tensor.Tensor, int, error) {
+func SumAxes(t *tensor.Tensor, axes []int) (*tensor.Tensor, int, error) {
 	rank := t.Rank()
 	if !t.DType().IsNumeric() {
-		return nil, 0, badDType(op, t.DType())
+		return nil, 0, NotNumeric(t.DType())
 	}
 	reduced := make([]bool, rank)
 	count := 1
@@ -176,9 +155,9 @@ func sumAxes(op string, t *tensor.Tensor, axes []int) (*tensor.Tensor, int, erro
 		}
 		switch {
 		case at < 0 || at >= rank:
-			return nil, 0, errorf(op, ErrInvalid, "invalid reduction dimension %d for input with %d dimensions", axis, rank)
+			return nil, 0, kinds.Errorf(kinds.Invalid, "invalid reduction dimension %d for input with %d dimensions", axis, rank)
 		case reduced[at]:
-			return nil, 0, errorf(op, ErrInvalid, "invalid reduction arguments: axes contains duplicate dimension: %d in %v", axis, axes)
+			return nil, 0, kinds.Errorf(kinds.Invalid, "invalid reduction arguments: axes contains duplicate dimension: %d in %v", axis, axes)
 		}
 		reduced[at] = true
 		count *= t.Shape()[at]
@@ -200,7 +179,7 @@ func sumAxes(op string, t *tensor.Tensor, axes []int) (*tensor.Tensor, int, erro
 	return sumStrided(t, shape, strides), count, nil
 }
 
-// sumStrided adds element i of t to the output element given by the strides. Floats are added in float64 and
+// sumStrided adds element i of t to the output element given by the strides. Floats are Add in float64 and
 // rounded once; integers wrap around.
 func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	out := tensor.New(t.DType(), shape...)
@@ -237,28 +216,28 @@ func sumStrided(t *tensor.Tensor, shape, strides []int) *tensor.Tensor {
 	return fromFloats(out.DType(), shape, func(i int) float64 { return tensor.Data[float64](sums)[i] })
 }
 
-// divisor returns the divisor to apply to a sum in place, or none if the quotient has another dtype.
-func divisor(op ReduceOp, ts []*tensor.Tensor) int {
-	if op == Mean && ts[0].DType().IsFloat() {
+// Divisor returns the Divisor to apply to a sum in place, or none if the quotient has another dtype.
+func Divisor(op collective.ReduceOp, ts []*tensor.Tensor) int {
+	if op == collective.Mean && ts[0].DType().IsFloat() {
 		return len(ts)
 	}
 	return 1
 }
 
-// reduceTree returns the sum or the mean of tensors of one dtype and shape, along the canonical tree.
-func reduceTree(op ReduceOp, ts []*tensor.Tensor, acc collective.Accumulate) *tensor.Tensor {
+// Reduce returns the sum or the mean of tensors of one dtype and shape, along the canonical tree.
+func Reduce(op collective.ReduceOp, ts []*tensor.Tensor, acc collective.Accumulate) *tensor.Tensor {
 	sum := tensor.New(ts[0].DType(), ts[0].Shape()...)
-	by := divisor(op, ts)
-	addRange(sum, ts, 0, sum.Len(), acc == collective.AccumulateFloat32, by)
-	if op == Mean && by == 1 {
-		return divide(sum, len(ts))
+	by := Divisor(op, ts)
+	AddRange(sum, ts, 0, sum.Len(), acc == collective.AccumulateFloat32, by)
+	if op == collective.Mean && by == 1 {
+		return Divide(sum, len(ts))
 	}
 	return sum
 }
 
-// addRange adds elements along the tree and divides the sums. wide keeps sums of half-precision numbers in
+// AddRange adds elements along the tree and divides the sums. wide keeps sums of half-precision numbers in
 // float32 until the end.
-func addRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool, by int) {
+func AddRange(sum *tensor.Tensor, ts []*tensor.Tensor, lo, hi int, wide bool, by int) {
 	if lo >= hi {
 		return
 	}

@@ -1,29 +1,29 @@
-package distribute
+package dense
 
 import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// scatterOp is the operation of a scatter on two elements.
-type scatterOp uint8
+// ScatterOp is the operation of a scatter on two elements.
+type ScatterOp uint8
 
 const (
-	scatterAdd scatterOp = iota
-	scatterSub
-	scatterMul
-	scatterDiv
-	scatterMin
-	scatterMax
-	scatterUpdate
+	ScatterAdd ScatterOp = iota
+	ScatterSub
+	ScatterMul
+	ScatterDiv
+	ScatterMin
+	ScatterMax
+	ScatterUpdate
 )
 
 // String returns the method's name.
-func (o scatterOp) String() string {
+func (o ScatterOp) String() string {
 	return [...]string{"ScatterAdd", "ScatterSub", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate"}[o]
 }
 
-// scattered returns a copy of old with the rows of s applied.
-func scattered(o scatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor.Tensor {
+// Scatter returns a copy of old with the rows of s applied.
+func Scatter(o ScatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor.Tensor {
 	out := old.Clone()
 	switch old.DType() {
 	case tensor.Bool:
@@ -64,7 +64,7 @@ func scattered(o scatterOp, old *tensor.Tensor, s *tensor.IndexedSlices) *tensor
 	return out
 }
 
-func scatterNumbers[T number](o scatterOp, out *tensor.Tensor, s *tensor.IndexedSlices) {
+func scatterNumbers[T number](o ScatterOp, out *tensor.Tensor, s *tensor.IndexedSlices) {
 	scatterRows(tensor.Data[T](out), s, tensor.Data[T](s.Values), combine[T](o))
 }
 
@@ -74,19 +74,19 @@ type number interface {
 }
 
 // combine returns the function of an operation on the variable's element and the row's element.
-func combine[T number](o scatterOp) func(a, b T) T {
+func combine[T number](o ScatterOp) func(a, b T) T {
 	switch o {
-	case scatterAdd:
+	case ScatterAdd:
 		return func(a, b T) T { return a + b }
-	case scatterSub:
+	case ScatterSub:
 		return func(a, b T) T { return a - b }
-	case scatterMul:
+	case ScatterMul:
 		return func(a, b T) T { return a * b }
-	case scatterDiv:
+	case ScatterDiv:
 		return func(a, b T) T { return a / b }
-	case scatterMin:
+	case ScatterMin:
 		return func(a, b T) T { return min(a, b) }
-	case scatterMax:
+	case ScatterMax:
 		return func(a, b T) T { return max(a, b) }
 	}
 	return func(_, b T) T { return b }

@@ -1,54 +1,21 @@
-package distribute
+// Package numa finds the NUMA nodes of devices.
+package numa
 
 import (
 	"io/fs"
-	"os"
 	"path"
 	"strconv"
 	"strings"
 )
 
-// DeviceGroups groups nearby devices: it returns the group of each device. GPUs are nearby if they are on one
-// NUMA node, by their PCI bus. Logical CPU devices are nearby if the cores with their numbers are on one node.
-// If nodes are not known, or all devices are on one node, the groups are the two halves of the list, as in
-// TensorFlow.
-func DeviceGroups(devices []Device) []int { return deviceGroups(os.DirFS("/"), devices) }
-
-func deviceGroups(root fs.FS, devices []Device) []int {
-	groups := make([]int, len(devices))
-	different := false
-	for i, d := range devices {
-		node, known := numaNode(root, d)
-		if !known {
-			return halves(len(devices))
-		}
-		groups[i] = node
-		different = different || node != groups[0]
-	}
-	if !different {
-		return halves(len(devices))
-	}
-	return groups
-}
-
-// halves groups the devices of the canonical tree's left half, and the others.
-func halves(n int) []int {
-	groups := make([]int, n)
-	if n > 1 {
-		for i := halfTree(n); i < n; i++ {
-			groups[i] = 1
-		}
-	}
-	return groups
-}
-
-// numaNode returns the NUMA node of a device, as reported by Linux.
-func numaNode(root fs.FS, d Device) (node int, known bool) {
-	switch d.Kind {
+// Node returns the NUMA node of a device, as reported by Linux in the file system root: of a core for the kind "CPU",
+// of a GPU for the kind "GPU".
+func Node(root fs.FS, kind string, index int) (node int, known bool) {
+	switch kind {
 	case "CPU":
-		return cpuNode(root, d.Index)
+		return cpuNode(root, index)
 	case "GPU":
-		return gpuNode(root, d.Index)
+		return gpuNode(root, index)
 	}
 	return 0, false
 }

@@ -1,4 +1,5 @@
-package distribute
+// Package wire encodes the values that workers exchange: tensors, IndexedSlices and nests of them.
+package wire
 
 import (
 	"bytes"
@@ -8,12 +9,14 @@ import (
 	"math"
 	"slices"
 
+	"github.com/lockstep-ml/lockstep/distribute/internal/kinds"
+	"github.com/lockstep-ml/lockstep/distribute/internal/sparse"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// wireValue is the encoding of a value for other workers. Kind says which fields are used.
+// wireValue is the encoding of a value; gob sends its name. Kind says which fields are used.
 type wireValue struct {
-	Kind    wireKind
+	Kind    kind
 	Type    tensor.DType // of a tensor
 	Shape   []int
 	Bytes   []byte
@@ -22,19 +25,19 @@ type wireValue struct {
 	Items   []wireValue // of a nest; of IndexedSlices: values, indices, dense shape
 }
 
-type wireKind uint8
+type kind uint8
 
 const (
-	wireNil wireKind = iota
-	wireTensor
-	wireSlices
-	wireList
-	wireTuple
-	wireDict
+	nilKind kind = iota
+	tensorKind
+	slicesKind
+	listKind
+	tupleKind
+	dictKind
 )
 
-// encodeValue returns a value's bytes.
-func encodeValue(v Value) ([]byte, error) {
+// Encode returns a value's bytes. Any other type than those of the package is an error, and so is device memory.
+func Encode(v any) ([]byte, error) {
 	w, err := toWire(v)
 	if err != nil {
 		return nil, err
@@ -44,8 +47,8 @@ func encodeValue(v Value) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-func toWire(v Value) (w wireValue, err error) {
-	items := func(kind wireKind, list []any) (wireValue, error) {
+func toWire(v any) (w wireValue, err error) {
+	items := func(kind kind, list []any) (wireValue, error) {
 		w := wireValue{Kind: kind}
 		for _, x := range list {
 			item, err := toWire(x)
@@ -64,24 +67,24 @@ func toWire(v Value) (w wireValue, err error) {
 		case v == nil:
 			return w, nil
 		case v.DType() == tensor.String:
-			return wireValue{Kind: wireTensor, Type: tensor.String, Shape: v.Shape(), Strings: v.StringData()}, nil
+			return wireValue{Kind: tensorKind, Type: tensor.String, Shape: v.Shape(), Strings: v.StringData()}, nil
 		case v.Memory().Kind == tensor.Device:
-			return w, errorf("Gather", ErrUnsupported, "the tensor is in device memory: copy it to the host first")
+			return w, kinds.Errorf(kinds.Unsupported, "the tensor is in device memory: copy it to the host first")
 		}
-		return wireValue{Kind: wireTensor, Type: v.DType(), Shape: v.Shape(), Bytes: v.Memory().HostBytes()}, nil
+		return wireValue{Kind: tensorKind, Type: v.DType(), Shape: v.Shape(), Bytes: v.Memory().HostBytes()}, nil
 	case *tensor.IndexedSlices:
-		return items(wireSlices, []any{v.Values, v.Indices, v.DenseShape})
+		return items(slicesKind, []any{v.Values, v.Indices, v.DenseShape})
 	case tensor.Tuple:
-		return items(wireTuple, v)
+		return items(tupleKind, v)
 	case []any:
-		return items(wireList, v)
+		return items(listKind, v)
 	case map[string]any:
 		keys := slices.Sorted(maps.Keys(v))
 		var list []any
 		for _, k := range keys {
 			list = append(list, v[k])
 		}
-		w, err = items(wireDict, list)
+		w, err = items(dictKind, list)
 		w.Keys = keys
 		return w, err
 	}
@@ -89,44 +92,44 @@ func toWire(v Value) (w wireValue, err error) {
 		v)
 }
 
-// decodeValue returns the value that encodeValue wrote.
-func decodeValue(text []byte) (Value, error) {
+// Decode returns the value that [Encode] encoded. It trusts no byte of text.
+func Decode(text []byte) (any, error) {
 	var w wireValue
 	if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&w); err != nil {
 		return nil, err
 	}
-	return w.value(wireDepthMax)
+	return w.decode(depthMax)
 }
 
 // Bounds of decoded values: the depth of nests, and the dimensions of tensors.
 const (
-	wireDepthMax = 64
-	wireDimsMax  = 64
+	depthMax = 64
+	dimsMax  = 64
 )
 
-func (w *wireValue) value(depth int) (Value, error) {
+func (w *wireValue) decode(depth int) (any, error) {
 	if depth == 0 {
-		return nil, fmt.Errorf("nests of more than %d levels", wireDepthMax)
+		return nil, fmt.Errorf("nests of more than %d levels", depthMax)
 	}
 	items := make([]any, len(w.Items))
 	for i := range w.Items {
 		var err error
-		if items[i], err = w.Items[i].value(depth - 1); err != nil {
+		if items[i], err = w.Items[i].decode(depth - 1); err != nil {
 			return nil, err
 		}
 	}
 	switch w.Kind {
-	case wireNil:
+	case nilKind:
 		return nil, nil
-	case wireTensor:
+	case tensorKind:
 		return w.tensor()
-	case wireSlices:
+	case slicesKind:
 		return slicesOf(items)
-	case wireList:
+	case listKind:
 		return items, nil
-	case wireTuple:
+	case tupleKind:
 		return tensor.Tuple(items), nil
-	case wireDict:
+	case dictKind:
 		if len(w.Keys) != len(items) {
 			return nil, fmt.Errorf("a dictionary of %d keys and %d values", len(w.Keys), len(items))
 		}
@@ -139,10 +142,10 @@ func (w *wireValue) value(depth int) (Value, error) {
 	return nil, fmt.Errorf("a value of kind %d", w.Kind)
 }
 
-func (w *wireValue) tensor() (Value, error) {
+func (w *wireValue) tensor() (any, error) {
 	n := 1
 	for _, d := range w.Shape {
-		if d < 0 || d > 0 && n > math.MaxInt/16/d || len(w.Shape) > wireDimsMax {
+		if d < 0 || d > 0 && n > math.MaxInt/16/d || len(w.Shape) > dimsMax {
 			return nil, fmt.Errorf("a tensor of shape %v", w.Shape)
 		}
 		n *= d
@@ -161,7 +164,7 @@ func (w *wireValue) tensor() (Value, error) {
 }
 
 // slicesOf puts IndexedSlices together.
-func slicesOf(parts []any) (Value, error) {
+func slicesOf(parts []any) (any, error) {
 	s := &tensor.IndexedSlices{}
 	if len(parts) != 3 {
 		return nil, fmt.Errorf("IndexedSlices of %d parts", len(parts))
@@ -171,5 +174,5 @@ func slicesOf(parts []any) (Value, error) {
 			*to = t
 		}
 	}
-	return s, checkSlices(s)
+	return s, sparse.Check(s)
 }
