@@ -382,13 +382,13 @@ func (p *peers) gone(err error) bool {
 }
 
 // watchOthers records which agents are lost, until the store is lost, and returns that error. A store that
-// shows no heartbeat any more, not even this agent's own, is lost itself. An agent that was stopped for a
-// while sees the same when it continues, so it checks twice, each time that this happens.
+// does not return this agent's own heartbeats is lost itself. An agent that was stopped for a while sees the
+// same when it continues, so it checks twice, each time that this happens.
 func (p *peers) watchOthers() error {
-	ctx, cancel := context.WithCancelCause(p.ctx)
+	ctx, cancel := context.WithCancel(p.ctx)
 	var following sync.WaitGroup
 	defer following.Wait()
-	defer cancel(nil)
+	defer cancel()
 	watch := rendezvous.NewWatch(p.store, p.key("pulse"), p.nodes)
 	for node := range p.nodes {
 		watch.Excuse(node) // until it joins
@@ -398,7 +398,6 @@ func (p *peers) watchOthers() error {
 		}
 	})
 	limit := silentBeats * p.beat
-	following.Go(func() { cancel(p.missOwn(ctx, watch, limit)) })
 	var doubted time.Time
 	for {
 		silent, err := watch.Silence(ctx, p.node, limit)
@@ -417,23 +416,6 @@ func (p *peers) watchOthers() error {
 			_ = pause(ctx, p.beat)
 		}
 		doubted = time.Time{}
-	}
-}
-
-// missOwn returns an error when this agent's own heartbeat does not come back from the store. Where no other
-// agent is missed yet, because none has been seen or all are lost, there is no other sign that the store is
-// lost.
-func (p *peers) missOwn(ctx context.Context, watch *rendezvous.Watch, limit time.Duration) error {
-	for doubted := false; ; {
-		if err := pause(ctx, limit/2); err != nil {
-			return err
-		}
-		silent := watch.Vitals()[p.node].Silent
-		if silent >= limit && doubted {
-			return fmt.Errorf("%w: it has not returned this agent's own heartbeat for %v", rendezvous.ErrLost,
-				silent.Round(time.Millisecond))
-		}
-		doubted = silent >= limit // check again: this process may have been stopped
 	}
 }
 

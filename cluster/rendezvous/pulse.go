@@ -263,9 +263,9 @@ func (w *Watch) Vitals() []Vital {
 
 // Silence waits until a worker other than self has been silent for limit, and returns the one that has been
 // silent longest. It ignores workers that left on purpose or are excused. If self's own heartbeats are not
-// seen either, the store is lost, and the error is [ErrLost]. A process that was itself stopped, or got no
-// CPU time, does not blame the others for that time: their heartbeats may be published but unread. Call
-// [Watch.Follow] concurrently.
+// seen, the store is lost, and the error is [ErrLost]. A process that was itself stopped, or got no CPU time,
+// does not blame the others for that time: their heartbeats may be published but unread. Call [Watch.Follow]
+// concurrently.
 func (w *Watch) Silence(ctx context.Context, self int, limit time.Duration) (Vital, error) {
 	step := max(limit/looks, time.Millisecond)
 	for {
@@ -301,8 +301,13 @@ func (w *Watch) longestSilent(self int, limit time.Duration) (Vital, error) {
 	}
 	// Self publishes as often as the others: the store is known to work if self's heartbeat is newer than the
 	// missing one.
-	if longest.Worker >= 0 && longest.Silent >= limit && all[self].Silent > limit/2 {
-		return longest, fmt.Errorf("%w: no new heartbeat of any worker, including this one's, for %v", ErrLost, all[self].Silent.Round(time.Millisecond))
+	own, bound := all[self], limit
+	if longest.Worker >= 0 && longest.Silent >= limit {
+		bound = limit / 2
+	}
+	if !own.Pulse.Gone && own.Silent > bound {
+		return longest, fmt.Errorf("%w: it has not returned this worker's own heartbeat for %v", ErrLost,
+			own.Silent.Round(time.Millisecond))
 	}
 	return longest, nil
 }

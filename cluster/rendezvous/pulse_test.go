@@ -64,11 +64,21 @@ func TestWatch(t *testing.T) {
 		{name: "all are well", act: func(*beats, *rendezvous.Memory) {}, blame: -1},
 		{name: "one stops", act: func(b *beats, _ *rendezvous.Memory) { b.silent[2].Store(true) }, blame: 2, want: "worker 2 was last seen 10s ago in step 12, reduce"},
 		{name: "one leaves", act: func(b *beats, _ *rendezvous.Memory) { b.stop[2]() }, blame: -1},
-		{name: "all pulses stop", act: func(b *beats, _ *rendezvous.Memory) {
+		{name: "all heartbeats stop", act: func(b *beats, _ *rendezvous.Memory) {
 			for i := range b.silent {
 				b.silent[i].Store(true)
 			}
-		}, lost: true, want: "no new heartbeat of any worker"},
+		}, lost: true, want: "this worker's own heartbeat"},
+		{name: "its own stops", act: func(b *beats, _ *rendezvous.Memory) {
+			b.silent[0].Store(true)
+		}, lost: true, want: "this worker's own heartbeat"},
+		{name: "its own stops after the others left", act: func(b *beats, _ *rendezvous.Memory) {
+			b.stop[1]()
+			b.stop[2]()
+			time.Sleep(time.Second)
+			b.silent[0].Store(true)
+		}, lost: true, want: "this worker's own heartbeat"},
+		{name: "it leaves itself", act: func(b *beats, _ *rendezvous.Memory) { b.stop[0]() }, blame: -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -55,7 +55,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (w *Worker) listen(ctx context.Context) {
 	silent, err := w.watch.Silence(ctx, w.job.Worker, w.cfg.HeartbeatTimeout)
 	switch {
-	case ctx.Err() != nil || silent.Worker < 0:
+	case ctx.Err() != nil:
 	case err != nil:
 		w.loseStore()
 	default:
