@@ -25,7 +25,8 @@ func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Opti
 			return nil, located(errorf(name, ErrInvalid, "%s: %w", leafName(i, names[i]), err))
 		}
 		if _, sparse := leaves[i].(*tensor.IndexedSlices); sparse {
-			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices", leafName(i, names[i])))
+			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices",
+				leafName(i, names[i])))
 		}
 	}
 	s := r.strategy
@@ -52,13 +53,16 @@ func (r *Replica) AllGather(ctx context.Context, v Value, axis int, opts ...Opti
 const partDims = 30
 
 // gatherLeaves exchanges the shapes of all replicas' tensors, then gathers one tensor after the other.
-func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []any, names []string, axis int, o Options) ([]any, error) {
+func (r *Replica) gatherLeaves(
+	ctx context.Context, run *deadlock.Run, leaves []any, names []string, axis int, o Options,
+) ([]any, error) {
 	const name, width = "AllGather", 2 + partDims
 	mine := make([]int64, width*len(leaves))
 	for i, leaf := range leaves {
 		t := leaf.(*tensor.Tensor)
 		if t.Rank() > partDims {
-			return nil, errorf(name, ErrUnsupported, "%s: a tensor of %d dimensions: want at most %d", leafName(i, names[i]), t.Rank(), partDims)
+			return nil, errorf(name, ErrUnsupported, "%s: a tensor of %d dimensions: want at most %d", leafName(i, names[i]),
+				t.Rank(), partDims)
 		}
 		h := mine[width*i:]
 		h[0], h[1] = int64(t.DType()), int64(t.Rank())
@@ -92,7 +96,10 @@ func (r *Replica) gatherLeaves(ctx context.Context, run *deadlock.Run, leaves []
 }
 
 // gatherLeaf gathers one tensor; the parts' shapes have been checked.
-func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []dense.Part, axis int, shape []int, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) gatherLeaf(
+	ctx context.Context, run *deadlock.Run, t *tensor.Tensor, parts []dense.Part, axis int, shape []int, name string,
+	o Options,
+) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		return r.gatherStrings(ctx, t, axis, name, o)
 	}
@@ -116,10 +123,13 @@ func (r *Replica) gatherLeaf(ctx context.Context, run *deadlock.Run, t *tensor.T
 }
 
 // gatherStrings gathers strings, which collectives on raw memory cannot transfer.
-func (r *Replica) gatherStrings(ctx context.Context, t *tensor.Tensor, axis int, name string, o Options) (*tensor.Tensor, error) {
-	out, err := r.mergeLeaves(ctx, "AllGather", []any{t}, []string{name}, o, func(ctx context.Context, batch []Reduction) ([]Value, error) {
-		return gatherBatch(ctx, r.strategy.collective, batch, axis, o)
-	})
+func (r *Replica) gatherStrings(
+	ctx context.Context, t *tensor.Tensor, axis int, name string, o Options,
+) (*tensor.Tensor, error) {
+	out, err := r.mergeLeaves(ctx, "AllGather", []any{t}, []string{name}, o,
+		func(ctx context.Context, batch []Reduction) ([]Value, error) {
+			return gatherBatch(ctx, r.strategy.collective, batch, axis, o)
+		})
 	if err != nil {
 		return nil, err
 	}

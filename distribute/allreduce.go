@@ -69,7 +69,9 @@ func (r *Replica) AllReduce(ctx context.Context, op ReduceOp, v Value, opts ...O
 // contents of dst are undefined. The library owns the memory until the call returns.
 //
 // The mean of integers is an error, because a dst of their dtype cannot hold it.
-func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) error {
+func (r *Replica) AllReduceInto(
+	ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options,
+) error {
 	const name = "AllReduceInto"
 	run, o, err := r.enter(ctx, name, op, opts)
 	if err == nil {
@@ -102,19 +104,23 @@ func (r *Replica) AllReduceInto(ctx context.Context, op ReduceOp, dst, src []*te
 // results while the others are in flight. It starts all packs at once. Each iteration yields the indices of the
 // tensors in a completed pack:
 //
-//	for done, err := range r.AllReducePacks(ctx, distribute.Sum, gradients, gradients, names, distribute.Options{BytesPerPack: 50 << 20}) {
-//		if err != nil {
-//			return err
+// for done, err := range r.AllReducePacks(ctx, distribute.Sum, gradients, gradients, names,
+//
+//	distribute.Options{BytesPerPack: 50 << 20}) {
+//			if err != nil {
+//				return err
+//			}
+//			for _, i := range done {
+//				… // apply gradients[i]
+//			}
 //		}
-//		for _, i := range done {
-//			… // apply gradients[i]
-//		}
-//	}
 //
 // The last tensors are reduced first, because a backward pass computes them first. A failure in any pack is
 // yielded once and ends the loop; the step's writes to variables are rolled back, as after every failed step. A
 // break waits for the remaining packs.
-func (r *Replica) AllReducePacks(ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options) iter.Seq2[[]int, error] {
+func (r *Replica) AllReducePacks(
+	ctx context.Context, op ReduceOp, dst, src []*tensor.Tensor, names []string, opts ...Options,
+) iter.Seq2[[]int, error] {
 	return func(yield func([]int, error) bool) {
 		const name = "AllReducePacks"
 		run, o, err := r.enter(ctx, name, op, opts)
@@ -164,7 +170,8 @@ func checkInto(op string, reduce ReduceOp, dst, src []*tensor.Tensor, names []st
 		case !t.DType().IsNumeric():
 			return badDType(op, t.DType())
 		case reduce == Mean && !t.DType().IsFloat():
-			return errorf(op, ErrInvalid, "%s: the mean of %v is not a %v: use AllReduce, which returns a float", leafName(i, name), t.DType(), t.DType())
+			return errorf(op, ErrInvalid, "%s: the mean of %v is not a %v: use AllReduce, which returns a float",
+				leafName(i, name), t.DType(), t.DType())
 		}
 	}
 	return nil
@@ -183,7 +190,8 @@ func (r *Replica) allReduceIntoByOps(ctx context.Context, op ReduceOp, dst, src 
 	for i, v := range out.([]any) {
 		t, ok := v.(*tensor.Tensor)
 		if !ok || t.DType() != dst[i].DType() || t.Len() != dst[i].Len() {
-			return errorf("AllReduceInto", ErrInvalid, "%v gave %v for a tensor of %v%s", r.strategy.ops, v, dst[i].DType(), tensor.FormatShape(dst[i].Shape()))
+			return errorf("AllReduceInto", ErrInvalid, "%v gave %v for a tensor of %v%s", r.strategy.ops, v, dst[i].DType(),
+				tensor.FormatShape(dst[i].Shape()))
 		}
 		dense.CopyMemory(dst[i].Memory(), t.Memory())
 	}

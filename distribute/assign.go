@@ -22,11 +22,20 @@ type mutation struct {
 }
 
 var (
-	assign    = mutation{op: "Assign", fit: (*Variable).fit, apply: func(_ *tensor.Tensor, x Value) *tensor.Tensor { return x.(*tensor.Tensor) }}
-	assignAdd = mutation{op: "AssignAdd", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor { return dense.Add(old, x.(*tensor.Tensor)) }}
-	assignSub = mutation{op: "AssignSub", fit: (*Variable).fitNumber, apply: func(old *tensor.Tensor, x Value) *tensor.Tensor {
-		return dense.Add(old, dense.Negate(x.(*tensor.Tensor)))
-	}}
+	assign = mutation{
+		op: "Assign", fit: (*Variable).fit,
+		apply: func(_ *tensor.Tensor, x Value) *tensor.Tensor { return x.(*tensor.Tensor) },
+	}
+	assignAdd = mutation{
+		op: "AssignAdd", fit: (*Variable).fitNumber,
+		apply: func(old *tensor.Tensor, x Value) *tensor.Tensor { return dense.Add(old, x.(*tensor.Tensor)) },
+	}
+	assignSub = mutation{
+		op: "AssignSub", fit: (*Variable).fitNumber,
+		apply: func(old *tensor.Tensor, x Value) *tensor.Tensor {
+			return dense.Add(old, dense.Negate(x.(*tensor.Tensor)))
+		},
+	}
 )
 
 // Assign sets the value. In cross-replica context every component is set to x, or to its component of a
@@ -60,12 +69,15 @@ func (v *Variable) write(in Context, x Value, m mutation) error {
 		if err := errors.Join(v.mine(m.op, in.strategy), in.valid(m.op)); err != nil {
 			return err
 		}
-		if p, ok := x.(*PerReplica); ok && (v.Kind() == SyncOnReadVariable || v.Kind() == PlainVariable) && (v.agg != AggregateSum || m.op == assign.op) {
-			return errorf(m.op, ErrInvalid, "variable %s, a %v, takes one tensor in cross-replica context, not %d values: reduce them first, or write in the step what each replica has", v.Name(), v.Kind(), len(p.values))
+		if p, ok := x.(*PerReplica); ok && (v.Kind() == SyncOnReadVariable || v.Kind() == PlainVariable) &&
+			(v.agg != AggregateSum || m.op == assign.op) {
+			return errorf(m.op, ErrInvalid, "variable %s, a %v, takes one tensor in cross-replica context, not %d values: "+
+				"reduce them first, or write in the step what each replica has", v.Name(), v.Kind(), len(p.values))
 		}
 		if v.Kind() == SyncOnReadVariable && v.agg == AggregateSum {
 			if m.op != assign.op {
-				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when aggregation is set to SUM: assign the new sum instead", m.op)
+				return errorf(m.op, ErrInvalid, "SyncOnReadVariable does not support %s in cross-replica context when "+
+					"aggregation is set to SUM: assign the new sum instead", m.op)
 			}
 			return v.setShares(m.op, x)
 		}
@@ -91,35 +103,37 @@ func (v *Variable) writeReplica(r *Replica, x Value, m mutation) error {
 	}
 	inTurn := m.inTurn && v.Kind() == AggregatingVariable
 	if v.agg == AggregateNone && !inTurn {
-		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica context: set Aggregation in its config, for example AggregateSum", v.Name(), v.strategy)
+		return errorf(m.op, ErrInvalid, "you must specify an aggregation method to update the variable %s of %v in replica "+
+			"context: set Aggregation in its config, for example AggregateSum", v.Name(), v.strategy)
 	}
-	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
-		s, value := v.strategy, args[0]
-		if _, same := value.(distributed); !same && s.workersInSync > 1 {
-			value = s.onAll(value)
-		}
-		if inTurn {
-			for _, x := range s.onAll(value).values {
-				if err := v.setAll(x, m); err != nil {
-					return nil, err
-				}
+	_, err := r.mergeCall(&r.ctx, m.op, r.strategy.options.Timeout,
+		func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+			s, value := v.strategy, args[0]
+			if _, same := value.(distributed); !same && s.workersInSync > 1 {
+				value = s.onAll(value)
 			}
-			return nil, nil
-		}
-		var err error
-		switch v.agg {
-		case AggregateFirst:
-			value, err = SelectReplica(0, value)
-		case AggregateSum:
-			value, err = s.reduceTo(ctx, m.op, Sum, value, v.devices, s.options)
-		case AggregateMean:
-			value, err = s.reduceTo(ctx, m.op, Mean, value, v.devices, s.options)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return nil, v.setAll(value, m)
-	}, []Value{x})
+			if inTurn {
+				for _, x := range s.onAll(value).values {
+					if err := v.setAll(x, m); err != nil {
+						return nil, err
+					}
+				}
+				return nil, nil
+			}
+			var err error
+			switch v.agg {
+			case AggregateFirst:
+				value, err = SelectReplica(0, value)
+			case AggregateSum:
+				value, err = s.reduceTo(ctx, m.op, Sum, value, v.devices, s.options)
+			case AggregateMean:
+				value, err = s.reduceTo(ctx, m.op, Mean, value, v.devices, s.options)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return nil, v.setAll(value, m)
+		}, []Value{x})
 	return err
 }
 
@@ -197,7 +211,8 @@ func (v *Variable) fit(op string, x Value) (Value, error) {
 	case t.DType() != v.DType():
 		return nil, errorf(op, ErrInvalid, "variable %s has dtype %v, the value %v", v.Name(), v.DType(), t.DType())
 	case !t.SameShape(v.first()):
-		return nil, errorf(op, ErrInvalid, "cannot write variable %s: shape mismatch: the variable's shape is %s, the value's %s", v.Name(), tensor.FormatShape(v.Shape()), tensor.FormatShape(t.Shape()))
+		return nil, errorf(op, ErrInvalid, "cannot write variable %s: shape mismatch: the variable's shape is %s, the "+
+			"value's %s", v.Name(), tensor.FormatShape(v.Shape()), tensor.FormatShape(t.Shape()))
 	}
 	return t, nil
 }

@@ -14,7 +14,9 @@ import (
 func (r *Replica) comm() collective.Communicator { return r.home.group.comms[r.local] }
 
 // do makes one collective call of this replica, which has been acquired.
-func (r *Replica) do(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src *tensor.Tensor, name string, o Options) error {
+func (r *Replica) do(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src *tensor.Tensor, name string, o Options,
+) error {
 	r.manifest.Name, r.manifest.Shape = name, src.Shape()
 	r.options = o.collective()
 	r.call.Op, r.call.Reduce, r.call.Type = collective.AllReduce, op, src.DType()
@@ -27,7 +29,9 @@ func (r *Replica) do(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, s
 
 // exchange gathers every replica's numbers on all replicas: all[replica][i]. what describes them in errors. The
 // caller has not acquired the replica.
-func (r *Replica) exchange(ctx context.Context, run *deadlock.Run, mine []int64, what string, o Options) ([][]int64, error) {
+func (r *Replica) exchange(
+	ctx context.Context, run *deadlock.Run, mine []int64, what string, o Options,
+) ([][]int64, error) {
 	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}
@@ -47,7 +51,9 @@ func (r *Replica) exchange(ctx context.Context, run *deadlock.Run, mine []int64,
 }
 
 // gatherFlat gives every replica the elements of all replicas, concatenated.
-func (r *Replica) gatherFlat(ctx context.Context, run *deadlock.Run, t *tensor.Tensor, counts []int, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) gatherFlat(
+	ctx context.Context, run *deadlock.Run, t *tensor.Tensor, counts []int, name string, o Options,
+) (*tensor.Tensor, error) {
 	total := 0
 	for _, n := range counts {
 		total += n
@@ -91,19 +97,23 @@ func (r *Replica) operand(leaf any) (any, error) {
 }
 
 // mergeLeaves runs f on one goroutine for the leaves of all replicas' nests, which must have the same names.
-func (r *Replica) mergeLeaves(ctx context.Context, name string, leaves []any, names []string, o Options, f func(context.Context, []Reduction) ([]Value, error)) ([]Value, error) {
+func (r *Replica) mergeLeaves(
+	ctx context.Context, name string, leaves []any, names []string, o Options,
+	f func(context.Context, []Reduction) ([]Value, error),
+) ([]Value, error) {
 	s := r.strategy
-	out, err := r.mergeCall(ctx, name, o.Timeout, func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
-		leaves := args[:len(args)-1]
-		if p, ok := args[len(leaves)].(*PerReplica); ok {
-			return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
-		}
-		batch := make([]Reduction, len(leaves))
-		for i, leaf := range leaves {
-			batch[i] = Reduction{Value: s.onAll(leaf), To: s.devices}
-		}
-		return f(ctx, batch)
-	}, append(leaves, strings.Join(names, " ")))
+	out, err := r.mergeCall(ctx, name, o.Timeout,
+		func(ctx context.Context, _ *CrossReplica, args ...Value) (Value, error) {
+			leaves := args[:len(args)-1]
+			if p, ok := args[len(leaves)].(*PerReplica); ok {
+				return nil, errorf(name, ErrMismatch, "the structures of the nests differ between the replicas: %q", p.values)
+			}
+			batch := make([]Reduction, len(leaves))
+			for i, leaf := range leaves {
+				batch[i] = Reduction{Value: s.onAll(leaf), To: s.devices}
+			}
+			return f(ctx, batch)
+		}, append(leaves, strings.Join(names, " ")))
 	if err != nil {
 		return nil, err
 	}

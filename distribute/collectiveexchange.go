@@ -11,13 +11,17 @@ import (
 
 // exchange gathers the numbers of all members on every worker: all[rank][i]. mine has those of the local
 // members, all of the same length. what describes them in errors and must be the same on all workers.
-func (c *CollectiveAllReduce) exchange(ctx context.Context, what string, mine [][]int64, opts Options) ([][]int64, error) {
+func (c *CollectiveAllReduce) exchange(
+	ctx context.Context, what string, mine [][]int64, opts Options,
+) ([][]int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.exchangeLocked(ctx, what, mine, opts)
 }
 
-func (c *CollectiveAllReduce) exchangeLocked(ctx context.Context, what string, mine [][]int64, opts Options) ([][]int64, error) {
+func (c *CollectiveAllReduce) exchangeLocked(
+	ctx context.Context, what string, mine [][]int64, opts Options,
+) ([][]int64, error) {
 	if err := c.open(ctx); err != nil {
 		return nil, err
 	}
@@ -42,7 +46,9 @@ func (c *CollectiveAllReduce) exchangeLocked(ctx context.Context, what string, m
 // gatherValues gathers the values of all members on every worker, by rank. They are leaves, or nests of lists,
 // tuples and dictionaries. They are transferred as bytes, so their types and shapes may differ, and strings are
 // allowed.
-func (c *CollectiveAllReduce) gatherValues(ctx context.Context, what string, mine []Value, opts Options) ([]Value, error) {
+func (c *CollectiveAllReduce) gatherValues(
+	ctx context.Context, what string, mine []Value, opts Options,
+) ([]Value, error) {
 	texts, lengths := make([][]byte, len(mine)), make([][]int64, len(mine))
 	for i, v := range mine {
 		var err error
@@ -86,7 +92,9 @@ func (c *CollectiveAllReduce) gatherValues(ctx context.Context, what string, min
 
 // broadcast sends the tensor of member 0 to every worker. All workers' tensors must have the same dtype, shape
 // and name.
-func (c *CollectiveAllReduce) broadcast(ctx context.Context, name string, t *tensor.Tensor, opts Options) (*tensor.Tensor, error) {
+func (c *CollectiveAllReduce) broadcast(
+	ctx context.Context, name string, t *tensor.Tensor, opts Options,
+) (*tensor.Tensor, error) {
 	if t.DType() == tensor.String {
 		mine := make([]Value, len(c.devices))
 		for i := range mine {
@@ -98,7 +106,8 @@ func (c *CollectiveAllReduce) broadcast(ctx context.Context, name string, t *ten
 		}
 		for rank, v := range all {
 			if other, ok := v.(*tensor.Tensor); !ok || other.DType() != t.DType() || !other.SameShape(t) {
-				return nil, errorf(c.String(), ErrMismatch, "%s differs between the workers: replica %d has %v, this one %v", name, rank, v, t)
+				return nil, errorf(c.String(), ErrMismatch, "%s differs between the workers: replica %d has %v, this one %v", name,
+					rank, v, t)
 			}
 		}
 		return all[0].(*tensor.Tensor), nil

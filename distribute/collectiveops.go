@@ -55,11 +55,13 @@ func newCollectiveAllReduce(op string, cfg CollectiveConfig, shared *replicaGrou
 		cfg.GroupSize = len(cfg.Devices)
 	}
 	if cfg.GroupSize < 0 || cfg.GroupSize%len(cfg.Devices) != 0 && shared == nil {
-		return nil, errorf(op, ErrInvalid, "group_size must be divisible by the number of devices.: %d by %d", cfg.GroupSize, len(cfg.Devices))
+		return nil, errorf(op, ErrInvalid, "group_size must be divisible by the number of devices.: %d by %d", cfg.GroupSize,
+			len(cfg.Devices))
 	}
 	if g := cfg.Group; g != nil {
 		if local := g.Local(); len(local) != len(cfg.Devices) || local[0].Size() != cfg.GroupSize {
-			return nil, errorf(op, ErrInvalid, "the group has %d communicators here, of %d in all: want %d of %d", len(local), local[0].Size(), len(cfg.Devices), cfg.GroupSize)
+			return nil, errorf(op, ErrInvalid, "the group has %d communicators here, of %d in all: want %d of %d", len(local),
+				local[0].Size(), len(cfg.Devices), cfg.GroupSize)
 		}
 	}
 	if err := cfg.Options.Validate(); err != nil {
@@ -87,7 +89,8 @@ func newCollectiveAllReduce(op string, cfg CollectiveConfig, shared *replicaGrou
 func (c *CollectiveAllReduce) Clone() (*CollectiveAllReduce, error) {
 	cfg := c.cfg
 	if cfg.Group != nil || c.shared != nil {
-		return nil, errorf("Clone", ErrInvalid, "cannot copy the communicators of CollectiveConfig.Group: open another Group and call NewCollectiveAllReduce")
+		return nil, errorf("Clone", ErrInvalid, "cannot copy the communicators of CollectiveConfig.Group: open another "+
+			"Group and call NewCollectiveAllReduce")
 	}
 	cfg.Keys = cfg.Keys.Clone()
 	return NewCollectiveAllReduce(cfg)
@@ -135,7 +138,8 @@ func (c *CollectiveAllReduce) others() bool { return c.cfg.GroupSize > len(c.dev
 // checkComponents returns an error unless a value has one component for each local member.
 func (c *CollectiveAllReduce) checkComponents(p *PerReplica) error {
 	if n := len(p.values); n != len(c.devices) {
-		return errorf(c.String(), ErrInvalid, "a value has %d components on a worker with %d replicas: want one component per replica", n, len(c.devices))
+		return errorf(c.String(), ErrInvalid, "a value has %d components on a worker with %d replicas: want one component "+
+			"per replica", n, len(c.devices))
 	}
 	return nil
 }

@@ -15,7 +15,9 @@ import (
 // host, after those of other workers have been gathered. Without other workers, values whose number of
 // components is not the number of devices are reduced on the host, too. A value must be dense on all workers or
 // on none.
-func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+func (c *CollectiveAllReduce) BatchReduce(
+	ctx context.Context, op ReduceOp, batch []Reduction, opts Options,
+) ([]Value, error) {
 	opts = c.cfg.Options.Merge(opts)
 	sums := make([]*tensor.Tensor, len(batch))
 	var tensors []packing.Tensor
@@ -53,11 +55,15 @@ func (c *CollectiveAllReduce) BatchReduce(ctx context.Context, op ReduceOp, batc
 	if err := c.reducePacks(ctx, op, tensors, at, sources, sums, opts); err != nil {
 		return nil, err
 	}
-	return reduceEach(c.String(), op, batch, opts, c.others(), func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
+	return reduceEach(c.String(), op, batch, opts, c.others(),
+		func(i int, _ []*tensor.Tensor) (*tensor.Tensor, error) { return sums[i], nil })
 }
 
 // reducePacks sums tensors pack by pack.
-func (c *CollectiveAllReduce) reducePacks(ctx context.Context, op ReduceOp, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+func (c *CollectiveAllReduce) reducePacks(
+	ctx context.Context, op ReduceOp, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor,
+	sums []*tensor.Tensor, opts Options,
+) error {
 	if len(tensors) == 0 {
 		return nil
 	}
@@ -84,7 +90,10 @@ func (c *CollectiveAllReduce) reducePacks(ctx context.Context, op ReduceOp, tens
 
 // reducePack sums the tensors of one pack by one collective call. All local ranks share one destination buffer,
 // and the sums are slices of it.
-func (c *CollectiveAllReduce) reducePack(ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor, sums []*tensor.Tensor, opts Options) error {
+func (c *CollectiveAllReduce) reducePack(
+	ctx context.Context, op ReduceOp, p packing.Pack, tensors []packing.Tensor, at []int, sources [][]*tensor.Tensor,
+	sums []*tensor.Tensor, opts Options,
+) error {
 	sum := tensor.New(p.Type, p.Count)
 	manifest := collective.Manifest{Name: c.instance()}
 	o := opts.collective()
@@ -137,7 +146,9 @@ func packSource(p packing.Pack, rank int, at []int, sources [][]*tensor.Tensor) 
 
 // BatchGather implements [Gatherer]. With several workers it gathers the components of all of them, in the
 // order of the replicas.
-func (c *CollectiveAllReduce) BatchGather(ctx context.Context, batch []Reduction, axis int, opts Options) ([]Value, error) {
+func (c *CollectiveAllReduce) BatchGather(
+	ctx context.Context, batch []Reduction, axis int, opts Options,
+) ([]Value, error) {
 	if !c.others() {
 		return gatherHere(c.String(), batch, axis)
 	}

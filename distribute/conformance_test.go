@@ -145,14 +145,37 @@ func testSelectedByTheOldRule(t *testing.T) {
 		packs   int
 		warns   string
 	}{
-		"GPUs and NCCL":      {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce", 1, ""},
-		"GPUs without NCCL":  {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2}, "ReductionToOneDevice", 0, "NCCL is not found"},
-		"one GPU's parts":    {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 1, NCCL: true}, "ReductionToOneDevice", 0, "virtual GPUs"},
-		"a CPU beside a GPU": {[]string{"CPU:0", "GPU:0"}, distribute.Machine{Devices: []string{"CPU:0", "GPU:0"}, PhysicalGPUs: 1, NCCL: true}, "ReductionToOneDevice", 0, "non-GPU"},
-		"a GPU that hides":   {gpus, distribute.Machine{Devices: gpus[:1], PhysicalGPUs: 1, NCCL: true}, "NcclAllReduce", 1, "not visible"},
+		"GPUs and NCCL": {gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce", 1, ""},
+		"GPUs without NCCL": {
+			gpus,
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 2},
+			"ReductionToOneDevice", 0,
+			"NCCL is not found",
+		},
+		"one GPU's parts": {
+			gpus,
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 1, NCCL: true},
+			"ReductionToOneDevice",
+			0, "virtual GPUs",
+		},
+		"a CPU beside a GPU": {
+			[]string{"CPU:0", "GPU:0"},
+			distribute.Machine{
+				Devices: []string{"CPU:0", "GPU:0"}, PhysicalGPUs: 1,
+				NCCL: true,
+			},
+			"ReductionToOneDevice", 0, "non-GPU",
+		},
+		"a GPU that hides": {
+			gpus,
+			distribute.Machine{Devices: gpus[:1], PhysicalGPUs: 1, NCCL: true},
+			"NcclAllReduce", 1,
+			"not visible",
+		},
 	} {
 		got, err := distribute.SelectCrossDeviceOps(c.devices, c.machine)
-		if err != nil || got.Ops != c.want || got.Packs != c.packs || !strings.Contains(strings.Join(got.Warnings, "\n"), c.warns) || (c.warns == "") != (len(got.Warnings) == 0) {
+		if err != nil || got.Ops != c.want || got.Packs != c.packs ||
+			!strings.Contains(strings.Join(got.Warnings, "\n"), c.warns) || (c.warns == "") != (len(got.Warnings) == 0) {
 			t.Errorf("%s: got %+v, %v, want %s with %d packs, warned of %q", name, got, err, c.want, c.packs, c.warns)
 		}
 	}
@@ -165,7 +188,8 @@ func testReduceVariableDirectly(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, v, v)
-	if m, ok := got.(*distribute.Mirrored); err != nil || !ok || m.Len() != 2 || !m.At(1).(*tensor.Tensor).Equal(scalar(3)) {
+	if m, ok := got.(*distribute.Mirrored); err != nil || !ok || m.Len() != 2 ||
+		!m.At(1).(*tensor.Tensor).Equal(scalar(3)) {
 		t.Errorf("got %v, %v, want tensors of 3 on both devices", got, err)
 	}
 }
@@ -182,7 +206,10 @@ func testDefaultScopeDoesNotNest(t *testing.T) {
 type pair struct{ A, B any }
 
 func testTypesOfNestsAreKept(t *testing.T) {
-	got, err := distribute.Regroup([]distribute.Value{pair{scalar(1), []any{scalar(2)}}, pair{scalar(3), []any{scalar(4)}}})
+	got, err := distribute.Regroup([]distribute.Value{
+		pair{scalar(1), []any{scalar(2)}},
+		pair{scalar(3), []any{scalar(4)}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +242,8 @@ func testComponentsRegroup(t *testing.T) {
 func testNoMeanOfIntegers(t *testing.T) {
 	s := mirrored(t, 2)
 	for _, sync := range []distribute.Synchronization{distribute.OnWrite, distribute.OnRead} {
-		_, err := s.NewVariable(t.Context(), distribute.VariableConfig{Initial: 1, Aggregation: distribute.AggregateMean, Synchronization: sync})
+		_, err := s.NewVariable(t.Context(),
+			distribute.VariableConfig{Initial: 1, Aggregation: distribute.AggregateMean, Synchronization: sync})
 		if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "aggregation=MEAN") {
 			t.Errorf("%v: got %v, want ErrInvalid", sync, err)
 		}
@@ -224,7 +252,8 @@ func testNoMeanOfIntegers(t *testing.T) {
 
 func testAllReduceOfSyncOnRead(t *testing.T) {
 	s := mirrored(t, 3)
-	v, err := newVariable(t.Context(), s, 1, distribute.VariableConfig{Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum})
+	v, err := newVariable(t.Context(), s, 1,
+		distribute.VariableConfig{Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +274,8 @@ func testAllReduceOfSyncOnRead(t *testing.T) {
 
 func testPerReplicaOfDataset(t *testing.T) {
 	s := mirrored(t, 2)
-	_, err := s.DistributeDataset(data.FromTensors(counting(0, 4)).Batch(2), distribute.InputOptions{ReplicationMode: distribute.PerReplicaInput})
+	_, err := s.DistributeDataset(data.FromTensors(counting(0, 4)).Batch(2),
+		distribute.InputOptions{ReplicationMode: distribute.PerReplicaInput})
 	if !errors.Is(err, distribute.ErrUnsupported) || !strings.Contains(err.Error(), "DistributeDatasetsFromFunction") {
 		t.Errorf("got %v, want ErrUnsupported", err)
 	}
@@ -254,7 +284,8 @@ func testPerReplicaOfDataset(t *testing.T) {
 func testInputOptionsDefaults(t *testing.T) {
 	s := mirrored(t, 2)
 	var o distribute.InputOptions
-	if o.KeepOnHost || o.PlaceOnDevice || o.ReplicationMode != distribute.PerWorker || o.AutoShard != distribute.ShardAuto {
+	if o.KeepOnHost || o.PlaceOnDevice || o.ReplicationMode != distribute.PerWorker ||
+		o.AutoShard != distribute.ShardAuto {
 		t.Errorf("got %+v", o)
 	}
 	for _, c := range []struct {
@@ -289,7 +320,9 @@ type optionsSpy struct {
 	seen *[]distribute.Options
 }
 
-func (o optionsSpy) BatchReduce(ctx context.Context, op distribute.ReduceOp, batch []distribute.Reduction, opts distribute.Options) ([]distribute.Value, error) {
+func (o optionsSpy) BatchReduce(
+	ctx context.Context, op distribute.ReduceOp, batch []distribute.Reduction, opts distribute.Options,
+) ([]distribute.Value, error) {
 	*o.seen = append(*o.seen, opts)
 	return o.ReductionToOneDevice.BatchReduce(ctx, op, batch, opts)
 }
@@ -305,7 +338,8 @@ func testCallOptionsPrevail(t *testing.T) {
 	}
 	defer s.Close()
 	v := distribute.NewPerReplica(scalar(1), scalar(2))
-	if _, err := s.BatchReduceTo(t.Context(), distribute.Sum, []distribute.ValueTo{{Value: v, To: v}}, distribute.Options{BytesPerPack: 5}); err != nil {
+	if _, err := s.BatchReduceTo(t.Context(), distribute.Sum, []distribute.ValueTo{{Value: v, To: v}},
+		distribute.Options{BytesPerPack: 5}); err != nil {
 		t.Fatal(err)
 	}
 	if len(seen) != 1 || seen[0].BytesPerPack != 5 || seen[0].Timeout != 7 {

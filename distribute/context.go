@@ -53,11 +53,13 @@ func (s *Strategy) requireCross(ctx context.Context, op string) error {
 	case f == nil:
 		return nil
 	case f.strategy != s && s.kind == defaultKind:
-		return errorf(op, ErrContext, "must not nest strategies: mixing different strategies, the default strategy inside %v", f.strategy)
+		return errorf(op, ErrContext, "must not nest strategies: mixing different strategies, the default strategy inside %v",
+			f.strategy)
 	case f.strategy != s:
 		return errorf(op, ErrContext, "mixing different strategies: %v is not %v", f.strategy, s)
 	case f.replica != nil:
-		return errorf(op, ErrContext, "called inside a step function; the method requires being in cross-replica context: use Replica.MergeCall")
+		return errorf(op, ErrContext, "called inside a step function; the method requires being in cross-replica context: "+
+			"use Replica.MergeCall")
 	}
 	return nil
 }

@@ -28,7 +28,9 @@ type Reduction struct {
 
 // ReduceWith combines the components of v by ops, outside of a strategy, and places the result on the
 // destination's devices. A single tensor is a value of one component.
-func ReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
+func ReduceWith(
+	ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, to Destination, opts ...Options,
+) (Value, error) {
 	out, err := BatchReduceWith(ctx, ops, op, []ValueTo{{v, to}}, opts...)
 	if err != nil {
 		return nil, err
@@ -37,7 +39,9 @@ func ReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, t
 }
 
 // BatchReduceWith is [ReduceWith] of several values at once.
-func BatchReduceWith(ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+func BatchReduceWith(
+	ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch []ValueTo, opts ...Options,
+) ([]Value, error) {
 	if ops == nil {
 		return nil, errorf("BatchReduceWith", ErrInvalid, "the CrossDeviceOps are nil")
 	}
@@ -81,7 +85,10 @@ func Broadcast(v Value, to Destination) (Value, error) {
 // reduceEach reduces a batch value by value. It reduces dense tensors by reduce, which gets the index in the
 // batch, and everything else by the rules common to all CrossDeviceOps. others reports whether members of other
 // workers take part.
-func reduceEach(name string, op ReduceOp, batch []Reduction, opts Options, others bool, reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error)) ([]Value, error) {
+func reduceEach(
+	name string, op ReduceOp, batch []Reduction, opts Options, others bool,
+	reduce func(i int, ts []*tensor.Tensor) (*tensor.Tensor, error),
+) ([]Value, error) {
 	out := make([]Value, len(batch))
 	for i, b := range batch {
 		ts, allDense, err := denseOperands(name, b.Value.values)

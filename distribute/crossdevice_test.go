@@ -29,7 +29,10 @@ func TestHierarchyGivesTheSameBits(t *testing.T) {
 		}
 		packs := rapid.IntRange(0, 6).Draw(rt, "packs")
 		op := rapid.SampledFrom([]distribute.ReduceOp{distribute.Sum, distribute.Mean}).Draw(rt, "op")
-		o := distribute.Options{Accumulate: rapid.SampledFrom([]collective.Accumulate{collective.AccumulateDType, collective.AccumulateFloat32}).Draw(rt, "accumulate")}
+		o := distribute.Options{Accumulate: rapid.SampledFrom([]collective.Accumulate{
+			collective.AccumulateDType,
+			collective.AccumulateFloat32,
+		}).Draw(rt, "accumulate")}
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
 		shapes := [][]int{{rng.IntN(20)}, {}, {rng.IntN(5), 3}}
 		dtypes := []tensor.DType{tensor.Float32, tensor.Float16, tensor.BFloat16, tensor.Float64, tensor.Int8, tensor.Int64}
@@ -77,9 +80,10 @@ func TestAccumulateIsOneRounding(t *testing.T) {
 	}
 	o := distribute.Options{Accumulate: collective.AccumulateFloat32}
 	s := mirrored(t, n)
-	all, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, x *tensor.Tensor) (distribute.Value, error) {
-		return r.AllReduce(ctx, distribute.Mean, x, o)
-	}, parts)
+	all, err := distribute.RunTyped(t.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, x *tensor.Tensor) (distribute.Value, error) {
+			return r.AllReduce(ctx, distribute.Mean, x, o)
+		}, parts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +101,10 @@ func TestAccumulateIsOneRounding(t *testing.T) {
 
 func TestCollectiveKeys(t *testing.T) {
 	keys := distribute.NewCollectiveKeys(7)
-	if a, b, c := keys.GroupKey([]string{"a", "b"}), keys.GroupKey([]string{"b", "a"}), keys.GroupKey([]string{"a", "b"}); a != 7 || b != 8 || c != 7 {
+	if a, b, c := keys.GroupKey([]string{"a", "b"}), keys.GroupKey([]string{"b", "a"}), keys.GroupKey([]string{
+		"a",
+		"b",
+	}); a != 7 || b != 8 || c != 7 {
 		t.Errorf("groups %d, %d, %d: want 7, 8, 7", a, b, c)
 	}
 	if k, err := keys.InstanceKey(7, "a"); k != 100 || err != nil {
@@ -116,7 +123,10 @@ func TestCollectiveKeys(t *testing.T) {
 		t.Errorf("the clone: got %d, want 103", k)
 	}
 	// Operations with keys from outside use them, and say them in errors.
-	ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{Devices: []string{"CPU:0", "CPU:1"}, Keys: keys, Logger: quiet})
+	ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{
+		Devices: []string{"CPU:0", "CPU:1"},
+		Keys:    keys, Logger: quiet,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +139,8 @@ func TestCollectiveKeys(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := distribute.ReduceWith(ctx, ops, distribute.Sum, v, v); err == nil || !containsAll(err.Error(), `"cross-replica group 9"`, `"instance 102 of group 9"`) {
+	if _, err := distribute.ReduceWith(ctx, ops, distribute.Sum, v, v); err == nil ||
+		!containsAll(err.Error(), `"cross-replica group 9"`, `"instance 102 of group 9"`) {
 		t.Errorf("got %v, want an error that names the group and the instance", err)
 	}
 	if _, err := distribute.ReduceWith(t.Context(), ops, distribute.Sum, v, v); err != nil {
@@ -151,12 +162,19 @@ func TestCollectiveConfigErrors(t *testing.T) {
 		says string
 	}{
 		{distribute.CollectiveConfig{}, "the list of devices is empty"},
-		{distribute.CollectiveConfig{Devices: []string{"CPU:0", "CPU:1"}, GroupSize: 3}, "group_size must be divisible by the number of devices"},
+		{
+			distribute.CollectiveConfig{Devices: []string{"CPU:0", "CPU:1"}, GroupSize: 3},
+			"group_size must be divisible by the number of devices",
+		},
 		{distribute.CollectiveConfig{Devices: []string{"CPU:0"}, GroupSize: -1}, "group_size must be divisible"},
 		{distribute.CollectiveConfig{Devices: []string{"BLA:0"}}, "unknown attribute"},
-		{distribute.CollectiveConfig{Devices: []string{"CPU:0"}, Options: distribute.Options{BytesPerPack: -1}}, "must be >=0, received -1"},
+		{
+			distribute.CollectiveConfig{Devices: []string{"CPU:0"}, Options: distribute.Options{BytesPerPack: -1}},
+			"must be >=0, received -1",
+		},
 	} {
-		if _, err := distribute.NewCollectiveAllReduce(c.cfg); !errors.Is(err, distribute.ErrInvalid) || !containsAll(err.Error(), c.says) {
+		if _, err := distribute.NewCollectiveAllReduce(c.cfg); !errors.Is(err, distribute.ErrInvalid) ||
+			!containsAll(err.Error(), c.says) {
 			t.Errorf("%+v: got %v, want an error saying %q", c.cfg, err, c.says)
 		}
 	}
@@ -171,7 +189,10 @@ func TestGroupOfSeveralWorkers(t *testing.T) {
 	var wait sync.WaitGroup
 	for w := range workers {
 		devices := []string{"CPU:0", "CPU:1"}
-		ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{Devices: devices, GroupSize: workers * each, Group: parts[w]})
+		ops, err := distribute.NewCollectiveAllReduce(distribute.CollectiveConfig{
+			Devices: devices, GroupSize: workers * each,
+			Group: parts[w],
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +202,8 @@ func TestGroupOfSeveralWorkers(t *testing.T) {
 			}
 		})
 		wait.Go(func() {
-			v := distribute.NewPerReplica(tensor.From([]float32{float32(2 * w)}), tensor.From([]float32{float32(2*w + 1)}).OnDevice(1))
+			v := distribute.NewPerReplica(tensor.From([]float32{float32(2 * w)}),
+				tensor.From([]float32{float32(2*w + 1)}).OnDevice(1))
 			var err error
 			if results[w], err = distribute.ReduceWith(t.Context(), ops, distribute.Mean, v, v); err != nil {
 				t.Error(err)
@@ -204,16 +226,28 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 	o := distribute.Options{Timeout: 7 * time.Second}
 	strategies := map[string]func() (*distribute.Strategy, error){
 		"mirrored": func() (*distribute.Strategy, error) {
-			return distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: devices, LogicalCPUs: 2, Logger: quiet, Options: o})
+			return distribute.NewMirroredStrategy(distribute.MirroredConfig{
+				Devices: devices, LogicalCPUs: 2, Logger: quiet,
+				Options: o,
+			})
 		},
 		"one device's reduction": func() (*distribute.Strategy, error) {
-			return distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: devices, LogicalCPUs: 2, Logger: quiet, Options: o, CrossDeviceOps: distribute.ReductionToOneDevice{}})
+			return distribute.NewMirroredStrategy(distribute.MirroredConfig{
+				Devices: devices, LogicalCPUs: 2, Logger: quiet,
+				Options: o, CrossDeviceOps: distribute.ReductionToOneDevice{},
+			})
 		},
 		"central storage": func() (*distribute.Strategy, error) {
-			return distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: devices, LogicalCPUs: 2, Logger: quiet, Options: o})
+			return distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
+				ComputeDevices: devices, LogicalCPUs: 2,
+				Logger: quiet, Options: o,
+			})
 		},
 		"multi-worker": func() (*distribute.Strategy, error) {
-			return distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Devices: devices, LogicalCPUs: 2, Logger: quiet, Options: o})
+			return distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+				Devices: devices, LogicalCPUs: 2,
+				Logger: quiet, Options: o,
+			})
 		},
 	}
 	slices := &tensor.IndexedSlices{Values: tensor.New(tensor.Float32, 1, 2), Indices: tensor.From([]int64{0})}
@@ -232,7 +266,8 @@ func TestTimeoutsUnderEveryStrategy(t *testing.T) {
 		},
 		"packs": func(ctx context.Context, r *distribute.Replica, o ...distribute.Options) error {
 			x := ones(3, 3)
-			for _, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil, append(o, distribute.Options{BytesPerPack: 1})...) {
+			for _, err := range r.AllReducePacks(ctx, distribute.Sum, x, x, nil,
+				append(o, distribute.Options{BytesPerPack: 1})...) {
 				if err != nil {
 					return err
 				}

@@ -35,7 +35,8 @@ func (c *CrossReplica) valid(op string) error {
 	case c.over.Load():
 		return errorf(op, ErrContext, "the *CrossReplica of a merge function was used after the function had returned")
 	case !c.merge && c.strategy.inRun():
-		return errorf(op, ErrContext, "a Run is in progress; need its replica context: give the operation the step's *Replica, or use Replica.MergeCall")
+		return errorf(op, ErrContext, "a Run is in progress; need its replica context: give the operation the step's "+
+			"*Replica, or use Replica.MergeCall")
 	}
 	return nil
 }

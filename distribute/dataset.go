@@ -66,7 +66,8 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 	if sharded && (policy == ShardFile || policy == ShardData) {
 		return nil, errorf(op, ErrInvalid, "the dataset has Shard(%d, %d), this worker's share, which the strategy would "+
 			"divide again: it gives each of the %[2]d workers its share itself. "+
-			"Leave out Shard; to share out the data yourself set AutoShard to ShardOff, or use DistributeDatasetsFromFunction", index, count)
+			"Leave out Shard; to share out the data yourself set AutoShard to ShardOff, or use DistributeDatasetsFromFunction",
+			index, count)
 	}
 	d.sources = []data.Dataset{ds}
 	rows, _, known := data.BatchSize(ds)
@@ -95,7 +96,9 @@ func (s *Strategy) DistributeDataset(ds data.Dataset, opts ...InputOptions) (*Di
 // the later replicas get tensors without rows. If elements are not batches or all batches are full
 // ([data.Pipeline.BatchFull]), and with [NewCentralStorageStrategy], the remaining elements are dropped.
 // Several workers end at the same step, as with [Strategy.DistributeDataset].
-func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(InputContext) (data.Dataset, error), opts ...InputOptions) (*DistributedDataset, error) {
+func (s *Strategy) DistributeDatasetsFromFunction(
+	ctx context.Context, f func(InputContext) (data.Dataset, error), opts ...InputOptions,
+) (*DistributedDataset, error) {
 	const op = "DistributeDatasetsFromFunction"
 	if err := s.requireCross(ctx, op); err != nil {
 		return nil, err
@@ -116,7 +119,8 @@ func (s *Strategy) DistributeDatasetsFromFunction(ctx context.Context, f func(In
 	if o.ReplicationMode == PerReplicaInput {
 		contexts = nil
 		for i := range s.devices {
-			contexts = append(contexts, InputContext{NumInputPipelines: len(s.devices), InputPipelineID: i, NumReplicasInSync: in.NumReplicasInSync})
+			contexts = append(contexts,
+				InputContext{NumInputPipelines: len(s.devices), InputPipelineID: i, NumReplicasInSync: in.NumReplicasInSync})
 		}
 	}
 	d := &DistributedDataset{strategy: s, options: o, steps: -1, pad: s.kind != centralKind}
@@ -182,13 +186,16 @@ type ValueContext struct {
 
 // String prints the context as TensorFlow does.
 func (c ValueContext) String() string {
-	return fmt.Sprintf("tf.distribute.ValueContext(replica id %d,  total replicas in sync: %d)", c.ReplicaID, c.NumReplicas)
+	return fmt.Sprintf("tf.distribute.ValueContext(replica id %d,  total replicas in sync: %d)", c.ReplicaID,
+		c.NumReplicas)
 }
 
 // DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns the results as
 // one nest of [*PerReplica], even with one replica or if all values are equal. With [NewOneDeviceStrategy] it
 // returns the result unchanged.
-func (s *Strategy) DistributeValuesFromFunction(ctx context.Context, f func(ValueContext) (Value, error)) (Value, error) {
+func (s *Strategy) DistributeValuesFromFunction(
+	ctx context.Context, f func(ValueContext) (Value, error),
+) (Value, error) {
 	const op = "DistributeValuesFromFunction"
 	if err := s.requireCross(ctx, op); err != nil {
 		return nil, err

@@ -100,7 +100,12 @@ func TestDatasetErrors(t *testing.T) {
 		says    string
 	}{
 		{"unbatched", tensor.Scalar(int64(1)), distribute.ErrInvalid, "call Batch on the dataset"},
-		{"other lengths", []any{counting(0, 2), counting(0, 3)}, distribute.ErrMismatch, "element[1] has 3 rows, the tensors before it 2"},
+		{
+			"other lengths",
+			[]any{counting(0, 2), counting(0, 3)},
+			distribute.ErrMismatch,
+			"element[1] has 3 rows, the tensors before it 2",
+		},
 		{"no tensor", []any{"x"}, distribute.ErrInvalid, "element[0] is a string"},
 		{"empty", []any{}, distribute.ErrInvalid, "holds no tensor"},
 		{"the source's error", errStep, errStep, ""},
@@ -175,14 +180,17 @@ func TestDistributeDatasetOfAShard(t *testing.T) {
 		opts distribute.InputOptions
 		want string
 	}{
-		{"this worker's", rows.Shard(1, 2).Batch(4), of(1, 2, distribute.ShardAuto), "the dataset has Shard(1, 2), this worker's share, which the strategy would divide again: it gives each of the 2 workers its share itself. Leave out Shard; "},
+		{"this worker's", rows.Shard(1, 2).Batch(4), of(1, 2, distribute.ShardAuto), "the dataset has Shard(1, 2), this " +
+			"worker's share, which the strategy would divide again: it gives each of the 2 workers its share itself. Leave " +
+			"out Shard; "},
 		{"by its data", rows.Shuffle(1).Batch(4).Shard(0, 3).Prefetch(1), of(0, 3, distribute.ShardData), "has Shard(0, 3)"},
 		{"the policy is off", rows.Shard(1, 2).Batch(4), of(1, 2, distribute.ShardOff), ""},
 		{"a tenth, on all", rows.Shard(0, 10).Batch(4), of(1, 2, distribute.ShardAuto), ""},
 		{"one worker", rows.Shard(0, 1).Batch(4), of(0, 1, distribute.ShardAuto), ""},
 	} {
 		_, err := s.DistributeDataset(c.ds, c.opts)
-		if (err != nil) != (c.want != "") || err != nil && !(strings.Contains(err.Error(), c.want) && errors.Is(err, distribute.ErrInvalid)) {
+		if (err != nil) != (c.want != "") || err != nil &&
+			!(strings.Contains(err.Error(), c.want) && errors.Is(err, distribute.ErrInvalid)) {
 			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 	}

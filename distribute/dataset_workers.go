@@ -122,5 +122,6 @@ func (d *DistributedDataset) sendLike(ctx context.Context, like Value) (Value, e
 			return like, nil
 		}
 	}
-	return nil, errorf(op, ErrUnsupported, "a worker without elements cannot receive their structure from the other workers: want tensors, or []any, tensor.Tuple or map[string]any of them")
+	return nil, errorf(op, ErrUnsupported, "a worker without elements cannot receive their structure from the other "+
+		"workers: want tensors, or []any, tensor.Tuple or map[string]any of them")
 }

@@ -14,7 +14,10 @@ func Default() *Strategy { return defaultStrategy().strategy }
 
 // defaultStrategy makes the default strategy and the replica of code outside of a Run.
 var defaultStrategy = sync.OnceValue(func() *Replica {
-	s, err := (&Strategy{kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU}, task: cluster.NoTask}).open("Default")
+	s, err := (&Strategy{
+		kind: defaultKind, oneDevice: true, devices: []Device{localCPU}, params: []Device{localCPU},
+		task: cluster.NoTask,
+	}).open("Default")
 	if err != nil {
 		panic(err) // nothing can fail
 	}

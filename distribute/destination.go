@@ -11,7 +11,8 @@ type Destination interface {
 }
 
 func errNoDestination(op string) error {
-	return errorf(op, ErrInvalid, "destinations can not be empty: the destination is nil; want a value (Like), a variable or a device (At)")
+	return errorf(op, ErrInvalid, "destinations can not be empty: the destination is nil; want a value (Like), a "+
+		"variable or a device (At)")
 }
 
 // At is the destination named by a device string.
@@ -49,7 +50,8 @@ func (l likeValue) destination(op string) ([]Device, error) {
 	if d, ok := DeviceOf(l.v); ok {
 		return []Device{d}, nil
 	}
-	return nil, errorf(op, ErrInvalid, "destinations must be one of a distributed value, a variable, a tensor, or a device string, not %v", l.v)
+	return nil, errorf(op, ErrInvalid, "destinations must be one of a distributed value, a variable, a tensor, or a "+
+		"device string, not %v", l.v)
 }
 
 func (c *components) destination(op string) ([]Device, error) {

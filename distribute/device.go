@@ -62,7 +62,8 @@ func ParseDevice(s string) (Device, error) {
 				d.Index = n
 			}
 		default:
-			return bad("unknown attribute '%s' is encountered while parsing the device spec: '%s'. Want a form such as CPU:0, /gpu:1 or /job:localhost/replica:0/task:0/device:CPU:0", key, s)
+			return bad("unknown attribute '%s' is encountered while parsing the device spec: '%s'. Want a form such as CPU:0, "+
+				"/gpu:1 or /job:localhost/replica:0/task:0/device:CPU:0", key, s)
 		}
 	}
 	return d, nil

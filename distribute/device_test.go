@@ -40,21 +40,67 @@ func TestStrategyDevices(t *testing.T) {
 		{name: "one per core", want: full(cpus...)},
 		{name: "logical CPUs", cfg: distribute.MirroredConfig{LogicalCPUs: 3}, want: full("CPU:0", "CPU:1", "CPU:2")},
 		{name: "all accelerators", cfg: distribute.MirroredConfig{Engine: gpus}, want: full("GPU:0", "GPU:1")},
-		{name: "accelerators of another kind", cfg: distribute.MirroredConfig{Engine: fakeEngine{{Kind: "NPU", Index: 0}, {Kind: "NPU", Index: 1}}}, want: full("NPU:0", "NPU:1")},
-		{name: "one of another kind", cfg: distribute.MirroredConfig{Engine: fakeEngine{{Kind: "NPU", Index: 0}}, Devices: []string{"/device:npu:0"}}, want: full("NPU:0")},
+		{
+			name: "accelerators of another kind",
+			cfg: distribute.MirroredConfig{Engine: fakeEngine{
+				{Kind: "NPU", Index: 0},
+				{Kind: "NPU", Index: 1},
+			}}, want: full("NPU:0", "NPU:1"),
+		},
+		{
+			name: "one of another kind",
+			cfg: distribute.MirroredConfig{
+				Engine:  fakeEngine{{Kind: "NPU", Index: 0}},
+				Devices: []string{"/device:npu:0"},
+			}, want: full("NPU:0"),
+		},
 		{name: "an engine without accelerators", cfg: distribute.MirroredConfig{Engine: gpus[:1]}, want: full("CPU:0")},
-		{name: "short forms", cfg: distribute.MirroredConfig{LogicalCPUs: 5, Devices: []string{"cpu:1", "/cpu:2", "/device:CPU:3", "CPU:0", "/job:localhost/replica:0/task:0/device:CPU:4"}}, want: full("CPU:1", "CPU:2", "CPU:3", "CPU:0", "CPU:4")},
-		{name: "a CPU and a GPU", cfg: distribute.MirroredConfig{Engine: gpus, Devices: []string{"/gpu:1", "cpu"}}, want: full("GPU:1", "CPU:0")},
-		{name: "empty", cfg: distribute.MirroredConfig{LogicalCPUs: 1, Devices: []string{}}, want: "/job:localhost/replica:0/task:0/device:CPU:0"},
-		{name: "twice", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:1", "/device:cpu:1"}}, says: "no duplicates allowed"},
-		{name: "unknown index", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:2"}}, says: "device CPU:2 does not exist: want one of CPU:0, CPU:1"},
-		{name: "unknown kind", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"GPU:0"}}, says: "device GPU:0 does not exist"},
-		{name: "a kind that is no name", cfg: distribute.MirroredConfig{Devices: []string{"/device:7:0"}}, says: "'7' in the device spec '/device:7:0' is no type of device"},
+		{
+			name: "short forms",
+			cfg: distribute.MirroredConfig{
+				LogicalCPUs: 5,
+				Devices:     []string{"cpu:1", "/cpu:2", "/device:CPU:3", "CPU:0", "/job:localhost/replica:0/task:0/device:CPU:4"},
+			},
+			want: full("CPU:1", "CPU:2", "CPU:3", "CPU:0", "CPU:4"),
+		},
+		{
+			name: "a CPU and a GPU", cfg: distribute.MirroredConfig{Engine: gpus, Devices: []string{"/gpu:1", "cpu"}},
+			want: full("GPU:1", "CPU:0"),
+		},
+		{
+			name: "empty", cfg: distribute.MirroredConfig{LogicalCPUs: 1, Devices: []string{}},
+			want: "/job:localhost/replica:0/task:0/device:CPU:0",
+		},
+		{
+			name: "twice", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:1", "/device:cpu:1"}},
+			says: "no duplicates allowed",
+		},
+		{
+			name: "unknown index", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"CPU:2"}},
+			says: "device CPU:2 does not exist: want one of CPU:0, CPU:1",
+		},
+		{
+			name: "unknown kind", cfg: distribute.MirroredConfig{LogicalCPUs: 2, Devices: []string{"GPU:0"}},
+			says: "device GPU:0 does not exist",
+		},
+		{
+			name: "a kind that is no name", cfg: distribute.MirroredConfig{Devices: []string{"/device:7:0"}},
+			says: "'7' in the device spec '/device:7:0' is no type of device",
+		},
 		{name: "malformed", cfg: distribute.MirroredConfig{Devices: []string{"FOO:0"}}, says: "unknown attribute 'FOO'"},
-		{name: "another worker's", cfg: distribute.MirroredConfig{Devices: []string{"/job:worker/task:1/device:CPU:0"}}, says: "belongs to another worker"},
-		{name: "more CPUs than the engine has", cfg: distribute.MirroredConfig{Engine: gpus, LogicalCPUs: 2}, says: "opened with 1 CPU devices"},
+		{
+			name: "another worker's", cfg: distribute.MirroredConfig{Devices: []string{"/job:worker/task:1/device:CPU:0"}},
+			says: "belongs to another worker",
+		},
+		{
+			name: "more CPUs than the engine has", cfg: distribute.MirroredConfig{Engine: gpus, LogicalCPUs: 2},
+			says: "opened with 1 CPU devices",
+		},
 		{name: "negative", cfg: distribute.MirroredConfig{LogicalCPUs: -1}, says: "LogicalCPUs is -1"},
-		{name: "packs", cfg: distribute.MirroredConfig{Options: distribute.Options{BytesPerPack: -2}}, says: "must be >=0, received -2"},
+		{
+			name: "packs", cfg: distribute.MirroredConfig{Options: distribute.Options{BytesPerPack: -2}},
+			says: "must be >=0, received -2",
+		},
 	} {
 		s, err := distribute.NewMirroredStrategy(c.cfg)
 		if c.says != "" {
@@ -85,7 +131,10 @@ func TestStrategyDevices(t *testing.T) {
 }
 
 func FuzzParseDevice(f *testing.F) {
-	for _, s := range []string{"", "cpu", "CPU:0", "/gpu:1", "/job:worker/replica:0/task:3/device:CPU:1", "/device:GPU:*", "TPU:0/CPU:1", "/device:XLA_NPU:2", "//", "job::", "cpu:-1"} {
+	for _, s := range []string{
+		"", "cpu", "CPU:0", "/gpu:1", "/job:worker/replica:0/task:3/device:CPU:1", "/device:GPU:*",
+		"TPU:0/CPU:1", "/device:XLA_NPU:2", "//", "job::", "cpu:-1",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

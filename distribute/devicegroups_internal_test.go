@@ -53,7 +53,8 @@ func TestDeviceGroups(t *testing.T) {
 			t.Errorf("%v: got %s, want %s", c.devices, got, c.want)
 		}
 	}
-	if got := fmt.Sprint(deviceGroups(fstest.MapFS{}, devicesNamed(t, "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:4", "CPU:5"))); got != "[0 0 0 0 1 1]" {
+	if got := fmt.Sprint(deviceGroups(fstest.MapFS{},
+		devicesNamed(t, "CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:4", "CPU:5"))); got != "[0 0 0 0 1 1]" {
 		t.Errorf("nothing known: got %s", got)
 	}
 	if got := len(DeviceGroups(devicesNamed(t, "CPU:0", "CPU:1"))); got != 2 {

@@ -35,9 +35,12 @@ func IsSingleWorker(devices []string) (bool, error) {
 	}
 	switch {
 	case local > 0 && remote > 0:
-		return false, errorf(op, ErrInvalid, "local device should have only 'localhost' in the job field, as in /job:localhost/replica:0/task:0/device:CPU:0; devices of this process and of other jobs cannot be mixed: %q", devices)
+		return false, errorf(op, ErrInvalid, "local device should have only 'localhost' in the job field, as in "+
+			"/job:localhost/replica:0/task:0/device:CPU:0; devices of this process and of other jobs cannot be mixed: %q",
+			devices)
 	case len(workers) == 1 && open != "":
-		return false, errorf(op, ErrInvalid, "remote device string must have task specified, as in /job:worker/task:0/device:CPU:0: %s has none", open)
+		return false, errorf(op, ErrInvalid, "remote device string must have task specified, as in "+
+			"/job:worker/task:0/device:CPU:0: %s has none", open)
 	}
 	return len(workers) == 1, nil
 }
@@ -91,7 +94,8 @@ func GPUsPerWorker(devices []string) (int, error) {
 			gpus := gpuIndices(names)
 			switch {
 			case count >= 0 && len(gpus) != count:
-				return 0, errorf(op, ErrInvalid, "all workers should have the same number of GPUs: one has %d, another %d", count, len(gpus))
+				return 0, errorf(op, ErrInvalid, "all workers should have the same number of GPUs: one has %d, another %d", count,
+					len(gpus))
 			case slices.ContainsFunc(gpus, func(i int) bool { return i >= len(gpus) }):
 				return 0, errorf(op, ErrInvalid, "GPU `device_index` on a worker should be consecutive and start from 0: %q", names)
 			}

@@ -10,9 +10,12 @@
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
 //	…
 //	defer s.Close()
-//	losses, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-//		return r.AllReduce(ctx, distribute.Sum, args[0])
-//	}, batch)
+//
+// losses, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value)
+//
+//	(distribute.Value, error) {
+//			return r.AllReduce(ctx, distribute.Sum, args[0])
+//		}, batch)
 //
 // # Contexts
 //

@@ -26,7 +26,8 @@ func knownDevices(op string, e engine.Engine, cpus int) ([]engine.Device, error)
 	case cpus < 0:
 		return nil, errorf(op, ErrInvalid, "LogicalCPUs is %d; want at least 1, or 0 for the default", cpus)
 	case e != nil && cpus > engineCPUs:
-		return nil, errorf(op, ErrInvalid, "LogicalCPUs is %d but the engine %s was opened with %d CPU devices", cpus, e.Name(), engineCPUs)
+		return nil, errorf(op, ErrInvalid, "LogicalCPUs is %d but the engine %s was opened with %d CPU devices", cpus,
+			e.Name(), engineCPUs)
 	case cpus == 0 && e != nil:
 		cpus = engineCPUs
 	case cpus == 0:
@@ -64,7 +65,8 @@ func defaultDevices(known []engine.Device) []string {
 // distinct.
 func canonicalDevices(op string, names []string, known []engine.Device) ([]Device, error) {
 	if len(names) == 0 {
-		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)", joinDevices(known))
+		return nil, errorf(op, ErrInvalid, "the list of devices is empty: give at least one, or nil for all devices (%s)",
+			joinDevices(known))
 	}
 	devices := make([]Device, len(names))
 	for i, name := range names {
@@ -73,15 +75,18 @@ func canonicalDevices(op string, names []string, known []engine.Device) ([]Devic
 			return nil, errorf(op, ErrInvalid, "device %d: %w", i, err)
 		}
 		if !d.local() {
-			return nil, errorf(op, ErrInvalid, "device %v belongs to another worker: in-graph multi-worker training with MirroredStrategy is not supported", d)
+			return nil, errorf(op, ErrInvalid, "device %v belongs to another worker: in-graph multi-worker training with "+
+				"MirroredStrategy is not supported", d)
 		}
 		for _, other := range devices[:i] {
 			if other == d {
-				return nil, errorf(op, ErrInvalid, "no duplicates allowed in the list of devices: %v is given twice in %q", d, names)
+				return nil, errorf(op, ErrInvalid, "no duplicates allowed in the list of devices: %v is given twice in %q", d,
+					names)
 			}
 		}
 		if !isKnown(d, known) {
-			return nil, errorf(op, ErrInvalid, "device %s does not exist: want one of %s; set LogicalCPUs for more logical CPU devices", d.Short(), joinDevices(known))
+			return nil, errorf(op, ErrInvalid, "device %s does not exist: want one of %s; set LogicalCPUs for more logical "+
+				"CPU devices", d.Short(), joinDevices(known))
 		}
 		devices[i] = d
 	}

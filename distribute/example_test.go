@@ -12,7 +12,10 @@ import (
 
 // twoReplicas returns a strategy over two logical CPU devices.
 func twoReplicas() *distribute.Strategy {
-	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+		Devices:     []string{"CPU:0", "CPU:1"},
+		LogicalCPUs: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -31,10 +34,11 @@ func ExampleRun() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	out, err := distribute.Run(ctx, s, func(_ context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-		x := tensor.Data[float32](args[0].(*tensor.Tensor))
-		return tensor.From([]float32{x[0] * 10, x[1] * 10}), nil
-	}, input)
+	out, err := distribute.Run(ctx, s,
+		func(_ context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+			x := tensor.Data[float32](args[0].(*tensor.Tensor))
+			return tensor.From([]float32{x[0] * 10, x[1] * 10}), nil
+		}, input)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -52,13 +56,14 @@ func ExampleRunTyped() {
 	defer s.Close()
 
 	type loss struct{ Mean float64 }
-	losses, err := distribute.RunTyped(context.Background(), s, func(_ context.Context, _ *distribute.Replica, batch []float64) (loss, error) {
-		sum := 0.0
-		for _, x := range batch {
-			sum += x
-		}
-		return loss{sum / float64(len(batch))}, nil
-	}, [][]float64{{1, 2, 3}, {4, 5}})
+	losses, err := distribute.RunTyped(context.Background(), s,
+		func(_ context.Context, _ *distribute.Replica, batch []float64) (loss, error) {
+			sum := 0.0
+			for _, x := range batch {
+				sum += x
+			}
+			return loss{sum / float64(len(batch))}, nil
+		}, [][]float64{{1, 2, 3}, {4, 5}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -71,9 +76,10 @@ func ExampleReplica_AllReduce() {
 	s := twoReplicas()
 	defer s.Close()
 
-	out, err := distribute.Run(context.Background(), s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return r.AllReduce(ctx, distribute.Sum, []any{tensor.Scalar(float32(1.5)), tensor.From([]float32{1, 2})})
-	})
+	out, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return r.AllReduce(ctx, distribute.Sum, []any{tensor.Scalar(float32(1.5)), tensor.From([]float32{1, 2})})
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -90,13 +96,15 @@ func ExampleReplica_MergeCall() {
 	s := twoReplicas()
 	defer s.Close()
 
-	_, err := distribute.Run(context.Background(), s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		mine := tensor.From([]int64{int64(r.ID()), 7})
-		return r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-			fmt.Println("once:", args[0])
-			return nil, nil
-		}, mine)
-	})
+	_, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			mine := tensor.From([]int64{int64(r.ID()), 7})
+			return r.MergeCall(ctx,
+				func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+					fmt.Println("once:", args[0])
+					return nil, nil
+				}, mine)
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -117,17 +125,20 @@ func ExampleStrategy_Update() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	_, err = distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-			sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], v)
-			if err != nil {
-				return nil, err
-			}
-			return c.Update(ctx, v, func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-				return nil, v.Assign(args[0])
-			}, sum)
-		}, tensor.Scalar(float32(1)))
-	})
+	_, err = distribute.Run(ctx, s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return r.MergeCall(ctx,
+				func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+					sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], v)
+					if err != nil {
+						return nil, err
+					}
+					return c.Update(ctx, v,
+						func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+							return nil, v.Assign(args[0])
+						}, sum)
+				}, tensor.Scalar(float32(1)))
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -183,9 +194,10 @@ func ExampleStrategy_DistributeDataset() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		rows, err := distribute.RunTyped(ctx, s, func(_ context.Context, _ *distribute.Replica, v distribute.Value) (string, error) {
-			return v.(data.Batch).Inputs[0].Format(), nil
-		}, s.LocalResults(batch))
+		rows, err := distribute.RunTyped(ctx, s,
+			func(_ context.Context, _ *distribute.Replica, v distribute.Value) (string, error) {
+				return v.(data.Batch).Inputs[0].Format(), nil
+			}, s.LocalResults(batch))
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -34,13 +34,15 @@ type step func(ctx context.Context, r *distribute.Replica) error
 
 func sum(ctx context.Context, r *distribute.Replica, name string, shape ...int) error {
 	t := tensor.New(tensor.Float32, shape...)
-	return r.AllReduceInto(ctx, distribute.Sum, []*tensor.Tensor{tensor.New(tensor.Float32, shape...)}, []*tensor.Tensor{t}, []string{name})
+	return r.AllReduceInto(ctx, distribute.Sum, []*tensor.Tensor{tensor.New(tensor.Float32, shape...)},
+		[]*tensor.Tensor{t}, []string{name})
 }
 
 func merge(ctx context.Context, r *distribute.Replica) error {
-	_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-		return nil, nil
-	})
+	_, err := r.MergeCall(ctx,
+		func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+			return nil, nil
+		})
 	return err
 }
 
@@ -157,15 +159,19 @@ var failures = []struct {
 			_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: float32(1)})
 			return err
 		},
-		kind: distribute.ErrMismatch, says: []string{"the calls differ: replica ", " merge_call #0 for NewVariable", " merge_call #0, called at "}, sites: 2,
+		kind: distribute.ErrMismatch, says: []string{
+			"the calls differ: replica ", " merge_call #0 for NewVariable",
+			" merge_call #0, called at ",
+		}, sites: 2,
 	},
 	{
 		name: "merge calls with other arguments",
 		last: merge,
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-				return nil, nil
-			}, float32(1))
+			_, err := r.MergeCall(ctx,
+				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+					return nil, nil
+				}, float32(1))
 			return err
 		},
 		kind: distribute.ErrMismatch, says: []string{"gives 0 arguments, replica 0 1"}, sites: 2,
@@ -181,20 +187,25 @@ var failures = []struct {
 	{
 		name: "Close",
 		last: func(_ context.Context, r *distribute.Replica) error { return r.Strategy().Close() },
-		kind: distribute.ErrContext, says: []string{"distribute: Close at ", "Close would wait for the step to end"}, sites: 2,
+		kind: distribute.ErrContext, says: []string{
+			"distribute: Close at ",
+			"Close would wait for the step to end",
+		}, sites: 2,
 	},
 	{
 		name: "Close inside a merge function",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-				return nil, c.Strategy().Close()
-			})
+			_, err := r.MergeCall(ctx,
+				func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					return nil, c.Strategy().Close()
+				})
 			return err
 		},
 		last: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-				return nil, c.Strategy().Close()
-			})
+			_, err := r.MergeCall(ctx,
+				func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					return nil, c.Strategy().Close()
+				})
 			return err
 		},
 		kind: distribute.ErrContext, says: []string{"Close would wait for the step to end"}, sites: 1,
@@ -208,9 +219,10 @@ var failures = []struct {
 	{
 		name: "nested Run",
 		last: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := distribute.Run(ctx, r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-				return nil, nil
-			})
+			_, err := distribute.Run(ctx, r.Strategy(),
+				func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+					return nil, nil
+				})
 			return err
 		},
 		kind: distribute.ErrContext, says: []string{"Runs do not nest", "distribute: Run at "}, sites: 2,
@@ -218,9 +230,10 @@ var failures = []struct {
 	{
 		name: "nested Run that hides its context",
 		last: func(_ context.Context, r *distribute.Replica) error {
-			_, err := distribute.Run(context.Background(), r.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-				return nil, nil
-			})
+			_, err := distribute.Run(context.Background(), r.Strategy(),
+				func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+					return nil, nil
+				})
 			return err
 		},
 		kind: distribute.ErrContext, says: []string{"inside a Run of the same strategy"}, sites: 1,
@@ -228,11 +241,13 @@ var failures = []struct {
 	{
 		name: "Run inside a merge function without its context",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-				return distribute.Run(context.Background(), c.Strategy(), func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-					return nil, nil
+			_, err := r.MergeCall(ctx,
+				func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					return distribute.Run(context.Background(), c.Strategy(),
+						func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+							return nil, nil
+						})
 				})
-			})
 			return err
 		},
 		last: merge,
@@ -241,9 +256,10 @@ var failures = []struct {
 	{
 		name: "a merge function that panics",
 		others: func(ctx context.Context, r *distribute.Replica) error {
-			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-				panic(errStep)
-			})
+			_, err := r.MergeCall(ctx,
+				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+					panic(errStep)
+				})
 			return err
 		},
 		last: merge,
@@ -279,14 +295,15 @@ func TestFailuresAreFoundAtOnce(t *testing.T) {
 						others = func(ctx context.Context, r *distribute.Replica) error { return sum(ctx, r, "gradient", 2) }
 					}
 					seen := make([]error, n)
-					_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-						do := others
-						if r.ID() == n-1 {
-							do = f.last
-						}
-						seen[r.ID()] = do(ctx, r)
-						return struct{}{}, seen[r.ID()]
-					}, nil)
+					_, err := distribute.RunTyped(t.Context(), s,
+						func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+							do := others
+							if r.ID() == n-1 {
+								do = f.last
+							}
+							seen[r.ID()] = do(ctx, r)
+							return struct{}{}, seen[r.ID()]
+						}, nil)
 					if passed := time.Since(start); passed != 0 {
 						t.Errorf("it took %v of virtual time, want none", passed)
 					}
@@ -337,13 +354,14 @@ func checkStepError(t *testing.T, err, kind error, says []string, sites, n int) 
 func checkRunsAgain(t *testing.T, s *distribute.Strategy) {
 	t.Helper()
 	n := s.NumReplicasInSync()
-	out, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (float32, error) {
-		v, err := r.AllReduce(ctx, distribute.Sum, float32(1))
-		if err != nil {
-			return 0, err
-		}
-		return tensor.Data[float32](v.(*tensor.Tensor))[0], merge(ctx, r)
-	}, nil)
+	out, err := distribute.RunTyped(t.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) (float32, error) {
+			v, err := r.AllReduce(ctx, distribute.Sum, float32(1))
+			if err != nil {
+				return 0, err
+			}
+			return tensor.Data[float32](v.(*tensor.Tensor))[0], merge(ctx, r)
+		}, nil)
 	if err != nil {
 		t.Fatalf("the next Run: %v", err)
 	}
@@ -367,13 +385,14 @@ func TestBlockedReplicaIsFoundByTheDeadline(t *testing.T) {
 					stuck := make(chan struct{})
 					defer close(stuck)
 					start := time.Now()
-					_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-						if r.ID() == n-1 {
-							<-stuck // a channel of the user's
-							return struct{}{}, nil
-						}
-						return struct{}{}, wait(ctx, r)
-					}, nil)
+					_, err := distribute.RunTyped(t.Context(), s,
+						func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+							if r.ID() == n-1 {
+								<-stuck // a channel of the user's
+								return struct{}{}, nil
+							}
+							return struct{}{}, wait(ctx, r)
+						}, nil)
 					if passed := time.Since(start); passed < timeout || passed > timeout+time.Minute {
 						t.Errorf("it took %v, want the timeout %v and a little grace", passed, timeout)
 					}
@@ -399,13 +418,14 @@ func TestCancellationEndsEveryWait(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				time.AfterFunc(time.Second, func() { cancel(errStep) })
 				start := time.Now()
-				_, err := distribute.RunTyped(ctx, s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-					if r.ID() == 1 {
-						<-ctx.Done()
-						return struct{}{}, context.Cause(ctx)
-					}
-					return struct{}{}, wait(ctx, r)
-				}, nil)
+				_, err := distribute.RunTyped(ctx, s,
+					func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+						if r.ID() == 1 {
+							<-ctx.Done()
+							return struct{}{}, context.Cause(ctx)
+						}
+						return struct{}{}, wait(ctx, r)
+					}, nil)
 				if passed := time.Since(start); passed != time.Second {
 					t.Errorf("it took %v, want 1s", passed)
 				}
@@ -424,10 +444,11 @@ func TestCancellationBeforeRun(t *testing.T) {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 		hold, released := make(chan struct{}), make(chan error)
 		go func() {
-			_, err := distribute.RunTyped(t.Context(), s, func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
-				<-hold
-				return struct{}{}, nil
-			}, nil)
+			_, err := distribute.RunTyped(t.Context(), s,
+				func(context.Context, *distribute.Replica, struct{}) (struct{}, error) {
+					<-hold
+					return struct{}{}, nil
+				}, nil)
 			released <- err
 		}()
 		synctest.Wait()
@@ -458,21 +479,22 @@ func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
 	for range 8 {
 		wait.Go(func() {
 			for range 20 {
-				_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-					if r.ID() == 0 {
-						mu.Lock()
-						inside++
-						most = max(most, inside)
-						mu.Unlock()
-					}
-					err := sum(ctx, r, "x", 1)
-					if r.ID() == 0 {
-						mu.Lock()
-						inside--
-						mu.Unlock()
-					}
-					return struct{}{}, err
-				}, nil)
+				_, err := distribute.RunTyped(t.Context(), s,
+					func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+						if r.ID() == 0 {
+							mu.Lock()
+							inside++
+							most = max(most, inside)
+							mu.Unlock()
+						}
+						err := sum(ctx, r, "x", 1)
+						if r.ID() == 0 {
+							mu.Lock()
+							inside--
+							mu.Unlock()
+						}
+						return struct{}{}, err
+					}, nil)
 				if err != nil {
 					t.Error(err)
 				}
@@ -489,13 +511,14 @@ func TestRunsOfOneStrategyAreSerialised(t *testing.T) {
 func TestTheOddOneIsNamedFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mirrored(t, 5, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
-		_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-			if r.ID() == 3 {
-				synctest.Wait() // all others wait for it
-				return struct{}{}, sum(ctx, r, "gradient", 7)
-			}
-			return struct{}{}, sum(ctx, r, "gradient", 2)
-		}, nil)
+		_, err := distribute.RunTyped(t.Context(), s,
+			func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+				if r.ID() == 3 {
+					synctest.Wait() // all others wait for it
+					return struct{}{}, sum(ctx, r, "gradient", 7)
+				}
+				return struct{}{}, sum(ctx, r, "gradient", 2)
+			}, nil)
 		const want = `the calls differ: replica 3 (CPU:3) makes all_reduce SUM #0 "gradient" float32 (7,), ` +
 			`replica 0 (CPU:0), replica 1 (CPU:1), replica 2 (CPU:2), replica 4 (CPU:4) make all_reduce SUM #0 "gradient" float32 (2,)` + "\n"
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -511,10 +534,11 @@ func TestNestedRun(t *testing.T) {
 		"its context": func(ctx context.Context) context.Context { return ctx },
 		"another":     func(context.Context) context.Context { return t.Context() },
 	} {
-		_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, _ *distribute.Replica, _ struct{}) (struct{}, error) {
-			_, err := distribute.RunTyped(outer(ctx), s, step, nil)
-			return struct{}{}, err
-		}, nil)
+		_, err := distribute.RunTyped(t.Context(), s,
+			func(ctx context.Context, _ *distribute.Replica, _ struct{}) (struct{}, error) {
+				_, err := distribute.RunTyped(outer(ctx), s, step, nil)
+				return struct{}{}, err
+			}, nil)
 		if !errors.Is(err, distribute.ErrNested) || !errors.Is(err, distribute.ErrContext) {
 			t.Errorf("%s: got %v, want ErrNested and ErrContext", name, err)
 		}
@@ -536,9 +560,10 @@ func TestClosedStrategy(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, err := distribute.Run(t.Context(), s, func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
-		return nil, nil
-	})
+	_, err := distribute.Run(t.Context(), s,
+		func(context.Context, *distribute.Replica, ...distribute.Value) (distribute.Value, error) {
+			return nil, nil
+		})
 	if !errors.Is(err, distribute.ErrClosed) {
 		t.Errorf("got %v, want ErrClosed", err)
 	}
@@ -554,10 +579,11 @@ func TestCloseDuringRun(t *testing.T) {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 		start := time.Now()
 		run := func(d time.Duration) error {
-			_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-				time.Sleep(d)
-				return struct{}{}, sum(ctx, r, "x", 1)
-			}, nil)
+			_, err := distribute.RunTyped(t.Context(), s,
+				func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+					time.Sleep(d)
+					return struct{}{}, sum(ctx, r, "x", 1)
+				}, nil)
 			return err
 		}
 		first, second := make(chan error), make(chan error)
@@ -584,13 +610,14 @@ func TestWaitForAbandonedReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 		start := time.Now()
-		_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-			if r.ID() == 0 {
-				return struct{}{}, errStep
-			}
-			time.Sleep(time.Minute)
-			return struct{}{}, nil
-		}, nil)
+		_, err := distribute.RunTyped(t.Context(), s,
+			func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+				if r.ID() == 0 {
+					return struct{}{}, errStep
+				}
+				time.Sleep(time.Minute)
+				return struct{}{}, nil
+			}, nil)
 		failure, ok := err.(*distribute.StepError)
 		if passed := time.Since(start); !ok || !errors.Is(err, errStep) || passed != 10*time.Second {
 			t.Fatalf("after %v: got %v, want a *StepError after 10s", passed, err)

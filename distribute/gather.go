@@ -15,7 +15,8 @@ import (
 func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Options) (Value, error) {
 	const name = "Gather"
 	if f := frameOf(ctx); f != nil && f.replica != nil && f.strategy == s {
-		return nil, errorf(name, ErrContext, "called inside a step function; the method requires being in cross-replica context: use Replica.AllGather instead")
+		return nil, errorf(name, ErrContext, "called inside a step function; the method requires being in cross-replica "+
+			"context: use Replica.AllGather instead")
 	}
 	o, err := s.enterCross(ctx, name, Sum, opts)
 	if err != nil {
@@ -25,7 +26,8 @@ func (s *Strategy) Gather(ctx context.Context, v Value, axis int, opts ...Option
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
 	if _, sparse := v.(*tensor.IndexedSlices); sparse {
-		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: pass the replicas' components, or convert them with Densify")
+		return nil, errorf(name, ErrUnsupported, "gather does not support IndexedSlices: pass the replicas' components, or "+
+			"convert them with Densify")
 	}
 	d, ok := v.(distributed)
 	if kept, isStored := v.(stored); isStored {

@@ -14,7 +14,10 @@ import (
 
 // drawParts draws tensors of one dtype whose shapes differ along one axis only, filled with different numbers.
 func drawParts(rt *rapid.T, n int) (parts []*tensor.Tensor, axis int) {
-	dtype := rapid.SampledFrom([]tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Int64, tensor.Bool, tensor.String}).Draw(rt, "dtype")
+	dtype := rapid.SampledFrom([]tensor.DType{
+		tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Int64, tensor.Bool,
+		tensor.String,
+	}).Draw(rt, "dtype")
 	rank := rapid.IntRange(1, 4).Draw(rt, "rank")
 	axis = rapid.IntRange(0, rank-1).Draw(rt, "axis")
 	shape := make([]int, rank)
@@ -108,9 +111,10 @@ func TestGather(t *testing.T) {
 			if err != nil {
 				rt.Fatalf("Gather by %v: %v", s.CrossDeviceOps(), err)
 			}
-			all, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
-				return r.AllGather(ctx, map[string]any{"x": x}, given)
-			}, components)
+			all, err := distribute.RunTyped(context.Background(), s,
+				func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
+					return r.AllGather(ctx, map[string]any{"x": x}, given)
+				}, components)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -141,25 +145,41 @@ func TestGatherErrors(t *testing.T) {
 		{"scalars", distribute.NewPerReplica(f32(), f32()), 0, distribute.ErrInvalid, "can't concatenate scalars"},
 		{"axis", distribute.NewPerReplica(f32(2), f32(2)), 1, distribute.ErrInvalid, "in the range [-1, 1), but got 1"},
 		{"negative axis", distribute.NewPerReplica(f32(2), f32(2)), -2, distribute.ErrInvalid, "but got -2"},
-		{"other dimension", distribute.NewPerReplica(f32(1, 1), f32(1, 2)), 0, distribute.ErrMismatch, "dimension 1 in both shapes must be equal: shape[0] = [1,1] vs. shape[1] = [1,2]"},
-		{"ranks", distribute.NewPerReplica(f32(1), f32(1, 2)), 0, distribute.ErrMismatch, "ranks of all input tensors should match"},
-		{"dtypes", distribute.NewPerReplica(f32(1), tensor.From([]int64{1})), 0, distribute.ErrMismatch, "expected to be a float32 tensor"},
+		{
+			"other dimension", distribute.NewPerReplica(f32(1, 1), f32(1, 2)), 0, distribute.ErrMismatch,
+			"dimension 1 in both shapes must be equal: shape[0] = [1,1] vs. shape[1] = [1,2]",
+		},
+		{
+			"ranks", distribute.NewPerReplica(f32(1), f32(1, 2)), 0, distribute.ErrMismatch,
+			"ranks of all input tensors should match",
+		},
+		{
+			"dtypes", distribute.NewPerReplica(f32(1), tensor.From([]int64{1})), 0, distribute.ErrMismatch,
+			"expected to be a float32 tensor",
+		},
 		{"slices", rows, 0, distribute.ErrUnsupported, "gather does not support IndexedSlices"},
-		{"slices of no known shape", distribute.NewPerReplica(rows, rows), 0, distribute.ErrInvalid, "dense shape of the IndexedSlices is not known"},
+		{
+			"slices of no known shape", distribute.NewPerReplica(rows, rows), 0, distribute.ErrInvalid,
+			"dense shape of the IndexedSlices is not known",
+		},
 	} {
 		if _, err := s.Gather(t.Context(), c.v, c.axis); !errors.Is(err, c.kind) || !containsAll(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %v saying %q", c.name, err, c.kind, c.says)
 		}
 	}
-	_, err := distribute.GatherWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(rows, rows), distribute.At("CPU:0"), 0)
-	if !errors.Is(err, distribute.ErrUnsupported) || !containsAll(err.Error(), "gather/all_gather does not support IndexedSlices") {
+	_, err := distribute.GatherWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(rows, rows),
+		distribute.At("CPU:0"), 0)
+	if !errors.Is(err, distribute.ErrUnsupported) || !containsAll(err.Error(), "gather/all_gather does not support "+
+		"IndexedSlices") {
 		t.Errorf("CrossDeviceOps: got %v", err)
 	}
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		if _, err := r.AllGather(ctx, []any{f32(1), rows}, 0); !errors.Is(err, distribute.ErrUnsupported) || !containsAll(err.Error(), "all_gather does not support IndexedSlices", "gather_test.go") {
+		if _, err := r.AllGather(ctx, []any{f32(1), rows}, 0); !errors.Is(err, distribute.ErrUnsupported) ||
+			!containsAll(err.Error(), "all_gather does not support IndexedSlices", "gather_test.go") {
 			t.Errorf("in a step: got %v", err)
 		}
-		if _, err := s.Gather(ctx, f32(1), 0); !errors.Is(err, distribute.ErrContext) || !containsAll(err.Error(), "AllGather") {
+		if _, err := s.Gather(ctx, f32(1), 0); !errors.Is(err, distribute.ErrContext) ||
+			!containsAll(err.Error(), "AllGather") {
 			t.Errorf("Gather in a step: got %v", err)
 		}
 		return nil
@@ -174,11 +194,14 @@ type collecting struct {
 	distribute.ReductionToOneDevice
 }
 
-func (collecting) BatchGather(ctx context.Context, batch []distribute.Reduction, axis int, o distribute.Options) ([]distribute.Value, error) {
+func (collecting) BatchGather(
+	ctx context.Context, batch []distribute.Reduction, axis int, o distribute.Options,
+) ([]distribute.Value, error) {
 	out := make([]distribute.Value, len(batch))
 	for i, b := range batch {
 		values := b.Value.Values()
-		v, err := distribute.GatherWith(ctx, distribute.ReductionToOneDevice{}, distribute.NewPerReplica(values[1], values[0]), distribute.NewMirrored(values...), axis, o)
+		v, err := distribute.GatherWith(ctx, distribute.ReductionToOneDevice{},
+			distribute.NewPerReplica(values[1], values[0]), distribute.NewMirrored(values...), axis, o)
 		if err != nil {
 			return nil, err
 		}
@@ -206,7 +229,10 @@ func TestUsersGather(t *testing.T) {
 func TestSlicesAmongTensors(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 	dense := tensor.From([]float32{1, 2, 3, 4}, 2, 2)
-	slices := &tensor.IndexedSlices{Values: tensor.From([]float32{5, 6}, 1, 2), Indices: tensor.From([]int64{1}), DenseShape: tensor.From([]int64{2, 2})}
+	slices := &tensor.IndexedSlices{
+		Values: tensor.From([]float32{5, 6}, 1, 2), Indices: tensor.From([]int64{1}),
+		DenseShape: tensor.From([]int64{2, 2}),
+	}
 	reduce := func(values ...distribute.Value) error {
 		return inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 			v, err := r.AllReduce(ctx, distribute.Sum, values[r.ID()])
@@ -225,7 +251,8 @@ func TestSlicesAmongTensors(t *testing.T) {
 	if err := reduce(dense, dense); err != nil {
 		t.Error(err)
 	}
-	if err := reduce(slices, dense); !errors.Is(err, distribute.ErrMismatch) || !containsAll(err.Error(), "which are sparse") {
+	if err := reduce(slices, dense); !errors.Is(err, distribute.ErrMismatch) ||
+		!containsAll(err.Error(), "which are sparse") {
 		t.Errorf("slices where all replicas had tensors: got %v", err)
 	}
 	if err := reduce(slices, dense); err != nil { // a failed step forgets what nests were

@@ -20,7 +20,9 @@ type Gatherer interface {
 // GatherWith concatenates the components of v along an axis by ops, outside of a strategy, and places the
 // result on the destination's devices. A single tensor is a value of one component. IndexedSlices are not
 // supported, as in TensorFlow.
-func GatherWith(ctx context.Context, ops CrossDeviceOps, v Value, to Destination, axis int, opts ...Options) (Value, error) {
+func GatherWith(
+	ctx context.Context, ops CrossDeviceOps, v Value, to Destination, axis int, opts ...Options,
+) (Value, error) {
 	name := ops.String()
 	p, err := perReplica(v)
 	if err != nil {

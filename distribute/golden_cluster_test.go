@@ -203,10 +203,13 @@ func allFields(fields map[string]func() (any, error)) (map[string]any, error) {
 // goldenTFConfigResolver asks for each field by itself: it may be an error.
 func goldenTFConfigResolver(g *goldenRun) (map[string]any, error) {
 	ctor := options(g, "ctor")
-	r := &cluster.TFConfig{Layer: text(ctor, "rpc_layer"), Where: text(ctor, "environment"), Lookup: func(string) (string, bool) {
-		s, ok := g.c.Inputs["TF_CONFIG"].(string)
-		return s, ok
-	}}
+	r := &cluster.TFConfig{
+		Layer: text(ctor, "rpc_layer"), Where: text(ctor, "environment"),
+		Lookup: func(string) (string, bool) {
+			s, ok := g.c.Inputs["TF_CONFIG"].(string)
+			return s, ok
+		},
+	}
 	if task := caseTask(ctor); task != cluster.NoTask {
 		r.Overrides = &task
 	}
@@ -272,7 +275,8 @@ func goldenSlurmResolver(g *goldenRun) (map[string]any, error) {
 	ctor := options(g, "ctor")
 	cfg := cluster.SlurmConfig{
 		Jobs: numbers(ctor["jobs"]), PortBase: number(ctor, "port_base"), TasksPerNode: numbers(ctor["tasks_per_node"]),
-		TasksEach: number(ctor, "tasks_per_node"), GPUsPerNode: number(ctor, "gpus_per_node"), GPUsPerTask: number(ctor, "gpus_per_task"),
+		TasksEach: number(ctor, "tasks_per_node"), GPUsPerNode: number(ctor, "gpus_per_node"), GPUsPerTask: number(ctor,
+			"gpus_per_task"),
 		Layer: text(ctor, "rpc_layer"),
 		Lookup: func(k string) (string, bool) {
 			v, ok := env[k]
@@ -387,7 +391,8 @@ var tfConfigParts = []struct {
 	applies            func(*tfConfigCase) bool
 }{
 	{
-		"broken-tf-config", "TensorFlow reads what it needs of a TF_CONFIG that is no JSON object when some of it is given otherwise, and takes NaN for JSON",
+		"broken-tf-config", "TensorFlow reads what it needs of a TF_CONFIG that is no JSON object when some of it is given " +
+			"otherwise, and takes NaN for JSON",
 		"expecting a JSON object", func(c *tfConfigCase) bool { return c.parts == nil },
 	},
 	{
@@ -541,7 +546,8 @@ func withoutEmpty(g *goldenRun) (map[string]any, error) {
 
 // goldenClusterDefects lists TensorFlow's defects with clusters, like goldenDefects.
 var goldenClusterDefects = []goldenException{{
-	"chief-without-tasks", "in a cluster whose job chief has no tasks, nobody is TensorFlow's chief, and so nobody saves; here it is worker 0",
+	"chief-without-tasks", "in a cluster whose job chief has no tasks, nobody is TensorFlow's chief, and so nobody " +
+		"saves; here it is worker 0",
 	func(c *goldenCase, _ string) bool {
 		spec, _ := c.Inputs["cluster_spec"].(map[string]any)
 		chiefs, there := spec[cluster.Chief]
@@ -561,9 +567,11 @@ var goldenClusterDefects = []goldenException{{
 
 // goldenClusterLimits lists the limits of TensorFlow's resolvers.
 var goldenClusterLimits = []goldenException{{
-	"tasks-without-gpus", "TensorFlow's Slurm resolver crashes on tasks that want no GPU, and on machines without NVIDIA's programs",
+	"tasks-without-gpus", "TensorFlow's Slurm resolver crashes on tasks that want no GPU, and on machines without " +
+		"NVIDIA's programs",
 	func(c *goldenCase, message string) bool {
-		return c.Op == "slurm_resolver" && (strings.Contains(message, "range() arg 3 must not be zero") || strings.Contains(message, "nvidia-smi"))
+		return c.Op == "slurm_resolver" &&
+			(strings.Contains(message, "range() arg 3 must not be zero") || strings.Contains(message, "nvidia-smi"))
 	},
 	func(g *goldenRun, answer map[string]any, err error) error {
 		if err != nil {

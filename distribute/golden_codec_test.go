@@ -122,7 +122,10 @@ func decodeNumber(n json.Number) (distribute.Value, error) {
 
 func decodeSlices(v map[string]any) (distribute.Value, error) {
 	out := &tensor.IndexedSlices{}
-	for name, place := range map[string]**tensor.Tensor{"values": &out.Values, "indices": &out.Indices, "dense_shape": &out.DenseShape} {
+	for name, place := range map[string]**tensor.Tensor{
+		"values": &out.Values, "indices": &out.Indices,
+		"dense_shape": &out.DenseShape,
+	} {
 		part, ok := v[name].(map[string]any)
 		if !ok {
 			if name == "dense_shape" && v[name] == nil {
@@ -312,7 +315,8 @@ func matchKind(path string, want map[string]any, got distribute.Value, tol toler
 		if s.DenseShape != nil {
 			dense = s.DenseShape
 		}
-		return errors.Join(match(path+".values", want["values"], s.Values, tol), match(path+".indices", want["indices"], s.Indices, tol),
+		return errors.Join(match(path+".values", want["values"], s.Values, tol),
+			match(path+".indices", want["indices"], s.Indices, tol),
 			match(path+".dense_shape", want["dense_shape"], dense, tol))
 	case "per_replica":
 		p, ok := got.(*distribute.PerReplica)
@@ -394,7 +398,8 @@ func matchTensor(path string, want map[string]any, got *tensor.Tensor, tol toler
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if tol.pieces && w.Rank() > 0 && got.Rank() == w.Rank() && w.Shape()[0] == 0 && got.Shape()[0] == 0 && got.DType() == w.DType() {
+	if tol.pieces && w.Rank() > 0 && got.Rank() == w.Rank() && w.Shape()[0] == 0 && got.Shape()[0] == 0 &&
+		got.DType() == w.DType() {
 		return nil
 	}
 	if got.DType() != w.DType() || !got.SameShape(w) {
@@ -406,7 +411,10 @@ func matchTensor(path string, want map[string]any, got *tensor.Tensor, tol toler
 		}
 		return nil
 	}
-	rtol := map[tensor.DType]float64{tensor.Float16: 1e-2, tensor.BFloat16: 1e-2, tensor.Float32: 1e-6, tensor.Float64: 1e-12}[w.DType()]
+	rtol := map[tensor.DType]float64{
+		tensor.Float16: 1e-2, tensor.BFloat16: 1e-2, tensor.Float32: 1e-6,
+		tensor.Float64: 1e-12,
+	}[w.DType()]
 	if w.DType() == tensor.Float32 && tol.float != 0 {
 		rtol = tol.float
 	}

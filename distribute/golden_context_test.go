@@ -37,14 +37,18 @@ func perReplicaStates(ctx context.Context, s *distribute.Strategy) ([]any, error
 }
 
 // mergeAlone runs f in a merge call of all replicas and returns how often it was called.
-func mergeAlone(ctx context.Context, s *distribute.Strategy, f func(context.Context, *distribute.CrossReplica) error) (int, error) {
+func mergeAlone(
+	ctx context.Context, s *distribute.Strategy, f func(context.Context, *distribute.CrossReplica) error,
+) (int, error) {
 	calls := 0
-	_, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-			calls++
-			return nil, f(ctx, c)
+	_, err := distribute.Run(ctx, s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return r.MergeCall(ctx,
+				func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					calls++
+					return nil, f(ctx, c)
+				})
 		})
-	})
 	return calls, err
 }
 
@@ -94,19 +98,21 @@ func goldenContextQuery(g *goldenRun) (map[string]any, error) {
 			return nil, err
 		}
 		states := []any{}
-		_, err = s.Update(ctx, v, func(ctx context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-			states = append(states, contextState(ctx, s))
-			return c.Read(), nil
-		})
+		_, err = s.Update(ctx, v,
+			func(ctx context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
+				states = append(states, contextState(ctx, s))
+				return c.Read(), nil
+			})
 		return map[string]any{"per_component": states}, err
 	case "default_merge_call":
 		var state map[string]any
 		calls := 0
-		_, err := distribute.CurrentReplica(ctx).MergeCall(ctx, func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-			calls++
-			state = contextState(ctx, s)
-			return nil, nil
-		})
+		_, err := distribute.CurrentReplica(ctx).MergeCall(ctx,
+			func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				calls++
+				state = contextState(ctx, s)
+				return nil, nil
+			})
 		return map[string]any{"calls": calls, "value": state}, err
 	default:
 		return nil, fmt.Errorf("the runner does not know where %q is", where)

@@ -181,7 +181,10 @@ func goldenCollectiveTimeout(g *goldenRun) (answer map[string]any, err error) {
 	synctest.Test(g.T, func(t *testing.T) {
 		inside := &goldenRun{T: t, c: g.c}
 		var ops distribute.CrossDeviceOps
-		if ops, err = inside.crossDeviceOps(map[string]any{"type": "CollectiveAllReduce", "group_size": g.c.Options["group_size"]}, inside.directDevices()); err != nil {
+		if ops, err = inside.crossDeviceOps(map[string]any{
+			"type":       "CollectiveAllReduce",
+			"group_size": g.c.Options["group_size"],
+		}, inside.directDevices()); err != nil {
 			return
 		}
 		var o distribute.Options
@@ -236,7 +239,8 @@ func goldenCollectiveKeys(g *goldenRun) (map[string]any, error) {
 		}
 		want, _ := expected[i].(map[string]any)
 		message, _ := want["error_message"].(string)
-		if e := matchError(fmt.Sprint(want["error_type"]), message, nil, err); e != nil || !strings.Contains(err.Error(), message) {
+		if e := matchError(fmt.Sprint(want["error_type"]), message, nil, err); e != nil ||
+			!strings.Contains(err.Error(), message) {
 			return nil, fmt.Errorf("step %d: got %w, want %v: %w", i, err, want, e)
 		}
 		out = append(out, map[string]any{"error_type": want["error_type"], "error_message": message})
@@ -373,7 +377,11 @@ func goldenConcatSplitPack(g *goldenRun) (map[string]any, error) {
 			tensor.Data[float32](t)[i] = float32(i)
 		}
 		total += t.Len()
-		batch = append(batch, distribute.ValueTo{Value: distribute.NewPerReplica(t, tensor.New(tensor.Float32, shape...)), To: distribute.At("CPU:0")})
+		batch = append(batch,
+			distribute.ValueTo{
+				Value: distribute.NewPerReplica(t, tensor.New(tensor.Float32, shape...)),
+				To:    distribute.At("CPU:0"),
+			})
 	}
 	sizes, err := distribute.PackSizes(total, packs)
 	if err != nil {
@@ -438,14 +446,16 @@ func goldenAllGather(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.RunTyped(g.Context(), s, func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
-		return r.AllGather(ctx, v, axis, o)
-	}, values)
+	out, err := distribute.RunTyped(g.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
+			return r.AllGather(ctx, v, axis, o)
+		}, values)
 	return map[string]any{"per_replica": out}, err
 }
 
 // gradients asks for the result of a collective and its gradient on every replica.
-func (g *goldenRun) gradients(forward func(context.Context, *distribute.Replica, distribute.Value) (distribute.Value, error),
+func (g *goldenRun) gradients(forward func(context.Context, *distribute.Replica, distribute.Value) (distribute.Value,
+	error),
 	backward func(ctx context.Context, r *distribute.Replica, x, dy distribute.Value) (distribute.Value, error),
 ) (map[string]any, error) {
 	s, err := g.strategy()
@@ -463,18 +473,19 @@ func (g *goldenRun) gradients(forward func(context.Context, *distribute.Replica,
 		}
 	}
 	gradients := make([]any, len(xs))
-	outputs, err := distribute.RunTyped(g.Context(), s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
-		y, err := forward(ctx, r, x)
-		if err != nil {
-			return nil, err
-		}
-		dy := onesLike(y)
-		if dys != nil {
-			dy = dys[r.ID()]
-		}
-		gradients[r.ID()], err = backward(ctx, r, x, dy)
-		return y, err
-	}, xs)
+	outputs, err := distribute.RunTyped(g.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
+			y, err := forward(ctx, r, x)
+			if err != nil {
+				return nil, err
+			}
+			dy := onesLike(y)
+			if dys != nil {
+				dy = dys[r.ID()]
+			}
+			gradients[r.ID()], err = backward(ctx, r, x, dy)
+			return y, err
+		}, xs)
 	return map[string]any{"outputs": outputs, "gradients": gradients}, err
 }
 
@@ -526,14 +537,16 @@ var goldenGatherLimits = []goldenException{
 		"gather-axis", "TensorFlow's collective gather counts no axis from the end",
 		func(c *goldenCase, message string) bool {
 			axis, _ := wholeNumber(c.Options["axis"])
-			return (isGather(c) || c.Op == "all_gather_gradient") && axis < 0 && strings.Contains(message, "Requires start <= limit")
+			return (isGather(c) || c.Op == "all_gather_gradient") && axis < 0 &&
+				strings.Contains(message, "Requires start <= limit")
 		},
 		checkPlainGather,
 	},
 	{
 		"gather-dtypes", "TensorFlow's collective gather knows only some dtypes",
 		func(c *goldenCase, message string) bool {
-			return (isGather(c) || c.Op == "all_gather_gradient") && strings.Contains(message, "Value passed to parameter 'input' has DataType")
+			return (isGather(c) || c.Op == "all_gather_gradient") &&
+				strings.Contains(message, "Value passed to parameter 'input' has DataType")
 		},
 		checkPlainGather,
 	},
@@ -544,7 +557,8 @@ var goldenGatherLimits = []goldenException{
 			return c.Op == "gather" && (value["kind"] == "list" || value["kind"] == "tuple" || value["kind"] == "dict")
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
-			if errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "concatenating dimensions in the range") || errors.Is(err, distribute.ErrMismatch) {
+			if errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "concatenating dimensions in the range") ||
+				errors.Is(err, distribute.ErrMismatch) {
 				return nil // a part cannot be gathered so
 			}
 			return checkPlainGather(g, answer, err)
@@ -553,12 +567,15 @@ var goldenGatherLimits = []goldenException{
 	{
 		"nccl-gather", "TensorFlow has no NCCL kernels for CPUs",
 		func(c *goldenCase, message string) bool {
-			return c.Op == "all_gather_gradient" && (strings.Contains(message, "required for nccl collective ops") || strings.Contains(message, "to support Op 'NcclAllReduce'"))
+			return c.Op == "all_gather_gradient" &&
+				(strings.Contains(message, "required for nccl collective ops") ||
+					strings.Contains(message, "to support Op 'NcclAllReduce'"))
 		},
 		checkPlainGather,
 	},
 	{
-		"one-replica-graph", "TensorFlow's collective strategies of one replica have no collectives in a graph, and no gradients",
+		"one-replica-graph", "TensorFlow's collective strategies of one replica have no collectives in a graph, and no " +
+			"gradients",
 		func(c *goldenCase, message string) bool {
 			return (strings.HasSuffix(c.Op, "_gradient") || c.Op == "all_gather" || c.Op == "all_reduce") && c.Replicas == 1 &&
 				(strings.Contains(message, "destinations can not be empty") || strings.Contains(message, "slice index"))
@@ -570,7 +587,8 @@ var goldenGatherLimits = []goldenException{
 			if !strings.HasSuffix(g.c.Op, "_gradient") {
 				return match("per_replica", g.c.Inputs["per_replica"], answer["per_replica"], exact)
 			}
-			return errors.Join(match("outputs", g.c.Inputs["per_replica"], answer["outputs"], exact), match("gradients", g.c.Inputs["upstream"], answer["gradients"], exact))
+			return errors.Join(match("outputs", g.c.Inputs["per_replica"], answer["outputs"], exact),
+				match("gradients", g.c.Inputs["upstream"], answer["gradients"], exact))
 		},
 	},
 	{

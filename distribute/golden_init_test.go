@@ -18,12 +18,18 @@ func (g *goldenRun) setTFConfig() {
 
 func goldenMirroredInit(g *goldenRun) (map[string]any, error) {
 	g.setTFConfig()
-	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: names(g.c.Inputs["devices"]), LogicalCPUs: goldenCPUs})
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+		Devices:     names(g.c.Inputs["devices"]),
+		LogicalCPUs: goldenCPUs,
+	})
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	return map[string]any{"value": map[string]any{"worker_devices": anys(s.Devices()), "num_replicas_in_sync": s.NumReplicasInSync()}}, nil
+	return map[string]any{"value": map[string]any{
+		"worker_devices":       anys(s.Devices()),
+		"num_replicas_in_sync": s.NumReplicasInSync(),
+	}}, nil
 }
 
 func goldenMultiWorkerInit(g *goldenRun) (map[string]any, error) {

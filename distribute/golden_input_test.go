@@ -77,7 +77,8 @@ func packed(list []any) (*tensor.Tensor, error) {
 	if len(rows) == 0 {
 		return nil, fmt.Errorf("an empty list: %w", distribute.ErrInvalid)
 	}
-	out, err := distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(rows...), distribute.At("CPU:0"), 0)
+	out, err := distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{},
+		distribute.NewPerReplica(rows...), distribute.At("CPU:0"), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -254,11 +255,14 @@ func (g *goldenRun) inputOptions() (distribute.InputOptions, error) {
 	o.KeepOnHost = spec["experimental_fetch_to_device"] == false
 	o.PlaceOnDevice = spec["experimental_place_dataset_on_device"] == true
 	o.Prefetch = intOf(spec, "experimental_per_replica_buffer_size", 0)
-	o.ReplicationMode = map[any]distribute.ReplicationMode{"PER_REPLICA": distribute.PerReplicaInput}[spec["experimental_replication_mode"]]
+	if spec["experimental_replication_mode"] == "PER_REPLICA" {
+		o.ReplicationMode = distribute.PerReplicaInput
+	}
 	set, _ := g.c.Inputs["dataset"].(map[string]any)
 	if policy, ok := set["auto_shard_policy"]; ok {
 		var err error
-		o.AutoShard, err = parseEnum("auto_shard_policy", policy, distribute.ShardAuto, distribute.ShardOff, distribute.ShardFile, distribute.ShardData, distribute.ShardHint)
+		o.AutoShard, err = parseEnum("auto_shard_policy", policy, distribute.ShardAuto, distribute.ShardOff,
+			distribute.ShardFile, distribute.ShardData, distribute.ShardHint)
 		if err != nil {
 			return o, err
 		}
@@ -320,7 +324,8 @@ func goldenDistributeDataset(g *goldenRun) (map[string]any, error) {
 
 func (g *goldenRun) inputContext() *distribute.InputContext {
 	return &distribute.InputContext{
-		NumInputPipelines: intOf(g.c.Options, "num_input_pipelines", 1), InputPipelineID: intOf(g.c.Options, "input_pipeline_id", 0),
+		NumInputPipelines: intOf(g.c.Options, "num_input_pipelines", 1), InputPipelineID: intOf(g.c.Options,
+			"input_pipeline_id", 0),
 		NumReplicasInSync: intOf(g.c.Options, "num_replicas_in_sync", 1),
 	}
 }
@@ -384,7 +389,8 @@ func goldenInputContext(g *goldenRun) (map[string]any, error) {
 
 func goldenBatchSizes(g *goldenRun) (map[string]any, error) {
 	o := g.c.Options
-	sizes, err := distribute.BatchSizesForWorker(intOf(o, "global_batch_size", 0), intOf(o, "num_workers", 1), intOf(o, "num_replicas_per_worker", 1), intOf(o, "worker_index", 0))
+	sizes, err := distribute.BatchSizesForWorker(intOf(o, "global_batch_size", 0), intOf(o, "num_workers", 1),
+		intOf(o, "num_replicas_per_worker", 1), intOf(o, "worker_index", 0))
 	out := []any{}
 	for _, n := range sizes {
 		out = append(out, n)
@@ -412,13 +418,14 @@ func goldenDatasetSum(g *goldenRun) (map[string]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		sums, err := distribute.Run(g.Context(), s, func(_ context.Context, _ *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-			sum := int64(0)
-			for i := range args[0].(*tensor.Tensor).Len() {
-				sum += integerAt(args[0].(*tensor.Tensor), i)
-			}
-			return tensor.Scalar(sum), nil
-		}, element)
+		sums, err := distribute.Run(g.Context(), s,
+			func(_ context.Context, _ *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+				sum := int64(0)
+				for i := range args[0].(*tensor.Tensor).Len() {
+					sum += integerAt(args[0].(*tensor.Tensor), i)
+				}
+				return tensor.Scalar(sum), nil
+			}, element)
 		if err != nil {
 			return nil, err
 		}
@@ -490,7 +497,8 @@ func allRows(parts []any) (distribute.Value, error) {
 		if len(leaves) == 0 {
 			return nil, nil
 		}
-		return distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(leaves...), distribute.At("CPU:0"), 0)
+		return distribute.GatherWith(context.Background(), distribute.ReductionToOneDevice{},
+			distribute.NewPerReplica(leaves...), distribute.At("CPU:0"), 0)
 	}, nil, parts...)
 }
 

@@ -46,14 +46,16 @@ func variants() []variant {
 		out = append(out, variant{bytes: bytes}, variant{kind: "CollectiveAllReduce", bytes: bytes})
 	}
 	for _, packs := range []string{"0", "1", "3", "8"} {
-		out = append(out, variant{kind: "HierarchicalCopyAllReduce", packs: packs}, variant{kind: "NcclAllReduce", packs: packs})
+		out = append(out, variant{kind: "HierarchicalCopyAllReduce", packs: packs},
+			variant{kind: "NcclAllReduce", packs: packs})
 	}
 	return append(out, variant{kind: "ReductionToOneDevice"}, variant{kind: "ReductionToOneDevice", bytes: 3})
 }
 
 // matrixOps lists the operations whose answers depend on who reduces.
 var matrixOps = []string{
-	"reduce", "reduce_to", "batch_reduce_to", "all_reduce", "all_gather", "gather", "all_reduce_gradient", "all_gather_gradient",
+	"reduce", "reduce_to", "batch_reduce_to", "all_reduce", "all_gather", "gather", "all_reduce_gradient",
+	"all_gather_gradient",
 	"cross_device_reduce", "cross_device_batch_reduce", "train_loop", "var_program", "run",
 }
 
@@ -109,7 +111,8 @@ func testVariants(t *testing.T, c *goldenCase) {
 func kindsOf(err error) string {
 	var kinds []string
 	for _, k := range []error{
-		distribute.ErrInvalid, distribute.ErrMismatch, distribute.ErrTimeout, distribute.ErrDesync, distribute.ErrPeerLost, distribute.ErrBusy,
+		distribute.ErrInvalid, distribute.ErrMismatch, distribute.ErrTimeout, distribute.ErrDesync, distribute.ErrPeerLost,
+		distribute.ErrBusy,
 		distribute.ErrAborted, distribute.ErrClosed, distribute.ErrContext, distribute.ErrUnsupported, errNotInGo,
 	} {
 		if errors.Is(err, k) {

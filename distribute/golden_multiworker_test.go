@@ -49,7 +49,10 @@ func workersOf(t testing.TB, ends []transport.Endpoint, replicas ...int) []distr
 		}
 		ends = ends[n:]
 		configs[w] = distribute.MultiWorkerConfig{
-			Resolver:    &cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": addresses}), This: &cluster.Task{Type: "worker", Index: w}},
+			Resolver: &cluster.Simple{
+				Cluster: cluster.NewSpec(map[string][]string{"worker": addresses}),
+				This:    &cluster.Task{Type: "worker", Index: w},
+			},
 			Group:       group,
 			LogicalCPUs: max(n, goldenCPUs), Options: distribute.Options{Timeout: workerTimeout},
 		}
@@ -149,13 +152,15 @@ func (g *goldenRun) onWorker(s *distribute.Strategy, mine distribute.Value) (any
 	axis := intOf(g.c.Options, "axis", 0)
 	each := func(f replicaFunc) (distribute.Value, error) {
 		if _, ok := mine.(*distribute.PerReplica); ok {
-			return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-				return f(ctx, r, args[0])
-			}, mine)
+			return distribute.Run(ctx, s,
+				func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+					return f(ctx, r, args[0])
+				}, mine)
 		}
-		return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return f(ctx, r, mine)
-		})
+		return distribute.Run(ctx, s,
+			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+				return f(ctx, r, mine)
+			})
 	}
 	own := func(_ context.Context, _ *distribute.Replica, mine distribute.Value) (distribute.Value, error) {
 		return tensor.Map(mine, func(leaf any) (any, error) { // each replica's own tensors, as after tf.identity
@@ -223,7 +228,9 @@ type replicaFunc = func(ctx context.Context, r *distribute.Replica, mine distrib
 // eachReplica runs a function on every replica.
 type eachReplica = func(replicaFunc) (distribute.Value, error)
 
-func (g *goldenRun) reduceOnWorker(s *distribute.Strategy, mine distribute.Value, each eachReplica, own replicaFunc) (any, error) {
+func (g *goldenRun) reduceOnWorker(
+	s *distribute.Strategy, mine distribute.Value, each eachReplica, own replicaFunc,
+) (any, error) {
 	op, err := g.reduceOp()
 	if err != nil {
 		return nil, err
@@ -324,9 +331,11 @@ func propertiesOnWorker(s *distribute.Strategy) (any, error) {
 	p := s.Properties()
 	task, err := s.ClusterResolver().Task()
 	return map[string]any{
-		"num_replicas_in_sync": p.NumReplicasInSync, "worker_devices": anys(p.WorkerDevices), "should_checkpoint": p.ShouldCheckpoint,
-		"should_save_summary": p.ShouldSaveSummary, "experimental_should_init": p.ShouldInit, "in_multi_worker_mode": p.InMultiWorkerMode,
-		"task_type": task.Type, "task_id": task.Index,
+		"num_replicas_in_sync": p.NumReplicasInSync, "worker_devices": anys(p.WorkerDevices),
+		"should_checkpoint":   p.ShouldCheckpoint,
+		"should_save_summary": p.ShouldSaveSummary, "experimental_should_init": p.ShouldInit,
+		"in_multi_worker_mode": p.InMultiWorkerMode,
+		"task_type":            task.Type, "task_id": task.Index,
 	}, err
 }
 
@@ -334,7 +343,8 @@ func propertiesOnWorker(s *distribute.Strategy) (any, error) {
 // goldenLimits does.
 var goldenWorkerLimits = []goldenException{
 	{
-		"workers-dtypes", "TensorFlow's collective kernels lack some dtypes, and its gather axes that are counted from the end",
+		"workers-dtypes", "TensorFlow's collective kernels lack some dtypes, and its gather axes that are counted from the " +
+			"end",
 		func(c *goldenCase, _ string) bool {
 			list, _ := c.Expect["per_worker"].([]any)
 			if c.Op != "multi_worker" || len(list) == 0 {
@@ -355,7 +365,8 @@ var goldenWorkerLimits = []goldenException{
 // goldenWorkerDefects lists TensorFlow's defects with several workers, like goldenDefects.
 var goldenWorkerDefects = []goldenException{
 	{
-		"shared-tensor", "TensorFlow takes a tensor object that all replicas of a worker give in a step for one value of the worker, and counts it once",
+		"shared-tensor", "TensorFlow takes a tensor object that all replicas of a worker give in a step for one value of " +
+			"the worker, and counts it once",
 		func(c *goldenCase, _ string) bool {
 			list, _ := c.Inputs["per_worker"].([]any)
 			action := fmt.Sprint(c.Options["action"])
@@ -391,7 +402,10 @@ func checkSharedTensor(g *goldenRun, answer map[string]any, err error) error {
 }
 
 // kernelLimits are in the messages of TensorFlow's kernels that cannot do what ours can.
-var kernelLimits = []string{"Value for attr 'T' of ", "Value passed to parameter 'input' has DataType ", "Requires start <= limit"}
+var kernelLimits = []string{
+	"Value for attr 'T' of ", "Value passed to parameter 'input' has DataType ",
+	"Requires start <= limit",
+}
 
 // checkWorkersPlainly compares what every worker got with a plain sum, or against the workers' tensors one
 // behind the other.
@@ -407,7 +421,8 @@ func checkWorkersPlainly(g *goldenRun, answer map[string]any, err error) error {
 		}
 		switch action := g.c.Options["action"]; {
 		case action == "gather" || action == "all_gather":
-			want, err := distribute.GatherWith(g.Context(), distribute.ReductionToOneDevice{}, distribute.NewPerReplica(inputs...), distribute.At("CPU:0"), intOf(g.c.Options, "axis", 0))
+			want, err := distribute.GatherWith(g.Context(), distribute.ReductionToOneDevice{},
+				distribute.NewPerReplica(inputs...), distribute.At("CPU:0"), intOf(g.c.Options, "axis", 0))
 			if t, ok := got.result.(*tensor.Tensor); err != nil || !ok || !t.Equal(want.(*tensor.Tensor)) {
 				return fmt.Errorf("worker %d: got %v, want %v, %w", w, got.result, want, err)
 			}

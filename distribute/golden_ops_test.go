@@ -71,7 +71,10 @@ func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error
 	parameters, _ := spec["parameter_device"].(string)
 	switch kind := spec["type"]; kind {
 	case "MirroredStrategy":
-		s, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: names(spec["devices"]), LogicalCPUs: goldenCPUs, CrossDeviceOps: ops})
+		s, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{
+			Devices:     names(spec["devices"]),
+			LogicalCPUs: goldenCPUs, CrossDeviceOps: ops,
+		})
 	case "OneDeviceStrategy":
 		s, err = distribute.NewOneDeviceStrategy(distribute.OneDeviceConfig{Device: device, LogicalCPUs: goldenCPUs})
 	case "CentralStorageStrategy":
@@ -83,7 +86,10 @@ func (g *goldenRun) strategyOf(spec map[string]any) (*distribute.Strategy, error
 		if e != nil {
 			return nil, e
 		}
-		s, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Devices: names(spec["devices"]), LogicalCPUs: goldenCPUs, Options: options})
+		s, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+			Devices:     names(spec["devices"]),
+			LogicalCPUs: goldenCPUs, Options: options,
+		})
 	case "Default":
 		return distribute.Default(), nil
 	default:
@@ -187,7 +193,9 @@ func communication(v any) (distribute.Options, error) {
 }
 
 // destination returns the destination of a case's result.
-func (g *goldenRun) destination(s *distribute.Strategy, spec any, value distribute.Value) (distribute.Destination, error) {
+func (g *goldenRun) destination(
+	s *distribute.Strategy, spec any, value distribute.Value,
+) (distribute.Destination, error) {
 	switch d := spec.(type) {
 	case nil:
 		return distribute.Like(value), nil
@@ -364,9 +372,10 @@ func goldenAllReduce(g *goldenRun) (map[string]any, error) {
 	if _, err := distribute.Regroup(values); err != nil {
 		return nil, err // TensorFlow was given one argument, of one structure
 	}
-	out, err := distribute.RunTyped(g.Context(), s, func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
-		return r.AllReduce(ctx, op, v, o)
-	}, values)
+	out, err := distribute.RunTyped(g.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
+			return r.AllReduce(ctx, op, v, o)
+		}, values)
 	return map[string]any{"per_replica": out}, err
 }
 
@@ -411,22 +420,25 @@ var runFunctions = map[string]struct {
 			return nil, fmt.Errorf("two times %v: %w", leaf, distribute.ErrInvalid)
 		})
 	}},
-	"add_replica_id": {[]string{"x"}, func(ctx context.Context, r *distribute.Replica, args []any) (distribute.Value, error) {
-		return tensor.Map(args[0], func(leaf any) (any, error) {
-			x, ok := leaf.(*tensor.Tensor)
-			if !ok {
-				return nil, fmt.Errorf("%v and a replica id: %w", leaf, distribute.ErrInvalid)
-			}
-			if !x.DType().IsNumeric() {
-				return addAll(ctx, x, x) // which says why not
-			}
-			ids := tensor.New(x.DType(), x.Shape()...)
-			for i := range ids.Len() {
-				setNumber(ids, i, float64(r.ID()))
-			}
-			return addAll(ctx, x, ids)
-		})
-	}},
+	"add_replica_id": {
+		[]string{"x"},
+		func(ctx context.Context, r *distribute.Replica, args []any) (distribute.Value, error) {
+			return tensor.Map(args[0], func(leaf any) (any, error) {
+				x, ok := leaf.(*tensor.Tensor)
+				if !ok {
+					return nil, fmt.Errorf("%v and a replica id: %w", leaf, distribute.ErrInvalid)
+				}
+				if !x.DType().IsNumeric() {
+					return addAll(ctx, x, x) // which says why not
+				}
+				ids := tensor.New(x.DType(), x.Shape()...)
+				for i := range ids.Len() {
+					setNumber(ids, i, float64(r.ID()))
+				}
+				return addAll(ctx, x, ids)
+			})
+		},
+	},
 	"sum_args": {nil, func(ctx context.Context, _ *distribute.Replica, args []any) (distribute.Value, error) {
 		return addAll(ctx, args...)
 	}},
@@ -443,7 +455,8 @@ var runFunctions = map[string]struct {
 
 // addAll adds tensors of one dtype and shape; host numbers count as tensors.
 func addAll(ctx context.Context, values ...any) (distribute.Value, error) {
-	return distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum, distribute.NewPerReplica(values...), distribute.At("CPU:0"))
+	return distribute.ReduceWith(ctx, distribute.ReductionToOneDevice{}, distribute.Sum,
+		distribute.NewPerReplica(values...), distribute.At("CPU:0"))
 }
 
 // meanOf returns the mean of a tensor's elements in the tensor's dtype, as tf.reduce_mean does: that of
@@ -605,9 +618,10 @@ func goldenRunStep(g *goldenRun) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.Run(g.Context(), s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-		return f.call(ctx, r, args)
-	}, args...)
+	out, err := distribute.Run(g.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+			return f.call(ctx, r, args)
+		}, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -658,7 +672,8 @@ func goldenValuesFromFunction(g *goldenRun) (map[string]any, error) {
 	if !ok {
 		return nil, fmt.Errorf("unknown fn %q", name)
 	}
-	out, err := s.DistributeValuesFromFunction(g.Context(), func(c distribute.ValueContext) (distribute.Value, error) { return f(c), nil })
+	out, err := s.DistributeValuesFromFunction(g.Context(),
+		func(c distribute.ValueContext) (distribute.Value, error) { return f(c), nil })
 	if err != nil {
 		return nil, err
 	}
@@ -743,7 +758,10 @@ func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	source := data.FromTensors(data.Batch{Inputs: []*tensor.Tensor{parts["x"]}, Labels: []*tensor.Tensor{parts["y"]}}).Batch(batch)
+	source := data.FromTensors(data.Batch{
+		Inputs: []*tensor.Tensor{parts["x"]},
+		Labels: []*tensor.Tensor{parts["y"]},
+	}).Batch(batch)
 	set, err := s.DistributeDataset(source)
 	if err != nil {
 		return nil, err
@@ -759,19 +777,21 @@ func (g *goldenRun) trainLoop(s *distribute.Strategy) (map[string]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		_, err = r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-			mean, err := c.ReduceTo(ctx, distribute.Mean, args[0], w)
-			if err != nil {
-				return nil, err
-			}
-			return c.Update(ctx, w, func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-				scaled, err := mapNumbers(args[0], func(x float64) float64 { return float64(float32(rate) * float32(x)) })
+		_, err = r.MergeCall(ctx,
+			func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+				mean, err := c.ReduceTo(ctx, distribute.Mean, args[0], w)
 				if err != nil {
 					return nil, err
 				}
-				return nil, v.AssignSub(scaled)
-			}, mean)
-		}, reduced)
+				return c.Update(ctx, w,
+					func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+						scaled, err := mapNumbers(args[0], func(x float64) float64 { return float64(float32(rate) * float32(x)) })
+						if err != nil {
+							return nil, err
+						}
+						return nil, v.AssignSub(scaled)
+					}, mean)
+			}, reduced)
 		return loss, err
 	}
 	losses := []any{}
@@ -837,12 +857,14 @@ func (g *goldenRun) variable(s *distribute.Strategy, spec map[string]any) (*dist
 	cfg := distribute.VariableConfig{Initial: initial}
 	cfg.Name, _ = spec["name"].(string)
 	if v, ok := spec["synchronization"]; ok {
-		if cfg.Synchronization, err = parseEnum("synchronization", v, distribute.Auto, distribute.OnWrite, distribute.OnRead, distribute.SynchronizeNone); err != nil {
+		if cfg.Synchronization, err = parseEnum("synchronization", v, distribute.Auto, distribute.OnWrite, distribute.OnRead,
+			distribute.SynchronizeNone); err != nil {
 			return nil, err
 		}
 	}
 	if v, ok := spec["aggregation"]; ok {
-		if cfg.Aggregation, err = parseEnum("aggregation", v, distribute.AggregateNone, distribute.AggregateSum, distribute.AggregateMean, distribute.AggregateFirst); err != nil {
+		if cfg.Aggregation, err = parseEnum("aggregation", v, distribute.AggregateNone, distribute.AggregateSum,
+			distribute.AggregateMean, distribute.AggregateFirst); err != nil {
 			return nil, err
 		}
 	}
@@ -879,7 +901,9 @@ func goldenVarCreate(g *goldenRun) (map[string]any, error) {
 
 // checkPlainSum compares the answer to a reduction with a plain sum of the inputs.
 func checkPlainSum(g *goldenRun, answer map[string]any, err error) error {
-	if g.c.fails() && (errors.Is(err, distribute.ErrMismatch) || errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "is not in the list of allowed values")) {
+	if g.c.fails() &&
+		(errors.Is(err, distribute.ErrMismatch) || errors.Is(err, distribute.ErrInvalid) &&
+			strings.Contains(err.Error(), "is not in the list of allowed values")) {
 		return nil // also wrong; TensorFlow reports the other fault first
 	}
 	if err != nil {

@@ -53,7 +53,8 @@ var ruledOut = map[string]struct {
 		},
 	},
 	"cache_variable_reads_nested": {
-		reason: "reads of variables cost nothing that could be cached, so there is no such scope: every read sees the last assignment",
+		reason: "reads of variables cost nothing that could be cached, so there is no such scope: every read sees the last " +
+			"assignment",
 		instead: func(ctx context.Context, s *distribute.Strategy) error {
 			return onVariable(ctx, s, func(v *distribute.Variable, c *distribute.CrossReplica) error {
 				for _, x := range []float64{0, 1, 2} {
@@ -69,15 +70,17 @@ var ruledOut = map[string]struct {
 		},
 	},
 	"merge_call_in_nested_function": {
-		reason: "steps are Go functions and not traced into graphs, so a merge call may be made in any function that a step calls",
+		reason: "steps are Go functions and not traced into graphs, so a merge call may be made in any function that a " +
+			"step calls",
 		instead: func(ctx context.Context, s *distribute.Strategy) error {
 			var merged atomic.Int32
 			_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 				nested := func() (distribute.Value, error) {
-					return r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-						merged.Add(1)
-						return nil, nil
-					})
+					return r.MergeCall(ctx,
+						func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+							merged.Add(1)
+							return nil, nil
+						})
 				}
 				return nested()
 			})
@@ -99,14 +102,16 @@ var ruledOut = map[string]struct {
 		},
 	},
 	"copy_strategy": {
-		reason: "a strategy is used by its pointer; a copy of what that points to is refused by go vet, which knows its locks, and of no use: its fields are not exported",
+		reason: "a strategy is used by its pointer; a copy of what that points to is refused by go vet, which knows its " +
+			"locks, and of no use: its fields are not exported",
 		instead: func(context.Context, *distribute.Strategy) error {
 			locks := false
 			for f := range reflect.TypeFor[distribute.Strategy]().Fields() {
 				if f.IsExported() {
 					return fmt.Errorf("the field %s is exported", f.Name)
 				}
-				locks = locks || f.Type.Kind() == reflect.Struct && reflect.PointerTo(f.Type).Implements(reflect.TypeFor[sync.Locker]())
+				locks = locks || f.Type.Kind() == reflect.Struct &&
+					reflect.PointerTo(f.Type).Implements(reflect.TypeFor[sync.Locker]())
 			}
 			if !locks {
 				return errors.New("it has no lock by which go vet would know that it must not be copied")
@@ -117,7 +122,9 @@ var ruledOut = map[string]struct {
 }
 
 // onVariable calls f with a new variable of the value 1, outside of replicas.
-func onVariable(ctx context.Context, s *distribute.Strategy, f func(*distribute.Variable, *distribute.CrossReplica) error) error {
+func onVariable(
+	ctx context.Context, s *distribute.Strategy, f func(*distribute.Variable, *distribute.CrossReplica) error,
+) error {
 	v, err := newVariable(ctx, s, 1, distribute.VariableConfig{})
 	if err != nil {
 		return err
@@ -147,7 +154,10 @@ func reads(v *distribute.Variable, c *distribute.CrossReplica, x float64) error 
 }
 
 // fromSource imports packages of this module, and all that they import, from source.
-var fromSource = sync.OnceValue(func() types.Importer { return importer.ForCompiler(token.NewFileSet(), "source", nil) })
+var fromSource = sync.OnceValue(func() types.Importer {
+	return importer.ForCompiler(token.NewFileSet(), "source",
+		nil)
+})
 
 // TestRuledOut compiles the programs of [ruledOut], which must not compile.
 func TestRuledOut(t *testing.T) {
@@ -156,7 +166,8 @@ func TestRuledOut(t *testing.T) {
 	}
 	fset, from := token.NewFileSet(), fromSource()
 	check := func(code string) error {
-		src := fmt.Sprintf("package p\nimport (\"context\"; \"github.com/lockstep-ml/lockstep/distribute\")\nfunc f(ctx context.Context, s *distribute.Strategy, v distribute.Value) {\n%s\n}\nvar _ distribute.Value", code)
+		src := fmt.Sprintf("package p\nimport (\"context\"; \"github.com/lockstep-ml/lockstep/distribute\")\nfunc f(ctx "+
+			"context.Context, s *distribute.Strategy, v distribute.Value) {\n%s\n}\nvar _ distribute.Value", code)
 		file, err := parser.ParseFile(fset, "p.go", src, 0)
 		if err != nil {
 			return err
@@ -174,7 +185,8 @@ func TestRuledOut(t *testing.T) {
 		if c.code == "" {
 			continue
 		}
-		if err := check(c.code); err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "undefined") {
+		if err := check(c.code); err == nil || !strings.Contains(err.Error(), c.says) ||
+			strings.Contains(err.Error(), "undefined") {
 			t.Errorf("%s: %s: got %v, want an error that says %q, of names that exist", name, c.code, err, c.says)
 		}
 	}

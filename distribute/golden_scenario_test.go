@@ -50,9 +50,10 @@ type bareStep = func(context.Context, *distribute.Replica) (distribute.Value, er
 
 // inRun carries out a step function without arguments.
 func inRun(ctx context.Context, s *distribute.Strategy, f bareStep) (distribute.Value, error) {
-	return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return f(ctx, r)
-	})
+	return distribute.Run(ctx, s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return f(ctx, r)
+		})
 }
 
 func one(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(1), nil }
@@ -66,15 +67,17 @@ func (g *goldenRun) runMerging(ctx context.Context, s *distribute.Strategy, f me
 	if err != nil {
 		return nil, err
 	}
-	return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-		x, err := timesOne(args[0])
-		if err != nil {
-			return nil, err
-		}
-		return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-			return f(ctx, c, args[0])
-		}, x.OnDevice(r.ID()))
-	}, v)
+	return distribute.Run(ctx, s,
+		func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+			x, err := timesOne(args[0])
+			if err != nil {
+				return nil, err
+			}
+			return r.MergeCall(ctx,
+				func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+					return f(ctx, c, args[0])
+				}, x.OnDevice(r.ID()))
+		}, v)
 }
 
 // timesOne returns a copy of a tensor, as x * 1.0 gives it: integers are none of those that can be multiplied by that.
@@ -87,7 +90,9 @@ func timesOne(v distribute.Value) (*tensor.Tensor, error) {
 }
 
 // newVariable makes a float32 variable.
-func newVariable(ctx context.Context, s *distribute.Strategy, x float64, cfg distribute.VariableConfig) (*distribute.Variable, error) {
+func newVariable(
+	ctx context.Context, s *distribute.Strategy, x float64, cfg distribute.VariableConfig,
+) (*distribute.Variable, error) {
 	cfg.Initial = scalar(x)
 	return s.NewVariable(ctx, cfg)
 }
@@ -124,7 +129,8 @@ var scenarios = map[string]scenario{
 		return inRun(other.Scope(ctx), s, one)
 	},
 	"run_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		return inRun(ctx, s, func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) { return inRun(ctx, s, one) })
+		return inRun(ctx, s,
+			func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) { return inRun(ctx, s, one) })
 	},
 	"reduce_inside_run": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return inRun(ctx, s, func(ctx context.Context, _ *distribute.Replica) (distribute.Value, error) {
@@ -157,15 +163,19 @@ var scenarios = map[string]scenario{
 		return v.Values(), err
 	},
 	"merge_call_in_cross_replica": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		kept, err := distribute.RunTyped(ctx, s, func(_ context.Context, r *distribute.Replica, _ int) (*distribute.Replica, error) { return r, nil }, nil)
+		kept, err := distribute.RunTyped(ctx, s,
+			func(_ context.Context, r *distribute.Replica, _ int) (*distribute.Replica, error) { return r, nil }, nil)
 		if err != nil {
 			return nil, err
 		}
-		return kept[0].MergeCall(s.Scope(ctx), func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-			return 1, nil
-		})
+		return kept[0].MergeCall(s.Scope(ctx),
+			func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+				return 1, nil
+			})
 	},
-	"merge_call_from_other_replica_context": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
+	"merge_call_from_other_replica_context": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any,
+		error,
+	) {
 		first := make(chan *distribute.Replica, 1)
 		return inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 			switch r.ID() {
@@ -188,55 +198,61 @@ var scenarios = map[string]scenario{
 		})
 	},
 	"merge_call_returns_mirrored": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		return g.runMerging(ctx, s, func(ctx context.Context, c *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
-			return c.ReduceTo(ctx, distribute.Sum, x, distribute.Like(x))
-		})
+		return g.runMerging(ctx, s,
+			func(ctx context.Context, c *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
+				return c.ReduceTo(ctx, distribute.Sum, x, distribute.Like(x))
+			})
 	},
 	"merge_call_returns_per_replica_arg": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		return g.runMerging(ctx, s, func(_ context.Context, _ *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
-			return x, nil
-		})
+		return g.runMerging(ctx, s,
+			func(_ context.Context, _ *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
+				return x, nil
+			})
 	},
 	"merge_call_returns_host_tensor": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		return g.runMerging(ctx, s, func(ctx context.Context, c *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
-			return c.Reduce(ctx, distribute.Sum, x, distribute.ReduceOptions{})
-		})
+		return g.runMerging(ctx, s,
+			func(ctx context.Context, c *distribute.CrossReplica, x distribute.Value) (distribute.Value, error) {
+				return c.Reduce(ctx, distribute.Sum, x, distribute.ReduceOptions{})
+			})
 	},
 	"merge_call_kwargs": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		v, err := g.input("value")
 		if err != nil {
 			return nil, err
 		}
-		return distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-			x, err := timesOne(args[0])
-			if err != nil {
-				return nil, err
-			}
-			ten, err := mapNumbers(x, func(x float64) float64 { return 10 * x })
-			if err != nil {
-				return nil, err
-			}
-			return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-				sum, err := c.Reduce(ctx, distribute.Sum, args[0], distribute.ReduceOptions{})
+		return distribute.Run(ctx, s,
+			func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+				x, err := timesOne(args[0])
 				if err != nil {
 					return nil, err
 				}
-				mean, err := c.Reduce(ctx, distribute.Mean, args[1].(map[string]any)["k"], distribute.ReduceOptions{})
+				ten, err := mapNumbers(x, func(x float64) float64 { return 10 * x })
 				if err != nil {
 					return nil, err
 				}
-				return addAll(ctx, sum, mean)
-			}, args[0], map[string]any{"k": ten})
-		}, v)
+				return r.MergeCall(ctx,
+					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+						sum, err := c.Reduce(ctx, distribute.Sum, args[0], distribute.ReduceOptions{})
+						if err != nil {
+							return nil, err
+						}
+						mean, err := c.Reduce(ctx, distribute.Mean, args[1].(map[string]any)["k"], distribute.ReduceOptions{})
+						if err != nil {
+							return nil, err
+						}
+						return addAll(ctx, sum, mean)
+					}, args[0], map[string]any{"k": ten})
+			}, v)
 	},
 	"merge_call_uses_replica0_fn": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		called := []any{}
 		_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 			id := r.ID()
-			return r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-				called = append(called, id)
-				return nil, nil
-			})
+			return r.MergeCall(ctx,
+				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+					called = append(called, id)
+					return nil, nil
+				})
 		})
 		return called, err
 	},
@@ -263,7 +279,8 @@ var scenarios = map[string]scenario{
 		if s.NumReplicasInSync() > 1 && err == nil {
 			return nil, errors.New("the first Run did not fail")
 		}
-		out, err := inRun(ctx, s, func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(2), nil })
+		out, err := inRun(ctx, s,
+			func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(2), nil })
 		return []any{distribute.StrategyFrom(ctx) != nil, s.LocalResults(out)}, err
 	},
 	"run_result_structure_mismatch": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -281,7 +298,8 @@ var scenarios = map[string]scenario{
 		})
 	},
 	"run_options_ignored": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		out, err := inRun(ctx, s, func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(3), nil })
+		out, err := inRun(ctx, s,
+			func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(3), nil })
 		return s.LocalResults(out), err // there are no such options here
 	},
 	"per_replica_outside_run": func(_ *goldenRun, _ context.Context, _, _ *distribute.Strategy) (any, error) {
@@ -297,15 +315,22 @@ var scenarios = map[string]scenario{
 		}
 		return v, nil
 	},
-	"var_from_other_strategy_assign_cross": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
+	"var_from_other_strategy_assign_cross": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any,
+		error,
+	) {
 		return withForeign(ctx, s, other, func(v *distribute.Variable, in *distribute.CrossReplica) (any, error) {
 			return nil, v.Assign(in, scalar(2))
 		})
 	},
-	"var_from_other_strategy_read_cross": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
-		return withForeign(ctx, s, other, func(v *distribute.Variable, in *distribute.CrossReplica) (any, error) { return v.Read(in) })
+	"var_from_other_strategy_read_cross": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any,
+		error,
+	) {
+		return withForeign(ctx, s, other,
+			func(v *distribute.Variable, in *distribute.CrossReplica) (any, error) { return v.Read(in) })
 	},
-	"var_from_other_strategy_assign_in_run": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
+	"var_from_other_strategy_assign_in_run": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any,
+		error,
+	) {
 		v, err := newVariable(ctx, other, 1, distribute.VariableConfig{Aggregation: distribute.AggregateSum})
 		if err != nil {
 			return nil, err
@@ -322,9 +347,10 @@ var scenarios = map[string]scenario{
 		if err != nil {
 			return nil, err
 		}
-		return s.Update(s.Scope(ctx), v, func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-			return changed(c, c.Assign(scalar(5)))
-		})
+		return s.Update(s.Scope(ctx), v,
+			func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
+				return changed(c, c.Assign(scalar(5)))
+			})
 	},
 	"update_per_replica_args": func(g *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		x, err := g.input("value")
@@ -356,7 +382,9 @@ var scenarios = map[string]scenario{
 	"colocate_vars_with_plain_var": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		return colocate(ctx, s.Scope(ctx), distribute.Default(), s)
 	},
-	"colocate_vars_with_other_strategy": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
+	"colocate_vars_with_other_strategy": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any,
+		error,
+	) {
 		return colocate(ctx, s.Scope(ctx), other, s)
 	},
 	"colocate_vars_with_outside_scope": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -366,7 +394,9 @@ var scenarios = map[string]scenario{
 		v, err := newVariable(ctx, distribute.Default(), 1, distribute.VariableConfig{})
 		return s.VariableCreatedInScope(v), err
 	},
-	"variable_created_in_scope_other": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any, error) {
+	"variable_created_in_scope_other": func(_ *goldenRun, ctx context.Context, s, other *distribute.Strategy) (any,
+		error,
+	) {
 		v, err := newVariable(ctx, other, 1, distribute.VariableConfig{})
 		return s.VariableCreatedInScope(v), err
 	},
@@ -510,17 +540,22 @@ var scenarios = map[string]scenario{
 			return nil, err
 		}
 		ints := distribute.NewPerReplica(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
-		out, err := s.BatchReduceTo(s.Scope(ctx), distribute.Sum, []distribute.ValueTo{{Value: v, To: distribute.Like(v)}, {Value: ints, To: ints}})
+		out, err := s.BatchReduceTo(s.Scope(ctx), distribute.Sum,
+			[]distribute.ValueTo{{Value: v, To: distribute.Like(v)}, {Value: ints, To: ints}})
 		return []any(out), err
 	},
 	"batch_reduce_to_empty": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
 		out, err := s.BatchReduceTo(s.Scope(ctx), distribute.Sum, nil)
 		return append([]any{}, out...), err
 	},
-	"strategy_reduce_sum_mirrored_variable": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
+	"strategy_reduce_sum_mirrored_variable": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any,
+		error,
+	) {
 		return reduceVariable(ctx, s, distribute.Sum)
 	},
-	"strategy_reduce_mean_mirrored_variable": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
+	"strategy_reduce_mean_mirrored_variable": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any,
+		error,
+	) {
 		return reduceVariable(ctx, s, distribute.Mean)
 	},
 	"all_reduce_mirrored_variable": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
@@ -550,7 +585,8 @@ var scenarios = map[string]scenario{
 		p := s.Properties()
 		var resolver any
 		if r := s.ClusterResolver(); r != nil {
-			resolver = map[string]string{reflect.TypeFor[*cluster.TFConfig]().String(): "TFConfigClusterResolver"}[reflect.TypeOf(r).String()]
+			names := map[string]string{reflect.TypeFor[*cluster.TFConfig]().String(): "TFConfigClusterResolver"}
+			resolver = names[reflect.TypeOf(r).String()]
 		}
 		return map[string]any{
 			"num_replicas_in_sync": p.NumReplicasInSync, "worker_devices": shortDevices(p.WorkerDevices),
@@ -562,17 +598,20 @@ var scenarios = map[string]scenario{
 	},
 	"default_strategy_properties": func(_ *goldenRun, ctx context.Context, _, _ *distribute.Strategy) (any, error) {
 		d := distribute.Default()
-		out, err := inRun(ctx, d, func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(4), nil })
+		out, err := inRun(ctx, d,
+			func(context.Context, *distribute.Replica) (distribute.Value, error) { return scalar(4), nil })
 		if err != nil {
 			return nil, err
 		}
 		sum, err := d.Reduce(ctx, distribute.Sum, scalar(4), distribute.ReduceOptions{})
 		return map[string]any{
-			"num_replicas_in_sync": d.NumReplicasInSync(), "run": out, "reduce": sum, "local_results_len": len(d.LocalResults(scalar(4))),
+			"num_replicas_in_sync": d.NumReplicasInSync(), "run": out, "reduce": sum,
+			"local_results_len": len(d.LocalResults(scalar(4))),
 		}, err
 	},
 	"values_from_function_none": func(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy) (any, error) {
-		out, err := s.DistributeValuesFromFunction(ctx, func(distribute.ValueContext) (distribute.Value, error) { return nil, nil })
+		out, err := s.DistributeValuesFromFunction(ctx,
+			func(distribute.ValueContext) (distribute.Value, error) { return nil, nil })
 		return s.LocalResults(out), err
 	},
 }
@@ -589,10 +628,11 @@ func mergeCallOrder(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy
 	_, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 		for k := range 2 {
 			log.add("r%d.before%d", r.ID(), k)
-			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-				log.add("merge%d", k)
-				return nil, nil
-			})
+			_, err := r.MergeCall(ctx,
+				func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+					log.add("merge%d", k)
+					return nil, nil
+				})
 			if err != nil {
 				return nil, err
 			}
@@ -617,7 +657,10 @@ func mergeCallOrder(_ *goldenRun, ctx context.Context, s, _ *distribute.Strategy
 }
 
 // withForeign calls f with a variable of another strategy, in the cross-replica context of s.
-func withForeign(ctx context.Context, s, other *distribute.Strategy, f func(*distribute.Variable, *distribute.CrossReplica) (any, error)) (any, error) {
+func withForeign(
+	ctx context.Context, s, other *distribute.Strategy,
+	f func(*distribute.Variable, *distribute.CrossReplica) (any, error),
+) (any, error) {
 	v, err := newVariable(ctx, other, 1, distribute.VariableConfig{Aggregation: distribute.AggregateSum})
 	if err != nil {
 		return nil, err
@@ -640,7 +683,9 @@ func colocate(ctx, at context.Context, owner, s *distribute.Strategy) (any, erro
 }
 
 // createInRun makes a variable inside a step.
-func createInRun(ctx context.Context, s *distribute.Strategy, cfg func(*distribute.Replica) distribute.VariableConfig) (*distribute.Variable, error) {
+func createInRun(
+	ctx context.Context, s *distribute.Strategy, cfg func(*distribute.Replica) distribute.VariableConfig,
+) (*distribute.Variable, error) {
 	out, err := inRun(ctx, s, func(ctx context.Context, r *distribute.Replica) (distribute.Value, error) {
 		return r.NewVariable(ctx, cfg(r))
 	})

@@ -106,7 +106,8 @@ var goldenLimits = []goldenException{
 		checkPlainSum,
 	},
 	{
-		"collective-sparse", "TensorFlow's collectives add no IndexedSlices to dense tensors, nor those with int32 indices to those with int64",
+		"collective-sparse", "TensorFlow's collectives add no IndexedSlices to dense tensors, nor those with int32 indices " +
+			"to those with int64",
 		func(c *goldenCase, message string) bool {
 			return isBatch(c) && contains(c.Inputs, "indexed_slices") &&
 				(c.Expect["error_type"] == "AssertionError" || strings.Contains(message, "expected type"))
@@ -116,7 +117,8 @@ var goldenLimits = []goldenException{
 	{
 		"graph-pack", "TensorFlow packs tensors of different dtypes into one, and fails",
 		func(c *goldenCase, message string) bool {
-			return isBatch(c) && (strings.Contains(message, "that don't all match") || strings.Contains(message, "cannot compute ConcatV2"))
+			return isBatch(c) &&
+				(strings.Contains(message, "that don't all match") || strings.Contains(message, "cannot compute ConcatV2"))
 		},
 		checkPlainSum,
 	},
@@ -138,15 +140,21 @@ var goldenLimits = []goldenException{
 	{
 		"host-number", "TensorFlow crashes on the host number 0, whose sum is 0, and on host numbers in a batch",
 		func(c *goldenCase, message string) bool {
-			return (strings.Contains(message, "has no attribute 'shape'") || strings.Contains(message, "has no attribute 'dtype'") || strings.Contains(message, "has no attribute 'device'") ||
-				isBatch(c) && (strings.Contains(message, "destinations must be one of a") || strings.Contains(message, "must be either all on the host"))) && contains(c.Inputs, "scalar") && c.Op != "run"
+			return (strings.Contains(message, "has no attribute 'shape'") ||
+				strings.Contains(message, "has no attribute 'dtype'") || strings.Contains(message, "has no attribute 'device'") ||
+				isBatch(c) &&
+					(strings.Contains(message, "destinations must be one of a") ||
+						strings.Contains(message, "must be either all on the host"))) && contains(c.Inputs, "scalar") && c.Op != "run"
 		},
 		checkPlainSum,
 	},
 	{
 		"empty-batch", "TensorFlow crashes on a batch or a nest of nothing",
 		func(c *goldenCase, message string) bool {
-			return isBatch(c) && (strings.Contains(message, "'NoneType' object has no attribute 'batch_reduce'") || strings.Contains(message, "passed list of length 0") || c.Expect["error_type"] == "IndexError" && isEmpty(c.Inputs["values"]))
+			return isBatch(c) &&
+				(strings.Contains(message, "'NoneType' object has no attribute 'batch_reduce'") ||
+					strings.Contains(message, "passed list of length 0") || c.Expect["error_type"] == "IndexError" &&
+					isEmpty(c.Inputs["values"]))
 		},
 		checkPlainSum,
 	},
@@ -173,15 +181,19 @@ var goldenLimits = []goldenException{
 		checkHostZero,
 	},
 	{
-		"nest-of-values", "TensorFlow's strategies but the mirrored one take a nest for one value: its mean is the first replica's part",
+		"nest-of-values", "TensorFlow's strategies but the mirrored one take a nest for one value: its mean is the first " +
+			"replica's part",
 		func(c *goldenCase, message string) bool {
 			value, _ := c.Inputs["value"].(map[string]any)
 			nest := value["kind"] == "list" || value["kind"] == "tuple" || value["kind"] == "dict"
 			return (c.Op == "reduce" || c.Op == "reduce_to") && nest && c.Strategy["type"] != "MirroredStrategy" &&
-				(c.Strategy["type"] != "OneDeviceStrategy" || c.Options["axis"] == nil) && (!c.fails() || strings.Contains(message, "A non-DistributedValues value") || strings.Contains(message, "Failed to convert elements of"))
+				(c.Strategy["type"] != "OneDeviceStrategy" || c.Options["axis"] == nil) &&
+				(!c.fails() || strings.Contains(message, "A non-DistributedValues value") ||
+					strings.Contains(message, "Failed to convert elements of"))
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
-			if g.c.Options["destinations"] == "value" && errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "destinations") {
+			if g.c.Options["destinations"] == "value" && errors.Is(err, distribute.ErrInvalid) &&
+				strings.Contains(err.Error(), "destinations") {
 				return nil // a nest is no place
 			}
 			return checkPlainSum(g, answer, err)
@@ -190,7 +202,8 @@ var goldenLimits = []goldenException{
 	{
 		"nest-in-per-replica", "TensorFlow crashes on the components of a distributed value being nests",
 		func(c *goldenCase, message string) bool {
-			return strings.HasPrefix(c.Op, "reduce") && strings.Contains(message, "object has no attribute 'device'") && contains(c.Inputs, "per_replica")
+			return strings.HasPrefix(c.Op, "reduce") && strings.Contains(message, "object has no attribute 'device'") &&
+				contains(c.Inputs, "per_replica")
 		},
 		checkPlainSum,
 	},
@@ -201,7 +214,8 @@ var goldenDefects = []goldenException{
 	{
 		"hierarchical-odd", "TensorFlow's HierarchicalCopyAllReduce leaves out the last of an odd number of devices",
 		func(c *goldenCase, _ string) bool {
-			return opsType(c) == "HierarchicalCopyAllReduce" && c.Replicas%2 == 1 && c.Replicas > 1 && (isBatch(c) || c.Op == "all_reduce_gradient") && !c.fails()
+			return opsType(c) == "HierarchicalCopyAllReduce" && c.Replicas%2 == 1 && c.Replicas > 1 &&
+				(isBatch(c) || c.Op == "all_reduce_gradient") && !c.fails()
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
 			if errors.Is(err, distribute.ErrMismatch) {
@@ -213,7 +227,8 @@ var goldenDefects = []goldenException{
 	{
 		"hierarchical-odd-gradient", "its gradient of a gather leaves them out, too",
 		func(c *goldenCase, _ string) bool {
-			return opsType(c) == "HierarchicalCopyAllReduce" && c.Replicas%2 == 1 && c.Replicas > 1 && c.Op == "all_gather_gradient" && !c.fails()
+			return opsType(c) == "HierarchicalCopyAllReduce" && c.Replicas%2 == 1 && c.Replicas > 1 &&
+				c.Op == "all_gather_gradient" && !c.fails()
 		},
 		checkPlainGather,
 	},
@@ -230,7 +245,8 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"collective-order", "TensorFlow's collectives gather IndexedSlices in the order of the devices' names, not of the replicas",
+		"collective-order", "TensorFlow's collectives gather IndexedSlices in the order of the devices' names, not of the " +
+			"replicas",
 		func(c *goldenCase, _ string) bool {
 			return isBatch(c) && contains(c.Inputs, "indexed_slices") && outOfOrder(c)
 		},
@@ -242,7 +258,8 @@ var goldenDefects = []goldenException{
 		checkPlainGather,
 	},
 	{
-		"tf-config-parts", "TensorFlow takes whatever Python makes of a part of TF_CONFIG; [tfConfigParts] has the reasons one by one",
+		"tf-config-parts", "TensorFlow takes whatever Python makes of a part of TF_CONFIG; [tfConfigParts] has the reasons " +
+			"one by one",
 		func(c *goldenCase, _ string) bool { return c.Op == "tfconfig_resolver" && !c.fails() },
 		checkTFConfigParts,
 	},
@@ -251,25 +268,32 @@ var goldenDefects = []goldenException{
 		func(c *goldenCase, _ string) bool {
 			args, _ := c.Options["master_args"].(map[string]any)
 			ctor, _ := c.Options["ctor"].(map[string]any)
-			return c.Op != "tfconfig_resolver" && strings.HasSuffix(c.Op, "_resolver") && (args["rpc_layer"] == "" || ctor["rpc_layer"] == "") && !c.fails()
+			return c.Op != "tfconfig_resolver" && strings.HasSuffix(c.Op, "_resolver") &&
+				(args["rpc_layer"] == "" || ctor["rpc_layer"] == "") && !c.fails()
 		},
 		checkButForLayer,
 	},
 	{
-		"foreign-variable", "TensorFlow's strategies but the mirrored ones make variables that know no strategy, and can be used in every other one",
+		"foreign-variable", "TensorFlow's strategies but the mirrored ones make variables that know no strategy, and can " +
+			"be used in every other one",
 		func(c *goldenCase, _ string) bool {
 			name, _ := c.Options["scenario"].(string)
-			return c.Op == "scenario" && !c.fails() && (strings.HasPrefix(name, "var_from_other_strategy") || strings.Contains(name, "plain_var") || strings.HasPrefix(name, "colocate_vars"))
+			return c.Op == "scenario" && !c.fails() &&
+				(strings.HasPrefix(name, "var_from_other_strategy") || strings.Contains(name, "plain_var") ||
+					strings.HasPrefix(name, "colocate_vars"))
 		},
 		func(_ *goldenRun, answer map[string]any, err error) error {
-			if !errors.Is(err, distribute.ErrContext) && !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "mixing different strategies") && !strings.Contains(err.Error(), "must only be passed a variable") {
+			if !errors.Is(err, distribute.ErrContext) && !errors.Is(err, distribute.ErrInvalid) ||
+				!strings.Contains(err.Error(), "mixing different strategies") &&
+					!strings.Contains(err.Error(), "must only be passed a variable") {
 				return fmt.Errorf("got %v, %w, want a variable of another strategy", answer, err)
 			}
 			return nil
 		},
 	},
 	{
-		"cut-elsewhere", "TensorFlow knows how many rows unbatch and padded_batch make; here they are functions of the user's own, whose rows are cut into equal parts",
+		"cut-elsewhere", "TensorFlow knows how many rows unbatch and padded_batch make; here they are functions of the " +
+			"user's own, whose rows are cut into equal parts",
 		func(c *goldenCase, _ string) bool {
 			return strings.HasPrefix(c.Op, "distribute_dataset") && !c.fails() && hasOwnFunction(c)
 		},
@@ -327,7 +351,8 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"steps-of-nothing", "where a worker's turn begins with a part without rows, TensorFlow makes a step of it also if there is no data at all",
+		"steps-of-nothing", "where a worker's turn begins with a part without rows, TensorFlow makes a step of it also if " +
+			"there is no data at all",
 		func(c *goldenCase, _ string) bool {
 			steps, _ := c.Expect["steps"].([]any)
 			return c.Op == "distribute_dataset_worker" && len(steps) > 0 && !hasRows(steps)
@@ -361,7 +386,8 @@ var goldenDefects = []goldenException{
 		checkNotInGo,
 	},
 	{
-		"ruled-out", "what cannot be written here has a meaning in some of TensorFlow's strategies by the way they are written",
+		"ruled-out", "what cannot be written here has a meaning in some of TensorFlow's strategies by the way they are " +
+			"written",
 		func(c *goldenCase, _ string) bool {
 			name, _ := c.Options["scenario"].(string)
 			_, out := ruledOut[name]
@@ -370,9 +396,11 @@ var goldenDefects = []goldenException{
 		checkNotInGo,
 	},
 	{
-		"shared-variable-once", "TensorFlow's CentralStorageStrategy counts a variable once in the sum over the replicas, each of which has it",
+		"shared-variable-once", "TensorFlow's CentralStorageStrategy counts a variable once in the sum over the replicas, " +
+			"each of which has it",
 		func(c *goldenCase, _ string) bool {
-			return isScenario("all_reduce_mirrored_variable")(c, "") && c.Strategy["type"] == "CentralStorageStrategy" && !c.fails()
+			return isScenario("all_reduce_mirrored_variable")(c, "") && c.Strategy["type"] == "CentralStorageStrategy" &&
+				!c.fails()
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
 			sum, ok := answer["value"].(*distribute.PerReplica)
@@ -388,10 +416,12 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"destination-of-one", "TensorFlow's MultiWorkerMirroredStrategy of one replica leaves a mean where it is, whatever its destination",
+		"destination-of-one", "TensorFlow's MultiWorkerMirroredStrategy of one replica leaves a mean where it is, whatever " +
+			"its destination",
 		func(c *goldenCase, _ string) bool {
 			op, _ := c.Options["reduce_op"].(string)
-			return c.Op == "reduce_to" && c.Strategy["type"] == "MultiWorkerMirroredStrategy" && c.Replicas == 1 && strings.EqualFold(op, "MEAN") && !c.fails()
+			return c.Op == "reduce_to" && c.Strategy["type"] == "MultiWorkerMirroredStrategy" && c.Replicas == 1 &&
+				strings.EqualFold(op, "MEAN") && !c.fails()
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
 			if errors.Is(err, distribute.ErrInvalid) && strings.Contains(err.Error(), "is not in the list of allowed values") {
@@ -415,9 +445,11 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"too-few-components", "TensorFlow's operations but the collectives add what components there are of a value that has not one for each replica",
+		"too-few-components", "TensorFlow's operations but the collectives add what components there are of a value that " +
+			"has not one for each replica",
 		func(c *goldenCase, _ string) bool {
-			return strings.Contains(c.Op, "reduce") && c.Strategy["type"] != "Default" && !c.fails() && hasWrongCount(c.Inputs, c.Replicas)
+			return strings.Contains(c.Op, "reduce") && c.Strategy["type"] != "Default" && !c.fails() &&
+				hasWrongCount(c.Inputs, c.Replicas)
 		},
 		func(_ *goldenRun, answer map[string]any, err error) error {
 			if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "components") {
@@ -427,9 +459,11 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"one-device-distributed", "TensorFlow's OneDeviceStrategy has no distributed values, and takes them for the user's own objects",
+		"one-device-distributed", "TensorFlow's OneDeviceStrategy has no distributed values, and takes them for the user's " +
+			"own objects",
 		func(c *goldenCase, _ string) bool {
-			return c.Op != "var_program" && c.Strategy["type"] == "OneDeviceStrategy" && (contains(c.Inputs, "per_replica") || contains(c.Inputs, "mirrored"))
+			return c.Op != "var_program" && c.Strategy["type"] == "OneDeviceStrategy" &&
+				(contains(c.Inputs, "per_replica") || contains(c.Inputs, "mirrored"))
 		},
 		func(g *goldenRun, answer map[string]any, err error) error {
 			alone := *g.c
@@ -453,7 +487,8 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"step-half-done", "TensorFlow keeps what a step or an update that fails has written before; here it has written nothing",
+		"step-half-done", "TensorFlow keeps what a step or an update that fails has written before; here it has written " +
+			"nothing",
 		func(c *goldenCase, _ string) bool { return c.Op == "var_program" && failedWrite(c) >= 0 },
 		checkNothingWritten,
 	},
@@ -480,10 +515,12 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"mode-unused", "TensorFlow's CentralStorageStrategy does not look at the replication mode, and makes one dataset for all",
+		"mode-unused", "TensorFlow's CentralStorageStrategy does not look at the replication mode, and makes one dataset " +
+			"for all",
 		func(c *goldenCase, _ string) bool {
 			o, _ := c.Options["input_options"].(map[string]any)
-			return c.Op == "datasets_from_function" && c.Strategy["type"] == "CentralStorageStrategy" && o["experimental_replication_mode"] == "PER_REPLICA"
+			return c.Op == "datasets_from_function" && c.Strategy["type"] == "CentralStorageStrategy" &&
+				o["experimental_replication_mode"] == "PER_REPLICA"
 		},
 		func(_ *goldenRun, answer map[string]any, err error) error {
 			if !errors.Is(err, distribute.ErrUnsupported) {
@@ -503,7 +540,8 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"worker-without-file", "with fewer files than workers TensorFlow fails on worker 0 only, and gives the others nothing",
+		"worker-without-file", "with fewer files than workers TensorFlow fails on worker 0 only, and gives the others " +
+			"nothing",
 		tooFewFiles, checkTooFewFiles,
 	},
 	{
@@ -517,7 +555,8 @@ var goldenDefects = []goldenException{
 		},
 	},
 	{
-		"two-names-of-one-worker", "TensorFlow takes the full name of a device of this process and a short one for two workers",
+		"two-names-of-one-worker", "TensorFlow takes the full name of a device of this process and a short one for two " +
+			"workers",
 		func(c *goldenCase, message string) bool {
 			return c.Op == "mirrored_init" && strings.Contains(message, "In-graph multi-worker") &&
 				!slices.ContainsFunc(names(c.Inputs["devices"]), func(name string) bool {
@@ -551,7 +590,8 @@ func checkNotInGo(_ *goldenRun, answer map[string]any, err error) error {
 func hasWrongCount(v any, n int) bool {
 	switch v := v.(type) {
 	case map[string]any:
-		if values, ok := v["values"].([]any); ok && (v["kind"] == "per_replica" || v["kind"] == "mirrored") && len(values) != n {
+		if values, ok := v["values"].([]any); ok && (v["kind"] == "per_replica" || v["kind"] == "mirrored") &&
+			len(values) != n {
 			return true
 		}
 		for _, x := range v {
@@ -591,7 +631,8 @@ func hasRows(v any) bool {
 func undistributed(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
-		if values, ok := v["values"].([]any); ok && (v["kind"] == "per_replica" || v["kind"] == "mirrored") && len(values) > 0 {
+		if values, ok := v["values"].([]any); ok && (v["kind"] == "per_replica" || v["kind"] == "mirrored") &&
+			len(values) > 0 {
 			return values[0]
 		}
 		out := map[string]any{}
@@ -627,12 +668,14 @@ func (c *goldenCase) fails() bool { return c.Expect["error_type"] != nil }
 
 // isBatch reports whether the case's operation is one of those that reduce a batch.
 func isBatch(c *goldenCase) bool {
-	return c.Op == "all_reduce" || c.Op == "batch_reduce_to" || strings.HasPrefix(c.Op, "cross_device_") && c.Op != "cross_device_ctor"
+	return c.Op == "all_reduce" || c.Op == "batch_reduce_to" || strings.HasPrefix(c.Op, "cross_device_") &&
+		c.Op != "cross_device_ctor"
 }
 
 // isReduction reports whether the case's operation is a reduction of any kind.
 func isReduction(c *goldenCase) bool {
-	return isBatch(c) || c.Op == "reduce" && c.Options["axis"] == nil || c.Op == "reduce_to" || c.Op == "all_reduce_gradient"
+	return isBatch(c) || c.Op == "reduce" && c.Options["axis"] == nil || c.Op == "reduce_to" ||
+		c.Op == "all_reduce_gradient"
 }
 
 // isEmpty reports whether v is a list of nothing.
@@ -761,7 +804,10 @@ func testGoldenCase(t *testing.T, c *goldenCase) exceptionKind {
 	for _, list := range []struct {
 		kind exceptionKind
 		of   []goldenException
-	}{{limit, goldenLimits}, {limit, goldenGatherLimits}, {limit, goldenWorkerLimits}, {limit, goldenInputLimits}, {limit, goldenClusterLimits}, {defect, goldenDefects}, {defect, goldenWorkerDefects}, {defect, goldenClusterDefects}} {
+	}{{limit, goldenLimits}, {limit, goldenGatherLimits}, {limit, goldenWorkerLimits}, {limit, goldenInputLimits}, {
+		limit,
+		goldenClusterLimits,
+	}, {defect, goldenDefects}, {defect, goldenWorkerDefects}, {defect, goldenClusterDefects}} {
 		for _, e := range list.of {
 			if !e.applies(c, message) {
 				continue
@@ -831,14 +877,17 @@ var errNotInGo = errors.New("does not compile in Go")
 // errorKinds maps TensorFlow's exceptions to this package's kinds of errors. Exceptions from unguarded Python match any
 // error.
 var errorKinds = map[string][]error{
-	"ValueError":            {distribute.ErrInvalid, distribute.ErrMismatch, distribute.ErrContext, errNotInGo},
-	"TypeError":             {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
-	"InvalidArgumentError":  {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
-	"KeyError":              {distribute.ErrInvalid, errNotInGo},
-	"JSONDecodeError":       {distribute.ErrInvalid},
-	"OverflowError":         {distribute.ErrInvalid},
-	"UnicodeEncodeError":    {distribute.ErrInvalid},
-	"RuntimeError":          {distribute.ErrContext, distribute.ErrDesync, distribute.ErrMismatch, distribute.ErrInvalid, errNotInGo},
+	"ValueError":           {distribute.ErrInvalid, distribute.ErrMismatch, distribute.ErrContext, errNotInGo},
+	"TypeError":            {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
+	"InvalidArgumentError": {distribute.ErrInvalid, distribute.ErrMismatch, errNotInGo},
+	"KeyError":             {distribute.ErrInvalid, errNotInGo},
+	"JSONDecodeError":      {distribute.ErrInvalid},
+	"OverflowError":        {distribute.ErrInvalid},
+	"UnicodeEncodeError":   {distribute.ErrInvalid},
+	"RuntimeError": {
+		distribute.ErrContext, distribute.ErrDesync, distribute.ErrMismatch, distribute.ErrInvalid,
+		errNotInGo,
+	},
 	"InternalError":         {distribute.ErrInvalid, distribute.ErrMismatch},
 	"NotFoundError":         {distribute.ErrInvalid},
 	"FileNotFoundError":     {distribute.ErrInvalid},
@@ -872,7 +921,10 @@ var keyPhrases = []struct {
 	{"mixing different tf.distribute.strategy objects", []string{"mixing different strategies"}},
 	{"must be >=0, received", nil},
 	{"is not a valid communicationimplementation", nil},
-	{"`none` variable synchronization mode is not supported", []string{"none variable synchronization mode is not supported"}},
+	{
+		"`none` variable synchronization mode is not supported",
+		[]string{"none variable synchronization mode is not supported"},
+	},
 	{"invalid variable synchronization mode", nil},
 	{"invalid variable aggregation mode", nil},
 	{"with aggregation=mean and a non-floating dtype is not supported", nil},

@@ -55,7 +55,8 @@ type stepAnswer struct {
 
 // variableMutations are the ways to write a variable that steps name.
 var variableMutations = map[string]func(*distribute.Variable, distribute.Context, distribute.Value) error{
-	"assign": (*distribute.Variable).Assign, "assign_add": (*distribute.Variable).AssignAdd, "assign_sub": (*distribute.Variable).AssignSub,
+	"assign": (*distribute.Variable).Assign, "assign_add": (*distribute.Variable).AssignAdd,
+	"assign_sub":  (*distribute.Variable).AssignSub,
 	"scatter_add": (*distribute.Variable).ScatterAdd, "scatter_sub": (*distribute.Variable).ScatterSub,
 	"scatter_mul": (*distribute.Variable).ScatterMul, "scatter_div": (*distribute.Variable).ScatterDiv,
 	"scatter_min": (*distribute.Variable).ScatterMin, "scatter_max": (*distribute.Variable).ScatterMax,
@@ -151,7 +152,10 @@ func (p *program) step(st map[string]any) (any, error) {
 }
 
 // mutate writes a variable and returns what TensorFlow's methods return: the new value.
-func (p *program) mutate(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(*distribute.Variable, distribute.Context, distribute.Value) error) (any, error) {
+func (p *program) mutate(
+	st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica,
+	change func(*distribute.Variable, distribute.Context, distribute.Value) error,
+) (any, error) {
 	values := []any{}
 	if st["values"] == nil {
 		x, err := decodeValue(st["value"], p.devices)
@@ -170,22 +174,26 @@ func (p *program) mutate(st map[string]any, v *distribute.Variable, cross *distr
 			return nil, err
 		}
 	}
-	out, err := distribute.Run(p.Context(), p.s, func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		if err := change(v, r, values[r.ID()]); err != nil {
-			return nil, err
-		}
-		return v.Read(r)
-	})
+	out, err := distribute.Run(p.Context(), p.s,
+		func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			if err := change(v, r, values[r.ID()]); err != nil {
+				return nil, err
+			}
+			return v.Read(r)
+		})
 	if err != nil || st["no_result"] == true {
 		return nil, err
 	}
 	if do, _ := st["do"].(string); v.Kind() == distribute.AggregatingVariable && strings.HasPrefix(do, "scatter_") {
-		return slices.Repeat([]any{out}, len(values)), nil // the one component for each replica, which TensorFlow did not merge
+		// the one component for each replica, which TensorFlow did not merge
+		return slices.Repeat([]any{out}, len(values)), nil
 	}
 	return p.s.LocalResults(out), nil
 }
 
-func (p *program) mutateCross(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(distribute.Context) error) (any, error) {
+func (p *program) mutateCross(
+	st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, change func(distribute.Context) error,
+) (any, error) {
 	readBack := v.Kind() == distribute.SyncOnReadVariable && v.Aggregation() == distribute.AggregateNone // which fails
 	if err := change(cross); err != nil || st["no_result"] == true && !readBack {
 		return nil, err
@@ -197,7 +205,9 @@ func (p *program) mutateCross(st map[string]any, v *distribute.Variable, cross *
 }
 
 // read reads a variable in either context and gives what f makes of it; in replica context on each replica.
-func (p *program) read(v *distribute.Variable, cross *distribute.CrossReplica, inCross bool, f func(*tensor.Tensor) (distribute.Value, error)) (any, error) {
+func (p *program) read(
+	v *distribute.Variable, cross *distribute.CrossReplica, inCross bool, f func(*tensor.Tensor) (distribute.Value, error),
+) (any, error) {
 	if inCross {
 		t, err := v.Read(cross)
 		if err != nil {
@@ -205,13 +215,14 @@ func (p *program) read(v *distribute.Variable, cross *distribute.CrossReplica, i
 		}
 		return f(t)
 	}
-	out, err := distribute.RunTyped(p.Context(), p.s, func(_ context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
-		t, err := v.Read(r)
-		if err != nil {
-			return nil, err
-		}
-		return f(t)
-	}, nil)
+	out, err := distribute.RunTyped(p.Context(), p.s,
+		func(_ context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+			t, err := v.Read(r)
+			if err != nil {
+				return nil, err
+			}
+			return f(t)
+		}, nil)
 	return out, err
 }
 
@@ -301,7 +312,9 @@ func asTensor(v distribute.Value, d tensor.DType) distribute.Value {
 	return t
 }
 
-func (p *program) update(st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, inCross bool) (any, error) {
+func (p *program) update(
+	st map[string]any, v *distribute.Variable, cross *distribute.CrossReplica, inCross bool,
+) (any, error) {
 	name, _ := st["fn"].(string)
 	f, ok := updateFunctions[name]
 	if !ok {
@@ -336,17 +349,19 @@ func (p *program) update(st map[string]any, v *distribute.Variable, cross *distr
 	if err != nil {
 		return nil, err
 	}
-	out, err := distribute.Run(p.Context(), p.s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-		return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-			for i, arg := range args {
-				var err error
-				if args[i], err = c.ReduceTo(ctx, op, arg, v); err != nil {
-					return nil, err
-				}
-			}
-			return update(c, ctx, v, f, args...)
+	out, err := distribute.Run(p.Context(), p.s,
+		func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+			return r.MergeCall(ctx,
+				func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+					for i, arg := range args {
+						var err error
+						if args[i], err = c.ReduceTo(ctx, op, arg, v); err != nil {
+							return nil, err
+						}
+					}
+					return update(c, ctx, v, f, args...)
+				}, args...)
 		}, args...)
-	}, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -461,7 +476,8 @@ func failedWrite(c *goldenCase) int {
 			break
 		}
 		answer, _ := answers[i].(map[string]any)
-		if _, writes := variableMutations[do]; answer["error_type"] != nil && (do == "update" || writes && step["context"] == "replica") {
+		if _, writes := variableMutations[do]; answer["error_type"] != nil &&
+			(do == "update" || writes && step["context"] == "replica") {
 			return i
 		}
 	}

@@ -62,7 +62,9 @@ func (r *Replica) AllReduceGradient(ctx context.Context, op ReduceOp, x, dy Valu
 const isDense = -1
 
 // gradientOfRows returns this replica's part of the reduced gradient dy of leaf i, whose input was slices.
-func gradientOfRows(op string, s *tensor.IndexedSlices, dy *tensor.Tensor, i, replica int, rows [][]int64) (*tensor.Tensor, error) {
+func gradientOfRows(
+	op string, s *tensor.IndexedSlices, dy *tensor.Tensor, i, replica int, rows [][]int64,
+) (*tensor.Tensor, error) {
 	for _, of := range rows {
 		if of[i] == isDense { // the result was dense, too
 			return rowsAt(op, dy, s.Indices)
@@ -98,7 +100,8 @@ func (r *Replica) operandPairs(op string, x, dy Value) (xs []any, names []string
 			return nil, err
 		}
 		if _, dense := b.(*tensor.Tensor); !dense {
-			return nil, errorf(op, ErrInvalid, "%s: the gradient must be a tensor; of IndexedSlices, that of their values", leafName(len(xs), path))
+			return nil, errorf(op, ErrInvalid, "%s: the gradient must be a tensor; of IndexedSlices, that of their values",
+				leafName(len(xs), path))
 		}
 		xs, names, dys = append(xs, a), append(names, path), append(dys, b)
 		return nil, nil
@@ -130,13 +133,15 @@ func (r *Replica) AllGatherGradient(ctx context.Context, x, dy Value, axis int, 
 	for i, leaf := range xs {
 		t, ok := leaf.(*tensor.Tensor)
 		if !ok {
-			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices", leafName(i, names[i])))
+			return nil, located(errorf(name, ErrUnsupported, "%s: all_gather does not support IndexedSlices",
+				leafName(i, names[i])))
 		}
 		if axes[i] = axis; axis < 0 {
 			axes[i] += t.Rank()
 		}
 		if axes[i] < 0 || axes[i] >= t.Rank() {
-			return nil, located(errorf(name, ErrInvalid, "%s: expected concatenating dimensions in the range [%d, %d), but got %d", leafName(i, names[i]), -t.Rank(), t.Rank(), axis))
+			return nil, located(errorf(name, ErrInvalid, "%s: expected concatenating dimensions in the range [%d, %d), but "+
+				"got %d", leafName(i, names[i]), -t.Rank(), t.Rank(), axis))
 		}
 		lengths[i] = int64(t.Shape()[axes[i]])
 	}
@@ -167,7 +172,8 @@ func ownColumns(op string, t *tensor.Tensor, axis, i, replica int, lengths [][]i
 		total += int(l[i])
 	}
 	if axis >= t.Rank() || t.Shape()[axis] != total {
-		return nil, errorf(op, ErrMismatch, "the gradient has shape %s, but the gathered result has length %d along axis %d: want the shape of the result", dense.Bracketed(t.Shape()), total, axis)
+		return nil, errorf(op, ErrMismatch, "the gradient has shape %s, but the gathered result has length %d along axis "+
+			"%d: want the shape of the result", dense.Bracketed(t.Shape()), total, axis)
 	}
 	return dense.Columns(t, axis, from, int(lengths[replica][i])), nil
 }

@@ -39,7 +39,8 @@ type gradientCase struct {
 var gradientCases = map[string]gradientCase{
 	"sum": reduceCase(distribute.Sum, denseNest), "mean": reduceCase(distribute.Mean, denseNest),
 	"sum of slices": reduceCase(distribute.Sum, someSlices), "mean of slices": reduceCase(distribute.Mean, someSlices),
-	"sum of slices and tensors": reduceCase(distribute.Sum, mixedLeaf), "mean of slices and tensors": reduceCase(distribute.Mean, mixedLeaf),
+	"sum of slices and tensors": reduceCase(distribute.Sum,
+		mixedLeaf), "mean of slices and tensors": reduceCase(distribute.Mean, mixedLeaf),
 	"gather": gatherCase(0), "gather along the last axis": gatherCase(-1),
 }
 
@@ -92,7 +93,10 @@ func someSlices(d tensor.DType, replica int) distribute.Value {
 	for i := range rows {
 		tensor.Data[int64](indices)[i] = int64(i*replica) % 3
 	}
-	return []any{&tensor.IndexedSlices{Values: numbered(d, replica, rows, 2), Indices: indices, DenseShape: tensor.From([]int64{3, 2})}, numbered(d, 5, 2)}
+	return []any{&tensor.IndexedSlices{
+		Values: numbered(d, replica, rows, 2), Indices: indices,
+		DenseShape: tensor.From([]int64{3, 2}),
+	}, numbered(d, 5, 2)}
 }
 
 // mixedLeaf is IndexedSlices on replica 1 and a tensor on the others.
@@ -127,19 +131,20 @@ func weight(replica, leaf, i int) float64 { return math.Cos(float64(replica*17 +
 
 // loss runs the collective and returns the sum of all replicas' losses, computed in float64.
 func (g *gradientCheck) loss(xs []distribute.Value) float64 {
-	losses, err := distribute.RunTyped(g.Context(), g.s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (float64, error) {
-		y, err := g.forward(ctx, r, x)
-		if err != nil {
-			return 0, err
-		}
-		sum := 0.0
-		for k, t := range numbersOf(y) {
-			for i, v := range t.Float64s() {
-				sum += weight(r.ID(), k, i) * math.Sin(v)
+	losses, err := distribute.RunTyped(g.Context(), g.s,
+		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (float64, error) {
+			y, err := g.forward(ctx, r, x)
+			if err != nil {
+				return 0, err
 			}
-		}
-		return sum, nil
-	}, xs)
+			sum := 0.0
+			for k, t := range numbersOf(y) {
+				for i, v := range t.Float64s() {
+					sum += weight(r.ID(), k, i) * math.Sin(v)
+				}
+			}
+			return sum, nil
+		}, xs)
 	if err != nil {
 		g.Fatal(err)
 	}
@@ -152,25 +157,26 @@ func (g *gradientCheck) loss(xs []distribute.Value) float64 {
 
 // gradients returns the library's gradients.
 func (g *gradientCheck) gradients(xs []distribute.Value) []distribute.Value {
-	out, err := distribute.RunTyped(g.Context(), g.s, func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
-		y, err := g.forward(ctx, r, x)
-		if err != nil {
-			return nil, err
-		}
-		var dys []any
-		for k, t := range numbersOf(y) {
-			dy := tensor.New(t.DType(), t.Shape()...)
-			for i, v := range t.Float64s() {
-				setNumber(dy, i, weight(r.ID(), k, i)*math.Cos(v))
+	out, err := distribute.RunTyped(g.Context(), g.s,
+		func(ctx context.Context, r *distribute.Replica, x distribute.Value) (distribute.Value, error) {
+			y, err := g.forward(ctx, r, x)
+			if err != nil {
+				return nil, err
 			}
-			dys = append(dys, dy)
-		}
-		dy, err := tensor.Pack(x, dys)
-		if err != nil {
-			return nil, err
-		}
-		return g.backward(ctx, r, x, dy)
-	}, xs)
+			var dys []any
+			for k, t := range numbersOf(y) {
+				dy := tensor.New(t.DType(), t.Shape()...)
+				for i, v := range t.Float64s() {
+					setNumber(dy, i, weight(r.ID(), k, i)*math.Cos(v))
+				}
+				dys = append(dys, dy)
+			}
+			dy, err := tensor.Pack(x, dys)
+			if err != nil {
+				return nil, err
+			}
+			return g.backward(ctx, r, x, dy)
+		}, xs)
 	if err != nil {
 		g.Fatal(err)
 	}

@@ -22,7 +22,8 @@ type HierarchicalCopyAllReduce struct {
 // 1; 0 reduces one value after the other. [DeviceGroups] decides which devices are nearby.
 func NewHierarchicalCopyAllReduce(packs int) (HierarchicalCopyAllReduce, error) {
 	if packs < 0 {
-		return HierarchicalCopyAllReduce{}, errorf("NewHierarchicalCopyAllReduce", ErrInvalid, "HierarchicalCopy requires num_packs >= 0, but %d is specified", packs)
+		return HierarchicalCopyAllReduce{}, errorf("NewHierarchicalCopyAllReduce", ErrInvalid,
+			"HierarchicalCopy requires num_packs >= 0, but %d is specified", packs)
 	}
 	return HierarchicalCopyAllReduce{packs, DeviceGroups}, nil
 }
@@ -42,7 +43,9 @@ func (HierarchicalCopyAllReduce) String() string { return "HierarchicalCopyAllRe
 
 // BatchReduce implements [CrossDeviceOps]. A group adds the subtrees of the canonical tree whose leaves are all
 // in the group, so every grouping of any number of devices gives the same bits.
-func (h HierarchicalCopyAllReduce) BatchReduce(_ context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+func (h HierarchicalCopyAllReduce) BatchReduce(
+	_ context.Context, op ReduceOp, batch []Reduction, opts Options,
+) ([]Value, error) {
 	return reduceInPacks(h.String(), h.packs, h.groups, op, batch, opts)
 }
 
@@ -58,7 +61,8 @@ type NcclAllReduce struct {
 // one value after the other. A nil logger is slog.Default().
 func NewNcclAllReduce(packs int, logger *slog.Logger) (NcclAllReduce, error) {
 	if packs < 0 {
-		return NcclAllReduce{}, errorf("NewNcclAllReduce", ErrInvalid, "NCCL all-reduce requires num_packs >= 0, but %d is specified", packs)
+		return NcclAllReduce{}, errorf("NewNcclAllReduce", ErrInvalid,
+			"NCCL all-reduce requires num_packs >= 0, but %d is specified", packs)
 	}
 	return NcclAllReduce{packs, logger, &sync.Once{}}, nil
 }
@@ -85,7 +89,9 @@ func (n NcclAllReduce) BatchReduce(_ context.Context, op ReduceOp, batch []Reduc
 }
 
 // reduceInPacks adds a batch in packs, each in two levels.
-func reduceInPacks(name string, packs int, groups func([]Device) []int, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+func reduceInPacks(
+	name string, packs int, groups func([]Device) []int, op ReduceOp, batch []Reduction, opts Options,
+) ([]Value, error) {
 	sums := map[int]*tensor.Tensor{}
 	var work []twolevel.Sum
 	for i, b := range batch {

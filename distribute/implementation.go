@@ -32,7 +32,8 @@ const (
 // openMPI opens the group over MPI. The ranks of the MPI processes are in the order of the workers.
 func openMPI(ctx context.Context, w *clusterworker.Worker, cfg collective.Config) (collective.Group, error) {
 	job := w.Job()
-	return mpi.Open(ctx, mpi.Config{Replicas: w.Members()[job.Worker].Replicas, Processes: job.Workers, Key: job.Worker, Collective: cfg})
+	return mpi.Open(ctx,
+		mpi.Config{Replicas: w.Members()[job.Worker].Replicas, Processes: job.Workers, Key: job.Worker, Collective: cfg})
 }
 
 // openNCCL opens the group over NCCL if all workers have it. Otherwise it uses the library's own collectives,
@@ -60,7 +61,8 @@ func openNCCL(ctx context.Context, w *clusterworker.Worker, cfg collective.Confi
 		made++
 		return w.Exchange(ctx, fmt.Sprintf("NCCL's id %d", made), mine)
 	}
-	return nccl.Open(ctx, nccl.Config{Ranks: ranks, Process: job.Worker, Device: max(0, job.LocalWorker), Exchange: exchange, Collective: cfg})
+	return nccl.Open(ctx,
+		nccl.Config{Ranks: ranks, Process: job.Worker, Device: max(0, job.LocalWorker), Exchange: exchange, Collective: cfg})
 }
 
 const noNCCL = "distribute: NCCL is not available; the library's own collectives reduce instead"
@@ -72,10 +74,12 @@ func (s *Strategy) checkImplementation(op string) error {
 		return nil
 	}
 	if s.kind != multiWorkerKind {
-		return errorf(op, ErrInvalid, "implementation MPI needs several processes, and this strategy has one: use NewMultiWorkerMirroredStrategy, or AUTO")
+		return errorf(op, ErrInvalid, "implementation MPI needs several processes, and this strategy has one: use "+
+			"NewMultiWorkerMirroredStrategy, or AUTO")
 	}
 	if t := s.transport(); s.workersInSync > 1 && t != mpiName {
-		return errorf(op, ErrInvalid, "implementation MPI is requested, but the group in the strategy's configuration uses %s: join with worker.Config.Opener of ImplementationMPI.Opener()", t)
+		return errorf(op, ErrInvalid, "implementation MPI is requested, but the group in the strategy's configuration uses "+
+			"%s: join with worker.Config.Opener of ImplementationMPI.Opener()", t)
 	}
 	return nil
 }
@@ -105,7 +109,8 @@ func (s *Strategy) noteImplementation(o Options) {
 		})
 	case i == ImplementationMPI && s.workersInSync > 1:
 		s.elsewhere.Do(func() {
-			s.logger.Warn("distribute: MPI must be chosen for a whole strategy, not for a call; using the library's own collectives",
+			s.logger.Warn("distribute: MPI must be chosen for a whole strategy, not for a call; using the library's own "+
+				"collectives",
 				"strategy", s.String())
 		})
 	}

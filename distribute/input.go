@@ -70,7 +70,8 @@ func (o InputOptions) validate(op string) error {
 	case o.Prefetch < 0:
 		return errorf(op, ErrInvalid, "Prefetch is %d steps; want at least 0", o.Prefetch)
 	case o.PlaceOnDevice && o.ReplicationMode != PerReplicaInput:
-		return errorf(op, ErrInvalid, "when PlaceOnDevice is set, you must also specify PerReplicaInput for the replication mode")
+		return errorf(op, ErrInvalid, "when PlaceOnDevice is set, you must also specify PerReplicaInput for the "+
+			"replication mode")
 	case o.PlaceOnDevice && !o.KeepOnHost:
 		return errorf(op, ErrInvalid, "PlaceOnDevice can not be set while elements are fetched to the device: set KeepOnHost")
 	}
@@ -86,14 +87,16 @@ type InputContext struct {
 
 // String prints the context as TensorFlow does.
 func (c InputContext) String() string {
-	return fmt.Sprintf("tf.distribute.InputContext(input pipeline id %d, total: %d)", c.InputPipelineID, c.NumInputPipelines)
+	return fmt.Sprintf("tf.distribute.InputContext(input pipeline id %d, total: %d)", c.InputPipelineID,
+		c.NumInputPipelines)
 }
 
 // PerReplicaBatchSize returns the number of examples of a global batch per replica. It is an error if the
 // division has a remainder.
 func (c InputContext) PerReplicaBatchSize(global int) (int, error) {
 	if c.NumReplicasInSync < 1 || global%c.NumReplicasInSync != 0 {
-		return 0, errorf("PerReplicaBatchSize", ErrInvalid, "the global batch size %d is not divisible by the number of replicas in sync, %d", global, c.NumReplicasInSync)
+		return 0, errorf("PerReplicaBatchSize", ErrInvalid, "the global batch size %d is not divisible by the number of "+
+			"replicas in sync, %d", global, c.NumReplicasInSync)
 	}
 	return global / c.NumReplicasInSync, nil
 }
@@ -102,10 +105,13 @@ func (c *InputContext) validate(op string) error {
 	switch {
 	case c == nil:
 		return nil
-	case c.NumInputPipelines < 1 || c.InputPipelineID < 0 || c.InputPipelineID >= c.NumInputPipelines || c.NumReplicasInSync < 1:
-		return errorf(op, ErrInvalid, "%v for %d replicas: want an id from 0 to one less than the total, and a replica at least", *c, c.NumReplicasInSync)
+	case c.NumInputPipelines < 1 || c.InputPipelineID < 0 || c.InputPipelineID >= c.NumInputPipelines ||
+		c.NumReplicasInSync < 1:
+		return errorf(op, ErrInvalid, "%v for %d replicas: want an id from 0 to one less than the total, and a replica at "+
+			"least", *c, c.NumReplicasInSync)
 	case c.NumReplicasInSync%c.NumInputPipelines != 0:
-		return errorf(op, ErrInvalid, "every worker must have the same number of replicas: %d replicas cannot be divided among %d workers", c.NumReplicasInSync, c.NumInputPipelines)
+		return errorf(op, ErrInvalid, "every worker must have the same number of replicas: %d replicas cannot be divided "+
+			"among %d workers", c.NumReplicasInSync, c.NumInputPipelines)
 	}
 	return nil
 }
@@ -141,7 +147,9 @@ func (o InputOptions) policy(ds data.Dataset) AutoShardPolicy {
 // same list, rotated to start at its first replica (TensorFlow's batch_sizes_for_worker).
 func BatchSizesForWorker(global, workers, replicasPerWorker, worker int) ([]int, error) {
 	if global < 0 || workers < 1 || replicasPerWorker < 1 || worker < 0 || worker >= workers {
-		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers, replicasPerWorker)
+		return nil, errorf("BatchSizesForWorker", ErrInvalid, "a global batch of %d for worker %d of %d with %d replicas "+
+			"each: want a worker from 0 to one less than their number, and a replica at least", global, worker, workers,
+			replicasPerWorker)
 	}
 	return pieces.Sizes(global, workers*replicasPerWorker, worker*replicasPerWorker), nil
 }

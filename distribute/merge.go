@@ -22,7 +22,9 @@ func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Va
 // mergeCallName is the operation's name in merge calls by the user.
 const mergeCallName = "MergeCall"
 
-func (r *Replica) mergeCall(ctx context.Context, name string, timeout time.Duration, f MergeFunc, args []Value) (Value, error) {
+func (r *Replica) mergeCall(
+	ctx context.Context, name string, timeout time.Duration, f MergeFunc, args []Value,
+) (Value, error) {
 	run, err := r.inRun(ctx, name)
 	if err != nil {
 		return nil, located(err)
@@ -67,7 +69,8 @@ func (s *Strategy) mergeAll(ctx context.Context, run *deadlock.Run) (Value, erro
 		r := &s.replicas[i]
 		call := r.merging.Load()
 		if len(call.args) != n {
-			return nil, run.Fail(errorf(first.name, ErrMismatch, "replica %d gives %d arguments, replica 0 %d", r.id, len(call.args), n))
+			return nil, run.Fail(errorf(first.name, ErrMismatch, "replica %d gives %d arguments, replica 0 %d", r.id,
+				len(call.args), n))
 		}
 		for i, arg := range call.args {
 			perArg[i] = append(perArg[i], arg)

@@ -104,15 +104,18 @@ func (s *Strategy) giveUp(err error) {
 func (s *Strategy) give(op string, g collective.Group) error {
 	local := g.Local()
 	if len(local) != len(s.devices) {
-		return errorf(op, ErrInvalid, "the group has %d communicators here for %d devices: want one each", len(local), len(s.devices))
+		return errorf(op, ErrInvalid, "the group has %d communicators here for %d devices: want one each", len(local),
+			len(s.devices))
 	}
 	s.given, s.size, s.first = g, local[0].Size(), local[0].Rank()
 	if alone := s.size == len(s.devices); alone != (s.workersInSync == 1) {
-		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: want a group of exactly these workers", s.workersInSync, len(local), s.size)
+		return errorf(op, ErrInvalid, "the cluster has %d workers, and the group has %d communicators here, of %d in all: "+
+			"want a group of exactly these workers", s.workersInSync, len(local), s.size)
 	}
 	for i, c := range local {
 		if c.Rank() != s.first+i {
-			return errorf(op, ErrInvalid, "the group's communicators here are ranks %d and, at %d, %d: want consecutive ranks", s.first, i, c.Rank())
+			return errorf(op, ErrInvalid, "the group's communicators here are ranks %d and, at %d, %d: want consecutive ranks",
+				s.first, i, c.Rank())
 		}
 	}
 	return nil
@@ -163,9 +166,11 @@ func (s *Strategy) joinWorkers(op string) error {
 	for rank, is := range all {
 		switch id, count := is[0], is[1]; {
 		case count != int64(s.workersInSync):
-			return errorf(op, ErrMismatch, "replica %d belongs to a cluster of %d workers, those of this worker to one of %d: want one cluster spec on all of them", rank, count, s.workersInSync)
+			return errorf(op, ErrMismatch, "replica %d belongs to a cluster of %d workers, those of this worker to one of %d: "+
+				"want one cluster spec on all of them", rank, count, s.workersInSync)
 		case id < last || id > last+1 || rank == 0 && id != 0:
-			return errorf(op, ErrMismatch, "replica %d is of worker %d, the one before it of worker %d: want the group's ranks in the order of the workers, each worker's together, and every worker once", rank, id, last)
+			return errorf(op, ErrMismatch, "replica %d is of worker %d, the one before it of worker %d: want the group's "+
+				"ranks in the order of the workers, each worker's together, and every worker once", rank, id, last)
 		default:
 			s.replicasOf[id]++
 			last = id
@@ -175,7 +180,8 @@ func (s *Strategy) joinWorkers(op string) error {
 		return errorf(op, ErrMismatch, "worker %d of %d has no replica in the group", missing, s.workersInSync)
 	}
 	if n := s.replicasOf[s.workerID]; n != len(s.devices) {
-		return errorf(op, ErrMismatch, "two processes joined as worker %d: it has %d replicas here and %d in the group", s.workerID, len(s.devices), n)
+		return errorf(op, ErrMismatch, "two processes joined as worker %d: it has %d replicas here and %d in the group",
+			s.workerID, len(s.devices), n)
 	}
 	return nil
 }

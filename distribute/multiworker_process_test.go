@@ -72,8 +72,12 @@ func workerJob(text string) (string, error) {
 		return "", err
 	}
 	s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
-		Resolver: &cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": tasks}), This: &cluster.Task{Type: "worker", Index: worker}},
-		Group:    group, LogicalCPUs: len(ranks), Devices: shortNames(len(ranks)), Options: distribute.Options{Timeout: workerTimeout},
+		Resolver: &cluster.Simple{
+			Cluster: cluster.NewSpec(map[string][]string{"worker": tasks}),
+			This:    &cluster.Task{Type: "worker", Index: worker},
+		},
+		Group: group, LogicalCPUs: len(ranks), Devices: shortNames(len(ranks)),
+		Options: distribute.Options{Timeout: workerTimeout},
 	})
 	if err != nil {
 		return "", errors.Join(err, group.Close())

@@ -39,49 +39,60 @@ func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 		}
 		return distribute.NewPerReplica(values...)
 	}
-	w, err := s.NewVariable(ctx, distribute.VariableConfig{Name: "w", Initial: tensor.From([]float32{0.1, float32(first)}), Aggregation: distribute.AggregateMean})
+	w, err := s.NewVariable(ctx,
+		distribute.VariableConfig{
+			Name: "w", Initial: tensor.From([]float32{0.1, float32(first)}),
+			Aggregation: distribute.AggregateMean,
+		})
 	if err != nil {
 		return "", err
 	}
-	seen, err := s.NewVariable(ctx, distribute.VariableConfig{Name: "seen", Initial: tensor.Scalar(int64(0)), Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum})
+	seen, err := s.NewVariable(ctx,
+		distribute.VariableConfig{
+			Name: "seen", Initial: tensor.Scalar(int64(0)), Synchronization: distribute.OnRead,
+			Aggregation: distribute.AggregateSum,
+		})
 	if err != nil {
 		return "", err
 	}
 	for step := range 5 {
 		var rows distribute.Value
-		_, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			at, err := w.Read(r)
-			if err != nil {
-				return nil, err
-			}
-			gradient := tensor.New(tensor.Float32, 2)
-			for i, x := range tensor.Data[float32](at) {
-				tensor.Data[float32](gradient)[i] = x * (0.3 + 1/float32(3+r.ID()+step))
-			}
-			slices := &tensor.IndexedSlices{
-				Values:     tensor.From([]float32{1 / float32(r.ID()+3), 2}, 2, 1),
-				Indices:    tensor.From([]int64{int64(r.ID() % 2), int64(r.ID())}),
-				DenseShape: tensor.From([]int64{4, 1}),
-			}
-			sum, err := r.AllReduce(ctx, distribute.Sum, []any{gradient, slices, tensor.Scalar(int64(r.ID()))})
-			if err != nil {
-				return nil, err
-			}
-			if r.LocalID() == 0 {
-				rows = sum
-			}
-			merged, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-				list, err := c.BatchReduceTo(ctx, distribute.Mean, []distribute.ValueTo{{Value: args[0], To: w}, {Value: args[1], To: distribute.At("CPU:0")}})
-				return list, err
-			}, gradient, slices)
-			if err != nil {
-				return nil, err
-			}
-			if r.LocalID() == 0 {
-				rows = []any{rows, merged}
-			}
-			return nil, errors.Join(w.AssignSub(r, gradient), seen.AssignAdd(r, tensor.Scalar(int64(r.ID()+1))))
-		})
+		_, err := distribute.Run(ctx, s,
+			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+				at, err := w.Read(r)
+				if err != nil {
+					return nil, err
+				}
+				gradient := tensor.New(tensor.Float32, 2)
+				for i, x := range tensor.Data[float32](at) {
+					tensor.Data[float32](gradient)[i] = x * (0.3 + 1/float32(3+r.ID()+step))
+				}
+				slices := &tensor.IndexedSlices{
+					Values:     tensor.From([]float32{1 / float32(r.ID()+3), 2}, 2, 1),
+					Indices:    tensor.From([]int64{int64(r.ID() % 2), int64(r.ID())}),
+					DenseShape: tensor.From([]int64{4, 1}),
+				}
+				sum, err := r.AllReduce(ctx, distribute.Sum, []any{gradient, slices, tensor.Scalar(int64(r.ID()))})
+				if err != nil {
+					return nil, err
+				}
+				if r.LocalID() == 0 {
+					rows = sum
+				}
+				merged, err := r.MergeCall(ctx,
+					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+						list, err := c.BatchReduceTo(ctx, distribute.Mean,
+							[]distribute.ValueTo{{Value: args[0], To: w}, {Value: args[1], To: distribute.At("CPU:0")}})
+						return list, err
+					}, gradient, slices)
+				if err != nil {
+					return nil, err
+				}
+				if r.LocalID() == 0 {
+					rows = []any{rows, merged}
+				}
+				return nil, errors.Join(w.AssignSub(r, gradient), seen.AssignAdd(r, tensor.Scalar(int64(r.ID()+1))))
+			})
 		if err := note(fmt.Sprint("step ", step), rows, err); err != nil {
 			return "", err
 		}
@@ -112,7 +123,8 @@ func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 			return s.Reduce(ctx, distribute.Mean, ragged, distribute.ReduceOptions{Axis: []int{0}})
 		}},
 		{"mean of integers", func() (distribute.Value, error) {
-			return s.Reduce(ctx, distribute.Mean, own(func(id int) distribute.Value { return tensor.Scalar(int32(id)) }), distribute.ReduceOptions{})
+			return s.Reduce(ctx, distribute.Mean, own(func(id int) distribute.Value { return tensor.Scalar(int32(id)) }),
+				distribute.ReduceOptions{})
 		}},
 		{"gather", func() (distribute.Value, error) { return s.Gather(ctx, ragged, 0) }},
 		{"gather of text", func() (distribute.Value, error) {
@@ -121,13 +133,15 @@ func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 			}), -1)
 		}},
 		{"all_gather of text", func() (distribute.Value, error) {
-			v, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				return r.AllGather(ctx, tensor.Strings([]string{fmt.Sprint("r", r.ID())}, 1), 0)
-			})
+			v, err := distribute.Run(ctx, s,
+				func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+					return r.AllGather(ctx, tensor.Strings([]string{fmt.Sprint("r", r.ID())}, 1), 0)
+				})
 			return s.LocalResults(v)[0], err
 		}},
 		{"a text for all", func() (distribute.Value, error) {
-			v, err := s.NewVariable(ctx, distribute.VariableConfig{Name: "text", Initial: tensor.Strings([]string{fmt.Sprint("of ", first)}, 1)})
+			v, err := s.NewVariable(ctx,
+				distribute.VariableConfig{Name: "text", Initial: tensor.Strings([]string{fmt.Sprint("of ", first)}, 1)})
 			if err != nil {
 				return nil, err
 			}
@@ -145,17 +159,20 @@ func jobProgram(ctx context.Context, s *distribute.Strategy) (string, error) {
 
 // runInMerge sums the replicas' ids in a Run that a merge function begins.
 func runInMerge(ctx context.Context, s *distribute.Strategy) (distribute.Value, error) {
-	v, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return r.MergeCall(ctx, func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-			v, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID())))
-			})
-			if err != nil {
-				return nil, err
-			}
-			return s.LocalResults(v)[0], nil
+	v, err := distribute.Run(ctx, s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return r.MergeCall(ctx,
+				func(ctx context.Context, _ *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					v, err := distribute.Run(ctx, s,
+						func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+							return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID())))
+						})
+					if err != nil {
+						return nil, err
+					}
+					return s.LocalResults(v)[0], nil
+				})
 		})
-	})
 	if err != nil {
 		return nil, err
 	}
@@ -205,11 +222,34 @@ func TestWorkersDataset(t *testing.T) {
 		options distribute.InputOptions
 		want    [][][]int // number of rows by worker, step and replica
 	}{
-		"data":       {func(int) data.Dataset { return numbers() }, distribute.InputOptions{}, [][][]int{{{2}, {2}, {1}}, {{2, 2}, {2, 2}, {1, 0}}}},
-		"read ahead": {func(int) data.Dataset { return numbers() }, distribute.InputOptions{Prefetch: 2}, [][][]int{{{2}, {2}, {1}}, {{2, 2}, {2, 2}, {1, 0}}}},
-		"off":        {func(int) data.Dataset { return numbers() }, distribute.InputOptions{AutoShard: distribute.ShardOff}, [][][]int{{{2}, {2}, {2}, {2}, {2}, {2}, {2}}, {{2, 2}, {2, 2}, {2, 2}, {2, 0}, {0, 0}, {0, 0}, {0, 0}}}},
-		"file":       {func(int) data.Dataset { return data.TFRecords(files...).Batch(3) }, distribute.InputOptions{}, [][][]int{{{1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}}, {{1, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}}}},
-		"none here":  {func(w int) data.Dataset { return data.FromTensors(counting(0, 4*w)).Batch(3) }, distribute.InputOptions{AutoShard: distribute.ShardOff}, [][][]int{{{0}, {0}}, {{1, 1}, {1, 1}}}},
+		"data": {
+			func(int) data.Dataset { return numbers() },
+			distribute.InputOptions{},
+			[][][]int{{{2}, {2}, {1}}, {{2, 2}, {2, 2}, {1, 0}}},
+		},
+		"read ahead": {
+			func(int) data.Dataset { return numbers() },
+			distribute.InputOptions{Prefetch: 2},
+			[][][]int{{{2}, {2}, {1}}, {{2, 2}, {2, 2}, {1, 0}}},
+		},
+		"off": {
+			func(int) data.Dataset { return numbers() },
+			distribute.InputOptions{AutoShard: distribute.ShardOff},
+			[][][]int{{{2}, {2}, {2}, {2}, {2}, {2}, {2}}, {{2, 2}, {2, 2}, {2, 2}, {2, 0}, {0, 0}, {0, 0}, {0, 0}}},
+		},
+		"file": {
+			func(int) data.Dataset { return data.TFRecords(files...).Batch(3) },
+			distribute.InputOptions{},
+			[][][]int{
+				{{1}, {1}, {1}, {1}, {1}, {1}, {1}, {1}},
+				{{1, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, 0}},
+			},
+		},
+		"none here": {
+			func(w int) data.Dataset { return data.FromTensors(counting(0, 4*w)).Batch(3) },
+			distribute.InputOptions{AutoShard: distribute.ShardOff},
+			[][][]int{{{0}, {0}}, {{1, 1}, {1, 1}}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for w, err := range onWorkers(workerConfigs(t, 1, 2), func(s *distribute.Strategy, worker int) error {
@@ -260,7 +300,8 @@ func TestWorkersDatasetFails(t *testing.T) {
 		}
 		return nil
 	})
-	if errs[1] == nil || !errors.Is(errs[0], distribute.ErrAborted) || !strings.Contains(errs[0].Error(), "replica 1 could not read") {
+	if errs[1] == nil || !errors.Is(errs[0], distribute.ErrAborted) ||
+		!strings.Contains(errs[0].Error(), "replica 1 could not read") {
 		t.Errorf("got %v, want a failure on both", errs)
 	}
 }
@@ -270,18 +311,22 @@ func TestWorkersDatasetFails(t *testing.T) {
 func TestWorkersFailTogether(t *testing.T) {
 	for w, err := range onWorkers(workerConfigs(t, 1, 2), func(s *distribute.Strategy, worker int) error {
 		for round := range 3 {
-			_, err := distribute.Run(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				if r.ID() == 2 {
-					return nil, nil
-				}
-				return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(1)))
-			})
-			if err == nil || errors.Is(err, distribute.ErrTimeout) || worker == 1 && (!errors.Is(err, distribute.ErrDesync) || !strings.Contains(err.Error(), "replica 2 (CPU:1) returned, but replica 1")) {
+			_, err := distribute.Run(t.Context(), s,
+				func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+					if r.ID() == 2 {
+						return nil, nil
+					}
+					return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(1)))
+				})
+			if err == nil || errors.Is(err, distribute.ErrTimeout) || worker == 1 &&
+				(!errors.Is(err, distribute.ErrDesync) || !strings.Contains(err.Error(), "replica 2 (CPU:1) returned, but "+
+					"replica 1")) {
 				return fmt.Errorf("round %d: got %w, want a step whose replicas can never meet", round, err)
 			}
-			got, err := distribute.Run(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID())))
-			})
+			got, err := distribute.Run(t.Context(), s,
+				func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+					return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID())))
+				})
 			if err != nil {
 				return fmt.Errorf("after round %d: %w", round, err)
 			}
@@ -300,7 +345,8 @@ func TestWorkersFailTogether(t *testing.T) {
 // A call in cross-replica context that the workers make differently fails on all of them; then they go on.
 func TestWorkersDiffer(t *testing.T) {
 	for w, err := range onWorkers(workerConfigs(t, 2, 1), func(s *distribute.Strategy, worker int) error {
-		_, err := s.NewVariable(t.Context(), distribute.VariableConfig{Name: "v", Initial: tensor.New(tensor.Float32, 2+worker)})
+		_, err := s.NewVariable(t.Context(),
+			distribute.VariableConfig{Name: "v", Initial: tensor.New(tensor.Float32, 2+worker)})
 		if !errors.Is(err, distribute.ErrMismatch) || !strings.Contains(err.Error(), "initial value of v:0") {
 			return fmt.Errorf("got %w, want a mismatch of v", err)
 		}
@@ -326,7 +372,10 @@ func TestWorkersDisagree(t *testing.T) {
 		"two are worker 0": {func(c []distribute.MultiWorkerConfig) {
 			c[1].Resolver = &cluster.Simple{Cluster: spec(2), This: &cluster.Task{Type: "worker"}}
 		}, distribute.ErrMismatch, "worker"},
-		"another order": {func(c []distribute.MultiWorkerConfig) { c[0].Resolver, c[1].Resolver = c[1].Resolver, c[0].Resolver }, distribute.ErrMismatch, "in the order of the workers"},
+		"another order": {func(c []distribute.MultiWorkerConfig) {
+			c[0].Resolver, c[1].Resolver = c[1].Resolver,
+				c[0].Resolver
+		}, distribute.ErrMismatch, "in the order of the workers"},
 		"other clusters": {func(c []distribute.MultiWorkerConfig) {
 			c[1].Resolver = &cluster.Simple{Cluster: spec(3), This: &cluster.Task{Type: "worker", Index: 1}}
 		}, distribute.ErrMismatch, "one cluster spec on all"},

@@ -45,7 +45,8 @@ type MultiWorkerConfig struct {
 // place finds this process' place in the cluster, and the job to join if the strategy must join one.
 func (cfg *MultiWorkerConfig) place(op string) (jobPlace, *cluster.Job, error) {
 	if cfg.Worker != nil && cfg.Group != nil {
-		return jobPlace{}, nil, errorf(op, ErrInvalid, "both Worker and Group are set: want only one, because a worker has a group")
+		return jobPlace{}, nil, errorf(op, ErrInvalid, "both Worker and Group are set: want only one, because a worker has "+
+			"a group")
 	}
 	var job *cluster.Job
 	switch {
@@ -68,7 +69,8 @@ func (cfg *MultiWorkerConfig) place(op string) (jobPlace, *cluster.Job, error) {
 	case job == nil && p.workers > 1 && cfg.Group == nil:
 		job, err = jobOf(op, cfg.Resolver, p)
 	case job != nil && (p.workers != job.Workers || p.id != job.Worker):
-		err = errorf(op, ErrInvalid, "the process is %v, but its cluster has %d workers, of which it is number %d", job, p.workers, p.id)
+		err = errorf(op, ErrInvalid, "the process is %v, but its cluster has %d workers, of which it is number %d", job,
+			p.workers, p.id)
 	}
 	return p, job, err
 }
@@ -99,10 +101,12 @@ func jobOf(op string, r cluster.Resolver, p jobPlace) (*cluster.Job, error) {
 	}
 	addresses := append(spec.Tasks(cluster.Chief), spec.Tasks(cluster.Worker)...)
 	if _, _, err := net.SplitHostPort(addresses[0]); err != nil {
-		return nil, errorf(op, ErrInvalid, "the rendezvous is at the address of the first worker in the cluster spec, which is %q: want host:port, or set Worker or Group", addresses[0])
+		return nil, errorf(op, ErrInvalid, "the rendezvous is at the address of the first worker in the cluster spec, "+
+			"which is %q: want host:port, or set Worker or Group", addresses[0])
 	}
 	return &cluster.Job{
-		Source: "the resolver", Worker: p.id, Workers: p.workers, LocalWorker: -1, Store: "tcp://" + addresses[0], Spec: spec, Task: p.task,
+		Source: "the resolver", Worker: p.id, Workers: p.workers, LocalWorker: -1, Store: "tcp://" +
+			addresses[0], Spec: spec, Task: p.task,
 	}, nil
 }
 
@@ -147,7 +151,8 @@ func findPlace(op string, r cluster.Resolver) (jobPlace, error) {
 	case err != nil:
 		return p, errorf(op, ErrInvalid, "%w", err)
 	case !p.task.Known():
-		return p, errorf(op, ErrInvalid, "when a cluster spec is given, you must also specify the task's type and index: it is not known which task of the cluster this process is")
+		return p, errorf(op, ErrInvalid, "when a cluster spec is given, you must also specify the task's type and index: "+
+			"it is not known which task of the cluster this process is")
 	}
 	if p.id, err = cluster.IDInCluster(spec, p.task); err == nil {
 		p.workers, err = cluster.WorkerCount(spec, p.task.Type)

@@ -24,20 +24,22 @@ func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variab
 // replica 0.
 func (r *Replica) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	s := r.strategy
-	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout, func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
-		all := []Value{configs[0]}
-		if p, ok := configs[0].(*PerReplica); ok {
-			all = p.values
-		}
-		first := all[0].(*VariableConfig)
-		for i, c := range all {
-			if name := c.(*VariableConfig).Name; baseName(name) != baseName(first.Name) {
-				return nil, errorf("NewVariable", ErrMismatch, "tried to create variable %s with mismatching name on device %d: replica 0 creates %s", name, i, first.Name)
+	out, err := r.mergeCall(ctx, "NewVariable", s.options.Timeout,
+		func(ctx context.Context, _ *CrossReplica, configs ...Value) (Value, error) {
+			all := []Value{configs[0]}
+			if p, ok := configs[0].(*PerReplica); ok {
+				all = p.values
 			}
-		}
-		v, err := s.newVariable(ctx, *first)
-		return &created{v}, err
-	}, []Value{&cfg})
+			first := all[0].(*VariableConfig)
+			for i, c := range all {
+				if name := c.(*VariableConfig).Name; baseName(name) != baseName(first.Name) {
+					return nil, errorf("NewVariable", ErrMismatch, "tried to create variable %s with mismatching name on device %d: "+
+						"replica 0 creates %s", name, i, first.Name)
+				}
+			}
+			v, err := s.newVariable(ctx, *first)
+			return &created{v}, err
+		}, []Value{&cfg})
 	if err != nil {
 		return nil, err
 	}
@@ -73,11 +75,14 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 	}
 	switch {
 	case cfg.Synchronization == SynchronizeNone && s.kind.mirrors():
-		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the synchronization for variable: %s", s, cfg.Name)
+		return nil, errorf(op, ErrInvalid, "NONE variable synchronization mode is not supported by %v: please change the "+
+			"synchronization for variable: %s", s, cfg.Name)
 	case cfg.Synchronization > SynchronizeNone:
-		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization, cfg.Name)
+		return nil, errorf(op, ErrInvalid, "invalid variable synchronization mode: %v for variable: %s", cfg.Synchronization,
+			cfg.Name)
 	case cfg.Aggregation > AggregateFirst:
-		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation, cfg.Name)
+		return nil, errorf(op, ErrInvalid, "invalid variable aggregation mode: %v for variable: %s", cfg.Aggregation,
+			cfg.Name)
 	case cfg.NotTrainable && cfg.Trainable:
 		return nil, errorf(op, ErrInvalid, "variable %s has both Trainable and NotTrainable set", cfg.Name)
 	}
@@ -93,7 +98,8 @@ func (s *Strategy) newVariable(ctx context.Context, cfg VariableConfig) (*Variab
 		return nil, errorf(op, ErrInvalid, "initial value of %s: %w", cfg.Name, err)
 	}
 	if cfg.Aggregation == AggregateMean && !value.DType().IsFloat() && s.kind.mirrors() {
-		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
+		return nil, errorf(op, ErrInvalid, "creating distributed variable %s with aggregation=MEAN and a non-floating "+
+			"dtype is not supported, please use a different aggregation or dtype than %v", cfg.Name, value.DType())
 	}
 	v := &Variable{strategy: s, name: cfg.Name, sync: cfg.Synchronization, agg: cfg.Aggregation, devices: s.params}
 	if v.sync == Auto && s.kind.mirrors() {
@@ -136,9 +142,11 @@ func (s *Strategy) ColocateVariablesWith(ctx context.Context, v *Variable) (cont
 	}
 	switch {
 	case f == nil:
-		return nil, errorf(op, ErrContext, "need to be inside a scope of %v: give a context that its Scope method returned", s)
+		return nil, errorf(op, ErrContext, "need to be inside a scope of %v: give a context that its Scope method returned",
+			s)
 	case v == nil || v.strategy != s:
-		return nil, errorf(op, ErrInvalid, "ColocateVariablesWith must only be passed a variable created in this strategy's scope, not %v", v)
+		return nil, errorf(op, ErrInvalid, "ColocateVariablesWith must only be passed a variable created in this "+
+			"strategy's scope, not %v", v)
 	default:
 		in := *f
 		in.colocate = v.devices

@@ -24,9 +24,10 @@ func TestNothingGiven(t *testing.T) {
 	for name, f := range map[string]func() error{
 		"a tensor to assign": func() error { return v.Assign(cross, (*tensor.Tensor)(nil)) },
 		"a tensor to reduce": func() error {
-			_, err := distribute.Run(ctx, m, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-				return r.AllReduce(ctx, distribute.Sum, []any{(*tensor.Tensor)(nil)})
-			})
+			_, err := distribute.Run(ctx, m,
+				func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+					return r.AllReduce(ctx, distribute.Sum, []any{(*tensor.Tensor)(nil)})
+				})
 			return err
 		},
 		"a function of values": func() error { _, err := m.DistributeValuesFromFunction(ctx, nil); return err },

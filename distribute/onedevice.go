@@ -24,7 +24,9 @@ type ReductionToOneDevice struct {
 func (ReductionToOneDevice) String() string { return "ReductionToOneDevice" }
 
 // BatchReduce implements [CrossDeviceOps].
-func (r ReductionToOneDevice) BatchReduce(_ context.Context, op ReduceOp, batch []Reduction, opts Options) ([]Value, error) {
+func (r ReductionToOneDevice) BatchReduce(
+	_ context.Context, op ReduceOp, batch []Reduction, opts Options,
+) ([]Value, error) {
 	if r.ReduceTo != "" {
 		if _, err := CanonicalDevice(r.ReduceTo); err != nil {
 			return nil, errorf(r.String(), ErrInvalid, "ReduceTo: %w", err)

@@ -31,7 +31,10 @@ func (s *Strategy) open(op string) (*Strategy, error) {
 	if s.size == 0 {
 		s.size, s.workersInSync, s.chief = len(s.devices), 1, true
 	}
-	s.detector = deadlock.New(deadlock.Config{Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall, Logger: s.logger})
+	s.detector = deadlock.New(deadlock.Config{
+		Devices: short, First: s.first, Timeout: s.options.Timeout, Stall: s.stall,
+		Logger: s.logger,
+	})
 	switch {
 	case s.group != nil: // shared with the outer strategy
 		s.group.share(s.detector)
@@ -93,7 +96,8 @@ func (s *Strategy) Close() error {
 		return nil // it is shared by the whole process and holds no resources
 	}
 	if replica, inside := s.detector.Here(); inside {
-		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v: Close would wait for the step to end; call it after the Run", replica, s))
+		return located(errorf("Close", ErrContext, "called inside a step function, on replica %d of %v: Close would wait "+
+			"for the step to end; call it after the Run", replica, s))
 	}
 	if s.closed.Swap(true) {
 		return nil

@@ -117,9 +117,11 @@ func denseOperands(op string, values []Value) (ts []*tensor.Tensor, allDense boo
 	for i, t := range ts {
 		switch {
 		case t.DType() != first.DType():
-			return nil, false, errorf(op, ErrMismatch, "component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.DType(), t.DType())
+			return nil, false, errorf(op, ErrMismatch, "component %d was expected to be a %v tensor, as component 0 is, but "+
+				"is a %v tensor", i, first.DType(), t.DType())
 		case !t.SameShape(first):
-			return nil, false, errorf(op, ErrMismatch, "components must have the same size and shape: component 0 has %s, component %d %s", dense.Bracketed(first.Shape()), i, dense.Bracketed(t.Shape()))
+			return nil, false, errorf(op, ErrMismatch, "components must have the same size and shape: component 0 has %s, "+
+				"component %d %s", dense.Bracketed(first.Shape()), i, dense.Bracketed(t.Shape()))
 		case t.Memory().Kind == tensor.Device:
 			return nil, false, errorf(op, ErrUnsupported, "component %d is in device memory: copy it to the host first", i)
 		}
@@ -164,7 +166,8 @@ func stack(v Value) (*tensor.Tensor, error) {
 			return nil, err
 		}
 		if i > 0 && (t.DType() != parts[0].DType() || !slices.Equal(t.Shape(), parts[0].Shape()[1:])) {
-			return nil, fmt.Errorf("item %d of the list is %v%s, item 0 %v%s: only values of one dtype and shape make one tensor",
+			return nil, fmt.Errorf("item %d of the list is %v%s, item 0 %v%s: only values of one dtype and shape make one "+
+				"tensor",
 				i, t.DType(), tensor.FormatShape(t.Shape()), parts[0].DType(), tensor.FormatShape(parts[0].Shape()[1:]))
 		}
 		parts[i] = t.Reshape(append([]int{1}, t.Shape()...)...)

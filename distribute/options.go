@@ -62,7 +62,8 @@ func ParseImplementation(name string) (Implementation, error) {
 			return Implementation(i), nil
 		}
 	}
-	return 0, errorf("ParseImplementation", ErrInvalid, "'%s' is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI", name)
+	return 0, errorf("ParseImplementation", ErrInvalid, "'%s' is not a valid CommunicationImplementation: want AUTO, "+
+		"RING, NCCL or MPI", name)
 }
 
 // Options configure reductions (TensorFlow's CommunicationOptions). A zero field is inherited: a call's from
@@ -125,13 +126,16 @@ func (o Options) Validate() error {
 	case o.BytesPerPack < 0:
 		return errorf("Options", ErrInvalid, "argument BytesPerPack must be >=0, received %d", o.BytesPerPack)
 	case o.Implementation > ImplementationMPI:
-		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI", o.Implementation)
+		return errorf("Options", ErrInvalid, "%v is not a valid CommunicationImplementation: want AUTO, RING, NCCL or MPI",
+			o.Implementation)
 	case o.Order > collective.Any:
 		return errorf("Options", ErrInvalid, "Order(%d) is not one of Canonical and Any", o.Order)
 	case o.Sparse > SparseDense:
-		return errorf("Options", ErrInvalid, "%v is not a way to reduce IndexedSlices: want keep, auto, gather, reduce or dense", o.Sparse)
+		return errorf("Options", ErrInvalid, "%v is not a way to reduce IndexedSlices: want keep, auto, gather, reduce or "+
+			"dense", o.Sparse)
 	case o.Accumulate > collective.AccumulateFloat32:
-		return errorf("Options", ErrInvalid, "Accumulate(%d) is not one of AccumulateDType and AccumulateFloat32", o.Accumulate)
+		return errorf("Options", ErrInvalid, "Accumulate(%d) is not one of AccumulateDType and AccumulateFloat32",
+			o.Accumulate)
 	}
 	return nil
 }

@@ -16,21 +16,29 @@ import (
 )
 
 func TestOptionsMerge(t *testing.T) {
-	base := distribute.Options{BytesPerPack: 5, Timeout: time.Second, Implementation: distribute.ImplementationRing, Order: collective.Any, Accumulate: collective.AccumulateFloat32}
+	base := distribute.Options{
+		BytesPerPack: 5, Timeout: time.Second, Implementation: distribute.ImplementationRing,
+		Order: collective.Any, Accumulate: collective.AccumulateFloat32,
+	}
 	if got := base.Merge(distribute.Options{}); got != base {
 		t.Errorf("nothing set: got %+v, want %+v", got, base)
 	}
-	over := distribute.Options{BytesPerPack: 7, Timeout: -1, Implementation: distribute.ImplementationNCCL, Order: collective.Canonical, Accumulate: collective.AccumulateDType}
+	over := distribute.Options{
+		BytesPerPack: 7, Timeout: -1, Implementation: distribute.ImplementationNCCL,
+		Order: collective.Canonical, Accumulate: collective.AccumulateDType,
+	}
 	if got := base.Merge(over); got != over {
 		t.Errorf("all set: got %+v, want %+v", got, over)
 	}
 }
 
 func TestCollectiveHints(t *testing.T) {
-	if got, want := distribute.CollectiveHints(50<<20, time.Second), (distribute.Options{BytesPerPack: 50 << 20, Timeout: time.Second}); got != want {
+	if got, want := distribute.CollectiveHints(50<<20,
+		time.Second), (distribute.Options{BytesPerPack: 50 << 20, Timeout: time.Second}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if err := distribute.CollectiveHints(-3, 0).Validate(); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "must be >=0, received -3") {
+	if err := distribute.CollectiveHints(-3, 0).Validate(); !errors.Is(err, distribute.ErrInvalid) ||
+		!strings.Contains(err.Error(), "must be >=0, received -3") {
 		t.Errorf("got %v", err)
 	}
 	waits := distribute.Options{Timeout: time.Second}.Merge(distribute.CollectiveHints(0, distribute.NoTimeout))
@@ -40,15 +48,20 @@ func TestCollectiveHints(t *testing.T) {
 }
 
 func TestOptionsNames(t *testing.T) {
-	for name, want := range map[string]distribute.Implementation{"auto": distribute.ImplementationAuto, "Ring": distribute.ImplementationRing, "NCCL": distribute.ImplementationNCCL, "mpi": distribute.ImplementationMPI} {
+	for name, want := range map[string]distribute.Implementation{
+		"auto": distribute.ImplementationAuto,
+		"Ring": distribute.ImplementationRing, "NCCL": distribute.ImplementationNCCL, "mpi": distribute.ImplementationMPI,
+	} {
 		if got, err := distribute.ParseImplementation(name); err != nil || got != want {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
-	if _, err := distribute.ParseImplementation("GLOO"); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "'GLOO' is not a valid CommunicationImplementation") {
+	if _, err := distribute.ParseImplementation("GLOO"); !errors.Is(err, distribute.ErrInvalid) ||
+		!strings.Contains(err.Error(), "'GLOO' is not a valid CommunicationImplementation") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := distribute.ParseReduceOp("MAX"); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "'MAX' is not a valid ReduceOp") {
+	if _, err := distribute.ParseReduceOp("MAX"); !errors.Is(err, distribute.ErrInvalid) ||
+		!strings.Contains(err.Error(), "'MAX' is not a valid ReduceOp") {
 		t.Errorf("got %v", err)
 	}
 	for _, bad := range []distribute.Options{{BytesPerPack: -1}, {Implementation: 9}, {Order: 9}, {Accumulate: 9}} {
@@ -71,7 +84,10 @@ func TestNCCLFallsBackWithAWarning(t *testing.T) {
 }
 
 func TestTimeoutOfOneCall(t *testing.T) {
-	for name, ops := range map[string]distribute.CrossDeviceOps{"collectives": nil, "a user's ops": distribute.ReductionToOneDevice{}} {
+	for name, ops := range map[string]distribute.CrossDeviceOps{
+		"collectives":  nil,
+		"a user's ops": distribute.ReductionToOneDevice{},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger, cfg.CrossDeviceOps = quiet, ops })
@@ -93,7 +109,10 @@ func TestTimeoutOfOneCall(t *testing.T) {
 }
 
 func TestMPIIsForSeveralProcesses(t *testing.T) {
-	_, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{LogicalCPUs: 2, Options: distribute.Options{Implementation: distribute.ImplementationMPI}})
+	_, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+		LogicalCPUs: 2,
+		Options:     distribute.Options{Implementation: distribute.ImplementationMPI},
+	})
 	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "use NewMultiWorkerMirroredStrategy") {
 		t.Errorf("a strategy of one process: %v", err)
 	}

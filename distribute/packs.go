@@ -10,7 +10,9 @@ import (
 )
 
 // reduceInto reduces tensors in packs and waits for all of them. The caller has acquired the replica.
-func (r *Replica) reduceInto(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options) error {
+func (r *Replica) reduceInto(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options,
+) error {
 	if len(src) == 1 {
 		if op == Mean && !src[0].DType().IsFloat() {
 			op = Sum // as in packs
@@ -31,7 +33,10 @@ func (r *Replica) reduceInto(ctx context.Context, run *deadlock.Run, op ReduceOp
 }
 
 // reducePacks reduces tensors in packs and yields each pack when it completes.
-func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options, yield func([]int, error) bool) {
+func (r *Replica) reducePacks(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options,
+	yield func([]int, error) bool,
+) {
 	if err := run.Acquire(r.local); err != nil {
 		yield(nil, err)
 		return
@@ -75,7 +80,9 @@ func (r *Replica) reducePacks(ctx context.Context, run *deadlock.Run, op ReduceO
 }
 
 // allReduceDense reduces tensors by collective calls between the replicas.
-func (r *Replica) allReduceDense(ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, o Options) ([]any, error) {
+func (r *Replica) allReduceDense(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, o Options,
+) ([]any, error) {
 	if err := run.Acquire(r.local); err != nil {
 		return nil, err
 	}

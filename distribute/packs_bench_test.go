@@ -25,18 +25,20 @@ func BenchmarkPacks(b *testing.B) {
 			}
 			b.SetBytes(int64(total))
 			b.ReportAllocs()
-			_, err := distribute.RunTyped(b.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-				src, dst := make([]*tensor.Tensor, len(sizes)), make([]*tensor.Tensor, len(sizes))
-				for i, n := range sizes {
-					src[i], dst[i] = tensor.New(tensor.Float32, n), tensor.New(tensor.Float32, n)
-				}
-				for range b.N {
-					if err := r.AllReduceInto(ctx, distribute.Sum, dst, src, nil, distribute.Options{BytesPerPack: bytes}); err != nil {
-						return struct{}{}, err
+			_, err := distribute.RunTyped(b.Context(), s,
+				func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+					src, dst := make([]*tensor.Tensor, len(sizes)), make([]*tensor.Tensor, len(sizes))
+					for i, n := range sizes {
+						src[i], dst[i] = tensor.New(tensor.Float32, n), tensor.New(tensor.Float32, n)
 					}
-				}
-				return struct{}{}, nil
-			}, nil)
+					for range b.N {
+						if err := r.AllReduceInto(ctx, distribute.Sum, dst, src, nil,
+							distribute.Options{BytesPerPack: bytes}); err != nil {
+							return struct{}{}, err
+						}
+					}
+					return struct{}{}, nil
+				}, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -25,21 +25,22 @@ func ExampleCollectiveHints() {
 		}
 		weights = append(weights, v)
 	}
-	_, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		gradients := []*tensor.Tensor{tensor.From([]float32{1, float32(r.ID())}), tensor.From([]float32{3, 4})}
-		sums := []*tensor.Tensor{tensor.New(tensor.Float32, 2), tensor.New(tensor.Float32, 2)}
-		for done, err := range r.AllReducePacks(ctx, distribute.Sum, sums, gradients, []string{"kernel", "bias"}, hints) {
-			if err != nil {
-				return nil, err
-			}
-			for _, i := range done {
-				if err := weights[i].AssignSub(r, sums[i]); err != nil {
+	_, err := distribute.Run(ctx, s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			gradients := []*tensor.Tensor{tensor.From([]float32{1, float32(r.ID())}), tensor.From([]float32{3, 4})}
+			sums := []*tensor.Tensor{tensor.New(tensor.Float32, 2), tensor.New(tensor.Float32, 2)}
+			for done, err := range r.AllReducePacks(ctx, distribute.Sum, sums, gradients, []string{"kernel", "bias"}, hints) {
+				if err != nil {
 					return nil, err
 				}
+				for _, i := range done {
+					if err := weights[i].AssignSub(r, sums[i]); err != nil {
+						return nil, err
+					}
+				}
 			}
-		}
-		return nil, nil
-	})
+			return nil, nil
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -62,9 +63,10 @@ func ExampleReplica_AllGather() {
 	s := twoReplicas()
 	defer s.Close()
 
-	out, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, mine []int32) (distribute.Value, error) {
-		return r.AllGather(ctx, tensor.From(mine), 0)
-	}, [][]int32{{1, 2, 3}, {4}})
+	out, err := distribute.RunTyped(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, mine []int32) (distribute.Value, error) {
+			return r.AllGather(ctx, tensor.From(mine), 0)
+		}, [][]int32{{1, 2, 3}, {4}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -75,20 +77,22 @@ func ExampleReplica_AllGather() {
 	// tf.Tensor([1 2 3 4], shape=(4,), dtype=int32)
 }
 
-// The gradients of a look-up are rows of a table: all replicas' are kept, as in TensorFlow, or those of one index added.
+// The gradients of a look-up are rows of a table: all replicas' are kept, as in TensorFlow, or those of one index
+// added.
 func ExampleSparse() {
 	s := twoReplicas()
 	defer s.Close()
 
 	for _, way := range []distribute.Sparse{distribute.SparseKeep, distribute.SparseAuto} {
-		out, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
-			rows := &tensor.IndexedSlices{
-				Values:     tensor.From([]float32{1, 2}, 2, 1),
-				Indices:    tensor.From([]int64{7, int64(r.ID())}),
-				DenseShape: tensor.From([]int64{1000, 1}),
-			}
-			return r.AllReduce(ctx, distribute.Sum, rows, distribute.Options{Sparse: way})
-		}, nil)
+		out, err := distribute.RunTyped(context.Background(), s,
+			func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+				rows := &tensor.IndexedSlices{
+					Values:     tensor.From([]float32{1, 2}, 2, 1),
+					Indices:    tensor.From([]int64{7, int64(r.ID())}),
+					DenseShape: tensor.From([]int64{1000, 1}),
+				}
+				return r.AllReduce(ctx, distribute.Sum, rows, distribute.Options{Sparse: way})
+			}, nil)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -42,7 +42,10 @@ func TestPacksGiveTheSameBits(t *testing.T) {
 		shapes = append(shapes, []int{rng.IntN(40), 1 + rng.IntN(3)})
 	}
 	shapes = append(shapes, []int{}, []int{150, 200})
-	dtypes := []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float32, tensor.Int64, tensor.Float64, tensor.Uint8, tensor.Float16}
+	dtypes := []tensor.DType{
+		tensor.Float32, tensor.BFloat16, tensor.Float32, tensor.Int64, tensor.Float64, tensor.Uint8,
+		tensor.Float16,
+	}
 	for _, n := range []int{2, 3} {
 		s := mirrored(t, n)
 		inputs := make([][]*tensor.Tensor, n)
@@ -231,7 +234,8 @@ func TestMismatchInPack(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		x := ones(4, 4, 4+r.ID())
-		return r.AllReduceInto(ctx, distribute.Sum, x, x, []string{"a", "b", "c"}, distribute.Options{BytesPerPack: distribute.OnePack})
+		return r.AllReduceInto(ctx, distribute.Sum, x, x, []string{"a", "b", "c"},
+			distribute.Options{BytesPerPack: distribute.OnePack})
 	})
 	if !errors.Is(err, distribute.ErrMismatch) || !containsAll(err.Error(), "c [4]", "c [5]") {
 		t.Errorf("got %v, want a mismatch that names the tensors with their shapes", err)
@@ -312,7 +316,8 @@ func TestAllReduceInPacksDoesNotAllocate(t *testing.T) {
 		a, b := ones(10, 20, 30, 20_000), ones(7, 7)
 		var err error
 		reduce := func() {
-			err = errors.Join(err, r.AllReduceInto(ctx, distribute.Mean, a, a, nil), r.AllReduceInto(ctx, distribute.Mean, b, b, nil))
+			err = errors.Join(err, r.AllReduceInto(ctx, distribute.Mean, a, a, nil),
+				r.AllReduceInto(ctx, distribute.Mean, b, b, nil))
 		}
 		if r.ID() != 0 {
 			for range runs + 1 {

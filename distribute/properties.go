@@ -48,7 +48,8 @@ func (s *Strategy) Stats() Stats {
 	for i := range s.stats.replicas {
 		r := &s.stats.replicas[i]
 		out.Replicas = append(out.Replicas, ReplicaStats{
-			Step: time.Duration(r.stepTime.Load()), Reduce: time.Duration(r.reduceTime.Load()), Wait: time.Duration(r.waitTime.Load()),
+			Step: time.Duration(r.stepTime.Load()), Reduce: time.Duration(r.reduceTime.Load()),
+			Wait: time.Duration(r.waitTime.Load()),
 		})
 	}
 	return out

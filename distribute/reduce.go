@@ -25,7 +25,8 @@ func (s *Strategy) reduceOps(r Reduction) CrossDeviceOps {
 		return s.collective
 	}
 	from, err := r.Value.destination("")
-	if err != nil || slices.ContainsFunc(r.To, isCPU) || !slices.Equal(from, r.To) || dtypeOf(r.Value.values[0]) == tensor.Int32 {
+	if err != nil || slices.ContainsFunc(r.To, isCPU) || !slices.Equal(from, r.To) ||
+		dtypeOf(r.Value.values[0]) == tensor.Int32 {
 		return ReductionToOneDevice{}
 	}
 	return s.ops
@@ -92,7 +93,8 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 			return nil, failed(name, err)
 		}
 		if op == Mean && tensor.IsNest(mine) {
-			return nil, errorf(name, ErrInvalid, "the mean over an axis needs a tensor on each replica, not a nest: reduce its leaves one by one")
+			return nil, errorf(name, ErrInvalid, "the mean over an axis needs a tensor on each replica, not a nest: reduce "+
+				"its leaves one by one")
 		}
 		sums[i] = sum
 		count += elements
@@ -112,7 +114,9 @@ func (s *Strategy) Reduce(ctx context.Context, op ReduceOp, v Value, opts Reduce
 	return total, nil
 }
 
-func (s *Strategy) reduceToHost(ctx context.Context, name string, op ReduceOp, v Value, host []Device, o Options) (Value, error) {
+func (s *Strategy) reduceToHost(
+	ctx context.Context, name string, op ReduceOp, v Value, host []Device, o Options,
+) (Value, error) {
 	out, err := s.reduceTo(ctx, name, op, v, host, o)
 	if err != nil {
 		return nil, err
@@ -220,7 +224,9 @@ func (s *Strategy) enterCross(ctx context.Context, name string, op ReduceOp, opt
 }
 
 // reduceTo reduces a nest leaf by leaf.
-func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options) (Value, error) {
+func (s *Strategy) reduceTo(
+	ctx context.Context, name string, op ReduceOp, v Value, to []Device, o Options,
+) (Value, error) {
 	if err := s.suits(v); err != nil {
 		return nil, errorf(name, ErrInvalid, "%w", err)
 	}
@@ -234,7 +240,8 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 		if op == Mean {
 			return m, nil
 		}
-		return nil, errorf(name, ErrInvalid, "the sum of a mirrored value over the replicas is not defined: it is the same on all of them. Its mean is the value itself")
+		return nil, errorf(name, ErrInvalid, "the sum of a mirrored value over the replicas is not defined: it is the same "+
+			"on all of them. Its mean is the value itself")
 	}
 	return tensor.Map(v, func(leaf any) (any, error) {
 		switch d := leaf.(type) {
@@ -261,7 +268,9 @@ func (s *Strategy) reduceTo(ctx context.Context, name string, op ReduceOp, v Val
 }
 
 // reduceLeaf reduces the components of one value, which may be nests themselves.
-func (s *Strategy) reduceLeaf(ctx context.Context, name string, op ReduceOp, p *PerReplica, to []Device, o Options) (Value, error) {
+func (s *Strategy) reduceLeaf(
+	ctx context.Context, name string, op ReduceOp, p *PerReplica, to []Device, o Options,
+) (Value, error) {
 	if len(p.values) == 0 {
 		return nil, errorf(name, ErrInvalid, "per-replica value must be non-empty")
 	}
@@ -281,7 +290,8 @@ func (s *Strategy) reduceSame(name string, op ReduceOp, v Value, to []Device) (V
 	case isHostZero(v), op == Mean:
 		return v, nil
 	case len(s.devices) != 1:
-		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: it is the same on all replicas. Want a value of each replica, such as Run returns", v, op)
+		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op "+
+			"%v: it is the same on all replicas. Want a value of each replica, such as Run returns", v, op)
 	}
 	leaf, err := operand(v)
 	if err != nil {
@@ -313,7 +323,8 @@ func (s *Strategy) checkBatch(name string, leaves []any) error {
 		}
 	}
 	if int32s > 0 && len(leaves) > 1 && s.kind == mirroredKind {
-		return errorf(name, ErrInvalid, "inputs to batch_reduce_to must be either all on the host or all on the compute devices: int32 tensors count as host values, one batch each. Reduce them one by one, or as int64 or float32")
+		return errorf(name, ErrInvalid, "inputs to batch_reduce_to must be either all on the host or all on the compute "+
+			"devices: int32 tensors count as host values, one batch each. Reduce them one by one, or as int64 or float32")
 	}
 	return nil
 }
@@ -327,7 +338,9 @@ func (c *CrossReplica) Reduce(ctx context.Context, op ReduceOp, v Value, opts Re
 }
 
 // ReduceTo is [Strategy.ReduceTo].
-func (c *CrossReplica) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
+func (c *CrossReplica) ReduceTo(
+	ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options,
+) (Value, error) {
 	if err := c.valid("ReduceTo"); err != nil {
 		return nil, err
 	}
@@ -335,7 +348,9 @@ func (c *CrossReplica) ReduceTo(ctx context.Context, op ReduceOp, v Value, to De
 }
 
 // BatchReduceTo is [Strategy.BatchReduceTo].
-func (c *CrossReplica) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
+func (c *CrossReplica) BatchReduceTo(
+	ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options,
+) ([]Value, error) {
 	if err := c.valid("BatchReduceTo"); err != nil {
 		return nil, err
 	}

@@ -19,7 +19,9 @@ type recorder struct{ batches int }
 
 func (r *recorder) String() string { return "recorder" }
 
-func (r *recorder) BatchReduce(_ context.Context, _ distribute.ReduceOp, batch []distribute.Reduction, _ distribute.Options) ([]distribute.Value, error) {
+func (r *recorder) BatchReduce(
+	_ context.Context, _ distribute.ReduceOp, batch []distribute.Reduction, _ distribute.Options,
+) ([]distribute.Value, error) {
 	r.batches++
 	out := make([]distribute.Value, len(batch))
 	for i, b := range batch {
@@ -95,7 +97,10 @@ func TestReductionsGiveTheSameBits(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(2, 9).Draw(rt, "replicas")
 		length := rapid.IntRange(0, 40).Draw(rt, "length")
-		dtype := rapid.SampledFrom([]tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64, tensor.Int8, tensor.Uint16, tensor.Int64}).Draw(rt, "dtype")
+		dtype := rapid.SampledFrom([]tensor.DType{
+			tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64,
+			tensor.Int8, tensor.Uint16, tensor.Int64,
+		}).Draw(rt, "dtype")
 		op := rapid.SampledFrom([]distribute.ReduceOp{distribute.Sum, distribute.Mean}).Draw(rt, "op")
 		packs := rapid.IntRange(0, 5).Draw(rt, "packs")
 		components := make([]distribute.Value, n)
@@ -190,7 +195,8 @@ func TestReduceOverAxes(t *testing.T) {
 			}
 			components[r] = x
 		}
-		out, err := s.Reduce(context.Background(), distribute.Mean, distribute.NewPerReplica(components...), distribute.ReduceOptions{Axis: axes})
+		out, err := s.Reduce(context.Background(), distribute.Mean, distribute.NewPerReplica(components...),
+			distribute.ReduceOptions{Axis: axes})
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -221,7 +227,8 @@ func TestReduceListOverAxis(t *testing.T) {
 	}
 	short := distribute.NewPerReplica(tensor.From([]float32{1}), tensor.From([]float32{1}))
 	_, err = s.Reduce(t.Context(), distribute.Sum, []any{a, short}, distribute.ReduceOptions{Axis: []int{0}})
-	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "item 1 of the list is float32(1,), item 0 float32(2,)") {
+	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "item 1 of the list is float32(1,), "+
+		"item 0 float32(2,)") {
 		t.Errorf("got %v, want ErrInvalid that says which item differs", err)
 	}
 }
@@ -243,8 +250,10 @@ func TestMeanOfOneComponent(t *testing.T) {
 			t.Errorf("to %s: got %v, want %v", c.to, out, c.want)
 		}
 	}
-	_, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean, distribute.NewPerReplica(true), distribute.At("CPU:1"))
-	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "bool is not in the list of allowed values") {
+	_, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Mean,
+		distribute.NewPerReplica(true), distribute.At("CPU:1"))
+	if !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "bool is not in the list of allowed "+
+		"values") {
 		t.Errorf("a bool: got %v", err)
 	}
 }
@@ -264,17 +273,46 @@ func TestReduceErrors(t *testing.T) {
 		says string
 	}{
 		{"another reduction", ctx, collective.Max, pr, nil, distribute.ErrInvalid, "'MAX' is not a valid ReduceOp"},
-		{"another strategy's scope", other.Scope(ctx), distribute.Sum, pr, nil, distribute.ErrContext, "mixing different strategies"},
-		{"nested scopes of two", other.Scope(s.Scope(ctx)), distribute.Sum, pr, nil, distribute.ErrContext, "mixing different strategies"},
-		{"a value of no replica", ctx, distribute.Sum, f32, nil, distribute.ErrInvalid, "cannot be reduced with the given reduce op SUM"},
-		{"bool", ctx, distribute.Sum, distribute.NewPerReplica(true, false), nil, distribute.ErrInvalid, "bool is not in the list of allowed values"},
-		{"string", ctx, distribute.Mean, distribute.NewPerReplica("a", "b"), nil, distribute.ErrInvalid, "string is not in the list"},
-		{"dtypes", ctx, distribute.Sum, distribute.NewPerReplica(f32, tensor.From([]int32{1, 2})), nil, distribute.ErrMismatch, "expected to be a float32 tensor"},
-		{"shapes", ctx, distribute.Sum, distribute.NewPerReplica(f32, tensor.From([]float32{1})), nil, distribute.ErrMismatch, "[2], component 1 [1]"},
-		{"axis", ctx, distribute.Sum, pr, []int{1}, distribute.ErrInvalid, "invalid reduction dimension 1 for input with 1 dimensions"},
+		{
+			"another strategy's scope", other.Scope(ctx), distribute.Sum, pr, nil, distribute.ErrContext,
+			"mixing different strategies",
+		},
+		{
+			"nested scopes of two", other.Scope(s.Scope(ctx)), distribute.Sum, pr, nil, distribute.ErrContext,
+			"mixing different strategies",
+		},
+		{
+			"a value of no replica", ctx, distribute.Sum, f32, nil, distribute.ErrInvalid,
+			"cannot be reduced with the given reduce op SUM",
+		},
+		{
+			"bool", ctx, distribute.Sum, distribute.NewPerReplica(true, false), nil, distribute.ErrInvalid,
+			"bool is not in the list of allowed values",
+		},
+		{
+			"string", ctx, distribute.Mean, distribute.NewPerReplica("a", "b"), nil, distribute.ErrInvalid,
+			"string is not in the list",
+		},
+		{
+			"dtypes", ctx, distribute.Sum, distribute.NewPerReplica(f32, tensor.From([]int32{1, 2})), nil,
+			distribute.ErrMismatch, "expected to be a float32 tensor",
+		},
+		{
+			"shapes", ctx, distribute.Sum, distribute.NewPerReplica(f32, tensor.From([]float32{1})), nil, distribute.ErrMismatch,
+			"[2], component 1 [1]",
+		},
+		{
+			"axis", ctx, distribute.Sum, pr,
+			[]int{1},
+			distribute.ErrInvalid,
+			"invalid reduction dimension 1 for input with 1 dimensions",
+		},
 		{"negative axis", ctx, distribute.Mean, pr, []int{-2}, distribute.ErrInvalid, "invalid reduction dimension -2"},
 		{"axis twice", ctx, distribute.Sum, pr, []int{0, -1}, distribute.ErrInvalid, "duplicate dimension"},
-		{"sum of a mirrored value", ctx, distribute.Sum, distribute.NewMirrored(f32, f32), nil, distribute.ErrInvalid, "mirrored"},
+		{
+			"sum of a mirrored value", ctx, distribute.Sum, distribute.NewMirrored(f32, f32), nil, distribute.ErrInvalid,
+			"mirrored",
+		},
 		{"no component", ctx, distribute.Sum, distribute.NewPerReplica(), nil, distribute.ErrInvalid, "must be non-empty"},
 	} {
 		_, err := s.Reduce(c.ctx, c.op, c.v, distribute.ReduceOptions{Axis: c.axis})
@@ -282,16 +320,20 @@ func TestReduceErrors(t *testing.T) {
 			t.Errorf("%s: got %v, want %v saying %q", c.name, err, c.kind, c.says)
 		}
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("")); err == nil || !strings.Contains(err.Error(), "destinations can not be empty") {
+	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("")); err == nil ||
+		!strings.Contains(err.Error(), "destinations can not be empty") {
 		t.Errorf("no destination: got %v", err)
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("/job:worker/task:1/cpu:0")); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "belongs to another worker") {
+	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.At("/job:worker/task:1/cpu:0")); !errors.Is(err,
+		distribute.ErrInvalid) || !strings.Contains(err.Error(), "belongs to another worker") {
 		t.Errorf("another worker's destination: got %v", err)
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.Like(3)); err == nil || !strings.Contains(err.Error(), "destinations must be one of a") {
+	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, distribute.Like(3)); err == nil ||
+		!strings.Contains(err.Error(), "destinations must be one of a") {
 		t.Errorf("a number as destination: got %v", err)
 	}
-	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, pr, distribute.Options{BytesPerPack: -1}); err == nil || !strings.Contains(err.Error(), "must be >=0, received -1") {
+	if _, err := s.ReduceTo(ctx, distribute.Sum, pr, pr, distribute.Options{BytesPerPack: -1}); err == nil ||
+		!strings.Contains(err.Error(), "must be >=0, received -1") {
 		t.Errorf("bad options: got %v", err)
 	}
 	err := inStep(t, s, func(ctx context.Context, _ *distribute.Replica) error {
@@ -330,7 +372,8 @@ func TestDeviceMixedSparseAndDense(t *testing.T) {
 	}
 	dense := tensor.From([]float32{1, 1, 2, 2, 3, 3}, 3, 2)
 	v := distribute.NewPerReplica(rows, dense)
-	out, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Sum, v, distribute.At("CPU:0"))
+	out, err := distribute.ReduceWith(t.Context(), distribute.ReductionToOneDevice{}, distribute.Sum, v,
+		distribute.At("CPU:0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +381,8 @@ func TestDeviceMixedSparseAndDense(t *testing.T) {
 		t.Errorf("got %v, want %v", out, want)
 	}
 	rows.Indices = tensor.From([]int32{3})
-	if _, err := distribute.Densify(rows); !errors.Is(err, distribute.ErrInvalid) || !strings.Contains(err.Error(), "index 3 of row 0 is outside of the 3 rows") {
+	if _, err := distribute.Densify(rows); !errors.Is(err, distribute.ErrInvalid) ||
+		!strings.Contains(err.Error(), "index 3 of row 0 is outside of the 3 rows") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -349,7 +393,10 @@ func TestSparseSumIsTheDenseSum(t *testing.T) {
 		components, dense := make([]distribute.Value, n), make([]distribute.Value, n)
 		for i := range components {
 			k := rapid.IntRange(0, 4).Draw(rt, "rows")
-			s := &tensor.IndexedSlices{Values: tensor.New(tensor.Float32, k, 2), Indices: tensor.New(tensor.Int64, k), DenseShape: tensor.From([]int64{5, 2})}
+			s := &tensor.IndexedSlices{
+				Values: tensor.New(tensor.Float32, k, 2), Indices: tensor.New(tensor.Int64, k),
+				DenseShape: tensor.From([]int64{5, 2}),
+			}
 			for j := range 2 * k {
 				tensor.Data[float32](s.Values)[j] = float32(rapid.IntRange(-9, 9).Draw(rt, "x"))
 			}
@@ -364,7 +411,8 @@ func TestSparseSumIsTheDenseSum(t *testing.T) {
 			dense[i] = d
 		}
 		to := distribute.At("CPU:0")
-		sparse, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.Sum, distribute.NewPerReplica(components...), to)
+		sparse, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.Sum,
+			distribute.NewPerReplica(components...), to)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -372,7 +420,8 @@ func TestSparseSumIsTheDenseSum(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		want, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.Sum, distribute.NewPerReplica(dense...), to)
+		want, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, distribute.Sum,
+			distribute.NewPerReplica(dense...), to)
 		if err != nil {
 			rt.Fatal(err)
 		}

@@ -27,7 +27,9 @@ type cachedReducer struct {
 const reducersMax = 16
 
 // packed returns the reducer of these tensors, and sets the memories of the call.
-func (r *reducers) packed(comm collective.Communicator, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options) (*packing.Reducer, error) {
+func (r *reducers) packed(
+	comm collective.Communicator, op ReduceOp, dst, src []*tensor.Tensor, names []string, o Options,
+) (*packing.Reducer, error) {
 	r.packDst, r.packSrc = r.packDst[:0], r.packSrc[:0]
 	for i, t := range src {
 		r.packDst, r.packSrc = append(r.packDst, dst[i].Memory()), append(r.packSrc, t.Memory())
@@ -43,7 +45,8 @@ func (r *reducers) packed(comm collective.Communicator, op ReduceOp, dst, src []
 	for i, t := range src {
 		tensors[i] = packing.Tensor{Name: nameAt(names, i), Type: t.DType(), Shape: slices.Clone(t.Shape()), Count: t.Len()}
 	}
-	made, err := packing.NewReducer(comm, tensors, packing.Config{Reduce: op, BytesPerPack: o.BytesPerPack, Options: o.collective()})
+	made, err := packing.NewReducer(comm, tensors,
+		packing.Config{Reduce: op, BytesPerPack: o.BytesPerPack, Options: o.collective()})
 	if err != nil {
 		return nil, err
 	}

@@ -103,9 +103,11 @@ func (r *Replica) inRun(ctx context.Context, name string) (*deadlock.Run, error)
 	case f.replica != nil && f.replica.id == r.id:
 		return nil, errorf(name, ErrContext, "replica %d was used with the context of another Run", r.id)
 	case f.replica != nil:
-		return nil, errorf(name, ErrContext, "mismatching replica: replica %d was used in the step of replica %d", r.id, f.replica.id)
+		return nil, errorf(name, ErrContext, "mismatching replica: replica %d was used in the step of replica %d", r.id,
+			f.replica.id)
 	}
-	return nil, errorf(name, ErrContext, "need to be inside the step function of distribute.Run: replica %d was used in a merge or update function, whose *CrossReplica acts for all replicas", r.id)
+	return nil, errorf(name, ErrContext, "need to be inside the step function of distribute.Run: replica %d was used in "+
+		"a merge or update function, whose *CrossReplica acts for all replicas", r.id)
 }
 
 // current returns an error if the replica's Run has ended: the Run's failure if it failed.
@@ -116,7 +118,8 @@ func (r *Replica) current(name string) error {
 	if err := r.run.Err(); err != nil {
 		return err
 	}
-	return errorf(name, ErrContext, "replica %d is used outside of the Run that it belongs to; need to be inside the step function of distribute.Run", r.id)
+	return errorf(name, ErrContext, "replica %d is used outside of the Run that it belongs to; need to be inside the "+
+		"step function of distribute.Run", r.id)
 }
 
 func (*Replica) sealed() {}

@@ -50,7 +50,8 @@ func TestAllReduceIntoDoesNotAllocate(t *testing.T) {
 
 func TestAllReduceIntoErrors(t *testing.T) {
 	s := mirrored(t, 2)
-	f32, f64, ints, text := tensor.New(tensor.Float32, 2), tensor.New(tensor.Float64, 2), tensor.New(tensor.Int32, 2), tensor.New(tensor.String, 2)
+	f32, f64, ints, text := tensor.New(tensor.Float32, 2), tensor.New(tensor.Float64, 2), tensor.New(tensor.Int32,
+		2), tensor.New(tensor.String, 2)
 	for _, c := range []struct {
 		name     string
 		op       distribute.ReduceOp
@@ -58,12 +59,48 @@ func TestAllReduceIntoErrors(t *testing.T) {
 		names    []string
 		says     string
 	}{
-		{"lengths", distribute.Sum, []*tensor.Tensor{f32}, []*tensor.Tensor{f32, f32}, nil, "1 destinations and 0 names given for 2 tensors"},
-		{"names", distribute.Sum, []*tensor.Tensor{f32}, []*tensor.Tensor{f32}, []string{"a", "b"}, "2 names given for 1 tensors"},
-		{"dtype", distribute.Sum, []*tensor.Tensor{f64}, []*tensor.Tensor{f32}, nil, "value 0: the destination is float64 (2,), the source float32 (2,)"},
-		{"nil", distribute.Sum, []*tensor.Tensor{nil}, []*tensor.Tensor{f32}, []string{"kernel"}, "value 0 (kernel): the tensor or its destination is nil"},
-		{"mean of integers", distribute.Mean, []*tensor.Tensor{ints}, []*tensor.Tensor{ints}, nil, "use AllReduce, which returns a float"},
-		{"strings", distribute.Sum, []*tensor.Tensor{text}, []*tensor.Tensor{text}, nil, "string is not in the list of allowed values"},
+		{
+			"lengths", distribute.Sum,
+			[]*tensor.Tensor{f32},
+			[]*tensor.Tensor{f32, f32},
+			nil,
+			"1 destinations and 0 names given for 2 tensors",
+		},
+		{
+			"names", distribute.Sum,
+			[]*tensor.Tensor{f32},
+			[]*tensor.Tensor{f32},
+			[]string{"a", "b"},
+			"2 names given for 1 tensors",
+		},
+		{
+			"dtype", distribute.Sum,
+			[]*tensor.Tensor{f64},
+			[]*tensor.Tensor{f32},
+			nil,
+			"value 0: the destination is float64 (2,), the source float32 (2,)",
+		},
+		{
+			"nil", distribute.Sum,
+			[]*tensor.Tensor{nil},
+			[]*tensor.Tensor{f32},
+			[]string{"kernel"},
+			"value 0 (kernel): the tensor or its destination is nil",
+		},
+		{
+			"mean of integers", distribute.Mean,
+			[]*tensor.Tensor{ints},
+			[]*tensor.Tensor{ints},
+			nil,
+			"use AllReduce, which returns a float",
+		},
+		{
+			"strings", distribute.Sum,
+			[]*tensor.Tensor{text},
+			[]*tensor.Tensor{text},
+			nil,
+			"string is not in the list of allowed values",
+		},
 	} {
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 			err := r.AllReduceInto(ctx, c.op, c.dst, c.src, c.names)
@@ -112,8 +149,16 @@ func TestNestsThatDifferInAllReduce(t *testing.T) {
 	}{
 		{"keys", nil, func(id int) any { return one([]string{"a", "b"}[id]) }},
 		{"depth", nil, func(id int) any { return []any{x, []any{x}}[id] }},
-		{"keys, the user's operations", distribute.ReductionToOneDevice{}, func(id int) any { return one([]string{"a", "b"}[id]) }},
-		{"depth, the user's operations", distribute.ReductionToOneDevice{}, func(id int) any { return []any{x, []any{x}}[id] }},
+		{
+			"keys, the user's operations",
+			distribute.ReductionToOneDevice{},
+			func(id int) any { return one([]string{"a", "b"}[id]) },
+		},
+		{
+			"depth, the user's operations",
+			distribute.ReductionToOneDevice{},
+			func(id int) any { return []any{x, []any{x}}[id] },
+		},
 	} {
 		s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = c.ops })
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -131,10 +176,11 @@ func TestConcurrentMergeCallsInOrder(t *testing.T) {
 	var log []int
 	err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 		for k := range 100 {
-			out, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-				log = append(log, k)
-				return args[0], nil
-			}, r.ID()*1000+k)
+			out, err := r.MergeCall(ctx,
+				func(_ context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+					log = append(log, k)
+					return args[0], nil
+				}, r.ID()*1000+k)
 			if err != nil {
 				return err
 			}

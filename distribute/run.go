@@ -19,10 +19,13 @@ import (
 // replicas end with that cause. Variables then keep the values that they had before the Run, and Run returns a
 // *[StepError], as the calls of all replicas did. The strategy can run again.
 //
-// Run waits at most 10 seconds for a replica that does not return after the failure; [StepError.Wait] waits for all of them.
+// Run waits at most 10 seconds for a replica that does not return after the failure; [StepError.Wait] waits for all of
+// them.
 //
 // step's context ends with the Run. step's replica must not be used after the Run.
-func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value) (Value, error) {
+func Run(
+	ctx context.Context, s *Strategy, step func(context.Context, *Replica, ...Value) (Value, error), args ...Value,
+) (Value, error) {
 	if err := s.requireNoStep(ctx, "Run"); err != nil {
 		return nil, err
 	}
@@ -57,12 +60,15 @@ func Run(ctx context.Context, s *Strategy, step func(context.Context, *Replica, 
 
 // RunTyped is [Run] without nests: replica i gets in[i], and its result is element i of the returned slice. If
 // in is nil, every replica gets the zero value.
-func RunTyped[I, O any](ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in []I) ([]O, error) {
+func RunTyped[I, O any](
+	ctx context.Context, s *Strategy, step func(context.Context, *Replica, I) (O, error), in []I,
+) ([]O, error) {
 	if err := s.requireNoStep(ctx, "RunTyped"); err != nil {
 		return nil, err
 	}
 	if in != nil && len(in) != len(s.devices) {
-		return nil, errorf("RunTyped", ErrInvalid, "%d inputs given for %d replicas: want one each, or nil", len(in), len(s.devices))
+		return nil, errorf("RunTyped", ErrInvalid, "%d inputs given for %d replicas: want one each, or nil", len(in),
+			len(s.devices))
 	}
 	if step == nil {
 		return nil, errorf("RunTyped", ErrInvalid, "the step function is nil")
@@ -99,7 +105,9 @@ func (s *Strategy) requireNoStep(ctx context.Context, op string) error {
 type nested struct{ replica *Replica }
 
 func (e *nested) Error() string {
-	return fmt.Sprintf("called inside a step function, on replica %d of %v: Run requires being in cross-replica context, and Runs do not nest. Call it after that Run, or make the computation part of it", e.replica.id, e.replica.strategy)
+	return fmt.Sprintf("called inside a step function, on replica %d of %v: Run requires being in cross-replica "+
+		"context, and Runs do not nest. Call it after that Run, or make the computation part of it", e.replica.id,
+		e.replica.strategy)
 }
 
 func (*nested) Unwrap() error { return ErrNested }
@@ -120,7 +128,8 @@ func (s *Strategy) host(ctx context.Context) (*Strategy, error) {
 			shared = outer.group // opening another group would need an agreement of all workers
 		}
 		inner, err := (&Strategy{
-			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine, ops: s.ops,
+			self: s, kind: s.kind, task: s.task, oneDevice: s.oneDevice, devices: s.devices, params: s.params, engine: s.engine,
+			ops:  s.ops,
 			size: s.size, first: s.first, workersInSync: s.workersInSync, workerID: s.workerID, chief: s.chief, group: shared,
 			options: s.options, stall: s.stall, logger: s.logger,
 		}).open("Run")

@@ -52,15 +52,16 @@ func BenchmarkAllReduceInto(b *testing.B) {
 			s := mirrored(b, 2)
 			b.SetBytes(int64(4 * size))
 			b.ReportAllocs()
-			_, err := distribute.RunTyped(b.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-				src, dst := []*tensor.Tensor{tensor.New(tensor.Float32, size)}, []*tensor.Tensor{tensor.New(tensor.Float32, size)}
-				for range b.N {
-					if err := r.AllReduceInto(ctx, distribute.Mean, dst, src, nil); err != nil {
-						return struct{}{}, err
+			_, err := distribute.RunTyped(b.Context(), s,
+				func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+					src, dst := []*tensor.Tensor{tensor.New(tensor.Float32, size)}, []*tensor.Tensor{tensor.New(tensor.Float32, size)}
+					for range b.N {
+						if err := r.AllReduceInto(ctx, distribute.Mean, dst, src, nil); err != nil {
+							return struct{}{}, err
+						}
 					}
-				}
-				return struct{}{}, nil
-			}, nil)
+					return struct{}{}, nil
+				}, nil)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -71,17 +72,19 @@ func BenchmarkAllReduceInto(b *testing.B) {
 func BenchmarkMergeCall(b *testing.B) {
 	s := mirrored(b, 2)
 	b.ReportAllocs()
-	_, err := distribute.RunTyped(b.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-		for range b.N {
-			_, err := r.MergeCall(ctx, func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
-				return nil, nil
-			})
-			if err != nil {
-				return struct{}{}, err
+	_, err := distribute.RunTyped(b.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+			for range b.N {
+				_, err := r.MergeCall(ctx,
+					func(context.Context, *distribute.CrossReplica, ...distribute.Value) (distribute.Value, error) {
+						return nil, nil
+					})
+				if err != nil {
+					return struct{}{}, err
+				}
 			}
-		}
-		return struct{}{}, nil
-	}, nil)
+			return struct{}{}, nil
+		}, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

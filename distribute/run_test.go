@@ -31,9 +31,10 @@ func mirrored(t testing.TB, n int, change ...func(*distribute.MirroredConfig)) *
 func TestRunCallsEveryReplicaOnce(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 8} {
 		s := mirrored(t, n)
-		out, err := distribute.Run(t.Context(), s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID()+1)))
-		})
+		out, err := distribute.Run(t.Context(), s,
+			func(ctx context.Context, r *distribute.Replica, args ...distribute.Value) (distribute.Value, error) {
+				return r.AllReduce(ctx, distribute.Sum, tensor.Scalar(float32(r.ID()+1)))
+			})
 		if err != nil {
 			t.Fatal(err)
 		}

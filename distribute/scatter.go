@@ -58,9 +58,11 @@ func (v *Variable) scatter(in Context, x Value, o dense.ScatterOp) error {
 	op := o.String()
 	switch name := "scatter_" + strings.ToLower(strings.TrimPrefix(op, "Scatter")); {
 	case v.Kind() == SyncOnReadVariable:
-		return errorf(op, ErrUnsupported, "variables with `synchronization=ON_READ` don't support `%s`: %s has a separate value on each replica; scatter to a tensor and assign it", name, v.Name())
+		return errorf(op, ErrUnsupported, "variables with `synchronization=ON_READ` don't support `%s`: %s has a separate "+
+			"value on each replica; scatter to a tensor and assign it", name, v.Name())
 	case v.Kind() == MirroredVariable && o >= dense.ScatterMin && (v.agg == AggregateSum || v.agg == AggregateMean):
-		return errorf(op, ErrUnsupported, "%s is only supported for mirrored variable %s with NONE or `ONLY_FIRST_REPLICA` aggregation, got: %v", name, v.Name(), v.agg)
+		return errorf(op, ErrUnsupported, "%s is only supported for mirrored variable %s with NONE or `ONLY_FIRST_REPLICA` "+
+			"aggregation, got: %v", name, v.Name(), v.agg)
 	}
 	return v.write(in, x, scatters[o])
 }
@@ -77,17 +79,20 @@ func (v *Variable) fitRows(op string, o dense.ScatterOp, x Value) (Value, error)
 	shape, rows := v.Shape(), s.Values.Shape()
 	switch d := s.Indices.DType(); {
 	case d != tensor.Int32 && d != tensor.Int64 || s.Indices.Rank() != 1 || len(rows) == 0 || s.Indices.Len() != rows[0]:
-		return nil, errorf(op, ErrInvalid, "variable %s: %v indices of shape %s for values of shape %s: want one int32 or int64 for each row", v.Name(), d, tensor.FormatShape(s.Indices.Shape()), tensor.FormatShape(rows))
+		return nil, errorf(op, ErrInvalid, "variable %s: %v indices of shape %s for values of shape %s: want one int32 or "+
+			"int64 for each row", v.Name(), d, tensor.FormatShape(s.Indices.Shape()), tensor.FormatShape(rows))
 	case s.Values.DType() != v.DType():
 		return nil, errorf(op, ErrInvalid, "variable %s has dtype %v, the slices %v", v.Name(), v.DType(), s.Values.DType())
 	case o != dense.ScatterUpdate && !v.DType().IsNumeric():
 		return nil, badDType(op, v.DType())
 	case len(shape) == 0 || len(rows) != len(shape) || tensor.FormatShape(rows[1:]) != tensor.FormatShape(shape[1:]):
-		return nil, errorf(op, ErrInvalid, "the rows of shape %s do not fit variable %s of shape %s", tensor.FormatShape(rows), v.Name(), tensor.FormatShape(shape))
+		return nil, errorf(op, ErrInvalid, "the rows of shape %s do not fit variable %s of shape %s",
+			tensor.FormatShape(rows), v.Name(), tensor.FormatShape(shape))
 	}
 	for i, at := range s.Indices.Float64s() {
 		if at < 0 || at >= float64(shape[0]) {
-			return nil, errorf(op, ErrInvalid, "indices[%d] = %v is not in [0, %d), the rows of variable %s", i, at, shape[0], v.Name())
+			return nil, errorf(op, ErrInvalid, "indices[%d] = %v is not in [0, %d), the rows of variable %s", i, at, shape[0],
+				v.Name())
 		}
 	}
 	if o == dense.ScatterDiv && v.DType().IsInteger() {

@@ -24,7 +24,8 @@ func (s *Strategy) Scope(ctx context.Context) context.Context {
 // once and passes the context on.
 func WithStrategy(ctx context.Context, s *Strategy) (context.Context, error) {
 	if f := frameOf(ctx); f != nil && !f.set {
-		return nil, errorf("WithStrategy", ErrContext, "must not be called inside a scope or a step of a strategy (here of %v): use it on the context from outside", f.strategy)
+		return nil, errorf("WithStrategy", ErrContext, "must not be called inside a scope or a step of a strategy (here of "+
+			"%v): use it on the context from outside", f.strategy)
 	}
 	if s == nil {
 		s = Default()

@@ -26,15 +26,77 @@ func TestSelectCrossDeviceOps(t *testing.T) {
 		warns    []string
 		standard string
 	}{
-		{"GPUs", gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce 1 NCCL", nil, "CollectiveAllReduce 0 NCCL"},
-		{"GPUs in TensorFlow's full form", []string{"/job:localhost/replica:0/task:0/device:GPU:1", "/gpu:0"}, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce 1 NCCL", nil, "CollectiveAllReduce 0 NCCL"},
-		{"virtual GPUs", gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 1, NCCL: true}, "ReductionToOneDevice 0 AUTO", []string{"virtual GPUs"}, "CollectiveAllReduce 0 AUTO"},
-		{"no NCCL", gpus, distribute.Machine{Devices: gpus, PhysicalGPUs: 2}, "ReductionToOneDevice 0 AUTO", []string{"NCCL is not found"}, "CollectiveAllReduce 0 NCCL"},
-		{"CPUs", []string{"CPU:0", "CPU:1"}, distribute.Machine{Devices: []string{"CPU:0", "CPU:1"}, NCCL: true}, "ReductionToOneDevice 0 AUTO", []string{"non-GPU"}, "CollectiveAllReduce 0 RING"},
-		{"a CPU among GPUs", []string{"CPU:0", "GPU:0"}, distribute.Machine{Devices: []string{"CPU:0", "GPU:0"}, PhysicalGPUs: 1, NCCL: true}, "ReductionToOneDevice 0 AUTO", []string{"non-GPU"}, "ReductionToOneDevice 0 AUTO"},
-		{"a TPU", []string{"TPU:0"}, distribute.Machine{Devices: []string{"TPU:0"}, NCCL: true}, "ReductionToOneDevice 0 AUTO", []string{"non-GPU"}, "CollectiveAllReduce 0 NCCL"},
-		{"a GPU that is not there", []string{"GPU:0", "GPU:7"}, distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true}, "NcclAllReduce 1 NCCL", []string{"not visible: /job:localhost/replica:0/task:0/device:GPU:7"}, "CollectiveAllReduce 0 NCCL"},
-		{"a CPU that is not there", []string{"CPU:7", "CPU:7"}, distribute.Machine{NCCL: true}, "ReductionToOneDevice 0 AUTO", []string{"not visible: /job:localhost/replica:0/task:0/device:CPU:7", "non-GPU"}, "CollectiveAllReduce 0 RING"},
+		{
+			"GPUs", gpus,
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true},
+			"NcclAllReduce 1 NCCL", nil,
+			"CollectiveAllReduce 0 NCCL",
+		},
+		{
+			"GPUs in TensorFlow's full form",
+			[]string{"/job:localhost/replica:0/task:0/device:GPU:1", "/gpu:0"},
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true},
+			"NcclAllReduce 1 NCCL", nil, "CollectiveAllReduce " +
+				"0 NCCL",
+		},
+		{
+			"virtual GPUs", gpus,
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 1, NCCL: true},
+			"ReductionToOneDevice 0 AUTO",
+			[]string{"virtual GPUs"},
+			"CollectiveAllReduce 0 AUTO",
+		},
+		{
+			"no NCCL", gpus,
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 2},
+			"ReductionToOneDevice 0 AUTO",
+			[]string{"NCCL is not found"},
+			"CollectiveAllReduce 0 NCCL",
+		},
+		{
+			"CPUs",
+			[]string{"CPU:0", "CPU:1"},
+			distribute.Machine{Devices: []string{"CPU:0", "CPU:1"}, NCCL: true},
+			"ReductionToOneDevice 0 AUTO",
+			[]string{"non-GPU"},
+			"CollectiveAllReduce 0 RING",
+		},
+		{
+			"a CPU among GPUs",
+			[]string{"CPU:0", "GPU:0"},
+			distribute.Machine{
+				Devices: []string{"CPU:0", "GPU:0"}, PhysicalGPUs: 1,
+				NCCL: true,
+			},
+			"ReductionToOneDevice 0 AUTO",
+			[]string{"non-GPU"},
+			"ReductionToOneDevice 0 AUTO",
+		},
+		{
+			"a TPU",
+			[]string{"TPU:0"},
+			distribute.Machine{Devices: []string{"TPU:0"}, NCCL: true},
+			"ReductionToOneDevice 0 AUTO",
+			[]string{"non-GPU"},
+			"CollectiveAllReduce 0 NCCL",
+		},
+		{
+			"a GPU that is not there",
+			[]string{"GPU:0", "GPU:7"},
+			distribute.Machine{Devices: gpus, PhysicalGPUs: 2, NCCL: true},
+			"NcclAllReduce 1 NCCL",
+			[]string{"not visible: " +
+				"/job:localhost/replica:0/task:0/device:GPU:7"},
+			"CollectiveAllReduce 0 NCCL",
+		},
+		{
+			"a CPU that is not there",
+			[]string{"CPU:7", "CPU:7"},
+			distribute.Machine{NCCL: true},
+			"ReductionToOneDevice 0 AUTO",
+			[]string{"not visible: /job:localhost/replica:0/task:0/device:CPU:7", "non-GPU"},
+			"CollectiveAllReduce 0 RING",
+		},
 	} {
 		got, err := distribute.SelectCrossDeviceOps(c.devices, c.machine)
 		if text := fmt.Sprint(got.Ops, " ", got.Packs, " ", got.Implementation); err != nil || text != c.want {
@@ -48,10 +110,12 @@ func TestSelectCrossDeviceOps(t *testing.T) {
 			t.Errorf("%s, the default: got %s, %v, want %s", c.name, text, err, c.standard)
 		}
 	}
-	if _, err := distribute.SelectCrossDeviceOps([]string{"FOO:0"}, distribute.Machine{}); !errors.Is(err, distribute.ErrInvalid) {
+	if _, err := distribute.SelectCrossDeviceOps([]string{"FOO:0"}, distribute.Machine{}); !errors.Is(err,
+		distribute.ErrInvalid) {
 		t.Errorf("no device: got %v", err)
 	}
-	if _, err := distribute.DefaultCrossDeviceOps(nil, distribute.Machine{Devices: []string{"FOO:0"}}); !errors.Is(err, distribute.ErrInvalid) {
+	if _, err := distribute.DefaultCrossDeviceOps(nil, distribute.Machine{Devices: []string{"FOO:0"}}); !errors.Is(err,
+		distribute.ErrInvalid) {
 		t.Errorf("no device of the machine: got %v", err)
 	}
 }
@@ -67,9 +131,21 @@ func TestStrategysOps(t *testing.T) {
 	}{
 		{distribute.MirroredConfig{LogicalCPUs: 2}, "CollectiveAllReduce", distribute.ImplementationRing},
 		{distribute.MirroredConfig{LogicalCPUs: 2, CrossDeviceOps: given}, "recorder", distribute.ImplementationRing},
-		{distribute.MirroredConfig{Engine: mixed, Devices: []string{"CPU:0", "GPU:0"}}, "ReductionToOneDevice", distribute.ImplementationAuto},
-		{distribute.MirroredConfig{Engine: mixed, Devices: []string{"CPU:0", "GPU:0"}, CrossDeviceOps: given}, "recorder", distribute.ImplementationAuto},
-		{distribute.MirroredConfig{Engine: fakeEngine{engine.Device{Kind: "GPU"}}, Logger: quiet}, "CollectiveAllReduce", distribute.ImplementationNCCL},
+		{
+			distribute.MirroredConfig{Engine: mixed, Devices: []string{"CPU:0", "GPU:0"}},
+			"ReductionToOneDevice",
+			distribute.ImplementationAuto,
+		},
+		{
+			distribute.MirroredConfig{Engine: mixed, Devices: []string{"CPU:0", "GPU:0"}, CrossDeviceOps: given},
+			"recorder",
+			distribute.ImplementationAuto,
+		},
+		{
+			distribute.MirroredConfig{Engine: fakeEngine{engine.Device{Kind: "GPU"}}, Logger: quiet},
+			"CollectiveAllReduce",
+			distribute.ImplementationNCCL,
+		},
 	} {
 		s, err := distribute.NewMirroredStrategy(c.cfg)
 		if err != nil {
@@ -99,7 +175,8 @@ func TestNcclFallsBack(t *testing.T) {
 	if n := strings.Count(log.String(), "NCCL is not available"); n != 1 {
 		t.Errorf("%d lines in the log, want 1: %s", n, &log)
 	}
-	if _, err := distribute.NewNcclAllReduce(-1, nil); !errors.Is(err, distribute.ErrInvalid) || !containsAll(err.Error(), "NCCL all-reduce requires num_packs >= 0, but -1 is specified") {
+	if _, err := distribute.NewNcclAllReduce(-1, nil); !errors.Is(err, distribute.ErrInvalid) ||
+		!containsAll(err.Error(), "NCCL all-reduce requires num_packs >= 0, but -1 is specified") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -62,7 +62,10 @@ func reduceSlices(op string, reduce ReduceOp, values []Value, o Options) (Value,
 	if way == SparseAuto {
 		way = extent{all.Indices.Len(), len(union), longest, sparse.DenseRows(all), sparse.RowBytes(all.Values)}.choose()
 	}
-	rows := &tensor.IndexedSlices{Values: dense.Reduce(reduce, blocks, o.Accumulate), Indices: sparse.Indices(union, all.Indices.DType()), DenseShape: all.DenseShape}
+	rows := &tensor.IndexedSlices{
+		Values:  dense.Reduce(reduce, blocks, o.Accumulate),
+		Indices: sparse.Indices(union, all.Indices.DType()), DenseShape: all.DenseShape,
+	}
 	if way == SparseDense {
 		return Densify(rows)
 	}

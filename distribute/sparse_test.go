@@ -14,13 +14,17 @@ import (
 
 // drawSlices draws IndexedSlices of a table of some rows, for each of n replicas.
 func drawSlices(rt *rapid.T, n int) []*tensor.IndexedSlices {
-	dtype := rapid.SampledFrom([]tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float64, tensor.Int64}).Draw(rt, "dtype")
+	dtype := rapid.SampledFrom([]tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float64, tensor.Int64}).Draw(rt,
+		"dtype")
 	table := rapid.IntRange(1, 9).Draw(rt, "table")
 	width := rapid.IntRange(0, 3).Draw(rt, "width")
 	out := make([]*tensor.IndexedSlices, n)
 	for i := range out {
 		rows := rapid.IntRange(0, 12).Draw(rt, "rows")
-		s := &tensor.IndexedSlices{Values: tensor.New(dtype, rows, width), Indices: tensor.New(tensor.Int64, rows), DenseShape: tensor.From([]int64{int64(table), int64(width)})}
+		s := &tensor.IndexedSlices{
+			Values: tensor.New(dtype, rows, width), Indices: tensor.New(tensor.Int64, rows),
+			DenseShape: tensor.From([]int64{int64(table), int64(width)}),
+		}
 		for j := range rows * width {
 			setNumber(s.Values, j, rapid.Float64Range(-9, 9).Draw(rt, "x"))
 		}
@@ -69,15 +73,20 @@ func TestSparseWays(t *testing.T) {
 			}
 			dense = append(dense, d)
 		}
-		want, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, op, distribute.NewPerReplica(dense...), distribute.At("CPU:0"))
+		want, err := distribute.ReduceWith(context.Background(), distribute.ReductionToOneDevice{}, op,
+			distribute.NewPerReplica(dense...), distribute.At("CPU:0"))
 		if err != nil {
 			rt.Fatal(err)
 		}
 		for _, s := range strategies[n] {
-			for _, way := range []distribute.Sparse{distribute.SparseAuto, distribute.SparseGather, distribute.SparseReduce, distribute.SparseDense} {
-				all, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, x *tensor.IndexedSlices) (distribute.Value, error) {
-					return r.AllReduce(ctx, op, x, distribute.Options{Sparse: way})
-				}, slices)
+			for _, way := range []distribute.Sparse{
+				distribute.SparseAuto, distribute.SparseGather, distribute.SparseReduce,
+				distribute.SparseDense,
+			} {
+				all, err := distribute.RunTyped(context.Background(), s,
+					func(ctx context.Context, r *distribute.Replica, x *tensor.IndexedSlices) (distribute.Value, error) {
+						return r.AllReduce(ctx, op, x, distribute.Options{Sparse: way})
+					}, slices)
 				if err != nil {
 					rt.Fatalf("%v by %v: %v", way, s.CrossDeviceOps(), err)
 				}
@@ -90,7 +99,8 @@ func TestSparseWays(t *testing.T) {
 						rt.Fatalf("%v by %v, replica %d: %v stands for %v, want %v", way, s.CrossDeviceOps(), i, v, got, want)
 					}
 					_, isSparse := v.(*tensor.IndexedSlices)
-					if isSparse && way == distribute.SparseDense || !isSparse && (way == distribute.SparseGather || way == distribute.SparseReduce) {
+					if isSparse && way == distribute.SparseDense || !isSparse &&
+						(way == distribute.SparseGather || way == distribute.SparseReduce) {
 						rt.Fatalf("%v gave a %T", way, v)
 					}
 				}
@@ -102,15 +112,17 @@ func TestSparseWays(t *testing.T) {
 // TestSparseKeep: by default every replica gets all rows, in the order of the replicas, whoever reduces.
 func TestSparseKeep(t *testing.T) {
 	one := mirrored(t, 3)
-	other := mirrored(t, 3, func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} })
+	other := mirrored(t, 3,
+		func(cfg *distribute.MirroredConfig) { cfg.CrossDeviceOps = distribute.ReductionToOneDevice{} })
 	rapid.Check(t, func(rt *rapid.T) {
 		slices := drawSlices(rt, 3)
 		op := rapid.SampledFrom([]distribute.ReduceOp{distribute.Sum, distribute.Mean}).Draw(rt, "op")
 		var answers []string
 		for _, s := range []*distribute.Strategy{one, other} {
-			all, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, x *tensor.IndexedSlices) (distribute.Value, error) {
-				return r.AllReduce(ctx, op, x)
-			}, slices)
+			all, err := distribute.RunTyped(context.Background(), s,
+				func(ctx context.Context, r *distribute.Replica, x *tensor.IndexedSlices) (distribute.Value, error) {
+					return r.AllReduce(ctx, op, x)
+				}, slices)
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -136,13 +148,17 @@ func TestSparseChoice(t *testing.T) {
 	const table, width = 1000, 16
 	s := mirrored(t, 4)
 	reduce := func(index func(replica, row int) int64, rows int) distribute.Value {
-		all, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
-			x := &tensor.IndexedSlices{Values: tensor.New(tensor.Float32, rows, width), Indices: tensor.New(tensor.Int64, rows), DenseShape: tensor.From([]int64{table, width})}
-			for i := range rows {
-				tensor.Data[int64](x.Indices)[i] = index(r.ID(), i)
-			}
-			return r.AllReduce(ctx, distribute.Sum, x, distribute.Options{Sparse: distribute.SparseAuto})
-		}, nil)
+		all, err := distribute.RunTyped(t.Context(), s,
+			func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+				x := &tensor.IndexedSlices{
+					Values: tensor.New(tensor.Float32, rows, width), Indices: tensor.New(tensor.Int64, rows),
+					DenseShape: tensor.From([]int64{table, width}),
+				}
+				for i := range rows {
+					tensor.Data[int64](x.Indices)[i] = index(r.ID(), i)
+				}
+				return r.AllReduce(ctx, distribute.Sum, x, distribute.Options{Sparse: distribute.SparseAuto})
+			}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +185,10 @@ func isTensor(v distribute.Value) bool {
 func TestSparseErrors(t *testing.T) {
 	s := mirrored(t, 2, func(cfg *distribute.MirroredConfig) { cfg.Logger = quiet })
 	f32 := func(shape ...int) *tensor.Tensor { return tensor.New(tensor.Float32, shape...) }
-	ok := &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0}), DenseShape: tensor.From([]int64{3, 2})}
+	ok := &tensor.IndexedSlices{
+		Values: f32(1, 2), Indices: tensor.From([]int64{0}),
+		DenseShape: tensor.From([]int64{3, 2}),
+	}
 	for _, c := range []struct {
 		name string
 		x    *tensor.IndexedSlices
@@ -177,14 +196,38 @@ func TestSparseErrors(t *testing.T) {
 		kind error
 		says string
 	}{
-		{"other dtype", &tensor.IndexedSlices{Values: tensor.New(tensor.Float64, 1, 2), Indices: tensor.From([]int64{0})}, 0, distribute.ErrMismatch, "expected to be a float32 tensor"},
-		{"other rows", &tensor.IndexedSlices{Values: f32(1, 3), Indices: tensor.From([]int64{0})}, 0, distribute.ErrMismatch, "must have the same size and shape"},
+		{
+			"other dtype", &tensor.IndexedSlices{Values: tensor.New(tensor.Float64, 1, 2), Indices: tensor.From([]int64{0})}, 0,
+			distribute.ErrMismatch, "expected to be a float32 tensor",
+		},
+		{
+			"other rows", &tensor.IndexedSlices{Values: f32(1, 3), Indices: tensor.From([]int64{0})}, 0, distribute.ErrMismatch,
+			"must have the same size and shape",
+		},
 		{"no indices", &tensor.IndexedSlices{Values: f32(1, 2)}, 0, distribute.ErrInvalid, "no values or no indices"},
-		{"indices of floats", &tensor.IndexedSlices{Values: f32(1, 2), Indices: f32(1)}, 0, distribute.ErrInvalid, "want a vector of int32 or int64"},
-		{"too many indices", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0, 1})}, 0, distribute.ErrInvalid, "1 rows with 2 indices"},
-		{"no rows", &tensor.IndexedSlices{Values: f32(), Indices: tensor.From([]int64{})}, 0, distribute.ErrInvalid, "values of IndexedSlices are a scalar"},
-		{"a dense shape of another rank", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0}), DenseShape: tensor.From([]int64{3})}, 0, distribute.ErrInvalid, "want 2 dimensions"},
-		{"an index outside, dense", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{3})}, distribute.SparseDense, distribute.ErrInvalid, "outside of the 3 rows"},
+		{
+			"indices of floats", &tensor.IndexedSlices{Values: f32(1, 2), Indices: f32(1)}, 0, distribute.ErrInvalid,
+			"want a vector of int32 or int64",
+		},
+		{
+			"too many indices", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{0, 1})}, 0,
+			distribute.ErrInvalid, "1 rows with 2 indices",
+		},
+		{
+			"no rows", &tensor.IndexedSlices{Values: f32(), Indices: tensor.From([]int64{})}, 0, distribute.ErrInvalid,
+			"values of IndexedSlices are a scalar",
+		},
+		{
+			"a dense shape of another rank",
+			&tensor.IndexedSlices{
+				Values: f32(1, 2), Indices: tensor.From([]int64{0}),
+				DenseShape: tensor.From([]int64{3}),
+			}, 0, distribute.ErrInvalid, "want 2 dimensions",
+		},
+		{
+			"an index outside, dense", &tensor.IndexedSlices{Values: f32(1, 2), Indices: tensor.From([]int64{3})},
+			distribute.SparseDense, distribute.ErrInvalid, "outside of the 3 rows",
+		},
 	} {
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
 			x := ok

@@ -12,7 +12,9 @@ import (
 
 // whichSparse returns which leaves are IndexedSlices (1) on which replica: sparse[replica][i], or nil if none
 // is. The caller has not acquired the replica.
-func (r *Replica) whichSparse(ctx context.Context, run *deadlock.Run, leaves []any, names []string, o Options) (all [][]int64, err error) {
+func (r *Replica) whichSparse(
+	ctx context.Context, run *deadlock.Run, leaves []any, names []string, o Options,
+) (all [][]int64, err error) {
 	sparse := make([]int64, 0, 8)
 	mine := true
 	for _, leaf := range leaves {
@@ -47,7 +49,9 @@ func (r *Replica) whichSparse(ctx context.Context, run *deadlock.Run, leaves []a
 
 // reduceSparse reduces leaves that are IndexedSlices on some replicas; sparse has which leaves on which
 // replica.
-func (r *Replica) reduceSparse(ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, sparse [][]int64, o Options) ([]any, error) {
+func (r *Replica) reduceSparse(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, leaves []any, names []string, sparse [][]int64, o Options,
+) ([]any, error) {
 	out := make([]any, len(leaves))
 	var dense []any
 	var denseNames []string
@@ -85,7 +89,9 @@ func (r *Replica) reduceSparse(ctx context.Context, run *deadlock.Run, op Reduce
 }
 
 // reduceRows reduces a leaf that is IndexedSlices on every replica.
-func (r *Replica) reduceRows(ctx context.Context, run *deadlock.Run, op ReduceOp, s *tensor.IndexedSlices, name string, o Options) (Value, error) {
+func (r *Replica) reduceRows(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, s *tensor.IndexedSlices, name string, o Options,
+) (Value, error) {
 	all, err := r.exchangeSlices(ctx, run, s, name, o)
 	if err != nil {
 		return nil, err
@@ -131,7 +137,10 @@ func (r *Replica) reduceRows(ctx context.Context, run *deadlock.Run, op ReduceOp
 		rows := flat.Reshape(append([]int{all.rows}, s.Values.Shape()[1:]...)...)
 		parts, lo := make([]Value, len(all.lengths)), 0
 		for i, n := range all.lengths {
-			parts[i] = &tensor.IndexedSlices{Values: rows.Rows(lo, lo+n), Indices: indices.Rows(lo, lo+n), DenseShape: all.denseShape}
+			parts[i] = &tensor.IndexedSlices{
+				Values: rows.Rows(lo, lo+n), Indices: indices.Rows(lo, lo+n),
+				DenseShape: all.denseShape,
+			}
 			lo += n
 		}
 		return reduceSlices("AllReduce", op, parts, Options{Sparse: way, Accumulate: o.Accumulate})
@@ -148,7 +157,9 @@ func (a *allSlices) result(way Sparse, rows, indices *tensor.Tensor) (Value, err
 }
 
 // reduceOne reduces one tensor.
-func (r *Replica) reduceOne(ctx context.Context, run *deadlock.Run, op ReduceOp, t *tensor.Tensor, name string, o Options) (*tensor.Tensor, error) {
+func (r *Replica) reduceOne(
+	ctx context.Context, run *deadlock.Run, op ReduceOp, t *tensor.Tensor, name string, o Options,
+) (*tensor.Tensor, error) {
 	out, err := r.allReduceDense(ctx, run, op, []any{t}, []string{name}, o)
 	if err != nil {
 		return nil, err
@@ -177,10 +188,13 @@ func (a *allSlices) counts(width int) []int {
 const sliceDims = 14
 
 // exchangeSlices exchanges the replicas' numbers of rows and checks that their slices match.
-func (r *Replica) exchangeSlices(ctx context.Context, run *deadlock.Run, s *tensor.IndexedSlices, name string, o Options) (*allSlices, error) {
+func (r *Replica) exchangeSlices(
+	ctx context.Context, run *deadlock.Run, s *tensor.IndexedSlices, name string, o Options,
+) (*allSlices, error) {
 	const op = "AllReduce"
 	if s.Values.Rank() > sliceDims {
-		return nil, run.Fail(located(errorf(op, ErrUnsupported, "%s: IndexedSlices of %d dimensions: want at most %d", name, s.Values.Rank(), sliceDims)))
+		return nil, run.Fail(located(errorf(op, ErrUnsupported, "%s: IndexedSlices of %d dimensions: want at most %d", name,
+			s.Values.Rank(), sliceDims)))
 	}
 	mine := make([]int64, 4+2*sliceDims)
 	mine[0], mine[1], mine[2] = int64(s.Values.DType()), int64(s.Indices.DType()), int64(s.Values.Rank())
@@ -206,9 +220,11 @@ func joinSlices(op, name string, headers [][]int64) (*allSlices, error) {
 	for i, h := range headers {
 		switch {
 		case h[0] != first[0]:
-			return nil, errorf(op, ErrMismatch, "%s: the values differ: replica %d's were expected to be a %v tensor, as replica 0's are, but are a %v tensor", name, i, tensor.DType(first[0]), tensor.DType(h[0]))
+			return nil, errorf(op, ErrMismatch, "%s: the values differ: replica %d's were expected to be a %v tensor, as "+
+				"replica 0's are, but are a %v tensor", name, i, tensor.DType(first[0]), tensor.DType(h[0]))
 		case h[2] != first[2] || !slices.Equal(h[5:4+rank], first[5:4+rank]):
-			return nil, errorf(op, ErrMismatch, "%s: the rows differ: replica %d's must have the same size and shape as replica 0's: shapes %v and %v", name, i, h[4:4+h[2]], first[4:4+rank])
+			return nil, errorf(op, ErrMismatch, "%s: the rows differ: replica %d's must have the same size and shape as "+
+				"replica 0's: shapes %v and %v", name, i, h[4:4+h[2]], first[4:4+rank])
 		}
 		all.lengths = append(all.lengths, int(h[4]))
 		all.rows += int(h[4])

@@ -49,7 +49,8 @@ func NewMirroredStrategy(cfg MirroredConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: mirroredKind, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		kind: mirroredKind, task: cluster.NoTask, devices: devices, params: devices, engine: cfg.Engine,
+		ops:     cfg.CrossDeviceOps,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)
@@ -139,7 +140,8 @@ func NewCentralStorageStrategy(cfg CentralStorageConfig) (*Strategy, error) {
 		return nil, err
 	}
 	s := &Strategy{
-		kind: centralKind, task: cluster.NoTask, devices: devices, params: params, engine: cfg.Engine, ops: cfg.CrossDeviceOps,
+		kind: centralKind, task: cluster.NoTask, devices: devices, params: params, engine: cfg.Engine,
+		ops:     cfg.CrossDeviceOps,
 		options: cfg.Options, stall: cfg.Stall, logger: cfg.Logger,
 	}
 	return s.open(op)

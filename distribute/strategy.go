@@ -73,7 +73,10 @@ const (
 
 // String returns TensorFlow's name.
 func (k strategyKind) String() string {
-	return [...]string{"MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy", "DefaultStrategy"}[k]
+	return [...]string{
+		"MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy",
+		"DefaultStrategy",
+	}[k]
 }
 
 // mirrors reports whether variables have a component on each of several replicas' devices.

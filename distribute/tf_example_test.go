@@ -13,7 +13,10 @@ import (
 
 // A variable made by the strategy has a copy on each replica's device, kept equal.
 func ExampleNewMirroredStrategy() {
-	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{
+		Devices:     []string{"CPU:0", "CPU:1"},
+		LogicalCPUs: 2,
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -42,9 +45,10 @@ func ExampleNewMirroredStrategy_crossDeviceOps() {
 	}
 	defer s.Close()
 
-	out, err := distribute.Run(context.Background(), s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return r.AllReduce(ctx, distribute.Sum, 1.0)
-	})
+	out, err := distribute.Run(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return r.AllReduce(ctx, distribute.Sum, 1.0)
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -63,9 +67,10 @@ func ExampleReplica_AllReduce_lists() {
 	ctx := context.Background()
 
 	for _, value := range []distribute.Value{1.0, []any{1.0, 2.0}} {
-		out, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return r.AllReduce(ctx, distribute.Sum, value)
-		})
+		out, err := distribute.Run(ctx, s,
+			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+				return r.AllReduce(ctx, distribute.Sum, value)
+			})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -98,9 +103,10 @@ func ExampleNewHierarchicalCopyAllReduce() {
 	}
 	defer s.Close()
 
-	sums, err := distribute.RunTyped(context.Background(), s, func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
-		return r.AllReduce(ctx, distribute.Sum, tensor.From([]float32{1, float32(r.ID())}))
-	}, nil)
+	sums, err := distribute.RunTyped(context.Background(), s,
+		func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+			return r.AllReduce(ctx, distribute.Sum, tensor.From([]float32{1, float32(r.ID())}))
+		}, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -108,12 +114,16 @@ func ExampleNewHierarchicalCopyAllReduce() {
 	// Output: tf.Tensor([2. 1.], shape=(2,), dtype=float32)
 }
 
-// A value that is 1 on each replica is summed into a variable: 2 with two replicas, and 1 with one. The numbers of copies
+// A value that is 1 on each replica is summed into a variable: 2 with two replicas, and 1 with one. The numbers of
+// copies
 // are the strategies'.
 func ExampleStrategy_ReduceTo_variable() {
 	ctx := context.Background()
 	mirrored := twoReplicas()
-	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{
+		"CPU:0",
+		"CPU:1",
+	}, LogicalCPUs: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -127,17 +137,20 @@ func ExampleStrategy_ReduceTo_variable() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		_, err = distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-			return r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-				sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], v)
-				if err != nil {
-					return nil, err
-				}
-				return c.Update(ctx, v, func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-					return nil, v.Assign(args[0])
-				}, sum)
-			}, tensor.Scalar(float32(1)))
-		})
+		_, err = distribute.Run(ctx, s,
+			func(ctx context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+				return r.MergeCall(ctx,
+					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+						sum, err := c.ReduceTo(ctx, distribute.Sum, args[0], v)
+						if err != nil {
+							return nil, err
+						}
+						return c.Update(ctx, v,
+							func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+								return nil, v.Assign(args[0])
+							}, sum)
+					}, tensor.Scalar(float32(1)))
+			})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -159,10 +172,11 @@ func ExampleStrategy_Update_assign() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	out, err := s.Update(ctx, v, func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-		err := v.Assign(args[0])
-		return v.Read(), err
-	}, 1.0)
+	out, err := s.Update(ctx, v,
+		func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+			err := v.Assign(args[0])
+			return v.Read(), err
+		}, 1.0)
 	if err != nil {
 		log.Fatal(err)
 	}

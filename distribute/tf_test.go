@@ -105,7 +105,8 @@ func TestCurrentDevice(t *testing.T) {
 	if got, err := x.Read(cross); err != nil || !got.Equal(scalar(2)) {
 		t.Errorf("read on CPU:1: got %v, %v, want that replica's 2", got, err)
 	}
-	if got := distribute.NewMirrored(v.Values()[0], scalar(8).OnDevice(1)).Get(at("CPU:1")); !got.(*tensor.Tensor).Equal(scalar(8)) {
+	if got := distribute.NewMirrored(v.Values()[0],
+		scalar(8).OnDevice(1)).Get(at("CPU:1")); !got.(*tensor.Tensor).Equal(scalar(8)) {
 		t.Errorf("a mirrored value on CPU:1: got %v, want 8", got)
 	}
 }
@@ -117,11 +118,16 @@ func TestInputDevices(t *testing.T) {
 		t.Errorf("one worker: got %+v, %v", local, err)
 	}
 	remote, err := distribute.InputDevices([]string{"/job:worker/task:3/device:GPU:0", "/job:worker/task:3/device:GPU:1"})
-	if err != nil || remote.Hosts[0] != "/job:worker/replica:0/task:3/device:CPU:0" || remote.Default != "/job:worker/replica:0/task:3" {
+	if err != nil || remote.Hosts[0] != "/job:worker/replica:0/task:3/device:CPU:0" ||
+		remote.Default != "/job:worker/replica:0/task:3" {
 		t.Errorf("one worker of a cluster: got %+v, %v", remote, err)
 	}
-	several, err := distribute.InputDevices([]string{"/job:worker/task:0/gpu:0", "/job:worker/task:0/gpu:1", "/job:chief/task:0/gpu:0"})
-	if err != nil || !slices.Equal(several.Hosts, []string{"/job:chief/task:0", "/job:worker/task:0"}) || len(several.Devices[1]) != 2 || several.Default != "/job:chief/task:0" {
+	several, err := distribute.InputDevices([]string{
+		"/job:worker/task:0/gpu:0", "/job:worker/task:0/gpu:1",
+		"/job:chief/task:0/gpu:0",
+	})
+	if err != nil || !slices.Equal(several.Hosts, []string{"/job:chief/task:0", "/job:worker/task:0"}) ||
+		len(several.Devices[1]) != 2 || several.Default != "/job:chief/task:0" {
 		t.Errorf("two workers: got %+v, %v", several, err)
 	}
 }
@@ -141,7 +147,8 @@ func TestDevicesOfSeveralWorkers(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrInvalid that says %q", c.devices, err, c.says)
 		}
 	}
-	if _, err := distribute.GPUsPerWorker([]string{gpu("0", "0"), gpu("0", "1"), gpu("1", "0")}); err == nil || !strings.Contains(err.Error(), "same number of GPUs") {
+	if _, err := distribute.GPUsPerWorker([]string{gpu("0", "0"), gpu("0", "1"), gpu("1", "0")}); err == nil ||
+		!strings.Contains(err.Error(), "same number of GPUs") {
 		t.Errorf("workers with unequal devices: got %v", err)
 	}
 	if _, err := distribute.GroupDevices([]string{"CPU:0", "CPU:1"}); !errors.Is(err, distribute.ErrInvalid) {
@@ -153,14 +160,18 @@ func TestHostAndDeviceBatches(t *testing.T) {
 	ints := distribute.NewPerReplica(tensor.Scalar(int32(1)), tensor.Scalar(int32(2)))
 	floats := distribute.NewPerReplica(scalar(1), scalar(2))
 	batch := []distribute.ValueTo{{Value: ints, To: ints}, {Value: floats, To: floats}}
-	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{
+		"CPU:0",
+		"CPU:1",
+	}, LogicalCPUs: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer central.Close()
 	for _, s := range []*distribute.Strategy{mirrored(t, 2), central} {
 		out, err := s.BatchReduceTo(t.Context(), distribute.Sum, batch[:1])
-		if m, ok := out[0].(*distribute.Mirrored); err != nil || !ok || !m.At(0).(*tensor.Tensor).Equal(tensor.Scalar(int32(3))) {
+		if m, ok := out[0].(*distribute.Mirrored); err != nil || !ok ||
+			!m.At(0).(*tensor.Tensor).Equal(tensor.Scalar(int32(3))) {
 			t.Errorf("%v: int32 alone: got %v, %v", s, out, err)
 		}
 		if _, err := s.BatchReduceTo(t.Context(), distribute.Sum, batch); (err == nil) != (s == central) {
@@ -188,19 +199,21 @@ func TestUpdateByKeyword(t *testing.T) {
 	if got, err := s.Update(t.Context(), v, scale, named); err != nil || got != nil {
 		t.Errorf("a function that returns nothing: got %v, %v", got, err)
 	}
-	if got, err := s.UpdateUngrouped(t.Context(), v, scale, named); err != nil || len(got.(tensor.Tuple)) != 2 || got.(tensor.Tuple)[1] != nil {
+	if got, err := s.UpdateUngrouped(t.Context(), v, scale, named); err != nil || len(got.(tensor.Tuple)) != 2 ||
+		got.(tensor.Tuple)[1] != nil {
 		t.Errorf("ungrouped: got %v, %v, want a tuple of nothing for each component", got, err)
 	}
 	if got := v.Values(); !got[0].(*tensor.Tensor).Equal(scalar(41)) || !got[1].(*tensor.Tensor).Equal(scalar(81)) {
 		t.Errorf("got %v, want 41 and 81", got)
 	}
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-		got, err := r.Update(ctx, v, func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-			if device, ok := distribute.UpdateDevice(ctx); !ok || device != c.Device() || device != v.Devices()[c.Replica()] {
-				t.Errorf("component %s is updated on %q", c.Name(), device)
-			}
-			return changed(c, c.Assign(args[0]))
-		}, scalar(float64(r.ID())).OnDevice(r.ID()))
+		got, err := r.Update(ctx, v,
+			func(ctx context.Context, c *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+				if device, ok := distribute.UpdateDevice(ctx); !ok || device != c.Device() || device != v.Devices()[c.Replica()] {
+					t.Errorf("component %s is updated on %q", c.Name(), device)
+				}
+				return changed(c, c.Assign(args[0]))
+			}, scalar(float64(r.ID())).OnDevice(r.ID()))
 		if err == nil && !got.(*tensor.Tensor).Equal(scalar(float64(r.ID()))) {
 			t.Errorf("from replica %d: got %v", r.ID(), got)
 		}
@@ -213,7 +226,10 @@ func TestUpdateByKeyword(t *testing.T) {
 
 func TestPrintedForms(t *testing.T) {
 	s := mirrored(t, 2)
-	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{"CPU:0", "CPU:1"}, LogicalCPUs: 2})
+	central, err := distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: []string{
+		"CPU:0",
+		"CPU:1",
+	}, LogicalCPUs: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,12 +262,25 @@ array([[  1. , -20.5],
   0: <tf.Variable 'Variable:0' shape=() dtype=bool, numpy=True>,
   1: <tf.Variable 'Variable/replica_1:0' shape=() dtype=bool, numpy=True>
 }`},
-		{make(central, distribute.VariableConfig{Initial: tensor.From([]float64{0.5})}), `<tf.Variable 'Variable:0' shape=(1,) dtype=float64, numpy=array([0.5])>`},
-		{make(distribute.Default(), distribute.VariableConfig{Initial: 3}), `<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=3>`},
-		{distribute.NewPerReplica(matrix, 2), "PerReplica:{\n  0: tf.Tensor(\n[[  1.  -20.5]\n [  3.    4. ]], shape=(2, 2), dtype=float32),\n  1: 2\n}"},
+		{
+			make(central, distribute.VariableConfig{Initial: tensor.From([]float64{0.5})}),
+			`<tf.Variable 'Variable:0' shape=(1,) dtype=float64, numpy=array([0.5])>`,
+		},
+		{
+			make(distribute.Default(), distribute.VariableConfig{Initial: 3}),
+			`<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=3>`,
+		},
+		{distribute.NewPerReplica(matrix, 2), "PerReplica:{\n  0: tf.Tensor(\n[[  1.  -20.5]\n [  3.    4. ]], shape=(2, " +
+			"2), dtype=float32),\n  1: 2\n}"},
 		{distribute.NewMirrored(scalar(1)), "Mirrored:{\n  0: tf.Tensor(1.0, shape=(), dtype=float32)\n}"},
-		{distribute.InputContext{NumInputPipelines: 2, InputPipelineID: 1, NumReplicasInSync: 4}, "tf.distribute.InputContext(input pipeline id 1, total: 2)"},
-		{distribute.ValueContext{ReplicaID: 1, NumReplicas: 2}, "tf.distribute.ValueContext(replica id 1,  total replicas in sync: 2)"},
+		{
+			distribute.InputContext{NumInputPipelines: 2, InputPipelineID: 1, NumReplicasInSync: 4},
+			"tf.distribute.InputContext(input pipeline id 1, total: 2)",
+		},
+		{
+			distribute.ValueContext{ReplicaID: 1, NumReplicas: 2},
+			"tf.distribute.ValueContext(replica id 1,  total replicas in sync: 2)",
+		},
 	} {
 		if got := strings.TrimSpace(stringOf(c.got)); got != c.want {
 			t.Errorf("got\n%s\nwant\n%s", got, c.want)
@@ -264,14 +293,16 @@ func stringOf(v any) string { return v.(interface{ String() string }).String() }
 func TestNestsThatDifferBetweenReplicas(t *testing.T) {
 	s := mirrored(t, 2)
 	nests := []distribute.Value{[]any{scalar(1)}, map[string]any{"x": scalar(1)}}
-	if _, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
-		return r.MergeCall(ctx, nothing, v)
-	}, nests); !errors.Is(err, distribute.ErrMismatch) {
+	if _, err := distribute.RunTyped(t.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, v distribute.Value) (distribute.Value, error) {
+			return r.MergeCall(ctx, nothing, v)
+		}, nests); !errors.Is(err, distribute.ErrMismatch) {
 		t.Errorf("arguments of a merge call: got %v, want ErrMismatch", err)
 	}
-	if _, err := distribute.Run(t.Context(), s, func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
-		return nests[r.ID()], nil
-	}); !errors.Is(err, distribute.ErrMismatch) {
+	if _, err := distribute.Run(t.Context(), s,
+		func(_ context.Context, r *distribute.Replica, _ ...distribute.Value) (distribute.Value, error) {
+			return nests[r.ID()], nil
+		}); !errors.Is(err, distribute.ErrMismatch) {
 		t.Errorf("results: got %v, want ErrMismatch", err)
 	}
 }
@@ -308,12 +339,24 @@ func TestSingleWorker(t *testing.T) {
 		device   string
 	}{
 		{&cluster.Simple{}, nil, "/job:localhost/replica:0/task:0/device:CPU:0"},
-		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}}), This: &cluster.Task{Type: "worker"}}, nil, "/job:worker/replica:0/task:0/device:CPU:0"},
+		{&cluster.Simple{
+			Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}}),
+			This:    &cluster.Task{Type: "worker"},
+		}, nil, "/job:worker/replica:0/task:0/device:CPU:0"},
 		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1"}})}, distribute.ErrInvalid, ""},
-		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}), This: &cluster.Task{Type: "worker"}}, worker.ErrNoSecret, ""},
-		{&cluster.Simple{Cluster: cluster.NewSpec(map[string][]string{"worker": {"a", "a"}}), This: &cluster.Task{Type: "worker"}}, distribute.ErrInvalid, ""},
+		{&cluster.Simple{
+			Cluster: cluster.NewSpec(map[string][]string{"worker": {"a:1", "b:1"}}),
+			This:    &cluster.Task{Type: "worker"},
+		}, worker.ErrNoSecret, ""},
+		{&cluster.Simple{
+			Cluster: cluster.NewSpec(map[string][]string{"worker": {"a", "a"}}),
+			This:    &cluster.Task{Type: "worker"},
+		}, distribute.ErrInvalid, ""},
 	} {
-		s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Resolver: c.resolver, LogicalCPUs: 2})
+		s, err := distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{
+			Resolver:    c.resolver,
+			LogicalCPUs: 2,
+		})
 		if !errors.Is(err, c.kind) {
 			t.Errorf("%+v: got %v, want %v", c.resolver, err, c.kind)
 		}
@@ -333,7 +376,8 @@ func TestSingleWorker(t *testing.T) {
 
 func TestRunInsideAMerge(t *testing.T) {
 	s := mirrored(t, 3)
-	v, err := newVariable(t.Context(), s, 0, distribute.VariableConfig{Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum})
+	v, err := newVariable(t.Context(), s, 0,
+		distribute.VariableConfig{Synchronization: distribute.OnRead, Aggregation: distribute.AggregateSum})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,30 +386,32 @@ func TestRunInsideAMerge(t *testing.T) {
 			if err := v.Assign(r, 1.0); err != nil {
 				return err
 			}
-			_, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-				out, err := distribute.RunTyped(ctx, c.Strategy(), func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
-					if err := v.Assign(r, 5.0); err != nil {
-						return nil, err
+			_, err := r.MergeCall(ctx,
+				func(ctx context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+					out, err := distribute.RunTyped(ctx, c.Strategy(),
+						func(ctx context.Context, r *distribute.Replica, _ int) (distribute.Value, error) {
+							if err := v.Assign(r, 5.0); err != nil {
+								return nil, err
+							}
+							if fail != nil && r.ID() == 1 {
+								return nil, fail
+							}
+							return r.AllReduce(ctx, distribute.Sum, scalar(float64(r.ID())))
+						}, nil)
+					if err == nil && !out[2].(*tensor.Tensor).Equal(scalar(3)) {
+						t.Errorf("the sum inside: got %v, want 3", out)
 					}
-					if fail != nil && r.ID() == 1 {
-						return nil, fail
+					if fail != nil {
+						if !errors.Is(err, fail) {
+							t.Errorf("the Run inside: got %v, want its failure", err)
+						}
+						if got := v.Values()[0]; !got.(*tensor.Tensor).Equal(scalar(1)) {
+							t.Errorf("after the failed Run inside the variable is %v, want the 1 from before it", got)
+						}
+						return nil, nil // the Run around it goes on
 					}
-					return r.AllReduce(ctx, distribute.Sum, scalar(float64(r.ID())))
-				}, nil)
-				if err == nil && !out[2].(*tensor.Tensor).Equal(scalar(3)) {
-					t.Errorf("the sum inside: got %v, want 3", out)
-				}
-				if fail != nil {
-					if !errors.Is(err, fail) {
-						t.Errorf("the Run inside: got %v, want its failure", err)
-					}
-					if got := v.Values()[0]; !got.(*tensor.Tensor).Equal(scalar(1)) {
-						t.Errorf("after the failed Run inside the variable is %v, want the 1 from before it", got)
-					}
-					return nil, nil // the Run around it goes on
-				}
-				return nil, err
-			})
+					return nil, err
+				})
 			return err
 		}
 	}

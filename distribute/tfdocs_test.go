@@ -11,25 +11,35 @@ import (
 
 // tfNames are the names of tf.distribute that the page must have a row for.
 var tfNames = []string{
-	"MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy", "TPUStrategy", "the default strategy",
-	"experimental_assign_to_logical_device", "rpc.Server", "Strategy.run", "Strategy.reduce", "Strategy.gather", "Strategy.scope",
-	"num_replicas_in_sync", "experimental_local_results", "experimental_distribute_values_from_function", "experimental_distribute_dataset",
+	"MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "MultiWorkerMirroredStrategy", "TPUStrategy",
+	"the default strategy",
+	"experimental_assign_to_logical_device", "rpc.Server", "Strategy.run", "Strategy.reduce", "Strategy.gather",
+	"Strategy.scope",
+	"num_replicas_in_sync", "experimental_local_results", "experimental_distribute_values_from_function",
+	"experimental_distribute_dataset",
 	"distribute_datasets_from_function", "cluster_resolver", "experimental_set_strategy", "has_strategy", "get_strategy",
 	"in_cross_replica_context", "get_replica_context", "reduce_to", "batch_reduce_to", "update(", "colocate_vars_with",
-	"variable_created_in_scope", "value_container", "worker_devices", "parameter_devices", "_default_device", "_use_merge_call",
-	"_prefer_collective_ops", "replica_id_in_sync_group", "all_reduce", "all_gather", "merge_call", "DistributedValues", "PerReplica",
+	"variable_created_in_scope", "value_container", "worker_devices", "parameter_devices", "_default_device",
+	"_use_merge_call",
+	"_prefer_collective_ops", "replica_id_in_sync_group", "all_reduce", "all_gather", "merge_call", "DistributedValues",
+	"PerReplica",
 	"Mirrored", "VariableSynchronization", "VariableAggregation", "assign_add", "scatter_add", "read_value", "Checkpoint",
-	"CrossDeviceOps", "ReductionToOneDevice", "HierarchicalCopyAllReduce", "NcclAllReduce", "CollectiveAllReduce", "CollectiveKeys",
-	"select_cross_device_ops", "ReduceOp", "CommunicationOptions", "CollectiveHints", "CommunicationImplementation", "IndexedSlices",
+	"CrossDeviceOps", "ReductionToOneDevice", "HierarchicalCopyAllReduce", "NcclAllReduce", "CollectiveAllReduce",
+	"CollectiveKeys",
+	"select_cross_device_ops", "ReduceOp", "CommunicationOptions", "CollectiveHints", "CommunicationImplementation",
+	"IndexedSlices",
 	"DistributedDataset", "InputContext", "InputOptions", "InputReplicationMode", "AutoShardPolicy", "SHARD_HINT",
-	"batch_sizes_for_worker", "TFConfigClusterResolver", "SlurmClusterResolver", "UnionResolver", "SimpleClusterResolver", "ClusterSpec",
+	"batch_sizes_for_worker", "TFConfigClusterResolver", "SlurmClusterResolver", "UnionResolver", "SimpleClusterResolver",
+	"ClusterSpec",
 	"multi_worker_util", "KubernetesClusterResolver", "MultiProcessRunner", "check_collective_ops_peer_health",
 }
 
 // oursAlone are the exported types and functions that the page leaves out: TensorFlow has none for them.
 var oursAlone = []string{
-	"CentralStorageConfig", "CollectiveConfig", "Context", "DeviceGroups", "DeviceOf", "Error", "Machine", "MergeFunc", "NewMirrored", "NewPerReplica",
-	"OneDeviceConfig", "PackSizes", "ParseDevice", "PerWorker", "ReplicaStats", "Selection", "Stats", "UpdateFunc", "Value", "VariableKind",
+	"CentralStorageConfig", "CollectiveConfig", "Context", "DeviceGroups", "DeviceOf", "Error", "Machine", "MergeFunc",
+	"NewMirrored", "NewPerReplica",
+	"OneDeviceConfig", "PackSizes", "ParseDevice", "PerWorker", "ReplicaStats", "Selection", "Stats", "UpdateFunc",
+	"Value", "VariableKind",
 }
 
 // goNames finds the names in a cell of the page.
@@ -95,7 +105,8 @@ func TestPageNamesWhatExists(t *testing.T) {
 		}
 		named := regexp.MustCompile(`\b` + name + `\b`).Match(text)
 		if listed := slices.Contains(oursAlone, name); own.Scope().Lookup(name).Exported() && named == listed {
-			t.Errorf("%s: on the page: %v, in the list of names that it leaves out: %v; want it in one of them", name, named, listed)
+			t.Errorf("%s: on the page: %v, in the list of names that it leaves out: %v; want it in one of them",
+				name, named, listed)
 		}
 	}
 	for _, name := range oursAlone {

@@ -110,9 +110,10 @@ func (c *CrossReplica) UpdateUngrouped(ctx context.Context, v *Variable, f Updat
 // Update is [Strategy.Update] inside a step. All replicas call it with the same function, and it is executed
 // once for all of them. Each replica gets its part of the results.
 func (r *Replica) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
-	return r.mergeCall(ctx, "Update", r.strategy.options.Timeout, func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
-		return c.Update(ctx, v, f, args...)
-	}, args)
+	return r.mergeCall(ctx, "Update", r.strategy.options.Timeout,
+		func(ctx context.Context, c *CrossReplica, args ...Value) (Value, error) {
+			return c.Update(ctx, v, f, args...)
+		}, args)
 }
 
 func (s *Strategy) update(ctx context.Context, v *Variable, f UpdateFunc, args []Value) ([]Value, error) {

@@ -113,7 +113,8 @@ func regroupAs(op string, perReplica []Value, wrap func(leaves []any) Value) (Va
 	out, err := tensor.Zip(func(_ string, leaves []any) (any, error) { return wrap(leaves), nil }, isWhole, perReplica...)
 	if err != nil {
 		if se, ok := errors.AsType[*tensor.StructureError](err); ok {
-			return nil, errorf(op, ErrMismatch, "the structure of replica %d's nest differs from that of replica 0's: %w", se.Nest, err)
+			return nil, errorf(op, ErrMismatch, "the structure of replica %d's nest differs from that of replica 0's: %w",
+				se.Nest, err)
 		}
 		return nil, errorf(op, ErrInvalid, "%w", err)
 	}
@@ -141,7 +142,8 @@ func selectReplica(replica int, v Value, suits func(leaf Value) error) (Value, e
 		if values := d.Values(); replica >= 0 && replica < len(values) {
 			return values[replica], nil
 		}
-		return nil, errorf("SelectReplica", ErrInvalid, "there is no replica %d: the value has %d components", replica, len(d.Values()))
+		return nil, errorf("SelectReplica", ErrInvalid, "there is no replica %d: the value has %d components", replica,
+			len(d.Values()))
 	})
 }
 

@@ -190,7 +190,8 @@ func (v *Variable) String() string {
 	lines := make([]string, len(v.components))
 	for i, c := range v.components {
 		t := c.Load()
-		lines[i] = fmt.Sprintf("<tf.Variable '%s' shape=%s dtype=%v, numpy=%s>", v.ComponentName(i), tensor.FormatShape(t.Shape()), t.DType(), numpy(t))
+		lines[i] = fmt.Sprintf("<tf.Variable '%s' shape=%s dtype=%v, numpy=%s>", v.ComponentName(i),
+			tensor.FormatShape(t.Shape()), t.DType(), numpy(t))
 	}
 	kind := v.Kind()
 	if kind == PlainVariable || kind == AggregatingVariable {
@@ -254,7 +255,8 @@ func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 	case AggregateFirst:
 		return v.first(), nil
 	case AggregateNone:
-		return nil, errorf(op, ErrInvalid, "could not convert from `VariableAggregation.NONE`: reading the sync-on-read variable %s in cross-replica context needs an aggregation", v.Name())
+		return nil, errorf(op, ErrInvalid, "could not convert from `VariableAggregation.NONE`: reading the sync-on-read "+
+			"variable %s in cross-replica context needs an aggregation", v.Name())
 	case AggregateMean:
 		reduce = Mean
 	}
@@ -271,7 +273,8 @@ func (v *Variable) readCross(op string, at Device) (*tensor.Tensor, error) {
 // mine returns an error if the variable belongs to another strategy.
 func (v *Variable) mine(op string, s *Strategy) error {
 	if v.strategy != s {
-		return errorf(op, ErrContext, "mixing different strategies: variable %s belongs to %v, the context to another strategy, %v", v.Name(), v.strategy, s)
+		return errorf(op, ErrContext, "mixing different strategies: variable %s belongs to %v, the context to another "+
+			"strategy, %v", v.Name(), v.strategy, s)
 	}
 	return nil
 }

@@ -30,7 +30,8 @@ func (m *variableModel) inReplica(apply func(old, x float64) float64, xs []float
 	switch {
 	case m.kind == distribute.AggregatingVariable && m.agg == distribute.AggregateNone:
 		return errModel
-	case m.kind == distribute.PlainVariable || m.kind == distribute.SyncOnReadVariable || m.agg == distribute.AggregateNone || m.replicas == 1:
+	case m.kind == distribute.PlainVariable || m.kind == distribute.SyncOnReadVariable ||
+		m.agg == distribute.AggregateNone || m.replicas == 1:
 		for i := range m.values {
 			m.values[i] = apply(m.values[i], xs[i])
 		}
@@ -94,9 +95,15 @@ func TestVariablesAgainstAModel(t *testing.T) {
 		defer s.Close()
 		ctx := context.Background()
 		cfg := distribute.VariableConfig{
-			Initial:         tensor.Scalar(12.0),
-			Synchronization: rapid.SampledFrom([]distribute.Synchronization{distribute.Auto, distribute.OnWrite, distribute.OnRead}).Draw(rt, "synchronization"),
-			Aggregation:     rapid.SampledFrom([]distribute.Aggregation{distribute.AggregateNone, distribute.AggregateSum, distribute.AggregateMean, distribute.AggregateFirst}).Draw(rt, "aggregation"),
+			Initial: tensor.Scalar(12.0),
+			Synchronization: rapid.SampledFrom([]distribute.Synchronization{
+				distribute.Auto, distribute.OnWrite,
+				distribute.OnRead,
+			}).Draw(rt, "synchronization"),
+			Aggregation: rapid.SampledFrom([]distribute.Aggregation{
+				distribute.AggregateNone, distribute.AggregateSum,
+				distribute.AggregateMean, distribute.AggregateFirst,
+			}).Draw(rt, "aggregation"),
 		}
 		v, err := s.NewVariable(ctx, cfg)
 		if err != nil {
@@ -165,11 +172,15 @@ func anyStrategy(rt *rapid.T) *distribute.Strategy {
 	devices := []string{"CPU:0", "CPU:1", "CPU:2", "CPU:3"}[:rapid.SampledFrom([]int{1, 2, 4}).Draw(rt, "replicas")]
 	var s *distribute.Strategy
 	var err error
-	switch kind := rapid.SampledFrom([]string{"mirrored", "central", "multi-worker", "one device", "default"}).Draw(rt, "strategy"); kind {
+	switch kind := rapid.SampledFrom([]string{"mirrored", "central", "multi-worker", "one device", "default"}).Draw(rt,
+		"strategy"); kind {
 	case "mirrored":
 		s, err = distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: devices, LogicalCPUs: 4})
 	case "central":
-		s, err = distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{ComputeDevices: devices, LogicalCPUs: 4})
+		s, err = distribute.NewCentralStorageStrategy(distribute.CentralStorageConfig{
+			ComputeDevices: devices,
+			LogicalCPUs:    4,
+		})
 	case "multi-worker":
 		s, err = distribute.NewMultiWorkerMirroredStrategy(distribute.MultiWorkerConfig{Devices: devices, LogicalCPUs: 4})
 	case "one device":

@@ -11,9 +11,12 @@ import (
 )
 
 // variable makes a variable of two elements, 1 and 2.
-func variable(t *testing.T, s *distribute.Strategy, sync distribute.Synchronization, agg distribute.Aggregation) *distribute.Variable {
+func variable(
+	t *testing.T, s *distribute.Strategy, sync distribute.Synchronization, agg distribute.Aggregation,
+) *distribute.Variable {
 	t.Helper()
-	v, err := s.NewVariable(t.Context(), distribute.VariableConfig{Name: "v", Initial: tensor.From([]float32{1, 2}), Synchronization: sync, Aggregation: agg})
+	v, err := s.NewVariable(t.Context(),
+		distribute.VariableConfig{Name: "v", Initial: tensor.From([]float32{1, 2}), Synchronization: sync, Aggregation: agg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,9 +47,10 @@ func wantValues(t *testing.T, v *distribute.Variable, want ...[]float64) {
 // inStep runs f on every replica.
 func inStep(t *testing.T, s *distribute.Strategy, f func(ctx context.Context, r *distribute.Replica) error) error {
 	t.Helper()
-	_, err := distribute.RunTyped(t.Context(), s, func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
-		return struct{}{}, f(ctx, r)
-	}, nil)
+	_, err := distribute.RunTyped(t.Context(), s,
+		func(ctx context.Context, r *distribute.Replica, _ struct{}) (struct{}, error) {
+			return struct{}{}, f(ctx, r)
+		}, nil)
 	return err
 }
 
@@ -130,11 +134,13 @@ func TestFailedRunLeavesVariables(t *testing.T) {
 		},
 		"updated in a merge": func(v *distribute.Variable) step {
 			return func(ctx context.Context, r *distribute.Replica) error {
-				_, err := r.MergeCall(ctx, func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
-					return c.Update(ctx, v, func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
-						return nil, v.Assign(args[0])
-					}, args...)
-				}, tensor.From([]float32{7, 7}))
+				_, err := r.MergeCall(ctx,
+					func(ctx context.Context, c *distribute.CrossReplica, args ...distribute.Value) (distribute.Value, error) {
+						return c.Update(ctx, v,
+							func(_ context.Context, v *distribute.Component, args ...distribute.Value) (distribute.Value, error) {
+								return nil, v.Assign(args[0])
+							}, args...)
+					}, tensor.From([]float32{7, 7}))
 				return err
 			}
 		},
@@ -174,12 +180,13 @@ func TestFailedRunLeavesVariables(t *testing.T) {
 func TestFailedUpdateLeavesVariable(t *testing.T) {
 	s := mirrored(t, 3)
 	v := variable(t, s, distribute.OnWrite, distribute.AggregateNone)
-	_, err := s.Update(t.Context(), v, func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
-		if err := c.Assign(tensor.From([]float32{9, 9})); err != nil || c.Replica() < 2 {
-			return nil, err
-		}
-		return nil, errStep
-	})
+	_, err := s.Update(t.Context(), v,
+		func(_ context.Context, c *distribute.Component, _ ...distribute.Value) (distribute.Value, error) {
+			if err := c.Assign(tensor.From([]float32{9, 9})); err != nil || c.Replica() < 2 {
+				return nil, err
+			}
+			return nil, errStep
+		})
 	if !errors.Is(err, errStep) {
 		t.Fatalf("got %v, want the function's error", err)
 	}
@@ -210,7 +217,8 @@ func TestVariableMadeInStep(t *testing.T) {
 		_, err := r.NewVariable(ctx, distribute.VariableConfig{Initial: 1.0, Name: name})
 		return err
 	})
-	if !errors.Is(err, distribute.ErrMismatch) || !strings.Contains(err.Error(), "tried to create variable bar with mismatching name on device 1") {
+	if !errors.Is(err, distribute.ErrMismatch) || !strings.Contains(err.Error(), "tried to create variable bar with "+
+		"mismatching name on device 1") {
 		t.Errorf("other names: got %v", err)
 	}
 	err = inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
@@ -231,10 +239,14 @@ func TestLazyVariableIsMadeOnce(t *testing.T) {
 	inits := 0
 	for run := range 3 {
 		err := inStep(t, s, func(ctx context.Context, r *distribute.Replica) error {
-			v, err := lazy.Get(ctx, r, distribute.VariableConfig{Aggregation: distribute.AggregateMean, Init: func(context.Context) (distribute.Value, error) {
-				inits++
-				return 1.0, nil
-			}})
+			v, err := lazy.Get(ctx, r,
+				distribute.VariableConfig{
+					Aggregation: distribute.AggregateMean,
+					Init: func(context.Context) (distribute.Value, error) {
+						inits++
+						return 1.0, nil
+					},
+				})
 			if err != nil {
 				return err
 			}
@@ -282,17 +294,19 @@ func TestVariableContexts(t *testing.T) {
 		if _, err := s.Cross(ctx); !errors.Is(err, distribute.ErrContext) {
 			t.Errorf("Cross in a step: got %v, want ErrContext", err)
 		}
-		_, err := r.MergeCall(ctx, func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
-			kept = c
-			return nil, mine.Assign(c, tensor.From([]float32{3, 4}))
-		})
+		_, err := r.MergeCall(ctx,
+			func(_ context.Context, c *distribute.CrossReplica, _ ...distribute.Value) (distribute.Value, error) {
+				kept = c
+				return nil, mine.Assign(c, tensor.From([]float32{3, 4}))
+			})
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantValues(t, mine, []float64{3, 4}, []float64{3, 4})
-	if _, err := kept.Reduce(t.Context(), distribute.Sum, 1.0, distribute.ReduceOptions{}); !errors.Is(err, distribute.ErrContext) {
+	if _, err := kept.Reduce(t.Context(), distribute.Sum, 1.0, distribute.ReduceOptions{}); !errors.Is(err,
+		distribute.ErrContext) {
 		t.Errorf("a merge function's context after it: got %v, want ErrContext", err)
 	}
 }
@@ -314,7 +328,8 @@ array([[ 1., 10.],
 	if v.String() != want {
 		t.Errorf("got %s, want %s", v, want)
 	}
-	if w := variable(t, s, distribute.OnRead, distribute.AggregateMean).String(); !strings.Contains(w, "SyncOnReadVariable:{\n  0: <tf.Variable 'v:0' shape=(2,) dtype=float32, numpy=array([1., 2.], dtype=float32)>,") {
+	if w := variable(t, s, distribute.OnRead, distribute.AggregateMean).String(); !strings.Contains(w,
+		"SyncOnReadVariable:{\n  0: <tf.Variable 'v:0' shape=(2,) dtype=float32, numpy=array([1., 2.], dtype=float32)>,") {
 		t.Errorf("got %s", w)
 	}
 	one, err := distribute.NewOneDeviceStrategy(distribute.OneDeviceConfig{})

@@ -13,7 +13,8 @@ import (
 func (s *Strategy) suits(v Value) error {
 	p, ok := v.(*PerReplica)
 	if n := len(s.devices); ok && len(p.values) != n {
-		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have one for each, in their order; does it belong to another strategy?", len(p.values), s, n)
+		return fmt.Errorf("the per-replica value has %d components, and %v %d replicas here: it must be non-empty and have "+
+			"one for each, in their order; does it belong to another strategy?", len(p.values), s, n)
 	}
 	return nil
 }
@@ -72,7 +73,8 @@ func (s *Strategy) everywhere(name string, op ReduceOp, v Value) (Value, error) 
 	case s.workersInSync == 1 || !isPlain(v):
 		return v, nil
 	case op == Sum && len(s.devices) > 1:
-		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op %v: "+
+		return nil, errorf(name, ErrInvalid, "a non-DistributedValues value %v cannot be reduced with the given reduce op "+
+			"%v: "+
 			"it is the same on the %d replicas of this worker, and other workers have one replica. "+
 			"Want a value of each replica, such as Run returns", v, op, len(s.devices))
 	}

@@ -22,7 +22,7 @@ const (
 var wide = []string{
 	"cluster/...",
 	"collective", "collective/internal/...", "collective/library/...",
-	"distribute/...",
+	"distribute/internal/deadlock",
 	"internal/listener", "internal/storetest", "internal/transport/...",
 	"transport/...",
 }

@@ -79,7 +79,9 @@ func Convert(t *tensor.Tensor, d tensor.DType) *tensor.Tensor {
 	return fromFloats(d, t.Shape(), func(i int) float64 { return xs[i] })
 }
 
-func fromInts[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](xs []float64, shape []int) *tensor.Tensor {
+func fromInts[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](
+	xs []float64, shape []int,
+) *tensor.Tensor {
 	out := tensor.New(tensor.DTypeOf[T](), shape...)
 	for i, x := range xs {
 		tensor.Data[T](out)[i] = T(int64(x))
@@ -157,7 +159,8 @@ func SumAxes(t *tensor.Tensor, axes []int) (*tensor.Tensor, int, error) {
 		case at < 0 || at >= rank:
 			return nil, 0, kinds.Errorf(kinds.Invalid, "invalid reduction dimension %d for input with %d dimensions", axis, rank)
 		case reduced[at]:
-			return nil, 0, kinds.Errorf(kinds.Invalid, "invalid reduction arguments: axes contains duplicate dimension: %d in %v", axis, axes)
+			return nil, 0, kinds.Errorf(kinds.Invalid, "invalid reduction arguments: axes contains duplicate dimension: %d in "+
+				"%v", axis, axes)
 		}
 		reduced[at] = true
 		count *= t.Shape()[at]

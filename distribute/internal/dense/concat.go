@@ -72,17 +72,21 @@ func JoinedShape(parts []Part, axis int) (at int, shape []int, err error) {
 	for i, p := range parts {
 		switch {
 		case p.DType != first.DType:
-			return 0, nil, kinds.Errorf(kinds.Mismatch, "the components differ: component %d was expected to be a %v tensor, as component 0 is, but is a %v tensor", i, first.DType, p.DType)
+			return 0, nil, kinds.Errorf(kinds.Mismatch, "the components differ: component %d was expected to be a %v tensor, "+
+				"as component 0 is, but is a %v tensor", i, first.DType, p.DType)
 		case len(p.Shape) != rank:
-			return 0, nil, kinds.Errorf(kinds.Mismatch, "the components differ: ranks of all input tensors should match: shape[0] = %s vs. shape[%d] = %s", Bracketed(first.Shape), i, Bracketed(p.Shape))
+			return 0, nil, kinds.Errorf(kinds.Mismatch, "the components differ: ranks of all input tensors should match: "+
+				"shape[0] = %s vs. shape[%d] = %s", Bracketed(first.Shape), i, Bracketed(p.Shape))
 		case rank == 0:
 			return 0, nil, kinds.Errorf(kinds.Invalid, "can't concatenate scalars: want tensors of at least one dimension")
 		case at < 0 || at >= rank:
-			return 0, nil, kinds.Errorf(kinds.Invalid, "expected concatenating dimensions in the range [%d, %d), but got %d", -rank, rank, axis)
+			return 0, nil, kinds.Errorf(kinds.Invalid, "expected concatenating dimensions in the range [%d, %d), but got %d",
+				-rank, rank, axis)
 		}
 		for d, n := range p.Shape {
 			if d != at && n != first.Shape[d] {
-				return 0, nil, kinds.Errorf(kinds.Mismatch, "the components differ: dimension %d in both shapes must be equal: shape[0] = %s vs. shape[%d] = %s", d, Bracketed(first.Shape), i, Bracketed(p.Shape))
+				return 0, nil, kinds.Errorf(kinds.Mismatch, "the components differ: dimension %d in both shapes must be equal: "+
+					"shape[0] = %s vs. shape[%d] = %s", d, Bracketed(first.Shape), i, Bracketed(p.Shape))
 			}
 		}
 		if i > 0 {
@@ -122,7 +126,8 @@ func CopyColumns(out, part *tensor.Tensor, rows, to int) {
 			continue
 		}
 		size := out.DType().Bytes()
-		CopyMemory(out.Memory().Slice((r*width+to)*size, (r*width+to+columns)*size), part.Memory().Slice(r*columns*size, (r+1)*columns*size))
+		CopyMemory(out.Memory().Slice((r*width+to)*size, (r*width+to+columns)*size),
+			part.Memory().Slice(r*columns*size, (r+1)*columns*size))
 	}
 }
 
@@ -137,7 +142,8 @@ func Columns(t *tensor.Tensor, axis, from, n int) *tensor.Tensor {
 	}
 	width, columns, lo := t.Len()/rows, out.Len()/rows, from*Product(shape[axis+1:])
 	for r := range rows {
-		CopyMemory(out.Memory().Slice(r*columns*size, (r+1)*columns*size), t.Memory().Slice((r*width+lo)*size, (r*width+lo+columns)*size))
+		CopyMemory(out.Memory().Slice(r*columns*size, (r+1)*columns*size),
+			t.Memory().Slice((r*width+lo)*size, (r*width+lo+columns)*size))
 	}
 	return out
 }

@@ -19,7 +19,10 @@ const (
 
 // String returns the method's name.
 func (o ScatterOp) String() string {
-	return [...]string{"ScatterAdd", "ScatterSub", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax", "ScatterUpdate"}[o]
+	return [...]string{
+		"ScatterAdd", "ScatterSub", "ScatterMul", "ScatterDiv", "ScatterMin", "ScatterMax",
+		"ScatterUpdate",
+	}[o]
 }
 
 // Scatter returns a copy of old with the rows of s applied.

@@ -117,7 +117,8 @@ func joined(parts []any) (any, error) {
 			case t == nil && i == 0:
 				return leaf, nil // an optional part that is absent
 			case t == nil || i > 0 && (t.DType() != ts[0].DType() || !slices.Equal(t.Shape()[1:], ts[0].Shape()[1:])):
-				return nil, kinds.Errorf(kinds.Mismatch, "element%s is %v, in the batch before it %v: batches must be of one dtype and their rows of one shape", path, leaf, leaves[0])
+				return nil, kinds.Errorf(kinds.Mismatch, "element%s is %v, in the batch before it %v: batches must be of one "+
+					"dtype and their rows of one shape", path, leaf, leaves[0])
 			}
 			ts[i] = t
 		}
@@ -171,9 +172,11 @@ func rowsOf(element any) (int, error) {
 		case !ok:
 			return nil, kinds.Errorf(kinds.Invalid, "element%s is a %T: want tensors", path, leaves[0])
 		case t.Rank() == 0:
-			return nil, kinds.Errorf(kinds.Invalid, "element%s is a scalar: call Batch on the dataset, so that its elements can be split across the replicas", path)
+			return nil, kinds.Errorf(kinds.Invalid, "element%s is a scalar: call Batch on the dataset, so that its elements "+
+				"can be split across the replicas", path)
 		case rows >= 0 && t.Shape()[0] != rows:
-			return nil, kinds.Errorf(kinds.Mismatch, "element%s has %d rows, the tensors before it %d: the first dimension counts examples", path, t.Shape()[0], rows)
+			return nil, kinds.Errorf(kinds.Mismatch, "element%s has %d rows, the tensors before it %d: the first dimension "+
+				"counts examples", path, t.Shape()[0], rows)
 		}
 		rows = t.Shape()[0]
 		return t, nil

@@ -24,8 +24,11 @@ func Check(s *tensor.IndexedSlices) error {
 			s.Indices.DType(), tensor.FormatShape(s.Indices.Shape()))
 	case s.Indices.Len() != s.Values.Shape()[0]:
 		return fmt.Errorf("IndexedSlices of %d rows with %d indices", s.Values.Shape()[0], s.Indices.Len())
-	case s.DenseShape != nil && (s.DenseShape.DType() != tensor.Int32 && s.DenseShape.DType() != tensor.Int64 || s.DenseShape.Len() != s.Values.Rank()):
-		return fmt.Errorf("a dense shape %v of IndexedSlices whose values are %s: want %d dimensions as int32 or int64", s.DenseShape, dense.Bracketed(s.Values.Shape()), s.Values.Rank())
+	case s.DenseShape != nil &&
+		(s.DenseShape.DType() != tensor.Int32 && s.DenseShape.DType() != tensor.Int64 ||
+			s.DenseShape.Len() != s.Values.Rank()):
+		return fmt.Errorf("a dense shape %v of IndexedSlices whose values are %s: want %d dimensions as int32 or int64",
+			s.DenseShape, dense.Bracketed(s.Values.Shape()), s.Values.Rank())
 	}
 	return nil
 }
@@ -51,10 +54,12 @@ func Concat(values []any) (*tensor.IndexedSlices, error) {
 	for i, v := range values {
 		s := v.(*tensor.IndexedSlices)
 		if s.Values.DType() != first.Values.DType() {
-			return nil, kinds.Errorf(kinds.Mismatch, "the values of component %d were expected to be a %v tensor, as component 0's are, but are a %v tensor", i, first.Values.DType(), s.Values.DType())
+			return nil, kinds.Errorf(kinds.Mismatch, "the values of component %d were expected to be a %v tensor, as "+
+				"component 0's are, but are a %v tensor", i, first.Values.DType(), s.Values.DType())
 		}
 		if s.Values.Rank() == 0 || !slices.Equal(s.Values.Shape()[1:], first.Values.Shape()[1:]) {
-			return nil, kinds.Errorf(kinds.Mismatch, "the rows of component %d must have the same size and shape as component 0's: shapes %s and %s", i, dense.Bracketed(s.Values.Shape()), dense.Bracketed(first.Values.Shape()))
+			return nil, kinds.Errorf(kinds.Mismatch, "the rows of component %d must have the same size and shape as component "+
+				"0's: shapes %s and %s", i, dense.Bracketed(s.Values.Shape()), dense.Bracketed(first.Values.Shape()))
 		}
 		rows[i], indices[i] = s.Values, s.Indices
 		wide = wide || s.Indices.DType() != first.Indices.DType()
@@ -64,7 +69,10 @@ func Concat(values []any) (*tensor.IndexedSlices, error) {
 			indices[i] = Int64(t)
 		}
 	}
-	return &tensor.IndexedSlices{Values: dense.ConcatRows(rows), Indices: dense.ConcatRows(indices), DenseShape: first.DenseShape}, nil
+	return &tensor.IndexedSlices{
+		Values: dense.ConcatRows(rows), Indices: dense.ConcatRows(indices),
+		DenseShape: first.DenseShape,
+	}, nil
 }
 
 func RowBytes(values *tensor.Tensor) int {
@@ -136,7 +144,8 @@ func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
 		shape = append(shape, int(d))
 	}
 	if len(shape) != s.Values.Rank() || len(shape) == 0 || !slices.Equal(shape[1:], s.Values.Shape()[1:]) {
-		return nil, kinds.Errorf(kinds.Mismatch, "rows of shape %s do not fit the dense shape %s", dense.Bracketed(s.Values.Shape()), dense.Bracketed(shape))
+		return nil, kinds.Errorf(kinds.Mismatch, "rows of shape %s do not fit the dense shape %s",
+			dense.Bracketed(s.Values.Shape()), dense.Bracketed(shape))
 	}
 	out := tensor.New(s.Values.DType(), shape...)
 	for i, index := range tensor.Data[int64](Int64(s.Indices)) {

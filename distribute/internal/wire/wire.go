@@ -88,7 +88,8 @@ func toWire(v any) (w wireValue, err error) {
 		w.Keys = keys
 		return w, err
 	}
-	return w, fmt.Errorf("cannot send a %T to other workers: want tensors, IndexedSlices, or []any, tensor.Tuple or map[string]any of them",
+	return w, fmt.Errorf("cannot send a %T to other workers: want tensors, IndexedSlices, or []any, tensor.Tuple or "+
+		"map[string]any of them",
 		v)
 }
 
@@ -154,7 +155,8 @@ func (w *wireValue) tensor() (any, error) {
 	case w.Type == tensor.String && len(w.Strings) == n:
 		return tensor.Strings(w.Strings, slices.Clone(w.Shape)...), nil
 	case w.Type == tensor.String || w.Type == tensor.Invalid || w.Type > tensor.String || len(w.Bytes) != n*w.Type.Bytes():
-		return nil, fmt.Errorf("a tensor of dtype %v and shape %v in %d bytes and %d strings", w.Type, w.Shape, len(w.Bytes), len(w.Strings))
+		return nil, fmt.Errorf("a tensor of dtype %v and shape %v in %d bytes and %d strings", w.Type, w.Shape, len(w.Bytes),
+			len(w.Strings))
 	}
 	t := tensor.New(w.Type, w.Shape...)
 	if n > 0 {

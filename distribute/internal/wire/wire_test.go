@@ -10,12 +10,16 @@ import (
 // What travels between workers arrives as it was.
 func TestWireValues(t *testing.T) {
 	for _, v := range []any{
-		nil, tensor.Scalar(float32(1.5)), tensor.New(tensor.Int8, 0, 3), tensor.Strings([]string{"a", ""}, 2, 1), tensor.From([]bool{true, false}),
+		nil, tensor.Scalar(float32(1.5)), tensor.New(tensor.Int8, 0, 3), tensor.Strings([]string{"a", ""}, 2,
+			1), tensor.From([]bool{true, false}),
 		[]any{tensor.From([]int64{1, 2}), nil},
 		tensor.Tuple{tensor.Scalar(uint8(7))},
 		map[string]any{"x": tensor.Scalar(1.0), "a": []any{}},
 		&tensor.IndexedSlices{Values: tensor.From([]float64{1, 2}, 2, 1), Indices: tensor.From([]int32{3, 0})},
-		&tensor.IndexedSlices{Values: tensor.New(tensor.BFloat16, 0, 2), Indices: tensor.New(tensor.Int64, 0), DenseShape: tensor.From([]int64{4, 2})},
+		&tensor.IndexedSlices{
+			Values: tensor.New(tensor.BFloat16, 0, 2), Indices: tensor.New(tensor.Int64, 0),
+			DenseShape: tensor.From([]int64{4, 2}),
+		},
 	} {
 		text, err := Encode(v)
 		if err != nil {
