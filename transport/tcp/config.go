@@ -3,7 +3,6 @@ package tcp
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"net"
 	"time"
@@ -11,8 +10,8 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-// Config configures a [Node]. The zero value listens on loopback. Job, Streams and Checksum, and whether TLS or
-// Authenticate is set, must be the same in all processes.
+// Config configures a [Node]. The zero value listens on loopback. Job, and whether TLS or Authenticate is set, must be the
+// same in all processes.
 type Config struct {
 	// Listen is the address, and the port or the range of ports, to listen on: "10.0.0.5:0", "[::1]:7000-7099". Only
 	// that address is bound. Default "127.0.0.1:0": any free port.
@@ -26,12 +25,6 @@ type Config struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Job names the job: processes of another job are refused. It is not secret.
 	Job string
-	// Streams is the number of data connections between two ranks, 1 to 64; frames alternate over them. Default 1. More
-	// are faster where the network limits the rate of one connection, as between some cloud machines.
-	Streams int
-	// Checksum adds a CRC-32C of the data to each frame. Frame heads always have one. Default false: TCP and TLS have
-	// checksums, and on loopback large frames take a third more time with it.
-	Checksum bool
 	// TLS encrypts all connections except those with [GroupConfig.SameHost]. The same config is used for both sides:
 	// set Certificates, RootCAs and ClientCAs, and ClientAuth to tls.RequireAndVerifyClientCert; without ServerName the
 	// dialed host is verified. Package cluster/secret makes one. Default nil: no encryption.
@@ -48,21 +41,12 @@ type Config struct {
 	// KeepAlive detects hosts that vanished: on Linux within Idle plus Count times Interval, also while sent data is
 	// unacknowledged. Default: Idle and Interval 5 seconds, Count 2.
 	KeepAlive net.KeepAliveConfig
-	// SocketBuffer is the size of the kernel's buffers of a data connection, in bytes. Default 0: the kernel adapts
-	// them, which measured as fast as any fixed size.
-	SocketBuffer int
 	// Logger receives the warnings about refused connections. Default slog.Default().
 	Logger *slog.Logger
 }
 
-// filled returns c with its defaults, or an error if a field is invalid.
-func (c Config) filled() (Config, error) {
-	if c.Streams == 0 {
-		c.Streams = 1
-	}
-	if c.Streams < 1 || c.Streams > streamsMax {
-		return c, fmt.Errorf("tcp: %d streams, want 1 to %d", c.Streams, streamsMax)
-	}
+// filled returns c with its defaults.
+func (c Config) filled() Config {
 	if c.Handshake <= 0 {
 		c.Handshake = 10 * time.Second
 	}
@@ -79,5 +63,5 @@ func (c Config) filled() (Config, error) {
 		c.TLS = c.TLS.Clone()
 		c.TLS.DynamicRecordSizingDisabled = true
 	}
-	return c, nil
+	return c
 }

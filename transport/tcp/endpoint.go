@@ -46,10 +46,10 @@ type endpoint struct {
 
 // peer is the state of another rank.
 type peer struct {
-	up      atomic.Bool // all streams are connected
-	wanted  atomic.Bool // a dial was started or requested
-	state   atomic.Pointer[peerState]
-	streams []*stream // fixed once up; before, guarded by the endpoint's mu
+	up     atomic.Bool // stream is set
+	wanted atomic.Bool // a dial was started or requested
+	state  atomic.Pointer[peerState]
+	stream *stream // fixed once up; before, guarded by the endpoint's mu
 
 	// Used by the rank's goroutine only.
 	sent uint64 // number of frames to it
@@ -70,7 +70,6 @@ func newEndpoint(g *group, rank int) *endpoint {
 	}
 	for i := range e.peers {
 		e.peers[i].state.Store(&peerState{})
-		e.peers[i].streams = make([]*stream, g.world.node.cfg.Streams)
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
@@ -134,7 +133,7 @@ func (e *endpoint) Close() error {
 	e.mu.Lock()
 	var streams []*stream
 	for i := range e.peers {
-		streams = append(streams, e.peers[i].streams...)
+		streams = append(streams, e.peers[i].stream)
 	}
 	timers := e.timers
 	e.timers = nil
@@ -181,21 +180,18 @@ func (e *endpoint) want(rank int) {
 	}
 }
 
-// dial opens the connections with a peer.
+// dial opens the data connection with a peer.
 func (e *endpoint) dial(rank int) {
 	w := e.group.world
-	for i := range e.peers[rank].streams {
-		a, err := w.node.dial(e.ctx, w.target(e.group.proc(rank)), hello{
-			purpose: listener.Data, stream: uint8(i), streams: uint8(w.node.cfg.Streams), job: w.node.job,
-			world: w.key.id, group: e.group.id, members: e.group.members, epoch: w.key.epoch, from: uint32(e.rank), to: uint32(rank),
-		}, w.node.cfg.Handshake)
-		if err == nil {
-			err = e.attach(a, rank, nil)
-		}
-		if err != nil {
-			e.broke(rank, nil, fmt.Errorf("no connection: %w", err))
-			return
-		}
+	a, err := w.node.dial(e.ctx, w.target(e.group.proc(rank)), hello{
+		purpose: listener.Data, job: w.node.job, world: w.key.id, group: e.group.id, members: e.group.members,
+		epoch: w.key.epoch, from: uint32(e.rank), to: uint32(rank),
+	}, w.node.cfg.Handshake)
+	if err == nil {
+		err = e.attach(a, rank, nil)
+	}
+	if err != nil {
+		e.broke(rank, nil, fmt.Errorf("no connection: %w", err))
 	}
 }
 
@@ -204,7 +200,7 @@ func (e *endpoint) accept(a *connection) error {
 	return e.attach(a, int(a.from), func() error { return a.answer(nil) })
 }
 
-// attach adds a connection to the peer's streams; answer, if not nil, accepts it.
+// attach uses a connection as the data connection with a peer; answer, if not nil, accepts it.
 func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -213,7 +209,7 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 	switch {
 	case e.closed.Load():
 		err = listener.Refuse(listener.Group, "rank %d has closed its end", e.rank)
-	case p.streams[a.stream] != nil:
+	case p.stream != nil:
 		err = listener.Refuse(listener.Duplicate, "rank %d is connected already", rank)
 	case answer != nil:
 		err = answer()
@@ -224,18 +220,8 @@ func (e *endpoint) attach(a *connection, rank int, answer func() error) error {
 		}
 		return err
 	}
-	if t, ok := a.raw.(*net.TCPConn); ok && e.group.world.node.cfg.SocketBuffer > 0 {
-		// The system may limit the sizes.
-		t.SetReadBuffer(e.group.world.node.cfg.SocketBuffer)
-		t.SetWriteBuffer(e.group.world.node.cfg.SocketBuffer)
-	}
 	keepAlive(a.raw, e.group.world.node.cfg.KeepAlive)
-	p.streams[a.stream] = newStream(newWire(a.raw, a.shim), a.stream, a.raw.RemoteAddr(), e.unpark)
-	for _, s := range p.streams {
-		if s == nil {
-			return nil
-		}
-	}
+	p.stream = newStream(newWire(a.raw, a.shim), a.raw.RemoteAddr(), e.unpark)
 	p.wanted.Store(true)
 	p.up.Store(true)
 	e.unpark()

@@ -3,7 +3,6 @@ package tcp
 import (
 	"context"
 	"fmt"
-	"hash/crc32"
 	"runtime"
 	"time"
 
@@ -111,11 +110,7 @@ func (e *endpoint) queue() {
 			return
 		}
 		h := head{Header: x.out.Header, bytes: uint64(len(x.out.Data)), number: p.sent}
-		x.stream = p.streams[p.sent%uint64(len(p.streams))]
-		h.stream = x.stream.number
-		if e.group.world.node.cfg.Checksum {
-			h.summed, h.sum = true, crc32.Checksum(x.out.Data, castagnoli)
-		}
+		x.stream = p.stream
 		x.ticket = x.stream.put(&h, x.out.Data)
 		p.sent++
 	}
@@ -161,7 +156,7 @@ func (e *endpoint) stepIn(x *post) error {
 		e.want(x.from)
 		return nil
 	}
-	s := p.streams[p.got%uint64(len(p.streams))]
+	s := p.stream
 	if !x.admitted {
 		if ok, err := s.next(); !ok {
 			return e.ended(x.from, s, err)
@@ -303,8 +298,7 @@ func (e *endpoint) moved(x *post) uint64 {
 		n += x.stream.progress.Load()
 	}
 	if x.from >= 0 && e.peers[x.from].up.Load() {
-		p := &e.peers[x.from]
-		n += uint64(p.streams[p.got%uint64(len(p.streams))].filled)
+		n += uint64(e.peers[x.from].stream.filled)
 	}
 	return n
 }
@@ -355,7 +349,7 @@ func (e *endpoint) unexpected(from int) error {
 		if r == e.rank || r == from || !p.up.Load() {
 			continue
 		}
-		s := p.streams[p.got%uint64(len(p.streams))]
+		s := p.stream
 		if s.watching.Load() && !s.held() {
 			continue // no data
 		}
@@ -380,7 +374,7 @@ func (e *endpoint) watch(x *post) {
 		if r == e.rank || !p.up.Load() {
 			continue
 		}
-		if s := p.streams[p.got%uint64(len(p.streams))]; s.inErr == nil && (r == x.from || !s.hasHead) {
+		if s := p.stream; s.inErr == nil && (r == x.from || !s.hasHead) {
 			s.watch()
 		}
 	}

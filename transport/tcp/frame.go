@@ -10,31 +10,22 @@ import (
 
 // A frame is a head of headBytes and its data. docs/wire.md has the layout.
 const (
-	headBytes  = 80
-	frameMark  = 0x46 // "F", the first byte of every head
-	flagSummed = 1    // the head holds the data's checksum
+	headBytes = 80
+	frameMark = 0x46 // "F" and zeros, the first eight bytes of every head
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // head precedes the data of a frame.
 type head struct {
-	summed bool   // sum is valid
-	stream uint8  // index of the data connection, among those of the pair
 	bytes  uint64 // length of the data
 	number uint64 // of the frame from its sender to its receiver in the group, from 0
-	sum    uint32 // CRC-32C of the data
 	transport.Header
 }
 
 func (h *head) encode(b *[headBytes]byte) {
 	le := binary.LittleEndian
-	clear(b[:4])
-	b[0], b[2] = frameMark, h.stream
-	if h.summed {
-		b[1] = flagSummed
-	}
-	le.PutUint32(b[4:], h.sum)
+	le.PutUint64(b[0:], frameMark)
 	le.PutUint64(b[8:], h.bytes)
 	le.PutUint64(b[16:], h.number)
 	le.PutUint64(b[24:], h.Comm)
@@ -57,11 +48,11 @@ func (h *head) decode(b *[headBytes]byte) error {
 	if sum := crc32.Checksum(b[:76], castagnoli); sum != le.Uint32(b[76:]) {
 		return fmt.Errorf("%w: its head has checksum %#x, want %#x", errFrame, sum, le.Uint32(b[76:]))
 	}
-	if b[0] != frameMark || b[1]&^flagSummed != 0 || b[3] != 0 {
-		return fmt.Errorf("%w: it starts with % x", errFrame, b[:4])
+	if le.Uint64(b[0:]) != frameMark {
+		return fmt.Errorf("%w: it starts with % x", errFrame, b[:8])
 	}
 	*h = head{
-		summed: b[1]&flagSummed != 0, stream: b[2], sum: le.Uint32(b[4:]), bytes: le.Uint64(b[8:]), number: le.Uint64(b[16:]),
+		bytes: le.Uint64(b[8:]), number: le.Uint64(b[16:]),
 		Header: transport.Header{
 			Comm: le.Uint64(b[24:]), Seq: le.Uint64(b[32:]), Count: le.Uint64(b[40:]), Names: le.Uint64(b[48:]),
 			Epoch: le.Uint32(b[56:]), Frame: le.Uint32(b[60:]), Root: int32(le.Uint32(b[64:])), Plan: le.Uint32(b[68:]),

@@ -6,13 +6,9 @@ import (
 	"github.com/lockstep-ml/lockstep/internal/listener"
 )
 
-const streamsMax = 64
-
 // hello holds the fields of a [listener.Hello] that this package uses.
 type hello struct {
 	purpose listener.Service // Control: between two processes; Data: between two ranks
-	stream  uint8            // Data: index of this connection, among those of the pair
-	streams uint8            // data connections of each pair
 	secure  bool             // TLS follows
 	job     [16]byte
 	world   uint64 // the group that Node.Group created
@@ -32,8 +28,7 @@ func (h *hello) message() *listener.Hello {
 	b = le.AppendUint64(b, h.members)
 	b = le.AppendUint32(b, h.epoch)
 	b = le.AppendUint32(b, h.from)
-	b = le.AppendUint32(b, h.to)
-	_ = append(b, h.stream, h.streams)
+	_ = le.AppendUint32(b, h.to)
 	return g
 }
 
@@ -45,10 +40,10 @@ func (h *hello) decode(g *listener.Hello) error {
 	b := &g.Fields
 	*h = hello{
 		purpose: g.Service, secure: g.Secure, job: g.Job, world: le.Uint64(b[0:]), group: le.Uint64(b[8:]), members: le.Uint64(b[16:]),
-		epoch: le.Uint32(b[24:]), from: le.Uint32(b[28:]), to: le.Uint32(b[32:]), stream: b[36], streams: b[37],
+		epoch: le.Uint32(b[24:]), from: le.Uint32(b[28:]), to: le.Uint32(b[32:]),
 	}
-	if h.streams == 0 || h.streams > streamsMax || h.stream >= h.streams || [6]byte(b[38:]) != [6]byte{} {
-		return listener.Refuse(listener.Damaged, "the hello is for stream %d of %d", h.stream, h.streams)
+	if rest := [8]byte(b[36:]); rest != [8]byte{} {
+		return listener.Refuse(listener.Damaged, "the hello ends with % x, want zeros", rest)
 	}
 	return nil
 }

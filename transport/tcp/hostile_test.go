@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"maps"
@@ -92,7 +94,7 @@ func TestInvalidHellos(t *testing.T) {
 	works(t, ends) // so both are connected
 	link := ends[1].group.world.hello(0)
 	data := hello{
-		purpose: listener.Data, streams: 1, job: nodes[1].job, world: 1, members: ends[1].group.members, epoch: 4, from: 1, to: 0,
+		purpose: listener.Data, job: nodes[1].job, world: 1, members: ends[1].group.members, epoch: 4, from: 1, to: 0,
 	}
 	changed := func(h hello, change func(*hello)) []byte {
 		change(&h)
@@ -102,6 +104,8 @@ func TestInvalidHellos(t *testing.T) {
 	otherVersion[8]++
 	damaged := link.encode()
 	damaged[40]++
+	trailing := data.message()
+	trailing.Fields[len(trailing.Fields)-1] = 1
 	for _, c := range []struct {
 		name   string
 		bytes  []byte
@@ -111,11 +115,10 @@ func TestInvalidHellos(t *testing.T) {
 		{"another version", otherVersion, listener.Versions},
 		{"damage", damaged, listener.Damaged},
 		{"a service that is not there", changed(link, func(h *hello) { h.purpose = listener.Store }), listener.NoService},
-		{"stream beyond the last", changed(data, func(h *hello) { h.stream = 1 }), listener.Damaged},
+		{"bytes after the last field", trailing.Encode(), listener.Damaged},
 		{"another job", changed(link, func(h *hello) { h.job[3]++ }), listener.Job},
 		{"an epoch that is over", changed(link, func(h *hello) { h.epoch = 3 }), listener.Epoch},
 		{"other members", changed(link, func(h *hello) { h.members++ }), listener.Group},
-		{"other number of streams", changed(link, func(h *hello) { h.streams = 2 }), listener.Group},
 		{"link from a lower rank", changed(link, func(h *hello) { h.from, h.to = 0, 0 }), listener.Rank},
 		{"link from a rank beyond the last", changed(link, func(h *hello) { h.from = 1 << 31 }), listener.Rank},
 		{"link for another rank", changed(link, func(h *hello) { h.to = 1 }), listener.Rank},
@@ -200,7 +203,7 @@ func TestCloseHalfOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hello := (&hello{purpose: listener.Control, streams: 1, secure: true, job: n.job}).encode()
+	hello := (&hello{purpose: listener.Control, secure: true, job: n.job}).encode()
 	for _, sent := range [][]byte{nil, hello[:20], hello, append(hello, 'p'), append(hello, 'p', 0x16, 3)} {
 		c, err := net.Dial("tcp", n.Addr())
 		if err != nil {
@@ -254,7 +257,7 @@ func TestEarly(t *testing.T) {
 func TestEarlyInvalidHellos(t *testing.T) {
 	nodes, ends := pair(t, Config{})
 	members := hashMembers("", []int{0, 1})
-	good := hello{purpose: listener.Data, streams: 1, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
+	good := hello{purpose: listener.Data, job: nodes[0].job, world: 1, group: 5, members: members, epoch: 4, from: 1, to: 0}
 	w := ends[0].group.world
 	var told []chan error
 	wrong := []struct {
@@ -302,16 +305,18 @@ func TestWrongFrames(t *testing.T) {
 		h.encode(&b)
 		return b[:]
 	}
+	reserved := valid(head{})
+	reserved[7] = 1
+	binary.LittleEndian.PutUint32(reserved[76:], crc32.Checksum(reserved[:76], castagnoli))
 	for _, c := range []struct {
 		name  string
 		bytes []byte
 		want  string
 	}{
 		{"garbage", bytes.Repeat([]byte("x"), headBytes), "received an invalid frame"},
-		{"another stream", valid(head{stream: 1}), "its head has stream 1"},
+		{"a reserved byte", reserved, "it starts with 46 00 00 00 00 00 00 01"},
 		{"a frame replayed", append(valid(head{}), valid(head{})...), "got frame number 0, want 1"},
 		{"a frame left out", valid(head{number: 1}), "got frame number 1, want 0"},
-		{"data that was changed", append(valid(head{bytes: 3, summed: true, sum: 1}), "abc"...), "its data has checksum"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			nodes, ends := pair(t, Config{})
@@ -321,17 +326,13 @@ func TestWrongFrames(t *testing.T) {
 			for !p.up.Load() {
 				time.Sleep(time.Millisecond)
 			}
-			if _, err := p.streams[0].w.write(c.bytes, nil); err != nil {
+			if _, err := p.stream.w.write(c.bytes, nil); err != nil {
 				t.Fatal(err)
 			}
 			var err error
 			for range 2 {
-				size := 0
-				if bytes.HasSuffix(c.bytes, []byte("abc")) {
-					size = 3
-				}
 				if err == nil {
-					err = ends[0].Exchange(context.Background(), -1, transport.Frame{}, 1, make([]byte, size))
+					err = ends[0].Exchange(context.Background(), -1, transport.Frame{}, 1, nil)
 				}
 			}
 			down, ok := err.(*transport.PeerDown)
@@ -358,7 +359,7 @@ func TestOversized(t *testing.T) {
 	}
 	var b [headBytes]byte
 	(&head{bytes: 1<<64 - 1}).encode(&b)
-	if _, err := p.streams[0].w.write(b[:], nil); err != nil {
+	if _, err := p.stream.w.write(b[:], nil); err != nil {
 		t.Fatal(err)
 	}
 	err := ends[0].Exchange(context.Background(), -1, transport.Frame{}, 1, make([]byte, 3))

@@ -85,7 +85,7 @@ func TestConformanceOfModes(t *testing.T) {
 	}{
 		{"TLS", func(testing.TB) tcp.Config { return tcp.Config{TLS: secure} }, true}, // package tls does
 		{"no sockets", func(t testing.TB) tcp.Config { return withoutSockets(t, tcp.Config{}) }, false},
-		{"TLS, no sockets, two streams", func(t testing.TB) tcp.Config { return withoutSockets(t, tcp.Config{TLS: secure, Streams: 2}) }, true},
+		{"TLS, no sockets", func(t testing.TB) tcp.Config { return withoutSockets(t, tcp.Config{TLS: secure}) }, true},
 	} {
 		t.Run(mode.name, func(t *testing.T) {
 			transporttest.Run(t, transporttest.Transport{

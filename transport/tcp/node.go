@@ -38,13 +38,16 @@ type worldKey struct {
 
 // Listen opens a node. The caller must close it.
 func Listen(cfg Config) (*Node, error) {
-	cfg, err := cfg.filled()
-	if err != nil {
-		return nil, err
+	cfg = cfg.filled()
+	n := &Node{
+		cfg: cfg, job: listener.JobID(cfg.Job), listener: cfg.SharedListener, worlds: map[worldKey]*world{},
+		changed: make(chan struct{}),
 	}
-	n := &Node{cfg: cfg, job: listener.JobID(cfg.Job), listener: cfg.SharedListener, worlds: map[worldKey]*world{}, changed: make(chan struct{})}
+	var err error
 	if n.listener == nil {
-		n.listener, err = listener.Open(listener.Config{Listen: cfg.Listen, Listener: cfg.Listener, Handshake: cfg.Handshake, HalfOpen: cfg.HalfOpen, Logger: cfg.Logger})
+		n.listener, err = listener.Open(listener.Config{
+			Listen: cfg.Listen, Listener: cfg.Listener, Handshake: cfg.Handshake, HalfOpen: cfg.HalfOpen, Logger: cfg.Logger,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("tcp: %w", err)
 		}

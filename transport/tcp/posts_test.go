@@ -12,11 +12,11 @@ import (
 // TestSentAmongPosts: a rank that waits only for its frame to be sent is woken then, although the next ones cannot be
 // sent: their receiver may wait for something that this rank must do first.
 func TestSentAmongPosts(t *testing.T) {
-	_, ends := pair(t, Config{SocketBuffer: 64 << 10})
+	_, ends := pair(t, Config{})
 	works(t, ends) // so both are connected
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	const posts, large = 3, 4 << 20 // more than sockets hold
+	const posts, large = 3, 16 << 20 // more than sockets hold
 	size := func(from, i int) int {
 		if from == 1 && i == 0 {
 			return 1 // it is there at once, and the head of the next frame behind it

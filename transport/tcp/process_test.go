@@ -148,7 +148,7 @@ func startAll(t testing.TB, n int, part string, via func(rank int, addr string) 
 
 func init() {
 	parts["echo"] = func(c *child) { // sends back what it receives, of the sizes that it reads
-		_, e := c.join(tcp.Config{Streams: envInt("STREAMS", 1), Checksum: envInt("CHECKSUM", 0) == 1})
+		_, e := c.join(tcp.Config{})
 		bare := c.bare()
 		for {
 			var size, times int
@@ -201,7 +201,7 @@ func BenchmarkExchange(b *testing.B) {
 	}
 	defer l.Close()
 	peer := start(b, "echo", "BARE="+l.Addr().String())
-	node, err := tcp.Listen(tcp.Config{Streams: envInt("STREAMS", 1), Checksum: envInt("CHECKSUM", 0) == 1})
+	node, err := tcp.Listen(tcp.Config{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func TestSameHost(t *testing.T) {
 	}
 	wg.Wait()
 	const secure, plain = "\x01", "\x00"
-	for to, want := range map[string]string{ // rank 0 is dialed by ranks 1 and 2, rank 1 by rank 2: a link, and two streams
+	for to, want := range map[string]string{ // rank 0 is dialed by ranks 1 and 2, rank 1 by rank 2: a link, and two data connections
 		addrs[0]: strings.Repeat(secure, 3) + strings.Repeat(plain, 3),
 		addrs[1]: strings.Repeat(secure, 3),
 	} {

@@ -236,7 +236,7 @@ func (w *world) exposed(a *connection, proc int) error {
 // hello returns the hello of a control connection with a process.
 func (w *world) hello(proc int) hello {
 	return hello{
-		purpose: listener.Control, streams: uint8(w.node.cfg.Streams), job: w.node.job, world: w.key.id, members: w.hash, epoch: w.key.epoch,
+		purpose: listener.Control, job: w.node.job, world: w.key.id, members: w.hash, epoch: w.key.epoch,
 		from: uint32(w.procs[w.self].ranks[0]), to: uint32(w.procs[proc].ranks[0]),
 	}
 }
@@ -288,8 +288,6 @@ func (w *world) accept(a *connection) error {
 	switch {
 	case a.members != w.hash:
 		return listener.Refuse(listener.Group, "it has other addresses for the ranks of group %#x", w.key.id)
-	case int(a.streams) != w.node.cfg.Streams:
-		return listener.Refuse(listener.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
 	case proc < 0 || proc <= w.self || int(a.to) != w.procs[w.self].ranks[0]:
 		return listener.Refuse(listener.Rank, "the process of rank %d does not dial that of rank %d", a.from, a.to)
 	}
@@ -306,9 +304,6 @@ func (w *world) acceptStream(a *connection) error {
 	case w.closed || slices.Contains(w.past, a.group):
 		w.mu.Unlock()
 		return listener.Refuse(listener.Group, "the group is closed")
-	case int(a.streams) != w.node.cfg.Streams:
-		w.mu.Unlock()
-		return listener.Refuse(listener.Group, "it wants %d streams between two ranks, this end %d", a.streams, w.node.cfg.Streams)
 	case g == nil && len(w.pending) >= pendingMax:
 		w.mu.Unlock()
 		return listener.Refuse(listener.Crowded, "%d connections already wait for groups that were not started here", pendingMax)
