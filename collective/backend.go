@@ -2,8 +2,6 @@ package collective
 
 import (
 	"context"
-	"errors"
-	"time"
 
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -57,89 +55,17 @@ type Running struct {
 // receives from one peer.
 func (r *Running) Seq() uint64 { return r.seq }
 
+// ticket is the position of a call among the calls of its rank.
+type ticket struct {
+	turn uint64 // among all calls
+	// among the collectives, the sends to one peer, or the receives from one peer; it is in the call's header
+	seq uint64
+}
+
 // Partition is the result of the exchange of colors in a Split.
 type Partition struct {
 	Number uint64  // how many Splits of the communicator there have been, including this one
 	Colors []int   // those of the new communicators, in ascending order
 	Ranks  [][]int // by the index of the color: the ranks in the order that they have in the new communicator
 	Own    int     // the index of this rank's color, or -1
-}
-
-// FrontEnd is a rank's communicator as its backend sees it. Its methods can be called by any goroutine unless
-// they say otherwise.
-type FrontEnd struct{ c *communicator }
-
-// Config returns the configuration, with its defaults filled in. It must not be changed.
-func (f FrontEnd) Config() *Config { return &f.c.group.cfg }
-
-// Failing reports whether the communicator has failed, or is about to fail.
-func (f FrontEnd) Failing() bool { return f.c.group.fate.Load() != sound }
-
-// Failed returns a channel that is closed when the communicator has failed.
-func (f FrontEnd) Failed() <-chan struct{} { return f.c.group.done }
-
-// Err returns the cause of the failure, or nil if there is none yet.
-func (f FrontEnd) Err() error { return f.c.group.cause() }
-
-// Fail makes err the cause of the communicator's failure, unless there is one already, and returns the cause.
-func (f FrontEnd) Fail(err error) error { return f.c.group.fail(err, f.c.rank) }
-
-// Abort is Fail for an error that needs no description or explanation, because the monitor has returned it.
-func (f FrontEnd) Abort(err error) error {
-	g := f.c.group
-	g.abort(f.c.asError(err))
-	<-g.done
-	return g.err
-}
-
-// over returns how many calls of the rank have ended.
-func (f FrontEnd) over() uint64 {
-	f.c.mu.Lock()
-	defer f.c.mu.Unlock()
-	return f.c.turn
-}
-
-// Error returns an error of a call.
-func (f FrontEnd) Error(r *Running, kind, err error) *Error {
-	return f.c.callError(r.Call, r.ticket, kind, err)
-}
-
-// Begin records that a call begins; by names what executes it. Only Run may call it.
-func (f FrontEnd) Begin(r *Running, by string) {
-	record := newRecord(r.Call, r.Count, &r.Options, by)
-	f.c.log.mu.Lock()
-	f.c.log.keep(r, &record, true)
-	f.c.log.mu.Unlock()
-}
-
-// Waits records that the current call waits for other ranks since a moment. A call that fails counts as waiting
-// until it has ended.
-func (f FrontEnd) Waits(r *Running, since time.Time, ranks []int) {
-	f.c.log.waitsFor(r.turn, since, ranks)
-}
-
-// Resumes records that the current call does not wait any more.
-func (f FrontEnd) Resumes() { f.c.log.resumes() }
-
-// Park reports to the monitor that the rank is about to wait, if it runs on the caller's goroutine. It returns
-// the monitor to notify by Unpark when the rank runs again, or nil; an error means that the wait would never
-// end: Abort takes it.
-func (f FrontEnd) Park(r *Running) (Monitor, error) {
-	if !r.user {
-		return nil, nil
-	}
-	return f.c.watchPark(r.ticket, r.Call)
-}
-
-// OpenBackends makes a communicator of this process's ranks over backends, in the order of rank, which it
-// attaches and closes. All local ranks have the same Size.
-func OpenBackends(backends []Backend, cfg Config) (Group, error) {
-	cfg, err := cfg.filled()
-	if err != nil {
-		return nil, err
-	}
-	if len(backends) == 0 {
-		return nil, errors.New("collective: a communicator needs at least one local rank")
-	}
-	return open(backends, cfg, newBook()), nil
 }

@@ -3,8 +3,10 @@ package collective
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
+	"github.com/lockstep-ml/lockstep/collective/chooser"
 	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -72,6 +74,26 @@ type Options struct {
 	Order      Order
 	Accumulate Accumulate
 	Algorithm  string // name of one of [plan.Algorithms]; default: chosen by the chooser
+}
+
+// check validates the options by themselves.
+func (o *Options) check() error {
+	if o.Order > Any {
+		return fmt.Errorf("unknown order %d: want Canonical or Any", o.Order)
+	}
+	if o.Accumulate > AccumulateFloat32 {
+		return fmt.Errorf("unknown accumulation type %d: want AccumulateDType or AccumulateFloat32", o.Accumulate)
+	}
+	if o.Algorithm != "" {
+		if _, ok := plan.FindAlgorithm(o.Algorithm); !ok {
+			return noAlgorithm(o.Algorithm)
+		}
+	}
+	return nil
+}
+
+func noAlgorithm(name string) error {
+	return fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(chooser.Names(), ", "))
 }
 
 // Manifest describes the tensor that a call transfers, for error messages and for the check that all ranks

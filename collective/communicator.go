@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/lockstep-ml/lockstep/collective/flight"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
@@ -151,7 +154,7 @@ func (c *communicator) do(ctx context.Context, call *Call, then func() error) er
 		err = then()
 	}
 	c.finish(true)
-	c.watchLeave(t, call, err)
+	c.group.watcher.leave(c.rank, t.seq, call, err)
 	return err
 }
 
@@ -177,13 +180,6 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 	}
 	c.log.ended(r, err)
 	return err
-}
-
-// ticket is the position of a call among the calls of its rank.
-type ticket struct {
-	turn uint64 // among all calls
-	// among the collectives, the sends to one peer, or the receives from one peer; it is in the call's header
-	seq uint64
 }
 
 // numbers counts calls by kind.
@@ -246,14 +242,14 @@ func (c *communicator) enter(call *Call, how manner) (t ticket, ready bool, err 
 		c.blocked, c.doing, c.direct = true, t.turn, how == blocking
 	}
 	c.mu.Unlock()
-	c.watchEnter(t, call)
+	c.group.watcher.enter(c.rank, t.seq, call)
 	return t, ready, nil
 }
 
 // block waits for the token, which another goroutine sends. If ctx ends first, it fails the communicator, and
 // that releases the token. call and what describe in the error what it waited for.
 func (c *communicator) block(ctx context.Context, token <-chan struct{}, call *Call, t ticket, what string) {
-	monitor, err := c.watchPark(t, call)
+	monitor, err := c.group.watcher.park(c.rank, t.seq, call)
 	if err != nil {
 		c.group.abort(c.asError(err))
 		<-token
@@ -332,4 +328,49 @@ func (c *communicator) Close() error {
 	c.closeErr = err
 	close(c.closed)
 	return err
+}
+
+// Flight returns the rank's record.
+func (c *communicator) Flight() flight.Rank {
+	g, d := c.group, &c.log
+	out := flight.Rank{Comm: g.cfg.Name, Epoch: g.cfg.Epoch, Rank: c.rank, Size: g.size, World: g.world}
+	d.mu.Lock()
+	calls := slices.Clone(d.calls)
+	used, waits, of := d.used, d.waits, slices.Clone(d.of)
+	d.mu.Unlock()
+	c.mu.Lock() // read after the calls: a call that had ended by then counts as ended
+	over, next := c.turn, c.next
+	out.Entered = c.numbers[0].of(0)
+	c.mu.Unlock()
+	if err := g.cause(); err != nil {
+		out.Err = firstLine(err)
+	}
+	for turn := used - min(used, uint64(len(calls))); turn < used; turn++ {
+		k := &calls[turn%keptCalls]
+		if k.turn != turn || k.call == nil || k.call.Op == "" {
+			continue // it ended before it began, or there were fewer calls
+		}
+		call := k.record(d.began)
+		switch {
+		case k.err != nil:
+			call.State, call.Err = flight.Failed, firstLine(k.err)
+		case turn < over:
+			call.State = flight.Done
+		case waits == turn+1:
+			call.State = flight.Waiting
+		default:
+			call.State = flight.Running
+		}
+		if call.State != flight.Done && waits == turn+1 {
+			call.WaitsFor = of
+		}
+		out.Calls = append(out.Calls, call)
+	}
+	out.Queued = int(next - max(used, over))
+	return out
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }

@@ -146,26 +146,6 @@ func (f *preference) choose(t *chooser.Table, p Problem, w chooser.Where) (plan.
 	return t.Choose(p, w)
 }
 
-func noAlgorithm(name string) error {
-	return fmt.Errorf("no algorithm %q: want one of %s", name, strings.Join(chooser.Names(), ", "))
-}
-
-// check validates the options by themselves.
-func (o *Options) check() error {
-	if o.Order > Any {
-		return fmt.Errorf("unknown order %d: want Canonical or Any", o.Order)
-	}
-	if o.Accumulate > AccumulateFloat32 {
-		return fmt.Errorf("unknown accumulation type %d: want AccumulateDType or AccumulateFloat32", o.Accumulate)
-	}
-	if o.Algorithm != "" {
-		if _, ok := plan.FindAlgorithm(o.Algorithm); !ok {
-			return noAlgorithm(o.Algorithm)
-		}
-	}
-	return nil
-}
-
 // of returns the options of one call: those of the call, then the communicator's.
 func (c *Config) of(call *Call) Options {
 	o := Options{Timeout: c.Timeout, Order: c.Order, Accumulate: c.Accumulate}

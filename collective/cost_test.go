@@ -84,7 +84,7 @@ func (c *communicator) doBare(call *Call) error {
 	}
 	err = c.backend.(*member).bare(call, t)
 	c.finish(true)
-	c.watchLeave(t, call, err)
+	c.group.watcher.leave(c.rank, t.seq, call, err)
 	return err
 }
 

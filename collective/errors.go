@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 )
 
 // The kinds of failure. An error returned by this package matches one of them with errors.Is. A deadline also
@@ -55,39 +54,6 @@ func (e *Error) Error() string {
 		b.WriteString("\n  " + strings.ReplaceAll(e.Who, "\n", "\n  "))
 	}
 	return b.String()
-}
-
-// describeWithin is how long the peers wait for a failure's description. If it is ready by then, it is sent
-// with the failure.
-const describeWithin = 100 * time.Millisecond
-
-// addDescription sets the error's description of the ranks concerned, if they are not all in this process. If the
-// description takes longer than describeWithin, for example because a store does not answer, the peers are
-// notified of the failure without it, and spread is true: then they describe it themselves.
-func (g *group) addDescription(err error) (spread bool) {
-	e := (*Error)(nil)
-	if g.cfg.Describe == nil || !errors.As(err, &e) {
-		return false
-	}
-	about := *e
-	words := make(chan string, 1)
-	go func() { words <- g.cfg.Describe(&about) }() // the caller waits for it below
-	timer := time.NewTimer(describeWithin)
-	defer timer.Stop()
-	who := ""
-	select {
-	case who = <-words:
-	case <-timer.C:
-		g.spread(err)
-		spread, who = true, <-words
-	}
-	if e.Who != "" && who != "" {
-		who = e.Who + "\n" + who
-	}
-	if who != "" {
-		e.Who = who
-	}
-	return spread
 }
 
 // within returns the error translated to the communicator whose ranks those of this one are.

@@ -2,7 +2,6 @@ package collective
 
 import (
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -115,51 +114,6 @@ func (d *callLog) latest() string {
 	return d.calls[(d.used-1)%keptCalls].call.String()
 }
 
-// Flight returns the rank's record.
-func (c *communicator) Flight() flight.Rank {
-	g, d := c.group, &c.log
-	out := flight.Rank{Comm: g.cfg.Name, Epoch: g.cfg.Epoch, Rank: c.rank, Size: g.size, World: g.world}
-	d.mu.Lock()
-	calls := slices.Clone(d.calls)
-	used, waits, of := d.used, d.waits, slices.Clone(d.of)
-	d.mu.Unlock()
-	c.mu.Lock() // read after the calls: a call that had ended by then counts as ended
-	over, next := c.turn, c.next
-	out.Entered = c.numbers[0].of(0)
-	c.mu.Unlock()
-	if err := g.cause(); err != nil {
-		out.Err = firstLine(err)
-	}
-	for turn := used - min(used, uint64(len(calls))); turn < used; turn++ {
-		k := &calls[turn%keptCalls]
-		if k.turn != turn || k.call == nil || k.call.Op == "" {
-			continue // it ended before it began, or there were fewer calls
-		}
-		call := k.record(d.began)
-		switch {
-		case k.err != nil:
-			call.State, call.Err = flight.Failed, firstLine(k.err)
-		case turn < over:
-			call.State = flight.Done
-		case waits == turn+1:
-			call.State = flight.Waiting
-		default:
-			call.State = flight.Running
-		}
-		if call.State != flight.Done && waits == turn+1 {
-			call.WaitsFor = of
-		}
-		out.Calls = append(out.Calls, call)
-	}
-	out.Queued = int(next - max(used, over))
-	return out
-}
-
-func firstLine(err error) string {
-	line, _, _ := strings.Cut(err.Error(), "\n")
-	return line
-}
-
 // record returns the record of a call, without its state. began is when the log was opened.
 func (k *kept) record(began time.Time) flight.Call {
 	c := *k.call
@@ -213,15 +167,4 @@ func newRecord(call *Call, count int, o *Options, by string) flight.Call {
 		}
 	}
 	return c
-}
-
-// within returns the ranks of the group that Open made which correspond to ranks of this group.
-func (g *group) within(ranks []int) []int {
-	out := slices.Clone(ranks)
-	for i, r := range ranks {
-		if g.world != nil {
-			out[i] = g.world[r]
-		}
-	}
-	return out
 }

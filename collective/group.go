@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/lockstep-ml/lockstep/collective/flight"
 )
@@ -18,11 +19,10 @@ type group struct {
 	cfg     Config
 	size    int
 	local   int // number of local ranks
-	monitor Monitor
-	pairs   PairMonitor // the monitor, if it is one; else nil
-	release func()      // frees the monitor that Split made, once all local ranks are closed; or nil
-	world   []int       // its ranks as numbered in the group that Open made; nil: the same
-	book    *book       // shared with the communicators derived from this one
+	watcher watcher
+	release func() // frees the monitor that Split made, once all local ranks are closed; or nil
+	world   []int  // its ranks as numbered in the group that Open made; nil: the same
+	book    *book  // shared with the communicators derived from this one
 
 	fate atomic.Uint32 // sound, failing, failed
 	done chan struct{} // closed when the fate is failed
@@ -90,8 +90,7 @@ func (g *group) join(b Backend) *communicator {
 func (g *group) Local() []Communicator { return g.locals }
 
 func (g *group) Watch(m Monitor) {
-	g.monitor, g.cfg.Monitor = m, m
-	g.pairs, _ = m.(PairMonitor)
+	g.watcher, g.cfg.Monitor = newWatcher(m), m
 }
 
 func (g *group) Flights() []flight.Rank { return g.book.All() }
@@ -113,8 +112,8 @@ func (g *group) fail(err error, explainer int) error {
 		return g.err
 	}
 	spread := g.addDescription(err)
-	if g.monitor != nil {
-		if explained := g.monitor.Explain(explainer, err); explained != nil {
+	if monitor := g.watcher.monitor; monitor != nil {
+		if explained := monitor.Explain(explainer, err); explained != nil {
 			err = explained
 		}
 	}
@@ -157,6 +156,39 @@ func (g *group) spread(err error) {
 	}
 }
 
+// describeWithin is how long the peers wait for a failure's description. If it is ready by then, it is sent
+// with the failure.
+const describeWithin = 100 * time.Millisecond
+
+// addDescription sets the error's description of the ranks concerned, if they are not all in this process. If the
+// description takes longer than describeWithin, for example because a store does not answer, the peers are
+// notified of the failure without it, and spread is true: then they describe it themselves.
+func (g *group) addDescription(err error) (spread bool) {
+	e := (*Error)(nil)
+	if g.cfg.Describe == nil || !errors.As(err, &e) {
+		return false
+	}
+	about := *e
+	words := make(chan string, 1)
+	go func() { words <- g.cfg.Describe(&about) }() // the caller waits for it below
+	timer := time.NewTimer(describeWithin)
+	defer timer.Stop()
+	who := ""
+	select {
+	case who = <-words:
+	case <-timer.C:
+		g.spread(err)
+		spread, who = true, <-words
+	}
+	if e.Who != "" && who != "" {
+		who = e.Who + "\n" + who
+	}
+	if who != "" {
+		e.Who = who
+	}
+	return spread
+}
+
 // leave records that a local rank is closed.
 func (g *group) leave() {
 	g.mu.Lock()
@@ -166,44 +198,6 @@ func (g *group) leave() {
 	if last && g.release != nil {
 		g.release()
 	}
-}
-
-func (g *group) DoAll(ctx context.Context, calls []Call) error {
-	if len(calls) != len(g.members) {
-		return g.fail(&Error{
-			Kind: ErrInvalid, Comm: g.cfg.Name, Rank: -1,
-			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members)),
-		}, g.members[0].rank)
-	}
-	if ctx == nil {
-		return g.members[0].refuse(ctx)
-	}
-	var err error
-	entered := 0
-	for i, c := range g.members {
-		t, _, e := c.enter(&calls[i], acting)
-		if e != nil {
-			g.abort(e) // the calls entered so far cannot complete
-			err = e
-			break
-		}
-		h := &c.all
-		h.ctx, h.call, h.ticket, h.all = ctx, &calls[i], t, true
-		entered++
-	}
-	for _, c := range g.members[:entered] {
-		c.enqueue(&c.all)
-	}
-	for _, c := range g.members[:entered] {
-		h := &c.all
-		<-h.done
-		if h.err != nil && err == nil {
-			err = h.err
-		}
-		c.watchLeave(h.ticket, h.call, h.err)
-		h.ctx, h.call = nil, nil
-	}
-	return err
 }
 
 func (g *group) Rebuild(ctx context.Context) (Group, error) {
@@ -232,4 +226,15 @@ func (g *group) Close() error {
 		errs = append(errs, c.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// within returns the ranks of the group that Open made which correspond to ranks of this group.
+func (g *group) within(ranks []int) []int {
+	out := slices.Clone(ranks)
+	for i, r := range ranks {
+		if g.world != nil {
+			out[i] = g.world[r]
+		}
+	}
+	return out
 }

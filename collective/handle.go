@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 )
 
@@ -35,6 +36,44 @@ func (c *communicator) Start(ctx context.Context, call *Call) (Handle, error) {
 	c.pending.Add(1)
 	c.enqueue(h)
 	return h, nil
+}
+
+func (g *group) DoAll(ctx context.Context, calls []Call) error {
+	if len(calls) != len(g.members) {
+		return g.fail(&Error{
+			Kind: ErrInvalid, Comm: g.cfg.Name, Rank: -1,
+			Err: fmt.Errorf("%d calls for %d local ranks", len(calls), len(g.members)),
+		}, g.members[0].rank)
+	}
+	if ctx == nil {
+		return g.members[0].refuse(ctx)
+	}
+	var err error
+	entered := 0
+	for i, c := range g.members {
+		t, _, e := c.enter(&calls[i], acting)
+		if e != nil {
+			g.abort(e) // the calls entered so far cannot complete
+			err = e
+			break
+		}
+		h := &c.all
+		h.ctx, h.call, h.ticket, h.all = ctx, &calls[i], t, true
+		entered++
+	}
+	for _, c := range g.members[:entered] {
+		c.enqueue(&c.all)
+	}
+	for _, c := range g.members[:entered] {
+		h := &c.all
+		<-h.done
+		if h.err != nil && err == nil {
+			err = h.err
+		}
+		g.watcher.leave(c.rank, h.seq, h.call, h.err)
+		h.ctx, h.call = nil, nil
+	}
+	return err
 }
 
 // newHandle returns an awaited handle for reuse, or a new one.
@@ -103,7 +142,7 @@ func (h *handle) Wait(ctx context.Context) error {
 		c.block(ctx, h.done, h.call, h.ticket, "a started call")
 	}
 	c.pending.Add(-1)
-	c.watchLeave(h.ticket, h.call, h.err)
+	c.group.watcher.leave(c.rank, h.seq, h.call, h.err)
 	err := h.err
 	h.ctx, h.call = nil, nil
 	c.mu.Lock()

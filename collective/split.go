@@ -115,9 +115,9 @@ func (g *group) child(name string, ranks []int) *group {
 	}
 	s := newGroup(cfg, len(ranks), local, g.book)
 	s.world = g.within(ranks)
-	if m, ok := g.monitor.(SplitMonitor); ok {
-		s.monitor, s.release = m.Split(name, ranks, s.abort)
-		s.pairs, _ = s.monitor.(PairMonitor)
+	if m, ok := g.watcher.monitor.(SplitMonitor); ok {
+		monitor, release := m.Split(name, ranks, s.abort)
+		s.watcher, s.release = newWatcher(monitor), release
 	}
 	return s
 }

@@ -1,40 +1,49 @@
 package collective
 
-// These functions report a rank's calls to the monitor: all collectives and, if the monitor is a
-// [PairMonitor], the calls of two ranks.
+// watcher reports the calls of local ranks to a monitor: all collectives and, if the monitor is a
+// [PairMonitor], the calls of two ranks. The zero value reports nothing.
+type watcher struct {
+	monitor Monitor     // nil: none
+	pairs   PairMonitor // the monitor, if it is one; else nil
+}
 
-// watchEnter reports that a call begins.
-func (c *communicator) watchEnter(t ticket, call *Call) {
-	switch monitor := c.group.monitor; {
-	case monitor == nil:
+func newWatcher(m Monitor) watcher {
+	pairs, _ := m.(PairMonitor)
+	return watcher{m, pairs}
+}
+
+// enter reports that a call begins.
+func (w *watcher) enter(rank int, seq uint64, call *Call) {
+	switch {
+	case w.monitor == nil:
 	case !call.pairwise():
-		monitor.Enter(c.rank, t.seq, call)
-	case c.group.pairs != nil:
-		c.group.pairs.EnterPair(c.rank, t.seq, call)
+		w.monitor.Enter(rank, seq, call)
+	case w.pairs != nil:
+		w.pairs.EnterPair(rank, seq, call)
 	}
 }
 
-// watchPark reports that the caller's goroutine is about to block. It returns the monitor to notify when the
+// park reports that the caller's goroutine is about to block. It returns the monitor to notify when the
 // goroutine runs again, or nil if there is none.
-func (c *communicator) watchPark(t ticket, call *Call) (monitor Monitor, err error) {
-	switch monitor := c.group.monitor; {
-	case monitor == nil:
+func (w *watcher) park(rank int, seq uint64, call *Call) (Monitor, error) {
+	switch {
+	case w.monitor == nil:
 		return nil, nil
 	case !call.pairwise():
-		return monitor, monitor.Park(c.rank, t.seq)
-	case c.group.pairs != nil:
-		return monitor, c.group.pairs.ParkPair(c.rank, t.seq, call)
+		return w.monitor, w.monitor.Park(rank, seq)
+	case w.pairs != nil:
+		return w.monitor, w.pairs.ParkPair(rank, seq, call)
 	}
 	return nil, nil
 }
 
-// watchLeave reports that a call has ended.
-func (c *communicator) watchLeave(t ticket, call *Call, err error) {
-	switch monitor := c.group.monitor; {
-	case monitor == nil:
+// leave reports that a call has ended.
+func (w *watcher) leave(rank int, seq uint64, call *Call, err error) {
+	switch {
+	case w.monitor == nil:
 	case !call.pairwise():
-		monitor.Leave(c.rank, t.seq, err)
-	case c.group.pairs != nil:
-		c.group.pairs.LeavePair(c.rank, t.seq, call, err)
+		w.monitor.Leave(rank, seq, err)
+	case w.pairs != nil:
+		w.pairs.LeavePair(rank, seq, call, err)
 	}
 }
