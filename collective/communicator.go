@@ -118,6 +118,12 @@ func (c *communicator) callError(call *Call, t ticket, kind, err error) *Error {
 	return e
 }
 
+// contextError returns the error of a call that the end of a context ends.
+func (c *communicator) contextError(ctx context.Context, call *Call, t ticket, why string) *Error {
+	end := endOf(ctx)
+	return c.callError(call, t, end.kind(), fmt.Errorf("%s: %w", why, end))
+}
+
 // asError returns err if it is a *Error or wraps one, else an *Error of kind ErrAborted whose cause is err.
 func (c *communicator) asError(err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) {
@@ -170,8 +176,7 @@ func (c *communicator) execute(ctx context.Context, call *Call, t ticket, user b
 	if r.Count, err = call.check(c.rank, g.size, &r.Options); err != nil {
 		err = c.callError(call, t, ErrInvalid, err)
 	} else if ctx.Err() != nil {
-		end := endOf(ctx)
-		err = c.callError(call, t, end.kind(), fmt.Errorf("before the call began: %w", end))
+		err = c.contextError(ctx, call, t, "before the call began")
 	} else {
 		err = c.backend.Run(r)
 	}
@@ -261,8 +266,7 @@ func (c *communicator) block(ctx context.Context, token <-chan struct{}, call *C
 	select {
 	case <-token:
 	case <-ctx.Done():
-		end := endOf(ctx)
-		c.group.fail(c.callError(call, t, end.kind(), fmt.Errorf("waiting for %s: %w", what, end)), c.rank)
+		c.group.fail(c.contextError(ctx, call, t, "waiting for "+what), c.rank)
 		<-token
 	}
 }

@@ -124,7 +124,5 @@ func (w *waiter) stall(waited time.Duration) {
 	if found.Ranks == nil {
 		found.Ranks = m.missing()
 	}
-	m.team.cfg.Logger.Warn("collective: a call is stalled", "communicator", m.team.cfg.Name, "rank", m.rank,
-		"call", w.run.seq, "operation", m.describe(), "waited", waited,
-		"waits_for", ranges.Text("rank", found.Ranks), "because", wait.Describe(waited, found))
+	m.front.LogStall(w.run, waited, ranges.Text("rank", found.Ranks), wait.Describe(waited, found))
 }

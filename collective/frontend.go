@@ -44,6 +44,17 @@ func (f FrontEnd) Error(r *Running, kind, err error) *Error {
 	return f.c.callError(r.Call, r.ticket, kind, err)
 }
 
+// ContextError returns the error of a call that the end of its context ends; why describes what it waited for.
+func (f FrontEnd) ContextError(r *Running, why string) *Error {
+	return f.c.contextError(r.Ctx, r.Call, r.ticket, why)
+}
+
+// LogStall logs that a call has waited long, for which ranks, and why.
+func (f FrontEnd) LogStall(r *Running, waited time.Duration, ranks, why string) {
+	f.c.group.cfg.Logger.Warn("collective: a call is stalled", "communicator", f.c.group.cfg.Name, "rank", f.c.rank,
+		"call", r.seq, "operation", f.c.log.latest(), "waited", waited, "waits_for", ranks, "because", why)
+}
+
 // Begin records that a call begins; by names what executes it. Only Run may call it.
 func (f FrontEnd) Begin(r *Running, by string) {
 	record := newRecord(r.Call, r.Count, &r.Options, by)

@@ -216,12 +216,6 @@ func (x *executor) callOf(peer int, h *transport.Header) fingerprint.Call {
 	return c
 }
 
-// describe describes this rank's current call.
-func (m *member) describe() string {
-	c := m.current.call()
-	return c.String()
-}
-
 // probe requests the call of the rank in another process that this rank waits for, and returns how it
 // differs.
 func (m *member) probe() error {

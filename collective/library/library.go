@@ -1,21 +1,23 @@
-// Package library makes communicators on a third-party backend, such as MPI or NCCL: the backend's
+// Package library makes communicators on a third-party library, such as MPI or NCCL: the library's
 // collectives between processes become a [collective.Group] of all replicas of these processes.
 //
-// A [Backend] connects processes, each of which is one rank of the backend. If a process has several
-// replicas, a reduction first adds their operands locally, along the canonical tree, and then the backend
-// adds the processes' sums; a result is copied to all local replicas.
+// A [Driver] connects processes, each of which is one rank of the library. If a process has several replicas, a
+// reduction first adds their operands locally, along the canonical tree, and then the library adds the
+// processes' sums; a result is copied to all local replicas. The communicators have the front end of package
+// collective; this package is a [collective.Backend] behind it.
 //
 // Differences from the built-in collectives:
 //
-//   - Sums are in the backend's order: Properties().Canonical is false, and a request for Order: Canonical is an error.
-//     float16 and bfloat16 are added in float32, and rounded once.
-//   - The backend works in memory of the communicator, never in the caller's. So a call can end at its deadline, at the end
-//     of its context or by Abort, although the backend may still write. Such memory is never reused.
-//   - Before a collective the processes compare their calls by one small all-reduce of the backend: a mismatch is an error on
-//     all of them, and the error describes every call. A Send without a Recv, or without a matching collective, ends at the
-//     deadline.
-//   - Other processes are not notified of a failure: their calls end at their own deadline, or earlier if something else
-//     watches the processes, as package cluster/worker does.
+//   - Sums are in the library's order: Properties().Canonical is false, and a request for Order: Canonical is
+//     an error. float16 and bfloat16 are added in float32, and rounded once.
+//   - The library works in memory of the communicator, never in the caller's. So a call can end at its
+//     deadline, at the end of its context or by Abort, although the library may still write. Such memory is
+//     never reused.
+//   - Before a collective the processes compare their calls by one small all-reduce of the library: a mismatch
+//     is an error on all of them, and the error describes every call. A Send without a Recv, or without a
+//     matching collective, ends at the deadline.
+//   - Other processes are not notified of a failure: their calls end at their own deadline, or earlier if
+//     something else watches the processes, as package cluster/worker does.
 package library
 
 import (
@@ -26,9 +28,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Backend is a library's communicator between processes, each of which is one rank. One goroutine at a time
+// Driver is a library's communicator between processes, each of which is one rank. One goroutine at a time
 // calls its methods, except Start, which several may call concurrently.
-type Backend interface {
+type Driver interface {
 	// Transport returns the library's short name: "mpi".
 	Transport() string
 	// Rank and Size return this process's rank, and the number of processes.
@@ -38,17 +40,17 @@ type Backend interface {
 	Reduces(t tensor.DType) bool
 	// Start begins an operation. All processes start the same collectives in the same order, but Send and
 	// Recv in any order. The channel receives the result, once; until then the library may use the
-	// operation's memory. The backend retains the operation's Keep until then.
+	// operation's memory. The library retains the operation's Keep until then.
 	Start(o Operation) <-chan error
-	// Split makes a backend of the processes that are members, ordered by key; other processes receive nil.
+	// Split makes a driver of the processes that are members, ordered by key; other processes receive nil.
 	// All processes call it.
-	Split(ctx context.Context, member bool, key int) (Backend, error)
-	// Close frees the backend. If sound is false, operations were abandoned that may never end. If sound is
-	// true, all processes close the backend, and Close may wait for them until ctx ends.
+	Split(ctx context.Context, member bool, key int) (Driver, error)
+	// Close frees the driver. If sound is false, operations were abandoned that may never end. If sound is
+	// true, all processes close their drivers, and Close may wait for them until ctx ends.
 	Close(ctx context.Context, sound bool) error
 }
 
-// Operation is one operation of a backend. Counts are in elements.
+// Operation is one operation of a driver. Counts are in elements.
 type Operation struct {
 	Op     collective.Op
 	Reduce collective.ReduceOp // Sum, Min, Max or Prod
@@ -65,17 +67,4 @@ type Operation struct {
 	Peer    int // Send, Recv
 	Tag     int // Send, Recv: below 1<<14
 	Keep    any // keeps the memory alive
-}
-
-// Setup configures a group.
-type Setup struct {
-	// Backend connects the processes. The group closes it.
-	Backend Backend
-	// Ranks are the ranks of each process, by the backend's rank: all numbers from 0, each once. Every
-	// process has at least one, and lists its ranks in ascending order.
-	Ranks [][]int
-	// Again makes a new backend of the same processes, for Rebuild. All processes call it.
-	Again func(ctx context.Context) (Backend, error)
-	// Config configures the communicator. Algorithm and Chooser have no effect here.
-	Config collective.Config
 }

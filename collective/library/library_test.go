@@ -87,9 +87,9 @@ func TestMismatch(t *testing.T) {
 		lengths  []int // by rank
 		wants    []string
 	}{
-		"processes":   {[]int{1, 2}, []int{4, 5, 5}, []string{"rank 0 calls all_reduce SUM of 4 float32", "ranks [1 2] call all_reduce SUM of 5 float32"}},
-		"one process": {[]int{2, 1}, []int{4, 5, 4}, []string{"rank 0 calls all_reduce SUM of 4", "but rank 1 calls all_reduce SUM of 5"}},
-		"alone":       {[]int{2}, []int{4, 5}, []string{"rank 0 calls all_reduce SUM of 4", "but rank 1 calls all_reduce SUM of 5"}},
+		"processes":   {[]int{1, 2}, []int{4, 5, 5}, []string{`rank 0 calls all_reduce SUM float32 [4] of "gradients"`, "ranks 1, 2 call all_reduce SUM float32 [5]"}},
+		"one process": {[]int{2, 1}, []int{4, 5, 4}, []string{"rank 0 calls all_reduce SUM float32 [4]", "but rank 1 calls all_reduce SUM float32 [5]"}},
+		"alone":       {[]int{2}, []int{4, 5}, []string{"rank 0 calls all_reduce SUM float32 [4]", "but rank 1 calls all_reduce SUM float32 [5]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			groups := openGroups(t, c.replicas, collective.Config{})
@@ -120,8 +120,8 @@ func TestEnds(t *testing.T) {
 		kind error
 		says string
 	}{
-		"deadline": {func(context.CancelFunc, collective.Communicator) {}, collective.ErrTimeout, "did not complete within 10s"},
-		"context":  {func(cancel context.CancelFunc, _ collective.Communicator) { cancel() }, context.Canceled, "waiting for the other ranks"},
+		"deadline": {func(context.CancelFunc, collective.Communicator) {}, collective.ErrTimeout, "rank 0 waited 10s for "},
+		"context":  {func(cancel context.CancelFunc, _ collective.Communicator) { cancel() }, context.Canceled, "rank 0 waited 3s for "},
 		"abort":    {func(_ context.CancelFunc, m collective.Communicator) { m.Abort(errors.New("enough")) }, collective.ErrAborted, "enough"},
 		"close":    {func(_ context.CancelFunc, m collective.Communicator) { go m.Close() }, collective.ErrClosed, ""},
 	} {
@@ -138,7 +138,7 @@ func TestEnds(t *testing.T) {
 						t.Errorf("%v, want %v with %q", err, c.kind, c.says)
 					}
 					if name == "deadline" {
-						if want := "ranks [1] have not entered the call"; len(replicas) == 2 && replicas[0] == 2 && !strings.Contains(err.Error(), want) {
+						if want := "for rank 1 in all_reduce"; len(replicas) == 2 && replicas[0] == 2 && !strings.Contains(err.Error(), want) {
 							t.Errorf("%v, want %q", err, want)
 						}
 						if again := m.Do(ctx, sum(3)); !errors.Is(again, err) && again.Error() != err.Error() {

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/collective/plan"
 	"github.com/lockstep-ml/lockstep/internal/kernel"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
@@ -16,7 +17,7 @@ const pieceMax = 1 << 26
 // move executes a collective on which all ranks agree.
 func (t *team) move(w *wait, r *round) error {
 	t.stage.reset()
-	c, count := r.calls[0], r.counts[0]
+	c, count := r.calls[0], w.Count
 	switch c.Op {
 	case collective.Barrier:
 		return nil // the comparison of the calls was the barrier
@@ -33,7 +34,7 @@ func (t *team) move(w *wait, r *round) error {
 	case collective.AllToAll:
 		return t.allToAll(w, r)
 	}
-	return t.fail(w.failure(collective.ErrInvalid, fmt.Errorf("%v is not a collective", c.Op)), w.m.rank)
+	return fmt.Errorf("%v is not a collective", c.Op)
 }
 
 // pieces calls one for each piece of a vector.
@@ -61,7 +62,10 @@ func word(d tensor.DType) tensor.DType {
 	return [...]tensor.DType{1: tensor.Uint8, 2: tensor.Uint16, 4: tensor.Uint32, 8: tensor.Uint64}[d.Bytes()]
 }
 
-var kernelOps = [...]kernel.Op{collective.Sum: kernel.Sum, collective.Mean: kernel.Sum, collective.Min: kernel.Min, collective.Max: kernel.Max, collective.Prod: kernel.Prod}
+var kernelOps = [...]kernel.Op{
+	collective.Sum: kernel.Sum, collective.Mean: kernel.Sum,
+	collective.Min: kernel.Min, collective.Max: kernel.Max, collective.Prod: kernel.Prod,
+}
 
 // added returns the sum of the local ranks' elements lo to hi, in the wide type.
 func (t *team) added(r *round, lo, hi int) []byte {
@@ -85,7 +89,7 @@ func (t *team) added(r *round, lo, hi int) []byte {
 	return sum
 }
 
-// operator returns the backend's reduction.
+// operator returns the driver's reduction.
 func operator(c *collective.Call) collective.ReduceOp {
 	if c.Reduce == collective.Mean {
 		return collective.Sum
@@ -137,7 +141,7 @@ func (t *team) broadcast(w *wait, r *round, lo, hi int) error {
 	size := c.Type.Bytes()
 	data := t.stage.take((hi - lo) * size)
 	root := t.at[c.Root]
-	if root.process == t.backend.Rank() {
+	if root.process == t.driver.Rank() {
 		copy(data, r.calls[root.local].Src.HostBytes()[lo*size:hi*size])
 	}
 	if len(t.ranks) > 1 {
@@ -155,9 +159,10 @@ func (t *team) broadcast(w *wait, r *round, lo, hi int) error {
 // parts returns the byte range of each rank's part in a vector ordered by rank, and the number of elements of
 // each process's ranks together.
 func (t *team) parts(c *collective.Call, count int) (part []span, ofProcess []int) {
+	problem := plan.Problem{Size: t.size, Count: count, Counts: c.Counts}
 	part, ofProcess = make([]span, t.size), make([]int, len(t.ranks))
 	for r := range part {
-		lo, hi := c.Part(r, t.size, count)
+		lo, hi := problem.Part(r)
 		ofProcess[t.at[r].process] += hi - lo
 		part[r] = span{lo * c.Type.Bytes(), hi * c.Type.Bytes()}
 	}
@@ -180,7 +185,7 @@ func (t *team) byProcess(part []span, f func(rank int, in span)) {
 }
 
 func (t *team) reduceScatter(w *wait, r *round) error {
-	c, count := r.calls[0], r.counts[0]
+	c, count := r.calls[0], w.Count
 	sum := t.added(r, 0, count)
 	wide := wideType(c.Type).Bytes()
 	part, counts := t.parts(c, count)
@@ -191,7 +196,7 @@ func (t *team) reduceScatter(w *wait, r *round) error {
 	if len(t.ranks) > 1 {
 		in := t.stage.take(len(sum))
 		t.byProcess(part, func(rank int, to span) { copy(in[to.lo:to.hi], sum[part[rank].lo:part[rank].hi]) })
-		mine = t.stage.take(counts[t.backend.Rank()] * wide)
+		mine = t.stage.take(counts[t.driver.Rank()] * wide)
 		o := Operation{Op: c.Op, Reduce: operator(c), Type: wideType(c.Type), Src: start(in), Dst: start(mine), Out: counts}
 		if err := t.run(w, o); err != nil {
 			return err
@@ -209,15 +214,15 @@ func (t *team) reduceScatter(w *wait, r *round) error {
 }
 
 func (t *team) gather(w *wait, r *round) error {
-	c, count := r.calls[0], r.counts[0]
+	c, count := r.calls[0], w.Count
 	part, counts := t.parts(c, count)
 	var all []byte
-	if c.Op == collective.AllGather || t.at[c.Root].process == t.backend.Rank() {
+	if c.Op == collective.AllGather || t.at[c.Root].process == t.driver.Rank() {
 		all = t.stage.take(count * c.Type.Bytes())
 	}
 	in := all
 	if len(t.ranks) > 1 {
-		in = t.stage.take(counts[t.backend.Rank()] * c.Type.Bytes())
+		in = t.stage.take(counts[t.driver.Rank()] * c.Type.Bytes())
 	}
 	lo := 0
 	for i, m := range t.members {
@@ -245,18 +250,18 @@ func (t *team) gather(w *wait, r *round) error {
 }
 
 func (t *team) scatter(w *wait, r *round) error {
-	c, count := r.calls[0], r.counts[0]
+	c, count := r.calls[0], w.Count
 	part, counts := t.parts(c, count)
 	root := t.at[c.Root]
 	var all []byte
-	if root.process == t.backend.Rank() {
+	if root.process == t.driver.Rank() {
 		src := r.calls[root.local].Src.HostBytes()
 		all = t.stage.take(count * c.Type.Bytes())
 		t.byProcess(part, func(rank int, to span) { copy(all[to.lo:to.hi], src[part[rank].lo:part[rank].hi]) })
 	}
 	mine := all
 	if len(t.ranks) > 1 {
-		mine = t.stage.take(counts[t.backend.Rank()] * c.Type.Bytes())
+		mine = t.stage.take(counts[t.driver.Rank()] * c.Type.Bytes())
 		o := Operation{Op: c.Op, Type: word(c.Type), Src: start(all), Dst: start(mine), Out: counts, Root: root.process}
 		if err := t.run(w, o); err != nil {
 			return err
@@ -274,7 +279,7 @@ func (t *team) scatter(w *wait, r *round) error {
 // rank of the receiver.
 func (t *team) allToAll(w *wait, r *round) error {
 	c := r.calls[0]
-	block := r.counts[0] / t.size
+	block := w.Count / t.size
 	bytes := block * c.Type.Bytes()
 	own := len(t.members)
 	in, counts := t.stage.take(own*t.size*bytes), make([]int, len(t.ranks))
@@ -290,7 +295,8 @@ func (t *team) allToAll(w *wait, r *round) error {
 	out := in
 	if len(t.ranks) > 1 {
 		out = t.stage.take(len(in))
-		if err := t.run(w, Operation{Op: c.Op, Type: word(c.Type), Src: start(in), Dst: start(out), Out: counts, In: counts}); err != nil {
+		o := Operation{Op: c.Op, Type: word(c.Type), Src: start(in), Dst: start(out), Out: counts, In: counts}
+		if err := t.run(w, o); err != nil {
 			return err
 		}
 	}

@@ -5,51 +5,54 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/lockstep-ml/lockstep/collective"
+	"github.com/lockstep-ml/lockstep/internal/ranges"
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
 // round is one collective of the local ranks: the last one to arrive executes it for all of them.
 type round struct {
-	calls   []*collective.Call // by local rank
-	counts  []int
-	come    int
+	waits   []*wait            // by local rank; nil: it has not arrived
+	calls   []*collective.Call // theirs
+	arrived int
 	running bool
 	err     error // valid once done is closed
 	done    chan error
-	made    []*member // for a split, by local rank
 }
 
 // together waits until all local ranks have arrived. The last one does the work for all of them.
-func (m *member) together(w *wait, work func(*round) error, count int) (*round, error) {
+func (m *rank) together(w *wait) error {
 	t := m.team
 	t.mu.Lock()
-	r := t.rounds[w.seq]
+	r := t.rounds[w.Seq()]
 	if r == nil {
 		n := len(t.members)
-		r = &round{calls: make([]*collective.Call, n), counts: make([]int, n), done: make(chan error)}
-		t.rounds[w.seq] = r
+		r = &round{waits: make([]*wait, n), calls: make([]*collective.Call, n), done: make(chan error)}
+		t.rounds[w.Seq()] = r
 	}
-	r.calls[m.local], r.counts[m.local] = w.call, count
-	r.come++
-	last := r.come == len(t.members)
-	if last {
-		delete(t.rounds, w.seq)
-		r.running = t.cause() == nil
+	r.waits[m.local], r.calls[m.local] = w, w.Call
+	r.arrived++
+	if r.arrived == len(t.members) {
+		delete(t.rounds, w.Seq())
+		r.running = !m.front.Failing()
 	}
-	run := last && r.running
+	run := r.running
 	t.mu.Unlock()
 	if run {
-		r.err = work(r)
+		if r.err = t.execute(w, r); r.err != nil {
+			r.err = m.front.Fail(r.err) // before the others return it
+		}
 		close(r.done)
-		return r, r.err
+		return r.err
 	}
+	t.report(r)
 	w.missing = func() []int { return t.absent(r) }
 	err := w.on(r.done)
 	if err == nil {
-		return r, r.err
+		return r.err
 	}
 	t.mu.Lock()
 	running := r.running
@@ -58,33 +61,43 @@ func (m *member) together(w *wait, work func(*round) error, count int) (*round, 
 		<-r.done
 		err = r.err
 	}
-	return r, err
+	return err
 }
 
 // absent returns the local ranks that have not joined a round.
 func (t *team) absent(r *round) (out []int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i, c := range r.calls {
-		if c == nil {
+	for i, w := range r.waits {
+		if w == nil {
 			out = append(out, t.members[i].rank)
 		}
 	}
 	return out
 }
 
-// collective executes a collective of all local ranks.
-func (t *team) collective(w *wait, r *round) error {
-	t.stage.reset()
-	hash, text := t.print(w, r)
-	if len(t.ranks) == 1 {
-		if strings.Contains(text, differs) {
-			return t.fail(w.failure(collective.ErrMismatch, errors.New(text)), w.m.rank)
+// report updates what the ranks that wait in a round are recorded to wait for.
+func (t *team) report(r *round) {
+	absent := t.absent(r)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, w := range r.waits {
+		if w != nil {
+			t.members[i].front.Waits(w.Running, time.Now(), absent)
 		}
-		return t.move(w, r)
 	}
-	if err := t.agree(w, hash, text); err != nil {
-		return err
+}
+
+// execute executes a collective of all local ranks.
+func (t *team) execute(w *wait, r *round) error {
+	t.stage.reset()
+	hash, text := t.describe(r)
+	if len(t.ranks) > 1 {
+		if err := t.agree(w, hash, text); err != nil {
+			return err
+		}
+	} else if strings.Contains(text, differs) {
+		return w.failure(collective.ErrMismatch, errors.New(text))
 	}
 	return t.move(w, r)
 }
@@ -92,25 +105,23 @@ func (t *team) collective(w *wait, r *round) error {
 // differs separates the local ranks' calls in the text of a process whose ranks do not agree.
 const differs = ", but "
 
-// print returns a hash of the local ranks' call, and its description. If their calls differ, the hash is one
+// describe returns a hash of the local ranks' call, and its description. If their calls differ, the hash is one
 // that no other process has.
-func (t *team) print(w *wait, r *round) (uint64, string) {
-	first := t.fingerprint(w.seq, r.calls[0], r.counts[0])
-	text := fmt.Sprintf("%s %s", ranksText(t.ranks[t.backend.Rank()]), textOf(r.calls[0], r.counts[0]))
-	for i, c := range r.calls[1:] {
-		if t.fingerprint(w.seq, c, r.counts[i+1]) != first {
-			text = fmt.Sprintf("rank %d calls %s%srank %d calls %s", t.members[0].rank, textOf(r.calls[0], r.counts[0]), differs, t.members[i+1].rank, textOf(c, r.counts[i+1]))
-			return first + uint64(t.backend.Rank())<<32 + 1, text
+func (t *team) describe(r *round) (uint64, string) {
+	first := &r.waits[0].print
+	hash := first.Header.Sum()
+	for i, w := range r.waits[1:] {
+		if w.print.Header != first.Header {
+			text := fmt.Sprintf("rank %d calls %s%srank %d calls %s",
+				t.members[0].rank, first, differs, t.members[i+1].rank, &w.print)
+			return hash + uint64(t.driver.Rank())<<32 + 1, text
 		}
 	}
-	return first, text
-}
-
-func ranksText(ranks []int) string {
-	if len(ranks) == 1 {
-		return fmt.Sprintf("rank %d calls", ranks[0])
+	own, verb := t.ranks[t.driver.Rank()], "call"
+	if len(own) == 1 {
+		verb = "calls"
 	}
-	return fmt.Sprintf("ranks %v call", ranks)
+	return hash, fmt.Sprintf("%s %s %s", ranges.Text("rank", own), verb, first)
 }
 
 // textMax bounds the description of a process's call that the other processes receive.
@@ -122,8 +133,10 @@ func (t *team) agree(w *wait, hash uint64, text string) error {
 	in, out := t.stage.take(16), t.stage.take(16)
 	binary.NativeEndian.PutUint64(in, hash)
 	binary.NativeEndian.PutUint64(in[8:], ^hash)
-	err := t.run(w, Operation{Op: collective.AllReduce, Reduce: collective.Min, Type: tensor.Uint64, Src: start(in), Dst: start(out), Count: 2})
-	if err != nil {
+	hashes := Operation{
+		Op: collective.AllReduce, Reduce: collective.Min, Type: tensor.Uint64, Src: start(in), Dst: start(out), Count: 2,
+	}
+	if err := t.run(w, hashes); err != nil {
 		return err
 	}
 	if binary.NativeEndian.Uint64(out) == ^binary.NativeEndian.Uint64(out[8:]) {
@@ -137,7 +150,8 @@ func (t *team) agree(w *wait, hash uint64, text string) error {
 	for i := range counts {
 		counts[i] = textMax
 	}
-	if err := t.run(w, Operation{Op: collective.AllGather, Type: tensor.Uint8, Src: start(in), Dst: start(out), In: counts}); err != nil {
+	texts := Operation{Op: collective.AllGather, Type: tensor.Uint8, Src: start(in), Dst: start(out), In: counts}
+	if err := t.run(w, texts); err != nil {
 		return err
 	}
 	var said []string
@@ -147,10 +161,10 @@ func (t *team) agree(w *wait, hash uint64, text string) error {
 			said = append(said, one)
 		}
 	}
-	return t.fail(w.failure(collective.ErrMismatch, errors.New(strings.Join(said, "; "))), w.m.rank)
+	return w.failure(collective.ErrMismatch, errors.New(strings.Join(said, "; ")))
 }
 
-// run makes the backend execute an operation, and waits for it. If that fails, the backend keeps the memory
+// run makes the driver execute an operation, and waits for it. If that fails, the library keeps the memory
 // of the staging buffer.
 func (t *team) run(w *wait, o Operation) error {
 	if len(t.ranks) == 1 {
@@ -158,14 +172,14 @@ func (t *team) run(w *wait, o Operation) error {
 	}
 	keep := t.stage
 	o.Keep = &keep
-	err := w.on(t.backend.Start(o))
+	err := w.on(t.driver.Start(o))
 	if err != nil {
 		t.stage = stage{}
 	}
 	return w.outcome(err)
 }
 
-// stage is the memory in which the backend works, reused from call to call.
+// stage is the memory in which the library works, reused from call to call.
 type stage struct {
 	slabs [][]uint64
 	used  int

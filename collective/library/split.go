@@ -1,97 +1,81 @@
 package library
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 
 	"github.com/lockstep-ml/lockstep/collective"
-	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Split gathers every rank's color and key, and then splits the backend color by color.
-func (m *member) Split(ctx context.Context, color, key int) (collective.Communicator, error) {
+// split is a Split of the local ranks: the first one to arrive splits the driver for all of them.
+type split struct {
+	arrived int
+	parts   []collective.Backend // by local rank; nil: in no part
+	err     error                // like parts valid once done is closed
+	done    chan struct{}
+}
+
+func (m *rank) Split(ctx context.Context, p *collective.Partition) (collective.Backend, error) {
 	t := m.team
-	mine, all := []int64{int64(color), int64(key)}, make([]int64, 2*t.size)
-	name := &collective.Manifest{Name: "Split"}
-	gather := &collective.Call{Op: collective.AllGather, Type: tensor.Int64, Src: tensor.HostMemory(mine), Dst: tensor.HostMemory(all), Manifest: name}
-	if err := m.Do(ctx, gather); err != nil {
-		return nil, err
+	t.mu.Lock()
+	s := t.splits[p.Number]
+	if s == nil {
+		s = &split{parts: make([]collective.Backend, len(t.members)), done: make(chan struct{})}
+		t.splits[p.Number] = s
 	}
-	call := &collective.Call{Op: collective.Barrier, Manifest: name}
-	tk, err := m.enter(call, true)
-	if err != nil {
-		return nil, err
+	s.arrived++
+	first := s.arrived == 1
+	if s.arrived == len(t.members) {
+		delete(t.splits, p.Number)
 	}
-	w := &wait{m: m, ctx: ctx, call: call, ticket: tk, own: true}
-	m.keep(call, tk, 0)
-	r, err := m.together(w, func(r *round) error { return t.split(w, r, all) }, 0)
-	w.stop()
-	m.ended(tk, err)
-	m.leave(tk)
-	t.watchLeave(m.rank, tk, call, err)
-	if err != nil || r.made[m.local] == nil {
-		return nil, err
+	t.mu.Unlock()
+	if first {
+		if s.err = m.split(ctx, s, p); s.err != nil {
+			e := &collective.Error{Comm: m.front.Config().Name, Rank: m.rank, Peers: t.others(), Kind: outcome(s.err)}
+			e.Err = fmt.Errorf("splitting: %w", s.err)
+			s.err = e
+		}
+		close(s.done)
 	}
-	return r.made[m.local], nil
+	select {
+	case <-s.done:
+		return s.parts[m.local], s.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("splitting: %w", context.Cause(ctx))
+	}
 }
 
-// split makes the communicators of all colors; those with local ranks are teams here.
-func (t *team) split(w *wait, r *round, wanted []int64) error {
-	ctx, cancel := t.sound(w.ctx)
+// split splits the driver color by color, as all processes do, and makes the parts with local ranks.
+func (m *rank) split(ctx context.Context, s *split, p *collective.Partition) error {
+	t := m.team
+	ctx, cancel := m.sound(ctx)
 	defer cancel()
-	r.made = make([]*member, len(t.members))
-	var colors []int64
-	for rank := range t.size {
-		if c := wanted[2*rank]; c >= 0 && !slices.Contains(colors, c) {
-			colors = append(colors, c)
-		}
-	}
-	slices.Sort(colors)
-	for _, color := range colors {
-		var members []int // ranks of this team, by new rank
-		for rank := range t.size {
-			if wanted[2*rank] == color {
-				members = append(members, rank)
+	for _, members := range p.Ranks {
+		var processes []int // in the order of their first ranks
+		ranks := map[int][]int{}
+		for r, old := range members {
+			at := t.at[old].process
+			if ranks[at] == nil {
+				processes = append(processes, at)
 			}
+			ranks[at] = append(ranks[at], r)
 		}
-		slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(wanted[2*a+1], wanted[2*b+1]) })
-		if err := t.splitOff(ctx, r, color, members); err != nil {
-			return w.outcome(err)
+		own := t.driver.Rank()
+		d, err := t.driver.Split(ctx, ranks[own] != nil, slices.Index(processes, own))
+		if err != nil {
+			return err
 		}
-	}
-	return nil
-}
-
-// splitOff makes the communicator of one color.
-func (t *team) splitOff(ctx context.Context, r *round, color int64, members []int) error {
-	var processes []int // in the order of their first ranks
-	ranks := map[int][]int{}
-	for rank, old := range members {
-		p := t.at[old].process
-		if ranks[p] == nil {
-			processes = append(processes, p)
+		if d == nil {
+			continue
 		}
-		ranks[p] = append(ranks[p], rank)
-	}
-	b, err := t.backend.Split(ctx, ranks[t.backend.Rank()] != nil, slices.Index(processes, t.backend.Rank()))
-	if err != nil || b == nil {
-		return err
-	}
-	cfg := t.cfg
-	cfg.Name = fmt.Sprintf("%s/%d", cfg.Name, color)
-	cfg.Monitor = nil
-	byProcess := make([][]int, len(processes))
-	for i, p := range processes {
-		byProcess[i] = ranks[p]
-	}
-	team := newTeam(b, byProcess, cfg, t.within(members), t.book)
-	if m, ok := t.watcher().(collective.SplitMonitor); ok {
-		team.monitor, team.release = m.Split(cfg.Name, members, team.abort)
-	}
-	for _, m := range team.members {
-		r.made[t.at[members[m.rank]].local] = m
+		byProcess := make([][]int, len(processes))
+		for i, at := range processes {
+			byProcess[i] = ranks[at]
+		}
+		for _, made := range newTeam(d, byProcess, nil).members {
+			s.parts[t.at[members[made.rank]].local] = made
+		}
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ type backend struct {
 	rank, size int
 }
 
-var _ library.Backend = (*backend)(nil)
+var _ library.Driver = (*backend)(nil)
 
 func (b *backend) Transport() string { return "mpi" }
 
@@ -63,7 +63,7 @@ func (p *process) divide(ctx context.Context, comm uintptr, member bool, key int
 }
 
 // Split calls MPI_Comm_split.
-func (b *backend) Split(ctx context.Context, member bool, key int) (library.Backend, error) {
+func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
 	s, err := b.p.divide(ctx, b.comm, member, key)
 	if err != nil || s == nil {
 		return nil, err

@@ -63,7 +63,7 @@ func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	again := func(ctx context.Context) (library.Backend, error) {
+	again := func(ctx context.Context) (library.Driver, error) {
 		p.mu.Lock()
 		p.users++
 		p.mu.Unlock()
@@ -78,7 +78,7 @@ func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 		_ = b.Close(context.Background(), false) // of an unused communicator
 		return nil, err
 	}
-	return library.Open(library.Setup{Backend: b, Ranks: ranks, Again: again, Config: cfg.Collective})
+	return library.Open(library.Setup{Driver: b, Ranks: ranks, Again: again, Config: cfg.Collective})
 }
 
 // open makes a communicator of all processes.

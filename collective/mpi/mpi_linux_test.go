@@ -100,8 +100,8 @@ func (l *launcher) says(t *testing.T, np int, what string, extra []string, wants
 
 func TestMismatch(t *testing.T) {
 	eachLauncher(t, func(t *testing.T, l *launcher) {
-		out := l.says(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM of 10 float32 ("gradients")`,
-			`rank 1 calls all_reduce SUM of 11 float32 ("gradients")`)
+		out := l.says(t, 2, "mismatch", nil, `rank 0 calls all_reduce SUM float32 [10] of "gradients"`,
+			`rank 1 calls all_reduce SUM float32 [11] of "gradients"`)
 		if strings.Count(out, "mismatch: rank 0 calls") != 2 {
 			t.Errorf("want it on both ranks:\n%s", out)
 		}

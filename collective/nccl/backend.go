@@ -19,7 +19,7 @@ type backend struct {
 	in, out      block // for collectives, one of which is in progress at a time
 }
 
-var _ library.Backend = (*backend)(nil)
+var _ library.Driver = (*backend)(nil)
 
 // block is memory of the GPU.
 type block struct {
@@ -103,7 +103,7 @@ func (b *backend) equip() error {
 }
 
 // Split calls ncclCommSplit.
-func (b *backend) Split(ctx context.Context, member bool, key int) (library.Backend, error) {
+func (b *backend) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
 	color := uintptr(0)
 	if !member {
 		color = ^uintptr(0) // NCCL_SPLIT_NOCOLOR

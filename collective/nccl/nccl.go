@@ -58,12 +58,12 @@ func Open(ctx context.Context, cfg Config) (collective.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	again := func(ctx context.Context) (library.Backend, error) { return a.open(ctx, &cfg) }
+	again := func(ctx context.Context) (library.Driver, error) { return a.open(ctx, &cfg) }
 	b, err := a.open(ctx, &cfg)
 	if err != nil {
 		return nil, err
 	}
-	return library.Open(library.Setup{Backend: b, Ranks: cfg.Ranks, Again: again, Config: cfg.Collective})
+	return library.Open(library.Setup{Driver: b, Ranks: cfg.Ranks, Again: again, Config: cfg.Collective})
 }
 
 // api is the functions of NCCL and CUDA.

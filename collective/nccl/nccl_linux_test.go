@@ -142,7 +142,7 @@ func TestRebuild(t *testing.T) {
 			}
 		}
 		if err := g.Local()[0].Do(t.Context(), call(3+p)); !errors.Is(err, collective.ErrMismatch) ||
-			!strings.Contains(err.Error(), "rank 1 calls all_reduce SUM of 4 float32") {
+			!strings.Contains(err.Error(), "rank 1 calls all_reduce SUM float32 [4]") {
 			t.Errorf("%v", err)
 		}
 		g, err := g.Rebuild(t.Context())

@@ -16,7 +16,7 @@ import (
 
 // Backends returns backends of so many processes that are all in this one, over the library's own collectives: what
 // package library makes of them can be tested without another library.
-func Backends(n int) ([]library.Backend, error) {
+func Backends(n int) ([]library.Driver, error) {
 	g, err := collective.Open(mem.New(n), collective.Config{
 		Name: "between processes", Timeout: -1, Stall: -1,
 		Logger: slog.New(slog.DiscardHandler),
@@ -24,7 +24,7 @@ func Backends(n int) ([]library.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []library.Backend
+	var out []library.Driver
 	letters := &post{boxes: map[address]chan []byte{}}
 	for _, c := range g.Local() {
 		out = append(out, &inProcess{comm: c, post: letters, closed: make(chan struct{})})
@@ -180,7 +180,7 @@ func (b *inProcess) uneven(o library.Operation) <-chan error {
 	return done
 }
 
-func (b *inProcess) Split(ctx context.Context, member bool, key int) (library.Backend, error) {
+func (b *inProcess) Split(ctx context.Context, member bool, key int) (library.Driver, error) {
 	color := 0
 	if !member {
 		color = -1
@@ -220,10 +220,10 @@ func Open(replicas []int, cfg collective.Config) ([]collective.Group, error) {
 	}
 	groups := make([]collective.Group, len(replicas))
 	for p, b := range backends {
-		again := func(context.Context) (library.Backend, error) {
+		again := func(context.Context) (library.Driver, error) {
 			return nil, fmt.Errorf("%v are not joined again", slices.Clone(replicas))
 		}
-		if groups[p], err = library.Open(library.Setup{Backend: b, Ranks: ranks, Again: again, Config: cfg}); err != nil {
+		if groups[p], err = library.Open(library.Setup{Driver: b, Ranks: ranks, Again: again, Config: cfg}); err != nil {
 			return nil, err
 		}
 	}
