@@ -38,10 +38,10 @@ var (
 	}
 )
 
-// Assign sets the value. In cross-replica context every component is set to x, or to its component of a
-// distributed x. In replica context a mirrored variable first combines the replicas' values by its aggregation;
-// this is a merge call, which all replicas must make. Without an aggregation, and for sync-on-read variables,
-// each replica sets its own component. A variable of [NewCentralStorageStrategy] always combines.
+// Assign sets the value (TensorFlow's assign). In cross-replica context every component is set to x, or to its
+// component of a distributed x. In replica context a mirrored variable first combines the replicas' values by its
+// aggregation; this is a merge call, which all replicas must make. Without an aggregation, and for sync-on-read
+// variables, each replica sets its own component. A variable of [NewCentralStorageStrategy] always combines.
 //
 // With several workers, values are combined over all replicas of all workers, except with [AggregateFirst],
 // which uses the first replica of each worker. In cross-replica context every worker sets its own components.
@@ -51,11 +51,11 @@ var (
 // replica.
 func (v *Variable) Assign(in Context, x Value) error { return v.write(in, x, assign) }
 
-// AssignAdd adds x to the value. It combines and distributes x as [Variable.Assign] does. In cross-replica
-// context it is an error for a sync-on-read variable with [AggregateSum].
+// AssignAdd adds x to the value (TensorFlow's assign_add). It combines and distributes x as [Variable.Assign] does.
+// In cross-replica context it is an error for a sync-on-read variable with [AggregateSum].
 func (v *Variable) AssignAdd(in Context, x Value) error { return v.write(in, x, assignAdd) }
 
-// AssignSub subtracts x from the value, under the conditions of [Variable.AssignAdd].
+// AssignSub subtracts x from the value, under the conditions of [Variable.AssignAdd] (TensorFlow's assign_sub).
 func (v *Variable) AssignSub(in Context, x Value) error { return v.write(in, x, assignSub) }
 
 func (v *Variable) write(in Context, x Value, m mutation) error {

@@ -10,8 +10,9 @@ import (
 	"github.com/lockstep-ml/lockstep/transport/mem"
 )
 
-// CollectiveAllReduce reduces by the library's collectives, in parallel, with one rank per component. It is the
-// default. Its methods may be called concurrently; batches are reduced one at a time.
+// CollectiveAllReduce reduces by the library's collectives, in parallel, with one rank per component (TensorFlow's
+// CollectiveAllReduce). It is the default. Its methods may be called concurrently; batches are reduced one at a
+// time.
 type CollectiveAllReduce struct {
 	cfg     CollectiveConfig
 	devices []Device
@@ -37,9 +38,11 @@ type CollectiveConfig struct {
 	// themselves.
 	Group collective.Group
 	// Keys number the group and its calls in errors and logs. Default: new keys.
-	Keys    *CollectiveKeys
+	Keys *CollectiveKeys
+	// Options are the default options of all reductions.
 	Options Options
-	Logger  *slog.Logger // default slog.Default()
+	// Logger gets stall reports and warnings. Default: slog.Default().
+	Logger *slog.Logger
 }
 
 // NewCollectiveAllReduce returns the operations for a group of devices. The caller must close it.

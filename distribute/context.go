@@ -1,8 +1,6 @@
 package distribute
 
-import (
-	"context"
-)
+import "context"
 
 // Context is the context that code runs in: a [*Replica] (replica context) or a [*CrossReplica] (cross-replica
 // context). No other type implements it.

@@ -6,9 +6,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// CrossDeviceOps implements reductions between the devices of a strategy. The package has
-// [ReductionToOneDevice], [HierarchicalCopyAllReduce] and [CollectiveAllReduce], which all return the same
-// bits. Users may implement it.
+// CrossDeviceOps implements reductions between the devices of a strategy (TensorFlow's CrossDeviceOps). The package
+// has [ReductionToOneDevice], [HierarchicalCopyAllReduce] and [CollectiveAllReduce], which all return the same bits.
+// Users may implement it.
 //
 // Methods are called in cross-replica context, by one goroutine at a time.
 type CrossDeviceOps interface {
@@ -22,12 +22,12 @@ type CrossDeviceOps interface {
 
 // Reduction is one value to reduce and the devices that receive the result, at least one.
 type Reduction struct {
-	Value *PerReplica
-	To    []Device
+	Value *PerReplica // components of one dtype and shape, or IndexedSlices; not to be changed
+	To    []Device    // of this process
 }
 
-// ReduceWith combines the components of v by ops, outside of a strategy, and places the result on the
-// destination's devices. A single tensor is a value of one component.
+// ReduceWith combines the components of v by ops, outside of a strategy, and places the result on the destination's
+// devices (TensorFlow's CrossDeviceOps.reduce). A single tensor is a value of one component.
 func ReduceWith(
 	ctx context.Context, ops CrossDeviceOps, op ReduceOp, v Value, to Destination, opts ...Options,
 ) (Value, error) {
@@ -38,7 +38,7 @@ func ReduceWith(
 	return out[0], nil
 }
 
-// BatchReduceWith is [ReduceWith] of several values at once.
+// BatchReduceWith is [ReduceWith] of several values at once (TensorFlow's CrossDeviceOps.batch_reduce).
 func BatchReduceWith(
 	ctx context.Context, ops CrossDeviceOps, op ReduceOp, batch []ValueTo, opts ...Options,
 ) ([]Value, error) {
@@ -68,8 +68,8 @@ func BatchReduceWith(
 	return ops.BatchReduce(ctx, op, reductions, o)
 }
 
-// Broadcast places a leaf value on the destination's devices: unwrapped on one device, as a [*Mirrored] on
-// several.
+// Broadcast places a leaf value on the destination's devices (TensorFlow's CrossDeviceOps.broadcast): unwrapped on
+// one device, as a [*Mirrored] on several.
 func Broadcast(v Value, to Destination) (Value, error) {
 	devices, err := to.destination("Broadcast")
 	if err != nil {
@@ -127,6 +127,6 @@ func isOn(v Value, to []Device) bool {
 
 // ValueTo is a value and the destination of its reduction.
 type ValueTo struct {
-	Value Value
-	To    Destination
+	Value Value       // a distributed value, a variable or a leaf
+	To    Destination // devices of the result
 }

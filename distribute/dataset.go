@@ -178,7 +178,8 @@ func (d *DistributedDataset) Iter(ctx context.Context) iter.Seq2[Value, error] {
 	return steps(ctx)
 }
 
-// ValueContext says for which replica [Strategy.DistributeValuesFromFunction] needs a value.
+// ValueContext says for which replica [Strategy.DistributeValuesFromFunction] needs a value (TensorFlow's
+// ValueContext).
 type ValueContext struct {
 	ReplicaID   int // TensorFlow's replica_id_in_sync_group: over all workers
 	NumReplicas int // its num_replicas_in_sync
@@ -190,9 +191,9 @@ func (c ValueContext) String() string {
 		c.NumReplicas)
 }
 
-// DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns the results as
-// one nest of [*PerReplica], even with one replica or if all values are equal. With [NewOneDeviceStrategy] it
-// returns the result unchanged.
+// DistributeValuesFromFunction calls f once per replica of this worker, in order, and returns the results as one
+// nest of [*PerReplica], even with one replica or if all values are equal (TensorFlow's
+// experimental_distribute_values_from_function). With [NewOneDeviceStrategy] it returns the result unchanged.
 func (s *Strategy) DistributeValuesFromFunction(
 	ctx context.Context, f func(ValueContext) (Value, error),
 ) (Value, error) {

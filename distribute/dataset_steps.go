@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// DistributedDataset yields the elements of a dataset, one per replica and step.
+// DistributedDataset yields the elements of a dataset, one per replica and step (TensorFlow's DistributedDataset).
 type DistributedDataset struct {
 	strategy *Strategy
 	options  InputOptions

@@ -1,8 +1,6 @@
 package distribute
 
-import (
-	"github.com/lockstep-ml/lockstep/tensor"
-)
+import "github.com/lockstep-ml/lockstep/tensor"
 
 // Destination is the set of devices that receives the result of a reduction: the devices of a [*PerReplica],
 // [*Mirrored] or [*Variable], a device string ([At]), or the devices of any value ([Like]).

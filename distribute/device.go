@@ -18,9 +18,9 @@ type Device struct {
 // localCPU completes partial device strings.
 var localCPU = Device{Job: "localhost", Kind: "CPU"}
 
-// ParseDevice parses a device string. It accepts short forms such as "CPU:0", "/gpu:1" or "cpu", and any part
-// of the full form "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index open. Short forms exist for
-// CPU, GPU and TPU; other kinds need "/device:KIND:0".
+// ParseDevice parses a device string (TensorFlow's DeviceSpec.from_string). It accepts short forms such as "CPU:0",
+// "/gpu:1" or "cpu", and any part of the full form "/job:worker/replica:0/task:0/device:CPU:1". "*" leaves an index
+// open. Short forms exist for CPU, GPU and TPU; other kinds need "/device:KIND:0".
 func ParseDevice(s string) (Device, error) {
 	d := Device{Replica: -1, Task: -1, Index: -1}
 	bad := func(format string, args ...any) (Device, error) {
@@ -69,8 +69,8 @@ func ParseDevice(s string) (Device, error) {
 	return d, nil
 }
 
-// CanonicalDevice parses s. Missing parts are taken from defaults, device strings in order of precedence, and
-// then from /job:localhost/replica:0/task:0/device:CPU:0.
+// CanonicalDevice parses s (TensorFlow's device_util.canonicalize). Missing parts are taken from defaults, device
+// strings in order of precedence, and then from /job:localhost/replica:0/task:0/device:CPU:0.
 func CanonicalDevice(s string, defaults ...string) (Device, error) {
 	d, err := ParseDevice(s)
 	if err != nil {

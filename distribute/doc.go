@@ -1,21 +1,32 @@
 // Package distribute implements TensorFlow's tf.distribute API: strategies that run training steps on several
 // replicas in parallel, with distributed values, variables and reductions.
 //
-// A [Strategy] decides how training is distributed. [NewMirroredStrategy] has one replica on each of several
-// devices of this process. [NewOneDeviceStrategy] has a single replica. [NewCentralStorageStrategy] keeps all
-// variables on one device. [NewMultiWorkerMirroredStrategy] has replicas on all processes of a job. [Default]
-// is the strategy of code that selects none. [Run] calls a step function once per replica, each on its own
-// goroutine, all at the same time:
+// A program calls, in this order:
+//
+//  1. [NewMirroredStrategy], for several devices of this process, or [NewMultiWorkerMirroredStrategy], for all
+//     processes of a job. Both return a [Strategy].
+//  2. [Strategy.NewVariable], for each value that all replicas keep between steps.
+//  3. [Strategy.DistributeDataset], which splits batches between the replicas.
+//  4. [Run], once per step: it calls a step function on every replica, each on its own goroutine, all at the same
+//     time. In the step, [Replica.AllReduce] combines the replicas' values, and [Variable.AssignAdd] and other
+//     methods change variables.
+//  5. [Strategy.Reduce] and [Variable.Read], to use results after a step; then [Strategy.Close].
+//
+// This step returns the sum of the replicas' values on each replica:
 //
 //	s, err := distribute.NewMirroredStrategy(distribute.MirroredConfig{Devices: []string{"CPU:0", "CPU:1"}})
-//	…
+//	if err != nil {
+//		return err
+//	}
 //	defer s.Close()
+//	step := func(ctx context.Context, r *distribute.Replica, x *tensor.Tensor) (distribute.Value, error) {
+//		return r.AllReduce(ctx, distribute.Sum, x)
+//	}
+//	sums, err := distribute.RunTyped(ctx, s, step, []*tensor.Tensor{a, b})
 //
-// losses, err := distribute.Run(ctx, s, func(ctx context.Context, r *distribute.Replica, args ...distribute.Value)
-//
-//	(distribute.Value, error) {
-//			return r.AllReduce(ctx, distribute.Sum, args[0])
-//		}, batch)
+// [NewOneDeviceStrategy] has a single replica, for tests. [NewCentralStorageStrategy] keeps all variables on one
+// device. [Default] is the strategy of code that selects none. Package train does all of this for a model and a
+// dataset.
 //
 // # Contexts
 //

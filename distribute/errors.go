@@ -13,17 +13,17 @@ import (
 // collective call is a *[collective.Error], which matches that package's kinds; some of these are the same
 // values.
 var (
-	ErrInvalid     = collective.ErrInvalid  // an argument is invalid
-	ErrMismatch    = collective.ErrMismatch // values or calls differ between replicas where they must be equal
-	ErrTimeout     = collective.ErrTimeout  // timed out waiting for a replica
-	ErrDesync      = collective.ErrDesync   // the replicas' calls can never match
-	ErrPeerLost    = collective.ErrPeerLost // a replica panicked or called runtime.Goexit
-	ErrBusy        = collective.ErrBusy     // two goroutines used one replica at the same time
-	ErrAborted     = collective.ErrAborted  // a call was cancelled, for example by its context
-	ErrClosed      = collective.ErrClosed   // used after Close
-	ErrNested      = deadlock.ErrNested     // a Run inside a Run of the same strategy; it also matches ErrContext
-	ErrContext     = errors.New("wrong context")
-	ErrUnsupported = errors.ErrUnsupported
+	ErrInvalid     = collective.ErrInvalid       // an argument is invalid
+	ErrMismatch    = collective.ErrMismatch      // values or calls differ between replicas where they must be equal
+	ErrTimeout     = collective.ErrTimeout       // timed out waiting for a replica
+	ErrDesync      = collective.ErrDesync        // the replicas' calls can never match
+	ErrPeerLost    = collective.ErrPeerLost      // a replica panicked or called runtime.Goexit
+	ErrBusy        = collective.ErrBusy          // two goroutines used one replica at the same time
+	ErrAborted     = collective.ErrAborted       // a call was cancelled, for example by its context
+	ErrClosed      = collective.ErrClosed        // used after Close
+	ErrNested      = deadlock.ErrNested          // a Run inside a Run of the same strategy; it also matches ErrContext
+	ErrContext     = errors.New("wrong context") // called in the wrong context, or between strategies
+	ErrUnsupported = errors.ErrUnsupported       // not available for these values or this strategy
 )
 
 // Error describes a failed operation of this package.
@@ -73,6 +73,8 @@ func failed(op string, err error) error {
 	return err
 }
 
-// StepError is the error of a failed step. Every replica and the caller of [Run] get the same one. It has the
-// cause, and what each replica was doing at that time, with file and line.
+// StepError is the error of a failed step; get it by errors.As with a *StepError. Every replica and the caller of
+// [Run] get the same one. Its fields are Reason, the cause in one sentence; Cause, the error behind it or nil; and
+// Replicas, which has for each replica what it was doing at that time: its state, its call, its stack with files
+// and lines. Its text has all of them.
 type StepError = deadlock.StepError

@@ -11,8 +11,9 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// HierarchicalCopyAllReduce adds in two levels: the components of nearby devices first, then the groups' sums.
-// A batch is concatenated and cut into packs of equal length, which are added in parallel.
+// HierarchicalCopyAllReduce adds in two levels (TensorFlow's HierarchicalCopyAllReduce): the components of nearby
+// devices first, then the groups' sums. A batch is concatenated and cut into packs of equal length, which are added
+// in parallel.
 type HierarchicalCopyAllReduce struct {
 	packs  int
 	groups func([]Device) []int // of each device

@@ -7,7 +7,7 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/pieces"
 )
 
-// AutoShardPolicy says how the workers of a job shard a dataset.
+// AutoShardPolicy says how the workers of a job shard a dataset (TensorFlow's tf.data.experimental.AutoShardPolicy).
 type AutoShardPolicy uint8
 
 // The policies, TensorFlow's AutoShardPolicy.
@@ -32,7 +32,8 @@ func (p AutoShardPolicy) String() string {
 	return [...]string{"AUTO", "OFF", "FILE", "DATA", "HINT"}[p]
 }
 
-// ReplicationMode says how often [Strategy.DistributeDatasetsFromFunction] calls its function.
+// ReplicationMode says how often [Strategy.DistributeDatasetsFromFunction] calls its function (TensorFlow's
+// InputReplicationMode).
 type ReplicationMode uint8
 
 // The modes, TensorFlow's InputReplicationMode.
@@ -78,7 +79,8 @@ func (o InputOptions) validate(op string) error {
 	return o.Input.validate(op)
 }
 
-// InputContext describes the part of a job's input for which a dataset function makes a dataset.
+// InputContext describes the part of a job's input for which a dataset function makes a dataset (TensorFlow's
+// InputContext).
 type InputContext struct {
 	NumInputPipelines int // number of input pipelines, usually one per worker
 	InputPipelineID   int // index of this pipeline, from 0
@@ -91,8 +93,8 @@ func (c InputContext) String() string {
 		c.NumInputPipelines)
 }
 
-// PerReplicaBatchSize returns the number of examples of a global batch per replica. It is an error if the
-// division has a remainder.
+// PerReplicaBatchSize returns the number of examples of a global batch per replica (TensorFlow's
+// get_per_replica_batch_size). It is an error if the division has a remainder.
 func (c InputContext) PerReplicaBatchSize(global int) (int, error) {
 	if c.NumReplicasInSync < 1 || global%c.NumReplicasInSync != 0 {
 		return 0, errorf("PerReplicaBatchSize", ErrInvalid, "the global batch size %d is not divisible by the number of "+

@@ -9,10 +9,10 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/deadlock"
 )
 
-// MergeCall waits until all replicas have called it, then calls f once for all of them, in cross-replica
-// context. It returns f's result on every replica: the replica's component of a distributed value, and any
-// other value unchanged. f gets the replicas' arguments regrouped, so the tensors of all replicas become one
-// [*PerReplica]. MergeCall uses the f of replica 0. f's context ends with the Run.
+// MergeCall waits until all replicas have called it, then calls f once for all of them, in cross-replica context
+// (TensorFlow's ReplicaContext.merge_call). It returns f's result on every replica: the replica's component of a
+// distributed value, and any other value unchanged. f gets the replicas' arguments regrouped, so the tensors of all
+// replicas become one [*PerReplica]. MergeCall uses the f of replica 0. f's context ends with the Run.
 //
 // An error of f is returned on every replica.
 func (r *Replica) MergeCall(ctx context.Context, f MergeFunc, args ...Value) (Value, error) {

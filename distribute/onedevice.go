@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ReductionToOneDevice adds all components on one device and copies the result to the destinations. The zero
-// value is ready to use.
+// ReductionToOneDevice adds all components on one device and copies the result to the destinations (TensorFlow's
+// ReductionToOneDevice). The zero value is ready to use.
 type ReductionToOneDevice struct {
 	// ReduceTo is the device that adds. Default: the first destination. It has no effect on logical CPU
 	// devices, which share the host's memory and cores.

@@ -229,7 +229,8 @@ func meanOf(name string, sum Value, n int) (Value, error) {
 	return dense.Divide(sum.(*tensor.Tensor), n), nil
 }
 
-// Densify converts s to a dense tensor. Rows with the same index are added. The dense shape must be known.
+// Densify converts s to a dense tensor (TensorFlow's tf.convert_to_tensor of IndexedSlices). Rows with the same
+// index are added. The dense shape must be known.
 func Densify(s *tensor.IndexedSlices) (*tensor.Tensor, error) {
 	t, err := sparse.Densify(s)
 	return t, failed("Densify", err)

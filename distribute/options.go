@@ -10,13 +10,15 @@ import (
 	"github.com/lockstep-ml/lockstep/collective/packing"
 )
 
-// ReduceOp says how the replicas' values are combined: [Sum] or [Mean].
+// ReduceOp says how the replicas' values are combined (TensorFlow's ReduceOp): [Sum] or [Mean].
 type ReduceOp = collective.ReduceOp
 
-// The reductions of tf.distribute. Mean is the sum, then a true division by the number of replicas: int32 and
-// int64 give float64, smaller integers float32.
+// The reductions of tf.distribute.
 const (
-	Sum  = collective.Sum
+	// Sum adds the values, along the canonical tree.
+	Sum = collective.Sum
+	// Mean is the sum, then a true division by the number of replicas: int32 and int64 give float64, smaller
+	// integers float32.
 	Mean = collective.Mean
 )
 
@@ -30,7 +32,7 @@ func ParseReduceOp(name string) (ReduceOp, error) {
 	return 0, errorf("ParseReduceOp", ErrInvalid, "'%s' is not a valid ReduceOp: want SUM or MEAN", name)
 }
 
-// Implementation selects the implementation of the collectives.
+// Implementation selects the implementation of the collectives (TensorFlow's CommunicationImplementation).
 type Implementation uint8
 
 // The implementations. As in TensorFlow, Ring means the library's own collectives, whatever the algorithm; Auto
@@ -39,10 +41,10 @@ type Implementation uint8
 // request for NCCL that cannot be met, including that of a strategy of one process, is met by the library's own
 // collectives, and a warning in the log says why.
 const (
-	ImplementationAuto Implementation = iota
-	ImplementationRing
-	ImplementationNCCL
-	ImplementationMPI // not TensorFlow's
+	ImplementationAuto Implementation = iota // the library's own collectives
+	ImplementationRing                       // the library's own collectives
+	ImplementationNCCL                       // NVIDIA's NCCL
+	ImplementationMPI                        // Open MPI or MPICH; not TensorFlow's
 )
 
 var implementationNames = [...]string{"AUTO", "RING", "NCCL", "MPI"}
@@ -190,12 +192,12 @@ type Sparse uint8
 // transfers K rows to every replica, summing the union about 2u, and summing tensors about 2R. K is computed
 // from the lengths, which are exchanged first; u is known after the indices are gathered.
 const (
-	SparseInherit Sparse = iota
-	SparseKeep
-	SparseAuto
-	SparseGather
-	SparseReduce
-	SparseDense
+	SparseInherit Sparse = iota // the strategy's
+	SparseKeep                  // rows with equal indices stay apart
+	SparseAuto                  // one of the following three, by their costs
+	SparseGather                // every replica gathers all rows, and adds them
+	SparseReduce                // the rows of the union of all indices are summed
+	SparseDense                 // tensors are summed
 )
 
 // String returns the way's name: "keep".

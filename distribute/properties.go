@@ -8,13 +8,13 @@ import (
 
 // Properties has TensorFlow's properties of a strategy (StrategyExtended's).
 type Properties struct {
-	ShouldCheckpoint    bool // this worker writes checkpoints
-	ShouldSaveSummary   bool // this worker writes summaries
-	ShouldInit          bool // this worker initialises variables
-	BetweenGraph        bool // each worker runs its own program
-	RequireStaticShapes bool // all batches must have one shape
-	InMultiWorkerMode   bool // there is more than one worker
-	NumReplicasInSync   int
+	ShouldCheckpoint    bool     // this worker writes checkpoints
+	ShouldSaveSummary   bool     // this worker writes summaries
+	ShouldInit          bool     // this worker initialises variables
+	BetweenGraph        bool     // each worker runs its own program
+	RequireStaticShapes bool     // all batches must have one shape
+	InMultiWorkerMode   bool     // there is more than one worker
+	NumReplicasInSync   int      // number of replicas of all workers
 	WorkerDevices       []string // of this worker's replicas
 	ParameterDevices    []string // where variables live
 	InputDevice         string   // where this worker's input pipeline runs
@@ -39,7 +39,8 @@ func (s *Strategy) Properties() Properties {
 // ParameterDevices returns the devices of a variable's components, in TensorFlow's full form.
 func (s *Strategy) ParameterDevices() []string { return s.deviceNames(s.params) }
 
-// ClusterResolver returns the resolver that the strategy was made with, or nil.
+// ClusterResolver returns the resolver that the strategy was made with, or nil (TensorFlow's
+// Strategy.cluster_resolver).
 func (s *Strategy) ClusterResolver() cluster.Resolver { return s.resolver }
 
 // Stats returns the times so far. Those of a Run in progress may be counted in part.

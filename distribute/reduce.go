@@ -52,10 +52,10 @@ type ReduceOptions struct {
 	Options
 }
 
-// Reduce combines the components of v and returns the result as one host value. Without an axis it adds the
-// components, leaf by leaf, and for a mean divides by their number. With an axis it first sums each component
-// over the axis; a mean then divides the sum of all elements by their number over all replicas. So components
-// of different lengths are weighted by their elements.
+// Reduce combines the components of v and returns the result as one host value (TensorFlow's Strategy.reduce).
+// Without an axis it adds the components, leaf by leaf, and for a mean divides by their number. With an axis it
+// first sums each component over the axis; a mean then divides the sum of all elements by their number over all
+// replicas. So components of different lengths are weighted by their elements.
 //
 // A value that is not distributed is the same on all replicas. Its mean is the value itself. Its sum is an
 // error without an axis, and the number of replicas times its sum with one. A mirrored value's mean is the
@@ -124,9 +124,9 @@ func (s *Strategy) reduceToHost(
 	return s.LocalResults(out)[0], nil
 }
 
-// ReduceTo combines the components of v and places the result on the destination's devices: a tensor on one, a
-// [*Mirrored] on several. Values that are not distributed, and mirrored values, are treated as in
-// [Strategy.Reduce]. With [NewOneDeviceStrategy] it returns the value unchanged.
+// ReduceTo combines the components of v and places the result on the destination's devices (TensorFlow's
+// StrategyExtended.reduce_to): a tensor on one, a [*Mirrored] on several. Values that are not distributed, and
+// mirrored values, are treated as in [Strategy.Reduce]. With [NewOneDeviceStrategy] it returns the value unchanged.
 func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destination, opts ...Options) (Value, error) {
 	const name = "ReduceTo"
 	o, err := s.enterCross(ctx, name, op, opts)
@@ -140,8 +140,8 @@ func (s *Strategy) ReduceTo(ctx context.Context, op ReduceOp, v Value, to Destin
 	return s.reduceTo(ctx, name, op, v, devices, o)
 }
 
-// BatchReduceTo is [Strategy.ReduceTo] for several values, which may share transfers. The results are in the
-// order of the batch.
+// BatchReduceTo is [Strategy.ReduceTo] for several values, which may share transfers (TensorFlow's
+// StrategyExtended.batch_reduce_to). The results are in the order of the batch.
 func (s *Strategy) BatchReduceTo(ctx context.Context, op ReduceOp, batch []ValueTo, opts ...Options) ([]Value, error) {
 	const name = "BatchReduceTo"
 	o, err := s.enterCross(ctx, name, op, opts)

@@ -66,7 +66,7 @@ func (r *Replica) ID() int { return r.id }
 // distributed values. With one worker it equals [Replica.ID].
 func (r *Replica) LocalID() int { return r.local }
 
-// NumReplicas returns the number of replicas of all workers.
+// NumReplicas returns the number of replicas of all workers (TensorFlow's num_replicas_in_sync).
 func (r *Replica) NumReplicas() int { return r.strategy.size }
 
 // Device returns the replica's device in TensorFlow's full form.

@@ -10,8 +10,8 @@ import (
 )
 
 // Run calls step once per replica, each on its own goroutine, all at the same time, and returns their results
-// regrouped (see [Regroup]). Distributed values among the arguments, at any depth, are replaced by the
-// replica's component; other values are passed to every replica unchanged.
+// regrouped (see [Regroup]; TensorFlow's Strategy.run). Distributed values among the arguments, at any depth, are
+// replaced by the replica's component; other values are passed to every replica unchanged.
 //
 // Runs of one strategy are serialized. A Run inside a step is an error. A merge function may start one with its
 // context: it has the same replica ids and devices, while the replicas of the outer Run wait. If a replica

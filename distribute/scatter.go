@@ -7,34 +7,34 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// ScatterAdd adds the rows of x to the rows of the variable given by their indices. x is IndexedSlices or a
-// distributed value of them. Rows with the same index are added in order. In replica context the replicas'
-// slices are first combined by the variable's aggregation, as in [Variable.Assign]: a sum has all rows in the
-// order of the replicas, a mean has the same rows divided by the number of replicas. A variable of
+// ScatterAdd adds the rows of x to the rows of the variable given by their indices (TensorFlow's scatter_add). x is
+// IndexedSlices or a distributed value of them. Rows with the same index are added in order. In replica context the
+// replicas' slices are first combined by the variable's aggregation, as in [Variable.Assign]: a sum has all rows in
+// the order of the replicas, a mean has the same rows divided by the number of replicas. A variable of
 // [NewCentralStorageStrategy] applies the replicas' rows in replica order, whatever its aggregation.
 //
 // Sync-on-read variables do not support it; the error matches [ErrUnsupported].
 func (v *Variable) ScatterAdd(in Context, x Value) error { return v.scatter(in, x, dense.ScatterAdd) }
 
-// ScatterSub subtracts the rows of x, under the conditions of [Variable.ScatterAdd].
+// ScatterSub subtracts the rows of x, under the conditions of [Variable.ScatterAdd] (TensorFlow's scatter_sub).
 func (v *Variable) ScatterSub(in Context, x Value) error { return v.scatter(in, x, dense.ScatterSub) }
 
-// ScatterMul multiplies rows of the variable by the rows of x, under the conditions of [Variable.ScatterAdd]. A
-// mean multiplies by each row divided by the number of replicas.
+// ScatterMul multiplies rows of the variable by the rows of x, under the conditions of [Variable.ScatterAdd]
+// (TensorFlow's scatter_mul). A mean multiplies by each row divided by the number of replicas.
 func (v *Variable) ScatterMul(in Context, x Value) error { return v.scatter(in, x, dense.ScatterMul) }
 
-// ScatterDiv divides rows of the variable by the rows of x, under the conditions of [Variable.ScatterMul].
-// Integer division truncates; integer division by zero is an error.
+// ScatterDiv divides rows of the variable by the rows of x, under the conditions of [Variable.ScatterMul]
+// (TensorFlow's scatter_div). Integer division truncates; integer division by zero is an error.
 func (v *Variable) ScatterDiv(in Context, x Value) error { return v.scatter(in, x, dense.ScatterDiv) }
 
-// ScatterMin keeps the smaller of each element of the variable and of the rows of x. A mirrored variable must
-// have [AggregateNone] or [AggregateFirst]; the error for others matches [ErrUnsupported].
+// ScatterMin keeps the smaller of each element of the variable and of the rows of x (TensorFlow's scatter_min). A
+// mirrored variable must have [AggregateNone] or [AggregateFirst]; the error for others matches [ErrUnsupported].
 func (v *Variable) ScatterMin(in Context, x Value) error { return v.scatter(in, x, dense.ScatterMin) }
 
-// ScatterMax keeps the larger elements, under the conditions of [Variable.ScatterMin].
+// ScatterMax keeps the larger elements, under the conditions of [Variable.ScatterMin] (TensorFlow's scatter_max).
 func (v *Variable) ScatterMax(in Context, x Value) error { return v.scatter(in, x, dense.ScatterMax) }
 
-// ScatterUpdate sets rows, under the conditions of [Variable.ScatterMin].
+// ScatterUpdate sets rows, under the conditions of [Variable.ScatterMin] (TensorFlow's scatter_update).
 func (v *Variable) ScatterUpdate(in Context, x Value) error {
 	return v.scatter(in, x, dense.ScatterUpdate)
 }

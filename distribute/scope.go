@@ -1,12 +1,10 @@
 package distribute
 
-import (
-	"context"
-)
+import "context"
 
-// Scope returns a context in which s is the current strategy: variables and datasets created with it belong to
-// s. A scope inside a scope of another strategy, or inside a step, is an error; everything that uses the
-// context returns it.
+// Scope returns a context in which s is the current strategy (TensorFlow's Strategy.scope): variables and datasets
+// created with it belong to s. A scope inside a scope of another strategy, or inside a step, is an error; everything
+// that uses the context returns it.
 func (s *Strategy) Scope(ctx context.Context) context.Context {
 	if s.kind == defaultKind && frameOf(ctx) == nil {
 		return ctx // outside of every other scope is its scope
@@ -73,14 +71,16 @@ func CurrentReplica(ctx context.Context) *Replica {
 	return defaultStrategy()
 }
 
-// InCrossReplica reports whether ctx is in cross-replica context: in a scope, a merge function or an update function.
+// InCrossReplica reports whether ctx is in cross-replica context (TensorFlow's in_cross_replica_context): in a
+// scope, a merge function or an update function.
 func InCrossReplica(ctx context.Context) bool {
 	f := innermost(ctx)
 	return f != nil && f.replica == nil
 }
 
-// UpdateReplica returns the replica whose component is changed by the update function that ctx belongs to. It
-// returns false if all replicas share one component; that has a device only, see [UpdateDevice].
+// UpdateReplica returns the replica whose component is changed by the update function that ctx belongs to
+// (TensorFlow's get_update_replica_id). It returns false if all replicas share one component; that has a device
+// only, see [UpdateDevice].
 func UpdateReplica(ctx context.Context) (int, bool) {
 	if f := innermost(ctx); f != nil && f.update >= 0 {
 		return f.update, true

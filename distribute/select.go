@@ -18,10 +18,10 @@ type Machine struct {
 
 // Selection is a choice of CrossDeviceOps.
 type Selection struct {
-	Ops            string // its kind: "ReductionToOneDevice", "NcclAllReduce", "CollectiveAllReduce"
-	Packs          int    // of NcclAllReduce
-	Implementation Implementation
-	Warnings       []string // for the user
+	Ops            string         // its kind: "ReductionToOneDevice", "NcclAllReduce", "CollectiveAllReduce"
+	Packs          int            // of NcclAllReduce
+	Implementation Implementation // of the collectives
+	Warnings       []string       // for the user
 }
 
 // SelectCrossDeviceOps follows the rule of TensorFlow's function of that name, which its older strategies use.

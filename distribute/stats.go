@@ -7,9 +7,9 @@ import (
 
 // Stats has the times of a strategy's Runs, summed since the strategy was made.
 type Stats struct {
-	Runs     int           // number of Runs that have ended
-	Elapsed  time.Duration // from the start to the end of each
-	Replicas []ReplicaStats
+	Runs     int            // number of Runs that have ended
+	Elapsed  time.Duration  // from the start to the end of each
+	Replicas []ReplicaStats // of this worker, by replica
 }
 
 // ReplicaStats has the times of one replica.

@@ -101,13 +101,12 @@ type CentralStorageConfig struct {
 	// ParameterDevice is the device of the variables. Default: the compute device if there is only one, else
 	// CPU:0. Package train needs one of the compute devices, because the engine computes the new values there.
 	ParameterDevice string
-	// Engine, LogicalCPUs, CrossDeviceOps, Options, Stall and Logger are as in [MirroredConfig].
-	Engine         engine.Engine
-	LogicalCPUs    int
-	CrossDeviceOps CrossDeviceOps
-	Options        Options
-	Stall          time.Duration
-	Logger         *slog.Logger
+	Engine          engine.Engine  // as in [MirroredConfig]
+	LogicalCPUs     int            // as in MirroredConfig
+	CrossDeviceOps  CrossDeviceOps // as in MirroredConfig
+	Options         Options        // as in MirroredConfig
+	Stall           time.Duration  // as in MirroredConfig
+	Logger          *slog.Logger   // as in MirroredConfig
 }
 
 // NewCentralStorageStrategy returns a strategy with a replica on each of several devices of this process, and

@@ -16,8 +16,8 @@ import (
 	"github.com/lockstep-ml/lockstep/engine"
 )
 
-// Strategy distributes training over devices. Its methods may be called concurrently; Runs of one strategy are
-// serialized. The caller must close it.
+// Strategy distributes training over devices (TensorFlow's tf.distribute.Strategy). Its methods may be called
+// concurrently; Runs of one strategy are serialized. The caller must close it.
 type Strategy struct {
 	kind          strategyKind
 	oneDevice     bool             // one replica, whose values are never wrapped
@@ -82,7 +82,8 @@ func (k strategyKind) String() string {
 // mirrors reports whether variables have a component on each of several replicas' devices.
 func (k strategyKind) mirrors() bool { return k == mirroredKind || k == multiWorkerKind }
 
-// NumReplicasInSync returns the number of replicas over which gradients are reduced, of all workers.
+// NumReplicasInSync returns the number of replicas over which gradients are reduced, of all workers (TensorFlow's
+// num_replicas_in_sync).
 func (s *Strategy) NumReplicasInSync() int { return s.size }
 
 // Devices returns the devices of this worker's replicas, in TensorFlow's full form.

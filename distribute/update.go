@@ -60,8 +60,9 @@ func ValueContainer(v Value) Value {
 type UpdateFunc func(ctx context.Context, c *Component, args ...Value) (Value, error)
 
 // Update calls f once for each component of v, in the order of the replicas, and returns f's results as a
-// [*Mirrored], leaf by leaf for nests. With one component it returns f's result unchanged; if f returns nil, so
-// does Update. If a call fails or panics, every component is restored to its old value.
+// [*Mirrored], leaf by leaf for nests (TensorFlow's StrategyExtended.update). With one component it returns f's
+// result unchanged; if f returns nil, so does Update. If a call fails or panics, every component is restored to its
+// old value.
 func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	results, err := s.update(ctx, v, f, args)
 	if err != nil {
@@ -81,8 +82,8 @@ func (s *Strategy) Update(ctx context.Context, v *Variable, f UpdateFunc, args .
 	})
 }
 
-// UpdateUngrouped is [Strategy.Update], except that each leaf of the result is the tuple of the components'
-// results.
+// UpdateUngrouped is [Strategy.Update], except that each leaf of the result is the tuple of the components' results
+// (TensorFlow's StrategyExtended.update with group=False).
 func (s *Strategy) UpdateUngrouped(ctx context.Context, v *Variable, f UpdateFunc, args ...Value) (Value, error) {
 	results, err := s.update(ctx, v, f, args)
 	if err != nil {

@@ -14,11 +14,13 @@ import (
 // numbers and any other argument or result of a step function.
 type Value = any
 
-// PerReplica is a value with one component per replica, by replica id. Step functions return and distributed
-// datasets yield such values. As an argument of a step function it is replaced by the replica's component.
+// PerReplica is a value with one component per replica, by replica id (TensorFlow's PerReplica, a
+// DistributedValues). Step functions return and distributed datasets yield such values. As an argument of a step
+// function it is replaced by the replica's component. Several goroutines may read it.
 type PerReplica struct{ components }
 
-// Mirrored is a value that is the same on every replica.
+// Mirrored is a value that is the same on every replica (TensorFlow's Mirrored, a DistributedValues). Several
+// goroutines may read it.
 type Mirrored struct{ components }
 
 // NewPerReplica returns a value with one component per replica, by replica id.
@@ -86,11 +88,11 @@ type part interface {
 	partOf() (whole Value, index, parts int)
 }
 
-// Regroup combines the replicas' nests, by replica, into one nest. Each leaf becomes a [*PerReplica], with two
-// exceptions: a leaf that is identical on all replicas (the same pointer, or equal host values) is kept, and
-// the components of one variable become the variable. A typed container that cannot hold distributed values,
-// such as a []*tensor.Tensor or a struct with a *tensor.Tensor field, becomes a PerReplica as a whole. Nests
-// with different structures are an error.
+// Regroup combines the replicas' nests, by replica, into one nest (TensorFlow's distribute_utils.regroup). Each leaf
+// becomes a [*PerReplica], with two exceptions: a leaf that is identical on all replicas (the same pointer, or equal
+// host values) is kept, and the components of one variable become the variable. A typed container that cannot hold
+// distributed values, such as a []*tensor.Tensor or a struct with a *tensor.Tensor field, becomes a PerReplica as a
+// whole. Nests with different structures are an error.
 func Regroup(perReplica []Value) (Value, error) { return regroup("Regroup", perReplica, false) }
 
 func regroup(op string, perReplica []Value, alwaysWrap bool) (Value, error) {
@@ -121,7 +123,8 @@ func regroupAs(op string, perReplica []Value, wrap func(leaves []any) Value) (Va
 	return out, nil
 }
 
-// SelectReplica returns the nest with every distributed value replaced by its component of the replica.
+// SelectReplica returns the nest with every distributed value replaced by its component of the replica (TensorFlow's
+// distribute_utils.select_replica).
 func SelectReplica(replica int, v Value) (Value, error) {
 	return selectReplica(replica, v, func(Value) error { return nil })
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/lockstep-ml/lockstep/tensor"
 )
 
-// Synchronization says when a variable's components are combined.
+// Synchronization says when a variable's components are combined (TensorFlow's VariableSynchronization).
 type Synchronization uint8
 
-// The synchronizations. Auto is OnWrite.
+// The synchronizations.
 const (
-	Auto Synchronization = iota
-	OnWrite
-	OnRead
-	SynchronizeNone // only with one device
+	Auto            Synchronization = iota // OnWrite
+	OnWrite                                // by writes: all components stay equal
+	OnRead                                 // by reads in cross-replica context: each replica writes its own component
+	SynchronizeNone                        // never; only with one device
 )
 
 // String returns TensorFlow's name: "ON_WRITE".
@@ -37,15 +37,15 @@ func (s Synchronization) String() string {
 	return fmt.Sprintf("Synchronization(%d)", uint8(s))
 }
 
-// Aggregation says how the replicas' values are combined.
+// Aggregation says how the replicas' values are combined (TensorFlow's VariableAggregation).
 type Aggregation uint8
 
 // The aggregations.
 const (
-	AggregateNone Aggregation = iota
-	AggregateSum
-	AggregateMean
-	AggregateFirst // replica 0's value; with several workers, that of each worker's first replica
+	AggregateNone  Aggregation = iota // not at all
+	AggregateSum                      // the sum over all replicas
+	AggregateMean                     // the mean over all replicas
+	AggregateFirst                    // replica 0's value; with several workers, that of each worker's first replica
 )
 
 // String returns TensorFlow's name: "ONLY_FIRST_REPLICA".
@@ -68,23 +68,26 @@ type VariableConfig struct {
 	// Name is the variable's name. Default "Variable". Several variables may have the same name, as in
 	// TensorFlow.
 	Name string
-	// Initial is the value on every replica, a tensor or a host number. If Initial is nil, Init is called once
-	// to make the value.
+	// Initial is the value on every replica, a tensor or a host number. It is copied.
 	Initial Value
-	Init    func(context.Context) (Value, error)
+	// Init makes the value if Initial is nil. It is called once.
+	Init func(context.Context) (Value, error)
 	// Synchronization says when the components are combined. Default: OnWrite, a mirrored variable.
 	Synchronization Synchronization
 	// Aggregation says how values that replicas write (OnWrite) or hold (OnRead) are combined. Default: none.
 	Aggregation Aggregation
-	// NotTrainable excludes the variable from training. Sync-on-read variables are excluded unless Trainable is
-	// set.
+	// NotTrainable excludes the variable from training.
 	NotTrainable bool
-	Trainable    bool
+	// Trainable includes a sync-on-read variable, which is excluded by default.
+	Trainable bool
 }
 
-// Variable is a value on every replica that is kept between steps. A mirrored variable (OnWrite) is kept equal
-// on all replicas by its updates. A sync-on-read variable (OnRead) has separate values on the replicas, which
-// are aggregated when it is read in cross-replica context.
+// Variable is a value on every replica that is kept between steps (TensorFlow's DistributedVariable). A mirrored
+// variable (OnWrite) is kept equal on all replicas by its updates. A sync-on-read variable (OnRead) has separate
+// values on the replicas, which are aggregated when it is read in cross-replica context.
+//
+// A write replaces a component's tensor and leaves the old one unchanged: a tensor that was read keeps its values,
+// and must not be changed. Values may be read while another goroutine writes.
 //
 // The writes of a Run are committed only if the whole Run succeeds. After a failed Run every component has the
 // value from before it.
@@ -220,9 +223,9 @@ func (v *Variable) first() *tensor.Tensor { return v.components[0].Load() }
 
 func (v *Variable) keptEqual() bool { return v.sync == OnWrite }
 
-// Read returns the value. In replica context it is the replica's own. In cross-replica context it is the
-// mirrored variable's value on the current device (see [Strategy.Cross]) or else on replica 0, or the aggregate
-// of a sync-on-read variable.
+// Read returns the value (TensorFlow's read_value). In replica context it is the replica's own. In cross-replica
+// context it is the mirrored variable's value on the current device (see [Strategy.Cross]) or else on replica 0, or
+// the aggregate of a sync-on-read variable.
 func (v *Variable) Read(in Context) (*tensor.Tensor, error) {
 	const op = "Read"
 	switch in := in.(type) {

@@ -19,9 +19,9 @@ func (s *Strategy) suits(v Value) error {
 	return nil
 }
 
-// LocalResults returns the components of v on this process, by replica: those of a distributed value, one nest
-// per replica for a nest, and v itself for anything else. With [NewOneDeviceStrategy] it always returns v
-// itself.
+// LocalResults returns the components of v on this process, by replica (TensorFlow's experimental_local_results):
+// those of a distributed value, one nest per replica for a nest, and v itself for anything else. With
+// [NewOneDeviceStrategy] it always returns v itself.
 func (s *Strategy) LocalResults(v Value) []Value {
 	kept, isStored := v.(stored)
 	switch d, ok := v.(distributed); {

@@ -57,8 +57,8 @@ func Concat(ts []*tensor.Tensor, axis int) (*tensor.Tensor, error) {
 
 // Part is the dtype and the shape of a tensor to concatenate.
 type Part struct {
-	DType tensor.DType
-	Shape []int
+	DType tensor.DType // of its elements
+	Shape []int        // of any rank; not changed
 }
 
 // JoinedShape returns the axis, counted from the front, and the shape of the concatenation.
@@ -105,6 +105,7 @@ func Bracketed(shape []int) string {
 	return "[" + strings.Join(parts, ",") + "]"
 }
 
+// Product returns the number of elements of a shape.
 func Product(shape []int) int {
 	n := 1
 	for _, d := range shape {

@@ -1,12 +1,11 @@
 package dense
 
-import (
-	"github.com/lockstep-ml/lockstep/tensor"
-)
+import "github.com/lockstep-ml/lockstep/tensor"
 
 // ScatterOp is the operation of a scatter on two elements.
 type ScatterOp uint8
 
+// The operations, named like the methods of a variable.
 const (
 	ScatterAdd ScatterOp = iota
 	ScatterSub

@@ -17,7 +17,7 @@ var (
 
 // Error is an error of a kind. Package distribute adds the operation.
 type Error struct {
-	Kind error
+	Kind error // one of the kinds above
 	Err  error // what was wrong and what was expected
 }
 

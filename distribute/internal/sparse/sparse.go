@@ -75,6 +75,7 @@ func Concat(values []any) (*tensor.IndexedSlices, error) {
 	}, nil
 }
 
+// RowBytes returns the size of one row of values.
 func RowBytes(values *tensor.Tensor) int {
 	return dense.Product(values.Shape()[1:]) * values.DType().Bytes()
 }

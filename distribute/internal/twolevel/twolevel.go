@@ -13,10 +13,10 @@ import (
 
 // Sum is a sum of tensors of one dtype and shape.
 type Sum struct {
-	To     *tensor.Tensor
-	Of     []*tensor.Tensor
-	Group  []int // of each of Of
-	Divide int   // divisor of the sum, or 1
+	To     *tensor.Tensor   // gets the sum
+	Of     []*tensor.Tensor // its terms, in the order of the replicas
+	Group  []int            // of each of Of
+	Divide int              // divisor of the sum, or 1
 }
 
 // Add computes sums along the canonical tree. It concatenates all sums and cuts them into packs of [Sizes], which are

@@ -118,8 +118,9 @@ func gpuIndices(devices []string) []int {
 
 // InputWorkers describes the hosts of a job's input pipelines and the devices that each one feeds.
 type InputWorkers struct {
-	// Hosts has one device per worker. Devices has the list of devices that it feeds.
-	Hosts   []string
+	// Hosts has one device per worker.
+	Hosts []string
+	// Devices has the devices that each host feeds.
 	Devices [][]string
 	// Default is the device that a scope sets: the first worker's with several workers, else empty.
 	Default string

@@ -33,13 +33,12 @@ type MultiWorkerConfig struct {
 	// consecutive, and workers are in the order of [cluster.IDInCluster]. Workers may have different numbers of
 	// replicas. Set it to use your own communicators. Default: the group of Worker or the strategy's own. The
 	// strategy closes it, unless NewMultiWorkerMirroredStrategy fails.
-	Group collective.Group
-	// Engine, LogicalCPUs, Options, Stall and Logger are as in [MirroredConfig].
-	Engine      engine.Engine
-	LogicalCPUs int
-	Options     Options
-	Stall       time.Duration
-	Logger      *slog.Logger
+	Group       collective.Group
+	Engine      engine.Engine // as in [MirroredConfig]
+	LogicalCPUs int           // as in MirroredConfig
+	Options     Options       // as in MirroredConfig; equal on all workers, except for timeouts
+	Stall       time.Duration // as in MirroredConfig
+	Logger      *slog.Logger  // as in MirroredConfig
 }
 
 // place finds this process' place in the cluster, and the job to join if the strategy must join one.

@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ml/lockstep/distribute/internal/undo"
 )
 
-// NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies. With
-// several workers all workers call it, with the same name, dtype and shape; the variable starts with the value
-// of replica 0 on all of them. [Replica.NewVariable] makes one inside a step.
+// NewVariable makes a variable on every replica, in cross-replica context or outside of all strategies (TensorFlow's
+// tf.Variable in a scope). With several workers all workers call it, with the same name, dtype and shape; the
+// variable starts with the value of replica 0 on all of them. [Replica.NewVariable] makes one inside a step.
 func (s *Strategy) NewVariable(ctx context.Context, cfg VariableConfig) (*Variable, error) {
 	if err := s.requireCross(ctx, "NewVariable"); err != nil {
 		return nil, err

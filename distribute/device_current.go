@@ -1,8 +1,6 @@
 package distribute
 
-import (
-	"context"
-)
+import "context"
 
 type deviceKey struct{}
 
